@@ -68,7 +68,7 @@ pub struct Run {
     /// Random workloads besides those of the table
     #[arg(long, default_value_t = 0)]
     random: u64,
-    /// Of the random workloads and of the choice of states
+    /// Seed of the random workloads and of the choice of states
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Distinct states of the device for each workload

@@ -1,16 +1,16 @@
-//! What checkpoints cost, by counts that do not depend on the load of the machine: the figures of
+//! The cost of checkpoints, in counts that do not depend on the load of the machine: the figures of
 //! docs/rfcs/0009-steady-checkpoint.md.
 //!
-//! 32 threads make files as fs_mark does, on a device in memory that serves one request after
-//! another, each at a fixed cost. An fsync is charged with the bytes that the device wrote between
-//! its call and its answer, other than log writes: these are what a checkpoint puts in its way.
+//! 32 threads create files as fs_mark does, on a device in memory that serves requests in sequence,
+//! each at a fixed cost. An fsync is charged with the bytes, other than log writes, that the device
+//! wrote between its call and its return: these are the delay that a checkpoint causes.
 //!
 //! ```text
 //! cargo run --profile soak -p kedge-bench --example checkpoint_cost -- \
 //!     MODE LOG_MIB FILES OPTIONS [SLICE_MIB]
 //! ```
 //! MODE: fs_mark's -S, of 0, 1, 3 and 5. FILES: of all threads. OPTIONS: as of a mount. SLICE_MIB:
-//! ask for a checkpoint each time so much was logged, as an engine of many small cuts would.
+//! request a checkpoint each time this much was logged, as an engine of many small cuts would.
 
 use kedge_base::lock::{Mutex, Rank};
 use kedge_base::{BLOCK_SIZE, Clock, IoBuf, Result, SystemClock, spawn_named};
@@ -26,19 +26,19 @@ const DIRS: u64 = 16;
 const FILES_PER_TURN: u64 = 256;
 const MIB: u64 = 1 << 20;
 
-/// Of a write, of a flush or a durable write on top, and of a MiB.
+/// Cost of a write, added cost of a flush or a durable write, and cost of a MiB.
 const WRITE: Duration = Duration::from_micros(20);
 const FLUSH: Duration = Duration::from_micros(200);
 const PER_MIB: Duration = Duration::from_millis(2);
 
-/// Serves one request after another.
+/// Serves one request at a time.
 struct Modelled {
     memory: MemDevice,
     clock: SystemClock,
     free_at: Mutex<Duration>,
-    /// Bytes of writes that are not durable by themselves: a checkpoint's, and writeback's.
+    /// Bytes of ordinary (not FUA) writes: those of checkpoints and of writeback.
     plain: AtomicU64,
-    /// The same since the last durable write began, and the most there were.
+    /// The same since the last durable write began, and the maximum.
     run: AtomicU64,
     run_max: AtomicU64,
 }
@@ -53,7 +53,7 @@ impl Modelled {
         std::thread::sleep(done.saturating_sub(self.clock.monotonic()));
     }
 
-    /// What a write costs.
+    /// The cost of a write.
     fn began(&self, bytes: u64, fua: bool) -> Duration {
         if fua {
             self.run.store(0, Relaxed);
@@ -78,7 +78,7 @@ impl Device for Modelled {
         self.memory.geometry()
     }
 
-    /// All of a batch is in the queue at once: what comes later waits for the whole.
+    /// A whole batch is queued at once: later requests wait for all of it.
     fn submit(&self, batch: Vec<Request>, sink: Arc<dyn CompletionSink>) {
         let cost = batch.iter().map(|request| match &request.op {
             Op::Write { buf, fua } => self.began(buf.len() as u64, *fua),
@@ -129,7 +129,7 @@ impl Device for Modelled {
     }
 }
 
-/// What the threads share.
+/// State shared by the threads.
 struct Load {
     fs: FileSystem,
     device: Arc<Modelled>,
@@ -140,7 +140,7 @@ struct Load {
 }
 
 impl Load {
-    /// Returns what each fsync was charged with.
+    /// Returns the charge of each fsync.
     fn files(&self, thread: u64) -> Vec<u64> {
         let mut charges = Vec::new();
         let mut fsync = |file| {
@@ -167,7 +167,7 @@ impl Load {
         charges
     }
 
-    /// Fill of the log in percent, over and over; and checkpoints on request.
+    /// Samples the fill of the log in percent, and requests checkpoints.
     fn watch(&self, slice: Option<u64>) -> (u64, u64) {
         let (mut most, mut sum, mut looks, mut last) = (0, 0, 0, 0);
         while !self.over.load(Relaxed) {

@@ -1,8 +1,8 @@
-//! How long a mount after a crash takes on a device far away: the figures of docs/DISTRIBUTED.md.
+//! The time of a mount after a crash on a remote device: the figures of docs/DISTRIBUTED.md.
 //!
 //! An image in memory gets a log that is nine tenths full. It is opened through a device that
-//! answers each request after a latency and serves any number at once. Round trips are those that
-//! recovery waited for one after another; they do not depend on the load of the machine.
+//! completes each request after a latency and serves any number at once. Round trips are those that
+//! recovery waited for in sequence; they do not depend on the load of the machine.
 //!
 //! ```text
 //! cargo run --profile soak -p kedge-bench --example recovery -- MODE LOG_MIB LATENCY_MS
@@ -56,7 +56,7 @@ fn options() -> MountOptions {
     }
 }
 
-/// An image as a crash leaves it.
+/// An image after a crash.
 fn crashed(mode: &str, log: u64) -> Arc<MemDevice> {
     let device = Arc::new(MemDevice::new(16 << 30));
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::default());

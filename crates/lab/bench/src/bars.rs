@@ -1,13 +1,13 @@
-//! The bars of an experiment, and whether it reached them.
+//! The goals of an experiment, and whether they were reached.
 //!
-//! The medians of the rounds decide. Rounds are also compared one by one: if they disagree, the
-//! machine was too noisy to tell, and the verdict says so.
+//! The medians of the rounds decide. Each round is also compared by itself: if rounds disagree, the
+//! machine was too noisy to decide, and the verdict says so.
 
 use crate::contest::Outcome;
 use crate::sample::number;
 use serde::Serialize;
 
-/// Fewer than this part of the rounds with the same verdict as the medians: they disagree.
+/// If a smaller part of the rounds agrees with the verdict of the medians, the rounds disagree.
 const AGREE: f64 = 0.8;
 
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
@@ -39,17 +39,17 @@ pub struct Bar {
     pub what: String,
     pub unit: &'static str,
     pub want: Want,
-    /// `None`: it was not measured, and so not met.
+    /// `None`: it was not measured, and so not reached.
     pub reached: Option<f64>,
     pub met: bool,
-    /// Part of the rounds that say by themselves what the medians say.
+    /// The part of the rounds whose own verdict is that of the medians.
     pub agreeing: f64,
-    /// Why the figure may not mean what it should.
+    /// Why the figure may be misleading.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub doubt: Option<String>,
 }
 
-/// One number that a bar speaks of, from the values of sides and metrics.
+/// The number that a bar judges, from the values of sides and metrics.
 pub trait Figure: Fn(&dyn Fn(usize, &str) -> f64) -> f64 {}
 impl<F: Fn(&dyn Fn(usize, &str) -> f64) -> f64> Figure for F {}
 
@@ -73,7 +73,7 @@ impl Bar {
         }
     }
 
-    /// From the first to the second contestant, in percent.
+    /// The change from the first to the second contestant, in percent.
     pub fn change(outcome: &Outcome, metric: &str, want: Want) -> Bar {
         Bar::new(outcome, metric, "%", want, |at| change(at(0, metric), at(1, metric)))
     }
@@ -114,7 +114,7 @@ fn figure(value: f64) -> String {
     if value == value.trunc() { format!("{value:.0}") } else { number(value) }
 }
 
-/// In percent. From nothing to nothing is no change.
+/// The change in percent; from zero to zero it is zero.
 pub fn change(old: f64, new: f64) -> f64 {
     match (old, new) {
         (0.0, 0.0) => 0.0,

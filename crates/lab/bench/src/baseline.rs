@@ -1,9 +1,9 @@
-//! The figures of docs/PERFORMANCE.md: KedgeFS beside ext4 on a loop device, both on images of one
-//! size in one directory.
+//! The figures of docs/PERFORMANCE.md: KedgeFS compared with ext4 on a loop device, both on images
+//! of one size in one directory.
 //!
 //! Three parts, each on file systems made for it: fs_mark on the mounts, loops in this process on
 //! the library (ext4 through std::fs), dbench on the mounts. All parts of one report come from one
-//! run, so that they speak of the same machine.
+//! run, so that they measure the same machine.
 
 use crate::Settings;
 use crate::contest::{Amount, Better, Contest, Contestant, Goal, Metric, Plan, Round};
@@ -15,7 +15,7 @@ use crate::{parse, shell};
 use anyhow::{Result, bail};
 use std::borrow::Cow;
 
-/// Some of the experiment.
+/// A part of the experiment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Part {
     FsMark,
@@ -37,8 +37,8 @@ const FILES: Metric = Metric { name: Cow::Borrowed(""), unit: "files/s", better:
 const THROUGHPUT: Metric = Metric { name: Cow::Borrowed(""), unit: "MB/s", better: Better::Higher };
 const MAX_LATENCY: Metric = Metric { name: Cow::Borrowed(""), unit: "ms at most", better: Better::Lower };
 
-/// Runs the parts and reports. An error means that there is nothing to report: the directory is
-/// unusable, or an interrupt.
+/// Runs the parts and reports. An error means that there is no report: the directory is unusable,
+/// or an interrupt came.
 pub fn run(settings: &Settings, parts: &[Part]) -> Result<Report> {
     let place = Place::new(settings)?;
     let rounds = settings.rounds.unwrap_or(if settings.quick { 2 } else { 5 });
@@ -70,13 +70,13 @@ struct Baseline<'a> {
     settings: &'a Settings,
     place: &'a Place,
     plan: Plan<'a>,
-    /// Whether it can be measured here.
+    /// Whether ext4 can be measured here.
     ext4: bool,
     notes: Vec<String>,
     failures: Vec<String>,
 }
 
-/// A file system that could not be made stands in the contest as one that fails.
+/// A file system that could not be made takes part as a failed contestant.
 type Made<'a> = Result<Mounted<'a>, String>;
 
 impl<'a> Baseline<'a> {
@@ -120,7 +120,7 @@ impl<'a> Baseline<'a> {
         if self.settings.quick { 1.0 } else { 3.0 }
     }
 
-    /// Files that fit any of the file systems.
+    /// The number of files that fits on each of the file systems.
     fn files_max(&self) -> u64 {
         self.settings.size / BYTES_PER_FILE
     }
@@ -249,7 +249,7 @@ impl<'a> Baseline<'a> {
         };
         let ours = Contestant::new(KEDGE, move |files| {
             let library = library.as_ref().map_err(|e| anyhow::anyhow!("{e}"))?;
-            // Nothing left to write back from before.
+            // So that no writeback of earlier work remains.
             library.sync()?;
             let rate = files_per_second(library, work, threads, each(files))?;
             let calls = if work == Work::Empty { "fs.create" } else { "fs.create, fs.write, fs.fsync" };

@@ -18,23 +18,23 @@ pub enum Better {
 /// One number that a round yields.
 #[derive(Clone, Debug, Serialize)]
 pub struct Metric {
-    /// Empty where the contest's title says it.
+    /// Empty if the contest's title gives the name.
     pub name: Cow<'static, str>,
     pub unit: &'static str,
     pub better: Better,
 }
 
-/// What we want of the first contestant, in the first metric.
+/// The goal of the first contestant, in the first metric.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Goal {
-    /// At least this often the second contestant's figure.
+    /// At least this multiple of the second contestant's figure.
     Ratio(f64),
     /// At least this.
     Value(f64),
 }
 
-/// How much a round does.
+/// The amount of work in a round.
 #[derive(Clone, Copy, Debug)]
 pub enum Amount {
     Fixed(u64),
@@ -43,8 +43,8 @@ pub enum Amount {
         pilot: u64,
         amount: u64,
     },
-    /// As much as the slowest contestant does in `seconds`, which a first round of `pilot` items
-    /// shows. The first metric is a rate of items per second.
+    /// As much as the slowest contestant does in `seconds`, estimated from a first round of `pilot`
+    /// items. The first metric is a rate of items per second.
     Scaled {
         pilot: u64,
         max: u64,
@@ -52,18 +52,18 @@ pub enum Amount {
     },
 }
 
-/// What one round yielded.
+/// The result of one round.
 pub struct Round {
     /// One for each metric.
     pub values: Vec<f64>,
-    /// What was done, in words that a reader can repeat.
+    /// What was done, so that a reader can repeat it.
     pub command: String,
 }
 
-/// Metrics that the progress shows, the first ones.
+/// The first metrics, which the progress shows.
 const SHOWN: usize = 3;
 
-/// Does a round of that amount.
+/// Runs a round of that amount.
 type Body<'a> = Box<dyn FnMut(u64) -> Result<Round> + 'a>;
 
 pub struct Contestant<'a> {
@@ -82,7 +82,7 @@ pub struct Contest<'a> {
     pub metrics: Vec<Metric>,
     pub amount: Amount,
     pub goal: Option<Goal>,
-    /// In the order in which they take turns.
+    /// In the order of their turns.
     pub contestants: Vec<Contestant<'a>>,
 }
 
@@ -99,16 +99,16 @@ pub struct Outcome {
     pub metrics: Vec<Metric>,
     pub goal: Option<Goal>,
     pub sides: Vec<Side>,
-    /// What others reported of the same measure.
+    /// Published figures of the same measure.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub published: Vec<Published>,
 }
 
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Published {
-    /// Its name.
+    /// The name of the metric.
     pub metric: &'static str,
-    /// One for each side, as far as there are any.
+    /// One for each side that was published.
     pub figures: &'static [f64],
 }
 
@@ -118,7 +118,7 @@ pub struct Side {
     pub command: String,
     /// One for each metric.
     pub samples: Vec<Sample>,
-    /// Why it is out of the contest.
+    /// Why the contestant left the contest.
     pub failed: Option<String>,
 }
 
@@ -130,7 +130,7 @@ pub struct Plan<'a> {
 }
 
 impl Plan<'_> {
-    /// A contestant that fails leaves the contest; an interrupt ends it.
+    /// Runs the contest. A contestant that fails leaves it; an interrupt ends it.
     pub fn hold(&self, mut contest: Contest<'_>) -> Result<Outcome> {
         let title = &contest.title;
         let width = contest.metrics.len();
@@ -162,7 +162,7 @@ impl Plan<'_> {
                         Ok(Some(round.values))
                     }
                     Err(e) => {
-                        // A command that was ended because of an interrupt has not failed.
+                        // A command that ended because of an interrupt has not failed.
                         self.interrupt.check()?;
                         (self.progress)(&format!("{title}, {what}: {} FAILED: {e:#}", side.name));
                         side.failed = Some(format!("{e:#}"));
@@ -197,7 +197,7 @@ impl Plan<'_> {
 }
 
 impl Amount {
-    /// The amount after pilots that went at these rates.
+    /// The amount for a round, given the rates of the pilots.
     fn after(self, rates: &[f64]) -> u64 {
         match self {
             Amount::Fixed(n) | Amount::Warmed { amount: n, .. } => n,
@@ -210,7 +210,7 @@ impl Amount {
 }
 
 impl Outcome {
-    /// Of that name. NaN stands for what is not known, so that it meets no expectation.
+    /// The median of a metric. NaN stands for an unknown value, which reaches no goal.
     pub fn median(&self, side: usize, metric: &str) -> f64 {
         self.sample(side, metric).map_or(f64::NAN, Sample::median)
     }
@@ -224,14 +224,14 @@ impl Outcome {
         self.sides.get(side)?.sample(index)
     }
 
-    /// First by second contestant, in one metric.
+    /// Ratio of the first to the second contestant, in one metric.
     pub fn ratio(&self, metric: usize) -> Option<f64> {
         let [a, b, ..] = self.sides.as_slice() else { return None };
         let (a, b) = (a.median(metric)?, b.median(metric)?);
         (b != 0.0).then(|| a / b)
     }
 
-    /// The figure that the goal speaks of.
+    /// The figure that the goal judges.
     pub fn reached(&self) -> Option<f64> {
         match self.goal? {
             Goal::Ratio(_) => self.ratio(0),
@@ -239,7 +239,7 @@ impl Outcome {
         }
     }
 
-    /// `None`: there is no goal, or no figure to hold against it.
+    /// `None`: there is no goal, or no figure to compare.
     pub fn meets_goal(&self) -> Option<bool> {
         let (Goal::Ratio(want) | Goal::Value(want)) = self.goal?;
         Some(self.reached()? >= want)

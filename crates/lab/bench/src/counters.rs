@@ -23,7 +23,7 @@ impl Counters {
         Ok(Counters(serde_json::from_str(json).context("read the counters")?))
     }
 
-    /// `path` as `log/forces/rename`.
+    /// Reads a counter by its path, such as `log/forces/rename`.
     pub fn get(&self, path: &str) -> Result<f64> {
         let found = self.0.pointer(&format!("/{path}")).and_then(Value::as_f64);
         found.with_context(|| format!("no counter {path}"))
@@ -40,7 +40,7 @@ impl Counters {
         Ok(self.get(path)? - before.get(path)?)
     }
 
-    /// All of `log/forces`.
+    /// The sum of all `log/forces`.
     pub fn forces_since(&self, before: &Counters) -> Result<f64> {
         FORCE_CAUSES.iter().map(|cause| self.since(before, &format!("log/forces/{cause}"))).sum()
     }
@@ -62,9 +62,9 @@ impl Counters {
         (now - old) / (count - old_count) / 1e6
     }
 
-    /// Of latencies in nanoseconds, as `operations/fsync`; NaN without any: operations without an
-    /// instance are not listed. Within a bucket, which spans a factor of two, its values are taken
-    /// for evenly spread, up to the largest there was.
+    /// A quantile of latencies in nanoseconds, such as `operations/fsync`; NaN without any, since
+    /// operations that never ran are not listed. Within a bucket, which spans a factor of two,
+    /// values are assumed to be spread evenly, up to the maximum.
     pub fn quantile_since(&self, before: &Counters, latency: &str, q: f64) -> f64 {
         let max = self.get(&format!("{latency}/max")).unwrap_or(f64::INFINITY);
         let buckets = |of: &Counters| -> Vec<f64> {
@@ -88,7 +88,7 @@ impl Counters {
     }
 }
 
-/// As `log/forces` names them.
+/// The causes by the names in `log/forces`.
 pub const FORCE_CAUSES: [&str; 9] =
     ["fsync", "fdatasync", "sync", "commit_timer", "rename", "fallocate", "space", "checkpoint", "close"];
 

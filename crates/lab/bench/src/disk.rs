@@ -1,17 +1,17 @@
-//! A loop device, and what the kernel counted of a block device.
+//! A loop device, and the kernel's counts for a block device.
 //!
-//! A mount of an image file has its requests beside the block layer: the serving process writes the
-//! file itself. On a loop device they pass through it, and the kernel counts them.
+//! The requests of a mounted image file bypass the block layer: the serving process writes the file
+//! itself. On a loop device they pass through it, and the kernel counts them.
 
 use crate::mounts::make_file;
 use crate::shell::{Shell, find};
 use anyhow::{Context, Result, ensure};
 use std::path::{Path, PathBuf};
 
-/// What the kernel counts sectors in, whatever those of the device.
+/// The unit of the kernel's counts, whatever the device's sector size.
 const SECTOR: u64 = 512;
 
-/// An image and the loop device on it. Both go when this is dropped.
+/// An image and its loop device. Drop removes both.
 pub struct LoopDevice<'a> {
     shell: &'a Shell,
     image: PathBuf,
@@ -20,7 +20,7 @@ pub struct LoopDevice<'a> {
 }
 
 impl<'a> LoopDevice<'a> {
-    /// Why none can be made here.
+    /// Why no loop device can be made here.
     pub fn missing(root: bool) -> Option<&'static str> {
         match () {
             () if !root => Some("it takes root to make one"),
@@ -30,10 +30,10 @@ impl<'a> LoopDevice<'a> {
         }
     }
 
-    /// On a new image `NAME.img`. The host's cache is left out, as an image file is used without
-    /// it.
+    /// Makes one on a new image `NAME.img`. It bypasses the host's cache, like the use of an image
+    /// file.
     pub fn make(shell: &'a Shell, name: &str, size: u64) -> Result<LoopDevice<'a>> {
-        // Before it is attached: a half-made one is removed, too.
+        // Set before attaching, so that a half-made device is removed too.
         let mut made =
             LoopDevice { shell, image: shell.dir.join(format!("{name}.img")), path: String::new() };
         shell.run(&make_file(name, size, false))?;
@@ -58,17 +58,17 @@ impl Drop for LoopDevice<'_> {
         {
             eprintln!("kedge-lab: {e:#}");
         }
-        // It may never have been made; the directory of the experiment goes in any case.
+        // It may not exist; the experiment's directory is removed in any case.
         let _ = std::fs::remove_file(&self.image);
     }
 }
 
-/// Requests as the device got them, after the kernel had merged what it could.
+/// Requests as the device received them, after merging by the kernel.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct DiskCounts {
-    /// A flush that writes nothing counts as one, too.
+    /// Includes flushes without data.
     pub writes: u64,
-    /// Requests that went into another one.
+    /// Requests that were merged into others.
     pub merges: u64,
     pub bytes: u64,
     pub flushes: u64,

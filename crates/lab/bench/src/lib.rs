@@ -17,12 +17,12 @@
 //!
 //! # Rules of measurement
 //! 1. Contestants take turns (A B A B …), so that a machine that slows down slows all of them. The
-//!    median stands for the rounds; the spread is printed beside it.
-//! 2. A round that is not counted comes first. It warms up and says how much work a round needs to
+//!    median of the rounds is reported, with the spread.
+//! 2. The first round does not count. It warms up and determines how much work a round needs to
 //!    last long enough; then all contestants do the same amount.
-//! 3. Each command is printed as it is run. Nothing is tuned for one side.
-//! 4. What cannot be measured here is named. A contestant that fails is reported as failed and
-//!    never left out.
+//! 3. Each command is printed exactly as it runs. No side is tuned.
+//! 4. What cannot be measured here is named. A contestant that fails is reported as failed, never
+//!    omitted.
 #![forbid(unsafe_code)]
 
 mod bars;
@@ -50,18 +50,18 @@ use std::path::PathBuf;
 
 /// Settings of all experiments.
 pub struct Settings {
-    /// Where images are made, in a directory of their own; `None`: below the current directory.
+    /// Parent of the experiment's own directory for images; `None`: the current directory.
     pub dir: Option<PathBuf>,
     /// Bytes of each image.
     pub size: u64,
-    /// Counted rounds for each contestant; `None`: as many as the experiment finds right.
+    /// Counted rounds for each contestant; `None`: the experiment's default.
     pub rounds: Option<usize>,
-    /// Few and short rounds: shows that it works.
+    /// Few and short rounds, to show that it works.
     pub quick: bool,
     /// Write the images full before they are used, so that the host has no blocks to allocate under
     /// them.
     pub written: bool,
-    /// The program that commands mean by `kedge`.
+    /// The program that commands call `kedge`.
     pub kedge: PathBuf,
     pub interrupt: Interrupt,
     /// Receives progress messages.

@@ -10,19 +10,19 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
-/// A file system as the loops see it.
+/// The operations that the loops need.
 pub trait Target: Clone + Send + 'static {
     type Dir: Clone + Send + 'static;
 
     fn make_dir(&self, name: &str) -> Result<Self::Dir>;
     fn create(&self, dir: &Self::Dir, name: &str) -> Result<()>;
-    /// Makes the file durable before it returns.
+    /// Creates a file and makes it durable before it returns.
     fn create_synced(&self, dir: &Self::Dir, name: &str, data: &[u8]) -> Result<()>;
     /// Removes a directory of files.
     fn remove_dir(&self, name: &str) -> Result<()>;
 }
 
-/// What each file takes.
+/// The work for each file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Work {
     /// Empty files, one directory for each thread, no fsync.
@@ -40,7 +40,7 @@ pub fn files_per_second<T: Target>(target: &T, work: Work, threads: usize, each:
     Ok((threads as u64 * each) as f64 / took.as_secs_f64())
 }
 
-/// How long `threads` threads take to make `each` files, which stay.
+/// The time that `threads` threads need to create `each` files, which are kept.
 pub fn make_files<T: Target>(target: &T, work: Work, threads: usize, each: u64) -> Result<Duration> {
     let dirs = dirs(work, threads);
     let made: Vec<T::Dir> = (0..dirs).map(|i| target.make_dir(&dir_name(work, i))).collect::<Result<_>>()?;
@@ -62,8 +62,8 @@ fn dir_name(work: Work, i: usize) -> String {
     }
 }
 
-/// What each of `threads` threads answered, and how long it took from the start of the first one to
-/// the end of the last one. They start when all are there.
+/// The results of `threads` threads, and the time from the start of the first to the end of the
+/// last. They start together.
 pub fn in_threads<R: Send + 'static, W: FnOnce() -> Result<R> + Send + 'static>(
     threads: usize,
     mut make: impl FnMut(usize) -> W,
@@ -73,8 +73,8 @@ pub fn in_threads<R: Send + 'static, W: FnOnce() -> Result<R> + Send + 'static>(
     let mut workers = Vec::new();
     for i in 0..threads {
         let (work, start) = (make(i), start.clone());
-        // Each looks at the clock by itself: on a busy machine it may begin long before the thread
-        // that waits for it runs again.
+        // Each reads the clock itself: on a busy machine it may begin long before the waiting
+        // thread runs again.
         let body = move || {
             start.wait();
             let began = clock.monotonic();
@@ -83,8 +83,7 @@ pub fn in_threads<R: Send + 'static, W: FnOnce() -> Result<R> + Send + 'static>(
         };
         workers.push(spawn_named("bench", body).context("start a thread")?);
     }
-    // All are waited for before the first error is looked at: they use what the caller may take
-    // away.
+    // Joins all before it returns the first error: they use data that the caller may drop.
     let ended: Vec<_> = workers.into_iter().map(|w| w.join()).collect();
     let (mut first, mut last) = (Duration::MAX, Duration::ZERO);
     let mut answers = Vec::new();
@@ -115,7 +114,7 @@ fn create_files<T: Target>(target: &T, dir: &T::Dir, work: Work, thread: usize, 
 pub struct Library(FileSystem);
 
 impl Library {
-    /// Formats and opens it with the defaults. The file may exist.
+    /// Formats and opens an image with the defaults. The file may exist.
     pub fn make(image: &Path, size: u64) -> Result<Library> {
         let device = FileDevice::create(image, size, OpenOptions::default())?;
         Library::on(device, &FormatOptions::default(), MountOptions::default())
@@ -130,7 +129,7 @@ impl Library {
         Ok(Library(FileSystem::open(device, clock, options).with_context(|| format!("open {name}"))?))
     }
 
-    /// An image that was formatted before.
+    /// Opens a formatted image.
     pub fn open(device: Arc<dyn Device>, options: MountOptions) -> Result<Library> {
         let name = device.name().to_owned();
         let clock = Arc::new(SystemClock::default());
@@ -141,7 +140,7 @@ impl Library {
         &self.0
     }
 
-    /// A new file with these bytes, which are in memory alone.
+    /// Creates a file whose bytes are only in memory.
     pub fn create_written(&self, dir: &Ino, name: &str, data: &[u8]) -> Result<Ino> {
         let file = self.0.create(*dir, name.as_bytes(), 0o644, Owner::default())?;
         if self.0.write(file.ino, 0, data)? != data.len() {
@@ -190,7 +189,7 @@ impl Target for Library {
     }
 }
 
-/// A mounted file system, below a directory.
+/// A mounted file system, by directory.
 #[derive(Clone)]
 pub struct Host(pub PathBuf);
 

@@ -1,4 +1,4 @@
-//! The file systems under comparison, newly made and mounted on directories.
+//! The file systems to compare, newly made and mounted.
 
 use crate::shell::Shell;
 use anyhow::{Context, Result, bail, ensure};
@@ -8,33 +8,33 @@ use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::time::Duration;
 
-/// How often, and with which pauses, to look whether a server that we started has mounted.
+/// Number of polls, and the pause between them, for a server to finish mounting.
 const LOOKS: u32 = 500;
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 /// The smallest default log of an image.
 const NULL_LOG: u64 = 32 << 20;
 
-/// A mount that goes, and its image with it, when this is dropped.
+/// A mount. Drop unmounts it and removes its image.
 pub struct Mounted<'a> {
     shell: &'a Shell,
-    /// Of the directory; the image is called `NAME.img`.
+    /// The name of the directory; the image is `NAME.img`.
     name: &'static str,
     unmount: &'static str,
-    /// The line that mounts it; of one that we serve, there is none.
+    /// The command that mounts it; empty if this process serves it.
     mount: String,
-    /// Serves the mount in the foreground; ends with it.
+    /// The server, which runs in the foreground and ends with the mount.
     server: Option<Child>,
 }
 
-/// The lines that make an image and mount it, as they are run.
+/// The commands that make and mount an image, exactly as they run.
 pub fn kedge_lines(size: u64, written: bool) -> Vec<String> {
     let mut lines = vec![make_file("kedge", size, written)];
     lines.extend(["kedge mkfs kedge.img", "mkdir kedge", "kedge mount kedge.img kedge"].map(String::from));
     lines
 }
 
-/// The two `lazy` options only move work of the first minutes, which would disturb the measurement,
-/// into mkfs. `nodiscard` keeps written blocks written.
+/// The two `lazy` options only move work of the first minutes into mkfs, where it does not disturb
+/// the measurement. `nodiscard` keeps written blocks allocated.
 pub fn ext4_lines(size: u64, written: bool) -> Vec<String> {
     let extended = if written {
         "lazy_itable_init=0,lazy_journal_init=0,nodiscard"
@@ -49,7 +49,7 @@ pub fn ext4_lines(size: u64, written: bool) -> Vec<String> {
     ]
 }
 
-/// The rest is default, the log included.
+/// Everything else has its default, including the log.
 pub fn xfs_lines(size: u64, written: bool) -> Vec<String> {
     let discard = if written { " -K" } else { "" };
     vec![
@@ -74,7 +74,7 @@ pub fn tmpfs_lines() -> Vec<String> {
     vec!["mkdir tmpfs".into(), "mount -t tmpfs tmpfs tmpfs".into()]
 }
 
-/// ext4 in a process. Its image is written full, too.
+/// ext4 in user space. Its image is also written full.
 pub fn fuse2fs_lines(size: u64) -> Vec<String> {
     vec![
         make_file("fuse2fs", size, true),
@@ -84,7 +84,7 @@ pub fn fuse2fs_lines(size: u64) -> Vec<String> {
     ]
 }
 
-/// The file system of Redox OS, in a process.
+/// The file system of Redox OS, in user space.
 pub fn redoxfs_lines(size: u64) -> Vec<String> {
     vec![
         make_file("redoxfs", size, true),
@@ -94,7 +94,8 @@ pub fn redoxfs_lines(size: u64) -> Vec<String> {
     ]
 }
 
-/// The file system that keeps nothing, which `cargo build` puts beside `kedge`. The error says how.
+/// The file system that keeps no data, which `cargo build` puts next to `kedge`. The error says how
+/// to build it.
 pub fn null_program(kedge: &Path) -> std::result::Result<PathBuf, String> {
     let program = kedge.with_file_name("examples").join("null");
     if program.is_file() {
@@ -109,7 +110,7 @@ pub fn null_lines() -> Vec<String> {
     vec!["mkdir null".into(), "null null".into()]
 }
 
-/// The same, and each fsync takes a durable write to a log.
+/// The same, with a durable write to a log for each fsync.
 pub fn null_log_lines() -> Vec<String> {
     vec![make_file("null-log", NULL_LOG, true), "mkdir null-log".into(), "null null-log null-log.img".into()]
 }
@@ -150,7 +151,7 @@ impl<'a> Mounted<'a> {
         Mounted::make(shell, "redoxfs", "umount redoxfs", &redoxfs_lines(size))
     }
 
-    /// The file system that keeps nothing: `program` serves it in the foreground.
+    /// The file system that keeps no data, served by `program` in the foreground.
     pub fn null(shell: &'a Shell, program: &Path) -> Result<Mounted<'a>> {
         Mounted::served(shell, "null", "umount null", &null_lines(), program)
     }
@@ -159,7 +160,7 @@ impl<'a> Mounted<'a> {
         Mounted::served(shell, "null-log", "umount null-log", &null_log_lines(), program)
     }
 
-    /// The last line says with which words `program` serves the mount.
+    /// The last line gives the arguments with which `program` serves the mount.
     fn served(
         shell: &'a Shell,
         name: &'static str,
@@ -184,7 +185,7 @@ impl<'a> Mounted<'a> {
         bail!("{} has not mounted within {} s", program.display(), (LOOK_AGAIN * LOOKS).as_secs());
     }
 
-    /// KedgeFS made and mounted as those lines say, on the directory `kedge`.
+    /// KedgeFS, made and mounted by these commands, on the directory `kedge`.
     pub fn kedge_by(shell: &'a Shell, lines: &[String]) -> Result<Mounted<'a>> {
         Mounted::make(shell, "kedge", "kedge umount kedge", lines)
     }
@@ -195,14 +196,14 @@ impl<'a> Mounted<'a> {
         unmount: &'static str,
         lines: &[String],
     ) -> Result<Mounted<'a>> {
-        // Before the first line: half-made ones are undone too.
+        // Set before the first command, so that a half-made mount is undone too.
         let mount = lines.last().cloned().unwrap_or_default();
         let mounted = Mounted { shell, name, unmount, mount, server: None };
         lines.iter().try_for_each(|line| shell.run(line).map(drop))?;
         Ok(mounted)
     }
 
-    /// The directory as commands name it.
+    /// The directory's name in commands.
     pub fn name(&self) -> &'static str {
         self.name
     }
@@ -211,12 +212,12 @@ impl<'a> Mounted<'a> {
         self.shell.dir.join(self.name)
     }
 
-    /// The process that serves the mount of `kedge`, by its number.
+    /// The process number of the server of `kedge`.
     pub fn server(&self) -> Result<String> {
         let dir = self.path();
         for entry in std::fs::read_dir("/proc").context("read /proc")? {
             let entry = entry?;
-            // A process may end while we look, and what is no process has no such file.
+            // A process may end meanwhile, and an entry that is no process has no such file.
             let Ok(words) = std::fs::read(entry.path().join("cmdline")) else { continue };
             if serves(&words, &dir) {
                 return Ok(entry.file_name().to_string_lossy().into_owned());
@@ -225,7 +226,7 @@ impl<'a> Mounted<'a> {
         bail!("no process serves {}", dir.display())
     }
 
-    /// An empty directory `NAME/work`, and nothing left to write back from before.
+    /// Makes an empty directory `NAME/work` and finishes earlier writeback.
     pub fn fresh(&self) -> Result<()> {
         let work = self.path().join("work");
         if work.try_exists().with_context(|| format!("look for {}", work.display()))? {
@@ -235,16 +236,16 @@ impl<'a> Mounted<'a> {
         self.settle()
     }
 
-    /// Nothing left to write back.
+    /// Finishes writeback.
     pub fn settle(&self) -> Result<()> {
         self.shell.run(&format!("sync -f {}", self.name)).map(drop)
     }
 
-    /// Unmounts and mounts again, with nothing of it in a cache, also not of its image: all caches
-    /// of the kernel are dropped.
+    /// Unmounts and mounts again without any cached data, including the image's: drops all caches
+    /// of the kernel.
     pub fn remount_cold(&self) -> Result<()> {
         self.shell.run(self.unmount)?;
-        // A server may write on when its mount is gone.
+        // A server may still write after its mount is gone.
         let image = self.shell.dir.join(format!("{}.img", self.name));
         let mut looks = 0..LOOKS;
         while is_open(&image)? {
@@ -255,14 +256,13 @@ impl<'a> Mounted<'a> {
         self.shell.run(&self.mount).map(drop)
     }
 
-    /// Unmounts and says what went wrong with it: an unmount that fails is a failure of the
-    /// contestant.
+    /// Unmounts, and returns the error: a failed unmount is a failure of the contestant.
     pub fn end(self) -> Result<()> {
         self.unmount()
     }
 
-    /// Looked up rather than remembered: a mount command that was interrupted may have done its
-    /// work. A dead mount answers with an error.
+    /// Looked up, since an interrupted mount command may have succeeded. A dead mount returns an
+    /// error.
     fn is_mounted(&self) -> bool {
         let dir = self.path();
         let device = |path: &Path| std::fs::metadata(path).map(|m| m.dev());
@@ -279,17 +279,17 @@ impl<'a> Mounted<'a> {
         }
         let first = self.shell.undo(self.unmount);
         if first.is_err() {
-            // In use by a command that would not die, or hung: at least nothing of it stays in the
-            // tree.
+            // A command that cannot be killed, or a hang, keeps it busy: at least remove it from
+            // the tree.
             self.shell.undo(&format!("umount -l {}", self.name))?;
         }
         first.map(drop)
     }
 }
 
-/// What the kernel has cached is read anew. Needs root.
+/// Drops the kernel's caches, so that data is read from the device. Needs root.
 pub fn drop_caches(shell: &Shell) -> Result<()> {
-    // What is dirty cannot be dropped.
+    // Dirty pages cannot be dropped.
     shell.run("sync -f .")?;
     std::fs::write("/proc/sys/vm/drop_caches", "3").context("drop the kernel's caches")
 }
@@ -297,7 +297,7 @@ pub fn drop_caches(shell: &Shell) -> Result<()> {
 /// Whether a process has the file open.
 fn is_open(file: &Path) -> Result<bool> {
     for entry in std::fs::read_dir("/proc").context("read /proc")? {
-        // A process may end while we look, and what is no process has no such directory.
+        // A process may end meanwhile, and an entry that is no process has no such directory.
         let Ok(open) = std::fs::read_dir(entry?.path().join("fd")) else { continue };
         let links = open.filter_map(|link| std::fs::read_link(link.ok()?.path()).ok());
         if links.into_iter().any(|link| link == file) {
@@ -307,8 +307,8 @@ fn is_open(file: &Path) -> Result<bool> {
     Ok(false)
 }
 
-/// Whether these words, each with a zero byte behind it, are those with which `kedge mount` starts
-/// the process that stays.
+/// Whether these arguments, each followed by a zero byte, are those with which `kedge mount` starts
+/// its server.
 fn serves(words: &[u8], dir: &Path) -> bool {
     let words: Vec<&[u8]> = words.split(|byte| *byte == 0).filter(|word| !word.is_empty()).collect();
     words.contains(&b"--as-daemon".as_slice()) && words.last() == Some(&dir.as_os_str().as_bytes())
@@ -323,8 +323,7 @@ impl Drop for Mounted<'_> {
             self.shell.end_server(server);
         }
         let (dir, image) = (self.path(), self.shell.dir.join(format!("{}.img", self.name)));
-        // What was never made need not be removed; the rest goes with the directory of the
-        // experiment.
+        // It may not exist; the rest is removed with the experiment's directory.
         let _ = std::fs::remove_dir(dir);
         let _ = std::fs::remove_file(image);
     }

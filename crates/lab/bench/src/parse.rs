@@ -1,19 +1,19 @@
-//! What fs_mark and dbench print.
+//! Parses the output of fs_mark and dbench.
 
 use anyhow::{Context, Result, bail};
 
-/// Files per second, as the last line of fs_mark's table says it.
+/// Files per second, from the last line of fs_mark's table.
 pub fn fs_mark(output: &str) -> Result<f64> {
     let mut lines = output.lines().skip_while(|l| !l.trim_start().starts_with("FSUse%"));
     let header = lines.next().context("fs_mark printed no table")?;
-    // Its name is one word, as are those before it.
+    // The column's name is one word, like those before it.
     let column = header.split_whitespace().position(|w| w == "Files/sec").context("no column Files/sec")?;
     let row = lines.filter(|l| !l.trim().is_empty()).last().context("fs_mark's table is empty")?;
     let word = row.split_whitespace().nth(column).with_context(|| format!("no rate in '{row}'"))?;
     positive(word).with_context(|| format!("the rate in '{}'", row.trim()))
 }
 
-/// What dbench sums up.
+/// dbench's summary.
 #[derive(Debug, PartialEq)]
 pub struct Dbench {
     /// Megabytes per second.
@@ -46,7 +46,7 @@ pub struct DbenchOperation {
     pub max: f64,
 }
 
-/// The table of operations by name. One that did not happen has no row.
+/// The table of operations by name. An operation that never ran has no row.
 pub fn dbench_operations(output: &str) -> Result<Vec<(String, DbenchOperation)>> {
     let mut lines = output.lines().skip_while(|l| {
         let head: Vec<&str> = l.split_whitespace().collect();

@@ -13,7 +13,7 @@ FSUse%        Count         Size    Files/sec     App Overhead
 #[test]
 fn fs_mark_table() {
     assert_eq!(fs_mark(FS_MARK).unwrap(), 1201.4, "the last loop");
-    // A slow run may print the table's head and die.
+    // A slow run may print the table's head and then die.
     let dead = FS_MARK.split("    73").next().unwrap();
     assert!(format!("{:#}", fs_mark(dead).unwrap_err()).contains("empty"));
     for bad in [
@@ -41,7 +41,7 @@ Throughput 440.62 MB/sec  4 clients  4 procs  max_latency=45.278 ms
 #[test]
 fn dbench_sum() {
     assert_eq!(dbench(DBENCH).unwrap(), Dbench { throughput: 440.62, max_latency: 45.278 });
-    // With -s it says so in between.
+    // With -s, dbench adds a remark.
     let synced = "Throughput 3.5 MB/sec (sync open)  1 clients  1 procs  max_latency=5.000 ms";
     assert_eq!(dbench(synced).unwrap(), Dbench { throughput: 3.5, max_latency: 5.0 });
     for bad in [

@@ -1,4 +1,4 @@
-//! The directory where an experiment happens, and the machine around it.
+//! The directory of an experiment, and the machine.
 
 use crate::Settings;
 use crate::shell::Shell;
@@ -9,8 +9,8 @@ use serde::Serialize;
 use std::path::Path;
 use tempfile::TempDir;
 
-/// A directory of its own that goes when this is dropped. Whatever is mounted inside has to go
-/// first: hold it in values that borrow this one.
+/// The experiment's own directory, removed on drop. Mounts inside must be undone before: hold them
+/// in values that borrow this one.
 pub struct Place {
     pub shell: Shell,
     pub root: bool,
@@ -37,19 +37,18 @@ impl Place {
         })
     }
 
-    /// A file system in memory has no disk to wait for.
+    /// On tmpfs a durable write waits for no disk.
     pub fn in_memory(&self) -> bool {
         matches!(self.host.as_str(), "tmpfs" | "ramfs")
     }
 
-    /// Microseconds that one durable write of a block takes in the middle: the floor under every
-    /// fsync.
+    /// Median microseconds of a durable write of one block: the lower bound of every fsync.
     pub fn durable_write(&self) -> Result<f64> {
         const BLOCKS: usize = 256;
         let path = self.shell.dir.join("probe");
         let block = IoBuf::zeroed(1);
         let device = FileDevice::create(&path, (BLOCKS * BLOCK_SIZE) as u64, OpenOptions::default())?;
-        // Written first, so that the host allocates nothing later.
+        // Written first, so that the host allocates nothing during the measurement.
         device.write(0, &IoBuf::zeroed(BLOCKS), false)?;
         device.flush()?;
         let clock = SystemClock::default();
@@ -65,7 +64,7 @@ impl Place {
     }
 }
 
-/// What figures depend on.
+/// The properties of the machine that figures depend on.
 #[derive(Serialize)]
 pub struct Machine {
     pub cores: usize,
@@ -73,7 +72,7 @@ pub struct Machine {
     pub kernel: String,
     /// Kind of the file system that holds the images.
     pub host: String,
-    /// Runnable processes in the minute before, on average.
+    /// Average number of runnable processes in the minute before.
     pub load: f64,
     /// Microseconds, before and after the experiment.
     pub durable_write: Vec<f64>,
@@ -104,8 +103,8 @@ pub(crate) fn effective_uid(status: &str) -> Option<u32> {
     status.lines().find_map(|l| l.strip_prefix("Uid:"))?.split_whitespace().nth(1)?.parse().ok()
 }
 
-/// Kind of the file system that holds `path`: that of the longest mount point above it, the last
-/// one if there are several.
+/// Kind of the file system that contains `path`: that of the longest mount point above it, the last
+/// one if several are equal.
 fn kind_of_mount(mountinfo: &str, path: &Path) -> Option<String> {
     let mounts = mountinfo.lines().filter_map(|line| {
         let (place, kind) = line.split_once(" - ")?;

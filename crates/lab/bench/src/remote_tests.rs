@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// Of a file and a directory, which need nothing: a row for each amount of clients, none of them
-/// empty.
+/// On a file and a directory, which need no server: a row for each number of clients, without empty
+/// cells.
 #[test]
 fn each_image_has_its_rows() {
     let dir = tempfile::tempdir().unwrap();

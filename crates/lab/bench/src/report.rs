@@ -7,9 +7,9 @@ use crate::sample::number;
 use serde::Serialize;
 use std::fmt::Write;
 
-/// Rounds farther than this from their median are remarked on.
+/// A larger distance of a round from the median is remarked on.
 const SPREAD_NOTED: f64 = 0.2;
-/// As are durable writes that differ by more than this factor between before and after.
+/// A larger factor between durable writes before and after is remarked on.
 const DISK_NOTED: f64 = 3.0;
 
 #[derive(Serialize)]
@@ -19,19 +19,19 @@ pub struct Report {
     pub machine: Machine,
     pub rounds: usize,
     pub sections: Vec<Section>,
-    /// What has to be reached.
+    /// The goals.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub bars: Vec<Bar>,
-    /// What was left out, and what to bear in mind.
+    /// What was left out, and caveats.
     pub notes: Vec<String>,
-    /// What failed outside a round.
+    /// Failures outside of rounds.
     pub failures: Vec<String>,
 }
 
 #[derive(Serialize)]
 pub struct Section {
     pub title: &'static str,
-    /// How the contestants were made, as they were run.
+    /// The commands that made the contestants, exactly as they ran.
     pub setup: Vec<String>,
     pub outcomes: Vec<Outcome>,
     pub reading: Reading,
@@ -41,9 +41,9 @@ pub struct Section {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Reading {
-    /// First by second.
+    /// Ratio of the first to the second.
     Ratio,
-    /// From the first to the second, in percent, beside what was published.
+    /// Change from the first to the second in percent, next to the published change.
     Change,
 }
 
@@ -56,7 +56,7 @@ impl Report {
         !self.failures.is_empty() || self.outcomes().any(|o| o.sides.iter().any(|s| s.failed.is_some()))
     }
 
-    /// What `--check` complains about, a line each.
+    /// The failures of `--check`, one in each line.
     pub fn missed(&self) -> Vec<String> {
         self.bars.iter().filter(|b| !b.met).map(Bar::complaint).collect()
     }
@@ -152,7 +152,7 @@ impl Report {
             .collect()
     }
 
-    /// What the tables do not say by themselves.
+    /// Remarks that the tables do not show.
     pub(crate) fn remarks(&self) -> Vec<String> {
         let mut remarks: Vec<String> = self.failures.iter().map(|f| format!("FAILED: {f}")).collect();
         remarks.extend(self.failed_sides());
@@ -185,7 +185,7 @@ impl Report {
     }
 }
 
-/// A goal that was missed.
+/// A missed goal.
 fn below(outcome: &Outcome) -> Option<String> {
     if outcome.meets_goal()? {
         return None;
@@ -209,7 +209,7 @@ fn below(outcome: &Outcome) -> Option<String> {
     })
 }
 
-/// A rate whose rounds lie far apart. The worst of many latencies always does.
+/// A rate with a large spread. The maximum of many latencies always has one.
 fn noise(outcome: &Outcome) -> Option<String> {
     let noisy = |side: &crate::contest::Side| {
         let (sample, metric) = (side.samples.first()?, outcome.metrics.first()?);
@@ -259,13 +259,13 @@ impl Section {
     }
 }
 
-/// It could have explained something, but never happened.
+/// A metric that explains others, but whose values are all zero.
 fn is_silent(outcome: &Outcome, metric: usize) -> bool {
     let zero = |side: &crate::contest::Side| side.median(metric).is_none_or(|v| v == 0.0 || v.is_nan());
     outcome.metrics.get(metric).is_some_and(|m| m.better == Better::Neither) && outcome.sides.iter().all(zero)
 }
 
-/// What both kinds of rows begin with.
+/// The first cells of both kinds of rows.
 fn cells(outcome: &Outcome, metric: usize, names: &[&str]) -> Vec<String> {
     let Some(m) = outcome.metrics.get(metric) else { return Vec::new() };
     let unit = match (m.better, &*m.name) {
@@ -280,7 +280,7 @@ fn cells(outcome: &Outcome, metric: usize, names: &[&str]) -> Vec<String> {
             None => "left out".into(),
             Some(side) if side.failed.is_some() => "FAILED".into(),
             Some(side) => match side.samples.get(metric) {
-                // Around nothing, a spread in percent says nothing.
+                // Around a median of zero, a spread in percent is meaningless.
                 Some(s) if s.median() == 0.0 && s.spread() > 0.0 => {
                     format!("0.00, once {}", number(s.rounds().iter().copied().fold(0.0, f64::max)))
                 }

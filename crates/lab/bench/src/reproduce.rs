@@ -1,10 +1,9 @@
-//! Published changes of other file systems, measured with the switch of KedgeFS for the same
-//! change.
+//! Published changes of other file systems, measured with the equivalent switch of KedgeFS.
 //!
-//! Each experiment is a module with the published figures, the contests and the bars. To add one: a
-//! variant of [`Experiment`] and a function that pushes sections and bars into a `Run`.
+//! Each experiment is a module with the published figures, the contests and the bars. To add one,
+//! write a variant of [`Experiment`] and a function that pushes sections and bars into a `Run`.
 //!
-//! Old and new take turns on the same image where the switch can be turned while mounted.
+//! Old and new take turns on the same image if the switch can be changed while mounted.
 
 mod checkpoint;
 mod cpu;
@@ -34,7 +33,8 @@ use kedgefs::{FormatOptions, MountOptions};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Of a mount beside which the load has a size: the default depends on the machine's memory.
+/// A mount option: a load's size relates to the cache, whose default depends on the machine's
+/// memory.
 const CACHE: &str = "cache_size=256M";
 
 /// What can be reproduced.
@@ -60,7 +60,7 @@ impl Experiment {
         }
     }
 
-    /// Where rounds may be short, more of them bear more noise.
+    /// An experiment with short rounds needs more of them, because of noise.
     fn rounds(self) -> usize {
         match self {
             Experiment::Fdatasync => 9,
@@ -69,7 +69,7 @@ impl Experiment {
     }
 }
 
-/// Where an experiment is done.
+/// The platform of an experiment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Part {
     /// On a mount.
@@ -83,9 +83,9 @@ pub enum Part {
 /// The log of the images in the checkpoint experiment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LogSize {
-    /// In proportion to few files.
+    /// In proportion to a small number of files.
     Small,
-    /// As mkfs makes it.
+    /// mkfs's default.
     Default,
 }
 
@@ -102,9 +102,9 @@ impl LogSize {
 
 pub const PARTS: [Part; 3] = [Part::Mount, Part::Process, Part::Model];
 
-/// Runs the experiment and reports. An error means that there is nothing to report: a tool is
-/// missing, the directory is unusable, or an interrupt. `log`: `None` is all of them, and in a
-/// short run the small one.
+/// Runs the experiment and reports. An error means that there is no report: a tool is missing, the
+/// directory is unusable, or an interrupt came. `log`: `None` means all of them, and in a short run
+/// the small one.
 pub fn run(
     settings: &Settings,
     experiment: Experiment,
@@ -154,7 +154,7 @@ struct Run<'a> {
     place: &'a Place,
     plan: Plan<'a>,
     parts: &'a [Part],
-    /// Microseconds, before the experiment.
+    /// Microseconds of a durable write, before the experiment.
     durable_write: f64,
     log: Option<LogSize>,
     sections: Vec<Section>,
@@ -163,7 +163,7 @@ struct Run<'a> {
     failures: Vec<String>,
 }
 
-/// A file system that could not be made stands in the contest as one that fails.
+/// A file system that could not be made takes part as a failed contestant.
 type Made<T> = Result<T, String>;
 
 impl<'a> Run<'a> {
@@ -181,13 +181,13 @@ impl<'a> Run<'a> {
         if self.settings.quick { quick } else { full }
     }
 
-    /// Items of a short run, and of a full one. Small images get a tenth: they are for trying it
-    /// out.
+    /// Items of a short run and of a full one. Small images get a tenth: they are for trials.
     fn work(&self, quick: u64, full: u64) -> u64 {
         self.pick(quick, full) / if self.settings.size < SMALL_IMAGE { 10 } else { 1 }
     }
 
-    /// As many as dbench was run with. A small image has no room for all their files.
+    /// As many clients as the published dbench had; fewer on a small image, which cannot hold all
+    /// their files.
     fn clients(&self) -> usize {
         if self.settings.size < SMALL_IMAGE { 2 } else { 16 }
     }
@@ -196,7 +196,7 @@ impl<'a> Run<'a> {
         tools.iter().try_for_each(|tool| need(tool).map(drop))
     }
 
-    /// An interrupt is an error of the experiment, anything else one of the contestant.
+    /// An interrupt is an error of the experiment, any other error one of the contestant.
     fn made<T>(&self, made: Result<T>) -> Result<Made<T>> {
         self.settings.interrupt.check()?;
         Ok(made.map_err(|e| format!("{e:#}")))
@@ -206,8 +206,8 @@ impl<'a> Run<'a> {
         self.made(Mounted::kedge(&self.place.shell, self.settings.size, self.settings.written))
     }
 
-    /// A file system behind the same mount that keeps nothing: what is left of a figure there is
-    /// not ours. `None`: its program is missing, which is noted.
+    /// A file system behind the same mount that keeps no data: its figure is the cost of FUSE and
+    /// the kernel, not of KedgeFS. `None`: its program is missing, which is noted.
     fn null(&mut self) -> Result<Option<Made<Mounted<'a>>>> {
         match mounts::null_program(&self.settings.kedge) {
             Ok(program) => self.made(Mounted::null(&self.place.shell, &program)).map(Some),
@@ -225,8 +225,7 @@ impl<'a> Run<'a> {
         self.made(device.map_err(anyhow::Error::from).and_then(|d| Library::on(d, format, options)))
     }
 
-    /// The library where nothing but flushes counts: on a device in memory, whose flushes take a
-    /// millisecond.
+    /// The library if only flushes matter: on a device in memory whose flushes take a millisecond.
     fn model(&self, options: MountOptions) -> Result<Made<Library>> {
         let device = Arc::new(DelayedFlush::new(Arc::new(MemDevice::new(MODEL_IMAGE)), MODEL_FLUSH));
         self.made(Library::on(device, &FormatOptions::default(), options))
@@ -238,7 +237,7 @@ impl<'a> Run<'a> {
         {
             self.failures.push(format!("{e:#}"));
         }
-        // The directory of the experiment goes in any case.
+        // The experiment's directory is removed in any case.
         let _ = std::fs::remove_file(self.place.shell.dir.join(LIBRARY_IMAGE));
     }
 
@@ -256,7 +255,7 @@ const SMALL_IMAGE: u64 = 1 << 30;
 const MODEL_IMAGE: u64 = 1 << 30;
 const MODEL_FLUSH: Duration = Duration::from_millis(1);
 const LIBRARY_IMAGE: &str = "library.img";
-/// How tables name the file system that keeps nothing.
+/// The name of the file system that keeps no data, in tables.
 const NULL: &str = "null";
 pub(crate) const LIBRARY_SETUP: &str =
     "# FileDevice::create(\"library.img\"), FileSystem::format, FileSystem::open";

@@ -1,4 +1,4 @@
-//! Medians and spread, and how numbers are written.
+//! Medians and spread, and the format of numbers.
 
 use serde::{Serialize, Serializer};
 
@@ -19,7 +19,7 @@ impl Sample {
         &self.0
     }
 
-    /// Of an even number of rounds: the mean of the middle two. NaN without any.
+    /// With an even number of rounds, the mean of the middle two. NaN without any.
     pub fn median(&self) -> f64 {
         let mut sorted = self.0.clone();
         sorted.sort_by(f64::total_cmp);
@@ -30,8 +30,8 @@ impl Sample {
         }
     }
 
-    /// Largest distance of a round from the median, as a part of the median. With a handful of
-    /// rounds a standard deviation would claim more than is known.
+    /// The largest distance of a round from the median, relative to the median. With a handful of
+    /// rounds a standard deviation would claim too much.
     pub fn spread(&self) -> f64 {
         let median = self.median();
         let distance = self.0.iter().map(|v| (v - median).abs()).fold(0.0, f64::max);
@@ -51,7 +51,7 @@ impl Serialize for Sample {
     }
 }
 
-/// Three digits that count, and commas: `0.85`, `12.3`, `1,234,567`.
+/// Three significant digits, and commas: `0.85`, `12.3`, `1,234,567`.
 pub fn number(value: f64) -> String {
     if !value.is_finite() {
         return "-".into();

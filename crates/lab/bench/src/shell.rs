@@ -1,4 +1,4 @@
-//! Commands, run as they are printed.
+//! Runs commands exactly as they are printed.
 
 use anyhow::{Context, Result, bail};
 use kedge_base::{Clock, SystemClock};
@@ -10,15 +10,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// No command of ours should take longer: a mount that hangs must not hang the experiment.
+/// Time limit of a command: a mount that hangs must not hang the experiment.
 const COMMAND_MAX: Duration = Duration::from_secs(300);
-/// From asking a command to end to killing it.
+/// Time from SIGTERM to SIGKILL.
 const GRACE: Duration = Duration::from_secs(5);
-/// How often to look whether a command has ended. Nothing is measured by it: commands time
+/// Polling interval for the end of a command. It affects no measurement, since commands time
 /// themselves.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
-/// The wish to stop early. Everything is undone on the way out.
+/// A request to stop early. Everything is undone on the way out.
 #[derive(Clone)]
 pub struct Interrupt {
     raised: Arc<AtomicBool>,
@@ -26,9 +26,9 @@ pub struct Interrupt {
 }
 
 impl Interrupt {
-    /// `end_group` asks the processes of a group to end (SIGTERM): commands run in groups of their
-    /// own, because a signal from the terminal must reach this process alone, which then ends them
-    /// and undoes the rest.
+    /// `end_group` sends SIGTERM to a process group. Commands run in their own groups, because a
+    /// signal from the terminal must reach only this process, which then ends them and undoes the
+    /// rest.
     pub fn new(end_group: fn(u32)) -> Interrupt {
         Interrupt { raised: Arc::default(), end_group }
     }
@@ -63,18 +63,18 @@ impl Shell {
         }
     }
 
-    /// Runs a line of words without spaces in them, and answers its standard output.
+    /// Runs a line of words without spaces inside, and returns its standard output.
     pub fn run(&self, line: &str) -> Result<String> {
         self.interrupt.check()?;
         self.run_to_the_end(line, Some(&self.interrupt))
     }
 
-    /// As [`Shell::run`] though an interrupt was raised: for what has to be undone.
+    /// Like [`Shell::run`], even after an interrupt: for undoing.
     pub fn undo(&self, line: &str) -> Result<String> {
         self.run_to_the_end(line, None)
     }
 
-    /// Starts a program that serves until it is told to end.
+    /// Starts a program that serves until it is stopped.
     pub fn start(&self, program: &Path, arguments: &[&str]) -> Result<Child> {
         let mut command = Command::new(program);
         command.args(arguments).current_dir(&self.dir).process_group(0);
@@ -82,7 +82,7 @@ impl Shell {
         command.spawn().with_context(|| format!("start {}", program.display()))
     }
 
-    /// Its work is gone: it ends by itself, or is ended.
+    /// Its mount is gone: it ends by itself, or is killed.
     pub fn end_server(&self, server: &mut Child) {
         let started = self.clock.monotonic();
         while self.clock.monotonic().saturating_sub(started) < GRACE {
@@ -103,7 +103,7 @@ impl Shell {
             "kedge" => self.kedge.clone(),
             _ => need(name)?,
         };
-        // Files instead of pipes, which would have to be read while we wait.
+        // Files, since pipes would have to be read while waiting.
         let (out, err) = (self.dir.join("stdout"), self.dir.join("stderr"));
         let file = |path: &Path| File::create(path).with_context(|| format!("create {}", path.display()));
         let mut child = Command::new(program)
@@ -124,7 +124,7 @@ impl Shell {
         let out = read(&out)?;
         if !status.success() {
             let err = read(&err)?;
-            // fs_mark complains on standard output.
+            // fs_mark prints errors to standard output.
             let last = |text: &str| text.lines().rfind(|l| !l.trim().is_empty()).map(|l| l.trim().to_owned());
             bail!("`{line}`: {status}: {}", last(&err).or_else(|| last(&out)).unwrap_or_default());
         }
@@ -157,13 +157,13 @@ impl Shell {
             }
             std::thread::sleep(LOOK_AGAIN);
         }
-        // Not waited for: what hangs in the kernel does not die of it either.
+        // Not waited for: a process that hangs in the kernel does not die of SIGKILL either.
         child.kill()?;
         Ok(())
     }
 }
 
-/// As [`find`]; the error says what to install.
+/// Like [`find`]; the error says what to install.
 pub fn need(name: &str) -> Result<PathBuf> {
     need_from(name, find(name))
 }
@@ -182,7 +182,7 @@ fn need_from(name: &str, found: Option<PathBuf>) -> Result<PathBuf> {
     found.with_context(|| format!("{name} is not installed{package}"))
 }
 
-/// The program of that name. Those for the administrator are not on everybody's PATH.
+/// Finds a program by name. Administrators' programs are not on every user's PATH.
 pub fn find(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let admin = ["/usr/local/sbin", "/usr/sbin", "/sbin"].map(PathBuf::from);

@@ -1,10 +1,10 @@
-//! Latencies as the client of a file system sees them.
+//! Latencies as a client of the file system measures them.
 
 use kedge_base::{Clock, SystemClock};
 use std::time::Duration;
 
-/// Those of one operation, in nanoseconds. All are kept: a quantile near the end needs the single
-/// ones.
+/// The latencies of one operation, in nanoseconds. All are kept, since high quantiles need single
+/// values.
 #[derive(Clone, Debug, Default)]
 pub struct Times(Vec<u32>);
 
@@ -13,7 +13,7 @@ impl Times {
         self.0.push(took.as_nanos().min(u32::MAX as u128) as u32);
     }
 
-    /// Does `work` and remembers how long it took.
+    /// Runs `work` and records its time.
     pub fn time<R>(&mut self, clock: &SystemClock, work: impl FnOnce() -> R) -> R {
         let started = clock.monotonic();
         let answer = work();
@@ -29,7 +29,7 @@ impl Times {
         self.0.len() as f64
     }
 
-    /// Milliseconds, as all below. NaN without any.
+    /// Milliseconds, as are all below. NaN without any.
     pub fn average(&self) -> f64 {
         self.0.iter().map(|ns| f64::from(*ns)).sum::<f64>() / self.count() / 1e6
     }

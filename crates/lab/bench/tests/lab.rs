@@ -1,13 +1,12 @@
-//! `kedge-lab` refuses what makes no sense before it makes anything. What it measures is for people
-//! to see: it takes minutes and a quiet machine. That it measures is shown with one short
-//! experiment.
+//! `kedge-lab` refuses invalid arguments before it creates anything. Its measurements take minutes
+//! and a quiet machine and are for people to judge; one short experiment shows that it measures.
 #![allow(clippy::unwrap_used)]
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A directory of its own for each test, with the program and, beside it, what stands for `kedge`:
-/// nothing here mounts.
+/// A directory for each test, with the program and a stand-in for `kedge` next to it: nothing here
+/// mounts.
 struct Place {
     dir: tempfile::TempDir,
     lab: PathBuf,
@@ -25,8 +24,8 @@ impl Place {
         let lab = dir.path().join("bin/kedge-lab");
         std::fs::create_dir(dir.path().join("bin")).unwrap();
         std::fs::create_dir(dir.path().join("work")).unwrap();
-        // A copy would be open for writing for a moment, also in what another test starts then, and
-        // could not be run.
+        // A hard link: a copy would be open for writing for a moment, also in a child of another
+        // test, and could not be executed then.
         std::fs::hard_link(env!("CARGO_BIN_EXE_kedge-lab"), &lab).unwrap();
         std::fs::write(dir.path().join("bin/kedge"), "").unwrap();
         Place { dir, lab }
@@ -47,7 +46,7 @@ impl Place {
         Run { code: output.status.code().unwrap(), out: text(output.stdout), err: text(output.stderr) }
     }
 
-    /// Nothing was made, or what was made is gone.
+    /// Nothing was created, or everything was removed.
     fn is_empty(&self) -> bool {
         std::fs::read_dir(self.work()).unwrap().count() == 0
     }
@@ -60,7 +59,7 @@ impl Run {
         self.out
     }
 
-    /// Fails unless the exit code was `code` and stderr is one line that has all of `words`.
+    /// Fails unless the exit code was `code` and stderr is one line that contains all of `words`.
     #[track_caller]
     fn refused(self, code: i32, words: &[&str]) {
         assert_eq!(self.code, code, "stdout: {}\nstderr: {}", self.out, self.err);
@@ -124,7 +123,7 @@ fn a_reproduction_in_memory() {
     assert!(place.is_empty(), "nothing is left");
 }
 
-/// What needs no mount and no root; the rest is named.
+/// Measures what needs no mount and no root; the report names the rest.
 #[test]
 fn a_comparison_in_process() {
     let place = Place::new();
@@ -141,13 +140,13 @@ fn a_comparison_in_process() {
     }
     let page = std::fs::read_to_string(html).unwrap();
     assert!(page.matches("<svg").count() == outcomes.len() && !page.contains("NaN"));
-    // The page needs nothing but itself.
+    // The page refers to no other file.
     assert!(!page.contains("http") && !page.contains("<script") && !page.contains(" src="));
     assert!(place.is_empty(), "nothing is left");
 }
 
-/// Nothing here mounts, so KedgeFS fails. It is in the report all the same, and the exit code is as
-/// for a contestant that was asked for.
+/// Nothing here mounts, so KedgeFS fails. The report still lists it, and the exit code is as for a
+/// requested contestant.
 #[test]
 fn a_comparison_names_kedgefs_without_being_asked() {
     let place = Place::new();
@@ -169,7 +168,7 @@ fn a_comparison_names_kedgefs_without_being_asked() {
     assert!(text.contains("Left out: dbench, 16 clients (none of the contestants can do it)"), "{text}");
 }
 
-/// ext4 and XFS may be missing here, or loop devices: KedgeFS is measured all the same.
+/// ext4, XFS or loop devices may be missing here; KedgeFS is measured anyway.
 #[test]
 fn a_reproduction_in_process() {
     let place = Place::new();

@@ -1,14 +1,12 @@
 //! A Ceph cluster on this machine, for tests: one monitor and a few OSDs, no manager, a pool `rbd`,
-//! and the users `admin` and `fs`, the second with the capabilities that docs/DISTRIBUTED.md asks
-//! for.
+//! and the users `admin` and `fs`; `fs` has the capabilities that docs/DISTRIBUTED.md requires.
 //!
-//! All of it lies in one directory. A shell, the *keeper*, waits for the end of this process: then
-//! it kills the daemons and removes the directory. So nothing is left behind when a test panics or
-//! is killed.
+//! All its files are in one directory. A shell, the *keeper*, waits for the end of this process,
+//! then kills the daemons and removes the directory. So nothing is left behind when a test panics
+//! or is killed.
 //!
-//! A cluster can have a network of its own: a namespace, in which the keeper lives, with the
-//! address [`ADDRESS`]. [`Cluster::connect`] ties other namespaces to it: those of hosts that a
-//! test plays.
+//! A cluster can have its own network: a namespace, in which the keeper runs, with the address
+//! [`ADDRESS`]. [`Cluster::connect`] connects other namespaces to it: those of simulated hosts.
 
 #![forbid(unsafe_code)]
 
@@ -25,19 +23,19 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
 
-/// The cluster's address in a network of its own.
+/// The cluster's address in its own network.
 pub const ADDRESS: &str = "10.77.0.1";
 /// The user that mounts file systems, without `client.`.
 pub const USER: &str = "fs";
 
-/// The pool that a cluster has.
+/// The pool that every cluster has.
 pub const POOL: &str = "rbd";
 const MON: &str = "mon.a";
 const PORT: u16 = 3300;
 const PROGRAMS: &[&str] =
     &["ceph-mon", "ceph-osd", "ceph", "rbd", "ceph-authtool", "monmaptool", "ip", "nsenter", "unshare"];
-/// Runs until its standard input ends. `$1` is the directory. Only a process that is Ceph's is
-/// killed: a number in a file may be that of another one by now.
+/// Runs until its standard input ends. `$1` is the directory. Kills a process only if it is one of
+/// Ceph's: a number in a pid file may have been reused.
 const KEEPER: &str = r#"
 cat >/dev/null
 for file in "$1"/*.pid; do
@@ -46,24 +44,24 @@ for file in "$1"/*.pid; do
 done
 for try in 1 2 3 4 5; do rm -rf "$1" && exit; sleep 0.2; done
 "#;
-/// Seconds that a command of Ceph's may take.
+/// Limit in seconds for a command of Ceph's.
 const COMMAND_SECS: &str = "60";
 
 /// Where the OSDs keep their data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Store {
-    /// In their memory: lost when they are killed. One that starts again fetches it from others.
+    /// In memory: lost when the OSD is killed. After a restart it fetches the data from other OSDs.
     Memory,
-    /// In files, as real ones do.
+    /// In files, as in production.
     Disk,
 }
 
 #[derive(Clone, Debug)]
 pub struct Layout {
-    /// As many copies there are of each object.
+    /// Each object has this many copies.
     pub osds: usize,
     pub store: Store,
-    /// A network namespace of its own, which root can make.
+    /// In its own network namespace, which needs root.
     pub apart: bool,
     /// Settings of the monitor and the OSDs.
     pub settings: Vec<(String, String)>,
@@ -81,12 +79,12 @@ impl Layout {
 pub struct Cluster {
     dir: PathBuf,
     layout: Layout,
-    /// Its standard input is open as long as the cluster is to live.
+    /// The keeper runs as long as its standard input is open.
     keeper: Child,
     daemons: Mutex<BTreeMap<String, Child>>,
 }
 
-/// Whether Ceph is not installed: then the test that asks is skipped, and that is counted.
+/// Whether Ceph is not installed; then the calling test is skipped and counted.
 #[track_caller]
 pub fn is_missing() -> bool {
     let missing = missing();
@@ -97,13 +95,13 @@ pub fn is_missing() -> bool {
     !missing.is_empty()
 }
 
-/// What hosts of their own need: namespaces, and a cable between two of them.
+/// What separate hosts need: namespaces, and a veth pair between two of them.
 const APART: &str = "echo probe >/proc/sys/kernel/hostname
 ip link set lo up
 ip link add kedge0 type veth peer name kedge1";
 
-/// Whether this machine gives processes no network of their own: in many containers, or without
-/// root. Then the test that asks is skipped, and that is counted.
+/// Whether this machine allows no network namespaces, as in many containers or without root; then
+/// the calling test is skipped and counted.
 #[track_caller]
 pub fn is_confined() -> bool {
     let why = confinement(APART);
@@ -113,7 +111,7 @@ pub fn is_confined() -> bool {
     why.is_some()
 }
 
-/// Why a script does not succeed in namespaces of its own.
+/// Why a script fails in its own namespaces.
 fn confinement(script: &str) -> Option<String> {
     let mut command = Command::new("unshare");
     command.args(["--mount", "--net", "--uts", "--propagation", "private", "sh", "-euc", script]);
@@ -158,7 +156,7 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// The configuration, for programs that are to use the cluster.
+    /// The configuration, for programs that use the cluster.
     pub fn conf(&self) -> PathBuf {
         self.dir.join("ceph.conf")
     }
@@ -203,7 +201,7 @@ impl Cluster {
         if self.layout.osds == 1 {
             self.ceph(&["osd", "pool", "set", POOL, "size", "1", "--yes-i-really-mean-it"])?;
         }
-        // It waits for the pool to serve.
+        // Waits until the pool serves requests.
         self.rbd(&["pool", "init", POOL]).map(drop)
     }
 
@@ -319,7 +317,7 @@ osd_class_update_on_start = false
         [MON.to_owned()].into_iter().chain(self.osds()).collect()
     }
 
-    /// Kills a daemon. What an OSD has in memory alone is lost.
+    /// Kills a daemon. Data that an OSD has only in memory is lost.
     pub fn kill(&self, name: &str) -> Result<()> {
         let Some(mut child) = self.daemons.lock().remove(name) else { bail!("{name} does not run") };
         child.kill().with_context(|| format!("kill {name}"))?;
@@ -327,7 +325,7 @@ osd_class_update_on_start = false
         fs::remove_file(self.pid_file(name)).with_context(|| format!("forget {name}"))
     }
 
-    /// Starts a daemon that was killed. An OSD that lost its data begins with none.
+    /// Starts a daemon that was killed. An OSD that lost its data starts empty.
     pub fn revive(&self, name: &str) -> Result<()> {
         if let (Some(number), Store::Memory) = (name.strip_prefix("osd."), self.layout.store) {
             self.make_store(number.parse().context("the number of an OSD")?)?;
@@ -335,7 +333,7 @@ osd_class_update_on_start = false
         self.start_daemon(name)
     }
 
-    /// Stops all daemons as if their machines hung.
+    /// Stops all daemons, as if their machines hung.
     pub fn pause(&self) -> Result<()> {
         self.signal(Signal::STOP)
     }
@@ -352,12 +350,12 @@ osd_class_update_on_start = false
         Ok(())
     }
 
-    /// What the `ceph` command answers to an administrator.
+    /// Runs the `ceph` command as administrator and returns its output.
     pub fn ceph(&self, words: &[&str]) -> Result<String> {
         run(self.ceph_command().args(words))
     }
 
-    /// What the `rbd` command answers to an administrator.
+    /// Runs the `rbd` command as administrator and returns its output.
     pub fn rbd(&self, words: &[&str]) -> Result<String> {
         let mut command = self.command("timeout");
         run(command.args([COMMAND_SECS, "rbd", "-c"]).arg(self.conf()).args(words))
@@ -375,7 +373,7 @@ osd_class_update_on_start = false
         command
     }
 
-    /// A command that runs where the cluster is.
+    /// A command that runs in the cluster's network.
     pub fn command(&self, program: &str) -> Command {
         if !self.layout.apart {
             return Command::new(program);
@@ -386,7 +384,7 @@ osd_class_update_on_start = false
     }
 
     fn make_network(&self) -> Result<u16> {
-        // The keeper may not have got there yet.
+        // The keeper may not have entered its namespace yet.
         let ours = fs::read_link("/proc/self/ns/net").context("this network")?;
         let theirs = format!("/proc/{}/ns/net", self.keeper.id());
         let apart = (0..1000).any(|_| {
@@ -399,8 +397,8 @@ osd_class_update_on_start = false
         Ok(PORT)
     }
 
-    /// Ties the network namespace of a process to the cluster's, which has one of its own. There
-    /// the way is called `eth0` and has the address.
+    /// Connects the network namespace of a process to the cluster's own one. There the interface is
+    /// `eth0` and has `address`.
     pub fn connect(&self, pid: u32, address: &str) -> Result<()> {
         let (here, there) = (format!("to{pid}"), pid.to_string());
         let ip = |words: &[&str]| run(self.command("ip").args(words));
@@ -415,7 +413,7 @@ osd_class_update_on_start = false
     }
 
     fn path(&self, name: &str) -> String {
-        // The directory of temporary files is text on every system that tests run on.
+        // The path of the temporary directory is UTF-8 on every system that runs the tests.
         self.dir.join(name).to_string_lossy().into_owned()
     }
 
@@ -439,7 +437,7 @@ impl Drop for Cluster {
     }
 }
 
-/// A port that nobody has. Somebody else could take it before the monitor does, which then fails.
+/// A free port. Another process could take it before the monitor does, which then fails.
 fn free_port() -> Result<u16> {
     let listener = TcpListener::bind("127.0.0.1:0").context("find a port")?;
     Ok(listener.local_addr().context("its address")?.port())

@@ -3,7 +3,7 @@
 use super::*;
 use std::path::Path;
 
-/// It serves, and nothing of it is left.
+/// The cluster serves, and leaves nothing when it ends.
 #[test]
 fn a_cluster_serves_and_ends() {
     if is_missing() {
@@ -20,13 +20,13 @@ fn a_cluster_serves_and_ends() {
     assert!(pids.iter().all(|pid| !Path::new(&format!("/proc/{pid}")).exists()));
 }
 
-/// What a machine refuses is the reason of the skip; a machine that refuses nothing skips nothing.
+/// The machine's refusal is the reason of the skip; without a refusal nothing is skipped.
 #[test]
 fn a_confined_machine_is_told_from_others() {
     let refused = confinement("echo 'no cable here' >&2; exit 3").unwrap();
     if confinement("true").is_none() {
         assert!(refused.contains("no cable here") && refused.contains('3'), "{refused}");
-        // Nothing of a probe is left, so a second one finds what the first one found.
+        // The probe leaves nothing, so a second one has the same result.
         assert_eq!(confinement(APART), confinement(APART));
     } else {
         kedge_base::skip::note("this process gets no namespaces at all");

@@ -1,4 +1,4 @@
-//! A Ceph cluster for as long as standard input is open: `kedge-ceph [OSDS [memory|disk]]`.
+//! Runs a Ceph cluster while standard input is open: `kedge-ceph [OSDS [memory|disk]]`.
 
 #![forbid(unsafe_code)]
 

@@ -1,7 +1,7 @@
-//! The driver: runs a target on its corpus and on mutations, for some processor time.
+//! The driver: runs a target on its corpus and on mutations of it, for a given processor time.
 //!
-//! A panic on any thread is a find, and so is an input that takes longer than two minutes: that one
-//! ends the process, as nothing can end a thread.
+//! A panic on any thread is a find, and so is an input that takes longer than two minutes; that one
+//! ends the process, since a thread cannot be killed.
 
 use crate::mutate::mutate;
 use kedge_base::{Clock, SystemClock, panic_words, spawn_named};
@@ -17,35 +17,34 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Many times what the slowest input takes on a machine that does much else.
+/// Many times what the slowest input takes on a busy machine.
 const HANG: Duration = Duration::from_secs(120);
-/// Between two looks at the input that runs.
+/// Interval between checks of the running input.
 const LOOK: Duration = Duration::from_millis(200);
-/// Inputs that are mutated. Beyond it a new one takes the place of an older one.
+/// Inputs that are mutated. At the limit a new one replaces an older one.
 const POOL_MAX: usize = 4096;
-/// One cause has many inputs.
+/// Finds reported, since one cause has many inputs.
 const FINDS_MAX: usize = 20;
 /// Seconds of an ordinary test.
 const SECONDS: f64 = 2.0;
 
-/// Panics of all threads of this process: those that the code under test starts are caught by
-/// nobody here.
+/// Panics of all threads of this process, including those that the code under test starts.
 static PANICS: AtomicU64 = AtomicU64::new(0);
 
-/// One run at a time: panics and processor time are the process's.
+/// Allows one run at a time, since panics and processor time are counted for the process.
 static ONE: Mutex<()> = Mutex::new(());
 
-/// Something that is run on any bytes.
+/// Code that must cope with any bytes.
 pub struct Target {
     pub name: &'static str,
-    /// What came of the input, so that inputs with other outcomes can be told apart.
+    /// Returns a digest of the outcome, so that inputs with new outcomes are recognised.
     pub run: fn(&[u8]) -> u64,
-    /// Pieces of inputs that chance would not find.
+    /// Parts of inputs that random mutation would not find.
     pub words: &'static [&'static [u8]],
     pub len_max: usize,
 }
 
-/// What a run did.
+/// The result of a run.
 #[derive(Debug)]
 pub struct Outcome {
     pub name: &'static str,
@@ -54,12 +53,12 @@ pub struct Outcome {
     pub seconds: f64,
     /// Inputs of the corpus.
     pub kept: usize,
-    /// Inputs that were mutated at the end.
+    /// Size of the pool of mutated inputs at the end.
     pub pool: usize,
     pub outcomes: usize,
     /// The input that took longest.
     pub slowest: (Duration, Vec<u8>),
-    /// What was found, with its input.
+    /// Each find, with its input.
     pub finds: Vec<(String, Vec<u8>)>,
 }
 
@@ -77,14 +76,14 @@ impl std::fmt::Display for Outcome {
     }
 }
 
-/// Texts and numbers as one number.
+/// Hashes texts and numbers to one number.
 pub fn outcome(of: impl Hash) -> u64 {
     let mut hasher = DefaultHasher::new();
     of.hash(&mut hasher);
     hasher.finish()
 }
 
-/// The words of a message, without what differs from input to input.
+/// The words of a message, without numbers that differ from input to input.
 pub fn words_of(message: &str) -> String {
     let is_plain = |word: &&str| word.len() < 20 && word.bytes().all(|b| b.is_ascii_lowercase());
     message.split_whitespace().filter(is_plain).collect::<Vec<_>>().join(" ")
@@ -99,7 +98,7 @@ fn processor_seconds() -> f64 {
     now.tv_sec as f64 + now.tv_nsec as f64 / 1e9
 }
 
-/// An input and when it began; with none under way, none.
+/// The running input and when it began, if any.
 type Running = Option<(Duration, Vec<u8>)>;
 
 /// Ends the process if an input takes too long.
@@ -178,13 +177,13 @@ impl Driver<'_> {
     }
 }
 
-/// Runs the corpus, then mutations until so many seconds of processor time are over.
+/// Runs the corpus, then mutations for `seconds` of processor time.
 pub fn drive(target: &Target, corpus: &Path, seconds: f64, seed: u64) -> std::io::Result<Outcome> {
     let _one = ONE.lock();
     count_panics();
     let mut pool = Vec::new();
     let mut files: Vec<_> = std::fs::read_dir(corpus)?.collect::<std::io::Result<_>>()?;
-    // The order of a directory is not the same everywhere, and one seed is one run.
+    // readdir's order differs between systems, and a seed must define the run.
     files.sort_by_key(std::fs::DirEntry::file_name);
     for file in files {
         pool.push(std::fs::read(file.path())?);
@@ -231,7 +230,7 @@ pub fn drive(target: &Target, corpus: &Path, seconds: f64, seed: u64) -> std::io
     })
 }
 
-/// The same as a test: for `KEDGE_FUZZ_SECONDS`, with the seed `KEDGE_SEED`, and a find fails.
+/// Runs as a test: for `KEDGE_FUZZ_SECONDS`, with the seed `KEDGE_SEED`; a find fails.
 ///
 /// # Panics
 /// If something was found, or the corpus cannot be read.

@@ -1,7 +1,7 @@
-//! Requests as no kernel sends them, to the server on a file system in memory.
+//! FUSE requests that no kernel would send, to the server on a file system in memory.
 //!
-//! An input is a list of requests: two bytes of length, then the opcode, the node and the body. An
-//! odd first byte says that requests are whole messages with a head of their own.
+//! An input is a list of requests: two bytes of length, then the opcode, the node and the body. If
+//! the first byte is odd, requests are whole messages including the header.
 
 use crate::drive::{Target, outcome};
 use kedge_base::{IoBuf, ManualClock};
@@ -45,7 +45,7 @@ const REQUESTS_MAX: usize = 64;
 const OWNER: Owner = Owner { uid: 1000, gid: 1000 };
 const HEAD: usize = size_of::<InHeader>();
 
-/// The answers, counted.
+/// Counts the replies.
 #[derive(Default)]
 struct Wire {
     answers: Mutex<Vec<(u64, i32)>>,
@@ -123,7 +123,7 @@ fn messages(input: &[u8]) -> Vec<Vec<u8>> {
     messages
 }
 
-/// A request of an opcode, a node and a body.
+/// Builds a request from an opcode, a node and a body.
 fn message(bytes: &[u8]) -> Vec<u8> {
     let (opcode, rest) = bytes.split_first().unwrap_or((&0, &[]));
     let (node, body) = rest.split_first().unwrap_or((&1, &[]));
@@ -138,7 +138,8 @@ fn message(bytes: &[u8]) -> Vec<u8> {
     [header.as_bytes(), body].concat()
 }
 
-/// With a number of its own, and of nobody: the server reads the memory of who asks.
+/// Sets the request's unique number and a process number that belongs to no process, since the
+/// server reads the memory of the calling process.
 fn headed(mut message: Vec<u8>, unique: u64) -> Vec<u8> {
     if let Ok((mut header, _)) = InHeader::read_from_prefix(&message) {
         header.unique = unique;
@@ -159,7 +160,8 @@ fn run(input: &[u8]) -> u64 {
         handle_killpriv: how & 8 == 0,
         ..FuseOptions::default()
     };
-    // The jobs wait for the kernel, which there is none of: who drops them answers.
+    // The jobs wait for a kernel, and there is none. Without their receiver each job replies when
+    // it is dropped.
     let (server, jobs) =
         Server::new(Arc::new(fs.clone()), wire.clone(), options, "{}".to_owned(), Box::new(|| {}));
     drop(jobs);
@@ -176,7 +178,7 @@ fn run(input: &[u8]) -> u64 {
         }
     }
     drop(server);
-    // Those that are answered later, too.
+    // Completes requests with asynchronous replies, too.
     let synced = fs.sync().is_ok();
     let closed = fs.close().is_ok();
     let answers = std::mem::take(&mut *wire.answers.lock());

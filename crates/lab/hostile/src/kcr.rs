@@ -1,7 +1,7 @@
-//! A recording of `kedge crash` from somebody else: read, searched, explained, reported, and made
-//! on disk.
+//! A foreign recording of `kedge crash`: read, searched, explained, reported, and materialised.
 //!
-//! An input is the file, with and without right checksums: those of a mutated one never are.
+//! An input is the file, used both as it is and with corrected checksums, since mutations break
+//! them.
 
 use crate::drive::{Target, outcome, words_of};
 use kedge_base::is_acted_upon;
@@ -34,9 +34,9 @@ pub const TARGET: Target = Target {
 
 /// States of one search.
 const STATES: u64 = 30;
-/// One recording of so many is searched.
+/// One of this many recordings is searched.
 const SEARCHED: u64 = 4;
-/// A longer recording takes long, and has nothing that a short one has not.
+/// A longer recording takes long and reaches no other code.
 const EVENTS_MAX: usize = 300;
 const HEAD: usize = 16;
 
@@ -48,7 +48,7 @@ fn run(input: &[u8]) -> u64 {
     }
 }
 
-/// The same with a right head, and right checksums as far as lengths lead to records.
+/// The input with a correct header, and correct checksums as far as its lengths lead.
 fn sealed(input: &[u8]) -> Vec<u8> {
     let mut bytes = input.to_vec();
     bytes.resize(bytes.len().max(HEAD), 0);
@@ -77,7 +77,7 @@ fn use_recording(loaded: &Loaded) -> u64 {
     let kinds: Vec<_> = trace.events.iter().map(|e| (e.call.name(), e.ok())).take(12).collect();
     let model = MODELS[trace.events.len() % MODELS.len()];
     make(loaded, model);
-    // The search is most of the time. Whether it is made depends on the input alone.
+    // The search takes most of the time. Whether it runs depends only on the input.
     if !outcome(format!("{:?}", trace.events)).is_multiple_of(SEARCHED) {
         return outcome((kinds, trace.events.len().min(30)));
     }
@@ -85,7 +85,7 @@ fn use_recording(loaded: &Loaded) -> u64 {
     outcome((kinds, trace.events.len().min(30)))
 }
 
-/// Judges states, says what was found, and says it in all ways.
+/// Searches, explains, and writes every kind of report.
 fn search(loaded: &Loaded, model: Model) {
     let trace = &loaded.trace;
     let checker = FilesChecker::new(trace);
@@ -99,7 +99,7 @@ fn search(loaded: &Loaded, model: Model) {
     assert!(!told.html().contains("<script") && !told.junit().contains("<script"), "markup of the recording");
 }
 
-/// Whatever a state holds lies below its directory.
+/// Nothing of a state may be outside its directory.
 fn make(loaded: &Loaded, model: Model) {
     let top = tempfile::tempdir().expect("a directory");
     let (place, out) = (top.path().join("place"), top.path().join("out"));
@@ -108,7 +108,7 @@ fn make(loaded: &Loaded, model: Model) {
     }
     let history = History::new(&loaded.trace, model);
     let state = history.state(&Recipe::new(*history.points().end(), Pick::All));
-    // It may hold what no file system of this machine takes: then it is an error.
+    // A state may contain what no file system of this machine accepts; that is an error.
     let _ = check::materialise(&state, &place);
     let names = |dir: &Path| std::fs::read_dir(dir).expect("readable").count();
     assert_eq!((names(top.path()), names(&out)), (2, 0), "something lies outside");

@@ -1,7 +1,7 @@
-//! What others may have written, and what runs on it: see the README.
+//! Untrusted inputs and the code that reads them: see the README.
 //!
 //! ```text
-//! drive, mutate        the driver, and how it makes an input from those it has
+//! drive, mutate        the driver, and mutation of inputs
 //! kcr, nbd, uri, fuse  targets
 //! ```
 #![forbid(unsafe_code)]
@@ -19,12 +19,12 @@ use drive::Target;
 /// The targets of this crate. `crates/doors/cli` has those of its own parsers.
 pub const TARGETS: [&Target; 4] = [&kcr::TARGET, &nbd::TARGET, &uri::TARGET, &fuse::TARGET];
 
-/// For libFuzzer, which tells a find by a panic.
+/// For libFuzzer, which detects a find by a panic.
 pub fn check(target: &Target, input: &[u8]) {
     let _ = (target.run)(&input[..input.len().min(target.len_max)]);
 }
 
-/// Runs a target on the files that the program was started with. None is a mistake.
+/// Runs a target on the files given on the command line, of which there must be at least one.
 pub fn run_files(target: &Target) -> std::io::Result<()> {
     let files: Vec<_> = std::env::args_os().skip(1).collect();
     if files.is_empty() {

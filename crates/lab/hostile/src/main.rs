@@ -1,4 +1,4 @@
-//! Runs a fuzz target for some processor time and says what came of it.
+//! Runs a fuzz target for a given processor time and reports the result.
 
 use clap::Parser;
 use kedge_hostile::{TARGETS, corpus, drive, seeds};
@@ -34,7 +34,7 @@ fn main() -> std::io::Result<ExitCode> {
         }
         return Ok(ExitCode::SUCCESS);
     }
-    // What the code says of bad input is no news here.
+    // Diagnostics about bad input are not of interest here.
     let quiet = tracing_subscriber::fmt().with_max_level(tracing_subscriber::filter::LevelFilter::OFF);
     quiet.init();
     let outcome = drive::drive(target, &dir, args.seconds, args.seed)?;

@@ -1,9 +1,9 @@
-//! Inputs from other inputs.
+//! Makes inputs from other inputs.
 
 use rand::Rng;
 use rand::rngs::SmallRng;
 
-/// Numbers at whose sides code decides differently.
+/// Boundary values, at which code takes other branches.
 const NUMBERS: [u64; 18] = [
     0,
     1,
@@ -28,7 +28,7 @@ const NUMBERS: [u64; 18] = [
 /// A changed copy of one of the inputs.
 pub fn mutate(rng: &mut SmallRng, inputs: &[Vec<u8>], words: &[&[u8]], len_max: usize) -> Vec<u8> {
     let mut input = inputs[rng.random_range(0..inputs.len())].clone();
-    // Mostly a single change: what lies behind it is then still right.
+    // Mostly a single change, so that the bytes after it stay correct.
     let changes = if rng.random_bool(0.5) { 1 } else { rng.random_range(1..=8) };
     for _ in 0..changes {
         change(rng, &mut input, inputs, words);
@@ -68,7 +68,7 @@ fn change(rng: &mut SmallRng, input: &mut Vec<u8>, inputs: &[Vec<u8>], words: &[
             }
         }
         6 => {
-            // The beginning of one and the end of another.
+            // The beginning of one input and the end of another.
             let other = &inputs[rng.random_range(0..inputs.len())];
             input.truncate(at);
             input.extend_from_slice(&other[rng.random_range(0..=other.len())..]);
@@ -88,7 +88,7 @@ fn change(rng: &mut SmallRng, input: &mut Vec<u8>, inputs: &[Vec<u8>], words: &[
     }
 }
 
-/// A number of 2, 4 or 8 bytes, in either order, on top of what is there.
+/// Overwrites 2, 4 or 8 bytes with a number, in either byte order.
 fn number(rng: &mut SmallRng, input: &mut [u8], at: usize) {
     let mut number = NUMBERS[rng.random_range(0..NUMBERS.len())];
     if rng.random_bool(0.2) {

@@ -1,11 +1,11 @@
-//! A server that says what it likes, to the real client on a real socket.
+//! A server that sends arbitrary bytes to the real client on a real socket.
 //!
-//! The first byte of an input says how the server begins: whether it negotiates by the rules (bit
-//! 0), with structured replies (bit 1), several connections (bit 2). Behind it come the messages,
-//! each a byte of length and as many bytes. All are sent at the beginning if the server does not
-//! keep to the rules there. Else each request of the client is answered with the next one, so that
-//! an answer comes after what it answers; where no request comes, the client waits for the rest of
-//! an answer, and gets all that is left. When no message is left, the server closes.
+//! The first byte of an input selects the server's behaviour: whether it negotiates correctly (bit
+//! 0), with structured replies (bit 1), several connections (bit 2). The messages follow, each with
+//! one byte of length. Without correct negotiation all are sent at once. Otherwise the server sends
+//! one message for each request of the client, so that a reply follows its request; if no request
+//! comes, the client waits for the rest of a reply, and gets all remaining messages. After the last
+//! message the server closes.
 
 use crate::drive::{Target, outcome, words_of};
 use kedge_base::{BLOCK_SIZE, IoBuf, spawn_named};
@@ -41,15 +41,15 @@ pub const TARGET: Target = Target {
 
 const B: u64 = BLOCK_SIZE as u64;
 const SIZE: u64 = 1 << 20;
-/// Messages of one input, and so the requests that are answered.
+/// Limit of messages in an input, and so of requests that get a reply.
 const MESSAGES_MAX: usize = 64;
-/// After it no request is under way.
+/// After this time without a request, the client is taken to wait for a reply.
 const PATIENCE: Duration = Duration::from_millis(2);
 const RULES: u8 = 1;
 const STRUCTURED: u8 = 2;
 const SEVERAL: u8 = 4;
 
-/// The server of this process; each connection gets what [`Server::say`] holds then.
+/// The server of this process; each connection gets the current content of [`Server::say`].
 struct Server {
     uri: NbdUri,
     say: Arc<Mutex<Vec<u8>>>,
@@ -67,7 +67,7 @@ fn server() -> &'static Server {
         let serve = move || {
             for stream in listener.incoming().flatten() {
                 let input = said.lock().clone();
-                // Each in a thread of its own: a client opens several.
+                // Each in its own thread, since a client may open several.
                 let serve = move || drop(answer(stream, &input));
                 spawn_named("hostile-server", serve).expect("a test can start a thread");
             }
@@ -88,7 +88,7 @@ fn messages(mut bytes: &[u8]) -> Vec<&[u8]> {
     while let Some((&len, rest)) = bytes.split_first()
         && messages.len() < MESSAGES_MAX
     {
-        // 255 stands for the simple answer to a read of two blocks.
+        // 255 stands for a simple reply to a read of two blocks.
         let len = if len == 255 { 2 * BLOCK_SIZE + 16 } else { len as usize };
         let (message, rest) = rest.split_at(len.min(rest.len()));
         messages.push(message);
@@ -135,7 +135,7 @@ fn answer(mut stream: UnixStream, input: &[u8]) -> io::Result<()> {
     io::copy(&mut stream, &mut io::sink()).map(drop)
 }
 
-/// As a server does it that keeps to the rules.
+/// The negotiation of a correct server.
 fn negotiation(how: u8) -> Vec<u8> {
     let reply = |option: u32, kind: u32, data: &[u8]| {
         let mut bytes = 0x0003_e889_0455_65a9u64.to_be_bytes().to_vec();
@@ -162,7 +162,7 @@ fn run(input: &[u8]) -> u64 {
     outcome(use_device(&*device))
 }
 
-/// Requests of all kinds. Whatever is answered, each comes back, with its buffer.
+/// Requests of all kinds. Whatever the server sends, each completes and returns its buffer.
 fn use_device(device: &dyn Device) -> Vec<u8> {
     let mut seen = vec![device.geometry().size.leading_zeros() as u8];
     let end = device.geometry().size.saturating_sub(2 * B) / B * B;

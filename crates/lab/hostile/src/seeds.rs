@@ -1,4 +1,4 @@
-//! The beginnings of the corpora: small inputs that are what they should be.
+//! The seeds of the corpora: small valid inputs.
 
 use kedge_base::BLOCK_SIZE;
 use kedge_crash::disk::ROOT_INO;
@@ -11,7 +11,7 @@ use zerocopy::{FromZeros, IntoBytes};
 type Seed = (&'static str, Vec<u8>);
 type Seeds = Vec<Seed>;
 
-/// Of a target of this crate.
+/// The seeds of a target of this crate.
 pub fn of(name: &str) -> Seeds {
     match name {
         "kcr" => recordings(),
@@ -102,7 +102,7 @@ fn recordings() -> Seeds {
     ]
 }
 
-/// How the server begins, and its messages.
+/// The server's behaviour, and its messages.
 fn server(how: u8, messages: &[Vec<u8>]) -> Vec<u8> {
     let mut bytes = vec![how];
     for message in messages {
@@ -132,7 +132,7 @@ fn servers() -> Seeds {
         [&head[..], &cookie.to_be_bytes(), &(content.len() as u32).to_be_bytes(), content].concat()
     };
     let hole = |offset: u64, len: u32| [&offset.to_be_bytes()[..], &len.to_be_bytes()].concat();
-    // The client reads two blocks at the second.
+    // The client reads two blocks, from the second on.
     let b = BLOCK_SIZE as u64;
     let structured: Vec<Vec<u8>> = vec![
         [chunk(0, 2, 0, &hole(b, 4096)), chunk(1, 2, 0, &hole(2 * b, 4096))].concat(),
@@ -172,7 +172,7 @@ fn uris() -> Seeds {
     .collect()
 }
 
-/// How requests are to be read, and requests of an opcode, a node and a body.
+/// The form of the requests, and requests made of an opcode, a node and a body.
 fn list(how: u8, requests: &[(u32, u8, Vec<u8>)]) -> Vec<u8> {
     let mut bytes = vec![how];
     for (opcode, node, body) in requests {

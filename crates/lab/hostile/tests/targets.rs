@@ -1,6 +1,6 @@
 //! The corpus of each target, and mutations of it for a few seconds.
 //!
-//! `KEDGE_FUZZ_SECONDS` sets how many seconds of processor time, `KEDGE_SEED` the seed.
+//! `KEDGE_FUZZ_SECONDS` sets the processor seconds, `KEDGE_SEED` the seed.
 
 use kedge_hostile::drive::test;
 use kedge_hostile::{corpus, fuse, kcr, nbd, uri};

@@ -1,9 +1,10 @@
 //! The test apparatus: a reference file system, an oracle for crash states, workloads with
 //! acknowledged writes, and written-down fsync cases.
 //!
-//! The model, the oracle and the workloads use only the file system's public interface (or the
-//! kernel's, on a mount), so that they are independent of the engine. Only attacks and aimed tests
-//! know more: `fuzz`, `forge`, `steady` and `trouble` know the format, and `races` uses marks
+//! The model and the oracle judge only what the file system's public interface shows (or the
+//! kernel's, on a mount), so that they are independent of the engine. The apparatus around them
+//! uses the simulated device and the format's constants; `fuzz`, `forge`, `steady` and `trouble`
+//! find structures on the device by the format, and `races` and `freeze` use marks and switches
 //! inside the engine.
 #![forbid(unsafe_code)]
 

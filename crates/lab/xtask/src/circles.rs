@@ -1,5 +1,5 @@
-//! Circles between the files of a crate: who names whom with `crate::` and `super::` paths, outside
-//! tests. A re-exported name counts as the file's that defines it.
+//! Circles between the files of a crate: which file names which with `crate::` and `super::` paths,
+//! outside tests. A re-exported name counts as the file's that defines it.
 
 use anyhow::{Result, bail};
 use std::collections::{BTreeMap, BTreeSet};
@@ -61,7 +61,7 @@ fn collect(dir: &Path, prefix: &str, files: &mut Files) -> Result<()> {
     Ok(())
 }
 
-/// Without comments, and without what follows the first test module.
+/// Removes comments, and everything from the first test module on.
 fn code(text: &str) -> String {
     let end = text.find("#[cfg(test)]\nmod tests").unwrap_or(text.len());
     text[..end].lines().map(|line| line.split("//").next().unwrap_or("")).collect::<Vec<_>>().join("\n")
@@ -78,12 +78,12 @@ pub(crate) fn edges(files: &Files) -> BTreeMap<&str, BTreeSet<&str>> {
     files.iter().map(|(module, text)| (module.as_str(), of(module, text))).collect()
 }
 
-/// All paths that begin with `crate` or `super`, groups taken apart.
+/// All paths that begin with `crate` or `super`, with groups expanded.
 fn paths(text: &str) -> Vec<Vec<String>> {
     let mut found = Vec::new();
     for word in ["crate::", "super::"] {
         for (at, _) in text.match_indices(word) {
-            // Not the second half of a longer path or name.
+            // Skips the second half of a longer path or name.
             if !text[..at].ends_with(|c: char| c.is_alphanumeric() || matches!(c, '_' | ':')) {
                 tree(&text[at..], &mut Vec::new(), &mut found);
             }
@@ -92,7 +92,7 @@ fn paths(text: &str) -> Vec<Vec<String>> {
     found
 }
 
-/// Takes one tree of a path apart. Returns how many bytes it has.
+/// Expands one use tree. Returns its length in bytes.
 fn tree(text: &str, before: &mut Vec<String>, found: &mut Vec<Vec<String>>) -> usize {
     let start = text.len() - text.trim_start().len();
     let rest = &text[start..];
@@ -134,7 +134,7 @@ fn resolve(files: &Files, path: &[String]) -> (String, String) {
     (path[..depth].join("::"), path.get(depth).cloned().unwrap_or_default())
 }
 
-/// Where the name comes from, if the module only passes it on.
+/// The origin of a name, if the module only re-exports it.
 fn follow(files: &Files, module: String, name: &str) -> String {
     let Some(text) = files.get(&module).filter(|_| !name.is_empty()) else { return module };
     for statement in text.split("pub use ").chain(text.split("pub(crate) use ")).skip(1) {
@@ -158,7 +158,7 @@ fn reach<'a>(edges: &BTreeMap<&'a str, BTreeSet<&'a str>>, from: &'a str) -> BTr
     seen
 }
 
-/// Sets of files that reach one another.
+/// Sets of files that reach one another (strongly connected components).
 pub(crate) fn circles(edges: &BTreeMap<&str, BTreeSet<&str>>) -> Vec<Vec<String>> {
     let reached: BTreeMap<&str, BTreeSet<&str>> = edges.keys().map(|at| (*at, reach(edges, at))).collect();
     let mut found: Vec<Vec<String>> = Vec::new();

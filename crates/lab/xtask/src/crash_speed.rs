@@ -1,14 +1,14 @@
-//! `cargo xtask crash-speed`: what crash tests cost, with optimised builds.
+//! `cargo xtask crash-speed`: the cost of crash tests, with optimised builds.
 //!
-//! 1. A fixed number of SQLite transactions on a plain mount and recorded: the slow-down, of the
-//!    clock and of the processor. Both images are in memory.
-//! 2. Ten seconds of SQLite recorded; 10,000 states of it under `posix` without a judge: states in
-//!    a second.
+//! 1. A fixed number of SQLite transactions on a plain mount and recorded: the slow-down, in
+//!    elapsed and in processor time. Both images are in memory.
+//! 2. Ten seconds of SQLite recorded; 10,000 states of it under `posix` without a checker: states
+//!    per second.
 //! 3. The same states with a check that takes 20 ms, on as many processors as there are.
 //!
-//! Figures only: nothing fails for them. Times mean something on a machine that has nothing else to
-//! do; the processor's time, which is told beside them, and the shortest of several runs suffer
-//! less from what else runs.
+//! These are figures only, and no value fails. Elapsed times mean something only on an idle
+//! machine; processor time, printed beside them, and the shortest of several runs are less affected
+//! by other load.
 
 use anyhow::{Context, Result, bail, ensure};
 use std::os::unix::fs::MetadataExt;
@@ -106,7 +106,7 @@ impl Speed {
         let (image, dir) = (self.place.join("image"), self.place.join("dir"));
         std::fs::create_dir_all(&dir).with_context(|| format!("create {}", dir.display()))?;
         let before = processor_time()?;
-        // In the foreground: its time counts when it has ended.
+        // In the foreground, so that its processor time counts when it has ended.
         let mut server = Command::new(&self.kedge)
             .args(["mount", "--foreground", "--create", "1G"])
             .args([&image, &dir])
@@ -142,8 +142,8 @@ impl Speed {
     }
 }
 
-/// Of the transactions by the clock, and of the processor for all that was started, the making of
-/// the image with it.
+/// Elapsed time of the transactions, and processor time of everything started, including formatting
+/// the image.
 struct Cost {
     seconds: f64,
     processor: f64,
@@ -161,18 +161,18 @@ fn wait_until_mounted(dir: &Path, server: &mut Child) -> Result<()> {
     Ok(())
 }
 
-/// Seconds of the processor that all processes took which this one started and waited for, and
-/// those that they waited for.
+/// Processor seconds of all processes that this one started and waited for, and of their
+/// descendants.
 fn processor_time() -> Result<f64> {
     let stat = std::fs::read_to_string("/proc/self/stat").context("/proc/self/stat")?;
-    // The name, which may hold anything, ends with the last bracket.
+    // The name may contain anything and ends with the last bracket.
     let words = stat.rsplit_once(')').context("a name")?.1.split_whitespace();
     let ticks: Vec<u64> = words.skip(13).take(2).filter_map(|w| w.parse().ok()).collect();
     ensure!(ticks.len() == 2, "/proc/self/stat: {stat}");
     Ok(ticks.iter().sum::<u64>() as f64 / rustix::param::clock_ticks_per_second() as f64)
 }
 
-/// Of what the script prints.
+/// The seconds that the script prints.
 fn seconds(text: &str) -> Result<f64> {
     match text.split_whitespace().collect::<Vec<_>>()[..] {
         [_, seconds] => seconds.parse().with_context(|| text.to_owned()),

@@ -1,5 +1,5 @@
-//! A Debian package: `kedge install-helpers` lays out the files, cargo-deb packs them as the table
-//! `package.metadata.deb` of crates/doors/cli says.
+//! A Debian package: `kedge install-helpers` lays out the files, and cargo-deb packs them as
+//! specified by the table `package.metadata.deb` of crates/doors/cli.
 
 use crate::tools;
 use anyhow::{Context, Result, bail};
@@ -7,10 +7,10 @@ use cargo_metadata::MetadataCommand;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Where the files are laid out, below the workspace: the table names it.
+/// The directory for the files, below the workspace; the table names it.
 const STAGE: &str = "target/deb/root";
 
-/// Makes the package and answers where it is. The profile `dev` is for tests.
+/// Builds the package and returns its path. The profile `dev` is for tests.
 pub fn make(profile: &str) -> Result<PathBuf> {
     let metadata = MetadataCommand::new().no_deps().exec()?;
     let root = metadata.workspace_root.as_std_path();
@@ -33,7 +33,7 @@ pub fn make(profile: &str) -> Result<PathBuf> {
     Ok(package)
 }
 
-/// Why the package cannot be tried here; `None`: it can.
+/// Why the package cannot be tested here; `None`: it can.
 pub fn untried() -> Option<String> {
     if !rustix::process::geteuid().is_root() {
         return Some("only root can install a package".into());
@@ -52,7 +52,7 @@ pub fn untried() -> Option<String> {
     None
 }
 
-/// What a person does with an installed package; `$1` is the directory to do it in.
+/// Uses the installed package as a person would; `$1` is the working directory.
 const TRY: &str = r#"
 set -eux
 cd "$1"
@@ -77,7 +77,7 @@ pub fn test() -> Result<()> {
     tools::run(Command::new("dpkg").arg("-i").arg(&package))?;
     let place = tempfile::tempdir().context("make a directory")?;
     let tried = tools::run(Command::new("sh").args(["-c", TRY, "sh"]).arg(place.path()));
-    // A mount that is left would keep the directory and the program.
+    // A remaining mount would keep the directory and the program busy.
     let mounted = place.path().join("mnt");
     if tried.is_err() && mounted.exists() {
         let _ = tools::run(Command::new("umount").arg("-l").arg(&mounted));

@@ -1,13 +1,12 @@
-//! Dependencies point down only: the table of docs/ARCHITECTURE.md, checked against what the
-//! manifests say.
+//! Dependencies point down only: the table of docs/ARCHITECTURE.md, checked against the manifests.
 
 use anyhow::{Result, bail};
 use cargo_metadata::{DependencyKind, MetadataCommand};
 use std::collections::BTreeMap;
 
-/// (crate, crates of the workspace it may use, those its tests may use besides)
+/// (crate, crates of the workspace it may use, crates that only its tests may use)
 ///
-/// Tests may use a device to run on, and an independent check of what they made, never an interface
+/// Tests may use a device to run on, and an independent check of their result, but no interface
 /// above them.
 type Rule = (&'static str, &'static [&'static str], &'static [&'static str]);
 
@@ -34,19 +33,19 @@ const XTASK: &str = "xtask";
 
 const RULES: &[Rule] = &[
     (BASE, &[], &[]),
-    // Starts programs; it knows nothing of images.
+    // Starts programs; it is independent of images.
     (CEPH, &[BASE], &[]),
     (DEVICE, &[BASE], &[CEPH]),
     (FORMAT, &[BASE], &[]),
-    // Log, tree and allocator never see one another: the store joins them.
+    // Log, tree and allocator never use one another: the store joins them.
     (LOG, &[BASE, DEVICE, FORMAT], &[]),
     (BTREE, &[BASE, FORMAT], &[DEVICE]),
     (ALLOC, &[BASE, DEVICE, FORMAT], &[]),
     (STORE, &[BASE, DEVICE, FORMAT, LOG, BTREE, ALLOC], &[FSCK]),
     (FS, &[BASE, DEVICE, FORMAT, STORE], &[FSCK]),
     (FUSE, &[BASE, FS], &[DEVICE, FSCK]),
-    // An independent check of the image: it must not share the code that it checks. Of the store it
-    // uses only replay.
+    // An independent check of the image, which must not share the code that it checks. From the
+    // store it uses only replay.
     (FSCK, &[BASE, DEVICE, FORMAT, STORE], &[FS]),
     // Opens, mounts and serves images for programs; it knows no command line.
     (HOST, &[BASE, DEVICE, FORMAT, FS, FUSE, FSCK], &[]),
@@ -55,12 +54,12 @@ const RULES: &[Rule] = &[
     (BENCH, &[BASE, DEVICE, FS], &[]),
     // Writes the documents' tables from the code that they describe.
     (XTASK, &[BASE, FORMAT], &[]),
-    // A tool for other programs. It has rules of its own and does not know the engine.
+    // A tool for other programs. It has its own rules and is independent of the engine.
     (CRASH, &[BASE], &[]),
     (CRASH_RECORD, &[BASE, DEVICE, FS, FUSE, CRASH], &[]),
     // Compares its rules with the kernel's file systems. Nothing depends on it.
     (CRASH_REALITY, &[BASE, CRASH, CRASH_RECORD], &[]),
-    // Runs on bytes of others what reads them. Only tests depend on it.
+    // Runs parsers on untrusted bytes. Only tests depend on it.
     (HOSTILE, &[BASE, DEVICE, FS, FUSE, FSCK, CRASH], &[]),
     (CLI, &[BASE, DEVICE, FORMAT, STORE, FS, FUSE, FSCK, HOST, CRASH, CRASH_RECORD], &[SIM, CEPH, HOSTILE]),
 ];

@@ -1,5 +1,5 @@
-//! Tables of the documents that are generated from the code, or from the results of experiments, so
-//! that each fact is stated once; and the width of prose.
+//! Tables of the documents that are generated from the code or from the results of experiments, so
+//! that each fact is stated once; the width of prose; and words that are not used.
 //!
 //! A generated part stands between `<!-- generated: NAME -->` and `<!-- end of generated -->`.
 //! `cargo xtask docs` rewrites it, and wraps the prose of documents and the comments of source
@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail, ensure};
 use kedge_format::{ItemKind, alloc, inode, item, key, logwrite, node, record, superblock};
 use std::path::{Path, PathBuf};
 
-/// (file, name of the part, what makes its text)
+/// (file, name of the part, function that generates its text)
 type Part = (&'static str, &'static str, fn() -> Result<String>);
 
 const FORMAT: &str = "docs/FORMAT.md";
@@ -127,7 +127,7 @@ fn sources() -> Result<Vec<String>> {
     Ok(sources)
 }
 
-/// The text of `file` with its generated parts brought up to date.
+/// The text of `file` with its generated parts updated.
 fn render(file: &str, text: &str) -> Result<String> {
     let mut text = text.to_owned();
     let parts = PARTS.iter().filter(|part| part.0 == file);

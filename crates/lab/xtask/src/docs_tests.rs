@@ -25,7 +25,7 @@ fn a_table_that_differs_is_found_and_mended() {
     }
 }
 
-/// Each guarantee of the crash model, by its number, is told to those who write programs.
+/// docs/SEMANTICS.md names each guarantee of the crash model by its number.
 #[test]
 fn no_guarantee_is_kept_from_users() {
     let read = |file: &str| std::fs::read_to_string(root().join(file)).unwrap();

@@ -1,20 +1,20 @@
-//! The table with which docs/EXPERIMENTS.md opens, made from the result files: what was published
-//! of a change, what it was here, and a word for it.
+//! The first table of docs/EXPERIMENTS.md, made from the result files: the published effect of each
+//! change, our result, and a verdict.
 //!
-//! The word is a rule. A place *reaches* the published figure if it changes as much in the same
-//! direction, or more. All places that were measured: *reproduced*. Some: *in part*. None:
-//! *missed*. The published change stands in the result files beside ours.
+//! The verdict follows a rule. A place *reaches* the published figure if it changes at least as
+//! much in the same direction. If all measured places reach it, the verdict is *reproduced*; if
+//! some, *in part*; if none, *missed*. The result files list the published change beside ours.
 //!
-//! The cells of a result file are rounded, so a figure that was computed from two of them would
-//! differ from what the experiment computed. Each change is the file's own: of its column, or of
-//! the bar that the experiment holds it against.
+//! The cells of a result file are rounded, so a figure computed from two of them would differ from
+//! the experiment's own. So each change is read from the file: from its column, or from the
+//! experiment's bar.
 
 use anyhow::{Context, Result, ensure};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::Path;
 
-/// Part of the title of a section, in lower case, and how the table calls it.
+/// Part of a section's title in lower case, and the name that the table uses.
 const MODEL: (&str, &str) = ("device in memory", "1 ms");
 const PROCESS: (&str, &str) = ("in this process", "in process");
 const MOUNT: (&str, &str) = ("on the mount", "on the mount");
@@ -25,7 +25,7 @@ const REPEATED: &str = "log of the default size";
 struct Row {
     change: &'static str,
     file: &'static str,
-    /// A part of the title of the contest, the first one that has it.
+    /// Part of a contest's title; the first contest that contains it is meant.
     contest: &'static str,
     metric: &'static str,
     places: &'static [(&'static str, &'static str)],
@@ -34,17 +34,17 @@ struct Row {
 
 #[derive(Clone, Copy)]
 enum Kind {
-    /// From the first to the second contestant, in percent.
+    /// The change from the first to the second contestant, in percent.
     Change,
-    /// The same, beside the published change of another metric.
+    /// The same, with the published change of another metric.
     ChangeAs(&'static str),
-    /// The figures themselves, as the file has them.
+    /// The figures themselves, as in the file.
     FromTo,
-    /// The same change as how many times the first figure the second one is.
+    /// The same change as a ratio of the second figure to the first.
     Times,
-    /// What the bar of this title reached, beside the published change of the metric.
+    /// The value reached for the bar of this title, and the published change of the metric.
     Bar(&'static str),
-    /// The same, where the published change is that of others.
+    /// The same, if the published change was measured by others.
     BarAlone(&'static str),
 }
 
@@ -181,8 +181,8 @@ fn render(rows: &[Row], files: &BTreeMap<&str, Vec<Line>>) -> Result<String> {
     Ok(out)
 }
 
-/// A line of a table: the section's title in lower case, the contest, the metric with its unit, the
-/// other cells by the names of their columns.
+/// A line of a table: the section's title in lower case, the contest, the metric with its unit, and
+/// the other cells by column name.
 #[derive(Debug)]
 struct Line {
     section: String,
@@ -228,7 +228,7 @@ impl Line {
         number(&self.cells.iter().find(|(name, _)| name == column)?.1)
     }
 
-    /// Theirs, as cells.
+    /// The published figures, as cells.
     fn published_from_to(&self) -> Option<(&str, &str)> {
         let mut cells = self.cells.iter().filter(|(name, _)| name.starts_with("published: "));
         let mut next = || cells.next().map(|(_, cell)| cell.as_str());
@@ -236,7 +236,7 @@ impl Line {
     }
 }
 
-/// A figure as it is told, and what is held against the other one.
+/// A figure as printed, and the value to compare.
 type Told = (String, f64);
 
 impl Row {
@@ -249,10 +249,10 @@ impl Row {
         })
     }
 
-    /// Published, here, and the word.
+    /// The published figure, ours, and the verdict.
     fn cells(&self, lines: &[Line]) -> Result<(String, String, String)> {
-        // A file without the section or the contest is not the one that is meant. A metric may be
-        // newer than the file.
+        // A file without the section or the contest is the wrong file. A metric may be newer than
+        // the file.
         let known = lines.iter().any(|line| {
             self.places.iter().any(|(place, _)| line.section.contains(place))
                 && line.contest.contains(self.contest)
@@ -313,14 +313,14 @@ impl Row {
     }
 }
 
-/// What a bar reached: a change in percent, or a ratio.
+/// The value reached for a bar: a change in percent, or a ratio.
 fn reached(cells: &[(String, String)]) -> Option<Told> {
     let (_, cell) = cells.iter().find(|(name, _)| name == "reached")?;
     let value = number(cell)?;
     Some(if cell.ends_with('%') { percent(value) } else { times(value) })
 }
 
-/// With the digits of the cells.
+/// With as many digits as the cells.
 fn from_to(from: &str, to: &str, change: Option<f64>) -> Option<Told> {
     let digits = |cell: &str| cell.split(' ').next().map(str::to_owned);
     Some((format!("{} to {}", digits(from)?, digits(to)?), change?))
@@ -336,7 +336,7 @@ fn percent(change: f64) -> Told {
     (words, change)
 }
 
-/// As much in the same direction, or more.
+/// Whether ours changes at least as much in the same direction.
 fn reaches(ours: f64, published: f64) -> bool {
     if published < 0.0 { ours <= published } else { ours >= published }
 }

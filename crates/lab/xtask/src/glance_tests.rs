@@ -57,7 +57,7 @@ fn each_kind_of_figure() {
     assert_eq!(of("own, ms", Kind::ChangeAs("time, ms")), ["-40 %", "in process -95 %", "reproduced"]);
     assert_eq!(of("own, ms", Kind::Change), ["–", "in process -95 %", "–"]);
     assert_eq!(of("time, ms", Kind::FromTo), ["1,000 to 600", "in process 2.00 to 1.00", "reproduced"]);
-    // The cells alone would give -91 %: 1.1 to 0.1 without the 0.9 that null takes.
+    // The cells alone would give -91 %: from 1.1 to 0.1 after subtracting the 0.9 that null takes.
     let bar = Kind::Bar("load 1: time, less null's");
     assert_eq!(of("time, ms", bar), ["-40 %", "in process -89 %", "reproduced"]);
     let bar = Kind::BarAlone("load 1: time, new by old");
@@ -84,7 +84,7 @@ fn what_is_not_there_is_an_error() {
     assert!(parse("### t\n| a | b | c |\n|---|---|---|\n| 1 | 2 |\n").is_err());
 }
 
-/// A figure of a result file that changes changes the table: it cannot drift.
+/// A changed figure in a result file changes the table, so the table cannot drift.
 #[test]
 fn the_table_follows_the_files() {
     let rows = [row("c", "f", "load 1", "time, ms", BOTH, Kind::Change)];

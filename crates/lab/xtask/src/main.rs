@@ -84,7 +84,7 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
-    /// Fuzzes one target (kcr, nbd, uri, fuse, tar, pax, options) for so many seconds of processor
+    /// Fuzzes one target (kcr, nbd, uri, fuse, tar, pax, options) for SECONDS of processor
     /// time
     Fuzz {
         target: String,
@@ -178,8 +178,8 @@ fn static_checks(steps: &mut Steps) {
     });
 }
 
-/// Fuzzes what reads bytes of others, with the driver of `crates/lab/hostile`. The parsers of the
-/// command are tests of it: a program has no other door.
+/// Fuzzes parsers of untrusted bytes, with the driver of `crates/lab/hostile`. Targets of the
+/// command line run as its tests, since a binary crate exports no functions.
 fn fuzz(target: &str, seconds: &str, seed: &str) -> anyhow::Result<()> {
     let test = match target {
         "tar" => "import::fuzz_tests::archives_of_others_do_no_harm",
@@ -220,7 +220,7 @@ fn lint(steps: &mut Steps) {
     });
 }
 
-/// The tests that need an engine with mistakes built in.
+/// The tests that need a deliberately broken engine.
 const BROKEN: &[&str] = &[
     "-p",
     "kedge-sim",

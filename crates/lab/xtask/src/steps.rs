@@ -1,4 +1,4 @@
-//! Runs steps, prints how long each took, and sums up.
+//! Runs steps, prints their times, and sums up.
 
 use anyhow::Result;
 use std::process::ExitCode;
@@ -16,7 +16,7 @@ enum Outcome {
     Failed(String),
 }
 
-/// The time that a person waits, not the file system's time: the only clock of this crate.
+/// Elapsed time for the user, not the file system's time: the only clock of this crate.
 #[allow(clippy::disallowed_methods)]
 fn now() -> Instant {
     Instant::now()
@@ -38,7 +38,7 @@ impl Steps {
         self.done.push((name, took, outcome));
     }
 
-    /// Runs the step if `cargo <probe>` succeeds; says so when not.
+    /// Runs the step if `cargo <probe>` succeeds; otherwise reports that it was skipped.
     pub fn run_if_installed(
         &mut self,
         name: &'static str,
@@ -50,7 +50,7 @@ impl Steps {
         self.run_unless(name, missing, step);
     }
 
-    /// Runs the step, or reports it as skipped if there is a reason.
+    /// Runs the step, or reports it as skipped if a reason is given.
     pub fn run_unless(&mut self, name: &'static str, why: Option<String>, step: impl FnOnce() -> Result<()>) {
         let Some(why) = why else { return self.run(name, step) };
         println!("==== {name}: left out, {why}");

@@ -1,8 +1,8 @@
 //! The totals of a test run, over all test programs: passed, failed, skipped.
 //!
-//! libtest prints one line for each program, which is parsed here. A test that skips something
-//! counts as passed there, but reports it in a file (`kedge_base::skip`). `#[ignore]` and tests
-//! that are filtered out are not reported.
+//! libtest prints one line for each program, which is parsed here. libtest counts a test that skips
+//! something as passed, but the test reports the skip in a file (`kedge_base::skip`). `#[ignore]`
+//! and tests that are filtered out are not reported.
 
 use anyhow::{Context, Result};
 use std::collections::BTreeSet;
@@ -66,7 +66,7 @@ impl Tally {
     }
 }
 
-/// The file that the tests of this run write their skips to, empty.
+/// Creates an empty file, in which the tests of this run write their skips.
 pub fn fresh_log() -> Result<PathBuf> {
     let path = std::env::temp_dir().join(format!("kedge-skips-{}", std::process::id()));
     std::fs::write(&path, "").with_context(|| path.display().to_string())?;

@@ -28,7 +28,7 @@ fn a_log_is_read_once() {
     read_log(&path).unwrap_err();
 }
 
-/// Both sides of the file mean the same: this crate depends on none of the workspace's.
+/// Both sides use the same names, although this crate depends on no other crate of the workspace.
 #[test]
 fn the_names_are_those_that_the_tests_use() {
     let source = include_str!("../../../engine/base/src/skip.rs");

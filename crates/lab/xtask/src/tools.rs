@@ -10,11 +10,10 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Debian packages, and what needs them: fuse3 for mounts without privilege, e2fsprogs for foreign
-/// images that mkfs must refuse; it and the two after it make the file systems that the crash
-/// models are compared with. nbdkit and qemu-utils are NBD servers. The last four are for what
-/// `kedge install-helpers` installs. The others are programs that the mount tests run on the file
-/// system.
+/// Debian packages and their users: fuse3 for unprivileged mounts, e2fsprogs for foreign images
+/// that mkfs must refuse; it and the next two make the file systems that the crash models are
+/// compared with. nbdkit and qemu-utils are NBD servers. The last four are for what `kedge
+/// install-helpers` installs. The mount tests run the other programs on the file system.
 const PACKAGES: &[&str] = &[
     "fuse3",
     "fsmark",
@@ -37,16 +36,16 @@ const PACKAGES: &[&str] = &[
     "systemd",
 ];
 
-/// What a long run needs besides.
+/// Additional packages for a long run.
 const LONG_PACKAGES: &[&str] = &["postgresql"];
 
-/// A Ceph cluster, and the networks of the hosts that use it. Far larger than the rest, and not to
-/// be had everywhere: without them the tests of RBD images are skipped.
+/// A Ceph cluster, and the networks of the hosts that use it. They are far larger than the rest and
+/// not available everywhere; without them the tests of RBD images are skipped.
 const CEPH_PACKAGES: &[&str] = &["ceph-mon", "ceph-osd", "ceph-common", "iproute2"];
 
-/// A program of crates.io that a mount test runs, in the version whose results the test knows.
+/// A program from crates.io that a mount test runs, in the version whose results the test expects.
 const PJDFSTEST: (&str, &str) = ("pjdfstest", "0.2.2");
-/// What makes a Debian package, for a long run.
+/// Makes a Debian package, in a long run.
 const CARGO_DEB: (&str, &str) = ("cargo-deb", "3.8.0");
 
 fn cargo_command(args: &[&str]) -> Command {
@@ -69,15 +68,15 @@ pub fn cargo_with(args: &[&str], env: &[(&str, &str)]) -> Result<()> {
 pub const MSRV: &str = env!("CARGO_PKG_RUST_VERSION");
 
 /// Why the workspace cannot be checked with the oldest Rust; `None`: it can. Installs nothing: a
-/// download would fail offline and surprise everywhere else.
+/// download would fail offline and be unexpected elsewhere.
 pub fn msrv_missing() -> Option<String> {
     let mut probe = Command::new("rustup");
     let there = succeeds(probe.args(["run", MSRV, "cargo", "--version"]));
     (!there).then(|| format!("Rust {MSRV} is not installed (rustup toolchain install {MSRV})"))
 }
 
-/// Checks the workspace with the oldest Rust, in a target directory of its own, so that the
-/// artefacts of the usual one are kept.
+/// Checks the workspace with the oldest Rust, in its own target directory, so that the usual
+/// artefacts are kept.
 pub fn check_msrv() -> Result<()> {
     let mut command = Command::new("rustup");
     command.args([
@@ -90,7 +89,7 @@ pub fn check_msrv() -> Result<()> {
         "--target-dir",
         "target/msrv",
     ]);
-    // Set by the cargo that runs us: they name the newer toolchain.
+    // Set by the cargo that runs xtask: they name the newer toolchain.
     run(command.env_remove("CARGO").env_remove("RUSTC").env_remove("RUSTUP_TOOLCHAIN"))
 }
 
@@ -115,7 +114,7 @@ pub fn cargo_tests(args: &[&str], env: &[(&str, &OsStr)], tally: &mut Tally) -> 
     Ok(())
 }
 
-/// `cargo deb`, which may be one that [`install`] has built.
+/// `cargo deb`, perhaps the one that [`install`] built.
 pub fn cargo_deb(args: &[&str]) -> Result<Command> {
     let mut command = cargo_command(&[&["deb"], args].concat());
     command.env("PATH", path()?);
@@ -142,7 +141,7 @@ pub fn pack() -> Result<()> {
     cargo(&[&["package", "--offline", "--no-verify", "--allow-dirty"], &named[..]].concat())
 }
 
-/// Another system for which the library is to compile.
+/// Another system for which the library must compile.
 pub const MACOS: &str = "aarch64-apple-darwin";
 
 /// Why nothing can be compiled for macOS here; `None`: the library can.
@@ -157,8 +156,8 @@ pub fn cargo_quiet(args: &[&str]) -> bool {
     succeeds(&mut cargo_command(args))
 }
 
-/// Whether a program succeeds in a directory of the workspace; prints nothing. Not the cargo that
-/// runs us, which would not know of `+toolchain`.
+/// Whether a program succeeds in a directory of the workspace; prints nothing. It is not run
+/// through the current cargo, which does not accept `+toolchain`.
 pub fn succeeds_in(dir: &str, program: &str, args: &[&str]) -> bool {
     succeeds(outside(dir, program).args(args))
 }
@@ -167,7 +166,7 @@ pub fn run_in(dir: &str, program: &str, args: &[&str]) -> Result<()> {
     run(outside(dir, program).args(args))
 }
 
-/// A command without the variables that cargo has set for us: the program may be of another
+/// A command without the variables that cargo set for xtask, since the program may be of another
 /// version.
 fn outside(dir: &str, program: &str) -> Command {
     let mut command = Command::new(program);
@@ -199,7 +198,7 @@ pub fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Where [`install`] puts programs that are built here; the tests find them on their PATH.
+/// The directory where [`install`] puts programs built here; the tests find them on their PATH.
 pub fn programs() -> Result<PathBuf> {
     let metadata = MetadataCommand::new().no_deps().exec()?;
     Ok(metadata.target_directory.as_std_path().join("programs"))
@@ -211,14 +210,15 @@ pub fn path() -> Result<OsString> {
     Ok(std::env::join_paths([programs()?.join("bin")].into_iter().chain(std::env::split_paths(&path)))?)
 }
 
-/// Builds a program if it is not there. Without it, what needs it is left out and says so.
+/// Builds a program unless it exists. If that fails, the tests that need it are skipped and
+/// reported.
 fn install_program((name, version): (&str, &str)) -> Result<()> {
     let programs = programs()?;
     if programs.join("bin").join(name).exists() {
         return Ok(());
     }
     let root = programs.to_str().context("the path of the workspace is not text")?;
-    // Its own target directory, which goes: nothing is shared with the workspace.
+    // In its own target directory, which is removed: nothing is shared with the workspace.
     if let Err(e) = cargo(&["install", "--debug", "--root", root, name, "--version", version, "--locked"]) {
         println!("could not build {name} ({e:#}); going on without");
     }
@@ -242,12 +242,12 @@ pub fn install(long: bool) -> Result<()> {
     let_users_mount()
 }
 
-/// Gives `/dev/fuse` the mode that udev gives it. Where there is no udev, as in many containers,
-/// it may be root's alone, and no test of an ordinary user's mount could pass.
+/// Sets the mode of `/dev/fuse` as udev would. Without udev, as in many containers, only root may
+/// open it, and no test of an unprivileged mount could pass.
 fn let_users_mount() -> Result<()> {
     const EVERYBODY: u32 = 0o666;
     let fuse = Path::new("/dev/fuse");
-    // Its absence is told by the tests.
+    // The tests report its absence.
     let Ok(there) = fuse.metadata() else { return Ok(()) };
     if there.mode() & EVERYBODY == EVERYBODY || !rustix::process::geteuid().is_root() {
         return Ok(());
@@ -279,7 +279,7 @@ fn install_packages(packages: &[&str], tests: &str) -> Result<()> {
     Ok(())
 }
 
-/// Asks the package database if there is one, else looks for the programs.
+/// Asks the package database if there is one, otherwise searches for the programs.
 fn is_installed(package: &str) -> bool {
     if Path::new("/usr/bin/dpkg-query").exists() {
         let status = Command::new("dpkg-query").args(["-W", "-f", "${db:Status-Status}", package]).output();

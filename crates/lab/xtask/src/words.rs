@@ -89,7 +89,7 @@ const RULES: &[Rule] = &[
 ];
 
 /// Folders and files whose text is free of these words.
-const CLEAN: &[&str] = &["crates/lab/xtask/src/words.rs"];
+const CLEAN: &[&str] = &["crates/crash", "crates/lab", "fuzz"];
 
 /// Text of released versions stays as it was published.
 const EXEMPT: &[&str] = &["CHANGELOG.md"];
@@ -188,7 +188,7 @@ fn of_comments(text: &str) -> Vec<Paragraph> {
         || text.lines().enumerate().map(|(i, line)| (i + 1, wrap::comment(line).map(|(_, text)| text)));
     let mut paragraphs = of_lines(comments());
     for ((number, comment), line) in comments().zip(text.lines()) {
-        let after_code = line.split_once(" // ").filter(|(code, _)| code.matches('"').count() % 2 == 0);
+        let after_code = line.split_once(" // ").filter(|(code, _)| quotes(code).is_multiple_of(2));
         if let (None, Some((_, comment))) = (comment, after_code) {
             let mut paragraph = Paragraph::default();
             paragraph.push(number, comment);
@@ -196,6 +196,11 @@ fn of_comments(text: &str) -> Vec<Paragraph> {
         }
     }
     paragraphs
+}
+
+/// The quotes that begin or end a string literal.
+fn quotes(code: &str) -> usize {
+    code.matches('"').count() - code.matches("\\\"").count()
 }
 
 /// Paragraphs of numbered lines. `None` is a line without prose. Code blocks are left out.

@@ -1,10 +1,10 @@
-//! `cargo xtask crash-zoo`: crash tests of common programs, compared with what their documentation
-//! says.
+//! `cargo xtask crash-zoo`: crash tests of common programs, compared with the promises of their
+//! documentation.
 //!
-//! A row that must fail has to fail with the call that the documentation names, and one whose
-//! program is known not to keep what its documentation promises, with the known one. A row that
-//! must pass has to have tried all systematic states, or as many as the budget allows; the table
-//! says which. A row whose program cannot be had is named at the end and counts as nothing.
+//! A row that must fail has to fail with the call that the documentation names; a program with a
+//! known violation has to fail with that one. A row that must pass has to have tried all systematic
+//! states, or as many as the budget allows; the table says which. A row whose program is not
+//! available is named at the end and does not count.
 //!
 //! `--write` puts the results into the table of `docs/CRASH_TESTING.md`; rows that were not run
 //! keep theirs.
@@ -29,7 +29,7 @@ struct Zoo {
     dir: PathBuf,
     cache: Cache,
     temp: PathBuf,
-    /// The program's and the model's name, and the line of the table.
+    /// Names of the program and of the model, and the line of the table.
     results: Vec<(String, String)>,
     wrong: Vec<String>,
     left_out: Vec<String>,
@@ -54,7 +54,7 @@ pub fn run(words: &[String], write: bool) -> Result<()> {
             zoo.wrong.push(format!("{}: {e:#}", row.name));
         }
         std::fs::remove_dir_all(&zoo.temp).with_context(|| format!("remove {}", zoo.temp.display()))?;
-        // After each: a run that is ended keeps what it has found.
+        // After each row, so that an interrupted run keeps its results.
         if write {
             zoo.write()?;
         }
@@ -106,7 +106,7 @@ impl Zoo {
         if wrong.is_empty() { Ok(()) } else { bail!("{}", wrong.join("\n")) }
     }
 
-    /// With what the scripts are told.
+    /// With the variables that the scripts use.
     fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let path = std::env::var("PATH").unwrap_or_default();
         let mut command = Command::new(program);
@@ -164,7 +164,7 @@ impl Zoo {
         let report = text(&explored);
         let states = report.split_once(" distinct").and_then(|(before, _)| before.rsplit(' ').next());
         let states = states.unwrap_or("none");
-        // Not all that can be said was tried: that is part of the result.
+        // Not all systematic states were tried, which is part of the result.
         let more = if report.contains("NOT tried") { "+" } else { "" };
         let fails_with = |word: &str| explored.status.code() == Some(1) && report.contains(word);
         let (documented, is_right) = match expect {
@@ -186,8 +186,8 @@ impl Zoo {
     }
 }
 
-/// The document with these lines in its table, in the order of the rows. Lines of rows that are
-/// gone go.
+/// The document with these lines in its table, in the order of the rows. Lines of removed rows are
+/// dropped.
 fn with_results(text: &str, results: &[(String, String)]) -> Result<String> {
     let start = text.find(BEGIN).with_context(|| format!("{DOCUMENT} has no {BEGIN}"))? + BEGIN.len();
     let len = text[start..].find(END).with_context(|| format!("{DOCUMENT} has no {END}"))?;

@@ -2,7 +2,7 @@ use super::*;
 use kedge_device::MemDevice;
 use std::sync::Arc;
 
-/// Each load that needs no mount does its work on the library and on a directory.
+/// Each load that needs no mount runs on the library and on a directory.
 #[test]
 fn loads_do_their_work_in_both_worlds() {
     let device = Arc::new(MemDevice::new(256 << 20));
@@ -55,8 +55,7 @@ fn what_is_durable_is_compared_with_durable_writes() {
     assert_eq!(LOADS.iter().filter(|load| !fits(Peer::Tmpfs, load)).count(), 2, "it has nothing cold");
 }
 
-/// What a round prepared is there in the next one, and a directory that is not as it was made is
-/// told.
+/// What a round prepared is still there in the next one, and a directory that differs is reported.
 #[test]
 fn what_is_kept_is_made_once() {
     let device = Arc::new(MemDevice::new(64 << 20));
@@ -72,7 +71,7 @@ fn what_is_kept_is_made_once() {
     assert_eq!(told, "22 were found where 20 files are");
 }
 
-/// The best of those that were measured counts, and without any there is no bar.
+/// The best of the measured contestants counts; without any there is no bar.
 #[test]
 fn a_bar_is_by_the_best_of_those_that_are_there() {
     let outcome = |sides: &[(Peer, f64)]| {

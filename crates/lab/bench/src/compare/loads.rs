@@ -1,5 +1,5 @@
-//! What the contestants do. Each load prepares, does its work between two looks at the clock, and
-//! answers a rate.
+//! The loads of the contestants. Each load prepares, works between two readings of the clock, and
+//! returns a rate.
 
 use super::Peer;
 use super::root::Root;
@@ -16,9 +16,9 @@ const MIB: usize = 1 << 20;
 const IN_DIR: u64 = 100;
 /// Blocks of a file that is overwritten.
 const OVERWRITTEN: u64 = 1024;
-/// Files that are made before the first of them is made durable, as fs_mark has it by default.
+/// Files created before the first of them is made durable, as in fs_mark's default.
 const BEFORE_FSYNC: u64 = 1000;
-/// What is walked, and read: files, and mebibytes.
+/// Amounts walked and read: files, and mebibytes.
 const WALKED: u64 = 100_000;
 const READ: u64 = 512;
 
@@ -27,17 +27,18 @@ pub struct Load {
     pub title: &'static str,
     pub unit: &'static str,
     pub threads: usize,
-    /// Items of the first round, which shows how many make a round. Of [`Work::Kept`]: of all.
+    /// Items of the first round, from which the amount of a round follows. For [`Work::Kept`]: all
+    /// items.
     pub pilot: u64,
-    /// Bytes of the image for each item: how many fit.
+    /// Bytes of the image for each item, which bound the number of items.
     pub item: u64,
-    /// Each item is at least one durable write: compared with those alone.
+    /// Each item is at least one durable write, so it is compared with durable writes alone.
     pub durable: bool,
     pub wanted: &'static [Wanted],
     pub work: Work,
 }
 
-/// What KedgeFS is to reach: `times` the rate of the best of `of`.
+/// KedgeFS must reach `times` the rate of the best of `of`.
 pub struct Wanted {
     pub whose: Peer,
     pub times: f64,
@@ -57,7 +58,7 @@ const EXT4: &[Peer] = &[Peer::Ext4];
 const XFS: &[Peer] = &[Peer::Xfs];
 const NULL: &[Peer] = &[Peer::Null];
 const NULL_LOG: &[Peer] = &[Peer::NullLog];
-/// Of every load.
+/// Required of every load.
 pub static ANY: [Wanted; 2] = [mounted(2.0, &[Peer::Fuse2fs]), mounted(2.0, &[Peer::Redoxfs])];
 static CREATED: [Wanted; 2] = [mounted(0.8, NULL), in_process(4.0, EXT4)];
 static FSYNCED_1: [Wanted; 3] =
@@ -72,17 +73,17 @@ static SEQUENTIAL: [Wanted; 1] = [mounted(0.8, EXT4)];
 static DBENCH: [Wanted; 1] = [mounted(0.85, NULL_LOG)];
 
 pub enum Work {
-    /// Through std::fs or the library. Answers items per second.
+    /// Through std::fs or the library. Returns items per second.
     Calls(fn(&Root, usize, u64) -> Result<f64>),
-    /// On a directory that is made once, as the name says, and then stays. `cold`: what is in it is
-    /// in no cache when a round begins.
+    /// On a directory that is made once, under this name, and kept. `cold`: it is in no cache when
+    /// a round begins.
     Kept {
         name: &'static str,
         prepare: fn(&Root, u64) -> Result<()>,
         run: fn(&Root, u64) -> Result<f64>,
         cold: bool,
     },
-    /// A program that needs a mount: the directory's name, as commands say it, and the directory.
+    /// A program that needs a mount: the directory's name as in commands, and the directory.
     Tool { program: &'static str, run: fn(&Place, &str, &Root, u64) -> Result<f64> },
 }
 
@@ -118,7 +119,8 @@ const fn read(title: &'static str, cold: bool) -> Load {
     Load { work: kept, ..wanted(&SEQUENTIAL, calls(title, "MiB/s", 1, READ, empty_files)) }
 }
 
-/// `fs_mark -S 3` and `-S 5`: all files are made, then opened again and made durable one by one.
+/// `fs_mark -S 3` and `-S 5`: creates all files, then reopens them and makes them durable one by
+/// one.
 const fn synced_after(title: &'static str, threads: usize, reverse: bool) -> Load {
     let work = if reverse { reverse_synced_files } else { later_synced_files };
     let bars: &[Wanted] = if threads < 16 { &FSYNCED_LATER } else { &FSYNCED_LATER_16 };
@@ -204,7 +206,7 @@ fn timed(work: impl FnOnce() -> Result<()>) -> Result<Duration> {
     Ok(clock.monotonic().saturating_sub(started))
 }
 
-/// All threads together do `items`, each its share in a directory of its own.
+/// All threads together process `items`, each its share in its own directory.
 fn shared(root: &Root, threads: usize, items: u64, work: fn(&Root, u64) -> Result<()>) -> Result<f64> {
     let each = (items / threads as u64).max(1);
     let dirs: Vec<Root> = (0..threads).map(|i| root.make_dir(&format!("t{i}"))).collect::<Result<_>>()?;
@@ -264,7 +266,7 @@ fn overwrites(root: &Root, _: usize, items: u64) -> Result<f64> {
     file.sync()?;
     let took = timed(|| {
         (0..items).try_for_each(|i| {
-            // Blocks far from one another, each of them after the others.
+            // Distant blocks in sequence.
             file.write_at(i * 389 % OVERWRITTEN * BLOCK.len() as u64, &BLOCK)?;
             file.sync_data()
         })
@@ -284,7 +286,7 @@ fn appends(root: &Root, _: usize, items: u64) -> Result<f64> {
     Ok(rate(items, took))
 }
 
-/// Write another one, fsync, rename, fsync of the directory.
+/// Writes a new file, fsync, rename, fsync of the directory.
 fn replacements(root: &Root, threads: usize, items: u64) -> Result<f64> {
     shared(root, threads, items, |dir, each| {
         (0..each).try_for_each(|_| {
@@ -297,7 +299,7 @@ fn replacements(root: &Root, threads: usize, items: u64) -> Result<f64> {
     })
 }
 
-/// What tar does: directories, files of 1 KiB, their modes and times.
+/// The work of tar: directories, files of 1 KiB, their modes and times.
 fn make_tree(root: &Root, items: u64) -> Result<()> {
     let tree = root.make_dir("tree")?;
     let mut dir = tree.clone();

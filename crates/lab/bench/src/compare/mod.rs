@@ -1,10 +1,10 @@
-//! KedgeFS beside its peers: mounted, in process, and behind the same kernel interface a file
-//! system that does nothing, or only what an fsync has to; ext4, XFS and Btrfs on loop devices,
-//! fuse2fs and redoxfs; tmpfs as the ceiling, durable writes alone as the limit of what is made
-//! durable.
+//! KedgeFS compared with its peers: KedgeFS mounted and in process; through the same kernel
+//! interface a file system that does nothing, or only what an fsync must do; ext4, XFS and Btrfs on
+//! loop devices, fuse2fs and redoxfs; tmpfs as the ceiling, durable writes alone as the limit of
+//! durable work.
 //!
-//! All images have one size, lie in one directory, and are written full first. What cannot be
-//! measured here is named in the report. `page` shows the report as one HTML file.
+//! All images have one size, are in one directory, and are first written full. The report names
+//! what cannot be measured here. `page` renders it as one HTML file.
 
 mod loads;
 pub mod page;
@@ -58,7 +58,7 @@ pub const PEERS: [Peer; 11] = [
 ];
 
 impl Peer {
-    /// In reports.
+    /// The name in reports.
     pub const fn name(self) -> &'static str {
         match self {
             Peer::Kedge => "KedgeFS",
@@ -75,7 +75,7 @@ impl Peer {
         }
     }
 
-    /// For people who look at a report.
+    /// The description in reports.
     const fn is(self) -> &'static str {
         match self {
             Peer::Kedge => "mounted, defaults",
@@ -96,12 +96,12 @@ impl Peer {
         matches!(self, Peer::Kedge | Peer::Library)
     }
 
-    /// It keeps nothing, or is no file system: there to compare with.
+    /// A contestant for reference that keeps no data or is no file system.
     const fn is_reference(self) -> bool {
         matches!(self, Peer::Null | Peer::NullLog | Peer::Tmpfs | Peer::Raw)
     }
 
-    /// Why it cannot be measured here.
+    /// Why the contestant cannot be measured here.
     fn missing(self, place: &Place, kedge: &std::path::Path) -> Option<String> {
         let (tools, root): (&[&str], bool) = match self {
             Peer::Kedge => (&["umount"], false),
@@ -123,17 +123,17 @@ impl Peer {
     }
 }
 
-/// Where a contestant works.
+/// The file system on which a contestant works.
 enum Ground<'a> {
     Mounted(Mounted<'a>),
     Library(Reopened),
     Raw(PathBuf),
 }
 
-/// The library on an image that may be closed and opened again.
+/// The library on an image that can be closed and reopened.
 struct Reopened {
     image: PathBuf,
-    /// `None`: opening it again has failed.
+    /// `None`: reopening failed.
     library: RefCell<Option<Library>>,
 }
 
@@ -149,7 +149,7 @@ impl Reopened {
     fn reopen_cold(&self, shell: &Shell) -> Result<()> {
         let before = self.library.take().context("the image could not be opened again")?;
         before.close()?;
-        // It holds the image.
+        // It keeps the image open.
         drop(before);
         mounts::drop_caches(shell)?;
         let device = FileDevice::open(&self.image, OpenOptions::default())?;
@@ -167,7 +167,7 @@ impl Ground<'_> {
         }
     }
 
-    /// Nothing left to write back: it would be a part of others' rounds.
+    /// Finishes writeback, which would otherwise fall into other contestants' rounds.
     fn settle(&self) -> Result<()> {
         match self {
             Ground::Mounted(mounted) => mounted.settle(),
@@ -176,7 +176,7 @@ impl Ground<'_> {
         }
     }
 
-    /// An empty directory, and nothing left to write back from before.
+    /// Makes an empty directory and finishes earlier writeback.
     fn fresh(&self) -> Result<Root> {
         if let Ground::Mounted(mounted) = self {
             mounted.fresh()?;
@@ -189,7 +189,7 @@ impl Ground<'_> {
         Ok(work)
     }
 
-    /// A directory that was prepared in an earlier round, or is now.
+    /// The directory that an earlier round prepared, or prepares it.
     fn kept(&self, name: &str, prepare: fn(&Root, u64) -> Result<()>, items: u64) -> Result<Root> {
         let top = self.top()?;
         if !top.has_dir(name)? {
@@ -199,7 +199,7 @@ impl Ground<'_> {
         top.below(name)
     }
 
-    /// Nothing of it is in a cache afterwards.
+    /// Drops all caches of it.
     fn cool(&self, place: &Place) -> Result<()> {
         match self {
             Ground::Mounted(mounted) => mounted.remount_cold(),
@@ -213,22 +213,22 @@ struct Compare<'a> {
     settings: &'a Settings,
     place: &'a Place,
     plan: Plan<'a>,
-    /// Those that can be measured; one that could not be made fails in each contest.
+    /// The contestants that can be measured; one that could not be made fails in each contest.
     made: Vec<(Peer, Result<Ground<'a>, String>)>,
     setup: Vec<String>,
     notes: Vec<String>,
 }
 
-/// Those whose title has one of these texts in it; all without any.
+/// The loads whose titles contain one of these texts; all loads without any text.
 pub fn loads(texts: &[String]) -> Vec<&'static Load> {
     let asked =
         |load: &&Load| texts.is_empty() || texts.iter().any(|text| load.title.contains(text.as_str()));
     LOADS.iter().filter(asked).collect()
 }
 
-/// Those that are asked for and KedgeFS, mounted unless it is asked for in this process; all where
-/// nothing is asked for. Ratios are of the first to the others: without KedgeFS they would be those
-/// of one peer to another.
+/// The requested contestants and KedgeFS, mounted unless only `library` is requested; without a
+/// request, all. Ratios compare the first with the others: without KedgeFS they would compare
+/// peers.
 pub fn contestants(asked: &[Peer]) -> Vec<Peer> {
     let ours = asked.iter().any(|peer| peer.is_ours());
     let takes_part = |peer: &Peer| match peer {
@@ -239,8 +239,8 @@ pub fn contestants(asked: &[Peer]) -> Vec<Peer> {
     PEERS.into_iter().filter(takes_part).collect()
 }
 
-/// Runs the loads and reports. An error means that there is nothing to report: the directory is
-/// unusable, or an interrupt.
+/// Runs the loads and reports. An error means that there is no report: the directory is unusable,
+/// or an interrupt came.
 pub fn run(settings: &Settings, peers: &[Peer], loads: &[&Load]) -> Result<Report> {
     let place = Place::new(settings)?;
     let rounds = settings.rounds.unwrap_or(if settings.quick { 2 } else { 5 });
@@ -343,7 +343,7 @@ impl Compare<'_> {
         Ok(())
     }
 
-    /// `None`: the program for it is missing, or no file system here can do it. Both are noted.
+    /// `None`: the program for it is missing, or no file system here supports it. Both are noted.
     fn hold(&mut self, load: &Load) -> Result<Option<Outcome>> {
         let takes_part =
             |wanted: fn(Peer) -> bool| self.made.iter().any(|(peer, _)| wanted(*peer) && fits(*peer, load));
@@ -368,7 +368,7 @@ impl Compare<'_> {
         let seconds = if self.settings.quick { 0.3 } else { 2.0 };
         let max = (self.settings.size / load.item).max(1);
         let amount = match &load.work {
-            // Not a number of items, but of seconds.
+            // The amount is in seconds, not in items.
             Work::Tool { program: "dbench", .. } => {
                 Amount::Warmed { pilot: 2, amount: if self.settings.quick { 2 } else { 10 } }
             }
@@ -396,8 +396,7 @@ impl Compare<'_> {
     }
 }
 
-/// `None`: without KedgeFS, or without those with which it is to be compared, there is nothing to
-/// reach.
+/// `None` without KedgeFS, or without the contestants to compare it with.
 fn bar(wanted: &Wanted, outcome: &Outcome) -> Option<Bar> {
     let side = |peer: &Peer| outcome.sides.iter().position(|side| side.name == peer.name());
     let ours = side(&wanted.whose)?;
@@ -411,14 +410,14 @@ fn bar(wanted: &Wanted, outcome: &Outcome) -> Option<Bar> {
     (!others.is_empty()).then_some(bar)
 }
 
-/// Whether the contestant can do it.
+/// Whether the contestant supports the load.
 fn fits(peer: Peer, load: &Load) -> bool {
     match peer {
         Peer::Raw => load.durable,
         Peer::Library => !matches!(load.work, Work::Tool { .. }),
-        // Its fsync answers and does nothing.
+        // Its fsync returns without doing anything.
         Peer::Redoxfs => !load.durable,
-        // What keeps nothing has nothing to read.
+        // A contestant that keeps no data has nothing to read cold.
         peer if peer.is_reference() => !matches!(load.work, Work::Kept { cold: true, .. }),
         _ => true,
     }
@@ -433,12 +432,12 @@ fn round(place: &Place, load: &Load, ground: &Ground<'_>, items: u64) -> Result<
             let kept = ground.kept(name, *prepare, items)?;
             match cold {
                 true => {
-                    // It would hold the image of the library.
+                    // It would keep the library's image open.
                     drop(kept);
                     ground.cool(place)?;
                     run(&ground.top()?.below(name)?, items)?
                 }
-                // Whatever this brings into a cache is there for all.
+                // The first run fills the caches, equally for all contestants.
                 false => run(&kept, items).and_then(|_| run(&kept, items))?,
             }
         }
@@ -452,7 +451,7 @@ fn round(place: &Place, load: &Load, ground: &Ground<'_>, items: u64) -> Result<
     Ok(Round { values: vec![value], command })
 }
 
-/// As many threads as the load has write blocks of 4 KiB of their own, each durable by itself.
+/// As many threads as the load has, each writing its own blocks of 4 KiB, durable one by one.
 fn durable_writes(path: &std::path::Path, threads: usize, items: u64) -> Result<f64> {
     let device = FileDevice::open(path, OpenOptions::default())?;
     let each = (items / threads as u64).max(1);

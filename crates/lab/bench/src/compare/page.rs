@@ -1,8 +1,8 @@
-//! The report as one HTML file, which needs nothing else: a chart for each load.
+//! The report as one self-contained HTML file, with a chart for each load.
 //!
 //! Bars are linear and begin at zero. A chart ends a little above the fastest mounted file system
-//! that keeps its data. What is faster (the library, file systems in memory) would press the others
-//! together: its bar ends in an arrow, and the figure beside it says how far it goes.
+//! that keeps its data. Faster contestants (the library, file systems in memory) would squeeze the
+//! others, so their bars end in an arrow, and the figure next to it gives the value.
 
 use super::{PEERS, Peer};
 use crate::bars::Bar;
@@ -11,12 +11,12 @@ use crate::report::Report;
 use crate::sample::number;
 use std::fmt::Write;
 
-/// Of a chart, in its own units.
+/// Width of a chart, in its own units.
 const WIDTH: f64 = 640.0;
 const LABEL: f64 = 150.0;
 const FIGURE: f64 = 130.0;
 const ROW: f64 = 26.0;
-/// Beyond the fastest that decides the scale.
+/// Scale of a chart relative to the fastest contestant that decides it.
 const ROOM: f64 = 1.25;
 
 const STYLE: &str = "
@@ -74,7 +74,7 @@ fn class(peer: Option<Peer>) -> &'static str {
     }
 }
 
-/// What a bar of full length stands for.
+/// The value of a bar of full length.
 fn scale(outcome: &Outcome) -> f64 {
     let most = |of: &dyn Fn(Option<Peer>) -> bool| {
         let sides = outcome.sides.iter().filter(|side| of(peer_of(side)));
@@ -150,7 +150,7 @@ fn chart(outcome: &Outcome) -> String {
     out
 }
 
-/// What is to be reached, and what was.
+/// The goals and what was reached.
 fn bars(bars: &[Bar]) -> String {
     let mut out = String::new();
     if bars.is_empty() {

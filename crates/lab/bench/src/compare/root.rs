@@ -1,4 +1,4 @@
-//! A directory to work in: on a mount, through std::fs, or in an image, through the library.
+//! A working directory: on a mount, through std::fs, or in an image, through the library.
 
 use anyhow::{Context, Result};
 use kedgefs::{Dir, SetAttr, SetTime, Timespec};
@@ -20,12 +20,12 @@ pub enum Handle {
     Image(kedgefs::File),
 }
 
-/// What an archive says of each file.
+/// The mode that an archive restores for each file.
 const MODE: u32 = 0o640;
 const MTIME: u64 = 1_700_000_000;
 
 impl Root {
-    /// The same kind of place, below.
+    /// A subdirectory of the same kind.
     pub fn below(&self, name: &str) -> Result<Root> {
         Ok(match self {
             Root::Host(dir) => Root::Host(dir.join(name)),
@@ -55,7 +55,7 @@ impl Root {
         made.with_context(|| format!("create {name}"))
     }
 
-    /// One that exists.
+    /// Opens an existing file.
     pub fn open(&self, name: &str) -> Result<Handle> {
         let how = kedgefs::OpenOptions::new().read(true).write(true);
         let opened = match self {
@@ -93,7 +93,7 @@ impl Root {
         .context("sync a directory")
     }
 
-    /// No error if it is not there.
+    /// No error if it does not exist.
     pub fn remove_all(&self, name: &str) -> Result<()> {
         let removed = match self {
             Root::Host(dir) => std::fs::remove_dir_all(dir.join(name)),
@@ -105,7 +105,7 @@ impl Root {
         }
     }
 
-    /// What a program does that restores mode and time.
+    /// Sets mode and time, as a program that restores an archive does.
     pub fn describe(&self, name: &str) -> Result<()> {
         match self {
             Root::Host(dir) => {
@@ -123,7 +123,8 @@ impl Root {
         .with_context(|| format!("describe {name}"))
     }
 
-    /// Reads the names and attributes of everything in the directory; how many there were.
+    /// Reads the names and attributes of everything in the directory, and returns the number of
+    /// entries.
     pub fn walk(&self) -> Result<u64> {
         let mut seen = 0;
         let mut left = vec![self.clone()];
@@ -162,7 +163,7 @@ impl Handle {
         .context("write")
     }
 
-    /// The next bytes, at the file's own position.
+    /// Writes the next bytes, at the file's own position.
     pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
         match self {
             Handle::Host(file) => file.write_all(bytes),

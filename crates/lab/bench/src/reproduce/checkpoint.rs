@@ -1,14 +1,14 @@
-//! ext4, "add async_checkpoint mount option": fs_mark with 32 threads in all its ways to sync,
-//! without and with checkpoints in the background.
+//! ext4, "add async_checkpoint mount option": fs_mark with 32 threads in all its sync modes,
+//! without and with background checkpoints.
 //!
-//! With `noasync_checkpoint` the operation that finds the log full checkpoints while all wait. Each
-//! round is on an image of its own. The modes run on two logs:
-//! 1. *Small*: with few files in proportion, so that it wraps often in a short time.
-//! 2. *Default*: as mkfs makes it, in the modes with an fsync for each file, and with so many files
+//! With `noasync_checkpoint` the operation that finds the log full runs the checkpoint while all
+//! others wait. Each round uses a new image. The modes run on two logs:
+//! 1. *Small*: in proportion to few files, so that it wraps often in a short time.
+//! 2. *Default*: mkfs's default, in the modes with an fsync for each file, and with enough files
 //!    that it wraps three times in S1. S3 and S5 would need more files than the image holds, and
 //!    the others hours.
 //!
-//! How often it wrapped is a row, and where that is less than three times, each verdict says so.
+//! A row shows how often it wrapped; below three times, each verdict says so.
 
 use super::cpu::Busy;
 use super::marks::{self, MODES, THREADS};
@@ -26,11 +26,11 @@ use kedge_device::{FileDevice, OpenOptions};
 use kedgefs::{FormatOptions, MountOptions, Switches};
 
 const OPTIONS: [&str; 2] = ["noasync_checkpoint", "async_checkpoint"];
-/// How often a small log has to wrap in the rounds of one setting together, and a log of the
-/// default size in each.
+/// How often a small log must wrap in all rounds of one setting, and a log of the default size in
+/// each round.
 const WRAPS: f64 = 20.0;
 const WRAPS_DEFAULT: f64 = 3.0;
-/// Fewer wraps in a round say little of checkpoints.
+/// With fewer wraps in a round, the figure says little about checkpoints.
 const WRAPS_TOLD: f64 = 3.0;
 
 const FILES: &str = "files";
@@ -39,17 +39,17 @@ const REQUESTED: &str = "commits requested";
 const STALL: &str = "wait for log space";
 const THROTTLE: &str = "slowed down for log space";
 const FSYNC: &str = "99.9 % of fsyncs";
-/// Of these only it may be that a checkpoint delays them.
+/// Only these fsyncs can be delayed by a checkpoint.
 const FSYNC_MEANWHILE: &str = "99.9 % of fsyncs while a checkpoint runs";
 const LOG_WRAPS: &str = "log wraps in a round";
 const LONGEST: &str = "longest operation of any kind";
 const WRITTEN: &str = "bytes written to the device";
-/// Of the machine: clients, file system and kernel. With all of them busy, nothing is gained from
-/// a wait that is avoided.
+/// The whole machine: clients, file system and kernel. If all processors are busy, avoiding a
+/// wait gains nothing.
 const BUSY: &str = "processors busy";
 const CPU: &str = "processor time for each file";
 
-/// A way to sync, what was published of it, and what has to be reached of files/s, in percent.
+/// A sync mode, its published figure, and the required change of files/s in percent.
 struct Mode {
     published: &'static [Published],
     files: f64,
@@ -71,13 +71,13 @@ impl Mode {
     }
 }
 
-/// Modes without an fsync for each file log little, and a mount makes files slowly: there, the log
-/// is smallest.
+/// Modes without an fsync for each file log little, and a mount creates files slowly: there, the
+/// log is smallest.
 #[derive(Clone, Copy)]
 struct Size {
-    /// `None`: as mkfs makes it.
+    /// `None`: mkfs's default.
     log_mib: Option<u64>,
-    /// Of each thread.
+    /// Files of each thread.
     files: u64,
 }
 
@@ -126,7 +126,7 @@ const PLAN: [Mode; 7] = [
     mode!(1 MiB 550, 8 MiB 5200, None, -1.0, 70129.0 => 69194.0, 189.0 => 190.0),
 ];
 
-/// Those in which every file has an fsync that makes something durable.
+/// The modes in which every file has an fsync that makes something durable.
 const FSYNC_MODES: [usize; 3] = [1, 3, 5];
 
 fn metrics() -> Vec<Metric> {
@@ -149,11 +149,11 @@ fn metrics() -> Vec<Metric> {
     ]
 }
 
-/// What a round was, in a file system that was made for it.
+/// The result of a round, on a file system made for it.
 struct Made {
     files: u64,
     rate: f64,
-    /// In milliseconds.
+    /// Milliseconds.
     fsync: f64,
     create: f64,
     busy: Busy,
@@ -223,7 +223,7 @@ pub fn run(run: &mut Run<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Those with a log of the default size are long: one shows what it is about.
+/// Contests with a log of the default size are long: one round shows the effect.
 fn rounds(run: &Run<'_>, log: LogSize) -> usize {
     match log {
         LogSize::Default if run.settings.rounds.is_none() => 1,
@@ -322,7 +322,7 @@ fn in_process(run: &Run<'_>, mode: usize, option: &'static str, size: Size, each
     Ok(Round { values, command })
 }
 
-/// `wraps`: how often the log has to wrap in all rounds. A short run makes too few files for that.
+/// `wraps`: how often the log must wrap in all rounds. A short run creates too few files for that.
 fn bars(outcome: &Outcome, place: &str, mode: usize, rounds: usize, wraps: Option<f64>) -> Vec<Bar> {
     let mut bars = vec![
         Bar::new(

@@ -22,7 +22,7 @@ fn published(mode: usize, side: usize, name: &str) -> Option<f64> {
 fn the_published_figures_meet_what_they_claim() {
     for mode in 0..7 {
         let figure = |side: usize, name: &str| match name {
-            FSYNC_MEANWHILE => f64::NAN, // it is told, not judged
+            FSYNC_MEANWHILE => f64::NAN, // reported, not judged
             FSYNC => [10.0, 5.0][side],
             LONGEST => 7.0,
             WRITTEN => [100.0, 120.0][side],
@@ -31,7 +31,7 @@ fn the_published_figures_meet_what_they_claim() {
         };
         let missed: Vec<_> =
             bars(&outcome(mode, figure), "t", mode, 5, Some(20.0)).into_iter().filter(|b| !b.met).collect();
-        // Its announcement names the last mode a regression of 1.3 %.
+        // The announcement reports a regression of 1.3 % for the last mode.
         assert_eq!(missed.len(), usize::from(mode == 6), "{missed:?}");
     }
 }
@@ -83,7 +83,7 @@ fn there_is_a_value_for_each_metric() {
     let of = |library: &Library, mode: usize| {
         let before = Counters::of(library.fs()).unwrap();
         let sum = marks::run(library, mode, 30, &crate::Interrupt::new(|_| {})).unwrap();
-        library.fs().checkpoint().unwrap(); // one at least, without an fsync beside it
+        library.fs().checkpoint().unwrap(); // at least one, without concurrent fsyncs
         let after = Counters::of(library.fs()).unwrap();
         library.close().unwrap();
         let busy = Busy { busy: 3.0, idle: 1.0 };

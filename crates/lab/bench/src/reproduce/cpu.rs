@@ -1,14 +1,14 @@
-//! Processor time of a process, all its threads included, those that ended too; and of the machine.
+//! Processor time of a process, including all its threads, ended ones too; and of the machine.
 //!
-//! Kernel threads are no part of a process, so the work of loop devices and of other file systems'
-//! own threads is missing there. That of the machine has it, and whatever else runs.
+//! Kernel threads belong to no process, so the work of loop devices and of other file systems'
+//! threads is missing from it. The machine's time includes it, and all other load.
 
 use anyhow::{Context, Result};
 
-/// What Linux counts these times in, whatever its own clock ticks at.
+/// The unit of these times in Linux, whatever the kernel's tick.
 const TICKS_PER_SECOND: f64 = 100.0;
 
-/// In seconds.
+/// Processor seconds.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Cpu {
     pub user: f64,
@@ -47,7 +47,7 @@ fn parse(stat: &str) -> Option<Cpu> {
     Some(Cpu { user: seconds()?, system: seconds()? })
 }
 
-/// Of all processors together, in seconds.
+/// Processor seconds of all processors together.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Busy {
     pub busy: f64,

@@ -1,8 +1,8 @@
-//! A device whose flushes take as long as we say: where the flush dominates, and nothing else does.
+//! A device whose flushes take a set time, for loads in which only the flush matters.
 //!
-//! The time is slept before the request is passed on, in the caller's thread; `submit` may answer
-//! before it returns, so that it may also wait. A FUA write waits once, whatever it writes: devices
-//! take one flush for either.
+//! The caller's thread sleeps before the request is passed on; `submit` may complete requests
+//! before it returns, so it may also sleep. A FUA write sleeps once, whatever its size, since a
+//! device does one flush for it.
 
 use kedge_base::{IoBuf, Result};
 use kedge_device::{CompletionSink, Device, DeviceStats, Geometry, Op, Request};
@@ -29,7 +29,7 @@ impl Device for DelayedFlush {
 
     fn submit(&self, batch: Vec<Request>, sink: Arc<dyn CompletionSink>) {
         let waits = |r: &Request| matches!(r.op, Op::Flush | Op::Write { fua: true, .. });
-        // Those of one batch overlap.
+        // The delays of one batch overlap.
         if batch.iter().any(waits) {
             std::thread::sleep(self.delay);
         }

@@ -1,9 +1,9 @@
 //! XFS, "optimise away log forces on timestamp updates for fdatasync": random overwrites with
-//! fdatasync, before and after, beside ext4.
+//! fdatasync, before and after, compared with ext4.
 //!
-//! `fdatasync=relog` is the state before: write logs new time stamps, and fdatasync forces the log
-//! for whatever of the inode is not durable. `fdatasync=fields` is the state after: stamps are
-//! logged and force nothing. With `fdatasync=seq`, ours, write does not log them either.
+//! `fdatasync=relog` is the old behaviour: write logs new time stamps, and fdatasync forces the log
+//! for everything of the inode that is not durable. `fdatasync=fields` is the new one: stamps are
+//! logged and force nothing. With KedgeFS's own `fdatasync=seq`, write does not log them either.
 
 use super::overwrite::{self, HostFile, LibraryFile, Sum, Target};
 use super::{LIBRARY_SETUP, Made, NULL, Part, Run, contestant};
@@ -18,10 +18,10 @@ use kedgefs::{FormatOptions, MountOptions};
 use std::cell::Cell;
 use std::time::Duration;
 
-/// Contestants, in this order. From the first to the second is the announced change.
+/// Contestants, in this order. The announced change is from the first to the second.
 const RULES: [&str; 3] = ["relog", "fields", SEQ_RULE];
 const SEQ_RULE: &str = "seq";
-/// Its place.
+/// Its index.
 const SEQ: usize = 2;
 const EXT4: &str = "ext4";
 const XFS: &str = "XFS";
@@ -34,7 +34,7 @@ const LOADS: [(usize, bool); 5] = [(1, false), (4, false), (4, true), (8, false)
 const MODEL_LOADS: [(usize, bool); 2] = [(1, false), (4, false)];
 
 const RATE: &str = "IOPS";
-/// The announcement gives it for a number of overwrites that it does not name.
+/// The announcement does not say for how many overwrites.
 const RUNTIME: &str = "runtime of 1,000 overwrites";
 const LATENCY: &str = "average latency";
 const FORCES: &str = "log forces";
@@ -42,11 +42,11 @@ const FORCES_PER_CALL: &str = "log forces per fdatasync";
 const CALLS: &str = "fdatasync calls";
 const FLUSHES: &str = "data flushes";
 const SHARED: &str = "flushes shared";
-/// Written with FUA: each is a flush of its own bytes.
+/// Written with FUA, which flushes its own bytes.
 const DURABLE: &str = "durable data writes";
 
-/// Of XFS before and after, and of ext4; average latency and runtime of 100 runs. Forces per
-/// fdatasync are those per second by IOPS.
+/// For XFS before and after, and for ext4: average latency and runtime of 100 runs. Forces per
+/// fdatasync are forces per second divided by IOPS.
 const PUBLISHED: &[Published] = &[
     Published { metric: RATE, figures: &[1000.0, 1500.0, f64::NAN, 2000.0] },
     Published { metric: RUNTIME, figures: &[2.45, 1.49, f64::NAN, 1.63] },
@@ -83,7 +83,7 @@ fn values(sum: &Sum, counters: Option<(Counters, Counters)>) -> Result<Vec<f64>>
             after.since(&before, "data/durable_writes")?,
             after.since(&before, "device/fua_writes")?,
         ],
-        // Their counters are not ours.
+        // Other file systems have no such counters.
         None => [f64::NAN, f64::NAN, sum.calls, f64::NAN, f64::NAN, f64::NAN, f64::NAN],
     });
     Ok(values)
@@ -113,11 +113,11 @@ pub fn run(run: &mut Run<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Their ways to the files of one load.
+/// The open files of one load.
 struct Files<T>(Vec<T>);
 
 impl<T: Target> Files<T> {
-    /// New ones for a load; those of the load before are gone.
+    /// Creates files for a load; those of the previous load are gone.
     fn make(threads: usize, shared: bool, make: impl Fn(&str) -> Result<T>) -> Result<Files<T>> {
         let count = if shared { 1 } else { threads };
         Ok(Files(
@@ -128,7 +128,7 @@ impl<T: Target> Files<T> {
     }
 }
 
-/// How the work of a round is told.
+/// The description of a round's work.
 fn told(threads: usize, shared: bool, time: u64) -> String {
     format!(
         "# {}: a block appended, then random 4 KiB + fdatasync for {time} ms",
@@ -159,7 +159,7 @@ fn host_contestant<'c>(
     })
 }
 
-/// The rules have the same files, and each round of each appends to them: a place of its own.
+/// The rules share the files, and each round appends to them, so each gets its own place.
 fn sequence(round: u64, rule: &str) -> u64 {
     let place = RULES.iter().position(|r| *r == rule).expect("one of the rules");
     round * RULES.len() as u64 + place as u64
@@ -315,7 +315,7 @@ fn model(run: &mut Run<'_>) -> Result<()> {
     Ok(())
 }
 
-/// `beside`: how often the figures of ext4 and XFS are wanted.
+/// `beside`: the required ratio to ext4 and XFS; `None` where they are only reported.
 fn bars(outcome: &Outcome, place: &str, threads: usize, beside: Option<f64>) -> Vec<Bar> {
     let over = |at: &dyn Fn(usize, &str) -> f64| {
         change(at(SEQ, CALLS), at(SEQ, FLUSHES) + at(SEQ, DURABLE) + at(SEQ, SHARED))
@@ -328,8 +328,8 @@ fn bars(outcome: &Outcome, place: &str, threads: usize, beside: Option<f64>) -> 
             Want::AtMost(1.0),
             |at| over(at).abs(),
         ),
-        // Others' flushes may have covered a call's bytes before it asked: it shares without
-        // joining one.
+        // Another flush may have covered a call's bytes before it began, so it shares a flush
+        // without joining one.
         _ => Bar::new(
             outcome,
             "flushes and durable writes with seq, above fdatasync calls less those shared",
@@ -357,14 +357,14 @@ fn bars(outcome: &Outcome, place: &str, threads: usize, beside: Option<f64>) -> 
     bars
 }
 
-/// Of a contestant that may have been left out: then there is no figure at the place.
+/// The index of a contestant; one that was left out has no figures there.
 fn place_of(outcome: &Outcome, name: &str) -> usize {
     outcome.sides.iter().position(|side| side.name == name).unwrap_or(usize::MAX)
 }
 
-/// The kernel lets one thread at a time into a file for FSYNC and for a write. So a file system
-/// that keeps nothing has a rate there that is the kernel's alone. It waits for no device: the
-/// second bar adds to each of its calls what a durable write takes, in seconds.
+/// The kernel lets one thread at a time into a file for FSYNC and for a write. So the rate of a
+/// file system that keeps no data is the kernel's alone. It waits for no device: the second bar
+/// adds the time of a durable write, in seconds, to each of its calls.
 fn null_bars(outcome: &Outcome, place: &str, durable_write: f64) -> Vec<Bar> {
     let null = place_of(outcome, NULL);
     let mut bars = vec![

@@ -1,8 +1,8 @@
 //! fs_mark on the library: `-D 16 -t 32 -s 4096 -N 256 -k -S MODE`, in threads rather than
 //! processes.
 //!
-//! Each thread creates its files in 16 directories that all share, 256 in one before it goes on to
-//! the next, writes 4 KiB into each, and then syncs as the mode says.
+//! Each thread creates its files in 16 directories shared by all threads, 256 in one directory
+//! before it moves to the next, writes 4 KiB to each, and then syncs as the mode says.
 
 use crate::Interrupt;
 use crate::library::{Library, in_threads};
@@ -15,7 +15,7 @@ pub const THREADS: usize = 32;
 const DIRS: u64 = 16;
 const FILES_PER_TURN: u64 = 256;
 const FILE: [u8; 4096] = [0x6b; 4096];
-/// Files between two looks at the interrupt.
+/// Files between two checks for an interrupt.
 const LOOK_AGAIN: u64 = 64;
 
 /// fs_mark's `-S`.
@@ -36,7 +36,7 @@ pub struct Sum {
     pub fsync: Times,
 }
 
-/// Makes `each` files in each thread. The directories must not be there yet.
+/// Creates `each` files in each thread. The directories must not exist.
 pub fn run(library: &Library, mode: usize, each: u64, interrupt: &Interrupt) -> Result<Sum> {
     let fs = library.fs();
     let dirs: Vec<Ino> = (0..DIRS)

@@ -1,8 +1,8 @@
-//! Random overwrites of 4 KiB, each made durable with fdatasync, in files that are fully written.
+//! Random overwrites of 4 KiB, each made durable with fdatasync, in fully written files.
 //!
-//! The same loop runs on the library and, through std::fs, on a mount. Each round begins with an
-//! operation that changes the size: from then on the inode is dirty in more than its time stamps
-//! until something makes that durable.
+//! The same loop runs on the library and, through std::fs, on a mount. Each round begins with a
+//! change of size: from then on the inode is dirty in more than its time stamps until something
+//! makes that durable.
 
 use crate::Interrupt;
 use crate::library::{Library, in_threads};
@@ -55,7 +55,7 @@ impl Target for HostFile {
     }
 }
 
-/// A file of `size` bytes, written and durable. `name` must be new.
+/// A written and durable file of `size` bytes. `name` must be new.
 pub fn library_file(library: &Library, name: &str, size: u64) -> Result<LibraryFile> {
     let file = library.fs().create(Ino::ROOT, name.as_bytes(), 0o644, Owner::default())?;
     let file = LibraryFile(library.fs().clone(), file.ino);
@@ -63,7 +63,7 @@ pub fn library_file(library: &Library, name: &str, size: u64) -> Result<LibraryF
     Ok(file)
 }
 
-/// As [`library_file`].
+/// Like [`library_file`].
 pub fn host_file(dir: &Path, name: &str, size: u64) -> Result<HostFile> {
     let path = dir.join(name);
     let file = File::create_new(&path).with_context(|| format!("create {}", path.display()))?;
@@ -82,16 +82,16 @@ pub struct Sum {
     /// Overwrites per second.
     pub rate: f64,
     pub seconds: f64,
-    /// Of write and fdatasync together.
+    /// Latency of write and fdatasync together.
     pub latency: Times,
-    /// fdatasyncs, the one that follows the change of size included. All of them had written
-    /// something.
+    /// fdatasyncs, including the one after the change of size. All of them had dirty data.
     pub calls: f64,
 }
 
-/// One round: thread `i` works on `files[i % files.len()]`. `round` names the random sequence and
-/// where the files grow: it must be larger than those before it on the same files. It ends with the
-/// time: a disk that others use too may become a hundred times slower from one round to the next.
+/// One round: thread `i` works on `files[i % files.len()]`. `round` selects the random sequence and
+/// where the files grow, and must be larger than earlier ones on the same files. The round is
+/// bounded by time, since a shared disk may become a hundred times slower from one round to the
+/// next.
 pub fn run<T: Target>(
     files: &[T],
     size: u64,
@@ -125,7 +125,7 @@ fn overwrite<T: Target>(
     let mut times = Times::default();
     let mut block = vec![0u8; BLOCK as usize];
     if first {
-        // Each round a block farther, however often the contestants have come by.
+        // One block farther in each round, however many contestants came before.
         let behind = size + (seed / 64) * BLOCK;
         file.write_at(behind, &block)?;
         file.fdatasync()?;

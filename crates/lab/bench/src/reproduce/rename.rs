@@ -2,8 +2,8 @@
 //! clients before and after.
 //!
 //! `new_name=sync` is the old rule: rename and link of an inode that was fsynced force the log.
-//! `new_name=lazy` leaves that to the fsync that wants it. What a force costs is mostly the
-//! device's flush, and disks differ in that: one part models a flush of a millisecond.
+//! `new_name=lazy` leaves that to a later fsync. The cost of a force is mostly the device's flush,
+//! which differs between disks, so one part models a flush of a millisecond.
 
 use super::dbench::{self, Load, OPERATIONS};
 use super::{LIBRARY_SETUP, NULL, Part, Run, contestant};
@@ -20,7 +20,7 @@ use kedgefs::{FormatOptions, MountOptions};
 use std::sync::Arc;
 
 const CLIENTS: usize = 16;
-/// Room for all files of the clients, 384 MB, as in the announcement and on the mount, where the
+/// Enough for all files of the clients, 384 MB, as in the announcement and on the mount, where the
 /// kernel caches them.
 const CACHE: u64 = 1 << 30;
 const RULES: [&str; 2] = ["sync", "lazy"];
@@ -107,7 +107,7 @@ fn on_the_mount(run: &mut Run<'_>) -> Result<()> {
         contestants.push(contestant(NULL, null, |mounted: &Mounted<'_>, seconds| {
             mounted.fresh()?;
             let (mut values, command) = dbench_on(shell, mounted, seconds)?;
-            // It has no log.
+            // The null file system has no log.
             values.resize(metrics().len(), f64::NAN);
             Ok(Round { values, command })
         }));
@@ -134,7 +134,7 @@ fn on_the_mount(run: &mut Run<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Its figures as far as it prints them, and how it was run.
+/// The figures that dbench prints, and the command.
 fn dbench_on(shell: &Shell, mounted: &Mounted<'_>, seconds: u64) -> Result<(Vec<f64>, String)> {
     let command = format!("dbench -t {seconds} -D {}/work {CLIENTS}", mounted.name());
     let output = shell.run(&command)?;
@@ -148,13 +148,12 @@ fn dbench_on(shell: &Shell, mounted: &Mounted<'_>, seconds: u64) -> Result<(Vec<
     Ok((values, command))
 }
 
-/// What the announced change is of, where the way through the kernel is not counted: the file
-/// system that keeps nothing goes the same way.
+/// The announced change without the cost of the kernel, which the null file system also has.
 fn above_null(outcome: &Outcome) -> Bar {
     let what = "Rename average, less the null file system's";
     let mut bar = Bar::new(outcome, what, "%", Want::AtMost(-94.0), |at| {
         let own = |side| at(side, RENAME_AVERAGE) - at(RULES.len(), RENAME_AVERAGE);
-        // Where null is as slow as the old rule, nothing can be said.
+        // If null is as slow as the old rule, nothing can be concluded.
         if own(0) > 0.0 { change(own(0), own(1)) } else { f64::NAN }
     });
     bar.what = format!("mount, {}", bar.what);

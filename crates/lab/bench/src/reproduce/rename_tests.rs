@@ -2,7 +2,7 @@ use super::*;
 use crate::contest::Side;
 use crate::sample::Sample;
 
-/// The published run, held against its own bars.
+/// The published figures reach their own bars.
 #[test]
 fn the_published_figures_meet_what_they_claim() {
     let metrics = metrics();
@@ -24,14 +24,15 @@ fn the_published_figures_meet_what_they_claim() {
         published: PUBLISHED.to_vec(),
     };
     let missed: Vec<String> = bars(&outcome, "t").iter().filter(|b| !b.met).map(Bar::complaint).collect();
-    // 75.75 % and 29.41 % were rounded in the announcement, and two figures did get worse there.
+    // The announcement rounded 75.75 % and 29.41 %, and two of its figures got worse.
     let words = ["Rename maximum: -75.8 %", "Flush average: 17.9 %", "NTCreateX maximum: 189 %"];
     assert_eq!(missed.len(), words.len(), "{missed:?}");
     assert!(words.iter().zip(&missed).all(|(word, line)| line.contains(word)), "{missed:?}");
     assert!(PUBLISHED.iter().all(|p| metrics.iter().any(|m| m.name == p.metric)), "every figure has a row");
 }
 
-/// A rename takes 1 ms with sync, 0.5 ms with lazy; what is left without the null file system's.
+/// A rename takes 1 ms with sync, 0.5 ms with lazy; the rest after subtracting the null file
+/// system's time counts.
 #[test]
 fn the_way_through_the_kernel_is_not_counted() {
     let reached = |null: Option<f64>| {

@@ -1,14 +1,14 @@
-//! xfs/297: hundreds of clients change B at random and sync, and B is frozen and thawed meanwhile,
-//! beside an A whose cache is full of clean inodes.
+//! xfs/297: hundreds of clients change B at random and sync while B is frozen and thawed, and A's
+//! cache is full of clean inodes.
 //!
-//! The test of xfstests runs fsstress. Its mix of operations is here by its own frequencies, for
-//! those that KedgeFS has, in threads of this process. One in 27 is a sync, of all file systems of
+//! The test of xfstests runs fsstress. Its operations, as far as KedgeFS has them, run here with
+//! fsstress's frequencies in threads of this process. One in 27 is a sync of all file systems of
 //! the process. Each client begins with files in its directory, so that most operations find what
 //! they need.
 //!
-//! A freeze begins when a part of the operations is done, and holds B for a fixed time. So each
-//! round has as many, and the holds can be taken off its time. What a freeze itself takes is from
-//! the call to its return.
+//! A freeze begins when a certain part of the operations is done, and holds B for a fixed time. So
+//! each round has the same number of freezes, and their time can be subtracted. The time of a
+//! freeze itself is from the call to its return.
 
 use super::Run;
 use super::cpu::Cpu;
@@ -31,24 +31,25 @@ const THREADS: usize = 200;
 const FREEZES: u64 = 10;
 /// How long B stays frozen.
 const FROZEN: Duration = Duration::from_millis(20);
-/// How often it is looked whether the next freeze is due.
+/// Interval of checks whether the next freeze is due.
 const LOOK: Duration = Duration::from_micros(200);
 const WRITE_MAX: usize = 8 << 10;
 /// All clients together stay far below the smallest image.
 const SIZE_MAX: u64 = 8 << 10;
-/// Names of a client, so that operations meet one another.
+/// Names of a client: few, so that operations collide.
 const NAMES: u32 = 24;
 /// Files of a client at the start.
 const FILES: u32 = 12;
 
-/// With the old lists and a full cache.
+/// Factor by which a round with the old lists and a full cache is shortened.
 const SHORTER: u64 = 20;
 
 const TIME: &str = "time without the holds";
 const FREEZE: &str = "freeze, median";
 const FREEZE_MAX: &str = "longest freeze";
 
-/// What xfs/297 took, without and with cached inodes: at least this, since it was not waited for.
+/// What xfs/297 took without and with cached inodes; the second is a lower bound, since that run
+/// was aborted.
 const PUBLISHED: &[Published] = &[Published { metric: TIME, figures: &[36.0, 900.0] }];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,7 +72,7 @@ enum Step {
     Sync,
 }
 
-/// How often each, as fsstress has it.
+/// Frequencies as in fsstress.
 const STEPS: [(Step, u32); 16] = [
     (Step::Create, 4),
     (Step::Write, 4),
@@ -92,7 +93,7 @@ const STEPS: [(Step, u32); 16] = [
 ];
 
 impl Step {
-    /// Of names that chance has chosen.
+    /// Whether the operation may return this error, given that names are random.
     fn may_answer(self, errno: i32) -> bool {
         use Step::{
             Create, Link, Mkdir, Read, Rename, Rmdir, Setxattr, Symlink, Sync, Truncate, Unlink, Write,
@@ -122,7 +123,7 @@ fn pick(rng: &mut SmallRng) -> Step {
     Step::Sync
 }
 
-/// One of fsstress's processes: it works in a directory of its own.
+/// One of fsstress's processes, in its own directory.
 struct Client {
     a: FileSystem,
     b: FileSystem,
@@ -143,8 +144,8 @@ impl Client {
         format!("f{}", self.rng.random_range(0..NAMES)).into_bytes()
     }
 
-    /// One step. Answers false if a name is taken, missing or of another kind: then it does
-    /// nothing, as with fsstress.
+    /// Runs one step. Returns false if a name is taken, missing or of another kind: then it does
+    /// nothing, as in fsstress.
     fn step(&mut self, step: Step) -> Result<bool> {
         let (name, other) = (self.name(), self.name());
         match self.try_step(step, &name, &other) {
@@ -187,9 +188,9 @@ impl Client {
     }
 }
 
-/// What a round yields.
+/// The result of a round.
 struct Stressed {
-    /// Seconds, less those for which B was frozen.
+    /// Seconds, without the time for which B was frozen.
     took: f64,
     freezes: Times,
     syncs: Times,
@@ -197,7 +198,7 @@ struct Stressed {
     did: u64,
 }
 
-/// Tells the thread that freezes that there are no more steps to wait for, however they end.
+/// Notifies the freezing thread that no more steps follow, however they ended.
 struct Ended {
     done: Arc<AtomicU64>,
     all: u64,
@@ -209,7 +210,7 @@ impl Drop for Ended {
     }
 }
 
-/// Each of `threads` clients does `each` steps on B, with [`FREEZES`] freezes on the way.
+/// Each of `threads` clients runs `each` steps on B, with [`FREEZES`] freezes meanwhile.
 fn stress(run: &Run<'_>, a: &FileSystem, b: &FileSystem, threads: usize, each: u64) -> Result<Stressed> {
     let clients: Vec<Client> = (0..threads).map(|i| Client::new(a, b, i)).collect::<Result<_>>()?;
     let mut clients = clients.into_iter();
@@ -249,7 +250,7 @@ fn stress(run: &Run<'_>, a: &FileSystem, b: &FileSystem, threads: usize, each: u
     Ok(Stressed { took: took.saturating_sub(frozen).as_secs_f64(), freezes, syncs, did })
 }
 
-/// Answers how long the freezes took, and for how long the file system was frozen in all.
+/// Returns the times of the freezes, and the total time for which the file system was frozen.
 fn freeze_often(fs: &FileSystem, done: &AtomicU64, all: u64) -> Result<(Times, Duration)> {
     let (clock, mut freezes, mut frozen) = (SystemClock::default(), Times::default(), Duration::ZERO);
     for i in 1..=FREEZES {

@@ -1,11 +1,11 @@
 //! Linux, "per-sb tracking of dirty inodes": a storm of syncs on one file system while another
 //! one's cache is full of clean inodes.
 //!
-//! With `dirty_tracking=shared` a sync of a file system walks all of its cached inodes, under a
-//! lock that all file systems of the process share; with `per_sb` it sees the dirty ones. A is
-//! filled with empty files and synced, then eight threads write a small file on B and sync, over
-//! and over. They sync as sync(2) does: all file systems of the process, A and B. Both are made
-//! anew for each round.
+//! With `dirty_tracking=shared` a sync of a file system walks all its cached inodes, under a lock
+//! shared by all file systems of the process; with `per_sb` it visits only the dirty ones. A is
+//! filled with empty files and synced, then eight threads write a small file on B and sync,
+//! repeatedly. They sync all file systems of the process, A and B, as sync(2) does. Each round uses
+//! new ones.
 
 use super::cpu::Cpu;
 use super::{Part, Run};
@@ -26,11 +26,12 @@ use std::sync::{Arc, Barrier};
 const THREADS: usize = 8;
 const FILL_THREADS: usize = 4;
 const FILE: [u8; 4096] = [0x6b; 4096];
-/// Room for all cached inodes that the library allows.
+/// Enough for the library's maximum of cached inodes.
 const CACHE: u64 = 8 << 30;
-/// Syncs of the clean file system that a round times.
+/// Syncs of the clean file system that a round measures.
 const CLEAN: usize = 20;
-/// A storm that walks a million inodes for each sync is cut to this part, and its time multiplied.
+/// A storm that walks a million inodes for each sync is shortened to this part, and its time
+/// multiplied.
 const SHORTER: u64 = 10;
 /// Counted groups of parallel syncs.
 const GROUPS: usize = 100;
@@ -41,7 +42,7 @@ const CLEAN_SYNC: &str = "sync of clean A";
 const CACHED: &str = "inodes cached by A";
 const GROUP: &str = "syncs";
 
-/// How dirty inodes are tracked, and whether A is full.
+/// How dirty inodes are tracked, and whether A's cache is full.
 pub(super) const SIDES: [(&str, DirtyTracking, bool); 4] = [
     ("shared, A empty", DirtyTracking::Shared, false),
     ("shared, A full", DirtyTracking::Shared, true),
@@ -75,7 +76,7 @@ impl Made {
         Ok(Made { library: Library::on(device, &FormatOptions::default(), options)?, image })
     }
 
-    /// Its contents are not needed, and closing would write all of them.
+    /// Closing would write the contents, which are not needed.
     pub(super) fn end(self) -> Result<()> {
         drop(self.library);
         Ok(std::fs::remove_file(self.image)?)
@@ -88,7 +89,7 @@ pub(super) fn fill(a: &Library, count: u64) -> Result<f64> {
         make_files(a, Work::Empty, FILL_THREADS, count / FILL_THREADS as u64)?;
     }
     a.sync()?;
-    // What would be checkpointed in the background now must not disturb the storm.
+    // A background checkpoint must not disturb the storm, so it runs now.
     a.fs().checkpoint()?;
     let counters = Counters::of(a.fs())?;
     let cached = counters.get("cache/inodes")?;
@@ -103,8 +104,8 @@ pub(super) fn write_small(fs: &FileSystem, dir: Ino, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Each thread writes a small file on B and syncs both, `each` times. Seconds, and the latencies of
-/// the syncs.
+/// Each thread writes a small file on B and syncs both, `each` times. Returns seconds, and the
+/// latencies of the syncs.
 fn storm(run: &Run<'_>, a: &Library, b: &Library, each: u64) -> Result<(f64, Times)> {
     let (a, b) = (a.fs(), b.fs());
     let (took, answers) = in_threads(THREADS, |thread| {
@@ -124,7 +125,7 @@ fn storm(run: &Run<'_>, a: &Library, b: &Library, each: u64) -> Result<(f64, Tim
     Ok((took.as_secs_f64(), times))
 }
 
-/// In milliseconds, of a file system without anything to write: the median.
+/// Median milliseconds of a sync without dirty data.
 fn clean_sync(a: &Library) -> Result<f64> {
     let clock = SystemClock::default();
     let mut sample = Sample::default();
@@ -200,8 +201,8 @@ fn storm_bars(outcome: &Outcome) -> Vec<Bar> {
     ]
 }
 
-/// Milliseconds from a common start until all `threads` syncs are done, the median of many groups.
-/// As much is dirty for one as for eight.
+/// Milliseconds from a common start until all `threads` syncs are done, as the median of many
+/// groups. The amount of dirty data is the same for one thread as for eight.
 fn group(run: &Run<'_>, fs: &FileSystem, threads: usize, groups: usize, label: &str) -> Result<f64> {
     let (start, end) = (Arc::new(Barrier::new(threads)), Arc::new(Barrier::new(threads)));
     let (_, answers) = in_threads(threads, |thread| {
@@ -209,7 +210,7 @@ fn group(run: &Run<'_>, fs: &FileSystem, threads: usize, groups: usize, label: &
         let (interrupt, label) = (run.settings.interrupt.clone(), label.to_owned());
         move || {
             let (clock, mut took) = (SystemClock::default(), Sample::default());
-            // An error must not leave the others at a barrier: it is told at the end.
+            // An error must not leave the others at a barrier: it is returned at the end.
             let mut result = Ok(());
             for i in 0..groups {
                 if thread == 0 && interrupt.check().is_ok() {

@@ -1,10 +1,10 @@
 //! Btrfs, "kill btrfs_clear_path_blocking": 1.6 million empty files by 16 threads in as many
 //! directories, and dbench with 16 clients, before and after.
 //!
-//! `pingpong` is the state before: the latches of a path spin, become blocking ones and go back.
-//! `blocking` is the state after: they never go back. The two differ in nothing else, so their
-//! comparison is the change. `rwlock` and `optimistic` are later steps: reader-writer latches, and
-//! inner nodes read without latches.
+//! `pingpong` is the old behaviour: the latches of a path spin, become blocking and go back to
+//! spinning. `blocking` is the new one: they never go back. The two differ in nothing else, so
+//! their comparison measures the change. `rwlock` and `optimistic` are later steps: reader-writer
+//! latches, and inner nodes read without latches.
 
 use super::cpu::Cpu;
 use super::dbench::{self, Load};
@@ -28,7 +28,7 @@ use std::time::Duration;
 
 const THREADS: usize = 16;
 const FEW_THREADS: [usize; 4] = [1, 2, 4, 16];
-/// Nothing is to be read again: latches are the subject.
+/// Large enough that nothing is read again, since latches are measured.
 const CACHE: u64 = 3 << 30;
 /// ext4 makes one inode for each 16 KiB; a round must leave some.
 const BYTES_PER_FILE: u64 = 32 << 10;
@@ -36,7 +36,7 @@ const BYTES_PER_FILE: u64 = 32 << 10;
 const RATE: &str = "files";
 const WALL: &str = "wall time";
 const THROUGHPUT: &str = "throughput";
-/// What the announcement's probe counts: see `LatchKind::calls`.
+/// The number that the announcement's probe counts: see `LatchKind::calls`.
 const WRITE_CALLS: &str = "write lock calls";
 const READ_CALLS: &str = "read lock calls";
 const LONGEST: &str = "longest wait";
@@ -47,7 +47,7 @@ const PUBLISHED_CREATE: &[Published] = &[
     Published { metric: "system time", figures: &[822.831, 496.495] },
     Published { metric: WRITE_CALLS, figures: &[2_467_493.0, 1_332_101.0] },
     Published { metric: READ_CALLS, figures: &[6_746_238.0, 6_857_393.0] },
-    // The ends of their last rows.
+    // The upper bounds of their last rows.
     Published { metric: LONGEST, figures: &[1023.0, 127.0] },
 ];
 const PUBLISHED_LOAD: &[Published] = &[Published { metric: THROUGHPUT, figures: &[158.363, 449.52] }];
@@ -94,7 +94,7 @@ fn metrics(first: Metric) -> Vec<Metric> {
 
 const KINDS: [&str; 4] = ["write_leaf", "write_inner", "read_leaf", "read_inner"];
 
-/// Of a file system that was made for the round.
+/// The counters of a file system that was made for the round.
 fn latch_values(counters: &Counters) -> Result<[f64; 10]> {
     let get = |kind: &str, what: &str| counters.get(&format!("tree/latches/{kind}/{what}"));
     let sum = |kinds: &[&str], what: &str| kinds.iter().map(|kind| get(kind, what)).sum::<Result<f64>>();
@@ -113,7 +113,7 @@ fn latch_values(counters: &Counters) -> Result<[f64; 10]> {
     ])
 }
 
-/// The waits for write latches of leaves and inner nodes together.
+/// The waits for write latches, of leaves and inner nodes together.
 fn waits_to_write(counters: &Counters) -> Result<HistogramSnapshot> {
     let mut all = HistogramSnapshot::default();
     for kind in &KINDS[..2] {
@@ -127,7 +127,7 @@ fn waits_to_write(counters: &Counters) -> Result<HistogramSnapshot> {
     Ok(all)
 }
 
-/// Waits in funclatency's manner, of those kinds that were waited for.
+/// The waits in funclatency's format, for the kinds of latches that had waits.
 fn histograms(stats: &str) -> Result<Vec<String>> {
     let stats: Value = serde_json::from_str(stats).context("read the counters")?;
     let tree = &stats["tree"];
@@ -145,7 +145,7 @@ fn histograms(stats: &str) -> Result<Vec<String>> {
     Ok(lines)
 }
 
-/// A library of its own for the round.
+/// Uses a new library for the round.
 fn fresh<R>(run: &Run<'_>, tree_lock: TreeLock, body: impl FnOnce(&Library) -> Result<R>) -> Result<R> {
     run.settings.interrupt.check()?;
     let image = run.place.shell.dir.join(LIBRARY_IMAGE);
@@ -153,7 +153,7 @@ fn fresh<R>(run: &Run<'_>, tree_lock: TreeLock, body: impl FnOnce(&Library) -> R
     let options = MountOptions { tree_lock, cache_size: CACHE, ..MountOptions::default() };
     let library = Library::on(device, &FormatOptions::default(), options)?;
     let answer = body(&library);
-    // Its contents are not needed, and closing would write all of them.
+    // Closing would write the contents, which are not needed.
     drop(library);
     std::fs::remove_file(image)?;
     answer
@@ -179,8 +179,8 @@ fn mode_contestants<'c>(
         .collect()
 }
 
-/// Each thread makes its files in as many directories of its own, one after the other: what `-D`
-/// of fs_mark does. The directories are made before.
+/// Each thread creates its files in a number of its own directories, one after the other, like
+/// fs_mark's `-D`. The directories exist before.
 fn make_spread(library: &Library, threads: usize, dirs: u64, each: u64) -> Result<Duration> {
     let fs = library.fs();
     let mut made: Vec<Vec<Ino>> = Vec::new();
@@ -200,7 +200,7 @@ fn make_spread(library: &Library, threads: usize, dirs: u64, each: u64) -> Resul
     Ok(took)
 }
 
-/// With `dirs`, each thread has so many directories, else one.
+/// With `dirs`, each thread has that number of directories, else one.
 fn create(
     run: &Run<'_>,
     lock: TreeLock,
@@ -238,7 +238,7 @@ fn old_and_new(run: &mut Run<'_>) -> Result<()> {
     let (load, clients) = (Arc::new(Load::installed()?), run.clients());
     let this = &*run;
     let creation = |lock: TreeLock, each: u64| {
-        // As announced: ten files for each directory.
+        // As announced: ten files in each directory.
         let (round, stats) = create(this, lock, THREADS, Some((each / 10).max(1)), each)?;
         keep(lock, stats);
         Ok(round)
@@ -319,7 +319,7 @@ fn by_threads(run: &mut Run<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The same files elsewhere, for scale.
+/// The same files on other file systems, for scale.
 fn others(run: &mut Run<'_>) -> Result<()> {
     if !run.place.root {
         run.note("Left out: tmpfs, ext4 and Btrfs (it takes root to mount them).".into());
@@ -370,8 +370,8 @@ fn others(run: &mut Run<'_>) -> Result<()> {
     Ok(())
 }
 
-/// fs_mark as it was announced, on a new mount for each round, for scale: a creation crosses to the
-/// serving process and back several times.
+/// The announced fs_mark run, on a new mount for each round, for scale: a creation switches between
+/// client and server several times.
 fn on_the_mount(run: &mut Run<'_>) -> Result<()> {
     let each = run.work(200, 1_000);
     let this = &*run;
@@ -412,7 +412,7 @@ fn on_the_mount(run: &mut Run<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Of the change alone; the last one is of the default.
+/// The bars of the change alone; the last one is of the default.
 fn bars(created: &Outcome) -> Vec<Bar> {
     let times = |at: &dyn Fn(usize, &str) -> f64, metric: &str| at(1, metric) / at(0, metric);
     vec![

@@ -27,7 +27,7 @@ fn outcome(first: Metric, published: &[Published]) -> Outcome {
 fn the_published_figures_meet_what_they_claim() {
     let mut created = PUBLISHED_CREATE.to_vec();
     created.push(Published { metric: RATE, figures: &[1.6e6 / 147.307, 1.6e6 / 62.273] });
-    // The waits came down to 127/1023, whose rows stand for an eighth.
+    // The longest wait fell to 127/1023, in a histogram of powers of two: to an eighth.
     let of = |published: &[Published], name| outcome(Metric::new(name, "", Better::Higher), published);
     let bars = bars(&of(&created, RATE));
     // 147.307 by 62.273 is 2.366: the bar is rounded up.

@@ -1,12 +1,12 @@
 //! Linux, "writeback: plug writeback at a high level": 4 KiB files without sync, in eight
 //! directories, before and after.
 //!
-//! `noplug` sends each inode's pages by themselves; `plug` gathers those of many inodes, sorts and
-//! merges them. A round ends when all is durable: dirty data left behind would be work that was not
+//! `noplug` submits each inode's pages separately; `plug` collects those of many inodes, sorts and
+//! merges them. A round ends when everything is durable: remaining dirty data would be work not
 //! done.
 //!
-//! Each part is done on an image file, and on a loop device, for which the kernel counts requests
-//! by itself. On the mount the processor time of the serving process counts like the client's.
+//! Each part runs on an image file, and on a loop device, for which the kernel itself counts
+//! requests. On the mount the processor time of the server counts like the client's.
 
 use super::cpu::Cpu;
 use super::{CACHE, LIBRARY_IMAGE, Part, Run};
@@ -24,7 +24,7 @@ use kedgefs::{FormatOptions, Ino, MountOptions, Owner};
 
 const THREADS: usize = 8;
 const FILE: [u8; 4096] = [0x6b; 4096];
-/// Files between two looks at the interrupt.
+/// Files between two checks for an interrupt.
 const LOOK_AGAIN: u64 = 256;
 const OPTIONS: [&str; 2] = ["noplug", "plug"];
 
@@ -34,7 +34,7 @@ const WRITES: &str = "device writes";
 const KERNEL_WRITES: &str = "the kernel's count: writes";
 const DATA_WRITES: &str = "data writes";
 const HARD_LIMITS: &str = "data, times the hard limit of dirty data";
-/// As much data as keeps writeback busy all the time.
+/// Amount of data, in hard limits, that keeps writeback busy all the time.
 const HARD_LIMITS_WANTED: f64 = 4.0;
 
 const PUBLISHED: &[Published] = &[
@@ -45,7 +45,7 @@ const PUBLISHED: &[Published] = &[
     Published { metric: "bandwidth", figures: &[150.0, 280.0] },
 ];
 
-/// Where the image is.
+/// The place of the image.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Ground {
     File,
@@ -91,15 +91,15 @@ fn metrics(ground: Ground) -> Vec<Metric> {
     metrics
 }
 
-/// What a round saw, from its first file until all are durable.
+/// The measurements of a round, from its first file until all are durable.
 struct Seen {
     files: u64,
     wall: f64,
-    /// Of this process: the clients', in process the library's as well.
+    /// Processor time of this process: the clients', in process also the library's.
     cpu: Cpu,
-    /// Of the process that serves a mount.
+    /// Processor time of the process that serves a mount.
     server: Option<Cpu>,
-    /// `None`: the device is no loop device.
+    /// `None`: the image is not on a loop device.
     disk: Option<DiskCounts>,
 }
 
@@ -135,7 +135,7 @@ fn values(seen: &Seen, before: &Counters, after: &Counters) -> Result<Vec<f64>> 
     Ok(values)
 }
 
-/// Bytes of dirty data at which writers write back themselves: half of the room for file pages,
+/// Bytes of dirty data at which writers write back themselves: half of the space for file pages,
 /// which is three eighths of the cache (`cache::budget` of the library).
 fn hard_limit(cache_size: u64) -> f64 {
     cache_size as f64 * 3.0 / 8.0 / 2.0
@@ -199,7 +199,7 @@ fn hold(run: &Run<'_>, part: Part, ground: Ground, each: u64) -> Result<Outcome>
     Ok(outcome)
 }
 
-/// The library and `kedge` take its path, or that of an image file.
+/// The library and `kedge` get its path, or that of an image file.
 fn loop_device<'a>(run: &Run<'a>, ground: Ground, name: &str) -> Result<Option<LoopDevice<'a>>> {
     match ground {
         Ground::Loop => LoopDevice::make(&run.place.shell, name, run.settings.size).map(Some),
@@ -207,7 +207,7 @@ fn loop_device<'a>(run: &Run<'a>, ground: Ground, name: &str) -> Result<Option<L
     }
 }
 
-/// Since the counts before, of a device that there may not be.
+/// The counts since `before`, if there is a device.
 fn counts_since(disk: Option<&LoopDevice<'_>>, before: Option<DiskCounts>) -> Result<Option<DiskCounts>> {
     match (disk, before) {
         (Some(disk), Some(before)) => Ok(Some(disk.counts()?.since(before))),
@@ -319,7 +319,7 @@ fn on_the_mount(run: &Run<'_>, ground: Ground, option: &'static str, each: u64) 
     Ok(Round { values, command })
 }
 
-/// A short run has not enough data for the last one.
+/// A short run has too little data for the last one.
 fn bars(outcome: &Outcome, place: &str, quick: bool) -> Vec<Bar> {
     let mut bars = vec![
         Bar::change(outcome, WRITES, Want::AtMost(-94.6)),

@@ -1,4 +1,4 @@
-//! Images whose log is full when they crash, and how long opening them takes.
+//! Images whose log is full at the crash, and the time to open them.
 
 use super::{BLOCK, OPENING, Scale, file_name, outcome};
 use crate::contest::{Better, Metric, Outcome};
@@ -13,28 +13,28 @@ use kedgefs::{FileSystem, FormatOptions, Ino, MountOptions, Owner, Switches};
 use std::path::Path;
 use std::sync::Arc;
 
-/// Parts of what the log takes before a checkpoint has to run. Some of a log is always promised: to
-/// the records that will say where data went that is in the log now, for one.
+/// Fractions of what the log holds before a checkpoint must run. Part of a log is always reserved,
+/// for example for records that move log-resident data into place.
 const FILLS: [(&str, f64); 4] = [("25 %", 0.25), ("50 %", 0.5), ("75 %", 0.75), ("95 %", 0.95)];
 const IMAGE: u64 = 4 << 30;
-/// All that the log names stays in memory: a full cache would start a checkpoint.
+/// Everything that the log refers to stays in memory: a full cache would start a checkpoint.
 const CACHE: u64 = 4 << 30;
-/// Threads that make files with an fsync.
+/// Threads that create files with an fsync.
 const THREADS: usize = 8;
 
 /// What fills the log.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Filler {
-    /// Metadata alone: the most records.
+    /// Metadata alone, which gives the most records.
     Creations,
-    /// 4 KiB each, whose bytes are in the log.
+    /// Files of 4 KiB, whose bytes are in the log.
     Synced,
 }
 
 const FILLERS: [Filler; 2] = [Filler::Creations, Filler::Synced];
 
 impl Filler {
-    /// Files that are made between two looks at the log.
+    /// Files created between two checks of the log.
     fn batch(self) -> u64 {
         match self {
             Filler::Creations => 512,
@@ -67,7 +67,7 @@ impl Scale<'_> {
                     self.settings.interrupt.check()?;
                     fill_log(&image, self.log_size(), filler, Some(full * part))?;
                     self.place.shell.run("cp --sparse=always crash.img kedge.img")?;
-                    // A crash leaves an image on the disk, and not on its way there.
+                    // So that the copy is on the disk, not in the host's cache.
                     self.place.shell.run("sync kedge.img")?;
                     samples[0].push(open(&image)?);
                     std::fs::remove_file(&image)?;
@@ -92,7 +92,7 @@ impl Scale<'_> {
         Ok(outcome(OPENING, metrics, sides))
     }
 
-    /// Of the copy, which is removed with the mount.
+    /// Mounts the copy, which is removed with the mount.
     fn mount(&self) -> Result<f64> {
         let clock = SystemClock::default();
         let shell = &self.place.shell;
@@ -105,8 +105,8 @@ impl Scale<'_> {
     }
 }
 
-/// Makes an image that was in use when it crashed, with so many bytes in its log. `None`: until a
-/// checkpoint runs, which empties it. Returns the most bytes that the log held.
+/// Makes an image that crashes in use with this many bytes in its log. `None`: until a checkpoint
+/// runs, which empties the log. Returns the maximum number of bytes that the log held.
 fn fill_log(image: &Path, log_size: u64, filler: Filler, bytes: Option<f64>) -> Result<f64> {
     let device = FileDevice::create(image, IMAGE, OpenOptions::default())?;
     let format = FormatOptions { log_size: Some(log_size), ..FormatOptions::default() };
@@ -135,7 +135,7 @@ fn fill_log(image: &Path, log_size: u64, filler: Filler, bytes: Option<f64>) -> 
     Ok(most)
 }
 
-/// A directory more, with a batch of files.
+/// Adds a directory with a batch of files.
 fn fill(fs: &FileSystem, filler: Filler, batch: u64) -> Result<()> {
     let dir = fs.mkdir(Ino::ROOT, format!("dir{batch}").as_bytes(), 0o755, Owner::default())?.ino;
     let make = move |fs: &FileSystem, i: u64| -> Result<()> {
@@ -157,7 +157,7 @@ fn fill(fs: &FileSystem, filler: Filler, batch: u64) -> Result<()> {
     Ok(())
 }
 
-/// Seconds until the library can be used.
+/// Seconds until the library is open.
 fn open(image: &Path) -> Result<f64> {
     let clock = SystemClock::default();
     let started = clock.monotonic();
@@ -165,7 +165,7 @@ fn open(image: &Path) -> Result<f64> {
     let fs = FileSystem::open(device, Arc::new(clock), MountOptions::default())?;
     let took = clock.since(started).as_secs_f64();
     ensure!(replayed(&fs)? > 0.0, "no log was replayed");
-    // What it holds is not needed, and closing would write all of it.
+    // Closing would write the contents, which are not needed.
     fs.shutdown(false)?;
     Ok(took)
 }

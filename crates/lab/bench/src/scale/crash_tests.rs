@@ -1,6 +1,6 @@
 use super::*;
 
-/// What opening has to replay is what the log was filled with.
+/// Opening replays as much as was filled in.
 #[test]
 fn the_log_is_as_full_as_was_asked_for() {
     const LOG: u64 = 8 << 20;
@@ -15,8 +15,8 @@ fn the_log_is_as_full_as_was_asked_for() {
         let clock = Arc::new(SystemClock::default());
         let fs = FileSystem::open(device, clock, MountOptions::default()).unwrap();
         let replayed = replayed(&fs).unwrap();
-        // Used is also what is promised to records about the data in the log. And a batch more than
-        // what was asked for, at most.
+        // The used space includes reservations for records about log-resident data, and at most one
+        // batch more than requested.
         assert!(
             (want * 0.7..want + 0.1 * LOG as f64).contains(&replayed),
             "{filler:?}: {replayed} of {want}"

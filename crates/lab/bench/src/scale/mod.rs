@@ -1,13 +1,14 @@
-//! How costs grow: an operation with the number of files, opening an image after a crash with what
-//! its log holds, fsck with the number of files.
+//! How costs grow: operations with the number of files, opening an image after a crash with the
+//! fill of its log, fsck with the number of files.
 //!
-//! 1. *Operations*, in process: a population of files grows from size to size. Beside it, a
-//!    directory of its own is filled and emptied, each kind of operation timed as a whole. The last
-//!    kind looks up any file of the population; once that no longer fits into the cache, it reads.
+//! 1. *Operations*, in process: a population of files grows from size to size. A separate directory
+//!    is filled and emptied, and each kind of operation is timed as a whole. The last kind looks up
+//!    random files of the population; once they no longer fit into the cache, it reads from the
+//!    device.
 //! 2. *fsck* of the same image, closed, with the command.
 //! 3. *Opening after a crash*: the log is filled up to a part of its size without a checkpoint, by
-//!    creations alone or by small files with an fsync each. Then the file system is stopped as a
-//!    crash would, and opened in process, and a copy of it by `kedge mount`.
+//!    creations alone or by small files with an fsync each. Then the file system stops as in a
+//!    crash. It is opened in process, and a copy of it by `kedge mount`.
 
 mod crash;
 mod plot;
@@ -40,19 +41,19 @@ const SIZES: [(&str, u64); 7] = [
     ("10,000,000", 10_000_000),
 ];
 const QUICK_SIZES: usize = 4;
-/// Of which fsck has a bar.
+/// The size for fsck's bar.
 const FSCK_SIZE: &str = "1,000,000";
 const IN_DIR: u64 = 1_000;
-/// Each tenth file holds a block.
+/// Every tenth file has a block of data.
 const WRITTEN: u64 = 10;
 const BLOCK: [u8; 4096] = [0x6b; 4096];
-/// Files between two looks at the interrupt.
+/// Files between two checks for an interrupt.
 const LOOK_AGAIN: u64 = 1_024;
 
 const OPERATIONS: [&str; 6] =
     ["create", "look up", "write 4 KiB", "rename", "unlink", "look up any file of all"];
 
-/// How much the cost of an operation may grow, and seconds for the others.
+/// Limit of the growth of an operation's cost; limits in seconds for the others.
 const GROWTH: f64 = 1.5;
 const FSCK_SECONDS: f64 = 10.0;
 const OPEN_SECONDS: f64 = 1.0;
@@ -111,7 +112,7 @@ struct Scale<'a> {
     rounds: usize,
 }
 
-/// An outcome whose sides were measured one after the other.
+/// An outcome whose sides were measured in sequence.
 fn outcome(title: &str, metrics: Vec<Metric>, sides: Vec<(&'static str, Vec<Sample>)>) -> Outcome {
     let side = |(name, samples)| Side { name, command: String::new(), samples, failed: None };
     Outcome {
@@ -221,7 +222,7 @@ impl Population {
         Ok(())
     }
 
-    /// Nothing is left to be written when it returns.
+    /// Returns when nothing is left to write back.
     fn grow(&mut self, files: u64, interrupt: &Interrupt) -> Result<()> {
         let fs = self.library().fs().clone();
         while self.files < files {
@@ -243,7 +244,7 @@ impl Population {
         Ok(fs.checkpoint()?)
     }
 
-    /// Microseconds of each of [`OPERATIONS`], a round each.
+    /// Microseconds of each of [`OPERATIONS`], one sample for each round.
     fn costs(&self, rounds: usize, each: u64, interrupt: &Interrupt) -> Result<Vec<Sample>> {
         let mut samples = vec![Sample::default(); OPERATIONS.len()];
         for round in 0..rounds {

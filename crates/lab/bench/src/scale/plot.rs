@@ -1,5 +1,5 @@
-//! The report as one SVG file: a panel for each section, a line for each metric. It brings its
-//! colours for light and for dark pages and needs nothing but itself.
+//! The report as one self-contained SVG file: a panel for each section, a line for each metric,
+//! with colours for light and dark pages.
 
 use crate::contest::Outcome;
 use crate::report::Report;
@@ -8,18 +8,18 @@ use std::fmt::Write;
 
 const WIDTH: f64 = 860.0;
 const LEFT: f64 = 64.0;
-/// For the names of the lines.
+/// Space for the names of the lines.
 const RIGHT: f64 = 300.0;
 const TOP: f64 = 46.0;
 const BOTTOM: f64 = 46.0;
 const PLOT: f64 = 220.0;
 const PANEL: f64 = TOP + PLOT + BOTTOM;
-/// Between the names of two lines.
+/// Distance between the names of two lines.
 const NAME: f64 = 17.0;
 const MARGIN: f64 = 12.0;
-/// Values that differ more than so many times have a logarithmic axis.
+/// Values that differ by more than this factor have a logarithmic axis.
 const FAR_APART: f64 = 50.0;
-/// Lines have colours of their own up to here.
+/// Lines up to this number have distinct colours.
 const COLOURS: usize = 6;
 
 const STYLE: &str = "
@@ -45,7 +45,7 @@ path { fill: none; stroke-width: 2; }
 /// What a panel shows besides the figures.
 struct Panel<'a> {
     outcome: &'a Outcome,
-    /// Of a line across, where a bar is a value of the vertical axis.
+    /// Height of a horizontal line, for a bar that is a value of the vertical axis.
     bar: Option<f64>,
 }
 
@@ -93,12 +93,12 @@ fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
-/// The number that a side's name is: `10,000`, `25 %`.
+/// The number in a side's name: `10,000`, `25 %`.
 fn position(name: &str) -> Option<f64> {
     name.split(' ').next()?.replace(',', "").parse().ok()
 }
 
-/// From values to places. Sizes that span powers of ten stand on a logarithmic axis.
+/// Maps values to coordinates. Sizes that span powers of ten have a logarithmic axis.
 struct Axis {
     from: f64,
     to: f64,
@@ -111,14 +111,14 @@ impl Axis {
     fn at(&self, value: f64) -> f64 {
         let scale = |v: f64| if self.logarithmic { v.log10() } else { v };
         let (from, to) = (scale(self.from), scale(self.to));
-        // A logarithm has no place for zero.
+        // Zero has no logarithm.
         let part = if to > from { (scale(value.max(self.from)) - from) / (to - from) } else { 0.5 };
         self.start + part * (self.end - self.start)
     }
 }
 
-/// The axis of values, and what is written beside it. It begins at zero, but for values so far
-/// apart that the small ones would all lie on the ground.
+/// The axis of values and its labels. It begins at zero, except for values so far apart that the
+/// small ones would all be at the bottom.
 fn vertical(values: &[f64]) -> (Axis, Vec<f64>) {
     let most = values.iter().copied().fold(0.0, f64::max).max(1e-9);
     let least = values.iter().copied().filter(|v| *v > 0.0).fold(most, f64::min);
@@ -133,7 +133,7 @@ fn vertical(values: &[f64]) -> (Axis, Vec<f64>) {
     (Axis { from: 10f64.powi(from), to: 10f64.powi(to), logarithmic: true, start, end }, ticks)
 }
 
-/// A round number at or above `value`, and how many steps lead to it.
+/// A round number at or above `value`, and the number of steps up to it.
 fn round_up(value: f64) -> (f64, usize) {
     let power = 10f64.powf(value.log10().floor());
     let steps = [(1.0, 5), (2.0, 4), (2.5, 5), (3.0, 3), (4.0, 4), (5.0, 5), (6.0, 6), (8.0, 4), (10.0, 5)];
@@ -233,7 +233,7 @@ fn spread(mut names: Vec<(f64, usize, String)>) -> Vec<(f64, usize, String)> {
         *at = at.max(next);
         next = *at + NAME;
     }
-    // Pushed out at the bottom: up again.
+    // Names pushed out at the bottom are moved up again.
     let mut limit = TOP + PLOT;
     for (at, ..) in names.iter_mut().rev() {
         *at = at.min(limit);

@@ -1,5 +1,5 @@
-//! Programs and libraries of other people that rows of the zoo need: found, else installed, else
-//! the row is left out and the run says so.
+//! Foreign programs and libraries that rows of the zoo need: found, or installed, or the row is
+//! skipped and the run reports it.
 
 use anyhow::{Context, Result, bail, ensure};
 use std::path::{Path, PathBuf};
@@ -7,8 +7,7 @@ use std::process::Command;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
-    /// A program, and its Debian package. It may lie where only `sbin` or a versioned directory has
-    /// it.
+    /// A program and its Debian package. It may be in `sbin` or in a versioned directory only.
     Debian(&'static str, &'static str),
     /// A module of Python, and its package.
     Python(&'static str, &'static str),
@@ -20,7 +19,7 @@ pub enum Need {
     Root,
 }
 
-/// Where things are kept from one run to the next.
+/// The directory that is kept between runs.
 pub struct Cache {
     zoo: PathBuf,
     dir: PathBuf,
@@ -46,12 +45,12 @@ impl Cache {
         Ok(Cache { zoo: zoo.to_owned(), dir })
     }
 
-    /// Where programs that were built are.
+    /// The directory of programs that were built.
     pub fn bin(&self) -> PathBuf {
         self.dir.join("bin")
     }
 
-    /// Where modules of Python are.
+    /// The directory of Python modules.
     pub fn python(&self) -> PathBuf {
         self.dir.join("python")
     }
@@ -105,7 +104,7 @@ impl Cache {
         }
     }
 
-    /// The sources beside the cache: building writes files of versions beside them.
+    /// Copies the sources to the cache, since building writes lock files beside them.
     fn copy(&self, dir: &str) -> Result<PathBuf> {
         let to = self.dir.join("src");
         std::fs::create_dir_all(&to).with_context(|| format!("create {}", to.display()))?;

@@ -1,5 +1,5 @@
-//! The rows: which program with which settings, and what its documentation lets one expect under
-//! which model.
+//! The rows: a program with its settings, and the result that its documentation lets one expect
+//! under each model.
 
 use super::needs::Need;
 use Expect::{Fail, Fault, Pass};
@@ -11,8 +11,8 @@ pub enum Expect {
     Pass,
     /// The report contains these words.
     Fail(&'static str),
-    /// The documentation lets one expect that it passes, and it is known to fail, with these words:
-    /// docs/CRASH_TESTING.md says why.
+    /// By its documentation the program should pass, but it is known to fail with these words:
+    /// docs/CRASH_TESTING.md gives the reason.
     Fault(&'static str),
 }
 
@@ -20,16 +20,16 @@ pub struct Row {
     pub name: &'static str,
     pub needs: &'static [Need],
     pub program: &'static str,
-    /// Run before the recording, to make what it starts from (`$ZOO_FROM`) and what it needs beside
-    /// it (`$ZOO_TEMP`).
+    /// Runs before the recording, to make its initial content (`$ZOO_FROM`) and other files it
+    /// needs (`$ZOO_TEMP`).
     pub prepare: Option<&'static str>,
-    /// Of `zoo/`, and its arguments.
+    /// A script of `zoo/`, and its arguments.
     pub run: &'static [&'static str],
-    /// Of `zoo/`, or a whole command.
+    /// A script of `zoo/`, or a whole command.
     pub check: &'static str,
     pub expect: &'static [(&'static str, Expect)],
     pub states: u32,
-    /// The search ends at so many failing states.
+    /// The search ends after this many failing states.
     pub failures: u32,
 }
 
@@ -114,8 +114,8 @@ pub const ROWS: &[Row] = &[
         &[("ext4", Pass), ("xfs", Pass), ("btrfs", Pass), ("posix", Pass)],
     ),
     saver("sed -i", &["save.sh", "sed"], &[("ext4", Fail("rename")), ("xfs", Fail("rename"))]),
-    // :help 'backupcopy': where it does not rename, vim overwrites the file, and the old text is in
-    // a backup until that is done. The check looks at the file alone.
+    // :help 'backupcopy': if vim does not rename, it overwrites the file and keeps the old text in
+    // a backup until then. The check reads only the file.
     Row {
         needs: &[Need::Debian("vim", "vim-tiny")],
         ..saver("vim :wq", &["save.sh", "vim"], &[("ext4", Fail("truncate(\"doc\", 0)"))])
@@ -312,8 +312,8 @@ pub const ROWS: &[Row] = &[
         &[Need::Rust("rust")],
         &["zoo-stores", "run", "sled", "none", "4"],
         "zoo-stores check sled",
-        // Its own thread may have written some of it by then: what is lost is another thing each
-        // time.
+        // Its own thread may have written some of it by then, so the lost data differs from run to
+        // run.
         &[("ext4", Fail("was promised and is not there"))],
     ),
     // dpkg(1), --force-unsafe-io: without it dpkg syncs before it renames. That is its default, but

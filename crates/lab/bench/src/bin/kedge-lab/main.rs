@@ -20,7 +20,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// Below it the log and ext4's journal would be most of the image.
+/// With a smaller image, the log and ext4's journal would be most of it.
 const SIZE_MIN: u64 = 256 << 20;
 const FAILURE: u8 = 1;
 const USAGE: u8 = 2;
@@ -325,13 +325,13 @@ fn bench_scale(common: &Common, svg: Option<&Path>, check: bool) -> Result<ExitC
     Ok(judged(&report, check, code))
 }
 
-/// Before the minutes that it takes: a report that cannot be kept is no report.
+/// Checked before the minutes of measurement, so that the report is not lost at the end.
 fn can_be_kept(file: &Path) -> Result<()> {
     let opened = std::fs::File::options().append(true).create(true).open(file);
     opened.map(drop).with_context(|| format!("open {}", file.display()))
 }
 
-/// Names the bars that were missed, if they are to be checked.
+/// Names the missed bars, if they are to be checked.
 fn judged(report: &kedge_bench::Report, check: bool, code: ExitCode) -> ExitCode {
     let missed = report.missed();
     missed.iter().filter(|_| check).for_each(|line| eprintln!("kedge-lab: bar missed: {line}"));
@@ -377,8 +377,8 @@ fn reproduce_one(
     Ok(judged(&report, check, code))
 }
 
-/// The `kedge` beside this program, which `cargo build` made with it. Another one on the PATH could
-/// be of another version.
+/// The `kedge` next to this program, which the same `cargo build` made. One on the PATH could be of
+/// another version.
 fn kedge_beside_this() -> Result<PathBuf> {
     let this = std::env::current_exe().context("find this program")?;
     let kedge = this.with_file_name("kedge");
@@ -391,13 +391,13 @@ fn kedge_beside_this() -> Result<PathBuf> {
 }
 
 impl Common {
-    /// Also takes over the signals that would end the program: what is mounted has to be undone.
+    /// Also handles the signals that would end the program, since mounts have to be undone.
     fn settings(&self) -> Result<Settings> {
         let kedge = kedge_beside_this()?;
         let signals = TerminationSignals::block().context("block signals")?;
         let interrupt = Interrupt::new(end_group);
         let raise = interrupt.clone();
-        // Detached: it waits for ever and ends with the process.
+        // Detached: it waits until the process ends.
         kedge_base::spawn_named("signals", move || {
             while let Ok(signal) = signals.wait() {
                 eprintln!("kedge-lab: signal {signal}: cleaning up");
@@ -442,7 +442,7 @@ fn size(text: &str) -> Result<u64, String> {
     }
 }
 
-/// A group that is gone already has ended as it was asked to.
+/// A group that no longer exists has ended, as requested.
 fn end_group(leader: u32) {
     if let Some(leader) = i32::try_from(leader).ok().and_then(Pid::from_raw) {
         let _ = kill_process_group(leader, Signal::TERM);

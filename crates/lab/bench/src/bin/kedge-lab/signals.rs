@@ -1,5 +1,4 @@
-//! Signals that ask the program to end. An experiment that is interrupted still undoes its mounts
-//! and removes its images.
+//! Termination signals. An interrupted experiment still undoes its mounts and removes its images.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -7,7 +6,7 @@ use std::mem::MaybeUninit;
 
 const TERMINATION: [libc::c_int; 3] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP];
 
-/// A set of blocked signals to wait for.
+/// A set of blocked signals.
 pub struct TerminationSignals(libc::sigset_t);
 
 impl TerminationSignals {
@@ -31,7 +30,7 @@ impl TerminationSignals {
         }
     }
 
-    /// Waits for one and returns its number.
+    /// Waits for one of the signals and returns its number.
     pub fn wait(&self) -> io::Result<i32> {
         let mut signal = 0;
         // SAFETY: both pointers are valid for the call; the set was initialised by `block`.

@@ -1,4 +1,4 @@
-//! dbench's load file: what one client does, an operation a line.
+//! dbench's load file: the operations of one client, one in each line.
 //!
 //! ```text
 //! NTCreateX "\clients\client1\DIR\FILE" OPTIONS DISPOSITION HANDLE STATUS
@@ -6,9 +6,9 @@
 //! Rename "\clients\client1\OLD" "\clients\client1\NEW" STATUS
 //! ```
 //!
-//! The last word is the status that the operation had when it was recorded. Empty lines and those
-//! that begin with `#` say nothing. All lines are read and checked before the first one is done: a
-//! line that means nothing is an error with its number, where dbench would skip it.
+//! The last word is the status that the operation had when it was recorded. Empty lines and lines
+//! that begin with `#` are ignored. All lines are parsed and checked before the first operation
+//! runs: an invalid line is an error with its number, where dbench would skip it.
 
 use anyhow::{Context, Result, bail, ensure};
 use std::collections::BTreeMap;
@@ -18,11 +18,11 @@ use std::path::Path;
 /// Where Debian's package puts the file.
 pub const PLACE: &str = "/usr/share/dbench/client.txt";
 const FILE_MAX: u64 = 256 << 20;
-/// As many files as dbench lets a client have open.
+/// dbench's limit of open files for a client.
 pub const OPEN_MAX: usize = 200;
-/// Of one read or write. dbench's largest has 64 KiB.
+/// Limit of one read or write. dbench's largest is 64 KiB.
 pub const BYTES_MAX: u64 = 1 << 20;
-/// What a load file calls its client.
+/// The client's name in a load file.
 const CLIENT: &str = "client1";
 
 /// In the order of the announcement's table.
@@ -45,9 +45,9 @@ pub const OPERATIONS: [&str; 16] = [
     "Flush",
 ];
 
-/// A number of [`Load::paths`].
+/// An index in [`Load::paths`].
 pub type PathAt = usize;
-/// A place in a client's table of open files.
+/// A slot in a client's table of open files.
 pub type FileAt = usize;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -55,7 +55,7 @@ pub struct Piece {
     pub file: FileAt,
     pub offset: u64,
     pub size: usize,
-    /// How much of it is read or written.
+    /// The bytes actually read or written.
     pub done: usize,
 }
 
@@ -68,7 +68,7 @@ pub struct Range {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Op {
-    /// `file`: `None` where it is expected to fail.
+    /// `file`: `None` if it is expected to fail.
     Create {
         path: PathAt,
         directory: bool,
@@ -85,7 +85,7 @@ pub enum Op {
     QueryFile(FileAt),
     QueryFs,
     SetFile(FileAt),
-    /// Reads at most so many entries.
+    /// Reads at most this many entries.
     Find(PathAt, u64),
     Write(Piece),
     Read(Piece),
@@ -95,7 +95,7 @@ pub enum Op {
 }
 
 impl Op {
-    /// Its place in [`OPERATIONS`].
+    /// Its index in [`OPERATIONS`].
     pub fn row(self) -> usize {
         match self {
             Op::Create { .. } => 0,
@@ -122,7 +122,7 @@ impl Op {
 pub struct Step {
     pub line: usize,
     pub op: Op,
-    /// Whether it is expected to.
+    /// Whether it is expected to succeed.
     pub succeeds: bool,
 }
 
@@ -133,7 +133,7 @@ pub struct Load {
 }
 
 impl Load {
-    /// That of the installed package.
+    /// The load file of the installed package.
     pub fn installed() -> Result<Load> {
         Load::read(Path::new(PLACE))
     }
@@ -167,7 +167,7 @@ impl Load {
         Ok(Load { steps: reader.steps, paths })
     }
 
-    /// By their numbers, from the directory in which the clients work.
+    /// Paths by index, relative to the directory in which the clients work.
     pub fn paths(&self, client: usize) -> Vec<String> {
         self.paths.iter().map(|path| path.replace(CLIENT, &format!("client{client}"))).collect()
     }
@@ -177,9 +177,9 @@ impl Load {
 struct Reader {
     steps: Vec<Step>,
     paths: BTreeMap<String, PathAt>,
-    /// The open ones: place and line.
+    /// Open handles: slot and line.
     open: BTreeMap<u64, (FileAt, usize)>,
-    /// Places of closed ones.
+    /// Slots of closed handles.
     free: Vec<FileAt>,
 }
 
@@ -199,13 +199,13 @@ impl<'a> Words<'a> {
             Some(digits) => u64::from_str_radix(digits, 16),
             None => word.parse(),
         };
-        // dbench's own are of 32 bits.
+        // dbench's numbers have 32 bits.
         let number = parsed.ok().filter(|n| u32::try_from(*n).is_ok());
         number.with_context(|| format!("the {what} '{word}' is no number"))
     }
 }
 
-/// Words between spaces; quotes hold spaces together and are no part of the word.
+/// Words separated by spaces; quotes hide spaces and are not part of the word.
 fn words(line: &str) -> Result<Vec<&str>> {
     let mut words = Vec::new();
     let mut left = line.trim_start();
@@ -220,7 +220,7 @@ fn words(line: &str) -> Result<Vec<&str>> {
     Ok(words)
 }
 
-/// Of NTCreateX: its bit for directories, and the dispositions that make or empty a file.
+/// For NTCreateX: the bit for directories, and the dispositions that create or truncate a file.
 const DIRECTORY: u64 = 1;
 const OPEN: u64 = 1;
 const CREATE: u64 = 2;
@@ -236,7 +236,7 @@ impl Reader {
         let succeeds = matches!(*status, "NT_STATUS_OK" | "0x0" | "0x00000000");
         let mut words = Words { left: middle.iter() };
         let op = self.op(line, name, &mut words, succeeds)?;
-        // dbench looks at the status of these alone.
+        // dbench checks the status of these only.
         let may_fail = matches!(
             op,
             Op::Create { .. } | Op::Rename(..) | Op::Unlink(_) | Op::QueryPath(_) | Op::Find(..)

@@ -1,6 +1,6 @@
 use super::*;
 
-/// Each operation once, as dbench's own file writes them.
+/// Each operation once, in the form of dbench's own file.
 const ALL: &str = r#"# a comment
 
 Deltree "\clients\client1" NT_STATUS_OK

@@ -1,13 +1,14 @@
-//! dbench on the library: its own load file, done by threads instead of processes, with the same
-//! calls of the file system for each operation as dbench makes.
+//! dbench on the library: runs dbench's load file in threads instead of processes, with the same
+//! file system calls for each operation as dbench.
 //!
-//! - Before it uses a name, dbench looks it up; if it is not there, it reads the directory for one
-//!   that differs in case. That is part of NTCreateX, Rename, Unlink, Mkdir, Qpathinfo and Find.
+//! - Before dbench uses a name, it looks it up; if that fails, it reads the directory for a name
+//!   that differs only in case. That is part of NTCreateX, Rename, Unlink, Mkdir, Qpathinfo and
+//!   Find.
 //! - Deltree removes files and leaves directories.
-//! - Locks are the kernel's on a mount. Here each client keeps a table of its own: no two clients
-//!   have a file in common.
-//! - An operation that ends otherwise than the load file says is an error with the line's number.
-//!   What queries find is not looked at, as in dbench.
+//! - On a mount, the kernel handles locks. Here each client has its own lock table, since no two
+//!   clients share a file.
+//! - An operation with another status than in the load file is an error with the line's number. The
+//!   results of queries are not checked, as in dbench.
 
 mod load;
 
@@ -26,7 +27,7 @@ use std::time::Duration;
 
 /// The clients' directory.
 const WORK: &str = "dbench";
-/// What Sfileinfo takes off the time stamps, in seconds.
+/// Seconds that Sfileinfo subtracts from the time stamps.
 const OLDER_ACCESS: i64 = 10;
 const OLDER_CHANGE: i64 = 12;
 
@@ -39,7 +40,7 @@ pub struct Sum {
     pub operations: Vec<Times>,
 }
 
-/// Each client does the load for `seconds`, over and over. Removes what was made.
+/// Each client repeats the load for `seconds`. Removes what was created.
 pub fn run(
     library: &Library,
     load: &Arc<Load>,
@@ -80,18 +81,18 @@ pub fn run(
     })
 }
 
-/// A round that failed may have left something.
+/// A failed round may have left files.
 fn remove(root: &Dir) -> Result<()> {
     present(root.remove_dir_all(WORK)).context("remove the clients' directory")?;
     Ok(())
 }
 
-/// Why a name may lead nowhere. All else is a failure.
+/// Errors that mean a missing name. All others are failures.
 fn is_absent(e: &io::Error) -> bool {
     matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
 }
 
-/// `None` if it is not there.
+/// `None` if it does not exist.
 fn present<T>(found: io::Result<T>) -> io::Result<Option<T>> {
     match found {
         Err(e) if is_absent(&e) => Ok(None),
@@ -100,7 +101,7 @@ fn present<T>(found: io::Result<T>) -> io::Result<Option<T>> {
 }
 
 enum Open {
-    /// With the name that it was opened by.
+    /// The file, and the name that opened it.
     File(kedgefs::File, PathAt),
     Dir(Ino, PathAt),
 }
@@ -208,7 +209,7 @@ impl Client {
         })
     }
 
-    /// Looks for a name that may differ in case.
+    /// Searches for a name that may differ in case.
     fn resolve(&self, path: PathAt) -> Result<()> {
         let path = self.path(path);
         if present(self.work.metadata(path))?.is_some() {
@@ -218,7 +219,7 @@ impl Client {
         self.entries(dir, |entry| !entry.eq_ignore_ascii_case(name.as_bytes()))
     }
 
-    /// Reads a directory, if there is one, for as long as `visit` wants more.
+    /// Reads a directory, if it exists, until `visit` returns false.
     fn entries(&self, dir: &str, mut visit: impl FnMut(&[u8]) -> bool) -> Result<()> {
         let Some(ino) = present(self.work.resolve(dir))? else { return Ok(()) };
         let read = self.work.file_system().readdir(ino, 0, &mut |entry| visit(entry.name));
@@ -232,7 +233,7 @@ impl Client {
             make_dir(&self.work, name)?;
         } else {
             match self.work.open_with(name, how) {
-                // Opened once more, to be read.
+                // Opens the directory again, for reading.
                 Err(e) if e.kind() == ErrorKind::IsADirectory => {}
                 opened => return opened.map(|file| Open::File(file, path)),
             }
@@ -254,7 +255,7 @@ impl Client {
         })
     }
 
-    /// Those below, too.
+    /// Including those below.
     fn delete_files(&self, path: &str) -> Result<()> {
         let mut dirs = vec![path.to_owned()];
         while let Some(dir) = dirs.pop() {
@@ -271,7 +272,7 @@ impl Client {
         Ok(())
     }
 
-    /// By the name that the file was opened by. It may be gone.
+    /// By the name that opened the file, which may be gone.
     fn set_times(&self, at: FileAt) -> Result<()> {
         let attr = self.stat(at)?;
         let (Open::File(_, path) | Open::Dir(_, path)) = self.at(at)?;
@@ -309,7 +310,7 @@ impl Client {
     }
 }
 
-/// It may be there.
+/// It may exist.
 fn make_dir(work: &Dir, path: &str) -> io::Result<()> {
     match work.create_dir(path) {
         Err(e) if e.kind() == ErrorKind::AlreadyExists => Ok(()),
@@ -317,8 +318,8 @@ fn make_dir(work: &Dir, path: &str) -> io::Result<()> {
     }
 }
 
-/// `None`: it failed, as the load file says. Failures that no name explains are failures all the
-/// same.
+/// `None`: it failed as the load file says. A failure that a missing name does not explain is an
+/// error in any case.
 fn expected<T>(step: &Step, done: io::Result<T>) -> Result<Option<T>> {
     let by_name = |e: &io::Error| {
         is_absent(e)

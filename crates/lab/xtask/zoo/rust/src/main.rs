@@ -1,5 +1,5 @@
-//! Puts keys into redb or sled, each promised when its commit or flush has returned; or checks one.
-//! Arguments: run STORE MODE COUNT, or check STORE.
+//! Puts keys into redb or sled and promises each when its commit or flush has returned; or checks
+//! one. Arguments: run STORE MODE COUNT, or check STORE.
 
 use redb::{Database, Durability, ReadableTable, TableDefinition};
 use std::error::Error;
@@ -34,8 +34,8 @@ fn sync_names(dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A promise for each key, whatever the mode. At the end all is durable: a program that ends is no
-/// crash.
+/// Promises each key, whatever the mode. At the end everything is durable, since the end of a
+/// program is no crash.
 fn run(store: &str, mode: &str, count: usize) -> Result<()> {
     let dir = std::env::var("KEDGE_DIR")?;
     std::env::set_current_dir(dir)?;
