@@ -94,7 +94,7 @@ pub const TABLE: &[Row] = &[
         FIXED,
         "fsync and sync return at once and make nothing durable, for builds and other scratch data: a \
          crash costs as much as without any fsync, at most the last `commit=` seconds, and the image \
-         stays consistent. A write that failed is still told. Unmounting makes all durable",
+         stays consistent. A failed write is still reported. Unmounting makes all durable",
         "",
     ),
     row(
@@ -107,7 +107,7 @@ pub const TABLE: &[Row] = &[
     row(
         "`allow_other`",
         FIXED,
-        "others than the one who mounts may use it; a mount that root makes is always for all",
+        "users other than the mounting one may use it; a mount by root is always for all users",
         "",
     ),
     row("`default_permissions`", FIXED, "accepted; the kernel checks permissions in any case", ""),
