@@ -172,7 +172,7 @@ pub fn table() -> Result<String> {
 }
 
 fn render(rows: &[Row], files: &BTreeMap<&str, Vec<Line>>) -> Result<String> {
-    let mut out = String::from("| change | published | here | in a word |\n|---|---|---|---|\n");
+    let mut out = String::from("| change | published | here | verdict |\n|---|---|---|---|\n");
     for row in rows {
         let lines = files.get(row.file).map_or(&[][..], Vec::as_slice);
         let (published, here, word) = row.cells(lines).with_context(|| row.change.to_owned())?;

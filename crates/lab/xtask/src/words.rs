@@ -89,7 +89,7 @@ const RULES: &[Rule] = &[
 ];
 
 /// Folders and files whose text is free of these words.
-const CLEAN: &[&str] = &["crates/crash", "crates/lab", "fuzz"];
+const CLEAN: &[&str] = &["crates/crash", "crates/lab", "docs", "README.md", "CONTRIBUTING.md", "fuzz"];
 
 /// Text of released versions stays as it was published.
 const EXEMPT: &[&str] = &["CHANGELOG.md"];
@@ -211,8 +211,9 @@ fn of_lines<'a>(lines: impl Iterator<Item = (usize, Option<&'a str>)>) -> Vec<Pa
         let fence = line.is_some_and(wrap::is_fence);
         in_code = line.is_some() && (in_code ^ fence);
         let line = line.filter(|line| !fence && !in_code && !line.trim().is_empty());
-        let begins =
-            line.is_none_or(|line| line.starts_with(['|', '#', '<']) || wrap::bullet(line.trim_start()) > 0);
+        let begins = line.is_none_or(|line| {
+            line.trim_start().starts_with(['|', '#', '<']) || wrap::bullet(line.trim_start()) > 0
+        });
         if begins {
             paragraphs.push(Paragraph::default());
         }

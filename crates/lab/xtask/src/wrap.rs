@@ -61,7 +61,8 @@ pub fn is_fence(line: &str) -> bool {
 
 /// Whether a line is no prose: a table, a heading, a Markdown comment, indented code or blank.
 fn is_verbatim(line: &str, begins_paragraph: bool) -> bool {
-    ["|", "#", "<!--"].iter().any(|mark| line.starts_with(mark))
+    ["#", "<!--"].iter().any(|mark| line.starts_with(mark))
+        || line.trim_start().starts_with('|')
         || (begins_paragraph && line.starts_with("    "))
         || line.trim().is_empty()
 }

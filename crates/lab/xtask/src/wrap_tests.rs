@@ -16,7 +16,9 @@ fn prose_is_wrapped_and_stays_so() {
 #[test]
 fn tables_and_code_stay() {
     let row = format!("| {LONG} | {LONG} |");
-    let text = format!("{row}\n\n```\n{LONG} {LONG}\n\n    - not a list\n```\n\n    {LONG} {LONG}\n");
+    let text = format!(
+        "{row}\n\n- item\n\n  {row}\n  {row}\n\n```\n{LONG} {LONG}\n\n    - not a list\n```\n\n    {LONG} {LONG}\n"
+    );
     assert_eq!(wrap(&text), text);
 }
 
