@@ -106,7 +106,7 @@ impl Told<'_> {
         let limit = self.report.explaining.cut_at?;
         let left = match self.report.unexplained {
             0 => "all failing states were looked into, some not to the end".to_owned(),
-            n => format!("{} not looked into", count(n, "failing state")),
+            n => format!("{} not examined", count(n, "failing state")),
         };
         Some(format!(
             "explaining was cut off at its limit of {:.1} s (--explain): {left}",
@@ -147,7 +147,7 @@ impl Told<'_> {
             writeln!(text, "\n{mended}").expect("strings take any text");
         }
         if self.report.unexplained > 0 && self.report.explaining.cut_at.is_none() {
-            writeln!(text, "\n{} more failing states were not looked into", self.report.unexplained)
+            writeln!(text, "\n{} more failing states were not examined", self.report.unexplained)
                 .expect("strings take any text");
         }
         if let (true, Some(first)) = (self.report.failures.is_empty(), self.report.outcome.failures.first()) {

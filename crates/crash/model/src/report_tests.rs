@@ -232,6 +232,6 @@ fn a_limit_on_explaining_holds_and_is_said_where_it_cut() {
     assert_eq!(report.unexplained, report.outcome.failing);
     let text = told(&report, &trace).text();
     let count = count(report.outcome.failing, "failing state");
-    assert!(text.contains(&format!("{count} not looked into")), "{text}");
+    assert!(text.contains(&format!("{count} not examined")), "{text}");
     assert!(text.contains("the first failing state is"), "{text}");
 }

@@ -171,7 +171,7 @@ impl Live {
             world.failed = match generation {
                 // Inode numbers that the kernel still holds from the first generation would be
                 // valid again.
-                n if n > GENERATION_MAX => Some("too many crashes of one mount: mount anew".to_owned()),
+                n if n > GENERATION_MAX => Some("too many crashes of one mount: mount it again".to_owned()),
                 _ => inner.lose(&mut world, crash, &mut told).err().map(|e| e.to_string()),
             };
         }

@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""What an operation on a mount costs: requests, context switches, processor time, wall time.
+"""The cost of an operation on a mount: requests, context switches, processor time, wall time.
 
     sudo transport.py --dir DIR [--rounds N] [--scale F] [--only LOAD]... NAME=PROGRAM...
 
 Each NAME=PROGRAM is a contestant: a `kedge`, the example `null` of kedge-fuse (a file system in
-memory behind the same transport: the floor), or `ext4`, the word itself. All are mounted at once
-and take turns on each load, so that a change of the machine's other load reaches all of them. The
-table has medians. Counts and processor time are telling on a busy machine too; wall time is not.
+memory with the same transport: the lower bound), or the word `ext4`. All are mounted at the same
+time and take turns on each load, so that other load on the machine affects all of them. The table
+has medians. Counts and processor time are meaningful on a busy machine too; wall time is not.
 
 - req: FUSE requests. sw: context switches of all threads of the serving process, voluntary and
   not. cpu: processor time of the serving process, user and system, in steps of 10 ms over the whole
-  turn. wall: the other way round of a rate.
+  turn. wall: the inverse of the rate.
 """
 
 import argparse
@@ -85,12 +85,12 @@ class Load:
 
 
 def fs_mark(threads, sync, files):
-    # In runs of few files: it wants space for a whole run, and the null file system tells of little.
+    # In runs of few files: fs_mark requires space for a whole run, and the null file system reports little.
     each = min(files, 800) // threads
     runs = max(1, files // (each * threads))
 
     def run(work):
-        # It takes no long paths.
+        # fs_mark accepts no long paths.
         options = ["-D", 16, "-t", threads, "-L", runs, "-n", each, "-s", 4096, "-S", sync, "-k"]
         sh("fs_mark", "-d", "work", *options, cwd=work.parent)
 

@@ -63,14 +63,14 @@ pub fn check(giver: Giver, plan: StatePlan) -> Result<usize, String> {
     let mut count = 0;
     for state in recording.states(plan) {
         count += 1;
-        let place = format!("state {count}, behind event {}, {:?}", state.at, state.choice);
+        let place = format!("state {count}, after event {}, {:?}", state.at, state.choice);
         rig::fsck(state.medium.fork()).map_err(|e| format!("{place}: {e}"))?;
         let mark = state.mark;
         let device = Arc::new(SimDevice::new(state.medium));
         let fs = rig::open(&device, &Arc::new(ManualClock::default()), &setup)?;
         intact(&fs, mark.is_some()).map_err(|e| format!("{place}: {e}"))?;
         if mark.is_some() && fs.lookup(Ino::ROOT, b"c").is_err() {
-            return Err(format!("{place}: the file that nobody deleted is gone"));
+            return Err(format!("{place}: a file is gone that was not deleted"));
         }
     }
     Ok(count)

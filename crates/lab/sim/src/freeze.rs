@@ -70,7 +70,7 @@ pub fn check(plan: StatePlan) -> Result<(usize, usize), String> {
     for state in device.recording().states(plan) {
         count += 1;
         frozen += usize::from(state.mark == Some(FROZEN));
-        let place = format!("state {count}, behind event {}, {:?}", state.at, state.choice);
+        let place = format!("state {count}, after event {}, {:?}", state.at, state.choice);
         judge(state.medium, state.mark.unwrap_or(0)).map_err(|e| format!("{place}: {e}"))?;
     }
     Ok((count, frozen))

@@ -227,7 +227,7 @@ fn read_content(fs: &FileSystem, attr: &Attr, path: &str) -> Result<Content, Str
     let mut beyond = [0xee; 16];
     let behind = fs.read(attr.ino, attr.size, &mut beyond).map_err(said(path, "read"))?;
     if behind != 0 {
-        return Err(format!("{path}: {behind} bytes behind the end at {}", attr.size));
+        return Err(format!("{path}: {behind} bytes past the end at {}", attr.size));
     }
     Ok(content)
 }
@@ -253,7 +253,10 @@ pub fn data_ranges(fs: &FileSystem, attr: &Attr, path: &str) -> Result<Vec<(u64,
         };
         let to = fs.seek(attr.ino, from, SeekKind::Hole).map_err(said(path, "seek to a hole"))?;
         if from < at || to <= from || to > attr.size {
-            return Err(format!("{path}: data from {from} to {to} behind {at} in a file of {}", attr.size));
+            return Err(format!(
+                "{path}: seek from {at} found data from {from} to {to} in a file of {}",
+                attr.size
+            ));
         }
         ranges.push((from, to));
         at = to;

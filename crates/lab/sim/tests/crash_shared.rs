@@ -251,5 +251,5 @@ fn names_in_shared_directories_survive_a_power_failure_with_a_small_log() {
 #[test]
 fn a_lying_device_is_found_out() {
     let found = (1..=10).filter(|seed| run(&Setup::default(), *seed, true).is_err()).count();
-    assert!(found > 5, "{found} of 10 runs fail on a device that loses what it was told to keep");
+    assert!(found > 5, "{found} of 10 runs fail on a device that ignores flushes");
 }

@@ -102,11 +102,7 @@ fn a_failed_one_shuts_down_if_others_wait_for_a_flush() {
     two.overwrite(two.a, 2);
     two.fails_next_write();
     assert_eq!(two.fs.fsync(two.a, true).unwrap_err().errno(), errno::EIO);
-    assert_eq!(
-        two.fs.fsync(two.b, true).unwrap_err().errno(),
-        errno::EIO,
-        "nobody knows whether it is there"
-    );
+    assert_eq!(two.fs.fsync(two.b, true).unwrap_err().errno(), errno::EIO, "its durability is unknown");
 }
 
 /// The same for writes in flight: they are not counted yet, and the failed flush may have been
@@ -131,9 +127,5 @@ fn a_failed_one_shuts_down_if_others_are_writing() {
     );
     // Although its own write succeeded.
     let _ = other.join().unwrap();
-    assert_eq!(
-        two.fs.fsync(two.b, true).unwrap_err().errno(),
-        errno::EIO,
-        "nobody knows whether it is there"
-    );
+    assert_eq!(two.fs.fsync(two.b, true).unwrap_err().errno(), errno::EIO, "its durability is unknown");
 }

@@ -56,5 +56,5 @@ fn a_lying_device_is_found_out() {
         found += usize::from(explorer.explore(&workload, None).is_some());
         all += 1;
     }
-    assert!(found == all, "{found} of {all} workloads fail on a device that loses what it was told to keep");
+    assert!(found == all, "{found} of {all} workloads fail on a device that ignores flushes");
 }

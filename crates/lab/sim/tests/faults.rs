@@ -228,7 +228,7 @@ fn one_fault(
         && !is_shut_down(&exec.fs)
         && exec.fs.sync().is_ok()
     {
-        return Err("a flush failed and the file system goes on".to_owned());
+        return Err("a flush failed and the file system did not shut down".to_owned());
     }
     let done = history.len() - usize::from(under_way);
     let cut = watch.map_or(Ok(None), Watch::stop)?;

@@ -18,7 +18,7 @@ fn no_content_of_a_file_passes_for_a_log_write() {
                 set(None);
                 match judged {
                     Ok(()) => {
-                        panic!("{claim:?} {when:?}: nobody would have believed it without a key either")
+                        panic!("{claim:?} {when:?}: it would be refused even without the secret")
                     }
                     Err(e) => assert!(e.starts_with("mount, read_only false: "), "{claim:?} {when:?}: {e}"),
                 }

@@ -121,7 +121,7 @@ fn the_oracle_catches_servers_that_lie() {
     ] {
         let caught = (0..40u64)
             .find_map(|seed| within(LIMIT, "a lying server", move || crash(&small(), seed, manners)).err());
-        let caught = caught.unwrap_or_else(|| panic!("nobody noticed {manners:?}"));
+        let caught = caught.unwrap_or_else(|| panic!("{manners:?} was not noticed"));
         // Caught by the crash, not by an earlier error.
         assert!(caught.starts_with("power fails"), "{caught}");
         println!("{manners:?}: {}", caught.lines().next().unwrap_or_default());
@@ -181,7 +181,8 @@ fn a_server_that_breaks_off_or_falls_silent_loses_nothing() {
     }
     // The same check catches a server that also lies.
     let lies = Manners { ignores_flush: true, ignores_fua: true, cut_after: 900, ..Manners::default() };
-    let caught = within(LIMIT, "a lying server", move || given_up(1, lies)).expect_err("nobody noticed");
+    let caught =
+        within(LIMIT, "a lying server", move || given_up(1, lies)).expect_err("the lies were not noticed");
     assert!(caught.starts_with("None") || caught.starts_with("Torn"), "{caught}");
 }
 

@@ -60,7 +60,7 @@ fn keeps_the_rules(set: &dyn DirtySet, seed: u64) {
                 assert!(inos.len() <= max);
                 assert!(inos.iter().all(|ino| model.contains_key(ino)), "nothing clean is written");
                 let free = model.keys().any(|ino| !busy(*ino));
-                assert_eq!(inos.is_empty(), !free, "writeback goes on as long as something is not busy");
+                assert_eq!(inos.is_empty(), !free, "writeback continues while some inode is not busy");
                 for ino in inos.iter().copied().collect::<Vec<_>>().choose_multiple(&mut rng, 3) {
                     model.remove(ino);
                     set.remove(*ino);

@@ -1,4 +1,4 @@
-# What the database calls installed is there and whole; what was promised is installed.
+# Every package that the database lists as installed is complete, and every promised package is installed.
 status=$(dpkg-query --admindir=var/lib/dpkg -W -f '${db:Status-Status}' zoo 2>/dev/null)
 test "$KEDGE_ACKED_COUNT" = 0 || test "$status" = installed || { echo "promised, and is ${status:-unknown}"; exit 1; }
 test "$status" = installed || exit 0

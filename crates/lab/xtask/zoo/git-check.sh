@@ -1,5 +1,4 @@
-# Every object that a reference needs is there and whole, and so is every commit that was promised. $1: "sound" if
-# promises do not count.
+# Every object that a reference needs is intact, and so is every promised commit. $1: "sound" if promises do not count.
 git() { command git -c safe.directory='*' "$@"; }
 if ! git rev-parse -q --verify HEAD > /dev/null 2>&1; then
     test ! -e .git/refs/heads/master || { echo "the branch is damaged"; exit 1; }

@@ -1,2 +1,2 @@
-# An empty repository, which no crash takes.
+# An empty repository, which no crash loses.
 git init -q "$ZOO_FROM"

@@ -1,4 +1,4 @@
-"""The store opens, each value is right, and every key that was promised is there. Arguments: store, and
+"""The store opens, each value is right, and every promised key exists. Arguments: store, and
 "sound" if promises do not count."""
 import os
 import sys

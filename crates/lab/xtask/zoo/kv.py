@@ -1,4 +1,4 @@
-"""Puts keys into a store; each is promised when put has returned. Arguments: store, mode, how many."""
+"""Puts keys into a store; each is promised when put has returned. Arguments: store, mode, count."""
 import os
 import sys
 
@@ -7,7 +7,7 @@ from kv_store import STORES, sync_names, value
 name, mode, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
 os.chdir(os.environ["KEDGE_DIR"])
 store = STORES[name](mode)
-# Creating a store promises nothing: the first put that has returned does.
+# Creating a store promises nothing; the first completed put does.
 store.put(b"key0000", value(b"key0000"))
 sync_names()
 print("ack 0", flush=True)

@@ -86,7 +86,7 @@ STORES = {"lmdb": Lmdb, "leveldb": LevelDb, "rocksdb": RocksDb, "shelve": Shelve
 
 
 def sync_names():
-    """What the person who installs a store would do once: its directory and the names in it are durable."""
+    """Makes the store's directory and its names durable, as an administrator does once."""
     for directory, _, _ in os.walk("."):
         fd = os.open(directory, os.O_RDONLY)
         os.fsync(fd)

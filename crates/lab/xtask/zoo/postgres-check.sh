@@ -1,6 +1,6 @@
-# The server recovers, and has every row that was promised.
-# After a power failure no process of before is left. In a namespace of its own the process number in postmaster.pid is
-# not that of another server by chance.
+# The server recovers, and has every promised row.
+# After a power failure no earlier process exists. In a separate pid namespace the number in postmaster.pid cannot
+# belong to another server by chance.
 test -n "$ZOO_ALONE" || exec env ZOO_ALONE=1 unshare --pid --ipc --fork --kill-child --mount-proc sh "$0"
 bin=$(ls -d /usr/lib/postgresql/*/bin | tail -n 1)
 copy=$(mktemp -d /tmp/kedge-zoo-pg-XXXXXX)
@@ -9,7 +9,7 @@ cp -a data "$copy/data"
 chmod 700 "$copy/data"
 chown -R postgres "$copy"
 # A crash right after the server has created this file leaves it empty or full of zeros, and the server does not start
-# until it is removed: docs/CRASH_TESTING.md has more on it. Here it is about the rows.
+# until it is removed: docs/CRASH_TESTING.md explains it. This check is about the rows.
 tr -d '\0' < "$copy/data/postmaster.pid" 2> /dev/null | grep -q . || rm -f "$copy/data/postmaster.pid"
 as() { su postgres -s /bin/sh -c "cd /; $1"; }
 as "'$bin/pg_ctl' -s -w -t 60 -D '$copy/data' -l '$copy/log' -o \"-c unix_socket_directories='$copy' -c fsync=off\" start" > /dev/null 2>&1 ||

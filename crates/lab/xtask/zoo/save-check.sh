@@ -1,4 +1,4 @@
-# doc is old or new and whole, and as new as was promised.
+# doc is whole, old or new, and at least as new as promised.
 test "$KEDGE_ACKED_COUNT" = 0 && exit 0
 size=$(wc -c < doc) || exit 1
 new=$(tr -dc n < doc | wc -c)

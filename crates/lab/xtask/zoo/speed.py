@@ -1,5 +1,5 @@
-"""Transactions on SQLite, WAL and FULL, in $KEDGE_DIR. Arguments: how many (0: any), for how many seconds.
-Prints how many there were and the time they took."""
+"""Transactions on SQLite, WAL and FULL, in $KEDGE_DIR. Arguments: count (0: any), seconds.
+Prints the count and the time they took."""
 import os
 import sqlite3
 import sys

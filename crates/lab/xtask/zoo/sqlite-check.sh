@@ -1,4 +1,4 @@
-# The database is sound, and has every row that was promised. Before the first promise it may have no table.
+# The database is sound, and has every promised row. Before the first promise it may have no table.
 set -- "$(sqlite3 t.db 'pragma integrity_check; select count(*) from t;' 2>&1 | tr '\n' ' ')"
 case "$1" in
 "ok "[0-9]*) rows=${1#ok } ;;

@@ -1,4 +1,4 @@
-"""Transactions, each of which is promised when its COMMIT has returned. Arguments: journal mode, synchronous, how many."""
+"""Transactions, each of which is promised when its COMMIT has returned. Arguments: journal mode, synchronous, count."""
 import os, sqlite3, sys
 
 mode, synchronous, count = sys.argv[1], sys.argv[2], int(sys.argv[3])

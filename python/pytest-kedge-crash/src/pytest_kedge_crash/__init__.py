@@ -1,4 +1,4 @@
-"""Crash-test programs in pytest. Everything is done by the program `kedge` (environment KEDGE: its path)."""
+"""Crash-test programs in pytest, with the program `kedge` (the environment variable KEDGE may give its path)."""
 
 import json
 import os
@@ -15,11 +15,11 @@ PASSED, FAILED = 0, 1
 
 
 class KedgeError(Exception):
-    """`kedge` could not do what it was asked: no verdict on the program."""
+    """`kedge` failed, so there is no verdict on the program."""
 
 
 class Explored:
-    """What the search found. `report` is the JSON of `kedge crash explore --json`."""
+    """The result of the search. `report` is the JSON of `kedge crash explore --json`."""
 
     def __init__(self, report):
         self.report = report
@@ -52,7 +52,7 @@ class Recording:
 
     def explore(self, check=None, *, model="posix", check_files=False, budget=None, explain=None, seed=1, html=None):
         """Tries crash states. `check` is a shell command, run in each; or `check_files=True`. A relative path at
-        its beginning is found from the directory of the tests. `explain`: limit of the time for explanations."""
+        its beginning is relative to the directory of the tests. `explain`: time limit for explanations."""
         words = ["explore", str(self.path), "--json", "--quiet", "--model", model, "--seed", str(seed)]
         words += ["--check", check] if check is not None else []
         words += ["--check-files"] if check_files else []
@@ -75,7 +75,7 @@ class KedgeCrash:
         )
 
     def record(self, command, *, ack=None, start=None, cd=False, size="1G", timeout=None, expect=0):
-        """Runs `command` (a list of words) on a file system of its own. `start`: a directory to start from.
+        """Runs `command` (a list of words) on a new file system. `start`: a directory with its initial content.
         `expect`: its exit code, or None for any."""
         self._count += 1
         path = self._directory / f"run{self._count}.kcr"
@@ -94,8 +94,8 @@ class KedgeCrash:
 
 @pytest.fixture
 def kedge_crash(tmp_path_factory):
-    """Records programs and explores their crash states. A machine without `kedge` fails the test: it would else pass
-    for one that was tested."""
+    """Records programs and explores their crash states. Without `kedge` the test fails, since a skip would look
+    like a pass."""
     program = os.environ.get("KEDGE") or shutil.which("kedge")
     if program is None:
         pytest.fail("kedge is not installed (cargo install --path crates/doors/cli), or KEDGE does not name it", pytrace=False)

@@ -42,7 +42,7 @@ fn every_flush_is_accounted_for() {
     assert!(!counted(1, 1000.0, 1000.0, 0.0)[1].met, "both for each call");
     assert!(with(1, 1000.0, 0.0)[1].met);
     assert!(with(1, 1005.0, 0.0)[1].met, "a flush or two by others");
-    assert!(!with(1, 300.0, 0.0)[1].met, "calls that nobody flushed for");
+    assert!(!with(1, 300.0, 0.0)[1].met, "calls without a flush");
     assert!(!with(1, 2000.0, 0.0)[1].met, "two for each call");
     assert!(with(4, 300.0, 600.0)[1].met, "some found their bytes flushed");
     assert!(!with(4, 700.0, 600.0)[1].met, "more than one for a call");

@@ -16,7 +16,7 @@ fn every_call_is_counted_on_both_sides() {
     assert!(sum.latency.count() > 0.0);
     assert_eq!(sum.calls, sum.latency.count() + 3.0);
     let attr = library.fs().lookup(Ino::ROOT, b"f2").unwrap();
-    assert_eq!(attr.size, SIZE + 2 * BLOCK, "the first block behind is a hole");
+    assert_eq!(attr.size, SIZE + 2 * BLOCK, "the first block past the end is a hole");
     library.close().unwrap();
 
     let dir = tempfile::tempdir().unwrap();

@@ -238,7 +238,7 @@ impl Shared {
 
 fn shut_down(fs: &FileSystem) -> bool {
     let info: serde_json::Value = serde_json::from_str(&fs.info_json()).expect("the file system writes JSON");
-    assert!(info.get("shut_down").is_some(), "the file system tells whether it is shut down");
+    assert!(info.get("shut_down").is_some(), "info says whether it is shut down");
     !info["shut_down"].is_null()
 }
 
@@ -506,7 +506,7 @@ fn judge_medium(stage: &Stage, scene: &Scene, medium: Medium) -> Result<(), (Cla
             return Err((Class::Loss, format!("d{thread}/{name} is lost")));
         }
         if let Some(name) = found.difference(&entries.begun).next() {
-            return Err((Class::Other, format!("d{thread}/{name} is of nobody")));
+            return Err((Class::Other, format!("d{thread}/{name} belongs to no thread")));
         }
     }
     fs.close().map_err(|e| other(format!("close after recovery: {e}")))

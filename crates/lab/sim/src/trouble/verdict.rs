@@ -81,7 +81,7 @@ impl Judge<'_> {
         let hits: Vec<Hit> = self.strikes.iter().map(|strike| self.hit(strike)).collect();
         let down = self.calls.iter().any(|call| call.down);
         if !down && hits.iter().any(|hit| matches!(hit, Hit::Deadly)) {
-            report.find(Class::Lie, "a flush or log write failed and the file system goes on");
+            report.find(Class::Lie, "a flush or log write failed and the file system did not shut down");
         }
         if !down && healed_elsewhere(stats) == 0 {
             for (at, hit) in hits.iter().enumerate() {
@@ -96,7 +96,7 @@ impl Judge<'_> {
                         let strike = &self.strikes[at];
                         let (offset, len) = (strike.offset, strike.len);
                         let what =
-                            format!("nobody was told of file {file}: write {at} at {offset}, {len} bytes");
+                            format!("no call reported file {file}: write {at} at {offset}, {len} bytes");
                         report.find(Class::Lie, what);
                     }
                 }
