@@ -63,7 +63,7 @@ impl Told<'_> {
                 format!("no failure so far, in {states} under {}; not all was tried", report.model.name)
             }
             (n, _) if report.failures.is_empty() => {
-                format!("{n} of {states} fail under {}; none was looked into", report.model.name)
+                format!("{n} of {states} fail under {}; none was examined", report.model.name)
             }
             (n, _) => format!(
                 "{n} of {states} fail under {}, of {}",
@@ -105,7 +105,7 @@ impl Told<'_> {
     pub fn explaining_cut(&self) -> Option<String> {
         let limit = self.report.explaining.cut_at?;
         let left = match self.report.unexplained {
-            0 => "all failing states were looked into, some not to the end".to_owned(),
+            0 => "all failing states were examined, some incompletely".to_owned(),
             n => format!("{} not examined", count(n, "failing state")),
         };
         Some(format!(
