@@ -1,12 +1,11 @@
-//! `kedge cp`: files and directories between this machine and images that are not mounted, through
-//! the library, without FUSE and without privilege; and into a mounted image, through the process
-//! that serves it ([`crate::beside`]).
+//! `kedge cp`: copies files and directories between this machine and images that are not mounted,
+//! through the library, without FUSE and without privilege; and into a mounted image, through the
+//! process that serves it ([`crate::beside`]).
 //!
-//! A copy has what the original has: modes, owners, times, extended attributes, holes, and hard
-//! links within a directory that is copied. On this machine owners are for root, as with tar(1),
-//! and what gives rights only if it is asked for ([`host`]). A file that cannot be copied as a
-//! whole is absent. All that was copied is durable when the command succeeds, but for a mount with
-//! `volatile`.
+//! A copy keeps modes, owners, times, extended attributes, holes, and hard links within a directory
+//! that is copied. On this machine only root sets owners, as with tar(1), and attributes that grant
+//! rights are copied only on request ([`host`]). A file that cannot be copied as a whole is absent.
+//! All copies are durable when the command succeeds, except on a `volatile` mount.
 
 pub mod host;
 
@@ -43,15 +42,15 @@ pub fn spot() -> impl clap::builder::TypedValueParser<Value = Spot> {
 
 #[derive(clap::Args, Debug)]
 pub struct Args {
-    /// Copy directories with all they hold
+    /// Copy directories with all their contents
     #[arg(short, long)]
     recursive: bool,
-    /// As root, from an image to this machine: copy set-id bits, devices and attributes of root,
-    /// too
+    /// As root, from an image to this machine: also copy set-id bits, devices and attributes of
+    /// root
     #[arg(long)]
     privileged: bool,
-    /// What is copied, and where to: PATH on this machine or IMAGE:/PATH. Several go into a
-    /// directory. From PATH to PATH only into a mounted image
+    /// The sources and then the target: PATH on this machine or IMAGE:/PATH. Several sources need a
+    /// directory as the target. From PATH to PATH only into a mounted image
     #[arg(value_name = "PATH|IMAGE:/PATH", value_parser = spot(), required = true, num_args = 2..)]
     places: Vec<Spot>,
 }
@@ -64,8 +63,8 @@ impl Spot {
         }
     }
 
-    /// The last name of what is copied. `/`, and what ends with `.` or `..`, has none: what it
-    /// holds goes to the target itself.
+    /// The last name of the source. `/` and paths that end with `.` or `..` have none: their
+    /// contents go into the target itself.
     fn name(&self) -> Option<Vec<u8>> {
         let ends_with_dot = |path: &[u8]| path == b"." || path.ends_with(b"/.");
         match self {
@@ -106,7 +105,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
 
 fn refuse_directory(recursive: bool) -> Result<()> {
     if !recursive {
-        bail!("is a directory; -r copies it with all it holds");
+        bail!("is a directory; -r copies it with all its contents");
     }
     Ok(())
 }
@@ -122,7 +121,8 @@ fn to_host(from: &Spot, target: &mut Target, recursive: bool) -> Result<()> {
     copied.and_then(|()| target.copy(&fs, &attr, from.name())).with_context(|| from.show())
 }
 
-/// Each source is an archive of its own: what was copied before an error is durable.
+/// Sends each source as an archive of its own, so that the sources copied before an error are
+/// durable.
 fn into_mount(sources: &[Spot], to: &Path, recursive: bool) -> Result<ExitCode> {
     let from_host = |from: &Spot| match from {
         Spot::Host(path) => Ok(path.clone()),
@@ -132,7 +132,8 @@ fn into_mount(sources: &[Spot], to: &Path, recursive: bool) -> Result<ExitCode> 
         }
     };
     let paths = sources.iter().map(from_host).collect::<Result<Vec<_>>>()?;
-    // As cp(1): a directory takes copies under their own names, following a link to it.
+    // As with cp(1), a target that is a directory, or a link to one, takes copies under their own
+    // names.
     let (above, name) = match std::fs::metadata(to) {
         Ok(meta) if meta.is_dir() => (to, None),
         Ok(_) if paths.len() > 1 => bail!("{}: is no directory", to.display()),
@@ -180,7 +181,7 @@ fn send_directory(
 }
 
 fn send_file(path: &Path, name: &[u8], mounted: &Mounted) -> Result<()> {
-    // Else it would be removed, and then read.
+    // Otherwise the target would be replaced before the source is read.
     let there = mounted.stat(name)?;
     let meta = std::fs::symlink_metadata(path)?;
     if there.is_some_and(|there| (there.st_dev, there.st_ino) == (meta.dev(), meta.ino())) {
@@ -193,24 +194,25 @@ fn send_file(path: &Path, name: &[u8], mounted: &Mounted) -> Result<()> {
     })
 }
 
-/// Opens the image once, and once more for each other image that is copied from.
+/// Opens the target image once. Each source in another image opens that image.
 fn into_image(sources: &[Spot], to: &Inside, recursive: bool) -> Result<()> {
     let fs = engine::open_to_change(to.image())?;
     let several = sources.len() > 1;
     let copied = sources.iter().try_for_each(|from| copy_in(from, &fs, to, several, recursive));
-    // Closed in any case; the first error is the cause.
+    // Close in any case; the first error is the cause and is returned.
     let closed = fs.close().with_context(|| format!("close {}", to.image().display()));
     copied.and(closed)
 }
 
-/// Where a copy goes: a directory of the image, and the name there; no name: the directory itself.
+/// The target of a copy: a directory of the image and the name there, or the directory itself if
+/// there is no name.
 struct Goal {
     dir: Ino,
     name: Option<Vec<u8>>,
 }
 
-/// A directory that is there takes the copy under its own name; else the last name of the path is
-/// the copy's.
+/// An existing directory takes the copy under the source's name; otherwise the last name of the
+/// path is the copy's name.
 fn goal(fs: &FileSystem, to: &Inside, from: &Spot, several: bool) -> Result<Goal> {
     let mut names = to.names()?;
     match to.walk(fs, &names) {
@@ -239,12 +241,12 @@ fn copy_in(from: &Spot, fs: &FileSystem, to: &Inside, several: bool, recursive: 
         Spot::Host(path) => from_host(path, &goal, recursive, fs, &mut sink).with_context(|| from.show()),
         Spot::Inside(inside) => from_image(inside, &goal, recursive, fs, to, &mut sink),
     };
-    // Also behind an error: directories that are there get the times that they were told.
+    // Finish after an error too, so that the directories made so far get their times.
     let finished = sink.finish();
     copied.and(finished)
 }
 
-/// The directory that a directory is copied to, made if need be.
+/// The directory that a directory is copied to. It is made if it does not exist.
 fn make_top(goal: &Goal, fs: &FileSystem) -> Result<Ino> {
     let Some(name) = &goal.name else { return Ok(goal.dir) };
     match fs.lookup(goal.dir, name) {
@@ -256,7 +258,7 @@ fn make_top(goal: &Goal, fs: &FileSystem) -> Result<Ino> {
 }
 
 fn from_host(path: &Path, goal: &Goal, recursive: bool, fs: &FileSystem, sink: &mut Sink<'_>) -> Result<()> {
-    // A link at the end is copied itself, as all links are; with a slash behind it, its target.
+    // A final symbolic link is copied as a link; if a slash follows it, its target is copied.
     let meta = std::fs::symlink_metadata(path)?;
     if meta.is_dir() {
         refuse_directory(recursive)?;
@@ -289,7 +291,7 @@ fn from_image(
     copied.with_context(|| from.show())
 }
 
-/// `same`: the target lies in the image that is copied from.
+/// Copies a file of an image. `same` says that the target lies in the same image.
 fn file(
     from: &FileSystem,
     attr: &Attr,

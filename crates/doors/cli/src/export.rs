@@ -1,9 +1,10 @@
-//! `kedge tar -c` and `-x`: a directory of an image that is not mounted to a tar archive and back,
-//! through the library; `-x` also into a mounted image, through the process that serves it.
+//! `kedge tar -c` and `-x`: copies a directory of an image that is not mounted to a tar archive and
+//! back, through the library; `-x` also extracts into a mounted image, through the process that
+//! serves it.
 //!
-//! Archives are POSIX ones (pax) as GNU tar writes them: names of any length, times to the
-//! nanosecond, extended attributes, sparse files in format 1.0. A second name of a file is a hard
-//! link. Sockets, which tar does not know, are left out with a warning, as GNU tar does.
+//! Archives are in the POSIX format (pax) as GNU tar writes it: names of any length, times to the
+//! nanosecond, extended attributes, sparse files in format 1.0. A second name of a file is stored
+//! as a hard link. Sockets, which tar cannot store, are left out with a warning, as in GNU tar.
 
 use crate::beside::client::Mounted;
 use crate::copy::{Spot, spot};
@@ -35,7 +36,7 @@ pub struct Args {
     /// The archive; standard output or input otherwise
     #[arg(short = 'f', value_name = "FILE")]
     file: Option<PathBuf>,
-    /// A directory in an image. With -x also a directory of a mounted one
+    /// A directory in an image. With -x also a directory of a mounted image
     #[arg(value_name = "IMAGE:/DIR|DIR", value_parser = spot())]
     place: Spot,
 }
@@ -70,8 +71,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Each file that could not be taken as a whole is absent. All that was taken is durable at the
-/// end.
+/// Extracts into an image. A file that cannot be extracted as a whole is absent. All extracted
+/// files are durable at the end.
 fn extract(place: &Inside, archive: Option<&Path>) -> Result<ExitCode> {
     place.refuse_mounted()?;
     let fs = engine::open_to_change(place.image())?;
@@ -92,7 +93,7 @@ fn extract(place: &Inside, archive: Option<&Path>) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The same for a directory of a mount.
+/// Extracts into a directory of a mount.
 fn extract_mounted(dir: &Path, archive: Option<&Path>) -> Result<ExitCode> {
     let Some(mounted) = Mounted::open(dir)? else {
         let what = "neither IMAGE:/DIR nor a directory of a mounted image: use tar(1)";
@@ -111,7 +112,7 @@ fn extract_mounted(dir: &Path, archive: Option<&Path>) -> Result<ExitCode> {
 struct Archiver<'a, W> {
     fs: &'a FileSystem,
     out: Pax<W>,
-    /// The first path of each file that has several.
+    /// The first path of each file with several links.
     links: HashMap<Ino, Vec<u8>>,
 }
 

@@ -1,18 +1,19 @@
-//! `kedge mkfs --from`: an image filled from a directory or a tar stream, through the library.
+//! `kedge mkfs --from`: fills an image from a directory or a tar stream, through the library.
 //!
 //! | part | does |
 //! |---|---|
-//! | `sink` | makes files in the image with owners, modes, times and attributes; knows no source |
+//! | `sink` | makes files in the image with owners, modes, times and attributes, whatever the source |
 //! | `tree` | reads a directory |
 //! | `image` | reads an image |
-//! | `archive` | reads a tar stream as records, believing nothing in it |
+//! | `archive` | reads a tar stream as records, trusting nothing in it |
 //! | `tar` | makes the entries of an archive in the image |
 //!
 //! # Bytes that repeat
 //! With `SOURCE_DATE_EPOCH` the same source and options give the same image, byte for byte: the
-//! clock stands still, what is random follows from the options, and one thread does everything.
-//! Nothing may depend on how fast the device is. So the sink syncs before a batch of the log is
-//! full and before the flusher would wake, and writes checkpoints before the background would.
+//! clock is fixed, random values are derived from the options, and one thread does all the work.
+//! Nothing may depend on the speed of the device. So the sink syncs before a batch of the log is
+//! full and before the flusher would wake, and writes a checkpoint before the background checkpoint
+//! would start.
 
 mod archive;
 pub mod image;
@@ -29,20 +30,20 @@ use std::fs::File;
 use std::io::{BufReader, IsTerminal, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
-/// What `--from` names.
+/// The source that `--from` names.
 pub enum Source {
     Tree(PathBuf),
-    /// A tar file, or a copy of standard input. Read from its beginning each time.
+    /// A tar file, or a copy of standard input. Each pass reads it from its beginning.
     Tar(File),
 }
 
-/// What a source holds, roughly.
+/// An estimate of the contents of a source.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Estimate {
     pub entries: u64,
-    /// Whole blocks.
+    /// Bytes of data, each file rounded up to whole blocks.
     pub data_bytes: u64,
-    /// Names, link targets and attributes.
+    /// Bytes of names, link targets and attributes.
     pub text_bytes: u64,
 }
 
@@ -51,16 +52,17 @@ impl Estimate {
         self.data_bytes = self.data_bytes.saturating_add(bytes).saturating_add(BLOCK - 1) / BLOCK * BLOCK;
     }
 
-    /// Bytes of an image that holds it. Generous with the tree: between two checkpoints a changed
-    /// node exists twice, and nodes are half full at worst.
+    /// The size of an image that has room for the source, in bytes. The estimate of the tree is
+    /// generous: between two checkpoints a changed node exists twice, and nodes are half full at
+    /// worst.
     pub fn image_size(&self) -> u64 {
         const MIB: u64 = 1 << 20;
         let tree = self.entries.saturating_mul(700).saturating_add(self.text_bytes.saturating_mul(2));
         let content = self.data_bytes.saturating_add(tree.saturating_mul(4)).saturating_add(6 * MIB);
-        // The log: a 32nd within 32 MiB and 1 GiB, and at most a quarter.
+        // The log takes a 32nd within 32 MiB and 1 GiB, and at most a quarter.
         let log = (content / 16).max(32 * MIB).min(content / 2);
         let bytes = content.saturating_add(log).saturating_add(content / 50);
-        // What is larger than any image is refused when the image is made.
+        // A size above the largest image is refused when the image is made.
         bytes.clamp(16 * MIB, 1 << 60).div_ceil(MIB) * MIB
     }
 }
@@ -68,14 +70,14 @@ impl Estimate {
 const BLOCK: u64 = kedge_base::BLOCK_SIZE as u64;
 
 impl Source {
-    /// Opens what was named. `-` is standard input; if its size is wanted before it is read, it is
-    /// kept in a nameless file in `scratch`.
+    /// Opens the named source. `-` is standard input, which is copied to a nameless file in
+    /// `scratch` so that it can be read twice.
     pub fn open(path: &Path, scratch: &Path) -> Result<Source> {
         if path == Path::new("-") {
             return Ok(Source::Tar(spool(scratch)?));
         }
-        // Looked at before it is opened: a pipe would wait for a writer.
-        let meta = std::fs::metadata(path).with_context(|| format!("look at {}", path.display()))?;
+        // Check the type before opening: the open of a pipe would wait for a writer.
+        let meta = std::fs::metadata(path).with_context(|| format!("find {}", path.display()))?;
         if meta.is_dir() {
             return Ok(Source::Tree(path.to_owned()));
         }
@@ -90,7 +92,8 @@ impl Source {
         Ok(Source::Tar(file))
     }
 
-    /// Refuses an image inside of the directory that fills it: it would have to hold itself.
+    /// Refuses an image inside the directory that fills it, because the image would have to contain
+    /// itself.
     pub fn refuse_inside(&self, image: &Path) -> Result<()> {
         let Source::Tree(dir) = self else { return Ok(()) };
         if is_remote(image)? {
@@ -99,17 +102,12 @@ impl Source {
         let above = image.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let real = |path: &Path| path.canonicalize().with_context(|| format!("find {}", path.display()));
         if real(above)?.starts_with(real(dir)?) {
-            return Err(Usage(format!(
-                "{} lies in {}, from which it is made",
-                image.display(),
-                dir.display()
-            ))
-            .into());
+            return Err(Usage(format!("{} lies inside its source {}", image.display(), dir.display())).into());
         }
         Ok(())
     }
 
-    /// What it holds. Reads the headers of an archive, and all names of a directory.
+    /// Estimates the contents. Reads the headers of an archive, or all names of a directory.
     pub fn estimate(&self) -> Result<Estimate> {
         match self {
             Source::Tree(dir) => tree::estimate(dir),
@@ -123,7 +121,8 @@ fn from_start(mut file: &File) -> Result<BufReader<&File>> {
     Ok(BufReader::with_capacity(1 << 20, file))
 }
 
-/// A copy of standard input that can be read twice, and goes with this process.
+/// Copies standard input to a nameless file that can be read twice and disappears with this
+/// process.
 fn spool(dir: &Path) -> Result<File> {
     use rustix::fs::{Mode, OFlags, open};
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
@@ -155,31 +154,31 @@ pub fn fill(source: &Source, image: &Path, date: Option<Timespec>) -> Result<()>
         Source::Tar(file) => from_start(file).and_then(|reader| tar::fill(reader, &mut sink)),
     };
     let finished = filled.and_then(|()| sink.finish());
-    // Closed in any case; the first error is the cause.
+    // Close in any case; the first error is the cause and is returned.
     let closed = fs.close().with_context(|| format!("close {}", image.display()));
     finished.and(closed)
 }
 
-/// Copies what is below a directory of this machine, and its attributes, to where the sink begins.
+/// Copies the contents and attributes of a directory of this machine to the top of the sink.
 pub fn fill_from_dir(dir: &Path, sink: &mut impl Entries) -> Result<()> {
     tree::fill(dir, sink)
 }
 
-/// Copies a file of this machine that is no directory.
+/// Copies a file of this machine other than a directory.
 pub fn add_host_file<E: Entries>(path: &Path, at: sink::At<'_, E::Id>, sink: &mut E) -> Result<()> {
     tree::add(path, at, sink)
 }
 
-/// Puts the entries of an archive where the sink begins.
+/// Makes the entries of an archive below the top of the sink.
 pub fn fill_from_tar(archive: impl Read, sink: &mut Sink<'_>) -> Result<()> {
     tar::fill(archive, sink)
 }
 
-/// Puts the entries of an archive into a directory.
+/// Makes the entries of an archive in a directory.
 pub fn unpack(fs: &FileSystem, dir: Ino, archive: impl Read) -> Result<()> {
     let mut sink = Sink::new(fs, dir, None, std::io::stderr().is_terminal());
     let filled = tar::fill(archive, &mut sink);
-    // Also behind an error: directories that are there get the times that they were told.
+    // Finish after an error too, so that the directories made so far get their times.
     let finished = sink.finish();
     filled.and(finished)
 }
@@ -198,7 +197,7 @@ pub fn read_full(reader: &mut impl Read, buf: &mut [u8]) -> std::io::Result<usiz
     Ok(done)
 }
 
-/// A path for people.
+/// A path for messages.
 fn show(path: &[u8]) -> String {
     match path {
         b"" => ".".into(),

@@ -1,5 +1,5 @@
-//! Writing tar archives: POSIX ones (pax) as GNU tar writes them, with names of any length, times
-//! to the nanosecond, extended attributes, and sparse files in format 1.0.
+//! Writes tar archives in the POSIX format (pax) as GNU tar writes it, with names of any length,
+//! times to the nanosecond, extended attributes, and sparse files in format 1.0.
 
 use crate::import::{
     read_full,
@@ -9,10 +9,10 @@ use anyhow::{Result, bail};
 use std::io::Write;
 use tar::{EntryType, Header};
 
-/// Blocks of an archive.
+/// Bytes of a block of an archive.
 const BLOCK: usize = 512;
 const CHUNK: usize = 1 << 20;
-/// What fits the octal fields of a header.
+/// The largest values of the octal fields of a header.
 const ID_MAX: u32 = 0o7_777_777;
 const NUMBER_MAX: u64 = 0o77_777_777_777;
 const NAME_MAX: usize = 100;
@@ -23,12 +23,12 @@ pub struct Pax<W> {
     buf: Vec<u8>,
 }
 
-/// What is no regular file.
+/// An entry other than a regular file.
 pub struct Entry<'a> {
     pub kind: EntryType,
     pub path: &'a [u8],
     pub meta: &'a Meta,
-    /// Of a link.
+    /// The target of a link.
     pub target: &'a [u8],
     /// Major and minor number of a device.
     pub device: Option<(u32, u32)>,
@@ -49,14 +49,14 @@ impl<W: Write> Pax<W> {
         self.head(header, Records::default(), entry, 0)
     }
 
-    /// A regular file. Fails if the data ends early; the archive is of no use then.
+    /// Writes a regular file. Fails if the data ends early; the archive is not usable then.
     pub fn file(&mut self, path: &[u8], meta: &Meta, data: Data<'_>) -> Result<()> {
         let mut records = Records::default();
         let mut ranges = data.ranges.to_vec();
         let bytes: u64 = ranges.iter().map(|(_, len)| len).sum();
         let mut map = Vec::new();
         if bytes < data.size {
-            // The last piece of a map says where the file ends.
+            // An empty last range in the map marks the end of the file.
             if ranges.last().is_none_or(|(start, len)| start + len < data.size) {
                 ranges.push((data.size, 0));
             }
@@ -80,7 +80,7 @@ impl<W: Write> Pax<W> {
         self.pad(size)
     }
 
-    /// The ranges follow one another in the reader.
+    /// Copies the data; the reader delivers the ranges one after another.
     fn copy(&mut self, bytes: u64, mut data: Data<'_>) -> Result<()> {
         let mut left = bytes;
         while left > 0 {
@@ -95,17 +95,18 @@ impl<W: Write> Pax<W> {
         Ok(())
     }
 
-    /// Writes what ends an archive.
+    /// Writes the end of the archive: two blocks of zeros.
     pub fn end(mut self) -> Result<W> {
         self.out.write_all(&[0; 2 * BLOCK])?;
         self.out.flush()?;
         Ok(self.out)
     }
 
-    /// Writes the header of an entry, before it what does not fit into one.
+    /// Writes the header of an entry, preceded by extension records for values that do not fit into
+    /// it.
     fn head(&mut self, mut header: Header, mut records: Records, entry: &Entry<'_>, size: u64) -> Result<()> {
         let Entry { kind, path, meta, target, .. } = entry;
-        // A link has what its file has.
+        // The entry of the linked file has the attributes, so a hard link's entry needs none.
         for (name, value) in meta.xattrs.iter().filter(|_| *kind != EntryType::Link) {
             records.add(&[b"SCHILY.xattr.", &name[..]].concat(), value);
         }
@@ -165,13 +166,13 @@ impl<W: Write> Pax<W> {
     }
 }
 
-/// As much as the field takes: a longer one is in a record.
+/// Puts as much of the text as fits into the field; a longer text is also in a record.
 fn put(field: &mut [u8; NAME_MAX], text: &[u8]) {
     let len = text.len().min(NAME_MAX);
     field[..len].copy_from_slice(&text[..len]);
 }
 
-/// Seconds with their fraction. One before 1970 counts back from the next second.
+/// Formats seconds with their fraction. A time before 1970 counts back from the next second.
 fn decimal(time: kedgefs::Timespec) -> String {
     if time.sec >= 0 || time.nsec == 0 {
         return format!("{}.{:09}", time.sec, time.nsec);

@@ -1,9 +1,9 @@
-//! Reading the tree of the last checkpoint with plain reads.
+//! Reads the tree of the last checkpoint with plain reads.
 //!
-//! A walk in key order that holds one node of each level. Each node must be what its parent says,
-//! so a walk over a damaged or changing image ends with an error that names the node. It ends on
-//! any image: levels descend, and a node that two parents claim cannot begin with the keys that
-//! both say.
+//! The walk is in key order and holds one node of each level in memory. Each node must match its
+//! parent's pointer, so a walk over a damaged or changing image ends with an error that names the
+//! node. The walk ends on any image: levels descend, and a node that two parents claim cannot begin
+//! with the lower bounds of both.
 
 use anyhow::{Context, Result, bail};
 use kedge_format::Key;

@@ -242,7 +242,7 @@ fn archives_that_lie_are_refused_and_leave_nothing() {
         (vec![raw("m", EntryType::new(b'M'), "", 0, b"")], &["m:", "type 'M'"]),
         (vec![raw("e", EntryType::Symlink, "", 0, b"")], &["e:"]),
         (vec![extension(ACL), file("f")], &["f: SCHILY.acl.access is not taken over"]),
-        (vec![vec![7; 512]], &["no header of tar"]),
+        (vec![vec![7; 512]], &["not a tar header"]),
         (vec![file("ok"), vec![1; 100]], &["in the middle of a header"]),
     ];
     for (entries, words) in cases {
@@ -288,7 +288,7 @@ fn a_source_that_makes_no_sense_is_refused() {
     fs::create_dir(place.path("source")).unwrap();
     place.run("mkfs --from gone new.kedge").refused(1, &["gone"]);
     place.run("mkfs --size auto new.kedge").refused(2, &["--from"]);
-    place.run("mkfs --from source source/new.kedge").refused(2, &["lies in source"]);
+    place.run("mkfs --from source source/new.kedge").refused(2, &["lies inside its source source"]);
     place.run("mkfs --from /dev/null new.kedge").refused(2, &["/dev/null", "neither"]);
     let mut command = place.command(env!("CARGO_BIN_EXE_kedge"));
     command.args(["mkfs", "--size", "16M", "new.kedge"]).env("SOURCE_DATE_EPOCH", "yesterday");

@@ -1,12 +1,12 @@
-//! A directory of this machine as the target.
+//! Copies from an image into a directory of this machine.
 //!
-//! The image may have been made by somebody who means harm, and so may what lies in the target.
-//! Names are taken one by one and hold no `/`; each directory is opened below the target without
-//! following a link; a file is made anew, never written through a name that was there.
+//! An attacker may have made the image, or the files in the target. Names are used one by one and
+//! contain no `/`; each directory is opened below the target without following a link; each file is
+//! newly made, never written through a name that existed.
 //!
-//! What gives rights to whoever finds it is left out unless it is asked for: set-id bits, devices,
-//! and attributes that only root can set, capabilities of programs among them. Root copies an image
-//! to look into it, too, and a set-user-id program in it may be anybody's.
+//! Attributes that grant rights to any local user are left out unless requested: set-id bits,
+//! devices, and attributes that only root can set, such as the capabilities of programs. Root may
+//! copy an image only to inspect it, and a set-user-id program in it may come from any user.
 
 use crate::import::image::{Ranged, meta, ranges};
 use crate::import::sink::Meta;
@@ -28,20 +28,20 @@ use std::path::Path;
 const CHUNK: usize = 1 << 20;
 
 pub struct Target {
-    /// All paths begin here.
+    /// All paths are relative to this directory.
     top: OwnedFd,
-    /// The name of the copy; `None`: its own.
+    /// The name of the copy; `None` keeps the source's name.
     name: Option<Vec<u8>>,
     root: bool,
-    /// What gives rights is taken over.
+    /// Set-id bits, devices and attributes of root are copied.
     privileged: bool,
     left_out: LeftOut,
-    /// The first path of each file that has several.
+    /// The first path of each file with several links.
     links: HashMap<Ino, Vec<u8>>,
     buf: Vec<u8>,
 }
 
-/// What was not taken over.
+/// The number of attributes and devices that were left out.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct LeftOut {
     bits: u64,
@@ -49,7 +49,8 @@ struct LeftOut {
     attributes: u64,
 }
 
-/// A directory that waits for its attributes: what is made in it moves its times.
+/// A directory whose attributes are set at the end, because each entry made in it changes its
+/// times.
 struct Made {
     path: Vec<u8>,
     meta: Meta,
@@ -60,8 +61,8 @@ fn show(path: &[u8]) -> String {
 }
 
 impl Target {
-    /// A directory that is there takes copies under their own names. Else the last name of the path
-    /// is the copy's.
+    /// An existing directory takes copies under their own names. Otherwise the last name of the
+    /// path is the copy's name.
     pub fn new(path: &Path, several: bool, privileged: bool) -> Result<Target> {
         let slash = path.as_os_str().as_bytes().ends_with(b"/");
         let (dir, name) = match std::fs::metadata(path) {
@@ -84,9 +85,9 @@ impl Target {
         Ok(Target { top, name, root, privileged, left_out, links, buf: vec![0; CHUNK] })
     }
 
-    /// Copies a file, or a directory with all it holds.
+    /// Copies a file, or a directory with all its contents.
     pub fn copy(&mut self, fs: &FileSystem, attr: &Attr, own: Option<Vec<u8>>) -> Result<()> {
-        // One image's inodes are not another's.
+        // Inode numbers of an earlier source may belong to another image.
         self.links.clear();
         let name = self.name.clone().or(own);
         if attr.kind != FileKind::Directory {
@@ -111,7 +112,8 @@ impl Target {
             }
             made.push(Made { path, meta: meta(fs, &attr)? });
         }
-        // The deepest first: a mode may forbid to go on.
+        // The deepest directory first, because a mode may forbid the access to the directories
+        // below.
         for Made { path, meta } in made.into_iter().rev() {
             let dir = self.open_dir(&path)?;
             self.describe(&dir, &meta).with_context(|| show(&path))?;
@@ -119,7 +121,7 @@ impl Target {
         Ok(())
     }
 
-    /// Everything is on the device.
+    /// Makes all copies durable.
     pub fn finish(self) -> Result<()> {
         let LeftOut { bits, devices, attributes } = self.left_out;
         let counts = [(bits, "files' set-id bits"), (devices, "devices"), (attributes, "attributes of root")];
@@ -136,7 +138,7 @@ impl Target {
             .with_context(|| format!("open the directory {}", show(path)))
     }
 
-    /// The directory that holds the last name, and the name.
+    /// Opens the parent directory; also returns the last name.
     fn above<'p>(&self, path: &'p [u8]) -> Result<(OwnedFd, &'p OsStr)> {
         let (dir, name) = match path.iter().rposition(|b| *b == b'/') {
             Some(at) => (&path[..at], &path[at + 1..]),
@@ -151,7 +153,8 @@ impl Target {
         }
         let (dir, name) = self.above(path)?;
         match rustix::fs::mkdirat(&dir, name, Mode::RWXU) {
-            // One that is there takes the copy; what is no directory is refused when it is opened.
+            // An existing directory is used; any other file is refused when it is opened as a
+            // directory.
             Ok(()) | Err(Errno::EXIST) => Ok(()),
             Err(e) => Err(e).with_context(|| format!("make the directory {}", show(path))),
         }
@@ -169,7 +172,7 @@ impl Target {
                 .with_context(|| format!("link {}", show(path)));
         }
         self.make(fs, attr, &dir, name).with_context(|| show(path)).inspect_err(|_| {
-            // Whole or absent. The first error is the answer.
+            // A copy is complete or absent. The first error is returned.
             let _ = rustix::fs::unlinkat(&dir, name, AtFlags::empty());
         })?;
         if attr.nlink > 1 {
@@ -234,16 +237,16 @@ impl Target {
         Ok(file.set_len(attr.size)?)
     }
 
-    /// Owner first: a change of it takes set-user-id bits away. Without root they stay away, since
-    /// they would speak of another user.
+    /// Sets the owner first, because a change of owner clears set-id bits. Without root these bits
+    /// are not set, since the file belongs to another user than in the image.
     fn describe(&mut self, fd: impl AsFd, meta: &Meta) -> Result<()> {
         if self.root {
             let (uid, gid) = owner(meta)?;
             rustix::fs::fchown(&fd, Some(uid), Some(gid))?;
         }
         for (name, value) in &meta.xattrs {
-            // What is not the user's own (security., trusted.) speaks of rights. Access control
-            // lists do, too, but give none that the mode does not show.
+            // Attributes outside the user's namespace (security., trusted.) grant rights. Access
+            // control lists do too, but none beyond the mode's group bits.
             if !self.privileged && !name.starts_with(b"user.") && !name.starts_with(b"system.") {
                 self.left_out.attributes += 1;
                 continue;
@@ -258,19 +261,19 @@ impl Target {
     }
 }
 
-/// Sets the mode of what was just made, which cannot be opened to be read. A link that somebody
-/// puts in its place meanwhile is not followed.
+/// Sets the mode of a new device, pipe or socket, which cannot be opened for reading. A link that
+/// another process puts in its place meanwhile is not followed.
 fn set_mode(dir: &OwnedFd, name: &OsStr, kind: FileType, mode: Mode) -> Result<()> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let fd = rustix::fs::openat(dir, name, flags, Mode::empty())?;
     let there = FileType::from_raw_mode(rustix::fs::fstat(&fd)?.st_mode);
-    ensure!(there == kind, "somebody has put something else there");
+    ensure!(there == kind, "another process has replaced it");
     Ok(rustix::fs::chmod(format!("/proc/self/fd/{}", fd.as_raw_fd()), mode)?)
 }
 
-/// The largest number stands for "unchanged" in system calls.
+/// Refuses `u32::MAX`, which stands for "unchanged" in chown(2).
 fn owner(meta: &Meta) -> Result<(Uid, Gid)> {
-    ensure!(meta.uid != u32::MAX && meta.gid != u32::MAX, "an owner that no system knows");
+    ensure!(meta.uid != u32::MAX && meta.gid != u32::MAX, "an owner id that is not valid");
     Ok((Uid::from_raw(meta.uid), Gid::from_raw(meta.gid)))
 }
 

@@ -1,15 +1,15 @@
-//! `kedge image`: a copy of an image's metadata, for the report of a bug.
+//! `kedge image`: copies an image's metadata, to attach to a bug report.
 //!
 //! The copy is a sparse file of the same size. It has the superblock slots, the allocation index,
 //! the bitmaps, the log, and the nodes that the trees of both slots reach. File data is left out.
-//! So `kedge fsck` says of the copy what it says of the image. A repair of the copy may keep less:
-//! it would also look for nodes that nothing refers to, and these are not copied.
+//! So `kedge fsck` reports the same for the copy as for the image. A repair of the copy may keep
+//! less: it would also search for nodes that no parent refers to, and these are not copied.
 //!
 //! Without `--scramble` the copy has names, attributes, targets of symbolic links, the image's
-//! secret and what the log holds of file data. With it, none of them: [`scramble`] says how.
+//! secret and the file data in the log. With `--scramble` it has none of these: see [`scramble`].
 //!
-//! A damaged node is copied if it still looks like a node of this image. Other bytes in a node's
-//! place may be a file's, and are left out; the check finds a bad node there either way.
+//! A damaged node is copied if its magic and uuid still match this image. Other bytes at a node's
+//! address may belong to a file and are left out; the check finds a bad node there in both cases.
 
 mod scramble;
 mod source;
@@ -27,7 +27,7 @@ use std::process::ExitCode;
 
 #[derive(clap::Args, Debug)]
 pub struct Args {
-    /// Replace names, and leave out attributes, targets of links and what the log has of file data
+    /// Replace names, and leave out attributes, targets of links and the file data in the log
     #[arg(long)]
     scramble: bool,
     /// A file or block device, or rbd:POOL/IMAGE, nbd://HOST/EXPORT, nbd+unix:///EXPORT?socket=PATH
@@ -41,10 +41,10 @@ pub fn run(args: Args) -> Result<ExitCode> {
         bail!("{} is mounted on {}: unmount it first", args.image.display(), mount.dir.display());
     }
     let source = Source::open(engine::open_device(&args.image, true)?)
-        .with_context(|| format!("look for metadata in {}", args.image.display()))?;
+        .with_context(|| format!("find metadata in {}", args.image.display()))?;
     let scramble = args.scramble.then(|| Scramble::learn(&source)).transpose();
     let scramble = scramble.with_context(|| format!("scramble the names of {}", args.image.display()))?;
-    // Only for its owner, as an image.
+    // Only its owner may read the copy, as with an image.
     let file = File::options().write(true).create_new(true).mode(0o600).open(&args.out);
     let out = Out { file: file.with_context(|| format!("make {}", args.out.display()))?, written: 0 };
     match copy(&source, scramble.as_ref(), out) {
@@ -69,7 +69,7 @@ struct Out {
 }
 
 impl Out {
-    /// Writes blocks; zeros become holes.
+    /// Writes blocks, leaving blocks of zeros as holes.
     fn put(&mut self, at: BlockNo, bytes: &[u8]) -> Result<()> {
         for (i, block) in bytes.chunks(BLOCK_SIZE).enumerate().filter(|(_, b)| b.iter().any(|&b| b != 0)) {
             self.file.write_all_at(block, at.byte_offset() + (i * BLOCK_SIZE) as u64)?;
@@ -79,7 +79,7 @@ impl Out {
     }
 }
 
-/// What the copy has.
+/// The contents of the copy, counted for the final message.
 #[derive(Default)]
 struct Told {
     size: u64,
@@ -87,7 +87,7 @@ struct Told {
     nodes: u64,
     damaged_nodes: u64,
     log_writes: u64,
-    /// Of file data in the log.
+    /// Bytes of file data in the log.
     data_bytes: u64,
     unreadable: u64,
 }
@@ -148,7 +148,7 @@ fn copy(source: &Source, scramble: Option<&Scramble>, mut out: Out) -> Result<To
             Some(scramble) => out.put(node.at, &scramble.node(&node)),
         }
     })?;
-    // Last, so that a copy that was cut short is no image.
+    // Write the slots last, so that an incomplete copy is not a valid image.
     for slot in &source.slots {
         match scramble {
             None => out.put(slot.at, &slot.bytes)?,

@@ -1,26 +1,26 @@
-//! Replacing what people wrote by what tells nothing, so that the copy is as valid, or as damaged,
-//! as the image.
+//! Replaces all text and data of users by meaningless bytes, so that the copy is as valid, or as
+//! damaged, as the image.
 //!
 //! # Names
-//! A name's hash is its place in the tree, so names cannot be replaced freely. For each directory
-//! (and each inode's attributes) new names of the same lengths are chosen such that their hashes
-//! are in the order of the old ones. Then each item stays in its node, and node boundaries stay
-//! between the same items: only the hashes in the keys change. Keys without a name (a boundary, an
-//! entry that the log deletes) get a hash between their neighbours'. All trees and the whole log
-//! are looked at first, so an entry has one new name wherever it occurs.
+//! A name's hash is part of its key in the tree, so names cannot be replaced freely. For each
+//! directory (and each inode's attributes) new names of the same lengths are chosen such that their
+//! hashes are in the order of the old ones. Then each item stays in its node, and each node
+//! boundary stays between the same items: only the hashes in the keys change. Keys without a name
+//! (a boundary, an entry that the log deletes) get a hash between their neighbours'. All trees and
+//! the whole log are read first, so that an entry gets the same new name wherever it occurs.
 //!
-//! Choosing is drawing: for each length many random names are made and sorted by hash, and each
-//! entry takes the first that lies behind its predecessor. The number drawn makes success likely;
-//! after [`DRAWS_MAX`] draws the copy is refused, and so is a directory of more than [`NAMES_MAX`]
-//! names. Names of attributes keep their namespace. Only those of `user.` are replaced: the others
-//! say what the attribute is.
+//! Names are drawn at random: for each length many names are made and sorted by hash, and each
+//! entry takes the first name whose hash is above its predecessor's. The number drawn makes success
+//! likely; after [`DRAWS_MAX`] draws the copy is refused, and so is a directory of more than
+//! [`NAMES_MAX`] names. Names of attributes keep their namespace, and only names in `user.` are
+//! replaced: the others identify the kind of attribute.
 //!
-//! # What else
-//! Values of attributes (but for access control lists, which have no names), file data in the log
-//! and what cannot be decoded become zeros, targets of links and the label the letter x. The log's
-//! secret is replaced, and log writes and nodes are sealed with the new one: who has the copy
-//! cannot forge log writes of the image. Of a damaged node only the header is kept, of a torn log
-//! write only its header, and nothing of the ring's other blocks.
+//! # Other contents
+//! Values of attributes (except access control lists, which contain no names), file data in the log
+//! and values that cannot be decoded become zeros; targets of links and the label become the letter
+//! x. The log's secret is replaced, and log writes and nodes are sealed with the new secret, so
+//! that a reader of the copy cannot forge log writes of the image. Only the header of a damaged
+//! node and of a torn log write is kept, and none of the ring's other blocks.
 
 use super::source::{LogWrite, Node, Slot, Source};
 use anyhow::{Context, Result, bail};
@@ -35,23 +35,24 @@ use kedge_format::{InodeCore, ItemKind, Key};
 use std::collections::BTreeMap;
 use std::io::Read;
 
-/// Names of a directory.
+/// The most names of a directory or of an inode's attributes.
 const NAMES_MAX: usize = 200_000;
 const DRAWS_MAX: u64 = 64;
-/// Names drawn for each length at least.
+/// The least number of names drawn for each length.
 const POOL_MIN: usize = 64;
-/// Of a node: all that says whose and what it is, and the checksum, which no longer matches.
+/// The bytes kept of a damaged node: the fields that identify it, and the checksum, which no longer
+/// matches.
 const NODE_HEADER: usize = 64;
-/// Of an invalid superblock slot: magic, version and checksum.
+/// The bytes kept of an invalid superblock slot: magic, version and checksum.
 const SLOT_HEADER: usize = 16;
 const USER: &[u8] = b"user.";
-/// Bytes of names that are long enough to be told apart by these alone.
+/// The letters of new names that are long enough to be distinct with these letters alone.
 const PLAIN: &[u8] = b"abcdefghijklmnopqrstuvwxyz0123456789";
 
-/// Hashes in the keys of a directory, or of an inode's attributes, with the names.
+/// The hashes in the keys of a directory, or of an inode's attributes, with their names.
 type Points = BTreeMap<u64, Option<Vec<u8>>>;
 
-/// By old hash: the new one, and the new name.
+/// The new hash and the new name, by old hash.
 type Chosen = BTreeMap<u64, (u64, Option<Vec<u8>>)>;
 
 pub struct Scramble {
@@ -106,8 +107,8 @@ impl Scramble {
         new.map_or(key, |(hash, _)| Key { offset: offset(*hash), ..key })
     }
 
-    /// The new name of an entry, of the same length. One that does not lie where its hash says has
-    /// one that does not either.
+    /// The new name of an entry, of the same length. An entry in a slot that does not match its
+    /// name's hash gets a name that does not match either.
     fn name(&self, key: Key, name: &[u8]) -> Vec<u8> {
         let hash = key.offset / SLOT_ORDINALS;
         let placed = name_slot(&self.hash_seed, name) / SLOT_ORDINALS == hash;
@@ -150,7 +151,7 @@ impl Scramble {
         let mut bytes = vec![0; NODE_SIZE];
         let Some(view) = node.view else {
             bytes[..NODE_HEADER].copy_from_slice(&node.bytes[..NODE_HEADER]);
-            // A checksum that holds for what is left would make the node valid.
+            // A checksum that matches the remaining bytes would make the node valid.
             bytes[8..12].copy_from_slice(&[0xff; 4]);
             return bytes;
         };
@@ -185,7 +186,7 @@ impl Scramble {
         for (lsn, record) in records.into_iter().flatten() {
             let at = (lsn.0 - write.header.lsn.0) as usize;
             bytes[at..at + FRAME_SIZE].copy_from_slice(&(record.len() as u32).to_le_bytes());
-            // One that cannot be decoded becomes zeros, which cannot be either.
+            // A record that cannot be decoded becomes zeros, which cannot be decoded either.
             let Ok(record) = Record::decode(lsn, record) else { continue };
             let new = self.record(&record);
             let at = at + FRAME_SIZE;
@@ -194,7 +195,7 @@ impl Scramble {
         }
         write.header.seal(&key, &mut bytes);
         if !write.whole {
-            // Torn, as it was: the hash of the body is that of zeros, and these are none.
+            // Keep the log write torn: the hash of the body is that of zeros, so one byte is set.
             bytes[HEADER_SIZE..].iter_mut().take(1).for_each(|b| *b = 1);
         }
         Ok(bytes)
@@ -218,7 +219,7 @@ impl Scramble {
     }
 }
 
-/// Notes the hash in a key, and the name that lies there.
+/// Records the hash in a key and the name of its item.
 fn add_point(
     points: &mut BTreeMap<(u64, u8), Points>,
     hash_seed: &[u8; 16],
@@ -244,7 +245,7 @@ fn add_point(
     Ok(())
 }
 
-/// Names that stay: they say what an attribute is, or are damage.
+/// Names that stay: they identify the kind of an attribute, or are damaged.
 fn is_kept(kind: u8, name: &[u8]) -> bool {
     let is_attribute = kind == ItemKind::Xattr as u8;
     matches!(name, b"." | b"..")
@@ -252,13 +253,14 @@ fn is_kept(kind: u8, name: &[u8]) -> bool {
         || is_attribute && (!name.starts_with(USER) || name.len() == USER.len())
 }
 
-/// New hashes in the order of the old ones, and names that have them. `None`: this draw has none.
+/// Chooses new names whose hashes are in the order of the old hashes; `None` if this draw has no
+/// such names.
 fn choose(points: &Points, hash_seed: &[u8; 16], draw: &Draw) -> Option<Chosen> {
     let mut lengths: BTreeMap<usize, usize> = BTreeMap::new();
     for name in points.values().flatten().filter(|name| !is_kept(draw.kind, name)) {
         *lengths.entry(name.len()).or_default() += 1;
     }
-    // Drawing in proportion to the root of the count needs the fewest in all.
+    // Pools in proportion to the square root of the counts need the fewest names in total.
     let roots: f64 = lengths.values().map(|&n| (n as f64).sqrt()).sum();
     let size = |n: usize| ((n as f64).sqrt() * roots * 2.0).ceil() as usize;
     let pools: BTreeMap<usize, Vec<(u64, u64)>> =
@@ -285,28 +287,28 @@ fn choose(points: &Points, hash_seed: &[u8; 16], draw: &Draw) -> Option<Chosen> 
 struct Draw {
     kind: u8,
     seed: u64,
-    /// Bytes of names that are so short that all there are may be needed.
+    /// The letters of names so short that every possible name may be needed.
     letters: Vec<u8>,
 }
 
 impl Draw {
-    /// `wide`: with bytes that are no printable characters, in short names.
+    /// `wide`: short names may contain bytes that are not printable.
     fn new(kind: u8, seed: u64, wide: bool) -> Draw {
         let range = if wide { 1..=255 } else { b'!'..=b'~' };
         Draw { kind, seed, letters: range.filter(|b| !matches!(b, b'/' | b'.')).collect() }
     }
 
-    /// Bytes of a name that stay.
+    /// The number of leading bytes of a name that stay.
     fn kept(&self) -> usize {
         if self.kind == ItemKind::Xattr as u8 { USER.len() } else { 0 }
     }
 
-    /// At least `size` names of a length, as (hash, number), by hash.
+    /// At least `size` names of a length as (hash, number), sorted by hash.
     fn pool(&self, length: usize, size: usize, hash_seed: &[u8; 16]) -> Vec<(u64, u64)> {
-        // Any name stands for the others: only its length and namespace count.
+        // Any name will do, because only its length and namespace matter.
         let like = [&USER[..self.kept()], &vec![b'x'; length - self.kept()]].concat();
         let all = self.letters.len();
-        // Of names of one byte, all there are.
+        // Use all possible names of one byte.
         let size = size.max(if length == self.kept() + 1 { all } else { POOL_MIN });
         let hash = |number| name_slot(hash_seed, &self.word(&like, number)) / SLOT_ORDINALS;
         let mut pool: Vec<(u64, u64)> = (0..size as u64).map(|number| (hash(number), number)).collect();
@@ -315,7 +317,7 @@ impl Draw {
         pool
     }
 
-    /// A name of the length and namespace of `like`.
+    /// The name with this number, of the length and namespace of `like`.
     fn word(&self, like: &[u8], number: u64) -> Vec<u8> {
         let kept = if like.starts_with(USER) { self.kept() } else { 0 };
         let mut out = like[..kept].to_vec();

@@ -10,7 +10,7 @@ fn points<'a>(names: impl IntoIterator<Item = &'a [u8]>) -> Points {
     names.into_iter().map(|name| (hash(name), Some(name.to_vec()))).collect()
 }
 
-/// Chooses as [`Scramble::learn`] does, and checks what every choice must keep.
+/// Chooses as [`Scramble::learn`] does, and checks the properties of every choice.
 fn chosen(points: &Points, kind: ItemKind) -> Chosen {
     let draw = |n: u64| choose(points, &SEED, &Draw::new(kind as u8, mix(n), n >= DRAWS_MAX / 2));
     let new = (0..DRAWS_MAX).find_map(draw).unwrap();

@@ -1,6 +1,6 @@
-//! Finding the metadata of an image, damaged ones too.
+//! Finds the metadata of an image, even if the image is damaged.
 //!
-//! Nothing here fails because of what the image holds. Work is bounded: each block of an area is
+//! No content of the image makes these functions fail. Work is bounded: each block of an area is
 //! read once, and each node once for each generation under which valid parents name it.
 
 use anyhow::{Result, bail};
@@ -14,9 +14,9 @@ use kedge_format::superblock::{SLOTS, Superblock};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// Blocks that are read at once.
+/// The most blocks read with one request.
 const STEP: u64 = 256;
-/// Magic, checksum, level, count and uuid of a node.
+/// The place of the image's uuid in a node.
 const NODE_UUID: std::ops::Range<usize> = 16..32;
 
 pub struct Source {
@@ -27,26 +27,26 @@ pub struct Source {
 pub struct Slot {
     pub at: BlockNo,
     pub bytes: Vec<u8>,
-    /// `None`: not valid.
+    /// `None` if the slot is not valid.
     pub superblock: Option<Superblock>,
 }
 
 pub struct Node<'a> {
     pub at: BlockNo,
     pub bytes: &'a [u8],
-    /// `None`: damaged.
+    /// `None` if the node is damaged.
     pub view: Option<NodeView<'a>>,
 }
 
-/// A log write wherever it lies in the ring, of whatever time.
+/// A log write anywhere in the ring, of any lap.
 pub struct LogWrite<'a> {
     pub superblock: &'a Superblock,
-    /// The block of the ring with which it begins.
+    /// The index of its first block in the ring.
     pub index: u64,
     pub header: WriteHeader,
-    /// As many blocks as the header says.
+    /// All blocks of the log write, as counted in the header.
     pub bytes: &'a [u8],
-    /// Whether the hashes match.
+    /// Whether the log write is complete: its hashes match.
     pub whole: bool,
 }
 
@@ -86,7 +86,7 @@ impl Source {
         valid
     }
 
-    /// Allocation indexes and bitmaps: first block and number of blocks.
+    /// The allocation indexes and bitmaps, each as first block and number of blocks.
     pub fn areas(&self) -> BTreeSet<(BlockNo, u64)> {
         let of = |sb: &&Superblock| {
             let g = &sb.geometry;
@@ -97,7 +97,7 @@ impl Source {
         self.superblocks().iter().flat_map(of).collect()
     }
 
-    /// The log ring.
+    /// The log rings of the valid slots, usually one.
     pub fn logs(&self) -> BTreeSet<(BlockNo, u64)> {
         self.superblocks().iter().map(|sb| (sb.geometry.log_start, sb.geometry.log_blocks)).collect()
     }
@@ -108,7 +108,7 @@ impl Source {
         Ok(bytes)
     }
 
-    /// Hands on all blocks of an area. Answers how many could not be read.
+    /// Passes all blocks of an area to `visit`. Returns how many could not be read.
     pub fn stream(
         &self,
         start: BlockNo,
@@ -120,7 +120,7 @@ impl Source {
             let count = STEP.min(start.0 + blocks - from);
             match self.read(BlockNo(from), count) {
                 Ok(bytes) => visit(BlockNo(from), bytes.as_bytes())?,
-                // A bad sector costs only its own block.
+                // Read block by block, so that a bad sector loses only its own block.
                 Err(_) => {
                     for at in (from..from + count).map(BlockNo) {
                         match self.read(at, 1) {
@@ -134,8 +134,8 @@ impl Source {
         Ok(unreadable)
     }
 
-    /// Hands on every node that the trees of the valid slots reach. Answers how many could not be
-    /// read.
+    /// Passes every node that the trees of the valid slots reach to `visit`. Returns how many could
+    /// not be read.
     pub fn each_node(&self, visit: &mut dyn FnMut(Node<'_>) -> Result<()>) -> Result<u64> {
         let mut seen: BTreeSet<(u64, Generation)> = BTreeSet::new();
         let mut valid: BTreeSet<u64> = BTreeSet::new();
@@ -173,10 +173,10 @@ impl Source {
         Ok(unreadable)
     }
 
-    /// Hands on every log write in the ring, also those of earlier laps. Blocks that cannot be read
-    /// hold none.
+    /// Passes every log write in the ring to `visit`, including those of earlier laps. Blocks that
+    /// cannot be read are skipped.
     pub fn each_log_write(&self, visit: &mut dyn FnMut(LogWrite<'_>) -> Result<()>) -> Result<()> {
-        // The ring is one, and so is its key, unless the slots are at odds.
+        // All slots have the same ring and key unless they contradict each other.
         let Some(superblock) = self.superblocks().first().copied() else { return Ok(()) };
         let (g, key) = (&superblock.geometry, superblock.geometry.log_key());
         let mut next = 0;
@@ -215,7 +215,7 @@ impl Source {
     }
 }
 
-/// Whether bytes that are no valid node were one of this image.
+/// Whether bytes that are no valid node were a node of this image.
 fn looks_like_node(bytes: &[u8], uuid: &uuid::Uuid) -> bool {
     bytes.len() == NODE_SIZE && bytes.starts_with(b"KEDGENOD") && bytes[NODE_UUID] == *uuid.as_bytes()
 }
@@ -227,7 +227,7 @@ impl LogWrite<'_> {
         records.into_iter().flatten().filter_map(|(lsn, bytes)| Record::decode(lsn, bytes).ok()).collect()
     }
 
-    /// Bytes of file data in it.
+    /// Bytes of file data in the log write.
     pub fn data_bytes(&self) -> u64 {
         let bytes = |edit: &Edit<'_>| match edit {
             Edit::Data { bytes, .. } => bytes.len() as u64,
@@ -236,7 +236,7 @@ impl LogWrite<'_> {
         self.records().iter().flat_map(|record| &record.edits).map(bytes).sum()
     }
 
-    /// Writes `bytes` where this write lies; the ring may end in between.
+    /// Writes `bytes` at the position of this log write, which may wrap around the end of the ring.
     pub fn put(&self, bytes: &[u8], put: &mut dyn FnMut(BlockNo, &[u8]) -> Result<()>) -> Result<()> {
         let g = &self.superblock.geometry;
         let head = bytes.len().min((g.log_blocks - self.index) as usize * BLOCK_SIZE);

@@ -1,11 +1,11 @@
-//! A tar stream as entries: ustar, GNU and POSIX (pax) headers, long names, sparse files.
+//! Reads a tar stream as entries: ustar, GNU and POSIX (pax) headers, long names, sparse files.
 //!
 //! The numbers in a header are parsed by the crate `tar`. Its iterator over entries is not used: it
 //! keeps extension headers of any size in memory, splits attributes at line ends that they contain,
 //! and reads sparse files of POSIX archives as if their map were data.
 //!
-//! Nothing in a stream is believed: each header has a checksum, amounts that would be kept in
-//! memory have a bound, and a map of holes must be in order and add up.
+//! Nothing in a stream is trusted: each header's checksum is verified, everything kept in memory is
+//! bounded, and the data ranges of a sparse file must ascend and match the size of the data.
 
 use super::read_full;
 use super::sink::Ranges;
@@ -16,24 +16,24 @@ use std::io::Read;
 use tar::{EntryType, GnuExtSparseHeader, Header};
 
 const BLOCK: usize = 512;
-/// Of a path or of the target of a link.
+/// The most bytes of a path or of a link's target.
 const NAME_MAX: u64 = 64 << 10;
-/// All extension records of an entry: many attributes of the largest size.
+/// The most bytes of extension records of an entry: room for many attributes of the largest size.
 const PAX_MAX: u64 = 4 << 20;
-/// Data ranges of a sparse file.
+/// The most data ranges of a sparse file.
 const RANGES_MAX: usize = 1 << 20;
 
 /// Extension records by their key.
 type Records = BTreeMap<Vec<u8>, Vec<u8>>;
 
-/// One entry. Its data comes next from the [`Archive`].
+/// One entry. Its data follows in the [`Archive`].
 #[derive(Debug)]
 pub struct Entry {
     pub path: Vec<u8>,
     /// Target of a link.
     pub link: Vec<u8>,
     pub kind: EntryType,
-    /// Of the file: with its holes.
+    /// The size of the file, including its holes.
     pub size: u64,
     pub ranges: Ranges,
     pub mode: u32,
@@ -42,7 +42,7 @@ pub struct Entry {
     pub mtime: Timespec,
     pub device: (u32, u32),
     pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
-    /// Extensions that cannot be kept, by key.
+    /// The keys of extensions that cannot be preserved.
     pub unsupported: Vec<String>,
 }
 
@@ -50,7 +50,7 @@ pub struct Archive<R> {
     reader: R,
     /// Bytes read.
     at: u64,
-    /// Bytes of the entry's data that were not read.
+    /// Bytes of the entry's data that have not been read.
     data: u64,
     padding: u64,
     global: Records,
@@ -61,7 +61,7 @@ impl<R: Read> Archive<R> {
         Archive { reader, at: 0, data: 0, padding: 0, global: Records::new() }
     }
 
-    /// The next entry, behind the data of the one before. `None` at the end.
+    /// Skips the rest of the previous entry and returns the next, or `None` at the end.
     pub fn next(&mut self) -> Result<Option<Entry>> {
         let (mut local, mut name, mut link) = (Records::new(), None, None);
         loop {
@@ -77,7 +77,7 @@ impl<R: Read> Archive<R> {
                 }
                 EntryType::GNULongName => name = Some(self.long(size)?),
                 EntryType::GNULongLink => link = Some(self.long(size)?),
-                // The label of a volume: no file.
+                // The label of a volume, which is not a file.
                 kind if kind.as_byte() == b'V' => self.expect_data(size),
                 _ => {
                     let mut records = self.global.clone();
@@ -91,14 +91,13 @@ impl<R: Read> Archive<R> {
         }
     }
 
-    /// The rest of the entry's data, block by block; the caller reads it in the order of the
-    /// ranges.
+    /// A reader of the entry's remaining data, in the order of the ranges.
     pub fn data(&mut self) -> impl Read + '_ {
         Data(self)
     }
 
-    /// Reads the stream to its end: whoever writes it to a pipe shall not be told that nobody
-    /// reads.
+    /// Reads the stream to its end, so that a program that writes it to a pipe does not get
+    /// SIGPIPE.
     pub fn drain(&mut self) -> Result<()> {
         std::io::copy(&mut self.reader, &mut std::io::sink()).context("read the end of the archive")?;
         Ok(())
@@ -106,7 +105,7 @@ impl<R: Read> Archive<R> {
 
     fn expect_data(&mut self, size: u64) {
         self.data = size;
-        // As far as the next block, also where that would lie beyond the largest number.
+        // The padding up to the next block, correct also where rounding up would overflow.
         self.padding = size.wrapping_neg() % BLOCK as u64;
     }
 
@@ -115,11 +114,11 @@ impl<R: Read> Archive<R> {
         (self.data, self.padding) = (0, 0);
         let skipped = std::io::copy(&mut (&mut self.reader).take(left), &mut std::io::sink())?;
         self.at += skipped;
-        // The last padding may be missing; then no header follows either.
+        // The padding after the last entry may be missing; then no header follows either.
         Ok(())
     }
 
-    /// `None` at the end of the archive.
+    /// Reads the next header; `None` at the end of the archive.
     fn header(&mut self) -> Result<Option<Header>> {
         let mut bytes = [0; BLOCK];
         let got = read_full(&mut self.reader, &mut bytes).context("read the archive")?;
@@ -127,7 +126,7 @@ impl<R: Read> Archive<R> {
         self.at += got as u64;
         match got {
             0 if place == 0 => bail!("the archive is empty"),
-            // GNU tar takes an archive without its two blocks of zeros, too.
+            // GNU tar also accepts an archive without its two blocks of zeros.
             0 => return Ok(None),
             BLOCK => {}
             _ => bail!("the archive ends in the middle of a header, at byte {}", self.at),
@@ -139,7 +138,7 @@ impl<R: Read> Archive<R> {
         let sum: u32 = bytes[..148].iter().chain(&bytes[156..]).map(|b| u32::from(*b)).sum::<u32>() + 8 * 32;
         ensure!(
             header.cksum().is_ok_and(|told| told == sum),
-            "byte {place}: no header of tar (wrong checksum)"
+            "byte {place}: not a tar header (wrong checksum)"
         );
         Ok(Some(header))
     }
@@ -220,7 +219,7 @@ impl<R: Read> Archive<R> {
         })
     }
 
-    /// GNU's own format: ranges in the header, more of them in blocks behind it.
+    /// GNU's old format: ranges in the header, further ranges in the blocks after it.
     fn old_sparse(&mut self, header: &Header) -> Result<(u64, Ranges)> {
         let gnu = header.as_gnu().context("a sparse file in a header that is not GNU's")?;
         let mut ranges = Ranges::new();
@@ -242,8 +241,8 @@ impl<R: Read> Archive<R> {
         Ok((gnu.real_size()?, ranges))
     }
 
-    /// Format 1.0: the map is the beginning of the data, decimal numbers each on a line, padded to
-    /// a block.
+    /// Format 1.0: the data begins with the map, which has one decimal number a line and is padded
+    /// to a block.
     fn sparse_map(&mut self) -> Result<Ranges> {
         let mut numbers = Vec::new();
         let mut wanted = 1;
@@ -254,7 +253,10 @@ impl<R: Read> Archive<R> {
             ensure!(got == BLOCK, "the archive ends in the middle of a map of holes");
             for byte in block {
                 if byte != b'\n' {
-                    ensure!(digits.len() < 20 || numbers.len() >= wanted, "a map of holes that is none");
+                    ensure!(
+                        digits.len() < 20 || numbers.len() >= wanted,
+                        "a map of holes with a number of 20 digits or more"
+                    );
                     digits.push(byte);
                     continue;
                 }
@@ -286,7 +288,8 @@ impl<R: Read> Read for Data<'_, R> {
     }
 }
 
-/// Ascending, apart, within the file, and as long together as the data.
+/// Checks that the ranges ascend without overlap, lie within the file and add up to the length of
+/// the data.
 fn check_ranges(ranges: &[(u64, u64)], data: u64, size: u64) -> Result<()> {
     let (mut end, mut sum) = (0u64, 0u64);
     for &(start, len) in ranges {
@@ -304,7 +307,7 @@ fn decimal(digits: &[u8]) -> Result<u64> {
         .with_context(|| format!("'{}' is no number", String::from_utf8_lossy(digits)))
 }
 
-/// Seconds since 1970, with a fraction, perhaps negative.
+/// Parses seconds since 1970, possibly negative and with a fraction.
 fn timestamp(value: &[u8]) -> Result<Timespec> {
     let text = std::str::from_utf8(value).context("no number")?;
     let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
@@ -312,15 +315,15 @@ fn timestamp(value: &[u8]) -> Result<Timespec> {
     ensure!(fraction.bytes().all(|b| b.is_ascii_digit()), "'{text}' is no number");
     let digits: String = fraction.chars().chain("000000000".chars()).take(9).collect();
     let nsec: u32 = digits.parse().expect("nine digits");
-    // -1.25 lies a quarter of a second before -1.
+    // -1.25 is a quarter of a second before -1.
     if whole.starts_with('-') && nsec > 0 {
         return Ok(Timespec { sec: sec.saturating_sub(1), nsec: 1_000_000_000 - nsec });
     }
     Ok(Timespec { sec, nsec })
 }
 
-/// `LENGTH KEY=VALUE\n`, one after another. The length counts itself, and a value may hold any
-/// bytes.
+/// Parses a sequence of `LENGTH KEY=VALUE\n`. The length counts its own digits, and a value may
+/// contain any bytes.
 fn parse_records(mut bytes: &[u8]) -> Result<Records> {
     let mut records = Records::new();
     while !bytes.is_empty() {
@@ -345,8 +348,8 @@ fn xattrs(records: &Records) -> Vec<(Vec<u8>, Vec<u8>)> {
     named.map(|(name, value)| (name.to_vec(), value.clone())).collect()
 }
 
-/// What carries access rights or attributes in a form that is not read here. `LIBARCHIVE.xattr`
-/// repeats what `SCHILY.xattr` says.
+/// The records with access rights or attributes in a form that is not supported. `LIBARCHIVE.xattr`
+/// only repeats `SCHILY.xattr`.
 fn unsupported(records: &Records) -> Vec<String> {
     let others: [&[u8]; 2] = [b"SCHILY.acl.", b"RHT."];
     let has_xattrs = records.keys().any(|key| key.starts_with(XATTR));

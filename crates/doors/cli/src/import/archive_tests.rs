@@ -53,8 +53,8 @@ fn pieces_of_a_sparse_file_must_add_up() {
         (&[(0, 512)], 1024, 4096),              // too little
         (&[(1024, 512), (0, 512)], 1024, 4096), // not ascending
         (&[(0, 512), (256, 512)], 1024, 4096),  // overlap
-        (&[(4096, 512)], 512, 4096),            // behind the end
-        (&[(u64::MAX, 2)], 2, u64::MAX),        // no number
+        (&[(4096, 512)], 512, 4096),            // beyond the end
+        (&[(u64::MAX, 2)], 2, u64::MAX),        // overflow
     ];
     for &(ranges, data, size) in wrong {
         assert!(check_ranges(ranges, data, size).is_err(), "{ranges:?}");
@@ -87,7 +87,7 @@ fn amounts_that_a_header_claims_are_bounded() {
         let error = first(header(kind, 100).as_bytes()).unwrap_err();
         assert!(format!("{error:#}").contains("ends in the middle"), "{error:#}");
     }
-    // A map that claims to be endless.
+    // A map that claims a huge number of ranges.
     let mut sparse = header(EntryType::XHeader, 0);
     let records = [
         record("GNU.sparse.major", b"1"),
@@ -118,7 +118,7 @@ fn a_header_with_a_wrong_checksum_is_none() {
     assert!(format!("{:#}", first(b"").unwrap_err()).contains("empty"));
 }
 
-/// Its padding went beyond the largest number, and so did the skip to the next header.
+/// Regression: the padding overflowed, and so did the skip to the next header.
 #[test]
 fn an_entry_of_the_largest_size_is_an_archive_that_ends_early() {
     for size in [u64::MAX, u64::MAX - 1, u64::MAX - 511, u64::MAX - 512] {

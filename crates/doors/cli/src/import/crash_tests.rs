@@ -1,6 +1,5 @@
-//! A power failure at many moments of an import: the image opens and is clean, each name has the
-//! file that it had before or the one of the archive, whole, and once the import is durable nothing
-//! of it is missing.
+//! A power failure at many points of an import: the image opens and is clean, each name has its old
+//! file or the complete file of the archive, and once the import is durable no file is missing.
 
 use super::*;
 use ::tar::{EntryType, Header};
@@ -16,20 +15,21 @@ use std::sync::Arc;
 
 const SIZE: u64 = 64 << 20;
 const FILES: usize = 150;
-/// Bytes of the archive between two moments.
+/// Bytes of the archive between two crash points.
 const STEP: usize = 40 << 10;
 
 fn name(number: usize) -> String {
     format!("dir{}/file{number}", number / 20)
 }
 
-/// Some are empty, some go into the log, some are written in place. No block is all zeros.
+/// The contents of a file of the archive. Some files are empty, some go into the log, some are
+/// written in place. No block is all zeros.
 fn bytes(number: usize) -> Vec<u8> {
     let len = [0, 100, 5000, 20_000, 100_000][number % 5];
     (0..len).map(|i| (i % 251 + number) as u8 | 1).collect()
 }
 
-/// What has the same name before: of another length, and with other bytes.
+/// The contents of the earlier file of the same name: of another length, and with other bytes.
 fn old_bytes(number: usize) -> Vec<u8> {
     let len = [30_000, 0, 300, 5000, 20_000][number % 5];
     (0..len).map(|i| (i % 241 + number) as u8 | 1).collect()
@@ -61,8 +61,9 @@ fn archive() -> Vec<u8> {
     all
 }
 
-/// Keeps what a power failure would leave at some moments. Another program forces the log before
-/// each, as it may: then what is logged is durable, and what is only in memory is not.
+/// Keeps the image that a power failure would leave at each crash point. Another program forces the
+/// log before each, so that all logged changes are durable and changes that are only in memory are
+/// lost.
 struct Moments<'a> {
     fs: &'a FileSystem,
     sim: &'a SimDevice,
@@ -86,7 +87,7 @@ impl<'a> Moments<'a> {
     }
 }
 
-/// Delivers the archive.
+/// A reader of the archive that takes a crash image every [`STEP`] bytes.
 struct Watched<'a> {
     archive: &'a [u8],
     at: usize,
@@ -127,7 +128,7 @@ fn files(medium: &MemDevice) -> BTreeMap<String, Vec<u8>> {
     found
 }
 
-/// Files that are there already, durably.
+/// Makes files of the same names and makes them durable.
 fn make_old(fs: &FileSystem) {
     let owner = Owner::default();
     for number in 0..FILES {
@@ -143,7 +144,7 @@ fn make_old(fs: &FileSystem) {
     fs.sync().expect("durable");
 }
 
-/// `over`: over files of the same names, and else into an empty image.
+/// Imports over files of the same names (`over`) or into an empty image.
 fn import(over: bool, fill: impl FnOnce(&FileSystem, Watched<'_>)) {
     let mem = Arc::new(MemDevice::new(SIZE));
     FileSystem::format(mem.clone(), Arc::new(SystemClock::default()), &FormatOptions::default())

@@ -1,6 +1,6 @@
-//! The parsers of this crate as targets of the driver in `crates/lab/hostile`.
+//! Runs the parsers of this crate as targets of the driver in `crates/lab/hostile`.
 //!
-//! `KEDGE_FUZZ_SECONDS` sets how many seconds of processor time, `KEDGE_SEED` the seed.
+//! `KEDGE_FUZZ_SECONDS` sets the processor time in seconds, `KEDGE_SEED` the seed.
 
 use super::unpack;
 use kedge_base::ManualClock;
@@ -28,7 +28,8 @@ fn base() -> &'static MemDevice {
     })
 }
 
-/// Fills an image from the archive. Whatever is in it, the image is whole afterwards.
+/// Fills an image from the archive. The image is consistent afterwards, whatever the archive
+/// contains.
 fn fill(archive: &[u8]) -> u64 {
     let device = Arc::new(base().fork());
     let options =
@@ -48,7 +49,7 @@ fn fill(archive: &[u8]) -> u64 {
     outcome((filled, names.min(8)))
 }
 
-/// With the right checksum in each block that looks like a header.
+/// Corrects the checksum of each block that looks like a header.
 fn sealed(input: &[u8]) -> Vec<u8> {
     let mut bytes = input.to_vec();
     for block in bytes.chunks_exact_mut(BLOCK).filter(|block| block[257..].starts_with(b"ustar")) {
@@ -60,7 +61,7 @@ fn sealed(input: &[u8]) -> Vec<u8> {
 }
 
 fn tar(input: &[u8]) -> u64 {
-    // Nothing is refused for its checksum alone.
+    // Run both forms, so that not every input is refused for its checksum alone.
     let _ = super::tar::estimate(input);
     let sealed = sealed(input);
     let _ = super::tar::estimate(&sealed[..]);
@@ -80,7 +81,7 @@ fn header(kind: u8, name: &[u8], size: usize) -> Vec<u8> {
     sealed(&block)
 }
 
-/// The records of an extension header, and a file with some data to which they belong.
+/// Uses the input as the records of an extension header, before a file with some data.
 fn pax(input: &[u8]) -> u64 {
     let mut archive = header(b'x', b"x", input.len());
     archive.extend(input);
@@ -100,7 +101,7 @@ fn options(input: &[u8]) -> u64 {
     let _ = parse_cache_size(first);
     let _ = asks_nothing(first);
     if let Ok(words) = &words {
-        // A later word overrides an earlier one: the same list twice is the same list.
+        // A later word overrides an earlier one, so the list twice must parse as the list once.
         let twice = MountWords::parse([&*text, &*text]);
         assert_eq!(twice.as_ref().ok(), Some(words), "{text:?}");
     }

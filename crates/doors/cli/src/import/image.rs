@@ -1,5 +1,4 @@
-//! A directory or a file of an image as the source: another image, or another place in the same
-//! one.
+//! Copies a directory or a file of an image, from another image or within one image.
 
 use super::show;
 use super::sink::{At, Data, Entries, Meta, Ranges, Sink};
@@ -9,7 +8,7 @@ use kedgefs::{Attr, FileKind, FileSystem, Ino, SeekKind};
 use std::collections::HashMap;
 use std::io::{self, Read};
 
-/// Attributes as a copy gets them.
+/// The attributes that a copy keeps.
 pub fn meta(fs: &FileSystem, attr: &Attr) -> Result<Meta> {
     let mut xattrs = Vec::new();
     for name in fs.listxattr(attr.ino)? {
@@ -19,7 +18,7 @@ pub fn meta(fs: &FileSystem, attr: &Attr) -> Result<Meta> {
     Ok(Meta { mode: attr.mode & 0o7777, uid: attr.uid, gid: attr.gid, mtime: attr.mtime, xattrs })
 }
 
-/// Where the file has data, in order.
+/// The data ranges of the file, in order.
 pub fn ranges(fs: &FileSystem, attr: &Attr) -> Result<Ranges> {
     let mut ranges = Ranges::new();
     let mut at = 0;
@@ -39,12 +38,12 @@ pub fn ranges(fs: &FileSystem, attr: &Attr) -> Result<Ranges> {
     Ok(ranges)
 }
 
-/// The bytes of the ranges of a file, one after another.
+/// A reader of the bytes in the ranges of a file, in order.
 pub struct Ranged<'a> {
     pub fs: &'a FileSystem,
     pub ino: Ino,
     pub ranges: &'a [(u64, u64)],
-    /// Bytes read of the first range.
+    /// Bytes already read of the first range.
     pub at: u64,
 }
 
@@ -64,7 +63,7 @@ impl Read for Ranged<'_> {
     }
 }
 
-/// Copies what is below the directory `top`, and its attributes, to where the sink begins.
+/// Copies the contents and attributes of the directory `top` to the top of the sink.
 pub fn fill(fs: &FileSystem, top: &Attr, sink: &mut Sink<'_>) -> Result<()> {
     sink.root(&meta(fs, top)?)?;
     let mut links = HashMap::new();
@@ -85,7 +84,8 @@ pub fn fill(fs: &FileSystem, top: &Attr, sink: &mut Sink<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Copies what is no directory. `links`: which inode each file with several names has become.
+/// Copies a file other than a directory. `links` maps each source inode with several names to its
+/// copy.
 pub fn copy(
     fs: &FileSystem,
     attr: &Attr,

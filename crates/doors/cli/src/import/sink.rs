@@ -1,21 +1,22 @@
-//! The image that is being filled.
+//! Makes files in the image that is being filled.
 //!
 //! # Whole files
-//! All but directories is made without a name, and gets its name when it is complete: contents,
-//! owner, attributes, times. If another file has the name, the same operation takes it from that
-//! one. So nobody sees a part of a file:
-//! - *An error*: a file without a name goes.
-//! - *The kernel*, where the file system is mounted: it cannot come to know an inode that has no
-//!   name, and so keeps no size, page or attribute from the time before.
-//! - *A crash*: each name is found with the old file or with the new one, whole, or with none where
-//!   there was none. Before names are given, the bytes of their files are written in place and the
-//!   records that say so are logged ([`FileSystem::write_back`]). The record of a name comes later
-//!   in the log, so whatever a crash leaves of the log has both or no name. Files without a name
-//!   are deleted by recovery. This needs no flush: when the copy is durable is for the caller.
+//! Every file except a directory is made without a name, and gets its name when contents, owner,
+//! attributes and times are complete. If another file has the name, the same operation replaces it.
+//! So no reader sees a partial file:
+//! - *An error*: a file without a name is deleted.
+//! - *The kernel*, where the file system is mounted: it cannot look up an inode without a name, and
+//!   so caches no size, page or attribute of an incomplete file.
+//! - *A crash*: each name has the old file (or none, if there was none) or the complete new file.
+//!   Before names are given, the bytes of their files are written in place and the extents are
+//!   logged ([`FileSystem::write_back`]). The record of a name is later in the log, so any part of
+//!   the log that survives a crash has both records or no name. Recovery deletes files without a
+//!   name. This needs no flush: the caller decides when the copy becomes durable.
 //!
-//! Names are given for many files at once, as writing one file costs as much as writing a hundred
-//! that lie side by side. A directory is made at once, and one that is there stays: it is the files
-//! in it that are replaced. Times of directories are set at the end, as each new entry moves them.
+//! Names are given for many files at once, because writing one file costs as much as writing a
+//! hundred adjacent files. A directory is made immediately, and an existing directory stays: only
+//! the files in it are replaced. Times of directories are set at the end, because each new entry
+//! changes them.
 
 use super::{BLOCK, is_dir, read_full, show};
 use anyhow::{Context, Result, bail};
@@ -24,18 +25,18 @@ use kedgefs::{Attr, FileKind, FileSystem, Ino, Owner, SetAttr, SetTime, Timespec
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::io::{Read, Write};
 
-/// Bytes that are written with one call.
+/// The most bytes written with one call.
 const CHUNK: usize = 1 << 20;
-/// A third of what makes the flusher wake: a quarter of the budget for pages, which is three
-/// eighths of the cache that the image is opened with.
+/// A third of the threshold at which the flusher wakes, which is a quarter of the page budget; the
+/// page budget is three eighths of the cache that the image is opened with.
 const SYNC_BYTES: u64 = engine::FILL_CACHE / 8 * 3 / 4 / 3;
-/// Records of so many entries fit one batch of the log.
+/// The records of this number of entries fit one batch of the log.
 const SYNC_ENTRIES: u64 = 128;
-/// Attributes and targets count, too.
+/// Bytes of names, attributes and targets between two syncs.
 const SYNC_TEXT: u64 = 128 << 10;
-/// Syncs between two checkpoints: few enough tree nodes are dirty that none starts by itself.
+/// Syncs between two checkpoints: so few that no checkpoint starts because of dirty tree nodes.
 const CHECKPOINT_SYNCS: u64 = 64;
-/// Files of a mount that wait for their names, and their bytes.
+/// The most files of a mount that wait for their names, and the most bytes of these files.
 const WAITING_MAX: usize = 1024;
 const WAITING_BYTES: u64 = 16 << 20;
 const SHOW_EVERY: u64 = 256;
@@ -44,7 +45,7 @@ const SET_GROUP_ID: u32 = 0o2000;
 const STICKY: u32 = 0o1000;
 const FILE_CAPABILITIES: &[u8] = b"security.capability";
 
-/// What every kind of file has.
+/// The attributes that every kind of file has.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Meta {
     /// Permission bits.
@@ -52,77 +53,79 @@ pub struct Meta {
     pub uid: u32,
     pub gid: u32,
     pub mtime: Timespec,
-    /// Names with their namespaces.
+    /// Names (with their namespaces) and values.
     pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
-/// Where data lies in a file: offset and length, ascending.
+/// The data ranges of a file as offset and length, ascending.
 pub type Ranges = Vec<(u64, u64)>;
 
-/// Takes the entries of a source, a directory before what it holds.
+/// Receives the entries of a source, each directory before its contents.
 pub trait Entries {
-    /// A file that was made. Files are put below it, or linked to it.
+    /// Identifies a file that was made, as a parent or as the target of a link.
     type Id: Clone;
-    /// The directory where paths begin.
+    /// The directory to which paths are relative.
     fn top(&self) -> Self::Id;
-    /// Attributes of that directory.
+    /// Sets the attributes of that directory.
     fn root(&mut self, meta: &Meta) -> Result<()>;
-    /// A directory, new or there already.
+    /// Makes a directory, or uses the existing directory.
     fn directory(&mut self, at: At<'_, Self::Id>, meta: &Meta) -> Result<Self::Id>;
     fn file(&mut self, at: At<'_, Self::Id>, meta: &Meta, data: Data<'_>) -> Result<Self::Id>;
     fn symlink(&mut self, at: At<'_, Self::Id>, target: &[u8], meta: &Meta) -> Result<Self::Id>;
-    /// A device, a pipe or a socket.
+    /// Makes a device, a pipe or a socket.
     fn node(&mut self, at: At<'_, Self::Id>, kind: FileKind, rdev: u64, meta: &Meta) -> Result<Self::Id>;
-    /// A further name of a file.
+    /// Adds a name to a file.
     fn link(&mut self, file: Self::Id, at: At<'_, Self::Id>) -> Result<()>;
 }
 
-/// Where a new file goes.
+/// The place of a new file.
 #[derive(Clone, Copy)]
 pub struct At<'a, D = Ino> {
     pub dir: D,
     pub name: &'a [u8],
-    /// For messages: as the source names it.
+    /// The path in the source, for messages.
     pub path: &'a [u8],
 }
 
-/// What a regular file holds.
+/// The contents of a regular file.
 pub struct Data<'a> {
-    /// With holes.
+    /// The size, including holes.
     pub size: u64,
     pub ranges: &'a [(u64, u64)],
-    /// Delivers one range after another.
+    /// Reads the ranges one after another.
     pub reader: &'a mut dyn Read,
 }
 
-/// What the kernel may know otherwise.
+/// A change that makes the kernel's caches stale.
 #[derive(Clone, Copy, Debug)]
 pub enum Changed<'a> {
-    /// A name of a directory is new, or stands for another file.
+    /// A name of a directory is new or refers to another file.
     Name(Ino, &'a [u8]),
-    /// The attributes of an inode, and what a directory lists. After all of its names.
+    /// The attributes of an inode, and a directory's listing. Reported after all changed names of
+    /// the directory.
     Inode(Ino),
 }
 
 /// A mount whose file system is filled.
 pub struct Live<'a> {
     pub changed: &'a dyn Fn(Changed<'_>),
-    /// Everything belongs to this user, who may do no more than through the kernel. `None`: root.
+    /// The user to whom all files belong and whose rights are no greater than through the kernel;
+    /// `None` for root.
     pub only: Option<Owner>,
-    /// Whoever fills it reaches it through a mount that honours no set-id bits and no file
-    /// capabilities: root makes none there.
+    /// The client's mount honours no set-id bits and no file capabilities, so even root makes none
+    /// through it.
     pub nosuid: bool,
-    /// ... and no devices.
+    /// The client's mount honours no devices, so even root makes none through it.
     pub nodev: bool,
 }
 
-/// A file that is complete, and the name that it is to have.
+/// A complete file and the name that it will get.
 struct Waiting {
     dir: Ino,
     name: Vec<u8>,
     path: Vec<u8>,
     ino: Ino,
-    /// Made here: pinned as long as it waits.
+    /// Whether the sink made the file, which is then pinned until it has its name.
     is_new: bool,
 }
 
@@ -130,11 +133,11 @@ pub struct Sink<'a> {
     fs: &'a FileSystem,
     live: Option<Live<'a>>,
     waiting: Vec<Waiting>,
-    /// The names among them.
+    /// The names of the waiting files.
     waiting_names: HashSet<(Ino, Vec<u8>)>,
-    /// Where paths begin.
+    /// The directory to which paths are relative.
     pub top: Ino,
-    /// No time is later.
+    /// The latest time that a file may get.
     latest: Option<Timespec>,
     /// Times of directories, to be set at the end.
     dirs: BTreeMap<Ino, Timespec>,
@@ -172,7 +175,7 @@ impl<'a> Sink<'a> {
         }
     }
 
-    /// Fills the file system of a mount. The caller makes it durable.
+    /// A sink into the file system of a mount. The caller makes the files durable.
     pub fn live(fs: &'a FileSystem, top: Ino, live: Live<'a>) -> Sink<'a> {
         Sink { live: Some(live), ..Sink::new(fs, top, None, false) }
     }
@@ -232,7 +235,7 @@ impl<'a> Sink<'a> {
             self.bytes += n as u64;
             self.unsynced.bytes += (n as u64).next_multiple_of(BLOCK);
         }
-        // The files before this one get their names: it has none that could wait.
+        // Sync names the files before this one; the file being written has no waiting name yet.
         let max = if self.live.is_some() { WAITING_BYTES } else { SYNC_BYTES };
         if self.unsynced.bytes >= max { self.sync() } else { Ok(()) }
     }
@@ -245,15 +248,15 @@ impl<'a> Sink<'a> {
         self.only().unwrap_or(Owner { uid: meta.uid, gid: meta.gid })
     }
 
-    /// These are not what the kernel knows of them.
+    /// Reports a change that makes the kernel's caches stale.
     fn changed(&self, what: Changed<'_>) {
         if let Some(live) = &self.live {
             (live.changed)(what);
         }
     }
 
-    /// Root makes nothing that its view of a mount does not honour: it may have been given that
-    /// view so that it cannot.
+    /// Refuses set-id files and devices that root's mount does not honour: root may have been
+    /// confined to that mount so that it cannot make them.
     fn check_view(&self, path: &[u8], meta: &Meta, is_device: bool) -> Result<()> {
         let Some(live) = self.live.as_ref().filter(|live| live.only.is_none()) else { return Ok(()) };
         let grants =
@@ -267,7 +270,7 @@ impl<'a> Sink<'a> {
         Ok(())
     }
 
-    /// An ordinary user fills directories, and links files, that are the user's own.
+    /// An ordinary user may fill only directories, and link only files, that the user owns.
     pub fn check_own(&self, there: &Attr, path: &[u8]) -> Result<()> {
         match self.only() {
             Some(only) if there.uid != only.uid => {
@@ -277,7 +280,7 @@ impl<'a> Sink<'a> {
         }
     }
 
-    /// In a sticky directory others' files stay.
+    /// In a sticky directory a user may not replace the files of others.
     fn check_sticky(&self, dir: Ino, there: &Attr, path: &[u8]) -> Result<()> {
         let Some(only) = self.only().filter(|only| only.uid != there.uid) else { return Ok(()) };
         let above = named(self.fs.getattr(dir), path)?;
@@ -287,7 +290,7 @@ impl<'a> Sink<'a> {
         Ok(())
     }
 
-    /// A later entry takes the place of an earlier one, unless one is a directory.
+    /// A later entry replaces an earlier one, unless the earlier one is a directory.
     fn refuse_directory(&mut self, at: At<'_>) -> Result<()> {
         match self.find(at.dir, at.name).with_context(|| show(at.path))? {
             Some(attr) if is_dir(&attr) => bail!("{}: is there already, as a directory", show(at.path)),
@@ -296,7 +299,7 @@ impl<'a> Sink<'a> {
         }
     }
 
-    /// A file without a name has been made. It is completed and waits for its name, or goes.
+    /// Completes a file without a name and queues it for its name, or deletes it on an error.
     fn complete(
         &mut self,
         at: At<'_>,
@@ -320,8 +323,8 @@ impl<'a> Sink<'a> {
         self.note(text)
     }
 
-    /// Gives all that waits its name, in the order of the entries. One that cannot have it goes,
-    /// and keeps no other from having its own.
+    /// Names all waiting files in the order of the entries. A file that cannot get its name is
+    /// deleted; the other files still get theirs.
     fn give_names(&mut self) -> Result<()> {
         if self.waiting.is_empty() {
             return Ok(());
@@ -333,11 +336,12 @@ impl<'a> Sink<'a> {
         let mut result = Ok(());
         let mut dirs = BTreeSet::new();
         for Waiting { dir, name, path, ino, is_new } in waiting {
-            // After an error nobody knows whose bytes are missing.
+            // After an error it is not known which files lack bytes.
             if written.is_ok() {
                 let given = named(self.fs.link_over(ino, dir, &name), &path).map(|old| {
                     self.changed(Changed::Name(dir, &name));
-                    // Links of a file, whether or not it has others, and to whom it is open.
+                    // The link counts of the replaced file and of a linked file have changed;
+                    // either may have other names or be open.
                     old.into_iter()
                         .chain((!is_new).then_some(ino))
                         .for_each(|ino| self.changed(Changed::Inode(ino)));
@@ -356,7 +360,7 @@ impl<'a> Sink<'a> {
     fn describe(&mut self, ino: Ino, meta: &Meta, is_dir: bool) -> Result<()> {
         let owner = self.only().is_none().then_some((meta.uid, meta.gid));
         let (uid, gid) = (owner.map(|(uid, _)| uid), owner.map(|(_, gid)| gid));
-        // The kernel lets nobody give away the rights of a group that is not the user's.
+        // The kernel lets no user set the set-group-id bit for a group that the user is not in.
         let foreign = match self.only() {
             Some(only) if !is_dir => self.fs.getattr(ino).map_err(told)?.gid != only.gid,
             _ => false,
@@ -379,7 +383,8 @@ impl<'a> Sink<'a> {
         self.set_time(ino, mtime)
     }
 
-    /// A time of reading is not taken over: reading the source has moved it.
+    /// Sets both times to the modification time. The source's access time is not copied, because
+    /// reading the source has changed it.
     fn set_time(&self, ino: Ino, mtime: Timespec) -> Result<()> {
         let time = Some(SetTime::At(mtime));
         self.set(ino, &SetAttr { atime: time, mtime: time, ..SetAttr::default() })
@@ -389,7 +394,7 @@ impl<'a> Sink<'a> {
         self.fs.setattr(ino, set).map(drop).map_err(told)
     }
 
-    /// An entry is complete.
+    /// Counts a complete entry and syncs if enough is unsynced.
     fn note(&mut self, text: usize) -> Result<()> {
         self.entries += 1;
         self.unsynced.entries += 1;
@@ -418,7 +423,7 @@ impl<'a> Sink<'a> {
         self.fs.sync().map_err(told).context("write to the image")
     }
 
-    /// Gives the last names, and sets the times of the directories.
+    /// Names the last files and sets the times of the directories.
     pub fn finish(mut self) -> Result<()> {
         let given = self.give_names();
         for (ino, mtime) in std::mem::take(&mut self.dirs) {
@@ -466,7 +471,7 @@ impl Entries for Sink<'_> {
             }
         };
         let described = self.describe(ino, meta, true).with_context(|| show(at.path));
-        // It is there, whether or not it could be described.
+        // The directory exists, even if setting its attributes failed.
         self.changed(Changed::Inode(ino));
         described?;
         self.note(at.name.len())?;
@@ -486,7 +491,7 @@ impl Entries for Sink<'_> {
     fn symlink(&mut self, at: At<'_>, target: &[u8], meta: &Meta) -> Result<Ino> {
         self.refuse_directory(at)?;
         let made = self.fs.symlink_nameless(at.dir, target, self.owner(meta));
-        // Its mode is always the same.
+        // The mode of a symbolic link is always the same.
         let meta = Meta { mode: 0o777, ..meta.clone() };
         self.complete(at, made, at.name.len() + target.len(), |sink, ino| {
             sink.describe(ino, &meta, false).with_context(|| show(at.path))
@@ -513,14 +518,14 @@ impl Entries for Sink<'_> {
     }
 }
 
-/// In people's words when the image is full.
+/// Adds an explanation if the image is full.
 fn told(e: kedgefs::Error) -> anyhow::Error {
     let full = e.errno() == rustix::io::Errno::NOSPC.raw_os_error();
     let e = anyhow::Error::from(e);
     if full { e.context("the image is full, a larger --size is needed") } else { e }
 }
 
-/// Names the file.
+/// Adds the path to an error.
 fn named<T>(result: kedgefs::Result<T>, path: &[u8]) -> Result<T> {
     result.map_err(|e| told(e).context(show(path)))
 }

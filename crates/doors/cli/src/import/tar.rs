@@ -1,7 +1,7 @@
-//! A tar archive as the source.
+//! Fills an image from a tar archive.
 //!
-//! Paths are taken apart here and walked in the image, one name after another: a path cannot leave
-//! the image, and one that leads through a symbolic link is refused.
+//! Paths are split here and walked in the image name by name: a path cannot leave the image, and a
+//! path through a symbolic link is refused.
 
 use super::archive::{Archive, Entry};
 use super::sink::{At, Data, Entries, Meta, Sink};
@@ -12,7 +12,7 @@ use kedgefs::{FileKind, Ino};
 use std::io::Read;
 use tar::EntryType;
 
-/// What an archive says of itself. Data is skipped.
+/// Estimates the contents from the headers. Data is skipped.
 pub fn estimate(reader: impl Read) -> Result<Estimate> {
     let mut archive = Archive::new(reader);
     let mut sum = Estimate::default();
@@ -21,14 +21,14 @@ pub fn estimate(reader: impl Read) -> Result<Estimate> {
         sum.entries += 1;
         sum.text_bytes += (entry.path.len() + entry.link.len() + attributes) as u64;
         for (_, len) in &entry.ranges {
-            // A piece may begin and end inside of a block.
+            // A range may begin and end inside a block.
             sum.data(len.saturating_add(super::BLOCK));
         }
     }
     Ok(sum)
 }
 
-/// Puts all entries into the image.
+/// Makes all entries in the image.
 pub fn fill(reader: impl Read, sink: &mut Sink<'_>) -> Result<()> {
     let mut archive = Archive::new(reader);
     while let Some(entry) = archive.next()? {
@@ -41,7 +41,7 @@ fn add(entry: &Entry, archive: &mut Archive<impl Read>, sink: &mut Sink<'_>) -> 
     let path = &entry.path;
     let meta = meta(entry)?;
     let mut names = components(path).with_context(|| format!("path {}", show(path)))?;
-    // Old archives have directories as files whose names end so.
+    // Old archives store directories as files whose names end with a slash.
     let is_dir = entry.kind == EntryType::Directory || entry.kind.is_file() && path.ends_with(b"/");
     let holds_data =
         entry.kind.is_file() || matches!(entry.kind, EntryType::Continuous | EntryType::GNUSparse);
@@ -89,7 +89,7 @@ fn node(entry: &Entry, kind: FileKind, at: At<'_>, meta: &Meta, sink: &mut Sink<
     sink.node(at, kind, rdev, meta).map(drop)
 }
 
-/// The names of a path inside of the archive.
+/// The names of a path in the archive.
 fn components(path: &[u8]) -> Result<Vec<&[u8]>> {
     ensure!(!path.starts_with(b"/"), "it is absolute");
     ensure!(!path.contains(&0), "it holds a zero byte");
@@ -99,7 +99,7 @@ fn components(path: &[u8]) -> Result<Vec<&[u8]>> {
     Ok(names)
 }
 
-/// The directory that these names lead to. One that no entry named yet is made.
+/// The directory at the end of these names. Directories that do not exist yet are made.
 fn walk(names: &[&[u8]], sink: &mut Sink<'_>, path: &[u8]) -> Result<Ino> {
     let mut dir = sink.top;
     for (i, name) in names.iter().enumerate() {

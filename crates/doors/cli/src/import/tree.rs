@@ -1,9 +1,10 @@
-//! A directory of this machine as the source.
+//! Fills an image from a directory of this machine.
 //!
-//! The source may change while it is read, and may belong to somebody who means harm. So every path
-//! is opened below the root of the source, without following a link, and first with `O_PATH`, which
-//! neither waits for a pipe nor wakes a device. What is then looked at is what was opened. A file
-//! or directory that changes while it is read ends the run: the image would hold what never was.
+//! The source may change while it is read, and may belong to an attacker. So every path is opened
+//! below the root of the source, without following a link, and first with `O_PATH`, which neither
+//! waits for a pipe nor opens a device. All checks use that descriptor, not the path. A file or
+//! directory that changes while it is read ends the run, because the image would get contents that
+//! never existed.
 
 use super::sink::{At, Data, Entries, Meta, Ranges};
 use super::{Estimate, show};
@@ -20,14 +21,14 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// Largest value of an attribute, and longest list of names, that Linux has.
+/// The largest attribute value, and the longest list of attribute names, on Linux.
 const XATTR_MAX: usize = 64 << 10;
 
-/// A file of the source: open, but not for reading.
+/// A file of the source, open with `O_PATH`.
 struct Place {
     fd: OwnedFd,
     stat: Stat,
-    /// Below the root of the source.
+    /// The path below the root of the source.
     path: Vec<u8>,
 }
 
@@ -44,15 +45,15 @@ impl Tree {
 
     fn root(&self) -> Result<Place> {
         let fd = self.root.try_clone().context("open the directory again")?;
-        let stat = rustix::fs::fstat(&fd).context("look at the directory")?;
+        let stat = rustix::fs::fstat(&fd).context("read the attributes of the directory")?;
         Ok(Place { fd, stat, path: Vec::new() })
     }
 
     fn place(&self, path: Vec<u8>) -> Result<Place> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let beneath = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-        // A link is opened itself, as the last part of the path. NO_SYMLINKS would refuse that, so
-        // the directory comes first.
+        // A symbolic link at the end of the path must be opened itself, which NO_SYMLINKS would
+        // refuse. So its directory is opened first.
         let (dir, name) = match path.iter().rposition(|b| *b == b'/') {
             Some(at) => (&path[..at], &path[at + 1..]),
             None => (&b"."[..], &path[..]),
@@ -71,7 +72,7 @@ impl Tree {
 }
 
 impl Place {
-    /// The file that is open, by a path.
+    /// A path to the open file.
     fn link(&self) -> String {
         format!("/proc/self/fd/{}", self.fd.as_raw_fd())
     }
@@ -115,7 +116,7 @@ impl Place {
         Ok(found)
     }
 
-    /// Names in ascending order, so that the order of the source's directory does not matter.
+    /// The names in ascending order, so that the order of the source's directory does not matter.
     fn names(&self) -> Result<Vec<Vec<u8>>> {
         let dir = Dir::new(self.read(OFlags::DIRECTORY)?)?;
         let mut names = Vec::new();
@@ -149,12 +150,13 @@ fn refuse_changed(before: &Stat, now: &Place) -> Result<()> {
     Ok(())
 }
 
-/// What a directory holds; nothing is read but names and attributes.
+/// Estimates the contents of a directory. Only names and attributes are read.
 pub fn estimate(dir: &Path) -> Result<Estimate> {
     let tree = Tree::open(dir)?;
     let mut sum = Estimate::default();
     let mut counted = HashSet::new();
-    // Paths, not open files: a directory may have more entries than a process may open.
+    // Keep paths and not open files, because a directory may have more entries than a process may
+    // open.
     let mut left = vec![Vec::new()];
     while let Some(path) = left.pop() {
         let place = if path.is_empty() { tree.root()? } else { tree.place(path)? };
@@ -168,8 +170,8 @@ pub fn estimate(dir: &Path) -> Result<Estimate> {
                 }
             }
             FileType::RegularFile if counted.insert((place.stat.st_dev, place.stat.st_ino)) => {
-                // A file with holes takes less than its size; one that is not yet written takes
-                // more than its blocks say.
+                // Use the size: a file with holes takes less, but the block count of a file that is
+                // not written back yet is too low.
                 sum.data(place.stat.st_size.max(0) as u64);
             }
             FileType::Symlink => sum.text_bytes += place.stat.st_size.max(0) as u64,
@@ -181,11 +183,11 @@ pub fn estimate(dir: &Path) -> Result<Estimate> {
 
 enum Step<I> {
     Enter(Vec<u8>, I),
-    /// All entries of the directory were read: it must be as it was.
+    /// All entries of the directory were read; check that it has not changed.
     Leave(Vec<u8>, Stat),
 }
 
-/// Copies a directory to where the sink begins.
+/// Copies a directory to the top of the sink.
 pub fn fill(dir: &Path, sink: &mut impl Entries) -> Result<()> {
     let tree = Tree::open(dir)?;
     let mut links = HashMap::new();
@@ -215,7 +217,7 @@ pub fn fill(dir: &Path, sink: &mut impl Entries) -> Result<()> {
     Ok(())
 }
 
-/// Copies one file that is no directory.
+/// Copies one file other than a directory.
 pub fn add<E: Entries>(path: &Path, at: At<'_, E::Id>, sink: &mut E) -> Result<()> {
     let above = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let name = path.file_name().with_context(|| format!("{}: ends without a name", path.display()))?;
@@ -233,7 +235,7 @@ fn push_entries<I: Clone>(place: Place, dir: &I, steps: &mut Vec<Step<I>>) -> Re
     Ok(())
 }
 
-/// Device and inode of the source, and what it became.
+/// The copy of each source file with several links, by device and inode.
 type Links<I> = HashMap<(u64, u64), I>;
 
 fn enter<E: Entries>(place: &Place, at: At<'_, E::Id>, links: &mut Links<E::Id>, sink: &mut E) -> Result<()> {
@@ -273,7 +275,7 @@ fn enter<E: Entries>(place: &Place, at: At<'_, E::Id>, links: &mut Links<E::Id>,
     Ok(())
 }
 
-/// As the kernel passes it to a file system: 12 bits of major, 20 of minor.
+/// A device number as the kernel passes it to a file system: 12 bits of major, 20 of minor.
 pub fn device_number(major: u32, minor: u32) -> Result<u64> {
     if major >= 1 << 12 || minor >= 1 << 20 {
         bail!("device number {major}:{minor} is too large");
@@ -287,13 +289,15 @@ fn copy<E: Entries>(place: &Place, at: At<'_, E::Id>, meta: &Meta, sink: &mut E)
     let ranges = data_ranges(fd.as_fd(), size).with_context(|| format!("read {}", show(&place.path)))?;
     let mut reader = Ranged { file: File::from(fd), left: ranges.iter().copied().collect(), at: 0 };
     let made = sink.file(at, meta, Data { size, ranges: &ranges, reader: &mut reader })?;
-    let stat = rustix::fs::fstat(&place.fd).with_context(|| format!("look at {}", show(&place.path)))?;
+    let stat = rustix::fs::fstat(&place.fd)
+        .with_context(|| format!("read the attributes of {}", show(&place.path)))?;
     let now = Place { fd: place.fd.try_clone()?, stat, path: place.path.clone() };
     refuse_changed(&place.stat, &now)?;
     Ok(made)
 }
 
-/// Where a file has data, by the word of its file system; all of it where that has none.
+/// The data ranges of a file by SEEK_DATA; the whole file where its file system does not support
+/// that.
 fn data_ranges(fd: BorrowedFd<'_>, size: u64) -> Result<Ranges> {
     let mut ranges = Ranges::new();
     let mut at = 0;
@@ -314,11 +318,11 @@ fn data_ranges(fd: BorrowedFd<'_>, size: u64) -> Result<Ranges> {
     Ok(ranges)
 }
 
-/// The bytes of some ranges of a file, one after another.
+/// A reader of the bytes in the ranges of a file, in order.
 struct Ranged {
     file: File,
     left: VecDeque<(u64, u64)>,
-    /// Bytes read of the first.
+    /// Bytes already read of the first range.
     at: u64,
 }
 
