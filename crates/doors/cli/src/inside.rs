@@ -1,10 +1,10 @@
-//! `kedge ls`, `cat`, `stat`, `find`: looking into an image that is not mounted, without FUSE and
-//! without privilege.
+//! `kedge ls`, `cat`, `stat`, `find`: read an image that is not mounted, without FUSE and without
+//! privilege.
 //!
 //! The image is opened read-only: a log that was not replayed is replayed in memory, and nothing is
-//! written. Permissions are not checked: who can read the image can read all of it. Links are
-//! shown, not followed, but for those on the way to a path that is named, which are refused: they
-//! speak of the machine on which the image is mounted, not of this one.
+//! written. Permissions are not checked, because a user who can read the image can read all of it.
+//! Symbolic links are shown, not followed. A path through a symbolic link is refused, because the
+//! target refers to the machine on which the image is mounted.
 
 use anyhow::{Context, Result, bail};
 use kedge_base::printable_name;
@@ -18,7 +18,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// Bytes that are read with one call.
+/// The most bytes read with one call.
 const CHUNK: usize = 1 << 20;
 
 /// `IMAGE:/PATH`.
@@ -28,11 +28,11 @@ pub struct Inside {
     path: Vec<u8>,
 }
 
-/// What stands before the name of a host, and divides nothing.
+/// URI schemes, whose `:/` does not separate image and path.
 const SCHEMES: [&[u8]; 2] = [b"nbd://", b"nbd+unix://"];
 
-/// The first `:/` behind a URI's scheme divides: an image whose own name has one is named by a path
-/// to it with a link.
+/// Splits at the first `:/` after a URI's scheme. An image whose own name contains `:/` can be
+/// named through a symbolic link.
 pub fn parse_inside(text: OsString) -> Result<Inside, String> {
     let bytes = text.as_bytes();
     let scheme = SCHEMES.iter().find(|scheme| bytes.starts_with(scheme)).map_or(0, |scheme| scheme.len());
@@ -52,7 +52,7 @@ pub fn inside() -> impl clap::builder::TypedValueParser<Value = Inside> {
 
 #[derive(clap::Args, Debug)]
 pub struct LsArgs {
-    /// Type, permissions, links, owner, group, size and time of change, too
+    /// Also print type, permissions, links, owner, group, size and time of change
     #[arg(short)]
     long: bool,
     /// A directory or a file in an image
@@ -82,7 +82,7 @@ pub struct FindArgs {
     /// End each path with a zero byte: a name may hold a line end
     #[arg(short = '0', long = "print0")]
     zero: bool,
-    /// Where to begin
+    /// The file or directory to begin with
     #[arg(value_name = "IMAGE:/PATH", value_parser = inside())]
     place: Inside,
 }
@@ -112,12 +112,12 @@ impl Inside {
         &self.path
     }
 
-    /// Whether it is to be a directory.
+    /// Whether the path must be a directory.
     pub fn ends_with_slash(&self) -> bool {
         self.path.ends_with(b"/")
     }
 
-    /// The names on the way.
+    /// The names in the path.
     pub fn names(&self) -> Result<Vec<&[u8]>> {
         let parts = self.path.split(|b| *b == b'/');
         let names: Vec<&[u8]> = parts.filter(|name| !name.is_empty() && *name != b".").collect();
@@ -127,7 +127,7 @@ impl Inside {
         Ok(names)
     }
 
-    /// Where these names lead.
+    /// The attributes of the file at the end of these names.
     pub fn walk(&self, fs: &FileSystem, names: &[&[u8]]) -> Result<Attr> {
         let mut here = fs.getattr(Ino::ROOT)?;
         for name in names {
@@ -148,7 +148,7 @@ impl Inside {
     }
 }
 
-/// Entries without `.` and `..`, by name.
+/// The entries of a directory without `.` and `..`, sorted by name.
 pub fn entries(fs: &FileSystem, dir: Ino) -> Result<Vec<(Vec<u8>, Ino)>> {
     let mut found = Vec::new();
     fs.readdir(dir, 0, &mut |entry| {
@@ -207,12 +207,12 @@ fn write_long(fs: &FileSystem, out: &mut StdoutLock<'_>, ino: Ino) -> Result<()>
     Ok(())
 }
 
-/// Major and minor number, as the kernel passes them to a file system.
+/// The major and minor number of an `rdev`, as the kernel passes it to a file system.
 pub fn device(rdev: u64) -> (u64, u64) {
     ((rdev >> 8) & 0xfff, (rdev & 0xff) | ((rdev >> 12) & 0xfff00))
 }
 
-/// As ls(1) writes it: `drwxr-xr-x`.
+/// The mode as ls(1) shows it: `drwxr-xr-x`.
 fn mode_text(attr: &Attr) -> String {
     let kind = match attr.kind {
         FileKind::Regular => '-',
@@ -224,7 +224,8 @@ fn mode_text(attr: &Attr) -> String {
         FileKind::Socket => 's',
     };
     let mut text = String::from(kind);
-    // For each class: the bit of execution, and what it becomes with set-user-id and its like.
+    // For each class: the shift of its bits, the special bit, and the letter shown with and without
+    // execute permission.
     for (shift, special, with, without) in
         [(6, 0o4000, 's', 'S'), (3, 0o2000, 's', 'S'), (0, 0o1000, 't', 'T')]
     {

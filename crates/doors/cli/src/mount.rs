@@ -1,5 +1,5 @@
-//! `kedge mount`: attaches an image to a directory and serves it, in the background unless told
-//! otherwise.
+//! `kedge mount`: attaches an image to a directory and serves it, in the background unless
+//! `--foreground` is given.
 
 use crate::beside::server;
 use crate::remount;
@@ -33,11 +33,12 @@ pub struct Args {
     /// Memory for cached metadata and file pages (as -o cache_size)
     #[arg(long, value_name = "SIZE", value_parser = parse_cache_size, allow_negative_numbers = true)]
     cache_size: Option<u64>,
-    /// Let the process called NAME serve it along with its other mounts; start it if there is none
+    /// Let the process called NAME serve the mount along with its other mounts; start the process
+    /// if it does not run
     #[arg(long, value_name = "NAME", conflicts_with_all = ["foreground", "log_file"])]
     daemon: Option<String>,
-    /// Where the serving process writes its messages (otherwise warnings and errors go to the
-    /// system's log)
+    /// The file to which the serving process writes its messages (otherwise warnings and errors go
+    /// to the system's log)
     #[arg(long, value_name = "FILE")]
     log_file: Option<PathBuf>,
     /// Take an RBD image from its owner, which is fenced first: it can never write to it again
@@ -46,13 +47,13 @@ pub struct Args {
     /// For tests: keep unflushed writes in this process, so that killing it acts as a power failure
     #[arg(long, hide = true)]
     volatile: bool,
-    /// For tests: requests to the device fail as this file says
+    /// For tests: requests to the device fail according to this file
     #[arg(long, hide = true, value_name = "FILE")]
     faults: Option<PathBuf>,
     /// Started by `kedge mount` itself: reports to the waiting parent on standard output
     #[arg(long, hide = true, requires = "foreground")]
     as_daemon: bool,
-    /// What mount(8) may pass on to its helpers: sloppy, do not write mtab, be verbose, pretend;
+    /// Flags that mount(8) passes to its helpers: sloppy, do not write mtab, be verbose, pretend;
     /// the type
     #[arg(short = 's', hide = true)]
     sloppy: bool,
@@ -72,15 +73,15 @@ pub struct Args {
 }
 
 impl Args {
-    /// Whether nobody reads the standard error of this process.
+    /// Whether the standard error of this process goes to no terminal or file.
     pub fn is_in_background(&self) -> bool {
         self.as_daemon && self.log_file.is_none()
     }
 }
 
 pub fn run(mut args: Args) -> Result<ExitCode> {
-    // Before the words are parsed as those of a mount: mount(8) adds some that only a remount
-    // knows.
+    // Check this before the words are parsed as mount options, because mount(8) adds words that
+    // only a remount accepts.
     if remount::is_asked(&args.options) {
         return match args.fake {
             true => Ok(ExitCode::SUCCESS),
@@ -120,8 +121,7 @@ pub fn run(mut args: Args) -> Result<ExitCode> {
         spawn(&args, &image, &dir)?;
     }
     if made.image {
-        // Runs as it stands: who made an image with the first command may have no `kedge` on the
-        // path.
+        // Print a command that runs as it is: a user's first `kedge` may not be on the path.
         let kedge = std::env::args_os().next().unwrap_or_else(|| "kedge".into());
         println!(
             "{} is made, and mounted on {}. To end the mount: {} umount {}",
@@ -135,10 +135,10 @@ pub fn run(mut args: Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A mount of the image that can be had on a second directory: of all of the file system, and one
-/// that may write if that is asked for. Who only reads a file has a process of its own, but of a
-/// block device the kernel has one file system of ours at most. Who asks for `--takeover` wants
-/// its process to end, and not to serve more.
+/// A mount of the image that can be attached to a second directory: of the whole file system, and
+/// writable if the caller wants to write. A read-only mount of a file gets its own process, but for
+/// a block device the kernel has at most one file system of this type. `--takeover` is meant to end
+/// the process that serves the image, so it never shares that mount.
 fn mounted_already(args: &Args, words: &MountWords) -> Result<Option<MountEntry>> {
     let wants_own = args.takeover || may_share(args, words)?;
     if wants_own || !rustix::process::geteuid().is_root() || !create::exists(&args.image)? {
@@ -150,7 +150,8 @@ fn mounted_already(args: &Args, words: &MountWords) -> Result<Option<MountEntry>
     Ok(mount.filter(|m| m.is_kedgefs() && fits(m)))
 }
 
-/// As Linux does with a file system that is mounted already: one file system, on two directories.
+/// Attaches the mounted file system to a second directory, as Linux does for a device that is
+/// mounted already.
 fn mount_again(mount: &MountEntry, args: &Args, words: &MountWords) -> Result<ExitCode> {
     mounts::refuse_busy(&args.dir)?;
     if args.foreground {
@@ -176,8 +177,8 @@ fn mount_again(mount: &MountEntry, args: &Args, words: &MountWords) -> Result<Ex
     Ok(ExitCode::SUCCESS)
 }
 
-/// What `--create` made. It goes again unless the mount came to life: what is left of a failure
-/// would else decide what the next try does.
+/// The files that `--create` made. They are removed unless the mount succeeds, because the remains
+/// of a failure would change what the next attempt does.
 struct Made<'a> {
     args: &'a Args,
     image: bool,
@@ -206,8 +207,8 @@ impl Drop for Made<'_> {
     }
 }
 
-/// Makes what `--create` asks for and looks at what is there, so that most errors are found before
-/// a process starts.
+/// Makes the image and directory that `--create` asks for and checks existing ones, so that most
+/// errors are found before a process starts.
 fn prepare<'a>(args: &'a Args, words: &MountWords) -> Result<Made<'a>> {
     if args.takeover && !is_rbd(&args.image)? {
         let why = "--takeover needs an RBD image: owners of other images cannot be fenced";
@@ -227,7 +228,7 @@ fn prepare<'a>(args: &'a Args, words: &MountWords) -> Result<Made<'a>> {
             Some(create::whole_blocks(size))
         }
     };
-    // The lock on the image would refuse it too, and could not say who holds it.
+    // The lock on the image would refuse the mount too, but without naming the other mount.
     let shared = may_share(args, words)?;
     if size.is_none()
         && let Some(mount) = mounts::of_image(&args.image)?.filter(|mount| !(shared && mount.is_read_only()))
@@ -246,18 +247,18 @@ fn prepare<'a>(args: &'a Args, words: &MountWords) -> Result<Made<'a>> {
     Ok(made)
 }
 
-/// An image below its own mount point would be hidden by its mount: nothing could name it, to
-/// check it or to mount it again.
+/// Refuses an image below its own mount point: the mount would hide the image, so that no command
+/// could name it.
 fn refuse_inside(image: &Path, dir: &Path) -> Result<()> {
     if image::is_remote(image)? {
         return Ok(());
     }
-    // Neither need exist yet.
+    // Neither the image nor the directory need exist yet.
     let parent = image.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let (Ok(parent), Ok(dir)) = (parent.canonicalize(), mounts::resolve(dir)) else { return Ok(()) };
     if parent.starts_with(&dir) {
         bail!(
-            "{} lies inside of the mount point {}, and the mount would hide it: choose another place for one of them",
+            "{} lies inside the mount point {}, and the mount would hide it: choose another place for one of them",
             image.display(),
             dir.display()
         );
@@ -291,7 +292,7 @@ fn check_image(image: &Path, words: &MountWords) -> Result<()> {
     Ok(())
 }
 
-/// Whether the mount point had to be made, as `--create` asks.
+/// Makes the mount point if `--create` is given and it does not exist. Returns whether it was made.
 fn make_dir(args: &Args) -> Result<bool> {
     match kedge_fuse::is_dir(&args.dir).map_err(std::io::Error::from) {
         Ok(true) => Ok(false),
@@ -305,7 +306,7 @@ fn make_dir(args: &Args) -> Result<bool> {
     }
 }
 
-/// Whether others that only read may have the image open in processes of their own.
+/// Whether this mount only reads, and other read-only mounts may open the image in other processes.
 fn may_share(args: &Args, words: &MountWords) -> Result<bool> {
     Ok(words.read_only && (args.image.is_file() || is_rbd(&args.image)?))
 }

@@ -1,9 +1,9 @@
-//! Trees of counters as text.
+//! Formats trees of counters as text.
 //!
 //! The engine describes itself as JSON: nested objects with numbers, words and histograms at the
 //! leaves. A histogram is an object of `count`, `sum`, `max` and `histogram` (or `buckets`), by
 //! powers of two. Nothing here knows a counter by name, so a new one needs no change. By convention
-//! the end of a name says the unit: `_ns`, `_bytes`.
+//! the end of a name gives the unit: `_ns`, `_bytes`.
 
 use kedge_host::text::duration;
 use serde_json::Value;
@@ -75,7 +75,7 @@ impl Histogram<'_> {
         quantile(self.counts(), self.count, self.max, q)
     }
 
-    /// What was added since an earlier reading of the same histogram.
+    /// The samples added since an earlier reading of the same histogram.
     pub fn since(&self, before: Option<&Histogram<'_>>) -> Interval {
         let Some(before) = before else {
             return Interval {
@@ -99,7 +99,7 @@ impl Histogram<'_> {
 pub struct Interval {
     pub count: u64,
     pub sum: u64,
-    /// Of the whole histogram: that of the part is not known.
+    /// The maximum of the whole histogram, because that of the interval is not known.
     max: u64,
     buckets: Vec<u64>,
 }
@@ -149,7 +149,8 @@ pub fn table(tree: &Value) -> String {
     out
 }
 
-/// Whether a histogram counts nanoseconds. Those of operations have the bare names of operations.
+/// Whether a histogram counts nanoseconds. Histograms of operations have the operation's name
+/// without a unit.
 fn is_time(path: &str) -> bool {
     path.ends_with("_ns") || path.ends_with(".ns") || path.starts_with("operations.")
 }
@@ -207,7 +208,7 @@ fn sample(value: &Value) -> Option<String> {
     }
 }
 
-/// Names that tell how things are; all others count what happened since the mount.
+/// Whether a value is a present state; all others count events since the mount.
 fn is_gauge(path: &str) -> bool {
     const NOW: &[&str] = &[
         "free_percent",
@@ -231,7 +232,7 @@ fn is_gauge(path: &str) -> bool {
         || last.ends_with("_max")
 }
 
-/// `# HELP` says the place among the counters in words, and the unit.
+/// The `# HELP` and `# TYPE` lines; the help names the counter's path and its unit.
 fn head(name: &str, path: &str, kind: &str) -> String {
     let unit = match path {
         _ if path.ends_with("_ns") || (kind == "histogram" && path.starts_with("operations.")) => {

@@ -509,7 +509,7 @@ fn a_copy_goes_to_no_other_file_system_and_to_no_other_process() {
     line.clear();
     said.read_line(&mut line).unwrap();
     fs::remove_file(&path).unwrap();
-    refused.refused(1, &["in the place of the process that serves the mount"]);
+    refused.refused(1, &["in place of the process that serves the mount"]);
     assert_eq!(line, "got b''\n", "nothing was sent");
     drop(listener);
     detach(&dir);

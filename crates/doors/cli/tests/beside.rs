@@ -362,7 +362,7 @@ fn a_mount_that_dies_or_cannot_take_it_is_named() {
     let output = client.wait_with_output().unwrap();
     let errors = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1), "{errors}");
-    assert!(errors.contains("ended in the middle"), "{errors}");
+    assert!(errors.contains("ended during the copy"), "{errors}");
     place.run("mount -o ro disk.kedge mnt").ok();
     place.run("cp source/file mnt").refused(1, &["mounted read-only"]);
     place.unmount();

@@ -1,14 +1,14 @@
 //! One process that serves several images: `kedge daemon FILE.toml`, and `kedge mount --daemon
 //! NAME`, which joins the process of that name or starts it.
 //!
-//! What the mounts share is the process, a budget for dirty pages and the flusher threads. Each has
+//! The mounts share the process, a budget for dirty pages and the flusher threads. Each mount has
 //! its own engine with its own threads for the log and checkpoints. A device that hangs does not
 //! delay the other mounts, neither through the budget nor through the flusher threads. The process
 //! ends with its last mount.
 //!
 //! # Joining
 //! A named process listens on a socket in a directory that only its user can enter
-//! (`kedge_fuse::PrivateDir`). One request and one answer, each a line of JSON.
+//! (`kedge_fuse::PrivateDir`). A connection carries one request and one reply, each a line of JSON.
 
 use crate::options::{MountWords, parse_size};
 use crate::serve::{self, Offer};
@@ -29,14 +29,15 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Limit on the dirty data of all mounts together, unless the file says otherwise.
+/// The default limits on the dirty bytes of all mounts together.
 const DIRTY_BACKGROUND: u64 = 64 << 20;
 const DIRTY_HARD: u64 = 256 << 20;
-/// Bytes of the longest request.
+/// The longest request in bytes.
 const REQUEST_MAX: u64 = 64 << 10;
-/// A client that connects and sends nothing must not delay others for longer.
+/// The time limit for a request, because a client that connects and sends nothing delays the
+/// others.
 const REQUEST_WAIT: Duration = Duration::from_secs(5);
-/// Attempts to join before giving up: a process may just be ending or starting.
+/// The attempts to join, because a process may be ending or starting.
 const JOIN_TRIES: u32 = 50;
 const JOIN_PAUSE: Duration = Duration::from_millis(100);
 
@@ -65,7 +66,7 @@ pub struct Request {
 #[derive(Serialize, Deserialize)]
 struct Reply {
     error: Option<String>,
-    /// What who asked should know of the mount.
+    /// Warnings about the mount, for the user of the requesting command.
     #[serde(default)]
     notices: Vec<String>,
 }
@@ -74,7 +75,7 @@ impl Config {
     fn read(path: &Path) -> Result<Config> {
         let text = std::fs::read_to_string(path).with_context(|| format!("read {}", path.display()))?;
         let mut config: Config = toml::from_str(&text).map_err(|e| {
-            // Its message has several lines with an excerpt.
+            // The parser's message has several lines with an excerpt.
             Usage(format!("{}: {}", path.display(), e.to_string().trim()))
         })?;
         if config.mount.is_empty() {
@@ -142,7 +143,7 @@ pub fn run_named(name: &str, offer: Offer) -> Result<ExitCode> {
     host.verdict()
 }
 
-/// Mounts by way of the process called `name`, which is started if there is none.
+/// Mounts in the process called `name`, which is started if it does not run.
 pub fn join(name: &str, request: &Request) -> Result<()> {
     let (dir, socket) = private(name)?;
     for _ in 0..JOIN_TRIES {
@@ -171,11 +172,11 @@ pub fn join(name: &str, request: &Request) -> Result<()> {
     bail!("no process called {name} answers at {}", dir.path().join(&socket).display())
 }
 
-/// Sends a request. `None`: the process ended without an answer.
+/// Sends a request. `None` if the process ended without a reply.
 fn ask(mut stream: UnixStream, request: &Request) -> Result<Option<Reply>> {
     let mut line = serde_json::to_string(request).context("write the request")?;
     line.push('\n');
-    // The process is this user's own, and a mount may take long to recover.
+    // No time limit: the process is this user's own, and the recovery of a mount may take long.
     stream.set_read_timeout(None).context("wait for the answer")?;
     let mut answer = String::new();
     let said =
@@ -186,7 +187,7 @@ fn ask(mut stream: UnixStream, request: &Request) -> Result<Option<Reply>> {
     }
 }
 
-/// The directory and the name of the socket of the process of that name.
+/// The socket of the process called `name`, as directory and file name.
 fn private(name: &str) -> Result<(PrivateDir, String)> {
     if name.is_empty()
         || name.len() > 64
@@ -201,7 +202,7 @@ fn private(name: &str) -> Result<(PrivateDir, String)> {
     Ok((dir, format!("{name}.sock")))
 }
 
-/// The path of the socket of the process of that name.
+/// The path of the socket of the process called `name`.
 pub fn socket(name: &str) -> Result<PathBuf> {
     let (dir, socket) = private(name)?;
     Ok(dir.path().join(socket))
@@ -218,11 +219,11 @@ struct Host {
 #[derive(Default)]
 struct State {
     live: Vec<MountPoint>,
-    /// Being mounted.
+    /// The number of mounts in preparation.
     starting: usize,
-    /// Whether anything was mounted so far.
+    /// Whether a mount has been made so far.
     used: bool,
-    /// No more mounts are accepted: the last one is gone.
+    /// No more mounts are accepted, because the last mount has ended.
     ending: bool,
     failed: Vec<String>,
     bound: Option<Bound>,
@@ -249,7 +250,7 @@ impl Host {
         Ok(host)
     }
 
-    /// Unmounts all. Mounts in use stay, and the next signal tries again.
+    /// Unmounts all. A mount in use stays, and the next signal tries again.
     fn unmount_all(&self) {
         let live = self.state.lock().live.clone();
         for mount in live {
@@ -295,11 +296,11 @@ impl Host {
         };
         let answer = serde_json::to_string(&reply).unwrap_or_default() + "\n";
         if let Err(e) = stream.write_all(answer.as_bytes()) {
-            tracing::warn!("who asked for a mount is gone: {e}");
+            tracing::warn!("the client that asked for a mount has disconnected: {e}");
         }
     }
 
-    /// Returns when the mount is live.
+    /// Mounts an image. Returns the warnings when the mount is live.
     fn mount(self: &Arc<Host>, request: &Request) -> Result<Vec<String>> {
         {
             let mut state = self.state.lock();
@@ -316,7 +317,8 @@ impl Host {
         started
     }
 
-    /// Answers what is to be known of the mount, which is logged, too.
+    /// Mounts an image and starts the thread that serves it. Returns the warnings, which are also
+    /// logged.
     fn start(self: &Arc<Host>, request: &Request) -> Result<Vec<String>> {
         let mut words = MountWords::parse([request.options.as_str()])?;
         let cache_size = request.cache_size.as_deref().map(parse_size).transpose().map_err(Usage)?;
@@ -327,7 +329,8 @@ impl Host {
         let mut notices = Vec::new();
         notices.extend(losses.map(|losses| format!("{}: {}", image.display(), image::tell_losses(&losses))));
         let shared_budget = Some(self.budget.clone());
-        // One of many: its default is not made for one mount in a process.
+        // One of many mounts: use the library's default, because the command's default assumes one
+        // mount in a process.
         let cache_size = cache_size.or(words.cache_size).unwrap_or(MountOptions::default().cache_size);
         let extra = engine::Extra { cache_size: Some(cache_size), shared_budget, ..engine::Extra::default() };
         let opened = engine::open(&image, &mut words, extra)?;
@@ -354,7 +357,8 @@ impl Host {
                 Err(e) => Some(format!("serve {}: {e}", dir.display())),
             };
             if let Some(error) = &error {
-                // Logged at once: the exit code comes only when the last mount is gone.
+                // Log the error now, because the process returns its exit code only after the last
+                // mount.
                 tracing::error!("{error}");
             }
             let mut state = host.state.lock();
@@ -377,7 +381,7 @@ impl Host {
         }
     }
 
-    /// Waits until nothing is mounted.
+    /// Waits until no mount is left.
     fn wait(&self) {
         let mut state = self.state.lock();
         while !state.live.is_empty() || state.starting > 0 {
@@ -393,7 +397,7 @@ impl Host {
     }
 }
 
-/// The process ends: ask another one.
+/// The error of a process that is ending; the client retries with a new process.
 #[derive(Debug)]
 struct Ending;
 

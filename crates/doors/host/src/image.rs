@@ -1,9 +1,9 @@
-//! Examining an image with plain reads: superblock slots and foreign signatures.
+//! Examines an image with plain reads: superblock slots and signatures of other file systems.
 //!
-//! Each argument that names an image is read by [`locate`].
+//! [`locate`] parses each argument that names an image.
 //!
-//! Nothing here locks the image or writes to it, so that `info` and `dump` also work on one that is
-//! mounted. They then show the last checkpoint, not the current state.
+//! Nothing here locks the image or writes to it, so that `info` and `dump` also work on a mounted
+//! image. They then show the last checkpoint, not the current state.
 
 use crate::options::MountWords;
 use crate::text::date;
@@ -23,7 +23,7 @@ use std::sync::Arc;
 pub struct Image {
     source: Source,
     pub path: PathBuf,
-    /// Bytes.
+    /// The size in bytes.
     pub size: u64,
 }
 
@@ -32,14 +32,14 @@ enum Source {
     Device(Arc<dyn Device>),
 }
 
-/// Where the named image is. An invalid URI is a usage error.
+/// Parses the location of an image. An invalid URI is a usage error.
 pub fn locate(image: &Path) -> Result<Location> {
     let location = Location::parse(image).and_then(Location::absolute);
     location.map_err(|e| Usage(e.to_string()).into())
 }
 
-/// The image with the time limit that mount options name, as a part of its URI: then every step of
-/// the mount keeps to it, and the mount table shows it.
+/// Adds the time limit in the mount options to the image's URI, so that every step of the mount
+/// uses the limit and the mount table shows it.
 pub fn with_limit(image: &Path, words: &MountWords) -> Result<PathBuf> {
     let limits = [("rbd_timeout", words.rbd_timeout), ("nbd_timeout", words.nbd_timeout)];
     let asked = limits.into_iter().filter_map(|(word, limit)| Some((word, limit?)));
@@ -61,7 +61,7 @@ pub fn with_limit(image: &Path, words: &MountWords) -> Result<PathBuf> {
     Ok(limited.unwrap_or_else(|| image.to_owned()))
 }
 
-/// The time limit of a mount's image, by the name of the option.
+/// The time limit in the URI of a mount's image, for the option `word`.
 pub fn limit_in_force(image: &Path, word: &str) -> Option<u64> {
     match (locate(image).ok()?, word) {
         (Location::Rbd(uri), "rbd_timeout") => Some(uri.timeout.as_secs()),
@@ -70,18 +70,18 @@ pub fn limit_in_force(image: &Path, word: &str) -> Option<u64> {
     }
 }
 
-/// Whether the image is behind a URI: on another machine, or in another process.
+/// Whether the image is named by a URI: on another machine, or in another process.
 pub fn is_remote(image: &Path) -> Result<bool> {
     Ok(locate(image)?.is_remote())
 }
 
-/// The canonical name, valid in every working directory: the mount table shows it.
+/// The canonical name, which the mount table shows and which is valid in every working directory.
 pub fn resolve(image: &Path) -> Result<PathBuf> {
     match locate(image)? {
         Location::Path(_) => {
             let meant = std::fs::metadata(image).with_context(|| format!("find {}", image.display()))?;
-            // A descriptor in /proc/self/fd may be of what was deleted, or never had a name. Then
-            // its link names nothing, or something else.
+            // A descriptor in /proc/self/fd may be of a deleted file, or of a file that never had a
+            // name. Then its link names no file, or another file.
             let name = image.canonicalize().ok().filter(|name| {
                 std::fs::metadata(name)
                     .is_ok_and(|found| (found.dev(), found.ino()) == (meant.dev(), meant.ino()))
@@ -111,8 +111,8 @@ fn kind(path: &Path) -> Result<FileType> {
     Ok(std::fs::metadata(path).with_context(|| format!("open {}", path.display()))?.file_type())
 }
 
-/// The losses that an image records. `None` also if it cannot be read: opening it gives a better
-/// error.
+/// The losses that an image records; `None` also if the image cannot be read, because opening it
+/// gives a better error.
 pub fn losses(path: &Path) -> Option<Losses> {
     Image::open(path).ok()?.superblock().ok()?.checkpoint.losses
 }
@@ -121,7 +121,7 @@ pub fn losses(path: &Path) -> Option<Losses> {
 pub fn tell_losses(losses: &Losses) -> String {
     format!(
         "an unmount could not write the data of {} files, first at {}; what could not be written is \
-         lost (kedge fsck -y takes note and clears this)",
+         lost (kedge fsck -y reports and clears this record)",
         losses.files,
         date(losses.since)
     )
@@ -131,8 +131,9 @@ impl Image {
     pub fn open(path: &Path) -> Result<Image> {
         check_kind(path)?;
         let location = locate(path)?;
-        // A block device is read with direct IO, as a mount writes it. Where another program reads
-        // the device at the moment of a write, its page cache may keep what was there before.
+        // A block device is read with direct IO, because a mount writes it with direct IO. If
+        // another program reads the device during such a write, the device's page cache may keep
+        // the old bytes.
         if location.is_remote() || kind(path)?.is_block_device() {
             let options =
                 OpenOptions { read_only: true, lock: false, io_uring: false, ..OpenOptions::default() };
@@ -162,7 +163,7 @@ impl Image {
         Ok(bytes)
     }
 
-    /// Both slots, each decoded or with the reason why not.
+    /// Both slots, each decoded or with the error.
     pub fn slots(&self) -> [Result<Superblock>; 2] {
         [0, 1].map(|slot| {
             let bytes = self.block(SLOTS[slot])?;
@@ -170,14 +171,14 @@ impl Image {
         })
     }
 
-    /// The slot that a mount would take: the valid one of the higher generation.
+    /// The slot that a mount would use: the valid slot of the higher generation.
     pub fn superblock(&self) -> Result<Superblock> {
         let superblock = match self.slots() {
             [Ok(a), Ok(b)] => Ok(if a.checkpoint.generation > b.checkpoint.generation { a } else { b }),
             [Ok(one), Err(_)] | [Err(_), Ok(one)] => Ok(one),
             [Err(a), Err(b)] => {
-                // The error of a slot with the magic tells more than that of a slot that was never
-                // written.
+                // Prefer the error of a slot that has the magic to the error of a slot that was
+                // never written.
                 let magic = self.block(SLOTS[1]).is_ok_and(|bytes| Superblock::has_magic(&bytes));
                 let e = if magic { b } else { a };
                 match self.content() {
@@ -191,7 +192,7 @@ impl Image {
         superblock.with_context(|| format!("{}: no valid superblock", self.path.display()))
     }
 
-    /// What the device holds already, as far as signatures tell.
+    /// The present contents of the device, by their signatures.
     pub fn content(&self) -> Result<Content> {
         let mut head = vec![0; HEAD_BYTES.min(usize::try_from(self.size).unwrap_or(HEAD_BYTES))];
         self.read(0, &mut head)?;
@@ -199,7 +200,7 @@ impl Image {
     }
 }
 
-/// A device gives whole blocks.
+/// Reads any range from a device, which reads only whole blocks.
 fn read_device(device: &dyn Device, offset: u64, bytes: &mut [u8]) -> Result<()> {
     let skip = offset % BLOCK_SIZE as u64;
     let mut blocks = IoBuf::zeroed((skip as usize + bytes.len()).div_ceil(BLOCK_SIZE));

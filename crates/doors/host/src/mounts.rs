@@ -1,8 +1,8 @@
-//! Finding the mount that a command names, and its extended attributes.
+//! Finds the mount that a command names and reads its extended attributes.
 //!
-//! Mounts that other users made with their own servers are neither trusted nor accessed: the module
-//! `mountinfo` of `kedge_fuse` says which these are. Only a path on the caller's command line leads
-//! into one.
+//! Mounts that other users made with their own servers are neither trusted nor accessed; the module
+//! `mountinfo` of `kedge_fuse` identifies them. Only a path on the caller's command line may lead
+//! into such a mount.
 
 use crate::engine;
 use crate::image::locate;
@@ -15,23 +15,23 @@ use std::path::{Path, PathBuf};
 pub const XATTR_INFO: &str = "system.kedgefs.info";
 /// JSON with all counters.
 pub const XATTR_STATS: &str = "system.kedgefs.stats";
-/// The serving process, in decimal.
+/// The pid of the serving process, in decimal.
 pub const XATTR_PID: &str = "system.kedgefs.pid";
 
-/// Set to a list of options to change them.
+/// Setting this attribute to a list of options changes them.
 pub const XATTR_OPTIONS: &str = "system.kedgefs.options";
 
 /// Largest attribute value that the kernel returns.
 const XATTR_BYTES_MAX: usize = 64 << 10;
 
-/// The uppermost mount on `dir`. Uses only the path: a dead mount answers every access with
+/// The uppermost mount on `dir`. Uses only the path, because a dead mount fails every access with
 /// ENOTCONN.
 pub fn at(dir: &Path) -> Result<Option<MountEntry>> {
     Ok(kedge_fuse::mount_at(&resolve(dir)?))
 }
 
 /// Refuses a directory with a live KedgeFS mount: the new mount would hide it, which is nearly
-/// always a mistake. Over other mounts it may be intended (a tmpfs on /mnt), and mount(8) allows
+/// always a mistake. Hiding another mount may be intended (a tmpfs on /mnt), and mount(8) allows
 /// it.
 pub fn refuse_busy(dir: &Path) -> Result<()> {
     // A missing directory is reported elsewhere.
@@ -43,8 +43,8 @@ pub fn refuse_busy(dir: &Path) -> Result<()> {
     }
 }
 
-/// The mounts of an image, dead ones too, so far as they can be believed. A remote image is known
-/// by its name alone, and mounts on other hosts are not known.
+/// The trusted mounts of an image, including dead ones. A remote image is identified only by its
+/// name, and mounts on other hosts are not visible.
 fn all_of(image: &Path) -> Result<Vec<MountEntry>> {
     let wanted = locate(image)?;
     if !wanted.is_remote() {
@@ -57,14 +57,13 @@ fn all_of(image: &Path) -> Result<Vec<MountEntry>> {
     Ok(kedge_fuse::mounts().into_iter().filter(holds).collect())
 }
 
-/// The directories of all mounts of KedgeFS that can be believed.
+/// The directories of all trusted KedgeFS mounts.
 pub fn own() -> Vec<PathBuf> {
     let believed = kedge_fuse::mounts().into_iter().filter(|m| m.is_kedgefs() && !m.is_foreign());
     believed.map(|m| m.dir).collect()
 }
 
-/// Where an image is mounted, by whatever file system, and somebody answers. Before others a mount
-/// that may write.
+/// A live mount of the image by any file system, preferably a writable mount.
 pub fn of_image(image: &Path) -> Result<Option<MountEntry>> {
     let mut reader = None;
     for mount in all_of(image)? {
@@ -78,8 +77,8 @@ pub fn of_image(image: &Path) -> Result<Option<MountEntry>> {
     Ok(reader)
 }
 
-/// Detaches the dead mounts on a directory and of an image: they can only be replaced by a new
-/// mount.
+/// Detaches the dead mounts on a directory and of an image: a dead mount cannot be revived, only
+/// replaced.
 pub fn detach_dead(dir: &Path, image: &Path) -> Result<()> {
     let here = if is_dead(dir)? { Some(resolve(dir)?) } else { None };
     let others = all_of(image)?.into_iter().filter(MountEntry::is_kedgefs).map(|m| m.dir);
@@ -93,8 +92,8 @@ pub fn detach_dead(dir: &Path, image: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The absolute path without symlinks, without asking the directory itself, which may be a dead
-/// mount.
+/// The absolute path without symlinks. The directory itself is not accessed if that fails, because
+/// it may be a dead mount.
 pub fn resolve(dir: &Path) -> Result<PathBuf> {
     if let Ok(path) = dir.canonicalize() {
         return Ok(path);
@@ -108,8 +107,8 @@ pub fn resolve(dir: &Path) -> Result<PathBuf> {
 }
 
 /// Whether `dir` is the mount point of a KedgeFS mount whose process has died. Reads an attribute
-/// that only the process can answer; the kernel would answer stat(2) from its cache. A foreign
-/// mount, or a path inside one, is not accessed, and never detached.
+/// that only the process can return; the kernel could serve stat(2) from its cache. A foreign
+/// mount, or a path inside one, is not accessed and never detached.
 pub fn is_dead(dir: &Path) -> Result<bool> {
     // A missing directory is reported elsewhere.
     let Ok(dir) = resolve(dir) else { return Ok(false) };
@@ -123,15 +122,15 @@ pub fn is_dead(dir: &Path) -> Result<bool> {
     Ok(rustix::fs::getxattr(&dir, XATTR_PID, &mut value[..]) == Err(rustix::io::Errno::NOTCONN))
 }
 
-/// An attribute of a mount's root, from the thread of the serving process that has nothing else to
-/// do: the others may all wait for a device that hangs.
+/// Reads an attribute of a mount's root through the status socket. A dedicated thread of the
+/// serving process serves it, while all others may wait for a device that hangs.
 fn ask(dir: &Path, name: &str) -> Option<String> {
     let mount = kedge_fuse::mount_at(dir)?;
     let ours = mount.is_kedgefs() && !mount.is_foreign() && mount.root == Path::new("/");
     if ours { kedge_fuse::ask_status(&mount, name) } else { None }
 }
 
-/// An attribute of a mount's root.
+/// Reads an attribute of a mount's root, through the status socket or else through the mount.
 pub fn attribute(dir: &Path, name: &str) -> Result<String> {
     if let Some(value) = resolve(dir).ok().and_then(|dir| ask(&dir, name)) {
         return Ok(value);

@@ -38,13 +38,13 @@ pub struct MountWords {
     pub nosuid: bool,
     pub nodev: bool,
     pub noexec: bool,
-    /// How long an image of a Ceph cluster may leave a request unanswered.
+    /// The time limit for a request to a Ceph cluster.
     pub rbd_timeout: Option<Duration>,
-    /// The same behind an NBD server.
+    /// The time limit for a request to an NBD server.
     pub nbd_timeout: Option<Duration>,
 }
 
-/// Options of KedgeFS, as the message about an unknown one lists them.
+/// Options of KedgeFS, as listed in the message about an unknown option.
 pub const KNOWN: &[&str] = &[
     "ro",
     "rw",
@@ -62,8 +62,8 @@ pub const KNOWN: &[&str] = &[
     "rbd_timeout=SECONDS",
     "nbd_timeout=SECONDS",
 ];
-/// Generic options of mount(8) and fstab(5), and of other file systems, that have no effect here,
-/// or ask for what happens anyway.
+/// Generic options of mount(8) and fstab(5), and options of other file systems, that have no effect
+/// here or ask for the default behaviour.
 const NO_EFFECT: &[&str] = &[
     "defaults",
     "nodiratime",
@@ -92,7 +92,7 @@ const NO_EFFECT: &[&str] = &[
     "default_permissions",
 ];
 
-/// Whether a word asks for nothing that a mount could have or lack.
+/// Whether a word has no effect on a mount.
 pub fn asks_nothing(word: &str) -> bool {
     let name = word.split_once('=').map_or(word, |(name, _)| name);
     NO_EFFECT.contains(&word) || name == "comment" || name.starts_with("x-") || name.starts_with("X-")
@@ -100,7 +100,8 @@ pub fn asks_nothing(word: &str) -> bool {
 
 const NO_LABELS: &str = "labels of SELinux for a whole mount are not passed on to the kernel";
 
-/// Words of other file systems whose promise is not kept here, with the reason.
+/// Options of other file systems that are refused because KedgeFS cannot fulfil them, with the
+/// reason.
 const REFUSED: &[(&str, &str)] = &[
     ("noacl", "access control lists cannot be turned off"),
     (
@@ -125,7 +126,7 @@ const REFUSED: &[(&str, &str)] = &[
     ("loop", "an image file needs no loop device of yours"),
 ];
 
-/// Enough for the nodes and pages of a few concurrent operations.
+/// Room for the nodes and pages of a few concurrent operations.
 const CACHE_SIZE_MIN: u64 = 1 << 20;
 /// A worker may have to wait for another, so a mount with a single worker could hang.
 const WORKERS: std::ops::RangeInclusive<u64> = 2..=64;
@@ -179,8 +180,7 @@ impl MountWords {
             ("dev", None) => self.nodev = false,
             ("noexec", None) => self.noexec = true,
             ("exec", None) => self.noexec = false,
-            // After a failed log write or flush changes fail and reads go on, which is what is
-            // asked for.
+            // The behaviour anyway: after a failed log write or flush changes fail and reads go on.
             ("errors", Some("remount-ro")) => {}
             ("errors", _) => {
                 return Err(Usage(format!(
@@ -200,7 +200,7 @@ impl MountWords {
     }
 }
 
-/// Why a word is none of ours.
+/// The reason why a word is not accepted.
 fn not_taken(word: &str, name: &str) -> String {
     if let Some((_, why)) = REFUSED.iter().find(|(refused, _)| *refused == name) {
         return format!("mount option {word}: {why}");
@@ -220,7 +220,7 @@ fn not_taken(word: &str, name: &str) -> String {
     )
 }
 
-/// How many letters must be changed, put in or left out to make one word of the other.
+/// The edit distance of two words: letters changed, inserted or deleted.
 fn distance(a: &str, b: &str) -> usize {
     let b: Vec<char> = b.chars().collect();
     let mut row: Vec<usize> = (0..=b.len()).collect();
@@ -234,7 +234,7 @@ fn distance(a: &str, b: &str) -> usize {
     row[b.len()]
 }
 
-/// What `kedge mount --help` says of `-o`.
+/// The section about `-o` in `kedge mount --help`.
 pub const HELP: &str = "\
 Mount options (those marked * may change while mounted):
   ro, rw *                     read-only or not

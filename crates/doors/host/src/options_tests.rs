@@ -96,7 +96,7 @@ fn what_is_not_understood_is_refused_by_name() {
 fn words_of_fstab_are_understood_or_refused_with_a_reason() {
     let words = MountWords::parse(["user_xattr,acl,lazytime,nodiscard,errors=remount-ro,noatime,nodiratime"]);
     assert_eq!(words.unwrap().switches.noatime, Some(true));
-    // A promise that is not kept is not accepted.
+    // An option that cannot be fulfilled is refused.
     for (word, why) in [
         ("noacl", "cannot be turned off"),
         ("sync", "programs call fsync"),
@@ -111,7 +111,7 @@ fn words_of_fstab_are_understood_or_refused_with_a_reason() {
     }
 }
 
-/// All that mount(8) lists for any file system, but for `remount`, which is another command.
+/// All options that mount(8) lists for any file system except `remount`, which is another command.
 #[test]
 fn generic_words_of_mount_are_understood_or_refused_with_a_reason() {
     const UNDERSTOOD: &str = "async atime noatime auto noauto defaults dev nodev diratime nodiratime exec noexec \

@@ -1,4 +1,4 @@
-//! The system calls for which no safe wrapper exists among our dependencies.
+//! The system calls for which the dependencies have no safe wrapper.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -7,13 +7,13 @@ use std::mem::MaybeUninit;
 /// Signals that ask a mount to end.
 const TERMINATION: [libc::c_int; 3] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP];
 
-/// A set of blocked signals to wait for.
+/// The blocked termination signals.
 pub struct TerminationSignals(libc::sigset_t);
 
 impl TerminationSignals {
-    /// Blocks them in this thread and in those that it starts from now on. Call it before there are
-    /// other threads: the kernel would deliver a signal to a thread that has not blocked it, and
-    /// the default action ends the process. Processes that std starts get an empty mask again.
+    /// Blocks the signals in this thread and in threads that it starts from now on. Call it before
+    /// other threads exist: the kernel would deliver a signal to a thread that has not blocked it,
+    /// and the default action ends the process. Child processes started by std get an empty mask.
     pub fn block() -> io::Result<TerminationSignals> {
         let mut set = MaybeUninit::uninit();
         // SAFETY: sigemptyset initialises what it is given; sigaddset and pthread_sigmask get an
@@ -45,14 +45,14 @@ impl TerminationSignals {
 /// Buffers of at least this size are returned to the kernel when they are freed.
 #[cfg(target_env = "gnu")]
 const MMAP_BYTES_MIN: libc::c_int = 256 << 10;
-/// Free memory at the end of a heap beyond which the heap shrinks.
+/// The heap shrinks when this number of bytes at its end is free.
 #[cfg(target_env = "gnu")]
 const TRIM_BYTES_MIN: libc::c_int = 1 << 20;
 
 /// Keeps the C library's heaps from holding several times the memory in use. By default glibc
-/// serves large buffers from the heaps once some have been freed. Cached pages, which stay, are
-/// then scattered between buffers that come and go; the holes cannot be used and the heaps cannot
-/// shrink. A stream through a cache of 64 MiB made a process of 280 MiB.
+/// serves large buffers from the heaps once some have been freed. Long-lived cached pages are then
+/// scattered between short-lived buffers, so the holes cannot be used and the heaps cannot shrink.
+/// Streaming through a cache of 64 MiB grew the process to 280 MiB.
 pub fn give_large_buffers_back() {
     // SAFETY: mallopt takes two integers, and a value that it refuses changes nothing; malloc_trim
     // takes one, and gives back what is free.
@@ -65,8 +65,8 @@ pub fn give_large_buffers_back() {
 }
 
 /// Marks every descriptor but the standard three close-on-exec, so that a daemon does not keep the
-/// caller's locks and pipes. Nothing is closed here. A kernel that cannot do it (before 5.11)
-/// leaves the daemon with what it inherits.
+/// caller's locks and pipes. Nothing is closed here. On a kernel without this flag (before 5.11)
+/// the daemon keeps the inherited descriptors.
 pub fn inherit_standard_streams_only() {
     // SAFETY: the call takes three integers and, with CLOSE_RANGE_CLOEXEC, only sets a flag: no
     // descriptor that other code owns becomes invalid.

@@ -1,4 +1,4 @@
-//! The client: finds the socket of a mounted directory, and sends an archive to it.
+//! The client: finds the socket that belongs to a mounted directory and sends an archive to it.
 
 use super::{ANSWER_PATIENCE, Answer, CHUNK, HELLO, PATIENCE};
 use crate::import::sink::{At, Data, Entries, Meta, is_roots};
@@ -21,31 +21,31 @@ use std::path::Path;
 use std::rc::Rc;
 use tar::EntryType;
 
-/// The longest answer that is read.
+/// The longest reply that is read.
 const ANSWER_MAX: u64 = 64 << 10;
 const SHOW_EVERY: u64 = 256;
 
 /// A directory of a mounted image.
 #[derive(Debug)]
 pub struct Mounted {
-    /// Keeps the mount from being ended.
+    /// Held open so that the mount cannot end.
     dir: OwnedFd,
     mount: MountEntry,
-    /// The process that serves it, by its number in its own namespace.
+    /// The pid of the serving process in its own pid namespace.
     pid: u32,
 }
 
 impl Mounted {
-    /// `None`: the directory is not on a KedgeFS mount that root or this user has made, or on one
-    /// of an older version.
+    /// Opens a directory. `None` if it is not on a KedgeFS mount made by root or this user, or if
+    /// the mount is of an older version.
     pub fn open(path: &Path) -> Result<Option<Mounted>> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let dir = rustix::fs::open(path, flags, Mode::empty())
             .with_context(|| format!("open {}", path.display()))?;
-        // The mount table is the kernel's word. Everybody can have a server of their own answer the
-        // rest.
+        // Only the mount table comes from the kernel. Any user can run a server that returns
+        // arbitrary attributes.
         let Some(mount) =
-            kedge_fuse::mount_of(&dir).with_context(|| format!("look at {}", path.display()))?
+            kedge_fuse::mount_of(&dir).with_context(|| format!("find the mount of {}", path.display()))?
         else {
             return Ok(None);
         };
@@ -59,7 +59,8 @@ impl Mounted {
             path.display()
         );
         ensure!(!mount.is_read_only(), "{}: mounted read-only", path.display());
-        // The serving process stores the ids that it is sent: it knows of no mount.
+        // The serving process stores the ids as sent, because it does not see the mount's id
+        // mapping.
         ensure!(
             !mount.is_idmapped(),
             "{}: the mount maps user and group ids; use cp(1) or tar(1)",
@@ -76,16 +77,16 @@ impl Mounted {
         Ok(Some(Mounted { dir, mount, pid }))
     }
 
-    /// What a name of it stands for. A link is not followed.
+    /// The attributes of a name in the directory. A symbolic link is not followed.
     pub fn stat(&self, name: &[u8]) -> Result<Option<Stat>> {
         match rustix::fs::statat(&self.dir, name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) => Ok(Some(stat)),
             Err(Errno::NOENT) => Ok(None),
-            Err(e) => Err(e).with_context(|| format!("look at {}", String::from_utf8_lossy(name))),
+            Err(e) => Err(e).with_context(|| format!("find {}", String::from_utf8_lossy(name))),
         }
     }
 
-    /// Connects to the process that serves the mount, and to no other.
+    /// Connects to the process that serves the mount and refuses any other process.
     fn connect(&self) -> Result<UnixStream> {
         let stream = kedge_fuse::visit(&self.mount, PATIENCE).with_context(|| {
             let dir = self.mount.dir.display();
@@ -94,16 +95,16 @@ impl Mounted {
                  one); cp(1) and tar(1) do without"
             )
         })?;
-        let peer = Peer::of(&stream).context("find out who serves the mount")?;
+        let peer = Peer::of(&stream).context("identify the process that serves the mount")?;
         ensure!(
             Some(peer.ids().0) == self.mount.owner && peer.own_number() == Some(self.pid),
-            "uid {} listens in the place of the process that serves the mount: nothing is sent to it",
+            "a process of uid {} listens in place of the process that serves the mount: nothing is sent to it",
             peer.ids().0
         );
         Ok(stream)
     }
 
-    /// Introduces itself with the directory, and waits until the archive is awaited.
+    /// Sends the first line and the directory, and waits until the server is ready for the archive.
     fn introduce(&self, stream: &UnixStream) -> Result<()> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = SendAncillaryBuffer::new(&mut space);
@@ -111,32 +112,32 @@ impl Mounted {
         ensure!(control.push(SendAncillaryMessage::ScmRights(&fds)), "one descriptor has room");
         let sent = sendmsg(stream, &[IoSlice::new(HELLO)], &mut control, SendFlags::NOSIGNAL);
         let sent = sent.context("send the directory")?;
-        ensure!(sent == HELLO.len(), "the first line was not sent whole");
+        ensure!(sent == HELLO.len(), "the first line was sent only in part");
         stream.set_read_timeout(Some(ANSWER_PATIENCE))?;
         if let Some(error) = read_answer(stream).context("wait for the serving process")? {
             bail!("{error}");
         }
-        // The peer is identified now, and the device may take its time.
+        // The peer is identified now, so the archive has no time limit: the device may be slow.
         stream.set_read_timeout(None)?;
         stream.set_write_timeout(None)?;
         Ok(())
     }
 
-    /// Has `write` write an archive, and waits until all of it is there, and durable unless
-    /// the mount is a `volatile` one.
+    /// Sends the archive that `write` writes, and waits until all files are made, and durable
+    /// unless the mount is `volatile`.
     pub fn send(&self, write: impl FnOnce(&mut BufWriter<&UnixStream>) -> Result<()>) -> Result<()> {
         let stream = self.connect()?;
         self.introduce(&stream)?;
         let mut out = BufWriter::with_capacity(CHUNK, &stream);
         let sent = write(&mut out).and_then(|()| Ok(out.flush()?));
-        // What is left in the buffer after an error must not be sent: it may look whole.
+        // After an error the rest of the buffer must not be sent: the archive could look complete.
         drop(out.into_parts());
         if let Err(e) = &sent
             && !is_broken_pipe(e)
         {
             return sent;
         }
-        // The server may have stopped reading, and says why.
+        // The server may have stopped reading; its reply has the reason.
         let ended = stream.shutdown(Shutdown::Write);
         match read_answer(&stream) {
             Ok(Some(error)) => bail!("{error}"),
@@ -144,11 +145,11 @@ impl Mounted {
                 ended.context("end the archive")?;
                 sent
             }
-            Err(_) => bail!("the process that serves the mount ended in the middle"),
+            Err(_) => bail!("the process that serves the mount ended during the copy"),
         }
     }
 
-    /// Sends an archive that is there already.
+    /// Sends an existing archive.
     pub fn send_archive(&self, mut archive: impl Read) -> Result<()> {
         self.send(|out| {
             let mut buf = vec![0; CHUNK];
@@ -162,7 +163,7 @@ impl Mounted {
     }
 }
 
-/// One line: the error, if there is one. Nothing may follow it before this end says more.
+/// Reads one line: the error, if there is one. The server sends nothing more before this end does.
 fn read_answer(stream: &UnixStream) -> Result<Option<String>> {
     let mut line = String::new();
     BufReader::new(stream.take(ANSWER_MAX)).read_line(&mut line)?;
@@ -178,18 +179,18 @@ fn is_broken_pipe(e: &anyhow::Error) -> bool {
 /// Writes the entries of a source into an archive.
 pub struct Archive<W> {
     out: Pax<W>,
-    /// Stands before each path; ends with a slash.
+    /// Prepended to each path; ends with a slash.
     prefix: Vec<u8>,
-    /// Attributes that only root sets are left out.
+    /// If not set, attributes that only root sets are left out.
     is_root: bool,
-    /// Sockets, which tar does not know.
+    /// Sockets, which tar cannot store.
     left_out: HashSet<Rc<[u8]>>,
     entries: u64,
     shows: bool,
 }
 
 impl<W: Write> Archive<W> {
-    /// `name`: what the directory that is copied is called there; none: what it holds goes into
+    /// `name` is the name of the copied directory in the target; without it the contents go into
     /// the target itself.
     pub fn new(out: W, name: Option<&[u8]>) -> Archive<W> {
         let prefix = name.map_or(b"./".to_vec(), |name| [b"./", name, b"/"].concat());
@@ -236,7 +237,7 @@ impl<W: Write> Archive<W> {
 }
 
 impl<W: Write> Entries for Archive<W> {
-    /// Its path in the archive.
+    /// The file's path in the archive.
     type Id = Rc<[u8]>;
 
     fn top(&self) -> Rc<[u8]> {

@@ -1,11 +1,11 @@
-//! Who sends an archive, where to, and what may be in it.
+//! Identifies the client that sends an archive, its directory, and what the archive may contain.
 //!
-//! The directory is closed when its mount has been looked at: a copy in progress does not keep the
-//! mount from being ended by force, which ends the copy.
+//! The directory's descriptor is closed as soon as its mount has been checked. So a copy in
+//! progress does not block a forced unmount, which ends the copy.
 //!
 //! # What the thread holds
-//! Nothing. Looking at the directory may send a request to this process's own workers, as the
-//! kernel checks the user's rights.
+//! The thread holds no lock here: checking the directory may send a request to this process's own
+//! workers, when the kernel checks the user's rights.
 
 use super::{HELLO, PATIENCE};
 use anyhow::{Context, Result, bail, ensure};
@@ -18,8 +18,8 @@ use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
 use std::os::unix::net::UnixStream;
 
-/// What an archive of root's can hold needs, each thing one of them, if it is made through the
-/// kernel: owners, modes, set-id bits, devices, attributes, and files in any directory.
+/// The capabilities that the kernel would demand for the contents of root's archives: owners,
+/// modes, set-id bits, devices, attributes, and files in any directory.
 const ROOTS: [Capability; 7] = [
     Capability::SysAdmin,
     Capability::Chown,
@@ -33,19 +33,19 @@ const ROOTS: [Capability; 7] = [
 /// A client that may fill a directory.
 pub struct Guest {
     pub top: Ino,
-    /// Whose the files are; `None`: as the archive says.
+    /// The owner of all files; `None` takes the owners in the archive.
     pub only: Option<Owner>,
-    /// Its view of the file system honours no set-id bits.
+    /// The client's mount honours no set-id bits.
     pub nosuid: bool,
-    /// ... and no devices.
+    /// The client's mount honours no devices.
     pub nodev: bool,
 }
 
-/// Identifies the peer that has connected to the process that serves the file system with this
-/// number (`major:minor`), and whether that client may fill the directory that it sends.
+/// Identifies the connected peer and checks that it may fill the directory that it sends, which
+/// must be on the file system with the number `device` (`major:minor`).
 pub fn admit(stream: &UnixStream, device: &str) -> Result<Guest> {
     let dir = receive(stream)?;
-    let peer = Peer::of(stream).context("find out who is at the other end")?;
+    let peer = Peer::of(stream).context("identify the client")?;
     let (uid, gid) = peer.ids();
     let only = match peer.is_capable(&ROOTS) {
         true => None,
@@ -67,7 +67,7 @@ pub fn admit(stream: &UnixStream, device: &str) -> Result<Guest> {
     Ok(Guest { top, only, nosuid, nodev })
 }
 
-/// The first line, and the directory that comes with it.
+/// Receives the first line and the directory's descriptor.
 fn receive(stream: &UnixStream) -> Result<OwnedFd> {
     stream.set_read_timeout(Some(PATIENCE))?;
     let mut line = [0; HELLO.len() + 1];
@@ -83,13 +83,13 @@ fn receive(stream: &UnixStream) -> Result<OwnedFd> {
     let text = &line[..got.bytes];
     let shown = String::from_utf8_lossy(text);
     ensure!(text == HELLO, "the program speaks another version of the protocol: {:?}", shown.trim_end());
-    ensure!(!got.flags.contains(ReturnFlags::CTRUNC), "more than one descriptor came");
+    ensure!(!got.flags.contains(ReturnFlags::CTRUNC), "more than one descriptor was sent");
     stream.set_read_timeout(None)?;
-    dirs.pop().context("no directory came with the first line")
+    dirs.pop().context("no directory was sent with the first line")
 }
 
-/// Whether changes through this mount are changes of the file system with this number, as they
-/// are.
+/// Checks that the mount is of the file system with the number `device` and passes changes on
+/// unmodified: neither read-only nor idmapped.
 fn check_mount(mount: &MountEntry, device: &str) -> Result<()> {
     ensure!(mount.is_kedgefs() && mount.device == device, "the directory is on another file system");
     ensure!(!mount.is_read_only(), "{}: mounted read-only", mount.dir.display());
@@ -97,15 +97,18 @@ fn check_mount(mount: &MountEntry, device: &str) -> Result<()> {
     Ok(())
 }
 
-/// The inode of an open directory of the file system with this number. The kernel knows it without
-/// asking the file system.
+/// The inode of an open directory of the file system with the number `device`. The kernel returns
+/// it without a request to the file system.
 fn inode(dir: &OwnedFd, device: &str) -> Result<Ino> {
-    let flags = fcntl_getfl(dir).context("look at the directory")?;
+    let flags = fcntl_getfl(dir).context("read the flags of the directory")?;
     ensure!(!flags.contains(OFlags::PATH), "the directory is not open for reading");
     let at = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-    let stat = statx(dir, "", at, StatxFlags::MNT_ID).context("look at the directory")?;
+    let stat = statx(dir, "", at, StatxFlags::MNT_ID).context("read the mount id of the directory")?;
     let there = format!("{}:{}", stat.stx_dev_major, stat.stx_dev_minor);
     let is_dir = FileType::from_raw_mode(stat.stx_mode.into()) == FileType::Directory;
-    ensure!(is_dir && there == device, "what came with the first line is no directory of this mount");
+    ensure!(
+        is_dir && there == device,
+        "the descriptor sent with the first line is no directory of this mount"
+    );
     Ok(Ino(stat.stx_ino))
 }

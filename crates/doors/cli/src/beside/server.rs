@@ -1,8 +1,8 @@
-//! The serving process: takes archives, each connection on a thread of its own.
+//! The serving process: receives archives, each connection on its own thread.
 //!
-//! These threads wait for locks of the kernel when they notify it, which are held by calls that
-//! wait for the workers of the mount. So they hold nothing of the file system meanwhile, and no
-//! worker waits for them. When the mount has ended, the kernel answers at once.
+//! A notification to the kernel waits for kernel locks that system calls hold while they wait for
+//! the mount's workers. So these threads hold no lock of the file system while they notify, and no
+//! worker waits for them. After the mount has ended, a notification returns immediately.
 
 use super::{Answer, CHUNK, guest};
 use crate::import;
@@ -20,7 +20,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-/// Connections at a time. More are refused.
+/// The most concurrent connections; further connections are refused.
 const CONNECTIONS_MAX: usize = 8;
 
 struct Beside {
@@ -86,7 +86,8 @@ impl Beside {
             Ok(Ok(())) => None,
             Ok(Err(e)) => Some(format!("{e:#}")),
             Err(_) => {
-                // As in a worker of the mount: an invariant is broken, nothing may be written.
+                // As in a worker of the mount, a panic means a broken invariant, so nothing more
+                // may be written.
                 tracing::error!("panic in a copy beside the kernel: shutting the file system down");
                 if let Err(e) = self.fs.shutdown(false) {
                     tracing::error!("shutdown after a panic failed: {e}");
@@ -102,7 +103,7 @@ impl Beside {
         let guest = guest::admit(stream, device)?;
         let attr = self.fs.getattr(guest.top).context("the directory")?;
         ensure!(attr.kind == FileKind::Directory, "inode {} is no directory", guest.top);
-        say(stream, None).context("take the client in")?;
+        say(stream, None).context("accept the client")?;
         let reader = BufReader::with_capacity(CHUNK, stream);
         let unknown = RefCell::new(None);
         let changed = |what: Changed<'_>| {
@@ -118,13 +119,13 @@ impl Beside {
         let live = Live { changed: &changed, only: guest.only, nosuid: guest.nosuid, nodev: guest.nodev };
         let mut sink = Sink::live(&self.fs, guest.top, live);
         let filled = import::fill_from_tar(reader, &mut sink);
-        // Also behind an error: directories that are there get the times that they were told.
+        // Finish after an error too, so that the directories made so far get their times.
         let finished = sink.finish();
         filled.and(finished)?;
         self.fs.sync().context("make it durable")?;
         match unknown.into_inner() {
             None => Ok(()),
-            Some(e) => Err(e).context("all is copied, but the kernel may still show what was there before"),
+            Some(e) => Err(e).context("all files are copied, but the kernel may still show the old files"),
         }
     }
 
@@ -137,7 +138,8 @@ impl Beside {
             std::mem::take(&mut state.connections)
         };
         for connection in &connections {
-            // The archive ends for it here; it still answers. It has ended by itself otherwise.
+            // The connection's thread sees the end of the archive and still replies. An error means
+            // that the connection has ended already.
             let _ = connection.stream.shutdown(Shutdown::Read);
         }
         connections.into_iter().for_each(|connection| join(connection.thread));
@@ -150,7 +152,8 @@ fn join(thread: JoinHandle<()>) {
     }
 }
 
-/// The rest of an archive is not read. A client that is gone needs no answer.
+/// Sends the reply. The rest of the archive is not read, and a client that has disconnected needs
+/// no reply.
 fn answer(stream: &UnixStream, error: Option<String>) {
     let _ = stream.shutdown(Shutdown::Read);
     if let Err(e) = say(stream, error) {
