@@ -1,9 +1,8 @@
-//! `kedge mkdir` and `rm`: changing an image that is not mounted, without FUSE and without
-//! privilege.
+//! `kedge mkdir` and `rm`: change an image that is not mounted, without FUSE and without privilege.
 //!
-//! The image is opened as a mount would open it, and closed before the command succeeds: what it
-//! did is then durable. Each name is removed or made by one operation of the engine, so a crash in
-//! the middle leaves a state between two of them.
+//! The image is opened as a mount would open it, and closed before the command succeeds, so the
+//! changes are durable then. One operation of the engine removes or makes each name, so a crash
+//! leaves the state between two such operations.
 
 use crate::import;
 use crate::inside::{Inside, entries, inside};
@@ -14,7 +13,7 @@ use std::process::ExitCode;
 
 #[derive(clap::Args, Debug)]
 pub struct MkdirArgs {
-    /// Make the directories above it, too; no error if it exists
+    /// Also make the directories above it; no error if it exists
     #[arg(short, long)]
     parents: bool,
     /// A directory in an image
@@ -24,7 +23,7 @@ pub struct MkdirArgs {
 
 #[derive(clap::Args, Debug)]
 pub struct RmArgs {
-    /// Remove directories with all they hold
+    /// Remove directories with all their contents
     #[arg(short, long)]
     recursive: bool,
     /// A file in an image
@@ -72,7 +71,7 @@ pub fn mkdir(args: MkdirArgs) -> Result<ExitCode> {
     })
 }
 
-/// Who runs the command.
+/// The user and group that run the command.
 pub fn me() -> Owner {
     Owner { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw() }
 }
@@ -85,7 +84,7 @@ pub fn rm(args: RmArgs) -> Result<ExitCode> {
         let attr = fs.lookup(dir.ino, name).with_context(|| args.place.show())?;
         match attr.kind {
             FileKind::Directory if !args.recursive => {
-                bail!("{}: is a directory; -r removes it with all it holds", args.place.show())
+                bail!("{}: is a directory; -r removes it with all its contents", args.place.show())
             }
             FileKind::Directory => remove_tree(fs, dir.ino, name, attr.ino),
             _ => Ok(fs.unlink(dir.ino, name)?),
@@ -94,9 +93,10 @@ pub fn rm(args: RmArgs) -> Result<ExitCode> {
     })
 }
 
-/// Depth first, without recursion: the depth of an image is its maker's to choose.
+/// Removes a tree depth first, without recursion, because an image may have directories of any
+/// depth.
 fn remove_tree(fs: &FileSystem, dir: Ino, name: &[u8], top: Ino) -> Result<()> {
-    // Directory, its name, the one above.
+    // Each entry: the parent directory, the name, the directory itself.
     let mut left = vec![(dir, name.to_vec(), top)];
     while let Some((above, name, here)) = left.last().cloned() {
         let mut below = Vec::new();

@@ -25,21 +25,21 @@ pub struct Args {
 
 #[derive(Subcommand, Debug)]
 enum Command {
-    /// Run a command on a file system of its own and record what it does there
+    /// Run a command on its own file system and record what it does there
     Record(record::Args),
     /// Try the crash states of a recording
     Explore(explore::Args),
     /// Show one crash state again
     Replay(replay::Args),
-    /// Record that the user has now been told something
+    /// Record that a promise was made to the user at this point
     Mark(record::MarkArgs),
     /// List the models of what a file system may lose
     Models,
-    /// Mount an image that loses power when it is told to
+    /// Mount an image that loses power on request
     Mount(live::MountArgs),
-    /// Lose what is not persistent on such a mount, at once, and go on with what is left
+    /// Lose everything that is not persistent on such a mount, now, and go on with the rest
     Now(live::NowArgs),
-    /// Let calls on such a mount fail, wait, or be the moment of a crash
+    /// Let calls on such a mount fail, wait, or trigger a crash
     Fault(live::FaultArgs),
 }
 
@@ -61,7 +61,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
     }
 }
 
-/// An error is no verdict on a program: it has another exit code than a failure that was found.
+/// Maps an error to the exit code for "no verdict", which differs from the exit code of a failure
+/// that was found.
 fn judged(outcome: Result<ExitCode>) -> Result<ExitCode> {
     match outcome {
         Err(e) if !e.is::<Usage>() => {
@@ -77,14 +78,14 @@ fn parse_model(name: &str) -> Result<Model, String> {
     Model::by_name(name).ok_or_else(|| format!("there is no model {name:?}; there are {}", names()))
 }
 
-/// For options: completions and man pages know the names.
+/// A parser of model names, which completions and man pages list.
 fn model_parser() -> impl TypedValueParser<Value = Model> {
     let values = MODELS.map(|model| PossibleValue::new(model.name).help(model.about));
     PossibleValuesParser::new(values)
         .map(|name| Model::by_name(&name).expect("the parser takes the names of models only"))
 }
 
-/// `90`, `90s`, `500ms`, `5m`, `1h`.
+/// Parses a time such as `90`, `90s`, `500ms`, `5m` or `1h`.
 fn parse_time(text: &str) -> Result<Duration, String> {
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let number: f64 = text[..digits].parse().map_err(|_| format!("{text:?} is no time"))?;
@@ -117,8 +118,8 @@ fn load(path: &Path) -> Result<Loaded> {
     Ok(loaded)
 }
 
-/// Why the recording is not whole. A recorder that was killed between two calls leaves whole
-/// records.
+/// The reason why the recording is incomplete. A recorder that was killed between two calls leaves
+/// only complete records, but no end record.
 fn cut(loaded: &Loaded) -> Option<String> {
     match loaded.cut {
         Some((at, why)) => Some(format!("{why} at byte {at}")),

@@ -1,7 +1,7 @@
-//! `kedge dump`: the structures of an image, for debugging.
+//! `kedge dump`: prints the structures of an image, for debugging.
 //!
-//! It reads without a lock and without recovery, so it shows what is on the device. On a mounted
-//! image that is the last checkpoint and the part of the log that has been written.
+//! It reads without a lock and without recovery, so it shows the device's contents. On a mounted
+//! image these are the last checkpoint and the part of the log that has been written.
 
 use crate::tree;
 use anyhow::{Context, Result};
@@ -49,7 +49,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         })?;
     } else {
         dump_superblocks(&image, &mut out)?;
-        // What is wrong with each slot has been said; this is what it comes to.
+        // The fault of each slot has been printed; fail if neither slot is valid.
         image.superblock()?;
     }
     Ok(ExitCode::SUCCESS)
@@ -74,7 +74,7 @@ fn dump_log(image: &Image, out: &mut dyn Write) -> Result<()> {
         if at == c.checkpoint_lsn {
             writeln!(out, "-- the tree holds the records above")?;
         }
-        // A log that seems valid for more than its size would be read for ever.
+        // Stop after one lap: a log whose every write seems valid would be read forever.
         if at.0 - c.tail_lsn.0 >= superblock.geometry.log_bytes() {
             writeln!(out, "-- the log ends at LSN {at}: it is full")?;
             return Ok(());
@@ -92,8 +92,8 @@ fn dump_log(image: &Image, out: &mut dyn Write) -> Result<()> {
     }
 }
 
-/// The write at `lsn` if it is valid by the rules of [`kedge_format::logwrite`], else which of them
-/// it breaks.
+/// The log write at `lsn` if it is valid by the rules of [`kedge_format::logwrite`], else the
+/// broken rule as text.
 fn read_log_write(
     image: &Image,
     sb: &Superblock,
@@ -189,7 +189,7 @@ fn show_core(core: &InodeCore) -> String {
     )
 }
 
-/// The value of an item, or why it cannot be read: a damaged item does not end the dump.
+/// The value of an item, or the error: a damaged item does not end the dump.
 fn show_item(key: Key, value: &[u8]) -> String {
     let shown = match ItemKind::from_u8(key.kind) {
         Some(ItemKind::Inode) => InodeCore::decode(value).map(|core| show_core(&core)),

@@ -1,8 +1,8 @@
-//! `kedge freeze` and `kedge thaw`: the image of a mount is consistent and does not change while it
-//! is copied.
+//! `kedge freeze` and `kedge thaw`: make the image of a mount consistent and keep it unchanged
+//! while it is copied.
 //!
-//! Both are ioctls on the directory of the mount. They need no lock of the kernel that a change
-//! holds which waits for the thaw.
+//! Both are ioctls on the mounted directory, because an ioctl needs no kernel lock that is held by
+//! a change that waits for the thaw.
 
 use anyhow::{Context, Result, anyhow, bail};
 use kedge_host::mounts;
@@ -12,7 +12,7 @@ use std::process::ExitCode;
 
 #[derive(clap::Args, Debug)]
 pub struct FreezeArgs {
-    /// Thaw by itself after so many seconds
+    /// Thaw automatically after this number of seconds
     #[arg(long = "for", value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
     seconds: Option<u32>,
     /// The mount point
@@ -27,13 +27,13 @@ pub struct ThawArgs {
 
 pub fn freeze(args: FreezeArgs) -> Result<ExitCode> {
     let dir = open(&args.dir)?;
-    // Asked first: while it is frozen, the next call may wait for the thaw.
+    // Check first, because on a frozen mount the next call may wait for the thaw.
     let info: serde_json::Value = serde_json::from_str(&mounts::attribute(&args.dir, mounts::XATTR_INFO)?)
         .with_context(|| format!("read what {} says of itself", args.dir.display()))?;
     if !info["frozen_since"].is_null() {
         bail!("{} is frozen already", args.dir.display());
     }
-    // What the kernel has in its cache. The serving process sees to the rest.
+    // Write the kernel's cache. The serving process writes its own dirty data.
     rustix::fs::syncfs(&dir).with_context(|| format!("write what is cached of {}", args.dir.display()))?;
     kedge_fuse::freeze(&dir, args.seconds.unwrap_or(0)).map_err(|e| match e.raw_os_error() {
         Some(libc::EBUSY) => anyhow!("{} is frozen already", args.dir.display()),

@@ -1,11 +1,11 @@
 //! `kedge fsck`: checks an image as recovery would leave it, and repairs it on request.
 //!
 //! # Modes
-//! | | what is checked | what is written |
+//! | option | checked | written |
 //! |---|---|---|
-//! | nothing, or `-n` | everything | nothing |
-//! | `-p`, `-a` | everything, unless the image was unmounted (`-f`: also then) | what loses nothing: the log is replayed; counts, bitmaps and orphan items are corrected |
-//! | `-y` | the same | everything that is needed for a clean image |
+//! | none, or `-n` | everything | nothing |
+//! | `-p`, `-a` | everything, unless the image was unmounted (`-f`: also then) | repairs that lose nothing: the log is replayed; counts, bitmaps and orphan items are corrected |
+//! | `-y` | the same | all repairs that a clean image needs |
 //!
 //! It asks no questions, so it behaves the same with and without a terminal.
 
@@ -24,7 +24,8 @@ pub struct Args {
     /// Check everything, write nothing (the default without -p and -y)
     #[arg(short = 'n')]
     dry_run: bool,
-    /// Replay the log and make safe repairs only; if more is wrong, exit with code 4 (also -a)
+    /// Replay the log and make only safe repairs; if the image needs others, exit with code 4 (also
+    /// -a)
     #[arg(short = 'p', short_alias = 'a')]
     preen: bool,
     /// Repair everything; what cannot be read is lost
@@ -71,7 +72,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     finish(checked, bar, args.json)
 }
 
-/// Prints the report, where the progress was.
+/// Clears the progress line and prints the report.
 pub fn finish(checked: Result<Checked>, bar: Option<Arc<Bar>>, as_json: bool) -> Result<ExitCode> {
     if let Some(bar) = bar {
         bar.clear();
@@ -94,7 +95,8 @@ pub struct Bar {
 }
 
 impl Bar {
-    /// A line, and what keeps it up to date, if it is wanted and there is a terminal.
+    /// A progress line and the callback that updates it, if wanted and standard error is a
+    /// terminal.
     pub fn on_terminal(wanted: bool) -> (Option<engine::Hear>, Option<Arc<Bar>>) {
         if !wanted || !std::io::stderr().is_terminal() {
             return (None, None);

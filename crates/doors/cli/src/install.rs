@@ -1,17 +1,17 @@
-//! `kedge install-helpers`: puts the program where mount(8), man(1), shells and systemd look for
+//! `kedge install-helpers`: installs the program where mount(8), man(1), shells and systemd expect
 //! it.
 //!
 //! | what | where, below the prefix |
 //! |---|---|
-//! | the program, a copy of the one that runs | `bin/kedge` |
-//! | the helpers of mount(8), mkfs(8), fsck(8), links to it | `sbin/`, or as `--sbin` says |
+//! | the program, a copy of the running one | `bin/kedge` |
+//! | the helpers of mount(8), mkfs(8), fsck(8), links to the program | `sbin/`, or the directory of `--sbin` |
 //! | man pages | `share/man/man5`, `share/man/man8` |
 //! | completions of bash, zsh and fish | `share/bash-completion` and so on |
 //! | the unit of `kedge daemon`, an example of a mount unit | `lib/systemd/system`, `share/doc/kedge/examples` |
 //!
-//! mount(8) looks for helpers in /sbin and nowhere else, so with the usual prefixes the links go
-//! there. All obstacles are looked for before the first file is written. Each file is written under
-//! another name, made durable and renamed: an interrupted run leaves the old or the new one.
+//! mount(8) searches for helpers only in /sbin, so with the usual prefixes the links go there. All
+//! obstacles are checked before the first file is written. Each file is written under a temporary
+//! name, made durable and renamed, so an interrupted run leaves the old or the new file.
 
 use crate::manual;
 use anyhow::{Context, Result, bail};
@@ -24,20 +24,20 @@ use std::process::ExitCode;
 
 #[derive(clap::Args, Debug)]
 pub struct Args {
-    /// Where to install
+    /// The directory to install to
     #[arg(long, value_name = "DIR", default_value = "/usr/local")]
     prefix: PathBuf,
-    /// Where the links for mount(8), mkfs(8) and fsck(8) go (default: /sbin with the prefixes /usr
-    /// and /usr/local, else sbin below the prefix)
+    /// The directory of the links for mount(8), mkfs(8) and fsck(8) (default: /sbin with the
+    /// prefixes /usr and /usr/local, else sbin below the prefix)
     #[arg(long, value_name = "DIR")]
     sbin: Option<PathBuf>,
-    /// Write below this directory, which stands for /: for those who make packages
+    /// Write below this directory, which stands for /; for package builders
     #[arg(long, value_name = "DIR")]
     root: Option<PathBuf>,
     /// Replace helpers that are not links to kedge
     #[arg(short, long)]
     force: bool,
-    /// Only say what would be done
+    /// Only print what would be done
     #[arg(short = 'n', long)]
     dry_run: bool,
     /// Remove what an earlier run installed
@@ -59,7 +59,7 @@ enum What {
 }
 
 struct Item {
-    /// As the installed system sees it: without `--root`.
+    /// The path in the installed system, without `--root`.
     path: PathBuf,
     what: What,
 }
@@ -100,7 +100,7 @@ fn items(args: &Args) -> Result<Vec<Item>> {
     let usual = prefix == Path::new("/usr") || prefix == Path::new("/usr/local");
     let below = prefix.join("sbin");
     let sbin = args.sbin.clone().unwrap_or_else(|| if usual { "/sbin".into() } else { below.clone() });
-    // Below one prefix a relative link survives when the whole is moved.
+    // Within one prefix use a relative link, which stays valid if the prefix is moved.
     let target = if sbin == below { PathBuf::from("../bin/kedge") } else { program.clone() };
     let kedge = crate::command();
     let text = |path: PathBuf, bytes: Vec<u8>| Item { path, what: What::Text(bytes) };
@@ -121,7 +121,7 @@ fn items(args: &Args) -> Result<Vec<Item>> {
     Ok(items)
 }
 
-/// Where a path lies for this run.
+/// The path to write to in this run, below `--root` if given.
 fn place(path: &Path, args: &Args) -> PathBuf {
     match &args.root {
         Some(root) => root.join(path.strip_prefix("/").unwrap_or(path)),
@@ -129,17 +129,17 @@ fn place(path: &Path, args: &Args) -> PathBuf {
     }
 }
 
-/// Whether a link of that name is one that we made: it leads to a program called kedge.
+/// Whether `path` is a link made by this command: it points to a program called kedge.
 fn is_ours(path: &Path) -> bool {
     fs::read_link(path).is_ok_and(|target| target.file_name().is_some_and(|name| name == "kedge"))
 }
 
-/// Refuses what somebody else put there.
+/// Refuses a path that has a file of another origin.
 fn check(item: &Item, args: &Args) -> Result<()> {
     let path = place(&item.path, args);
     match fs::symlink_metadata(&path) {
         Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
-        Err(e) => Err(e).with_context(|| format!("look at {}", path.display())),
+        Err(e) => Err(e).with_context(|| format!("find {}", path.display())),
         Ok(meta) if meta.is_dir() => bail!("{} is a directory", path.display()),
         Ok(_) if matches!(item.what, What::Link(_)) && !is_ours(&path) => {
             bail!("{} is not a link to kedge; -f replaces it", path.display())
@@ -164,13 +164,13 @@ fn install(item: &Item, args: &Args) -> Result<()> {
     };
     let placed = written.and_then(|()| Ok(fs::rename(&temporary, &path)?));
     if placed.is_err() {
-        // Nothing is there if it could not be made; the first error is the one to tell.
+        // The temporary file does not exist if it could not be made; the first error is reported.
         let _ = fs::remove_file(&temporary);
     }
     placed.with_context(|| format!("install {}", path.display()))
 }
 
-/// A person with a strict umask means others to read what is installed all the same.
+/// Makes directories that all users can read, even under a strict umask.
 fn make_dirs(dir: &Path) -> Result<()> {
     if dir.is_dir() {
         return Ok(());
@@ -190,18 +190,18 @@ fn write(path: &Path, mode: u32, fill: impl FnOnce(&mut File) -> std::io::Result
     Ok(file.sync_all()?)
 }
 
-/// Whether the file is the program that runs.
+/// Whether the file is the running program.
 fn is_running(path: &Path) -> bool {
     let id = |path: &Path| fs::metadata(path).map(|m| (m.dev(), m.ino()));
     matches!((id(path), id(Path::new("/proc/self/exe"))), (Ok(a), Ok(b)) if a == b)
 }
 
-/// Removes one item; false: it is not there, or not ours.
+/// Removes one item. Returns false if it does not exist or was not made by this command.
 fn remove(item: &Item, args: &Args, dry: bool) -> Result<bool> {
     let path = place(&item.path, args);
     let meta = match fs::symlink_metadata(&path) {
         Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(false),
-        meta => meta.with_context(|| format!("look at {}", path.display()))?,
+        meta => meta.with_context(|| format!("find {}", path.display()))?,
     };
     if matches!(item.what, What::Link(_)) && !(meta.is_symlink() && is_ours(&path)) {
         eprintln!("kedge: warning: {} is not a link to kedge and stays", path.display());

@@ -1,14 +1,15 @@
 //! `kedge stats --listen`: the counters of mounts over HTTP, for Prometheus.
 //!
 //! # Bounds
-//! A request has at most [`REQUEST_BYTES_MAX`] bytes and [`PATIENCE`] to arrive and to be answered.
-//! At most [`CONNECTIONS_MAX`] are served at once, each by a thread; further ones are closed. Each
-//! mount is asked by one thread at a time, and has [`MOUNT_PATIENCE`]: then the answer goes out
-//! without it, and it is not asked again before it has answered. So neither a client that sends
-//! nothing nor a mount that does not answer stops the others, or takes more than one thread.
+//! A request has at most [`REQUEST_BYTES_MAX`] bytes, and [`PATIENCE`] limits its arrival and its
+//! reply. At most [`CONNECTIONS_MAX`] connections are served at once, each by a thread; further
+//! connections are closed. Only one thread at a time queries a mount, for at most
+//! [`MOUNT_PATIENCE`]: after that the reply is sent without the mount, and no second query starts
+//! before the first has returned. So neither a client that sends nothing nor a mount that does not
+//! respond delays the others or occupies more than one thread.
 //!
-//! It knows GET and HEAD of `/metrics`, answers one request for each connection, and reads nothing
-//! else of it. A crate was weighed: this is all that a scrape needs.
+//! Only GET and HEAD of `/metrics` are supported, one request for each connection. No HTTP crate is
+//! used, because a scrape needs no more.
 
 use crate::report;
 use anyhow::{Context, Result};
@@ -30,7 +31,7 @@ const REQUEST_BYTES_MAX: usize = 8 << 10;
 const PATIENCE: Duration = Duration::from_secs(10);
 const MOUNT_PATIENCE: Duration = Duration::from_secs(2);
 const CONNECTIONS_MAX: usize = 16;
-/// After an error of accept(2), such as too many open files.
+/// The pause after an error of accept(2), such as too many open files.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// A port of this machine, or an address and a port.
@@ -42,13 +43,15 @@ pub fn address(text: &str) -> Result<SocketAddr> {
     parsed.map_err(|_| Usage(format!("--listen {text}: neither a port nor ADDRESS:PORT")).into())
 }
 
-/// Serves until a signal ends the process. Without `dirs`: all mounts that can be believed, as they
-/// come and go.
+/// Serves until a signal ends the process. Without `dirs` each reply covers all trusted mounts at
+/// that time.
 pub fn run(address: SocketAddr, dirs: Vec<PathBuf>) -> Result<ExitCode> {
     let listener = TcpListener::bind(address).with_context(|| format!("listen on {address}"))?;
     let address = listener.local_addr().context("find the address listened on")?;
     if !address.ip().is_loopback() {
-        tracing::warn!("{address} can be reached from other machines: whoever reaches it sees the counters");
+        tracing::warn!(
+            "{address} can be reached from other machines: every machine that reaches it sees the counters"
+        );
     }
     println!("http://{address}/metrics");
     notify::ready();
@@ -67,7 +70,7 @@ pub fn run(address: SocketAddr, dirs: Vec<PathBuf>) -> Result<ExitCode> {
         let (dirs, asked) = (dirs.clone(), asked.clone());
         let serve = move || {
             let _turn = turn;
-            // A client that went away is no matter.
+            // A client that has disconnected is not an error.
             if let Err(e) = answer(connection, &dirs, &asked) {
                 tracing::debug!("request not answered: {e}");
             }
@@ -79,12 +82,13 @@ pub fn run(address: SocketAddr, dirs: Vec<PathBuf>) -> Result<ExitCode> {
     unreachable!("incoming connections have no end")
 }
 
-/// One of [`CONNECTIONS_MAX`].
+/// The permit for one of [`CONNECTIONS_MAX`] connections.
 struct Turn(Arc<AtomicUsize>);
 
 impl Turn {
     fn take(active: &Arc<AtomicUsize>) -> Option<Turn> {
-        // Only the thread that accepts takes turns.
+        // Only the accepting thread takes permits, so the check and the increment need not be
+        // atomic.
         if active.load(Ordering::Relaxed) == CONNECTIONS_MAX {
             return None;
         }
@@ -116,7 +120,7 @@ fn answer(mut connection: TcpStream, dirs: &[PathBuf], asked: &Asked) -> std::io
     connection.write_all(text.as_bytes())
 }
 
-/// Reads up to the empty line, or as much as a request may have.
+/// Reads up to the empty line, or [`REQUEST_BYTES_MAX`] bytes.
 fn read_head(connection: &mut TcpStream, clock: &SystemClock) -> std::io::Result<Vec<u8>> {
     let mut head = Vec::new();
     let begun = clock.monotonic();
@@ -138,7 +142,7 @@ fn read_head(connection: &mut TcpStream, clock: &SystemClock) -> std::io::Result
 #[derive(PartialEq, Eq, Debug)]
 enum Request {
     Metrics,
-    /// The answer's status.
+    /// The status of the reply.
     Other(&'static str),
 }
 
@@ -160,18 +164,18 @@ fn request(head: &[u8]) -> Request {
     }
 }
 
-/// The mounts that are being asked, each by one thread, for all who want to know.
+/// The mounts that are being queried, each by one thread whose result all connections share.
 #[derive(Clone, Default)]
 struct Asked(Arc<Mutex<HashMap<PathBuf, Arc<Slot>>>>);
 
-/// Where the answer of a mount will be.
+/// The place of a mount's result.
 #[derive(Default)]
 struct Slot {
     answered: Mutex<Option<Answered>>,
     changed: Condvar,
 }
 
-/// A thread that asks; when it is gone, another may.
+/// Marks a mount as being queried; when it is dropped, a new query may start.
 struct Asking(Asked, PathBuf);
 
 impl Drop for Asking {
@@ -181,7 +185,7 @@ impl Drop for Asking {
 }
 
 impl Asked {
-    /// Has a thread ask a mount, if none does already.
+    /// Starts a thread that queries a mount, unless one does already.
     fn start(&self, dir: &Path, ask: fn(&Path) -> Answered) -> Arc<Slot> {
         let slot = match self.0.lock().entry(dir.to_owned()) {
             Entry::Occupied(there) => return there.get().clone(),
@@ -190,7 +194,8 @@ impl Asked {
         let (asking, mine) = (Asking(self.clone(), dir.to_owned()), slot.clone());
         let thread = kedge_base::spawn_named("counters", move || {
             let answered = ask(&asking.1);
-            // First: whoever comes from here on asks again.
+            // Unmark the mount before the result is published, so that a connection from here on
+            // starts a new query.
             drop(asking);
             *mine.answered.lock() = Some(answered);
             mine.changed.notify_all();
@@ -223,7 +228,7 @@ fn ask(dir: &Path) -> Answered {
     (tree, shown.to_string_lossy().into_owned())
 }
 
-/// The counters of all mounts. A mount that cannot be asked is down.
+/// The counters of all mounts. A mount that cannot be queried is shown as down.
 fn metrics(dirs: &[PathBuf], asked: &Asked) -> String {
     let found: Vec<PathBuf>;
     let dirs = match dirs {
@@ -242,7 +247,7 @@ fn gather(dirs: &[PathBuf], asked: &Asked, ask: fn(&Path) -> Answered) -> Vec<An
     let slots: Vec<_> = dirs.iter().map(|dir| (dir, asked.start(dir, ask))).collect();
     let wait = |(dir, slot): (&PathBuf, Arc<Slot>)| {
         slot.wait(MOUNT_PATIENCE.saturating_sub(clock.since(begun))).unwrap_or_else(|| {
-            tracing::warn!("{} does not answer", dir.display());
+            tracing::warn!("{} does not respond", dir.display());
             let shown = std::path::absolute(dir).unwrap_or_else(|_| dir.clone());
             (json!({ "up": false }), shown.to_string_lossy().into_owned())
         })

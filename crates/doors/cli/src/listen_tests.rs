@@ -45,7 +45,7 @@ fn a_mount_that_does_not_answer_takes_one_thread_and_stops_no_other() {
     assert_eq!(ASKED.load(Ordering::Relaxed), 1);
 }
 
-/// The second must not take the mount for one that does not answer.
+/// The second scrape must not report the mount as down.
 #[test]
 fn two_scrapes_at_once_share_an_answer() {
     fn slow(dir: &Path) -> Answered {

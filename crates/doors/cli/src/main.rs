@@ -53,8 +53,7 @@ use std::process::ExitCode;
 const FAILURE: u8 = 1;
 const USAGE: u8 = 2;
 
-const BENCH_MOVED: &str =
-    "experiments are in a program of their own: kedge-lab bench …, kedge-lab reproduce …";
+const BENCH_MOVED: &str = "experiments are in a separate program: kedge-lab bench …, kedge-lab reproduce …";
 
 #[derive(Parser, Debug)]
 #[command(
@@ -87,7 +86,7 @@ enum Command {
     Thaw(freeze::ThawArgs),
     /// Check an image, and optionally repair it
     Fsck(fsck::Args),
-    /// Read and verify everything that has a checksum, also beside a mount
+    /// Read and verify everything that has a checksum, even while the image is mounted
     Scrub(scrub::Args),
     /// Change the label of an image that is not mounted
     Tune(tune::Args),
@@ -99,13 +98,13 @@ enum Command {
     Top(top::Args),
     /// Show the structures of an image
     Dump(dump::Args),
-    /// Copy the metadata of an image for the report of a bug, without file data
+    /// Copy the metadata of an image, without file data, to attach to a bug report
     Image(extract::Args),
     /// List a directory of an image that is not mounted
     Ls(inside::LsArgs),
     /// Print files of an image that is not mounted
     Cat(inside::CatArgs),
-    /// Show all that is known of a file of an image that is not mounted
+    /// Show all metadata of a file of an image that is not mounted
     Stat(inside::StatArgs),
     /// List all paths below a directory of an image that is not mounted
     Find(inside::FindArgs),
@@ -129,7 +128,7 @@ enum Command {
     Crash(crash::Args),
 }
 
-/// What `--help`, the man pages and the completions are made from.
+/// The command from which `--help`, the man pages and the completions are made.
 fn command() -> clap::Command {
     Cli::command()
 }
@@ -199,7 +198,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// The help that is about what was asked for: of the subcommand, if there is one.
+/// The command line for help about the given subcommand, or about `kedge` itself.
 fn help_command(args: &[OsString]) -> String {
     let mut command = command();
     let mut words = String::from("kedge");
@@ -236,8 +235,7 @@ fn with_subcommand(mut args: Vec<OsString>) -> Vec<OsString> {
     args
 }
 
-/// What went wrong and what may be meant instead, without clap's usage text and its advice about
-/// `--`.
+/// clap's error and suggestion, without its usage text and its advice about `--`.
 fn first_paragraphs(e: &clap::Error) -> String {
     let text = e.render().to_string();
     let text = text.strip_prefix("error: ").unwrap_or(&text);

@@ -1,8 +1,8 @@
-//! Man pages and shell completions, made from the same declarations as `--help`.
+//! Makes man pages and shell completions from the same declarations as `--help`.
 //!
-//! What clap knows (synopsis, options, subcommands) is rendered by clap_mangen. What it does not
-//! know (exit codes, examples, the mount options of kedgefs(5)) stands in `text` and `options`.
-//! Nothing here has a date or a path of this machine: the same source gives the same bytes.
+//! clap_mangen renders the parts that clap declares (synopsis, options, subcommands). The other
+//! parts (exit codes, examples, the mount options of kedgefs(5)) are in `text` and `options`. No
+//! page contains a date or a path of this machine, so the same source gives the same bytes.
 
 mod options;
 mod text;
@@ -18,13 +18,13 @@ const ADMIN: &str = "8";
 const FORMATS: &str = "5";
 const VERSION: &str = concat!("kedge ", env!("CARGO_PKG_VERSION"));
 
-/// A part of a page that clap does not know.
+/// A part of a page that clap does not declare.
 pub enum Block {
-    /// Running text. Words in backquotes are set in bold.
+    /// A paragraph. Words in backquotes are set in bold.
     Text(&'static str),
-    /// Lines to be taken as they are.
+    /// Preformatted lines.
     Code(&'static str),
-    /// A word and what it means.
+    /// A term and its explanation.
     Term(&'static str, &'static str),
 }
 
@@ -47,7 +47,7 @@ pub fn pages(kedge: Command) -> Result<Vec<Page>> {
     Ok(pages)
 }
 
-/// What mount(8), mkfs(8) and fsck(8) call.
+/// The helpers that mount(8), mkfs(8) and fsck(8) call.
 fn helpers() -> [Command; 3] {
     let command = |name, about| Command::new(name).about(about).disable_help_flag(true);
     let mount = command("mount.kedgefs", "Mount a KedgeFS image, called by mount(8)");
@@ -60,7 +60,7 @@ fn helpers() -> [Command; 3] {
     ]
 }
 
-/// The page of a command, and those of its subcommands.
+/// Adds the pages of a command and of its subcommands.
 fn add_command(command: &Command, pages: &mut Vec<Page>) -> Result<()> {
     let name = command.get_display_name().unwrap_or_else(|| command.get_name()).to_owned();
     let page = render(command, &name).with_context(|| format!("the page of {name}"))?;
@@ -112,7 +112,7 @@ fn section(roff: &mut Roff, heading: &str, blocks: &[Block]) {
     }
 }
 
-/// Lines to be taken as they are.
+/// Preformatted lines.
 fn code(roff: &mut Roff, lines: &str) {
     roff.control("PP", []);
     roff.control("RS", ["4"]);
@@ -137,20 +137,20 @@ fn see_also(roff: &mut Roff, name: &str) {
     roff.text(words);
 }
 
-/// Words in backquotes are set in bold. Lines of the source are not lines of the page.
+/// Sets words in backquotes in bold and joins the lines of the source.
 fn inlines(text: &str) -> Vec<Inline> {
     let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
     let parts = text.split('`').enumerate().filter(|(_, part)| !part.is_empty());
     parts.map(|(i, part)| if i % 2 == 0 { roman(part) } else { bold(part) }).collect()
 }
 
-/// What help texts have in backquotes.
+/// Sets words in backquotes of a help text in bold.
 fn set_bold(roff: &str) -> String {
     let parts = roff.split('`').enumerate();
     parts.map(|(i, part)| if i % 2 == 0 { part.to_owned() } else { format!("\\fB{part}\\fR") }).collect()
 }
 
-/// The command without what its help does not show: clap_complete would offer that, too.
+/// The command without its hidden arguments and subcommands, which clap_complete would offer too.
 fn visible(command: &Command) -> Command {
     let args = command.get_arguments().filter(|arg| !arg.is_hide_set());
     let subcommands = command.get_subcommands().filter(|command| !command.is_hide_set());
@@ -169,7 +169,7 @@ fn visible(command: &Command) -> Command {
     }
 }
 
-/// Where a shell looks for completions, below the prefix, and the script.
+/// The completion scripts, each with its path below the prefix.
 pub fn completions(kedge: &Command) -> Vec<(&'static str, Vec<u8>)> {
     let files = [
         (Shell::Bash, "share/bash-completion/completions/kedge"),

@@ -13,15 +13,15 @@ use std::process::ExitCode;
 #[derive(clap::Args, Debug)]
 #[command(version, disable_version_flag = true)]
 pub struct Args {
-    /// Print the version, as mkfs(8) asks for it
+    /// Print the version, as mkfs(8) requires
     #[arg(short = 'V', action = clap::ArgAction::Version)]
     version: Option<bool>,
     /// Size of the image; a missing file is created, a shorter one is extended. auto: as large as
-    /// what --from names needs
+    /// the source of --from needs
     #[arg(long, value_name = "SIZE|auto", value_parser = parse_image_size, allow_negative_numbers = true)]
     size: Option<ImageSize>,
-    /// Fill it from a directory, a tar file, or a tar stream on standard input (-), with owners,
-    /// modes, times, attributes, hard links, holes and devices
+    /// Fill the image from a directory, a tar file, or a tar stream on standard input (-), with
+    /// owners, modes, times, attributes, hard links, holes and devices
     #[arg(long, value_name = "DIR|TAR|-")]
     from: Option<PathBuf>,
     /// Name of the file system, at most 64 bytes
@@ -33,8 +33,8 @@ pub struct Args {
     /// Size of the log, 1 MiB to 1 GiB (default: a 32nd of the image, at least 32 MiB)
     #[arg(long, value_name = "SIZE", value_parser = parse_size, allow_negative_numbers = true)]
     log_size: Option<u64>,
-    /// Let files be made immutable or append-only (chattr +i, +a). Each open of a file then takes
-    /// the mount two requests
+    /// Let files be made immutable or append-only (chattr +i, +a). Each open of a file then costs
+    /// two requests
     #[arg(long)]
     immutable: bool,
     /// Overwrite existing data on the target
@@ -71,7 +71,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         label: args.label,
         uuid: args.uuid,
         immutable: args.immutable,
-        // Targets that hold data are refused below, before anything is changed.
+        // Targets with existing data are refused below, before anything is changed.
         overwrite: true,
         ..FormatOptions::default()
     };
@@ -105,7 +105,7 @@ fn open_source(args: &Args, is_new: bool) -> Result<Option<import::Source>> {
     Ok(Some(source))
 }
 
-/// Bytes of the image; `None`: as large as the file or device is.
+/// The size of the image in bytes; `None` for the size of the file or device.
 fn size(args: &Args, source: Option<&import::Source>, is_new: bool) -> Result<Option<u64>> {
     match (args.size, source) {
         (Some(ImageSize::Bytes(bytes)), _) => Ok(Some(bytes)),
@@ -134,7 +134,7 @@ fn check_target(path: &Path, force: bool) -> Result<()> {
 }
 
 /// Extends a regular file to at least `size` bytes. A remote image that is too small is refused.
-/// The engine uses all of a block device that is too small.
+/// A block device is not extended; the engine uses its whole size.
 fn extend(path: &Path, size: u64) -> Result<()> {
     if is_remote(path)? {
         let there = Image::open(path)?.size;

@@ -1,20 +1,20 @@
 //! `kedge remount`, and `mount -o remount` where `mount.kedgefs`, `mount.fuseblk.kedgefs` and
 //! `mount.fuse.kedgefs` are links to this program: changes options of a live mount.
 //!
-//! The kernel does not tell a FUSE server about a remount, so the options of KedgeFS are sent to
-//! the serving process as an attribute of the root directory. They are parsed here first, because
-//! an error message can say what is wrong and an errno cannot. `ro`, `nosuid` and the like are
-//! options of the kernel.
+//! The kernel does not notify a FUSE server of a remount, so the options of KedgeFS are sent to the
+//! serving process as an attribute of the root directory. They are parsed here first, because an
+//! error message can name the fault and an errno cannot. `ro`, `nosuid` and the like are options of
+//! the kernel.
 //!
-//! mount(8) passes more words than its user gave. For a directory alone, it repeats those of fstab,
-//! or else those of the mount table. There are four kinds of words:
+//! mount(8) passes more words than its user gave. For a directory alone it repeats the words of
+//! fstab, or else those of the mount table. There are four kinds of words:
 //!
 //! | word | becomes |
 //! |---|---|
-//! | of the engine, and may change | sent to the serving process |
-//! | a flag of mount(2) | changed in the kernel, if it is another than now |
-//! | cannot change (`cache_size=64M`, `user_id=0`) | nothing if it is in force, else an error |
-//! | without effect (`nofail`, `x-…`) | nothing |
+//! | an option of the engine that may change | sent to the serving process |
+//! | a flag of mount(2) | changed in the kernel if it differs |
+//! | an option that cannot change (`cache_size=64M`, `user_id=0`) | no change if it is in force, else an error |
+//! | an option without effect (`nofail`, `x-…`) | no change |
 //!
 //! All words are checked before anything changes. Options that are not named stay as they are, with
 //! one exception: mount(8) names all flags that are to be set, and leaves out `exec`, `suid` and
@@ -59,7 +59,7 @@ const KERNEL_WORDS: &[&str] = &[
     "subtype",
 ];
 
-/// Words for flags of mount(2): for one that is set, and for one that is not.
+/// Flags of mount(2), each with the word that sets it and the word that clears it.
 const FLAGS: &[(&str, &str, MountFlags)] = &[
     ("ro", "rw", MountFlags::RDONLY),
     ("nosuid", "suid", MountFlags::NOSUID),
@@ -126,8 +126,9 @@ fn name(word: &str) -> &str {
     word.split_once('=').map_or(word, |(name, _)| name)
 }
 
-/// The words to send; none if they ask for what is in force. Of two words for one option the later
-/// counts, here and there: mount(8) puts those of fstab before those of its command.
+/// The words to send, empty if all are in force. If two words set one option, the later one counts,
+/// here and in the serving process: mount(8) puts the words of fstab before those of its command
+/// line.
 fn changes(words: &[&str], in_force: &Value) -> Result<String> {
     let mut switches = Switches::default();
     let mut ours = Vec::new();
@@ -185,12 +186,12 @@ fn refuse_fixed(asked: &MountWords, kernel: &[&str], mount: &MountEntry, info: &
     Ok(())
 }
 
-/// Words of fusermount3 that the kernel shows elsewhere, or not at all.
+/// Words of fusermount3 that the mount table shows elsewhere or not at all.
 fn has_default(word: &str, mount: &MountEntry) -> bool {
     match name(word) {
         "fsname" => word.strip_prefix("fsname=").is_some_and(|n| Path::new(n) == mount.source),
         "subtype" => word == "subtype=kedgefs",
-        "rootmode" => true, // of a directory: the root is one
+        "rootmode" => true, // the root is always a directory
         _ => false,
     }
 }
@@ -203,7 +204,7 @@ fn is_flag(word: &str) -> bool {
     FLAGS.iter().any(|(on, off, _)| word == *on || word == *off)
 }
 
-/// The flags in force, and those with the changes that `words` ask for.
+/// The flags in force, and the flags after the changes that `words` ask for.
 fn flags(words: &[&str], mount: &MountEntry, unnamed: Flags) -> (MountFlags, MountFlags) {
     let mut now = MountFlags::empty();
     for (on, _, flag) in FLAGS {
@@ -219,7 +220,7 @@ fn flags(words: &[&str], mount: &MountEntry, unnamed: Flags) -> (MountFlags, Mou
                 wanted.set(*flag, word == on);
             }
         }
-        // The two exclude each other, and mount(8) adds its word after those in force.
+        // noatime and relatime exclude each other, and mount(8) adds its word after those in force.
         match *word {
             "noatime" => wanted.remove(MountFlags::RELATIME),
             "relatime" => wanted.remove(MountFlags::NOATIME),
@@ -242,7 +243,7 @@ fn send(dir: &Path, list: &str) -> Result<()> {
         .with_context(|| format!("remount {}", dir.display()))
 }
 
-/// With `ro` the kernel syncs everything first.
+/// Sets the flags of the mount. With `ro` the kernel syncs everything first.
 fn set_flags(dir: &Path, flags: MountFlags) -> Result<()> {
     rustix::mount::mount_remount(dir, flags, "").map_err(|e| {
         let why = match e {

@@ -1,7 +1,7 @@
 //! `kedge scrub`: reads and verifies everything that has a checksum, mounted or not.
 //!
-//! `kedge_fsck::scrub` has the argument why that is sound beside a mount. An image that is not
-//! mounted is locked against one meanwhile.
+//! `kedge_fsck::scrub` argues why this is sound while a mount writes. An image that is not mounted
+//! is locked, so that it cannot be mounted meanwhile.
 
 use crate::fsck::{self, Bar};
 use anyhow::{Context, Result, bail};
@@ -26,17 +26,17 @@ pub fn run(args: Args) -> Result<ExitCode> {
     fsck::finish(engine::scrub(&image, mounted, hear), bar, args.json)
 }
 
-/// The image that is meant, and whether it is mounted.
+/// The image of the target, and whether it is mounted.
 fn find(target: &Path) -> Result<(PathBuf, bool)> {
     let is_dir = !is_remote(target)?
-        && std::fs::metadata(target).with_context(|| format!("look at {}", target.display()))?.is_dir();
+        && std::fs::metadata(target).with_context(|| format!("find {}", target.display()))?.is_dir();
     if !is_dir {
         return Ok((target.to_owned(), mounts::of_image(target)?.is_some()));
     }
-    // Only the root of a mount answers.
+    // Only the root of a mount has this attribute.
     mounts::attribute(target, mounts::XATTR_PID)?;
     match status::image_behind(target)? {
         Some(image) => Ok((image, true)),
-        None => bail!("the image behind {} is not known: name it instead", target.display()),
+        None => bail!("the image of {} is not known: name it instead", target.display()),
     }
 }

@@ -1,5 +1,5 @@
-//! `kedge stats`: the counters of a live mount, as a page for people, as text with all of them, as
-//! JSON, or for Prometheus.
+//! `kedge stats`: shows the counters of a live mount as a summary page, as text with all counters,
+//! as JSON, or for Prometheus.
 
 use crate::{listen, report, summary};
 use anyhow::{Context, Result};
@@ -13,7 +13,7 @@ use std::process::ExitCode;
 
 #[derive(clap::Args, Debug)]
 pub struct Args {
-    /// Print every counter, not only those that say how a mount is doing
+    /// Print every counter, not only the summary
     #[arg(long, conflicts_with_all = ["json", "prometheus", "slow_fsync", "latches"])]
     all: bool,
     /// Print every counter as JSON
@@ -30,8 +30,8 @@ pub struct Args {
     #[arg(long, conflicts_with_all = ["json", "prometheus"])]
     latches: bool,
     /// Serve the counters to Prometheus over HTTP, as http://ADDRESS:PORT/metrics, until a signal
-    /// ends it; a port alone is one of 127.0.0.1. Several mount points may be named. If none is,
-    /// all mounts are served, as they come and go
+    /// ends the command; without ADDRESS it listens on 127.0.0.1. Several mount points may be
+    /// named. Without a mount point, all current mounts are served
     #[arg(long, value_name = "[ADDRESS:]PORT", conflicts_with_all = ["all", "json", "prometheus", "slow_fsync", "latches"])]
     listen: Option<String>,
     /// The mount point
@@ -64,11 +64,13 @@ pub fn run(args: Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What nobody should have to look for.
+/// The states that are shown first: shut down, frozen, device without response.
 fn headline(state: &Value) -> String {
     let down = match (state["since"].as_str(), state["reason"].as_str()) {
         (Some(since), Some(reason)) => {
-            format!("SHUT DOWN since {since}: {reason}. Changes and fsync fail until it is mounted anew.\n\n")
+            format!(
+                "SHUT DOWN since {since}: {reason}. Changes and fsync fail until it is mounted again.\n\n"
+            )
         }
         _ => match state["frozen_since"].as_str() {
             Some(since) => format!("FROZEN since {since}. Changes wait for kedge thaw.\n\n"),
@@ -87,8 +89,8 @@ fn ms(of: &Value, name: &str) -> f64 {
     number(of, name) as f64 / 1e6
 }
 
-/// The transactions, in the form of jbd2's statistics: log writes that were asked for. Checkpoints
-/// have a line of their own, and the averages are of checkpoints.
+/// The transactions in the form of jbd2's statistics, where a transaction is a log write.
+/// Checkpoints have their own line, and the averages are those of checkpoints.
 fn transactions(t: &Value) -> String {
     format!(
         "{} transactions ({} requested), each up to {} blocks\n\
@@ -116,7 +118,8 @@ fn transactions(t: &Value) -> String {
     )
 }
 
-/// A file has no way back to its names: only a search finds its paths.
+/// The table of the slowest fsyncs. An inode has no reference to its names, so the table suggests a
+/// search for its paths.
 fn slow_table(dir: &Path, slow: &Value) -> String {
     let mut text = format!(
         "{:>10} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9}  call\n",
@@ -137,7 +140,7 @@ fn slow_table(dir: &Path, slow: &Value) -> String {
 }
 
 /// The statistics of the tree's latches: for each kind the sums, and the waits in microseconds and,
-/// if there were such long ones, in milliseconds. `None`: `tree` has no such statistics.
+/// if there were such long waits, in milliseconds. `None` if `tree` has no such statistics.
 fn latches(tree: &Value) -> Option<String> {
     let number = |value: &Value| value.as_u64();
     let mut out = format!(
@@ -161,7 +164,7 @@ fn latches(tree: &Value) -> Option<String> {
         );
         for (unit, name) in [("usecs", "wait_us_histogram"), ("msecs", "wait_ms_histogram")] {
             let buckets: Vec<u64> = counters[name].as_array()?.iter().filter_map(Value::as_u64).collect();
-            // A histogram with everything in its first row shows nothing.
+            // A histogram with all samples in its first row is not useful.
             let spread = if unit == "usecs" { !buckets.is_empty() } else { buckets.len() > 2 };
             if spread {
                 out += &histogram_text(unit, &buckets);

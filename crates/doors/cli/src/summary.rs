@@ -1,7 +1,7 @@
-//! What `kedge stats` prints unless it is asked for more: one screen, with a unit on each figure.
+//! The default page of `kedge stats`: one screen, with a unit on each figure.
 //!
-//! [`report::table`] shows every counter and knows none by name. This page knows the few that say
-//! how a mount is doing. A counter that a mount does not have counts as zero.
+//! [`report::table`] shows every counter and knows none by name. This page knows the few counters
+//! that show the state of a mount. A counter that a mount lacks counts as zero.
 
 use crate::report::Histogram;
 use kedge_base::BLOCK_SIZE;
@@ -9,10 +9,10 @@ use kedge_host::text::{duration, show_size};
 use serde_json::Value;
 use std::fmt::Write as _;
 
-/// Rows of the table of operations: all of them, unless a mount has seen more kinds.
+/// The most rows of the table of operations.
 const OPERATIONS_MAX: usize = 12;
 
-/// The operations, and a line for each part of the file system.
+/// The page: the operations, and a line for each part of the file system.
 pub fn page(stats: &Value) -> String {
     let mut out = operations(&stats["operations"]);
     for (name, line) in [
@@ -41,7 +41,7 @@ fn size(of: &Value, pointer: &str) -> String {
     show_size(number(of, pointer))
 }
 
-/// Those that took most time in all, by their POSIX names.
+/// The operations that took the most time in total, by their POSIX names.
 fn operations(of: &Value) -> String {
     let mut rows: Vec<(&String, Histogram<'_>)> = of
         .as_object()
@@ -136,7 +136,7 @@ fn none_or(parts: Vec<String>) -> String {
     if parts.is_empty() { "none".into() } else { parts.join(", ") }
 }
 
-/// What operations had to wait for.
+/// The causes for which operations had to wait.
 fn waits(stats: &Value) -> String {
     let waits = [
         ("/log/space_stall_ns/count", "log space"),
@@ -161,7 +161,7 @@ fn device(of: &Value) -> String {
     )
 }
 
-/// How long small requests take, in the median, at present.
+/// The present median latency of small requests.
 pub fn latency(of: &Value) -> String {
     let one = |(name, value): (&String, &Value)| {
         let kind = name.trim_end_matches("_ns").replace('_', " ");
@@ -171,7 +171,7 @@ pub fn latency(of: &Value) -> String {
     if known.is_empty() { "not measured yet".into() } else { known.join(", ") }
 }
 
-/// What the device failed to do, and the blocks that it no longer gets.
+/// The failed requests of the device, and the blocks that are no longer used.
 fn errors(stats: &Value) -> String {
     let failed =
         counted(&stats["device"]["errors"]).map(|(kind, n)| format!("{n} failed {kind} of the device"));
@@ -180,8 +180,9 @@ fn errors(stats: &Value) -> String {
     none_or(failed.chain(others.map(|(n, what)| format!("{n} {what}"))).collect())
 }
 
-/// Errors that programs got, the most frequent first. ENOENT and ENODATA are left out: they say no
-/// to a question, and the kernel asks for an attribute that few files have at every write.
+/// The errors returned to programs, the most frequent first. ENOENT and ENODATA are left out,
+/// because they are ordinary results: at every write the kernel reads an attribute that few files
+/// have.
 fn failed_calls(of: &Value) -> String {
     const SHOWN: usize = 6;
     let mut all: Vec<(u64, String)> = Vec::new();

@@ -1,9 +1,9 @@
-//! `kedge top`: what a mount is doing, as figures of the last interval.
+//! `kedge top`: shows the activity of a mount as figures of the last interval.
 //!
-//! Each picture is made from two readings of the counters that `kedge stats` shows. On a terminal
-//! it is drawn in place, until `q`, SIGINT or SIGTERM; elsewhere, pictures follow one another. A
-//! crate for terminal interfaces was weighed: this is one table without input, and needs a page
-//! that is drawn anew and two settings of the terminal.
+//! Each page is made from two readings of the counters that `kedge stats` shows. On a terminal the
+//! page is drawn in place, until `q`, SIGINT or SIGTERM; elsewhere, pages follow one another. No
+//! crate for terminal interfaces is used: one table without input needs only a page that is redrawn
+//! and two settings of the terminal.
 
 use crate::report::Histogram;
 use crate::summary;
@@ -26,7 +26,7 @@ pub struct Args {
     /// Print the figures of one interval, and end
     #[arg(long)]
     once: bool,
-    /// Seconds from one picture to the next
+    /// Seconds from one page to the next
     #[arg(short, long, value_name = "SECONDS", default_value_t = 1,
           value_parser = clap::value_parser!(u64).range(1..=3600))]
     interval: u64,
@@ -39,12 +39,12 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let clock = SystemClock::default();
     let mut before = (clock.monotonic(), status::counters(&args.dir)?);
     let (ends, end) = channel();
-    // Before the threads that may end the program, which must not be killed with the terminal as it
-    // is then.
+    // Block signals before the threads start: a signal must not kill the program while the terminal
+    // is in its changed mode.
     let signals = TerminationSignals::block().context("block signals")?;
     let screen = if args.once { None } else { Screen::take(ends.clone())? };
     kedge_base::spawn_named("signals", move || {
-        // The receiver is gone only when the program ends.
+        // A send fails only if the program is ending.
         let _ = ends.send(signals.wait().map(|_| ()));
     })
     .context("start a thread")?;
@@ -85,14 +85,14 @@ fn wait(end: &Receiver<std::io::Result<()>>, interval: Duration) -> Wait {
     }
 }
 
-/// The terminal, which is as it was before when this is dropped.
+/// The terminal in its changed mode; dropping this restores it.
 struct Screen {
-    /// As it was. `None`: keys come from elsewhere.
+    /// The settings to restore; `None` if standard input is not a terminal.
     keys: Option<Termios>,
 }
 
 impl Screen {
-    /// `None`: there is no terminal to draw on.
+    /// Changes the terminal's mode; `None` if standard output is not a terminal.
     fn take(ends: Sender<std::io::Result<()>>) -> Result<Option<Screen>> {
         if !std::io::stdout().is_terminal() {
             return Ok(None);
@@ -101,28 +101,28 @@ impl Screen {
         if std::io::stdin().is_terminal() {
             let before = tcgetattr(std::io::stdin()).context("ask the terminal for its settings")?;
             let mut settings = before.clone();
-            // Keys come at once and are not shown. Ctrl-C stays a signal.
+            // Read keys without waiting for a line end and without echo. Ctrl-C stays a signal.
             settings.local_modes.remove(LocalModes::ICANON | LocalModes::ECHO);
             tcsetattr(std::io::stdin(), OptionalActions::Now, &settings).context("set the terminal")?;
             screen.keys = Some(before);
         }
         kedge_base::spawn_named("keys", move || {
             let mut keys = std::io::BufReader::new(std::io::stdin()).bytes();
-            // Without further keys there are still signals.
+            // If standard input ends, signals can still end the program.
             if keys.any(|key| key.is_ok_and(|key| matches!(key, b'q' | b'Q'))) {
                 let _ = ends.send(Ok(()));
             }
         })
         .context("start a thread")?;
-        // The other screen of the terminal, without a cursor.
+        // Switch to the alternate screen and hide the cursor.
         write!(std::io::stdout(), "\x1b[?1049h\x1b[?25l").context("write to the terminal")?;
         Ok(Some(screen))
     }
 
-    /// Draws as much as fits.
+    /// Draws as much of the page as fits.
     fn draw(&self, text: &str) -> Result<()> {
         let size = tcgetwinsize(std::io::stdout()).context("ask the terminal for its size")?;
-        // 0: a terminal that does not know.
+        // 0 means that the terminal does not know its size.
         let or = |n: u16, default: usize| if n == 0 { default } else { n as usize };
         let (rows, columns) = (or(size.ws_row, 24), or(size.ws_col, 80));
         let lines = text.lines().take(rows.max(2) - 1).map(|line| {
@@ -138,7 +138,7 @@ impl Screen {
 
 impl Drop for Screen {
     fn drop(&mut self) {
-        // A terminal that is gone needs nothing.
+        // A terminal that is gone needs no reset.
         let _ = write!(std::io::stdout(), "\x1b[?25h\x1b[?1049l").and_then(|()| std::io::stdout().flush());
         if let Some(before) = &self.keys {
             let _ = tcsetattr(std::io::stdin(), OptionalActions::Now, before);
@@ -170,14 +170,14 @@ impl Change<'_> {
         format!("{}/s", bytes(self.rate(pointer) as u64))
     }
 
-    /// The average of a histogram of the interval.
+    /// The average of a histogram over the interval.
     fn average(&self, pointer: &str) -> f64 {
         let part = |name: &str| self.since(&format!("{pointer}/{name}")) as f64;
         part("sum") / part("count").max(1.0)
     }
 }
 
-/// The figures of an interval.
+/// The page of an interval.
 fn picture(dir: &Path, before: &Value, now: &Value, seconds: f64) -> String {
     let c = Change { before, now, seconds: seconds.max(0.001) };
     let mut out = format!("KedgeFS on {}, the last {seconds:.1} s\n", dir.display());
@@ -245,7 +245,7 @@ fn picture(dir: &Path, before: &Value, now: &Value, seconds: f64) -> String {
         "operation", "per second", "average", "p99", "count"
     );
     let mut rows = operations(&c);
-    // The busiest first; those that rest keep their order.
+    // The busiest first; idle operations keep their order.
     rows.sort_by(|a, b| b.0.total_cmp(&a.0));
     rows.into_iter().for_each(|(_, row)| out += &row);
     out

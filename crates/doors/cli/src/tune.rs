@@ -1,21 +1,22 @@
-//! `kedge tune`: changes what can be changed of an image that is not mounted: its label, and
-//! whether files can be made immutable.
+//! `kedge tune`: changes the label of an image that is not mounted, and permits immutable files in
+//! it.
 //!
-//! The uuid stays: every node, log write and block of the allocation index has it, so that nothing
-//! of another image passes for this one's. Mount options have no place in the format: fstab(5) has
-//! one.
+//! The uuid cannot change: every node, log write and block of the allocation index contains it, so
+//! that no block of another image passes for one of this image. Mount options are not stored in the
+//! image, because fstab(5) stores them.
 //!
 //! # Crash argument
-//! Label and features are in both superblock slots, and a mount refuses slots that disagree. So:
+//! Label and features are in both superblock slots, and a mount refuses two valid slots that
+//! disagree. So:
 //! 1. the older slot is blanked, durably;
 //! 2. the newer one is written with the change, durably;
 //! 3. the older one is written again, with the change.
 //!
-//! A slot is one sector, so each write is there or not. After 1 and after 2 there is one valid
-//! slot, that of the newest checkpoint, as it was or with the change. A mount takes it, with a
-//! warning about the other, and its first checkpoint writes the other. The image must have been
-//! unmounted, so that nothing needs the older checkpoint. The feature of immutable files only adds
-//! what later operations may do, so it holds of either checkpoint.
+//! A slot is one sector, so each write is atomic. After step 1 and after step 2 there is one valid
+//! slot, that of the newest checkpoint, without or with the change. A mount uses this slot, with a
+//! warning about the other slot, and its first checkpoint writes the other slot. The image must
+//! have been unmounted, so that nothing needs the older checkpoint. The feature of immutable files
+//! only permits more in later operations, so it is valid for both checkpoints.
 
 use anyhow::{Context, Result, bail};
 use kedge_base::{BLOCK_SIZE, IoBuf};
@@ -31,11 +32,11 @@ use std::process::ExitCode;
 
 #[derive(clap::Args, Debug)]
 pub struct Args {
-    /// The new label, up to 64 bytes; an empty one takes it away
+    /// The new label, up to 64 bytes; an empty label removes it
     #[arg(short = 'L', long)]
     label: Option<String>,
-    /// Let files be made immutable or append-only (chattr +i, +a). Each open of a file then takes
-    /// the mount two requests. It cannot be taken back
+    /// Let files be made immutable or append-only (chattr +i, +a). Each open of a file then costs
+    /// two requests. This cannot be undone
     #[arg(long)]
     immutable: bool,
     /// Refused: all metadata of an image is marked with its uuid
@@ -65,7 +66,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     }
     let device = engine::open_device(&args.image, false)?;
     let change = |geometry: &mut Geometry| {
-        // Such an image may hold bits that were no flags when they were set.
+        // An image of such a version may have bits set that were not flags then.
         if args.immutable && !geometry.has_flags() {
             bail!("an older version made it, and its files have no flags");
         }
@@ -97,7 +98,7 @@ fn set(device: &dyn Device, change: &dyn Fn(&mut Geometry) -> Result<()>) -> Res
         (Ok(a), Ok(b)) if a.geometry != b.geometry => bail!("the two superblock slots disagree"),
         (Ok(a), Ok(b)) if a.checkpoint.generation > b.checkpoint.generation => (a, Some(b)),
         (Ok(a), Ok(b)) => (b, Some(a)),
-        // As after step 1 or 2, or of a new image.
+        // As after step 1 or 2, or in a new image.
         (Ok(a), Err(_)) if is_blank(1) => (a, None),
         (Err(_), Ok(b)) if is_blank(0) => (b, None),
         (Err(e), _) | (_, Err(e)) => return Err(e).context("a superblock slot is damaged; see kedge fsck"),

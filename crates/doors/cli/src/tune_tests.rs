@@ -6,7 +6,7 @@ use kedgefs::{FileSystem, FormatOptions, MountOptions};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A device that takes so many writes, and fails from then on, as in a crash.
+/// A device that completes a number of writes and fails all later ones, as in a crash.
 struct Crashing {
     device: Arc<MemDevice>,
     writes: AtomicU64,
@@ -108,7 +108,7 @@ fn a_crash_at_each_write_leaves_an_image_that_mounts() {
         let fs = mount(&device);
         ["a", "b", "c"].iter().for_each(|name| drop(fs.root().open(name).unwrap()));
         fs.close().unwrap();
-        // Where it was left, it goes on.
+        // A second run completes the change.
         set(&*device, &label("new")).unwrap();
         assert_eq!(labels(&device), vec!["new"; whole], "again, after {writes} writes");
         mount(&device).close().unwrap();

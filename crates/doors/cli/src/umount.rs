@@ -2,16 +2,16 @@
 //!
 //! umount(8) on a plain fuse mount returns as soon as the kernel has detached it, while the serving
 //! process still writes its last checkpoint. So this command finds that process first, unmounts,
-//! waits for its end, and reads the superblock that it has written.
+//! waits until the process ends, and reads the superblock that it has written.
 //!
 //! Before that it writes the kernel's page cache with syncfs(2): unmounting writes it too, but does
-//! not report a failure. The superblock records what the server could not write.
+//! not report a failure. The superblock records data that the server could not write.
 //!
 //! # A host without space
-//! Accepted bytes that do not fit on the file system below an image file are kept by a mount, and
-//! lost by its end. So this command then refuses, and says how much room is missing; `--force`
-//! gives the bytes up. The end of the serving process does not depend on that: it waits some
-//! seconds for room, first with the data, then with the last checkpoint, and ends.
+//! A mount keeps accepted bytes that do not fit on the file system that holds the image file; its
+//! end loses them. So this command refuses then and says how much space is missing; `--force` drops
+//! the bytes. The serving process ends in any case: it waits some seconds for space, first for the
+//! data, then for the last checkpoint, and ends.
 
 use anyhow::{Context, Result, anyhow, bail};
 use kedge_fuse::{MountEntry, MountError};
@@ -39,9 +39,10 @@ pub struct Args {
 
 /// How often to check whether a process that lives on has released the image.
 const LOOK_AGAIN: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
-/// After so many checks the user is told what is waited for.
+/// After this number of checks a message says why the command waits.
 const TELL_AFTER: u64 = 100;
-/// How long a plain mount, to which no sync(2) comes, may take to find out that its host is full.
+/// The number of checks until a plain mount, which receives no sync(2), has noticed that its host
+/// is full.
 const FULL_CHECKS: u32 = 30;
 const FULL_PAUSE: Duration = Duration::from_millis(100);
 
@@ -52,8 +53,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
         bail!("{} is a mount of {}, not of KedgeFS", args.dir.display(), mount.kind);
     }
     if mount.is_foreign() {
-        // What a foreign mount says about its image and its process is not trusted: nothing is read
-        // and nothing is waited for.
+        // The image and pid that a foreign mount reports are not trusted, so neither is read or
+        // waited for.
         tracing::info!("{}: a mount of user {:?}, who closes the image", dir.display(), mount.owner);
         engine::unmount(&dir)?;
         return Ok(ExitCode::SUCCESS);
@@ -85,7 +86,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
             check_closed(&args.dir, &image, read_only, &before, stuck.as_ref())?;
         }
     }
-    // The image may be clean all the same: another host has taken it over and closed it.
+    // Report this even if the image is clean: another host may have taken the image over and closed
+    // it.
     if let Some(why) = before.shut_down {
         bail!("{}: unmounted, but the file system had shut down: {why}", args.dir.display());
     }
@@ -95,7 +97,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The image was deleted or renamed while it was mounted, for example.
+/// The message if the image cannot be read, for example because it was deleted or renamed while
+/// mounted.
 fn unseen(dir: &Path) -> String {
     format!("{}: unmounted, but how its image was closed cannot be seen", dir.display())
 }
@@ -104,14 +107,14 @@ fn unseen(dir: &Path) -> String {
 fn unmount(dir: &Path) -> Result<()> {
     engine::unmount(dir).map_err(|e| match e.downcast_ref::<MountError>() {
         Some(MountError::Busy(_)) => match &users::of(dir)[..] {
-            [] => e.context("no process that this user may look at has anything open there"),
+            [] => e.context("no process that this user may inspect has anything open there"),
             found => anyhow!("{e} by {}", found.join("; by ")),
         },
         _ => e,
     })
 }
 
-/// What the image says of its end.
+/// Checks in the image how it was closed.
 fn check_closed(
     dir: &Path,
     image: &Path,
@@ -144,7 +147,7 @@ fn check_closed(
 struct Stuck {
     bytes: u64,
     files: u64,
-    /// Of all that is to be written, the last checkpoint included.
+    /// Bytes that must still be written, including the last checkpoint.
     needed: u64,
     free: u64,
 }
@@ -163,9 +166,9 @@ impl Stuck {
     }
 }
 
-/// What has no space on the host of the image. The kernel has just written its cache, and of a
-/// mount through a block device also what the serving process held: what that holds now, a write
-/// has met a full host. A plain mount is given a moment to find out.
+/// The data for which the image's host has no space. The kernel has just written its cache, and on
+/// a mount through a block device the serving process has written its dirty data too. So data that
+/// is still dirty there has met a full host. A plain mount gets a moment to notice that.
 fn stuck(dir: &Path, image: &Path) -> Result<Option<Stuck>> {
     for _ in 0..FULL_CHECKS {
         let Some(free) = engine::host_free(image) else { return Ok(None) };
@@ -188,8 +191,8 @@ fn stuck(dir: &Path, image: &Path) -> Result<Option<Stuck>> {
     Ok(None)
 }
 
-/// What the mount says of itself. It is not read from the image: an NBD server may accept one
-/// client only, and an RBD image may belong to another host by now.
+/// The state that the mount reports. It is not read from the image, because an NBD server may
+/// accept only one client, and another host may own an RBD image already.
 struct Before {
     /// Files whose data earlier unmounts have lost.
     lost_files: u64,
@@ -209,15 +212,15 @@ fn before(dir: &Path) -> Result<Before> {
 }
 
 /// Makes the kernel write its cache. The call also returns the error of an earlier writeback, even
-/// if an fsync has reported it to a program. Whether it was reported cannot be seen from here, and
+/// if an fsync has reported it to a program. This process cannot see whether it was reported, and
 /// an unreported error must not get lost. The descriptor must be closed before the unmount.
 fn sync(dir: &Path) -> Result<()> {
     let root = File::open(dir).with_context(|| format!("open {}", dir.display()))?;
     Ok(rustix::fs::syncfs(root)?)
 }
 
-/// A handle on the process that serves a mount. Taken while it still serves, so its number cannot
-/// mean another process.
+/// A pidfd of the process that serves a mount, opened while that process still serves, so that the
+/// pid cannot have been reused.
 fn server(dir: &Path) -> Result<OwnedFd> {
     let text = mounts::attribute(dir, mounts::XATTR_PID)?;
     let pid =
@@ -226,7 +229,8 @@ fn server(dir: &Path) -> Result<OwnedFd> {
         .with_context(|| format!("find process {pid:?} that serves {}", dir.display()))
 }
 
-/// Waits until the process is gone or has released the image: one process may serve several mounts.
+/// Waits until the process has ended or has released the image, because one process may serve
+/// several mounts.
 fn wait_for_end(server: &OwnedFd, mount: &MountEntry) -> Result<()> {
     let image = &mount.image();
     let mut waited = 0u64;
@@ -234,7 +238,7 @@ fn wait_for_end(server: &OwnedFd, mount: &MountEntry) -> Result<()> {
         if waited == TELL_AFTER {
             let why = match users::elsewhere(mount) {
                 Some(process) => format!("it is still mounted in the mount namespace of {process}"),
-                None => "it writes what is left".into(),
+                None => "it writes the remaining data".into(),
             };
             eprintln!("kedge: waiting for the process that serves {} to close it: {why}", image.display());
         }
@@ -245,7 +249,7 @@ fn wait_for_end(server: &OwnedFd, mount: &MountEntry) -> Result<()> {
             Ok(_) => return Ok(()),
             Err(e) => return Err(e).context("wait for the serving process"),
         }
-        // The caller then checks whether it was closed cleanly.
+        // The caller then checks whether the image was closed cleanly.
         if is_unlocked(image)? {
             return Ok(());
         }

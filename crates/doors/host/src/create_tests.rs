@@ -2,8 +2,8 @@ use super::*;
 use crate::image::Image;
 use kedge_format::content::Content;
 
-/// The temporary name is predictable. In a directory that other users can write to, there may be a
-/// link of that name.
+/// The temporary name is predictable, so another user may have made a link of that name in a shared
+/// directory.
 #[test]
 fn a_new_image_is_not_made_through_a_link() {
     let dir = tempfile::tempdir().unwrap();
@@ -15,10 +15,10 @@ fn a_new_image_is_not_made_through_a_link() {
         std::os::unix::fs::symlink(target, &temporary).unwrap();
         let e = format!("{:#}", create(&image, 32 << 20, &options).unwrap_err());
         assert!(e.contains("File exists"), "{e}");
-        assert!(temporary.is_symlink() && !image.exists(), "what lay there still does");
+        assert!(temporary.is_symlink() && !image.exists(), "the link is kept");
         fs::remove_file(&temporary).unwrap();
     }
-    assert!(fs::read(&victim).unwrap().iter().all(|b| *b == 7), "the file behind the link is as it was");
+    assert!(fs::read(&victim).unwrap().iter().all(|b| *b == 7), "the target of the link is unchanged");
     create(&image, 32 << 20, &options).unwrap();
     assert_eq!(Image::open(&image).unwrap().content().unwrap(), Content::KedgeFs);
 }

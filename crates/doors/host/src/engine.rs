@@ -15,16 +15,17 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The kernel does not pass sync(2) on to a plain mount. A crash after `sync` can lose what the
-/// commit timer has not made durable, so the timer runs more often there.
+/// The commit interval of a plain mount. The kernel does not pass sync(2) on to such a mount, so a
+/// crash after `sync` can lose changes that the commit timer has not made durable. So the timer
+/// runs more often there.
 const COMMIT_PLAIN: Duration = Duration::from_secs(1);
 
 /// How long an image may be locked before it counts as in use. After umount(8) the process that
-/// served the mount still holds it: on an unprivileged mount while it writes the last checkpoint,
-/// else until it has ended. A mounted image is refused at once, by the mount table.
+/// served the mount still holds the lock: on an unprivileged mount while it writes the last
+/// checkpoint, otherwise until it has ended. An image in the mount table is refused immediately.
 const LOCK_WAIT: Duration = Duration::from_secs(15);
-/// How often an unmount is tried: a running lookup, of udev or of a desktop that opens new mounts,
-/// makes the mount busy.
+/// The number of attempts to unmount: a running lookup, by udev or by a desktop that opens new
+/// mounts, makes the mount busy for a moment.
 const UNMOUNT_ATTEMPTS: u32 = 40;
 const UNMOUNT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -32,7 +33,7 @@ fn device_options(read_only: bool) -> OpenOptions {
     OpenOptions { read_only, lock_wait: LOCK_WAIT, ..OpenOptions::default() }
 }
 
-/// Makes an image on an existing file, device or export.
+/// Formats an existing file, device or export.
 pub fn format(path: &Path, options: &FormatOptions) -> Result<()> {
     let device = open_device(path, false)?;
     format_device(device, options).with_context(|| format!("format {}", path.display()))
@@ -43,8 +44,8 @@ pub fn create(path: &Path, size: u64, options: &FormatOptions) -> Result<()> {
     format_device(FileDevice::create(path, size, OpenOptions::default())?, options)
 }
 
-/// The root directory belongs to the user who makes the image. An unprivileged mount is visible
-/// only to its user, who could not write to it if it belonged to root.
+/// Formats a device. The user who makes the image owns the root directory: an unprivileged mount is
+/// visible only to its user, who could not write to a directory of root.
 fn format_device(device: Arc<dyn Device>, options: &FormatOptions) -> Result<()> {
     let owner = Owner { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw() };
     let options = FormatOptions { owner, ..options.clone() };
@@ -52,7 +53,7 @@ fn format_device(device: Arc<dyn Device>, options: &FormatOptions) -> Result<()>
     Ok(())
 }
 
-/// Opens an image to look into it. Its log is replayed in memory.
+/// Opens an image to read it. Its log is replayed in memory.
 pub fn open_to_read(path: &Path) -> Result<FileSystem> {
     let device = open_device(path, true)?;
     let options = MountOptions { read_only: true, ..MountOptions::default() };
@@ -67,11 +68,11 @@ pub fn open_to_change(path: &Path) -> Result<FileSystem> {
         .with_context(|| format!("open {}", path.display()))
 }
 
-/// Of an image that is being filled.
+/// The cache size of an image that is being filled, in bytes.
 pub const FILL_CACHE: u64 = 256 << 20;
 
-/// Opens a new image to fill it. Nothing happens in it but what the caller does: no commit by time,
-/// no checkpoint in the background.
+/// Opens a new image to fill it. Only the caller's operations write to it: there is no commit timer
+/// and no background checkpoint.
 pub fn open_to_fill(path: &Path, clock: Arc<dyn Clock>) -> Result<FileSystem> {
     let device = open_device(path, false)?;
     let options = MountOptions {
@@ -86,29 +87,29 @@ pub fn open_to_fill(path: &Path, clock: Arc<dyn Clock>) -> Result<FileSystem> {
 /// Parameters for opening an image, besides its mount options.
 #[derive(Clone, Default)]
 pub struct Extra {
-    /// Overrides the option.
+    /// Overrides the mount option.
     pub cache_size: Option<u64>,
     /// Writes that are not flushed are lost with this process.
     pub volatile: bool,
-    /// Requests to the device fail as this file says.
+    /// A file that says which requests to the device fail.
     pub faults: Option<PathBuf>,
     /// Fence the owner of the image's lock, and take the lock.
     pub takeover: bool,
-    /// A budget for dirty pages that it shares with other images.
+    /// A budget for dirty pages that is shared with other images.
     pub shared_budget: Option<Arc<SharedBudget>>,
 }
 
-/// A file system that is open to be mounted.
+/// A file system that is opened but not yet mounted.
 pub struct Opened {
     pub fs: FileSystem,
     device: Arc<WatchedDevice>,
-    /// A line for the user.
+    /// A warning for the user.
     pub notice: Option<String>,
 }
 
-/// Opens the file system of an image as the mount options say. Where the host has no space to
-/// replay the log, it is opened read-only instead, which writes nothing: then `words` say so
-/// afterwards, and there is a notice.
+/// Opens the file system of an image with the mount options. If the host has no space to replay the
+/// log, the file system is opened read-only instead, which writes nothing; `words` are changed
+/// accordingly and a notice is set.
 pub fn open(path: &Path, words: &mut MountWords, extra: Extra) -> Result<Opened> {
     let refused = match open_as(path, words, extra.clone()) {
         Err(e) if !words.read_only && is_host_full(&e) => e,
@@ -133,7 +134,7 @@ fn is_host_full(e: &anyhow::Error) -> bool {
     }
 }
 
-/// Bytes that the file system below an image file has free. `None`: it is no file.
+/// The free bytes of the file system that holds an image file; `None` if the image is not a file.
 pub fn host_free(path: &Path) -> Option<u64> {
     if !path.is_file() {
         return None;
@@ -182,14 +183,15 @@ pub fn open_device(path: &Path, read_only: bool) -> Result<Arc<dyn Device>> {
     Ok(kedge_device::open(&locate(path)?, device_options(read_only))?)
 }
 
-/// Attaches an opened image to a directory. Nothing answers there before the session is served.
+/// Attaches an opened image to a directory. Accesses there wait until the session is served.
 pub fn mount(opened: &Opened, image: &Path, dir: &Path, words: &MountWords) -> Result<MountedSession> {
     let options = fuse_options(words);
     let mut session = attach(image, dir, &options)?;
     if !session.mount_point().privileged && words.switches.commit.is_none() {
         opened.fs.remount(&Switches { commit: Some(COMMIT_PLAIN), ..Switches::default() })?;
     }
-    // The device ends with the file system, which gives the lock on the image back.
+    // A weak reference, so that the device is dropped with the file system, which releases the lock
+    // on the image.
     let device = Arc::downgrade(&opened.device);
     session.tell_device(Arc::new(move || {
         let pending = device.upgrade().map(|device| device.pending()).unwrap_or_default();
@@ -198,7 +200,7 @@ pub fn mount(opened: &Opened, image: &Path, dir: &Path, words: &MountWords) -> R
     Ok(session)
 }
 
-/// A session of the kind that the image allows.
+/// Makes a session of the kind that the image allows.
 pub fn attach(image: &Path, dir: &Path, options: &FuseOptions) -> Result<MountedSession> {
     Ok(match is_remote(image)? {
         false => kedge_fuse::mount(image, dir, options)?,
@@ -206,7 +208,7 @@ pub fn attach(image: &Path, dir: &Path, options: &FuseOptions) -> Result<Mounted
     })
 }
 
-/// Attaches what is mounted at `from` to a second directory.
+/// Attaches the file system mounted at `from` to a second directory.
 pub fn mount_again(from: &Path, dir: &Path, words: &MountWords) -> Result<()> {
     Ok(kedge_fuse::mount_again(from, dir, &fuse_options(words))?)
 }
@@ -227,7 +229,7 @@ fn fuse_options(words: &MountWords) -> FuseOptions {
     }
 }
 
-/// A message for root, if the mount is plain though nobody asked for that.
+/// A warning for root if the mount is plain although that was not requested.
 pub fn tell_plain(mount: &MountPoint) -> Option<String> {
     mount.why_plain.as_ref().map(|why| {
         format!(
@@ -258,7 +260,7 @@ pub fn patiently(mut unmount: impl FnMut() -> Result<(), MountError>) -> Result<
     unmount()
 }
 
-/// What the checker found.
+/// The result of a check.
 pub struct Checked {
     /// The report as text.
     pub text: String,
@@ -267,7 +269,7 @@ pub struct Checked {
     pub exit_code: u8,
 }
 
-/// Called with the progress of a check.
+/// The callback for the progress of a check.
 pub type Hear = Arc<dyn Fn(Progress) + Send + Sync>;
 
 /// Checks an image without writing to it.
@@ -293,8 +295,8 @@ pub fn repair(path: &Path, mode: RepairMode, force: bool, progress: Option<Hear>
     })
 }
 
-/// Reads and verifies everything that has a checksum. `mounted`: beside the mount, which has the
-/// image's lock.
+/// Reads and verifies everything that has a checksum. With `mounted` the image is not locked,
+/// because its mount holds the lock.
 pub fn scrub(path: &Path, mounted: bool, progress: Option<Hear>) -> Result<Checked> {
     check_kind(path)?;
     let how = OpenOptions { lock: !mounted, ..device_options(true) };

@@ -1,9 +1,9 @@
-//! How much memory a mount takes when nobody says: a part of what the process may use.
+//! The default cache size of a mount: a part of the memory that the process may use.
 //!
-//! Dirty file pages have three sixteenths of a cache, and writers beyond that wait for the device.
-//! With a small cache a burst of files waits that a kernel's file system, which may use a fifth of
-//! the memory, takes at once. What is clean cannot be taken back by the kernel, as its own cache
-//! can. So it is a small part, and bounded.
+//! Dirty file pages get three sixteenths of a cache, and writers beyond that wait for the device.
+//! With a small cache a burst of writes waits that a kernel file system, which may use a fifth of
+//! the memory, would accept immediately. But the kernel cannot reclaim clean pages here, as it can
+//! in its own cache. So the default is a small part of the memory, and bounded.
 
 use std::fs;
 use std::path::Path;
@@ -12,7 +12,7 @@ const PART: u64 = 16;
 const LEAST: u64 = 64 << 20;
 const MOST: u64 = 1 << 30;
 
-/// Bytes of a mount's cache.
+/// The default size of a mount's cache in bytes.
 pub fn default_cache() -> u64 {
     let group = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let limit = limit_of_groups(Path::new("/sys/fs/cgroup"), &group);
@@ -28,8 +28,8 @@ fn machine() -> u64 {
     info.totalram.saturating_mul(u64::from(info.mem_unit))
 }
 
-/// The least that a control group (version 2) around the process allows: `group` is what
-/// `/proc/self/cgroup` says. `None`: there is no limit, or no group that can be read.
+/// The lowest limit of the control groups (version 2) around the process; `group` is the content of
+/// `/proc/self/cgroup`. `None` if there is no limit or no group can be read.
 fn limit_of_groups(root: &Path, group: &str) -> Option<u64> {
     let path = group.lines().find_map(|line| line.strip_prefix("0::/"))?;
     let limits = Path::new(path).ancestors().flat_map(|group| {

@@ -1,7 +1,7 @@
-//! The service manager is told when mounts are live: the protocol of sd_notify(3), one datagram to
-//! the socket that `NOTIFY_SOCKET` names.
+//! Notifies the service manager when mounts are live, by the protocol of sd_notify(3): one datagram
+//! to the socket that `NOTIFY_SOCKET` names.
 //!
-//! A crate for it was weighed: this is all that is needed, and std has it.
+//! No crate is used, because std has all that is needed.
 
 use anyhow::{Context, Result, bail};
 use std::os::linux::net::SocketAddrExt;
@@ -9,21 +9,21 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::time::Duration;
 
-/// All that was asked for is mounted.
+/// Reports that all requested mounts are live.
 pub fn ready() {
     tell("READY=1");
 }
 
-/// A signal asked for the end.
+/// Reports that a signal asked the process to end.
 pub fn stopping() {
     tell("STOPPING=1");
 }
 
-/// A manager that cannot be told waits until its own limit, and then ends the service: the mounts
-/// work meanwhile, so that is no reason to end them here.
+/// Sends a state. A failure is only logged: a manager that gets no message ends the service at its
+/// own time limit, and the mounts work until then.
 fn tell(state: &str) {
     if let Err(e) = send(state) {
-        tracing::warn!("the service manager was not told {state}: {e:#}");
+        tracing::warn!("the service manager was not notified of {state}: {e:#}");
     }
 }
 
@@ -40,6 +40,6 @@ fn send(state: &str) -> Result<()> {
     let socket = UnixDatagram::unbound().context("make a socket")?;
     // A manager that does not read must not keep the mounts from being served.
     socket.set_write_timeout(Some(Duration::from_secs(2))).context("bound the wait")?;
-    socket.send_to_addr(state.as_bytes(), &address).with_context(|| format!("tell {}", name.display()))?;
+    socket.send_to_addr(state.as_bytes(), &address).with_context(|| format!("send to {}", name.display()))?;
     Ok(())
 }

@@ -1,9 +1,9 @@
-//! What a process in the background has to say, for whom there is no terminal and no log file:
-//! lines for the system's log, which syslog daemons and the journal take alike.
+//! Sends the messages of a background process without terminal or log file to the system's log, as
+//! lines that syslog daemons and the journal both accept.
 //!
-//! A fault that stays says the same thing with each request. So warnings and errors are limited,
-//! for the system's log and all others: of each place in the code some lines a minute, and then how
-//! many were left out.
+//! A persistent fault repeats its message with each request. So warnings and errors are limited in
+//! every log: a few lines a minute from each place in the code, and then the number of lines left
+//! out.
 
 use crate::text::one_line;
 use kedge_base::{Clock, SystemClock};
@@ -25,11 +25,12 @@ const SOCKET: &str = "/dev/log";
 /// For tests: another socket.
 const SOCKET_VARIABLE: &str = "KEDGE_SYSLOG";
 
-/// Lines of one place in the code within [`WINDOW`].
+/// The most lines from one place in the code within [`WINDOW`].
 const BURST: u64 = 3;
 const WINDOW: Duration = Duration::from_secs(60);
 
-/// Sends an error to the system log, if there is one. The process's own log has it in any case.
+/// Sends an error to the system log, if there is one. The caller logs it in the process's own log
+/// too.
 pub fn error(text: &str) {
     send(ERROR, text);
 }
@@ -38,7 +39,7 @@ fn send(severity: u32, text: &str) {
     let line = format!("<{}>kedge[{}]: {}", DAEMON | severity, std::process::id(), one_line(text));
     let socket = std::env::var_os(SOCKET_VARIABLE).unwrap_or_else(|| SOCKET.into());
     let sent = UnixDatagram::unbound().and_then(|from| {
-        // A log that is full must not hold up the file system that complains.
+        // A full log must not block the file system.
         from.set_nonblocking(true)?;
         from.send_to(line.as_bytes(), socket)
     });
@@ -79,12 +80,12 @@ impl Visit for Words {
     }
 }
 
-/// Lets warnings and errors pass as often as is useful.
+/// Limits the rate of warnings and errors.
 #[derive(Default)]
 pub struct Limit {
     clock: SystemClock,
-    /// By file and line: as many as the program has places that complain. A lock without a rank:
-    /// a message may come from under any other lock, and nothing is taken below this one.
+    /// By file and line, so bounded by the number of log statements. The lock has no rank: a
+    /// message may be logged under any other lock, and no lock is taken under this one.
     seen: Mutex<HashMap<(&'static str, u32), Seen>>,
 }
 
@@ -94,10 +95,10 @@ struct Seen {
     count: u64,
 }
 
-/// What becomes of one line.
+/// The decision about one line.
 #[derive(Debug, PartialEq, Eq)]
 enum Verdict {
-    /// With the number of those that were left out before it.
+    /// The line is logged, after a note about this number of lines left out before it.
     Pass(u64),
     Drop,
 }
@@ -117,7 +118,7 @@ impl Seen {
 impl<S: Subscriber> Layer<S> for Limit {
     fn event_enabled(&self, event: &Event<'_>, _: Context<'_, S>) -> bool {
         let place = event.metadata();
-        // Whoever asks for more detail wants all of it.
+        // Levels below warning are enabled only on request, and then all their lines are wanted.
         if *place.level() > Level::WARN {
             return true;
         }

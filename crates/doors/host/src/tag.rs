@@ -1,14 +1,14 @@
-//! `LABEL=` and `UUID=` in place of an image: the block device that has it.
+//! Resolves `LABEL=` and `UUID=` in place of an image to the block device that has it.
 //!
-//! mount(8) finds labels by the links that udev makes in `/dev/disk`, and those that libblkid
-//! knows. It knows no image of ours, so all block devices are read here. Files with images are not
-//! looked for: no directory is more likely than another.
+//! mount(8) finds labels by the links that udev makes in `/dev/disk` from libblkid's results.
+//! libblkid does not recognise KedgeFS, so all block devices are read here. Image files are not
+//! searched for, because they may be in any directory.
 
 use crate::image::Image;
 use anyhow::{Context, Result, bail};
 use std::path::{Path, PathBuf};
 
-/// No machine has more; a list without end is not read to its end.
+/// The most devices that are read, more than any machine has, so that the search is bounded.
 const DEVICES_MAX: usize = 16_384;
 
 enum Tag<'a> {
@@ -22,7 +22,8 @@ impl Tag<'_> {
         label.or_else(|| text.strip_prefix("UUID=").map(Tag::Uuid))
     }
 
-    /// Whether the device has it. An error: the device cannot be read, or is none of ours.
+    /// Whether the device has the tag. Fails if the device cannot be read or holds no KedgeFS
+    /// image.
     fn is_of(&self, device: &Path) -> Result<bool> {
         let superblock = Image::open(device)?.superblock()?;
         Ok(match self {
@@ -32,8 +33,8 @@ impl Tag<'_> {
     }
 }
 
-/// The image that is meant: of `LABEL=…` and `UUID=…` the device, anything else as it is. A file of
-/// such a name is `./LABEL=…`.
+/// The device for `LABEL=…` and `UUID=…`; any other name is returned as it is. A file of such a
+/// name can be given as `./LABEL=…`.
 pub fn resolve(image: &Path) -> Result<PathBuf> {
     let Some(tag) = image.to_str().and_then(Tag::of) else { return Ok(image.to_owned()) };
     if let Tag::Label("") | Tag::Uuid("") = tag {
@@ -44,7 +45,7 @@ pub fn resolve(image: &Path) -> Result<PathBuf> {
         match tag.is_of(&device) {
             Ok(true) => found.push(device),
             Ok(false) => {}
-            Err(e) => tracing::debug!("{} is not looked at: {e:#}", device.display()),
+            Err(e) => tracing::debug!("{} is skipped: {e:#}", device.display()),
         }
     }
     found.sort();
@@ -61,15 +62,15 @@ pub fn resolve(image: &Path) -> Result<PathBuf> {
     }
 }
 
-/// All block devices that hold anything.
+/// All block devices that have a size.
 fn devices() -> Result<Vec<PathBuf>> {
     const ALL: &str = "/sys/class/block";
     let mut devices = Vec::new();
     for entry in std::fs::read_dir(ALL).context(ALL)?.take(DEVICES_MAX) {
         let entry = entry.context(ALL)?;
         let sectors = std::fs::read_to_string(entry.path().join("size")).unwrap_or_default();
-        // A loop device without a file has none, and so has a drive without a disk: opening one
-        // would wait for the drive.
+        // A loop device without a file and a drive without a disk have no sectors. Opening such a
+        // drive would wait for it.
         if !matches!(sectors.trim(), "" | "0") {
             devices.push(Path::new("/dev").join(entry.file_name()));
         }

@@ -14,6 +14,6 @@ fn moments_are_dates() {
     ] {
         assert_eq!(date(sec), text);
     }
-    // Whatever an image says.
+    // An image may hold any number.
     assert!(date(i64::MIN).ends_with('Z') && date(i64::MAX).ends_with('Z'));
 }

@@ -1,8 +1,8 @@
-//! Which processes use a mount: what the message about a mount that is in use names.
+//! Finds the processes that use a mount, for the message about a mount that is in use.
 //!
-//! Everything comes from /proc, and no path inside the mount is accessed. The links of a process
-//! are text that the kernel makes from names that it knows. A process that ends meanwhile, or that
-//! belongs to another user, is left out: the answer helps a person and decides nothing.
+//! Everything is read from /proc, and no path inside the mount is accessed: the kernel makes the
+//! text of a process's links from cached names. A process that ends meanwhile, or that belongs to
+//! another user, is left out, because the result only helps the user and decides nothing.
 //!
 //! Bounds: [`PROCESSES_MAX`] processes, [`FILES_MAX`] descriptors of each, [`MAPS_MAX`] bytes of
 //! its mappings; the search ends with [`NAMED_MAX`] found.
@@ -16,11 +16,11 @@ use std::path::{Path, PathBuf};
 const PROCESSES_MAX: usize = 16_384;
 const FILES_MAX: usize = 4096;
 const MAPS_MAX: u64 = 1 << 20;
-/// A message names no more.
+/// The most users that a message names.
 const NAMED_MAX: usize = 4;
 
-/// What keeps a mount on `dir` in use, as words for a message: mounts below it, loop devices, and
-/// processes with their use of it. `dir` is absolute.
+/// The users of a mount on `dir`, as words for a message: mounts below it, loop devices, and
+/// processes with their use of it. `dir` must be absolute.
 pub fn of(dir: &Path) -> Vec<String> {
     let below = kedge_fuse::mounts().into_iter().filter(|m| m.dir != dir && m.dir.starts_with(dir));
     let mut found: Vec<String> =
@@ -29,15 +29,16 @@ pub fn of(dir: &Path) -> Vec<String> {
     let links = processes().filter_map(|process| process.link_into(dir)).take(NAMED_MAX);
     found.extend(links);
     if found.is_empty() {
-        // Read only if nothing else explains it: the kernel takes a lock for the mappings that a
-        // process may hold while it waits for the mount.
+        // Read mappings only if no other use was found: the kernel takes the process's mmap lock
+        // for them, which the process may hold while it waits for the mount.
         found.extend(processes().filter_map(|process| process.map_of(dir)).take(NAMED_MAX));
     }
     found.truncate(NAMED_MAX);
     found
 }
 
-/// A process in whose mount namespace the file system is mounted, though it is not in this one.
+/// A process in whose mount namespace the file system is still mounted, although it is not mounted
+/// in this one.
 pub fn elsewhere(mount: &MountEntry) -> Option<String> {
     let ours = fs::read_link("/proc/self/ns/mnt").ok()?;
     let mut seen = vec![ours];
@@ -61,7 +62,7 @@ struct Process {
     dir: PathBuf,
 }
 
-/// All that /proc shows, but for this one.
+/// All processes in /proc except this one.
 fn processes() -> impl Iterator<Item = Process> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
@@ -72,15 +73,14 @@ fn processes() -> impl Iterator<Item = Process> {
 }
 
 impl Process {
-    /// `4711 (bash)`. The name is the process's own choice: what a terminal would act on is
-    /// escaped.
+    /// `4711 (bash)`. A process chooses its own name, so terminal control characters are escaped.
     fn name(&self) -> String {
         let name = read_some(&self.dir.join("comm"));
         let name = String::from_utf8_lossy(&name);
         format!("process {} ({})", self.pid, name.trim_end().escape_debug())
     }
 
-    /// Its working directory, root or an open file below `dir`.
+    /// The process's working directory, root or open file below `dir`.
     fn link_into(&self, dir: &Path) -> Option<String> {
         let leads_into = |link: &Path| fs::read_link(link).is_ok_and(|target| is_below(&target, dir));
         if leads_into(&self.dir.join("cwd")) {
@@ -94,7 +94,7 @@ impl Process {
         Some(format!("{}, with {} open", self.name(), file.display().to_string().escape_debug()))
     }
 
-    /// A file below `dir` that it has mapped.
+    /// A file below `dir` that the process has mapped.
     fn map_of(&self, dir: &Path) -> Option<String> {
         let maps = read_some(&self.dir.join("maps"));
         let path = |line: &[u8]| {
@@ -120,7 +120,7 @@ fn loop_devices(dir: &Path) -> Vec<String> {
     backed.map(|device| format!("loop device {}", device.file_name().display())).take(NAMED_MAX).collect()
 }
 
-/// Nothing where it cannot be read.
+/// Reads up to [`MAPS_MAX`] bytes; empty if the file cannot be read.
 fn read_some(path: &Path) -> Vec<u8> {
     let mut bytes = Vec::new();
     match fs::File::open(path).and_then(|file| file.take(MAPS_MAX).read_to_end(&mut bytes)) {

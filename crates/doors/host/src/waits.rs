@@ -1,13 +1,14 @@
-//! Requests that a mount's device has not answered: as the mount tells of them, and in words.
+//! Requests that a mount's device has not completed, as JSON and in words.
 
 use crate::text::{date, duration};
 use kedge_device::{LATE, Pending};
 use serde_json::{Value, json};
 
-/// The member of a mount's information and counters.
+/// The name of the member in a mount's information and counters.
 pub const MEMBER: &str = "device_requests";
 
-/// Of a gauge, zero is nothing. Times are nanoseconds, and seconds since 1970.
+/// The pending requests as JSON. Times are in nanoseconds or in seconds since 1970; zero means that
+/// no request is pending.
 pub fn to_json(pending: &Pending) -> Value {
     let oldest = pending.oldest.as_ref();
     json!({
@@ -20,15 +21,15 @@ pub fn to_json(pending: &Pending) -> Value {
     })
 }
 
-/// Writes the moment in `tree`, which a mount told, as others are written.
+/// Replaces the time in `tree`, which a mount reported, by a date.
 pub fn write_date(tree: &mut Value) {
     if let Some(sec) = tree[MEMBER]["oldest_since"].as_i64() {
         tree[MEMBER]["oldest_since"] = json!(date(sec));
     }
 }
 
-/// What nobody should have to look for: that the device does not answer. `tree` has its date
-/// written.
+/// A headline if the device does not complete requests. `tree` must have its date written by
+/// [`write_date`].
 pub fn told(tree: &Value) -> Option<String> {
     let requests = &tree[MEMBER];
     let number = |name: &str| requests[name].as_u64().unwrap_or(0);

@@ -15,9 +15,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// States and time, when the user sets neither.
+/// The budget of states if the user sets neither states nor time.
 const STATES_DEFAULT: u64 = 10_000;
-/// Exit code: no verdict. The checker, the recording or the machine is faulty, or somebody ended
+/// Exit code: no verdict. The checker, the recording or the machine is faulty, or a signal ended
 /// the search.
 pub const NO_VERDICT: u8 = 3;
 const PROGRESS_MILLIS: u64 = 250;
@@ -34,8 +34,8 @@ pub struct Args {
     /// Limit: a number of states, or a time such as 5m
     #[arg(long, value_name = "TIME|STATES", value_parser = parse_budget)]
     budget: Option<Limit>,
-    /// Limit of the time in which failing states are shrunk and explained; 0: none is [default: as
-    /// long as the budget's time, 30s at least; without one no limit]
+    /// Limit of the time in which failing states are shrunk and explained; 0: do not explain
+    /// [default: the budget's time, at least 30s; no limit without such a budget]
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     explain: Option<Duration>,
     /// Stop after this number of failing states
@@ -64,13 +64,13 @@ pub struct Args {
 /// How a state is judged.
 #[derive(clap::Args, Debug, Clone)]
 pub struct Judge {
-    /// A shell command that exits 0 if the state in its working directory is one that the program
-    /// recovers from. A relative path at its beginning, such as ./check.sh, is looked for in the
-    /// present directory first
+    /// A shell command that exits 0 if the program recovers from the state in its working
+    /// directory. A relative path at its beginning, such as ./check.sh, is first searched for in
+    /// the current directory
     #[arg(long, value_name = "CMD")]
     pub check: Option<String>,
-    /// Judge without a command: each file is complete, old or new, and what the user was told about
-    /// is there
+    /// Judge without a command: each file is complete, old or new, and everything promised to the
+    /// user is there
     #[arg(long, conflicts_with = "check")]
     pub check_files: bool,
     /// Time limit of a checker; a slower one fails
@@ -93,7 +93,7 @@ impl Judge {
         }
     }
 
-    /// The checker. When `stop` is set, it ends what it runs.
+    /// Builds the checker. When `stop` is set, the checker ends its running command.
     pub fn build(&self, trace: &Trace, stop: &Arc<AtomicBool>) -> Result<Option<Box<dyn Checker>>> {
         Ok(match (&self.check, self.check_files) {
             (Some(command), _) => {
@@ -111,10 +111,9 @@ impl Judge {
     }
 }
 
-/// The command, if it begins with a relative path of a file that is there, with the absolute path
-/// instead. The command runs in the directory of the state, and a caller that names `./check.sh`
-/// means the file beside the recording. What a shell would expand, and what is found by `PATH`,
-/// stays as it is.
+/// Makes a relative path at the beginning of the command absolute, if that file exists: the command
+/// runs in the directory of the state, while `./check.sh` means a file in the current directory.
+/// Words that a shell would expand, and commands found by `PATH`, are not changed.
 fn found_from(command: &str, here: &Path) -> String {
     let command = command.trim_start();
     let end = command.find(char::is_whitespace).unwrap_or(command.len());
@@ -146,13 +145,13 @@ fn parse_budget(text: &str) -> Result<Limit, String> {
     }
 }
 
-/// A flag that the first signal sets: what runs is then ended and what was found is told. The
-/// second ends the process; a later run removes what it leaves.
+/// A flag that the first signal sets: running checkers are then ended and the findings reported.
+/// The second signal ends the process; a later run removes the files that it leaves.
 pub fn stop_at_signals() -> Result<Arc<AtomicBool>> {
     let signals = TerminationSignals::block().context("block signals")?;
     let stop = Arc::new(AtomicBool::new(false));
     let flag = stop.clone();
-    // Detached: it waits for ever and ends with the process.
+    // The thread is detached: it waits forever and ends with the process.
     kedge_base::spawn_named("signals", move || {
         loop {
             match signals.wait() {
@@ -184,7 +183,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let shown = AtomicU64::new(0);
     let is_shown = !args.quiet && std::io::stderr().is_terminal();
     let hear = |progress: Progress| {
-        // Each quarter of a second, and when explaining begins.
+        // Draw every quarter of a second, and when explaining begins.
         let now = u64::try_from(progress.time.as_millis()).unwrap_or(u64::MAX) / PROGRESS_MILLIS;
         let now = now * 2 + u64::from(progress.phase == Phase::Explain);
         if is_shown && shown.swap(now, Ordering::Relaxed) != now {

@@ -12,7 +12,8 @@ fn a_check_that_begins_with_a_relative_path_is_found_where_it_was_written() {
     let found = |command: &str| found_from(command, &here);
     assert_eq!(found("./check.sh"), format!("'{quoted}/./check.sh'"));
     assert_eq!(found(" bin/check -v  x"), format!("'{quoted}/bin/check' -v  x"));
-    // Not there, not a path, absolute, or for the shell.
+    // Missing files, words without a path, absolute paths, and words for the shell stay as they
+    // are.
     for other in
         ["./other.sh", "check.sh", "bin", "bin/", "sh ./check.sh", "/bin/true", "./che*", "./check.sh;true"]
     {

@@ -1,14 +1,14 @@
-//! `kedge crash mount`, `now` and `fault`: a mount that loses power when it is told to.
+//! `kedge crash mount`, `now` and `fault`: a mount that loses power on request.
 //!
-//! The serving process listens on a socket that its user alone can use. Each line that comes in is
-//! a request in JSON and is answered by one line, when what it asks for is done:
+//! The serving process listens on a socket that only its user can use. Each line received is a
+//! request in JSON; the reply is one line, sent when the request is complete:
 //!
 //! ```text
-//! {"do":"crash"}                  lose all that is not persistent; also "model", "seed", "torn", "kill"
+//! {"do":"crash"}                  lose everything not persistent; also "model", "seed", "torn", "kill"
 //! {"do":"fault","rule":"…"}       one more rule
 //! {"do":"faults"}                 the rules, and how often each was met
 //! {"do":"clear"}                  no rules any more
-//! {"do":"wait","crashes":2}       until there have been so many crashes; also "seconds"
+//! {"do":"wait","crashes":2}       until this number of crashes have happened; also "seconds"
 //! ```
 
 use anyhow::{Context, Result, bail};
@@ -31,13 +31,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// Longest request.
+/// The longest request in bytes.
 const REQUEST_MAX: u64 = 64 << 10;
-/// Connections served at once.
+/// The most connections served at once.
 const CLIENTS_MAX: usize = 64;
-/// For a connection.
+/// The time limit for connecting.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// A wait that says no time of its own.
+/// The seconds of a wait without a limit of its own.
 const WAIT_DEFAULT: f64 = 60.0;
 
 #[derive(clap::Args, Debug)]
@@ -45,27 +45,27 @@ pub struct MountArgs {
     /// Make the image with this size, and the directory, if they do not exist
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     create: Option<u64>,
-    /// What shall happen at which call, for example on=fsync,path=*.db,nth=3,do=crash (see
+    /// What happens at which call, for example on=fsync,path=*.db,nth=3,do=crash (see
     /// docs/CRASH_TESTING.md)
     #[arg(long = "fault", value_name = "RULE")]
     faults: Vec<Rule>,
-    /// Bytes of calls that are remembered for the next crash; beyond it, all before counts as
-    /// durable
+    /// Bytes of calls that are remembered for the next crash; beyond this limit, all earlier calls
+    /// count as durable
     #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "1G")]
     history: u64,
-    /// Where requests are taken, beside the place that is found by the directory
+    /// A socket for requests, in addition to the one found by the directory
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
-    /// Serve in this process instead of one in the background
+    /// Serve in this process instead of a background process
     #[arg(long)]
     foreground: bool,
-    /// Where the serving process writes its messages (nowhere otherwise)
+    /// The file to which the serving process writes its messages (otherwise they are dropped)
     #[arg(long, value_name = "FILE")]
     log_file: Option<PathBuf>,
-    /// Started by `kedge crash mount` itself: speaks on standard output with the waiting parent
+    /// Started by `kedge crash mount` itself: reports to the waiting parent on standard output
     #[arg(long, hide = true, requires = "foreground")]
     as_daemon: bool,
-    /// The image: it holds what is left after each crash
+    /// The image, which holds the state after each crash
     image: PathBuf,
     /// The mount point
     dir: PathBuf,
@@ -78,7 +78,7 @@ pub struct NowArgs {
     /// What the file system may lose
     #[arg(long, value_parser = super::model_parser(), default_value = "posix")]
     model: Model,
-    /// Lose a random choice of what may be lost, instead of all of it
+    /// Lose a random choice of the changes that may be lost, instead of all
     #[arg(long, value_name = "SEED", conflicts_with = "torn")]
     random: Option<u64>,
     /// Lose nothing but a part of the last write
@@ -89,7 +89,7 @@ pub struct NowArgs {
     kill: Vec<i32>,
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
-    /// Print the answer as JSON
+    /// Print the reply as JSON
     #[arg(long)]
     json: bool,
 }
@@ -98,9 +98,9 @@ pub struct NowArgs {
 pub struct FaultArgs {
     /// The mount point
     dir: PathBuf,
-    /// More rules; none: those that there are, with how often each was met and applied
+    /// Rules to add; without rules: list the present rules, with how often each was met and applied
     rules: Vec<Rule>,
-    /// Drop the rules that there are first
+    /// Drop the present rules first
     #[arg(long)]
     clear: bool,
     #[arg(long, value_name = "PATH")]
@@ -185,7 +185,7 @@ pub fn mount(args: MountArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The serving process has another working directory.
+/// Makes all paths absolute, because the serving process has another working directory.
 fn absolute(args: MountArgs) -> Result<MountArgs> {
     let resolve = |path: &Option<PathBuf>| path.as_ref().map(std::path::absolute).transpose();
     Ok(MountArgs {
@@ -214,7 +214,7 @@ fn spawn(args: &MountArgs) -> Result<()> {
     background::spawn(&words, args.log_file.as_deref())
 }
 
-/// Opens, mounts, listens, calls `ready`, and serves until the mount is gone.
+/// Opens, mounts, listens, calls `ready`, and serves until the mount has ended.
 fn serve(args: &MountArgs, ready: impl FnOnce() -> Result<()>) -> Result<()> {
     let signals = TerminationSignals::block().context("block signals")?;
     let mut words = MountWords::parse([] as [&str; 0])?;
@@ -226,14 +226,15 @@ fn serve(args: &MountArgs, ready: impl FnOnce() -> Result<()>) -> Result<()> {
     let started = (|| {
         let live = Live::new(fs.clone(), args.history).context("read what the image holds")?;
         args.faults.iter().cloned().for_each(|rule| live.add_rule(rule));
-        // The kernel may remember nothing: files change without it.
+        // The kernel must cache nothing, because a crash changes files without a request.
         let fuse =
             FuseOptions { cache_timeout: Duration::ZERO, auto_invalidate: true, ..FuseOptions::default() };
         let session = engine::attach(&args.image, &args.dir, &fuse)?;
         let mount = session.mount_point().clone();
         kedge_base::spawn_named("signals", move || unmount_on_signal(&signals, &mount))
             .context("start a thread")?;
-        // `now` and `fault` find it by the directory, wherever else requests are taken.
+        // `now` and `fault` find the first socket by the directory; the second is the user's
+        // choice.
         let sockets = (
             Socket::listen(None, &live)?,
             args.socket.as_deref().map(|path| Socket::listen(Some(path), &live)).transpose()?,
@@ -244,7 +245,7 @@ fn serve(args: &MountArgs, ready: impl FnOnce() -> Result<()>) -> Result<()> {
     let (live, session, _sockets) = match started {
         Ok(started) => started,
         Err(e) => {
-            // The session, if there was one, has been dropped and with it the mount.
+            // A session, if it was made, has been dropped and has ended the mount.
             if let Err(second) = fs.close() {
                 tracing::error!("close {}: {second}", args.image.display());
             }
@@ -257,7 +258,7 @@ fn serve(args: &MountArgs, ready: impl FnOnce() -> Result<()>) -> Result<()> {
     closed.with_context(|| format!("close {}", args.image.display()))
 }
 
-/// A socket that goes with its process.
+/// A socket whose file is removed when this is dropped.
 struct Socket(PathBuf);
 
 impl Drop for Socket {
@@ -274,7 +275,7 @@ impl Socket {
             Some(path) => path.to_owned(),
             None => daemon::socket(&default_name(std::process::id()))?,
         };
-        // A socket that nobody answers is one that a killed process left. Any other file stays.
+        // A socket on which no process listens was left by a killed process. Any other file stays.
         if std::fs::symlink_metadata(&path).is_ok_and(|m| is_socket(&m))
             && kedge_fuse::connect_within(&path, PATIENCE).is_err_and(|e| e.kind() != ErrorKind::TimedOut)
         {
@@ -282,7 +283,7 @@ impl Socket {
         }
         let listener = UnixListener::bind(&path).with_context(|| format!("listen at {}", path.display()))?;
         let socket = Socket(path);
-        // For those who ask the file; who connects is asked for anyway.
+        // The mode is only informative: the user of each connection is checked anyway.
         std::fs::set_permissions(&socket.0, std::fs::Permissions::from_mode(0o600))
             .with_context(|| format!("protect {}", socket.0.display()))?;
         let live = live.clone();
@@ -313,7 +314,7 @@ fn accept(listener: &UnixListener, live: &Live) {
         let (live, counted) = (live.clone(), clients.clone());
         let served = kedge_base::spawn_named("client", move || {
             if let Err(e) = talk(&stream, &live) {
-                tracing::info!("who asked is gone: {e}");
+                tracing::info!("the client has disconnected: {e}");
             }
             counted.fetch_sub(1, Ordering::Relaxed);
         });
@@ -324,7 +325,7 @@ fn accept(listener: &UnixListener, live: &Live) {
     }
 }
 
-/// Only the user who serves the mount, and root with its capabilities, may.
+/// Whether the client is the user who serves the mount, or root with its capabilities.
 fn is_own(stream: &UnixStream) -> bool {
     kedge_fuse::Peer::may_command(stream)
 }
@@ -393,7 +394,7 @@ fn answer(request: Request, live: &Live) -> Result<Answer> {
     })
 }
 
-/// Asks the process that serves a directory.
+/// Sends requests to the process that serves a directory; returns the last reply.
 fn ask(dir: &Path, socket: Option<&Path>, requests: &[Request]) -> Result<Answer> {
     let path = match socket {
         Some(path) => path.to_owned(),
@@ -405,7 +406,7 @@ fn ask(dir: &Path, socket: Option<&Path>, requests: &[Request]) -> Result<Answer
     let stream = kedge_fuse::connect_within(&path, PATIENCE).with_context(|| {
         format!("{} was not mounted by kedge crash mount: connect to {}", dir.display(), path.display())
     })?;
-    // A crash waits for calls in progress, and `wait` for the next crash.
+    // No time limit: a crash waits for calls in progress, and `wait` for the next crash.
     stream.set_read_timeout(None).context("wait for the answer")?;
     let mut lines = BufReader::new(&stream);
     let mut last = Answer::default();
@@ -414,7 +415,7 @@ fn ask(dir: &Path, socket: Option<&Path>, requests: &[Request]) -> Result<Answer
         (&stream).write_all(format!("{text}\n").as_bytes()).context("ask")?;
         let mut line = String::new();
         if lines.read_line(&mut line).context("wait for the answer")? == 0 {
-            bail!("{}: the process that serves it went away without an answer", dir.display());
+            bail!("{}: the process that serves it ended without a reply", dir.display());
         }
         last = serde_json::from_str(&line).context("read the answer")?;
         if let Some(error) = &last.error {
@@ -428,7 +429,7 @@ pub fn now(args: NowArgs) -> Result<ExitCode> {
     let model = Some(args.model.name.to_owned());
     let request = Request::Crash { model, seed: args.random, torn: args.torn, kill: args.kill };
     let answer = ask(&args.dir, args.socket.as_deref(), &[request])?;
-    let crash = answer.crash.context("the answer tells of no crash")?;
+    let crash = answer.crash.context("the reply reports no crash")?;
     if args.json {
         println!("{}", serde_json::to_string_pretty(&crash).context("write the answer")?);
         return Ok(ExitCode::SUCCESS);
@@ -448,7 +449,7 @@ pub fn now(args: NowArgs) -> Result<ExitCode> {
     }
     if crash.forgotten > 0 {
         println!(
-            "{} calls before them were too many to remember and count as durable (--history)",
+            "{} earlier calls exceeded the limit on remembered calls and count as durable (--history)",
             crash.forgotten
         );
     }

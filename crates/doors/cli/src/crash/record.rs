@@ -18,9 +18,9 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::Duration;
 
 const SIZE_DEFAULT: &str = "1G";
-/// Instead of the command's process: there is none yet.
+/// In place of the command's pid: the command has not started.
 const NOT_STARTED: i32 = 0;
-/// There is none yet, and a signal asked it to end.
+/// In place of the command's pid: the command has not started, and a signal asked it to end.
 const ENDED_BEFORE: i32 = -1;
 
 #[derive(clap::Args, Debug)]
@@ -35,10 +35,11 @@ pub struct Args {
     /// Start the command in the directory
     #[arg(long)]
     cd: bool,
-    /// Lines on the command's standard output that match tell the user that something is durable
+    /// Matching lines on the command's standard output are promises to the user that something is
+    /// durable
     #[arg(long, value_name = "REGEX")]
     ack: Option<Regex>,
-    /// Record the callers of each call (x86-64; see docs/CRASH_TESTING.md for what is seen)
+    /// Record the callers of each call (x86-64; see docs/CRASH_TESTING.md for the limits)
     #[arg(long)]
     backtrace: bool,
     /// Kill the command after this time
@@ -56,11 +57,11 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let signals = TerminationSignals::block().context("block signals")?;
     let child = Arc::new(AtomicI32::new(NOT_STARTED));
     let to_end = child.clone();
-    // Detached: it waits for ever and ends with the process. The mount must not outlive this
-    // process, so the command is ended first.
+    // The thread is detached: it waits forever and ends with the process. A signal ends the command
+    // and not this process, because the mount must not outlive this process.
     kedge_base::spawn_named("signals", move || pass_on(&signals, &to_end)).context("start a thread")?;
     let out = args.out.clone();
-    // It goes when the recording is done.
+    // The unpacked image is removed after the recording.
     let unpacked = match &args.from {
         Some(image) if image.exists() && !image.is_dir() => Some(unpack(image)?),
         _ => None,
@@ -78,7 +79,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     };
     let started = |pid: u32| {
         let pid = i32::try_from(pid).unwrap_or(NOT_STARTED);
-        // A signal may have come while there was nobody to pass it on to.
+        // A signal may have arrived before the command started.
         if child.swap(pid, Ordering::Relaxed) == ENDED_BEFORE {
             end(pid, Signal::TERM);
         }
@@ -113,7 +114,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     Ok(ExitCode::from(u8::try_from(recorded.code).unwrap_or(crate::FAILURE)))
 }
 
-/// A directory with what an image holds.
+/// Unpacks an image into a temporary directory.
 fn unpack(image: &Path) -> Result<tempfile::TempDir> {
     let copied = || -> Result<tempfile::TempDir> {
         if let Some(mount) = mounts::of_image(image)? {
@@ -146,8 +147,8 @@ fn pass_on(signals: &TerminationSignals, child: &AtomicI32) {
     }
 }
 
-/// Sends a signal to the command and all that it started; at a terminal, where it has no group of
-/// its own, to the command.
+/// Sends a signal to the command's process group. At a terminal, where the command has no own
+/// group, the signal goes to the command alone.
 fn end(pid: i32, signal: Signal) {
     let Some(pid) = Pid::from_raw(pid) else { return };
     let sent = match kill_process_group(pid, signal) {
@@ -162,11 +163,11 @@ fn end(pid: i32, signal: Signal) {
 
 #[derive(clap::Args, Debug)]
 pub struct MarkArgs {
-    /// What the user has been told
+    /// The promise made to the user
     text: String,
 }
 
-/// A write that returns when the mark is recorded.
+/// Writes the mark; the write returns when the mark is recorded.
 pub fn mark(args: MarkArgs) -> Result<ExitCode> {
     let path = match std::env::var_os("KEDGE_MARK") {
         Some(path) => PathBuf::from(path),

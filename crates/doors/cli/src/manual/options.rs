@@ -8,10 +8,10 @@ use clap_mangen::roff::{Roff, bold, roman};
 /// A mount option, or options that exclude one another.
 pub struct Row {
     pub words: &'static str,
-    /// `kedge remount` and `mount -o remount` change it.
+    /// Whether `kedge remount` and `mount -o remount` can change the option.
     pub live: bool,
     pub means: &'static str,
-    /// Empty: it is off unless it is said.
+    /// The default; empty if the option is off by default.
     pub default: &'static str,
 }
 
@@ -173,7 +173,7 @@ const FSTAB: &[Block] = &[
     Code("[Mount]\nWhat=/srv/disk.kedge\nWhere=/mnt/data\nType=kedgefs"),
 ];
 
-/// The page.
+/// Renders the page.
 pub fn page() -> Result<Page> {
     let mut roff = Roff::new();
     roff.control("TH", ["kedgefs", FORMATS, "", VERSION, MANUAL]);

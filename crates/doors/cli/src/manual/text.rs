@@ -1,8 +1,8 @@
-//! The sections of the man pages that clap does not know, by page.
+//! The sections of the man pages that clap does not declare, by page.
 
 use super::Block::{self, Code, Term, Text};
 
-/// Each page refers to the others.
+/// The pages in the SEE ALSO section of every page.
 pub const SEE_ALSO: &[&str] = &[
     "kedge(8)",
     "kedgefs(5)",
@@ -197,7 +197,7 @@ const PAGES: &[(&str, &[Section])] = &[
     ),
 ];
 
-/// The sections of a page. A page that is not listed has the exit codes.
+/// The sections of a page. A page that is not listed has only the exit codes.
 pub fn sections(page: &str) -> impl Iterator<Item = Section> {
     let listed = PAGES.iter().find(|(name, _)| *name == page);
     listed.map_or(&[EXIT][..], |(_, sections)| sections).iter().copied()
