@@ -1,21 +1,21 @@
-//! The FUSE wire format: what the kernel sends and expects, as plain structs, opcodes and flags.
+//! The FUSE wire format as plain structs, opcodes and flags.
 //!
 //! Integers are in host order. The size of every struct is a multiple of 8 bytes, and an `assert!`
 //! after each checks it. A request is an [`InHeader`], one argument struct, and then names or data.
-//! Only what this server uses is here. An opcode without a name is answered with ENOSYS, which
-//! tells the kernel to do without it.
+//! Only the parts that this server uses are here. The reply to an opcode without a name is ENOSYS,
+//! after which the kernel does without it.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 pub const MAJOR: u32 = 7;
-/// The version this server speaks: statx is the newest request it knows.
+/// The protocol version of this server; statx is the newest request that it supports.
 pub const MINOR: u32 = 40;
 /// Before 7.23 (Linux 3.15) there is no ctime in SETATTR, and structs have other sizes.
 pub const MINOR_MIN: u32 = 23;
-/// From 7.44 (Linux 6.16) on the kernel takes what it found by a file handle for outdated.
+/// From 7.44 (Linux 6.16) on the kernel considers an inode found by a file handle stale.
 pub const MINOR_EPOCH: u32 = 44;
-/// From Linux 5.14 on, a safe distance above 5.13, the kernel asks who may set file flags before it
-/// passes the ioctl on.
+/// The version of Linux 5.14. From Linux 5.13 on the kernel checks the right to set file flags
+/// before it passes the ioctl on; 5.14 is the next version that can be recognised.
 pub const MINOR_FLAGS: u32 = 34;
 
 /// The largest payload of one READ or WRITE: 256 pages, the most the kernel grants without a
@@ -214,7 +214,8 @@ pub mod fopen {
     pub const NOFLUSH: u32 = 1 << 5;
 }
 
-/// [`SetxattrInExt::setxattr_flags`]: who sets this list may not keep the set-group-id bit.
+/// [`SetxattrInExt::setxattr_flags`]: the set-group-id bit must be cleared, because the caller may
+/// not keep it.
 pub const SETXATTR_ACL_KILL_SGID: u32 = 1 << 0;
 /// [`OpenIn::open_flags`].
 pub const OPEN_KILL_SUIDGID: u32 = 1 << 0;
@@ -227,8 +228,8 @@ pub const WRITE_KILL_SUIDGID: u32 = 1 << 2;
 pub const FSYNC_DATASYNC: u32 = 1 << 0;
 /// An unsolicited message: attributes are stale, and pages too unless the offset is negative.
 pub const NOTIFY_INVAL_INODE: i32 = 2;
-/// An unsolicited message: what a name stands for is stale. The name follows, ended by a zero.
+/// An unsolicited message: the inode of a name is stale. The name follows, ended by a zero.
 pub const NOTIFY_INVAL_ENTRY: i32 = 3;
-/// [`InvalEntryOut::flags`]: the name is looked up again before it is used. Without the flag it is
-/// dropped at once, and with a directory the mounts below it.
+/// [`InvalEntryOut::flags`]: the name is looked up again before it is used. Without the flag the
+/// name is dropped immediately, which for a directory detaches the mounts below it.
 pub const INVAL_EXPIRE_ONLY: u32 = 1 << 0;

@@ -1,5 +1,5 @@
-//! The control interface of a mount: its state as xattrs of the root directory, and the shutdown
-//! ioctl.
+//! The control interface of a mount: its state as xattrs of the root directory, and the ioctls for
+//! shutdown and trim.
 //!
 //! Every user can read `system.kedgefs.stats`, `.info` and `.pid`. They take no space in the image
 //! and are not listed. Setting `system.kedgefs.options` changes options.
@@ -16,15 +16,15 @@ use zerocopy::FromZeros;
 /// Prefix of all control xattrs.
 pub const XATTR_PREFIX: &[u8] = b"system.kedgefs.";
 
-/// Setting it changes options of the mount: a comma-separated list.
+/// Setting this attribute to a comma-separated list changes options of the mount.
 pub const XATTR_OPTIONS: &[u8] = b"system.kedgefs.options";
 
-/// The serving process. Of any file, so that a mount of a part of the file system (`mount --bind`)
-/// will do.
+/// The pid of the serving process. Any file has this attribute, so that it can be read on a mount
+/// of a part of the file system (`mount --bind`).
 pub const XATTR_PID: &[u8] = b"system.kedgefs.pid";
 
-/// Whoever has CAP_SYS_ADMIN, as the kernel asks for it before such calls, and the ordinary user
-/// who serves the mount may do this. A caller who is not known is neither.
+/// Permits a caller with CAP_SYS_ADMIN, which the kernel demands for such calls, and the ordinary
+/// user who serves the mount. A caller whose rights cannot be determined is refused.
 pub(crate) fn check_owner(header: &InHeader) -> Answer<()> {
     if caller::is_capable(header, Capability::SysAdmin) || caller::serves_the_mount(header) {
         Ok(())
@@ -48,10 +48,11 @@ const SHUTDOWN_DEFAULT: u32 = 0;
 const SHUTDOWN_LOGFLUSH: u32 = 1;
 const SHUTDOWN_NOLOGFLUSH: u32 = 2;
 
-/// Stops the file system as the caller asks with the flag at its address `arg`.
+/// Shuts the file system down in the way that the flag at the caller's address `arg` says.
 ///
 /// The ioctl's number declares the flag as output, so the kernel does not send it. It is read from
-/// the caller's memory. If that is not permitted, the hardest kind of stop is assumed.
+/// the caller's memory. If that is not permitted, the shutdown does not flush the log, the
+/// strongest kind.
 pub fn shutdown(ops: &impl Ops, header: &InHeader, arg: u64) -> Answer<()> {
     check_owner(header)?;
     let flag = read_u32(header.pid, arg).unwrap_or_else(|e| {
@@ -73,7 +74,7 @@ pub fn shutdown(ops: &impl Ops, header: &InHeader, arg: u64) -> Answer<()> {
 /// `FITRIM`, with its range as input and output.
 pub const FITRIM: u32 = 0xc018_5879;
 
-/// Gives free space back to the device. The answer is the range with the bytes that went.
+/// Discards free space. Returns the range with the number of bytes discarded.
 pub fn trim(ops: &impl Ops, header: &InHeader, asked: abi::TrimRange) -> Answer<abi::IoctlTrimOut> {
     check_owner(header)?;
     if asked.len < BLOCK_SIZE as u64 {
@@ -112,7 +113,7 @@ pub fn with_member(object: &str, name: &str, value: &str) -> String {
             let comma = if open.trim_end().ends_with('{') { "" } else { "," };
             format!("{}{comma}{}:{value}}}", open.trim_end(), json_string(name))
         }
-        // Not an object: show it as it is.
+        // If the text is not an object, show only the new member.
         None => format!("{{{}:{value}}}", json_string(name)),
     }
 }

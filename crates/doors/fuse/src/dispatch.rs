@@ -1,7 +1,7 @@
-//! Dispatch of requests: each is a match arm, a call, and a reply or an errno.
+//! Dispatches requests: each is a match arm, a call, and a reply or an errno.
 //!
 //! Requests come from the kernel, but nothing here trusts them. A truncated argument struct, a name
-//! without its end, or a length beyond the data is answered with EINVAL.
+//! without its end, or a length beyond the data fails with EINVAL.
 
 use crate::abi::{self, InHeader, fattr, fopen, op};
 use crate::caller;
@@ -44,7 +44,7 @@ pub type Answer<T> = Result<T, Errno>;
 
 const EINVAL: Errno = Errno(libc::EINVAL);
 
-/// Generations distinguish inodes that reuse a number; here none does.
+/// Generations distinguish inodes that reuse a number; KedgeFS never reuses numbers.
 const NODE_GENERATION: u64 = 1;
 const NAME_END: u8 = 0;
 const S_ISUID: u32 = 0o4000;
@@ -86,7 +86,7 @@ impl<'a> Args<'a> {
         if matches!(name, b"." | b"..") { Err(EINVAL) } else { Ok(name) }
     }
 
-    /// Whether a name and a value of that size are all that is left.
+    /// Whether the rest of the body is exactly a name and a value of that size.
     fn is_name_and_value(&self, size: u32) -> bool {
         let name = self.0.iter().position(|&b| b == NAME_END);
         name.is_some_and(|len| len > 0 && self.0.len() - len - 1 == size as usize)
@@ -110,7 +110,7 @@ impl<O: Ops> Server<O> {
             }
             op::LOOKUP => reply.finish(self.lookup(node, args)),
             opcode if has_no_reply(opcode) => {
-                // No reply: the kernel would not find a request for it.
+                // Send no reply: the kernel keeps no request that could receive it.
                 reply.none();
                 if self.forget(request).is_err() {
                     tracing::error!(op = abi::op_name(opcode), "malformed");
@@ -151,10 +151,11 @@ impl<O: Ops> Server<O> {
             op::REMOVEXATTR => reply.finish(self.removexattr(node, args)),
             op::IOCTL => self.ioctl(request, args, reply),
             op::INTERRUPT => self.interrupt(args, reply),
-            // Not served, and the kernel remembers it: FLUSH (a close is no durability point),
+            // Not served, which the kernel remembers: FLUSH (a close is no durability point),
             // ACCESS (the kernel checks permissions), locks and POLL (the kernel handles them),
-            // BMAP, COPY_FILE_RANGE (the kernel copies through the page cache: it does not tell
-            // whether the target is open with O_SYNC, and asks for no FSYNC behind a copy of ours).
+            // BMAP, COPY_FILE_RANGE (the kernel copies through the page cache instead; the request
+            // does not say whether the target is open with O_SYNC, and the kernel sends no FSYNC
+            // after a copy by the server).
             _ => reply.err(libc::ENOSYS),
         }
     }
@@ -175,7 +176,7 @@ impl<O: Ops> Server<O> {
     }
 
     fn unpin(&self, node: u64, count: u64) {
-        // The root was never looked up, so it holds no pin.
+        // The root is never looked up, so it has no pin.
         if node != Ino::ROOT.0 && count > 0 {
             self.ops.unpin(Ino(node), count);
         }
@@ -201,7 +202,8 @@ impl<O: Ops> Server<O> {
         }
     }
 
-    /// The pin comes before the reply: once the kernel has the entry, it may forget it.
+    /// Pins the inode before the reply, because the kernel may send FORGET as soon as it has the
+    /// entry.
     fn pinned_entry(&self, attr: &Attr) -> Answer<abi::EntryOut> {
         self.ops.pin(attr.ino)?;
         Ok(self.entry(attr))
@@ -214,13 +216,15 @@ impl<O: Ops> Server<O> {
 
     fn lookup(&self, dir: Ino, args: &mut Args<'_>) -> Answer<abi::EntryOut> {
         let attr = match args.name_or_dots()? {
-            // An NFS server looks up inodes by number in this way, and then the path to the root.
+            // The kernel sends these names for an NFS server: first the inode by number, then its
+            // parents up to the root.
             b"." => self.ops.getattr(dir)?,
             b".." => self.ops.lookup(dir, b"..")?,
             name => match self.ops.lookup(dir, name) {
                 Ok(attr) => attr,
                 Err(kedgefs::Error::NotFound) => {
-                    // An entry without an inode: the kernel remembers that there is none.
+                    // An entry without an inode makes the kernel cache that the name does not
+                    // exist.
                     let (entry_valid, entry_valid_nsec) = self.timeout();
                     return Ok(abi::EntryOut {
                         entry_valid,
@@ -241,7 +245,7 @@ impl<O: Ops> Server<O> {
     fn statx(&self, node: Ino) -> Answer<abi::StatxOut> {
         const STATX_BASIC_STATS: u32 = 0x7ff;
         const STATX_BTIME: u32 = 0x800;
-        // The bits of statx(2) have the numbers of FS_IOC_SETFLAGS.
+        // The attribute bits of statx(2) have the values of FS_IOC_SETFLAGS.
         const ATTRIBUTES: u64 = 0x70;
         let attr = self.ops.getattr(node)?;
         let time = |t: Timespec| abi::StatxTime { sec: t.sec, nsec: t.nsec, reserved: 0 };
@@ -296,9 +300,9 @@ impl<O: Ops> Server<O> {
     }
 
     /// Clears the set-user-id bits before a change of the file's content, so that no crash leaves
-    /// changed content with the old privilege. `applies` is asked only if there are any. An
-    /// append-only file permits this `before_append`. Before another change, which it would refuse,
-    /// it refuses this and keeps them.
+    /// changed content with the old privilege. `applies` is called only if there are such bits. An
+    /// append-only file permits the clearing `before_append`. Before any other change, which such a
+    /// file refuses, the clearing is refused too and the bits stay.
     fn drop_privilege(
         &self,
         attr: &Attr,
@@ -315,8 +319,8 @@ impl<O: Ops> Server<O> {
         Ok(())
     }
 
-    /// The owner of a new inode. The file system applies the group of a set-group-ID directory. The
-    /// kernel lets nobody make an inode whose ids have no counterpart here.
+    /// The owner of a new inode. The file system applies the group of a set-group-ID directory. Ids
+    /// without a mapping in this user namespace fail with EOVERFLOW.
     fn owner(request: &Request<'_>) -> Answer<Owner> {
         let (uid, gid) = (request.header.uid, request.header.gid);
         if uid == abi::NO_ID || gid == abi::NO_ID {
@@ -326,8 +330,8 @@ impl<O: Ops> Server<O> {
         }
     }
 
-    /// The mode for a new file. With access control lists it comes without the umask applied, which
-    /// a default list of the directory takes the place of.
+    /// The mode for a new file. With access control lists negotiated, the kernel sends the mode
+    /// without the umask applied, and the umask applies only if the directory has no default list.
     fn new_mode(&self, dir: u64, mode: u32, umask: u32) -> Answer<u32> {
         if !self.acls.load(Ordering::Relaxed) {
             return Ok(mode);
@@ -369,7 +373,7 @@ impl<O: Ops> Server<O> {
         Ok(abi::CreateOut { entry, open: self.new_open(attr.ino, asked.flags)? })
     }
 
-    /// The handle of a file that was just made, and has no flag that forbids a change.
+    /// Opens a file that was just made, which has no flag that forbids a change.
     fn new_open(&self, ino: Ino, flags: u32) -> Answer<abi::OpenOut> {
         let fh = if self.can_store(flags) { self.opens.store(ino)?.handle() } else { 0 };
         Ok(abi::OpenOut { fh, open_flags: fopen::KEEP_CACHE | fopen::NOFLUSH, padding: 0 })
@@ -378,7 +382,7 @@ impl<O: Ops> Server<O> {
     fn tmpfile(&self, request: &Request<'_>, args: &mut Args<'_>) -> Answer<abi::CreateOut> {
         let asked: abi::CreateIn = args.take()?;
         let owner = Self::owner(request)?;
-        // It comes pinned: nothing else would keep it alive until it is.
+        // `tmpfile` returns the inode pinned, because nothing else keeps a nameless inode alive.
         let mode = self.new_mode(request.header.nodeid, asked.mode, asked.umask)?;
         let mode = FileKind::Regular.mode_bits() | (mode & PERMISSIONS);
         let attr = self.ops.tmpfile(Ino(request.header.nodeid), mode, owner)?;
@@ -432,7 +436,7 @@ impl<O: Ops> Server<O> {
             0 => RenameMode::Replace,
             NOREPLACE => RenameMode::NoReplace,
             EXCHANGE => RenameMode::Exchange,
-            // The kernel has asked for CAP_MKNOD.
+            // The kernel has checked for CAP_MKNOD.
             flags if flags & !NOREPLACE == WHITEOUT => {
                 RenameMode::Whiteout { owner: Self::owner(request)?, replace: flags & NOREPLACE == 0 }
             }
@@ -442,8 +446,8 @@ impl<O: Ops> Server<O> {
         Ok(self.ops.rename(dir, name, Ino(asked.newdir), new_name, mode)?)
     }
 
-    /// Whether a file that is opened so can change pages without a WRITE. Only a mount that sees
-    /// opens counts them: else no release would come.
+    /// Whether a file opened with these flags can change pages without a WRITE. Only a mount that
+    /// sees opens counts them, because no RELEASE arrives otherwise.
     fn can_store(&self, flags: u32) -> bool {
         let access = flags as i32 & libc::O_ACCMODE;
         let cached = self.writeback.load(Ordering::Relaxed);
@@ -476,7 +480,7 @@ impl<O: Ops> Server<O> {
             }
             self.ops.setattr(node, &SetAttr { size: Some(0), ..SetAttr::default() })?;
         }
-        // Without the flag each open would drop the file's cached pages.
+        // Without KEEP_CACHE each open would drop the file's cached pages.
         let open = open_out(fopen::KEEP_CACHE | fopen::NOFLUSH);
         Ok(abi::OpenOut { fh: store.map_or(0, Store::handle), ..open })
     }
@@ -516,7 +520,7 @@ impl<O: Ops> Server<O> {
                     false => self.written(&request.header, &asked, args),
                 };
                 match written {
-                    // What was appended has passed the pages by.
+                    // The append has bypassed the page cache, so stale pages must be dropped.
                     Ok(written) if appends => {
                         let then = Then::Written(written);
                         self.settle(SettledJob { reply, ino: node, from: asked.offset, then });
@@ -527,8 +531,9 @@ impl<O: Ops> Server<O> {
         }
     }
 
-    /// The capabilities of a program must go before its bytes change. The kernel sees to that, but
-    /// not with `FOPEN_DIRECT_IO`, and an append-only file keeps its attributes.
+    /// Whether a program file has capabilities, which must be removed before its bytes change. The
+    /// kernel removes them, but not with `FOPEN_DIRECT_IO`, and an append-only file cannot lose its
+    /// attributes.
     fn has_capability(&self, node: Ino) -> bool {
         !matches!(self.ops.getxattr(node, b"security.capability"), Err(kedgefs::Error::NoXattr))
     }
@@ -556,14 +561,14 @@ impl<O: Ops> Server<O> {
         Ok(abi::WriteOut { size: size as u32, padding: 0 })
     }
 
-    /// What the kernel expects of a WRITE.
+    /// The semantics that the kernel expects of a WRITE.
     ///
     /// - Writes from its cache (writeback, msync, a store through a shared mapping, in either cache
     ///   mode): it ignores a short count and considers the pages written. So the data is accepted
     ///   as a whole, or the request fails.
-    /// - `O_DIRECT`: the data is on the device before the answer. The kernel may split such a write
-    ///   into requests and wait for all of them; a short count then becomes EIO. So these fail as a
-    ///   whole, too, with the true errno.
+    /// - `O_DIRECT`: the data is on the device before the reply. The kernel may split such a write
+    ///   into requests and wait for all of them; a short count then becomes EIO. So these also fail
+    ///   as a whole, with the true errno.
     /// - With a writeback cache the kernel sets the time stamps at write(2), and sends them in a
     ///   SETATTR that may overtake the data. So the data does not change them.
     ///
@@ -597,7 +602,7 @@ impl<O: Ops> Server<O> {
             },
         };
         let node = Ino(request.header.nodeid);
-        // This is the one change of content for which the kernel has no flag.
+        // FALLOCATE is the only change of content for which the kernel sends no kill flag.
         if self.options.handle_killpriv {
             let before_append = matches!(mode, FallocateMode::Allocate { .. });
             let applies = || !caller::is_capable(&request.header, Capability::Fsetid);
@@ -624,10 +629,9 @@ impl<O: Ops> Server<O> {
         self.settle(SettledJob { reply, ino: node, from: offset, then: Then::Seek(kind) });
     }
 
-    /// Passes a request to the thread that has dirty pages written first.
+    /// Passes a request to the threads that first make the kernel write dirty pages.
     fn settle(&self, job: SettledJob) {
-        // If the other thread is gone, the job comes back in the error, and dropping its reply
-        // answers EIO.
+        // If the threads have ended, the error returns the job, and dropping its reply sends EIO.
         if self.settled.send(job).is_err() {
             tracing::error!("no thread has dirty pages written");
         }
@@ -667,7 +671,7 @@ impl<O: Ops> Server<O> {
         Ok(list.len)
     }
 
-    /// Attributes are added when the walk is over: the walk may hold the directory's locks.
+    /// Attributes are added after the walk, because the walk may hold the directory's locks.
     fn readdirplus(&self, node: Ino, args: &mut Args<'_>, out: &mut IoBuf) -> Answer<usize> {
         let asked: abi::ReadIn = args.take()?;
         let mut list = DirList::new(out, asked.size, true);
@@ -680,7 +684,7 @@ impl<O: Ops> Server<O> {
                 abi::EntryOut::mut_from_prefix(bytes).expect("each record begins with an entry");
             let (dirent, rest) = abi::Dirent::ref_from_prefix(rest).expect("a directory entry follows");
             let name = &rest[..dirent.namelen as usize];
-            // An entry that has been removed meanwhile gets no inode: the kernel shows the name,
+            // An entry that has been removed meanwhile gets no inode: the kernel lists the name,
             // and looks it up if necessary.
             if name != b"." && name != b".." && self.ops.pin(Ino(dirent.ino)).is_ok() {
                 match self.ops.getattr(Ino(dirent.ino)) {
@@ -706,12 +710,13 @@ impl<O: Ops> Server<O> {
         finish_xattr(reply, value);
     }
 
-    /// A list that is too long is given up as soon as it is: a caller could have it made again and
-    /// again.
+    /// The list ends with an error as soon as it is too long, because a caller could make the
+    /// server build it again and again.
     fn listxattr(&self, request: &Request<'_>, args: &mut Args<'_>, reply: Reply) {
         let list = args.take().and_then(|asked: abi::GetxattrIn| {
             let mut list = Vec::new();
-            // Only an administrator knows these, as on file systems of the kernel.
+            // Only a caller with CAP_SYS_ADMIN sees `trusted.` names, as on file systems of the
+            // kernel.
             let trusted = OnceCell::new();
             let is_shown = |name: &[u8]| {
                 !name.starts_with(b"trusted.")
@@ -733,8 +738,8 @@ impl<O: Ops> Server<O> {
         let node = Ino(request.header.nodeid);
         let asked: abi::SetxattrIn = args.take()?;
         let acls = self.acls.load(Ordering::Relaxed);
-        // The kernel puts a request together before it waits for the answer to INIT. So the first
-        // one of a mount may come without the extension that was agreed on.
+        // The kernel builds a request before it waits for the reply to INIT. So the first SETXATTR
+        // of a mount may lack the negotiated extension.
         let is_extended = acls && !args.is_name_and_value(asked.size);
         let ext = if is_extended { args.take()? } else { abi::SetxattrInExt::new_zeroed() };
         let name = args.text()?;
@@ -749,8 +754,8 @@ impl<O: Ops> Server<O> {
             libc::XATTR_REPLACE => XattrMode::Replace,
             _ => return Err(EINVAL),
         };
-        // The bit first: no crash leaves it with the new list. The kernel sets the flag for a
-        // default list, too, which says nothing of the directory itself.
+        // Clear the bit first, so that no crash leaves it with the new list. The kernel sets the
+        // flag for a default list too, which does not affect the directory itself.
         if name == acl::ACCESS && ext.setxattr_flags & abi::SETXATTR_ACL_KILL_SGID != 0 {
             let mode = self.ops.getattr(node)?.mode & PERMISSIONS;
             if mode & S_ISGID != 0 {
@@ -773,7 +778,7 @@ impl<O: Ops> Server<O> {
         let name = args.text()?;
         self.check_xattr_name(name)?;
         match self.ops.removexattr(node, name) {
-            // Without a list the mode says it all: there is one in effect, and it is as was asked.
+            // Removing an absent list succeeds: the mode alone is in effect already, as requested.
             Err(kedgefs::Error::NoXattr) if acl::is_acl_name(name) => Ok(()),
             removed => Ok(removed?),
         }
@@ -810,7 +815,7 @@ impl<O: Ops> Server<O> {
         let asked = match cmd {
             flags::FS_IOC_GETFLAGS => return reply.finish(flags::get(&*self.ops, node)),
             flags::FS_IOC_FSGETXATTR => return reply.finish(flags::get_fsxattr(&*self.ops, node)),
-            // An old kernel passes it on for whoever can open the file.
+            // An old kernel passes the ioctl on for any caller that can open the file.
             flags::FS_IOC_SETFLAGS | flags::FS_IOC_FSSETXATTR
                 if !self.flags_checked.load(Ordering::Relaxed) =>
             {
@@ -853,7 +858,7 @@ impl<'a> DirList<'a> {
         DirList { buf: &mut buf[..size], len: 0, plus }
     }
 
-    /// False, and nothing added, when the entry does not fit.
+    /// Appends an entry. Returns false and adds nothing if the entry does not fit.
     fn push(&mut self, entry: &DirEntry<'_>) -> bool {
         let head = if self.plus { Self::HEAD_PLUS } else { Self::HEAD };
         let size = abi::dirent_size(head, entry.name.len());
@@ -879,7 +884,7 @@ fn finish_bytes(reply: Reply, bytes: Answer<Vec<u8>>) {
     }
 }
 
-/// Answers with the first bytes of the worker's scratch space.
+/// Replies with the first bytes of the worker's scratch space.
 fn finish_scratch(reply: Reply, len: Answer<usize>, out: &IoBuf) {
     match len {
         Ok(len) => reply.ok(&[&out.as_bytes()[..len]]),
@@ -887,7 +892,7 @@ fn finish_scratch(reply: Reply, len: Answer<usize>, out: &IoBuf) {
     }
 }
 
-/// Answers with a value, or with its size if the caller's buffer has no bytes.
+/// Replies with a value, or with its size if the caller's buffer is empty.
 fn finish_xattr(reply: Reply, value: Answer<(u32, Vec<u8>)>) {
     match value {
         Ok((_, value)) if value.len() > XATTR_SIZE_MAX => reply.err(libc::E2BIG),
@@ -903,7 +908,7 @@ fn open_out(open_flags: u32) -> abi::OpenOut {
 }
 
 fn timespec(sec: u64, nsec: u32) -> Answer<Timespec> {
-    // Times before 1970 come as negative numbers in an unsigned field.
+    // Times before 1970 are negative numbers in an unsigned field.
     if nsec < 1_000_000_000 { Ok(Timespec { sec: sec as i64, nsec }) } else { Err(EINVAL) }
 }
 
@@ -911,10 +916,10 @@ fn set_time(now: bool, sec: u64, nsec: u32) -> Answer<SetTime> {
     if now { Ok(SetTime::Now) } else { Ok(SetTime::At(timespec(sec, nsec)?)) }
 }
 
-/// The permission bits without set-user-id and set-group-id; `None`: neither is to go. Without
-/// group execution the set-group-id bit gives no rights, and a member of the group, or a caller
-/// with CAP_FSETID, leaves it. If the other bit goes, the same is asked of a new group, as on
-/// Linux. /proc is asked for that alone, as such files are rare.
+/// The permission bits without set-user-id and set-group-id; `None` if neither must be cleared.
+/// Without group execution the set-group-id bit gives no rights, and it stays if the caller is a
+/// member of the group or has CAP_FSETID. If the set-user-id bit is cleared, the membership is
+/// checked against a new group, as on Linux. /proc is read only for these files, which are rare.
 fn mode_without_privilege(attr: &Attr, header: &InHeader, new_gid: Option<u32>) -> Option<u32> {
     let mut mode = attr.mode & PERMISSIONS;
     if attr.kind == FileKind::Directory {
@@ -947,7 +952,7 @@ fn wire_attr(attr: &Attr) -> abi::Attr {
         nlink: attr.nlink,
         uid: attr.uid,
         gid: attr.gid,
-        // Both sides use the encoding of dev_t whose low 32 bits the kernel sends.
+        // Both sides use the kernel's encoding of dev_t in 32 bits.
         rdev: attr.rdev as u32,
         blksize: BLOCK_SIZE as u32,
         flags: 0,

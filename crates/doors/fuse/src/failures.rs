@@ -1,8 +1,7 @@
-//! Requests that were answered with an error: counted by operation and errno, and logged at level
-//! debug.
+//! Counts requests that failed, by operation and errno, and logs them at level debug.
 //!
-//! A lookup of a name that does not exist is no failure: the kernel gets a negative entry. ENOSYS
-//! is none either: with it the server tells the kernel to do without a request.
+//! A lookup of a name that does not exist is no failure, because the kernel gets a negative entry.
+//! ENOSYS is no failure either, because it makes the kernel do without a request.
 
 use crate::abi::op_name;
 use parking_lot::Mutex;
@@ -22,7 +21,7 @@ impl Failures {
         tracing::debug!(op = op_name(opcode), node, errno = errno_name(errno), "request failed");
     }
 
-    /// As a JSON object: by operation, then by errno.
+    /// The counts as a JSON object: by operation, then by errno.
     pub(crate) fn to_json(&self) -> String {
         let failed = self.0.lock().clone();
         let mut json = String::from("{");
@@ -45,7 +44,7 @@ impl Failures {
     }
 }
 
-/// The names in `errno.h` of the errors that the server answers.
+/// The names in `errno.h` of the errors that the server returns.
 fn errno_name(errno: i32) -> String {
     let name = match errno {
         libc::EPERM => "EPERM",

@@ -1,6 +1,6 @@
-//! The ioctls of chattr(1) and lsattr(1). The kernel sends them for files and directories only, and
-//! has asked for CAP_LINUX_IMMUTABLE where immutable or append-only changes, else for the owner.
-//! Kernels before 5.13 did not ask: for them the flags cannot be set.
+//! The ioctls of chattr(1) and lsattr(1). The kernel sends them only for files and directories,
+//! after checking for CAP_LINUX_IMMUTABLE if immutable or append-only changes, else for the owner.
+//! Kernels before 5.13 did not check, so on these the flags cannot be set.
 
 use crate::abi::{self, IoctlOut};
 use crate::dispatch::{Answer, Errno};
@@ -13,7 +13,7 @@ pub const FS_IOC_SETFLAGS: u32 = 0x4008_6602;
 pub const FS_IOC_FSGETXATTR: u32 = 0x801c_581f;
 pub const FS_IOC_FSSETXATTR: u32 = 0x401c_5820;
 
-/// The flags with their bits of `struct fsxattr`.
+/// The flags with their bits in `struct fsxattr`.
 const XFLAGS: [(FileFlags, u32); 4] = [
     (FileFlags::IMMUTABLE, 0x08),
     (FileFlags::APPEND, 0x10),
@@ -43,12 +43,12 @@ pub fn get_fsxattr(ops: &impl Ops, ino: Ino) -> Answer<abi::IoctlFsxattr> {
     })
 }
 
-/// What FS_IOC_SETFLAGS asks for.
+/// The flags that FS_IOC_SETFLAGS sets.
 pub fn asked(flags: u32) -> Answer<FileFlags> {
     FileFlags::from_bits(flags).ok_or(Errno(libc::EOPNOTSUPP))
 }
 
-/// What FS_IOC_FSSETXATTR asks for. There are neither extent size hints nor projects.
+/// The flags that FS_IOC_FSSETXATTR sets. Extent size hints and projects are not supported.
 pub fn asked_of_fsxattr(set: abi::Fsxattr) -> Answer<FileFlags> {
     if (set.extsize, set.projid, set.cowextsize) != (0, 0, 0) {
         return Err(Errno(libc::EOPNOTSUPP));
@@ -56,7 +56,7 @@ pub fn asked_of_fsxattr(set: abi::Fsxattr) -> Answer<FileFlags> {
     from_xflags(set.xflags)
 }
 
-/// Whether pages that are dirty now would be refused with these flags.
+/// Whether a file with these flags would refuse the write-back of pages that are dirty now.
 pub fn refuses_writes(flags: FileFlags) -> bool {
     flags.has(FileFlags::IMMUTABLE | FileFlags::APPEND)
 }

@@ -1,35 +1,37 @@
-//! Freeze and thaw of a mount, and the changes that wait in between.
+//! Freezes and thaws a mount, and parks the changes that wait in between.
 //!
-//! A request that changes something and comes while the file system is frozen is *parked*: its
-//! bytes are kept, and the worker goes on. So any number of writers may wait, and reads and the
-//! thaw still find a worker. After the thaw, parked requests are served by one thread. Freeze and
-//! thaw are carried out by that thread as well: a freeze waits for changes that workers are making.
+//! A changing request that arrives while the file system is frozen is *parked*: its bytes are kept,
+//! and the worker goes on. So any number of writers may wait, and reads and the thaw still find a
+//! worker. After the thaw one thread serves the parked requests. The same thread carries out freeze
+//! and thaw, because a freeze waits for changes that workers are making.
 //!
 //! # Bounds
-//! What is parked takes at most [`PARKED_MAX`] bytes. Beyond them a change fails with ENOMEM, and
-//! nothing of it is done. That does not hold for
-//! - writes from the kernel's cache: the kernel would take such a failure for a failed device, and
-//!   consider the pages clean. It sends at most `MAX_BACKGROUND` of them;
-//! - small requests, of which each thread that waits has one. The kernel's stack of such a thread
-//!   is larger.
+//! Parked requests take at most [`PARKED_MAX`] bytes. Beyond this limit a change fails with ENOMEM
+//! and has no effect. Two kinds are exempt:
+//! - writes from the kernel's cache: the kernel would treat the error as a device failure and
+//!   consider the pages clean. It sends at most `MAX_BACKGROUND` of them at a time;
+//! - small requests, of which each waiting thread has one. The kernel stack of such a thread is
+//!   larger than the request.
 //!
 //! # A program that is killed
-//! The kernel tells with INTERRUPT that a signal has come for a thread that waits, and tells it
-//! once. A thread that is being killed gets EINTR, and its change is not made: its process can end
-//! before the thaw. After any other signal it goes on waiting, as on file systems of the kernel:
-//! few programs expect EINTR from a rename. A thread that this process cannot see in /proc (another
-//! pid namespace, `hidepid`) counts as killed by any signal: else it might never end. But without a
-//! /proc of its own pid namespace this process sees nobody, and takes all for alive. As long as
-//! an interrupted request is parked, the thread looks again and again whether its caller is being
-//! killed. An INTERRUPT may overtake its request on the way to the gate; so for a while the thread
-//! also looks for those that it does not find.
+//! The kernel sends INTERRUPT once when a waiting thread gets a signal. A thread that is being
+//! killed gets EINTR, and its change is not made, so that its process can end before the thaw.
+//! After any other signal the thread goes on waiting, as on file systems of the kernel: few
+//! programs expect EINTR from a rename. A thread that this process cannot see in /proc (another pid
+//! namespace, `hidepid`) counts as killed by any signal, because it might never end otherwise. But
+//! without a /proc of its own pid namespace this process sees no other process, and assumes that
+//! all callers are alive. As long as an interrupted request is parked, the thread checks repeatedly
+//! whether the caller is being killed. An INTERRUPT may overtake its request on the way to the
+//! gate; so for a while the thread also keeps INTERRUPTs whose request it does not find.
 //!
-//! Writes from the kernel's cache have no caller: who waits for one of these cannot be killed.
+//! Writes from the kernel's cache have no caller, so a thread that waits for such a write cannot be
+//! killed.
 //!
 //! # Why no parked request is forgotten
-//! A request joins the list under the gate's lock, while the gate is closed. The first of a list
-//! leaves a call with the gate. Whoever opens the gate makes this call, which takes the whole list
-//! and sends it to the thread. The gate is opened by a thaw, a shutdown, and the end of the mount.
+//! A request joins the list under the gate's lock, while the gate is closed. The first request of a
+//! list leaves a callback with the gate. The thread that opens the gate makes this call, which
+//! takes the whole list and sends it to the serving thread. A thaw, a shutdown and the end of the
+//! mount open the gate.
 
 use crate::abi::{self, InHeader, op};
 use crate::control;
@@ -51,26 +53,27 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 use zerocopy::FromZeros;
 
-/// Bytes of requests that wait for a thaw.
+/// The most bytes of requests that wait for a thaw.
 const PARKED_MAX: u64 = 256 << 20;
 
-/// Freezes the file system of an open directory. Its argument points at a `u32`: seconds after
-/// which it thaws by itself; 0: never.
+/// Freezes the file system of an open directory. Its argument points to a `u32`: the seconds until
+/// an automatic thaw; 0 means never.
 pub const IOC_FREEZE: u32 = 0x4004_6b01;
 /// Ends the freeze.
 pub const IOC_THAW: u32 = 0x6b02;
 
-/// A request of at most so many bytes, a name or two among them, is always parked.
+/// A request of at most this number of bytes, enough for two names, is always parked.
 const SMALL_MAX: usize = 1024;
 
-/// How often the thread looks whether the callers of interrupted requests are being killed.
+/// The interval at which the thread checks whether the callers of interrupted requests are being
+/// killed.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// When a thaw whose time has come, and that found no space on the image's host, is tried again.
+/// The delay until an automatic thaw is retried that found no space on the image's host.
 const THAW_AGAIN: Duration = Duration::from_secs(1);
-/// How often it looks for an interrupted request that is not parked.
+/// The number of checks for an interrupted request that is not parked.
 const LOOKS_MAX: u32 = 20;
 
-/// What the thread does.
+/// The jobs of the thread.
 pub(crate) enum Job {
     Change(Box<Parked>),
     Freeze {
@@ -80,20 +83,20 @@ pub(crate) enum Job {
     Thaw {
         reply: Reply,
     },
-    /// A signal has come for the caller of the request with this number.
+    /// A signal has arrived for the caller of the request with this number.
     Interrupt(u64),
     /// The mount has ended.
     End,
 }
 
-/// The way to the thread.
+/// The sending end of the thread's queue, and the parked requests.
 pub(crate) struct Late {
     jobs: Sender<Job>,
     waiting: Arc<Waiting>,
     parked_max: u64,
 }
 
-/// A request that waits.
+/// A request that waits for a thaw.
 pub(crate) struct Parked {
     header: InHeader,
     body: Box<[u8]>,
@@ -102,7 +105,7 @@ pub(crate) struct Parked {
     _room: Room,
 }
 
-/// The requests that wait.
+/// The requests that wait for a thaw.
 #[derive(Default)]
 struct Waiting {
     list: Mutex<List>,
@@ -111,9 +114,9 @@ struct Waiting {
 
 #[derive(Default)]
 struct List {
-    /// In the order in which they came.
+    /// The requests in order of arrival.
     parked: Vec<Parked>,
-    /// The gate has the call that takes the list.
+    /// Whether the gate has the callback that takes the list.
     called: bool,
 }
 
@@ -124,8 +127,8 @@ impl Waiting {
         std::mem::take(&mut list.parked)
     }
 
-    /// Takes out the interrupted requests whose callers `is_killed`, and forgets interrupts whose
-    /// requests have not come.
+    /// Removes the interrupted requests whose callers `is_killed`, and drops interrupts whose
+    /// requests were not found in [`LOOKS_MAX`] checks.
     fn take_killed(
         &self,
         interrupted: &mut HashMap<u64, u32>,
@@ -149,14 +152,14 @@ impl Waiting {
     }
 }
 
-/// A part of [`PARKED_MAX`], until dropped.
+/// A reservation of a part of [`PARKED_MAX`], released on drop.
 struct Room {
     bytes: u64,
     taken: Arc<AtomicU64>,
 }
 
 impl Room {
-    /// `always`: beyond the bound, too.
+    /// Reserves `bytes`, with `always` even beyond the limit.
     fn take(late: &Late, bytes: u64, always: bool) -> Option<Room> {
         let room = Room { bytes, taken: late.waiting.bytes.clone() };
         let before = room.taken.fetch_add(bytes, Relaxed);
@@ -180,20 +183,20 @@ impl Late {
         Late { parked_max: bytes, ..self }
     }
 
-    /// Bytes of requests that wait.
+    /// Bytes of parked requests.
     pub(crate) fn parked(&self) -> u64 {
         self.waiting.bytes.load(Relaxed)
     }
 
-    /// If the thread is gone, the job comes back in the error, and dropping its reply answers EIO.
+    /// If the thread has ended, the error returns the job, and dropping its reply sends EIO.
     pub(crate) fn send(&self, job: Job) {
         if self.jobs.send(job).is_err() {
             tracing::error!("no thread serves what waited for a thaw");
         }
     }
 
-    /// Keeps a request. Answers the call for the gate, or none if the gate has it; gives the reply
-    /// back if there is no room.
+    /// Parks a request. Returns the callback for the gate, or `None` if the gate has it already;
+    /// returns the reply as the error if there is no room.
     fn park(&self, request: &Request<'_>, reply: Reply) -> Result<Option<Thawed>, Reply> {
         let bytes = (size_of::<Parked>() + request.body.len()) as u64;
         let always = request.body.len() <= SMALL_MAX || is_from_cache(request);
@@ -208,7 +211,7 @@ impl Late {
         let (waiting, jobs) = (self.waiting.clone(), self.jobs.clone());
         let call = move || {
             for parked in waiting.take() {
-                // If the thread is gone, so is the mount.
+                // The send fails only if the thread, and with it the mount, has ended.
                 drop(jobs.send(Job::Change(Box::new(parked))));
             }
         };
@@ -216,17 +219,17 @@ impl Late {
     }
 }
 
-/// A write of dirty pages, which no caller waits for.
+/// Whether the request is a write of dirty pages, for which no caller waits.
 fn is_from_cache(request: &Request<'_>) -> bool {
     let asked = Args::new(request.body).take();
     request.header.opcode == op::WRITE
         && asked.is_ok_and(|asked: abi::WriteIn| asked.write_flags & abi::WRITE_CACHE != 0)
 }
 
-/// Whether thread `tid` is about to end: a fatal signal, also one of another thread's making, is
-/// pending as SIGKILL. A thread that cannot be seen counts as one that is: it may be, and nobody
-/// would look again. If `proc` is not the /proc of this process's pid namespace, its numbers name
-/// other threads, and all callers count as alive.
+/// Whether thread `tid` is about to end: a fatal signal, even one for another thread of its
+/// process, is pending as SIGKILL. A thread that cannot be seen counts as killed, because it may be
+/// and there is no later check. If `proc` is not the /proc of this process's pid namespace, its
+/// numbers name other threads, and all callers count as alive.
 fn is_killed(proc: &Path, tid: u32) -> bool {
     const SIGKILL: u64 = 1 << (libc::SIGKILL - 1);
     if !shows_our_pids(proc) {
@@ -240,15 +243,15 @@ fn is_killed(proc: &Path, tid: u32) -> bool {
     pending.fold(0, |all, set| all | set) & SIGKILL != 0
 }
 
-/// Whether `proc` is a /proc with the numbers that this process has for others: it has this process
-/// under its own number.
+/// Whether `proc` is the /proc of this process's pid namespace: it lists this process under its own
+/// pid.
 fn shows_our_pids(proc: &Path) -> bool {
     let own = std::fs::read_link(proc.join("self"));
     own.is_ok_and(|own| own.as_os_str() == std::process::id().to_string().as_str())
 }
 
 impl<O: Ops> Server<O> {
-    /// Serves a request now, or if it has to wait for a thaw, lets the thread do it then.
+    /// Serves a request now, or parks it for the thread if it has to wait for a thaw.
     pub(crate) fn serve(&self, request: &Request<'_>, reply: Reply, out: &mut IoBuf) {
         let Some(late) = self.late.as_ref().filter(|_| self.is_change(request)) else {
             return self.dispatch(request, reply, out);
@@ -268,7 +271,8 @@ impl<O: Ops> Server<O> {
         }
     }
 
-    /// Whether a request changes the file system. What cannot be parsed is refused by `dispatch`.
+    /// Whether a request changes the file system. `dispatch` refuses requests that cannot be
+    /// parsed.
     fn is_change(&self, request: &Request<'_>) -> bool {
         let mut args = Args::new(request.body);
         match request.header.opcode {
@@ -286,7 +290,7 @@ impl<O: Ops> Server<O> {
         }
     }
 
-    /// The kernel does not wait for an answer.
+    /// Passes an INTERRUPT to the thread. The kernel waits for no reply.
     pub(crate) fn interrupt(&self, args: &mut Args<'_>, reply: Reply) {
         let Some(late) = &self.late else { return reply.err(libc::ENOSYS) };
         reply.none();
@@ -311,11 +315,11 @@ impl<O: Ops> Server<O> {
     }
 }
 
-/// The thread: carries out jobs until the mount has ended.
+/// The body of the thread: carries out jobs until the mount has ended.
 pub(crate) fn serve<O: Ops>(server: &Weak<Server<O>>, ops: &Arc<O>, jobs: &Receiver<Job>) {
     mount::become_io_flusher();
     let clock = SystemClock::default();
-    // Changes answer in a few bytes.
+    // Replies to changes are short.
     let mut out = IoBuf::zeroed(1);
     let mut timers = Timers::default();
     loop {
@@ -359,15 +363,15 @@ pub(crate) fn serve<O: Ops>(server: &Weak<Server<O>>, ops: &Arc<O>, jobs: &Recei
     }
 }
 
-/// What the thread does when a time has come and it has no jobs. While there is a freeze to end, or
-/// somebody waits for the thaw, the jobs soon come to an end: changes are parked.
+/// The timed work of the thread, done when it has no jobs. Timers matter only during a freeze, when
+/// changes are parked, so the queue of jobs soon becomes empty.
 #[derive(Default)]
 struct Timers {
-    /// The freeze is over.
+    /// The time at which the freeze ends.
     thaw: Option<Duration>,
-    /// The next look at the callers of interrupted requests, if there are any.
+    /// The time of the next check of the callers of interrupted requests, if there are any.
     look: Option<Duration>,
-    /// Requests that a signal has come for, with the number of looks that have not found them.
+    /// Interrupted requests, with the number of checks that have not found them.
     interrupted: HashMap<u64, u32>,
 }
 
@@ -381,9 +385,10 @@ impl Timers {
         if self.thaw.take_if(|at| *at <= now).is_some() {
             tracing::warn!("the time of the freeze is over");
             if let Err(e) = attempt(ops, O::thaw) {
-                // EINVAL: a program that links the library has thawed it.
+                // EINVAL means that a program that links the library has thawed the file system.
                 tracing::warn!("thaw: errno {}", e.0);
-                // The host of the image has no space: it is still frozen.
+                // ENOSPC means that the image's host has no space and the file system is still
+                // frozen.
                 self.thaw = (e.0 == libc::ENOSPC).then(|| clock.monotonic() + THAW_AGAIN);
             }
         }
@@ -400,8 +405,8 @@ impl Timers {
     }
 }
 
-/// A panic shuts the file system down, as that of a worker does. The thread goes on, or every later
-/// thaw would wait for ever.
+/// Runs a freeze or thaw. A panic shuts the file system down, as in a worker. The thread goes on,
+/// or every later thaw would wait forever.
 fn attempt<O: Ops>(ops: &O, run: impl FnOnce(&O) -> kedgefs::Result<()>) -> Answer<()> {
     let ran = without_panic("freeze or thaw", || Ok(run(ops)));
     ran.unwrap_or_else(|panic| {

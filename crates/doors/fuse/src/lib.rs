@@ -1,19 +1,19 @@
-//! KedgeFS as a mount: a FUSE server of its own. It is thin, because the transport is the main cost
-//! of a file system in user space.
+//! KedgeFS as a mount, with its own FUSE server. The server is thin, because the transport is the
+//! main cost of a file system in user space.
 //!
 //! ```text
 //! mount, loopdev, mountinfo   making and ending mounts
 //! session, crew               the threads of one mount, and which of them receives
-//! devfuse                     requests from /dev/fuse      (behind the trait in `transport`)
-//! server, dispatch            request → call → reply       (against the trait in `ops`)
+//! devfuse                     requests from /dev/fuse      (under the trait in `transport`)
+//! server, dispatch            request → call → reply       (over the trait in `ops`)
 //! settle                      requests that need dirty pages written first
 //! control, flags              control xattrs and ioctls; the ioctls of chattr(1)
-//! status                      what a mount says of itself when no worker is free; its socket
-//! private, peer               where sockets are, and who is at their other end
-//! beside                      the kernel hears of changes that did not come from it
+//! status                      reports a mount's state when no worker is free; its socket
+//! private, peer               the directory of sockets, and the process at their other end
+//! beside                      notifies the kernel of changes made without it
 //! freeze                      freeze and thaw, and the changes that wait in between
-//! failures                    requests that failed, counted
-//! caller, task                who made a request, and what that thread may do
+//! failures                    counts requests that failed
+//! caller, task                the thread that made a request, and its rights
 //! abi                         the wire format
 //! sys                         the system calls without a safe wrapper: all `unsafe`
 //! ```

@@ -1,4 +1,4 @@
-//! Loop devices: a block device for an image that is a file.
+//! Loop devices, which give an image file a block device.
 
 use crate::sys;
 use rustix::fd::AsFd;
@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// How often another process may take the free device first.
+/// The number of attempts, because another process may take the free device first.
 const ATTEMPTS: usize = 64;
 
 /// Attaches `image` to a free loop device. The device is detached when the returned file is closed
@@ -49,7 +49,7 @@ pub fn backs(number: &str, image: &Path, meta: &std::fs::Metadata) -> bool {
     }
 }
 
-/// The file that a loop device is attached to, as the kernel knows its path.
+/// The path, as the kernel reports it, of the file that a loop device is attached to.
 pub fn backing_file(device: &Path) -> Option<PathBuf> {
     let name = device.file_name()?.to_str()?;
     let path = std::fs::read_to_string(format!("/sys/block/{name}/loop/backing_file")).ok()?;

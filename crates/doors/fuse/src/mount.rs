@@ -1,17 +1,17 @@
-//! Making and ending mounts.
+//! Makes and ends mounts.
 //!
-//! There are two kinds of mounts, which the kernel treats differently:
-//! - **Privileged**: `fuseblk` on a block device: the image itself if it is one, else a loop device
-//!   attached to it. Sync and syncfs reach the server, and umount(2) returns only when the server
-//!   is done. The loop device is only an identity: the file system does all IO on the image itself.
-//!   The kernel never writes through the device, so it is never dirty. It is detached with the
-//!   mount (autoclear).
+//! The kernel treats two kinds of mounts differently:
+//! - **Privileged**: `fuseblk` on a block device: the image itself if it is a block device, else a
+//!   loop device attached to the image. sync(2) and syncfs(2) reach the server, and umount(2)
+//!   returns only when the server has closed the file system. The loop device only identifies the
+//!   mount: the file system does all IO on the image itself. The kernel never writes through the
+//!   loop device, so the device is never dirty. It is detached with the mount (autoclear).
 //! - **Plain**: `fuse`, for any user. Root mounts it directly, other users through the set-user-id
-//!   helper fusermount3. sync(2) does not reach the server, and umount returns before the server is
-//!   done.
+//!   helper fusermount3. sync(2) does not reach the server, and umount(2) returns before the server
+//!   has closed the file system.
 //!
-//! Root gets the first kind if it is available, else the second: in a container there may be no
-//! loop device, and in a user namespace the kernel accepts no block device at all.
+//! Root gets a privileged mount if possible, else a plain mount: a container may have no loop
+//! device, and in a user namespace the kernel accepts no block device at all.
 
 use crate::beside::Changes;
 use crate::devfuse::DevFuse;
@@ -42,7 +42,7 @@ const SUBTYPE: &str = "kedgefs";
 /// Names of the set-user-id helper; the first that exists is used.
 const HELPERS: [&str; 2] = ["fusermount3", "fusermount"];
 
-/// Why a mount was not made or not ended.
+/// The reason why a mount was not made or not ended.
 #[derive(Debug, thiserror::Error)]
 pub enum MountError {
     #[error("/dev/fuse cannot be opened ({0}): {advice}", advice = fuse_advice(.0))]
@@ -79,9 +79,8 @@ pub enum MountError {
     Unmount { dir: PathBuf, error: io::Error },
 }
 
-/// What a user can do where `/dev/fuse` does not open. The error shows what refuses it: the file's
-/// mode gives EACCES, as a mount without devices does, and the device rules of a control group
-/// EPERM.
+/// Advice for a user who cannot open `/dev/fuse`. The errno shows the cause: EACCES the file's mode
+/// or a `nodev` mount, EPERM the device rules of a control group.
 fn fuse_advice(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
         Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => {
@@ -100,14 +99,14 @@ fn fuse_advice(error: &io::Error) -> &'static str {
     }
 }
 
-/// Mounts `image` on the directory `dir`. Nothing answers there until [`MountedSession::run`] is
-/// called.
+/// Mounts `image` on the directory `dir`. Accesses to the mount wait until [`MountedSession::run`]
+/// is called.
 pub fn mount(image: &Path, dir: &Path, options: &FuseOptions) -> Result<MountedSession, MountError> {
     let image =
         fs::canonicalize(image).map_err(|error| MountError::Image { image: image.to_owned(), error })?;
-    // Before the mount point is looked at: it may be the image's own, which nobody serves yet.
-    // Those who only read may share an image file. Of a block device the kernel has one file system
-    // of ours at most.
+    // Check this before the mount point is accessed: the mount point may be that of this image,
+    // which is not served yet. Read-only mounts may share an image file, but for a block device the
+    // kernel has at most one file system of this type.
     let shared = options.read_only && image.is_file();
     let in_the_way = |entry: &mountinfo::MountEntry| entry.is_kedgefs() && !(shared && entry.is_read_only());
     if let Some(taken) = mountinfo::mounts_of(&image).into_iter().find(in_the_way) {
@@ -138,8 +137,8 @@ pub fn mount(image: &Path, dir: &Path, options: &FuseOptions) -> Result<MountedS
     Ok(session(fd, mount, options))
 }
 
-/// As [`mount`], for an image that no file of this machine holds. `name` is the source that the
-/// mount table shows. The caller sees to it that nobody else uses the image.
+/// As [`mount`], for an image that is not in a file of this machine. `name` is the source that the
+/// mount table shows. The caller must hold a lock on the image.
 pub fn mount_remote(name: &Path, dir: &Path, options: &FuseOptions) -> Result<MountedSession, MountError> {
     let dir = check_mount_point(dir)?;
     let root = rustix::process::geteuid().is_root();
@@ -167,12 +166,12 @@ fn session(fd: OwnedFd, mount: MountPoint, options: &FuseOptions) -> MountedSess
     }
 }
 
-/// Whether privileged mounts are not available here, as opposed to a mount that failed. In
-/// particular, a device that is in use must not be mounted by other means.
+/// Whether the error means that privileged mounts are not available here, and not that this mount
+/// failed. In particular, a device that is in use must not be mounted as a plain mount.
 fn is_not_for_us(e: &MountError) -> bool {
     match e {
         MountError::Loop { .. } => true,
-        // In a user namespace, or a kernel without block devices.
+        // The errors in a user namespace, and on a kernel without block devices.
         MountError::Mount { error, .. } => {
             matches!(error.raw_os_error(), Some(libc::EPERM | libc::ENODEV))
         }
@@ -180,8 +179,8 @@ fn is_not_for_us(e: &MountError) -> bool {
     }
 }
 
-/// Ends the mount on `dir`. `lazy`: detaches it at once even if it is in use; it ends with its last
-/// user.
+/// Ends the mount on `dir`. With `lazy` a mount in use is detached immediately and ends with its
+/// last user.
 pub fn unmount(dir: &Path, lazy: bool) -> Result<(), MountError> {
     unmount_as(dir, rustix::process::geteuid().is_root(), lazy)
 }
@@ -208,13 +207,12 @@ pub(crate) fn unmount_as(dir: &Path, privileged: bool, lazy: bool) -> Result<(),
     })
 }
 
-/// Mounts the file system that is mounted at `from` on a second directory, too. The kernel keeps
-/// one file system, which ends with the last of its mounts. Only root can do that, from Linux 5.12
-/// on.
+/// Mounts the file system that is mounted at `from` on a second directory. The kernel keeps one
+/// file system, which ends with the last of its mounts. Needs root and Linux 5.12.
 ///
-/// As with a second mount of any device, the directory alone decides what is propagated. A bind
-/// mount would be a peer of the mount at `from`: what is mounted below one appears below the other.
-/// So the copy leaves that group, and gets its flags, before it is attached.
+/// As with a second mount of any device, only the directory decides what is propagated. A bind
+/// mount would be a peer of the mount at `from`: a mount made below one would appear below the
+/// other. So the copy leaves that peer group, and gets its flags, before it is attached.
 pub fn mount_again(from: &Path, dir: &Path, options: &FuseOptions) -> Result<(), MountError> {
     let dir = check_mount_point(dir)?;
     let fail = |error: io::Error| MountError::Mount { source_dev: from.to_owned(), dir: dir.clone(), error };
@@ -246,7 +244,7 @@ fn check_mount_point(dir: &Path) -> Result<PathBuf, MountError> {
     if is_dir(&real).map_err(|e| fail(e.into()))? { Ok(real) } else { Err(MountError::NotDirectory(real)) }
 }
 
-/// Whether a path is a directory. Does not ask the server of a mount that may lie there: a server
+/// Whether a path is a directory. Sends no request to the server of a mount there, because a server
 /// that hangs would block this process.
 pub fn is_dir(path: &Path) -> Result<bool, Errno> {
     let flags = AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT;
@@ -261,7 +259,8 @@ fn mount_privileged(
 ) -> Result<(OwnedFd, PathBuf), MountError> {
     let fd = sys::open_fuse().map_err(MountError::NoFuseDevice)?;
     let image_error = |error| MountError::Image { image: image.to_owned(), error };
-    // The loop device must stay open until the mount holds it: it is detached with its last user.
+    // The loop device must stay open until the mount holds it, because it is detached with its last
+    // user.
     let (source, _loop_device) = if fs::metadata(image).map_err(image_error)?.file_type().is_block_device() {
         (image.to_owned(), None)
     } else {
@@ -310,7 +309,7 @@ fn mount_fd(
     )
 }
 
-/// A mount of kind `fuse`, and what the mount table shows as its source.
+/// Makes a mount of type `fuse`. Also returns the source that the mount table shows.
 fn mount_plain(
     image: &Path,
     dir: &Path,
@@ -353,7 +352,8 @@ fn mount_by_helper(source: &Path, dir: &Path, options: &FuseOptions) -> Result<O
     receive_fd(&ours)
 }
 
-/// The helper has no code for a device that it cannot open, only words.
+/// The helper reports a device that it cannot open only in words, so the open is tried again here
+/// for its errno.
 fn without_device(e: MountError) -> MountError {
     match &e {
         MountError::Helper(text) if text.contains("/dev/fuse") || text.contains("fuse device") => {
@@ -366,9 +366,9 @@ fn without_device(e: MountError) -> MountError {
     }
 }
 
-/// Runs fusermount3. It sends what it opens over `socket`, which it gets as its standard input: any
-/// other descriptor would have to survive exec, and then in every child that another thread starts
-/// meanwhile.
+/// Runs fusermount3. It sends the descriptor that it opens over `socket`, which it gets as its
+/// standard input: any other descriptor would have to be inheritable, and every child that another
+/// thread starts meanwhile would inherit it too.
 fn run_helper(args: &[&str], dir: &Path, socket: Option<OwnedFd>) -> Result<(), MountError> {
     for helper in HELPERS {
         let mut command = Command::new(helper);
@@ -402,7 +402,7 @@ fn receive_fd(socket: &OwnedFd) -> Result<OwnedFd, MountError> {
     let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut byte = [0];
-    // The helper has ended: either its message is there, or none will come.
+    // The helper has ended, so its message has arrived or was never sent.
     let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
     recvmsg(socket, &mut [IoSliceMut::new(&mut byte)], &mut control, flags)
         .map_err(|e| MountError::Helper(format!("sent no descriptor: {e}")))?;
@@ -416,14 +416,14 @@ fn receive_fd(socket: &OwnedFd) -> Result<OwnedFd, MountError> {
     Err(MountError::Helper("sent no descriptor".to_owned()))
 }
 
-/// Lifts the limit that the kernel puts on the dirty pages of an untrusted server: strictly one per
-/// cent of what other file systems may have, which makes a stream of writes three times slower. It
-/// is no error if that is not permitted or not supported. [`become_io_flusher`] makes the server
-/// trustworthy in this respect.
+/// Lifts the kernel's strict limit on the dirty pages of an untrusted server: one per cent of the
+/// pages that other file systems may dirty, which makes a stream of writes three times slower. It
+/// is no error if this is not permitted or not supported. [`become_io_flusher`] makes it safe to
+/// lift the limit.
 ///
-/// And lets the kernel read as far ahead as one READ goes. Its default, 128 KiB, makes eight
-/// requests of one. The kernel takes the smaller one of this and the server's answer to INIT, so it
-/// must be set before the server runs.
+/// Also raises the read-ahead to the size of the largest READ; the default of 128 KiB would split
+/// it into eight requests. The kernel uses the smaller value of this and the server's reply to
+/// INIT, so it must be set before the server runs.
 fn raise_limits(dir: &Path) {
     let Some(entry) = mountinfo::mount_at(dir) else { return };
     let suffix = if entry.kind.starts_with("fuseblk") { "-fuseblk" } else { "" };
@@ -436,11 +436,11 @@ fn raise_limits(dir: &Path) {
     }
 }
 
-/// Tells the kernel that this thread, and those it starts from now on, write dirty pages: their
-/// memory allocations must not wait for pages that they would have to write themselves. The workers
-/// of a mount do this by themselves; a program that serves a mount does it before it opens the file
-/// system. It needs CAP_SYS_RESOURCE. Without that the kernel's strict limit on dirty pages, which
-/// only root can lift, prevents this deadlock.
+/// Marks this thread, and threads that it starts from now on, as writing dirty pages
+/// (PR_SET_IO_FLUSHER): their memory allocations must not wait for pages that they have to write
+/// themselves. The workers of a mount do this themselves; a program that serves a mount calls it
+/// before it opens the file system. It needs CAP_SYS_RESOURCE. Without that capability the kernel's
+/// strict limit on dirty pages, which only root can lift, prevents the deadlock.
 pub fn become_io_flusher() {
     if let Err(e) = rustix::process::configure_io_flusher_behavior(true) {
         tracing::debug!("not an IO flusher: {e}");

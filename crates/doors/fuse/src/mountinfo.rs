@@ -1,21 +1,21 @@
-//! Which images are mounted where, by `/proc/self/mountinfo`.
+//! Finds which images are mounted where, from `/proc/self/mountinfo`.
 //!
 //! # What is trusted
 //! With the set-user-id helper any user can mount a FUSE server of their own and let it name any
 //! source. So:
-//! 1. A mount on a block device has that device's number, which the kernel reports. The image is
-//!    that device, or the file whose inode a loop device is attached to. Device numbers and inodes
-//!    are compared, never paths. Only root makes such mounts.
-//! 2. For file systems without the number of a block device (btrfs) the source is trusted if it
-//!    lies in `/dev`: only root mounts them, too.
+//! 1. A mount on a block device is identified by the device number that the kernel reports. The
+//!    image is that device, or the file whose inode a loop device is attached to. Device numbers
+//!    and inodes are compared, never paths. Only root makes such mounts.
+//! 2. For file systems whose device number is not that of a block device (btrfs) the source is
+//!    trusted if it lies in `/dev`, because only root mounts these too.
 //! 3. For a FUSE mount without a block device the source is trusted if root or the caller made the
 //!    mount (`user_id`, which the kernel reports), and the source is the image's own canonical
 //!    path, which contains no symlink of another user.
-//! 4. All other FUSE mounts are *foreign*: nothing that they say is trusted, and no path in them is
-//!    accessed. A server that does not answer would block the caller for ever.
+//! 4. All other FUSE mounts are *foreign*: nothing that they report is trusted, and no path in them
+//!    is accessed. A server that does not reply would block the caller forever.
 //!
-//! None of this prevents two mounts of one image; the lock on the image does. This finds out which
-//! mount holds it.
+//! None of this prevents two mounts of one image; the lock on the image does. This module finds the
+//! mount that holds the lock.
 
 use crate::loopdev;
 use rustix::fd::AsFd;
@@ -29,11 +29,11 @@ use std::path::{Path, PathBuf};
 /// One line of the mount table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountEntry {
-    /// By which the kernel names this mount.
+    /// The kernel's id of this mount.
     pub id: u64,
     /// `major:minor` of the file system.
     pub device: String,
-    /// Which directory of the file system is mounted: `/`, or a part of it.
+    /// The directory of the file system that is mounted: `/`, or a part.
     pub root: PathBuf,
     pub dir: PathBuf,
     /// File system type, with the subtype after a dot.
@@ -48,7 +48,8 @@ pub struct MountEntry {
 }
 
 impl MountEntry {
-    /// Whether `word` is among the options, as mount(8) would repeat them in a remount.
+    /// Whether `word` is among the options of the mount or of the file system, which mount(8)
+    /// repeats in a remount.
     pub fn has_option(&self, word: &str) -> bool {
         self.options.split(',').chain(self.super_options.split(',')).any(|option| option == word)
     }
@@ -74,8 +75,8 @@ impl MountEntry {
         plain && !self.owner.is_some_and(|owner| owner == 0 || owner == rustix::process::geteuid().as_raw())
     }
 
-    /// Whether this is a mount of the image with this canonical path and these attributes: see the
-    /// module.
+    /// Whether this is a mount of the image with this canonical path and these attributes, by the
+    /// rules in the module head.
     fn holds(&self, image: &Path, meta: &std::fs::Metadata) -> bool {
         if self.kind == "fuse" || self.kind.starts_with("fuse.") {
             return self.is_kedgefs() && !self.is_foreign() && self.source == image;
@@ -92,7 +93,7 @@ impl MountEntry {
         devices.iter().any(|device| itself.as_ref() == Some(device) || loopdev::backs(device, image, meta))
     }
 
-    /// The image that it names. Not to be trusted for a foreign mount.
+    /// The image that the mount names. Not to be trusted for a foreign mount.
     pub fn image(&self) -> PathBuf {
         loopdev::backing_file(&self.source).unwrap_or_else(|| self.source.clone())
     }
@@ -121,15 +122,14 @@ pub(crate) fn device_of(dir: &Path) -> Option<String> {
     mount_at(dir).map(|entry| entry.device)
 }
 
-/// The mount through which an open file is reached. `None`: the table does not show it, as it lies
-/// outside of this process's root.
+/// The mount through which an open file is reached; `None` if the table does not show the mount,
+/// because it lies outside this process's root.
 pub fn mount_of(file: impl AsFd) -> io::Result<Option<MountEntry>> {
     let id = id_of(file)?;
     Ok(mounts().into_iter().find(|entry| entry.id == id))
 }
 
-/// By which number the kernel knows the mount through which an open file is reached. The file
-/// system is not asked.
+/// The id of the mount through which an open file is reached. Sends no request to the file system.
 pub(crate) fn id_of(file: impl AsFd) -> io::Result<u64> {
     let found = statx(file, "", AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, StatxFlags::MNT_ID)?;
     if found.stx_mask & StatxFlags::MNT_ID.bits() == 0 {
@@ -143,7 +143,7 @@ pub(crate) fn parse_table(table: &[u8]) -> impl Iterator<Item = MountEntry> {
     table.split(|&b| b == b'\n').filter_map(parse)
 }
 
-/// Further mounts of the file system that a mount has, as far as this process sees them.
+/// The other mounts of a mount's file system in this process's namespace.
 pub fn mounts_beside(mount: &MountEntry) -> Vec<MountEntry> {
     mounts().into_iter().filter(|other| other.device == mount.device && other.dir != mount.dir).collect()
 }

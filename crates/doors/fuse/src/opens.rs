@@ -1,31 +1,32 @@
-//! Opens of files in an image that may hold immutable and append-only ones.
+//! Tracks opens of files in an image that may hold immutable and append-only files.
 //!
 //! # Why opens are seen
 //! The kernel keeps `S_IMMUTABLE` and `S_APPEND` for its own file systems. It opens a flagged file
 //! of a FUSE mount for writing, and lets a shared mapping of it store into the page cache, which
-//! all readers share. No WRITE comes before that, so the server can only refuse the open. The
-//! kernel asks for each open, or after one ENOSYS for none, for as long as the mount lasts. So the
-//! image decides (`RO_COMPAT_IMMUTABLE`): a mount of one that may hold such files gets OPEN and
-//! RELEASE, and one of any other image refuses to set the flags.
+//! all readers share. No WRITE precedes such a store, so the server can only refuse the open. The
+//! kernel sends OPEN for each open, or after one ENOSYS for none as long as the mount lasts. So the
+//! image decides (`RO_COMPAT_IMMUTABLE`): a mount of an image that may hold such files gets OPEN
+//! and RELEASE, and a mount of any other image refuses to set the flags.
 //!
-//! # What keeps a flagged file's pages as they are
-//! 1. An open for writing fails with EPERM, as in ext4: of an immutable file each, of an
-//!    append-only one unless it has `O_APPEND`, or with `O_TRUNC`.
+//! # Why a flagged file's pages do not change
+//! 1. An open for writing fails with EPERM, as in ext4: always for an immutable file, and for an
+//!    append-only file without `O_APPEND` or with `O_TRUNC`.
 //! 2. An append-only file is opened for appending with `FOPEN_DIRECT_IO`, with which the kernel
-//!    makes no shared mapping (ENODEV). What is appended goes past the page cache; the pages are
-//!    invalidated before the WRITE is answered ([`crate::settle`]).
-//! 3. A descriptor that was opened before the flag was set, and that can store into pages, would go
-//!    on doing so. The server cannot stop it. So a flag cannot be set while there is one: ETXTBSY,
-//!    as fs-verity returns. That is a descriptor open for reading and writing, which can be mapped,
-//!    or with a writeback cache one open for writing. A mapping keeps its descriptor's open file.
-//!    Descriptors open for writing alone stay, and the engine checks each of their writes.
+//!    makes no shared mapping (ENODEV). An append bypasses the page cache; the pages are
+//!    invalidated before the reply to the WRITE ([`crate::settle`]).
+//! 3. A descriptor that was opened before the flag was set, and that can store into pages, could
+//!    still do so, and the server cannot prevent it. So a flag cannot be set while such a
+//!    descriptor exists: ETXTBSY, as fs-verity returns. Such a descriptor is open for reading and
+//!    writing, so that it can be mapped, or with a writeback cache open for writing. A mapping
+//!    keeps its descriptor's open file. Other descriptors open only for writing stay, and the
+//!    engine checks each of their writes.
 //! 4. Pages that are dirty when the flag is set are written first.
 //!
 //! So no page of a flagged file becomes dirty, and none is refused when the kernel writes it back,
 //! which would fail the syncfs(2) of other programs.
 //!
-//! An open for storing counts itself before it looks at the flags, and a change of flags bars the
-//! inode before it sets them. So one of the two sees the other.
+//! An open for storing is counted before the flags are checked, and a change of flags bars the
+//! inode before it sets them. So at least one of the two sees the other.
 
 use crate::dispatch::{Answer, Errno};
 use kedgefs::Ino;
@@ -34,7 +35,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
-/// The handle of an open that is counted.
+/// The file handle of a counted open.
 pub(crate) const STORES: u64 = 1;
 
 enum State {
@@ -44,14 +45,14 @@ enum State {
     Barred,
 }
 
-/// The inodes with such opens, or about to be flagged.
+/// The inodes that have counted opens or whose flags are being set.
 #[derive(Clone, Default)]
 pub(crate) struct Opens(Arc<Mutex<HashMap<Ino, State>>>);
 
 /// An open that can store into pages, until it is released.
 pub(crate) struct Store<'a>(&'a Opens, Ino);
 
-/// While it lives, no file is opened for storing.
+/// While this lives, the inode cannot be opened for storing.
 pub(crate) struct Bar(Opens, Ino);
 
 impl Opens {
@@ -75,7 +76,7 @@ impl Opens {
         }
     }
 
-    /// Keeps opens for storing out. Refused while there is one.
+    /// Bars opens for storing. Fails with ETXTBSY while the inode has such an open or another bar.
     pub(crate) fn bar(&self, ino: Ino) -> Answer<Bar> {
         match self.0.lock().entry(ino) {
             Entry::Occupied(_) => return Err(Errno(libc::ETXTBSY)),
@@ -86,7 +87,7 @@ impl Opens {
 }
 
 impl Store<'_> {
-    /// The kernel releases it.
+    /// Leaves the count to the kernel's RELEASE, and returns the file handle.
     pub(crate) fn handle(self) -> u64 {
         std::mem::forget(self);
         STORES

@@ -6,7 +6,7 @@ use kedgefs::{
     StatFs, Thawed, WriteMode, XattrMode,
 };
 
-/// Answers an operation that continued in the background.
+/// Completes an operation that continued in the background.
 pub type Done = Box<dyn FnOnce(Result<()>) + Send>;
 
 /// Each method corresponds to the method of [`FileSystem`] of that name.
@@ -14,7 +14,7 @@ pub trait Ops: Send + Sync + 'static {
     fn lookup(&self, dir: Ino, name: &[u8]) -> Result<Attr>;
     fn getattr(&self, ino: Ino) -> Result<Attr>;
     fn setattr(&self, ino: Ino, set: &SetAttr) -> Result<Attr>;
-    /// Who may set which flags is judged by the caller.
+    /// The caller checks the rights to set these flags.
     fn set_flags(&self, _ino: Ino, _flags: FileFlags) -> Result<()> {
         Err(kedgefs::Error::NotSupported("file flags"))
     }
@@ -29,15 +29,15 @@ pub trait Ops: Send + Sync + 'static {
     fn rmdir(&self, dir: Ino, name: &[u8]) -> Result<()>;
     fn rename(&self, dir: Ino, name: &[u8], new_dir: Ino, new_name: &[u8], mode: RenameMode) -> Result<()>;
     fn readdir(&self, dir: Ino, cookie: u64, visit: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()>;
-    /// The kernel keeps what it answers.
+    /// A read without the file system's own page cache, because the kernel caches the bytes.
     fn read_uncached(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize>;
     fn write_with(&self, ino: Ino, offset: u64, data: &[u8], mode: WriteMode) -> Result<usize>;
     fn fallocate(&self, ino: Ino, mode: FallocateMode, offset: u64, len: u64) -> Result<()>;
     fn seek(&self, ino: Ino, offset: u64, kind: SeekKind) -> Result<u64>;
     fn fsync_async(&self, ino: Ino, datasync: bool, done: Done);
-    /// A number for a directory that is opened now. It comes back with each listing and fsync of
-    /// that open directory, so that the root of one time can be told from the root of another.
-    /// `None`: there is no such number, and the kernel may open directories without a request.
+    /// A number for a directory that is opened now. Each listing and fsync of that open directory
+    /// passes the number, so that root directories of different times can be distinguished. `None`
+    /// means that no number is needed and the kernel may open directories without a request.
     fn dir_handle(&self, _dir: Ino) -> Result<Option<u64>> {
         Ok(None)
     }
@@ -51,7 +51,7 @@ pub trait Ops: Send + Sync + 'static {
     ) -> Result<()> {
         self.readdir(dir, cookie, visit)
     }
-    /// [`Ops::fsync_async`] of what was opened with this number, if it is a directory.
+    /// [`Ops::fsync_async`] of a file, or of a directory that was opened with this number.
     fn fsync_opened(&self, _handle: u64, ino: Ino, datasync: bool, done: Done) {
         self.fsync_async(ino, datasync, done);
     }
@@ -64,7 +64,7 @@ pub trait Ops: Send + Sync + 'static {
     fn pin(&self, ino: Ino) -> Result<()>;
     fn unpin(&self, ino: Ino, count: u64);
     fn statfs(&self) -> StatFs;
-    /// Whether the attributes of access control lists are kept, and inherited.
+    /// Whether the attributes of access control lists are stored and inherited.
     fn has_acls(&self) -> bool {
         false
     }
@@ -73,8 +73,8 @@ pub trait Ops: Send + Sync + 'static {
         false
     }
     fn shutdown(&self, flush: bool) -> Result<()>;
-    /// Gives free space in `len` bytes of the device at `offset` back to it. Answers how many
-    /// bytes.
+    /// Discards free space in `len` bytes of the device at `offset`. Returns the number of bytes
+    /// discarded.
     fn trim(&self, _offset: u64, _len: u64, _min_len: u64) -> Result<u64> {
         Err(kedgefs::Error::NotSupported("there is no device that takes space back"))
     }
@@ -87,8 +87,8 @@ pub trait Ops: Send + Sync + 'static {
     fn thaw(&self) -> Result<()> {
         Err(kedgefs::Error::NotSupported("it cannot be frozen"))
     }
-    /// Makes a change (`now`), or if that would have to wait for a thaw, asks `later` what is to be
-    /// called then.
+    /// Makes a change (`now`). If the change would have to wait for a thaw, calls `later` instead,
+    /// which returns the call to make at the thaw.
     fn change_or(&self, now: &mut dyn FnMut(), _later: &mut dyn FnMut() -> Option<Thawed>) {
         now();
     }

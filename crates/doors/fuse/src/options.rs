@@ -5,27 +5,28 @@ use std::time::Duration;
 
 #[derive(Clone, Debug)]
 pub struct FuseOptions {
-    /// Whether to make a `fuseblk` mount, for which this process must be root, or a plain one.
-    /// `None`: the first if this process is root and the kernel permits it, else the second.
+    /// Whether to make a `fuseblk` mount, for which this process must be root, or a plain mount.
+    /// `None` makes a `fuseblk` mount if this process is root and the kernel permits it, else a
+    /// plain mount.
     pub privileged: Option<bool>,
-    /// What `/proc/mounts` shows as the source of a plain mount; `None`: the image's path.
+    /// The source that `/proc/mounts` shows for a plain mount; `None` for the image's path.
     pub fsname: Option<String>,
-    /// Admits users other than the mount's owner. `None`: only on a mount that root makes, as on
-    /// any file system.
+    /// Admits users other than the mount's owner. `None` admits them only on a mount that root
+    /// makes.
     pub allow_other: Option<bool>,
     pub read_only: bool,
     pub nosuid: bool,
     pub nodev: bool,
     pub noexec: bool,
     pub noatime: bool,
-    /// Threads that receive requests; `None`: twice the CPUs, from two to four. Never fewer than
-    /// two: see [`crate::Server`].
+    /// The number of threads that receive requests; `None` for twice the CPUs, from two to four.
+    /// Never fewer than two: see [`crate::Server`].
     pub workers: Option<usize>,
     /// Gives each worker its own channel to the kernel if that is permitted.
     pub clone_channels: bool,
-    /// The kernel gathers small writes in its page cache and keeps size and times of files that are
-    /// being written. Not by default: write(2) would then succeed beyond the capacity of the image,
-    /// since no space is reserved for it.
+    /// The kernel gathers small writes in its page cache and owns size and times of files that are
+    /// being written. Off by default, because write(2) would then succeed beyond the capacity of
+    /// the image, since no space is reserved for it.
     pub writeback_cache: bool,
     /// Opens and closes take no request, unless the image may hold immutable files. See
     /// [`crate::Server`].
@@ -34,11 +35,11 @@ pub struct FuseOptions {
     /// `security.capability` before each write. See [`crate::Server`].
     pub handle_killpriv: bool,
     /// The kernel drops a file's cached pages when it sees another modification time. Needed where
-    /// files change without the kernel: a crash test makes them lose data. It costs a request for
-    /// each read unless `cache_timeout` is long.
+    /// files change without the kernel, as in a crash test that makes them lose data. It costs a
+    /// request for each read unless `cache_timeout` is long.
     pub auto_invalidate: bool,
-    /// How long the kernel may answer from its own caches. Everything that changes the file system
-    /// passes through the kernel, so only the width of a counter limits this time.
+    /// How long the kernel may use its cached names and attributes. All changes pass through the
+    /// kernel or are notified to it, so only the width of a counter limits this time.
     pub cache_timeout: Duration,
 }
 
@@ -75,12 +76,13 @@ impl FuseOptions {
         self.workers.unwrap_or((cpus * 2).clamp(2, 4)).clamp(2, 64)
     }
 
-    /// Workers that receive at the same time: the clients need processors, too.
+    /// The most workers that receive at the same time: half the processors, because the clients
+    /// need processors too.
     pub(crate) fn receivers_max(&self) -> usize {
         std::thread::available_parallelism().map_or(1, |n| n.get() / 2).max(1)
     }
 
-    /// As a JSON object, for `system.kedgefs.info`.
+    /// The options as a JSON object, for `system.kedgefs.info`.
     pub(crate) fn to_json(&self) -> String {
         format!(
             "{{\"read_only\":{},\"nosuid\":{},\"nodev\":{},\"noexec\":{},\"workers\":{},\"writeback_cache\":{},\

@@ -1,16 +1,16 @@
 //! The process at the other end of a Unix socket, and what it may do.
 //!
 //! # What is known
-//! The kernel keeps which process connected, or listens, and gives a descriptor of it
-//! (SO_PEERPIDFD, Linux 6.5). A number alone could be another process's by now. With the descriptor
-//! its number in /proc is found, its status is read, and then it is asked whether it still runs:
-//! so what was read is that process's. Older kernels do not say, and the peer is refused.
+//! The kernel records which process connected, or listens, and returns a pidfd of it (SO_PEERPIDFD,
+//! Linux 6.5). A pid alone could have been reused. From the pidfd the pid in /proc is found, the
+//! process's status is read, and then the pidfd is polled to check that the process still runs: so
+//! the status read is that process's. Older kernels have no such option, and the peer is refused.
 //!
-//! # Programs that it may run
+//! # Programs that the process may execute
 //! A process may connect, write, and then execute a program with more rights. For an ordinary user
-//! the uid at the time of connect(2) must be the one that it has now, and no set-id program may
-//! run. A process of uid 0 that can get capabilities by an execve(2) could use them in any case;
-//! one that cannot (no_new_privs, a bounding set) does not get them so.
+//! the uid at connect(2) must be the present uid, and no set-id program may run. A process of uid 0
+//! that can gain capabilities by execve(2) could use them in any case; a process that cannot
+//! (no_new_privs, a bounding set) does not gain them by connecting first.
 
 use crate::mountinfo::{self, MountEntry};
 use crate::sys;
@@ -23,7 +23,7 @@ use std::io::{self, Read};
 /// The longest mount table of another process that is read.
 const TABLE_MAX: u64 = 64 << 20;
 
-/// A process that runs, as it was when it was looked at.
+/// A running process, with its status at the time of the check.
 pub struct Peer {
     task: Task,
     status: Status,
@@ -31,13 +31,15 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// The process that connected to this socket, or that listens where this one connected to.
+    /// The process that connected to this socket, or that listens at the address that this socket
+    /// connected to.
     pub fn of(stream: impl AsFd) -> io::Result<Peer> {
         let credentials = socket_peercred(&stream)?;
         let pidfd = sys::peer_pidfd(&stream)?;
         let task = Task::open(number_of(&pidfd)?)?;
         let status = task.status()?;
-        // A process that this one may not look at is elsewhere, for all that is known.
+        // A process whose namespaces this process may not read is assumed to be in other
+        // namespaces.
         let is_here = task.shares(Namespace::User).is_ok_and(|same| same);
         if has_ended(&pidfd)? {
             return Err(io::Error::new(io::ErrorKind::NotFound, "the process has ended"));
@@ -48,12 +50,12 @@ impl Peer {
         Ok(Peer { task, status, is_here })
     }
 
-    /// The user and group that own what it makes.
+    /// The user and group that own files made by the process.
     pub fn ids(&self) -> (u32, u32) {
         (self.status.uids[3], self.status.gids[3])
     }
 
-    /// Its number in its own pid namespace.
+    /// The process's pid in its own pid namespace.
     pub fn own_number(&self) -> Option<u32> {
         self.status.own_number()
     }
@@ -63,16 +65,16 @@ impl Peer {
         self.is_here && wanted.iter().all(|capability| self.status.has(*capability))
     }
 
-    /// Whether it is a program of the ordinary user who runs this process, in its namespaces.
+    /// Whether the peer runs as the same ordinary user as this process, in the same namespaces.
     pub fn is_own_user(&self) -> bool {
         let own = rustix::process::geteuid();
         let here = self.is_here && self.task.shares(Namespace::Mount).is_ok_and(|same| same);
         !own.is_root() && here && self.status.is_wholly(own.as_raw())
     }
 
-    /// Whether it may do to this process what root and its own user may. A kernel that does not
-    /// tell which process it is at least tells its user, which is enough for an ordinary user's
-    /// socket in a place of that user.
+    /// Whether the peer may command this process, as root and this process's own user may. A kernel
+    /// without SO_PEERPIDFD still reports the peer's user, which is enough for an ordinary user's
+    /// socket in a directory of that user.
     pub fn may_command(stream: impl AsFd) -> bool {
         match Peer::of(&stream) {
             Ok(peer) => peer.is_capable(&[Capability::SysAdmin]) || peer.is_own_user(),
@@ -87,8 +89,8 @@ impl Peer {
         }
     }
 
-    /// The mount through which a file of its is reached, as its mount table has it. `None`: the
-    /// mount lies outside of what it sees.
+    /// The mount through which a file of the peer is reached, from the peer's mount table; `None`
+    /// if the mount is not in that table.
     pub fn mount_of(&self, file: impl AsFd) -> io::Result<Option<MountEntry>> {
         let id = mountinfo::id_of(file)?;
         let mut table = Vec::new();
@@ -101,11 +103,12 @@ fn refused(why: &'static str) -> io::Error {
     io::Error::new(io::ErrorKind::PermissionDenied, why)
 }
 
-/// The number of a process in the pid namespace of /proc.
+/// The pid of a process in the pid namespace of /proc.
 fn number_of(pidfd: &OwnedFd) -> io::Result<u32> {
     let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", pidfd.as_raw_fd()))?;
     let number = text.lines().find_map(|line| line.strip_prefix("Pid:")?.trim().parse().ok());
-    // 0: it is not in this namespace. -1, which is no such number: it has ended.
+    // 0 means that the process is not in this namespace, -1 (which does not parse) that it has
+    // ended.
     number.filter(|pid| *pid > 0).ok_or_else(|| refused("the process is not seen here"))
 }
 

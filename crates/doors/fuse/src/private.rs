@@ -1,25 +1,25 @@
-//! The directory for sockets that only one user can enter, and bounded connections to what is in
-//! it.
+//! The directory for sockets that only one user can enter, and connections to these sockets with a
+//! time limit.
 //!
-//! # Who can take a name
-//! A name in the abstract space belongs to whoever binds it first, in the network namespace that
-//! containers may share with the host, and everybody can connect to it. A name in a directory of
-//! mode 0700 is made, found and connected to by its owner alone (and by processes with
-//! CAP_DAC_OVERRIDE over it). So whatever is found there was made by this user or by root.
+//! # Why a directory and not abstract names
+//! Any process can bind a name in the abstract space first, in the network namespace that
+//! containers may share with the host, and any process can connect to it. In a directory of mode
+//! 0700 only the owner (and a process with CAP_DAC_OVERRIDE over it) can make, find and connect to
+//! a name. So every socket found there was made by this user or by root.
 //!
-//! The directory is the first of these that can be had:
+//! The directory is the first usable one of these:
 //! 1. `/run/kedgefs`, for root;
-//! 2. `$XDG_RUNTIME_DIR/kedgefs`, if no set-id program runs, to whom the environment is a
-//!    stranger's;
+//! 2. `$XDG_RUNTIME_DIR/kedgefs`, unless this is a set-id program, whose environment another user
+//!    controls;
 //! 3. `/tmp/kedgefs-UID`.
 //!
 //! It is opened without following a link, and its owner and mode are checked at the descriptor. All
 //! names are reached through that descriptor, so that neither a rename nor the length of the path
-//! matters. A directory that is another user's is passed over.
+//! matters. A directory of another user is skipped.
 //!
 //! # Bounds
-//! connect(2) on a Unix socket waits while the queue of the listener is full. The limit on sending
-//! bounds that, too.
+//! connect(2) on a Unix socket waits while the queue of the listener is full. The send timeout of
+//! the socket bounds that wait too.
 
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{
@@ -43,7 +43,7 @@ pub struct PrivateDir {
     path: PathBuf,
 }
 
-/// Where such a directory may be, in the order in which they are tried.
+/// The paths of such a directory, in the order in which they are tried.
 fn candidates() -> Vec<PathBuf> {
     let uid = rustix::process::geteuid();
     let set_id = uid != rustix::process::getuid() || rustix::process::getegid() != rustix::process::getgid();
@@ -55,7 +55,7 @@ fn candidates() -> Vec<PathBuf> {
 }
 
 impl PrivateDir {
-    /// The first that can be had; made if it is not there.
+    /// Opens the first usable directory, which is made if it does not exist.
     pub fn make() -> io::Result<PrivateDir> {
         let mut why = None;
         for path in candidates() {
@@ -71,7 +71,7 @@ impl PrivateDir {
         Err(why.expect("there is at least one candidate"))
     }
 
-    /// All that are there. A process with another environment may have taken another one.
+    /// All existing directories, because a process with another environment may use another one.
     pub fn all() -> impl Iterator<Item = PrivateDir> {
         candidates().into_iter().filter_map(|path| PrivateDir::open(path).ok())
     }
@@ -99,8 +99,8 @@ impl PrivateDir {
         PathBuf::from(format!("/proc/self/fd/{}/{name}", self.fd.as_raw_fd()))
     }
 
-    /// Listens under a name, and takes the place of a socket that has it: a process that was killed
-    /// leaves one.
+    /// Listens under a name. An existing socket of that name is replaced, because a killed process
+    /// leaves its socket.
     pub fn listen(self, name: &str) -> io::Result<Bound> {
         let new = format!(".{name}.{}", std::process::id());
         match unlinkat(&self.fd, &new, AtFlags::empty()) {
@@ -113,11 +113,12 @@ impl PrivateDir {
         Ok(Bound { dir: self, name: name.to_owned(), id: (stat.st_dev, stat.st_ino), listener, lock: None })
     }
 
-    /// The same for a process that must be the only one under its name: an error of the kind
-    /// `WouldBlock` while another one is.
+    /// As `listen`, for a process that must be the only one under its name. Fails with `WouldBlock`
+    /// while another process listens.
     pub fn listen_alone(self, name: &str) -> io::Result<Bound> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        // It stays: a lock on a file that is removed and made again would exclude nobody.
+        // The lock file is never removed: a lock on a file that is removed and made again would
+        // exclude no process.
         let lock = openat(&self.fd, format!("{name}.lock"), flags, Mode::RUSR | Mode::WUSR)?;
         flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
         let mut bound = self.listen(name)?;
@@ -131,15 +132,15 @@ impl PrivateDir {
         stat.is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Socket)
     }
 
-    /// Connects to the socket of this name. A listener that does not accept is an error when
-    /// `patience` is over.
+    /// Connects to the socket of this name. Fails if the listener does not accept within
+    /// `patience`.
     pub fn connect(&self, name: &str, patience: Duration) -> io::Result<UnixStream> {
         connect_within(&self.address(name), patience)
     }
 }
 
-/// Connects to a Unix socket. A listener that does not accept is an error when `patience` is over;
-/// that is then the limit for each read and write, too.
+/// Connects to a Unix socket. Fails if the listener does not accept within `patience`, which is
+/// then also the limit of each read and write.
 pub fn connect_within(path: &Path, patience: Duration) -> io::Result<UnixStream> {
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     set_socket_timeout(&socket, Timeout::Send, Some(patience))?;
@@ -155,13 +156,13 @@ fn named(path: &Path, e: &io::Error) -> io::Error {
     io::Error::new(e.kind(), format!("{}: {e}", path.display()))
 }
 
-/// A socket that listens. Its name goes with it, unless another process has taken it over.
+/// A listening socket. Its name is removed on drop, unless another process has taken the name over.
 pub struct Bound {
     dir: PrivateDir,
     name: String,
     id: (u64, u64),
     listener: UnixListener,
-    /// Held as long as it listens.
+    /// Held as long as the socket listens.
     lock: Option<OwnedFd>,
 }
 
@@ -184,8 +185,8 @@ impl fmt::Debug for Bound {
 
 impl Drop for Bound {
     fn drop(&mut self) {
-        // Between the two calls only a process of the same user could take the name over. It would
-        // be reached through the kernel then, as if it had no socket.
+        // Between the two calls only a process of the same user could take the name over. That
+        // process's mount would then lose its socket and be reached only through the kernel.
         let there = statat(&self.dir.fd, &self.name, AtFlags::SYMLINK_NOFOLLOW);
         if there.is_ok_and(|stat| (stat.st_dev, stat.st_ino) == self.id)
             && let Err(e) = unlinkat(&self.dir.fd, &self.name, AtFlags::empty())

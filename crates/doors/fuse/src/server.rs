@@ -1,61 +1,64 @@
-//! The server of one mount: what it negotiates with the kernel, and the handling common to all
+//! The server of one mount: the negotiation with the kernel, and the handling common to all
 //! requests.
 //!
 //! # What is negotiated at INIT, and why
 //! - **Node ids are inode numbers.** Inode numbers are never reused, so the generation is always 1
-//!   and a file handle of an NFS server stays good for the life of the image.
-//! - **No file handles from Linux 6.16 on** (7.44). An overlay keeps a handle of the file below
-//!   with each file that it has copied up, and looks for that file by it. These kernels then take
-//!   what they found for outdated, without a request, and the overlay answers ESTALE. Without
-//!   handles it does without. They could be opened by handle and exported by NFS otherwise; layers
-//!   of containers are the commoner use.
+//!   and a file handle of an NFS server stays valid for the life of the image.
+//! - **No file handles from Linux 6.16 on** (7.44). An overlay stores a handle of the lower file
+//!   with each file that it has copied up, and finds the lower file by that handle. These kernels
+//!   then consider the inode found stale, without a request, and the overlay returns ESTALE.
+//!   Without support for handles the overlay works without them. The price is that files cannot be
+//!   opened by handle or exported by NFS; layers of containers are the more common use.
 //! - **One pin per entry.** Each reply that returns an inode to the kernel pins it once; FORGET
 //!   releases pins. An open file needs no pin of its own: the kernel forgets no inode that is open.
-//! - **No opens** (`no_open`), unless the image may hold immutable files ([`crate::opens`]). OPEN
-//!   and OPENDIR answer ENOSYS. The kernel then opens and closes files without a request, and keeps
-//!   their cache. There are three traps. (1) The kernel accepts ENOSYS only as the answer to the
-//!   *first* open. So CREATE answers ENOSYS too, and the kernel goes on with MKNOD and an open.
-//!   Besides, a file opened by CREATE is always RELEASEd, synchronously on a `fuseblk` mount. (2)
-//!   ATOMIC_O_TRUNC must not be negotiated: O_TRUNC would be part of an OPEN that is never sent,
-//!   and be lost. (Nor without `handle_killpriv`: the kernel would keep set-user-id bits.) (3) An
-//!   unlinked open file lives until the FORGET after its last close.
+//! - **No opens** (`no_open`), unless the image may hold immutable files ([`crate::opens`]). The
+//!   reply to OPEN and OPENDIR is ENOSYS. The kernel then opens and closes files without a request,
+//!   and keeps their cache. There are three traps. (1) The kernel accepts ENOSYS only as the reply
+//!   to the *first* open. So CREATE fails with ENOSYS too, and the kernel goes on with MKNOD and an
+//!   open. Besides, a file opened by CREATE is always RELEASEd, synchronously on a `fuseblk` mount.
+//!   (2) ATOMIC_O_TRUNC must not be negotiated: O_TRUNC would be part of an OPEN that is never
+//!   sent, and be lost. (It must not be negotiated without `handle_killpriv` either: the kernel
+//!   would keep set-user-id bits.) (3) An unlinked open file lives until the FORGET after its last
+//!   close.
 //! - **Long timeouts**, for attributes, names, and names that do not exist. Changes pass through
-//!   the kernel, which keeps its caches coherent, or it is told of them ([`crate::beside`]).
+//!   the kernel, which keeps its caches coherent, or the server notifies the kernel of them
+//!   ([`crate::beside`]).
 //! - **Writeback cache**, if the mount asks for it. The kernel owns size, mtime and ctime of
-//!   regular files; It sends the times as a SETATTR of times only, which the file system must treat
-//!   as that. A WRITE leaves the times alone, because it may come after the SETATTR. Without the
-//!   cache the server owns them.
-//! - **No asynchronous direct IO.** With ASYNC_DIO the kernel answers io_submit(2) before a direct
-//!   write is done, and drops no cached page when it is. A page that a reader brought in meanwhile
-//!   stays, and one byte stored into it takes all of it to the device, over durable bytes. The
-//!   server cannot mend that: these writes are background requests, of which the kernel sends
-//!   `MAX_BACKGROUND` at a time. If each were answered only after its pages are invalidated, they
-//!   could take all places and wait for pages whose READ or WRITE waits for a place. Invalidated
-//!   after the answer, the pages are old for a moment. Without the flag the kernel waits for a
-//!   direct write, and drops the pages itself, under the inode's lock (docs/rfcs/0018).
-//! - **LSEEK** must first make the kernel write its dirty pages, which it does not do by itself:
-//!   see [`crate::settle`].
+//!   regular files. It sends the times in a SETATTR that sets only times, which must change nothing
+//!   else. A WRITE does not change the times, because it may arrive after the SETATTR. Without the
+//!   cache the server owns the times.
+//! - **No asynchronous direct IO.** With ASYNC_DIO the kernel returns from io_submit(2) before a
+//!   direct write is complete, and drops no cached page when it completes. A page that a reader
+//!   cached meanwhile stays, and one byte stored into it writes the whole old page to the device,
+//!   over durable bytes. The server cannot prevent that: these writes are background requests, of
+//!   which the kernel sends `MAX_BACKGROUND` at a time. If the reply to each waited until its pages
+//!   are invalidated, these writes could take all slots and wait for pages whose READ or WRITE
+//!   waits for a slot. If the pages were invalidated after the reply, they would be stale for a
+//!   moment. Without the flag the kernel waits for a direct write, and drops the pages itself,
+//!   under the inode's lock (docs/rfcs/0018).
+//! - **LSEEK** must first make the kernel write its dirty pages, which the kernel does not do by
+//!   itself: see [`crate::settle`].
 //! - **The server clears set-user-id bits** (`handle_killpriv`). Without it the kernel asks for the
 //!   xattr `security.capability` before every write(2). With it the kernel remembers the absence,
 //!   removes capabilities itself by removing the xattr, and flags the writes and truncates before
 //!   which the set-user-id and set-group-id bits must be cleared.
-//! - **Access control lists**, if the image may hold them. The kernel checks permissions by them
-//!   and asks for them as xattrs, which it remembers. The server keeps list and mode in step and
-//!   makes new files inherit. So it gets their modes without the umask applied (DONT_MASK), and
-//!   applies it where no default list takes its place. The kernel lets nobody change the
-//!   directory's list between the look at it and the creation: it holds the directory's lock for
-//!   both.
+//! - **Access control lists**, if the image may hold them. The kernel checks permissions by these
+//!   lists, which it reads as xattrs and caches. The server keeps list and mode consistent and
+//!   makes new files inherit the default list. So the server gets the modes of new files without
+//!   the umask applied (DONT_MASK), and applies the umask where there is no default list. The
+//!   directory's list cannot change between its lookup and the creation, because the kernel holds
+//!   the directory's lock for both.
 //! - **Idmapped mounts**, if this process is root. The kernel maps all ids in both directions and
-//!   checks permissions. It then sends no ids with requests that make no inode, and nothing here is
-//!   decided by them ([`mod@crate::caller`]). Root, because only root of the file system's user
-//!   namespace can make an idmapped mount.
-//! - **READDIRPLUS always**, not adaptively: a cold walk of a tree needs no LOOKUP per name.
+//!   checks permissions. It then sends no ids with requests that make no inode, so no decision here
+//!   depends on ids ([`mod@crate::caller`]). This needs root because only root of the file system's
+//!   user namespace can make an idmapped mount.
+//! - **READDIRPLUS always**, not adaptively, so that a cold walk of a tree needs no LOOKUP for each
+//!   name.
 //!
 //! # Threads
-//! [`crate::crew`] says which of the workers receives, and why as a rule only one does.
+//! [`crate::crew`] explains which worker receives, and why usually only one does.
 //!
-//! A change that has to wait for the end of a freeze waits without a worker:
-//! see [`mod@crate::freeze`].
+//! A change that has to wait for the end of a freeze occupies no worker: see [`mod@crate::freeze`].
 //!
 //! A worker may have to read the memory of a caller (see [`crate::control`]), which may be mapped
 //! from this mount. So there are always at least two workers.
@@ -84,14 +87,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use zerocopy::FromZeros;
 
-/// Background requests that the kernel may have in flight, and from which number on it throttles
-/// writeback.
+/// The most background requests that the kernel may have in flight, and the number from which on it
+/// throttles writeback.
 const MAX_BACKGROUND: u16 = 64;
 const CONGESTION_THRESHOLD: u16 = 48;
 
 pub(crate) type OnDestroy = Box<dyn FnOnce() + Send>;
 
-/// A part of what a mount says of itself, as JSON. It must not wait for the device.
+/// Returns a part of a mount's state as JSON. It must not wait for the device.
 pub type Told = Arc<dyn Fn() -> String + Send + Sync>;
 
 /// Serves the requests of one mount from a file system.
@@ -99,16 +102,16 @@ pub struct Server<O> {
     pub(crate) ops: Arc<O>,
     pub(crate) transport: Arc<dyn Transport>,
     pub(crate) options: FuseOptions,
-    /// Negotiated with the kernel: it owns size and times of regular files.
+    /// Negotiated with the kernel: the kernel owns size and times of regular files.
     pub(crate) writeback: AtomicBool,
     /// Negotiated with the kernel: access control lists, and modes without the umask applied.
     pub(crate) acls: AtomicBool,
-    /// The kernel has asked for the right to set file flags before it sends the ioctl.
+    /// Whether the kernel checks the caller's right to set file flags before it sends the ioctl.
     pub(crate) flags_checked: AtomicBool,
     /// Opens that can store into pages.
     pub(crate) opens: Opens,
     pub(crate) settled: mpsc::Sender<SettledJob>,
-    /// Taken by DESTROY; it completes before umount(2) returns.
+    /// Run by DESTROY, so it completes before umount(2) returns.
     on_destroy: Mutex<Option<OnDestroy>>,
     requests: [Counter; OPCODES],
     requests_unknown: Counter,
@@ -116,14 +119,15 @@ pub struct Server<O> {
     pub(crate) crew: Arc<Crew>,
     /// The mount's part of `system.kedgefs.info`.
     mount_json: String,
-    /// Takes those who come to the socket of the mount with more than a question.
+    /// Receives connections to the mount's socket that begin with [`crate::status::VISIT`].
     visits: Option<Visits>,
     pub(crate) changes: Changes,
     /// The member `device_requests` of information and counters.
     device_requests: Option<Told>,
-    /// Ends before the file system is closed: another may then get its number.
+    /// Dropped before the file system is closed, because another file system may then get its
+    /// device number.
     status: Mutex<Option<Status>>,
-    /// `None`: the mount cannot be frozen.
+    /// `None` if the mount cannot be frozen.
     pub(crate) late: Option<Late>,
 }
 
@@ -164,17 +168,18 @@ impl<O: Ops> Server<O> {
         (server, jobs)
     }
 
-    /// With a taker of visitors, and what the device owes.
+    /// Adds the receiver of visits and the source of the device's pending requests.
     pub(crate) fn offering(self, visits: Option<Visits>, device_requests: Option<Told>) -> Server<O> {
         Server { visits, device_requests, ..self }
     }
 
-    /// Names are good for no time while such changes are made.
+    /// Adds the count of changes made without the kernel; while there are any, names get a timeout
+    /// of zero.
     pub(crate) fn beside_changes(self, changes: &Changes) -> Server<O> {
         Server { changes: changes.clone(), ..self }
     }
 
-    /// Answers questions about the mount also while no worker is free.
+    /// Starts the status socket, which works even while no worker is free.
     pub(crate) fn tell_status(self: &Arc<Self>, device: &str) {
         let server = Arc::downgrade(self);
         let teller = Arc::new(move |name: &[u8]| server.upgrade()?.control_xattr(name));
@@ -184,17 +189,17 @@ impl<O: Ops> Server<O> {
         }
     }
 
-    /// With a thread for [`crate::freeze::serve`], which does the jobs from the receiver.
+    /// Makes the mount freezable. The jobs from the receiver are for [`crate::freeze::serve`].
     pub(crate) fn freezable(self) -> (Server<O>, mpsc::Receiver<Job>) {
         let (send, jobs) = mpsc::channel();
         (Server { late: Some(Late::new(send)), ..self }, jobs)
     }
 
-    /// Answers one request, or passes it to the thread that will. `out` is scratch space of one
+    /// Serves one request, or passes it to the thread that will. `out` is scratch space of one
     /// worker.
     ///
     /// A panic below is a broken invariant of the engine. Nothing may be written any more, but the
-    /// mount must go on answering, or every process that accesses it hangs.
+    /// mount must go on replying, or every process that accesses it hangs.
     pub fn handle(&self, request: &Request<'_>, out: &mut IoBuf) {
         let opcode = request.header.opcode;
         self.requests.get(opcode as usize).unwrap_or(&self.requests_unknown).inc();
@@ -203,10 +208,10 @@ impl<O: Ops> Server<O> {
         self.answer(request, reply, out);
     }
 
-    /// [`Server::handle`] of a request that has its reply.
+    /// [`Server::handle`] of a request whose reply is made.
     pub(crate) fn answer(&self, request: &Request<'_>, reply: Reply, out: &mut IoBuf) {
         let opcode = request.header.opcode;
-        // The reply answers EIO when the stack unwinds over it.
+        // The reply is sent with EIO when the stack unwinds over it.
         let dispatch = || with_caller(request.header.pid, || self.serve(request, reply, out));
         if catch_unwind(AssertUnwindSafe(dispatch)).is_err() {
             tracing::error!(
@@ -237,7 +242,7 @@ impl<O: Ops> Server<O> {
         let mut answer = abi::InitOut::new_zeroed();
         answer.major = abi::MAJOR;
         if offer.major > abi::MAJOR {
-            // The kernel sends INIT again in the version named.
+            // The kernel sends INIT again with the version in the reply.
             return Ok(answer);
         }
         if offer.major < abi::MAJOR || offer.minor < abi::MINOR_MIN {
@@ -263,14 +268,15 @@ impl<O: Ops> Server<O> {
                 wanted |= flag;
             }
         }
-        // All or nothing: without the last, the set-group-id bit would outlive changes of lists.
+        // Negotiate all of these flags or none: without SETXATTR_EXT the set-group-id bit would
+        // survive changes of lists.
         const ACLS: u32 = init::POSIX_ACL | init::DONT_MASK | init::SETXATTR_EXT;
         let acls = self.ops.has_acls() && offer.flags & ACLS == ACLS;
         self.acls.store(acls, Ordering::Relaxed);
         if acls {
             wanted |= ACLS;
         }
-        // With the extension the kernel always sends it whole.
+        // With the flag the kernel always sends the whole extension.
         let extended = offer.flags & init::INIT_EXT != 0;
         let offer2 = if extended { args.take()? } else { abi::InitInExt::new_zeroed() };
         answer.flags2 = upper_flags(offer.minor, offer2.flags2);
@@ -281,7 +287,8 @@ impl<O: Ops> Server<O> {
         self.writeback.store(flags & init::WRITEBACK_CACHE != 0, Ordering::Relaxed);
         self.flags_checked.store(offer.minor >= abi::MINOR_FLAGS, Ordering::Relaxed);
         answer.minor = abi::MINOR.min(offer.minor);
-        // The offer is from before `raise_limits` in `mount`; the kernel takes what is smaller.
+        // The kernel's offer is older than `raise_limits` in `mount`; the kernel uses the smaller
+        // of its own limit and this value.
         answer.max_readahead = offer.max_readahead.max(abi::MAX_IO as u32);
         answer.flags = flags;
         answer.max_background = MAX_BACKGROUND;
@@ -322,7 +329,7 @@ impl<O: Ops> Server<O> {
         }
     }
 
-    /// Requests by opcode, as far as they occurred, and those that failed.
+    /// The number of requests by opcode (without zeros), and of failed requests.
     fn requests_json(&self) -> String {
         let mut json = String::from("{\"requests\":{");
         let known = self.requests.iter().enumerate().map(|(i, n)| (op_name(i as u32), n.get()));
@@ -340,18 +347,18 @@ impl<O: Ops> Server<O> {
         json
     }
 
-    /// How often a request came.
+    /// The number of requests with this opcode.
     pub fn request_count(&self, opcode: u32) -> u64 {
         self.requests.get(opcode as usize).unwrap_or(&self.requests_unknown).get()
     }
 
-    /// Tells the kernel that attributes have changed other than through it.
+    /// Notifies the kernel that attributes have changed without it.
     pub(crate) fn forget_attributes(&self, ino: u64) {
         settle::forget_attributes(&*self.transport, Ino(ino));
     }
 }
 
-/// What is taken of the flags from bit 32 on that the kernel offers.
+/// The accepted flags from bit 32 on, of those that the kernel offers.
 fn upper_flags(minor: u32, offered: u32) -> u32 {
     let mut wanted = 0;
     if minor >= abi::MINOR_EPOCH {

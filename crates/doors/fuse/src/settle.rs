@@ -1,32 +1,31 @@
-//! Requests that look at a file whose dirty pages the kernel must write first.
+//! Serves requests about a file whose dirty pages the kernel must write first.
 //!
-//! The kernel asks such things of the server without writing its pages:
+//! The kernel sends these requests without writing its dirty pages:
 //! - LSEEK (SEEK_DATA, SEEK_HOLE): with a writeback cache, a file just written would be a hole. In
 //!   either cache mode, so would a store through a shared mapping. A copy that trusts SEEK_DATA
-//!   would lose those bytes. The usual workaround is to answer ENOSYS. The kernel then considers
+//!   would lose those bytes. The usual workaround is to reply ENOSYS. The kernel then considers
 //!   every file dense, and sparse files lose their holes in copies.
-//! - A file becomes immutable or append-only: pages that were dirty before would be refused when
-//!   the kernel writes them, and be lost.
-//! - A WRITE to an append-only file: it goes past the kernel's pages (the module `opens`), of which
-//!   the last may have been read meanwhile, as it was before.
+//! - An ioctl that makes a file immutable or append-only: pages that were dirty before would be
+//!   refused when the kernel writes them, and be lost.
+//! - A WRITE to an append-only file: it bypasses the kernel's page cache (see the module `opens`),
+//!   whose last page a reader may have cached with the old bytes.
 //!
-//! So the server tells the kernel to invalidate the file's pages, which makes it write the dirty
-//! ones, and then does what was asked. If there is data at an LSEEK's offset itself, no dirty page
-//! can change the answer, and it is given at once.
+//! So the server notifies the kernel to invalidate the file's pages, which makes the kernel write
+//! the dirty pages, and then serves the request. If there is data at an LSEEK's offset itself, no
+//! dirty page can change the result, and the reply is sent immediately.
 //!
-//! The kernel returns from the invalidation when the pages are written: when workers have answered
-//! the WRITEs. A worker that waited there could deadlock on itself, so these requests have threads
-//! of their own. They hold the inode's lock in the kernel, but neither WRITE nor the invalidation
-//! takes that.
+//! The kernel returns from the invalidation when the pages are written, that is when workers have
+//! replied to the WRITEs. A worker that waited there could deadlock on itself, so these requests
+//! have their own threads. The callers hold the inode's lock in the kernel, but neither WRITE nor
+//! the invalidation takes it.
 //!
 //! While the file system is frozen, the pages of a file are not written before the thaw. A request
-//! for such a file waits, and those for others must not wait behind it. So whenever all threads are
-//! busy another one is started, up to `THREADS_MAX`. The kernel has one such request under way
-//! for each file.
+//! for such a file waits, and must not delay requests for other files. So whenever all threads are
+//! busy another thread is started, up to `THREADS_MAX`. The kernel has at most one such request in
+//! flight for each file.
 //!
-//! The queue is as long as there are callers blocked in lseek(2) and ioctl(2). A panic shuts the
-//! file system down, as that of a worker does. The thread goes on, or every later lseek(2) would
-//! wait for ever.
+//! The number of callers blocked in lseek(2) and ioctl(2) bounds the queue. A panic shuts the file
+//! system down, as in a worker. The thread goes on, or every later lseek(2) would wait forever.
 
 use crate::abi::{self, LseekOut, WriteOut};
 use crate::dispatch::{Answer, Errno};
@@ -44,44 +43,45 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 use zerocopy::IntoBytes;
 
-/// A request to be answered.
+/// A request that waits for dirty pages to be written.
 pub struct SettledJob {
     pub(crate) reply: Reply,
     pub(crate) ino: Ino,
-    /// From which offset on the pages must be written.
+    /// The offset from which on the pages must be written.
     pub(crate) from: u64,
     pub(crate) then: Then,
 }
 
-/// What is done when the pages are written.
+/// The operation after the pages are written.
 pub(crate) enum Then {
-    /// Looks from the same offset on.
+    /// Seeks from the same offset.
     Seek(SeekKind),
     SetFlags(FileFlags, Opens),
-    /// Nothing: the pages are dropped, as this was written past them.
+    /// Nothing: the WRITE, which bypassed the pages, is complete, and they only had to be dropped.
     Written(WriteOut),
 }
 
-/// Threads that answer jobs. Beyond them jobs wait for one another.
+/// The most threads for jobs. If all are busy, further jobs wait.
 const THREADS_MAX: usize = 64;
 
-/// What the threads share.
+/// The state that the threads share.
 struct Pool<O> {
     ops: Arc<O>,
     transport: Arc<dyn Transport>,
-    /// Whoever has it waits for the next job.
+    /// The thread that holds this lock waits for the next job.
     jobs: Mutex<Receiver<SettledJob>>,
-    /// Threads that wait for a job, or for their turn to wait.
+    /// Threads that wait for a job, or for the lock on `jobs`.
     idle: AtomicUsize,
     helpers: Mutex<Vec<JoinHandle<()>>>,
 }
 
-/// Answers jobs until no server can send any more.
+/// Serves jobs until the last sender is dropped.
 pub fn serve<O: Ops>(ops: Arc<O>, transport: Arc<dyn Transport>, jobs: Receiver<SettledJob>) {
     let (jobs, idle, helpers) = (Mutex::new(jobs), AtomicUsize::new(0), Mutex::default());
     let pool = Arc::new(Pool { ops, transport, jobs, idle, helpers });
     pool.work();
-    // Each ends when it has answered its job. None starts another any more: there are no jobs.
+    // Each helper ends after its job. No helper starts another thread any more, because no jobs are
+    // left.
     let helpers = std::mem::take(&mut *pool.helpers.lock());
     if helpers.into_iter().any(|helper| helper.join().is_err()) {
         tracing::error!("a thread for dirty pages panicked");
@@ -115,7 +115,7 @@ impl<O: Ops> Pool<O> {
 
     fn answer(&self, job: SettledJob) {
         let ino = job.ino.0;
-        // The reply answers EIO when the stack unwinds over it.
+        // The reply is sent with EIO when the stack unwinds over it.
         let answered = without_panic("the thread for dirty pages", || {
             answer(&*self.ops, &*self.transport, job);
             Ok(())
@@ -158,8 +158,8 @@ fn answer<O: Ops>(ops: &O, transport: &dyn Transport, job: SettledJob) {
     }
 }
 
-/// Keeps opens out that could store into pages. The kernel releases a file after close(2) has
-/// returned, so that one just closed is waited for.
+/// Bars opens that could store into pages. The kernel sends RELEASE after close(2) has returned, so
+/// this waits a moment for a file that was just closed.
 fn bar(opens: &Opens, ino: Ino) -> Answer<Bar> {
     const TRIES: u32 = 20;
     const PAUSE: Duration = Duration::from_millis(10);
@@ -172,7 +172,7 @@ fn bar(opens: &Opens, ino: Ino) -> Answer<Bar> {
     opens.bar(ino)
 }
 
-/// Has the kernel ask for an inode's attributes. Pages stay.
+/// Invalidates an inode's attributes in the kernel. Pages stay.
 pub(crate) fn forget_attributes(transport: &dyn Transport, ino: Ino) {
     let body = abi::InvalInodeOut { ino: ino.0, off: -1, len: 0 };
     if let Err(e) = transport.notify(abi::NOTIFY_INVAL_INODE, body.as_bytes()) {
@@ -185,7 +185,8 @@ fn write_dirty_pages(transport: &dyn Transport, ino: Ino, from: u64) -> Answer<(
     let off = i64::try_from(from).unwrap_or(i64::MAX);
     let body = abi::InvalInodeOut { ino: ino.0, off, len: 0 };
     transport.notify(abi::NOTIFY_INVAL_INODE, body.as_bytes()).map_err(|e| {
-        // The pages may still be dirty: an error to the caller, rather than a hole where data is.
+        // The pages may still be dirty: return an error to the caller rather than a hole where data
+        // is.
         tracing::warn!(ino = ino.0, "dirty pages are not written: {e}");
         Errno(e.raw_os_error().unwrap_or(libc::EIO))
     })

@@ -1,22 +1,22 @@
-//! What a mount says of itself, when no worker is free to say it; and where its process is reached
-//! beside the kernel.
+//! Reports the state of a mount at a socket, even when no worker is free; the socket is also the
+//! way to the serving process without the kernel.
 //!
-//! The attributes of the root directory ([`crate::control`]) are answered by a worker. When the
-//! device hangs, all workers may wait for it, and then nobody would learn why nothing moves. So a
-//! thread of its own gives the same answers at a socket. It does no IO, and takes only locks that
-//! nobody holds while a device works.
+//! A worker returns the attributes of the root directory ([`crate::control`]). When the device
+//! hangs, all workers may wait for it, and no user could find out why. So a dedicated thread
+//! returns the same attributes at a socket. It does no IO, and takes only locks that no thread
+//! holds during device IO.
 //!
-//! The socket has the number of the file system, which the mount table shows, in a directory that
-//! only the user who serves the mount can enter ([`crate::private`]). Others who may enter the
-//! mount read the attributes.
+//! The name of the socket contains the device number of the file system, which the mount table
+//! shows. It lies in a directory that only the user who serves the mount can enter
+//! ([`crate::private`]). Other users who may enter the mount read the attributes.
 //!
-//! A message that begins with [`VISIT`] is no question: the connection, with the message still in
-//! it, goes to whoever was offered for visitors.
+//! A message that begins with [`VISIT`] is not a query: the connection, with the message unread, is
+//! passed to the receiver of visits.
 //!
 //! # Bounds
-//! One question at a time, of at most [`QUESTION_MAX`] bytes in one piece, with [`PATIENCE`] for
-//! each read and write. Asking takes at most [`ASK_PATIENCE`] in all, whatever the other end does;
-//! after it the attributes are read.
+//! One query at a time, of at most [`QUESTION_MAX`] bytes in one piece, with [`PATIENCE`] for each
+//! read and write. A client waits at most [`ASK_PATIENCE`] in total, whatever the other end does;
+//! after that it reads the attributes through the kernel.
 
 use crate::mountinfo::MountEntry;
 use crate::private::{Bound, PrivateDir};
@@ -33,21 +33,21 @@ use std::time::Duration;
 const QUESTION_MAX: usize = 256;
 const ANSWER_MAX: usize = 1 << 20;
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Another client may be before this one, and say nothing.
+/// The time limit of a query: another client may be first in the queue and send nothing.
 const ASK_PATIENCE: Duration = Duration::from_secs(2);
-/// After an error of accept(2), such as too many open files.
+/// The pause after an error of accept(2), such as too many open files.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// How a visitor's first message begins.
+/// The beginning of a visit's first message.
 pub const VISIT: &[u8] = b"kedge-";
 
-/// The value of an attribute, by its name.
+/// Returns the value of an attribute, by its name.
 pub(crate) type Teller = Arc<dyn Fn(&[u8]) -> Option<Vec<u8>> + Send + Sync>;
 
-/// Takes a connection whose first message begins with [`VISIT`]. Must not wait for anything.
+/// Receives a connection whose first message begins with [`VISIT`]. Must not wait.
 pub type Visits = Arc<dyn Fn(UnixStream) + Send + Sync>;
 
-/// The thread that answers. Dropped, it ends.
+/// The thread that serves queries. It ends on drop.
 pub(crate) struct Status {
     bound: Bound,
     ending: Arc<AtomicBool>,
@@ -60,7 +60,7 @@ fn socket_name(device: &str) -> String {
 }
 
 impl Status {
-    /// Answers for the file system with this number (`major:minor`).
+    /// Starts the thread for the file system with this device number (`major:minor`).
     pub(crate) fn start(device: &str, teller: Teller, visits: Option<Visits>) -> io::Result<Status> {
         let bound = PrivateDir::make()?.listen(&socket_name(device))?;
         let (accepting, ending) = (bound.listener().try_clone()?, Arc::new(AtomicBool::new(false)));
@@ -74,7 +74,7 @@ impl Status {
                 let answered = accepted.and_then(|(stream, _)| answer(stream, &teller, visits.as_ref()));
                 if let Err(e) = answered {
                     tracing::debug!("a question about the status was not answered: {e}");
-                    // Accepting may fail again at once.
+                    // The accept may fail again immediately.
                     SystemClock::default().sleep(PAUSE);
                 }
             }
@@ -88,7 +88,7 @@ impl Drop for Status {
         self.ending.store(true, SeqCst);
         let Some(thread) = self.thread.take() else { return };
         match rustix::net::shutdown(self.bound.listener(), rustix::net::Shutdown::Both) {
-            // A client that is just being answered delays this, for a bounded time.
+            // A client that is being served delays the join for a bounded time.
             Ok(()) if thread.join().is_err() => tracing::error!("the thread for the status panicked"),
             Ok(()) => {}
             Err(e) => tracing::warn!("the socket for the status stays open: {e}"),
@@ -96,7 +96,7 @@ impl Drop for Status {
     }
 }
 
-/// One question: the name of an attribute.
+/// Serves one query: the name of an attribute.
 fn answer(mut stream: UnixStream, teller: &Teller, visits: Option<&Visits>) -> io::Result<()> {
     let peer = socket_peercred(&stream)?;
     if !peer.uid.is_root() && peer.uid != rustix::process::geteuid() {
@@ -105,13 +105,15 @@ fn answer(mut stream: UnixStream, teller: &Teller, visits: Option<&Visits>) -> i
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
     let mut name = [0; QUESTION_MAX];
-    // A descriptor that comes with it stays where it is.
+    // PEEK leaves the message and a descriptor sent with it in the socket for the receiver of
+    // visits.
     let (len, _) = recv(&stream, &mut name[..], RecvFlags::PEEK)?;
     if let Some(visits) = visits.filter(|_| name[..len].starts_with(VISIT)) {
         visits(stream);
         return Ok(());
     }
-    // What is left unread resets the connection, and the answer is lost.
+    // Read the message: unread bytes would reset the connection at its close, and the reply would
+    // be lost.
     let len = stream.read(&mut name)?;
     if let Some(value) = teller(&name[..len]) {
         stream.write_all(&value)?;
@@ -119,7 +121,7 @@ fn answer(mut stream: UnixStream, teller: &Teller, visits: Option<&Visits>) -> i
     Ok(())
 }
 
-/// Connects to the process that serves a mount. The caller finds out who is there.
+/// Connects to the socket of a mount. The caller must check which process listens there.
 pub fn visit(mount: &MountEntry, patience: Duration) -> io::Result<UnixStream> {
     let name = socket_name(&mount.device);
     let mut tried = Err(io::ErrorKind::NotFound.into());
@@ -132,8 +134,8 @@ pub fn visit(mount: &MountEntry, patience: Duration) -> io::Result<UnixStream> {
     tried
 }
 
-/// The value of an attribute of a mount's root directory, without the help of the kernel. `None`:
-/// it is not to be had so, and the attribute itself must be read.
+/// The value of an attribute of a mount's root directory, read from the status socket. `None` if
+/// that fails; the attribute must then be read through the kernel.
 pub fn ask(mount: &MountEntry, name: &str) -> Option<String> {
     let clock = SystemClock::default();
     let begun = clock.monotonic();

@@ -54,12 +54,12 @@ struct MountAttr {
 const _: () = assert!(size_of::<MountAttr>() == 32);
 const _: () = assert!(size_of::<LoopInfo64>() == 232 && size_of::<LoopConfig>() == 304);
 
-/// The FUSE device, not yet part of a mount.
+/// Opens the FUSE device, not yet connected to a mount.
 pub fn open_fuse() -> io::Result<OwnedFd> {
     Ok(rustix::fs::open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?)
 }
 
-/// Another channel to the connection of `session`.
+/// Opens another channel to the connection of `session`.
 pub fn clone_fuse_channel(session: &OwnedFd) -> io::Result<OwnedFd> {
     let channel = open_fuse()?;
     let source = session.as_raw_fd() as u32;
@@ -69,8 +69,8 @@ pub fn clone_fuse_channel(session: &OwnedFd) -> io::Result<OwnedFd> {
     Ok(channel)
 }
 
-/// Has the file system of the open directory give its free space back to its device. Answers how
-/// many bytes.
+/// Makes the file system of the open directory discard its free space. Returns the number of bytes
+/// discarded.
 pub fn trim(dir: impl AsFd, min_len: u64) -> io::Result<u64> {
     let mut range = [0, u64::MAX, min_len];
     // SAFETY: FITRIM reads and writes three u64 through the pointer, which points at three u64 that
@@ -79,8 +79,8 @@ pub fn trim(dir: impl AsFd, min_len: u64) -> io::Result<u64> {
     Ok(range[1])
 }
 
-/// Freezes the file system of the open directory; after so many seconds it thaws by itself (0:
-/// never).
+/// Freezes the file system of the open directory. It thaws automatically after `seconds`; 0 means
+/// never.
 pub fn freeze(dir: impl AsFd, seconds: u32) -> io::Result<()> {
     // SAFETY: the ioctl reads one u32 through a pointer that is valid for the call; the descriptor
     // is open.
@@ -95,7 +95,7 @@ pub fn thaw(dir: impl AsFd) -> io::Result<()> {
     check(unsafe { libc::ioctl(dir.as_fd().as_raw_fd(), crate::freeze::IOC_THAW.into()) }).map(drop)
 }
 
-/// Takes a mount that is attached nowhere out of its peer group, and sets flags of it.
+/// Removes a mount that is not attached yet from its peer group, and sets its flags.
 pub fn make_private(mount: &OwnedFd, flags: MountAttrFlags) -> io::Result<()> {
     let attr = MountAttr { set: flags.bits().into(), clear: 0, propagation: libc::MS_PRIVATE, userns: 0 };
     // SAFETY: the call reads an empty text and one `mount_attr`, whose layout the struct has and
@@ -113,7 +113,7 @@ pub fn make_private(mount: &OwnedFd, flags: MountAttrFlags) -> io::Result<()> {
     if set < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// The number of a loop device that was free a moment ago.
+/// The number of a loop device that was free at the time of the call.
 pub fn free_loop_number(control: BorrowedFd<'_>) -> io::Result<i32> {
     // SAFETY: the ioctl takes no argument and touches no memory of ours; the descriptor is open.
     check(unsafe { libc::ioctl(control.as_raw_fd(), LOOP_CTL_GET_FREE) })
@@ -158,7 +158,7 @@ pub fn loop_backing(device: impl AsFd) -> io::Result<(u64, u64)> {
     Ok((info.device, info.inode))
 }
 
-/// A descriptor of the process at the other end of a Unix socket. Fails before Linux 6.5.
+/// A pidfd of the process at the other end of a Unix socket. Fails before Linux 6.5.
 pub fn peer_pidfd(socket: impl AsFd) -> io::Result<OwnedFd> {
     let mut fd: libc::c_int = -1;
     let mut len = size_of::<libc::c_int>() as libc::socklen_t;
@@ -175,7 +175,7 @@ pub fn peer_pidfd(socket: impl AsFd) -> io::Result<OwnedFd> {
     };
     match check(got) {
         Err(e) if e.raw_os_error() == Some(libc::ENOPROTOOPT) => {
-            let why = "Linux before 6.5 does not tell which process is at the other end of a socket";
+            let why = "Linux before 6.5 does not report which process is at the other end of a socket";
             return Err(io::Error::new(io::ErrorKind::Unsupported, why));
         }
         got => got?,

@@ -1,18 +1,18 @@
-//! What the kernel keeps of a thread: its ids, its effective capabilities and its namespaces.
+//! Reads the ids, the effective capabilities and the namespaces of a thread from /proc.
 //!
 //! # Why /proc
 //! A uid is no capability: uid 0 of a container may have none, and root of a user namespace has all
-//! of them there and none here. The kernel passes ids with a request, and no capabilities. `/proc`
-//! has these, and it lets a process look at the namespaces of another only if it may read that
-//! process (ptrace(2)). What is not shown is an error, and an error gives no right.
+//! of them there and none here. The kernel passes ids with a request, but no capabilities. `/proc`
+//! has these, and it shows a process the namespaces of another only if it may read that process
+//! (ptrace(2)). A field that cannot be read is an error, and an error grants no right.
 //!
-//! # Why the numbers are right
-//! A thread's number is one of this process's pid namespace. A /proc of another namespace has other
-//! threads under the same numbers. There this process has more than one number in `NSpid`, and the
-//! whole of it is refused.
+//! # Why the thread ids are right
+//! A thread id is one of this process's pid namespace. A /proc of another namespace has other
+//! threads under the same ids. In such a /proc this process has more than one id in `NSpid`, and
+//! then that /proc is refused.
 //!
-//! The directory of a thread is opened once, and everything is read below it: it stays that
-//! thread's and gives errors after its end, even if the number is used again.
+//! The directory of a thread is opened once, and everything is read below it: the descriptor stays
+//! that thread's and returns errors after the thread's end, even if the id is reused.
 
 use rustix::fd::OwnedFd;
 use rustix::fs::{AtFlags, Mode, OFlags, fstatfs, openat, statat};
@@ -20,11 +20,10 @@ use std::fs::File;
 use std::io::{self, Read};
 
 const PROC_MAGIC: i64 = 0x9fa0;
-/// The longest `status` that is read; the kernel writes about 1,500 bytes, and more with many
-/// groups.
+/// The longest `status` that is read. The kernel writes about 1,500 bytes, more with many groups.
 const STATUS_MAX: u64 = 1 << 20;
 
-/// A right that the kernel grants apart from the others, by its number there.
+/// A capability, with the kernel's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Capability {
     Chown = 0,
@@ -38,7 +37,7 @@ pub enum Capability {
     Setfcap = 31,
 }
 
-/// A namespace that a thread lives in, by its name in /proc.
+/// A kind of namespace.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Namespace {
     User,
@@ -61,7 +60,7 @@ pub(crate) struct Task {
 }
 
 impl Task {
-    /// The thread with this number in the pid namespace of this process.
+    /// Opens the thread with this id in the pid namespace of this process.
     pub(crate) fn open(tid: u32) -> io::Result<Task> {
         if tid == 0 {
             return Err(refused("the thread has no number here"));
@@ -80,7 +79,7 @@ impl Task {
         Ok(Task { proc, dir })
     }
 
-    /// A file of its directory.
+    /// Opens a file of the thread's directory.
     pub(crate) fn file(&self, name: &str) -> io::Result<File> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         Ok(File::from(openat(&self.dir, name, flags, Mode::empty())?))
@@ -92,7 +91,7 @@ impl Task {
         Status::parse(&text).ok_or_else(|| refused("status has not the lines that are known"))
     }
 
-    /// Whether it is in the same namespace as this process.
+    /// Whether the thread is in the same namespace as this process.
     pub(crate) fn shares(&self, namespace: Namespace) -> io::Result<bool> {
         let own = statat(&self.proc, format!("self/{}", namespace.name()), AtFlags::empty())?;
         let its = statat(&self.dir, namespace.name(), AtFlags::empty())?;
@@ -104,19 +103,19 @@ fn refused(why: &'static str) -> io::Error {
     io::Error::new(io::ErrorKind::PermissionDenied, why)
 }
 
-/// The lines of `status` that matter. Ids are as this process's user namespace shows them.
+/// The fields of `status` that are used. Ids are those of this process's user namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Status {
-    /// Real, effective, saved, and the one by which access to files is judged.
+    /// The real, effective, saved and file system ids; the last decides access to files.
     pub(crate) uids: [u32; 4],
     pub(crate) gids: [u32; 4],
     groups: Vec<u32>,
-    /// Bits of the effective set.
+    /// The effective capabilities as bits.
     capabilities: u64,
-    /// Its numbers in the pid namespaces from that of the /proc down to its own.
+    /// The thread's ids in the pid namespaces from that of the /proc down to its own.
     numbers: Vec<u32>,
-    /// Threads of the kernel (an NFS server, a loop device) have no memory and all capabilities,
-    /// and act for others.
+    /// Whether the thread has a memory map. Kernel threads (an NFS server, a loop device) have none
+    /// but all capabilities, and act for other processes.
     has_memory: bool,
 }
 
@@ -140,12 +139,12 @@ impl Status {
         })
     }
 
-    /// The user by whose rights it accesses files.
+    /// The user with whose rights the thread accesses files.
     pub(crate) fn user(&self) -> u32 {
         self.uids[3]
     }
 
-    /// Whether access to files is judged as that of a member of the group.
+    /// Whether the thread accesses files as a member of the group.
     pub(crate) fn is_member(&self, gid: u32) -> bool {
         self.gids[3] == gid || self.groups.contains(&gid)
     }
@@ -154,7 +153,7 @@ impl Status {
         self.numbers.last().copied()
     }
 
-    /// Whether it is a thread of a program.
+    /// Whether this is a thread of a program and not of the kernel.
     pub(crate) fn is_programs(&self) -> bool {
         self.has_memory
     }
@@ -164,7 +163,8 @@ impl Status {
         self.capabilities & 1 << capability as u32 != 0
     }
 
-    /// Whether it is a program of `uid` and no set-id program's rights are mixed with that user's.
+    /// Whether all ids of the thread are those of `uid`, so that it has no rights of a set-id
+    /// program.
     pub(crate) fn is_wholly(&self, uid: u32) -> bool {
         self.uids == [uid; 4] && self.gids == [self.gids[0]; 4]
     }
