@@ -1,4 +1,5 @@
-//! Access control lists on the real mount: setfacl, getfacl, and what the kernel makes of them.
+//! Access control lists on the real mount: setfacl, getfacl, and the checks that the kernel makes
+//! with them.
 
 #![allow(clippy::unwrap_used)]
 
@@ -36,7 +37,7 @@ fn getfacl(place: &Place, path: &str) -> String {
     tool(command, "acl", LIMIT).split_whitespace().collect::<Vec<_>>().join(",")
 }
 
-/// Whether a user may do what the shell `script` does.
+/// Whether a user may run the shell `script` without an error.
 fn may(place: &Place, user: &str, script: &str) -> bool {
     let mut command = place.command("setpriv");
     command.args(["--reuid", user, "--regid", user, "--clear-groups", "sh", "-c", script]);
@@ -69,8 +70,8 @@ fn a_list_grants_and_denies_and_survives_a_crash() {
     place.run("mount disk.kedge mnt").ok();
     assert_eq!((getfacl(&place, "mnt/f").as_str(), mode(&place, "mnt/f")), (list, 0o660));
 
-    // The mode sets the mask, and with it what the named have. (Linux asks no list whose mask is
-    // empty, so it is not.)
+    // The mode sets the mask, and so limits the named users and groups. (The mask is not empty,
+    // because Linux does not evaluate a list whose mask is empty.)
     fs::set_permissions(place.path("mnt/f"), fs::Permissions::from_mode(0o614)).unwrap();
     assert_eq!(
         getfacl(&place, "mnt/f"),
@@ -80,7 +81,7 @@ fn a_list_grants_and_denies_and_survives_a_crash() {
 
     setfacl(&place, "-b mnt/f");
     setfacl(&place, "-b mnt/f");
-    // setfacl gives the group no more than it had through the mask.
+    // setfacl gives the group no more rights than it had through the mask.
     assert_eq!(getfacl(&place, "mnt/f"), "user::rw-,group::---,other::r--");
     assert_eq!(mode(&place, "mnt/f"), 0o604);
     place.unmount_and_check("disk.kedge");
@@ -97,7 +98,7 @@ fn inherits(options: &str) {
         "default:user::rwx,default:user:65534:rwx,default:group::r-x,default:mask::rwx,default:other::---";
     assert_eq!(getfacl(&place, "mnt/d"), format!("user::rwx,group::r-x,other::r-x,{default}"));
 
-    // The default list takes the place of the umask.
+    // The default list replaces the umask.
     let made =
         "umask 077; cd mnt/d; echo x > file; mkdir dir; mkfifo fifo; ln -s file link; echo y > dir/deep";
     assert!(may(&place, "0", made));
@@ -110,7 +111,7 @@ fn inherits(options: &str) {
     assert_eq!(getfacl(&place, "mnt/d/dir"), format!("{dir},{default}"));
     assert!(may(&place, NOBODY, "cat mnt/d/file mnt/d/dir/deep && echo z > mnt/d/dir/own"));
     assert!(!may(&place, DAEMON, "cat mnt/d/file"));
-    // Elsewhere the umask holds.
+    // Elsewhere the umask applies.
     assert!(may(&place, "0", "umask 027; cd mnt; echo x > plain; mkdir plaindir; mkfifo -m 666 plainfifo"));
     assert_eq!((mode(&place, "mnt/plain"), mode(&place, "mnt/plaindir")), (0o640, 0o750));
     assert_eq!(mode(&place, "mnt/plainfifo"), 0o666);

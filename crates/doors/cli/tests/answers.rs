@@ -1,5 +1,5 @@
-//! What programs hear that ask for what a mount does not have: a refusal, never an answer that is
-//! not true. Asked by the programs that people use.
+//! Requests for features that a mount lacks are refused, and never get an untrue result. The
+//! requests come from commonly used programs.
 
 #![allow(clippy::unwrap_used)]
 
@@ -13,7 +13,7 @@ use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(60);
 const SIZE: usize = 1 << 20;
-/// All kinds of mounts that ship.
+/// All kinds of mounts that users can make.
 const KINDS: [&str; 3] = ["", " -o fuse", " -o writeback_cache"];
 
 /// A mount with the file `mnt/file`, every block of which is allocated and durable.
@@ -45,7 +45,7 @@ fn runs(place: &Place, line: &str, package: &str) -> String {
     tool(command, package, LIMIT)
 }
 
-/// What an ioctl that takes a pointer to `room` answers.
+/// Calls an ioctl that takes a pointer to `room`.
 fn ioctl(file: &File, number: libc::c_ulong, room: &mut [u64]) -> std::io::Result<()> {
     // SAFETY: the ioctls that are asked for read and write less than `room` has, which outlives the
     // call; the descriptor is open.
@@ -53,8 +53,8 @@ fn ioctl(file: &File, number: libc::c_ulong, room: &mut [u64]) -> std::io::Resul
     if done < 0 { Err(std::io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Both interfaces to the flags, of a file and of a directory. statx(2) shows none: the kernel asks
-/// a FUSE server for times and sizes only.
+/// Both interfaces to the flags, of a file and of a directory. statx(2) shows no flags, because the
+/// kernel requests only times and sizes from a FUSE server.
 #[test]
 fn file_flags_have_two_interfaces() {
     if no_fuse() {
@@ -78,7 +78,7 @@ fn file_flags_have_two_interfaces() {
             assert_eq!((get(FS_IOC_GETFLAGS), get(FS_IOC_FSGETXATTR)), (0x40, 0x80));
             ioctl(&file, FS_IOC_FSSETXATTR, &mut [0x40, 0, 0, 0]).unwrap();
             assert_eq!((get(FS_IOC_GETFLAGS), get(FS_IOC_FSGETXATTR)), (0x80, 0x40));
-            // Compressed; and a hint for extents, which goes with a bit of its own.
+            // The compressed flag, and an extent size hint with its own bit.
             for (number, words) in [(FS_IOC_SETFLAGS, [4, 0]), (FS_IOC_FSSETXATTR, [0x1000 << 32 | 0x800, 0])]
             {
                 let answer = ioctl(&file, number, &mut [words[0], words[1], 0, 0]);
@@ -98,7 +98,8 @@ fn file_flags_have_two_interfaces() {
     }
 }
 
-/// Block numbers would be those of the image, and who used them would go around the file system.
+/// Block numbers would be those of the image, and a program that used them would bypass the file
+/// system.
 #[test]
 fn blocks_have_no_addresses() {
     if no_fuse() {
@@ -112,8 +113,8 @@ fn blocks_have_no_addresses() {
         let fiemap = ioctl(&file, FS_IOC_FIEMAP, &mut all).unwrap_err();
         assert_eq!(fiemap.raw_os_error(), Some(libc::EOPNOTSUPP));
         drop(file);
-        // Root's filefrag then asks for each block (FIBMAP). The kernel itself answers that there
-        // is none, whatever a server says to it.
+        // Root's filefrag then requests each block (FIBMAP). The kernel itself returns that there
+        // is none, whatever a server replies.
         if !not_root("only root may ask for single blocks") {
             let said = runs(&place, "filefrag mnt/file", "e2fsprogs");
             assert!(said.contains("mnt/file: 0 extents found"), "{said}");
@@ -160,7 +161,7 @@ fn copies_share_nothing_and_are_whole() {
         };
         assert_eq!(range("mnt/range"), Ok(SIZE));
         assert!(is_copy("mnt/range"));
-        // As on ext4: only between file systems of one kind.
+        // As on ext4, only between file systems of one kind.
         assert_eq!(range("range"), Err(rustix::io::Errno::XDEV));
         drop(from);
         place.unmount_and_check("disk.kedge");
@@ -193,7 +194,7 @@ fn a_copy_to_a_descriptor_with_o_sync_is_durable() {
     }
 }
 
-/// Who is not root and changes a file takes the bits away that would give more rights to others.
+/// A write by a user other than root clears the set-id bits.
 #[test]
 fn a_copy_takes_set_user_id_away() {
     if no_fuse() || not_root("only root can become another user") {
@@ -210,7 +211,7 @@ fn a_copy_takes_set_user_id_away() {
     fs::set_permissions(place.path("mnt/tool"), fs::Permissions::from_mode(0o4755)).unwrap();
     let copy = "import os; os.copy_file_range(os.open('mnt/file', 0), os.open('mnt/tool', os.O_RDWR), 100)";
     let mut command = place.command("setpriv");
-    // Root's own path may lead where the user cannot go.
+    // Root's own PATH may contain directories that the user cannot enter.
     command.env("PATH", "/usr/local/bin:/usr/bin:/bin");
     command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups", "python3", "-c", copy]);
     let out = output_within(command, LIMIT).unwrap();
@@ -236,7 +237,7 @@ fn space_is_reserved_and_given_back() {
         runs(&place, "fallocate -z -o 512K -l 256K mnt/file", "util-linux");
         let bytes = fs::read(place.path("mnt/file")).unwrap();
         assert!(bytes[..768 << 10].iter().all(|&b| b == 0) && bytes[768 << 10..SIZE] == [7; 256 << 10]);
-        // The kernel passes these to no FUSE server.
+        // The kernel passes these modes to no FUSE server.
         for mode in ["-c", "-i"] {
             refused(&place, &format!("fallocate {mode} -o 0 -l 4096 mnt/file"), "Operation not supported");
         }

@@ -1,8 +1,8 @@
-//! Those who must not command a mount: a container's root without capabilities, root of a user
+//! Attackers who must not command a mount: a container's root without capabilities, root of a user
 //! namespace, ordinary users, servers that only look like KedgeFS. None of their attempts succeeds,
-//! and none makes a command of others wait for long.
+//! and none delays a command of other users for long.
 //!
-//! Needs root, to be attacked and to give its rights away. Without it the tests report that they
+//! The tests need root, as the target and to drop its rights. Without root they report that they
 //! are skipped.
 
 #![allow(clippy::unwrap_used)]
@@ -18,18 +18,18 @@ use std::time::Duration;
 use tar::{EntryType, Header};
 
 const NEEDS_ROOT: &str = "only root can give its rights away";
-/// Ends a hang, on a machine that has other work, too. What bounds each wait is two seconds.
+/// Ends a hang, with room for a busy machine. The limit of each wait under test is two seconds.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Root's own path may lead where users cannot go.
+/// Root's own PATH may contain directories that users cannot enter.
 const PATH: &str = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin";
 
 fn left_out() -> bool {
     no_fuse() || not_root(NEEDS_ROOT)
 }
 
-/// Tries all that would command the mount of a directory, or plant files in it, and prints what
-/// succeeded, or took longer than a bounded wait can take.
+/// Tries everything that would command the mount of a directory or plant files in it, and prints
+/// each attempt that succeeded or took longer than a bounded wait.
 const ATTACK: &str = r#"
 import array, ctypes, errno, fcntl, os, socket, struct, sys, time
 view, expected = sys.argv[1:3]
@@ -90,7 +90,8 @@ for name in names:
 print("end", flush=True)
 "#;
 
-/// A set-user-id file of root's, a block device, and a name that leads out.
+/// An archive with a set-user-id file of root, a block device, and a path that leads out of the
+/// directory.
 fn planted() -> Vec<u8> {
     let entry = |path: &str, kind, mode, size: u64| {
         let mut header = Header::new_ustar();
@@ -110,7 +111,7 @@ fn planted() -> Vec<u8> {
     [file, entry("device", EntryType::Block, 0o666, 0), vec![0; 1024]].concat()
 }
 
-/// A further name of a file that is there already.
+/// An archive with a second name for an existing file.
 fn link_to(target: &str) -> Vec<u8> {
     let mut header = Header::new_ustar();
     header.set_path("second").unwrap();
@@ -164,8 +165,8 @@ fn abstract_names(place: &Place) -> Vec<String> {
     mine.into_iter().filter(|(_, name)| name.starts_with('@')).map(|(_, name)| name.to_owned()).collect()
 }
 
-/// One root without capabilities in a container, with a read-only view of a directory, stopped the
-/// file system of the host and planted a set-user-id file in it.
+/// Regression: root without capabilities in a container, with a read-only view of a directory,
+/// stopped the file system of the host and planted a set-user-id file in it.
 #[test]
 fn nobody_without_capabilities_here_commands_a_mount() {
     if left_out() {
@@ -187,7 +188,7 @@ fn nobody_without_capabilities_here_commands_a_mount() {
         &format!("{ordinary} unshare --user --map-root-user --net"),
         set_group,
     ] {
-        // The network namespace is made while it is still possible.
+        // Make the network namespace while the rights for it are still there.
         let words = match become_one.strip_suffix(" unshare_net") {
             Some(less) => format!("unshare --net {less}"),
             None => become_one.to_owned(),
@@ -203,7 +204,7 @@ fn nobody_without_capabilities_here_commands_a_mount() {
     place.unmount_and_check("disk.kedge");
 }
 
-/// The attack can see a success: root with its capabilities has one.
+/// The attack script can detect a success: root with its capabilities succeeds.
 #[test]
 fn root_with_its_capabilities_commands_a_mount_and_its_view_bounds_a_copy() {
     if left_out() {
@@ -251,7 +252,7 @@ fn root_with_its_capabilities_commands_a_mount_and_its_view_bounds_a_copy() {
     place.unmount_and_check("disk.kedge");
 }
 
-/// A process that is killed in the end.
+/// A process that is killed on drop.
 struct Killed(Child);
 
 impl Drop for Killed {
@@ -261,7 +262,7 @@ impl Drop for Killed {
     }
 }
 
-/// Takes names that others may ask, lets their queues fill, and accepts nobody.
+/// Takes names that other programs connect to, lets their queues fill, and accepts no connection.
 const SQUATTER: &str = r#"
 import os, socket, sys, time
 held = []
@@ -320,7 +321,7 @@ impl Drop for Squatter {
     fn drop(&mut self) {
         for uid in &self.1 {
             let path = format!("/tmp/kedgefs-{uid}");
-            // Only what the squatter has made.
+            // Remove only directories that the squatter made.
             if fs::metadata(&path).is_ok_and(|meta| meta.uid() == 64902) {
                 fs::remove_dir_all(&path).unwrap();
             }
@@ -339,8 +340,8 @@ fn kedge(place: &Place, line: &str) -> String {
     said
 }
 
-/// The names of sockets could be foreseen and taken by anybody, and connect(2) waits without a
-/// bound where the queue is full.
+/// Regression: any user could predict and take the names of sockets, and connect(2) waits without a
+/// bound while the queue is full.
 #[test]
 fn names_that_others_took_make_no_command_wait() {
     if left_out() {
@@ -370,13 +371,13 @@ fn names_that_others_took_make_no_command_wait() {
     }
 }
 
-/// The same against a user whose directory for sockets another user has made.
+/// The same attack against a user whose directory for sockets another user has made.
 #[test]
 fn a_directory_that_another_user_made_is_not_used() {
     if left_out() {
         return;
     }
-    // One that has a name everywhere, which the helper for mounts asks for.
+    // A user that has a name on every system, which the mount helper looks up.
     const USER: u32 = 2;
     let place = Place::new();
     let _squatter = Squatter::start(&place, &[USER]);
@@ -471,7 +472,8 @@ client.settimeout(5)
 print("got", client.recv(100), flush=True)
 "#;
 
-/// Whatever server of whatever file system answered, the files went to the socket that it named.
+/// Regression: the files went to the socket named by whatever server replied, even of another file
+/// system.
 #[test]
 fn a_copy_goes_to_no_other_file_system_and_to_no_other_process() {
     if left_out() {
@@ -494,7 +496,7 @@ fn a_copy_goes_to_no_other_file_system_and_to_no_other_process() {
         drop(server);
     }
 
-    // Another process of root's has the name.
+    // Another process of root listens under the name.
     let server = likeness(&place, "fuse.kedgefs", 0);
     let dir = dir.canonicalize().unwrap();
     let device = kedge_fuse::mount_at(&dir).unwrap().device;
@@ -516,7 +518,7 @@ fn a_copy_goes_to_no_other_file_system_and_to_no_other_process() {
     drop(server);
 }
 
-/// A user's own sandbox has less than the user: the same uid in other namespaces has no rights.
+/// A user's sandbox has fewer rights than the user: the same uid in other namespaces has no rights.
 #[test]
 fn a_user_commands_the_own_mount_but_not_from_a_sandbox() {
     if left_out() {
@@ -551,7 +553,8 @@ fn a_user_commands_the_own_mount_but_not_from_a_sandbox() {
         format!("{user} unshare --user"),
         format!("{user} unshare --user --map-root-user --mount --propagation private"),
         sandbox,
-        // Without a user namespace: a service of root's that runs as the user, with another view.
+        // Without a user namespace: a service that root runs as the user, with another view of the
+        // file systems.
         format!("unshare --mount --propagation private {user}"),
     ] {
         let (ok, said, errors) = run(&become_one, &format!("{view} 2> /dev/null; {attack}"));
@@ -561,7 +564,7 @@ fn a_user_commands_the_own_mount_but_not_from_a_sandbox() {
     assert!(ok && said.is_empty(), "{said}{errors}");
     assert_eq!(place.run("fsck disk.kedge").code, 0);
 
-    // What is another's in the image stays as it is: no more than through the kernel.
+    // Files of other users in the image stay unchanged, as they would through the kernel.
     fs::write(place.path("mine"), "").unwrap();
     fs::create_dir_all(place.path("tree/theirs")).unwrap();
     fs::write(place.path("tree/theirs/new"), "").unwrap();

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// What no other value has a part of.
+/// A value that shares no part with any other value.
 fn text(word: &str, len: usize) -> String {
     let mut text: String = (0..).map(|n| format!("{word}{n} ")).take(len).collect();
     text.truncate(len);
@@ -28,8 +28,8 @@ fn getfattr(place: &Place, path: &str, name: &str) -> String {
     tool(command, "attr", LIMIT)
 }
 
-/// A mount with large values, one of them replaced by a smaller one and one by a larger one, and
-/// what they are.
+/// Makes a mount with large values, one replaced by a smaller value and one by a larger value.
+/// Returns the values.
 fn with_values(place: &Place) -> [(&'static str, String); 3] {
     place.run("mount --create 64M disk.kedge mnt").ok();
     File::create(place.path("mnt/f")).unwrap();
@@ -78,7 +78,7 @@ fn values_of_64_kib_are_copied_whole_and_told_to_nobody() {
     let place = Place::new();
     let values = with_values(&place);
     place.run("mkfs --from mnt from-mount.kedge").ok();
-    // In the log: the mount is still there when it is killed.
+    // The values are in the log when the mount is killed.
     write_and_fsync(&place.path("mnt/f"), b"data");
     kill(&place, "mnt");
     place.run("umount mnt").refused(1, &["had died"]);

@@ -15,7 +15,7 @@ use std::time::Duration;
 const LIMIT: Duration = Duration::from_secs(120);
 const MIB: usize = 1 << 20;
 
-/// Files that are no images, by name, with what mkfs says of them.
+/// Files that are no images, by name, with the words that mkfs uses for their contents.
 fn foreign(place: &Place) -> Vec<(&'static str, &'static str)> {
     fs::write(place.path("text"), "what somebody wrote down\n".repeat(MIB)).unwrap();
     fs::write(place.path("random"), Fill::Seed(1).bytes(0, 20 * MIB)).unwrap();
@@ -79,7 +79,7 @@ fn an_image_that_was_cut_off_is_refused() {
     }
 }
 
-/// A pipe without a writer would make its reader wait for ever.
+/// A pipe without a writer would make its reader wait forever.
 #[test]
 fn what_can_be_no_image_is_not_opened() {
     let place = Place::new();
@@ -93,7 +93,7 @@ fn what_can_be_no_image_is_not_opened() {
         for command in ["dump", "dump --log", "mkfs", "mkfs -f --size 16M"] {
             place.run(&format!("{command} {name}")).refused(1, &words);
         }
-        // Of a directory that could be a mount it says another thing.
+        // The message differs for a directory, which could be a mount.
         place.run(&format!("info {name}")).refused(1, &[name]);
         place.run(&format!("fsck {name}")).refused(8, &words);
         if !no_fuse() {
@@ -182,9 +182,9 @@ fn mount_points_that_are_none() {
     assert_eq!(fs::read(place.path("file")).unwrap(), b"kept");
     let names = fs::read_dir(place.path("")).unwrap().count();
     assert_eq!(names, 3, "mnt, file, disk.kedge and nothing that a failure left");
-    // Nothing holds the image: it can be used.
+    // No process holds the image, so it can be used.
     place.run("mount disk.kedge mnt").ok();
-    // Inside a mount, not its root.
+    // A directory inside a mount that is not its root.
     fs::create_dir(place.path("mnt/d")).unwrap();
     place.run("umount mnt/d").refused(1, &["mnt/d is not a mount point"]);
     place.run("stats mnt/d").refused(1, &["mnt/d is not the root of a KedgeFS mount"]);
@@ -225,7 +225,7 @@ fn a_mounted_image_has_one_process() {
     std::os::unix::fs::symlink("disk.kedge", place.path("link")).unwrap();
     let holder = place.path("mnt").canonicalize().unwrap();
     let holder = holder.to_str().unwrap();
-    // By whatever name.
+    // Under every name of the image.
     for name in ["disk.kedge", "alias", "link"] {
         for mount in [format!("mount {name} other"), format!("mount --create 16M {name} other")] {
             let run = place.run(&mount);
@@ -242,7 +242,7 @@ fn a_mounted_image_has_one_process() {
         place.run(&format!("mkfs {name}")).refused(1, &[name, "mounted on", holder]);
         place.run(&format!("mkfs -f {name}")).refused(1, &[name, "mounted on", holder]);
         place.run(&format!("fsck {name}")).refused(8, &[name, "mounted on", holder]);
-        // These only read, and show what the last checkpoint left.
+        // These commands only read, and show the last checkpoint.
         assert!(place.run(&format!("dump {name}")).ok().contains("slot 0"));
         assert!(place.run(&format!("dump --tree {name}")).ok().contains("(1 Inode 0)"));
         assert_eq!(place.info(name)["mounted_on"], holder);
@@ -284,7 +284,7 @@ fn images_that_mkfs_cannot_make() {
 
     place.run("mkfs --size 32M disk.kedge").ok();
     place.run("mkfs disk.kedge").refused(1, &["disk.kedge holds a KedgeFS image", "-f"]);
-    // A refusal leaves the image that was there.
+    // A refusal leaves the existing image unchanged.
     place.run("mkfs -f --size 8M disk.kedge").refused(1, &["disk.kedge", "16 MiB"]);
     place.run("mkfs -f --log-size 20M disk.kedge").refused(1, &["disk.kedge", "half the image"]);
     assert_eq!(place.run("fsck disk.kedge").code, 0);
@@ -323,7 +323,7 @@ fn an_image_that_is_somebody_elses() {
         as_nobody(&place, "mount disk.kedge mnt").refused(1, &words);
         as_nobody(&place, "mount -o ro disk.kedge mnt").refused(1, &words);
     }
-    // May be read, not written.
+    // The image may be read but not written.
     fs::set_permissions(place.path("disk.kedge"), fs::Permissions::from_mode(0o444)).unwrap();
     as_nobody(&place, "info disk.kedge").ok();
     as_nobody(&place, "fsck disk.kedge").ok();
@@ -335,8 +335,8 @@ fn an_image_that_is_somebody_elses() {
     assert_eq!(place.run("fsck disk.kedge").code, 0);
 }
 
-/// A directory showing `of` that no user can write to, not even root. Only root can make one; other
-/// users have the mode bits.
+/// A read-only view of a directory, to which not even root can write. Only root can make it; for
+/// other users the mode bits are enough.
 struct ReadOnlyView<'a>(&'a Path);
 
 impl ReadOnlyView<'_> {
@@ -366,7 +366,7 @@ fn an_image_file_that_is_read_only() {
     fs::create_dir(place.path("view")).unwrap();
     place.run("mount --create 16M real/disk.kedge mnt").ok();
     write_and_fsync(&place.path("mnt/file"), b"content");
-    // Not unmounted: the copy has a log to replay, which a read-only mount has to do in memory.
+    // The copy was not unmounted, so it has a log, which a read-only mount has to replay in memory.
     fs::copy(place.path("real/disk.kedge"), place.path("real/killed.kedge")).unwrap();
     place.unmount_and_check("real/disk.kedge");
     let before = fs::read(place.path("real/killed.kedge")).unwrap();
@@ -392,7 +392,7 @@ fn an_image_file_that_is_read_only() {
     assert!(fs::read(place.path("real/killed.kedge")).unwrap() == before, "the image has other bytes");
 }
 
-/// Not worth a failure, and the default still holds.
+/// A bad filter causes no failure; the default filter applies.
 #[test]
 fn a_log_filter_that_makes_no_sense() {
     let place = Place::new();

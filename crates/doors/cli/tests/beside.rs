@@ -1,5 +1,5 @@
-//! `kedge cp` and `kedge tar -x` into a mounted image: the files are what was copied and durable,
-//! the kernel shows them at once, and nobody gets more than the mount gives him.
+//! `kedge cp` and `kedge tar -x` into a mounted image: the files equal their sources and are
+//! durable, the kernel shows them immediately, and no user gets more rights than the mount gives.
 
 #![allow(clippy::unwrap_used)]
 
@@ -48,7 +48,7 @@ fn what_was_copied_is_there_and_durable() {
     kill(&place, "mnt");
     place.run("mount disk.kedge mnt").ok();
     assert_like_source(&place, "mnt/source");
-    // Again over what is there; under another name; and from an archive.
+    // Again over the existing files; under another name; and from an archive.
     place.run("cp -r source/. mnt/source").ok();
     place.run("cp -r source mnt/other").ok();
     place.unmount_and_check("disk.kedge");
@@ -72,7 +72,7 @@ fn the_kernel_shows_at_once_what_was_copied() {
     fs::create_dir_all(at("dir/sub")).unwrap();
     fs::write(at("dir/file"), vec![b'o'; 100_000]).unwrap();
     fs::hard_link(at("dir/file"), at("second")).unwrap();
-    // What the kernel knows: names, names that are not there, contents, attributes.
+    // Fill the kernel's caches: names, names that do not exist, contents, attributes.
     let mut open = File::open(at("dir/file")).unwrap();
     let mut before = Vec::new();
     open.read_to_end(&mut before).unwrap();
@@ -93,13 +93,13 @@ fn the_kernel_shows_at_once_what_was_copied() {
     assert_eq!(names(&place, "mnt/dir"), ["file", "new", "sub"]);
     assert!(at("dir/sub/deeper").is_dir());
     assert_eq!(mode("dir/sub"), 0o700);
-    // The file that was replaced lives on under its other name, and for who has it open.
+    // The replaced file still exists under its other name and for the program that has it open.
     assert_eq!(fs::metadata(at("second")).unwrap().nlink(), 1);
     let mut after = Vec::new();
     open.seek(SeekFrom::Start(0)).unwrap();
     open.read_to_end(&mut after).unwrap();
     assert_eq!(after, before);
-    // One file, over the same and under a new name.
+    // One file, over the existing file and under a new name.
     fs::write(place.path("single"), "single").unwrap();
     place.run("cp single mnt/dir/new").ok();
     assert_eq!(fs::read_to_string(at("dir/new")).unwrap(), "single");
@@ -110,7 +110,7 @@ fn the_kernel_shows_at_once_what_was_copied() {
     place.unmount_and_check("disk.kedge");
 }
 
-/// The kernel would detach it with the directory's name.
+/// A dropped name of the directory would make the kernel detach the mount.
 #[test]
 fn a_mount_below_a_directory_that_is_copied_over_stays() {
     if no_fuse() || not_root(NEEDS_ROOT) {
@@ -127,7 +127,7 @@ fn a_mount_below_a_directory_that_is_copied_over_stays() {
     assert_eq!(fs::metadata(&over).unwrap().dev(), device, "it is mounted still");
     rustix::mount::unmount(&over, UnmountFlags::empty()).unwrap();
     assert_eq!(fs::read_to_string(over.join("file")).unwrap(), "text");
-    // Through a mount of a part of it, too.
+    // Also through a mount of a part of the file system.
     fs::create_dir(place.path("part")).unwrap();
     rustix::mount::mount_bind(place.path("mnt/source"), place.path("part")).unwrap();
     let copied = place.run("cp source/sub/file part/bound");
@@ -138,7 +138,7 @@ fn a_mount_below_a_directory_that_is_copied_over_stays() {
     place.unmount_and_check("disk.kedge");
 }
 
-/// Runs `kedge` as a user without privilege. Code and errors.
+/// Runs `kedge` as a user without privilege. Returns exit code and errors.
 fn as_nobody(place: &Place, args: &str) -> (i32, String) {
     let mut command = place.command("setpriv");
     command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]);
@@ -176,7 +176,8 @@ fn what_a_user_copies_is_his_own() {
     copy_program(&place.path("kedge"));
     open_to_all(&place, "");
     make_source(&place);
-    // Only root can copy a device, and a file that others may not read.
+    // Remove or change the files that only root can copy: a device, and a file that others may not
+    // read.
     fs::remove_file(place.path("source/device")).unwrap();
     let readable = fs::Permissions::from_mode(0o4755);
     fs::set_permissions(place.path("source/deep/large"), readable).unwrap();
@@ -192,7 +193,7 @@ fn what_a_user_copies_is_his_own() {
     let text = String::from_utf8(said.stdout).unwrap();
     assert!(said.status.success(), "{text}{}", String::from_utf8_lossy(&said.stderr));
     assert_eq!(text, "65534 65534 4755\n65534 65534 755\n");
-    // What only root may make is refused by the serving process, whatever the client sends.
+    // The serving process refuses files that only root may make, whatever the client sends.
     for (name, lie) in [("device", device()), ("attribute", with_attribute())] {
         fs::write(place.path("lie.tar"), lie).unwrap();
         let (code, errors) = as_nobody(&place, "tar -x -f lie.tar mnt");
@@ -260,12 +261,12 @@ fn half_a_file() -> Vec<u8> {
 
 const HALF_BLOCKS: u64 = (2 << 20) / 4096;
 
-/// What has arrived takes space, and has no name before it is whole.
+/// The free blocks. A file that arrives takes space, and has no name before it is complete.
 fn free_blocks(place: &Place) -> u64 {
     rustix::fs::statvfs(place.path("mnt")).unwrap().f_bfree
 }
 
-/// A client that has sent a file and half of another, and waits for its own input.
+/// A client that has sent one file and half of another, and waits for its own input.
 fn client_in_the_middle(place: &Place) -> (Child, ChildStdin) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kedge"));
     command.args(["tar", "-x"]).arg(place.path("mnt")).stdin(Stdio::piped()).stderr(Stdio::piped());
@@ -285,7 +286,7 @@ fn an_interrupted_copy_leaves_whole_files() {
     }
     let place = mounted("");
     let (mut client, input) = client_in_the_middle(&place);
-    // The client has the directory open.
+    // The unmount is refused because the client has the directory open.
     place.run("umount mnt").refused(1, &["is in use"]);
     client.kill().unwrap();
     client.wait().unwrap();
@@ -296,10 +297,10 @@ fn an_interrupted_copy_leaves_whole_files() {
     place.unmount_and_check("disk.kedge");
 }
 
-/// A connection that waits for an archive into `dir`, which it does not keep open.
+/// A connection that is admitted to copy into `dir` and does not keep `dir` open.
 fn admitted(dir: &Path) -> UnixStream {
     let mount = kedge_fuse::mount_at(&dir.canonicalize().unwrap()).unwrap();
-    // A request that was answered: from then on the socket is there.
+    // The socket exists as soon as a request has its reply.
     let dir = File::open(dir).unwrap();
     dir.metadata().unwrap();
     let mut client = kedge_fuse::visit(&mount, LIMIT).unwrap();
@@ -315,7 +316,7 @@ fn admitted(dir: &Path) -> UnixStream {
     client
 }
 
-/// A client that does not hold the mount, and says no more.
+/// A client that does not hold the mount open and sends nothing more.
 #[test]
 fn the_end_of_the_mount_ends_a_copy() {
     if no_fuse() {

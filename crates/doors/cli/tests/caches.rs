@@ -1,5 +1,5 @@
-//! What the kernel keeps of a mount (pages, sizes, names, listings, attributes) when bytes or names
-//! change in a way that it does not see, or sees too early. `tests/coherence.rs` tries all of it at
+//! The kernel's caches of a mount (pages, sizes, names, listings, attributes) when bytes or names
+//! change without the kernel, or earlier than it expects. `tests/coherence.rs` tests all of this at
 //! random; these are the cases that once failed.
 
 #![allow(clippy::unwrap_used)]
@@ -32,15 +32,15 @@ fn direct(path: &Path) -> File {
     OpenOptions::new().read(true).write(true).custom_flags(flags).open(path).unwrap()
 }
 
-/// Blocks of a file as the device has them.
+/// The blocks of a file on the device.
 fn read_direct(path: &Path, blocks: usize) -> Vec<u8> {
     let mut buf = IoBuf::zeroed(blocks);
     direct(path).read_exact_at(buf.as_mut_bytes(), 0).unwrap();
     buf.as_bytes().to_vec()
 }
 
-/// Threads that read a file through the page cache, each with an open file of its own, and look at
-/// its size, until this is dropped.
+/// Threads that read a file and its size through the kernel's caches, each with its own open file,
+/// until this is dropped.
 struct Readers {
     stop: Arc<AtomicBool>,
     threads: Vec<std::thread::JoinHandle<()>>,
@@ -75,9 +75,9 @@ impl Drop for Readers {
     }
 }
 
-/// The kernel drops no page when an asynchronous direct write ends. A page that a reader had
-/// brought in meanwhile would stay, old, and a byte stored into it would take the whole of it to
-/// the device, over bytes that were durable.
+/// The kernel drops no page when an asynchronous direct write completes. A page that a reader
+/// cached meanwhile would stay stale, and one byte stored into it would write the whole stale page
+/// over durable bytes.
 #[test]
 fn what_asynchronous_direct_io_has_written_is_what_is_read() {
     const BLOCKS: usize = 64;
@@ -102,7 +102,7 @@ fn what_asynchronous_direct_io_has_written_is_what_is_read() {
             assert_eq!(old, 0, "{options}, round {round}: old bytes after the write has completed");
         }
         drop(readers);
-        // One byte, stored where a stale page would be.
+        // Store one byte into a page that could be stale.
         file.sync_all().unwrap();
         let buffered = OpenOptions::new().read(true).write(true).open(&path).unwrap();
         let mapping = Mapping::new(&buffered, 0, BLOCKS * BLOCK_SIZE).unwrap();
@@ -116,7 +116,7 @@ fn what_asynchronous_direct_io_has_written_is_what_is_read() {
     }
 }
 
-/// Listed twice: the second one is what the kernel has kept of the first.
+/// Lists a directory twice: the second listing comes from the kernel's cache of the first.
 fn names(dir: &Path) -> Vec<String> {
     let list = || {
         let names = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
@@ -129,7 +129,7 @@ fn names(dir: &Path) -> Vec<String> {
     names
 }
 
-/// The kernel may know a directory's listing, and none of the names that a copy adds.
+/// The kernel may have cached a directory's listing but none of the names that a copy adds.
 #[test]
 fn a_directory_that_was_listed_shows_what_was_copied_into_it() {
     if no_fuse() {
@@ -152,7 +152,7 @@ fn a_directory_that_was_listed_shows_what_was_copied_into_it() {
         let after = fs::metadata(&dir).unwrap();
         assert_eq!(after.nlink(), 4, "{options}");
         assert_ne!((after.ctime(), after.ctime_nsec()), (before.ctime(), before.ctime_nsec()), "{options}");
-        // One name more, into what is listed already.
+        // Add one name to a directory that is listed already.
         assert_eq!(names(&dir.join("sub")), ["deep"]);
         place.run("cp source/new mnt/dir/sub/second").ok();
         assert_eq!(names(&dir.join("sub")), ["deep", "second"], "{options}");
@@ -174,8 +174,8 @@ fn tar_header(path: &str, size: u64) -> Vec<u8> {
     header.as_bytes().to_vec()
 }
 
-/// With a writeback cache the kernel keeps the size of a file that it knows. A file that it came to
-/// know while it was being copied would end there, and what is appended would overwrite the rest.
+/// With a writeback cache the kernel keeps the size of a file that it has looked up. A file looked
+/// up during its copy would keep its partial size, and an append would overwrite the rest.
 #[test]
 fn a_file_that_is_watched_while_it_is_copied_is_whole() {
     const SIZE: usize = 8 << 20;
@@ -185,7 +185,7 @@ fn a_file_that_is_watched_while_it_is_copied_is_whole() {
     for options in CACHES {
         let place = mounted(options);
         let path = place.path("mnt/file");
-        // Over a file that is there, and where none is.
+        // First as a new file, then over the existing file.
         for round in 0..2u8 {
             let bytes: Vec<u8> = (0..SIZE).map(|i| (i / 1000) as u8 ^ round).collect();
             let mut command = Command::new(env!("CARGO_BIN_EXE_kedge"));

@@ -1,15 +1,15 @@
-//! A model of a mounted file system, against what the kernel shows of it from its caches.
+//! Compares a model of a mounted file system with the state that the kernel shows from its caches.
 //!
-//! Names, links, sizes and bytes change in every way that there is: by system calls of several
-//! processes, buffered, direct, asynchronous and direct, through shared mappings; by `kedge cp` and
-//! `kedge tar -x` beside the kernel; in the image while it is not mounted; with a freeze, or new
-//! options, between. Before each step everything is in the kernel's caches, as the step before was
-//! judged: dentries, those of names that are not there among them, listings, attributes, pages,
-//! mappings. Copies also bring names that the kernel has never looked up, which it must find in the
-//! listing alone. In half of the steps another thread goes on looking at everything while the step
-//! runs. Afterwards all that the kernel shows is compared with the model, through the same mount,
-//! and attributes with what the serving process returns (`AT_STATX_FORCE_SYNC`, asked last, as it
-//! refreshes what the kernel keeps). A remount compares the model with what is on the device.
+//! Names, links, sizes and bytes change in every possible way: by system calls of several processes
+//! (buffered, direct, asynchronous direct, through shared mappings); by `kedge cp` and `kedge tar
+//! -x` without the kernel; in the image while it is not mounted; with a freeze, or new options, in
+//! between. Before each step everything is in the kernel's caches, because the comparison after the
+//! previous step has read it: dentries (including negative ones), listings, attributes, pages,
+//! mappings. Copies also add names that the kernel has never looked up, which it can find only in
+//! the listing. In half of the steps another thread reads everything while the step runs. After
+//! each step the state that the kernel shows is compared with the model, through the same mount,
+//! and attributes with those of the serving process (`AT_STATX_FORCE_SYNC`, read last because it
+//! refreshes the kernel's cache). A remount compares the model with the device.
 //!
 //! `KEDGE_SEED` repeats one run, `KEDGE_LONG=1` makes twenty times as many steps.
 
@@ -33,11 +33,11 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 const DIRS: [&str; 4] = ["", "d0", "d1", "d0/d2"];
 const NAMES: [&str; 6] = ["f0", "f1", "f2", "f3", "f4", "f5"];
 const SIZE_MAX: usize = 200_000;
-/// Files that are kept open, and mapped, whatever becomes of their names.
+/// The most files that are kept open and mapped, even if their names change.
 const HELD_MAX: usize = 5;
 const TOLD: usize = 10;
 
-/// What stat(2) shows: mode, links, size, times of change of bytes and of the inode.
+/// The fields of stat(2) that are compared: mode, links, size, mtime, ctime.
 type Shown = (u32, u64, u64, (i64, i64), (i64, i64));
 
 /// A file of the model: bytes, or the target of a link.
@@ -58,14 +58,14 @@ struct Coherence {
     place: Place,
     options: &'static str,
     rng: SmallRng,
-    /// Path of each directory below the root that is there.
+    /// The path of each existing directory below the root.
     dirs: Vec<&'static str>,
-    /// Path and node of each file.
+    /// The node of each file, by path.
     files: BTreeMap<String, usize>,
     nodes: BTreeMap<usize, Node>,
     next: usize,
-    /// Files that a copy took a name from or gave a further one. With a writeback cache the kernel
-    /// goes on showing the ctime that it knows.
+    /// Files that lost or gained a name by a copy. With a writeback cache the kernel still shows
+    /// their cached ctime.
     linked_beside: BTreeSet<usize>,
     held: Vec<Held>,
     done: VecDeque<String>,
@@ -80,7 +80,7 @@ fn open(path: &Path) -> File {
     OpenOptions::new().read(true).write(true).open(path).unwrap()
 }
 
-/// Does something again and again until this is dropped.
+/// A thread that repeats an action until this is dropped.
 struct Looker {
     stop: Arc<AtomicBool>,
     thread: Option<std::thread::JoinHandle<()>>,
@@ -98,7 +98,7 @@ impl Looker {
         Looker { stop, thread: Some(kedge_base::spawn_named("looker", again).unwrap()) }
     }
 
-    /// Looks at everything below a directory, whatever it finds.
+    /// Reads everything below a directory and ignores errors.
     fn at_all(mnt: PathBuf) -> Looker {
         Looker::start(move || {
             for dir in DIRS {
@@ -106,7 +106,7 @@ impl Looker {
                 let names = fs::read_dir(&dir).into_iter().flatten().flatten().map(|e| e.path());
                 for path in names.chain(NAMES.map(|name| dir.join(name))) {
                     let regular = fs::symlink_metadata(&path).is_ok_and(|meta| meta.is_file());
-                    // A race with the step decides what is there.
+                    // The step runs concurrently, so the file may be gone.
                     let _ = regular.then(|| fs::read(&path));
                 }
             }
@@ -167,9 +167,9 @@ impl Coherence {
         if list.is_empty() { None } else { Some(list[self.rng.random_range(0..list.len())].clone()) }
     }
 
-    /// The name of an entry of a copy: one that the kernel may know, or one that it never heard of.
-    /// If it knows one name of a directory, it drops the whole listing for that. So in half of the
-    /// copies all names are `new`.
+    /// The name of an entry of a copy: a name that the kernel may have cached, or one that it has
+    /// never looked up. If the kernel has cached one changed name of a directory, it drops the
+    /// whole listing. So in half of the copies all names are `new`.
     fn name_of_copy(&mut self, name: &str, new: bool) -> String {
         if new || self.rng.random_ratio(1, 4) {
             self.next += 1;
@@ -178,7 +178,7 @@ impl Coherence {
         name.to_owned()
     }
 
-    /// A name, whether or not it is there.
+    /// A path, which may or may not exist.
     fn any_path(&mut self) -> String {
         let dirs: Vec<&str> = self.dirs.iter().copied().chain([""]).collect();
         let (dir, name) = (self.pick(&dirs).unwrap(), self.pick(&NAMES).unwrap());
@@ -213,7 +213,7 @@ impl Coherence {
 
     // ----- steps -----
 
-    /// One step. Says what it did; `None`: there was nothing to do it with.
+    /// Makes one step and returns its description; `None` if no file suited it.
     fn step(&mut self) -> Option<String> {
         let looker = self.rng.random_bool(0.5).then(|| Looker::at_all(self.place.path("mnt")));
         let did = match self.rng.random_range(0..100) {
@@ -256,7 +256,7 @@ impl Coherence {
             return Some(format!("symlink {path}"));
         }
         match self.files.get(&path).copied() {
-            // Truncated and written.
+            // The existing file is truncated and written.
             Some(node) if matches!(self.nodes[&node], Node::Bytes(_)) => {
                 fs::write(self.mnt(&path), &bytes).unwrap();
                 *self.bytes(node) = bytes;
@@ -289,7 +289,7 @@ impl Coherence {
         Some(format!("append {} to {path}", bytes.len()))
     }
 
-    /// Into a mapping that is there already, or into a new one; mostly without msync.
+    /// Stores into an existing mapping or a new one, mostly without msync.
     fn store(&mut self) -> Option<String> {
         let mapped: Vec<usize> = (0..self.held.len()).filter(|i| self.held[*i].mapping.is_some()).collect();
         if let Some(i) = self.pick(&mapped) {
@@ -319,7 +319,7 @@ impl Coherence {
         Some(format!("store {} at {at} of {path}", bytes.len()))
     }
 
-    /// By another process.
+    /// A direct write by another process.
     fn write_directly(&mut self) -> Option<String> {
         let (path, node) = self.regular()?;
         let (at, blocks) = (self.rng.random_range(0..30usize), self.rng.random_range(1..12));
@@ -335,13 +335,13 @@ impl Coherence {
         Some(format!("direct write of {blocks} blocks at block {at} of {path}"))
     }
 
-    /// Several at a time, that do not overlap, with readers beside: what they read may be old or
-    /// new, and afterwards nothing old may be kept.
+    /// Several concurrent writes that do not overlap, with concurrent readers: these may read old
+    /// or new bytes, but afterwards no old bytes may be cached.
     fn write_asynchronously(&mut self) -> Option<String> {
         const BLOCKS: usize = 48;
         let (path, node) = self.regular()?;
         let file = direct(&self.mnt(&path));
-        // The kernel waits for a write that makes a file grow.
+        // Extend the file first, because the kernel makes a growing write synchronous.
         if self.bytes(node).len() < BLOCKS * BLOCK_SIZE {
             file.set_len((BLOCKS * BLOCK_SIZE) as u64).unwrap();
             self.bytes(node).resize(BLOCKS * BLOCK_SIZE, 0);
@@ -413,7 +413,7 @@ impl Coherence {
         Some(format!("link {from} to {to}"))
     }
 
-    /// Makes one that is missing, or removes one that is empty.
+    /// Makes a missing directory, or removes an empty one.
     fn change_directories(&mut self) -> Option<String> {
         let dir = self.pick(&DIRS[1..]).unwrap();
         if !self.dirs.contains(&dir) {
@@ -438,7 +438,7 @@ impl Coherence {
         Some(format!("rmdir {dir}"))
     }
 
-    /// Opens a file and keeps it open, and mapped if it is not empty; or closes one.
+    /// Opens a file and keeps it open, and mapped if it is not empty; or closes a held file.
     fn hold(&mut self) -> Option<String> {
         if self.held.len() == HELD_MAX {
             let held = self.held.remove(0);
@@ -451,7 +451,7 @@ impl Coherence {
         Some(format!("hold {path}"))
     }
 
-    // ----- beside the kernel, and without it -----
+    // ----- changes without the kernel, mounted and offline -----
 
     fn copy_one(&mut self) -> Option<String> {
         let (path, bytes) = (self.any_path(), self.some_bytes(SIZE_MAX));
@@ -463,8 +463,8 @@ impl Coherence {
         Some(format!("kedge cp to {path}"))
     }
 
-    /// A directory with some of the names, beside the mount; what is in it becomes part of the
-    /// model, as if it were copied to `to`.
+    /// Makes a source directory outside the mount with some of the names, and adds its contents to
+    /// the model as if it were copied to `to`.
     fn make_source(&mut self, to: &str) {
         let source = self.place.path("source");
         let _ = fs::remove_dir_all(&source);
@@ -527,14 +527,14 @@ impl Coherence {
             self.place.run(&format!("cp -r source/. mnt/{to}")).ok();
             return Some(format!("kedge cp -r to '{to}'"));
         }
-        // An empty archive is none to tar.
+        // tar refuses to make an empty archive.
         fs::read_dir(self.place.path("source")).unwrap().next()?.unwrap();
         self.archive();
         self.place.run(&format!("tar -x -f all.tar mnt/{to}")).ok();
         Some(format!("kedge tar -x to '{to}'"))
     }
 
-    /// Reads go on while it is frozen, from caches and without.
+    /// Reads work while the mount is frozen, from caches and from the server.
     fn freeze(&mut self) -> Option<String> {
         self.place.run("freeze mnt").ok();
         let frozen = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.judge("frozen")));
@@ -549,10 +549,11 @@ impl Coherence {
         "remount with other options".into()
     }
 
-    /// What the kernel showed last is what the device has; then the image is changed without it.
+    /// Checks that the device has the state that the kernel showed last, and changes the image
+    /// while it is not mounted.
     fn offline(&mut self) -> String {
-        // What is stored through a mapping moves the times when it is written: with the mapping's
-        // end, at the latest.
+        // Unmap first: bytes stored through a mapping change the times only when they are written
+        // back, at the latest at the unmapping.
         self.held.clear();
         let shown = self.shown();
         self.place.remount("disk.kedge", self.options);
@@ -580,7 +581,8 @@ impl Coherence {
 
     // ----- judging -----
 
-    /// Attributes of all files, as the kernel has them. Times of access move as the judge reads.
+    /// The attributes of all files in the kernel's cache. Access times are left out, because the
+    /// comparison changes them.
     fn shown(&self) -> BTreeMap<String, Shown> {
         let all = self.files.keys().map(String::as_str).chain(self.dirs.iter().copied()).chain([""]);
         let stat = |path: &str| {
@@ -590,7 +592,7 @@ impl Coherence {
         all.map(|path| (path.to_owned(), stat(path))).collect()
     }
 
-    /// What the serving process says of a file, whatever the kernel has kept.
+    /// The attributes of a file that the serving process returns, whatever the kernel has cached.
     fn asked(&self, path: &str) -> Shown {
         let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_FORCE_SYNC;
         let s = statx(CWD, self.mnt(path), flags, StatxFlags::BASIC_STATS).unwrap();
@@ -647,7 +649,7 @@ impl Coherence {
         }
     }
 
-    /// The file that is open, whatever has become of its name.
+    /// Compares a held file, whatever has happened to its name.
     fn judge_held(&self, held: &Held, after: &dyn Fn() -> String) {
         let Node::Bytes(bytes) = &self.nodes[&held.node] else { panic!("only these are held") };
         let what = format!("held node {}", held.node);
@@ -656,7 +658,7 @@ impl Coherence {
         held.file.read_exact_at(&mut found, 0).unwrap();
         compare(&found, bytes, &what, after);
         if let Some(mapping) = &held.mapping {
-            // Pages behind the end are no memory.
+            // Pages beyond the end of the file cannot be accessed.
             let mut found = vec![0; mapping.len().min(bytes.len())];
             mapping.read(0, &mut found);
             compare(&found, &bytes[..found.len()], &format!("mapping of {what}"), after);

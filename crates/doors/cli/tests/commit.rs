@@ -1,8 +1,8 @@
 //! Without any fsync: a killed server loses no work that had completed more than `commit=` seconds
 //! before it (G14).
 //!
-//! That includes data, but not below a writeback cache: there the kernel keeps it to itself for as
-//! long as it likes.
+//! That includes data, but not with a writeback cache, because there the kernel decides when it
+//! sends the data.
 
 #![allow(clippy::unwrap_used)]
 
@@ -18,12 +18,13 @@ use std::fs;
 use std::time::Duration;
 
 const COMMIT: Duration = Duration::from_secs(1);
-/// Shorter than `COMMIT`: a timer that misses one turn fails.
+/// Shorter than `COMMIT`, so that the test fails if the timer misses one interval.
 const SLACK: Duration = Duration::from_millis(700);
-/// Threads that one after another may have to wait for a processor of a busy machine.
+/// The number of threads that may each have to wait for a processor, one after another, on a busy
+/// machine.
 const HOPS: u32 = 8;
 
-/// Works for some seconds, kills the server, and answers how old the oldest work was that is lost.
+/// Works for some seconds, kills the server, and returns the age of the oldest lost work.
 fn lost_age(options: &str, seed: u64) -> Duration {
     let data = !options.contains(",writeback_cache");
     let bytes =
@@ -46,7 +47,7 @@ fn lost_age(options: &str, seed: u64) -> Duration {
     }
     kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
     let killed = clock.monotonic();
-    // 8: the process is not quite dead, and it or its mount still has the image.
+    // Exit code 8: the process has not quite ended, and it or its mount still holds the image.
     common::until("the image is free", || place.run("fsck disk.kedge").code != 8);
     assert_eq!(place.run("fsck disk.kedge").code, 0);
     place.run("mount disk.kedge mnt").ok();
@@ -83,7 +84,7 @@ fn names_and_data_are_durable_in_time() {
     }
 }
 
-/// The test can fail: with a late timer work is lost.
+/// The test can fail: with a long interval work is lost.
 #[test]
 fn with_a_long_interval_work_is_lost() {
     if !no_fuse() {

@@ -11,13 +11,13 @@ use std::time::Duration;
 
 const NEEDS_ROOT: &str = "only root can take its own privileges away";
 
-/// What `program` with `args` and the shell `script` printed and complained of. `$K` is kedge; `set
-/// -e` holds.
+/// Runs `program` with `args` and the shell `script` under `set -e`; `$K` is kedge. Returns its
+/// output and errors.
 #[track_caller]
 fn shell(place: &Place, program: &str, args: &str, script: &str) -> (String, String) {
     let binary = place.path("kedge");
     if !binary.exists() {
-        // Where an ordinary user finds it, too.
+        // Copy the program to a place that an ordinary user can enter.
         copy_program(&binary);
         for path in [place.path(""), binary.clone()] {
             fs::set_permissions(path, fs::Permissions::from_mode(0o777)).unwrap();
@@ -32,7 +32,7 @@ fn shell(place: &Place, program: &str, args: &str, script: &str) -> (String, Str
     (said, errors)
 }
 
-/// Mounts, writes, shows the type, unmounts, and looks whether all is well.
+/// Writes, shows the type, unmounts, and checks the image.
 const TOUR: &str = "
     findmnt -no FSTYPE mnt
     $K info --json mnt | grep -c '\"commit\": 1.0' || true
@@ -66,8 +66,7 @@ fn root_without_loop_devices_gets_a_plain_mount_and_is_told() {
     assert_eq!(errors.lines().count(), 2, "one line for each mount: {errors}");
 }
 
-/// A mount of root's and one of an ordinary user's, where `/dev/fuse` does not open and where there
-/// is none.
+/// Mounts by root and by an ordinary user where `/dev/fuse` cannot be opened or does not exist.
 #[test]
 fn a_fuse_device_that_is_denied_or_missing_gets_advice() {
     if no_fuse() || not_root(NEEDS_ROOT) {
@@ -172,7 +171,7 @@ fn an_image_that_is_open_already() {
         $K info /proc/self/fd/3 | grep -c '^clean *yes'";
     let (said, errors) = shell(&place, "env", "-u KEDGE_LOG", script);
     assert_eq!((said.as_str(), errors.as_str()), ("1\n", ""));
-    // The mount table, info and umount know an image by its name.
+    // The mount table, info and umount identify an image by its name.
     let script = "exec 3<> disk.kedge
         rm disk.kedge
         $K mkfs --size 16M 'disk.kedge (deleted)' > other
@@ -181,7 +180,7 @@ fn an_image_that_is_open_already() {
     assert!(said.contains("/dev/fd/3 has no name by which a mount of it could be known"), "{said}");
 }
 
-/// How podman is called, in a namespace of mounts of its own.
+/// Calls podman in its own mount namespace.
 const PODMAN: &str = r#"
     if [ -d /sys/fs/cgroup/unified ]; then
         # Both versions of cgroups at once, which no current runtime takes.
@@ -193,7 +192,7 @@ const PODMAN: &str = r#"
         --cgroup-manager cgroupfs --events-backend none"
 "#;
 
-/// Its image has a shell and what a few commands need, copied from this machine.
+/// Makes an image with a shell and the files that a few commands need, copied from this machine.
 const FIRST_RUN: &str = r#"
     mkdir -p .config/containers rootfs/bin rootfs/etc/dir
     mkdir rootfs/proc rootfs/sys rootfs/dev rootfs/tmp rootfs/run
@@ -225,7 +224,7 @@ const SECOND_RUN: &str = r"
     ls mnt/graph/overlay/l
 ";
 
-/// The store of podman is on the mount: layers, overlays on them, its database.
+/// Podman's whole store is on the mount: layers, overlays on them, its database.
 #[test]
 fn podman_keeps_its_layers_on_a_mount_that_is_killed() {
     if no_fuse() || not_root("rootless podman needs more than this test can set up") {

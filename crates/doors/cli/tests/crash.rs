@@ -46,7 +46,7 @@ fn a_missing_sync_of_the_directory_is_found_named_and_mended() {
         assert_eq!(cause["fixes"][0]["call"], "fsync(\".\")", "{model}: {sentence}");
         assert_eq!(cause["fixes"][0]["failing"], 0, "{model}: {sentence}");
 
-        // The state can be had again, and fails again.
+        // The state can be reproduced, and fails again.
         let state = cause["state"].as_str().unwrap();
         let words = ["crash", "replay", "run.kcr", "--model", model, "--state", state, "--check", CHECK];
         let again = place.kedge(words.into_iter().chain(["--keep", &format!("kept-{model}")]));
@@ -84,7 +84,8 @@ fn files_are_judged_without_a_program() {
     }
 }
 
-/// The recording of many kinds of calls gives at its end the directory that the program left.
+/// The final state of a recording of many kinds of calls equals the directory that the program
+/// left.
 #[test]
 fn what_is_recorded_is_what_was_done() {
     if no_fuse() {
@@ -188,7 +189,7 @@ fn commands_that_fail_hang_or_leave_something_behind() {
     let left = record(&place, &[], "echo x > f; sleep 20 > /dev/null 2>&1 &");
     assert_eq!(left.code, 0, "{}", left.err);
     assert!(left.err.contains("still used the directory") && left.err.contains("sleep"), "{}", left.err);
-    // All of them left a recording.
+    // Each of these runs left a recording.
     place.run("crash explore run.kcr --check true").ok();
     place
         .run("crash record -o run.kcr -- /no/such/command")
@@ -245,13 +246,13 @@ fn recordings_and_checkers_that_are_no_good() {
     place.run("crash replay run.kcr --state 4 --keep .").refused(3, &["not empty"]);
     place.run("crash mark hello").refused(1, &["nothing is being recorded"]);
 
-    // No verdict is neither pass nor failure of the program.
+    // "No verdict" is neither pass nor failure of the program.
     for (check, word) in [("false", "without any crash"), ("no-such-checker", "cannot be run")] {
         let run = place.kedge(["crash", "explore", "run.kcr", "--check", check]);
         assert_eq!(run.code, 3, "{}{}", run.out, run.err);
         assert!(run.out.contains("no verdict") && run.out.contains(word), "{}", run.out);
     }
-    // A checker that hangs on what a crash leaves, and one that spoils its state.
+    // A checker that hangs on a crash state, and a checker that changes its state.
     let run = place.kedge([
         "crash",
         "explore",
@@ -266,13 +267,13 @@ fn recordings_and_checkers_that_are_no_good() {
     assert_eq!(run.code, 1, "{}{}", run.out, run.err);
     assert!(run.out.contains("did not end"), "{}", run.out);
     place.kedge(["crash", "explore", "run.kcr", "--check", "test ! -e h && rm -f f g && touch h"]).ok();
-    // A budget that ends early is said.
+    // The report says that the budget ended early.
     let run = place.kedge(["crash", "explore", "run.kcr", "--check", "true", "--budget", "2"]);
     assert_eq!(run.code, 0, "{}", run.err);
     assert!(run.out.contains("not all was tried") && run.out.contains("NOT tried"), "{}", run.out);
 }
 
-/// What was printed before a call is a promise made before it, however busy the machine is.
+/// A promise printed before a call counts as made before that call, however busy the machine is.
 #[test]
 fn a_printed_promise_stands_before_the_next_call() {
     if no_fuse() {
@@ -297,7 +298,7 @@ fn a_printed_promise_stands_before_the_next_call() {
     assert_eq!(told.collect::<Vec<_>>(), made.chain(["saved 300".to_owned()]).collect::<Vec<_>>());
 }
 
-/// More than fits in the memory for it: all comes through.
+/// Output larger than the recorder's buffer is passed on completely.
 #[test]
 fn long_output_is_passed_on_whole() {
     if no_fuse() {
@@ -331,7 +332,7 @@ fn a_recording_that_cannot_begin_leaves_the_last_one_as_it_is() {
     kept(&place);
     place.run("crash record --from none -o run.kcr -- true").refused(1, &["none"]);
     kept(&place);
-    // A link to it stays one, and so does what is no file.
+    // A link to the recording stays a link, and a device stays a device.
     std::os::unix::fs::symlink("run.kcr", place.path("link.kcr")).unwrap();
     place.run("crash record -o link.kcr -- true").ok();
     assert!(fs::symlink_metadata(place.path("link.kcr")).unwrap().is_symlink());
@@ -359,7 +360,7 @@ fn explaining_can_be_left_out() {
     assert!(run.out.contains("explaining was cut off at its limit of 0.0 s (--explain)"), "{}", run.out);
 }
 
-/// Saves a file where it is told to.
+/// Saves a file in the directory of its argument.
 const SAVER_RUST: &str = r#"use std::fs;
 #[inline(never)]
 fn write_the_draft(dir: &str) {
@@ -401,7 +402,7 @@ int main(void) {
 }
 "#;
 
-/// What a report says of the callers of lost calls: those of the rename, and of the bytes.
+/// The callers in a report of lost calls: those of the rename, and those of the write.
 fn callers(place: &Place, command: &[&str]) -> [Vec<String>; 2] {
     let words = ["crash", "record", "--size", "64M", "--backtrace", "-o", "run.kcr", "--"];
     let run = place.kedge(words.iter().chain(command));
@@ -427,7 +428,7 @@ fn callers_are_recorded_by_name_and_line() {
         return kedge_base::skip::note("backtraces can be had on x86-64 only");
     }
     let place = Place::new();
-    // In this order, the outermost last, and nothing that is said to be a guess.
+    // The wanted callers in this order, the outermost last, and none marked as a guess.
     let are = |stack: &[String], wanted: [&str; 2]| {
         let from = stack.len().saturating_sub(2);
         assert!(stack[from..].iter().zip(wanted).all(|(f, w)| f.contains(w)), "{wanted:?}: {stack:#?}");
@@ -461,7 +462,7 @@ fn compile(place: &Place, options: &[&str]) {
     common::tool(cc, "gcc", std::time::Duration::from_secs(120));
 }
 
-/// No caller is told that is none: where the way cannot be found, that is said.
+/// A report names no wrong caller: where the stack cannot be unwound, it says so.
 #[test]
 fn callers_that_are_not_certain_are_said_to_be_so() {
     if no_fuse() {
@@ -471,7 +472,7 @@ fn callers_that_are_not_certain_are_said_to_be_so() {
         return kedge_base::skip::note("backtraces can be had on x86-64 only");
     }
     let place = Place::new();
-    // A function that is called through a pointer, and addresses its stack by the frame pointer.
+    // A function that is called through a pointer and addresses its stack by the frame pointer.
     let by_pointer = SAVER_C.replace(
         "    publish(\"doc\");",
         "    void (*volatile call)(const char *) = publish;\n    call(\"doc\");",
@@ -483,7 +484,7 @@ fn callers_that_are_not_certain_are_said_to_be_so() {
     let publish = rename.iter().position(|f| f.starts_with("publish at ")).unwrap();
     assert!(rename[publish + 1].contains("a guess"), "{rename:#?}");
     assert!(rename[publish + 2].starts_with("main at "), "{rename:#?}");
-    // Code without tables: what called it cannot be known.
+    // Code without unwind tables: its caller cannot be determined.
     fs::write(place.path("saver.c"), SAVER_C).unwrap();
     compile(&place, &["-O2", "-g", "-fno-asynchronous-unwind-tables", "-fno-unwind-tables"]);
     let [rename, _] = callers(&place, &["./saver"]);

@@ -1,6 +1,5 @@
-//! `kedge crash` where things go wrong: killed in the middle, no room, recordings of others,
-//! checkers that do harm, files elsewhere. What must not happen: a wrong verdict, or anything left
-//! behind.
+//! `kedge crash` under failures: killed in the middle, no space, recordings of other users,
+//! checkers that do harm, files elsewhere. There must be no wrong verdict and no files left over.
 
 #![allow(clippy::unwrap_used)]
 
@@ -12,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
-/// More than any step here needs, on whatever machine.
+/// More tries than any step here needs, on any machine.
 const LIMIT: u32 = 6000;
 const PAUSE: Duration = Duration::from_millis(20);
 
@@ -70,13 +69,13 @@ fn left_in(dir: &Path) -> Vec<PathBuf> {
 }
 
 fn is_running(pid: i32) -> bool {
-    // A zombie that nobody reaps in a container runs no more.
+    // A zombie that is never reaped, as in some containers, counts as ended.
     fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|s| !s.contains(") Z "))
 }
 
 const SCRIPT: &str = "echo a > f; sync f; echo b > g; sync g .; echo c > h";
 
-/// A check that says which process it is and waits for ever on each state but the complete one.
+/// A check that reports its pid and waits forever on each state except the complete one.
 const SLOW: &str =
     "test -e h && exit 0; echo $$ > \"$OUT/pid.tmp\"; mv \"$OUT/pid.tmp\" \"$OUT/pid\"; exec sleep 1000";
 
@@ -130,7 +129,7 @@ fn what_a_killed_search_left_goes_with_the_next() {
     assert!(!end_of(child).0.success());
     kill_process(Pid::from_raw(checker).unwrap(), Signal::KILL).unwrap();
     assert_eq!(left_in(&place.path("work")).len(), 1);
-    // One that runs keeps what it has.
+    // The files of a running search are kept.
     let (living, checker) = explore_slowly(&place);
     assert_eq!(left_in(&place.path("work")).len(), 1);
     place.run("crash explore run.kcr --check true --work work").ok();
@@ -155,13 +154,13 @@ fn a_killed_recorder_leaves_a_recording_and_no_mount_for_long() {
     assert_eq!(tmp.len(), 1, "{tmp:?}");
     let user = process_below(&tmp[0]);
     signal(&child, Signal::KILL);
-    // It has the pipes of its standard streams.
+    // The child holds the pipes of kedge's standard streams, so kill it too.
     kill_process(Pid::from_raw(user).unwrap(), Signal::KILL).unwrap();
     end_of(child);
     let is_mounted = || fs::read_to_string("/proc/mounts").unwrap().contains(tmp[0].to_str().unwrap());
     assert!(is_mounted());
 
-    // What was answered is in it, and that it is not all is said.
+    // The recording contains all completed calls, and the report says that it is incomplete.
     let run = place.run("crash explore run.kcr --check true --json");
     assert_eq!(run.code, 0, "{}", run.err);
     assert!(run.err.contains("not whole: the end of the command is missing"), "{}", run.err);
@@ -222,7 +221,7 @@ fn a_recording_of_another_version_is_not_guessed_at() {
     let place = place();
     let mut head = b"KEDGEKCR".to_vec();
     head.extend(2u32.to_le_bytes());
-    // The CRC-32C of these twelve bytes.
+    // The CRC-32C of the twelve bytes before.
     head.extend(0x9b07d35cu32.to_le_bytes());
     fs::write(place.path("run.kcr"), &head).unwrap();
     let words = ["version 2", "knows version 1 only"];
@@ -230,7 +229,7 @@ fn a_recording_of_another_version_is_not_guessed_at() {
     place.run("crash replay run.kcr --state 1").refused(3, &words);
 }
 
-/// A file system of that size on `small`; `false`: this user may not make one.
+/// Mounts a tmpfs of that size on `small`; returns `false` if this user may not mount it.
 fn mount_small(place: &Place, size: &str) -> bool {
     fs::create_dir(place.path("small")).unwrap();
     let options = format!("size={size}");
@@ -253,7 +252,7 @@ fn a_full_disk_is_no_verdict_on_the_program() {
     }
     let script = "head -c 700000 /dev/urandom > f; sync f .; cp f g; sync g .";
     assert!(record(&place, script).0.success());
-    // No room for the state; no room for the checker; no room for the report.
+    // No space for the state, for the checker, or for the report.
     let no_state = place.run("crash explore run.kcr --work small --check true");
     let filling = "cat f f f > more";
     let no_checker =
@@ -303,7 +302,7 @@ fn checkers_that_do_harm() {
         let words = ["crash", "explore", "run.kcr", "--budget", "2", "--check", check];
         place.kedge(words.iter().chain(more))
     };
-    // If memory runs out, the kernel ends the checker and not the search.
+    // If memory runs out, the kernel kills the checker and not the search.
     explore(&[], "test $(cat /proc/self/oom_score_adj) = 1000").ok();
     let run = explore(&[], "test -e f || yes");
     assert_eq!(run.code, 1, "{}{}", run.out, run.err);

@@ -1,5 +1,4 @@
-//! `kedge crash mount`: power fails at chosen moments, and fsync fails as other file systems let
-//! it.
+//! `kedge crash mount`: power fails at chosen moments, and fsync fails as on other file systems.
 
 #![allow(clippy::unwrap_used)]
 
@@ -53,7 +52,7 @@ fn crash(place: &Place, options: &str) -> Value {
     serde_json::from_str(&place.run(&format!("crash now --json{options} mnt")).ok()).unwrap()
 }
 
-/// One line to the control socket, and the one that comes back.
+/// Sends one line to the control socket and returns the reply.
 fn ask(place: &Place, request: &Value) -> Value {
     let mut stream = UnixStream::connect(place.path("sock")).unwrap();
     stream.write_all(format!("{request}\n").as_bytes()).unwrap();
@@ -90,20 +89,20 @@ fn what_is_not_persistent_goes_and_the_rest_goes_on() {
     assert_eq!(read(&place, "lost").unwrap(), b"");
     assert_eq!(fs::read_link(place.path("mnt/soft")).unwrap().to_str(), Some("kept"));
 
-    // What was open is gone, as after a restart, for reading what the kernel had cached as well.
+    // Open files fail as after a restart, even reads of bytes that the kernel had cached.
     assert_eq!(kept.write_all(b"x").unwrap_err().raw_os_error(), EIO);
     assert_eq!(lost.sync_all().unwrap_err().raw_os_error(), EIO);
     assert_eq!(lost.metadata().unwrap_err().raw_os_error(), EIO);
     drop((kept, lost));
 
-    // It goes on, and can happen again.
+    // The mount works again, and a second crash is possible.
     create(&place, "second", b"two").sync_all().unwrap();
     sync_dir(&place);
     create(&place, "kept", b"three");
     crash(&place, " --socket sock --model strict");
     assert_eq!(read(&place, "second").unwrap(), b"two");
     assert_eq!(read(&place, "kept").unwrap(), [1; 10_000]);
-    // The image holds the same.
+    // The image has the same contents.
     place.unmount_and_check("image");
     assert!(!place.path("sock").exists());
     place.run("mount image mnt").ok();
@@ -124,14 +123,14 @@ fn the_model_decides_what_is_lost_and_a_seed_repeats_a_choice() {
         }
     };
     let place = live("");
-    // fsync keeps the new name on ext4, not under POSIX alone.
+    // fsync makes the new name durable on ext4, but not by POSIX.
     create(&place, "one", b"1").sync_all().unwrap();
     crash(&place, " --socket sock --model ext4");
     assert_eq!(names(&place), ["one"]);
     create(&place, "two", b"2").sync_all().unwrap();
     crash(&place, " --socket sock");
     assert_eq!(names(&place), ["one"]);
-    // What was there at the start has a part in the choice.
+    // Files from the start of the mount take part in the random choice.
     fs::remove_file(place.path("mnt/one")).unwrap();
     sync_dir(&place);
     crash(&place, " --socket sock");
@@ -179,7 +178,7 @@ fn the_socket_answers_when_it_is_done_and_refuses_what_it_does_not_know() {
     garbage.write_all(&[0xff; 100]).unwrap();
     drop(garbage);
     assert_eq!(ask(&place, &json!({"do": "wait", "crashes": 1}))["crash"]["crashes"], 1);
-    // Without --socket it is found by the directory.
+    // Without --socket the commands find the mount by its directory.
     place.unmount();
     place.run("crash mount image mnt").ok();
     place.run("crash now mnt").ok();
@@ -212,7 +211,7 @@ fn a_rule_crashes_at_the_chosen_call_and_kills_who_made_it() {
     let rules = place.run("crash fault mnt --socket sock").ok();
     assert!(rules.contains("2 calls, applied 1 times"), "{rules}");
 
-    // After the call: it was in time. And another process is killed.
+    // The crash comes after the call, so its effect is durable. Another process is killed too.
     let mut sleeper = place.command("sleep").arg("1000").spawn().unwrap();
     let rule = format!("on=fsync,path=9.db,do=crash,when=after,kill={}", sleeper.id());
     place.kedge(["crash", "fault", "mnt", "--clear", "--socket", "sock", &rule]).ok();
@@ -265,7 +264,8 @@ fn no_room_no_quota_and_a_slow_disk() {
     let clock = SystemClock::default();
     file.sync_all().unwrap();
     assert!(clock.monotonic().as_millis() >= 300);
-    // A crash while it waits: the fsync fails, though the disk would have come to it.
+    // A crash while the fsync waits makes it fail, although the device would have completed it
+    // later.
     ask(&place, &json!({"do": "clear"}));
     ask(&place, &json!({"do": "fault", "rule": "on=fsync,path=f,do=slow,time=400"}));
     let waiting = kedge_base::spawn_named("fsync", move || file.sync_all()).unwrap();
@@ -275,8 +275,8 @@ fn no_room_no_quota_and_a_slow_disk() {
     place.unmount_and_check("image");
 }
 
-/// fsync fails once, is tried again and succeeds; what then stands in the file, and what is left of
-/// it after a crash. A part of it was overwritten and a part was added.
+/// fsync fails once, is retried and succeeds. Returns the contents of the file then, and after a
+/// crash. A part of the file was overwritten and a part was appended.
 fn retried(like: &str) -> (Vec<u8>, Vec<u8>) {
     let place = live("");
     let file = create(&place, "f", b"old old old ");
@@ -286,7 +286,7 @@ fn retried(like: &str) -> (Vec<u8>, Vec<u8>) {
     file.write_all_at(b"NEW", 4).unwrap();
     file.write_all_at(b"more", 12).unwrap();
     assert_eq!(file.sync_all().unwrap_err().raw_os_error(), EIO);
-    // The error is told once. Nothing is dirty any more, so that there is nothing that could fail.
+    // The error is reported once. Nothing is dirty any more, so the second fsync cannot fail.
     file.sync_all().unwrap();
     let mut seen = Vec::new();
     let mut again = &file;
@@ -295,7 +295,7 @@ fn retried(like: &str) -> (Vec<u8>, Vec<u8>) {
     drop(file);
     ask(&place, &json!({"do": "crash", "model": "strict"}));
     let left = read(&place, "f").unwrap();
-    // What is written from then on is kept as ever.
+    // Later writes are durable after fsync as usual.
     create(&place, "f", b"after").sync_all().unwrap();
     ask(&place, &json!({"do": "crash", "model": "strict"}));
     assert_eq!(read(&place, "f").unwrap(), b"after");
@@ -336,8 +336,8 @@ fn too_long_a_history_counts_as_durable_and_that_is_said() {
     place.unmount_and_check("image");
 }
 
-/// pwrite, fsync, note; and meanwhile crashes by the command. The library's own test has a thousand
-/// in each model; this is the part that a mount and its kernel have in it.
+/// Repeats pwrite, fsync and a note, with concurrent crashes by the command. The library's own test
+/// makes a thousand crashes in each model; this test adds the mount and the kernel.
 #[test]
 fn nothing_that_was_noted_after_an_fsync_is_lost_on_a_mount() {
     use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

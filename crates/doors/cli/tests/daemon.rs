@@ -49,8 +49,8 @@ fn mounts_of_one_daemon_share_a_process_that_ends_with_the_last() {
     place.run("mount --daemon ../x a.kedge a").refused(2, &["../x"]);
 }
 
-/// A mount whose file system has stopped is unmounted, and that it was not closed is said, though
-/// the process lives on.
+/// A mount whose file system has shut down is unmounted, and the command reports that the image was
+/// not closed, although the process goes on.
 #[test]
 fn an_unmount_waits_for_the_image_not_for_a_clean_mark() {
     if no_fuse() {
@@ -78,7 +78,7 @@ struct Foreground(Child);
 
 impl Drop for Foreground {
     fn drop(&mut self) {
-        // Unmounts; a test that failed leaves nothing behind.
+        // SIGTERM unmounts, so a failed test leaves no mount.
         let pid = rustix::process::Pid::from_raw(self.0.id() as i32).unwrap();
         let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
         let _ = self.0.wait();
@@ -121,7 +121,7 @@ fn a_file_says_what_a_daemon_serves() {
         fs::write(place.path("wrong.toml"), text).unwrap();
         place.run("daemon wrong.toml").refused(2, &[part]);
     }
-    // One that cannot be mounted takes the others with it, cleanly.
+    // If one image cannot be mounted, the others are cleanly unmounted.
     fs::write(place.path("half.toml"), file.replace("b.kedge", "none.kedge")).unwrap();
     place.run("daemon half.toml").refused(1, &["none.kedge"]);
     place.run("fsck -n a.kedge").ok();
@@ -146,7 +146,7 @@ fn options_change_while_mounted() {
     place.run("remount mnt -o tree_lock=rwlock").refused(2, &["tree_lock"]);
     place.run("remount /proc -o plug").refused(1, &["/proc", "KedgeFS"]);
 
-    // As mount(8) calls its helper for `mount -o remount,...`.
+    // Call the helper as mount(8) does for `mount -o remount,...`.
     std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_kedge"), place.path("mount.fuseblk.kedgefs")).unwrap();
     let helper = place.path("mount.fuseblk.kedgefs");
     let status = place
@@ -162,7 +162,7 @@ fn options_change_while_mounted() {
     assert!(text.contains(" transactions (") && text.contains("handles per checkpoint"), "{text}");
     let slow = place.run("stats --slow-fsync mnt").ok();
     assert!(slow.contains("log write") && slow.lines().count() >= 2, "{slow}");
-    // The hint, as printed, finds the file.
+    // The printed hint, run as a command, finds the file.
     let (_, hint) = slow.split_once("Paths of an inode: ").unwrap();
     let found = place.command("sh").args(["-c", hint]).output().unwrap();
     assert_eq!(String::from_utf8(found.stdout).unwrap(), "mnt/f\n", "{slow}");

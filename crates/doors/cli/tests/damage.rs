@@ -1,7 +1,7 @@
-//! Images with a flipped bit, and images that are full, on the real mount.
+//! Images with a flipped bit, and full images, on the real mount.
 //!
-//! A flip in the metadata of an image (superblocks, allocation, log, tree) gives an error or
-//! changes nothing: `fsck`, `dump` and a mount that is read and written to end in time, and nothing
+//! A flipped bit in the metadata of an image (superblocks, allocation, log, tree) causes an error
+//! or has no effect: `fsck`, `dump` and a mount that is read and written to end in time, and none
 //! of them panics. `KEDGE_SEED` repeats one flip.
 
 #![allow(clippy::unwrap_used)]
@@ -30,8 +30,8 @@ const LIMIT: Duration = Duration::from_secs(60);
 fn kill(place: &Place) {
     let pid = place.info("mnt")["mount"]["pid"].as_i64().unwrap() as i32;
     kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
-    // The kernel opens a directory by itself once it has learnt that it may; only reading it asks
-    // the process.
+    // The kernel opens a directory without a request after the first ENOSYS; only a read of the
+    // directory sends a request.
     until("the mount is dead", || {
         let listed =
             fs::read_dir(place.path("mnt")).and_then(|entries| entries.collect::<io::Result<Vec<_>>>());
@@ -40,7 +40,7 @@ fn kill(place: &Place) {
     until("the image is free", || !place.run("fsck disk.kedge").err.contains("in use"));
 }
 
-/// A small image with some of everything; `killed`: with a log to replay.
+/// A small image with every kind of item; with `killed` it has a log to replay.
 fn used_image(place: &Place, killed: bool) -> Vec<u8> {
     place.run("mkfs -f --size 16M --log-size 1M disk.kedge").ok();
     place.run("mount --create 16M disk.kedge mnt").ok();
@@ -63,7 +63,7 @@ fn used_image(place: &Place, killed: bool) -> Vec<u8> {
     fs::read(place.path("disk.kedge")).unwrap()
 }
 
-/// Where the metadata of an image lies, in bytes.
+/// The byte ranges of an image's metadata.
 fn metadata(image: &[u8]) -> Vec<Range<usize>> {
     let blocks = IMAGE / BLOCK_SIZE as u64;
     let block = |at: usize| &image[at..at + BLOCK_SIZE];
@@ -87,7 +87,7 @@ fn metadata(image: &[u8]) -> Vec<Range<usize>> {
     ranges
 }
 
-/// Reads all there is. Errors are counted, not fatal.
+/// Reads everything and counts errors.
 fn read_all(dir: &Path, errors: &mut u32) -> u32 {
     let mut read = 0;
     let mut note = |e: io::Error| {
@@ -129,7 +129,7 @@ fn read_all(dir: &Path, errors: &mut u32) -> u32 {
     read + dirs.iter().map(|dir| read_all(dir, errors)).sum::<u32>()
 }
 
-/// Reads and changes what is mounted. Answers (objects read, errors).
+/// Reads and changes the mounted file system. Returns (objects read, errors).
 fn use_mount(mnt: &Path) -> (u32, u32) {
     let mut errors = 0;
     let read = read_all(mnt, &mut errors);
@@ -146,7 +146,7 @@ fn flip(place: &Place, seed: u64, images: &[Vec<u8>]) -> &'static str {
     let mut rng = SmallRng::seed_from_u64(seed);
     let mut bytes = images[rng.random_range(0..images.len())].clone();
     let ranges = metadata(&bytes);
-    // Mostly bytes that are in use: the most of a log and a leaf is not.
+    // Prefer bytes that are not zero, because most of a log and of a leaf is unused.
     let at = (0..50)
         .map(|_| {
             let range = &ranges[rng.random_range(0..ranges.len())];
@@ -173,7 +173,7 @@ fn flip(place: &Place, seed: u64, images: &[Vec<u8>]) -> &'static str {
         let mnt = place.path("mnt");
         let (read, errors) = within(LIMIT, "use of the mount", move || use_mount(&mnt));
         let ended = place.run("umount mnt");
-        // What could not be written at the end is said.
+        // The unmount reports data that it could not write.
         assert!(ended.code == 0 || ended.err.contains("not closed cleanly"), "{}", ended.err);
         match (read, errors) {
             (_, 0) => "no error",
@@ -204,10 +204,10 @@ fn a_flipped_bit_gives_errors_and_no_panic() {
     println!("{verdicts:?}");
 }
 
-/// What a writer knows of its files: bytes that fsync has confirmed.
+/// The seed and the length that fsync has confirmed, for each file of a writer.
 type Synced = BTreeMap<PathBuf, (u32, usize)>;
 
-/// Writes and syncs files until there is no room, some twenty times.
+/// Writes and syncs files until the image is full, some twenty times.
 fn fill(dir: PathBuf, seed: u64) -> Synced {
     let mut rng = SmallRng::seed_from_u64(seed);
     let mut synced = Synced::new();
@@ -275,7 +275,7 @@ fn full_image(options: &str) {
         let bytes: usize = synced.values().map(|(_, len)| len).sum();
         assert!(bytes > 20 << 20, "{bytes} bytes fit into 40 MiB");
         verify(&synced);
-        // One directory can be emptied while there is no room.
+        // A directory can be emptied while the image is full.
         fs::remove_dir_all(&dirs[1]).unwrap();
         synced.retain(|path, _| !path.starts_with(&dirs[1]));
         if round == 1 {

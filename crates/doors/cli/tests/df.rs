@@ -1,4 +1,4 @@
-//! `df`, `df -i` and `du` tell the truth about a mount, also right after files are deleted and
+//! `df`, `df -i` and `du` show correct figures for a mount, even right after files are deleted and
 //! before anything is written again.
 
 #![allow(clippy::unwrap_used)]
@@ -10,7 +10,7 @@ use std::time::Duration;
 
 const FILES: u64 = 100;
 const LARGE_KIB: u64 = 20 << 10;
-/// Directories' and the tree's own blocks.
+/// The blocks of directories and of the tree.
 const SLACK_KIB: u64 = 1 << 10;
 
 fn words(place: &Place, program: &str, args: &[&str]) -> Vec<u64> {
@@ -56,7 +56,7 @@ fn deleted_space_comes_back(options: &str) {
         fs::remove_file(place.path(&format!("mnt/{i}"))).unwrap();
     }
     assert!(du(&place) < du_empty + SLACK_KIB, "names are gone at once");
-    // The kernel lets go of the last inodes a little later. Nothing is written meanwhile.
+    // The kernel releases the last inodes a little later. Nothing is written meanwhile.
     until("what was deleted is free", || {
         let now = df(&place);
         now[0] < empty[0] + SLACK_KIB && now[1] + SLACK_KIB > empty[1] && now[2] == empty[2]
@@ -76,7 +76,7 @@ fn deleted_space_comes_back_on_a_mount_of_each_kind() {
     kinds.into_iter().for_each(deleted_space_comes_back);
 }
 
-/// An image that was full can be used again without a detour.
+/// After a deletion a full image is usable again without a remount or sync.
 #[test]
 fn a_full_image_is_usable_after_a_deletion() {
     if no_fuse() {

@@ -1,7 +1,7 @@
-//! Permissions and their side effects, beside ext4: the same generated operations run in two
+//! Compares permissions and their side effects with ext4: the same generated operations run in two
 //! directories, one on ext4 and one on a mount, under many users, groups, capabilities, user
 //! namespaces and umasks, with access control lists, set-id bits, flags and attributes of all
-//! namespaces. After each operation the error and all that can be seen of the files are compared.
+//! namespaces. After each operation the error and the visible state of the files are compared.
 //!
 //! `KEDGE_DIFFERENTIAL_SEED` names a seed, `KEDGE_DIFFERENTIAL_OPERATIONS` a number of operations.
 
@@ -19,7 +19,7 @@ const PROGRAM: &str = include_str!("differential/run.py");
 const OPERATIONS: u64 = 6000;
 const SEED: u64 = 20;
 
-/// What differs from ext4, and why that is right or cannot be otherwise.
+/// The differences from ext4, with the reason why each is right or unavoidable.
 const DIFFERENT: [(&str, &str); 10] = [
     (
         "both refuse what is flagged",

@@ -1,11 +1,11 @@
-//! What a newcomer copies from the README and from docs/*.md does what they say.
+//! The commands in the README and in docs/*.md work as described when a reader copies them.
 //!
 //! The blocks of a section run in order, as printed, in a fresh directory of that section, with the
 //! built `kedge` first in PATH. A block after a line that ends with "(`NAME`):" is a file of that
 //! name; a `test_….py` is run by pytest. The `run:` steps of a workflow are run. Rust is compiled
 //! and run with the tests of documentation (`kedgefs` has the README, `kedge-crash` the page on
-//! crash tests). What a document takes for granted (a program, a directory) is in [`GIVEN`]; what
-//! cannot run here is in [`ELSEWHERE`], with the reason.
+//! crash tests). Programs and directories that a document presupposes are in [`GIVEN`]; blocks that
+//! cannot run here are in [`ELSEWHERE`], with the reason.
 
 #![allow(clippy::unwrap_used)]
 
@@ -17,7 +17,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Blocks that do not run here: document, first line, and why.
+/// Blocks that do not run here: document, first line, reason.
 const ELSEWHERE: &[(&str, &str, &str)] = &[
     ("README.md", "let mut file = fs.root().create(\"greeting\")?;", "an excerpt of the program below it"),
     ("README.md", "cargo xtask test", "it is what runs this test"),
@@ -74,7 +74,7 @@ const ELSEWHERE: &[(&str, &str, &str)] = &[
     ),
 ];
 
-/// What is there before a block: document, first line, commands that make it so.
+/// The state that a block presupposes: document, first line, commands that make it.
 const GIVEN: &[(&str, &str, &str)] = &[
     (
         "README.md",
@@ -130,7 +130,7 @@ const GIVEN: &[(&str, &str, &str)] = &[
     ),
 ];
 
-/// Blocks that end with another exit code than 0, and what they print: that of the last command.
+/// Blocks whose last command prints these texts and ends with this exit code.
 const PRINTS: &[(&str, &str, i32, &[&str])] = &[
     (
         "README.md",
@@ -165,8 +165,8 @@ const PRINTS: &[(&str, &str, i32, &[&str])] = &[
     ("docs/CRASH_TESTING.md", "def test_save_survives_power_failure(kedge_crash):", 0, &["1 passed"]),
 ];
 
-/// Programs that a reader has. The right way to save; what judges it; a database that goes on where
-/// it was, and promises nothing that it did not sync.
+/// Programs that a reader brings: a program that saves correctly; its checker; a database that
+/// continues where it was and promises only synced rows.
 const PROGRAMS: &[(&str, &str)] = &[
     (
         "my-program",
@@ -194,7 +194,7 @@ struct Block {
     document: String,
     section: usize,
     language: String,
-    /// The file that it is.
+    /// The name of the file, if the block is a file.
     file: Option<String>,
     text: String,
 }
@@ -251,8 +251,8 @@ fn write_program(path: &Path, text: &str) {
     fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
 }
 
-/// Where a section runs: its directory, and the programs of a machine that is set up as the
-/// documents ask for.
+/// The environment of a section: its directory, and the programs of a machine that is set up as the
+/// documents demand.
 struct Shop {
     place: Place,
     programs: tempfile::TempDir,
@@ -262,7 +262,8 @@ impl Shop {
     fn new() -> Shop {
         let programs = tempfile::tempdir().unwrap();
         let kedge = env!("CARGO_BIN_EXE_kedge");
-        // What cargo would build is built: it is put where cargo puts it.
+        // A stand-in for cargo: the programs are built already and are linked to where cargo would
+        // put them.
         let cargo = format!(
             "#!/bin/sh -eu\ncase \"$*\" in\n'build --release') mkdir -p target/release; ln -sf {kedge} target/release/kedge ;;\n\
              'install --path crates/doors/cli') test -f {root}/crates/doors/cli/Cargo.toml ;;\n\
@@ -280,7 +281,7 @@ impl Shop {
         Shop { place: Place::new(), programs }
     }
 
-    /// Runs the commands, each of which must succeed. The exit code, and what they printed.
+    /// Runs the commands, each of which must succeed. Returns the exit code and the output.
     fn shell(&self, given: &str, commands: &str) -> (i32, String) {
         let program = "program() { cp \"$SHOP/given-$(echo \"$1\" | tr / -)\" \"$1\"; }";
         let path = format!("{}:{}", self.programs.path().display(), std::env::var("PATH").unwrap());
@@ -325,7 +326,7 @@ impl Shop {
 }
 
 impl Drop for Shop {
-    /// A section may end with its mount.
+    /// A section may end with a mount left in place.
     fn drop(&mut self) {
         if kedge_fuse::mount_at(&self.place.path("mnt")).is_some() {
             let run = self.place.run("umount mnt");
@@ -340,8 +341,8 @@ fn has_pytest() -> bool {
     output_within(command, Duration::from_secs(60)).is_ok_and(|output| output.status.success())
 }
 
-/// The commands of a workflow: of `- run: COMMAND`, and of `- run: >` with the lines below it
-/// folded into one.
+/// The commands of a workflow: those of `- run: COMMAND`, and of `- run: >` with its lines folded
+/// into one.
 fn steps(workflow: &str) -> Vec<String> {
     let mut steps = Vec::new();
     let mut is_folded = false;
@@ -365,7 +366,7 @@ fn is_elsewhere(block: &Block) -> bool {
     ELSEWHERE.iter().any(|(document, first, _)| block.is(document, first))
 }
 
-/// Text, and Rust, which the tests of documentation run.
+/// Whether a block is text, or Rust, which documentation tests run.
 fn is_not_for_a_shell(block: &Block) -> bool {
     matches!(&block.language[..], "" | "text" | "rust" | "rust,no_run")
 }
@@ -406,8 +407,8 @@ fn crash_testing() {
     assert!(text.contains(sentence), "the document promises another sentence");
 }
 
-/// No list names a block that is gone, no document has commands that nothing runs, and whatever
-/// does not run here has its reason.
+/// No list names a missing block, no document has commands that no test runs, and each block that
+/// does not run here has a reason.
 #[test]
 fn every_block_runs_or_has_a_reason() {
     let all: Vec<Block> = documents().iter().flat_map(|document| blocks(document)).collect();

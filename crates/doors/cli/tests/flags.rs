@@ -1,5 +1,5 @@
-//! File flags on the real mount: chattr, lsattr, and what the flags then forbid, through the
-//! kernel.
+//! File flags on the real mount: chattr, lsattr, and the operations that the flags forbid, through
+//! the kernel.
 
 #![allow(clippy::unwrap_used)]
 
@@ -22,7 +22,7 @@ fn mounted(options: &str) -> Place {
     place
 }
 
-/// What chattr says when it fails.
+/// The error of a chattr that must fail.
 fn chattr_refused(place: &Place, args: &str) -> String {
     let output = place.command("chattr").args(args.split(' ')).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -48,7 +48,7 @@ fn errno<T>(answer: std::io::Result<T>) -> Option<i32> {
     answer.err().and_then(|e| e.raw_os_error())
 }
 
-/// Both cache modes: bytes that were written before the flag stay, whether the kernel has written
+/// In both cache modes bytes written before the flag was set stay, whether the kernel has written
 /// them back or not.
 #[test]
 fn what_is_immutable_stays_as_it_was_when_it_became_so() {
@@ -61,7 +61,7 @@ fn what_is_immutable_stays_as_it_was_when_it_became_so() {
         let text = "a line\n".repeat(10_000);
         let file = fs::File::create(&path).unwrap();
         (&file).write_all(text.as_bytes()).unwrap();
-        // A store through a shared mapping, which only the kernel has.
+        // A store through a shared mapping, which is only in the kernel's page cache.
         let store =
             "import mmap\nwith open('mnt/f', 'r+b') as f, mmap.mmap(f.fileno(), 0) as m: m[:5] = b'STORE'";
         let mut python = place.command("python3");
@@ -127,8 +127,8 @@ fn what_is_append_only_grows_at_its_end() {
     }
 }
 
-/// A user who is not root loses the file's privilege with a change of its contents. What an
-/// append-only file refuses, costs it nothing.
+/// A change of the contents by a user other than root clears the file's set-id bits. A change that
+/// an append-only file refuses clears nothing.
 #[test]
 fn an_append_drops_the_privilege_of_an_append_only_file() {
     if no_fuse() || not_root(NEEDS_ROOT) {
@@ -163,7 +163,7 @@ fn an_append_drops_the_privilege_of_an_append_only_file() {
     }
 }
 
-/// Both kinds of ioctl, on a directory that hands its flags on.
+/// Both kinds of ioctl, on a directory whose flags are inherited.
 #[test]
 fn tools_see_and_set_what_a_directory_hands_on() {
     if no_fuse() || not_root(NEEDS_ROOT) {
@@ -182,7 +182,8 @@ fn tools_see_and_set_what_a_directory_hands_on() {
     assert_eq!(lsattr(&place, "mnt/d/f"), "d");
 }
 
-/// The owner may set what forbids nothing, others nothing, and only root what forbids.
+/// The owner may set flags that forbid nothing, only root flags that forbid changes, and other
+/// users none.
 #[test]
 fn the_kernel_asks_who_may() {
     if no_fuse() || not_root(NEEDS_ROOT) {
@@ -203,8 +204,8 @@ fn the_kernel_asks_who_may() {
     assert_eq!(lsattr(&place, "mnt/f"), "d");
 }
 
-/// What open(2) of a flagged file returns, and a shared mapping of one; then what another program
-/// reads, and the syncfs of another program.
+/// The results of open(2) and of a shared mapping of a flagged file; then the bytes that another
+/// program reads, and the result of its syncfs.
 const OPENS: &str = r#"
 import errno, mmap, os, subprocess
 os.chdir("mnt")
@@ -275,7 +276,7 @@ fn what_is_flagged_is_not_opened_for_writing() {
     }
 }
 
-/// A mount that does not see opens could not keep the promise.
+/// A mount that does not see opens could not enforce the flags.
 #[test]
 fn an_image_without_the_feature_refuses_until_it_is_tuned() {
     if no_fuse() || not_root(NEEDS_ROOT) {
@@ -290,7 +291,7 @@ fn an_image_without_the_feature_refuses_until_it_is_tuned() {
     }
     chattr(&place, "+dA mnt/f");
     assert_eq!(place.info("mnt")["mount"]["options"]["no_open"], true);
-    // Each change of a directory comes to the mount.
+    // Each change of a directory is a request to the mount.
     fs::create_dir(place.path("mnt/dir")).unwrap();
     chattr(&place, "+i mnt/dir");
     assert_eq!(errno(fs::File::create(place.path("mnt/dir/new"))), EPERM);
@@ -307,7 +308,7 @@ fn an_image_without_the_feature_refuses_until_it_is_tuned() {
     place.unmount_and_check("disk.kedge");
 }
 
-/// The kernel does not know that the ioctl moves it.
+/// The kernel does not know that the ioctl changes the ctime.
 #[test]
 fn chattr_moves_the_ctime_that_stat_shows() {
     if no_fuse() || not_root(NEEDS_ROOT) {
@@ -320,7 +321,7 @@ fn chattr_moves_the_ctime_that_stat_shows() {
     let ctime = || fs::metadata(&path).map(|m| (m.ctime(), m.ctime_nsec())).unwrap();
     for flags in ["+A", "+i", "-i", "+a", "=d"] {
         let before = ctime();
-        // Time stamps are of a clock that ticks every few milliseconds.
+        // The clock of time stamps ticks every few milliseconds.
         std::thread::sleep(Duration::from_millis(20));
         chattr(&place, &format!("{flags} mnt/f"));
         assert!(ctime() > before, "{flags}");

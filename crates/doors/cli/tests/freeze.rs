@@ -1,5 +1,5 @@
-//! `kedge freeze` and `kedge thaw` of a mount: who waits, who goes on, and what a copy of the image
-//! is worth.
+//! `kedge freeze` and `kedge thaw` of a mount: changes wait, reads go on, and a copy of the image
+//! is clean.
 
 #![allow(clippy::unwrap_used)]
 
@@ -16,24 +16,26 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// More than there are workers.
+/// More than the number of workers.
 const WRITERS: usize = 12;
 
-/// Looks, ten milliseconds apart. What takes longer, on whatever machine, hangs.
+/// The number of checks, ten milliseconds apart, after which a wait counts as a hang on any
+/// machine.
 const PATIENCE: usize = 30_000;
 
-/// A freeze that ends some time if a test fails: what waits would wait for ever, mount and all.
+/// A freeze with a time limit, because after a failed test all waiting programs and the mount would
+/// hang forever.
 const FREEZE: &str = "freeze --for 600 mnt";
 
-/// What the writers take their bytes from.
+/// The size of the buffer from which the writers take their bytes.
 const SOURCE_BYTES: usize = 1 << 16;
 
-/// One of several programs that make a file after the other, each durable before the next, and say
-/// so. A process of its own, as whoever makes the snapshot is none of the programs that write: to
-/// start another program this one would have to close its copies of files that are open here, and
-/// with `writeback_cache` a close waits for the writes of the file.
+/// One of several programs that make files one after another, each durable before the next, and
+/// report each file. It is a separate process, because the process that makes the snapshot must not
+/// write: a child that it starts closes its copies of open files, and with `writeback_cache` a
+/// close waits for the writes of the file.
 struct Writer {
-    /// Files that are durable.
+    /// The number of durable files.
     done: Arc<AtomicUsize>,
     program: Child,
     listener: JoinHandle<()>,
@@ -75,7 +77,7 @@ fn source() -> Vec<u8> {
     (0..SOURCE_BYTES).map(|i| (i * i / 7 + i) as u8).collect()
 }
 
-/// File number `n` of a writer.
+/// The contents of file number `n` of a writer.
 fn content(n: usize) -> Vec<u8> {
     source()[n % 4096..][..8 + n * 613 % 7200].to_vec()
 }
@@ -118,8 +120,8 @@ fn copies_under_load(options: &str) {
     fs::create_dir(place.path("copy")).unwrap();
     for round in 0..3 {
         let done: Vec<usize> = writers.iter().map(Writer::done).collect();
-        // Opened before: a writer that waits holds the kernel's lock of its directory, so a name
-        // that the kernel does not know would be looked up after the thaw.
+        // Open the files before the freeze: a waiting writer holds the kernel's lock of its
+        // directory, so the lookup of a name that is not cached would wait for the thaw.
         let mut files = Vec::new();
         for (i, done) in done.iter().enumerate().filter(|(_, done)| **done > 0) {
             for n in [0, done - 1] {
@@ -128,7 +130,7 @@ fn copies_under_load(options: &str) {
         }
         place.run(FREEZE).ok();
         assert_frozen(&place);
-        // All writers wait, and whoever reads does not.
+        // All writers wait, and readers do not.
         let image = fs::read(place.path("disk.kedge")).unwrap();
         for (n, mut file) in files {
             let mut found = Vec::new();
@@ -142,7 +144,7 @@ fn copies_under_load(options: &str) {
         assert_clean(&place, "copy.kedge");
         place.run("mount -o ro copy.kedge copy").ok();
         for (i, done) in done.iter().enumerate() {
-            // The newest: there are more the faster the machine is.
+            // Check only the newest files, because a fast machine makes many.
             for n in done.saturating_sub(50)..*done {
                 let path = place.path(&format!("copy/{i}/{n}"));
                 assert_eq!(fs::read(&path).unwrap(), content(n), "round {round}: {}", path.display());
@@ -157,7 +159,7 @@ fn copies_under_load(options: &str) {
     place.unmount_and_check("disk.kedge");
 }
 
-/// Every command says so.
+/// Every command reports the freeze.
 fn assert_frozen(place: &Place) {
     let info = place.info("mnt");
     assert_eq!(info["state"], "frozen");
@@ -168,7 +170,7 @@ fn assert_frozen(place: &Place) {
     place.run("freeze mnt").refused(1, &["mnt is frozen already"]);
 }
 
-/// [`until`] for many programs on a machine that has other work.
+/// [`until`] with a limit for many programs on a busy machine.
 fn patiently(what: &str, done: impl Fn() -> bool) {
     for _ in 0..PATIENCE {
         if done() {
@@ -179,15 +181,15 @@ fn patiently(what: &str, done: impl Fn() -> bool) {
     panic!("not within five minutes: {what}");
 }
 
-/// Bytes of the requests that wait.
+/// Bytes of the parked requests.
 fn parked(place: &Place) -> u64 {
     let text = place.run("stats --json mnt").ok();
     let stats: serde_json::Value = serde_json::from_str(&text).unwrap();
     stats["fuse"]["parked_bytes"].as_u64().unwrap()
 }
 
-/// A program that waits for the thaw can be killed, and what it waited with does not happen. A
-/// signal that does not kill it changes nothing.
+/// A program that waits for the thaw can be killed, and its change is not made. A signal that does
+/// not kill has no effect.
 #[test]
 fn a_program_that_waits_can_be_killed() {
     if no_fuse() {
@@ -215,7 +217,8 @@ fn a_program_that_waits_can_be_killed() {
         status.unwrap().signal()
     };
     let process = |child: &Child| Pid::from_raw(child.id() as i32).unwrap();
-    // By the shell itself, each in another directory: a change holds its directory's lock.
+    // The shell itself makes the changes, each in another directory, because a change holds its
+    // directory's lock.
     let mut create = waits("trap : USR1; echo killed > mnt/a/new");
     let mut write = waits("echo killed 1<> mnt/file");
     let mut spared = waits("trap : USR1; echo spared > mnt/b/spared");
@@ -240,8 +243,8 @@ fn a_program_that_waits_can_be_killed() {
     place.unmount_and_check("disk.kedge");
 }
 
-/// A change that waits holds locks of the kernel: that of its directory, and of its file. Neither
-/// the thaw nor the look at the mount needs them.
+/// A waiting change holds the kernel's locks of its directory and its file. Neither the thaw nor
+/// reading the mount's state needs them.
 #[test]
 fn a_thaw_needs_nothing_that_a_waiting_change_holds() {
     if no_fuse() {
@@ -262,8 +265,8 @@ fn a_thaw_needs_nothing_that_a_waiting_change_holds() {
     place.unmount_and_check("disk.kedge");
 }
 
-/// The options of the file system stay while it is frozen. Those of the kernel's mount are the
-/// kernel's, and the thaw works all the same.
+/// The options of the file system cannot change while it is frozen. The kernel can change those of
+/// its mount, and the thaw still works.
 #[test]
 fn a_remount_of_a_frozen_mount() {
     if no_fuse() || common::not_root("only root may make a mount read-only") {
@@ -287,7 +290,7 @@ fn a_remount_of_a_frozen_mount() {
     place.unmount_and_check("disk.kedge");
 }
 
-/// The kernel does not pass FIFREEZE on.
+/// The kernel does not pass FIFREEZE to a FUSE server.
 #[test]
 fn fsfreeze_is_refused_by_the_kernel() {
     if no_fuse() || common::not_root("FIFREEZE wants root") {
@@ -316,7 +319,7 @@ fn bytes(path: &Path) -> Vec<u8> {
     bytes
 }
 
-/// The end of the process and the end of the mount leave a frozen image as it is.
+/// The end of the process and the end of the mount leave a frozen image unchanged.
 #[test]
 fn a_frozen_image_stays_as_it_is_whatever_ends_the_mount() {
     if no_fuse() {
@@ -332,7 +335,7 @@ fn a_frozen_image_stays_as_it_is_whatever_ends_the_mount() {
         match end {
             "kill -9" => {
                 kill(&place, "mnt");
-                // The mount is dead, and is detached.
+                // umount reports the dead mount and detaches it.
                 place.run("umount mnt").refused(1, &["the serving process had died"]);
             }
             "SIGTERM" => {

@@ -1,4 +1,4 @@
-//! Repairing from the command line: modes, exit codes of fsck(8), what is refused.
+//! Repairs from the command line: modes, exit codes of fsck(8), refused combinations.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -109,7 +109,7 @@ fn modes_exclude_one_another_and_an_image_in_use_is_refused() {
     }
 }
 
-/// What any unclean end leaves is no damage, and does not read like it.
+/// The state after an unclean end is no damage, and the report must not read like damage.
 #[test]
 fn words_after_an_ordinary_replay() {
     if no_fuse() {

@@ -1,11 +1,11 @@
-//! Random reads and writes of one file on the real mount, in every way that a program has, against
-//! the same bytes in memory.
+//! Random reads and writes of one file on the real mount, through every interface that a program
+//! has, compared with the same bytes in memory.
 //!
 //! Buffered, direct and through a shared mapping, by `copy_file_range`, with truncates and all
 //! modes of fallocate(2) that the kernel passes on; with `fsync`, `msync`, dropped caches and
 //! remounts between. After each operation the size is compared, after each read the bytes, and
-//! every now and then the whole file. `KEDGE_SEED` repeats one run, `KEDGE_LONG=1` makes a hundred
-//! times as many operations.
+//! occasionally the whole file. `KEDGE_SEED` repeats one run, `KEDGE_LONG=1` makes a hundred times
+//! as many operations.
 
 #![allow(clippy::unwrap_used)]
 
@@ -24,7 +24,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 const BLOCK: u64 = BLOCK_SIZE as u64;
 const SIZE_MAX: u64 = 600_000;
 const LEN_MAX: u64 = 70_000;
-/// As many operations are told when one fails.
+/// The number of latest operations that a failure reports.
 const TOLD: usize = 12;
 
 struct Fsx {
@@ -59,14 +59,14 @@ impl Fsx {
         self.bytes.len() as u64
     }
 
-    /// Some length, and an offset at which the largest file has room for it.
+    /// A random length, and an offset at which the largest file has room for it.
     fn range(&mut self) -> (u64, u64) {
         let longest = if self.rng.random_ratio(1, 2) { 5000 } else { LEN_MAX };
         let len = self.rng.random_range(1..=longest);
         (self.rng.random_range(0..SIZE_MAX - len), len)
     }
 
-    /// A range of the file as it is; `None`: it is empty.
+    /// A range inside the file; `None` if the file is empty.
     fn inside(&mut self) -> Option<(usize, usize)> {
         let size = self.bytes.len();
         let at = if size == 0 { return None } else { self.rng.random_range(0..size) };
@@ -79,7 +79,7 @@ impl Fsx {
         bytes
     }
 
-    /// The bytes were written at `offset`.
+    /// Records that the bytes were written at `offset`.
     fn put(&mut self, offset: u64, bytes: &[u8]) {
         let end = offset as usize + bytes.len();
         self.bytes.resize(self.bytes.len().max(end), 0);
@@ -91,7 +91,7 @@ impl Fsx {
         self.bytes[(offset as usize).min(size)..(end as usize).min(size)].fill(0);
     }
 
-    /// One operation. Says what it did.
+    /// Makes one operation and returns its description.
     fn step(&mut self) -> io::Result<String> {
         match self.rng.random_range(0..100) {
             0..22 => self.write(),
@@ -128,7 +128,7 @@ impl Fsx {
         Ok(format!("read {len} at {at}"))
     }
 
-    /// A store through a mapping, which grows no file.
+    /// A store through a mapping, which cannot extend the file.
     fn store(&mut self) -> io::Result<String> {
         let Some((at, len)) = self.inside() else { return Ok("nothing to map".into()) };
         let bytes = self.some_bytes(len as u64);
@@ -198,7 +198,7 @@ impl Fsx {
         Ok(format!("fallocate {flags:?} {len} at {at}"))
     }
 
-    /// Within the file, to a place that does not overlap.
+    /// A copy within the file, to a range that does not overlap.
     fn copy(&mut self) -> io::Result<String> {
         let Some((from, len)) = self.inside() else { return Ok("nothing to copy".into()) };
         let to = self.rng.random_range(0..SIZE_MAX - len as u64);
@@ -217,7 +217,7 @@ impl Fsx {
     }
 
     fn remount(&mut self) {
-        // The files must be closed: they are opened elsewhere for the time being.
+        // The files must be closed for the unmount, so /dev/null takes their place meanwhile.
         let elsewhere = || File::open("/dev/null").unwrap();
         (self.file, self.direct) = (elsewhere(), elsewhere());
         self.place.remount("disk.kedge", self.options);

@@ -1,4 +1,5 @@
-//! A mount that has failed says so, where people look: `info`, `stats`, the system's log.
+//! A mount that has failed reports it where operators look: in `info`, `stats` and the system's
+//! log.
 
 #![allow(clippy::unwrap_used)]
 
@@ -8,7 +9,7 @@ use std::fs::{self, File};
 use std::os::unix::net::UnixDatagram;
 use std::time::Duration;
 
-/// A system's log for one test.
+/// A socket in place of the system's log, for one test.
 struct Syslog(UnixDatagram);
 
 impl Syslog {

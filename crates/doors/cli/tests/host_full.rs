@@ -1,4 +1,4 @@
-//! An image file on a file system that gets full: the image has room, its host has none.
+//! An image file on a file system that becomes full: the image has space, its host has none.
 
 #![allow(clippy::unwrap_used)]
 
@@ -11,7 +11,7 @@ use std::process::Command;
 
 const MIB: usize = 1 << 20;
 
-/// A small file system of its own, with an image that is larger.
+/// A small file system with an image that is larger.
 struct Host(Place);
 
 impl Host {
@@ -36,7 +36,7 @@ impl Host {
         self.0.path(name)
     }
 
-    /// Fills what is left, but for `spare` bytes.
+    /// Fills the host's free space except `spare` bytes.
     fn fill(&self, spare: usize) {
         let free = rustix::fs::statvfs(self.path("host")).unwrap();
         let bytes = ((free.f_bavail * free.f_frsize) as usize).saturating_sub(spare);
@@ -59,7 +59,7 @@ impl Drop for Host {
     }
 }
 
-/// Appends a mebibyte and fsyncs it. Answers which call failed, with its errno.
+/// Appends a mebibyte and fsyncs it. The error is the failed call with its errno.
 fn append(path: &Path) -> Result<(), (&'static str, i32)> {
     let errno = |call| move |e: std::io::Error| (call, e.raw_os_error().unwrap());
     let mut file = File::options().append(true).create(true).open(path).map_err(errno("open"))?;
@@ -125,7 +125,7 @@ fn an_unmount_says_what_does_not_fit_on_its_host() {
         );
         assert_eq!(host.0.info("mnt")["state"], "mounted");
 
-        // All is kept meanwhile, and an unmount with enough room says nothing.
+        // All data is kept meanwhile, and an unmount with enough space reports nothing.
         let mut grow = Command::new("mount");
         grow.args(["-o", "remount,size=400M"]).arg(host.path("host"));
         assert!(grow.status().unwrap().success(), "grow the tmpfs");
@@ -133,7 +133,7 @@ fn an_unmount_says_what_does_not_fit_on_its_host() {
         assert_eq!(host.0.info("host/disk.kedge")["lost_files"], 0);
         host.0.run("mount host/disk.kedge mnt").ok();
         for (path, bytes) in accepted {
-            // A write(2) that failed may have written a part.
+            // A failed write(2) may have written a part.
             let found = fs::read(path).unwrap();
             assert!(found.len() >= bytes && found.iter().all(|b| *b == b'u'), "{options}");
         }
@@ -141,8 +141,8 @@ fn an_unmount_says_what_does_not_fit_on_its_host() {
     }
 }
 
-/// The serving process ends, though its last checkpoint has no space either, and the image says
-/// what it cost.
+/// The serving process ends although its last checkpoint has no space either, and the image records
+/// the loss.
 #[test]
 fn an_unmount_by_force_gives_up_what_does_not_fit() {
     for options in ["", "-o fuse "] {
@@ -187,7 +187,7 @@ fn a_checkpoint_waits_for_its_host() {
     let Some(host) = Host::new(64) else { return };
     host.0.run("mount --create 1G --log-file log host/disk.kedge mnt").ok();
     host.fill(0);
-    // More records than an eighth of the log: a checkpoint begins, and its new nodes find no place.
+    // Records beyond an eighth of the log start a checkpoint, whose new nodes find no space.
     let log_is_told = || fs::read_to_string(host.path("log")).unwrap().contains("the checkpoint waits for");
     let mut files = 0;
     until("a checkpoint needs space", || {
@@ -235,8 +235,8 @@ fn a_log_that_has_no_space_to_be_replayed_can_be_read() {
     host.0.unmount_and_check("host/disk.kedge");
 }
 
-/// The log of a large image is written as it is first used. What the file held there before does
-/// not shine through, and a file whose space is reserved gets its log at once.
+/// The log of a large image is written as it is first used. Old bytes of the file there are not
+/// read as log, and a file whose space is reserved gets its log immediately.
 #[test]
 fn a_large_sparse_image_takes_little_of_its_host() {
     use std::os::unix::fs::MetadataExt;

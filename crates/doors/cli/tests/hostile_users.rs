@@ -1,7 +1,7 @@
-//! Unprivileged users against root: what they mount, name and write neither blocks root's commands
-//! nor misleads them.
+//! Unprivileged users against root: their mounts, names and writes neither block nor mislead root's
+//! commands.
 //!
-//! Needs root, to act as both. Without it the tests report that they are skipped.
+//! The tests need root, to act as both. Without root they report that they are skipped.
 
 #![allow(clippy::unwrap_used)]
 
@@ -14,9 +14,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-/// "nobody" of most systems; no such user is needed.
+/// The uid of "nobody" on most systems; the user need not exist.
 const USER: u32 = 65534;
-/// Ends a hang; no command takes a hundredth of it.
+/// Ends a hang; no command takes a hundredth of this time.
 const LIMIT: Duration = Duration::from_secs(60);
 
 fn left_out() -> bool {
@@ -27,8 +27,8 @@ fn left_out() -> bool {
     no_fuse() || unprivileged
 }
 
-/// Mounts with the set-user-id helper as anybody can, under a source of the user's choice, and
-/// never answers a request.
+/// Mounts with the set-user-id helper, as any user can, under a source of the user's choice, and
+/// never replies to a request.
 const SILENT_SERVER: &str = r#"
 import array, os, socket, subprocess, sys, time
 ours, theirs = socket.socketpair()
@@ -42,7 +42,7 @@ print("mounted", flush=True)
 time.sleep(3600)
 "#;
 
-/// A process of the user's that is killed in the end, and its mount with it.
+/// A process of the user and its mount, both ended on drop.
 struct Server(Child, PathBuf);
 
 impl Drop for Server {
@@ -55,16 +55,16 @@ impl Drop for Server {
     }
 }
 
-/// Programs that run as the user.
+/// A command that runs as the user.
 fn as_user(program: &str) -> Command {
     let mut command = Command::new("setpriv");
-    // Root's own path may lead where the user cannot go.
+    // Root's own PATH may contain directories that the user cannot enter.
     command.env("PATH", "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin");
     command.args(["--reuid", &USER.to_string(), "--regid", &USER.to_string(), "--clear-groups", program]);
     command
 }
 
-/// A directory of root's that others may look into, and one in it that is the user's.
+/// A directory of root that other users may read, and a directory of the user in it.
 fn place() -> (Place, PathBuf) {
     let place = Place::new();
     fs::set_permissions(place.path("."), fs::Permissions::from_mode(0o755)).unwrap();
@@ -106,8 +106,8 @@ fn works(place: &Place, line: &str) {
     assert_eq!(code, 0, "{text}");
 }
 
-/// The in-use check followed the sources of all mounts, and anybody can mount a server of their own
-/// under any source: its path, a symlink of theirs that leads there.
+/// Regression: the in-use check followed the sources of all mounts, and any user can mount a server
+/// under any source, for example the image's path or a symlink to it.
 #[test]
 fn a_mount_that_names_an_image_does_not_block_it() {
     if left_out() {
@@ -125,7 +125,7 @@ fn a_mount_that_names_an_image_does_not_block_it() {
     works(&place, "mkfs -f disk.kedge");
     fs::create_dir(place.path("mnt")).unwrap();
     works(&place, "mount disk.kedge mnt");
-    // A true mount is still reported: root's own, found by the inode of its loop device.
+    // A real mount is still reported: root's own mount, found by the inode of its loop device.
     let (code, text) = kedge(&place, "fsck disk.kedge");
     assert!(code == 8 && text.contains("disk.kedge is mounted on") && text.contains("/mnt"), "{text}");
     fs::hard_link(&image, place.path("other name")).unwrap();
@@ -135,8 +135,7 @@ fn a_mount_that_names_an_image_does_not_block_it() {
     works(&place, "fsck disk.kedge");
 }
 
-/// One question to a server that does not answer would wait for ever, at a stat, an attribute or an
-/// unmount.
+/// A stat, an attribute read or an unmount at a server that does not reply would wait forever.
 #[test]
 fn a_server_that_hangs_holds_up_nobody() {
     if left_out() {
@@ -159,7 +158,7 @@ fn a_server_that_hangs_holds_up_nobody() {
     drop(server);
 }
 
-/// The same with a server that has served, and stopped.
+/// The same with a server that has served requests and was then stopped.
 #[test]
 fn a_server_that_was_stopped_holds_up_nobody() {
     if left_out() {
@@ -167,7 +166,7 @@ fn a_server_that_was_stopped_holds_up_nobody() {
     }
     let (place, theirs) = place();
     works(&place, "mkfs --size 32M disk.kedge");
-    // The user needs to be able to run it, wherever this one was built.
+    // Copy the program to a place where the user can run it.
     let program = theirs.join("kedge");
     copy_program(&program);
     let hung = theirs.join("hung");
@@ -186,14 +185,14 @@ fn a_server_that_was_stopped_holds_up_nobody() {
     fs::create_dir(place.path("mnt")).unwrap();
     works(&place, "mount disk.kedge mnt");
     place.unmount();
-    // The image is the user's, whose process holds the lock.
+    // The user's process holds the lock on the user's image.
     let (code, text) = kedge(&place, "fsck theirs/their.kedge");
     assert!(code == 8 && text.contains("in use"), "{text}");
     works(&place, "umount theirs/hung");
     drop(server);
 }
 
-/// Root's serving process wrote its messages through whatever lay under the name.
+/// Regression: root's serving process wrote its messages through any link or pipe under the name.
 #[test]
 fn a_log_file_is_a_file_and_ones_own() {
     if left_out() {
@@ -223,8 +222,8 @@ fn a_log_file_is_a_file_and_ones_own() {
     place.unmount();
 }
 
-/// What a user can do in a directory of their own, at the limits of everything, and what they may
-/// not do elsewhere. Prints a line for each answer that is not one for a user.
+/// Operations of a user in the user's own directory, at all limits, and forbidden operations
+/// elsewhere. Prints a line for each result that a user must not get.
 const MISCHIEF: &str = r#"
 import ctypes, errno, fcntl, os, stat, struct, sys
 mount, home, secret, cache = sys.argv[1:5]
@@ -368,8 +367,8 @@ os.unlink("all")
 print("done", flush=True)
 "#;
 
-/// A user in a directory of their own on root's mount: they get errors, root's files stay as they
-/// are, the mount goes on, and the image is clean.
+/// A user in an own directory on root's mount gets errors; root's files stay unchanged, the mount
+/// goes on, and the image is clean.
 #[test]
 fn a_user_at_the_limits_harms_neither_mount_nor_others() {
     if left_out() {
