@@ -1,5 +1,5 @@
 //! Idmapped mounts of a mounted image, as container runtimes make them: users and groups of the
-//! file system are shown as others.
+//! file system are shown with other ids.
 
 #![allow(clippy::unwrap_used)]
 
@@ -18,10 +18,10 @@ use std::time::Duration;
 
 const NEEDS_ROOT: &str = "only root makes idmapped mounts";
 const LIMIT: Duration = Duration::from_secs(120);
-/// As which user the root of the file system is shown.
+/// The uid as which root of the file system is shown.
 const FIRST: u32 = 100_000;
 
-/// A user namespace whose users 0 to 65535 are ours from [`FIRST`] on.
+/// A user namespace whose users 0 to 65535 are the host's users from [`FIRST`] on.
 fn namespace(place: &Place) -> File {
     let mut command = place.command("unshare");
     let mut child = command.args(["-U", "sleep", "1000"]).stdout(Stdio::null()).spawn().unwrap();
@@ -37,13 +37,13 @@ fn namespace(place: &Place) -> File {
     namespace
 }
 
-/// Gives a mount that is not attached anywhere the ids of `namespace`.
+/// Gives a mount that is not attached yet the id mapping of `namespace`.
 fn set_idmap(tree: &OwnedFd, namespace: &File) -> io::Result<()> {
     const MOUNT_ATTR_IDMAP: u64 = 0x0010_0000;
     // `struct mount_attr`: to set, to clear, propagation, namespace.
     let attr = [MOUNT_ATTR_IDMAP, 0, 0, namespace.as_raw_fd() as u64];
-    // SAFETY: the call reads an empty string and `attr`, whose size it is told; both outlive it,
-    // and the descriptors are open.
+    // SAFETY: the call reads an empty string and `attr`, whose size is passed; both outlive the
+    // call, and the descriptors are open.
     let set = unsafe {
         libc::syscall(
             libc::SYS_mount_setattr,
@@ -57,8 +57,8 @@ fn set_idmap(tree: &OwnedFd, namespace: &File) -> io::Result<()> {
     if set < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Mounts what is mounted on `from` on `to`, too, with mapped ids. `false`: this kernel, or the way
-/// this process is confined, has none on FUSE, and that was reported.
+/// Mounts the file system of `from` also on `to`, with mapped ids. Returns `false`, after a report,
+/// if the kernel or this process's confinement permits no idmapped FUSE mounts.
 fn idmap(place: &Place, from: &str, to: &str) -> bool {
     fs::create_dir(place.path(to)).unwrap();
     let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
@@ -75,7 +75,7 @@ fn idmap(place: &Place, from: &str, to: &str) -> bool {
     true
 }
 
-/// Runs a shell script as the user, and group, of that number.
+/// Runs a shell script with this uid and gid.
 fn as_user(place: &Place, user: u32, script: &str) -> bool {
     let mut command = place.command("setpriv");
     let user = user.to_string();
@@ -83,7 +83,7 @@ fn as_user(place: &Place, user: u32, script: &str) -> bool {
     command.env("PATH", "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin").env("LC_ALL", "C");
     let out = output_within(command, LIMIT).unwrap();
     let errors = String::from_utf8_lossy(&out.stderr);
-    // What else may go wrong is no answer.
+    // Any other failure is an error of the test.
     let refused = ["Permission denied", "Operation not permitted"];
     assert!(out.status.success() || refused.iter().any(|why| errors.contains(why)), "{script}: {errors}");
     out.status.success()
@@ -106,7 +106,7 @@ fn run(place: &Place, program: &str, args: &str, package: &str) {
     tool(command, package, LIMIT);
 }
 
-/// What is new, and what changes hands.
+/// The owners of new files and of files whose owner changes.
 fn owners(place: &Place) {
     let (plain, mapped) = (|name| place.path("mnt").join(name), |name| place.path("mapped").join(name));
     fs::write(plain("old"), "text").unwrap();
@@ -123,7 +123,7 @@ fn owners(place: &Place) {
     }
     chown(mapped("file"), Some(FIRST + 3), Some(FIRST + 4)).unwrap();
     assert_eq!(owner(plain("file")), (3, 4));
-    // Who has no counterpart there gets nothing and makes nothing, root included.
+    // A user without a mapping, root included, gets no rights and makes no files.
     let refused = |result: io::Result<()>| {
         let errno = result.unwrap_err().raw_os_error().unwrap();
         assert_eq!(Errno::from_raw_os_error(errno), Errno::OVERFLOW);
@@ -132,7 +132,7 @@ fn owners(place: &Place) {
     refused(fs::write(mapped("roots"), "x"));
     assert_eq!(owner(plain("file")), (3, 4));
     assert!(!plain("roots").exists());
-    // The same user by other numbers.
+    // The same user under both ids.
     fs::set_permissions(plain("file"), fs::Permissions::from_mode(0o600)).unwrap();
     assert!(as_user(place, 3, "cat mnt/file") && !as_user(place, 3, "cat mapped/file"));
     assert!(as_user(place, FIRST + 3, "cat mapped/file") && !as_user(place, FIRST + 3, "cat mnt/file"));
@@ -146,7 +146,7 @@ fn lists(place: &Place) {
     fs::set_permissions(place.path("mnt/old"), fs::Permissions::from_mode(0o640)).unwrap();
     assert!(as_user(place, FIRST + 9, "cat mapped/old"));
     assert!(!as_user(place, FIRST + 10, "cat mapped/old") && !as_user(place, 9, "cat mapped/old"));
-    // Inheritance.
+    // Default lists are inherited.
     run(place, "setfacl", "-d -m u:9:rw mnt/dir", "acl");
     assert!(as_user(place, FIRST + 3, "echo x > mapped/dir/heir"));
     assert!(getfacl(place, "mnt/dir/heir").contains("user:9:rw-"), "{}", getfacl(place, "mnt/dir/heir"));
@@ -166,13 +166,13 @@ fn rights(place: &Place) {
         run(place, "setfattr", &format!("-n system.kedgefs.options -v commit=9 {dir}"), "attr");
     }
     assert_eq!(place.info("mnt")["options"]["commit"], 9.0);
-    // The ids of an archive are stored as they are.
+    // The copy is refused, because the ids of an archive would be stored unmapped.
     fs::write(place.path("file"), "text").unwrap();
     place.run("cp file mapped").refused(1, &["maps user and group ids", "cp(1)"]);
     place.run("cp file mnt").ok();
     assert_eq!(owner(place.path("mapped/file")), (FIRST, FIRST));
 
-    // Space that root reserves leaves the bits of others; what they reserve does not.
+    // A fallocate by root keeps the set-id bits, a fallocate by another user clears them.
     let program = place.path("mnt/program");
     fs::write(&program, "x").unwrap();
     let bits = || fs::metadata(&program).unwrap().mode() & 0o7777;
@@ -200,7 +200,7 @@ fn ids_are_mapped_in_both_directions() {
         owners(&place);
         lists(&place);
         rights(&place);
-        // A program that was just started by another test may have the mount's files open.
+        // A child that another test has just started may still have the mount's files open.
         until("nobody uses the mount", || {
             unmount(place.path("mapped"), UnmountFlags::NOFOLLOW) != Err(Errno::BUSY)
         });

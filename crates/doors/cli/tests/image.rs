@@ -1,4 +1,4 @@
-//! Making and examining images, without mounts.
+//! Makes and examines images without mounts.
 
 mod common;
 use common::Place;

@@ -1,5 +1,5 @@
-//! `kedge mkfs --from`: what comes out is what went in, by the word of rsync(1) and GNU tar; the
-//! same source gives the same bytes; what cannot be imported is named, and nothing is left behind.
+//! `kedge mkfs --from`: the image equals the source, as compared by rsync(1) and GNU tar; the same
+//! source gives the same bytes; a file that cannot be imported is named, and no image is left.
 
 #![allow(clippy::unwrap_used)]
 
@@ -18,7 +18,7 @@ use tar::{EntryType, Header};
 const LIMIT: Duration = Duration::from_secs(300);
 const EPOCH: &str = "1700000000";
 
-/// Mounts the image and has rsync compare it with the source, contents included.
+/// Mounts the image and compares it with the source by rsync, contents included.
 #[track_caller]
 fn assert_same(place: &Place, image: &str, with_xattrs: bool, with_holes: bool) {
     let judged = place.run(&format!("fsck -f {image}"));
@@ -35,7 +35,7 @@ fn assert_same(place: &Place, image: &str, with_xattrs: bool, with_holes: bool) 
         let blocks = |path: &Path| fs::metadata(path).unwrap().blocks();
         assert!(blocks(&there) <= blocks(&here).max(64), "{name} has its holes: {}", blocks(&there));
     }
-    // To the nanosecond; rsync looks at seconds.
+    // Compare the times to the nanosecond, because rsync compares only seconds.
     let time =
         |dir: &str| fs::metadata(place.path(dir).join("small")).map(|m| (m.mtime(), m.mtime_nsec())).unwrap();
     if with_xattrs {
@@ -53,7 +53,7 @@ fn a_directory_comes_out_as_it_went_in() {
     make_source(&place);
     place.run("mkfs --from source disk.kedge").ok();
     assert_same(&place, "disk.kedge", true, true);
-    // Onto a file that is there, and with a size of its own.
+    // Into an existing file, and with a given size.
     place.run("mkfs -f --size 96M --from source disk.kedge").ok();
     assert_same(&place, "disk.kedge", true, true);
 }
@@ -77,10 +77,10 @@ fn archives_of_gnu_tar_come_out_as_they_went_in() {
         command.args(options).args(["--numeric-owner", "-cf", name, "-C", "source", "."]);
         tool(command, "tar", LIMIT);
         place.run(&format!("mkfs -f --from {name} disk.kedge")).ok();
-        // Without --sparse the holes are data in the archive.
+        // Without --sparse the archive stores holes as data.
         assert_same(&place, "disk.kedge", with_xattrs, options.contains(&"--sparse"));
     }
-    // The same from standard input.
+    // The same archive from standard input.
     let mut command = place.command(env!("CARGO_BIN_EXE_kedge"));
     command.args(["mkfs", "--from", "-", "piped.kedge"]);
     command.stdin(Stdio::from(File::open(place.path("posix-sparse.tar")).unwrap()));
@@ -98,7 +98,7 @@ fn what_is_exported_is_what_was_imported() {
     make_source(&place);
     place.run("mkfs --from source disk.kedge").ok();
     place.run("tar -c -f out.tar disk.kedge:/").ok();
-    // By GNU tar, onto another file system.
+    // Extract by GNU tar onto another file system.
     fs::create_dir(place.path("back")).unwrap();
     let mut command = place.command("tar");
     command.args(["--xattrs", "--xattrs-include=*", "--numeric-owner", "-xpf", "out.tar", "-C", "back"]);
@@ -109,7 +109,7 @@ fn what_is_exported_is_what_was_imported() {
     assert_eq!(tool(command, "rsync", LIMIT), "", "out.tar is another");
     let blocks = |name: &str| fs::metadata(place.path(name)).unwrap().blocks();
     assert!(blocks("back/hole") <= blocks("source/hole").max(64), "the archive has the holes");
-    // By ourselves, from standard input into an image that is there.
+    // Extract by `kedge tar` from standard input into an existing image.
     place.run("mkfs --size 64M second.kedge").ok();
     let mut command = place.command(env!("CARGO_BIN_EXE_kedge"));
     command.args(["tar", "-x", "second.kedge:/"]);
@@ -117,7 +117,7 @@ fn what_is_exported_is_what_was_imported() {
     let out = output_within(command, LIMIT).unwrap();
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
     assert_same(&place, "second.kedge", true, true);
-    // And again over what is there.
+    // And again over the existing files.
     place.run("tar -x -f out.tar second.kedge:/").ok();
     assert_same(&place, "second.kedge", true, true);
     place.run("tar -x -f out.tar second.kedge:/small").refused(2, &["not a directory"]);
@@ -125,7 +125,7 @@ fn what_is_exported_is_what_was_imported() {
     place.run("tar second.kedge:/").refused(2, &["-c"]);
 }
 
-/// Makes an image as of [`EPOCH`], and its bytes.
+/// Makes an image with the date [`EPOCH`] and returns its bytes.
 fn make_again(place: &Place, args: &[&str]) -> Vec<u8> {
     let mut command = place.command(env!("CARGO_BIN_EXE_kedge"));
     command.args(["mkfs", "-f"]).args(args).arg("again.kedge").env("SOURCE_DATE_EPOCH", EPOCH);
@@ -141,7 +141,7 @@ fn the_same_source_gives_the_same_bytes() {
     let place = Place::new();
     make_source(&place);
     let first = make_again(&place, &["--from", "source"]);
-    // Reading has moved times of access, and another run takes another time.
+    // Reading has changed access times, and another run takes a different time.
     set_mtime(&place.path("source/deep/large"), 1_400_000_000, 0);
     let _ = fs::read(place.path("source/small")).unwrap();
     let changed = make_again(&place, &["--from", "source"]);
@@ -159,7 +159,8 @@ fn the_same_source_gives_the_same_bytes() {
     assert!(make_again(&place, &plain) == make_again(&place, &plain), "empty images, too");
 }
 
-/// Larger than what the flusher lets be dirty: nothing may be written at a time of its choice.
+/// The file exceeds the flusher's dirty limit, but no write may happen at a time that the flusher
+/// chooses.
 #[test]
 fn a_large_file_gives_the_same_bytes() {
     let place = Place::new();
@@ -191,7 +192,7 @@ fn times_are_not_later_than_the_source_date() {
     place.unmount();
 }
 
-/// An entry as a program that means harm writes it.
+/// An entry as a hostile program writes it.
 fn raw(path: &str, kind: EntryType, link: &str, size: u64, data: &[u8]) -> Vec<u8> {
     let mut header = Header::new_gnu();
     header.set_entry_type(kind);
@@ -260,7 +261,7 @@ fn archives_that_lie_are_refused_and_leave_nothing() {
 fn a_size_that_no_data_follows_makes_no_image_of_that_size() {
     let place = Place::new();
     fs::write(place.path("bad.tar"), raw("big", EntryType::Regular, "", 1 << 30, b"short")).unwrap();
-    // The numbers are believed for the size of a sparse file on the host, not for memory.
+    // The numbers determine the size of a sparse file on the host, but not the memory used.
     place.run("mkfs --size auto --from bad.tar new.kedge").refused(1, &["big", "ends after"]);
     assert!(!place.path("new.kedge").exists());
 }
@@ -274,7 +275,7 @@ fn an_image_that_fills_up_names_the_file() {
     }
     place.run("mkfs --size 32M --from source new.kedge").refused(1, &["the image is full", "--size", ": f"]);
     assert_eq!(fs::read_dir(place.path("")).unwrap().count(), 1, "nothing is left");
-    // On a file that is there the image stays, sound, with whole files alone.
+    // In an existing file a consistent image with only complete files is left.
     File::create(place.path("disk.kedge")).unwrap().set_len(32 << 20).unwrap();
     place.run("mkfs -f --from source disk.kedge").refused(1, &["filled only in part", "full"]);
     let judged = place.run("fsck -f disk.kedge");
@@ -318,7 +319,7 @@ fn a_source_that_changes_while_it_is_read_is_noticed() {
     assert!(!place.path("new.kedge").exists());
 }
 
-/// Whoever looks for the image finds a whole one or none.
+/// The image's name refers to a complete image or does not exist.
 #[test]
 fn an_interrupted_run_leaves_no_image() {
     let place = Place::new();
@@ -329,7 +330,7 @@ fn an_interrupted_run_leaves_no_image() {
     let mut command = place.command(env!("CARGO_BIN_EXE_kedge"));
     command.args(["mkfs", "--from", "source", "new.kedge"]).stdout(Stdio::null());
     let mut running = command.spawn().unwrap();
-    // The image is made under another name.
+    // The image is made under a temporary name.
     let begun = || fs::read_dir(place.path("")).unwrap().count() > 1;
     until("the image is begun", begun);
     running.kill().unwrap();
@@ -340,11 +341,11 @@ fn an_interrupted_run_leaves_no_image() {
         let judged = place.run("fsck -f new.kedge");
         assert_eq!(judged.code, 0, "{}{}", judged.out, judged.err);
     }
-    // What is left over hinders nobody.
+    // A file left over by an earlier run is no obstacle.
     place.run(if there { "mkfs -f --from source new.kedge" } else { "mkfs --from source new.kedge" }).ok();
 }
 
-/// The estimate of `--size auto` holds for the worst: many small files with long names.
+/// The estimate of `--size auto` suffices for the worst case: many small files with long names.
 #[test]
 fn auto_is_large_enough_for_many_small_files() {
     let place = Place::new();
@@ -375,7 +376,7 @@ fn copies_are_what_they_are_copies_of() {
     place.run("cp -r a.kedge:/in b.kedge:/").ok();
     place.run("mkdir b.kedge:/deeper").ok();
     place.run("cp -r b.kedge:/in b.kedge:/deeper/").ok();
-    // By default a copy out of an image leaves out what gives rights.
+    // By default a copy out of an image leaves out set-id bits, devices and attributes of root.
     place.run("cp -r --privileged b.kedge:/deeper/in out").ok();
     assert_like_source(&place, "out");
     for image in ["a.kedge", "b.kedge"] {
@@ -383,11 +384,11 @@ fn copies_are_what_they_are_copies_of() {
         assert_eq!(judged.code, 0, "{}{}", judged.out, judged.err);
         assert_eq!(place.info(image)["clean"], true, "closed, and so durable");
     }
-    // Again, over what is there.
+    // Again over the existing files.
     place.run("cp -r source/. a.kedge:/in").ok();
     place.run("cp -r --privileged a.kedge:/in/ out/").ok();
     assert_like_source(&place, "out/in");
-    // Single files, under their own names and others; a link itself.
+    // Single files, under their own names and new names; a link is copied as a link.
     place.run("cp source/small source/absolute a.kedge:/").ok();
     assert_eq!(place.run("cat a.kedge:/small").ok(), "a few bytes");
     assert!(place.run("ls -l a.kedge:/absolute").ok().contains("-> /etc/passwd"));
@@ -420,12 +421,12 @@ fn what_cannot_be_copied_is_named() {
     place.run("cp -r dir a.kedge:/file").refused(1, &["no directory"]);
     place.run("cp a.kedge:/file a.kedge:/file").refused(1, &["same file"]);
     place.run("cp -r a.kedge:/dir a.kedge:/dir/sub").refused(1, &["lies in it"]);
-    // What is full leaves whole files alone, and says so.
+    // A full image is left with only complete files, and the error says that it is full.
     fs::write(place.path("large"), vec![7; 20 << 20]).unwrap();
     place.run("cp large a.kedge:/").refused(1, &["large", "full"]);
     assert_eq!(place.run("ls a.kedge:/").ok(), "dir\nfile\n");
     assert_eq!(place.run("fsck -f a.kedge").code, 0);
-    // A link in the target is no way out of it.
+    // A link in the target does not lead a copy out of it.
     place.run("cp -r a.kedge:/dir back").ok();
     fs::remove_dir(place.path("back/sub")).unwrap();
     symlink(place.path("dir"), place.path("back/sub")).unwrap();

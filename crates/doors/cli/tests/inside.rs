@@ -1,4 +1,4 @@
-//! Looking into an image that is not mounted.
+//! Reads and changes an image that is not mounted.
 
 #![allow(clippy::unwrap_used)]
 
@@ -62,7 +62,7 @@ fn what_cannot_be_shown_is_named() {
     assert_eq!(place.run("ls text:/").code, 1);
 }
 
-/// Nothing is written, also when the log has to be replayed first.
+/// Nothing is written, even if the log has to be replayed first.
 #[test]
 fn an_image_that_was_not_closed_is_read_and_stays_as_it_is() {
     if no_fuse() {
@@ -107,7 +107,7 @@ fn directories_are_made_and_removed() {
     assert_eq!(judged.code, 0, "{}{}", judged.out, judged.err);
 }
 
-/// A tree as deep as paths are long: neither the walk nor the removal may use up a stack.
+/// A tree as deep as a path can be long: neither the walk nor the removal may overflow the stack.
 #[test]
 fn a_deep_tree_is_listed_and_removed() {
     let place = place_with_image();

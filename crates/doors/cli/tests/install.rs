@@ -1,5 +1,5 @@
-//! `kedge install-helpers`, tried by the programs that read what it installs: man(1), the shells,
-//! systemd-analyze(1).
+//! `kedge install-helpers`, tested with the programs that read the installed files: man(1), the
+//! shells, systemd-analyze(1).
 
 #![allow(clippy::unwrap_used)]
 
@@ -14,7 +14,7 @@ use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// A place with everything below `usr`.
+/// A place with everything installed below `usr`.
 fn installed() -> Place {
     let place = Place::new();
     let prefix = place.path("usr");
@@ -48,7 +48,7 @@ fn man_renders_every_page_without_a_warning() {
     for page in pages {
         let mut command = place.command("man");
         command.args(["--warnings", "-E", "UTF-8", "-l"]).arg(&page).env("MANWIDTH", "80");
-        // man(1) itself asks for it, to read the pages as UTF-8.
+        // man(1) needs this locale to read the pages as UTF-8.
         command.env("LC_ALL", "C.UTF-8").env_remove("LANGUAGE");
         let out = output_within(command, LIMIT).expect("man is not installed: apt-get install -y man-db");
         let (text, complaints) =
@@ -58,7 +58,7 @@ fn man_renders_every_page_without_a_warning() {
         for heading in ["NAME", "SEE ALSO"] {
             assert!(text.contains(heading), "{heading} in {}", page.display());
         }
-        // Lines are justified.
+        // man(1) justifies lines, so join the words with single spaces.
         let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(words.contains(&format!("NAME {name} - ")), "whatis(1) would find {name}: {text}");
         assert!(!text.contains('`'), "no mark of the source is left in {name}: {text}");
@@ -116,12 +116,12 @@ fn systemd_finds_no_fault_in_the_units() {
     let usr = place.path("usr");
     for unit in ["lib/systemd/system/kedge@.service", "share/doc/kedge/examples/mnt-data.mount"] {
         let mut command = place.command("systemd-analyze");
-        // It looks for the man pages that the unit names, too.
+        // systemd-analyze also searches for the man pages that the unit names.
         command.args(["verify", "--man=yes"]).arg(usr.join(unit)).env("MANPATH", usr.join("share/man"));
         command.env("LC_ALL", "C");
         let out = output_within(command, LIMIT).expect("apt-get install -y systemd");
         let said = String::from_utf8_lossy(&out.stderr).into_owned();
-        // Units of the machine are its own affair.
+        // Ignore complaints about other units of the machine.
         let ours: Vec<&str> =
             said.lines().filter(|l| l.contains("kedge") || l.contains("mnt-data")).collect();
         assert!(out.status.success() && ours.is_empty(), "{unit}: {said}");
@@ -130,7 +130,7 @@ fn systemd_finds_no_fault_in_the_units() {
     let text = fs::read_to_string(&unit).unwrap();
     assert!(text.contains(&format!("ExecStart={}/bin/kedge daemon", usr.display())), "{text}");
     assert!(text.contains("\nType=notify\n"), "the manager waits for the mounts: {text}");
-    // The check can fail: a unit whose program is not there.
+    // The check can fail, as for a unit whose program does not exist.
     fs::write(&unit, text.replace("bin/kedge daemon", "bin/gone daemon")).unwrap();
     let mut command = place.command("systemd-analyze");
     command.arg("verify").arg(&unit);
@@ -142,7 +142,7 @@ fn the_example_of_the_daemon_is_read() {
     let place = installed();
     let example = place.path("usr/share/doc/kedge/examples/data.toml");
     let run = place.kedge(["daemon", example.to_str().unwrap()]);
-    // It gets as far as the image that is not there.
+    // The command fails only at the image, which does not exist.
     assert!(run.code == 1 && run.err.contains("/srv/disk.kedge"), "{}", run.err);
 }
 
@@ -164,7 +164,7 @@ fn what_others_installed_stays() {
 
     install(&["--force"]).ok();
     assert_eq!(fs::read_link(&helper).unwrap(), Path::new("../bin/kedge"));
-    // Again, over what is there; also where a link leads to an older program.
+    // Again over the existing files; also if a link leads to an older program.
     fs::remove_file(&helper).unwrap();
     symlink("/opt/old/kedge", &helper).unwrap();
     install(&[]).ok();
@@ -196,7 +196,7 @@ fn a_package_is_staged_and_its_program_runs() {
     let words =
         ["install-helpers", "--prefix", "/usr", "--sbin", "/usr/sbin", "--root", root.to_str().unwrap()];
     place.kedge(words).ok();
-    // umask must not hide it from others.
+    // The umask must not hide the files from other users.
     for file in files(&root) {
         let meta = fs::symlink_metadata(&file).unwrap();
         assert!(meta.is_symlink() || meta.permissions().mode() & 0o444 == 0o444, "{file:?}");
@@ -208,7 +208,7 @@ fn a_package_is_staged_and_its_program_runs() {
     assert!(unit.contains("ExecStart=/usr/bin/kedge daemon"), "the path is the installed system's");
 }
 
-/// The service manager hears READY=1 when all is mounted, not before.
+/// The service manager gets READY=1 when all images are mounted, not before.
 #[test]
 fn the_service_manager_is_told_when_the_mounts_are_live() {
     if no_fuse() {
@@ -227,14 +227,14 @@ fn the_service_manager_is_told_when_the_mounts_are_live() {
         let mut heard = [0; 64];
         let n = manager.recv(&mut heard).unwrap();
         assert_eq!(&heard[..n], b"READY=1", "{line}");
-        // Live: it answers.
+        // The mount is live.
         fs::write(place.path("mnt/a"), line).unwrap();
         place.unmount();
         assert!(server.wait().unwrap().success(), "{line}");
         fs::remove_file(place.path("notify")).unwrap();
     }
     until("the image is closed", || place.run("fsck disk.kedge").code == 0);
-    // Nobody listens: the mount works all the same.
+    // If no manager listens, the mount still works.
     let mut command = place.command(env!("CARGO_BIN_EXE_kedge"));
     command.args(["mount", "--foreground", "disk.kedge", "mnt"]).env("NOTIFY_SOCKET", "nonsense");
     let mut server = command.spawn().unwrap();
@@ -243,7 +243,8 @@ fn the_service_manager_is_told_when_the_mounts_are_live() {
     assert!(server.wait().unwrap().success());
 }
 
-/// What the help does not show is not offered either, and a page has what its options refer to.
+/// Completions do not offer hidden options, and each page has the sections that its options refer
+/// to.
 #[test]
 fn completions_and_pages_have_what_the_help_has() {
     let place = installed();

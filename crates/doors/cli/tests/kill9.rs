@@ -1,7 +1,7 @@
-//! SIGKILL for the serving process while writers are at work on the real mount: what fsync
-//! confirmed is there afterwards, through the kernel, and fsck finds nothing.
+//! SIGKILL for the serving process while writers work on the real mount: data that fsync confirmed
+//! is there afterwards, read through the kernel, and fsck finds no error.
 //!
-//! Acknowledgements are kept by this process, not by the file system. `KEDGE_SEED` repeats one
+//! This process, not the file system, keeps the acknowledgements. `KEDGE_SEED` repeats one
 //! image's rounds.
 
 #![allow(clippy::unwrap_used)]
@@ -32,8 +32,8 @@ fn round(place: &Place, round: u64, rng: &mut SmallRng) -> (Snapshot, Snapshot) 
     let pid = place.info("mnt")["mount"]["pid"].as_i64().unwrap() as i32;
     let acked = writers.snapshot();
     kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
-    // All of them run into the dead mount. The last request may be aborted before the mount is
-    // dead.
+    // Wait until all writers have failed at the dead mount. The last request may be aborted before
+    // the mount is dead.
     while !writers.ended() {
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -41,7 +41,8 @@ fn round(place: &Place, round: u64, rng: &mut SmallRng) -> (Snapshot, Snapshot) 
     (acked, writers.stop())
 }
 
-/// The killed process lets go of the image a moment after its mount is dead.
+/// Checks the image. The killed process releases the image a moment after its mount is dead, so
+/// this retries.
 fn fsck(place: &Place) -> Run {
     for _ in 0..1000 {
         let judged = place.run("fsck disk.kedge");

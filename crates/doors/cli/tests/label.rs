@@ -1,4 +1,4 @@
-//! Images that are named by their label or uuid.
+//! Images named by their label or uuid.
 
 #![allow(clippy::unwrap_used)]
 
@@ -36,7 +36,7 @@ impl Drop for Loop<'_> {
     }
 }
 
-/// A label that no other test has.
+/// A label that no other test uses.
 fn label(place: &Place) -> String {
     format!("kedge-{}", place.path("").file_name().unwrap().to_string_lossy().replace('.', ""))
 }
@@ -58,7 +58,7 @@ fn a_device_is_found_by_its_label_and_its_uuid() {
     }
     place.run(&format!("mount LABEL={name}x mnt")).refused(1, &["no block device", "by its path"]);
     place.run("mount LABEL= mnt").refused(1, &["LABEL= names no image"]);
-    // A file of such a name is none.
+    // `./LABEL=…` names a file and not a label.
     place.run(&format!("mkfs --size 16M ./LABEL={name}")).ok();
     place.run(&format!("mount ./LABEL={name} mnt")).ok();
     assert!(place.info("mnt")["mount"]["image"].as_str().unwrap().ends_with(&format!("/LABEL={name}")));
@@ -70,8 +70,8 @@ fn a_device_is_found_by_its_label_and_its_uuid() {
     place.unmount_and_check(&one.device);
 }
 
-/// A program that reads a device while a mount writes to it leaves pages of before in the device's
-/// page cache. `kedge umount` once took such a page for what the mount had written last.
+/// A program that reads a device while a mount writes to it leaves old pages in the device's page
+/// cache. `kedge umount` once read such a page as the mount's last write.
 #[test]
 fn a_device_is_not_read_through_its_page_cache() {
     if no_fuse() || not_root(NEEDS_ROOT) {
@@ -79,15 +79,16 @@ fn a_device_is_not_read_through_its_page_cache() {
     }
     let place = Place::new();
     let one = Loop::new(&place, "one.kedge", "before");
-    // The cached pages live while the device is open.
+    // The device's pages stay cached while the device is open.
     let mut cached = fs::File::open(&one.device).unwrap();
     cached.read_exact(&mut [0; 1 << 20]).unwrap();
-    // Past the device, as direct IO through it would be at the wrong moment.
+    // Change the file without the device, which has the same effect as direct IO at an unlucky
+    // moment.
     place.run("tune --label after one.kedge").ok();
     assert_eq!(place.info(&one.device)["label"], "after");
 }
 
-/// mount(8) resolves a label by the links in `/dev/disk`, before it calls a helper.
+/// mount(8) resolves a label by the links in `/dev/disk` before it calls a helper.
 #[test]
 fn mount_8_finds_a_label_by_its_link() {
     if no_fuse() || not_root(NEEDS_ROOT) {
@@ -105,7 +106,7 @@ fn mount_8_finds_a_label_by_its_link() {
         format!("LABEL={name} {} kedgefs noauto 0 0", place.path("mnt").display()),
     )
     .unwrap();
-    // /dev with a link more, in a namespace of mounts of its own.
+    // A /dev with one more link, in its own mount namespace.
     let script = "set -eu
         mount -t tmpfs none over
         mkdir -p over/work over/dev/disk/by-label

@@ -1,5 +1,5 @@
-//! Unmounting on a device that fails: losses are reported by `kedge umount`, the log, the image,
-//! and the next mount.
+//! Unmounts on a device that fails: `kedge umount`, the log, the image and the next mount report
+//! the losses.
 
 #![allow(clippy::unwrap_used)]
 
@@ -12,7 +12,7 @@ use std::io::Write;
 
 const LINE: &str = "mount --create 64M disk.kedge mnt -o commit=300 --log-file log --faults faults";
 const EIO: i32 = 5;
-/// Too large for the log: data in place.
+/// Too large for the log, so the data is written in place.
 static DATA: [u8; 300_000] = [b'S'; 300_000];
 
 fn place_with_data() -> Place {
@@ -68,7 +68,7 @@ fn a_fault_that_stays_is_said_by_all() {
     assert_eq!(run.code, 0);
     assert_eq!(place.info("mnt")["lost_files"], 1);
     assert!(fs::read(place.path("mnt/kept")).unwrap() == [b'K'; 300_000], "what could be written is there");
-    // Nothing more is lost: unmounting has nothing to say.
+    // No further data is lost, so the unmount succeeds.
     place.run("umount mnt").ok();
     assert_eq!(place.info("disk.kedge")["lost_files"], 1);
     assert_eq!(place.run("fsck -y disk.kedge").code, 1);
@@ -88,8 +88,8 @@ fn what_the_kernel_could_not_pass_on_is_said() {
     }
     let place = Place::new();
     place.run("mount --create 32M disk.kedge mnt -o writeback_cache").ok();
-    // More than there is room for, and nobody has synced it; closed by a process that looks at
-    // nothing.
+    // More data than the image has space for, not synced, and written by a process that ignores
+    // errors at close.
     let file =
         fs::File::options().read(true).write(true).create_new(true).open(place.path("mnt/file")).unwrap();
     file.set_len(64 << 20).unwrap();
@@ -97,7 +97,8 @@ fn what_the_kernel_could_not_pass_on_is_said() {
     for at in (0..64 << 20).step_by(4096) {
         map.store(at, b"stored");
     }
-    // In part it is passed on here, and refused; what matters is what the unmount says.
+    // Some of the data may already be written back and refused here; the test checks the unmount's
+    // report.
     drop(file);
     drop(map);
     let run = place.run("umount mnt");
@@ -106,7 +107,8 @@ fn what_the_kernel_could_not_pass_on_is_said() {
     assert_eq!(place.run("fsck disk.kedge").code, 0);
 }
 
-/// The kernel has passed data on by itself, it was refused, and no program has synced since.
+/// The kernel has written back data by itself, the mount has refused it, and no program has synced
+/// since.
 #[test]
 fn what_was_refused_in_the_background_is_said() {
     if no_fuse() {
@@ -126,8 +128,8 @@ fn what_was_refused_in_the_background_is_said() {
         let stats: serde_json::Value = serde_json::from_str(&stats).unwrap();
         stats["fuse"]["failed"]["WRITE"]["ENOSPC"].as_u64().unwrap_or(0)
     };
-    // Starts the write-back of all of it, waits for none of it, and tells of none of it. Until a
-    // second one finds nothing more that would be refused.
+    // DONTNEED starts the write-back of all data without waiting or reporting errors. Repeat it
+    // until no further write is refused.
     let mut before = 0;
     common::until("all is passed on", || {
         rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();

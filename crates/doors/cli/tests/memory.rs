@@ -1,11 +1,11 @@
-//! What the serving process needs in memory, on the real mount: no more than the budget it was
-//! given and a fixed overhead, however many files there are and however much is written.
+//! The memory of the serving process on the real mount: at most its budget and a fixed overhead,
+//! whatever the number of files and the amount of data written.
 //!
-//! The overhead is threads, the C library's heaps, buffers under way, what is dirty in the tree
-//! until the next checkpoint and what is known of files beyond their pages.
+//! The overhead consists of threads, the C library's heaps, buffers in flight, dirty tree nodes
+//! until the next checkpoint, and the state of files besides their pages.
 //!
-//! `KEDGE_FULL=1` makes a million files, else 150,000. Numbers are the kernel's: resident now, and
-//! the most there ever was.
+//! `KEDGE_FULL=1` makes a million files instead of 150,000. The figures are the kernel's: present
+//! and peak resident memory.
 
 #![allow(clippy::unwrap_used)]
 
@@ -16,12 +16,12 @@ use std::io::{Read, Write};
 use std::path::Path;
 
 const MIB: u64 = 1 << 20;
-/// What a process may need beyond its `cache_size`.
+/// The most memory that a process may need beyond its `cache_size`.
 const OVERHEAD: u64 = 128 * MIB;
 const SMALL_CACHE: u64 = 64 * MIB;
 const DIRS: u32 = 1000;
 
-/// Bytes resident in the process that serves `mnt`: (now, at most).
+/// Resident bytes of the process that serves `mnt`: (now, peak).
 fn memory(place: &Place) -> (u64, u64) {
     let pid = place.info("mnt")["mount"]["pid"].as_i64().unwrap();
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
@@ -44,7 +44,7 @@ fn name(number: u32) -> String {
     format!("dir{:04}/a file with some name {number:07}", number % DIRS)
 }
 
-/// As find(1) with -size: every entry and what stat says of it.
+/// Lists and stats every entry, as find(1) with -size does.
 fn walk(dir: &Path) -> u32 {
     let mut found = 0;
     for entry in fs::read_dir(dir).unwrap() {
@@ -75,7 +75,7 @@ fn many_files(options: &str, limit: u64) {
     check(&place, &format!("{what}, made"), limit);
     assert_eq!(walk(&place.path("mnt")), files + DIRS);
     check(&place, &format!("{what}, walked"), limit);
-    // A new process that has seen nothing yet, and a kernel that has forgotten what it knew.
+    // A new process and a kernel with empty caches.
     place.remount("disk.kedge", options);
     assert_eq!(walk(&place.path("mnt")), files + DIRS);
     check(&place, &format!("{what}, walked after a remount"), limit);
@@ -118,14 +118,14 @@ fn stream(options: &str, limit: u64) {
     file.sync_all().unwrap();
     check(&place, &format!("{options}: synced"), limit);
     drop(file);
-    // Once more over what is there, which takes no new blocks.
+    // Once more over the existing data, which takes no new blocks.
     let file = File::options().write(true).open(&path).unwrap();
     for number in 0..STREAM / MIB {
         std::os::unix::fs::FileExt::write_all_at(&file, &block(number), number * MIB).unwrap();
     }
     file.sync_all().unwrap();
     check(&place, &format!("{options}: written over"), limit);
-    // The kernel forgets it, so that the reads arrive.
+    // Drop the kernel's pages, so that the reads reach the server.
     rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
     drop(file);
     let mut file = File::open(&path).unwrap();

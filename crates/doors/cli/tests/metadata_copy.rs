@@ -1,4 +1,5 @@
-//! `kedge image`: the copy has no data, is checked like the image, and tells no names if asked.
+//! `kedge image`: the copy has no file data, a check of the copy gives the same result as a check
+//! of the image, and with `--scramble` the copy contains no names.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -16,11 +17,11 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
 const IMAGE: u64 = 16 << 20;
 const DAMAGES: u64 = 8;
-/// Parts of what must not be in a scrambled copy.
+/// Texts that must not be in a scrambled copy.
 const NAME: &str = "confidential-name";
 const DATA: &[u8] = b"confidential content of a file; ";
 
-/// An image with names, attributes, links and data; `killed`: some of it in the log alone.
+/// An image with names, attributes, links and data; with `killed` some of them are only in the log.
 fn used_image(place: &Place, killed: bool) -> Vec<u8> {
     place.run("mkfs -f --size 16M --log-size 1M -L confidential-label disk.kedge").ok();
     place.run("mount disk.kedge mnt").ok();
@@ -55,7 +56,7 @@ fn used_image(place: &Place, killed: bool) -> Vec<u8> {
     fs::read(place.path("disk.kedge")).unwrap()
 }
 
-/// What a check says, without the words and what is not a matter of the metadata.
+/// The result of a check without texts and without fields that do not depend on the metadata.
 fn verdict(place: &Place, image: &str) -> Value {
     let run = place.run(&format!("fsck --json {image}"));
     let mut report: Value = serde_json::from_str(&run.out).unwrap_or_else(|e| panic!("{e}: {}", run.err));
@@ -77,7 +78,7 @@ fn holds(bytes: &[u8], part: &[u8]) -> bool {
     bytes.windows(part.len()).any(|window| window == part)
 }
 
-/// Where metadata lies that a check reads, in bytes.
+/// The byte ranges of the metadata that a check reads.
 fn metadata(image: &[u8]) -> Vec<Range<usize>> {
     let block = |at: usize| &image[at..at + BLOCK_SIZE];
     let decode = |slot: usize| {
@@ -119,13 +120,13 @@ fn the_copy_is_checked_like_the_image() {
         fs::write(place.path("disk.kedge"), bytes).unwrap();
         assert_eq!(place.run("fsck disk.kedge").code, 0);
         copies_agree(&place);
-        // A plain copy has what a scrambled one has not.
+        // A plain copy has the texts that a scrambled copy must not have.
         place.run("image disk.kedge plain").ok();
         let plain = fs::read(place.path("plain")).unwrap();
         assert!(holds(&plain, NAME.as_bytes()) && holds(&plain, b"/target"));
         assert!(holds(&plain, &DATA[..16]), "small files lie in the log");
         fs::remove_file(place.path("plain")).unwrap();
-        // The names are gone, and the copy can be looked into all the same.
+        // The names are replaced, and the copy can still be read.
         let before = place.run("find disk.kedge:/").ok();
         let after = place.run("find copy:/").ok();
         assert_eq!(before.lines().count(), after.lines().count());

@@ -45,7 +45,7 @@ fn what_fsync_confirmed_survives_a_kill() {
     let judged = place.run("fsck disk.kedge");
     assert_eq!(judged.code, 0, "as recovery would leave it: {}{}", judged.out, judged.err);
 
-    // On the dead mount point: it is detached first.
+    // A mount on the dead mount point detaches the dead mount first.
     let run = place.run("mount disk.kedge mnt");
     assert_eq!(run.code, 0, "{}", run.err);
     assert_eq!(fs::read(place.path("mnt/new/kept")).unwrap(), b"kept");
@@ -92,7 +92,7 @@ fn a_mounted_image_is_left_alone() {
     place.run("umount mnt").ok();
 }
 
-/// As Linux does it: one file system, which ends with its last mount.
+/// As with any Linux file system: one file system, which ends with its last mount.
 #[test]
 fn what_is_mounted_can_be_mounted_on_a_second_directory() {
     if no_fuse() || not_root("only root can mount a file system twice") {
@@ -109,19 +109,19 @@ fn what_is_mounted_can_be_mounted_on_a_second_directory() {
     let flags = |dir| rustix::fs::statvfs(place.path(dir)).unwrap().f_flag;
     let nosuid = rustix::fs::StatVfsMountFlags::NOSUID;
     assert!(flags("other").contains(nosuid) && !flags("mnt").contains(nosuid));
-    // The process lives until the last is gone, whichever that is.
+    // The process lives until the last mount has ended, whichever that is.
     place.run("umount mnt").ok();
     fs::write(place.path("other/more"), "text").unwrap();
     place.run("mount disk.kedge mnt").ok();
     assert_eq!(fs::read_to_string(place.path("mnt/more")).unwrap(), "text");
     place.run("umount other").ok();
-    // The directory is made if that is asked for.
+    // `--create` makes the directory.
     place.run("mount --create 64M disk.kedge made").ok();
     assert_eq!(fs::read_to_string(place.path("made/file")).unwrap(), "text");
     place.run("umount made").ok();
     place.unmount_and_check("disk.kedge");
     assert_eq!(place.info("disk.kedge")["clean"], true);
-    // A signal ends all of them, also when the first directory is none any more.
+    // A signal ends all mounts, even if the first directory is no longer mounted.
     place.run("mount disk.kedge mnt").ok();
     let (image, other) = (place.path("disk.kedge"), place.path("other"));
     place.run("mount disk.kedge other").ok();
@@ -133,9 +133,8 @@ fn what_is_mounted_can_be_mounted_on_a_second_directory() {
     assert!(!other.join("file").exists());
 }
 
-/// What is mounted below one directory does not appear below the other, also where the directory
-/// that they lie in propagates mounts, as systemd has it for all. There each is a peer group of its
-/// own.
+/// A mount made below one directory does not appear below the other, even if their parent directory
+/// propagates mounts, as systemd configures it. There each mount is its own peer group.
 #[test]
 fn a_second_mount_is_no_peer_of_the_first() {
     if no_fuse() || not_root("only root can mount a file system twice") {
@@ -196,7 +195,8 @@ fn a_mount_in_use_stays() {
     file.sync_all().unwrap();
     drop(file);
 
-    // By a working directory, by a program that runs from there, and by a mount below.
+    // The mount is in use by a working directory, by a program that runs from it, and by a mount
+    // below it.
     fs::copy("/bin/sleep", place.path("mnt/sleep")).unwrap();
     let mut inside = place.command("sleep");
     inside.arg("600").current_dir(place.path("mnt"));
@@ -222,7 +222,7 @@ fn a_mount_in_use_stays() {
 }
 
 /// The mount table has flags that the serving process did not set: fusermount3 sets some, and a
-/// remount changes them.
+/// remount changes some.
 #[test]
 fn info_has_the_flags_of_the_mount_table() {
     if no_fuse() || common::not_root("only root changes the flags of a mount") {
@@ -287,7 +287,7 @@ fn a_live_mount_tells_of_itself() {
         assert!(name.starts_with("kedgefs_") && name.ends_with('}'), "{line}");
         value.parse::<f64>().unwrap();
     }
-    // How long the device takes: the fsync above made a durable write.
+    // The latency of the device: the fsync above made a durable write.
     assert!(info["device_latency"]["durable_write_ns"].as_u64().unwrap() > 0, "{info}");
     assert!(stats["device"]["latency"]["durable_write_ns"].as_u64().unwrap() > 0, "{stats}");
     assert!(place.run("info mnt").ok().contains("device_latency.durable_write_ns "));
@@ -312,7 +312,7 @@ fn a_mount_that_fails_says_why_and_leaves_no_process() {
     place.run("mkfs --size 16M disk.kedge").ok();
     place.run("mount disk.kedge file").refused(1, &["file is not a directory"]);
     place.run("mount disk.kedge nowhere").refused(1, &["nowhere"]);
-    // Nothing holds the image.
+    // No process holds the image.
     place.run("mkfs -f disk.kedge").ok();
 }
 
@@ -328,7 +328,7 @@ fn messages_go_to_the_log_file() {
     assert!(place.path("log").exists());
 }
 
-/// One base image below many overlays.
+/// One base image serves many overlays.
 #[test]
 fn a_clean_image_is_mounted_read_only_many_times() {
     if no_fuse() {
@@ -351,7 +351,7 @@ fn a_clean_image_is_mounted_read_only_many_times() {
     for dir in dirs {
         place.run(&format!("umount {dir}")).ok();
     }
-    // A writer keeps readers out.
+    // A writer excludes readers.
     place.run("mount disk.kedge mnt").ok();
     place.run("mount -o ro disk.kedge a").refused(1, &["disk.kedge is in use"]);
     place.unmount_and_check("disk.kedge");
@@ -366,7 +366,7 @@ fn a_create_that_fails_leaves_nothing_and_one_that_works_says_what_is_next() {
     if no_fuse() {
         return;
     }
-    // The mount itself fails, in the process that was to serve it.
+    // The mount itself fails, in the background process.
     place.run("mount --create 64M --log-file none/log disk.kedge mnt").refused(1, &["none/log"]);
     fs::write(place.path("faults"), "write 28 0 KEDGELOG\nflush 5 0 *\n").unwrap();
     let run = place.run("mount --create 64M --faults faults disk.kedge mnt");
@@ -413,7 +413,7 @@ fn an_image_and_its_mount_are_described_alike() {
     assert_eq!(place.info("disk.kedge")["state"], "needs replay");
 }
 
-/// Of a block device the kernel has one file system of ours: two directories show it.
+/// For a block device the kernel has one file system of this type, which two directories show.
 #[test]
 fn a_block_device_is_mounted_read_only_on_two_directories() {
     if no_fuse() || not_root("only root attaches a loop device") {
@@ -441,7 +441,8 @@ fn a_block_device_is_mounted_read_only_on_two_directories() {
     assert_eq!(lines[3], "same");
 }
 
-/// As with any file system, by the real mount(8): both directories show the one that runs.
+/// With the real mount(8), as for any file system: both directories show the same running file
+/// system.
 #[test]
 fn a_block_device_is_mounted_on_two_directories_by_mount_8() {
     if no_fuse() || not_root("only root attaches a loop device and lays a directory over /sbin") {
@@ -471,7 +472,7 @@ fn a_block_device_is_mounted_on_two_directories_by_mount_8() {
     assert_eq!(place.info("disk.kedge")["clean"], true);
 }
 
-/// Access times as with relatime, or not at all.
+/// Reading changes access times as with relatime, or not at all with noatime.
 #[test]
 fn reading_moves_access_times_as_asked() {
     use std::os::unix::fs::MetadataExt;
@@ -512,7 +513,7 @@ fn reading_moves_access_times_as_asked() {
         assert_eq!(atimes_after_read().map(|time| time != (1_000_000, 0)), [moves; 3], "{options}");
         assert_eq!(place.info("mnt")["options"]["noatime"], !moves);
     }
-    // Newer than the last change, and not a day old: stays.
+    // An access time that is newer than the last change and not a day old stays.
     let first = atimes();
     place.remount("disk.kedge", "");
     assert_eq!(atimes_after_read(), first);

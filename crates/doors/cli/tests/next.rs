@@ -9,7 +9,8 @@ use rustix::fs::{FlockOperation, flock};
 use std::fs;
 use std::time::Duration;
 
-/// A lock that goes away a moment after the next command has begun.
+/// Runs a command while the image is locked; the lock is released a moment after the command has
+/// begun.
 fn beside_a_short_lock(place: &Place, line: &str) {
     let owner = fs::File::open(place.path("disk.kedge")).unwrap();
     flock(&owner, FlockOperation::LockExclusive).unwrap();
@@ -38,7 +39,8 @@ fn the_lock_of_one_that_ends_is_waited_for() {
     place.unmount();
 }
 
-/// umount(8). Another process that looks into a new mount keeps it busy for a moment, as any mount.
+/// Runs umount(8) with retries, because another process that reads a new mount keeps it busy for a
+/// moment.
 fn umount(place: &Place) {
     for _ in 0..500 {
         let mut command = place.command("umount");
@@ -51,7 +53,7 @@ fn umount(place: &Place) {
         assert!(said.contains("busy"), "{said}");
         std::thread::sleep(Duration::from_millis(20));
     }
-    panic!("busy for ever");
+    panic!("busy forever");
 }
 
 #[test]
@@ -75,7 +77,7 @@ fn fsck_and_mount_right_behind_umount() {
     }
 }
 
-/// udev and desktops look into new mounts.
+/// udev and desktops read new mounts, which keeps them busy for a moment.
 #[test]
 fn a_mount_that_is_in_use_for_a_moment_is_unmounted() {
     if no_fuse() {

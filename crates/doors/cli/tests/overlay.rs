@@ -52,7 +52,7 @@ fn an_upper_layer_hides_changes_and_moves_what_is_below() {
     overlay(&place, "lower");
     let merged = place.path("merged");
     fs::remove_file(merged.join("gone")).unwrap();
-    // The overlay copies it up, and asks for a rename that leaves a whiteout.
+    // The overlay copies the file up, and sends a rename that leaves a whiteout.
     fs::rename(merged.join("moved"), merged.join("new")).unwrap();
     fs::write(merged.join("changed"), "in the upper layer").unwrap();
     fs::remove_file(merged.join("dir/inside")).unwrap();
@@ -79,8 +79,8 @@ fn an_upper_layer_hides_changes_and_moves_what_is_below() {
     place.unmount_and_check("disk.kedge");
 }
 
-/// Both layers on the mount, as the store of a container tool has them. The overlay notes which
-/// file of the lower layer a changed one was copied from, and looks for it.
+/// Both layers are on the mount, as in the store of a container tool. The overlay stores with a
+/// changed file the handle of the lower file that it was copied from, and looks that file up.
 #[test]
 fn what_was_copied_up_is_there_after_a_remount() {
     if no_fuse() || not_root(NEEDS_ROOT) {
@@ -102,7 +102,7 @@ fn what_was_copied_up_is_there_after_a_remount() {
         no_overlay(&place);
         place.remount("disk.kedge", options);
         overlay(&place, "mnt/lower");
-        // The second access asks whether what the first one found still holds.
+        // The second access revalidates the result of the first.
         for _ in 0..2 {
             assert_eq!(fs::read_to_string(merged.join("changed")).unwrap(), "new", "{options}");
             assert_eq!(fs::read_to_string(merged.join("dir/new")).unwrap(), "dir/moved", "{options}");
@@ -113,7 +113,7 @@ fn what_was_copied_up_is_there_after_a_remount() {
     }
 }
 
-/// As containers share the layers of one image: each mount has a process of its own.
+/// Containers share the layers of one image in this way; each mount has its own process.
 #[test]
 fn two_overlays_lie_over_two_read_only_mounts_of_one_image() {
     if no_fuse() || not_root(NEEDS_ROOT) {
@@ -170,7 +170,7 @@ fn a_rename_leaves_a_whiteout() {
     assert_eq!(rename("b", "a", RenameFlags::NOREPLACE), Err(rustix::io::Errno::EXIST));
     rename("b", "a", RenameFlags::empty()).unwrap();
     assert_eq!((fs::read_to_string(at("a")).unwrap().as_str(), is_whiteout(&at("b"))), ("a", true));
-    // A directory goes, and its parent has one subdirectory less.
+    // The replaced directory is removed, and its parent has one subdirectory less.
     assert_eq!(fs::metadata(place.path("mnt")).unwrap().nlink(), 3);
     fs::create_dir(at("e")).unwrap();
     rename("e", "d/e", RenameFlags::NOREPLACE).unwrap();

@@ -1,8 +1,7 @@
-//! Test programs of others on the real mount: pjdfstest, whole, for what POSIX says of names,
-//! permissions and times, and stress-ng.
+//! Test programs of other projects on the real mount: the whole of pjdfstest, for the POSIX rules
+//! on names, permissions and times, and stress-ng.
 //!
-//! `cargo xtask test` builds pjdfstest where it can. Where it is not there, its tests count as
-//! skipped.
+//! `cargo xtask test` builds pjdfstest if possible. If it is missing, its tests count as skipped.
 
 #![allow(clippy::unwrap_used)]
 
@@ -13,11 +12,11 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
-/// The one that the suite leaves out by itself: it asks pathconf(3) for the largest link count,
-/// which glibc knows of file systems whose number it knows. It has none for FUSE, and no server is
-/// asked.
+/// The test that the suite skips by itself: pathconf(3) returns the largest link count only for
+/// file systems that glibc knows by their magic number. FUSE is not among them, and no request
+/// reaches the server.
 const LEFT_OUT: &str = "link::link_count_max";
-/// As many tests has the suite for what it runs on.
+/// The number of tests that the suite has for this configuration.
 const TESTS_MIN: usize = 398;
 
 const CONFIGURATION: &str = r#"
@@ -36,13 +35,14 @@ allow_remount = REMOUNT
 entries = [["nobody", "nogroup"], ["daemon", "daemon"]]
 "#;
 
-/// What one run of the suite said of its tests.
+/// The result of one run of the suite.
 struct Said {
     passed: usize,
     skipped: Vec<String>,
 }
 
-/// Runs the tests whose names contain `pattern`; nothing may fail. `None`: there is no pjdfstest.
+/// Runs the tests whose names contain `pattern`; none may fail. `None` if pjdfstest is not
+/// installed.
 fn run(place: &Place, pattern: &str, remount: bool) -> Option<Said> {
     let configuration = CONFIGURATION.replace("REMOUNT", &remount.to_string());
     fs::write(place.path("pjdfstest.toml"), configuration).unwrap();
@@ -77,15 +77,15 @@ fn pjdfstest(options: &str) {
     for (image, dir) in [("disk.kedge", "mnt"), ("other.kedge", "other")] {
         place.run(&format!("mount{options} --create 64M {image} {dir}")).ok();
     }
-    // The suite's users must be able to pass.
+    // The suite's users must be able to enter the directories.
     for dir in ["", "mnt", "other"] {
         fs::set_permissions(place.path(dir), fs::Permissions::from_mode(0o755)).unwrap();
     }
     let Some(Said { passed, mut skipped }) = run(&place, "", false) else { return };
     let others = skipped.iter().position(|name| name == LEFT_OUT).map(|at| skipped.swap_remove(at));
     assert!(others.is_some() && skipped.iter().all(|name| name.contains("::erofs_")), "{skipped:?}");
-    // These make the mount read-only. The suite leaves files open, so that on any file system the
-    // kernel refuses this behind other tests.
+    // These tests make the mount read-only. The suite leaves files open, so after other tests the
+    // kernel would refuse that on any file system.
     let remounts = run(&place, "erofs", true).unwrap();
     assert_eq!((remounts.passed, remounts.skipped.len()), (skipped.len(), 0), "{skipped:?}");
     let tests = passed + remounts.passed + 1;
@@ -105,18 +105,19 @@ fn pjdfstest_with_the_kernels_writeback_cache() {
     pjdfstest(" -o writeback_cache");
 }
 
-/// What programs of stress-ng want and a FUSE file system has not, or no file system here: binder,
-/// addresses of blocks, fs-verity.
+/// stress-ng's programs that need features missing on FUSE or on this machine: binder, block
+/// addresses, fs-verity.
 const NOT_HERE: &[&str] = &["binderfs", "fiemap", "verity"];
 
-/// Some programs of stress-ng, or with `KEDGE_LONG=1` all that work on files, a second each.
+/// Runs some programs of stress-ng, or with `KEDGE_LONG=1` all that work on files, for a second
+/// each.
 #[test]
 fn stress_ng_on_files() {
     if no_fuse() {
         return;
     }
     let long = std::env::var_os("KEDGE_LONG").is_some_and(|v| v == "1");
-    // stress-ng answers 3 if one of them was skipped, and 2 if one found something wrong.
+    // stress-ng exits with 3 if a program was skipped, and with 2 if a program found an error.
     let (args, allowed): (&str, &[i32]) = match long {
         true => ("--class filesystem --sequential 1 -t 1s", &[0, 3]),
         false => ("--dentry 1 --rename 1 --fallocate 1 --hdd 1 --link 1 --xattr 1 --utime 1 -t 2s", &[0]),
@@ -139,7 +140,7 @@ fn stress_ng_on_files() {
     let skipped: Vec<&str> = said.lines().filter(|line| line.contains("skipping stress")).collect();
     let known = |line: &str| NOT_HERE.iter().any(|name| line.contains(&format!("] {name}: ")));
     assert!(skipped.iter().all(|line| known(line)), "{skipped:?}");
-    // Lines of figures begin with a program's name; others are headings.
+    // Lines with figures begin with a program's name; other lines are headings.
     let figures =
         said.lines().filter(|line| line.contains("metrc:")).filter_map(|line| line.split_once("] "));
     let names = figures.filter_map(|(_, rest)| rest.split(' ').next()).filter(|name| !name.is_empty());

@@ -1,10 +1,10 @@
-//! A full image, and a device that fails, through the mount: data that was reported as durable is
+//! A full image and a failing device, through the mount: data that was reported as durable is
 //! there.
 //!
-//! Files with holes are made first, then the image is filled. Not all that is then written to a
-//! hole can be stored, so the call that promises durability must fail, whichever call it is and in
-//! either cache mode. The kernel writes its cached pages back in requests whose short answers it
-//! ignores: an engine that answers short there loses data silently.
+//! Files with holes are made first, then the image is filled. Not all data then written to a hole
+//! can be stored, so the call that promises durability must fail, whichever call it is and in
+//! either cache mode. The kernel writes its cached pages back in requests whose short counts it
+//! ignores, so an engine that returns a short count there would lose data silently.
 
 #![allow(clippy::unwrap_used)]
 
@@ -21,10 +21,10 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 
 const MIB: usize = 1 << 20;
-/// Bytes of a file that O_DIRECT takes: aligned.
+/// The alignment that O_DIRECT demands, in bytes.
 const BLOCK: usize = 4096;
 
-/// How a program makes sure of what it wrote.
+/// The call by which a program makes its data durable.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Promise {
     Fsync,
@@ -46,14 +46,14 @@ const PROMISES: [Promise; 7] = [
     Promise::Msync,
 ];
 
-/// A buffer that O_DIRECT takes.
+/// A buffer aligned for O_DIRECT.
 fn aligned(len: usize, byte: u8) -> kedge_base::IoBuf {
     let mut buf = kedge_base::IoBuf::zeroed(len / BLOCK);
     buf.as_mut_bytes().fill(byte);
     buf
 }
 
-/// Writes until there is no room, in ever smaller steps.
+/// Writes in ever smaller steps until the image is full.
 fn fill(path: &Path) {
     let file = OpenOptions::new().create(true).append(true).custom_flags(libc::O_DIRECT).open(path).unwrap();
     for step in [MIB, 16 * BLOCK, BLOCK] {
@@ -72,7 +72,8 @@ fn fill(path: &Path) {
     file.sync_all().unwrap();
 }
 
-/// Writes `bytes` at `offset` as a program that checks every answer. `Ok`: all of it is durable.
+/// Writes `bytes` at `offset` and checks every result, as a careful program does. `Ok` means that
+/// all bytes are durable.
 fn keep(path: &Path, promise: Promise, offset: u64, bytes: &kedge_base::IoBuf) -> io::Result<()> {
     let flags = match promise {
         Promise::OpenSync => libc::O_SYNC,
@@ -104,8 +105,7 @@ fn full_image(options: &str) {
     place.run(&format!("mount --create 64M {options} disk.kedge mnt")).ok();
     let path = |promise| place.path(&format!("mnt/{promise:?}"));
     for promise in PROMISES {
-        // There is room for the beginning of what will be written: a request could be answered
-        // short.
+        // The beginning of the later write has space, so a request could get a short count.
         let file = File::create(path(promise)).unwrap();
         file.write_all_at(&[b'0'; 16 * BLOCK], 0).unwrap();
         file.set_len(MIB as u64).unwrap();
@@ -114,7 +114,7 @@ fn full_image(options: &str) {
     rustix::fs::syncfs(File::open(place.path("mnt")).unwrap()).unwrap();
     fill(&place.path("mnt/filler"));
 
-    // A log that grows: what write(2) and fsync(2) have confirmed is there.
+    // A growing log file: bytes that write(2) and fsync(2) have confirmed are there.
     let mut log = OpenOptions::new().append(true).open(place.path("mnt/log")).unwrap();
     let mut length = 6000;
     let told = log.write(&[b'm'; 500_000]).and_then(|n| {
@@ -152,8 +152,7 @@ fn full_image(options: &str) {
     place.unmount_and_check("disk.kedge");
 }
 
-/// What makes sure of data fails while the device does, whichever way it is, and none answers from
-/// memory.
+/// While the device fails, every kind of durability call fails, and none succeeds from memory.
 fn failing_device(options: &str) {
     let place = Place::new();
     let line = format!("mount --create 64M -o commit=300,{options} --faults faults disk.kedge mnt");
@@ -178,8 +177,8 @@ fn failing_device(options: &str) {
         "{failed}"
     );
 
-    // The device works again. An earlier failure may still have to be reported; what is made
-    // durable after that is there.
+    // The device works again. An earlier failure may still be reported once; data made durable
+    // after that is there.
     std::fs::remove_file(place.path("faults")).unwrap();
     for promise in PROMISES {
         if let Err(e) = keep(&path(promise), promise, 0, &new) {

@@ -1,6 +1,6 @@
-//! Images that another process keeps: every command that names an image takes a URI.
+//! Images that another process serves: every command that names an image accepts a URI.
 //!
-//! The server is the one of `kedge_device::sim`, in this process, so that nothing needs to be
+//! The server is that of `kedge_device::sim`, in this process, so that nothing needs to be
 //! installed.
 #![allow(clippy::unwrap_used)]
 
@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 const SIZE: u64 = 64 << 20;
 
-/// A server and the URI of its export, whose socket lies in the place.
+/// Starts a server with its socket in the place. Returns the URI of its export too.
 fn serve(place: &Place) -> (NbdServer, String) {
     let device = Arc::new(MemDevice::new(SIZE));
     let server = NbdServer::serve(&place.path("socket"), device, Manners::default()).unwrap();
@@ -31,7 +31,7 @@ fn an_export_is_an_image_for_every_command() {
     let made = place.kedge(["mkfs", "-L", "far", &uri]).ok();
     assert!(made.contains("far") && made.contains(&uri), "{made}");
     place.kedge(["mkfs", &uri]).refused(1, &["holds a KedgeFS image", "-f"]);
-    // A path from the working directory will do, too.
+    // A path relative to the working directory also works.
     let info = place.info("nbd+unix:///?socket=socket");
     assert_eq!(info["size_bytes"], SIZE);
     assert_eq!(info["label"], "far");
@@ -89,7 +89,7 @@ fn nonsense_is_a_mistake_in_usage() {
     place.run("fsck nbd+unix:///?socket=none").refused(8, &["none", "No such file"]);
 }
 
-/// Ceph's libraries are looked for when an RBD image is named, and not before.
+/// Ceph's libraries are loaded only when an RBD image is named.
 #[test]
 fn a_missing_or_old_library_is_named_with_its_package() {
     let place = Place::new();
@@ -103,7 +103,7 @@ fn a_missing_or_old_library_is_named_with_its_package() {
     let uri = "rbd:pool/image";
     std::fs::write(place.path("librados.so.2"), b"").unwrap();
     info(uri).refused(1, &[uri, "librados.so.2", "file too short", "apt-get install librados2"]);
-    // Any library that is another one.
+    // Any other library.
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let other = maps.lines().filter_map(|line| line.split_whitespace().nth(5));
     let other = other.into_iter().find(|path| path.contains("libgcc_s")).unwrap();
@@ -131,11 +131,11 @@ fn an_export_is_mounted_written_and_found_again() {
         assert!(mounted.err.contains("plain fuse mount"), "{}", mounted.err);
     }
     write_and_fsync(&place.path("mnt/file"), b"far away");
-    // By whichever name, and through whichever command, it is known to be in use.
+    // Every command reports that the image is in use, under each of its names.
     let same = format!("{uri}&timeout=9");
     for uri in [&uri, &same] {
         match rustix::process::geteuid().is_root() {
-            // One file system, on two directories.
+            // Root gets the same file system on a second directory.
             true => {
                 place.kedge(["mount", uri, "other"]).ok();
                 assert_eq!(std::fs::read(place.path("other/file")).unwrap(), b"far away");
@@ -157,7 +157,7 @@ fn an_export_is_mounted_written_and_found_again() {
     place.kedge(["mount", "-o", "fuseblk", &uri, "mnt"]).refused(1, &["no block device"]);
 }
 
-/// What was durable is there after the crash and on the server; what was not is lost.
+/// After the crash durable data is on the mount and on the server; other data is lost.
 #[test]
 fn a_mounted_export_loses_power_when_it_is_told_to() {
     if no_fuse() {
@@ -179,8 +179,8 @@ fn a_mounted_export_loses_power_when_it_is_told_to() {
     assert_eq!(place.kedge(["cat", &format!("{uri}:/kept")]).ok(), "kept");
 }
 
-/// A server that hangs, and goes on. Every worker of the mount waits for it meanwhile; who asks why
-/// gets an answer all the same.
+/// A server that hangs and then goes on. Every worker of the mount waits for it meanwhile, but the
+/// status of the mount can still be read.
 #[test]
 fn a_device_that_hangs_is_seen() {
     if no_fuse() {
@@ -204,15 +204,15 @@ fn a_device_that_hangs_is_seen() {
         info["device_requests"]["answered_late"].is_u64() && info["device_requests"]["late"] == 0,
         "{info}"
     );
-    // Nothing is cached afterwards: not even the kernel has the attributes of the root.
+    // Remount, so that nothing is cached, not even the root's attributes in the kernel.
     place.unmount();
     mount();
     server.hold();
-    // Other processes read: what this one has open there, each program that it starts would have to
-    // close first, which is a request, too.
+    // Other processes read. If this process had files open on the mount, each child would first
+    // close them, which is a request too.
     let read = |i| place.command("cmp").args([format!("mnt/{i}"), format!("copy-{i}")]).spawn().unwrap();
     let readers: Vec<_> = (0..4).map(read).collect();
-    // The workers want the same node of the tree, which is read once.
+    // The workers need the same node of the tree, which is read once.
     until("a request is late", || place.info("mnt")["device_requests"]["late"].as_u64().unwrap() >= 1);
     let info = place.info("mnt");
     let told = info["device_state"].as_str().unwrap();
@@ -247,8 +247,8 @@ fn a_device_that_hangs_is_seen() {
     place.unmount_and_check(&uri);
 }
 
-/// For longer than the mount option says: the outcome of what was under way is unknown, and the
-/// file system shuts down. The URI says otherwise, and is overridden.
+/// A device that hangs longer than the mount option permits: the outcome of the requests in flight
+/// is unknown, and the file system shuts down. The option overrides the limit in the URI.
 #[test]
 fn a_device_that_hangs_for_too_long_is_given_up() {
     if no_fuse() {
@@ -261,7 +261,7 @@ fn a_device_that_hangs_for_too_long_is_given_up() {
     let patient = format!("{uri}&timeout=3600");
     assert_eq!(place.kedge(["mount", "-o", "fuse,nbd_timeout=1", &patient, "mnt"]).code, 0);
     assert!(place.info("mnt")["device"].as_str().unwrap().ends_with("timeout=1"));
-    // To name what is in force is no change.
+    // Naming the value in force is no change.
     place.run("remount -o nbd_timeout=1 mnt").ok();
     place.run("remount -o nbd_timeout=2 mnt").refused(2, &["nbd_timeout cannot change", "in force is 1"]);
     place.run("remount -o rbd_timeout=1 mnt").refused(2, &["rbd_timeout cannot change"]);
@@ -283,7 +283,7 @@ fn a_device_that_hangs_for_too_long_is_given_up() {
     place.unmount_and_check(&uri);
 }
 
-/// Commands that other images have while they are mounted. The server takes several clients.
+/// The commands for mounted images work on an export too. The server accepts several clients.
 #[test]
 fn a_mounted_export_is_scrubbed_and_not_changed() {
     if no_fuse() {
@@ -307,7 +307,7 @@ fn a_mounted_export_is_scrubbed_and_not_changed() {
     assert!(place.kedge(["scrub", &uri]).ok().ends_with("clean\n"));
 }
 
-/// Time limits are for images that others keep.
+/// Time limits apply only to remote images.
 #[test]
 fn a_limit_that_makes_no_sense_is_refused() {
     let place = Place::new();
@@ -326,7 +326,7 @@ fn a_limit_that_makes_no_sense_is_refused() {
     }
 }
 
-/// The server goes away: the mount says EIO, and its end is no success.
+/// The server disconnects: the mount returns EIO, and its unmount is no success.
 #[test]
 fn a_mount_whose_server_is_gone_says_so() {
     if no_fuse() {
@@ -345,12 +345,13 @@ fn a_mount_whose_server_is_gone_says_so() {
     let e = file.and_then(|file| file.sync_all()).unwrap_err();
     assert_eq!(e.raw_os_error(), Some(libc::EIO), "{e}");
     assert!(!place.info("mnt")["shut_down"].is_null());
-    // Another host takes the image over and leaves it clean. That is no success of this mount.
+    // Another host takes the image over and leaves it clean, which is still no success of this
+    // mount.
     let clock = Arc::new(kedge_base::SystemClock::default());
     let other = FileSystem::open(device, clock, MountOptions::default()).unwrap();
     other.close().unwrap();
     place.run("umount mnt").refused(1, &["had shut down"]);
-    // The server is there still; a new mount recovers what was durable.
+    // The server still runs; a new mount recovers the durable data.
     assert_eq!(place.kedge(["mount", "-o", "fuse", &uri, "mnt"]).code, 0);
     assert_eq!(std::fs::read(place.path("mnt/kept")).unwrap(), b"kept");
     place.unmount_and_check(&uri);

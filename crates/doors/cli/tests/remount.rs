@@ -1,10 +1,11 @@
 //! `mount -o remount` with the real mount(8), in the forms of its manual page.
 //!
-//! mount(8) looks for helpers in /sbin only, and for fstab in /etc. So each test runs a script of a
-//! shell in a mount namespace of its own, where other directories lie over these.
+//! mount(8) searches for helpers only in /sbin, and for fstab in /etc. So each test runs a shell
+//! script in its own mount namespace, where other directories are mounted over these.
 //!
-//! One form is out of reach: a source and a directory, without `-t`. mount(8) calls no helper then,
-//! and the kernel ignores what it gets for a FUSE file system, but for `ro`, `nosuid` and the like.
+//! One form cannot be supported: a source and a directory, without `-t`. mount(8) calls no helper
+//! then, and the kernel ignores all options for a FUSE file system except `ro`, `nosuid` and the
+//! like.
 
 #![allow(clippy::unwrap_used)]
 
@@ -14,8 +15,8 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::time::Duration;
 
-/// What the shell `script` printed. `$K` is kedge, `$HERE` the directory of the test; helpers are
-/// in place and `mnt` shows `disk.kedge`, mounted with `options`.
+/// Runs the shell `script` and returns its output. `$K` is kedge, `$HERE` the directory of the
+/// test; helpers are installed and `disk.kedge` is mounted on `mnt` with `options`.
 #[track_caller]
 fn in_namespace(options: &str, script: &str) -> Option<String> {
     if no_fuse() {
@@ -90,7 +91,7 @@ fn a_plain_mount_is_reached_as_well() {
     assert_eq!(said, ["11.0", "12.0", "ro,relatime", "rw,relatime", "14.0"]);
 }
 
-/// `--all` takes the table of mounts of its namespace, which has none of other tests.
+/// `--all` uses the mount table of its namespace, which has no mounts of other tests.
 #[test]
 fn all_mounts_of_a_type_are_reached() {
     let script = r"
@@ -120,7 +121,7 @@ fn words_of_fstab_and_of_the_mount_table_are_understood() {
     assert_eq!(said, ["21.0", "22.0", "23.0", "23.0", "23.0", "rw,nodev,relatime", "24.0", "24.0"]);
 }
 
-/// The kernel shows no options of a FUSE server in its table of mounts: `kedge info` does.
+/// The kernel's mount table shows no options of a FUSE server, but `kedge info` does.
 #[test]
 fn the_percentage_of_background_checkpoints_is_shown_and_stays_until_it_is_named() {
     let script = r#"

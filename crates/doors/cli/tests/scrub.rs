@@ -1,4 +1,4 @@
-//! `kedge scrub` on images and beside mounts, and the paths that findings name.
+//! `kedge scrub` of unmounted and mounted images, and the paths that findings name.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -32,7 +32,7 @@ fn newest(file: &File) -> Superblock {
     [0, 1].into_iter().filter_map(slot).max_by_key(|sb| sb.checkpoint.generation).unwrap()
 }
 
-/// Flips a bit in the leaf that has the highest inode numbers. Answers the leaf's block.
+/// Flips a bit in the leaf with the highest inode numbers. Returns the leaf's block.
 fn damage_last_leaf(image: &Path) -> u64 {
     let file = File::options().read(true).write(true).open(image).unwrap();
     let sb = newest(&file);
@@ -75,7 +75,7 @@ fn an_unmounted_image() {
     place.run("scrub").refused(16, &["<IMAGE|DIR>"]);
 }
 
-/// Findings about inodes name all links.
+/// Findings about inodes name all links of the inode.
 #[test]
 fn fsck_names_the_paths_of_inodes() {
     let place = Place::new();
@@ -121,8 +121,8 @@ fn beside_a_mount_that_writes() {
         kedge_base::spawn_named("writer", move || {
             let mut rounds = 0u32;
             while !stop.load(Ordering::Relaxed) {
-                // Names come and go, so nodes are freed and reused; a log of 1 MiB checkpoints
-                // often.
+                // Names are removed and made, so nodes are freed and reused; a log of 1 MiB causes
+                // frequent checkpoints.
                 (0..100).for_each(|i| {
                     let name = mnt.join(format!("name{}", (rounds * 100 + i) % 2000));
                     fs::remove_file(&name).unwrap();
@@ -137,15 +137,15 @@ fn beside_a_mount_that_writes() {
     let generation =
         |place: &Place| newest(&File::open(place.path("disk.kedge")).unwrap()).checkpoint.generation;
     let first = generation(&place);
-    // Until the mount has checkpointed several times: a scrub that took reuse for damage would
-    // have said so by then.
+    // Continue until the mount has checkpointed several times, so that a scrub that mistakes reuse
+    // for damage would report it.
     let (mut scrubs, mut certain) = (0, 0);
     while scrubs < 10 || certain < 5 || generation(&place).0 < first.0 + 10 {
         for target in ["mnt", "disk.kedge"] {
             let run = place.run(&format!("scrub --json {target}"));
             let report: serde_json::Value = serde_json::from_str(&run.out).unwrap();
             assert_eq!(report["mounted"], true, "{report:#}");
-            // A finding that is not certain is no finding.
+            // Findings that are not confirmed are no error of the test.
             assert!(run.code == 0 || run.code == 8 && report["confirmed"] == false, "{report:#}");
             certain += u32::from(run.code == 0);
         }
@@ -154,7 +154,7 @@ fn beside_a_mount_that_writes() {
     }
     stop.store(true, Ordering::Relaxed);
     assert!(writer.join().unwrap() > 0);
-    // A mount that has nothing to write, and then damage.
+    // A mount without writes is clean; then damage the image.
     place.remount("disk.kedge", "");
     assert_eq!(place.run("scrub mnt").code, 0);
     damage_last_leaf(&place.path("disk.kedge"));

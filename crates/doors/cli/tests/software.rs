@@ -1,5 +1,5 @@
-//! Software that people run on file systems: a database server that is killed, or loses its file
-//! system, a build, mount(8) with a table of mounts.
+//! Common software on the mount: a database server that is killed or loses its file system, a
+//! build, mount(8) with an fstab.
 //!
 //! PostgreSQL runs with `KEDGE_LONG=1` (`cargo xtask test --long`).
 #![allow(clippy::unwrap_used)]
@@ -16,7 +16,7 @@ use std::time::Duration;
 
 const NEEDS_ROOT: &str = "only root can run programs as other users and lay files over /etc";
 const LIMIT: Duration = Duration::from_secs(300);
-/// Inserts that are acknowledged before something is killed.
+/// The number of acknowledged inserts before a kill.
 const INSERTS: usize = 400;
 
 /// A PostgreSQL cluster with data checksums in `mnt/db`.
@@ -26,7 +26,7 @@ struct Postgres<'a> {
 }
 
 impl Postgres<'_> {
-    /// A program of PostgreSQL, run as its user.
+    /// A command that runs a program of PostgreSQL as its user.
     fn command(&self, program: &str) -> Command {
         let mut command = self.place.command("setpriv");
         command.args(["--reuid", "postgres", "--regid", "postgres", "--clear-groups"]);
@@ -75,7 +75,7 @@ impl Postgres<'_> {
     }
 
     /// Inserts rows one by one until `INSERTS` have been acknowledged, and then calls `end`, which
-    /// ends the server. Answers the numbers that were acknowledged before and during that.
+    /// ends the server. Returns the ids that were acknowledged before and during that.
     fn insert_until_killed(&self, from: u64, end: impl FnOnce()) -> Vec<u64> {
         let mut command = self.command("psql");
         command.args(["-XAtq", "-d", "postgres"]);
@@ -101,7 +101,7 @@ impl Postgres<'_> {
             }
         }
         assert!(end.is_none(), "only {} inserts were acknowledged", acknowledged.len());
-        // psql ends when its server is gone, or its input is.
+        // psql ends when its server or its input ends.
         let _ = psql.kill();
         psql.wait().unwrap();
         feed.join().unwrap();
@@ -109,7 +109,7 @@ impl Postgres<'_> {
     }
 }
 
-/// A server, which does not outlive the test.
+/// A server that is killed on drop.
 struct Server(Child);
 
 impl Server {
@@ -121,7 +121,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // It has ended as a rule, and then this does nothing.
+        // The server has usually ended already, and then this has no effect.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -164,7 +164,7 @@ fn postgres_keeps_what_it_acknowledged() {
             }
         });
         kept.extend(acknowledged);
-        // Its children notice by themselves that it is gone.
+        // The server's children notice its end by themselves.
         until_free(&place);
         if round % 2 == 1 {
             place.run("mount disk.kedge mnt").ok();
@@ -183,7 +183,7 @@ fn postgres_keeps_what_it_acknowledged() {
     place.unmount_and_check("disk.kedge");
 }
 
-/// Waits until no process of the killed server is left: they have the cluster open.
+/// Waits until no process of the killed server has the cluster open.
 fn until_free(place: &Place) {
     let db = place.path("mnt/db").display().to_string();
     until("the processes of the server have ended", || {
@@ -193,7 +193,7 @@ fn until_free(place: &Place) {
     });
 }
 
-/// A crate is built on the mount, by the cargo that builds this.
+/// The same cargo that builds this test builds a crate on the mount.
 #[test]
 fn cargo_builds_a_crate() {
     if no_fuse() {
@@ -213,21 +213,21 @@ fn cargo_builds_a_crate() {
         fs::write(src.join("part.rs"), part).unwrap();
         let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
         command.current_dir(place.path("mnt/hello")).args(["run", "--offline", "--quiet"]);
-        // In the crate's own directory, which is on the mount.
+        // Build in the crate's own target directory, which is on the mount.
         command.env_remove("CARGO_TARGET_DIR").env_remove("RUSTFLAGS");
         let out = output_within(command, LIMIT).unwrap();
         assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
         String::from_utf8(out.stdout).unwrap()
     };
     assert_eq!(build("pub fn two() -> i32 { 2 }\n"), "3\n");
-    // It finds by the times of the files that a part is newer.
+    // cargo detects by file times which part has changed.
     place.remount("disk.kedge", "");
     assert_eq!(build("pub fn two() -> i32 { 40 + 1 }\n"), "42\n");
     assert!(place.path("mnt/hello/target/debug/hello").exists());
     place.unmount_and_check("disk.kedge");
 }
 
-/// The program is built on the mount, twice: behind a kill of the serving process, too.
+/// This workspace is built on the mount, and again after a kill of the serving process.
 #[test]
 fn cargo_builds_this_workspace() {
     if no_fuse() {
@@ -256,16 +256,16 @@ fn cargo_builds_this_workspace() {
         said
     };
     assert!(build().contains("Compiling kedgefs "));
-    // What cargo finds is whole, or it builds it again.
+    // cargo finds complete files, or builds them again.
     kill(&place, "mnt");
     place.run("mount disk.kedge mnt").ok();
-    println!("behind the kill: {}", build().trim());
+    println!("after the kill: {}", build().trim());
     place.remount("disk.kedge", "");
     assert!(!build().contains("Compiling "), "nothing has changed");
     place.unmount_and_check("disk.kedge");
 }
 
-/// `mount -a` mounts what fstab says, and leaves what is mounted.
+/// `mount -a` mounts the lines of fstab that are not mounted yet.
 #[test]
 fn mount_all_of_fstab() {
     if no_fuse() || not_root(NEEDS_ROOT) {
@@ -281,7 +281,7 @@ fn mount_all_of_fstab() {
         let (image, dir) = (place.path(&format!("{name}.kedge")), place.path(name));
         let options = match name {
             "a" => "nofail,commit=3",
-            // A line that was of ext4.
+            // Options that were written for ext4.
             "b" => "acl,user_xattr,lazytime,errors=remount-ro",
             _ => "noauto",
         };

@@ -1,13 +1,13 @@
-//! Devices that fail by plan under a real mount: what was acknowledged as durable is on the media.
+//! Devices that fail by plan under a real mount: data acknowledged as durable is on the media.
 //!
 //! The server runs in this process, on a device in memory that fails and loses power. Its client is
-//! a thread that writes, cuts and syncs files in each way that programs have, and keeps a ledger
-//! ([`kedge_sim::ledger`]) of what was answered. Then the power fails; what is left is opened as a
-//! library, compared with the ledger and checked by fsck. In the end the mount is ended: if that is
-//! answered with success, all that was written is there.
+//! a thread that writes, truncates and syncs files through every interface that programs have, and
+//! keeps a ledger ([`kedge_sim::ledger`]) of the results. Then the power fails; the remaining image
+//! is opened as a library, compared with the ledger and checked by fsck. At the end the file system
+//! is unmounted: if that succeeds, all written data is there.
 //!
-//! Below a writeback cache a failed sync gives up what was written before: the kernel takes the
-//! pages for clean. There the kernel also does not report what it could not write during an
+//! With a writeback cache a failed sync drops the earlier writes, because the kernel considers the
+//! pages clean. There the kernel also does not report data that it could not write during an
 //! unmount, so only the syncs are checked.
 
 #![allow(clippy::unwrap_used)]
@@ -39,7 +39,7 @@ use std::time::Duration;
 const EIO: i32 = 5;
 const SIZE: u64 = 24 << 20;
 const FILES: usize = 4;
-/// Of a file, in bytes.
+/// The largest size of a file in bytes.
 const REACH: u64 = 400 << 10;
 const STEPS: usize = 60;
 /// Steps before the device begins to fail.
@@ -80,7 +80,7 @@ impl Mount {
         Mount { sim, point, server: Some(server), temp }
     }
 
-    /// How closing ended.
+    /// Unmounts and returns the result of the close.
     fn end(mut self) -> kedgefs::Result<()> {
         common::until("the mount is not in use", || self.point.request_unmount().is_ok());
         self.server.take().unwrap().join().unwrap().unwrap()
@@ -97,7 +97,7 @@ impl Drop for Mount {
     }
 }
 
-/// How the device fails in the case of a seed.
+/// The failures of the device in the case of a seed.
 fn plan(rng: &mut SmallRng, seed: u64) -> (String, FaultPlan) {
     let kind = [OpKind::Write, OpKind::Write, OpKind::Flush, OpKind::Read][rng.random_range(0..4)];
     let nth = rng.random_range(0..30);
@@ -118,11 +118,11 @@ fn plan(rng: &mut SmallRng, seed: u64) -> (String, FaultPlan) {
     }
 }
 
-/// The client: its files, and what it knows of them.
+/// The client: its files and its ledgers.
 struct Client {
     cached: bool,
     files: Vec<(File, File)>,
-    /// Opened before anything fails: a syncfs tells what failed since.
+    /// Opened before any failure, because syncfs reports failures since the open.
     root: File,
     ledgers: Vec<ledger::File>,
     calls: u64,
@@ -177,8 +177,8 @@ impl Client {
         }
     }
 
-    /// Stores through a mapping and has them synced. The first touch reads, and a page that cannot
-    /// be read kills: so it is read before.
+    /// Stores through a mapping and syncs it. The first access reads the page, and a failed read
+    /// would raise SIGBUS, so the page is read before.
     fn store(&mut self, i: usize, from: u64, len: u64) {
         let file = &self.files[i].0;
         let size = file.metadata().unwrap().len();
@@ -230,7 +230,8 @@ impl Client {
     }
 }
 
-/// What a power failure left: fsck finds nothing, and each file is one that its ledger allows.
+/// Checks the image after a power failure: fsck finds no error, and the ledger of each file allows
+/// its contents.
 fn judge(media: MemDevice, ledgers: &[ledger::File]) -> Result<(), String> {
     let media: Arc<dyn Device> = Arc::new(media);
     let options = CheckOptions { replay: Some(Arc::new(StoreReplay)), ..CheckOptions::default() };
@@ -271,7 +272,7 @@ fn case(cached: bool, seed: u64, counts: &mut Counts) -> Result<(), String> {
     mount.sim.set_plan(plan);
     (GOOD_STEPS..STEPS).for_each(|_| client.step(&mut rng));
     let context = |e: String| format!("KEDGE_SEED={seed} writeback_cache={cached}, {what}: {e}");
-    // The power fails: what was not flushed is there or not, as the seed wants it.
+    // The power fails: the seed decides which unflushed writes are kept.
     let media = mount.sim.crash(seed);
     counts.cases += 1;
     counts.struck += u64::from(mount.sim.struck() > 0);
@@ -304,7 +305,7 @@ fn sweep(cached: bool) {
     println!("writeback_cache={cached}: {counts:?}");
     assert!(failures.is_empty(), "{} of {} cases:\n{}", failures.len(), counts.cases, failures.join("\n\n"));
     assert!(alone || counts.struck > counts.cases / 2, "too few requests failed: {counts:?}");
-    assert!(alone || counts.refused > 0, "nobody was told of anything: {counts:?}");
+    assert!(alone || counts.refused > 0, "no failure was reported: {counts:?}");
     assert!(alone || cached || counts.clean_ends > 0, "no unmount succeeded: {counts:?}");
 }
 

@@ -1,5 +1,5 @@
-//! Time stamps through the mount, to the nanosecond: what stat showed is found again after each
-//! kind of end, and each operation moves the stamps that it moves on ext4.
+//! Time stamps through the mount, to the nanosecond: the stamps that stat showed are the same after
+//! each kind of end, and each operation changes the same stamps as on ext4.
 
 #![allow(clippy::unwrap_used)]
 
@@ -18,7 +18,7 @@ use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 const MODES: [&str; 2] = ["nowriteback_cache", "writeback_cache"];
-/// Some ticks of the clock.
+/// A few ticks of the clock.
 const WHILE: Duration = Duration::from_millis(40);
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -49,7 +49,7 @@ fn mounted(options: &str) -> Place {
     place
 }
 
-/// What makes the work durable before the end.
+/// The call that makes the work durable before the end.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Before {
     Nothing,
@@ -60,8 +60,8 @@ enum Before {
 
 const FILES: usize = 40;
 
-/// Files of which half are held open and half were closed: the stamps that stat shows at the end
-/// are found again.
+/// Half of the files are held open and half are closed: the stamps that stat shows at the end
+/// survive.
 fn survive(options: &str, before: Before, killed: bool) {
     let place = mounted(options);
     let path = |i: usize| place.path(&format!("mnt/{i}"));
@@ -87,7 +87,7 @@ fn survive(options: &str, before: Before, killed: bool) {
     open.truncate(FILES / 2);
     std::thread::sleep(WHILE);
     if before == Before::Syncfs {
-        // A part of the files is written while the others wait; what is sent is sent late.
+        // Syncfs writes a part of the files while others wait, so some requests are sent late.
         syncfs(&place.path("mnt"));
     }
     if before == Before::Fsync {
@@ -130,7 +130,7 @@ fn stamps_survive_a_kill_after_fsync() {
 
 #[test]
 fn stamps_survive_a_kill_after_syncfs() {
-    // Without privilege the kernel does not pass syncfs(2) on.
+    // The kernel does not pass syncfs(2) to an unprivileged mount.
     if no_fuse() {
         return;
     }
@@ -142,7 +142,7 @@ fn stamps_survive_a_kill_after_syncfs() {
     }
 }
 
-/// Kernel and server stamp files in turn: what is written later never looks older.
+/// Kernel and server both stamp files: a later write never gets an older stamp.
 #[test]
 fn later_never_looks_older() {
     if no_fuse() {
@@ -167,7 +167,7 @@ fn later_never_looks_older() {
 
 type Operation = (&'static str, fn(&Path));
 
-/// Each gets a file of 10,000 bytes called `f` in the directory, and a second name `g` of it.
+/// The operations. Each gets a directory with a file `f` of 10,000 bytes and its second name `g`.
 const OPERATIONS: &[Operation] = &[
     ("write", |d| edit(d).write_all_at(b"x", 5).unwrap()),
     ("append", |d| edit(d).write_all_at(b"x", 20_000).unwrap()),
@@ -177,7 +177,8 @@ const OPERATIONS: &[Operation] = &[
     ("same length", |d| edit(d).set_len(10_000).unwrap()),
     ("O_TRUNC", |d| drop(File::create(d.join("f")).unwrap())),
     ("chmod", |d| fs::set_permissions(d.join("f"), fs::Permissions::from_mode(0o600)).unwrap()),
-    // Not one that changes nothing, with which POSIX leaves the choice.
+    // A chown that changes the owner, because POSIX leaves open whether a chown without a change
+    // updates the ctime.
     ("chown", |d| std::os::unix::fs::chown(d.join("f"), Some(1), None).unwrap()),
     ("link", |d| fs::hard_link(d.join("f"), d.join("h")).unwrap()),
     ("unlink of a name", |d| fs::remove_file(d.join("g")).unwrap()),
@@ -235,7 +236,7 @@ fn edit(dir: &Path) -> File {
     OpenOptions::new().read(true).write(true).open(dir.join("f")).unwrap()
 }
 
-/// Which stamps each operation moves: mtime and ctime of the file, mtime and ctime of its
+/// The stamps that each operation changes: mtime and ctime of the file, mtime and ctime of its
 /// directory.
 fn moved(root: &Path) -> Vec<(&'static str, [bool; 4])> {
     let dirs: Vec<_> = (0..OPERATIONS.len()).map(|i| root.join(i.to_string())).collect();

@@ -1,5 +1,5 @@
-//! Common programs on the real mount: they succeed, their files are there and correct after a
-//! remount, and fsck finds nothing.
+//! Common programs on the real mount: they succeed, their files are correct after a remount, and
+//! fsck finds no error.
 //!
 //! A program that is not installed fails its test, with the command that installs it: otherwise a
 //! machine without it would count as tested. `KEDGE_FULL=1` makes the amounts large.
@@ -19,8 +19,7 @@ use std::time::Duration;
 const LIMIT: Duration = Duration::from_secs(900);
 const CLIENTS: u64 = 16;
 
-/// Path below the root, and what stat says of each file and directory: kind and mode, size, seconds
-/// of mtime.
+/// Mode, size and mtime in seconds of each file and directory, by path below the root.
 type Tree = BTreeMap<String, (u32, u64, i64)>;
 
 fn tree(root: &Path) -> Tree {
@@ -41,9 +40,9 @@ fn tree(root: &Path) -> Tree {
     found
 }
 
-/// fs_mark's clients draw the names of their files from the time, and once in a hundred runs two
-/// draw alike and write the same files, on whatever file system. Then the whole is done again;
-/// losing files three times in a row is no accident.
+/// fs_mark's clients derive file names from the time, and in one of a hundred runs two clients get
+/// the same names and write the same files, on any file system. Then the run is repeated; files
+/// missing three times in a row are no coincidence.
 fn fs_mark(method: u64) {
     let alike = (0..3).take_while(|_| !fs_mark_once(method)).count();
     assert!(alike < 3, "-S {method}: files of whole clients are missing, three times in a row");
@@ -59,7 +58,7 @@ fn fs_mark_once(method: u64) -> bool {
     command.args(["-d", "mnt/fs_mark", "-l", "fs_mark.log", "-k"]);
     command.args(numbers.iter().flat_map(|(word, n)| [(*word).to_owned(), n.to_string()]));
     let out = tool(command, "fsmark", LIMIT);
-    // The last line is the only round's: use of the file system, files, size, files a second,
+    // The last line is that of the only round: use of the file system, files, size, files a second,
     // overhead.
     let words: Vec<&str> = out.lines().last().unwrap().split_whitespace().collect();
     assert_eq!(words[1..3], [(CLIENTS * files).to_string(), "4096".to_owned()], "{out}");
@@ -94,7 +93,7 @@ fn dbench_with_sixteen_clients() {
     let mut command = place.command("dbench");
     command.args(["-t", seconds, "-D", "mnt", &CLIENTS.to_string()]);
     let out = tool(command, "dbench", LIMIT);
-    // It goes on after errors and says so in the middle of its progress.
+    // dbench goes on after errors and reports them in its progress output.
     assert!(!out.contains("failed") && !out.contains("ERROR"), "{out}");
     let result = out.lines().find(|l| l.starts_with("Throughput ")).expect("a result");
     println!("{result}");
@@ -103,7 +102,7 @@ fn dbench_with_sixteen_clients() {
     place.unmount_and_check("disk.kedge");
 }
 
-/// git with nothing of the person's own settings, in `dir`.
+/// Runs git in `dir` without the user's settings.
 fn git(place: &Place, dir: &str, args: &[&str]) -> String {
     let mut command = place.command("git");
     command
@@ -121,7 +120,7 @@ fn commit_files(place: &Place, dir: &str, round: u32) {
     for i in 0..300 {
         let path = place.path(dir).join(format!("{}/{i}.txt", i % 10));
         fs::create_dir_all(path.parent().unwrap()).unwrap();
-        // Some change with every commit.
+        // Some files change with every commit.
         if i % (round + 1) == 0 {
             fs::write(path, Fill::Seed(round * 1000 + i).bytes(0, 100 + 37 * i as usize)).unwrap();
         }
@@ -159,7 +158,7 @@ const TAR_DIRS: u32 = 200;
 const TAR_FILES: u32 = 20_000;
 
 fn tar_file(number: u32) -> (String, Vec<u8>) {
-    // From nothing to a few blocks, most of them small.
+    // Sizes from zero to a few blocks, most of them small.
     let len = (number * number) % 3001 + if number % 100 == 7 { 20_000 } else { 0 };
     (format!("{:03}/f{number:05}", number % TAR_DIRS), Fill::Seed(number).bytes(0, len as usize))
 }
@@ -170,8 +169,8 @@ fn tar(place: &Place, args: &[&str]) {
     tool(command, "tar", LIMIT);
 }
 
-/// More files than a server's caches or the kernel's requests hold at once: fewer would all be
-/// answered from memory.
+/// More files than the caches of the server and the kernel hold, so that not all reads are served
+/// from memory.
 #[test]
 fn tar_unpacks_many_small_files() {
     if no_fuse() {
@@ -196,7 +195,7 @@ fn tar_unpacks_many_small_files() {
         let (name, bytes) = tar_file(number);
         assert!(fs::read(place.path("mnt").join(&name)).unwrap() == bytes, "{name} has other bytes");
     }
-    // The way back: what tar reads is what it wrote.
+    // In the other direction: tar compares the files with the archive.
     tar(&place, &["df", "files.tar", "-C", "mnt"]);
     place.unmount_and_check("disk.kedge");
 }
@@ -204,7 +203,7 @@ fn tar_unpacks_many_small_files() {
 const SQLITE_WRITERS: u64 = 2;
 const SQLITE_TRANSACTIONS: u64 = 200;
 
-/// Each transaction adds three rows, changes one and deletes one.
+/// Each transaction adds three rows, changes one row and deletes one row.
 fn sqlite_script(writer: u64) -> String {
     let mut script = "PRAGMA synchronous=FULL;\n".to_owned();
     for i in 0..SQLITE_TRANSACTIONS {
@@ -228,8 +227,8 @@ fn sqlite(place: &Place, script: &str, name: &str) -> String {
     tool(command, "sqlite3", LIMIT)
 }
 
-/// Two processes write to one database: their locks, and with WAL the memory they share, are the
-/// mount's too.
+/// Two processes write to one database: their locks, and with WAL their shared memory, are on the
+/// mount.
 fn sqlite_in(journal_mode: &str) {
     let place = Place::new();
     place.run("mount --create 256M disk.kedge mnt").ok();

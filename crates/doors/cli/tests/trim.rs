@@ -1,4 +1,4 @@
-//! Space that files give up goes back to where it came from: the host of an image file, a device.
+//! Space that files release is returned to the host of an image file or to a device.
 
 #![allow(clippy::unwrap_used)]
 
@@ -37,13 +37,13 @@ fn an_image_file_shrinks_on_request() {
     let empty = taken(&place, "disk.kedge");
     write_and_delete(&place);
     assert!(taken(&place, "disk.kedge") >= empty + LARGE as u64, "nothing goes back unasked");
-    // The kernel lets go of the inode a little later.
+    // The kernel releases the inode a little later.
     until("the image has shrunk", || {
         let said = fstrim(&place);
         assert!(said.contains("mnt") && said.contains("trimmed"), "{said}");
         taken(&place, "disk.kedge") < empty + (4 << 20)
     });
-    // As on ext4, a range below a block is a mistake.
+    // As on ext4, a range below one block is an error.
     for len in ["1", "4095"] {
         let refused = place.command("fstrim").args(["-l", len, "mnt"]).output().unwrap();
         let said = String::from_utf8_lossy(&refused.stderr).into_owned();
@@ -80,7 +80,7 @@ fn discard_gives_back_without_a_request() {
     place.unmount_and_check("disk.kedge");
 }
 
-/// A loop device hands a discard on to its file.
+/// A loop device passes a discard on to its file.
 #[test]
 fn a_device_gets_its_space_back() {
     if no_fuse() {

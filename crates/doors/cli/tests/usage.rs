@@ -43,7 +43,7 @@ fn requests_that_cannot_be_met() {
     assert_eq!(std::fs::read(place.path("text")).unwrap(), b"no image");
 }
 
-/// The hint names the help that is about the request.
+/// The hint names the help of the subcommand used.
 #[test]
 fn hints_lead_to_the_help_of_the_subcommand() {
     let place = Place::new();
@@ -68,7 +68,7 @@ fn sizes_that_are_too_small_or_negative_get_advice() {
     assert_eq!(std::fs::read_dir(place.path("")).unwrap().count(), 0, "nothing was made");
 }
 
-/// A new file has a temporary name until it is whole. Errors show the name that the user gave.
+/// A new file has a temporary name until it is complete. Errors show the name that the user gave.
 #[test]
 fn errors_have_the_name_that_was_given() {
     let place = Place::new();
@@ -95,7 +95,7 @@ fn errors_have_the_name_that_was_given() {
         let errors = String::from_utf8(out.stderr).unwrap();
         assert!(errors.ends_with(" in /gone\n"), "{errors}");
     }
-    // No room on the host: root mounts one that is full, for this process's child alone.
+    // No space on the host: root mounts a small tmpfs that only this test's child sees.
     let script = "mount -t tmpfs -o size=1M none from && \
                   (\"$K\" mkfs --size 64M from/new.kedge; \"$K\" mount --create 64M from/new.kedge mnt; ls -A from)";
     if common::not_root("only root can mount a host without room") {

@@ -1,4 +1,5 @@
-//! `-o volatile`: said loudly, nothing durable by fsync, and an image that mounts after a crash.
+//! `-o volatile`: a warning is printed, fsync makes nothing durable, and the image can be mounted
+//! after a crash.
 
 #![allow(clippy::unwrap_used)]
 
@@ -6,7 +7,7 @@ mod common;
 use common::{Place, kill, no_fuse, write_and_fsync};
 use std::fs;
 
-/// The power fails when the serving process dies: what is not flushed is lost with it.
+/// The death of the serving process acts as a power failure: writes that are not flushed are lost.
 #[test]
 fn fsync_makes_nothing_durable_and_a_crash_does_no_harm() {
     if no_fuse() {
@@ -26,7 +27,8 @@ fn fsync_makes_nothing_durable_and_a_crash_does_no_harm() {
         common::until("the image is free", || place.run("fsck disk.kedge").code != 8);
         assert_eq!(place.run("fsck disk.kedge").code, 0);
 
-        // Without the word the same fsync counts, and no word makes it count no more.
+        // Without the option the same fsync makes data durable, and a remount cannot switch that
+        // off.
         let run = mount("");
         assert!(!run.err.contains("volatile"), "{}", run.err);
         run.ok();
@@ -48,7 +50,7 @@ fn fsync_makes_nothing_durable_and_a_crash_does_no_harm() {
     }
 }
 
-/// Also by a process that serves several mounts: the command that asks is told.
+/// A process that serves several mounts also passes the warning to the requesting command.
 #[test]
 fn a_daemon_passes_the_warning_on() {
     if no_fuse() {

@@ -1,4 +1,4 @@
-//! Watching mounts: `kedge stats --listen` with a scraper's requests, `kedge top` on a terminal.
+//! `kedge stats --listen` with a scraper's requests, and `kedge top` on a terminal.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -10,7 +10,7 @@ use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// A `kedge stats --listen`, ended with the test.
+/// A `kedge stats --listen` that is killed on drop.
 struct Server {
     child: Child,
     address: SocketAddr,
@@ -84,7 +84,8 @@ fn a_scraper_gets_the_counters_of_all_mounts() {
     assert!(answer.starts_with("HTTP/1.1 404 ") && answer.contains("/metrics"), "{answer}");
     let long = format!("GET /metrics HTTP/1.1\r\nX: {}\r\n", "x".repeat(8 << 10));
     assert!(server.ask(&long[..8 << 10]).starts_with("HTTP/1.1 431 "));
-    // Clients that send nothing do not stop the others, and too many of them are turned away.
+    // Clients that send nothing do not delay the others, and connections beyond the limit are
+    // closed.
     let mut silent: Vec<TcpStream> = (0..8).map(|_| server.connect()).collect();
     assert!(server.metrics().contains("kedgefs_up"));
     let turned_away = (0..16).any(|_| {
@@ -92,13 +93,14 @@ fn a_scraper_gets_the_counters_of_all_mounts() {
         stream.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
         let read = stream.read(&mut [0; 1]);
         silent.push(stream);
-        // One that is served hears nothing so soon.
+        // A connection that is served gets no data this soon.
         !read.is_err_and(|e| matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut))
     });
     assert!(turned_away, "{} connections at once", silent.len());
     drop(silent);
 
-    // A mount that died is down, and the others go on. Without names, all mounts are served.
+    // A dead mount is reported as down, and the others are still reported. Without mount points,
+    // all mounts are served.
     let all = Server::start(&place, &["127.0.0.1:0"]);
     until("both are served", || {
         let body = all.metrics();
@@ -145,7 +147,7 @@ fn top_for_scripts_and_on_a_terminal() {
     place.run("top --once gone").refused(1, &["gone"]);
     place.run("top --interval 0 mnt").refused(2, &["--interval"]);
 
-    // script(1) runs it on a terminal of its own. The key ends it after a picture.
+    // script(1) runs `kedge top` on its own terminal. The key `q` ends it after one page.
     let line = format!("stty rows 12 cols 40; {} top mnt; stty -a", env!("CARGO_BIN_EXE_kedge"));
     let mut command = Command::new("sh");
     command.current_dir(place.path("")).env("TERM", "xterm").args([

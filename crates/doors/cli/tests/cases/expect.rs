@@ -1,4 +1,4 @@
-//! What a case expects, read through a mount.
+//! Checks the expectations of a case through a mount.
 
 use crate::operate::Hands;
 use kedge_sim::cases::Case;
@@ -11,7 +11,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 
 type Wanted = BTreeMap<String, Value>;
 
-/// All that is expected after the crash of this number.
+/// Checks all expectations after the crash of this number.
 pub fn all(case: &Case, crash: usize, hands: &mut Hands) -> Result<(), String> {
     for wanted in &case.expect_after_crash {
         let at = wanted.get("crash").and_then(Value::as_u64).map_or(case.crashes(), |n| n as usize);
@@ -143,7 +143,7 @@ fn same_inode(wanted: &Wanted, hands: &Hands) -> Result<(), String> {
     if inos.iter().all(|ino| *ino == inos[0]) { Ok(()) } else { Err(format!("inodes {inos:?}")) }
 }
 
-/// The allocated blocks are those of `ranges`, and `holes` show no data.
+/// Checks that the allocated blocks are those of `ranges` and that `holes` have no data.
 fn allocated(wanted: &Wanted, hands: &Hands) -> Result<(), String> {
     let path = text(wanted, "allocated")?;
     let ranges: Vec<(u64, u64)> = of(wanted, "ranges")?;

@@ -1,8 +1,8 @@
-//! The written-down fsync cases through a real mount, with a power failure at each crash point.
+//! Runs the listed fsync cases through a real mount, with a power failure at each crash point.
 //!
-//! The daemon's device keeps what is not flushed in the daemon's memory (`mount --volatile`);
-//! SIGKILL loses exactly that. The kernel's caches lie above it: what the kernel has not sent yet
-//! has not happened. What must hold afterwards is read through a new mount.
+//! The daemon's device keeps unflushed writes in the daemon's memory (`mount --volatile`); SIGKILL
+//! loses exactly these. The kernel's caches are above the daemon: changes that the kernel has not
+//! sent yet have not happened. The expectations are checked through a new mount.
 
 #![allow(clippy::unwrap_used)]
 
@@ -21,7 +21,8 @@ use std::fs::File;
 use std::time::Duration;
 
 const IMAGE: &str = "disk.kedge";
-/// Nothing is durable but what an operation made so: no case lasts until the commit timer.
+/// Only the operations of a case make changes durable, because no case lasts until the commit
+/// timer.
 const OPTIONS: &str = "commit=300";
 
 struct Machine {
@@ -48,8 +49,8 @@ impl Machine {
         self.place.kedge(["mount", "-o", self.options, IMAGE, "mnt", "--volatile"]).ok();
     }
 
-    /// SIGKILL loses the daemon's memory, and with it what was not flushed. Then the image must be
-    /// whole.
+    /// SIGKILL loses the daemon's memory and with it the unflushed writes. The image must be
+    /// consistent then.
     fn power_off(&mut self) -> Result<(), String> {
         let pid = self.place.info("mnt")["mount"]["pid"].as_i64().unwrap() as i32;
         kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
@@ -127,8 +128,8 @@ fn run_all(cases: Vec<Case>, options: &'static str) {
     assert!(failures.is_empty(), "{} cases fail:\n{}", failures.len(), failures.join("\n\n"));
 }
 
-/// With a writeback cache all bytes stay in the kernel's pages until they are synced, not only
-/// those that were stored through a mapping.
+/// With a writeback cache all written bytes stay in the kernel's pages until a sync, not only those
+/// stored through a mapping.
 #[test]
 fn bytes_alone_hold_below_a_writeback_cache_too() {
     if no_fuse() {
@@ -141,7 +142,7 @@ fn bytes_alone_hold_below_a_writeback_cache_too() {
     run_all(cases, "commit=300,writeback_cache");
 }
 
-/// The operation that the cases left out need is refused as an operation that does not exist.
+/// The omitted cases need reflinks, which are refused as a missing operation.
 #[test]
 fn a_reflink_is_refused_cleanly() {
     if no_fuse() {
@@ -157,8 +158,8 @@ fn a_reflink_is_refused_cleanly() {
     machine.end().unwrap();
 }
 
-/// A kill acts as a power failure: what was not made durable is gone, and what fsync confirmed is
-/// there.
+/// A kill acts as a power failure: changes that were not made durable are lost, and data that fsync
+/// confirmed is there.
 #[test]
 fn a_kill_loses_what_was_not_flushed() {
     if no_fuse() {

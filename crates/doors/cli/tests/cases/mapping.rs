@@ -1,18 +1,18 @@
-//! A file's bytes as memory.
+//! Maps a file's bytes into memory.
 
 use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
 use std::ffi::c_void;
 use std::fs::File;
 use std::io;
 
-/// A whole file, mapped shared. It must not become shorter meanwhile.
+/// A whole file, mapped shared. The file must not become shorter while it is mapped.
 #[allow(dead_code)] // several tests include this file
 pub struct Mapping {
     at: *mut c_void,
     len: usize,
 }
 
-// SAFETY: the memory belongs to the mapping alone, whichever thread has it.
+// SAFETY: only this value owns the mapping, so any thread may hold it.
 unsafe impl Send for Mapping {}
 
 #[allow(dead_code)]
@@ -20,15 +20,16 @@ impl Mapping {
     pub fn of(file: &File) -> io::Result<Mapping> {
         let len = file.metadata()?.len() as usize;
         let prot = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping at a place that the kernel chooses aliases no memory of ours.
+        // SAFETY: a new mapping at an address that the kernel chooses aliases no memory of this
+        // program.
         let at = unsafe { mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, file, 0)? };
         Ok(Mapping { at, len })
     }
 
-    /// Stores bytes. The page faults of the first touch ask the file system for what is there.
+    /// Stores bytes. The page faults of the first access read the pages from the file system.
     pub fn store(&mut self, offset: usize, bytes: &[u8]) {
-        assert!(offset + bytes.len() <= self.len, "a store behind the end of the file");
-        // SAFETY: in the mapping, as just asserted; nobody has a reference into it.
+        assert!(offset + bytes.len() <= self.len, "a store beyond the end of the file");
+        // SAFETY: inside the mapping, as asserted above; no reference into the mapping exists.
         unsafe {
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.at.cast::<u8>().add(offset), bytes.len());
         };

@@ -1,4 +1,4 @@
-//! The operations of a case as system calls.
+//! Runs the operations of a case as system calls.
 
 use crate::mapping::Mapping;
 use kedge_base::{BLOCK_SIZE, IoBuf};
@@ -14,11 +14,11 @@ use std::time::Duration;
 
 type Done = Result<(), String>;
 
-/// Works on a mount, and holds the files that a case keeps open.
+/// Runs operations on a mount and holds the files that a case keeps open.
 pub struct Hands {
     root: PathBuf,
     held: BTreeMap<String, File>,
-    /// Files that a case has stored into through a mapping, which stays.
+    /// The mappings through which a case has stored into files; they stay until the crash.
     mapped: BTreeMap<PathBuf, Mapping>,
 }
 
@@ -48,7 +48,7 @@ impl Hands {
         if path == "." { self.root.clone() } else { self.root.join(path) }
     }
 
-    /// Closes everything: the mount is dead.
+    /// Closes everything, after the mount has died.
     pub fn let_go(&mut self) {
         self.held.clear();
         self.mapped.clear();
@@ -64,7 +64,8 @@ impl Hands {
             "chmod" | "setxattr" | "removexattr" => self.attributes(name, &args),
             "fsync" | "fdatasync" | "sync" | "syncfs" => self.persist(name, &args),
             "mwrite" | "msync" => self.stores(name, &args),
-            // Promises nothing. The caches are those of the whole machine: each crash empties ours.
+            // sync_range promises nothing. drop_caches would drop those of the whole machine, and
+            // each crash empties the caches of this mount anyway.
             "sync_range" | "drop_caches" => Ok(()),
             "sleep" => {
                 let seconds = args.0.first().and_then(Value::as_f64).ok_or("sleep needs seconds")?;
@@ -178,13 +179,13 @@ impl Hands {
         Ok(())
     }
 
-    /// Through a descriptor that cannot write: it must work all the same.
+    /// Syncs through a descriptor that is open only for reading, which must work too.
     fn persist(&self, name: &str, args: &Args<'_>) -> Done {
         let open = |path: &Path| File::open(path).map_err(os);
         match name {
             "fsync" => open(&self.path(args.text(0)?))?.sync_all().map_err(os),
             "fdatasync" => open(&self.path(args.text(0)?))?.sync_data().map_err(os),
-            // sync(2) would write back the file systems of everybody else on the machine as well.
+            // sync(2) would also write back all other file systems of the machine.
             _ => rustix::fs::syncfs(open(&self.root)?).map_err(os),
         }
     }
@@ -217,7 +218,7 @@ fn filled(args: &Args<'_>) -> Result<Vec<u8>, String> {
     Ok(vec![args.number(3)? as u8; args.number(2)? as usize])
 }
 
-/// A second name for the inode itself, also if it is a symlink.
+/// Makes a second name for the inode itself, even if it is a symlink.
 fn link(from: &Path, to: &Path) -> Done {
     let linked: io::Result<()> = fs::hard_link(from, to);
     linked.map_err(os)

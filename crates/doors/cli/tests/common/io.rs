@@ -1,5 +1,5 @@
-//! Ways to reach the bytes of a file that std does not have: shared mappings, and asynchronous IO
-//! by the system calls of libaio.
+//! Access to the bytes of a file that std lacks: shared mappings, and asynchronous IO by the system
+//! calls of libaio.
 
 use kedge_base::IoBuf;
 use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
@@ -7,7 +7,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 
-/// Memory that is mapped from a file, from a page on.
+/// A shared mapping of a file from a page on.
 pub struct Mapping {
     at: *mut u8,
     len: usize,
@@ -68,7 +68,7 @@ struct Iocb {
     event_file: u32,
 }
 
-/// `struct io_event` of the same.
+/// `struct io_event` of `linux/aio_abi.h`.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 struct Event {
@@ -80,7 +80,7 @@ struct Event {
 
 const _: () = assert!(size_of::<Iocb>() == 64 && size_of::<Event>() == 32);
 
-/// Writes that the kernel has got and that may not have completed: their bytes must stay.
+/// Submitted writes that may not have completed, so their buffers must stay valid.
 pub struct Aio {
     context: libc::c_ulong,
     in_flight: Vec<(Box<Iocb>, IoBuf)>,
@@ -94,7 +94,7 @@ impl Aio {
         if made < 0 { Err(io::Error::last_os_error()) } else { Ok(Aio { context, in_flight: Vec::new() }) }
     }
 
-    /// Begins to write blocks; the file is open with `O_DIRECT`.
+    /// Submits a write of blocks; the file must be open with `O_DIRECT`.
     pub fn write(&mut self, file: &File, offset: u64, bytes: IoBuf) -> io::Result<()> {
         const PWRITE: u16 = 1;
         let iocb = Box::new(Iocb {
@@ -106,7 +106,8 @@ impl Aio {
             ..Iocb::default()
         });
         let list: [*const Iocb; 1] = [&raw const *iocb];
-        // SAFETY: the list names one iocb; that and its buffer are kept until it has completed.
+        // SAFETY: the list has one iocb; the iocb and its buffer are kept until the write has
+        // completed.
         let submitted = unsafe { libc::syscall(libc::SYS_io_submit, self.context, 1, list.as_ptr()) };
         if submitted != 1 {
             return Err(io::Error::last_os_error());
@@ -115,7 +116,7 @@ impl Aio {
         Ok(())
     }
 
-    /// Waits for all of them.
+    /// Waits for all submitted writes.
     pub fn wait(&mut self) -> io::Result<()> {
         let mut events = vec![Event::default(); self.in_flight.len()];
         let mut done = 0;

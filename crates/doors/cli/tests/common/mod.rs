@@ -12,7 +12,7 @@ use std::process::{Command, Output, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
 
-/// No run of `kedge` takes longer, on whatever machine: one that does hangs.
+/// A run of `kedge` that takes longer counts as a hang on any machine.
 const KEDGE_LIMIT: Duration = Duration::from_secs(300);
 
 /// The output of a command, which must end within `limit`. Otherwise it and its children are
@@ -31,20 +31,20 @@ pub fn output_within(mut command: Command, limit: Duration) -> std::io::Result<O
     })
 }
 
-/// A copy of `kedge` that other users may run. Another process writes it: a test beside this one
-/// that starts a child while we write would hand it the open file, and a file that is open for
-/// writing cannot be run.
+/// Makes a copy of `kedge` that other users may run. Another process writes the copy: if this
+/// process wrote it, a child that another test starts meanwhile would inherit the open file, and a
+/// file that is open for writing cannot be run.
 pub fn copy_program(to: &Path) {
     let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_kedge")).arg(to).status().unwrap();
     assert!(copied.success(), "cp to {}: {copied}", to.display());
 }
 
-/// Runs a program of a Debian package, which must be there and succeed within `limit`. Answers what
-/// it printed.
+/// Runs a program of a Debian package, which must be installed and succeed within `limit`. Returns
+/// its output.
 #[track_caller]
 pub fn tool(mut command: Command, package: &str, limit: Duration) -> String {
     let name = command.get_program().to_string_lossy().into_owned();
-    // fs_mark and mke2fs may lie where only root looks.
+    // fs_mark and mke2fs may be in directories that only root's PATH has.
     let path = std::env::var("PATH").unwrap_or_default();
     command.env("PATH", format!("{path}:/usr/local/sbin:/usr/sbin:/sbin")).env("LC_ALL", "C");
     let Output { status, stdout, stderr } = match output_within(command, limit) {
@@ -91,7 +91,7 @@ impl Run {
     }
 }
 
-/// A directory of its own for a test, without mounts when it ends.
+/// The directory of a test. Its mounts are ended on drop.
 pub struct Place(tempfile::TempDir);
 
 impl Place {
@@ -115,7 +115,7 @@ impl Place {
         }
     }
 
-    /// The words of one line as arguments.
+    /// Runs `kedge` with the words of one line as arguments.
     pub fn run(&self, line: &str) -> Run {
         self.kedge(line.split(' '))
     }
@@ -127,15 +127,15 @@ impl Place {
         command
     }
 
-    /// Unmounts `mnt`, has the image checked, and mounts it again.
+    /// Unmounts `mnt`, checks the image, and mounts it again.
     #[track_caller]
     pub fn remount(&self, image: &str, options: &str) {
         self.unmount_and_check(image);
         self.run(&format!("mount{options} {image} mnt")).ok();
     }
 
-    /// Unmounts `mnt`, if need be after several tries: a test in another thread may start a
-    /// program, and until that program runs it has all files open that were open at that moment.
+    /// Unmounts `mnt`, with retries: a test in another thread may start a program, which until its
+    /// exec has all files open that were open at the fork.
     #[track_caller]
     pub fn unmount(&self) {
         for _ in 0..100 {
@@ -149,8 +149,8 @@ impl Place {
         panic!("mnt stays in use");
     }
 
-    /// [`Place::unmount_and_check`] after a writeback cache some of whose data was refused.
-    /// Programs have got the error; the unmount reports it too, or there was nothing left to
+    /// [`Place::unmount_and_check`] of a mount with a writeback cache some of whose data was
+    /// refused. Programs have got the error; the unmount reports it too, unless nothing was left to
     /// report.
     #[track_caller]
     pub fn unmount_refused_and_check(&self, image: &str) {
@@ -167,7 +167,7 @@ impl Place {
         assert_eq!(judged.code, 0, "fsck {image}: {}{}", judged.out, judged.err);
     }
 
-    /// Unmounts `mnt` and has the image checked.
+    /// Unmounts `mnt` and checks the image.
     #[track_caller]
     pub fn unmount_and_check(&self, image: &str) {
         self.unmount();
@@ -182,7 +182,7 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        // A test that failed may have left a mount behind, live or dead.
+        // A failed test may have left a mount, live or dead.
         let here = self.0.path().canonicalize().unwrap();
         for mount in kedge_fuse::mounts().into_iter().rev().filter(|m| m.dir.starts_with(&here)) {
             if let Err(e) = kedge_fuse::unmount(&mount.dir, true) {
@@ -203,7 +203,7 @@ pub fn no_fuse() -> bool {
     no
 }
 
-/// Whether the test is left out because it needs root, for the reason that is given.
+/// Whether the test is skipped because it needs root, for the given reason.
 #[track_caller]
 pub fn not_root(why: &str) -> bool {
     let not = !rustix::process::geteuid().is_root();
@@ -218,26 +218,27 @@ pub fn pid(place: &Place, dir: &str) -> Pid {
     Pid::from_raw(info["mount"]["pid"].as_i64().unwrap() as i32).unwrap()
 }
 
-/// Kills the process that serves the mount and waits until the kernel has noticed.
+/// Kills the process that serves the mount and waits until the mount is dead.
 pub fn kill(place: &Place, dir: &str) {
     kill_process(pid(place, dir), Signal::KILL).unwrap();
     until_dead(place, dir);
 }
 
-/// Waits until the kernel knows that nobody serves the mount.
+/// Waits until the kernel knows that the serving process has ended.
 pub fn until_dead(place: &Place, dir: &str) {
-    // Not by stat(2) or by opening the directory, which the kernel goes on answering by itself.
+    // Use statfs(2), because the kernel still serves stat(2) and an open of the directory by
+    // itself.
     until("the mount is dead", || {
         rustix::fs::statfs(place.path(dir)).is_err_and(|e| e == rustix::io::Errno::NOTCONN)
     });
 }
 
-/// For a script in a new namespace of mounts: lets go of the mounts of other tests, which live as
-/// long as any namespace has them.
+/// For a script in a new mount namespace: detaches the mounts of other tests, which live as long as
+/// any namespace has them.
 pub const LET_GO: &str = "for other in $(findmnt -rno TARGET -t fuseblk.kedgefs,fuse.kedgefs || true); do
     umount -l \"$other\"; done\n";
 
-/// Waits for what another process is about to do, on whatever machine.
+/// Waits for an action of another process, long enough for any machine.
 #[track_caller]
 pub fn until(what: &str, mut done: impl FnMut() -> bool) {
     for _ in 0..KEDGE_LIMIT.as_millis() / 10 {

@@ -1,4 +1,4 @@
-//! A directory with one of everything, to be copied.
+//! Makes a directory with every kind of file, to be copied.
 
 use super::{Place, tool};
 use rustix::fs::{CWD, FileType, Mode, Timespec, Timestamps, XattrFlags};
@@ -18,7 +18,7 @@ pub fn set_mtime(path: &Path, sec: i64, nsec: i64) {
     rustix::fs::utimensat(CWD, path, &times, rustix::fs::AtFlags::SYMLINK_NOFOLLOW).unwrap();
 }
 
-/// A directory with one of everything.
+/// Makes a directory with every kind of file.
 pub fn make_source(place: &Place) {
     let at = |name: &str| place.path("source").join(name);
     fs::create_dir_all(at("deep/er/est")).unwrap();
@@ -62,7 +62,7 @@ pub fn make_source(place: &Place) {
     set_mtime(&place.path("source"), 1_300_000_000, 0);
 }
 
-/// rsync finds no difference between the source and a directory.
+/// Asserts that rsync finds no difference between the source and a directory.
 #[track_caller]
 pub fn assert_like_source(place: &Place, dir: &str) {
     let mut command = place.command("rsync");

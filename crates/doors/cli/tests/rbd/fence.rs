@@ -1,5 +1,5 @@
-//! An owner that was stopped, and goes on after another host has taken its image over: none of its
-//! writes lands, it says what happened, and its programs get EIO.
+//! An owner that was stopped and goes on after another host has taken its image over: none of its
+//! writes reaches the image, its mount reports the takeover, and its programs get EIO.
 
 use crate::common::{Place, write_and_fsync};
 use crate::{BLOCKLIST_SECS, Host, cluster, directory, mkfs, until, uri};
@@ -9,7 +9,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use std::path::Path;
 use std::time::Duration;
 
-/// An owner, whose writers are in the middle of something.
+/// A stopped owner with operations of its writers in flight.
 struct Stopped {
     pid: Pid,
     writers: Writers,
@@ -26,10 +26,11 @@ fn stop_in_the_middle(host: &Host, dir: &Path, uri: &str, seed: u64) -> Stopped 
     Stopped { pid, writers, acked }
 }
 
-/// Goes on, and ends with errors. Answers what the writers had begun.
+/// Continues the stopped owner, whose writers end with errors. Returns the operations that the
+/// writers had begun.
 fn goes_on(host: &Host, dir: &Path, old: Stopped) -> Snapshot {
     kill_process(old.pid, Signal::CONT).unwrap();
-    // Each of them does something that needs the device.
+    // Each writer soon needs the device.
     until("the fenced mount refuses its writers", || old.writers.ended());
     let begun = old.writers.stop();
     let errors = begun.errors();
@@ -47,7 +48,7 @@ fn goes_on(host: &Host, dir: &Path, old: Stopped) -> Snapshot {
     begun
 }
 
-/// The number of everything that lies in the image.
+/// A checksum of the whole image.
 fn checksum(cluster: &Cluster, image: &str) -> String {
     let mut command = cluster.command("sh");
     command.args(["-euc", "rbd -c \"$0\" export --no-progress \"rbd/$1\" - | sha256sum"]);
@@ -84,8 +85,8 @@ fn an_owner_that_was_stopped_never_writes_again() {
     beta.unmount(&dir);
 }
 
-/// The entry that breaking a lock makes by itself has expired long ago, and nobody has the image:
-/// whatever lands now comes from the old owner.
+/// The blocklist entry that breaking a lock adds has expired, and no host has the image open: any
+/// change of the image now comes from the old owner.
 #[test]
 fn an_owner_that_was_stopped_for_long_never_writes_again() {
     let Some(cluster) = cluster() else { return };
@@ -97,7 +98,7 @@ fn an_owner_that_was_stopped_for_long_never_writes_again() {
     beta.mount(&dir, &uri, &["--takeover"]);
     write_and_fsync(&beta.seen(&dir).join("shared"), b"the new owner's");
     beta.unmount(&dir);
-    // The monitor looks for expired entries every few seconds.
+    // The monitor removes expired entries every few seconds.
     std::thread::sleep(Duration::from_secs(u64::from(BLOCKLIST_SECS) + 6));
     let before = checksum(&cluster, "expired");
     goes_on(&alpha, &dir, old);

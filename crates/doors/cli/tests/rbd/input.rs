@@ -1,4 +1,4 @@
-//! What users get wrong, and clusters that do not answer: one clear line each, in bounded time.
+//! Mistakes of users and clusters that do not respond: each gives one clear line, in bounded time.
 
 use crate::common::{Place, write_and_fsync};
 use crate::{Host, cluster, directory, mkfs, until, uri};
@@ -7,13 +7,13 @@ use kedge_sim::writers::{Writers, verify_after};
 use rustix::process::{Signal, kill_process};
 use std::path::{Path, PathBuf};
 
-/// A command line that is refused, by its words.
+/// Runs a command that must be refused with these words.
 #[track_caller]
 fn refused(host: &Host, words: &[&str], code: i32, said: &[&str]) {
     host.kedge(words).refused(code, said);
 }
 
-/// The configuration with these settings, as a file of its own.
+/// Writes the configuration with additional settings to a new file.
 fn conf_with(cluster: &Cluster, place: &Place, name: &str, settings: &str) -> PathBuf {
     let conf = std::fs::read_to_string(cluster.conf()).unwrap();
     let path = place.path(name);
@@ -36,7 +36,7 @@ fn what_is_not_there_or_not_allowed_is_named() {
     mount(&format!("rbd:rbd/none?id={USER}&conf={conf}"), &["rbd:rbd/none", "does not exist"]);
     mount(&format!("rbd:rbd/none?id=nobody&conf={conf}"), &["client.nobody"]);
     mount("rbd:rbd/none?conf=/nonexistent", &["/nonexistent", "No such file"]);
-    // A key that is none of the cluster's.
+    // A key that the cluster does not know.
     let keys = place.path("keys");
     let mut forge = cluster.command("ceph-authtool");
     forge.arg("-C").arg(&keys).args(["--gen-key", "-n", "client.fs"]);
@@ -44,7 +44,7 @@ fn what_is_not_there_or_not_allowed_is_named() {
     let other = conf_with(&cluster, &place, "other.conf", &format!("keyring = {}", keys.display()));
     let wrong = format!("rbd:rbd/none?id={USER}&conf={}", other.display());
     mount(&wrong, &["connect as client.fs", "Permission denied"]);
-    // A monitor that is not there.
+    // A monitor that does not exist.
     let other = conf_with(&cluster, &place, "away.conf", "mon_host = [v2:10.77.0.1:9/0]");
     let away = format!("rbd:rbd/none?id={USER}&conf={}&timeout=2", other.display());
     mount(&away, &["connect as client.fs", "timed out"]);
@@ -76,11 +76,11 @@ fn images_that_are_not_ours_are_left_alone() {
     let host = Host::new(&cluster, "alpha");
     let mnt = directory(&place, "mnt");
     let mnt = mnt.to_str().unwrap();
-    // Empty, and without the lock.
+    // An image that is empty and lacks the exclusive-lock feature.
     let plain = uri(&cluster, "plain");
     cluster.rbd(&["create", "--size", "64M", "--image-feature", "layering", "rbd/plain"]).unwrap();
     refused(&host, &["mkfs", &plain], 1, &["rbd:rbd/plain", "no exclusive lock", "feature enable"]);
-    // Of another file system.
+    // An image of another file system.
     let file = place.path("ext4");
     let mut make = place.command("mke2fs");
     make.args(["-q", "-t", "ext4"]).arg(&file).arg("32M");
@@ -89,24 +89,25 @@ fn images_that_are_not_ours_are_left_alone() {
     let foreign = uri(&cluster, "foreign");
     refused(&host, &["mount", &foreign, mnt], 1, &["rbd:rbd/foreign", "no KedgeFS magic"]);
     refused(&host, &["mkfs", &foreign], 1, &["rbd:rbd/foreign", "ext4", "-f"]);
-    // Shrunk between two mounts.
+    // An image that was shrunk between two mounts.
     let shrunk = uri(&cluster, "shrunk");
     mkfs(&host, &shrunk, &["--size", "64M"]);
     cluster.rbd(&["resize", "--no-progress", "--allow-shrink", "--size", "32M", "rbd/shrunk"]).unwrap();
     refused(&host, &["mount", &shrunk, mnt], 1, &["rbd:rbd/shrunk", "truncated"]);
-    // A snapshot is for reading.
+    // A snapshot can only be read.
     let owned = uri(&cluster, "owned");
     mkfs(&host, &owned, &["--size", "64M"]);
     cluster.rbd(&["snap", "create", "--no-progress", "rbd/owned@one"]).unwrap();
     let snapshot = owned.replace("owned", "owned@one");
     refused(&host, &["mount", &snapshot, mnt], 1, &["owned@one", "for reading alone"]);
     refused(&host, &["mount", "-o", "ro", &owned.replace("owned", "owned@two"), mnt], 1, &["No such file"]);
-    // Whoever had it mounted is named to all who would use it. Nobody knows that he is dead.
+    // Every command names the owner that had the image mounted, because the cluster does not know
+    // that the owner is dead.
     let dir = directory(&place, "owner");
     let owner = host.mount(&dir, &owned, &[]);
     kill_process(owner, Signal::KILL).unwrap();
     let other = Host::new(&cluster, "beta");
-    // Each waits for 15 seconds: the lock might be given back.
+    // Each command waits for 15 seconds, because the lock might be released.
     std::thread::scope(|scope| {
         for (words, code) in [
             (vec!["mkfs", "-f", &owned], 1),
@@ -121,8 +122,8 @@ fn images_that_are_not_ours_are_left_alone() {
     });
 }
 
-/// The image loses its end while it is mounted: programs get errors for what lay there, and what is
-/// before it can still be read.
+/// The image is truncated while it is mounted: programs get errors for data beyond the new end, and
+/// can still read the data before it.
 #[test]
 fn an_image_that_shrinks_under_its_mount_gives_errors() {
     let Some(cluster) = cluster() else { return };
@@ -144,7 +145,7 @@ fn an_image_that_shrinks_under_its_mount_gives_errors() {
     let e = e.expect("48 MiB do not fit into 24");
     assert!(matches!(e.raw_os_error(), Some(libc::EIO | libc::EINVAL)), "{e}");
     assert_eq!(std::fs::read(host.seen(&dir).join("early")).unwrap(), b"early");
-    // It was not closed well, or it was; it does not hang.
+    // The close may succeed or fail, but it must not hang.
     let ended = host.kedge(["umount".as_ref(), dir.as_os_str()]);
     assert!(matches!(ended.code, 0 | 1), "{}", ended.err);
     refused(&host, &["mount", &uri, dir.to_str().unwrap()], 1, &["truncated"]);
@@ -157,12 +158,12 @@ fn a_cluster_that_is_down_is_waited_for_and_not_for_ever() {
     let host = Host::new(&cluster, "alpha");
     let (dir, uri) = (directory(&place, "mnt"), uri(&cluster, "down"));
     mkfs(&host, &uri, &["--size", "64M"]);
-    // At the mount.
+    // The cluster is down at the mount.
     cluster.pause().unwrap();
     let run = host.kedge(["mount", "-o", "rbd_timeout=6", &uri, dir.to_str().unwrap()]);
     cluster.resume().unwrap();
     run.refused(1, &["rbd:rbd/down", "connect as client.fs", "timed out"]);
-    // Later, and it comes back in time: programs wait.
+    // The cluster hangs later and comes back in time: programs wait.
     host.mount(&dir, &uri, &["-o", "rbd_timeout=600"]);
     let writers = Writers::start(&host.backend(&dir), 2, "patient", 5).unwrap();
     until("the writers are at work", || writers.operations() > 10);
@@ -179,7 +180,8 @@ fn a_cluster_that_is_down_is_waited_for_and_not_for_ever() {
     goes_down(&cluster, &host, &dir, &uri);
 }
 
-/// It comes back too late: the mount says what happened and gives the lock to whoever fences it.
+/// The cluster comes back too late: the mount reports that, and another owner can fence it and take
+/// the lock.
 fn goes_down(cluster: &Cluster, host: &Host, dir: &Path, uri: &str) {
     host.mount(dir, uri, &["-o", "rbd_timeout=6"]);
     assert!(host.info(dir)["device"].as_str().unwrap().ends_with("timeout=6"));
@@ -205,8 +207,8 @@ fn goes_down(cluster: &Cluster, host: &Host, dir: &Path, uri: &str) {
     host.fsck(uri);
 }
 
-/// A snapshot of a mounted image is one moment of it, as a crash leaves it. Many may read it, while
-/// the owner writes.
+/// A snapshot of a mounted image is its state at one moment, as a crash leaves it. Several hosts
+/// may read it while the owner writes.
 #[test]
 fn a_snapshot_of_a_mounted_image_is_a_moment_of_it() {
     let Some(cluster) = cluster() else { return };
@@ -215,7 +217,7 @@ fn a_snapshot_of_a_mounted_image_is_a_moment_of_it() {
     let (dir, uri) = (directory(&place, "mnt"), uri(&cluster, "pictured"));
     mkfs(&alpha, &uri, &["--size", "128M"]);
     alpha.mount(&dir, &uri, &[]);
-    // Beside the mount it can be scrubbed, and nobody changes it.
+    // While it is mounted the image can be scrubbed but not changed.
     let scrubbed = alpha.kedge(["scrub".as_ref(), dir.as_os_str()]).ok();
     assert!(scrubbed.ends_with("clean\n"), "{scrubbed}");
     refused(&alpha, &["tune", "-L", "new", &uri], 1, &["is mounted on", "mnt"]);
@@ -224,7 +226,7 @@ fn a_snapshot_of_a_mounted_image_is_a_moment_of_it() {
     let writers = Writers::start(&alpha.backend(&dir), 3, "w", 7).unwrap();
     until("the writers are at work", || writers.operations() > 60);
     let other = directory(&place, "other");
-    // Nobody takes an image from a live mount of this host; that can be ended.
+    // A takeover from a live mount of the same host is refused, because that mount can be ended.
     let words = ["mount", "--takeover", &uri, other.to_str().unwrap()];
     refused(&alpha, &words, 1, &["in use", "mounted on", "mnt"]);
     let acked = writers.snapshot();
@@ -246,8 +248,8 @@ fn a_snapshot_of_a_mounted_image_is_a_moment_of_it() {
     alpha.fsck(&uri);
 }
 
-/// A snapshot that is taken while the mount is frozen needs no replay, and has what was written
-/// without an fsync, too.
+/// A snapshot that is taken while the mount is frozen needs no replay, and also has the data
+/// written without an fsync.
 #[test]
 fn a_snapshot_of_a_frozen_image_is_clean() {
     let Some(cluster) = cluster() else { return };

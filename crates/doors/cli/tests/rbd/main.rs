@@ -1,9 +1,9 @@
 //! Mounts on a Ceph cluster that the tests start (`kedge_ceph`): programs while an OSD dies, hosts
-//! that die and are taken over, owners that were fenced, and what users get wrong.
+//! that die and are taken over, owners that were fenced, and mistakes of users.
 //!
-//! A host is a set of namespaces (mounts, network, host name) with a cable to the cluster. What
-//! runs there sees neither the mounts nor the processes' addresses of the others. The tests take
-//! turns: some of them stop the cluster.
+//! A host is a set of namespaces (mounts, network, host name) with a cable to the cluster. Its
+//! processes see neither the mounts nor the network addresses of other hosts. The tests run one at
+//! a time, because some of them stop the cluster.
 
 #![allow(clippy::unwrap_used)]
 
@@ -27,11 +27,10 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(300);
-/// Seconds after which an entry of the blocklist expires if nobody says for how long it is to last:
-/// an hour elsewhere.
+/// Seconds after which a blocklist entry without a given time expires; Ceph's default is an hour.
 const BLOCKLIST_SECS: u32 = 2;
 
-/// The cluster, for one test at a time. `None`: there is none, and that was said.
+/// The cluster, for one test at a time. `None`, after a report, if there is no cluster.
 #[track_caller]
 fn cluster() -> Option<MutexGuard<'static, Cluster>> {
     static CLUSTER: OnceLock<Mutex<Cluster>> = OnceLock::new();
@@ -53,7 +52,7 @@ fn cluster() -> Option<MutexGuard<'static, Cluster>> {
     Some(CLUSTER.get_or_init(start).lock())
 }
 
-/// Waits for what others are about to do.
+/// Waits for an action of another process.
 #[track_caller]
 fn until(what: &str, mut done: impl FnMut() -> bool) {
     for _ in 0..12_000 {
@@ -65,21 +64,20 @@ fn until(what: &str, mut done: impl FnMut() -> bool) {
     panic!("not within 2 minutes: {what}");
 }
 
-/// Whether the long forms are asked for.
+/// Whether the long forms of the tests are requested.
 fn long() -> bool {
     std::env::var_os("KEDGE_LONG").is_some_and(|v| v == "1")
 }
 
-/// The URI of an image that no other test has.
+/// The URI of an image of this name, which no other test uses.
 fn uri(cluster: &Cluster, name: &str) -> String {
     format!("rbd:rbd/{name}?id={USER}&conf={}", cluster.conf().display())
 }
 
-/// A machine of its own, so far as namespaces make one. Processes that serve its mounts end with
-/// it.
+/// A simulated machine made of namespaces. Processes that serve its mounts are killed on drop.
 pub struct Host {
     anchor: Child,
-    /// Of the processes that serve mounts.
+    /// The pids of the processes that serve mounts.
     served: Mutex<Vec<Pid>>,
 }
 
@@ -87,8 +85,8 @@ impl Host {
     fn new(cluster: &Cluster, name: &str) -> Host {
         static HOSTS: AtomicU32 = AtomicU32::new(2);
         let address = format!("10.77.0.{}", HOSTS.fetch_add(1, Relaxed));
-        // The anchor ends with the thread that started it, whatever happens to that. `read` waits
-        // for a line that never comes.
+        // The anchor process ends with the thread that started it, whatever ends that thread.
+        // `read` waits for a line that is never sent.
         let script = "echo \"$0\" >/proc/sys/kernel/hostname; echo up; read line";
         let mut anchor = Command::new("unshare")
             .args(["--mount", "--net", "--uts", "--propagation", "private"])
@@ -103,7 +101,7 @@ impl Host {
         Host { anchor, served: Mutex::default() }
     }
 
-    /// A command that will run there.
+    /// A command that will run on the host.
     fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new("nsenter");
         command.arg(format!("--target={}", self.anchor.id())).args(["--mount", "--net", "--uts", "--"]);
@@ -122,7 +120,7 @@ impl Host {
         }
     }
 
-    /// Mounts, and remembers who serves.
+    /// Mounts, and records the pid of the serving process.
     #[track_caller]
     fn mount(&self, dir: &Path, uri: &str, words: &[&str]) -> Pid {
         let mut args = vec!["mount"];
@@ -159,7 +157,7 @@ impl Host {
         assert_eq!(judged.code, 0, "fsck {uri}: {}{}", judged.out, judged.err);
     }
 
-    /// What is there under a path, from here.
+    /// The path at which this process sees a path of the host.
     fn seen(&self, path: &Path) -> PathBuf {
         PathBuf::from(format!("/proc/{}/root{}", self.anchor.id(), path.display()))
     }
@@ -172,7 +170,7 @@ impl Host {
 impl Drop for Host {
     fn drop(&mut self) {
         for pid in self.served.lock().iter() {
-            // Most have ended, and another process may have their number.
+            // Most of these processes have ended, and another process may have the pid.
             let name = std::fs::read_to_string(format!("/proc/{pid}/comm"));
             if name.is_ok_and(|name| name.trim() == "kedge")
                 && let Err(e) = kill_process(*pid, Signal::KILL)
@@ -187,20 +185,20 @@ impl Drop for Host {
     }
 }
 
-/// A directory of the place, with its full name.
+/// Makes a directory of the place and returns its canonical path.
 fn directory(place: &Place, name: &str) -> PathBuf {
     let path = place.path(name).canonicalize().unwrap_or_else(|_| place.path(name));
     std::fs::create_dir_all(&path).unwrap();
     path
 }
 
-/// Makes the image anew.
+/// Makes the image.
 fn mkfs(host: &Host, uri: &str, words: &[&str]) {
     let made = host.kedge(["mkfs"].iter().chain(words).chain(&[uri]));
     assert_eq!(made.code, 0, "mkfs {uri}: {}{}", made.out, made.err);
 }
 
-/// Runs a shell script on a host, and answers what it printed. It must succeed.
+/// Runs a shell script on a host, which must succeed, and returns its output.
 #[track_caller]
 fn script(host: &Host, text: &str, args: &[&OsStr]) -> String {
     let mut command = host.command("sh");

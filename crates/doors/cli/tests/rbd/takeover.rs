@@ -1,5 +1,5 @@
-//! The process that serves a mount is killed in the middle of log writes and of checkpoints, and
-//! another host takes the image over: fsck finds nothing, and all that was acknowledged is there.
+//! The process that serves a mount is killed during log writes and checkpoints, and another host
+//! takes the image over: fsck finds no error, and all acknowledged data is there.
 
 use crate::common::Place;
 use crate::{Host, cluster, directory, long, mkfs, until, uri};
@@ -15,17 +15,17 @@ const ROUNDS: u64 = 4;
 const ROUNDS_LONG: u64 = 50;
 const WRITERS: usize = 3;
 
-/// What a mount had done when it was killed.
+/// The work of a mount at the time it was killed.
 struct Killed {
     acked: Snapshot,
     begun: Snapshot,
-    /// Background checkpoints that were complete: another had begun, or was about to.
+    /// The number of completed background checkpoints; another had begun or was about to begin.
     checkpoints: u64,
 }
 
-/// Mounts on a host, has writers work there, and kills the mount. In every other round the cluster
-/// hangs at that moment: writes of the log or of a checkpoint are on their way, and arrive when
-/// their sender is dead.
+/// Mounts on a host, runs writers there, and kills the mount. In every other round the cluster
+/// hangs at that moment, so that writes of the log or of a checkpoint are in flight and arrive
+/// after the death of their sender.
 fn round(cluster: &kedge_ceph::Cluster, host: &Host, dir: &Path, number: u64, rng: &mut SmallRng) -> Killed {
     let backend = host.backend(dir);
     let writers = Writers::start(&backend, WRITERS, &format!("round{number}-"), rng.random()).unwrap();
@@ -60,7 +60,7 @@ fn another_host_takes_over_what_a_killed_one_left() {
     let hosts = [Host::new(&cluster, "alpha"), Host::new(&cluster, "beta")];
     let (dir, uri) = (directory(&place, "mnt"), uri(&cluster, "takeover"));
     mkfs(&hosts[0], &uri, &["--size", "256M", "--log-size", "4M"]);
-    // A checkpoint begins when a hundredth of the log is in use: there is nearly always one.
+    // A checkpoint begins when a hundredth of the log is in use, so one nearly always runs.
     hosts[0].mount(&dir, &uri, &["-o", "async_checkpoint=99"]);
     let (mut past, mut checkpoints, mut fsyncs) = (Vec::new(), 0, 0);
     let rounds = if long() { ROUNDS_LONG } else { ROUNDS };
@@ -78,7 +78,7 @@ fn another_host_takes_over_what_a_killed_one_left() {
         }
         new.unmount(&dir);
         new.fsck(&uri);
-        // The dead mount goes, and the next round's is made.
+        // Detach the dead mount, and make the mount of the next round.
         old.kedge(["umount".as_ref(), dir.as_os_str()]).refused(1, &["the serving process had died"]);
         new.mount(&dir, &uri, &["-o", "async_checkpoint=99"]);
     }
