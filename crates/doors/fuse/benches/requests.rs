@@ -1,6 +1,6 @@
 //! Measures the cost of the transport: common sequences on the file system in memory, in
-//! microseconds and in requests, for the choices that [`FuseOptions`] leaves open. `cargo bench -p
-//! kedge-fuse --bench requests [-- CHOICE]`
+//! microseconds and in requests, for different [`FuseOptions`]. `cargo bench -p kedge-fuse --bench
+//! requests [-- CHOICE]`
 
 #[path = "../tests/memfs/mod.rs"]
 mod memfs;
@@ -40,7 +40,7 @@ fn main() {
     let wanted = std::env::args().skip(1).find(|arg| !arg.starts_with('-')).unwrap_or_default();
     let choices: Vec<_> = choices.into_iter().filter(|(name, _)| name.contains(&wanted)).collect();
     let mut best: Vec<Vec<Measured>> = choices.iter().map(|_| Vec::new()).collect();
-    // The choices take turns, and the best turn counts, since the load of the machine varies.
+    // The choices alternate, and the best round counts, because the load of the machine varies.
     for _ in 0..ROUNDS {
         for ((_, options), best) in choices.iter().zip(&mut best) {
             let round = run(options);
@@ -61,7 +61,7 @@ fn main() {
     }
 }
 
-/// One sequence, per file or write.
+/// The result of one sequence, per file or write.
 struct Measured {
     what: &'static str,
     micros: f64,

@@ -1,9 +1,9 @@
-//! The floor of every measurement on a mount: a file system in memory, behind the same server and
-//! transport as KedgeFS, which makes nothing durable. What it needs for an operation is what the
-//! kernel's interface costs. `null DIR [LOG]` serves the mount on DIR until it is unmounted.
+//! The lower bound of every measurement on a mount: a file system in memory, with the same server
+//! and transport as KedgeFS, that makes nothing durable. Its time for an operation is the cost of
+//! the kernel's interface. `null DIR [LOG]` serves the mount on DIR until it is unmounted.
 //!
-//! With LOG, a file, each fsync costs what the least possible log would: a durable write of 4 KiB
-//! that begins after the call, shared by all who asked before it began.
+//! With LOG, a file, each fsync costs as much as with the smallest possible log: a durable write of
+//! 4 KiB that begins after the call and is shared by all fsyncs that were called before it began.
 
 #[path = "../tests/memfs/mod.rs"]
 mod memfs;
@@ -26,14 +26,14 @@ fn main() -> io::Result<()> {
     let mut fs = MemFs::new();
     fs.on_fsync = log.map(|log| group_commit(log.as_ref())).transpose()?;
     let temp = tempfile::tempdir()?;
-    // A mount by root goes through a block device, as that of KedgeFS does.
+    // A mount by root uses a block device, as with KedgeFS.
     let image = temp.path().join("null");
     File::create(&image)?.set_len(1 << 20)?;
     let session = mount(&image, dir.as_ref(), &FuseOptions::default()).map_err(Error::other)?;
     session.run(fs)
 }
 
-/// One thread writes, one block after another, round the file.
+/// One thread writes one block after another, wrapping at the end of the file.
 fn group_commit(log: &Path) -> io::Result<OnFsync> {
     let device = FileDevice::open(log, OpenOptions::default()).map_err(Error::other)?;
     let blocks = device.geometry().size / BLOCK_SIZE as u64;
@@ -53,7 +53,7 @@ fn group_commit(log: &Path) -> io::Result<OnFsync> {
         }
     })?;
     Ok(Arc::new(move |done| {
-        // An error drops `done`, which answers EIO.
+        // An error drops `done`, which makes the fsync fail with EIO.
         let _ = asked.send(done);
     }))
 }

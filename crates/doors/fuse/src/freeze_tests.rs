@@ -9,7 +9,7 @@ use parking_lot::{Condvar, Mutex};
 use std::thread::JoinHandle;
 use zerocopy::IntoBytes;
 
-/// Keeps the replies: unique and error.
+/// Records the replies: unique and error.
 #[derive(Default)]
 struct Wire {
     replies: Mutex<Vec<(u64, i32)>>,
@@ -45,7 +45,7 @@ impl Transport for Wire {
 }
 
 impl Wire {
-    /// Waits for `count` replies, and takes them.
+    /// Waits for `count` replies and removes them.
     fn take(&self, count: usize) -> Vec<(u64, i32)> {
         let mut replies = self.replies.lock();
         while replies.len() < count {
@@ -56,7 +56,7 @@ impl Wire {
     }
 }
 
-/// A server whose one worker is the test's thread, and the thread for late jobs.
+/// A server whose only worker is the test's thread, and the thread for parked requests.
 struct Bench {
     wire: Arc<Wire>,
     fs: FileSystem,
@@ -98,7 +98,7 @@ impl Bench {
         self.send_as(0, opcode, nodeid, body)
     }
 
-    /// As the thread `pid`.
+    /// Sends a request as the thread `pid`.
     fn send_as(&mut self, pid: u32, opcode: u32, nodeid: u64, body: &[u8]) -> u64 {
         self.unique += 1;
         let len = 40 + body.len() as u32;
@@ -125,7 +125,7 @@ impl Bench {
         replies[0].1
     }
 
-    /// As a user who neither serves the mount nor is root.
+    /// Sends an ioctl as a user who neither serves the mount nor is root.
     fn ioctl_as_stranger(&mut self, cmd: u32) -> i32 {
         let asked = abi::IoctlIn { cmd, ..abi::IoctlIn::new_zeroed() };
         let body = [asked.as_bytes(), &[0; 4]].concat();
@@ -141,14 +141,14 @@ impl Bench {
         self.ioctl(IOC_FREEZE, &seconds.to_ne_bytes())
     }
 
-    /// Nothing is kept any more. A reply goes out a little before its request is dropped.
+    /// Waits until no request is parked. A reply is sent a little before its request is dropped.
     fn nothing_parked(&self) {
         while self.server().late.as_ref().unwrap().parked() > 0 {
             std::thread::yield_now();
         }
     }
 
-    /// As a session does at its end.
+    /// Ends the server as a session does.
     fn end(&mut self) {
         let server = self.server.take().unwrap();
         server.destroy();
@@ -158,7 +158,7 @@ impl Bench {
     }
 }
 
-/// The only worker parks any number of changes, and still answers all else.
+/// The only worker parks any number of changes and still serves all other requests.
 #[test]
 fn more_writers_than_workers_wait_while_reads_and_the_thaw_go_on() {
     const WRITES: u64 = 200;
@@ -182,7 +182,7 @@ fn more_writers_than_workers_wait_while_reads_and_the_thaw_go_on() {
     let parked = bench.server().late.as_ref().unwrap().parked();
     assert!(parked > WRITES * size_of::<Parked>() as u64, "{parked}");
     assert!(bench.wire.replies.lock().is_empty());
-    // Whatever is no change is answered. Nobody reads the times of a frozen file system's files.
+    // Requests that change nothing are served.
     let ino = bench.ino.0;
     for (opcode, node, body) in [
         (op::GETATTR, ino, vec![0; 16]),
@@ -211,8 +211,8 @@ fn more_writers_than_workers_wait_while_reads_and_the_thaw_go_on() {
     bench.end();
 }
 
-/// Each request that there is, and whether it waits for a thaw. Those whose arguments decide come
-/// with each answer.
+/// Every kind of request, and whether it waits for a thaw. If the arguments decide, both cases are
+/// listed.
 fn requests() -> Vec<(String, u32, Vec<u8>, bool)> {
     const CHANGES: [u32; 15] = [
         op::SETATTR,
@@ -254,7 +254,7 @@ fn requests() -> Vec<(String, u32, Vec<u8>, bool)> {
         (ioctl(IOC_THAW), false),
     ];
     let told = told.into_iter().map(|((what, opcode, body), waits)| (what, opcode, body, waits));
-    // One more: what is not known yet.
+    // One opcode more than those that are known.
     let opcodes = (0..=abi::OPCODES as u32).filter(|opcode| !matches!(*opcode, op::OPEN | op::IOCTL));
     let of_opcode = |opcode: u32| {
         let waits = CHANGES.contains(&opcode);
@@ -263,7 +263,7 @@ fn requests() -> Vec<(String, u32, Vec<u8>, bool)> {
     told.chain(opcodes.map(of_opcode)).collect()
 }
 
-/// A change that is not taken for one would hold up a worker, at the gate of the file system.
+/// A change that is not recognised would block a worker at the gate of the file system.
 #[test]
 fn changes_and_nothing_else_wait_for_the_thaw() {
     for no_open in [true, false] {
@@ -271,7 +271,7 @@ fn changes_and_nothing_else_wait_for_the_thaw() {
         assert_eq!(bench.freeze(0), 0);
         let mut waiting = Vec::new();
         for (what, opcode, body, waits) in requests() {
-            // Without opens these two are refused.
+            // Without opens these two requests are refused.
             let waits = waits && !(no_open && matches!(opcode, op::CREATE | op::OPEN));
             let header = InHeader { opcode, nodeid: Ino::ROOT.0, ..InHeader::new_zeroed() };
             let is_change = bench.server().is_change(&Request { header, body: &body, token: 0 });
@@ -307,7 +307,7 @@ fn what_waits_is_bounded_but_for_the_kernels_cache() {
     bench.end();
 }
 
-/// Requests of all who wait fit: each has one, and it is small.
+/// A small request is always parked, because each waiting thread has only one.
 #[test]
 fn small_requests_always_find_room() {
     let mut bench = Bench::new(100);
@@ -322,9 +322,9 @@ fn small_requests_always_find_room() {
     bench.end();
 }
 
-/// Whoever is being killed gets EINTR, and the change is not made, also if the kernel's word of it
-/// comes first. Everybody else goes on waiting, and a request that was interrupted but never waits
-/// is forgotten.
+/// A thread that is being killed gets EINTR, and its change is not made, even if the INTERRUPT
+/// arrives before the request. All other threads go on waiting, and an interrupt whose request is
+/// never parked is forgotten.
 #[test]
 fn an_interrupted_change_of_the_killed_is_given_up() {
     let mut bench = Bench::new(PARKED_MAX);
@@ -356,7 +356,7 @@ fn an_interrupted_change_of_the_killed_is_given_up() {
     bench.end();
 }
 
-/// Its numbers are those of other processes.
+/// The numbers in a /proc of another pid namespace name other processes.
 #[test]
 fn a_foreign_proc_tells_of_no_caller_that_it_is_killed() {
     let foreign = tempfile::tempdir().unwrap();
@@ -367,8 +367,8 @@ fn a_foreign_proc_tells_of_no_caller_that_it_is_killed() {
     assert!(!is_killed(foreign.path(), gone));
 }
 
-/// A request that was interrupted but is not parked is looked for a bounded number of times, and
-/// one that is parked as long as it is.
+/// An interrupt is kept for a bounded number of checks if its request is not parked, and as long as
+/// its request is parked.
 #[test]
 fn interrupts_are_forgotten() {
     let waiting = Waiting::default();
@@ -388,12 +388,12 @@ fn a_freeze_with_a_time_ends_by_itself() {
     let write = bench.write(0, b"x", 0);
     assert_eq!(bench.wire.take(1), [(write, 0)]);
     assert!(bench.fs.frozen_since().is_none());
-    // A thaw before that ends the time, too.
+    // An earlier thaw also cancels the time limit.
     assert_eq!((bench.freeze(3600), bench.ioctl(IOC_THAW, &[]), bench.freeze(0)), (0, 0, 0));
     bench.end();
 }
 
-/// A clock whose rests take no time.
+/// A clock whose sleeps take no time.
 #[derive(Default)]
 struct Restless(ManualClock);
 
@@ -411,7 +411,8 @@ impl Clock for Restless {
     }
 }
 
-/// A thaw that finds no space on the host of the image leaves it frozen. Nobody else would thaw it.
+/// An automatic thaw that finds no space on the image's host is retried, because no other caller
+/// may ever thaw the file system.
 #[test]
 fn a_freeze_with_a_time_ends_when_the_host_has_space() {
     let place = tempfile::tempdir().unwrap();
@@ -433,7 +434,7 @@ fn a_freeze_with_a_time_ends_when_the_host_has_space() {
     assert!(timers.thaw.is_none() && fs.frozen_since().is_none());
 }
 
-/// The end of the mount answers what waits, with an error, and leaves the image as it is.
+/// At the end of the mount parked requests fail, and the image stays unchanged.
 #[test]
 fn the_end_of_the_mount_answers_what_waits() {
     let mut bench = Bench::new(PARKED_MAX);

@@ -16,7 +16,7 @@ fn no_flag_is_set_while_an_open_can_store() {
     assert_eq!(barred(&opens), Some(libc::ETXTBSY));
     opens.release(FILE);
     assert_eq!(barred(&opens), None);
-    // One that failed holds nothing.
+    // A failed open leaves no count.
     drop(opens.store(FILE).unwrap());
     assert_eq!(barred(&opens), None);
     assert!(opens.0.lock().is_empty());

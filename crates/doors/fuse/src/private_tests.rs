@@ -45,7 +45,8 @@ fn a_name_is_reached_through_the_directory_however_long_its_path_is() {
     let client = open().connect("x", Duration::from_secs(1)).unwrap();
     bound.listener().accept().unwrap();
     drop(client);
-    // Moved away, and another put there: the descriptor stays.
+    // The directory is renamed and another takes its place; the descriptor still refers to the
+    // first.
     let dir = open();
     let aside = place.path().join("aside");
     std::fs::rename(&path, &aside).unwrap();

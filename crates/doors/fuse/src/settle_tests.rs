@@ -10,12 +10,12 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 use zerocopy::{FromBytes, FromZeros};
 
-/// Keeps the replies: unique and error. Panics when it is told to notify.
+/// Records the replies: unique and error. Can be set to panic at a notification.
 #[derive(Default)]
 struct Wire {
     replies: Mutex<Vec<(u64, i32)>>,
     panics: AtomicBool,
-    /// The inodes whose pages are not written for now.
+    /// The inodes whose invalidation blocks.
     stuck: Mutex<Vec<u64>>,
     released: Condvar,
 }
@@ -25,7 +25,7 @@ impl Wire {
         self.replies.lock().iter().find(|(to, _)| *to == unique).map(|(_, error)| *error)
     }
 
-    /// Waits for the answer.
+    /// Waits for the reply to a request.
     fn await_answer(&self, unique: u64) -> i32 {
         for _ in 0..30_000 {
             if let Some(error) = self.answer(unique) {
@@ -89,8 +89,8 @@ fn job(wire: &Arc<Wire>, unique: u64, ino: Ino, then: Then) -> SettledJob {
     SettledJob { reply: Reply::new(wire.clone(), Arc::default(), &request), ino, from: 0, then }
 }
 
-/// Of a frozen file system: the pages of one file are not written before the thaw, and chattr waits
-/// for it. Who looks at other files does not.
+/// While the file system is frozen the pages of one file are not written, and chattr of that file
+/// waits for the thaw. Requests for other files do not wait.
 #[test]
 fn a_file_whose_pages_are_not_written_holds_up_no_other() {
     let (fs, ino) = file_system();
@@ -120,8 +120,8 @@ fn a_file_whose_pages_are_not_written_holds_up_no_other() {
     server.join().unwrap();
 }
 
-/// The lseek that met the panic gets EIO, and so do later ones: no caller waits for a thread that
-/// is gone.
+/// The lseek during the panic gets EIO, and later lseeks are served: no caller waits for a thread
+/// that has ended.
 #[test]
 fn a_panic_answers_its_caller_and_those_behind_it_and_shuts_the_file_system_down() {
     let (fs, ino) = file_system();
@@ -139,7 +139,7 @@ fn a_panic_answers_its_caller_and_those_behind_it_and_shuts_the_file_system_down
     wire.panics.store(true, SeqCst);
     assert_eq!(ask(2), -libc::EIO);
     wire.panics.store(false, SeqCst);
-    // It is still answered: an operation that only reads works after a shutdown.
+    // A later lseek still gets a reply: an operation that only reads may work after a shutdown.
     let _either = ask(3);
     assert!(fs.create(Ino::ROOT, b"other", 0o644, OWNER).is_err(), "the file system is shut down");
     drop(send);

@@ -3,7 +3,7 @@ use parking_lot::Mutex;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicU32;
 
-/// A number that no file system has.
+/// A device number that no file system has.
 fn device() -> String {
     static MADE: AtomicU32 = AtomicU32::new(0);
     format!("test:{}:{}", std::process::id(), MADE.fetch_add(1, SeqCst))
@@ -39,7 +39,7 @@ fn what_is_asked_is_answered_until_it_ends() {
     let status = Status::start(&device, teller(), None).unwrap();
     assert_eq!(ask(&here, "known").unwrap().len(), 100_000);
     assert_eq!(ask(&here, "unknown"), None);
-    // Clients that ask nothing, or too much, are got rid of.
+    // Clients that send nothing, or too much, are disconnected.
     drop(connection(&here));
     let mut rude = connection(&here);
     rude.write_all(&[b'x'; 10 * QUESTION_MAX]).unwrap();
@@ -49,7 +49,7 @@ fn what_is_asked_is_answered_until_it_ends() {
     drop(silent);
     drop(status);
     assert_eq!(ask(&here, "known"), None);
-    // The name is free again, and a name that a killed process left is taken over.
+    // The name is free again. The name of a socket that a killed process left is taken over.
     let stale = PrivateDir::make().unwrap().listen(&socket_name(&device)).unwrap();
     let status = Status::start(&device, teller(), None).unwrap();
     drop(stale);
@@ -74,7 +74,7 @@ fn visitors_come_with_their_message() {
     assert_eq!(&text, b"kedge-beside\n");
 }
 
-/// A socket whose queue is full and that nobody accepts at, and one that sends a byte now and then.
+/// A listener with a full queue that never accepts, and a server that sends single bytes slowly.
 #[test]
 fn asking_is_bounded_whatever_the_other_end_does() {
     let clock = SystemClock::default();

@@ -1,4 +1,4 @@
-//! How mounts begin and end.
+//! Tests how mounts begin and end.
 
 #![allow(clippy::unwrap_used)]
 

@@ -1,4 +1,4 @@
-//! The server behind a real mount: what programs see through the kernel.
+//! The server on a real mount: the behaviour that programs see through the kernel.
 
 #![allow(clippy::unwrap_used)]
 
@@ -21,8 +21,8 @@ use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt, Permi
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Both kinds of mount, without and with a writeback cache, with and without what may be switched
-/// off.
+/// Both kinds of mount, without and with a writeback cache, with and without the features that can
+/// be switched off.
 fn all() -> Vec<FuseOptions> {
     let mut all = both();
     let simple = all.iter().map(|o| FuseOptions {
@@ -141,7 +141,7 @@ fn content_and_size() {
         let want: String = (0..100).map(|i| format!("{i:03}")).collect();
         assert_eq!(fs::read_to_string(m.path("f")).unwrap(), want);
 
-        // Cut and grown: zeros after the cut.
+        // A file that is truncated and extended has zeros after the cut.
         let f = OpenOptions::new().read(true).write(true).open(m.path("f")).unwrap();
         f.set_len(10).unwrap();
         f.set_len(20).unwrap();
@@ -153,13 +153,13 @@ fn content_and_size() {
     }
 }
 
-/// Files that were created and never opened again: their content must not depend on an OPEN.
+/// Files that are created and not opened again: their content must not depend on an OPEN.
 #[test]
 fn exclusive_creation() {
     for options in all() {
         let m = Mounted::new(&options);
         let new = || OpenOptions::new().write(true).create_new(true).mode(0o400).open(m.path("f"));
-        // The mode forbids writing to later opens, not to the creator.
+        // The mode forbids writing for later opens, but not for the creating open.
         new().unwrap().write_all(b"x").unwrap();
         assert_eq!(new().unwrap_err().kind(), ErrorKind::AlreadyExists);
         assert_eq!(fs::metadata(m.path("f")).unwrap().mode() & 0o7777, 0o400);
@@ -194,7 +194,7 @@ fn unlinked_files_live_while_open() {
         drop(f);
         wait_for("the orphan goes with its last close", || m.fs.inodes() == 1);
 
-        // A nameless file that gets a name stays.
+        // A nameless file that gets a name is kept.
         let f = rustix::fs::open(m.dir(), OFlags::TMPFILE | OFlags::RDWR, Mode::from(0o600)).unwrap();
         rustix::io::write(&f, b"tmp").unwrap();
         assert_eq!(m.fs.inodes(), 2);
@@ -229,7 +229,7 @@ fn large_files_are_read_in_large_requests() {
             assert!(piece.iter().all(|&b| b == 7));
         }
         let reads = m.requests("READ") - before;
-        // With read-ahead of 128 KiB there are eight for each mebibyte.
+        // With a read-ahead of 128 KiB there would be eight READs for each mebibyte.
         assert!((1..=2 * MIB).contains(&reads), "{reads} READs for {MIB} MiB");
     }
 }
@@ -333,13 +333,13 @@ fn privilege_is_dropped() {
         rustix::fs::chown(m.path("f"), Some(Uid::from_raw(65534)), None).unwrap();
         assert_eq!(mode(), 0o777, "{options:?}");
         suid(0o6777);
-        // Only a process without CAP_FSETID loses the bits by writing.
+        // Only a write by a process without CAP_FSETID clears the bits.
         as_nobody(&format!("exec 3>>'{0}'; echo x >&3", m.path("f").display()), &m, &options);
         if options.privileged == Some(true) {
             assert_eq!(mode(), 0o777, "{options:?}");
             suid(0o2767);
             as_nobody(&format!(": > '{}'", m.path("f").display()), &m, &options);
-            // Where the kernel drops the bits it leaves this one.
+            // If the kernel clears the bits, it leaves the set-group-id bit.
             let written = if options.handle_killpriv { 0o767 } else { 0o2767 };
             assert_eq!(mode(), written, "written from outside of the group, {options:?}");
             rustix::fs::chown(m.path("f"), None, Some(Gid::from_raw(65534))).unwrap();
@@ -419,7 +419,7 @@ fn sparse_files() {
             OpenOptions::new().read(true).write(true).create(true).truncate(true).open(m.path("f")).unwrap();
         f.write_all_at(b"x", 1 << 20).unwrap();
         f.write_all_at(b"x", 3 << 20).unwrap();
-        // Nothing of it has been flushed by us.
+        // The test has flushed none of the data.
         let seek = |from| rustix::fs::seek(&f, from);
         use rustix::fs::SeekFrom::{Data, Hole};
         assert_eq!(seek(Data(0)), Ok(1 << 20), "{options:?}");
@@ -441,7 +441,7 @@ fn sparse_files() {
     }
 }
 
-/// A store through a shared mapping is data, though the kernel has not written it yet.
+/// A store through a shared mapping counts as data, although the kernel has not written it yet.
 #[test]
 fn stores_through_a_mapping_are_found() {
     use rustix::fs::SeekFrom::{Data, Hole};
@@ -465,7 +465,7 @@ fn stores_through_a_mapping_are_found() {
     }
 }
 
-/// What fails is counted by operation and errno.
+/// Failed requests are counted by operation and errno.
 #[test]
 fn failures_are_counted() {
     for options in both() {
@@ -482,7 +482,7 @@ fn failures_are_counted() {
     }
 }
 
-/// Several lseeks at once, each of which needs WRITEs answered, on two workers.
+/// Several concurrent lseeks, each of which needs replies to WRITEs, on two workers.
 #[test]
 fn seeks_do_not_starve_workers() {
     for options in gathering() {
@@ -539,14 +539,14 @@ fn fsync_holds_no_worker() {
     }
 }
 
-/// What a writeback cache sends along with an fsync is a change of times only.
+/// The SETATTR that a writeback cache sends with an fsync changes only times.
 #[test]
 fn flushed_times_are_times_only() {
     for options in gathering() {
         let m = Mounted::new(&options);
         let mut f = File::create(m.path("f")).unwrap();
         m.fs.take_setattrs();
-        // A tick of the clock later: else the times are the ones that the file was made with.
+        // Wait for a tick of the clock, so that the times differ from those of the creation.
         std::thread::sleep(Duration::from_millis(30));
         f.write_all(b"x").unwrap();
         f.sync_all().unwrap();
@@ -564,7 +564,7 @@ fn flushed_times_are_times_only() {
     }
 }
 
-/// Below a writeback cache write(2) to an open file asks the server nothing.
+/// With a writeback cache write(2) to an open file sends no request.
 #[test]
 fn writes_are_cached() {
     for options in gathering() {
@@ -576,7 +576,7 @@ fn writes_are_cached() {
             f.write_all(b"more").unwrap();
         }
         let after = m.requests("GETXATTR") + m.requests("GETATTR");
-        // Asking for the counters is a request or two itself.
+        // Reading the counters takes a request or two itself.
         assert!(after - before <= 4, "{}", after - before);
         assert_eq!(m.requests("WRITE"), 0);
     }
@@ -589,10 +589,10 @@ fn drop_caches() {
     drop(drop_caches_alone());
 }
 
-/// No other test drops the caches before the guard is dropped: they are those of the whole machine.
+/// Drops the caches of the whole machine. No other test drops them until the guard is dropped.
 fn drop_caches_alone() -> MutexGuard<'static, ()> {
     let alone = CACHES.lock();
-    // Without root the tests see the kernel's memory only, which is less of a test but still one.
+    // Without root the caches stay, so the tests check only the kernel's cached state.
     if is_root("the caches of the kernel are not dropped") {
         fs::write("/proc/sys/vm/drop_caches", "3").unwrap();
     }

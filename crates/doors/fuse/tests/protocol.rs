@@ -1,5 +1,5 @@
-//! The server with a kernel that sends invalid requests: every request is answered once, and
-//! nothing panics.
+//! The server with a kernel that sends invalid requests: every request gets one reply, and nothing
+//! panics.
 
 #![allow(clippy::unwrap_used)]
 
@@ -17,7 +17,7 @@ use std::io;
 use std::sync::Arc;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-/// Replies as the kernel would get them: unique, error, payload.
+/// Records the replies that the kernel would get: unique, error, payload.
 #[derive(Default)]
 struct Wire {
     replies: Mutex<Vec<(u64, i32, Vec<u8>)>>,
@@ -70,12 +70,12 @@ impl Bench {
         Bench { wire, server, fs, unique: 0, out: IoBuf::zeroed(256) }
     }
 
-    /// What comes back for a request: none, or the error and the payload.
+    /// Sends a request. Returns the error and the payload of the reply, or `None` without a reply.
     fn send(&mut self, opcode: u32, nodeid: u64, body: &[u8]) -> Option<(i32, Vec<u8>)> {
         self.send_as(InHeader { opcode, nodeid, ..InHeader::new_zeroed() }, body)
     }
 
-    /// The same with more in the header.
+    /// Sends a request with the other fields of this header.
     fn send_as(&mut self, header: InHeader, body: &[u8]) -> Option<(i32, Vec<u8>)> {
         self.unique += 1;
         let (opcode, len) = (header.opcode, 40 + body.len() as u32);
@@ -97,7 +97,7 @@ fn both() -> [FuseOptions; 2] {
     [FuseOptions::default(), open]
 }
 
-/// A generator whose seed is in the test: the sequence is the same each time.
+/// A generator with a fixed seed, so that the sequence is the same each time.
 struct Random(u64);
 
 impl Random {
@@ -122,8 +122,9 @@ fn nonsense_is_refused() {
         bench.fs_file();
         for _ in 0..100_000 {
             let opcode = random.below(60) as u32;
-            // Forgetting what was not given out is the file system's to catch; once INIT has agreed
-            // on a writeback cache, LSEEK is answered by a thread that is not there.
+            // The file system must catch a FORGET without a pin, and after an INIT that negotiates
+            // a writeback cache a thread that does not run here would serve LSEEK. So these opcodes
+            // are left out.
             if matches!(opcode, op::INIT | op::FORGET | op::BATCH_FORGET | op::INTERRUPT) {
                 continue;
             }
@@ -186,7 +187,7 @@ fn names_end_and_have_no_slash() {
         assert_eq!(bench.send(op::LOOKUP, 1, name).unwrap().0, -libc::EINVAL, "{name:?}");
         assert_eq!(bench.send(op::UNLINK, 1, name).unwrap().0, -libc::EINVAL, "{name:?}");
     }
-    // A write that promises more than it brings.
+    // A WRITE whose size exceeds its data.
     let write = abi::WriteIn { size: 5, ..abi::WriteIn::new_zeroed() };
     assert_eq!(bench.send(op::WRITE, 1, &[write.as_bytes(), b"four"].concat()).unwrap().0, -libc::EINVAL);
 }
@@ -203,13 +204,13 @@ fn lookups_pin_and_forgets_unpin() {
     assert_eq!(lookup(&mut bench, 1, b"a\0").nodeid, 2);
     assert_eq!(lookup(&mut bench, 1, b"a\0").generation, 1);
     assert_eq!(bench.fs.pins(2), 2);
-    // As a server of file handles asks: by number, and for the parent.
+    // The lookups for an NFS server: by inode number, and of the parent.
     assert_eq!(lookup(&mut bench, 2, b".\0").nodeid, 2);
     assert_eq!(lookup(&mut bench, 3, b"..\0").nodeid, 1);
     assert_eq!(bench.fs.listings(), 0, "a look for the parent reads no directory");
     assert_eq!(bench.send(op::LOOKUP, 99, b".\0").unwrap().0, -libc::ENOENT);
     assert_eq!(bench.fs.pins(2), 3);
-    // A name that is not there is an answer to be remembered.
+    // The kernel may cache that a name does not exist.
     let none = lookup(&mut bench, 1, b"none\0");
     assert_eq!((none.nodeid, none.entry_valid), (0, 3600));
     assert_eq!(bench.send(op::FORGET, 2, &2u64.to_ne_bytes()), None);
@@ -222,7 +223,7 @@ fn lookups_pin_and_forgets_unpin() {
         (0, 1),
         "the root's pins are not the kernel's to give back"
     );
-    // More promised than sent: what was sent counts.
+    // A count above the number of entries sent: only the entries sent are processed.
     lookup(&mut bench, 1, b"a\0");
     assert_eq!(bench.send(op::BATCH_FORGET, 0, &[batch.as_bytes(), two[..1].as_bytes()].concat()), None);
     assert_eq!(bench.fs.pins(2), 0);
@@ -282,7 +283,7 @@ fn init_agrees_on_what_both_have() {
     assert_eq!(out.flags & abi::init::ATOMIC_O_TRUNC, 0, "would lose O_TRUNC");
     assert_ne!(ask(open.clone(), 7, 45, u32::MAX).unwrap().flags & abi::init::ATOMIC_O_TRUNC, 0);
     assert_eq!(ask(open.clone(), 7, 31, 1).unwrap().flags, 1);
-    // Of the flags behind the first 32 two, and those only with the extension.
+    // Two of the flags from bit 32 on are used, and only with the extension.
     let idmap = if rustix::process::geteuid().is_root() { abi::init2::ALLOW_IDMAP } else { 0 };
     let [old, new] = [43, 44].map(|minor| ask_both(open.clone(), 7, minor, u32::MAX, u32::MAX).unwrap());
     assert_eq!((old.flags2, new.flags2), (idmap, idmap | abi::init2::NO_EXPORT_SUPPORT));
@@ -294,7 +295,7 @@ fn init_agrees_on_what_both_have() {
     assert_eq!(ask(open, 6, 99, 0).unwrap_err(), -libc::EPROTO);
 }
 
-/// The kernel may have put the first SETXATTR together before it knew what INIT agrees on.
+/// The kernel may have built the first SETXATTR before it had the reply to INIT.
 #[test]
 fn an_attribute_may_be_set_before_init_is_answered() {
     let mut fs = MemFs::new();
@@ -316,7 +317,7 @@ fn an_attribute_may_be_set_before_init_is_answered() {
     }
 }
 
-/// Kernels before 5.13 pass the ioctl on for whoever can open the file.
+/// Kernels before 5.13 pass the ioctl on for any caller that can open the file.
 #[test]
 fn flags_are_set_only_if_the_kernel_has_asked_who_may() {
     const SETFLAGS: u32 = 0x4008_6602;
@@ -327,7 +328,7 @@ fn flags_are_set_only_if_the_kernel_has_asked_who_may() {
         assert_eq!(bench.send(op::INIT, 0, init.as_bytes()).unwrap().0, 0);
         [SETFLAGS, FSSETXATTR].map(|cmd| {
             let asked = abi::IoctlIn { cmd, ..abi::IoctlIn::new_zeroed() };
-            // No argument: whoever looks at it finds it malformed.
+            // The request has no argument, so code that parses it finds it malformed.
             bench.send(op::IOCTL, 1, asked.as_bytes()).unwrap().0
         })
     };
@@ -335,7 +336,7 @@ fn flags_are_set_only_if_the_kernel_has_asked_who_may() {
     assert!(answers(34).iter().all(|answer| *answer != -libc::EOPNOTSUPP), "{:?}", answers(34));
 }
 
-/// As the kernel sends requests where idmapped mounts are permitted.
+/// Requests as the kernel sends them where idmapped mounts are permitted.
 #[test]
 fn requests_without_ids_make_no_inode_and_rights_are_capabilities() {
     let mut bench = Bench::new(FuseOptions::default());
@@ -353,7 +354,7 @@ fn requests_without_ids_make_no_inode_and_rights_are_capabilities() {
     let all = abi::TrimRange { len: u64::MAX, ..abi::TrimRange::new_zeroed() };
     let trim = [trim.as_bytes(), all.as_bytes()].concat();
     let mut asked_by = |uid, pid| bench.send_as(header(op::IOCTL, uid, uid, pid), &trim).unwrap().0;
-    // The file system in memory has nothing to trim.
+    // The file system in memory does not support trim, so a permitted caller gets EOPNOTSUPP.
     let own = rustix::thread::gettid().as_raw_nonzero().get() as u32;
     let uid = rustix::process::geteuid().as_raw();
     assert_eq!(asked_by(uid, 0), -libc::EPERM, "a uid alone gives no right");
@@ -372,13 +373,13 @@ fn requests_without_ids_make_no_inode_and_rights_are_capabilities() {
         "setpriv --reuid 65534 --regid 65534 --clear-groups",
         "setpriv --bounding-set -all",
         "setpriv --bounding-set -sys_admin",
-        // All capabilities, there.
+        // All capabilities, but in another user namespace.
         "unshare --user --map-root-user",
         "unshare --user --keep-caps",
     ] {
         let mut words = less.split(' ').chain(["sleep", "1000"]);
         let mut program = std::process::Command::new(words.next().unwrap()).args(words).spawn().unwrap();
-        // Until it runs, it is root's.
+        // Wait for the exec: before it the process still has root's rights.
         let name = format!("/proc/{}/comm", program.id());
         while std::fs::read_to_string(&name).unwrap() != "sleep\n" {
             assert!(program.try_wait().unwrap().is_none(), "{less}: ended");
@@ -389,7 +390,7 @@ fn requests_without_ids_make_no_inode_and_rights_are_capabilities() {
         program.kill().unwrap();
         program.wait().unwrap();
     }
-    // The kernel's own threads have all capabilities, and act for others.
+    // Kernel threads have all capabilities, but act for other processes.
     match std::fs::read_to_string("/proc/2/comm") {
         Ok(name) if name == "kthreadd\n" => assert_eq!(asked_by(abi::NO_ID, 2), -libc::EPERM),
         _ => kedge_base::skip::note("no thread of the kernel is seen here"),
@@ -416,7 +417,7 @@ fn messages_that_are_no_requests() {
     assert!(Request::parse(&header.as_bytes()[..39], 0).is_none());
     assert!(Request::parse(&[header.as_bytes(), &[0]].concat(), 0).is_none());
     assert!(Request::parse(OutHeader::default().as_bytes(), 0).is_none());
-    // The data of a write begins on a page.
+    // The data of a WRITE begins at a page boundary.
     let mut buf = RequestBuf::new();
     let start = buf.as_mut_bytes().as_ptr() as usize;
     assert_eq!((start + size_of::<InHeader>() + size_of::<abi::WriteIn>()) % 4096, 0);

@@ -1,4 +1,4 @@
-//! Which worker receives: requests that wait for one another, and a mount that nobody uses.
+//! Which worker receives: requests that wait for one another, and an idle mount.
 
 #![allow(clippy::unwrap_used)]
 
@@ -14,7 +14,7 @@ use std::fs;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A file system whose lookups of `waits…` wait for one of `comes`, and what they do before.
+/// A file system whose lookups of `waits…` call `before` and then wait for a lookup of `comes`.
 fn waiting(before: fn()) -> MemFs {
     let gate = Arc::new((Mutex::new(false), Condvar::new()));
     let mut fs = MemFs::new();
@@ -34,7 +34,7 @@ fn waiting(before: fn()) -> MemFs {
     fs
 }
 
-/// As many requests wait for another one as there are workers but one. Answers the worker's
+/// All workers except one serve requests that wait for a further request. Returns the workers'
 /// counters: turns passed on, turns taken away.
 fn overtake(options: &FuseOptions, before: fn()) -> (u64, u64) {
     let options = FuseOptions { workers: Some(4), ..options.clone() };
@@ -44,7 +44,8 @@ fn overtake(options: &FuseOptions, before: fn()) -> (u64, u64) {
             let path = m.path(&format!("waits{i}"));
             scope.spawn(move || assert!(!fs::exists(path).unwrap()));
         }
-        // Only when all three are being served: this one must find a worker, too.
+        // Send this request only when all three are being served, because it must find a worker
+        // too.
         while m.requests("LOOKUP") < 3 {
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -61,20 +62,19 @@ fn a_request_overtakes_those_that_say_that_they_wait() {
     }
 }
 
-/// Not every wait is known. A worker that just does not come back is noticed.
+/// A worker that waits without announcing it is detected.
 #[test]
 fn a_request_overtakes_those_that_hang() {
     for options in both() {
-        // A machine under load may make the watcher take the turn of a worker that only was not
-        // running.
+        // On a busy machine the watcher may also take the turn of a worker that was merely not
+        // scheduled.
         let (passed, taken) = overtake(&options, || {});
         assert_eq!(passed, 0);
         assert!(taken >= 3, "{taken}");
     }
 }
 
-/// Two workers are enough for a request that waits for another one, also where they share a
-/// channel.
+/// Two workers suffice for a request that waits for another request, even if they share a channel.
 #[test]
 fn two_workers_suffice() {
     for options in both() {
@@ -90,7 +90,7 @@ fn two_workers_suffice() {
     }
 }
 
-/// A mount that nobody uses neither polls nor watches.
+/// An idle mount neither polls nor watches.
 #[test]
 fn an_idle_mount_does_nothing() {
     for options in both() {
@@ -98,12 +98,12 @@ fn an_idle_mount_does_nothing() {
         for i in 0..500 {
             fs::write(m.path(&format!("f{i}")), "x").unwrap();
         }
-        // One request, since requests that follow each other closely teach a worker to poll.
+        // Make only one request, because requests in close succession make a worker poll.
         let work = || {
             let stats = m.control("system.kedgefs.stats");
             ["polls", "sleeps", "ticks"].map(|name| mounted::number(&stats, name)).iter().sum::<u64>()
         };
-        // The pauses between are longer than any patience.
+        // The pauses in between are longer than any adaptive spin.
         for _ in 0..10 {
             std::thread::sleep(Duration::from_millis(20));
             work();
@@ -111,7 +111,7 @@ fn an_idle_mount_does_nothing() {
         let before = work();
         std::thread::sleep(Duration::from_millis(300));
         let after = work();
-        // The last of one look, the first two of the other, with the watcher's looks at each.
+        // The work of reading the counters twice, with the watcher's ticks.
         assert!(after - before < 20, "{} in a third of a second", after - before);
     }
 }

@@ -16,7 +16,7 @@ const BLOCK: u64 = 4096;
 struct Node {
     attr: Attr,
     blocks: BTreeMap<u64, Box<[u8; BLOCK as usize]>>,
-    /// By cookie, as readdir walks.
+    /// The entries by cookie, in readdir's order.
     entries: BTreeMap<u64, (Vec<u8>, u64)>,
     /// The cookies of `entries` by name.
     names: BTreeMap<Vec<u8>, u64>,
@@ -93,11 +93,11 @@ pub type OnFsync = Arc<dyn Fn(Done) + Send + Sync>;
 pub struct MemFs {
     state: Arc<Mutex<State>>,
     clock: Arc<SystemClock>,
-    /// Answers each fsync, at once or later.
+    /// Completes each fsync, immediately or later.
     pub on_fsync: Option<OnFsync>,
     /// Called with the name of each lookup, before it is done.
     pub on_lookup: Option<OnLookup>,
-    /// What it says at INIT. It has none.
+    /// The result of `has_acls`, for INIT. The file system supports no lists.
     pub acls: bool,
 }
 
@@ -122,12 +122,12 @@ impl MemFs {
         fs
     }
 
-    /// Inodes that exist, named or pinned.
+    /// The number of inodes, named or pinned.
     pub fn inodes(&self) -> usize {
         self.state.lock().nodes.len()
     }
 
-    /// Directories that were listed, which moves their access times.
+    /// The number of directory listings, each of which changes an access time.
     pub fn listings(&self) -> u64 {
         self.state.lock().listings
     }
@@ -194,8 +194,7 @@ impl MemFs {
         if parent.find(name).is_some() {
             return Err(Error::Exists);
         }
-        // The group of a set-group-ID directory is inherited: the file system does that, not the
-        // transport.
+        // The file system, not the transport, inherits the group of a set-group-ID directory.
         let (mut mode, mut owner) = (mode, owner);
         if parent.attr.mode & 0o2000 != 0 {
             owner.gid = parent.attr.gid;

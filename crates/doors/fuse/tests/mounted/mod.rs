@@ -1,6 +1,7 @@
-//! A mount of the file system in memory that cleans up after itself when a test fails. It does not
-//! survive a kill: this process is server and client, and the kernel closes its files on the mount
-//! only after the server's threads are gone. Then use `/sys/fs/fuse/connections/<number>/abort`.
+//! A mount of the file system in memory that is cleaned up even if a test fails, but not if the
+//! test is killed: this process is server and client, and the kernel closes its files on the mount
+//! only after the server's threads have ended. In that case use
+//! `/sys/fs/fuse/connections/<number>/abort`.
 #![allow(dead_code, clippy::unwrap_used)]
 
 use crate::memfs::MemFs;
@@ -9,8 +10,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 
-/// Tests that need FUSE fail without it, unless told otherwise, so that it is noticed if they do
-/// not run.
+/// Whether tests with FUSE are switched off. Otherwise they fail without FUSE, so that a missing
+/// run is noticed.
 #[track_caller]
 pub fn no_fuse() -> bool {
     let no = std::env::var_os("KEDGE_NO_FUSE").is_some_and(|v| v == "1");
@@ -20,7 +21,7 @@ pub fn no_fuse() -> bool {
     no
 }
 
-/// Whether the tests run as root. If not, what they leave out is reported.
+/// Whether the tests run as root. If not, reports what is left out.
 #[track_caller]
 pub fn is_root(what: &str) -> bool {
     let root = rustix::process::geteuid().is_root();
@@ -34,7 +35,7 @@ pub struct Mounted {
     pub fs: MemFs,
     pub point: MountPoint,
     server: Option<JoinHandle<io::Result<()>>>,
-    // Dropped last: the mount point is in it.
+    // Dropped last, because it contains the mount point.
     pub temp: tempfile::TempDir,
 }
 
@@ -69,7 +70,7 @@ impl Mounted {
         Ok(self.server.take().expect("unmounted once").join().unwrap())
     }
 
-    /// The mount's own count of a request.
+    /// The mount's own counter of a request.
     pub fn requests(&self, name: &str) -> u64 {
         number(&self.control("system.kedgefs.stats"), name)
     }
@@ -82,7 +83,7 @@ impl Mounted {
     }
 }
 
-/// The number of that name in a JSON text; 0 if there is none.
+/// The number with this name in a JSON text; 0 if it is missing.
 pub fn number(json: &str, name: &str) -> u64 {
     let key = format!("\"{name}\":");
     let Some(at) = json.find(&key) else { return 0 };
