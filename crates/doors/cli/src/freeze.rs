@@ -29,7 +29,7 @@ pub fn freeze(args: FreezeArgs) -> Result<ExitCode> {
     let dir = open(&args.dir)?;
     // Check first, because on a frozen mount the next call may wait for the thaw.
     let info: serde_json::Value = serde_json::from_str(&mounts::attribute(&args.dir, mounts::XATTR_INFO)?)
-        .with_context(|| format!("read what {} says of itself", args.dir.display()))?;
+        .with_context(|| format!("read the state of {}", args.dir.display()))?;
     if !info["frozen_since"].is_null() {
         bail!("{} is frozen already", args.dir.display());
     }

@@ -21,7 +21,7 @@ pub struct Args {
 }
 
 pub fn run(args: Args) -> Result<ExitCode> {
-    // Without asking the mount: all its workers may wait for a device that hangs.
+    // Send no request to the mount, because all its workers may wait for a device that hangs.
     let is_dir = !is_remote(&args.target)?
         && kedge_fuse::is_dir(&args.target)
             .map_err(std::io::Error::from)

@@ -101,7 +101,7 @@ pub fn apply(dir: &Path, lists: &[String], unnamed: Flags) -> Result<ExitCode> {
         None => bail!("{} is not a mount point", dir.display()),
     };
     let info: Value = serde_json::from_str(&mounts::attribute(dir, mounts::XATTR_INFO)?)
-        .with_context(|| format!("read what {} says of itself", dir.display()))?;
+        .with_context(|| format!("read the state of {}", dir.display()))?;
     refuse_fixed(&asked, &kernel, &mount, &info)?;
     let (now, wanted) = flags(&ours, &mount, unnamed);
     if info["read_only"] == true && !wanted.contains(MountFlags::RDONLY) {

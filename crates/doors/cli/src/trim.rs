@@ -1,4 +1,4 @@
-//! `kedge trim`: gives the free space of a mount back to its device or host.
+//! `kedge trim`: returns the free space of a mount to its device or host.
 
 use anyhow::{Context, Result, bail};
 use kedge_host::mounts;
@@ -10,7 +10,7 @@ use std::process::ExitCode;
 
 #[derive(clap::Args, Debug)]
 pub struct Args {
-    /// Leave free runs alone that are smaller than this
+    /// Skip free runs that are smaller than this
     #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "0")]
     min: u64,
     /// The mount point

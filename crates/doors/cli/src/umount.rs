@@ -55,7 +55,11 @@ pub fn run(args: Args) -> Result<ExitCode> {
     if mount.is_foreign() {
         // The image and pid that a foreign mount reports are not trusted, so neither is read or
         // waited for.
-        tracing::info!("{}: a mount of user {:?}, who closes the image", dir.display(), mount.owner);
+        tracing::info!(
+            "{}: a mount of user {:?}, whose process closes the image",
+            dir.display(),
+            mount.owner
+        );
         engine::unmount(&dir)?;
         return Ok(ExitCode::SUCCESS);
     }
@@ -202,7 +206,7 @@ struct Before {
 
 fn mount_json(dir: &Path, name: &str) -> Result<serde_json::Value> {
     let text = mounts::attribute(dir, name)?;
-    serde_json::from_str(&text).with_context(|| format!("read what {} says of itself", dir.display()))
+    serde_json::from_str(&text).with_context(|| format!("read the state of {}", dir.display()))
 }
 
 fn before(dir: &Path) -> Result<Before> {

@@ -226,7 +226,7 @@ fn a_program_that_waits_can_be_killed() {
         kill_process(process(child), Signal::USR1).unwrap();
     }
     let all = parked(&place);
-    std::thread::sleep(Duration::from_millis(300)); // several looks at the callers
+    std::thread::sleep(Duration::from_millis(300)); // several checks of the callers
     assert_eq!(parked(&place), all, "a signal that does not kill has ended a change");
     for child in [&mut create, &mut write] {
         kill_process(process(child), Signal::KILL).unwrap();

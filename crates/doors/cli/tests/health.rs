@@ -103,7 +103,7 @@ fn a_full_image_does_not_fill_the_log() {
     }
     assert!(refused > 80, "{refused} writes were refused");
     let lines = syslog.lines();
-    assert!(lines.len() <= 4, "who wrote was told, and that is enough: {lines:?}");
+    assert!(lines.len() <= 4, "the writers got the errors, so few lines suffice: {lines:?}");
     run(&place, "umount mnt").ok();
 }
 

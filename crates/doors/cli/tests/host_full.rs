@@ -170,7 +170,7 @@ fn an_unmount_by_force_gives_up_what_does_not_fit() {
         assert!(grow.status().unwrap().success(), "grow the tmpfs");
         let run = host.0.run("mount host/disk.kedge mnt");
         assert_eq!(run.code, 0, "{}", run.err);
-        assert!(run.err.contains("2 files"), "the mount tells it: {}", run.err);
+        assert!(run.err.contains("2 files"), "the mount reports it: {}", run.err);
         assert_eq!(fs::read(host.path("mnt/kept")).unwrap(), b"kept");
         let cost = accepted.iter().filter(|(path, bytes)| {
             let found = fs::read(path).unwrap();

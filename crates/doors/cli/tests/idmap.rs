@@ -201,7 +201,7 @@ fn ids_are_mapped_in_both_directions() {
         lists(&place);
         rights(&place);
         // A child that another test has just started may still have the mount's files open.
-        until("nobody uses the mount", || {
+        until("no process uses the mount", || {
             unmount(place.path("mapped"), UnmountFlags::NOFOLLOW) != Err(Errno::BUSY)
         });
         place.remount("disk.kedge", options);

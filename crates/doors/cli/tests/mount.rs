@@ -26,7 +26,7 @@ fn create_mount_write_unmount_and_find_it_again() {
     assert_eq!(
         fs::read(place.path("mnt/d/file")).unwrap(),
         vec![7; 300_000],
-        "an image that exists is not made anew"
+        "an existing image is not replaced"
     );
     place.run("umount mnt").ok();
 }

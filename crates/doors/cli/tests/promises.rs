@@ -182,7 +182,7 @@ fn failing_device(options: &str) {
     std::fs::remove_file(place.path("faults")).unwrap();
     for promise in PROMISES {
         if let Err(e) = keep(&path(promise), promise, 0, &new) {
-            println!("{options} {promise:?}: told once more: {e}");
+            println!("{options} {promise:?}: reported once more: {e}");
             keep(&path(promise), promise, 0, &new).unwrap();
         }
     }

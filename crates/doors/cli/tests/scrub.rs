@@ -150,7 +150,7 @@ fn beside_a_mount_that_writes() {
             certain += u32::from(run.code == 0);
         }
         scrubs += 1;
-        assert!(scrubs < 1000, "{certain} certain answers, generation {}", generation(&place));
+        assert!(scrubs < 1000, "{certain} certain results, generation {}", generation(&place));
     }
     stop.store(true, Ordering::Relaxed);
     assert!(writer.join().unwrap() > 0);

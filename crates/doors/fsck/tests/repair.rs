@@ -470,7 +470,7 @@ fn a_leaf_that_a_user_put_into_a_file_is_not_taken() {
         assert!(damaged.bytes(place.byte_offset(), NODE_SIZE) == bytes, "the leaf lies where it says");
         assert_eq!(newest(&damaged).checkpoint.generation, generation);
         let root = newest(&damaged).checkpoint;
-        assert!(root.root_level > 0, "there are leaves to look for");
+        assert!(root.root_level > 0, "there are leaves to search for");
         damaged.corrupt(root.root.byte_offset(), |b| b[..BLOCK_SIZE].fill(0));
 
         let device = Arc::new(damaged);

@@ -30,7 +30,7 @@ fn a_mount_of_another_user_is_foreign() {
     };
     for kind in ["fuse", "fuse.kedgefs", "fuse.other"] {
         assert!(mount(kind, &format!("user_id={},group_id=0", me + 1)).is_foreign(), "{kind}");
-        assert!(mount(kind, "group_id=0").is_foreign(), "{kind}: nobody says whose it is");
+        assert!(mount(kind, "group_id=0").is_foreign(), "{kind}: no option names its owner");
         assert!(!mount(kind, &format!("user_id={me},group_id=0")).is_foreign(), "{kind}");
         assert!(!mount(kind, "user_id=0").is_foreign(), "{kind}");
     }

@@ -108,7 +108,7 @@ impl<O: Ops> Pool<O> {
             let pool = self.clone();
             match spawn_named("kedge-fuse-pages", move || pool.work()) {
                 Ok(helper) => helpers.push(helper),
-                Err(e) => tracing::warn!("requests that look at dirty pages wait for one another: {e}"),
+                Err(e) => tracing::warn!("requests that need dirty pages written wait for one another: {e}"),
             }
         }
     }

@@ -99,7 +99,7 @@ pub fn thaw(dir: impl AsFd) -> io::Result<()> {
 pub fn make_private(mount: &OwnedFd, flags: MountAttrFlags) -> io::Result<()> {
     let attr = MountAttr { set: flags.bits().into(), clear: 0, propagation: libc::MS_PRIVATE, userns: 0 };
     // SAFETY: the call reads an empty text and one `mount_attr`, whose layout the struct has and
-    // whose size is told, through pointers valid for the call; the descriptor is open.
+    // whose size is passed, through pointers valid for the call; the descriptor is open.
     let set = unsafe {
         libc::syscall(
             libc::SYS_mount_setattr,

@@ -207,7 +207,7 @@ fn lookups_pin_and_forgets_unpin() {
     // The lookups for an NFS server: by inode number, and of the parent.
     assert_eq!(lookup(&mut bench, 2, b".\0").nodeid, 2);
     assert_eq!(lookup(&mut bench, 3, b"..\0").nodeid, 1);
-    assert_eq!(bench.fs.listings(), 0, "a look for the parent reads no directory");
+    assert_eq!(bench.fs.listings(), 0, "a lookup of the parent reads no directory");
     assert_eq!(bench.send(op::LOOKUP, 99, b".\0").unwrap().0, -libc::ENOENT);
     assert_eq!(bench.fs.pins(2), 3);
     // The kernel may cache that a name does not exist.

@@ -169,7 +169,7 @@ pub fn join(name: &str, request: &Request) -> Result<()> {
             }
         }
     }
-    bail!("no process called {name} answers at {}", dir.path().join(&socket).display())
+    bail!("no process called {name} responds at {}", dir.path().join(&socket).display())
 }
 
 /// Sends a request. `None` if the process ended without a reply.
@@ -177,12 +177,12 @@ fn ask(mut stream: UnixStream, request: &Request) -> Result<Option<Reply>> {
     let mut line = serde_json::to_string(request).context("write the request")?;
     line.push('\n');
     // No time limit: the process is this user's own, and the recovery of a mount may take long.
-    stream.set_read_timeout(None).context("wait for the answer")?;
+    stream.set_read_timeout(None).context("wait for the reply")?;
     let mut answer = String::new();
     let said =
         stream.write_all(line.as_bytes()).and_then(|()| BufReader::new(&stream).read_line(&mut answer));
     match said {
-        Ok(n) if n > 0 => Ok(Some(serde_json::from_str(&answer).context("read the answer")?)),
+        Ok(n) if n > 0 => Ok(Some(serde_json::from_str(&answer).context("read the reply")?)),
         _ => Ok(None),
     }
 }

@@ -167,7 +167,7 @@ impl Mounted {
 fn read_answer(stream: &UnixStream) -> Result<Option<String>> {
     let mut line = String::new();
     BufReader::new(stream.take(ANSWER_MAX)).read_line(&mut line)?;
-    let Answer { error } = serde_json::from_str(&line).context("read the answer")?;
+    let Answer { error } = serde_json::from_str(&line).context("read the reply")?;
     Ok(error)
 }
 

@@ -169,7 +169,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let stop = stop_at_signals()?;
     let loaded = load(&args.recording)?;
     let Some(checker) = args.judge.build(&loaded.trace, &stop)? else {
-        return Err(usage("who judges the states? Give --check 'CMD' or --check-files"));
+        return Err(usage("no checker is given: --check 'CMD' or --check-files"));
     };
     let (states, time) = match args.budget {
         None => (Some(STATES_DEFAULT), None),

@@ -407,17 +407,17 @@ fn ask(dir: &Path, socket: Option<&Path>, requests: &[Request]) -> Result<Answer
         format!("{} was not mounted by kedge crash mount: connect to {}", dir.display(), path.display())
     })?;
     // No time limit: a crash waits for calls in progress, and `wait` for the next crash.
-    stream.set_read_timeout(None).context("wait for the answer")?;
+    stream.set_read_timeout(None).context("wait for the reply")?;
     let mut lines = BufReader::new(&stream);
     let mut last = Answer::default();
     for request in requests {
         let text = serde_json::to_string(request).context("write the request")?;
         (&stream).write_all(format!("{text}\n").as_bytes()).context("ask")?;
         let mut line = String::new();
-        if lines.read_line(&mut line).context("wait for the answer")? == 0 {
+        if lines.read_line(&mut line).context("wait for the reply")? == 0 {
             bail!("{}: the process that serves it ended without a reply", dir.display());
         }
-        last = serde_json::from_str(&line).context("read the answer")?;
+        last = serde_json::from_str(&line).context("read the reply")?;
         if let Some(error) = &last.error {
             bail!("{error}");
         }
@@ -431,7 +431,7 @@ pub fn now(args: NowArgs) -> Result<ExitCode> {
     let answer = ask(&args.dir, args.socket.as_deref(), &[request])?;
     let crash = answer.crash.context("the reply reports no crash")?;
     if args.json {
-        println!("{}", serde_json::to_string_pretty(&crash).context("write the answer")?);
+        println!("{}", serde_json::to_string_pretty(&crash).context("write the reply")?);
         return Ok(ExitCode::SUCCESS);
     }
     println!(

@@ -24,7 +24,7 @@ def but(*names):
 def only(*names):
     return ALL & sum(1 << CAPS[name] for name in names)
 
-# Name, uid, gid, further groups, capabilities (None: those of the uid), umask, map of a user namespace.
+# Name, uid, gid, supplementary groups, capabilities (None: those of the uid), umask, map of a user namespace.
 CREDENTIALS = [
     ("root", 0, 0, [], None, 0o022, None),
     ("root-but-fsetid", 0, 0, [], but("fsetid"), 0o022, None),
@@ -75,7 +75,7 @@ def become(credential, base, channel):
     if capabilities is not None:
         set_capabilities(capabilities)
     os.umask(umask)
-    # /proc of a process that changed its ids belongs to root otherwise, as that of a set-id program.
+    # Otherwise root owns the /proc directory of a process that changed its ids, as for a set-id program.
     check(LIBC.prctl(4, 1, 0, 0, 0), "dumpable")
 
 class Opened:
@@ -94,7 +94,7 @@ def raw(result):
 
 def set_flags(path, flags):
     with Opened(path, os.O_RDONLY) as fd:
-        # ext4 has further flags, which stay.
+        # Keep the other flags that ext4 sets.
         old = struct.unpack("L", fcntl.ioctl(fd, GETFLAGS, b"\0" * 8))[0] & 0xffffffff
         fcntl.ioctl(fd, SETFLAGS, struct.pack("L", old & ~0xf0 | flags))
 
@@ -188,7 +188,7 @@ def serve(credential, base, channel):
         except OSError as e:
             answer = (e.errno, None)
         except ValueError as e:
-            # mmap of a file that is too short.
+            # An mmap of a file that is too short.
             answer = (0, str(e))
         channel.send(pickle.dumps(answer))
 
@@ -290,7 +290,7 @@ def remove_tree(root):
         os.rmdir(top)
 
 def look(root):
-    """What is there, by name."""
+    """The state of each file, by name."""
     seen, numbers = {}, {}
     def at(path, name):
         st = os.lstat(path)
@@ -393,7 +393,7 @@ def differences(kind, answers, trees, around):
                    if trees[0][name].get(field) != trees[1][name].get(field)})
 
 def flagged(tree, arguments):
-    """What arguments name that is immutable or append-only; whether that, or its directory, is."""
+    """The flags of the named files (i, a), and whether they or their directories have such flags."""
     def flags(path):
         entry = tree.get("/" + path if path != "." else "", {})
         if "target" in entry:
@@ -405,8 +405,8 @@ def flagged(tree, arguments):
     named = ("i" if any(f & IMMUTABLE for f in own) else "") + ("a" if any(f & APPEND for f in own) else "")
     return named, any(f & (IMMUTABLE | APPEND) for f in around)
 
-# What comes last, each in a new tree: what root does, then a user and an operation. So each difference
-# that is known comes in every run.
+# The last rounds, each in a new tree: operations of root, then a user and an operation. So every run
+# includes each known difference.
 KNOWN = [
     ([("chown", "f0", 2000, 2000), ("chmod", "f0", 0o4755)], "root-but-fowner", ("chown", "f0", 3000, 3000)),
     ([("chown", "f0", 2000, 2000), ("chmod", "f0", 0o4755)], "root-but-fowner", ("lchown", "f0", 3000, 3000)),
@@ -422,7 +422,7 @@ KNOWN = [
 ]
 
 class Pair:
-    """The two directories, and who works in them."""
+    """The two directories and the processes that work in them."""
 
     def __init__(self, bases):
         self.bases, self.found, self.used, self.done = bases, {}, {}, 0

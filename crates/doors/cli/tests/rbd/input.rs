@@ -168,7 +168,7 @@ fn a_cluster_that_is_down_is_waited_for_and_not_for_ever() {
     let writers = Writers::start(&host.backend(&dir), 2, "patient", 5).unwrap();
     until("the writers are at work", || writers.operations() > 10);
     cluster.pause().unwrap();
-    until("it is told that the cluster does not answer", || {
+    until("the mount reports that the cluster does not answer", || {
         host.info(&dir)["device_state"].as_str().unwrap().starts_with("does not answer since 20")
     });
     cluster.resume().unwrap();

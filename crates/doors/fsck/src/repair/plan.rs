@@ -178,7 +178,7 @@ impl Planner<'_> {
             if !inode.keep {
                 self.repairs.add(RepairKind::InodeDropped, At::ino(inode.ino), || match inode.kind {
                     Some(_) => "a symlink whose target is lost".into(),
-                    None => "its core and all that tells what it was are lost".into(),
+                    None => "its core and all items that determine its type are lost".into(),
                 });
             }
         }
