@@ -25,7 +25,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// One side of a copy.
+/// The source or target of a copy.
 #[derive(Clone, Debug)]
 pub enum Spot {
     Host(PathBuf),

@@ -94,7 +94,7 @@ enum Command {
     Info(info::Args),
     /// Show the counters of a live mount
     Stats(stats::Args),
-    /// Show what a live mount is doing, as figures of the last second
+    /// Show the activity of a live mount as figures of the last second
     Top(top::Args),
     /// Show the structures of an image
     Dump(dump::Args),

@@ -71,11 +71,11 @@ const FLAGS: &[(&str, &str, MountFlags)] = &[
     ("nosymfollow", "symfollow", MountFlags::NOSYMFOLLOW),
 ];
 
-/// What happens to `nosuid`, `nodev` and `noexec` if they are not named.
+/// The treatment of `nosuid`, `nodev` and `noexec` if they are not named.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Flags {
     Kept,
-    /// As mount(8) does.
+    /// The flag is cleared, as mount(8) expects.
     Cleared,
 }
 

@@ -23,7 +23,7 @@ pub struct Args {
     #[arg(long)]
     prometheus: bool,
     /// Print the slowest fsyncs since the mount, and where their time was spent. Files are named by
-    /// inode, as one may have several paths: `find DIR -xdev -inum N` prints them
+    /// inode, as a file may have several paths: `find DIR -xdev -inum N` prints them
     #[arg(long, conflicts_with = "prometheus")]
     slow_fsync: bool,
     /// Print the waiting times for the latches of the metadata tree

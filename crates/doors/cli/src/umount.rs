@@ -37,7 +37,7 @@ pub struct Args {
     dir: PathBuf,
 }
 
-/// How often to check whether a process that lives on has released the image.
+/// The interval of the checks whether a process that still runs has released the image.
 const LOOK_AGAIN: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 /// After this number of checks a message says why the command waits.
 const TELL_AFTER: u64 = 100;
@@ -200,7 +200,7 @@ fn stuck(dir: &Path, image: &Path) -> Result<Option<Stuck>> {
 struct Before {
     /// Files whose data earlier unmounts have lost.
     lost_files: u64,
-    /// Why the file system has shut down.
+    /// The reason of a shutdown of the file system, if there was one.
     shut_down: Option<String>,
 }
 

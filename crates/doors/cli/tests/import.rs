@@ -371,7 +371,7 @@ fn copies_are_what_they_are_copies_of() {
     for image in ["a.kedge", "b.kedge"] {
         place.run(&format!("mkfs --size 64M {image}")).ok();
     }
-    // In, from one image to another, within one, and out again.
+    // Copy into an image, from one image to another, within one image, and out again.
     place.run("cp -r source a.kedge:/in").ok();
     place.run("cp -r a.kedge:/in b.kedge:/").ok();
     place.run("mkdir b.kedge:/deeper").ok();

@@ -77,7 +77,7 @@ fn a_fault_that_stays_is_said_by_all() {
     place.unmount_and_check("disk.kedge");
 }
 
-/// An unmount also writes what the kernel still caches, but would not report an error.
+/// An unmount also writes the kernel's dirty pages, but would not report an error by itself.
 #[test]
 fn what_the_kernel_could_not_pass_on_is_said() {
     if no_fuse() {

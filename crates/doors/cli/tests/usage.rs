@@ -160,7 +160,7 @@ fn mkfs_tells_its_version() {
     let version = place.run("--version").ok();
     let version = version.trim_start_matches("kedge ");
     assert!(place.run("mkfs -V").ok().ends_with(version), "{version}");
-    // As mkfs(8) calls it.
+    // Call the helper as mkfs(8) does.
     std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_kedge"), place.path("mkfs.kedgefs")).unwrap();
     let out = place.command(place.path("mkfs.kedgefs").to_str().unwrap()).arg("-V").output().unwrap();
     assert!(out.status.success() && String::from_utf8(out.stdout).unwrap().ends_with(version));

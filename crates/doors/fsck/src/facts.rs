@@ -25,7 +25,7 @@ pub(crate) struct InodeRec {
     pub nlink: u32,
     /// Entries of type directory under it.
     pub subdirs: u32,
-    /// `None`: the core could not be decoded, and nothing is checked against it.
+    /// `None` if the core could not be decoded; nothing is checked against it then.
     pub kind: Option<FileKind>,
     pub has_entries: bool,
     /// Some of its items could not be read.

@@ -78,7 +78,7 @@ struct Current {
     ino: Ino,
     leaf: Leaf,
     has_core: bool,
-    /// `None`: no core, or one that cannot be decoded.
+    /// `None` if the core is missing or cannot be decoded.
     core: Option<InodeCore>,
     entries: u64,
     subdirs: u32,
@@ -123,7 +123,7 @@ impl<'a> ItemCheck<'a> {
         self.state
     }
 
-    /// Checks one item. Keys come in strictly ascending order.
+    /// Checks one item. Keys must be passed in strictly ascending order.
     pub fn item(&mut self, key: Key, value: &[u8], leaf: Leaf) {
         self.state.counters.items += 1;
         let at = At::both(key.ino, leaf.block);

@@ -2,7 +2,7 @@
 
 macro_rules! kinds {
     ($($(#[doc = $doc:literal])* $kind:ident = $name:literal,)*) => {
-        /// What is wrong. [`FindingKind::name`] is stable across versions.
+        /// The kind of a fault. [`FindingKind::name`] is stable across versions.
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, serde::Serialize)]
         pub enum FindingKind {
             $($(#[doc = $doc])* #[serde(rename = $name)] $kind,)*

@@ -33,7 +33,7 @@ pub struct Finding {
     pub(crate) node: Option<NodeRef>,
 }
 
-/// How much was checked.
+/// The amount of data checked.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug, Serialize)]
 pub struct Counters {
     pub inodes: u64,
@@ -101,7 +101,7 @@ impl SuperblockSummary {
     }
 }
 
-/// What a replay of the log did.
+/// The result of a replay of the log.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug, Serialize)]
 pub struct ReplaySummary {
     /// The LSNs at which the scan began and the log ended.
@@ -114,7 +114,7 @@ pub struct ReplaySummary {
     pub data_bytes: u64,
 }
 
-/// What happened to the log.
+/// Whether the log was replayed.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ReplayState {

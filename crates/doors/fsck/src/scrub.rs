@@ -59,7 +59,7 @@ struct Pass {
     sb: Option<Superblock>,
     report: Report,
     log_writes: Option<u64>,
-    /// Whether the checkpoint was still the newest one at the end.
+    /// Whether the checkpoint was still the newest at the end of the pass.
     settled: bool,
 }
 

@@ -129,7 +129,7 @@ fn compare(group: u64, bitmap: &[u8], own: Option<&GroupBits>, mut differ: impl 
     }
 }
 
-/// Joins differing bits into runs; each run is one finding.
+/// Joins differing bits into runs and reports each run as one finding.
 struct Runs {
     kind: FindingKind,
     what: &'static str,

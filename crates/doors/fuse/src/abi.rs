@@ -156,7 +156,7 @@ opcodes! {
     SYNCFS = 50, TMPFILE = 51, STATX = 52, COPY_FILE_RANGE_64 = 53,
 }
 
-/// One more than the highest opcode known.
+/// One more than the highest known opcode.
 pub const OPCODES: usize = 54;
 
 /// Flags of INIT, offered by the kernel and taken by the server.

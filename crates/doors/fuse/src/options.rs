@@ -66,7 +66,7 @@ impl Default for FuseOptions {
 }
 
 impl FuseOptions {
-    /// What these options are on a mount of an image.
+    /// The options for a mount of this image, where `no_open` is off if files may be immutable.
     pub(crate) fn of_image(self, ops: &impl Ops) -> FuseOptions {
         FuseOptions { no_open: self.no_open && !ops.has_immutable(), ..self }
     }

@@ -1,4 +1,4 @@
-//! The process at the other end of a Unix socket, and what it may do.
+//! The process at the other end of a Unix socket, and its rights.
 //!
 //! # What is known
 //! The kernel records which process connected, or listens, and returns a pidfd of it (SO_PEERPIDFD,
@@ -10,7 +10,7 @@
 //! A process may connect, write, and then execute a program with more rights. For an ordinary user
 //! the uid at connect(2) must be the present uid, and no set-id program may run. A process of uid 0
 //! that can gain capabilities by execve(2) could use them in any case; a process that cannot
-//! (no_new_privs, a bounding set) does not gain them by connecting first.
+//! (no_new_privs, a bounding set) does not gain them by such a program either.
 
 use crate::mountinfo::{self, MountEntry};
 use crate::sys;

@@ -268,7 +268,7 @@ fn listed(name: &str) -> &'static str {
         .unwrap_or(UNLISTED)
 }
 
-/// The same bounds as in a URI.
+/// Parses a time limit in seconds, with the same bounds as in a URI.
 fn limit(word: &str, value: &str) -> Result<Duration, Usage> {
     number(word, value, 1, TIMEOUT_SECS_MAX).map(Duration::from_secs)
 }

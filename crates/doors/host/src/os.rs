@@ -16,7 +16,7 @@ impl TerminationSignals {
     /// and the default action ends the process. Child processes started by std get an empty mask.
     pub fn block() -> io::Result<TerminationSignals> {
         let mut set = MaybeUninit::uninit();
-        // SAFETY: sigemptyset initialises what it is given; sigaddset and pthread_sigmask get an
+        // SAFETY: sigemptyset initialises the set; sigaddset and pthread_sigmask get an
         // initialised set, and pthread_sigmask takes null for the old mask, which is not needed.
         unsafe {
             libc::sigemptyset(set.as_mut_ptr());
@@ -55,7 +55,7 @@ const TRIM_BYTES_MIN: libc::c_int = 1 << 20;
 /// Streaming through a cache of 64 MiB grew the process to 280 MiB.
 pub fn give_large_buffers_back() {
     // SAFETY: mallopt takes two integers, and a value that it refuses changes nothing; malloc_trim
-    // takes one, and gives back what is free.
+    // takes one integer and returns only free memory to the kernel.
     #[cfg(target_env = "gnu")]
     unsafe {
         libc::mallopt(libc::M_MMAP_THRESHOLD, MMAP_BYTES_MIN);

@@ -163,7 +163,8 @@ impl Mounted {
     }
 }
 
-/// Reads one line: the error, if there is one. The server sends nothing more before this end does.
+/// Reads one line and returns the error in it, if any. The server sends nothing more until the
+/// client sends.
 fn read_answer(stream: &UnixStream) -> Result<Option<String>> {
     let mut line = String::new();
     BufReader::new(stream.take(ANSWER_MAX)).read_line(&mut line)?;

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 const ROOT: Owner = Owner { uid: 0, gid: 0 };
 
-/// With a set-user-id program of root, a directory with set-group-id, a disk, and a link to
-/// outside.
+/// A file system with a set-user-id program of root, a set-group-id directory, a block device, and
+/// a link that leads outside.
 fn image() -> FileSystem {
     let device = Arc::new(MemDevice::new(16 << 20));
     let clock = Arc::new(ManualClock::default());
@@ -55,12 +55,13 @@ fn root_gets_it_where_it_asks_for_it() {
     let meta = |name: &str| dir.path().join(name).metadata().unwrap();
     assert_eq!(meta("program").permissions().mode() & 0o7777, 0o4755);
     assert_eq!(target.left_out, LeftOut::default());
-    // A container may have no right to make devices; then the copy had failed.
+    // Without the right to make devices, as in some containers, `copied` would have failed.
     assert!(meta("disk").file_type().is_block_device());
     target.finish().unwrap();
 }
 
-/// A link on this machine is replaced, or refused as a way, and never followed.
+/// A link in the target is replaced if it has the file's name, refused as part of a path, and never
+/// followed.
 #[test]
 fn links_of_this_machine_are_not_followed() {
     let fs = image();

@@ -61,7 +61,7 @@ pub struct Args {
     quiet: bool,
 }
 
-/// How a state is judged.
+/// The options that say how a state is checked.
 #[derive(clap::Args, Debug, Clone)]
 pub struct Judge {
     /// A shell command that exits 0 if the program recovers from the state in its working

@@ -58,7 +58,7 @@ type Chosen = BTreeMap<u64, (u64, Option<Vec<u8>>)>;
 pub struct Scramble {
     secret: LogSecret,
     hash_seed: [u8; 16],
-    /// By inode and kind.
+    /// The chosen names by inode and item kind.
     new: BTreeMap<(u64, u8), Chosen>,
 }
 

@@ -147,7 +147,7 @@ impl Aio {
 
 impl Drop for Aio {
     fn drop(&mut self) {
-        // SAFETY: waits for what is in flight; the buffers are freed afterwards.
+        // SAFETY: the call waits for the writes in flight; the buffers are freed afterwards.
         unsafe { libc::syscall(libc::SYS_io_destroy, self.context) };
     }
 }

@@ -69,7 +69,7 @@ kinds! {
     OrphanDropped = "orphan-dropped", true;
     /// The tree was rewritten.
     TreeRewritten = "tree-rewritten", true;
-    /// Allocation bitmaps and index were rebuilt from what the tree owns.
+    /// Allocation bitmaps and index were rebuilt from the blocks that the tree owns.
     SpaceRebuilt = "space-rebuilt", true;
     /// The superblock's counters were corrected.
     SuperblockCorrected = "superblock-corrected", true;
@@ -138,7 +138,7 @@ impl Repairs {
     }
 }
 
-/// How a repair ended.
+/// The outcome of a repair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Ending {

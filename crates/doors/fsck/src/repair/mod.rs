@@ -1,7 +1,8 @@
 //! Repair: builds a consistent image from everything that can be trusted.
 //!
 //! # How it is written
-//! A repair never changes what it finds. It makes a *new checkpoint* beside the old one:
+//! A repair never changes what it finds. It writes a *new checkpoint* and leaves the old checkpoint
+//! as it is:
 //! 1. The log is replayed into memory ([`source`]). Records that cannot be replayed are dropped and
 //!    reported.
 //! 2. The result is checked as by [`crate::check`]. If nothing is wrong, the next steps write only

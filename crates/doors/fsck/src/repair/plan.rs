@@ -22,7 +22,7 @@ use kedge_format::{FileKind, InodeCore, ItemKind, Key};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt::Write;
 
-/// No inode, in arrays of indexes.
+/// Stands for "no inode" in arrays of indexes.
 const NONE: usize = usize::MAX;
 
 pub(crate) struct Plan<'a> {

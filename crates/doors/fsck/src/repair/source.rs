@@ -52,7 +52,7 @@ pub(crate) struct Source {
     given_up: Option<GivenUp>,
 }
 
-/// What is known of the records that are not replayed.
+/// The blocks that the dropped records allocated.
 struct GivenUp {
     suspect: Owned,
 }
