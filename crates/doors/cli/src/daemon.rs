@@ -11,13 +11,13 @@ pub struct Args {
     /// Started by `kedge mount --daemon`: listens under this name, and ends when nothing is mounted
     #[arg(long, hide = true, conflicts_with = "file", required_unless_present = "file")]
     name: Option<String>,
-    /// What to mount, in TOML: `name`, `dirty_background`, `dirty_hard`, and for each mount a table
+    /// The mounts, in TOML: `name`, `dirty_background`, `dirty_hard`, and for each mount a table
     /// `[[mount]]` with `image`, `dir`, `options`, `cache_size`
     file: Option<PathBuf>,
 }
 
 impl Args {
-    /// Whether nobody reads the standard error of this process.
+    /// Whether the standard error of this process goes to no terminal or file.
     pub fn is_in_background(&self) -> bool {
         self.name.is_some()
     }

@@ -135,7 +135,7 @@ fn spool(dir: &Path) -> Result<File> {
     Ok(file)
 }
 
-/// What is otherwise random, from the options that tell images apart (FNV-1a).
+/// Derives the seed of otherwise random values from the options that distinguish images (FNV-1a).
 pub fn seed(date: Timespec, options: &FormatOptions) -> u64 {
     let uuid = options.uuid.unwrap_or_default().into_bytes();
     let size = options.size.unwrap_or(0).to_le_bytes();

@@ -25,12 +25,12 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let is_dir = !is_remote(&args.target)?
         && kedge_fuse::is_dir(&args.target)
             .map_err(std::io::Error::from)
-            .with_context(|| format!("look at {}", args.target.display()))?;
+            .with_context(|| format!("find {}", args.target.display()))?;
     let mut value = match is_dir {
         true => status::of_mount(&args.target)?,
         false => status::image_json(&args.target, &Image::open(&args.target)?.superblock()?),
     };
-    // Of a directory nothing more is asked: see above.
+    // For a directory no further request is made, for the same reason.
     if !is_dir && let Some(mount) = mounts::of_image(&args.target)? {
         value["mounted_on"] = json!(mount.dir.to_string_lossy());
         value["state"] = json!("mounted");

@@ -6,9 +6,9 @@
 //! and names what failed and where.
 //!
 //! # Shape
-//! One module for each subcommand. They open, mount and check images only through
-//! [`kedge_host::engine`], so that one place shows how that is done. Those that read or change an
-//! image's own bytes (`dump`, `extract`, `info`, `tree`, `tune`) know the format besides.
+//! One module for each subcommand. The modules open, mount and check images only through
+//! [`kedge_host::engine`], so that one module shows how that is done. Modules that read or change
+//! an image's own bytes (`dump`, `extract`, `info`, `tree`, `tune`) use the format crate too.
 #![deny(unsafe_code)]
 
 mod beside;

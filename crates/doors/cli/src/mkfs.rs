@@ -120,7 +120,7 @@ fn size(args: &Args, source: Option<&import::Source>, is_new: bool) -> Result<Op
     }
 }
 
-/// Refuses a target that is mounted, and one that holds something unless `force`.
+/// Refuses a target that is mounted, and without `force` a target with existing data.
 fn check_target(path: &Path, force: bool) -> Result<()> {
     if let Some(mount) = mounts::of_image(path)? {
         bail!("{} is mounted on {}", path.display(), mount.dir.display());

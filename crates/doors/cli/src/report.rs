@@ -167,9 +167,9 @@ pub fn text(value: &Value) -> String {
     }
 }
 
-/// The Prometheus text format of the counters of mounts, each with its mount point, which the
-/// samples have as a label. Strings are left out, since they are no samples. The samples of a
-/// metric follow its head, as the format asks for.
+/// The Prometheus text format of the counters of mounts, each mount's samples labelled with its
+/// mount point. Strings are left out, since a sample is a number. The samples of a metric follow
+/// its head, as the format demands.
 pub fn prometheus(mounts: &[(Value, String)]) -> String {
     let mut metrics: Vec<String> = Vec::new();
     let mut places: BTreeMap<String, usize> = BTreeMap::new();

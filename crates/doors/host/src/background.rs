@@ -23,12 +23,12 @@ const FAILED: &str = "failed ";
 pub fn spawn(args: &[&OsStr], log_file: Option<&Path>) -> Result<()> {
     let stderr = match log_file {
         Some(path) => Stdio::from(open_log(path)?),
-        // Messages up to readiness are the user's; afterwards the child points it to /dev/null.
+        // Messages until readiness go to the user; afterwards the child redirects standard error to
+        // /dev/null.
         None => Stdio::inherit(),
     };
     os::inherit_standard_streams_only();
-    // /proc/self/exe instead of a path: it runs this binary even if the file has been replaced or
-    // deleted.
+    // /proc/self/exe runs this binary even if its file has been replaced or deleted.
     let mut child = Command::new("/proc/self/exe")
         .arg0("kedge")
         .args(args)
@@ -52,8 +52,8 @@ pub fn spawn(args: &[&OsStr], log_file: Option<&Path>) -> Result<()> {
 }
 
 fn open_log(path: &Path) -> Result<File> {
-    // In a directory that other users can write to, the name may be theirs: a link to any file,
-    // which would get our lines, or a pipe, whose open would wait for a reader.
+    // In a directory that other users can write to, another user may have made the name: a link to
+    // any file, which would then get the log lines, or a pipe, whose open would wait for a reader.
     let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY;
     let file = OpenOptions::new()
         .append(true)
@@ -69,13 +69,14 @@ fn open_log(path: &Path) -> Result<File> {
     Ok(file)
 }
 
-/// The side of the process that [`spawn`] started.
+/// The background process's end of the pipe that [`spawn`] made.
 pub struct Child {
     keep_stderr: bool,
 }
 
 impl Child {
-    /// Leaves the caller's session and directory. `keep_stderr`: it is a log file.
+    /// Leaves the caller's session and directory. `keep_stderr` says that standard error is a log
+    /// file.
     pub fn start(keep_stderr: bool) -> Result<Child> {
         rustix::process::setsid().context("start a session")?;
         std::env::set_current_dir("/").context("leave the working directory")?;
@@ -84,7 +85,7 @@ impl Child {
         Ok(Child { keep_stderr })
     }
 
-    /// Lets the parent return. An error means that the parent is gone, so the mount is not wanted
+    /// Lets the parent return. An error means that the parent has ended, so the mount is not wanted
     /// any more.
     pub fn ready(&self) -> Result<()> {
         report(READY).context("the process that asked for the mount is gone")?;
@@ -96,7 +97,7 @@ impl Child {
         Ok(())
     }
 
-    /// Tells the parent why there will be no mount.
+    /// Reports to the parent why there will be no mount.
     pub fn failed(&self, reason: &anyhow::Error) {
         if report(&format!("{FAILED}{}", one_line(&format!("{reason:#}")))).is_err() {
             tracing::error!("{reason:#}");

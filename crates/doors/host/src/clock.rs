@@ -1,4 +1,4 @@
-//! The clock of a new image, which `SOURCE_DATE_EPOCH` can stop.
+//! The clock of a new image, whose date `SOURCE_DATE_EPOCH` can fix.
 
 use crate::usage::Usage;
 use anyhow::Result;
@@ -6,7 +6,7 @@ use kedge_base::{Clock, SystemClock, Timespec};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The moment that `SOURCE_DATE_EPOCH` names.
+/// The time in `SOURCE_DATE_EPOCH`.
 pub fn source_date() -> Result<Option<Timespec>> {
     let Some(text) = std::env::var_os("SOURCE_DATE_EPOCH") else { return Ok(None) };
     let text = text.to_string_lossy();
@@ -16,7 +16,7 @@ pub fn source_date() -> Result<Option<Timespec>> {
     }
 }
 
-/// Stands still, so that an image can be made again. Intervals are measured all the same.
+/// A clock with a fixed date, so that an image can be reproduced. Intervals are still measured.
 struct FixedClock {
     now: Timespec,
     real: SystemClock,

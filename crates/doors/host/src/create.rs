@@ -1,7 +1,7 @@
-//! Making an image in a new file.
+//! Makes an image in a new file.
 //!
 //! A new file appears under its name only when the image in it is complete and durable. So an
-//! interrupted run leaves nothing that a later `mount --create` would take for an image.
+//! interrupted run leaves no file that a later `mount --create` would mistake for an image.
 
 use crate::engine;
 use crate::image::locate;
@@ -16,7 +16,8 @@ use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// Before a size is rounded to blocks: the message has what was asked for.
+/// Refuses a size below the minimum. Call it before the size is rounded to blocks, so that the
+/// message shows the requested size.
 pub fn refuse_small(path: &Path, bytes: u64) -> Result<()> {
     if bytes < IMAGE_MIN {
         let (least, path) = (show_size(IMAGE_MIN), path.display());
@@ -32,7 +33,7 @@ pub fn create(path: &Path, size: u64, options: &FormatOptions) -> Result<()> {
     filled(path, size, options, &|_| Ok(()))
 }
 
-/// As [`create`]; `fill` puts something into the image before it gets its name.
+/// As [`create`], with `fill` called on the image before it gets its name.
 pub fn filled(
     path: &Path,
     size: u64,
@@ -51,8 +52,7 @@ pub fn filled(
     let dir = path.parent().filter(|d| !d.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let name = name.to_string_lossy();
     let temporary = path.with_file_name(format!(".{name}.{}.new", std::process::id()));
-    // A name that exists already may belong to another user, and be a link to a file that would be
-    // overwritten.
+    // An existing name may be another user's link to a file, which would be overwritten.
     let new = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary);
     new.with_context(|| format!("create {}", path.display()))?;
     let made = engine::create(&temporary, size, options)
@@ -65,8 +65,8 @@ pub fn filled(
         .with_context(|| format!("create {}", path.display()))
 }
 
-/// An error that has the file's name of before it is whole gets the name that the user gave. The
-/// engine and the device know only the former.
+/// Replaces the temporary name in an error by the name that the user gave, because the engine and
+/// the device know only the temporary name.
 fn under_its_name(e: anyhow::Error, temporary: &Path, name: &str) -> anyhow::Error {
     let text = format!("{e:#}");
     match temporary.file_name().map(OsStr::to_string_lossy) {
@@ -80,7 +80,7 @@ fn publish(temporary: &Path, path: &Path, dir: &Path) -> Result<()> {
     File::open(temporary)?.sync_all().context("make the image durable")?;
     match renameat_with(CWD, temporary, CWD, path, RenameFlags::NOREPLACE) {
         Ok(()) => {}
-        // Not every host file system knows the flag.
+        // Not every host file system supports the flag.
         Err(rustix::io::Errno::INVAL) if !exists(path)? => fs::rename(temporary, path)?,
         Err(e) => return Err(std::io::Error::from(e).into()),
     }
@@ -92,7 +92,7 @@ pub fn exists(path: &Path) -> Result<bool> {
     if location.is_remote() {
         return Ok(kedge_device::exists(&location)?);
     }
-    path.try_exists().with_context(|| format!("look for {}", path.display()))
+    path.try_exists().with_context(|| format!("find {}", path.display()))
 }
 
 /// Rounds a size down to whole blocks.

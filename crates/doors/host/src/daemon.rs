@@ -102,7 +102,7 @@ impl Config {
     }
 }
 
-/// Mounts what the file names, and serves until the last mount is gone.
+/// Mounts the images in the file, and serves until the last mount has ended.
 pub fn run_file(file: &Path, offer: Offer) -> Result<ExitCode> {
     let config = Config::read(file)?;
     let signals = TerminationSignals::block().context("block signals")?;
@@ -122,8 +122,8 @@ pub fn run_file(file: &Path, offer: Offer) -> Result<ExitCode> {
     host.verdict()
 }
 
-/// Serves under this name what [`join`] asks for, until the last mount is gone. The parent gets the
-/// error of a start that failed.
+/// Listens under this name and serves the mounts that [`join`] requests, until the last mount has
+/// ended. If the start fails, the parent gets the error.
 pub fn run_named(name: &str, offer: Offer) -> Result<ExitCode> {
     let child = background::Child::start(false)?;
     let started = TerminationSignals::block()
@@ -291,7 +291,7 @@ impl Host {
         })();
         let reply = match request.and_then(|request| self.mount(&request)) {
             Ok(notices) => Reply { error: None, notices },
-            Err(e) if e.is::<Ending>() => return, // no answer: the client starts another process
+            Err(e) if e.is::<Ending>() => return, // no reply: the client starts another process
             Err(e) => Reply { error: Some(one_line(&format!("{e:#}"))), notices: Vec::new() },
         };
         let answer = serde_json::to_string(&reply).unwrap_or_default() + "\n";

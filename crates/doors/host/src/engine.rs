@@ -1,4 +1,4 @@
-//! Opening images, mounting and checking them: the interface to the engine for programs.
+//! Opens, mounts and checks images: the programs' interface to the engine.
 
 use crate::image::{check_kind, is_remote, locate};
 use crate::options::MountWords;

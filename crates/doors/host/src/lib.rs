@@ -1,5 +1,5 @@
-//! What programs around the engine share: opening images, mounting and serving them, and asking a
-//! live mount for its state.
+//! The library that programs around the engine share: it opens images, mounts and serves them, and
+//! reads the state of a live mount.
 //!
 //! | part | does |
 //! |---|---|
@@ -10,17 +10,17 @@
 //! | [`options`] | parses the words of `mount -o` |
 //! | [`mounts`] | finds the mount that a path names, reads its attributes |
 //! | [`status`] | state and counters of an image and of a live mount |
-//! | [`waits`] | requests that a mount's device has not answered |
+//! | [`waits`] | requests that a mount's device has not completed |
 //! | [`serve`] | serves one mount until it ends |
 //! | [`daemon`] | serves several mounts in one process |
 //! | [`background`] | starts the process that serves, and waits until the mount is live |
 //! | [`notify`] | reports readiness to the service manager |
-//! | [`logging`], [`syslog`] | where messages go |
+//! | [`logging`], [`syslog`] | send messages to standard error and to the system's log |
 //! | [`users`] | finds the processes that keep a mount in use |
 //! | [`memory`] | the default size of a cache |
 //! | [`clock`] | the clock of a new image |
 //! | [`os`] | signals, heaps and descriptors |
-//! | [`text`], [`usage`] | values and errors as people read them |
+//! | [`text`], [`usage`] | format values and errors for users |
 #![deny(unsafe_code)]
 
 pub mod background;

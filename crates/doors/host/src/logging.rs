@@ -1,11 +1,11 @@
-//! Where messages go: standard error, and the system's log.
+//! Sends messages to standard error and to the system's log.
 
 use crate::syslog;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer};
 
-/// `to_syslog`: this is a process in the background. Nobody reads its standard error once it
+/// `to_syslog` says that this is a background process, whose standard error is /dev/null once it
 /// serves.
 pub fn start(to_syslog: bool) {
     let filter = EnvFilter::try_from_env("KEDGE_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));

@@ -1,4 +1,4 @@
-//! Parsing of sizes ("4G") and mount options (`-o commit=5,noatime`).
+//! Parses sizes ("4G") and mount options (`-o commit=5,noatime`).
 
 use crate::text::show_size;
 use crate::usage::Usage;
@@ -18,8 +18,8 @@ pub fn parse_cache_size(text: &str) -> Result<u64, String> {
     }
 }
 
-/// The options of `-o`. `None`: not given, so the default applies. A later word overrides an
-/// earlier one.
+/// The options of `-o`. `None` means that the option was not given and the default applies. A later
+/// word overrides an earlier one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MountWords {
     pub read_only: bool,

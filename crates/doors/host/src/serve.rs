@@ -1,4 +1,4 @@
-//! Serving one mount: opens the image, attaches it, and returns when the mount has ended and the
+//! Serves one mount: opens the image, attaches it, and returns when the mount has ended and the
 //! image is closed.
 
 use crate::engine::{self, Extra, Opened};
@@ -11,9 +11,9 @@ use kedgefs::FileSystem;
 use std::path::Path;
 use std::process::ExitCode;
 
-/// Ends what [`Offer`] began. Nothing of it uses the file system afterwards.
+/// Ends the service that [`Offer`] began, which does not use the file system afterwards.
 pub type Stop = Box<dyn FnOnce() + Send>;
-/// Begins a service that a mount has beside the requests of the kernel.
+/// Begins a service that a mount offers in addition to the kernel's requests.
 pub type Offer = fn(&FileSystem, &mut MountedSession) -> Stop;
 
 /// A mount to be served.
@@ -25,8 +25,8 @@ pub struct Mount<'a> {
     pub offer: Offer,
 }
 
-/// Serves a mount in the process that [`background::spawn`] started. `keep_stderr`: it is a log
-/// file. The parent gets the error of a mount that did not come to life.
+/// Serves a mount in the process that [`background::spawn`] started. `keep_stderr` says that
+/// standard error is a log file. If the mount fails, the parent gets the error.
 pub fn in_background(mount: &Mount<'_>, keep_stderr: bool) -> Result<ExitCode> {
     let child = background::Child::start(keep_stderr)?;
     let mut live = false;
@@ -44,16 +44,16 @@ pub fn in_background(mount: &Mount<'_>, keep_stderr: bool) -> Result<ExitCode> {
     }
 }
 
-/// Opens, mounts, calls `live`, and serves until the mount is gone. The image is closed in any
+/// Opens, mounts, calls `live`, and serves until the mount has ended. The image is closed in any
 /// case.
 pub fn in_foreground(mount: &Mount<'_>, live: impl FnOnce() -> Result<()>) -> Result<()> {
     let Mount { image, dir, words, extra, offer } = mount;
     let signals = TerminationSignals::block().context("block signals")?;
-    // Before the engine starts its threads, so that they are flushers too.
+    // Set this before the engine starts its threads, which inherit it.
     kedge_fuse::become_io_flusher();
     let mut words = (*words).clone();
     let opened = engine::open(image, &mut words, extra.clone())?;
-    // Not before: replaying a log allocates the same memory again and again.
+    // Set this only after the open: replaying a log allocates the same memory again and again.
     os::give_large_buffers_back();
     if let Some(notice) = &opened.notice {
         eprintln!("kedge: warning: {notice}");
@@ -64,7 +64,7 @@ pub fn in_foreground(mount: &Mount<'_>, live: impl FnOnce() -> Result<()>) -> Re
     let session = match session {
         Ok(session) => session,
         Err(e) => {
-            // The session, if there was one, has been dropped and with it the mount.
+            // A session, if it was made, has been dropped and has ended the mount.
             if let Err(second) = fs.close() {
                 tracing::error!("close {}: {second}", image.display());
             }
@@ -72,13 +72,15 @@ pub fn in_foreground(mount: &Mount<'_>, live: impl FnOnce() -> Result<()>) -> Re
         }
     };
     let closed = until_unmounted(session, fs, *offer).with_context(|| format!("serve {}", dir.display()))?;
-    // Nobody reads standard error by now, unless it is a log file.
+    // Standard error is /dev/null now unless it is a log file, so send the error to the system log
+    // too.
     closed
         .with_context(|| format!("close {}", image.display()))
         .inspect_err(|e| syslog::error(&format!("{e:#}")))
 }
 
-/// Serves until the mount is gone, and closes the file system. The inner result is that of closing.
+/// Serves until the mount has ended, and closes the file system. The inner result is that of
+/// closing.
 pub fn until_unmounted(
     mut session: MountedSession,
     fs: FileSystem,
@@ -86,7 +88,7 @@ pub fn until_unmounted(
 ) -> std::io::Result<kedgefs::Result<()>> {
     let (to_close, stop) = (fs.clone(), offer(&fs, &mut session));
     session.run_and_close(fs, move || {
-        // Copies beside the kernel may wait for a thaw.
+        // The offered service may wait for a thaw, so freezes end first.
         let ended = to_close.end_freezes();
         stop();
         ended.and(to_close.close())
@@ -106,7 +108,7 @@ fn attach(
     if let Some(weaker) = engine::tell_plain(&mount) {
         eprintln!("kedge: warning: {weaker}");
     }
-    // Detached: it waits for ever and ends with the process.
+    // The thread is detached: it waits forever and ends with the process.
     kedge_base::spawn_named("signals", move || unmount_on_signal(&signals, &mount))
         .context("start a thread")?;
     Ok(session)
@@ -119,7 +121,7 @@ pub fn unmount_on_signal(signals: &TerminationSignals, mount: &MountPoint) {
             Ok(signal) => tracing::info!("signal {signal}: unmounting"),
             Err(e) => return tracing::error!("cannot wait for signals: {e}"),
         }
-        // In use: it stays mounted, and the next signal tries again.
+        // A mount in use stays, and the next signal tries again.
         if let Err(e) = engine::patiently(|| mount.request_unmount()) {
             tracing::error!("cannot unmount: {e}");
         }

@@ -1,4 +1,4 @@
-//! What an image and a live mount say of themselves, as JSON.
+//! Reads the state of an image and of a live mount as JSON.
 
 use crate::image::Image;
 use crate::text::date;
@@ -11,20 +11,20 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-/// A mount's device that answers nothing for so long is not asked for its superblock.
+/// The time limit for reading the superblock of a mount's image.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Identity, geometry, options and state of the mount on `dir`.
 pub fn of_mount(dir: &Path) -> Result<Value> {
     let text = mounts::attribute(dir, mounts::XATTR_INFO)?;
     let mut value = mount_json(&text, image_behind(dir)?.as_deref())
-        .with_context(|| format!("read what {} says of itself", dir.display()))?;
+        .with_context(|| format!("read the state of {}", dir.display()))?;
     flags_in_force(&mut value, dir)?;
     Ok(value)
 }
 
-/// The flags of the mount table: fusermount3 sets some, and a remount changes them, of which the
-/// serving process knows nothing.
+/// Takes the flags from the mount table: fusermount3 sets some and a remount changes some, and the
+/// serving process knows of neither.
 fn flags_in_force(value: &mut Value, dir: &Path) -> Result<()> {
     let Some(mount) = mounts::at(dir)? else { return Ok(()) };
     for flag in ["nosuid", "nodev", "noexec"] {
@@ -66,12 +66,12 @@ pub fn image_json(path: &Path, superblock: &Superblock) -> Value {
     })
 }
 
-/// Kinds of features with the bits that this version knows.
+/// The kinds of features with the bits that this version supports.
 const KNOWN_FEATURES: [(&str, u64); 3] =
     [("compat", u64::MAX), ("ro_compat", RO_COMPAT_KNOWN), ("incompat", INCOMPAT_KNOWN)];
 
-/// What a mount says of itself, with the members that its image has, too. Those that only a
-/// superblock has are of the last checkpoint.
+/// The information that a mount reports, completed by members of its image. Members that only a
+/// superblock has are those of the last checkpoint.
 fn mount_json(text: &str, image: Option<&Path>) -> Result<Value> {
     let mut value: Value = serde_json::from_str(text)?;
     for name in ["created", "lost_since", "shut_down_since", "frozen_since"] {
@@ -98,26 +98,26 @@ fn mount_json(text: &str, image: Option<&Path>) -> Result<Value> {
     Ok(value)
 }
 
-/// The members that the image of a mount has. `None`: it cannot be read in a moment, because its
-/// device hangs, or because who may look at the mount is not allowed to read the image.
+/// The members read from the image of a mount. `None` if the image cannot be read within
+/// [`PATIENCE`], because its device hangs or because the user may read the mount but not the image.
 fn superblock_of(path: PathBuf) -> Option<Value> {
     let (found, look) = channel();
     let read = move || {
         let superblock = Image::open(&path).and_then(|image| image.superblock());
-        // Nobody waits any more if it took too long.
+        // The receiver is gone if the read took too long.
         let _ = found.send(superblock.ok().map(|superblock| image_json(&path, &superblock)));
     };
     kedge_base::spawn_named("superblock", read).ok()?;
     look.recv_timeout(PATIENCE).ok()?
 }
 
-/// The image of the mount on `dir`, by the mount table. A mount that another user made could name
-/// any file, and its word is not taken.
+/// The image of the mount on `dir`, by the mount table. A mount that another user made is not
+/// trusted, because it could name any file.
 pub fn image_behind(dir: &Path) -> Result<Option<PathBuf>> {
     Ok(mounts::at(dir)?.filter(|mount| mount.is_kedgefs() && !mount.is_foreign()).map(|mount| mount.image()))
 }
 
-/// Bits as text; those that this version does not know are marked.
+/// Feature bits as text; unsupported bits are marked.
 fn features(bits: u64, known: u64) -> String {
     match (bits, bits & !known) {
         (0, _) => "none".into(),
@@ -126,7 +126,7 @@ fn features(bits: u64, known: u64) -> String {
     }
 }
 
-/// All counters of a mount, and its state.
+/// Reads all counters of a mount, and its state.
 pub fn counters(dir: &Path) -> Result<Value> {
     let text = mounts::attribute(dir, mounts::XATTR_STATS)?;
     let mut stats: Value =
@@ -136,11 +136,11 @@ pub fn counters(dir: &Path) -> Result<Value> {
     Ok(stats)
 }
 
-/// Whether the file system still takes changes, and if not, since when and why. `device`: that it
-/// does not answer.
+/// Whether the file system still accepts changes, and if not, since when and why. `device` is the
+/// headline about a device that does not complete requests.
 fn state(dir: &Path, device: Option<String>) -> Result<Value> {
     let info: Value = serde_json::from_str(&mounts::attribute(dir, mounts::XATTR_INFO)?)
-        .with_context(|| format!("read what {} says of itself", dir.display()))?;
+        .with_context(|| format!("read the state of {}", dir.display()))?;
     Ok(json!({
         "shut_down": !info["shut_down"].is_null(),
         "reason": info["shut_down"],

@@ -1,6 +1,7 @@
-//! Values as people read them: sizes, times, messages.
+//! Formats sizes, times and messages for users.
 
-/// A message for a terminal: names in it may come from an image or an archive of anybody.
+/// Makes a message one line that is safe for a terminal, because names in it may come from an
+/// untrusted image or archive.
 pub fn one_line(text: &str) -> String {
     kedge_base::printable(&text.split_whitespace().collect::<Vec<_>>().join(" "))
 }
@@ -15,10 +16,11 @@ pub fn show_size(bytes: u64) -> String {
     }
 }
 
-/// A moment in seconds since 1970 as `2026-11-22T06:26:47Z`.
+/// Formats a time in seconds since 1970 as `2026-11-22T06:26:47Z`.
 pub fn date(sec: i64) -> String {
     let (days, rest) = (sec.div_euclid(86_400), sec.rem_euclid(86_400));
-    // Years that begin in March, in eras of 400: leap days come last.
+    // Count years that begin in March, in eras of 400 years, so that the leap day is a year's last
+    // day.
     let from_march = days + 719_468;
     let (era, day) = (from_march.div_euclid(146_097), from_march.rem_euclid(146_097));
     let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
@@ -29,7 +31,7 @@ pub fn date(sec: i64) -> String {
     format!("{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}Z", rest / 3600, rest / 60 % 60, rest % 60)
 }
 
-/// A time of nanoseconds, in the unit that suits it.
+/// Formats a duration in nanoseconds with a suitable unit.
 pub fn duration(ns: u64) -> String {
     match ns {
         0..10_000 => format!("{ns} ns"),

@@ -1,4 +1,4 @@
-//! The error of a request that nobody could carry out as it is written.
+//! The error of a request that is invalid as written.
 
 /// A usage error: exit code 2 (fsck and scrub: 16), unlike a valid request that failed.
 #[derive(Debug)]

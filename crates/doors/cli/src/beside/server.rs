@@ -42,14 +42,15 @@ struct Connection {
     thread: JoinHandle<()>,
 }
 
-/// Offers it on a mount of `fs`; the result ends it.
+/// Offers copies on a mount of `fs`; calling the result ends the service.
 pub fn offer(fs: &FileSystem, session: &mut MountedSession) -> Stop {
     let beside = Beside::offer(fs, session);
     Box::new(move || beside.stop())
 }
 
 impl Beside {
-    /// Offers it on a mount of `fs`. [`Beside::stop`] must come before the file system is closed.
+    /// Offers copies on a mount of `fs`. [`Beside::stop`] must be called before the file system is
+    /// closed.
     fn offer(fs: &FileSystem, session: &mut MountedSession) -> Arc<Beside> {
         let (notifier, state) = (session.notifier(), Mutex::new(Rank::Leaf, State::default()));
         let device = session.mount_point().device.clone();
@@ -129,8 +130,7 @@ impl Beside {
         }
     }
 
-    /// Ends all connections, and what they do: in the middle, if need be. Nothing of it runs
-    /// afterwards.
+    /// Ends all connections, interrupting copies in progress, and joins their threads.
     fn stop(&self) {
         let connections = {
             let mut state = self.state.lock();
