@@ -1,7 +1,7 @@
 //! The default page of `kedge stats`: one screen, with a unit on each figure.
 //!
-//! [`report::table`] shows every counter and knows none by name. This page knows the few counters
-//! that show the state of a mount. A counter that a mount lacks counts as zero.
+//! [`table`](crate::report::table) shows every counter and knows none by name. This page knows the
+//! few counters that show the state of a mount. A counter that a mount lacks counts as zero.
 
 use crate::report::Histogram;
 use kedge_base::BLOCK_SIZE;

@@ -4,8 +4,8 @@
 //! text of a process's links from cached names. A process that ends meanwhile, or that belongs to
 //! another user, is left out, because the result only helps the user and decides nothing.
 //!
-//! Bounds: [`PROCESSES_MAX`] processes, [`FILES_MAX`] descriptors of each, [`MAPS_MAX`] bytes of
-//! its mappings; the search ends with [`NAMED_MAX`] found.
+//! Bounds: `PROCESSES_MAX` processes, `FILES_MAX` descriptors of each, `MAPS_MAX` bytes of
+//! its mappings; the search ends with `NAMED_MAX` found.
 
 use kedge_fuse::MountEntry;
 use std::fs;
