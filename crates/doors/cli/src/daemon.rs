@@ -1,8 +1,8 @@
 //! `kedge daemon`: one process that serves several images.
 
-use crate::beside::server;
 use anyhow::Result;
 use kedge_host::daemon;
+use kedge_transfer::online::server;
 use std::path::PathBuf;
 use std::process::ExitCode;
 

@@ -3,7 +3,8 @@
 //! It reads without a lock and without recovery, so it shows the device's contents. On a mounted
 //! image these are the last checkpoint and the part of the log that has been written.
 
-use crate::tree;
+mod tree;
+
 use anyhow::{Context, Result};
 use kedge_base::{BLOCK_SIZE, Lsn};
 use kedge_format::item::{Dentry, ExtentItem, Orphan, XattrItem};

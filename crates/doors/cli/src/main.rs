@@ -6,37 +6,39 @@
 //! and names what failed and where.
 //!
 //! # Shape
-//! One module for each subcommand. The modules open, mount and check images only through
-//! [`kedge_host::engine`], so that one module shows how that is done. Modules that read or change
-//! an image's own bytes (`dump`, `extract`, `info`, `tree`, `tune`) use the format crate too.
+//! One module for each subcommand. They open, mount and check images only through
+//! [`kedge_host::engine`], so that one place shows how that is done. Those that read or change an
+//! image's own bytes (`dump`, `info`, `tune`) know the format besides.
 #![deny(unsafe_code)]
 
-mod beside;
-mod change;
-mod copy;
+mod cat;
+mod cp;
 mod crash;
 mod daemon;
 mod dump;
-mod export;
-mod extract;
+mod find;
 mod freeze;
 mod fsck;
-mod import;
+mod image;
 mod info;
-mod inside;
 mod install;
 mod listen;
+mod ls;
 mod manual;
+mod mkdir;
 mod mkfs;
+mod mode;
 mod mount;
-mod pax;
+mod places;
 mod remount;
 mod report;
+mod rm;
 mod scrub;
+mod stat;
 mod stats;
 mod summary;
+mod tar;
 mod top;
-mod tree;
 mod trim;
 mod tune;
 mod umount;
@@ -98,24 +100,24 @@ enum Command {
     Top(top::Args),
     /// Show the structures of an image
     Dump(dump::Args),
-    /// Copy the metadata of an image, without file data, to attach to a bug report
-    Image(extract::Args),
+    /// Copy the metadata of an image for the report of a bug, without file data
+    Image(image::Args),
     /// List a directory of an image that is not mounted
-    Ls(inside::LsArgs),
+    Ls(ls::Args),
     /// Print files of an image that is not mounted
-    Cat(inside::CatArgs),
-    /// Show all metadata of a file of an image that is not mounted
-    Stat(inside::StatArgs),
+    Cat(cat::Args),
+    /// Show all that is known of a file of an image that is not mounted
+    Stat(stat::Args),
     /// List all paths below a directory of an image that is not mounted
-    Find(inside::FindArgs),
+    Find(find::Args),
     /// Make a directory in an image that is not mounted
-    Mkdir(change::MkdirArgs),
+    Mkdir(mkdir::Args),
     /// Remove a file or a directory from an image that is not mounted
-    Rm(change::RmArgs),
+    Rm(rm::Args),
     /// Copy files between this machine and images that are not mounted
-    Cp(copy::Args),
+    Cp(cp::Args),
     /// A tar archive from or into a directory of an image that is not mounted
-    Tar(export::Args),
+    Tar(tar::Args),
     /// Install this program, its helpers for mount(8), man pages, completions and units
     InstallHelpers(install::Args),
     /// Moved to kedge-lab
@@ -170,15 +172,15 @@ fn main() -> ExitCode {
         Command::Stats(args) => stats::run(args),
         Command::Top(args) => top::run(args),
         Command::Dump(args) => dump::run(args),
-        Command::Image(args) => extract::run(args),
-        Command::Ls(args) => inside::ls(args),
-        Command::Cat(args) => inside::cat(args),
-        Command::Stat(args) => inside::stat(args),
-        Command::Find(args) => inside::find(args),
-        Command::Mkdir(args) => change::mkdir(args),
-        Command::Rm(args) => change::rm(args),
-        Command::Cp(args) => copy::run(args),
-        Command::Tar(args) => export::run(args),
+        Command::Image(args) => image::run(args),
+        Command::Ls(args) => ls::run(args),
+        Command::Cat(args) => cat::run(args),
+        Command::Stat(args) => stat::run(args),
+        Command::Find(args) => find::run(args),
+        Command::Mkdir(args) => mkdir::run(args),
+        Command::Rm(args) => rm::run(args),
+        Command::Cp(args) => cp::run(args),
+        Command::Tar(args) => tar::run(args),
         Command::InstallHelpers(args) => install::run(args),
         Command::Bench { .. } => Err(Usage(BENCH_MOVED.into()).into()),
         Command::Crash(args) => crash::run(args),

@@ -1,10 +1,11 @@
 //! `kedge mkfs`: makes an image.
 
-use crate::{import, info};
+use crate::info;
 use anyhow::{Context, Result, bail};
 use kedge_host::image::{Image, is_remote};
 use kedge_host::options::parse_size;
 use kedge_host::{Usage, clock, create, engine, mounts, status};
+use kedge_transfer::import;
 use kedgefs::FormatOptions;
 use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};

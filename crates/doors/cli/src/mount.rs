@@ -1,7 +1,6 @@
 //! `kedge mount`: attaches an image to a directory and serves it, in the background unless
 //! `--foreground` is given.
 
-use crate::beside::server;
 use crate::remount;
 use anyhow::{Context, Result, bail};
 use kedge_format::content::Content;
@@ -12,6 +11,7 @@ use kedge_host::engine::{self, Extra};
 use kedge_host::options::{self, MountWords, asks_nothing, parse_cache_size, parse_size};
 use kedge_host::serve::{self, Mount};
 use kedge_host::{Usage, background, create, image, mounts, notify, tag};
+use kedge_transfer::online::server;
 use kedgefs::FormatOptions;
 use std::cell::Cell;
 use std::ffi::OsStr;

@@ -16,7 +16,7 @@ pub mod uri;
 
 use drive::Target;
 
-/// The targets of this crate. `crates/doors/cli` has those of its own parsers.
+/// The targets of this crate. `crates/doors/transfer` has those of its own parsers.
 pub const TARGETS: [&Target; 4] = [&kcr::TARGET, &nbd::TARGET, &uri::TARGET, &fuse::TARGET];
 
 /// For libFuzzer, which detects a find by a panic.

@@ -21,6 +21,7 @@ const FS: &str = "kedgefs";
 const FUSE: &str = "kedge-fuse";
 const FSCK: &str = "kedge-fsck";
 const HOST: &str = "kedge-host";
+const TRANSFER: &str = "kedge-transfer";
 const CEPH: &str = "kedge-ceph";
 const SIM: &str = "kedge-sim";
 const BENCH: &str = "kedge-bench";
@@ -49,6 +50,7 @@ const RULES: &[Rule] = &[
     (FSCK, &[BASE, DEVICE, FORMAT, STORE], &[FS]),
     // Opens, mounts and serves images for programs; it knows no command line.
     (HOST, &[BASE, DEVICE, FORMAT, FS, FUSE, FSCK], &[]),
+    (TRANSFER, &[BASE, DEVICE, FORMAT, FS, FUSE, HOST], &[FSCK, HOSTILE]),
     (SIM, &[BASE, DEVICE, FORMAT, FS, FSCK], &[]),
     // The experiments. Nothing depends on them, so installed programs contain no benchmark code.
     (BENCH, &[BASE, DEVICE, FS], &[]),
@@ -61,7 +63,7 @@ const RULES: &[Rule] = &[
     (CRASH_REALITY, &[BASE, CRASH, CRASH_RECORD], &[]),
     // Runs parsers on untrusted bytes. Only tests depend on it.
     (HOSTILE, &[BASE, DEVICE, FS, FUSE, FSCK, CRASH], &[]),
-    (CLI, &[BASE, DEVICE, FORMAT, STORE, FS, FUSE, FSCK, HOST, CRASH, CRASH_RECORD], &[SIM, CEPH, HOSTILE]),
+    (CLI, &[BASE, DEVICE, FORMAT, STORE, FS, FUSE, FSCK, HOST, TRANSFER, CRASH, CRASH_RECORD], &[SIM, CEPH]),
 ];
 
 /// A crate's dependencies inside the workspace; `true`: only for its tests.

@@ -178,8 +178,8 @@ fn static_checks(steps: &mut Steps) {
     });
 }
 
-/// Fuzzes parsers of untrusted bytes, with the driver of `crates/lab/hostile`. Targets of the
-/// command line run as its tests, since a binary crate exports no functions.
+/// Fuzzes parsers of untrusted bytes, with the driver of `crates/lab/hostile`. The parsers of
+/// archives and mount options run as tests of `crates/doors/transfer`.
 fn fuzz(target: &str, seconds: &str, seed: &str) -> anyhow::Result<()> {
     let test = match target {
         "tar" => "import::fuzz_tests::archives_of_others_do_no_harm",
@@ -191,7 +191,7 @@ fn fuzz(target: &str, seconds: &str, seed: &str) -> anyhow::Result<()> {
         }
     };
     tools::cargo_with(
-        &["test", "-p", "kedge", "--bin", "kedge", "--", "--exact", test, "--nocapture"],
+        &["test", "-p", "kedge-transfer", "--lib", "--", "--exact", test, "--nocapture"],
         &[("KEDGE_FUZZ_SECONDS", seconds), ("KEDGE_SEED", seed)],
     )
 }

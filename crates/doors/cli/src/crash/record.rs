@@ -1,12 +1,12 @@
 //! `kedge crash record` and `kedge crash mark`.
 
-use crate::copy::host::Target;
 use anyhow::{Context, Result, bail};
 use kedge_crash::workdir::unnamed;
 use kedge_crash_record::{MARK_FILE, Options, record};
 use kedge_host::options::parse_size;
 use kedge_host::os::TerminationSignals;
 use kedge_host::{engine, mounts};
+use kedge_transfer::to_host::Target;
 use regex::Regex;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use std::ffi::OsString;

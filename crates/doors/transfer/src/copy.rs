@@ -1,65 +1,39 @@
-//! `kedge cp`: copies files and directories between this machine and images that are not mounted,
-//! through the library, without FUSE and without privilege; and into a mounted image, through the
-//! process that serves it ([`crate::beside`]).
+//! Copying files and directories between this machine and images that are not mounted, through
+//! the library, without FUSE and without privilege; and into a mounted image, through the process
+//! that serves it ([`crate::online`]).
 //!
-//! A copy keeps modes, owners, times, extended attributes, holes, and hard links within a directory
-//! that is copied. On this machine only root sets owners, as with tar(1), and attributes that grant
-//! rights are copied only on request ([`host`]). A file that cannot be copied as a whole is absent.
-//! All copies are durable when the command succeeds, except on a `volatile` mount.
+//! A copy has what the original has: modes, owners, times, extended attributes, holes, and hard
+//! links within a directory that is copied. On this machine owners are for root, as with tar(1),
+//! and what gives rights only if it is asked for ([`crate::to_host`]). A file that cannot be copied
+//! as a whole is absent. All that was copied is durable when the command succeeds, but for a mount
+//! with `volatile`.
 
-pub mod host;
-
-use crate::beside::client::{Archive, Mounted};
 use crate::import;
-use crate::inside::{Inside, parse_inside};
+use crate::offline::{ImagePath, caller};
+use crate::online::client::{Archive, Mounted};
+use crate::to_host::Target;
 use anyhow::{Context, Result, bail};
-use host::Target;
 use import::sink::{At, Entries, Sink};
 use kedge_host::{Usage, engine, image};
 use kedgefs::{Attr, FileKind, FileSystem, Ino};
 use std::collections::HashMap;
-use std::ffi::OsString;
 use std::io::IsTerminal;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 
 /// The source or target of a copy.
 #[derive(Clone, Debug)]
-pub enum Spot {
+pub enum Place {
     Host(PathBuf),
-    Inside(Inside),
+    Image(ImagePath),
 }
 
-pub fn spot() -> impl clap::builder::TypedValueParser<Value = Spot> {
-    use clap::builder::TypedValueParser;
-    clap::builder::OsStringValueParser::new().map(|text: OsString| match parse_inside(text.clone()) {
-        Ok(inside) => Spot::Inside(inside),
-        Err(_) => Spot::Host(text.into()),
-    })
-}
-
-#[derive(clap::Args, Debug)]
-pub struct Args {
-    /// Copy directories with all their contents
-    #[arg(short, long)]
-    recursive: bool,
-    /// As root, from an image to this machine: also copy set-id bits, devices and attributes of
-    /// root
-    #[arg(long)]
-    privileged: bool,
-    /// The sources and then the target: PATH on this machine or IMAGE:/PATH. Several sources need a
-    /// directory as the target. From PATH to PATH only into a mounted image
-    #[arg(value_name = "PATH|IMAGE:/PATH", value_parser = spot(), required = true, num_args = 2..)]
-    places: Vec<Spot>,
-}
-
-impl Spot {
+impl Place {
     fn show(&self) -> String {
         match self {
-            Spot::Host(path) => path.display().to_string(),
-            Spot::Inside(inside) => inside.show(),
+            Place::Host(path) => path.display().to_string(),
+            Place::Image(inside) => inside.show(),
         }
     }
 
@@ -68,39 +42,39 @@ impl Spot {
     fn name(&self) -> Option<Vec<u8>> {
         let ends_with_dot = |path: &[u8]| path == b"." || path.ends_with(b"/.");
         match self {
-            Spot::Host(path) if ends_with_dot(path.as_os_str().as_bytes()) => None,
-            Spot::Host(path) => path.file_name().map(|name| name.as_bytes().to_vec()),
-            Spot::Inside(inside) if ends_with_dot(inside.path()) => None,
-            Spot::Inside(inside) => inside.names().ok()?.last().map(|name| name.to_vec()),
+            Place::Host(path) if ends_with_dot(path.as_os_str().as_bytes()) => None,
+            Place::Host(path) => path.file_name().map(|name| name.as_bytes().to_vec()),
+            Place::Image(inside) if ends_with_dot(inside.path()) => None,
+            Place::Image(inside) => inside.names().ok()?.last().map(|name| name.to_vec()),
         }
     }
 }
 
-pub fn run(args: Args) -> Result<ExitCode> {
-    let mut sources = args.places;
-    let to = sources.pop().expect("clap wants two");
-    if let Spot::Host(to) = &to
-        && sources.iter().any(|from| matches!(from, Spot::Host(_)))
+/// Copies the sources to a place. `recursive`: directories, too. `privileged`: from an image to
+/// this machine also what only root may have.
+pub fn copy(sources: &[Place], to: &Place, recursive: bool, privileged: bool) -> Result<()> {
+    if let Place::Host(to) = to
+        && sources.iter().any(|from| matches!(from, Place::Host(_)))
     {
-        return into_mount(&sources, to, args.recursive);
+        return into_mount(sources, to, recursive);
     }
-    for place in sources.iter().chain([&to]) {
-        if let Spot::Inside(inside) = place {
+    for place in sources.iter().chain([to]) {
+        if let Place::Image(inside) = place {
             inside.names()?;
             inside.refuse_mounted()?;
         }
     }
-    match &to {
-        Spot::Host(path) => {
-            let mut target = Target::new(path, sources.len() > 1, args.privileged)?;
-            for from in &sources {
-                to_host(from, &mut target, args.recursive)?;
+    match to {
+        Place::Host(path) => {
+            let mut target = Target::new(path, sources.len() > 1, privileged)?;
+            for from in sources {
+                to_host(from, &mut target, recursive)?;
             }
             target.finish()?;
         }
-        Spot::Inside(inside) => into_image(&sources, inside, args.recursive)?,
+        Place::Image(inside) => into_image(sources, inside, recursive)?,
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
 fn refuse_directory(recursive: bool) -> Result<()> {
@@ -110,8 +84,8 @@ fn refuse_directory(recursive: bool) -> Result<()> {
     Ok(())
 }
 
-fn to_host(from: &Spot, target: &mut Target, recursive: bool) -> Result<()> {
-    let Spot::Inside(inside) = from else { bail!("{}: not in an image", from.show()) };
+fn to_host(from: &Place, target: &mut Target, recursive: bool) -> Result<()> {
+    let Place::Image(inside) = from else { bail!("{}: not in an image", from.show()) };
     let fs = inside.open()?;
     let attr = inside.find(&fs)?;
     let copied = match attr.kind {
@@ -121,12 +95,11 @@ fn to_host(from: &Spot, target: &mut Target, recursive: bool) -> Result<()> {
     copied.and_then(|()| target.copy(&fs, &attr, from.name())).with_context(|| from.show())
 }
 
-/// Sends each source as an archive of its own, so that the sources copied before an error are
-/// durable.
-fn into_mount(sources: &[Spot], to: &Path, recursive: bool) -> Result<ExitCode> {
-    let from_host = |from: &Spot| match from {
-        Spot::Host(path) => Ok(path.clone()),
-        Spot::Inside(_) => {
+/// Each source is an archive of its own: what was copied before an error is durable.
+fn into_mount(sources: &[Place], to: &Path, recursive: bool) -> Result<()> {
+    let from_host = |from: &Place| match from {
+        Place::Host(path) => Ok(path.clone()),
+        Place::Image(_) => {
             let what = format!("{}: copy it without files of this machine beside it", from.show());
             Err(anyhow::Error::from(Usage(what)))
         }
@@ -155,7 +128,7 @@ fn into_mount(sources: &[Spot], to: &Path, recursive: bool) -> Result<ExitCode> 
         });
         copied.with_context(|| from.show())?;
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
 fn parent(path: &Path) -> &Path {
@@ -194,8 +167,8 @@ fn send_file(path: &Path, name: &[u8], mounted: &Mounted) -> Result<()> {
     })
 }
 
-/// Opens the target image once. Each source in another image opens that image.
-fn into_image(sources: &[Spot], to: &Inside, recursive: bool) -> Result<()> {
+/// Opens the image once, and once more for each other image that is copied from.
+fn into_image(sources: &[Place], to: &ImagePath, recursive: bool) -> Result<()> {
     let fs = engine::open_to_change(to.image())?;
     let several = sources.len() > 1;
     let copied = sources.iter().try_for_each(|from| copy_in(from, &fs, to, several, recursive));
@@ -211,9 +184,9 @@ struct Goal {
     name: Option<Vec<u8>>,
 }
 
-/// An existing directory takes the copy under the source's name; otherwise the last name of the
-/// path is the copy's name.
-fn goal(fs: &FileSystem, to: &Inside, from: &Spot, several: bool) -> Result<Goal> {
+/// A directory that is there takes the copy under its own name; else the last name of the path is
+/// the copy's.
+fn goal(fs: &FileSystem, to: &ImagePath, from: &Place, several: bool) -> Result<Goal> {
     let mut names = to.names()?;
     match to.walk(fs, &names) {
         Ok(attr) if attr.kind == FileKind::Directory => return Ok(Goal { dir: attr.ino, name: from.name() }),
@@ -234,12 +207,12 @@ fn is_missing(e: &anyhow::Error) -> bool {
     matches!(e.downcast_ref::<kedgefs::Error>(), Some(kedgefs::Error::NotFound))
 }
 
-fn copy_in(from: &Spot, fs: &FileSystem, to: &Inside, several: bool, recursive: bool) -> Result<()> {
+fn copy_in(from: &Place, fs: &FileSystem, to: &ImagePath, several: bool, recursive: bool) -> Result<()> {
     let goal = goal(fs, to, from, several)?;
     let mut sink = Sink::new(fs, goal.dir, None, std::io::stderr().is_terminal());
     let copied = match from {
-        Spot::Host(path) => from_host(path, &goal, recursive, fs, &mut sink).with_context(|| from.show()),
-        Spot::Inside(inside) => from_image(inside, &goal, recursive, fs, to, &mut sink),
+        Place::Host(path) => from_host(path, &goal, recursive, fs, &mut sink).with_context(|| from.show()),
+        Place::Image(inside) => from_image(inside, &goal, recursive, fs, to, &mut sink),
     };
     // Finish after an error too, so that the directories made so far get their times.
     let finished = sink.finish();
@@ -252,7 +225,7 @@ fn make_top(goal: &Goal, fs: &FileSystem) -> Result<Ino> {
     match fs.lookup(goal.dir, name) {
         Ok(attr) if import::is_dir(&attr) => Ok(attr.ino),
         Ok(_) => bail!("{}: is there already, and no directory", String::from_utf8_lossy(name)),
-        Err(kedgefs::Error::NotFound) => Ok(fs.mkdir(goal.dir, name, 0o700, crate::change::me())?.ino),
+        Err(kedgefs::Error::NotFound) => Ok(fs.mkdir(goal.dir, name, 0o700, caller())?.ino),
         Err(e) => Err(e.into()),
     }
 }
@@ -270,11 +243,11 @@ fn from_host(path: &Path, goal: &Goal, recursive: bool, fs: &FileSystem, sink: &
 }
 
 fn from_image(
-    from: &Inside,
+    from: &ImagePath,
     goal: &Goal,
     recursive: bool,
     fs: &FileSystem,
-    to: &Inside,
+    to: &ImagePath,
     sink: &mut Sink<'_>,
 ) -> Result<()> {
     let same = image::resolve(from.image())? == image::resolve(to.image())?;
@@ -297,7 +270,7 @@ fn file(
     attr: &Attr,
     goal: &Goal,
     (fs, same): (&FileSystem, bool),
-    to: &Inside,
+    to: &ImagePath,
     sink: &mut Sink<'_>,
 ) -> Result<()> {
     let name = goal.name.as_deref().context("it has no name")?;
@@ -313,7 +286,7 @@ fn directory(
     attr: &Attr,
     goal: &Goal,
     (fs, same): (&FileSystem, bool),
-    to: &Inside,
+    to: &ImagePath,
     sink: &mut Sink<'_>,
 ) -> Result<()> {
     if same && is_below(fs, goal.dir, attr)? {

@@ -2,6 +2,7 @@
 
 use super::{ANSWER_PATIENCE, Answer, CHUNK, HELLO, PATIENCE};
 use crate::import::sink::{At, Data, Entries, Meta, is_roots};
+use crate::offline::device;
 use crate::pax::{Entry, Pax};
 use anyhow::{Context, Result, bail, ensure};
 use kedge_base::printable;
@@ -281,7 +282,7 @@ impl<W: Write> Entries for Archive<W> {
                 return Ok(path);
             }
         };
-        let (major, minor) = crate::inside::device(rdev);
+        let (major, minor) = device(rdev);
         let device = (kind != EntryType::Fifo).then_some((major as u32, minor as u32));
         let meta = self.meta(&path, meta);
         self.out.entry(&Entry { kind, path: &path, meta: &meta, target: b"", device })?;

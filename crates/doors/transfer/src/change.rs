@@ -1,48 +1,26 @@
-//! `kedge mkdir` and `rm`: change an image that is not mounted, without FUSE and without privilege.
+//! Making and removing names in an image that is not mounted, without FUSE and without privilege.
 //!
 //! The image is opened as a mount would open it, and closed before the command succeeds, so the
 //! changes are durable then. One operation of the engine removes or makes each name, so a crash
 //! leaves the state between two such operations.
 
 use crate::import;
-use crate::inside::{Inside, entries, inside};
+use crate::offline::{ImagePath, caller, entries};
 use anyhow::{Context, Result, bail};
 use kedge_host::{Usage, engine};
-use kedgefs::{Error, FileKind, FileSystem, Ino, Owner};
-use std::process::ExitCode;
-
-#[derive(clap::Args, Debug)]
-pub struct MkdirArgs {
-    /// Also make the directories above it; no error if it exists
-    #[arg(short, long)]
-    parents: bool,
-    /// A directory in an image
-    #[arg(value_name = "IMAGE:/DIR", value_parser = inside())]
-    place: Inside,
-}
-
-#[derive(clap::Args, Debug)]
-pub struct RmArgs {
-    /// Remove directories with all their contents
-    #[arg(short, long)]
-    recursive: bool,
-    /// A file in an image
-    #[arg(value_name = "IMAGE:/PATH", value_parser = inside())]
-    place: Inside,
-}
+use kedgefs::{Error, FileKind, FileSystem, Ino};
 
 /// Opens the image, changes it and closes it.
-fn change(place: &Inside, what: impl FnOnce(&FileSystem) -> Result<()>) -> Result<ExitCode> {
+fn change(place: &ImagePath, what: impl FnOnce(&FileSystem) -> Result<()>) -> Result<()> {
     place.refuse_mounted()?;
     let fs = engine::open_to_change(place.image())?;
     let changed = what(&fs);
     let closed = fs.close().with_context(|| format!("close {}", place.image().display()));
-    changed.and(closed)?;
-    Ok(ExitCode::SUCCESS)
+    changed.and(closed)
 }
 
 /// The names of the path; there must be one.
-fn names(place: &Inside) -> Result<Vec<&[u8]>> {
+fn names(place: &ImagePath) -> Result<Vec<&[u8]>> {
     let names = place.names()?;
     if names.is_empty() {
         return Err(Usage(format!("{}: the root cannot be made or removed", place.show())).into());
@@ -50,46 +28,43 @@ fn names(place: &Inside) -> Result<Vec<&[u8]>> {
     Ok(names)
 }
 
-pub fn mkdir(args: MkdirArgs) -> Result<ExitCode> {
-    let names = names(&args.place)?;
-    change(&args.place, |fs| {
+/// Makes a directory. `parents`: those above it, too, and it may exist.
+pub fn mkdir(place: &ImagePath, parents: bool) -> Result<()> {
+    let names = names(place)?;
+    change(place, |fs| {
         let mut dir = Ino::ROOT;
         for (i, name) in names.iter().enumerate() {
             let is_last = i + 1 == names.len();
             dir = match fs.lookup(dir, name) {
-                Ok(_) if is_last && !args.parents => bail!("{}: is there already", args.place.show()),
+                Ok(_) if is_last && !parents => bail!("{}: is there already", place.show()),
                 Ok(attr) if import::is_dir(&attr) => attr.ino,
-                Ok(_) => bail!("{}: leads through something that is no directory", args.place.show()),
-                Err(Error::NotFound) if is_last || args.parents => {
-                    let made = fs.mkdir(dir, name, 0o755, me());
-                    made.with_context(|| args.place.show())?.ino
+                Ok(_) => bail!("{}: leads through something that is no directory", place.show()),
+                Err(Error::NotFound) if is_last || parents => {
+                    let made = fs.mkdir(dir, name, 0o755, caller());
+                    made.with_context(|| place.show())?.ino
                 }
-                Err(e) => return Err(e).with_context(|| args.place.show()),
+                Err(e) => return Err(e).with_context(|| place.show()),
             };
         }
         Ok(())
     })
 }
 
-/// The user and group that run the command.
-pub fn me() -> Owner {
-    Owner { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw() }
-}
-
-pub fn rm(args: RmArgs) -> Result<ExitCode> {
-    let mut names = names(&args.place)?;
+/// Removes a file. `recursive`: or a directory with all it holds.
+pub fn rm(place: &ImagePath, recursive: bool) -> Result<()> {
+    let mut names = names(place)?;
     let name = names.pop().expect("there is one");
-    change(&args.place, |fs| {
-        let dir = args.place.walk(fs, &names)?;
-        let attr = fs.lookup(dir.ino, name).with_context(|| args.place.show())?;
+    change(place, |fs| {
+        let dir = place.walk(fs, &names)?;
+        let attr = fs.lookup(dir.ino, name).with_context(|| place.show())?;
         match attr.kind {
-            FileKind::Directory if !args.recursive => {
-                bail!("{}: is a directory; -r removes it with all its contents", args.place.show())
+            FileKind::Directory if !recursive => {
+                bail!("{}: is a directory; -r removes it with all it holds", place.show())
             }
             FileKind::Directory => remove_tree(fs, dir.ino, name, attr.ino),
             _ => Ok(fs.unlink(dir.ino, name)?),
         }
-        .with_context(|| args.place.show())
+        .with_context(|| place.show())
     })
 }
 

@@ -1,4 +1,4 @@
-//! `kedge image`: copies an image's metadata, to attach to a bug report.
+//! A copy of an image's metadata, for the report of a bug.
 //!
 //! The copy is a sparse file of the same size. It has the superblock slots, the allocation index,
 //! the bitmaps, the log, and the nodes that the trees of both slots reach. File data is left out.
@@ -20,43 +20,29 @@ use kedge_host::{engine, mounts};
 use scramble::Scramble;
 use source::{LogWrite, Node, Source};
 use std::fs::File;
-use std::io::Write;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
-use std::process::ExitCode;
+use std::path::Path;
 
-#[derive(clap::Args, Debug)]
-pub struct Args {
-    /// Replace names, and leave out attributes, targets of links and the file data in the log
-    #[arg(long)]
-    scramble: bool,
-    /// A file or block device, or rbd:POOL/IMAGE, nbd://HOST/EXPORT, nbd+unix:///EXPORT?socket=PATH
-    image: PathBuf,
-    /// The file to make
-    out: PathBuf,
-}
-
-pub fn run(args: Args) -> Result<ExitCode> {
-    if let Some(mount) = mounts::of_image(&args.image)? {
-        bail!("{} is mounted on {}: unmount it first", args.image.display(), mount.dir.display());
+/// Copies the metadata of an image to a new file, and returns the report. `scramble`: without
+/// names and contents.
+pub fn dump(image: &Path, to: &Path, scramble: bool) -> Result<String> {
+    if let Some(mount) = mounts::of_image(image)? {
+        bail!("{} is mounted on {}: unmount it first", image.display(), mount.dir.display());
     }
-    let source = Source::open(engine::open_device(&args.image, true)?)
-        .with_context(|| format!("find metadata in {}", args.image.display()))?;
-    let scramble = args.scramble.then(|| Scramble::learn(&source)).transpose();
-    let scramble = scramble.with_context(|| format!("scramble the names of {}", args.image.display()))?;
-    // Only its owner may read the copy, as with an image.
-    let file = File::options().write(true).create_new(true).mode(0o600).open(&args.out);
-    let out = Out { file: file.with_context(|| format!("make {}", args.out.display()))?, written: 0 };
+    let source = Source::open(engine::open_device(image, true)?)
+        .with_context(|| format!("look for metadata in {}", image.display()))?;
+    let scramble = scramble.then(|| Scramble::learn(&source)).transpose();
+    let scramble = scramble.with_context(|| format!("scramble the names of {}", image.display()))?;
+    // Only for its owner, as an image.
+    let file = File::options().write(true).create_new(true).mode(0o600).open(to);
+    let out = Out { file: file.with_context(|| format!("make {}", to.display()))?, written: 0 };
     match copy(&source, scramble.as_ref(), out) {
-        Ok(told) => {
-            write!(std::io::stdout().lock(), "{}", told.text(&args.out, scramble.is_some()))?;
-            Ok(ExitCode::SUCCESS)
-        }
+        Ok(told) => Ok(told.text(to, scramble.is_some())),
         Err(e) => {
-            let e = e.context(format!("write {}", args.out.display()));
-            match std::fs::remove_file(&args.out) {
+            let e = e.context(format!("write {}", to.display()));
+            match std::fs::remove_file(to) {
                 Ok(()) => Err(e),
-                Err(left) => Err(e.context(format!("{} could not be removed: {left}", args.out.display()))),
+                Err(left) => Err(e.context(format!("{} could not be removed: {left}", to.display()))),
             }
         }
     }

@@ -1,17 +1,15 @@
-//! `kedge tar -c` and `-x`: copies a directory of an image that is not mounted to a tar archive and
-//! back, through the library; `-x` also extracts into a mounted image, through the process that
-//! serves it.
+//! A directory of an image that is not mounted to a tar archive and back,
+//! through the library; the way back also into a mounted image, through the process that serves it.
 //!
 //! Archives are in the POSIX format (pax) as GNU tar writes it: names of any length, times to the
 //! nanosecond, extended attributes, sparse files in format 1.0. A second name of a file is stored
 //! as a hard link. Sockets, which tar cannot store, are left out with a warning, as in GNU tar.
 
-use crate::beside::client::Mounted;
-use crate::copy::{Spot, spot};
 use crate::import;
 use crate::import::image::Ranged;
 use crate::import::sink::{Data, Meta};
-use crate::inside::{Inside, entries};
+use crate::offline::{ImagePath, device, entries};
+use crate::online::client::Mounted;
 use crate::pax::{Entry, Pax};
 use anyhow::{Context, Result};
 use kedge_base::printable;
@@ -20,45 +18,19 @@ use kedgefs::{Attr, FileKind, FileSystem, Ino};
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{BufReader, BufWriter, Write};
-use std::path::{Path, PathBuf};
-use std::process::ExitCode;
+use std::path::Path;
 use tar::EntryType;
-
-#[derive(clap::Args, Debug)]
-#[command(group(clap::ArgGroup::new("direction").required(true).args(["create", "extract"])))]
-pub struct Args {
-    /// Write an archive of the directory
-    #[arg(short = 'c')]
-    create: bool,
-    /// Put the files of an archive into the directory
-    #[arg(short = 'x')]
-    extract: bool,
-    /// The archive; standard output or input otherwise
-    #[arg(short = 'f', value_name = "FILE")]
-    file: Option<PathBuf>,
-    /// A directory in an image. With -x also a directory of a mounted image
-    #[arg(value_name = "IMAGE:/DIR|DIR", value_parser = spot())]
-    place: Spot,
-}
 
 const CHUNK: usize = 1 << 20;
 
-pub fn run(args: Args) -> Result<ExitCode> {
-    let named = args.file.as_deref().filter(|file| *file != Path::new("-"));
-    let place = match (args.place, args.extract) {
-        (Spot::Inside(place), true) => return extract(&place, named),
-        (Spot::Host(dir), true) => return extract_mounted(&dir, named),
-        (Spot::Inside(place), false) => place,
-        (Spot::Host(dir), false) => {
-            return Err(Usage(format!("{}: not IMAGE:/DIR: use tar(1)", dir.display())).into());
-        }
-    };
+/// Writes an archive of a directory to a file, or to standard output.
+pub fn create(place: &ImagePath, named: Option<&Path>) -> Result<()> {
     let fs = place.open()?;
     let top = place.find(&fs)?;
     if top.kind != FileKind::Directory {
         return Err(Usage(format!("{}: not a directory", place.show())).into());
     }
-    let written = match named {
+    match named {
         None => archive(&fs, top.ino, BufWriter::new(std::io::stdout().lock())),
         Some(path) => {
             let file = File::create(path).with_context(|| format!("create {}", path.display()))?;
@@ -66,14 +38,13 @@ pub fn run(args: Args) -> Result<ExitCode> {
             archive(&fs, top.ino, &mut out).with_context(|| format!("write {}", path.display()))?;
             out.get_ref().sync_all().with_context(|| format!("make {} durable", path.display()))
         }
-    };
-    written?;
-    Ok(ExitCode::SUCCESS)
+    }
 }
 
-/// Extracts into an image. A file that cannot be extracted as a whole is absent. All extracted
-/// files are durable at the end.
-fn extract(place: &Inside, archive: Option<&Path>) -> Result<ExitCode> {
+/// Puts the files of an archive into a directory of an image that is not mounted. Each file that
+/// could not be taken as a whole is absent. All that was taken is durable at the
+/// end.
+pub fn extract(place: &ImagePath, archive: Option<&Path>) -> Result<()> {
     place.refuse_mounted()?;
     let fs = engine::open_to_change(place.image())?;
     let filled = place.find(&fs).and_then(|top| {
@@ -89,12 +60,11 @@ fn extract(place: &Inside, archive: Option<&Path>) -> Result<ExitCode> {
         }
     });
     let closed = fs.close().with_context(|| format!("close {}", place.image().display()));
-    filled.and(closed)?;
-    Ok(ExitCode::SUCCESS)
+    filled.and(closed)
 }
 
-/// Extracts into a directory of a mount.
-fn extract_mounted(dir: &Path, archive: Option<&Path>) -> Result<ExitCode> {
+/// The same for a directory of a mount.
+pub fn extract_mounted(dir: &Path, archive: Option<&Path>) -> Result<()> {
     let Some(mounted) = Mounted::open(dir)? else {
         let what = "neither IMAGE:/DIR nor a directory of a mounted image: use tar(1)";
         return Err(Usage(format!("{}: {what}", dir.display())).into());
@@ -106,7 +76,7 @@ fn extract_mounted(dir: &Path, archive: Option<&Path>) -> Result<ExitCode> {
             mounted.send_archive(file)?;
         }
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
 struct Archiver<'a, W> {
@@ -157,11 +127,11 @@ impl<W: Write> Archiver<'_, W> {
             }
         };
         let target = if attr.kind == FileKind::Symlink { self.fs.readlink(attr.ino)? } else { Vec::new() };
-        let device = matches!(kind, EntryType::Char | EntryType::Block).then(|| {
-            let (major, minor) = crate::inside::device(attr.rdev);
+        let numbers = matches!(kind, EntryType::Char | EntryType::Block).then(|| {
+            let (major, minor) = device(attr.rdev);
             (major as u32, minor as u32)
         });
-        self.out.entry(&Entry { kind, path, meta: &meta, target: &target, device })
+        self.out.entry(&Entry { kind, path, meta: &meta, target: &target, device: numbers })
     }
 
     fn regular(&mut self, path: &[u8], attr: &Attr, meta: &Meta) -> Result<()> {

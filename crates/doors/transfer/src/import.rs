@@ -16,7 +16,7 @@
 //! would start.
 
 mod archive;
-pub mod image;
+pub(crate) mod image;
 pub mod sink;
 mod tar;
 mod tree;

@@ -10,7 +10,7 @@
 
 use crate::import::image::{Ranged, meta, ranges};
 use crate::import::sink::Meta;
-use crate::inside::{device, entries};
+use crate::offline::{device, entries};
 use anyhow::{Context, Result, bail, ensure};
 use kedgefs::{Attr, FileKind, FileSystem, Ino};
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
@@ -283,5 +283,5 @@ fn times(meta: &Meta) -> Timestamps {
 }
 
 #[cfg(test)]
-#[path = "host_tests.rs"]
+#[path = "to_host_tests.rs"]
 mod tests;

@@ -2,7 +2,7 @@
 
 use super::show;
 use super::sink::{At, Data, Entries, Meta, Ranges, Sink};
-use crate::inside::entries;
+use crate::offline::entries;
 use anyhow::{Context, Result};
 use kedgefs::{Attr, FileKind, FileSystem, Ino, SeekKind};
 use std::collections::HashMap;

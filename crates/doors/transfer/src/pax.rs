@@ -1,10 +1,8 @@
 //! Writes tar archives in the POSIX format (pax) as GNU tar writes it, with names of any length,
 //! times to the nanosecond, extended attributes, and sparse files in format 1.0.
 
-use crate::import::{
-    read_full,
-    sink::{Data, Meta},
-};
+use crate::import::read_full;
+use crate::import::sink::{Data, Meta};
 use anyhow::{Result, bail};
 use std::io::Write;
 use tar::{EntryType, Header};
