@@ -60,6 +60,13 @@ impl FileSystem {
         self.fs.engine().options()
     }
 
+    /// Changes the memory for tree nodes, file pages and inodes from
+    /// [`MountOptions::cache_size`], which stays what [`FileSystem::options`] says. Clean parts
+    /// beyond it go at once, dirty ones when they have been written, which is started.
+    pub fn set_cache_size(&self, bytes: u64) {
+        self.fs.set_cache_size(bytes);
+    }
+
     /// Makes everything durable, writes the last checkpoint and ends. Later calls fail. Nameless
     /// inodes that are still pinned are deleted by the next open.
     ///

@@ -51,6 +51,24 @@ fn dirty_set(options: &MountOptions) -> (Arc<dyn DirtySet>, Watch) {
     }
 }
 
+/// How the memory of `cache_size` is divided.
+struct Shares {
+    node_bytes: u64,
+    page_bytes: u64,
+    inodes_max: usize,
+}
+
+impl Shares {
+    /// Half for tree nodes, three eighths for pages, the rest for inodes.
+    fn of(cache_size: u64) -> Shares {
+        Shares {
+            node_bytes: cache_size / 2,
+            page_bytes: cache_size / 8 * 3,
+            inodes_max: (cache_size / 8 / 1024).clamp(1024, 1 << 20) as usize,
+        }
+    }
+}
+
 impl Fs {
     /// Opens a file system, recovering it if it was not closed.
     pub(crate) fn open(
@@ -62,27 +80,36 @@ impl Fs {
             kedge_store::check_async_percent(percent)?;
         }
         let claim = Claim::new(&device, &*clock, options.read_only)?;
-        // The budget: half for tree nodes, three eighths for pages, the rest for inodes.
+        let shares = Shares::of(options.cache_size);
         let open = OpenOptions {
             read_only: options.read_only,
-            node_cache_bytes: options.cache_size / 2,
+            node_cache_bytes: shares.node_bytes,
             async_checkpoint: options.async_checkpoint,
             tree_lock: options.tree_lock,
             ..Default::default()
         };
         let store = Store::open(device.clone(), clock.clone(), &open).map_err(|e| name_other(&*device, e))?;
-        let inodes_max = (options.cache_size / 8 / 1024).clamp(1024, 1 << 20) as usize;
-        let page_bytes = options.cache_size / 8 * 3;
         let (set, watch) = dirty_set(&options);
         let (shared, member) = (options.shared_budget.clone(), Member::new());
         let engine = Arc::new(Engine::new(store, clock, options, claim));
-        let inodes = Arc::new(Inodes::new(engine.clone(), inodes_max, watch.clone()));
+        let inodes = Arc::new(Inodes::new(engine.clone(), shares.inodes_max, watch.clone()));
         let dirty = DirtyList::new(set, watch);
         let writeback =
-            Writeback::new(engine.clone(), inodes.clone(), dirty, page_bytes, shared, member.clone());
+            Writeback::new(engine.clone(), inodes.clone(), dirty, shares.page_bytes, shared, member.clone());
         let fs = Fs::join(engine, inodes, Arc::new(writeback));
         fs.start(&member)?;
         Ok(fs)
+    }
+
+    /// See [`crate::FileSystem::set_cache_size`].
+    pub(crate) fn set_cache_size(&self, bytes: u64) {
+        let (shares, store) = (Shares::of(bytes), self.engine.store());
+        if shares.node_bytes < store.tree().cache_bytes() as u64 {
+            self.engine.stats().given_back.inc();
+        }
+        self.writeback.set_page_bytes(shares.page_bytes);
+        self.inodes.set_max(shares.inodes_max);
+        store.set_cache_budget(shares.node_bytes);
     }
 
     fn join(engine: Arc<Engine>, inodes: Arc<Inodes>, writeback: Arc<Writeback>) -> Arc<Fs> {

@@ -65,6 +65,8 @@ pub(crate) struct FsStats {
     pub throttled: Counter,
     /// Writes that accepted less than they were given.
     pub short_writes: Counter,
+    /// Times that caches became smaller because memory was short.
+    pub given_back: Counter,
 }
 
 impl Default for FsStats {
@@ -82,6 +84,7 @@ impl Default for FsStats {
             logged_data: Counter::new(),
             throttled: Counter::new(),
             short_writes: Counter::new(),
+            given_back: Counter::new(),
         }
     }
 }

@@ -199,3 +199,53 @@ fn a_stream_of_large_writes_keeps_the_page_budget() {
     assert!(cached_pages(&fs) <= pages_max + 512);
     fs.close().unwrap();
 }
+
+/// All three caches shrink at once to what may stay, and what was dropped is read again. What is
+/// dirty goes when it has been written.
+#[test]
+fn a_smaller_cache_gives_memory_back_and_loses_nothing() {
+    const FILES: u64 = 8_000;
+    let (device, fs) = fresh(256 << 20);
+    fs.close().unwrap();
+    let options = MountOptions { cache_size: 128 << 20, ..Default::default() };
+    let fs = FileSystem::open(device, clock(), options).unwrap();
+    for n in 0..FILES {
+        let name = format!("a file with a long name {n:08}");
+        let file = fs.create(Ino::ROOT, name.as_bytes(), 0o644, Owner::default()).unwrap();
+        fs.write(file.ino, 0, &n.to_le_bytes()).unwrap();
+    }
+    let cache = |key: &str| {
+        let stats: serde_json::Value = serde_json::from_str(&fs.stats_json()).unwrap();
+        stats["cache"][key].as_u64().unwrap()
+    };
+    let small = 2 << 20;
+    assert!(cache("tree_bytes") > small / 2, "the nodes fit: {}", cache("tree_bytes"));
+    assert!(cache("inodes") >= FILES && cache("pages") == FILES);
+    assert_eq!((cache("tree_bytes_max"), cache("times_given_back")), (64 << 20, 0));
+    fs.set_cache_size(small);
+    assert_eq!((cache("tree_bytes_max"), cache("times_given_back")), (small / 2, 1));
+    assert_eq!((cache("pages_max"), cache("inodes_max")), (512, 1024));
+    // Dirty pages and nodes stay until they have been written.
+    fs.sync().unwrap();
+    fs.set_cache_size(small);
+    assert!(cache("pages") <= 512 + 64, "{} pages", cache("pages"));
+    assert!(cache("inodes") <= 1024 + 64, "{} inodes", cache("inodes"));
+    for _ in 0..6000 {
+        if cache("tree_bytes") <= small {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+        fs.set_cache_size(small);
+    }
+    assert!(cache("tree_bytes") <= small, "{} bytes of nodes", cache("tree_bytes"));
+    for n in 0..FILES {
+        let name = format!("a file with a long name {n:08}");
+        let file = fs.lookup(Ino::ROOT, name.as_bytes()).unwrap();
+        let mut back = [0; 8];
+        assert_eq!(fs.read(file.ino, 0, &mut back).unwrap(), 8);
+        assert_eq!(u64::from_le_bytes(back), n);
+    }
+    fs.set_cache_size(128 << 20);
+    assert_eq!(cache("times_given_back"), 1);
+    fs.close().unwrap();
+}

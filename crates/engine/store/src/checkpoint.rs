@@ -334,10 +334,14 @@ impl Store {
         }
     }
 
-    /// Sets the memory for tree nodes, in bytes. Half of it may be dirty.
+    /// Sets the memory for tree nodes, in bytes. Half of it may be dirty: beyond, a checkpoint is
+    /// started, so that nodes become clean and can go.
     pub fn set_cache_budget(&self, node_bytes: u64) {
-        self.tree.set_cache_bytes(node_bytes as usize);
         self.dirty_limit.store(node_bytes / 2, Ordering::Relaxed);
+        self.tree.set_cache_bytes(node_bytes as usize);
+        if !self.is_read_only() {
+            self.after_commit();
+        }
     }
 
     /// Runs a checkpoint that starts after this call, or shares one that does.

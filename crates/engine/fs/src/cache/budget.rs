@@ -23,11 +23,8 @@ const DELAY_MAX: Duration = Duration::from_millis(1);
 pub(crate) struct Budget {
     pages: AtomicI64,
     dirty: AtomicI64,
-    pages_max: i64,
-    /// Above this number the flusher writes.
-    dirty_background: i64,
-    /// Above this number writers write back themselves.
-    dirty_hard: i64,
+    /// A quarter of it may be dirty before the flusher writes, and half before writers do.
+    pages_max: AtomicI64,
     shared: Option<Arc<SharedBudget>>,
     /// One token for each page, oldest first: the order in which clean pages are evicted.
     tokens: Mutex<VecDeque<(Ino, u64)>>,
@@ -35,20 +32,32 @@ pub(crate) struct Budget {
 
 impl Budget {
     pub(crate) fn new(bytes: u64, shared: Option<Arc<SharedBudget>>) -> Budget {
-        let pages_max = (bytes / BLOCK).max(512) as i64;
-        let dirty_background = (pages_max / 4).max(128);
         if let Some(shared) = &shared {
             shared.join();
         }
         Budget {
             pages: AtomicI64::new(0),
             dirty: AtomicI64::new(0),
-            pages_max,
-            dirty_background,
-            dirty_hard: 2 * dirty_background,
+            pages_max: AtomicI64::new(pages_of(bytes)),
             shared,
             tokens: Mutex::new(Rank::Leaf, VecDeque::new()),
         }
+    }
+
+    pub(crate) fn pages_max(&self) -> i64 {
+        self.pages_max.load(Ordering::Relaxed)
+    }
+
+    /// Sets the memory for pages, and drops clean pages beyond it. A page that is not clean goes
+    /// when it has been written and an operation meets it.
+    pub(crate) fn set_bytes(&self, inodes: &Inodes, bytes: u64) {
+        self.pages_max.store(pages_of(bytes), Ordering::Relaxed);
+        let tokens = self.tokens.lock().len() as i64;
+        self.enforce(inodes, tokens / TURNS_PER_PAGE);
+    }
+
+    fn dirty_background(&self) -> i64 {
+        self.pages_max() / 4
     }
 
     pub(crate) fn account(&self, delta: Delta) {
@@ -73,24 +82,24 @@ impl Budget {
 
     pub(crate) fn over_background(&self) -> bool {
         let dirty = self.dirty_pages();
-        dirty > self.dirty_background || self.shared.as_ref().is_some_and(|s| s.over_background(dirty))
+        dirty > self.dirty_background() || self.shared.as_ref().is_some_and(|s| s.over_background(dirty))
     }
 
     pub(crate) fn over_hard(&self) -> bool {
         let dirty = self.dirty_pages();
-        dirty > self.dirty_hard || self.shared.as_ref().is_some_and(|s| s.over_hard(dirty))
+        dirty > self.hard_limit() || self.shared.as_ref().is_some_and(|s| s.over_hard(dirty))
     }
 
     /// In pages.
     pub(crate) fn hard_limit(&self) -> i64 {
-        self.dirty_hard
+        2 * self.dirty_background()
     }
 
     /// Delay of a writer: none up to half way between the limits, then increasing. The flusher gets
     /// ahead, and few writers ever reach the hard limit, where they wait for whole passes.
     pub(crate) fn delay(&self) -> Option<Duration> {
         let dirty = self.dirty_pages();
-        let own = pressure(dirty, self.dirty_background, self.dirty_hard);
+        let own = pressure(dirty, self.dirty_background(), self.hard_limit());
         let shared = self.shared.as_ref().filter(|s| s.over_background(dirty));
         let most = shared.map_or(own, |s| own.max(s.pressure()));
         (most > 0.0).then(|| DELAY_MAX.mul_f64(most.min(1.0)))
@@ -114,13 +123,14 @@ impl Budget {
     /// of pages that must stay, every small write would examine all of them.
     pub(crate) fn enforce(&self, inodes: &Inodes, added: i64) {
         let mut turns = TURNS_MIN + TURNS_PER_PAGE * added;
+        let pages_max = self.pages_max();
         loop {
             let pages = self.cached_pages();
             let (ino, index) = {
                 let mut tokens = self.tokens.lock();
-                // Tokens of pages that were removed otherwise (truncate) remain, so their number is
-                // bounded too.
-                if turns == 0 || (pages <= self.pages_max && tokens.len() as i64 <= 2 * self.pages_max) {
+                // Tokens of pages that went otherwise (truncate) linger: keep their number bounded
+                // too.
+                if turns == 0 || (pages <= pages_max && tokens.len() as i64 <= 2 * pages_max) {
                     return;
                 }
                 let Some(oldest) = tokens.pop_front() else { return };
@@ -138,6 +148,10 @@ impl Budget {
             }
         }
     }
+}
+
+fn pages_of(bytes: u64) -> i64 {
+    (bytes / BLOCK).max(512) as i64
 }
 
 impl Drop for Budget {
@@ -177,7 +191,7 @@ mod tests {
     fn writers_slow_down_before_the_limit() {
         let budget = Budget::new(128 << 20, None);
         let (background, hard) = (8192, 16384);
-        assert_eq!((budget.dirty_background, budget.dirty_hard), (background, hard));
+        assert_eq!((budget.dirty_background(), budget.hard_limit()), (background, hard));
         dirty(&budget, 12288);
         assert_eq!(budget.delay(), None);
         dirty(&budget, 2048);

@@ -57,6 +57,16 @@ impl Inodes {
         self.table.len()
     }
 
+    /// How many the table may hold, beside those that cannot go.
+    pub(crate) fn max(&self) -> usize {
+        self.table.max()
+    }
+
+    /// Sets how many the table may hold, and evicts inodes beyond it.
+    pub(crate) fn set_max(&self, inodes_max: usize) {
+        self.table.set_max(self.engine.store(), inodes_max);
+    }
+
     /// Forgets a dead inode.
     pub(crate) fn remove(&self, ino: Ino) {
         self.table.remove(ino);

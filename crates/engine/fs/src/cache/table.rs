@@ -55,6 +55,7 @@ use kedge_base::{Ino, InoMap};
 use kedge_format::{FileKind, InodeCore};
 use kedge_store::Store;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 const SHARDS: usize = 32;
 /// Inodes of a chunk.
@@ -77,7 +78,7 @@ pub(crate) type Watch = Option<Arc<dyn CacheWatch>>;
 /// Cached inodes, the undurable progress of evicted inodes, and pins.
 pub(crate) struct InodeTable {
     shards: Vec<Mutex<Shard>>,
-    per_shard_max: usize,
+    per_shard_max: AtomicUsize,
     watch: Watch,
 }
 
@@ -180,7 +181,7 @@ impl InodeTable {
             shards: (0..SHARDS)
                 .map(|_| Mutex::new(Rank::Leaf, Shard { sweep_at: 64, ..Default::default() }))
                 .collect(),
-            per_shard_max: (inodes_max / SHARDS).max(16),
+            per_shard_max: AtomicUsize::new(per_shard(inodes_max)),
         }
     }
 
@@ -196,9 +197,29 @@ impl InodeTable {
         self.shards.iter().map(|shard| shard.lock().inodes).sum()
     }
 
-    /// The inode, from the table or from `read`. One thread reads; its result, or its error, is
-    /// also returned to all threads that waited. The loop repeats only after a panic of another
-    /// thread.
+    pub(crate) fn max(&self) -> usize {
+        self.per_shard_max.load(Relaxed) * SHARDS
+    }
+
+    /// Sets how many inodes there may be, and evicts those beyond it that can go. The hand passes
+    /// each chunk twice at most: the first time it may only take its mark of use.
+    pub(crate) fn set_max(&self, store: &Store, inodes_max: usize) {
+        let most = per_shard(inodes_max);
+        self.per_shard_max.store(most, Relaxed);
+        for shard in &self.shards {
+            let mut shard = shard.lock();
+            for _ in 0..2 * shard.ring.len() {
+                if shard.inodes <= most || shard.ring.is_empty() {
+                    break;
+                }
+                shard.evict_one(store, &self.watch);
+            }
+            shard.shrink();
+        }
+    }
+
+    /// The inode, from the table or from `read`. One thread reads; its answer, an error too, is
+    /// that of all who came meanwhile. Each further turn of the loop needs another thread's panic.
     pub(crate) fn get_or_load(
         &self,
         store: &Store,
@@ -267,7 +288,7 @@ impl InodeTable {
 
     fn add(&self, shard: &mut Shard, store: &Store, inode: Arc<Inode>) {
         for _ in 0..LOOK_AT {
-            if !shard.is_full(self.per_shard_max) || shard.ring.is_empty() {
+            if !shard.is_full(self.per_shard_max.load(Relaxed)) || shard.ring.is_empty() {
                 break;
             }
             shard.evict_one(store, &self.watch);
@@ -313,7 +334,17 @@ impl InodeTable {
     }
 }
 
+fn per_shard(inodes_max: usize) -> usize {
+    (inodes_max / SHARDS).max(16)
+}
+
 impl Shard {
+    /// Gives back room that chunks have left.
+    fn shrink(&mut self) {
+        self.chunks.shrink_to(2 * self.chunks.len());
+        self.ring.shrink_to(2 * self.ring.len());
+    }
+
     fn get(&mut self, ino: Ino) -> Option<Arc<Inode>> {
         let (first, index) = place(ino);
         let chunk = self.chunks.get_mut(&first)?;

@@ -149,6 +149,18 @@ impl Writeback {
         self.budget.enforce(&self.inodes, delta.pages);
     }
 
+    /// Sets the memory for pages. The flusher writes what is dirty beyond its part of it.
+    pub(crate) fn set_page_bytes(&self, bytes: u64) {
+        self.budget.set_bytes(&self.inodes, bytes);
+        if self.budget.over_background() {
+            self.wake_flusher();
+        }
+    }
+
+    pub(crate) fn pages_max(&self) -> i64 {
+        self.budget.pages_max()
+    }
+
     pub(crate) fn cached_pages(&self) -> i64 {
         self.budget.cached_pages()
     }
