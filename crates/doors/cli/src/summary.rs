@@ -82,12 +82,18 @@ fn data(stats: &Value) -> String {
 
 fn cache(of: &Value) -> String {
     let pages = |name: &str| show_size(number(of, name) * BLOCK_SIZE as u64);
+    let given_back = match number(of, "/times_given_back") {
+        0 => String::new(),
+        n => format!("; given back {} as memory was short", times(n)),
+    };
     format!(
-        "{} of data ({} dirty), {} of metadata ({} dirty), {} inodes ({} dirty)",
+        "{} of data ({} dirty), at most {}; {} of metadata ({} dirty), at most {}; {} inodes ({} dirty){given_back}",
         pages("/pages"),
         pages("/dirty_pages"),
+        pages("/pages_max"),
         size(of, "/tree_bytes"),
         size(of, "/tree_dirty_bytes"),
+        size(of, "/tree_bytes_max"),
         number(of, "/inodes"),
         number(of, "/dirty_inodes"),
     )

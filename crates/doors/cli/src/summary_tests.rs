@@ -22,7 +22,7 @@ fn a_page_stays_short_however_much_a_mount_has_seen() {
 fn figures_have_units_and_zeroes_are_left_out() {
     let page = page(&json!({
         "operations": { "fsync": histogram(2) },
-        "cache": { "pages": 256, "tree_bytes": 8192 },
+        "cache": { "pages": 256, "pages_max": 512, "tree_bytes": 8192, "tree_bytes_max": 16384, "times_given_back": 1 },
         "checkpoint": { "by_cause": { "log_space": 3, "request": 0 }, "node_stalls": 4 },
         "data": { "write_bytes": 1 << 20, "writes": 5, "bad_blocks": 7 },
         "device": { "latency": { "durable_write_ns": 1_376_439 }, "errors": { "writes": 9, "reads": 0 } },
@@ -37,7 +37,8 @@ fn figures_have_units_and_zeroes_are_left_out() {
     );
     for line in [
         "data         0 bytes read in 0 reads, 1 MiB written in place in 5 writes, 0 fsyncs with their data in the log",
-        "cache        1 MiB of data (0 bytes dirty), 8 KiB of metadata (0 bytes dirty), 0 inodes (0 dirty)",
+        "cache        1 MiB of data (0 bytes dirty), at most 2 MiB; 8 KiB of metadata (0 bytes dirty), at most 16 KiB; \
+         0 inodes (0 dirty); given back once as memory was short",
         "log writes   2 writes, average 1500.0 µs, p99 1 ns, longest 2000.0 µs; each for 1.5 waiting calls",
         "log forced   none",
         "checkpoints  log space 3 times",

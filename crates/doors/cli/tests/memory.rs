@@ -152,3 +152,84 @@ fn a_large_file_streams_through_a_small_cache_below_a_writeback_cache() {
         stream(" -o writeback_cache --cache-size 64M", SMALL_CACHE + OVERHEAD);
     }
 }
+
+/// A control group that reads more than its memory holds, for some seconds: the machine's tasks
+/// then wait for memory. Says 77 where there is no such group to be had, or no PSI.
+const SHORT_OF_MEMORY: &str = r#"
+import mmap, os, random, sys, time
+old, new = "/sys/fs/cgroup/memory", "/sys/fs/cgroup"
+try:
+    open("/proc/pressure/memory").read()
+    version_1 = os.path.exists(old + "/memory.limit_in_bytes")
+    top, limit = (old, "memory.limit_in_bytes") if version_1 else (new, "memory.max")
+    group = f"{top}/kedge-test-{os.getpid()}"
+    os.mkdir(group)
+except OSError:
+    sys.exit(77)
+try:
+    open(f"{group}/{limit}", "w").write(str(24 << 20))
+except OSError:
+    os.rmdir(group)
+    sys.exit(77)
+with open(sys.argv[1], "wb") as file:
+    file.write(os.urandom(40 << 20))
+    os.fsync(file.fileno())
+fd = os.open(sys.argv[1], os.O_RDONLY)
+# What is read from now on is the group's.
+os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+open(f"{group}/cgroup.procs", "w").write(str(os.getpid()))
+end = time.time() + 10
+for _ in range(3):
+    if os.fork() == 0:
+        pages = mmap.mmap(fd, 40 << 20, mmap.MAP_SHARED, mmap.PROT_READ)
+        while time.time() < end:
+            pages[random.randrange(40 << 20)]
+        os._exit(0)
+for _ in range(3):
+    os.wait()
+open(f"{top}/cgroup.procs", "w").write(str(os.getpid()))
+time.sleep(0.3)
+os.rmdir(group)
+"#;
+
+#[test]
+fn a_cache_is_given_back_while_memory_is_short() {
+    if no_fuse() {
+        return;
+    }
+    let place = Place::new();
+    place.run("mount --create 1G --cache-size 512M disk.kedge mnt").ok();
+    let bytes = block(7);
+    for number in 0..160 {
+        fs::write(place.path(&format!("mnt/f{number}")), &bytes).unwrap();
+    }
+    rustix::fs::sync();
+    let cache = |key: &str| {
+        let stats = place.kedge(["stats", "--json", "mnt"]).ok();
+        let stats: serde_json::Value = serde_json::from_str(&stats).unwrap();
+        stats["cache"][key].as_u64().unwrap()
+    };
+    let before = (cache("pages") * 4096, memory(&place).0);
+    assert!(before.0 > 100 * MIB && before.1 > 100 * MIB, "{before:?}");
+    assert_eq!((cache("pages_max") * 4096, cache("times_given_back")), (192 * MIB, 0));
+    let script = ["-c", SHORT_OF_MEMORY, &place.path("hog").display().to_string()].map(str::to_owned);
+    let status = std::process::Command::new("python3").args(script).status().unwrap();
+    if status.code() == Some(77) {
+        return eprintln!("left out: no control group for memory, or no PSI");
+    }
+    assert!(status.success());
+    assert!(cache("times_given_back") > 0);
+    let after = (cache("pages") * 4096, memory(&place).0);
+    println!(
+        "{} and {} MiB of pages and in all, then {} and {}",
+        before.0 / MIB,
+        before.1 / MIB,
+        after.0 / MIB,
+        after.1 / MIB
+    );
+    assert!(after.0 <= before.0 / 4 * 3 && after.1 <= before.1 / 4 * 3, "{after:?} of {before:?}");
+    for number in 0..160 {
+        assert!(fs::read(place.path(&format!("mnt/f{number}"))).unwrap() == bytes, "f{number}");
+    }
+    place.unmount_and_check("disk.kedge");
+}

@@ -64,6 +64,15 @@ pub fn give_large_buffers_back() {
     }
 }
 
+/// Gives what is free in the C library's heaps back to the kernel.
+pub fn give_free_memory_back() {
+    // SAFETY: malloc_trim takes an integer, and gives back what is free.
+    #[cfg(target_env = "gnu")]
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
 /// Marks every descriptor but the standard three close-on-exec, so that a daemon does not keep the
 /// caller's locks and pipes. Nothing is closed here. On a kernel without this flag (before 5.11)
 /// the daemon keeps the inherited descriptors.

@@ -33,7 +33,7 @@ pub const TABLE: &[Row] = &[
     row(
         "`cache_size=SIZE`",
         FIXED,
-        "memory for tree nodes and file pages",
+        "memory for tree nodes and file pages; less while memory is short, down to 64M",
         "a 16th of the memory, 64M to 1G; in `kedge daemon` 256M",
     ),
     row(
