@@ -11,6 +11,7 @@
 //! report                   what came out, as text, Markdown and JSON
 //! sample, parse            medians and spread; what fs_mark and dbench print
 //! counters, disk, times    KedgeFS's own counters, the kernel's of a device, and latencies as a client sees them
+//! whereabouts              on which processors clients and server ran, and keeping them on one
 //! library                  loops in this process, on the library or through std::fs
 //! mounts, place, shell     mounts, the directory and machine, commands: whatever has to be undone
 //! ```
@@ -42,6 +43,7 @@ mod sample;
 pub mod scale;
 mod shell;
 mod times;
+mod whereabouts;
 
 pub use report::Report;
 pub use shell::Interrupt;

@@ -49,7 +49,18 @@ pub fn ext4_lines(size: u64, written: bool) -> Vec<String> {
     ]
 }
 
-/// Everything else has its default, including the log.
+/// ext4 that may put a small commit into its journal as a few blocks, not as a whole transaction.
+pub fn ext4_fast_lines(size: u64) -> Vec<String> {
+    vec![
+        make_file("ext4-fast", size, true),
+        "mkfs.ext4 -q -F -O fast_commit -E lazy_itable_init=0,lazy_journal_init=0,nodiscard ext4-fast.img"
+            .into(),
+        "mkdir ext4-fast".into(),
+        "mount -o loop ext4-fast.img ext4-fast".into(),
+    ]
+}
+
+/// The rest is default, the log included.
 pub fn xfs_lines(size: u64, written: bool) -> Vec<String> {
     let discard = if written { " -K" } else { "" };
     vec![
@@ -129,6 +140,10 @@ impl<'a> Mounted<'a> {
 
     pub fn ext4(shell: &'a Shell, size: u64, written: bool) -> Result<Mounted<'a>> {
         Mounted::make(shell, "ext4", "umount ext4", &ext4_lines(size, written))
+    }
+
+    pub fn ext4_fast(shell: &'a Shell, size: u64) -> Result<Mounted<'a>> {
+        Mounted::make(shell, "ext4-fast", "umount ext4-fast", &ext4_fast_lines(size))
     }
 
     pub fn xfs(shell: &'a Shell, size: u64, written: bool) -> Result<Mounted<'a>> {
@@ -226,7 +241,19 @@ impl<'a> Mounted<'a> {
         bail!("no process serves {}", dir.display())
     }
 
-    /// Makes an empty directory `NAME/work` and finishes earlier writeback.
+    /// The process that serves the mount. `None`: the kernel does.
+    pub fn server_process(&self) -> Result<Option<u32>> {
+        if let Some(child) = &self.server {
+            return Ok(Some(child.id()));
+        }
+        match self.name {
+            "kedge" => Ok(Some(self.server()?.parse().context("the number of a process")?)),
+            "fuse2fs" | "redoxfs" => process_of(self.name).map(Some),
+            _ => Ok(None),
+        }
+    }
+
+    /// An empty directory `NAME/work`, and nothing left to write back from before.
     pub fn fresh(&self) -> Result<()> {
         let work = self.path().join("work");
         if work.try_exists().with_context(|| format!("look for {}", work.display()))? {
@@ -287,7 +314,21 @@ impl<'a> Mounted<'a> {
     }
 }
 
-/// Drops the kernel's caches, so that data is read from the device. Needs root.
+/// The process whose program has that name.
+fn process_of(program: &str) -> Result<u32> {
+    for entry in std::fs::read_dir("/proc").context("read /proc")? {
+        let entry = entry?;
+        let Ok(name) = std::fs::read_to_string(entry.path().join("comm")) else { continue };
+        if name.trim_end() == program
+            && let Some(process) = entry.file_name().to_str().and_then(|number| number.parse().ok())
+        {
+            return Ok(process);
+        }
+    }
+    bail!("no process called {program}")
+}
+
+/// What the kernel has cached is read anew. Needs root.
 pub fn drop_caches(shell: &Shell) -> Result<()> {
     // Dirty pages cannot be dropped.
     shell.run("sync -f .")?;

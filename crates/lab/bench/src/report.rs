@@ -7,9 +7,9 @@ use crate::sample::number;
 use serde::Serialize;
 use std::fmt::Write;
 
-/// A larger distance of a round from the median is remarked on.
-const SPREAD_NOTED: f64 = 0.2;
-/// A larger factor between durable writes before and after is remarked on.
+/// Rounds farther than this from their median are remarked on.
+pub(crate) const SPREAD_NOTED: f64 = 0.2;
+/// As are durable writes that differ by more than this factor between before and after.
 const DISK_NOTED: f64 = 3.0;
 
 #[derive(Serialize)]

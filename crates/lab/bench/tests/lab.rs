@@ -133,7 +133,7 @@ fn a_comparison_in_process() {
     assert!(text.contains("Left out: null") && text.contains("append 100 bytes"), "{text}");
     let report: serde_json::Value = serde_json::from_slice(&std::fs::read(json).unwrap()).unwrap();
     let outcomes = report["sections"][0]["outcomes"].as_array().unwrap();
-    assert_eq!(outcomes.len(), 23, "{report:#}");
+    assert_eq!(outcomes.len(), 2 * 23, "free, and on one processor: {report:#}");
     for side in outcomes.iter().flat_map(|outcome| outcome["sides"].as_array().unwrap()) {
         assert!(side["failed"].is_null(), "{side:#}");
         assert!(side["samples"][0]["median"].as_f64().unwrap() > 0.0, "{side:#}");

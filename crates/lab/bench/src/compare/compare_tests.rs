@@ -45,6 +45,36 @@ fn kedgefs_always_takes_part() {
     assert_eq!(contestants(&[Peer::Kedge]), [Peer::Kedge]);
 }
 
+/// A round that is pinned has the title of its load and says where it ran, with a figure for each
+/// metric.
+#[test]
+fn a_round_says_where_its_threads_ran() {
+    let device = Arc::new(MemDevice::new(64 << 20));
+    let library = Library::on(device, &FormatOptions::default(), MountOptions::default()).expect("opens");
+    let image = Ground::Library(Reopened::new(PathBuf::new(), library));
+    let temp = tempfile::tempdir().expect("a directory");
+    let settings = Settings {
+        dir: Some(temp.path().to_owned()),
+        size: 64 << 20,
+        rounds: Some(1),
+        quick: true,
+        written: false,
+        kedge: "kedge".into(),
+        interrupt: crate::Interrupt::new(|_| ()),
+        progress: |_| (),
+    };
+    let place = Place::new(&settings).expect("a place");
+    let load = LOADS.iter().find(|load| load.title == "empty files, 1 thread").expect("there is one");
+    let free = round(&place, load, Places::Free, &image, 20).expect("done");
+    let pinned = round(&place, load, Places::OneProcessor, &image, 20).expect("done");
+    assert_eq!(free.values.len(), 1 + SEEN.len());
+    assert_eq!(free.command, "# empty files, 1 thread: 20 files");
+    assert!(pinned.command.starts_with("# empty files, 1 thread: 20 files, all on processor "));
+    assert!(free.values[1].is_nan(), "no server: {:?}", free.values);
+    assert!(free.values[3].is_finite() && free.values[4].is_finite(), "{:?}", free.values);
+    assert_eq!(Places::OneProcessor.title(load), "empty files, 1 thread; all on one processor");
+}
+
 #[test]
 fn what_is_durable_is_compared_with_durable_writes() {
     let durable = LOADS.iter().filter(|load| fits(Peer::Raw, load)).count();

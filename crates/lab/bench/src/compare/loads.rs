@@ -53,7 +53,7 @@ const fn in_process(times: f64, of: &'static [Peer]) -> Wanted {
     Wanted { whose: Peer::Library, times, of }
 }
 
-const KERNEL: &[Peer] = &[Peer::Ext4, Peer::Xfs, Peer::Btrfs];
+const KERNEL: &[Peer] = &[Peer::Ext4, Peer::Ext4Fast, Peer::Xfs, Peer::Btrfs];
 const EXT4: &[Peer] = &[Peer::Ext4];
 const XFS: &[Peer] = &[Peer::Xfs];
 const NULL: &[Peer] = &[Peer::Null];

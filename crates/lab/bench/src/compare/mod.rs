@@ -18,6 +18,7 @@ use crate::mounts::{self, Mounted};
 use crate::place::{Machine, Place};
 use crate::report::{Reading, Report, Section};
 use crate::shell::{self, Shell};
+use crate::whereabouts::{Pinned, Watch, Whereabouts};
 use anyhow::{Context, Result, bail};
 use kedge_base::{BLOCK_SIZE, IoBuf};
 use kedge_device::{Device, FileDevice, OpenOptions};
@@ -35,6 +36,7 @@ pub enum Peer {
     Null,
     NullLog,
     Ext4,
+    Ext4Fast,
     Xfs,
     Btrfs,
     Fuse2fs,
@@ -43,12 +45,13 @@ pub enum Peer {
     Raw,
 }
 
-pub const PEERS: [Peer; 11] = [
+pub const PEERS: [Peer; 12] = [
     Peer::Kedge,
     Peer::Library,
     Peer::Null,
     Peer::NullLog,
     Peer::Ext4,
+    Peer::Ext4Fast,
     Peer::Xfs,
     Peer::Btrfs,
     Peer::Fuse2fs,
@@ -66,6 +69,7 @@ impl Peer {
             Peer::Null => "null",
             Peer::NullLog => "null with a log",
             Peer::Ext4 => "ext4",
+            Peer::Ext4Fast => "ext4 fast_commit",
             Peer::Xfs => "XFS",
             Peer::Btrfs => "Btrfs",
             Peer::Fuse2fs => "fuse2fs",
@@ -82,6 +86,7 @@ impl Peer {
             Peer::Library => "the library, without the kernel",
             Peer::Null => "a file system in memory behind the same mount: what the kernel's interface costs",
             Peer::NullLog => "the same; each fsync waits for a durable write, which others may share",
+            Peer::Ext4Fast => "the same with -O fast_commit, which logs small commits as a few blocks",
             Peer::Ext4 | Peer::Xfs | Peer::Btrfs => "in the kernel, on a loop device",
             Peer::Fuse2fs => "ext4 in a process, mounted",
             Peer::Redoxfs => {
@@ -107,7 +112,7 @@ impl Peer {
             Peer::Kedge => (&["umount"], false),
             Peer::Library | Peer::Raw => (&[], false),
             Peer::Null | Peer::NullLog => return mounts::null_program(kedge).err(),
-            Peer::Ext4 => (&["mkfs.ext4", "mount", "umount"], true),
+            Peer::Ext4 | Peer::Ext4Fast => (&["mkfs.ext4", "mount", "umount"], true),
             Peer::Xfs => (&["mkfs.xfs", "mount", "umount"], true),
             Peer::Btrfs => (&["mkfs.btrfs", "mount", "umount"], true),
             Peer::Fuse2fs => (&["mkfs.ext4", "fuse2fs", "umount"], true),
@@ -167,7 +172,15 @@ impl Ground<'_> {
         }
     }
 
-    /// Finishes writeback, which would otherwise fall into other contestants' rounds.
+    /// The process that serves it. `None`: the kernel does, or this process.
+    fn server(&self) -> Result<Option<u32>> {
+        match self {
+            Ground::Mounted(mounted) => mounted.server_process(),
+            Ground::Library(_) | Ground::Raw(_) => Ok(None),
+        }
+    }
+
+    /// Nothing left to write back: it would be a part of others' rounds.
     fn settle(&self) -> Result<()> {
         match self {
             Ground::Mounted(mounted) => mounted.settle(),
@@ -209,6 +222,22 @@ impl Ground<'_> {
     }
 }
 
+/// Where the threads of clients and of a server may run. The kernel's own threads go on everywhere.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Places {
+    Free,
+    OneProcessor,
+}
+
+impl Places {
+    fn title(self, load: &Load) -> String {
+        match self {
+            Places::Free => load.title.into(),
+            Places::OneProcessor => format!("{}; all on one processor", load.title),
+        }
+    }
+}
+
 struct Compare<'a> {
     settings: &'a Settings,
     place: &'a Place,
@@ -239,9 +268,9 @@ pub fn contestants(asked: &[Peer]) -> Vec<Peer> {
     PEERS.into_iter().filter(takes_part).collect()
 }
 
-/// Runs the loads and reports. An error means that there is no report: the directory is unusable,
-/// or an interrupt came.
-pub fn run(settings: &Settings, peers: &[Peer], loads: &[&Load]) -> Result<Report> {
+/// Runs the loads and reports. An error means that there is nothing to report: the directory is
+/// unusable, or an interrupt.
+pub fn run(settings: &Settings, peers: &[Peer], loads: &[&Load], places: &[Places]) -> Result<Report> {
     let place = Place::new(settings)?;
     let rounds = settings.rounds.unwrap_or(if settings.quick { 2 } else { 5 });
     let mut machine = Machine::look(&place)?;
@@ -254,10 +283,14 @@ pub fn run(settings: &Settings, peers: &[Peer], loads: &[&Load]) -> Result<Repor
     }
     let (mut outcomes, mut bars) = (Vec::new(), Vec::new());
     for load in loads {
-        let Some(outcome) = compare.hold(load)? else { continue };
-        let wanted = loads::ANY.iter().chain(load.wanted);
-        bars.extend(wanted.filter_map(|wanted| bar(wanted, &outcome)));
-        outcomes.push(outcome);
+        for places in places {
+            let Some(outcome) = compare.hold(load, *places)? else { continue };
+            if *places == Places::Free {
+                let wanted = loads::ANY.iter().chain(load.wanted);
+                bars.extend(wanted.filter_map(|wanted| bar(wanted, &outcome)));
+            }
+            outcomes.push(outcome);
+        }
     }
     machine.durable_write.push(place.durable_write()?);
     let (mut failures, Compare { made, setup, mut notes, .. }) = (Vec::new(), compare);
@@ -279,9 +312,12 @@ pub fn run(settings: &Settings, peers: &[Peer], loads: &[&Load]) -> Result<Repor
 }
 
 impl Compare<'_> {
+    /// Once, though a load is measured in several places.
     fn note(&mut self, note: String) {
-        (self.settings.progress)(&note);
-        self.notes.push(note);
+        if !self.notes.contains(&note) {
+            (self.settings.progress)(&note);
+            self.notes.push(note);
+        }
     }
 
     fn make(&mut self, peer: Peer) -> Result<()> {
@@ -298,6 +334,9 @@ impl Compare<'_> {
             }
             Peer::Ext4 => {
                 (mounts::ext4_lines(size, true), Mounted::ext4(shell, size, true).map(Ground::Mounted))
+            }
+            Peer::Ext4Fast => {
+                (mounts::ext4_fast_lines(size), Mounted::ext4_fast(shell, size).map(Ground::Mounted))
             }
             Peer::Xfs => {
                 (mounts::xfs_lines(size, true), Mounted::xfs(shell, size, true).map(Ground::Mounted))
@@ -343,8 +382,8 @@ impl Compare<'_> {
         Ok(())
     }
 
-    /// `None`: the program for it is missing, or no file system here supports it. Both are noted.
-    fn hold(&mut self, load: &Load) -> Result<Option<Outcome>> {
+    /// `None`: the program for it is missing, or no file system here can do it. Both are noted.
+    fn hold(&mut self, load: &Load, places: Places) -> Result<Option<Outcome>> {
         let takes_part =
             |wanted: fn(Peer) -> bool| self.made.iter().any(|(peer, _)| wanted(*peer) && fits(*peer, load));
         if !takes_part(|peer| peer != Peer::Raw) {
@@ -379,15 +418,16 @@ impl Compare<'_> {
         let contestants = contestants.map(|(peer, ground)| {
             let place = self.place;
             Contestant::new(peer.name(), move |items| match ground {
-                Ok(ground) => round(place, load, ground, items),
+                Ok(ground) => round(place, load, places, ground, items),
                 Err(e) => bail!("{e}"),
             })
         });
-        let metric = Metric::new("", load.unit, Better::Higher);
+        let mut metrics = vec![Metric::new("", load.unit, Better::Higher)];
+        metrics.extend(SEEN.map(|(name, unit, _)| Metric::new(name, unit, Better::Neither)));
         self.plan
             .hold(Contest {
-                title: load.title.into(),
-                metrics: vec![metric],
+                title: places.title(load),
+                metrics,
                 amount,
                 goal: None,
                 contestants: contestants.collect(),
@@ -410,7 +450,17 @@ fn bar(wanted: &Wanted, outcome: &Outcome) -> Option<Bar> {
     (!others.is_empty()).then_some(bar)
 }
 
-/// Whether the contestant supports the load.
+type Figure = fn(&Whereabouts) -> f64;
+
+/// What a round says of its threads. See [`Whereabouts`].
+const SEEN: [(&str, &str, Figure); 4] = [
+    ("clients and server on the same processor", "%", Whereabouts::together),
+    ("server", "% of a processor", Whereabouts::server_load),
+    ("context switches", "/s", Whereabouts::switches),
+    ("migrations", "/s", Whereabouts::migrations),
+];
+
+/// Whether the contestant can do it.
 fn fits(peer: Peer, load: &Load) -> bool {
     match peer {
         Peer::Raw => load.durable,
@@ -423,32 +473,55 @@ fn fits(peer: Peer, load: &Load) -> bool {
     }
 }
 
-fn round(place: &Place, load: &Load, ground: &Ground<'_>, items: u64) -> Result<Round> {
-    let command = format!("# {}: {items} {}", load.title, load.unit.trim_end_matches("/s"));
-    let value = match (ground, &load.work) {
-        (Ground::Raw(path), _) => durable_writes(path, load.threads, items)?,
-        (ground, Work::Calls(work)) => work(&ground.fresh()?, load.threads, items)?,
-        (ground, Work::Kept { name, prepare, run, cold }) => {
-            let kept = ground.kept(name, *prepare, items)?;
-            match cold {
-                true => {
-                    // It would keep the library's image open.
-                    drop(kept);
-                    ground.cool(place)?;
-                    run(&ground.top()?.below(name)?, items)?
-                }
-                // The first run fills the caches, equally for all contestants.
-                false => run(&kept, items).and_then(|_| run(&kept, items))?,
-            }
-        }
-        (Ground::Mounted(mounted), Work::Tool { run, .. }) => {
-            let work = ground.fresh()?;
-            run(place, &format!("{}/work", mounted.name()), &work, items)?
-        }
-        (Ground::Library(..), Work::Tool { .. }) => bail!("a program needs a mount"),
-    };
+fn round(place: &Place, load: &Load, places: Places, ground: &Ground<'_>, items: u64) -> Result<Round> {
+    let ready = ready(place, load, ground, items)?;
+    let server = ground.server()?;
+    let pinned = (places == Places::OneProcessor).then(|| Pinned::new(server)).transpose()?;
+    let watch = Watch::start(server)?;
+    let value = work(place, load, ground, ready, items);
+    let seen = watch.end();
     ground.settle()?;
-    Ok(Round { values: vec![value], command })
+    let mut command = format!("# {}: {items} {}", load.title, load.unit.trim_end_matches("/s"));
+    if let Some(pinned) = pinned {
+        command += &format!(", all on processor {}", pinned.cpu);
+    }
+    let values = [value?].into_iter().chain(SEEN.iter().map(|(_, _, of)| of(&seen))).collect();
+    Ok(Round { values, command })
+}
+
+/// The directory in which the work is done. After this the process that serves it stays the same.
+fn ready(place: &Place, load: &Load, ground: &Ground<'_>, items: u64) -> Result<Option<Root>> {
+    match (ground, &load.work) {
+        (Ground::Raw(_), _) => Ok(None),
+        (_, Work::Calls(_) | Work::Tool { .. }) => ground.fresh().map(Some),
+        (_, Work::Kept { name, prepare, cold, .. }) => {
+            let kept = ground.kept(name, *prepare, items)?;
+            if !cold {
+                return Ok(Some(kept));
+            }
+            // It would hold the image of the library.
+            drop(kept);
+            ground.cool(place)?;
+            ground.top()?.below(name).map(Some)
+        }
+    }
+}
+
+fn work(place: &Place, load: &Load, ground: &Ground<'_>, ready: Option<Root>, items: u64) -> Result<f64> {
+    if let Ground::Raw(path) = ground {
+        return durable_writes(path, load.threads, items);
+    }
+    let root = ready.context("no file system")?;
+    match (ground, &load.work) {
+        (_, Work::Calls(work)) => work(&root, load.threads, items),
+        (_, Work::Kept { run, cold: true, .. }) => run(&root, items),
+        // Whatever this brings into a cache is there for all.
+        (_, Work::Kept { run, cold: false, .. }) => run(&root, items).and_then(|_| run(&root, items)),
+        (Ground::Mounted(mounted), Work::Tool { run, .. }) => {
+            run(place, &format!("{}/work", mounted.name()), &root, items)
+        }
+        (_, Work::Tool { .. }) => bail!("a program needs a mount"),
+    }
 }
 
 /// As many threads as the load has, each writing its own blocks of 4 KiB, durable one by one.

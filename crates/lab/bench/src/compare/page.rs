@@ -7,7 +7,7 @@
 use super::{PEERS, Peer};
 use crate::bars::Bar;
 use crate::contest::{Outcome, Side};
-use crate::report::Report;
+use crate::report::{Report, SPREAD_NOTED};
 use crate::sample::number;
 use std::fmt::Write;
 
@@ -135,9 +135,10 @@ fn chart(outcome: &Outcome) -> String {
         let spread = side.samples.first().map_or(0.0, |s| s.spread());
         writeln!(
             out,
-            "<text x=\"{:.1}\" y=\"{base}\">{} <tspan class=\"soft\">±{:.0} %</tspan></text>",
+            "<text x=\"{:.1}\" y=\"{base}\">{} <tspan class=\"{}\">±{:.0} %</tspan></text>",
             end + 6.0,
             number(value),
+            if spread > SPREAD_NOTED { "bad" } else { "soft" },
             spread * 100.0
         )
         .expect("a String takes all");

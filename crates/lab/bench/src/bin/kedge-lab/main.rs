@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use clap::error::ErrorKind;
 use clap::{Parser, Subcommand, ValueEnum};
 use kedge_bench::baseline::{self, Part};
-use kedge_bench::compare::{self, Peer};
+use kedge_bench::compare::{self, Peer, Places};
 use kedge_bench::{Interrupt, Settings};
 use kedge_bench::{reproduce, scale};
 use rustix::process::{Pid, Signal, kill_process_group};
@@ -117,6 +117,9 @@ struct CompareArgs {
     /// Only loads whose title has TEXT in it; may be repeated
     #[arg(long, value_name = "TEXT")]
     only: Vec<String>,
+    /// Where clients and servers may run
+    #[arg(long, value_enum, default_value_t)]
+    places: PlacesWord,
     /// Write the report as JSON to FILE, too
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -126,6 +129,27 @@ struct CompareArgs {
     /// Exit with 1 if a bar is missed, and print each missed bar
     #[arg(long)]
     check: bool,
+}
+
+#[derive(Clone, Copy, ValueEnum, Debug, Default)]
+enum PlacesWord {
+    /// Each load twice: anywhere, then all on one processor
+    #[default]
+    Both,
+    /// Where the kernel puts them
+    Free,
+    /// On one processor
+    One,
+}
+
+impl PlacesWord {
+    fn places(self) -> &'static [Places] {
+        match self {
+            PlacesWord::Both => &[Places::Free, Places::OneProcessor],
+            PlacesWord::Free => &[Places::Free],
+            PlacesWord::One => &[Places::OneProcessor],
+        }
+    }
 }
 
 #[derive(Clone, Copy, ValueEnum, Debug)]
@@ -139,6 +163,8 @@ enum PeerWord {
     /// The same; each fsync waits for a durable write, which others may share
     NullLog,
     Ext4,
+    /// ext4 with the feature fast_commit
+    Ext4Fast,
     Xfs,
     Btrfs,
     Fuse2fs,
@@ -276,6 +302,7 @@ fn bench_compare(args: &CompareArgs) -> Result<ExitCode> {
         PeerWord::Null => Peer::Null,
         PeerWord::NullLog => Peer::NullLog,
         PeerWord::Ext4 => Peer::Ext4,
+        PeerWord::Ext4Fast => Peer::Ext4Fast,
         PeerWord::Xfs => Peer::Xfs,
         PeerWord::Btrfs => Peer::Btrfs,
         PeerWord::Fuse2fs => Peer::Fuse2fs,
@@ -298,7 +325,7 @@ fn bench_compare(args: &CompareArgs) -> Result<ExitCode> {
         markdown: false,
         out: None,
     };
-    let report = compare::run(&common.settings()?, &peers, &loads)?;
+    let report = compare::run(&common.settings()?, &peers, &loads, args.places.places())?;
     let write = |file: &PathBuf, text: String| {
         std::fs::write(file, text).with_context(|| format!("write {}", file.display()))
     };
