@@ -70,6 +70,8 @@ pub enum Variant {
     UngatedWriter,
     /// A shorter value of an attribute leaves parts of the one that it replaces.
     KeepOldParts,
+    /// An fsync that shares a pass with others returns before that pass.
+    GroupedAckEarly,
 }
 
 impl Variant {
@@ -104,6 +106,7 @@ impl Variant {
         Variant::ThawKeepsClean,
         Variant::UngatedWriter,
         Variant::KeepOldParts,
+        Variant::GroupedAckEarly,
     ];
 }
 

@@ -55,6 +55,7 @@ impl Fs {
                 "tree_bytes_max": self.engine().store().tree().cache_bytes(),
                 "times_given_back": s.given_back.get(),
             },
+            "fsync_groups": latency(&self.syncer().groups()),
             "slow_fsyncs": self.syncer().slow_fsyncs(),
             "log": self.log_value(),
             "reservations": self.reservations_value(),

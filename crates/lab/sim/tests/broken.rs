@@ -51,6 +51,7 @@ const CHECKS: &[Check] = &[
     ("an fsync beside one that fails", failing::second_fsync),
     ("a write from the kernel's cache on a full image", answers::whole_or_error),
     ("an fsync that is answered later", answers::answered_later),
+    ("fsyncs that share a pass", answers::answered_in_groups),
     ("an unmount that loses data", answers::losses_are_noted),
     ("time stamps that the kernel keeps", answers::times_are_kept),
     ("log-resident data that cannot be written", stuck_resident),

@@ -129,3 +129,36 @@ fn a_failed_one_shuts_down_if_others_are_writing() {
     let _ = other.join().unwrap();
     assert_eq!(two.fs.fsync(two.b, true).unwrap_err().errno(), errno::EIO, "its durability is unknown");
 }
+
+#[test]
+fn each_of_sixteen_fsyncs_hears_that_the_device_is_dead_and_none_hangs() {
+    let setup = kedge_sim::explore::setup();
+    let device = Arc::new(SimDevice::new(rig::format(setup.image, setup.log).unwrap()));
+    let fs = rig::open(&device, &Arc::new(ManualClock::default()), &setup).unwrap();
+    let inos: Vec<Ino> = (b'a'..b'q')
+        .map(|name| {
+            let ino = fs.create(Ino::ROOT, &[name], 0o644, OWNER).unwrap().ino;
+            fs.write(ino, 0, &[1; 16 * PAGE]).unwrap();
+            ino
+        })
+        .collect();
+    fs.sync().unwrap();
+    inos.iter().for_each(|ino| assert_eq!(fs.write(*ino, 0, &[2; PAGE]).unwrap(), PAGE));
+    device.set_plan(FaultPlan::new(1).latency(OpKind::Write, LATE / 10).fail_from(0, errno::EIO));
+    let (sender, receiver) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        for &ino in &inos {
+            let (fs, sender) = (&fs, sender.clone());
+            scope.spawn(move || {
+                fs.fsync_async(ino, true, Box::new(move |answer| sender.send(answer).unwrap()));
+            });
+        }
+    });
+    for _ in &inos {
+        let answer = receiver.recv_timeout(20 * LATE).expect("each call is answered");
+        assert_eq!(answer.unwrap_err().errno(), errno::EIO);
+    }
+    assert!(receiver.try_recv().is_err(), "once");
+    let stats: serde_json::Value = serde_json::from_str(&fs.stats_json()).unwrap();
+    assert!(stats["fsync_groups"]["count"].as_u64() > Some(0), "calls were queued: {stats}");
+}

@@ -109,3 +109,57 @@ pub fn answered_later() -> Result<(), String> {
     fs.write(ino, SECOND, &[3; 4096]).map_err(said)?;
     read_back(synced(true)?, &[(0, 2), (SECOND, 3)]).map_err(|e| format!("after fdatasync: {e}"))
 }
+
+/// Fsyncs that share a pass are answered when the data of each is durable.
+pub fn answered_in_groups() -> Result<(), String> {
+    const FILES: u8 = 16;
+    const LEN: usize = 60_000;
+    const ROUNDS: u8 = 20;
+    let (device, fs, _) = start()?;
+    let mut inos = Vec::new();
+    for i in 0..FILES {
+        let ino = fs.create(Ino::ROOT, &[b'A' + i], 0o644, OWNER).map_err(said)?.ino;
+        fs.write(ino, 0, &[0; LEN]).map_err(said)?;
+        inos.push(ino);
+    }
+    fs.sync().map_err(said)?;
+    // So slow that the calls meet, and that an answer that waits for nothing comes first.
+    device.set_plan(FaultPlan::new(1).latency(OpKind::Write, Duration::from_millis(20)));
+    for round in 1..=ROUNDS {
+        let (sender, receiver) = channel();
+        std::thread::scope(|scope| {
+            for &ino in &inos {
+                let (fs, device, sender) = (&fs, device.clone(), sender.clone());
+                scope.spawn(move || {
+                    let written = fs.write(ino, 0, &[round; 4096]).map_err(said);
+                    let done = Box::new(move |answer: kedgefs::Result<()>| {
+                        let answer = written.and(answer.map_err(said));
+                        drop(sender.send((ino, answer, device.crash_as(Choice::None))));
+                    });
+                    fs.fsync_async(ino, true, done);
+                });
+            }
+        });
+        drop(sender);
+        let mut answers = 0;
+        for (ino, answer, medium) in receiver {
+            answer?;
+            let device = Arc::new(SimDevice::new(medium));
+            let fs = rig::open(&device, &Arc::new(ManualClock::default()), &Setup::cramped())?;
+            let mut byte = [0];
+            fs.read(ino, 0, &mut byte).map_err(said)?;
+            if byte != [round] {
+                return Err(format!("round {round}: inode {ino} has {byte:?} after its fdatasync"));
+            }
+            answers += 1;
+        }
+        if answers != FILES {
+            return Err(format!("{answers} answers"));
+        }
+        let stats: serde_json::Value = serde_json::from_str(&fs.stats_json()).map_err(|e| e.to_string())?;
+        if stats["fsync_groups"]["max"].as_u64() > Some(1) {
+            return Ok(());
+        }
+    }
+    Err(format!("no two fsyncs shared a pass in {ROUNDS} rounds"))
+}

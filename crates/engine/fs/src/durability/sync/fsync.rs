@@ -17,6 +17,7 @@
 //! force between them.
 
 use super::Syncer;
+use super::group::Queued;
 use crate::cache::inode::{Inode, Meta, Syncing};
 use crate::durability::slow::Trace;
 use crate::error::{Done, Error, Result};
@@ -25,6 +26,7 @@ use kedge_base::{Ino, Lsn};
 use kedge_format::FileKind;
 use kedge_store::{ForceCause, WriteSeq};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// The LSN and the data write for which an fsync must wait.
 #[derive(Clone, Copy, Debug)]
@@ -55,6 +57,14 @@ impl Call {
     }
 }
 
+/// When a call came.
+#[derive(Clone, Copy)]
+pub(super) struct Came {
+    at: Duration,
+    /// [`kedge_store::Store::checkpoint_turn`] then.
+    turn: u64,
+}
+
 /// Takes the error of a failed write that no fsync has reported yet.
 fn take_failure(meta: &mut Meta, ino: Ino) -> Result<()> {
     match (std::mem::take(&mut meta.write_failed), meta.failed_full) {
@@ -66,7 +76,7 @@ fn take_failure(meta: &mut Meta, ino: Ino) -> Result<()> {
 
 impl Syncer {
     pub(crate) fn fsync(&self, ino: Ino, datasync: bool) -> Result<()> {
-        let call = self.begin_fsync(ino, datasync)?;
+        let call = self.begin_fsync(ino, datasync, self.came())?;
         let store = self.engine.store();
         let forced = match call.next {
             Next::Force => store.force(store.head_lsn(), call.cause()),
@@ -75,9 +85,38 @@ impl Syncer {
         self.end_fsync(call, forced)
     }
 
-    /// Calls `done` with the result, without holding the calling thread while the log is forced.
+    /// Calls `done` with the result, without holding the calling thread while the log is forced, or
+    /// while data is written in place beside that of other calls.
     pub(crate) fn fsync_async(self: &Arc<Self>, ino: Ino, datasync: bool, done: Done) {
-        let call = match self.begin_fsync(ino, datasync) {
+        let came = self.came();
+        match self.joins_group(ino) {
+            Some(inode) => self.group.push(Queued { inode, datasync, came, done, syncer: self.clone() }),
+            None => self.go_on(ino, datasync, came, done),
+        }
+    }
+
+    /// The inode, if its data goes in place and there are other calls to share the pass with. All
+    /// that fails here fails again in [`Syncer::go_on`].
+    fn joins_group(&self, ino: Ino) -> Option<Arc<Inode>> {
+        let store = self.engine.store();
+        if !self.group.wants_call() || self.engine.check_open().is_err() || store.is_read_only() {
+            return None;
+        }
+        store.check_alive().ok()?;
+        let inode = self.inodes.get(ino).ok().filter(|inode| inode.kind == FileKind::Regular)?;
+        let in_place = inode.pages.lock().dirty_count() > 0 && !self.log_small_data(&inode).ok()?;
+        in_place.then_some(inode)
+    }
+
+    fn came(&self) -> Came {
+        // Before everything else, since the preparation may itself checkpoint, or wait for a
+        // checkpoint.
+        Came { at: self.engine.clock().monotonic(), turn: self.engine.store().checkpoint_turn() }
+    }
+
+    /// All steps of an asynchronous call.
+    pub(super) fn go_on(self: &Arc<Self>, ino: Ino, datasync: bool, came: Came, done: Done) {
+        let call = match self.begin_fsync(ino, datasync, came) {
             Err(e) => return done(Err(e)),
             Ok(call) => call,
         };
@@ -97,11 +136,9 @@ impl Syncer {
     }
 
     /// Steps 1 and 2.
-    fn begin_fsync(&self, ino: Ino, datasync: bool) -> Result<Call> {
-        // Before everything else, since the preparation may itself checkpoint, or wait for a
-        // checkpoint.
+    fn begin_fsync(&self, ino: Ino, datasync: bool, came: Came) -> Result<Call> {
         let (clock, store) = (self.engine.clock(), self.engine.store());
-        let (start, turn) = (clock.monotonic(), store.checkpoint_turn());
+        let Came { at: start, turn } = came;
         let wanted = self.prepare_fsync(ino, datasync)?;
         let trace = Trace { ino, datasync, start, turn, data: clock.monotonic(), force: None };
         let next = if wanted.lsn > store.durable_lsn() { Next::Force } else { Next::Flush };
@@ -175,6 +212,7 @@ impl Syncer {
         if self.log_small_data(inode)? {
             return Ok(());
         }
+        let _counted = self.group.count();
         self.writeback.write_for_fsync(inode).inspect_err(|_| inode.meta.lock().write_failed = false)
     }
 }

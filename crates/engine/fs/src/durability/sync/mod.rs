@@ -3,6 +3,7 @@
 
 mod all;
 mod fsync;
+mod group;
 mod small;
 mod times;
 
@@ -11,6 +12,7 @@ use crate::durability::slow::{SlowFsync, SlowFsyncs, Trace};
 use crate::durability::writeback::Writeback;
 use crate::engine::Engine;
 use crate::error::Result;
+use group::Group;
 use kedge_base::{Histogram, HistogramSnapshot};
 use kedge_store::WriteSeq;
 use std::sync::Arc;
@@ -22,13 +24,21 @@ pub(crate) struct Syncer {
     inodes: Arc<Inodes>,
     writeback: Arc<Writeback>,
     slow: SlowFsyncs,
+    group: Arc<Group>,
     /// Nanoseconds of fsyncs and fdatasyncs during which a checkpoint ran, even if only for a part.
     meanwhile: Histogram,
 }
 
 impl Syncer {
     pub(crate) fn new(engine: Arc<Engine>, inodes: Arc<Inodes>, writeback: Arc<Writeback>) -> Syncer {
-        Syncer { engine, inodes, writeback, slow: SlowFsyncs::default(), meanwhile: Histogram::default() }
+        Syncer {
+            engine,
+            inodes,
+            writeback,
+            slow: SlowFsyncs::default(),
+            group: Group::new(),
+            meanwhile: Histogram::default(),
+        }
     }
 
     fn flush_if_needed(&self, seq: WriteSeq) -> Result<()> {
@@ -47,6 +57,11 @@ impl Syncer {
     /// The slowest fsyncs, slowest first.
     pub(crate) fn slow_fsyncs(&self) -> Vec<SlowFsync> {
         self.slow.list()
+    }
+
+    /// Fsyncs whose data was written in one pass.
+    pub(crate) fn groups(&self) -> HistogramSnapshot {
+        self.group.sizes.snapshot()
     }
 
     /// Times of the fsyncs during which a checkpoint ran.

@@ -30,6 +30,9 @@
 //! 3. No other call waits for the same file. `wb` is held during the write and not during a flush,
 //!    so calls on one file are faster with a flush that they share.
 //!
+//! The pass of a group of fsyncs ([`crate::durability::sync`]) is durable under the first two
+//! conditions, with one write for each file at most.
+//!
 //! A durable write gets no number from the flusher, since no barrier and no fsync has to flush for
 //! it.
 //!

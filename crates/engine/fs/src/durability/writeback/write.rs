@@ -67,6 +67,12 @@ impl Writeback {
         self.write_told(inode, Kind::told(Which::Dirty, true), None)
     }
 
+    /// Writes the dirty data of inodes for the fsyncs of a group, in one pass if it fits.
+    pub(crate) fn write_group(&self, inodes: &[Arc<Inode>]) -> Result<()> {
+        let kind = Kind::told(Which::Dirty, true);
+        inodes.chunks(PASS_INODES).try_for_each(|chunk| self.write_passes(chunk, kind, None))
+    }
+
     /// Writes the unclean data of a range of file blocks in place.
     pub(crate) fn write_range(&self, inode: &Arc<Inode>, range: Range<u64>) -> Result<()> {
         for _ in 0..RANGE_TRIES {

@@ -126,14 +126,15 @@ impl Drop for UnderWriteback<'_> {
     }
 }
 
-/// A durable write in flight, until its drop.
+/// Durable writes in flight, until the drop.
 struct DurableTurn<'a> {
     under_way: &'a AtomicU32,
+    count: u32,
 }
 
 impl Drop for DurableTurn<'_> {
     fn drop(&mut self) {
-        self.under_way.fetch_sub(1, Ordering::Relaxed);
+        self.under_way.fetch_sub(self.count, Ordering::Relaxed);
     }
 }
 
@@ -229,19 +230,26 @@ impl<'a> Pass<'a> {
         completed
     }
 
-    /// Whether these writes of an fsync are made durable by themselves. `wb` of the inode is held.
+    /// Whether these writes of fsyncs are made durable by themselves. `wb` of the inodes is held.
     fn durable_turn(&self, ios: &[Gathered]) -> Option<DurableTurn<'a>> {
-        let (writeback, inode) = (self.writeback, &self.inodes[0]);
-        let alone = inode.syncing.load(Ordering::Relaxed) == 1;
-        if !alone || ios.len() > 1 || ios.iter().any(|io| io.buf.blocks() > DURABLE_BLOCKS_MAX) {
+        let writeback = self.writeback;
+        // The calls of a group are no longer in the inodes' counts.
+        let alone = self.inodes.len() > 1 || self.inodes[0].syncing.load(Ordering::Relaxed) <= 1;
+        let count = ios.len() as u32;
+        let fits = count <= self.inodes.len() as u32;
+        if !alone || !fits || ios.iter().any(|io| io.buf.blocks() > DURABLE_BLOCKS_MAX) {
             return None;
         }
-        // The fsync would wait for that flush anyway.
-        if !writeback.engine.store().data_flushed(inode.meta.lock().progress.write_seq) {
+        // The fsyncs would wait for that flush anyway.
+        let flushed = |inode: &Inode| {
+            let seq = inode.meta.lock().progress.write_seq;
+            writeback.engine.store().data_flushed(seq)
+        };
+        if !self.inodes.iter().all(|inode| flushed(inode)) {
             return None;
         }
-        let others = writeback.durable_writes.fetch_add(1, Ordering::Relaxed);
-        let turn = DurableTurn { under_way: &writeback.durable_writes };
-        (others < DURABLE_MAX).then_some(turn)
+        let others = writeback.durable_writes.fetch_add(count, Ordering::Relaxed);
+        let turn = DurableTurn { under_way: &writeback.durable_writes, count };
+        (others + count <= DURABLE_MAX).then_some(turn)
     }
 }

@@ -1,0 +1,220 @@
+//! Concurrent asynchronous fsyncs whose data goes in place share one pass, and hold no caller's
+//! thread while the device writes.
+//!
+//! Up to [`HELD_MAX`] calls write in their callers' threads: nothing is faster than that, and a
+//! mount has one thread more to receive with. Any other call joins the *queue*, and its caller's
+//! thread returns. A *group thread* takes the whole queue, writes the data of all these inodes in one
+//! pass, and then finishes each call. While it does so, the next calls gather.
+//!
+//! With one caller more than [`HELD_MAX`] a group would be of one call, and cost a switch of threads
+//! for nothing. Whether there are more is unknown as long as callers' threads wait. So one of
+//! [`PROBE_EVERY`] such calls is queued as a probe. If more calls come meanwhile, calls are queued
+//! until [`CROWD_LASTS`] of them have found no more than [`HELD_MAX`] others.
+//!
+//! A second group thread starts beside the first only when the queue holds at least as many calls as
+//! are being written: the rule by which log writes start (`kedge_log::force`), for the same reason.
+//! Threads start with the first group and end when they have had nothing to do for [`LINGER`].
+//!
+//! # Crash argument
+//! The shared pass answers no call. Each call is finished by [`Syncer::go_on`], after the pass and
+//! by the same steps as a call that is alone: it writes what is still dirty, reports the failure that
+//! the pass has left in the inode, forces the log if the inode needs it, and flushes the device if
+//! data of the inode has not been flushed. So a pass that fails, or misses an inode, costs time and
+//! never an answer that is too early. The broken variant `GroupedAckEarly` answers before the pass.
+//!
+//! # Ends
+//! A call keeps its right to work (`crate::gate`) until it is answered, so a freeze waits for it.
+//! After a close or a shutdown the steps of each call fail, and that is its answer. A panic shuts the
+//! file system down; the calls that are dropped by it answer an error when their callback is dropped.
+
+use super::Syncer;
+use super::fsync::Came;
+use crate::cache::inode::Inode;
+use crate::error::Done;
+use kedge_base::broken::{self, Variant};
+use kedge_base::lock::{Condvar, Mutex, Rank};
+use kedge_base::{Histogram, spawn_named, without_panic};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+/// Calls that write in their callers' threads at a time: one less than a mount has workers.
+const HELD_MAX: u32 = 3;
+const CROWD_LASTS: u32 = 64;
+const PROBE_EVERY: u32 = 64;
+/// Group threads of a file system.
+const THREADS_MAX: usize = 2;
+/// How long a group thread without work stays.
+const LINGER: Duration = Duration::from_secs(1);
+
+/// An fsync that waits for a group.
+pub(super) struct Queued {
+    pub inode: Arc<Inode>,
+    pub datasync: bool,
+    pub came: Came,
+    pub done: Done,
+    /// Keeps the file system open until the call is answered.
+    pub syncer: Arc<Syncer>,
+}
+
+#[derive(Default)]
+struct State {
+    queue: Vec<Queued>,
+    /// Calls that group threads have taken and not finished.
+    taken: usize,
+    threads: usize,
+    idle: usize,
+}
+
+impl State {
+    fn may_take(&self) -> bool {
+        !self.queue.is_empty() && self.queue.len() >= self.taken
+    }
+}
+
+/// See the module.
+pub(super) struct Group {
+    state: Mutex<State>,
+    /// There may be something to take.
+    changed: Condvar,
+    /// Calls under way that write in place, queued ones too.
+    calls: AtomicU32,
+    /// Calls for which the crowd still counts as there.
+    crowd: AtomicU32,
+    /// Calls that found [`HELD_MAX`] others and no crowd.
+    borderline: AtomicU32,
+    /// Calls of each group.
+    pub sizes: Histogram,
+}
+
+/// A call that writes in place, until dropped.
+pub(super) struct Counted<'a>(&'a AtomicU32);
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Group {
+    pub(super) fn new() -> Arc<Group> {
+        Arc::new(Group {
+            state: Mutex::new(Rank::Leaf, State::default()),
+            changed: Condvar::new(),
+            calls: AtomicU32::new(0),
+            crowd: AtomicU32::new(0),
+            borderline: AtomicU32::new(0),
+            sizes: Histogram::default(),
+        })
+    }
+
+    /// Whether a call that would write in place joins the queue.
+    pub(super) fn wants_call(&self) -> bool {
+        let others = self.calls.load(Ordering::Relaxed);
+        if others > HELD_MAX {
+            self.crowd.store(CROWD_LASTS, Ordering::Relaxed);
+            return true;
+        }
+        if others < HELD_MAX {
+            return false;
+        }
+        let left = self.crowd.load(Ordering::Relaxed);
+        if left > 0 {
+            // An update that is lost makes the crowd last a call longer.
+            self.crowd.store(left - 1, Ordering::Relaxed);
+            return true;
+        }
+        self.borderline.fetch_add(1, Ordering::Relaxed).is_multiple_of(PROBE_EVERY)
+    }
+
+    /// A call writes in place in its own thread.
+    pub(super) fn count(&self) -> Counted<'_> {
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        Counted(&self.calls)
+    }
+
+    pub(super) fn push(self: &Arc<Self>, mut call: Queued) {
+        if broken::is(Variant::GroupedAckEarly) {
+            // Broken on purpose: nobody waits for the pass.
+            std::mem::replace(&mut call.done, Box::new(|_| {}))(Ok(()));
+        }
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        let mut state = self.state.lock();
+        state.queue.push(call);
+        if !state.may_take() {
+            return;
+        }
+        if state.idle > 0 {
+            drop(state);
+            self.changed.notify_one();
+        } else if state.threads < THREADS_MAX {
+            let group = self.clone();
+            match spawn_named("kedge-fsync", move || group.work()) {
+                Ok(_detached) => state.threads += 1,
+                // A thread that runs takes the queue when it has finished its group.
+                Err(e) if state.threads > 0 => tracing::warn!("one thread less for fsyncs: {e}"),
+                Err(e) => {
+                    tracing::warn!("no thread for fsyncs, the callers' do the work: {e}");
+                    let calls = std::mem::take(&mut state.queue);
+                    drop(state);
+                    self.finish(calls);
+                }
+            }
+        }
+    }
+
+    /// Body of a thread.
+    fn work(&self) {
+        let mut state = self.state.lock();
+        loop {
+            if state.may_take() {
+                let calls = std::mem::take(&mut state.queue);
+                let count = calls.len();
+                state.taken += count;
+                drop(state);
+                self.finish(calls);
+                state = self.state.lock();
+                state.taken -= count;
+                continue;
+            }
+            state.idle += 1;
+            let over = self.changed.wait_for(&mut state, LINGER);
+            state.idle -= 1;
+            // The calls that another thread has not finished leave the queue to that thread.
+            if over && !state.may_take() {
+                state.threads -= 1;
+                return;
+            }
+        }
+    }
+
+    fn finish(&self, calls: Vec<Queued>) {
+        let (count, syncer) = (calls.len() as u32, calls[0].syncer.clone());
+        self.sizes.record(count.into());
+        let finished = without_panic("a group of fsyncs", || {
+            syncer.write_group(&calls);
+            for call in calls {
+                call.syncer.go_on(call.inode.ino, call.datasync, call.came, call.done);
+            }
+            Ok(())
+        });
+        self.calls.fetch_sub(count, Ordering::Relaxed);
+        if let Err(panic) = finished {
+            tracing::error!("{panic}");
+            syncer.engine.store().shutdown(&panic);
+        }
+    }
+}
+
+impl Syncer {
+    /// Writes the data of a group in place. What fails is found again, and reported, when each call
+    /// is finished.
+    fn write_group(&self, calls: &[Queued]) {
+        let mut inodes: Vec<_> = calls.iter().map(|call| call.inode.clone()).collect();
+        inodes.sort_by_key(|inode| inode.ino);
+        inodes.dedup_by_key(|inode| inode.ino);
+        if let Err(e) = self.writeback.write_group(&inodes) {
+            tracing::debug!("data of {} fsyncs is written by each for itself: {e}", calls.len());
+        }
+    }
+}
