@@ -92,7 +92,7 @@ fn the_watcher_takes_the_turn_of_a_worker_that_hangs() {
         if !crew.watched.load(SeqCst) {
             break;
         }
-        std::thread::sleep(Duration::from_millis(2));
+        kedge_base::pause(Duration::from_millis(2));
     }
     assert!(!crew.watched.load(SeqCst), "there is nothing to watch any more");
     // It wakes again for the next request.

@@ -45,7 +45,7 @@ use kedge_base::{Clock, IoBuf, SystemClock, without_panic};
 use kedgefs::{Ino, Thawed};
 use parking_lot::Mutex;
 use std::cell::Cell;
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
@@ -131,7 +131,7 @@ impl Waiting {
     /// requests were not found in [`LOOKS_MAX`] checks.
     fn take_killed(
         &self,
-        interrupted: &mut HashMap<u64, u32>,
+        interrupted: &mut BTreeMap<u64, u32>,
         is_killed: impl Fn(u32) -> bool,
     ) -> Vec<Parked> {
         interrupted.values_mut().for_each(|looks| *looks += 1);
@@ -371,8 +371,8 @@ struct Timers {
     thaw: Option<Duration>,
     /// The time of the next check of the callers of interrupted requests, if there are any.
     look: Option<Duration>,
-    /// Interrupted requests, with the number of checks that have not found them.
-    interrupted: HashMap<u64, u32>,
+    /// Requests that a signal has come for, with the number of looks that have not found them.
+    interrupted: BTreeMap<u64, u32>,
 }
 
 impl Timers {

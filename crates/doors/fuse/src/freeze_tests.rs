@@ -372,7 +372,7 @@ fn a_foreign_proc_tells_of_no_caller_that_it_is_killed() {
 #[test]
 fn interrupts_are_forgotten() {
     let waiting = Waiting::default();
-    let mut interrupted = HashMap::from([(1, 0)]);
+    let mut interrupted = BTreeMap::from([(1, 0)]);
     for _ in 1..LOOKS_MAX {
         assert!(waiting.take_killed(&mut interrupted, |_| true).is_empty());
         assert_eq!(interrupted.len(), 1);

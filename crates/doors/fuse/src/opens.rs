@@ -29,9 +29,9 @@
 //! inode before it sets them. So at least one of the two sees the other.
 
 use crate::dispatch::{Answer, Errno};
+use kedge_base::InoMap;
 use kedgefs::Ino;
 use parking_lot::Mutex;
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
@@ -47,7 +47,7 @@ enum State {
 
 /// The inodes that have counted opens or whose flags are being set.
 #[derive(Clone, Default)]
-pub(crate) struct Opens(Arc<Mutex<HashMap<Ino, State>>>);
+pub(crate) struct Opens(Arc<Mutex<InoMap<State>>>);
 
 /// An open that can store into pages, until it is released.
 pub(crate) struct Store<'a>(&'a Opens, Ino);

@@ -31,7 +31,7 @@ impl Wire {
             if let Some(error) = self.answer(unique) {
                 return error;
             }
-            std::thread::sleep(Duration::from_millis(2));
+            kedge_base::pause(Duration::from_millis(2));
         }
         panic!("request {unique} is not answered");
     }

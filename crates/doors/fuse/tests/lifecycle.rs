@@ -80,7 +80,7 @@ fn close_comes_before_the_end_of_umount() {
         let flag = closed.clone();
         let server = kedge_base::spawn_named("test-mount", move || {
             session.run_and_close(MemFs::new(), move || {
-                std::thread::sleep(Duration::from_millis(200));
+                kedge_base::pause(Duration::from_millis(200));
                 flag.store(true, Ordering::SeqCst);
                 Err::<(), _>("how it went")
             })

@@ -66,7 +66,7 @@ fn names_come_and_go() {
         assert_eq!(fs::metadata(m.path("d/f")).unwrap().nlink(), 2);
         assert_eq!(fs::metadata(m.path("g")).unwrap().nlink(), 2);
         let before = fs::metadata(m.path("g")).unwrap();
-        std::thread::sleep(Duration::from_millis(20));
+        kedge_base::pause(Duration::from_millis(20));
         fs::remove_file(m.path("d/f")).unwrap();
         let after = fs::metadata(m.path("g")).unwrap();
         assert_eq!(after.nlink(), 1);
@@ -511,7 +511,7 @@ fn fsync_holds_no_worker() {
         let mut fs_ = MemFs::new();
         fs_.on_fsync = Some(Arc::new(|done| {
             let later = move || {
-                std::thread::sleep(Duration::from_millis(300));
+                kedge_base::pause(Duration::from_millis(300));
                 done(Ok(()));
             };
             kedge_base::spawn_named("memfs-fsync", later).unwrap();
@@ -546,8 +546,8 @@ fn flushed_times_are_times_only() {
         let m = Mounted::new(&options);
         let mut f = File::create(m.path("f")).unwrap();
         m.fs.take_setattrs();
-        // Wait for a tick of the clock, so that the times differ from those of the creation.
-        std::thread::sleep(Duration::from_millis(30));
+        // A tick of the clock later: else the times are the ones that the file was made with.
+        kedge_base::pause(Duration::from_millis(30));
         f.write_all(b"x").unwrap();
         f.sync_all().unwrap();
         let sent = m.fs.take_setattrs();
@@ -604,7 +604,7 @@ fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
         if condition() {
             return;
         }
-        std::thread::sleep(Duration::from_millis(10));
+        kedge_base::pause(Duration::from_millis(10));
     }
     panic!("{what}: not within two seconds");
 }

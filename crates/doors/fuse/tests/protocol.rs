@@ -383,7 +383,7 @@ fn requests_without_ids_make_no_inode_and_rights_are_capabilities() {
         let name = format!("/proc/{}/comm", program.id());
         while std::fs::read_to_string(&name).unwrap() != "sleep\n" {
             assert!(program.try_wait().unwrap().is_none(), "{less}: ended");
-            std::thread::sleep(std::time::Duration::from_millis(5));
+            kedge_base::pause(std::time::Duration::from_millis(5));
         }
         let answers = [abi::NO_ID, 0, 65534].map(|uid| asked_by(uid, program.id()));
         assert_eq!(answers, [-libc::EPERM; 3], "{less}");

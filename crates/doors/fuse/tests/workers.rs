@@ -47,7 +47,7 @@ fn overtake(options: &FuseOptions, before: fn()) -> (u64, u64) {
         // Send this request only when all three are being served, because it must find a worker
         // too.
         while m.requests("LOOKUP") < 3 {
-            std::thread::sleep(Duration::from_millis(1));
+            kedge_base::pause(Duration::from_millis(1));
         }
         assert!(!fs::exists(m.path("comes")).unwrap());
     });
@@ -83,7 +83,7 @@ fn two_workers_suffice() {
         std::thread::scope(|scope| {
             scope.spawn(|| assert!(!fs::exists(m.path("waits")).unwrap()));
             while m.requests("LOOKUP") < 1 {
-                std::thread::sleep(Duration::from_millis(1));
+                kedge_base::pause(Duration::from_millis(1));
             }
             assert!(!fs::exists(m.path("comes")).unwrap());
         });
@@ -105,11 +105,11 @@ fn an_idle_mount_does_nothing() {
         };
         // The pauses in between are longer than any adaptive spin.
         for _ in 0..10 {
-            std::thread::sleep(Duration::from_millis(20));
+            kedge_base::pause(Duration::from_millis(20));
             work();
         }
         let before = work();
-        std::thread::sleep(Duration::from_millis(300));
+        kedge_base::pause(Duration::from_millis(300));
         let after = work();
         // The work of reading the counters twice, with the watcher's ticks.
         assert!(after - before < 20, "{} in a third of a second", after - before);

@@ -3,13 +3,13 @@
 use kedge_base::{BLOCK_SIZE, IoBuf, Result};
 use kedge_device::{Completion, CompletionSink, Device, DeviceStats, FuaKind, Geometry, Op, Request};
 use parking_lot::Mutex;
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 pub(crate) struct TestDevice {
     geometry: Geometry,
     stats: DeviceStats,
-    pub blocks: Mutex<HashMap<u64, Vec<u8>>>,
+    pub blocks: Mutex<BTreeMap<u64, Vec<u8>>>,
 }
 
 impl TestDevice {
@@ -21,7 +21,7 @@ impl TestDevice {
             discard_zeroes: false,
             fua: FuaKind::Native,
         };
-        TestDevice { geometry, stats: DeviceStats::default(), blocks: Mutex::new(HashMap::new()) }
+        TestDevice { geometry, stats: DeviceStats::default(), blocks: Mutex::new(BTreeMap::new()) }
     }
 }
 

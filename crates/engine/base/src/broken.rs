@@ -268,7 +268,7 @@ pub mod pause {
         match rules[point as usize] {
             Rule::Stall { nap, one_in } if turn.is_multiple_of(one_in) => {
                 drop(rules);
-                std::thread::sleep(nap);
+                crate::pause(nap);
             }
             Rule::Pass | Rule::Holding | Rule::Stall { .. } => {}
             Rule::HoldNext => {

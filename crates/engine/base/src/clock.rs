@@ -28,12 +28,17 @@ pub trait Clock: Send + Sync + 'static {
         self.monotonic().saturating_sub(moment)
     }
 
-    /// Sleeps for `time`. A test's clock may advance by `time` instead.
-    #[allow(clippy::disallowed_methods)]
+    /// Lets the calling thread rest. A test's clock may pass the time without resting.
     fn sleep(&self, time: Duration) {
-        crate::wait::about_to_wait();
-        std::thread::sleep(time);
+        pause(time);
     }
+}
+
+/// [`Clock::sleep`] where nothing has a clock yet: before an image is open, and in tests.
+#[allow(clippy::disallowed_methods)]
+pub fn pause(time: Duration) {
+    crate::wait::about_to_wait();
+    std::thread::sleep(time);
 }
 
 /// The clocks of the operating system.
@@ -60,6 +65,7 @@ impl Clock for SystemClock {
         Timespec { sec: now.tv_sec, nsec: now.tv_nsec as u32 }
     }
 
+    #[allow(clippy::disallowed_methods)]
     fn monotonic(&self) -> Duration {
         self.start.elapsed()
     }

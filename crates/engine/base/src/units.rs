@@ -83,8 +83,8 @@ impl Extent {
     }
 }
 
-/// Hashes inode numbers. They are dense and users cannot choose them, so one multiplication spreads
-/// them well enough.
+/// Hashes inode numbers and block numbers. They are dense and users cannot choose them, so one
+/// multiplication spreads them well enough.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct InoHasher(u64);
 

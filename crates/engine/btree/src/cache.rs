@@ -11,16 +11,17 @@
 
 use crate::frame::{Frame, Shared};
 use crate::tree_lock::TreeLock;
-use kedge_base::BlockNo;
 use kedge_base::lock::{Mutex, Rank};
+use kedge_base::{BlockNo, InoHasher};
 use std::collections::{HashMap, VecDeque};
+use std::hash::BuildHasherDefault;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 
 const DIRTY_SHARDS: usize = 8;
 
 /// By address.
-type DirtyTable = HashMap<u64, Arc<Frame>>;
+type DirtyTable = HashMap<u64, Arc<Frame>, BuildHasherDefault<InoHasher>>;
 pub(crate) type DirtyTables = [DirtyTable; DIRTY_SHARDS];
 
 pub(crate) struct Cache {
@@ -38,7 +39,7 @@ impl Cache {
             limit: AtomicUsize::new(limit),
             absent: AtomicU64::new(absent),
             shared: Arc::new(Shared::new(lock)),
-            dirty: std::array::from_fn(|_| Mutex::new(Rank::Leaf, HashMap::new())),
+            dirty: std::array::from_fn(|_| Mutex::new(Rank::Leaf, DirtyTable::default())),
             ring: Mutex::new(Rank::Leaf, VecDeque::new()),
         }
     }

@@ -211,7 +211,7 @@ fn a_panicking_completion_hangs_nobody(device: Arc<dyn Device>) {
     let submit = || device.submit(vec![Request { tag: 0, offset: 0, op: Op::Flush }], Arc::new(Panics));
     let inline = std::panic::catch_unwind(std::panic::AssertUnwindSafe(submit)).is_err();
     let dead = (0..500).any(|_| {
-        std::thread::sleep(std::time::Duration::from_millis(2));
+        kedge_base::pause(std::time::Duration::from_millis(2));
         let ios = (0..10).map(|i| Io { offset: i * B, op: Op::Read(IoBuf::zeroed(1)) }).collect();
         let done = run_batch(&*device, ios);
         inline || done.iter().any(|done| matches!(done.result, Err(Error::OutcomeUnknown)))

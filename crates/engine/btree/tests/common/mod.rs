@@ -6,7 +6,7 @@ use kedge_btree::{Frozen, Key, NodeIo, NodeSpace, Tree, TreeCheck, TreeConfig, T
 use kedge_format::logwrite::LogSecret;
 use kedge_format::node::{Child, NODE_BLOCKS};
 use parking_lot::Mutex;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::*};
@@ -16,7 +16,7 @@ pub const SECRET: LogSecret = LogSecret([42; 16]);
 
 #[derive(Default)]
 pub struct Device {
-    pub nodes: Mutex<HashMap<BlockNo, Vec<u8>>>,
+    pub nodes: Mutex<BTreeMap<BlockNo, Vec<u8>>>,
     pub reads: AtomicU64,
     /// Sizes of the batches of reads.
     pub batches: Mutex<Vec<usize>>,

@@ -132,7 +132,7 @@ fn a_device_that_a_completion_dropped_gives_its_lock_up() {
         // The thread that drops the device closes the file.
         let path = dir.path().join("image");
         let reopened = (0..500).any(|_| {
-            std::thread::sleep(std::time::Duration::from_millis(2));
+            kedge_base::pause(std::time::Duration::from_millis(2));
             FileDevice::open(&path, OpenOptions::default()).is_ok()
         });
         assert!(reopened, "the lock is given up ({options:?})");

@@ -174,7 +174,7 @@ fn lock(path: &Path, fd: &OwnedFd, options: OpenOptions, block_device: bool) -> 
             Err(Error::Busy(_)) if pauses > 0 => pauses -= 1,
             outcome => return outcome,
         }
-        std::thread::sleep(LOCK_PAUSE);
+        kedge_base::pause(LOCK_PAUSE);
     }
 }
 

@@ -38,7 +38,7 @@ fn the_lock_is_waited_for_so_long_and_no_longer() {
     assert!(matches!(FileDevice::open(&path, patient(100)), Err(Error::Busy(_))), "the wait ends");
     std::thread::scope(|scope| {
         let next = scope.spawn(|| FileDevice::open(&path, patient(60_000)));
-        std::thread::sleep(Duration::from_millis(100));
+        kedge_base::pause(Duration::from_millis(100));
         drop(owner);
         next.join().unwrap().unwrap();
     });

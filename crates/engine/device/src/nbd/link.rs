@@ -13,7 +13,7 @@ use super::wire::*;
 use super::work::{Coverage, Owner, Part};
 use kedge_base::{Clock, SystemClock};
 use parking_lot::{Condvar, Mutex};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// Messages without a reply on one connection.
@@ -30,7 +30,7 @@ pub struct Link {
 
 #[derive(Default)]
 struct Table {
-    flights: HashMap<u64, Flight>,
+    flights: BTreeMap<u64, Flight>,
     next_cookie: u64,
     dead: bool,
 }

@@ -36,7 +36,7 @@ pub fn take(uri: &NbdUri, read_only: bool, wait: Duration) -> Result<Lock> {
             Err(Error::Busy(_)) if pauses > 0 => pauses -= 1,
             Err(e) => return Err(e),
         }
-        std::thread::sleep(PAUSE);
+        kedge_base::pause(PAUSE);
     }
 }
 

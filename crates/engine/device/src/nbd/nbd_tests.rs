@@ -130,7 +130,7 @@ impl Foreign {
         let child = Command::new(self.0.program).args(words).stdin(Stdio::null()).spawn().unwrap();
         let process = Process(child);
         let there = (0..3000).any(|_| {
-            std::thread::sleep(Duration::from_millis(10));
+            kedge_base::pause(Duration::from_millis(10));
             UnixStream::connect(&socket).is_ok()
         });
         assert!(there, "{} listens", self.0.program);
@@ -176,7 +176,7 @@ fn the_lock_keeps_others_out() {
     let location = Location::parse(Path::new(&format!("{uri}&timeout=7"))).unwrap();
     // A process that another test forks holds the lock too, until it calls exec.
     let patient = OpenOptions { lock_wait: Duration::from_secs(60), ..OpenOptions::default() };
-    let until_unlocked = std::iter::repeat_with(|| std::thread::sleep(Duration::from_millis(20)));
+    let until_unlocked = std::iter::repeat_with(|| kedge_base::pause(Duration::from_millis(20)));
     assert!(until_unlocked.take(3000).any(|()| crate::is_unlocked(&location).unwrap()));
     let writer = open(&uri, patient).unwrap();
     assert!(!crate::is_unlocked(&location).unwrap(), "another way to write the same export");
@@ -279,7 +279,7 @@ fn a_request_that_is_forgotten_ends_the_device() {
     let other = device.clone();
     let flush = spawn_named("flush", move || other.flush()).unwrap();
     while servers.made.lock()[0].requests() == 0 {
-        std::thread::sleep(Duration::from_millis(2));
+        kedge_base::pause(Duration::from_millis(2));
     }
     let until = SystemClock::default();
     let mut buf = IoBuf::zeroed(1);
@@ -384,7 +384,7 @@ fn a_server_that_trickles_is_given_up() {
     let slow = rogue(|stream| {
         for byte in HELLO.iter().cycle() {
             stream.write_all(&[*byte])?;
-            std::thread::sleep(Duration::from_millis(120));
+            kedge_base::pause(Duration::from_millis(120));
         }
         Ok(())
     });
@@ -548,8 +548,8 @@ fn a_write_that_is_answered_and_never_read_is_no_success() {
         stream.write_all(&[HELLO, &hello, &export_info(1 << 20, 1 | 1 << 2), &ack].concat())?;
         stream.read_exact(&mut [0; 4 + 16 + 16 + 8 + 28])?;
         stream.write_all(&simple(0, 0, 0))?;
-        // Longer than the client's time limit.
-        std::thread::sleep(Duration::from_secs(20));
+        // Longer than the client has patience.
+        kedge_base::pause(Duration::from_secs(20));
         Ok(())
     });
     let device = open(&rogue.uri, OpenOptions::default()).unwrap();

@@ -47,7 +47,7 @@ use kedge_base::wait::about_to_wait;
 use kedge_base::{BLOCK_SIZE, Clock, Error, IoBuf, Result, SystemClock, spawn_named};
 use parking_lot::{Condvar, Mutex};
 use std::cell::Cell;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -104,8 +104,8 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    /// Operations that the library has, by token.
-    flights: HashMap<u64, Flight>,
+    /// What the library has, by token.
+    flights: BTreeMap<u64, Flight>,
     next_token: u64,
     waiting: VecDeque<(Flight, Op)>,
     /// Jobs that have not completed.
@@ -290,8 +290,8 @@ fn take_lock(uri: &RbdUri, image: &Image, options: OpenOptions) -> Result<()> {
                 let me = format!("process {} on host {}", std::process::id(), host.trim());
                 return image.set_metadata(OWNER, &me).map_err(|e| failed(words(e)));
             }
-            Err(libc::EAGAIN | libc::EBUSY) => std::thread::sleep(LOCK_PAUSE),
-            // Another process was faster.
+            Err(libc::EAGAIN | libc::EBUSY) => kedge_base::pause(LOCK_PAUSE),
+            // Somebody was faster.
             Err(libc::EROFS) => refuse_owned(uri, image, Duration::ZERO)?,
             Err(e) => return Err(failed(words(e))),
         }
@@ -315,7 +315,7 @@ fn refuse_owned(uri: &RbdUri, image: &Image, wait: Duration) -> Result<()> {
                 return Err(Error::Busy(who.into()));
             }
         }
-        std::thread::sleep(LOCK_PAUSE);
+        kedge_base::pause(LOCK_PAUSE);
     }
 }
 

@@ -285,7 +285,7 @@ impl SimDevice {
 
 fn wait(delay: Duration) {
     if !delay.is_zero() {
-        std::thread::sleep(delay);
+        kedge_base::pause(delay);
     }
 }
 

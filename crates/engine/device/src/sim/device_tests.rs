@@ -445,7 +445,7 @@ fn a_delayed_operation_comes_last_and_is_covered_by_no_earlier_flush() {
             if device.held_up() == 1 {
                 return;
             }
-            std::thread::sleep(std::time::Duration::from_micros(100));
+            kedge_base::pause(std::time::Duration::from_micros(100));
         }
         panic!("nothing was delayed");
     };

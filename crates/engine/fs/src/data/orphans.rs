@@ -2,7 +2,7 @@
 
 use kedge_base::Ino;
 use kedge_base::lock::{Mutex, Rank};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 /// Whether a nameless inode may get a name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -15,15 +15,15 @@ pub(crate) enum Named {
 
 /// The nameless inodes of a file system; see the module's head.
 pub(crate) struct Orphans {
-    listed: Mutex<HashMap<Ino, Named>>,
-    /// Those whose last pin is gone, until they are deleted.
+    listed: Mutex<BTreeMap<Ino, Named>>,
+    /// Those whose last pin is gone, until somebody deletes them.
     unpinned: Mutex<Vec<Ino>>,
 }
 
 impl Orphans {
     pub(crate) fn new() -> Orphans {
         Orphans {
-            listed: Mutex::new(Rank::Leaf, HashMap::new()),
+            listed: Mutex::new(Rank::Leaf, BTreeMap::new()),
             unpinned: Mutex::new(Rank::Leaf, Vec::new()),
         }
     }
