@@ -33,7 +33,7 @@
 
 use crate::log::Log;
 use crate::recording::{Recording, cut_off as stale};
-use crate::rules::{Action, Crash, Kill, Like, Lose, On, Rule, Rules, libc_errno};
+use crate::rules::{Action, Crash, Kill, Like, Lose, On, Rule, Rules};
 use crate::tree::{baseline, restore, set_size, write_all};
 use kedge_base::spawn_named;
 use kedge_crash::describe::Paths;
@@ -419,7 +419,7 @@ impl Inner {
                     if like == Like::Btrfs
                         && matches!(event.call, Call::Truncate { ino: of, .. } if of == ino.0)
                     {
-                        event.errno = libc_errno::EIO;
+                        event.errno = kedge_base::errno::EIO;
                     }
                     continue;
                 };
@@ -438,10 +438,10 @@ impl Inner {
                         data.truncate(room);
                         old(*offset, data);
                         if data.is_empty() {
-                            event.errno = libc_errno::EIO;
+                            event.errno = kedge_base::errno::EIO;
                         }
                     }
-                    Like::Btrfs => event.errno = libc_errno::EIO,
+                    Like::Btrfs => event.errno = kedge_base::errno::EIO,
                 }
             }
             reverted = (like == Like::Btrfs).then_some(on_disk);

@@ -1,7 +1,6 @@
 //! The file system that records its calls.
 
 use crate::log::{Log, State};
-use crate::rules::libc_errno;
 
 use kedge_crash::Call;
 use kedge_crash::trace::Space;
@@ -26,7 +25,7 @@ pub struct Recording {
 
 /// The error of an fsync whose bytes were lost to a crash or to the failure of another fsync.
 pub(crate) fn cut_off() -> Error {
-    Error::Injected(libc_errno::EIO)
+    Error::Injected(kedge_base::errno::EIO)
 }
 
 fn errno<T>(result: &Result<T>) -> i32 {

@@ -44,7 +44,7 @@ fn success_is_what_the_log_has_when_power_fails() {
         let Begun { log, end, answer, .. } = begun(of);
         assert_eq!(fsyncs(&log.cut()), 0);
         end(Ok(()));
-        assert_eq!(answer.lock().take().unwrap().unwrap_err().errno(), libc_errno::EIO);
+        assert_eq!(answer.lock().take().unwrap().unwrap_err().errno(), kedge_base::errno::EIO);
 
         // Everything counts as durable, so the fsync has nothing to wait for.
         let Begun { log, end, answer, .. } = begun(of);

@@ -16,6 +16,7 @@
 //! | `like=` | for a failed fsync: `ext4`, `xfs`, `btrfs`: what happens to the pages |
 //! | `time=` | for `slow`: milliseconds |
 
+use kedge_base::errno;
 use kedge_crash::Model;
 use std::fmt;
 use std::str::FromStr;
@@ -163,9 +164,9 @@ fn parse(text: &str) -> Result<Rule, String> {
     }
     let action = match words.take("do") {
         Some(word @ ("crash" | "torn")) => parse_crash(word, on, &mut words)?,
-        Some("eio") => parse_failure(libc_errno::EIO, on, &mut words)?,
-        Some("enospc") => parse_failure(libc_errno::ENOSPC, on, &mut words)?,
-        Some("edquot") => parse_failure(libc_errno::EDQUOT, on, &mut words)?,
+        Some("eio") => parse_failure(errno::EIO, on, &mut words)?,
+        Some("enospc") => parse_failure(errno::ENOSPC, on, &mut words)?,
+        Some("edquot") => parse_failure(errno::EDQUOT, on, &mut words)?,
         Some("slow") if on == On::Fsync => match words.number("time", 1000)? {
             time @ 0..=SLOW_MAX => Action::Slow(Duration::from_millis(time)),
             time => return Err(format!("time={time} is more than {SLOW_MAX} milliseconds")),
@@ -224,13 +225,6 @@ fn parse_failure(errno: i32, on: On, words: &mut Words<'_>) -> Result<Action, St
         Some(other) => return Err(format!("there is no like={other}")),
     };
     Ok(Action::Fail { errno, like })
-}
-
-/// errno values of Linux, equal on all its current architectures except MIPS, SPARC and PA-RISC.
-pub mod libc_errno {
-    pub const EIO: i32 = 5;
-    pub const ENOSPC: i32 = 28;
-    pub const EDQUOT: i32 = 122;
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -40,7 +40,7 @@ fn rules_count_what_they_are_for() {
     rules.add("on=fsync,path=*.db,nth=2,count=2,do=eio,like=xfs".parse().unwrap());
     rules.add("on=any,nth=4,do=crash,when=after,kill=caller".parse().unwrap());
     let mut meet = |on, path: &str| rules.meet(on, &[path.as_bytes().to_vec()]);
-    let eio = Some(Action::Fail { errno: 5, like: Like::Xfs });
+    let eio = Some(Action::Fail { errno: kedge_base::errno::EIO, like: Like::Xfs });
     assert_eq!(meet(On::Write, "a.db"), None);
     assert_eq!(meet(On::Fsync, "a.db"), None);
     assert_eq!(meet(On::Fsync, "other"), None);

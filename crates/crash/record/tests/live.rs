@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used)]
 
 use kedge_base::SystemClock;
+use kedge_base::errno::EIO;
 use kedge_crash::{MODELS, Model};
 use kedge_crash_record::{Crash, Live, Lose};
 use kedge_device::MemDevice;
@@ -16,8 +17,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-const EIO: i32 = 5;
-/// Numbers that fit into the file; a later one overwrites an older one.
+/// Numbers that a file has room for; a later one takes the place of an older one.
 const SLOTS: u64 = 1024;
 const WRITERS: usize = 2;
 /// Crashes of each model.

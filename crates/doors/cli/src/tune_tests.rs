@@ -28,7 +28,12 @@ impl Device for Crashing {
     fn write(&self, offset: u64, buf: &IoBuf, fua: bool) -> kedge_base::Result<()> {
         assert!(fua, "each step must be durable before the next");
         let left = self.writes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1));
-        left.map_err(|_| Error::Io { op: "write", offset, len: buf.len() as u64, errno: 5 })?;
+        left.map_err(|_| Error::Io {
+            op: "write",
+            offset,
+            len: buf.len() as u64,
+            errno: kedge_base::errno::EIO,
+        })?;
         self.device.write(offset, buf, fua)
     }
 

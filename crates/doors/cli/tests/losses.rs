@@ -7,12 +7,12 @@
 mod common;
 
 use common::{Place, no_fuse};
+use kedge_base::errno::EIO;
 use std::fs;
 use std::io::Write;
 
 const LINE: &str = "mount --create 64M disk.kedge mnt -o commit=300 --log-file log --faults faults";
-const EIO: i32 = 5;
-/// Too large for the log, so the data is written in place.
+/// Too large for the log: data in place.
 static DATA: [u8; 300_000] = [b'S'; 300_000];
 
 fn place_with_data() -> Place {

@@ -19,6 +19,7 @@ mod mapping;
 
 use common::no_fuse;
 use kedge_base::IoBuf;
+use kedge_base::errno::EIO;
 use kedge_device::sim::{FaultPlan, OpKind, SimDevice};
 use kedge_device::{Device, MemDevice};
 use kedge_fsck::{CheckOptions, StoreReplay};
@@ -36,7 +37,6 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-const EIO: i32 = 5;
 const SIZE: u64 = 24 << 20;
 const FILES: usize = 4;
 /// The largest size of a file in bytes.

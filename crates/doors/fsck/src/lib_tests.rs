@@ -211,7 +211,12 @@ impl Device for Unreadable {
 
     fn read(&self, offset: u64, buf: &mut IoBuf) -> Result<()> {
         if (offset..offset + buf.len() as u64).contains(&self.block.byte_offset()) {
-            return Err(Error::Io { op: "read", offset, len: buf.len() as u64, errno: 5 });
+            return Err(Error::Io {
+                op: "read",
+                offset,
+                len: buf.len() as u64,
+                errno: kedge_base::errno::EIO,
+            });
         }
         self.device.read(offset, buf)
     }

@@ -148,7 +148,7 @@ impl Pending {
         let lost = |span: Span| -> (Span, Result<IoBuf>) {
             let offset = span.start.0.saturating_mul(BLOCK_SIZE as u64);
             let len = (span.runs * span.blocks * BLOCK_SIZE) as u64;
-            (span, Err(Error::Io { op: "read", offset, len, errno: 5 }))
+            (span, Err(Error::Io { op: "read", offset, len, errno: kedge_base::errno::EIO }))
         };
         let mut out: Vec<(Span, Result<IoBuf>)> = self.spans.into_iter().map(lost).collect();
         for _ in 0..self.submitted {

@@ -1,7 +1,7 @@
 //! The error type of the engine. File system level errors (ENOENT and friends) live in the
 //! `kedgefs` crate.
 
-use crate::{BlockNo, Ino, Lsn};
+use crate::{BlockNo, Ino, Lsn, errno};
 use std::sync::Arc;
 
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -75,6 +75,15 @@ pub enum Error {
     /// in the log.
     #[error("data of inode {ino} in the log cannot be put into its place, block {block}: {why}")]
     Unplaced { ino: Ino, block: BlockNo, why: Arc<Error> },
+    /// Records below a checkpoint that was to leave nothing of the log are still needed.
+    #[error("the log is still needed below the checkpoint")]
+    LogInUse,
+    /// A thread that the engine cannot do without did not start.
+    #[error("thread {name} could not be started: {}", std::io::Error::from_raw_os_error(*errno))]
+    NoThread { name: &'static str, errno: i32 },
+    /// An item does not fit into a tree node.
+    #[error("item of {len} bytes, {max} are the most")]
+    ItemTooLarge { len: usize, max: usize },
     /// A record or operation is larger than the log can take.
     #[error("operation needs {need} bytes of log, the log takes at most {max}")]
     TooLarge { need: u64, max: u64 },
@@ -94,7 +103,11 @@ impl Error {
     }
 
     pub fn io(op: &'static str, offset: u64, len: u64, err: &std::io::Error) -> Error {
-        Error::Io { op, offset, len, errno: err.raw_os_error().unwrap_or(5) }
+        Error::Io { op, offset, len, errno: err.raw_os_error().unwrap_or(errno::EIO) }
+    }
+
+    pub fn thread(name: &'static str, err: &std::io::Error) -> Error {
+        Error::NoThread { name, errno: err.raw_os_error().unwrap_or(errno::EIO) }
     }
 
     pub fn invalid(what: impl Into<Arc<str>>) -> Error {
@@ -104,23 +117,27 @@ impl Error {
     /// Whether a write failed because the host of the image has no space: its file system is full
     /// (ENOSPC), or a quota there is used up (EDQUOT).
     pub fn is_host_full(&self) -> bool {
-        matches!(self, Error::Io { errno: 28 | 122, .. })
+        matches!(self, Error::Io { errno: errno::ENOSPC | errno::EDQUOT, .. })
     }
 
-    /// The errno that a system call returns for this error. No other place below the file system
-    /// has errno numbers.
+    /// The errno a system call would give for it.
     pub fn errno(&self) -> i32 {
         match self {
-            Error::Corrupt { .. } => 117, // EUCLEAN
-            // Without space on the host the image has no space either.
-            e if e.is_host_full() => 28, // ENOSPC
-            Error::Io { .. } | Error::OutcomeUnknown | Error::Shutdown(_) | Error::Fenced => 5, // EIO
+            Error::Corrupt { .. } => errno::EUCLEAN,
+            // What the device's host has not got, the image has not got.
+            e if e.is_host_full() => errno::ENOSPC,
+            Error::Io { .. }
+            | Error::OutcomeUnknown
+            | Error::Shutdown(_)
+            | Error::Fenced
+            | Error::LogInUse => errno::EIO,
             Error::Unplaced { why, .. } => why.errno(),
-            Error::NoSpace => 28,                            // ENOSPC
-            Error::ReadOnly => 30,                           // EROFS
-            Error::Busy(_) => 16,                            // EBUSY
-            Error::Unsupported(_) | Error::Invalid(_) => 22, // EINVAL
-            Error::TooLarge { .. } => 27,                    // EFBIG
+            Error::NoThread { errno, .. } => *errno,
+            Error::NoSpace => errno::ENOSPC,
+            Error::ReadOnly => errno::EROFS,
+            Error::Busy(_) => errno::EBUSY,
+            Error::Unsupported(_) | Error::Invalid(_) | Error::ItemTooLarge { .. } => errno::EINVAL,
+            Error::TooLarge { .. } => errno::EFBIG,
         }
     }
 }

@@ -9,6 +9,7 @@ pub mod broken;
 mod buf;
 mod clock;
 mod counter;
+pub mod errno;
 mod error;
 pub mod lock;
 mod panics;

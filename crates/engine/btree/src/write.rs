@@ -41,7 +41,7 @@ impl Tree {
     /// Sets the item of `key`. Returns whether the key already had one.
     pub fn put(&self, key: Key, value: &[u8]) -> Result<bool> {
         if value.len() > VALUE_MAX {
-            return Err(Error::invalid(format!("item of {} bytes, {VALUE_MAX} are the most", value.len())));
+            return Err(Error::ItemTooLarge { len: value.len(), max: VALUE_MAX });
         }
         let generation = self.generation();
         let watch = self.watch();

@@ -58,7 +58,7 @@ fn a_sequence_in_the_middle_of_a_leaf_leaves_full_leaves() {
 #[test]
 fn a_value_that_is_too_long_is_refused() {
     let world = World::new(PLENTY);
-    assert!(matches!(world.tree.put(key(1), &[0; VALUE_MAX + 1]), Err(Error::Invalid(_))));
+    assert!(matches!(world.tree.put(key(1), &[0; VALUE_MAX + 1]), Err(Error::ItemTooLarge { .. })));
     world.tree.put(key(1), &[0; VALUE_MAX]).unwrap();
     assert_eq!(world.check().items, 1);
 }

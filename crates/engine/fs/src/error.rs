@@ -1,7 +1,6 @@
-//! The errors of file system operations, and their errno: no other place of the file system has
-//! errno numbers.
+//! What a file system operation can answer, and its errno.
 
-use kedge_base::Ino;
+use kedge_base::{Ino, errno};
 use std::fmt;
 use std::io::ErrorKind;
 use std::sync::Arc;
@@ -69,8 +68,9 @@ pub enum Error {
     /// EIO: data that was accepted earlier could not be written to the device.
     #[error("data of inode {0} could not be written back")]
     WriteBack(Ino),
-    /// Any number: a crash test injected this failure. The engine never returns it by itself.
-    #[error("errno {0}, injected by a crash test")]
+    /// Any number: a crash test asked for this failure. The engine makes none of these.
+    #[cfg(feature = "injected")]
+    #[error("errno {0}, asked for by a crash test")]
     Injected(i32),
     /// File data that unmount could not write.
     #[error("{0}")]
@@ -84,24 +84,25 @@ impl Error {
     /// The errno that a system call returns.
     pub fn errno(&self) -> i32 {
         match self {
-            Error::NotFound => 2,         // ENOENT
-            Error::Exists => 17,          // EEXIST
-            Error::NotDirectory => 20,    // ENOTDIR
-            Error::IsDirectory => 21,     // EISDIR
-            Error::NotEmpty => 39,        // ENOTEMPTY
-            Error::NameTooLong => 36,     // ENAMETOOLONG
-            Error::Invalid(_) => 22,      // EINVAL
-            Error::Busy(_) => 16,         // EBUSY
-            Error::NotPermitted(_) => 1,  // EPERM
-            Error::TooManyLinks => 31,    // EMLINK
-            Error::FileTooLarge => 27,    // EFBIG
-            Error::TooManySymlinks => 40, // ELOOP
-            Error::NoXattr => 61,         // ENODATA
-            Error::XattrTooLarge => 7,    // E2BIG
-            Error::NotSupported(_) => 95, // EOPNOTSUPP
-            Error::NoSuchOffset => 6,     // ENXIO
-            Error::WriteBack(_) => 5,     // EIO
-            Error::DataLost(_) => 5,      // EIO
+            Error::NotFound => errno::ENOENT,
+            Error::Exists => errno::EEXIST,
+            Error::NotDirectory => errno::ENOTDIR,
+            Error::IsDirectory => errno::EISDIR,
+            Error::NotEmpty => errno::ENOTEMPTY,
+            Error::NameTooLong => errno::ENAMETOOLONG,
+            Error::Invalid(_) => errno::EINVAL,
+            Error::Busy(_) => errno::EBUSY,
+            Error::NotPermitted(_) => errno::EPERM,
+            Error::TooManyLinks => errno::EMLINK,
+            Error::FileTooLarge => errno::EFBIG,
+            Error::TooManySymlinks => errno::ELOOP,
+            Error::NoXattr => errno::ENODATA,
+            Error::XattrTooLarge => errno::E2BIG,
+            Error::NotSupported(_) => errno::EOPNOTSUPP,
+            Error::NoSuchOffset => errno::ENXIO,
+            Error::WriteBack(_) => errno::EIO,
+            Error::DataLost(_) => errno::EIO,
+            #[cfg(feature = "injected")]
             Error::Injected(errno) => *errno,
             Error::Engine(e) => e.errno(),
         }

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use kedge_base::BLOCK_SIZE;
+use kedge_base::errno::EIO;
 use kedge_device::sim::{FaultPlan, OpKind, SimDevice, StatePlan};
 use kedge_device::{Device, MemDevice};
 use kedgefs::*;
@@ -11,7 +12,6 @@ use std::sync::Arc;
 
 const SIZE: u64 = 16 << 20;
 const BLOCK: usize = BLOCK_SIZE;
-const EIO: i32 = 5;
 
 fn open(device: Arc<dyn Device>, read_only: bool) -> Result<FileSystem> {
     let options = MountOptions { read_only, async_checkpoint: None, ..MountOptions::default() };

@@ -5,12 +5,10 @@
 mod common;
 
 use common::failing::{Failing, MARK, PAGE};
+use kedge_base::errno::{EIO, ENOSPC};
 use kedge_device::sim::{FaultPlan, OpKind};
 use kedgefs::*;
 use std::time::Duration;
-
-const EIO: i32 = 5;
-const ENOSPC: i32 = 28;
 
 fn bytes(byte: u8, pages: usize) -> Vec<u8> {
     vec![byte; pages * PAGE]

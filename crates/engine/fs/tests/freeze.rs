@@ -7,6 +7,7 @@
 mod failing;
 
 use failing::{Failing, MARK, PAGE};
+use kedge_base::errno::{EBUSY, EINVAL, EIO, ENOSPC};
 use kedge_base::{Timespec, spawn_named};
 use kedge_device::MemDevice;
 use kedge_device::sim::{Choice, FaultPlan};
@@ -16,11 +17,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock, mpsc};
 use std::time::Duration;
 
-const EIO: i32 = 5;
-const EBUSY: i32 = 16;
-const ENOSPC: i32 = 28;
-const EINVAL: i32 = 22;
-/// Long enough for work that does not wait to finish. Nothing fails if it is too short.
+/// Long enough for what does not wait to be done. Nothing fails if it is too short.
 const A_WHILE: Duration = Duration::from_millis(50);
 
 fn errno<T: std::fmt::Debug>(result: Result<T>) -> i32 {

@@ -4,11 +4,10 @@
 mod common;
 
 use common::failing::{Failing, MARK, PAGE};
+use kedge_base::errno::EIO;
 use kedgefs::*;
 use std::sync::mpsc::channel;
 use std::time::Duration;
-
-const EIO: i32 = 5;
 
 fn options() -> MountOptions {
     MountOptions { volatile: true, commit: Duration::from_secs(3600), ..MountOptions::default() }

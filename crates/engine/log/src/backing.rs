@@ -132,7 +132,7 @@ impl Shared {
             let offset = self.ring.offset(from);
             // A write that fails half-way would use up the host's last space for nothing.
             if self.device.host_free().is_some_and(|free| free < bytes) {
-                return Err(Error::Io { op: "write", offset, len: bytes, errno: HOST_FULL });
+                return Err(Error::Io { op: "write", offset, len: bytes, errno: kedge_base::errno::ENOSPC });
             }
             let mut done = 0;
             while done < bytes {
@@ -145,6 +145,3 @@ impl Shared {
         })
     }
 }
-
-/// ENOSPC.
-const HOST_FULL: i32 = 28;

@@ -20,7 +20,7 @@ use std::sync::Arc;
 pub(crate) fn start(shared: &Arc<Shared>) {
     let started = start_one(shared, &mut shared.state.lock());
     if let Err(error) = started {
-        shared.shut_down(&Error::invalid(format!("no log writer thread could be started: {error}")));
+        shared.shut_down(&Error::thread("kedge-log", &error));
     }
 }
 

@@ -54,7 +54,7 @@ impl CheckpointClient for BadBlock {
     fn prepare_checkpoint(&self, _: &dyn Fn(usize)) -> Result<()> {
         self.calls.fetch_add(1, Relaxed);
         assert!(!self.panics.load(Relaxed), "the client panics");
-        Err(Error::Io { op: "write", offset: 1234 << 12, len: 4096, errno: 5 })
+        Err(Error::Io { op: "write", offset: 1234 << 12, len: 4096, errno: kedge_base::errno::EIO })
     }
 }
 

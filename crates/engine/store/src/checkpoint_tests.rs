@@ -162,7 +162,7 @@ impl OnHost {
         if slot || self.log.contains(&offset) || !self.full.load(Ordering::SeqCst) {
             return Ok(());
         }
-        Err(Error::Io { op: "write", offset, len: BLOCK_SIZE as u64, errno: 28 })
+        Err(Error::Io { op: "write", offset, len: BLOCK_SIZE as u64, errno: kedge_base::errno::ENOSPC })
     }
 }
 

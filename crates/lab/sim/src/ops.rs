@@ -337,23 +337,7 @@ impl fmt::Debug for Outcome {
     }
 }
 
-pub mod errno {
-    pub const EPERM: i32 = 1;
-    pub const ENOENT: i32 = 2;
-    pub const EIO: i32 = 5;
-    pub const E2BIG: i32 = 7;
-    pub const EBADF: i32 = 9;
-    pub const EBUSY: i32 = 16;
-    pub const EEXIST: i32 = 17;
-    pub const ENOTDIR: i32 = 20;
-    pub const EISDIR: i32 = 21;
-    pub const EINVAL: i32 = 22;
-    pub const EFBIG: i32 = 27;
-    pub const ENOSPC: i32 = 28;
-    pub const ENAMETOOLONG: i32 = 36;
-    pub const ENOTEMPTY: i32 = 39;
-    pub const ENODATA: i32 = 61;
-}
+pub use kedge_base::errno;
 
 fn errno_name(errno: i32) -> String {
     use errno::*;

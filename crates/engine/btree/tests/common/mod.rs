@@ -35,7 +35,12 @@ impl NodeIo for Device {
         }
         let quota = self.quota.as_ref();
         if quota.is_some_and(|q| q.fetch_update(AcqRel, Acquire, |q| q.checked_sub(1)).is_err()) {
-            return Err(Error::Io { op: "read", offset: addr.byte_offset(), len: 16384, errno: 5 });
+            return Err(Error::Io {
+                op: "read",
+                offset: addr.byte_offset(),
+                len: 16384,
+                errno: kedge_base::errno::EIO,
+            });
         }
         match self.nodes.lock().get(&addr) {
             Some(bytes) => Ok(IoBuf::from_bytes(bytes)),

@@ -309,7 +309,10 @@ fn the_nth_of_a_kind_fails() {
     device.set_plan(plan);
     device.write(0, &filled(2), false).unwrap();
     let e = device.write(B, &filled(3), false).unwrap_err();
-    assert!(matches!(e, Error::Io { op: "write", offset: 4096, len: 4096, errno: 28 }), "{e}");
+    assert!(
+        matches!(e, Error::Io { op: "write", offset: 4096, len: 4096, errno: kedge_base::errno::ENOSPC }),
+        "{e}"
+    );
     assert!(device.read(0, &mut IoBuf::zeroed(1)).is_err());
     device.write(2 * B, &filled(4), false).unwrap();
     let flushes: Vec<bool> = (0..4).map(|_| device.flush().is_ok()).collect();

@@ -101,8 +101,8 @@ fn a_file_has_a_bounded_amount_of_attributes() {
     let (fs, _) = fresh();
     let file = fs.create(Ino::ROOT, b"f", 0o644, Owner::default()).unwrap().ino;
     let set = |name: &str, value: &[u8]| fs.setxattr(file, name.as_bytes(), value, XattrMode::Any);
-    let is_full = |answer: crate::Result<()>| answer.is_err_and(|e| e.errno() == 28);
-    // 256 bytes with the terminating byte.
+    let is_full = |answer: crate::Result<()>| answer.is_err_and(|e| e.errno() == kedge_base::errno::ENOSPC);
+    // 256 bytes with the end of each.
     let name = |n: usize| format!("user.{n:0250}");
     for n in 0..256 {
         set(&name(n), b"").unwrap();

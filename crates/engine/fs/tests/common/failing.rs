@@ -33,12 +33,22 @@ struct Host {
 impl Refusing {
     fn check(&self, offset: u64, buf: &IoBuf) -> kedge_base::Result<()> {
         if self.host.full.load(Ordering::SeqCst) && !self.host.log.contains(&offset) {
-            return Err(kedge_base::Error::Io { op: "write", offset, len: buf.len() as u64, errno: 28 });
+            return Err(kedge_base::Error::Io {
+                op: "write",
+                offset,
+                len: buf.len() as u64,
+                errno: kedge_base::errno::ENOSPC,
+            });
         }
         let marked = buf.as_bytes().chunks_exact(PAGE).any(|block| block.starts_with(MARK));
         if marked && self.refuses.load(Ordering::SeqCst) {
             self.refused.fetch_add(1, Ordering::SeqCst);
-            return Err(kedge_base::Error::Io { op: "write", offset, len: buf.len() as u64, errno: 5 });
+            return Err(kedge_base::Error::Io {
+                op: "write",
+                offset,
+                len: buf.len() as u64,
+                errno: kedge_base::errno::EIO,
+            });
         }
         Ok(())
     }

@@ -159,7 +159,7 @@ impl MemDevice {
 }
 
 fn eio(op: &'static str, offset: u64, len: u64) -> Error {
-    Error::Io { op, offset, len, errno: 5 }
+    Error::Io { op, offset, len, errno: kedge_base::errno::EIO }
 }
 
 impl Inner {
@@ -232,7 +232,12 @@ impl Device for MemDevice {
             return Err(eio("write", offset, buf.len() as u64));
         }
         if inner.host.as_mut().is_some_and(|host| !host.take(offset, buf.len())) {
-            return Err(Error::Io { op: "write", offset, len: buf.len() as u64, errno: 28 });
+            return Err(Error::Io {
+                op: "write",
+                offset,
+                len: buf.len() as u64,
+                errno: kedge_base::errno::ENOSPC,
+            });
         }
         if !fua {
             inner.pending.push((offset as usize, buf.as_bytes().to_vec()));

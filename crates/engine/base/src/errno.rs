@@ -1,0 +1,39 @@
+//! The numbers of the system's errors by name, as this platform has them.
+
+use rustix::io::Errno;
+
+macro_rules! numbers {
+    ($($name:ident = $errno:ident,)+) => {
+        $(pub const $name: i32 = Errno::$errno.raw_os_error();)+
+    };
+}
+
+numbers! {
+    E2BIG = TOOBIG,
+    EBADF = BADF,
+    EBUSY = BUSY,
+    EDQUOT = DQUOT,
+    EEXIST = EXIST,
+    EFBIG = FBIG,
+    EINVAL = INVAL,
+    EIO = IO,
+    EISDIR = ISDIR,
+    ELOOP = LOOP,
+    EMLINK = MLINK,
+    ENAMETOOLONG = NAMETOOLONG,
+    ENODATA = NODATA,
+    ENOENT = NOENT,
+    ENOSPC = NOSPC,
+    ENOTDIR = NOTDIR,
+    ENOTEMPTY = NOTEMPTY,
+    ENXIO = NXIO,
+    EOPNOTSUPP = OPNOTSUPP,
+    EPERM = PERM,
+    EROFS = ROFS,
+}
+
+/// "Structure needs cleaning", Linux's own; other systems report damage as EIO.
+#[cfg(target_os = "linux")]
+pub const EUCLEAN: i32 = Errno::UCLEAN.raw_os_error();
+#[cfg(not(target_os = "linux"))]
+pub const EUCLEAN: i32 = EIO;
