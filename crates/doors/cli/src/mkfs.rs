@@ -31,7 +31,8 @@ pub struct Args {
     /// UUID of the image [default: random]
     #[arg(short = 'U', long)]
     uuid: Option<uuid::Uuid>,
-    /// Size of the log, 1 MiB to 1 GiB (default: a 32nd of the image, at least 32 MiB)
+    /// Size of the log, 1 MiB to 1 GiB (default: a 32nd of the image, at
+    /// least 32 MiB, at most a quarter of the image)
     #[arg(long, value_name = "SIZE", value_parser = parse_size, allow_negative_numbers = true)]
     log_size: Option<u64>,
     /// Let files be made immutable or append-only (chattr +i, +a). Each open of a file then costs

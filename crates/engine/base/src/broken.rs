@@ -1,9 +1,9 @@
 //! Deliberately broken engines: the proof that the crash suite can fail.
 //!
-//! With the feature `broken` a test can switch one [`Variant`] on for the whole process. The engine
-//! checks [`is`] at the one place that enforces the variant's rule, and breaks the rule there.
-//! Without the feature [`is`] is `false` at compile time, so a release build has no trace of the
-//! variants. Never enable the feature in a program that keeps data.
+//! With the feature `broken` one [`Variant`] can be switched on for the whole process; the engine
+//! checks [`is`] at each place that enforces the variant's rule, and breaks the rule there.
+//! Without the feature [`is`] is `false` at compile time, so a release contains nothing of this.
+//! Never enable the feature in a program that keeps data.
 
 /// A rule that this build can make the engine break.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

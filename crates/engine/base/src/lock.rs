@@ -1,5 +1,6 @@
-//! Locks with ranks: a thread takes locks in ascending rank only. Debug builds assert it; release
-//! builds do not check.
+//! Locks with ranks: a thread takes locks in ascending rank only. Debug builds assert it. Release
+//! builds keep no list of what a thread holds; they try a lock of a rank that may wait for the
+//! device before they wait for it ([`crate::wait`]).
 //!
 //! [`Rank::ALL`] defines the lock order. The table in `docs/ARCHITECTURE.md`, "Lock order", is
 //! generated from it (`cargo xtask docs`).

@@ -147,3 +147,14 @@ fn an_image_beyond_the_largest_is_refused() {
     }
     assert!(of_size(max, Some(max / 2)).is_err(), "all in front of the data area is the format's");
 }
+
+/// As docs/FORMAT.md and kedge-mkfs(8) say: a 32nd, from 32 MiB to 1 GiB, at most a quarter.
+#[test]
+fn the_default_log_is_within_its_limits() {
+    const MIB: u64 = 1 << 20;
+    for (image, log) in
+        [(64 * MIB, 16 * MIB), (128 * MIB, 32 * MIB), (2048 * MIB, 64 * MIB), (MIB * MIB, 1024 * MIB)]
+    {
+        assert_eq!(Geometry::default_log_bytes(image), log, "{image}");
+    }
+}

@@ -117,7 +117,7 @@ impl OrderWord {
 pub struct FormatOptions {
     /// Bytes; `None`: the device's size.
     pub size: Option<u64>,
-    /// Bytes; `None`: a 32nd of the image within 32 MiB and 1 GiB.
+    /// Bytes; `None`: a 32nd of the image within 32 MiB and 1 GiB, and at most a quarter.
     pub log_size: Option<u64>,
     /// At most 64 bytes.
     pub label: String,

@@ -161,9 +161,8 @@ impl Drop for Poison<'_> {
 }
 
 impl Handle<'_> {
-    /// Appends the record and applies it. After a crash either all of it is there, or nothing.
-    /// Waits for neither space nor a flush. Before it enters the epoch guard, it may read the
-    /// leaves that the record touches.
+    /// Appends the record and applies it. After a crash all of it is there, or nothing. May
+    /// read leaves that were evicted, before it enters the epoch guard; waits for nothing else.
     ///
     /// The caller holds the meta locks of all inodes that the record touches, so that records of
     /// one inode are appended in the order in which they take effect.

@@ -3,14 +3,15 @@
 //!
 //! # Life of an operation
 //! [`Store::begin`] reserves log bytes and tree nodes; only here may an operation wait for space.
-//! [`Handle::commit`] reads in the leaves that the record touches, enters the epoch guard, appends
-//! the record, which gives it its LSN, applies it, and leaves the guard. It waits for neither space
-//! nor a flush. [`Store::force`] makes the record durable.
+//! [`Handle::commit`] enters the epoch guard, appends the record, which gives it its LSN, applies
+//! it, and leaves the guard. Before the guard it reads the leaves that the record changes, if they
+//! may have been evicted. Under the guard it does no IO, with the exception that
+//! docs/ARCHITECTURE.md, "Lock order", names. [`Store::force`] makes the record durable.
 //!
 //! # Invariants
-//! 1. The tree, the owned bitmaps, the residents and the count of inodes are a function of the
-//!    records appended so far: only `apply` changes them, live and in replay. The next inode number
-//!    may be ahead of the records, since numbers are taken before a record uses them.
+//! 1. The tree, the owned bitmaps, the residents and the counters are a function of the records
+//!    appended so far: only `apply` changes them, live and in replay. The one exception is the next
+//!    inode number: [`Store::take_inos`] hands numbers out before a record names them.
 //! 2. A record is appended and applied inside one epoch guard, and a checkpoint's cut takes the
 //!    guard exclusively. So the tree at the cut holds exactly the records below it. A log write
 //!    waits until all commits that were inside the guard have left. A commit that cannot apply its
@@ -86,8 +87,8 @@ pub enum Class {
     Checkpoint,
 }
 
-/// The counters that a checkpoint records. `apply` changes them; [`Store::take_inos`] also advances
-/// `next_ino`.
+/// The counters that a checkpoint records. `apply` changes them; [`Store::take_inos`] takes numbers
+/// from `next_ino` ahead of it.
 #[derive(Debug)]
 pub(crate) struct Counters {
     pub next_ino: AtomicU64,

@@ -1,11 +1,9 @@
 //! The test apparatus: a reference file system, an oracle for crash states, workloads with
 //! acknowledged writes, and written-down fsync cases.
 //!
-//! The model and the oracle judge only what the file system's public interface shows (or the
-//! kernel's, on a mount), so that they are independent of the engine. The apparatus around them
-//! uses the simulated device and the format's constants; `fuzz`, `forge`, `steady` and `trouble`
-//! find structures on the device by the format, and `races` and `freeze` use marks and switches
-//! inside the engine.
+//! Everything here uses the file system's public interface (and, on a mount, the kernel's) and the
+//! format of the device, never the log, tree, allocator or store, so that the checks are
+//! independent.
 #![forbid(unsafe_code)]
 
 pub mod backend;

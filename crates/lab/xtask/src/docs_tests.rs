@@ -39,3 +39,64 @@ fn no_guarantee_is_kept_from_users() {
         assert!(told, "docs/SEMANTICS.md does not name G{number}");
     }
 }
+
+/// What each crate's README must say (CONTRIBUTING.md, "Where things are").
+#[test]
+fn each_crate_has_a_readme_with_its_sections() {
+    let crates = crate::circles::crates(&root().join("crates")).unwrap();
+    assert!(crates.len() > 10);
+    for dir in crates {
+        let readme = std::fs::read_to_string(dir.join("README.md"))
+            .unwrap_or_else(|e| panic!("{}: {e}", dir.display()));
+        let sections: Vec<&str> = readme.lines().filter_map(|line| line.strip_prefix("## ")).collect();
+        assert_eq!(sections, ["Invariants", "Seams", "Tests"], "{}", dir.display());
+    }
+}
+
+/// Each design note has the sections that docs/rfcs/README.md names, and its row there.
+#[test]
+fn each_design_note_has_its_sections_and_its_row() {
+    const SECTIONS: [&str; 5] = ["Decision", "Compatibility", "Crash argument", "Tests", "Alternatives"];
+    let dir = root().join("docs/rfcs");
+    let index = std::fs::read_to_string(dir.join("README.md")).unwrap();
+    let mut names: Vec<String> = std::fs::read_dir(&dir)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .filter(|name| name != "README.md")
+        .collect();
+    names.sort();
+    let rows: Vec<&str> = index
+        .lines()
+        .filter_map(|line| line.strip_prefix("| [")?.split_once("](")?.1.split_once(')'))
+        .map(|(name, _)| name)
+        .collect();
+    assert_eq!(rows, names);
+    for name in names {
+        let text = std::fs::read_to_string(dir.join(&name)).unwrap();
+        let sections: Vec<&str> = text
+            .lines()
+            .filter_map(|line| line.strip_prefix("## "))
+            .filter(|section| SECTIONS.contains(section))
+            .collect();
+        assert_eq!(sections, SECTIONS, "{name}");
+    }
+}
+
+/// The lists of clippy are found where cargo looks for them, in each crate that must be
+/// reproducible.
+#[test]
+fn the_engine_and_fuse_have_the_longer_list_of_bans() {
+    let list = std::fs::read_to_string(root().join("lints/engine.toml")).unwrap();
+    let engine = std::fs::read_dir(root().join("crates/engine")).unwrap();
+    let crates: Vec<PathBuf> = engine.map(|entry| entry.unwrap().path()).collect();
+    assert!(crates.len() >= 8);
+    for dir in crates.into_iter().chain([root().join("crates/doors/fuse")]) {
+        let found = std::fs::read_to_string(dir.join("clippy.toml")).ok();
+        assert_eq!(found.as_deref(), Some(&*list), "{}", dir.display());
+    }
+    // Whatever the workspace bans, the longer list bans too.
+    let workspace = std::fs::read_to_string(root().join("clippy.toml")).unwrap();
+    for line in workspace.lines().filter(|line| line.trim_start().starts_with("{ path")) {
+        assert!(list.contains(line.trim()), "{line}");
+    }
+}

@@ -2,9 +2,9 @@
 //!
 //! Each open file system owns two lists. An inode is on the *dirty list* ([`DirtySet`]) from its
 //! first dirty page or waiting time stamp until neither is left. It is on the *under-writeback
-//! list* while a pass writes pages of it. `sync` walks these two lists, and with
-//! `dirty_tracking=shared` also the cached inodes; otherwise neither the cached clean inodes of its
-//! own file system nor anything of another file system in this process.
+//! list* while a pass writes pages of it. `sync` walks these two and nothing else: neither the
+//! cached clean inodes of its own file system nor anything of another one in this process. With
+//! `dirty_tracking=shared` it walks the cached inodes as well, which is what that option is for.
 
 use crate::cache::inode::Inode;
 use crate::cache::table::Watch;

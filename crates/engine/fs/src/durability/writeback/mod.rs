@@ -23,12 +23,13 @@
 //! - A page counts as written when its write has completed.
 //!
 //! # Durable writes
-//! An fsync whose data is one write uses one FUA write, instead of a write and a flush of the whole
-//! device, under three conditions:
-//! 1. No data of this file waits for a flush, because a FUA write makes nothing else durable.
-//! 2. Few other durable writes are in flight, because one flush serves any number of files.
-//! 3. No other call waits for the same file. `wb` is held during the write and not during a flush,
-//!    so calls on one file are faster with a flush that they share.
+//! An fsync whose data is one write gets it with one FUA write, instead of a write and a flush of
+//! the whole device. It is done only under three conditions:
+//! 1. Nothing of this file waits for a flush, because a FUA write makes nothing else durable.
+//! 2. Few others of its kind are under way, because one flush serves any number of files.
+//! 3. The call is alone with its file. `wb` is held during the write (with the flush that a device
+//!    without FUA makes of it), and not during a flush, so
+//!    calls on one file are faster with a flush that they share.
 //!
 //! The pass of a group of fsyncs ([`crate::durability::sync`]) is durable under the first two
 //! conditions, with one write for each file at most.
