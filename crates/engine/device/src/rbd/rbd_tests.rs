@@ -65,7 +65,7 @@ fn a_reader_ends_when_somebody_writes() {
     reader.read(0, &mut IoBuf::zeroed(1)).unwrap();
     let writer = crate::open(&location, OpenOptions::default()).unwrap();
     writer.write(0, &IoBuf::zeroed(1), true).unwrap();
-    kedge_base::pause(2 * LOOK);
+    kedge_base::pause(2 * LOCK_CHECK);
     assert!(matches!(reader.read(0, &mut IoBuf::zeroed(1)), Err(Error::Fenced)));
     drop(writer);
     assert!(matches!(reader.read(0, &mut IoBuf::zeroed(1)), Err(Error::Fenced)), "until it is opened again");
