@@ -28,7 +28,8 @@
 //! are as many workers as requests may wait for each other.
 
 use crate::habit::{Habit, Moment, Wait};
-use kedge_base::Counter;
+use crate::placement::{Placement, Starvation, Trials};
+use kedge_base::{Clock, Counter, SystemClock};
 use parking_lot::{Condvar, Mutex};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -45,6 +46,11 @@ pub(crate) struct Crew {
     state: Mutex<State>,
     /// Workers without a turn sleep here.
     turn: Condvar,
+    /// The companion sleeps here, which is the last worker if there is a placement.
+    companion_turn: Condvar,
+    /// The companion is to receive.
+    with_companion: AtomicBool,
+    placement: Option<Placement>,
     /// The watcher sleeps here.
     bell: Condvar,
     slots: Vec<Slot>,
@@ -62,6 +68,8 @@ struct State {
     receivers: usize,
     /// Turns that may be held; at least one.
     receivers_wanted: usize,
+    /// The companion lost its turn while it serves a request: until it is back, others receive.
+    companion_away: bool,
     ended: bool,
 }
 
@@ -105,12 +113,18 @@ impl Counts {
 }
 
 impl Crew {
-    pub(crate) fn new(workers: usize, receivers_max: usize) -> Crew {
+    /// `workers` and, with a `placement`, the companion after them.
+    pub(crate) fn new(workers: usize, receivers_max: usize, placement: Option<Placement>) -> Crew {
+        let slots = workers + usize::from(placement.is_some());
+        let state = State { receivers: 0, receivers_wanted: 1, companion_away: true, ended: false };
         Crew {
-            state: Mutex::new(State { receivers: 0, receivers_wanted: 1, ended: false }),
+            state: Mutex::new(state),
             turn: Condvar::new(),
+            companion_turn: Condvar::new(),
+            with_companion: AtomicBool::new(false),
+            placement,
             bell: Condvar::new(),
-            slots: (0..workers).map(|_| Slot::default()).collect(),
+            slots: (0..slots).map(|_| Slot::default()).collect(),
             receivers_max: receivers_max.clamp(1, workers.saturating_sub(1).max(1)),
             watched: AtomicBool::new(false),
             received: AtomicU64::new(0),
@@ -122,8 +136,14 @@ impl Crew {
     /// Waits until `worker` may receive. `false`: the connection has ended.
     pub(crate) fn take_turn(&self, worker: usize) -> bool {
         let mut state = self.state.lock();
-        while !state.ended && state.receivers >= state.receivers_wanted {
-            self.turn.wait(&mut state);
+        let companion = self.is_companion(worker);
+        if companion {
+            state.companion_away = false;
+        }
+        let condvar = if companion { &self.companion_turn } else { &self.turn };
+        while !state.ended && (state.receivers >= state.receivers_wanted || !self.may_receive(&state, worker))
+        {
+            condvar.wait(&mut state);
         }
         if state.ended {
             return false;
@@ -143,9 +163,53 @@ impl Crew {
         let held = self.slots[worker].turn.swap(false, Release);
         if held {
             state.receivers -= 1;
-            self.turn.notify_one();
+            state.companion_away |= self.is_companion(worker);
+            self.wake_one(state);
         }
         held
+    }
+
+    /// Wakes a worker that may receive.
+    fn wake_one(&self, state: &State) {
+        if self.with_companion.load(Relaxed) && !state.companion_away {
+            self.companion_turn.notify_one();
+        } else {
+            self.turn.notify_one();
+        }
+    }
+
+    pub(crate) fn placement(&self) -> Option<&Placement> {
+        self.placement.as_ref()
+    }
+
+    /// The number of the companion, if there is to be one.
+    pub(crate) fn companion(&self) -> Option<usize> {
+        self.placement.is_some().then(|| self.slots.len() - 1)
+    }
+
+    pub(crate) fn is_companion(&self, worker: usize) -> bool {
+        self.companion() == Some(worker)
+    }
+
+    fn may_receive(&self, state: &State, worker: usize) -> bool {
+        let with_companion = self.with_companion.load(Relaxed) && !state.companion_away;
+        with_companion == self.is_companion(worker)
+    }
+
+    /// Returns the turn of a worker between two requests if another one is to receive instead.
+    pub(crate) fn hand_over(&self, worker: usize) -> bool {
+        if self.placement.is_none() || self.with_companion.load(Relaxed) == self.is_companion(worker) {
+            return false;
+        }
+        let mut state = self.state.lock();
+        !self.may_receive(&state, worker) && self.return_in(&mut state, worker)
+    }
+
+    /// Whether the companion receives from now on.
+    fn set_companion(&self, state: &State, on: bool) {
+        if self.with_companion.swap(on, Relaxed) != on {
+            self.wake_one(state);
+        }
     }
 
     /// The worker is about to wait. Answers what [`Crew::waited`] is to be told.
@@ -202,7 +266,7 @@ impl Crew {
             return;
         }
         let mut state = self.state.lock();
-        if state.receivers_wanted < self.receivers_max {
+        if state.receivers_wanted < self.receivers_max && !self.with_companion.load(Relaxed) {
             state.receivers_wanted += 1;
             self.turn.notify_one();
         }
@@ -226,12 +290,16 @@ impl Crew {
     pub(crate) fn close(&self) {
         self.state.lock().ended = true;
         self.turn.notify_all();
+        self.companion_turn.notify_all();
         self.bell.notify_all();
     }
 
     /// The watcher's thread. It sleeps while nothing is served.
     pub(crate) fn watch(&self) {
         let mut seen = vec![0; self.slots.len()];
+        let clock = SystemClock::default();
+        let mut trials = Trials::new(self.moment(clock.monotonic()));
+        let mut starvation = Starvation::default();
         let mut state = self.state.lock();
         while !state.ended {
             if !self.watched.load(SeqCst) {
@@ -240,7 +308,11 @@ impl Crew {
             }
             self.bell.wait_for(&mut state, TICK);
             self.counts.ticks.inc();
+            let now = self.moment(clock.monotonic());
+            self.place(&mut state, &mut trials, &mut starvation, now);
             if !self.look(&mut state, &mut seen) {
+                self.set_companion(&state, trials.idle());
+                starvation.forget();
                 self.watched.store(false, SeqCst);
                 // A request that began before the store rang no bell.
                 if self.look(&mut state, &mut seen) {
@@ -248,6 +320,35 @@ impl Crew {
                 }
             }
         }
+    }
+
+    /// Decides whether the companion receives, at a tick of the watcher.
+    fn place(&self, state: &mut State, trials: &mut Trials, starvation: &mut Starvation, now: Moment) {
+        let Some(placement) = self.placement.as_ref().filter(|p| p.companion.is_there()) else { return };
+        let on = self.with_companion.load(Relaxed);
+        let starved = on && placement.companion.waited().is_some_and(|waited| starvation.look(now, waited));
+        let on = if starved {
+            trials.starved(now);
+            placement.companion.release();
+            false
+        } else {
+            trials.tick(now)
+        };
+        if !on {
+            starvation.forget();
+        }
+        placement.publish(trials.counts);
+        self.set_companion(state, on);
+        if starved && let Some(worker) = self.companion() {
+            // What it serves may take long.
+            self.return_in(state, worker);
+        }
+    }
+
+    /// For `system.kedgefs.stats`.
+    pub(crate) fn placement_json(&self) -> String {
+        let receives = self.with_companion.load(Relaxed);
+        self.placement.as_ref().map_or("null".to_owned(), |placement| placement.to_json(receives))
     }
 
     /// Takes the turn of each worker that still serves what it served at the last look. Answers

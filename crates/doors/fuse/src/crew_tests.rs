@@ -18,7 +18,7 @@ fn takes_turn(crew: &Arc<Crew>, worker: usize) -> (JoinHandle<bool>, Receiver<()
 
 #[test]
 fn one_receives_until_it_passes_its_turn_on() {
-    let crew = Arc::new(Crew::new(3, 1));
+    let crew = Arc::new(Crew::new(3, 1, None));
     assert!(crew.take_turn(0));
     let (second, told) = takes_turn(&crew, 1);
     // What happens one after another in one thread is not too early for the other.
@@ -36,7 +36,7 @@ fn one_receives_until_it_passes_its_turn_on() {
 /// Nobody came during many short waits. Then one comes.
 #[test]
 fn a_turn_that_nobody_needed_is_kept() {
-    let crew = Crew::new(2, 1);
+    let crew = Crew::new(2, 1, None);
     let (began, ended) = (Duration::ZERO, Duration::from_micros(80));
     while crew.counts.kept.get() == 0 {
         assert!(crew.counts.passed.get() < 100, "the turn is passed on without end");
@@ -58,7 +58,7 @@ fn a_turn_that_nobody_needed_is_kept() {
 
 #[test]
 fn pressure_calls_one_more_and_quiet_sends_it_away() {
-    let crew = Arc::new(Crew::new(4, 2));
+    let crew = Arc::new(Crew::new(4, 2, None));
     assert!(crew.take_turn(0));
     let (second, told) = takes_turn(&crew, 1);
     crew.feel_pressure(PRESSURE - 1);
@@ -78,7 +78,7 @@ fn pressure_calls_one_more_and_quiet_sends_it_away() {
 /// the worker still waits.
 #[test]
 fn the_watcher_takes_the_turn_of_a_worker_that_hangs() {
-    let crew = Arc::new(Crew::new(2, 1));
+    let crew = Arc::new(Crew::new(2, 1, None));
     let watcher = {
         let crew = crew.clone();
         spawn_named("watcher", move || crew.watch()).unwrap()
@@ -108,7 +108,7 @@ fn the_watcher_takes_the_turn_of_a_worker_that_hangs() {
 /// Requests that come and go lose no turn however long they last together.
 #[test]
 fn a_busy_worker_keeps_its_turn() {
-    let crew = Crew::new(2, 1);
+    let crew = Crew::new(2, 1, None);
     assert!(crew.take_turn(0));
     let mut seen = [0, 0];
     for _ in 0..10 {
@@ -146,4 +146,41 @@ fn patience_follows_the_pauses() {
     let mut alone = Patience::new(1);
     alone.slept(micros(30));
     assert!(!alone.lasts(Duration::ZERO), "with one processor the client could not ask meanwhile");
+}
+
+/// The companion receives when it is to, others while it serves something long, and again others
+/// when it is not to receive any more.
+#[test]
+fn the_companion_and_the_others_receive_in_turn() {
+    let crew = Arc::new(Crew::new(2, 1, Some(Placement::new())));
+    let companion = crew.companion().unwrap();
+    assert_eq!(companion, 2);
+    assert!(crew.take_turn(0));
+    let (thread, told) = takes_turn(&crew, companion);
+    assert!(!crew.hand_over(0), "it is not to receive yet");
+    // It is ready when it waits.
+    while crew.state.lock().companion_away {
+        std::thread::yield_now();
+    }
+    crew.set_companion(&crew.state.lock(), true);
+    assert!(told.try_recv().is_err(), "the turn is held");
+    assert!(crew.hand_over(0));
+    assert!(thread.join().unwrap() && crew.holds_turn(companion));
+    assert!(!crew.hand_over(companion));
+    // It waits for a device in its request: another worker receives, and gives the turn back.
+    let (thread, _told) = takes_turn(&crew, 1);
+    crew.pass_on(companion);
+    assert!(thread.join().unwrap());
+    assert!(!crew.hand_over(1), "it is not back");
+    let (thread, _told) = takes_turn(&crew, companion);
+    while crew.state.lock().companion_away {
+        std::thread::yield_now();
+    }
+    assert!(crew.hand_over(1));
+    assert!(thread.join().unwrap());
+    let (thread, _told) = takes_turn(&crew, 0);
+    crew.set_companion(&crew.state.lock(), false);
+    assert!(crew.hand_over(companion));
+    assert!(thread.join().unwrap());
+    assert_eq!(crew.state.lock().receivers, 1);
 }

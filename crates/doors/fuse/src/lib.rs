@@ -22,6 +22,7 @@
 pub mod abi;
 mod beside;
 mod caller;
+mod companion;
 mod control;
 mod crew;
 mod devfuse;
@@ -37,6 +38,7 @@ mod opens;
 mod ops;
 mod options;
 mod peer;
+mod placement;
 mod private;
 mod server;
 mod session;

@@ -22,6 +22,9 @@ pub struct FuseOptions {
     /// The number of threads that receive requests; `None` for twice the CPUs, from two to four.
     /// Never fewer than two: see [`crate::Server`].
     pub workers: Option<usize>,
+    /// One more worker receives on the processor of its client where that is measured to be faster.
+    /// Not where this process may use only one processor when it mounts.
+    pub placement: bool,
     /// Gives each worker its own channel to the kernel if that is permitted.
     pub clone_channels: bool,
     /// The kernel gathers small writes in its page cache and owns size and times of files that are
@@ -55,6 +58,7 @@ impl Default for FuseOptions {
             noexec: false,
             noatime: false,
             workers: None,
+            placement: true,
             clone_channels: true,
             writeback_cache: false,
             no_open: true,
@@ -76,8 +80,11 @@ impl FuseOptions {
         self.workers.unwrap_or((cpus * 2).clamp(2, 4)).clamp(2, 64)
     }
 
-    /// The most workers that receive at the same time: half the processors, because the clients
-    /// need processors too.
+    pub(crate) fn placed(&self) -> bool {
+        self.placement && std::thread::available_parallelism().is_ok_and(|n| n.get() > 1)
+    }
+
+    /// Workers that receive at the same time: the clients need processors, too.
     pub(crate) fn receivers_max(&self) -> usize {
         std::thread::available_parallelism().map_or(1, |n| n.get() / 2).max(1)
     }
@@ -85,13 +92,14 @@ impl FuseOptions {
     /// The options as a JSON object, for `system.kedgefs.info`.
     pub(crate) fn to_json(&self) -> String {
         format!(
-            "{{\"read_only\":{},\"nosuid\":{},\"nodev\":{},\"noexec\":{},\"workers\":{},\"writeback_cache\":{},\
+            "{{\"read_only\":{},\"nosuid\":{},\"nodev\":{},\"noexec\":{},\"workers\":{},\"placement\":\"{}\",\"writeback_cache\":{},\
              \"no_open\":{},\"handle_killpriv\":{},\"cache_timeout_s\":{}}}",
             self.read_only,
             self.nosuid,
             self.nodev,
             self.noexec,
             self.worker_count(),
+            if self.placement { "auto" } else { "off" },
             self.writeback_cache,
             self.no_open,
             self.handle_killpriv,

@@ -74,6 +74,7 @@ use crate::freeze::{Job, Late};
 use crate::opens::Opens;
 use crate::ops::Ops;
 use crate::options::FuseOptions;
+use crate::placement::Placement;
 use crate::settle::{self, SettledJob};
 use crate::status::{Status, Visits};
 use crate::transport::{Reply, Request, Transport};
@@ -143,7 +144,8 @@ impl<O: Ops> Server<O> {
         on_destroy: OnDestroy,
     ) -> (Server<O>, mpsc::Receiver<SettledJob>) {
         let (settled, jobs) = mpsc::channel();
-        let crew = Crew::new(transport.workers(), options.receivers_max());
+        let placement = options.placed().then(Placement::new);
+        let crew = Crew::new(transport.workers(), options.receivers_max(), placement);
         let server = Server {
             options: options.of_image(&*ops),
             ops,
@@ -342,6 +344,8 @@ impl<O: Ops> Server<O> {
         }
         let (failed, workers) = (self.failures.to_json(), self.crew.counts.to_json());
         let parked = self.late.as_ref().map_or(0, Late::parked);
+        let placement = self.crew.placement_json();
+        let workers = format!("{workers},\"placement\":{placement}");
         write!(json, "}},\"failed\":{failed},\"workers\":{workers},\"parked_bytes\":{parked}}}")
             .expect("strings take any text");
         json

@@ -1,6 +1,7 @@
 //! A mount that is being served: its threads, and how it ends.
 
 use crate::beside::{Changes, Notifier};
+use crate::companion::Follower;
 use crate::crew::{Crew, Patience};
 use crate::freeze::{self, Job};
 use crate::habit::{self, Wait};
@@ -198,7 +199,7 @@ pub fn serve<O: Ops>(server: &Arc<Server<O>>, transport: &Arc<dyn Transport>) ->
         spawn_named("kedge-fuse-watch", move || crew.watch())?
     };
     let mut threads = Vec::new();
-    for worker in 1..transport.workers() {
+    for worker in (1..transport.workers()).chain(crew.companion()) {
         let (server, transport) = (server.clone(), transport.clone());
         match spawn_named(&format!("kedge-fuse-{worker}"), move || work(&server, &*transport, worker)) {
             Ok(thread) => threads.push(thread),
@@ -233,8 +234,19 @@ fn work<O: Ops>(server: &Server<O>, transport: &dyn Transport, worker: usize) ->
             wait.set(wait.get().map(ended));
         });
     }
+    let follower = match crew.placement().filter(|_| crew.is_companion(worker)) {
+        None => None,
+        Some(placement) => match Follower::new(&placement.companion) {
+            Ok(follower) => Some(follower),
+            Err(e) => {
+                tracing::debug!("no worker follows its clients: {e}");
+                return Ok(());
+            }
+        },
+    };
     let mut work = Work {
         server,
+        follower,
         transport,
         crew: &crew,
         worker,
@@ -259,6 +271,8 @@ fn work<O: Ops>(server: &Server<O>, transport: &dyn Transport, worker: usize) ->
 
 /// One worker and its buffers.
 struct Work<'a, O> {
+    /// Of the companion.
+    follower: Option<Follower<'a>>,
     server: &'a Server<O>,
     transport: &'a dyn Transport,
     crew: &'a Crew,
@@ -287,6 +301,9 @@ impl<O: Ops> Work<'_, O> {
         if !self.crew.take_turn(self.worker) {
             return Ok(false);
         }
+        if let Some(follower) = &mut self.follower {
+            follower.begins();
+        }
         let mut in_a_row = 0u32;
         // The thread that got the last answer.
         let mut answered = 0;
@@ -300,12 +317,15 @@ impl<O: Ops> Work<'_, O> {
                     self.crew.feel_pressure(in_a_row);
                     self.crew.begin(self.worker);
                     let asks = request.header.pid;
+                    if let Some(follower) = &mut self.follower {
+                        follower.received(asks, || self.clock.monotonic());
+                    }
                     // 0: this process cannot name the thread.
                     tell_wait(self.crew, &self.wait, self.clock, asks != answered || asks == 0);
                     answered = asks;
                     passing_on(|| self.server.handle(&request, &mut self.out));
                     self.crew.end(self.worker);
-                    if !self.crew.holds_turn(self.worker) {
+                    if !self.crew.holds_turn(self.worker) || self.crew.hand_over(self.worker) {
                         tell_wait(self.crew, &self.wait, self.clock, false);
                         return Ok(true);
                     }
@@ -331,6 +351,12 @@ impl<O: Ops> Work<'_, O> {
         let now = self.clock.monotonic();
         let since = *paused.get_or_insert(now);
         self.crew.counts.polls.inc();
+        if let Some(follower) = &mut self.follower {
+            // On its client's processor, a thread that polls keeps the client from running.
+            follower.slept();
+            self.crew.counts.sleeps.inc();
+            return self.transport.wait(self.worker);
+        }
         if self.patience.lasts(now.saturating_sub(since)) {
             std::thread::yield_now();
             if self.clock.since(now) > YIELD_MAX {

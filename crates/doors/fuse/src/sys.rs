@@ -190,3 +190,12 @@ pub fn peer_pidfd(socket: impl AsFd) -> io::Result<OwnedFd> {
 fn check(result: libc::c_int) -> io::Result<libc::c_int> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
+
+/// Gives a thread of this process a scheduling policy without priorities (`SCHED_OTHER`,
+/// `SCHED_IDLE`).
+pub(crate) fn set_policy(thread: rustix::process::Pid, policy: libc::c_int) -> io::Result<()> {
+    let param = libc::sched_param { sched_priority: 0 };
+    // SAFETY: `param` lives as long as the call, which only reads it.
+    let result = unsafe { libc::sched_setscheduler(thread.as_raw_nonzero().get(), policy, &raw const param) };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}

@@ -1,0 +1,167 @@
+//! The worker that runs on its client's processor. [`crate::placement`] says why and when.
+
+use crate::sys;
+use kedge_base::Counter;
+use rustix::process::Pid;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use std::sync::atomic::AtomicI32;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+/// The companion's thread, as the watcher and the statistics see it.
+#[derive(Debug, Default)]
+pub(crate) struct Companion {
+    /// Thread id; 0: the thread does not run.
+    tid: AtomicI32,
+    /// The processor to which it is bound; -1: none.
+    processor: AtomicI32,
+    /// Changes of the processor.
+    pub(crate) moves: Counter,
+    /// Processors of a client that could not be read.
+    pub(crate) unseen: Counter,
+}
+
+impl Companion {
+    pub(crate) fn processor(&self) -> Option<u32> {
+        u32::try_from(self.processor.load(Relaxed)).ok()
+    }
+
+    pub(crate) fn is_there(&self) -> bool {
+        self.tid.load(Relaxed) != 0
+    }
+
+    /// How long it has waited for a processor since its start.
+    pub(crate) fn waited(&self) -> Option<Duration> {
+        let tid = self.tid.load(Relaxed);
+        let text = std::fs::read_to_string(format!("/proc/self/task/{tid}/schedstat")).ok()?;
+        text.split_ascii_whitespace().nth(1)?.parse().ok().map(Duration::from_nanos)
+    }
+
+    /// Lets it run on every processor, with an ordinary policy if this process may give it.
+    pub(crate) fn release(&self) {
+        let Some(tid) = Pid::from_raw(self.tid.load(Relaxed)) else { return };
+        // Both can fail only because the thread has ended or the right is missing.
+        let set = process_set().and_then(|set| Ok(sched_setaffinity(Some(tid), &set)?));
+        if let Err(e) = set {
+            tracing::debug!("the companion stays on its processor: {e}");
+        }
+        self.processor.store(-1, Relaxed);
+        if let Err(e) = sys::set_policy(tid, libc::SCHED_OTHER) {
+            tracing::debug!("the companion keeps its policy: {e}");
+        }
+    }
+}
+
+/// The processors on which this process may run: the set of its first thread, which nothing here
+/// changes. So a `taskset -p` of the process counts.
+fn process_set() -> std::io::Result<CpuSet> {
+    Ok(sched_getaffinity(Some(rustix::process::getpid()))?)
+}
+
+/// Binds the calling thread, the companion, to the processor of its client.
+pub(crate) struct Follower<'a> {
+    companion: &'a Companion,
+    /// The processor that the last sample found, if the companion is not bound to it.
+    other: Option<u32>,
+    /// When the client's processor was read last.
+    sampled: Duration,
+    served: u32,
+    /// Replies in a row after which the next request let the companion sleep.
+    sleeps: u32,
+}
+
+impl<'a> Follower<'a> {
+    /// After so many sleeps in a row the client is likely to run elsewhere.
+    const SLEEPS: u32 = 3;
+    /// The processor is read after so many requests in any case.
+    const SERVED: u32 = 256;
+    /// A sample takes some microseconds.
+    const SAMPLE_MIN: Duration = Duration::from_micros(500);
+
+    /// Makes the calling thread the companion. An error: it has no such policy, and must not serve.
+    pub(crate) fn new(companion: &'a Companion) -> std::io::Result<Follower<'a>> {
+        let tid = rustix::thread::gettid();
+        sys::set_policy(tid, libc::SCHED_IDLE)?;
+        companion.processor.store(-1, Relaxed);
+        companion.tid.store(tid.as_raw_nonzero().get(), Relaxed);
+        Ok(Follower { companion, other: None, sampled: Duration::ZERO, served: 0, sleeps: 0 })
+    }
+
+    /// The companion receives from now on.
+    pub(crate) fn begins(&mut self) {
+        // The watcher may have given it another policy.
+        if let Err(e) = sys::set_policy(rustix::thread::gettid(), libc::SCHED_IDLE) {
+            tracing::debug!("the companion's policy: {e}");
+        }
+        self.served = Self::SERVED - 1;
+        self.other = None;
+        self.sampled = Duration::ZERO;
+    }
+
+    /// The next request did not arrive before the companion slept.
+    pub(crate) fn slept(&mut self) {
+        self.sleeps += 1;
+    }
+
+    /// A request of thread `client` arrived.
+    pub(crate) fn received(&mut self, client: u32, now: impl Fn() -> Duration) {
+        self.served += 1;
+        if self.served < Self::SERVED && self.sleeps < Self::SLEEPS {
+            return;
+        }
+        let now = now();
+        if now.saturating_sub(self.sampled) < Self::SAMPLE_MIN {
+            return;
+        }
+        (self.sampled, self.served, self.sleeps) = (now, 0, 0);
+        let Some(at) = processor_of(client) else {
+            self.companion.unseen.inc();
+            return;
+        };
+        if self.companion.processor() == Some(at) {
+            self.other = None;
+        } else if self.other.replace(at) == Some(at) || self.companion.processor().is_none() {
+            // Two samples in a row: one may be of a client among many.
+            self.other = None;
+            self.bind(at);
+        }
+    }
+
+    fn bind(&self, to: u32) {
+        let allowed = process_set().is_ok_and(|set| to < CpuSet::MAX_CPU as u32 && set.is_set(to as usize));
+        if !allowed {
+            return;
+        }
+        let mut set = CpuSet::new();
+        set.set(to as usize);
+        if sched_setaffinity(None, &set).is_ok() {
+            self.companion.processor.store(to as i32, Relaxed);
+            self.companion.moves.inc();
+        }
+    }
+}
+
+impl Drop for Follower<'_> {
+    fn drop(&mut self) {
+        self.companion.tid.store(0, Relaxed);
+    }
+}
+
+/// The processor on which a thread runs or ran last. `None`: there is no such thread, or this
+/// process may not know. 0 stands for a thread of another pid namespace.
+fn processor_of(thread: u32) -> Option<u32> {
+    if thread == 0 {
+        return None;
+    }
+    processor_in(&std::fs::read_to_string(format!("/proc/{thread}/stat")).ok()?)
+}
+
+/// Field 39 of proc_pid_stat(5). The second field is a name in brackets that may hold anything.
+fn processor_in(stat: &str) -> Option<u32> {
+    let (_, fields) = stat.rsplit_once(')')?;
+    fields.split_ascii_whitespace().nth(36)?.parse().ok()
+}
+
+#[cfg(test)]
+#[path = "companion_tests.rs"]
+mod tests;

@@ -1,0 +1,96 @@
+use super::*;
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+
+#[test]
+fn the_processor_is_field_39_whatever_the_name_is() {
+    let fields: Vec<String> = (3..=52).map(|field| field.to_string()).collect();
+    let stat = format!("17 (a b) c) R (x) {}", fields[1..].join(" "));
+    // The third field is a state; the last bracket may be anywhere in the name alone.
+    assert_eq!(processor_in(&stat.replace(" R (x) ", " R ")), Some(39));
+    assert_eq!(processor_in("17 (name) R 1 2"), None);
+    assert_eq!(processor_in(""), None);
+    assert_eq!(processor_of(0), None);
+    assert!(processor_of(rustix::thread::gettid().as_raw_nonzero().get() as u32).is_some());
+}
+
+/// Runs `body` in a thread of its own, whose policy and processors it may change.
+fn in_a_thread(body: impl FnOnce(&Companion) + Send + 'static) {
+    kedge_base::spawn_named("companion", move || body(&Companion::default())).unwrap().join().unwrap();
+}
+
+fn own_set() -> CpuSet {
+    sched_getaffinity(None).unwrap()
+}
+
+fn own_policy() -> i32 {
+    let tid = rustix::thread::gettid().as_raw_nonzero();
+    let stat = std::fs::read_to_string(format!("/proc/self/task/{tid}/stat")).unwrap();
+    stat.rsplit_once(')').unwrap().1.split_ascii_whitespace().nth(38).unwrap().parse().unwrap()
+}
+
+#[test]
+fn it_goes_to_the_processor_on_which_its_client_is() {
+    in_a_thread(|companion| {
+        let allowed = own_set();
+        let first = (0..CpuSet::MAX_CPU).find(|cpu| allowed.is_set(*cpu)).unwrap();
+        let last = (0..CpuSet::MAX_CPU).rfind(|cpu| allowed.is_set(*cpu)).unwrap();
+        let mut follower = Follower::new(companion).unwrap();
+        assert_eq!(own_policy(), libc::SCHED_IDLE);
+        // A client that stays on one processor until it is sent to another.
+        let (go, gone) = channel::<usize>();
+        let (tell, told) = channel();
+        let client = kedge_base::spawn_named("client", move || {
+            for cpu in gone {
+                let mut set = CpuSet::new();
+                set.set(cpu);
+                sched_setaffinity(None, &set).unwrap();
+                tell.send(rustix::thread::gettid().as_raw_nonzero().get() as u32).unwrap();
+            }
+        });
+        for cpu in [first, last, first] {
+            go.send(cpu).unwrap();
+            let tid = told.recv().unwrap();
+            follower.begins();
+            for round in 1u64..=3 {
+                (0..Follower::SLEEPS).for_each(|_| follower.slept());
+                follower.received(tid, || Follower::SAMPLE_MIN * 10 * round as u32);
+            }
+            assert_eq!(companion.processor(), Some(cpu as u32));
+            let set = own_set();
+            assert!(set.is_set(cpu) && set.count() == 1);
+        }
+        drop(go);
+        client.unwrap().join().unwrap();
+        companion.release();
+        assert_eq!(own_set(), allowed, "all processors of the process");
+        assert_eq!(companion.processor(), None);
+    });
+}
+
+#[test]
+fn a_client_that_cannot_be_seen_moves_nothing() {
+    in_a_thread(|companion| {
+        let before = own_set();
+        let mut follower = Follower::new(companion).unwrap();
+        follower.begins();
+        follower.received(0, || Duration::from_secs(1));
+        assert_eq!((companion.unseen.get(), companion.moves.get()), (1, 0));
+        assert_eq!(own_set(), before);
+    });
+}
+
+#[test]
+fn its_waits_for_a_processor_can_be_read() {
+    let companion = Arc::new(Companion::default());
+    let thread = {
+        let companion = companion.clone();
+        kedge_base::spawn_named("companion", move || {
+            let follower = Follower::new(&companion).unwrap();
+            assert!(companion.is_there() && companion.waited().is_some());
+            drop(follower);
+        })
+    };
+    thread.unwrap().join().unwrap();
+    assert!(!companion.is_there());
+}

@@ -1,0 +1,249 @@
+//! Whether the receiver runs on its client's processor.
+//!
+//! A client that has sent a request sleeps until the reply. The receiver then runs on another
+//! processor as a rule, and each request wakes a sleeping thread there, and each reply another one
+//! here. On a virtual machine such a wake-up takes longer than most requests. Two threads of which
+//! one runs at a time lose nothing by sharing a processor, and a wake-up there is a context switch.
+//!
+//! # How
+//! The scheduler wakes a thread on an idle processor if there is one. So it is not enough that the
+//! receiver follows its client: the reply wakes the client elsewhere. But a processor that runs
+//! only threads of the policy `SCHED_IDLE` counts as idle for a wake-up (`sched_idle_cpu` in
+//! `kernel/sched/fair.c`). One worker, the *companion*, has this policy for its whole life and
+//! binds itself to the processor of the client ([`crate::companion`]). A reply then wakes the client where
+//! it was, and the client preempts the companion. An ordinary process may take this policy, and may
+//! not leave it: therefore a worker of its own, instead of a change of policy with each request.
+//!
+//! # When
+//! The companion receives while that is measured to be faster ([`Trials`]). Where the threads of
+//! many clients compute, where a processor is busy with other work, or where a wake-up costs
+//! little, all workers run where the scheduler puts them. A trial is a few short windows with and
+//! without the companion, taken in turn, and compares the requests received in each. An idle mount
+//! makes none.
+//!
+//! # A busy processor
+//! A thread of `SCHED_IDLE` gets little of a processor on which others compute: beside one other
+//! thread 3 parts of 1027. The companion may hold a lock then that other workers wait for. So the
+//! watcher of [`crate::crew`] reads the time that the companion waited for a processor
+//! ([`Starvation`]). A starved companion loses its role, may run on every processor, and has an
+//! ordinary policy for the rest of its request where the process has the right to give it
+//! (`CAP_SYS_NICE`). Without the right its request takes at most 341 times as long as it computes.
+
+use crate::companion::Companion;
+use crate::habit::Moment;
+use parking_lot::Mutex;
+use std::time::Duration;
+
+/// A trial alternates between both modes in windows of this length.
+const WINDOW: Duration = Duration::from_millis(20);
+/// Windows of a trial, the same number for each mode.
+const WINDOWS: u32 = 6;
+/// Fewer requests in a window measure nothing.
+const REQUESTS_MIN: u64 = 40;
+/// The companion must receive more than this share of what the others receive, in percent.
+const GAIN_MIN: u64 = 105;
+/// Time between two trials: the first, and the longest after results that agree.
+const REST_MIN: Duration = Duration::from_secs(1);
+const REST_MAX: Duration = Duration::from_secs(30);
+/// Rest after starvation.
+const REST_STARVED: Duration = Duration::from_secs(5);
+
+/// Compares the rate of requests with and without the companion.
+#[derive(Debug)]
+pub(crate) struct Trials {
+    /// What the last trial decided.
+    companion: bool,
+    /// Requests per second in the better mode of the last trial, if a change of it is to start the
+    /// next one.
+    rate: Option<u64>,
+    rest: Duration,
+    /// No trial begins before.
+    next: Duration,
+    /// Begin of the current window.
+    window: Moment,
+    trial: Option<Trial>,
+    pub(crate) counts: TrialCounts,
+}
+
+#[derive(Debug, Default)]
+struct Trial {
+    windows: u32,
+    /// Requests received and time taken: without the companion, with it.
+    without: Sum,
+    with: Sum,
+}
+
+#[derive(Debug, Default)]
+struct Sum {
+    requests: u64,
+    time: Duration,
+}
+
+impl Sum {
+    fn rate(&self) -> u64 {
+        let micros = self.time.as_micros().max(1);
+        u64::try_from(u128::from(self.requests) * 1_000_000 / micros).unwrap_or(u64::MAX)
+    }
+}
+
+/// For the statistics.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct TrialCounts {
+    pub(crate) trials: u64,
+    pub(crate) starved: u64,
+    /// Requests per second in the last trial.
+    pub(crate) rate_without: u64,
+    pub(crate) rate_with: u64,
+}
+
+impl Trials {
+    pub(crate) fn new(now: Moment) -> Trials {
+        Trials {
+            companion: false,
+            rate: None,
+            rest: REST_MIN,
+            next: Duration::ZERO,
+            window: now,
+            trial: None,
+            counts: TrialCounts::default(),
+        }
+    }
+
+    /// Whether the companion is to receive from now on. Called with each tick of the watcher.
+    pub(crate) fn tick(&mut self, now: Moment) -> bool {
+        let time = now.at.saturating_sub(self.window.at);
+        if time < WINDOW {
+            return self.wanted();
+        }
+        let requests = now.received.saturating_sub(self.window.received);
+        self.window = now;
+        let window = Sum { requests, time };
+        // The watcher did not run for long, or there is no load.
+        if time > 3 * WINDOW || requests < REQUESTS_MIN {
+            self.trial = None;
+            return self.companion;
+        }
+        if let Some(trial) = &mut self.trial {
+            let sum = if trial.windows.is_multiple_of(2) { &mut trial.without } else { &mut trial.with };
+            sum.requests += window.requests;
+            sum.time += window.time;
+            trial.windows += 1;
+            if trial.windows == WINDOWS {
+                self.decide(now.at);
+            }
+        } else if now.at >= self.next || self.load_has_changed(&window, now.at) {
+            self.trial = Some(Trial::default());
+        }
+        self.wanted()
+    }
+
+    fn wanted(&self) -> bool {
+        self.trial.as_ref().map_or(self.companion, |trial| !trial.windows.is_multiple_of(2))
+    }
+
+    /// The rate is no longer near the one for which the last trial decided, some time ago.
+    fn load_has_changed(&self, window: &Sum, now: Duration) -> bool {
+        let decided = self.next.saturating_sub(self.rest);
+        let rate = window.rate();
+        now >= decided + REST_MIN && self.rate.is_some_and(|before| rate < before / 2 || rate / 2 > before)
+    }
+
+    fn decide(&mut self, now: Duration) {
+        let Some(trial) = self.trial.take() else { return };
+        let (without, with) = (trial.without.rate(), trial.with.rate());
+        let companion = u128::from(with) * 100 > u128::from(without) * u128::from(GAIN_MIN);
+        self.rest = if companion == self.companion { (2 * self.rest).min(REST_MAX) } else { REST_MIN };
+        self.companion = companion;
+        self.rate = Some(with.max(without));
+        self.next = now + self.rest;
+        let trials = self.counts.trials + 1;
+        self.counts = TrialCounts { trials, rate_without: without, rate_with: with, ..self.counts };
+    }
+
+    /// Nothing is served.
+    pub(crate) fn idle(&mut self) -> bool {
+        self.trial = None;
+        self.companion
+    }
+
+    /// The companion did not get enough of its processor.
+    pub(crate) fn starved(&mut self, now: Moment) {
+        self.trial = None;
+        self.companion = false;
+        self.counts.starved += 1;
+        self.rest = (2 * self.rest).max(REST_STARVED).min(2 * REST_MAX);
+        self.next = now.at + self.rest;
+        self.window = now;
+        self.rate = None;
+    }
+}
+
+/// Finds out that the companion waits for its processor while few requests are served.
+#[derive(Debug, Default)]
+pub(crate) struct Starvation {
+    /// When and what the last look found.
+    last: Option<(Moment, Duration)>,
+}
+
+impl Starvation {
+    /// Fewer requests than this in a tick, while the companion waited for most of it, are not what
+    /// clients on the same processor cause: these sleep as soon as each has sent a request.
+    const REQUESTS: u64 = 8;
+    const TICK_MIN: Duration = Duration::from_millis(2);
+
+    /// `waited`: how long the companion has been runnable without running, since its start.
+    pub(crate) fn look(&mut self, now: Moment, waited: Duration) -> bool {
+        let Some((before, waited_before)) = self.last else {
+            self.last = Some((now, waited));
+            return false;
+        };
+        let time = now.at.saturating_sub(before.at);
+        if time < Self::TICK_MIN {
+            return false;
+        }
+        self.last = Some((now, waited));
+        let few = now.received.saturating_sub(before.received) < Self::REQUESTS;
+        few && waited.saturating_sub(waited_before) > time / 2
+    }
+
+    pub(crate) fn forget(&mut self) {
+        self.last = None;
+    }
+}
+
+/// What the watcher and the workers share about the placement of one mount.
+pub(crate) struct Placement {
+    pub(crate) companion: Companion,
+    counts: Mutex<TrialCounts>,
+}
+
+impl Placement {
+    pub(crate) fn new() -> Placement {
+        Placement { companion: Companion::default(), counts: Mutex::default() }
+    }
+
+    pub(crate) fn publish(&self, counts: TrialCounts) {
+        *self.counts.lock() = counts;
+    }
+
+    /// For `system.kedgefs.stats`. `receives`: the companion does.
+    pub(crate) fn to_json(&self, receives: bool) -> String {
+        let counts = *self.counts.lock();
+        let processor = self.companion.processor().filter(|_| receives);
+        format!(
+            "{{\"companion\":{receives},\"processor\":{},\"trials\":{},\"rate_with\":{},\"rate_without\":{},\
+             \"moves\":{},\"starved\":{},\"unseen\":{}}}",
+            processor.map_or("null".to_owned(), |at| at.to_string()),
+            counts.trials,
+            counts.rate_with,
+            counts.rate_without,
+            self.companion.moves.get(),
+            counts.starved,
+            self.companion.unseen.get(),
+        )
+    }
+}
+
+#[cfg(test)]
+#[path = "placement_tests.rs"]
+mod tests;

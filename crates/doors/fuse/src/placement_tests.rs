@@ -1,0 +1,99 @@
+use super::*;
+
+/// A load whose rate depends on the mode, under a watcher that ticks every 5 ms.
+struct Load {
+    trials: Trials,
+    now: Duration,
+    received: u64,
+    on: bool,
+}
+
+impl Load {
+    const TICK: Duration = Duration::from_millis(5);
+
+    fn new() -> Load {
+        let trials = Trials::new(Moment { at: Duration::ZERO, received: 0 });
+        Load { trials, now: Duration::ZERO, received: 0, on: false }
+    }
+
+    /// Returns how long the companion received.
+    fn run(&mut self, time: Duration, with: u64, without: u64) -> Duration {
+        let (end, mut by_companion) = (self.now + time, Duration::ZERO);
+        while self.now < end {
+            self.now += Self::TICK;
+            let rate = if self.on { with } else { without };
+            self.received += rate * Self::TICK.as_millis() as u64 / 1000;
+            by_companion += if self.on { Self::TICK } else { Duration::ZERO };
+            self.on = self.trials.tick(Moment { at: self.now, received: self.received });
+        }
+        by_companion
+    }
+}
+
+#[test]
+fn the_companion_receives_where_it_receives_more() {
+    let mut load = Load::new();
+    load.run(Duration::from_millis(300), 60_000, 30_000);
+    assert!(load.on);
+    let time = Duration::from_secs(60);
+    assert!(load.run(time, 60_000, 30_000) > time * 97 / 100, "a trial is rare");
+    let counts = load.trials.counts;
+    assert!((3..10).contains(&counts.trials), "{counts:?}");
+    assert!(counts.rate_with > 50_000 && counts.rate_without < 35_000, "{counts:?}");
+}
+
+#[test]
+fn no_gain_leaves_all_as_it_was() {
+    let mut load = Load::new();
+    let time = Duration::from_secs(60);
+    assert!(load.run(time, 31_000, 30_000) < time / 100, "3 percent are noise");
+    assert!(!load.on && load.trials.counts.trials > 2);
+}
+
+/// The trial after a result that was repeated is half a minute away; a change of the rate brings
+/// the next one forward.
+#[test]
+fn another_load_is_measured_soon() {
+    let mut load = Load::new();
+    load.run(Duration::from_secs(120), 60_000, 30_000);
+    assert!(load.on);
+    load.run(Duration::from_millis(500), 8_000, 20_000);
+    assert!(!load.on);
+}
+
+#[test]
+fn an_idle_or_slow_mount_makes_no_trial() {
+    let mut load = Load::new();
+    assert_eq!(load.run(Duration::from_secs(60), 1_000, 1_000), Duration::ZERO);
+    assert_eq!(load.trials.counts.trials, 0);
+    // A trial that the load leaves is given up.
+    load.run(Duration::from_millis(50), 60_000, 30_000);
+    assert!(load.trials.trial.is_some());
+    assert!(!load.trials.idle() && load.trials.trial.is_none());
+}
+
+#[test]
+fn starvation_ends_it_for_a_while() {
+    let mut load = Load::new();
+    load.run(Duration::from_millis(300), 60_000, 30_000);
+    assert!(load.on);
+    load.trials.starved(Moment { at: load.now, received: load.received });
+    load.on = false;
+    assert_eq!(load.run(REST_STARVED - Duration::from_millis(100), 60_000, 30_000), Duration::ZERO);
+    load.run(Duration::from_secs(1), 60_000, 30_000);
+    assert!(load.on);
+    assert_eq!(load.trials.counts.starved, 1);
+}
+
+#[test]
+fn starvation_is_to_wait_for_a_processor_and_to_serve_little() {
+    let moment = |millis: u64, received| Moment { at: Duration::from_millis(millis), received };
+    let mut look = Starvation::default();
+    assert!(!look.look(moment(0, 0), Duration::ZERO), "there is nothing to compare with");
+    assert!(!look.look(moment(5, 3), Duration::from_millis(1)));
+    assert!(look.look(moment(10, 6), Duration::from_millis(5)));
+    // Clients on its processor run between its requests.
+    assert!(!look.look(moment(15, 500), Duration::from_millis(9)));
+    look.forget();
+    assert!(!look.look(moment(20, 500), Duration::from_millis(14)));
+}
