@@ -173,6 +173,7 @@ fn refuse_fixed(asked: &MountWords, kernel: &[&str], mount: &MountEntry, info: &
         ("tree_lock", asked.tree_lock.map(|v| v.name().into()), &engine["tree_lock"]),
         ("dirty_tracking", asked.dirty_tracking.map(|v| v.word().into()), &engine["dirty_tracking"]),
         ("workers", asked.workers.map(Value::from), &fuse["workers"]),
+        ("placement", asked.placement.map(|v| v.name().into()), &fuse["placement"]),
         ("writeback_cache", asked.writeback_cache.map(Value::from), &fuse["writeback_cache"]),
         ("volatile", asked.volatile.then(|| true.into()), &engine["volatile"]),
         ("rbd_timeout", secs(asked.rbd_timeout), &limits[0]),

@@ -25,6 +25,7 @@ pub fn page(stats: &Value) -> String {
         ("waits", waits(stats)),
         ("device", device(&stats["device"])),
         ("latency", latency(&stats["device"]["latency"])),
+        ("placement", placement(&stats["fuse"]["placement"])),
         ("errors", errors(stats)),
         ("failed calls", failed_calls(&stats["fuse"]["failed"])),
     ] {
@@ -108,6 +109,28 @@ fn log(of: &Value) -> String {
         number(of, "/records"),
         size(of, "/bytes_appended"),
     )
+}
+
+/// Where the requests of the mount are served.
+pub fn placement(of: &Value) -> String {
+    let n = |name| number(of, name);
+    let rates = match n("/trials") {
+        0 => String::new(),
+        trials => format!(
+            "; the last of {trials} trials: {}/s on the client's processor, {}/s elsewhere",
+            n("/rate_with"),
+            n("/rate_without")
+        ),
+    };
+    let starved = match n("/starved") {
+        0 => String::new(),
+        count => format!("; left a busy processor {}", times(count)),
+    };
+    let place = match of["processor"].as_u64() {
+        Some(processor) => format!("on the client's processor, {processor}"),
+        None => "where the scheduler says".to_owned(),
+    };
+    place + &rates + &starved
 }
 
 fn log_writes(of: &Value) -> String {

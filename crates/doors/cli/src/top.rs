@@ -235,6 +235,7 @@ fn picture(dir: &Path, before: &Value, now: &Value, seconds: f64) -> String {
             c.at("/device_requests/outstanding"),
         ),
         format!("latency     {}", summary::latency(&now["device"]["latency"])),
+        format!("placement   {}", summary::placement(&now["fuse"]["placement"])),
     ];
     lines.iter().for_each(|line| {
         let _ = writeln!(out, "{line}");

@@ -28,7 +28,7 @@
 //! are as many workers as requests may wait for each other.
 
 use crate::habit::{Habit, Moment, Wait};
-use crate::placement::{Placement, Starvation, Trials};
+use crate::placement::{Placement, PlacementMode, Starvation, Trials};
 use kedge_base::{Clock, Counter, SystemClock};
 use parking_lot::{Condvar, Mutex};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
@@ -298,7 +298,8 @@ impl Crew {
     pub(crate) fn watch(&self) {
         let mut seen = vec![0; self.slots.len()];
         let clock = SystemClock::default();
-        let mut trials = Trials::new(self.moment(clock.monotonic()));
+        let mode = self.placement.as_ref().map_or(PlacementMode::Off, |placement| placement.mode);
+        let mut trials = Trials::new(mode, self.moment(clock.monotonic()));
         let mut starvation = Starvation::default();
         let mut state = self.state.lock();
         while !state.ended {

@@ -1,4 +1,5 @@
 use super::*;
+use crate::placement::PlacementMode;
 use kedge_base::spawn_named;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
@@ -152,7 +153,7 @@ fn patience_follows_the_pauses() {
 /// when it is not to receive any more.
 #[test]
 fn the_companion_and_the_others_receive_in_turn() {
-    let crew = Arc::new(Crew::new(2, 1, Some(Placement::new())));
+    let crew = Arc::new(Crew::new(2, 1, Some(Placement::new(PlacementMode::Auto))));
     let companion = crew.companion().unwrap();
     assert_eq!(companion, 2);
     assert!(crew.take_turn(0));

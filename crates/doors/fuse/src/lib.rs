@@ -55,6 +55,7 @@ pub use mountinfo::{MountEntry, asks_strangers, mount_at, mount_of, mounts, moun
 pub use ops::{Done, Ops};
 pub use options::FuseOptions;
 pub use peer::Peer;
+pub use placement::PlacementMode;
 pub use private::{Bound, PrivateDir, connect_within};
 pub use server::{Server, Told};
 pub use session::{MountPoint, MountedSession, serve};

@@ -1,6 +1,7 @@
 //! Options of a mount.
 
 use crate::ops::Ops;
+use crate::placement::PlacementMode;
 use std::time::Duration;
 
 #[derive(Clone, Debug)]
@@ -22,9 +23,8 @@ pub struct FuseOptions {
     /// The number of threads that receive requests; `None` for twice the CPUs, from two to four.
     /// Never fewer than two: see [`crate::Server`].
     pub workers: Option<usize>,
-    /// One more worker receives on the processor of its client where that is measured to be faster.
-    /// Not where this process may use only one processor when it mounts.
-    pub placement: bool,
+    /// Whether one more worker receives on the processor of its client.
+    pub placement: PlacementMode,
     /// Gives each worker its own channel to the kernel if that is permitted.
     pub clone_channels: bool,
     /// The kernel gathers small writes in its page cache and owns size and times of files that are
@@ -58,7 +58,7 @@ impl Default for FuseOptions {
             noexec: false,
             noatime: false,
             workers: None,
-            placement: true,
+            placement: PlacementMode::Auto,
             clone_channels: true,
             writeback_cache: false,
             no_open: true,
@@ -81,7 +81,11 @@ impl FuseOptions {
     }
 
     pub(crate) fn placed(&self) -> bool {
-        self.placement && std::thread::available_parallelism().is_ok_and(|n| n.get() > 1)
+        match self.placement {
+            PlacementMode::Off => false,
+            PlacementMode::Auto => std::thread::available_parallelism().is_ok_and(|n| n.get() > 1),
+            PlacementMode::On => true,
+        }
     }
 
     /// Workers that receive at the same time: the clients need processors, too.
@@ -99,7 +103,7 @@ impl FuseOptions {
             self.nodev,
             self.noexec,
             self.worker_count(),
-            if self.placement { "auto" } else { "off" },
+            self.placement.name(),
             self.writeback_cache,
             self.no_open,
             self.handle_killpriv,

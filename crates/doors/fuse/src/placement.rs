@@ -34,6 +34,39 @@ use crate::habit::Moment;
 use parking_lot::Mutex;
 use std::time::Duration;
 
+/// When a worker receives on its client's processor.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PlacementMode {
+    Off,
+    /// While trials find it faster. Not where this process may use only one processor when it
+    /// mounts.
+    #[default]
+    Auto,
+    /// Always, except for some seconds after a busy processor starved it.
+    On,
+}
+
+impl PlacementMode {
+    pub const ALL: [PlacementMode; 3] = [PlacementMode::Off, PlacementMode::Auto, PlacementMode::On];
+
+    /// The value of the mount option.
+    pub fn name(self) -> &'static str {
+        match self {
+            PlacementMode::Off => "off",
+            PlacementMode::Auto => "auto",
+            PlacementMode::On => "on",
+        }
+    }
+}
+
+impl std::str::FromStr for PlacementMode {
+    type Err = ();
+
+    fn from_str(name: &str) -> Result<PlacementMode, ()> {
+        PlacementMode::ALL.into_iter().find(|mode| mode.name() == name).ok_or(())
+    }
+}
+
 /// A trial alternates between both modes in windows of this length.
 const WINDOW: Duration = Duration::from_millis(20);
 /// Windows of a trial, the same number for each mode.
@@ -51,6 +84,8 @@ const REST_STARVED: Duration = Duration::from_secs(5);
 /// Compares the rate of requests with and without the companion.
 #[derive(Debug)]
 pub(crate) struct Trials {
+    /// The companion receives without trials.
+    always: bool,
     /// What the last trial decided.
     companion: bool,
     /// Requests per second in the better mode of the last trial, if a change of it is to start the
@@ -97,8 +132,9 @@ pub(crate) struct TrialCounts {
 }
 
 impl Trials {
-    pub(crate) fn new(now: Moment) -> Trials {
+    pub(crate) fn new(mode: PlacementMode, now: Moment) -> Trials {
         Trials {
+            always: mode == PlacementMode::On,
             companion: false,
             rate: None,
             rest: REST_MIN,
@@ -111,6 +147,10 @@ impl Trials {
 
     /// Whether the companion is to receive from now on. Called with each tick of the watcher.
     pub(crate) fn tick(&mut self, now: Moment) -> bool {
+        if self.always {
+            self.companion = now.at >= self.next;
+            return self.companion;
+        }
         let time = now.at.saturating_sub(self.window.at);
         if time < WINDOW {
             return self.wanted();
@@ -213,13 +253,14 @@ impl Starvation {
 
 /// What the watcher and the workers share about the placement of one mount.
 pub(crate) struct Placement {
+    pub(crate) mode: PlacementMode,
     pub(crate) companion: Companion,
     counts: Mutex<TrialCounts>,
 }
 
 impl Placement {
-    pub(crate) fn new() -> Placement {
-        Placement { companion: Companion::default(), counts: Mutex::default() }
+    pub(crate) fn new(mode: PlacementMode) -> Placement {
+        Placement { mode, companion: Companion::default(), counts: Mutex::default() }
     }
 
     pub(crate) fn publish(&self, counts: TrialCounts) {

@@ -12,7 +12,7 @@ impl Load {
     const TICK: Duration = Duration::from_millis(5);
 
     fn new() -> Load {
-        let trials = Trials::new(Moment { at: Duration::ZERO, received: 0 });
+        let trials = Trials::new(PlacementMode::Auto, Moment { at: Duration::ZERO, received: 0 });
         Load { trials, now: Duration::ZERO, received: 0, on: false }
     }
 
@@ -79,10 +79,21 @@ fn starvation_ends_it_for_a_while() {
     assert!(load.on);
     load.trials.starved(Moment { at: load.now, received: load.received });
     load.on = false;
-    assert_eq!(load.run(REST_STARVED - Duration::from_millis(100), 60_000, 30_000), Duration::ZERO);
+    assert_eq!(load.run(REST_STARVED * 9 / 10, 60_000, 30_000), Duration::ZERO);
     load.run(Duration::from_secs(1), 60_000, 30_000);
     assert!(load.on);
     assert_eq!(load.trials.counts.starved, 1);
+}
+
+#[test]
+fn without_trials_only_starvation_ends_it() {
+    let start = Moment { at: Duration::from_secs(1), received: 0 };
+    let mut trials = Trials::new(PlacementMode::On, start);
+    assert!(trials.tick(start) && trials.idle());
+    trials.starved(start);
+    let after = |rest: Duration| Moment { at: start.at + rest, received: 0 };
+    assert!(!trials.tick(after(REST_STARVED / 2)));
+    assert!(trials.tick(after(REST_STARVED)));
 }
 
 #[test]

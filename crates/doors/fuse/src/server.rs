@@ -144,7 +144,7 @@ impl<O: Ops> Server<O> {
         on_destroy: OnDestroy,
     ) -> (Server<O>, mpsc::Receiver<SettledJob>) {
         let (settled, jobs) = mpsc::channel();
-        let placement = options.placed().then(Placement::new);
+        let placement = options.placed().then(|| Placement::new(options.placement));
         let crew = Crew::new(transport.workers(), options.receivers_max(), placement);
         let server = Server {
             options: options.of_image(&*ops),

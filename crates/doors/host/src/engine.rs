@@ -224,6 +224,7 @@ fn fuse_options(words: &MountWords) -> FuseOptions {
         noexec: words.noexec,
         noatime: words.switches.noatime.unwrap_or(false),
         workers: words.workers,
+        placement: words.placement.unwrap_or(defaults.placement),
         writeback_cache: words.writeback_cache.unwrap_or(defaults.writeback_cache),
         ..defaults
     }

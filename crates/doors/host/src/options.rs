@@ -3,6 +3,7 @@
 use crate::text::show_size;
 use crate::usage::Usage;
 use kedge_device::location::TIMEOUT_SECS_MAX;
+use kedge_fuse::PlacementMode;
 use kedgefs::{DirtyTracking, SWITCH_WORDS, Switches, TreeLock};
 
 pub use kedge_base::parse_size;
@@ -32,6 +33,7 @@ pub struct MountWords {
     /// `fuseblk` or `fuse`: whether the mount goes through a block device.
     pub privileged: Option<bool>,
     pub workers: Option<usize>,
+    pub placement: Option<PlacementMode>,
     pub writeback_cache: Option<bool>,
     /// fsync and sync make nothing durable.
     pub volatile: bool,
@@ -56,6 +58,7 @@ pub const KNOWN: &[&str] = &[
     "fuseblk",
     "dirty_tracking=per_sb|shared",
     "workers=N",
+    "placement=auto|on|off",
     "writeback_cache",
     "nowriteback_cache",
     "volatile",
@@ -168,6 +171,12 @@ impl MountWords {
             ("workers", Some(v)) => {
                 self.workers = Some(number(word, v, *WORKERS.start(), *WORKERS.end())? as usize);
             }
+            ("placement", Some(v)) => {
+                self.placement = Some(v.parse().map_err(|()| {
+                    let names = PlacementMode::ALL.map(PlacementMode::name).join(", ");
+                    Usage(format!("mount option {word}: the value must be one of {names}"))
+                })?);
+            }
             ("rbd_timeout", Some(v)) => self.rbd_timeout = Some(limit(word, v)?),
             ("nbd_timeout", Some(v)) => self.nbd_timeout = Some(limit(word, v)?),
             ("writeback_cache", None) => self.writeback_cache = Some(true),
@@ -248,6 +257,7 @@ Mount options (those marked * may change while mounted):
   writeback_cache              let the kernel gather writes
   volatile                     fsync and sync make nothing durable: for scratch data
   workers=N                    threads that serve requests, 2 to 64
+  placement=auto|on|off        whether one more thread may serve on its client's processor
   rbd_timeout=SECONDS, nbd_timeout=SECONDS
                                how long a cluster or server may leave a request unanswered
   async_checkpoint[=PERCENT] * checkpoint in the background when less of the log is free

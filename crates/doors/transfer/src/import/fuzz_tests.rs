@@ -152,6 +152,7 @@ const OPTIONS: Target = Target {
         b"async_checkpoint=",
         b"rbd_timeout=",
         b"workers=",
+        b"placement=",
         b"18446744073709551616",
         b"99999999T",
         b"-1",
