@@ -88,7 +88,8 @@ impl FuseOptions {
         }
     }
 
-    /// Workers that receive at the same time: the clients need processors, too.
+    /// The most workers that receive at the same time: half the processors, because the clients
+    /// need processors too.
     pub(crate) fn receivers_max(&self) -> usize {
         std::thread::available_parallelism().map_or(1, |n| n.get() / 2).max(1)
     }
