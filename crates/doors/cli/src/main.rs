@@ -6,10 +6,9 @@
 //! and names what failed and where.
 //!
 //! # Shape
-//! A module for each subcommand, or for a few that do the same thing. They open, mount and check
-//! images only through [`engine`], so that one place shows how that is done. Those that read or
-//! change an image's own bytes (`dump`, `extract`, `image`, `info`, `tree`, `tune`) know the format
-//! besides.
+//! One module for each subcommand. They open, mount and check images only through
+//! [`kedge_host::engine`], so that one place shows how that is done. Those that read or change an
+//! image's own bytes (`dump`, `info`, `tune`) know the format besides.
 #![deny(unsafe_code)]
 
 mod cat;

@@ -1,11 +1,7 @@
 //! `kedge mount`: attaches an image to a directory and serves it, in the background unless
 //! `--foreground` is given.
 
-use crate::beside::server::Beside;
-use crate::host::{self, Request};
-use crate::options::{MountWords, asks_nothing, parse_cache_size, parse_size};
-use crate::os::TerminationSignals;
-use crate::{Usage, daemon, engine, image, memory, mkfs, mounts, notify, remount, syslog, tag};
+use crate::remount;
 use anyhow::{Context, Result, bail};
 use kedge_format::content::Content;
 use kedge_format::superblock::IMAGE_MIN;
@@ -356,71 +352,5 @@ fn mount<'a>(args: &Args, image: &'a Path, dir: &'a Path, words: &'a MountWords)
         faults: args.faults.clone(),
         ..Extra::default()
     };
-    let mut words = words.clone();
-    let opened = engine::open(image, &mut words, extra)?;
-    // Not before: replaying a log allocates the same memory again and again.
-    crate::os::give_large_buffers_back();
-    if let Some(notice) = &opened.notice {
-        eprintln!("kedge: warning: {notice}");
-    }
-    let fs = opened.fs.clone();
-    let session = attach(&opened, image, dir, &words, signals).and_then(|session| live().map(|()| session));
-    drop(opened);
-    let mut session = match session {
-        Ok(session) => session,
-        Err(e) => {
-            // The session, if there was one, has been dropped and with it the mount.
-            if let Err(second) = fs.close() {
-                tracing::error!("close {}: {second}", image.display());
-            }
-            return Err(e);
-        }
-    };
-    let (to_close, beside) = (fs.clone(), Beside::offer(&fs, &mut session));
-    let memory = memory::Watch::start(&fs);
-    let closed = session
-        .run_and_close(fs, move || {
-            drop(memory);
-            // Copies beside the kernel may wait for a thaw.
-            let ended = to_close.end_freezes();
-            beside.stop();
-            ended.and(to_close.close())
-        })
-        .with_context(|| format!("serve {}", dir.display()))?;
-    // Nobody reads standard error by now, unless it is a log file.
-    closed
-        .with_context(|| format!("close {}", image.display()))
-        .inspect_err(|e| syslog::error(&format!("{e:#}")))
-}
-
-/// Mounts, and arranges that termination signals unmount.
-fn attach(
-    opened: &engine::Opened,
-    image: &Path,
-    dir: &Path,
-    words: &MountWords,
-    signals: TerminationSignals,
-) -> Result<MountedSession> {
-    let session = engine::mount(opened, image, dir, words)?;
-    let mount = session.mount_point().clone();
-    if let Some(weaker) = engine::tell_plain(&mount) {
-        eprintln!("kedge: warning: {weaker}");
-    }
-    // Detached: it waits for ever and ends with the process.
-    kedge_base::spawn_named("signals", move || unmount_on_signal(&signals, &mount))
-        .context("start a thread")?;
-    Ok(session)
-}
-
-pub fn unmount_on_signal(signals: &TerminationSignals, mount: &MountPoint) {
-    loop {
-        match signals.wait() {
-            Ok(signal) => tracing::info!("signal {signal}: unmounting"),
-            Err(e) => return tracing::error!("cannot wait for signals: {e}"),
-        }
-        // In use: it stays mounted, and the next signal tries again.
-        if let Err(e) = engine::patiently(|| mount.request_unmount()) {
-            tracing::error!("cannot unmount: {e}");
-        }
-    }
+    Mount { image, dir, words, extra, offer: server::offer }
 }

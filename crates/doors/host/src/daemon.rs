@@ -11,8 +11,10 @@
 //! (`kedge_fuse::PrivateDir`). A connection carries one request and one reply, each a line of JSON.
 
 use crate::options::{MountWords, parse_size};
-use crate::os::TerminationSignals;
-use crate::{Usage, daemon, engine, image, memory, mounts, notify};
+use crate::serve::{self, Offer};
+use crate::text::one_line;
+use crate::usage::Usage;
+use crate::{background, engine, image, mounts, notify, os};
 use anyhow::{Context, Result, anyhow, bail};
 use kedge_base::lock::{Condvar, Mutex, Rank};
 use kedge_fuse::{Bound, MountPoint, PrivateDir};
@@ -347,16 +349,8 @@ impl Host {
         self.state.lock().live.push(mount.clone());
         let host = self.clone();
         let shown = dir.clone();
-        let serve = move || {
-            let (to_close, beside) = (fs.clone(), Beside::offer(&fs, &mut session));
-            let memory = memory::Watch::start(&fs);
-            let served = session.run_and_close(fs, move || {
-                drop(memory);
-                // Copies beside the kernel may wait for a thaw.
-                let ended = to_close.end_freezes();
-                beside.stop();
-                ended.and(to_close.close())
-            });
+        let until_unmounted = move || {
+            let served = serve::until_unmounted(session, fs, host.offer);
             let error = match served {
                 Ok(Ok(())) => None,
                 Ok(Err(e)) => Some(format!("close {}: {e}", image.display())),

@@ -4,7 +4,7 @@
 use crate::engine::{self, Extra, Opened};
 use crate::options::MountWords;
 use crate::os::{self, TerminationSignals};
-use crate::{background, syslog};
+use crate::{background, memory, syslog};
 use anyhow::{Context, Result};
 use kedge_fuse::{MountPoint, MountedSession};
 use kedgefs::FileSystem;
@@ -87,7 +87,9 @@ pub fn until_unmounted(
     offer: Offer,
 ) -> std::io::Result<kedgefs::Result<()>> {
     let (to_close, stop) = (fs.clone(), offer(&fs, &mut session));
+    let memory = memory::Watch::start(&fs);
     session.run_and_close(fs, move || {
+        drop(memory);
         // The offered service may wait for a thaw, so freezes end first.
         let ended = to_close.end_freezes();
         stop();

@@ -328,7 +328,7 @@ fn process_of(program: &str) -> Result<u32> {
     bail!("no process called {program}")
 }
 
-/// What the kernel has cached is read anew. Needs root.
+/// Drops what the kernel has cached, so that it is read again. Needs root.
 pub fn drop_caches(shell: &Shell) -> Result<()> {
     // Dirty pages cannot be dropped.
     shell.run("sync -f .")?;

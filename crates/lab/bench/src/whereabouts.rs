@@ -1,11 +1,11 @@
 //! On which processors the threads of a round ran.
 //!
 //! A request that is answered on another processor wakes it, and that costs more than most requests
-//! do. So a rate says little without the places of those who made it. While a round runs, the
-//! threads of the server and those of the clients (this process and all that it started) are looked
-//! at every few milliseconds in `/proc`: time on a processor, the processor (field 39 of `stat`),
-//! migrations and context switches. A thread that lives for less than the time between two looks is
-//! not seen.
+//! do. So a rate says little without the processors on which its threads ran. While a round runs,
+//! the threads of the server and those of the clients (this process and all that it started) are
+//! sampled every few milliseconds in `/proc`: time on a processor, the processor (field 39 of
+//! `stat`), migrations and context switches. A thread that lives for less than the time between two
+//! samples is missed.
 
 use anyhow::{Context, Result};
 use kedge_base::{Clock, SystemClock, spawn_named};
@@ -80,7 +80,7 @@ impl Look {
     }
 
     fn parse(stat: &str, schedstat: &str, status: &str, sched: &str) -> Option<Look> {
-        // The name may have spaces in it; behind it comes field 3.
+        // The name may contain spaces; field 3 follows it.
         let cpu = stat.rsplit_once(')')?.1.split_whitespace().nth(39 - 3)?.parse().ok()?;
         let field = |text: &str, name: &str| {
             let line = text.lines().find_map(|line| line.strip_prefix(name))?;

@@ -3,29 +3,32 @@
 //!
 //! Up to [`HELD_MAX`] calls write in their callers' threads: nothing is faster than that, and a
 //! mount has one thread more to receive with. Any other call joins the *queue*, and its caller's
-//! thread returns. A *group thread* takes the whole queue, writes the data of all these inodes in one
-//! pass, and then finishes each call. While it does so, the next calls gather.
+//! thread returns. A *group thread* takes the whole queue, writes the data of all these inodes in
+//! one pass, and then finishes each call. While it does so, the next calls gather.
 //!
-//! With one caller more than [`HELD_MAX`] a group would be of one call, and cost a switch of threads
-//! for nothing. Whether there are more is unknown as long as callers' threads wait. So one of
-//! [`PROBE_EVERY`] such calls is queued as a probe. If more calls come meanwhile, calls are queued
-//! until [`CROWD_LASTS`] of them have found no more than [`HELD_MAX`] others.
+//! With one caller more than [`HELD_MAX`] a group would be of one call, and cost a switch of
+//! threads for nothing. Whether there are more is unknown as long as callers' threads wait. So one
+//! of [`PROBE_EVERY`] such calls is queued as a probe. If more calls come meanwhile, calls are
+//! queued until [`CROWD_LASTS`] of them have found no more than [`HELD_MAX`] others.
 //!
-//! A second group thread starts beside the first only when the queue holds at least as many calls as
-//! are being written: the rule by which log writes start (`kedge_log::force`), for the same reason.
-//! Threads start with the first group and end when they have had nothing to do for [`LINGER`].
+//! A second group thread starts beside the first only when the queue holds at least as many calls
+//! as are being written: the rule by which log writes start (`kedge_log::force`), for the same
+//! reason. Threads start with the first group and end when they have had nothing to do for
+//! [`LINGER`].
 //!
 //! # Crash argument
 //! The shared pass answers no call. Each call is finished by [`Syncer::go_on`], after the pass and
-//! by the same steps as a call that is alone: it writes what is still dirty, reports the failure that
-//! the pass has left in the inode, forces the log if the inode needs it, and flushes the device if
-//! data of the inode has not been flushed. So a pass that fails, or misses an inode, costs time and
-//! never an answer that is too early. The broken variant `GroupedAckEarly` answers before the pass.
+//! by the same steps as a call that is alone: it writes what is still dirty, reports the failure
+//! that the pass has left in the inode, forces the log if the inode needs it, and flushes the
+//! device if data of the inode has not been flushed. So a pass that fails, or misses an inode,
+//! costs time and never an answer that is too early. The broken variant `GroupedAckEarly` answers
+//! before the pass.
 //!
 //! # Ends
 //! A call keeps its right to work (`crate::gate`) until it is answered, so a freeze waits for it.
-//! After a close or a shutdown the steps of each call fail, and that is its answer. A panic shuts the
-//! file system down; the calls that are dropped by it answer an error when their callback is dropped.
+//! After a close or a shutdown the steps of each call fail, and that is its answer. A panic shuts
+//! the file system down; the calls that are dropped by it answer an error when their callback is
+//! dropped.
 
 use super::Syncer;
 use super::fsync::Came;
