@@ -1,4 +1,4 @@
-//! Attackers who must not command a mount: a container's root without capabilities, root of a user
+//! Attackers that must not command a mount: a container's root without capabilities, root of a user
 //! namespace, ordinary users, servers that only look like KedgeFS. None of their attempts succeeds,
 //! and none delays a command of other users for long.
 //!

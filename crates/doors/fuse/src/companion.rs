@@ -71,9 +71,9 @@ pub(crate) struct Follower<'a> {
 }
 
 impl<'a> Follower<'a> {
-    /// After so many sleeps in a row the client is likely to run elsewhere.
+    /// Sleeps in a row after which the client is likely to run elsewhere.
     const SLEEPS: u32 = 3;
-    /// The processor is read after so many requests in any case.
+    /// Requests after which the processor is read in any case.
     const SERVED: u32 = 256;
     /// A sample takes some microseconds.
     const SAMPLE_MIN: Duration = Duration::from_micros(500);

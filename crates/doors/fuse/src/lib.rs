@@ -3,7 +3,8 @@
 //!
 //! ```text
 //! mount, loopdev, mountinfo   making and ending mounts
-//! session, crew               the threads of one mount, and which of them receives
+//! session, pool, handoff      the threads of one mount, and which of them receives
+//! placement, companion        a receiver on its client's processor
 //! devfuse                     requests from /dev/fuse      (under the trait in `transport`)
 //! server, dispatch            request → call → reply       (over the trait in `ops`)
 //! settle                      requests that need dirty pages written first
@@ -24,13 +25,12 @@ mod beside;
 mod caller;
 mod companion;
 mod control;
-mod crew;
 mod devfuse;
 mod dispatch;
 pub mod failures;
 mod flags;
 mod freeze;
-mod habit;
+mod handoff;
 mod loopdev;
 mod mount;
 mod mountinfo;
@@ -39,6 +39,7 @@ mod ops;
 mod options;
 mod peer;
 mod placement;
+mod pool;
 mod private;
 mod server;
 mod session;

@@ -25,13 +25,13 @@
 //! # A busy processor
 //! A thread of `SCHED_IDLE` gets little of a processor on which others compute: beside one other
 //! thread 3 parts of 1027. The companion may hold a lock then that other workers wait for. So the
-//! watcher of [`crate::crew`] reads the time that the companion waited for a processor
+//! watcher of [`crate::pool`] reads the time that the companion waited for a processor
 //! ([`Starvation`]). A starved companion loses its role, may run on every processor, and has an
 //! ordinary policy for the rest of its request where the process has the right to give it
 //! (`CAP_SYS_NICE`). Without the right its request takes at most 341 times as long as it computes.
 
 use crate::companion::Companion;
-use crate::habit::Moment;
+use crate::handoff::Moment;
 use parking_lot::Mutex;
 use std::time::Duration;
 

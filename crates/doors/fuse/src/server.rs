@@ -56,7 +56,7 @@
 //!   name.
 //!
 //! # Threads
-//! [`crate::crew`] explains which worker receives, and why usually only one does.
+//! [`crate::pool`] explains which worker receives, and why usually only one does.
 //!
 //! A change that has to wait for the end of a freeze occupies no worker: see [`mod@crate::freeze`].
 //!
@@ -67,7 +67,6 @@ use crate::abi::{self, OPCODES, init, init2, op, op_name};
 use crate::beside::Changes;
 use crate::caller::with_caller;
 use crate::control;
-use crate::crew::Crew;
 use crate::dispatch::{Answer, Args, Errno};
 use crate::failures::Failures;
 use crate::freeze::{Job, Late};
@@ -75,6 +74,7 @@ use crate::opens::Opens;
 use crate::ops::Ops;
 use crate::options::FuseOptions;
 use crate::placement::Placement;
+use crate::pool::WorkerPool;
 use crate::settle::{self, SettledJob};
 use crate::status::{Status, Visits};
 use crate::transport::{Reply, Request, Transport};
@@ -117,7 +117,7 @@ pub struct Server<O> {
     requests: [Counter; OPCODES],
     requests_unknown: Counter,
     failures: Arc<Failures>,
-    pub(crate) crew: Arc<Crew>,
+    pub(crate) pool: Arc<WorkerPool>,
     /// The mount's part of `system.kedgefs.info`.
     mount_json: String,
     /// Receives connections to the mount's socket that begin with [`crate::status::VISIT`].
@@ -145,7 +145,7 @@ impl<O: Ops> Server<O> {
     ) -> (Server<O>, mpsc::Receiver<SettledJob>) {
         let (settled, jobs) = mpsc::channel();
         let placement = options.placed().then(|| Placement::new(options.placement));
-        let crew = Crew::new(transport.workers(), options.receivers_max(), placement);
+        let pool = WorkerPool::new(transport.workers(), options.receivers_max(), placement);
         let server = Server {
             options: options.of_image(&*ops),
             ops,
@@ -159,7 +159,7 @@ impl<O: Ops> Server<O> {
             requests: [const { Counter::new() }; OPCODES],
             requests_unknown: Counter::new(),
             failures: Arc::default(),
-            crew: Arc::new(crew),
+            pool: Arc::new(pool),
             mount_json,
             visits: None,
             changes: Changes::default(),
@@ -342,9 +342,9 @@ impl<O: Ops> Server<O> {
             write!(json, "{comma}\"{name}\":{count}").expect("strings take any text");
             comma = ",";
         }
-        let (failed, workers) = (self.failures.to_json(), self.crew.counts.to_json());
+        let (failed, workers) = (self.failures.to_json(), self.pool.counts.to_json());
         let parked = self.late.as_ref().map_or(0, Late::parked);
-        let placement = self.crew.placement_json();
+        let placement = self.pool.placement_json();
         let workers = format!("{workers},\"placement\":{placement}");
         write!(json, "}},\"failed\":{failed},\"workers\":{workers},\"parked_bytes\":{parked}}}")
             .expect("strings take any text");

@@ -2,13 +2,13 @@
 
 use crate::beside::{Changes, Notifier};
 use crate::companion::Follower;
-use crate::crew::{Crew, Patience};
 use crate::freeze::{self, Job};
-use crate::habit::{self, Wait};
+use crate::handoff::{self, Wait};
 use crate::mount::{self, MountError};
 use crate::mountinfo::{self, MountEntry};
 use crate::ops::Ops;
 use crate::options::FuseOptions;
+use crate::pool::{AdaptivePoll, WorkerPool};
 use crate::server::{OnDestroy, Server, Told};
 use crate::settle;
 use crate::status::Visits;
@@ -85,7 +85,7 @@ impl MountedSession {
         &self.mount.dir
     }
 
-    /// Tells the kernel of changes that do not come through it.
+    /// Notifies the kernel of changes that did not pass through it.
     pub fn notifier(&self) -> Notifier {
         let transport = self.transport.clone().expect("the session is not served yet");
         Notifier::new(transport, self.changes.clone())
@@ -190,16 +190,16 @@ impl Drop for MountedSession {
     }
 }
 
-/// Receives and answers on as many threads as the transport takes, this one included, until the
-/// connection ends. The module `crew` says which of them receives.
+/// Receives and replies on as many threads as the transport takes, this one included, until the
+/// connection ends. The module `pool` decides which of them receives.
 pub fn serve<O: Ops>(server: &Arc<Server<O>>, transport: &Arc<dyn Transport>) -> io::Result<()> {
-    let crew = server.crew.clone();
+    let pool = server.pool.clone();
     let watcher = {
-        let crew = crew.clone();
-        spawn_named("kedge-fuse-watch", move || crew.watch())?
+        let pool = pool.clone();
+        spawn_named("kedge-fuse-watch", move || pool.watch())?
     };
     let mut threads = Vec::new();
-    for worker in (1..transport.workers()).chain(crew.companion()) {
+    for worker in (1..transport.workers()).chain(pool.companion()) {
         let (server, transport) = (server.clone(), transport.clone());
         match spawn_named(&format!("kedge-fuse-{worker}"), move || work(&server, &*transport, worker)) {
             Ok(thread) => threads.push(thread),
@@ -211,7 +211,7 @@ pub fn serve<O: Ops>(server: &Arc<Server<O>>, transport: &Arc<dyn Transport>) ->
         let ended = thread.join().unwrap_or_else(|_| Err(io::Error::other("a FUSE worker panicked")));
         result = result.and(ended);
     }
-    crew.close();
+    pool.close();
     if watcher.join().is_err() {
         tracing::error!("the thread that watches the workers panicked");
     }
@@ -220,21 +220,21 @@ pub fn serve<O: Ops>(server: &Arc<Server<O>>, transport: &Arc<dyn Transport>) ->
 
 fn work<O: Ops>(server: &Server<O>, transport: &dyn Transport, worker: usize) -> io::Result<()> {
     mount::become_io_flusher();
-    let crew = server.crew.clone();
+    let pool = server.pool.clone();
     let clock = SystemClock::default();
     let wait = Rc::new(Cell::new(None));
     {
-        let (crew, wait) = (crew.clone(), wait.clone());
-        set_stand_in(move || wait.set(Some(crew.about_to_wait(worker, clock.monotonic()))));
+        let (pool, wait) = (pool.clone(), wait.clone());
+        set_stand_in(move || wait.set(Some(pool.about_to_wait(worker, clock.monotonic()))));
     }
     {
-        let (crew, wait) = (crew.clone(), wait.clone());
-        habit::before_answers(move || {
-            let ended = |now: Wait| Wait { ended: Some(crew.moment(clock.monotonic())), ..now };
+        let (pool, wait) = (pool.clone(), wait.clone());
+        handoff::before_answers(move || {
+            let ended = |now: Wait| Wait { ended: Some(pool.moment(clock.monotonic())), ..now };
             wait.set(wait.get().map(ended));
         });
     }
-    let follower = match crew.placement().filter(|_| crew.is_companion(worker)) {
+    let follower = match pool.placement().filter(|_| pool.is_companion(worker)) {
         None => None,
         Some(placement) => match Follower::new(&placement.companion) {
             Ok(follower) => Some(follower),
@@ -248,13 +248,13 @@ fn work<O: Ops>(server: &Server<O>, transport: &dyn Transport, worker: usize) ->
         server,
         follower,
         transport,
-        crew: &crew,
+        pool: &pool,
         worker,
         buf: RequestBuf::new(),
         out: IoBuf::zeroed(abi::MAX_IO / kedge_base::BLOCK_SIZE),
         clock,
         wait,
-        patience: Patience::new(std::thread::available_parallelism().map_or(1, |n| n.get())),
+        adaptive_poll: AdaptivePoll::new(std::thread::available_parallelism().map_or(1, |n| n.get())),
     };
     loop {
         match work.turn() {
@@ -262,7 +262,7 @@ fn work<O: Ops>(server: &Server<O>, transport: &dyn Transport, worker: usize) ->
             Ok(false) => return Ok(()),
             Err(e) => {
                 tracing::error!(worker, "the FUSE connection failed: {e}");
-                crew.close();
+                pool.close();
                 return Err(e);
             }
         }
@@ -271,41 +271,41 @@ fn work<O: Ops>(server: &Server<O>, transport: &dyn Transport, worker: usize) ->
 
 /// One worker and its buffers.
 struct Work<'a, O> {
-    /// Of the companion.
+    /// `None` unless this worker is the companion.
     follower: Option<Follower<'a>>,
     server: &'a Server<O>,
     transport: &'a dyn Transport,
-    crew: &'a Crew,
+    pool: &'a WorkerPool,
     worker: usize,
     buf: RequestBuf,
     out: IoBuf,
     clock: SystemClock,
-    /// In which the last request was served, until the crew has been told.
+    /// The wait in which the last request was served, until the pool has taken it.
     wait: Rc<Cell<Option<Wait>>>,
-    patience: Patience,
+    adaptive_poll: AdaptivePoll,
 }
 
-/// Tells the crew of the wait in which the last request was served, if there was one.
-fn tell_wait(crew: &Crew, wait: &Cell<Option<Wait>>, clock: SystemClock, another: bool) {
+/// Passes the wait in which the last request was served to the pool, if there was one.
+fn tell_wait(pool: &WorkerPool, wait: &Cell<Option<Wait>>, clock: SystemClock, another: bool) {
     if let Some(wait) = wait.take() {
-        crew.waited(wait, clock.monotonic(), another);
+        pool.waited(wait, clock.monotonic(), another);
     }
 }
 
-/// A pause between polls that took longer was one in which another thread ran.
+/// During a longer pause between polls another thread ran.
 const YIELD_MAX: Duration = Duration::from_micros(10);
 
 impl<O: Ops> Work<'_, O> {
-    /// Receives and serves as long as it is this worker's turn. `false`: the connection has ended.
+    /// Receives and serves while this worker has the turn. `false`: the connection has ended.
     fn turn(&mut self) -> io::Result<bool> {
-        if !self.crew.take_turn(self.worker) {
+        if !self.pool.take_turn(self.worker) {
             return Ok(false);
         }
         if let Some(follower) = &mut self.follower {
             follower.begins();
         }
         let mut in_a_row = 0u32;
-        // The thread that got the last answer.
+        // The thread that got the last reply.
         let mut answered = 0;
         // When the pause began, as soon as it is known that there is one.
         let mut paused = None;
@@ -314,59 +314,59 @@ impl<O: Ops> Work<'_, O> {
                 Received::Request(request) => {
                     paused = None;
                     in_a_row = in_a_row.wrapping_add(1);
-                    self.crew.feel_pressure(in_a_row);
-                    self.crew.begin(self.worker);
+                    self.pool.feel_pressure(in_a_row);
+                    self.pool.begin(self.worker);
                     let asks = request.header.pid;
                     if let Some(follower) = &mut self.follower {
                         follower.received(asks, || self.clock.monotonic());
                     }
                     // 0: this process cannot name the thread.
-                    tell_wait(self.crew, &self.wait, self.clock, asks != answered || asks == 0);
+                    tell_wait(self.pool, &self.wait, self.clock, asks != answered || asks == 0);
                     answered = asks;
                     passing_on(|| self.server.handle(&request, &mut self.out));
-                    self.crew.end(self.worker);
-                    if !self.crew.holds_turn(self.worker) || self.crew.hand_over(self.worker) {
-                        tell_wait(self.crew, &self.wait, self.clock, false);
+                    self.pool.end(self.worker);
+                    if !self.pool.holds_turn(self.worker) || self.pool.hand_over(self.worker) {
+                        tell_wait(self.pool, &self.wait, self.clock, false);
                         return Ok(true);
                     }
                 }
                 Received::Nothing => {
-                    tell_wait(self.crew, &self.wait, self.clock, false);
+                    tell_wait(self.pool, &self.wait, self.clock, false);
                     in_a_row = 0;
-                    if self.crew.leave_if_spare(self.worker) {
+                    if self.pool.leave_if_spare(self.worker) {
                         return Ok(true);
                     }
                     self.pause(&mut paused)?;
                 }
                 Received::Ended => {
-                    self.crew.close();
+                    self.pool.close();
                     return Ok(false);
                 }
             }
         }
     }
 
-    /// Lets some time pass, by polling or by sleep.
+    /// Polls once, or sleeps until there may be a request.
     fn pause(&mut self, paused: &mut Option<Duration>) -> io::Result<()> {
         let now = self.clock.monotonic();
         let since = *paused.get_or_insert(now);
-        self.crew.counts.polls.inc();
+        self.pool.counts.polls.inc();
         if let Some(follower) = &mut self.follower {
             // On its client's processor, a thread that polls keeps the client from running.
             follower.slept();
-            self.crew.counts.sleeps.inc();
+            self.pool.counts.sleeps.inc();
             return self.transport.wait(self.worker);
         }
-        if self.patience.lasts(now.saturating_sub(since)) {
+        if self.adaptive_poll.lasts(now.saturating_sub(since)) {
             std::thread::yield_now();
             if self.clock.since(now) > YIELD_MAX {
-                self.patience.lost_processor();
+                self.adaptive_poll.lost_processor();
             }
             return Ok(());
         }
-        self.crew.counts.sleeps.inc();
+        self.pool.counts.sleeps.inc();
         self.transport.wait(self.worker)?;
-        self.patience.slept(self.clock.since(since));
+        self.adaptive_poll.slept(self.clock.since(since));
         Ok(())
     }
 }

@@ -1,13 +1,12 @@
 //! The interface to the kernel connection: how requests are received and replies are sent.
 //!
-//! A request is answered through its [`Reply`], from any thread, at any time, exactly once. So an
-//! fsync that waits for the log blocks no worker: the worker passes the reply on and receives the
-//! next request. A reply that is dropped answers EIO, so no error path can leave the caller of a
-//! system call waiting for ever.
+//! Each request has one [`Reply`], which any thread may send at any time. So an fsync that waits
+//! for the log blocks no worker: the worker passes the reply on and receives the next request. A
+//! reply that is dropped sends EIO, so no error path can leave a system call without a result.
 
 use crate::abi::{InHeader, OutHeader, op_name};
 use crate::failures::Failures;
-use crate::habit;
+use crate::handoff;
 use kedge_base::IoBuf;
 use std::io;
 use std::sync::Arc;
@@ -19,7 +18,7 @@ pub struct Request<'a> {
     pub header: InHeader,
     /// What follows the header.
     pub body: &'a [u8],
-    /// Tells the transport where the answer must go.
+    /// The channel on which the transport must send the reply.
     pub token: u32,
 }
 
@@ -53,9 +52,10 @@ pub trait Transport: Send + Sync + 'static {
     fn receive<'a>(&'a self, worker: usize, buf: &'a mut RequestBuf) -> io::Result<Received<'a>>;
     /// Waits until there may be a request, or the connection has ended.
     fn wait(&self, worker: usize) -> io::Result<()>;
-    /// Answers request `unique` with `error` (0 or a negative errno) and the `parts` in sequence.
+    /// Sends the reply to request `unique`: `error` (0 or a negative errno) and the `parts` in
+    /// sequence.
     fn reply(&self, token: u32, unique: u64, error: i32, parts: &[&[u8]]) -> io::Result<()>;
-    /// Tells the kernel something it did not ask for.
+    /// Sends the kernel a notification.
     fn notify(&self, code: i32, body: &[u8]) -> io::Result<()>;
 }
 
@@ -84,7 +84,7 @@ impl Default for RequestBuf {
     }
 }
 
-/// The right and the duty to answer one request.
+/// The right and the duty to reply to one request.
 #[must_use]
 pub struct Reply {
     transport: Arc<dyn Transport>,
@@ -112,7 +112,7 @@ impl Reply {
         self.send(-errno, &[]);
     }
 
-    /// Answers with a struct, or with an errno.
+    /// Replies with a struct, or with an errno.
     pub fn finish<T: IntoBytes + Immutable, E: Into<i32>>(self, result: Result<T, E>) {
         match result {
             Ok(value) => self.ok(&[value.as_bytes()]),
@@ -120,7 +120,7 @@ impl Reply {
         }
     }
 
-    /// For requests that have no answer (FORGET).
+    /// For requests without a reply (FORGET).
     pub fn none(mut self) {
         self.open = false;
     }
@@ -130,7 +130,7 @@ impl Reply {
         if error != 0 {
             self.failures.note(self.opcode, self.node, -error);
         }
-        habit::answering();
+        handoff::answering();
         report(self.transport.reply(self.token, self.unique, error, parts), self.unique);
     }
 }
@@ -153,7 +153,7 @@ impl Drop for Reply {
 fn report(sent: io::Result<()>, unique: u64) {
     match sent {
         Ok(()) => {}
-        // ENOENT: the caller was killed before the answer. Other errors: the mount is gone, and the
+        // ENOENT: the caller was killed before the reply. Other errors: the mount is gone, and the
         // caller with it.
         Err(e)
             if matches!(

@@ -44,8 +44,8 @@ pub fn create(path: &Path, size: u64, options: &FormatOptions) -> Result<()> {
     format_device(FileDevice::create(path, size, OpenOptions::default())?, options)
 }
 
-/// Formats a device. The user who makes the image owns the root directory: an unprivileged mount is
-/// visible only to its user, who could not write to a directory of root.
+/// Formats a device. The root directory belongs to the user of this process: an unprivileged mount
+/// is visible only to its user, and a directory of root would refuse the writes of that user.
 fn format_device(device: Arc<dyn Device>, options: &FormatOptions) -> Result<()> {
     let owner = Owner { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw() };
     let options = FormatOptions { owner, ..options.clone() };

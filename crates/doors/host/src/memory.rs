@@ -113,7 +113,7 @@ impl Watch {
     pub fn start(fs: &FileSystem) -> Option<Watch> {
         let started = Events::open(Path::new(GROUPS), &own_groups()).and_then(|events| {
             let (stopped, stop) = io::pipe()?;
-            // Of the default only: what was chosen stays the limit.
+            // A size that the user chose stays the limit.
             let full = fs.options().cache_size;
             let chosen = (full != default_cache()).then_some(full);
             let fs = fs.clone();
@@ -162,7 +162,7 @@ enum Event {
 /// Files of the kernel that report when memory is short.
 struct Events {
     pressure: File,
-    /// Of a group with `memory.high`: read again after each event.
+    /// The `memory.events` of a group with `memory.high`: read again after each event.
     high: Option<File>,
 }
 

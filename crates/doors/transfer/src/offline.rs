@@ -1,8 +1,8 @@
 //! Paths in an image that is not mounted, without FUSE and without privilege.
 //!
 //! To look, the image is opened read-only: a log that was not replayed is replayed in memory, and
-//! nothing is written. Permissions are not checked: who can read the image can read all of it.
-//! Links are shown, not followed, but for those on the way to a path that is named, which are
+//! nothing is written. Permissions are not checked: a user who can read the image can read all of
+//! it. Links are shown, not followed, but for those on the way to a path that is named, which are
 //! refused: they speak of the machine on which the image is mounted, not of this one.
 
 use anyhow::{Context, Result, bail};
@@ -22,7 +22,7 @@ pub struct ImagePath {
 /// What stands before the name of a host, and divides nothing.
 const SCHEMES: [&[u8]; 2] = [b"nbd://", b"nbd+unix://"];
 
-/// The first `:/` behind a URI's scheme divides: an image whose own name has one is named by a path
+/// The first `:/` after a URI's scheme divides: an image whose own name has one is named by a path
 /// to it with a link.
 pub fn parse_image_path(text: OsString) -> Result<ImagePath, String> {
     let bytes = text.as_bytes();

@@ -219,7 +219,7 @@ fn a_panicking_completion_hangs_nobody(device: Arc<dyn Device>) {
     assert!(dead);
 }
 
-/// Whatever was flushed, or written with FUA, survives a power failure. Of the rest any part
+/// Whatever was flushed, or written with FUA, survives a power failure. Any part of the rest
 /// survives, each 512 bytes old or new. `make` makes a device, `cut` cuts its power and opens it
 /// again.
 pub fn durable(make: Make<'_>, cut: &dyn Fn(Arc<dyn Device>) -> Arc<dyn Device>) {

@@ -55,7 +55,7 @@ pub(crate) struct FsStats {
     pub discarded_blocks: Counter,
     /// Pages that were written elsewhere after a write to their block had failed.
     pub relocated_writes: Counter,
-    /// Of the data writes, those that need no flush.
+    /// Data writes that need no flush.
     pub data_writes_durable: Counter,
     pub data_reads: Counter,
     pub data_read_bytes: Counter,

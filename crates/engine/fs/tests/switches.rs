@@ -1,4 +1,4 @@
-//! The old rules behind the switches have their documented costs, and the new ones do not.
+//! The old rules that the switches select have their documented costs, and the new ones do not.
 #![allow(clippy::unwrap_used)]
 
 #[path = "common/watched.rs"]

@@ -86,9 +86,9 @@ enum HostFull {
 /// What a checkpoint needs from the file system above the store.
 pub trait CheckpointClient: Send + Sync {
     /// Writes log-resident data in place, oldest first, so that the tail can move. Runs
-    /// concurrently with operations. Of the store's locks only the one that admits one checkpoint
-    /// at a time is held. The error is the reason why some data stays in the log; all other data
-    /// has been written.
+    /// concurrently with operations. Only the store's lock that admits one checkpoint at a time is
+    /// held. The error is the reason why some data stays in the log; all other data has been
+    /// written.
     ///
     /// Calls `wrote` after each part with the number of log-resident pieces that were in it. The
     /// call may pause, so no lock that an operation needs is held across it.

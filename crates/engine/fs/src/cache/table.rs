@@ -218,8 +218,9 @@ impl InodeTable {
         }
     }
 
-    /// The inode, from the table or from `read`. One thread reads; its answer, an error too, is
-    /// that of all who came meanwhile. Each further turn of the loop needs another thread's panic.
+    /// The inode, from the table or from `read`. One thread reads, and all threads that ask for the
+    /// inode meanwhile return its result, an error too. The loop repeats only after a panic of
+    /// the reading thread.
     pub(crate) fn get_or_load(
         &self,
         store: &Store,

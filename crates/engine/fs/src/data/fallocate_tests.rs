@@ -70,7 +70,7 @@ fn extents_that_no_record_names_go_back() {
     assert_eq!(store.alloc().free_counts().free, free);
 }
 
-/// Threads that delete one orphan concurrently leave nothing behind in memory.
+/// Threads that delete one orphan concurrently leave nothing in memory.
 #[test]
 fn nothing_remembers_an_orphan_that_is_gone() {
     let door = fresh();

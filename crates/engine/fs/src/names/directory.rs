@@ -305,8 +305,7 @@ impl Names {
             return Err(Error::TooManyLinks);
         }
         if c.core.nlink == 0 {
-            // Of the nameless inodes only an O_TMPFILE may get a name; an unlinked file stays
-            // unlinked.
+            // Only an O_TMPFILE may get a name while it has none; an unlinked file stays unlinked.
             if !self.files.orphans().may_get_name(ino) {
                 return Err(Error::NotFound);
             }

@@ -2,8 +2,8 @@
 //!
 //! # Bounds
 //! An inode has at most [`NAMES_MAX`] bytes of names, so that each list fits listxattr(2), and
-//! [`VALUES_MAX`] of values. Otherwise a user could give a file so many attributes that one listing
-//! keeps a thread and its memory busy for long. A name beyond that is refused with ENOSPC, as on
+//! [`VALUES_MAX`] of values. Without a bound, one listing of a file with very many attributes would
+//! keep a thread and its memory busy for long. A name beyond that is refused with ENOSPC, as on
 //! ext4 with a full attribute block. The present sum is computed when an attribute is new or takes
 //! more items than before, since most inodes have two or three attributes. An image of an older
 //! version may exceed the bounds. Its attributes can be read, replaced by values that are not

@@ -1,8 +1,8 @@
 //! A block device in memory for the log's tests and its benchmark.
 //!
 //! `medium` is what survives. A plain write stays in `pending` until a flush; a FUA write is on the
-//! medium when it returns. A crash freezes the medium at one moment. Of each write then in flight
-//! any subset of sectors arrives, and later requests fail.
+//! medium when it returns. A crash freezes the medium at one moment. Any subset of
+//! the sectors of each write then in flight arrives, and later requests fail.
 #![allow(dead_code, clippy::disallowed_methods)]
 
 use kedge_base::{BLOCK_SIZE, Error, IoBuf, Result};

@@ -1,33 +1,35 @@
-//! Which of the workers receives.
+//! The workers of a mount, and which of them receives (the Leader/Followers pattern).
 //!
 //! One worker, the *receiver*, takes request after request from the kernel and serves each itself.
-//! The others sleep on a condition variable of ours. The kernel knows nothing of them, so a new
-//! request wakes nobody while the receiver is awake. In the alternative all workers wait in the
-//! kernel. Then each request wakes a sleeping thread, even if one that is awake would have come
-//! for it a moment later.
+//! The others sleep on a condition variable. The kernel does not know them, so a new request wakes
+//! no thread while the receiver is awake. The alternative is that all workers wait in the kernel;
+//! then each request wakes a sleeping thread, even if the receiver would take it a moment later.
+//! The right to receive is called the *turn*.
 //!
 //! # When another worker receives
-//! - The receiver is about to wait, for a device or for a lock (`kedge_base::wait`). It passes its
-//!   turn on first, and comes back for a new one when its request is served. [`crate::habit`] says
-//!   when it keeps its turn nevertheless.
-//! - It serves one request for longer than a tick of the *watcher*, a thread that looks on while
-//!   requests are served. So nothing depends on where the receiver waits: a request that waits for
-//!   another one is overtaken by it at the latest after two ticks.
-//! - It found many requests one right after another. Then one more receives beside it, as long as
-//!   there are processors for them. A receiver that finds nothing leaves, except for the last one.
+//! - The receiver is about to wait for a device or for a lock (`kedge_base::wait`). It returns its
+//!   turn first, and takes a new one when its request is served. [`crate::handoff`] decides when it
+//!   keeps the turn nevertheless.
+//! - The receiver serves one request for longer than a tick of the *watcher*, a thread that runs
+//!   while requests are served. So a place that waits without notice delays a request by at most
+//!   two ticks.
+//! - The receiver found many requests without a pause. Then one more worker receives beside it, as
+//!   long as there are processors. A receiver that finds no request leaves, except for the last.
+//! - The *companion* receives instead of the others, or the others instead of the companion:
+//!   [`crate::placement`].
 //!
-//! # When there is nothing to receive
-//! The last receiver polls for a short time before it sleeps in the kernel ([`Patience`]): a client
-//! that got its answer often asks again before a sleeping thread could have been woken.
+//! # When there is no request
+//! The last receiver polls for a short time before it sleeps in the kernel ([`AdaptivePoll`]): a
+//! client that got its reply often sends the next request before a sleeping thread could wake.
 //!
-//! # Why no request waits for ever
-//! A turn is taken and returned under one lock, and a worker that returns one wakes a sleeping
-//! worker. So while a worker sleeps here, `receivers` turns are held, and each by a worker that
-//! receives or serves. One that serves either ends its request and receives again, or loses its
-//! turn to the watcher. If every worker serves a request that does not end, no one receives: there
-//! are as many workers as requests may wait for each other.
+//! # Why each request is received
+//! A turn is taken and returned under one lock, and returning it wakes a sleeping worker that may
+//! take it. So while a worker sleeps here, `receivers` turns are held, each by a worker that
+//! receives or serves. A worker that serves either ends its request and receives again, or loses
+//! its turn to the watcher. If every worker serves a request that does not end, no worker receives:
+//! there are as many workers as requests may wait for each other.
 
-use crate::habit::{Habit, Moment, Wait};
+use crate::handoff::{HandOff, Moment, Wait};
 use crate::placement::{Placement, PlacementMode, Starvation, Trials};
 use kedge_base::{Clock, Counter, SystemClock};
 use parking_lot::{Condvar, Mutex};
@@ -35,14 +37,14 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Duration;
 
-/// How often the watcher looks. On a busy machine a worker may not run for some milliseconds,
-/// though it waits for nothing.
+/// The interval of the watcher. On a busy machine a worker may not run for some milliseconds
+/// although it does not wait.
 const TICK: Duration = Duration::from_millis(5);
-/// Requests one right after another that call one more receiver.
+/// Requests without a pause after which one more worker receives.
 const PRESSURE: u32 = 64;
 
 /// The workers of one mount.
-pub(crate) struct Crew {
+pub(crate) struct WorkerPool {
     state: Mutex<State>,
     /// Workers without a turn sleep here.
     turn: Condvar,
@@ -55,11 +57,11 @@ pub(crate) struct Crew {
     bell: Condvar,
     slots: Vec<Slot>,
     receivers_max: usize,
-    /// The watcher is awake, or has been woken.
+    /// The watcher is awake, or has been notified.
     watched: AtomicBool,
     /// Requests received.
     received: AtomicU64,
-    habit: Habit,
+    handoff: HandOff,
     pub(crate) counts: Counts,
 }
 
@@ -77,24 +79,24 @@ struct State {
 struct Slot {
     /// The worker holds a turn.
     turn: AtomicBool,
-    /// Odd while it serves a request. Grows with each begin and end.
+    /// Odd while the worker serves a request. Increases at each begin and end.
     served: AtomicU64,
 }
 
 /// What the workers did, for `system.kedgefs.stats`.
 #[derive(Default)]
 pub(crate) struct Counts {
-    /// Looks for a request that found none.
+    /// Reads that found no request.
     pub polls: Counter,
     /// Waits in the kernel.
     pub sleeps: Counter,
-    /// Turns passed on before a wait.
+    /// Turns returned before a wait.
     pub passed: Counter,
     /// Turns kept during a wait.
     pub kept: Counter,
-    /// Turns that the watcher took away.
+    /// Turns that the watcher took from a worker.
     pub taken: Counter,
-    /// Looks of the watcher.
+    /// Rounds of the watcher.
     pub ticks: Counter,
 }
 
@@ -112,12 +114,12 @@ impl Counts {
     }
 }
 
-impl Crew {
+impl WorkerPool {
     /// `workers` and, with a `placement`, the companion after them.
-    pub(crate) fn new(workers: usize, receivers_max: usize, placement: Option<Placement>) -> Crew {
+    pub(crate) fn new(workers: usize, receivers_max: usize, placement: Option<Placement>) -> WorkerPool {
         let slots = workers + usize::from(placement.is_some());
         let state = State { receivers: 0, receivers_wanted: 1, companion_away: true, ended: false };
-        Crew {
+        WorkerPool {
             state: Mutex::new(state),
             turn: Condvar::new(),
             companion_turn: Condvar::new(),
@@ -128,7 +130,7 @@ impl Crew {
             receivers_max: receivers_max.clamp(1, workers.saturating_sub(1).max(1)),
             watched: AtomicBool::new(false),
             received: AtomicU64::new(0),
-            habit: Habit::default(),
+            handoff: HandOff::default(),
             counts: Counts::default(),
         }
     }
@@ -212,9 +214,9 @@ impl Crew {
         }
     }
 
-    /// The worker is about to wait. Answers what [`Crew::waited`] is to be told.
+    /// The worker is about to wait. Returns the argument for [`WorkerPool::waited`].
     pub(crate) fn about_to_wait(&self, worker: usize, now: Duration) -> Wait {
-        let wait = Wait { began: self.moment(now), ended: None, kept: self.habit.keeps() };
+        let wait = Wait { began: self.moment(now), ended: None, kept: self.handoff.keeps() };
         if wait.kept {
             self.counts.kept.inc();
         } else {
@@ -227,10 +229,10 @@ impl Crew {
         Moment { at: now, received: self.received.load(Relaxed) }
     }
 
-    /// The wait is over, and its request answered. If the turn was kept, the receiver has looked
-    /// for the next request. `another`: it found one of another thread.
+    /// The wait is over, and its request has its reply. If the turn was kept, the receiver has
+    /// read the next request. `another`: that one is of another thread.
     pub(crate) fn waited(&self, wait: Wait, now: Duration, another: bool) {
-        self.habit.learn(wait, self.moment(now), another);
+        self.handoff.learn(wait, self.moment(now), another);
     }
 
     fn pass_on(&self, worker: usize) {
@@ -243,7 +245,8 @@ impl Crew {
         self.slots[worker].turn.load(Acquire)
     }
 
-    /// A receiver that found nothing leaves if another one is left. Answers whether it has.
+    /// A receiver that found no request returns its turn if another worker still receives. Returns
+    /// whether it did.
     pub(crate) fn leave_if_spare(&self, worker: usize) -> bool {
         if self.receivers_max == 1 {
             return false;
@@ -252,7 +255,7 @@ impl Crew {
         if state.receivers <= 1 {
             return false;
         }
-        // Nobody is woken for its turn.
+        // No worker is woken for this turn.
         if self.slots[worker].turn.swap(false, Release) {
             state.receivers -= 1;
             state.receivers_wanted = (state.receivers_wanted - 1).max(1);
@@ -275,7 +278,7 @@ impl Crew {
     pub(crate) fn begin(&self, worker: usize) {
         self.received.fetch_add(1, Relaxed);
         self.slots[worker].served.fetch_add(1, SeqCst);
-        // Either the watcher sees the request, or this sees that it sleeps.
+        // Either the watcher reads the new count, or this thread reads that the watcher sleeps.
         if !self.watched.load(SeqCst) && !self.watched.swap(true, SeqCst) {
             let _state = self.state.lock();
             self.bell.notify_one();
@@ -315,7 +318,7 @@ impl Crew {
                 self.set_companion(&state, trials.idle());
                 starvation.forget();
                 self.watched.store(false, SeqCst);
-                // A request that began before the store rang no bell.
+                // A request that began before the store did not notify.
                 if self.look(&mut state, &mut seen) {
                     self.watched.store(true, SeqCst);
                 }
@@ -352,8 +355,8 @@ impl Crew {
         self.placement.as_ref().map_or("null".to_owned(), |placement| placement.to_json(receives))
     }
 
-    /// Takes the turn of each worker that still serves what it served at the last look. Answers
-    /// whether there was anything to watch.
+    /// Takes the turn of each worker that still serves the request of the last round. Returns
+    /// whether any worker served.
     fn look(&self, state: &mut State, seen: &mut [u64]) -> bool {
         let mut busy = false;
         for (worker, (slot, seen)) in self.slots.iter().zip(seen).enumerate() {
@@ -371,24 +374,24 @@ impl Crew {
 
 /// How long the receiver polls before it sleeps.
 ///
-/// Polling pays when the next request comes soon. So the time grows while sleeps turn out to have
-/// been short and shrinks while they are long: an idle mount does not poll. It is zero with one
-/// processor, and becomes zero when another thread wanted this one.
-pub(crate) struct Patience {
+/// Polling pays when the next request follows soon. So the time grows after short sleeps and
+/// shrinks after long ones: an idle mount does not poll. It is zero with one processor, and becomes
+/// zero when another thread used this processor.
+pub(crate) struct AdaptivePoll {
     limit: Duration,
     max: Duration,
 }
 
-impl Patience {
+impl AdaptivePoll {
     const START: Duration = Duration::from_micros(5);
-    /// Waking a sleeping thread takes about as long.
+    /// About the time that waking a sleeping thread takes.
     const MAX: Duration = Duration::from_micros(50);
-    /// A pause of this length is short, if a thread that sleeps has to be woken at its end.
+    /// A pause below this is short, beside the time of the wake-up at its end.
     const SHORT: Duration = Duration::from_micros(200);
 
-    pub(crate) fn new(processors: usize) -> Patience {
+    pub(crate) fn new(processors: usize) -> AdaptivePoll {
         let max = if processors > 1 { Self::MAX } else { Duration::ZERO };
-        Patience { limit: Duration::ZERO, max }
+        AdaptivePoll { limit: Duration::ZERO, max }
     }
 
     /// Whether to poll on after `idle` without a request.
@@ -414,5 +417,5 @@ impl Patience {
 }
 
 #[cfg(test)]
-#[path = "crew_tests.rs"]
+#[path = "pool_tests.rs"]
 mod tests;

@@ -1,0 +1,90 @@
+//! The policy by which the receiver returns its turn before it waits.
+//!
+//! Returning the turn wakes a worker. That is useless if no request arrives before the wait is
+//! over: with one client, and with many that write one file, because the kernel holds the file's
+//! lock across FSYNC. The woken worker then only delays the device write that the client waits for.
+//!
+//! So after many short waits in a row during which no request arrived, the receiver keeps its turn.
+//! It returns the turn again after the first wait that was not short, or that delayed a request:
+//! the receiver finds that request right after its reply, and the request is of another thread than
+//! the reply. So about one wait in [`IN_A_ROW`] delays a request, and the watcher of
+//! [`crate::pool`] bounds the delay.
+
+use std::cell::RefCell;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+/// Consecutive useless hand-offs after which the receiver keeps its turn.
+const IN_A_ROW: u32 = 16;
+/// A wait below this is short: it may delay other requests. Some writes of a fast device.
+const SHORT: Duration = Duration::from_micros(500);
+
+/// A reply and the next read take less. A request that is found later may be of a thread that
+/// waited for the thread that got the reply, as for a lock.
+const AT_ONCE: Duration = Duration::from_micros(15);
+
+/// A time, and the number of requests received before it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Moment {
+    pub(crate) at: Duration,
+    pub(crate) received: u64,
+}
+
+/// A wait of the receiver.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wait {
+    pub(crate) began: Moment,
+    /// Just before the reply.
+    pub(crate) ended: Option<Moment>,
+    /// The turn was kept.
+    pub(crate) kept: bool,
+}
+
+thread_local! {
+    static BEFORE_ANSWERS: RefCell<Option<Box<dyn Fn()>>> = const { RefCell::new(None) };
+}
+
+/// Sets what the calling thread does just before each reply that it sends.
+pub(crate) fn before_answers(call: impl Fn() + 'static) {
+    BEFORE_ANSWERS.set(Some(Box::new(call)));
+}
+
+/// The calling thread is about to send a reply.
+pub(crate) fn answering() {
+    BEFORE_ANSWERS.with_borrow(|call| {
+        if let Some(call) = call {
+            call();
+        }
+    });
+}
+
+/// How many of the last hand-offs were useless.
+#[derive(Default)]
+pub(crate) struct HandOff {
+    useless: AtomicU32,
+}
+
+impl HandOff {
+    pub(crate) fn keeps(&self) -> bool {
+        self.useless.load(Relaxed) >= IN_A_ROW
+    }
+
+    /// `wait` is over. `looked`: now, after the reply and, if the turn was kept, after the receiver
+    /// has read the next request. `another`: that one is of another thread.
+    pub(crate) fn learn(&self, wait: Wait, looked: Moment, another: bool) {
+        let ended = wait.ended.unwrap_or(looked);
+        let short = ended.at.saturating_sub(wait.began.at) < SHORT;
+        let at_once = looked.at.saturating_sub(ended.at) < AT_ONCE;
+        let waited_for = if wait.kept { another && at_once } else { ended.received > wait.began.received };
+        if !short || waited_for {
+            self.useless.store(0, Relaxed);
+        } else if !wait.kept {
+            self.useless.fetch_add(1, Relaxed);
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "handoff_tests.rs"]
+mod tests;

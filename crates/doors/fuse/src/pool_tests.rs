@@ -1,0 +1,187 @@
+use super::*;
+use crate::placement::PlacementMode;
+use kedge_base::spawn_named;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+use std::thread::JoinHandle;
+
+/// A worker in a thread of its own, and the news that it has a turn.
+fn takes_turn(pool: &Arc<WorkerPool>, worker: usize) -> (JoinHandle<bool>, Receiver<()>) {
+    let (tell, told) = channel();
+    let pool = pool.clone();
+    let thread = spawn_named("worker", move || {
+        let taken = pool.take_turn(worker);
+        tell.send(()).unwrap();
+        taken
+    });
+    (thread.unwrap(), told)
+}
+
+#[test]
+fn one_receives_until_it_passes_its_turn_on() {
+    let pool = Arc::new(WorkerPool::new(3, 1, None));
+    assert!(pool.take_turn(0));
+    let (second, told) = takes_turn(&pool, 1);
+    // What happens one after another in one thread is not too early for the other.
+    pool.feel_pressure(PRESSURE);
+    assert!(!pool.leave_if_spare(0), "the last receiver stays");
+    assert!(told.try_recv().is_err() && pool.holds_turn(0));
+    pool.pass_on(0);
+    assert!(second.join().unwrap());
+    assert!(!pool.holds_turn(0) && pool.holds_turn(1));
+    pool.pass_on(0);
+    assert_eq!(pool.counts.passed.get(), 1, "only a turn that is held is passed on");
+    assert_eq!(pool.state.lock().receivers, 1);
+}
+
+/// Nobody came during many short waits. Then one comes.
+#[test]
+fn a_turn_that_nobody_needed_is_kept() {
+    let pool = WorkerPool::new(2, 1, None);
+    let (began, ended) = (Duration::ZERO, Duration::from_micros(80));
+    while pool.counts.kept.get() == 0 {
+        assert!(pool.counts.passed.get() < 100, "the turn is passed on without end");
+        assert!(pool.holds_turn(0) || pool.take_turn(0));
+        pool.begin(0);
+        let wait = pool.about_to_wait(0, began);
+        assert_eq!(pool.holds_turn(0), wait.kept);
+        pool.waited(wait, ended, false);
+        pool.end(0);
+    }
+    pool.begin(0);
+    let wait = pool.about_to_wait(0, began);
+    assert!(wait.kept && pool.holds_turn(0));
+    pool.begin(0);
+    pool.waited(wait, ended, true);
+    pool.about_to_wait(0, began);
+    assert!(!pool.holds_turn(0));
+}
+
+#[test]
+fn pressure_calls_one_more_and_quiet_sends_it_away() {
+    let pool = Arc::new(WorkerPool::new(4, 2, None));
+    assert!(pool.take_turn(0));
+    let (second, told) = takes_turn(&pool, 1);
+    pool.feel_pressure(PRESSURE - 1);
+    assert!(told.try_recv().is_err());
+    pool.feel_pressure(PRESSURE);
+    assert!(second.join().unwrap());
+    pool.feel_pressure(PRESSURE);
+    assert_eq!(pool.state.lock().receivers_wanted, 2, "no more than there may be");
+    assert!(pool.leave_if_spare(0));
+    assert!(!pool.leave_if_spare(1));
+    assert!(!pool.holds_turn(0) && pool.holds_turn(1));
+    let state = pool.state.lock();
+    assert_eq!((state.receivers, state.receivers_wanted), (1, 1));
+}
+
+/// A worker that waits and does not say so loses its turn, and the watcher comes to rest although
+/// the worker still waits.
+#[test]
+fn the_watcher_takes_the_turn_of_a_worker_that_hangs() {
+    let pool = Arc::new(WorkerPool::new(2, 1, None));
+    let watcher = {
+        let pool = pool.clone();
+        spawn_named("watcher", move || pool.watch()).unwrap()
+    };
+    assert!(pool.take_turn(0));
+    pool.begin(0);
+    assert!(pool.take_turn(1), "it is taken from the first");
+    assert!(!pool.holds_turn(0));
+    assert_eq!((pool.counts.taken.get(), pool.counts.passed.get()), (1, 0));
+    for _ in 0..5000 {
+        if !pool.watched.load(SeqCst) {
+            break;
+        }
+        kedge_base::pause(Duration::from_millis(2));
+    }
+    assert!(!pool.watched.load(SeqCst), "there is nothing to watch any more");
+    // It wakes again for the next request.
+    pool.begin(1);
+    pool.end(0);
+    assert!(pool.take_turn(0));
+    assert_eq!(pool.counts.taken.get(), 2);
+    pool.close();
+    watcher.join().unwrap();
+    assert!(!pool.take_turn(1), "the connection has ended");
+}
+
+/// Requests that come and go lose no turn however long they last together.
+#[test]
+fn a_busy_worker_keeps_its_turn() {
+    let pool = WorkerPool::new(2, 1, None);
+    assert!(pool.take_turn(0));
+    let mut seen = [0, 0];
+    for _ in 0..10 {
+        pool.begin(0);
+        assert!(pool.look(&mut pool.state.lock(), &mut seen));
+        pool.end(0);
+    }
+    assert!(pool.look(&mut pool.state.lock(), &mut seen), "it was busy until now");
+    assert!(!pool.look(&mut pool.state.lock(), &mut seen));
+    assert!(pool.holds_turn(0));
+    pool.begin(0);
+    assert!(pool.look(&mut pool.state.lock(), &mut seen));
+    assert!(!pool.look(&mut pool.state.lock(), &mut seen), "served for a whole tick");
+    assert!(!pool.holds_turn(0));
+}
+
+#[test]
+fn patience_follows_the_pauses() {
+    let micros = Duration::from_micros;
+    let mut adaptive_poll = AdaptivePoll::new(2);
+    assert!(!adaptive_poll.lasts(Duration::ZERO), "at first it sleeps");
+    for _ in 0..20 {
+        adaptive_poll.slept(micros(30));
+    }
+    assert!(adaptive_poll.lasts(micros(49)) && !adaptive_poll.lasts(micros(50)), "polls no longer than that");
+    for _ in 0..20 {
+        adaptive_poll.slept(micros(10_000));
+    }
+    assert!(!adaptive_poll.lasts(Duration::ZERO), "an idle mount does not poll");
+    adaptive_poll.slept(micros(30));
+    assert!(adaptive_poll.lasts(Duration::ZERO));
+    adaptive_poll.lost_processor();
+    assert!(!adaptive_poll.lasts(Duration::ZERO), "others need the processor");
+
+    let mut alone = AdaptivePoll::new(1);
+    alone.slept(micros(30));
+    assert!(!alone.lasts(Duration::ZERO), "with one processor the client could not ask meanwhile");
+}
+
+/// The companion receives when it is to, others while it serves something long, and again others
+/// when it is not to receive any more.
+#[test]
+fn the_companion_and_the_others_receive_in_turn() {
+    let pool = Arc::new(WorkerPool::new(2, 1, Some(Placement::new(PlacementMode::Auto))));
+    let companion = pool.companion().unwrap();
+    assert_eq!(companion, 2);
+    assert!(pool.take_turn(0));
+    let (thread, told) = takes_turn(&pool, companion);
+    assert!(!pool.hand_over(0), "it is not to receive yet");
+    // It is ready when it waits.
+    while pool.state.lock().companion_away {
+        std::thread::yield_now();
+    }
+    pool.set_companion(&pool.state.lock(), true);
+    assert!(told.try_recv().is_err(), "the turn is held");
+    assert!(pool.hand_over(0));
+    assert!(thread.join().unwrap() && pool.holds_turn(companion));
+    assert!(!pool.hand_over(companion));
+    // It waits for a device in its request: another worker receives, and gives the turn back.
+    let (thread, _told) = takes_turn(&pool, 1);
+    pool.pass_on(companion);
+    assert!(thread.join().unwrap());
+    assert!(!pool.hand_over(1), "it is not back");
+    let (thread, _told) = takes_turn(&pool, companion);
+    while pool.state.lock().companion_away {
+        std::thread::yield_now();
+    }
+    assert!(pool.hand_over(1));
+    assert!(thread.join().unwrap());
+    let (thread, _told) = takes_turn(&pool, 0);
+    pool.set_companion(&pool.state.lock(), false);
+    assert!(pool.hand_over(companion));
+    assert!(thread.join().unwrap());
+    assert_eq!(pool.state.lock().receivers, 1);
+}
