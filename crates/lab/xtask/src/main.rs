@@ -11,6 +11,7 @@ mod deb;
 mod deps;
 mod docs;
 mod glance;
+mod quick;
 mod steps;
 mod tally;
 mod tools;
@@ -33,6 +34,9 @@ struct Cli {
 
 #[derive(Subcommand, Clone)]
 enum Task {
+    /// What takes seconds, and the tests of the crates that changed: what to run while working.
+    /// Changed is what differs from where this branch left `main`, committed or not
+    Quick,
     /// Runs everything: tools, dependency directions, format, lints, licences, documentation, fuzz
     /// targets, tests. KEDGE_NO_FUSE=1 skips tests that mount
     Test {
@@ -93,6 +97,12 @@ enum Task {
         #[arg(long, default_value_t = 1)]
         seed: u64,
     },
+    /// Runs a test program and prints the time of each of its tests: what `test` has cargo start
+    #[command(hide = true)]
+    TestProgram {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
+        words: Vec<std::ffi::OsString>,
+    },
     /// Measures crash tests with an optimised build: the slow-down of recording, states in a second
     CrashSpeed,
 }
@@ -101,9 +111,15 @@ fn main() -> ExitCode {
     let task = Cli::parse().task;
     let mut steps = Steps::default();
     match task {
+        Task::Quick => {
+            quick_checks(&mut steps);
+            quick::tests(&mut steps);
+        }
         Task::Test { long } => {
+            quick_checks(&mut steps);
+            documents_run(&mut steps);
             steps.run("tools", || tools::install(long));
-            static_checks(&mut steps);
+            slow_checks(&mut steps);
             tests(&mut steps, long);
         }
         Task::Deps => {
@@ -123,10 +139,14 @@ fn main() -> ExitCode {
         Task::Fuzz { target, seconds, seed } => {
             steps.run("fuzzing", || fuzz(&target, &seconds.to_string(), &seed.to_string()));
         }
+        Task::TestProgram { words } => steps.run("test program", || Err(tools::test_program(&words))),
         Task::CrashSpeed => steps.run("speed of crash tests", crash_speed::run),
         Task::Deb { test: false } => steps.run("Debian package", || deb::make("release").map(drop)),
         Task::Deb { test: true } => steps.run_unless(DEB_TEST, deb::untried(), deb::test),
-        Task::Ci => static_checks(&mut steps),
+        Task::Ci => {
+            quick_checks(&mut steps);
+            slow_checks(&mut steps);
+        }
     }
     steps.summary()
 }
@@ -155,11 +175,25 @@ fn crash_reality(args: &[String]) -> anyhow::Result<()> {
     tools::cargo(&[&run[..], &args].concat())
 }
 
-fn static_checks(steps: &mut Steps) {
+/// What takes seconds: these run first, so that a comment fails a run before the tests begin.
+fn quick_checks(steps: &mut Steps) {
     steps.run("dependency directions", deps::check);
     steps.run("circles between files", circles::check);
     steps.run("documents", || docs::run(true));
     fmt(steps);
+    steps.run("documents and folders", || tools::cargo(&["test", "--quiet", "-p", "xtask"]));
+}
+
+/// Each block of the README and of the documents is one that runs, or has its reason not to. The
+/// blocks themselves run with the other tests.
+fn documents_run(steps: &mut Steps) {
+    let test = ["test", "--quiet", "-p", "kedge", "--test", "documents", "--", "--exact", DOCUMENTED];
+    steps.run("blocks of the documents", || tools::cargo(&test));
+}
+
+const DOCUMENTED: &str = "every_block_runs_or_has_a_reason";
+
+fn slow_checks(steps: &mut Steps) {
     lint(steps);
     msrv(steps);
     steps.run_if_installed("licences and advisories", &["deny", "--version"], || {

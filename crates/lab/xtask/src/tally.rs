@@ -13,7 +13,12 @@ use std::path::{Path, PathBuf};
 pub const LOG: &str = "KEDGE_SKIP_LOG";
 const MARK: &str = "KEDGE-SKIP: ";
 
-#[derive(Default, Debug, PartialEq, Eq)]
+/// What stands before the name of a test program, in the line before its output.
+pub const PROGRAM: &str = "test program: ";
+/// How many of the slowest tests the closing lines name.
+const SLOWEST: usize = 10;
+
+#[derive(Default, Debug)]
 pub struct Tally {
     pub programs: u64,
     pub passed: u64,
@@ -21,12 +26,23 @@ pub struct Tally {
     pub ignored: u64,
     /// What was skipped, and where. Tests run in several profiles, but each skip counts once.
     pub skips: BTreeSet<String>,
+    program: String,
+    /// Seconds and name of each test.
+    times: Vec<(f64, String)>,
 }
 
 impl Tally {
     /// Adds a line of output, if it is the last one of a test program: `test result: ok. 30 passed;
     /// 0 failed; 1 ignored; 0 measured; 24 filtered out; finished in 3.73s`.
+    ///
+    /// Or the time of a test: `test a::b ... ok <1.234s>`.
     pub fn line(&mut self, line: &str) {
+        if let Some(program) = line.strip_prefix(PROGRAM) {
+            program.clone_into(&mut self.program);
+        }
+        if let Some((name, seconds)) = time(line) {
+            self.times.push((seconds, format!("{}: {name}", self.program)));
+        }
         let Some((_, counts)) =
             line.trim().strip_prefix("test result: ").and_then(|rest| rest.split_once(". "))
         else {
@@ -54,6 +70,11 @@ impl Tally {
     /// The closing lines.
     pub fn print(&self) -> String {
         let mut text = String::new();
+        let mut times: Vec<_> = self.times.iter().collect();
+        times.sort_by(|a, b| b.0.total_cmp(&a.0));
+        for (seconds, name) in times.into_iter().take(SLOWEST) {
+            text += &format!("{seconds:>7.1} s  {name}\n");
+        }
         for skip in &self.skips {
             text += &format!("skipped: {skip}\n");
         }
@@ -64,6 +85,13 @@ impl Tally {
         );
         text
     }
+}
+
+/// Name and seconds of a test that has ended.
+fn time(line: &str) -> Option<(&str, f64)> {
+    let (name, result) = line.strip_prefix("test ")?.split_once(" ... ")?;
+    let seconds = result.split_once(" <")?.1.strip_suffix("s>")?;
+    Some((name, seconds.parse().ok()?))
 }
 
 /// Creates an empty file, in which the tests of this run write their skips.

@@ -21,6 +21,24 @@ fn results_of_all_programs_add_up() {
 }
 
 #[test]
+fn the_slowest_tests_are_named_with_their_programs() {
+    let mut tally = Tally::default();
+    tally.line("test program: kedge-log crash");
+    for i in 0..12 {
+        tally.line(&format!("test cuts::number_{i} ... ok <{i}.500s>"));
+    }
+    tally.line("test program: kedge freeze");
+    tally.line("test thaws ... FAILED <99.000s>");
+    tally.line("test without_a_time ... ok");
+    let text = tally.print();
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines.len(), SLOWEST + 1);
+    assert_eq!(lines[0], "   99.0 s  kedge freeze: thaws");
+    assert_eq!(lines[1], "   11.5 s  kedge-log crash: cuts::number_11");
+    assert_eq!(lines[9], "    3.5 s  kedge-log crash: cuts::number_3");
+}
+
+#[test]
 fn a_log_is_read_once() {
     let path = fresh_log().unwrap();
     std::fs::write(&path, "KEDGE-SKIP: x\n").unwrap();

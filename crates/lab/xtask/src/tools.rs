@@ -7,6 +7,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs::Permissions;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -95,7 +96,9 @@ pub fn check_msrv() -> Result<()> {
 
 /// [`cargo_with`] for test runs: adds their results to the tally.
 pub fn cargo_tests(args: &[&str], env: &[(&str, &OsStr)], tally: &mut Tally) -> Result<()> {
-    let mut command = cargo_command(args);
+    let runner = std::env::current_exe()?;
+    let runner = format!("target.'cfg(all())'.runner = ['{}', '{RUNNER}']", runner.display());
+    let mut command = cargo_command(&[&["--config", &runner], args].concat());
     command.envs(env.iter().copied()).stdout(Stdio::piped());
     let line = describe(&command);
     println!("$ {line}");
@@ -112,6 +115,23 @@ pub fn cargo_tests(args: &[&str], env: &[(&str, &OsStr)], tally: &mut Tally) -> 
         bail!("{line}: {status}");
     }
     Ok(())
+}
+
+/// The subcommand of this program that calls [`test_program`].
+const RUNNER: &str = "test-program";
+
+/// Becomes a test program that prints how long each test took. Only an unstable option of libtest
+/// does that. The variable allows it for this process alone: set for cargo it would build
+/// everything again. Returns only if the program cannot be started.
+pub fn test_program(words: &[OsString]) -> anyhow::Error {
+    let package = std::env::var("CARGO_PKG_NAME").unwrap_or_default();
+    let file = Path::new(&words[0]).file_stem().unwrap_or_default().to_string_lossy();
+    // Without the hash that cargo appends.
+    let name = file.rsplit_once('-').map_or(&*file, |(name, _)| name);
+    println!("{}{package} {name}", crate::tally::PROGRAM);
+    let mut command = Command::new(&words[0]);
+    command.args(&words[1..]).args(["-Zunstable-options", "--report-time"]).env("RUSTC_BOOTSTRAP", "1");
+    anyhow::Error::new(command.exec()).context(format!("start {}", words[0].display()))
 }
 
 /// `cargo deb`, perhaps the one that [`install`] built.
