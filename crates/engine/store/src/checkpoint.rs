@@ -396,7 +396,7 @@ impl Store {
         // The slot is marked clean only if no part of the log is needed.
         if self.log.tail_lsn() != self.log.head_lsn() {
             let unwritable = self.checkpoint.unwritable.lock().clone();
-            return Err(unwritable.unwrap_or_else(|| Error::LogInUse));
+            return Err(unwritable.unwrap_or(Error::LogInUse));
         }
         // No write follows, and no flush must be outstanding either.
         self.flush_data(self.data_write_seq())?;
