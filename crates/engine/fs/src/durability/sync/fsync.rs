@@ -17,8 +17,8 @@
 //! [`Syncer::begin_fsync`], step 4 is [`Syncer::end_fsync`]. They differ in how they wait for the
 //! force between them.
 
-use super::Syncer;
 use super::group::Queued;
+use super::{Arrival, Syncer};
 use crate::cache::inode::{Inode, Meta, Syncing};
 use crate::durability::slow::Trace;
 use crate::error::{Done, Error, Result};
@@ -58,14 +58,6 @@ impl Call {
     }
 }
 
-/// When a call came.
-#[derive(Clone, Copy)]
-pub(super) struct Came {
-    at: Duration,
-    /// [`kedge_store::Store::checkpoint_turn`] then.
-    turn: u64,
-}
-
 /// Takes the error of a failed write that no fsync has reported yet.
 fn take_failure(meta: &mut Meta, ino: Ino) -> Result<()> {
     match (std::mem::take(&mut meta.write_failed), meta.failed_full) {
@@ -77,7 +69,7 @@ fn take_failure(meta: &mut Meta, ino: Ino) -> Result<()> {
 
 impl Syncer {
     pub(crate) fn fsync(&self, ino: Ino, datasync: bool) -> Result<()> {
-        let call = self.begin_fsync(ino, datasync, self.came())?;
+        let call = self.begin_fsync(ino, datasync, self.arrival())?;
         let store = self.engine.store();
         let forced = match call.next {
             Next::Force => store.force(store.head_lsn(), call.cause()),
@@ -89,10 +81,10 @@ impl Syncer {
     /// Calls `done` with the result, without holding the calling thread while the log is forced, or
     /// while data is written in place beside that of other calls.
     pub(crate) fn fsync_async(self: &Arc<Self>, ino: Ino, datasync: bool, done: Done) {
-        let came = self.came();
+        let arrival = self.arrival();
         match self.joins_group(ino) {
-            Some(inode) => self.group.push(Queued { inode, datasync, came, done, syncer: self.clone() }),
-            None => self.go_on(ino, datasync, came, done),
+            Some(inode) => self.group.push(Queued { inode, datasync, arrival, done, syncer: self.clone() }),
+            None => self.go_on(ino, datasync, arrival, done),
         }
     }
 
@@ -109,15 +101,15 @@ impl Syncer {
         in_place.then_some(inode)
     }
 
-    fn came(&self) -> Came {
+    fn arrival(&self) -> Arrival {
         // Before everything else, since the preparation may itself checkpoint, or wait for a
         // checkpoint.
-        Came { at: self.engine.clock().monotonic(), turn: self.engine.store().checkpoint_turn() }
+        Arrival { at: self.engine.clock().monotonic(), turn: self.engine.store().checkpoint_turn() }
     }
 
     /// All steps of an asynchronous call.
-    pub(super) fn go_on(self: &Arc<Self>, ino: Ino, datasync: bool, came: Came, done: Done) {
-        let call = match self.begin_fsync(ino, datasync, came) {
+    pub(super) fn go_on(self: &Arc<Self>, ino: Ino, datasync: bool, arrival: Arrival, done: Done) {
+        let call = match self.begin_fsync(ino, datasync, arrival) {
             Err(e) => return done(Err(e)),
             Ok(call) => call,
         };
@@ -137,9 +129,9 @@ impl Syncer {
     }
 
     /// Steps 1 and 2.
-    fn begin_fsync(&self, ino: Ino, datasync: bool, came: Came) -> Result<Call> {
+    fn begin_fsync(&self, ino: Ino, datasync: bool, arrival: Arrival) -> Result<Call> {
         let (clock, store) = (self.engine.clock(), self.engine.store());
-        let Came { at: start, turn } = came;
+        let Arrival { at: start, turn } = arrival;
         let wanted = self.prepare_fsync(ino, datasync)?;
         let trace = Trace { ino, datasync, start, turn, data: clock.monotonic(), force: None };
         let next = if wanted.lsn > store.durable_lsn() { Next::Force } else { Next::Flush };

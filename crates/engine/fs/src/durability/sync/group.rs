@@ -30,8 +30,7 @@
 //! the file system down; the calls that are dropped by it answer an error when their callback is
 //! dropped.
 
-use super::Syncer;
-use super::fsync::Came;
+use super::{Arrival, Syncer};
 use crate::cache::inode::Inode;
 use crate::error::Done;
 use kedge_base::broken::{self, Variant};
@@ -54,7 +53,7 @@ const LINGER: Duration = Duration::from_secs(1);
 pub(super) struct Queued {
     pub inode: Arc<Inode>,
     pub datasync: bool,
-    pub came: Came,
+    pub arrival: Arrival,
     pub done: Done,
     /// Keeps the file system open until the call is answered.
     pub syncer: Arc<Syncer>,
@@ -197,7 +196,7 @@ impl Group {
         let finished = without_panic("a group of fsyncs", || {
             syncer.write_group(&calls);
             for call in calls {
-                call.syncer.go_on(call.inode.ino, call.datasync, call.came, call.done);
+                call.syncer.go_on(call.inode.ino, call.datasync, call.arrival, call.done);
             }
             Ok(())
         });

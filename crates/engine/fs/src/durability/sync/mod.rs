@@ -18,6 +18,14 @@ use kedge_store::WriteSeq;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// The time at which a call arrived.
+#[derive(Clone, Copy)]
+struct Arrival {
+    at: Duration,
+    /// [`kedge_store::Store::checkpoint_turn`] at that time.
+    turn: u64,
+}
+
 /// Makes a file system durable; see the module's head.
 pub(crate) struct Syncer {
     engine: Arc<Engine>,
