@@ -1,6 +1,6 @@
 //! Edits: the smallest changes that a crash can keep or lose on their own.
 
-use crate::state::{Name, Page};
+use crate::page::{Name, Page};
 use std::ops::Range;
 use std::sync::Arc;
 

@@ -7,7 +7,8 @@
 
 use crate::edit::Edit;
 use crate::history::History;
-use crate::state::{Digest, SECTOR, State};
+use crate::page::Digest;
+use crate::state::{SECTOR, State};
 use std::collections::HashSet;
 
 /// Bound on the choices followed; [`Every::is_cut`] reports that it was reached.

@@ -12,9 +12,10 @@
 
 use crate::edit::Edit;
 use crate::history::History;
+use crate::page::PAGE;
 use crate::recipe::{Pick, Recipe, Torn};
 use crate::split::Micro;
-use crate::state::{PAGE, SECTOR};
+use crate::state::SECTOR;
 use crate::trace::{Call, Trace};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};

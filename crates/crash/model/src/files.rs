@@ -10,9 +10,10 @@
 
 use crate::history::History;
 use crate::model::STRICT;
+use crate::page::Digest;
 use crate::recipe::{Pick, Recipe};
 use crate::run::{Case, Checker, Verdict};
-use crate::state::{Body, Digest, State};
+use crate::state::{Body, State};
 use crate::trace::{Call, Trace};
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -33,6 +33,7 @@ mod files;
 mod history;
 pub mod kcr;
 mod model;
+pub mod page;
 mod parts;
 mod recipe;
 pub mod report;

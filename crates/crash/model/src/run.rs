@@ -6,8 +6,9 @@
 
 use crate::explore::Plan;
 use crate::history::History;
+use crate::page::Digest;
 use crate::recipe::{Pick, Recipe};
-use crate::state::{Digest, State};
+use crate::state::State;
 use crate::trace::{Marks, Trace};
 use kedge_base::{Clock, SystemClock};
 use parking_lot::Mutex;

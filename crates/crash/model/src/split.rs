@@ -5,7 +5,8 @@
 
 use crate::edit::{Edit, Meta, Slice};
 use crate::model::{Model, Order};
-use crate::state::{Name, PAGE, Page, ROOT, SECTOR};
+use crate::page::{Name, PAGE, Page};
+use crate::state::{ROOT, SECTOR};
 use crate::trace::{Call, Event, Space};
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, HashMap, HashSet};

@@ -5,71 +5,19 @@
 //! nothing here reads from outside.
 
 use crate::edit::{Edit, Meta};
+use crate::page::{Digest, Name, PAGE, Page, ZEROS, digest_of};
 use crate::sparse::Sparse;
 use siphasher::sip128::{Hasher128, SipHasher13};
 use std::collections::{BTreeMap, HashSet};
 use std::hash::Hasher;
 use std::sync::{Arc, OnceLock};
-use twox_hash::XxHash3_128;
 
-pub const PAGE: usize = 4096;
 pub const SECTOR: usize = 512;
 /// Inode number of the root directory.
 pub const ROOT: u64 = 1;
 /// A walk stops at this depth: no real tree is deeper, and a damaged recording must not exhaust the
 /// stack.
 const DEPTH_MAX: usize = 1024;
-
-pub type Name = Arc<[u8]>;
-/// Digest of the visible content. With 128 bits, states with equal digests are taken to be equal.
-pub type Digest = u128;
-
-/// One page of a file, with the digest of its bytes.
-#[derive(Clone, Debug)]
-pub struct Page {
-    bytes: Box<[u8]>,
-    digest: OnceLock<Digest>,
-}
-
-impl Page {
-    pub fn zeroed() -> Page {
-        Page { bytes: vec![0; PAGE].into_boxed_slice(), digest: OnceLock::new() }
-    }
-
-    pub fn full(bytes: &[u8]) -> Page {
-        debug_assert_eq!(bytes.len(), PAGE);
-        Page { bytes: bytes.into(), digest: OnceLock::new() }
-    }
-
-    pub fn bytes(&self) -> &[u8] {
-        &self.bytes
-    }
-
-    fn put(&mut self, at: usize, bytes: &[u8]) {
-        self.bytes[at..at + bytes.len()].copy_from_slice(bytes);
-        self.digest = OnceLock::new();
-    }
-
-    fn digest(&self) -> Digest {
-        *self.digest.get_or_init(|| digest_of(&self.bytes))
-    }
-}
-
-/// The digest of a missing page, and of a page of zeros: both read the same.
-const ZEROS: Digest = 0;
-
-/// Compares whole cache lines, which the compiler turns into a few instructions each: byte by byte
-/// it would cost more than the digest.
-fn is_zero(bytes: &[u8]) -> bool {
-    bytes.chunks(64).all(|line| line.iter().fold(0, |seen, byte| seen | byte) == 0)
-}
-
-fn digest_of(bytes: &[u8]) -> Digest {
-    match is_zero(bytes) {
-        true => ZEROS,
-        false => XxHash3_128::oneshot(bytes),
-    }
-}
 
 #[derive(Clone, Debug, Default)]
 pub struct FileBody {

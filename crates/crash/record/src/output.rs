@@ -9,7 +9,6 @@
 //! more than [`WAITING_MAX`] bytes, the pipe is not read until the thread has caught up; promises
 //! are then recorded late.
 
-use crate::log::Log;
 use parking_lot::Mutex;
 use regex::Regex;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
@@ -106,8 +105,9 @@ impl Output {
         inner.line.clear();
     }
 
-    /// Passes everything on until all writers have closed the pipe.
-    pub fn pass_on(&self, log: &Log) {
+    /// Passes everything on until all writers have closed the pipe. `read_pipe` calls
+    /// [`Output::take_in`] in the order of the recorded calls.
+    pub fn pass_on(&self, read_pipe: impl Fn()) {
         loop {
             let mut fds = [PollFd::new(&self.pipe, PollFlags::IN), PollFd::new(&self.wake, PollFlags::IN)];
             if let Err(e) = retry_on_intr(|| poll(&mut fds, None)) {
@@ -120,8 +120,7 @@ impl Output {
             {
                 return tracing::error!("the command's output is not passed on: {e}");
             }
-            // Locking the log reads the pipe.
-            drop(log.lock());
+            read_pipe();
             let (bytes, is_over) = {
                 let mut inner = self.inner.lock();
                 (std::mem::take(&mut inner.waiting), inner.is_over)

@@ -345,7 +345,7 @@ fn run_command(
     }
     let pass_on = |output: Arc<Output>| {
         let log = log.clone();
-        spawn_named("kedge-ack", move || output.pass_on(&log)).map_err(io_error("a thread"))
+        spawn_named("kedge-ack", move || output.pass_on(|| drop(log.lock()))).map_err(io_error("a thread"))
     };
     let reader = output.map(pass_on).transpose()?;
     let mut outside = Outside::new(dir, &options.out);

@@ -9,7 +9,7 @@
 //! # Under pressure
 //! The kernel wakes the watching thread when tasks wait for memory (PSI) in the process's own
 //! control group or, where that cannot be watched, on the machine, and when the group exceeds its
-//! `memory.high`. Each time the cache becomes half as large, down to [`LEAST`]. After [`QUIET`]
+//! `memory.high`. Each time the cache becomes half as large, down to 64 MiB. After 30 seconds
 //! without such an event it doubles, up to its size. At its full size the thread sleeps without a
 //! limit, so a mount that is idle costs nothing.
 

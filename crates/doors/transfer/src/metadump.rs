@@ -6,7 +6,7 @@
 //! less: it would also search for nodes that no parent refers to, and these are not copied.
 //!
 //! Without `--scramble` the copy has names, attributes, targets of symbolic links, the image's
-//! secret and the file data in the log. With `--scramble` it has none of these: see [`scramble`].
+//! secret and the file data in the log. With `--scramble` it has none of these (module `scramble`).
 //!
 //! A damaged node is copied if its magic and uuid still match this image. Other bytes at a node's
 //! address may belong to a file and are left out; the check finds a bad node there in both cases.

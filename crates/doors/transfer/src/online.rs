@@ -31,8 +31,8 @@
 //! socket must be the one that serves the mount.
 //!
 //! # Bounds
-//! Connecting and the client's first line take at most [`PATIENCE`], the first reply of the
-//! identified process at most [`ANSWER_PATIENCE`]. After that both ends are identified, and the
+//! Connecting and the client's first line take at most `PATIENCE`, the first reply of the
+//! identified process at most `ANSWER_PATIENCE`. After that both ends are identified, and the
 //! archive takes as long as its source and the device need.
 
 pub mod client;

@@ -10,7 +10,7 @@
 //! (4) has its entries in the order of their tags, (5) grants only read, write and execute, and (6)
 //! fits an attribute.
 
-use crate::item::XATTR_PART_MAX;
+use crate::XATTR_PART_MAX;
 
 /// The permissions that go beyond the mode bits.
 pub const ACCESS: &[u8] = b"system.posix_acl_access";

@@ -8,13 +8,12 @@ use std::hash::Hasher;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+pub use crate::XATTR_PART_MAX;
+
 /// Longest name of a directory entry or of an extended attribute, in bytes.
 pub const NAME_MAX: usize = 255;
 /// Longest value of an extended attribute, in bytes, as in Linux.
 pub const XATTR_VALUE_MAX: usize = 65536;
-/// Longest value that is stored in one item with its name. A longer value is split into parts of
-/// this size.
-pub const XATTR_PART_MAX: usize = 4096;
 /// Longest symlink target, in bytes.
 pub const SYMLINK_MAX: usize = 4095;
 /// Largest item value that a leaf must hold.

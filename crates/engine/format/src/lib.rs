@@ -36,6 +36,9 @@ pub use key::{ItemKind, Key};
 
 /// The number of blocks that have byte offsets.
 pub const BLOCKS_MAX: u64 = u64::MAX / kedge_base::BLOCK_SIZE as u64;
+/// Longest value of an attribute that is stored in one item with its name. A longer value is
+/// split into parts of this size.
+pub const XATTR_PART_MAX: usize = 4096;
 /// Highest inode number, since a superblock must be able to hold the next one.
 pub const INO_MAX: u64 = superblock::OPEN_MAX - 1;
 /// Upper bound on file sizes in records and items, above the largest size that is allowed. Sums of

@@ -12,9 +12,10 @@
 //! 4. `tail_lsn <= checkpoint_lsn`. The tree holds exactly the records below `checkpoint_lsn`;
 //!    records from `tail_lsn` on are still needed for the data in them.
 
+use crate::XATTR_PART_MAX;
 use crate::alloc::{GROUP_BLOCKS, INDEX_ENTRIES};
 use crate::crc_without;
-use crate::item::{XATTR_PART_MAX, XATTR_VALUE_MAX};
+use crate::item::XATTR_VALUE_MAX;
 use crate::logwrite::{LogKey, LogSecret};
 use crate::node::NODE_BLOCKS;
 use crate::{FileFlags, InodeCore};

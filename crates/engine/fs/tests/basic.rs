@@ -234,7 +234,7 @@ fn a_smaller_cache_gives_memory_back_and_loses_nothing() {
         if cache("tree_bytes") <= small {
             break;
         }
-        std::thread::sleep(std::time::Duration::from_millis(10));
+        kedge_base::pause(std::time::Duration::from_millis(10));
         fs.set_cache_size(small);
     }
     assert!(cache("tree_bytes") <= small, "{} bytes of nodes", cache("tree_bytes"));

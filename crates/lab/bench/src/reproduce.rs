@@ -15,6 +15,7 @@ mod overwrite;
 mod rename;
 mod stress;
 mod sync;
+mod tracking;
 mod tree_lock;
 mod writeback;
 

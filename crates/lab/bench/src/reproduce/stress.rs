@@ -12,7 +12,7 @@
 
 use super::Run;
 use super::cpu::Cpu;
-use super::sync::{Made, SIDES, fill, write_small};
+use super::tracking::{Made, SIDES, fill, write_small};
 use crate::bars::{Bar, Want};
 use crate::contest::{Amount, Better, Contest, Contestant, Metric, Outcome, Published, Round};
 use crate::library::in_threads;

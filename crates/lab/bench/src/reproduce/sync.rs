@@ -8,26 +8,21 @@
 //! new ones.
 
 use super::cpu::Cpu;
+use super::tracking::{Made, SIDES, fill, write_small};
 use super::{Part, Run};
 use crate::bars::{Bar, Want};
 use crate::contest::{Amount, Better, Contest, Contestant, Metric, Outcome, Round};
 use crate::counters::Counters;
-use crate::library::{Library, Work, in_threads, make_files};
+use crate::library::{Library, in_threads};
 use crate::report::{Reading, Section};
 use crate::sample::Sample;
 use crate::times::Times;
-use anyhow::{Result, ensure};
+use anyhow::Result;
 use kedge_base::{Clock, SystemClock};
-use kedge_device::{FileDevice, OpenOptions};
-use kedgefs::{DirtyTracking, FileSystem, FormatOptions, Ino, MountOptions, Owner};
-use std::path::PathBuf;
+use kedgefs::{DirtyTracking, FileSystem, Ino};
 use std::sync::{Arc, Barrier};
 
 const THREADS: usize = 8;
-const FILL_THREADS: usize = 4;
-const FILE: [u8; 4096] = [0x6b; 4096];
-/// Enough for the library's maximum of cached inodes.
-const CACHE: u64 = 8 << 30;
 /// Syncs of the clean file system that a round measures.
 const CLEAN: usize = 20;
 /// A storm that walks a million inodes for each sync is shortened to this part, and its time
@@ -42,14 +37,6 @@ const CLEAN_SYNC: &str = "sync of clean A";
 const CACHED: &str = "inodes cached by A";
 const GROUP: &str = "syncs";
 
-/// How dirty inodes are tracked, and whether A's cache is full.
-pub(super) const SIDES: [(&str, DirtyTracking, bool); 4] = [
-    ("shared, A empty", DirtyTracking::Shared, false),
-    ("shared, A full", DirtyTracking::Shared, true),
-    ("per_sb, A empty", DirtyTracking::PerSb, false),
-    ("per_sb, A full", DirtyTracking::PerSb, true),
-];
-
 pub fn run(run: &mut Run<'_>) -> Result<()> {
     if !run.does(Part::Process) {
         run.note("Left out: all but the library in process. A mount is a process of its own, so that nothing is shared.".into());
@@ -59,48 +46,6 @@ pub fn run(run: &mut Run<'_>) -> Result<()> {
     storms(run)?;
     parallel(run)?;
     run.note("Published: xfs/297 on XFS with per-superblock dirty tracking, whose sync still walked all cached inodes; it was ended after 15 minutes. Compare the change, not the figures.".into());
-    Ok(())
-}
-
-/// A library on an image of its own.
-pub(super) struct Made {
-    pub library: Library,
-    image: PathBuf,
-}
-
-impl Made {
-    pub(super) fn new(run: &Run<'_>, name: &str, dirty_tracking: DirtyTracking) -> Result<Made> {
-        let image = run.place.shell.dir.join(name);
-        let device = FileDevice::create(&image, run.settings.size, OpenOptions::default())?;
-        let options = MountOptions { dirty_tracking, cache_size: CACHE, ..MountOptions::default() };
-        Ok(Made { library: Library::on(device, &FormatOptions::default(), options)?, image })
-    }
-
-    /// Closing would write the contents, which are not needed.
-    pub(super) fn end(self) -> Result<()> {
-        drop(self.library);
-        Ok(std::fs::remove_file(self.image)?)
-    }
-}
-
-/// Fills A with `count` cached clean inodes. Returns how many there are.
-pub(super) fn fill(a: &Library, count: u64) -> Result<f64> {
-    if count > 0 {
-        make_files(a, Work::Empty, FILL_THREADS, count / FILL_THREADS as u64)?;
-    }
-    a.sync()?;
-    // A background checkpoint must not disturb the storm, so it runs now.
-    a.fs().checkpoint()?;
-    let counters = Counters::of(a.fs())?;
-    let cached = counters.get("cache/inodes")?;
-    ensure!(cached >= count as f64 * 0.95, "only {cached} of {count} inodes stayed in the cache");
-    ensure!(counters.get("cache/dirty_inodes")? == 0.0, "A is not clean");
-    Ok(cached)
-}
-
-pub(super) fn write_small(fs: &FileSystem, dir: Ino, name: &str) -> Result<()> {
-    let file = fs.create(dir, name.as_bytes(), 0o644, Owner::default())?.ino;
-    ensure!(fs.write(file, 0, &FILE)? == FILE.len(), "a write was cut short");
     Ok(())
 }
 

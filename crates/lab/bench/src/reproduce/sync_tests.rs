@@ -1,6 +1,7 @@
 use super::*;
 use crate::contest::Side;
 use kedge_device::MemDevice;
+use kedgefs::{FormatOptions, MountOptions};
 
 fn outcome(storm: [f64; 4], clean: [f64; 4]) -> Outcome {
     let metrics = vec![Metric::new(STORM, "s", Better::Lower), Metric::new(CLEAN_SYNC, "ms", Better::Lower)];

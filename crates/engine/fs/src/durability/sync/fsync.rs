@@ -27,7 +27,6 @@ use kedge_base::{Ino, Lsn};
 use kedge_format::FileKind;
 use kedge_store::{ForceCause, WriteSeq};
 use std::sync::Arc;
-use std::time::Duration;
 
 /// The LSN and the data write for which an fsync must wait.
 #[derive(Clone, Copy, Debug)]
