@@ -100,3 +100,19 @@ fn the_engine_and_fuse_have_the_longer_list_of_bans() {
         assert!(list.contains(line.trim()), "{line}");
     }
 }
+
+/// `docs/WALKS.md` names files and functions that exist.
+#[test]
+fn walks_pass_through_functions_that_exist() {
+    let text = std::fs::read_to_string(root().join("docs/WALKS.md")).unwrap();
+    let mut steps = 0;
+    for row in text.lines().filter(|line| line.starts_with("| `crates/")) {
+        let mut cells = row.split('`').skip(1).step_by(2);
+        let (file, function) = (cells.next().unwrap(), cells.next().unwrap());
+        let source = std::fs::read_to_string(root().join(file)).unwrap_or_else(|e| panic!("{file}: {e}"));
+        let named = [format!("fn {function}("), format!("fn {function}<")];
+        assert!(named.iter().any(|name| source.contains(name)), "{file} has no function {function}");
+        steps += 1;
+    }
+    assert!(steps > 20, "{steps} steps");
+}
