@@ -75,7 +75,7 @@ pub const TABLE: &[Row] = &[
         "`optimistic`",
     ),
     row(
-        "`placement=auto`, `on`, `off`",
+        "`placement=auto|on|off`",
         FIXED,
         "whether one more thread may serve requests on the processor of the program that sends them, \
          while that is measured to be faster (`auto`), always or never; `kedge stats` shows what was \
