@@ -58,7 +58,7 @@ impl Default for FuseOptions {
             noexec: false,
             noatime: false,
             workers: None,
-            placement: PlacementMode::Auto,
+            placement: PlacementMode::Off,
             clone_channels: true,
             writeback_cache: false,
             no_open: true,

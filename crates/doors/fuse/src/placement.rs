@@ -22,6 +22,12 @@
 //! without the companion, taken in turn, and compares the requests received in each. An idle mount
 //! makes none.
 //!
+//! # A client that cannot be asked
+//! While a program is executed, the kernel holds a lock of the process that `/proc/TID/stat` needs.
+//! If the program lies on the mount, the companion that reads this file waits for a client that
+//! waits for the companion, without end. So placement is off by default, and neither `auto` nor
+//! `on` is for a mount whose programs are executed.
+//!
 //! # A busy processor
 //! A thread of `SCHED_IDLE` gets little of a processor on which others compute: beside one other
 //! thread 3 parts of 1027. The companion may hold a lock then that other workers wait for. So the
@@ -38,10 +44,11 @@ use std::time::Duration;
 /// When a worker receives on its client's processor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PlacementMode {
+    /// The default: see "A client that cannot be asked".
+    #[default]
     Off,
     /// While trials find it faster. Not where this process may use only one processor when it
     /// mounts.
-    #[default]
     Auto,
     /// Always, except for some seconds after a busy processor starved it.
     On,
