@@ -739,3 +739,9 @@ fn caches_of_a_mount_that_sees_opens() {
 fn caches_of_a_mount_that_sees_opens_with_the_kernels_writeback() {
     coherence(" --immutable", " -o writeback_cache");
 }
+
+/// The worker on the client's processor serves programs that execute others meanwhile.
+#[test]
+fn caches_with_the_kernels_writeback_on_the_clients_processor() {
+    coherence(" --immutable", " -o writeback_cache,placement=on");
+}

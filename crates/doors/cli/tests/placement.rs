@@ -9,8 +9,8 @@ use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 fn placement(place: &Place) -> serde_json::Value {
@@ -29,17 +29,16 @@ fn one(cpu: usize) -> CpuSet {
     set
 }
 
-/// The thread of the server with the policy `SCHED_IDLE`.
-fn companion(server: Pid) -> Pid {
+/// The threads of the server.
+fn threads(server: Pid) -> impl Iterator<Item = Pid> {
     let tasks = fs::read_dir(format!("/proc/{}/task", server.as_raw_nonzero())).unwrap();
-    let mut found = tasks.filter_map(|task| {
-        let stat = fs::read_to_string(task.unwrap().path().join("stat")).ok()?;
-        let policy: i32 = stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(38)?.parse().ok()?;
-        (policy == libc::SCHED_IDLE).then(|| Pid::from_raw(stat.split(' ').next()?.parse().ok()?))?
-    });
-    let companion = found.next().expect("a mount with placement=on has such a thread");
-    assert_eq!(found.next(), None, "there is one");
-    companion
+    tasks.map(|task| Pid::from_raw(task.unwrap().file_name().to_str().unwrap().parse().unwrap()).unwrap())
+}
+
+/// One test at a time: one of them keeps all processors busy.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A program that makes files, reads them back and removes every second one, until it is stopped.
@@ -103,6 +102,7 @@ fn the_server_follows_a_client_from_processor_to_processor() {
     if no_fuse() || cpus.len() < 2 {
         return;
     }
+    let _alone = alone();
     let place = Place::new();
     place.run("mount --create 64M -o placement=on disk.kedge mnt").ok();
     let (mut moves, dir) = (0, place.path("mnt/d"));
@@ -126,24 +126,24 @@ fn a_server_that_is_given_other_processors_uses_them() {
     if no_fuse() || cpus.len() < 2 || not_root("taskset of a daemon that root started") {
         return;
     }
+    let _alone = alone();
     let place = Place::new();
     place.run("mount --create 64M -o placement=on disk.kedge mnt").ok();
     let server = pid(&place, "mnt");
     let client = Client::start(place.path("mnt/d"), Some(cpus[0]));
     until("the companion is with its client", || placement(&place)["processor"] == cpus[0]);
     // As `taskset -a -p` does it.
-    for task in fs::read_dir(format!("/proc/{}/task", server.as_raw_nonzero())).unwrap() {
-        let tid = task.unwrap().file_name().to_str().unwrap().parse().unwrap();
-        sched_setaffinity(Some(Pid::from_raw(tid).unwrap()), &one(cpus[1])).unwrap();
-    }
+    threads(server).for_each(|thread| sched_setaffinity(Some(thread), &one(cpus[1])).unwrap());
     write_and_fsync(&place.path("mnt/after"), b"served");
     let made = client.end();
     let second = Client::start(place.path("mnt/e"), Some(cpus[0]));
     for number in 0..500 {
         make(&place.path("mnt"), number);
     }
-    let set = sched_getaffinity(Some(companion(server))).unwrap();
-    assert!(!set.is_set(cpus[0]), "the processor was taken from the server");
+    for thread in threads(server) {
+        let set = sched_getaffinity(Some(thread)).unwrap();
+        assert!(!set.is_set(cpus[0]), "thread {thread:?} uses the processor that was taken from the server");
+    }
     let more = second.end();
     judge(&place, "d", made);
     judge(&place, "e", more);
@@ -157,6 +157,7 @@ fn a_busy_processor_stops_no_request() {
     if no_fuse() {
         return;
     }
+    let _alone = alone();
     let place = Place::new();
     place.run("mount --create 64M -o placement=on disk.kedge mnt").ok();
     let stop = Arc::new(AtomicBool::new(false));
@@ -194,8 +195,10 @@ fn the_option_is_checked_and_shown() {
     if no_fuse() {
         return;
     }
+    let _alone = alone();
     let place = Place::new();
     place.run("mkfs --size 64M disk.kedge").ok();
+    fs::create_dir(place.path("mnt")).unwrap();
     place.run("mount -o placement=often disk.kedge mnt").refused(2, &["placement=often", "off, auto, on"]);
     place.run("mount -o placement=off disk.kedge mnt").ok();
     assert_eq!(place.info("mnt")["mount"]["options"]["placement"], "off");

@@ -1,11 +1,13 @@
 //! The worker that runs on its client's processor. [`crate::placement`] says why and when.
 
 use crate::sys;
-use kedge_base::Counter;
+use kedge_base::{Counter, spawn_named};
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use std::sync::Arc;
 use std::sync::atomic::AtomicI32;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::mpsc::{SyncSender, sync_channel};
 use std::time::Duration;
 
 /// The companion's thread, as the watcher and the statistics see it.
@@ -58,12 +60,19 @@ fn process_set() -> std::io::Result<CpuSet> {
     Ok(sched_getaffinity(Some(rustix::process::getpid()))?)
 }
 
-/// Binds the calling thread, the companion, to the processor of its client.
+/// What the companion does about its place: it finds out when a sample of its client's processor is
+/// due. Another thread takes the sample and binds the companion ([`Sampler`]).
+///
+/// The companion itself reads no file of its client in `/proc`. The kernel holds the lock that
+/// `/proc/TID/stat` needs while a process executes a program, also while it closes the descriptors
+/// that are closed by that, and such a close may wait for requests to the mount. The companion
+/// would wait for a client that waits for the companion. The sampler may wait: the companion
+/// serves, so the client goes on and releases the lock.
 pub(crate) struct Follower<'a> {
     companion: &'a Companion,
-    /// The processor that the last sample found, if the companion is not bound to it.
-    other: Option<u32>,
-    /// When the client's processor was read last.
+    /// Clients for the sampler. It has room for one: while a sample waits, none is requested.
+    clients: SyncSender<u32>,
+    /// When a sample was requested last.
     sampled: Duration,
     served: u32,
     /// Replies in a row after which the next request let the companion sleep.
@@ -74,17 +83,23 @@ impl<'a> Follower<'a> {
     /// Sleeps in a row after which the client is likely to run elsewhere.
     const SLEEPS: u32 = 3;
     /// Requests after which the processor is read in any case.
-    const SERVED: u32 = 256;
-    /// A sample takes some microseconds.
-    const SAMPLE_MIN: Duration = Duration::from_micros(500);
+    const SERVED: u32 = 1024;
+    /// A sample wakes a thread and takes some microseconds.
+    const SAMPLE_MIN: Duration = Duration::from_millis(1);
 
-    /// Makes the calling thread the companion. An error: it has no such policy, and must not serve.
-    pub(crate) fn new(companion: &'a Companion) -> std::io::Result<Follower<'a>> {
+    /// Makes the calling thread the companion, and starts its sampler. An error: the thread must
+    /// not serve.
+    pub(crate) fn new(companion: &'a Arc<Companion>) -> std::io::Result<Follower<'a>> {
+        let (clients, wanted) = sync_channel(1);
+        let mut sampler = Sampler { companion: companion.clone(), other: None };
+        // Started before the change of policy, which it would inherit. Not joined, because it may
+        // wait for a client. It ends with the channel.
+        spawn_named("kedge-fuse-cpu", move || wanted.iter().for_each(|client| sampler.sample(client)))?;
         let tid = rustix::thread::gettid();
         sys::set_policy(tid, libc::SCHED_IDLE)?;
         companion.processor.store(-1, Relaxed);
         companion.tid.store(tid.as_raw_nonzero().get(), Relaxed);
-        Ok(Follower { companion, other: None, sampled: Duration::ZERO, served: 0, sleeps: 0 })
+        Ok(Follower { companion, clients, sampled: Duration::ZERO, served: 0, sleeps: 0 })
     }
 
     /// The companion receives from now on.
@@ -94,7 +109,6 @@ impl<'a> Follower<'a> {
             tracing::debug!("the companion's policy: {e}");
         }
         self.served = Self::SERVED - 1;
-        self.other = None;
         self.sampled = Duration::ZERO;
     }
 
@@ -114,6 +128,26 @@ impl<'a> Follower<'a> {
             return;
         }
         (self.sampled, self.served, self.sleeps) = (now, 0, 0);
+        // If the last sample still waits, this one is left out.
+        let _left_out = self.clients.try_send(client);
+    }
+}
+
+impl Drop for Follower<'_> {
+    fn drop(&mut self) {
+        self.companion.tid.store(0, Relaxed);
+    }
+}
+
+/// Reads the processor of a client, and binds the companion to it.
+struct Sampler {
+    companion: Arc<Companion>,
+    /// The processor that the last sample found, if the companion is not bound to it.
+    other: Option<u32>,
+}
+
+impl Sampler {
+    fn sample(&mut self, client: u32) {
         let Some(at) = processor_of(client) else {
             self.companion.unseen.inc();
             return;
@@ -129,21 +163,13 @@ impl<'a> Follower<'a> {
 
     fn bind(&self, to: u32) {
         let allowed = process_set().is_ok_and(|set| to < CpuSet::MAX_CPU as u32 && set.is_set(to as usize));
-        if !allowed {
-            return;
-        }
+        let Some(tid) = Pid::from_raw(self.companion.tid.load(Relaxed)).filter(|_| allowed) else { return };
         let mut set = CpuSet::new();
         set.set(to as usize);
-        if sched_setaffinity(None, &set).is_ok() {
+        if sched_setaffinity(Some(tid), &set).is_ok() {
             self.companion.processor.store(to as i32, Relaxed);
             self.companion.moves.inc();
         }
-    }
-}
-
-impl Drop for Follower<'_> {
-    fn drop(&mut self) {
-        self.companion.tid.store(0, Relaxed);
     }
 }
 

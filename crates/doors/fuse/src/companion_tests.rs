@@ -1,5 +1,4 @@
 use super::*;
-use std::sync::Arc;
 use std::sync::mpsc::channel;
 
 #[test]
@@ -15,8 +14,8 @@ fn the_processor_is_field_39_whatever_the_name_is() {
 }
 
 /// Runs `body` in a thread of its own, whose policy and processors it may change.
-fn in_a_thread(body: impl FnOnce(&Companion) + Send + 'static) {
-    kedge_base::spawn_named("companion", move || body(&Companion::default())).unwrap().join().unwrap();
+fn in_a_thread(body: impl FnOnce(&Arc<Companion>) + Send + 'static) {
+    spawn_named("companion", move || body(&Arc::default())).unwrap().join().unwrap();
 }
 
 fn own_set() -> CpuSet {
@@ -52,11 +51,14 @@ fn it_goes_to_the_processor_on_which_its_client_is() {
             go.send(cpu).unwrap();
             let tid = told.recv().unwrap();
             follower.begins();
-            for round in 1u64..=3 {
+            let mut now = Duration::ZERO;
+            while companion.processor() != Some(cpu as u32) {
+                now += Follower::SAMPLE_MIN;
+                assert!(now < Follower::SAMPLE_MIN * 100_000, "the companion stays elsewhere");
                 (0..Follower::SLEEPS).for_each(|_| follower.slept());
-                follower.received(tid, || Follower::SAMPLE_MIN * 10 * round as u32);
+                follower.received(tid, || now);
+                std::thread::yield_now();
             }
-            assert_eq!(companion.processor(), Some(cpu as u32));
             let set = own_set();
             assert!(set.is_set(cpu) && set.count() == 1);
         }
@@ -72,17 +74,31 @@ fn it_goes_to_the_processor_on_which_its_client_is() {
 fn a_client_that_cannot_be_seen_moves_nothing() {
     in_a_thread(|companion| {
         let before = own_set();
-        let mut follower = Follower::new(companion).unwrap();
-        follower.begins();
-        follower.received(0, || Duration::from_secs(1));
+        let _follower = Follower::new(companion).unwrap();
+        Sampler { companion: companion.clone(), other: None }.sample(0);
         assert_eq!((companion.unseen.get(), companion.moves.get()), (1, 0));
         assert_eq!(own_set(), before);
     });
 }
 
+/// The sampler may wait for the client as long as the client waits for the companion.
+#[test]
+fn requests_go_on_while_a_sample_waits() {
+    in_a_thread(|companion| {
+        let (clients, waits) = sync_channel(1);
+        let mut follower =
+            Follower { companion, clients, sampled: Duration::ZERO, served: 0, sleeps: Follower::SLEEPS };
+        for round in 1..100 {
+            follower.sleeps = Follower::SLEEPS;
+            follower.received(7, || Follower::SAMPLE_MIN * round);
+        }
+        assert_eq!(waits.try_iter().count(), 1, "one is requested, the others are left out");
+    });
+}
+
 #[test]
 fn its_waits_for_a_processor_can_be_read() {
-    let companion = Arc::new(Companion::default());
+    let companion: Arc<Companion> = Arc::default();
     let thread = {
         let companion = companion.clone();
         kedge_base::spawn_named("companion", move || {

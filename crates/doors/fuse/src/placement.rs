@@ -22,12 +22,6 @@
 //! without the companion, taken in turn, and compares the requests received in each. An idle mount
 //! makes none.
 //!
-//! # A client that cannot be asked
-//! While a program is executed, the kernel holds a lock of the process that `/proc/TID/stat` needs.
-//! If the program lies on the mount, the companion that reads this file waits for a client that
-//! waits for the companion, without end. So placement is off by default, and neither `auto` nor
-//! `on` is for a mount whose programs are executed.
-//!
 //! # A busy processor
 //! A thread of `SCHED_IDLE` gets little of a processor on which others compute: beside one other
 //! thread 3 parts of 1027. The companion may hold a lock then that other workers wait for. So the
@@ -39,12 +33,12 @@
 use crate::companion::Companion;
 use crate::handoff::Moment;
 use parking_lot::Mutex;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// When a worker receives on its client's processor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PlacementMode {
-    /// The default: see "A client that cannot be asked".
     #[default]
     Off,
     /// While trials find it faster. Not where this process may use only one processor when it
@@ -262,13 +256,13 @@ impl Starvation {
 /// What the watcher and the workers share about the placement of one mount.
 pub(crate) struct Placement {
     pub(crate) mode: PlacementMode,
-    pub(crate) companion: Companion,
+    pub(crate) companion: Arc<Companion>,
     counts: Mutex<TrialCounts>,
 }
 
 impl Placement {
     pub(crate) fn new(mode: PlacementMode) -> Placement {
-        Placement { mode, companion: Companion::default(), counts: Mutex::default() }
+        Placement { mode, companion: Arc::default(), counts: Mutex::default() }
     }
 
     pub(crate) fn publish(&self, counts: TrialCounts) {

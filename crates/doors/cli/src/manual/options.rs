@@ -79,7 +79,7 @@ pub const TABLE: &[Row] = &[
         FIXED,
         "whether one more thread may serve requests on the processor of the program that sends them, \
          while that is measured to be faster (`auto`), always or never; `kedge stats` shows what was \
-         decided. Not for a mount from which programs are executed: it can hang",
+         decided",
         "`placement=off`",
     ),
     row("`workers=N`", FIXED, "threads that serve requests, 2 to 64", "2 to 4, by the number of CPUs"),
