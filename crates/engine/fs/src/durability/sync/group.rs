@@ -1,33 +1,32 @@
 //! Concurrent asynchronous fsyncs whose data goes in place share one pass, and hold no caller's
 //! thread while the device writes.
 //!
-//! Up to [`HELD_MAX`] calls write in their callers' threads: nothing is faster than that, and a
-//! mount has one thread more to receive with. Any other call joins the *queue*, and its caller's
-//! thread returns. A *group thread* takes the whole queue, writes the data of all these inodes in
-//! one pass, and then finishes each call. While it does so, the next calls gather.
+//! Up to [`HELD_MAX`] calls write in their callers' threads, which is the fastest way and leaves a
+//! mount one worker to receive with. A further call joins the *queue*, and its caller's thread
+//! returns. A *group thread* takes the whole queue, writes the data of all these inodes in one
+//! pass, and then finishes each call. Meanwhile further calls join the queue.
 //!
-//! With one caller more than [`HELD_MAX`] a group would be of one call, and cost a switch of
-//! threads for nothing. Whether there are more is unknown as long as callers' threads wait. So one
-//! of [`PROBE_EVERY`] such calls is queued as a probe. If more calls come meanwhile, calls are
-//! queued until [`CROWD_LASTS`] of them have found no more than [`HELD_MAX`] others.
+//! With one caller more than [`HELD_MAX`], a group has one call and only costs a switch of threads.
+//! The number of callers is unknown while callers' threads wait. So one of [`PROBE_EVERY`] such
+//! calls joins the queue as a probe. If other calls arrive meanwhile, calls join the queue until
+//! [`CROWD_LASTS`] of them have found no more than [`HELD_MAX`] others.
 //!
-//! A second group thread starts beside the first only when the queue holds at least as many calls
-//! as are being written: the rule by which log writes start (`kedge_log::force`), for the same
-//! reason. Threads start with the first group and end when they have had nothing to do for
-//! [`LINGER`].
+//! A second group thread takes the queue only when the queue holds at least as many calls as are
+//! being written. Log writes start by the same rule (`kedge_log::force`), for the same reason. A
+//! thread starts when it is needed, and ends after [`LINGER`] without work.
 //!
 //! # Crash argument
-//! The shared pass answers no call. Each call is finished by [`Syncer::go_on`], after the pass and
-//! by the same steps as a call that is alone: it writes what is still dirty, reports the failure
-//! that the pass has left in the inode, forces the log if the inode needs it, and flushes the
-//! device if data of the inode has not been flushed. So a pass that fails, or misses an inode,
-//! costs time and never an answer that is too early. The broken variant `GroupedAckEarly` answers
-//! before the pass.
+//! The shared pass completes no call. After the pass [`Syncer::go_on`] finishes each call, by the
+//! same steps as a call that is alone: it writes the data that is still dirty, reports the failure
+//! that the pass has recorded in the inode, forces the log if the inode needs that, and flushes the
+//! device if data of the inode has not been flushed. So a pass that fails, or that misses an inode,
+//! costs time, and no call returns before its data is durable. The broken variant
+//! `GroupedAckEarly` returns before the pass.
 //!
 //! # Ends
-//! A call keeps its right to work (`crate::gate`) until it is answered, so a freeze waits for it.
-//! After a close or a shutdown the steps of each call fail, and that is its answer. A panic shuts
-//! the file system down; the calls that are dropped by it answer an error when their callback is
+//! A call keeps its right to work (`crate::gate`) until it returns, so a freeze waits for it. After
+//! a close or a shutdown the steps of each call fail, and the call returns that error. A panic
+//! shuts the file system down; a call that the panic drops returns an error when its callback is
 //! dropped.
 
 use super::{Arrival, Syncer};
@@ -137,7 +136,7 @@ impl Group {
 
     pub(super) fn push(self: &Arc<Self>, mut call: Queued) {
         if broken::is(Variant::GroupedAckEarly) {
-            // Broken on purpose: nobody waits for the pass.
+            // Broken on purpose: the call returns before the pass.
             std::mem::replace(&mut call.done, Box::new(|_| {}))(Ok(()));
         }
         self.calls.fetch_add(1, Ordering::Relaxed);
@@ -209,8 +208,8 @@ impl Group {
 }
 
 impl Syncer {
-    /// Writes the data of a group in place. What fails is found again, and reported, when each call
-    /// is finished.
+    /// Writes the data of a group in place. Finishing each call finds a failure again and reports
+    /// it.
     fn write_group(&self, calls: &[Queued]) {
         let mut inodes: Vec<_> = calls.iter().map(|call| call.inode.clone()).collect();
         inodes.sort_by_key(|inode| inode.ino);
