@@ -444,15 +444,19 @@ fn callers_are_recorded_by_name_and_line() {
         assert!(bytes[bytes.len() - 2].contains("saver.c:7"), "{bytes:#?}");
     }
     fs::write(place.path("saver.rs"), SAVER_RUST).unwrap();
-    let mut rustc = place.command("rustc");
-    rustc.args(["-O", "-g", "-o", "saver", "saver.rs"]);
-    common::tool(rustc, "rustc", std::time::Duration::from_secs(120));
-    let [rename, bytes] = callers(&place, &["./saver"]);
-    assert!(rename[0].starts_with("std::fs::rename at library/std/"), "{rename:#?}");
-    are(&rename, ["saver::publish at ", "saver::main at "]);
-    assert!(rename[rename.len() - 2].contains("saver.rs:8"), "{rename:#?}");
-    are(&bytes, ["saver::write_the_draft at ", "saver::main at "]);
-    assert!(bytes[bytes.len() - 2].contains("saver.rs:4"), "{bytes:#?}");
+    // Rust's rules for the names of symbols: the compiler's default, and the new ones.
+    for naming in [&[][..], &["-C", "symbol-mangling-version=v0"]] {
+        let mut rustc = place.command("rustc");
+        rustc.args(naming).args(["-O", "-g", "-o", "saver", "saver.rs"]);
+        common::tool(rustc, "rustc", std::time::Duration::from_secs(120));
+        let [rename, bytes] = callers(&place, &["./saver"]);
+        assert!(rename[0].starts_with("std::fs::rename"), "{rename:#?}");
+        assert!(rename[0].contains(" at library/std/"), "{rename:#?}");
+        are(&rename, ["saver::publish at ", "saver::main at "]);
+        assert!(rename[rename.len() - 2].contains("saver.rs:8"), "{rename:#?}");
+        are(&bytes, ["saver::write_the_draft at ", "saver::main at "]);
+        assert!(bytes[bytes.len() - 2].contains("saver.rs:4"), "{bytes:#?}");
+    }
 }
 
 /// gcc with these options.

@@ -124,6 +124,8 @@ impl Place {
     pub fn command(&self, program: &str) -> Command {
         let mut command = Command::new(program);
         command.current_dir(self.0.path()).stdin(Stdio::null());
+        // The runner of the tests sets it for them alone.
+        command.env_remove("RUSTC_BOOTSTRAP");
         command
     }
 
