@@ -7,7 +7,7 @@ mod common;
 use common::{Place, kill, no_fuse, output_within, pid, until, write_and_fsync};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, ErrorKind, Read};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, Stdio};
@@ -30,6 +30,10 @@ const FREEZE: &str = "freeze --for 600 mnt";
 /// The size of the buffer from which the writers take their bytes.
 const SOURCE_BYTES: usize = 1 << 16;
 
+/// The newest files of a writer that stay. It removes the older ones, so that no machine is so fast
+/// that the image becomes full.
+const KEPT: &str = "200";
+
 /// One of several programs that make files one after another, each durable before the next, and
 /// report each file. It is a separate process, because the process that makes the snapshot must not
 /// write: a child that it starts closes its copies of open files, and with `writeback_cache` a
@@ -46,13 +50,14 @@ impl Writer {
         while [ ! -e stop ]; do
             dd if=source iflag=skip_bytes skip=$((n % 4096)) bs=$((8 + n * 613 % 7200)) count=1 \
                 of="$1/$n" conv=fsync status=none || exit 1
+            [ $n -lt $2 ] || rm "$1/$((n - $2))" || exit 1
             n=$((n + 1))
             echo $n
         done"#;
 
     fn start(place: &Place, dir: &str) -> Writer {
         let mut command = place.command("sh");
-        command.args(["-c", Writer::SCRIPT, "sh", dir]).stdout(Stdio::piped());
+        command.args(["-c", Writer::SCRIPT, "sh", dir, KEPT]).stdout(Stdio::piped());
         let mut program = command.spawn().unwrap();
         let lines = BufReader::new(program.stdout.take().unwrap()).lines();
         let done = Arc::new(AtomicUsize::new(0));
@@ -123,10 +128,8 @@ fn copies_under_load(options: &str) {
         // Open the files before the freeze: a waiting writer holds the kernel's lock of its
         // directory, so the lookup of a name that is not cached would wait for the thaw.
         let mut files = Vec::new();
-        for (i, done) in done.iter().enumerate().filter(|(_, done)| **done > 0) {
-            for n in [0, done - 1] {
-                files.push((n, fs::File::open(place.path(&format!("mnt/{i}/{n}"))).unwrap()));
-            }
+        for (i, writer) in writers.iter().enumerate().filter(|(i, _)| done[*i] > 0) {
+            files.push(open_newest(writer, &place.path(&format!("mnt/{i}"))));
         }
         place.run(FREEZE).ok();
         assert_frozen(&place);
@@ -144,11 +147,7 @@ fn copies_under_load(options: &str) {
         assert_clean(&place, "copy.kedge");
         place.run("mount -o ro copy.kedge copy").ok();
         for (i, done) in done.iter().enumerate() {
-            // Check only the newest files, because a fast machine makes many.
-            for n in done.saturating_sub(50)..*done {
-                let path = place.path(&format!("copy/{i}/{n}"));
-                assert_eq!(fs::read(&path).unwrap(), content(n), "round {round}: {}", path.display());
-            }
+            assert_complete(&place.path(&format!("copy/{i}")), *done, round);
         }
         place.run("umount copy").ok();
         let before = total();
@@ -157,6 +156,38 @@ fn copies_under_load(options: &str) {
     fs::write(place.path("stop"), b"").unwrap();
     writers.into_iter().for_each(Writer::end);
     place.unmount_and_check("disk.kedge");
+}
+
+/// Opens the newest file that a writer has reported, and returns its number too.
+fn open_newest(writer: &Writer, dir: &Path) -> (usize, fs::File) {
+    loop {
+        let n = writer.done() - 1;
+        match fs::File::open(dir.join(n.to_string())) {
+            Ok(file) => return (n, file),
+            // The writer has made so many others since that it has removed this one.
+            Err(e) => assert_eq!((e.kind(), writer.done() > n + 1), (ErrorKind::NotFound, true)),
+        }
+    }
+}
+
+/// The copy of a writer's directory has all files from its oldest to the last of the `done` that
+/// the writer had reported, and perhaps newer ones. Each has its contents; the newest may be one
+/// that the writer was making.
+#[track_caller]
+fn assert_complete(dir: &Path, done: usize, round: usize) {
+    let names = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name());
+    let mut numbers: Vec<usize> = names.map(|name| name.to_str().unwrap().parse().unwrap()).collect();
+    numbers.sort_unstable();
+    assert!(numbers.windows(2).all(|pair| pair[1] == pair[0] + 1), "round {round}: {numbers:?}");
+    let Some(newest) = numbers.pop() else {
+        return assert_eq!(done, 0, "round {round}");
+    };
+    assert!(newest + 1 >= done, "round {round}: {newest} of {done}");
+    let is_made = newest < done;
+    for n in numbers.into_iter().chain(is_made.then_some(newest)) {
+        let path = dir.join(n.to_string());
+        assert_eq!(fs::read(&path).unwrap(), content(n), "round {round}: {}", path.display());
+    }
 }
 
 /// Every command reports the freeze.

@@ -5,12 +5,13 @@
 
 mod common;
 use common::{Place, no_fuse, not_root, pid, until, write_and_fsync};
+use parking_lot::{Mutex, MutexGuard};
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 fn placement(place: &Place) -> serde_json::Value {
@@ -38,7 +39,7 @@ fn threads(server: Pid) -> impl Iterator<Item = Pid> {
 /// One test at a time: one of them keeps all processors busy.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+    ALONE.lock()
 }
 
 /// A program that makes files, reads them back and removes every second one, until it is stopped.
