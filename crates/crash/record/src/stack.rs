@@ -158,8 +158,8 @@ fn told(mut frames: Vec<Frame>) -> Vec<String> {
     let is_main = |f: &Frame| f.name.as_deref() == Some("main");
     if let Some(start) = frames.iter().position(is_start) {
         frames.truncate(start);
-        // The frame through which Rust calls `main`: by the old rules of naming `FnOnce::call_once`,
-        // by the new ones (v0) `FnOnce<()>>::call_once`.
+        // The frame through which Rust calls `main`: by the old rules of naming
+        // `FnOnce::call_once`, by the new ones (v0) `FnOnce<()>>::call_once`.
         let calls_main = |name: &str| name.contains("FnOnce") && name.ends_with("::call_once");
         frames.pop_if(|f| f.name.as_deref().is_some_and(calls_main));
     } else if let Some(main) = frames.iter().position(is_main) {
