@@ -164,7 +164,7 @@ fn open_newest(writer: &Writer, dir: &Path) -> (usize, fs::File) {
         let n = writer.done() - 1;
         match fs::File::open(dir.join(n.to_string())) {
             Ok(file) => return (n, file),
-            // The writer has made so many others since that it has removed this one.
+            // The writer has removed this file, as it has made enough newer ones since.
             Err(e) => assert_eq!((e.kind(), writer.done() > n + 1), (ErrorKind::NotFound, true)),
         }
     }

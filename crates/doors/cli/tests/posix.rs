@@ -123,7 +123,7 @@ fn stress_ng_on_files() {
         false => ("--dentry 1 --rename 1 --fallocate 1 --hdd 1 --link 1 --xattr 1 --utime 1 -t 2s", &[0]),
     };
     // Far less than the file system holds. A write that a full file system cuts short leaves a
-    // hole in the file of `hdd`, which goes on behind it, and reports the hole as wrong data.
+    // hole in the file of `hdd`, which continues after it, and reports the hole as wrong data.
     let sizes = "--hdd-bytes 64M --fallocate-bytes 64M";
     let place = Place::new();
     place.run("mount --create 1G disk.kedge mnt").ok();
