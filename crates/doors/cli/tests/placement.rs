@@ -207,6 +207,6 @@ fn the_option_is_checked_and_shown() {
     place.run("remount -o placement=on mnt").refused(2, &["placement"]);
     place.unmount();
     place.run("mount disk.kedge mnt").ok();
-    assert_eq!(place.info("mnt")["mount"]["options"]["placement"], "off");
+    assert_eq!(place.info("mnt")["mount"]["options"]["placement"], "auto");
     place.unmount();
 }

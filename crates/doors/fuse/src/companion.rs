@@ -39,15 +39,47 @@ impl Companion {
         text.split_ascii_whitespace().nth(1)?.parse().ok().map(Duration::from_nanos)
     }
 
-    /// Lets it run on every processor, with an ordinary policy if this process may give it.
-    pub(crate) fn release(&self) {
+    /// The processor to which the companion is not bound, if the process may use two.
+    fn other_of_two(&self) -> Option<u32> {
+        let at = self.processor()?;
+        let set = process_set().ok().filter(|set| set.count() == 2)?;
+        (0..CpuSet::MAX_CPU as u32).find(|cpu| set.is_set(*cpu as usize) && *cpu != at)
+    }
+
+    /// Binds it to processor `to`, if the process may use that one.
+    fn bind(&self, to: u32) {
+        let allowed = process_set().is_ok_and(|set| to < CpuSet::MAX_CPU as u32 && set.is_set(to as usize));
+        let Some(tid) = Pid::from_raw(self.tid.load(Relaxed)).filter(|_| allowed) else { return };
+        let mut set = CpuSet::new();
+        set.set(to as usize);
+        if sched_setaffinity(Some(tid), &set).is_ok() {
+            self.processor.store(to as i32, Relaxed);
+            self.moves.inc();
+        }
+    }
+
+    /// Lets it run on another processor.
+    pub(crate) fn leave(&self) {
+        match self.other_of_two() {
+            Some(other) => self.bind(other),
+            None => self.unbind(),
+        }
+    }
+
+    fn unbind(&self) {
         let Some(tid) = Pid::from_raw(self.tid.load(Relaxed)) else { return };
-        // Both can fail only because the thread has ended or the right is missing.
-        let set = process_set().and_then(|set| Ok(sched_setaffinity(Some(tid), &set)?));
-        if let Err(e) = set {
+        // Fails only if the thread has ended.
+        if let Err(e) = process_set().and_then(|set| Ok(sched_setaffinity(Some(tid), &set)?)) {
             tracing::debug!("the companion stays on its processor: {e}");
         }
         self.processor.store(-1, Relaxed);
+    }
+
+    /// Lets it run on every processor, with an ordinary policy if this process may give it.
+    pub(crate) fn release(&self) {
+        self.unbind();
+        let Some(tid) = Pid::from_raw(self.tid.load(Relaxed)) else { return };
+        // Fails only if the thread has ended or the right is missing.
         if let Err(e) = sys::set_policy(tid, libc::SCHED_OTHER) {
             tracing::debug!("the companion keeps its policy: {e}");
         }
@@ -60,8 +92,13 @@ fn process_set() -> std::io::Result<CpuSet> {
     Ok(sched_getaffinity(Some(rustix::process::getpid()))?)
 }
 
-/// What the companion does about its place: it finds out when a sample of its client's processor is
-/// due. Another thread takes the sample and binds the companion ([`Sampler`]).
+/// What the companion does about its place.
+///
+/// A companion that shares its client's processor does not sleep between two requests: while the
+/// client runs, it is preempted, and when the client sleeps, the next request is there. So short
+/// sleeps in a row mean that the client runs elsewhere. With two processors that is the other one,
+/// and the companion binds itself to it. With more, another thread samples the processor of the
+/// client and binds the companion ([`Sampler`]).
 ///
 /// The companion itself reads no file of its client in `/proc`. The kernel holds the lock that
 /// `/proc/TID/stat` needs while a process executes a program, also while it closes the descriptors
@@ -74,14 +111,31 @@ pub(crate) struct Follower<'a> {
     clients: SyncSender<u32>,
     /// When a sample was requested last.
     sampled: Duration,
+    /// Requests since then.
     served: u32,
-    /// Replies in a row after which the next request let the companion sleep.
+    /// Begin of the sleep before the next request, if there was one.
+    asleep: Option<Duration>,
+    /// Short sleeps before requests in a row.
     sleeps: u32,
+    /// Requests in a row without a sleep.
+    awake: u32,
+    /// The companion does not change to the other processor before.
+    stays: Duration,
+    /// For how long it stays after the next change. Doubles with each change that did not end the
+    /// sleeps.
+    stay: Duration,
 }
 
 impl<'a> Follower<'a> {
-    /// Sleeps in a row after which the client is likely to run elsewhere.
-    const SLEEPS: u32 = 3;
+    /// Short sleeps in a row after which the client is likely to run elsewhere.
+    const SLEEPS: u32 = 2;
+    /// Two wake-ups on other processors and a short computation of the client. A client that
+    /// waits for a device or a timer mostly needs longer.
+    const SLEEP_SHORT: Duration = Duration::from_micros(200);
+    /// Requests without a sleep that show that a change was right.
+    const AWAKE: u32 = 32;
+    const STAY_MIN: Duration = Duration::from_micros(100);
+    const STAY_MAX: Duration = Duration::from_millis(100);
     /// Requests after which the processor is read in any case.
     const SERVED: u32 = 1024;
     /// A sample wakes a thread and takes some microseconds.
@@ -99,7 +153,13 @@ impl<'a> Follower<'a> {
         sys::set_policy(tid, libc::SCHED_IDLE)?;
         companion.processor.store(-1, Relaxed);
         companion.tid.store(tid.as_raw_nonzero().get(), Relaxed);
-        Ok(Follower { companion, clients, sampled: Duration::ZERO, served: 0, sleeps: 0 })
+        Ok(Follower::of(companion, clients))
+    }
+
+    fn of(companion: &'a Companion, clients: SyncSender<u32>) -> Follower<'a> {
+        let [sampled, stays] = [Duration::ZERO; 2];
+        let stay = Self::STAY_MIN;
+        Follower { companion, clients, sampled, served: 0, asleep: None, sleeps: 0, awake: 0, stays, stay }
     }
 
     /// The companion receives from now on.
@@ -112,18 +172,50 @@ impl<'a> Follower<'a> {
         self.sampled = Duration::ZERO;
     }
 
-    /// The next request did not arrive before the companion slept.
-    pub(crate) fn slept(&mut self) {
-        self.sleeps += 1;
+    /// The companion sleeps from `now` until the next request.
+    pub(crate) fn slept(&mut self, now: Duration) {
+        self.asleep = Some(now);
     }
 
     /// A request of thread `client` arrived.
     pub(crate) fn received(&mut self, client: u32, now: impl Fn() -> Duration) {
         self.served += 1;
-        if self.served < Self::SERVED && self.sleeps < Self::SLEEPS {
+        match self.asleep.take() {
+            None => self.was_awake(),
+            Some(since) => self.woke(since, now()),
+        }
+        if self.sleeps >= Self::SLEEPS || self.served >= Self::SERVED {
+            self.follow(client, now());
+        }
+    }
+
+    fn was_awake(&mut self) {
+        self.sleeps = 0;
+        self.awake += 1;
+        if self.awake == Self::AWAKE {
+            self.stay = Self::STAY_MIN;
+        }
+    }
+
+    fn woke(&mut self, since: Duration, now: Duration) {
+        self.awake = 0;
+        let short = now.saturating_sub(since) < Self::SLEEP_SHORT;
+        self.sleeps = if short { self.sleeps + 1 } else { 0 };
+    }
+
+    /// Changes to the other one of two processors, or requests a sample.
+    fn follow(&mut self, client: u32, now: Duration) {
+        if self.sleeps >= Self::SLEEPS
+            && let Some(other) = self.companion.other_of_two()
+        {
+            if now >= self.stays {
+                self.companion.bind(other);
+                self.stays = now + self.stay;
+                self.stay = (2 * self.stay).min(Self::STAY_MAX);
+                self.sleeps = 0;
+            }
             return;
         }
-        let now = now();
         if now.saturating_sub(self.sampled) < Self::SAMPLE_MIN {
             return;
         }
@@ -157,18 +249,7 @@ impl Sampler {
         } else if self.other.replace(at) == Some(at) || self.companion.processor().is_none() {
             // Two samples in a row: one may be of a client among many.
             self.other = None;
-            self.bind(at);
-        }
-    }
-
-    fn bind(&self, to: u32) {
-        let allowed = process_set().is_ok_and(|set| to < CpuSet::MAX_CPU as u32 && set.is_set(to as usize));
-        let Some(tid) = Pid::from_raw(self.companion.tid.load(Relaxed)).filter(|_| allowed) else { return };
-        let mut set = CpuSet::new();
-        set.set(to as usize);
-        if sched_setaffinity(Some(tid), &set).is_ok() {
-            self.companion.processor.store(to as i32, Relaxed);
-            self.companion.moves.inc();
+            self.companion.bind(at);
         }
     }
 }

@@ -55,7 +55,7 @@ fn it_goes_to_the_processor_on_which_its_client_is() {
             while companion.processor() != Some(cpu as u32) {
                 now += Follower::SAMPLE_MIN;
                 assert!(now < Follower::SAMPLE_MIN * 100_000, "the companion stays elsewhere");
-                (0..Follower::SLEEPS).for_each(|_| follower.slept());
+                follower.slept(now);
                 follower.received(tid, || now);
                 std::thread::yield_now();
             }
@@ -86,10 +86,9 @@ fn a_client_that_cannot_be_seen_moves_nothing() {
 fn requests_go_on_while_a_sample_waits() {
     in_a_thread(|companion| {
         let (clients, waits) = sync_channel(1);
-        let mut follower =
-            Follower { companion, clients, sampled: Duration::ZERO, served: 0, sleeps: Follower::SLEEPS };
+        let mut follower = Follower::of(companion, clients);
         for round in 1..100 {
-            follower.sleeps = Follower::SLEEPS;
+            follower.served = Follower::SERVED;
             follower.received(7, || Follower::SAMPLE_MIN * round);
         }
         assert_eq!(waits.try_iter().count(), 1, "one is requested, the others are left out");
@@ -109,4 +108,45 @@ fn its_waits_for_a_processor_can_be_read() {
     };
     thread.unwrap().join().unwrap();
     assert!(!companion.is_there());
+}
+
+/// With two processors a companion that sleeps between its client's requests changes to the other
+/// one by itself.
+#[test]
+fn short_sleeps_lead_it_to_the_other_of_two_processors() {
+    let allowed = own_set();
+    if allowed.count() != 2 {
+        return;
+    }
+    in_a_thread(|companion| {
+        let mut follower = Follower::new(companion).unwrap();
+        let (short, long) = (Follower::SLEEP_SHORT / 2, Follower::SLEEP_SHORT * 2);
+        let mut now = Duration::from_secs(1);
+        let mut request = |follower: &mut Follower<'_>, sleep: Option<Duration>| {
+            if let Some(sleep) = sleep {
+                follower.slept(now);
+                now += sleep;
+            }
+            follower.received(0, || now);
+        };
+        let first = (0..CpuSet::MAX_CPU as u32).find(|cpu| own_set().is_set(*cpu as usize)).unwrap();
+        companion.bind(first);
+        for _ in 0..10 {
+            request(&mut follower, Some(long));
+            request(&mut follower, Some(short));
+            request(&mut follower, None);
+        }
+        assert_eq!(companion.processor(), Some(first), "pauses of the client and single sleeps");
+        (0..2).for_each(|_| request(&mut follower, Some(short)));
+        let other = companion.processor();
+        assert!(other.is_some_and(|other| other != first));
+        (0..Follower::AWAKE).for_each(|_| request(&mut follower, None));
+        (0..2).for_each(|_| request(&mut follower, Some(short)));
+        assert_eq!(companion.processor(), Some(first), "the client went back");
+        // Neither processor ends the sleeps.
+        let before = companion.moves.get();
+        (0..10_000).for_each(|_| request(&mut follower, Some(short)));
+        let moves = companion.moves.get() - before;
+        assert!((5..25).contains(&moves), "{moves} changes in one second");
+    });
 }

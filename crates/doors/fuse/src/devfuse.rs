@@ -99,6 +99,12 @@ impl Transport for DevFuse {
         }
     }
 
+    fn has_request(&self) -> bool {
+        let now = rustix::fs::Timespec { tv_sec: 0, tv_nsec: 0 };
+        // All channels read from one queue.
+        poll(&mut [PollFd::new(&self.channels[0], PollFlags::IN)], Some(&now)).is_ok_and(|ready| ready > 0)
+    }
+
     fn reply(&self, token: u32, unique: u64, error: i32, parts: &[&[u8]]) -> io::Result<()> {
         self.send(token as usize, unique, error, parts)
     }

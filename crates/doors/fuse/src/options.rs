@@ -58,7 +58,7 @@ impl Default for FuseOptions {
             noexec: false,
             noatime: false,
             workers: None,
-            placement: PlacementMode::Off,
+            placement: PlacementMode::default(),
             clone_channels: true,
             writeback_cache: false,
             no_open: true,

@@ -39,8 +39,8 @@ use std::time::Duration;
 /// When a worker receives on its client's processor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PlacementMode {
-    #[default]
     Off,
+    #[default]
     /// While trials find it faster. Not where this process may use only one processor when it
     /// mounts.
     Auto,
@@ -76,12 +76,13 @@ const WINDOWS: u32 = 6;
 /// Fewer requests in a window measure nothing.
 const REQUESTS_MIN: u64 = 40;
 /// The companion must receive more than this share of what the others receive, in percent.
-const GAIN_MIN: u64 = 105;
+const GAIN_MIN: u64 = 108;
 /// Time between two trials: the first, and the longest after results that agree.
 const REST_MIN: Duration = Duration::from_secs(1);
 const REST_MAX: Duration = Duration::from_secs(30);
-/// Rest after starvation.
-const REST_STARVED: Duration = Duration::from_secs(5);
+/// Rest after starvation: the first, and the longest where the companion starves again and again.
+const STARVED_MIN: Duration = Duration::from_secs(1);
+const STARVED_MAX: Duration = Duration::from_secs(60);
 
 /// Compares the rate of requests with and without the companion.
 #[derive(Debug)]
@@ -94,6 +95,9 @@ pub(crate) struct Trials {
     /// next one.
     rate: Option<u64>,
     rest: Duration,
+    /// The rest after the last starvation, and its end.
+    starved: Duration,
+    starved_until: Duration,
     /// No trial begins before.
     next: Duration,
     /// Begin of the current window.
@@ -140,6 +144,8 @@ impl Trials {
             companion: false,
             rate: None,
             rest: REST_MIN,
+            starved: Duration::ZERO,
+            starved_until: Duration::ZERO,
             next: Duration::ZERO,
             window: now,
             trial: None,
@@ -208,13 +214,18 @@ impl Trials {
         self.companion
     }
 
-    /// The companion did not get enough of its processor.
+    /// The companion did not get enough of its processor. One such moment is a thread that had some
+    /// milliseconds of work there. Processors on which programs compute bring the next moment soon:
+    /// then the companion rests for longer each time.
     pub(crate) fn starved(&mut self, now: Moment) {
         self.trial = None;
         self.companion = false;
         self.counts.starved += 1;
-        self.rest = (2 * self.rest).max(REST_STARVED).min(2 * REST_MAX);
-        self.next = now.at + self.rest;
+        let soon = now.at < self.starved_until + 10 * self.starved;
+        self.starved = if soon { (2 * self.starved).min(STARVED_MAX) } else { STARVED_MIN };
+        self.rest = REST_MIN;
+        self.starved_until = now.at + self.starved;
+        self.next = self.starved_until;
         self.window = now;
         self.rate = None;
     }
@@ -225,6 +236,18 @@ impl Trials {
 pub(crate) struct Starvation {
     /// When and what the last look found.
     last: Option<(Moment, Duration)>,
+    /// Ticks in a row in which the companion starved.
+    ticks: u32,
+}
+
+/// What to do about a companion that waits for its processor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Remedy {
+    None,
+    /// Another thread had a few milliseconds of work: the companion leaves that processor.
+    Leave,
+    /// No processor has time for it: it loses its role.
+    Release,
 }
 
 impl Starvation {
@@ -248,8 +271,18 @@ impl Starvation {
         few && waited.saturating_sub(waited_before) > time / 2
     }
 
+    /// `starves`: what [`Starvation::look`] found, while some client waits.
+    pub(crate) fn remedy(&mut self, starves: bool) -> Remedy {
+        self.ticks = if starves { self.ticks + 1 } else { 0 };
+        match self.ticks {
+            0 => Remedy::None,
+            1 => Remedy::Leave,
+            _ => Remedy::Release,
+        }
+    }
+
     pub(crate) fn forget(&mut self) {
-        self.last = None;
+        (self.last, self.ticks) = (None, 0);
     }
 }
 

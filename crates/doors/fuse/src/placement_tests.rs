@@ -77,12 +77,28 @@ fn starvation_ends_it_for_a_while() {
     let mut load = Load::new();
     load.run(Duration::from_millis(300), 60_000, 30_000);
     assert!(load.on);
-    load.trials.starved(Moment { at: load.now, received: load.received });
-    load.on = false;
-    assert_eq!(load.run(REST_STARVED * 9 / 10, 60_000, 30_000), Duration::ZERO);
+    let starve = |load: &mut Load| {
+        load.trials.starved(Moment { at: load.now, received: load.received });
+        load.on = false;
+    };
+    starve(&mut load);
+    assert_eq!(load.run(STARVED_MIN * 9 / 10, 60_000, 30_000), Duration::ZERO);
     load.run(Duration::from_secs(1), 60_000, 30_000);
-    assert!(load.on);
+    assert!(load.on, "one busy moment costs little");
     assert_eq!(load.trials.counts.starved, 1);
+    // On a processor that is always busy.
+    for _ in 0..12 {
+        starve(&mut load);
+        while !load.on {
+            load.run(Load::TICK, 60_000, 30_000);
+        }
+    }
+    starve(&mut load);
+    assert_eq!(load.run(STARVED_MAX * 9 / 10, 60_000, 30_000), Duration::ZERO);
+    load.run(20 * STARVED_MAX, 60_000, 30_000);
+    starve(&mut load);
+    load.run(STARVED_MIN + Duration::from_secs(1), 60_000, 30_000);
+    assert!(load.on, "after a long quiet time the rest is short again");
 }
 
 #[test]
@@ -92,8 +108,8 @@ fn without_trials_only_starvation_ends_it() {
     assert!(trials.tick(start) && trials.idle());
     trials.starved(start);
     let after = |rest: Duration| Moment { at: start.at + rest, received: 0 };
-    assert!(!trials.tick(after(REST_STARVED / 2)));
-    assert!(trials.tick(after(REST_STARVED)));
+    assert!(!trials.tick(after(STARVED_MIN / 2)));
+    assert!(trials.tick(after(STARVED_MIN)));
 }
 
 #[test]
@@ -105,6 +121,10 @@ fn starvation_is_to_wait_for_a_processor_and_to_serve_little() {
     assert!(look.look(moment(10, 6), Duration::from_millis(5)));
     // Clients on its processor run between its requests.
     assert!(!look.look(moment(15, 500), Duration::from_millis(9)));
+    let remedies = [false, true, true, false, true].map(|starves| look.remedy(starves));
+    use Remedy::{Leave, None, Release};
+    assert_eq!(remedies, [None, Leave, Release, None, Leave]);
     look.forget();
+    assert_eq!(look.remedy(true), Leave);
     assert!(!look.look(moment(20, 500), Duration::from_millis(14)));
 }

@@ -30,7 +30,7 @@
 //! there are as many workers as requests may wait for each other.
 
 use crate::handoff::{HandOff, Moment, Wait};
-use crate::placement::{Placement, PlacementMode, Starvation, Trials};
+use crate::placement::{Placement, PlacementMode, Remedy, Starvation, Trials};
 use kedge_base::{Clock, Counter, SystemClock};
 use parking_lot::{Condvar, Mutex};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
@@ -81,6 +81,8 @@ struct Slot {
     turn: AtomicBool,
     /// Odd while the worker serves a request. Increases at each begin and end.
     served: AtomicU64,
+    /// The value of `served` at the last reply. Until it changes, no client waits for this worker.
+    answered: AtomicU64,
 }
 
 /// What the workers did, for `system.kedgefs.stats`.
@@ -285,6 +287,23 @@ impl WorkerPool {
         }
     }
 
+    /// The worker is about to send a reply.
+    pub(crate) fn answering(&self, worker: usize) {
+        // Without a placement no thread reads it.
+        if self.placement.is_some() {
+            let slot = &self.slots[worker];
+            slot.answered.store(slot.served.load(Relaxed), Release);
+        }
+    }
+
+    /// Whether some worker serves a request that has no reply yet.
+    fn owes_a_reply(&self) -> bool {
+        self.slots.iter().any(|slot| {
+            let served = slot.served.load(SeqCst);
+            served % 2 == 1 && slot.answered.load(Acquire) != served
+        })
+    }
+
     pub(crate) fn end(&self, worker: usize) {
         self.slots[worker].served.fetch_add(1, SeqCst);
     }
@@ -297,8 +316,9 @@ impl WorkerPool {
         self.bell.notify_all();
     }
 
-    /// The watcher's thread. It sleeps while nothing is served.
-    pub(crate) fn watch(&self) {
+    /// The watcher's thread. It sleeps while nothing is served. `has_request`: whether the kernel
+    /// holds a request that no worker has received.
+    pub(crate) fn watch(&self, has_request: &dyn Fn() -> bool) {
         let mut seen = vec![0; self.slots.len()];
         let clock = SystemClock::default();
         let mode = self.placement.as_ref().map_or(PlacementMode::Off, |placement| placement.mode);
@@ -313,7 +333,7 @@ impl WorkerPool {
             self.bell.wait_for(&mut state, TICK);
             self.counts.ticks.inc();
             let now = self.moment(clock.monotonic());
-            self.place(&mut state, &mut trials, &mut starvation, now);
+            self.place(&mut state, &mut trials, &mut starvation, now, has_request);
             if !self.look(&mut state, &mut seen) {
                 self.set_companion(&state, trials.idle());
                 starvation.forget();
@@ -327,23 +347,41 @@ impl WorkerPool {
     }
 
     /// Decides whether the companion receives, at a tick of the watcher.
-    fn place(&self, state: &mut State, trials: &mut Trials, starvation: &mut Starvation, now: Moment) {
+    fn place(
+        &self,
+        state: &mut State,
+        trials: &mut Trials,
+        starvation: &mut Starvation,
+        now: Moment,
+        has_request: &dyn Fn() -> bool,
+    ) {
         let Some(placement) = self.placement.as_ref().filter(|p| p.companion.is_there()) else { return };
         let on = self.with_companion.load(Relaxed);
-        let starved = on && placement.companion.waited().is_some_and(|waited| starvation.look(now, waited));
-        let on = if starved {
-            trials.starved(now);
-            placement.companion.release();
-            false
-        } else {
-            trials.tick(now)
+        // A client that computes on the companion's processor delays no client.
+        let starves = on
+            && placement.companion.waited().is_some_and(|waited| starvation.look(now, waited))
+            && (has_request() || self.owes_a_reply());
+        let remedy = starvation.remedy(starves);
+        let on = match remedy {
+            Remedy::Release => {
+                trials.starved(now);
+                placement.companion.release();
+                false
+            }
+            Remedy::Leave => {
+                placement.companion.leave();
+                trials.tick(now)
+            }
+            Remedy::None => trials.tick(now),
         };
         if !on {
             starvation.forget();
         }
         placement.publish(trials.counts);
         self.set_companion(state, on);
-        if starved && let Some(worker) = self.companion() {
+        if remedy == Remedy::Release
+            && let Some(worker) = self.companion()
+        {
             // What it serves may take long.
             self.return_in(state, worker);
         }

@@ -82,7 +82,7 @@ fn the_watcher_takes_the_turn_of_a_worker_that_hangs() {
     let pool = Arc::new(WorkerPool::new(2, 1, None));
     let watcher = {
         let pool = pool.clone();
-        spawn_named("watcher", move || pool.watch()).unwrap()
+        spawn_named("watcher", move || pool.watch(&|| true)).unwrap()
     };
     assert!(pool.take_turn(0));
     pool.begin(0);

@@ -195,8 +195,8 @@ impl Drop for MountedSession {
 pub fn serve<O: Ops>(server: &Arc<Server<O>>, transport: &Arc<dyn Transport>) -> io::Result<()> {
     let pool = server.pool.clone();
     let watcher = {
-        let pool = pool.clone();
-        spawn_named("kedge-fuse-watch", move || pool.watch())?
+        let (pool, transport) = (pool.clone(), transport.clone());
+        spawn_named("kedge-fuse-watch", move || pool.watch(&|| transport.has_request()))?
     };
     let mut threads = Vec::new();
     for worker in (1..transport.workers()).chain(pool.companion()) {
@@ -230,6 +230,7 @@ fn work<O: Ops>(server: &Server<O>, transport: &dyn Transport, worker: usize) ->
     {
         let (pool, wait) = (pool.clone(), wait.clone());
         handoff::before_answers(move || {
+            pool.answering(worker);
             let ended = |now: Wait| Wait { ended: Some(pool.moment(clock.monotonic())), ..now };
             wait.set(wait.get().map(ended));
         });
@@ -353,7 +354,7 @@ impl<O: Ops> Work<'_, O> {
         self.pool.counts.polls.inc();
         if let Some(follower) = &mut self.follower {
             // On its client's processor, a thread that polls keeps the client from running.
-            follower.slept();
+            follower.slept(now);
             self.pool.counts.sleeps.inc();
             return self.transport.wait(self.worker);
         }

@@ -52,6 +52,10 @@ pub trait Transport: Send + Sync + 'static {
     fn receive<'a>(&'a self, worker: usize, buf: &'a mut RequestBuf) -> io::Result<Received<'a>>;
     /// Waits until there may be a request, or the connection has ended.
     fn wait(&self, worker: usize) -> io::Result<()>;
+    /// Whether a request waits to be received. A transport that does not know returns `true`.
+    fn has_request(&self) -> bool {
+        true
+    }
     /// Sends the reply to request `unique`: `error` (0 or a negative errno) and the `parts` in
     /// sequence.
     fn reply(&self, token: u32, unique: u64, error: i32, parts: &[&[u8]]) -> io::Result<()>;

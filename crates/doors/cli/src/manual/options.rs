@@ -80,7 +80,7 @@ pub const TABLE: &[Row] = &[
         "whether one more thread may serve requests on the processor of the program that sends them, \
          while that is measured to be faster (`auto`), always or never; `kedge stats` shows what was \
          decided",
-        "`placement=off`",
+        "`placement=auto`",
     ),
     row("`workers=N`", FIXED, "threads that serve requests, 2 to 64", "2 to 4, by the number of CPUs"),
     row(
