@@ -161,7 +161,7 @@ impl MountWords {
             }
             ("tree_lock", Some(v)) => {
                 self.tree_lock = Some(v.parse().map_err(|_| {
-                    let names = TreeLock::ALL.map(TreeLock::name).join(", ");
+                    let names = TreeLock::names();
                     Usage(format!("mount option {word}: the value must be one of {names}"))
                 })?);
             }

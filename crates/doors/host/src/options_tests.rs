@@ -62,7 +62,7 @@ fn mount_options_are_read_in_order() {
 
 #[test]
 fn the_kind_of_latches_is_one_of_those_there_are() {
-    for lock in TreeLock::ALL {
+    for &lock in TreeLock::ALL {
         let words = MountWords::parse([format!("tree_lock={lock}").as_str()]).unwrap();
         assert_eq!(words.tree_lock, Some(lock));
     }

@@ -1,25 +1,22 @@
-//! The latch of a node. The unsafe code of the crate is here and in [`crate::peek`].
+//! The latch of a node.
 //!
 //! The tree takes latches through [`Latch::read`] and [`Latch::write`], with a closure that runs
 //! under them. The kind of latch is chosen when the tree is opened. With [`TreeLock::Rwlock`] and
 //! [`TreeLock::Optimistic`] it is the reader-writer lock around the value, whose waiters sleep.
-//! With [`TreeLock::Pingpong`] and [`TreeLock::Blocking`] it is a [`PingLock`] beside the value. An
-//! optimistic descent uses the same latch for leaves, but reads inner nodes without one: see
-//! [`crate::routes`] and [`crate::peek`].
+//! An optimistic descent uses the same latch for leaves, but reads inner nodes without one: see
+//! [`crate::routes`] and [`crate::peek`]. With the kinds of the feature `historic` it is a lock
+//! beside the value (`pingpong`).
 //!
 //! The kind is a value, not a type parameter, so that two mounts of one program can differ. The
 //! branches on it are well predicted: with them compiled away, loads of look-ups and changes ran at
 //! 0.93 to 1.10 times the rate, the median load at 1.00 (5 alternating rounds, processor time).
 //!
 //! # The unsafe code
-//! 1. [`Latch::peek`] and [`Latch::peek_mut`] return the value of a latch whose [`PingLock`] the
-//!    caller holds. In this mode no thread takes the lock around the value. Taking it as well,
-//!    always uncontended, would be the safe alternative, but would add its cost to one of the kinds
-//!    that are compared.
-//! 2. [`Latch::read_visibly`] returns the value to a reader that does not hold the lock around it.
-//!    Writers check a table for such readers: see [`crate::visible`].
+//! [`Latch::read_visibly`] returns the value to a reader that does not hold the lock around it.
+//! Writers check a table for such readers: see [`crate::visible`].
 
-use crate::pingpong::lock::{Grip, HasPing, Mode, PingLock};
+#[cfg(feature = "historic")]
+use crate::pingpong::guard::PingGuard;
 use crate::stats::{Events, Kind, Meter, stripe};
 use crate::tree_lock::TreeLock;
 use crate::visible::Bias;
@@ -31,20 +28,19 @@ use parking_lot::RwLock;
 pub(crate) struct Latch<T> {
     /// Whether this is the latch of an inner node, for the statistics.
     inner: bool,
-    /// Whether a blocking holder converts back to spinning: [`TreeLock::Pingpong`].
-    respins: bool,
     /// For readers that bypass the latch: [`Latch::read_visibly`].
     bias: Bias,
     /// Guards `data`, instead of the lock around it, in a tree whose descents hold paths.
-    ping: Option<Box<PingLock>>,
-    data: RwLock<T>,
+    #[cfg(feature = "historic")]
+    pub(crate) ping: Option<Box<PingGuard>>,
+    pub(crate) data: RwLock<T>,
 }
 
 /// Counts the latch events of one operation on the tree, and adds them to the tree's counters when
 /// it is dropped.
 pub(crate) struct LatchWatch<'a> {
     meter: &'a Meter,
-    events: Events,
+    pub(crate) events: Events,
 }
 
 impl<'a> LatchWatch<'a> {
@@ -53,13 +49,13 @@ impl<'a> LatchWatch<'a> {
     }
 
     #[inline]
-    fn took(&self, kind: Kind) {
+    pub(crate) fn took(&self, kind: Kind) {
         self.events.took(kind);
     }
 
     /// Times `wait`, which returns the guard and how often the thread was woken.
     #[cold]
-    fn timed<G>(&self, kind: Kind, wait: impl FnOnce() -> (G, u64)) -> G {
+    pub(crate) fn timed<G>(&self, kind: Kind, wait: impl FnOnce() -> (G, u64)) -> G {
         let start = self.meter.clock.monotonic();
         let (got, wakeups) = wait();
         let waited = self.meter.clock.monotonic().saturating_sub(start);
@@ -76,10 +72,15 @@ impl Drop for LatchWatch<'_> {
 }
 
 impl<T> Latch<T> {
+    #[cfg_attr(not(feature = "historic"), expect(unused_variables))]
     pub(crate) fn new(lock: TreeLock, inner: bool, value: T) -> Latch<T> {
-        let ping = lock.holds_paths().then(Box::default);
-        let respins = lock == TreeLock::Pingpong;
-        Latch { inner, respins, bias: Bias::default(), ping, data: RwLock::new(value) }
+        Latch {
+            inner,
+            bias: Bias::default(),
+            #[cfg(feature = "historic")]
+            ping: PingGuard::of(lock),
+            data: RwLock::new(value),
+        }
     }
 
     /// Access before the latch is shared.
@@ -88,24 +89,23 @@ impl<T> Latch<T> {
     }
 
     #[inline]
-    fn kind(&self, mode: Mode) -> Kind {
-        match (mode, self.inner) {
-            (Mode::Read, false) => Kind::ReadLeaf,
-            (Mode::Read, true) => Kind::ReadInner,
-            (Mode::Write, false) => Kind::WriteLeaf,
-            (Mode::Write, true) => Kind::WriteInner,
-        }
+    pub(crate) fn reads(&self) -> Kind {
+        if self.inner { Kind::ReadInner } else { Kind::ReadLeaf }
+    }
+
+    #[inline]
+    pub(crate) fn writes(&self) -> Kind {
+        if self.inner { Kind::WriteInner } else { Kind::WriteLeaf }
     }
 
     /// Runs `f` under the latch, shared with other readers.
     #[inline]
     pub(crate) fn read<R>(&self, watch: &LatchWatch<'_>, f: impl FnOnce(&T) -> R) -> R {
-        let kind = self.kind(Mode::Read);
+        #[cfg(feature = "historic")]
         if let Some(ping) = self.ping.as_deref() {
-            let _grip = grip(watch, kind, ping, Mode::Read);
-            // SAFETY: `_grip` holds this latch's lock.
-            return f(unsafe { self.peek() });
+            return self.read_spinning(watch, ping, f);
         }
+        let kind = self.reads();
         watch.took(kind);
         let guard = match self.data.try_read() {
             Some(guard) => guard,
@@ -115,17 +115,8 @@ impl<T> Latch<T> {
         f(&guard)
     }
 
-    /// [`Latch::read`] without statistics, for the pointer to the root in a tree that holds paths:
-    /// btrfs reads that pointer without a latch.
-    pub(crate) fn read_uncounted<R>(&self, f: impl FnOnce(&T) -> R) -> R {
-        let ping = self.ping.as_deref().expect("only trees with this kind of latch hold paths");
-        let _grip = Grip::take(ping, Mode::Read);
-        // SAFETY: `_grip` holds this latch's lock.
-        f(unsafe { self.peek() })
-    }
-
     /// [`Latch::read`] for a latch that is often read and seldom written (reader-biased, as BRAVO).
-    /// Not for a latch with a [`PingLock`].
+    /// Not in a tree whose descents hold paths.
     #[inline]
     pub(crate) fn read_visibly<R>(&self, watch: &LatchWatch<'_>, f: impl FnOnce(&T) -> R) -> R {
         let readers = &watch.meter.readers;
@@ -141,15 +132,14 @@ impl<T> Latch<T> {
         })
     }
 
-    /// Runs `f` with exclusive access. `f` may take long, so a spinning latch is converted to a
-    /// blocking one for it.
+    /// Runs `f` with exclusive access.
     #[inline]
     pub(crate) fn write<R>(&self, watch: &LatchWatch<'_>, f: impl FnOnce(&mut T) -> R) -> R {
-        let kind = self.kind(Mode::Write);
+        #[cfg(feature = "historic")]
         if let Some(ping) = self.ping.as_deref() {
-            let grip = grip(watch, kind, ping, Mode::Write);
-            return self.write_blocking(watch, grip, f);
+            return self.write_spinning(watch, ping, f);
         }
+        let kind = self.writes();
         watch.took(kind);
         let mut guard = match self.data.try_write() {
             Some(guard) => guard,
@@ -161,128 +151,15 @@ impl<T> Latch<T> {
 
     /// [`Latch::write`], or `None` if it would have to wait.
     pub(crate) fn try_write<R>(&self, watch: &LatchWatch<'_>, f: impl FnOnce(&mut T) -> R) -> Option<R> {
-        let kind = self.kind(Mode::Write);
+        let kind = self.writes();
+        #[cfg(feature = "historic")]
         if let Some(ping) = self.ping.as_deref() {
-            let grip = Grip::try_take(ping, Mode::Write).ok()?;
-            watch.took(kind);
-            return Some(self.write_blocking(watch, grip, f));
+            return self.try_write_spinning(watch, ping, f);
         }
         let mut guard = self.data.try_write()?;
         watch.took(kind);
         self.bias.revoke(&watch.meter.readers);
         Some(f(&mut guard))
-    }
-
-    fn write_blocking<R>(
-        &self,
-        watch: &LatchWatch<'_>,
-        mut grip: Grip<&PingLock>,
-        f: impl FnOnce(&mut T) -> R,
-    ) -> R {
-        convert(watch, grip.set_blocking());
-        // SAFETY: `grip` holds this latch's lock for writing.
-        let result = f(unsafe { self.peek_mut() });
-        if self.respins {
-            convert(watch, grip.clear_blocking());
-        }
-        result
-    }
-
-    /// # Safety
-    /// The caller holds `ping`, and no reference from [`Latch::peek_mut`] is in use.
-    unsafe fn peek(&self) -> &T {
-        // SAFETY: no thread takes the lock of `data` if there is a `ping`, and readers and writers
-        // of `ping` exclude each other.
-        unsafe { &*self.data.data_ptr() }
-    }
-
-    /// # Safety
-    /// The caller holds `ping` for writing, and no other reference from `peek` or `peek_mut` is in
-    /// use.
-    #[allow(clippy::mut_from_ref)]
-    unsafe fn peek_mut(&self) -> &mut T {
-        // SAFETY: as above; there is one holder for writing, and no other holder beside it.
-        unsafe { &mut *self.data.data_ptr() }
-    }
-}
-
-fn convert(watch: &LatchWatch<'_>, done: bool) {
-    if done {
-        watch.events.converted();
-    }
-}
-
-/// Takes the lock, waiting as long as necessary.
-fn grip<P: HasPing>(watch: &LatchWatch<'_>, kind: Kind, owner: P, mode: Mode) -> Grip<P> {
-    watch.took(kind);
-    watch.events.called(kind);
-    match Grip::try_take(owner, mode) {
-        Ok(grip) => grip,
-        Err(owner) => watch.timed(kind, || Grip::take(owner, mode)),
-    }
-}
-
-/// An object with a latch, through which a path holds its nodes.
-///
-/// # Safety
-/// The object always has the same latch, which lives as long as the object.
-pub(crate) unsafe trait Latched {
-    type Value;
-
-    fn latch(&self) -> &Latch<Self::Value>;
-}
-
-impl<O: Latched> HasPing for O {
-    fn ping(&self) -> &PingLock {
-        self.latch().ping.as_deref().expect("only trees with this kind of latch hold paths")
-    }
-}
-
-/// A latched node on a path.
-pub(crate) struct Held<O: Latched>(Grip<O>);
-
-impl<O: Latched> Held<O> {
-    /// Spins while holders spin. Returns the owner if a holder blocks.
-    pub(crate) fn try_take(watch: &LatchWatch<'_>, owner: O, mode: Mode) -> Result<Held<O>, O> {
-        let kind = owner.latch().kind(mode);
-        let grip = match Grip::try_take(owner, mode) {
-            Ok(grip) => grip,
-            Err(owner) if owner.ping().is_blocked(mode) => return Err(owner),
-            Err(owner) => watch.timed(kind, || (Grip::spin_take(owner, mode), 0))?,
-        };
-        watch.took(kind);
-        Ok(Held(grip))
-    }
-
-    /// Takes the latch, waiting as long as necessary.
-    pub(crate) fn take(watch: &LatchWatch<'_>, owner: O, mode: Mode) -> Held<O> {
-        let kind = owner.latch().kind(mode);
-        Held(grip(watch, kind, owner, mode))
-    }
-
-    pub(crate) fn owner(&self) -> &O {
-        self.0.owner()
-    }
-
-    pub(crate) fn node(&self) -> &O::Value {
-        // SAFETY: the grip holds this latch's lock, and a reference from `node_mut` would borrow
-        // `self`.
-        unsafe { self.0.owner().latch().peek() }
-    }
-
-    pub(crate) fn node_mut(&mut self) -> &mut O::Value {
-        assert!(self.0.mode() == Mode::Write, "changes need a write latch");
-        // SAFETY: the grip holds this latch's lock for writing, and the borrow of `self` allows one
-        // reference at a time.
-        unsafe { self.0.owner().latch().peek_mut() }
-    }
-
-    pub(crate) fn set_blocking(&mut self, watch: &LatchWatch<'_>) {
-        convert(watch, self.0.set_blocking());
-    }
-
-    pub(crate) fn clear_blocking(&mut self, watch: &LatchWatch<'_>) {
-        convert(watch, self.0.clear_blocking());
     }
 }
 

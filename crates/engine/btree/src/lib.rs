@@ -58,11 +58,13 @@ mod checkpoint;
 mod epoch;
 mod evict;
 mod frame;
+mod intent;
 #[allow(unsafe_code)]
 mod latch;
 mod merge;
 #[allow(unsafe_code)]
 mod peek;
+#[cfg(feature = "historic")]
 mod pingpong;
 mod prefetch;
 mod read;

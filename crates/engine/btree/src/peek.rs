@@ -1,15 +1,12 @@
 //! Reads without latches: the child to which an inner node routes a key.
 //!
 //! # The unsafe code
-//! 1. [`child_of`] turns a word of a node's route table into a reference to the child's frame. The
-//!    frame lives as long as the caller is an active reader of the tree's epochs.
-//! 2. A path holds a frame by its latch ([`Latched`]).
+//! [`child_of`] turns a word of a node's route table into a reference to the child's frame. The
+//! frame lives as long as the caller is an active reader of the tree's epochs.
 
 use crate::epoch::Active;
-use crate::frame::{Frame, Node};
-use crate::latch::{Latch, Latched};
+use crate::frame::Frame;
 use crate::routes::{Look, Words};
-use std::sync::Arc;
 
 /// The next step of a descent, from an inner node that was read without its latch.
 pub(crate) enum Step<'a> {
@@ -34,14 +31,5 @@ pub(crate) fn child_of<'a>(parent: &'a Frame, key: &Words, _active: &'a Active<'
         Look::Missing => Step::Missing,
         Look::Stale => Step::Stale,
         Look::Torn => Step::Torn,
-    }
-}
-
-// SAFETY: the latch is a field of the frame, and the frame does not move.
-unsafe impl Latched for Arc<Frame> {
-    type Value = Node;
-
-    fn latch(&self) -> &Latch<Node> {
-        &self.latch
     }
 }

@@ -85,10 +85,12 @@ impl Events {
     }
 
     /// As [`LatchKind::calls`] counts, in a tree whose descents hold paths.
+    #[cfg(feature = "historic")]
     pub(crate) fn called(&self, kind: Kind) {
         self.inc(CALLS + kind as usize);
     }
 
+    #[cfg(feature = "historic")]
     pub(crate) fn converted(&self) {
         self.inc(CONVERSIONS);
     }

@@ -20,7 +20,7 @@ fn waits_are_kept_in_three_units() {
     let stats = TreeStats::default();
     stats.waited(Kind::WriteLeaf, 1_999, 1);
     stats.waited(Kind::WriteLeaf, 4_000_000, 3);
-    let report = stats.report(TreeLock::Pingpong);
+    let report = stats.report(TreeLock::Optimistic);
     let leaf = report.kinds.iter().find(|k| (k.access, k.level) == ("write", "leaf")).expect("all kinds");
     assert_eq!((leaf.wakeups, leaf.wait_ns.count, leaf.wait_ns.max), (4, 2, 4_000_000));
     assert_eq!(leaf.wait_us.buckets[1], 1, "one microsecond, rounded down");

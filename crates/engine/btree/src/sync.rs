@@ -16,12 +16,14 @@ pub(crate) fn relax(looks: &mut u32) {
 }
 
 /// Threads that sleep until a condition holds.
+#[cfg(feature = "historic")]
 #[derive(Debug, Default)]
 pub(crate) struct WaitQueue {
     mutex: parking_lot::Mutex<()>,
     condvar: parking_lot::Condvar,
 }
 
+#[cfg(feature = "historic")]
 impl WaitQueue {
     /// Sleeps until `done`, which is checked again after each [`WaitQueue::wake_all`]. Returns how
     /// often the thread was woken.

@@ -436,6 +436,7 @@ impl Tree {
                 self.optimistic(key, |leaf| leaf.latch.read_visibly(&watch, &mut f))
             }
             TreeLock::Rwlock => None,
+            #[cfg(feature = "historic")]
             TreeLock::Blocking | TreeLock::Pingpong => return self.read_by_path(&watch, key, f),
         };
         if let Some(result) = found {

@@ -14,28 +14,48 @@ pub enum TreeLock {
     Rwlock,
     /// Descents hold the latches of a path, which spin and are converted to blocking where a thread
     /// might sleep, never back. For comparison only.
+    #[cfg(feature = "historic")]
     Blocking,
     /// As [`TreeLock::Blocking`], but the latches of the path are converted back to spinning on
     /// each level of a descent. Slow under contention; for comparison only.
+    #[cfg(feature = "historic")]
     Pingpong,
 }
 
 impl TreeLock {
-    pub const ALL: [TreeLock; 4] =
-        [TreeLock::Optimistic, TreeLock::Rwlock, TreeLock::Blocking, TreeLock::Pingpong];
+    /// All kinds of this build. Those for comparison need the feature `historic`.
+    pub const ALL: &[TreeLock] = &[
+        TreeLock::Optimistic,
+        TreeLock::Rwlock,
+        #[cfg(feature = "historic")]
+        TreeLock::Blocking,
+        #[cfg(feature = "historic")]
+        TreeLock::Pingpong,
+    ];
 
     pub fn name(self) -> &'static str {
         match self {
             TreeLock::Optimistic => "optimistic",
             TreeLock::Rwlock => "rwlock",
+            #[cfg(feature = "historic")]
             TreeLock::Blocking => "blocking",
+            #[cfg(feature = "historic")]
             TreeLock::Pingpong => "pingpong",
         }
     }
 
+    /// The names of this build's kinds, for a message.
+    pub fn names() -> String {
+        TreeLock::ALL.iter().map(|lock| lock.name()).collect::<Vec<_>>().join(", ")
+    }
+
     /// Whether descents hold the latches of a path, which spin or block (`pingpong`).
     pub(crate) fn holds_paths(self) -> bool {
-        matches!(self, TreeLock::Blocking | TreeLock::Pingpong)
+        match self {
+            TreeLock::Optimistic | TreeLock::Rwlock => false,
+            #[cfg(feature = "historic")]
+            TreeLock::Blocking | TreeLock::Pingpong => true,
+        }
     }
 }
 
@@ -49,8 +69,8 @@ impl FromStr for TreeLock {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<TreeLock, Error> {
-        TreeLock::ALL.into_iter().find(|lock| lock.name() == text).ok_or_else(|| {
-            let names = TreeLock::ALL.map(TreeLock::name).join(", ");
+        TreeLock::ALL.iter().copied().find(|lock| lock.name() == text).ok_or_else(|| {
+            let names = TreeLock::names();
             Error::invalid(format!("tree_lock={text}: the value must be one of {names}"))
         })
     }

@@ -7,8 +7,8 @@
 //! up. If a step finds that the tree has changed, it does nothing and the descent restarts.
 
 use crate::frame::{Frame, Node};
+use crate::intent::Intent;
 use crate::latch::LatchWatch;
-use crate::pingpong::Intent;
 use crate::tree::Tree;
 use crate::tree_lock::TreeLock;
 use kedge_base::{Error, Generation, Result};
@@ -129,6 +129,7 @@ impl Tree {
 
     /// Runs `change` on the leaf that covers the key, under its write latch. If the leaf is of an
     /// older generation, runs `old` under its read latch instead.
+    #[cfg_attr(not(feature = "historic"), expect(unused_variables))]
     fn attempt<R>(
         &self,
         watch: &LatchWatch<'_>,
@@ -138,6 +139,7 @@ impl Tree {
         old: impl Fn(&Node) -> Attempt<R>,
         mut change: impl FnMut(&mut Node) -> Attempt<R>,
     ) -> Result<Attempt<R>> {
+        #[cfg(feature = "historic")]
         if self.lock().holds_paths() {
             return self.write_by_path(watch, key, intent, |leaf, n| {
                 let attempt = if leaf.born != generation { old(n) } else { change(n) };

@@ -248,7 +248,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 96, failure_persistence: None, ..ProptestConfig::default() })]
     #[test]
     fn a_tree_behaves_like_a_sorted_map(acts in proptest::collection::vec(act(2000), 1..80), cache in 0..12usize) {
-        for lock in TreeLock::ALL {
+        for &lock in TreeLock::ALL {
             let mut run = Run::new(lock, 2000, cache);
             for act in &acts {
                 run.act(act.clone());
@@ -261,7 +261,7 @@ proptest! {
 /// Large values make a tree of several levels from few items.
 #[test]
 fn a_high_tree_behaves_like_a_sorted_map() {
-    for (seed, lock) in (1u64..).zip(TreeLock::ALL) {
+    for (seed, &lock) in (1u64..).zip(TreeLock::ALL) {
         println!("seed {seed}, {lock}");
         let mut rng = SmallRng::seed_from_u64(seed);
         let keys = 6000;

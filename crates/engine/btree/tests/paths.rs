@@ -1,5 +1,6 @@
 //! Trees that hold paths latch as btrfs did before and after "kill btrfs_clear_path_blocking": the
 //! latches that an operation takes, those for which it waits without a try, and the conversions.
+#![cfg(feature = "historic")]
 #![allow(clippy::unwrap_used)]
 
 mod common;

@@ -244,6 +244,10 @@ macro_rules! under_each_lock {
 under_each_lock! {
     optimistic: Optimistic;
     rwlock: Rwlock;
+}
+
+#[cfg(feature = "historic")]
+under_each_lock! {
     blocking: Blocking;
     pingpong: Pingpong;
 }

@@ -19,25 +19,17 @@
 //!    the parent of each node in which the key is at the first place, and a deletion also keeps
 //!    levels below 2.
 
+use super::held::Held;
 use super::lock::Mode;
 use crate::frame::{Frame, Node, Route};
-use crate::latch::{Held, LatchWatch};
+use crate::intent::Intent;
+use crate::latch::LatchWatch;
 use crate::tree::Tree;
 use crate::tree_lock::TreeLock;
 use kedge_base::Result;
 use kedge_format::Key;
 use smallvec::SmallVec;
 use std::sync::Arc;
-
-/// The purpose of a descent.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Intent {
-    Lookup,
-    /// Changes the value of an item.
-    Update,
-    Insert,
-    Delete,
-}
 
 impl Intent {
     /// Levels latched for writing, from the leaf up, unless the descent finds that it needs more.

@@ -1,0 +1,17 @@
+//! What guards the value of a latch in a tree whose descents hold paths.
+
+use super::lock::PingLock;
+use crate::tree_lock::TreeLock;
+
+pub(crate) struct PingGuard {
+    pub(super) lock: PingLock,
+    /// Whether a blocking holder converts back to spinning: [`TreeLock::Pingpong`].
+    pub(super) respins: bool,
+}
+
+impl PingGuard {
+    pub(crate) fn of(lock: TreeLock) -> Option<Box<PingGuard>> {
+        let respins = lock == TreeLock::Pingpong;
+        lock.holds_paths().then(|| Box::new(PingGuard { lock: PingLock::default(), respins }))
+    }
+}
