@@ -5,24 +5,15 @@
 //! a staging buffer for each thread. It would avoid the mutex and need a merge in LSN order at
 //! every force. That does not pay while the mutex does not show in a profile.
 
+use crate::config::RECORD_MAX;
+use crate::reserve::Reservation;
+use crate::ring::RecordLsn;
+use crate::shared::Log;
 use crate::wait::Wake;
-use crate::{Log, RECORD_MAX, Reservation};
 use kedge_base::Lsn;
 use kedge_format::logwrite::FRAME_SIZE;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Release;
-
-/// The position of a record.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct RecordLsn {
-    /// First byte (of its frame).
-    pub start: Lsn,
-    /// End of its last byte. The record is durable if and only if the log's durable LSN reaches it.
-    pub end: Lsn,
-    /// Start of the log write that holds it. To keep the record, keep the tail at or below *this*
-    /// position: a scan that begins at a later position cannot read the record.
-    pub write_start: Lsn,
-}
 
 impl Log {
     /// Appends one record within a reservation. Never waits, does no IO.

@@ -32,11 +32,9 @@
 //! A copy of the file may have many holes below the head. They are backed in the same way when the
 //! log approaches them.
 
-use crate::reserve::{CHECKPOINT_BYTES, ReserveClass, emergency};
+use crate::config::LogConfig;
+use crate::queue::{CHECKPOINT_BYTES, ReserveClass, emergency};
 use crate::ring::Ring;
-use crate::state::State;
-use crate::{LogConfig, Shared};
-use kedge_base::lock::MutexGuard;
 use kedge_base::{BLOCK_SIZE, Error, IoBuf, Lsn, Result, without_panic};
 use kedge_device::Device;
 
@@ -64,6 +62,54 @@ impl Backing {
         // An earlier mount wrote everything between the tail and the head.
         Backing { backed, lap, extending: false }
     }
+
+    /// Where the next hole begins. `None` if the whole ring is backed.
+    pub(crate) fn hole(&self) -> Option<Lsn> {
+        self.backed
+    }
+
+    /// Makes the caller the one thread that writes zeros: it calls [`Hole::back`] without the lock,
+    /// and then [`Backing::end`]. `None` if another thread writes, or if there is no hole.
+    pub(crate) fn begin(&mut self) -> Option<Hole> {
+        let from = self.backed.filter(|_| !self.extending)?;
+        self.extending = true;
+        Some(Hole { from, lap: self.lap })
+    }
+
+    /// Ends what [`Backing::begin`] began, with the result of [`Hole::back`].
+    pub(crate) fn end(&mut self, next: Result<Option<Lsn>>) -> Result<()> {
+        self.extending = false;
+        self.backed = next?;
+        Ok(())
+    }
+}
+
+/// A hole that the calling thread backs.
+pub(crate) struct Hole {
+    from: Lsn,
+    lap: Lsn,
+}
+
+impl Hole {
+    /// Writes a step of zeros. Returns the next hole.
+    pub(crate) fn back(&self, device: &dyn Device, ring: Ring) -> Result<Option<Lsn>> {
+        without_panic("a write ahead of the log", || {
+            let bytes = step(ring.bytes()).min(ring.until_end(self.from)).min(self.lap.0 - self.from.0);
+            let offset = ring.offset(self.from);
+            // A write that fails half-way would use up the host's last space for nothing.
+            if device.host_free().is_some_and(|free| free < bytes) {
+                return Err(Error::Io { op: "write", offset, len: bytes, errno: kedge_base::errno::ENOSPC });
+            }
+            let mut done = 0;
+            while done < bytes {
+                let piece = PIECE.min(bytes - done);
+                device.write(offset + done, &IoBuf::zeroed((piece / BLOCK) as usize), false)?;
+                done += piece;
+            }
+            device.flush()?;
+            Ok(next_hole(device, ring, Lsn(self.from.0 + bytes), self.lap))
+        })
+    }
 }
 
 /// The first block from `from` on, below `lap`, that the host has not allocated.
@@ -84,64 +130,11 @@ fn step(ring: u64) -> u64 {
 }
 
 /// The backed bytes that a reservation must leave unused.
-fn spare(ring: u64, class: ReserveClass) -> u64 {
+pub(crate) fn spare(ring: u64, class: ReserveClass) -> u64 {
     let checkpoint = CHECKPOINT_BYTES.min(emergency(ring) / 2);
     match class {
         ReserveClass::Normal => step(ring).max(checkpoint).min(emergency(ring)),
         ReserveClass::Reclaim => checkpoint,
         ReserveClass::Checkpoint => 0,
-    }
-}
-
-impl State {
-    pub(crate) fn is_backed(&self, ring: u64, charge: u64, class: ReserveClass) -> bool {
-        self.backing.backed.is_none_or(|backed| {
-            self.open.end().0 + self.reserve.committed() + charge + spare(ring, class) <= backed.0
-        })
-    }
-}
-
-impl Shared {
-    /// Locks the state of a live log once the ring is backed for a reservation of `charge`.
-    pub(crate) fn lock_backed(&self, charge: u64, class: ReserveClass) -> Result<MutexGuard<'_, State>> {
-        let mut state = self.state.lock();
-        loop {
-            state.check_alive()?;
-            if state.is_backed(self.ring.bytes(), charge, class) {
-                return Ok(state);
-            }
-            if state.backing.extending {
-                self.backed.wait(&mut state);
-                continue;
-            }
-            state.backing.extending = true;
-            let (from, lap) = (state.backing.backed, state.backing.lap);
-            drop(state);
-            let extended = from.map_or(Ok(None), |from| self.extend(from, lap));
-            state = self.state.lock();
-            state.backing.extending = false;
-            self.backed.notify_all();
-            state.backing.backed = extended?;
-        }
-    }
-
-    /// Writes zeros from `from` on. Returns the next hole.
-    fn extend(&self, from: Lsn, lap: Lsn) -> Result<Option<Lsn>> {
-        without_panic("a write ahead of the log", || {
-            let bytes = step(self.ring.bytes()).min(self.ring.until_end(from)).min(lap.0 - from.0);
-            let offset = self.ring.offset(from);
-            // A write that fails half-way would use up the host's last space for nothing.
-            if self.device.host_free().is_some_and(|free| free < bytes) {
-                return Err(Error::Io { op: "write", offset, len: bytes, errno: kedge_base::errno::ENOSPC });
-            }
-            let mut done = 0;
-            while done < bytes {
-                let piece = PIECE.min(bytes - done);
-                self.device.write(offset + done, &IoBuf::zeroed((piece / BLOCK) as usize), false)?;
-                done += piece;
-            }
-            self.device.flush()?;
-            Ok(next_hole(&*self.device, self.ring, Lsn(from.0 + bytes), lap))
-        })
     }
 }

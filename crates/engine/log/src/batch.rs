@@ -3,7 +3,7 @@
 //! The buffer is always zero from `used` on: it grows with zeros and shrinks only to block
 //! boundaries. So padding needs no work when the batch is sealed.
 
-use crate::ForceCause;
+use crate::stats::ForceCause;
 use kedge_base::{BLOCK_SIZE, Epoch, IoBuf, Lsn};
 use kedge_format::logwrite::{FRAME_SIZE, HEADER_SIZE, LogKey, WriteHeader};
 

@@ -30,19 +30,14 @@
 //! turn.
 
 use crate::batch::{Asked, Write};
-use crate::state::{Callback, State, after_shutdown};
-use crate::wait::{Parker, Signal, Wake};
-use crate::{ForceCause, Log, Shared, WriteTimes};
+use crate::shared::{Log, Shared};
+use crate::state::State;
+use crate::stats::{ForceCause, WriteTimes};
+use crate::wait::{Callback, ForceWaiter, Parker, Signal, WaiterKind, Wake};
 use kedge_base::broken::{self, Variant};
 use kedge_base::lock::{Rank, assert_may_wait};
 use kedge_base::{Error, Lsn, Result, without_panic};
-use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Release};
-
-pub(crate) enum WaiterKind {
-    Thread(Arc<Parker>),
-    Callback(Callback),
-}
 
 /// The kind of thread that makes a log write.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -51,65 +46,6 @@ pub(crate) enum Leader {
     Caller,
     /// A writer thread.
     Writer,
-}
-
-/// A force that waits until the durable LSN reaches `target`.
-pub(crate) struct ForceWaiter {
-    pub target: Lsn,
-    pub kind: WaiterKind,
-}
-
-impl State {
-    /// Whether a leader may take a batch now, if there is one.
-    pub(crate) fn may_start(&self) -> bool {
-        let gathered = !self.sealed.is_empty() || self.open.forces >= self.forces_in_flight().max(1);
-        gathered && self.in_flight() < self.in_flight_max
-    }
-
-    fn first_unwritten_waiter(&self) -> Option<&ForceWaiter> {
-        self.waiters.get(self.waiters.partition_point(|w| w.target <= self.taken))
-    }
-
-    /// Wakes a thread to write, if a write has been requested and a slot is free.
-    pub(crate) fn pump(&mut self, wake: &mut Wake) {
-        if self.dead.is_some() || !self.may_start() {
-            return;
-        }
-        match self.first_unwritten_waiter() {
-            Some(ForceWaiter { kind: WaiterKind::Thread(parker), .. }) => {
-                wake.signals.push((parker.clone(), Signal::Look));
-            }
-            Some(_) => wake.writer = true,
-            None => wake.writer |= !self.sealed.is_empty(),
-        }
-    }
-
-    /// Whether a writer thread should lead. Full batches are written without a request, and only
-    /// writer threads write for callbacks.
-    pub(crate) fn writer_may_lead(&self) -> bool {
-        self.dead.is_none()
-            && self.may_start()
-            && (!self.sealed.is_empty()
-                || self.first_unwritten_waiter().is_some_and(|w| matches!(w.kind, WaiterKind::Callback(_))))
-    }
-
-    /// Counts a force at the batch that will complete it. Sealed batches are written anyway, so
-    /// only the open one needs the count.
-    fn count_target(&mut self, target: Lsn, cause: ForceCause) {
-        let asked = Asked::by(cause);
-        if target > self.open.base {
-            self.open.forces += 1;
-            self.open.asked = self.open.asked.max(asked);
-        } else if let Some(batch) = self.sealed.iter_mut().rfind(|batch| batch.base < target) {
-            batch.asked = batch.asked.max(asked);
-        }
-    }
-
-    fn enqueue(&mut self, waiter: ForceWaiter) {
-        // Targets mostly grow with time, so the place is at or near the end.
-        let at = self.waiters.iter().rposition(|w| w.target <= waiter.target).map_or(0, |i| i + 1);
-        self.waiters.insert(at, waiter);
-    }
 }
 
 impl Log {
@@ -176,10 +112,6 @@ impl Shared {
             self.stats.forces_idle.inc();
             Ok(())
         })
-    }
-
-    fn check_alive(&self) -> Result<()> {
-        if self.dead.load(Acquire) { self.state.lock().check_alive() } else { Ok(()) }
     }
 
     fn force(&self, upto: Lsn, cause: ForceCause) -> Result<()> {
@@ -280,20 +212,5 @@ impl Shared {
         drop(state);
         wake.fire(&self.writers);
         result
-    }
-
-    fn latch(&self, state: &mut State, reason: &Error, to_waiters: &Error, wake: &mut Wake) {
-        // The first time is kept, like the first reason.
-        self.dead_since.get_or_init(|| self.clock.now().sec);
-        state.latch(reason, to_waiters, wake);
-        self.dead.store(true, Release);
-    }
-
-    pub(crate) fn shut_down(&self, reason: &Error) {
-        let mut wake = Wake::default();
-        let mut state = self.state.lock();
-        self.latch(&mut state, reason, &after_shutdown(reason), &mut wake);
-        drop(state);
-        wake.fire(&self.writers);
     }
 }

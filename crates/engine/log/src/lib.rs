@@ -30,6 +30,17 @@
 //! 6. A panic in a write, a barrier or a callback latches shutdown with the panic's message. No
 //!    thread of the log ends while an operation may be waiting for it.
 //!
+//! # Files
+//! A file uses only those before it:
+//! 1. values: `config`, `stats`, `ring` (positions), `wait` (waiters);
+//! 2. the state and its transitions, without IO and without waiting: `batch`, `queue` (log bytes),
+//!    `backing` (holes), `state`;
+//! 3. `shared`: the locked state beside the device, the clock and the barrier;
+//! 4. operations: `reserve`, `append`, `tail`, `force`, then `writer`;
+//! 5. this file puts the log together.
+//!
+//! Recovery's `scan` stands beside them: it uses `config` and `ring`.
+//!
 //! # Locks
 //! One short mutex (`Rank::LogState`) guards everything above. It is never held across IO, a
 //! barrier or a callback. Each waiter sleeps on its own parker (`Rank::Leaf`), so a completed write
@@ -40,105 +51,38 @@
 mod append;
 mod backing;
 mod batch;
+mod config;
 mod force;
+mod queue;
 mod reserve;
 mod ring;
 pub mod scan;
+mod shared;
 mod state;
 mod stats;
 mod tail;
 mod wait;
 mod writer;
 
-pub use append::RecordLsn;
-pub use reserve::{CHECKPOINT_BYTES, RECORD_OVERHEAD, Reservation, ReserveClass};
+pub use config::{IN_FLIGHT_MAX, LogConfig, RECORD_MAX};
+pub use queue::{CHECKPOINT_BYTES, RECORD_OVERHEAD, ReserveClass};
+pub use reserve::Reservation;
+pub use ring::RecordLsn;
 pub use scan::{ScanConfig, ScanEnd, StopReason, scan};
+pub use shared::{Barrier, Log, SpacePressure};
 pub use stats::{ForceCause, LogStats, WriteTimes};
 pub use tail::LogSpace;
 
 use backing::Backing;
 use kedge_base::lock::{Condvar, Mutex, Rank};
-use kedge_base::{BLOCK_SIZE, BlockNo, Clock, Epoch, Error, Lsn, Result};
+use kedge_base::{BLOCK_SIZE, Clock, Error};
 use kedge_device::Device;
-use kedge_format::logwrite::{FRAME_SIZE, HEADER_SIZE, LogKey, WRITE_BLOCKS_MAX};
 use ring::Ring;
+use shared::Shared;
 use state::State;
 use std::sync::atomic::Ordering::Acquire;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock, Weak};
-
-/// Most log writes in flight. Recovery relies on this bound: it limits how far after a lost write
-/// the proof of its loss can be.
-pub const IN_FLIGHT_MAX: usize = 4;
-/// Longest record.
-pub const RECORD_MAX: usize = WRITE_BLOCKS_MAX as usize * BLOCK_SIZE - HEADER_SIZE - FRAME_SIZE;
-
-/// Orders data writes before the records that refer to them.
-pub trait Barrier: Send + Sync {
-    /// Makes every data write that completed before the call durable: flushes the device if there
-    /// was one since the last flush. Several threads may call it at once. Sharing another thread's
-    /// flush is correct only if that flush began after the call.
-    ///
-    /// The barrier also waits for callers that have appended a record and not yet applied it. A
-    /// caller that cannot apply its record shuts the log down before the barrier returns.
-    fn barrier(&self) -> Result<()>;
-}
-
-/// The component that can free log space.
-pub trait SpacePressure: Send + Sync {
-    /// Called when a reservation is about to wait for log space: starts a checkpoint, or speeds up
-    /// the running one. Must not block. Called repeatedly during the wait.
-    fn need_space(&self);
-}
-
-/// The place of the ring on the device, and its head and tail.
-#[derive(Clone, Debug)]
-pub struct LogConfig {
-    pub key: LogKey,
-    pub epoch: Epoch,
-    pub ring_start: BlockNo,
-    pub ring_blocks: u64,
-    /// Position of the first write: a block boundary. Everything below counts as durable.
-    pub head: Lsn,
-    /// Oldest position still needed: the start of a log write.
-    pub tail: Lsn,
-    /// Most log writes in flight, clamped to 1 to [`IN_FLIGHT_MAX`].
-    pub in_flight_max: usize,
-    /// Reservations wait while more bytes than this are sealed and not yet on the device.
-    pub staged_bytes_max: u64,
-}
-
-/// The state that the log and its writer threads share.
-pub(crate) struct Shared {
-    device: Arc<dyn Device>,
-    clock: Arc<dyn Clock>,
-    barrier: Arc<dyn Barrier>,
-    key: LogKey,
-    epoch: Epoch,
-    ring: Ring,
-    state: Mutex<State>,
-    /// Where writer threads sleep.
-    writers: Condvar,
-    /// Where reservations sleep while another one writes zeros ahead of the log.
-    backed: Condvar,
-    pressure: Mutex<Option<Weak<dyn SpacePressure>>>,
-    // Copies of fields that `state` guards, for readers without the lock.
-    head: AtomicU64,
-    durable: AtomicU64,
-    tail: AtomicU64,
-    /// [`Log::free_bytes`].
-    free: AtomicU64,
-    dead: AtomicBool,
-    /// Seconds since 1970 at which it was shut down.
-    dead_since: OnceLock<i64>,
-    stats: LogStats,
-    recent: stats::Recent,
-}
-
-/// The log of a mounted image.
-pub struct Log {
-    shared: Arc<Shared>,
-}
 
 impl Log {
     /// Opens the log for writing at `config.head`. If no writer thread can be started, the log is

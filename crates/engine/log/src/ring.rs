@@ -1,7 +1,20 @@
-//! The place of a log position on the device: `lsn % ring` bytes after the start of the ring.
+//! Positions: of a record in the log, and of the log on the device, where an LSN is `lsn % ring`
+//! bytes after the start of the ring.
 
 use kedge_base::{BLOCK_SIZE, BlockNo, IoBuf, Lsn, Result};
 use kedge_device::Device;
+
+/// The position of a record.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RecordLsn {
+    /// First byte (of its frame).
+    pub start: Lsn,
+    /// End of its last byte. The record is durable if and only if the log's durable LSN reaches it.
+    pub end: Lsn,
+    /// Start of the log write that holds it. To keep the record, keep the tail at or below *this*
+    /// position: a scan that begins at a later position cannot read the record.
+    pub write_start: Lsn,
+}
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ring {

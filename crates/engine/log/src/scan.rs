@@ -61,9 +61,8 @@
 //! block by block, and only an error of that ends the scan. So the scan fails if and only if the
 //! device cannot read bytes on which a decision depends, whatever else was read with them.
 
-use crate::IN_FLIGHT_MAX;
-use crate::RecordLsn;
-use crate::ring::Ring;
+use crate::config::IN_FLIGHT_MAX;
+use crate::ring::{RecordLsn, Ring};
 use kedge_base::{BLOCK_SIZE, BlockNo, CorruptKind, Epoch, Error, IoBuf, Lsn, Result};
 use kedge_device::{Device, ReadAhead};
 use kedge_format::logwrite::{FRAME_SIZE, HEADER_SIZE, LSN_MAX, LogKey, WRITE_BLOCKS_MAX, WriteHeader};

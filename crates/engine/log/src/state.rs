@@ -1,20 +1,18 @@
-//! The state under the log's mutex, and the transitions that several operations of the log share.
+//! The state under the log's mutex, and its transitions. Nothing here waits or does IO. What must
+//! happen after the mutex is released is collected in a [`Wake`].
 
-use crate::backing::Backing;
-use crate::batch::{Batch, Write};
-use crate::force::ForceWaiter;
-use crate::reserve::ReserveQueue;
+use crate::backing::{Backing, spare};
+use crate::batch::{Asked, Batch, Write};
+use crate::config::{IN_FLIGHT_MAX, LogConfig};
+use crate::queue::{ReserveClass, ReserveQueue};
 use crate::ring::Ring;
-use crate::wait::{Signal, Wake};
-use crate::{IN_FLIGHT_MAX, LogConfig};
+use crate::stats::ForceCause;
+use crate::wait::{Callback, ForceWaiter, Signal, WaiterKind, Wake};
 use kedge_base::broken::{self, Variant};
 use kedge_base::{BLOCK_SIZE, Epoch, Error, IoBuf, Lsn, Result};
 use kedge_format::logwrite::WRITE_BLOCKS_MAX;
 use std::collections::VecDeque;
 use std::thread::JoinHandle;
-
-/// The continuation of an asynchronous force.
-pub(crate) type Callback = Box<dyn FnOnce(Result<()>) + Send>;
 
 struct InFlight {
     end: Lsn,
@@ -180,8 +178,8 @@ impl State {
 
     fn answer(&mut self, waiter: ForceWaiter, result: Result<()>, wake: &mut Wake) {
         match waiter.kind {
-            crate::force::WaiterKind::Thread(parker) => wake.signals.push((parker, Signal::Done(result))),
-            crate::force::WaiterKind::Callback(done) => {
+            WaiterKind::Thread(parker) => wake.signals.push((parker, Signal::Done(result))),
+            WaiterKind::Callback(done) => {
                 self.answers.push_back((done, result));
                 wake.answers = true;
             }
@@ -209,6 +207,124 @@ impl State {
             self.pool.push(buf);
         }
     }
+
+    // ----- forces: see `force` -----
+
+    /// Whether a leader may take a batch now, if there is one.
+    pub(crate) fn may_start(&self) -> bool {
+        let gathered = !self.sealed.is_empty() || self.open.forces >= self.forces_in_flight().max(1);
+        gathered && self.in_flight() < self.in_flight_max
+    }
+
+    fn first_unwritten_waiter(&self) -> Option<&ForceWaiter> {
+        self.waiters.get(self.waiters.partition_point(|w| w.target <= self.taken))
+    }
+
+    /// Wakes a thread to write, if a write has been requested and a slot is free.
+    pub(crate) fn pump(&mut self, wake: &mut Wake) {
+        if self.dead.is_some() || !self.may_start() {
+            return;
+        }
+        match self.first_unwritten_waiter() {
+            Some(ForceWaiter { kind: WaiterKind::Thread(parker), .. }) => {
+                wake.signals.push((parker.clone(), Signal::Look));
+            }
+            Some(_) => wake.writer = true,
+            None => wake.writer |= !self.sealed.is_empty(),
+        }
+    }
+
+    /// Whether a writer thread should lead. Full batches are written without a request, and only
+    /// writer threads write for callbacks.
+    pub(crate) fn writer_may_lead(&self) -> bool {
+        self.dead.is_none()
+            && self.may_start()
+            && (!self.sealed.is_empty()
+                || self.first_unwritten_waiter().is_some_and(|w| matches!(w.kind, WaiterKind::Callback(_))))
+    }
+
+    /// Counts a force at the batch that will complete it. Sealed batches are written anyway, so
+    /// only the open one needs the count.
+    pub(crate) fn count_target(&mut self, target: Lsn, cause: ForceCause) {
+        let asked = Asked::by(cause);
+        if target > self.open.base {
+            self.open.forces += 1;
+            self.open.asked = self.open.asked.max(asked);
+        } else if let Some(batch) = self.sealed.iter_mut().rfind(|batch| batch.base < target) {
+            batch.asked = batch.asked.max(asked);
+        }
+    }
+
+    /// Adds a force to the waiters.
+    pub(crate) fn enqueue(&mut self, waiter: ForceWaiter) {
+        // Targets mostly grow with time, so the place is at or near the end.
+        let at = self.waiters.iter().rposition(|w| w.target <= waiter.target).map_or(0, |i| i + 1);
+        self.waiters.insert(at, waiter);
+    }
+
+    // ----- reservations: see `queue` -----
+
+    /// Grants waiting reservations that fit now. Called after every change that may have freed
+    /// space.
+    pub(crate) fn grant(&mut self, wake: &mut Wake) {
+        if self.reserve.is_waited_for() {
+            let (used, staged) = (self.used(), self.staged);
+            self.reserve.grant(used, staged, wake);
+        }
+    }
+
+    /// Whether reservations must wait for sealed batches to reach the device.
+    pub(crate) fn is_short_of_memory(&self) -> bool {
+        self.staged > self.reserve.staged_max
+    }
+
+    /// Wakes the first reservation that still waits, to request space again. It requests in its own
+    /// thread, because the caller here may hold a lock that the request needs.
+    pub(crate) fn nudge(&self, wake: &mut Wake) {
+        if let Some(parker) = self.reserve.first()
+            && !self.is_short_of_memory()
+        {
+            wake.signals.push((parker.clone(), Signal::Look));
+        }
+    }
+
+    /// [`crate::Log::free_bytes`].
+    pub(crate) fn free_bytes(&self) -> u64 {
+        let taken = self.used() + self.reserve.reserved + self.reserve.promised;
+        self.reserve.limit(ReserveClass::Normal).saturating_sub(taken)
+    }
+
+    /// The ring beyond the tail's next lap holds log that is still needed: a panic is better than
+    /// overwriting it.
+    pub(crate) fn assert_within_ring(&self) {
+        let taken = self.used() + self.reserve.reserved;
+        assert!(taken <= self.reserve.ring, "log of {taken} bytes in a ring of {}", self.reserve.ring);
+    }
+
+    /// Grants a reservation, or returns why it has to wait.
+    pub(crate) fn reserve_now(&mut self, charge: u64, class: ReserveClass) -> Option<Lacks> {
+        if self.is_short_of_memory() && class != ReserveClass::Checkpoint {
+            return Some(Lacks::Memory);
+        }
+        if self.reserve.must_queue(class) || !self.reserve.fits(self.used(), charge, class) {
+            return Some(Lacks::Space);
+        }
+        self.reserve.take(charge);
+        None
+    }
+
+    /// Whether the part of the ring that a reservation of `charge` could reach has no hole.
+    pub(crate) fn is_backed(&self, ring: u64, charge: u64, class: ReserveClass) -> bool {
+        self.backing.hole().is_none_or(|hole| {
+            self.open.end().0 + self.reserve.committed() + charge + spare(ring, class) <= hole.0
+        })
+    }
+}
+
+/// Why a reservation has to wait.
+pub(crate) enum Lacks {
+    Space,
+    Memory,
 }
 
 /// The error that calls after the shutdown get.

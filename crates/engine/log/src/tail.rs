@@ -1,7 +1,8 @@
 //! The tail, which advances after a checkpoint. Free space is between the head and the tail's next
 //! lap.
 
-use crate::Log;
+use crate::queue::emergency;
+use crate::shared::Log;
 use crate::wait::Wake;
 use kedge_base::Lsn;
 use std::sync::atomic::Ordering::{Acquire, Release};
@@ -92,7 +93,7 @@ impl Log {
 
     /// [`Log::free_bytes`] of an empty log.
     pub fn free_bytes_max(&self) -> u64 {
-        self.shared.ring.bytes() - crate::reserve::emergency(self.shared.ring.bytes())
+        self.shared.ring.bytes() - emergency(self.shared.ring.bytes())
     }
 
     pub fn space(&self) -> LogSpace {

@@ -1,11 +1,11 @@
-//! One sleeping thread, woken by the thread that has its result.
+//! Waiters: sleeping threads, each woken by the thread that has its result, and callbacks.
 //!
-//! Each waiter has a parker of its own. A completed write wakes exactly the waiters whose force it
-//! completes, and one more to lead the next write. The alternative, one condition variable for all,
-//! would wake every waiter by its broadcast, and most of them would go back to sleep.
+//! Each waiting thread has a parker of its own. A completed write wakes exactly the threads whose
+//! force it completes, and one more to lead the next write. The alternative, one condition variable
+//! for all, would wake every waiter by its broadcast, and most of them would go back to sleep.
 
-use kedge_base::Result;
 use kedge_base::lock::{Condvar, Mutex, Rank};
+use kedge_base::{Lsn, Result};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -54,6 +54,21 @@ impl Parker {
         }
         slot.take()
     }
+}
+
+/// The continuation of an asynchronous force.
+pub(crate) type Callback = Box<dyn FnOnce(Result<()>) + Send>;
+
+/// A force that waits until the durable LSN reaches `target`.
+pub(crate) struct ForceWaiter {
+    pub target: Lsn,
+    pub kind: WaiterKind,
+}
+
+/// How the result of a force is delivered.
+pub(crate) enum WaiterKind {
+    Thread(Arc<Parker>),
+    Callback(Callback),
 }
 
 /// Wake-ups that are collected under the state lock and fired after it is released, so that no

@@ -8,8 +8,8 @@
 //! necessary. There is at most one thread more than there may be writes in flight. So the delivery
 //! of a result never waits for a device write to finish, and a mount that needs one thread has one.
 
-use crate::Shared;
 use crate::force::{Leader, stopped};
+use crate::shared::Shared;
 use crate::state::State;
 use crate::wait::Wake;
 use kedge_base::{Error, spawn_named, without_panic};

@@ -1,0 +1,92 @@
+//! The log as its operations see it: the locked state, the components that the log uses, and
+//! shutdown.
+
+use crate::ring::Ring;
+use crate::state::{State, after_shutdown};
+use crate::stats::{LogStats, Recent};
+use crate::wait::Wake;
+use kedge_base::lock::{Condvar, Mutex};
+use kedge_base::{Clock, Epoch, Error, Result};
+use kedge_device::Device;
+use kedge_format::logwrite::LogKey;
+use std::sync::atomic::Ordering::{Acquire, Release};
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, OnceLock, Weak};
+
+/// Orders data writes before the records that refer to them.
+pub trait Barrier: Send + Sync {
+    /// Makes every data write that completed before the call durable: flushes the device if there
+    /// was one since the last flush. Several threads may call it at once. Sharing another thread's
+    /// flush is correct only if that flush began after the call.
+    ///
+    /// The barrier also waits for callers that have appended a record and not yet applied it. A
+    /// caller that cannot apply its record shuts the log down before the barrier returns.
+    fn barrier(&self) -> Result<()>;
+}
+
+/// The component that can free log space.
+pub trait SpacePressure: Send + Sync {
+    /// Called when a reservation is about to wait for log space: starts a checkpoint, or speeds up
+    /// the running one. Must not block. Called repeatedly during the wait.
+    fn need_space(&self);
+}
+
+/// The state that the log and its writer threads share.
+pub(crate) struct Shared {
+    pub device: Arc<dyn Device>,
+    pub clock: Arc<dyn Clock>,
+    pub barrier: Arc<dyn Barrier>,
+    pub key: LogKey,
+    pub epoch: Epoch,
+    pub ring: Ring,
+    pub state: Mutex<State>,
+    /// Where writer threads sleep.
+    pub writers: Condvar,
+    /// Where reservations sleep while another one writes zeros ahead of the log.
+    pub backed: Condvar,
+    pub pressure: Mutex<Option<Weak<dyn SpacePressure>>>,
+    // Copies of fields that `state` guards, for readers without the lock.
+    pub head: AtomicU64,
+    pub durable: AtomicU64,
+    pub tail: AtomicU64,
+    /// [`Log::free_bytes`].
+    pub free: AtomicU64,
+    pub dead: AtomicBool,
+    /// Seconds since 1970 at which it was shut down.
+    pub dead_since: OnceLock<i64>,
+    pub stats: LogStats,
+    pub recent: Recent,
+}
+
+/// The log of a mounted image.
+pub struct Log {
+    pub(crate) shared: Arc<Shared>,
+}
+
+impl Shared {
+    /// Updates the copy for [`Log::free_bytes`].
+    pub(crate) fn note_free(&self, state: &State) {
+        self.free.store(state.free_bytes(), Release);
+    }
+
+    /// [`State::check_alive`]. Takes the lock only after a shutdown.
+    pub(crate) fn check_alive(&self) -> Result<()> {
+        if self.dead.load(Acquire) { self.state.lock().check_alive() } else { Ok(()) }
+    }
+
+    /// Latches shutdown in the locked state. Waiting forces get `to_waiters`.
+    pub(crate) fn latch(&self, state: &mut State, reason: &Error, to_waiters: &Error, wake: &mut Wake) {
+        // The first time is kept, like the first reason.
+        self.dead_since.get_or_init(|| self.clock.now().sec);
+        state.latch(reason, to_waiters, wake);
+        self.dead.store(true, Release);
+    }
+
+    pub(crate) fn shut_down(&self, reason: &Error) {
+        let mut wake = Wake::default();
+        let mut state = self.state.lock();
+        self.latch(&mut state, reason, &after_shutdown(reason), &mut wake);
+        drop(state);
+        wake.fire(&self.writers);
+    }
+}
