@@ -1,7 +1,7 @@
 //! Formatting: geometry, the log ring, the root directory, the first checkpoint.
 
+use crate::checkpoint::pace;
 use crate::checkpoint::{Cut, write_checkpoint};
-use crate::pace;
 use crate::space::{AllocNodes, DeviceNodes};
 use kedge_alloc::Alloc;
 use kedge_base::{BLOCK_SIZE, Clock, Epoch, Generation, Ino, IoBuf, Lsn, Result};

@@ -26,7 +26,6 @@
 #![warn(unreachable_pub)]
 
 mod apply;
-mod background;
 mod checkpoint;
 mod discard;
 mod flusher;
@@ -35,7 +34,6 @@ mod gate;
 mod handle;
 mod need;
 mod overlay;
-mod pace;
 mod recovery;
 mod residents;
 mod space;

@@ -21,10 +21,10 @@
 //! fast device they cost nothing.
 
 use crate::apply::{Target, apply, apply_resident, keys};
+use crate::checkpoint::pace;
 use crate::checkpoint::{Control, Cut, write_checkpoint};
 use crate::flusher::{Flusher, LogBarrier};
 use crate::gate::Gate;
-use crate::pace;
 use crate::residents::Residents;
 use crate::space::{AllocNodes, DeviceNodes};
 use crate::{Counters, Store, StoreStats, Wake};

@@ -17,9 +17,9 @@
 //! its caller gets the error meanwhile: the next checkpoint first writes these blocks, before it
 //! makes a cut of its own.
 
+use super::background::Retry;
+use super::pace::{By, Hurry, Pace};
 use crate::Store;
-use crate::background::Retry;
-use crate::pace::{By, Hurry, Pace};
 use crate::recovery::read_superblock;
 use kedge_base::broken::{self, Variant};
 
@@ -468,7 +468,7 @@ impl Store {
     /// Writes log-resident data in place. Data that cannot be written stays in the log and holds
     /// the tail. The checkpoint is made without it, since that still frees the log up to that data,
     /// and the operation that requested it may have nothing to do with that data.
-    /// [`crate::background`] has the policy when checkpoints then free nothing.
+    /// [`super::background`] has the policy when checkpoints then free nothing.
     fn prepare(&self, pace: &Pace<'_>) -> Result<()> {
         let Some(client) = self.client.get().and_then(Weak::upgrade) else { return Ok(()) };
         pace.held.set(1);
@@ -707,5 +707,5 @@ pub fn check_async_percent(percent: u8) -> Result<()> {
 }
 
 #[cfg(test)]
-#[path = "checkpoint_tests.rs"]
+#[path = "run_tests.rs"]
 mod tests;

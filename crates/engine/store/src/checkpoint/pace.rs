@@ -39,13 +39,13 @@
 //! the first is not written, for which the format has no place.
 //!
 //! # Crash argument
-//! The pace changes neither what is written nor the order ([`crate::checkpoint`]): nodes and
+//! The pace changes neither what is written nor the order ([`super::run`]): nodes and
 //! bitmaps, the flush, the slot, the tail. A pause falls between two writes that no flush
 //! separates. Meanwhile the log is not overwritten, because the tail stays where the last
 //! checkpoint left it.
 
+use super::run::{CheckpointCause, ROUND_TRIP, is_far_away};
 use crate::Store;
-use crate::checkpoint::{CheckpointCause, ROUND_TRIP, is_far_away};
 use kedge_base::BLOCK_SIZE;
 use kedge_base::lock::{Condvar, Mutex, Rank};
 use kedge_device::{Latency, LatencyKind};

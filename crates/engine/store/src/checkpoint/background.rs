@@ -19,8 +19,8 @@
 //! None of this applies if no log-resident data holds the tail. The space is then taken by
 //! reservations, which running operations return.
 
-use crate::checkpoint::CheckpointCause;
-use crate::pace::By;
+use super::pace::By;
+use super::run::CheckpointCause;
 use crate::{Store, Wake};
 use kedge_base::{BLOCK_SIZE, Error, Lsn, without_panic};
 use std::sync::{Arc, Weak};
