@@ -6,7 +6,6 @@
 //! corruption. In the running store it is a broken invariant, and the caller shuts the store down
 //! instead of continuing with half a record.
 
-use crate::Counters;
 use crate::residents::{Residents, Source};
 use kedge_alloc::Alloc;
 use kedge_base::{Error, Lsn, Result};
@@ -14,7 +13,15 @@ use kedge_btree::Tree;
 use kedge_format::record::{Edit, InodeMask, InodePatch};
 use kedge_format::{InodeCore, ItemKind, Key};
 use kedge_log::RecordLsn;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// The counters that a checkpoint records. `apply` changes them; [`crate::Store::take_inos`] takes
+/// numbers from `next_ino` ahead of it.
+#[derive(Debug)]
+pub(crate) struct Counters {
+    pub next_ino: AtomicU64,
+    pub inodes: AtomicU64,
+}
 
 /// The state that `apply` changes.
 pub(crate) struct Target<'a> {

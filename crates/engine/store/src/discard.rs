@@ -18,10 +18,11 @@
 //! The simpler rule, to discard only after a checkpoint, was rejected: the next checkpoint may be
 //! minutes away, and a discard after it is safe for the same reason as before it.
 
-use crate::{ForceCause, Store};
+use crate::store::Store;
 use kedge_alloc::Which;
 use kedge_base::broken::{self, Variant};
 use kedge_base::{BLOCK_SIZE, BlockNo, Error, Extent, Lsn, Result};
+use kedge_log::ForceCause;
 use std::ops::Range;
 
 const BLOCK: u64 = BLOCK_SIZE as u64;

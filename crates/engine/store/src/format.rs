@@ -1,14 +1,14 @@
 //! Formatting: geometry, the log ring, the root directory, the first checkpoint.
 
-use crate::checkpoint::pace;
-use crate::checkpoint::{Cut, write_checkpoint};
+use crate::checkpoint::cut::Cut;
+use crate::checkpoint::write::{FULL, write_checkpoint};
 use crate::space::{AllocNodes, DeviceNodes};
 use kedge_alloc::Alloc;
 use kedge_base::{BLOCK_SIZE, Clock, Epoch, Generation, Ino, IoBuf, Lsn, Result};
 use kedge_btree::{Tree, TreeConfig};
 use kedge_device::{Device, Io, Op, run_batch};
 use kedge_format::logwrite::LogSecret;
-use kedge_format::superblock::{CheckpointState, Geometry, RO_COMPAT_IMMUTABLE, SLOTS};
+use kedge_format::superblock::{Geometry, RO_COMPAT_IMMUTABLE, SLOTS};
 use kedge_format::{FileKind, InodeCore, Key};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -80,23 +80,8 @@ pub fn format(device: Arc<dyn Device>, clock: Arc<dyn Clock>, params: &FormatPar
         next_ino: Ino(Ino::ROOT.0 + 1),
         inodes: 1,
     };
-    let state = CheckpointState {
-        generation: FIRST,
-        root: cut.tree.root,
-        root_generation: cut.tree.root_generation,
-        root_level: cut.tree.root_level,
-        checkpoint_lsn: cut.lsn,
-        tail_lsn: cut.tail,
-        epoch: Epoch(0),
-        next_ino: cut.next_ino,
-        inodes: cut.inodes,
-        free_blocks: cut.alloc.free_blocks(),
-        nodes: cut.tree.node_count,
-        clean: true,
-        written_sec: now.sec,
-        losses: None,
-    };
-    write_checkpoint(&*device, &geometry, &cut, state, &|_| pace::FULL)?;
+    let state = cut.state(Epoch(0), true, now.sec, None);
+    write_checkpoint(&*device, &geometry, &cut, state, &|_| FULL)?;
     Ok(geometry)
 }
 

@@ -1,10 +1,10 @@
 //! Handles: an operation's reservation and commit.
 
 use crate::apply::{self, Target};
-use crate::checkpoint::CheckpointCause;
-use crate::need::{Need, PROMISE_PER_PIECE};
+use crate::checkpoint::cause::CheckpointCause;
+use crate::need::{Class, Need, PROMISE_PER_PIECE};
 use crate::space::nodes_taken;
-use crate::{Class, Store};
+use crate::store::Store;
 use kedge_alloc::{NodeClass, NodeReservation, Waited};
 use kedge_base::lock::{Entered, Rank, assert_may_wait, enter};
 use kedge_base::{Error, Result};

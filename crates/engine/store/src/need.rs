@@ -18,9 +18,10 @@
 //!
 //! [`RecordBuilder`]: kedge_format::record::RecordBuilder
 
-use crate::Class;
 use kedge_format::record::{RECORD_HEADER, size};
 
+/// Bytes of the longest record for which a checkpoint finds space in a full log.
+pub const CHECKPOINT_RECORD_MAX: u64 = kedge_log::CHECKPOINT_BYTES - kedge_log::RECORD_OVERHEAD;
 /// Log bytes promised for each resident piece while it exists. They are for its part of the record
 /// that ends its residency: inode patch, extent, allocation and drop. An operation that makes
 /// pieces reserves this much for each.
@@ -33,6 +34,20 @@ const NEIGHBOURS_PER_LEAF: u32 = 64;
 /// Paths that share nothing but the root. Beyond these, three paths share the nodes between root
 /// and leaf.
 const PATHS_APART: u32 = 8;
+
+/// Class of a reservation: the reserves that it may use.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Class {
+    Normal,
+    /// Operations that keep a promise: writeback and the records of an fsync. Data that was
+    /// accepted finds its nodes here. Leaves the reserves of the next class alone.
+    Promised,
+    /// Operations that free space: unlink, truncate, deletion. They are never refused.
+    Reclaim,
+    /// Writeback on behalf of a running checkpoint. Never waits: fails with `NoSpace` when space is
+    /// short.
+    Checkpoint,
+}
 
 /// The need of an operation; see the module's head.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -20,28 +20,29 @@
 //! ([`crate::overlay`]). The sizes bound memory and do not follow the measured latency, since on a
 //! fast device they cost nothing.
 
-use crate::apply::{Target, apply, apply_resident, keys};
-use crate::checkpoint::pace;
-use crate::checkpoint::{Control, Cut, write_checkpoint};
+use crate::apply::{Counters, Target, apply, apply_resident, keys};
+use crate::checkpoint::control::Control;
+use crate::checkpoint::cut::Cut;
+use crate::checkpoint::requests::Requests;
+use crate::checkpoint::write::{FULL, write_checkpoint};
 use crate::flusher::{Flusher, LogBarrier};
 use crate::gate::Gate;
 use crate::residents::Residents;
+use crate::slots::read_superblock;
 use crate::space::{AllocNodes, DeviceNodes};
-use crate::{Counters, Store, StoreStats, Wake};
+use crate::stats::{ReplaySummary, StoreStats};
+use crate::store::Store;
 use kedge_alloc::{Alloc, DataReservation};
 use kedge_base::broken::{self, Variant};
 use kedge_base::lock::{Mutex, Rank};
-use kedge_base::{
-    BLOCK_SIZE, Clock, CorruptKind, Epoch, Error, Generation, Ino, IoBuf, Lsn, Result, spawn_named,
-};
+use kedge_base::{Clock, Epoch, Error, Generation, Lsn, Result, spawn_named};
 use kedge_btree::{Tree, TreeConfig, TreeLock};
 use kedge_device::{Device, OverlayDevice};
 use kedge_format::Key;
 use kedge_format::record::{Edit, Record};
-use kedge_format::superblock::{CheckpointState, INCOMPAT_KNOWN, RO_COMPAT_KNOWN, SLOTS, Superblock};
+use kedge_format::superblock::{INCOMPAT_KNOWN, RO_COMPAT_KNOWN, Superblock};
 use kedge_log::{Log, LogConfig, RecordLsn, ScanConfig, ScanEnd, scan};
-use serde::Serialize;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock};
 
 /// Bytes of records that are gathered before they are applied. The longest record is smaller.
@@ -72,65 +73,6 @@ impl Default for OpenOptions {
             tree_lock: TreeLock::default(),
             log_writes_max: 4,
         }
-    }
-}
-
-/// What recovery found and did.
-#[derive(Clone, Debug, Default, Serialize)]
-pub struct ReplaySummary {
-    /// Whether the image had been unmounted cleanly.
-    pub clean: bool,
-    /// Why the other superblock slot does not decode.
-    pub damaged_slot: Option<String>,
-    pub log_writes: u64,
-    pub records: u64,
-    pub bytes: u64,
-    /// Ranges of log-resident data written in place.
-    pub data_ranges: u64,
-    pub data_bytes: u64,
-    pub tail_lsn: u64,
-    pub head_lsn: u64,
-}
-
-/// Reads both slots. Returns the newer valid slot, and the error of the other.
-pub fn read_superblock(device: &dyn Device) -> Result<(Superblock, Option<Error>)> {
-    let device_blocks = device.geometry().size / BLOCK_SIZE as u64;
-    let read = |slot: usize| -> Result<(Superblock, bool)> {
-        let mut buf = IoBuf::zeroed(1);
-        if SLOTS[slot].0 >= device_blocks {
-            return Err(Error::corrupt(
-                CorruptKind::Superblock,
-                SLOTS[slot],
-                "the device is too short to hold it",
-            ));
-        }
-        device.read(SLOTS[slot].byte_offset(), &mut buf)?;
-        let empty = buf.as_bytes().iter().all(|b| *b == 0);
-        match Superblock::decode(buf.as_bytes(), slot, device_blocks) {
-            Ok(sb) => Ok((sb, false)),
-            // A new image has only one valid slot.
-            Err(e) if empty && slot == 1 => Err(Error::Corrupt {
-                kind: CorruptKind::Superblock,
-                block: SLOTS[slot],
-                what: format!("never written ({e})").into(),
-            }),
-            Err(e) => Err(e),
-        }
-    };
-    match (read(0), read(1)) {
-        (Ok((a, _)), Ok((b, _))) => {
-            if a.geometry != b.geometry {
-                return Err(Error::corrupt(
-                    CorruptKind::Superblock,
-                    SLOTS[1],
-                    "the two slots describe different images",
-                ));
-            }
-            let newer = if a.checkpoint.generation > b.checkpoint.generation { a } else { b };
-            Ok((newer, None))
-        }
-        (Ok((sb, _)), Err(e)) | (Err(e), Ok((sb, _))) => Ok((sb, Some(e))),
-        (Err(e), Err(_)) => Err(e),
     }
 }
 
@@ -364,32 +306,9 @@ impl Recovery {
     }
 
     fn checkpoint(&mut self, head: Lsn) -> Result<()> {
-        let cut = Cut {
-            tree: self.tree.freeze(),
-            alloc: self.alloc.freeze(),
-            lsn: head,
-            tail: head,
-            generation: Generation(self.generation.fetch_add(1, Ordering::Relaxed)),
-            next_ino: Ino(self.counters.next_ino.load(Ordering::Relaxed)),
-            inodes: self.counters.inodes.load(Ordering::Relaxed),
-        };
-        let state = CheckpointState {
-            generation: cut.generation,
-            root: cut.tree.root,
-            root_generation: cut.tree.root_generation,
-            root_level: cut.tree.root_level,
-            checkpoint_lsn: head,
-            tail_lsn: head,
-            epoch: self.epoch(),
-            next_ino: cut.next_ino,
-            inodes: cut.inodes,
-            free_blocks: cut.alloc.free_blocks(),
-            nodes: cut.tree.node_count,
-            clean: false,
-            written_sec: self.clock.now().sec,
-            losses: self.sb.checkpoint.losses,
-        };
-        write_checkpoint(&*self.device, &self.sb.geometry, &cut, state, &|_| pace::FULL)?;
+        let cut = Cut::take(&self.tree, &self.alloc, &self.counters, &self.generation, head, head);
+        let state = cut.state(self.epoch(), false, self.clock.now().sec, self.sb.checkpoint.losses);
+        write_checkpoint(&*self.device, &self.sb.geometry, &cut, state, &|_| FULL)?;
         self.alloc.written(cut.alloc);
         self.alloc.checkpoint_durable(cut.generation);
         self.tree.written(cut.tree);
@@ -422,7 +341,7 @@ impl Recovery {
                 staged_bytes_max: 16 << 20,
             },
         );
-        let wake = Arc::new(Wake::new());
+        let requests = Arc::new(Requests::new());
         let epoch = self.epoch();
         let store = Arc::new(Store {
             epoch,
@@ -445,12 +364,12 @@ impl Recovery {
             summary: self.summary,
             losses: Mutex::new(Rank::Leaf, self.sb.checkpoint.losses),
             closed: AtomicBool::new(false),
-            wake: wake.clone(),
+            requests: requests.clone(),
         });
         let weak = Arc::downgrade(&store);
         let pressure: std::sync::Weak<dyn kedge_log::SpacePressure> = weak.clone();
         store.log.set_pressure(pressure);
-        spawn_named("kedge-checkpoint", move || Store::background(weak, wake))
+        spawn_named("kedge-checkpoint", move || Store::background(weak, requests))
             .map_err(|e| Error::io("start of a thread", 0, 0, &e))?;
         Ok(store)
     }

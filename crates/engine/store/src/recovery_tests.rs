@@ -1,7 +1,7 @@
 use super::*;
 use crate::test_images::formatted;
 use crate::{CheckpointCause, Class, ForceCause, Need};
-use kedge_base::{Ino, Lsn, ManualClock};
+use kedge_base::{Ino, IoBuf, Lsn, ManualClock};
 use kedge_format::item::ExtentItem;
 use kedge_format::record::{InodeMask, RecordBuilder, RecordOp};
 use kedge_format::{FileKind, InodeCore, ItemKind, Key};

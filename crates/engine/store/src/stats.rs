@@ -1,7 +1,9 @@
-//! Counters of the store.
+//! Counters of the store, and what recovery did.
 
+use crate::checkpoint::cause::CheckpointCause;
 use kedge_base::{Counter, Histogram};
 use kedge_format::record::RecordOp;
+use serde::Serialize;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The least that operations of a kind had left of their reservations.
@@ -37,7 +39,7 @@ pub struct StoreStats {
     pub records: [Counter; 16],
     /// By record operation, as `records`.
     pub slack: [Slack; 16],
-    pub checkpoints: [Counter; crate::CheckpointCause::COUNT],
+    pub checkpoints: [Counter; CheckpointCause::COUNT],
     /// Nanoseconds from the start of a checkpoint to its end.
     pub checkpoint_ns: Histogram,
     /// Lower bound of the part of it spent in pauses, in nanoseconds.
@@ -67,7 +69,7 @@ impl Default for StoreStats {
         StoreStats {
             records: [const { Counter::new() }; 16],
             slack: [const { Slack::new() }; 16],
-            checkpoints: [const { Counter::new() }; crate::CheckpointCause::COUNT],
+            checkpoints: [const { Counter::new() }; CheckpointCause::COUNT],
             checkpoint_ns: Histogram::default(),
             paused_ns: Histogram::default(),
             cut_ns: Histogram::default(),
@@ -96,4 +98,21 @@ impl StoreStats {
         note_least(&least.log_bytes, log_bytes);
         note_least(&least.nodes, nodes);
     }
+}
+
+/// What recovery found and did.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct ReplaySummary {
+    /// Whether the image had been unmounted cleanly.
+    pub clean: bool,
+    /// Why the other superblock slot does not decode.
+    pub damaged_slot: Option<String>,
+    pub log_writes: u64,
+    pub records: u64,
+    pub bytes: u64,
+    /// Ranges of log-resident data written in place.
+    pub data_ranges: u64,
+    pub data_bytes: u64,
+    pub tail_lsn: u64,
+    pub head_lsn: u64,
 }

@@ -19,30 +19,13 @@
 //! None of this applies if no log-resident data holds the tail. The space is then taken by
 //! reservations, which running operations return.
 
-use super::pace::By;
-use super::run::CheckpointCause;
-use crate::{Store, Wake};
+use super::cause::{By, CheckpointCause};
+use super::control::Retry;
+use super::requests::Requests;
+use crate::store::Store;
 use kedge_base::{BLOCK_SIZE, Error, Lsn, without_panic};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
-
-/// How checkpoints that free nothing are retried.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Retry {
-    /// Pause after the first such checkpoint.
-    pub first: Duration,
-    /// Longest pause.
-    pub longest: Duration,
-    /// Number of such checkpoints while an operation waits for log space.
-    pub tries: u32,
-}
-
-impl Default for Retry {
-    /// Some eight seconds in all.
-    fn default() -> Retry {
-        Retry { first: Duration::from_millis(1), longest: Duration::from_millis(250), tries: 40 }
-    }
-}
 
 /// The results of the thread's last checkpoints.
 #[derive(Default)]
@@ -79,9 +62,9 @@ impl Progress {
 impl Store {
     /// Body of the background thread. Holds the store only while it works, so that dropping the
     /// store ends it.
-    pub(crate) fn background(store: Weak<Store>, wake: Arc<Wake>) {
+    pub(crate) fn background(store: Weak<Store>, requests: Arc<Requests>) {
         let mut progress = Progress::default();
-        while let Some(cause) = next_request(&wake) {
+        while let Some(cause) = requests.next() {
             let Some(store) = store.upgrade() else { return };
             // A panic in a checkpoint is already returned as an error. A panic elsewhere must not
             // end the thread silently.
@@ -95,8 +78,8 @@ impl Store {
             // short of space, the next one follows.
             let again = store.check_alive().is_ok() && store.log.has_waiters();
             drop(store);
-            pause(&wake, pause_for);
-            wake.flag.lock().wanted = again.then_some(CheckpointCause::LogSpace);
+            requests.pause(pause_for);
+            requests.served(again.then_some(CheckpointCause::LogSpace));
         }
     }
 
@@ -144,28 +127,6 @@ impl Store {
         };
         let what = format!("the log is full, and data in it of {inode} cannot be written in place ({why})");
         Error::Shutdown(what.into())
-    }
-}
-
-/// Sleeps until a checkpoint is requested. `None` at the end of the store.
-fn next_request(wake: &Wake) -> Option<CheckpointCause> {
-    let mut flag = wake.flag.lock();
-    loop {
-        match flag.wanted {
-            _ if flag.stop => return None,
-            Some(cause) => return Some(cause),
-            None => wake.cond.wait(&mut flag),
-        }
-    }
-}
-
-/// Pauses, at most until the end of the store. A request stays pending meanwhile, so that a further
-/// request does not wake the thread.
-fn pause(wake: &Wake, time: Duration) {
-    let mut flag = wake.flag.lock();
-    if !time.is_zero() && !flag.stop {
-        flag.wanted = Some(CheckpointCause::LogSpace);
-        wake.cond.wait_for(&mut flag, time);
     }
 }
 

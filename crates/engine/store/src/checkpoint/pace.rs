@@ -13,8 +13,8 @@
 //! 1. An operation waits for a checkpoint ([`Store::checkpoint`], the last one) or for log space,
 //!    or is delayed because the log is nearly full. Likewise after a switch to
 //!    `noasync_checkpoint`, a shutdown, or the end of the file system above the store. The waiting
-//!    operation ends the pause ([`Hurry`]); the pause notices the other reasons at its next check,
-//!    a millisecond later.
+//!    operation ends the pause ([`super::control::Hurry`]); the pause notices the other reasons at
+//!    its next check, a millisecond later.
 //! 2. The pause after a slice has been as long as its bound. So every checkpoint ends, even if the
 //!    log no longer fills, and frees the tree nodes that only the last checkpoint uses.
 //!
@@ -26,8 +26,8 @@
 //!   for a round trip, so that 512 KiB in 10 ms would bound a checkpoint to 50 MB/s. The writes
 //!   that an fsync may find ahead of it stay below what a network of 1 Gbit/s passes in its own
 //!   round trip;
-//! - the delay of operations near a full log is two durable writes ([`throttle_max`]), as on a
-//!   disk: 4 ms do not slow down a client that waits 20 ms for each fsync.
+//! - the delay of operations near a full log is two durable writes (`throttle_max` of `trigger`),
+//!   as on a disk: 4 ms do not slow down a client that waits 20 ms for each fsync.
 //!
 //! The schedule itself needs no latency, since it follows the log. Neither does the longest pause,
 //! which ensures that a checkpoint ends.
@@ -39,16 +39,15 @@
 //! the first is not written, for which the format has no place.
 //!
 //! # Crash argument
-//! The pace changes neither what is written nor the order ([`super::run`]): nodes and
+//! The pace changes neither what is written nor the order ([`super`]): nodes and
 //! bitmaps, the flush, the slot, the tail. A pause falls between two writes that no flush
 //! separates. Meanwhile the log is not overwritten, because the tail stays where the last
 //! checkpoint left it.
 
-use super::run::{CheckpointCause, ROUND_TRIP, is_far_away};
-use crate::Store;
+use super::cause::{By, CheckpointCause};
+use super::write::{FULL, ROUND_TRIP, is_far_away};
+use crate::store::Store;
 use kedge_base::BLOCK_SIZE;
-use kedge_base::lock::{Condvar, Mutex, Rank};
-use kedge_device::{Latency, LatencyKind};
 use std::cell::Cell;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -58,8 +57,6 @@ const SLICE: usize = 128;
 /// See "A device with a long latency".
 const SLICE_UNIT: Duration = Duration::from_millis(4);
 const SLICE_TIMES_MAX: usize = 4;
-/// Blocks in a batch of a checkpoint that does not pause.
-pub(crate) const FULL: usize = 2048;
 /// How often a pause checks whether it is over.
 const CHECK_AGAIN: Duration = Duration::from_millis(1);
 /// Checks in the longest pause, for each MiB written.
@@ -69,15 +66,6 @@ const CHECKS_PER_MIB: u64 = 100;
 const THROTTLE_PART: u64 = 8;
 /// Below this percentage the part is smaller: half of what is free when a checkpoint starts.
 const THROTTLE_PERCENT: u64 = 25;
-/// Delay of the last operation before the log is full: the value on a disk, and the maximum.
-const THROTTLE_MAX: Duration = Duration::from_millis(4);
-const THROTTLE_LONGEST: Duration = Duration::from_millis(50);
-
-/// Delay of the last operation before the log is full, on this device.
-fn throttle_max(latency: &Latency) -> Duration {
-    let durable_write = latency.typical(LatencyKind::DurableWrite).unwrap_or_default();
-    durable_write.saturating_mul(2).clamp(THROTTLE_MAX, THROTTLE_LONGEST)
-}
 
 /// Space of which a part may be used up while a checkpoint writes.
 #[derive(Clone, Copy, Debug)]
@@ -93,48 +81,6 @@ impl Allowance {
         let used = self.at_first.saturating_sub(self.left);
         let allowed = self.at_first / 2;
         done as u128 * allowed as u128 > used as u128 * total as u128
-    }
-}
-
-/// Which thread runs a checkpoint.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum By {
-    /// An operation, which needs the result immediately.
-    Operation,
-    /// The background thread, for which no operation waits.
-    Background,
-}
-
-/// Ends pauses.
-pub(crate) struct Hurry {
-    /// Number of calls.
-    calls: Mutex<u64>,
-    called: Condvar,
-}
-
-impl Hurry {
-    pub(crate) fn new() -> Hurry {
-        Hurry { calls: Mutex::new(Rank::Leaf, 0), called: Condvar::new() }
-    }
-
-    /// Makes a running checkpoint check at once whether it may continue its pause.
-    pub(crate) fn call(&self) {
-        *self.calls.lock() += 1;
-        self.called.notify_all();
-    }
-
-    fn calls(&self) -> u64 {
-        *self.calls.lock()
-    }
-
-    /// Waits for a call after the first `seen`, for at most `at_most`. Returns whether there was
-    /// one.
-    fn wait_beyond(&self, seen: u64, at_most: Duration) -> bool {
-        let mut calls = self.calls.lock();
-        if *calls == seen {
-            self.called.wait_for(&mut calls, at_most);
-        }
-        *calls != seen
     }
 }
 
@@ -214,7 +160,7 @@ impl Pace<'_> {
 
 impl Store {
     /// The pace of a checkpoint that starts now.
-    pub(crate) fn pace(&self, cause: CheckpointCause, by: By) -> Pace<'_> {
+    pub(super) fn pace(&self, cause: CheckpointCause, by: By) -> Pace<'_> {
         let has_time = matches!(cause, CheckpointCause::Background | CheckpointCause::DirtyNodes);
         let pace = Pace {
             store: self,
@@ -245,62 +191,12 @@ impl Store {
             || self.log.free_bytes() < self.throttle_below()
     }
 
-    /// Whether a background checkpoint should start: the free part of the log is below the
-    /// threshold, or below what would be filled while two checkpoints like the last one run, pauses
-    /// aside. Reserved and promised space is not free: operations wait for it as for space that
-    /// holds records.
-    pub(crate) fn log_below_threshold(&self) -> bool {
-        let percent = self.async_percent();
-        let (free, max) = (self.log.free_bytes(), self.log.free_bytes_max());
-        let used = self.log.head_lsn().0.saturating_sub(self.log.tail_lsn().0);
-        if percent == 0 || used < (max / 8).min(max * (100 - percent) / 100) {
-            return false; // a checkpoint now would free little
-        }
-        if free < max * percent / 100 {
-            return true;
-        }
-        let control = &self.checkpoint;
-        let now = self.clock.monotonic().as_nanos() as u64;
-        let elapsed = now.saturating_sub(control.began_at.load(Ordering::Relaxed));
-        let came = self.log.head_lsn().0.saturating_sub(control.began_lsn.load(Ordering::Relaxed));
-        let took = control.took.load(Ordering::Relaxed);
-        let incoming = came as u128 * took as u128 * 2 / elapsed.max(1) as u128;
-        elapsed > 0 && incoming > free as u128
-    }
-
-    /// Delays an operation while the log is nearly full, so that the rest of its space lasts until
-    /// the running checkpoint frees some. Without `async_checkpoint` there is no delay, since
-    /// operations then run the checkpoint themselves.
-    pub(crate) fn throttle(&self) {
-        let (free, limit) = (self.log.free_bytes(), self.throttle_below());
-        if free >= limit {
-            return;
-        }
-        self.wake_checkpoint(CheckpointCause::LogSpace);
-        let delay = throttle_max(self.device.latency()).mul_f64((limit - free) as f64 / limit as f64);
-        self.clock.sleep(delay);
-        self.stats.throttle_ns.record(delay.as_nanos() as u64);
-    }
-
-    /// Starts a checkpoint if one is due. While a checkpoint runs nothing is to be done: its pace
-    /// already follows the log and the dirty nodes.
-    pub(crate) fn after_commit(&self) {
-        if !self.checkpoint_turn().is_multiple_of(2) {
-            return;
-        }
-        if self.log_below_threshold() {
-            self.wake_checkpoint(CheckpointCause::Background);
-        } else if self.tree.dirty_bytes() as u64 > self.dirty_limit.load(Ordering::Relaxed) / 2 {
-            self.wake_checkpoint(CheckpointCause::DirtyNodes);
-        }
-    }
-
-    fn async_percent(&self) -> u64 {
+    pub(super) fn async_percent(&self) -> u64 {
         self.checkpoint.async_percent.load(Ordering::Relaxed) as u64
     }
 
     /// Free log below which operations are delayed; 0 with `noasync_checkpoint`.
-    fn throttle_below(&self) -> u64 {
+    pub(super) fn throttle_below(&self) -> u64 {
         let percent = self.async_percent().min(THROTTLE_PERCENT);
         self.log.free_bytes_max() / THROTTLE_PART * percent / THROTTLE_PERCENT
     }

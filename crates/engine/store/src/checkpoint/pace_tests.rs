@@ -1,12 +1,12 @@
 use super::*;
-use crate::checkpoint::write_merged;
-use crate::test_images::formatted;
-use crate::{CheckpointClient, Class, Handle, Need, OpenOptions};
-use kedge_base::{BlockNo, Ino, IoBuf, ManualClock, Result, spawn_named};
+use crate::checkpoint::control::Hurry;
+use crate::checkpoint::test_log::{checkpoints, filled, store, take};
+use crate::checkpoint::trigger::throttle_max;
+use crate::checkpoint::write::{batch_writes, write_merged};
+use crate::{CheckpointClient, Class, Need, OpenOptions};
+use kedge_base::{BlockNo, IoBuf, ManualClock, Result, spawn_named};
 use kedge_device::sim::DistantDevice;
-use kedge_device::{Device, MemDevice};
-use kedge_format::record::{RecordBuilder, RecordOp};
-use kedge_format::{ItemKind, Key};
+use kedge_device::{Device, LatencyKind, MemDevice};
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
@@ -23,18 +23,6 @@ fn an_allowance_is_half_of_what_was_left() {
     let nothing = Allowance { left: 0, at_first: 0 };
     assert!(!nothing.lags_behind(50, 100), "without an allowance there is no time");
     assert!(!Allowance { left: 1000, at_first: 1000 }.lags_behind(0, 100), "nothing done yet");
-}
-
-fn store(async_checkpoint: Option<u8>) -> Arc<Store> {
-    let device = formatted(64 * MIB, 4 * MIB);
-    let options = OpenOptions { async_checkpoint, ..OpenOptions::default() };
-    Store::open(device, Arc::new(ManualClock::default()), &options).unwrap()
-}
-
-/// Reserves a part of what an empty log has free.
-fn take(store: &Store, part: f64) -> Handle<'_> {
-    let log_bytes = (store.log.free_bytes_max() as f64 * part) as u64;
-    store.begin(Need { log_bytes, changes: 0, puts: 1, neighbours: 0, class: Class::Normal }).unwrap()
 }
 
 /// Number of checks in the pause after the first quarter of a MiB of work.
@@ -113,7 +101,7 @@ fn sizes_follow_the_measured_latency_within_their_bounds() {
                 latency.record_interval(kind, Duration::from_micros(interval));
             }
         }
-        assert_eq!(crate::checkpoint::batch_writes(&*store.device), writes, "{row}");
+        assert_eq!(batch_writes(&*store.device), writes, "{row}");
         assert_eq!(throttle_max(latency), Duration::from_micros(delay), "{row}");
         let pace = store.pace(CheckpointCause::Background, By::Background);
         assert_eq!(pace.batch_blocks(), slice, "{row}");
@@ -136,126 +124,6 @@ fn a_checkpoint_of_scattered_nodes_takes_few_round_trips_to_a_device_far_away() 
         rounds.push(device.rounds());
     }
     assert_eq!(rounds, [50, 50, 16, 4]);
-}
-
-#[test]
-fn operations_near_a_full_log_wait_longer_for_a_device_that_takes_long() {
-    let waited = |durable_write: Duration| {
-        let store = store(Some(50));
-        store.device.latency().record(LatencyKind::DurableWrite, durable_write);
-        let _most = take(&store, 0.95);
-        store.throttle();
-        let delays = store.stats().throttle_ns.snapshot();
-        assert_eq!(delays.count, 1);
-        Duration::from_nanos(delays.max)
-    };
-    let (near, far) = (waited(Duration::from_micros(20)), waited(Duration::from_millis(20)));
-    assert!(near > Duration::ZERO && near <= THROTTLE_MAX, "{near:?}");
-    assert!(far >= 9 * near && far <= Duration::from_millis(40), "{far:?}, near: {near:?}");
-}
-
-#[test]
-fn operations_are_slowed_down_when_the_log_is_nearly_full_and_later_with_smaller_percentages() {
-    let slowed = |percent, part| {
-        let store = store(Some(percent));
-        let _most = take(&store, part);
-        store.throttle();
-        store.stats().throttle_ns.snapshot().count
-    };
-    assert_eq!((slowed(50, 0.86), slowed(50, 0.89)), (0, 1));
-    assert_eq!((slowed(25, 0.86), slowed(25, 0.89)), (0, 1));
-    assert_eq!((slowed(10, 0.94), slowed(10, 0.96)), (0, 1));
-    assert_eq!((slowed(2, 0.98), slowed(2, 0.995)), (0, 1));
-}
-
-/// Fills the log record by record without a checkpoint. Returns the used part at which a checkpoint
-/// would begin.
-fn begins_at(percent: u8) -> f64 {
-    let store = store(None);
-    // Without the background thread, which only a commit that sees the percentage wakes.
-    loop {
-        store.checkpoint.async_percent.store(percent as u32, Relaxed);
-        let begins = store.log_below_threshold();
-        store.checkpoint.async_percent.store(0, Relaxed);
-        if begins || used(&store) > 0.995 {
-            return used(&store);
-        }
-        put(&store);
-    }
-}
-
-/// The used part of the log.
-fn used(store: &Store) -> f64 {
-    (store.log.head_lsn().0 - store.log.tail_lsn().0) as f64 / store.log.free_bytes_max() as f64
-}
-
-/// Logs 4 KiB.
-fn put(store: &Store) {
-    let mut record = RecordBuilder::new(RecordOp::Xattr);
-    record.put(Key::new(Ino::ROOT, ItemKind::Xattr, 1), &[3; 4000]);
-    let need = Need { log_bytes: 4096, changes: 0, puts: 1, neighbours: 0, class: Class::Normal };
-    store.begin(need).unwrap().commit(record).unwrap();
-}
-
-#[test]
-fn each_percentage_begins_elsewhere() {
-    let mut last = 1.0;
-    for percent in [1, 5, 12, 25, 50, 75, 87, 92, 97, 99] {
-        let at = begins_at(percent);
-        let wanted = 1.0 - percent as f64 / 100.0;
-        assert!((at - wanted).abs() < 0.01 && at < last, "{percent}: {at}");
-        last = at;
-    }
-}
-
-fn checkpoints(store: &Store) -> u64 {
-    store.stats.checkpoints.iter().map(|c| c.get()).sum()
-}
-
-/// Fills the log while nothing may checkpoint.
-fn filled(part: f64) -> Arc<Store> {
-    let store = store(None);
-    while used(&store) < part {
-        put(&store);
-    }
-    store
-}
-
-#[test]
-fn a_switch_to_noasync_starts_no_checkpoint_and_one_to_async_only_if_the_log_needs_it() {
-    let store = filled(0.4);
-    let wished = || store.wake.flag.lock().wanted;
-    let before = checkpoints(&store);
-    for percent in [None, Some(50), Some(55), None] {
-        store.set_async_checkpoint(percent);
-        assert_eq!((wished(), checkpoints(&store)), (None, before), "{percent:?}");
-    }
-    while used(&store) < 0.7 {
-        put(&store);
-    }
-    store.set_async_checkpoint(None);
-    assert_eq!((wished(), checkpoints(&store)), (None, before), "the log is fuller than the default allows");
-    store.set_async_checkpoint(Some(50));
-    while checkpoints(&store) == before {
-        std::thread::yield_now();
-    }
-    assert_eq!(store.stats.checkpoints[CheckpointCause::Background as usize].get(), 1);
-}
-
-/// The checkpoint was requested, and the switch happened before the thread could start it.
-#[test]
-fn a_wish_for_a_checkpoint_lapses_with_a_switch_to_noasync() {
-    let store = filled(0.7);
-    let before = checkpoints(&store);
-    store.wake_checkpoint(CheckpointCause::Background);
-    while store.wake.flag.lock().wanted.is_some() {
-        std::thread::yield_now();
-    }
-    assert_eq!(checkpoints(&store), before);
-    store.wake_checkpoint(CheckpointCause::DirtyNodes);
-    while checkpoints(&store) == before {
-        std::thread::yield_now();
-    }
 }
 
 /// Keeps the first checkpoint from its cut until it hurries, but not forever, so that a checkpoint

@@ -1,10 +1,16 @@
+use super::control::Retry;
 use super::*;
+use crate::slots::read_superblock;
 use crate::test_images::formatted;
-use crate::{Class, Need, OpenOptions};
-use kedge_base::{Clock, ManualClock};
-use kedge_format::superblock::SLOTS;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use crate::{Class, Need, OpenOptions, Store};
+use kedge_base::lock::{Mutex, Rank};
+use kedge_base::{BLOCK_SIZE, Clock, Error, Ino, IoBuf, Lsn, ManualClock, Result};
+use kedge_device::{Device, Op};
+use kedge_format::superblock::{CheckpointState, Losses, SLOTS};
+use kedge_log::ForceCause;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 /// A store with a log of 1 MiB.
 fn fresh() -> (Arc<dyn Device>, Arc<Store>) {

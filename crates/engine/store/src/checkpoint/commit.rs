@@ -1,0 +1,111 @@
+//! The last steps of a checkpoint: the log is forced to the cut, the cut is written, its superblock
+//! slot makes it valid, and the space that only the previous checkpoint needed becomes free.
+
+use super::cause::CheckpointCause;
+use super::control::{Retry, Unwritten};
+use super::cut::Cut;
+use super::pace::Pace;
+use super::write::write_checkpoint;
+use crate::store::Store;
+use kedge_base::broken::{self, Variant};
+use kedge_base::{Error, Result};
+use kedge_format::node::NODE_SIZE;
+use kedge_log::ForceCause;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// The reaction to a host without space.
+enum HostFull {
+    TryAgain,
+    /// The caller gets the error. The next checkpoint writes the cut.
+    Deferred,
+    Fail,
+}
+
+impl Store {
+    /// If the checkpoint is deferred, the cut is in `unwritten` again.
+    pub(super) fn write_cut(
+        &self,
+        unwritten: &mut Unwritten,
+        cut: Cut,
+        (cause, clean): (CheckpointCause, bool),
+        pace: &Pace<'_>,
+        prepare: Duration,
+    ) -> Result<()> {
+        let sealed = self.clock.monotonic();
+        self.log.force(cut.lsn, ForceCause::Checkpoint)?;
+        let forced = self.clock.monotonic();
+        self.stats.flushing_ns.record((prepare + forced.saturating_sub(sealed)).as_nanos() as u64);
+        let clean = clean && cut.tail == cut.lsn;
+        let state = cut.state(self.epoch, clean, self.clock.now().sec, self.losses());
+        if broken::is(Variant::TailBeforeSlot) {
+            // Broken on purpose: recovery would still use the old slot, which needs the log from
+            // its own tail on.
+            self.log.advance_tail(cut.tail);
+        }
+        let mut retry = *self.checkpoint.retry.lock();
+        let (nodes, bytes) = loop {
+            pace.expect((cut.tree.len() * NODE_SIZE) as u64);
+            let wrote = |bytes| pace.wrote(bytes);
+            match write_checkpoint(&*self.device, &self.geometry, &cut, state, &wrote) {
+                Err(e) => match self.on_host_full(cause, &e, &mut retry) {
+                    HostFull::TryAgain => {}
+                    HostFull::Deferred => {
+                        *unwritten = Some(cut);
+                        return Err(e);
+                    }
+                    HostFull::Fail => return Err(e),
+                },
+                Ok(written) => break written,
+            }
+        };
+        self.stats.logging_ns.record(self.clock.since(forced).as_nanos() as u64);
+        self.stats.nodes_written.add(nodes);
+        self.stats.inner_nodes_written.add(cut.tree.inner() as u64);
+        self.stats.checkpoint_bytes.add(bytes);
+        self.alloc.written(cut.alloc);
+        self.alloc.checkpoint_durable(cut.generation);
+        self.alloc.durable(self.log.durable_lsn());
+        self.tree.written(cut.tree);
+        self.log.advance_tail(cut.tail);
+        self.checkpoint.durable_lsn.store(cut.lsn.0, Ordering::Release);
+        Ok(())
+    }
+
+    /// Decides whether a checkpoint that found no space on the image's host is written again after
+    /// a pause.
+    ///
+    /// Nothing is lost yet: the log is whole, and no superblock that a mount needs names what was
+    /// written. The same blocks are written to the same places again, so for a crash this is a
+    /// checkpoint that takes long. The alternative, an immediate shutdown, would end a mount that
+    /// can still be read, and written where the host has blocks, and that recovers when the host
+    /// has room. While a thread waits for log space or for this checkpoint, `retry` is used up,
+    /// because an error is better than a hang. The caller of a requested checkpoint gets the error,
+    /// and the store continues. It shuts down only if operations wait, which would otherwise wait
+    /// forever.
+    fn on_host_full(&self, cause: CheckpointCause, e: &Error, retry: &mut Retry) -> HostFull {
+        // A file system that was dropped without being closed waits for nothing.
+        let in_use = self.client.get().is_none_or(|client| client.strong_count() > 0);
+        let can_wait = e.is_host_full() && self.device.host_free().is_some();
+        if !can_wait || !in_use || self.check_alive().is_err() {
+            return HostFull::Fail;
+        }
+        let (control, requested) = (&self.checkpoint, cause.is_requested());
+        // The caller of an unmount also needs an end: the log is whole, so the next mount replays
+        // it.
+        let unmount = cause == CheckpointCause::Unmount;
+        if requested || unmount || self.log.has_waiters() || control.is_waited_for() {
+            if retry.tries == 0 || requested && control.is_closing() {
+                let holds_up = self.log.has_waiters() || control.operations_wait();
+                return if requested || !holds_up { HostFull::Deferred } else { HostFull::Fail };
+            }
+            retry.tries -= 1;
+        }
+        if retry.first <= Retry::default().first {
+            tracing::error!("the checkpoint waits for space on the host of {}: {e}", self.device.name());
+        }
+        retry.first = (2 * retry.first).min(retry.longest);
+        self.clock.sleep(retry.first);
+        HostFull::TryAgain
+    }
+}

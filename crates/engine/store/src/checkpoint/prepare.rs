@@ -1,0 +1,63 @@
+//! The first steps of a checkpoint: log-resident data is written in place, and the cut.
+
+use super::control::CheckpointClient;
+use super::cut::Cut;
+use super::pace::Pace;
+use crate::store::Store;
+use kedge_base::broken::{self, Variant};
+use kedge_base::{BLOCK_SIZE, Error, Result};
+use std::sync::Weak;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+impl Store {
+    /// Sets the file system above, for [`CheckpointClient::prepare_checkpoint`].
+    pub fn set_client(&self, client: Weak<dyn CheckpointClient>) {
+        assert!(self.client.set(client).is_ok(), "a store has one client");
+    }
+
+    /// Writes log-resident data in place. Data that cannot be written stays in the log and holds
+    /// the tail. The checkpoint is made without it, since that still frees the log up to that data,
+    /// and the operation that requested it may have nothing to do with that data.
+    /// [`super::background`] has the policy when checkpoints then free nothing.
+    pub(super) fn prepare(&self, pace: &Pace<'_>) -> Result<()> {
+        let Some(client) = self.client.get().and_then(Weak::upgrade) else { return Ok(()) };
+        pace.held.set(1);
+        let prepared = client.prepare_checkpoint(&|pieces| {
+            pace.wrote((pieces * BLOCK_SIZE) as u64);
+        });
+        drop(client);
+        pace.held.set(0);
+        match &prepared {
+            Ok(()) => {}
+            // The whole device or store is gone.
+            Err(Error::Shutdown(_) | Error::Fenced | Error::OutcomeUnknown) => return prepared,
+            Err(e) => tracing::warn!("log-resident data stays in the log: {e}"),
+        }
+        *self.checkpoint.unwritable.lock() = prepared.err();
+        Ok(())
+    }
+
+    /// Freezes the state between two commits.
+    pub(super) fn cut(&self) -> Cut {
+        let mut gate = self.gate.close();
+        let started = self.clock.monotonic();
+        let lsn = self.log.seal();
+        if broken::is(Variant::CutNotExact) {
+            // Broken on purpose: the tree gets records from above the cut.
+            drop(gate);
+            self.clock.sleep(Duration::from_millis(2));
+            gate = self.gate.close();
+        }
+        // Broken on purpose: log-resident data does not hold the tail.
+        let held = if broken::is(Variant::TailPastResidents) { None } else { self.residents.oldest() };
+        let tail = held.map_or(lsn, |oldest| oldest.min(lsn));
+        let cut = Cut::take(&self.tree, &self.alloc, &self.counters, &self.generation, lsn, tail);
+        let now = self.clock.monotonic();
+        self.stats.cut_ns.record(now.saturating_sub(started).as_nanos() as u64);
+        drop(gate);
+        let last = self.checkpoint.cut_at.swap(now.as_nanos() as u64, Ordering::Relaxed);
+        self.stats.running_ns.record((now.as_nanos() as u64).saturating_sub(last));
+        cut
+    }
+}

@@ -1,0 +1,70 @@
+//! The two superblock slots: each checkpoint writes the one that the last did not write, and an
+//! open takes the valid one of the higher generation.
+
+use kedge_base::{BLOCK_SIZE, CorruptKind, Error, IoBuf, Result};
+use kedge_device::Device;
+use kedge_format::superblock::{Losses, SLOTS, Superblock};
+
+/// Reads both slots. Returns the newer valid slot, and the error of the other.
+pub fn read_superblock(device: &dyn Device) -> Result<(Superblock, Option<Error>)> {
+    let device_blocks = device.geometry().size / BLOCK_SIZE as u64;
+    let read = |slot: usize| -> Result<(Superblock, bool)> {
+        let mut buf = IoBuf::zeroed(1);
+        if SLOTS[slot].0 >= device_blocks {
+            return Err(Error::corrupt(
+                CorruptKind::Superblock,
+                SLOTS[slot],
+                "the device is too short to hold it",
+            ));
+        }
+        device.read(SLOTS[slot].byte_offset(), &mut buf)?;
+        let empty = buf.as_bytes().iter().all(|b| *b == 0);
+        match Superblock::decode(buf.as_bytes(), slot, device_blocks) {
+            Ok(sb) => Ok((sb, false)),
+            // A new image has only one valid slot.
+            Err(e) if empty && slot == 1 => Err(Error::Corrupt {
+                kind: CorruptKind::Superblock,
+                block: SLOTS[slot],
+                what: format!("never written ({e})").into(),
+            }),
+            Err(e) => Err(e),
+        }
+    };
+    match (read(0), read(1)) {
+        (Ok((a, _)), Ok((b, _))) => {
+            if a.geometry != b.geometry {
+                return Err(Error::corrupt(
+                    CorruptKind::Superblock,
+                    SLOTS[1],
+                    "the two slots describe different images",
+                ));
+            }
+            let newer = if a.checkpoint.generation > b.checkpoint.generation { a } else { b };
+            Ok((newer, None))
+        }
+        (Ok((sb, _)), Err(e)) | (Err(e), Ok((sb, _))) => Ok((sb, Some(e))),
+        (Err(e), Err(_)) => Err(e),
+    }
+}
+
+/// Writes a superblock slot durably.
+pub(crate) fn write_slot(device: &dyn Device, sb: &Superblock) -> Result<()> {
+    let mut block = IoBuf::zeroed(1);
+    sb.encode(block.as_mut_bytes());
+    device.write(sb.block().byte_offset(), &block, true)
+}
+
+/// Names `losses` in the newest slot, if it does not name them yet.
+///
+/// Crash argument: only these two fields of the slot change. A slot is one sector, so a crash
+/// leaves the old bytes or the new ones, and both name the same checkpoint. The next generation's
+/// slot cannot be used: it would need nodes and bitmaps of its own, for which the host has no
+/// space.
+pub(crate) fn write_losses(device: &dyn Device, losses: Option<Losses>) -> Result<()> {
+    let (mut newest, _) = read_superblock(device)?;
+    if newest.checkpoint.losses == losses {
+        return Ok(());
+    }
+    newest.checkpoint.losses = losses;
+    write_slot(device, &newest)
+}

@@ -1,0 +1,256 @@
+//! The open image: its parts, and what can be read of them.
+
+use crate::apply::Counters;
+use crate::checkpoint::control::{CheckpointClient, Control};
+use crate::checkpoint::requests::Requests;
+use crate::flusher::{Flusher, WriteSeq};
+use crate::gate::Gate;
+use crate::residents::{ResidentRange, Residents};
+use crate::stats::{ReplaySummary, StoreStats};
+use kedge_alloc::Alloc;
+use kedge_base::lock::Mutex;
+use kedge_base::{Clock, Epoch, Error, Generation, Ino, Lsn, Result};
+use kedge_btree::Tree;
+use kedge_device::Device;
+use kedge_format::Key;
+use kedge_format::superblock::{Geometry, Losses};
+use kedge_log::{ForceCause, Log};
+use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+
+/// An open image; see the crate's head.
+pub struct Store {
+    pub(crate) device: Arc<dyn Device>,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) geometry: Geometry,
+    pub(crate) read_only: bool,
+    pub(crate) tree: Tree,
+    pub(crate) alloc: Arc<Alloc>,
+    pub(crate) log: Arc<Log>,
+    pub(crate) flusher: Arc<Flusher>,
+    /// The epoch guard.
+    pub(crate) gate: Arc<Gate>,
+    pub(crate) residents: Residents,
+    pub(crate) counters: Counters,
+    /// Generation in which the tree changes now: that of the last cut plus one.
+    pub(crate) generation: Arc<AtomicU64>,
+    pub(crate) epoch: Epoch,
+    pub(crate) checkpoint: Control,
+    pub(crate) client: OnceLock<Weak<dyn CheckpointClient>>,
+    pub(crate) stats: StoreStats,
+    pub(crate) dirty_limit: AtomicU64,
+    pub(crate) summary: ReplaySummary,
+    /// The losses that each superblock written from now on records.
+    pub(crate) losses: Mutex<Option<Losses>>,
+    /// Set by the last checkpoint, under the lock that makes checkpoints single.
+    pub(crate) closed: AtomicBool,
+    /// To the background checkpoint thread.
+    pub(crate) requests: Arc<Requests>,
+}
+
+impl Store {
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    pub fn is_read_only(&self) -> bool {
+        self.read_only
+    }
+
+    /// The device, for file data.
+    pub fn device(&self) -> &Arc<dyn Device> {
+        &self.device
+    }
+
+    pub fn clock(&self) -> &Arc<dyn Clock> {
+        &self.clock
+    }
+
+    /// The work of recovery when the store was opened.
+    pub fn replay_summary(&self) -> &ReplaySummary {
+        &self.summary
+    }
+
+    // ----- reading the tree -----
+
+    pub fn get(&self, key: Key) -> Result<Option<Vec<u8>>> {
+        self.tree.get(key)
+    }
+
+    pub fn get_with<R>(&self, key: Key, read: impl FnMut(&[u8]) -> R) -> Result<Option<R>> {
+        self.tree.get_with(key, read)
+    }
+
+    /// The last item at or before `key`.
+    pub fn prev(&self, key: Key) -> Result<Option<(Key, Vec<u8>)>> {
+        self.tree.prev_at_or_before(key)
+    }
+
+    /// Passes the items in `[from, to]` to `visit` until it breaks. `visit` runs without a latch.
+    pub fn scan(
+        &self,
+        from: Key,
+        to: Key,
+        visit: &mut dyn FnMut(Key, &[u8]) -> ControlFlow<()>,
+    ) -> Result<()> {
+        self.tree.scan(from, to, visit)
+    }
+
+    /// Levels of the tree, the leaf included.
+    pub fn tree_height(&self) -> u32 {
+        self.tree.height()
+    }
+
+    // ----- the log -----
+
+    pub fn head_lsn(&self) -> Lsn {
+        self.log.head_lsn()
+    }
+
+    pub fn durable_lsn(&self) -> Lsn {
+        self.log.durable_lsn()
+    }
+
+    /// The cut of the last checkpoint since the image was opened, which contains all records below;
+    /// zero if there was none. The log's tail may be older, because of log-resident data.
+    pub fn checkpoint_lsn(&self) -> Lsn {
+        Lsn(self.checkpoint.durable_lsn.load(Ordering::Acquire))
+    }
+
+    /// Makes every record below `upto` durable.
+    pub fn force(&self, upto: Lsn, cause: ForceCause) -> Result<()> {
+        self.log.force(upto, cause)
+    }
+
+    pub fn force_async(&self, upto: Lsn, cause: ForceCause, done: Box<dyn FnOnce(Result<()>) + Send>) {
+        self.log.force_async(upto, cause, done);
+    }
+
+    /// Records that a data write has completed; returns the number for [`Store::flush_data`].
+    pub fn note_data_write(&self) -> WriteSeq {
+        self.flusher.note_write()
+    }
+
+    /// Makes the data writes up to `seq` durable, with a device flush that is shared by all callers
+    /// that wait for one.
+    pub fn flush_data(&self, seq: WriteSeq) -> Result<()> {
+        self.check_alive()?;
+        self.flusher.flush(seq).inspect_err(|e| self.shutdown(e))
+    }
+
+    pub fn data_flushed(&self, seq: WriteSeq) -> bool {
+        self.flusher.flushed(seq)
+    }
+
+    /// The newest data write.
+    pub fn data_write_seq(&self) -> WriteSeq {
+        self.flusher.newest()
+    }
+
+    /// Number of device flushes for data, and of requests that shared one.
+    pub fn flush_counts(&self) -> (u64, u64) {
+        (self.flusher.flushes.get(), self.flusher.shared.get())
+    }
+
+    // ----- log-resident data -----
+
+    pub fn resident_ranges(&self, ino: Ino) -> Vec<ResidentRange> {
+        self.residents.ranges(ino)
+    }
+
+    /// Whether any byte of the range has its newest durable copy in the log.
+    pub fn is_resident(&self, ino: Ino, offset: u64, len: u64) -> bool {
+        self.residents.overlaps(ino, offset, len)
+    }
+
+    /// Inodes with log-resident data, by the age of their oldest data, oldest first.
+    pub fn resident_inodes(&self) -> Vec<Ino> {
+        self.residents.inodes_by_age()
+    }
+
+    // ----- inode numbers -----
+
+    /// Takes `count` inode numbers that no inode ever had. The numbers suffice for the life of any
+    /// image. Only a forged image is near their end; it gets no number that recovery would refuse.
+    pub fn take_inos(&self, count: u64) -> Result<Ino> {
+        let next = &self.counters.next_ino;
+        let taken = next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |first| {
+            first.checked_add(count).filter(|end| *end <= kedge_format::INO_MAX)
+        });
+        taken.map(Ino).map_err(|_| Error::NoSpace)
+    }
+
+    pub fn inode_count(&self) -> u64 {
+        self.counters.inodes.load(Ordering::Relaxed)
+    }
+
+    // ----- losses -----
+
+    /// Records that the data of `files` files could not be written and is given up. Each superblock
+    /// written from now on names the losses, until a repair has reported them. Must precede the
+    /// checkpoint that closes the image.
+    pub fn note_losses(&self, files: u64) {
+        if files == 0 {
+            return;
+        }
+        let mut losses = self.losses.lock();
+        let before = losses.unwrap_or(Losses { files: 0, since: self.clock.now().sec });
+        *losses = Some(Losses { files: before.files.saturating_add(files), ..before });
+    }
+
+    /// Data that was given up since the last repair, in this mount or an earlier one.
+    pub fn losses(&self) -> Option<Losses> {
+        *self.losses.lock()
+    }
+
+    // ----- shutdown -----
+
+    /// Shuts the store down for good: every later change is refused.
+    pub fn shutdown(&self, reason: &Error) {
+        tracing::error!("shutting down: {reason}");
+        self.log.shutdown(reason);
+        self.checkpoint.hurry.call();
+    }
+
+    pub fn check_alive(&self) -> Result<()> {
+        match self.log.shutdown_reason() {
+            // The shutdown lasts, so a caller must not take it for a full device and retry.
+            Some(reason) if reason.is_host_full() => Err(Error::Shutdown(reason.to_string().into())),
+            Some(reason) => Err(reason),
+            None if self.closed.load(Ordering::Relaxed) => Err(Error::Shutdown("unmounted".into())),
+            None => Ok(()),
+        }
+    }
+
+    pub fn stats(&self) -> &StoreStats {
+        &self.stats
+    }
+
+    pub fn log(&self) -> &Log {
+        &self.log
+    }
+
+    pub fn alloc(&self) -> &Alloc {
+        &self.alloc
+    }
+
+    pub fn tree(&self) -> &Tree {
+        &self.tree
+    }
+
+    pub fn generation(&self) -> Generation {
+        Generation(self.generation.load(Ordering::Relaxed))
+    }
+
+    pub fn epoch(&self) -> Epoch {
+        self.epoch
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        self.requests.stop();
+        self.log.stop();
+    }
+}
