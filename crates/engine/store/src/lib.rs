@@ -31,7 +31,7 @@
 //! 3. `store`: the parts together;
 //! 4. checkpoints of a store: the rest of `checkpoint`;
 //! 5. operations: `handle`, `data`, `discard`;
-//! 6. `format`, `recovery` and `overlay`, which make a store.
+//! 6. `format`, which makes an image, and `recovery`, which makes a store of one.
 #![forbid(unsafe_code)]
 #![warn(unreachable_pub)]
 
@@ -44,7 +44,6 @@ mod format;
 mod gate;
 mod handle;
 mod need;
-mod overlay;
 mod recovery;
 mod residents;
 mod slots;

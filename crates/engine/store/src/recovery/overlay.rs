@@ -1,4 +1,4 @@
-//! Step 4 of [`crate::recovery`]: writes log-resident data that is left after replay in place.
+//! Step 4 of [`super`]: writes log-resident data that is left after replay in place.
 //!
 //! # Batches
 //! Blocks of all inodes are gathered, [`BATCH_BLOCKS`] at a time. For each batch,
@@ -26,8 +26,8 @@
 //! not used again while the image is open. The checkpoint makes its release durable together with
 //! the mapping of the new block.
 
+use super::image::{KEYS_AT_A_TIME, Recovery};
 use crate::apply::{Target, apply};
-use crate::recovery::{KEYS_AT_A_TIME, Recovery};
 use crate::residents::{DrainedPiece, Source};
 use kedge_base::{BLOCK_SIZE, BlockNo, Error, Extent, Ino, IoBuf, Lsn, Result};
 use kedge_device::{Completion, Io, Op, run_batch};

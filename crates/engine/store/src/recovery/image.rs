@@ -1,0 +1,150 @@
+//! The state of an image that is being opened, loaded from a checkpoint, and the scan of its log.
+
+use crate::apply::Counters;
+use crate::residents::Residents;
+use crate::space::{AllocNodes, DeviceNodes};
+use crate::stats::ReplaySummary;
+use kedge_alloc::{Alloc, DataReservation};
+use kedge_base::broken::{self, Variant};
+use kedge_base::{Clock, Epoch, Error, Result};
+use kedge_btree::{Tree, TreeConfig, TreeLock};
+use kedge_device::{Device, OverlayDevice};
+use kedge_format::superblock::Superblock;
+use kedge_log::{RecordLsn, ScanConfig, ScanEnd, scan};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+/// Keys that are gathered before their leaves are read in, in parallel.
+pub(super) const KEYS_AT_A_TIME: usize = 4096;
+
+/// How a store is opened.
+#[derive(Clone, Debug)]
+pub struct OpenOptions {
+    pub read_only: bool,
+    /// Budget in bytes for tree nodes in memory.
+    pub node_cache_bytes: u64,
+    /// `None` for `noasync_checkpoint`.
+    pub async_checkpoint: Option<u8>,
+    /// The kind of latches in the tree.
+    pub tree_lock: TreeLock,
+    /// Log writes in flight at once.
+    pub log_writes_max: usize,
+}
+
+impl Default for OpenOptions {
+    fn default() -> Self {
+        OpenOptions {
+            read_only: false,
+            node_cache_bytes: 128 << 20,
+            async_checkpoint: Some(50),
+            tree_lock: TreeLock::default(),
+            log_writes_max: 4,
+        }
+    }
+}
+
+/// Scans the log that a slot describes.
+fn scan_log(
+    device: &dyn Device,
+    sb: &Superblock,
+    visit: &mut dyn FnMut(RecordLsn, &[u8]) -> Result<()>,
+) -> Result<ScanEnd> {
+    let (g, c) = (&sb.geometry, &sb.checkpoint);
+    let config = ScanConfig {
+        key: g.log_key(),
+        epoch: c.epoch,
+        ring_start: g.log_start,
+        ring_blocks: g.log_blocks,
+        from: c.tail_lsn,
+        slot_tail: c.tail_lsn,
+    };
+    let end = scan(device, config, visit)?;
+    if end.head < c.checkpoint_lsn {
+        return Err(Error::corrupt_log(
+            end.head,
+            format!("the log ends below the checkpoint at LSN {}", c.checkpoint_lsn),
+        ));
+    }
+    Ok(end)
+}
+
+/// The number of log writes that an open would replay from this slot. Fails if an open would fail
+/// because of the log.
+pub fn count_log_writes(device: &dyn Device, sb: &Superblock) -> Result<u64> {
+    Ok(scan_log(device, sb, &mut |_, _| Ok(()))?.writes)
+}
+
+/// A store that is being opened.
+pub(crate) struct Recovery {
+    pub device: Arc<dyn Device>,
+    pub clock: Arc<dyn Clock>,
+    pub sb: Superblock,
+    pub alloc: Arc<Alloc>,
+    pub tree: Tree,
+    pub residents: Residents,
+    pub counters: Counters,
+    pub generation: Arc<AtomicU64>,
+    pub summary: ReplaySummary,
+    /// Blocks promised for overlay data that has no block yet.
+    pub promised: Option<DataReservation>,
+    /// The overlay device of a read-only open.
+    pub read_only: Option<Arc<OverlayDevice>>,
+}
+
+impl Recovery {
+    pub(super) fn load(
+        device: Arc<dyn Device>,
+        clock: Arc<dyn Clock>,
+        sb: &Superblock,
+        options: &OpenOptions,
+    ) -> Result<Recovery> {
+        let c = &sb.checkpoint;
+        let alloc = Arc::new(Alloc::load(&*device, &sb.geometry, c.generation)?);
+        let generation = Arc::new(AtomicU64::new(c.generation.0 + 1));
+        let space = AllocNodes { alloc: alloc.clone(), generation: generation.clone() };
+        let config = TreeConfig {
+            clock: clock.clone(),
+            lock: options.tree_lock,
+            ..TreeConfig::new(sb.geometry.uuid, sb.geometry.log_secret, options.node_cache_bytes as usize)
+        };
+        let tree = Tree::open(
+            Arc::new(DeviceNodes(device.clone())),
+            Arc::new(space),
+            config,
+            c.root,
+            c.root_generation,
+            c.root_level,
+            c.nodes,
+            c.generation.next(),
+        )?;
+        let counters = Counters { next_ino: AtomicU64::new(c.next_ino.0), inodes: AtomicU64::new(c.inodes) };
+        let summary = ReplaySummary { clean: c.clean, tail_lsn: c.tail_lsn.0, ..Default::default() };
+        let residents = Residents::new();
+        let sb = sb.clone();
+        let (promised, read_only) = (None, None);
+        Ok(Recovery {
+            device,
+            clock,
+            sb,
+            alloc,
+            tree,
+            residents,
+            counters,
+            generation,
+            summary,
+            promised,
+            read_only,
+        })
+    }
+
+    pub(super) fn scan(&self, visit: &mut dyn FnMut(RecordLsn, &[u8]) -> Result<()>) -> Result<ScanEnd> {
+        scan_log(&*self.device, &self.sb, visit)
+    }
+
+    /// The epoch of this mount's log writes.
+    pub(super) fn epoch(&self) -> Epoch {
+        // Broken on purpose: log writes of the last mount pass for those of this mount.
+        let step = if broken::is(Variant::KeepEpoch) { 0 } else { 1 };
+        Epoch(self.sb.checkpoint.epoch.0 + step)
+    }
+}

@@ -1,0 +1,133 @@
+//! Opening an image, with all steps of [`super`], and the store that it becomes.
+
+use super::image::{OpenOptions, Recovery};
+use crate::checkpoint::control::Control;
+use crate::checkpoint::cut::Cut;
+use crate::checkpoint::requests::Requests;
+use crate::checkpoint::write::{FULL, write_checkpoint};
+use crate::flusher::{Flusher, LogBarrier};
+use crate::gate::Gate;
+use crate::slots::read_superblock;
+use crate::stats::StoreStats;
+use crate::store::Store;
+use kedge_base::lock::{Mutex, Rank};
+use kedge_base::{Clock, Error, Generation, Lsn, Result, spawn_named};
+use kedge_device::{Device, OverlayDevice};
+use kedge_format::superblock::{INCOMPAT_KNOWN, RO_COMPAT_KNOWN, Superblock};
+use kedge_log::{Log, LogConfig};
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, OnceLock};
+
+impl Store {
+    /// Opens an image, replaying its log.
+    pub fn open(device: Arc<dyn Device>, clock: Arc<dyn Clock>, options: &OpenOptions) -> Result<Arc<Store>> {
+        let (sb, damaged) = read_superblock(&*device)?;
+        sb.check_room()?;
+        let read_only = options.read_only || check_features(&sb, options.read_only)?;
+        let overlay = read_only.then(|| Arc::new(OverlayDevice::new(device.clone())));
+        let device = overlay.clone().map_or(device, |overlay| overlay as Arc<dyn Device>);
+        if let Some(e) = &damaged
+            && sb.checkpoint.generation > Generation(2)
+        {
+            tracing::warn!("using the other superblock slot: {e}");
+        }
+        if let Some(losses) = &sb.checkpoint.losses {
+            let (files, since) = (losses.files, losses.since);
+            tracing::warn!(
+                files,
+                since,
+                "data of files was lost when the image was unmounted; fsck -p clears this"
+            );
+        }
+        let mut recovery = Recovery::load(device, clock, &sb, options)?;
+        recovery.read_only = overlay;
+        let end = recovery.replay()?;
+        recovery.summary.damaged_slot = damaged.map(|e| e.to_string());
+        recovery.write_overlay()?;
+        recovery.promised = None;
+        recovery.checkpoint(end.head)?;
+        recovery.into_store(end.head, read_only, options)
+    }
+}
+
+/// Returns whether the mount must be read-only.
+fn check_features(sb: &Superblock, read_only: bool) -> Result<bool> {
+    let g = &sb.geometry;
+    let unknown = g.feature_incompat & !INCOMPAT_KNOWN;
+    if unknown != 0 {
+        return Err(Error::Unsupported(format!("unknown incompatible features {unknown:#x}").into()));
+    }
+    let unknown = g.feature_ro_compat & !RO_COMPAT_KNOWN;
+    if unknown != 0 && !read_only {
+        tracing::warn!("unknown read-only compatible features {unknown:#x}: the image is opened read-only");
+    }
+    Ok(unknown != 0)
+}
+
+impl Recovery {
+    fn checkpoint(&mut self, head: Lsn) -> Result<()> {
+        let cut = Cut::take(&self.tree, &self.alloc, &self.counters, &self.generation, head, head);
+        let state = cut.state(self.epoch(), false, self.clock.now().sec, self.sb.checkpoint.losses);
+        write_checkpoint(&*self.device, &self.sb.geometry, &cut, state, &|_| FULL)?;
+        self.alloc.written(cut.alloc);
+        self.alloc.checkpoint_durable(cut.generation);
+        self.tree.written(cut.tree);
+        Ok(())
+    }
+
+    fn into_store(self, head: Lsn, read_only: bool, options: &OpenOptions) -> Result<Arc<Store>> {
+        let flusher = Arc::new(Flusher::new(self.device.clone()));
+        let gate = Arc::new(Gate::new());
+        let g = &self.sb.geometry;
+        let log = Log::new(
+            self.device.clone(),
+            self.clock.clone(),
+            Arc::new(LogBarrier { gate: gate.clone(), flusher: flusher.clone() }),
+            LogConfig {
+                key: g.log_key(),
+                epoch: self.epoch(),
+                ring_start: g.log_start,
+                ring_blocks: g.log_blocks,
+                head,
+                tail: head,
+                in_flight_max: options.log_writes_max,
+                staged_bytes_max: 16 << 20,
+            },
+        );
+        let requests = Arc::new(Requests::new());
+        let epoch = self.epoch();
+        let store = Arc::new(Store {
+            epoch,
+            device: self.device,
+            clock: self.clock,
+            geometry: self.sb.geometry,
+            read_only,
+            tree: self.tree,
+            alloc: self.alloc,
+            log,
+            flusher,
+            gate,
+            residents: self.residents,
+            counters: self.counters,
+            generation: self.generation,
+            checkpoint: Control::new(options.async_checkpoint.unwrap_or(0) as u32),
+            client: OnceLock::new(),
+            stats: StoreStats::default(),
+            dirty_limit: AtomicU64::new(options.node_cache_bytes / 2),
+            summary: self.summary,
+            losses: Mutex::new(Rank::Leaf, self.sb.checkpoint.losses),
+            closed: AtomicBool::new(false),
+            requests: requests.clone(),
+        });
+        let weak = Arc::downgrade(&store);
+        let pressure: std::sync::Weak<dyn kedge_log::SpacePressure> = weak.clone();
+        store.log.set_pressure(pressure);
+        spawn_named("kedge-checkpoint", move || Store::background(weak, requests))
+            .map_err(|e| Error::io("start of a thread", 0, 0, &e))?;
+        Ok(store)
+    }
+}
+
+#[cfg(test)]
+#[path = "open_tests.rs"]
+mod tests;
