@@ -49,6 +49,18 @@
 //! ancestors of a node in memory are in memory, and a node is evicted by clearing its parent's
 //! reference. Only clean nodes without children in memory and without pins are evicted, in CLOCK
 //! order (second chance).
+//!
+//! # Files
+//! A file uses only those before it:
+//! 1. the parts of a latch, which the model checker compiles alone (their `super::sync` is its own
+//!    there): `sync`, `epoch`, `routes`, `visible`, `pingpong::lock`;
+//! 2. a node in memory: `tree_lock`, `stats`, `latch`, `frame`, `peek`, `cache`;
+//! 3. `tree`: the descent;
+//! 4. what a descent is for: `read`, `prefetch`, `split`, `merge`, `write`, `checkpoint`, `check`.
+//!
+//! Two calls of `tree` point up: reading a node makes room for it (`evict`), and a descent under
+//! *pingpong* or *blocking* is that of `pingpong::path`. Both use the descent themselves, so they
+//! stand above it.
 #![deny(unsafe_code)]
 #![warn(unreachable_pub)]
 

@@ -3,12 +3,19 @@
 
 use crate::frame::{Frame, KeyRange, Node};
 use crate::tree::Tree;
-use crate::write::{Need, has_room};
 use kedge_base::{CorruptKind, Error, Generation, Result};
 use kedge_format::Key;
 use kedge_format::node::{CHILD_SIZE, Child, LEVEL_MAX, NODE_PAYLOAD, NodeView, item_cost};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+
+/// What a node on the path needs before the descent can continue.
+#[derive(PartialEq, Eq)]
+pub(crate) enum Need {
+    Nothing,
+    Split,
+    Restart,
+}
 
 /// The division of a full leaf around a new item.
 #[derive(Debug, PartialEq, Eq)]
@@ -20,6 +27,14 @@ struct Cut {
 }
 
 impl Tree {
+    pub(crate) fn need(&self, child: &Frame, key: &Key, insert: Option<&[u8]>) -> Need {
+        child.read(&self.watch(), |n| match (n.view_if_covers(key), insert) {
+            (None, _) => Need::Restart,
+            (Some(view), Some(value)) if !has_room(view, key, value) => Need::Split,
+            _ => Need::Nothing,
+        })
+    }
+
     /// Puts a new root above a root that must be split.
     pub(crate) fn grow(
         &self,
@@ -189,4 +204,14 @@ fn balanced_cut(view: NodeView<'_>, at: usize, new: usize, total: usize) -> Cut 
         }
     }
     Cut { keep, left }
+}
+
+/// Whether a node has room for what an insertion may add: the item (leaf) or one more child (inner
+/// node).
+fn has_room(view: NodeView<'_>, key: &Key, value: &[u8]) -> bool {
+    if view.level() > 0 {
+        return view.free_space() >= item_cost(CHILD_SIZE);
+    }
+    let old = view.search(key).map_or(0, |i| item_cost(view.value(i).len()));
+    view.free_space() + old >= item_cost(value.len())
 }

@@ -9,12 +9,13 @@
 use crate::frame::{Frame, Node};
 use crate::intent::Intent;
 use crate::latch::LatchWatch;
+use crate::split::Need;
 use crate::tree::Tree;
 use crate::tree_lock::TreeLock;
 use kedge_base::{Error, Generation, Result};
 use kedge_format::Key;
 use kedge_format::item::VALUE_MAX;
-use kedge_format::node::{CHILD_SIZE, Child, NodeView, item_cost};
+use kedge_format::node::Child;
 use std::sync::Arc;
 
 /// Candidates for eviction that are examined after a change of structure.
@@ -27,14 +28,6 @@ enum Attempt<R> {
     /// The leaf is of an older generation.
     Old,
     Full,
-}
-
-/// What a node on the path needs before the descent can continue.
-#[derive(PartialEq, Eq)]
-pub(crate) enum Need {
-    Nothing,
-    Split,
-    Restart,
 }
 
 impl Tree {
@@ -209,14 +202,6 @@ impl Tree {
         }
     }
 
-    pub(crate) fn need(&self, child: &Frame, key: &Key, insert: Option<&[u8]>) -> Need {
-        child.read(&self.watch(), |n| match (n.view_if_covers(key), insert) {
-            (None, _) => Need::Restart,
-            (Some(view), Some(value)) if !has_room(view, key, value) => Need::Split,
-            _ => Need::Nothing,
-        })
-    }
-
     /// Moves a child of an older generation to a new address. Returns false if the tree has changed
     /// and the descent must restart.
     fn copy_child(
@@ -243,14 +228,4 @@ impl Tree {
             Ok(true)
         })
     }
-}
-
-/// Whether a node has room for what an insertion may add: the item (leaf) or one more child (inner
-/// node).
-pub(crate) fn has_room(view: NodeView<'_>, key: &Key, value: &[u8]) -> bool {
-    if view.level() > 0 {
-        return view.free_space() >= item_cost(CHILD_SIZE);
-    }
-    let old = view.search(key).map_or(0, |i| item_cost(view.value(i).len()));
-    view.free_space() + old >= item_cost(value.len())
 }
