@@ -3,8 +3,8 @@
 //! Every write is durable at once; [`crate::sim`] puts a volatile cache in front. Lock: one leaf,
 //! held for copying only.
 
+use crate::batch::submit_inline;
 use crate::pages::{Page, Pages, blocks};
-use crate::request::submit_inline;
 use crate::{CompletionSink, Device, DeviceStats, Geometry, Request};
 use kedge_base::{BLOCK_SIZE, IoBuf, Result};
 use parking_lot::RwLock;

@@ -5,8 +5,8 @@
 //! bounded by the log and by the tree nodes that the log changes. Lock: one leaf, never held across
 //! a request to the base.
 
+use crate::batch::submit_inline;
 use crate::pages::{Page, Pages, blocks, patch};
-use crate::request::submit_inline;
 use crate::{CompletionSink, Device, DeviceStats, FuaKind, Geometry, Latency, Op, Request};
 use kedge_base::{BLOCK_SIZE, BlockNo, Error, IoBuf, Result};
 use parking_lot::RwLock;

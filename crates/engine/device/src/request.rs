@@ -1,10 +1,6 @@
-//! Requests and completions of the asynchronous interface, and a synchronous batch on top of it.
+//! Requests and completions of the asynchronous interface.
 
-use crate::Device;
-use kedge_base::wait::about_to_wait;
 use kedge_base::{IoBuf, Result};
-use parking_lot::{Condvar, Mutex};
-use std::sync::Arc;
 
 /// The operation of a request. Buffers move with the request and return with its completion.
 #[derive(Debug)]
@@ -38,26 +34,6 @@ impl Op {
     }
 }
 
-/// Serves one operation through the device's synchronous interface.
-pub(crate) fn perform(device: &dyn Device, offset: u64, op: &mut Op) -> Result<()> {
-    match op {
-        Op::Read(buf) => device.read(offset, buf),
-        Op::Write { buf, fua } => device.write(offset, buf, *fua),
-        Op::Flush => device.flush(),
-        Op::Discard { len } => device.discard(offset, *len),
-        Op::WriteZeroes { len } => device.write_zeroes(offset, *len),
-    }
-}
-
-/// [`Device::submit`] for devices whose requests never wait: every request completes before the
-/// function returns.
-pub(crate) fn submit_inline(device: &dyn Device, batch: Vec<Request>, sink: &dyn CompletionSink) {
-    for Request { tag, offset, mut op } in batch {
-        let result = perform(device, offset, &mut op);
-        sink.complete(Completion { tag, op, result });
-    }
-}
-
 /// One request of a batch. The caller chooses `tag`.
 #[derive(Debug)]
 pub struct Request {
@@ -79,83 +55,9 @@ pub trait CompletionSink: Send + Sync {
     fn complete(&self, completion: Completion);
 }
 
-/// An operation of [`run_batch`].
+/// An operation of [`crate::run_batch`].
 #[derive(Debug)]
 pub struct Io {
     pub offset: u64,
     pub op: Op,
-}
-
-struct Gather {
-    state: Mutex<(usize, Vec<Option<Completion>>)>,
-    done: Condvar,
-}
-
-impl CompletionSink for Gather {
-    fn complete(&self, completion: Completion) {
-        let mut state = self.state.lock();
-        let slot = completion.tag as usize;
-        assert!(state.1[slot].is_none(), "a request completes once");
-        state.1[slot] = Some(completion);
-        state.0 -= 1;
-        if state.0 == 0 {
-            self.done.notify_all();
-        }
-    }
-}
-
-impl Gather {
-    fn new(count: usize) -> Arc<Gather> {
-        let state = Mutex::new((count, (0..count).map(|_| None).collect()));
-        Arc::new(Gather { state, done: Condvar::new() })
-    }
-
-    fn wait(&self) -> Vec<Completion> {
-        let mut state = self.state.lock();
-        while state.0 > 0 {
-            self.done.wait(&mut state);
-        }
-        std::mem::take(&mut state.1).into_iter().map(|c| c.expect("counted as complete")).collect()
-    }
-}
-
-fn requests(ios: Vec<Io>, first_tag: u64) -> Vec<Request> {
-    (first_tag..).zip(ios).map(|(tag, Io { offset, op })| Request { tag, offset, op }).collect()
-}
-
-/// Submits `ios` as one batch and waits for all. Returns the completions in the order of `ios`.
-pub fn run_batch(device: &dyn Device, mut ios: Vec<Io>) -> Vec<Completion> {
-    let count = ios.len();
-    if count <= 1 {
-        // A single operation gains nothing from another thread and would pay two switches for it.
-        return ios
-            .drain(..)
-            .map(|Io { offset, mut op }| {
-                let result = perform(device, offset, &mut op);
-                Completion { tag: 0, op, result }
-            })
-            .collect();
-    }
-    let gather = Gather::new(count);
-    about_to_wait();
-    device.submit(requests(ios, 0), gather.clone());
-    gather.wait()
-}
-
-/// Submits each group as a batch of its own ([`Device::submit_apart`]), where no group waits for
-/// another, and waits for all. Returns the completions in the order of the groups.
-pub fn run_apart(device: &dyn Device, mut groups: Vec<Vec<Io>>) -> Vec<Completion> {
-    groups.retain(|group| !group.is_empty());
-    if groups.len() <= 1 {
-        return run_batch(device, groups.pop().unwrap_or_default());
-    }
-    let gather = Gather::new(groups.iter().map(Vec::len).sum());
-    about_to_wait();
-    let mut tag = 0;
-    for group in groups {
-        let count = group.len() as u64;
-        device.submit_apart(requests(group, tag), gather.clone());
-        tag += count;
-    }
-    gather.wait()
 }

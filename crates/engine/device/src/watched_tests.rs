@@ -205,7 +205,7 @@ impl Device for Slow {
     }
 
     fn submit(&self, batch: Vec<Request>, sink: Arc<dyn CompletionSink>) {
-        crate::request::submit_inline(self, batch, &*sink);
+        crate::batch::submit_inline(self, batch, &*sink);
     }
 
     fn submit_apart(&self, batch: Vec<Request>, sink: Arc<dyn CompletionSink>) {

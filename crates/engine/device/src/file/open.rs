@@ -3,7 +3,8 @@
 
 use super::raw::RawFile;
 use super::sys;
-use crate::{FuaKind, Geometry, OPTIMAL_IO};
+use crate::interface::OPTIMAL_IO;
+use crate::{FuaKind, Geometry};
 use kedge_base::{BLOCK_SIZE, Error, Result};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{FileType, FlockOperation, Mode, OFlags, SeekFrom, Stat};

@@ -4,7 +4,8 @@
 //! device. Every other error is final.
 
 use super::sys;
-use crate::{OPTIMAL_IO, Op};
+use crate::Op;
+use crate::interface::OPTIMAL_IO;
 use kedge_base::wait::about_to_wait;
 use kedge_base::{BLOCK_SIZE, Error, IoBuf, Result};
 use rustix::fd::{AsFd, OwnedFd};

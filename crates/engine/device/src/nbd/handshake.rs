@@ -5,7 +5,7 @@
 
 use super::stream::Stream;
 use super::wire::*;
-use crate::OPTIMAL_IO;
+use crate::interface::OPTIMAL_IO;
 use kedge_base::{BLOCK_SIZE, Clock, SystemClock};
 use std::time::Duration;
 

@@ -43,8 +43,9 @@ mod stream;
 mod wire;
 mod work;
 
+use crate::interface::OPTIMAL_IO;
 use crate::location::NbdUri;
-use crate::{Completion, CompletionSink, Device, DeviceStats, FuaKind, Geometry, OPTIMAL_IO};
+use crate::{Completion, CompletionSink, Device, DeviceStats, FuaKind, Geometry};
 use crate::{Op, OpenOptions, Request};
 use handshake::Export;
 use kedge_base::wait::about_to_wait;

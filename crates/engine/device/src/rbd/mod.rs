@@ -39,8 +39,9 @@
 
 mod ffi;
 
+use crate::interface::OPTIMAL_IO;
 use crate::location::RbdUri;
-use crate::{Completion, CompletionSink, Device, DeviceStats, FuaKind, Geometry, OPTIMAL_IO};
+use crate::{Completion, CompletionSink, Device, DeviceStats, FuaKind, Geometry};
 use crate::{Op, OpenOptions, Request};
 use ffi::{Cluster, DISCARD_BYTES_MIN, Image, Landed, Pool};
 use kedge_base::wait::about_to_wait;

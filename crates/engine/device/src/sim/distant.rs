@@ -13,7 +13,7 @@
 //! Requests overlap without limit, as with a distant server that is not busy. Lock: one leaf, not
 //! held while a request is served.
 
-use crate::request::perform;
+use crate::batch::perform;
 use crate::{Completion, CompletionSink, Device, DeviceStats, Geometry, Request};
 use kedge_base::{Clock, IoBuf, Result, SystemClock, spawn_named};
 use parking_lot::{Condvar, Mutex};

@@ -8,7 +8,7 @@
 //! `NAME.struck` beside it, a line for each request.
 
 use super::OpKind;
-use crate::request::submit_inline;
+use crate::batch::submit_inline;
 use crate::{CompletionSink, Device, DeviceStats, Geometry, Request};
 use kedge_base::{BLOCK_SIZE, Error, IoBuf, Result};
 use parking_lot::Mutex;

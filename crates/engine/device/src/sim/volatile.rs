@@ -9,8 +9,8 @@
 //! over a newer FUA write), then the leaf `buffered`, which is never held across a request to the
 //! inner device.
 
+use crate::batch::submit_inline;
 use crate::pages::{Page, Pages, blocks, patch};
-use crate::request::submit_inline;
 use crate::{CompletionSink, Device, DeviceStats, Geometry, Request};
 use kedge_base::{BLOCK_SIZE, IoBuf, Result};
 use parking_lot::{Mutex, RwLock};

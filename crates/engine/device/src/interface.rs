@@ -1,0 +1,126 @@
+//! What every device is: its properties and its requests. The contract is in the head of the crate.
+
+use crate::latency::Latency;
+use crate::request::{CompletionSink, Op, Request};
+use crate::stats::{DeviceErrors, DeviceStats};
+use kedge_base::{BLOCK_SIZE, Error, IoBuf, Result};
+use std::sync::Arc;
+
+/// How the device makes a single write durable.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FuaKind {
+    /// One request does both (O_DSYNC, a FUA-capable device).
+    Native,
+    /// Emulated as write + flush.
+    Emulated,
+}
+
+/// Properties of a device.
+#[derive(Clone, Debug)]
+pub struct Geometry {
+    /// Bytes, a multiple of the block size.
+    pub size: u64,
+    /// Preferred size in bytes of large transfers.
+    pub optimal_io: u32,
+    /// Bytes; 0 where discard is not supported.
+    pub discard_granularity: u32,
+    /// Whether a discarded range reads as zeros.
+    pub discard_zeroes: bool,
+    pub fua: FuaKind,
+}
+
+/// Above this size the cost per byte was the same on every device that we measured.
+pub(crate) const OPTIMAL_IO: u32 = 1 << 20;
+
+impl Geometry {
+    /// The geometry of a device in memory.
+    pub(crate) fn memory(size: u64) -> Geometry {
+        Geometry {
+            size: size - size % BLOCK_SIZE as u64,
+            optimal_io: OPTIMAL_IO,
+            discard_granularity: BLOCK_SIZE as u32,
+            discard_zeroes: true,
+            fua: FuaKind::Native,
+        }
+    }
+
+    /// Refuses ranges that break rule 1 of the contract, with an error instead of an assertion: the
+    /// numbers may be from a corrupt image.
+    pub(crate) fn check(&self, op: &'static str, offset: u64, len: u64) -> Result<()> {
+        let errno = if !(offset | len).is_multiple_of(BLOCK_SIZE as u64) {
+            libc::EINVAL
+        } else if offset.checked_add(len).is_none_or(|end| end > self.size) {
+            libc::EIO
+        } else {
+            return Ok(());
+        };
+        Err(Error::Io { op, offset, len, errno })
+    }
+
+    pub(crate) fn check_request(&self, request: &Request) -> Result<()> {
+        if matches!(request.op, Op::Flush) {
+            return Ok(());
+        }
+        self.check(request.op.name(), request.offset, request.op.len())
+    }
+}
+
+/// A block device. All methods may be called from many threads.
+pub trait Device: Send + Sync + 'static {
+    fn geometry(&self) -> &Geometry;
+
+    /// Starts a batch. Each request completes once through `sink`, on any thread, possibly before
+    /// `submit` returns.
+    fn submit(&self, batch: Vec<Request>, sink: Arc<dyn CompletionSink>);
+
+    /// As [`Device::submit`], but the device does not merge the batch with batches that were
+    /// submitted before it. A device that passes batches on one by one needs no override.
+    fn submit_apart(&self, batch: Vec<Request>, sink: Arc<dyn CompletionSink>) {
+        self.submit(batch, sink);
+    }
+
+    /// Reads `buf.len()` bytes at `offset`, in the calling thread.
+    fn read(&self, offset: u64, buf: &mut IoBuf) -> Result<()>;
+
+    /// Writes `buf` at `offset`, in the calling thread; `fua`: returns once the write is durable.
+    fn write(&self, offset: u64, buf: &IoBuf, fua: bool) -> Result<()>;
+
+    /// Makes every write that completed before the call durable.
+    fn flush(&self) -> Result<()>;
+
+    /// Declares the contents of the range unneeded. [`Geometry::discard_zeroes`] defines what it
+    /// reads as afterwards.
+    fn discard(&self, offset: u64, len: u64) -> Result<()>;
+
+    /// Makes the range read as zeros, with the durability of a plain write.
+    fn write_zeroes(&self, offset: u64, len: u64) -> Result<()>;
+
+    /// Free bytes of the file system that holds the device, if the device is a file. The file may
+    /// be sparse, and then the first write to a block needs space there. `None` if unknown.
+    fn host_free(&self) -> Option<u64> {
+        None
+    }
+
+    /// Offset of the first byte of the range for which the underlying file system has no space yet:
+    /// a first write there takes space and may fail for lack of it. `None` if there is no such
+    /// byte, or if it cannot be found out.
+    fn first_hole(&self, _offset: u64, _len: u64) -> Option<u64> {
+        None
+    }
+
+    /// Counters of requests since the device was opened.
+    fn stats(&self) -> &DeviceStats;
+
+    /// How long small requests take, on a device that measures it ([`crate::WatchedDevice`]).
+    fn latency(&self) -> &Arc<Latency> {
+        &self.stats().latency
+    }
+
+    /// How many requests have failed, on a device that counts them ([`crate::WatchedDevice`]).
+    fn errors(&self) -> Option<&DeviceErrors> {
+        None
+    }
+
+    /// Identifies the device in messages: a path, "memory".
+    fn name(&self) -> &str;
+}
