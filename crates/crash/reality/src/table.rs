@@ -1,5 +1,6 @@
 //! The workloads: one rule of the models at a time, and random ones.
 
+use crate::device;
 use crate::workload::Workload;
 use anyhow::Result;
 use rand::rngs::SmallRng;
@@ -79,7 +80,8 @@ fn chance(seed: u64) -> Workload {
             _ => KERNEL.choose(&mut rng).expect("there are steps").to_string(),
         };
         let longer = format!("{text}{step}; ");
-        let is_possible = longer.parse::<Workload>().is_ok_and(|w| w.trace().is_ok() && w.is_real());
+        let accepted = |w: Workload| w.trace().is_ok() && w.is_real(&device::place());
+        let is_possible = longer.parse::<Workload>().is_ok_and(accepted);
         if is_possible {
             text = longer;
         }

@@ -232,10 +232,9 @@ impl Real {
 }
 
 impl Workload {
-    /// Whether the kernel accepts every step. It refuses more than the model's disk: a second
-    /// `create` of a name, a write to a directory.
-    pub fn is_real(&self) -> bool {
-        tempfile::tempdir_in(crate::device::place())
-            .is_ok_and(|dir| self.play(dir.path(), &mut |_| Ok(())).is_ok())
+    /// Whether the kernel accepts every step, in a directory in `place`. It refuses more than the
+    /// model's disk: a second `create` of a name, a write to a directory.
+    pub fn is_real(&self, place: &Path) -> bool {
+        tempfile::tempdir_in(place).is_ok_and(|dir| self.play(dir.path(), &mut |_| Ok(())).is_ok())
     }
 }
