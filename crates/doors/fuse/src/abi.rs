@@ -206,6 +206,24 @@ pub mod fattr {
     pub const KILL_SUIDGID: u32 = 1 << 11;
 }
 
+/// The ioctls that the server carries out, by [`IoctlIn::cmd`].
+pub mod ioctl {
+    /// Freezes the file system of an open directory. Its argument points to a `u32`: the seconds
+    /// until an automatic thaw; 0 means never.
+    pub const FREEZE: u32 = 0x4004_6b01;
+    /// Ends the freeze.
+    pub const THAW: u32 = 0x6b02;
+    /// `FITRIM`, with a [`super::TrimRange`] as input and output.
+    pub const TRIM: u32 = 0xc018_5879;
+    /// `FS_IOC_SHUTDOWN` (XFS_IOC_GOINGDOWN).
+    pub const SHUTDOWN: u32 = 0x8004_587d;
+    /// `FS_IOC_GETFLAGS` and the three below: chattr(1) and lsattr(1).
+    pub const GETFLAGS: u32 = 0x8008_6601;
+    pub const SETFLAGS: u32 = 0x4008_6602;
+    pub const FSGETXATTR: u32 = 0x801c_581f;
+    pub const FSSETXATTR: u32 = 0x401c_5820;
+}
+
 /// [`OpenOut::open_flags`].
 pub mod fopen {
     pub const DIRECT_IO: u32 = 1 << 0;

@@ -6,7 +6,7 @@
 
 use crate::abi::{self, InHeader};
 use crate::caller;
-use crate::dispatch::{Answer, Errno};
+use crate::errno::{Answer, Errno};
 use crate::ops::Ops;
 use crate::task::{Capability, Task};
 use kedge_base::BLOCK_SIZE;
@@ -40,10 +40,7 @@ pub fn set_options(ops: &impl Ops, header: &InHeader, list: &[u8]) -> Answer<()>
     Ok(())
 }
 
-/// `FS_IOC_SHUTDOWN` (XFS_IOC_GOINGDOWN).
-pub const FS_IOC_SHUTDOWN: u32 = 0x8004_587d;
-
-/// Flags of FS_IOC_SHUTDOWN.
+/// Flags of [`abi::ioctl::SHUTDOWN`].
 const SHUTDOWN_DEFAULT: u32 = 0;
 const SHUTDOWN_LOGFLUSH: u32 = 1;
 const SHUTDOWN_NOLOGFLUSH: u32 = 2;
@@ -70,9 +67,6 @@ pub fn shutdown(ops: &impl Ops, header: &InHeader, arg: u64) -> Answer<()> {
     }
     Ok(())
 }
-
-/// `FITRIM`, with its range as input and output.
-pub const FITRIM: u32 = 0xc018_5879;
 
 /// Discards free space. Returns the range with the number of bytes discarded.
 pub fn trim(ops: &impl Ops, header: &InHeader, asked: abi::TrimRange) -> Answer<abi::IoctlTrimOut> {

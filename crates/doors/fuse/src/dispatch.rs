@@ -1,16 +1,15 @@
 //! Dispatches requests: each is a match arm, a call, and a reply or an errno.
-//!
-//! Requests come from the kernel, but nothing here trusts them. A truncated argument struct, a name
-//! without its end, or a length beyond the data fails with EINVAL.
 
-use crate::abi::{self, InHeader, fattr, fopen, op};
+use crate::abi::{self, InHeader, fattr, fopen, ioctl, op};
+use crate::args::{Args, NAME_END};
 use crate::caller;
 use crate::control;
+use crate::errno::{Answer, EINVAL, Errno};
 use crate::flags;
-use crate::freeze::{IOC_FREEZE, IOC_THAW};
 use crate::opens::{STORES, Store};
 use crate::ops::Ops;
-use crate::server::{Server, has_no_reply};
+use crate::parking::Job;
+use crate::server::Server;
 use crate::settle::{SettledJob, Then};
 use crate::task::Capability;
 use crate::transport::{Reply, Request};
@@ -22,80 +21,16 @@ use kedgefs::{
 };
 use std::cell::OnceCell;
 use std::sync::atomic::Ordering;
-use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
-
-/// A positive error number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Errno(pub i32);
-
-impl From<kedgefs::Error> for Errno {
-    fn from(error: kedgefs::Error) -> Errno {
-        Errno(error.errno())
-    }
-}
-
-impl From<Errno> for i32 {
-    fn from(errno: Errno) -> i32 {
-        errno.0
-    }
-}
-
-pub type Answer<T> = Result<T, Errno>;
-
-const EINVAL: Errno = Errno(libc::EINVAL);
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 /// Generations distinguish inodes that reuse a number; KedgeFS never reuses numbers.
 const NODE_GENERATION: u64 = 1;
-const NAME_END: u8 = 0;
 const S_ISUID: u32 = 0o4000;
 const S_ISGID: u32 = 0o2000;
 const S_IXGRP: u32 = 0o0010;
 const PERMISSIONS: u32 = 0o7777;
 /// The largest size of a value or a list of names.
 const XATTR_SIZE_MAX: usize = 65536;
-
-/// Parses the body of a request.
-pub struct Args<'a>(&'a [u8]);
-
-impl<'a> Args<'a> {
-    pub fn new(body: &'a [u8]) -> Args<'a> {
-        Args(body)
-    }
-
-    pub fn take<T: FromBytes + KnownLayout + Immutable>(&mut self) -> Answer<T> {
-        let (value, rest) = T::read_from_prefix(self.0).map_err(|_| EINVAL)?;
-        self.0 = rest;
-        Ok(value)
-    }
-
-    fn text(&mut self) -> Answer<&'a [u8]> {
-        let end = self.0.iter().position(|&b| b == NAME_END).ok_or(EINVAL)?;
-        let text = &self.0[..end];
-        self.0 = &self.0[end + 1..];
-        Ok(text)
-    }
-
-    /// The name of a directory entry, or `.` and `..`, which only a lookup may name.
-    fn name_or_dots(&mut self) -> Answer<&'a [u8]> {
-        let name = self.text()?;
-        if name.is_empty() || name.contains(&b'/') { Err(EINVAL) } else { Ok(name) }
-    }
-
-    fn name(&mut self) -> Answer<&'a [u8]> {
-        let name = self.name_or_dots()?;
-        if matches!(name, b"." | b"..") { Err(EINVAL) } else { Ok(name) }
-    }
-
-    /// Whether the rest of the body is exactly a name and a value of that size.
-    fn is_name_and_value(&self, size: u32) -> bool {
-        let name = self.0.iter().position(|&b| b == NAME_END);
-        name.is_some_and(|len| len > 0 && self.0.len() - len - 1 == size as usize)
-    }
-
-    fn bytes(&mut self, len: u32) -> Answer<&'a [u8]> {
-        self.0.get(..len as usize).ok_or(EINVAL)
-    }
-}
 
 impl<O: Ops> Server<O> {
     pub(crate) fn dispatch(&self, request: &Request<'_>, reply: Reply, out: &mut IoBuf) {
@@ -157,6 +92,17 @@ impl<O: Ops> Server<O> {
             // does not say whether the target is open with O_SYNC, and the kernel sends no FSYNC
             // after a copy by the server).
             _ => reply.err(libc::ENOSYS),
+        }
+    }
+
+    /// Passes an INTERRUPT to the thread that knows the parked requests. The kernel waits for no
+    /// reply.
+    fn interrupt(&self, args: &mut Args<'_>, reply: Reply) {
+        let Some(parking) = &self.parking else { return reply.err(libc::ENOSYS) };
+        reply.none();
+        match args.take::<u64>() {
+            Ok(unique) => parking.send(Job::Interrupt(unique)),
+            Err(_) => tracing::error!("malformed INTERRUPT"),
         }
     }
 
@@ -796,14 +742,14 @@ impl<O: Ops> Server<O> {
     fn ioctl(&self, request: &Request<'_>, args: &mut Args<'_>, reply: Reply) {
         let header = &request.header;
         match args.take::<abi::IoctlIn>() {
-            Ok(asked) if asked.cmd == control::FS_IOC_SHUTDOWN => {
+            Ok(asked) if asked.cmd == ioctl::SHUTDOWN => {
                 let stopped = control::shutdown(&*self.ops, header, asked.arg);
                 reply.finish(stopped.map(|()| abi::IoctlOut::new_zeroed()));
             }
-            Ok(asked) if asked.cmd == control::FITRIM => {
+            Ok(asked) if asked.cmd == ioctl::TRIM => {
                 reply.finish(args.take().and_then(|range| control::trim(&*self.ops, header, range)));
             }
-            Ok(asked) if matches!(asked.cmd, IOC_FREEZE | IOC_THAW) => {
+            Ok(asked) if matches!(asked.cmd, ioctl::FREEZE | ioctl::THAW) => {
                 self.freeze_or_thaw(asked.cmd, args, header, reply);
             }
             Ok(asked) => self.ioctl_of_flags(asked.cmd, Ino(header.nodeid), args, reply),
@@ -811,18 +757,32 @@ impl<O: Ops> Server<O> {
         }
     }
 
+    /// Carries out [`ioctl::FREEZE`] and [`ioctl::THAW`].
+    fn freeze_or_thaw(&self, cmd: u32, args: &mut Args<'_>, header: &InHeader, reply: Reply) {
+        let checked = control::check_owner(header).and_then(|()| match cmd {
+            ioctl::FREEZE => args.take(),
+            _ => Ok(0),
+        });
+        match (checked, &self.parking) {
+            (Err(e), _) => reply.err(e.0),
+            (_, None) => reply.err(libc::EOPNOTSUPP),
+            (Ok(seconds), Some(parking)) if cmd == ioctl::FREEZE => {
+                parking.send(Job::Freeze { reply, seconds });
+            }
+            (Ok(_), Some(parking)) => parking.send(Job::Thaw { reply }),
+        }
+    }
+
     fn ioctl_of_flags(&self, cmd: u32, node: Ino, args: &mut Args<'_>, reply: Reply) {
         let asked = match cmd {
-            flags::FS_IOC_GETFLAGS => return reply.finish(flags::get(&*self.ops, node)),
-            flags::FS_IOC_FSGETXATTR => return reply.finish(flags::get_fsxattr(&*self.ops, node)),
+            ioctl::GETFLAGS => return reply.finish(flags::get(&*self.ops, node)),
+            ioctl::FSGETXATTR => return reply.finish(flags::get_fsxattr(&*self.ops, node)),
             // An old kernel passes the ioctl on for any caller that can open the file.
-            flags::FS_IOC_SETFLAGS | flags::FS_IOC_FSSETXATTR
-                if !self.flags_checked.load(Ordering::Relaxed) =>
-            {
+            ioctl::SETFLAGS | ioctl::FSSETXATTR if !self.flags_checked.load(Ordering::Relaxed) => {
                 return reply.err(libc::EOPNOTSUPP);
             }
-            flags::FS_IOC_SETFLAGS => args.take().and_then(flags::asked),
-            flags::FS_IOC_FSSETXATTR => args.take().and_then(flags::asked_of_fsxattr),
+            ioctl::SETFLAGS => args.take().and_then(flags::asked),
+            ioctl::FSSETXATTR => args.take().and_then(flags::asked_of_fsxattr),
             _ => return reply.err(libc::ENOTTY),
         };
         match asked {
@@ -875,6 +835,11 @@ impl<'a> DirList<'a> {
         self.len += size;
         true
     }
+}
+
+/// Opcodes after which no reply may be sent.
+fn has_no_reply(opcode: u32) -> bool {
+    matches!(opcode, op::FORGET | op::BATCH_FORGET)
 }
 
 fn finish_bytes(reply: Reply, bytes: Answer<Vec<u8>>) {

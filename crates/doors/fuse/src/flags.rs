@@ -3,15 +3,10 @@
 //! Kernels before 5.13 did not check, so on these the flags cannot be set.
 
 use crate::abi::{self, IoctlOut};
-use crate::dispatch::{Answer, Errno};
+use crate::errno::{Answer, Errno};
 use crate::ops::Ops;
 use kedgefs::{FileFlags, Ino};
 use zerocopy::FromZeros;
-
-pub const FS_IOC_GETFLAGS: u32 = 0x8008_6601;
-pub const FS_IOC_SETFLAGS: u32 = 0x4008_6602;
-pub const FS_IOC_FSGETXATTR: u32 = 0x801c_581f;
-pub const FS_IOC_FSSETXATTR: u32 = 0x401c_5820;
 
 /// The flags with their bits in `struct fsxattr`.
 const XFLAGS: [(FileFlags, u32); 4] = [
@@ -43,12 +38,12 @@ pub fn get_fsxattr(ops: &impl Ops, ino: Ino) -> Answer<abi::IoctlFsxattr> {
     })
 }
 
-/// The flags that FS_IOC_SETFLAGS sets.
+/// The flags that SETFLAGS sets.
 pub fn asked(flags: u32) -> Answer<FileFlags> {
     FileFlags::from_bits(flags).ok_or(Errno(libc::EOPNOTSUPP))
 }
 
-/// The flags that FS_IOC_FSSETXATTR sets. Extent size hints and projects are not supported.
+/// The flags that FSSETXATTR sets. Extent size hints and projects are not supported.
 pub fn asked_of_fsxattr(set: abi::Fsxattr) -> Answer<FileFlags> {
     if (set.extsize, set.projid, set.cowextsize) != (0, 0, 0) {
         return Err(Errno(libc::EOPNOTSUPP));

@@ -1,10 +1,12 @@
 use super::*;
-use crate::abi::WriteIn;
+use crate::abi::{InHeader, WriteIn, ioctl, op};
+use crate::control;
 use crate::options::FuseOptions;
-use crate::transport::{Received, RequestBuf, Transport};
+use crate::parking::{PARKED_MAX, Parked};
+use crate::transport::{Received, Request, RequestBuf, Transport};
 use kedge_base::{ManualClock, spawn_named};
 use kedge_device::MemDevice;
-use kedgefs::{FileSystem, FormatOptions, MountOptions, Owner};
+use kedgefs::{FileSystem, FormatOptions, Ino, MountOptions, Owner};
 use parking_lot::{Condvar, Mutex};
 use std::thread::JoinHandle;
 use zerocopy::IntoBytes;
@@ -83,7 +85,7 @@ impl Bench {
         let close = Box::new(move || closing.close().unwrap());
         let (server, _seeks) = Server::new(ops.clone(), wire.clone(), options, "{}".to_owned(), close);
         let (mut server, jobs) = server.freezable();
-        server.late = server.late.map(|late| late.with_room(room));
+        server.parking = server.parking.map(|parking| parking.with_room(room));
         let server = Arc::new(server);
         let weak = Arc::downgrade(&server);
         let thread = spawn_named("late", move || serve(&weak, &ops, &jobs)).unwrap();
@@ -138,12 +140,12 @@ impl Bench {
     }
 
     fn freeze(&mut self, seconds: u32) -> i32 {
-        self.ioctl(IOC_FREEZE, &seconds.to_ne_bytes())
+        self.ioctl(ioctl::FREEZE, &seconds.to_ne_bytes())
     }
 
     /// Waits until no request is parked. A reply is sent a little before its request is dropped.
     fn nothing_parked(&self) {
-        while self.server().late.as_ref().unwrap().parked() > 0 {
+        while self.server().parking.as_ref().unwrap().bytes() > 0 {
             std::thread::yield_now();
         }
     }
@@ -152,7 +154,7 @@ impl Bench {
     fn end(&mut self) {
         let server = self.server.take().unwrap();
         server.destroy();
-        server.late.as_ref().unwrap().send(Job::End);
+        server.parking.as_ref().unwrap().send(Job::End);
         drop(server);
         self.thread.take().unwrap().join().unwrap();
     }
@@ -163,10 +165,10 @@ impl Bench {
 fn more_writers_than_workers_wait_while_reads_and_the_thaw_go_on() {
     const WRITES: u64 = 200;
     let mut bench = Bench::new(PARKED_MAX);
-    assert_eq!(bench.ioctl(IOC_THAW, &[]), -libc::EINVAL);
-    assert_eq!(bench.ioctl_as_stranger(IOC_FREEZE), -libc::EPERM);
+    assert_eq!(bench.ioctl(ioctl::THAW, &[]), -libc::EINVAL);
+    assert_eq!(bench.ioctl_as_stranger(ioctl::FREEZE), -libc::EPERM);
     assert_eq!(bench.freeze(0), 0);
-    assert_eq!(bench.ioctl_as_stranger(IOC_THAW), -libc::EPERM);
+    assert_eq!(bench.ioctl_as_stranger(ioctl::THAW), -libc::EPERM);
     assert_eq!(bench.freeze(0), -libc::EBUSY);
     let first = bench.write(0, b"0", 0);
     for i in 1..WRITES {
@@ -179,7 +181,7 @@ fn more_writers_than_workers_wait_while_reads_and_the_thaw_go_on() {
     let xattr = set(b"user.x", b"y");
     bench.send(op::SETXATTR, Ino::ROOT.0, &xattr);
     bench.send(op::MKDIR, Ino::ROOT.0, &[abi::MkdirIn::new_zeroed().as_bytes(), b"dir\0"].concat());
-    let parked = bench.server().late.as_ref().unwrap().parked();
+    let parked = bench.server().parking.as_ref().unwrap().bytes();
     assert!(parked > WRITES * size_of::<Parked>() as u64, "{parked}");
     assert!(bench.wire.replies.lock().is_empty());
     // Requests that change nothing are served.
@@ -235,7 +237,7 @@ fn requests() -> Vec<(String, u32, Vec<u8>, bool)> {
         let asked = abi::OpenIn { flags: flags as u32, ..abi::OpenIn::new_zeroed() };
         (format!("OPEN with flags {flags:#o}"), op::OPEN, asked.as_bytes().to_vec())
     };
-    let ioctl = |cmd: u32| {
+    let of_ioctl = |cmd: u32| {
         let asked = abi::IoctlIn { cmd, ..abi::IoctlIn::new_zeroed() };
         (format!("IOCTL {cmd:#x}"), op::IOCTL, [asked.as_bytes(), &[0; 64]].concat())
     };
@@ -244,14 +246,14 @@ fn requests() -> Vec<(String, u32, Vec<u8>, bool)> {
         (open(libc::O_RDWR), false),
         (open(libc::O_RDWR | libc::O_TRUNC), true),
         (("SETXATTR of options".to_owned(), op::SETXATTR, set_options), false),
-        (ioctl(flags::FS_IOC_SETFLAGS), true),
-        (ioctl(flags::FS_IOC_FSSETXATTR), true),
-        (ioctl(control::FITRIM), true),
-        (ioctl(flags::FS_IOC_GETFLAGS), false),
-        (ioctl(flags::FS_IOC_FSGETXATTR), false),
-        (ioctl(control::FS_IOC_SHUTDOWN), false),
-        (ioctl(IOC_FREEZE), false),
-        (ioctl(IOC_THAW), false),
+        (of_ioctl(ioctl::SETFLAGS), true),
+        (of_ioctl(ioctl::FSSETXATTR), true),
+        (of_ioctl(ioctl::TRIM), true),
+        (of_ioctl(ioctl::GETFLAGS), false),
+        (of_ioctl(ioctl::FSGETXATTR), false),
+        (of_ioctl(ioctl::SHUTDOWN), false),
+        (of_ioctl(ioctl::FREEZE), false),
+        (of_ioctl(ioctl::THAW), false),
     ];
     let told = told.into_iter().map(|((what, opcode, body), waits)| (what, opcode, body, waits));
     // One opcode more than those that are known.
@@ -278,12 +280,12 @@ fn changes_and_nothing_else_wait_for_the_thaw() {
             assert_eq!(is_change, waits, "{what}");
             if waits {
                 waiting.push(bench.send(opcode, Ino::ROOT.0, &body));
-                let parked = bench.server().late.as_ref().unwrap().waiting.list.lock().parked.len();
+                let parked = bench.server().parking.as_ref().unwrap().len();
                 assert_eq!(parked, waiting.len(), "{what}");
             }
         }
         assert!(bench.wire.replies.lock().is_empty());
-        assert_eq!(bench.ioctl(IOC_THAW, &[]), 0);
+        assert_eq!(bench.ioctl(ioctl::THAW, &[]), 0);
         let answered: Vec<u64> = bench.wire.take(waiting.len()).iter().map(|(unique, _)| *unique).collect();
         assert_eq!(answered, waiting, "in their order, each once");
         bench.nothing_parked();
@@ -299,7 +301,7 @@ fn what_waits_is_bounded_but_for_the_kernels_cache() {
     let refused = bench.write(8000, &[b'b'; 8000], 0);
     assert_eq!(bench.wire.take(1), [(refused, -libc::ENOMEM)]);
     let cached = bench.write(8000, &[b'c'; 8000], abi::WRITE_CACHE);
-    assert_eq!(bench.ioctl(IOC_THAW, &[]), 0);
+    assert_eq!(bench.ioctl(ioctl::THAW, &[]), 0);
     assert_eq!(bench.wire.take(2), [(kept, 0), (cached, 0)]);
     bench.nothing_parked();
     let again = bench.write(8000, &[b'd'; 8000], 0);
@@ -316,7 +318,7 @@ fn small_requests_always_find_room() {
     let second = bench.write(900, &[b'b'; 900], 0);
     let refused = bench.write(1800, &[b'c'; 1024], 0);
     assert_eq!(bench.wire.take(1), [(refused, -libc::ENOMEM)]);
-    assert_eq!(bench.ioctl(IOC_THAW, &[]), 0);
+    assert_eq!(bench.ioctl(ioctl::THAW, &[]), 0);
     assert_eq!(bench.wire.take(2), [(first, 0), (second, 0)]);
     assert_eq!(bench.fs.getattr(bench.ino).unwrap().size, 1800);
     bench.end();
@@ -344,9 +346,9 @@ fn an_interrupted_change_of_the_killed_is_given_up() {
     interrupt(&mut bench, spared);
     interrupt(&mut bench, late);
     assert_eq!(bench.wire.take(1), [(late, -libc::EINTR)]);
-    let one = bench.server().late.as_ref().unwrap().waiting.list.lock().parked.len();
+    let one = bench.server().parking.as_ref().unwrap().len();
     assert_eq!(one, 1);
-    assert_eq!(bench.ioctl(IOC_THAW, &[]), 0);
+    assert_eq!(bench.ioctl(ioctl::THAW, &[]), 0);
     assert_eq!(bench.wire.take(1), [(spared, 0)]);
     bench.nothing_parked();
     assert!(bench.fs.lookup(Ino::ROOT, b"spared").is_ok());
@@ -367,20 +369,6 @@ fn a_foreign_proc_tells_of_no_caller_that_it_is_killed() {
     assert!(!is_killed(foreign.path(), gone));
 }
 
-/// An interrupt is kept for a bounded number of checks if its request is not parked, and as long as
-/// its request is parked.
-#[test]
-fn interrupts_are_forgotten() {
-    let waiting = Waiting::default();
-    let mut interrupted = BTreeMap::from([(1, 0)]);
-    for _ in 1..LOOKS_MAX {
-        assert!(waiting.take_killed(&mut interrupted, |_| true).is_empty());
-        assert_eq!(interrupted.len(), 1);
-    }
-    assert!(waiting.take_killed(&mut interrupted, |_| true).is_empty());
-    assert!(interrupted.is_empty());
-}
-
 #[test]
 fn a_freeze_with_a_time_ends_by_itself() {
     let mut bench = Bench::new(PARKED_MAX);
@@ -389,7 +377,7 @@ fn a_freeze_with_a_time_ends_by_itself() {
     assert_eq!(bench.wire.take(1), [(write, 0)]);
     assert!(bench.fs.frozen_since().is_none());
     // An earlier thaw also cancels the time limit.
-    assert_eq!((bench.freeze(3600), bench.ioctl(IOC_THAW, &[]), bench.freeze(0)), (0, 0, 0));
+    assert_eq!((bench.freeze(3600), bench.ioctl(ioctl::THAW, &[]), bench.freeze(0)), (0, 0, 0));
     bench.end();
 }
 

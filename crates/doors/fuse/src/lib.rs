@@ -2,17 +2,21 @@
 //! main cost of a file system in user space.
 //!
 //! ```text
-//! mount, loopdev, mountinfo   making and ending mounts
+//! mount, helper, unmount      making and ending mounts; `helper` runs fusermount3
+//! loopdev, mountinfo          the block device of a mount, and the mount table
+//! limits                      limits of the kernel that a mount's server lifts
 //! session, pool, handoff      the threads of one mount, and which of them receives
 //! placement, companion        a receiver on its client's processor
 //! devfuse                     requests from /dev/fuse      (under the trait in `transport`)
-//! server, dispatch            request → call → reply       (over the trait in `ops`)
+//! server                      the state of one mount's server, and what INIT negotiates
+//! handle, dispatch            request → call → reply       (over the trait in `ops`)
+//! args, errno                 parsed arguments, and errors
 //! settle                      requests that need dirty pages written first
 //! control, flags              control xattrs and ioctls; the ioctls of chattr(1)
 //! status                      reports a mount's state when no worker is free; its socket
 //! private, peer               the directory of sockets, and the process at their other end
 //! beside                      notifies the kernel of changes made without it
-//! freeze                      freeze and thaw, and the changes that wait in between
+//! parking, freeze             changes that wait for a thaw, and the thread that serves them
 //! failures                    counts requests that failed
 //! caller, task                the thread that made a request, and its rights
 //! abi                         the wire format
@@ -21,22 +25,29 @@
 #![deny(unsafe_code)]
 
 pub mod abi;
+mod args;
 mod beside;
 mod caller;
 mod companion;
 mod control;
 mod devfuse;
 mod dispatch;
+mod errno;
 pub mod failures;
 mod flags;
 mod freeze;
+mod handle;
 mod handoff;
+mod helper;
+mod limits;
 mod loopdev;
 mod mount;
+mod mount_error;
 mod mountinfo;
 mod opens;
 mod ops;
 mod options;
+mod parking;
 mod peer;
 mod placement;
 mod pool;
@@ -48,10 +59,13 @@ mod status;
 mod sys;
 mod task;
 pub mod transport;
+mod unmount;
 
 pub use beside::{Changing, Notifier};
 pub use caller::caller;
-pub use mount::{MountError, become_io_flusher, is_dir, mount, mount_again, mount_remote, unmount};
+pub use limits::become_io_flusher;
+pub use mount::{is_dir, mount, mount_again, mount_remote};
+pub use mount_error::MountError;
 pub use mountinfo::{MountEntry, asks_strangers, mount_at, mount_of, mounts, mounts_beside, mounts_of};
 pub use ops::{Done, Ops};
 pub use options::FuseOptions;
@@ -59,7 +73,8 @@ pub use peer::Peer;
 pub use placement::PlacementMode;
 pub use private::{Bound, PrivateDir, connect_within};
 pub use server::{Server, Told};
-pub use session::{MountPoint, MountedSession, serve};
+pub use session::{MountedSession, serve};
 pub use status::{VISIT, Visits, ask as ask_status, visit};
 pub use sys::{freeze, thaw, trim};
 pub use task::Capability;
+pub use unmount::{MountPoint, unmount};

@@ -26,6 +26,9 @@ use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+/// The subtype of a mount of KedgeFS.
+pub(crate) const SUBTYPE: &str = "kedgefs";
+
 /// One line of the mount table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountEntry {
@@ -66,7 +69,7 @@ impl MountEntry {
 
     /// Whether it is a mount of KedgeFS.
     pub fn is_kedgefs(&self) -> bool {
-        matches!(self.kind.as_str(), "fuseblk.kedgefs" | "fuse.kedgefs")
+        matches!(self.kind.split_once('.'), Some(("fuseblk" | "fuse", SUBTYPE)))
     }
 
     /// A FUSE mount that neither root nor the caller made.

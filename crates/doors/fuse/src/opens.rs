@@ -28,7 +28,7 @@
 //! An open for storing is counted before the flags are checked, and a change of flags bars the
 //! inode before it sets them. So at least one of the two sees the other.
 
-use crate::dispatch::{Answer, Errno};
+use crate::errno::{Answer, Errno};
 use kedge_base::InoMap;
 use kedgefs::Ino;
 use parking_lot::Mutex;

@@ -58,31 +58,30 @@
 //! # Threads
 //! [`crate::pool`] explains which worker receives, and why usually only one does.
 //!
-//! A change that has to wait for the end of a freeze occupies no worker: see [`mod@crate::freeze`].
+//! A change that has to wait for the end of a freeze occupies no worker: see [`crate::parking`].
 //!
 //! A worker may have to read the memory of a caller (see [`crate::control`]), which may be mapped
 //! from this mount. So there are always at least two workers.
 
-use crate::abi::{self, OPCODES, init, init2, op, op_name};
+use crate::abi::{self, OPCODES, init, init2, op_name};
+use crate::args::Args;
 use crate::beside::Changes;
-use crate::caller::with_caller;
 use crate::control;
-use crate::dispatch::{Answer, Args, Errno};
+use crate::errno::{Answer, Errno};
 use crate::failures::Failures;
-use crate::freeze::{Job, Late};
 use crate::opens::Opens;
 use crate::ops::Ops;
 use crate::options::FuseOptions;
+use crate::parking::{Job, Parking};
 use crate::placement::Placement;
 use crate::pool::WorkerPool;
 use crate::settle::{self, SettledJob};
 use crate::status::{Status, Visits};
 use crate::transport::{Reply, Request, Transport};
-use kedge_base::{Counter, IoBuf};
+use kedge_base::Counter;
 use kedgefs::Ino;
 use parking_lot::Mutex;
 use std::fmt::Write;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
@@ -129,7 +128,7 @@ pub struct Server<O> {
     /// device number.
     status: Mutex<Option<Status>>,
     /// `None` if the mount cannot be frozen.
-    pub(crate) late: Option<Late>,
+    pub(crate) parking: Option<Parking>,
 }
 
 impl<O: Ops> Server<O> {
@@ -165,7 +164,7 @@ impl<O: Ops> Server<O> {
             changes: Changes::default(),
             device_requests: None,
             status: Mutex::new(None),
-            late: None,
+            parking: None,
         };
         (server, jobs)
     }
@@ -194,39 +193,7 @@ impl<O: Ops> Server<O> {
     /// Makes the mount freezable. The jobs from the receiver are for [`crate::freeze::serve`].
     pub(crate) fn freezable(self) -> (Server<O>, mpsc::Receiver<Job>) {
         let (send, jobs) = mpsc::channel();
-        (Server { late: Some(Late::new(send)), ..self }, jobs)
-    }
-
-    /// Serves one request, or passes it to the thread that will. `out` is scratch space of one
-    /// worker.
-    ///
-    /// A panic below is a broken invariant of the engine. Nothing may be written any more, but the
-    /// mount must go on replying, or every process that accesses it hangs.
-    pub fn handle(&self, request: &Request<'_>, out: &mut IoBuf) {
-        let opcode = request.header.opcode;
-        self.requests.get(opcode as usize).unwrap_or(&self.requests_unknown).inc();
-        tracing::trace!(op = op_name(opcode), node = request.header.nodeid, "request");
-        let reply = Reply::new(self.transport.clone(), self.failures.clone(), request);
-        self.answer(request, reply, out);
-    }
-
-    /// [`Server::handle`] of a request whose reply is made.
-    pub(crate) fn answer(&self, request: &Request<'_>, reply: Reply, out: &mut IoBuf) {
-        let opcode = request.header.opcode;
-        // The reply is sent with EIO when the stack unwinds over it.
-        let dispatch = || with_caller(request.header.pid, || self.serve(request, reply, out));
-        if catch_unwind(AssertUnwindSafe(dispatch)).is_err() {
-            tracing::error!(
-                op = op_name(opcode),
-                node = request.header.nodeid,
-                "panic: shutting the file system down"
-            );
-            match catch_unwind(AssertUnwindSafe(|| self.ops.shutdown(false))) {
-                Ok(Ok(())) => {}
-                Ok(Err(e)) => tracing::error!("shutdown after a panic failed: {e}"),
-                Err(_) => tracing::error!("shutdown after a panic panicked"),
-            }
-        }
+        (Server { parking: Some(Parking::new(send)), ..self }, jobs)
     }
 
     /// Runs the session's final action; at most once.
@@ -343,12 +310,18 @@ impl<O: Ops> Server<O> {
             comma = ",";
         }
         let (failed, workers) = (self.failures.to_json(), self.pool.counts.to_json());
-        let parked = self.late.as_ref().map_or(0, Late::parked);
+        let parked = self.parking.as_ref().map_or(0, Parking::bytes);
         let placement = self.pool.placement_json();
         let workers = format!("{workers},\"placement\":{placement}");
         write!(json, "}},\"failed\":{failed},\"workers\":{workers},\"parked_bytes\":{parked}}}")
             .expect("strings take any text");
         json
+    }
+
+    /// Counts a request, and makes its reply.
+    pub(crate) fn accept(&self, request: &Request<'_>) -> Reply {
+        self.requests.get(request.header.opcode as usize).unwrap_or(&self.requests_unknown).inc();
+        Reply::new(self.transport.clone(), self.failures.clone(), request)
     }
 
     /// The number of requests with this opcode.
@@ -372,9 +345,4 @@ fn upper_flags(minor: u32, offered: u32) -> u32 {
         wanted |= init2::ALLOW_IDMAP;
     }
     wanted & offered
-}
-
-/// Opcodes after which no reply may be sent.
-pub(crate) fn has_no_reply(opcode: u32) -> bool {
-    matches!(opcode, op::FORGET | op::BATCH_FORGET)
 }

@@ -2,24 +2,26 @@
 
 use crate::beside::{Changes, Notifier};
 use crate::companion::Follower;
-use crate::freeze::{self, Job};
+use crate::freeze;
 use crate::handoff::{self, Wait};
-use crate::mount::{self, MountError};
-use crate::mountinfo::{self, MountEntry};
+use crate::limits::become_io_flusher;
+use crate::mount_error::MountError;
 use crate::ops::Ops;
 use crate::options::FuseOptions;
+use crate::parking::Job;
 use crate::pool::{AdaptivePoll, WorkerPool};
 use crate::server::{OnDestroy, Server, Told};
 use crate::settle;
 use crate::status::Visits;
 use crate::transport::{Received, RequestBuf, Transport};
+use crate::unmount::{self, MountPoint};
 use crate::{abi, control};
 use kedge_base::wait::{passing_on, set_stand_in};
 use kedge_base::{Clock, IoBuf, SystemClock, spawn_named};
 use parking_lot::Mutex;
 use std::cell::Cell;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,56 +29,27 @@ use std::time::Duration;
 /// A mount made by [`crate::mount()`]. The kernel waits until [`MountedSession::run`] serves it;
 /// dropped before that, it unmounts.
 pub struct MountedSession {
-    pub(crate) transport: Option<Arc<dyn Transport>>,
-    pub(crate) options: FuseOptions,
-    pub(crate) mount: MountPoint,
+    transport: Option<Arc<dyn Transport>>,
+    options: FuseOptions,
+    mount: MountPoint,
     /// See [`MountedSession::offer`].
-    pub(crate) visits: Option<Visits>,
-    pub(crate) changes: Changes,
+    visits: Option<Visits>,
+    changes: Changes,
     /// See [`MountedSession::tell_device`].
-    pub(crate) device_requests: Option<Told>,
-}
-
-/// The mount point and its source. Outlives the session, so that a signal handler can request its
-/// end.
-#[derive(Clone, Debug)]
-pub struct MountPoint {
-    pub image: PathBuf,
-    pub dir: PathBuf,
-    /// `major:minor`, by which the mount table shows further mounts of the same file system.
-    pub device: Option<String>,
-    /// The source in `/proc/mounts`: a loop device, a block device or the image.
-    pub source: PathBuf,
-    /// A `fuseblk` mount: sync and umount reach the server and wait for it.
-    pub privileged: bool,
-    /// Why a mount by root is not privileged, though a plain one was not requested.
-    pub why_plain: Option<String>,
-}
-
-impl MountPoint {
-    /// Asks the kernel to end the mount, and all other mounts of the file system that this process
-    /// sees. Refused with [`MountError::Busy`] while anything on one is in use. Must not be called
-    /// on a thread that serves the mount.
-    pub fn request_unmount(&self) -> Result<(), MountError> {
-        // A device number may be given to another file system when this one is gone.
-        let is_this = |entry: &MountEntry| {
-            entry.is_kedgefs() && Some(&entry.device) == self.device.as_ref() && entry.image() == self.image
-        };
-        let others = mountinfo::mounts().into_iter().filter(|entry| entry.dir != self.dir).filter(is_this);
-        let mut ended = false;
-        for other in others {
-            mount::unmount_as(&other.dir, self.privileged, false)?;
-            ended = true;
-        }
-        match mount::unmount_as(&self.dir, self.privileged, false) {
-            // The first directory may be gone before the others.
-            Err(MountError::NotMounted(_)) if ended => Ok(()),
-            result => result,
-        }
-    }
+    device_requests: Option<Told>,
 }
 
 impl MountedSession {
+    /// The session of a mount that was just made, over its connection to the kernel.
+    pub(crate) fn new(
+        transport: Arc<dyn Transport>,
+        mount: MountPoint,
+        options: FuseOptions,
+    ) -> MountedSession {
+        let (transport, changes) = (Some(transport), Changes::default());
+        MountedSession { transport, options, mount, visits: None, changes, device_requests: None }
+    }
+
     pub fn mount_point(&self) -> &MountPoint {
         &self.mount
     }
@@ -165,8 +138,8 @@ impl MountedSession {
         };
         let result = serve(&server, &transport);
         server.destroy();
-        if let Some(late) = &server.late {
-            late.send(Job::End);
+        if let Some(parking) = &server.parking {
+            parking.send(Job::End);
         }
         drop(server);
         if frozen.join().is_err() {
@@ -183,7 +156,7 @@ impl Drop for MountedSession {
     fn drop(&mut self) {
         // The connection is closed first: an unmount would wait for an answer that no thread gives.
         if self.transport.take().is_some()
-            && let Err(e) = mount::unmount_as(&self.mount.dir, self.mount.privileged, true)
+            && let Err(e) = unmount::unmount_as(&self.mount.dir, self.mount.privileged, true)
         {
             tracing::error!("{e}");
         }
@@ -219,7 +192,7 @@ pub fn serve<O: Ops>(server: &Arc<Server<O>>, transport: &Arc<dyn Transport>) ->
 }
 
 fn work<O: Ops>(server: &Server<O>, transport: &dyn Transport, worker: usize) -> io::Result<()> {
-    mount::become_io_flusher();
+    become_io_flusher();
     let pool = server.pool.clone();
     let clock = SystemClock::default();
     let wait = Rc::new(Cell::new(None));

@@ -28,7 +28,7 @@
 //! system down, as in a worker. The thread goes on, or every later lseek(2) would wait forever.
 
 use crate::abi::{self, LseekOut, WriteOut};
-use crate::dispatch::{Answer, Errno};
+use crate::errno::{Answer, Errno};
 use crate::flags;
 use crate::opens::{Bar, Opens};
 use crate::ops::Ops;

@@ -1,13 +1,13 @@
 //! The system calls that have no safe wrapper. All `unsafe` of this crate is here.
 #![allow(unsafe_code)]
 
+use crate::abi::ioctl;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 use rustix::mount::MountAttrFlags;
 use std::io;
 
 const FUSE_DEV_IOC_CLONE: libc::c_ulong = 0x8004_e500;
-const FITRIM: libc::c_ulong = 0xc018_5879;
 const LOOP_CTL_GET_FREE: libc::c_ulong = 0x4c82;
 const LOOP_GET_STATUS64: libc::c_ulong = 0x4c05;
 const LOOP_CONFIGURE: libc::c_ulong = 0x4c0a;
@@ -73,9 +73,9 @@ pub fn clone_fuse_channel(session: &OwnedFd) -> io::Result<OwnedFd> {
 /// discarded.
 pub fn trim(dir: impl AsFd, min_len: u64) -> io::Result<u64> {
     let mut range = [0, u64::MAX, min_len];
-    // SAFETY: FITRIM reads and writes three u64 through the pointer, which points at three u64 that
-    // outlive the call; the descriptor is open.
-    check(unsafe { libc::ioctl(dir.as_fd().as_raw_fd(), FITRIM, range.as_mut_ptr()) })?;
+    // SAFETY: the ioctl reads and writes three u64 through the pointer, which points at three u64
+    // that outlive the call; the descriptor is open.
+    check(unsafe { libc::ioctl(dir.as_fd().as_raw_fd(), ioctl::TRIM.into(), range.as_mut_ptr()) })?;
     Ok(range[1])
 }
 
@@ -84,15 +84,14 @@ pub fn trim(dir: impl AsFd, min_len: u64) -> io::Result<u64> {
 pub fn freeze(dir: impl AsFd, seconds: u32) -> io::Result<()> {
     // SAFETY: the ioctl reads one u32 through a pointer that is valid for the call; the descriptor
     // is open.
-    let frozen =
-        unsafe { libc::ioctl(dir.as_fd().as_raw_fd(), crate::freeze::IOC_FREEZE.into(), &raw const seconds) };
+    let frozen = unsafe { libc::ioctl(dir.as_fd().as_raw_fd(), ioctl::FREEZE.into(), &raw const seconds) };
     check(frozen).map(drop)
 }
 
 /// Ends a freeze.
 pub fn thaw(dir: impl AsFd) -> io::Result<()> {
     // SAFETY: the ioctl takes no argument and touches no memory of ours; the descriptor is open.
-    check(unsafe { libc::ioctl(dir.as_fd().as_raw_fd(), crate::freeze::IOC_THAW.into()) }).map(drop)
+    check(unsafe { libc::ioctl(dir.as_fd().as_raw_fd(), ioctl::THAW.into()) }).map(drop)
 }
 
 /// Removes a mount that is not attached yet from its peer group, and sets its flags.

@@ -1,0 +1,65 @@
+//! Ends mounts.
+
+use crate::helper;
+use crate::mount_error::MountError;
+use crate::mountinfo::{self, MountEntry};
+use rustix::io::Errno;
+use rustix::mount::UnmountFlags;
+use std::path::{Path, PathBuf};
+
+/// Ends the mount on `dir`. With `lazy` a mount in use is detached immediately and ends with its
+/// last user.
+pub fn unmount(dir: &Path, lazy: bool) -> Result<(), MountError> {
+    unmount_as(dir, rustix::process::geteuid().is_root(), lazy)
+}
+
+pub(crate) fn unmount_as(dir: &Path, privileged: bool, lazy: bool) -> Result<(), MountError> {
+    if !privileged && !rustix::process::geteuid().is_root() {
+        return helper::unmount(dir, lazy);
+    }
+    let flags = UnmountFlags::NOFOLLOW | if lazy { UnmountFlags::DETACH } else { UnmountFlags::empty() };
+    rustix::mount::unmount(dir, flags).map_err(|e| match e {
+        Errno::BUSY => MountError::Busy(dir.to_owned()),
+        Errno::INVAL | Errno::NOENT => MountError::NotMounted(dir.to_owned()),
+        e => MountError::Unmount { dir: dir.to_owned(), error: e.into() },
+    })
+}
+
+/// The mount point and its source. Outlives the session, so that a signal handler can request its
+/// end.
+#[derive(Clone, Debug)]
+pub struct MountPoint {
+    pub image: PathBuf,
+    pub dir: PathBuf,
+    /// `major:minor`, by which the mount table shows further mounts of the same file system.
+    pub device: Option<String>,
+    /// The source in `/proc/mounts`: a loop device, a block device or the image.
+    pub source: PathBuf,
+    /// A `fuseblk` mount: sync and umount reach the server and wait for it.
+    pub privileged: bool,
+    /// Why a mount by root is not privileged, though a plain one was not requested.
+    pub why_plain: Option<String>,
+}
+
+impl MountPoint {
+    /// Asks the kernel to end the mount, and all other mounts of the file system that this process
+    /// sees. Refused with [`MountError::Busy`] while anything on one is in use. Must not be called
+    /// on a thread that serves the mount.
+    pub fn request_unmount(&self) -> Result<(), MountError> {
+        // A device number may be given to another file system when this one is gone.
+        let is_this = |entry: &MountEntry| {
+            entry.is_kedgefs() && Some(&entry.device) == self.device.as_ref() && entry.image() == self.image
+        };
+        let others = mountinfo::mounts().into_iter().filter(|entry| entry.dir != self.dir).filter(is_this);
+        let mut ended = false;
+        for other in others {
+            unmount_as(&other.dir, self.privileged, false)?;
+            ended = true;
+        }
+        match unmount_as(&self.dir, self.privileged, false) {
+            // The first directory may be gone before the others.
+            Err(MountError::NotMounted(_)) if ended => Ok(()),
+            result => result,
+        }
+    }
+}
