@@ -41,6 +41,10 @@ pub fn pause(time: Duration) {
     std::thread::sleep(time);
 }
 
+/// A test gives up after this time, because it takes a wait this long for a hang. No test judges by
+/// time: on a busy machine a wait for another thread may take minutes.
+pub const HANG: Duration = Duration::from_secs(1800);
+
 /// The clocks of the operating system.
 ///
 /// Wall-clock time comes from the kernel's coarse clock, which advances once a tick (some

@@ -19,7 +19,7 @@ mod units;
 pub mod wait;
 
 pub use buf::{BLOCK_SIZE, Block, IoBuf};
-pub use clock::{Clock, ManualClock, SystemClock, Timespec, pause};
+pub use clock::{Clock, HANG, ManualClock, SystemClock, Timespec, pause};
 pub use counter::{Counter, Histogram, HistogramSnapshot, STRIPES, stripe};
 pub use error::{CorruptKind, Error, Result};
 pub use panics::{panic_words, without_panic};

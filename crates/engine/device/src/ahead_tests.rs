@@ -18,7 +18,7 @@ fn filled(blocks: u64) -> MemDevice {
 fn answers_come_in_the_order_asked_whatever_the_device_does_first() {
     let device = SimDevice::new(filled(16));
     // The second read completes last.
-    device.set_plan(FaultPlan::new(7).delay(OpKind::Read, 1, std::time::Duration::from_millis(5)));
+    device.set_plan(FaultPlan::new(7).last(OpKind::Read, 1));
     let mut ahead = ReadAhead::new(&device);
     assert!(ahead.take().is_none());
     ahead.ask((0..6).map(|i| (i * B, 1)));

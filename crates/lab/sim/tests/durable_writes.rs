@@ -2,7 +2,7 @@
 //! flush.
 #![allow(clippy::unwrap_used)]
 
-use kedge_base::{ManualClock, spawn_named};
+use kedge_base::{HANG, ManualClock, spawn_named};
 use kedge_device::sim::{Choice, FaultPlan, OpKind, SimDevice};
 use kedge_sim::ops::{OWNER, errno};
 use kedge_sim::rig;
@@ -12,7 +12,8 @@ use std::time::Duration;
 
 const FILE: usize = 256 << 10;
 const PAGE: usize = 4096;
-const LATE: Duration = Duration::from_millis(500);
+/// Long enough for several calls to meet.
+const LATENCY: Duration = Duration::from_millis(50);
 
 struct Two {
     device: Arc<SimDevice>,
@@ -112,11 +113,11 @@ fn a_failed_one_shuts_down_if_others_are_writing() {
     let two = two_files();
     two.overwrite(two.a, 2);
     two.overwrite(two.b, 2);
-    let plan = FaultPlan::new(0).delay(OpKind::Write, 0, LATE).fail(OpKind::Write, 1, errno::EIO);
+    let plan = FaultPlan::new(0).hold(OpKind::Write, 0).fail(OpKind::Write, 1, errno::EIO);
     two.device.set_plan(plan);
     let (fs, b) = (two.fs.clone(), two.b);
     let other = spawn_named("other", move || fs.seek(b, 0, SeekKind::Data).map(drop)).unwrap();
-    while two.device.op_counts().writes == 0 {
+    while two.device.held_up() == 0 {
         std::thread::yield_now();
     }
     assert_eq!(two.fs.fsync(two.a, true).unwrap_err().errno(), errno::EIO);
@@ -125,6 +126,7 @@ fn a_failed_one_shuts_down_if_others_are_writing() {
         2,
         "the test's own assumption: one of two went before the other"
     );
+    two.device.release();
     // Although its own write succeeded.
     let _ = other.join().unwrap();
     assert_eq!(two.fs.fsync(two.b, true).unwrap_err().errno(), errno::EIO, "its durability is unknown");
@@ -144,7 +146,7 @@ fn each_of_sixteen_fsyncs_hears_that_the_device_is_dead_and_none_hangs() {
         .collect();
     fs.sync().unwrap();
     inos.iter().for_each(|ino| assert_eq!(fs.write(*ino, 0, &[2; PAGE]).unwrap(), PAGE));
-    device.set_plan(FaultPlan::new(1).latency(OpKind::Write, LATE / 10).fail_from(0, errno::EIO));
+    device.set_plan(FaultPlan::new(1).latency(OpKind::Write, LATENCY).fail_from(0, errno::EIO));
     let (sender, receiver) = std::sync::mpsc::channel();
     std::thread::scope(|scope| {
         for &ino in &inos {
@@ -155,7 +157,7 @@ fn each_of_sixteen_fsyncs_hears_that_the_device_is_dead_and_none_hangs() {
         }
     });
     for _ in &inos {
-        let answer = receiver.recv_timeout(20 * LATE).expect("each call is answered");
+        let answer = receiver.recv_timeout(HANG).expect("each call is answered");
         assert_eq!(answer.unwrap_err().errno(), errno::EIO);
     }
     assert!(receiver.try_recv().is_err(), "once");

@@ -29,7 +29,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Much longer than an operation takes in memory.
+/// Longer than an operation takes in memory, so that other threads reach what they may.
 const LATE: Duration = Duration::from_millis(20);
 /// Interval between two checks for a waiting request.
 const POLL: Duration = Duration::from_micros(200);
@@ -48,7 +48,7 @@ enum Failure {
     From(OpKind),
     /// The host has no space for blocks that were never written.
     HostFull,
-    /// No failure: completes after [`LATE`].
+    /// No failure: completes only when the power has failed and the medium is taken.
     Late(OpKind),
 }
 
@@ -87,7 +87,9 @@ impl Watch {
             }
             let before = count.load(Ordering::SeqCst);
             let medium = device.crash(seed);
-            Some((before, count.load(Ordering::SeqCst), medium))
+            let after = count.load(Ordering::SeqCst);
+            device.release();
+            Some((before, after, medium))
         };
         let thread = kedge_base::spawn_named("power", body).map_err(|e| e.to_string())?;
         Ok(Watch { acked, over, thread })
@@ -113,7 +115,7 @@ impl Failure {
             Failure::Bad(kind) => plan.bad_block(kind, nth, errno::EIO),
             Failure::From(kind) => plan.fail_kind_from(kind, nth, errno::EIO),
             Failure::HostFull => plan.host_full(nth),
-            Failure::Late(kind) => plan.delay(kind, nth, LATE),
+            Failure::Late(kind) => plan.hold(kind, nth),
         }
     }
 }
@@ -232,6 +234,10 @@ fn one_fault(
     }
     let done = history.len() - usize::from(under_way);
     let cut = watch.map_or(Ok(None), Watch::stop)?;
+    if late {
+        // A thread of the engine may make the request only now, and no watch releases it any more.
+        device.heal();
+    }
     let media = 2 + u64::from(cut.is_some());
     let met = Met { struck, cut: cut.is_some(), requests: device.struck(), media };
     let mut media = vec![
@@ -496,20 +502,20 @@ fn a_late_request_under_writers() {
             device.stop_recording();
             let fs = rig::open(&device, &Arc::new(ManualClock::default()), &setup)?;
             let kind = [OpKind::Write, OpKind::Flush][(seed % 2) as usize];
-            device.set_plan(FaultPlan::new(seed).delay(kind, seed * 7, 5 * LATE));
+            device.set_plan(FaultPlan::new(seed).hold(kind, seed * 7));
             let backend: Arc<dyn Backend> = Arc::new(InProcess(fs.clone()));
             let writers = Writers::start(&backend, 4, "w", seed).map_err(|e| e.to_string())?;
             while device.held_up() == 0 {
                 std::thread::sleep(POLL);
             }
             let start = writers.operations();
-            // At some time during the delay, so that the others have reached what must not overtake
-            // the request.
+            // Later in some runs, so that the others have reached what must not overtake the request.
             std::thread::sleep(LATE * (seed % 4) as u32);
             let acked = writers.snapshot();
             let medium = device.crash(seed);
             let begun = writers.snapshot();
             let went_on = writers.operations() - start;
+            device.heal();
             let end = writers.stop();
             if !end.errors().is_empty() {
                 return Err(format!("a late request is no error: {:?}", end.errors()));

@@ -6,7 +6,7 @@
 //! An operation is submitted when the call enters the device, waits for its latency, then happens
 //! at one instant. A flush covers the writes that had completed when the flush was submitted:
 //! neither those of its own batch nor those that complete while it waits. The operations of a batch
-//! happen in random order, and those that the plan delays or holds happen last. Lock: one leaf, not
+//! happen in random order, and those that the plan holds or puts last happen last. Lock: one leaf, not
 //! held while waiting or completing.
 
 use super::fault::{Asked, Effect, FaultPlan, OpCounts, OpKind, Progress, Strike};
@@ -40,7 +40,7 @@ struct State {
     recording: Option<(MemDevice, Vec<Event>)>,
     plan: FaultPlan,
     progress: Progress,
-    /// Operations that wait for a delay of their own, or for their release.
+    /// Operations that wait for their release.
     held_up: usize,
     /// Calls of `release` so far.
     releases: u64,
@@ -55,8 +55,8 @@ struct Admitted {
     seq: u64,
     fault: Option<(Effect, Strike)>,
     latency: Duration,
-    /// The operation's own delay, after the rest of the batch.
-    late: Duration,
+    /// Happens after the rest of the batch.
+    last: bool,
     /// Waits until the count of releases exceeds this number.
     held: Option<u64>,
 }
@@ -122,7 +122,7 @@ impl SimDevice {
         self.released.notify_all();
     }
 
-    /// Operations that the plan delays or holds and that wait now: submitted, but neither applied
+    /// Operations that the plan holds and that wait now: submitted, but neither applied
     /// nor completed.
     pub fn held_up(&self) -> usize {
         self.state.lock().held_up
@@ -175,15 +175,15 @@ impl SimDevice {
         let kind = asked.kind;
         let latency = state.plan.latency_of(kind);
         if !state.plan.covers(asked) {
-            return Admitted { seq: state.seq, fault: None, latency, late: Duration::ZERO, held: None };
+            return Admitted { seq: state.seq, fault: None, latency, last: false, held: None };
         }
         let nth = *state.progress.counts.of(kind);
-        let late = state.plan.late(kind, nth);
+        let last = state.plan.is_last(kind, nth);
         let held = state.plan.holds(kind, nth).then_some(state.releases);
         let pages = state.view.pages_mut();
         let fault =
             state.plan.strike(&mut state.progress, &mut state.rng, asked, |block| pages.get(block).is_some());
-        Admitted { seq: state.seq, fault, latency, late, held }
+        Admitted { seq: state.seq, fault, latency, last, held }
     }
 
     fn admit_op(&self, offset: u64, op: &Op) -> Admitted {
@@ -270,13 +270,10 @@ impl SimDevice {
     }
 
     fn hold_up(&self, admitted: &Admitted) {
-        if admitted.late.is_zero() && admitted.held.is_none() {
-            return;
-        }
-        self.state.lock().held_up += 1;
-        wait(admitted.late);
+        let Some(releases) = admitted.held else { return };
         let mut state = self.state.lock();
-        while admitted.held.is_some_and(|releases| state.releases <= releases) {
+        state.held_up += 1;
+        while state.releases <= releases {
             self.released.wait(&mut state);
         }
         state.held_up -= 1;
@@ -362,7 +359,7 @@ impl Device for SimDevice {
             batch.into_iter().map(|request| (self.admit_op(request.offset, &request.op), request)).collect();
         wait(admitted.iter().map(|(a, _)| a.latency).max().unwrap_or_default());
         admitted.shuffle(&mut self.state.lock().rng);
-        admitted.sort_by_key(|(a, _)| (a.held.is_some(), a.late));
+        admitted.sort_by_key(|(a, _)| (a.held.is_some(), a.last));
         for (admitted, Request { tag, offset, mut op }) in admitted {
             self.hold_up(&admitted);
             let result = self.happen(&admitted, offset, &mut op);

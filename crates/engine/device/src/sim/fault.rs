@@ -149,7 +149,7 @@ pub struct FaultPlan {
     standing: Vec<Standing>,
     host_full_from: Option<u64>,
     scope: Option<Range<u64>>,
-    delays: Vec<(OpKind, u64, Duration)>,
+    last: Vec<(OpKind, u64)>,
     holds: Vec<(OpKind, u64)>,
     fail_from: Option<(u64, i32)>,
     read_latency: Duration,
@@ -266,10 +266,9 @@ impl FaultPlan {
         self.scope.as_ref().is_none_or(|scope| asked.touches(scope))
     }
 
-    /// The n-th operation of its kind happens, and completes, only after `by`; the others of its
-    /// batch go ahead.
-    pub fn delay(mut self, kind: OpKind, nth: u64, by: Duration) -> FaultPlan {
-        self.delays.push((kind, nth, by));
+    /// The n-th operation of its kind happens, and completes, after all others of its batch.
+    pub fn last(mut self, kind: OpKind, nth: u64) -> FaultPlan {
+        self.last.push((kind, nth));
         self
     }
 
@@ -298,10 +297,9 @@ impl FaultPlan {
         self
     }
 
-    /// The delay of the n-th operation of its kind.
-    pub(super) fn late(&self, kind: OpKind, nth: u64) -> Duration {
-        let mut of_it = self.delays.iter().filter(|delay| (delay.0, delay.1) == (kind, nth));
-        of_it.next().map_or(Duration::ZERO, |(.., by)| *by)
+    /// Whether the n-th operation of its kind is the last of its batch.
+    pub(super) fn is_last(&self, kind: OpKind, nth: u64) -> bool {
+        self.last.contains(&(kind, nth))
     }
 
     pub(super) fn latency_of(&self, kind: OpKind) -> Duration {
