@@ -8,7 +8,7 @@
 
 mod common;
 use common::{Place, no_fuse};
-use kedge_base::{Clock, SystemClock};
+use kedge_base::{Clock, HANG, SystemClock};
 use kedge_sim::ops::Fill;
 use kedge_sim::rig::{seed_from_env, with_lateness, within};
 use rand::rngs::SmallRng;
@@ -23,6 +23,9 @@ const SLACK: Duration = Duration::from_millis(700);
 /// The number of threads that may each have to wait for a processor, one after another, on a busy
 /// machine.
 const HOPS: u32 = 8;
+/// Measurements for each seed until one is in time. The delay of a busy machine does not repeat, a
+/// late timer does.
+const TRIES: usize = 3;
 
 /// Works for some seconds, kills the server, and returns the age of the oldest lost work.
 fn lost_age(options: &str, seed: u64) -> Duration {
@@ -63,10 +66,14 @@ fn lost_age(options: &str, seed: u64) -> Duration {
 fn check(options: &'static str) {
     for seed in seed_from_env().map_or_else(|| (1..=4).collect(), |seed| vec![seed]) {
         let what = format!("KEDGE_SEED={seed}{options}");
-        let (lost, late) =
-            with_lateness(|| within(Duration::from_secs(120), &what, move || lost_age(options, seed)));
-        println!("{what}: work of the last {lost:?} is lost; the machine was {late:?} late");
-        assert!(lost <= COMMIT + SLACK + late * HOPS, "{what}: work that was {lost:?} old is lost");
+        let mut measured = Vec::new();
+        let in_time = (0..TRIES).any(|_| {
+            let (lost, late) = with_lateness(|| within(HANG, &what, move || lost_age(options, seed)));
+            println!("{what}: work of the last {lost:?} is lost; the machine was {late:?} late");
+            measured.push((lost, late));
+            lost <= COMMIT + SLACK + late * HOPS
+        });
+        assert!(in_time, "{what}: the age of lost work, and the machine's delay: {measured:?}");
     }
 }
 
@@ -88,7 +95,7 @@ fn names_and_data_are_durable_in_time() {
 #[test]
 fn with_a_long_interval_work_is_lost() {
     if !no_fuse() {
-        let lost = within(Duration::from_secs(120), "commit=300", || lost_age(" -o commit=300", 1));
+        let lost = within(HANG, "commit=300", || lost_age(" -o commit=300", 1));
         assert!(lost > COMMIT + SLACK, "{lost:?}");
     }
 }

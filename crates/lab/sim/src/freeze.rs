@@ -4,7 +4,7 @@
 use crate::ops::{OWNER, write_all};
 use crate::rig;
 use kedge_base::broken::{self, Variant};
-use kedge_base::{ManualClock, spawn_named};
+use kedge_base::{HANG, ManualClock, spawn_named};
 use kedge_device::MemDevice;
 use kedge_device::sim::{SimDevice, StatePlan};
 use kedge_fsck::{CheckOptions, FindingKind, ReplayState, StoreReplay};
@@ -21,8 +21,6 @@ const AFTER: u64 = 5;
 
 /// How long a writer that should wait for the thaw is given to show that it does not.
 const CHANCE: Duration = Duration::from_millis(300);
-/// The same for a writer that is known not to wait: long enough on any machine.
-const CERTAIN: Duration = Duration::from_secs(120);
 
 /// Files with their lengths: in the log at the freeze, in memory, written during the freeze, and
 /// after it.
@@ -55,7 +53,7 @@ pub fn check(plan: StatePlan) -> Result<(usize, usize), String> {
         Ok::<(), String>(())
     })
     .map_err(|e| e.to_string())?;
-    let chance = if broken::is(Variant::UngatedWriter) { CERTAIN } else { CHANCE };
+    let chance = if broken::is(Variant::UngatedWriter) { HANG } else { CHANCE };
     // The crash states show whether it waited.
     let _ = written.recv_timeout(chance);
     device.mark(THAWING);

@@ -7,7 +7,7 @@
 mod common;
 
 use common::seeds;
-use kedge_base::{BLOCK_SIZE, IoBuf, ManualClock};
+use kedge_base::{BLOCK_SIZE, HANG, IoBuf, ManualClock};
 use kedge_device::{Device, MemDevice};
 use kedge_format::superblock::{SLOTS, Superblock};
 use kedge_sim::crash::{History, Promise, check_view};
@@ -133,7 +133,7 @@ fn a_flipped_bit_is_refused_or_harmless() {
         medium.corrupt(at, |bytes| bytes[0] ^= 1 << bit);
         let history = image.history.clone();
         let what = format!("KEDGE_SEED={seed}: bit {bit} of byte {at}");
-        let verdict = within(Duration::from_secs(60), &what, move || {
+        let verdict = within(HANG, &what, move || {
             let _ = rig::fsck(medium.fork());
             catch_unwind(AssertUnwindSafe(|| use_image(medium, &history)))
         });

@@ -13,7 +13,7 @@ mod answers;
 mod failing;
 
 use kedge_base::broken::{self, Variant};
-use kedge_base::{IoBuf, ManualClock};
+use kedge_base::{HANG, IoBuf, ManualClock};
 use kedge_device::sim::{Choice, CrashState, Event, FaultPlan, OpKind, SimDevice, StatePlan};
 use kedge_device::{Device, MemDevice};
 use kedge_sim::backend::{Backend, InProcess};
@@ -30,7 +30,6 @@ use rand::{Rng, SeedableRng};
 use std::sync::Arc;
 use std::time::Duration;
 
-const LIMIT: Duration = Duration::from_secs(60);
 const GARBAGE: u8 = 0xee;
 const SEEDS: u64 = 20;
 
@@ -139,7 +138,7 @@ fn catch(variant: Variant, table: &mut String) -> bool {
 #[allow(clippy::disallowed_methods)]
 fn run(check: &'static fn() -> Result<(), String>) -> (Result<(), String>, Duration) {
     let start = std::time::Instant::now();
-    let result = std::panic::catch_unwind(|| within(LIMIT, "check", check));
+    let result = std::panic::catch_unwind(|| within(HANG, "check", check));
     (result.unwrap_or_else(|panic| Err(format!("panic: {}", panic_text(&*panic)))), start.elapsed())
 }
 
@@ -387,6 +386,10 @@ fn unwritten_size() -> Result<(), String> {
     Ok(())
 }
 
+fn is_write(event: &Event) -> bool {
+    matches!(event, Event::Write { .. })
+}
+
 /// Two log writes in flight, and the second completes first: neither is acknowledged before the
 /// first completes, and a mount that finds only the second never accepts it.
 fn overtaking() -> Result<(), String> {
@@ -394,20 +397,35 @@ fn overtaking() -> Result<(), String> {
     let device = Arc::new(SimDevice::new(image(&setup)));
     let fs = open(&device, &setup)?;
     let before = device.recording().events.len();
-    for (n, delay) in [(1, 40), (2, 0)] {
-        device.set_plan(FaultPlan::new(1).latency(OpKind::Write, Duration::from_millis(delay)));
+    device.set_plan(FaultPlan::new(1).hold(OpKind::Write, 0));
+    let (answered, answers) = std::sync::mpsc::channel();
+    for n in [1, 2] {
         let backend = InProcess(fs.clone());
         backend.create(&n.to_string()).map_err(|e| e.to_string())?;
         let ino = fs.lookup(kedgefs::Ino::ROOT, n.to_string().as_bytes()).map_err(|e| e.to_string())?.ino;
-        let marked = device.clone();
+        let (marked, answered) = (device.clone(), answered.clone());
         let done = Box::new(move |result: kedgefs::Result<()>| {
             result.expect("nothing fails here");
             marked.mark(n);
+            // Nothing waits for the answer if the check has failed before.
+            let _ = answered.send(());
         });
         fs.fsync_async(ino, false, done);
-        std::thread::sleep(Duration::from_millis(10));
+        // The first write is held; the second completes. A broken engine may answer without one.
+        let is_done = || {
+            let recording = device.recording();
+            let mut events = recording.events[before..].iter();
+            n == 1 && device.held_up() == 1
+                || events.any(|e| matches!(e, Event::Mark(m) if *m == n) || n == 2 && is_write(e))
+        };
+        while !is_done() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
-    std::thread::sleep(Duration::from_millis(100));
+    device.release();
+    for _ in 0..2 {
+        answers.recv_timeout(HANG).map_err(|e| format!("an fsync is not answered: {e}"))?;
+    }
     let _ = fs.shutdown(false);
     let recording = device.recording();
     for (i, event) in recording.events.iter().enumerate().skip(before) {

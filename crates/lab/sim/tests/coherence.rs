@@ -4,7 +4,7 @@
 mod common;
 
 use common::seeds;
-use kedge_base::ManualClock;
+use kedge_base::{HANG, ManualClock};
 use kedge_device::sim::{FaultPlan, OpKind, SimDevice};
 use kedge_sim::ops::{Fill, OWNER};
 use kedge_sim::rig::{self, Setup, within};
@@ -74,7 +74,7 @@ fn work(fs: &FileSystem, number: u64, seed: u64) -> Result<(), String> {
 fn reads_see_what_was_written() {
     for seed in seeds(12) {
         let what = format!("KEDGE_SEED={seed}");
-        let result = within(Duration::from_secs(300), &what, move || -> Result<(), String> {
+        let result = within(HANG, &what, move || -> Result<(), String> {
             let mut setup = Setup::cramped();
             setup.mount.cache_size = 1 << 20;
             let device = Arc::new(SimDevice::new(rig::format(setup.image, setup.log)?));

@@ -10,7 +10,7 @@
 mod common;
 
 use common::seeds;
-use kedge_base::{Clock, SystemClock};
+use kedge_base::{Clock, HANG, SystemClock};
 use kedge_device::sim::SimDevice;
 use kedge_sim::ops::{Fill, OWNER, list};
 use kedge_sim::rig::{self, within};
@@ -26,6 +26,9 @@ const COMMIT: Duration = Duration::from_millis(1500);
 const SLACK: Duration = Duration::from_millis(700);
 /// Threads in sequence that may each have to wait for a processor.
 const HOPS: u32 = 8;
+/// Measurements for each seed until one is in time. The delay of a busy machine does not repeat, a
+/// late timer does.
+const TRIES: usize = 3;
 /// Pause between operations. Faster ones would fill a log write, which is issued at once and hides
 /// a late timer.
 const PAUSE: Duration = Duration::from_millis(8);
@@ -145,12 +148,16 @@ fn lost_age(load: Load, commit: Duration, seed: u64) -> Result<Duration, String>
 fn check(load: Load) {
     for seed in seeds(4) {
         let what = format!("KEDGE_SEED={seed} {load:?}");
-        let (lost, late) = rig::with_lateness(|| {
-            within(Duration::from_secs(120), &what, move || lost_age(load, COMMIT, seed))
+        let mut measured = Vec::new();
+        let in_time = (0..TRIES).any(|_| {
+            let run = || within(HANG, &what, move || lost_age(load, COMMIT, seed));
+            let (lost, late) = rig::with_lateness(run);
+            let lost = lost.unwrap_or_else(|e| panic!("{what}: {e}"));
+            println!("{what}: work of the last {lost:?} is lost; the machine was {late:?} late");
+            measured.push((lost, late));
+            lost <= COMMIT + SLACK + late * HOPS
         });
-        let lost = lost.unwrap_or_else(|e| panic!("{what}: {e}"));
-        println!("{what}: work of the last {lost:?} is lost; the machine was {late:?} late");
-        assert!(lost <= COMMIT + SLACK + late * HOPS, "{what}: work that was {lost:?} old is lost");
+        assert!(in_time, "{what}: the age of lost work, and the machine's delay: {measured:?}");
     }
 }
 
@@ -178,7 +185,7 @@ fn a_flood_does_not_start_the_timer_anew() {
 #[test]
 fn without_a_timer_work_is_lost() {
     let hour = Duration::from_secs(3600);
-    let lost = within(Duration::from_secs(120), "no timer", move || lost_age(Load::Metadata, hour, 1));
+    let lost = within(HANG, "no timer", move || lost_age(Load::Metadata, hour, 1));
     let lost = lost.expect("runs");
     assert!(lost > COMMIT + SLACK, "{lost:?}");
 }

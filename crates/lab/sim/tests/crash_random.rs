@@ -8,7 +8,7 @@
 mod common;
 
 use common::seeds;
-use kedge_base::{Clock, ManualClock};
+use kedge_base::{Clock, HANG, ManualClock};
 use kedge_device::sim::{Choice, SimDevice};
 use kedge_device::{Device, MemDevice};
 use kedge_sim::backend::{Backend, InProcess};
@@ -22,8 +22,6 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use std::sync::Arc;
 use std::time::Duration;
-
-const LIMIT: Duration = Duration::from_secs(120);
 
 fn reopen(medium: MemDevice, setup: &Setup) -> Result<(Arc<SimDevice>, kedgefs::FileSystem), String> {
     rig::fsck(medium.fork())?;
@@ -98,7 +96,7 @@ fn crash_one_thread(setup: &Setup, profile: Profile, seed: u64, points: usize) -
 }
 
 fn run(what: &'static str, seed: u64, body: impl FnOnce() -> Result<(), String> + Send + 'static) {
-    if let Err(e) = within(LIMIT, &format!("{what} KEDGE_SEED={seed}"), body) {
+    if let Err(e) = within(HANG, &format!("{what} KEDGE_SEED={seed}"), body) {
         panic!("{what} KEDGE_SEED={seed}: {e}");
     }
 }

@@ -10,7 +10,7 @@
 mod common;
 
 use common::seeds;
-use kedge_base::ManualClock;
+use kedge_base::{HANG, ManualClock};
 use kedge_device::sim::{FaultPlan, SimDevice};
 use kedge_sim::ops::OWNER;
 use kedge_sim::rig::{self, Setup, within};
@@ -229,7 +229,7 @@ fn run_all(setup: fn() -> Setup, count: u64) {
     for seed in seeds(count) {
         let what = format!("KEDGE_SEED={seed}");
         let setup = setup().switched(seed);
-        match within(Duration::from_secs(120), &what, move || run(&setup, seed, false)) {
+        match within(HANG, &what, move || run(&setup, seed, false)) {
             Ok(n) => operations += n,
             Err(e) => panic!("{what}: {e}"),
         }

@@ -5,7 +5,7 @@
 mod common;
 
 use common::seeds;
-use kedge_base::ManualClock;
+use kedge_base::{HANG, ManualClock};
 use kedge_device::sim::SimDevice;
 use kedge_sim::backend::{Backend, InProcess};
 use kedge_sim::ops::{Fill, OWNER, errno};
@@ -16,7 +16,6 @@ use rand::{Rng, SeedableRng};
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
 
 const BLOCK: usize = 4096;
 const THREADS: u32 = 4;
@@ -212,7 +211,7 @@ fn a_full_image_refuses_keeps_and_empties() {
         let mut setup = Setup { image: 40 << 20, log: 2 << 20, ..Setup::cramped() };
         setup.mount.cache_size = if seed % 2 == 0 { 64 << 20 } else { 4 << 20 };
         let what = format!("KEDGE_SEED={seed}");
-        if let Err(e) = within(Duration::from_secs(300), &what, move || run(setup, seed)) {
+        if let Err(e) = within(HANG, &what, move || run(setup, seed)) {
             panic!("{what}: {e}");
         }
     }
@@ -221,7 +220,7 @@ fn a_full_image_refuses_keeps_and_empties() {
 /// Names and attributes alone fill the tree.
 #[test]
 fn a_tree_full_of_names_empties_too() {
-    let result = within(Duration::from_secs(300), "names", || {
+    let result = within(HANG, "names", || {
         let setup = Setup { image: 16 << 20, log: 1 << 20, ..Setup::cramped() };
         let full = Full::new(setup, 1)?;
         let fs = &full.fs;
@@ -260,7 +259,7 @@ fn a_tree_full_of_names_empties_too() {
 /// has space for the tree.
 #[test]
 fn an_image_rewritten_within_one_log_recovers() {
-    let result = within(Duration::from_secs(300), "rewritten", || {
+    let result = within(HANG, "rewritten", || {
         let mut setup = Setup { image: 64 << 20, log: 16 << 20, ..Setup::cramped() };
         setup.mount.async_checkpoint = None;
         setup.mount.cache_size = 256 << 20;
@@ -384,7 +383,7 @@ fn zero_range_when_full(keep_size: bool) -> Result<(), String> {
 #[test]
 fn zero_range_without_space_changes_nothing() {
     for keep_size in [false, true] {
-        let result = within(Duration::from_secs(300), "zero range", move || zero_range_when_full(keep_size));
+        let result = within(HANG, "zero range", move || zero_range_when_full(keep_size));
         result.unwrap_or_else(|e| panic!("keep_size {keep_size}: {e}"));
     }
 }
@@ -427,7 +426,7 @@ fn names_to_the_brim(image: u64) -> Result<(), String> {
 fn an_image_full_of_names_gives_back_what_is_unlinked() {
     for image in [16 << 20, 32 << 20, 96 << 20] {
         let what = format!("an image of {image} bytes");
-        let result = within(Duration::from_secs(300), &what, move || names_to_the_brim(image));
+        let result = within(HANG, &what, move || names_to_the_brim(image));
         result.unwrap_or_else(|e| panic!("{what}: {e}"));
     }
 }

@@ -15,7 +15,7 @@
 mod common;
 
 use common::seeds;
-use kedge_base::ManualClock;
+use kedge_base::{HANG, ManualClock};
 use kedge_device::sim::{FaultPlan, OpKind, SimDevice};
 use kedge_device::{Device, MemDevice};
 use kedge_sim::crash::{History, Promise, check_state};
@@ -33,7 +33,6 @@ use std::time::Duration;
 const LATE: Duration = Duration::from_millis(20);
 /// Interval between two checks for a waiting request.
 const POLL: Duration = Duration::from_micros(200);
-const LIMIT: Duration = Duration::from_secs(120);
 const OPS: usize = 60;
 
 #[derive(Clone, Copy, Debug)]
@@ -273,7 +272,7 @@ fn sweep(failure: Failure, setup: Setup, count: u64) {
                     .and_then(|image| one_fault(&inner, image, failure, (seed, seed % 23), OPS))
             }))
         };
-        match within(LIMIT, &what, body) {
+        match within(HANG, &what, body) {
             Ok(Ok(met)) => struck += u32::from(met.struck),
             Ok(Err(e)) => failures.push(format!("{what}: {e}")),
             Err(panic) => failures.push(format!("{what}: panic: {}", rig::panic_text(&*panic))),
@@ -325,7 +324,7 @@ fn enumerate(
                 one_fault(&setup, image, way, (seed, nth), 2 * OPS)
             }))
         };
-        match within(LIMIT, &what, body) {
+        match within(HANG, &what, body) {
             Ok(Ok(met)) => {
                 counts.runs += 1;
                 counts.requests += met.requests;
@@ -378,7 +377,7 @@ fn every_request_fails_once() {
     let of_each = all.len() as u64;
     assert!(counts.requests > 50 * of_each, "{} faults are not every request", counts.requests);
     let Counts { late, cut, .. } = counts;
-    assert!(late > 20 * of_each && cut > late / 2, "{cut} power failures in {late} late requests");
+    assert!(late > 20 * of_each && cut > late / 10 * 9, "{cut} power failures in {late} late requests");
 }
 
 /// Names that do not change: they make the tree larger than its cache.
@@ -460,7 +459,7 @@ fn a_dead_device() {
     use kedge_sim::writers::{Writers, verify_after};
     for seed in seeds(20) {
         let what = format!("KEDGE_SEED={seed}");
-        let result = within(LIMIT, &what, move || -> Result<(), String> {
+        let result = within(HANG, &what, move || -> Result<(), String> {
             let setup = Setup::cramped();
             let device = Arc::new(SimDevice::new(rig::format(setup.image, setup.log)?));
             device.stop_recording();
@@ -496,7 +495,7 @@ fn a_late_request_under_writers() {
     let all = seeds(24);
     for &seed in &all {
         let what = format!("KEDGE_SEED={seed}");
-        let result = within(LIMIT, &what, move || -> Result<u64, String> {
+        let result = within(HANG, &what, move || -> Result<u64, String> {
             let setup = Setup::cramped();
             let device = Arc::new(SimDevice::new(rig::format(setup.image, setup.log)?));
             device.stop_recording();
@@ -509,7 +508,8 @@ fn a_late_request_under_writers() {
                 std::thread::sleep(POLL);
             }
             let start = writers.operations();
-            // Later in some runs, so that the others have reached what must not overtake the request.
+            // Later in some runs, so that the others have reached what must not overtake the
+            // request.
             std::thread::sleep(LATE * (seed % 4) as u32);
             let acked = writers.snapshot();
             let medium = device.crash(seed);

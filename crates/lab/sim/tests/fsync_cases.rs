@@ -1,10 +1,10 @@
 //! The written-down fsync cases, with power failures that lose everything unflushed, nothing, or
 //! parts of it.
 
+use kedge_base::HANG;
 use kedge_device::sim::Choice;
 use kedge_sim::cases::{Case, FSYNC, Verdict};
 use kedge_sim::rig::within;
-use std::time::Duration;
 
 #[test]
 fn every_case_holds_whatever_of_the_unflushed_writes_is_lost() {
@@ -18,7 +18,7 @@ fn every_case_holds_whatever_of_the_unflushed_writes_is_lost() {
         for choice in &choices {
             let (inner, choice) = (case.clone(), *choice);
             let body = move || std::panic::catch_unwind(|| inner.run(choice));
-            let verdict = within(Duration::from_secs(120), &case.name(), body);
+            let verdict = within(HANG, &case.name(), body);
             let verdict = verdict.unwrap_or_else(|panic| Err(kedge_sim::rig::panic_text(&*panic)));
             match verdict {
                 Ok(Verdict::Passed) => continue,

@@ -2,7 +2,7 @@
 //!
 //! `KEDGE_FUZZ_SECONDS` sets how many (for each target), `KEDGE_SEED` the seed.
 
-use kedge_base::{BLOCK_SIZE, Clock, Epoch, IoBuf, SystemClock};
+use kedge_base::{BLOCK_SIZE, Clock, Epoch, HANG, IoBuf, SystemClock};
 use kedge_device::Device;
 use kedge_format::logwrite::WriteHeader;
 use kedge_format::superblock::{SLOTS, Superblock};
@@ -19,8 +19,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 const SECONDS: f64 = 2.0;
-/// Many times what the slowest input takes.
-const LIMIT: Duration = Duration::from_secs(60);
+/// Random inputs for each target, even on a machine that is too busy for them in this time.
+const RUNS_MIN: u64 = 20;
 
 /// Failures printed, since one cause has many inputs.
 const FAILURES_MAX: usize = 30;
@@ -43,7 +43,7 @@ fn hex(input: &[u8]) -> String {
 fn check(name: &str, target: Target, input: &[u8], from: &str) -> Result<(), String> {
     let (before, owned) = (PANICS.load(Ordering::SeqCst), input.to_vec());
     let what = format!("{name}, {from}: {}", hex(input));
-    let done = within(LIMIT, &what, move || catch_unwind(|| target(&owned)));
+    let done = within(HANG, &what, move || catch_unwind(|| target(&owned)));
     if let Err(panic) = done {
         return Err(format!("{what}: {}", panic_text(&*panic)));
     }
@@ -73,13 +73,12 @@ fn no_bytes_make_the_engine_or_fsck_panic() {
         assert!(kept > 0, "no corpus for {name}");
         let mut rng = SmallRng::seed_from_u64(seed);
         let (end, mut runs) = (clock.monotonic() + Duration::from_secs_f64(seconds), 0u64);
-        while clock.monotonic() < end && failures.len() < FAILURES_MAX {
+        while (clock.monotonic() < end || runs < RUNS_MIN) && failures.len() < FAILURES_MAX {
             let from = format!("KEDGE_SEED={seed} input {runs}");
             failures.extend(check(name, target, &random(&mut rng), &from).err());
             runs += 1;
         }
-        println!("{name}: {kept} kept inputs, {runs} random ones in {seconds} s");
-        assert!(runs > 20 || !failures.is_empty(), "{name}: {runs} inputs in {seconds} s");
+        println!("{name}: {kept} kept inputs, {runs} random ones");
     }
     assert!(failures.is_empty(), "{} inputs:\n{}", failures.len(), failures.join("\n"));
 }

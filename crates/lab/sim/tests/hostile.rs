@@ -7,7 +7,7 @@
 //! `KEDGE_HOSTILE_IMAGES` sets the number of images (10,000 before a release), `KEDGE_SEED` the
 //! first seed. Each seed makes one image: to check one again, give its seed and a number of one.
 
-use kedge_base::{BLOCK_SIZE, Clock, SystemClock};
+use kedge_base::{BLOCK_SIZE, Clock, HANG, SystemClock};
 use kedge_format::item::FILE_SIZE_MAX;
 use kedge_format::superblock::{COUNTER_MAX, OPEN_MAX, Superblock};
 use kedge_format::{INO_MAX, InodeCore, Key};
@@ -22,14 +22,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::time::Duration;
 
 const IMAGES: u64 = 300;
 /// Memory that all mounts and checks of an image may use together.
 const MEMORY: u64 = 1 << 30;
 /// A hundred times what the slowest image takes on an idle machine: it ends a hang and does not
-/// measure speed.
-const LIMIT: Duration = Duration::from_secs(120);
 /// Failures printed, since one cause has many images.
 const FAILURES_MAX: usize = 40;
 const CHILD: &str = "KEDGE_HOSTILE_CHILD";
@@ -86,7 +83,7 @@ fn watch(from: u64, end: u64, failures: &mut Vec<String>, counts: &mut Counts) -
     let (lines, errors) = (lines_of(child.stdout.take()), lines_of(child.stderr.take()));
     let mut at = from;
     let ending = loop {
-        match lines.recv_timeout(LIMIT) {
+        match lines.recv_timeout(HANG) {
             Ok(line) => {
                 let mut words = line.splitn(3, ' ');
                 match (words.next(), words.next().and_then(|n| n.parse::<u64>().ok()), words.next()) {

@@ -10,16 +10,13 @@ use common::{check_random, seeds};
 use kedge_sim::crash::Promise;
 use kedge_sim::generate::Profile;
 use kedge_sim::rig::{Setup, run_ops};
-use std::time::Duration;
-
-const LIMIT: Duration = Duration::from_secs(120);
 
 #[test]
 fn answers_and_state_are_those_of_the_model() {
     let mut done = 0;
     for seed in seeds(10) {
         let profile = Profile { shifts: 40, ..Profile::default() };
-        done += check_random(&Setup::default(), profile, seed, 800, LIMIT);
+        done += check_random(&Setup::default(), profile, seed, 800);
     }
     assert!(done > 0);
 }
@@ -28,7 +25,7 @@ fn answers_and_state_are_those_of_the_model() {
 fn so_they_are_with_a_small_log_and_cache() {
     for seed in seeds(8) {
         let profile = Profile { persists: 150, shifts: 40, ..Profile::default() };
-        check_random(&Setup::cramped(), profile, seed, 800, LIMIT);
+        check_random(&Setup::cramped(), profile, seed, 800);
     }
 }
 
@@ -36,7 +33,7 @@ fn so_they_are_with_a_small_log_and_cache() {
 fn crashes_leave_an_allowed_state_to_go_on_from() {
     for seed in seeds(12) {
         let profile = Profile { crashes: 25, ..Profile::default() };
-        check_random(&Setup::default(), profile, seed, 600, LIMIT);
+        check_random(&Setup::default(), profile, seed, 600);
     }
 }
 
@@ -44,7 +41,7 @@ fn crashes_leave_an_allowed_state_to_go_on_from() {
 fn crashes_with_a_small_log_and_cache() {
     for seed in seeds(8) {
         let profile = Profile { crashes: 25, persists: 150, ..Profile::default() };
-        check_random(&Setup::cramped(), profile, seed, 600, LIMIT);
+        check_random(&Setup::cramped(), profile, seed, 600);
     }
 }
 
@@ -61,7 +58,7 @@ fn large_files_and_many_names() {
             ..Profile::default()
         };
         let setup = Setup { image: 512 << 20, promise: Promise::LastChange, ..Setup::default() };
-        check_random(&setup, profile, seed, 400, LIMIT);
+        check_random(&setup, profile, seed, 400);
     }
 }
 

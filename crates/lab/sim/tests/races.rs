@@ -3,17 +3,17 @@
 //!
 //! The marks apply to the whole process, so the tests run one at a time.
 
+use kedge_base::HANG;
 use kedge_sim::races;
 use kedge_sim::rig::seed_from_env;
 use kedge_sim::rig::within;
 use parking_lot::Mutex;
-use std::time::Duration;
 
 static TURN: Mutex<()> = Mutex::new(());
 
 fn certain(race: fn() -> Result<(), String>) {
     let _turn = TURN.lock();
-    within(Duration::from_secs(300), "race", race).unwrap_or_else(|e| panic!("{e}"));
+    within(HANG, "race", race).unwrap_or_else(|e| panic!("{e}"));
 }
 
 #[test]
@@ -59,7 +59,7 @@ fn a_cache_too_small_for_the_files_shows_none_of_them_as_it_was() {
     let (mut reads, mut awaited) = (0, 0);
     for seed in seeds {
         let run = move || races::small_cache(seed, 3000);
-        let counts = within(Duration::from_secs(600), "stress", run).unwrap_or_else(|e| panic!("{e}"));
+        let counts = within(HANG, "stress", run).unwrap_or_else(|e| panic!("{e}"));
         reads += counts.0;
         awaited += counts.1;
     }

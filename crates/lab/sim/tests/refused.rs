@@ -6,8 +6,8 @@
 mod common;
 
 use common::seeds;
-use kedge_base::ManualClock;
 use kedge_base::broken::refusal;
+use kedge_base::{HANG, ManualClock};
 use kedge_device::sim::{Choice, SimDevice};
 use kedge_sim::crash::{History, check_state};
 use kedge_sim::generate::{Generator, Profile};
@@ -16,7 +16,6 @@ use kedge_sim::ops::{Executor, Op, Outcome, errno};
 use kedge_sim::rig::{self, Setup, within};
 use kedge_sim::view::compare_with_handles;
 use std::sync::Arc;
-use std::time::Duration;
 
 const WORKLOADS: u64 = 24;
 const OPERATIONS: usize = 40;
@@ -113,7 +112,7 @@ fn each_refused_reservation_fails_its_operation_and_nothing_else() {
     let mut total = Tally::default();
     for seed in seeds(WORKLOADS) {
         let what = format!("KEDGE_SEED={seed}");
-        match within(Duration::from_secs(300), &what, move || refuse_each(seed)) {
+        match within(HANG, &what, move || refuse_each(seed)) {
             Ok(tally) => {
                 total.reservations += tally.reservations;
                 total.refused += tally.refused;

@@ -9,7 +9,7 @@
 mod common;
 
 use common::seeds;
-use kedge_base::{Clock, Ino, ManualClock};
+use kedge_base::{Clock, HANG, Ino, ManualClock};
 use kedge_device::sim::{Choice, Manners, NbdServer, SimDevice};
 use kedge_device::{Device, FileDevice, Location, MemDevice, OpenOptions};
 use kedge_sim::backend::{Backend, InProcess};
@@ -27,8 +27,6 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
-
-const LIMIT: Duration = Duration::from_secs(300);
 
 fn connect(uri: &str) -> Result<Arc<dyn Device>, String> {
     let location = Location::parse(Path::new(uri)).map_err(|e| e.to_string())?;
@@ -104,7 +102,7 @@ fn what_is_promised_holds_through_the_protocol() {
             _ => Manners { structured: false, ..honest },
         };
         let run = move || crash(&small().switched(seed), seed, manners);
-        if let Err(e) = within(LIMIT, &format!("operations KEDGE_SEED={seed}"), run) {
+        if let Err(e) = within(HANG, &format!("operations KEDGE_SEED={seed}"), run) {
             panic!("KEDGE_SEED={seed}: {e}");
         }
     }
@@ -120,7 +118,7 @@ fn the_oracle_catches_servers_that_lie() {
         Manners { ignores_fua: true, ignores_flush: true, ..honest },
     ] {
         let caught = (0..40u64)
-            .find_map(|seed| within(LIMIT, "a lying server", move || crash(&small(), seed, manners)).err());
+            .find_map(|seed| within(HANG, "a lying server", move || crash(&small(), seed, manners)).err());
         let caught = caught.unwrap_or_else(|| panic!("{manners:?} was not noticed"));
         // Caught by the crash, not by an earlier error.
         assert!(caught.starts_with("power fails"), "{caught}");
@@ -175,14 +173,14 @@ fn a_server_that_breaks_off_or_falls_silent_loses_nothing() {
             _ => Manners { forgets: last, ..Manners::default() },
         };
         let run = move || given_up(seed, manners);
-        if let Err(e) = within(LIMIT, &format!("writers KEDGE_SEED={seed}"), run) {
+        if let Err(e) = within(HANG, &format!("writers KEDGE_SEED={seed}"), run) {
             panic!("KEDGE_SEED={seed} {manners:?}: {e}");
         }
     }
     // The same check catches a server that also lies.
     let lies = Manners { ignores_flush: true, ignores_fua: true, cut_after: 900, ..Manners::default() };
     let caught =
-        within(LIMIT, "a lying server", move || given_up(1, lies)).expect_err("the lies were not noticed");
+        within(HANG, "a lying server", move || given_up(1, lies)).expect_err("the lies were not noticed");
     assert!(caught.starts_with("None") || caught.starts_with("Torn"), "{caught}");
 }
 

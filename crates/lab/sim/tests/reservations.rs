@@ -9,7 +9,7 @@
 mod common;
 
 use common::seeds;
-use kedge_base::{ManualClock, spawn_named};
+use kedge_base::{HANG, ManualClock, spawn_named};
 use kedge_device::sim::SimDevice;
 use kedge_sim::ops::{OWNER, errno};
 use kedge_sim::rig::{self, Setup, within};
@@ -18,7 +18,6 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 const BLOCK: usize = 4096;
 /// Maximum size of a file in blocks.
@@ -310,7 +309,7 @@ fn sweep(seed: u64, threads: usize) -> Result<(Slack, bool), String> {
 fn sweeps(count: u64, threads: usize) {
     let (mut sum, mut full) = (Slack::new(), 0);
     for seed in seeds(count) {
-        let result = within(Duration::from_secs(600), &format!("seed {seed}"), move || sweep(seed, threads));
+        let result = within(HANG, &format!("seed {seed}"), move || sweep(seed, threads));
         let (slack, was_full) = result.unwrap_or_else(|e| panic!("seed {seed}: {e}"));
         add(&mut sum, slack);
         full += was_full as u64;

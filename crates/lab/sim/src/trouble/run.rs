@@ -5,7 +5,7 @@ use super::{Class, Fault, Layout, Report, Scene};
 use crate::ledger::{File, WORD};
 use crate::ops::OWNER;
 use crate::rig::{self, panic_text};
-use kedge_base::{ManualClock, SystemClock};
+use kedge_base::{HANG, ManualClock, SystemClock};
 use kedge_device::sim::{Choice, FaultPlan, SimDevice};
 use kedge_device::{Device, MemDevice};
 use kedgefs::{Clock, Error, FileSystem, Ino, SetAttr};
@@ -25,8 +25,6 @@ const FILLERS: usize = 6000;
 const LOOKS: usize = 30;
 /// Limit of requests to a failing device while no call ends; more is a hot loop.
 const REQUESTS_PER_CALL_MAX: u64 = 100_000;
-/// Time without any call ending that counts as a hang.
-const HANG: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(1);
 /// Polls of a held request before it is released, so that others queue after it.
 const HELD_POLLS: u32 = 6;

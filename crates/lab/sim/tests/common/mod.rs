@@ -1,12 +1,12 @@
 //! Shared by the suites: seeds, and the report of a failing list of operations.
 #![allow(dead_code)]
 
+use kedge_base::HANG;
 use kedge_sim::generate::{Generator, Profile};
 use kedge_sim::ops::{Op, print_ops};
 use kedge_sim::rig::{Rig, Setup, run_ops, seed_from_env, within};
 use kedge_sim::shrink::shrink;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::time::Duration;
 
 /// Factor by which a long run (`cargo xtask test --long`) exceeds an ordinary one.
 const LONG: u64 = 10;
@@ -52,16 +52,16 @@ pub fn run_random(
 }
 
 /// Like [`run_random`]; a failure is shortened, printed with its seed, and panics.
-pub fn check_random(setup: &Setup, profile: Profile, seed: u64, count: usize, limit: Duration) -> usize {
+pub fn check_random(setup: &Setup, profile: Profile, seed: u64, count: usize) -> usize {
     let (inner, what) = (setup.clone(), format!("seed {seed}"));
-    let result = within(limit, &what, move || run_random(&inner, profile, seed, count));
+    let result = within(HANG, &what, move || run_random(&inner, profile, seed, count));
     let (error, ops) = match result {
         Ok(done) => return done,
         Err(failure) => failure,
     };
     let inner = setup.clone();
     let total = ops.len();
-    let short = within(limit * 4, "shrinking", move || {
+    let short = within(4 * HANG, "shrinking", move || {
         if run_ops(&inner, &ops).is_ok() {
             return ops;
         }
