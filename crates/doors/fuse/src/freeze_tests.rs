@@ -4,7 +4,7 @@ use crate::control;
 use crate::options::FuseOptions;
 use crate::parking::{PARKED_MAX, Parked};
 use crate::transport::{Received, Request, RequestBuf, Transport};
-use kedge_base::{ManualClock, spawn_named};
+use kedge_base::{HANG, ManualClock, spawn_named};
 use kedge_device::MemDevice;
 use kedgefs::{FileSystem, FormatOptions, Ino, MountOptions, Owner};
 use parking_lot::{Condvar, Mutex};
@@ -51,7 +51,7 @@ impl Wire {
     fn take(&self, count: usize) -> Vec<(u64, i32)> {
         let mut replies = self.replies.lock();
         while replies.len() < count {
-            let late = self.came.wait_for(&mut replies, Duration::from_secs(120)).timed_out();
+            let late = self.came.wait_for(&mut replies, HANG).timed_out();
             assert!(!late, "{} of {count} replies", replies.len());
         }
         replies.drain(..count).collect()

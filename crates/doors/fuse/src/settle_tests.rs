@@ -2,7 +2,7 @@ use super::*;
 use crate::abi::InHeader;
 use crate::opens::Opens;
 use crate::transport::{Received, Request, RequestBuf};
-use kedge_base::ManualClock;
+use kedge_base::{HANG, ManualClock};
 use kedge_device::MemDevice;
 use kedgefs::{FileSystem, FormatOptions, MountOptions, Owner};
 use parking_lot::Condvar;
@@ -27,7 +27,7 @@ impl Wire {
 
     /// Waits for the reply to a request.
     fn await_answer(&self, unique: u64) -> i32 {
-        for _ in 0..30_000 {
+        for _ in 0..HANG.as_millis() / 2 {
             if let Some(error) = self.answer(unique) {
                 return error;
             }

@@ -7,12 +7,13 @@ mod mapping;
 mod memfs;
 mod mounted;
 
-use kedge_fuse::FuseOptions;
+use kedge_base::HANG;
+use kedge_fuse::{Done, FuseOptions};
 use kedgefs::{SetAttr, SetTime, Timespec};
 use mapping::Mapping;
 use memfs::MemFs;
 use mounted::{Mounted, both, is_root};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::fs::{AtFlags, CWD, FallocateFlags, Gid, Mode, OFlags, RenameFlags, Timestamps, Uid, XattrFlags};
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
@@ -507,20 +508,25 @@ fn seeks_do_not_starve_workers() {
 
 #[test]
 fn fsync_holds_no_worker() {
+    const FSYNCS: usize = 8;
     for options in both() {
+        // No fsync is completed before all have arrived. If each held one of the two workers, not
+        // all would arrive.
+        let gathered = Arc::new((Mutex::new(Some(Vec::<Done>::new())), Condvar::new()));
         let mut fs_ = MemFs::new();
-        fs_.on_fsync = Some(Arc::new(|done| {
-            let later = move || {
-                kedge_base::pause(Duration::from_millis(300));
-                done(Ok(()));
+        let arrivals = gathered.clone();
+        fs_.on_fsync = Some(Arc::new(move |done| {
+            let mut gathered = arrivals.0.lock();
+            let Some(waiting) = &mut *gathered else {
+                drop(gathered);
+                return done(Ok(()));
             };
-            kedge_base::spawn_named("memfs-fsync", later).unwrap();
+            waiting.push(done);
+            arrivals.1.notify_all();
         }));
         let m = Mounted::with(fs_, &FuseOptions { workers: Some(2), ..options });
-        // A mount that waits for each fsync on a worker would take 8 · 300 / 2 ms.
-        let start = std::fs::metadata("/proc/self").map(|_| kedge_base::SystemClock::default()).unwrap();
         std::thread::scope(|scope| {
-            for t in 0..8 {
+            for t in 0..FSYNCS {
                 let m = &m;
                 std::thread::Builder::new()
                     .spawn_scoped(scope, move || {
@@ -531,9 +537,16 @@ fn fsync_holds_no_worker() {
                     })
                     .unwrap();
             }
+            let few = |waiting: &mut Option<Vec<Done>>| waiting.as_ref().unwrap().len() < FSYNCS;
+            let mut waiting = gathered.0.lock();
+            let hung = gathered.1.wait_while_for(&mut waiting, few, HANG).timed_out();
+            let together = waiting.take().unwrap();
+            drop(waiting);
+            let count = together.len();
+            together.into_iter().for_each(|done| done(Ok(())));
+            assert!(!hung, "{count} of {FSYNCS} fsyncs arrived");
         });
-        assert!(kedge_base::Clock::monotonic(&start) < Duration::from_millis(900));
-        assert_eq!(m.fs.fsyncs(), 8);
+        assert_eq!(m.fs.fsyncs(), FSYNCS as u64);
         File::open(m.dir()).unwrap().sync_all().unwrap();
         assert_eq!(m.requests("FSYNCDIR"), 1);
     }
@@ -600,11 +613,11 @@ fn drop_caches_alone() -> MutexGuard<'static, ()> {
 }
 
 fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
-    for _ in 0..200 {
+    for _ in 0..HANG.as_millis() / 10 {
         if condition() {
             return;
         }
         kedge_base::pause(Duration::from_millis(10));
     }
-    panic!("{what}: not within two seconds");
+    panic!("{what}: not within {HANG:?}");
 }

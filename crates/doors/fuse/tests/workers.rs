@@ -5,6 +5,7 @@
 mod memfs;
 mod mounted;
 
+use kedge_base::HANG;
 use kedge_base::wait::about_to_wait;
 use kedge_fuse::FuseOptions;
 use memfs::MemFs;
@@ -108,10 +109,13 @@ fn an_idle_mount_does_nothing() {
             kedge_base::pause(Duration::from_millis(20));
             work();
         }
-        let before = work();
-        kedge_base::pause(Duration::from_millis(300));
-        let after = work();
-        // The work of reading the counters twice, with the watcher's ticks.
-        assert!(after - before < 20, "{} in a third of a second", after - before);
+        // The work of reading the counters twice, with the watcher's ticks. On a busy machine a
+        // request may take many ticks, so this looks again.
+        let is_idle = || {
+            let before = work();
+            kedge_base::pause(Duration::from_millis(300));
+            work() - before < 20
+        };
+        assert!((0..HANG.as_millis() / 300).any(|_| is_idle()), "it never comes to rest");
     }
 }
