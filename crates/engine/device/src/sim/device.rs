@@ -6,8 +6,8 @@
 //! An operation is submitted when the call enters the device, waits for its latency, then happens
 //! at one instant. A flush covers the writes that had completed when the flush was submitted:
 //! neither those of its own batch nor those that complete while it waits. The operations of a batch
-//! happen in random order, and those that the plan holds or puts last happen last. Lock: one leaf, not
-//! held while waiting or completing.
+//! happen in random order, and those that the plan holds or puts last happen last. Lock: one leaf,
+//! not held while waiting or completing.
 
 use super::fault::{Asked, Effect, FaultPlan, OpCounts, OpKind, Progress, Strike};
 use super::medium::{Choice, Medium, SECTOR, WHOLE, mix};
