@@ -18,8 +18,8 @@
 //! - *Attributes* carry the kernel's version of the inode, which a notification raises. The kernel
 //!   drops the reply to an older request.
 //! - *Names that the kernel knows* are looked up again without that lock. An old reply would make
-//!   an old name valid for the whole `cache_timeout` after the notification. So while any thread is
-//!   [`Notifier::changing`] the file system, names get a timeout of zero.
+//!   an old name valid for the whole `cache_timeout` after the notification. So names get
+//!   a timeout of zero as long as any thread holds a [`Changing`].
 
 use crate::abi;
 use crate::transport::Transport;

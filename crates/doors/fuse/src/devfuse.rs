@@ -39,7 +39,7 @@ impl DevFuse {
         for channel in &channels {
             let set = fcntl_getfl(channel).and_then(|flags| fcntl_setfl(channel, flags | OFlags::NONBLOCK));
             if let Err(e) = set {
-                // Then `receive` waits, which costs polling, but no request.
+                // `receive` waits then. That disables polling, but no request is lost.
                 tracing::warn!("reads from /dev/fuse wait: {e}");
             }
         }

@@ -1,7 +1,7 @@
 //! Counts requests that failed, by operation and errno, and logs them at level debug.
 //!
 //! A lookup of a name that does not exist is no failure, because the kernel gets a negative entry.
-//! ENOSYS is no failure either, because it makes the kernel do without a request.
+//! ENOSYS is no failure either, because the kernel then does without that request.
 
 use crate::abi::op_name;
 use parking_lot::Mutex;

@@ -116,7 +116,8 @@ struct Timers {
     thaw: Option<Duration>,
     /// The time of the next check of the callers of interrupted requests, if there are any.
     look: Option<Duration>,
-    /// Requests that a signal has come for, with the number of looks that have not found them.
+    /// Requests to whose callers a signal was sent, with the number of checks that did not find the
+    /// request.
     interrupted: BTreeMap<u64, u32>,
 }
 

@@ -5,10 +5,10 @@
 //! lock across FSYNC. The woken worker then only delays the device write that the client waits for.
 //!
 //! So after many short waits in a row during which no request arrived, the receiver keeps its turn.
-//! It returns the turn again after the first wait that was not short, or that delayed a request:
-//! the receiver finds that request right after its reply, and the request is of another thread than
-//! the reply. So about one wait in [`IN_A_ROW`] delays a request, and the watcher of
-//! [`crate::pool`] bounds the delay.
+//! It returns the turn again after the first wait that was not short, or that delayed a request. A
+//! wait has delayed a request if the receiver finds one immediately after its reply, and if another
+//! thread sent it than the one that gets the reply. So about one wait in [`IN_A_ROW`] delays a
+//! request, and the watcher of [`crate::pool`] bounds the delay.
 
 use std::cell::RefCell;
 use std::sync::atomic::AtomicU32;
@@ -20,8 +20,8 @@ const IN_A_ROW: u32 = 16;
 /// A wait below this is short: it may delay other requests. Some writes of a fast device.
 const SHORT: Duration = Duration::from_micros(500);
 
-/// A reply and the next read take less. A request that is found later may be of a thread that
-/// waited for the thread that got the reply, as for a lock.
+/// Longer than it takes to send a reply and read the next request. A request that is found later
+/// may come from a thread that waited for the thread that got the reply, for example for a lock.
 const AT_ONCE: Duration = Duration::from_micros(15);
 
 /// A time, and the number of requests received before it.
@@ -70,8 +70,9 @@ impl HandOff {
         self.useless.load(Relaxed) >= IN_A_ROW
     }
 
-    /// `wait` is over. `looked`: now, after the reply and, if the turn was kept, after the receiver
-    /// has read the next request. `another`: that one is of another thread.
+    /// Records a wait that is over. `looked` is the present: the reply is sent and, if the turn was
+    /// kept, the receiver has read the next request. `another`: that request is from another thread
+    /// than the one that got the reply.
     pub(crate) fn learn(&self, wait: Wait, looked: Moment, another: bool) {
         let ended = wait.ended.unwrap_or(looked);
         let short = ended.at.saturating_sub(wait.began.at) < SHORT;

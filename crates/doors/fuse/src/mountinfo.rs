@@ -169,10 +169,10 @@ fn parse(line: &[u8]) -> Option<MountEntry> {
     let root = fields.next()?;
     let dir = fields.next()?;
     let options = fields.next()?;
-    let mut behind_dash = fields.skip_while(|field| *field != b"-").skip(1);
-    let kind = behind_dash.next()?;
-    let source = behind_dash.next()?;
-    let super_options = behind_dash.next().unwrap_or_default();
+    let mut after_dash = fields.skip_while(|field| *field != b"-").skip(1);
+    let kind = after_dash.next()?;
+    let source = after_dash.next()?;
+    let super_options = after_dash.next().unwrap_or_default();
     let owner = super_options.split(|&b| b == b',').find_map(|option| option.strip_prefix(b"user_id="));
     let owner = owner.and_then(|id| std::str::from_utf8(id).ok()?.parse().ok());
     Some(MountEntry {
@@ -192,16 +192,16 @@ fn parse(line: &[u8]) -> Option<MountEntry> {
 fn path(field: &[u8]) -> PathBuf {
     let mut bytes = Vec::with_capacity(field.len());
     let mut rest = field;
-    while let Some((&first, behind)) = rest.split_first() {
-        let code = behind.get(..3).filter(|d| first == b'\\' && d.iter().all(|d| (b'0'..b'8').contains(d)));
+    while let Some((&first, after)) = rest.split_first() {
+        let code = after.get(..3).filter(|d| first == b'\\' && d.iter().all(|d| (b'0'..b'8').contains(d)));
         match code {
             Some(digits) => {
                 bytes.push(digits.iter().fold(0u8, |n, d| n.wrapping_mul(8).wrapping_add(d - b'0')));
-                rest = &behind[3..];
+                rest = &after[3..];
             }
             None => {
                 bytes.push(first);
-                rest = behind;
+                rest = after;
             }
         }
     }

@@ -1,6 +1,6 @@
 //! Tracks opens of files in an image that may hold immutable and append-only files.
 //!
-//! # Why opens are seen
+//! # Why the server must see opens
 //! The kernel keeps `S_IMMUTABLE` and `S_APPEND` for its own file systems. It opens a flagged file
 //! of a FUSE mount for writing, and lets a shared mapping of it store into the page cache, which
 //! all readers share. No WRITE precedes such a store, so the server can only refuse the open. The

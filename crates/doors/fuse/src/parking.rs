@@ -47,7 +47,7 @@ pub(crate) enum Job {
     Thaw {
         reply: Reply,
     },
-    /// A signal has arrived for the caller of the request with this number.
+    /// A signal was sent to the caller of the request with this number.
     Interrupt(u64),
     /// The mount has ended.
     End,

@@ -64,13 +64,13 @@ impl MountedSession {
         Notifier::new(transport, self.changes.clone())
     }
 
-    /// Takes visitors of the mount's socket ([`crate::VISIT`]), for example for changes beside the
-    /// kernel.
+    /// Sets the receiver of connections to the mount's socket that begin with [`crate::VISIT`],
+    /// for example from a program that changes the file system without the kernel.
     pub fn offer(&mut self, visits: Visits) {
         self.visits = Some(visits);
     }
 
-    /// Requests that the device has not answered, for information and counters: their member
+    /// Adds the device's pending requests to information and counters, as the member
     /// `device_requests`.
     pub fn tell_device(&mut self, requests: Told) {
         self.device_requests = Some(requests);
@@ -266,7 +266,7 @@ fn tell_wait(pool: &WorkerPool, wait: &Cell<Option<Wait>>, clock: SystemClock, a
     }
 }
 
-/// During a longer pause between polls another thread ran.
+/// A longer yield means that another thread has run on this processor.
 const YIELD_MAX: Duration = Duration::from_micros(10);
 
 impl<O: Ops> Work<'_, O> {
@@ -294,7 +294,7 @@ impl<O: Ops> Work<'_, O> {
                     if let Some(follower) = &mut self.follower {
                         follower.received(asks, || self.clock.monotonic());
                     }
-                    // 0: this process cannot name the thread.
+                    // 0: the thread has no id in this process's pid namespace.
                     tell_wait(self.pool, &self.wait, self.clock, asks != answered || asks == 0);
                     answered = asks;
                     passing_on(|| self.server.handle(&request, &mut self.out));

@@ -23,7 +23,8 @@ pub struct Request<'a> {
 }
 
 impl<'a> Request<'a> {
-    /// Parses `message`. `None`: it is no request, and has no `unique` that an answer could name.
+    /// Parses `message`. `None` if it is no request: then it has no `unique` to which a reply could
+    /// refer.
     pub fn parse(message: &'a [u8], token: u32) -> Option<Request<'a>> {
         let (header, body) = InHeader::read_from_prefix(message).ok()?;
         (header.len as usize == message.len()).then_some(Request { header, body, token })
@@ -42,7 +43,7 @@ pub enum Received<'a> {
 
 /// A connection to the kernel.
 ///
-/// `receive` is called by one thread per worker number, everything else by any thread.
+/// One thread for each worker number calls `receive`; any thread may call the other methods.
 pub trait Transport: Send + Sync + 'static {
     /// The name in `system.kedgefs.info` and statistics.
     fn name(&self) -> &'static str;
