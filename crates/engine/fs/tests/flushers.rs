@@ -5,6 +5,7 @@
 #[path = "common/watched.rs"]
 mod watched;
 
+use kedge_base::HANG;
 use kedge_device::sim::{Choice, SimDevice};
 use kedge_device::{Device, MemDevice};
 use kedgefs::*;
@@ -13,8 +14,6 @@ use std::sync::Arc;
 use std::time::Duration;
 use watched::{Watch, Watched};
 
-/// Long enough for a loaded machine.
-const PATIENCE: Duration = Duration::from_secs(60);
 const COMMIT: Duration = Duration::from_millis(100);
 const NAME: &str = "kedge-flusher";
 
@@ -107,7 +106,7 @@ fn clock() -> Arc<dyn Clock> {
 fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
     let clock = SystemClock::default();
     while !condition() {
-        assert!(clock.monotonic() < PATIENCE, "waited in vain: {what}");
+        assert!(clock.monotonic() < HANG, "waited in vain: {what}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }

@@ -8,7 +8,7 @@ mod failing;
 
 use failing::{Failing, MARK, PAGE};
 use kedge_base::errno::{EBUSY, EINVAL, EIO, ENOSPC};
-use kedge_base::{Timespec, spawn_named};
+use kedge_base::{HANG, Timespec, spawn_named};
 use kedge_device::MemDevice;
 use kedge_device::sim::{Choice, FaultPlan};
 use kedge_fsck::{CheckOptions, ReplayState, StoreReplay};
@@ -73,8 +73,6 @@ fn apart<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> mpsc::
     answer
 }
 
-const PATIENCE: Duration = Duration::from_secs(120);
-
 #[test]
 fn a_frozen_image_is_clean_and_has_all_that_had_completed() {
     let device = Failing::new();
@@ -132,12 +130,12 @@ fn nothing_is_written_while_it_is_frozen() {
         fs.fsync(ino, true).unwrap();
         let (done, answer) = mpsc::channel();
         fs.fsync_async(ino, false, Box::new(move |result| done.send(result).unwrap()));
-        answer.recv_timeout(PATIENCE).unwrap().unwrap();
+        answer.recv_timeout(HANG).unwrap().unwrap();
     }
     fs.sync().unwrap();
     let (done, answer) = mpsc::channel();
     fs.sync_async(Box::new(move |result| done.send(result).unwrap()));
-    answer.recv_timeout(PATIENCE).unwrap().unwrap();
+    answer.recv_timeout(HANG).unwrap().unwrap();
     fs.checkpoint().unwrap();
     assert_eq!(read(&fs, "a"), vec![b'0'; 40 * PAGE]);
     assert_eq!(fs.seek(sparse, 0, SeekKind::Data).unwrap(), 10 * PAGE as u64);
@@ -211,7 +209,7 @@ fn changes_wait_for_the_thaw() {
     assert_clean(&device);
     fs.thaw().unwrap();
     for (name, answer) in &waiting {
-        answer.recv_timeout(PATIENCE).unwrap().unwrap_or_else(|e| panic!("{name}: {e}"));
+        answer.recv_timeout(HANG).unwrap().unwrap_or_else(|e| panic!("{name}: {e}"));
     }
     fs.close().unwrap();
     assert_clean(&device);
@@ -246,7 +244,7 @@ fn a_freeze_waits_for_changes_that_have_begun() {
     // closes.
     let open = || {
         let fs = fs.clone();
-        apart(move || fs.pass_or(|| None).is_some()).recv_timeout(PATIENCE).unwrap()
+        apart(move || fs.pass_or(|| None).is_some()).recv_timeout(HANG).unwrap()
     };
     while open() {
         std::thread::yield_now();
@@ -257,7 +255,7 @@ fn a_freeze_waits_for_changes_that_have_begun() {
     fs.write(ino, 0, b"all of it").unwrap();
     assert!(freeze.try_recv().is_err() && fs.frozen_since().is_none());
     drop(pass);
-    freeze.recv_timeout(PATIENCE).unwrap().unwrap();
+    freeze.recv_timeout(HANG).unwrap().unwrap();
     assert_clean(&device);
     assert_eq!(read(&copy(&device), "in time"), b"all of it");
     let (called, later) = mpsc::channel();
@@ -293,7 +291,7 @@ fn a_frozen_file_system_is_closed_without_a_write() {
     let write = apart(move || writer.write(ino, 0, b"too late"));
     std::thread::sleep(A_WHILE);
     fs.close().unwrap();
-    assert_eq!(errno(write.recv_timeout(PATIENCE).unwrap()), EIO);
+    assert_eq!(errno(write.recv_timeout(HANG).unwrap()), EIO);
     assert_eq!(writes(&device), before);
     assert_clean(&device);
     assert_eq!(errno(fs.thaw()), EIO);
@@ -312,7 +310,7 @@ fn a_shutdown_ends_the_freeze() {
     let write = apart(move || writer.write(ino, 0, b"too late"));
     std::thread::sleep(A_WHILE);
     fs.shutdown(true).unwrap();
-    assert_eq!(errno(write.recv_timeout(PATIENCE).unwrap()), EIO);
+    assert_eq!(errno(write.recv_timeout(HANG).unwrap()), EIO);
     assert_eq!((state(&fs).as_str(), errno(fs.thaw()), errno(fs.freeze())), ("shut down", EIO, EIO));
     assert_clean(&device);
 }
@@ -337,7 +335,7 @@ fn a_device_that_fails_ends_freeze_and_thaw() {
         assert!(fs.frozen_since().is_none());
         let writer = fs.clone();
         let write = apart(move || writer.create(Ino::ROOT, b"b", 0o644, Owner::default()).map(drop));
-        let written = write.recv_timeout(PATIENCE).unwrap();
+        let written = write.recv_timeout(HANG).unwrap();
         if matches!(thawed, Some(Ok(()))) {
             written.unwrap();
             break;
@@ -450,7 +448,7 @@ fn a_full_host_fails_freeze_and_thaw_and_nothing_else() {
     }
     device.host_full(false);
     fs.thaw().unwrap();
-    write.recv_timeout(PATIENCE).unwrap().unwrap();
+    write.recv_timeout(HANG).unwrap().unwrap();
     // Closed after a thaw that failed.
     fs.freeze().unwrap();
     device.host_full(true);
@@ -483,7 +481,7 @@ fn a_shutdown_while_a_freeze_completes_ends_it() {
     assert!(fs.frozen_since().is_none());
     let writer = fs.clone();
     let write = apart(move || writer.create(Ino::ROOT, b"b", 0o644, Owner::default()).map(drop));
-    assert_eq!(errno(write.recv_timeout(PATIENCE).unwrap()), EIO);
+    assert_eq!(errno(write.recv_timeout(HANG).unwrap()), EIO);
 }
 
 /// An fsync of a frozen file system returns at once. It does no work later, or the next freeze
@@ -510,7 +508,7 @@ fn an_fsync_of_a_frozen_file_does_no_work_after_the_thaw() {
         if is_async {
             let (done, answer) = mpsc::channel();
             fs.fsync_async(ino, false, Box::new(move |result| done.send(result).unwrap()));
-            answer.recv_timeout(PATIENCE).unwrap().unwrap();
+            answer.recv_timeout(HANG).unwrap().unwrap();
         } else {
             fs.fsync(ino, false).unwrap();
         }
@@ -558,7 +556,7 @@ fn a_freeze_does_not_wait_for_the_whole_of_a_trim() {
             spawn_named("freeze", move || froze.send(fs.freeze()).unwrap()).unwrap();
             let open = || {
                 let fs = freezing.clone();
-                apart(move || fs.pass_or(|| None).is_some()).recv_timeout(PATIENCE).unwrap()
+                apart(move || fs.pass_or(|| None).is_some()).recv_timeout(HANG).unwrap()
             };
             while open() {
                 std::thread::yield_now();
@@ -569,17 +567,17 @@ fn a_freeze_does_not_wait_for_the_whole_of_a_trim() {
             let _pass = on_a_mount.then(|| trimming.pass_or(|| None).unwrap());
             trimming.trim(0, u64::MAX, 0)
         });
-        frozen.recv_timeout(PATIENCE).unwrap().unwrap();
+        frozen.recv_timeout(HANG).unwrap().unwrap();
         let before = discarded(&device, &fs);
         assert_clean(&device);
         if on_a_mount {
-            assert_eq!(trim.recv_timeout(PATIENCE).unwrap().unwrap(), before * PAGE as u64);
+            assert_eq!(trim.recv_timeout(HANG).unwrap().unwrap(), before * PAGE as u64);
             fs.thaw().unwrap();
             let whole = fs.trim(0, u64::MAX, 0).unwrap();
             assert!(whole >= 2 * before * PAGE as u64, "{whole}");
         } else {
             fs.thaw().unwrap();
-            let bytes = trim.recv_timeout(PATIENCE).unwrap().unwrap();
+            let bytes = trim.recv_timeout(HANG).unwrap().unwrap();
             assert_eq!(bytes, discarded(&device, &fs) * PAGE as u64);
             assert!(bytes >= 2 * before * PAGE as u64, "{bytes}");
         }
@@ -643,7 +641,7 @@ fn copies_under_load_are_clean_and_complete() {
         }
     }
     stop.store(true, SeqCst);
-    threads.iter().for_each(|thread| thread.recv_timeout(PATIENCE).unwrap().unwrap());
+    threads.iter().for_each(|thread| thread.recv_timeout(HANG).unwrap().unwrap());
     fs.close().unwrap();
     assert_clean(&device);
 }

@@ -1,6 +1,6 @@
 use super::*;
 use crate::Interrupt;
-use kedge_base::{BLOCK_SIZE, IoBuf};
+use kedge_base::{BLOCK_SIZE, HANG, IoBuf};
 use kedge_device::{Device, FileDevice, OpenOptions};
 
 #[test]
@@ -46,7 +46,7 @@ fn a_loop_device_counts() {
         std::fs::read_to_string(&backing)
             .is_ok_and(|file| file.trim_end().starts_with(image.to_str().unwrap()))
     };
-    for _ in 0..6000 {
+    for _ in 0..HANG.as_millis() / 10 {
         if !is_ours() {
             break;
         }

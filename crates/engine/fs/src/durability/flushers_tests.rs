@@ -2,10 +2,9 @@
 #![allow(clippy::disallowed_methods)]
 
 use super::*;
+use kedge_base::HANG;
 use std::sync::atomic::AtomicUsize;
 
-/// Long enough for a loaded machine.
-const PATIENCE: Duration = Duration::from_secs(60);
 const HOUR: Duration = Duration::from_secs(3600);
 const SOON: Duration = Duration::from_millis(10);
 
@@ -17,7 +16,7 @@ fn pool_of(hanging: Duration) -> &'static Flushers {
 fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
     let clock = SystemClock::default();
     while !condition() {
-        assert!(clock.monotonic() < PATIENCE, "waited in vain: {what}");
+        assert!(clock.monotonic() < HANG, "waited in vain: {what}");
         std::thread::sleep(Duration::from_millis(2));
     }
 }
