@@ -4,14 +4,12 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-use common::{Place, kill, no_fuse, not_root, output_within, tool};
+use common::{Place, kill, no_fuse, not_root, output_of, tool};
 use rustix::fs::{AtFlags, CWD, StatxAttributes, StatxFlags, statx};
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
-use std::time::Duration;
 
-const LIMIT: Duration = Duration::from_secs(60);
 const SIZE: usize = 1 << 20;
 /// All kinds of mounts that users can make.
 const KINDS: [&str; 3] = ["", " -o fuse", " -o writeback_cache"];
@@ -32,7 +30,7 @@ fn refused(place: &Place, line: &str, words: &str) {
     let mut command = place.command(program);
     let path = std::env::var("PATH").unwrap_or_default();
     command.args(args.split(' ')).env("PATH", format!("{path}:/usr/sbin:/sbin")).env("LC_ALL", "C");
-    let out = output_within(command, LIMIT).unwrap_or_else(|e| panic!("{program}: {e}"));
+    let out = output_of(command).unwrap_or_else(|e| panic!("{program}: {e}"));
     let said = String::from_utf8([out.stdout, out.stderr].concat()).unwrap();
     assert!(!out.status.success() && said.contains(words), "{line}: {}: {said}", out.status);
 }
@@ -42,7 +40,7 @@ fn runs(place: &Place, line: &str, package: &str) -> String {
     let (program, args) = line.split_once(' ').unwrap();
     let mut command = place.command(program);
     command.args(args.split(' '));
-    tool(command, package, LIMIT)
+    tool(command, package)
 }
 
 /// Calls an ioctl that takes a pointer to `room`.
@@ -214,7 +212,7 @@ fn a_copy_takes_set_user_id_away() {
     // Root's own PATH may contain directories that the user cannot enter.
     command.env("PATH", "/usr/local/bin:/usr/bin:/bin");
     command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups", "python3", "-c", copy]);
-    let out = output_within(command, LIMIT).unwrap();
+    let out = output_of(command).unwrap();
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
     assert_eq!((mode("mnt/tool"), fs::metadata(place.path("mnt/tool")).unwrap().len()), (0o755, 100));
     place.unmount_and_check("disk.kedge");

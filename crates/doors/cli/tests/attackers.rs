@@ -8,18 +8,15 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-use common::{Place, copy_program, no_fuse, not_root, output_within, until};
+use common::{Place, copy_program, no_fuse, not_root, output_of, until};
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::{Child, Stdio};
-use std::time::Duration;
 use tar::{EntryType, Header};
 
 const NEEDS_ROOT: &str = "only root can give its rights away";
-/// Ends a hang, with room for a busy machine. The limit of each wait under test is two seconds.
-const LIMIT: Duration = Duration::from_secs(60);
 
 /// Root's own PATH may contain directories that users cannot enter.
 const PATH: &str = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin";
@@ -136,7 +133,7 @@ fn attack(place: &Place, become_one: &str, view: &str, expected: &str) -> Vec<St
     let mut command = place.command("unshare");
     command.args(["-m", "--propagation", "private", "sh", "-euc", &script]).env("ATTACK", ATTACK);
     command.env("PATH", PATH);
-    let out = output_within(command, LIMIT).unwrap();
+    let out = output_of(command).unwrap();
     let said = String::from_utf8(out.stdout).unwrap();
     assert!(out.status.success(), "{become_one}: {said}{}", String::from_utf8_lossy(&out.stderr));
     said.lines().map(str::to_owned).collect()
@@ -224,7 +221,7 @@ fn root_with_its_capabilities_commands_a_mount_and_its_view_bounds_a_copy() {
         let mut command = place.command("unshare");
         command.args(["-m", "--propagation", "private", "sh", "-euc", &script]);
         command.env("K", env!("CARGO_BIN_EXE_kedge"));
-        let out = output_within(command, LIMIT).unwrap();
+        let out = output_of(command).unwrap();
         (out.status.code().unwrap(), String::from_utf8(out.stderr).unwrap())
     };
     fs::write(place.path("plain"), "text").unwrap();
@@ -334,7 +331,7 @@ impl Drop for Squatter {
 fn kedge(place: &Place, line: &str) -> String {
     let mut command = place.command(env!("CARGO_BIN_EXE_kedge"));
     command.env_remove("KEDGE_LOG").args(line.split(' '));
-    let out = output_within(command, LIMIT).unwrap();
+    let out = output_of(command).unwrap();
     let said = format!("{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
     assert!(out.status.success(), "{line}: {said}");
     said
@@ -389,7 +386,7 @@ fn a_directory_that_another_user_made_is_not_used() {
         command.args(["--reuid", &USER.to_string(), "--regid", &USER.to_string(), "--clear-groups"]);
         command.arg(place.path("kedge")).args(line.split(' '));
         command.env_remove("XDG_RUNTIME_DIR").env("PATH", PATH);
-        let out = output_within(command, LIMIT).unwrap();
+        let out = output_of(command).unwrap();
         (out.status.code().unwrap(), String::from_utf8(out.stderr).unwrap())
     };
     let (code, errors) = user("mount --create 32M disk.kedge mnt");
@@ -534,7 +531,7 @@ fn a_user_commands_the_own_mount_but_not_from_a_sandbox() {
         let mut command = place.command(words.next().unwrap());
         command.args(words).args(["sh", "-euc", line]).env("K", place.path("kedge")).env("ATTACK", ATTACK);
         command.env("PATH", PATH);
-        let out = output_within(command, LIMIT).unwrap();
+        let out = output_of(command).unwrap();
         let said = String::from_utf8(out.stdout).unwrap();
         (out.status.success(), said, String::from_utf8(out.stderr).unwrap())
     };

@@ -5,9 +5,6 @@
 mod common;
 use common::{Place, kill, no_fuse, tool, write_and_fsync};
 use std::fs::{self, File};
-use std::time::Duration;
-
-const LIMIT: Duration = Duration::from_secs(120);
 
 /// A value that shares no part with any other value.
 fn text(word: &str, len: usize) -> String {
@@ -19,13 +16,13 @@ fn text(word: &str, len: usize) -> String {
 fn setfattr(place: &Place, path: &str, name: &str, value: &str) {
     let mut command = place.command("setfattr");
     command.args(["-n", name, "-v", value, path]);
-    tool(command, "attr", LIMIT);
+    tool(command, "attr");
 }
 
 fn getfattr(place: &Place, path: &str, name: &str) -> String {
     let mut command = place.command("getfattr");
     command.args(["--only-values", "-n", name, path]);
-    tool(command, "attr", LIMIT)
+    tool(command, "attr")
 }
 
 /// Makes a mount with large values, one replaced by a smaller value and one by a larger value.
@@ -65,7 +62,7 @@ fn values_of_64_kib_survive_a_kill() {
     has_values(&place, &values);
     let mut command = place.command("setfattr");
     command.args(["-x", "user.large", "mnt/f"]);
-    tool(command, "attr", LIMIT);
+    tool(command, "attr");
     has_values(&place, &values[1..]);
     place.unmount_and_check("disk.kedge");
 }

@@ -4,15 +4,13 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-use common::{Place, Run, copy_program, no_fuse, output_within, tool, write_and_fsync};
+use common::{Place, Run, copy_program, no_fuse, output_of, tool, write_and_fsync};
 use kedge_sim::ops::Fill;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::time::Duration;
 
-const LIMIT: Duration = Duration::from_secs(120);
 const MIB: usize = 1 << 20;
 
 /// Files that are no images, by name, with the words that mkfs uses for their contents.
@@ -22,7 +20,7 @@ fn foreign(place: &Place) -> Vec<(&'static str, &'static str)> {
     fs::File::create(place.path("zeros")).unwrap().set_len(20 << 20).unwrap();
     let mut mke2fs = place.command("mke2fs");
     mke2fs.args(["-q", "-t", "ext4", "ext4", "20M"]);
-    tool(mke2fs, "e2fsprogs", LIMIT);
+    tool(mke2fs, "e2fsprogs");
     vec![
         ("text", "data of an unknown kind"),
         ("random", "data of an unknown kind"),
@@ -87,7 +85,7 @@ fn what_can_be_no_image_is_not_opened() {
     fs::create_dir(place.path("dir")).unwrap();
     let mut mkfifo = place.command("mkfifo");
     mkfifo.arg("pipe");
-    tool(mkfifo, "coreutils", LIMIT);
+    tool(mkfifo, "coreutils");
     for name in ["pipe", "dir", "/dev/null", "/dev/zero"] {
         let words = [name, "neither a file nor a block device"];
         for command in ["dump", "dump --log", "mkfs", "mkfs -f --size 16M"] {
@@ -303,7 +301,7 @@ fn as_nobody(place: &Place, line: &str) -> Run {
     if rustix::process::geteuid().is_root() {
         command.uid(65534).gid(65534);
     }
-    let output = output_within(command, LIMIT).unwrap();
+    let output = output_of(command).unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
     Run { code: output.status.code().unwrap(), out: text(output.stdout), err: text(output.stderr) }
 }
@@ -398,6 +396,6 @@ fn a_log_filter_that_makes_no_sense() {
     let place = Place::new();
     let mut command = place.command(env!("CARGO_BIN_EXE_kedge"));
     command.args(["mkfs", "--size", "16M", "disk.kedge"]).env("KEDGE_LOG", "=,,no[such{filter");
-    let output = output_within(command, LIMIT).unwrap();
+    let output = output_of(command).unwrap();
     assert!(output.status.success(), "{output:?}");
 }

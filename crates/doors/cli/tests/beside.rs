@@ -5,7 +5,8 @@
 
 mod common;
 use common::source::{assert_like_source, make_source};
-use common::{Place, copy_program, kill, no_fuse, not_root, output_within, until};
+use common::{Place, copy_program, kill, no_fuse, not_root, output_of, until};
+use kedge_base::HANG;
 use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use std::fs::{self, File};
@@ -16,11 +17,9 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
-use std::time::Duration;
 use tar::{EntryType, Header};
 
 const NEEDS_ROOT: &str = "only root can become another user, and mount over a directory";
-const LIMIT: Duration = Duration::from_secs(120);
 
 fn mounted(options: &str) -> Place {
     let place = Place::new();
@@ -143,7 +142,7 @@ fn as_nobody(place: &Place, args: &str) -> (i32, String) {
     let mut command = place.command("setpriv");
     command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]);
     command.arg(place.path("kedge")).args(args.split(' '));
-    let output = output_within(command, LIMIT).unwrap();
+    let output = output_of(command).unwrap();
     (output.status.code().unwrap(), String::from_utf8(output.stderr).unwrap())
 }
 
@@ -189,7 +188,7 @@ fn what_a_user_copies_is_his_own() {
         "stat -c '%u %g %a' mnt/source/deep/large mnt/source/deep/er; cmp source/small mnt/source/small";
     let mut command = place.command("setpriv");
     command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups", "sh", "-c", script]);
-    let said = output_within(command, LIMIT).unwrap();
+    let said = output_of(command).unwrap();
     let text = String::from_utf8(said.stdout).unwrap();
     assert!(said.status.success(), "{text}{}", String::from_utf8_lossy(&said.stderr));
     assert_eq!(text, "65534 65534 4755\n65534 65534 755\n");
@@ -303,7 +302,7 @@ fn admitted(dir: &Path) -> UnixStream {
     // The socket exists as soon as a request has its reply.
     let dir = File::open(dir).unwrap();
     dir.metadata().unwrap();
-    let mut client = kedge_fuse::visit(&mount, LIMIT).unwrap();
+    let mut client = kedge_fuse::visit(&mount, HANG).unwrap();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     let fds = [dir.as_fd()];

@@ -4,10 +4,9 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-use common::{Place, copy_program, kill, no_fuse, not_root, output_within};
+use common::{Place, copy_program, kill, no_fuse, not_root, output_of};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::time::Duration;
 
 const NEEDS_ROOT: &str = "only root can take its own privileges away";
 
@@ -26,7 +25,7 @@ fn shell(place: &Place, program: &str, args: &str, script: &str) -> (String, Str
     let mut command = place.command(program);
     command.args(args.split(' ')).args(["sh", "-c", &format!("set -eu\n{script}")]);
     command.env("K", &binary).env_remove("KEDGE_LOG").env("HOME", "/");
-    let out = output_within(command, Duration::from_secs(300)).unwrap();
+    let out = output_of(command).unwrap();
     let (said, errors) = (String::from_utf8(out.stdout).unwrap(), String::from_utf8(out.stderr).unwrap());
     assert!(out.status.success(), "{script}\n{said}{errors}");
     (said, errors)

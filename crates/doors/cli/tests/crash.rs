@@ -5,6 +5,7 @@
 
 mod common;
 use common::{Place, Run, no_fuse};
+use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 
 /// Records a shell script that runs in the directory.
@@ -186,7 +187,14 @@ fn commands_that_fail_hang_or_leave_something_behind() {
     let hung = record(&place, &["--timeout", "500ms"], "echo x > f; sleep 1000 & sleep 1000");
     assert_eq!(hung.code, 137, "{}", hung.err);
     assert!(hung.err.contains("its time was over"), "{}", hung.err);
-    let left = record(&place, &[], "echo x > f; sleep 20 > /dev/null 2>&1 &");
+    let pid = place.path("pid");
+    let left = record(
+        &place,
+        &[],
+        &format!("echo x > f; sleep 1000 > /dev/null 2>&1 & echo $! > {}", pid.display()),
+    );
+    let pid = Pid::from_raw(fs::read_to_string(pid).unwrap().trim().parse().unwrap()).unwrap();
+    kill_process(pid, Signal::KILL).unwrap();
     assert_eq!(left.code, 0, "{}", left.err);
     assert!(left.err.contains("still used the directory") && left.err.contains("sleep"), "{}", left.err);
     // Each of these runs left a recording.
@@ -448,7 +456,7 @@ fn callers_are_recorded_by_name_and_line() {
     for naming in [&[][..], &["-C", "symbol-mangling-version=v0"]] {
         let mut rustc = place.command("rustc");
         rustc.args(naming).args(["-O", "-g", "-o", "saver", "saver.rs"]);
-        common::tool(rustc, "rustc", std::time::Duration::from_secs(120));
+        common::tool(rustc, "rustc");
         let [rename, bytes] = callers(&place, &["./saver"]);
         assert!(rename[0].starts_with("std::fs::rename"), "{rename:#?}");
         assert!(rename[0].contains(" at library/std/"), "{rename:#?}");
@@ -463,7 +471,7 @@ fn callers_are_recorded_by_name_and_line() {
 fn compile(place: &Place, options: &[&str]) {
     let mut cc = place.command("cc");
     cc.args(options).args(["-o", "saver", "saver.c"]);
-    common::tool(cc, "gcc", std::time::Duration::from_secs(120));
+    common::tool(cc, "gcc");
 }
 
 /// A report names no wrong caller: where the stack cannot be unwound, it says so.

@@ -4,34 +4,27 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-use common::{Place, no_fuse};
+use common::{Place, no_fuse, until};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::Duration;
-
-/// More tries than any step here needs, on any machine.
-const LIMIT: u32 = 6000;
-const PAUSE: Duration = Duration::from_millis(20);
-
-#[track_caller]
-fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
-    for _ in 0..LIMIT {
-        if is_so() {
-            return;
-        }
-        std::thread::sleep(PAUSE);
-    }
-    panic!("{what}: not within {:?}", PAUSE * LIMIT);
-}
 
 #[track_caller]
 fn end_of(mut child: Child) -> (ExitStatus, String, String) {
-    wait_for("the end of kedge", || child.try_wait().unwrap().is_some());
+    until("the end of kedge", || child.try_wait().unwrap().is_some());
     let output = child.wait_with_output().unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
     (output.status, text(output.stdout), text(output.stderr))
+}
+
+/// Whether the process has yet to take the signal.
+fn is_pending(child: &Child, signal: Signal) -> bool {
+    let status = fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
+    let sets =
+        status.lines().filter_map(|line| line.strip_prefix("ShdPnd:").or(line.strip_prefix("SigPnd:")));
+    let all = sets.fold(0, |all, set| all | u64::from_str_radix(set.trim(), 16).unwrap());
+    all & 1 << (signal.as_raw() - 1) != 0
 }
 
 fn signal(child: &Child, signal: Signal) {
@@ -88,7 +81,7 @@ fn explore_slowly(place: &Place) -> (Child, i32) {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    wait_for("a checker", || place.path("pid").exists());
+    until("a checker", || place.path("pid").exists());
     let pid = fs::read_to_string(place.path("pid")).unwrap().trim().parse().unwrap();
     fs::remove_file(place.path("pid")).unwrap();
     (child, pid)
@@ -113,7 +106,7 @@ fn an_interrupted_search_tells_what_it_has_and_leaves_nothing() {
         );
         assert!(out.contains("interrupted") && out.contains("NOT tried"), "{out}");
         assert_eq!(left_in(&place.path("work")), Vec::<PathBuf>::new());
-        wait_for("the end of the checker", || !is_running(checker));
+        until("the end of the checker", || !is_running(checker));
     }
 }
 
@@ -149,7 +142,7 @@ fn a_killed_recorder_leaves_a_recording_and_no_mount_for_long() {
     let script = format!("{SCRIPT}; touch \"$TMPDIR/../ready\"; exec sleep 1000");
     let words = ["crash", "record", "--size", "64M", "--cd", "-o", "run.kcr", "--", "sh", "-ec", &script];
     let child = start(&place, &words);
-    wait_for("the command", || place.path("ready").exists());
+    until("the command", || place.path("ready").exists());
     let tmp = left_in(&place.path("tmp"));
     assert_eq!(tmp.len(), 1, "{tmp:?}");
     let user = process_below(&tmp[0]);
@@ -191,9 +184,10 @@ fn a_command_that_ignores_the_first_signal_is_killed_by_the_second() {
         &place,
         &["crash", "record", "--size", "64M", "--cd", "-o", "run.kcr", "--", "sh", "-ec", script],
     );
-    wait_for("the command", || place.path("ready").exists());
+    until("the command", || place.path("ready").exists());
     signal(&child, Signal::TERM);
-    std::thread::sleep(Duration::from_millis(200));
+    // Two signals at once would be one.
+    until("the first signal is handled", || !is_pending(&child, Signal::TERM));
     signal(&child, Signal::TERM);
     let (status, out, err) = end_of(child);
     assert_eq!(status.code(), Some(137), "{out}{err}");
@@ -207,13 +201,22 @@ fn files_elsewhere_are_named() {
         return;
     }
     let place = place();
-    let (status, _, err) =
-        record(&place, "echo x > f; (exec 3> \"$TMPDIR/elsewhere.db\"; echo y >&3; sleep 2; true) > out");
-    assert!(status.success(), "{err}");
+    // The recorder looks at open files from time to time, on a busy machine rarely.
+    let mut err = String::new();
+    for seconds in [2, 20, 200] {
+        let beside = format!("(exec 3> \"$TMPDIR/elsewhere.db\"; echo y >&3; sleep {seconds}; true)");
+        let (status, _, said) = record(&place, &format!("echo x > f; {beside} > out"));
+        assert!(status.success(), "{said}");
+        err = said;
+        if err.contains("elsewhere.db") {
+            break;
+        }
+    }
     assert!(err.contains("outside the directory, and not recorded"), "{err}");
     assert!(err.contains("elsewhere.db (by ") && !err.contains("run.kcr (by"), "{err}");
     let (_, _, err) = record(&place, "echo x > f; exec 4< /etc/passwd; sleep 0.5");
-    assert!(!err.contains("outside the directory"), "{err}");
+    // The command may have inherited files from the runner of the tests.
+    assert!(!err.contains("/etc/passwd"), "{err}");
 }
 
 #[test]

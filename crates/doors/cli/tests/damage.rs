@@ -8,7 +8,7 @@
 
 mod common;
 use common::{Place, no_fuse, until, write_and_fsync};
-use kedge_base::BLOCK_SIZE;
+use kedge_base::{BLOCK_SIZE, HANG};
 use kedge_format::node::NODE_SIZE;
 use kedge_format::superblock::{SLOTS, Superblock};
 use kedge_sim::ops::Fill;
@@ -21,11 +21,9 @@ use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 const FLIPS: u64 = 200;
 const IMAGE: u64 = 16 << 20;
-const LIMIT: Duration = Duration::from_secs(60);
 
 fn kill(place: &Place) {
     let pid = place.info("mnt")["mount"]["pid"].as_i64().unwrap() as i32;
@@ -171,7 +169,7 @@ fn flip(place: &Place, seed: u64, images: &[Vec<u8>]) -> &'static str {
     let run = place.run("mount --log-file log disk.kedge mnt");
     let verdict = if run.code == 0 {
         let mnt = place.path("mnt");
-        let (read, errors) = within(LIMIT, "use of the mount", move || use_mount(&mnt));
+        let (read, errors) = within(HANG, "use of the mount", move || use_mount(&mnt));
         let ended = place.run("umount mnt");
         // The unmount reports data that it could not write.
         assert!(ended.code == 0 || ended.err.contains("not closed cleanly"), "{}", ended.err);
@@ -301,13 +299,13 @@ fn full_image(options: &str) {
 #[test]
 fn a_full_image_keeps_what_was_synced_and_empties() {
     if !no_fuse() {
-        within(Duration::from_secs(300), "full image", || full_image(""));
+        within(HANG, "full image", || full_image(""));
     }
 }
 
 #[test]
 fn a_full_image_below_a_writeback_cache() {
     if !no_fuse() {
-        within(Duration::from_secs(300), "full image", || full_image(" -o writeback_cache"));
+        within(HANG, "full image", || full_image(" -o writeback_cache"));
     }
 }

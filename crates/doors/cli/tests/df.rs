@@ -6,7 +6,6 @@
 mod common;
 use common::{Place, no_fuse, tool, until};
 use std::fs;
-use std::time::Duration;
 
 const FILES: u64 = 100;
 const LARGE_KIB: u64 = 20 << 10;
@@ -16,7 +15,7 @@ const SLACK_KIB: u64 = 1 << 10;
 fn words(place: &Place, program: &str, args: &[&str]) -> Vec<u64> {
     let mut command = place.command(program);
     command.args(args);
-    let out = tool(command, "coreutils", Duration::from_secs(60));
+    let out = tool(command, "coreutils");
     out.split_whitespace().filter_map(|word| word.parse().ok()).collect()
 }
 

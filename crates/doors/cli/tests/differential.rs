@@ -12,9 +12,7 @@ use common::{Place, full, no_fuse, not_root, tool};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::path::Path;
-use std::time::Duration;
 
-const LIMIT: Duration = Duration::from_secs(1800);
 const PROGRAM: &str = include_str!("differential/run.py");
 const OPERATIONS: u64 = 6000;
 const SEED: u64 = 20;
@@ -59,7 +57,7 @@ const CHOWN: &str = "ext4 changes the mode to take set-id bits, for which the ke
 fn run(ext4: &Path, ours: &Path, seed: u64, operations: u64) -> Vec<serde_json::Value> {
     let mut command = std::process::Command::new("python3");
     command.args(["-c", PROGRAM]).args([ext4, ours]).args([seed.to_string(), operations.to_string()]);
-    let out = tool(command, "python3", LIMIT);
+    let out = tool(command, "python3");
     out.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
@@ -80,7 +78,7 @@ impl Ext4<'_> {
             let words: Vec<_> = line.split(' ').collect();
             let mut command = place.command(words[0]);
             command.args(&words[1..]);
-            tool(command, package, LIMIT);
+            tool(command, package);
         }
         Ext4(place)
     }

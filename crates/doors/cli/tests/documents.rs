@@ -10,12 +10,11 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-use common::{Place, no_fuse, output_within};
+use common::{Place, no_fuse, output_of};
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 /// Blocks that do not run here: document, first line, reason.
 const ELSEWHERE: &[(&str, &str, &str)] = &[
@@ -292,7 +291,7 @@ impl Shop {
             .env("SHOP", self.programs.path())
             .env("PYTHONPATH", root().join("python/pytest-kedge-crash/src"))
             .env_remove("KEDGE_LOG");
-        let output = output_within(command, Duration::from_secs(600)).unwrap();
+        let output = output_of(command).unwrap();
         let text = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap()).concat();
         (output.status.code().unwrap(), text)
     }
@@ -338,7 +337,7 @@ impl Drop for Shop {
 fn has_pytest() -> bool {
     let mut command = std::process::Command::new("python3");
     command.args(["-c", "import pytest"]);
-    output_within(command, Duration::from_secs(60)).is_ok_and(|output| output.status.success())
+    output_of(command).is_ok_and(|output| output.status.success())
 }
 
 /// The commands of a workflow: those of `- run: COMMAND`, and of `- run: >` with its lines folded

@@ -4,14 +4,13 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-use common::{Place, kill, no_fuse, not_root, output_within, tool};
+use common::{Place, kill, no_fuse, not_root, output_of, tool};
 use std::fs::{self, Permissions};
 use std::io::Write;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::time::Duration;
 
 const NEEDS_ROOT: &str = "only root may make files immutable";
-const LIMIT: Duration = Duration::from_secs(120);
 const EPERM: Option<i32> = Some(1);
 
 fn mounted(options: &str) -> Place {
@@ -33,14 +32,14 @@ fn chattr_refused(place: &Place, args: &str) -> String {
 fn chattr(place: &Place, args: &str) {
     let mut command = place.command("chattr");
     command.args(args.split(' '));
-    tool(command, "e2fsprogs", LIMIT);
+    tool(command, "e2fsprogs");
 }
 
 /// The letters of the flags that are set.
 fn lsattr(place: &Place, path: &str) -> String {
     let mut command = place.command("lsattr");
     command.args(["-d", path]);
-    let line = tool(command, "e2fsprogs", LIMIT);
+    let line = tool(command, "e2fsprogs");
     line.split(' ').next().unwrap().replace('-', "")
 }
 
@@ -66,7 +65,7 @@ fn what_is_immutable_stays_as_it_was_when_it_became_so() {
             "import mmap\nwith open('mnt/f', 'r+b') as f, mmap.mmap(f.fileno(), 0) as m: m[:5] = b'STORE'";
         let mut python = place.command("python3");
         python.args(["-c", store]);
-        tool(python, "python3", LIMIT);
+        tool(python, "python3");
         if !options.is_empty() {
             // This descriptor could still store into the kernel's pages.
             let busy = chattr_refused(&place, "+id mnt/f");
@@ -154,7 +153,7 @@ fn an_append_drops_the_privilege_of_an_append_only_file() {
             chattr(&place, "+a mnt/log");
             let mut command = place.command("setpriv");
             command.args(["--reuid", "1", "--regid", "1", "--clear-groups", "sh", "-c", change]);
-            let out = output_within(command, LIMIT).unwrap();
+            let out = output_of(command).unwrap();
             let mode_now = fs::metadata(&path).unwrap().permissions().mode() & 0o7777;
             let ended = if out.status.success() { Ok(mode_now) } else { Err(mode_now) };
             assert_eq!(ended, mode, "{options}: {change}: {}", String::from_utf8_lossy(&out.stderr));
@@ -198,7 +197,7 @@ fn the_kernel_asks_who_may() {
     let may = |user: &str, flags: &str| {
         let mut command = place.command("setpriv");
         command.args(["--reuid", user, "--regid", user, "--clear-groups", "chattr", flags, "mnt/f"]);
-        output_within(command, LIMIT).unwrap().status.success()
+        output_of(command).unwrap().status.success()
     };
     assert!(may("65534", "+d") && !may("1", "-d") && !may("65534", "+i") && !may("65534", "+a"));
     assert_eq!(lsattr(&place, "mnt/f"), "d");
@@ -271,7 +270,7 @@ fn what_is_flagged_is_not_opened_for_writing() {
         let place = mounted(options);
         let mut python = place.command("python3");
         python.args(["-c", &format!("writeback = {writeback}\n{OPENS}")]);
-        tool(python, "python3", LIMIT);
+        tool(python, "python3");
         place.unmount_and_check("disk.kedge");
     }
 }

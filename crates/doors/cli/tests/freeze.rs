@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-use common::{Place, kill, no_fuse, output_within, pid, until, write_and_fsync};
+use common::{Place, kill, no_fuse, output_of, pid, until, write_and_fsync};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, ErrorKind, Read};
@@ -18,10 +18,6 @@ use std::time::Duration;
 
 /// More than the number of workers.
 const WRITERS: usize = 12;
-
-/// The number of checks, ten milliseconds apart, after which a wait counts as a hang on any
-/// machine.
-const PATIENCE: usize = 30_000;
 
 /// A freeze with a time limit, because after a failed test all waiting programs and the mount would
 /// hang forever.
@@ -121,7 +117,7 @@ fn copies_under_load(options: &str) {
         })
         .collect();
     let total = || writers.iter().map(Writer::done).sum::<usize>();
-    patiently("there is a load", || total() > 2 * WRITERS);
+    until("there is a load", || total() > 2 * WRITERS);
     fs::create_dir(place.path("copy")).unwrap();
     for round in 0..3 {
         let done: Vec<usize> = writers.iter().map(Writer::done).collect();
@@ -151,7 +147,7 @@ fn copies_under_load(options: &str) {
         }
         place.run("umount copy").ok();
         let before = total();
-        patiently("the writers go on", || total() > before + 2 * WRITERS);
+        until("the writers go on", || total() > before + 2 * WRITERS);
     }
     fs::write(place.path("stop"), b"").unwrap();
     writers.into_iter().for_each(Writer::end);
@@ -199,17 +195,6 @@ fn assert_frozen(place: &Place) {
     assert!(place.run("stats mnt").ok().starts_with(&format!("FROZEN since {since}")));
     assert!(place.run("top --once mnt").ok().contains("FROZEN since"));
     place.run("freeze mnt").refused(1, &["mnt is frozen already"]);
-}
-
-/// [`until`] with a limit for many programs on a busy machine.
-fn patiently(what: &str, done: impl Fn() -> bool) {
-    for _ in 0..PATIENCE {
-        if done() {
-            return;
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    panic!("not within five minutes: {what}");
 }
 
 /// Bytes of the parked requests.
@@ -332,7 +317,7 @@ fn fsfreeze_is_refused_by_the_kernel() {
     for flag in ["-f", "-u"] {
         let mut command = place.command("fsfreeze");
         command.args([flag, "mnt"]);
-        let out = output_within(command, Duration::from_secs(120)).unwrap();
+        let out = output_of(command).unwrap();
         let said = String::from_utf8_lossy(&out.stderr).into_owned();
         let expected = if flag == "-f" { "Operation not supported" } else { "Invalid argument" };
         assert!(!out.status.success() && said.contains(expected), "{flag}: {said}");

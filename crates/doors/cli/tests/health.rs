@@ -4,10 +4,9 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-use common::{Place, Run, no_fuse, output_within, write_and_fsync};
+use common::{Place, Run, no_fuse, output_of, write_and_fsync};
 use std::fs::{self, File};
 use std::os::unix::net::UnixDatagram;
-use std::time::Duration;
 
 /// A socket in place of the system's log, for one test.
 struct Syslog(UnixDatagram);
@@ -32,7 +31,7 @@ impl Syslog {
 fn run(place: &Place, line: &str) -> Run {
     let mut command = place.command(env!("CARGO_BIN_EXE_kedge"));
     command.args(line.split(' ')).env_remove("KEDGE_LOG").env("KEDGE_SYSLOG", place.path("log.sock"));
-    let out = output_within(command, Duration::from_secs(300)).unwrap();
+    let out = output_of(command).unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
     Run { code: out.status.code().unwrap(), out: text(out.stdout), err: text(out.stderr) }
 }

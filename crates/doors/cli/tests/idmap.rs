@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-use common::{Place, no_fuse, not_root, output_within, tool, until};
+use common::{Place, no_fuse, not_root, output_of, tool, until};
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::CWD;
 use rustix::io::Errno;
@@ -14,10 +14,8 @@ use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::Path;
 use std::process::Stdio;
-use std::time::Duration;
 
 const NEEDS_ROOT: &str = "only root makes idmapped mounts";
-const LIMIT: Duration = Duration::from_secs(120);
 /// The uid as which root of the file system is shown.
 const FIRST: u32 = 100_000;
 
@@ -81,7 +79,7 @@ fn as_user(place: &Place, user: u32, script: &str) -> bool {
     let user = user.to_string();
     command.args(["--reuid", &user, "--regid", &user, "--clear-groups", "sh", "-ec", script]);
     command.env("PATH", "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin").env("LC_ALL", "C");
-    let out = output_within(command, LIMIT).unwrap();
+    let out = output_of(command).unwrap();
     let errors = String::from_utf8_lossy(&out.stderr);
     // Any other failure is an error of the test.
     let refused = ["Permission denied", "Operation not permitted"];
@@ -97,13 +95,13 @@ fn owner(path: impl AsRef<Path>) -> (u32, u32) {
 fn getfacl(place: &Place, path: &str) -> String {
     let mut command = place.command("getfacl");
     command.args(["-nc", "--no-effective", path]);
-    tool(command, "acl", LIMIT).split_whitespace().collect::<Vec<_>>().join(",")
+    tool(command, "acl").split_whitespace().collect::<Vec<_>>().join(",")
 }
 
 fn run(place: &Place, program: &str, args: &str, package: &str) {
     let mut command = place.command(program);
     command.args(args.split(' '));
-    tool(command, package, LIMIT);
+    tool(command, package);
 }
 
 /// The owners of new files and of files whose owner changes.

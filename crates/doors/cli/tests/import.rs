@@ -5,17 +5,15 @@
 
 mod common;
 use common::source::{assert_like_source, make_source, set_mtime};
-use common::{Place, no_fuse, output_within, tool, until};
+use common::{Place, no_fuse, output_of, tool, until};
 use rustix::fs::XattrFlags;
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt, symlink};
 use std::path::Path;
 use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 use tar::{EntryType, Header};
 
-const LIMIT: Duration = Duration::from_secs(300);
 const EPOCH: &str = "1700000000";
 
 /// Mounts the image and compares it with the source by rsync, contents included.
@@ -28,7 +26,7 @@ fn assert_same(place: &Place, image: &str, with_xattrs: bool, with_holes: bool) 
     let mut command = place.command("rsync");
     command.args([if with_xattrs { "-aHX" } else { "-aH" }, "--numeric-ids", "--dry-run", "--checksum"]);
     command.args(["--itemize-changes", "--delete", "source/", "mnt/"]);
-    let differences = tool(command, "rsync", LIMIT);
+    let differences = tool(command, "rsync");
     assert_eq!(differences, "", "{image} is another");
     for name in ["sparse", "hole"].into_iter().filter(|_| with_holes) {
         let (here, there) = (place.path("source").join(name), place.path("mnt").join(name));
@@ -75,7 +73,7 @@ fn archives_of_gnu_tar_come_out_as_they_went_in() {
     for (name, options, with_xattrs) in formats {
         let mut command = place.command("tar");
         command.args(options).args(["--numeric-owner", "-cf", name, "-C", "source", "."]);
-        tool(command, "tar", LIMIT);
+        tool(command, "tar");
         place.run(&format!("mkfs -f --from {name} disk.kedge")).ok();
         // Without --sparse the archive stores holes as data.
         assert_same(&place, "disk.kedge", with_xattrs, options.contains(&"--sparse"));
@@ -84,7 +82,7 @@ fn archives_of_gnu_tar_come_out_as_they_went_in() {
     let mut command = place.command(env!("CARGO_BIN_EXE_kedge"));
     command.args(["mkfs", "--from", "-", "piped.kedge"]);
     command.stdin(Stdio::from(File::open(place.path("posix-sparse.tar")).unwrap()));
-    let out = output_within(command, LIMIT).unwrap();
+    let out = output_of(command).unwrap();
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
     assert_same(&place, "piped.kedge", true, true);
 }
@@ -102,11 +100,11 @@ fn what_is_exported_is_what_was_imported() {
     fs::create_dir(place.path("back")).unwrap();
     let mut command = place.command("tar");
     command.args(["--xattrs", "--xattrs-include=*", "--numeric-owner", "-xpf", "out.tar", "-C", "back"]);
-    tool(command, "tar", LIMIT);
+    tool(command, "tar");
     let mut command = place.command("rsync");
     command.args(["-aHX", "--numeric-ids", "--dry-run", "--checksum", "--itemize-changes", "--delete"]);
     command.args(["source/", "back/"]);
-    assert_eq!(tool(command, "rsync", LIMIT), "", "out.tar is another");
+    assert_eq!(tool(command, "rsync"), "", "out.tar is another");
     let blocks = |name: &str| fs::metadata(place.path(name)).unwrap().blocks();
     assert!(blocks("back/hole") <= blocks("source/hole").max(64), "the archive has the holes");
     // Extract by `kedge tar` from standard input into an existing image.
@@ -114,7 +112,7 @@ fn what_is_exported_is_what_was_imported() {
     let mut command = place.command(env!("CARGO_BIN_EXE_kedge"));
     command.args(["tar", "-x", "second.kedge:/"]);
     command.stdin(Stdio::from(File::open(place.path("out.tar")).unwrap()));
-    let out = output_within(command, LIMIT).unwrap();
+    let out = output_of(command).unwrap();
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
     assert_same(&place, "second.kedge", true, true);
     // And again over the existing files.
@@ -129,7 +127,7 @@ fn what_is_exported_is_what_was_imported() {
 fn make_again(place: &Place, args: &[&str]) -> Vec<u8> {
     let mut command = place.command(env!("CARGO_BIN_EXE_kedge"));
     command.args(["mkfs", "-f"]).args(args).arg("again.kedge").env("SOURCE_DATE_EPOCH", EPOCH);
-    let out = output_within(command, LIMIT).unwrap();
+    let out = output_of(command).unwrap();
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
     let bytes = fs::read(place.path("again.kedge")).unwrap();
     fs::remove_file(place.path("again.kedge")).unwrap();
@@ -151,7 +149,7 @@ fn the_same_source_gives_the_same_bytes() {
     let tar = |name: &str| {
         let mut command = place.command("tar");
         command.args(["--format=posix", "--sparse", "-cf", name, "-C", "source", "."]);
-        tool(command, "tar", LIMIT);
+        tool(command, "tar");
         make_again(&place, &["--from", name])
     };
     assert!(tar("a.tar") == tar("b.tar"), "the same archive");
@@ -293,7 +291,7 @@ fn a_source_that_makes_no_sense_is_refused() {
     place.run("mkfs --from /dev/null new.kedge").refused(2, &["/dev/null", "neither"]);
     let mut command = place.command(env!("CARGO_BIN_EXE_kedge"));
     command.args(["mkfs", "--size", "16M", "new.kedge"]).env("SOURCE_DATE_EPOCH", "yesterday");
-    let out = output_within(command, LIMIT).unwrap();
+    let out = output_of(command).unwrap();
     assert_eq!(out.status.code(), Some(2));
     assert!(!place.path("new.kedge").exists());
 }

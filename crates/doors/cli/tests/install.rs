@@ -4,15 +4,13 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-use common::{Place, no_fuse, output_within, tool, until};
+use common::{Place, no_fuse, output_of, tool, until};
+use kedge_base::HANG;
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
-
-const LIMIT: Duration = Duration::from_secs(300);
 
 /// A place with everything installed below `usr`.
 fn installed() -> Place {
@@ -50,7 +48,7 @@ fn man_renders_every_page_without_a_warning() {
         command.args(["--warnings", "-E", "UTF-8", "-l"]).arg(&page).env("MANWIDTH", "80");
         // man(1) needs this locale to read the pages as UTF-8.
         command.env("LC_ALL", "C.UTF-8").env_remove("LANGUAGE");
-        let out = output_within(command, LIMIT).expect("man is not installed: apt-get install -y man-db");
+        let out = output_of(command).expect("man is not installed: apt-get install -y man-db");
         let (text, complaints) =
             (String::from_utf8(out.stdout).unwrap(), String::from_utf8(out.stderr).unwrap());
         assert!(out.status.success() && complaints.is_empty(), "{}: {complaints}", page.display());
@@ -90,7 +88,7 @@ fn shells_complete_subcommands_and_options() {
     );
     let mut command = place.command("bash");
     command.args(["--norc", "-c", &bash]);
-    assert_eq!(tool(command, "bash", LIMIT), "mkfs\n--json\n");
+    assert_eq!(tool(command, "bash"), "mkfs\n--json\n");
 
     let zsh = format!(
         "fpath=({usr}/share/zsh/site-functions $fpath); autoload -Uz compinit
@@ -98,14 +96,14 @@ fn shells_complete_subcommands_and_options() {
     );
     let mut command = place.command("zsh");
     command.args(["-f", "-c", &zsh]);
-    assert_eq!(tool(command, "zsh", LIMIT), "_kedge\nloaded\n");
+    assert_eq!(tool(command, "zsh"), "_kedge\nloaded\n");
 
     let fish = format!(
         "source {usr}/share/fish/vendor_completions.d/kedge.fish; complete -C 'kedge mkf'; complete -C 'kedge info --js'"
     );
     let mut command = place.command("fish");
     command.args(["--no-config", "-c", &fish]).env("HOME", place.path(""));
-    let out = tool(command, "fish", LIMIT);
+    let out = tool(command, "fish");
     let words: Vec<&str> = out.lines().filter_map(|l| l.split('\t').next()).collect();
     assert_eq!(words, ["mkfs", "--json"], "{out}");
 }
@@ -119,7 +117,7 @@ fn systemd_finds_no_fault_in_the_units() {
         // systemd-analyze also searches for the man pages that the unit names.
         command.args(["verify", "--man=yes"]).arg(usr.join(unit)).env("MANPATH", usr.join("share/man"));
         command.env("LC_ALL", "C");
-        let out = output_within(command, LIMIT).expect("apt-get install -y systemd");
+        let out = output_of(command).expect("apt-get install -y systemd");
         let said = String::from_utf8_lossy(&out.stderr).into_owned();
         // Ignore complaints about other units of the machine.
         let ours: Vec<&str> =
@@ -134,7 +132,7 @@ fn systemd_finds_no_fault_in_the_units() {
     fs::write(&unit, text.replace("bin/kedge daemon", "bin/gone daemon")).unwrap();
     let mut command = place.command("systemd-analyze");
     command.arg("verify").arg(&unit);
-    assert!(!output_within(command, LIMIT).unwrap().status.success());
+    assert!(!output_of(command).unwrap().status.success());
 }
 
 #[test]
@@ -203,7 +201,7 @@ fn a_package_is_staged_and_its_program_runs() {
     }
     let mut command = Command::new(root.join("usr/sbin/mkfs.kedgefs"));
     command.current_dir(place.path("")).args(["--size", "16M", "disk.kedge"]);
-    assert!(tool(command, "kedge", LIMIT).contains("uuid"));
+    assert!(tool(command, "kedge").contains("uuid"));
     let unit = fs::read_to_string(root.join("usr/lib/systemd/system/kedge@.service")).unwrap();
     assert!(unit.contains("ExecStart=/usr/bin/kedge daemon"), "the path is the installed system's");
 }
@@ -220,7 +218,7 @@ fn the_service_manager_is_told_when_the_mounts_are_live() {
     fs::write(place.path("d.toml"), "[[mount]]\nimage = \"disk.kedge\"\ndir = \"mnt\"\n").unwrap();
     for line in ["daemon d.toml", "mount --foreground disk.kedge mnt"] {
         let manager = UnixDatagram::bind(place.path("notify")).unwrap();
-        manager.set_read_timeout(Some(LIMIT)).unwrap();
+        manager.set_read_timeout(Some(HANG)).unwrap();
         let mut command = place.command(env!("CARGO_BIN_EXE_kedge"));
         command.args(line.split(' ')).env("NOTIFY_SOCKET", place.path("notify"));
         let mut server = command.spawn().unwrap();

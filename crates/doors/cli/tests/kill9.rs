@@ -7,7 +7,8 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-use common::{Place, Run, no_fuse, until_dead};
+use common::{Place, Run, no_fuse, until, until_dead};
+use kedge_base::HANG;
 use kedge_sim::backend::{Backend, Mounted};
 use kedge_sim::rig::{seed_from_env, within};
 use kedge_sim::writers::{Snapshot, Writers, verify_after};
@@ -44,14 +45,14 @@ fn round(place: &Place, round: u64, rng: &mut SmallRng) -> (Snapshot, Snapshot) 
 /// Checks the image. The killed process releases the image a moment after its mount is dead, so
 /// this retries.
 fn fsck(place: &Place) -> Run {
-    for _ in 0..1000 {
-        let judged = place.run("fsck disk.kedge");
-        if !judged.err.contains("in use by another process") {
-            return judged;
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    panic!("the image stays in use");
+    let mut judged = None;
+    until("the image is free", || {
+        let run = place.run("fsck disk.kedge");
+        let busy = run.err.contains("in use by another process");
+        judged = Some(run);
+        !busy
+    });
+    judged.unwrap()
 }
 
 fn kill_again_and_again(seed: u64) {
@@ -87,6 +88,6 @@ fn what_fsync_confirmed_to_many_writers_survives_a_kill() {
     for seed in seeds {
         let what = format!("KEDGE_SEED={seed}");
         println!("{what}");
-        within(Duration::from_secs(600), &what, move || kill_again_and_again(seed));
+        within(HANG, &what, move || kill_again_and_again(seed));
     }
 }

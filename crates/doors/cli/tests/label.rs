@@ -7,10 +7,8 @@ use common::{LET_GO, Place, no_fuse, not_root, tool};
 use std::fs;
 use std::io::Read;
 use std::os::unix::fs::symlink;
-use std::time::Duration;
 
 const NEEDS_ROOT: &str = "only root has block devices to look for";
-const LIMIT: Duration = Duration::from_secs(120);
 
 /// A loop device with an image, which is detached at the end.
 struct Loop<'a> {
@@ -23,7 +21,7 @@ impl Loop<'_> {
         place.run(&format!("mkfs --size 16M -L {label} {image}")).ok();
         let mut command = place.command("losetup");
         command.args(["--find", "--show", image]);
-        Loop { place, device: tool(command, "mount", LIMIT).trim().to_owned() }
+        Loop { place, device: tool(command, "mount").trim().to_owned() }
     }
 }
 
@@ -124,7 +122,7 @@ fn mount_8_finds_a_label_by_its_link() {
     let mut command = place.command("unshare");
     command.args(["-m", "--propagation", "private", "sh", "-c", &format!("{LET_GO}{script}")]);
     command.env("K", env!("CARGO_BIN_EXE_kedge")).env("NAME", &name).env("DEVICE", &one.device);
-    let said = tool(command, "mount", LIMIT);
+    let said = tool(command, "mount");
     let said: Vec<&str> = said.lines().collect();
     assert!(said[0].contains("can't find LABEL="), "{said:?}");
     assert_eq!(said[1..], [one.device.as_str(), "1", one.device.as_str()]);

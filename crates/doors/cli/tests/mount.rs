@@ -3,10 +3,9 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-use common::{LET_GO, Place, kill, no_fuse, not_root, output_within, pid, tool, until, write_and_fsync};
+use common::{LET_GO, Place, kill, no_fuse, not_root, output_of, pid, tool, until, write_and_fsync};
 use rustix::process::{Signal, kill_process};
 use std::fs;
-use std::time::Duration;
 
 #[test]
 fn create_mount_write_unmount_and_find_it_again() {
@@ -158,7 +157,7 @@ fn a_second_mount_is_no_peer_of_the_first() {
     let mut command = place.command("unshare");
     command.args(["-m", "--propagation", "private", "sh", "-c", &script]);
     command.env("K", env!("CARGO_BIN_EXE_kedge"));
-    let out = output_within(command, Duration::from_secs(300)).unwrap();
+    let out = output_of(command).unwrap();
     let (said, errors) = (String::from_utf8(out.stdout).unwrap(), String::from_utf8(out.stderr).unwrap());
     assert!(out.status.success(), "{said}{errors}");
     let groups: Vec<&str> = said.lines().map(str::trim).collect();
@@ -234,7 +233,7 @@ fn info_has_the_flags_of_the_mount_table() {
     assert_eq!(flags(), [false, false, false]);
     let mut change = place.command("mount");
     change.args(["-i", "-o", "remount,bind,nosuid,nodev", "mnt"]);
-    common::tool(change, "util-linux", std::time::Duration::from_secs(60));
+    common::tool(change, "util-linux");
     assert_eq!(flags(), [true, true, false]);
     place.unmount_and_check("disk.kedge");
 }
@@ -433,7 +432,7 @@ fn a_block_device_is_mounted_read_only_on_two_directories() {
         [ $(stat -c %d one) = $(stat -c %d two) ] && echo same";
     let mut command = place.command("sh");
     command.args(["-c", script]).env("K", env!("CARGO_BIN_EXE_kedge"));
-    let said = tool(command, "mount", std::time::Duration::from_secs(120));
+    let said = tool(command, "mount");
     let lines: Vec<&str> = said.lines().collect();
     assert!(lines[0].contains("is in use: it is mounted on"), "{said}");
     assert!(lines[1].starts_with("ro") && !lines[1].contains("noexec"), "{said}");
@@ -468,7 +467,7 @@ fn a_block_device_is_mounted_on_two_directories_by_mount_8() {
         [ $(wc -l < two/file) = 2 ] && echo both";
     let mut command = place.command("unshare");
     command.args(["-m", "--propagation", "private", "sh", "-c", &format!("{LET_GO}{script}")]);
-    assert_eq!(tool(command, "mount", std::time::Duration::from_secs(120)), "text\nboth\n");
+    assert_eq!(tool(command, "mount"), "text\nboth\n");
     assert_eq!(place.info("disk.kedge")["clean"], true);
 }
 

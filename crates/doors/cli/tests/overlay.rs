@@ -7,10 +7,8 @@ use common::{Place, kill, no_fuse, not_root, tool};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::time::Duration;
 
 const NEEDS_ROOT: &str = "only root mounts an overlay, and makes whiteouts";
-const LIMIT: Duration = Duration::from_secs(120);
 
 fn is_whiteout(path: &std::path::Path) -> bool {
     fs::symlink_metadata(path).is_ok_and(|m| m.file_type().is_char_device() && m.rdev() == 0)
@@ -27,13 +25,13 @@ fn overlay(place: &Place, lower: &str) {
     let mut command = place.command("mount");
     let layers = format!("lowerdir={lower},upperdir=mnt/upper,workdir=mnt/work");
     command.args(["-t", "overlay", "overlay", "merged", "-o", &layers]);
-    tool(command, "mount", LIMIT);
+    tool(command, "mount");
 }
 
 fn no_overlay(place: &Place) {
     let mut command = place.command("umount");
     command.arg("merged");
-    tool(command, "mount", LIMIT);
+    tool(command, "mount");
 }
 
 #[test]
@@ -144,7 +142,7 @@ fn two_overlays_lie_over_two_read_only_mounts_of_one_image() {
         cat one.merged/file two.merged/file one/file two/file";
     let mut command = place.command("sh");
     command.args(["-c", script]).env("K", env!("CARGO_BIN_EXE_kedge"));
-    assert_eq!(tool(command, "mount", LIMIT), "belowbelowbelowone\nbelowtwo\nbelowbelow");
+    assert_eq!(tool(command, "mount"), "belowbelowbelowone\nbelowtwo\nbelowbelow");
     assert_eq!(place.run("cat disk.kedge:/file").ok(), "below");
 }
 

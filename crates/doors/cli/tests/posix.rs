@@ -6,11 +6,10 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-use common::{Place, no_fuse, output_within};
+use common::{Place, no_fuse, output_of};
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::time::Duration;
 
 /// The test that the suite skips by itself: pathconf(3) returns the largest link count only for
 /// file systems that glibc knows by their magic number. FUSE is not among them, and no request
@@ -49,7 +48,7 @@ fn run(place: &Place, pattern: &str, remount: bool) -> Option<Said> {
     let mut command = place.command("pjdfstest");
     command.args(["-c", "pjdfstest.toml", "-p"]).arg(place.path("mnt")).arg("-s").arg(place.path("other"));
     command.arg(pattern);
-    let out = match output_within(command, Duration::from_secs(900)) {
+    let out = match output_of(command) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
             kedge_base::skip::note("no pjdfstest: cargo install pjdfstest");
             return None;
@@ -133,7 +132,7 @@ fn stress_ng_on_files() {
         .args(args.split(' ').chain(sizes.split(' ')))
         .args(["--verify", "--metrics-brief", "--temp-path"])
         .arg(place.path("mnt/t"));
-    let out = output_within(command, Duration::from_secs(900))
+    let out = output_of(command)
         .unwrap_or_else(|e| panic!("stress-ng: {e}; on Debian, as root, run: apt-get install -y stress-ng"));
     let said = [out.stdout, out.stderr].concat();
     let said = String::from_utf8_lossy(&said);

@@ -10,10 +10,9 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-use common::{LET_GO, Place, no_fuse, output_within};
+use common::{LET_GO, Place, no_fuse, output_of};
 use std::fs;
 use std::os::unix::fs::symlink;
-use std::time::Duration;
 
 /// Runs the shell `script` and returns its output. `$K` is kedge, `$HERE` the directory of the
 /// test; helpers are installed and `disk.kedge` is mounted on `mnt` with `options`.
@@ -46,7 +45,7 @@ fn in_namespace(options: &str, script: &str) -> Option<String> {
     let mut command = place.command("unshare");
     command.args(["-m", "--propagation", "private", "sh", "-c", &script]);
     command.env("K", env!("CARGO_BIN_EXE_kedge")).env("HERE", place.path("").canonicalize().unwrap());
-    let out = output_within(command, Duration::from_secs(300)).unwrap();
+    let out = output_of(command).unwrap();
     let (said, errors) = (String::from_utf8(out.stdout).unwrap(), String::from_utf8(out.stderr).unwrap());
     assert!(out.status.success(), "{script}\n{said}{errors}");
     assert_eq!(place.info("disk.kedge")["clean"], true, "the script unmounts at its end");

@@ -5,17 +5,15 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-use common::{Place, kill, no_fuse, not_root, output_within, tool, until};
+use common::{Place, kill, no_fuse, not_root, output_of, tool, until};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
 
 const NEEDS_ROOT: &str = "only root can run programs as other users and lay files over /etc";
-const LIMIT: Duration = Duration::from_secs(300);
 /// The number of acknowledged inserts before a kill.
 const INSERTS: usize = 400;
 
@@ -38,7 +36,7 @@ impl Postgres<'_> {
     fn run(&self, program: &str, args: &[&str]) -> String {
         let mut command = self.command(program);
         command.args(args);
-        tool(command, "postgresql", LIMIT)
+        tool(command, "postgresql")
     }
 
     fn sql(&self, sql: &str) -> String {
@@ -53,25 +51,16 @@ impl Postgres<'_> {
         command
             .args(["-c", "listen_addresses=", "-c"])
             .arg(format!("unix_socket_directories={}", socket.display()));
-        let server = Server(command.stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap());
-        for _ in 0..3000 {
-            let mut ready = self.command("pg_isready");
-            if output_within(
-                {
-                    ready.arg("-q");
-                    ready
-                },
-                LIMIT,
-            )
-            .unwrap()
-            .status
-            .success()
-            {
-                return server;
+        let mut server = Server(command.stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap());
+        until("the server is ready", || {
+            if let Some(status) = server.0.try_wait().unwrap() {
+                panic!("{status}: {}", fs::read_to_string(self.place.path("postgres.log")).unwrap());
             }
-            std::thread::sleep(Duration::from_millis(100));
-        }
-        panic!("no server: {}", fs::read_to_string(self.place.path("postgres.log")).unwrap());
+            let mut ready = self.command("pg_isready");
+            ready.arg("-q");
+            output_of(ready).unwrap().status.success()
+        });
+        server
     }
 
     /// Inserts rows one by one until `INSERTS` have been acknowledged, and then calls `end`, which
@@ -148,7 +137,7 @@ fn postgres_keeps_what_it_acknowledged() {
         fs::create_dir(place.path(dir)).unwrap();
         let mut command = place.command("chown");
         command.arg("postgres:postgres").arg(place.path(dir));
-        tool(command, "coreutils", LIMIT);
+        tool(command, "coreutils");
     }
     db.run("initdb", &["--data-checksums", "--auth=trust"]);
     let mut server = db.start();
@@ -215,7 +204,7 @@ fn cargo_builds_a_crate() {
         command.current_dir(place.path("mnt/hello")).args(["run", "--offline", "--quiet"]);
         // Build in the crate's own target directory, which is on the mount.
         command.env_remove("CARGO_TARGET_DIR").env_remove("RUSTFLAGS");
-        let out = output_within(command, LIMIT).unwrap();
+        let out = output_of(command).unwrap();
         assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
         String::from_utf8(out.stdout).unwrap()
     };
@@ -242,17 +231,17 @@ fn cargo_builds_this_workspace() {
     let mut command = place.command("sh");
     command.env("FROM", concat!(env!("CARGO_MANIFEST_DIR"), "/../../.."));
     command.args(["-ec", "git -C $FROM ls-files -z | tar -C $FROM --null -T - -c | tar -C mnt/work -x"]);
-    tool(command, "git", LIMIT);
+    tool(command, "git");
     let build = || {
         let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
         command.current_dir(place.path("mnt/work")).args(["build", "--offline", "--locked", "-p", "kedge"]);
         command.env_remove("CARGO_TARGET_DIR").env_remove("RUSTFLAGS");
-        let out = output_within(command, Duration::from_secs(1800)).unwrap();
+        let out = output_of(command).unwrap();
         let said = String::from_utf8_lossy(&out.stderr).into_owned();
         assert!(out.status.success(), "{said}");
         let mut built = Command::new(place.path("mnt/work/target/debug/kedge"));
         built.arg("--version");
-        assert!(output_within(built, LIMIT).unwrap().stdout.starts_with(b"kedge "));
+        assert!(output_of(built).unwrap().stdout.starts_with(b"kedge "));
         said
     };
     assert!(build().contains("Compiling kedgefs "));
@@ -301,7 +290,7 @@ fn mount_all_of_fstab() {
     let mut command = place.command("unshare");
     command.args(["-m", "--propagation", "private", "sh", "-c", script]);
     command.env("K", env!("CARGO_BIN_EXE_kedge")).env("HERE", place.path("").canonicalize().unwrap());
-    let said = tool(command, "mount", LIMIT);
+    let said = tool(command, "mount");
     let lines: Vec<&str> = said.lines().map(str::trim).collect();
     assert_eq!(&lines[..2], ["2", "noauto"], "{said}");
     assert!(lines[2].contains("\"commit\"") && lines[2].contains('3'), "{said}");

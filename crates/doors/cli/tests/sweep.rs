@@ -18,8 +18,8 @@ mod common;
 mod mapping;
 
 use common::no_fuse;
-use kedge_base::IoBuf;
 use kedge_base::errno::EIO;
+use kedge_base::{HANG, IoBuf};
 use kedge_device::sim::{FaultPlan, OpKind, SimDevice};
 use kedge_device::{Device, MemDevice};
 use kedge_fsck::{CheckOptions, StoreReplay};
@@ -297,7 +297,7 @@ fn sweep(cached: bool) {
     let cases = if common::full() { CASES_FULL } else { CASES };
     let seeds = seed_from_env().map_or_else(|| (1..=cases).collect::<Vec<_>>(), |seed| vec![seed]);
     let alone = seeds.len() == 1;
-    let (failures, counts) = within(Duration::from_secs(600), "the sweep", move || {
+    let (failures, counts) = within(HANG, "the sweep", move || {
         let mut counts = Counts::default();
         let failed = seeds.into_iter().filter_map(|seed| case(cached, seed, &mut counts).err());
         (failed.collect::<Vec<_>>(), counts)

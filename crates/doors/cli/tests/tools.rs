@@ -14,9 +14,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::Duration;
 
-const LIMIT: Duration = Duration::from_secs(900);
 const CLIENTS: u64 = 16;
 
 /// Mode, size and mtime in seconds of each file and directory, by path below the root.
@@ -57,7 +55,7 @@ fn fs_mark_once(method: u64) -> bool {
     let numbers = [("-D", 16), ("-t", CLIENTS), ("-n", files), ("-s", 4096), ("-S", method)];
     command.args(["-d", "mnt/fs_mark", "-l", "fs_mark.log", "-k"]);
     command.args(numbers.iter().flat_map(|(word, n)| [(*word).to_owned(), n.to_string()]));
-    let out = tool(command, "fsmark", LIMIT);
+    let out = tool(command, "fsmark");
     // The last line is that of the only round: use of the file system, files, size, files a second,
     // overhead.
     let words: Vec<&str> = out.lines().last().unwrap().split_whitespace().collect();
@@ -92,7 +90,7 @@ fn dbench_with_sixteen_clients() {
     let seconds = if full() { "20" } else { "5" };
     let mut command = place.command("dbench");
     command.args(["-t", seconds, "-D", "mnt", &CLIENTS.to_string()]);
-    let out = tool(command, "dbench", LIMIT);
+    let out = tool(command, "dbench");
     // dbench goes on after errors and reports them in its progress output.
     assert!(!out.contains("failed") && !out.contains("ERROR"), "{out}");
     let result = out.lines().find(|l| l.starts_with("Throughput ")).expect("a result");
@@ -113,7 +111,7 @@ fn git(place: &Place, dir: &str, args: &[&str]) -> String {
         command.args(["-c", setting]);
     }
     command.args(args);
-    tool(command, "git", LIMIT)
+    tool(command, "git")
 }
 
 fn commit_files(place: &Place, dir: &str, round: u32) {
@@ -166,7 +164,7 @@ fn tar_file(number: u32) -> (String, Vec<u8>) {
 fn tar(place: &Place, args: &[&str]) {
     let mut command = place.command("tar");
     command.args(args);
-    tool(command, "tar", LIMIT);
+    tool(command, "tar");
 }
 
 /// More files than the caches of the server and the kernel hold, so that not all reads are served
@@ -224,7 +222,7 @@ fn sqlite(place: &Place, script: &str, name: &str) -> String {
     let mut command: Command = place.command("sqlite3");
     command.args(["-batch", "-bail", "-cmd", ".timeout 120000", "mnt/db"]);
     command.stdin(Stdio::from(fs::File::open(place.path(name)).unwrap()));
-    tool(command, "sqlite3", LIMIT)
+    tool(command, "sqlite3")
 }
 
 /// Two processes write to one database: their locks, and with WAL their shared memory, are on the

@@ -6,7 +6,6 @@ mod common;
 use common::{Place, no_fuse, tool, until};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::time::Duration;
 
 const LARGE: usize = 40 << 20;
 
@@ -24,7 +23,7 @@ fn write_and_delete(place: &Place) {
 fn fstrim(place: &Place) -> String {
     let mut command = place.command("fstrim");
     command.args(["-v", "mnt"]);
-    tool(command, "util-linux", Duration::from_secs(120))
+    tool(command, "util-linux")
 }
 
 #[test]
@@ -95,7 +94,7 @@ fn a_device_gets_its_space_back() {
     let losetup = |args: &[&str]| {
         let mut command = place.command("losetup");
         command.args(args);
-        tool(command, "mount", Duration::from_secs(60)).trim().to_owned()
+        tool(command, "mount").trim().to_owned()
     };
     let device = losetup(&["--find", "--show", "backing"]);
     place.run(&format!("mkfs {device}")).ok();

@@ -12,13 +12,13 @@ mod expect;
 mod mapping;
 mod operate;
 
-use common::{Place, no_fuse};
+use common::{Place, no_fuse, until};
+use kedge_base::HANG;
 use kedge_sim::cases::{Case, FSYNC};
 use kedge_sim::rig::within;
 use operate::Hands;
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::File;
-use std::time::Duration;
 
 const IMAGE: &str = "disk.kedge";
 /// Only the operations of a case make changes durable, because no case lasts until the commit
@@ -60,15 +60,17 @@ impl Machine {
 
     /// The killed process releases its mount and the image a moment after the signal.
     fn fsck(&self, when: &str) -> Result<(), String> {
-        for _ in 0..1000 {
-            let judged = self.place.kedge(["fsck", IMAGE]);
-            if !["in use by another process", "is mounted on"].iter().any(|busy| judged.err.contains(busy)) {
-                let said = format!("fsck {when}: {}{}", judged.out, judged.err);
-                return if judged.code == 0 { Ok(()) } else { Err(said) };
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        Err(format!("fsck {when}: the image stays in use"))
+        let mut judged = None;
+        until("the image is free", || {
+            let run = self.place.kedge(["fsck", IMAGE]);
+            let busy =
+                ["in use by another process", "is mounted on"].iter().any(|busy| run.err.contains(busy));
+            judged = Some(run);
+            !busy
+        });
+        let judged = judged.expect("it has run");
+        let said = format!("fsck {when}: {}{}", judged.out, judged.err);
+        if judged.code == 0 { Ok(()) } else { Err(said) }
     }
 
     fn end(mut self) -> Result<(), String> {
@@ -121,7 +123,7 @@ fn run_all(cases: Vec<Case>, options: &'static str) {
     let mut failures = Vec::new();
     for case in cases {
         let (name, why) = (case.name(), case.why.clone());
-        if let Err(e) = within(Duration::from_secs(120), &name, move || run(&case, options)) {
+        if let Err(e) = within(HANG, &name, move || run(&case, options)) {
             failures.push(format!("{name} ({why}): {e}"));
         }
     }

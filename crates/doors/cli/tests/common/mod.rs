@@ -4,6 +4,7 @@
 pub mod io;
 pub mod source;
 
+use kedge_base::HANG;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use std::ffi::OsStr;
 use std::os::unix::process::CommandExt;
@@ -12,22 +13,18 @@ use std::process::{Command, Output, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
 
-/// A run of `kedge` that takes longer counts as a hang on any machine.
-const KEDGE_LIMIT: Duration = Duration::from_secs(300);
-
-/// The output of a command, which must end within `limit`. Otherwise it and its children are
-/// killed.
+/// The output of a command. If it hangs, it and its children are killed.
 #[track_caller]
-pub fn output_within(mut command: Command, limit: Duration) -> std::io::Result<Output> {
+pub fn output_of(mut command: Command) -> std::io::Result<Output> {
     let words: Vec<_> = std::iter::once(command.get_program()).chain(command.get_args()).collect();
     let line = words.iter().map(|w| w.to_string_lossy()).collect::<Vec<_>>().join(" ");
     let child = command.process_group(0).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
     let group = Pid::from_raw(child.id() as i32).unwrap();
     let (send, receive) = mpsc::channel();
     kedge_base::spawn_named("output", move || send.send(child.wait_with_output())).unwrap();
-    receive.recv_timeout(limit).unwrap_or_else(|_| {
+    receive.recv_timeout(HANG).unwrap_or_else(|_| {
         let killed = kill_process_group(group, Signal::KILL);
-        panic!("{line}: still running after {limit:?} (killed: {killed:?})")
+        panic!("{line}: still running after {HANG:?} (killed: {killed:?})")
     })
 }
 
@@ -39,15 +36,14 @@ pub fn copy_program(to: &Path) {
     assert!(copied.success(), "cp to {}: {copied}", to.display());
 }
 
-/// Runs a program of a Debian package, which must be installed and succeed within `limit`. Returns
-/// its output.
+/// Runs a program of a Debian package, which must be installed and succeed. Returns its output.
 #[track_caller]
-pub fn tool(mut command: Command, package: &str, limit: Duration) -> String {
+pub fn tool(mut command: Command, package: &str) -> String {
     let name = command.get_program().to_string_lossy().into_owned();
     // fs_mark and mke2fs may be in directories that only root's PATH has.
     let path = std::env::var("PATH").unwrap_or_default();
     command.env("PATH", format!("{path}:/usr/local/sbin:/usr/sbin:/sbin")).env("LC_ALL", "C");
-    let Output { status, stdout, stderr } = match output_within(command, limit) {
+    let Output { status, stdout, stderr } = match output_of(command) {
         Ok(output) => output,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
             panic!("{name} is not installed; on Debian, as root, run: apt-get install -y {package}")
@@ -107,7 +103,7 @@ impl Place {
     pub fn kedge<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Run {
         let mut command = Command::new(env!("CARGO_BIN_EXE_kedge"));
         command.current_dir(self.0.path()).env_remove("KEDGE_LOG").args(args);
-        let Output { status, stdout, stderr } = output_within(command, KEDGE_LIMIT).unwrap();
+        let Output { status, stdout, stderr } = output_of(command).unwrap();
         Run {
             code: status.code().expect("ends by itself"),
             out: String::from_utf8(stdout).unwrap(),
@@ -140,15 +136,11 @@ impl Place {
     /// exec has all files open that were open at the fork.
     #[track_caller]
     pub fn unmount(&self) {
-        for _ in 0..100 {
+        until("mnt is no longer in use", || {
             let run = self.run("umount mnt");
-            if run.code == 0 {
-                return;
-            }
-            assert!(run.err.contains("is in use"), "{}", run.err);
-            std::thread::sleep(Duration::from_millis(50));
-        }
-        panic!("mnt stays in use");
+            assert!(run.code == 0 || run.err.contains("is in use"), "{}", run.err);
+            run.code == 0
+        });
     }
 
     /// [`Place::unmount_and_check`] of a mount with a writeback cache some of whose data was
@@ -157,14 +149,12 @@ impl Place {
     #[track_caller]
     pub fn unmount_refused_and_check(&self, image: &str) {
         let said = "unmounted, but data that was written to it could not be kept";
-        for _ in 0..100 {
+        until("mnt is no longer in use", || {
             let run = self.run("umount mnt");
-            if run.code == 0 || run.code == 1 && run.err.contains(said) {
-                break;
-            }
-            assert!(run.err.contains("is in use"), "{}: {}", run.code, run.err);
-            std::thread::sleep(Duration::from_millis(50));
-        }
+            let ended = run.code == 0 || run.code == 1 && run.err.contains(said);
+            assert!(ended || run.err.contains("is in use"), "{}: {}", run.code, run.err);
+            ended
+        });
         let judged = self.run(&format!("fsck {image}"));
         assert_eq!(judged.code, 0, "fsck {image}: {}{}", judged.out, judged.err);
     }
@@ -240,16 +230,16 @@ pub fn until_dead(place: &Place, dir: &str) {
 pub const LET_GO: &str = "for other in $(findmnt -rno TARGET -t fuseblk.kedgefs,fuse.kedgefs || true); do
     umount -l \"$other\"; done\n";
 
-/// Waits for an action of another process, long enough for any machine.
+/// Waits for an action of another process.
 #[track_caller]
 pub fn until(what: &str, mut done: impl FnMut() -> bool) {
-    for _ in 0..KEDGE_LIMIT.as_millis() / 10 {
+    for _ in 0..HANG.as_millis() / 10 {
         if done() {
             return;
         }
         std::thread::sleep(Duration::from_millis(10));
     }
-    panic!("not within {KEDGE_LIMIT:?}: {what}");
+    panic!("not within {HANG:?}: {what}");
 }
 
 pub fn write_and_fsync(path: &Path, bytes: &[u8]) {

@@ -84,7 +84,7 @@ fn images_that_are_not_ours_are_left_alone() {
     let file = place.path("ext4");
     let mut make = place.command("mke2fs");
     make.args(["-q", "-t", "ext4"]).arg(&file).arg("32M");
-    crate::common::tool(make, "e2fsprogs", crate::LIMIT);
+    crate::common::tool(make, "e2fsprogs");
     cluster.rbd(&["import", "--no-progress", file.to_str().unwrap(), "rbd/foreign"]).unwrap();
     let foreign = uri(&cluster, "foreign");
     refused(&host, &["mount", &foreign, mnt], 1, &["rbd:rbd/foreign", "no KedgeFS magic"]);

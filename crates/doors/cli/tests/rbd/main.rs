@@ -14,7 +14,7 @@ mod input;
 mod load;
 mod takeover;
 
-use common::{Place, Run, no_fuse, output_within};
+use common::{Place, Run, no_fuse, output_of, until};
 use kedge_ceph::{Cluster, Layout, USER};
 use kedge_sim::backend::{Backend, Mounted};
 use parking_lot::{Mutex, MutexGuard};
@@ -24,9 +24,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 
-const LIMIT: Duration = Duration::from_secs(300);
 /// Seconds after which a blocklist entry without a given time expires; Ceph's default is an hour.
 const BLOCKLIST_SECS: u32 = 2;
 
@@ -50,18 +48,6 @@ fn cluster() -> Option<MutexGuard<'static, Cluster>> {
         Mutex::new(Cluster::start(layout).unwrap())
     };
     Some(CLUSTER.get_or_init(start).lock())
-}
-
-/// Waits for an action of another process.
-#[track_caller]
-fn until(what: &str, mut done: impl FnMut() -> bool) {
-    for _ in 0..12_000 {
-        if done() {
-            return;
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    panic!("not within 2 minutes: {what}");
 }
 
 /// Whether the long forms of the tests are requested.
@@ -112,7 +98,7 @@ impl Host {
     fn kedge<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Run {
         let mut command = self.command(env!("CARGO_BIN_EXE_kedge"));
         command.args(args);
-        let output = output_within(command, LIMIT).unwrap();
+        let output = output_of(command).unwrap();
         Run {
             code: output.status.code().expect("ends by itself"),
             out: String::from_utf8(output.stdout).unwrap(),
@@ -140,15 +126,11 @@ impl Host {
 
     #[track_caller]
     fn unmount(&self, dir: &Path) {
-        for _ in 0..100 {
+        until("it is no longer in use", || {
             let run = self.kedge(["umount".as_ref(), dir.as_os_str()]);
-            if run.code == 0 {
-                return;
-            }
-            assert!(run.err.contains("is in use"), "{}", run.err);
-            std::thread::sleep(Duration::from_millis(50));
-        }
-        panic!("{} stays in use", dir.display());
+            assert!(run.code == 0 || run.err.contains("is in use"), "{}", run.err);
+            run.code == 0
+        });
     }
 
     #[track_caller]
@@ -203,7 +185,7 @@ fn mkfs(host: &Host, uri: &str, words: &[&str]) {
 fn script(host: &Host, text: &str, args: &[&OsStr]) -> String {
     let mut command = host.command("sh");
     command.args(["-euc", text, "script"]).args(args);
-    let output = output_within(command, LIMIT).unwrap();
+    let output = output_of(command).unwrap();
     let (out, err) =
         (String::from_utf8_lossy(&output.stdout).into_owned(), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{text}: {}\n{out}\n{err}", output.status);
