@@ -32,6 +32,7 @@ mod mount;
 mod places;
 mod remount;
 mod report;
+mod resize;
 mod rm;
 mod scrub;
 mod stat;
@@ -92,6 +93,8 @@ enum Command {
     Scrub(scrub::Args),
     /// Change the label of an image that is not mounted
     Tune(tune::Args),
+    /// Make an image larger, also while it is mounted
+    Resize(resize::Args),
     /// Show identity, geometry and state of an image or of a mount
     Info(info::Args),
     /// Show the counters of a live mount
@@ -168,6 +171,7 @@ fn main() -> ExitCode {
         Command::Fsck(args) => fsck::run(args),
         Command::Scrub(args) => scrub::run(args),
         Command::Tune(args) => tune::run(args),
+        Command::Resize(args) => resize::run(args),
         Command::Info(args) => info::run(args),
         Command::Stats(args) => stats::run(args),
         Command::Top(args) => top::run(args),

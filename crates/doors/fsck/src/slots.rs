@@ -56,11 +56,11 @@ pub(crate) fn read_slots(reader: &mut Reader, findings: &mut Findings) -> Option
         findings.add_error(FindingKind::SuperblockSlotBad, At::block(SLOTS[slot]), error);
     }
     if let [Some(a), Some(b)] = &slots
-        && a.geometry != b.geometry
+        && !a.geometry.is_same_image(&b.geometry)
     {
         findings.add(FindingKind::SuperblockSlotsDiffer, At::block(SLOTS[1]), || {
             format!(
-                "slots of generations {} and {} disagree on geometry, identity or features",
+                "slots of generations {} and {} disagree on identity, features or the place of an area",
                 a.checkpoint.generation, b.checkpoint.generation
             )
         });

@@ -9,13 +9,11 @@ use kedge_base::BlockNo;
 use kedge_format::alloc::{GROUP_BLOCKS, GroupEntry, INDEX_ENTRIES, bitmap_crc, decode_index_block};
 use kedge_format::superblock::Superblock;
 
-/// Claims the blocks that the format owns: everything below the data area, and the bits of the last
-/// group beyond the device's end.
+/// Claims the blocks that the format owns: see [`kedge_format::superblock::Geometry::format_runs`].
 pub(crate) fn claim_format_areas(sb: &Superblock, owned: &mut Owned) {
-    let g = &sb.geometry;
-    owned.claim(BlockNo(0), g.data_start.0);
-    let end = g.groups() * GROUP_BLOCKS;
-    owned.claim(BlockNo(g.total_blocks), end - g.total_blocks);
+    for (start, blocks) in sb.geometry.format_runs() {
+        owned.claim(BlockNo(start), blocks);
+    }
 }
 
 pub(crate) fn check_space(

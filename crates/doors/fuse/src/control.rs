@@ -2,7 +2,8 @@
 //! shutdown and trim.
 //!
 //! Every user can read `system.kedgefs.stats`, `.info` and `.pid`. They take no space in the image
-//! and are not listed. Setting `system.kedgefs.options` changes options.
+//! and are not listed. Setting `system.kedgefs.options` changes options, and setting
+//! `system.kedgefs.size` makes the image larger.
 
 use crate::abi::{self, InHeader};
 use crate::caller;
@@ -18,6 +19,10 @@ pub const XATTR_PREFIX: &[u8] = b"system.kedgefs.";
 
 /// Setting this attribute to a comma-separated list changes options of the mount.
 pub const XATTR_OPTIONS: &[u8] = b"system.kedgefs.options";
+
+/// Setting this attribute to a number of bytes makes the image larger; an empty value stands for the
+/// size that its device has.
+pub const XATTR_SIZE: &[u8] = b"system.kedgefs.size";
 
 /// The pid of the serving process. Any file has this attribute, so that it can be read on a mount
 /// of a part of the file system (`mount --bind`).
@@ -37,6 +42,18 @@ pub fn set_options(ops: &impl Ops, header: &InHeader, list: &[u8]) -> Answer<()>
     check_owner(header)?;
     let list = std::str::from_utf8(list).map_err(|_| Errno(libc::EINVAL))?;
     ops.set_options(list).inspect_err(|e| tracing::warn!("remount with {list}: {e}"))?;
+    Ok(())
+}
+
+/// Makes the image larger.
+pub fn resize(ops: &impl Ops, header: &InHeader, value: &[u8]) -> Answer<()> {
+    check_owner(header)?;
+    let bytes = match std::str::from_utf8(value).map(str::parse) {
+        Ok(_) if value.is_empty() => None,
+        Ok(Ok(bytes)) => Some(bytes),
+        _ => return Err(Errno(libc::EINVAL)),
+    };
+    ops.resize(bytes).inspect_err(|e| tracing::warn!("resize to {bytes:?} bytes: {e}"))?;
     Ok(())
 }
 

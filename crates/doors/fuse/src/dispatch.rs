@@ -693,6 +693,9 @@ impl<O: Ops> Server<O> {
         if node == Ino::ROOT && name == control::XATTR_OPTIONS {
             return control::set_options(&*self.ops, &request.header, value);
         }
+        if node == Ino::ROOT && name == control::XATTR_SIZE {
+            return control::resize(&*self.ops, &request.header, value);
+        }
         self.check_xattr_name(name)?;
         let mode = match asked.flags as i32 {
             0 => XattrMode::Any,
@@ -712,12 +715,16 @@ impl<O: Ops> Server<O> {
         Ok(self.ops.setxattr(node, name, value, mode)?)
     }
 
-    /// Whether the arguments of a SETXATTR of the root directory change options of the mount.
+    /// Whether the arguments of a SETXATTR of the root directory change options or the size of the
+    /// mount, and not a file.
     pub(crate) fn sets_options(&self, mut args: Args<'_>) -> bool {
         let acls = self.acls.load(Ordering::Relaxed);
         let asked = args.take::<abi::SetxattrIn>().map(drop);
         let ext = if acls { args.take::<abi::SetxattrInExt>().map(drop) } else { Ok(()) };
-        asked.and(ext).and_then(|()| args.text()).is_ok_and(|name| name == control::XATTR_OPTIONS)
+        asked
+            .and(ext)
+            .and_then(|()| args.text())
+            .is_ok_and(|name| [control::XATTR_OPTIONS, control::XATTR_SIZE].contains(&name))
     }
 
     fn removexattr(&self, node: Ino, args: &mut Args<'_>) -> Answer<()> {

@@ -78,6 +78,10 @@ pub trait Ops: Send + Sync + 'static {
     fn trim(&self, _offset: u64, _len: u64, _min_len: u64) -> Result<u64> {
         Err(kedgefs::Error::NotSupported("there is no device that takes space back"))
     }
+    /// Makes the image larger: to `bytes`, or to the size of its device. Returns the new size.
+    fn resize(&self, _bytes: Option<u64>) -> Result<u64> {
+        Err(kedgefs::Error::NotSupported("there is no image that could grow"))
+    }
     fn stats_json(&self) -> String;
     fn info_json(&self) -> String;
     fn set_options(&self, list: &str) -> Result<()>;
@@ -145,6 +149,7 @@ delegate! {
     has_immutable() -> bool;
     shutdown(flush: bool) -> Result<()>;
     trim(offset: u64, len: u64, min_len: u64) -> Result<u64>;
+    resize(bytes: Option<u64>) -> Result<u64>;
     stats_json() -> String;
     info_json() -> String;
     set_options(list: &str) -> Result<()>;

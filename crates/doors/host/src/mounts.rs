@@ -21,6 +21,9 @@ pub const XATTR_PID: &str = "system.kedgefs.pid";
 /// Setting this attribute to a list of options changes them.
 pub const XATTR_OPTIONS: &str = "system.kedgefs.options";
 
+/// Setting this attribute to a number of bytes makes the image larger.
+pub const XATTR_SIZE: &str = "system.kedgefs.size";
+
 /// Largest attribute value that the kernel returns.
 const XATTR_BYTES_MAX: usize = 64 << 10;
 

@@ -361,7 +361,7 @@ fn many_groups_survive_a_reload() {
     assert!(geometry.index_blocks > 1);
     let (device, alloc, _) = sample(&geometry);
     let loaded = Alloc::load(&device, &geometry, Generation(3)).unwrap();
-    for (a, b) in alloc.cells.iter().zip(&loaded.cells) {
+    for (a, b) in alloc.cells.iter().zip(loaded.cells.iter()) {
         let owned = a.lock().owned.clone();
         let b = b.lock();
         assert!(owned == b.owned);

@@ -8,7 +8,7 @@
 
 use crate::Alloc;
 use crate::bitmap::Bitmap;
-use kedge_base::{BLOCK_SIZE, BlockNo, Generation, IoBuf};
+use kedge_base::{BLOCK_SIZE, BlockNo, Extent, Generation, IoBuf};
 use kedge_format::alloc::{self as format, GroupEntry, INDEX_ENTRIES};
 use kedge_format::superblock::{Geometry, Superblock};
 use std::sync::atomic::Ordering::SeqCst;
@@ -20,7 +20,9 @@ const WRITE_BLOCKS: usize = 256;
 /// The owned bitmaps at a cut. Ends in [`Alloc::written`] or [`Alloc::abandon`].
 #[must_use = "ends in Alloc::written or Alloc::abandon"]
 pub struct FrozenAlloc {
-    geometry: Geometry,
+    geometry: Arc<Geometry>,
+    /// Blocks that become free with this checkpoint, because it makes the image larger.
+    added: Vec<Extent>,
     /// The groups that changed, ascending.
     groups: Vec<FrozenGroup>,
     /// The index of the last durable checkpoint. `index` is the same with the entries of the
@@ -49,6 +51,11 @@ impl FrozenAlloc {
     /// Blocks not owned at the cut, for the superblock.
     pub fn free_blocks(&self) -> u64 {
         self.free_blocks
+    }
+
+    /// The geometry that the checkpoint writes.
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
     }
 
     /// Groups whose bitmaps are written.
@@ -132,13 +139,14 @@ impl Alloc {
         let groups = dirty
             .into_iter()
             .map(|g| {
-                let mut group = self.cells[g as usize].lock();
+                let mut group = self.cells.get(g).lock();
                 group.dirty = false;
                 FrozenGroup { group: g, owned: group.owned.clone(), free_blocks: group.owned_free }
             })
             .collect();
         FrozenAlloc {
-            geometry: self.geometry.clone(),
+            geometry: self.geometry(),
+            added: std::mem::take(&mut *self.added.lock()),
             groups,
             base: self.durable.lock().clone(),
             index: OnceLock::new(),
@@ -153,6 +161,7 @@ impl Alloc {
         let slot = *frozen.slot.get().expect("its writes were requested");
         *self.durable.lock() = Durable { index: frozen.index().clone(), slot: Some(slot) };
         self.in_flight.store(false, SeqCst);
+        self.release_added(frozen.added);
     }
 
     /// The checkpoint failed: marks the groups that it would have written dirty again. Its copies
@@ -162,6 +171,7 @@ impl Alloc {
         for frozen in &frozen.groups {
             self.with_group(frozen.group, |group| group.dirty = true);
         }
+        self.added.lock().extend(frozen.added);
         self.in_flight.store(false, SeqCst);
     }
 }

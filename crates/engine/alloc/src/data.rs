@@ -180,7 +180,7 @@ impl Alloc {
     /// an extent. Returns false if too many are in quarantine already, so that the device as a
     /// whole is at fault.
     pub fn quarantine(&self, extent: Extent) -> bool {
-        let limit = ((self.geometry.total_blocks - self.geometry.data_start.0) / BAD_PART).max(BAD_MIN);
+        let limit = ((self.total() - self.geometry.data_start.0) / BAD_PART).max(BAD_MIN);
         let mut bad = self.bad.lock();
         if bad.len() as u64 + extent.blocks > limit {
             return false;
@@ -237,7 +237,7 @@ impl Alloc {
     /// Marks the blocks owned, for a record that takes them.
     pub fn apply_alloc(&self, extent: Extent) -> Result<()> {
         let replay = self.replaying.load(SeqCst);
-        for (g, bit, len) in self.pieces(extent)? {
+        for (g, bit, len) in self.named_pieces(extent)? {
             let fresh = self.with_group(g, |group| group.apply_alloc(bit, len, replay))?;
             self.owned_free.fetch_sub(len as u64, SeqCst);
             self.take_in_replay(fresh as u64)?;
@@ -249,7 +249,7 @@ impl Alloc {
     /// busy until the record is durable.
     pub fn apply_free(&self, extent: Extent, end_lsn: Lsn) -> Result<()> {
         let replay = self.replaying.load(SeqCst);
-        for (g, bit, len) in self.pieces(extent)? {
+        for (g, bit, len) in self.named_pieces(extent)? {
             let freed = self.with_group(g, |group| {
                 group.apply_free(bit, len)?;
                 Ok(if replay { group.release_unheld(bit, len) } else { 0 })
@@ -283,16 +283,16 @@ impl Alloc {
     /// Where the search for a file's first blocks starts. Directories are spread over the groups;
     /// the files of one directory are placed together, one after another.
     pub fn goal_for(&self, ino: Ino, dir: Ino) -> BlockNo {
-        let (first, last) = (self.locate(BlockNo(0)).0, self.cells.len() as u64 - 1);
+        let (first, last) = (self.locate(BlockNo(0)).0, self.cells.len() - 1);
         let count = last - first + 1;
         let key = if dir.0 != 0 { dir.0 } else { ino.0 } / DIRS_TOGETHER;
         // Fibonacci hashing puts neighbouring keys far apart, so that directories do not grow into
         // each other.
         let home = ((key.wrapping_mul(0x9E37_79B9_7F4A_7C15) as u128 * count as u128) >> 64) as u64;
-        let roomy = |g: &u64| self.cells[*g as usize].free() >= BITS / 8;
+        let roomy = |g: &u64| self.cells.get(*g).free() >= BITS / 8;
         let g = (0..count.min(DIR_GROUPS)).map(|i| first + (home + i) % count).find(roomy);
         let g = g.unwrap_or(first + home);
-        BlockNo(g * GROUP_BLOCKS + self.cells[g as usize].cursor() as u64)
+        BlockNo(g * GROUP_BLOCKS + self.cells.get(g).cursor() as u64)
     }
 
     /// Finds a place for up to `want` blocks. They were taken from the space, so a place exists.
@@ -302,7 +302,7 @@ impl Alloc {
         if let Some(extent) = self.place_in(home, Some(bit), want, good) {
             return extent;
         }
-        let count = self.cells.len() as u64;
+        let count = self.cells.len();
         let rotor = self.rotor.load(Relaxed);
         let others = || (0..count).map(|i| (rotor + i) % count).filter(|&g| g != home);
         let mut tries = GOOD_GROUPS;
@@ -310,7 +310,7 @@ impl Alloc {
             if tries == 0 {
                 break;
             }
-            if self.cells[g as usize].run_max() < good {
+            if self.cells.get(g).run_max() < good {
                 continue;
             }
             tries -= 1;
@@ -323,7 +323,7 @@ impl Alloc {
             return extent;
         }
         for g in others() {
-            if self.cells[g as usize].free() == 0 {
+            if self.cells.get(g).free() == 0 {
                 continue;
             }
             if let Some(extent) = self.place_in(g, None, want, 1) {
@@ -338,7 +338,7 @@ impl Alloc {
     /// group's cursor. A run right at `from` may be shorter, if it is long enough to continue a
     /// file.
     fn place_in(&self, g: u64, from: Option<u32>, want: u32, min: u32) -> Option<Extent> {
-        if self.cells[g as usize].free() == 0 {
+        if self.cells.get(g).free() == 0 {
             return None;
         }
         self.with_group(g, |group| {
@@ -355,7 +355,7 @@ impl Alloc {
     /// already searched, while another thread takes the block ahead. Another search might miss it
     /// again, without bound. With all locks held, nothing changes.
     fn place_under_all_locks(&self, want: u32) -> Extent {
-        let mut passed = Vec::with_capacity(self.cells.len());
+        let mut passed = Vec::with_capacity(self.cells.len() as usize);
         for (g, cell) in self.cells.iter().enumerate() {
             let mut group = cell.lock();
             let from = group.cursor();

@@ -30,7 +30,7 @@ pub enum Which {
 impl Alloc {
     /// Starts or stops the marking of blocks that become free, in all groups.
     pub fn watch_frees(&self, on: bool) {
-        for cell in &self.cells {
+        for cell in self.cells.iter() {
             cell.lock().watch_frees(on);
         }
     }
@@ -39,7 +39,7 @@ impl Alloc {
     /// for a discard. The caller returns the run through [`Alloc::end_claim`].
     pub fn claim_free(&self, range: Range<BlockNo>, min: u64, which: Which) -> Option<Extent> {
         let mut at = range.start.0.max(self.geometry.data_start.0);
-        let end = range.end.0.min(self.geometry.total_blocks);
+        let end = range.end.0.min(self.total());
         while at < end {
             let g = at / GROUP_BLOCKS;
             let first = g * GROUP_BLOCKS;

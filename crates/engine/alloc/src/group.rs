@@ -267,6 +267,11 @@ impl Group {
 
     // Discards
 
+    /// Whether blocks that become free are marked.
+    pub(crate) fn watches_frees(&self) -> bool {
+        self.fresh.is_some()
+    }
+
     pub(crate) fn watch_frees(&mut self, on: bool) {
         if !on {
             self.fresh = None;

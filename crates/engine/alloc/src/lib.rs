@@ -47,6 +47,10 @@
 //! 8. **It is being discarded** (`claim_free` until `end_claim`). If it were allocated now, the
 //!    discard could take the new bytes.
 //!
+//! 9. **A resize added it, and the superblock that names the new size is not durable** (`grow`
+//!    until `written`). If it were allocated now, a crash would leave log records that name blocks
+//!    beyond the end of the image, and recovery would refuse them.
+//!
 //! These are not reasons:
 //! - *A frozen bitmap names it*. The bitmap of a checkpoint in flight may mark a block owned that
 //!   has been freed and reused since the cut. The log from the cut on holds the free and the new
@@ -80,6 +84,7 @@
 #![warn(unreachable_pub)]
 
 mod bitmap;
+mod cells;
 mod checkpoint;
 mod data;
 mod discard;
@@ -88,6 +93,7 @@ mod held;
 mod load;
 mod nodes;
 mod pool;
+mod resize;
 mod space;
 
 pub use checkpoint::FrozenAlloc;
@@ -95,7 +101,8 @@ pub use discard::Which;
 pub use pool::{NodeClass, NodeReservation, Waited};
 pub use space::DataReservation;
 
-use bitmap::{BITS, Bitmap};
+use bitmap::Bitmap;
+use cells::Cells;
 use checkpoint::Durable;
 use data::Pending;
 use group::{Group, GroupCell};
@@ -106,13 +113,24 @@ use kedge_format::superblock::Geometry;
 use pool::NodePool;
 use space::Space;
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 
 /// The allocator of an open image; see the crate's documentation.
 pub struct Alloc {
+    /// What no resize changes may be read from here. The size and the place of the maps are in
+    /// `total` and `layout`.
     geometry: Geometry,
-    cells: Box<[GroupCell]>,
+    /// The geometry that the next checkpoint writes. Changed under the exclusive epoch guard.
+    layout: Mutex<Arc<Geometry>>,
+    /// Blocks of the image, as in `layout`.
+    total: AtomicU64,
+    /// The moved maps of `layout`. Changed under the exclusive epoch guard.
+    maps: Range<AtomicU64>,
+    cells: Cells,
+    /// Blocks that a resize added, until the checkpoint that names their size is durable.
+    added: Mutex<Vec<Extent>>,
     space: Arc<Space>,
     pool: Arc<NodePool>,
     /// One refill at a time, so that concurrent callers do not each claim the missing slots.
@@ -170,12 +188,13 @@ pub struct FreeCounts {
     pub protected: u64,
 }
 
-/// The parts of the group at `first` that belong to the format: blocks below `data_start` and
-/// beyond the end of the image.
-fn format_owned(geometry: &Geometry, first: u64) -> [(u32, u32); 2] {
+/// The parts of the group at `first` that belong to the format.
+fn format_owned(geometry: &Geometry, first: u64) -> [(u32, u32); 3] {
     let clamp = |block: u64| block.saturating_sub(first).min(GROUP_BLOCKS) as u32;
-    let (data, end) = (clamp(geometry.data_start.0), clamp(geometry.total_blocks));
-    [(0, data), (end, BITS - end)]
+    geometry.format_runs().map(|(start, len)| {
+        let (start, end) = (clamp(start), clamp(start + len));
+        (start, end - start)
+    })
 }
 
 impl Alloc {
@@ -214,8 +233,12 @@ impl Alloc {
         let owned_free = groups.iter().map(|g| g.owned_free as u64).sum();
         let cells = groups.into_iter().enumerate().map(|(g, group)| GroupCell::new(g as u64 + 1, group));
         Alloc {
+            layout: Mutex::new(Rank::Leaf, Arc::new(geometry.clone())),
+            total: AtomicU64::new(geometry.total_blocks),
+            maps: AtomicU64::new(geometry.moved_maps().start)..AtomicU64::new(geometry.moved_maps().end),
             geometry: geometry.clone(),
-            cells: cells.collect(),
+            cells: Cells::new(cells.collect()),
+            added: Mutex::new(Rank::Leaf, Vec::new()),
             space,
             pool: Arc::new(NodePool::new(geometry.total_blocks - geometry.data_start.0)),
             refill: Mutex::with_order(Rank::AllocGroup, 0, ()),
@@ -238,7 +261,7 @@ impl Alloc {
     /// Runs `f` on a group under its lock, then updates its hints, and lists the group if it became
     /// dirty.
     fn with_group<R>(&self, g: u64, f: impl FnOnce(&mut Group) -> R) -> R {
-        let cell = &self.cells[g as usize];
+        let cell = self.cells.get(g);
         let mut group = cell.lock();
         let was_dirty = group.dirty;
         let out = f(&mut group);
@@ -249,9 +272,19 @@ impl Alloc {
         out
     }
 
+    /// Blocks of the image.
+    pub fn total(&self) -> u64 {
+        self.total.load(SeqCst)
+    }
+
+    /// The geometry that the next checkpoint writes.
+    pub fn geometry(&self) -> Arc<Geometry> {
+        self.layout.lock().clone()
+    }
+
     /// Group and bit of a block that is only a hint, clamped to the data area.
     fn locate(&self, block: BlockNo) -> (u64, u32) {
-        let block = block.0.clamp(self.geometry.data_start.0, self.geometry.total_blocks - 1);
+        let block = block.0.clamp(self.geometry.data_start.0, self.total() - 1);
         (block / GROUP_BLOCKS, (block % GROUP_BLOCKS) as u32)
     }
 
@@ -261,7 +294,7 @@ impl Alloc {
         let end = extent.start.0.checked_add(extent.blocks);
         if extent.blocks == 0
             || extent.start < self.geometry.data_start
-            || end.is_none_or(|end| end > self.geometry.total_blocks)
+            || end.is_none_or(|end| end > self.total())
         {
             let what =
                 format!("a record names {} blocks from there, not inside the data area", extent.blocks);
@@ -274,6 +307,18 @@ impl Alloc {
             at += piece.2 as u64;
             (piece.2 > 0).then_some(piece)
         }))
+    }
+
+    /// [`Alloc::pieces`] of an extent that a record names: it must not touch moved allocation maps
+    /// either. The caller is inside the epoch guard or in replay, so the maps do not move.
+    fn named_pieces(&self, extent: Extent) -> Result<impl Iterator<Item = (u64, u32, u32)> + use<>> {
+        let pieces = self.pieces(extent)?;
+        let maps = self.maps.start.load(SeqCst)..self.maps.end.load(SeqCst);
+        if extent.start.0 < maps.end && maps.start < extent.end().0 {
+            let what = format!("a record names {} blocks from there, in the allocation maps", extent.blocks);
+            return Err(Error::corrupt(CorruptKind::Log, extent.start, what));
+        }
+        Ok(pieces)
     }
 
     /// Raises `available` after blocks became free. The pool takes its share first.
@@ -289,7 +334,7 @@ impl Alloc {
         let pool = self.pool.counts();
         let (available, reserved) = (self.space.available(), self.space.reserved());
         FreeCounts {
-            total: self.geometry.total_blocks - self.geometry.data_start.0,
+            total: self.total() - self.geometry.data_start.0,
             free: available + reserved,
             owned_free: self.owned_free.load(SeqCst).saturating_sub(self.bad_unowned()),
             reserved,
@@ -299,7 +344,7 @@ impl Alloc {
             pending_nodes: pool.deferred,
             pool: pool.slots,
             promised_nodes: pool.promised,
-            protected: self.pool.protected,
+            protected: self.pool.protected(),
         }
     }
 }

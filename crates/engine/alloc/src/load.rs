@@ -49,7 +49,7 @@ impl Alloc {
     /// that record is applied.
     pub fn hold_for_replay(&self, extent: Extent) -> Result<()> {
         assert!(self.replaying.load(SeqCst), "holds are taken in replay");
-        for (g, bit, len) in self.pieces(extent)? {
+        for (g, bit, len) in self.named_pieces(extent)? {
             let fresh = self.with_group(g, |group| group.hold(bit, len))?;
             self.take_in_replay(fresh as u64)?;
         }
@@ -75,7 +75,7 @@ impl Alloc {
     pub fn replay_done_with(&self, blocks: u64) -> DataReservation {
         assert!(self.replaying.swap(false, SeqCst), "replay ends once");
         let mut freed = 0;
-        for g in 0..self.cells.len() as u64 {
+        for g in 0..self.cells.len() {
             freed += self.with_group(g, Group::drop_held) as u64;
         }
         self.space.give(freed);

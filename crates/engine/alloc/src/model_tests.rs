@@ -422,7 +422,7 @@ impl Model {
         assert_eq!(counts.free, counts.total - busy);
         assert_eq!(counts.reserved, self.reservations.iter().map(|r| r.blocks()).sum::<u64>());
         assert!(counts.reserved <= counts.free && counts.promised_nodes == 0);
-        for cell in &self.alloc.cells {
+        for cell in self.alloc.cells.iter() {
             cell.lock().check();
         }
     }

@@ -67,8 +67,10 @@ impl Alloc {
     /// invariant.
     pub fn free_node(&self, addr: BlockNo, born: Generation, current: Generation) -> Result<()> {
         let inside = addr >= self.geometry.data_start
-            && addr.0.checked_add(NODE_BLOCKS).is_some_and(|end| end <= self.geometry.total_blocks);
-        if !inside || !addr.0.is_multiple_of(NODE_BLOCKS) {
+            && addr.0.checked_add(NODE_BLOCKS).is_some_and(|end| end <= self.total());
+        let in_maps =
+            addr.0 < self.maps.end.load(SeqCst) && self.maps.start.load(SeqCst) < addr.0 + NODE_BLOCKS;
+        if !inside || in_maps || !addr.0.is_multiple_of(NODE_BLOCKS) {
             return Err(Error::corrupt(CorruptKind::Node, addr, "no place for a tree node"));
         }
         self.with_group(addr.0 / GROUP_BLOCKS, |group| group.disown_slot((addr.0 % GROUP_BLOCKS) as u32))?;
@@ -147,7 +149,7 @@ impl Alloc {
     /// nodes in few large writes and data is not fragmented; after that any four aligned blocks.
     fn claim_slots(&self, near: BlockNo, want: usize, out: &mut Vec<u64>) {
         let near = if near.0 == 0 { BlockNo(self.node_goal.load(Relaxed)) } else { near };
-        let (home, count) = (self.locate(near).0, self.cells.len() as u64);
+        let (home, count) = (self.locate(near).0, self.cells.len());
         for runs in [true, false] {
             for g in (0..count).map(|i| (home + i) % count) {
                 // A group may hold several runs; each pass takes one, so the loop ends with the
@@ -159,7 +161,7 @@ impl Alloc {
                         self.node_goal.store(out.last().map_or(near.0, |&s| s), Relaxed);
                         return;
                     }
-                    let cell = &self.cells[g as usize];
+                    let cell = self.cells.get(g);
                     let least =
                         if runs { SLOT_RUN.min(left) * NODE_BLOCKS as u32 } else { NODE_BLOCKS as u32 };
                     if cell.run_max() < least {

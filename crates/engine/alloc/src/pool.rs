@@ -30,7 +30,7 @@ use kedge_base::{BlockNo, Generation};
 use kedge_format::node::NODE_BLOCKS;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
 
 /// Class of a reservation of nodes.
@@ -46,9 +46,9 @@ pub enum NodeClass {
 
 #[derive(Debug)]
 pub(crate) struct NodePool {
-    pub protected: u64,
-    reclaim: u64,
-    working: u64,
+    /// From the size of the data area; a resize changes them.
+    promised_max: AtomicU64,
+    reclaim: AtomicU64,
     /// Flags derived from the state, which are read without the lock.
     short: AtomicBool,
     low: AtomicBool,
@@ -131,21 +131,25 @@ pub(crate) struct PoolCounts {
     pub lack: u64,
 }
 
+/// The slots for promises, and those for reclaim, of a data area of `blocks`.
+fn shares(blocks: u64) -> (u64, u64) {
+    // A 64th of all nodes that could exist, which is 256 data blocks for each promised slot. So
+    // even if every delayed block of a full image becomes an extent of its own, that part has
+    // enough leaves to hold them. It may not have enough for the splits if the extents belong
+    // in many full leaves: then writeback fails with ENOSPC, the data stays dirty, and the next
+    // deletion makes room. The upper bound covers 1 GiB of such blocks, more than writeback
+    // allows to accumulate. For deletes: two or more of the smallest steps at once.
+    let promised = (blocks / NODE_BLOCKS / 64).clamp(32, 1024);
+    (promised, promised.min(64))
+}
+
 impl NodePool {
     /// A pool for a data area of `blocks`.
     pub(crate) fn new(blocks: u64) -> NodePool {
-        // A 64th of all nodes that could exist, which is 256 data blocks for each promised slot. So
-        // even if every delayed block of a full image becomes an extent of its own, that part has
-        // enough leaves to hold them. It may not have enough for the splits if the extents belong
-        // in many full leaves: then writeback fails with ENOSPC, the data stays dirty, and the next
-        // deletion makes room. The upper bound covers 1 GiB of such blocks, more than writeback
-        // allows to accumulate. For deletes: two or more of the smallest steps at once.
-        let promised = (blocks / NODE_BLOCKS / 64).clamp(32, 1024);
-        let reclaim = promised.min(64);
+        let (promised, reclaim) = shares(blocks);
         NodePool {
-            protected: promised + reclaim,
-            reclaim,
-            working: promised,
+            promised_max: AtomicU64::new(promised),
+            reclaim: AtomicU64::new(reclaim),
             short: AtomicBool::new(true),
             low: AtomicBool::new(true),
             state: Mutex::new(Rank::Leaf, State::default()),
@@ -153,14 +157,35 @@ impl NodePool {
         }
     }
 
+    /// Adapts the reserves to a data area of another size.
+    pub(crate) fn resize(&self, blocks: u64) {
+        let (promised, reclaim) = shares(blocks);
+        self.promised_max.store(promised, SeqCst);
+        self.reclaim.store(reclaim, SeqCst);
+        self.with(|_| ());
+    }
+
+    fn reclaim(&self) -> u64 {
+        self.reclaim.load(SeqCst)
+    }
+
+    fn working(&self) -> u64 {
+        self.promised_max.load(SeqCst)
+    }
+
+    /// Slots that [`NodeClass::Normal`] may not take.
+    pub(crate) fn protected(&self) -> u64 {
+        self.promised_max.load(SeqCst) + self.reclaim()
+    }
+
     /// Slots that the pool keeps, however short of space data is.
     pub(crate) fn floor(&self) -> u64 {
-        self.protected + self.working / 2
+        self.protected() + self.working() / 2
     }
 
     /// The number of free slots to which a refill fills the pool.
     pub(crate) fn target(&self) -> u64 {
-        self.protected + self.working
+        self.protected() + self.working()
     }
 
     /// Whether the pool must be refilled before data takes space (rule 5).
@@ -183,8 +208,8 @@ impl NodePool {
 
     fn class_floor(&self, class: NodeClass) -> u64 {
         match class {
-            NodeClass::Normal => self.protected,
-            NodeClass::Promised => self.reclaim,
+            NodeClass::Normal => self.protected(),
+            NodeClass::Promised => self.reclaim(),
             NodeClass::Reclaim => 0,
         }
     }

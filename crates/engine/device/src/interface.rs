@@ -95,6 +95,23 @@ pub trait Device: Send + Sync + 'static {
     /// Makes the range read as zeros, with the durability of a plain write.
     fn write_zeroes(&self, offset: u64, len: u64) -> Result<()>;
 
+    /// Gives the device room for `size` bytes, durably: a file is extended, and a block device or an
+    /// export that was enlarged elsewhere is measured again. A device that has the room already is
+    /// left as it is. Fails if the device cannot have that size.
+    fn grow(&self, size: u64) -> Result<()> {
+        let has = self.geometry().size;
+        if size <= has {
+            return Ok(());
+        }
+        Err(Error::invalid(format!("{} has {has} bytes, {size} are wanted", self.name())))
+    }
+
+    /// The size in bytes to which an image on the device may grow without a change of the device:
+    /// that of the block device or of the file, as it is now.
+    fn room(&self) -> u64 {
+        self.geometry().size
+    }
+
     /// Free bytes of the file system that holds the device, if the device is a file. The file may
     /// be sparse, and then the first write to a block needs space there. `None` if unknown.
     fn host_free(&self) -> Option<u64> {

@@ -45,6 +45,7 @@ mod pages;
 mod rbd;
 mod request;
 pub mod sim;
+mod sizes;
 mod stats;
 #[cfg(test)]
 mod testing;

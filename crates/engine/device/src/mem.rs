@@ -5,6 +5,7 @@
 
 use crate::batch::submit_inline;
 use crate::pages::{Page, Pages, blocks};
+use crate::sizes::Sizes;
 use crate::{CompletionSink, Device, DeviceStats, Geometry, Request};
 use kedge_base::{BLOCK_SIZE, IoBuf, Result};
 use parking_lot::RwLock;
@@ -12,7 +13,7 @@ use std::hash::Hasher;
 use std::sync::Arc;
 
 pub struct MemDevice {
-    geometry: Geometry,
+    sizes: Sizes,
     stats: DeviceStats,
     /// An absent block is zeros.
     pages: RwLock<Pages>,
@@ -25,12 +26,12 @@ impl MemDevice {
     }
 
     fn with_pages(geometry: Geometry, pages: Pages) -> MemDevice {
-        MemDevice { geometry, stats: DeviceStats::default(), pages: RwLock::new(pages) }
+        MemDevice { sizes: Sizes::new(geometry), stats: DeviceStats::default(), pages: RwLock::new(pages) }
     }
 
     /// A copy that shares all contents until either is written. Its counters start at zero.
     pub fn fork(&self) -> MemDevice {
-        MemDevice::with_pages(self.geometry.clone(), self.pages.read().clone())
+        MemDevice::with_pages(self.sizes.now().clone(), self.pages.read().clone())
     }
 
     /// A hash of the difference from `base`: equal for equal contents, whatever writes led to them.
@@ -46,7 +47,7 @@ impl MemDevice {
     /// A copy of any byte range, for tests. Panics beyond the end of the device.
     pub fn bytes(&self, offset: u64, len: usize) -> Vec<u8> {
         let end = offset + len as u64;
-        assert!(end <= self.geometry.size, "byte range inside the device");
+        assert!(end <= self.sizes.now().size, "byte range inside the device");
         let pages = self.pages.read();
         let mut out = Vec::with_capacity(len);
         let mut at = offset;
@@ -63,7 +64,7 @@ impl MemDevice {
     /// Damages the image, for tests: `f` gets the bytes from `offset` to the end of its block.
     /// Panics beyond the end of the device.
     pub fn corrupt(&self, offset: u64, f: impl FnOnce(&mut [u8])) {
-        assert!(offset < self.geometry.size, "offset inside the device");
+        assert!(offset < self.sizes.now().size, "offset inside the device");
         let mut pages = self.pages.write();
         let mut bytes = *pages.get(blocks(offset)).unwrap_or(&Page::ZERO).bytes();
         f(&mut bytes[(offset % BLOCK_SIZE as u64) as usize..]);
@@ -87,7 +88,7 @@ pub(crate) fn put(pages: &mut Pages, block: u64, page: Page) {
 
 impl Device for MemDevice {
     fn geometry(&self) -> &Geometry {
-        &self.geometry
+        self.sizes.now()
     }
 
     fn submit(&self, batch: Vec<Request>, sink: Arc<dyn CompletionSink>) {
@@ -96,7 +97,7 @@ impl Device for MemDevice {
 
     fn read(&self, offset: u64, buf: &mut IoBuf) -> Result<()> {
         self.stats.count_read(buf.len());
-        self.geometry.check("read", offset, buf.len() as u64)?;
+        self.sizes.now().check("read", offset, buf.len() as u64)?;
         let pages = self.pages.read();
         for (block, out) in (blocks(offset)..).zip(buf.as_mut_bytes().chunks_exact_mut(BLOCK_SIZE)) {
             out.copy_from_slice(pages.get(block).unwrap_or(&Page::ZERO).bytes());
@@ -106,7 +107,7 @@ impl Device for MemDevice {
 
     fn write(&self, offset: u64, buf: &IoBuf, fua: bool) -> Result<()> {
         self.stats.count_write(buf.len(), fua);
-        self.geometry.check("write", offset, buf.len() as u64)?;
+        self.sizes.now().check("write", offset, buf.len() as u64)?;
         let new: Vec<Page> = buf.as_bytes().chunks_exact(BLOCK_SIZE).map(Page::new).collect();
         let mut pages = self.pages.write();
         for (block, page) in (blocks(offset)..).zip(new) {
@@ -121,14 +122,21 @@ impl Device for MemDevice {
     }
 
     fn discard(&self, offset: u64, len: u64) -> Result<()> {
-        self.geometry.check("discard", offset, len)?;
+        self.sizes.now().check("discard", offset, len)?;
         self.pages.write().remove(blocks(offset), blocks(len));
         Ok(())
     }
 
     fn write_zeroes(&self, offset: u64, len: u64) -> Result<()> {
-        self.geometry.check("write_zeroes", offset, len)?;
+        self.sizes.now().check("write_zeroes", offset, len)?;
         self.pages.write().remove(blocks(offset), blocks(len));
+        Ok(())
+    }
+
+    fn grow(&self, size: u64) -> Result<()> {
+        if size > self.sizes.now().size {
+            self.sizes.set(size);
+        }
         Ok(())
     }
 

@@ -293,6 +293,14 @@ impl Device for WatchedDevice {
         self.call("write_zeroes", None, |device| device.write_zeroes(offset, len))
     }
 
+    fn grow(&self, size: u64) -> Result<()> {
+        self.inner.grow(size)
+    }
+
+    fn room(&self) -> u64 {
+        self.inner.room()
+    }
+
     fn host_free(&self) -> Option<u64> {
         self.inner.host_free()
     }

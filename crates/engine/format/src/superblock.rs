@@ -8,7 +8,9 @@
 //! 2. A mount takes the valid slot with the higher generation. If the newer slot was destroyed and
 //!    the log was written since, recovery notices: the log has a newer tail than the older slot, or
 //!    a newer epoch ([`crate::logwrite`]).
-//! 3. Geometry, identity and features are equal in both slots.
+//! 3. Identity is equal in both slots. So are geometry and features, except that a resize changes
+//!    the size and the place of the allocation maps in one slot, and in the other slot one
+//!    checkpoint later ([`Geometry::is_same_image`]).
 //! 4. `tail_lsn <= checkpoint_lsn`. The tree holds exactly the records below `checkpoint_lsn`;
 //!    records from `tail_lsn` on are still needed for the data in them.
 
@@ -20,6 +22,7 @@ use crate::logwrite::{LogKey, LogSecret};
 use crate::node::NODE_BLOCKS;
 use crate::{FileFlags, InodeCore};
 use kedge_base::{BLOCK_SIZE, BlockNo, CorruptKind, Epoch, Error, Generation, Ino, Lsn, Result, Timespec};
+use std::ops::Range;
 use zerocopy::little_endian::{I64, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -48,8 +51,11 @@ pub const INCOMPAT_ACL: u64 = 1 << 0;
 /// A version without this feature would fail each listxattr of such a file, and its fsck would
 /// remove the attributes.
 pub const INCOMPAT_LARGE_XATTRS: u64 = 1 << 1;
+/// Incompatible feature: the allocation index and the bitmaps are in the data area
+/// ([`Geometry::resized`]). A version without this feature would look for them before the log.
+pub const INCOMPAT_MOVED_MAPS: u64 = 1 << 2;
 /// Features whose unknown bits refuse the mount.
-pub const INCOMPAT_KNOWN: u64 = INCOMPAT_ACL | INCOMPAT_LARGE_XATTRS;
+pub const INCOMPAT_KNOWN: u64 = INCOMPAT_ACL | INCOMPAT_LARGE_XATTRS | INCOMPAT_MOVED_MAPS;
 /// Read-only compatible feature: inodes may have flags ([`crate::FileFlags`]). A version without
 /// this feature would change immutable files; it reads everything correctly.
 pub const RO_COMPAT_FLAGS: u64 = 1 << 0;
@@ -152,7 +158,8 @@ crate::layout::layout!(LAYOUT: Raw, 368, {
 /// One sector holds a slot, so that a torn write leaves it either old or new.
 const _: () = assert!(size_of::<Raw>() <= 512);
 
-/// Fixed at format time.
+/// Fixed at format time, except for what a resize changes: the size, and the place of the
+/// allocation maps.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Geometry {
     pub uuid: uuid::Uuid,
@@ -205,6 +212,91 @@ impl Geometry {
 
     pub fn groups(&self) -> u64 {
         self.total_blocks.div_ceil(GROUP_BLOCKS)
+    }
+
+    /// The blocks of the data area that hold the allocation maps: empty unless a resize moved the
+    /// maps there.
+    pub fn moved_maps(&self) -> Range<u64> {
+        if self.feature_incompat & INCOMPAT_MOVED_MAPS == 0 {
+            return 0..0;
+        }
+        self.index_start[0].0..self.bitmap_start[1].0.saturating_add(self.groups())
+    }
+
+    /// The runs of blocks that belong to the format, as start and length: everything before the
+    /// data area, moved maps, and the blocks of the last group beyond the end of the image.
+    pub fn format_runs(&self) -> [(u64, u64); 3] {
+        let (maps, end) = (self.moved_maps(), self.groups() * GROUP_BLOCKS);
+        [
+            (0, self.data_start.0),
+            (maps.start, maps.end.saturating_sub(maps.start)),
+            (self.total_blocks, end - self.total_blocks),
+        ]
+    }
+
+    /// Whether two slots with these geometries are of one image. A resize writes one slot before
+    /// the other, so the size and the place of the maps may differ.
+    pub fn is_same_image(&self, other: &Geometry) -> bool {
+        let resized = Geometry {
+            total_blocks: self.total_blocks,
+            index_start: self.index_start,
+            index_blocks: self.index_blocks,
+            bitmap_start: self.bitmap_start,
+            feature_incompat: other.feature_incompat & !INCOMPAT_MOVED_MAPS
+                | self.feature_incompat & INCOMPAT_MOVED_MAPS,
+            ..other.clone()
+        };
+        *self == resized
+    }
+
+    /// The geometry of this image once it has `total_blocks` blocks, or a few less: see
+    /// [`Geometry::grown`].
+    ///
+    /// The maps of more groups need more blocks. They stay where they are if the gaps between them
+    /// suffice, and go back to the place before the log if that has room. They never move to a
+    /// place that overlaps the present one, which a mount needs until the superblock names the new
+    /// one. Otherwise they move to the first of the new blocks. These are free whatever the image
+    /// contains, so an image that is full can grow. Moving files and nodes out of the way instead
+    /// would take the space that a full image lacks.
+    fn resized(&self, total_blocks: u64) -> Geometry {
+        let groups = total_blocks.div_ceil(GROUP_BLOCKS);
+        let mut new = Geometry { total_blocks, ..self.clone() };
+        new.index_blocks = groups.div_ceil(INDEX_ENTRIES as u64);
+        let index = new.index_blocks;
+        let moved = self.feature_incompat & INCOMPAT_MOVED_MAPS != 0;
+        let ends = [self.index_start[1], self.bitmap_start[0], self.bitmap_start[1], self.log_start];
+        let starts = [self.index_start[0], self.index_start[1], self.bitmap_start[0], self.bitmap_start[1]];
+        let room = starts.iter().zip(&ends).map(|(start, end)| end.0.saturating_sub(start.0));
+        let stay = groups == self.groups()
+            || !moved && room.zip([index, index, groups, groups]).all(|(room, blocks)| blocks <= room);
+        if stay {
+            return new;
+        }
+        let returns = moved && FIRST_AREA + 2 * (index + groups) <= self.log_start.0;
+        let at = if returns { FIRST_AREA } else { self.total_blocks };
+        new.index_start = [BlockNo(at), BlockNo(at + index)];
+        new.bitmap_start = [BlockNo(at + 2 * index), BlockNo(at + 2 * index + groups)];
+        new.feature_incompat &= !INCOMPAT_MOVED_MAPS;
+        if !returns {
+            new.feature_incompat |= INCOMPAT_MOVED_MAPS;
+        }
+        new
+    }
+
+    /// The geometry of this image once it has grown to `bytes`, rounded down to whole blocks. If
+    /// the last group would have no room for more than the maps that it adds, it is left out: the
+    /// result then ends with the group before it, and may have the present size.
+    pub fn grown(&self, bytes: u64) -> Result<Geometry> {
+        if bytes > IMAGE_MAX {
+            return Err(Error::invalid(format!(
+                "image of {bytes} bytes: the largest is {IMAGE_MAX} (1 PiB)"
+            )));
+        }
+        let total = (bytes / BLOCK_SIZE as u64).max(self.total_blocks);
+        let whole_groups = total.saturating_sub(1) / GROUP_BLOCKS * GROUP_BLOCKS;
+        let sizes = [total, whole_groups.max(self.total_blocks)];
+        let fits = |new: &Geometry| new.moved_maps().end < new.total_blocks;
+        Ok(sizes.map(|total| self.resized(total)).into_iter().find(fits).unwrap_or_else(|| self.clone()))
     }
 
     /// The key that identifies log writes of this image.
@@ -416,7 +508,7 @@ impl Superblock {
     ///
     /// A valid slot is a block that (1) has the magic, (2) has version 2, (3) matches its CRC, (4)
     /// names this format's block, node and group sizes, (5) describes areas that lie in order
-    /// inside the image and a root inside the data area, (6) is of a generation that belongs in
+    /// inside the image (moved maps inside the data area) and a root inside the data area, (6) is of a generation that belongs in
     /// this slot, and (7) fits the device.
     pub fn decode(bytes: &[u8], slot: usize, device_blocks: u64) -> Result<Superblock> {
         let block = SLOTS[slot];
@@ -503,20 +595,29 @@ impl Superblock {
             return Err("impossible image size");
         }
         let groups = g.groups();
-        let areas = [
+        let maps = [
             (g.index_start[0].0, g.index_blocks),
             (g.index_start[1].0, g.index_blocks),
             (g.bitmap_start[0].0, groups),
             (g.bitmap_start[1].0, groups),
-            (g.log_start.0, g.log_blocks),
         ];
-        let mut at = FIRST_AREA;
-        for (start, blocks) in areas {
-            if start < at || blocks > g.total_blocks || start > g.total_blocks - blocks {
-                return Err("areas overlap or lie outside the image");
+        let log = (g.log_start.0, g.log_blocks);
+        let end_of = |areas: &[(u64, u64)], mut at: u64| {
+            for (start, blocks) in areas {
+                if *start < at || *blocks > g.total_blocks || *start > g.total_blocks - blocks {
+                    return Err("areas overlap or lie outside the image");
+                }
+                at = start + blocks;
             }
-            at = start + blocks;
-        }
+            Ok(at)
+        };
+        let moved = g.feature_incompat & INCOMPAT_MOVED_MAPS != 0;
+        let at = if moved {
+            end_of(&maps, g.data_start.0)?;
+            end_of(&[log], FIRST_AREA)?
+        } else {
+            end_of(&[log], end_of(&maps, FIRST_AREA)?)?
+        };
         if g.index_blocks != groups.div_ceil(INDEX_ENTRIES as u64) {
             return Err("impossible allocation index size");
         }
@@ -525,7 +626,7 @@ impl Superblock {
         }
         // The blocks before the data area cost memory, a bitmap for each group. So there must not
         // be more of them than the areas need.
-        let needed: u64 = FIRST_AREA + areas.iter().map(|(_, blocks)| blocks).sum::<u64>();
+        let needed = FIRST_AREA + g.log_blocks + maps.iter().map(|(_, blocks)| blocks).sum::<u64>();
         if g.data_start.0 > needed + GROUP_BLOCKS {
             return Err("data area far beyond the others");
         }
@@ -534,6 +635,10 @@ impl Superblock {
         }
         if c.root < g.data_start || c.root.0 > g.total_blocks - NODE_BLOCKS || c.root.0 % NODE_BLOCKS != 0 {
             return Err("tree root outside the data area");
+        }
+        let maps = g.moved_maps();
+        if c.root.0 < maps.end && maps.start < c.root.0 + NODE_BLOCKS {
+            return Err("tree root inside the allocation maps");
         }
         if c.root_generation > c.generation || c.root_level > 16 {
             return Err("impossible tree root");

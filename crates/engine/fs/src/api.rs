@@ -391,6 +391,17 @@ impl FileSystem {
         self.fs.engine().trim(offset, len, min_len)
     }
 
+    /// Makes the image larger, while it is in use: to `bytes`, or by `None` to the size that its
+    /// device has now. Returns the new size in bytes. It may be a little less than `bytes`, if the
+    /// last group of blocks would have no room for more than the allocation maps that it adds.
+    ///
+    /// A file is extended, and stays sparse. A block device or an export must have the size
+    /// already. Fails with EINVAL if the image would become smaller, or larger than the
+    /// format or the device permits. A crash leaves the old size or the new one.
+    pub fn resize(&self, bytes: Option<u64>) -> Result<u64> {
+        self.fs.resize(bytes)
+    }
+
     /// Space and inodes, used and free.
     ///
     /// Free blocks are those that neither a file nor a tree node has or is promised, including
@@ -403,7 +414,7 @@ impl FileSystem {
         let inodes = self.fs.engine().store().inode_count();
         StatFs {
             block_size: BLOCK_SIZE as u32,
-            blocks: self.fs.engine().store().geometry().total_blocks,
+            blocks: self.fs.engine().store().total_blocks(),
             blocks_free: free,
             blocks_available: available,
             // Inodes are made on demand, so this many more fit into the available space.

@@ -24,7 +24,7 @@ impl Engine {
         if self.store().is_read_only() {
             return Err(kedge_base::Error::ReadOnly.into());
         }
-        let size = self.store().geometry().total_blocks * BLOCK;
+        let size = self.store().total_blocks() * BLOCK;
         if offset >= size {
             return Err(Error::Invalid("the range lies beyond the end of the device"));
         }
@@ -66,7 +66,7 @@ impl Engine {
         if !self.discards.load(Relaxed) {
             return;
         }
-        let all = BlockNo(0)..BlockNo(self.store().geometry().total_blocks);
+        let all = BlockNo(0)..BlockNo(self.store().total_blocks());
         match self.store().discard_free(all, 1, Which::Fresh, TURN_RUNS) {
             Ok(done) => self.stats().discarded_blocks.add(done.blocks),
             Err(_) if self.check_open().is_err() || self.store().check_alive().is_err() => {}

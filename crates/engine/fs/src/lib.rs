@@ -86,6 +86,7 @@ mod host;
 mod names;
 mod options;
 mod report;
+mod resize;
 mod stats;
 mod switches;
 mod types;

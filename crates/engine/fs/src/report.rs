@@ -264,7 +264,7 @@ impl Fs {
 
     /// Identity, geometry, state, options and the work of recovery. Times are seconds since 1970.
     pub(crate) fn info_value(&self) -> Value {
-        let g = self.engine().store().geometry();
+        let g = self.engine().store().geometry_now();
         let o = self.engine().options();
         let bytes = |blocks: u64| blocks * kedge_base::BLOCK_SIZE as u64;
         let free = self.engine().store().alloc().free_counts().free;

@@ -32,7 +32,7 @@ pub fn read_superblock(device: &dyn Device) -> Result<(Superblock, Option<Error>
     };
     match (read(0), read(1)) {
         (Ok((a, _)), Ok((b, _))) => {
-            if a.geometry != b.geometry {
+            if !a.geometry.is_same_image(&b.geometry) {
                 return Err(Error::corrupt(
                     CorruptKind::Superblock,
                     SLOTS[1],

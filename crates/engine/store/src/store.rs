@@ -50,8 +50,20 @@ pub struct Store {
 }
 
 impl Store {
+    /// The geometry with which the image was opened. A resize changes the size and the place of
+    /// the allocation maps: see [`Store::geometry_now`].
     pub fn geometry(&self) -> &Geometry {
         &self.geometry
+    }
+
+    /// The geometry that the next checkpoint writes.
+    pub fn geometry_now(&self) -> Arc<Geometry> {
+        self.alloc.geometry()
+    }
+
+    /// Blocks of the image.
+    pub fn total_blocks(&self) -> u64 {
+        self.alloc.total()
     }
 
     pub fn is_read_only(&self) -> bool {

@@ -23,6 +23,7 @@ pub mod model;
 pub mod ops;
 #[cfg(feature = "broken")]
 pub mod races;
+pub mod resize;
 pub mod rig;
 pub mod shrink;
 pub mod steady;

@@ -20,6 +20,7 @@ mod sys;
 pub use open::OpenOptions;
 pub(crate) use open::is_unlocked;
 
+use crate::sizes::Sizes;
 use crate::{Completion, CompletionSink, Device, DeviceStats, Geometry, Request};
 use kedge_base::{Error, IoBuf, Result, spawn_named};
 use queue::{Job, Queue};
@@ -36,7 +37,7 @@ const POOL_THREADS: usize = 4;
 
 pub struct FileDevice {
     file: Arc<RawFile>,
-    geometry: Geometry,
+    sizes: Sizes,
     stats: DeviceStats,
     io_uring: bool,
     /// `None` if not even threads could be started; then the callers do the work.
@@ -65,7 +66,7 @@ impl FileDevice {
     fn new((file, geometry): (RawFile, Geometry), options: OpenOptions) -> Arc<FileDevice> {
         Arc::new(FileDevice {
             file: Arc::new(file),
-            geometry,
+            sizes: Sizes::new(geometry),
             stats: DeviceStats::default(),
             io_uring: options.io_uring,
             engine: OnceLock::new(),
@@ -87,7 +88,7 @@ impl FileDevice {
         let mut jobs = Vec::with_capacity(batch.len());
         for request in batch {
             self.stats.count(&request.op);
-            match self.geometry.check_request(&request) {
+            match self.geometry().check_request(&request) {
                 Ok(()) => {
                     let apart = apart && jobs.is_empty();
                     jobs.push(Job { request, sink: sink.clone(), apart });
@@ -192,7 +193,7 @@ impl Drop for Engine {
 
 impl Device for FileDevice {
     fn geometry(&self) -> &Geometry {
-        &self.geometry
+        self.sizes.now()
     }
 
     fn submit(&self, batch: Vec<Request>, sink: Arc<dyn CompletionSink>) {
@@ -205,13 +206,13 @@ impl Device for FileDevice {
 
     fn read(&self, offset: u64, buf: &mut IoBuf) -> Result<()> {
         self.stats.count_read(buf.len());
-        self.geometry.check("read", offset, buf.len() as u64)?;
+        self.geometry().check("read", offset, buf.len() as u64)?;
         self.file.read(offset, buf.as_mut_bytes())
     }
 
     fn write(&self, offset: u64, buf: &IoBuf, fua: bool) -> Result<()> {
         self.stats.count_write(buf.len(), fua);
-        self.geometry.check("write", offset, buf.len() as u64)?;
+        self.geometry().check("write", offset, buf.len() as u64)?;
         self.file.write(offset, buf.as_bytes(), fua)
     }
 
@@ -221,7 +222,7 @@ impl Device for FileDevice {
     }
 
     fn discard(&self, offset: u64, len: u64) -> Result<()> {
-        self.geometry.check("discard", offset, len)?;
+        self.geometry().check("discard", offset, len)?;
         self.file.discard(offset, len)
     }
 
@@ -229,8 +230,24 @@ impl Device for FileDevice {
     /// each part of it costs about twice as much. A range that will be overwritten durably again
     /// and again should be written with zeros once.
     fn write_zeroes(&self, offset: u64, len: u64) -> Result<()> {
-        self.geometry.check("write_zeroes", offset, len)?;
+        self.geometry().check("write_zeroes", offset, len)?;
         self.file.write_zeroes(offset, len)
+    }
+
+    fn grow(&self, size: u64) -> Result<()> {
+        if size <= self.geometry().size {
+            return Ok(());
+        }
+        let has = self.file.extend(size)?;
+        if has < size {
+            return Err(Error::invalid(format!("{} has {has} bytes, {size} are wanted", self.file.name)));
+        }
+        self.sizes.set(if self.file.block_device { has } else { size });
+        Ok(())
+    }
+
+    fn room(&self) -> u64 {
+        self.file.len().unwrap_or(self.geometry().size)
     }
 
     fn host_free(&self) -> Option<u64> {

@@ -9,6 +9,7 @@ use crate::interface::OPTIMAL_IO;
 use kedge_base::wait::about_to_wait;
 use kedge_base::{BLOCK_SIZE, Error, IoBuf, Result};
 use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -93,6 +94,25 @@ fn failed(op: &'static str, offset: u64, len: u64, e: Errno) -> Error {
 }
 
 impl RawFile {
+    /// The size of the file or block device in bytes.
+    pub fn len(&self) -> Result<u64> {
+        rustix::fs::seek(&self.fd, SeekFrom::End(0)).map_err(|e| failed("size", 0, 0, e))
+    }
+
+    /// Extends a file to `size` bytes, durably; the new part is a hole. Returns the size that the
+    /// file, or the block device, has afterwards.
+    pub fn extend(&self, size: u64) -> Result<u64> {
+        self.writable()?;
+        let has = self.len()?;
+        if self.block_device || has >= size {
+            return Ok(has);
+        }
+        rustix::fs::ftruncate(&self.fd, size).map_err(|e| failed("grow", has, size - has, e))?;
+        // fdatasync writes the new size as well, since reads of the new part need it.
+        rustix::fs::fdatasync(&self.fd).map_err(|e| failed("flush", 0, 0, e))?;
+        Ok(size)
+    }
+
     pub fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
         about_to_wait();
         let mut transfer = Transfer::new(buf.len(), self.direct);

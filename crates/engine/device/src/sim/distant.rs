@@ -204,6 +204,14 @@ impl Device for DistantDevice {
         self.alone(|device| device.write_zeroes(offset, len))
     }
 
+    fn grow(&self, size: u64) -> Result<()> {
+        self.shared.inner.grow(size)
+    }
+
+    fn room(&self) -> u64 {
+        self.shared.inner.room()
+    }
+
     fn host_free(&self) -> Option<u64> {
         self.shared.inner.host_free()
     }

@@ -126,6 +126,14 @@ impl Device for ScriptedDevice {
         self.inner.write_zeroes(offset, len)
     }
 
+    fn grow(&self, size: u64) -> Result<()> {
+        self.inner.grow(size)
+    }
+
+    fn room(&self) -> u64 {
+        self.inner.room()
+    }
+
     fn host_free(&self) -> Option<u64> {
         self.inner.host_free()
     }

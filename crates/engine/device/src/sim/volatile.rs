@@ -142,6 +142,14 @@ impl Device for VolatileDevice {
         Ok(())
     }
 
+    fn grow(&self, size: u64) -> Result<()> {
+        self.inner.grow(size)
+    }
+
+    fn room(&self) -> u64 {
+        self.inner.room()
+    }
+
     fn host_free(&self) -> Option<u64> {
         self.inner.host_free()
     }

@@ -1,4 +1,6 @@
-//! Why a checkpoint runs, and which thread runs it.
+//! Why a checkpoint runs, what it does, and which thread runs it.
+
+use kedge_format::superblock::Geometry;
 
 /// Why a checkpoint ran.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -38,6 +40,16 @@ impl CheckpointCause {
     pub(crate) fn is_requested(self) -> bool {
         matches!(self, CheckpointCause::Request | CheckpointCause::Freeze | CheckpointCause::Thaw)
     }
+}
+
+/// What a checkpoint does besides the usual.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind<'a> {
+    Plain,
+    /// It marks the image clean.
+    Clean,
+    /// It makes the image larger.
+    Grow(&'a Geometry),
 }
 
 /// Which thread runs a checkpoint.

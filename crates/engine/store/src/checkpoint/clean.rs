@@ -1,6 +1,6 @@
 //! Checkpoints that mark the image clean: of a freeze, and the last one.
 
-use super::cause::{By, CheckpointCause};
+use super::cause::{By, CheckpointCause, Kind};
 use crate::slots::write_losses;
 use crate::store::Store;
 use kedge_base::broken::{self, Variant};
@@ -20,7 +20,7 @@ impl Store {
         }
         let mut single = self.checkpoint.alone(CheckpointCause::Freeze);
         self.check_alive()?;
-        self.run_checkpoint(&mut single, CheckpointCause::Freeze, By::Operation, true)?;
+        self.run_checkpoint(&mut single, CheckpointCause::Freeze, By::Operation, Kind::Clean)?;
         // The slot is marked clean only if no part of the log is needed.
         if self.log.tail_lsn() != self.log.head_lsn() {
             let unwritable = self.checkpoint.unwritable.lock().clone();
@@ -39,7 +39,7 @@ impl Store {
         let mut single = self.checkpoint.alone(CheckpointCause::Thaw);
         // Broken on purpose: log writes follow the mark.
         if self.checkpoint.is_frozen() && !broken::is(Variant::ThawKeepsClean) {
-            self.run_checkpoint(&mut single, CheckpointCause::Thaw, By::Operation, false)?;
+            self.run_checkpoint(&mut single, CheckpointCause::Thaw, By::Operation, Kind::Plain)?;
         }
         self.checkpoint.set_frozen(false);
         self.check_alive()
@@ -72,7 +72,7 @@ impl Store {
     /// The last checkpoint, which marks the image clean.
     pub(super) fn checkpoint_clean(&self) -> Result<()> {
         let mut single = self.checkpoint.alone(CheckpointCause::Unmount);
-        let result = self.run_checkpoint(&mut single, CheckpointCause::Unmount, By::Operation, true);
+        let result = self.run_checkpoint(&mut single, CheckpointCause::Unmount, By::Operation, Kind::Clean);
         self.closed.store(true, Ordering::Release);
         result
     }

@@ -47,7 +47,7 @@ impl Store {
         let (nodes, bytes) = loop {
             pace.expect((cut.tree.len() * NODE_SIZE) as u64);
             let wrote = |bytes| pace.wrote(bytes);
-            match write_checkpoint(&*self.device, &self.geometry, &cut, state, &wrote) {
+            match write_checkpoint(&*self.device, cut.alloc.geometry(), &cut, state, &wrote) {
                 Err(e) => match self.on_host_full(cause, &e, &mut retry) {
                     HostFull::TryAgain => {}
                     HostFull::Deferred => {

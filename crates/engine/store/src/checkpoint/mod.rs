@@ -28,12 +28,13 @@
 //! | the log is forced to the cut | `commit` |
 //! | nodes and bitmaps, the flush, the slot; at the pace of the log | `write`, `pace` |
 //! | replaced nodes and log space become free | `commit` |
+//! | the image grows | `grow` |
 //! | the mark that the image is clean, for a freeze and a close | `clean` |
 //!
 //! # Files
 //! The [`crate::Store`] holds the state of checkpoints (`control`, `requests`). That state and what
 //! is written (`cut`, `write`) know nothing of the store. The other files are steps of the store,
-//! and each uses only those before it: `pace`, `prepare`, `commit`, `run`, `trigger` and `clean`,
+//! and each uses only those before it: `pace`, `prepare`, `commit`, `run`, `trigger`, `clean` and `grow`,
 //! `background`.
 
 mod background;
@@ -42,6 +43,7 @@ mod clean;
 mod commit;
 pub(crate) mod control;
 pub(crate) mod cut;
+mod grow;
 mod pace;
 mod prepare;
 pub(crate) mod requests;

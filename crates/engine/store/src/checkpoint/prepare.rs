@@ -1,5 +1,6 @@
 //! The first steps of a checkpoint: log-resident data is written in place, and the cut.
 
+use super::cause::Kind;
 use super::control::CheckpointClient;
 use super::cut::Cut;
 use super::pace::Pace;
@@ -39,7 +40,7 @@ impl Store {
     }
 
     /// Freezes the state between two commits.
-    pub(super) fn cut(&self) -> Cut {
+    pub(super) fn cut(&self, kind: Kind<'_>) -> Cut {
         let mut gate = self.gate.close();
         let started = self.clock.monotonic();
         let lsn = self.log.seal();
@@ -48,6 +49,9 @@ impl Store {
             drop(gate);
             self.clock.sleep(Duration::from_millis(2));
             gate = self.gate.close();
+        }
+        if let Kind::Grow(new) = kind {
+            self.alloc.grow(new);
         }
         // Broken on purpose: log-resident data does not hold the tail.
         let held = if broken::is(Variant::TailPastResidents) { None } else { self.residents.oldest() };

@@ -1,7 +1,7 @@
 //! A checkpoint from its start to its end: one at a time, and one that starts after a request
 //! serves it.
 
-use super::cause::{By, CheckpointCause};
+use super::cause::{By, CheckpointCause, Kind};
 use super::control::Unwritten;
 use crate::store::Store;
 use kedge_base::{Result, without_panic};
@@ -24,7 +24,7 @@ impl Store {
         if is_last || self.checkpoint.covers(mine) {
             return self.check_alive();
         }
-        self.run_checkpoint(&mut single, cause, by, false)
+        self.run_checkpoint(&mut single, cause, by, Kind::Plain)
     }
 
     /// A number that is odd while a checkpoint runs; it advances when one starts and when it ends.
@@ -46,7 +46,7 @@ impl Store {
         unwritten: &mut Unwritten,
         cause: CheckpointCause,
         by: By,
-        clean: bool,
+        kind: Kind<'_>,
     ) -> Result<()> {
         if let Some(reason) = self.log.shutdown_reason() {
             return Err(reason);
@@ -63,7 +63,8 @@ impl Store {
             }
             self.prepare(&pace)?;
             let prepare = self.clock.since(started);
-            self.write_cut(unwritten, self.cut(), (cause, clean), &pace, prepare)
+            let clean = kind == Kind::Clean;
+            self.write_cut(unwritten, self.cut(kind), (cause, clean), &pace, prepare)
         });
         match &result {
             Ok(()) => running.completed(),

@@ -1,0 +1,81 @@
+//! The groups of an image, in an array that grows while other threads read it.
+//!
+//! The groups that the image has at its opening are in one slice. Each further part is as long as
+//! all parts before it, so the number of parts is bounded, and a reader finds a group without a
+//! lock. A part is made when the image first grows into it; the groups that the image does not have
+//! yet are owned by the format. Nothing is removed: after the image has shrunk, the groups beyond
+//! its end are owned by the format again.
+
+use crate::bitmap::{BITS, Bitmap};
+use crate::group::{Group, GroupCell};
+use kedge_base::BlockNo;
+use kedge_format::alloc::GROUP_BLOCKS;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, OnceLock};
+
+/// Parts after the first: enough for the largest image, whatever its first size.
+const PARTS: usize = 24;
+
+pub(crate) struct Cells {
+    first: Box<[GroupCell]>,
+    more: [OnceLock<Box<[GroupCell]>>; PARTS],
+    len: AtomicU64,
+}
+
+impl Cells {
+    pub(crate) fn new(first: Box<[GroupCell]>) -> Cells {
+        let len = AtomicU64::new(first.len() as u64);
+        Cells { first, more: Default::default(), len }
+    }
+
+    /// Groups of the image.
+    pub(crate) fn len(&self) -> u64 {
+        self.len.load(SeqCst)
+    }
+
+    pub(crate) fn get(&self, g: u64) -> &GroupCell {
+        match self.first.get(g as usize) {
+            Some(cell) => cell,
+            None => {
+                let (part, start) = self.part_of(g);
+                &self.more[part].get().expect("the image has this group")[(g - start) as usize]
+            }
+        }
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &GroupCell> {
+        (0..self.len()).map(|g| self.get(g))
+    }
+
+    /// The part that holds group `g`, which is not in the first slice, and the part's first group.
+    fn part_of(&self, g: u64) -> (usize, u64) {
+        let first = self.first.len() as u64;
+        let part = (g / first).ilog2();
+        (part as usize, first << part)
+    }
+
+    /// Makes `len` groups accessible. New ones are owned by the format as a whole.
+    pub(crate) fn make(&self, len: u64) {
+        let full = {
+            let mut bitmap = Bitmap::new();
+            bitmap.set(0, BITS);
+            Arc::new(bitmap)
+        };
+        let mut g = self.first.len() as u64;
+        while g < len {
+            let (part, start) = self.part_of(g);
+            self.more[part].get_or_init(|| {
+                (start..2 * start)
+                    .map(|g| GroupCell::new(g + 1, Group::new(BlockNo(g * GROUP_BLOCKS), full.clone())))
+                    .collect()
+            });
+            g = 2 * start;
+        }
+    }
+
+    /// Sets the number of groups that searches look at.
+    pub(crate) fn set_len(&self, len: u64) {
+        self.make(len);
+        self.len.store(len, SeqCst);
+    }
+}

@@ -1,0 +1,91 @@
+//! Growing an image while it is in use.
+//!
+//! # Steps
+//! 1. [`Alloc::grow`], under the exclusive epoch guard that the cut of a checkpoint holds as well:
+//!    the new blocks, and those of allocation maps that moved, are no longer owned. They stay busy.
+//!    If the maps moved, every group is dirty, so the checkpoint writes all bitmaps to their new
+//!    place.
+//! 2. The checkpoint of that cut writes the bitmaps and the index in the new layout, then the
+//!    superblock slot, which names the new size. Nothing that the old slot reads is written.
+//! 3. [`Alloc::written`]: the slot is durable, and the added blocks become free (reason 9 of the
+//!    crate's documentation).
+//!
+//! If the checkpoint is deferred, so is the release: it belongs to the frozen state.
+
+use crate::{Alloc, Durable, Extent};
+use kedge_base::BlockNo;
+use kedge_base::broken::{self, Variant};
+use kedge_format::alloc::GroupEntry;
+use kedge_format::superblock::Geometry;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+
+impl Alloc {
+    /// Makes the groups of a layout accessible, before the cut: an image may gain millions.
+    pub fn prepare_growth(&self, new: &Geometry) {
+        self.cells.make(new.groups());
+        let watches = self.cells.get(0).lock().watches_frees();
+        for g in self.cells.len()..new.groups() {
+            self.cells.get(g).lock().watch_frees(watches);
+        }
+    }
+
+    /// Switches to the larger layout `new`. The caller holds the exclusive epoch guard, no
+    /// checkpoint is in flight, and the next cut is made before the guard is released.
+    pub fn grow(&self, new: &Geometry) {
+        let old = self.geometry();
+        assert!(new.total_blocks >= old.total_blocks, "the image grows");
+        self.cells.set_len(new.groups());
+        self.total.store(new.total_blocks, SeqCst);
+        *self.layout.lock() = Arc::new(new.clone());
+        self.maps.start.store(new.moved_maps().start, SeqCst);
+        self.maps.end.store(new.moved_maps().end, SeqCst);
+        self.extend_index(new);
+
+        let (maps, old_maps) = (new.moved_maps(), old.moved_maps());
+        let moved = (new.index_start, new.bitmap_start) != (old.index_start, old.bitmap_start);
+        // The new maps are the first new blocks or lie before the data area.
+        let start = if moved { old.total_blocks.max(maps.end) } else { old.total_blocks };
+        let freed = if moved { old_maps } else { 0..0 };
+        let added: Vec<Extent> = [(start, new.total_blocks), (freed.start, freed.end)]
+            .into_iter()
+            .filter(|(from, to)| from < to)
+            .map(|(from, to)| Extent::new(BlockNo(from), to - from))
+            .collect();
+        for extent in &added {
+            for (g, bit, len) in self.pieces(*extent).expect("inside the new layout") {
+                let freed = self.with_group(g, |group| group.apply_free(bit, len));
+                freed.expect("the format owned it");
+            }
+            self.owned_free.fetch_add(extent.blocks, SeqCst);
+        }
+        // The last group may have no added block, only a shorter map of the image's end.
+        let first = if moved { 0 } else { old.groups() - 1 };
+        for g in first..new.groups() {
+            self.with_group(g, |group| group.dirty = true);
+        }
+        // Broken on purpose: the new blocks are used before the superblock names the new size.
+        if broken::is(Variant::UseBeforeResize) {
+            self.release_added(added);
+        } else {
+            self.added.lock().extend(added);
+        }
+        self.pool.resize(new.total_blocks - new.data_start.0);
+    }
+
+    /// Gives the groups that the image gains an entry in the index. The first checkpoint replaces
+    /// all of its fields but the number of the copy, which is the one that it does not write.
+    fn extend_index(&self, new: &Geometry) {
+        let mut durable = self.durable.lock();
+        let mut index = durable.index.to_vec();
+        index.resize(new.groups() as usize, GroupEntry { bitmap_crc: 0, free_blocks: 0, copy: 1 });
+        *durable = Durable { index: Arc::new(index), slot: durable.slot };
+    }
+
+    /// Frees the blocks that a resize added, once the superblock with the new size is durable.
+    pub(crate) fn release_added(&self, added: Vec<Extent>) {
+        for extent in added {
+            self.release_data(extent);
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! An image grows while it is used, and after it was full.
+
+#![allow(clippy::unwrap_used)]
+
+use kedge_base::ManualClock;
+use kedge_device::{Device, MemDevice};
+use kedge_format::alloc::GROUP_BLOCKS;
+use kedge_fsck::{CheckOptions, StoreReplay};
+use kedgefs::{Error, FileSystem, FormatOptions, Ino, MountOptions, Owner};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+
+const MIB: u64 = 1 << 20;
+const GROUP: u64 = GROUP_BLOCKS * 4096;
+const OWNER: Owner = Owner { uid: 0, gid: 0 };
+
+fn make(size: u64) -> Arc<MemDevice> {
+    let device = Arc::new(MemDevice::new(size));
+    let options = FormatOptions { size: Some(size), log_size: Some(4 * MIB), ..FormatOptions::default() };
+    FileSystem::format(device.clone(), Arc::new(ManualClock::default()), &options).unwrap();
+    device
+}
+
+fn open(device: &Arc<MemDevice>) -> FileSystem {
+    FileSystem::open(device.clone(), Arc::new(ManualClock::default()), MountOptions::default()).unwrap()
+}
+
+fn check(device: &MemDevice) {
+    let options = CheckOptions { replay: Some(Arc::new(StoreReplay)), ..CheckOptions::default() };
+    let report = kedge_fsck::check(Arc::new(device.fork()), &options);
+    assert!(report.is_clean(), "{report}");
+}
+
+fn size(fs: &FileSystem) -> u64 {
+    fs.statfs().blocks * 4096
+}
+
+/// Writes files of one MiB until there is no space. Returns their number.
+fn fill(fs: &FileSystem, from: u64) -> u64 {
+    for i in from.. {
+        let done = fs.create(Ino::ROOT, i.to_string().as_bytes(), 0o644, OWNER).and_then(|file| {
+            let data = vec![i as u8; MIB as usize];
+            let n = fs.write(file.ino, 0, &data)?;
+            if n < data.len() { Err(kedge_base::Error::NoSpace.into()) } else { fs.fsync(file.ino, false) }
+        });
+        if let Err(e) = done {
+            assert_eq!(e.errno(), 28, "{e}");
+            return i;
+        }
+    }
+    unreachable!()
+}
+
+fn has(fs: &FileSystem, files: std::ops::Range<u64>) {
+    for i in files {
+        let ino = fs.lookup(Ino::ROOT, i.to_string().as_bytes()).unwrap().ino;
+        let mut is = vec![0; MIB as usize];
+        assert_eq!(fs.read(ino, 0, &mut is).unwrap(), is.len());
+        assert!(is.iter().all(|b| *b == i as u8), "file {i}");
+    }
+}
+
+#[test]
+fn a_full_image_grows_and_takes_more() {
+    let device = make(32 * MIB);
+    let fs = open(&device);
+    let first = fill(&fs, 0);
+    // Inside the group, past its end so that the maps move, and again so that moved maps move.
+    let mut files = first;
+    for to in [48 * MIB, 3 * GROUP + 4 * MIB, 5 * GROUP + 12 * 4096 + 4 * MIB] {
+        let before = fs.statfs();
+        assert_eq!(fs.resize(Some(to)).unwrap(), to);
+        assert_eq!(size(&fs), to);
+        let gained = (to / 4096 - before.blocks) * 9 / 10;
+        assert!(fs.statfs().blocks_available >= before.blocks_available + gained, "{before:?}");
+        check(&device);
+        let room = fs.statfs().blocks_available / 256;
+        files = fill(&fs, files + 1);
+        assert!(files as f64 >= room as f64 * 0.9, "{files} files, there was room for {room} more");
+    }
+    check(&device);
+    drop(fs);
+    let fs = open(&device);
+    assert_eq!(size(&fs), 5 * GROUP + 12 * 4096 + 4 * MIB);
+    has(&fs, 0..first);
+    has(&fs, files - 3..files);
+    fs.close().unwrap();
+    check(&device);
+}
+
+#[test]
+fn what_cannot_be_is_refused_and_changes_nothing() {
+    let device = make(64 * MIB);
+    let fs = open(&device);
+    let refused = |bytes| fs.resize(Some(bytes)).unwrap_err().to_string();
+    assert!(refused(63 * MIB).contains("can only grow"));
+    assert!(refused((1 << 50) + 4096).contains("the largest is"));
+    assert_eq!(fs.resize(None).unwrap(), 64 * MIB);
+    fs.freeze().unwrap();
+    assert!(matches!(fs.resize(Some(65 * MIB)), Err(Error::Busy(_))));
+    fs.thaw().unwrap();
+    assert_eq!(size(&fs), 64 * MIB);
+    assert_eq!(device.geometry().size, 64 * MIB);
+    fs.close().unwrap();
+    check(&device);
+    let read_only = MountOptions { read_only: true, ..MountOptions::default() };
+    let fs = FileSystem::open(device.clone(), Arc::new(ManualClock::default()), read_only).unwrap();
+    assert_eq!(fs.resize(Some(65 * MIB)).unwrap_err().errno(), 30);
+}
+
+/// A group that would have room for nothing but its own maps is left out.
+#[test]
+fn a_group_without_room_for_more_than_its_maps_is_left_out() {
+    let device = make(GROUP);
+    let fs = open(&device);
+    assert_eq!(fs.resize(Some(GROUP + 6 * 4096)).unwrap(), GROUP);
+    assert_eq!(fs.resize(Some(GROUP + 7 * 4096)).unwrap(), GROUP + 7 * 4096);
+    // The next step has no room for larger maps in the rest of this group's successor.
+    assert_eq!(fs.resize(Some(2 * GROUP + 4096)).unwrap(), 2 * GROUP);
+    fs.close().unwrap();
+    check(&device);
+}
+
+/// Files grow and are fsynced while the image grows again and again; then the process dies.
+#[test]
+fn writers_go_on_while_the_image_grows() {
+    let device = make(32 * MIB);
+    let fs = open(&device);
+    let stop = Arc::new(AtomicBool::new(false));
+    let writers: Vec<_> = (0..4u64)
+        .map(|w| {
+            let (fs, stop) = (fs.clone(), stop.clone());
+            kedge_base::spawn_named("writer", move || {
+                let mut files = 0u64;
+                while !stop.load(SeqCst) {
+                    let name = format!("{w}-{files}");
+                    let ino = fs.create(Ino::ROOT, name.as_bytes(), 0o644, OWNER).unwrap().ino;
+                    fs.write(ino, 0, name.repeat(1000).as_bytes()).unwrap();
+                    fs.fsync(ino, false).unwrap();
+                    files += 1;
+                    if files > 20 {
+                        fs.unlink(Ino::ROOT, format!("{w}-{}", files - 20).as_bytes()).unwrap();
+                    }
+                }
+                files
+            })
+            .unwrap()
+        })
+        .collect();
+    let mut to = 32 * MIB;
+    while to < 9 * GROUP {
+        to += 37 * MIB + 4096;
+        assert_eq!(fs.resize(Some(to)).unwrap(), to);
+        check(&device);
+    }
+    stop.store(true, SeqCst);
+    let made: Vec<u64> = writers.into_iter().map(|w| w.join().unwrap()).collect();
+    let left = Arc::new(device.fork());
+    drop(fs);
+    check(&left);
+    let fs = open(&left);
+    assert_eq!(size(&fs), to);
+    for (w, files) in made.iter().enumerate() {
+        assert!(*files > 0);
+        for i in files.saturating_sub(18)..*files {
+            let name = format!("{w}-{i}");
+            let ino = fs.lookup(Ino::ROOT, name.as_bytes()).unwrap().ino;
+            let mut is = vec![0; name.len() * 1000];
+            assert_eq!(fs.read(ino, 0, &mut is).unwrap(), is.len());
+            assert_eq!(is, name.repeat(1000).into_bytes());
+        }
+    }
+}
