@@ -144,9 +144,10 @@ impl Alloc {
                 FrozenGroup { group: g, owned: group.owned.clone(), free_blocks: group.owned_free }
             })
             .collect();
+        let added = std::mem::take(&mut *self.added.lock());
         FrozenAlloc {
             geometry: self.geometry(),
-            added: std::mem::take(&mut *self.added.lock()),
+            added,
             groups,
             base: self.durable.lock().clone(),
             index: OnceLock::new(),

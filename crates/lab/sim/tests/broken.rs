@@ -60,6 +60,7 @@ const CHECKS: &[Check] = &[
     ("files that forge log writes", kedge_sim::forge::check),
     ("blocks given back to the device", discarded),
     ("freeze and thaw", frozen),
+    ("an image that grows", grown),
     ("freed blocks on a full image", full_image),
     ("two checkpoints of a wide tree", checkpoints),
     ("writers beside checkpoints", writers),
@@ -149,6 +150,10 @@ fn discarded() -> Result<(), String> {
 fn frozen() -> Result<(), String> {
     let (states, frozen) = kedge_sim::freeze::check(StatePlan::default())?;
     if states > 50 && frozen > 0 { Ok(()) } else { Err(format!("{states} states, {frozen} frozen")) }
+}
+
+fn grown() -> Result<(), String> {
+    kedge_sim::resize::check(StatePlan { subsets: 4, samples: 4, torn: 1, ..StatePlan::default() }).map(drop)
 }
 
 // ----- the apparatus -----

@@ -1,0 +1,121 @@
+//! `kedge resize`: images grow, mounted and not.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+use common::{Place, kill, no_fuse, not_root, until_dead, write_and_fsync};
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+const MIB: u64 = 1 << 20;
+
+fn size(place: &Place, target: &str) -> u64 {
+    place.info(target)["size_bytes"].as_u64().unwrap()
+}
+
+/// The size of a mounted file system as df(1) shows it.
+fn df(dir: &Path) -> u64 {
+    let stat = rustix::fs::statvfs(dir).unwrap();
+    stat.f_blocks * stat.f_frsize
+}
+
+#[test]
+fn an_image_that_is_not_mounted_grows() {
+    let place = Place::new();
+    place.run("mkfs --size 32M disk.kedge").ok();
+    let said = place.run("resize disk.kedge 64M").ok();
+    assert_eq!(said, "disk.kedge: 64.0 MiB instead of 32.0 MiB\n");
+    assert_eq!(fs::metadata(place.path("disk.kedge")).unwrap().len(), 64 * MIB);
+    place.run("fsck -n -f disk.kedge").ok();
+    place.run("resize disk.kedge 10G").ok();
+    assert_eq!(size(&place, "disk.kedge"), 10 << 30);
+    place.run("fsck -n -f disk.kedge").ok();
+    let taken = fs::metadata(place.path("disk.kedge")).unwrap().blocks() * 512;
+    assert!(taken < 64 * MIB, "the image stays sparse, and takes {taken} bytes");
+    // A file that was extended by other means: the image takes all of it.
+    let file = fs::OpenOptions::new().write(true).open(place.path("disk.kedge")).unwrap();
+    file.set_len(11 << 30).unwrap();
+    drop(file);
+    place.run("resize disk.kedge").ok();
+    assert_eq!(size(&place, "disk.kedge"), 11 << 30);
+    let said = place.run("resize disk.kedge").ok();
+    assert!(said.contains("as before"), "{said}");
+    place.run("fsck -n -f disk.kedge").ok();
+    place.run("resize disk.kedge 1G").refused(1, &["can only grow"]);
+    place.run("resize disk.kedge 2P").refused(1, &["the largest image"]);
+    place.run("resize no.kedge 1G").refused(1, &["no.kedge"]);
+    assert_eq!(size(&place, "disk.kedge"), 11 << 30);
+}
+
+#[test]
+fn a_mount_grows_beside_writers_and_a_crash_loses_nothing() {
+    if no_fuse() {
+        return;
+    }
+    let place = Place::new();
+    place.run("mount --create 32M disk.kedge mnt").ok();
+    let mnt = place.path("mnt");
+    let stop = AtomicBool::new(false);
+    let made = std::thread::scope(|scope| {
+        let writers: Vec<_> = (0..4)
+            .map(|w| {
+                let (mnt, stop) = (&mnt, &stop);
+                scope.spawn(move || {
+                    let mut made = 0;
+                    while made < 20 || !stop.load(Ordering::SeqCst) {
+                        write_and_fsync(&mnt.join(format!("{w}-{}", made % 20)), &[w as u8; 50_000]);
+                        made += 1;
+                    }
+                    made
+                })
+            })
+            .collect();
+        for to in [40, 100, 200, 600, 2000, 2001] {
+            place.run(&format!("resize mnt {to}M")).ok();
+            assert_eq!(df(&mnt), to * MIB);
+        }
+        // The image names its mount.
+        place.run("resize disk.kedge 3000M").ok();
+        assert_eq!(df(&mnt), 3000 * MIB);
+        stop.store(true, Ordering::SeqCst);
+        writers.into_iter().map(|w| w.join().unwrap()).sum::<i32>()
+    });
+    assert!(made >= 80, "{made} files");
+    place.run("freeze mnt").ok();
+    place.run("resize mnt 4000M").refused(1, &["frozen"]);
+    place.run("thaw mnt").ok();
+    place.run("resize mnt 100M").refused(1, &["can only grow"]);
+    kill(&place, "mnt");
+    until_dead(&place, "mnt");
+    place.unmount();
+    place.run("fsck -n disk.kedge").ok();
+    place.run("mount disk.kedge mnt").ok();
+    assert_eq!(df(&mnt), 3000 * MIB);
+    for w in 0..4u8 {
+        for i in 0..20 {
+            assert_eq!(fs::read(mnt.join(format!("{w}-{i}"))).unwrap(), vec![w; 50_000]);
+        }
+    }
+    // More than the first size had room for.
+    write_and_fsync(&mnt.join("large"), &vec![9; 100 << 20]);
+    place.unmount_and_check("disk.kedge");
+}
+
+#[test]
+fn another_user_is_refused() {
+    if no_fuse() || not_root("another user needs root to become it") {
+        return;
+    }
+    let place = Place::new();
+    place.run("mount --create 32M disk.kedge mnt").ok();
+    fs::set_permissions(place.path("mnt"), std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+    let script = "import os; os.setxattr('mnt', 'system.kedgefs.size', b'67108864')";
+    let other = ["--reuid", "65534", "--regid", "65534", "--clear-groups", "python3", "-c", script];
+    let output = place.command("setpriv").args(other).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && said.contains("Errno 1"), "{said}");
+    assert_eq!(df(&place.path("mnt")), 32 * MIB);
+    place.unmount();
+}
