@@ -41,7 +41,7 @@ pub fn check(plan: StatePlan) -> Result<(usize, [usize; SIZES.len()]), String> {
             .create(Ino::ROOT, n.to_string().as_bytes(), 0o644, OWNER)
             .map_err(|e| format!("create: {e}"))?
             .ino;
-        write_all(&fs, ino, 0, &content(n))?;
+        write_all(&fs, ino, 0, &content(n)).map_err(|e| format!("write: {e}"))?;
         fs.fsync(ino, false).map_err(|e| format!("fsync: {e}"))?;
         device.mark(2 * n as u64 + 2);
     }
