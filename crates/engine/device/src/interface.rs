@@ -95,9 +95,10 @@ pub trait Device: Send + Sync + 'static {
     /// Makes the range read as zeros, with the durability of a plain write.
     fn write_zeroes(&self, offset: u64, len: u64) -> Result<()>;
 
-    /// Gives the device room for `size` bytes, durably: a file is extended, and a block device or an
-    /// export that was enlarged elsewhere is measured again. A device that has the room already is
-    /// left as it is. Fails if the device cannot have that size.
+    /// Gives the device room for `size` bytes, durably: a file is extended, and a block device that
+    /// was enlarged elsewhere is measured again. Exports and Ceph images keep the size that they
+    /// had when they were opened. A device that has the room already is left as it is. Fails if the
+    /// device cannot have that size.
     fn grow(&self, size: u64) -> Result<()> {
         let has = self.geometry().size;
         if size <= has {
