@@ -698,3 +698,39 @@ fn what_is_given_back_as_a_promise_is_nobody_elses() {
     drop(renewed);
     assert_eq!(alloc.alloc_data(BlockNo(0), 5, None).unwrap(), e);
 }
+
+/// Reason 9 of the crate's documentation.
+#[test]
+fn blocks_that_a_resize_added_are_free_only_once_its_checkpoint_is_written() {
+    let geometry = plan(SMALLEST, 1024);
+    let alloc = Alloc::format(&geometry);
+    let write = |generation| {
+        let frozen = alloc.freeze();
+        let writes = frozen.writes(geometry.uuid, generation);
+        (frozen, writes)
+    };
+    let (frozen, _) = write(Generation(2));
+    alloc.written(frozen);
+    alloc.checkpoint_durable(Generation(2));
+    fill(&alloc);
+    let new = geometry.grown(2 * GROUP_BLOCKS * 4096).unwrap();
+    let maps = new.moved_maps();
+    assert_eq!(maps.start, SMALLEST, "the maps are the first new blocks");
+    alloc.prepare_growth(&new);
+    alloc.grow(&new);
+    let (frozen, writes) = write(Generation(3));
+    assert_eq!(frozen.geometry(), &new);
+    assert_eq!(frozen.groups(), 2, "the bitmaps of all groups are written");
+    for (block, buf) in writes {
+        assert!(maps.start <= block.0 && block.0 + buf.blocks() as u64 <= maps.end, "{block:?}");
+    }
+    assert!(is_no_space(alloc.alloc_data(BlockNo(SMALLEST), 1, None)));
+    alloc.written(frozen);
+    alloc.checkpoint_durable(Generation(3));
+    let taken = fill(&alloc);
+    assert!(taken.len() as u64 > GROUP_BLOCKS);
+    assert!(taken.iter().all(|e| e.end().0 <= maps.start || maps.end <= e.start.0));
+    let in_maps = Extent::new(BlockNo(maps.start), 1);
+    assert!(alloc.apply_free(in_maps, Lsn(1)).is_err(), "a record cannot free the maps");
+    alloc.cells.iter().for_each(|c| c.lock().check());
+}

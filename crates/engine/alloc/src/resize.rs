@@ -14,7 +14,6 @@
 
 use crate::{Alloc, Durable, Extent};
 use kedge_base::BlockNo;
-use kedge_base::broken::{self, Variant};
 use kedge_format::alloc::GroupEntry;
 use kedge_format::superblock::Geometry;
 use std::sync::Arc;
@@ -64,12 +63,7 @@ impl Alloc {
         for g in first..new.groups() {
             self.with_group(g, |group| group.dirty = true);
         }
-        // Broken on purpose: the new blocks are used before the superblock names the new size.
-        if broken::is(Variant::UseBeforeResize) {
-            self.release_added(added);
-        } else {
-            self.added.lock().extend(added);
-        }
+        self.added.lock().extend(added);
         self.pool.resize(new.total_blocks - new.data_start.0);
     }
 

@@ -72,8 +72,6 @@ pub enum Variant {
     KeepOldParts,
     /// An fsync that shares a pass with others returns before that pass.
     GroupedAckEarly,
-    /// A file gets blocks that a resize added before the superblock names the new size.
-    UseBeforeResize,
 }
 
 impl Variant {
@@ -109,7 +107,6 @@ impl Variant {
         Variant::UngatedWriter,
         Variant::KeepOldParts,
         Variant::GroupedAckEarly,
-        Variant::UseBeforeResize,
     ];
 }
 
