@@ -5,7 +5,7 @@
 mod common;
 use common::{Place, kill, no_fuse, not_root, until_dead, write_and_fsync};
 use std::fs;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -110,7 +110,9 @@ fn another_user_is_refused() {
     }
     let place = Place::new();
     place.run("mount --create 32M disk.kedge mnt").ok();
-    fs::set_permissions(place.path("mnt"), std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+    for path in ["", "mnt"] {
+        fs::set_permissions(place.path(path), fs::Permissions::from_mode(0o755)).unwrap();
+    }
     let script = "import os; os.setxattr('mnt', 'system.kedgefs.size', b'67108864')";
     let other = ["--reuid", "65534", "--regid", "65534", "--clear-groups", "python3", "-c", script];
     // Another user may not be able to run the first python3 in this user's path.
