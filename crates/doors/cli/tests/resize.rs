@@ -44,7 +44,7 @@ fn an_image_that_is_not_mounted_grows() {
     assert!(said.contains("as before"), "{said}");
     place.run("fsck -n -f disk.kedge").ok();
     place.run("resize disk.kedge 1G").refused(1, &["can only grow"]);
-    place.run("resize disk.kedge 2P").refused(1, &["the largest image"]);
+    place.run("resize disk.kedge 2048T").refused(1, &["the largest image"]);
     place.run("resize no.kedge 1G").refused(1, &["no.kedge"]);
     assert_eq!(size(&place, "disk.kedge"), 11 << 30);
 }
