@@ -20,8 +20,8 @@ pub const XATTR_PREFIX: &[u8] = b"system.kedgefs.";
 /// Setting this attribute to a comma-separated list changes options of the mount.
 pub const XATTR_OPTIONS: &[u8] = b"system.kedgefs.options";
 
-/// Setting this attribute to a number of bytes makes the image larger; an empty value stands for the
-/// size that its device has.
+/// Setting this attribute to a number of bytes makes the image larger; an empty value stands for
+/// the size that its device has.
 pub const XATTR_SIZE: &[u8] = b"system.kedgefs.size";
 
 /// The pid of the serving process. Any file has this attribute, so that it can be read on a mount

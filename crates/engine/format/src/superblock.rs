@@ -508,8 +508,8 @@ impl Superblock {
     ///
     /// A valid slot is a block that (1) has the magic, (2) has version 2, (3) matches its CRC, (4)
     /// names this format's block, node and group sizes, (5) describes areas that lie in order
-    /// inside the image (moved maps inside the data area) and a root inside the data area, (6) is of a generation that belongs in
-    /// this slot, and (7) fits the device.
+    /// inside the image (moved maps inside the data area) and a root inside the data area, (6) is
+    /// of a generation that belongs in this slot, and (7) fits the device.
     pub fn decode(bytes: &[u8], slot: usize, device_blocks: u64) -> Result<Superblock> {
         let block = SLOTS[slot];
         let bad = |what: String| Error::corrupt(CorruptKind::Superblock, block, what);
