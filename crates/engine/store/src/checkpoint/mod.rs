@@ -34,8 +34,8 @@
 //! # Files
 //! The [`crate::Store`] holds the state of checkpoints (`control`, `requests`). That state and what
 //! is written (`cut`, `write`) know nothing of the store. The other files are steps of the store,
-//! and each uses only those before it: `pace`, `prepare`, `commit`, `run`, `trigger`, `clean` and `grow`,
-//! `background`.
+//! and each uses only those before it: `pace`, `prepare`, `commit`, `run`, `trigger`, `clean` and
+//! `grow`, `background`.
 
 mod background;
 pub(crate) mod cause;
