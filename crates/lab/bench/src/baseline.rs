@@ -13,17 +13,17 @@ use crate::place::{Machine, Place};
 use crate::report::{Reading, Report, Section};
 use crate::{parse, shell};
 use anyhow::{Result, bail};
+use clap::ValueEnum;
 use std::borrow::Cow;
 
 /// A part of the experiment.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum, Debug)]
 pub enum Part {
+    #[value(name = "fs_mark")]
     FsMark,
     Library,
     Dbench,
 }
-
-pub const PARTS: [Part; 3] = [Part::FsMark, Part::Library, Part::Dbench];
 
 const THREADS: [usize; 3] = [1, 4, 16];
 const DBENCH_CLIENTS: usize = 16;

@@ -28,6 +28,7 @@ use crate::place::{Machine, Place};
 use crate::report::{Report, Section};
 use crate::shell::need;
 use anyhow::{Result, bail};
+use clap::ValueEnum;
 use delay::DelayedFlush;
 use kedge_device::{FileDevice, MemDevice, OpenOptions};
 use kedgefs::{FormatOptions, MountOptions};
@@ -39,13 +40,19 @@ use std::time::Duration;
 const CACHE: &str = "cache_size=256M";
 
 /// What can be reproduced.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum, Debug)]
 pub enum Experiment {
+    /// Btrfs: rename and link no longer force the log (new_name)
     Rename,
+    /// XFS: fdatasync no longer forces the log for time stamps (fdatasync)
     Fdatasync,
+    /// ext4: checkpoints in the background (async_checkpoint)
     Checkpoint,
+    /// Btrfs: tree latches no longer go back from blocking to spinning (tree_lock)
     TreeLock,
+    /// Linux: one plug for the writeback of many files (plug)
     Writeback,
+    /// Linux: dirty inodes tracked by file system, and what sync examines (dirty_tracking)
     Sync,
 }
 
@@ -71,28 +78,26 @@ impl Experiment {
 }
 
 /// The platform of an experiment.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum, Debug)]
 pub enum Part {
-    /// On a mount.
+    /// On a mount
     Mount,
-    /// The library in this process.
+    /// The library in this process
     Process,
-    /// The library on a device in memory whose flushes take a millisecond.
+    /// The library on a device in memory whose flushes take a millisecond
     Model,
 }
 
 /// The log of the images in the checkpoint experiment.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum, Debug)]
 pub enum LogSize {
-    /// In proportion to a small number of files.
+    /// In proportion to few files, so that it wraps often
     Small,
-    /// mkfs's default.
+    /// As mkfs makes it
     Default,
 }
 
 impl LogSize {
-    const ALL: [LogSize; 2] = [LogSize::Small, LogSize::Default];
-
     fn words(self) -> &'static str {
         match self {
             LogSize::Small => "small log",
@@ -100,8 +105,6 @@ impl LogSize {
         }
     }
 }
-
-pub const PARTS: [Part; 3] = [Part::Mount, Part::Process, Part::Model];
 
 /// Runs the experiment and reports. An error means that there is no report: a tool is missing, the
 /// directory is unusable, or an interrupt came. `log`: `None` means all of them, and in a short run

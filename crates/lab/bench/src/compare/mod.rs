@@ -20,6 +20,7 @@ use crate::report::{Reading, Report, Section};
 use crate::shell::{self, Shell};
 use crate::whereabouts::{Pinned, Watch, Whereabouts};
 use anyhow::{Context, Result, bail};
+use clap::ValueEnum;
 use kedge_base::{BLOCK_SIZE, IoBuf};
 use kedge_device::{Device, FileDevice, OpenOptions};
 use kedgefs::{FormatOptions, MountOptions};
@@ -29,36 +30,27 @@ use std::cell::RefCell;
 use std::path::PathBuf;
 
 /// A contestant.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum, Debug)]
 pub enum Peer {
+    /// KedgeFS, mounted
     Kedge,
+    /// KedgeFS, in process
     Library,
+    /// A file system that does nothing, behind the same mount
     Null,
+    /// The same; each fsync waits for a durable write, which others may share
     NullLog,
     Ext4,
     Ext4Fast,
     Xfs,
     Btrfs,
     Fuse2fs,
+    /// Of Redox OS: where its programs are installed
     Redoxfs,
     Tmpfs,
+    /// Durable writes alone
     Raw,
 }
-
-pub const PEERS: [Peer; 12] = [
-    Peer::Kedge,
-    Peer::Library,
-    Peer::Null,
-    Peer::NullLog,
-    Peer::Ext4,
-    Peer::Ext4Fast,
-    Peer::Xfs,
-    Peer::Btrfs,
-    Peer::Fuse2fs,
-    Peer::Redoxfs,
-    Peer::Tmpfs,
-    Peer::Raw,
-];
 
 impl Peer {
     /// The name in reports.
@@ -265,7 +257,7 @@ pub fn contestants(asked: &[Peer]) -> Vec<Peer> {
         Peer::Kedge if !ours => true,
         peer => asked.contains(peer),
     };
-    PEERS.into_iter().filter(takes_part).collect()
+    Peer::value_variants().iter().copied().filter(takes_part).collect()
 }
 
 /// Runs the loads and reports. An error means that there is nothing to report: the directory is
@@ -278,8 +270,8 @@ pub fn run(settings: &Settings, peers: &[Peer], loads: &[&Load], places: &[Place
     let (made, setup, notes) = (Vec::new(), Vec::new(), Vec::new());
     let mut compare = Compare { settings, place: &place, plan, made, setup, notes };
     compare.notes.push("The images were written full before they were used.".into());
-    for peer in PEERS.into_iter().filter(|peer| peers.contains(peer)) {
-        compare.make(peer)?;
+    for peer in Peer::value_variants().iter().filter(|peer| peers.contains(peer)) {
+        compare.make(*peer)?;
     }
     let (mut outcomes, mut bars) = (Vec::new(), Vec::new());
     for load in loads {

@@ -4,11 +4,12 @@
 //! that keeps its data. Faster contestants (the library, file systems in memory) would squeeze the
 //! others, so their bars end in an arrow, and the figure next to it gives the value.
 
-use super::{PEERS, Peer};
+use super::Peer;
 use crate::bars::Bar;
 use crate::contest::{Outcome, Side};
 use crate::report::{Report, SPREAD_NOTED};
 use crate::sample::number;
+use clap::ValueEnum;
 use std::fmt::Write;
 
 /// Width of a chart, in its own units.
@@ -62,7 +63,7 @@ fn escape(text: &str) -> String {
 }
 
 fn peer_of(side: &Side) -> Option<Peer> {
-    PEERS.into_iter().find(|peer| peer.name() == side.name)
+    Peer::value_variants().iter().copied().find(|peer| peer.name() == side.name)
 }
 
 fn class(peer: Option<Peer>) -> &'static str {
@@ -181,7 +182,7 @@ pub fn html(report: &Report) -> String {
         report.rounds
     );
     out.push_str("<ul class=\"key\">");
-    for peer in PEERS {
+    for peer in Peer::value_variants().iter().copied() {
         let there = report.outcomes().any(|o| o.sides.iter().any(|s| peer_of(s) == Some(peer)));
         if there {
             write!(

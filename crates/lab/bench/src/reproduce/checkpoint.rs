@@ -22,6 +22,7 @@ use crate::parse;
 use crate::report::{Reading, Section};
 use crate::sample::number;
 use anyhow::Result;
+use clap::ValueEnum;
 use kedge_device::{FileDevice, OpenOptions};
 use kedgefs::{FormatOptions, MountOptions, Switches};
 
@@ -188,7 +189,7 @@ pub fn run(run: &mut Run<'_>) -> Result<()> {
     }
     let logs = match run.log {
         Some(log) => vec![log],
-        None => run.pick(vec![LogSize::Small], LogSize::ALL.into()),
+        None => run.pick(vec![LogSize::Small], LogSize::value_variants().into()),
     };
     for log in logs.iter().copied() {
         for part in [Part::Mount, Part::Process] {

@@ -12,8 +12,8 @@ use clap::error::ErrorKind;
 use clap::{Parser, Subcommand, ValueEnum};
 use kedge_bench::baseline::{self, Part};
 use kedge_bench::compare::{self, Peer, Places};
-use kedge_bench::{Interrupt, Settings};
-use kedge_bench::{reproduce, scale};
+use kedge_bench::reproduce::{self, Experiment, LogSize};
+use kedge_bench::{Interrupt, Settings, scale};
 use rustix::process::{Pid, Signal, kill_process_group};
 use signals::TerminationSignals;
 use std::io::Write;
@@ -39,15 +39,15 @@ enum Command {
     Bench(Bench),
     /// Measure a published change of another file system with the switch for the same change
     Reproduce {
-        experiment: ExperimentWord,
+        experiment: Experiment,
         #[command(flatten)]
         common: Common,
         /// Run only this part; may be repeated
         #[arg(long, value_name = "WHERE")]
-        only: Vec<WhereWord>,
+        only: Vec<reproduce::Part>,
         /// checkpoint: only images with this log (default: both, with --quick the small one)
         #[arg(long, value_name = "WHICH")]
-        log: Option<LogWord>,
+        log: Option<LogSize>,
         /// Exit with 1 if a bar is missed, and print each missed bar
         #[arg(long)]
         check: bool,
@@ -63,7 +63,7 @@ enum Bench {
         common: Common,
         /// Only this part; may be repeated
         #[arg(long, value_name = "PART")]
-        only: Vec<PartWord>,
+        only: Vec<Part>,
     },
     /// Everything beside everything: KedgeFS mounted and in process, ext4, XFS, Btrfs, fuse2fs,
     /// redoxfs, and what bounds them (most of it needs root; what is missing is named)
@@ -113,7 +113,7 @@ struct CompareArgs {
     /// Only these contestants beside KedgeFS, which always takes part: mounted, unless `library` is
     /// named without `kedge`
     #[arg(long, value_name = "PEER,…", value_delimiter = ',')]
-    peers: Vec<PeerWord>,
+    peers: Vec<Peer>,
     /// Only loads whose title has TEXT in it; may be repeated
     #[arg(long, value_name = "TEXT")]
     only: Vec<String>,
@@ -152,63 +152,6 @@ impl PlacesWord {
     }
 }
 
-#[derive(Clone, Copy, ValueEnum, Debug)]
-enum PeerWord {
-    /// KedgeFS, mounted
-    Kedge,
-    /// KedgeFS, in process
-    Library,
-    /// A file system that does nothing, behind the same mount
-    Null,
-    /// The same; each fsync waits for a durable write, which others may share
-    NullLog,
-    Ext4,
-    /// ext4 with the feature fast_commit
-    Ext4Fast,
-    Xfs,
-    Btrfs,
-    Fuse2fs,
-    /// Of Redox OS: where its programs are installed
-    Redoxfs,
-    Tmpfs,
-    /// Durable writes alone
-    Raw,
-}
-
-#[derive(Clone, Copy, ValueEnum, Debug)]
-enum ExperimentWord {
-    /// Btrfs: rename and link no longer force the log (new_name)
-    Rename,
-    /// XFS: fdatasync no longer forces the log for time stamps (fdatasync)
-    Fdatasync,
-    /// ext4: checkpoints in the background (async_checkpoint)
-    Checkpoint,
-    /// Btrfs: tree latches no longer go back from blocking to spinning (tree_lock)
-    TreeLock,
-    /// Linux: one plug for the writeback of many files (plug)
-    Writeback,
-    /// Linux: dirty inodes tracked by file system, and what sync examines (dirty_tracking)
-    Sync,
-}
-
-#[derive(Clone, Copy, ValueEnum, Debug)]
-enum WhereWord {
-    /// On a mount
-    Mount,
-    /// The library in this process
-    Process,
-    /// The library on a device in memory whose flushes take a millisecond
-    Model,
-}
-
-#[derive(Clone, Copy, ValueEnum, Debug)]
-enum LogWord {
-    /// In proportion to few files, so that it wraps often
-    Small,
-    /// As mkfs makes it
-    Default,
-}
-
 /// Options of all experiments.
 #[derive(clap::Args, Debug)]
 struct Common {
@@ -237,14 +180,6 @@ struct Common {
     /// Write the report to FILE instead of standard output
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
-}
-
-#[derive(Clone, Copy, ValueEnum, Debug)]
-enum PartWord {
-    #[value(name = "fs_mark")]
-    FsMark,
-    Library,
-    Dbench,
 }
 
 fn main() -> ExitCode {
@@ -282,36 +217,19 @@ fn one_line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-fn bench_baseline(common: &Common, only: &[PartWord]) -> Result<ExitCode> {
-    let asked = only.iter().map(|word| match word {
-        PartWord::FsMark => Part::FsMark,
-        PartWord::Library => Part::Library,
-        PartWord::Dbench => Part::Dbench,
-    });
-    let asked: Vec<Part> = asked.collect();
-    let all = baseline::PARTS.into_iter();
-    let parts: Vec<Part> = all.filter(|part| asked.is_empty() || asked.contains(part)).collect();
-    let report = baseline::run(&common.settings()?, &parts)?;
+fn bench_baseline(common: &Common, only: &[Part]) -> Result<ExitCode> {
+    let report = baseline::run(&common.settings()?, &asked(only))?;
     common.print(&report)
 }
 
+/// The words of an option that may be repeated; without one, all of them.
+fn asked<T: ValueEnum + PartialEq>(only: &[T]) -> Vec<T> {
+    let all = T::value_variants().iter();
+    all.filter(|word| only.is_empty() || only.contains(word)).cloned().collect()
+}
+
 fn bench_compare(args: &CompareArgs) -> Result<ExitCode> {
-    let asked = args.peers.iter().map(|word| match word {
-        PeerWord::Kedge => Peer::Kedge,
-        PeerWord::Library => Peer::Library,
-        PeerWord::Null => Peer::Null,
-        PeerWord::NullLog => Peer::NullLog,
-        PeerWord::Ext4 => Peer::Ext4,
-        PeerWord::Ext4Fast => Peer::Ext4Fast,
-        PeerWord::Xfs => Peer::Xfs,
-        PeerWord::Btrfs => Peer::Btrfs,
-        PeerWord::Fuse2fs => Peer::Fuse2fs,
-        PeerWord::Redoxfs => Peer::Redoxfs,
-        PeerWord::Tmpfs => Peer::Tmpfs,
-        PeerWord::Raw => Peer::Raw,
-    });
-    let asked: Vec<Peer> = asked.collect();
-    let peers = compare::contestants(&asked);
+    let peers = compare::contestants(&args.peers);
     let loads = compare::loads(&args.only);
     ensure!(!loads.is_empty(), "no load has \"{}\" in its title", args.only.join("\" or \""));
     args.json.iter().chain(&args.html).try_for_each(|file| can_be_kept(file))?;
@@ -373,33 +291,13 @@ fn bench_remote(images: &[String], rounds: u64, seconds: u64) -> Result<ExitCode
 }
 
 fn reproduce_one(
-    experiment: ExperimentWord,
+    experiment: Experiment,
     common: &Common,
-    only: &[WhereWord],
-    log: Option<LogWord>,
+    only: &[reproduce::Part],
+    log: Option<LogSize>,
     check: bool,
 ) -> Result<ExitCode> {
-    let experiment = match experiment {
-        ExperimentWord::Rename => reproduce::Experiment::Rename,
-        ExperimentWord::Fdatasync => reproduce::Experiment::Fdatasync,
-        ExperimentWord::Checkpoint => reproduce::Experiment::Checkpoint,
-        ExperimentWord::TreeLock => reproduce::Experiment::TreeLock,
-        ExperimentWord::Writeback => reproduce::Experiment::Writeback,
-        ExperimentWord::Sync => reproduce::Experiment::Sync,
-    };
-    let asked = only.iter().map(|word| match word {
-        WhereWord::Mount => reproduce::Part::Mount,
-        WhereWord::Process => reproduce::Part::Process,
-        WhereWord::Model => reproduce::Part::Model,
-    });
-    let asked: Vec<reproduce::Part> = asked.collect();
-    let all = reproduce::PARTS.into_iter();
-    let parts: Vec<_> = all.filter(|part| asked.is_empty() || asked.contains(part)).collect();
-    let log = log.map(|word| match word {
-        LogWord::Small => reproduce::LogSize::Small,
-        LogWord::Default => reproduce::LogSize::Default,
-    });
-    let report = reproduce::run(&common.settings()?, experiment, &parts, log)?;
+    let report = reproduce::run(&common.settings()?, experiment, &asked(only), log)?;
     let code = common.print(&report)?;
     Ok(judged(&report, check, code))
 }
