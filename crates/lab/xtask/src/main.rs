@@ -6,7 +6,6 @@
 #![forbid(unsafe_code)]
 
 mod circles;
-mod crash_speed;
 mod deb;
 mod deps;
 mod docs;
@@ -103,8 +102,6 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
         words: Vec<std::ffi::OsString>,
     },
-    /// Measures crash tests with an optimised build: the slow-down of recording, states in a second
-    CrashSpeed,
 }
 
 fn main() -> ExitCode {
@@ -140,7 +137,6 @@ fn main() -> ExitCode {
             steps.run("fuzzing", || fuzz(&target, &seconds.to_string(), &seed.to_string()));
         }
         Task::TestProgram { words } => steps.run("test program", || Err(tools::test_program(&words))),
-        Task::CrashSpeed => steps.run("speed of crash tests", crash_speed::run),
         Task::Deb { test: false } => steps.run("Debian package", || deb::make("release").map(drop)),
         Task::Deb { test: true } => steps.run_unless(DEB_TEST, deb::untried(), deb::test),
         Task::Ci => {
