@@ -11,7 +11,6 @@ pub mod fuse;
 pub mod kcr;
 mod mutate;
 pub mod nbd;
-pub mod seeds;
 pub mod uri;
 
 use drive::Target;

@@ -1,7 +1,7 @@
 //! Runs a fuzz target for a given processor time and reports the result.
 
 use clap::Parser;
-use kedge_hostile::{TARGETS, corpus, drive, seeds};
+use kedge_hostile::{TARGETS, corpus, drive};
 use std::process::ExitCode;
 
 #[derive(Parser)]
@@ -15,9 +15,6 @@ struct Args {
     /// One seed is one run
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Write the inputs with which the corpus begins, and run nothing
-    #[arg(long)]
-    write_seeds: bool,
 }
 
 fn main() -> std::io::Result<ExitCode> {
@@ -26,18 +23,10 @@ fn main() -> std::io::Result<ExitCode> {
         eprintln!("there is no target {}: see crates/lab/hostile/README.md", args.target);
         return Ok(ExitCode::from(2));
     };
-    let dir = corpus(target.name);
-    if args.write_seeds {
-        std::fs::create_dir_all(&dir)?;
-        for (name, input) in seeds::of(target.name) {
-            std::fs::write(dir.join(name), input)?;
-        }
-        return Ok(ExitCode::SUCCESS);
-    }
     // Diagnostics about bad input are not of interest here.
     let quiet = tracing_subscriber::fmt().with_max_level(tracing_subscriber::filter::LevelFilter::OFF);
     quiet.init();
-    let outcome = drive::drive(target, &dir, args.seconds, args.seed)?;
+    let outcome = drive::drive(target, &corpus(target.name), args.seconds, args.seed)?;
     println!("{outcome}");
     Ok(if outcome.finds.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
