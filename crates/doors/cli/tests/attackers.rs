@@ -53,7 +53,7 @@ if expected != "only trim":
     tries("thaw", lambda: fcntl.ioctl(fd, 0x6B02))
     tries("the kernel's freeze", lambda: fcntl.ioctl(fd, 0xC0045877, 0))
     tries("options", lambda: os.setxattr(view, "system.kedgefs.options", b"noatime"))
-tries("size", lambda: os.setxattr(view, "system.kedgefs.size", b"1073741824"))
+    tries("size", lambda: os.setxattr(view, "system.kedgefs.size", b"1073741824"))
     tries("flags", lambda: fcntl.ioctl(fd, 0x40086602, struct.pack("L", 0x10)))
 
 # The bulk service: the names that can be known.
