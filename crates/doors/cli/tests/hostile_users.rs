@@ -172,8 +172,9 @@ fn a_server_that_was_stopped_holds_up_nobody() {
     command.args(["mount", "--foreground", "--create", "32M", "their.kedge", "hung"]).current_dir(&theirs);
     let child = command.stdin(Stdio::null()).spawn().unwrap();
     let pid = Pid::from_child(&child);
-    let server = Server(child, hung.clone());
+    let mut server = Server(child, hung.clone());
     until("the user's mount is served", || {
+        assert_eq!(server.0.try_wait().unwrap(), None, "the server has ended");
         let mut look = as_user("test");
         look.args(["-d"]).arg(hung.join("."));
         kedge_fuse::mount_at(&hung).is_some_and(|m| m.is_foreign()) && look.status().unwrap().success()

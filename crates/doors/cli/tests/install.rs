@@ -236,7 +236,10 @@ fn the_service_manager_is_told_when_the_mounts_are_live() {
     let mut command = place.command(env!("CARGO_BIN_EXE_kedge"));
     command.args(["mount", "--foreground", "disk.kedge", "mnt"]).env("NOTIFY_SOCKET", "nonsense");
     let mut server = command.spawn().unwrap();
-    until("it is mounted", || kedge_fuse::mount_at(&place.path("mnt").canonicalize().unwrap()).is_some());
+    until("it is mounted", || {
+        assert_eq!(server.try_wait().unwrap(), None, "the server has ended");
+        kedge_fuse::mount_at(&place.path("mnt").canonicalize().unwrap()).is_some()
+    });
     place.unmount();
     assert!(server.wait().unwrap().success());
 }
