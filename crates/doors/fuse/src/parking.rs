@@ -2,7 +2,7 @@
 //!
 //! A changing request that arrives while the file system is frozen is *parked*: its bytes are kept,
 //! and the worker goes on. So any number of writers may wait, and reads and the thaw still find a
-//! worker. After the thaw one thread serves the parked requests ([`crate::freeze`]).
+//! worker. After the thaw one thread serves the parked requests ([`mod@crate::freeze`]).
 //!
 //! # Bounds
 //! Parked requests take at most [`PARKED_MAX`] bytes. Beyond this limit a change fails with ENOMEM

@@ -52,7 +52,7 @@ pub const INCOMPAT_ACL: u64 = 1 << 0;
 /// remove the attributes.
 pub const INCOMPAT_LARGE_XATTRS: u64 = 1 << 1;
 /// Incompatible feature: the allocation index and the bitmaps are in the data area
-/// ([`Geometry::resized`]). A version without this feature would look for them before the log.
+/// ([`Geometry::grown`]). A version without this feature would look for them before the log.
 pub const INCOMPAT_MOVED_MAPS: u64 = 1 << 2;
 /// Features whose unknown bits refuse the mount.
 pub const INCOMPAT_KNOWN: u64 = INCOMPAT_ACL | INCOMPAT_LARGE_XATTRS | INCOMPAT_MOVED_MAPS;
