@@ -23,7 +23,8 @@ fn requests_are_told_apart() {
     assert_eq!(request(b"GET /metrics HTTP/1.1\r\n"), Request::Other("431 Request Header Fields Too Large"));
 }
 
-/// Queries of the mount that answers, each with the time that a mount gets.
+/// Attempts to get the state of the mount that replies. Each lasts at most as long as `gather`
+/// waits for a mount.
 const TRIES: usize = 500;
 
 #[test]

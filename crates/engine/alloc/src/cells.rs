@@ -2,9 +2,8 @@
 //!
 //! The groups that the image has at its opening are in one slice. Each further part is as long as
 //! all parts before it, so the number of parts is bounded, and a reader finds a group without a
-//! lock. A part is made when the image first grows into it; the groups that the image does not have
-//! yet are owned by the format. Nothing is removed: after the image has shrunk, the groups beyond
-//! its end are owned by the format again.
+//! lock. A part is made when the image first grows into it; the groups of it that the image does
+//! not have yet are owned by the format. Nothing is removed.
 
 use crate::bitmap::{BITS, Bitmap};
 use crate::group::{Group, GroupCell};

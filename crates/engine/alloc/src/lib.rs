@@ -46,7 +46,6 @@
 //!    been repaired.
 //! 8. **It is being discarded** (`claim_free` until `end_claim`). If it were allocated now, the
 //!    discard could take the new bytes.
-//!
 //! 9. **A resize added it, and the superblock that names the new size is not durable** (`grow`
 //!    until `written`). If it were allocated now, a crash would leave log records that name blocks
 //!    beyond the end of the image, and recovery would refuse them.

@@ -396,8 +396,12 @@ impl FileSystem {
     /// last group of blocks would have no room for more than the allocation maps that it adds.
     ///
     /// A file is extended, and stays sparse. A block device or an export must have the size
-    /// already. Fails with EINVAL if the image would become smaller, or larger than the
-    /// format or the device permits. A crash leaves the old size or the new one.
+    /// already. A crash leaves the old size or the new one.
+    ///
+    /// Fails with EINVAL if the image would become smaller, or larger than the format or the device
+    /// permits, with EBUSY while the file system is frozen or being resized, with EROFS if it is
+    /// open for reading only, and with ENOSPC if the host has no space for the allocation maps.
+    /// After ENOSPC the next checkpoint may complete the growth.
     pub fn resize(&self, bytes: Option<u64>) -> Result<u64> {
         self.fs.resize(bytes)
     }
