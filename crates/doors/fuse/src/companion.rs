@@ -88,7 +88,7 @@ impl Companion {
 
 /// The processors on which this process may run: the set of its first thread, which nothing here
 /// changes. So a `taskset -p` of the process counts.
-fn process_set() -> std::io::Result<CpuSet> {
+pub(crate) fn process_set() -> std::io::Result<CpuSet> {
     Ok(sched_getaffinity(Some(rustix::process::getpid()))?)
 }
 

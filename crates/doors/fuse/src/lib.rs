@@ -55,6 +55,7 @@ mod private;
 mod server;
 mod session;
 pub mod settle;
+mod spare;
 mod status;
 mod sys;
 mod task;

@@ -22,6 +22,9 @@
 //! without the companion, taken in turn, and compares the requests received in each. An idle mount
 //! makes none.
 //!
+//! Nor does a mount try while no processor is idle ([`crate::spare`]), or while requests mostly
+//! find the receiver awake: there are no wake-ups of idle processors to save.
+//!
 //! # A busy processor
 //! A thread of `SCHED_IDLE` gets little of a processor on which others compute: beside one other
 //! thread 3 parts of 1027. The companion may hold a lock then that other workers wait for. So the
@@ -100,8 +103,9 @@ pub(crate) struct Trials {
     starved_until: Duration,
     /// No trial begins before.
     next: Duration,
-    /// Begin of the current window.
+    /// Begin of the current window, and the pauses until then.
     window: Moment,
+    window_pauses: u64,
     trial: Option<Trial>,
     pub(crate) counts: TrialCounts,
 }
@@ -127,6 +131,12 @@ impl Sum {
     }
 }
 
+/// Whether requests mostly find a receiver that waits. Many clients at a time keep it busy: then
+/// there is no wake-up to save, and a trial would only cost.
+fn is_sparse(requests: u64, pauses: u64) -> bool {
+    2 * pauses >= requests
+}
+
 /// For the statistics.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct TrialCounts {
@@ -148,13 +158,15 @@ impl Trials {
             starved_until: Duration::ZERO,
             next: Duration::ZERO,
             window: now,
+            window_pauses: 0,
             trial: None,
             counts: TrialCounts::default(),
         }
     }
 
     /// Whether the companion is to receive from now on. Called with each tick of the watcher.
-    pub(crate) fn tick(&mut self, now: Moment) -> bool {
+    /// `pauses`: how often a receiver found no request, since the mount began.
+    pub(crate) fn tick(&mut self, now: Moment, pauses: u64) -> bool {
         if self.always {
             self.companion = now.at >= self.next;
             return self.companion;
@@ -165,6 +177,7 @@ impl Trials {
         }
         let requests = now.received.saturating_sub(self.window.received);
         self.window = now;
+        let paused = pauses.saturating_sub(std::mem::replace(&mut self.window_pauses, pauses));
         let window = Sum { requests, time };
         // The watcher did not run for long, or there is no load.
         if time > 3 * WINDOW || requests < REQUESTS_MIN {
@@ -179,7 +192,9 @@ impl Trials {
             if trial.windows == WINDOWS {
                 self.decide(now.at);
             }
-        } else if now.at >= self.next || self.load_has_changed(&window, now.at) {
+        } else if (self.companion || is_sparse(requests, paused))
+            && (now.at >= self.next || self.load_has_changed(&window, now.at))
+        {
             self.trial = Some(Trial::default());
         }
         self.wanted()
@@ -206,6 +221,19 @@ impl Trials {
         self.next = now + self.rest;
         let trials = self.counts.trials + 1;
         self.counts = TrialCounts { trials, rate_without: without, rate_with: with, ..self.counts };
+    }
+
+    /// No processor is idle, so there are no wake-ups of idle processors to save. Returns whether
+    /// the companion is to receive nevertheless.
+    pub(crate) fn busy(&mut self, now: Moment) -> bool {
+        if self.always {
+            return self.tick(now, 0);
+        }
+        self.trial = None;
+        self.companion = false;
+        (self.rate, self.rest) = (None, REST_MIN);
+        self.window = now;
+        false
     }
 
     /// Nothing is served.

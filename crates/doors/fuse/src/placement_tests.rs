@@ -5,6 +5,8 @@ struct Load {
     trials: Trials,
     now: Duration,
     received: u64,
+    /// Pauses of the receiver for 100 requests.
+    pauses: u64,
     on: bool,
 }
 
@@ -13,7 +15,7 @@ impl Load {
 
     fn new() -> Load {
         let trials = Trials::new(PlacementMode::Auto, Moment { at: Duration::ZERO, received: 0 });
-        Load { trials, now: Duration::ZERO, received: 0, on: false }
+        Load { trials, now: Duration::ZERO, received: 0, pauses: 100, on: false }
     }
 
     /// Returns how long the companion received.
@@ -24,7 +26,8 @@ impl Load {
             let rate = if self.on { with } else { without };
             self.received += rate * Self::TICK.as_millis() as u64 / 1000;
             by_companion += if self.on { Self::TICK } else { Duration::ZERO };
-            self.on = self.trials.tick(Moment { at: self.now, received: self.received });
+            let pauses = self.received * self.pauses / 100;
+            self.on = self.trials.tick(Moment { at: self.now, received: self.received }, pauses);
         }
         by_companion
     }
@@ -40,6 +43,37 @@ fn the_companion_receives_where_it_receives_more() {
     let counts = load.trials.counts;
     assert!((3..10).contains(&counts.trials), "{counts:?}");
     assert!(counts.rate_with > 50_000 && counts.rate_without < 35_000, "{counts:?}");
+}
+
+/// Clients that keep the receiver busy wake nobody, so a trial would only cost.
+#[test]
+fn a_crowd_of_clients_is_not_measured() {
+    let mut load = Load::new();
+    load.pauses = 20;
+    let time = Duration::from_secs(60);
+    assert_eq!(load.run(time, 20_000, 80_000), Duration::ZERO);
+    assert_eq!(load.trials.counts.trials, 0);
+    load.pauses = 90;
+    load.run(time, 60_000, 30_000);
+    assert!(load.on, "one client is left");
+}
+
+/// Where every processor computes, the companion leaves at once and nothing is tried.
+#[test]
+fn busy_processors_end_the_role_of_the_companion() {
+    let mut load = Load::new();
+    load.run(Duration::from_millis(300), 60_000, 30_000);
+    assert!(load.on);
+    let trials = load.trials.counts.trials;
+    for _ in 0..1000 {
+        load.now += Load::TICK;
+        load.received += 100;
+        assert!(!load.trials.busy(Moment { at: load.now, received: load.received }));
+    }
+    assert_eq!(load.trials.counts.trials, trials);
+    load.on = false;
+    load.run(Duration::from_millis(300), 60_000, 30_000);
+    assert!(load.on, "the processors are idle again");
 }
 
 #[test]
@@ -105,11 +139,11 @@ fn starvation_ends_it_for_a_while() {
 fn without_trials_only_starvation_ends_it() {
     let start = Moment { at: Duration::from_secs(1), received: 0 };
     let mut trials = Trials::new(PlacementMode::On, start);
-    assert!(trials.tick(start) && trials.idle());
+    assert!(trials.tick(start, 0) && trials.idle());
     trials.starved(start);
     let after = |rest: Duration| Moment { at: start.at + rest, received: 0 };
-    assert!(!trials.tick(after(STARVED_MIN / 2)));
-    assert!(trials.tick(after(STARVED_MIN)));
+    assert!(!trials.tick(after(STARVED_MIN / 2), 0));
+    assert!(trials.tick(after(STARVED_MIN), 0));
 }
 
 #[test]

@@ -31,8 +31,9 @@
 
 use crate::handoff::{HandOff, Moment, Wait};
 use crate::placement::{Placement, PlacementMode, Remedy, Starvation, Trials};
+use crate::spare::Spare;
 use kedge_base::{Clock, Counter, SystemClock};
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Duration;
@@ -90,6 +91,8 @@ struct Slot {
 pub(crate) struct Counts {
     /// Reads that found no request.
     pub polls: Counter,
+    /// Times that a receiver, after a request, found no other.
+    pub pauses: Counter,
     /// Waits in the kernel.
     pub sleeps: Counter,
     /// Turns returned before a wait.
@@ -105,8 +108,9 @@ pub(crate) struct Counts {
 impl Counts {
     pub(crate) fn to_json(&self) -> String {
         format!(
-            "{{\"polls\":{},\"sleeps\":{},\"passed\":{},\"kept\":{},\"taken\":{},\"ticks\":{}}}",
+            "{{\"polls\":{},\"pauses\":{},\"sleeps\":{},\"passed\":{},\"kept\":{},\"taken\":{},\"ticks\":{}}}",
             self.polls.get(),
+            self.pauses.get(),
             self.sleeps.get(),
             self.passed.get(),
             self.kept.get(),
@@ -324,16 +328,22 @@ impl WorkerPool {
         let mode = self.placement.as_ref().map_or(PlacementMode::Off, |placement| placement.mode);
         let mut trials = Trials::new(mode, self.moment(clock.monotonic()));
         let mut starvation = Starvation::default();
+        let mut spare = None;
         let mut state = self.state.lock();
         while !state.ended {
             if !self.watched.load(SeqCst) {
                 self.bell.wait(&mut state);
+                // The idle time until now says nothing about the load that begins.
+                spare = self.placement.is_some().then(|| Spare::new(clock.monotonic()));
                 continue;
             }
             self.bell.wait_for(&mut state, TICK);
             self.counts.ticks.inc();
             let now = self.moment(clock.monotonic());
-            self.place(&mut state, &mut trials, &mut starvation, now, has_request);
+            let busy = MutexGuard::unlocked(&mut state, || {
+                spare.as_mut().is_some_and(|spare: &mut Spare| spare.are_busy(now.at))
+            });
+            self.place(&mut state, &mut trials, &mut starvation, (now, busy), has_request);
             if !self.look(&mut state, &mut seen) {
                 self.set_companion(&state, trials.idle());
                 starvation.forget();
@@ -346,13 +356,14 @@ impl WorkerPool {
         }
     }
 
-    /// Decides whether the companion receives, at a tick of the watcher.
+    /// Decides whether the companion receives, at a tick of the watcher. `busy`: no processor is
+    /// idle.
     fn place(
         &self,
         state: &mut State,
         trials: &mut Trials,
         starvation: &mut Starvation,
-        now: Moment,
+        (now, busy): (Moment, bool),
         has_request: &dyn Fn() -> bool,
     ) {
         let Some(placement) = self.placement.as_ref().filter(|p| p.companion.is_there()) else { return };
@@ -370,9 +381,10 @@ impl WorkerPool {
             }
             Remedy::Leave => {
                 placement.companion.leave();
-                trials.tick(now)
+                trials.tick(now, self.counts.pauses.get())
             }
-            Remedy::None => trials.tick(now),
+            Remedy::None if busy => trials.busy(now),
+            Remedy::None => trials.tick(now, self.counts.pauses.get()),
         };
         if !on {
             starvation.forget();

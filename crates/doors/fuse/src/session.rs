@@ -323,6 +323,9 @@ impl<O: Ops> Work<'_, O> {
     /// Polls once, or sleeps until there may be a request.
     fn pause(&mut self, paused: &mut Option<Duration>) -> io::Result<()> {
         let now = self.clock.monotonic();
+        if paused.is_none() {
+            self.pool.counts.pauses.inc();
+        }
         let since = *paused.get_or_insert(now);
         self.pool.counts.polls.inc();
         if let Some(follower) = &mut self.follower {
