@@ -12,6 +12,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::OwnedFd;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use std::io::{self, IoSlice};
+use std::ops::RangeInclusive;
 use zerocopy::IntoBytes;
 
 /// Parts of a reply, the header included.
@@ -20,14 +21,15 @@ const PARTS_MAX: usize = 4;
 pub struct DevFuse {
     /// At least one; worker `w` uses channel `w % len`.
     channels: Vec<OwnedFd>,
-    workers: usize,
+    workers: RangeInclusive<usize>,
 }
 
 impl DevFuse {
-    /// Serves the connection of `fd`, which a mount has taken.
-    pub fn new(fd: OwnedFd, workers: usize, clone: bool) -> DevFuse {
+    /// Serves the connection of `fd`, which a mount has taken, with at least as many workers as
+    /// `workers` begins with.
+    pub fn new(fd: OwnedFd, workers: RangeInclusive<usize>, clone: bool) -> DevFuse {
         let mut channels = vec![fd];
-        while clone && channels.len() < workers {
+        while clone && channels.len() < *workers.start() {
             match sys::clone_fuse_channel(&channels[0]) {
                 Ok(channel) => channels.push(channel),
                 Err(e) => {
@@ -43,7 +45,7 @@ impl DevFuse {
                 tracing::warn!("reads from /dev/fuse wait: {e}");
             }
         }
-        DevFuse { channels, workers: workers.max(1) }
+        DevFuse { channels, workers }
     }
 
     fn send(&self, channel: usize, unique: u64, error: i32, parts: &[&[u8]]) -> io::Result<()> {
@@ -67,7 +69,11 @@ impl Transport for DevFuse {
     }
 
     fn workers(&self) -> usize {
-        self.workers
+        (*self.workers.start()).max(1)
+    }
+
+    fn workers_max(&self) -> usize {
+        self.workers().max(*self.workers.end())
     }
 
     fn receive<'a>(&'a self, worker: usize, buf: &'a mut RequestBuf) -> io::Result<Received<'a>> {

@@ -89,7 +89,7 @@ pub fn mount_remote(name: &Path, dir: &Path, options: &FuseOptions) -> Result<Mo
 
 fn session(fd: OwnedFd, mount: MountPoint, options: &FuseOptions) -> MountedSession {
     raise_limits(&mount.dir);
-    let transport = DevFuse::new(fd, options.worker_count(), options.clone_channels);
+    let transport = DevFuse::new(fd, options.worker_range(), options.clone_channels);
     MountedSession::new(Arc::new(transport), mount, options.clone())
 }
 

@@ -2,7 +2,11 @@
 
 use crate::ops::Ops;
 use crate::placement::PlacementMode;
+use std::ops::RangeInclusive;
 use std::time::Duration;
+
+/// The most workers of a mount. Each has buffers of 2 MiB, and uses of them what its requests need.
+const WORKERS_MAX: usize = 64;
 
 #[derive(Clone, Debug)]
 pub struct FuseOptions {
@@ -20,8 +24,9 @@ pub struct FuseOptions {
     pub nodev: bool,
     pub noexec: bool,
     pub noatime: bool,
-    /// The number of threads that receive requests; `None` for twice the CPUs, from two to four.
-    /// Never fewer than two: see [`crate::Server`].
+    /// The number of threads that serve requests. `None`: twice the CPUs, from two to four, and up
+    /// to 64 as long as all of them wait for requests to end. Never fewer than two: see
+    /// [`crate::Server`].
     pub workers: Option<usize>,
     /// Whether one more worker receives on the processor of its client.
     pub placement: PlacementMode,
@@ -75,9 +80,16 @@ impl FuseOptions {
         FuseOptions { no_open: self.no_open && !ops.has_immutable(), ..self }
     }
 
+    /// The workers at first.
     pub(crate) fn worker_count(&self) -> usize {
         let cpus = std::thread::available_parallelism().map_or(2, |n| n.get());
-        self.workers.unwrap_or((cpus * 2).clamp(2, 4)).clamp(2, 64)
+        self.workers.unwrap_or((cpus * 2).clamp(2, 4)).clamp(2, WORKERS_MAX)
+    }
+
+    /// From the workers at first to the most that there may be. A number that was asked for stays.
+    pub(crate) fn worker_range(&self) -> RangeInclusive<usize> {
+        let first = self.worker_count();
+        first..=self.workers.map_or(WORKERS_MAX, |_| first)
     }
 
     pub(crate) fn placed(&self) -> bool {

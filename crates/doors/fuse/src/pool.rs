@@ -26,16 +26,19 @@
 //! A turn is taken and returned under one lock, and returning it wakes a sleeping worker that may
 //! take it. So while a worker sleeps here, `receivers` turns are held, each by a worker that
 //! receives or serves. A worker that serves either ends its request and receives again, or loses
-//! its turn to the watcher. If every worker serves a request that does not end, no worker receives:
-//! there are as many workers as requests may wait for each other.
+//! its turn to the watcher. If every worker serves a request that waits, the watcher starts more
+//! workers, up to a limit. At the limit no worker receives until one of the requests has ended.
+//! So a device with a long latency is given as many requests at a time as clients make, and a mount
+//! whose requests rarely wait has few threads.
 
 use crate::handoff::{HandOff, Moment, Wait};
 use crate::placement::{Placement, PlacementMode, Remedy, Starvation, Trials};
 use crate::spare::Spare;
 use kedge_base::{Clock, Counter, SystemClock};
 use parking_lot::{Condvar, Mutex, MutexGuard};
+use std::ops::{Range, RangeInclusive};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::time::Duration;
 
 /// The interval of the watcher. On a busy machine a worker may not run for some milliseconds
@@ -57,6 +60,8 @@ pub(crate) struct WorkerPool {
     /// The watcher sleeps here.
     bell: Condvar,
     slots: Vec<Slot>,
+    /// Workers that may be started, without the companion.
+    workers_max: AtomicUsize,
     receivers_max: usize,
     /// The watcher is awake, or has been notified.
     watched: AtomicBool,
@@ -67,6 +72,10 @@ pub(crate) struct WorkerPool {
 }
 
 struct State {
+    /// Workers that have been started, without the companion.
+    started: usize,
+    /// Of these, the workers that wait for a turn.
+    waiting: usize,
     /// Turns that are held.
     receivers: usize,
     /// Turns that may be held; at least one.
@@ -106,9 +115,9 @@ pub(crate) struct Counts {
 }
 
 impl Counts {
-    pub(crate) fn to_json(&self) -> String {
+    pub(crate) fn to_json(&self, started: usize) -> String {
         format!(
-            "{{\"polls\":{},\"pauses\":{},\"sleeps\":{},\"passed\":{},\"kept\":{},\"taken\":{},\"ticks\":{}}}",
+            "{{\"started\":{started},\"polls\":{},\"pauses\":{},\"sleeps\":{},\"passed\":{},\"kept\":{},\"taken\":{},\"ticks\":{}}}",
             self.polls.get(),
             self.pauses.get(),
             self.sleeps.get(),
@@ -121,10 +130,23 @@ impl Counts {
 }
 
 impl WorkerPool {
-    /// `workers` and, with a `placement`, the companion after them.
-    pub(crate) fn new(workers: usize, receivers_max: usize, placement: Option<Placement>) -> WorkerPool {
-        let slots = workers + usize::from(placement.is_some());
-        let state = State { receivers: 0, receivers_wanted: 1, companion_away: true, ended: false };
+    /// The caller starts as many workers as `workers` begins with, and the companion if there is a
+    /// `placement`. [`WorkerPool::watch`] starts more, up to the end of `workers`.
+    pub(crate) fn new(
+        workers: RangeInclusive<usize>,
+        receivers_max: usize,
+        placement: Option<Placement>,
+    ) -> WorkerPool {
+        let workers_max = *workers.end();
+        let slots = workers_max + usize::from(placement.is_some());
+        let state = State {
+            started: *workers.start(),
+            waiting: 0,
+            receivers: 0,
+            receivers_wanted: 1,
+            companion_away: true,
+            ended: false,
+        };
         WorkerPool {
             state: Mutex::new(state),
             turn: Condvar::new(),
@@ -133,7 +155,8 @@ impl WorkerPool {
             placement,
             bell: Condvar::new(),
             slots: (0..slots).map(|_| Slot::default()).collect(),
-            receivers_max: receivers_max.clamp(1, workers.saturating_sub(1).max(1)),
+            workers_max: AtomicUsize::new(workers_max),
+            receivers_max: receivers_max.clamp(1, workers_max.saturating_sub(1).max(1)),
             watched: AtomicBool::new(false),
             received: AtomicU64::new(0),
             handoff: HandOff::default(),
@@ -151,7 +174,9 @@ impl WorkerPool {
         let condvar = if companion { &self.companion_turn } else { &self.turn };
         while !state.ended && (state.receivers >= state.receivers_wanted || !self.may_receive(&state, worker))
         {
+            state.waiting += usize::from(!companion);
             condvar.wait(&mut state);
+            state.waiting -= usize::from(!companion);
         }
         if state.ended {
             return false;
@@ -184,6 +209,11 @@ impl WorkerPool {
         } else {
             self.turn.notify_one();
         }
+    }
+
+    /// Workers that have been started.
+    pub(crate) fn started(&self) -> usize {
+        self.state.lock().started
     }
 
     pub(crate) fn placement(&self) -> Option<&Placement> {
@@ -320,9 +350,36 @@ impl WorkerPool {
         self.bell.notify_all();
     }
 
+    /// Workers that are to be started now: some if every worker serves a request that waits, and
+    /// more may be started.
+    fn lacking(&self, state: &State) -> Range<usize> {
+        let companion = self.with_companion.load(Relaxed) && !state.companion_away;
+        let receives = state.receivers > 0 || state.waiting > 0 || companion;
+        let room = self.workers_max.load(Relaxed).saturating_sub(state.started);
+        // Each round adds a quarter: 60 more take some fifteen rounds.
+        let more =
+            if receives || state.ended { 0 } else { (state.started / 4).clamp(1, room.max(1)).min(room) };
+        state.started..state.started + more
+    }
+
+    /// Starts the workers that are lacking. The first that cannot be started is the last that is
+    /// tried for this mount.
+    fn grow(&self, state: &mut MutexGuard<'_, State>, start: &dyn Fn(usize) -> std::io::Result<()>) {
+        for worker in self.lacking(state) {
+            match MutexGuard::unlocked(state, || start(worker)) {
+                Ok(()) => state.started += 1,
+                Err(e) => {
+                    tracing::warn!("only {worker} workers, although all wait for requests to end: {e}");
+                    self.workers_max.store(worker, Relaxed);
+                    return;
+                }
+            }
+        }
+    }
+
     /// The watcher's thread. It sleeps while nothing is served. `has_request`: whether the kernel
-    /// holds a request that no worker has received.
-    pub(crate) fn watch(&self, has_request: &dyn Fn() -> bool) {
+    /// holds a request that no worker has received. `start` starts the worker of that number.
+    pub(crate) fn watch(&self, has_request: &dyn Fn() -> bool, start: &dyn Fn(usize) -> std::io::Result<()>) {
         let mut seen = vec![0; self.slots.len()];
         let clock = SystemClock::default();
         let mode = self.placement.as_ref().map_or(PlacementMode::Off, |placement| placement.mode);
@@ -340,11 +397,13 @@ impl WorkerPool {
             self.bell.wait_for(&mut state, TICK);
             self.counts.ticks.inc();
             let now = self.moment(clock.monotonic());
-            let busy = MutexGuard::unlocked(&mut state, || {
+            let no_spare = MutexGuard::unlocked(&mut state, || {
                 spare.as_mut().is_some_and(|spare: &mut Spare| spare.are_busy(now.at))
             });
-            self.place(&mut state, &mut trials, &mut starvation, (now, busy), has_request);
-            if !self.look(&mut state, &mut seen) {
+            self.place(&mut state, &mut trials, &mut starvation, (now, no_spare), has_request);
+            let busy = self.look(&mut state, &mut seen);
+            self.grow(&mut state, start);
+            if !busy {
                 self.set_companion(&state, trials.idle());
                 starvation.forget();
                 self.watched.store(false, SeqCst);

@@ -19,7 +19,7 @@ fn takes_turn(pool: &Arc<WorkerPool>, worker: usize) -> (JoinHandle<bool>, Recei
 
 #[test]
 fn one_receives_until_it_passes_its_turn_on() {
-    let pool = Arc::new(WorkerPool::new(3, 1, None));
+    let pool = Arc::new(WorkerPool::new(3..=3, 1, None));
     assert!(pool.take_turn(0));
     let (second, told) = takes_turn(&pool, 1);
     // What happens one after another in one thread is not too early for the other.
@@ -37,7 +37,7 @@ fn one_receives_until_it_passes_its_turn_on() {
 /// Nobody came during many short waits. Then one comes.
 #[test]
 fn a_turn_that_nobody_needed_is_kept() {
-    let pool = WorkerPool::new(2, 1, None);
+    let pool = WorkerPool::new(2..=2, 1, None);
     let (began, ended) = (Duration::ZERO, Duration::from_micros(80));
     while pool.counts.kept.get() == 0 {
         assert!(pool.counts.passed.get() < 100, "the turn is passed on without end");
@@ -59,7 +59,7 @@ fn a_turn_that_nobody_needed_is_kept() {
 
 #[test]
 fn pressure_calls_one_more_and_quiet_sends_it_away() {
-    let pool = Arc::new(WorkerPool::new(4, 2, None));
+    let pool = Arc::new(WorkerPool::new(4..=4, 2, None));
     assert!(pool.take_turn(0));
     let (second, told) = takes_turn(&pool, 1);
     pool.feel_pressure(PRESSURE - 1);
@@ -79,10 +79,10 @@ fn pressure_calls_one_more_and_quiet_sends_it_away() {
 /// the worker still waits.
 #[test]
 fn the_watcher_takes_the_turn_of_a_worker_that_hangs() {
-    let pool = Arc::new(WorkerPool::new(2, 1, None));
+    let pool = Arc::new(WorkerPool::new(2..=2, 1, None));
     let watcher = {
         let pool = pool.clone();
-        spawn_named("watcher", move || pool.watch(&|| true)).unwrap()
+        spawn_named("watcher", move || pool.watch(&|| true, &|_| Ok(()))).unwrap()
     };
     assert!(pool.take_turn(0));
     pool.begin(0);
@@ -106,10 +106,65 @@ fn the_watcher_takes_the_turn_of_a_worker_that_hangs() {
     assert!(!pool.take_turn(1), "the connection has ended");
 }
 
+/// All workers wait for requests to end. One more is started for the next request, and further ones
+/// as long as all wait; none beyond the limit, and none after one could not be started.
+#[test]
+fn workers_are_started_while_all_wait() {
+    let pool = Arc::new(WorkerPool::new(2..=64, 1, None));
+    let (started, news) = channel();
+    let watcher = {
+        let pool = pool.clone();
+        let start = move |worker| {
+            assert!(worker < 64);
+            if worker == 12 {
+                return Err(std::io::Error::other("no more threads"));
+            }
+            started.send(worker).unwrap();
+            Ok(())
+        };
+        spawn_named("watcher", move || pool.watch(&|| true, &start)).unwrap()
+    };
+    for worker in 0..12 {
+        if worker >= 2 {
+            assert_eq!(news.recv_timeout(kedge_base::HANG).unwrap(), worker);
+        }
+        assert!(pool.take_turn(worker));
+        pool.begin(worker);
+        pool.pass_on(worker);
+    }
+    while pool.workers_max.load(Relaxed) > 12 {
+        kedge_base::pause(Duration::from_millis(2));
+    }
+    assert_eq!(pool.started(), 12);
+    assert!(pool.lacking(&pool.state.lock()).is_empty());
+    pool.close();
+    watcher.join().unwrap();
+}
+
+/// A worker that waits for a turn, or a receiver, is enough.
+#[test]
+fn no_worker_is_started_while_one_can_receive() {
+    let pool = Arc::new(WorkerPool::new(2..=3, 1, None));
+    assert_eq!(pool.lacking(&pool.state.lock()), 2..3, "none receives and none waits");
+    assert!(pool.take_turn(0));
+    assert!(pool.lacking(&pool.state.lock()).is_empty());
+    let (second, _told) = takes_turn(&pool, 1);
+    while pool.state.lock().waiting == 0 {
+        std::thread::yield_now();
+    }
+    pool.slots[0].turn.store(false, Relaxed);
+    pool.state.lock().receivers = 0;
+    assert!(pool.lacking(&pool.state.lock()).is_empty(), "one waits");
+    pool.close();
+    assert!(!second.join().unwrap());
+    let fixed = WorkerPool::new(2..=2, 1, None);
+    assert!(fixed.lacking(&fixed.state.lock()).is_empty(), "a number that was asked for stays");
+}
+
 /// Requests that come and go lose no turn however long they last together.
 #[test]
 fn a_busy_worker_keeps_its_turn() {
-    let pool = WorkerPool::new(2, 1, None);
+    let pool = WorkerPool::new(2..=2, 1, None);
     assert!(pool.take_turn(0));
     let mut seen = [0, 0];
     for _ in 0..10 {
@@ -153,7 +208,7 @@ fn patience_follows_the_pauses() {
 /// when it is not to receive any more.
 #[test]
 fn the_companion_and_the_others_receive_in_turn() {
-    let pool = Arc::new(WorkerPool::new(2, 1, Some(Placement::new(PlacementMode::Auto))));
+    let pool = Arc::new(WorkerPool::new(2..=2, 1, Some(Placement::new(PlacementMode::Auto))));
     let companion = pool.companion().unwrap();
     assert_eq!(companion, 2);
     assert!(pool.take_turn(0));

@@ -144,7 +144,11 @@ impl<O: Ops> Server<O> {
     ) -> (Server<O>, mpsc::Receiver<SettledJob>) {
         let (settled, jobs) = mpsc::channel();
         let placement = options.placed().then(|| Placement::new(options.placement));
-        let pool = WorkerPool::new(transport.workers(), options.receivers_max(), placement);
+        let pool = WorkerPool::new(
+            transport.workers()..=transport.workers_max(),
+            options.receivers_max(),
+            placement,
+        );
         let server = Server {
             options: options.of_image(&*ops),
             ops,
@@ -309,7 +313,7 @@ impl<O: Ops> Server<O> {
             write!(json, "{comma}\"{name}\":{count}").expect("strings take any text");
             comma = ",";
         }
-        let (failed, workers) = (self.failures.to_json(), self.pool.counts.to_json());
+        let (failed, workers) = (self.failures.to_json(), self.pool.counts.to_json(self.pool.started()));
         let parked = self.parking.as_ref().map_or(0, Parking::bytes);
         let placement = self.pool.placement_json();
         let workers = format!("{workers},\"placement\":{placement}");

@@ -164,29 +164,39 @@ impl Drop for MountedSession {
 }
 
 /// Receives and replies on as many threads as the transport takes, this one included, until the
-/// connection ends. The module `pool` decides which of them receives.
+/// connection ends. The module `pool` decides which of them receives, and when more are started.
 pub fn serve<O: Ops>(server: &Arc<Server<O>>, transport: &Arc<dyn Transport>) -> io::Result<()> {
     let pool = server.pool.clone();
-    let watcher = {
-        let (pool, transport) = (pool.clone(), transport.clone());
-        spawn_named("kedge-fuse-watch", move || pool.watch(&|| transport.has_request()))?
+    let threads = Arc::new(Mutex::new(Vec::new()));
+    let start = {
+        let (server, transport, threads) = (server.clone(), transport.clone(), threads.clone());
+        move |worker| {
+            let (server, transport) = (server.clone(), transport.clone());
+            let thread =
+                spawn_named(&format!("kedge-fuse-{worker}"), move || work(&server, &*transport, worker))?;
+            threads.lock().push(thread);
+            Ok(())
+        }
     };
-    let mut threads = Vec::new();
+    let watcher = {
+        let (pool, transport, start) = (pool.clone(), transport.clone(), start.clone());
+        spawn_named("kedge-fuse-watch", move || pool.watch(&|| transport.has_request(), &start))?
+    };
     for worker in (1..transport.workers()).chain(pool.companion()) {
-        let (server, transport) = (server.clone(), transport.clone());
-        match spawn_named(&format!("kedge-fuse-{worker}"), move || work(&server, &*transport, worker)) {
-            Ok(thread) => threads.push(thread),
-            Err(e) => tracing::warn!("only {worker} workers: {e}"),
+        if let Err(e) = start(worker) {
+            tracing::warn!("only {worker} workers: {e}");
         }
     }
     let mut result = work(server, &**transport, 0);
-    for thread in threads {
-        let ended = thread.join().unwrap_or_else(|_| Err(io::Error::other("a FUSE worker panicked")));
-        result = result.and(ended);
-    }
     pool.close();
     if watcher.join().is_err() {
         tracing::error!("the thread that watches the workers panicked");
+    }
+    // No worker is started any more.
+    let threads = std::mem::take(&mut *threads.lock());
+    for thread in threads {
+        let ended = thread.join().unwrap_or_else(|_| Err(io::Error::other("a FUSE worker panicked")));
+        result = result.and(ended);
     }
     result
 }

@@ -47,8 +47,12 @@ pub enum Received<'a> {
 pub trait Transport: Send + Sync + 'static {
     /// The name in `system.kedgefs.info` and statistics.
     fn name(&self) -> &'static str;
-    /// How many workers may receive at the same time.
+    /// How many workers serve at first.
     fn workers(&self) -> usize;
+    /// How many workers may serve in the end. More are started while all wait.
+    fn workers_max(&self) -> usize {
+        self.workers()
+    }
     /// Takes a request if there is one.
     fn receive<'a>(&'a self, worker: usize, buf: &'a mut RequestBuf) -> io::Result<Received<'a>>;
     /// Waits until there may be a request, or the connection has ended.

@@ -256,7 +256,7 @@ Mount options (those marked * may change while mounted):
   nosuid, nodev, noexec *      as mount(8) says
   writeback_cache              let the kernel gather writes
   volatile                     fsync and sync make nothing durable: for scratch data
-  workers=N                    threads that serve requests, 2 to 64
+  workers=N                    threads that serve requests, 2 to 64; by default as many as wait
   placement=auto|on|off        whether one more thread may serve on its client's processor
   rbd_timeout=SECONDS, nbd_timeout=SECONDS
                                how long a cluster or server may leave a request unanswered

@@ -82,7 +82,12 @@ pub const TABLE: &[Row] = &[
          decided",
         "`placement=auto`",
     ),
-    row("`workers=N`", FIXED, "threads that serve requests, 2 to 64", "2 to 4, by the number of CPUs"),
+    row(
+        "`workers=N`",
+        FIXED,
+        "threads that serve requests, 2 to 64",
+        "2 to 4, by the number of CPUs, and more while all wait",
+    ),
     row(
         "`rbd_timeout=SECONDS`, `nbd_timeout=SECONDS`",
         FIXED,
