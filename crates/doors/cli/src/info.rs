@@ -2,7 +2,7 @@
 
 use crate::report;
 use anyhow::{Context, Result};
-use kedge_host::image::{Image, is_remote};
+use kedge_host::image::{Image, is_uri};
 use kedge_host::text::show_size;
 use kedge_host::{mounts, status};
 use serde_json::{Value, json};
@@ -22,7 +22,7 @@ pub struct Args {
 
 pub fn run(args: Args) -> Result<ExitCode> {
     // Send no request to the mount, because all its workers may wait for a device that hangs.
-    let is_dir = !is_remote(&args.target)?
+    let is_dir = !is_uri(&args.target)?
         && kedge_fuse::is_dir(&args.target)
             .map_err(std::io::Error::from)
             .with_context(|| format!("find {}", args.target.display()))?;

@@ -2,7 +2,7 @@
 
 use crate::info;
 use anyhow::{Context, Result, bail};
-use kedge_host::image::{Image, is_remote};
+use kedge_host::image::{Image, is_uri};
 use kedge_host::options::parse_size;
 use kedge_host::{Usage, clock, create, engine, mounts, status};
 use kedge_transfer::import;
@@ -138,7 +138,7 @@ fn check_target(path: &Path, force: bool) -> Result<()> {
 /// Extends a regular file to at least `size` bytes. A remote image that is too small is refused.
 /// A block device is not extended; the engine uses its whole size.
 fn extend(path: &Path, size: u64) -> Result<()> {
-    if is_remote(path)? {
+    if is_uri(path)? {
         let there = Image::open(path)?.size;
         if there < size {
             bail!("{} has {there} bytes, {size} are wanted", path.display());

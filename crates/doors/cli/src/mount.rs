@@ -93,7 +93,7 @@ pub fn run(mut args: Args) -> Result<ExitCode> {
     if args.fake {
         return Ok(ExitCode::SUCCESS);
     }
-    args.image = image::with_limit(&args.image, &words)?;
+    args.image = image::with_words(&args.image, &words)?;
     if args.as_daemon {
         return serve::in_background(&mount(&args, &args.image, &args.dir, &words), args.log_file.is_some());
     }
@@ -250,9 +250,8 @@ fn prepare<'a>(args: &'a Args, words: &MountWords) -> Result<Made<'a>> {
 /// Refuses an image below its own mount point: the mount would hide the image, so that no command
 /// could name it.
 fn refuse_inside(image: &Path, dir: &Path) -> Result<()> {
-    if image::is_remote(image)? {
-        return Ok(());
-    }
+    let location = image::locate(image)?;
+    let Some(image) = location.host_path() else { return Ok(()) };
     // Neither the image nor the directory need exist yet.
     let parent = image.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let (Ok(parent), Ok(dir)) = (parent.canonicalize(), mounts::resolve(dir)) else { return Ok(()) };
@@ -268,13 +267,15 @@ fn refuse_inside(image: &Path, dir: &Path) -> Result<()> {
 
 /// Checks, before a process starts, that the file is an image and may be written.
 fn check_image(image: &Path, words: &MountWords) -> Result<()> {
-    if image::is_remote(image)? || std::fs::metadata(image).is_ok_and(|meta| meta.is_dir()) {
+    let location = image::locate(image)?;
+    let Some(file) = location.host_path() else { return Ok(()) };
+    if std::fs::metadata(file).is_ok_and(|meta| meta.is_dir()) {
         return Ok(());
     }
     use rustix::fs::{Access, AtFlags, CWD, accessat};
     if !words.read_only
-        && let Err(e) = accessat(CWD, image, Access::WRITE_OK, AtFlags::EACCESS)
-        && accessat(CWD, image, Access::READ_OK, AtFlags::EACCESS).is_ok()
+        && let Err(e) = accessat(CWD, file, Access::WRITE_OK, AtFlags::EACCESS)
+        && accessat(CWD, file, Access::READ_OK, AtFlags::EACCESS).is_ok()
     {
         let why = std::io::Error::from(e);
         bail!("{} cannot be opened for writing ({why}); mount -o ro only reads it", image.display());
@@ -308,7 +309,9 @@ fn make_dir(args: &Args) -> Result<bool> {
 
 /// Whether this mount only reads, and other read-only mounts may open the image in other processes.
 fn may_share(args: &Args, words: &MountWords) -> Result<bool> {
-    Ok(words.read_only && (args.image.is_file() || is_rbd(&args.image)?))
+    let location = image::locate(&args.image)?;
+    let is_file = location.host_path().is_some_and(Path::is_file);
+    Ok(words.read_only && (is_file || is_rbd(&args.image)?))
 }
 
 fn is_rbd(image: &Path) -> Result<bool> {

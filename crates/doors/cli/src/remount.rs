@@ -166,6 +166,8 @@ fn refuse_fixed(asked: &MountWords, kernel: &[&str], mount: &MountEntry, info: &
     let (engine, fuse) = (&info["options"], &info["mount"]["options"]);
     let limit = |word| image::limit_in_force(&mount.image(), word).into();
     let limits: [Value; 2] = ["rbd_timeout", "nbd_timeout"].map(limit);
+    let (offset, sizelimit) = image::window_in_force(&mount.image()).unzip();
+    let window = [Value::from(offset), Value::from(sizelimit.flatten())];
     let secs = |asked: Option<Duration>| asked.map(|limit| limit.as_secs().into());
     let fixed_words = [
         ("cache_size", asked.cache_size.map(Value::from), &engine["cache_size"]),
@@ -176,6 +178,8 @@ fn refuse_fixed(asked: &MountWords, kernel: &[&str], mount: &MountEntry, info: &
         ("placement", asked.placement.map(|v| v.name().into()), &fuse["placement"]),
         ("writeback_cache", asked.writeback_cache.map(Value::from), &fuse["writeback_cache"]),
         ("volatile", asked.volatile.then(|| true.into()), &engine["volatile"]),
+        ("offset", asked.offset.map(Value::from), &window[0]),
+        ("sizelimit", asked.sizelimit.map(Value::from), &window[1]),
         ("rbd_timeout", secs(asked.rbd_timeout), &limits[0]),
         ("nbd_timeout", secs(asked.nbd_timeout), &limits[1]),
     ];

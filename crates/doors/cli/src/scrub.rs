@@ -5,7 +5,7 @@
 
 use crate::fsck::{self, Bar};
 use anyhow::{Context, Result, bail};
-use kedge_host::image::is_remote;
+use kedge_host::image::is_uri;
 use kedge_host::{engine, mounts, status};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -28,7 +28,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
 
 /// The image of the target, and whether it is mounted.
 fn find(target: &Path) -> Result<(PathBuf, bool)> {
-    let is_dir = !is_remote(target)?
+    let is_dir = !is_uri(target)?
         && std::fs::metadata(target).with_context(|| format!("find {}", target.display()))?.is_dir();
     if !is_dir {
         return Ok((target.to_owned(), mounts::of_image(target)?.is_some()));

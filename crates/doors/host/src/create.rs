@@ -41,7 +41,7 @@ pub fn filled(
     fill: &dyn Fn(&Path) -> Result<()>,
 ) -> Result<()> {
     let location = locate(path)?;
-    if location.is_remote() {
+    if location.is_uri() {
         kedge_device::create(&location, size)?;
         engine::format(path, options)?;
         return fill(path);
@@ -89,7 +89,7 @@ fn publish(temporary: &Path, path: &Path, dir: &Path) -> Result<()> {
 
 pub fn exists(path: &Path) -> Result<bool> {
     let location = locate(path)?;
-    if location.is_remote() {
+    if location.is_uri() {
         return Ok(kedge_device::exists(&location)?);
     }
     path.try_exists().with_context(|| format!("find {}", path.display()))

@@ -84,7 +84,7 @@ impl Config {
         // Paths in the file are relative to the file.
         let base = std::path::absolute(path)?.parent().map(Path::to_path_buf).unwrap_or_default();
         for request in &mut config.mount {
-            if !image::is_remote(&request.image)? {
+            if !image::is_uri(&request.image)? {
                 request.image = base.join(&request.image);
             }
             request.dir = base.join(&request.dir);
@@ -322,7 +322,7 @@ impl Host {
     fn start(self: &Arc<Host>, request: &Request) -> Result<Vec<String>> {
         let mut words = MountWords::parse([request.options.as_str()])?;
         let cache_size = request.cache_size.as_deref().map(parse_size).transpose().map_err(Usage)?;
-        let image = image::resolve(&image::with_limit(&request.image, &words)?)?;
+        let image = image::resolve(&image::with_words(&request.image, &words)?)?;
         let dir = mounts::resolve(&request.dir)?;
         mounts::refuse_busy(&dir)?;
         let losses = image::losses(&image);

@@ -1,6 +1,6 @@
 //! Opens, mounts and checks images: the programs' interface to the engine.
 
-use crate::image::{check_kind, is_remote, locate};
+use crate::image::{check_kind, is_uri, locate};
 use crate::options::MountWords;
 use crate::text::show_size;
 use crate::{clock, memory, waits};
@@ -136,9 +136,8 @@ fn is_host_full(e: &anyhow::Error) -> bool {
 
 /// The free bytes of the file system that holds an image file; `None` if the image is not a file.
 pub fn host_free(path: &Path) -> Option<u64> {
-    if !path.is_file() {
-        return None;
-    }
+    let location = locate(path).ok()?;
+    let path = location.host_path().filter(|path| path.is_file())?;
     let host = rustix::fs::statvfs(path).ok()?;
     Some(host.f_bavail.saturating_mul(host.f_frsize))
 }
@@ -202,7 +201,7 @@ pub fn mount(opened: &Opened, image: &Path, dir: &Path, words: &MountWords) -> R
 
 /// Makes a session of the kind that the image allows.
 pub fn attach(image: &Path, dir: &Path, options: &FuseOptions) -> Result<MountedSession> {
-    Ok(match is_remote(image)? {
+    Ok(match is_uri(image)? {
         false => kedge_fuse::mount(image, dir, options)?,
         true => kedge_fuse::mount_remote(image, dir, options)?,
     })

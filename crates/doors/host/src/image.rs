@@ -10,6 +10,7 @@ use crate::text::date;
 use crate::usage::Usage;
 use anyhow::{Context, Result, anyhow, bail};
 use kedge_base::{BLOCK_SIZE, BlockNo, IoBuf};
+use kedge_device::location::WindowUri;
 use kedge_device::{Device, Location, OpenOptions};
 use kedge_format::content::{Content, HEAD_BYTES};
 use kedge_format::superblock::{Losses, SLOTS, Superblock};
@@ -38,12 +39,12 @@ pub fn locate(image: &Path) -> Result<Location> {
     location.map_err(|e| Usage(e.to_string()).into())
 }
 
-/// Adds the time limit in the mount options to the image's URI, so that every step of the mount
-/// uses the limit and the mount table shows it.
-pub fn with_limit(image: &Path, words: &MountWords) -> Result<PathBuf> {
+/// Adds the window and the time limit in the mount options to the image's URI, so that every step
+/// of the mount uses them and the mount table shows them.
+pub fn with_words(image: &Path, words: &MountWords) -> Result<PathBuf> {
     let limits = [("rbd_timeout", words.rbd_timeout), ("nbd_timeout", words.nbd_timeout)];
     let asked = limits.into_iter().filter_map(|(word, limit)| Some((word, limit?)));
-    let mut limited = None;
+    let mut limited = windowed(image, words)?;
     for (word, limit) in asked {
         let mut location = locate(image)?;
         match &mut location {
@@ -61,6 +62,34 @@ pub fn with_limit(image: &Path, words: &MountWords) -> Result<PathBuf> {
     Ok(limited.unwrap_or_else(|| image.to_owned()))
 }
 
+/// The URI of the window that the mount options name.
+fn windowed(image: &Path, words: &MountWords) -> Result<Option<PathBuf>> {
+    if words.offset.is_none() && words.sizelimit.is_none() {
+        return Ok(None);
+    }
+    let word = if words.offset.is_some() { "offset" } else { "sizelimit" };
+    let (path, before) = match locate(image)? {
+        Location::Path(path) => (path, None),
+        Location::Window(uri) => (uri.path.clone(), Some(uri)),
+        _ => {
+            let why = format!("mount option {word}: {} is no file or block device", image.display());
+            return Err(Usage(why).into());
+        }
+    };
+    let offset = words.offset.or(before.as_ref().map(|uri| uri.offset)).unwrap_or(0);
+    let size = words.sizelimit.or(before.and_then(|uri| uri.size));
+    let uri = WindowUri::new(path, offset, size).map_err(|e| Usage(format!("mount option {e}")))?;
+    Ok(Some(uri.to_string().into()))
+}
+
+/// The offset and the limit of the size of a mount's image, if the image is a window.
+pub fn window_in_force(image: &Path) -> Option<(u64, Option<u64>)> {
+    match locate(image).ok()? {
+        Location::Window(uri) => Some((uri.offset, uri.size)),
+        _ => None,
+    }
+}
+
 /// The time limit in the URI of a mount's image, for the option `word`.
 pub fn limit_in_force(image: &Path, word: &str) -> Option<u64> {
     match (locate(image).ok()?, word) {
@@ -70,36 +99,39 @@ pub fn limit_in_force(image: &Path, word: &str) -> Option<u64> {
     }
 }
 
-/// Whether the image is named by a URI: on another machine, or in another process.
-pub fn is_remote(image: &Path) -> Result<bool> {
-    Ok(locate(image)?.is_remote())
+/// Whether the image is named by a URI: a window of a file, or an image that another process
+/// serves.
+pub fn is_uri(image: &Path) -> Result<bool> {
+    Ok(locate(image)?.is_uri())
 }
 
 /// The canonical name, which the mount table shows and which is valid in every working directory.
 pub fn resolve(image: &Path) -> Result<PathBuf> {
     match locate(image)? {
-        Location::Path(_) => {
-            let meant = std::fs::metadata(image).with_context(|| format!("find {}", image.display()))?;
-            // A descriptor in /proc/self/fd may be of a deleted file, or of a file that never had a
-            // name. Then its link names no file, or another file.
-            let name = image.canonicalize().ok().filter(|name| {
-                std::fs::metadata(name)
-                    .is_ok_and(|found| (found.dev(), found.ino()) == (meant.dev(), meant.ino()))
-            });
-            let nameless =
-                || format!("{} has no name by which a mount of it could be known", image.display());
-            name.with_context(nameless)
+        Location::Path(_) => canonical(image),
+        Location::Window(uri) => {
+            let uri = WindowUri { path: canonical(&uri.path)?, ..uri };
+            Ok(uri.to_string().into())
         }
         remote => Ok(remote.to_string().into()),
     }
 }
 
+fn canonical(image: &Path) -> Result<PathBuf> {
+    let meant = std::fs::metadata(image).with_context(|| format!("find {}", image.display()))?;
+    // A descriptor in /proc/self/fd may be of a deleted file, or of a file that never had a name.
+    // Then its link names no file, or another file.
+    let name = image.canonicalize().ok().filter(|name| {
+        std::fs::metadata(name).is_ok_and(|found| (found.dev(), found.ino()) == (meant.dev(), meant.ino()))
+    });
+    name.with_context(|| format!("{} has no name by which a mount of it could be known", image.display()))
+}
+
 /// Refuses files that cannot be images, before they are opened: opening a pipe would wait for a
 /// writer.
 pub fn check_kind(path: &Path) -> Result<()> {
-    if is_remote(path)? {
-        return Ok(());
-    }
+    let location = locate(path)?;
+    let Some(path) = location.host_path() else { return Ok(()) };
     let kind = kind(path)?;
     if !kind.is_file() && !kind.is_block_device() {
         bail!("{} is neither a file nor a block device", path.display());
@@ -134,7 +166,7 @@ impl Image {
         // A block device is read with direct IO, because a mount writes it with direct IO. If
         // another program reads the device during such a write, the device's page cache may keep
         // the old bytes.
-        if location.is_remote() || kind(path)?.is_block_device() {
+        if location.is_uri() || kind(path)?.is_block_device() {
             let options =
                 OpenOptions { read_only: true, lock: false, io_uring: false, ..OpenOptions::default() };
             let device = kedge_device::open(&location, options)?;

@@ -50,7 +50,7 @@ pub fn refuse_busy(dir: &Path) -> Result<()> {
 /// name, and mounts on other hosts are not visible.
 fn all_of(image: &Path) -> Result<Vec<MountEntry>> {
     let wanted = locate(image)?;
-    if !wanted.is_remote() {
+    if !wanted.is_uri() {
         return Ok(kedge_fuse::mounts_of(image));
     }
     let holds = |entry: &MountEntry| {

@@ -40,6 +40,9 @@ pub struct MountWords {
     pub nosuid: bool,
     pub nodev: bool,
     pub noexec: bool,
+    /// Where the image begins in its file, and how long it is at most.
+    pub offset: Option<u64>,
+    pub sizelimit: Option<u64>,
     /// The time limit for a request to a Ceph cluster.
     pub rbd_timeout: Option<Duration>,
     /// The time limit for a request to an NBD server.
@@ -62,6 +65,8 @@ pub const KNOWN: &[&str] = &[
     "writeback_cache",
     "nowriteback_cache",
     "volatile",
+    "offset=BYTES",
+    "sizelimit=BYTES",
     "rbd_timeout=SECONDS",
     "nbd_timeout=SECONDS",
 ];
@@ -125,7 +130,6 @@ const REFUSED: &[(&str, &str)] = &[
     ("quota", "there are no quotas"),
     ("usrquota", "there are no quotas"),
     ("grpquota", "there are no quotas"),
-    ("offset", "attach the image with losetup --offset and mount the loop device"),
     ("loop", "an image file needs no loop device of yours"),
 ];
 
@@ -177,6 +181,8 @@ impl MountWords {
                     Usage(format!("mount option {word}: the value must be one of {names}"))
                 })?);
             }
+            ("offset", Some(v)) => self.offset = Some(bytes(word, v)?),
+            ("sizelimit", Some(v)) => self.sizelimit = Some(bytes(word, v)?),
             ("rbd_timeout", Some(v)) => self.rbd_timeout = Some(limit(word, v)?),
             ("nbd_timeout", Some(v)) => self.nbd_timeout = Some(limit(word, v)?),
             ("writeback_cache", None) => self.writeback_cache = Some(true),
@@ -258,6 +264,8 @@ Mount options (those marked * may change while mounted):
   volatile                     fsync and sync make nothing durable: for scratch data
   workers=N                    threads that serve requests, 2 to 64; by default as many as wait
   placement=auto|on|off        whether one more thread may serve on its client's processor
+  offset=BYTES, sizelimit=BYTES
+                               the part of the file that holds the image
   rbd_timeout=SECONDS, nbd_timeout=SECONDS
                                how long a cluster or server may leave a request unanswered
   async_checkpoint[=PERCENT] * checkpoint in the background when less of the log is free
@@ -276,6 +284,10 @@ fn listed(name: &str) -> &'static str {
         .find(|k| k.split_once('=').is_some_and(|(n, _)| n == name))
         .copied()
         .unwrap_or(UNLISTED)
+}
+
+fn bytes(word: &str, value: &str) -> Result<u64, Usage> {
+    parse_size(value).map_err(|e| Usage(format!("mount option {word}: {e}")))
 }
 
 /// Parses a time limit in seconds, with the same bounds as in a URI.

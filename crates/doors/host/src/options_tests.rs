@@ -104,11 +104,14 @@ fn words_of_fstab_are_understood_or_refused_with_a_reason() {
         ("strictatime", "as with relatime"),
         ("errors=panic", "goes on reading"),
         ("errors", "goes on reading"),
-        ("offset=1048576", "losetup --offset"),
+        ("offset=-1", "is not a size"),
+        ("sizelimit=x", "is not a size"),
     ] {
         let e = MountWords::parse([word]).unwrap_err().to_string();
         assert!(e.starts_with(&format!("mount option {word}: ")) && e.contains(why), "{e}");
     }
+    let e = MountWords::parse(["offset"]).unwrap_err().to_string();
+    assert_eq!(e, "mount option offset needs a value: offset=BYTES");
 }
 
 /// All options that mount(8) lists for any file system except `remount`, which is another command.

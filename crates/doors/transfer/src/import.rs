@@ -22,7 +22,7 @@ mod tar;
 mod tree;
 
 use anyhow::{Context, Result};
-use kedge_host::image::is_remote;
+use kedge_host::image::locate;
 use kedge_host::{Usage, clock, engine};
 use kedgefs::{Attr, FileSystem, FormatOptions, Ino, Timespec};
 use sink::{Entries, Sink};
@@ -96,9 +96,8 @@ impl Source {
     /// itself.
     pub fn refuse_inside(&self, image: &Path) -> Result<()> {
         let Source::Tree(dir) = self else { return Ok(()) };
-        if is_remote(image)? {
-            return Ok(());
-        }
+        let location = locate(image)?;
+        let Some(image) = location.host_path() else { return Ok(()) };
         let above = image.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let real = |path: &Path| path.canonicalize().with_context(|| format!("find {}", path.display()));
         if real(above)?.starts_with(real(dir)?) {

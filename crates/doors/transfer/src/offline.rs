@@ -6,6 +6,7 @@
 //! refused: they speak of the machine on which the image is mounted, not of this one.
 
 use anyhow::{Context, Result, bail};
+use kedge_device::location::is_window;
 use kedge_host::{Usage, engine, mounts};
 use kedgefs::{Attr, FileKind, FileSystem, Ino, Owner};
 use std::ffi::{OsStr, OsString};
@@ -21,12 +22,16 @@ pub struct ImagePath {
 
 /// What stands before the name of a host, and divides nothing.
 const SCHEMES: [&[u8]; 2] = [b"nbd://", b"nbd+unix://"];
+/// What stands before the path of a window.
+const WINDOW: &[u8] = b"file:";
 
 /// The first `:/` after a URI's scheme divides: an image whose own name has one is named by a path
 /// to it with a link.
 pub fn parse_image_path(text: OsString) -> Result<ImagePath, String> {
     let bytes = text.as_bytes();
-    let scheme = SCHEMES.iter().find(|scheme| bytes.starts_with(scheme)).map_or(0, |scheme| scheme.len());
+    let window = bytes.strip_prefix(WINDOW).filter(|rest| is_window(rest)).map(|_| WINDOW.len());
+    let remote = || SCHEMES.iter().find(|scheme| bytes.starts_with(scheme)).map(|scheme| scheme.len());
+    let scheme = window.or_else(remote).unwrap_or(0);
     match bytes[scheme..].windows(2).position(|pair| pair == b":/").map(|at| at + scheme) {
         Some(at) if at > 0 => Ok(ImagePath {
             image: PathBuf::from(OsStr::from_bytes(&bytes[..at])),

@@ -50,6 +50,7 @@ mod stats;
 #[cfg(test)]
 mod testing;
 mod watched;
+mod window;
 
 pub use ahead::ReadAhead;
 pub use batch::{run_apart, run_batch};
@@ -66,14 +67,17 @@ pub use rbd::RbdDevice;
 pub use request::{Completion, CompletionSink, Io, Op, Request};
 pub use stats::{DeviceErrors, DeviceStats};
 pub use watched::{LATE, Oldest, Pending, WatchedDevice};
+pub use window::WindowDevice;
 
 use kedge_base::{Error, Result};
+use location::WindowUri;
 use std::sync::Arc;
 
 /// Opens an image wherever it is.
 pub fn open(location: &Location, options: OpenOptions) -> Result<Arc<dyn Device>> {
     match location {
         Location::Path(path) => Ok(FileDevice::open(path, options)?),
+        Location::Window(uri) => Ok(Arc::new(WindowDevice::open(uri, options)?)),
         #[cfg(target_os = "linux")]
         Location::Nbd(uri) => Ok(NbdDevice::open(uri, options)?),
         #[cfg(target_os = "linux")]
@@ -86,7 +90,7 @@ pub fn open(location: &Location, options: OpenOptions) -> Result<Arc<dyn Device>
 /// Whether the image exists. An NBD export is assumed to exist: only opening it shows.
 pub fn exists(location: &Location) -> Result<bool> {
     match location {
-        Location::Path(path) => path
+        Location::Path(path) | Location::Window(WindowUri { path, .. }) => path
             .try_exists()
             .map_err(|e| Error::invalid(format!("cannot find out whether {} exists: {e}", path.display()))),
         #[cfg(target_os = "linux")]
@@ -102,6 +106,7 @@ pub fn exists(location: &Location) -> Result<bool> {
 pub fn create(location: &Location, size: u64) -> Result<()> {
     match location {
         Location::Path(path) => FileDevice::create(path, size, OpenOptions::default()).map(drop),
+        Location::Window(uri) => Err(Error::invalid(format!("{uri}: the file must exist"))),
         #[cfg(target_os = "linux")]
         Location::Nbd(uri) => Err(Error::invalid(format!("{uri}: the server makes its exports"))),
         #[cfg(target_os = "linux")]
@@ -115,7 +120,8 @@ pub fn create(location: &Location, size: u64) -> Result<()> {
 /// module.
 pub fn is_unlocked(location: &Location) -> Result<bool> {
     match location {
-        Location::Path(path) => file::is_unlocked(path),
+        Location::Path(path) => file::is_unlocked(path, None),
+        Location::Window(uri) => file::is_unlocked(&uri.path, Some(uri.into())),
         #[cfg(target_os = "linux")]
         Location::Nbd(uri) => nbd::is_unlocked(uri),
         #[cfg(target_os = "linux")]

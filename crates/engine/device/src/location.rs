@@ -1,6 +1,8 @@
-//! Where an image is: a file or block device, or the URI of an image that another machine serves.
+//! Where an image is: a file or block device, a window of one, or the URI of an image that another
+//! machine serves.
 //!
 //! ```text
+//! file:PATH?offset=BYTES[&sizelimit=BYTES]
 //! rbd:POOL/IMAGE[@SNAPSHOT][?id=USER&conf=FILE&timeout=SECONDS]
 //! nbd://HOST[:PORT][/EXPORT][?connections=N&timeout=SECONDS]
 //! nbd+unix:///[EXPORT]?socket=PATH[&connections=N&timeout=SECONDS]
@@ -10,8 +12,10 @@
 //! [`Location`]'s text is canonical: two locations of the same image have equal texts, as far as
 //! that can be decided without contacting a server.
 
-use kedge_base::{Error, Result};
+use kedge_base::{BLOCK_SIZE, Error, Result, parse_size};
+use std::ffi::OsString;
 use std::fmt;
+use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -31,8 +35,20 @@ pub const TIMEOUT_SECS_MAX: u64 = 3600;
 pub enum Location {
     /// A file or block device of this machine.
     Path(PathBuf),
+    /// A part of one.
+    Window(WindowUri),
     Nbd(NbdUri),
     Rbd(RbdUri),
+}
+
+/// A range of bytes of a file or block device, which holds the image.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct WindowUri {
+    pub path: PathBuf,
+    /// Whole blocks.
+    pub offset: u64,
+    /// Whole blocks, at least one; `None`: the window ends with the file.
+    pub size: Option<u64>,
 }
 
 /// An image of a Ceph cluster.
@@ -73,6 +89,7 @@ impl Location {
         let wrong = |why: String| Error::invalid(format!("{uri}: {why}"));
         let Some((scheme, rest)) = uri.split_once(':') else { return Ok(Location::Path(text.to_owned())) };
         match scheme {
+            "file" if is_window(rest.as_bytes()) => window(rest).map(Location::Window).map_err(wrong),
             "nbd" => tcp(rest).map(Location::Nbd).map_err(wrong),
             "nbd+unix" => unix(rest).map(Location::Nbd).map_err(wrong),
             "rbd" => rbd(rest).map(Location::Rbd).map_err(wrong),
@@ -80,7 +97,7 @@ impl Location {
                 Err(wrong("TLS is not spoken here: use nbd: through a tunnel (ssh, stunnel)".into()))
             }
             _ if rest.starts_with("//") && is_scheme(scheme) => Err(wrong(format!(
-                "nothing is known of {scheme}: images; nbd:, nbd+unix: and rbd: are known, and a file of that name is \
+                "nothing is known of {scheme}: images; file:, nbd:, nbd+unix: and rbd: are known, and a file of that name is \
                  ./{uri}"
             ))),
             _ => Ok(Location::Path(text.to_owned())),
@@ -94,6 +111,7 @@ impl Location {
         };
         match self {
             Location::Path(path) => absolute(path).map(Location::Path),
+            Location::Window(uri) => Ok(Location::Window(WindowUri { path: absolute(uri.path)?, ..uri })),
             Location::Nbd(mut uri) => {
                 if let NbdAddress::Unix { socket } = &mut uri.address {
                     *socket = absolute(std::mem::take(socket))?;
@@ -112,6 +130,7 @@ impl Location {
     /// Whether both name the same image, as far as their texts show.
     pub fn same_image(&self, other: &Location) -> bool {
         match (self, other) {
+            (Location::Window(a), Location::Window(b)) => (&a.path, a.offset) == (&b.path, b.offset),
             (Location::Nbd(a), Location::Nbd(b)) => a.address == b.address && a.export == b.export,
             (Location::Rbd(a), Location::Rbd(b)) => {
                 (&a.pool, &a.image, &a.snapshot, &a.conf) == (&b.pool, &b.image, &b.snapshot, &b.conf)
@@ -120,8 +139,17 @@ impl Location {
         }
     }
 
-    /// Whether another machine, or at least another process, serves the image.
-    pub fn is_remote(&self) -> bool {
+    /// The file or block device of this machine that holds the image.
+    pub fn host_path(&self) -> Option<&Path> {
+        match self {
+            Location::Path(path) => Some(path),
+            Location::Window(uri) => Some(&uri.path),
+            Location::Nbd(_) | Location::Rbd(_) => None,
+        }
+    }
+
+    /// Whether a URI names the image: a window of a file, or an image that another process serves.
+    pub fn is_uri(&self) -> bool {
         !matches!(self, Location::Path(_))
     }
 }
@@ -130,9 +158,42 @@ impl fmt::Display for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Location::Path(path) => path.display().fmt(f),
+            Location::Window(uri) => uri.fmt(f),
             Location::Nbd(uri) => uri.fmt(f),
             Location::Rbd(uri) => uri.fmt(f),
         }
+    }
+}
+
+impl WindowUri {
+    /// Checks the numbers as far as that is possible without the file.
+    pub fn new(path: PathBuf, offset: u64, size: Option<u64>) -> Result<WindowUri> {
+        const BLOCK: u64 = BLOCK_SIZE as u64;
+        for (name, bytes) in [("offset", Some(offset)), ("sizelimit", size)] {
+            if let Some(bytes) = bytes.filter(|bytes| !bytes.is_multiple_of(BLOCK)) {
+                return Err(Error::invalid(format!(
+                    "{name}={bytes}: the value must be a multiple of {BLOCK} (a loop device, losetup --{name}, starts \
+                     at any sector)"
+                )));
+            }
+        }
+        match size {
+            Some(0) => Err(Error::invalid("sizelimit=0: an image has at least one block")),
+            Some(size) if offset.checked_add(size).is_none_or(|end| end > i64::MAX as u64) => {
+                Err(Error::invalid(format!("offset={offset}, sizelimit={size}: no file is as long")))
+            }
+            None if offset > i64::MAX as u64 => {
+                Err(Error::invalid(format!("offset={offset}: no file is as long")))
+            }
+            _ => Ok(WindowUri { path, offset, size }),
+        }
+    }
+}
+
+impl fmt::Display for WindowUri {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "file:{}?offset={}", quoted(self.path.as_os_str().as_encoded_bytes()), self.offset)?;
+        self.size.map_or(Ok(()), |size| write!(f, "&sizelimit={size}"))
     }
 }
 
@@ -174,6 +235,24 @@ impl fmt::Display for RbdUri {
         }
         if options.is_empty() { Ok(()) } else { write!(f, "?{}", options.join("&")) }
     }
+}
+
+/// Whether the text after `file:` names a window. Otherwise the whole is a path: of a file with
+/// such a name, or in `file:/PATH` of a file inside an image that is called `file`.
+pub fn is_window(rest: &[u8]) -> bool {
+    let has = |word: &[u8]| rest.windows(word.len()).any(|text| text == word);
+    has(b"?offset=") || has(b"?sizelimit=")
+}
+
+fn window(rest: &str) -> Result<WindowUri, String> {
+    let (path, options) = rest.split_once('?').unwrap_or((rest, ""));
+    let path = unquoted_bytes(path)?;
+    if path.is_empty() {
+        return Err("it names no file: file:PATH?offset=BYTES".into());
+    }
+    let options = Options::parse(options, &["offset", "sizelimit"])?;
+    let path = PathBuf::from(OsString::from_vec(path));
+    WindowUri::new(path, options.offset.unwrap_or(0), options.sizelimit).map_err(|e| e.to_string())
 }
 
 fn rbd(rest: &str) -> Result<RbdUri, String> {
@@ -278,6 +357,8 @@ struct Options {
     conf: Option<String>,
     connections: Option<usize>,
     timeout: Option<Duration>,
+    offset: Option<u64>,
+    sizelimit: Option<u64>,
 }
 
 impl Options {
@@ -299,6 +380,8 @@ impl Options {
                     path => options.conf.replace(path).is_some(),
                 },
                 "socket" => options.socket.replace(unquoted(value)?).is_some(),
+                "offset" => options.offset.replace(bytes(name, value)?).is_some(),
+                "sizelimit" => options.sizelimit.replace(bytes(name, value)?).is_some(),
                 "connections" => match number(value) {
                     Some(n @ 1..=CONNECTIONS_MAX) => options.connections.replace(n as usize).is_some(),
                     _ => return Err(format!("connections={value}: 1 to {CONNECTIONS_MAX} are possible")),
@@ -339,7 +422,16 @@ fn number(text: &str) -> Option<u64> {
     if text.bytes().all(|b| b.is_ascii_digit()) { text.parse().ok() } else { None }
 }
 
+fn bytes(name: &str, value: &str) -> Result<u64, String> {
+    parse_size(value).map_err(|e| format!("{name}={value}: {e}"))
+}
+
 fn unquoted(text: &str) -> Result<String, String> {
+    String::from_utf8(unquoted_bytes(text)?).map_err(|_| "the % escapes are not UTF-8".to_owned())
+}
+
+/// As [`unquoted`], for a path, which may be any bytes.
+fn unquoted_bytes(text: &str) -> Result<Vec<u8>, String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
     while let Some((&first, behind)) = rest.split_first() {
@@ -357,7 +449,7 @@ fn unquoted(text: &str) -> Result<String, String> {
     if bytes.contains(&0) {
         return Err("a zero byte cannot be part of a name".into());
     }
-    String::from_utf8(bytes).map_err(|_| "the % escapes are not UTF-8".to_owned())
+    Ok(bytes)
 }
 
 /// Leaves the characters that stand for themselves in every part of a URI; quotes the rest as

@@ -7,6 +7,9 @@ fn parse(text: &str) -> Result<Location> {
 #[test]
 fn uris_are_read_and_written_in_one_way() {
     for (text, canonical) in [
+        ("file:image?sizelimit=8192", "file:image?offset=0&sizelimit=8192"),
+        ("file:/a%20b?sizelimit=1M&offset=4K", "file:/a%20b?offset=4096&sizelimit=1048576"),
+        ("file:%ff%3f?offset=0", "file:%FF%3F?offset=0"),
         ("nbd://Host", "nbd://host:10809/"),
         ("nbd://host/", "nbd://host:10809/"),
         ("nbd://10.0.0.1:99/a/b", "nbd://10.0.0.1:99/a/b"),
@@ -18,7 +21,7 @@ fn uris_are_read_and_written_in_one_way() {
         ("nbd+unix:////disk?timeout=30&socket=a%26b", "nbd+unix:////disk?socket=a%26b"),
     ] {
         let location = parse(text).unwrap_or_else(|e| panic!("{text}: {e}"));
-        assert!(location.is_remote());
+        assert!(location.is_uri());
         assert_eq!(location.to_string(), canonical);
         assert_eq!(parse(canonical).unwrap(), location, "{canonical}");
     }
@@ -30,6 +33,8 @@ fn texts_that_mean_the_same_image_are_known() {
     let absolute = parse("nbd+unix:///x?socket=s").unwrap().absolute().unwrap();
     assert_eq!(absolute.to_string(), format!("nbd+unix:///x?socket={}/s", here.display()));
     let same = |a, b| parse(a).unwrap().same_image(&parse(b).unwrap());
+    assert!(same("file:a?sizelimit=4096", "file:a?offset=0"));
+    assert!(!same("file:a?offset=4096", "file:a?offset=0") && !same("file:a?offset=0", "a"));
     assert!(same("nbd://h/x?timeout=1", "nbd://H:10809/x?connections=3"));
     assert!(!same("nbd://h/x", "nbd://h/y"));
     assert!(!same("nbd://h/x", "nbd://h:1/x"));
@@ -39,7 +44,19 @@ fn texts_that_mean_the_same_image_are_known() {
 
 #[test]
 fn paths_stay_paths() {
-    for text in ["image", "/dev/sda", "./nbd://x", "a:b", "c:/x", "", "nbd", "dir/x://y"] {
+    for text in [
+        "image",
+        "/dev/sda",
+        "./nbd://x",
+        "a:b",
+        "c:/x",
+        "",
+        "nbd",
+        "dir/x://y",
+        "file:",
+        "file:/x",
+        "file:a?b",
+    ] {
         assert_eq!(parse(text).unwrap(), Location::Path(text.into()), "{text}");
     }
 }
@@ -48,6 +65,18 @@ fn paths_stay_paths() {
 #[test]
 fn nonsense_is_named() {
     for (text, word) in [
+        ("file:?offset=0", "names no file"),
+        ("file:a%00?offset=0", "zero byte"),
+        ("file:a?offset=512", "offset=512: the value must be a multiple of 4096"),
+        ("file:a?offset=-4096", "is not a size"),
+        ("file:a?offset=", "is not a size"),
+        ("file:a?offset=99999999999999999999", "offset=99999999999999999999"),
+        ("file:a?offset=9223372036854775808", "no file is as long"),
+        ("file:a?offset=9223372036854771712&sizelimit=4096", "no file is as long"),
+        ("file:a?sizelimit=0", "at least one block"),
+        ("file:a?sizelimit=1000", "sizelimit=1000: the value must be a multiple"),
+        ("file:a?offset=0&offset=0", "offset is there twice"),
+        ("file:a?offset=0&timeout=1", "no option; there are offset, sizelimit"),
         ("nbd:host", "// is missing"),
         ("nbd://", "names no host"),
         ("nbd:///x?socket=/s", "\"socket\" is no option; there are connections, timeout"),

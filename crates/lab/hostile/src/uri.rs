@@ -10,6 +10,9 @@ pub const TARGET: Target = Target {
     name: "uri",
     run,
     words: &[
+        b"file:",
+        b"?offset=",
+        b"&sizelimit=",
         b"nbd://",
         b"nbd+unix:///",
         b"rbd:",
@@ -44,8 +47,13 @@ fn run(input: &[u8]) -> u64 {
     let again = Location::parse(Path::new(&text)).expect("what is written can be read");
     assert_eq!(again, location, "{text}");
     assert_eq!(again.to_string(), text, "the text is canonical");
-    assert!(location.clone().absolute().is_ok_and(|absolute| absolute.is_remote()));
+    assert!(location.clone().absolute().is_ok_and(|absolute| absolute.is_uri()));
     match location {
+        Location::Window(uri) => {
+            let whole = |bytes: u64| bytes.is_multiple_of(4096);
+            assert!(whole(uri.offset) && uri.size.is_none_or(|size| size > 0 && whole(size)));
+            outcome(("file", uri.offset.min(9), uri.size.is_some()))
+        }
         Location::Nbd(uri) => {
             assert!((1..=16).contains(&uri.connections) && uri.timeout.as_secs() > 0);
             outcome(("nbd", uri.export.len().min(9), uri.connections, uri.timeout.as_secs().ilog2()))

@@ -89,6 +89,14 @@ pub const TABLE: &[Row] = &[
         "2 to 4, by the number of CPUs, and more while all wait",
     ),
     row(
+        "`offset=BYTES`, `sizelimit=BYTES`",
+        FIXED,
+        "the image is the part of the file or block device that begins at `offset` and has at most \
+         `sizelimit` bytes, both multiples of 4096; as `file:PATH?offset=BYTES&sizelimit=BYTES` for \
+         any command",
+        "the whole file",
+    ),
+    row(
         "`rbd_timeout=SECONDS`, `nbd_timeout=SECONDS`",
         FIXED,
         "how long a Ceph cluster or an NBD server may leave a request unanswered, 1 to 3600: programs \

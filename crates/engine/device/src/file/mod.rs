@@ -18,7 +18,7 @@ mod ring;
 mod sys;
 
 pub use open::OpenOptions;
-pub(crate) use open::is_unlocked;
+pub(crate) use open::{Part, is_unlocked};
 
 use crate::sizes::Sizes;
 use crate::{Completion, CompletionSink, Device, DeviceStats, Geometry, Request};
@@ -53,7 +53,13 @@ struct Engine {
 
 impl FileDevice {
     pub fn open(path: impl AsRef<Path>, options: OpenOptions) -> Result<Arc<FileDevice>> {
-        Ok(FileDevice::new(open::open(path.as_ref(), options)?, options))
+        Ok(FileDevice::new(open::open(path.as_ref(), options, None)?, options))
+    }
+
+    /// As [`FileDevice::open`], but locks only a part. The device is the whole file: the caller
+    /// keeps to the part.
+    pub(crate) fn open_part(path: &Path, part: Part, options: OpenOptions) -> Result<Arc<FileDevice>> {
+        Ok(FileDevice::new(open::open(path, options, Some(part))?, options))
     }
 
     /// Creates a sparse image file of `size` bytes (rounded down to blocks), or opens an existing

@@ -44,9 +44,17 @@ impl Default for OpenOptions {
     }
 }
 
-pub(super) fn open(path: &Path, options: OpenOptions) -> Result<(RawFile, Geometry)> {
+/// A range of bytes of a file.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Part {
+    pub offset: u64,
+    /// `None`: to the end of the file, however long it becomes.
+    pub len: Option<u64>,
+}
+
+pub(super) fn open(path: &Path, options: OpenOptions, part: Option<Part>) -> Result<(RawFile, Geometry)> {
     let (fd, direct) = open_fd(path, options, OFlags::empty())?;
-    finish(path, options, fd, direct, None)
+    finish(path, options, fd, direct, None, part)
 }
 
 /// [`open`] of a file that is created or grown to `size`. The geometry has that size even if the
@@ -67,7 +75,7 @@ pub(super) fn create(path: &Path, size: u64, options: OpenOptions) -> Result<(Ra
         Err(_) if path.exists() => open_fd(path, options, OFlags::empty())?,
         Err(e) => return Err(e),
     };
-    finish(path, options, fd, direct, Some(size))
+    finish(path, options, fd, direct, Some(size), None)
 }
 
 fn open_fd(path: &Path, options: OpenOptions, flags: OFlags) -> Result<(OwnedFd, bool)> {
@@ -104,6 +112,7 @@ fn finish(
     fd: OwnedFd,
     direct: bool,
     want: Option<u64>,
+    part: Option<Part>,
 ) -> Result<(RawFile, Geometry)> {
     let failed = |what: &str, e: Errno| {
         Error::invalid(format!("cannot {what} {}: {}", path.display(), std::io::Error::from(e)))
@@ -118,7 +127,7 @@ fn finish(
         }
     };
     if options.lock {
-        lock(path, &fd, options, block_device)?;
+        lock(path, &fd, options, block_device, part)?;
     }
     let mut size = rustix::fs::seek(&fd, SeekFrom::End(0)).map_err(|e| failed("size", e))?;
     if let Some(want) = want {
@@ -167,11 +176,21 @@ const UDEV_WAIT: Duration = Duration::from_millis(500);
 
 /// The lock belongs to the open file, so it survives a fork into the background and ends with the
 /// process.
-fn lock(path: &Path, fd: &OwnedFd, options: OpenOptions, block_device: bool) -> Result<()> {
+///
+/// Owners of a part share the lock of the file, which excludes a writer of the whole file, and lock
+/// the range of their part, which excludes one another where they overlap. A reader of the whole
+/// file has a shared lock of the file too, so it also locks the range: all of the file.
+fn lock(
+    path: &Path,
+    fd: &OwnedFd,
+    options: OpenOptions,
+    block_device: bool,
+    part: Option<Part>,
+) -> Result<()> {
     let wait = if block_device { options.lock_wait.max(UDEV_WAIT) } else { options.lock_wait };
     let mut pauses = wait.as_millis().div_ceil(LOCK_PAUSE.as_millis());
     loop {
-        match try_lock(path, fd, options.read_only, block_device) {
+        match try_lock(path, fd, options.read_only, block_device, part) {
             Err(Error::Busy(_)) if pauses > 0 => pauses -= 1,
             outcome => return outcome,
         }
@@ -179,7 +198,13 @@ fn lock(path: &Path, fd: &OwnedFd, options: OpenOptions, block_device: bool) -> 
     }
 }
 
-fn try_lock(path: &Path, fd: &OwnedFd, read_only: bool, block_device: bool) -> Result<()> {
+fn try_lock(
+    path: &Path,
+    fd: &OwnedFd,
+    read_only: bool,
+    block_device: bool,
+    part: Option<Part>,
+) -> Result<()> {
     let failed = |what: &str, e: Errno| {
         Error::invalid(format!("cannot {what} {}: {}", path.display(), std::io::Error::from(e)))
     };
@@ -193,23 +218,32 @@ fn try_lock(path: &Path, fd: &OwnedFd, read_only: bool, block_device: bool) -> R
             Err(e) => return Err(failed("claim", e)),
         }
     }
-    let operation = if read_only {
-        FlockOperation::NonBlockingLockShared
-    } else {
-        FlockOperation::NonBlockingLockExclusive
-    };
+    let shared = read_only || (part.is_some() && sys::LOCKS_RANGES);
+    let operation =
+        if shared { FlockOperation::NonBlockingLockShared } else { FlockOperation::NonBlockingLockExclusive };
     loop {
         match rustix::fs::flock(fd, operation) {
-            Ok(()) => return Ok(()),
+            Ok(()) => break,
             Err(Errno::INTR) => {}
             Err(Errno::WOULDBLOCK) => return Err(busy(path)),
             Err(e) => return Err(failed("lock", e)),
         }
     }
+    if !shared || !sys::LOCKS_RANGES {
+        return Ok(());
+    }
+    let Part { offset, len } = part.unwrap_or(Part { offset: 0, len: None });
+    match sys::lock_range(fd.as_fd(), offset, len.unwrap_or(0), !read_only) {
+        Ok(()) => Ok(()),
+        Err(Errno::AGAIN | Errno::ACCESS) => Err(busy(path)),
+        // A file system without such locks has no owners of parts that a reader could miss.
+        Err(_) if part.is_none() => Ok(()),
+        Err(e) => Err(failed("lock a part of", e)),
+    }
 }
 
 /// Whether no writer has the lock.
-pub(crate) fn is_unlocked(path: &Path) -> Result<bool> {
+pub(crate) fn is_unlocked(path: &Path, part: Option<Part>) -> Result<bool> {
     let failed = |what: &str, e: Errno| {
         Error::invalid(format!("cannot {what} {}: {}", path.display(), std::io::Error::from(e)))
     };
@@ -217,11 +251,17 @@ pub(crate) fn is_unlocked(path: &Path) -> Result<bool> {
     let fd = rustix::fs::open(path, flags, Mode::empty()).map_err(|e| failed("open", e))?;
     loop {
         match rustix::fs::flock(&fd, FlockOperation::NonBlockingLockShared) {
-            Ok(()) => return Ok(true),
+            Ok(()) => break,
             Err(Errno::INTR) => {}
             Err(Errno::WOULDBLOCK) => return Ok(false),
             Err(e) => return Err(failed("lock", e)),
         }
+    }
+    let Some(Part { offset, len }) = part.filter(|_| sys::LOCKS_RANGES) else { return Ok(true) };
+    match sys::lock_range(fd.as_fd(), offset, len.unwrap_or(0), false) {
+        Ok(()) => Ok(true),
+        Err(Errno::AGAIN | Errno::ACCESS) => Ok(false),
+        Err(e) => Err(failed("lock a part of", e)),
     }
 }
 

@@ -57,6 +57,37 @@ mod linux {
         rustix::fs::seek(fd, rustix::fs::SeekFrom::Hole(offset))
     }
 
+    pub(crate) const LOCKS_RANGES: bool = true;
+
+    /// Locks a range for the open file, as flock(2) does for all of it, and does not wait: EAGAIN
+    /// if another owner has a part of the range. `len` 0 is all that follows. A lock of the process
+    /// (`F_SETLK`) would be lost when the process closes any other descriptor of the file.
+    #[allow(unsafe_code)]
+    pub(crate) fn lock_range(
+        fd: BorrowedFd<'_>,
+        offset: u64,
+        len: u64,
+        exclusive: bool,
+    ) -> Result<(), Errno> {
+        let kind = if exclusive { libc::F_WRLCK } else { libc::F_RDLCK };
+        let lock = libc::flock {
+            l_type: kind as libc::c_short,
+            l_whence: libc::SEEK_SET as libc::c_short,
+            l_start: offset.try_into().map_err(|_| Errno::OVERFLOW)?,
+            l_len: len.try_into().map_err(|_| Errno::OVERFLOW)?,
+            l_pid: 0,
+        };
+        loop {
+            // SAFETY: F_OFD_SETLK reads one `flock`, which outlives the call, through the pointer.
+            let rc = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) };
+            match (rc, std::io::Error::last_os_error()) {
+                (0, _) => return Ok(()),
+                (_, e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+                (_, e) => return Err(Errno::from_io_error(&e).unwrap_or(Errno::IO)),
+            }
+        }
+    }
+
     #[allow(unsafe_code)]
     pub(crate) fn discard_blocks(fd: BorrowedFd<'_>, offset: u64, len: u64) -> Result<(), Errno> {
         /// `_IO(0x12, 119)`.
@@ -138,6 +169,13 @@ mod other {
     }
 
     pub(crate) fn seek_hole(_: impl AsFd, _: u64) -> Result<u64, Errno> {
+        Err(Errno::OPNOTSUPP)
+    }
+
+    /// Owners of parts exclude one another by the lock of the whole file.
+    pub(crate) const LOCKS_RANGES: bool = false;
+
+    pub(crate) fn lock_range(_: BorrowedFd<'_>, _: u64, _: u64, _: bool) -> Result<(), Errno> {
         Err(Errno::OPNOTSUPP)
     }
 

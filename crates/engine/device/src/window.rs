@@ -1,0 +1,150 @@
+//! A window of a larger device: an image inside a file that holds other things too.
+//!
+//! The window adds its offset to each request and passes the request on, with its buffer and with
+//! the caller's sink, because completions carry no offset. So a window costs no copy and no thread,
+//! and all promises about durability are those of the device below.
+//!
+//! # Invariant
+//! No request reaches a byte outside the window: its range is checked here, before the offset is
+//! added. The device below would accept such a request.
+//!
+//! Errors of asynchronous requests name the offset in the larger device, which is where the bad
+//! sector is.
+
+use crate::file::Part;
+use crate::location::WindowUri;
+use crate::{
+    Completion, CompletionSink, Device, DeviceStats, FileDevice, Geometry, Latency, OpenOptions, Request,
+};
+use kedge_base::{BLOCK_SIZE, Error, IoBuf, Result};
+use std::sync::Arc;
+
+pub struct WindowDevice {
+    below: Arc<dyn Device>,
+    offset: u64,
+    geometry: Geometry,
+    name: String,
+}
+
+impl From<&WindowUri> for Part {
+    fn from(uri: &WindowUri) -> Part {
+        Part { offset: uri.offset, len: uri.size }
+    }
+}
+
+impl WindowDevice {
+    /// Opens a part of a file, and locks that part.
+    pub fn open(uri: &WindowUri, options: OpenOptions) -> Result<WindowDevice> {
+        let below = FileDevice::open_part(&uri.path, uri.into(), options)?;
+        WindowDevice::new(below, uri.offset, uri.size, uri.to_string())
+    }
+
+    /// A window of `size` bytes, or to the end of the device below. Both numbers are whole blocks.
+    pub fn new(below: Arc<dyn Device>, offset: u64, size: Option<u64>, name: String) -> Result<WindowDevice> {
+        let there = below.geometry().size;
+        for (what, bytes) in [("offset", offset), ("sizelimit", size.unwrap_or(0))] {
+            if !bytes.is_multiple_of(BLOCK_SIZE as u64) {
+                return Err(Error::invalid(format!("{name}: {what}={bytes} is no multiple of {BLOCK_SIZE}")));
+            }
+        }
+        let rest = there.checked_sub(offset).filter(|rest| *rest > 0).ok_or_else(|| {
+            Error::invalid(format!(
+                "{name}: offset={offset} is not below the size of the file, {there} bytes"
+            ))
+        })?;
+        let size = size.unwrap_or(rest);
+        if size > rest {
+            let why = format!("sizelimit={size} is more than the {rest} bytes that follow offset={offset}");
+            return Err(Error::invalid(format!("{name}: {why}")));
+        }
+        let geometry = Geometry { size, ..below.geometry().clone() };
+        Ok(WindowDevice { below, offset, geometry, name })
+    }
+
+    /// The requests for the device below. Requests outside the window complete here.
+    fn shifted(&self, batch: Vec<Request>, sink: &dyn CompletionSink) -> Vec<Request> {
+        let mut inside = Vec::with_capacity(batch.len());
+        for mut request in batch {
+            match self.geometry.check_request(&request) {
+                Ok(()) => {
+                    request.offset = request.offset.wrapping_add(self.offset);
+                    inside.push(request);
+                }
+                Err(e) => sink.complete(Completion { tag: request.tag, op: request.op, result: Err(e) }),
+            }
+        }
+        inside
+    }
+
+    /// The offset below of a range of the window.
+    fn place(&self, op: &'static str, offset: u64, len: u64) -> Result<u64> {
+        self.geometry.check(op, offset, len)?;
+        Ok(self.offset + offset)
+    }
+}
+
+impl Device for WindowDevice {
+    fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    fn submit(&self, batch: Vec<Request>, sink: Arc<dyn CompletionSink>) {
+        let inside = self.shifted(batch, &*sink);
+        if !inside.is_empty() {
+            self.below.submit(inside, sink);
+        }
+    }
+
+    fn submit_apart(&self, batch: Vec<Request>, sink: Arc<dyn CompletionSink>) {
+        let inside = self.shifted(batch, &*sink);
+        if !inside.is_empty() {
+            self.below.submit_apart(inside, sink);
+        }
+    }
+
+    fn read(&self, offset: u64, buf: &mut IoBuf) -> Result<()> {
+        self.below.read(self.place("read", offset, buf.len() as u64)?, buf)
+    }
+
+    fn write(&self, offset: u64, buf: &IoBuf, fua: bool) -> Result<()> {
+        self.below.write(self.place("write", offset, buf.len() as u64)?, buf, fua)
+    }
+
+    fn flush(&self) -> Result<()> {
+        self.below.flush()
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> Result<()> {
+        self.below.discard(self.place("discard", offset, len)?, len)
+    }
+
+    fn write_zeroes(&self, offset: u64, len: u64) -> Result<()> {
+        self.below.write_zeroes(self.place("write_zeroes", offset, len)?, len)
+    }
+
+    fn host_free(&self) -> Option<u64> {
+        self.below.host_free()
+    }
+
+    fn first_hole(&self, offset: u64, len: u64) -> Option<u64> {
+        let at = self.place("first_hole", offset, len).ok()?;
+        // The device below may report the start of a hole that begins before the range.
+        self.below.first_hole(at, len).map(|hole| hole.saturating_sub(self.offset))
+    }
+
+    fn stats(&self) -> &DeviceStats {
+        self.below.stats()
+    }
+
+    fn latency(&self) -> &Arc<Latency> {
+        self.below.latency()
+    }
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+}
+
+#[cfg(test)]
+#[path = "window_tests.rs"]
+mod tests;
