@@ -13,6 +13,7 @@ use kedge_format::record::{Edit, Record};
 use kedge_format::superblock::{SLOTS, Superblock};
 use kedge_format::{InodeCore, ItemKind, Key};
 use kedge_host::image::Image;
+use kedge_host::key;
 use std::fmt::Write as _;
 use std::io::Write;
 use std::path::PathBuf;
@@ -34,7 +35,7 @@ pub struct Args {
 }
 
 pub fn run(args: Args) -> Result<ExitCode> {
-    let image = Image::open(&args.image)?;
+    let image = key::image(&args.image)?;
     let mut out = std::io::stdout().lock();
     if args.log {
         dump_log(&image, &mut out)?;

@@ -2,12 +2,13 @@
 
 use crate::report;
 use anyhow::{Context, Result};
+use kedge_device::crypt::{CRYPT_SLOTS, Cost, CryptHeader};
 use kedge_host::image::{Image, is_uri};
 use kedge_host::text::show_size;
-use kedge_host::{mounts, status};
+use kedge_host::{key, mounts, status};
 use serde_json::{Value, json};
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 #[derive(clap::Args, Debug)]
@@ -28,7 +29,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
             .with_context(|| format!("find {}", args.target.display()))?;
     let mut value = match is_dir {
         true => status::of_mount(&args.target)?,
-        false => status::image_json(&args.target, &Image::open(&args.target)?.superblock()?),
+        false => of_image(&args.target)?,
     };
     // For a directory no further request is made, for the same reason.
     if !is_dir && let Some(mount) = mounts::of_image(&args.target)? {
@@ -37,6 +38,36 @@ pub fn run(args: Args) -> Result<ExitCode> {
     }
     print(&value, args.json)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// What is known of an image. Without its key, of an encrypted one: its header.
+pub fn of_image(image: &Path) -> Result<Value> {
+    let Some(header) = key::header_of(image)? else {
+        return Ok(status::image_json(image, &Image::open(image)?.superblock()?));
+    };
+    let mut value = match key::is_given() {
+        true => status::image_json(image, &key::image(image)?.superblock()?),
+        false => json!({ "image": image.to_string_lossy(), "state": "encrypted" }),
+    };
+    value["encryption"] = header_json(&header);
+    Ok(value)
+}
+
+/// What the header shows to everybody.
+pub fn header_json(header: &CryptHeader) -> Value {
+    let slots: Vec<Value> = header
+        .used()
+        .map(|(slot, cost)| {
+            let Cost { memory_kib, passes, lanes } = cost;
+            json!({ "slot": slot, "memory_bytes": u64::from(memory_kib) << 10, "passes": passes, "lanes": lanes })
+        })
+        .collect();
+    json!({
+        "cipher": "AES-256-XTS",
+        "uuid": uuid::Uuid::from_bytes(header.uuid),
+        "slots_max": CRYPT_SLOTS,
+        "slots": slots,
+    })
 }
 
 /// Prints JSON, or a line for each value.

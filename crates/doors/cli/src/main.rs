@@ -22,6 +22,7 @@ mod fsck;
 mod image;
 mod info;
 mod install;
+mod key;
 mod listen;
 mod ls;
 mod manual;
@@ -47,9 +48,9 @@ mod umount;
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
 use kedge_host::text::one_line;
-use kedge_host::{Usage, logging};
+use kedge_host::{Usage, key as host_key, logging};
 use std::ffi::OsString;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 /// Exit codes that are neither fsck's nor scrub's.
@@ -65,6 +66,13 @@ const BENCH_MOVED: &str = "experiments are in a separate program: kedge-lab benc
     about = "KedgeFS, a crash-consistent journaling file system in user space"
 )]
 struct Cli {
+    /// The file that holds the key of an encrypted image, to its last byte. Without a key the
+    /// passphrase is asked for
+    #[arg(long, global = true, value_name = "FILE", conflicts_with = "key_fd")]
+    key_file: Option<PathBuf>,
+    /// The number of an open file that holds the key
+    #[arg(long, global = true, value_name = "N")]
+    key_fd: Option<u32>,
     #[command(subcommand)]
     command: Command,
 }
@@ -95,6 +103,8 @@ enum Command {
     Tune(tune::Args),
     /// Make an image larger, also while it is mounted
     Resize(resize::Args),
+    /// Show and change the keys of an encrypted image that is not mounted
+    Key(key::Args),
     /// Show identity, geometry and state of an image or of a mount
     Info(info::Args),
     /// Show the counters of a live mount
@@ -159,6 +169,9 @@ fn main() -> ExitCode {
         Command::Daemon(args) => args.is_in_background(),
         _ => false,
     });
+    if let Some(file) = cli.key_file.or(cli.key_fd.map(|fd| format!("/dev/fd/{fd}").into())) {
+        host_key::give(file);
+    }
     let outcome = match cli.command {
         Command::Mkfs(args) => mkfs::run(args),
         Command::Mount(args) => mount::run(args),
@@ -172,6 +185,7 @@ fn main() -> ExitCode {
         Command::Scrub(args) => scrub::run(args),
         Command::Tune(args) => tune::run(args),
         Command::Resize(args) => resize::run(args),
+        Command::Key(args) => key::run(args),
         Command::Info(args) => info::run(args),
         Command::Stats(args) => stats::run(args),
         Command::Top(args) => top::run(args),

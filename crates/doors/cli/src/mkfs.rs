@@ -4,7 +4,7 @@ use crate::info;
 use anyhow::{Context, Result, bail};
 use kedge_host::image::{Image, is_uri};
 use kedge_host::options::parse_size;
-use kedge_host::{Usage, clock, create, engine, mounts, status};
+use kedge_host::{Usage, clock, create, engine, mounts};
 use kedge_transfer::import;
 use kedgefs::FormatOptions;
 use std::fs::OpenOptions;
@@ -39,6 +39,10 @@ pub struct Args {
     /// two requests
     #[arg(long)]
     immutable: bool,
+    /// Encrypt everything but a header of 64 KiB, which comes on top of the size. The key is that
+    /// of --key-file or --key-fd, or a passphrase that is asked for
+    #[arg(long)]
+    encrypt: bool,
     /// Overwrite existing data on the target
     #[arg(short, long)]
     force: bool,
@@ -84,16 +88,15 @@ pub fn run(args: Args) -> Result<ExitCode> {
     };
     if is_new {
         let size = options.size.expect("a new image has one");
-        create::filled(&args.image, size, &options, &fill)?;
+        create::filled(&args.image, size, &options, args.encrypt, &fill)?;
     } else {
         if let Some(size) = options.size {
-            extend(&args.image, size)?;
+            extend(&args.image, size + engine::overhead(args.encrypt))?;
         }
-        engine::format(&args.image, &options)?;
+        engine::format(&args.image, &options, args.encrypt)?;
         fill(&args.image).with_context(|| format!("{} is filled only in part", args.image.display()))?;
     }
-    let superblock = Image::open(&args.image)?.superblock()?;
-    info::print(&status::image_json(&args.image, &superblock), false)?;
+    info::print(&info::of_image(&args.image)?, false)?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -3,6 +3,7 @@
 
 use crate::remount;
 use anyhow::{Context, Result, bail};
+use kedge_device::crypt::Secret;
 use kedge_format::content::Content;
 use kedge_format::superblock::IMAGE_MIN;
 use kedge_fuse::MountEntry;
@@ -10,7 +11,7 @@ use kedge_host::daemon::{self, Request};
 use kedge_host::engine::{self, Extra};
 use kedge_host::options::{self, MountWords, asks_nothing, parse_cache_size, parse_size};
 use kedge_host::serve::{self, Mount};
-use kedge_host::{Usage, background, create, image, mounts, notify, tag};
+use kedge_host::{Usage, background, create, image, key, mounts, notify, tag};
 use kedge_transfer::online::server;
 use kedgefs::FormatOptions;
 use std::cell::Cell;
@@ -89,6 +90,9 @@ pub fn run(mut args: Args) -> Result<ExitCode> {
         };
     }
     let words = MountWords::parse(args.options.iter().map(String::as_str))?;
+    if let Some(file) = &words.key_file {
+        key::give(file.clone());
+    }
     args.image = tag::resolve(&args.image)?;
     if args.fake {
         return Ok(ExitCode::SUCCESS);
@@ -103,10 +107,11 @@ pub fn run(mut args: Args) -> Result<ExitCode> {
     let made = prepare(&args, &words)?;
     let image = image::resolve(&args.image)?;
     let dir = args.dir.canonicalize().with_context(|| format!("find {}", args.dir.display()))?;
-    if let Some(losses) = image::losses(&image) {
+    if let Some(losses) = key::losses(&image) {
         eprintln!("kedge: warning: {}: {}", args.image.display(), image::tell_losses(&losses));
     }
     if let Some(name) = &args.daemon {
+        check_key_for_daemon(&image, &words)?;
         let options = args.options.join(",");
         let cache_size = args.cache_size.map(|bytes| bytes.to_string());
         daemon::join(name, &Request { image, dir, options, cache_size })?;
@@ -133,6 +138,16 @@ pub fn run(mut args: Args) -> Result<ExitCode> {
     }
     made.keep();
     Ok(ExitCode::SUCCESS)
+}
+
+/// The daemon opens the key file itself, from a directory of its own.
+fn check_key_for_daemon(image: &Path, words: &MountWords) -> Result<()> {
+    let named = words.key_file.as_ref().is_some_and(|file| file.is_absolute());
+    if !named && key::header_of(image)?.is_some() {
+        let why = "an encrypted image needs -o key-file= with an absolute path where a daemon serves it";
+        return Err(Usage(why.into()).into());
+    }
+    Ok(())
 }
 
 /// A mount of the image that can be attached to a second directory: of the whole file system, and
@@ -280,7 +295,7 @@ fn check_image(image: &Path, words: &MountWords) -> Result<()> {
         let why = std::io::Error::from(e);
         bail!("{} cannot be opened for writing ({why}); mount -o ro only reads it", image.display());
     }
-    let found = image::Image::open(image)?;
+    let found = key::image(image)?;
     if let Content::Other(held) = found.content()?
         && found.superblock().is_err()
     {
@@ -320,7 +335,8 @@ fn is_rbd(image: &Path) -> Result<bool> {
 
 fn spawn(args: &Args, image: &Path, dir: &Path) -> Result<()> {
     let cache_size = args.cache_size.map(|bytes| bytes.to_string());
-    let options = args.options.join(",");
+    // The key goes another way.
+    let options = MountWords::without_key_file(&args.options);
     let log_file =
         args.log_file.as_ref().map(std::path::absolute).transpose().context("find the log file")?;
     let mut words: Vec<&OsStr> = vec!["mount".as_ref(), "--foreground".as_ref(), "--as-daemon".as_ref()];
@@ -343,8 +359,15 @@ fn spawn(args: &Args, image: &Path, dir: &Path) -> Result<()> {
     if let Some(path) = &faults {
         words.extend::<[&OsStr; 2]>(["--faults".as_ref(), path.as_ref()]);
     }
+    let secret = match key::header_of(image)? {
+        Some(_) => Some(key::secret(image)?),
+        None => None,
+    };
+    if secret.is_some() {
+        words.extend::<[&OsStr; 2]>(["--key-fd".as_ref(), "0".as_ref()]);
+    }
     words.extend::<[&OsStr; 3]>(["--".as_ref(), image.as_ref(), dir.as_ref()]);
-    background::spawn(&words, log_file.as_deref())
+    background::spawn(&words, log_file.as_deref(), secret.as_deref().map(Secret::bytes))
 }
 
 fn mount<'a>(args: &Args, image: &'a Path, dir: &'a Path, words: &'a MountWords) -> Mount<'a> {

@@ -25,8 +25,7 @@ use kedge_format::content::Content;
 use kedge_format::superblock::{
     Geometry, INCOMPAT_KNOWN, LABEL_MAX, RO_COMPAT_IMMUTABLE, RO_COMPAT_KNOWN, SLOTS, Superblock,
 };
-use kedge_host::image::Image;
-use kedge_host::{Usage, engine, mounts};
+use kedge_host::{Usage, engine, key, mounts};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -61,7 +60,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     if let Some(mount) = mounts::of_image(&args.image)? {
         bail!("{} is mounted on {}: unmount it first", args.image.display(), mount.dir.display());
     }
-    if let Content::Other(held) = Image::open(&args.image)?.content()? {
+    if let Content::Other(held) = key::image(&args.image)?.content()? {
         bail!("{} holds {held}, no KedgeFS image", args.image.display());
     }
     let device = engine::open_device(&args.image, false)?;

@@ -15,9 +15,9 @@
 
 use anyhow::{Context, Result, anyhow, bail};
 use kedge_fuse::{MountEntry, MountError};
-use kedge_host::image::{self, Image};
+use kedge_host::image;
 use kedge_host::text::show_size;
-use kedge_host::{engine, mounts, users};
+use kedge_host::{engine, key, mounts, users};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{StatVfsMountFlags, statvfs};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -136,7 +136,7 @@ fn check_closed(
         };
         wrong.push(format!("{shown} was not closed cleanly{why}; its next mount replays the log"));
     }
-    let lost = image::losses(image).map_or(0, |losses| losses.files).saturating_sub(before.lost_files);
+    let lost = key::losses(image).map_or(0, |losses| losses.files).saturating_sub(before.lost_files);
     if lost > 0 {
         let most = stuck.map_or(String::new(), |stuck| format!(" ({} at most)", show_size(stuck.bytes)));
         wrong.push(format!("the data of {lost} files could not be written to {shown} and is lost{most}"));
@@ -261,7 +261,15 @@ fn wait_for_end(server: &OwnedFd, mount: &MountEntry) -> Result<()> {
 }
 
 fn is_clean(image: &Path) -> Result<bool> {
-    Ok(Image::open(image)?.superblock()?.checkpoint.clean)
+    if key::header_of(image)?.is_some() && !key::is_given() {
+        let shown = image.display();
+        eprintln!(
+            "kedge: {shown} is encrypted: without its key it is not known here whether it was closed \
+             cleanly (kedge info --key-file FILE {shown} says it)"
+        );
+        return Ok(true);
+    }
+    Ok(key::image(image)?.superblock()?.checkpoint.clean)
 }
 
 fn is_unlocked(image: &Path) -> Result<bool> {

@@ -20,7 +20,9 @@ const READY: &str = "ready";
 const FAILED: &str = "failed ";
 
 /// Starts `kedge` with `args` in the background and returns when it has called [`Child::ready`].
-pub fn spawn(args: &[&OsStr], log_file: Option<&Path>) -> Result<()> {
+/// `secret` becomes its standard input: the key of an encrypted image, which the parent has read or
+/// asked for.
+pub fn spawn(args: &[&OsStr], log_file: Option<&Path>, secret: Option<&[u8]>) -> Result<()> {
     let stderr = match log_file {
         Some(path) => Stdio::from(open_log(path)?),
         // Messages until readiness go to the user; afterwards the child redirects standard error to
@@ -32,11 +34,15 @@ pub fn spawn(args: &[&OsStr], log_file: Option<&Path>) -> Result<()> {
     let mut child = Command::new("/proc/self/exe")
         .arg0("kedge")
         .args(args)
-        .stdin(Stdio::null())
+        .stdin(if secret.is_some() { Stdio::piped() } else { Stdio::null() })
         .stdout(Stdio::piped())
         .stderr(stderr)
         .spawn()
         .context("start the serving process")?;
+    if let (Some(secret), Some(mut to)) = (secret, child.stdin.take()) {
+        // The child may have ended, and then says why on the other pipe.
+        let _ended = to.write_all(secret);
+    }
     let pipe = child.stdout.take().expect("stdout was asked to be a pipe");
     let mut line = String::new();
     BufReader::new(pipe).read_line(&mut line).context("wait for the serving process")?;

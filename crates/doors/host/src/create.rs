@@ -30,20 +30,22 @@ pub fn refuse_small(path: &Path, bytes: u64) -> Result<()> {
 
 /// Makes `path`, a new file with an image of `size` bytes.
 pub fn create(path: &Path, size: u64, options: &FormatOptions) -> Result<()> {
-    filled(path, size, options, &|_| Ok(()))
+    filled(path, size, options, false, &|_| Ok(()))
 }
 
-/// As [`create`], with `fill` called on the image before it gets its name.
+/// As [`create`], with `fill` called on the image before it gets its name. With `encrypt` the image
+/// is encrypted, and the file longer by the header.
 pub fn filled(
     path: &Path,
     size: u64,
     options: &FormatOptions,
+    encrypt: bool,
     fill: &dyn Fn(&Path) -> Result<()>,
 ) -> Result<()> {
     let location = locate(path)?;
     if location.is_uri() {
-        kedge_device::create(&location, size)?;
-        engine::format(path, options)?;
+        kedge_device::create(&location, size + engine::overhead(encrypt))?;
+        engine::format(path, options, encrypt)?;
         return fill(path);
     }
     let Some(name) = path.file_name() else {
@@ -55,7 +57,7 @@ pub fn filled(
     // An existing name may be another user's link to a file, which would be overwritten.
     let new = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary);
     new.with_context(|| format!("create {}", path.display()))?;
-    let made = engine::create(&temporary, size, options)
+    let made = engine::create(&temporary, size, options, encrypt)
         .and_then(|()| fill(&temporary))
         .and_then(|()| publish(&temporary, path, dir));
     if made.is_err() && temporary.exists() {

@@ -14,7 +14,7 @@ use crate::options::{MountWords, parse_size};
 use crate::serve::{self, Offer};
 use crate::text::one_line;
 use crate::usage::Usage;
-use crate::{background, engine, image, mounts, notify, os};
+use crate::{background, engine, image, key, mounts, notify, os};
 use anyhow::{Context, Result, anyhow, bail};
 use kedge_base::lock::{Condvar, Mutex, Rank};
 use kedge_fuse::{Bound, MountPoint, PrivateDir};
@@ -162,7 +162,7 @@ pub fn join(name: &str, request: &Request) -> Result<()> {
                 // No process listens. If two callers start one at once, the second process finds
                 // the socket taken, and its caller joins the first.
                 let words: [&OsStr; 3] = ["daemon".as_ref(), "--name".as_ref(), name.as_ref()];
-                if let Err(e) = background::spawn(&words, None) {
+                if let Err(e) = background::spawn(&words, None, None) {
                     tracing::debug!("start of {name}: {e}");
                     std::thread::sleep(JOIN_PAUSE);
                 }
@@ -325,7 +325,7 @@ impl Host {
         let image = image::resolve(&image::with_words(&request.image, &words)?)?;
         let dir = mounts::resolve(&request.dir)?;
         mounts::refuse_busy(&dir)?;
-        let losses = image::losses(&image);
+        let losses = key::losses(&image);
         let mut notices = Vec::new();
         notices.extend(losses.map(|losses| format!("{}: {}", image.display(), image::tell_losses(&losses))));
         let shared_budget = Some(self.budget.clone());

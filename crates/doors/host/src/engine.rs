@@ -3,9 +3,10 @@
 use crate::image::{check_kind, is_uri, locate};
 use crate::options::MountWords;
 use crate::text::show_size;
-use crate::{clock, memory, waits};
-use anyhow::{Context, Result};
+use crate::{clock, key, memory, waits};
+use anyhow::{Context, Result, bail};
 use kedge_base::{Clock, SystemClock};
+use kedge_device::crypt::{CRYPT_AREA, CryptHeader};
 use kedge_device::sim::{ScriptedDevice, VolatileDevice};
 use kedge_device::{Device, FileDevice, OpenOptions, WatchedDevice};
 use kedge_fsck::{CheckOptions, Progress, RepairMode, RepairOptions, StoreReplay};
@@ -33,15 +34,36 @@ fn device_options(read_only: bool) -> OpenOptions {
     OpenOptions { read_only, lock_wait: LOCK_WAIT, ..OpenOptions::default() }
 }
 
-/// Formats an existing file, device or export.
-pub fn format(path: &Path, options: &FormatOptions) -> Result<()> {
-    let device = open_device(path, false)?;
-    format_device(device, options).with_context(|| format!("format {}", path.display()))
+/// The bytes that an image takes beside those of its file system.
+pub fn overhead(encrypt: bool) -> u64 {
+    if encrypt { CRYPT_AREA } else { 0 }
 }
 
-/// Makes an image of `size` bytes in an empty file.
-pub fn create(path: &Path, size: u64, options: &FormatOptions) -> Result<()> {
-    format_device(FileDevice::create(path, size, OpenOptions::default())?, options)
+/// Formats an existing file, device or export; with `encrypt` below a key.
+pub fn format(path: &Path, options: &FormatOptions, encrypt: bool) -> Result<()> {
+    let device = open_raw(path, false)?;
+    let formatted = || {
+        let device = match encrypt {
+            true => key::encrypt(path, device)?,
+            false => {
+                if key::is_encrypted(&*device)? {
+                    CryptHeader::erase(&*device)?;
+                }
+                device
+            }
+        };
+        format_device(device, options)
+    };
+    formatted().with_context(|| format!("format {}", path.display()))
+}
+
+/// Makes an image with a file system of `size` bytes in an empty file.
+pub fn create(path: &Path, size: u64, options: &FormatOptions, encrypt: bool) -> Result<()> {
+    let device = FileDevice::create(path, size + overhead(encrypt), OpenOptions::default())?;
+    match encrypt {
+        true => format_device(key::encrypt(path, device)?, options),
+        false => format_device(device, options),
+    }
 }
 
 /// Formats a device. The root directory belongs to the user of this process: an unprivileged mount
@@ -113,10 +135,15 @@ pub struct Opened {
 pub fn open(path: &Path, words: &mut MountWords, extra: Extra) -> Result<Opened> {
     let refused = match open_as(path, words, extra.clone()) {
         Err(e) if !words.read_only && is_host_full(&e) => e,
-        opened => return opened,
+        opened => {
+            key::forget();
+            return opened;
+        }
     };
     words.read_only = true;
-    let opened = open_as(path, words, extra).with_context(|| format!("{refused:#}, and read-only"))?;
+    let opened = open_as(path, words, extra).with_context(|| format!("{refused:#}, and read-only"));
+    key::forget();
+    let opened = opened?;
     let free = host_free(path).map_or(String::new(), |bytes| format!(", {} are free", show_size(bytes)));
     let notice = format!(
         "{} is mounted read-only, with all that was made durable: the file system that it lies on has no space to \
@@ -146,6 +173,10 @@ fn open_as(path: &Path, words: &MountWords, extra: Extra) -> Result<Opened> {
     check_kind(path)?;
     let how = OpenOptions { takeover: extra.takeover, ..device_options(words.read_only) };
     let mut device: Arc<dyn Device> = kedge_device::open(&locate(path)?, how)?;
+    if words.key_file.is_some() && !key::is_encrypted(&*device)? {
+        bail!("{} is not encrypted, and mount option key-file names a key", path.display());
+    }
+    device = key::unlocked(path, device, words.key_file.as_deref())?;
     if extra.volatile {
         device = Arc::new(VolatileDevice::new(device));
     }
@@ -177,7 +208,13 @@ fn tell_volatile(path: &Path) -> String {
     )
 }
 
+/// Opens an image, below its encryption.
 pub fn open_device(path: &Path, read_only: bool) -> Result<Arc<dyn Device>> {
+    key::unlocked(path, open_raw(path, read_only)?, None)
+}
+
+/// Opens the file, device or export that holds an image.
+pub fn open_raw(path: &Path, read_only: bool) -> Result<Arc<dyn Device>> {
     check_kind(path)?;
     Ok(kedge_device::open(&locate(path)?, device_options(read_only))?)
 }
@@ -300,7 +337,7 @@ pub fn repair(path: &Path, mode: RepairMode, force: bool, progress: Option<Hear>
 pub fn scrub(path: &Path, mounted: bool, progress: Option<Hear>) -> Result<Checked> {
     check_kind(path)?;
     let how = OpenOptions { lock: !mounted, ..device_options(true) };
-    let device = kedge_device::open(&locate(path)?, how)?;
+    let device = key::unlocked(path, kedge_device::open(&locate(path)?, how)?, None)?;
     let options = CheckOptions { replay: Some(Arc::new(StoreReplay)), progress, ..CheckOptions::default() };
     let report = kedge_fsck::scrub(&*device, &options, mounted);
     Ok(Checked {

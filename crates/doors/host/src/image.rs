@@ -143,12 +143,6 @@ fn kind(path: &Path) -> Result<FileType> {
     Ok(std::fs::metadata(path).with_context(|| format!("open {}", path.display()))?.file_type())
 }
 
-/// The losses that an image records; `None` also if the image cannot be read, because opening it
-/// gives a better error.
-pub fn losses(path: &Path) -> Option<Losses> {
-    Image::open(path).ok()?.superblock().ok()?.checkpoint.losses
-}
-
 /// The message about losses, for a user who is about to use the image.
 pub fn tell_losses(losses: &Losses) -> String {
     format!(
@@ -160,6 +154,13 @@ pub fn tell_losses(losses: &Losses) -> String {
 }
 
 impl Image {
+    /// The image on a device that was opened by this name.
+    pub(crate) fn on(path: &Path, device: Arc<dyn Device>) -> Image {
+        let size = device.geometry().size;
+        Image { source: Source::Device(device), path: path.to_owned(), size }
+    }
+
+    /// The image as its file or device holds it.
     pub fn open(path: &Path) -> Result<Image> {
         check_kind(path)?;
         let location = locate(path)?;
@@ -169,9 +170,7 @@ impl Image {
         if location.is_uri() || kind(path)?.is_block_device() {
             let options =
                 OpenOptions { read_only: true, lock: false, io_uring: false, ..OpenOptions::default() };
-            let device = kedge_device::open(&location, options)?;
-            let size = device.geometry().size;
-            return Ok(Image { source: Source::Device(device), path: path.to_owned(), size });
+            return Ok(Image::on(path, kedge_device::open(&location, options)?));
         }
         let mut file = File::open(path).with_context(|| format!("open {}", path.display()))?;
         let size =

@@ -6,6 +6,7 @@
 //! | [`engine`] | opens, makes, mounts and checks images |
 //! | [`create`] | makes an image in a new file |
 //! | [`image`] | finds an image by its name, reads its superblock without a lock |
+//! | [`key`] | the key of an encrypted image |
 //! | [`tag`] | finds the block device of a label or a uuid |
 //! | [`options`] | parses the words of `mount -o` |
 //! | [`mounts`] | finds the mount that a path names, reads its attributes |
@@ -29,6 +30,7 @@ pub mod create;
 pub mod daemon;
 pub mod engine;
 pub mod image;
+pub mod key;
 pub mod logging;
 pub mod memory;
 pub mod mounts;

@@ -7,6 +7,7 @@ use kedge_fuse::PlacementMode;
 use kedgefs::{DirtyTracking, SWITCH_WORDS, Switches, TreeLock};
 
 pub use kedge_base::parse_size;
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// [`parse_size`] for the size of a cache.
@@ -43,6 +44,8 @@ pub struct MountWords {
     /// Where the image begins in its file, and how long it is at most.
     pub offset: Option<u64>,
     pub sizelimit: Option<u64>,
+    /// The file that holds the key of an encrypted image.
+    pub key_file: Option<PathBuf>,
     /// The time limit for a request to a Ceph cluster.
     pub rbd_timeout: Option<Duration>,
     /// The time limit for a request to an NBD server.
@@ -67,6 +70,7 @@ pub const KNOWN: &[&str] = &[
     "volatile",
     "offset=BYTES",
     "sizelimit=BYTES",
+    "key-file=FILE",
     "rbd_timeout=SECONDS",
     "nbd_timeout=SECONDS",
 ];
@@ -139,6 +143,12 @@ const CACHE_SIZE_MIN: u64 = 1 << 20;
 const WORKERS: std::ops::RangeInclusive<u64> = 2..=64;
 
 impl MountWords {
+    /// The words of the lists as one list, without `key-file`.
+    pub fn without_key_file(lists: &[String]) -> String {
+        let words = lists.iter().flat_map(|list| list.split(','));
+        words.filter(|word| !word.starts_with("key-file=")).collect::<Vec<_>>().join(",")
+    }
+
     /// Parses the lists of all `-o` arguments, in order.
     pub fn parse<'a>(lists: impl IntoIterator<Item = &'a str>) -> Result<MountWords, Usage> {
         let mut words = MountWords::default();
@@ -183,6 +193,7 @@ impl MountWords {
             }
             ("offset", Some(v)) => self.offset = Some(bytes(word, v)?),
             ("sizelimit", Some(v)) => self.sizelimit = Some(bytes(word, v)?),
+            ("key-file", Some(v)) if !v.is_empty() => self.key_file = Some(v.into()),
             ("rbd_timeout", Some(v)) => self.rbd_timeout = Some(limit(word, v)?),
             ("nbd_timeout", Some(v)) => self.nbd_timeout = Some(limit(word, v)?),
             ("writeback_cache", None) => self.writeback_cache = Some(true),
@@ -266,6 +277,7 @@ Mount options (those marked * may change while mounted):
   placement=auto|on|off        whether one more thread may serve on its client's processor
   offset=BYTES, sizelimit=BYTES
                                the part of the file that holds the image
+  key-file=FILE                the file that holds the key of an encrypted image
   rbd_timeout=SECONDS, nbd_timeout=SECONDS
                                how long a cluster or server may leave a request unanswered
   async_checkpoint[=PERCENT] * checkpoint in the background when less of the log is free

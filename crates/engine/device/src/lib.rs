@@ -32,6 +32,7 @@ mod ahead;
 mod batch;
 #[cfg(test)]
 mod conformance;
+pub mod crypt;
 mod file;
 mod interface;
 mod latency;

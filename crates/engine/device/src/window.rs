@@ -13,6 +13,7 @@
 
 use crate::file::Part;
 use crate::location::WindowUri;
+use crate::sizes::Sizes;
 use crate::{
     Completion, CompletionSink, Device, DeviceStats, FileDevice, Geometry, Latency, OpenOptions, Request,
 };
@@ -22,7 +23,9 @@ use std::sync::Arc;
 pub struct WindowDevice {
     below: Arc<dyn Device>,
     offset: u64,
-    geometry: Geometry,
+    /// The window ends with the device below, and grows with it.
+    open_ended: bool,
+    sizes: Sizes,
     name: String,
 }
 
@@ -52,20 +55,21 @@ impl WindowDevice {
                 "{name}: offset={offset} is not below the size of the file, {there} bytes"
             ))
         })?;
+        let open_ended = size.is_none();
         let size = size.unwrap_or(rest);
         if size > rest {
             let why = format!("sizelimit={size} is more than the {rest} bytes that follow offset={offset}");
             return Err(Error::invalid(format!("{name}: {why}")));
         }
-        let geometry = Geometry { size, ..below.geometry().clone() };
-        Ok(WindowDevice { below, offset, geometry, name })
+        let sizes = Sizes::new(Geometry { size, ..below.geometry().clone() });
+        Ok(WindowDevice { below, offset, open_ended, sizes, name })
     }
 
     /// The requests for the device below. Requests outside the window complete here.
     fn shifted(&self, batch: Vec<Request>, sink: &dyn CompletionSink) -> Vec<Request> {
         let mut inside = Vec::with_capacity(batch.len());
         for mut request in batch {
-            match self.geometry.check_request(&request) {
+            match self.geometry().check_request(&request) {
                 Ok(()) => {
                     request.offset = request.offset.wrapping_add(self.offset);
                     inside.push(request);
@@ -78,14 +82,36 @@ impl WindowDevice {
 
     /// The offset below of a range of the window.
     fn place(&self, op: &'static str, offset: u64, len: u64) -> Result<u64> {
-        self.geometry.check(op, offset, len)?;
+        self.geometry().check(op, offset, len)?;
         Ok(self.offset + offset)
     }
 }
 
 impl Device for WindowDevice {
     fn geometry(&self) -> &Geometry {
-        &self.geometry
+        self.sizes.now()
+    }
+
+    fn grow(&self, size: u64) -> Result<()> {
+        let has = self.geometry().size;
+        if size <= has {
+            return Ok(());
+        }
+        let end = self
+            .offset
+            .checked_add(size)
+            .filter(|_| self.open_ended)
+            .ok_or_else(|| Error::invalid(format!("{} has {has} bytes, {size} are wanted", self.name)))?;
+        self.below.grow(end)?;
+        self.sizes.set(self.below.geometry().size - self.offset);
+        Ok(())
+    }
+
+    fn room(&self) -> u64 {
+        match self.open_ended {
+            true => self.below.room().saturating_sub(self.offset),
+            false => self.geometry().size,
+        }
     }
 
     fn submit(&self, batch: Vec<Request>, sink: Arc<dyn CompletionSink>) {

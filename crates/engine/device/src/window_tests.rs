@@ -105,6 +105,28 @@ fn windows_exclude_one_another_where_they_overlap() {
     assert!(crate::is_unlocked(&second).unwrap());
 }
 
+/// A window without a limit grows with its file, and one with a limit does not.
+#[test]
+fn a_window_without_a_limit_grows_with_its_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("file");
+    std::fs::File::create(&path).unwrap().set_len(4 * MIB).unwrap();
+    let rest = crate::open(&uri(&path, MIB, None), OpenOptions::default()).unwrap();
+    assert_eq!((rest.geometry().size, rest.room()), (3 * MIB, 3 * MIB));
+    rest.grow(2 * MIB).unwrap();
+    assert_eq!(rest.geometry().size, 3 * MIB);
+    rest.grow(5 * MIB).unwrap();
+    assert_eq!(rest.geometry().size, 5 * MIB);
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), 6 * MIB);
+    rest.write(5 * MIB - B, &IoBuf::zeroed(1), true).unwrap();
+    drop(rest);
+    let fixed = crate::open(&uri(&path, MIB, Some(MIB)), OpenOptions::default()).unwrap();
+    fixed.grow(MIB).unwrap();
+    let e = fixed.grow(MIB + B).unwrap_err().to_string();
+    assert!(e.contains("has 1048576 bytes, 1052672 are wanted"), "{e}");
+    assert_eq!(fixed.room(), MIB);
+}
+
 /// Each bad number is named, with the number that would be possible.
 #[test]
 fn bad_windows_are_named() {

@@ -42,6 +42,7 @@ const SIGNATURES: &[(&str, usize, &[u8])] = &[
     ("an exFAT file system", 3, b"EXFAT   "),
     ("a FAT file system", 82, b"FAT32   "),
     ("a FAT file system", 54, b"FAT1"),
+    ("an encrypted KedgeFS image", 0, b"KEDGECRY"),
     ("a LUKS volume", 0, b"LUKS\xba\xbe"),
     ("an LVM physical volume", 512, b"LABELONE"),
     ("a member of a software RAID", 4096, &[0xfc, 0x4e, 0x2b, 0xa9]),

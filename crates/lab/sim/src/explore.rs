@@ -185,6 +185,7 @@ pub fn setup() -> Setup {
         promise: Promise::Prefix,
         compare_every: usize::MAX,
         far: false,
+        encrypted: false,
     }
 }
 

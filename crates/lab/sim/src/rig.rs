@@ -9,6 +9,7 @@ use crate::model::Model;
 use crate::ops::{Executor, Op, Outcome, print_ops};
 use crate::view::{View, compare_with_handles};
 use kedge_base::{BLOCK_SIZE, IoBuf, ManualClock, SystemClock};
+use kedge_device::crypt::{CRYPT_AREA, Cost, CryptDevice, CryptHeader, Secret};
 use kedge_device::sim::{Choice, SimDevice};
 use kedge_device::{Device, LatencyKind, MemDevice};
 use kedge_format::logwrite::LogSecret;
@@ -34,6 +35,8 @@ pub struct Setup {
     pub compare_every: usize,
     /// Sizes that depend on the device's latency are those for a remote device.
     pub far: bool,
+    /// The image is encrypted, below the engine and above the simulated device.
+    pub encrypted: bool,
 }
 
 impl Default for Setup {
@@ -51,6 +54,7 @@ impl Default for Setup {
             promise: Promise::Prefix,
             compare_every: 40,
             far: false,
+            encrypted: false,
         }
     }
 }
@@ -60,6 +64,18 @@ impl Setup {
     pub fn cramped() -> Setup {
         let mount = MountOptions { cache_size: 2 << 20, ..Setup::default().mount };
         Setup { image: 96 << 20, log: 1 << 20, mount, promise: Promise::LastChange, ..Setup::default() }
+    }
+
+    /// Formats an image of this setup, always the same but for the key of an encrypted one.
+    pub fn format(&self) -> Result<MemDevice, String> {
+        if !self.encrypted {
+            return format(self.image, self.log);
+        }
+        let said = |e: kedge_base::Error| e.to_string();
+        let below = Arc::new(MemDevice::new(CRYPT_AREA + self.image));
+        let device = CryptDevice::format(below.clone(), &secret(), CHEAP).map_err(said)?;
+        format_on(Arc::new(device), self.log)?;
+        Ok(below.fork())
     }
 
     /// Sets the mount's switches and the device's distance by `seed`: every combination must be
@@ -105,15 +121,37 @@ fn said(what: &str) -> impl Fn(kedgefs::Error) -> String {
     move |e| format!("{what} fails: {e} (errno {})", e.errno())
 }
 
+/// The work to open a key slot, as little as possible: each crash opens one.
+const CHEAP: Cost = Cost { memory_kib: 8, passes: 1, lanes: 1 };
+
+fn secret() -> Secret {
+    Secret::new(b"the key of all simulated images".to_vec())
+}
+
+/// The device on which the engine runs: decrypted, if it holds an encrypted image.
+pub fn unlocked(device: Arc<dyn Device>) -> Result<Arc<dyn Device>, String> {
+    let said = |e: kedge_base::Error| format!("unlock: {e}");
+    if !CryptHeader::is_there(&*device).map_err(said)? {
+        return Ok(device);
+    }
+    Ok(Arc::new(CryptDevice::open(device, &secret()).map_err(said)?))
+}
+
 /// Formats an image in memory, always the same: name hash key and log secret are not random.
 pub fn format(size: u64, log: u64) -> Result<MemDevice, String> {
     let device = Arc::new(MemDevice::new(size));
+    format_on(device.clone(), log)?;
+    Ok(device.fork())
+}
+
+fn format_on(device: Arc<dyn Device>, log: u64) -> Result<(), String> {
+    let size = device.geometry().size;
     let uuid = Some(uuid::Uuid::from_bytes([0x6b; 16]));
     let options = FormatOptions { log_size: Some(log), uuid, immutable: true, ..FormatOptions::default() };
     FileSystem::format(device.clone(), Arc::new(ManualClock::default()), &options).map_err(said("format"))?;
     for (i, slot) in SLOTS.iter().enumerate() {
         let mut block = IoBuf::zeroed(1);
-        block.as_mut_bytes().copy_from_slice(&device.bytes(slot.byte_offset(), BLOCK_SIZE));
+        device.read(slot.byte_offset(), &mut block).map_err(|e| e.to_string())?;
         // A fresh image contains no hashed name yet, and perhaps only one slot.
         let Ok(mut sb) = Superblock::decode(block.as_bytes(), i, size / BLOCK_SIZE as u64) else { continue };
         sb.geometry.hash_seed = [0x5a; 16];
@@ -121,7 +159,7 @@ pub fn format(size: u64, log: u64) -> Result<MemDevice, String> {
         sb.encode(block.as_mut_bytes());
         device.write(slot.byte_offset(), &block, false).map_err(|e| e.to_string())?;
     }
-    Ok(device.fork())
+    Ok(())
 }
 
 /// Recovers by mounting.
@@ -148,13 +186,13 @@ impl kedge_fsck::Replay for ByMounting {
 /// is not changed.
 pub fn fsck(device: MemDevice) -> Result<(), String> {
     let options = CheckOptions { replay: Some(Arc::new(ByMounting)), ..CheckOptions::default() };
-    let report = kedge_fsck::check(Arc::new(device), &options);
+    let report = kedge_fsck::check(unlocked(Arc::new(device))?, &options);
     if report.is_clean() { Ok(()) } else { Err(format!("fsck: {report}")) }
 }
 
 impl Rig {
     pub fn new(setup: Setup) -> Result<Rig, String> {
-        let device = Arc::new(SimDevice::new(format(setup.image, setup.log)?));
+        let device = Arc::new(SimDevice::new(setup.format()?));
         device.stop_recording();
         let clock = Arc::new(ManualClock::default());
         let fs = open(&device, &clock, &setup)?;
@@ -279,7 +317,7 @@ pub fn open(device: &Arc<SimDevice>, clock: &Arc<ManualClock>, setup: &Setup) ->
             device.latency().record_interval(kind, Duration::ZERO);
         }
     }
-    FileSystem::open(device, clock, setup.mount.clone()).map_err(said("open"))
+    FileSystem::open(unlocked(device)?, clock, setup.mount.clone()).map_err(said("open"))
 }
 
 /// Above the upper bound of every size that depends on the latency.

@@ -211,7 +211,7 @@ fn spawn(args: &MountArgs) -> Result<()> {
         }
     }
     words.extend::<[&OsStr; 3]>(["--".as_ref(), args.image.as_ref(), args.dir.as_ref()]);
-    background::spawn(&words, args.log_file.as_deref())
+    background::spawn(&words, args.log_file.as_deref(), None)
 }
 
 /// Opens, mounts, listens, calls `ready`, and serves until the mount has ended.

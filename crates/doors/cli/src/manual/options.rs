@@ -86,7 +86,7 @@ pub const TABLE: &[Row] = &[
         "`workers=N`",
         FIXED,
         "threads that serve requests, 2 to 64",
-        "2 to 4, by the number of CPUs, and more while all wait",
+        "2 to 4, by the number of CPUs; up to 64 as long as all wait for a device or a lock",
     ),
     row(
         "`offset=BYTES`, `sizelimit=BYTES`",
@@ -95,6 +95,12 @@ pub const TABLE: &[Row] = &[
          `sizelimit` bytes, both multiples of 4096; as `file:PATH?offset=BYTES&sizelimit=BYTES` for \
          any command",
         "the whole file",
+    ),
+    row(
+        "`key-file=FILE`",
+        FIXED,
+        "the file that holds the key of an encrypted image",
+        "asks for a passphrase",
     ),
     row(
         "`rbd_timeout=SECONDS`, `nbd_timeout=SECONDS`",

@@ -108,8 +108,8 @@ impl RawFile {
             return Ok(has);
         }
         rustix::fs::ftruncate(&self.fd, size).map_err(|e| failed("grow", has, size - has, e))?;
-        // fdatasync writes the new size as well, since reads of the new part need it.
-        rustix::fs::fdatasync(&self.fd).map_err(|e| failed("flush", 0, 0, e))?;
+        // It writes the new size as well, since reads of the new part need it.
+        retry(|| sys::flush(&self.fd)).map_err(|e| failed("flush", 0, 0, e))?;
         Ok(size)
     }
 

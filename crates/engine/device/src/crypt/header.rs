@@ -1,0 +1,253 @@
+//! The header of an encrypted image: which cipher, and the image's key, wrapped in up to eight
+//! slots.
+//!
+//! # Layout
+//! The header area is the first [`AREA`] bytes. Its first block and its last block are two copies
+//! of the header, each with a sequence number and a checksum. The second copy lies in the area and
+//! not at the end of the image, because an image file may be extended, and the end of the file
+//! would then be another place; and it is as far from the first as the area permits, so that one
+//! overwritten track or erase block does not hold both.
+//!
+//! # Valid
+//! A copy is valid if
+//! 1. it has the magic and the checksum of its bytes fits,
+//! 2. version, cipher and length of the area are those of this module,
+//! 3. each slot is free and zero, or its parameters are within [`Cost`]'s bounds,
+//! 4. at least one slot is used.
+//!
+//! The valid copy with the higher sequence number is the header.
+//!
+//! # Crash argument
+//! A change writes the copy that is not the header, with the next sequence number, and flushes;
+//! then writes the other, and flushes. A power failure tears at most the copy that is being
+//! written. A torn copy has a wrong checksum, or is the old or the new header. So at each moment
+//! one valid copy has the old slots or the new ones, and both have at least one slot.
+
+use super::secret::Secret;
+use super::slot::{Cost, SLOT, Slot};
+use super::xts::KEY;
+use crate::Device;
+use kedge_base::{BLOCK_SIZE, Error, IoBuf, Result};
+use zeroize::Zeroizing;
+
+/// Bytes before the first block of the image.
+pub const AREA: u64 = 64 << 10;
+pub const SLOTS: usize = 8;
+
+const MAGIC: [u8; 8] = *b"KEDGECRY";
+const VERSION: u32 = 1;
+/// AES-256-XTS, units of 512 bytes, tweak: the number of the unit.
+const CIPHER: u32 = 1;
+const COPIES: [u64; 2] = [0, AREA - BLOCK_SIZE as u64];
+const FIRST_SLOT: usize = 64;
+const CHECKSUM: usize = BLOCK_SIZE - 4;
+const _: () = assert!(FIRST_SLOT + SLOTS * SLOT <= CHECKSUM);
+
+#[derive(Clone, Debug)]
+pub struct Header {
+    sequence: u64,
+    pub uuid: [u8; 16],
+    slots: [Option<Slot>; SLOTS],
+}
+
+/// Whether the first block of a device is that of an encrypted image.
+pub fn has_magic(block: &[u8]) -> bool {
+    block.starts_with(&MAGIC)
+}
+
+fn number<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
+    bytes[at..at + N].try_into().expect("as many bytes were taken")
+}
+
+fn damaged(what: impl std::fmt::Display) -> Error {
+    Error::invalid(format!("damaged header of an encrypted image: {what}"))
+}
+
+impl Header {
+    /// A header with one slot.
+    pub fn new(key: &[u8; KEY], secret: &Secret, cost: Cost) -> Result<Header> {
+        let mut header = Header { sequence: 0, uuid: super::random()?, slots: Default::default() };
+        header.add(key, secret, cost)?;
+        Ok(header)
+    }
+
+    /// What slots are bound to: a slot is no use in another header.
+    fn binding(uuid: [u8; 16], slot: usize) -> Vec<u8> {
+        let numbers = [VERSION, CIPHER, slot as u32].map(u32::to_le_bytes);
+        [&MAGIC[..], &uuid, numbers.as_flattened()].concat()
+    }
+
+    /// The number of each used slot, with its cost.
+    pub fn used(&self) -> impl Iterator<Item = (usize, Cost)> {
+        self.slots.iter().enumerate().filter_map(|(i, slot)| Some((i, slot.as_ref()?.cost)))
+    }
+
+    /// The image's key, and the slot that the secret opens.
+    pub fn unlock(&self, secret: &Secret) -> Result<(usize, Zeroizing<[u8; KEY]>)> {
+        for (i, slot) in self.slots.iter().enumerate() {
+            let Some(slot) = slot else { continue };
+            if let Some(key) = slot.open(secret, &Header::binding(self.uuid, i))? {
+                return Ok((i, key));
+            }
+        }
+        Err(Error::invalid("the key opens no slot of the encrypted image"))
+    }
+
+    /// Wraps the image's key for one more secret. Returns the number of the slot.
+    pub fn add(&mut self, key: &[u8; KEY], secret: &Secret, cost: Cost) -> Result<usize> {
+        let free = self.slots.iter().position(Option::is_none);
+        let i = free.ok_or_else(|| Error::invalid(format!("all {SLOTS} key slots are used")))?;
+        self.slots[i] = Some(Slot::new(key, secret, cost, &Header::binding(self.uuid, i))?);
+        Ok(i)
+    }
+
+    /// Empties a slot. The last one stays: without it nobody could open the image.
+    pub fn remove(&mut self, i: usize) -> Result<()> {
+        if self.slots.get(i).is_none_or(Option::is_none) {
+            return Err(Error::invalid(format!("key slot {i} is not used")));
+        }
+        if self.used().count() == 1 {
+            return Err(Error::invalid(format!(
+                "key slot {i} is the last one: without it the image is lost"
+            )));
+        }
+        self.slots[i] = None;
+        Ok(())
+    }
+
+    fn encode(&self) -> IoBuf {
+        let mut buf = IoBuf::zeroed(1);
+        let bytes = buf.as_mut_bytes();
+        bytes[..8].copy_from_slice(&MAGIC);
+        bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
+        bytes[12..16].copy_from_slice(&CIPHER.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.sequence.to_le_bytes());
+        bytes[24..40].copy_from_slice(&self.uuid);
+        bytes[40..48].copy_from_slice(&AREA.to_le_bytes());
+        for (slot, to) in self.slots.iter().zip(bytes[FIRST_SLOT..].chunks_exact_mut(SLOT)) {
+            if let Some(slot) = slot {
+                slot.encode(to);
+            }
+        }
+        let sum = crc32c::crc32c(&bytes[..CHECKSUM]);
+        bytes[CHECKSUM..].copy_from_slice(&sum.to_le_bytes());
+        buf
+    }
+
+    /// Reads one copy. The bytes are not trusted.
+    pub fn decode(block: &[u8]) -> Result<Header> {
+        if block.len() != BLOCK_SIZE || !has_magic(block) {
+            return Err(damaged("no magic"));
+        }
+        if crc32c::crc32c(&block[..CHECKSUM]) != u32::from_le_bytes(number(block, CHECKSUM)) {
+            return Err(damaged("wrong checksum"));
+        }
+        let (version, cipher) = (u32::from_le_bytes(number(block, 8)), u32::from_le_bytes(number(block, 12)));
+        let area = u64::from_le_bytes(number(block, 40));
+        if (version, cipher, area) != (VERSION, CIPHER, AREA) {
+            let what = format!("encryption of version {version}, cipher {cipher}, {area} bytes of header");
+            return Err(Error::Unsupported(what.into()));
+        }
+        let mut slots: [Option<Slot>; SLOTS] = Default::default();
+        for (i, (to, bytes)) in slots.iter_mut().zip(block[FIRST_SLOT..].chunks_exact(SLOT)).enumerate() {
+            *to = Slot::decode(bytes).map_err(|what| damaged(format!("key slot {i}: {what}")))?;
+        }
+        if slots.iter().all(Option::is_none) {
+            return Err(damaged("no key slot is used"));
+        }
+        Ok(Header { sequence: u64::from_le_bytes(number(block, 16)), uuid: number(block, 24), slots })
+    }
+
+    /// Reads both copies, and returns the header with the number of its copy.
+    fn find(device: &dyn Device) -> Result<(usize, Header)> {
+        if device.geometry().size <= AREA {
+            let size = device.geometry().size;
+            return Err(damaged(format!(
+                "the image is truncated to {size} bytes, its header alone has {AREA}"
+            )));
+        }
+        let read = |at: u64| {
+            let mut buf = IoBuf::zeroed(1);
+            device.read(at, &mut buf).and_then(|()| Header::decode(buf.as_bytes()))
+        };
+        match COPIES.map(read) {
+            [Ok(a), Ok(b)] => Ok(if b.sequence > a.sequence { (1, b) } else { (0, a) }),
+            [Ok(a), Err(_)] => Ok((0, a)),
+            [Err(_), Ok(b)] => Ok((1, b)),
+            [Err(a), Err(b)] => match (a, b) {
+                // The error of a copy that can be read says more than that of one that is gone.
+                (a @ Error::Unsupported(_), _) => Err(a),
+                (_, b @ Error::Unsupported(_)) => Err(b),
+                (a, b) => Err(damaged(format!("both copies: {a}; {b}"))),
+            },
+        }
+    }
+
+    /// Reads the header of an encrypted image.
+    pub fn read(device: &dyn Device) -> Result<Header> {
+        Header::find(device).map(|(_, header)| header)
+    }
+
+    /// Whether the device holds an encrypted image: either copy has the magic.
+    pub fn is_there(device: &dyn Device) -> Result<bool> {
+        if device.geometry().size < AREA {
+            return Ok(false);
+        }
+        for at in COPIES {
+            let mut buf = IoBuf::zeroed(1);
+            device.read(at, &mut buf)?;
+            if has_magic(buf.as_bytes()) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Writes the first header of an image, over all that the area holds.
+    pub fn format(&mut self, device: &dyn Device) -> Result<()> {
+        if device.geometry().size <= AREA {
+            return Err(Error::invalid(format!("an encrypted image has more than {AREA} bytes")));
+        }
+        device.write(0, &IoBuf::zeroed((AREA / BLOCK_SIZE as u64) as usize), false)?;
+        device.flush()?;
+        self.put(device, [1, 0])
+    }
+
+    /// Overwrites both copies, for an image without encryption on the same device.
+    pub fn erase(device: &dyn Device) -> Result<()> {
+        for at in COPIES {
+            device.write(at, &IoBuf::zeroed(1), false)?;
+        }
+        device.flush()
+    }
+
+    /// Replaces a slot by one for another secret, in the same place.
+    pub fn change(&mut self, i: usize, key: &[u8; KEY], secret: &Secret, cost: Cost) -> Result<()> {
+        if self.slots.get(i).is_none_or(Option::is_none) {
+            return Err(Error::invalid(format!("key slot {i} is not used")));
+        }
+        self.slots[i] = Some(Slot::new(key, secret, cost, &Header::binding(self.uuid, i))?);
+        Ok(())
+    }
+
+    /// Replaces the header, at each moment with one valid copy. The caller has read `self` from the
+    /// device and holds its lock.
+    pub fn replace(&mut self, device: &dyn Device) -> Result<()> {
+        let (newest, _) = Header::find(device)?;
+        self.put(device, [1 - newest, newest])
+    }
+
+    fn put(&mut self, device: &dyn Device, order: [usize; 2]) -> Result<()> {
+        self.sequence += 1;
+        let bytes = self.encode();
+        for copy in order {
+            device.write(COPIES[copy], &bytes, false)?;
+            device.flush()?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+#[path = "header_tests.rs"]
+mod tests;
