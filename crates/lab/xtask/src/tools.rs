@@ -1,5 +1,6 @@
 //! Other programs: cargo, and the Debian packages that the mount tests use.
 
+use crate::lanes;
 use crate::tally::Tally;
 use anyhow::{Context, Result, bail};
 use cargo_metadata::MetadataCommand;
@@ -94,12 +95,14 @@ pub fn check_msrv() -> Result<()> {
     run(command.env_remove("CARGO").env_remove("RUSTC").env_remove("RUSTUP_TOOLCHAIN"))
 }
 
-/// [`cargo_with`] for test runs: adds their results to the tally.
+/// [`cargo_with`] for test runs: adds their results to the tally. The programs run when all are
+/// built, two at a time.
 pub fn cargo_tests(args: &[&str], env: &[(&str, &OsStr)], tally: &mut Tally) -> Result<()> {
     let runner = std::env::current_exe()?;
-    let runner = format!("target.'cfg(all())'.runner = ['{}', '{RUNNER}']", runner.display());
+    let runner = format!("target.'cfg(all())'.runner = ['{}', '{}']", runner.display(), lanes::RUNNER);
     let mut command = cargo_command(&[&["--config", &runner], args].concat());
-    command.envs(env.iter().copied()).stdout(Stdio::piped());
+    let queue = tempfile::tempdir().context("a directory for the queue of test programs")?;
+    command.envs(env.iter().copied()).env(lanes::QUEUE, queue.path()).stdout(Stdio::piped());
     let line = describe(&command);
     println!("$ {line}");
     let mut child = command.spawn().with_context(|| format!("start {line}"))?;
@@ -111,19 +114,25 @@ pub fn cargo_tests(args: &[&str], env: &[(&str, &OsStr)], tally: &mut Tally) -> 
         tally.line(&text);
     }
     let status = child.wait().with_context(|| format!("wait for {line}"))?;
+    let ran = lanes::run(queue.path(), tally);
     if !status.success() {
         bail!("{line}: {status}");
     }
-    Ok(())
+    ran
 }
 
-/// The subcommand of this program that calls [`test_program`].
-const RUNNER: &str = "test-program";
+/// Puts a test program off, or becomes it. Returns only if that failed or it is put off.
+pub fn test_program(words: &[OsString]) -> Result<()> {
+    if lanes::put_off(words)? {
+        return Ok(());
+    }
+    Err(become_test_program(words))
+}
 
 /// Becomes a test program that prints how long each test took. Only an unstable option of libtest
 /// does that. The variable allows it for this process alone: set for cargo it would build
 /// everything again. Returns only if the program cannot be started.
-pub fn test_program(words: &[OsString]) -> anyhow::Error {
+fn become_test_program(words: &[OsString]) -> anyhow::Error {
     let package = std::env::var("CARGO_PKG_NAME").unwrap_or_default();
     let file = Path::new(&words[0]).file_stem().unwrap_or_default().to_string_lossy();
     // Without the hash that cargo appends.

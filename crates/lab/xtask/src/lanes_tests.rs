@@ -1,0 +1,45 @@
+use super::*;
+
+fn job(package: &str, script: &str) -> Job {
+    Job {
+        package: package.to_owned(),
+        words: ["/bin/sh", "-c", script].map(OsString::from).to_vec(),
+        dir: std::env::temp_dir(),
+        env: vec![("EMPTY".into(), OsString::new()), ("ODD".into(), OsString::from_vec(vec![0xff, b'=']))],
+    }
+}
+
+#[test]
+fn a_job_is_written_down_and_read_again() {
+    let job = job("kedge", "true");
+    assert_eq!(Job::decode(&job.encode()), Some(job));
+    assert_eq!(Job::decode(b"kedge\0\0"), None);
+    assert_eq!(Job::decode(b""), None);
+}
+
+/// Each program runs where and how cargo would have run it, and each failure is named.
+#[test]
+fn failures_are_counted_and_named() {
+    let queue = tempfile::tempdir().unwrap();
+    let print = "printf 'test result: ok. 2 passed; 0 failed; 1 ignored; 0 measured\\n'; test -z \"$EMPTY\" && test -n \"$ODD\"";
+    for (name, package, script) in
+        [("0000", "kedge", print), ("0001", "kedgefs", print), ("0002", "kedgefs", "exit 3")]
+    {
+        fs::write(queue.path().join(name), job(package, script).encode()).unwrap();
+    }
+    let run = |job: &Job| {
+        let ended = Command::new(&job.words[0])
+            .args(&job.words[1..])
+            .env_clear()
+            .envs(job.env.iter().cloned())
+            .output()
+            .unwrap();
+        Ok(Ended { ok: ended.status.success(), output: ended.stdout })
+    };
+    let mut tally = Tally::default();
+    let e = run_by(queue.path(), &mut tally, &run).unwrap_err().to_string();
+    assert_eq!(e, "1 test programs failed: /bin/sh");
+    assert_eq!((tally.programs, tally.passed, tally.failed, tally.ignored), (2, 4, 0, 2));
+    fs::write(queue.path().join("0003"), b"no job").unwrap();
+    assert!(run_by(queue.path(), &mut tally, &run).is_err(), "a program that is lost is no success");
+}
