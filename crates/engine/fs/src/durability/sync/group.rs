@@ -39,7 +39,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-/// Calls that write in their callers' threads at a time: one less than a mount has workers.
+/// Calls that write in their callers' threads at a time: one less than the workers that a mount
+/// starts with.
 const HELD_MAX: u32 = 3;
 const CROWD_LASTS: u32 = 64;
 const PROBE_EVERY: u32 = 64;
