@@ -99,6 +99,11 @@ impl Acl {
         out
     }
 
+    /// The entries, in the order of their tags.
+    pub fn entries(&self) -> &[Entry] {
+        &self.0
+    }
+
     fn permissions(&self, tag: Tag) -> Option<u32> {
         self.0.iter().find(|e| e.tag == tag).map(|e| e.permissions.into())
     }
