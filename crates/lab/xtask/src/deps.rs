@@ -22,6 +22,7 @@ const FUSE: &str = "kedge-fuse";
 const FSCK: &str = "kedge-fsck";
 const HOST: &str = "kedge-host";
 const TRANSFER: &str = "kedge-transfer";
+const NFS: &str = "kedge-nfs";
 const CEPH: &str = "kedge-ceph";
 const SIM: &str = "kedge-sim";
 const BENCH: &str = "kedge-bench";
@@ -45,6 +46,8 @@ const RULES: &[Rule] = &[
     (STORE, &[BASE, DEVICE, FORMAT, LOG, BTREE, ALLOC], &[FSCK]),
     (FS, &[BASE, DEVICE, FORMAT, STORE], &[FSCK]),
     (FUSE, &[BASE, FS], &[DEVICE, FSCK]),
+    // A second door, beside the mount; it knows neither the kernel nor the command line.
+    (NFS, &[BASE, FS], &[DEVICE, FSCK]),
     // An independent check of the image, which must not share the code that it checks. From the
     // store it uses only replay.
     (FSCK, &[BASE, DEVICE, FORMAT, STORE], &[FS]),

@@ -1,0 +1,131 @@
+//! One connection: a thread reads its requests, another writes its replies. So a peer that does not
+//! take its replies holds up neither the workers nor other peers.
+
+use crate::limits::Limits;
+use kedge_base::Clock;
+use parking_lot::{Condvar, Mutex};
+use std::collections::VecDeque;
+use std::io::{self, ErrorKind, Write};
+use std::net::{Shutdown, TcpStream};
+
+/// The replies of a connection on their way to the peer.
+#[derive(Default)]
+struct Outbox {
+    replies: VecDeque<Vec<u8>>,
+    /// Requests that were read and whose replies are not written.
+    pending: usize,
+    /// No further request comes.
+    is_read: bool,
+    /// The peer takes no reply any more.
+    is_broken: bool,
+}
+
+pub(crate) struct Connection {
+    stream: TcpStream,
+    outbox: Mutex<Outbox>,
+    changed: Condvar,
+}
+
+impl Connection {
+    pub(crate) fn new(stream: TcpStream) -> Connection {
+        Connection { stream, outbox: Mutex::default(), changed: Condvar::new() }
+    }
+
+    pub(crate) fn stream(&self) -> &TcpStream {
+        &self.stream
+    }
+
+    /// Waits until one more request may be read. Returns false if the connection has ended.
+    pub(crate) fn admit(&self, limits: &Limits) -> bool {
+        let mut outbox = self.outbox.lock();
+        while outbox.pending >= limits.requests && !outbox.is_broken {
+            self.changed.wait(&mut outbox);
+        }
+        !outbox.is_broken
+    }
+
+    /// Counts a request.
+    pub(crate) fn begin(&self) {
+        self.outbox.lock().pending += 1;
+    }
+
+    /// Hands in the reply of a request.
+    pub(crate) fn answer(&self, reply: Vec<u8>) {
+        self.outbox.lock().replies.push_back(reply);
+        self.changed.notify_all();
+    }
+
+    /// Ends a request without a reply, and with it the connection: its requests are not
+    /// understood, or the file system has failed.
+    pub(crate) fn give_up(&self) {
+        let mut outbox = self.outbox.lock();
+        outbox.pending -= 1;
+        self.end(&mut outbox);
+    }
+
+    /// No further request is read.
+    pub(crate) fn finish(&self) {
+        self.outbox.lock().is_read = true;
+        self.changed.notify_all();
+    }
+
+    /// Stops reading; what was read is answered.
+    pub(crate) fn stop_reading(&self) {
+        // An error means that the peer has closed the connection already.
+        let _closed_already = self.stream.shutdown(Shutdown::Read);
+    }
+
+    fn end(&self, outbox: &mut Outbox) {
+        outbox.is_broken = true;
+        let _closed_already = self.stream.shutdown(Shutdown::Both);
+        self.changed.notify_all();
+    }
+
+    /// Writes replies until all requests are answered and no further request comes.
+    pub(crate) fn write_replies(&self, limits: &Limits, clock: &dyn Clock) {
+        let mut outbox = self.outbox.lock();
+        loop {
+            if outbox.is_broken {
+                outbox.pending -= outbox.replies.len();
+                outbox.replies.clear();
+                self.changed.notify_all();
+            }
+            if let Some(reply) = outbox.replies.pop_front() {
+                drop(outbox);
+                let written = write(&self.stream, &reply, limits, clock);
+                outbox = self.outbox.lock();
+                outbox.pending -= 1;
+                if let Err(e) = written {
+                    tracing::debug!("a client takes no reply: {e}");
+                    self.end(&mut outbox);
+                }
+                self.changed.notify_all();
+            } else if outbox.is_read && outbox.pending == 0 {
+                return;
+            } else {
+                self.changed.wait(&mut outbox);
+            }
+        }
+    }
+}
+
+/// Writes a reply within the time limit. The stream has a time limit for each write.
+fn write(mut stream: &TcpStream, mut reply: &[u8], limits: &Limits, clock: &dyn Clock) -> io::Result<()> {
+    let begun = clock.monotonic();
+    while !reply.is_empty() {
+        match stream.write(reply) {
+            Ok(0) => return Err(ErrorKind::WriteZero.into()),
+            Ok(n) => reply = &reply[n..],
+            Err(e)
+                if matches!(
+                    e.kind(),
+                    ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted
+                ) => {}
+            Err(e) => return Err(e),
+        }
+        if !reply.is_empty() && clock.since(begun) > limits.message_time {
+            return Err(ErrorKind::TimedOut.into());
+        }
+    }
+    Ok(())
+}

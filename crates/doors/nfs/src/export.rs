@@ -1,0 +1,138 @@
+//! The image that is served: handles become inodes, changes are locked and made durable.
+
+use crate::access::{Caller, Squash};
+use crate::handle;
+use crate::rpc::Credential;
+use crate::status::{Outcome, Status, of_handle};
+use crate::wire::{Around, Identity};
+use kedge_base::{Clock, SystemClock};
+use kedgefs::{Attr, FileKind, FileSystem, Ino, Owner};
+use parking_lot::{Mutex, MutexGuard};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Locks of inodes, chosen by number. A lock is held for an operation in memory, not while the log
+/// is forced, so that changes of one directory share a force.
+const STRIPES: usize = 1024;
+
+/// Whom the server lets do what.
+#[derive(Clone, Copy, Debug)]
+pub struct Rights {
+    /// Which users act as `anonymous`.
+    pub squash: Squash,
+    /// The user that stands for squashed users and for calls without a user.
+    pub anonymous: Owner,
+}
+
+/// One image, to all clients.
+pub(crate) struct Export {
+    pub(crate) fs: FileSystem,
+    pub(crate) identity: Identity,
+    pub(crate) read_only: bool,
+    rights: Rights,
+    stripes: Vec<Mutex<()>>,
+    verifier: AtomicU64,
+}
+
+/// The locks of one inode or of two.
+#[allow(dead_code, reason = "held, not read")]
+pub(crate) struct Locked<'a>(MutexGuard<'a, ()>, Option<MutexGuard<'a, ()>>);
+
+impl Export {
+    pub(crate) fn new(fs: FileSystem, rights: Rights) -> kedgefs::Result<Export> {
+        let info: serde_json::Value = serde_json::from_str(&fs.info_json()).unwrap_or_default();
+        let uuid = info["uuid"].as_str().and_then(|text| uuid::Uuid::parse_str(text).ok());
+        let uuid = uuid.ok_or(kedgefs::Error::Invalid("the image has no uuid"))?;
+        let epoch = info["epoch"].as_u64().unwrap_or_default();
+        Ok(Export {
+            identity: Identity(*uuid.as_bytes()),
+            read_only: fs.options().read_only,
+            rights,
+            stripes: (0..STRIPES).map(|_| Mutex::new(())).collect(),
+            verifier: AtomicU64::new(first_verifier(epoch)),
+            fs,
+        })
+    }
+
+    pub(crate) fn caller(&self, credential: Credential) -> Caller {
+        Caller::new(credential, self.rights.squash, self.rights.anonymous)
+    }
+
+    /// The attributes of the inode that a handle names.
+    pub(crate) fn resolve(&self, handle: &[u8]) -> Outcome<Attr> {
+        let (ino, generation) = handle::decode(&self.identity.0, handle)?;
+        let attr = self.fs.getattr(ino).map_err(of_handle)?;
+        // An inode without a name lives only as long as a caller of the library uses it.
+        match attr.nlink > 0 && handle::generation(&attr) == generation {
+            true => Ok(attr),
+            false => Err(Status::Stale),
+        }
+    }
+
+    pub(crate) fn resolve_dir(&self, handle: &[u8]) -> Outcome<Attr> {
+        let attr = self.resolve(handle)?;
+        if attr.kind == FileKind::Directory { Ok(attr) } else { Err(Status::NotDir) }
+    }
+
+    fn stripe(ino: Ino) -> usize {
+        ino.0 as usize % STRIPES
+    }
+
+    pub(crate) fn lock(&self, ino: Ino) -> Locked<'_> {
+        Locked(self.stripes[Export::stripe(ino)].lock(), None)
+    }
+
+    /// Locks two inodes, in the order of their stripes.
+    pub(crate) fn lock_both(&self, a: Ino, b: Ino) -> Locked<'_> {
+        let (a, b) = (Export::stripe(a), Export::stripe(b));
+        let first = self.stripes[a.min(b)].lock();
+        Locked(first, (a != b).then(|| self.stripes[a.max(b)].lock()))
+    }
+
+    /// Runs a change of the inode that a handle names, under its lock, and notes the attributes
+    /// around it.
+    pub(crate) fn change<T>(
+        &self,
+        handle: &[u8],
+        around: &mut Around,
+        run: impl FnOnce(&Attr) -> Outcome<T>,
+    ) -> Outcome<T> {
+        let (ino, _) = handle::decode(&self.identity.0, handle)?;
+        let _locked = self.lock(ino);
+        let attr = self.resolve(handle)?;
+        around.before = Some(attr);
+        let outcome = run(&attr);
+        around.after = self.fs.getattr(ino).ok();
+        outcome
+    }
+
+    /// Makes an inode durable, and with it all records that were made before. Concurrent calls
+    /// share a force of the log.
+    pub(crate) fn force(&self, ino: Ino, datasync: bool) -> Outcome<()> {
+        self.fs.fsync(ino, datasync).map_err(|e| match of_handle(e) {
+            // The inode was removed meanwhile: nothing of it is left to be made durable.
+            Status::Stale => Status::Stale,
+            status => {
+                self.note_loss();
+                status
+            }
+        })
+    }
+
+    /// Data that was accepted may be lost: clients see another verifier, and send again what they
+    /// have not committed.
+    pub(crate) fn note_loss(&self) {
+        self.verifier.fetch_add(1, Ordering::SeqCst);
+    }
+
+    pub(crate) fn verifier(&self) -> u64 {
+        self.verifier.load(Ordering::SeqCst)
+    }
+}
+
+/// A number that an earlier start of the server on this image has not used. The epoch rises with
+/// each mount, but the new one may be lost in a crash; then the time differs.
+fn first_verifier(epoch: u64) -> u64 {
+    let now = SystemClock::default().now();
+    let nanoseconds = (now.sec as u64).wrapping_mul(1_000_000_000).wrapping_add(now.nsec.into());
+    nanoseconds ^ epoch.rotate_left(40)
+}

@@ -1,0 +1,51 @@
+//! Serves a KedgeFS image over NFS version 3 (RFC 1813), for machines and containers that mount
+//! what they have.
+//!
+//! | part | does |
+//! |---|---|
+//! | [`Server`] | accepts connections, reads requests, sends replies |
+//! | `record`, `connection`, `limits` | messages on a stream, and what a peer may use |
+//! | `xdr`, `rpc` | encoding, and the heads of calls and replies |
+//! | `program` | the table of procedures |
+//! | `files`, `names`, `listing`, `figures` | the procedures |
+//! | `mounting`, `portmap` | the protocols by which a client finds the root |
+//! | `access` | permissions, with the user of the call |
+//! | `export`, `handle`, `wire`, `status` | the image, and how inodes and errors are encoded |
+//!
+//! # What a reply promises
+//! - A reply to SETATTR, CREATE, MKDIR, SYMLINK, MKNOD, REMOVE, RMDIR, RENAME and LINK is sent when
+//!   the change is durable; to WRITE with FILE_SYNC or DATA_SYNC when the bytes are, and to COMMIT
+//!   when all bytes of the file are.
+//! - A WRITE with UNSTABLE may be lost in a crash. The client keeps the bytes until a COMMIT
+//!   returns the verifier that the WRITE returned. The verifier differs after each start of the
+//!   server, and after each failure to make something durable.
+//!
+//! # Locks
+//! A change holds the lock of the inodes whose attributes it reports, and no lock while it waits
+//! for the log (`export`). These locks are taken before all of the library's.
+#![forbid(unsafe_code)]
+#![warn(unreachable_pub)]
+
+mod access;
+mod connection;
+mod export;
+mod figures;
+mod files;
+mod handle;
+mod limits;
+mod listing;
+mod mounting;
+mod names;
+mod portmap;
+mod program;
+mod record;
+mod rpc;
+mod server;
+mod status;
+mod wire;
+mod xdr;
+
+pub use access::Squash;
+pub use export::Rights;
+pub use limits::Limits;
+pub use server::Server;

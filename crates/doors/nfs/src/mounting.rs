@@ -1,0 +1,72 @@
+//! The MOUNT protocol, version 3 (appendix I of RFC 1813): the handle of the root, or of a
+//! directory below it.
+//!
+//! The whole image is exported. A path leads from its root and through no symbolic link. The server
+//! keeps no list of mounts, because such a list says nothing reliable.
+
+use crate::export::Export;
+use crate::handle;
+use crate::rpc::{AUTH_SYS, Call, Refusal};
+use crate::status::{Outcome, Status};
+use crate::xdr::Writer;
+use kedgefs::{Attr, FileKind, Ino};
+
+pub(crate) const PROGRAM: u32 = 100_005;
+const VERSION: u32 = 3;
+const PATH_MAX: usize = 1024;
+const NULL: u32 = 0;
+const MNT: u32 = 1;
+const DUMP: u32 = 2;
+const UMNT: u32 = 3;
+const UMNTALL: u32 = 4;
+const EXPORT: u32 = 5;
+
+pub(crate) fn execute(export: &Export, call: &mut Call<'_>, results: &mut Writer) -> Result<(), Refusal> {
+    if call.version != VERSION {
+        return Err(Refusal::Version(VERSION));
+    }
+    match call.procedure {
+        NULL | UMNTALL => {}
+        MNT => match find(export, call.args.opaque(PATH_MAX)?) {
+            Ok(root) => {
+                results.u32(0);
+                results.opaque(&handle::encode(&export.identity.0, &root));
+                results.u32(1);
+                results.u32(AUTH_SYS);
+            }
+            Err(status) => results.u32(mount_status(status)),
+        },
+        DUMP => results.bool(false),
+        UMNT => drop(call.args.opaque(PATH_MAX)?),
+        EXPORT => {
+            results.bool(true);
+            results.opaque(b"/");
+            results.bool(false); // no groups: everyone
+            results.bool(false); // no further export
+        }
+        _ => return Err(Refusal::Procedure),
+    }
+    Ok(())
+}
+
+fn find(export: &Export, path: &[u8]) -> Outcome<Attr> {
+    let mut here = export.fs.getattr(Ino::ROOT)?;
+    for name in path.split(|b| *b == b'/').filter(|name| !name.is_empty()) {
+        if name == b".." {
+            return Err(Status::Acces);
+        }
+        here = export.fs.lookup(here.ino, name)?;
+        if here.kind != FileKind::Directory {
+            return Err(Status::NotDir);
+        }
+    }
+    Ok(here)
+}
+
+/// `mountstat3`.
+fn mount_status(status: Status) -> u32 {
+    match status {
+        Status::NoEnt | Status::Acces | Status::NotDir | Status::NameTooLong | Status::Inval => status as u32,
+        _ => Status::Io as u32,
+    }
+}

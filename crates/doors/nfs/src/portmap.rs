@@ -1,0 +1,28 @@
+//! The port mapper (RFC 1833, version 2), as far as a client asks it for the port of NFS. A client
+//! that takes no port as an option asks port 111; a server that listens there answers for itself.
+
+use crate::rpc::{Call, Refusal};
+use crate::xdr::Writer;
+
+pub(crate) const PROGRAM: u32 = 100_000;
+const VERSION: u32 = 2;
+const NULL: u32 = 0;
+const GETPORT: u32 = 3;
+const TCP: u32 = 6;
+const SERVED: [(u32, u32); 2] = [(100_003, 3), (crate::mounting::PROGRAM, 3)];
+
+pub(crate) fn execute(port: u16, call: &mut Call<'_>, results: &mut Writer) -> Result<(), Refusal> {
+    if call.version != VERSION {
+        return Err(Refusal::Version(VERSION));
+    }
+    match call.procedure {
+        NULL => Ok(()),
+        GETPORT => {
+            let (program, version, protocol) = (call.args.u32()?, call.args.u32()?, call.args.u32()?);
+            let served = protocol == TCP && SERVED.contains(&(program, version));
+            results.u32(if served { port.into() } else { 0 });
+            Ok(())
+        }
+        _ => Err(Refusal::Procedure),
+    }
+}

@@ -1,0 +1,212 @@
+//! Accepts connections and executes their requests, until it is stopped.
+//!
+//! Threads: one accepts, two serve each connection ([`crate::connection`]), and a fixed number of
+//! workers execute requests of all connections. A worker may wait for the log; as many requests as
+//! there are workers can share one force.
+
+use crate::connection::Connection;
+use crate::export::{Export, Rights};
+use crate::limits::Limits;
+use crate::program;
+use crate::record::{Records, TICK, framed};
+use kedge_base::{Clock, SystemClock, panic_words, spawn_named};
+use kedgefs::FileSystem;
+use parking_lot::{Condvar, Mutex};
+use rustix::event::{PollFd, PollFlags, Timespec as PollTime, poll};
+use std::collections::VecDeque;
+use std::io;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+/// How often the accepting thread looks whether the server is to stop.
+const ACCEPT_TICK: PollTime = PollTime { tv_sec: 0, tv_nsec: 100_000_000 };
+
+/// A request to be executed.
+struct Job {
+    connection: Arc<Connection>,
+    message: Vec<u8>,
+}
+
+#[derive(Default)]
+struct Queue {
+    jobs: VecDeque<Job>,
+    is_closed: bool,
+}
+
+struct Shared {
+    export: Export,
+    limits: Limits,
+    clock: SystemClock,
+    port: u16,
+    queue: Mutex<Queue>,
+    changed: Condvar,
+    stopping: AtomicBool,
+}
+
+/// A running server.
+pub struct Server {
+    shared: Arc<Shared>,
+    address: SocketAddr,
+    acceptor: JoinHandle<()>,
+    workers: Vec<JoinHandle<()>>,
+}
+
+impl Server {
+    /// Serves the file system to the clients of the listener.
+    pub fn start(
+        fs: FileSystem,
+        listener: TcpListener,
+        rights: Rights,
+        limits: Limits,
+    ) -> io::Result<Server> {
+        let address = listener.local_addr()?;
+        listener.set_nonblocking(true)?;
+        let shared = Arc::new(Shared {
+            export: Export::new(fs, rights)?,
+            limits,
+            clock: SystemClock::default(),
+            port: address.port(),
+            queue: Mutex::default(),
+            changed: Condvar::new(),
+            stopping: AtomicBool::new(false),
+        });
+        let workers = (0..limits.workers).map(|_| {
+            let shared = shared.clone();
+            spawn_named("nfs-worker", move || shared.work())
+        });
+        let workers = workers.collect::<io::Result<_>>()?;
+        let accepting = shared.clone();
+        let acceptor = spawn_named("nfs-accept", move || accepting.accept(&listener))?;
+        Ok(Server { shared, address, acceptor, workers })
+    }
+
+    /// Where the server listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Accepts and reads no more, answers what was read, and returns when no thread uses the file
+    /// system. The caller then closes it.
+    pub fn stop(self) {
+        self.shared.stopping.store(true, Ordering::SeqCst);
+        join(self.acceptor);
+        self.shared.queue.lock().is_closed = true;
+        self.shared.changed.notify_all();
+        self.workers.into_iter().for_each(join);
+    }
+}
+
+fn join(thread: JoinHandle<()>) {
+    if let Err(panic) = thread.join() {
+        tracing::error!("a thread of the NFS server panicked: {}", panic_words(&*panic));
+    }
+}
+
+impl Shared {
+    fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::SeqCst)
+    }
+
+    /// Accepts connections, and ends them all when the server stops.
+    fn accept(self: &Arc<Self>, listener: &TcpListener) {
+        let mut live: Vec<(Arc<Connection>, JoinHandle<()>)> = Vec::new();
+        while !self.is_stopping() {
+            let ready = poll(&mut [PollFd::new(listener, PollFlags::IN)], Some(&ACCEPT_TICK));
+            let (ended, still): (Vec<_>, Vec<_>) = live.into_iter().partition(|(_, t)| t.is_finished());
+            ended.into_iter().for_each(|(_, thread)| join(thread));
+            live = still;
+            if !matches!(ready, Ok(n) if n > 0) {
+                continue;
+            }
+            match listener.accept() {
+                Ok((_, peer)) if live.len() >= self.limits.connections => {
+                    tracing::warn!("{peer}: too many connections");
+                }
+                Ok((stream, peer)) => match self.begin(stream) {
+                    Ok(connection) => live.push(connection),
+                    Err(e) => tracing::warn!("{peer}: {e}"),
+                },
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+                Err(e) => {
+                    tracing::warn!("accept: {e}");
+                    // Without descriptors the next attempt would fail at once.
+                    self.clock.sleep(TICK);
+                }
+            }
+        }
+        live.iter().for_each(|(connection, _)| connection.stop_reading());
+        live.into_iter().for_each(|(_, thread)| join(thread));
+    }
+
+    fn begin(self: &Arc<Self>, stream: TcpStream) -> io::Result<(Arc<Connection>, JoinHandle<()>)> {
+        stream.set_nonblocking(false)?;
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(TICK))?;
+        stream.set_write_timeout(Some(TICK))?;
+        let connection = Arc::new(Connection::new(stream));
+        let (shared, served) = (self.clone(), connection.clone());
+        let thread = spawn_named("nfs-connection", move || shared.serve(&served))?;
+        Ok((connection, thread))
+    }
+
+    fn serve(self: &Arc<Self>, connection: &Arc<Connection>) {
+        let (shared, answered) = (self.clone(), connection.clone());
+        let writer =
+            spawn_named("nfs-replies", move || answered.write_replies(&shared.limits, &shared.clock));
+        match writer {
+            Ok(writer) => {
+                self.read_requests(connection);
+                connection.finish();
+                join(writer);
+            }
+            Err(e) => tracing::warn!("start a thread: {e}"),
+        }
+    }
+
+    fn read_requests(&self, connection: &Arc<Connection>) {
+        let mut records = Records { stream: connection.stream(), limits: &self.limits, clock: &self.clock };
+        while connection.admit(&self.limits) {
+            match records.next() {
+                Ok(Some(message)) => {
+                    connection.begin();
+                    self.queue.lock().jobs.push_back(Job { connection: connection.clone(), message });
+                    self.changed.notify_one();
+                }
+                Ok(None) => return,
+                Err(e) => return tracing::debug!("a client's connection ends: {e}"),
+            }
+        }
+    }
+
+    fn work(&self) {
+        while let Some(job) = self.next_job() {
+            // A panic is a broken invariant: the file system must not be used any more.
+            let run = || program::serve(&self.export, self.port, &job.message);
+            match catch_unwind(AssertUnwindSafe(run)) {
+                Ok(Ok(reply)) => job.connection.answer(framed(reply)),
+                Ok(Err(_)) => job.connection.give_up(),
+                Err(panic) => {
+                    tracing::error!("a panic in the NFS server: {}", panic_words(&*panic));
+                    if let Err(e) = self.export.fs.shutdown(false) {
+                        tracing::error!("shut down: {e}");
+                    }
+                    job.connection.give_up();
+                }
+            }
+        }
+    }
+
+    fn next_job(&self) -> Option<Job> {
+        let mut queue = self.queue.lock();
+        loop {
+            match queue.jobs.pop_front() {
+                Some(job) => return Some(job),
+                None if queue.is_closed => return None,
+                None => self.changed.wait(&mut queue),
+            }
+        }
+    }
+}
