@@ -36,6 +36,7 @@ mod report;
 mod resize;
 mod rm;
 mod scrub;
+mod serve;
 mod stat;
 mod stats;
 mod summary;
@@ -85,6 +86,8 @@ enum Command {
     Mount(mount::Args),
     /// Serve several images in one process, in the foreground
     Daemon(daemon::Args),
+    /// Serve an image through another door than a mount
+    Serve(serve::Args),
     /// Change options of a mount
     Remount(remount::Args),
     /// Unmount, and return when everything is on the device
@@ -176,6 +179,7 @@ fn main() -> ExitCode {
         Command::Mkfs(args) => mkfs::run(args),
         Command::Mount(args) => mount::run(args),
         Command::Daemon(args) => daemon::run(args),
+        Command::Serve(args) => serve::run(args),
         Command::Remount(args) => remount::run(args),
         Command::Umount(args) => umount::run(args),
         Command::Trim(args) => trim::run(args),

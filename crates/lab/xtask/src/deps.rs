@@ -66,7 +66,11 @@ const RULES: &[Rule] = &[
     (CRASH_REALITY, &[BASE, CRASH, CRASH_RECORD], &[]),
     // Runs parsers on untrusted bytes. Only tests depend on it.
     (HOSTILE, &[BASE, DEVICE, FS, FUSE, FSCK, CRASH], &[]),
-    (CLI, &[BASE, DEVICE, FORMAT, STORE, FS, FUSE, FSCK, HOST, TRANSFER, CRASH, CRASH_RECORD], &[SIM, CEPH]),
+    (
+        CLI,
+        &[BASE, DEVICE, FORMAT, STORE, FS, FUSE, FSCK, HOST, NFS, TRANSFER, CRASH, CRASH_RECORD],
+        &[SIM, CEPH],
+    ),
 ];
 
 /// A crate's dependencies inside the workspace; `true`: only for its tests.

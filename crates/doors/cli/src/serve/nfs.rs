@@ -1,0 +1,158 @@
+//! `kedge serve nfs`: opens an image, serves it over NFS until a termination signal, and closes it.
+
+use crate::listen;
+use anyhow::{Context, Result};
+use kedge_host::engine::{self, Extra};
+use kedge_host::options::{MountWords, parse_cache_size};
+use kedge_host::os::{self, TerminationSignals};
+use kedge_host::{Usage, image, memory, notify, tag};
+use kedge_nfs::{Limits, Rights, Server, Squash};
+use kedgefs::Owner;
+use std::net::{SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+const HELP: &str = "\
+To mount, where the server listens on port 2049 of 127.0.0.1:
+  Linux    mount -t nfs -o vers=3,tcp,nolock,port=2049,mountport=2049 127.0.0.1:/ DIR
+  macOS    mount_nfs -o vers=3,tcp,nolocks,port=2049,mountport=2049 127.0.0.1:/ DIR
+Mount options: ro, rw, commit=SECONDS, cache_size=SIZE, noatime, relatime, discard, nodiscard and
+  those of checkpoints, as kedgefs(5) explains.";
+
+#[derive(clap::Args, Debug)]
+#[command(after_help = HELP)]
+pub struct Args {
+    /// Where to listen; a port without an address is on 127.0.0.1. Whoever reaches another address
+    /// can act as any user
+    #[arg(long, value_name = "[ADDRESS:]PORT", default_value = "127.0.0.1:2049")]
+    listen: String,
+    /// Which users act as the anonymous user (default: root, or none if only this machine can
+    /// connect)
+    #[arg(long, value_enum, value_name = "USERS")]
+    squash: Option<Squashed>,
+    /// The anonymous user
+    #[arg(long, value_name = "UID:GID", value_parser = parse_owner, default_value = "65534:65534")]
+    anonymous: Owner,
+    /// Comma-separated mount options, see below
+    #[arg(short = 'o', value_name = "OPTIONS")]
+    options: Vec<String>,
+    /// Memory for cached metadata and file pages (as -o cache_size)
+    #[arg(long, value_name = "SIZE", value_parser = parse_cache_size, allow_negative_numbers = true)]
+    cache_size: Option<u64>,
+    /// For tests: keep unflushed writes in this process, so that killing it acts as a power failure
+    #[arg(long, hide = true)]
+    volatile: bool,
+    /// A file or block device, the LABEL=… or UUID=… of a block device, or rbd:POOL/IMAGE,
+    /// nbd://HOST/EXPORT, nbd+unix:///EXPORT?socket=PATH
+    image: PathBuf,
+}
+
+#[derive(clap::ValueEnum, Clone, Copy, Debug)]
+enum Squashed {
+    None,
+    Root,
+    All,
+}
+
+fn parse_owner(text: &str) -> Result<Owner, String> {
+    let numbers = text.split_once(':').and_then(|(uid, gid)| Some((uid.parse().ok()?, gid.parse().ok()?)));
+    match numbers {
+        Some((uid, gid)) if uid != u32::MAX && gid != u32::MAX => Ok(Owner { uid, gid }),
+        _ => Err("it must be two numbers, UID:GID".into()),
+    }
+}
+
+/// The options that say how to open the image. Others are the kernel's or the mount's.
+fn parse_options(lists: &[String]) -> Result<MountWords> {
+    let words = MountWords::parse(lists.iter().map(String::as_str))?;
+    if words.volatile {
+        let why = "-o volatile: NFS promises that what is written is durable";
+        return Err(Usage(why.into()).into());
+    }
+    let opening = MountWords {
+        read_only: words.read_only,
+        cache_size: words.cache_size,
+        switches: words.switches,
+        dirty_tracking: words.dirty_tracking,
+        tree_lock: words.tree_lock,
+        rbd_timeout: words.rbd_timeout,
+        nbd_timeout: words.nbd_timeout,
+        ..MountWords::default()
+    };
+    if opening != words {
+        let why = "-o: options of a mount by the kernel, such as nosuid, belong to the client's mount";
+        return Err(Usage(why.into()).into());
+    }
+    Ok(words)
+}
+
+pub fn run(args: Args) -> Result<ExitCode> {
+    let mut words = parse_options(&args.options)?;
+    let address = listen::address(&args.listen)?;
+    let image = image::with_limit(&tag::resolve(&args.image)?, &words)?;
+    let image = image::resolve(&image)?;
+    let signals = TerminationSignals::block().context("block signals")?;
+    // The port is taken before the image is opened, so that an error changes nothing.
+    let listener = TcpListener::bind(address).with_context(|| format!("listen on {address}"))?;
+    // The client may be this machine's kernel, which may need this process to get memory back.
+    kedge_fuse::become_io_flusher();
+    let extra = Extra { cache_size: args.cache_size, volatile: args.volatile, ..Extra::default() };
+    let opened = engine::open(&image, &mut words, extra)?;
+    os::give_large_buffers_back();
+    if let Some(notice) = &opened.notice {
+        eprintln!("kedge: warning: {notice}");
+    }
+    let fs = opened.fs.clone();
+    drop(opened);
+    let memory = memory::Watch::start(&fs);
+    let served = serve(&args, &fs, listener, &signals);
+    drop(memory);
+    fs.close().with_context(|| format!("close {}", image.display()))?;
+    served.map(|()| ExitCode::SUCCESS)
+}
+
+/// Serves until a termination signal. When it returns, no thread uses the file system.
+fn serve(
+    args: &Args,
+    fs: &kedgefs::FileSystem,
+    listener: TcpListener,
+    signals: &TerminationSignals,
+) -> Result<()> {
+    let local = listener.local_addr().context("find the address listened on")?.ip().is_loopback();
+    let squash = match args.squash {
+        Some(Squashed::None) => Squash::None,
+        Some(Squashed::Root) => Squash::Root,
+        Some(Squashed::All) => Squash::All,
+        None if local => Squash::None,
+        None => Squash::Root,
+    };
+    let rights = Rights { squash, anonymous: args.anonymous };
+    let server =
+        Server::start(fs.clone(), listener, rights, Limits::default()).context("start the server")?;
+    let address = server.address();
+    if !local {
+        tracing::warn!(
+            "{address} can be reached from other machines, which say themselves who their users are"
+        );
+    }
+    println!("{}", ready_text(&args.image, address));
+    notify::ready();
+    let signal = signals.wait();
+    notify::stopping();
+    server.stop();
+    let signal = signal.context("wait for signals")?;
+    tracing::info!("signal {signal}: no longer served");
+    Ok(())
+}
+
+/// The line that says how to mount. A program that starts the server waits for it.
+fn ready_text(image: &Path, address: SocketAddr) -> String {
+    let (host, port) = match address {
+        SocketAddr::V4(v4) => (v4.ip().to_string(), v4.port()),
+        SocketAddr::V6(v6) => (format!("[{}]", v6.ip()), v6.port()),
+    };
+    format!(
+        "{} is served; mount -t nfs -o vers=3,tcp,nolock,port={port},mountport={port} {host}:/ DIR",
+        image.display()
+    )
+}
