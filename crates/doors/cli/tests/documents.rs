@@ -36,6 +36,22 @@ const ELSEWHERE: &[(&str, &str, &str)] = &[
         "needs a Ceph cluster; tests/rbd has one where librbd and Ceph are installed",
     ),
     (
+        "docs/NFS.md",
+        "kedge serve nfs disk.kedge          # stays in the foreground, on port 2049 of 127.0.0.1",
+        "stays in the foreground; tests/nfs.rs starts and ends it",
+    ),
+    (
+        "docs/NFS.md",
+        "sudo mount -t nfs -o vers=3,tcp,nolock,port=2049,mountport=2049 127.0.0.1:/ /mnt",
+        "needs an NFS client in the kernel",
+    ),
+    ("docs/NFS.md", "ssh -N -L 2049:127.0.0.1:2049 user@server &", "needs a second machine"),
+    (
+        "docs/NFS.md",
+        "sudo kedge serve nfs --listen 192.0.2.1:111 --squash all --anonymous 1000:1000 disk.kedge",
+        "needs Windows",
+    ),
+    (
         "docs/EXPERIMENTS.md",
         "cargo build --release -p kedge -p kedge-bench && cargo build --release -p kedge-fuse --example null",
         "a release build and an hour of measurements",

@@ -84,6 +84,42 @@ const MOUNT_EXAMPLE: Section = (
         ),
     ],
 );
+const SERVE_NFS_USERS: Section = (
+    "USERS",
+    &[
+        Text(
+            "The protocol has no passwords: a client names its users, and any program that can \
+             connect can act as any user. So the server listens on 127.0.0.1 unless `--listen` names \
+             another address. To reach it from another machine, forward its port through `ssh`(1).",
+        ),
+        Term("--squash none", "User 0 of a client is root. The default where only this machine can connect."),
+        Term("--squash root", "User 0 and group 0 act as the anonymous user. The default elsewhere."),
+        Term("--squash all", "All users act as the anonymous user."),
+    ],
+);
+const SERVE_NFS_NOTES: Section = (
+    "NOTES",
+    &[
+        Text(
+            "Changes of names and attributes are durable when the client's call returns; data is when \
+             the client has closed or synced the file. SIGTERM, SIGINT and SIGHUP end the server and \
+             close the image cleanly. After any other end a client waits for the next start and goes on.",
+        ),
+        Text("There are no locks between clients: mount with `nolock`. TCP only, version 3 only."),
+    ],
+);
+const SERVE_NFS_EXAMPLE: Section = (
+    "EXAMPLES",
+    &[
+        Text("Serve an image on this machine, and mount it:"),
+        Code(
+            "kedge serve nfs disk.kedge\n\
+             mount -t nfs -o vers=3,tcp,nolock,port=2049,mountport=2049 127.0.0.1:/ /mnt",
+        ),
+        Text("All files belong to the user that serves, whatever the numbers on the client:"),
+        Code("kedge serve nfs --squash all --anonymous $(id -u):$(id -g) disk.kedge"),
+    ],
+);
 const MOUNT_NOTES: Section = (
     "NOTES",
     &[
@@ -127,6 +163,7 @@ const PAGES: &[(&str, &[Section])] = &[
             EXIT_FSCK,
         ],
     ),
+    ("kedge-serve-nfs", &[SERVE_NFS_USERS, SERVE_NFS_NOTES, EXIT, ENVIRONMENT, SERVE_NFS_EXAMPLE]),
     (
         "kedge-daemon",
         &[

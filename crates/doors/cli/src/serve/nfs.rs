@@ -22,8 +22,8 @@ Mount options: ro, rw, commit=SECONDS, cache_size=SIZE, noatime, relatime, disca
 #[derive(clap::Args, Debug)]
 #[command(after_help = HELP)]
 pub struct Args {
-    /// Where to listen; a port without an address is on 127.0.0.1. Whoever reaches another address
-    /// can act as any user
+    /// Where to listen; a port without an address is on 127.0.0.1. A program that can connect can
+    /// act as any user
     #[arg(long, value_name = "[ADDRESS:]PORT", default_value = "127.0.0.1:2049")]
     listen: String,
     /// Which users act as the anonymous user (default: root, or none if only this machine can
@@ -131,9 +131,7 @@ fn serve(
         Server::start(fs.clone(), listener, rights, Limits::default()).context("start the server")?;
     let address = server.address();
     if !local {
-        tracing::warn!(
-            "{address} can be reached from other machines, which say themselves who their users are"
-        );
+        tracing::warn!("{address} can be reached from other machines, which name their users themselves");
     }
     println!("{}", ready_text(&args.image, address));
     notify::ready();
