@@ -43,6 +43,8 @@ impl Caller {
         let nobody = Caller { uid: anonymous.uid, gid: anonymous.gid, groups: Vec::new() };
         match (credential, squash) {
             (Credential::Anonymous, _) | (_, Squash::All) => nobody,
+            // This number means "no id" to the kernel, which would not show such a file.
+            (Credential::Unix { uid: u32::MAX, .. } | Credential::Unix { gid: u32::MAX, .. }, _) => nobody,
             (Credential::Unix { uid: 0, .. }, Squash::Root) => nobody,
             (Credential::Unix { uid, gid, groups }, Squash::Root) => {
                 let map = |gid| if gid == 0 { anonymous.gid } else { gid };

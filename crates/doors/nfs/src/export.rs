@@ -6,7 +6,7 @@ use crate::rpc::Credential;
 use crate::status::{Outcome, Status, of_handle};
 use crate::wire::{Around, Identity};
 use kedge_base::{Clock, SystemClock};
-use kedgefs::{Attr, FileKind, FileSystem, Ino, Owner};
+use kedgefs::{Attr, Error, FileKind, FileSystem, Ino, Owner};
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -105,11 +105,26 @@ impl Export {
         outcome
     }
 
-    /// Makes an inode durable, and with it all records that were made before. Concurrent calls
-    /// share a force of the log.
-    pub(crate) fn force(&self, ino: Ino, datasync: bool) -> Outcome<()> {
-        self.fs.fsync(ino, datasync).map_err(|e| match of_handle(e) {
-            // The inode was removed meanwhile: nothing of it is left to be made durable.
+    /// Makes the data of a file durable, and what is needed to read it; without `datasync` all of
+    /// its attributes as well.
+    pub(crate) fn force_data(&self, ino: Ino, datasync: bool) -> Outcome<()> {
+        self.forced(self.fs.fsync(ino, datasync))
+    }
+
+    /// Makes a change durable that the inode's last record or an earlier one holds. Concurrent
+    /// calls share a force of the log.
+    pub(crate) fn force_change(&self, ino: Ino) -> Outcome<()> {
+        match self.fs.fsync(ino, false) {
+            // Another client has removed the inode since. The change is made all the same, and is
+            // durable with everything else.
+            Err(Error::NotFound) => self.forced(self.fs.sync()),
+            forced => self.forced(forced),
+        }
+    }
+
+    fn forced(&self, result: kedgefs::Result<()>) -> Outcome<()> {
+        result.map_err(|e| match of_handle(e) {
+            // The file was removed meanwhile: none of its data is left to be lost.
             Status::Stale => Status::Stale,
             status => {
                 self.note_loss();

@@ -51,7 +51,7 @@ fn set(
         export.fs.setattr(attr.ino, &set).map_err(of_handle)?;
         Ok(attr.ino)
     })?;
-    export.force(ino, false)
+    export.force_change(ino)
 }
 
 /// The change that the library makes, if the caller has the right to it.
@@ -218,7 +218,7 @@ pub(crate) fn write(export: &Export, caller: &Caller, args: &mut Reader<'_>, w: 
     let outcome = write_bytes(export, caller, handle, (offset, data), &mut around).and_then(|(ino, len)| {
         match stable {
             UNSTABLE => {}
-            _ => export.force(ino, stable == DATA_SYNC)?,
+            _ => export.force_data(ino, stable == DATA_SYNC)?,
         }
         Ok(len)
     });
@@ -278,6 +278,6 @@ fn commit_file(export: &Export, caller: &Caller, handle: &[u8], around: &mut Aro
         caller.check_data(&export.fs, attr, WRITE)?;
         Ok(attr.ino)
     })?;
-    export.force(ino, false)?;
+    export.force_data(ino, false)?;
     Ok(export.verifier())
 }

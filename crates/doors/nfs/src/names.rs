@@ -100,7 +100,7 @@ fn make_durable(
     place.check(Status::Exist)?;
     let made = then(change_dir(export, caller, place.dir, around, run)?)?;
     // With the new inode everything before it becomes durable: its name, and its directory.
-    export.force(made.ino, false)?;
+    export.force_change(made.ino)?;
     Ok(made)
 }
 
@@ -359,7 +359,7 @@ fn take_away(
             run(dir.ino)?;
             Ok(dir.ino)
         })?;
-        export.force(dir, false)
+        export.force_change(dir)
     });
     w.u32(outcome.map_or_else(|status| status as u32, |()| OK));
     export.identity.around(w, &around);
@@ -394,7 +394,7 @@ fn rename_durably(
         outcome?;
     }
     // Both directories are in one record.
-    export.force(target, false)
+    export.force_change(target)
 }
 
 fn rename_locked(
@@ -448,5 +448,5 @@ fn link_durably(
         export.fs.link(file.ino, dir.ino, place.name)?;
         Ok(dir.ino)
     })?;
-    export.force(dir, false)
+    export.force_change(dir)
 }

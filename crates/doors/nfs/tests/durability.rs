@@ -253,3 +253,37 @@ fn a_stopped_server_has_answered_and_closes_cleanly() {
         }
     });
 }
+
+/// Clients that make and remove one name get only the errors that another order of their calls
+/// explains, also when an inode disappears before its creation is made durable.
+#[test]
+fn clients_that_make_and_remove_the_same_name_do_not_fail() {
+    const ROUNDS: usize = 1500;
+    let device = sim(64 << 20);
+    let fs = open(device.clone());
+    let server = serve(&fs);
+    let address = server.address();
+    let clients: Vec<_> = (0..8)
+        .map(|client| {
+            let work = move || {
+                let mut c = Client::of(address, 0, 0, &[]);
+                let root = c.root();
+                for n in 0..ROUNDS {
+                    let status = match client % 4 {
+                        0 => c.create(&root, "name", &mode(0o644)).err().unwrap_or(OK),
+                        1 => c.mkdir(&root, "name", &mode(0o755)).err().unwrap_or(OK),
+                        2 => c.remove(&root, "name"),
+                        _ => c.rmdir(&root, "name"),
+                    };
+                    let explained = [OK, NOENT, EXIST, NOTDIR, ISDIR].contains(&status);
+                    assert!(explained, "round {n} of client {client}: {status}");
+                }
+            };
+            kedge_base::spawn_named("client", work).unwrap()
+        })
+        .collect();
+    clients.into_iter().for_each(|client| client.join().unwrap());
+    server.stop();
+    fs.close().unwrap();
+    after_crash(device.crash_as(Choice::None), |c| assert!(c.mount("/").is_ok()));
+}

@@ -199,6 +199,15 @@ fn squashed_users_are_the_anonymous_one() {
         assert_eq!((attr.uid, attr.gid), user_is, "{name}");
         rig.end();
     }
+    // The number that means "no id" owns nothing.
+    let mut rig = Rig::on(open(device.clone()), Squash::None);
+    for (uid, gid) in [(u32::MAX, 5), (5, u32::MAX)] {
+        let (_, attr) = rig.user(uid, gid, &[]).create(&rig.root, &format!("{gid}"), &mode(0o644)).unwrap();
+        assert_eq!((attr.uid, attr.gid), (65534, 65534));
+    }
+    let no_id = Set { uid: Some(u32::MAX), ..Set::default() };
+    assert_eq!(rig.client.setattr(&rig.root, &no_id), INVAL);
+    rig.end();
     // Group 0 of another user is squashed as well, and a call without a user is nobody's.
     let fs = open(device);
     fs.create(Ino::ROOT, b"wheel", 0o060, kedgefs::Owner::default()).unwrap();
