@@ -45,6 +45,11 @@ const ELSEWHERE: &[(&str, &str, &str)] = &[
         "sudo mount -t nfs -o vers=3,tcp,nolock,port=2049,mountport=2049 127.0.0.1:/ /mnt",
         "needs an NFS client in the kernel",
     ),
+    (
+        "docs/PERFORMANCE.md",
+        "cargo run --release -p kedge-nfs --example creates -- bench.kedge 2",
+        "measurements",
+    ),
     ("docs/NFS.md", "ssh -N -L 2049:127.0.0.1:2049 user@server &", "needs a second machine"),
     (
         "docs/NFS.md",
