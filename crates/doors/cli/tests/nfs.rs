@@ -27,7 +27,7 @@ struct Served {
 impl Served {
     fn start(place: &Place, more: &[&str]) -> Served {
         let mut command = Command::new(env!("CARGO_BIN_EXE_kedge"));
-        command.current_dir(place.path(".")).args(["serve", "nfs", "--listen", "0"]).args(more);
+        command.current_dir(place.path(".")).args(["serve", "nfs", "--any-port", "--listen", "0"]).args(more);
         let mut child = command.arg("disk.kedge").stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();

@@ -21,6 +21,17 @@ pub struct Rights {
     pub squash: Squash,
     /// The user that stands for squashed users and for calls without a user.
     pub anonymous: Owner,
+    /// Admits clients on any port. Otherwise only on those below 1024, which on most systems only
+    /// programs of root may use: then the client's kernel names the users, and not any program.
+    pub any_port: bool,
+}
+
+impl Rights {
+    const RESERVED: u16 = 1024;
+
+    pub(crate) fn admit(&self, port: u16) -> bool {
+        self.any_port || port < Rights::RESERVED
+    }
 }
 
 /// One image, to all clients.
@@ -28,7 +39,7 @@ pub(crate) struct Export {
     pub(crate) fs: FileSystem,
     pub(crate) identity: Identity,
     pub(crate) read_only: bool,
-    rights: Rights,
+    pub(crate) rights: Rights,
     stripes: Vec<Mutex<()>>,
     verifier: AtomicU64,
 }

@@ -125,6 +125,9 @@ impl Shared {
                 Ok((_, peer)) if live.len() >= self.limits.connections => {
                     tracing::warn!("{peer}: too many connections");
                 }
+                Ok((_, peer)) if !self.export.rights.admit(peer.port()) => {
+                    tracing::warn!("{peer}: refused, because its port is not below 1024 (--any-port)");
+                }
                 Ok((stream, peer)) => match self.begin(stream) {
                     Ok(connection) => live.push(connection),
                     Err(e) => tracing::warn!("{peer}: {e}"),

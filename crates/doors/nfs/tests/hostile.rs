@@ -4,10 +4,11 @@
 
 mod common;
 use common::*;
-use kedge_nfs::{Limits, Squash};
+use kedge_nfs::{Limits, Rights, Server, Squash};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
 /// Whether the peer has closed the connection.
@@ -173,6 +174,35 @@ fn a_peer_that_takes_no_replies_harms_only_itself() {
         assert_eq!(other.read(&file, 0, 5).unwrap().0, [7; 5]);
     }
     drop(other);
+    server.stop();
+    fs.close().unwrap();
+}
+
+/// A connection from `port` of this machine.
+fn connect_from(port: u16, to: SocketAddr) -> rustix::io::Result<TcpStream> {
+    use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
+    let socket = socket(AddressFamily::INET, SocketType::STREAM, None)?;
+    bind(&socket, &SocketAddr::from(([127, 0, 0, 1], port)))?;
+    connect(&socket, &to)?;
+    Ok(TcpStream::from(socket))
+}
+
+/// Other users of the machine cannot connect from a port below 1024, and so cannot claim to be
+/// root.
+#[test]
+fn only_programs_of_root_are_admitted_by_default() {
+    let fs = open(formatted(64 << 20));
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let rights = Rights { any_port: false, ..rights(Squash::None) };
+    let server = Server::start(fs.clone(), listener, rights, Limits::default()).unwrap();
+    let mut stream = TcpStream::connect(server.address()).unwrap();
+    assert_eq!(stream.read(&mut [0]).unwrap(), 0, "the connection is closed");
+    if rustix::process::geteuid().is_root() {
+        let address = server.address();
+        let stream = (600..1024).find_map(|port| connect_from(port, address).ok());
+        let stream = stream.expect("a port below 1024 is free");
+        assert!(Client::on(stream).root().len() > 8);
+    }
     server.stop();
     fs.close().unwrap();
 }

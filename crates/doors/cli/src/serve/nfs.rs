@@ -15,15 +15,15 @@ use std::process::ExitCode;
 const HELP: &str = "\
 To mount, where the server listens on port 2049 of 127.0.0.1:
   Linux    mount -t nfs -o vers=3,tcp,nolock,port=2049,mountport=2049 127.0.0.1:/ DIR
-  macOS    mount_nfs -o vers=3,tcp,nolocks,port=2049,mountport=2049 127.0.0.1:/ DIR
+  macOS    mount_nfs -o vers=3,tcp,nolocks,resvport,port=2049,mountport=2049 127.0.0.1:/ DIR
 Mount options: ro, rw, commit=SECONDS, cache_size=SIZE, noatime, relatime, discard, nodiscard and
   those of checkpoints, as kedgefs(5) explains.";
 
 #[derive(clap::Args, Debug)]
 #[command(after_help = HELP)]
 pub struct Args {
-    /// Where to listen; a port without an address is on 127.0.0.1. A program that can connect can
-    /// act as any user
+    /// Where to listen; a port without an address is on 127.0.0.1. A client that is admitted can act
+    /// as any user
     #[arg(long, value_name = "[ADDRESS:]PORT", default_value = "127.0.0.1:2049")]
     listen: String,
     /// Which users act as the anonymous user (default: root, or none if only this machine can
@@ -33,6 +33,11 @@ pub struct Args {
     /// The anonymous user
     #[arg(long, value_name = "UID:GID", value_parser = parse_owner, default_value = "65534:65534")]
     anonymous: Owner,
+    /// Admit clients on any port. Otherwise only on ports below 1024, which only programs of root may
+    /// use: the kernel's client, and no program of another user. Needed through SSH and with QEMU's
+    /// user network
+    #[arg(long)]
+    any_port: bool,
     /// Comma-separated mount options, see below
     #[arg(short = 'o', value_name = "OPTIONS")]
     options: Vec<String>,
@@ -77,6 +82,9 @@ fn parse_options(lists: &[String]) -> Result<MountWords> {
         tree_lock: words.tree_lock,
         rbd_timeout: words.rbd_timeout,
         nbd_timeout: words.nbd_timeout,
+        offset: words.offset,
+        sizelimit: words.sizelimit,
+        key_file: words.key_file.clone(),
         ..MountWords::default()
     };
     if opening != words {
@@ -89,7 +97,7 @@ fn parse_options(lists: &[String]) -> Result<MountWords> {
 pub fn run(args: Args) -> Result<ExitCode> {
     let mut words = parse_options(&args.options)?;
     let address = listen::address(&args.listen)?;
-    let image = image::with_limit(&tag::resolve(&args.image)?, &words)?;
+    let image = image::with_words(&tag::resolve(&args.image)?, &words)?;
     let image = image::resolve(&image)?;
     let signals = TerminationSignals::block().context("block signals")?;
     // The port is taken before the image is opened, so that an error changes nothing.
@@ -126,7 +134,7 @@ fn serve(
         None if local => Squash::None,
         None => Squash::Root,
     };
-    let rights = Rights { squash, anonymous: args.anonymous };
+    let rights = Rights { squash, anonymous: args.anonymous, any_port: args.any_port };
     let server =
         Server::start(fs.clone(), listener, rights, Limits::default()).context("start the server")?;
     let address = server.address();

@@ -236,7 +236,11 @@ impl Client {
     pub fn connect(address: SocketAddr) -> std::io::Result<Client> {
         let stream = TcpStream::connect(address)?;
         stream.set_nodelay(true)?;
-        Ok(Client { stream, user: (0, 0, Vec::new()), xid: 0 })
+        Ok(Client::on(stream))
+    }
+
+    pub fn on(stream: TcpStream) -> Client {
+        Client { stream, user: (0, 0, Vec::new()), xid: 0 }
     }
 
     pub fn of(address: SocketAddr, uid: u32, gid: u32, groups: &[u32]) -> Client {
@@ -556,7 +560,7 @@ impl Client {
 pub const NOBODY: Owner = Owner { uid: 65534, gid: 65534 };
 
 pub fn rights(squash: Squash) -> Rights {
-    Rights { squash, anonymous: NOBODY }
+    Rights { squash, anonymous: NOBODY, any_port: true }
 }
 
 pub fn clock() -> Arc<SystemClock> {
