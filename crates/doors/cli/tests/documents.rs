@@ -420,6 +420,11 @@ fn running_kedgefs() {
 }
 
 #[test]
+fn over_nfs() {
+    run_all("docs/NFS.md");
+}
+
+#[test]
 fn crash_testing() {
     run_all("docs/CRASH_TESTING.md");
     let text = fs::read_to_string(root().join("docs/CRASH_TESTING.md")).unwrap();
@@ -440,7 +445,7 @@ fn every_block_runs_or_has_a_reason() {
         let is_checked = PRINTS.iter().any(|(document, first, _, _)| block.is(document, first));
         assert!(!is_checked, "'{}' is a file and prints nothing", block.first());
     }
-    let runs = ["README.md", "docs/OPERATIONS.md", "docs/CRASH_TESTING.md"];
+    let runs = ["README.md", "docs/OPERATIONS.md", "docs/CRASH_TESTING.md", "docs/NFS.md"];
     let commands = ["kedge ", "cargo ", "sudo ", "target/", "ceph ", "pip "];
     for block in &all {
         let is_text = matches!(&block.language[..], "" | "text");
