@@ -46,7 +46,7 @@ sed -i "s/PORT/$port/g" root/init; chmod +x root/init
 (cd root && find . | cpio -o -H newc --quiet) | gzip -1 > init.gz
 "$kedge" mkfs --size 1G disk.kedge > /dev/null
 # With --volatile a kill is a power failure.
-start() { "$kedge" serve nfs --volatile --listen $port disk.kedge >> served.log & server=$!; }
+start() { "$kedge" serve nfs --volatile --any-port --listen $port disk.kedge >> served.log & server=$!; }
 start
 trap 'kill -KILL $server 2> /dev/null || true' EXIT
 timeout 900 qemu-system-x86_64 -accel "${ACCEL:-tcg}" -cpu max -m 1024 -nographic -no-reboot \

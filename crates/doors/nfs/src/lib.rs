@@ -6,7 +6,7 @@
 //! | [`Server`] | accepts connections, reads requests, sends replies |
 //! | `record`, `connection`, `limits` | messages on a stream, and what a peer may use |
 //! | `xdr`, `rpc` | encoding, and the heads of calls and replies |
-//! | `program` | the table of procedures |
+//! | [`Procedures`] | the table of procedures |
 //! | `files`, `names`, `listing`, `figures` | the procedures |
 //! | `mounting`, `portmap` | the protocols by which a client finds the root |
 //! | `access` | permissions, with the user of the call |
@@ -48,4 +48,5 @@ mod xdr;
 pub use access::Squash;
 pub use export::Rights;
 pub use limits::Limits;
+pub use program::Procedures;
 pub use server::Server;

@@ -1,10 +1,11 @@
 //! Which procedure a call names, and its reply.
 
 use crate::access::Caller;
-use crate::export::Export;
+use crate::export::{Export, Rights};
 use crate::rpc::{self, Call, Message, Refusal};
 use crate::xdr::{Decoded, Malformed, Reader, Writer};
 use crate::{figures, files, listing, mounting, names, portmap};
+use kedgefs::FileSystem;
 
 const NFS: u32 = 100_003;
 const NFS_VERSION: u32 = 3;
@@ -41,13 +42,33 @@ fn null(_: &Export, _: &Caller, _: &mut Reader<'_>, _: &mut Writer) -> Decoded<(
     Ok(())
 }
 
-/// Executes the call in a message and returns its reply. An error means that the message is no
-/// call.
-pub(crate) fn serve(export: &Export, port: u16, message: &[u8]) -> Decoded<Vec<u8>> {
-    Ok(match rpc::read(message)? {
-        Message::Call(call) => rpc::reply(call.xid, execute(export, port, call)),
-        Message::Denied(reply) => reply,
-    })
+/// The procedures over one image, without a socket: a message in, a message out.
+pub struct Procedures {
+    export: Export,
+    port: u16,
+}
+
+impl Procedures {
+    /// `port` is what the port mapper answers.
+    pub fn new(fs: FileSystem, rights: Rights, port: u16) -> kedgefs::Result<Procedures> {
+        Ok(Procedures { export: Export::new(fs, rights)?, port })
+    }
+
+    /// Executes the call in a message and returns its reply; `None` if the message is no call.
+    pub fn answer(&self, message: &[u8]) -> Option<Vec<u8>> {
+        match rpc::read(message).ok()? {
+            Message::Call(call) => Some(rpc::reply(call.xid, execute(&self.export, self.port, call))),
+            Message::Denied(reply) => Some(reply),
+        }
+    }
+
+    pub(crate) fn admits(&self, port: u16) -> bool {
+        self.export.rights.admit(port)
+    }
+
+    pub(crate) fn fs(&self) -> &FileSystem {
+        &self.export.fs
+    }
 }
 
 fn execute(export: &Export, port: u16, mut call: Call<'_>) -> Result<Writer, Refusal> {

@@ -5,9 +5,9 @@
 //! there are workers can share one force.
 
 use crate::connection::Connection;
-use crate::export::{Export, Rights};
+use crate::export::Rights;
 use crate::limits::Limits;
-use crate::program;
+use crate::program::Procedures;
 use crate::record::{Records, TICK, framed};
 use kedge_base::{Clock, SystemClock, panic_words, spawn_named};
 use kedgefs::FileSystem;
@@ -37,10 +37,9 @@ struct Queue {
 }
 
 struct Shared {
-    export: Export,
+    procedures: Procedures,
     limits: Limits,
     clock: SystemClock,
-    port: u16,
     queue: Mutex<Queue>,
     changed: Condvar,
     stopping: AtomicBool,
@@ -65,10 +64,9 @@ impl Server {
         let address = listener.local_addr()?;
         listener.set_nonblocking(true)?;
         let shared = Arc::new(Shared {
-            export: Export::new(fs, rights)?,
+            procedures: Procedures::new(fs, rights, address.port())?,
             limits,
             clock: SystemClock::default(),
-            port: address.port(),
             queue: Mutex::default(),
             changed: Condvar::new(),
             stopping: AtomicBool::new(false),
@@ -125,7 +123,7 @@ impl Shared {
                 Ok((_, peer)) if live.len() >= self.limits.connections => {
                     tracing::warn!("{peer}: too many connections");
                 }
-                Ok((_, peer)) if !self.export.rights.admit(peer.port()) => {
+                Ok((_, peer)) if !self.procedures.admits(peer.port()) => {
                     tracing::warn!("{peer}: refused, because its port is not below 1024 (--any-port)");
                 }
                 Ok((stream, peer)) => match self.begin(stream) {
@@ -187,13 +185,13 @@ impl Shared {
     fn work(&self) {
         while let Some(job) = self.next_job() {
             // A panic is a broken invariant: the file system must not be used any more.
-            let run = || program::serve(&self.export, self.port, &job.message);
+            let run = || self.procedures.answer(&job.message);
             match catch_unwind(AssertUnwindSafe(run)) {
-                Ok(Ok(reply)) => job.connection.answer(framed(reply)),
-                Ok(Err(_)) => job.connection.give_up(),
+                Ok(Some(reply)) => job.connection.answer(framed(reply)),
+                Ok(None) => job.connection.give_up(),
                 Err(panic) => {
                     tracing::error!("a panic in the NFS server: {}", panic_words(&*panic));
-                    if let Err(e) = self.export.fs.shutdown(false) {
+                    if let Err(e) = self.procedures.fs().shutdown(false) {
                         tracing::error!("shut down: {e}");
                     }
                     job.connection.give_up();

@@ -1,8 +1,8 @@
 //! Untrusted inputs and the code that reads them: see the README.
 //!
 //! ```text
-//! drive, mutate        the driver, and mutation of inputs
-//! kcr, nbd, uri, fuse  targets
+//! drive, mutate             the driver, and mutation of inputs
+//! kcr, nbd, uri, fuse, nfs  targets
 //! ```
 #![forbid(unsafe_code)]
 
@@ -11,12 +11,13 @@ pub mod fuse;
 pub mod kcr;
 mod mutate;
 pub mod nbd;
+pub mod nfs;
 pub mod uri;
 
 use drive::Target;
 
 /// The targets of this crate. `crates/doors/transfer` has those of its own parsers.
-pub const TARGETS: [&Target; 4] = [&kcr::TARGET, &nbd::TARGET, &uri::TARGET, &fuse::TARGET];
+pub const TARGETS: [&Target; 5] = [&kcr::TARGET, &nbd::TARGET, &uri::TARGET, &fuse::TARGET, &nfs::TARGET];
 
 /// For libFuzzer, which detects a find by a panic.
 pub fn check(target: &Target, input: &[u8]) {

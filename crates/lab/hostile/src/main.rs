@@ -7,7 +7,7 @@ use std::process::ExitCode;
 #[derive(Parser)]
 #[command(about = "Fuzzes what reads bytes of others; see crates/lab/hostile/README.md")]
 struct Args {
-    /// kcr, nbd, uri or fuse
+    /// kcr, nbd, uri, fuse or nfs
     target: String,
     /// Processor seconds
     #[arg(long, default_value_t = 60.0)]

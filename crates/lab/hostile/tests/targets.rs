@@ -3,7 +3,7 @@
 //! `KEDGE_FUZZ_SECONDS` sets the processor seconds, `KEDGE_SEED` the seed.
 
 use kedge_hostile::drive::test;
-use kedge_hostile::{corpus, fuse, kcr, nbd, uri};
+use kedge_hostile::{corpus, fuse, kcr, nbd, nfs, uri};
 
 #[test]
 fn recordings_of_others_do_no_harm() {
@@ -23,4 +23,9 @@ fn names_of_images_do_no_harm() {
 #[test]
 fn requests_do_no_harm() {
     test(&fuse::TARGET, &corpus("fuse"));
+}
+
+#[test]
+fn clients_do_no_harm() {
+    test(&nfs::TARGET, &corpus("nfs"));
 }

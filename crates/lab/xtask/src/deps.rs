@@ -65,7 +65,7 @@ const RULES: &[Rule] = &[
     // Compares its rules with the kernel's file systems. Nothing depends on it.
     (CRASH_REALITY, &[BASE, CRASH, CRASH_RECORD], &[]),
     // Runs parsers on untrusted bytes. Only tests depend on it.
-    (HOSTILE, &[BASE, DEVICE, FS, FUSE, FSCK, CRASH], &[]),
+    (HOSTILE, &[BASE, DEVICE, FS, FUSE, NFS, FSCK, CRASH], &[]),
     (
         CLI,
         &[BASE, DEVICE, FORMAT, STORE, FS, FUSE, FSCK, HOST, NFS, TRANSFER, CRASH, CRASH_RECORD],

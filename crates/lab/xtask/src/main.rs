@@ -88,7 +88,7 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
-    /// Fuzzes one target (kcr, nbd, uri, fuse, tar, pax, options) for SECONDS of processor
+    /// Fuzzes one target (kcr, nbd, uri, fuse, nfs, tar, pax, options) for SECONDS of processor
     /// time
     Fuzz {
         target: String,
