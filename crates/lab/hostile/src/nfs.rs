@@ -1,8 +1,8 @@
 //! Calls that no client would make, to the procedures of the NFS server on a file system in memory.
 //!
 //! An input is a list of calls: two bytes of length, then the procedure, the number of a handle and
-//! the arguments after it. A byte from 0xf0 on before other arguments stands for one more handle. If
-//! the first byte is odd, the calls are whole messages.
+//! the arguments after it. A byte from 0xf0 on before other arguments stands for one more handle.
+//! If the first byte is odd, the calls are whole messages.
 
 use crate::drive::{Target, outcome};
 use kedge_base::ManualClock;

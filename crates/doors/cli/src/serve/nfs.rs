@@ -22,8 +22,8 @@ Mount options: ro, rw, commit=SECONDS, cache_size=SIZE, noatime, relatime, disca
 #[derive(clap::Args, Debug)]
 #[command(after_help = HELP)]
 pub struct Args {
-    /// Where to listen; a port without an address is on 127.0.0.1. A client that is admitted can act
-    /// as any user
+    /// Where to listen; a port without an address is on 127.0.0.1. A client that is admitted can
+    /// act as any user
     #[arg(long, value_name = "[ADDRESS:]PORT", default_value = "127.0.0.1:2049")]
     listen: String,
     /// Which users act as the anonymous user (default: root, or none if only this machine can
@@ -33,9 +33,9 @@ pub struct Args {
     /// The anonymous user
     #[arg(long, value_name = "UID:GID", value_parser = parse_owner, default_value = "65534:65534")]
     anonymous: Owner,
-    /// Admit clients on any port. Otherwise only on ports below 1024, which only programs of root may
-    /// use: the kernel's client, and no program of another user. Needed through SSH and with QEMU's
-    /// user network
+    /// Admit clients on any port. Otherwise only on ports below 1024, which only programs of root
+    /// may use: the kernel's client, and no program of another user. Needed through SSH and with
+    /// QEMU's user network
     #[arg(long)]
     any_port: bool,
     /// Comma-separated mount options, see below
