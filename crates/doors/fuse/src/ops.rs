@@ -72,6 +72,10 @@ pub trait Ops: Send + Sync + 'static {
     fn has_immutable(&self) -> bool {
         false
     }
+    /// The bytes of memory that this file system may cache in. They bound the number of workers.
+    fn cache_size(&self) -> u64 {
+        u64::MAX
+    }
     fn shutdown(&self, flush: bool) -> Result<()>;
     /// Discards free space in `len` bytes of the device at `offset`. Returns the number of bytes
     /// discarded.
@@ -105,6 +109,10 @@ macro_rules! delegate {
             $(fn $name(&self, $($arg: $ty),*) $(-> $result)? {
                 FileSystem::$name(self, $($arg),*)
             })*
+
+            fn cache_size(&self) -> u64 {
+                self.options().cache_size
+            }
 
             fn change_or(&self, now: &mut dyn FnMut(), later: &mut dyn FnMut() -> Option<Thawed>) {
                 if let Some(_pass) = self.pass_or(later) {

@@ -5,8 +5,12 @@ use crate::placement::PlacementMode;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-/// The most workers of a mount. Each has buffers of 2 MiB, and uses of them what its requests need.
+/// The most workers of a mount.
 const WORKERS_MAX: usize = 64;
+
+/// The bytes of cache that permit one worker. A worker has buffers of 2 MiB and uses of them what
+/// its requests need, so the workers take at most a quarter of what the cache takes.
+const CACHE_OF_WORKER: u64 = 8 << 20;
 
 #[derive(Clone, Debug)]
 pub struct FuseOptions {
@@ -24,9 +28,9 @@ pub struct FuseOptions {
     pub nodev: bool,
     pub noexec: bool,
     pub noatime: bool,
-    /// The number of threads that serve requests. `None`: twice the CPUs, from two to four, and up
-    /// to 64 as long as all of them wait for requests to end. Never fewer than two: see
-    /// [`crate::Server`].
+    /// The number of threads that serve requests. `None`: twice the CPUs, from two to four, and
+    /// more as long as all of them wait for requests to end: one for each 8 MiB of the cache, and
+    /// at most 64. Never fewer than two: see [`crate::Server`].
     pub workers: Option<usize>,
     /// Whether one more worker receives on the processor of its client.
     pub placement: PlacementMode,
@@ -92,6 +96,12 @@ impl FuseOptions {
         first..=self.workers.map_or(WORKERS_MAX, |_| first)
     }
 
+    /// The most workers beside a cache of `cache_size` bytes. A number that was asked for stays.
+    pub(crate) fn workers_beside(&self, cache_size: u64) -> usize {
+        let permitted = (cache_size / CACHE_OF_WORKER).min(WORKERS_MAX as u64) as usize;
+        permitted.max(self.worker_count())
+    }
+
     pub(crate) fn placed(&self) -> bool {
         match self.placement {
             PlacementMode::Off => false,
@@ -124,3 +134,7 @@ impl FuseOptions {
         )
     }
 }
+
+#[cfg(test)]
+#[path = "options_tests.rs"]
+mod tests;

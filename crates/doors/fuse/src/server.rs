@@ -144,11 +144,9 @@ impl<O: Ops> Server<O> {
     ) -> (Server<O>, mpsc::Receiver<SettledJob>) {
         let (settled, jobs) = mpsc::channel();
         let placement = options.placed().then(|| Placement::new(options.placement));
-        let pool = WorkerPool::new(
-            transport.workers()..=transport.workers_max(),
-            options.receivers_max(),
-            placement,
-        );
+        let least = transport.workers();
+        let workers_max = transport.workers_max().min(options.workers_beside(ops.cache_size())).max(least);
+        let pool = WorkerPool::new(least..=workers_max, options.receivers_max(), placement);
         let server = Server {
             options: options.of_image(&*ops),
             ops,
