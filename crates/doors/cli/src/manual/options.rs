@@ -86,7 +86,7 @@ pub const TABLE: &[Row] = &[
         "`workers=N`",
         FIXED,
         "threads that serve requests, 2 to 64",
-        "2 to 4, by the number of CPUs; up to 64 as long as all wait for a device or a lock",
+        "2 to 4, by the number of CPUs; while all wait for a device or a lock more, one for each 8 MiB of `cache_size`, up to 64",
     ),
     row(
         "`offset=BYTES`, `sizelimit=BYTES`",
