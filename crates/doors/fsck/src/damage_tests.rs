@@ -11,8 +11,8 @@ use kedge_format::superblock::{INCOMPAT_LARGE_XATTRS, Losses};
 use kedge_format::{FileKind, ItemKind, Key};
 use std::collections::BTreeSet;
 
-/// Kinds covered by the tests of replay and of unreadable devices.
-pub const ELSEWHERE: [FindingKind; 2] = [IoError, ReplayFailed];
+/// Kinds covered by the tests of replay, of unreadable devices and of forked images.
+pub const ELSEWHERE: [FindingKind; 4] = [IoError, ReplayFailed, TreesBad, TreesShare];
 
 pub struct Case {
     pub name: &'static str,

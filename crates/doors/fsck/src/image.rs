@@ -10,18 +10,15 @@
 //! 32 bytes per inode, 24 per name, about 64 per leaf, one bit per block of the groups in use, and
 //! two read batches.
 
-use crate::items::{ItemCheck, State};
-use crate::kinds::FindingKind;
-use crate::names::check_names;
-use crate::paths;
+use crate::forest;
+use crate::items::State;
+use crate::one_tree::{finish, judge_tree};
 use crate::read::Reader;
-use crate::report::{At, Findings, Report, SuperblockSummary};
+use crate::report::{Findings, Report, SuperblockSummary};
 use crate::slots::read_slots;
-use crate::space::{check_space, claim_format_areas};
-use crate::tree;
 use crate::{CheckOptions, Progress};
 use kedge_device::Device;
-use kedge_format::superblock::{Losses, Superblock};
+use kedge_format::superblock::Superblock;
 
 /// Checks the newest checkpoint as it is on `device`, without the log.
 pub fn check_checkpoint(
@@ -55,46 +52,12 @@ pub(crate) fn judge(
     findings: Findings,
     progress: &mut dyn FnMut(Progress),
 ) -> State {
-    let mut state = State::new(sb.geometry.groups(), findings);
-    let mut report_phase = |phase, done, total| progress(Progress { phase, done, total });
-    claim_format_areas(sb, &mut state.owned);
-    let leaves =
-        tree::walk_inner(sb, reader, &mut state, &mut |done, total| report_phase("nodes", done, total));
-    if let Some(losses) = &sb.checkpoint.losses {
-        // The finding has no block: both slots, and each checkpoint of a replay, record the same
-        // loss.
-        state.findings.add(FindingKind::DataLost, At::default(), || losses_text(losses));
+    if sb.geometry.has_trees() {
+        return forest::judge(sb, reader, findings, progress);
     }
-    let mut check = ItemCheck::new(sb, &mut state);
-    tree::walk_leaves(sb, reader, &leaves, &mut check, &mut |done, total| report_phase("items", done, total));
-    check.finish();
-    tree::report_conflicts(sb, reader, &mut state, &leaves);
-    report_phase("names", 0, state.facts.names.len() as u64);
-    check_names(sb, &mut state, &mut |leaf, dir, target| {
-        tree::name_of(sb, reader, &leaves, leaf, dir, target)
-    });
-    check_space(sb, reader, &mut state, &mut |done, total| report_phase("space", done, total));
-
-    if state.lost.is_empty() && sb.checkpoint.nodes != state.counters.nodes {
-        state.findings.add(FindingKind::SuperblockNodes, At::block(sb.block()), || {
-            format!("{} nodes, the tree has {}", sb.checkpoint.nodes, state.counters.nodes)
-        });
-    }
-    paths::name_findings(sb, reader, &mut state, &leaves);
-    let format_end = sb.geometry.groups() * kedge_format::alloc::GROUP_BLOCKS - sb.geometry.total_blocks;
-    let used = state.owned.used() - format_end;
-    state.counters.blocks_used = used;
-    state.counters.blocks_free = sb.geometry.total_blocks - used;
-    state.counters.bytes_read = reader.bytes_read();
+    let mut state = judge_tree(sb, reader, findings, None, progress);
+    finish(sb, reader, &mut state, progress);
     state
-}
-
-/// The text of a recorded loss.
-pub(crate) fn losses_text(losses: &Losses) -> String {
-    format!(
-        "data of {} files could not be written when the image was unmounted, first at {} seconds after 1970",
-        losses.files, losses.since
-    )
 }
 
 /// The report of a checked image.

@@ -11,7 +11,7 @@ use crate::kinds::FindingKind;
 use crate::owned::Owned;
 use crate::report::{At, Counters, Findings, what_of};
 use crate::tree::NodeRef;
-use kedge_base::{BLOCK_SIZE, BlockNo, Ino};
+use kedge_base::{BLOCK_SIZE, BlockNo, Generation, Ino};
 use kedge_format::acl::is_acl_name;
 use kedge_format::alloc::GROUP_BLOCKS;
 use kedge_format::item::{
@@ -43,6 +43,17 @@ pub(crate) struct State {
     pub conflicts: Vec<Conflict>,
     /// Nodes that do not match their parents' pointers.
     pub bad_nodes: Vec<NodeRef>,
+    /// In an image with several trees: what the tree alone uses.
+    pub own: Option<Own>,
+}
+
+/// The blocks that one of several trees alone uses: those that are not older than its marks.
+pub(crate) struct Own {
+    pub nodes_below: Generation,
+    pub births_below: u32,
+    /// Extents of its own under lower keys are freed, because the tree is being deleted.
+    pub freed_below: Key,
+    pub blocks: Owned,
 }
 
 impl State {
@@ -55,6 +66,7 @@ impl State {
             lost: Lost::default(),
             conflicts: Vec::new(),
             bad_nodes: Vec::new(),
+            own: None,
         }
     }
 }
@@ -418,6 +430,18 @@ impl<'a> ItemCheck<'a> {
         }
         if extent.start.0 / GROUP_BLOCKS != (extent.end().0 - 1) / GROUP_BLOCKS {
             self.add(FindingKind::ExtentCrossesGroup, at, shown);
+        }
+        let birth_max = self.sb.checkpoint.trees.map_or(0, |trees| trees.birth);
+        if item.birth > birth_max {
+            self.add(FindingKind::ExtentBad, at, || {
+                format!("{}, of birth {}; the newest are of birth {birth_max}", shown(), item.birth)
+            });
+        }
+        if let Some(own) = self.state.own.as_mut().filter(|own| item.birth >= own.births_below) {
+            if key < own.freed_below {
+                return;
+            }
+            own.blocks.claim(extent.start, extent.blocks);
         }
         self.state.counters.blocks_data += extent.blocks;
         for (start, blocks) in self.state.owned.claim(extent.start, extent.blocks) {

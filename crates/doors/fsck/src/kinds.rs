@@ -55,6 +55,12 @@ kinds! {
     /// image is not affected.
     DataLost = "data-lost",
 
+    /// The table of trees has an entry that cannot be, or that contradicts others.
+    TreesBad = "trees-bad",
+    /// Two trees use a block that neither has from a common point, or none of the trees that use it
+    /// has it for its own.
+    TreesShare = "trees-share",
+
     /// A tree node does not match its parent's pointer (or the superblock's).
     NodeBad = "node-bad",
     /// A child pointer outside the data area, or not on a node boundary.

@@ -27,10 +27,12 @@
 #![forbid(unsafe_code)]
 
 mod facts;
+mod forest;
 mod image;
 mod items;
 mod kinds;
 mod names;
+mod one_tree;
 mod owned;
 mod paths;
 mod read;

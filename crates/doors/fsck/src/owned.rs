@@ -57,6 +57,29 @@ impl Owned {
         }
     }
 
+    /// The blocks that both own, which describe the same image, as runs.
+    pub fn shared_with(&self, other: &Owned) -> Vec<(BlockNo, u64)> {
+        self.runs_with(other, |mine, other| mine & other)
+    }
+
+    /// The blocks that `self` owns and `other` does not, as runs.
+    pub fn not_in(&self, other: &Owned) -> Vec<(BlockNo, u64)> {
+        self.runs_with(other, |mine, other| mine & !other)
+    }
+
+    fn runs_with(&self, other: &Owned, wanted: impl Fn(u64, u64) -> u64) -> Vec<(BlockNo, u64)> {
+        let mut runs = Vec::new();
+        for (group, bits) in (0..).zip(&self.groups) {
+            let Some(bits) = bits else { continue };
+            let others = other.group(group);
+            for (i, mine) in bits.iter().enumerate() {
+                let bits = wanted(*mine, others.map_or(0, |bits| bits[i]));
+                push_runs(&mut runs, group * GROUP_BLOCKS + i as u64 * 64, bits);
+            }
+        }
+        runs
+    }
+
     /// Adds the owned blocks of `other`, which must describe the same image.
     pub fn add(&mut self, other: &Owned) {
         for (group, bits) in (0..).zip(&other.groups) {

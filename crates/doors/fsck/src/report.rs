@@ -361,6 +361,11 @@ impl Findings {
         self.add(kind, at, || what_of(error));
     }
 
+    /// Without findings, with room for as many.
+    pub fn empty(&self) -> Findings {
+        Findings::new(self.max)
+    }
+
     pub fn is_empty(&self) -> bool {
         self.counts.is_empty()
     }
@@ -384,6 +389,15 @@ impl Findings {
         let wanted = |kind: &FindingKind| kinds.contains(kind) && !mine.contains(kind);
         self.list.extend(other.list.into_iter().filter(|f| wanted(&f.kind)));
         self.counts.extend(other.counts.into_iter().filter(|(kind, _)| wanted(kind)));
+    }
+
+    /// Takes over all findings of `other`.
+    pub fn absorb(&mut self, other: Findings) {
+        let room = self.max.saturating_sub(self.list.len());
+        self.list.extend(other.list.into_iter().take(room));
+        for (kind, count) in other.counts {
+            *self.counts.entry(kind).or_insert(0) += count;
+        }
     }
 
     /// Takes over the findings of `other` whose kind and block `self` does not have.

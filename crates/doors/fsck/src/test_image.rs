@@ -129,7 +129,7 @@ impl Image {
         for (i, &(first, blocks)) in extents.iter().enumerate() {
             let start = BlockNo(self.next_data);
             self.next_data += blocks as u64;
-            let item = ExtentItem { start, blocks, unwritten: i > 0 && i + 1 == extents.len() };
+            let item = ExtentItem { start, blocks, unwritten: i > 0 && i + 1 == extents.len(), birth: 0 };
             self.extent(ino, first, item);
         }
     }
@@ -224,6 +224,7 @@ impl Image {
                 clean: true,
                 written_sec: 0,
                 losses: None,
+                trees: None,
             },
         };
         let mut old = superblock.clone();

@@ -31,6 +31,7 @@ fn slot(generation: u64, clean: bool) -> Vec<u8> {
         clean,
         written_sec: 0,
         losses: None,
+        trees: None,
     };
     let mut block = vec![0; BLOCK_SIZE];
     Superblock { geometry, checkpoint }.encode(&mut block);

@@ -64,6 +64,8 @@ struct State {
     /// checkpoint yet.
     spent: BTreeMap<u64, Generation>,
     promised: u64,
+    /// The part of `promised` that no operation returns: see [`NodeReservation::keep`].
+    kept: u64,
     /// An upper bound on the slots on their way between free space and the pool, in either
     /// direction: neither has them.
     moving: u64,
@@ -221,7 +223,7 @@ impl NodePool {
                 return None;
             }
             s.promised += n;
-            Some(NodeReservation { pool: self.clone(), slots: n })
+            Some(NodeReservation { pool: self.clone(), slots: n, kept: false })
         })
     }
 
@@ -233,13 +235,17 @@ impl NodePool {
     pub(crate) fn refusal(&self, n: u64, class: NodeClass) -> Refusal {
         let need = n + self.class_floor(class);
         let state = self.state.lock();
-        if state.promised > 0 || state.level() >= need { Refusal::Later } else { Refusal::Hopeless }
+        if state.promised > state.kept || state.level() >= need + state.kept {
+            Refusal::Later
+        } else {
+            Refusal::Hopeless
+        }
     }
 
     /// Waits until a promise is returned or moving slots have arrived, for at most `limit`.
     pub(crate) fn wait_returned(&self, limit: Duration) -> Waited {
         let mut state = self.state.lock();
-        match state.promised + state.moving > 0 {
+        match state.promised - state.kept + state.moving > 0 {
             false => Waited::NothingHeld,
             true if self.returned.wait_for(&mut state, limit) => Waited::TimedOut,
             true => Waited::Returned,
@@ -360,7 +366,7 @@ impl NodePool {
     /// The same once the running operations have ended, which may keep a few slots for new nodes.
     pub(crate) fn surplus_soon(&self) -> u64 {
         let s = self.state.lock();
-        (s.level() + s.moving).saturating_sub(self.floor())
+        (s.level() + s.moving).saturating_sub(s.kept + self.floor())
     }
 
     pub(crate) fn counts(&self) -> PoolCounts {
@@ -395,6 +401,7 @@ fn pop_surplus(s: &mut State, keep: u64, max: u64) -> Vec<u64> {
 pub struct NodeReservation {
     pool: Arc<NodePool>,
     slots: u64,
+    kept: bool,
 }
 
 impl NodeReservation {
@@ -405,13 +412,25 @@ impl NodeReservation {
     /// Adds the promise of another reservation of the same allocator.
     pub fn merge(&mut self, mut other: NodeReservation) {
         assert!(Arc::ptr_eq(&self.pool, &other.pool), "reservations of one allocator");
+        assert_eq!(self.kept, other.kept, "both end with an operation, or neither does");
         self.slots += std::mem::take(&mut other.slots);
+    }
+
+    /// The same promise, for longer than an operation: no thread waits until it is returned.
+    pub fn keep(mut self) -> NodeReservation {
+        if !std::mem::replace(&mut self.kept, true) {
+            self.pool.with(|s| s.kept += self.slots);
+        }
+        self
     }
 }
 
 impl Drop for NodeReservation {
     fn drop(&mut self) {
-        self.pool.with(|s| s.promised -= self.slots);
+        self.pool.with(|s| {
+            s.promised -= self.slots;
+            s.kept -= if self.kept { self.slots } else { 0 };
+        });
         self.pool.returned.notify_all();
     }
 }

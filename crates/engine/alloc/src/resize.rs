@@ -13,9 +13,10 @@
 //! If the checkpoint is deferred, so is the release: it belongs to the frozen state.
 
 use crate::{Alloc, Durable, Extent};
-use kedge_base::BlockNo;
+use kedge_base::broken::{self, Variant};
+use kedge_base::{BlockNo, Result};
 use kedge_format::alloc::GroupEntry;
-use kedge_format::superblock::Geometry;
+use kedge_format::superblock::{Geometry, INCOMPAT_TREES};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -27,6 +28,31 @@ impl Alloc {
         for g in self.cells.len()..new.groups() {
             self.cells.get(g).lock().watch_frees(watches);
         }
+    }
+
+    /// Names the feature of several trees in the geometry that the next checkpoint writes. The
+    /// caller holds the exclusive epoch guard.
+    pub fn set_has_trees(&self) {
+        let mut layout = self.layout.lock();
+        if !layout.has_trees() {
+            let feature_incompat = layout.feature_incompat | INCOMPAT_TREES;
+            *layout = Arc::new(Geometry { feature_incompat, ..(**layout).clone() });
+        }
+    }
+
+    /// Frees blocks that no tree uses from the next cut on. They are not allocated again before the
+    /// checkpoint of that cut is durable. The caller holds the exclusive epoch guard.
+    pub fn free_at_cut(&self, extent: Extent) -> Result<()> {
+        for (g, bit, len) in self.named_pieces(extent)? {
+            self.with_group(g, |group| group.apply_free(bit, len))?;
+            self.owned_free.fetch_add(len as u64, SeqCst);
+        }
+        // Broken on purpose: the blocks are free at once.
+        match broken::is(Variant::ReuseFreedTree) {
+            true => self.release_data(extent),
+            false => self.added.lock().push(extent),
+        }
+        Ok(())
     }
 
     /// Switches to the larger layout `new`. The caller holds the exclusive epoch guard, no

@@ -19,6 +19,12 @@ pub enum Variant {
     ReuseFreedBlock,
     /// A replaced tree node is reused before the next checkpoint is durable.
     ReuseReplacedNode,
+    /// A tree frees nodes that its fork or its origin uses.
+    FreeSharedNode,
+    /// A tree frees and overwrites blocks that its fork or its origin uses.
+    BirthIgnored,
+    /// What a deleted tree used is used again before the checkpoint that frees it is durable.
+    ReuseFreedTree,
     /// The superblock slot is written without a flush of the blocks to which it points.
     SlotBeforeNodes,
     /// The tail passes data whose only durable copy is in the log.
@@ -81,6 +87,9 @@ impl Variant {
         Variant::FdatasyncSkipsFlush,
         Variant::ReuseFreedBlock,
         Variant::ReuseReplacedNode,
+        Variant::FreeSharedNode,
+        Variant::BirthIgnored,
+        Variant::ReuseFreedTree,
         Variant::SlotBeforeNodes,
         Variant::TailPastResidents,
         Variant::ForgetDatasyncOnSize,

@@ -24,6 +24,8 @@ numbers! {
     ENODATA = NODATA,
     ENOENT = NOENT,
     ENOSPC = NOSPC,
+    ESTALE = STALE,
+    EXDEV = XDEV,
     ENOTDIR = NOTDIR,
     ENOTEMPTY = NOTEMPTY,
     ENXIO = NXIO,

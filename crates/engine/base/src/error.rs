@@ -81,6 +81,9 @@ pub enum Error {
     /// A thread that the engine cannot do without did not start.
     #[error("thread {name} could not be started: {}", std::io::Error::from_raw_os_error(*errno))]
     NoThread { name: &'static str, errno: i32 },
+    /// The tree of an inode was deleted.
+    #[error("tree {0} does not exist any more")]
+    NoTree(u32),
     /// An item does not fit into a tree node.
     #[error("item of {len} bytes, {max} are the most")]
     ItemTooLarge { len: usize, max: usize },
@@ -134,6 +137,7 @@ impl Error {
             Error::Unplaced { why, .. } => why.errno(),
             Error::NoThread { errno, .. } => *errno,
             Error::NoSpace => errno::ENOSPC,
+            Error::NoTree(_) => errno::ESTALE,
             Error::ReadOnly => errno::EROFS,
             Error::Busy(_) => errno::EBUSY,
             Error::Unsupported(_) | Error::Invalid(_) | Error::ItemTooLarge { .. } => errno::EINVAL,

@@ -68,6 +68,8 @@ ranks! {
     /// The epoch guard: shared by commits, exclusive for the cut of a checkpoint. One lock for each
     /// stripe of threads.
     EpochGuard = 70 no_io,
+    /// The trees of a forked image.
+    Trees = 72 no_io,
     /// The index of log-resident data.
     Residents = 75 no_io,
     /// An allocation group. Order 0 is the refill of the pool of node slots, order `group + 1` the

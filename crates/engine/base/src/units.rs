@@ -49,6 +49,24 @@ unit!(
 
 impl Ino {
     pub const ROOT: Ino = Ino(1);
+    /// Bits of an inode number that name the inode within its tree. The bits above name the tree.
+    pub const LOCAL_BITS: u32 = 44;
+    const LOCAL: u64 = (1 << Ino::LOCAL_BITS) - 1;
+
+    /// The tree of the inode, in an image with several trees; 0 is the first.
+    pub const fn tree(self) -> u32 {
+        (self.0 >> Ino::LOCAL_BITS) as u32
+    }
+
+    /// The number within the tree.
+    pub const fn local(self) -> Ino {
+        Ino(self.0 & Ino::LOCAL)
+    }
+
+    /// The inode `self`, a number within a tree, of tree `tree`.
+    pub const fn in_tree(self, tree: u32) -> Ino {
+        Ino(self.0 & Ino::LOCAL | (tree as u64) << Ino::LOCAL_BITS)
+    }
 }
 
 impl BlockNo {

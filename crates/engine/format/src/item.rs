@@ -235,7 +235,13 @@ pub struct ExtentItem {
     pub blocks: u32,
     /// Allocated by fallocate and never written: reads as zeros.
     pub unwritten: bool,
+    /// When the blocks were allocated, in forks of the image: see [`crate::trees`]. 0 in an image
+    /// that was never forked.
+    pub birth: u32,
 }
+
+/// The highest birth of an extent.
+pub const BIRTH_MAX: u32 = u32::MAX >> 1;
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
@@ -248,7 +254,7 @@ struct RawExtent {
 crate::layout::layout!(EXTENT_LAYOUT: RawExtent, ExtentItem::SIZE, {
     start: 0, 8, "first block";
     blocks: 8, 4, "1 to 32768";
-    flags: 12, 4, "bit 0: unwritten, reads as zeros; the others are zero";
+    flags: 12, 4, "bit 0: unwritten, reads as zeros; the others: birth, 0 in an image with one tree";
 });
 
 /// The fields before a directory entry's name.
@@ -273,7 +279,7 @@ impl ExtentItem {
     }
 
     pub fn encode(&self) -> [u8; ExtentItem::SIZE] {
-        let flags = if self.unwritten { ExtentItem::UNWRITTEN } else { 0 };
+        let flags = u32::from(self.unwritten) | self.birth << 1;
         zerocopy::transmute!(RawExtent {
             start: self.start.0.into(),
             blocks: self.blocks.into(),
@@ -289,10 +295,8 @@ impl ExtentItem {
         if blocks == 0 || blocks as u64 > EXTENT_BLOCKS_MAX || !fits(start, blocks as u64) {
             return Err(bad(format!("extent of {blocks} blocks at block {start}")));
         }
-        if flags & !ExtentItem::UNWRITTEN != 0 {
-            return Err(bad(format!("extent with unknown flags {flags:#x}")));
-        }
-        Ok(ExtentItem { start: BlockNo(start), blocks, unwritten: flags & ExtentItem::UNWRITTEN != 0 })
+        let unwritten = flags & ExtentItem::UNWRITTEN != 0;
+        Ok(ExtentItem { start: BlockNo(start), blocks, unwritten, birth: flags >> 1 })
     }
 }
 

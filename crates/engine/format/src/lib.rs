@@ -30,6 +30,7 @@ pub mod logwrite;
 pub mod node;
 pub mod record;
 pub mod superblock;
+pub mod trees;
 
 pub use inode::{FileFlags, FileKind, InodeCore};
 pub use key::{ItemKind, Key};

@@ -10,14 +10,15 @@
 //!    a newer epoch ([`crate::logwrite`]).
 //! 3. Identity is equal in both slots. So are geometry and features, except that a resize changes
 //!    the size and the place of the allocation maps in one slot, and in the other slot one
-//!    checkpoint later ([`Geometry::is_same_image`]).
+//!    checkpoint later, and the first fork sets its feature likewise
+//!    ([`Geometry::is_same_image`]).
 //! 4. `tail_lsn <= checkpoint_lsn`. The tree holds exactly the records below `checkpoint_lsn`;
 //!    records from `tail_lsn` on are still needed for the data in them.
 
 use crate::XATTR_PART_MAX;
 use crate::alloc::{GROUP_BLOCKS, INDEX_ENTRIES};
 use crate::crc_without;
-use crate::item::XATTR_VALUE_MAX;
+use crate::item::{BIRTH_MAX, XATTR_VALUE_MAX};
 use crate::logwrite::{LogKey, LogSecret};
 use crate::node::NODE_BLOCKS;
 use crate::{FileFlags, InodeCore};
@@ -54,8 +55,11 @@ pub const INCOMPAT_LARGE_XATTRS: u64 = 1 << 1;
 /// Incompatible feature: the allocation index and the bitmaps are in the data area
 /// ([`Geometry::grown`]). A version without this feature would look for them before the log.
 pub const INCOMPAT_MOVED_MAPS: u64 = 1 << 2;
+/// Incompatible feature: there are several trees that share nodes and blocks ([`crate::trees`]). A
+/// version without this feature would free and overwrite what another tree uses.
+pub const INCOMPAT_TREES: u64 = 1 << 3;
 /// Features whose unknown bits refuse the mount.
-pub const INCOMPAT_KNOWN: u64 = INCOMPAT_ACL | INCOMPAT_LARGE_XATTRS | INCOMPAT_MOVED_MAPS;
+pub const INCOMPAT_KNOWN: u64 = INCOMPAT_ACL | INCOMPAT_LARGE_XATTRS | INCOMPAT_MOVED_MAPS | INCOMPAT_TREES;
 /// Read-only compatible feature: inodes may have flags ([`crate::FileFlags`]). A version without
 /// this feature would change immutable files; it reads everything correctly.
 pub const RO_COMPAT_FLAGS: u64 = 1 << 0;
@@ -105,6 +109,11 @@ struct Raw {
     log_secret: [u8; 16],
     losses: U64,
     lost_sec: I64,
+    table_root: U64,
+    table_root_generation: U64,
+    table_root_level: U64,
+    table_nodes: U64,
+    birth: U64,
 }
 
 /// No slot holds a counter or log position above this, so sums cannot overflow.
@@ -116,7 +125,7 @@ pub const OPEN_MAX: u64 = 1 << 61;
 
 const CRC_AT: usize = std::mem::offset_of!(Raw, crc);
 // Moving or resizing a field makes another format.
-crate::layout::layout!(LAYOUT: Raw, 368, {
+crate::layout::layout!(LAYOUT: Raw, 408, {
     magic: 0, 8, "`KEDGEFS\\0`";
     version: 8, 4, "2; others are refused";
     crc: 12, 4, "CRC32C of the block";
@@ -154,6 +163,11 @@ crate::layout::layout!(LAYOUT: Raw, 368, {
     log_secret: 336, 16, "random; keys log writes and tree nodes. No program shows it";
     losses: 352, 8, "files whose data an unmount could not write and gave up, since the last repair";
     lost_sec: 360, 8, "when the first of them";
+    table_root: 368, 8, "with several trees: address of the root node of their table; else this and the following are zero";
+    table_root_generation: 376, 8;
+    table_root_level: 384, 8;
+    table_nodes: 392, 8, "count";
+    birth: 400, 8, "with which new extents are marked";
 });
 /// One sector holds a slot, so that a torn write leaves it either old or new.
 const _: () = assert!(size_of::<Raw>() <= 512);
@@ -192,6 +206,11 @@ impl Geometry {
     pub fn xattr_value_max(&self) -> usize {
         let large = self.feature_incompat & INCOMPAT_LARGE_XATTRS != 0;
         if large { XATTR_VALUE_MAX } else { XATTR_PART_MAX }
+    }
+
+    /// Whether there may be several trees.
+    pub fn has_trees(&self) -> bool {
+        self.feature_incompat & INCOMPAT_TREES != 0
     }
 
     /// Whether inodes may have flags.
@@ -235,15 +254,15 @@ impl Geometry {
     }
 
     /// Whether two slots with these geometries are of one image. A resize writes one slot before
-    /// the other, so the size and the place of the maps may differ.
+    /// the other, so the size and the place of the maps may differ; so does the first fork.
     pub fn is_same_image(&self, other: &Geometry) -> bool {
+        const CHANGING: u64 = INCOMPAT_MOVED_MAPS | INCOMPAT_TREES;
         let resized = Geometry {
             total_blocks: self.total_blocks,
             index_start: self.index_start,
             index_blocks: self.index_blocks,
             bitmap_start: self.bitmap_start,
-            feature_incompat: other.feature_incompat & !INCOMPAT_MOVED_MAPS
-                | self.feature_incompat & INCOMPAT_MOVED_MAPS,
+            feature_incompat: other.feature_incompat & !CHANGING | self.feature_incompat & CHANGING,
             ..other.clone()
         };
         *self == resized
@@ -408,6 +427,21 @@ pub struct CheckpointState {
     pub written_sec: i64,
     /// Losses since the last repair.
     pub losses: Option<Losses>,
+    /// The table of trees, in an image with [`INCOMPAT_TREES`].
+    pub trees: Option<TableState>,
+}
+
+/// The state of the table of trees that a checkpoint records.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct TableState {
+    /// Address, generation and level of the root node of the table.
+    pub root: BlockNo,
+    pub root_generation: Generation,
+    pub root_level: u8,
+    /// Number of nodes of the table.
+    pub nodes: u64,
+    /// The birth of extents that are made now.
+    pub birth: u32,
 }
 
 /// A decoded slot.
@@ -492,6 +526,11 @@ impl Superblock {
             log_secret: g.log_secret.0,
             losses: c.losses.map_or(0, |l| l.files).into(),
             lost_sec: c.losses.map_or(0, |l| l.since).into(),
+            table_root: c.trees.map_or(0, |t| t.root.0).into(),
+            table_root_generation: c.trees.map_or(0, |t| t.root_generation.0).into(),
+            table_root_level: c.trees.map_or(0, |t| t.root_level as u64).into(),
+            table_nodes: c.trees.map_or(0, |t| t.nodes).into(),
+            birth: c.trees.map_or(0, |t| t.birth as u64).into(),
         };
         out.fill(0);
         out[..size_of::<Raw>()].copy_from_slice(raw.as_bytes());
@@ -573,6 +612,20 @@ impl Superblock {
                 0 => None,
                 files => Some(Losses { files, since: raw.lost_sec.get() }),
             },
+            trees: match geometry.feature_incompat & INCOMPAT_TREES {
+                0 => None,
+                _ => Some(TableState {
+                    root: BlockNo(raw.table_root.get()),
+                    root_generation: Generation(raw.table_root_generation.get()),
+                    root_level: u8::try_from(raw.table_root_level.get())
+                        .map_err(|_| bad("impossible height of the table of trees".into()))?,
+                    nodes: raw.table_nodes.get(),
+                    birth: u32::try_from(raw.birth.get())
+                        .ok()
+                        .filter(|birth| *birth <= BIRTH_MAX)
+                        .ok_or_else(|| bad("impossible birth of new extents".into()))?,
+                }),
+            },
         };
         let sb = Superblock { geometry, checkpoint };
         sb.check(slot).map_err(|what| bad(what.into()))?;
@@ -633,15 +686,19 @@ impl Superblock {
         if g.data_start.0 < at || g.data_start.0 >= g.total_blocks || g.data_start.0 % NODE_BLOCKS != 0 {
             return Err("data area outside the image");
         }
-        if c.root < g.data_start || c.root.0 > g.total_blocks - NODE_BLOCKS || c.root.0 % NODE_BLOCKS != 0 {
-            return Err("tree root outside the data area");
-        }
+        let table = c.trees.map(|t| (t.root, t.root_generation, t.root_level));
         let maps = g.moved_maps();
-        if c.root.0 < maps.end && maps.start < c.root.0 + NODE_BLOCKS {
-            return Err("tree root inside the allocation maps");
-        }
-        if c.root_generation > c.generation || c.root_level > 16 {
-            return Err("impossible tree root");
+        for (root, generation, level) in [(c.root, c.root_generation, c.root_level)].into_iter().chain(table)
+        {
+            if root < g.data_start || root.0 > g.total_blocks - NODE_BLOCKS || root.0 % NODE_BLOCKS != 0 {
+                return Err("tree root outside the data area");
+            }
+            if root.0 < maps.end && maps.start < root.0 + NODE_BLOCKS {
+                return Err("tree root inside the allocation maps");
+            }
+            if generation > c.generation || level > 16 {
+                return Err("impossible tree root");
+            }
         }
         if c.tail_lsn > c.checkpoint_lsn
             || c.checkpoint_lsn.0 - c.tail_lsn.0 > g.log_bytes()

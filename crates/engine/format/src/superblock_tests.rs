@@ -22,6 +22,7 @@ fn sample() -> Superblock {
         nodes: 1,
         clean: true,
         written_sec: 5,
+        trees: None,
         losses: Some(Losses { files: 3, since: -4 }),
     };
     Superblock { geometry, checkpoint }

@@ -8,6 +8,7 @@ use crate::names::directory::Make;
 use crate::options::{FormatOptions, MountOptions};
 use crate::stats::OpKind;
 use crate::switches::Switches;
+use crate::trees::{TreeInfo, TreeSpace};
 use crate::types::*;
 use kedge_base::broken::{self, Variant};
 use kedge_base::{BLOCK_SIZE, Clock, Ino};
@@ -87,10 +88,12 @@ impl FileSystem {
         result
     }
 
-    /// Runs a change, which waits for the end of a freeze. The time of that wait counts.
-    fn change<R>(&self, op: OpKind, run: impl FnOnce(&Fs) -> Result<R>) -> Result<R> {
+    /// Runs a change at an inode, which waits for the end of a freeze. The time of that wait
+    /// counts.
+    fn change<R>(&self, op: OpKind, at: Ino, run: impl FnOnce(&Fs) -> Result<R>) -> Result<R> {
         self.timed(op, |fs| {
             let _inside = fs.engine().gate().change();
+            fs.check_changeable(at)?;
             run(fs)
         })
     }
@@ -107,7 +110,7 @@ impl FileSystem {
 
     /// Sets the size first, then owner and mode, then times. Times alone cost no log record.
     pub fn setattr(&self, ino: Ino, set: &SetAttr) -> Result<Attr> {
-        self.change(OpKind::setattr, |fs| fs.names().setattr(ino, set))
+        self.change(OpKind::setattr, ino, |fs| fs.names().setattr(ino, set))
     }
 
     /// Replaces the flags of a file or directory that chattr(1) sets. From then on operations that
@@ -118,7 +121,7 @@ impl FileSystem {
     /// EOPNOTSUPP: the image is from an older version, or the inode is neither file nor directory,
     /// or the flag is immutable or append-only in an image without [`FormatOptions::immutable`].
     pub fn set_flags(&self, ino: Ino, flags: FileFlags) -> Result<()> {
-        self.change(OpKind::setattr, |fs| fs.names().set_flags(ino, flags))
+        self.change(OpKind::setattr, ino, |fs| fs.names().set_flags(ino, flags))
     }
 
     /// Whether files may be made immutable or append-only: [`FormatOptions::immutable`].
@@ -129,20 +132,20 @@ impl FileSystem {
     /// A new regular file.
     pub fn create(&self, dir: Ino, name: &[u8], mode: u32, owner: Owner) -> Result<Attr> {
         let make = Make { kind: FileKind::Regular, mode, rdev: 0, target: b"", owner };
-        self.change(OpKind::create, |fs| fs.names().make(dir, name, &make))
+        self.change(OpKind::create, dir, |fs| fs.names().make(dir, name, &make))
     }
 
     /// A new directory.
     pub fn mkdir(&self, dir: Ino, name: &[u8], mode: u32, owner: Owner) -> Result<Attr> {
         let make = Make { kind: FileKind::Directory, mode, rdev: 0, target: b"", owner };
-        self.change(OpKind::mkdir, |fs| fs.names().make(dir, name, &make))
+        self.change(OpKind::mkdir, dir, |fs| fs.names().make(dir, name, &make))
     }
 
     /// Creates an inode of any kind but directory and symlink; `mode` has the type bits.
     pub fn mknod(&self, dir: Ino, name: &[u8], mode: u32, rdev: u64, owner: Owner) -> Result<Attr> {
         let (kind, rdev) = node_kind(mode, rdev)?;
         let make = Make { kind, mode, rdev, target: b"", owner };
-        self.change(OpKind::mknod, |fs| fs.names().make(dir, name, &make))
+        self.change(OpKind::mknod, dir, |fs| fs.names().make(dir, name, &make))
     }
 
     /// A new symbolic link with a target of 1 to 4095 bytes, which is not interpreted.
@@ -151,7 +154,7 @@ impl FileSystem {
             return Err(Error::NotFound);
         }
         let make = Make { kind: FileKind::Symlink, mode: 0o777, rdev: 0, target, owner };
-        self.change(OpKind::symlink, |fs| fs.names().make(dir, name, &make))
+        self.change(OpKind::symlink, dir, |fs| fs.names().make(dir, name, &make))
     }
 
     /// The target of a symbolic link.
@@ -162,7 +165,7 @@ impl FileSystem {
     /// A nameless file (O_TMPFILE), pinned once.
     pub fn tmpfile(&self, dir: Ino, mode: u32, owner: Owner) -> Result<Attr> {
         let make = Make { kind: FileKind::Regular, mode, rdev: 0, target: b"", owner };
-        self.change(OpKind::tmpfile, |fs| fs.names().make_nameless(dir, &make))
+        self.change(OpKind::tmpfile, dir, |fs| fs.names().make_nameless(dir, &make))
     }
 
     /// [`FileSystem::mknod`] without a name, pinned once. Like [`FileSystem::tmpfile`], for all
@@ -170,7 +173,7 @@ impl FileSystem {
     pub fn mknod_nameless(&self, dir: Ino, mode: u32, rdev: u64, owner: Owner) -> Result<Attr> {
         let (kind, rdev) = node_kind(mode, rdev)?;
         let make = Make { kind, mode, rdev, target: b"", owner };
-        self.change(OpKind::mknod, |fs| fs.names().make_nameless(dir, &make))
+        self.change(OpKind::mknod, dir, |fs| fs.names().make_nameless(dir, &make))
     }
 
     /// [`FileSystem::symlink`] without a name, pinned once.
@@ -179,13 +182,13 @@ impl FileSystem {
             return Err(Error::NotFound);
         }
         let make = Make { kind: FileKind::Symlink, mode: 0o777, rdev: 0, target, owner };
-        self.change(OpKind::symlink, |fs| fs.names().make_nameless(dir, &make))
+        self.change(OpKind::symlink, dir, |fs| fs.names().make_nameless(dir, &make))
     }
 
     /// Adds a name to an inode that is not a directory. A nameless file of [`FileSystem::tmpfile`]
     /// gets its first name.
     pub fn link(&self, ino: Ino, dir: Ino, name: &[u8]) -> Result<Attr> {
-        self.change(OpKind::link, |fs| fs.names().link(ino, dir, name))
+        self.change(OpKind::link, dir, |fs| fs.names().link(ino, dir, name))
     }
 
     /// [`FileSystem::link`], even where another file has the name: that file loses the name in the
@@ -195,18 +198,22 @@ impl FileSystem {
     /// A careful program replaces a file through [`FileSystem::tmpfile`], [`FileSystem::write`],
     /// [`FileSystem::write_back`], and this call.
     pub fn link_over(&self, ino: Ino, dir: Ino, name: &[u8]) -> Result<Option<Ino>> {
-        self.change(OpKind::link, |fs| fs.names().link_over(ino, dir, name))
+        self.change(OpKind::link, dir, |fs| fs.names().link_over(ino, dir, name))
     }
 
     /// Removes a name of an inode that is not a directory. The inode is deleted with its last name,
     /// unless it is pinned.
     pub fn unlink(&self, dir: Ino, name: &[u8]) -> Result<()> {
-        self.change(OpKind::unlink, |fs| fs.names().unlink(dir, name))
+        self.change(OpKind::unlink, dir, |fs| fs.names().unlink(dir, name))
     }
 
-    /// Removes an empty directory.
+    /// Removes an empty directory. An empty tree is deleted, as by [`FileSystem::delete_tree`].
     pub fn rmdir(&self, dir: Ino, name: &[u8]) -> Result<()> {
-        self.change(OpKind::rmdir, |fs| fs.names().rmdir(dir, name))
+        if let Some(root) = self.fs.names().tree_named(dir, name) {
+            let size = self.fs.names().getattr(root)?.size;
+            return if size == 0 { self.delete_tree(dir, name) } else { Err(Error::NotEmpty) };
+        }
+        self.change(OpKind::rmdir, dir, |fs| fs.names().rmdir(dir, name))
     }
 
     /// Moves a name atomically: no crash leaves both names or neither.
@@ -218,7 +225,82 @@ impl FileSystem {
         new_name: &[u8],
         mode: RenameMode,
     ) -> Result<()> {
-        self.change(OpKind::rename, |fs| fs.names().rename(dir, name, new_dir, new_name, mode))
+        if self.fs.names().tree_named(dir, name).is_some() {
+            return match mode {
+                RenameMode::Replace | RenameMode::NoReplace => self.rename_tree(dir, name, new_dir, new_name),
+                _ => Err(Error::Busy("the directory is the root of a tree")),
+            };
+        }
+        self.change(OpKind::rename, dir, |fs| fs.names().rename(dir, name, new_dir, new_name, mode))
+    }
+
+    /// Forks the tree whose root directory is `source` ([`Ino::ROOT`], or the root of a fork): all
+    /// of it, as it is at one moment, becomes a tree of its own with the name `name` in `dir`. Both
+    /// are independent from then on. Time and space do not depend on the size of the tree: nodes
+    /// and blocks are shared until one of the trees changes them. Returns the root of the fork,
+    /// which is durable. `read_only`: a snapshot, in which nothing can be changed.
+    ///
+    /// Inode numbers of a fork differ from those of its source in the upper bits. Trees that are
+    /// named in `source` are not part of the fork. Links and renames between trees are refused with
+    /// EXDEV.
+    ///
+    /// # Errors
+    /// EINVAL: `source` is not the root of a tree. EEXIST: the name is taken. EROFS: `dir` is in a
+    /// snapshot. ENOSPC: there is no room for the table of trees. EBUSY: frozen, or another fork
+    /// is under way.
+    pub fn fork(&self, source: Ino, dir: Ino, name: &[u8], read_only: bool) -> Result<Attr> {
+        self.timed(OpKind::fork, |fs| fs.fork(source, dir, name, read_only))
+    }
+
+    /// Deletes a tree with everything in it. Its name is gone at once, durably; its space is freed
+    /// in the background. Inodes of it that are still open get ESTALE.
+    ///
+    /// # Errors
+    /// ENOENT: the name is not that of a tree. ENOTEMPTY: another tree is named in it.
+    pub fn delete_tree(&self, dir: Ino, name: &[u8]) -> Result<()> {
+        self.timed(OpKind::delete_tree, |fs| fs.delete_tree(dir, name))?;
+        self.fs.start_reclaim();
+        Ok(())
+    }
+
+    /// Gives a tree another name, durably. Nothing is replaced: EEXIST if the name is taken.
+    pub fn rename_tree(&self, dir: Ino, name: &[u8], new_dir: Ino, new_name: &[u8]) -> Result<()> {
+        self.timed(OpKind::rename, |fs| fs.rename_tree((dir, name), (new_dir, new_name)))
+    }
+
+    /// Makes a fork a snapshot, in which nothing can be changed, or a snapshot a fork.
+    pub fn set_tree_read_only(&self, root: Ino, read_only: bool) -> Result<()> {
+        self.timed(OpKind::setattr, |fs| fs.set_tree_read_only(root, read_only))
+    }
+
+    /// All trees; the first tree comes first.
+    pub fn trees(&self) -> Vec<TreeInfo> {
+        self.fs.trees()
+    }
+
+    /// The root of the tree that has this name in the directory.
+    pub fn tree_named(&self, dir: Ino, name: &[u8]) -> Option<Ino> {
+        self.fs.names().tree_named(dir, name)
+    }
+
+    /// The path of a directory from the root, with a slash before each name. Reads the directories
+    /// above it.
+    ///
+    /// # Errors
+    /// ENOENT: the directory was removed meanwhile.
+    pub fn path_of(&self, dir: Ino) -> Result<Vec<u8>> {
+        self.fs.names().path_of(dir)
+    }
+
+    /// What a tree takes that no other uses. Reads the nodes that are its own.
+    pub fn tree_space(&self, root: Ino) -> Result<TreeSpace> {
+        self.fs.tree_space(root)
+    }
+
+    /// Frees what deleted trees have left, as the background does. Returns when nothing is left.
+    pub fn reclaim(&self) -> Result<()> {
+        while self.fs.reclaim()? {}
+        Ok(())
     }
 
     /// Passes the entries after `cookie` (0: all) to `visit` until it returns false.
@@ -249,12 +331,12 @@ impl FileSystem {
         if broken::is(Variant::UngatedWriter) {
             return self.timed(OpKind::write, |fs| fs.files().write(ino, offset, data, mode));
         }
-        self.change(OpKind::write, |fs| fs.files().write(ino, offset, data, mode))
+        self.change(OpKind::write, ino, |fs| fs.files().write(ino, offset, data, mode))
     }
 
     /// fallocate(2) for a regular file.
     pub fn fallocate(&self, ino: Ino, mode: FallocateMode, offset: u64, len: u64) -> Result<()> {
-        self.change(OpKind::fallocate, |fs| fs.files().fallocate(ino, mode, offset, len))
+        self.change(OpKind::fallocate, ino, |fs| fs.files().fallocate(ino, mode, offset, len))
     }
 
     /// The offset of the next data or the next hole at or after `offset`.
@@ -337,7 +419,7 @@ impl FileSystem {
 
     /// Sets an extended attribute.
     pub fn setxattr(&self, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
-        self.change(OpKind::setxattr, |fs| fs.names().setxattr(ino, name, value, mode))
+        self.change(OpKind::setxattr, ino, |fs| fs.names().setxattr(ino, name, value, mode))
     }
 
     /// Calls `visit` with the name of each extended attribute until it returns false. `visit` must
@@ -358,7 +440,7 @@ impl FileSystem {
 
     /// Removes an extended attribute, which must exist.
     pub fn removexattr(&self, ino: Ino, name: &[u8]) -> Result<()> {
-        self.change(OpKind::removexattr, |fs| fs.names().removexattr(ino, name))
+        self.change(OpKind::removexattr, ino, |fs| fs.names().removexattr(ino, name))
     }
 
     /// Keeps the inode alive after it loses its last name: one pin for each open handle and kernel

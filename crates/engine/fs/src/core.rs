@@ -98,13 +98,16 @@ impl Fs {
             Writeback::new(engine.clone(), inodes.clone(), dirty, shares.page_bytes, shared, member.clone());
         let fs = Fs::join(engine, inodes, Arc::new(writeback));
         fs.start(&member)?;
+        if !fs.engine.store().is_read_only() {
+            fs.start_reclaim();
+        }
         Ok(fs)
     }
 
     /// See [`crate::FileSystem::set_cache_size`].
     pub(crate) fn set_cache_size(&self, bytes: u64) {
         let (shares, store) = (Shares::of(bytes), self.engine.store());
-        if shares.node_bytes < store.tree().cache_bytes() as u64 {
+        if shares.node_bytes < store.node_cache_bytes() {
             self.engine.stats().given_back.inc();
         }
         self.writeback.set_page_bytes(shares.page_bytes);

@@ -27,6 +27,8 @@ pub(crate) struct Engine {
     gate: Arc<Gate>,
     /// Set when a write failed because the host of the image is full: see `host`.
     pub(crate) host_full: AtomicBool,
+    /// Whether the thread runs that frees the space of deleted trees.
+    pub(crate) reclaiming: AtomicBool,
     /// Whether freed space is discarded in the background.
     pub(crate) discards: AtomicBool,
     /// The last field, so that it is dropped after everything that uses the device.
@@ -50,6 +52,7 @@ impl Engine {
             closed: AtomicBool::new(false),
             gate: Arc::new(Gate::new()),
             host_full: AtomicBool::new(false),
+            reclaiming: AtomicBool::new(false),
             discards: AtomicBool::new(false),
             claim,
         }

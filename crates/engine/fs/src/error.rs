@@ -43,6 +43,9 @@ pub enum Error {
     /// EPERM, with the operation.
     #[error("operation not permitted: {0}")]
     NotPermitted(&'static str),
+    /// EXDEV: a name of an inode would be in another tree, or a tree would move as a directory.
+    #[error("the names are in different trees")]
+    CrossTree,
     /// EMLINK: 65,000 links.
     #[error("too many links")]
     TooManyLinks,
@@ -93,6 +96,7 @@ impl Error {
             Error::Invalid(_) => errno::EINVAL,
             Error::Busy(_) => errno::EBUSY,
             Error::NotPermitted(_) => errno::EPERM,
+            Error::CrossTree => errno::EXDEV,
             Error::TooManyLinks => errno::EMLINK,
             Error::FileTooLarge => errno::EFBIG,
             Error::TooManySymlinks => errno::ELOOP,
@@ -112,21 +116,23 @@ impl Error {
 /// The numbers are Linux's on every system, so std's table for this system is not used.
 fn kind_of(errno: i32) -> ErrorKind {
     match errno {
-        1 => ErrorKind::PermissionDenied,    // EPERM
-        2 => ErrorKind::NotFound,            // ENOENT
-        7 => ErrorKind::ArgumentListTooLong, // E2BIG
-        16 => ErrorKind::ResourceBusy,       // EBUSY
-        17 => ErrorKind::AlreadyExists,      // EEXIST
-        20 => ErrorKind::NotADirectory,      // ENOTDIR
-        21 => ErrorKind::IsADirectory,       // EISDIR
-        22 => ErrorKind::InvalidInput,       // EINVAL
-        27 => ErrorKind::FileTooLarge,       // EFBIG
-        28 => ErrorKind::StorageFull,        // ENOSPC
-        30 => ErrorKind::ReadOnlyFilesystem, // EROFS
-        31 => ErrorKind::TooManyLinks,       // EMLINK
-        36 => ErrorKind::InvalidFilename,    // ENAMETOOLONG
-        39 => ErrorKind::DirectoryNotEmpty,  // ENOTEMPTY
-        95 => ErrorKind::Unsupported,        // EOPNOTSUPP
+        1 => ErrorKind::PermissionDenied,         // EPERM
+        2 => ErrorKind::NotFound,                 // ENOENT
+        7 => ErrorKind::ArgumentListTooLong,      // E2BIG
+        16 => ErrorKind::ResourceBusy,            // EBUSY
+        17 => ErrorKind::AlreadyExists,           // EEXIST
+        18 => ErrorKind::CrossesDevices,          // EXDEV
+        20 => ErrorKind::NotADirectory,           // ENOTDIR
+        21 => ErrorKind::IsADirectory,            // EISDIR
+        22 => ErrorKind::InvalidInput,            // EINVAL
+        27 => ErrorKind::FileTooLarge,            // EFBIG
+        28 => ErrorKind::StorageFull,             // ENOSPC
+        30 => ErrorKind::ReadOnlyFilesystem,      // EROFS
+        31 => ErrorKind::TooManyLinks,            // EMLINK
+        36 => ErrorKind::InvalidFilename,         // ENAMETOOLONG
+        39 => ErrorKind::DirectoryNotEmpty,       // ENOTEMPTY
+        95 => ErrorKind::Unsupported,             // EOPNOTSUPP
+        116 => ErrorKind::StaleNetworkFileHandle, // ESTALE
         // A corrupt image: std has no kind for EUCLEAN.
         117 => ErrorKind::InvalidData,
         _ => ErrorKind::Other,

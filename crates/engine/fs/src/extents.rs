@@ -15,6 +15,9 @@ pub(crate) enum Place {
     Hole,
     Written(BlockNo),
     Unwritten(BlockNo),
+    /// Blocks that another tree uses too, and whether they count as unwritten: bytes that are
+    /// written get other blocks.
+    Shared(BlockNo, bool),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -22,6 +25,8 @@ pub(crate) struct Mapping {
     pub first: u64,
     pub blocks: u64,
     pub place: Place,
+    /// The birth of the blocks; 0 of a hole.
+    pub birth: u32,
 }
 
 /// Up to `max` extents that overlap file blocks `[from, to)`, in order. A record changes several
@@ -87,22 +92,27 @@ pub(crate) fn count(store: &Store, ino: Ino, from: u64, max: usize) -> Result<us
 /// The whole of `[first, first + blocks)` as runs.
 pub(crate) fn map(store: &Store, ino: Ino, first: u64, blocks: u64) -> Result<Vec<Mapping>> {
     let end = first + blocks;
+    let below = store.births_below(ino);
     let mut out = Vec::new();
     let mut at = first;
     for (start, item) in find(store, ino, first, end, usize::MAX)? {
         if start > at {
-            out.push(Mapping { first: at, blocks: start - at, place: Place::Hole });
+            out.push(Mapping { first: at, blocks: start - at, place: Place::Hole, birth: 0 });
             at = start;
         }
         let skip = at - start;
         let run = (item.blocks as u64 - skip).min(end - at);
         let block = BlockNo(item.start.0 + skip);
-        let place = if item.unwritten { Place::Unwritten(block) } else { Place::Written(block) };
-        out.push(Mapping { first: at, blocks: run, place });
+        let place = match item.unwritten {
+            unwritten if item.birth < below => Place::Shared(block, unwritten),
+            true => Place::Unwritten(block),
+            false => Place::Written(block),
+        };
+        out.push(Mapping { first: at, blocks: run, place, birth: item.birth });
         at += run;
     }
     if at < end {
-        out.push(Mapping { first: at, blocks: end - at, place: Place::Hole });
+        out.push(Mapping { first: at, blocks: end - at, place: Place::Hole, birth: 0 });
     }
     Ok(out)
 }
@@ -115,12 +125,24 @@ pub(crate) struct ExtentSet {
     now: BTreeMap<u64, ExtentItem>,
     /// Upper bound on the keys in either state.
     keys: usize,
+    /// Extents of lower birth are not freed: another tree uses them.
+    births_below: u32,
+}
+
+/// What [`ExtentSet::remove`] removed.
+#[derive(Default)]
+pub(crate) struct Removed {
+    /// Number of blocks.
+    pub blocks: u64,
+    /// Those that become free.
+    pub freed: Vec<Extent>,
 }
 
 impl ExtentSet {
     /// Reads the extents that overlap or touch `[from, to)` into the set. Ranges already in the set
     /// keep their changes.
     pub(crate) fn load(&mut self, store: &Store, ino: Ino, from: u64, to: u64, max: usize) -> Result<usize> {
+        self.births_below = store.births_below(ino);
         let found = find(store, ino, from.saturating_sub(1), to.saturating_add(1), max)?;
         let count = found.len();
         for (at, item) in found {
@@ -152,12 +174,18 @@ impl ExtentSet {
         );
     }
 
-    /// Removes `[from, to)`; returns the blocks that become free.
-    pub(crate) fn remove(&mut self, from: u64, to: u64) -> Vec<Extent> {
+    /// Removes `[from, to)`.
+    pub(crate) fn remove(&mut self, from: u64, to: u64) -> Removed {
         self.split(from);
         self.split(to);
         let gone: Vec<u64> = self.now.range(from..to).map(|(&at, _)| at).collect();
-        gone.iter().map(|at| self.now.remove(at).expect("just listed").extent()).collect()
+        let mut removed = Removed::default();
+        for at in gone {
+            let item = self.now.remove(&at).expect("just listed");
+            removed.blocks += item.blocks as u64;
+            removed.freed.extend((item.birth >= self.births_below).then(|| item.extent()));
+        }
+        removed
     }
 
     /// File block after the last extent in the set.
@@ -166,9 +194,10 @@ impl ExtentSet {
     }
 
     /// Adds an extent to a hole.
-    pub(crate) fn insert(&mut self, at: u64, extent: Extent, unwritten: bool) {
+    pub(crate) fn insert(&mut self, at: u64, extent: Extent, unwritten: bool, birth: u32) {
         self.keys += 1;
-        self.now.insert(at, ExtentItem { start: extent.start, blocks: extent.blocks as u32, unwritten });
+        let item = ExtentItem { start: extent.start, blocks: extent.blocks as u32, unwritten, birth };
+        self.now.insert(at, item);
     }
 
     /// Marks the mapped blocks of `[from, to)` as written.
@@ -204,6 +233,7 @@ impl ExtentSet {
                 && prev_at + prev.blocks as u64 == at
                 && prev.extent().end() == item.start
                 && prev.unwritten == item.unwritten
+                && prev.birth == item.birth
                 && prev.blocks as u64 + item.blocks as u64 <= EXTENT_BLOCKS_MAX
                 && prev.start.0 / EXTENT_BLOCKS_MAX == (item.extent().end().0 - 1) / EXTENT_BLOCKS_MAX
             {

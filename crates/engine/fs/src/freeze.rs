@@ -16,7 +16,7 @@ use crate::gate::{Door, Phase};
 use kedge_store::{CheckpointCause, ForceCause};
 
 /// Opens the gate on drop, also after a panic, and then does the deferred work.
-struct Reopen<'a>(&'a Fs);
+pub(crate) struct Reopen<'a>(pub &'a Fs);
 
 impl Drop for Reopen<'_> {
     fn drop(&mut self) {
@@ -33,9 +33,10 @@ impl Fs {
         if gate.has_entered() {
             return Err(Error::Busy("a change of this thread is under way"));
         }
-        let Some(_single) = gate.try_single().filter(|_| gate.phase() == Phase::Open) else {
+        let _single = gate.single();
+        if gate.phase() != Phase::Open {
             return Err(Error::Busy("the file system is frozen"));
-        };
+        }
         self.engine().check_open()?;
         if gate.has_ended() {
             return Err(kedge_base::Error::Shutdown("it is being unmounted".into()).into());
@@ -59,6 +60,12 @@ impl Fs {
 
     /// The part of a freeze with the first door closed.
     fn settle(&self) -> Result<()> {
+        self.settle_data()?;
+        Ok(self.engine().store().freeze()?)
+    }
+
+    /// With the first door closed: writes everything dirty, and closes the second door.
+    pub(crate) fn settle_data(&self) -> Result<()> {
         let store = self.engine().store();
         if !store.is_read_only() {
             self.syncer().sync(ForceCause::Sync)?;
@@ -68,7 +75,7 @@ impl Fs {
             // A write without a waiter has failed between the doors.
             self.syncer().sync(ForceCause::Sync)?;
         }
-        Ok(store.freeze()?)
+        Ok(())
     }
 
     pub(crate) fn thaw(&self) -> Result<()> {

@@ -89,6 +89,7 @@ mod report;
 mod resize;
 mod stats;
 mod switches;
+mod trees;
 mod types;
 
 pub use api::{FileSystem, Pass};
@@ -106,4 +107,5 @@ pub use kedge_format::{FileFlags, FileKind, acl};
 pub use kedge_store::{TreeLock, histogram_text};
 pub use options::{DirtyTracking, FdatasyncRule, FormatOptions, MountOptions, NewName, OrderWord};
 pub use switches::{SWITCH_WORDS, Switches};
+pub use trees::{TreeInfo, TreeSpace};
 pub use types::*;

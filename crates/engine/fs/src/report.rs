@@ -48,11 +48,11 @@ impl Fs {
                 "sync_walked_inodes": self.writeback().walked_by_sync(),
                 "pages": self.writeback().cached_pages(),
                 "dirty_pages": self.writeback().dirty_pages(),
-                "tree_bytes": self.engine().store().tree().cached_bytes(),
-                "tree_dirty_bytes": self.engine().store().tree().dirty_bytes(),
+                "tree_bytes": self.engine().store().node_bytes().0,
+                "tree_dirty_bytes": self.engine().store().node_bytes().1,
                 "inodes_max": self.inodes().max(),
                 "pages_max": self.writeback().pages_max(),
-                "tree_bytes_max": self.engine().store().tree().cache_bytes(),
+                "tree_bytes_max": self.engine().store().node_cache_bytes(),
                 "times_given_back": s.given_back.get(),
             },
             "fsync_groups": latency(&self.syncer().groups()),
@@ -196,7 +196,7 @@ impl Fs {
             (format!("{}_{}", k.access, k.level), value)
         };
         json!({
-            "height": self.engine().store().tree_height(),
+            "height": self.engine().store().tree().height(),
             "node_reads": t.node_reads.get(),
             "lock": latches.lock.name(),
             "restarts": latches.restarts,
@@ -257,7 +257,7 @@ impl Fs {
         json!({
             "unwritten_bytes": unwritten,
             "unwritten_files": self.writeback().dirty_inodes(),
-            "metadata_bytes": self.engine().store().tree().dirty_bytes(),
+            "metadata_bytes": self.engine().store().node_bytes().1,
             "spare_bytes": crate::host::SPARE_BYTES,
         })
     }

@@ -9,9 +9,10 @@ impl Fs {
     /// Excludes freeze, thaw and close: a frozen image must not be written. Changes continue.
     pub(crate) fn resize(&self, bytes: Option<u64>) -> Result<u64> {
         let gate = self.engine().gate();
-        let Some(_single) = gate.try_single().filter(|_| gate.phase() == Phase::Open) else {
-            return Err(Error::Busy("the file system is frozen, or being resized"));
-        };
+        let _single = gate.single();
+        if gate.phase() != Phase::Open {
+            return Err(Error::Busy("the file system is frozen"));
+        }
         self.engine().check_open()?;
         let store = self.engine().store();
         let bytes = bytes.unwrap_or_else(|| store.device().room());

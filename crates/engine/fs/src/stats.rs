@@ -43,6 +43,8 @@ ops!(
     removexattr,
     freeze,
     thaw,
+    fork,
+    delete_tree,
 );
 
 pub(crate) struct FsStats {

@@ -6,29 +6,20 @@
 //! corruption. In the running store it is a broken invariant, and the caller shuts the store down
 //! instead of continuing with half a record.
 
+use crate::forest::Forest;
 use crate::residents::{Residents, Source};
 use kedge_alloc::Alloc;
 use kedge_base::{Error, Lsn, Result};
-use kedge_btree::Tree;
 use kedge_format::record::{Edit, InodeMask, InodePatch};
 use kedge_format::{InodeCore, ItemKind, Key};
 use kedge_log::RecordLsn;
-use std::sync::atomic::{AtomicU64, Ordering};
-
-/// The counters that a checkpoint records. `apply` changes them; [`crate::Store::take_inos`] takes
-/// numbers from `next_ino` ahead of it.
-#[derive(Debug)]
-pub(crate) struct Counters {
-    pub next_ino: AtomicU64,
-    pub inodes: AtomicU64,
-}
+use std::sync::atomic::Ordering;
 
 /// The state that `apply` changes.
 pub(crate) struct Target<'a> {
-    pub tree: &'a Tree,
+    pub forest: &'a Forest,
     pub alloc: &'a Alloc,
     pub residents: &'a Residents,
-    pub counters: &'a Counters,
     /// Whether this is replay, which keeps the bytes of data edits.
     pub replay: bool,
 }
@@ -40,17 +31,22 @@ pub(crate) fn apply(target: &Target<'_>, lsn: RecordLsn, edits: &[Edit<'_>]) -> 
         match edit {
             Edit::Inode(patch) => apply_inode(target, lsn.start, patch)?,
             Edit::Put { key, value } => {
-                target.tree.put(*key, value)?;
+                let replaced = target.forest.put(*key, value)?;
+                if key.kind == ItemKind::Orphan as u8 && !replaced {
+                    target.forest.counted(*key, |c, _| c.orphans.fetch_add(1, Ordering::Relaxed))?;
+                }
             }
             Edit::Delete { key } => {
-                if !target.tree.delete(*key)? {
+                if !target.forest.delete(*key)? {
                     return Err(Error::corrupt_log(
                         lsn.start,
                         format!("deletes item {key}, which does not exist"),
                     ));
                 }
                 if key.kind == ItemKind::Inode as u8 {
-                    target.counters.inodes.fetch_sub(1, Ordering::Relaxed);
+                    target.forest.counted(*key, |c, _| c.inodes.fetch_sub(1, Ordering::Relaxed))?;
+                } else if key.kind == ItemKind::Orphan as u8 {
+                    target.forest.counted(*key, |c, _| c.orphans.fetch_sub(1, Ordering::Relaxed))?;
                 }
             }
             Edit::Alloc(extent) => target.alloc.apply_alloc(*extent)?,
@@ -83,17 +79,20 @@ fn apply_inode(target: &Target<'_>, lsn: Lsn, patch: &InodePatch) -> Result<()> 
     if patch.mask.contains(InodeMask::CREATE) {
         let mut core = InodeCore::default();
         patch.apply_to(&mut core);
-        if target.tree.put(key, &core.encode())? {
+        core.parent = target.forest.in_item(core.parent);
+        if target.forest.put(key, &core.encode())? {
             return Err(Error::corrupt_log(lsn, format!("creates inode {}, which exists", patch.ino)));
         }
-        target.counters.inodes.fetch_add(1, Ordering::Relaxed);
-        target.counters.next_ino.fetch_max(patch.ino.0 + 1, Ordering::Relaxed);
-        return Ok(());
+        return target.forest.counted(key, |counters, local| {
+            counters.inodes.fetch_add(1, Ordering::Relaxed);
+            counters.next_ino.fetch_max(local.0 + 1, Ordering::Relaxed);
+        });
     }
     let mut outcome = Ok(());
-    let found = target.tree.update(key, |value| match InodeCore::decode(value) {
+    let found = target.forest.update(key, |value| match InodeCore::decode(value) {
         Ok(mut core) => {
             patch.apply_to(&mut core);
+            core.parent = target.forest.in_item(core.parent);
             value.copy_from_slice(&core.encode());
         }
         Err(e) => outcome = Err(e),

@@ -54,7 +54,11 @@ pub fn format(device: Arc<dyn Device>, clock: Arc<dyn Clock>, params: &FormatPar
     write_log_ring(&*device, &geometry)?;
 
     let alloc = Arc::new(Alloc::format(&geometry));
-    let space = AllocNodes { alloc: alloc.clone(), generation: Arc::new(AtomicU64::new(FIRST.0)) };
+    let space = AllocNodes {
+        alloc: alloc.clone(),
+        generation: Arc::new(AtomicU64::new(FIRST.0)),
+        marks: Arc::default(),
+    };
     let config =
         TreeConfig { clock: clock.clone(), ..TreeConfig::new(geometry.uuid, geometry.log_secret, 1 << 20) };
     let tree = Tree::create(Arc::new(DeviceNodes(device.clone())), Arc::new(space), config, FIRST)?;
@@ -73,6 +77,7 @@ pub fn format(device: Arc<dyn Device>, clock: Arc<dyn Clock>, params: &FormatPar
     tree.put(Key::inode(Ino::ROOT), &root.encode())?;
     let cut = Cut {
         tree: tree.freeze(),
+        forest: None,
         alloc: alloc.freeze(),
         lsn: Lsn(0),
         tail: Lsn(0),

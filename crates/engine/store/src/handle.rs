@@ -112,7 +112,8 @@ impl Store {
     }
 
     fn nodes_for(&self, need: &Need) -> u32 {
-        need.nodes(self.tree_height(), self.tree.node_count())
+        let (height, nodes) = self.forest.largest();
+        need.nodes(height, nodes)
     }
 
     /// Reserves the nodes if they are free now.
@@ -203,9 +204,15 @@ impl Handle<'_> {
                 return Err(Error::NoSpace);
             }
         }
+        let store = self.store;
+        debug_assert!(
+            store.forest.trees_of(keys) <= self.need.trees as usize,
+            "{} trees: {:?}",
+            store.forest.trees_of(keys),
+            self.need
+        );
         if keys.len() > self.need.paths() as usize {
-            let store = self.store;
-            let (leaves, full) = (store.tree.leaves_of(keys)?, store.tree.leaves_of(puts)?);
+            let (leaves, full) = (store.forest.leaves_of(keys)?, store.forest.leaves_of(puts)?);
             let exact = Need { changes: leaves - full.min(leaves), puts: full, neighbours: 0, ..self.need };
             // Many puts may fill a leaf more than once.
             let more = Need { neighbours: puts.len() as u32, ..exact };
@@ -229,7 +236,7 @@ impl Handle<'_> {
         // Reads the leaves that apply will touch, since a commit inside the epoch guard must not
         // wait for IO. A tree that is entirely in memory needs no pins. If its first eviction
         // happens at this moment, this one operation waits for a read inside the guard.
-        let _pins = if store.tree.is_in_memory() { None } else { Some(store.tree.pin(&keys)?) };
+        let _pins = if store.forest.is_in_memory() { None } else { Some(store.forest.pin(&keys)?) };
         let gate = store.gate.enter();
         store.check_alive()?;
         let mut poison = Poison(Some(store));
@@ -237,13 +244,8 @@ impl Handle<'_> {
         let append = if last { Log::append_last } else { Log::append };
         let lsn = append(&store.log, &mut self.log, &bytes);
         let taken_before = nodes_taken();
-        let target = Target {
-            tree: &store.tree,
-            alloc: &store.alloc,
-            residents: &store.residents,
-            counters: &store.counters,
-            replay: false,
-        };
+        let target =
+            Target { forest: &store.forest, alloc: &store.alloc, residents: &store.residents, replay: false };
         // The gate is still held, so no log write takes the record before it is applied or the log
         // is shut down.
         let pieces = apply::apply(&target, lsn, &decoded.edits).inspect_err(|e| store.shutdown(e))?;

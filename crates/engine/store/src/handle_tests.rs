@@ -31,7 +31,8 @@ fn xattr(n: u64) -> Key {
 fn a_record_that_cannot_be_applied_never_becomes_durable() {
     for round in 0..8 {
         let (device, store) = fresh();
-        let need = Need { log_bytes: 640 << 10, changes: 0, puts: 2, neighbours: 0, class: Class::Normal };
+        let need =
+            Need { log_bytes: 640 << 10, changes: 0, puts: 2, neighbours: 0, trees: 1, class: Class::Normal };
         let mut good = RecordBuilder::new(RecordOp::Xattr);
         good.put(xattr(1), b"before");
         let at = store.begin(need).unwrap().commit_only(good).unwrap();
@@ -67,7 +68,7 @@ fn a_record_that_cannot_be_applied_never_becomes_durable() {
 }
 
 fn need(log_bytes: u64, class: Class) -> Need {
-    Need { log_bytes, changes: 0, puts: 1, neighbours: 0, class }
+    Need { log_bytes, changes: 0, puts: 1, neighbours: 0, trees: 1, class }
 }
 
 /// Operations are promised many more nodes than they will use. Data that finds no other space waits

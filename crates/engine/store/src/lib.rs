@@ -25,7 +25,8 @@
 //!
 //! # Files
 //! A file uses only those before it:
-//! 1. parts: `gate`, `flusher`, `residents`, `space` (the tree's blocks), `slots`, `need`, `apply`;
+//! 1. parts: `gate`, `flusher`, `residents`, `space` (a tree's blocks), `slots`, `need`,
+//!    `counters`;
 //! 2. the state of checkpoints and what they write: `checkpoint::{cause, control, requests, cut,
 //!    write}`;
 //! 3. `store`: the parts together;
@@ -37,9 +38,11 @@
 
 mod apply;
 mod checkpoint;
+mod counters;
 mod data;
 mod discard;
 mod flusher;
+mod forest;
 mod format;
 mod gate;
 mod handle;
@@ -52,6 +55,8 @@ mod stats;
 mod store;
 #[cfg(test)]
 mod test_images;
+mod trees;
+mod walk;
 
 pub use checkpoint::{CheckpointCause, CheckpointClient, check_async_percent};
 pub use discard::Discarded;
@@ -61,6 +66,7 @@ pub use handle::Handle;
 pub use kedge_alloc::{DataReservation, Which};
 pub use kedge_btree::{LatchKind, TreeLock, histogram_text};
 pub use kedge_format::superblock::Losses;
+pub use kedge_format::trees::{TreeEntry, TreeKind};
 pub use kedge_log::{ForceCause, RecordLsn};
 pub use need::{CHECKPOINT_RECORD_MAX, Class, Need, PROMISE_PER_PIECE};
 pub use recovery::{OpenOptions, count_log_writes};
@@ -68,3 +74,4 @@ pub use residents::ResidentRange;
 pub use slots::read_superblock;
 pub use stats::{ReplaySummary, StoreStats};
 pub use store::Store;
+pub use trees::{Reclaimed, TreeUse};

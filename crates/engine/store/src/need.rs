@@ -16,6 +16,8 @@
 //! Above the leaves paths share nodes: from the ninth path on, three paths count as one there. The
 //! number of nodes in the tree bounds the whole sum.
 //!
+//! Paths in different trees share nothing, and each tree has a root.
+//!
 //! [`RecordBuilder`]: kedge_format::record::RecordBuilder
 
 use kedge_format::record::{RECORD_HEADER, size};
@@ -60,13 +62,15 @@ pub struct Need {
     pub puts: u32,
     /// Adjacent items: extents of one file.
     pub neighbours: u32,
+    /// Trees that the items are in, at most.
+    pub trees: u32,
     pub class: Class,
 }
 
 impl Need {
     /// A record without edits.
     pub const fn record(class: Class) -> Need {
-        Need { log_bytes: RECORD_HEADER as u64, changes: 0, puts: 0, neighbours: 0, class }
+        Need { log_bytes: RECORD_HEADER as u64, changes: 0, puts: 0, neighbours: 0, trees: 1, class }
     }
 
     const fn bytes(self, bytes: u64) -> Need {
@@ -133,19 +137,26 @@ impl Need {
         self.bytes(count as u64 * each + bytes as u64)
     }
 
-    /// The most tree nodes that the operation can take, in a tree of this height with `tree_nodes`
-    /// nodes.
+    /// The same items, in up to `count` trees.
+    pub const fn in_trees(self, count: usize) -> Need {
+        Need { trees: count as u32, ..self }
+    }
+
+    /// The most tree nodes that the operation can take, in trees of this height with up to
+    /// `tree_nodes` nodes each.
     pub(crate) fn nodes(&self, height: u32, tree_nodes: u64) -> u32 {
         let side_by_side = self.neighbours.div_ceil(NEIGHBOURS_PER_LEAF);
-        let all = u32::try_from(tree_nodes).unwrap_or(u32::MAX).saturating_add(PATHS_APART);
+        let all = u32::try_from(tree_nodes.saturating_mul(self.trees.into())).unwrap_or(u32::MAX);
+        let all = all.saturating_add(PATHS_APART);
         let (changed, new) = (self.changes + self.puts + side_by_side, self.puts + side_by_side);
-        let shared = |paths: u32| paths.min(PATHS_APART) + paths.saturating_sub(PATHS_APART) / 3;
+        let apart = if self.trees > 1 { u32::MAX } else { PATHS_APART };
+        let shared = |paths: u32| paths.min(apart) + paths.saturating_sub(apart) / 3;
         let between = height.saturating_sub(2);
         let copies = (changed + shared(changed) * between).min(all);
         let splits = (new + shared(new) * between).min(all);
-        // A copy of the root, its split unless it is a leaf, a new root, and another for a root
-        // that a concurrent operation has split since.
-        copies + splits + if height > 1 { 4 } else { 2 }
+        // In each tree a copy of the root, its split unless it is a leaf, a new root, and another
+        // for a root that a concurrent operation has split since.
+        copies + splits + self.trees * if height > 1 { 4 } else { 2 }
     }
 
     /// Number of items that each count a path of their own.

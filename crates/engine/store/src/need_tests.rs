@@ -18,6 +18,7 @@ fn nodes_are_needed_for_each_path_and_each_level() {
     assert_eq!(need(4, 0, 0).nodes(3, MANY), 4 * 2 + 4);
     assert_eq!(need(11, 0, 0).nodes(3, MANY), 11 + 9 + 4, "above the leaves three paths count one");
     assert_eq!(need(0, 0, 65).nodes(2, MANY), 2 + 2 + 4, "neighbours share leaves");
+    assert_eq!(need(11, 0, 0).in_trees(5).nodes(3, MANY), 11 * 2 + 5 * 4, "a root for each tree");
     assert_eq!(need(500, 0, 0).nodes(2, 10), 18 + 4, "a tree has no more nodes than it has");
 }
 
@@ -31,7 +32,7 @@ fn the_bytes_of_a_need_are_those_of_the_record() {
     record.inode(Ino(3), InodeMask::ALL_FIELDS | InodeMask::CREATE, &InodeCore::default());
     (0..2).for_each(|_| record.put(key, &[0; 10]));
     (0..3).for_each(|_| record.delete(key));
-    let item = ExtentItem { start: BlockNo(1), blocks: 1, unwritten: false };
+    let item = ExtentItem { start: BlockNo(1), blocks: 1, unwritten: false, birth: 0 };
     (0..2).for_each(|n| record.put(Key::new(Ino(2), ItemKind::Extent, n), &item.encode()));
     record.alloc(run);
     record.free(run);

@@ -1,9 +1,9 @@
 //! The open image: its parts, and what can be read of them.
 
-use crate::apply::Counters;
 use crate::checkpoint::control::{CheckpointClient, Control};
 use crate::checkpoint::requests::Requests;
 use crate::flusher::{Flusher, WriteSeq};
+use crate::forest::Forest;
 use crate::gate::Gate;
 use crate::residents::{ResidentRange, Residents};
 use crate::stats::{ReplaySummary, StoreStats};
@@ -25,14 +25,13 @@ pub struct Store {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) geometry: Geometry,
     pub(crate) read_only: bool,
-    pub(crate) tree: Tree,
+    pub(crate) forest: Forest,
     pub(crate) alloc: Arc<Alloc>,
     pub(crate) log: Arc<Log>,
     pub(crate) flusher: Arc<Flusher>,
     /// The epoch guard.
     pub(crate) gate: Arc<Gate>,
     pub(crate) residents: Residents,
-    pub(crate) counters: Counters,
     /// Generation in which the tree changes now: that of the last cut plus one.
     pub(crate) generation: Arc<AtomicU64>,
     pub(crate) epoch: Epoch,
@@ -87,16 +86,16 @@ impl Store {
     // ----- reading the tree -----
 
     pub fn get(&self, key: Key) -> Result<Option<Vec<u8>>> {
-        self.tree.get(key)
+        self.forest.get(key)
     }
 
     pub fn get_with<R>(&self, key: Key, read: impl FnMut(&[u8]) -> R) -> Result<Option<R>> {
-        self.tree.get_with(key, read)
+        self.forest.get_with(key, read)
     }
 
     /// The last item at or before `key`.
     pub fn prev(&self, key: Key) -> Result<Option<(Key, Vec<u8>)>> {
-        self.tree.prev_at_or_before(key)
+        self.forest.prev(key)
     }
 
     /// Passes the items in `[from, to]` to `visit` until it breaks. `visit` runs without a latch.
@@ -106,12 +105,7 @@ impl Store {
         to: Key,
         visit: &mut dyn FnMut(Key, &[u8]) -> ControlFlow<()>,
     ) -> Result<()> {
-        self.tree.scan(from, to, visit)
-    }
-
-    /// Levels of the tree, the leaf included.
-    pub fn tree_height(&self) -> u32 {
-        self.tree.height()
+        self.forest.scan(from, to, visit)
     }
 
     // ----- the log -----
@@ -183,18 +177,23 @@ impl Store {
 
     // ----- inode numbers -----
 
-    /// Takes `count` inode numbers that no inode ever had. The numbers suffice for the life of any
-    /// image. Only a forged image is near their end; it gets no number that recovery would refuse.
-    pub fn take_inos(&self, count: u64) -> Result<Ino> {
-        let next = &self.counters.next_ino;
+    /// Takes `count` inode numbers, of the tree of `dir`, that no inode ever had. The numbers
+    /// suffice for the life of any image. Only a forged image is near their end; it gets no number
+    /// that recovery would refuse.
+    pub fn take_inos(&self, dir: Ino, count: u64) -> Result<Ino> {
+        let forked = self.forest.is_forked();
+        let max = if forked { 1 << Ino::LOCAL_BITS } else { kedge_format::INO_MAX };
+        let member = self.forest.member(self.forest.tree_of(dir))?;
+        let next = &member.counters.next_ino;
         let taken = next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |first| {
-            first.checked_add(count).filter(|end| *end <= kedge_format::INO_MAX)
+            first.checked_add(count).filter(|end| *end <= max)
         });
-        taken.map(Ino).map_err(|_| Error::NoSpace)
+        let first = taken.map(Ino).map_err(|_| Error::NoSpace)?;
+        Ok(if forked { first.in_tree(member.number) } else { first })
     }
 
     pub fn inode_count(&self) -> u64 {
-        self.counters.inodes.load(Ordering::Relaxed)
+        self.forest.inode_count()
     }
 
     // ----- losses -----
@@ -247,8 +246,19 @@ impl Store {
         &self.alloc
     }
 
+    /// The first tree.
     pub fn tree(&self) -> &Tree {
-        &self.tree
+        &self.forest.first.tree
+    }
+
+    /// The memory for nodes, in bytes.
+    pub fn node_cache_bytes(&self) -> u64 {
+        self.forest.cache_bytes()
+    }
+
+    /// Memory of the nodes of all trees, in bytes: all, and those that cannot be evicted.
+    pub fn node_bytes(&self) -> (usize, usize) {
+        (self.forest.cached_bytes(), self.forest.dirty_bytes())
     }
 
     pub fn generation(&self) -> Generation {

@@ -8,7 +8,7 @@
 
 use crate::wrap::{wrap, wrap_comments};
 use anyhow::{Context, Result, bail, ensure};
-use kedge_format::{ItemKind, alloc, inode, item, key, logwrite, node, record, superblock};
+use kedge_format::{ItemKind, alloc, inode, item, key, logwrite, node, record, superblock, trees};
 use std::path::{Path, PathBuf};
 
 /// (file, name of the part, function that generates its text)
@@ -33,6 +33,7 @@ const PARTS: &[Part] = &[
     (FORMAT, "item kinds", || Ok(ItemKind::table())),
     (FORMAT, "inode core", || Ok(inode::LAYOUT.table())),
     (FORMAT, "dentry", || Ok(item::DENTRY_LAYOUT.table())),
+    (FORMAT, "entry of the table of trees", || Ok(trees::LAYOUT.table())),
     (FORMAT, "extent", || Ok(item::EXTENT_LAYOUT.table())),
     ("docs/EXPERIMENTS.md", "results", crate::glance::table),
 ];

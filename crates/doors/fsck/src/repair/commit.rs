@@ -6,7 +6,8 @@ use super::source::{Source, bitmap_of, copies, index_blocks};
 use super::writer::Writer;
 use super::{Job, Outcome};
 use crate::Progress;
-use crate::image::{check_from, losses_text};
+use crate::image::check_from;
+use crate::one_tree::losses_text;
 use crate::owned::{Owned, push_runs};
 use crate::read::Reader;
 use crate::report::{At, Findings};
@@ -135,6 +136,7 @@ impl Job<'_> {
             clean: true,
             written_sec: self.options.clock.now().sec,
             losses: None,
+            trees: None,
         };
         let sb = Superblock { geometry, checkpoint };
         sb.check_room()?;

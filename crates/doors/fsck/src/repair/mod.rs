@@ -153,6 +153,9 @@ pub fn repair(device: Arc<dyn Device>, options: &RepairOptions) -> RepairReport 
         return RepairReport::new(Ending::Left, message, before, repairs, None);
     };
     let replay = options.check.replay.clone().unwrap_or_else(|| Arc::new(StoreReplay));
+    if sb.geometry.has_trees() {
+        return forest(&device, &*replay, options, repairs);
+    }
     let settled = is_settled(&*replay, &*device, &sb, &mut findings);
     // A recorded loss is reported and cleared even if nothing else is checked.
     if settled && !options.force && sb.checkpoint.losses.is_none() {
@@ -168,6 +171,31 @@ pub fn repair(device: Arc<dyn Device>, options: &RepairOptions) -> RepairReport 
         Err(Error::NoSpace) => {
             let message = "no space for the repaired tree beside the old one".into();
             RepairReport::new(Ending::Unclean, message, before, repairs, None)
+        }
+        Err(error) => RepairReport::new(Ending::Failed, error.to_string(), before, repairs, None),
+    }
+}
+
+/// An image with several trees: its log is replayed, and nothing else is repaired.
+fn forest(
+    device: &Arc<dyn Device>,
+    replay: &dyn Replay,
+    options: &RepairOptions,
+    repairs: Repairs,
+) -> RepairReport {
+    let check = CheckOptions { replay: Some(Arc::new(StoreReplay)), ..options.check.clone() };
+    let before = crate::check(device.clone(), &check);
+    if !before.is_clean() {
+        let message = "the image has forks, and damage of these cannot be repaired: copy the files out of it";
+        return RepairReport::new(Ending::Left, message.into(), before, repairs, None);
+    }
+    if matches!(before.replay, crate::ReplayState::None) {
+        return RepairReport::new(Ending::Clean, String::new(), before, repairs, None);
+    }
+    match replay.replay(device.clone()) {
+        Ok(_) => {
+            let after = crate::check(device.clone(), &check);
+            RepairReport::new(Ending::Clean, String::new(), before, repairs, Some(after))
         }
         Err(error) => RepairReport::new(Ending::Failed, error.to_string(), before, repairs, None),
     }

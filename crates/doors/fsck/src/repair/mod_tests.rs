@@ -218,7 +218,7 @@ fn stale_leaves_stay_out() {
     let stale = BlockNo(image.next_data.next_multiple_of(4) + 4);
     image.next_data = stale.0 + 4;
     image.file(300, 1, &[]);
-    image.extent(300, 0, ExtentItem { start: stale, blocks: 4, unwritten: true });
+    image.extent(300, 0, ExtentItem { start: stale, blocks: 4, unwritten: true, birth: 0 });
     image.core(300, |c| c.blocks = 4);
     image.name(3, "fallocated", 300, FileKind::Regular);
     // The generation that its blocks last had in the tree, and a generation that no node of the
@@ -287,7 +287,7 @@ fn only_a_directory_of_root_alone_is_used_again() {
         assert_ends_clean(&device, &report, "unnamed");
         assert_eq!(report.count(RepairKind::Reattached), 1, "{report}");
         let made = report.count(RepairKind::LostFoundMade);
-        assert_eq!(made, !reused as _, "uid {uid}, mode {mode:o}: {report}");
+        assert_eq!(made, u64::from(!reused), "uid {uid}, mode {mode:o}: {report}");
         let core = |ino: u64| InodeCore::decode(&items(&device)[&Key::inode(Ino(ino))]).unwrap();
         assert_eq!(core(402).size, reused as u64, "uid {uid}, mode {mode:o}");
         if !reused {
@@ -307,7 +307,7 @@ fn shared_blocks_stay_with_the_first_owner() {
     // Three blocks of inode 10 lie in the middle of a later file's extent of five blocks.
     let start = BlockNo(mine.start.0 - 1);
     image.file(300, 1, &[]);
-    image.extent(300, 7, ExtentItem { start, blocks: 5, unwritten: false });
+    image.extent(300, 7, ExtentItem { start, blocks: 5, unwritten: false, birth: 0 });
     image.core(300, |c| c.blocks = 5);
     image.name(3, "thief", 300, FileKind::Regular);
     let device = Arc::new(image.build().device);
@@ -371,7 +371,7 @@ fn without_room_for_another_tree_nothing_changes() {
         let ino = 500 + i;
         image.file(ino, 1, &[]);
         let (start, blocks) = (BlockNo(start), blocks as u32);
-        image.extent(ino, 0, ExtentItem { start, blocks, unwritten: true });
+        image.extent(ino, 0, ExtentItem { start, blocks, unwritten: true, birth: 0 });
         image.core(ino, |c| c.blocks = blocks as u64);
     }
     // Keep the number of items, and so the tree's size: the files above replace these.

@@ -252,6 +252,10 @@ impl<'a> Sieve<'a> {
         };
         let (extent, first, g) = (item.extent(), key.offset, self.geometry);
         let shown = format!("extent of {} blocks at block {}", extent.blocks, extent.start);
+        // Only images without forks are repaired, and these have no births.
+        if item.birth != 0 {
+            return drop(format!("{shown}, of birth {}", item.birth));
+        }
         if first.checked_add(extent.blocks).is_none_or(|end| end > FILE_BLOCKS_MAX) {
             return drop(format!("{shown}, beyond the largest file size"));
         }

@@ -23,6 +23,8 @@ use kedge_base::{BlockNo, Ino, Lsn};
 use kedge_format::record::InodeMask;
 use kedge_format::{FileKind, InodeCore};
 use kedge_store::{RecordLsn, Store, WriteSeq};
+use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
@@ -185,6 +187,12 @@ impl Drop for Syncing<'_> {
     fn drop(&mut self) {
         self.0.syncing.fetch_sub(1, Ordering::Relaxed);
     }
+}
+
+/// The number of trees that the inodes are in, at least 1.
+pub(crate) fn tree_count(inodes: &[Arc<Inode>]) -> usize {
+    let trees: BTreeSet<u32> = inodes.iter().map(|inode| inode.ino.tree()).collect();
+    trees.len().max(1)
 }
 
 /// The progress to keep for an inode, if the inode may be evicted.

@@ -28,6 +28,7 @@ impl Inodes {
         self.table.get_or_load(store, ino, || {
             let mut core = store.get_with(Key::inode(ino), InodeCore::decode)?.ok_or(Error::NotFound)??;
             core.flags = store.geometry().file_flags(&core).bits();
+            core.parent = store.parent_of(ino, core.parent);
             pause::at(Point::InodeRead);
             let kind = core.kind().ok_or(Error::NotFound)?;
             Ok((core, kind))
@@ -51,6 +52,12 @@ impl Inodes {
     /// The inode, if it is in the table.
     pub(crate) fn cached(&self, ino: Ino) -> Option<Arc<Inode>> {
         self.table.get(ino)
+    }
+
+    /// The inodes in the table that are of the tree of `of`.
+    pub(crate) fn of_tree(&self, of: Ino) -> Vec<Arc<Inode>> {
+        let store = self.engine.store();
+        self.table.filtered(|ino| store.same_tree(ino, of))
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -85,9 +92,10 @@ impl Inodes {
         self.table.is_pinned(ino)
     }
 
-    /// An inode number near those of its siblings. Directories draw from ranges of their own, so
-    /// that threads that create in different directories use different leaves.
-    pub(crate) fn new_ino(&self, dir: &mut Meta) -> Result<Ino> {
+    /// An inode number near those of its siblings, the others in the directory `of`. Directories
+    /// draw from ranges of their own, so that threads that create in different directories use
+    /// different leaves.
+    pub(crate) fn new_ino(&self, of: Ino, dir: &mut Meta) -> Result<Ino> {
         let (next, end) = dir.ino_range;
         if next < end {
             dir.ino_range.0 += 1;
@@ -95,7 +103,7 @@ impl Inodes {
         }
         // A directory that grows takes longer ranges.
         let count = (dir.core.size.min(1000) + 8).next_power_of_two().clamp(16, 1024);
-        let first = self.engine.store().take_inos(count)?;
+        let first = self.engine.store().take_inos(of, count)?;
         dir.ino_range = (first.0 + 1, first.0 + count);
         Ok(first)
     }

@@ -13,8 +13,9 @@
 //! A page may be logged and dirty at once. Dirty and logged pages stay in memory, and so does their
 //! inode.
 //!
-//! A page records whether its block is *mapped* (has an extent). An unmapped page that is not clean
-//! holds one block of the inode's data reservation, so writing it in place cannot run out of space.
+//! A page records whether its block is *mapped* (has an extent). A page that is not clean, and is
+//! unmapped or has a block that another tree uses too, holds one block of the inode's data
+//! reservation, so writing it in place cannot run out of space.
 
 use kedge_base::BLOCK_SIZE;
 use kedge_store::DataReservation;
@@ -30,6 +31,10 @@ pub(crate) enum Backing {
     Reserved,
     /// An extent of written blocks.
     Written,
+    /// An extent of written blocks that another tree uses too: they must not be overwritten.
+    Shared,
+    /// The same, and one reserved block belongs to the page.
+    Moving,
     /// An extent of unwritten (preallocated) blocks.
     Unwritten,
 }
@@ -54,6 +59,13 @@ pub(crate) struct Page {
     /// committed yet (the map still has a hole), or an operation that loaded the page to change a
     /// part of it.
     holds: u16,
+}
+
+impl Backing {
+    /// Whether one reserved block belongs to the page.
+    fn is_reserved(self) -> bool {
+        matches!(self, Backing::Reserved | Backing::Moving)
+    }
 }
 
 impl Page {
@@ -98,6 +110,8 @@ pub(crate) struct Pages {
     writing: usize,
     /// Pages whose blocks failed a write.
     bad_homes: BTreeSet<u64>,
+    /// The births below which extents were shared when the pages' backings were looked up.
+    births_below: u32,
     pub reservation: Option<DataReservation>,
 }
 
@@ -119,6 +133,29 @@ impl Pages {
 
     pub(crate) fn get(&self, index: u64) -> Option<&Page> {
         self.map.get(&index)
+    }
+
+    /// Follows a fork or the end of one, which happens while no page is dirty or logged: what was
+    /// written may now be shared. Called before the backing of a page is used.
+    pub(crate) fn follow(&mut self, births_below: u32) {
+        if std::mem::replace(&mut self.births_below, births_below) == births_below {
+            return;
+        }
+        for page in self.map.values_mut() {
+            page.backing = match page.backing {
+                Backing::Written => Backing::Shared,
+                Backing::Unwritten => Backing::Unknown,
+                other => other,
+            };
+        }
+    }
+
+    /// Makes a page that is about to change the holder of `promise`, one block, if it needs that.
+    pub(crate) fn move_later(&mut self, index: u64, promise: DataReservation) {
+        if let Some(page) = self.map.get_mut(&index).filter(|page| page.backing == Backing::Shared) {
+            page.backing = Backing::Moving;
+            self.reserve(promise);
+        }
     }
 
     /// Adds a clean page.
@@ -209,7 +246,7 @@ impl Pages {
     pub(crate) fn written(&mut self, index: u64) -> bool {
         self.bad_homes.remove(&index);
         let page = self.end_writing(index);
-        std::mem::replace(&mut page.backing, Backing::Written) == Backing::Reserved
+        std::mem::replace(&mut page.backing, Backing::Written).is_reserved()
     }
 
     /// Ends [`Pages::set_writing`] with failure: restores the page's previous state, combined with
@@ -300,7 +337,7 @@ impl Pages {
                 delta.dirty -= 1;
             }
             self.bad_homes.remove(&index);
-            reserved += (page.backing == Backing::Reserved) as u64;
+            reserved += page.backing.is_reserved() as u64;
         }
         self.release(reserved);
         delta
@@ -329,7 +366,7 @@ impl Pages {
     /// Drops a clean page without holders. Returns whether there was one.
     pub(crate) fn evict(&mut self, index: u64) -> bool {
         match self.map.get(&index) {
-            Some(page) if page.is_clean() && page.holds == 0 && page.backing != Backing::Reserved => {
+            Some(page) if page.is_clean() && page.holds == 0 && !page.backing.is_reserved() => {
                 self.map.remove(&index);
                 true
             }

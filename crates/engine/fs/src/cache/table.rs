@@ -193,6 +193,17 @@ impl InodeTable {
         self.shard(ino).lock().get(ino)
     }
 
+    /// The inodes for which `wanted` holds.
+    pub(crate) fn filtered(&self, wanted: impl Fn(Ino) -> bool) -> Vec<Arc<Inode>> {
+        let mut found = Vec::new();
+        for shard in &self.shards {
+            let shard = shard.lock();
+            let inodes = shard.chunks.values().flat_map(|chunk| chunk.inodes.iter().flatten());
+            found.extend(inodes.filter(|inode| wanted(inode.ino)).cloned());
+        }
+        found
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.shards.iter().map(|shard| shard.lock().inodes).sum()
     }

@@ -11,7 +11,7 @@ use kedge_base::Ino;
 use kedge_format::item::{ExtentItem, Orphan};
 use kedge_format::record::{InodeMask, RecordBuilder, RecordOp};
 use kedge_format::{ItemKind, Key};
-use kedge_store::{Class, Handle};
+use kedge_store::{Class, Handle, TreeKind};
 use std::ops::ControlFlow;
 
 impl Files {
@@ -94,10 +94,12 @@ impl Files {
         let ino = inode.ino;
         let mut record = RecordBuilder::new(RecordOp::Reclaim);
         let extents = extents::find(self.engine.store(), ino, 0, u64::MAX, max.extents)?;
-        let mut blocks = 0;
+        let (mut blocks, below) = (0, self.engine.store().births_below(ino));
         for (at, item) in &extents {
             record.delete(Key::new(ino, ItemKind::Extent, *at));
-            record.free(ExtentItem::extent(item));
+            if item.birth >= below {
+                record.free(ExtentItem::extent(item));
+            }
             blocks += item.blocks as u64;
         }
         let mut finished = extents.len() < max.extents;
@@ -141,11 +143,21 @@ impl Files {
         Ok(true)
     }
 
-    /// At mount: finishes the work that the orphan items name.
+    /// At mount: finishes the work that the orphan items of all trees name.
     pub(crate) fn recover_orphans(&self) -> Result<u64> {
+        let mut count = self.recover_orphans_of(0)?;
+        for (number, entry) in self.engine.store().trees() {
+            if number != 0 && entry.kind == TreeKind::Head && entry.orphans > 0 {
+                count += self.recover_orphans_of(number)?;
+            }
+        }
+        Ok(count)
+    }
+
+    /// Finishes the work that the orphan items of a tree name, before the tree is in use.
+    pub(crate) fn recover_orphans_of(&self, tree: u32) -> Result<u64> {
         let mut found = Vec::new();
-        let from = Key::orphan(Ino(0));
-        self.engine.store().scan(from, Key::orphan(Ino(u64::MAX)), &mut |key, value| {
+        self.engine.store().orphans(tree, &mut |key, value| {
             found.push((Ino(key.offset), Orphan::decode(value)));
             ControlFlow::Continue(())
         })?;

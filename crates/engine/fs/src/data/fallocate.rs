@@ -20,7 +20,7 @@ use crate::cache::commit::{commit, lock_metas};
 use crate::cache::inode::Inode;
 use crate::cache::pages::{Backing, Which};
 use crate::error::{Error, Result};
-use crate::extents::{self, ExtentSet, Place};
+use crate::extents::{self, ExtentSet, Place, Removed};
 use crate::flags;
 use crate::types::FallocateMode;
 use kedge_base::broken::pause::{self, Point};
@@ -202,7 +202,15 @@ impl Files {
         }
         let sizes = Sizes { named: new_size, shrinking: false };
         set.set_unwritten(from, upto);
-        self.change(&mut handle, inode, record, set, &[], (from * BLOCK, upto * BLOCK), sizes)?;
+        self.change(
+            &mut handle,
+            inode,
+            record,
+            set,
+            &Removed::default(),
+            (from * BLOCK, upto * BLOCK),
+            sizes,
+        )?;
         self.forget_pages(inode, from, upto);
         Ok((upto, finished))
     }
@@ -320,7 +328,7 @@ impl Files {
                     .unwrap_or_else(|| self.engine.store().data_goal(inode.ino, inode.ino));
                 let extent = self.engine.store().alloc_data(goal, m.blocks - done, promise.as_mut())?;
                 new.extents.push(extent);
-                set.insert(m.first + done, extent, true);
+                set.insert(m.first + done, extent, true, self.engine.store().birth());
                 inode.meta.lock().goal = Some(extent.end());
                 done += extent.blocks;
             }
@@ -379,15 +387,15 @@ impl Files {
             let delta = pages.remove_range(first, u64::MAX);
             drop(pages);
             self.writeback.account(delta);
-            let freed = if collapse { set.remove(first, first + count) } else { Vec::new() };
+            let removed = if collapse { set.remove(first, first + count) } else { Removed::default() };
             let (from, by) = if collapse { (first + count, -(count as i64)) } else { (first, count as i64) };
             set.shift(from, by);
             let mut record = RecordBuilder::new(RecordOp::Fallocate);
             set.emit(&mut record, inode.ino);
-            for extent in &freed {
+            for extent in &removed.freed {
                 record.free(*extent);
             }
-            let blocks: u64 = freed.iter().map(|e| e.blocks).sum();
+            let blocks = removed.blocks;
             let now = self.engine.now();
             let mut changes = lock_metas(&[&**inode]);
             let c = &mut changes[0];

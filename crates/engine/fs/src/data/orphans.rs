@@ -36,6 +36,12 @@ impl Orphans {
         self.listed.lock().remove(&ino);
     }
 
+    /// Forgets the inodes for which `gone` holds: their tree is deleted as a whole.
+    pub(crate) fn forget(&self, gone: impl Fn(Ino) -> bool) {
+        self.listed.lock().retain(|ino, _| !gone(*ino));
+        self.unpinned.lock().retain(|ino| !gone(*ino));
+    }
+
     pub(crate) fn contains(&self, ino: Ino) -> bool {
         self.listed.lock().contains_key(&ino)
     }

@@ -102,13 +102,15 @@ impl Files {
         let Run { from, to, offset, size } = *run;
         for m in inode.between_records(|| extents::map(self.engine.store(), inode.ino, from, to - from))? {
             match m.place {
-                Place::Hole | Place::Unwritten(_) => {
+                Place::Hole | Place::Unwritten(_) | Place::Shared(_, true) => {
                     let zero = [0; BLOCK_SIZE];
                     for index in m.first..m.first + m.blocks {
                         copy_block(&zero, index, offset, buf);
                     }
                 }
-                Place::Written(start) => {
+                Place::Written(start) | Place::Shared(start, false) => {
+                    let shared = matches!(m.place, Place::Shared(..));
+                    let backing = if shared { Backing::Shared } else { Backing::Written };
                     let mut done = 0;
                     while done < m.blocks {
                         let blocks = (m.blocks - done).min(READ_BLOCKS_MAX);
@@ -121,7 +123,7 @@ impl Files {
                             zero_behind(block, index, size);
                             copy_block(block, index, offset, buf);
                             if keep == Keep::Pages {
-                                self.cache_clean(inode, index, block);
+                                self.cache_clean(inode, index, block, backing);
                             }
                         }
                         done += blocks;
@@ -132,10 +134,10 @@ impl Files {
         Ok(())
     }
 
-    fn cache_clean(&self, inode: &Arc<Inode>, index: u64, block: &[u8]) {
+    fn cache_clean(&self, inode: &Arc<Inode>, index: u64, block: &[u8], backing: Backing) {
         let mut page = Page::zeroed();
         page.data.copy_from_slice(block);
-        page.backing = Backing::Written;
+        page.backing = backing;
         let delta = inode.pages.lock().insert_clean(index, page);
         self.writeback.page_cached(delta, inode.ino, index);
     }
@@ -143,20 +145,27 @@ impl Files {
     /// Makes a page present for a partial change, and keeps it present while the result lives:
     /// before the change other threads may evict pages. The caller holds the io lock exclusively.
     pub(crate) fn load_page<'a>(&self, inode: &'a Arc<Inode>, index: u64) -> Result<HeldPage<'a>> {
-        if inode.pages.lock().hold(index) {
-            return Ok(HeldPage { inode, index });
+        {
+            let mut pages = inode.pages.lock();
+            pages.follow(self.engine.store().births_below(inode.ino));
+            if pages.hold(index) {
+                return Ok(HeldPage { inode, index });
+            }
         }
         let size = inode.meta.lock().core.size;
         let mut page = Page::zeroed();
-        match inode.between_records(|| extents::map(self.engine.store(), inode.ino, index, 1))?[0].place {
-            Place::Hole => {}
+        let place =
+            inode.between_records(|| extents::map(self.engine.store(), inode.ino, index, 1))?[0].place;
+        match place {
+            Place::Hole | Place::Shared(_, true) => {}
             Place::Unwritten(_) => page.backing = Backing::Unwritten,
-            Place::Written(at) => {
+            Place::Written(at) | Place::Shared(at, false) => {
                 let mut io = IoBuf::zeroed(1);
                 self.engine.store().device().read(at.byte_offset(), &mut io)?;
                 zero_behind(io.as_mut_bytes(), index, size);
                 page.data.copy_from_slice(io.as_bytes());
-                page.backing = Backing::Written;
+                let shared = matches!(place, Place::Shared(..));
+                page.backing = if shared { Backing::Shared } else { Backing::Written };
             }
         }
         let delta = {
@@ -185,6 +194,9 @@ impl Files {
             return;
         }
         let Some(_change) = self.engine.gate().try_change() else { return };
+        if !matches!(self.engine.store().check_tree(inode.ino), Ok(false)) {
+            return;
+        }
         meta.core.atime = self.engine.now();
         meta.unlogged |= InodeMask::ATIME;
         self.writeback.list_dirty(inode, &mut meta);

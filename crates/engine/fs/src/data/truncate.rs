@@ -20,7 +20,7 @@ use crate::cache::commit::{commit, lock_metas};
 use crate::cache::inode::Inode;
 use crate::cache::pages::{Backing, Which};
 use crate::error::{Error, Result};
-use crate::extents::{self, ExtentSet};
+use crate::extents::{self, ExtentSet, Removed};
 use crate::flags;
 use kedge_base::broken::pause::{self, Point};
 use kedge_base::lock::{MutexGuard, WriteGuard};
@@ -241,10 +241,11 @@ impl Files {
         }
         let index = from / BLOCK;
         let _held = self.load_page(inode, index)?;
+        self.promise_move(inode, index)?;
         let mut pages = inode.pages.lock();
         let page = pages.map.get_mut(&index).expect("just loaded");
         page.data[(from - index * BLOCK) as usize..(to - index * BLOCK) as usize].fill(0);
-        if page.backing != Backing::Written && !page.logged {
+        if !matches!(page.backing, Backing::Written | Backing::Moving) && !page.logged {
             return Ok(()); // nothing durable to zero
         }
         record.zero(inode.ino, from, to - from);
@@ -272,8 +273,8 @@ impl Files {
         void: (u64, u64),
         sizes: Sizes,
     ) -> Result<()> {
-        let freed = set.remove(range.0, range.1);
-        self.change(handle, inode, record, set, &freed, void, sizes)
+        let removed = set.remove(range.0, range.1);
+        self.change(handle, inode, record, set, &removed, void, sizes)
     }
 
     /// The record of [`Files::remove`] and [`Files::unwrite`]: names the changed extents and the
@@ -285,16 +286,16 @@ impl Files {
         inode: &Inode,
         mut record: RecordBuilder,
         set: ExtentSet,
-        freed: &[kedge_base::Extent],
+        removed: &Removed,
         void: (u64, u64),
         sizes: Sizes,
     ) -> Result<()> {
         let ino = inode.ino;
         set.emit(&mut record, ino);
-        for extent in freed {
+        for extent in &removed.freed {
             record.free(*extent);
         }
-        let blocks: u64 = freed.iter().map(|e| e.blocks).sum();
+        let blocks = removed.blocks;
         if void.0 < void.1 && self.engine.store().is_resident(ino, void.0, void.1 - void.0) {
             record.drop_data(ino, void.0, void.1 - void.0);
         }

@@ -158,6 +158,7 @@ impl Files {
             Vec::new()
         };
         let mut pages = inode.pages.lock();
+        pages.follow(self.engine.store().births_below(inode.ino));
         let mut done = 0;
         let mut delta = Delta::default();
         for index in first..end {
@@ -167,15 +168,19 @@ impl Files {
                 delta.pages += pages.insert_clean(index, Page::zeroed()).pages;
                 self.writeback.page_added(inode.ino, index);
             }
-            if pages.get(index).is_some_and(|p| p.backing == Backing::Unknown) {
+            if pages.get(index).is_some_and(|p| matches!(p.backing, Backing::Unknown | Backing::Shared)) {
                 let backing = match (place_of(&map, index), promise.as_mut()) {
                     (Place::Written(_), _) => Backing::Written,
                     (Place::Unwritten(_), _) => Backing::Unwritten,
-                    (Place::Hole, Some(p)) if p.blocks() > 0 => {
+                    (place @ (Place::Hole | Place::Shared(..)), Some(p)) if p.blocks() > 0 => {
                         pages.reserve(p.split(1));
-                        Backing::Reserved
+                        if matches!(place, Place::Shared(_, false)) {
+                            Backing::Moving
+                        } else {
+                            Backing::Reserved
+                        }
                     }
-                    (Place::Hole, _) => break,
+                    (Place::Hole | Place::Shared(..), _) => break,
                 };
                 pages.map.get_mut(&index).expect("just seen").backing = backing;
             }
@@ -232,6 +237,17 @@ impl Files {
         self.writeback.list_dirty(inode, &mut meta);
     }
 
+    /// Promises a block to a page that is about to change, if another tree uses its present one.
+    /// The caller holds the page and the io lock exclusively.
+    pub(super) fn promise_move(&self, inode: &Inode, index: u64) -> Result<()> {
+        let shared = |page: &Page| page.backing == Backing::Shared;
+        if inode.pages.lock().get(index).is_some_and(shared) {
+            let promise = self.engine.store().alloc().reserve_data(1)?;
+            inode.pages.lock().move_later(index, promise);
+        }
+        Ok(())
+    }
+
     /// Before a file grows past a cut block: zeroes the bytes beyond the old end, in memory and on
     /// their way to the device. After a crash between data write and size record the device may
     /// hold anything there.
@@ -241,9 +257,10 @@ impl Files {
         }
         let index = size / BLOCK;
         let _held = self.load_page(inode, index)?;
+        self.promise_move(inode, index)?;
         let mut pages = inode.pages.lock();
         let page = pages.get(index).expect("just loaded");
-        if page.is_clean() && page.backing != Backing::Written {
+        if page.is_clean() && !matches!(page.backing, Backing::Written | Backing::Moving) {
             return Ok(()); // a hole: nothing on the device
         }
         let delta = pages.zero(index, (size % BLOCK) as usize, BLOCK_SIZE);
@@ -262,5 +279,6 @@ fn place_of(map: &[Mapping], index: u64) -> Place {
         Place::Hole => Place::Hole,
         Place::Written(b) => Place::Written(BlockNo(b.0 + skip)),
         Place::Unwritten(b) => Place::Unwritten(BlockNo(b.0 + skip)),
+        Place::Shared(b, unwritten) => Place::Shared(BlockNo(b.0 + skip), unwritten),
     }
 }

@@ -13,7 +13,7 @@ use crate::flags;
 use crate::types::{Attr, DirEntry, Owner};
 use kedge_base::lock::WriteGuard;
 use kedge_base::{CorruptKind, Ino, Timespec};
-use kedge_format::item::{Dentry, NAME_MAX, Orphan, SLOT_ORDINALS, SYMLINK_MAX};
+use kedge_format::item::{Dentry, NAME_MAX, Orphan, SLOT_ORDINALS, SYMLINK_MAX, name_slot};
 use kedge_format::record::{InodeMask, RecordBuilder, RecordOp};
 use kedge_format::{FileKind, ItemKind, Key};
 use kedge_store::{Class, Handle, Need};
@@ -29,6 +29,9 @@ const DOT_DOT: u64 = 2;
 
 /// Removing a name: the entry, both inodes, and an orphan if it was the last name.
 const UNLINK: Need = Need::record(Class::Reclaim).deletes(1).patches(2).puts(1, Orphan::SIZE);
+
+/// Why the root of a tree cannot be removed or moved as a directory.
+pub(super) const TREE_ROOT: &str = "the directory is the root of a tree";
 
 /// Bytes of a name's item.
 pub(super) fn dentry_len(name: &[u8]) -> usize {
@@ -60,10 +63,73 @@ pub(crate) struct Make<'a> {
 impl Names {
     /// Searches a name. The caller holds the directory's io lock.
     pub(super) fn find(&self, dir: Ino, name: &[u8]) -> Result<Found> {
-        slots::find(self.engine.store(), dir, ItemKind::Dentry, name, |value| {
+        let store = self.engine.store();
+        let mut found = slots::find(store, dir, ItemKind::Dentry, name, |value| {
             let entry = Dentry::decode(value)?;
-            Ok((entry.name == name).then_some((entry.ino, entry.kind)))
-        })
+            Ok((entry.name == name).then(|| (store.named_by(dir, entry.ino), entry.kind)))
+        })?;
+        if found.entry.is_none() {
+            found.entry = self.tree_named(dir, name).map(|root| (root, FileKind::Directory));
+        }
+        Ok(found)
+    }
+
+    /// The root of the tree of this name in the directory, if the name is that of a tree. It is not
+    /// an item of the directory.
+    pub(crate) fn tree_named(&self, dir: Ino, name: &[u8]) -> Option<Ino> {
+        self.engine.store().tree_named(dir, name)
+    }
+
+    /// See [`crate::FileSystem::path_of`].
+    pub(crate) fn path_of(&self, dir: Ino) -> Result<Vec<u8>> {
+        let mut names: Vec<Vec<u8>> = Vec::new();
+        // Each directory is visited once, so a circle in a corrupt image ends.
+        let mut visited = std::collections::BTreeSet::new();
+        let mut at = dir;
+        while at != Ino::ROOT && visited.insert(at) {
+            let parent = self.lookup(at, b"..")?.ino;
+            let mut found = None;
+            self.readdir(parent, DOT_DOT, &mut |entry| {
+                if entry.ino == at {
+                    found = Some(entry.name.to_vec());
+                }
+                found.is_none()
+            })?;
+            names.push(found.ok_or(Error::NotFound)?);
+            at = parent;
+        }
+        if at != Ino::ROOT {
+            return Err(self.dangling(dir, at));
+        }
+        names.push(Vec::new());
+        names.reverse();
+        Ok(if names.len() == 1 { b"/".to_vec() } else { names.join(&b'/') })
+    }
+
+    /// Refuses a name that the directory has, or that none can have, and a directory that was
+    /// removed.
+    pub(crate) fn check_free(&self, dir: Ino, name: &[u8]) -> Result<()> {
+        check_name(name)?;
+        let dir = self.inodes.get_dir(dir)?;
+        let _io = dir.io.read();
+        if dir.meta.lock().core.nlink == 0 {
+            return Err(Error::NotFound);
+        }
+        flags::check_add(&dir.meta.lock().core)?;
+        if self.find(dir.ino, name)?.entry.is_some() { Err(Error::Exists) } else { Ok(()) }
+    }
+
+    pub(super) fn put_dentry(
+        &self,
+        record: &mut RecordBuilder,
+        dir: Ino,
+        slot: u64,
+        ino: Ino,
+        kind: FileKind,
+        name: &[u8],
+    ) {
+        let ino = self.engine.store().in_item(ino);
+        record.put(Key::new(dir, ItemKind::Dentry, slot), &Dentry { ino, kind, name }.encode());
     }
 
     /// The slot for a name that must be new.
@@ -142,7 +208,7 @@ impl Names {
             return Err(Error::NotFound);
         }
         flags::check_add(&parent.core)?;
-        let ino = self.inodes.new_ino(&mut parent.meta)?;
+        let ino = self.inodes.new_ino(dir.ino, &mut parent.meta)?;
         let mut core = new_core(&parent.core, make.mode, make.kind, make.owner, now);
         core.rdev = make.rdev;
         let mut record = RecordBuilder::new(RecordOp::Create);
@@ -167,7 +233,7 @@ impl Names {
             self.inherit(default, ino, &mut core, &mut record);
         }
         record.inode(ino, create_mask(&core), &core);
-        put_dentry(&mut record, dir.ino, slot, ino, make.kind, name);
+        self.put_dentry(&mut record, dir.ino, slot, ino, make.kind, name);
         let inode = Arc::new(Inode::new(ino, core, make.kind, Default::default()));
         let new_inode = NewInode::new(&self.inodes, dir.ino, &inode)?;
         new_inode.created(commit_only(handle, record, &mut changes)?);
@@ -192,7 +258,7 @@ impl Names {
             return Err(Error::NotFound);
         }
         flags::check_add(&meta.core)?;
-        let ino = self.inodes.new_ino(&mut meta)?;
+        let ino = self.inodes.new_ino(dir.ino, &mut meta)?;
         let parent = meta.core;
         drop(meta);
         let mut core = new_core(&parent, make.mode, make.kind, make.owner, now);
@@ -252,6 +318,9 @@ impl Names {
         if child.is_dir() {
             return Err(Error::NotPermitted("hard link to a directory"));
         }
+        if !self.engine.store().same_tree(ino, dir.ino) {
+            return Err(Error::CrossTree);
+        }
         let io = dir.io.write();
         let found = self.find(dir.ino, name)?;
         let victim = match found.entry {
@@ -278,7 +347,7 @@ impl Names {
                 orphaned = drop_name(c, &mut record, now)?;
             }
         }
-        put_dentry(&mut record, dir.ino, slot, ino, child.kind, name);
+        self.put_dentry(&mut record, dir.ino, slot, ino, child.kind, name);
         commit_only(handle, record, &mut changes)?;
         self.files.orphans().remove(ino);
         drop(changes);
@@ -384,6 +453,12 @@ impl Names {
             if found.entry != Some((child.ino, FileKind::Directory)) {
                 continue;
             }
+            if self.engine.store().is_tree_root(child.ino) {
+                return Err(Error::Busy(TREE_ROOT));
+            }
+            if !self.engine.store().trees_in(child.ino).is_empty() {
+                return Err(Error::NotEmpty);
+            }
             self.rmdir_locked(&mut handle, &dir, &child, found.at())?;
             self.inherit_marks(&child, &dir);
             drop(guards);
@@ -443,19 +518,56 @@ impl Names {
         }
         let from = Key::new(dir.ino, ItemKind::Dentry, (cookie + 1).max(SLOT_ORDINALS));
         let to = Key::new(dir.ino, ItemKind::Dentry, u64::MAX);
+        let store = self.engine.store();
+        let mut trees = self.tree_slots(dir.ino, cookie);
         let mut bad = None;
-        self.engine.store().scan(from, to, &mut |key, value| match Dentry::decode(value) {
-            Ok(d) if visit(DirEntry { ino: d.ino, kind: d.kind, name: d.name, cookie: key.offset }) => {
-                ControlFlow::Continue(())
+        let mut ended = false;
+        store.scan(from, to, &mut |key, value| {
+            while let Some(tree) = trees.pop_if(|(slot, ..)| *slot < key.offset) {
+                if !visit(tree_entry(&tree)) {
+                    ended = true;
+                    return ControlFlow::Break(());
+                }
             }
-            Ok(_) => ControlFlow::Break(()),
-            Err(e) => {
-                bad = Some(e);
-                ControlFlow::Break(())
+            match Dentry::decode(value) {
+                Ok(d) => {
+                    let ino = store.named_by(dir.ino, d.ino);
+                    ended = !visit(DirEntry { ino, kind: d.kind, name: d.name, cookie: key.offset });
+                }
+                Err(e) => bad = Some(e),
             }
+            if ended || bad.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         })?;
-        bad.map_or(Ok(()), |e| Err(e.into()))
+        if let Some(e) = bad {
+            return Err(e.into());
+        }
+        while !ended && let Some(tree) = trees.pop() {
+            ended = !visit(tree_entry(&tree));
+        }
+        Ok(())
     }
+
+    /// The trees that a directory names, after `cookie`: slot, root and name, with the lowest slot
+    /// last. Slots of trees are those that names of their hash take last, from the end.
+    fn tree_slots(&self, dir: Ino, cookie: u64) -> Vec<(u64, Ino, Vec<u8>)> {
+        let store = self.engine.store();
+        let seed = store.geometry().hash_seed;
+        let mut trees: Vec<_> = store
+            .trees_in(dir)
+            .into_iter()
+            .map(|(root, name)| (name_slot(&seed, &name) + SLOT_ORDINALS - 1, root, name))
+            .collect();
+        trees.sort_unstable_by(|a, b| b.cmp(a));
+        for i in 1..trees.len() {
+            trees[i].0 = trees[i].0.min(trees[i - 1].0 - 1);
+        }
+        trees.retain(|(slot, ..)| *slot > cookie);
+        trees
+    }
+}
+
+fn tree_entry((slot, ino, name): &(u64, Ino, Vec<u8>)) -> DirEntry<'_> {
+    DirEntry { ino: *ino, kind: FileKind::Directory, name, cookie: *slot }
 }
 
 /// Takes the io locks of several directories exclusively, in ascending order, each once.
@@ -464,17 +576,6 @@ pub(super) fn lock_dirs<'a>(dirs: &[&'a Arc<Inode>]) -> SmallVec<[WriteGuard<'a,
     sorted.sort_by_key(|i| i.ino);
     sorted.dedup_by_key(|i| i.ino);
     sorted.into_iter().map(|i| i.io.write()).collect()
-}
-
-pub(super) fn put_dentry(
-    record: &mut RecordBuilder,
-    dir: Ino,
-    slot: u64,
-    ino: Ino,
-    kind: FileKind,
-    name: &[u8],
-) {
-    record.put(Key::new(dir, ItemKind::Dentry, slot), &Dentry { ino, kind, name }.encode());
 }
 
 /// The change of a directory by a link. `taken`: the name exists, for another file.

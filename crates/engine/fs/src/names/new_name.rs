@@ -181,7 +181,7 @@ impl Names {
         }
         let mut above = named.dir.clone();
         for step in 0..DEPTH_MAX {
-            let is_root = above.ino == Ino::ROOT;
+            let is_root = above.ino == Ino::ROOT || self.engine.store().is_tree_root(above.ino);
             // Btrfs did not check the parent of a directory, unless that was the root.
             let is_looked_at = !is_dir || step > 0 || is_root;
             let parent = {

@@ -10,7 +10,7 @@
 
 use super::Names;
 use super::acl::LIST_MAX;
-use super::directory::{Found, LINKS_MAX, check_name, dentry_len, drop_name, lock_dirs, put_dentry};
+use super::directory::{Found, LINKS_MAX, TREE_ROOT, check_name, dentry_len, drop_name, lock_dirs};
 use crate::cache::commit::{Change, commit, create_mask, lock_metas, new_core};
 use crate::cache::inode::Inode;
 use crate::cache::inodes::NewInode;
@@ -79,6 +79,9 @@ impl Names {
         let mut handle = self.engine.begin(need)?;
         let from_dir = self.inodes.get_dir(dir)?;
         let to_dir = self.inodes.get_dir(new_dir)?;
+        if !self.engine.store().same_tree(dir, new_dir) {
+            return Err(Error::CrossTree);
+        }
         let shape = (dir != new_dir).then(|| self.shape.lock());
         // A directory that would be replaced must be locked too, in the order of locks, which is
         // known only after a first lookup.
@@ -137,6 +140,11 @@ impl Names {
             (RenameMode::Exchange, None) => return Err(Error::NotFound),
             (_, Some(target)) if target.ino == source.ino => return Ok(Renamed::Nothing),
             _ => {}
+        }
+        let store = self.engine.store();
+        let is_root = |side: &Side<'_>| side.inode.as_ref().is_some_and(|i| store.is_tree_root(i.ino));
+        if is_root(from) || is_root(to) {
+            return Err(Error::Busy(TREE_ROOT));
         }
         let moves_between = from.dir.ino != to.dir.ino;
         if source.is_dir() && moves_between {
@@ -206,7 +214,7 @@ impl Names {
         if left.is_none() {
             record.delete(from.key());
         }
-        put_dentry(&mut record, to.dir.ino, to.found.at(), source.ino, source.kind, to.name);
+        self.put_dentry(&mut record, to.dir.ino, to.found.at(), source.ino, source.kind, to.name);
         let mut orphan = None;
         let victim = to.inode.as_ref().map(|i| i.ino);
         for c in &mut changes {
@@ -268,14 +276,14 @@ impl Names {
         now: Timespec,
     ) -> Result<Arc<Inode>> {
         const KIND: FileKind = FileKind::CharDevice;
-        let ino = self.engine.store().take_inos(1)?;
+        let ino = self.engine.store().take_inos(from.dir.ino, 1)?;
         let default = if self.may_inherit(from.dir) { self.default_list(from.dir)? } else { None };
         let mut core = new_core(&from.dir.meta.lock().core, 0, KIND, owner, now);
         if let Some(default) = default {
             self.inherit(default, ino, &mut core, record);
         }
         record.inode(ino, create_mask(&core), &core);
-        put_dentry(record, from.dir.ino, from.found.at(), ino, KIND, from.name);
+        self.put_dentry(record, from.dir.ino, from.found.at(), ino, KIND, from.name);
         Ok(Arc::new(Inode::new(ino, core, KIND, Default::default())))
     }
 
@@ -285,8 +293,8 @@ impl Names {
         let now = self.engine.now();
         let mut changes = lock_metas(&[from.dir, to.dir, source, target]);
         let mut record = RecordBuilder::new(RecordOp::Rename);
-        put_dentry(&mut record, from.dir.ino, from.found.at(), target.ino, target.kind, from.name);
-        put_dentry(&mut record, to.dir.ino, to.found.at(), source.ino, source.kind, to.name);
+        self.put_dentry(&mut record, from.dir.ino, from.found.at(), target.ino, target.kind, from.name);
+        self.put_dentry(&mut record, to.dir.ino, to.found.at(), source.ino, source.kind, to.name);
         for c in &mut changes {
             let ino = c.inode.ino;
             if ino == source.ino {

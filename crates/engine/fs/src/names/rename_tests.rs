@@ -19,7 +19,14 @@ fn crowded(name: &[u8]) -> (FileSystem, u64) {
         let mut handle =
             engine.begin(Need::record(Class::Normal).patches(2).puts(2, 300).deletes(2)).unwrap();
         let mut record = RecordBuilder::new(RecordOp::Link);
-        put_dentry(&mut record, Ino::ROOT, slot, ino, FileKind::Regular, format!("other{slot}").as_bytes());
+        door.fs.names().put_dentry(
+            &mut record,
+            Ino::ROOT,
+            slot,
+            ino,
+            FileKind::Regular,
+            format!("other{slot}").as_bytes(),
+        );
         handle.commit(record).unwrap();
     }
     (door, first + SLOT_ORDINALS)

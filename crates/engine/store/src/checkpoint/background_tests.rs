@@ -58,7 +58,8 @@ impl CheckpointClient for BadBlock {
     }
 }
 
-const NEED: Need = Need { log_bytes: 64 << 10, changes: 0, puts: 1, neighbours: 0, class: Class::Normal };
+const NEED: Need =
+    Need { log_bytes: 64 << 10, changes: 0, puts: 1, neighbours: 0, trees: 1, class: Class::Normal };
 
 /// A store with data of inode 77 in a log of 1 MiB, and its client.
 fn store_with_data(async_checkpoint: Option<u8>) -> (Arc<Store>, Arc<BadBlock>) {

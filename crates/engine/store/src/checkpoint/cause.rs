@@ -1,6 +1,16 @@
 //! Why a checkpoint runs, what it does, and which thread runs it.
 
+use crate::forest::Change;
+use kedge_base::{BlockNo, Extent, Generation};
 use kedge_format::superblock::Geometry;
+
+/// What a checkpoint frees: nothing of it is used again before the checkpoint is durable.
+#[derive(Default)]
+pub(crate) struct Freed {
+    pub extents: Vec<Extent>,
+    /// Nodes, with the generations in which they were born.
+    pub nodes: Vec<(BlockNo, Generation)>,
+}
 
 /// Why a checkpoint ran.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -43,13 +53,15 @@ impl CheckpointCause {
 }
 
 /// What a checkpoint does besides the usual.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy)]
 pub(crate) enum Kind<'a> {
     Plain,
     /// It marks the image clean.
     Clean,
     /// It makes the image larger.
     Grow(&'a Geometry),
+    /// It changes the table of trees, and frees what nothing uses any more.
+    Trees(&'a [Change], &'a Freed),
 }
 
 /// Which thread runs a checkpoint.

@@ -45,7 +45,7 @@ impl Store {
         }
         let mut retry = *self.checkpoint.retry.lock();
         let (nodes, bytes) = loop {
-            pace.expect((cut.tree.len() * NODE_SIZE) as u64);
+            pace.expect((cut.nodes() * NODE_SIZE) as u64);
             let wrote = |bytes| pace.wrote(bytes);
             match write_checkpoint(&*self.device, cut.alloc.geometry(), &cut, state, &wrote) {
                 Err(e) => match self.on_host_full(cause, &e, &mut retry) {
@@ -61,12 +61,15 @@ impl Store {
         };
         self.stats.logging_ns.record(self.clock.since(forced).as_nanos() as u64);
         self.stats.nodes_written.add(nodes);
-        self.stats.inner_nodes_written.add(cut.tree.inner() as u64);
+        self.stats.inner_nodes_written.add(cut.trees().map(|tree| tree.inner() as u64).sum());
         self.stats.checkpoint_bytes.add(bytes);
         self.alloc.written(cut.alloc);
         self.alloc.checkpoint_durable(cut.generation);
         self.alloc.durable(self.log.durable_lsn());
-        self.tree.written(cut.tree);
+        self.forest.first.tree.written(cut.tree);
+        if let Some(forest) = cut.forest {
+            self.forest.written(forest);
+        }
         self.log.advance_tail(cut.tail);
         self.checkpoint.durable_lsn.store(cut.lsn.0, Ordering::Release);
         Ok(())

@@ -1,15 +1,17 @@
 //! The cut: the state at one LSN, frozen to be written as a checkpoint.
 
-use crate::apply::Counters;
+use crate::forest::{Change, Forest, FrozenForest};
 use kedge_alloc::{Alloc, FrozenAlloc};
-use kedge_base::{Epoch, Generation, Ino, Lsn};
-use kedge_btree::{Frozen, Tree};
+use kedge_base::{Epoch, Generation, Ino, Lsn, Result};
+use kedge_btree::Frozen;
 use kedge_format::superblock::{CheckpointState, Losses};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The state that a cut takes, to be written as a checkpoint.
 pub(crate) struct Cut {
     pub tree: Frozen,
+    /// The other trees and their table, in an image that was forked.
+    pub forest: Option<FrozenForest>,
     pub alloc: FrozenAlloc,
     pub lsn: Lsn,
     pub tail: Lsn,
@@ -19,25 +21,43 @@ pub(crate) struct Cut {
 }
 
 impl Cut {
-    /// Freezes the state at `lsn`, and begins the next generation. No record may be applied
-    /// meanwhile.
+    /// Freezes the state at `lsn`, changes the table of trees, and begins the next generation. No
+    /// record may be applied meanwhile.
     pub(crate) fn take(
-        tree: &Tree,
+        forest: &Forest,
         alloc: &Alloc,
-        counters: &Counters,
+        changes: &[Change],
         generation: &AtomicU64,
         lsn: Lsn,
         tail: Lsn,
-    ) -> Cut {
-        Cut {
-            tree: tree.freeze(),
+    ) -> Result<Cut> {
+        let counters = &forest.first.counters;
+        let tree = forest.first.tree.freeze();
+        // Changes the table, which takes nodes, so the allocator is frozen after it.
+        let others = forest.freeze(&tree, changes)?;
+        if others.is_some() {
+            alloc.set_has_trees();
+        }
+        Ok(Cut {
+            tree,
+            forest: others,
             alloc: alloc.freeze(),
             lsn,
             tail,
             generation: Generation(generation.fetch_add(1, Ordering::Relaxed)),
             next_ino: Ino(counters.next_ino.load(Ordering::Relaxed)),
             inodes: counters.inodes.load(Ordering::Relaxed),
-        }
+        })
+    }
+
+    /// The trees to write.
+    pub(crate) fn trees(&self) -> impl Iterator<Item = &Frozen> {
+        std::iter::once(&self.tree).chain(self.forest.iter().flat_map(FrozenForest::trees))
+    }
+
+    /// The number of nodes to write.
+    pub(crate) fn nodes(&self) -> usize {
+        self.trees().map(Frozen::len).sum()
     }
 
     /// The checkpoint's part of the superblock slot.
@@ -63,6 +83,7 @@ impl Cut {
             clean,
             written_sec,
             losses,
+            trees: self.forest.as_ref().map(FrozenForest::state),
         }
     }
 }

@@ -29,13 +29,14 @@
 //! | nodes and bitmaps, the flush, the slot; at the pace of the log | `write`, `pace` |
 //! | replaced nodes and log space become free | `commit` |
 //! | the image grows | `grow` |
+//! | trees are forked and freed | `table` |
 //! | the mark that the image is clean, for a freeze and a close | `clean` |
 //!
 //! # Files
 //! The [`crate::Store`] holds the state of checkpoints (`control`, `requests`). That state and what
 //! is written (`cut`, `write`) know nothing of the store. The other files are steps of the store,
-//! and each uses only those before it: `pace`, `prepare`, `commit`, `run`, `trigger`, `clean` and
-//! `grow`, `background`.
+//! and each uses only those before it: `pace`, `prepare`, `commit`, `run`, `trigger`, `clean`,
+//! `grow` and `table`, `background`.
 
 mod background;
 pub(crate) mod cause;
@@ -48,6 +49,7 @@ mod pace;
 mod prepare;
 pub(crate) mod requests;
 mod run;
+mod table;
 #[cfg(test)]
 mod test_log;
 mod trigger;

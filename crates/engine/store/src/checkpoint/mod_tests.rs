@@ -148,7 +148,7 @@ fn a_checkpoint_that_panics_shuts_the_store_down_with_its_words() {
     let error = store.checkpoint(CheckpointCause::Request).unwrap_err().to_string();
     assert!(error.contains(words), "{error}");
     assert!(store.checkpoint_turn().is_multiple_of(2), "it has ended");
-    let need = Need { log_bytes: 100, changes: 0, puts: 1, neighbours: 0, class: Class::Normal };
+    let need = Need { log_bytes: 100, changes: 0, puts: 1, neighbours: 0, trees: 1, class: Class::Normal };
     let error = store.begin(need).map(|_| ()).unwrap_err().to_string();
     assert!(error.contains(words), "{error}");
     assert!(store.close().unwrap_err().to_string().contains(words));
@@ -244,7 +244,7 @@ fn put(store: &Store, number: u64) {
     use kedge_format::record::{RecordBuilder, RecordOp};
     let mut record = RecordBuilder::new(RecordOp::Xattr);
     record.put(key(number), &[number as u8; 50]);
-    let need = Need { log_bytes: 1000, changes: 0, puts: 1, neighbours: 0, class: Class::Normal };
+    let need = Need { log_bytes: 1000, changes: 0, puts: 1, neighbours: 0, trees: 1, class: Class::Normal };
     store.begin(need).unwrap().commit(record).unwrap();
 }
 

@@ -174,12 +174,12 @@ impl Store {
             held: Cell::new(0),
         };
         // An estimate until the cut: a block for each log-resident piece, and the dirty nodes.
-        pace.expect(self.residents.len() as u64 * BLOCK_SIZE as u64 + self.tree.dirty_bytes() as u64);
+        pace.expect(self.residents.len() as u64 * BLOCK_SIZE as u64 + self.forest.dirty_bytes() as u64);
         pace
     }
 
     fn room_for_dirty_nodes(&self) -> u64 {
-        self.dirty_limit.load(Ordering::Relaxed).saturating_sub(self.tree.dirty_bytes() as u64)
+        self.dirty_limit.load(Ordering::Relaxed).saturating_sub(self.forest.dirty_bytes() as u64)
     }
 
     /// Whether an operation waits for the result of a checkpoint, or a pause no longer serves any.

@@ -199,7 +199,11 @@ fn one_that_pauses_hurries_for_an_operation_that_waits_for_log_space() {
     // More than is free now. No operation is delayed yet, because the log is not nearly full.
     let log_bytes = 2 << 20;
     assert!((store.throttle_below()..log_bytes).contains(&store.log.free_bytes()));
-    drop(store.begin(Need { log_bytes, changes: 0, puts: 1, neighbours: 0, class: Class::Normal }).unwrap());
+    drop(
+        store
+            .begin(Need { log_bytes, changes: 0, puts: 1, neighbours: 0, trees: 1, class: Class::Normal })
+            .unwrap(),
+    );
     assert!(client.hurried.load(Relaxed));
     assert_eq!(store.stats.throttle_ns.snapshot().count, 0);
     store.close().unwrap();

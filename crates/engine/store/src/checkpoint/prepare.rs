@@ -1,9 +1,10 @@
 //! The first steps of a checkpoint: log-resident data is written in place, and the cut.
 
-use super::cause::Kind;
+use super::cause::{Freed, Kind};
 use super::control::CheckpointClient;
 use super::cut::Cut;
 use super::pace::Pace;
+use crate::forest::Change;
 use crate::store::Store;
 use kedge_base::broken::{self, Variant};
 use kedge_base::{BLOCK_SIZE, Error, Result};
@@ -40,7 +41,7 @@ impl Store {
     }
 
     /// Freezes the state between two commits.
-    pub(super) fn cut(&self, kind: Kind<'_>) -> Cut {
+    pub(super) fn cut(&self, kind: Kind<'_>) -> Result<Cut> {
         let mut gate = self.gate.close();
         let started = self.clock.monotonic();
         let lsn = self.log.seal();
@@ -56,12 +57,31 @@ impl Store {
         // Broken on purpose: log-resident data does not hold the tail.
         let held = if broken::is(Variant::TailPastResidents) { None } else { self.residents.oldest() };
         let tail = held.map_or(lsn, |oldest| oldest.min(lsn));
-        let cut = Cut::take(&self.tree, &self.alloc, &self.counters, &self.generation, lsn, tail);
+        let (changes, freed): (&[Change], _) = match kind {
+            Kind::Trees(changes, freed) => (changes, Some(freed)),
+            _ => (&[], None),
+        };
+        if let Some(freed) = freed {
+            self.free_at_cut(freed)?;
+        }
+        let cut = Cut::take(&self.forest, &self.alloc, changes, &self.generation, lsn, tail)?;
         let now = self.clock.monotonic();
         self.stats.cut_ns.record(now.saturating_sub(started).as_nanos() as u64);
         drop(gate);
         let last = self.checkpoint.cut_at.swap(now.as_nanos() as u64, Ordering::Relaxed);
         self.stats.running_ns.record((now.as_nanos() as u64).saturating_sub(last));
-        cut
+        Ok(cut)
+    }
+
+    /// Frees what a checkpoint's change of the table gives up. The caller holds the exclusive epoch
+    /// guard, before the cut.
+    fn free_at_cut(&self, freed: &Freed) -> Result<()> {
+        for extent in &freed.extents {
+            self.alloc.free_at_cut(*extent)?;
+        }
+        for (addr, born) in &freed.nodes {
+            self.alloc.free_node(*addr, *born, self.generation())?;
+        }
+        Ok(())
     }
 }

@@ -63,8 +63,13 @@ impl Store {
             }
             self.prepare(&pace)?;
             let prepare = self.clock.since(started);
-            let clean = kind == Kind::Clean;
-            self.write_cut(unwritten, self.cut(kind), (cause, clean), &pace, prepare)
+            let clean = matches!(kind, Kind::Clean);
+            // On a full image the cut may find the nodes without a promise.
+            if let Err(e) = self.forest.promise_nodes(0) {
+                tracing::debug!("nodes for the table of trees: {e}");
+            }
+            let cut = self.cut(kind)?;
+            self.write_cut(unwritten, cut, (cause, clean), &pace, prepare)
         });
         match &result {
             Ok(()) => running.completed(),

@@ -17,7 +17,9 @@ pub(crate) fn store(async_checkpoint: Option<u8>) -> Arc<Store> {
 /// Reserves a part of what an empty log has free.
 pub(crate) fn take(store: &Store, part: f64) -> Handle<'_> {
     let log_bytes = (store.log.free_bytes_max() as f64 * part) as u64;
-    store.begin(Need { log_bytes, changes: 0, puts: 1, neighbours: 0, class: Class::Normal }).unwrap()
+    store
+        .begin(Need { log_bytes, changes: 0, puts: 1, neighbours: 0, trees: 1, class: Class::Normal })
+        .unwrap()
 }
 
 /// The used part of the log.
@@ -29,7 +31,7 @@ pub(crate) fn used(store: &Store) -> f64 {
 pub(crate) fn put(store: &Store) {
     let mut record = RecordBuilder::new(RecordOp::Xattr);
     record.put(Key::new(Ino::ROOT, ItemKind::Xattr, 1), &[3; 4000]);
-    let need = Need { log_bytes: 4096, changes: 0, puts: 1, neighbours: 0, class: Class::Normal };
+    let need = Need { log_bytes: 4096, changes: 0, puts: 1, neighbours: 0, trees: 1, class: Class::Normal };
     store.begin(need).unwrap().commit(record).unwrap();
 }
 

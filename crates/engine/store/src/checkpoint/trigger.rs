@@ -33,7 +33,7 @@ impl Store {
     /// started, so that nodes become clean and can go.
     pub fn set_cache_budget(&self, node_bytes: u64) {
         self.dirty_limit.store(node_bytes / 2, Ordering::Relaxed);
-        self.tree.set_cache_bytes(node_bytes as usize);
+        self.forest.set_cache_bytes(node_bytes);
         if !self.is_read_only() {
             self.after_commit();
         }
@@ -84,7 +84,7 @@ impl Store {
         }
         if self.log_below_threshold() {
             self.wake_checkpoint(CheckpointCause::Background);
-        } else if self.tree.dirty_bytes() as u64 > self.dirty_limit.load(Ordering::Relaxed) / 2 {
+        } else if self.forest.dirty_bytes() as u64 > self.dirty_limit.load(Ordering::Relaxed) / 2 {
             self.wake_checkpoint(CheckpointCause::DirtyNodes);
         }
     }
@@ -98,7 +98,7 @@ impl Store {
     }
 
     pub(crate) fn wait_for_dirty_limit(&self) -> Result<()> {
-        if self.tree.dirty_bytes() as u64 <= self.dirty_limit.load(Ordering::Relaxed) {
+        if self.forest.dirty_bytes() as u64 <= self.dirty_limit.load(Ordering::Relaxed) {
             return Ok(());
         }
         self.stats.dirty_stalls.inc();

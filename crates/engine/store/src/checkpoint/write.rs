@@ -95,7 +95,8 @@ pub(crate) fn write_checkpoint(
     wrote: &dyn Fn(u64) -> usize,
 ) -> Result<(u64, u64)> {
     let mut nodes = 0;
-    let node_bytes = write_merged(device, cut.tree.nodes().inspect(|_| nodes += 1), wrote)?;
+    let frozen = cut.trees().flat_map(|tree| tree.nodes());
+    let node_bytes = write_merged(device, frozen.inspect(|_| nodes += 1), wrote)?;
     let mut bitmaps = cut.alloc.writes(geometry.uuid, cut.generation);
     bitmaps.sort_by_key(|(at, _)| *at);
     let bitmap_bytes = write_merged(device, bitmaps.into_iter(), wrote)?;

@@ -1,13 +1,14 @@
 //! The state of an image that is being opened, loaded from a checkpoint, and the scan of its log.
 
-use crate::apply::Counters;
+use crate::counters::Counters;
+use crate::forest::{Common, Forest};
 use crate::residents::Residents;
-use crate::space::{AllocNodes, DeviceNodes};
+use crate::space::{AllocNodes, DeviceNodes, Marks};
 use crate::stats::ReplaySummary;
 use kedge_alloc::{Alloc, DataReservation};
 use kedge_base::broken::{self, Variant};
 use kedge_base::{Clock, Epoch, Error, Result};
-use kedge_btree::{Tree, TreeConfig, TreeLock};
+use kedge_btree::{Tree, TreeLock};
 use kedge_device::{Device, OverlayDevice};
 use kedge_format::superblock::Superblock;
 use kedge_log::{RecordLsn, ScanConfig, ScanEnd, scan};
@@ -80,9 +81,8 @@ pub(crate) struct Recovery {
     pub clock: Arc<dyn Clock>,
     pub sb: Superblock,
     pub alloc: Arc<Alloc>,
-    pub tree: Tree,
+    pub forest: Forest,
     pub residents: Residents,
-    pub counters: Counters,
     pub generation: Arc<AtomicU64>,
     pub summary: ReplaySummary,
     /// Blocks promised for overlay data that has no block yet.
@@ -101,40 +101,34 @@ impl Recovery {
         let c = &sb.checkpoint;
         let alloc = Arc::new(Alloc::load(&*device, &sb.geometry, c.generation)?);
         let generation = Arc::new(AtomicU64::new(c.generation.0 + 1));
-        let space = AllocNodes { alloc: alloc.clone(), generation: generation.clone() };
-        let config = TreeConfig {
+        let marks = Arc::new(Marks::default());
+        let space = AllocNodes { alloc: alloc.clone(), generation: generation.clone(), marks: marks.clone() };
+        let common = Common {
+            io: Arc::new(DeviceNodes(device.clone())),
+            alloc: alloc.clone(),
+            generation: generation.clone(),
             clock: clock.clone(),
             lock: options.tree_lock,
-            ..TreeConfig::new(sb.geometry.uuid, sb.geometry.log_secret, options.node_cache_bytes as usize)
+            uuid: sb.geometry.uuid,
+            secret: sb.geometry.log_secret,
         };
         let tree = Tree::open(
-            Arc::new(DeviceNodes(device.clone())),
+            common.io.clone(),
             Arc::new(space),
-            config,
+            common.config(options.node_cache_bytes),
             c.root,
             c.root_generation,
             c.root_level,
             c.nodes,
             c.generation.next(),
         )?;
-        let counters = Counters { next_ino: AtomicU64::new(c.next_ino.0), inodes: AtomicU64::new(c.inodes) };
+        let counters = Counters::of(c.next_ino.0, c.inodes, 0);
+        let forest = Forest::open(common, tree, counters, marks, c.trees, options.node_cache_bytes)?;
         let summary = ReplaySummary { clean: c.clean, tail_lsn: c.tail_lsn.0, ..Default::default() };
         let residents = Residents::new();
         let sb = sb.clone();
         let (promised, read_only) = (None, None);
-        Ok(Recovery {
-            device,
-            clock,
-            sb,
-            alloc,
-            tree,
-            residents,
-            counters,
-            generation,
-            summary,
-            promised,
-            read_only,
-        })
+        Ok(Recovery { device, clock, sb, alloc, forest, residents, generation, summary, promised, read_only })
     }
 
     pub(super) fn scan(&self, visit: &mut dyn FnMut(RecordLsn, &[u8]) -> Result<()>) -> Result<ScanEnd> {

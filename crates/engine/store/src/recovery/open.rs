@@ -66,12 +66,15 @@ fn check_features(sb: &Superblock, read_only: bool) -> Result<bool> {
 
 impl Recovery {
     fn checkpoint(&mut self, head: Lsn) -> Result<()> {
-        let cut = Cut::take(&self.tree, &self.alloc, &self.counters, &self.generation, head, head);
+        let cut = Cut::take(&self.forest, &self.alloc, &[], &self.generation, head, head)?;
         let state = cut.state(self.epoch(), false, self.clock.now().sec, self.sb.checkpoint.losses);
         write_checkpoint(&*self.device, &self.sb.geometry, &cut, state, &|_| FULL)?;
         self.alloc.written(cut.alloc);
         self.alloc.checkpoint_durable(cut.generation);
-        self.tree.written(cut.tree);
+        self.forest.first.tree.written(cut.tree);
+        if let Some(forest) = cut.forest {
+            self.forest.written(forest);
+        }
         Ok(())
     }
 
@@ -102,13 +105,12 @@ impl Recovery {
             clock: self.clock,
             geometry: self.sb.geometry,
             read_only,
-            tree: self.tree,
+            forest: self.forest,
             alloc: self.alloc,
             log,
             flusher,
             gate,
             residents: self.residents,
-            counters: self.counters,
             generation: self.generation,
             checkpoint: Control::new(options.async_checkpoint.unwrap_or(0) as u32),
             client: OnceLock::new(),

@@ -27,7 +27,8 @@ fn put(store: &Store, n: u64, value: &[u8]) -> Lsn {
 }
 
 fn commit(store: &Store, record: RecordBuilder) -> Lsn {
-    let need = Need { log_bytes: 64 << 10, changes: 0, puts: 4, neighbours: 0, class: Class::Normal };
+    let need =
+        Need { log_bytes: 64 << 10, changes: 0, puts: 4, neighbours: 0, trees: 1, class: Class::Normal };
     store.begin(need).unwrap().commit(record).unwrap().end
 }
 
@@ -91,7 +92,7 @@ fn recovery_that_is_itself_cut_off_changes_nothing() {
 #[test]
 fn log_resident_bytes_are_in_place_after_recovery() {
     let (device, store) = fresh();
-    let ino = store.take_inos(1).unwrap();
+    let ino = store.take_inos(Ino::ROOT, 1).unwrap();
     let core =
         InodeCore { mode: FileKind::Regular.mode_bits() | 0o644, nlink: 1, size: 6, ..Default::default() };
     let mut record = RecordBuilder::new(RecordOp::Create);

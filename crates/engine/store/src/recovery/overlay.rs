@@ -89,10 +89,11 @@ impl Recovery {
 
     fn count_holes(&self, blocks: &[(Ino, u64)]) -> Result<u64> {
         let key = |&(ino, block): &(Ino, u64)| Key::new(ino, ItemKind::Extent, block);
-        self.tree.prefetch(&blocks.iter().map(key).collect::<Vec<_>>());
+        self.forest.prefetch(&blocks.iter().map(key).collect::<Vec<_>>());
         let mut holes = 0;
         for &(ino, block) in blocks {
-            holes += u64::from(self.find_extent(ino, block)?.is_none());
+            let mapped = self.find_extent(ino, block)?;
+            holes += u64::from(mapped.is_none_or(|(_, item)| self.is_shared(ino, &item)));
         }
         Ok(holes)
     }
@@ -103,7 +104,7 @@ impl Recovery {
         let mut batch = Vec::new();
         for group in drained.chunks(KEYS_AT_A_TIME) {
             let inodes: Vec<Key> = group.iter().map(|(ino, _)| Key::inode(*ino)).collect();
-            self.tree.prefetch(&inodes);
+            self.forest.prefetch(&inodes);
             for (ino, pieces) in group {
                 self.summary.data_ranges += pieces.len() as u64;
                 self.summary.data_bytes += pieces.iter().map(|(_, len, _)| len).sum::<u64>();
@@ -131,7 +132,7 @@ impl Recovery {
     }
 
     fn inode(&self, ino: Ino) -> Result<InodeCore> {
-        let Some(value) = self.tree.get(Key::inode(ino))? else {
+        let Some(value) = self.forest.get(Key::inode(ino))? else {
             return Err(Error::corrupt_log(
                 self.sb.checkpoint.tail_lsn,
                 format!("data of inode {ino}, which does not exist"),
@@ -143,7 +144,7 @@ impl Recovery {
     fn write_batch(&mut self, batch: &[Wanted<'_>]) -> Result<()> {
         let keys =
             batch.iter().flat_map(|w| [Key::inode(w.ino), Key::new(w.ino, ItemKind::Extent, w.file_block)]);
-        self.tree.prefetch(&keys.collect::<Vec<_>>());
+        self.forest.prefetch(&keys.collect::<Vec<_>>());
         let placed = self.compose(batch)?;
         let places = self.write_all(&placed)?;
         for (block, at) in placed.iter().zip(places) {
@@ -158,10 +159,12 @@ impl Recovery {
         let mut reads = Vec::new();
         for wanted in batch {
             let mapped = self.find_extent(wanted.ino, wanted.file_block)?;
-            let place = mapped.map(|mapped| place_of(mapped, wanted.file_block));
+            let at = mapped.map(|mapped| place_of(mapped, wanted.file_block));
             let in_use = mapped.is_some_and(|(_, item)| !item.unwritten);
             // A block that is replaced as a whole need not be read, and may be bad.
-            let read = place.filter(|_| in_use && !covers(wanted.pieces, wanted.file_block, wanted.size));
+            let read = at.filter(|_| in_use && !covers(wanted.pieces, wanted.file_block, wanted.size));
+            // A block that another tree uses too stays as it is.
+            let place = at.filter(|_| !mapped.is_some_and(|(_, item)| self.is_shared(wanted.ino, &item)));
             if let Some(at) = read {
                 reads.push(Io { offset: at.byte_offset(), op: Op::Read(IoBuf::zeroed(1)) });
             }
@@ -285,16 +288,19 @@ impl Recovery {
         let mut record = RecordBuilder::new(RecordOp::WriteBack);
         // Looked up again, since another block of the batch may have split the extent.
         if let Some((first, item)) = self.find_extent(ino, file_block)? {
-            if at != block.place {
-                record.free(Extent::new(block.place, 1));
+            let old = place_of((first, item), file_block);
+            if at != old {
+                if !self.is_shared(ino, &item) {
+                    record.free(Extent::new(old, 1));
+                }
                 record.alloc(Extent::new(at, 1));
             }
-            if at != block.place || item.unwritten {
-                map_block(&mut record, ino, (first, item), file_block, at);
+            if at != old || item.unwritten {
+                map_block(&mut record, ino, (first, item), file_block, (at, self.forest.birth()));
             }
         } else {
             record.alloc(Extent::new(at, 1));
-            let item = ExtentItem { start: at, blocks: 1, unwritten: false };
+            let item = ExtentItem { start: at, blocks: 1, unwritten: false, birth: self.forest.birth() };
             record.put(Key::new(ino, ItemKind::Extent, file_block), &item.encode());
             let mut core = self.inode(ino)?;
             core.blocks += 1;
@@ -304,10 +310,9 @@ impl Recovery {
             let bytes = record.finish();
             let lsn = RecordLsn { write_start: Lsn(0), start: Lsn(0), end: Lsn(0) };
             let target = Target {
-                tree: &self.tree,
+                forest: &self.forest,
                 alloc: &self.alloc,
                 residents: &self.residents,
-                counters: &self.counters,
                 replay: false,
             };
             apply(&target, lsn, &Record::decode(Lsn(0), &bytes)?.edits)?;
@@ -315,9 +320,13 @@ impl Recovery {
         Ok(())
     }
 
+    fn is_shared(&self, ino: Ino, item: &ExtentItem) -> bool {
+        self.forest.is_shared(ino, item.birth)
+    }
+
     fn find_extent(&self, ino: Ino, file_block: u64) -> Result<Option<(u64, ExtentItem)>> {
         let key = Key::new(ino, ItemKind::Extent, file_block);
-        let Some((found, value)) = self.tree.prev_at_or_before(key)? else { return Ok(None) };
+        let Some((found, value)) = self.forest.prev(key)? else { return Ok(None) };
         if (found.ino, found.kind) != (key.ino, key.kind) {
             return Ok(None);
         }
@@ -381,25 +390,27 @@ fn unplaced(ino: Ino, block: BlockNo, error: Error) -> Error {
     }
 }
 
-/// Splits an extent around one block, which now holds data at `place`.
+/// Splits an extent around one block, which now holds data at `place`. If that is another place
+/// than before, the block has the given birth.
 fn map_block(
     record: &mut RecordBuilder,
     ino: Ino,
     (first, item): (u64, ExtentItem),
     file_block: u64,
-    place: BlockNo,
+    (place, birth): (BlockNo, u32),
 ) {
     let at = file_block - first;
-    let mut put = |from: u64, start: BlockNo, blocks: u64, unwritten: bool| {
+    let mut put = |from: u64, blocks: u64, piece: ExtentItem| {
         if blocks > 0 {
-            let item = ExtentItem { start, blocks: blocks as u32, unwritten };
-            record.put(Key::new(ino, ItemKind::Extent, first + from), &item.encode());
+            let piece = ExtentItem { blocks: blocks as u32, ..piece };
+            record.put(Key::new(ino, ItemKind::Extent, first + from), &piece.encode());
         }
     };
-    let old = |from: u64| BlockNo(item.start.0 + from);
-    put(0, old(0), at, item.unwritten);
-    put(at, place, 1, false);
-    put(at + 1, old(at + 1), item.blocks as u64 - at - 1, item.unwritten);
+    let old = |from: u64| ExtentItem { start: BlockNo(item.start.0 + from), ..item };
+    let birth = if place == old(at).start { item.birth } else { birth };
+    put(0, at, old(0));
+    put(at, 1, ExtentItem { start: place, blocks: 1, unwritten: false, birth });
+    put(at + 1, item.blocks as u64 - at - 1, old(at + 1));
 }
 
 #[cfg(test)]

@@ -30,14 +30,15 @@ fn open(device: Arc<dyn Device>) -> Result<Arc<Store>> {
 }
 
 fn commit(store: &Store, record: RecordBuilder) {
-    let need = Need { log_bytes: 64 << 10, changes: 0, puts: 4, neighbours: 0, class: Class::Normal };
+    let need =
+        Need { log_bytes: 64 << 10, changes: 0, puts: 4, neighbours: 0, trees: 1, class: Class::Normal };
     let end = store.begin(need).unwrap().commit(record).unwrap().end;
     store.force(end, ForceCause::Fsync).unwrap();
 }
 
 /// A new file of this many blocks, none of which has a place.
 fn file(store: &Store, blocks: u64) -> Ino {
-    let ino = store.take_inos(1).unwrap();
+    let ino = store.take_inos(Ino::ROOT, 1).unwrap();
     let mode = FileKind::Regular.mode_bits() | 0o644;
     let core = InodeCore { mode, nlink: 1, size: blocks * BLOCK, ..Default::default() };
     let mut record = RecordBuilder::new(RecordOp::Create);
@@ -56,7 +57,7 @@ fn log_data(store: &Store, ino: Ino, offset: u64, bytes: &[u8]) {
 /// The block to which the extents of a file map; `None` for a hole or an unwritten block.
 fn block(store: &Store, device: &dyn Device, ino: Ino, file_block: u64) -> Option<(BlockNo, Vec<u8>)> {
     let key = Key::new(ino, ItemKind::Extent, file_block);
-    let (found, value) = store.tree.prev_at_or_before(key).unwrap()?;
+    let (found, value) = store.tree().prev_at_or_before(key).unwrap()?;
     let item = ExtentItem::decode(&value).unwrap();
     let is_it =
         (found.ino, found.kind) == (key.ino, key.kind) && file_block < found.offset + item.blocks as u64;
@@ -139,7 +140,7 @@ fn parts_of_scattered_blocks_are_read_and_written_in_a_few_round_trips() {
         let mut record = RecordBuilder::new(RecordOp::WriteBack);
         record.alloc(extent);
         fill(&mut record, ino);
-        let item = ExtentItem { start: extent.start, blocks: 1, unwritten: false };
+        let item = ExtentItem { start: extent.start, blocks: 1, unwritten: false, birth: 0 };
         record.put(Key::new(ino, ItemKind::Extent, 0), &item.encode());
         commit(&store, record);
         // Keeps the next inode out of the leaf with the extent.
@@ -175,7 +176,7 @@ fn blocks_of_one_unwritten_extent_are_mapped_together() {
     assert_eq!(extent.blocks, 10, "the image is empty");
     let mut record = RecordBuilder::new(RecordOp::Fallocate);
     record.alloc(extent);
-    let item = ExtentItem { start: extent.start, blocks: 10, unwritten: true };
+    let item = ExtentItem { start: extent.start, blocks: 10, unwritten: true, birth: 0 };
     record.put(Key::new(ino, ItemKind::Extent, 0), &item.encode());
     commit(&store, record);
     for file_block in [2u64, 3, 7] {

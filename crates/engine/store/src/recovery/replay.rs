@@ -2,9 +2,9 @@
 
 use super::image::{KEYS_AT_A_TIME, Recovery};
 use crate::apply::{Target, apply, apply_resident, keys};
+use crate::forest::Forest;
 use kedge_base::broken::{self, Variant};
 use kedge_base::{Lsn, Result};
-use kedge_btree::Tree;
 use kedge_format::Key;
 use kedge_format::record::{Edit, Record};
 use kedge_log::{RecordLsn, ScanEnd};
@@ -23,8 +23,8 @@ struct Chunk {
 
 impl Chunk {
     /// Adds a record. Records below `cut` do not touch the tree.
-    fn push(&mut self, lsn: RecordLsn, record: &[u8], tree: &Tree, cut: Lsn) -> Result<()> {
-        if lsn.start >= cut && !tree.is_in_memory() {
+    fn push(&mut self, lsn: RecordLsn, record: &[u8], forest: &Forest, cut: Lsn) -> Result<()> {
+        if lsn.start >= cut && !forest.is_in_memory() {
             self.keys.extend(keys(&Record::decode(lsn.start, record)?.edits));
         }
         self.bytes.extend_from_slice(record);
@@ -40,7 +40,7 @@ impl Chunk {
     fn apply(&mut self, target: &Target<'_>, cut: Lsn) -> Result<()> {
         self.keys.sort_unstable();
         self.keys.dedup();
-        target.tree.prefetch(&self.keys);
+        target.forest.prefetch(&self.keys);
         let mut from = 0;
         for &(lsn, end) in &self.records {
             let mut record = Record::decode(lsn.start, &self.bytes[from..end])?;
@@ -77,16 +77,11 @@ impl Recovery {
             }
             Ok(())
         })?;
-        let target = Target {
-            tree: &self.tree,
-            alloc: &self.alloc,
-            residents: &self.residents,
-            counters: &self.counters,
-            replay: true,
-        };
+        let target =
+            Target { forest: &self.forest, alloc: &self.alloc, residents: &self.residents, replay: true };
         let mut chunk = Chunk::default();
         let end = self.scan(&mut |lsn, bytes| {
-            chunk.push(lsn, bytes, target.tree, cut)?;
+            chunk.push(lsn, bytes, target.forest, cut)?;
             if chunk.is_full() { chunk.apply(&target, cut) } else { Ok(()) }
         })?;
         chunk.apply(&target, cut)?;

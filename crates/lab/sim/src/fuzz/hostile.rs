@@ -596,7 +596,8 @@ impl Liar {
             1 => {
                 let n = self.number(0);
                 let blocks = self.number(1) as u32;
-                let mut value = ExtentItem { start: self.block(), blocks, unwritten: false }.encode();
+                let mut value =
+                    ExtentItem { start: self.block(), blocks, unwritten: false, birth: 0 }.encode();
                 value[12] = self.rng.random_range(0..2);
                 (Key { ino, kind: 5, offset: n }, value.to_vec())
             }

@@ -2,7 +2,7 @@
 
 use super::Syncer;
 use crate::cache::commit::{Change, commit};
-use crate::cache::inode::Inode;
+use crate::cache::inode::{Inode, tree_count};
 use crate::error::{Error, Result};
 use kedge_format::record::{RecordBuilder, RecordOp};
 use kedge_store::{Class, Need};
@@ -38,7 +38,9 @@ impl Syncer {
     }
 
     fn log_times_of(&self, inodes: &[Arc<Inode>]) -> Result<()> {
-        let mut handle = self.engine.begin(Need::record(Class::Promised).patches(inodes.len()))?;
+        let mut handle = self
+            .engine
+            .begin(Need::record(Class::Promised).patches(inodes.len()).in_trees(tree_count(inodes)))?;
         let mut changes = Vec::with_capacity(inodes.len());
         for inode in inodes {
             let meta = inode.meta.lock();

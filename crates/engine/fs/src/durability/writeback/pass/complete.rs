@@ -56,7 +56,8 @@ fn record_part(store: &Store, record: &mut RecordBuilder, part: &mut Part, chang
     for (extent, old) in part.taken_runs() {
         record.alloc(extent);
         match old {
-            Some(old) => record.free(old),
+            Some((_, old)) if old.shared => {}
+            Some((extent, _)) => record.free(extent),
             None => fresh += extent.blocks,
         }
     }

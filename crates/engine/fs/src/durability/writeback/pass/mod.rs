@@ -10,7 +10,7 @@ mod settle;
 mod write;
 
 use super::Writeback;
-use crate::cache::inode::Inode;
+use crate::cache::inode::{Inode, tree_count};
 use crate::cache::pages::Which;
 use crate::durability::dirty::DirtyList;
 use crate::error::{Error, Result};
@@ -163,7 +163,8 @@ impl<'a> Pass<'a> {
             _ => (kind, kind.segments_max),
         };
         // Fewer places if there are no nodes for all; the pass then ends early.
-        let need = |places| need(kind.class, inodes.len(), kind.segments_max, places);
+        let trees = tree_count(inodes);
+        let need = |places| need(kind.class, inodes.len(), kind.segments_max, places).in_trees(trees);
         let handle = writeback
             .engine
             .begin_up_to(need(places.max(NARROW_SEGMENTS)), need(NARROW_SEGMENTS.min(kind.segments_max)))

@@ -39,8 +39,19 @@ pub(super) struct Segment {
 pub(super) struct NewRun {
     pub index: u64,
     pub extent: Extent,
-    /// The previous place of the pages, and whether these blocks counted as unwritten.
-    pub old: Option<(BlockNo, bool)>,
+    /// The previous place of the pages.
+    pub old: Option<Old>,
+}
+
+/// The previous place of pages.
+#[derive(Clone, Copy)]
+pub(super) struct Old {
+    pub start: BlockNo,
+    /// Whether the blocks counted as unwritten.
+    pub unwritten: bool,
+    pub birth: u32,
+    /// Another tree uses the blocks, so they do not become free.
+    pub shared: bool,
 }
 
 /// A page that is being written.
@@ -133,13 +144,13 @@ impl Part {
         out
     }
 
-    /// Runs of new blocks that the record may name, with the blocks that they stand for.
-    pub(super) fn taken_runs(&self) -> Vec<(Extent, Option<Extent>)> {
+    /// Runs of new blocks that the record may name, with the place for which they stand.
+    pub(super) fn taken_runs(&self) -> Vec<(Extent, Option<(Extent, Old)>)> {
         let mut out = Vec::new();
         for run in &self.new {
             for (from, to) in self.taken(run.index, run.index + run.extent.blocks) {
                 let part = |start: BlockNo| Extent::new(BlockNo(start.0 + from - run.index), to - from);
-                out.push((part(run.extent.start), run.old.map(|(old, _)| part(old))));
+                out.push((part(run.extent.start), run.old.map(|old| (part(old.start), old))));
             }
         }
         out
@@ -166,9 +177,9 @@ impl Part {
             if let Some(run) = self.new.iter().find(|r| (r.index..r.index + r.extent.blocks).contains(&index))
             {
                 self.set.remove(index, index + 1);
-                if let Some((old, unwritten)) = run.old {
-                    let block = Extent::new(BlockNo(old.0 + index - run.index), 1);
-                    self.set.insert(index, block, unwritten);
+                if let Some(old) = run.old {
+                    let block = Extent::new(BlockNo(old.start.0 + index - run.index), 1);
+                    self.set.insert(index, block, old.unwritten, old.birth);
                 }
             } else if self.unwritten.iter().any(|(from, to)| (*from..*to).contains(&index)) {
                 self.set.set_unwritten(index, index + 1);

@@ -1,7 +1,7 @@
 //! First phase of a pass: lists the pages, and finds a place for each.
 
 use super::super::BLOCK;
-use super::part::{How, NewRun, Part, Plan, Segment};
+use super::part::{How, NewRun, Old, Part, Plan, Segment};
 use super::{PASS_PAGES, Pass};
 use crate::cache::inode::Inode;
 use crate::cache::pages::Backing;
@@ -65,8 +65,8 @@ impl Pass<'_> {
                     part.more = true;
                     return Ok(());
                 }
-                if m.place == Place::Hole {
-                    self.plan_hole(inode, inode_index, m, part, plan)?;
+                if matches!(m.place, Place::Hole | Place::Shared(..)) {
+                    self.plan_new(inode, inode_index, m, part, plan)?;
                 } else {
                     self.plan_mapped(inode, inode_index, m, part, plan)?;
                 }
@@ -75,7 +75,8 @@ impl Pass<'_> {
         Ok(())
     }
 
-    fn plan_hole(
+    /// Plans pages without a block, or whose blocks another tree uses too: they get new ones.
+    fn plan_new(
         &self,
         inode: &Inode,
         inode_index: usize,
@@ -84,6 +85,13 @@ impl Pass<'_> {
         plan: &mut Plan,
     ) -> Result<()> {
         part.set.load(self.store(), inode.ino, m.first, m.first + m.blocks, usize::MAX)?;
+        let (old, after) = match m.place {
+            Place::Shared(start, unwritten) => {
+                let after = if unwritten { Backing::Unknown } else { Backing::Shared };
+                (Some(Old { start, unwritten, birth: m.birth, shared: true }), after)
+            }
+            _ => (None, Backing::Unknown),
+        };
         let mut at = m.first;
         while at < m.first + m.blocks {
             if plan.is_full(part) {
@@ -96,11 +104,14 @@ impl Pass<'_> {
             let extent = self.store().alloc_data(near, want, pages.reservation.as_mut())?;
             for index in at..at + extent.blocks {
                 if let Some(p) = pages.map.get_mut(&index) {
-                    p.backing = Backing::Unknown; // its reserved block is used
+                    p.backing = after; // its reserved block is used
                 }
             }
             drop(pages);
-            self.take_run(inode, inode_index, NewRun { index: at, extent, old: None }, part, plan);
+            part.set.remove(at, at + extent.blocks);
+            let here = |old: Old| Old { start: BlockNo(old.start.0 + at - m.first), ..old };
+            let run = NewRun { index: at, extent, old: old.map(here) };
+            self.take_run(inode, inode_index, run, part, plan);
             at += extent.blocks;
         }
         Ok(())
@@ -136,7 +147,8 @@ impl Pass<'_> {
             if bad && let Some(extent) = self.place_elsewhere(inode, to - at, plan)? {
                 let moved_to = at + extent.blocks;
                 part.set.remove(at, moved_to);
-                let run = NewRun { index: at, extent, old: Some((block, unwritten)) };
+                let old = Old { start: block, unwritten, birth: m.birth, shared: false };
+                let run = NewRun { index: at, extent, old: Some(old) };
                 self.take_run(inode, inode_index, run, part, plan);
                 at = moved_to;
                 continue;
@@ -177,9 +189,9 @@ impl Pass<'_> {
     /// Makes a run of new blocks the place of pages.
     fn take_run(&self, inode: &Inode, inode_index: usize, run: NewRun, part: &mut Part, plan: &mut Plan) {
         let NewRun { index, extent, old } = run;
-        let how = if old.is_some() { How::Moved } else { How::New };
+        let how = if old.is_some_and(|old| !old.shared) { How::Moved } else { How::New };
         part.touch(index, index + extent.blocks);
-        part.set.insert(index, extent, false);
+        part.set.insert(index, extent, false, self.store().birth());
         part.ranges.push((index, index + extent.blocks));
         part.new.push(run);
         plan.segments.push(Segment {

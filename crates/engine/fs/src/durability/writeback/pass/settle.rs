@@ -72,10 +72,13 @@ impl Pass<'_> {
                 };
                 let p = pages.map.get_mut(&page.index).expect("it was just being written");
                 // A writer that found no extent meanwhile has made a promise of its own.
-                if let Some(promise) = promise
-                    && p.backing == Backing::Unknown
-                {
-                    p.backing = Backing::Reserved;
+                let with_promise = match p.backing {
+                    Backing::Unknown => Backing::Reserved,
+                    Backing::Shared => Backing::Moving,
+                    _ => return,
+                };
+                if let Some(promise) = promise {
+                    p.backing = with_promise;
                     pages.reserve(promise);
                 }
             }

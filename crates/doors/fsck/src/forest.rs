@@ -1,0 +1,225 @@
+//! The check of an image with several trees: see [`kedge_format::trees`].
+//!
+//! Each tree and each point is checked like the tree of an image that has one. What is shared is
+//! thus read as often as it is shared. Then the trees are compared: a block that a tree has for its
+//! own is no other tree's own, and every block in use is somebody's own. So no tree can free or
+//! overwrite a block of another, and no block in use is without a tree that frees it.
+
+use crate::items::{Own, State};
+use crate::kinds::FindingKind;
+use crate::one_tree::{finish, judge_tree};
+use crate::owned::Owned;
+use crate::read::Reader;
+use crate::report::{At, Counters, Findings};
+use crate::tree::{self, NodeRef};
+use crate::{Progress, paths};
+use kedge_base::{BlockNo, Generation, Ino};
+use kedge_format::Key;
+use kedge_format::superblock::{CheckpointState, Superblock};
+use kedge_format::trees::{TreeEntry, TreeKind, number_of};
+use std::collections::BTreeMap;
+
+/// Checks the trees, and returns a state that stands for all of them.
+pub(crate) fn judge(
+    sb: &Superblock,
+    reader: &mut Reader,
+    findings: Findings,
+    progress: &mut dyn FnMut(Progress),
+) -> State {
+    let groups = sb.geometry.groups();
+    let (entries, mut all) = read_table(sb, reader, findings, progress);
+    check_entries(&entries, sb, &mut all.findings);
+    let mut own = all.owned.clone();
+    let first = entries.get(&0).cloned();
+    let others = entries.iter().filter(|(number, _)| **number != 0);
+    let trees = [(0, first.as_ref())].into_iter().chain(others.map(|(number, entry)| (*number, Some(entry))));
+    for (number, entry) in trees {
+        let of_tree = if number == 0 { sb.clone() } else { superblock_of(sb, entry.expect("it has one")) };
+        let marks = Own {
+            nodes_below: entry.map_or(Generation(0), |entry| entry.nodes_below),
+            births_below: entry.map_or(0, |entry| entry.births_below),
+            freed_below: entry.map_or(Key::MIN, |entry| entry.freed_below),
+            blocks: Owned::new(groups),
+        };
+        let mut state = judge_tree(&of_tree, reader, all.findings.empty(), Some(marks), progress);
+        let marks = state.own.take().expect("just set");
+        for (start, blocks) in marks.blocks.shared_with(&own) {
+            state.findings.add(FindingKind::TreesShare, At::block(start), || {
+                format!("{blocks} blocks that tree {number} has for its own are another tree's as well")
+            });
+        }
+        own.add(&marks.blocks);
+        all.owned.add(&state.owned);
+        add(&mut all.counters, &state.counters);
+        if number != 0 {
+            state.findings.kept_mut().iter_mut().for_each(|f| f.what = format!("tree {number}: {}", f.what));
+        }
+        all.findings.absorb(state.findings);
+        if !state.lost.is_empty() {
+            all.lost = state.lost;
+        }
+    }
+    if all.lost.is_empty() {
+        let mut format = Owned::new(groups);
+        crate::space::claim_format_areas(sb, &mut format);
+        own.add(&format);
+        for (start, blocks) in all.owned.not_in(&own) {
+            all.findings.add(FindingKind::TreesShare, At::block(start), || {
+                format!("{blocks} blocks are used by trees of which none has them for its own")
+            });
+        }
+    }
+    finish(sb, reader, &mut all, progress);
+    all
+}
+
+/// The superblock as it would be if the image had this tree alone.
+fn superblock_of(sb: &Superblock, entry: &TreeEntry) -> Superblock {
+    let checkpoint = CheckpointState {
+        root: entry.root,
+        root_generation: entry.root_generation,
+        root_level: entry.root_level,
+        nodes: entry.nodes,
+        next_ino: Ino(entry.next_ino),
+        inodes: entry.inodes,
+        losses: None,
+        ..sb.checkpoint
+    };
+    Superblock { geometry: sb.geometry.clone(), checkpoint }
+}
+
+/// Reads the table. The state has its nodes and the findings so far.
+fn read_table(
+    sb: &Superblock,
+    reader: &mut Reader,
+    findings: Findings,
+    progress: &mut dyn FnMut(Progress),
+) -> (BTreeMap<u32, TreeEntry>, State) {
+    let mut state = State::new(sb.geometry.groups(), findings);
+    let Some(table) = sb.checkpoint.trees else { return (BTreeMap::new(), state) };
+    let checkpoint = CheckpointState {
+        root: table.root,
+        root_generation: table.root_generation,
+        root_level: table.root_level,
+        ..sb.checkpoint
+    };
+    let of_table = Superblock { geometry: sb.geometry.clone(), checkpoint };
+    let mut report = |done, total| progress(Progress { phase: "nodes", done, total });
+    let leaves = tree::walk_inner(&of_table, reader, &mut state, &mut report);
+    let leaves = tree::valid_leaves(&of_table, reader, &mut state, &leaves);
+    let mut entries = BTreeMap::new();
+    let mut bad = Vec::new();
+    let mut visit = |node: &NodeRef, key: Key, value: &[u8], inside: bool| {
+        match (number_of(&key).filter(|_| inside), TreeEntry::decode(value)) {
+            (Some(number), Ok(entry)) => drop(entries.insert(number, entry)),
+            (Some(number), Err(e)) => bad.push((node.block, format!("tree {number}: {e}"))),
+            (None, _) => bad.push((node.block, format!("key {key} names no tree"))),
+        }
+        Ok(())
+    };
+    if let Err(e) = tree::stream_items(&of_table, reader, &leaves, &mut visit, &mut |_, _| ()) {
+        bad.push((table.root, e.to_string()));
+    }
+    for (block, what) in bad {
+        state.findings.add(FindingKind::TreesBad, At::block(block), || what);
+    }
+    if state.lost.is_empty() && table.nodes != state.counters.nodes {
+        state.findings.add(FindingKind::SuperblockNodes, At::block(sb.block()), || {
+            format!("{} nodes of the table of trees, it has {}", table.nodes, state.counters.nodes)
+        });
+    }
+    state.counters = Counters { nodes: state.counters.nodes, ..Counters::default() };
+    paths::name_findings(&of_table, reader, &mut state, &[]);
+    (entries, state)
+}
+
+/// Checks how entries refer to each other.
+fn check_entries(entries: &BTreeMap<u32, TreeEntry>, sb: &Superblock, findings: &mut Findings) {
+    let mut bad = |number: &u32, what: String| {
+        findings
+            .add(FindingKind::TreesBad, At::block(BlockNo(sb.block().0)), || format!("tree {number} {what}"));
+    };
+    let birth = sb.checkpoint.trees.map_or(0, |trees| trees.birth);
+    for (number, entry) in entries {
+        if entry.births_below > birth || entry.nodes_below > sb.checkpoint.generation.next() {
+            bad(number, "has marks in the future".into());
+        }
+        if entry.point == 0 && (entry.births_below, entry.nodes_below) != (0, Generation(0)) {
+            bad(number, "has marks and no point".into());
+        }
+        if entry.kind == TreeKind::Head && *number != 0 && entry.dir.0 == 0 {
+            bad(number, "has no name".into());
+        }
+    }
+    let point = |entry: &TreeEntry| match entries.get(&entry.point) {
+        _ if entry.point == 0 => Ok(None),
+        Some(point) if point.kind != TreeKind::Head => Ok(Some(entry.point)),
+        _ => Err(format!("has point {}, which is none", entry.point)),
+    };
+    let circle = "has points that form a circle";
+    ways_that_do_not_end(entries, point, circle).into_iter().for_each(|(number, what)| bad(&number, what));
+    let above = |entry: &TreeEntry| match entries.get(&entry.dir.tree()) {
+        _ if entry.dir.0 == 0 || entry.dir.tree() == 0 => Ok(None),
+        Some(above) if above.kind == TreeKind::Head && above.dir.0 != 0 => Ok(Some(entry.dir.tree())),
+        _ => Err("is named in no tree".into()),
+    };
+    let circle = "is named in a circle of trees";
+    ways_that_do_not_end(entries, above, circle).into_iter().for_each(|(number, what)| bad(&number, what));
+    let mut names = BTreeMap::new();
+    for (number, entry) in entries.iter().filter(|(_, entry)| entry.dir.0 != 0) {
+        if let Some(other) = names.insert((entry.dir, &entry.name), number) {
+            bad(number, format!("has the name of tree {other}"));
+        }
+    }
+}
+
+/// Follows the way from each entry to the next one, and so on, over each step once. Returns the
+/// numbers of entries without an end, and what is wrong.
+fn ways_that_do_not_end(
+    entries: &BTreeMap<u32, TreeEntry>,
+    next: impl Fn(&TreeEntry) -> Result<Option<u32>, String>,
+    circle: &str,
+) -> Vec<(u32, String)> {
+    let mut wrong = Vec::new();
+    // The entry from which the way that reached an entry first started.
+    let mut reached = BTreeMap::new();
+    for start in entries.keys() {
+        let mut at = Some(*start);
+        while let Some(number) = at {
+            match reached.insert(number, *start) {
+                Some(first) if first == *start => {
+                    wrong.push((*start, circle.into()));
+                    break;
+                }
+                Some(_) => break,
+                None => {}
+            }
+            at = next(&entries[&number]).unwrap_or_else(|what| {
+                wrong.push((number, what));
+                None
+            });
+        }
+    }
+    wrong
+}
+
+fn add(all: &mut Counters, more: &Counters) {
+    let pairs = [
+        (&mut all.inodes, more.inodes),
+        (&mut all.directories, more.directories),
+        (&mut all.files, more.files),
+        (&mut all.symlinks, more.symlinks),
+        (&mut all.orphans, more.orphans),
+        (&mut all.names, more.names),
+        (&mut all.xattrs, more.xattrs),
+        (&mut all.extents, more.extents),
+        (&mut all.nodes, more.nodes),
+        (&mut all.items, more.items),
+        (&mut all.blocks_data, more.blocks_data),
+    ];
+    pairs.into_iter().for_each(|(sum, n)| *sum += n);
+}
+
+#[cfg(test)]
+#[path = "forest_tests.rs"]
+mod tests;

@@ -1,0 +1,120 @@
+//! Damage of forked images. The images are made by the engine.
+
+use super::*;
+use crate::kinds::FindingKind::*;
+use crate::{CheckOptions, Report, StoreReplay, check};
+use kedge_base::{BLOCK_SIZE, SystemClock};
+use kedge_device::MemDevice;
+use kedge_format::node::{NODE_SIZE, NodeMut, NodeView};
+use kedge_format::trees::key;
+use kedgefs::{FileSystem, FormatOptions, MountOptions, Owner};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+const OWNER: Owner = Owner { uid: 0, gid: 0 };
+
+/// A tree with 100 files, a fork of it in which some have changed, and a fork of that fork. They
+/// are trees 1 and 3, and their points 2 and 4.
+fn forked() -> MemDevice {
+    let device = Arc::new(MemDevice::new(64 << 20));
+    let clock = || Arc::new(SystemClock::default());
+    FileSystem::format(device.clone(), clock(), &FormatOptions::default()).unwrap();
+    let fs = FileSystem::open(device.clone(), clock(), MountOptions::default()).unwrap();
+    let put = |dir: Ino, i: usize| {
+        let name = format!("file{i}");
+        let file = fs.create(dir, name.as_bytes(), 0o644, OWNER).unwrap();
+        fs.write(file.ino, 0, &vec![i as u8; 10_000]).unwrap();
+    };
+    (0..100).for_each(|i| put(Ino::ROOT, i));
+    let fork = fs.fork(Ino::ROOT, Ino::ROOT, b"fork", false).unwrap();
+    (100..150).for_each(|i| put(fork.ino, i));
+    fs.fork(fork.ino, fork.ino, b"of a fork", false).unwrap();
+    (200..210).for_each(|i| put(Ino::ROOT, i));
+    fs.close().unwrap();
+    drop(fs);
+    device.fork()
+}
+
+fn judged(device: &MemDevice) -> Report {
+    let options = CheckOptions { replay: Some(Arc::new(StoreReplay)), ..CheckOptions::default() };
+    check(Arc::new(device.fork()), &options)
+}
+
+/// Changes entries of the table, whose root is a leaf.
+fn change(device: &MemDevice, number: u32, edit: impl FnOnce(&mut TreeEntry)) {
+    let (sb, _) = kedge_store::read_superblock(device).unwrap();
+    let root = sb.checkpoint.trees.unwrap().root;
+    let mut bytes = device.bytes(root.byte_offset(), NODE_SIZE);
+    let at = NodeView::trusted(&bytes).search(&key(number)).unwrap();
+    let mut entry = TreeEntry::decode(NodeView::trusted(&bytes).value(at)).unwrap();
+    edit(&mut entry);
+    let mut node = NodeMut::trusted(&mut bytes);
+    assert!(node.replace_value(at, &entry.encode()));
+    node.seal(&sb.geometry.log_secret);
+    for (block, new) in (root.0..).zip(bytes.chunks(BLOCK_SIZE)) {
+        device.corrupt(BlockNo(block).byte_offset(), |old| old.copy_from_slice(new));
+    }
+}
+
+/// What the check finds after an edit. A mount either refuses the image or works with it; nothing
+/// panics.
+fn found_after(number: u32, edit: impl FnOnce(&mut TreeEntry)) -> BTreeSet<FindingKind> {
+    let device = forked();
+    change(&device, number, edit);
+    let report = judged(&device);
+    let copy = Arc::new(device.fork());
+    if let Ok(fs) = FileSystem::open(copy, Arc::new(SystemClock::default()), MountOptions::default()) {
+        for tree in fs.trees() {
+            let _ = fs.readdir(tree.root, 0, &mut |_| true);
+            let _ = fs.tree_space(tree.root);
+            let _ = fs.create(tree.root, b"new", 0o644, OWNER);
+        }
+        let _ = fs.close();
+    }
+    report.findings.iter().map(|finding| finding.kind).collect()
+}
+
+#[test]
+fn a_forked_image_is_clean() {
+    let report = judged(&forked());
+    assert!(report.is_clean(), "{report}");
+}
+
+#[test]
+fn damage_of_the_table_is_found() {
+    let bad = BTreeSet::from([TreesBad]);
+    // Circles, and ways that lead nowhere.
+    assert!(found_after(2, |e| e.point = 4).is_superset(&bad));
+    assert!(found_after(4, |e| e.point = 4).is_superset(&bad));
+    assert!(found_after(1, |e| e.point = 3).is_superset(&bad));
+    assert!(found_after(1, |e| e.point = 99).is_superset(&bad));
+    assert_eq!(found_after(1, |e| e.dir = Ino(1).in_tree(3)), bad);
+    assert_eq!(found_after(3, |e| e.dir = Ino(1).in_tree(2)), bad);
+    assert_eq!(found_after(3, |e| e.dir = Ino(1).in_tree(77)), bad);
+    assert_eq!(found_after(3, |e| (e.dir, e.name) = (Ino::ROOT, b"fork".to_vec())), bad);
+    assert!(found_after(3, |e| (e.dir, e.name) = (Ino(0), Vec::new())).is_superset(&bad));
+    // Marks that no fork made.
+    assert!(found_after(1, |e| e.births_below = 1 << 20).is_superset(&bad));
+    assert!(found_after(1, |e| e.nodes_below = Generation(1 << 40)).is_superset(&bad));
+}
+
+#[test]
+fn blocks_with_two_owners_or_none_are_found() {
+    let share = BTreeSet::from([TreesShare]);
+    // The fork would free what it shares.
+    assert_eq!(found_after(1, |e| (e.births_below, e.nodes_below) = (0, Generation(0))), share);
+    assert_eq!(found_after(1, |e| e.births_below = 0), share);
+    assert_eq!(found_after(1, |e| e.nodes_below = Generation(0)), share);
+    // What the first tree made since the fork would be nobody's.
+    assert!(found_after(0, |e| e.births_below += 9).is_superset(&share));
+    assert!(found_after(0, |e| e.nodes_below = Generation(e.nodes_below.0 + 9)).is_superset(&share));
+}
+
+#[test]
+fn a_root_that_is_none_is_found() {
+    assert!(!found_after(1, |e| e.root = BlockNo(e.root.0 + 4)).is_empty());
+    assert!(!found_after(1, |e| e.root_generation = Generation(1)).is_empty());
+    assert!(!found_after(1, |e| e.nodes += 1).is_empty());
+    assert!(!found_after(1, |e| e.inodes += 1).is_empty());
+    assert!(!found_after(1, |e| e.next_ino = 5).is_empty());
+}

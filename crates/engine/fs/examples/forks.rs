@@ -1,0 +1,141 @@
+//! What forks cost, on an image file: `cargo run --release -p kedgefs --example forks -- IMAGE
+//! FILES`.
+//!
+//! Makes a tree of FILES files of 4 KiB and prints the time and the bytes written of a fork of it,
+//! then the time of creations and fsyncs in the tree before it was forked, after it was forked, and
+//! in a fork, and last what a thousand forks do to them.
+
+use kedge_device::{Device, FileDevice, OpenOptions};
+use kedgefs::{Clock, FileSystem, FormatOptions, Ino, MountOptions, Owner, SystemClock};
+use std::error::Error;
+use std::sync::Arc;
+use std::time::Duration;
+
+type Outcome<T> = Result<T, Box<dyn Error>>;
+
+const ROUND: usize = 500;
+
+struct Bench {
+    fs: FileSystem,
+    clock: Arc<SystemClock>,
+    made: usize,
+}
+
+impl Bench {
+    fn timed(&self, work: impl FnOnce() -> kedgefs::Result<()>) -> Outcome<Duration> {
+        let started = self.clock.monotonic();
+        work()?;
+        Ok(self.clock.since(started))
+    }
+
+    /// The time of one creation of a file with an fsync, and of one fsync of an overwritten block.
+    fn round(&mut self, root: Ino) -> Outcome<(Duration, Duration)> {
+        let dir = self.fs.mkdir(root, format!("round{}", self.made).as_bytes(), 0o755, Owner::default())?.ino;
+        self.made += 1;
+        let mut last = dir;
+        let creations = self.timed(|| {
+            for i in 0..ROUND {
+                last = self.fs.create(dir, format!("{i}").as_bytes(), 0o644, Owner::default())?.ino;
+                self.fs.write(last, 0, &[7; 4096])?;
+                self.fs.fsync(last, false)?;
+            }
+            Ok(())
+        })?;
+        let overwrites = self.timed(|| {
+            for i in 0..ROUND {
+                self.fs.write(last, 0, &[i as u8; 4096])?;
+                self.fs.fsync(last, true)?;
+            }
+            Ok(())
+        })?;
+        Ok((creations / ROUND as u32, overwrites / ROUND as u32))
+    }
+
+    /// Prints the medians of rounds that alternate between the roots.
+    fn rounds(&mut self, roots: &[(&str, Ino)]) -> Outcome<()> {
+        let mut times = vec![(Vec::new(), Vec::new()); roots.len()];
+        for _ in 0..7 {
+            for ((_, root), (creations, overwrites)) in roots.iter().zip(&mut times) {
+                let (creation, overwrite) = self.round(*root)?;
+                creations.push(creation);
+                overwrites.push(overwrite);
+            }
+        }
+        for ((what, _), (creations, overwrites)) in roots.iter().zip(&mut times) {
+            println!(
+                "{what}: create+fsync {:?}, overwrite+fdatasync {:?}",
+                median(creations),
+                median(overwrites)
+            );
+        }
+        Ok(())
+    }
+}
+
+fn median(times: &mut [Duration]) -> Duration {
+    times.sort_unstable();
+    times[times.len() / 2]
+}
+
+fn main() -> Outcome<()> {
+    let mut args = std::env::args().skip(1);
+    let image = args.next().ok_or("which image file?")?;
+    let files: u64 = args.next().map_or(Ok(1000), |n| n.parse())?;
+    let _ = std::fs::remove_file(&image);
+    let size = (files << 14).max(2 << 30);
+    let device = FileDevice::create(std::path::Path::new(&image), size, OpenOptions::default())?;
+    let clock = Arc::new(SystemClock::default());
+    FileSystem::format(device.clone(), clock.clone(), &FormatOptions::default())?;
+    let fs = FileSystem::open(device.clone(), clock.clone(), MountOptions::default())?;
+    let mut dir = Ino::ROOT;
+    for i in 0..files {
+        if i % 10_000 == 0 {
+            dir = fs.mkdir(Ino::ROOT, format!("d{i}").as_bytes(), 0o755, Owner::default())?.ino;
+        }
+        let file = fs.create(dir, format!("file{i}").as_bytes(), 0o644, Owner::default())?;
+        fs.write(file.ino, 0, &[7; 4096])?;
+    }
+    fs.sync()?;
+    fs.checkpoint()?;
+    let mut bench = Bench { fs, clock, made: 0 };
+    bench.rounds(&[("not forked", Ino::ROOT)])?;
+    bench.fs.sync()?;
+    bench.fs.checkpoint()?;
+
+    let (mut times, mut bytes) = (Vec::new(), Vec::new());
+    let mut first = Ino::ROOT;
+    for i in 0..21 {
+        let before = device.stats().write_bytes.get();
+        let mut made = Ino::ROOT;
+        times.push(bench.timed(|| {
+            made = bench.fs.fork(Ino::ROOT, Ino::ROOT, format!("fork{i}").as_bytes(), false)?.ino;
+            Ok(())
+        })?);
+        bytes.push(device.stats().write_bytes.get() - before);
+        first = if i == 0 { made } else { first };
+    }
+    let one = times[0];
+    bytes.sort_unstable();
+    println!(
+        "{files} files: first fork {one:?}, median of 21 {:?}, {} bytes written",
+        median(&mut times),
+        bytes[bytes.len() / 2]
+    );
+    bench.rounds(&[("forked", Ino::ROOT), ("a fork", first)])?;
+
+    let started = bench.clock.monotonic();
+    for i in 21..1000 {
+        bench.fs.fork(Ino::ROOT, Ino::ROOT, format!("fork{i}").as_bytes(), false)?;
+    }
+    println!("a fork of 1000: {:?}", bench.clock.since(started) / 979);
+    bench.rounds(&[("forked 1000 times", Ino::ROOT), ("one of 1000", first)])?;
+    let started = bench.clock.monotonic();
+    for i in 1..1000 {
+        bench.fs.delete_tree(Ino::ROOT, format!("fork{i}").as_bytes())?;
+    }
+    println!("a deletion: {:?}", bench.clock.since(started) / 999);
+    let reclaimed = bench.timed(|| bench.fs.reclaim())?;
+    println!("their space: {reclaimed:?}");
+    bench.fs.close()?;
+    Ok(())
+}

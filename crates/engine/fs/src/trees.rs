@@ -1,0 +1,291 @@
+//! Trees of one file system that share what they have in common: see [`kedge_format::trees`] for
+//! what is stored, and `kedge_store` for why nothing shared is lost.
+//!
+//! # Fork and delete
+//! Both need one moment at which no operation changes anything and nothing is dirty. They stop
+//! changes as a freeze does ([`crate::gate`]), write what is dirty, make one checkpoint, and let
+//! changes continue. Reads go on meanwhile. What a kernel above a mount still holds is not part of
+//! the moment; the mount makes the kernel write it first.
+//!
+//! # A deleted tree
+//! Its inodes in memory are dead, and the call waits for reads under way in them, before anything
+//! of the tree can be freed. A thread of its own then frees, for as long as there is something.
+
+use crate::cache::inode::Inode;
+use crate::core::Fs;
+use crate::error::{Error, Result};
+use crate::freeze::Reopen;
+use crate::gate::{Door, Phase};
+use crate::types::Attr;
+use kedge_base::{Ino, spawn_named};
+use kedge_store::{ForceCause, Reclaimed, TreeKind, TreeUse};
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+/// How long the thread that frees waits for a freeze or another fork to end.
+const BUSY_REST: Duration = Duration::from_millis(20);
+
+/// A tree of a file system.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct TreeInfo {
+    /// The root directory.
+    pub root: Ino,
+    /// The directory that names the tree; its own root for the first tree.
+    pub dir: Ino,
+    /// The name in that directory; empty for the first tree.
+    pub name: Vec<u8>,
+    /// Nothing in the tree can be changed.
+    pub read_only: bool,
+    /// When the tree was made, in seconds since 1970; of the first tree, when it was first forked.
+    pub created: i64,
+    /// Inodes, shared ones included.
+    pub inodes: u64,
+}
+
+/// What trees take, as of the last checkpoint.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct TreeSpace {
+    /// Bytes of file data that no other tree uses.
+    pub own_data: u64,
+    /// Bytes of nodes that no other tree uses.
+    pub own_nodes: u64,
+}
+
+impl Fs {
+    /// Runs `work` while nothing changes and nothing is dirty.
+    fn quietly<R>(&self, work: impl FnOnce() -> Result<R>) -> Result<R> {
+        let gate = self.engine().gate();
+        if gate.has_entered() {
+            return Err(Error::Busy("a change of this thread is under way"));
+        }
+        // One fork waits for another, and for a step of the thread that frees.
+        let _single = gate.single();
+        self.quietly_alone(work)
+    }
+
+    fn check_usable(&self) -> Result<()> {
+        if self.engine().gate().phase() != Phase::Open {
+            return Err(Error::Busy("the file system is frozen"));
+        }
+        self.engine().check_open()?;
+        let store = self.engine().store();
+        store.check_alive()?;
+        if store.is_read_only() {
+            return Err(kedge_base::Error::ReadOnly.into());
+        }
+        Ok(())
+    }
+
+    /// [`Fs::quietly`] for a caller that excludes freezes and others like it.
+    fn quietly_alone<R>(&self, work: impl FnOnce() -> Result<R>) -> Result<R> {
+        self.check_usable()?;
+        let gate = self.engine().gate();
+        // Most of the work, while operations run.
+        self.syncer().sync(ForceCause::Sync)?;
+        gate.shut(Door::Change);
+        let _reopen = Reopen(self);
+        self.settle_data()?;
+        work()
+    }
+
+    fn check_tree(&self, root: Ino) -> Result<()> {
+        let is_root = root == Ino::ROOT || self.engine().store().is_tree_root(root);
+        if is_root { Ok(()) } else { Err(Error::Invalid("the directory is not the root of a tree")) }
+    }
+
+    pub(crate) fn fork(&self, source: Ino, dir: Ino, name: &[u8], read_only: bool) -> Result<Attr> {
+        self.check_tree(source)?;
+        let ino = self.quietly(|| {
+            self.check_changeable(dir)?;
+            self.names().check_free(dir, name)?;
+            let ino = self.engine().store().fork(source, dir, name, read_only)?;
+            self.files().recover_orphans_of(ino.tree())?;
+            Ok(ino)
+        })?;
+        self.names().getattr(ino)
+    }
+
+    pub(crate) fn delete_tree(&self, dir: Ino, name: &[u8]) -> Result<()> {
+        self.quietly(|| {
+            self.check_changeable(dir)?;
+            let root = self.names().tree_named(dir, name).ok_or(Error::NotFound)?;
+            let store = self.engine().store();
+            if store.has_trees_below(root) {
+                return Err(Error::NotEmpty);
+            }
+            store.delete_tree(root)?;
+            self.forget_tree(root);
+            Ok(())
+        })
+    }
+
+    /// Makes the inodes of a deleted tree dead. Returns when no thread reads in it.
+    fn forget_tree(&self, root: Ino) {
+        let store = self.engine().store();
+        let inodes: Vec<Arc<Inode>> = self.inodes().of_tree(root);
+        for inode in &inodes {
+            let _io = inode.io.write();
+            let _wb = inode.wb.lock();
+            let delta = inode.pages.lock().remove_range(0, u64::MAX);
+            self.writeback().account(delta);
+            let mut meta = inode.meta.lock();
+            meta.dead = true;
+            meta.core.nlink = 0;
+            self.writeback().unlist(inode.ino, &mut meta);
+            drop(meta);
+            self.inodes().remove(inode.ino);
+        }
+        self.files().orphans().forget(|ino| store.same_tree(ino, root));
+    }
+
+    pub(crate) fn rename_tree(&self, from: (Ino, &[u8]), to: (Ino, &[u8])) -> Result<()> {
+        self.quietly(|| {
+            self.check_changeable(from.0)?;
+            self.check_changeable(to.0)?;
+            let root = self.names().tree_named(from.0, from.1).ok_or(Error::NotFound)?;
+            if from == to {
+                return Ok(());
+            }
+            self.names().check_free(to.0, to.1)?;
+            if self.is_below(to.0, root)? {
+                return Err(Error::Invalid("a directory cannot move into itself"));
+            }
+            let store = self.engine().store();
+            store.name_tree(root, to.0, to.1, store.check_tree(root)?)?;
+            if let Some(inode) = self.inodes().cached(root) {
+                inode.meta.lock().core.parent = to.0;
+            }
+            Ok(())
+        })
+    }
+
+    pub(crate) fn set_tree_read_only(&self, root: Ino, read_only: bool) -> Result<()> {
+        self.quietly(|| {
+            let store = self.engine().store();
+            let entry = store.trees().remove(&root.tree()).filter(|_| store.is_tree_root(root));
+            let entry = entry.ok_or(Error::Invalid("the directory is not the root of a fork"))?;
+            Ok(store.name_tree(root, entry.dir, &entry.name, read_only)?)
+        })
+    }
+
+    /// Whether the directory is in tree `root` or in one that is named below it.
+    fn is_below(&self, dir: Ino, root: Ino) -> Result<bool> {
+        let store = self.engine().store();
+        let mut at = dir;
+        while !store.same_tree(at, Ino::ROOT) {
+            if store.same_tree(at, root) {
+                return Ok(true);
+            }
+            at = store.parent_of(Ino::ROOT.in_tree(at.tree()), Ino::ROOT);
+        }
+        Ok(false)
+    }
+
+    /// Refuses changes in a tree that is read-only or gone.
+    pub(crate) fn check_changeable(&self, ino: Ino) -> Result<()> {
+        let store = self.engine().store();
+        if !store.is_forked() {
+            return Ok(());
+        }
+        match store.check_tree(ino)? {
+            true => Err(kedge_base::Error::ReadOnly.into()),
+            false => Ok(()),
+        }
+    }
+
+    pub(crate) fn trees(&self) -> Vec<TreeInfo> {
+        let store = self.engine().store();
+        let first = TreeInfo {
+            root: Ino::ROOT,
+            dir: Ino::ROOT,
+            name: Vec::new(),
+            read_only: false,
+            created: 0,
+            inodes: store.inode_count(),
+        };
+        let mut trees = vec![first];
+        for (number, entry) in store.trees() {
+            if number == 0 {
+                trees[0].created = entry.created;
+            } else if entry.kind == TreeKind::Head {
+                trees[0].inodes = trees[0].inodes.saturating_sub(entry.inodes);
+                trees.push(TreeInfo {
+                    root: Ino::ROOT.in_tree(number),
+                    dir: entry.dir,
+                    name: entry.name,
+                    read_only: entry.read_only,
+                    created: entry.created,
+                    inodes: entry.inodes,
+                });
+            }
+        }
+        trees
+    }
+
+    pub(crate) fn tree_space(&self, root: Ino) -> Result<TreeSpace> {
+        self.check_tree(root)?;
+        let TreeUse { data, nodes } = self.engine().store().tree_use(root)?;
+        Ok(TreeSpace { own_data: data, own_nodes: nodes })
+    }
+
+    // ----- freeing -----
+
+    /// Frees a part of what deleted trees have left. Returns whether there may be more.
+    pub(crate) fn reclaim(&self) -> Result<bool> {
+        let store = self.engine().store();
+        let gate = self.engine().gate();
+        let _single = gate.single();
+        self.check_usable()?;
+        let done = match store.reclaim(false)? {
+            Reclaimed::NeedsQuiet => self.quietly_alone(|| Ok(store.reclaim(true)?))?,
+            done => done,
+        };
+        Ok(done == Reclaimed::Some)
+    }
+
+    /// Starts the thread that frees, unless it runs.
+    pub(crate) fn start_reclaim(self: &Arc<Fs>) {
+        if !self.engine().store().is_forked() || self.engine().reclaiming.swap(true, SeqCst) {
+            return;
+        }
+        let fs = Arc::downgrade(self);
+        if let Err(e) = spawn_named("kedge-reclaim", move || reclaim_all(&fs)) {
+            self.engine().reclaiming.store(false, SeqCst);
+            tracing::warn!("the space of deleted trees is freed by the next mount: {e}");
+        }
+    }
+}
+
+/// The thread that frees. It ends when there is nothing left, with the file system, or with an
+/// error: the next deletion, or the next mount, then starts it again.
+fn reclaim_all(fs: &Weak<Fs>) {
+    loop {
+        let Some(fs) = fs.upgrade() else { return };
+        let clock = fs.engine().store().clock().clone();
+        match fs.reclaim() {
+            Ok(true) => {}
+            Ok(false) => {
+                fs.engine().reclaiming.store(false, SeqCst);
+                // A tree that was deleted in between found the thread running.
+                match fs.engine().store().has_work_for_reclaim() {
+                    true if !fs.engine().reclaiming.swap(true, SeqCst) => {}
+                    _ => return,
+                }
+            }
+            Err(Error::Busy(_)) if !fs.engine().is_closed() => {
+                drop(fs);
+                clock.sleep(BUSY_REST);
+            }
+            Err(e) => {
+                fs.engine().reclaiming.store(false, SeqCst);
+                if !fs.engine().is_closed() {
+                    tracing::warn!("the space of deleted trees is not freed yet: {e}");
+                }
+                return;
+            }
+        }
+    }
+}

@@ -1,0 +1,554 @@
+//! Forks of trees: what they share, what they do not, and what is left when they are gone.
+
+#![allow(clippy::unwrap_used)]
+
+use kedge_base::SystemClock;
+use kedge_device::MemDevice;
+use kedge_fsck::{CheckOptions, StoreReplay};
+use kedgefs::{
+    Attr, Error, FallocateMode, FileSystem, FormatOptions, Ino, MountOptions, Owner, RenameMode, SetAttr,
+    WriteMode, XattrMode,
+};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+const MIB: u64 = 1 << 20;
+const OWNER: Owner = Owner { uid: 0, gid: 0 };
+
+fn make(size: u64) -> Arc<MemDevice> {
+    let device = Arc::new(MemDevice::new(size));
+    let options = FormatOptions { size: Some(size), log_size: Some(4 * MIB), ..FormatOptions::default() };
+    FileSystem::format(device.clone(), Arc::new(SystemClock::default()), &options).unwrap();
+    device
+}
+
+fn open(device: &Arc<MemDevice>) -> FileSystem {
+    FileSystem::open(device.clone(), Arc::new(SystemClock::default()), MountOptions::default()).unwrap()
+}
+
+fn check(device: &MemDevice) {
+    let options = CheckOptions { replay: Some(Arc::new(StoreReplay)), ..CheckOptions::default() };
+    let report = kedge_fsck::check(Arc::new(device.fork()), &options);
+    assert!(report.is_clean(), "{report}");
+}
+
+fn put(fs: &FileSystem, dir: Ino, name: &str, data: &[u8]) -> Ino {
+    let ino = match fs.lookup(dir, name.as_bytes()) {
+        Ok(attr) => attr.ino,
+        Err(_) => fs.create(dir, name.as_bytes(), 0o644, OWNER).unwrap().ino,
+    };
+    assert_eq!(fs.write(ino, 0, data).unwrap(), data.len());
+    ino
+}
+
+fn get(fs: &FileSystem, dir: Ino, name: &str) -> Vec<u8> {
+    let attr = fs.lookup(dir, name.as_bytes()).unwrap();
+    contents(fs, &attr)
+}
+
+fn contents(fs: &FileSystem, attr: &Attr) -> Vec<u8> {
+    let mut data = vec![0xee; attr.size as usize];
+    assert_eq!(fs.read_uncached(attr.ino, 0, &mut data).unwrap(), data.len());
+    data
+}
+
+fn names(fs: &FileSystem, dir: Ino) -> Vec<String> {
+    let (mut names, mut cookie) = (Vec::new(), 0);
+    // One entry at a time, as a caller with a small buffer lists.
+    loop {
+        let before = cookie;
+        fs.readdir(dir, cookie, &mut |entry| {
+            cookie = entry.cookie;
+            if entry.name != b"." && entry.name != b".." {
+                names.push(String::from_utf8(entry.name.to_vec()).unwrap());
+            }
+            false
+        })
+        .unwrap();
+        if cookie == before {
+            break;
+        }
+    }
+    names.sort();
+    names
+}
+
+fn free(fs: &FileSystem) -> u64 {
+    fs.sync().unwrap();
+    fs.checkpoint().unwrap();
+    fs.checkpoint().unwrap();
+    fs.statfs().blocks_free
+}
+
+#[test]
+fn a_fork_and_its_source_go_their_own_ways() {
+    let device = make(64 * MIB);
+    let fs = open(&device);
+    let old = vec![1; 3 * MIB as usize];
+    put(&fs, Ino::ROOT, "large", &old);
+    put(&fs, Ino::ROOT, "small", b"small");
+    let sub = fs.mkdir(Ino::ROOT, b"dir", 0o755, OWNER).unwrap().ino;
+    put(&fs, sub, "deep", b"deep");
+    let fork = fs.fork(Ino::ROOT, Ino::ROOT, b"fork", false).unwrap();
+    assert_eq!(names(&fs, Ino::ROOT), ["dir", "fork", "large", "small"]);
+    assert_eq!(names(&fs, fork.ino), ["dir", "large", "small"]);
+    assert_eq!(fs.lookup(fork.ino, b"..").unwrap().ino, Ino::ROOT);
+
+    put(&fs, fork.ino, "large", &vec![2; MIB as usize]);
+    put(&fs, Ino::ROOT, "small", b"other");
+    let forked_dir = fs.lookup(fork.ino, b"dir").unwrap().ino;
+    assert_eq!(fs.lookup(forked_dir, b"..").unwrap().ino, fork.ino);
+    fs.unlink(forked_dir, b"deep").unwrap();
+    put(&fs, forked_dir, "new", b"new");
+    let expect = |fs: &FileSystem| {
+        let fork = fs.lookup(Ino::ROOT, b"fork").unwrap().ino;
+        let dir = fs.lookup(fork, b"dir").unwrap().ino;
+        let source_dir = fs.lookup(Ino::ROOT, b"dir").unwrap().ino;
+        assert!(get(fs, Ino::ROOT, "large") == old);
+        let forked = get(fs, fork, "large");
+        assert!(forked[..MIB as usize].iter().all(|b| *b == 2));
+        assert!(forked[MIB as usize..] == old[MIB as usize..]);
+        assert_eq!(
+            (get(fs, Ino::ROOT, "small"), get(fs, fork, "small")),
+            (b"other".to_vec(), b"small".to_vec())
+        );
+        assert_eq!((names(fs, source_dir), names(fs, dir)), (vec!["deep".into()], vec!["new".into()]));
+    };
+    expect(&fs);
+    fs.sync().unwrap();
+    check(&device);
+    expect(&open(&Arc::new(device.fork())));
+    fs.close().unwrap();
+    check(&device);
+    expect(&open(&device));
+}
+
+#[test]
+fn the_space_of_a_fork_comes_back() {
+    let device = make(64 * MIB);
+    let fs = open(&device);
+    put(&fs, Ino::ROOT, "a", &vec![1; 8 * MIB as usize]);
+    let before = free(&fs);
+    let fork = fs.fork(Ino::ROOT, Ino::ROOT, b"fork", false).unwrap().ino;
+    let forked = free(&fs);
+    assert!(before - forked < 64, "{before} {forked}");
+    put(&fs, fork, "a", &vec![2; 4 * MIB as usize]);
+    put(&fs, Ino::ROOT, "a", &vec![3; 2 * MIB as usize]);
+    let apart = free(&fs);
+    assert!((1536..1700).contains(&(forked - apart)), "{forked} {apart}");
+    let space = fs.tree_space(fork).unwrap();
+    assert_eq!(space.own_data, 4 * MIB);
+    fs.delete_tree(Ino::ROOT, b"fork").unwrap();
+    assert_eq!(fs.getattr(fork).unwrap_err().errno(), 116);
+    fs.reclaim().unwrap();
+    check(&device);
+    assert_eq!(names(&fs, Ino::ROOT), ["a"]);
+    let after = free(&fs);
+    // The table of trees stays.
+    assert!(before - after <= 8, "{before} {after}");
+    assert!(get(&fs, Ino::ROOT, "a")[2 * MIB as usize..].iter().all(|b| *b == 1));
+}
+
+#[test]
+fn the_source_may_change_while_many_forks_come_and_go() {
+    let device = make(64 * MIB);
+    let fs = open(&device);
+    put(&fs, Ino::ROOT, "a", &vec![1; 8 * MIB as usize]);
+    let before = free(&fs);
+    for round in 0..20u8 {
+        let fork = fs.fork(Ino::ROOT, Ino::ROOT, b"fork", false).unwrap().ino;
+        put(&fs, fork, "b", &vec![round; 3 * MIB as usize]);
+        put(&fs, Ino::ROOT, "a", &vec![round; 5 * MIB as usize]);
+        fs.sync().unwrap();
+        fs.delete_tree(Ino::ROOT, b"fork").unwrap();
+        fs.reclaim().unwrap();
+        let after = free(&fs);
+        assert!(before - after <= 8, "round {round}: {before} {after}");
+    }
+    check(&device);
+}
+
+#[test]
+fn names_that_trees_cannot_have() {
+    let device = make(64 * MIB);
+    let fs = open(&device);
+    let file = put(&fs, Ino::ROOT, "file", b"x");
+    let dir = fs.mkdir(Ino::ROOT, b"dir", 0o755, OWNER).unwrap().ino;
+    let errno = |result: kedgefs::Result<Attr>| result.unwrap_err().errno();
+    assert_eq!(errno(fs.fork(dir, Ino::ROOT, b"x", false)), 22);
+    assert_eq!(errno(fs.fork(Ino::ROOT, Ino::ROOT, b"file", false)), 17);
+    assert_eq!(errno(fs.fork(Ino::ROOT, file, b"x", false)), 20);
+    assert_eq!(errno(fs.fork(Ino::ROOT, Ino(12345), b"x", false)), 2);
+    assert_eq!(errno(fs.fork(Ino::ROOT, Ino::ROOT, b"a/b", false)), 22);
+    let fork = fs.fork(Ino::ROOT, dir, b"fork", false).unwrap().ino;
+    assert_eq!(errno(fs.create(dir, b"fork", 0o644, OWNER)), 17);
+    assert_eq!(errno(fs.fork(Ino::ROOT, dir, b"fork", false)), 17);
+    assert_eq!(fs.rmdir(Ino::ROOT, b"dir").unwrap_err().errno(), 39);
+    assert_eq!(fs.rmdir(dir, b"fork").unwrap_err().errno(), 39);
+    assert_eq!(fs.unlink(dir, b"fork").unwrap_err().errno(), 21);
+    assert_eq!(errno(fs.link(file, fork, b"link")), 18);
+    let rename = |from, name: &[u8], to, new: &[u8]| {
+        fs.rename(from, name, to, new, RenameMode::Replace).map_err(|e| e.errno())
+    };
+    assert_eq!(rename(Ino::ROOT, b"file", fork, b"file2"), Err(18));
+    assert_eq!(rename(dir, b"fork", Ino::ROOT, b"file"), Err(17));
+    assert_eq!(rename(dir, b"fork", fork, b"inside"), Err(22));
+    // The directory that names it moves with it, and it moves itself.
+    rename(Ino::ROOT, b"dir", Ino::ROOT, b"dir2").unwrap();
+    rename(dir, b"fork", Ino::ROOT, b"moved").unwrap();
+    assert_eq!(fs.lookup(fork, b"..").unwrap().ino, Ino::ROOT);
+    fs.rmdir(Ino::ROOT, b"dir2").unwrap();
+    // A tree in a tree goes first, and is not part of a fork.
+    let inner = fs.fork(fork, fork, b"inner", false).unwrap().ino;
+    let third = fs.fork(fork, Ino::ROOT, b"third", false).unwrap().ino;
+    assert_eq!(names(&fs, third), ["dir", "file"]);
+    assert_eq!(fs.delete_tree(Ino::ROOT, b"moved").unwrap_err().errno(), 39);
+    assert_eq!(get(&fs, inner, "file"), b"x");
+    fs.unlink(inner, b"file").unwrap();
+    fs.rmdir(inner, b"dir").unwrap();
+    fs.rmdir(fork, b"inner").unwrap();
+    fs.delete_tree(Ino::ROOT, b"moved").unwrap();
+    fs.sync().unwrap();
+    check(&device);
+    let roots: Vec<Ino> = fs.trees().iter().map(|tree| tree.root).collect();
+    assert_eq!(roots, [Ino::ROOT, third]);
+}
+
+#[test]
+fn nothing_changes_in_a_snapshot() {
+    let device = make(64 * MIB);
+    let fs = open(&device);
+    put(&fs, Ino::ROOT, "file", b"before");
+    let snap = fs.fork(Ino::ROOT, Ino::ROOT, b"snap", true).unwrap().ino;
+    put(&fs, Ino::ROOT, "file", b"after!");
+    let file = fs.lookup(snap, b"file").unwrap().ino;
+    let ro = |result: kedgefs::Result<()>| assert_eq!(result.unwrap_err().errno(), 30);
+    ro(fs.write(file, 0, b"x").map(drop));
+    ro(fs.create(snap, b"new", 0o644, OWNER).map(drop));
+    ro(fs.mkdir(snap, b"new", 0o755, OWNER).map(drop));
+    ro(fs.symlink(snap, b"new", b"x", OWNER).map(drop));
+    ro(fs.tmpfile(snap, 0o644, OWNER).map(drop));
+    ro(fs.unlink(snap, b"file"));
+    ro(fs.link(file, snap, b"link").map(drop));
+    ro(fs.rename(snap, b"file", snap, b"x", RenameMode::Replace));
+    ro(fs.setattr(file, &SetAttr { size: Some(0), ..SetAttr::default() }).map(drop));
+    ro(fs.fallocate(file, FallocateMode::PunchHole, 0, 4096));
+    ro(fs.setxattr(file, b"user.x", b"y", XattrMode::Any));
+    ro(fs.fork(snap, snap, b"inside", false).map(drop));
+    assert_eq!(get(&fs, snap, "file"), b"before");
+    let fork = fs.fork(snap, Ino::ROOT, b"fork", false).unwrap().ino;
+    put(&fs, fork, "file", b"forked");
+    fs.set_tree_read_only(snap, false).unwrap();
+    put(&fs, snap, "file", b"thawed");
+    fs.sync().unwrap();
+    check(&device);
+    let again = open(&Arc::new(device.fork()));
+    for (tree, data) in [(Ino::ROOT, "after!"), (snap, "thawed"), (fork, "forked")] {
+        assert_eq!(get(&again, tree, "file"), data.as_bytes());
+    }
+}
+
+/// A file that lost its name while it was open is in the fork as well, where nothing names it.
+#[test]
+fn a_fork_does_not_keep_files_without_names() {
+    let device = make(64 * MIB);
+    let fs = open(&device);
+    let file = put(&fs, Ino::ROOT, "file", &vec![7; MIB as usize]);
+    fs.pin(file).unwrap();
+    fs.unlink(Ino::ROOT, b"file").unwrap();
+    let nameless = fs.tmpfile(Ino::ROOT, 0o644, OWNER).unwrap().ino;
+    fs.write(nameless, 0, &vec![8; MIB as usize]).unwrap();
+    fs.fork(Ino::ROOT, Ino::ROOT, b"fork", false).unwrap();
+    assert_eq!(contents(&fs, &fs.getattr(file).unwrap()), vec![7; MIB as usize]);
+    fs.link(nameless, Ino::ROOT, b"named").unwrap();
+    fs.unpin(nameless, 1);
+    fs.unpin(file, 1);
+    fs.sync().unwrap();
+    check(&device);
+    assert_eq!(fs.trees()[1].inodes, 1);
+    assert_eq!(get(&fs, Ino::ROOT, "named"), vec![8; MIB as usize]);
+}
+
+/// Overwriting what a fork shares needs space that overwriting does not need otherwise: a full
+/// image refuses it when the bytes are accepted, and not later.
+#[test]
+fn a_full_image_refuses_what_it_cannot_move() {
+    let device = make(24 * MIB);
+    let fs = open(&device);
+    let file = put(&fs, Ino::ROOT, "file", &vec![1; 8 * MIB as usize]);
+    fs.sync().unwrap();
+    fs.fork(Ino::ROOT, Ino::ROOT, b"fork", true).unwrap();
+    let mut done = 0;
+    let data = vec![2; MIB as usize];
+    let full = loop {
+        match fs.write(file, done, &data) {
+            Ok(n) if n == data.len() => done += n as u64,
+            Ok(n) => {
+                done += n as u64;
+                break fs.write(file, done, &data).unwrap_err();
+            }
+            Err(e) => break e,
+        }
+        assert!(done <= 8 * MIB);
+        if done == 8 * MIB {
+            done = 0;
+            put(&fs, Ino::ROOT, "more", &vec![3; MIB as usize]);
+            fs.fork(Ino::ROOT, Ino::ROOT, format!("{}", fs.trees().len()).as_bytes(), true).unwrap();
+        }
+    };
+    assert_eq!(full.errno(), 28);
+    // Everything that was accepted is written.
+    fs.fsync(file, false).unwrap();
+    fs.sync().unwrap();
+    check(&device);
+    for tree in fs.trees().into_iter().skip(1) {
+        fs.delete_tree(tree.dir, &tree.name).unwrap();
+    }
+    fs.reclaim().unwrap();
+    put(&fs, Ino::ROOT, "file", &vec![4; 8 * MIB as usize]);
+    fs.sync().unwrap();
+    check(&device);
+}
+
+/// A small random number generator, so that a seed repeats a run.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, n: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 16) % n
+    }
+}
+
+type Model = BTreeMap<String, BTreeMap<String, Vec<u8>>>;
+
+struct Run {
+    random: Random,
+    device: Arc<MemDevice>,
+    fs: FileSystem,
+    /// The contents of the files of each tree, by name; the first tree has an empty name.
+    model: Model,
+    made: u32,
+}
+
+impl Run {
+    fn root(&self, tree: &str) -> Ino {
+        if tree.is_empty() { Ino::ROOT } else { self.fs.lookup(Ino::ROOT, tree.as_bytes()).unwrap().ino }
+    }
+
+    fn pick(&mut self) -> String {
+        let n = self.random.below(self.model.len() as u64) as usize;
+        self.model.keys().nth(n).unwrap().clone()
+    }
+
+    fn step(&mut self) {
+        let tree = self.pick();
+        let root = self.root(&tree);
+        let name = format!("f{}", self.random.below(6));
+        let kind = self.random.below(20);
+        let (at, len) = (self.random.below(80_000), self.random.below(30_000) + 1);
+        let fill = self.random.below(255) as u8 + 1;
+        let fs = self.fs.clone();
+        let files = self.model.get_mut(&tree).unwrap();
+        let ino = fs.lookup(root, name.as_bytes()).ok().map(|attr| attr.ino);
+        assert_eq!(ino.is_some(), files.contains_key(&name), "{tree}/{name}");
+        match (kind, ino) {
+            (0..=6, _) => {
+                let ino = ino.unwrap_or_else(|| fs.create(root, name.as_bytes(), 0o644, OWNER).unwrap().ino);
+                let data = vec![fill; len as usize];
+                let mode = WriteMode::default().with_through(kind == 6);
+                assert_eq!(fs.write_with(ino, at, &data, mode).unwrap() as u64, len);
+                let file = files.entry(name).or_default();
+                file.resize(file.len().max((at + len) as usize), 0);
+                file[at as usize..(at + len) as usize].copy_from_slice(&data);
+                if kind == 5 {
+                    fs.fsync(ino, fill.is_multiple_of(2)).unwrap();
+                }
+            }
+            (7, Some(ino)) => {
+                fs.setattr(ino, &SetAttr { size: Some(at), ..SetAttr::default() }).unwrap();
+                files.get_mut(&name).unwrap().resize(at as usize, 0);
+            }
+            (8 | 9, Some(ino)) => {
+                let mode = match kind {
+                    8 => FallocateMode::PunchHole,
+                    _ => FallocateMode::ZeroRange { keep_size: true },
+                };
+                fs.fallocate(ino, mode, at, len).unwrap();
+                let file = files.get_mut(&name).unwrap();
+                let (from, to) = ((at as usize).min(file.len()), ((at + len) as usize).min(file.len()));
+                file[from..to].fill(0);
+            }
+            (10, Some(ino)) => {
+                fs.fallocate(ino, FallocateMode::Allocate { keep_size: true }, at, len).unwrap();
+            }
+            (11, Some(_)) => {
+                fs.unlink(root, name.as_bytes()).unwrap();
+                files.remove(&name);
+            }
+            (12, Some(_)) => {
+                let to = format!("f{}", fill % 6);
+                fs.rename(root, name.as_bytes(), root, to.as_bytes(), RenameMode::Replace).unwrap();
+                let file = files.remove(&name).unwrap();
+                files.insert(to, file);
+            }
+            (13 | 14, _) if self.model.len() < 6 => {
+                self.made += 1;
+                let name = format!("tree{}", self.made);
+                fs.fork(root, Ino::ROOT, name.as_bytes(), false).unwrap();
+                let copy = self.model[&tree].clone();
+                self.model.insert(name, copy);
+            }
+            (15, _) if !tree.is_empty() => {
+                fs.delete_tree(Ino::ROOT, tree.as_bytes()).unwrap();
+                self.model.remove(&tree);
+                if fill.is_multiple_of(2) {
+                    fs.reclaim().unwrap();
+                }
+            }
+            (16, _) => fs.sync().unwrap(),
+            (17, _) => fs.checkpoint().unwrap(),
+            (18, _) if fill.is_multiple_of(4) => self.reopen(fill.is_multiple_of(8)),
+            _ => {}
+        }
+    }
+
+    /// Opens the image again, after an unmount or after a crash that follows a sync.
+    fn reopen(&mut self, close: bool) {
+        if close {
+            self.fs.close().unwrap();
+        } else {
+            self.fs.sync().unwrap();
+        }
+        self.device = Arc::new(self.device.fork());
+        check(&self.device);
+        self.fs = open(&self.device);
+    }
+
+    fn compare(&self) {
+        let trees: Vec<&str> = self.model.keys().map(String::as_str).filter(|t| !t.is_empty()).collect();
+        for (tree, files) in &self.model {
+            let root = self.root(tree);
+            let mut expected: Vec<&str> = files.keys().map(String::as_str).collect();
+            if tree.is_empty() {
+                expected.extend(&trees);
+            }
+            expected.sort_unstable();
+            assert_eq!(names(&self.fs, root), expected, "names in '{tree}'");
+            for (name, data) in files {
+                let found = get(&self.fs, root, name);
+                assert_eq!(found.len(), data.len(), "{tree}/{name}");
+                let differs = found.iter().zip(data).position(|(a, b)| a != b);
+                assert_eq!(differs, None, "{tree}/{name} differs at this byte");
+            }
+        }
+    }
+}
+
+/// Random operations in forks, beside copies of the files in memory.
+#[test]
+fn forks_are_as_separate_as_copies() {
+    for seed in 1..=24u64 {
+        let device = make(48 * MIB);
+        let fs = open(&device);
+        let before = free(&fs);
+        let model = Model::from([(String::new(), BTreeMap::new())]);
+        let random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15));
+        let mut run = Run { random, device, fs, model, made: 0 };
+        for step in 0..400 {
+            run.step();
+            if step % 40 == 39 {
+                run.compare();
+            }
+        }
+        run.reopen(seed % 2 == 0);
+        run.compare();
+        // When all is deleted, all is free.
+        for tree in run.fs.trees().into_iter().skip(1) {
+            run.fs.delete_tree(tree.dir, &tree.name).unwrap();
+        }
+        run.fs.reclaim().unwrap();
+        for name in names(&run.fs, Ino::ROOT) {
+            run.fs.unlink(Ino::ROOT, name.as_bytes()).unwrap();
+        }
+        let after = free(&run.fs);
+        check(&run.device);
+        assert!(before - after <= 12, "seed {seed}: {before} free blocks before, {after} after");
+    }
+}
+
+#[test]
+fn a_fork_waits_for_a_freeze_to_end() {
+    let device = make(32 * MIB);
+    let fs = open(&device);
+    fs.freeze().unwrap();
+    let error = fs.fork(Ino::ROOT, Ino::ROOT, b"fork", false).unwrap_err();
+    assert!(matches!(error, Error::Busy(_)), "{error}");
+    fs.thaw().unwrap();
+    fs.fork(Ino::ROOT, Ino::ROOT, b"fork", false).unwrap();
+}
+
+#[test]
+fn a_file_system_closes_while_deleted_trees_are_freed() {
+    for round in 0..20 {
+        let device = make(128 * MIB);
+        let fs = open(&device);
+        for k in 0..50 {
+            put(&fs, Ino::ROOT, &format!("{k}"), &[1; 3000]);
+        }
+        for i in 0..20 {
+            let fork = fs.fork(Ino::ROOT, Ino::ROOT, format!("fork{i}").as_bytes(), false).unwrap();
+            for k in 0..10 {
+                put(&fs, fork.ino, &format!("{k}"), &[i; 5000]);
+            }
+        }
+        for i in (0..20).filter(|i| i % 3 == round % 3) {
+            fs.delete_tree(Ino::ROOT, format!("fork{i}").as_bytes()).unwrap();
+        }
+        fs.close().unwrap_or_else(|e| panic!("round {round}: {e}"));
+        drop(fs);
+        check(&device);
+        let fs = open(&device);
+        assert_eq!(get(&fs, Ino::ROOT, "7"), [1; 3000]);
+        fs.close().unwrap();
+    }
+}
+
+#[test]
+fn the_space_of_a_tree_is_counted_beside_checkpoints() {
+    let device = make(128 * MIB);
+    let fs = open(&device);
+    for i in 0..300 {
+        put(&fs, Ino::ROOT, &format!("{i}"), &[1; 5000]);
+    }
+    let fork = fs.fork(Ino::ROOT, Ino::ROOT, b"fork", false).unwrap().ino;
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for i in 0.. {
+                put(&fs, Ino::ROOT, &format!("{}", i % 300), &[i as u8; 5000]);
+                put(&fs, fork, &format!("{}", (i * 7) % 300), &[i as u8; 5000]);
+                fs.checkpoint().unwrap();
+                if stop.load(std::sync::atomic::Ordering::SeqCst) {
+                    break;
+                }
+            }
+        });
+        for _ in 0..300 {
+            fs.tree_space(Ino::ROOT).unwrap();
+            fs.tree_space(fork).unwrap();
+        }
+        stop.store(true, std::sync::atomic::Ordering::SeqCst);
+    });
+    // All files of the fork are its own once all are written again.
+    for i in 0..300 {
+        put(&fs, fork, &format!("{i}"), &[3; 5000]);
+    }
+    fs.sync().unwrap();
+    fs.checkpoint().unwrap();
+    assert_eq!(fs.tree_space(fork).unwrap().own_data, 300 * 8192);
+    fs.close().unwrap();
+    check(&device);
+}

@@ -1,0 +1,814 @@
+//! The trees of an image, and which of them an item belongs to: see [`kedge_format::trees`].
+//!
+//! An image with one tree pays for this with one load of a flag. In an image that was forked, a
+//! tree is opened when an operation first needs it, and stays open until it is dropped.
+//!
+//! # Concurrency
+//! Entries of the table change at a cut alone, under the exclusive epoch guard, so an operation
+//! inside the guard sees one state of them. The lock of `state` guards the maps. A tree is opened
+//! without it; under it the tree joins the others, in the generation of their last freeze.
+
+use crate::counters::Counters;
+use crate::space::{AllocNodes, Marks};
+use kedge_alloc::{Alloc, NodeReservation};
+use kedge_base::broken::{self, Variant};
+use kedge_base::lock::{Mutex, Rank, RwLock};
+use kedge_base::{Clock, CorruptKind, Error, Generation, Ino, Result};
+use kedge_btree::{Frozen, NodeIo, Tree, TreeConfig, TreeLock};
+use kedge_format::logwrite::LogSecret;
+use kedge_format::superblock::TableState;
+use kedge_format::trees::{self, TREES_MAX, TreeEntry, TreeKind};
+use kedge_format::{ItemKind, Key};
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
+use std::sync::{Arc, OnceLock};
+
+/// Least memory for the nodes of a tree that is not the first, in bytes.
+const CACHE_MIN: u64 = 1 << 20;
+
+/// An open tree.
+pub(crate) struct Member {
+    pub number: u32,
+    pub tree: Tree,
+    pub counters: Counters,
+    pub marks: Arc<Marks>,
+}
+
+/// What all trees of an image have in common.
+pub(crate) struct Common {
+    pub io: Arc<dyn NodeIo>,
+    pub alloc: Arc<Alloc>,
+    pub generation: Arc<AtomicU64>,
+    pub clock: Arc<dyn Clock>,
+    pub lock: TreeLock,
+    pub uuid: uuid::Uuid,
+    pub secret: LogSecret,
+}
+
+impl Common {
+    pub(crate) fn config(&self, cache_bytes: u64) -> TreeConfig {
+        let config = TreeConfig::new(self.uuid, self.secret, cache_bytes as usize);
+        TreeConfig { clock: self.clock.clone(), lock: self.lock, ..config }
+    }
+
+    fn space(&self, marks: &Arc<Marks>) -> Arc<AllocNodes> {
+        let (alloc, generation) = (self.alloc.clone(), self.generation.clone());
+        Arc::new(AllocNodes { alloc, generation, marks: marks.clone() })
+    }
+
+    fn open(&self, entry: &TreeEntry, marks: &Arc<Marks>, cache_bytes: u64) -> Result<Tree> {
+        Tree::open(
+            self.io.clone(),
+            self.space(marks),
+            self.config(cache_bytes),
+            entry.root,
+            entry.root_generation,
+            entry.root_level,
+            entry.nodes,
+            Generation(self.generation.load(Relaxed)),
+        )
+    }
+}
+
+#[derive(Default)]
+struct State {
+    entries: BTreeMap<u32, TreeEntry>,
+    /// Heads by the directory that names them, and their name.
+    named: BTreeMap<Ino, BTreeMap<Vec<u8>, u32>>,
+    open: BTreeMap<u32, Arc<Member>>,
+    /// The generation in which the open trees change now.
+    generation: Generation,
+    /// Where the search for an unused number starts. No number is used twice while an image is
+    /// open, because a caller may still know inodes of a tree that was dropped.
+    next_number: u32,
+}
+
+pub(crate) struct Forest {
+    pub first: Arc<Member>,
+    common: Common,
+    forked: AtomicBool,
+    birth: AtomicU32,
+    cache_bytes: AtomicU64,
+    state: RwLock<State>,
+    /// Made by the first fork. Its nodes are never evicted, because a cut changes them.
+    table: OnceLock<Tree>,
+    /// Nodes that a cut may need for the table. The promise is kept as long as the image is open.
+    promised: Mutex<Option<NodeReservation>>,
+}
+
+/// A change of the table that a checkpoint makes.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Change {
+    /// `source` is forked: `fork` is its fork, and `point` the state of both unless `source` has
+    /// not changed since its point was made.
+    Fork { source: u32, fork: u32, point: u32, dir: Ino, name: Vec<u8>, read_only: bool, created: i64 },
+    /// The name of a tree, and whether it may be changed.
+    Name { number: u32, dir: Ino, name: Vec<u8>, read_only: bool },
+    /// The tree, or a point without children, is to be freed.
+    Dying { number: u32 },
+    /// Extents of a dying tree below this key have been freed.
+    FreedBelow { number: u32, key: Key },
+    /// All of it is freed. The one child that a point may have takes its place.
+    Drop { number: u32 },
+}
+
+/// What a cut takes of a forked image.
+pub(crate) struct FrozenForest {
+    members: Vec<(Arc<Member>, Frozen)>,
+    pub table: Frozen,
+    birth: u32,
+}
+
+impl FrozenForest {
+    pub(crate) fn state(&self) -> TableState {
+        TableState {
+            root: self.table.root,
+            root_generation: self.table.root_generation,
+            root_level: self.table.root_level,
+            nodes: self.table.node_count,
+            birth: self.birth,
+        }
+    }
+
+    /// What is to be written beside the first tree.
+    pub(crate) fn trees(&self) -> impl Iterator<Item = &Frozen> {
+        self.members.iter().map(|(_, frozen)| frozen).chain([&self.table])
+    }
+}
+
+impl Forest {
+    /// The forest of an image whose superblock names the first tree, with its table if it has one.
+    pub(crate) fn open(
+        common: Common,
+        first: Tree,
+        counters: Counters,
+        marks: Arc<Marks>,
+        table: Option<TableState>,
+        cache_bytes: u64,
+    ) -> Result<Forest> {
+        let forest = Forest {
+            first: Arc::new(Member { number: 0, tree: first, counters, marks }),
+            common,
+            forked: AtomicBool::new(false),
+            birth: AtomicU32::new(0),
+            cache_bytes: AtomicU64::new(cache_bytes),
+            state: RwLock::new(Rank::Trees, State { next_number: 1, ..State::default() }),
+            table: OnceLock::new(),
+            promised: Mutex::new(Rank::Leaf, None),
+        };
+        if let Some(table) = table {
+            forest.load(&table)?;
+        }
+        Ok(forest)
+    }
+
+    fn load(&self, state: &TableState) -> Result<()> {
+        let table = Tree::open(
+            self.common.io.clone(),
+            self.common.space(&Arc::default()),
+            self.common.config(u64::MAX / 4),
+            state.root,
+            state.root_generation,
+            state.root_level,
+            state.nodes,
+            Generation(self.common.generation.load(Relaxed)),
+        )?;
+        let mut entries = BTreeMap::new();
+        let mut bad = None;
+        table.scan(Key::MIN, Key::MAX, &mut |key, value| {
+            match (trees::number_of(&key), TreeEntry::decode(value)) {
+                (Some(number), Ok(entry)) => {
+                    entries.insert(number, entry);
+                    return ControlFlow::Continue(());
+                }
+                (None, _) => bad = Some(corrupt(format!("key {key}"))),
+                (_, Err(e)) => bad = Some(e),
+            }
+            ControlFlow::Break(())
+        })?;
+        if let Some(e) = bad {
+            return Err(e);
+        }
+        check_entries(&entries)?;
+        if let Some(entry) = entries.get(&0) {
+            self.first.marks.set(entry.births_below, entry.nodes_below);
+        }
+        let mut now = self.state.write();
+        for (number, entry) in &entries {
+            if entry.dir.0 != 0 {
+                let names = now.named.entry(entry.dir).or_default();
+                if let Some(other) = names.insert(entry.name.clone(), *number) {
+                    return Err(corrupt(format!("trees {other} and {number} have one name")));
+                }
+            }
+        }
+        now.next_number = entries.last_key_value().map_or(0, |(number, _)| *number) + 1;
+        now.entries = entries;
+        drop(now);
+        self.birth.store(state.birth, Relaxed);
+        assert!(self.table.set(table).is_ok(), "a forest is loaded once");
+        self.forked.store(true, Release);
+        Ok(())
+    }
+
+    pub(crate) fn is_forked(&self) -> bool {
+        self.forked.load(Acquire)
+    }
+
+    /// The birth of extents that are made now.
+    pub(crate) fn birth(&self) -> u32 {
+        self.birth.load(Relaxed)
+    }
+
+    /// The births of extents that belong to the point of an inode's tree are lower than this.
+    pub(crate) fn births_below(&self, ino: Ino) -> u32 {
+        if !self.is_forked() || broken::is(Variant::BirthIgnored) {
+            return 0;
+        }
+        match ino.tree() {
+            0 => self.first.marks.births_below(),
+            // A tree that is gone has no extents to ask about.
+            number => self.state.read().entries.get(&number).map_or(0, |entry| entry.births_below),
+        }
+    }
+
+    /// Whether the tree of an inode shares its extent of this birth.
+    pub(crate) fn is_shared(&self, ino: Ino, birth: u32) -> bool {
+        birth < self.births_below(ino)
+    }
+
+    /// The tree of an inode.
+    pub(crate) fn tree_of(&self, ino: Ino) -> u32 {
+        if self.is_forked() { ino.tree() } else { 0 }
+    }
+
+    /// The number by which an item of a tree names an inode of the same tree.
+    pub(crate) fn in_item(&self, ino: Ino) -> Ino {
+        if self.is_forked() { ino.local() } else { ino }
+    }
+
+    /// The tree of an item, and its key there.
+    fn split(&self, key: Key) -> (u32, Key) {
+        if !self.is_forked() {
+            return (0, key);
+        }
+        if key.ino == 0 && key.kind == ItemKind::Orphan as u8 {
+            let ino = Ino(key.offset);
+            return (ino.tree(), Key { offset: ino.local().0, ..key });
+        }
+        let ino = Ino(key.ino);
+        (ino.tree(), Key { ino: ino.local().0, ..key })
+    }
+
+    /// The key outside of its tree.
+    fn join(&self, number: u32, key: Key) -> Key {
+        if number == 0 {
+            return key;
+        }
+        if key.ino == 0 && key.kind == ItemKind::Orphan as u8 {
+            return Key { offset: Ino(key.offset).in_tree(number).0, ..key };
+        }
+        Key { ino: Ino(key.ino).in_tree(number).0, ..key }
+    }
+
+    /// The open tree. May read its root.
+    pub(crate) fn member(&self, number: u32) -> Result<Arc<Member>> {
+        if number == 0 {
+            return Ok(self.first.clone());
+        }
+        let entry = {
+            let state = self.state.read();
+            if let Some(member) = state.open.get(&number) {
+                return Ok(member.clone());
+            }
+            let entry = state.entries.get(&number).filter(|entry| entry.kind == TreeKind::Head);
+            entry.cloned().ok_or(Error::NoTree(number))?
+        };
+        // Without the lock, because it reads. The root of a tree that is not open does not change.
+        let marks = Arc::new(Marks::default());
+        marks.set(entry.births_below, entry.nodes_below);
+        let counters = Counters::of(entry.next_ino, entry.inodes, entry.orphans);
+        let tree = self.common.open(&entry, &marks, CACHE_MIN)?;
+        let member = Arc::new(Member { number, tree, counters, marks });
+        let mut state = self.state.write();
+        let current = state.entries.get(&number).filter(|now| now.root == entry.root);
+        if current.is_none_or(|now| now.kind != TreeKind::Head) {
+            return Err(Error::NoTree(number));
+        }
+        // A cut since then has begun another generation.
+        while member.tree.generation() < state.generation {
+            drop(member.tree.freeze());
+        }
+        let member = state.open.entry(number).or_insert(member).clone();
+        drop(state);
+        self.share_cache();
+        Ok(member)
+    }
+
+    fn with<R>(&self, key: Key, run: impl FnOnce(&Tree, u32, Key) -> Result<R>) -> Result<R> {
+        let (number, key) = self.split(key);
+        if number == 0 {
+            return run(&self.first.tree, 0, key);
+        }
+        run(&self.member(number)?.tree, number, key)
+    }
+
+    // ----- items -----
+
+    pub(crate) fn get(&self, key: Key) -> Result<Option<Vec<u8>>> {
+        self.with(key, |tree, _, key| tree.get(key))
+    }
+
+    pub(crate) fn get_with<R>(&self, key: Key, read: impl FnMut(&[u8]) -> R) -> Result<Option<R>> {
+        self.with(key, |tree, _, key| tree.get_with(key, read))
+    }
+
+    pub(crate) fn prev(&self, key: Key) -> Result<Option<(Key, Vec<u8>)>> {
+        self.with(key, |tree, number, key| {
+            Ok(tree.prev_at_or_before(key)?.map(|(key, value)| (self.join(number, key), value)))
+        })
+    }
+
+    /// Passes the items in `[from, to]`, which are of one tree, to `visit`.
+    pub(crate) fn scan(
+        &self,
+        from: Key,
+        to: Key,
+        visit: &mut dyn FnMut(Key, &[u8]) -> ControlFlow<()>,
+    ) -> Result<()> {
+        let to = self.split(to).1;
+        self.with(from, |tree, number, from| match number {
+            0 => tree.scan(from, to, visit),
+            _ => tree.scan(from, to, &mut |key, value| visit(self.join(number, key), value)),
+        })
+    }
+
+    /// Passes the orphan items of a tree to `visit`.
+    pub(crate) fn orphans(
+        &self,
+        number: u32,
+        visit: &mut dyn FnMut(Key, &[u8]) -> ControlFlow<()>,
+    ) -> Result<()> {
+        let key = |offset| Key { ino: 0, kind: ItemKind::Orphan as u8, offset };
+        let member = self.member(number)?;
+        member.tree.scan(key(0), key(u64::MAX), &mut |key, value| visit(self.join(number, key), value))
+    }
+
+    pub(crate) fn put(&self, key: Key, value: &[u8]) -> Result<bool> {
+        self.with(key, |tree, _, key| tree.put(key, value))
+    }
+
+    pub(crate) fn delete(&self, key: Key) -> Result<bool> {
+        self.with(key, |tree, _, key| tree.delete(key))
+    }
+
+    pub(crate) fn update(&self, key: Key, edit: impl FnMut(&mut [u8])) -> Result<bool> {
+        self.with(key, |tree, _, key| tree.update(key, edit))
+    }
+
+    /// The keys by tree.
+    fn by_tree(&self, keys: &[Key]) -> BTreeMap<u32, Vec<Key>> {
+        let mut of: BTreeMap<u32, Vec<Key>> = BTreeMap::new();
+        for key in keys {
+            let (number, key) = self.split(*key);
+            of.entry(number).or_default().push(key);
+        }
+        of
+    }
+
+    /// The number of trees that the keys are in.
+    pub(crate) fn trees_of(&self, keys: &[Key]) -> usize {
+        if self.is_forked() { self.by_tree(keys).len() } else { 1 }
+    }
+
+    pub(crate) fn is_in_memory(&self) -> bool {
+        !self.is_forked() && self.first.tree.is_in_memory()
+    }
+
+    pub(crate) fn pin(&self, keys: &[Key]) -> Result<Vec<kedge_btree::Pins>> {
+        if !self.is_forked() {
+            return Ok(vec![self.first.tree.pin(keys)?]);
+        }
+        self.by_tree(keys).into_iter().map(|(number, keys)| self.member(number)?.tree.pin(&keys)).collect()
+    }
+
+    pub(crate) fn leaves_of(&self, keys: &[Key]) -> Result<u32> {
+        if !self.is_forked() {
+            return self.first.tree.leaves_of(keys);
+        }
+        let of = self.by_tree(keys).into_iter();
+        of.map(|(number, keys)| self.member(number)?.tree.leaves_of(&keys)).sum()
+    }
+
+    /// Reads leaves in, as far as possible.
+    pub(crate) fn prefetch(&self, keys: &[Key]) {
+        if !self.is_forked() {
+            return self.first.tree.prefetch(keys);
+        }
+        for (number, keys) in self.by_tree(keys) {
+            // A hint: the operation that needs the tree gets the error.
+            if let Ok(member) = self.member(number) {
+                member.tree.prefetch(&keys);
+            }
+        }
+    }
+
+    /// The counters of the tree of an item.
+    pub(crate) fn counted<R>(&self, key: Key, run: impl FnOnce(&Counters, Ino) -> R) -> Result<R> {
+        let (number, local) = self.split(key);
+        if number == 0 {
+            return Ok(run(&self.first.counters, Ino(local.ino)));
+        }
+        Ok(run(&self.member(number)?.counters, Ino(local.ino)))
+    }
+
+    // ----- sizes -----
+
+    fn open_members(&self) -> Vec<Arc<Member>> {
+        if !self.is_forked() {
+            return Vec::new();
+        }
+        self.state.read().open.values().cloned().collect()
+    }
+
+    /// The height and the number of nodes of the largest tree.
+    pub(crate) fn largest(&self) -> (u32, u64) {
+        let first = &self.first.tree;
+        let sizes = |tree: &Tree| (tree.height(), tree.node_count());
+        self.open_members().iter().fold(sizes(first), |(height, nodes), member| {
+            let (h, n) = sizes(&member.tree);
+            (height.max(h), nodes.max(n))
+        })
+    }
+
+    pub(crate) fn dirty_bytes(&self) -> usize {
+        let others = self.open_members();
+        self.first.tree.dirty_bytes() + others.iter().map(|member| member.tree.dirty_bytes()).sum::<usize>()
+    }
+
+    pub(crate) fn cached_bytes(&self) -> usize {
+        let others = self.open_members();
+        self.first.tree.cached_bytes() + others.iter().map(|member| member.tree.cached_bytes()).sum::<usize>()
+    }
+
+    pub(crate) fn cache_bytes(&self) -> u64 {
+        self.cache_bytes.load(Relaxed)
+    }
+
+    pub(crate) fn set_cache_bytes(&self, bytes: u64) {
+        self.cache_bytes.store(bytes, Relaxed);
+        self.share_cache();
+    }
+
+    /// Half of the memory is the first tree's; the others share the other half.
+    fn share_cache(&self) {
+        let (bytes, others) = (self.cache_bytes.load(Relaxed), self.open_members());
+        let first = if others.is_empty() { bytes } else { bytes / 2 };
+        if self.first.tree.cache_bytes() as u64 != first {
+            self.first.tree.set_cache_bytes(first as usize);
+        }
+        for member in &others {
+            let each = (bytes / 2 / others.len() as u64).max(CACHE_MIN);
+            if member.tree.cache_bytes() as u64 != each {
+                member.tree.set_cache_bytes(each as usize);
+            }
+        }
+    }
+
+    // ----- the table -----
+
+    /// The entries, with the present counters of open trees.
+    pub(crate) fn entries(&self) -> BTreeMap<u32, TreeEntry> {
+        let state = self.state.read();
+        let mut entries = state.entries.clone();
+        for (number, member) in &state.open {
+            if let Some(entry) = entries.get_mut(number) {
+                member.counters.store_in(entry);
+            }
+        }
+        entries
+    }
+
+    pub(crate) fn entry(&self, number: u32) -> Option<TreeEntry> {
+        self.state.read().entries.get(&number).cloned()
+    }
+
+    /// Whether this tree must not be changed; `None` if it is not there or dying.
+    pub(crate) fn head_is_read_only(&self, number: u32) -> Option<bool> {
+        let state = self.state.read();
+        state.entries.get(&number).filter(|entry| entry.kind == TreeKind::Head).map(|entry| entry.read_only)
+    }
+
+    /// The trees that a directory names, with their names.
+    pub(crate) fn named_in(&self, dir: Ino) -> Vec<(u32, Vec<u8>)> {
+        if !self.is_forked() {
+            return Vec::new();
+        }
+        let state = self.state.read();
+        let names = state.named.get(&dir).into_iter().flatten();
+        names.map(|(name, number)| (*number, name.clone())).collect()
+    }
+
+    /// The tree that a directory gives this name.
+    pub(crate) fn named(&self, dir: Ino, name: &[u8]) -> Option<u32> {
+        if !self.is_forked() {
+            return None;
+        }
+        self.state.read().named.get(&dir)?.get(name).copied()
+    }
+
+    /// Whether a directory of this tree names another tree.
+    pub(crate) fn names_any(&self, number: u32) -> bool {
+        let state = self.state.read();
+        state.named.range(Ino(0).in_tree(number)..Ino(0).in_tree(number + 1)).next().is_some()
+    }
+
+    pub(crate) fn inode_count(&self) -> u64 {
+        let first = self.first.counters.inodes.load(Relaxed);
+        if !self.is_forked() {
+            return first;
+        }
+        let heads = |(number, entry): (u32, TreeEntry)| {
+            (number != 0 && entry.kind == TreeKind::Head).then_some(entry.inodes)
+        };
+        first + self.entries().into_iter().filter_map(heads).sum::<u64>()
+    }
+
+    /// Numbers that no tree has had since the image was opened.
+    pub(crate) fn new_numbers<const N: usize>(&self) -> Result<[u32; N]> {
+        let mut state = self.state.write();
+        let mut numbers = [0; N];
+        for number in &mut numbers {
+            while state.entries.contains_key(&state.next_number) {
+                state.next_number += 1;
+            }
+            if state.next_number >= TREES_MAX {
+                let what = format!("{TREES_MAX} trees were made; mount again to use their numbers anew");
+                return Err(Error::invalid(what));
+            }
+            *number = state.next_number;
+            state.next_number += 1;
+        }
+        Ok(numbers)
+    }
+
+    /// Promises the nodes that the next cut needs for the table, with `more` new entries. The
+    /// promise lasts: a cut that takes nodes returns as many when its checkpoint is durable.
+    pub(crate) fn promise_nodes(&self, more: u32) -> Result<()> {
+        if !self.is_forked() && more == 0 {
+            return Ok(());
+        }
+        let (nodes, height) = self.table.get().map_or((1, 1), |t| (t.node_count() as u32, t.height()));
+        let want = nodes + (1 + more) * (height + 2);
+        let held = self.promised.lock().as_ref().map_or(0, |r| r.slots() as u32);
+        if held >= want {
+            return Ok(());
+        }
+        let class = kedge_alloc::NodeClass::Promised;
+        let more = self.common.alloc.reserve_nodes(want - held, class)?.ok_or(Error::NoSpace)?.keep();
+        // Merged without the lock, because a reservation that is dropped takes locks.
+        let mut all = more;
+        let before = self.promised.lock().take();
+        if let Some(before) = before {
+            all.merge(before);
+        }
+        let replaced = self.promised.lock().replace(all);
+        drop(replaced);
+        Ok(())
+    }
+
+    /// Freezes all trees but the first, which `first` is, and writes the entries that change into
+    /// the table. No record may be applied meanwhile. Returns `None` in an image with one tree.
+    pub(crate) fn freeze(&self, first: &Frozen, changes: &[Change]) -> Result<Option<FrozenForest>> {
+        if !self.is_forked() && changes.is_empty() {
+            return Ok(None);
+        }
+        let generation = first.generation;
+        let table = match self.table.get() {
+            Some(table) => table,
+            None => {
+                let space = self.common.space(&Arc::default());
+                let config = self.common.config(u64::MAX / 4);
+                let table = Tree::create(self.common.io.clone(), space, config, generation)?;
+                self.table.get_or_init(|| table)
+            }
+        };
+        let mut changed = BTreeSet::new();
+        let mut state = self.state.write();
+        state.generation = generation.next();
+        let members: Vec<_> = state.open.values().map(|m| (m.tree.freeze(), m.clone())).collect();
+        for (frozen, member) in &members {
+            let entry = state.entries.get_mut(&member.number).expect("an open tree has an entry");
+            let moved = frozen.root_generation == generation;
+            if moved || entry.orphans != member.counters.orphans.load(Relaxed) {
+                (entry.root, entry.root_generation) = (frozen.root, frozen.root_generation);
+                (entry.root_level, entry.nodes) = (frozen.root_level, frozen.node_count);
+                member.counters.store_in(entry);
+                changed.insert(member.number);
+            }
+        }
+        let mut dropped = Vec::new();
+        for change in changes {
+            self.apply(&mut state, change, first, &mut changed, &mut dropped);
+        }
+        let writes: Vec<(u32, Option<TreeEntry>)> =
+            changed.into_iter().map(|number| (number, state.entries.get(&number).cloned())).collect();
+        drop(state);
+        drop(dropped);
+        for (number, entry) in writes {
+            match entry {
+                Some(entry) => {
+                    table.put(trees::key(number), &entry.encode())?;
+                }
+                None => {
+                    table.delete(trees::key(number))?;
+                }
+            }
+        }
+        let members = members.into_iter().map(|(frozen, member)| (member, frozen)).collect();
+        self.forked.store(true, Release);
+        Ok(Some(FrozenForest { members, table: table.freeze(), birth: self.birth() }))
+    }
+
+    fn apply(
+        &self,
+        state: &mut State,
+        change: &Change,
+        first: &Frozen,
+        changed: &mut BTreeSet<u32>,
+        dropped: &mut Vec<Arc<Member>>,
+    ) {
+        match change {
+            Change::Fork { source, fork, point, dir, name, read_only, created } => {
+                self.fork(state, (*source, *fork, *point), first, changed, *created);
+                let entry = state.entries.get_mut(fork).expect("just made");
+                (entry.dir, entry.name, entry.read_only) = (*dir, name.clone(), *read_only);
+                state.named.entry(*dir).or_default().insert(name.clone(), *fork);
+                changed.insert(*fork);
+            }
+            Change::Name { number, dir, name, read_only } => {
+                let Some(entry) = state.entries.get_mut(number) else { return };
+                let old_dir = std::mem::replace(&mut entry.dir, *dir);
+                let old_name = std::mem::replace(&mut entry.name, name.clone());
+                entry.read_only = *read_only;
+                unname(&mut state.named, old_dir, &old_name);
+                state.named.entry(*dir).or_default().insert(name.clone(), *number);
+                changed.insert(*number);
+            }
+            Change::Dying { number } => {
+                let Some(entry) = state.entries.get_mut(number) else { return };
+                let dir = std::mem::replace(&mut entry.dir, Ino(0));
+                let name = std::mem::take(&mut entry.name);
+                entry.kind = TreeKind::Dying;
+                unname(&mut state.named, dir, &name);
+                dropped.extend(state.open.remove(number));
+                changed.insert(*number);
+            }
+            Change::FreedBelow { number, key } => {
+                if let Some(entry) = state.entries.get_mut(number) {
+                    entry.freed_below = *key;
+                    changed.insert(*number);
+                }
+            }
+            Change::Drop { number } => {
+                let Some(gone) = state.entries.remove(number) else { return };
+                changed.insert(*number);
+                let heirs: Vec<u32> = children(&state.entries, *number).collect();
+                for heir in heirs {
+                    let entry = state.entries.get_mut(&heir).expect("just listed");
+                    entry.point = gone.point;
+                    (entry.births_below, entry.nodes_below) = (gone.births_below, gone.nodes_below);
+                    let member = if heir == 0 { Some(&self.first) } else { state.open.get(&heir) };
+                    if let Some(member) = member {
+                        member.marks.set(gone.births_below, gone.nodes_below);
+                    }
+                    changed.insert(heir);
+                }
+            }
+        }
+    }
+
+    fn fork(
+        &self,
+        state: &mut State,
+        (source, fork, point): (u32, u32, u32),
+        first: &Frozen,
+        changed: &mut BTreeSet<u32>,
+        created: i64,
+    ) {
+        let mut entry = match state.entries.get(&source) {
+            Some(entry) => entry.clone(),
+            None => first_entry(created),
+        };
+        if source == 0 {
+            (entry.root, entry.root_generation) = (first.root, first.root_generation);
+            (entry.root_level, entry.nodes) = (first.root_level, first.node_count);
+            self.first.counters.store_in(&mut entry);
+        }
+        let fresh = entry.point == 0 || entry.root_generation >= entry.nodes_below;
+        if fresh {
+            let kind = TreeKind::Point;
+            let frozen =
+                TreeEntry { kind, read_only: true, dir: Ino(0), name: Vec::new(), created, ..entry.clone() };
+            state.entries.insert(point, frozen);
+            changed.insert(point);
+            entry.point = point;
+            entry.births_below = self.birth.fetch_add(1, Relaxed) + 1;
+            entry.nodes_below = first.generation.next();
+        }
+        let member = if source == 0 { Some(&self.first) } else { state.open.get(&source) };
+        if let Some(member) = member {
+            member.marks.set(entry.births_below, entry.nodes_below);
+        }
+        state.entries.insert(fork, TreeEntry { created, ..entry.clone() });
+        state.entries.insert(source, entry);
+        changed.extend([source, fork]);
+    }
+
+    /// The frozen trees are durable.
+    pub(crate) fn written(&self, frozen: FrozenForest) {
+        for (member, frozen) in frozen.members {
+            member.tree.written(frozen);
+        }
+        self.table.get().expect("it was frozen").written(frozen.table);
+    }
+}
+
+fn unname(named: &mut BTreeMap<Ino, BTreeMap<Vec<u8>, u32>>, dir: Ino, name: &[u8]) {
+    if let Some(names) = named.get_mut(&dir) {
+        names.remove(name);
+        if names.is_empty() {
+            named.remove(&dir);
+        }
+    }
+}
+
+/// The entries whose point `point` is.
+pub(crate) fn children(entries: &BTreeMap<u32, TreeEntry>, point: u32) -> impl Iterator<Item = u32> + '_ {
+    entries.iter().filter(move |(_, entry)| point != 0 && entry.point == point).map(|(number, _)| *number)
+}
+
+fn first_entry(created: i64) -> TreeEntry {
+    TreeEntry {
+        kind: TreeKind::Head,
+        read_only: false,
+        root: kedge_base::BlockNo(0),
+        root_generation: Generation(0),
+        root_level: 0,
+        nodes: 0,
+        next_ino: 0,
+        inodes: 0,
+        orphans: 0,
+        point: 0,
+        births_below: 0,
+        nodes_below: Generation(0),
+        dir: Ino(0),
+        created,
+        freed_below: Key::MIN,
+        name: Vec::new(),
+    }
+}
+
+fn corrupt(what: String) -> Error {
+    Error::corrupt(CorruptKind::Item, kedge_base::BlockNo(0), format!("table of trees: {what}"))
+}
+
+/// Checks how the entries refer to each other. Each chain of points, and each way from a tree to
+/// the first one, ends.
+fn check_entries(entries: &BTreeMap<u32, TreeEntry>) -> Result<()> {
+    let point = |number: u32, entry: &TreeEntry| match entries.get(&entry.point) {
+        _ if entry.point == 0 => Ok(None),
+        Some(point) if point.kind != TreeKind::Head => Ok(Some(entry.point)),
+        _ => Err(corrupt(format!("tree {number} has point {}, which is none", entry.point))),
+    };
+    check_ends(entries, point, |number| format!("the points of tree {number} form a circle"))?;
+    let above = |number: u32, entry: &TreeEntry| match entries.get(&entry.dir.tree()) {
+        _ if entry.dir.0 == 0 || entry.dir.tree() == 0 => Ok(None),
+        Some(above) if above.kind == TreeKind::Head && above.dir.0 != 0 => Ok(Some(entry.dir.tree())),
+        _ => Err(corrupt(format!("tree {number} is named in no tree"))),
+    };
+    check_ends(entries, above, |number| format!("the directories above tree {number} form a circle"))
+}
+
+/// Checks that the way from each entry to the next one, and so on, ends. Takes each step once.
+fn check_ends(
+    entries: &BTreeMap<u32, TreeEntry>,
+    next: impl Fn(u32, &TreeEntry) -> Result<Option<u32>>,
+    circle: impl Fn(u32) -> String,
+) -> Result<()> {
+    // The entry from which the way that reached an entry first started.
+    let mut reached = BTreeMap::new();
+    for start in entries.keys() {
+        let mut at = Some(*start);
+        while let Some(number) = at {
+            match reached.insert(number, *start) {
+                Some(first) if first == *start => return Err(corrupt(circle(*start))),
+                Some(_) => break,
+                None => {}
+            }
+            at = next(number, &entries[&number])?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,447 @@
+//! Forks of trees, and the space of those that are gone.
+//!
+//! # A fork is a checkpoint
+//! The caller lets no change run and has written everything, so the tree at the cut is what it is
+//! for every reader. The cut adds to the table the fork and the point of both, whose root is that
+//! of the tree at the cut, and the name of the fork. So a fork has no record and no recovery of its
+//! own: before the checkpoint's slot is durable there is none of it, afterwards all. Its cost does
+//! not depend on the size of the tree.
+//!
+//! # Why nothing that is shared is lost
+//! From the cut on both trees carry marks above everything that the point refers to. A tree frees
+//! no node below its marks when it replaces it, names no extent below them in a `Free` edit, and
+//! writes to none of their blocks in place. So the nodes and blocks of a point stay as they are
+//! until nothing refers to the point.
+//!
+//! # Freeing
+//! | what | how |
+//! |---|---|
+//! | a tree is deleted | a checkpoint takes its name; from then on it is dying and nothing reads it |
+//! | a dying tree, or point without children | what is not below its marks is its own: a walk finds it, and checkpoints free it, extents in bounded parts, then nodes with the entry |
+//! | a point with one child | what the child does not refer to is nobody's; the child takes over the rest with the marks of the point |
+//!
+//! Blocks become free in the cut that takes the last reference to them out of the table, and are
+//! used again when its checkpoint is durable. A crash before that finds the table and the bitmaps
+//! of the checkpoint before, in which the blocks are in use and unchanged.
+//!
+//! A child that is a head must not change while it is compared with its point: the caller stops
+//! changes. The time of that grows with what the child changed since the point was made.
+
+use crate::checkpoint::CheckpointCause;
+use crate::checkpoint::cause::Freed;
+use crate::forest::{Change, children};
+use crate::store::Store;
+use crate::walk::Root;
+use kedge_base::{BLOCK_SIZE, BlockNo, Error, Extent, Ino, Result};
+use kedge_format::item::{BIRTH_MAX, ExtentItem};
+use kedge_format::node::{NODE_SIZE, NodeView};
+use kedge_format::superblock::CheckpointState;
+use kedge_format::trees::{TreeEntry, TreeKind};
+use kedge_format::{ItemKind, Key};
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::ControlFlow;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// Extents that one cut frees: it stops all commits meanwhile.
+const EXTENTS_AT_ONCE: usize = 4096;
+
+/// How often the use of a tree is counted while checkpoints may run.
+const USE_ATTEMPTS: usize = 20;
+/// How long a count waits for a running checkpoint.
+const USE_REST: Duration = Duration::from_millis(2);
+
+/// What [`Store::reclaim`] did.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Reclaimed {
+    /// Nothing is left to free.
+    Nothing,
+    /// A part was freed; there may be more.
+    Some,
+    /// What is left can be freed only while nothing changes.
+    NeedsQuiet,
+}
+
+/// What a tree refers to alone, as of the last checkpoint, in bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct TreeUse {
+    pub data: u64,
+    pub nodes: u64,
+}
+
+/// The extents in a leaf.
+fn extents<'a>(view: &'a NodeView<'a>) -> impl Iterator<Item = Result<(Key, ExtentItem)>> + 'a {
+    let items = view.iter().filter(|(key, _)| key.kind == ItemKind::Extent as u8);
+    items.map(|(key, value)| Ok((key, ExtentItem::decode(value)?)))
+}
+
+impl Store {
+    // ----- what there is -----
+
+    /// Whether the image was ever forked.
+    pub fn is_forked(&self) -> bool {
+        self.forest.is_forked()
+    }
+
+    /// The entries of the table, by number. Entry 0 is there once the first tree was forked.
+    pub fn trees(&self) -> BTreeMap<u32, TreeEntry> {
+        self.forest.entries()
+    }
+
+    /// The trees that the directory names.
+    pub fn trees_in(&self, dir: Ino) -> Vec<(Ino, Vec<u8>)> {
+        let named = self.forest.named_in(dir).into_iter();
+        named.map(|(number, name)| (Ino::ROOT.in_tree(number), name)).collect()
+    }
+
+    /// The root of the tree that the directory gives this name.
+    pub fn tree_named(&self, dir: Ino, name: &[u8]) -> Option<Ino> {
+        self.forest.named(dir, name).map(|number| Ino::ROOT.in_tree(number))
+    }
+
+    /// Whether the tree of this inode has a directory that names another tree.
+    pub fn has_trees_below(&self, ino: Ino) -> bool {
+        self.forest.is_forked() && self.forest.names_any(ino.tree())
+    }
+
+    /// Whether two inodes are of one tree.
+    pub fn same_tree(&self, a: Ino, b: Ino) -> bool {
+        self.forest.tree_of(a) == self.forest.tree_of(b)
+    }
+
+    /// Whether the inode is the root directory of a tree that is not the first.
+    pub fn is_tree_root(&self, ino: Ino) -> bool {
+        self.forest.tree_of(ino) != 0 && ino.local() == Ino::ROOT
+    }
+
+    /// Whether the tree of the inode must not be changed. Fails if the tree was deleted.
+    pub fn check_tree(&self, ino: Ino) -> Result<bool> {
+        let number = self.forest.tree_of(ino);
+        if number == 0 {
+            return Ok(false);
+        }
+        self.forest.head_is_read_only(number).ok_or(Error::NoTree(number))
+    }
+
+    /// The inode that an item of the tree of `of` names.
+    pub fn named_by(&self, of: Ino, number: Ino) -> Ino {
+        let tree = self.forest.tree_of(of);
+        if tree == 0 { number } else { number.in_tree(tree) }
+    }
+
+    /// The number by which an item names an inode of its tree.
+    pub fn in_item(&self, ino: Ino) -> Ino {
+        self.forest.in_item(ino)
+    }
+
+    /// The directory above a directory whose item names `parent`.
+    pub fn parent_of(&self, ino: Ino, parent: Ino) -> Ino {
+        if self.is_tree_root(ino) {
+            let entry = self.forest.entry(ino.tree());
+            return entry.map_or(Ino::ROOT, |entry| entry.dir);
+        }
+        self.named_by(ino, parent)
+    }
+
+    /// The birth of extents that are made now.
+    pub fn birth(&self) -> u32 {
+        self.forest.birth()
+    }
+
+    /// The extents of lower birth of this inode must be neither freed nor overwritten.
+    pub fn births_below(&self, ino: Ino) -> u32 {
+        self.forest.births_below(ino)
+    }
+
+    /// Passes the orphan items of a tree to `visit`, with keys as [`Key::orphan`] makes them.
+    pub fn orphans(&self, tree: u32, visit: &mut dyn FnMut(Key, &[u8]) -> ControlFlow<()>) -> Result<()> {
+        self.forest.orphans(tree, visit)
+    }
+
+    // ----- forks -----
+
+    /// Forks the tree whose root is `source`; its name becomes `name` in `dir`. Returns the root of
+    /// the fork, which is durable. The caller lets no change run, has written everything dirty, and
+    /// has checked that `dir` may get the name.
+    pub fn fork(&self, source: Ino, dir: Ino, name: &[u8], read_only: bool) -> Result<Ino> {
+        let source = self.forest.tree_of(source);
+        self.forest.member(source)?;
+        let next = self.forest.first.counters.next_ino.load(Ordering::Relaxed);
+        if next > 1 << Ino::LOCAL_BITS || self.forest.birth() >= BIRTH_MAX {
+            return Err(Error::Unsupported("its inode numbers leave no room for those of trees".into()));
+        }
+        self.settle_tree(source)?;
+        let [fork, point] = self.forest.new_numbers()?;
+        let (name, created) = (name.to_vec(), self.clock.now().sec);
+        let change = Change::Fork { source, fork, point, dir, name, read_only, created };
+        self.change_trees(&[change], &Freed::default(), 3)?;
+        Ok(Ino::ROOT.in_tree(fork))
+    }
+
+    /// Gives a tree another name, and makes it read-only or not; durable. Conditions as for
+    /// [`Store::fork`].
+    pub fn name_tree(&self, root: Ino, dir: Ino, name: &[u8], read_only: bool) -> Result<()> {
+        let change = Change::Name { number: root.tree(), dir, name: name.to_vec(), read_only };
+        self.change_trees(&[change], &Freed::default(), 0)
+    }
+
+    /// Deletes a tree: its name is gone, durably, and [`Store::reclaim`] frees its space. The
+    /// caller lets no change run, and knows of no reader in the tree.
+    pub fn delete_tree(&self, root: Ino) -> Result<()> {
+        self.settle_tree(root.tree())?;
+        self.change_trees(&[Change::Dying { number: root.tree() }], &Freed::default(), 0)
+    }
+
+    /// Puts log-resident data of the tree in place: records below the cut would otherwise be
+    /// replayed into a tree that does not have the inode, or into one of two.
+    fn settle_tree(&self, number: u32) -> Result<()> {
+        let resident = || self.resident_inodes().iter().any(|ino| self.forest.tree_of(*ino) == number);
+        if resident() {
+            self.checkpoint(CheckpointCause::Request)?;
+        }
+        if resident() {
+            return Err(Error::Busy("the tree, of which the log holds data that cannot be written,".into()));
+        }
+        Ok(())
+    }
+
+    // ----- freeing -----
+
+    /// Frees a part of what trees that are gone have left. `quiet`: no change runs meanwhile, and
+    /// nothing is dirty.
+    pub fn reclaim(&self, quiet: bool) -> Result<Reclaimed> {
+        if !self.forest.is_forked() || self.read_only {
+            return Ok(Reclaimed::Nothing);
+        }
+        let mut answer = Reclaimed::Nothing;
+        let entries = self.forest.entries();
+        for (number, entry) in &entries {
+            let heirs: Vec<u32> = children(&entries, *number).collect();
+            match (entry.kind, heirs.as_slice()) {
+                (TreeKind::Dying, []) => return self.free_part(*number, entry),
+                (TreeKind::Point, []) => {
+                    self.change_trees(&[Change::Dying { number: *number }], &Freed::default(), 0)?;
+                    return Ok(Reclaimed::Some);
+                }
+                (TreeKind::Point, [heir]) => {
+                    // Entry 0 is that of the first tree.
+                    let heir_entry = entries.get(heir).expect("just listed");
+                    if heir_entry.kind == TreeKind::Dying {
+                        continue; // it goes first
+                    }
+                    if quiet || heir_entry.kind == TreeKind::Point {
+                        self.merge((*number, entry), (*heir, heir_entry))?;
+                        return Ok(Reclaimed::Some);
+                    }
+                    answer = Reclaimed::NeedsQuiet;
+                }
+                _ => {}
+            }
+        }
+        Ok(answer)
+    }
+
+    /// Whether [`Store::reclaim`] has something to free.
+    pub fn has_work_for_reclaim(&self) -> bool {
+        let entries = self.forest.entries();
+        let mut all = entries.iter();
+        all.any(|(number, entry)| match entry.kind {
+            TreeKind::Head => false,
+            TreeKind::Point => children(&entries, *number).count() < 2,
+            TreeKind::Dying => true,
+        })
+    }
+
+    fn root_of(&self, number: u32, entry: &TreeEntry) -> Root {
+        if number == 0 {
+            let (addr, generation, level) = self.forest.first.tree.root();
+            return Root { addr, generation, level };
+        }
+        Root { addr: entry.root, generation: entry.root_generation, level: entry.root_level }
+    }
+
+    /// Frees extents of a dying tree; once there are none, its nodes and its entry.
+    fn free_part(&self, number: u32, entry: &TreeEntry) -> Result<Reclaimed> {
+        let root = self.root_of(number, entry);
+        let mut freed = Freed::default();
+        let mut next = None;
+        self.walk(
+            root,
+            &mut |node, high| {
+                let done = high.is_some_and(|high| high <= entry.freed_below);
+                node.generation >= entry.nodes_below && !done
+            },
+            &mut |view| {
+                for extent in extents(view) {
+                    let (key, item) = extent?;
+                    if key < entry.freed_below || item.birth < entry.births_below {
+                        continue;
+                    }
+                    if freed.extents.len() >= EXTENTS_AT_ONCE {
+                        next = Some(key);
+                        return Ok(ControlFlow::Break(()));
+                    }
+                    freed.extents.push(item.extent());
+                }
+                Ok(ControlFlow::Continue(()))
+            },
+        )?;
+        if let Some(key) = next {
+            self.change_trees(&[Change::FreedBelow { number, key }], &freed, 0)?;
+            return Ok(Reclaimed::Some);
+        }
+        let mut enters = |node: kedge_format::node::Child, _| {
+            let own = node.generation >= entry.nodes_below;
+            freed.nodes.extend(own.then_some((node.addr, node.generation)));
+            own
+        };
+        self.walk(root, &mut enters, &mut |_| Ok(ControlFlow::Continue(())))?;
+        self.change_trees(&[Change::Drop { number }], &freed, 0)?;
+        Ok(Reclaimed::Some)
+    }
+
+    /// Frees what a point has and its one child does not refer to. The child takes its place.
+    fn merge(&self, (point, entry): (u32, &TreeEntry), (heir, heir_entry): (u32, &TreeEntry)) -> Result<()> {
+        // The nodes of the heir are then on the device, and its entry names them.
+        self.checkpoint(CheckpointCause::Request)?;
+        let current = self.forest.entry(heir).ok_or(Error::NoTree(heir))?;
+        let root = self.root_of(heir, &current);
+        let mut shared: BTreeSet<BlockNo> = BTreeSet::new();
+        let mut kept: BTreeMap<u64, u64> = BTreeMap::new();
+        self.walk(
+            root,
+            &mut |node, _| {
+                let own = node.generation >= heir_entry.nodes_below;
+                if !own {
+                    shared.insert(node.addr);
+                }
+                own
+            },
+            &mut |view| {
+                for extent in extents(view) {
+                    let item = extent?.1;
+                    if (entry.births_below..heir_entry.births_below).contains(&item.birth) {
+                        kept.insert(item.start.0, item.extent().end().0);
+                    }
+                }
+                Ok(ControlFlow::Continue(()))
+            },
+        )?;
+        let mut freed = Freed::default();
+        let mut nodes = Vec::new();
+        self.walk(
+            self.root_of(point, entry),
+            &mut |node, _| {
+                let gone = node.generation >= entry.nodes_below && !shared.contains(&node.addr);
+                nodes.extend(gone.then_some((node.addr, node.generation)));
+                gone
+            },
+            &mut |view| {
+                for extent in extents(view) {
+                    let item = extent?.1;
+                    if item.birth >= entry.births_below {
+                        subtract(item.extent(), &kept, &mut freed.extents);
+                    }
+                }
+                Ok(ControlFlow::Continue(()))
+            },
+        )?;
+        freed.nodes = nodes;
+        self.change_trees(&[Change::Drop { number: point }], &freed, 0)
+    }
+
+    /// What the tree refers to alone, as of the last checkpoint. Reads the nodes that are its own.
+    ///
+    /// The nodes of a checkpoint stay as they are until the next one ends, so a walk counts if no
+    /// checkpoint ran meanwhile. After some attempts checkpoints wait for the walk.
+    pub fn tree_use(&self, root: Ino) -> Result<TreeUse> {
+        for _ in 0..USE_ATTEMPTS {
+            let turn = self.checkpoint_turn();
+            if !turn.is_multiple_of(2) {
+                self.clock.sleep(USE_REST);
+                continue;
+            }
+            let counted = self.count_use(root);
+            if !self.checkpoint_ran_since(turn) {
+                return counted;
+            }
+        }
+        let _alone = self.checkpoint.alone(CheckpointCause::Request);
+        self.count_use(root)
+    }
+
+    /// [`Store::tree_use`], while no checkpoint runs.
+    fn count_use(&self, root: Ino) -> Result<TreeUse> {
+        let number = self.forest.tree_of(root);
+        let Some(entry) = self.forest.entry(number) else { return Ok(TreeUse::default()) };
+        let root = match number {
+            // The tree in memory may have a root that is not on the device yet.
+            0 => {
+                let (sb, _) = crate::read_superblock(&*self.device)?;
+                let CheckpointState { root, root_generation, root_level, .. } = sb.checkpoint;
+                Root { addr: root, generation: root_generation, level: root_level }
+            }
+            _ => self.root_of(number, &entry),
+        };
+        let (mut data, mut nodes) = (0, 0);
+        self.walk(
+            root,
+            &mut |node, _| {
+                let own = node.generation >= entry.nodes_below;
+                nodes += u64::from(own) * NODE_SIZE as u64;
+                own
+            },
+            &mut |view| {
+                for extent in extents(view) {
+                    let item = extent?.1;
+                    if item.birth >= entry.births_below {
+                        data += item.blocks as u64 * BLOCK_SIZE as u64;
+                    }
+                }
+                Ok(ControlFlow::Continue(()))
+            },
+        )?;
+        Ok(TreeUse { data, nodes })
+    }
+}
+
+/// Adds to `out` the parts of `extent` outside of the runs in `kept`, which are disjoint.
+fn subtract(extent: Extent, kept: &BTreeMap<u64, u64>, out: &mut Vec<Extent>) {
+    let (mut at, end) = (extent.start.0, extent.end().0);
+    let first = kept.range(..=at).next_back().map_or(at, |(start, _)| *start);
+    for (start, stop) in kept.range(first..end) {
+        if *stop <= at {
+            continue;
+        }
+        if *start > at {
+            out.push(Extent::new(BlockNo(at), start - at));
+        }
+        at = *stop;
+    }
+    if at < end {
+        out.push(Extent::new(BlockNo(at), end - at));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::subtract;
+    use kedge_base::{BlockNo, Extent};
+    use std::collections::BTreeMap;
+
+    #[test]
+    fn what_is_kept_is_not_freed() {
+        let kept = BTreeMap::from([(10, 12), (15, 16), (19, 30)]);
+        let parts = |start, blocks| {
+            let mut out = Vec::new();
+            subtract(Extent::new(BlockNo(start), blocks), &kept, &mut out);
+            out.iter().map(|extent| (extent.start.0, extent.blocks)).collect::<Vec<_>>()
+        };
+        assert_eq!(parts(0, 5), [(0, 5)]);
+        assert_eq!(parts(8, 12), [(8, 2), (12, 3), (16, 3)]);
+        assert_eq!(parts(11, 1), []);
+        assert_eq!(parts(11, 3), [(12, 2)]);
+        assert_eq!(parts(20, 5), []);
+        assert_eq!(parts(25, 10), [(30, 5)]);
+    }
+}
