@@ -26,6 +26,7 @@ fn superblock() -> Superblock {
         clean: false,
         written_sec: 0,
         losses: None,
+        trees: None,
     };
     Superblock { geometry, checkpoint }
 }

@@ -17,6 +17,7 @@ mod crash;
 mod daemon;
 mod dump;
 mod find;
+mod fork;
 mod freeze;
 mod fsck;
 mod image;
@@ -37,6 +38,7 @@ mod resize;
 mod rm;
 mod scrub;
 mod serve;
+mod snapshot;
 mod stat;
 mod stats;
 mod summary;
@@ -106,6 +108,10 @@ enum Command {
     Tune(tune::Args),
     /// Make an image larger, also while it is mounted
     Resize(resize::Args),
+    /// Make a writable copy of a tree at once, which shares all blocks with it
+    Fork(fork::Args),
+    /// Make, list, rename and delete forks that cannot be changed
+    Snapshot(snapshot::Args),
     /// Show and change the keys of an encrypted image that is not mounted
     Key(key::Args),
     /// Show identity, geometry and state of an image or of a mount
@@ -189,6 +195,8 @@ fn main() -> ExitCode {
         Command::Scrub(args) => scrub::run(args),
         Command::Tune(args) => tune::run(args),
         Command::Resize(args) => resize::run(args),
+        Command::Fork(args) => fork::run(args),
+        Command::Snapshot(args) => snapshot::run(args),
         Command::Key(args) => key::run(args),
         Command::Info(args) => info::run(args),
         Command::Stats(args) => stats::run(args),

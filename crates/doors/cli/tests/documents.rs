@@ -420,6 +420,11 @@ fn running_kedgefs() {
 }
 
 #[test]
+fn forks_and_snapshots() {
+    run_all("docs/SNAPSHOTS.md");
+}
+
+#[test]
 fn over_nfs() {
     run_all("docs/NFS.md");
 }
@@ -445,7 +450,8 @@ fn every_block_runs_or_has_a_reason() {
         let is_checked = PRINTS.iter().any(|(document, first, _, _)| block.is(document, first));
         assert!(!is_checked, "'{}' is a file and prints nothing", block.first());
     }
-    let runs = ["README.md", "docs/OPERATIONS.md", "docs/CRASH_TESTING.md", "docs/NFS.md"];
+    let runs =
+        ["README.md", "docs/OPERATIONS.md", "docs/CRASH_TESTING.md", "docs/NFS.md", "docs/SNAPSHOTS.md"];
     let commands = ["kedge ", "cargo ", "sudo ", "target/", "ceph ", "pip "];
     for block in &all {
         let is_text = matches!(&block.language[..], "" | "text");

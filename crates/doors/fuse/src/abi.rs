@@ -102,6 +102,10 @@ wire!(
     /// `struct fstrim_range` of `linux/fs.h`.
     TrimRange = 24 { start: u64, len: u64, min_len: u64 }
 );
+wire!(
+    /// A tree to make or to delete; its name in the open directory has `name_len` bytes.
+    TreeIn = 272 { source: u64, flags: u32, name_len: u32, name_head: [u64; 32] }
+);
 wire!(IoctlTrimOut = 40 { out: IoctlOut, range: TrimRange });
 wire!(IoctlFlags = 20 { out: IoctlOut, flags: u32 });
 wire!(
@@ -213,6 +217,10 @@ pub mod ioctl {
     pub const FREEZE: u32 = 0x4004_6b01;
     /// Ends the freeze.
     pub const THAW: u32 = 0x6b02;
+    /// Forks a tree into the open directory, with a [`super::TreeIn`] as input.
+    pub const FORK: u32 = 0x4110_6b03;
+    /// Deletes a tree that the open directory names, with a [`super::TreeIn`] as input.
+    pub const DELETE_TREE: u32 = 0x4110_6b04;
     /// `FITRIM`, with a [`super::TrimRange`] as input and output.
     pub const TRIM: u32 = 0xc018_5879;
     /// `FS_IOC_SHUTDOWN` (XFS_IOC_GOINGDOWN).
@@ -223,6 +231,9 @@ pub mod ioctl {
     pub const FSGETXATTR: u32 = 0x801c_581f;
     pub const FSSETXATTR: u32 = 0x401c_5820;
 }
+
+/// [`TreeIn::flags`]: the fork is a snapshot, in which nothing can be changed.
+pub const TREE_READ_ONLY: u32 = 1 << 0;
 
 /// [`OpenOut::open_flags`].
 pub mod fopen {

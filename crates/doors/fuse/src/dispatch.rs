@@ -13,6 +13,7 @@ use crate::server::Server;
 use crate::settle::{SettledJob, Then};
 use crate::task::Capability;
 use crate::transport::{Reply, Request};
+use crate::trees::{self, TreeCall};
 use kedge_base::{BLOCK_SIZE, IoBuf};
 use kedgefs::acl;
 use kedgefs::{
@@ -62,9 +63,9 @@ impl<O: Ops> Server<O> {
             op::TMPFILE => reply.finish(self.tmpfile(request, args)),
             op::LINK => reply.finish(self.link(node, args)),
             op::UNLINK => reply.finish(self.unlink(node, args)),
-            op::RMDIR => reply.finish(self.rmdir(node, args)),
-            op::RENAME => reply.finish(self.rename(node, args)),
-            op::RENAME2 => reply.finish(self.rename2(request, args)),
+            op::RMDIR => self.rmdir(node, args, reply),
+            op::RENAME => self.rename(node, args, reply),
+            op::RENAME2 => self.rename2(request, args, reply),
             op::OPEN => reply.finish(self.open(request, args)),
             op::OPENDIR => reply.finish(self.opendir(node)),
             op::RELEASE => reply.finish(self.release(node, args)),
@@ -80,7 +81,7 @@ impl<O: Ops> Server<O> {
                 self.ops.sync_async(Box::new(move |synced| reply.finish(synced.map_err(Errno::from))));
             }
             op::STATFS => reply.finish(Ok::<_, Errno>(self.statfs())),
-            op::GETXATTR => self.getxattr(node, args, reply),
+            op::GETXATTR => self.getxattr(request, args, reply),
             op::LISTXATTR => self.listxattr(request, args, reply),
             op::SETXATTR => reply.finish(self.setxattr(request, args)),
             op::REMOVEXATTR => reply.finish(self.removexattr(node, args)),
@@ -362,21 +363,52 @@ impl<O: Ops> Server<O> {
         Ok(self.ops.unlink(dir, args.name()?)?)
     }
 
-    fn rmdir(&self, dir: Ino, args: &mut Args<'_>) -> Answer<()> {
-        Ok(self.ops.rmdir(dir, args.name()?)?)
+    /// A tree is removed by a thread that may wait for changes under way to end.
+    fn rmdir(&self, dir: Ino, args: &mut Args<'_>, reply: Reply) {
+        match args.name() {
+            Ok(name) if self.ops.tree_named(dir, name).is_some() => {
+                let call = TreeCall::rmdir(dir, name);
+                self.settle(SettledJob { reply, ino: dir, from: 0, then: Then::Tree(call) });
+            }
+            Ok(name) => reply.finish(self.ops.rmdir(dir, name).map_err(Errno::from)),
+            Err(e) => reply.err(e.0),
+        }
     }
 
-    fn rename(&self, dir: Ino, args: &mut Args<'_>) -> Answer<()> {
-        let asked: abi::RenameIn = args.take()?;
-        let (name, new_name) = (args.name()?, args.name()?);
-        Ok(self.ops.rename(dir, name, Ino(asked.newdir), new_name, RenameMode::Replace)?)
+    fn rename(&self, dir: Ino, args: &mut Args<'_>, reply: Reply) {
+        let asked = args.take().and_then(|asked: abi::RenameIn| {
+            let (name, new_name) = (args.name()?, args.name()?);
+            Ok((Ino(asked.newdir), name, new_name, RenameMode::Replace))
+        });
+        self.rename_to(dir, asked, reply);
     }
 
-    fn rename2(&self, request: &Request<'_>, args: &mut Args<'_>) -> Answer<()> {
+    fn rename2(&self, request: &Request<'_>, args: &mut Args<'_>, reply: Reply) {
+        self.rename_to(Ino(request.header.nodeid), Self::rename2_of(request, args), reply);
+    }
+
+    /// A tree is renamed by a thread that may wait for changes under way to end.
+    fn rename_to(&self, dir: Ino, asked: Answer<(Ino, &[u8], &[u8], RenameMode)>, reply: Reply) {
+        match asked {
+            Ok((new_dir, name, new_name, mode)) if self.ops.tree_named(dir, name).is_some() => {
+                let call = TreeCall::rename(dir, name, (new_dir, new_name), mode);
+                self.settle(SettledJob { reply, ino: dir, from: 0, then: Then::Tree(call) });
+            }
+            Ok((new_dir, name, new_name, mode)) => {
+                let renamed = self.ops.rename(dir, name, new_dir, new_name, mode);
+                reply.finish(renamed.map_err(Errno::from));
+            }
+            Err(e) => reply.err(e.0),
+        }
+    }
+
+    fn rename2_of<'b>(
+        request: &Request<'_>,
+        args: &mut Args<'b>,
+    ) -> Answer<(Ino, &'b [u8], &'b [u8], RenameMode)> {
         const NOREPLACE: u32 = 1;
         const EXCHANGE: u32 = 2;
         const WHITEOUT: u32 = 4;
-        let dir = Ino(request.header.nodeid);
         let asked: abi::Rename2In = args.take()?;
         let mode = match asked.flags {
             0 => RenameMode::Replace,
@@ -389,7 +421,7 @@ impl<O: Ops> Server<O> {
             _ => return Err(EINVAL),
         };
         let (name, new_name) = (args.name()?, args.name()?);
-        Ok(self.ops.rename(dir, name, Ino(asked.newdir), new_name, mode)?)
+        Ok((Ino(asked.newdir), name, new_name, mode))
     }
 
     /// Whether a file opened with these flags can change pages without a WRITE. Only a mount that
@@ -643,9 +675,16 @@ impl<O: Ops> Server<O> {
         Ok(len)
     }
 
-    fn getxattr(&self, node: Ino, args: &mut Args<'_>, reply: Reply) {
+    fn getxattr(&self, request: &Request<'_>, args: &mut Args<'_>, reply: Reply) {
+        let node = Ino(request.header.nodeid);
         let value = args.take().and_then(|asked: abi::GetxattrIn| {
             let name = args.text()?;
+            if node == Ino::ROOT
+                && let Some(asked_of) = trees::asked_of(name)
+            {
+                control::check_owner(&request.header)?;
+                return Ok((asked.size, asked_of.json(&*self.ops)?.into_bytes()));
+            }
             let control = node == Ino::ROOT && name.starts_with(control::XATTR_PREFIX);
             if control || name == control::XATTR_PID {
                 return Ok((asked.size, self.control_xattr(name).ok_or(Errno(libc::ENODATA))?));
@@ -755,6 +794,15 @@ impl<O: Ops> Server<O> {
             }
             Ok(asked) if asked.cmd == ioctl::TRIM => {
                 reply.finish(args.take().and_then(|range| control::trim(&*self.ops, header, range)));
+            }
+            Ok(asked) if matches!(asked.cmd, ioctl::FORK | ioctl::DELETE_TREE) => {
+                match TreeCall::parse(asked.cmd, header, args) {
+                    Ok(call) => {
+                        let ino = Ino(header.nodeid);
+                        self.settle(SettledJob { reply, ino, from: 0, then: Then::Tree(call) });
+                    }
+                    Err(e) => reply.err(e.0),
+                }
             }
             Ok(asked) if matches!(asked.cmd, ioctl::FREEZE | ioctl::THAW) => {
                 self.freeze_or_thaw(asked.cmd, args, header, reply);

@@ -13,6 +13,7 @@
 //! args, errno                 parsed arguments, and errors
 //! settle                      requests that need dirty pages written first
 //! control, flags              control xattrs and ioctls; the ioctls of chattr(1)
+//! trees                       forks, deletions and the list of trees
 //! status                      reports a mount's state when no worker is free; its socket
 //! private, peer               the directory of sockets, and the process at their other end
 //! beside                      notifies the kernel of changes made without it
@@ -60,6 +61,7 @@ mod status;
 mod sys;
 mod task;
 pub mod transport;
+mod trees;
 mod unmount;
 
 pub use beside::{Changing, Notifier};
@@ -76,6 +78,6 @@ pub use private::{Bound, PrivateDir, connect_within};
 pub use server::{Server, Told};
 pub use session::{MountedSession, serve};
 pub use status::{VISIT, Visits, ask as ask_status, visit};
-pub use sys::{freeze, thaw, trim};
+pub use sys::{delete_tree, fork, freeze, thaw, trim};
 pub use task::Capability;
 pub use unmount::{MountPoint, unmount};

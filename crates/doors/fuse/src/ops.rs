@@ -3,7 +3,7 @@
 
 use kedgefs::{
     Attr, DirEntry, FallocateMode, FileFlags, FileSystem, Ino, Owner, RenameMode, Result, SeekKind, SetAttr,
-    StatFs, Thawed, WriteMode, XattrMode,
+    StatFs, Thawed, TreeInfo, TreeSpace, WriteMode, XattrMode,
 };
 
 /// Completes an operation that continued in the background.
@@ -86,6 +86,26 @@ pub trait Ops: Send + Sync + 'static {
     fn resize(&self, _bytes: Option<u64>) -> Result<u64> {
         Err(kedgefs::Error::NotSupported("there is no image that could grow"))
     }
+    /// Forks a tree: see [`FileSystem::fork`].
+    fn fork(&self, _source: Ino, _dir: Ino, _name: &[u8], _read_only: bool) -> Result<Attr> {
+        Err(kedgefs::Error::NotSupported("there are no trees to fork"))
+    }
+    fn delete_tree(&self, _dir: Ino, _name: &[u8]) -> Result<()> {
+        Err(kedgefs::Error::NotSupported("there are no trees to delete"))
+    }
+    /// The root of the tree that has this name in the directory.
+    fn tree_named(&self, _dir: Ino, _name: &[u8]) -> Option<Ino> {
+        None
+    }
+    fn trees(&self) -> Vec<TreeInfo> {
+        Vec::new()
+    }
+    fn tree_space(&self, _root: Ino) -> Result<TreeSpace> {
+        Err(kedgefs::Error::NotSupported("there are no trees"))
+    }
+    fn path_of(&self, _dir: Ino) -> Result<Vec<u8>> {
+        Err(kedgefs::Error::NotSupported("there are no trees"))
+    }
     fn stats_json(&self) -> String;
     fn info_json(&self) -> String;
     fn set_options(&self, list: &str) -> Result<()>;
@@ -158,6 +178,12 @@ delegate! {
     shutdown(flush: bool) -> Result<()>;
     trim(offset: u64, len: u64, min_len: u64) -> Result<u64>;
     resize(bytes: Option<u64>) -> Result<u64>;
+    fork(source: Ino, dir: Ino, name: &[u8], read_only: bool) -> Result<Attr>;
+    delete_tree(dir: Ino, name: &[u8]) -> Result<()>;
+    tree_named(dir: Ino, name: &[u8]) -> Option<Ino>;
+    trees() -> Vec<TreeInfo>;
+    tree_space(root: Ino) -> Result<TreeSpace>;
+    path_of(dir: Ino) -> Result<Vec<u8>>;
     stats_json() -> String;
     info_json() -> String;
     set_options(list: &str) -> Result<()>;

@@ -10,6 +10,9 @@
 //! - A WRITE to an append-only file: it bypasses the kernel's page cache (see the module `opens`),
 //!   whose last page a reader may have cached with the old bytes.
 //!
+//! Changes of whole trees are served here too (the module `trees`): they wait for a
+//! checkpoint, and for the kernel to drop a name.
+//!
 //! So the server notifies the kernel to invalidate the file's pages, which makes the kernel write
 //! the dirty pages, and then serves the request. If there is data at an LSEEK's offset itself, no
 //! dirty page can change the result, and the reply is sent immediately.
@@ -33,6 +36,7 @@ use crate::flags;
 use crate::opens::{Bar, Opens};
 use crate::ops::Ops;
 use crate::transport::{Reply, Transport};
+use crate::trees::TreeCall;
 use kedge_base::{Clock, SystemClock, spawn_named, without_panic};
 use kedgefs::{FileFlags, Ino, SeekKind};
 use parking_lot::Mutex;
@@ -59,6 +63,7 @@ pub(crate) enum Then {
     SetFlags(FileFlags, Opens),
     /// Nothing: the WRITE, which bypassed the pages, is complete, and they only had to be dropped.
     Written(WriteOut),
+    Tree(TreeCall),
 }
 
 /// The most threads for jobs. If all are busy, further jobs wait.
@@ -131,6 +136,10 @@ impl<O: Ops> Pool<O> {
 
 fn answer<O: Ops>(ops: &O, transport: &dyn Transport, job: SettledJob) {
     let SettledJob { reply, ino, from, then } = job;
+    let then = match then {
+        Then::Tree(call) => return call.answer(ops, transport, reply),
+        then => then,
+    };
     let bar = match &then {
         Then::SetFlags(_, opens) => bar(opens, ino).map(Some),
         _ => Ok(None),
@@ -155,6 +164,7 @@ fn answer<O: Ops>(ops: &O, transport: &dyn Transport, job: SettledJob) {
             reply.finish(set);
         }
         Then::Written(written) => reply.finish(Ok::<_, Errno>(written)),
+        Then::Tree(_) => unreachable!("answered above"),
     }
 }
 

@@ -1,11 +1,12 @@
 //! The system calls that have no safe wrapper. All `unsafe` of this crate is here.
 #![allow(unsafe_code)]
 
-use crate::abi::ioctl;
+use crate::abi::{TREE_READ_ONLY, TreeIn, ioctl};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 use rustix::mount::MountAttrFlags;
 use std::io;
+use zerocopy::IntoBytes;
 
 const FUSE_DEV_IOC_CLONE: libc::c_ulong = 0x8004_e500;
 const LOOP_CTL_GET_FREE: libc::c_ulong = 0x4c82;
@@ -92,6 +93,29 @@ pub fn freeze(dir: impl AsFd, seconds: u32) -> io::Result<()> {
 pub fn thaw(dir: impl AsFd) -> io::Result<()> {
     // SAFETY: the ioctl takes no argument and touches no memory of ours; the descriptor is open.
     check(unsafe { libc::ioctl(dir.as_fd().as_raw_fd(), ioctl::THAW.into()) }).map(drop)
+}
+
+/// Forks the tree whose root has the inode number `source` into the open directory of its mount.
+/// `read_only`: the fork is a snapshot.
+pub fn fork(dir: impl AsFd, source: u64, name: &[u8], read_only: bool) -> io::Result<()> {
+    let flags = if read_only { TREE_READ_ONLY } else { 0 };
+    tree_ioctl(dir, ioctl::FORK, name, TreeIn { source, flags, ..TreeIn::default() })
+}
+
+/// Deletes the tree that the open directory of a mount names.
+pub fn delete_tree(dir: impl AsFd, name: &[u8]) -> io::Result<()> {
+    tree_ioctl(dir, ioctl::DELETE_TREE, name, TreeIn::default())
+}
+
+fn tree_ioctl(dir: impl AsFd, cmd: u32, name: &[u8], mut asked: TreeIn) -> io::Result<()> {
+    let Some(room) = asked.name_head.as_mut_bytes().get_mut(..name.len()) else {
+        return Err(io::Error::from_raw_os_error(libc::ENAMETOOLONG));
+    };
+    room.copy_from_slice(name);
+    asked.name_len = name.len() as u32;
+    // SAFETY: the ioctl reads one `TreeIn`, whose size its number names, through a pointer that is
+    // valid for the call; the descriptor is open.
+    check(unsafe { libc::ioctl(dir.as_fd().as_raw_fd(), cmd.into(), &raw const asked) }).map(drop)
 }
 
 /// Removes a mount that is not attached yet from its peer group, and sets its flags.

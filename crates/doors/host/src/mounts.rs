@@ -24,6 +24,11 @@ pub const XATTR_OPTIONS: &str = "system.kedgefs.options";
 /// Setting this attribute to a number of bytes makes the image larger.
 pub const XATTR_SIZE: &str = "system.kedgefs.size";
 
+/// With the number of a tree after it: JSON with the trees from that number on.
+pub const XATTR_TREES: &str = "system.kedgefs.trees.";
+/// With the number of a tree after it: JSON with what the tree takes.
+pub const XATTR_TREE: &str = "system.kedgefs.tree.";
+
 /// Largest attribute value that the kernel returns.
 const XATTR_BYTES_MAX: usize = 64 << 10;
 

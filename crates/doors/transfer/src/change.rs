@@ -11,7 +11,7 @@ use kedge_host::{Usage, engine};
 use kedgefs::{Error, FileKind, FileSystem, Ino};
 
 /// Opens the image, changes it and closes it.
-fn change(place: &ImagePath, what: impl FnOnce(&FileSystem) -> Result<()>) -> Result<()> {
+pub(crate) fn change(place: &ImagePath, what: impl FnOnce(&FileSystem) -> Result<()>) -> Result<()> {
     place.refuse_mounted()?;
     let fs = engine::open_to_change(place.image())?;
     let changed = what(&fs);
@@ -20,7 +20,7 @@ fn change(place: &ImagePath, what: impl FnOnce(&FileSystem) -> Result<()>) -> Re
 }
 
 /// The names of the path; there must be one.
-fn names(place: &ImagePath) -> Result<Vec<&[u8]>> {
+pub(crate) fn names(place: &ImagePath) -> Result<Vec<&[u8]>> {
     let names = place.names()?;
     if names.is_empty() {
         return Err(Usage(format!("{}: the root cannot be made or removed", place.show())).into());

@@ -7,6 +7,7 @@
 //! | `pax` | writes tar archives |
 //! | [`offline`] | finds a path in an image that is not mounted |
 //! | [`change`] | makes and removes names there |
+//! | [`trees`] | forks and deletes trees there |
 //! | [`copy`] | copies between this machine and images |
 //! | [`to_host`] | writes what is copied to a directory of this machine |
 //! | [`online`] | copies into a mounted image, through the process that serves it |
@@ -22,3 +23,4 @@ pub mod offline;
 pub mod online;
 mod pax;
 pub mod to_host;
+pub mod trees;

@@ -26,6 +26,7 @@ fn superblock(root_level: u8) -> Superblock {
         clean: true,
         written_sec: 0,
         losses: None,
+        trees: None,
     };
     Superblock { geometry, checkpoint }
 }

@@ -1,0 +1,175 @@
+//! Forks, deletions and the list of trees on a mount.
+//!
+//! A fork and a deletion are ioctls on the directory that names the tree, because an ioctl holds no
+//! lock of the directory, which the kernel takes to drop the name. They are for the owner of the
+//! mount and for root ([`control::check_owner`]): a fork copies what the caller may not be able to
+//! read, and a deletion removes what the caller may not be able to change.
+//!
+//! A fork holds what the server holds. A caller that wants what the kernel still holds dirty calls
+//! syncfs(2) first, as `kedge fork` does.
+//!
+//! rmdir(2) of an empty tree and rename(2) of a tree come here as well. They stop changes, so a
+//! worker, which is within a change, hands them to a thread of [`crate::settle`].
+//!
+//! The attribute `system.kedgefs.trees.N` of the root directory lists the trees from number N on,
+//! as many as fit, and `system.kedgefs.tree.N` shows what tree N takes. They are for the same
+//! callers, because the names of directories are not for everybody.
+
+use crate::abi::{self, InHeader, ioctl};
+use crate::args::Args;
+use crate::control::{self, json_string};
+use crate::errno::{Answer, Errno};
+use crate::ops::Ops;
+use crate::transport::{Reply, Transport};
+use kedgefs::{Ino, RenameMode};
+use std::collections::BTreeMap;
+use zerocopy::{FromZeros, IntoBytes};
+
+/// The list ends after this many bytes; the next attribute continues it.
+const LIST_BYTES: usize = 32 << 10;
+/// The longest path that a list shows.
+const PATH_MAX: usize = 4096;
+
+/// A request to make or to delete a tree.
+pub(crate) struct TreeCall {
+    dir: Ino,
+    name: Vec<u8>,
+    kind: Kind,
+}
+
+enum Kind {
+    Fork {
+        source: Ino,
+        read_only: bool,
+    },
+    Delete,
+    /// rmdir(2): the kernel holds the directory's lock, and drops the name itself.
+    Rmdir,
+    /// rename(2), likewise.
+    Rename {
+        new_dir: Ino,
+        new_name: Vec<u8>,
+        mode: RenameMode,
+    },
+}
+
+impl TreeCall {
+    pub(crate) fn parse(cmd: u32, header: &InHeader, args: &mut Args<'_>) -> Answer<TreeCall> {
+        control::check_owner(header)?;
+        let asked: abi::TreeIn = args.take()?;
+        let name = asked.name_head.as_bytes().get(..asked.name_len as usize);
+        let name = name.ok_or(Errno(libc::ENAMETOOLONG))?.to_vec();
+        let kind = match (cmd, asked.flags) {
+            (ioctl::FORK, 0) => Kind::Fork { source: Ino(asked.source), read_only: false },
+            (ioctl::FORK, abi::TREE_READ_ONLY) => Kind::Fork { source: Ino(asked.source), read_only: true },
+            (ioctl::DELETE_TREE, 0) => Kind::Delete,
+            _ => return Err(Errno(libc::EINVAL)),
+        };
+        Ok(TreeCall { dir: Ino(header.nodeid), name, kind })
+    }
+
+    pub(crate) fn rmdir(dir: Ino, name: &[u8]) -> TreeCall {
+        TreeCall { dir, name: name.to_vec(), kind: Kind::Rmdir }
+    }
+
+    pub(crate) fn rename(dir: Ino, name: &[u8], to: (Ino, &[u8]), mode: RenameMode) -> TreeCall {
+        let kind = Kind::Rename { new_dir: to.0, new_name: to.1.to_vec(), mode };
+        TreeCall { dir, name: name.to_vec(), kind }
+    }
+
+    pub(crate) fn answer<O: Ops>(self, ops: &O, transport: &dyn Transport, reply: Reply) {
+        let TreeCall { dir, name, kind } = self;
+        let done = match kind {
+            Kind::Fork { source, read_only } => ops.fork(source, dir, &name, read_only).map(drop),
+            Kind::Delete => ops.delete_tree(dir, &name),
+            Kind::Rmdir => return reply.finish(ops.rmdir(dir, &name).map_err(Errno::from)),
+            Kind::Rename { new_dir, new_name, mode } => {
+                let renamed = ops.rename(dir, &name, new_dir, &new_name, mode);
+                return reply.finish(renamed.map_err(Errno::from));
+            }
+        };
+        let done = done.map_err(Errno::from).and_then(|()| forget_name(transport, dir, &name));
+        reply.finish(done.map(|()| abi::IoctlOut::new_zeroed()));
+    }
+}
+
+/// Makes the kernel look the name up again, and read the directory again.
+fn forget_name(transport: &dyn Transport, dir: Ino, name: &[u8]) -> Answer<()> {
+    let head =
+        abi::InvalEntryOut { parent: dir.0, namelen: name.len() as u32, flags: abi::INVAL_EXPIRE_ONLY };
+    let entry = [head.as_bytes(), name, b"\0"].concat();
+    let contents = abi::InvalInodeOut { ino: dir.0, off: 0, len: 0 };
+    let sent = [(abi::NOTIFY_INVAL_ENTRY, &entry[..]), (abi::NOTIFY_INVAL_INODE, contents.as_bytes())]
+        .into_iter()
+        .try_for_each(|(code, body)| match transport.notify(code, body) {
+            // The kernel knows neither the name nor the directory.
+            Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Ok(()),
+            sent => sent,
+        });
+    sent.map_err(|e| {
+        tracing::warn!(dir = dir.0, "the kernel keeps a name that has changed: {e}");
+        Errno(e.raw_os_error().unwrap_or(libc::EIO))
+    })
+}
+
+/// What an attribute of the root directory shows.
+pub(crate) enum AskedOf {
+    /// The trees from this number on.
+    From(u64),
+    /// The space of one tree.
+    Space(u64),
+}
+
+/// What the attribute shows; `None` for another attribute.
+pub(crate) fn asked_of(name: &[u8]) -> Option<AskedOf> {
+    let rest = std::str::from_utf8(name.strip_prefix(control::XATTR_PREFIX)?).ok()?;
+    match rest.split_once('.')? {
+        ("trees", from) => Some(AskedOf::From(from.parse().ok()?)),
+        ("tree", number) => Some(AskedOf::Space(number.parse().ok()?)),
+        _ => None,
+    }
+}
+
+/// The path of a name in a directory; of the directory if the name is empty.
+fn path_in(dir: &[u8], name: &[u8]) -> Vec<u8> {
+    let between: &[u8] = if name.is_empty() || dir.ends_with(b"/") { b"" } else { b"/" };
+    [dir, between, name].concat()
+}
+
+impl AskedOf {
+    pub(crate) fn json(&self, ops: &impl Ops) -> Answer<String> {
+        let trees = ops.trees();
+        match self {
+            AskedOf::From(from) => {
+                let mut rows: Vec<String> = Vec::new();
+                let mut bytes = 0;
+                let mut dirs = BTreeMap::new();
+                for tree in trees.iter().filter(|tree| u64::from(tree.root.tree()) >= *from) {
+                    if bytes > LIST_BYTES {
+                        break;
+                    }
+                    let dir = dirs.entry(tree.dir).or_insert_with(|| ops.path_of(tree.dir).ok());
+                    let path = dir.as_ref().map(|dir| path_in(dir, &tree.name));
+                    let path = path.filter(|path| path.len() <= PATH_MAX);
+                    let path = path.map(|path| json_string(&String::from_utf8_lossy(&path)));
+                    let row = format!(
+                        r#"{{"tree":{},"path":{},"read_only":{},"created":{},"inodes":{}}}"#,
+                        tree.root.tree(),
+                        path.as_deref().unwrap_or("null"),
+                        tree.read_only,
+                        tree.created,
+                        tree.inodes,
+                    );
+                    bytes += row.len();
+                    rows.push(row);
+                }
+                Ok(format!("[{}]", rows.join(",")))
+            }
+            AskedOf::Space(number) => {
+                let tree = trees.iter().find(|tree| u64::from(tree.root.tree()) == *number);
+                let space = ops.tree_space(tree.ok_or(Errno(libc::ENODATA))?.root)?;
+                Ok(format!(r#"{{"own_data":{},"own_nodes":{}}}"#, space.own_data, space.own_nodes))
+            }
+        }
+    }
+}

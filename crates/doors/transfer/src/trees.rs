@@ -1,0 +1,83 @@
+//! Trees of an image that is not mounted: see `kedgefs::FileSystem::fork`.
+
+use crate::change::{change, names};
+use crate::offline::ImagePath;
+use anyhow::{Context, Result, bail};
+use kedge_host::{Usage, engine};
+use kedgefs::{Error, FileSystem, Ino, TreeInfo, TreeSpace};
+use std::path::Path;
+
+/// A tree, and its path in the image.
+pub struct Listed {
+    pub info: TreeInfo,
+    /// `None` if no path leads there: a directory above was removed meanwhile.
+    pub path: Option<Vec<u8>>,
+    pub space: Option<TreeSpace>,
+}
+
+/// The directory of the last name, and the name.
+fn parent<'a>(fs: &FileSystem, place: &'a ImagePath) -> Result<(Ino, &'a [u8])> {
+    let mut names = names(place)?;
+    let name = names.pop().expect("there is one");
+    Ok((place.walk(fs, &names)?.ino, name))
+}
+
+fn same_image(a: &ImagePath, b: &ImagePath) -> Result<()> {
+    if a.image() != b.image() {
+        return Err(Usage(format!("{} and {} are in two images", a.show(), b.show())).into());
+    }
+    Ok(())
+}
+
+pub fn fork(source: &ImagePath, target: &ImagePath, read_only: bool) -> Result<()> {
+    same_image(source, target)?;
+    change(target, |fs| {
+        let from = source.find(fs)?.ino;
+        let (dir, name) = parent(fs, target)?;
+        match fs.fork(from, dir, name, read_only) {
+            Ok(_) => Ok(()),
+            Err(Error::Exists) => bail!("{}: is there already", target.show()),
+            Err(Error::Invalid(why)) => bail!("{}: {why}", source.show()),
+            Err(e) => Err(e).with_context(|| format!("fork {}", source.show())),
+        }
+    })
+}
+
+/// Deletes a tree. Its space is free when this returns.
+pub fn delete(place: &ImagePath) -> Result<()> {
+    change(place, |fs| {
+        let (dir, name) = parent(fs, place)?;
+        if fs.tree_named(dir, name).is_none() {
+            fs.lookup(dir, name).with_context(|| place.show())?;
+            bail!("{}: is not a fork or a snapshot", place.show());
+        }
+        match fs.delete_tree(dir, name) {
+            Err(Error::NotEmpty) => bail!("{}: other trees are in it", place.show()),
+            deleted => deleted.with_context(|| place.show())?,
+        }
+        fs.reclaim().with_context(|| format!("free what {} had", place.show()))
+    })
+}
+
+pub fn rename(from: &ImagePath, to: &ImagePath) -> Result<()> {
+    same_image(from, to)?;
+    change(from, |fs| {
+        let ((dir, name), (new_dir, new_name)) = (parent(fs, from)?, parent(fs, to)?);
+        match fs.rename_tree(dir, name, new_dir, new_name) {
+            Ok(()) => Ok(()),
+            Err(Error::NotFound) => bail!("{}: is not a fork or a snapshot", from.show()),
+            Err(Error::Exists) => bail!("{}: is there already", to.show()),
+            Err(e) => Err(e).with_context(|| format!("rename {}", from.show())),
+        }
+    })
+}
+
+/// The trees of an image, the first one first. `space`: with what each takes alone.
+pub fn list(image: &Path, space: bool) -> Result<Vec<Listed>> {
+    let fs = engine::open_to_read(image)?;
+    let list = |info: TreeInfo| {
+        let space = if space { Some(fs.tree_space(info.root)?) } else { None };
+        Ok(Listed { path: fs.path_of(info.root).ok(), info, space })
+    };
+    fs.trees().into_iter().map(list).collect::<Result<_>>().with_context(|| image.display().to_string())
+}
