@@ -15,6 +15,7 @@ pub mod deltas;
 pub mod discard;
 pub mod explore;
 pub mod forge;
+pub mod forks;
 pub mod freeze;
 pub mod fuzz;
 pub mod generate;

@@ -61,6 +61,8 @@ const CHECKS: &[Check] = &[
     ("blocks given back to the device", discarded),
     ("freeze and thaw", frozen),
     ("an image that grows", grown),
+    ("trees that are forked", forked),
+    ("blocks of a deleted fork", refilled),
     ("freed blocks on a full image", full_image),
     ("two checkpoints of a wide tree", checkpoints),
     ("writers beside checkpoints", writers),
@@ -154,6 +156,16 @@ fn frozen() -> Result<(), String> {
 
 fn grown() -> Result<(), String> {
     kedge_sim::resize::check(StatePlan { subsets: 4, samples: 4, torn: 1, ..StatePlan::default() }).map(drop)
+}
+
+fn forked() -> Result<(), String> {
+    let plan = StatePlan { subsets: 3, samples: 3, torn: 1, ..StatePlan::default() };
+    (0..6).try_for_each(|seed| kedge_sim::forks::check(seed, 60, plan).map(drop))
+}
+
+fn refilled() -> Result<(), String> {
+    kedge_sim::forks::check_reuse(StatePlan { subsets: 2, samples: 1, torn: 0, ..StatePlan::default() })
+        .map(drop)
 }
 
 // ----- the apparatus -----

@@ -1,0 +1,26 @@
+//! Trees are forked, changed, renamed and deleted, and power fails at any moment.
+#![allow(clippy::unwrap_used)]
+
+use kedge_device::sim::StatePlan;
+use kedge_sim::forks::check;
+
+fn run(seeds: std::ops::Range<u64>, steps: usize, plan: StatePlan) -> usize {
+    let checked = seeds.map(|seed| check(seed, steps, plan).unwrap_or_else(|e| panic!("{e}")));
+    checked.sum()
+}
+
+#[test]
+fn a_crash_leaves_each_tree_as_it_was_or_as_it_became() {
+    let plan = StatePlan { subsets: 4, samples: 6, torn: 1, ..StatePlan::default() };
+    let states = run(0..6, 60, plan);
+    println!("{states} states");
+    assert!(states > 1000, "{states} states");
+}
+
+#[test]
+fn blocks_of_a_deleted_fork_are_used_again_once_that_is_durable() {
+    let plan = StatePlan { subsets: 3, samples: 2, torn: 0, ..StatePlan::default() };
+    let states = kedge_sim::forks::check_reuse(plan).unwrap_or_else(|e| panic!("{e}"));
+    println!("{states} states");
+    assert!(states > 300, "{states} states");
+}
