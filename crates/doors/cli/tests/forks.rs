@@ -66,6 +66,7 @@ fn a_fork_of_a_mount_is_a_tree_of_its_own() {
         (fs::metadata(mnt.join("link")).unwrap(), fs::metadata(mnt.join("fork/link")).unwrap());
     assert_eq!((first.nlink(), second.nlink()), (2, 2));
     assert_ne!(first.ino(), second.ino());
+    assert_eq!(fs::metadata(&mnt).unwrap().nlink(), 4, "itself, two directories and a fork");
     // All are independent.
     OpenOptions::new().write(true).open(mnt.join("fork/link")).unwrap().write_at(&[2; 4096], 4096).unwrap();
     fs::remove_file(mnt.join("dir/file")).unwrap();

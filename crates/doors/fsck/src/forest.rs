@@ -48,6 +48,14 @@ pub(crate) fn judge(
                 format!("{blocks} blocks that tree {number} has for its own are another tree's as well")
             });
         }
+        if let Some(entry) = entry.filter(|_| number != 0 && state.lost.is_empty())
+            && entry.kind == TreeKind::Head
+            && entry.orphans != state.counters.orphans
+        {
+            state.findings.add(FindingKind::TreesBad, At::block(BlockNo(sb.block().0)), || {
+                format!("{} orphans are counted, the tree has {}", entry.orphans, state.counters.orphans)
+            });
+        }
         own.add(&marks.blocks);
         all.owned.add(&state.owned);
         add(&mut all.counters, &state.counters);

@@ -46,7 +46,7 @@ pub(crate) fn apply(target: &Target<'_>, lsn: RecordLsn, edits: &[Edit<'_>]) -> 
                 if key.kind == ItemKind::Inode as u8 {
                     target.forest.counted(*key, |c, _| c.inodes.fetch_sub(1, Ordering::Relaxed))?;
                 } else if key.kind == ItemKind::Orphan as u8 {
-                    target.forest.counted(*key, |c, _| c.orphans.fetch_sub(1, Ordering::Relaxed))?;
+                    target.forest.counted(*key, |c, _| c.one_orphan_less())?;
                 }
             }
             Edit::Alloc(extent) => target.alloc.apply_alloc(*extent)?,

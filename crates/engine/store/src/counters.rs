@@ -1,5 +1,7 @@
 //! The counters of a tree.
 
+use kedge_base::Ino;
+use kedge_format::superblock::COUNTER_MAX;
 use kedge_format::trees::TreeEntry;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -9,7 +11,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub(crate) struct Counters {
     pub next_ino: AtomicU64,
     pub inodes: AtomicU64,
-    /// Orphan items; not known of the first tree.
+    /// Orphan items. Of the first tree this is known from its first fork on, until the image is
+    /// closed.
     pub orphans: AtomicU64,
 }
 
@@ -22,9 +25,17 @@ impl Counters {
         }
     }
 
+    /// Counts an orphan item that is gone. The count of a corrupt image may be too low.
+    pub(crate) fn one_orphan_less(&self) {
+        let less = |n: u64| Some(n.saturating_sub(1));
+        let _ = self.orphans.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+    }
+
     pub(crate) fn store_in(&self, entry: &mut TreeEntry) {
-        entry.next_ino = self.next_ino.load(Ordering::Relaxed);
-        entry.inodes = self.inodes.load(Ordering::Relaxed);
-        entry.orphans = self.orphans.load(Ordering::Relaxed);
+        // The counts of a corrupt image may pass their bounds. An entry must be readable all the
+        // same.
+        entry.next_ino = self.next_ino.load(Ordering::Relaxed).min(1 << Ino::LOCAL_BITS);
+        entry.inodes = self.inodes.load(Ordering::Relaxed).min(COUNTER_MAX);
+        entry.orphans = self.orphans.load(Ordering::Relaxed).min(COUNTER_MAX);
     }
 }

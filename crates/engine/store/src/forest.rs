@@ -355,6 +355,26 @@ impl Forest {
         member.tree.scan(key(0), key(u64::MAX), &mut |key, value| visit(self.join(number, key), value))
     }
 
+    /// The number of orphan items of a tree other than the first.
+    pub(crate) fn orphan_count(&self, number: u32) -> u64 {
+        let state = self.state.read();
+        match (state.open.get(&number), state.entries.get(&number)) {
+            (Some(member), _) => member.counters.orphans.load(Relaxed),
+            (None, entry) => entry.map_or(0, |entry| entry.orphans),
+        }
+    }
+
+    /// Counts the orphan items of the first tree. No operation changes it meanwhile.
+    pub(crate) fn count_first_orphans(&self) -> Result<()> {
+        let mut count = 0;
+        self.orphans(0, &mut |_, _| {
+            count += 1;
+            ControlFlow::Continue(())
+        })?;
+        self.first.counters.orphans.store(count, Relaxed);
+        Ok(())
+    }
+
     pub(crate) fn put(&self, key: Key, value: &[u8]) -> Result<bool> {
         self.with(key, |tree, _, key| tree.put(key, value))
     }
@@ -510,6 +530,14 @@ impl Forest {
         names.map(|(name, number)| (*number, name.clone())).collect()
     }
 
+    /// The number of trees that a directory names.
+    pub(crate) fn named_count(&self, dir: Ino) -> u32 {
+        if !self.is_forked() {
+            return 0;
+        }
+        self.state.read().named.get(&dir).map_or(0, |names| names.len() as u32)
+    }
+
     /// The tree that a directory gives this name.
     pub(crate) fn named(&self, dir: Ino, name: &[u8]) -> Option<u32> {
         if !self.is_forked() {
@@ -532,7 +560,8 @@ impl Forest {
         let heads = |(number, entry): (u32, TreeEntry)| {
             (number != 0 && entry.kind == TreeKind::Head).then_some(entry.inodes)
         };
-        first + self.entries().into_iter().filter_map(heads).sum::<u64>()
+        // The counts of a corrupt image may be anything.
+        self.entries().into_iter().filter_map(heads).fold(first, u64::saturating_add)
     }
 
     /// Numbers that no tree has had since the image was opened.
@@ -559,8 +588,10 @@ impl Forest {
         if !self.is_forked() && more == 0 {
             return Ok(());
         }
-        let (nodes, height) = self.table.get().map_or((1, 1), |t| (t.node_count() as u32, t.height()));
-        let want = nodes + (1 + more) * (height + 2);
+        let (nodes, height) = self.table.get().map_or((1, 1), |t| (t.node_count(), t.height()));
+        // The count of a corrupt image may be anything.
+        let want = nodes.saturating_add(u64::from((1 + more) * (height + 2)));
+        let want = u32::try_from(want).unwrap_or(u32::MAX);
         let held = self.promised.lock().as_ref().map_or(0, |r| r.slots() as u32);
         if held >= want {
             return Ok(());

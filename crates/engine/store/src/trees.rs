@@ -94,6 +94,11 @@ impl Store {
         named.map(|(number, name)| (Ino::ROOT.in_tree(number), name)).collect()
     }
 
+    /// The number of trees that the directory names.
+    pub fn trees_named_in(&self, dir: Ino) -> u32 {
+        self.forest.named_count(dir)
+    }
+
     /// The root of the tree that the directory gives this name.
     pub fn tree_named(&self, dir: Ino, name: &[u8]) -> Option<Ino> {
         self.forest.named(dir, name).map(|number| Ino::ROOT.in_tree(number))
@@ -153,6 +158,11 @@ impl Store {
         self.forest.births_below(ino)
     }
 
+    /// The number of orphan items of a tree other than the first.
+    pub fn orphan_count(&self, tree: u32) -> u64 {
+        self.forest.orphan_count(tree)
+    }
+
     /// Passes the orphan items of a tree to `visit`, with keys as [`Key::orphan`] makes them.
     pub fn orphans(&self, tree: u32, visit: &mut dyn FnMut(Key, &[u8]) -> ControlFlow<()>) -> Result<()> {
         self.forest.orphans(tree, visit)
@@ -171,6 +181,9 @@ impl Store {
             return Err(Error::Unsupported("its inode numbers leave no room for those of trees".into()));
         }
         self.settle_tree(source)?;
+        if source == 0 {
+            self.forest.count_first_orphans()?;
+        }
         let [fork, point] = self.forest.new_numbers()?;
         let (name, created) = (name.to_vec(), self.clock.now().sec);
         let change = Change::Fork { source, fork, point, dir, name, read_only, created };

@@ -147,7 +147,7 @@ impl Files {
     pub(crate) fn recover_orphans(&self) -> Result<u64> {
         let mut count = self.recover_orphans_of(0)?;
         for (number, entry) in self.engine.store().trees() {
-            if number != 0 && entry.kind == TreeKind::Head && entry.orphans > 0 {
+            if number != 0 && entry.kind == TreeKind::Head && self.engine.store().orphan_count(number) > 0 {
                 count += self.recover_orphans_of(number)?;
             }
         }

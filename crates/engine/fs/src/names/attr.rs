@@ -18,7 +18,18 @@ const SET_ID: u32 = 0o6000;
 
 impl Names {
     pub(crate) fn getattr(&self, ino: Ino) -> Result<Attr> {
-        self.inodes.get(ino)?.attr()
+        self.shown(&*self.inodes.get(ino)?)
+    }
+
+    /// The attributes of an inode. The trees that a directory names are subdirectories too.
+    pub(super) fn shown(&self, inode: &Inode) -> Result<Attr> {
+        let mut attr = inode.attr()?;
+        if inode.kind == FileKind::Directory {
+            let trees = self.engine.store().trees_named_in(inode.ino);
+            attr.nlink = attr.nlink.saturating_add(trees);
+            attr.size = attr.size.saturating_add(trees.into());
+        }
+        Ok(attr)
     }
 
     pub(crate) fn setattr(&self, ino: Ino, set: &SetAttr) -> Result<Attr> {
@@ -37,7 +48,7 @@ impl Names {
         } else if set.atime.is_some() || set.mtime.is_some() || set.ctime.is_some() {
             self.set_times(&inode, set)?;
         }
-        inode.attr()
+        self.shown(&inode)
     }
 
     fn set_owner_and_mode(&self, inode: &Inode, set: &SetAttr) -> Result<()> {

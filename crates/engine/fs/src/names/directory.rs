@@ -141,10 +141,10 @@ impl Names {
     pub(crate) fn lookup(&self, dir: Ino, name: &[u8]) -> Result<Attr> {
         let dir = self.inodes.get_dir(dir)?;
         match name {
-            b"." => return dir.attr(),
+            b"." => return self.shown(&dir),
             b".." => {
                 let parent = dir.meta.lock().core.parent;
-                return self.inodes.get(parent)?.attr();
+                return self.shown(&*self.inodes.get(parent)?);
             }
             _ if name.len() > NAME_MAX => return Err(Error::NameTooLong),
             _ => {}
@@ -158,7 +158,7 @@ impl Names {
         if inode.kind != kind {
             return Err(self.dangling(dir.ino, ino));
         }
-        inode.attr()
+        self.shown(&inode)
     }
 
     fn dangling(&self, dir: Ino, ino: Ino) -> Error {

@@ -37,6 +37,8 @@ pub mod flag {
     pub const UNMOUNTED: u8 = 1;
     /// Leave checksums wrong.
     pub const UNSEALED: u8 = 2;
+    /// Use an image with forks.
+    pub const FORKED: u8 = 4;
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -83,9 +85,14 @@ pub struct Base {
 
 /// The image selected by the input's flags.
 pub fn base(flags: u8) -> &'static Base {
-    static BASES: [OnceLock<Base>; 2] = [OnceLock::new(), OnceLock::new()];
-    let unmounted = flags & flag::UNMOUNTED;
-    BASES[unmounted as usize].get_or_init(|| make(unmounted != 0))
+    static BASES: [OnceLock<Base>; 4] = [const { OnceLock::new() }; 4];
+    let (unmounted, forked) = (flags & flag::UNMOUNTED != 0, flags & flag::FORKED != 0);
+    BASES[number(flags)].get_or_init(|| make(unmounted, forked))
+}
+
+/// The number of the base image that the flags select.
+pub(super) fn number(flags: u8) -> usize {
+    usize::from(flags & flag::UNMOUNTED != 0) + 2 * usize::from(flags & flag::FORKED != 0)
 }
 
 pub fn mount_options() -> MountOptions {
@@ -98,7 +105,7 @@ pub fn open(medium: MemDevice) -> Result<FileSystem, kedgefs::Error> {
 
 /// A tree with several levels and all kinds of files; half of it in a checkpoint, the rest only in
 /// the log.
-fn make(unmounted: bool) -> Base {
+fn make(unmounted: bool, forked: bool) -> Base {
     let device = Arc::new(rig::format(IMAGE, LOG).expect("an image is made"));
     let fs = FileSystem::open(device.clone(), Arc::new(ManualClock::default()), mount_options())
         .expect("a fresh image opens");
@@ -111,6 +118,9 @@ fn make(unmounted: bool) -> Base {
     // Data in place now, not whenever a flusher thread writes it, so that extents exist.
     fs.sync().expect("the data is written");
     fs.checkpoint().expect("a checkpoint is written");
+    if forked {
+        fork_and_change(&fs).expect("there is room");
+    }
     let profile =
         Profile { remounts: 0, offset_max: 30 << 10, write_max: 9000, extremes: 0, ..Profile::default() };
     let (mut exec, mut generator, mut model) = (Executor::new(fs), Generator::new(7, profile), Model::new());
@@ -140,6 +150,24 @@ fn make(unmounted: bool) -> Base {
         .geometry;
     let structures = structures(&medium, &geometry);
     Base { medium, geometry, structures }
+}
+
+/// Makes a fork that differs from its source, and a snapshot of it.
+fn fork_and_change(fs: &FileSystem) -> Result<(), kedgefs::Error> {
+    let fork = fs.fork(Ino::ROOT, Ino::ROOT, b"fork", false)?.ino;
+    let many = fs.lookup(fork, b"many")?.ino;
+    for n in 0..20u8 {
+        let file = fs.lookup(many, format!("file {n}").as_bytes())?.ino;
+        fs.write(file, 0, &[n + 100; 9000])?;
+        if n % 4 == 0 {
+            fs.unlink(many, format!("file {}", n + 30).as_bytes())?;
+        }
+    }
+    fs.fork(fork, Ino::ROOT, b"old", true)?;
+    let file = fs.create(fork, b"since then", 0o644, OWNER)?.ino;
+    fs.write(file, 0, &[1; 20_000])?;
+    fs.sync()?;
+    fs.checkpoint()
 }
 
 fn structures(medium: &MemDevice, geometry: &Geometry) -> Vec<Structure> {

@@ -18,7 +18,7 @@
 //!    recompute is used up, or there is no space for a second tree.
 
 use super::change_names;
-use super::damage::{Base, IMAGE, base, flag, mount_options, put, reseal_bitmap};
+use super::damage::{Base, IMAGE, base, flag, mount_options, number, put, reseal_bitmap};
 use crate::ops::OWNER;
 use crate::view::View;
 use kedge_base::{BLOCK_SIZE, BlockNo, Extent, Lsn, ManualClock};
@@ -27,7 +27,8 @@ use kedge_format::alloc::{decode_index_block, encode_index_block};
 use kedge_format::item::{ExtentItem, FILE_SIZE_MAX, Xattr};
 use kedge_format::logwrite::{HEADER_SIZE, WriteHeader};
 use kedge_format::node::{NODE_BLOCKS, NODE_SIZE, NodeMut, NodeView};
-use kedge_format::superblock::{COUNTER_MAX, OPEN_MAX, SLOTS, Superblock};
+use kedge_format::superblock::{COUNTER_MAX, OPEN_MAX, SLOTS, Superblock, TableState};
+use kedge_format::trees::TreeEntry;
 use kedge_format::{BLOCKS_MAX, FileKind, InodeCore, ItemKind, Key, SIZE_MAX, reseal};
 use kedge_fsck::{CheckOptions, Ending, RepairMode, RepairOptions, StoreReplay};
 use kedgefs::{
@@ -36,9 +37,33 @@ use kedgefs::{
 use rand::rngs::SmallRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
+use std::collections::BTreeSet;
 use std::sync::{Arc, OnceLock};
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
+
+/// Stands for the entries of the table of trees among the kinds of items.
+const TREE: u8 = u8::MAX;
+/// The fields of such an entry: name, offset, bytes.
+const TREE_FIELDS: [(&str, usize, usize); 17] = [
+    ("kind", 0, 1),
+    ("flags", 1, 1),
+    ("root level", 2, 1),
+    ("name length", 3, 1),
+    ("births below", 4, 4),
+    ("root", 8, 8),
+    ("root generation", 16, 8),
+    ("nodes", 24, 8),
+    ("next inode", 32, 8),
+    ("inodes", 40, 8),
+    ("orphans", 48, 8),
+    ("nodes below", 56, 8),
+    ("directory", 64, 8),
+    ("point", 80, 4),
+    ("freed below", 84, 8),
+    ("spare", 101, 1),
+    ("name", 104, 1),
+];
 
 /// An image and a description of the values changed in it.
 pub struct Hostile {
@@ -65,9 +90,8 @@ fn newest(medium: &MemDevice) -> Option<Superblock> {
 }
 
 fn inside(flags: u8) -> &'static Inside {
-    static INSIDES: [OnceLock<Inside>; 2] = [OnceLock::new(), OnceLock::new()];
-    let unmounted = flags & flag::UNMOUNTED;
-    INSIDES[unmounted as usize].get_or_init(|| look_inside(base(unmounted)))
+    static INSIDES: [OnceLock<Inside>; 4] = [const { OnceLock::new() }; 4];
+    INSIDES[number(flags)].get_or_init(|| look_inside(base(flags)))
 }
 
 fn look_inside(base: &Base) -> Inside {
@@ -75,14 +99,22 @@ fn look_inside(base: &Base) -> Inside {
     let c = &sb.checkpoint;
     let mut found =
         Inside { nodes: vec![(c.root, c.root_level)], keys: vec![], extents: vec![], head: c.tail_lsn };
+    found.nodes.extend(c.trees.map(|table| (table.root, table.root_level)));
+    let mut known: BTreeSet<BlockNo> = found.nodes.iter().map(|(addr, _)| *addr).collect();
     let mut next = 0;
     while let Some(&(addr, level)) = found.nodes.get(next) {
         next += 1;
         let bytes = base.medium.bytes(addr.byte_offset(), NODE_SIZE);
         let view = NodeView::trusted(&bytes);
         for (i, (key, value)) in view.iter().enumerate() {
-            if level > 0 {
-                found.nodes.push((view.child(i).addr, level - 1));
+            // Trees share nodes.
+            let below = match (level, key.kind) {
+                (0, 0) => TreeEntry::decode(value).ok().map(|tree| (tree.root, tree.root_level)),
+                (0, _) => None,
+                _ => Some((view.child(i).addr, level - 1)),
+            };
+            found.nodes.extend(below.filter(|(addr, _)| addr.0 != 0 && known.insert(*addr)));
+            if level > 0 || key.kind == 0 {
                 continue;
             }
             found.keys.push(key);
@@ -103,7 +135,9 @@ fn look_inside(base: &Base) -> Inside {
 
 /// The image of a seed.
 pub fn image(seed: u64) -> Hostile {
-    let flags = if SmallRng::seed_from_u64(!seed).random_bool(0.3) { flag::UNMOUNTED } else { 0 };
+    let mut choice = SmallRng::seed_from_u64(!seed);
+    let flags = if choice.random_bool(0.3) { flag::UNMOUNTED } else { 0 };
+    let flags = flags | if choice.random_bool(0.3) { flag::FORKED } else { 0 };
     let mut liar = Liar::of(flags, seed);
     let count = if liar.rng.random_bool(0.6) { 1 } else { liar.rng.random_range(2..6) };
     while liar.lies.len() < count {
@@ -206,7 +240,7 @@ const GEOMETRY: [SetNumber; 13] = [
 ];
 
 /// The numbers that each checkpoint sets.
-const CHECKPOINT: [SetNumber; 13] = [
+const CHECKPOINT: [SetNumber; 18] = [
     ("root", |sb, n| sb.checkpoint.root = BlockNo(n)),
     ("root_generation", |sb, n| sb.checkpoint.root_generation.0 = n),
     ("root_level", |sb, n| sb.checkpoint.root_level = n as u8),
@@ -222,7 +256,17 @@ const CHECKPOINT: [SetNumber; 13] = [
     ("nodes", |sb, n| sb.checkpoint.nodes = n),
     ("written_sec", |sb, n| sb.checkpoint.written_sec = n as i64),
     ("clean", |sb, n| sb.checkpoint.clean = n & 1 != 0),
+    ("table root", |sb, n| with_table(sb, |table| table.root = BlockNo(n))),
+    ("table root_generation", |sb, n| with_table(sb, |table| table.root_generation.0 = n)),
+    ("table root_level", |sb, n| with_table(sb, |table| table.root_level = n as u8)),
+    ("table nodes", |sb, n| with_table(sb, |table| table.nodes = n)),
+    ("birth", |sb, n| with_table(sb, |table| table.birth = n as u32)),
 ];
+
+/// Changes the state of the table of trees, if there is one.
+fn with_table(sb: &mut Superblock, change: impl FnOnce(&mut TableState)) {
+    sb.checkpoint.trees.as_mut().map(change).unwrap_or_default();
+}
 
 /// Numbers that [`Superblock`] does not hold: offset and bytes.
 const FIXED: [(&str, usize, usize); 5] = [
@@ -500,7 +544,10 @@ impl Liar {
 
     /// An item; all kinds, including a child pointer, are equally likely.
     fn item(&mut self) {
-        let kind = self.one(&[0, 1, 1, 1, 2, 3, 4, 5, 5, 6]);
+        let kind = match self.sb.checkpoint.trees {
+            Some(_) if self.rng.random_bool(0.4) => TREE,
+            _ => self.one(&[0, 1, 1, 1, 2, 3, 4, 5, 5, 6]),
+        };
         let mut places = Vec::new();
         for &(addr, level) in &self.inside.nodes {
             let bytes = self.medium.bytes(addr.byte_offset(), NODE_SIZE);
@@ -508,7 +555,11 @@ impl Liar {
             if view.check_structure().is_err() || (kind == 0) != (level > 0) {
                 continue;
             }
-            let wanted = view.iter().enumerate().filter(|(_, (key, _))| kind == 0 || key.kind == kind);
+            let wanted = view.iter().enumerate().filter(|(_, (key, _))| match kind {
+                0 => true,
+                TREE => key.kind == 0,
+                _ => key.kind == kind,
+            });
             places.extend(wanted.map(|(i, _)| (addr, i)));
         }
         let Some(&(addr, i)) = places.choose(&mut self.rng) else { return };
@@ -538,6 +589,7 @@ impl Liar {
             3 => &[("target", 0, 1)],
             4 => &[("inode", 0, 8), ("type", 8, 1), ("name", 9, 1)],
             5 => &[("start", 0, 8), ("blocks", 8, 4), ("flags", 12, 4)],
+            TREE => &TREE_FIELDS,
             _ => &[("orphan", 0, 1)],
         };
         let (name, at, len) = self.one(fields);
@@ -546,7 +598,9 @@ impl Liar {
         }
         let was = get(value, at, len);
         let n = match (kind, name) {
-            (0, "child's address") | (5, "start") if self.rng.random_bool(0.7) => self.block().0,
+            (0, "child's address") | (5, "start") | (TREE, "root") if self.rng.random_bool(0.7) => {
+                self.block().0
+            }
             (4, "inode") if self.rng.random_bool(0.7) => self.ino(),
             (1, "mode") if self.rng.random_bool(0.7) => {
                 self.one(&FileKind::ALL).mode_bits() as u64 | self.rng.random_range(0..0o10000)
@@ -944,8 +998,25 @@ fn change(fs: &FileSystem) {
         let _ = fs.removexattr(ino, b"user.filler");
     }
     roam(fs);
+    change_trees(fs);
     let _ = fs.checkpoint();
     let _ = fs.sync();
+}
+
+/// Forks, deletes and measures trees.
+fn change_trees(fs: &FileSystem) {
+    let _ = fs.fork(Ino::ROOT, Ino::ROOT, b"new fork", false);
+    for tree in fs.trees() {
+        let _ = fs.tree_space(tree.root);
+        let _ = fs.path_of(tree.dir);
+        let _ =
+            fs.create(tree.root, b"in a tree", 0o644, OWNER).map(|file| fs.write(file.ino, 0, &[1; 9000]));
+    }
+    let trees = fs.trees();
+    for tree in trees.iter().skip(1).step_by(2) {
+        let _ = fs.delete_tree(tree.dir, &tree.name);
+    }
+    let _ = fs.reclaim();
 }
 
 /// Names that [`roam`] follows: directories may contain one another in cycles.
