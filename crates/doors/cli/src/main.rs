@@ -6,9 +6,11 @@
 //! and names what failed and where.
 //!
 //! # Shape
-//! One module for each subcommand. They open, mount and check images only through
-//! [`kedge_host::engine`], so that one place shows how that is done. Those that read or change an
-//! image's own bytes (`dump`, `info`, `tune`) know the format besides.
+//! A module for each subcommand, or for two that are opposites (`freeze` and thaw). The others are
+//! what several of them parse or print (`mode`, `places`, `report`, `summary`), the server of the
+//! counters (`listen`), and the man pages (`manual`). They open, mount and check images only
+//! through [`kedge_host::engine`]. Only `dump` and `tune` know the format of an image; the others
+//! know at most its sizes and what it holds.
 #![deny(unsafe_code)]
 
 mod cat;

@@ -82,6 +82,65 @@ fn each_design_note_has_its_sections_and_its_row() {
     }
 }
 
+/// The table "Where the code is" of docs/ARCHITECTURE.md has a row for each crate, and no other.
+#[test]
+fn the_architecture_names_each_crate() {
+    let text = std::fs::read_to_string(root().join("docs/ARCHITECTURE.md")).unwrap();
+    let table = text.split_once("\n## Where the code is\n").unwrap().1;
+    let table = table.split_once("\n\n").unwrap().0;
+    let mut rows: Vec<&str> = table
+        .lines()
+        .filter_map(|line| line.strip_prefix("| `")?.split_once('`'))
+        .map(|(name, _)| name)
+        .collect();
+    rows.sort();
+    let crates = crate::circles::crates(&root().join("crates")).unwrap();
+    let mut folders: Vec<&str> =
+        crates.iter().map(|dir| dir.file_name().unwrap().to_str().unwrap()).collect();
+    folders.sort();
+    assert_eq!(rows, folders);
+}
+
+/// Files of other projects that the documents name.
+const FOREIGN: &[&str] = &["src/pagecache/iobuf.rs"];
+
+/// A source file that a document names in backticks exists: by its path from the root, from the
+/// document, or from the folder of a crate (`fs/src/api.rs`).
+#[test]
+fn documents_name_source_files_that_exist() {
+    let sources = sources().unwrap();
+    let mut named = 0;
+    for document in files().unwrap().into_iter().filter(|file| crate::words::applies_to(file)) {
+        let text = std::fs::read_to_string(root().join(&document)).unwrap();
+        let folder = Path::new(&document).parent().unwrap();
+        for name in text.split('`').skip(1).step_by(2).filter(|name| {
+            name.contains('/') && name.ends_with(".rs") && !name.contains(' ') && !FOREIGN.contains(name)
+        }) {
+            let by_crate = sources.iter().any(|source| source.ends_with(&format!("/{name}")));
+            let exists = by_crate || root().join(name).exists() || root().join(folder).join(name).exists();
+            assert!(exists, "{document} names {name}");
+            named += 1;
+        }
+    }
+    assert!(named > 50, "{named} names");
+}
+
+/// Among the programs around the engine only `kedge-host` opens a file system (its README).
+#[test]
+fn only_the_host_library_opens_images() {
+    let doors = sources().unwrap().into_iter().filter(|source| source.starts_with("crates/doors/"));
+    let opens: Vec<String> = doors
+        .filter(|source| source.contains("/src/") && !source.ends_with("_tests.rs"))
+        .filter(|source| {
+            let text = std::fs::read_to_string(root().join(source)).unwrap();
+            ["FileSystem::open", "kedgefs::open_image", "kedge_fsck::check"].iter().any(|call| {
+                text.lines().any(|line| !line.trim_start().starts_with("//") && line.contains(call))
+            })
+        })
+        .collect();
+    assert_eq!(opens, ["crates/doors/host/src/engine.rs"]);
+}
+
 /// The lists of clippy are found where cargo looks for them, in each crate that must be
 /// reproducible.
 #[test]
