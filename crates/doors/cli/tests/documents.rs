@@ -78,12 +78,6 @@ const ELSEWHERE: &[(&str, &str, &str)] = &[
     ),
     (
         "docs/PERFORMANCE.md",
-        "cargo build --release -p kedge -p kedge-fuse --example null",
-        "measures two releases",
-    ),
-    ("docs/PERFORMANCE.md", "sudo crates/lab/bench/scripts/bulk.sh target/release/kedge DIR", "measurements"),
-    (
-        "docs/PERFORMANCE.md",
         "sudo target/release/kedge-lab bench scale --markdown --out docs/results/scale.md --svg docs/results/scale.svg",
         "measurements of hours",
     ),
