@@ -11,6 +11,7 @@ use crate::errno::{Answer, Errno};
 use crate::ops::Ops;
 use crate::task::{Capability, Task};
 use kedge_base::BLOCK_SIZE;
+use serde_json::{Map, Value};
 use std::os::unix::fs::FileExt;
 use zerocopy::FromZeros;
 
@@ -102,31 +103,14 @@ fn read_u32(tid: u32, address: u64) -> std::io::Result<u32> {
     Ok(u32::from_ne_bytes(bytes))
 }
 
-/// `text` as a JSON string.
-pub fn json_string(text: &str) -> String {
-    let mut json = String::with_capacity(text.len() + 2);
-    json.push('"');
-    for c in text.chars() {
-        match c {
-            '"' | '\\' => json.extend(['\\', c]),
-            c if c < ' ' => json.push_str(&format!("\\u{:04x}", c as u32)),
-            c => json.push(c),
-        }
-    }
-    json.push('"');
-    json
-}
-
-/// The JSON object `object` with one more member.
-pub fn with_member(object: &str, name: &str, value: &str) -> String {
-    match object.trim_end().strip_suffix('}') {
-        Some(open) => {
-            let comma = if open.trim_end().ends_with('{') { "" } else { "," };
-            format!("{}{comma}{}:{value}}}", open.trim_end(), json_string(name))
-        }
-        // If the text is not an object, show only the new member.
-        None => format!("{{{}:{value}}}", json_string(name)),
-    }
+/// The JSON object `object` with more members. A text that is not an object is left out and logged.
+pub fn with_members(object: &str, more: impl IntoIterator<Item = (&'static str, Value)>) -> String {
+    let mut members: Map<String, Value> = serde_json::from_str(object).unwrap_or_else(|e| {
+        tracing::warn!("state of the file system is not a JSON object: {e}");
+        Map::new()
+    });
+    members.extend(more.into_iter().map(|(name, value)| (name.to_owned(), value)));
+    Value::Object(members).to_string()
 }
 
 #[cfg(test)]

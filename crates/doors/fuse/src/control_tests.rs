@@ -1,14 +1,12 @@
 use super::*;
+use serde_json::json;
 
 #[test]
 fn members_join_objects() {
-    assert_eq!(with_member("{}", "a", "1"), "{\"a\":1}");
-    assert_eq!(with_member("{\n}\n", "a", "1"), "{\"a\":1}");
-    assert_eq!(with_member("{\"b\": 2\n}\n", "a", "{}"), "{\"b\": 2,\"a\":{}}");
-    assert_eq!(with_member("", "a", "1"), "{\"a\":1}");
-}
-
-#[test]
-fn strings_are_escaped() {
-    assert_eq!(json_string("a\"b\\c\nd"), "\"a\\\"b\\\\c\\u000ad\"");
+    assert_eq!(with_members("{}", [("a", json!(1))]), r#"{"a":1}"#);
+    assert_eq!(with_members("{\"b\": 2\n}\n", [("a", json!({"c": "\""}))]), r#"{"a":{"c":"\""},"b":2}"#);
+    assert_eq!(with_members("{\"a\":1}", []), r#"{"a":1}"#);
+    for text in ["", "[1]", "{\"b\":"] {
+        assert_eq!(with_members(text, [("a", json!(1))]), r#"{"a":1}"#);
+    }
 }

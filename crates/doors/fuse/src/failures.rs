@@ -5,8 +5,8 @@
 
 use crate::abi::op_name;
 use parking_lot::Mutex;
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::fmt::Write;
 
 /// Operations and errnos are few, so the map is bounded. Only failures take its lock.
 #[derive(Debug, Default)]
@@ -21,26 +21,13 @@ impl Failures {
         tracing::debug!(op = op_name(opcode), node, errno = errno_name(errno), "request failed");
     }
 
-    /// The counts as a JSON object: by operation, then by errno.
-    pub(crate) fn to_json(&self) -> String {
-        let failed = self.0.lock().clone();
-        let mut json = String::from("{");
-        let mut last = None;
-        for ((opcode, errno), count) in failed {
-            let opens = last != Some(opcode);
-            json.push_str(match (opens, last) {
-                (true, None) => "",
-                (true, Some(_)) => "},",
-                (false, _) => ",",
-            });
-            if opens {
-                write!(json, "\"{}\":{{", op_name(opcode)).expect("strings take any text");
-            }
-            write!(json, "\"{}\":{count}", errno_name(errno)).expect("strings take any text");
-            last = Some(opcode);
+    /// The counts by operation, then by errno.
+    pub(crate) fn to_json(&self) -> Value {
+        let mut failed = json!({});
+        for ((opcode, errno), count) in &*self.0.lock() {
+            failed[op_name(*opcode)][errno_name(*errno)] = json!(count);
         }
-        json.push_str(if last.is_some() { "}}" } else { "}" });
-        json
+        failed
     }
 }
 

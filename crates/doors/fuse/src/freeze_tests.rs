@@ -83,7 +83,8 @@ impl Bench {
         let ops = Arc::new(fs.clone());
         let closing = fs.clone();
         let close = Box::new(move || closing.close().unwrap());
-        let (server, _seeks) = Server::new(ops.clone(), wire.clone(), options, "{}".to_owned(), close);
+        let (server, _seeks) =
+            Server::new(ops.clone(), wire.clone(), options, serde_json::Value::Null, close);
         let (mut server, jobs) = server.freezable();
         server.parking = server.parking.map(|parking| parking.with_room(room));
         let server = Arc::new(server);

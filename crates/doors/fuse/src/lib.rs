@@ -75,7 +75,7 @@ pub use options::FuseOptions;
 pub use peer::Peer;
 pub use placement::PlacementMode;
 pub use private::{Bound, PrivateDir, connect_within};
-pub use server::{Server, Told};
+pub use server::{DeviceState, Server};
 pub use session::{MountedSession, serve};
 pub use status::{VISIT, Visits, ask as ask_status, visit};
 pub use sys::{delete_tree, fork, freeze, thaw, trim};

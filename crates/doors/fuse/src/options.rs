@@ -2,6 +2,7 @@
 
 use crate::ops::Ops;
 use crate::placement::PlacementMode;
+use serde_json::{Value, json};
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
@@ -116,22 +117,20 @@ impl FuseOptions {
         std::thread::available_parallelism().map_or(1, |n| n.get() / 2).max(1)
     }
 
-    /// The options as a JSON object, for `system.kedgefs.info`.
-    pub(crate) fn to_json(&self) -> String {
-        format!(
-            "{{\"read_only\":{},\"nosuid\":{},\"nodev\":{},\"noexec\":{},\"workers\":{},\"placement\":\"{}\",\"writeback_cache\":{},\
-             \"no_open\":{},\"handle_killpriv\":{},\"cache_timeout_s\":{}}}",
-            self.read_only,
-            self.nosuid,
-            self.nodev,
-            self.noexec,
-            self.worker_count(),
-            self.placement.name(),
-            self.writeback_cache,
-            self.no_open,
-            self.handle_killpriv,
-            self.cache_timeout.as_secs()
-        )
+    /// The options, for `system.kedgefs.info`.
+    pub(crate) fn to_json(&self) -> Value {
+        json!({
+            "read_only": self.read_only,
+            "nosuid": self.nosuid,
+            "nodev": self.nodev,
+            "noexec": self.noexec,
+            "workers": self.worker_count(),
+            "placement": self.placement.name(),
+            "writeback_cache": self.writeback_cache,
+            "no_open": self.no_open,
+            "handle_killpriv": self.handle_killpriv,
+            "cache_timeout_s": self.cache_timeout.as_secs(),
+        })
     }
 }
 

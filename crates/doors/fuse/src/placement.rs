@@ -36,6 +36,7 @@
 use crate::companion::Companion;
 use crate::handoff::Moment;
 use parking_lot::Mutex;
+use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -331,20 +332,18 @@ impl Placement {
     }
 
     /// For `system.kedgefs.stats`. `receives`: the companion does.
-    pub(crate) fn to_json(&self, receives: bool) -> String {
+    pub(crate) fn to_json(&self, receives: bool) -> Value {
         let counts = *self.counts.lock();
-        let processor = self.companion.processor().filter(|_| receives);
-        format!(
-            "{{\"companion\":{receives},\"processor\":{},\"trials\":{},\"rate_with\":{},\"rate_without\":{},\
-             \"moves\":{},\"starved\":{},\"unseen\":{}}}",
-            processor.map_or("null".to_owned(), |at| at.to_string()),
-            counts.trials,
-            counts.rate_with,
-            counts.rate_without,
-            self.companion.moves.get(),
-            counts.starved,
-            self.companion.unseen.get(),
-        )
+        json!({
+            "companion": receives,
+            "processor": self.companion.processor().filter(|_| receives),
+            "trials": counts.trials,
+            "rate_with": counts.rate_with,
+            "rate_without": counts.rate_without,
+            "moves": self.companion.moves.get(),
+            "starved": counts.starved,
+            "unseen": self.companion.unseen.get(),
+        })
     }
 }
 

@@ -36,6 +36,7 @@ use crate::placement::{Placement, PlacementMode, Remedy, Starvation, Trials};
 use crate::spare::Spare;
 use kedge_base::{Clock, Counter, SystemClock};
 use parking_lot::{Condvar, Mutex, MutexGuard};
+use serde_json::{Value, json};
 use std::ops::{Range, RangeInclusive};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
@@ -115,17 +116,17 @@ pub(crate) struct Counts {
 }
 
 impl Counts {
-    pub(crate) fn to_json(&self, started: usize) -> String {
-        format!(
-            "{{\"started\":{started},\"polls\":{},\"pauses\":{},\"sleeps\":{},\"passed\":{},\"kept\":{},\"taken\":{},\"ticks\":{}}}",
-            self.polls.get(),
-            self.pauses.get(),
-            self.sleeps.get(),
-            self.passed.get(),
-            self.kept.get(),
-            self.taken.get(),
-            self.ticks.get()
-        )
+    pub(crate) fn to_json(&self, started: usize) -> Value {
+        json!({
+            "started": started,
+            "polls": self.polls.get(),
+            "pauses": self.pauses.get(),
+            "sleeps": self.sleeps.get(),
+            "passed": self.passed.get(),
+            "kept": self.kept.get(),
+            "taken": self.taken.get(),
+            "ticks": self.ticks.get(),
+        })
     }
 }
 
@@ -458,10 +459,10 @@ impl WorkerPool {
         }
     }
 
-    /// For `system.kedgefs.stats`.
-    pub(crate) fn placement_json(&self) -> String {
+    /// For `system.kedgefs.stats`; null if the mount has no placement.
+    pub(crate) fn placement_json(&self) -> Value {
         let receives = self.with_companion.load(Relaxed);
-        self.placement.as_ref().map_or("null".to_owned(), |placement| placement.to_json(receives))
+        self.placement.as_ref().map_or(Value::Null, |placement| placement.to_json(receives))
     }
 
     /// Takes the turn of each worker that still serves the request of the last round. Returns

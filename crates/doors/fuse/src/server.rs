@@ -81,7 +81,7 @@ use crate::transport::{Reply, Request, Transport};
 use kedge_base::Counter;
 use kedgefs::Ino;
 use parking_lot::Mutex;
-use std::fmt::Write;
+use serde_json::{Map, Value, json};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
@@ -95,7 +95,7 @@ const CONGESTION_THRESHOLD: u16 = 48;
 pub(crate) type OnDestroy = Box<dyn FnOnce() + Send>;
 
 /// Returns a part of a mount's state as JSON. It must not wait for the device.
-pub type Told = Arc<dyn Fn() -> String + Send + Sync>;
+pub type DeviceState = Arc<dyn Fn() -> Value + Send + Sync>;
 
 /// Serves the requests of one mount from a file system.
 pub struct Server<O> {
@@ -118,12 +118,12 @@ pub struct Server<O> {
     failures: Arc<Failures>,
     pub(crate) pool: Arc<WorkerPool>,
     /// The mount's part of `system.kedgefs.info`.
-    mount_json: String,
+    mount: Value,
     /// Receives connections to the mount's socket that begin with [`crate::status::VISIT`].
     visits: Option<Visits>,
     pub(crate) changes: Changes,
     /// The member `device_requests` of information and counters.
-    device_requests: Option<Told>,
+    device_requests: Option<DeviceState>,
     /// Dropped before the file system is closed, because another file system may then get its
     /// device number.
     status: Mutex<Option<Status>>,
@@ -132,14 +132,14 @@ pub struct Server<O> {
 }
 
 impl<O: Ops> Server<O> {
-    /// `mount_json` is the object that `system.kedgefs.info` shows as `mount`; `on_destroy` runs
+    /// `mount` is the object that `system.kedgefs.info` shows as `mount`; `on_destroy` runs
     /// when the kernel ends the connection. The jobs from the receiver are for
     /// [`crate::settle::serve`].
     pub fn new(
         ops: Arc<O>,
         transport: Arc<dyn Transport>,
         options: FuseOptions,
-        mount_json: String,
+        mount: Value,
         on_destroy: OnDestroy,
     ) -> (Server<O>, mpsc::Receiver<SettledJob>) {
         let (settled, jobs) = mpsc::channel();
@@ -161,7 +161,7 @@ impl<O: Ops> Server<O> {
             requests_unknown: Counter::new(),
             failures: Arc::default(),
             pool: Arc::new(pool),
-            mount_json,
+            mount,
             visits: None,
             changes: Changes::default(),
             device_requests: None,
@@ -172,7 +172,7 @@ impl<O: Ops> Server<O> {
     }
 
     /// Adds the receiver of visits and the source of the device's pending requests.
-    pub(crate) fn offering(self, visits: Option<Visits>, device_requests: Option<Told>) -> Server<O> {
+    pub(crate) fn offering(self, visits: Option<Visits>, device_requests: Option<DeviceState>) -> Server<O> {
         Server { visits, device_requests, ..self }
     }
 
@@ -282,53 +282,38 @@ impl<O: Ops> Server<O> {
     pub(crate) fn control_xattr(&self, name: &[u8]) -> Option<Vec<u8>> {
         let value = match name {
             b"system.kedgefs.pid" => std::process::id().to_string(),
-            b"system.kedgefs.info" => {
-                self.with_device(&control::with_member(&self.ops.info_json(), "mount", &self.mount_json))
-            }
-            b"system.kedgefs.stats" => {
-                self.with_device(&control::with_member(&self.ops.stats_json(), "fuse", &self.requests_json()))
-            }
+            b"system.kedgefs.info" => self.with_member(&self.ops.info_json(), "mount", self.mount.clone()),
+            b"system.kedgefs.stats" => self.with_member(&self.ops.stats_json(), "fuse", self.to_json()),
             _ => return None,
         };
         Some(value.into_bytes())
     }
 
-    fn with_device(&self, object: &str) -> String {
-        match &self.device_requests {
-            Some(requests) => control::with_member(object, "device_requests", &requests()),
-            None => object.to_owned(),
-        }
+    fn with_member(&self, object: &str, name: &'static str, value: Value) -> String {
+        let device = self.device_requests.as_ref().map(|requests| ("device_requests", requests()));
+        control::with_members(object, [(name, value)].into_iter().chain(device))
     }
 
     /// The number of requests by opcode (without zeros), and of failed requests.
-    fn requests_json(&self) -> String {
-        let mut json = String::from("{\"requests\":{");
+    fn to_json(&self) -> Value {
         let known = self.requests.iter().enumerate().map(|(i, n)| (op_name(i as u32), n.get()));
         let all =
             known.filter(|(name, _)| *name != "UNKNOWN").chain([("UNKNOWN", self.requests_unknown.get())]);
-        let mut comma = "";
-        for (name, count) in all.filter(|(_, count)| *count > 0) {
-            write!(json, "{comma}\"{name}\":{count}").expect("strings take any text");
-            comma = ",";
-        }
-        let (failed, workers) = (self.failures.to_json(), self.pool.counts.to_json(self.pool.started()));
-        let parked = self.parking.as_ref().map_or(0, Parking::bytes);
-        let placement = self.pool.placement_json();
-        let workers = format!("{workers},\"placement\":{placement}");
-        write!(json, "}},\"failed\":{failed},\"workers\":{workers},\"parked_bytes\":{parked}}}")
-            .expect("strings take any text");
-        json
+        let requests =
+            all.filter(|(_, count)| *count > 0).map(|(name, count)| (name.to_owned(), json!(count)));
+        json!({
+            "requests": requests.collect::<Map<String, Value>>(),
+            "failed": self.failures.to_json(),
+            "workers": self.pool.counts.to_json(self.pool.started()),
+            "placement": self.pool.placement_json(),
+            "parked_bytes": self.parking.as_ref().map_or(0, Parking::bytes),
+        })
     }
 
     /// Counts a request, and makes its reply.
     pub(crate) fn accept(&self, request: &Request<'_>) -> Reply {
         self.requests.get(request.header.opcode as usize).unwrap_or(&self.requests_unknown).inc();
         Reply::new(self.transport.clone(), self.failures.clone(), request)
-    }
-
-    /// The number of requests with this opcode.
-    pub fn request_count(&self, opcode: u32) -> u64 {
-        self.requests.get(opcode as usize).unwrap_or(&self.requests_unknown).get()
     }
 
     /// Notifies the kernel that attributes have changed without it.

@@ -1,5 +1,6 @@
 //! A mount that is being served: its threads, and how it ends.
 
+use crate::abi;
 use crate::beside::{Changes, Notifier};
 use crate::companion::Follower;
 use crate::freeze;
@@ -10,15 +11,15 @@ use crate::ops::Ops;
 use crate::options::FuseOptions;
 use crate::parking::Job;
 use crate::pool::{AdaptivePoll, WorkerPool};
-use crate::server::{OnDestroy, Server, Told};
+use crate::server::{DeviceState, OnDestroy, Server};
 use crate::settle;
 use crate::status::Visits;
 use crate::transport::{Received, RequestBuf, Transport};
 use crate::unmount::{self, MountPoint};
-use crate::{abi, control};
 use kedge_base::wait::{passing_on, set_stand_in};
 use kedge_base::{Clock, IoBuf, SystemClock, spawn_named};
 use parking_lot::Mutex;
+use serde_json::{Value, json};
 use std::cell::Cell;
 use std::io;
 use std::path::Path;
@@ -36,7 +37,7 @@ pub struct MountedSession {
     visits: Option<Visits>,
     changes: Changes,
     /// See [`MountedSession::tell_device`].
-    device_requests: Option<Told>,
+    device_requests: Option<DeviceState>,
 }
 
 impl MountedSession {
@@ -72,7 +73,7 @@ impl MountedSession {
 
     /// Adds the device's pending requests to information and counters, as the member
     /// `device_requests`.
-    pub fn tell_device(&mut self, requests: Told) {
+    pub fn report_device(&mut self, requests: DeviceState) {
         self.device_requests = Some(requests);
     }
 
@@ -359,16 +360,14 @@ impl<O: Ops> Work<'_, O> {
 }
 
 /// The mount's part of `system.kedgefs.info`.
-fn mount_json(mount: &MountPoint, options: &FuseOptions, transport: &dyn Transport) -> String {
-    let text = |path: &Path| control::json_string(&path.to_string_lossy());
-    format!(
-        "{{\"pid\":{},\"image\":{},\"mountpoint\":{},\"source\":{},\"type\":\"{}\",\"transport\":\"{}\",\"options\":{}}}",
-        std::process::id(),
-        text(&mount.image),
-        text(&mount.dir),
-        text(&mount.source),
-        if mount.privileged { "fuseblk" } else { "fuse" },
-        transport.name(),
-        options.to_json()
-    )
+fn mount_json(mount: &MountPoint, options: &FuseOptions, transport: &dyn Transport) -> Value {
+    json!({
+        "pid": std::process::id(),
+        "image": mount.image.to_string_lossy(),
+        "mountpoint": mount.dir.to_string_lossy(),
+        "source": mount.source.to_string_lossy(),
+        "type": if mount.privileged { "fuseblk" } else { "fuse" },
+        "transport": transport.name(),
+        "options": options.to_json(),
+    })
 }

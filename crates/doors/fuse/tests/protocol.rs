@@ -65,8 +65,13 @@ impl Bench {
 
     fn of(fs: MemFs, options: FuseOptions) -> Bench {
         let wire = Arc::new(Wire::default());
-        let (server, _jobs) =
-            Server::new(Arc::new(fs.clone()), wire.clone(), options, "{}".to_owned(), Box::new(|| {}));
+        let (server, _jobs) = Server::new(
+            Arc::new(fs.clone()),
+            wire.clone(),
+            options,
+            serde_json::Value::Null,
+            Box::new(|| {}),
+        );
         Bench { wire, server, fs, unique: 0, out: IoBuf::zeroed(256) }
     }
 

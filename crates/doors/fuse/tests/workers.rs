@@ -52,7 +52,7 @@ fn overtake(options: &FuseOptions, before: fn()) -> (u64, u64) {
         }
         assert!(!fs::exists(m.path("comes")).unwrap());
     });
-    (m.requests("passed"), m.requests("taken"))
+    (m.workers("passed"), m.workers("taken"))
 }
 
 #[test]
@@ -101,8 +101,8 @@ fn an_idle_mount_does_nothing() {
         }
         // Make only one request, because requests in close succession make a worker poll.
         let work = || {
-            let stats = m.control("system.kedgefs.stats");
-            ["polls", "sleeps", "ticks"].map(|name| mounted::number(&stats, name)).iter().sum::<u64>()
+            let workers = &m.state("system.kedgefs.stats")["fuse"]["workers"];
+            ["polls", "sleeps", "ticks"].map(|name| workers[name].as_u64().unwrap()).iter().sum::<u64>()
         };
         // The pauses in between are longer than any adaptive spin.
         for _ in 0..10 {

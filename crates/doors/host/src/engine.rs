@@ -229,9 +229,9 @@ pub fn mount(opened: &Opened, image: &Path, dir: &Path, words: &MountWords) -> R
     // A weak reference, so that the device is dropped with the file system, which releases the lock
     // on the image.
     let device = Arc::downgrade(&opened.device);
-    session.tell_device(Arc::new(move || {
+    session.report_device(Arc::new(move || {
         let pending = device.upgrade().map(|device| device.pending()).unwrap_or_default();
-        waits::to_json(&pending).to_string()
+        waits::to_json(&pending)
     }));
     Ok(session)
 }

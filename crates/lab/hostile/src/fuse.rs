@@ -163,7 +163,7 @@ fn run(input: &[u8]) -> u64 {
     // The jobs wait for a kernel, and there is none. Without their receiver each job replies when
     // it is dropped.
     let (server, jobs) =
-        Server::new(Arc::new(fs.clone()), wire.clone(), options, "{}".to_owned(), Box::new(|| {}));
+        Server::new(Arc::new(fs.clone()), wire.clone(), options, Default::default(), Box::new(|| {}));
     drop(jobs);
     let mut out = IoBuf::zeroed(kedge_fuse::abi::MAX_IO / kedge_base::BLOCK_SIZE);
     let (mut expected, mut seen) = (0, Vec::new());

@@ -6,6 +6,7 @@
 
 use crate::memfs::MemFs;
 use kedge_fuse::{FuseOptions, MountError, MountPoint, mount};
+use serde_json::Value;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
@@ -72,7 +73,16 @@ impl Mounted {
 
     /// The mount's own counter of a request.
     pub fn requests(&self, name: &str) -> u64 {
-        number(&self.control("system.kedgefs.stats"), name)
+        self.state("system.kedgefs.stats")["fuse"]["requests"][name].as_u64().unwrap_or(0)
+    }
+
+    /// A counter of the mount's workers.
+    pub fn workers(&self, name: &str) -> u64 {
+        self.state("system.kedgefs.stats")["fuse"]["workers"][name].as_u64().unwrap()
+    }
+
+    pub fn state(&self, name: &str) -> Value {
+        serde_json::from_str(&self.control(name)).unwrap()
     }
 
     pub fn control(&self, name: &str) -> String {
@@ -81,13 +91,6 @@ impl Mounted {
         value.truncate(len);
         String::from_utf8(value).unwrap()
     }
-}
-
-/// The number with this name in a JSON text; 0 if it is missing.
-pub fn number(json: &str, name: &str) -> u64 {
-    let key = format!("\"{name}\":");
-    let Some(at) = json.find(&key) else { return 0 };
-    json[at + key.len()..].chars().take_while(char::is_ascii_digit).collect::<String>().parse().unwrap()
 }
 
 impl Drop for Mounted {
