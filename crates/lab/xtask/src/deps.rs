@@ -56,7 +56,8 @@ const RULES: &[Rule] = &[
     (TRANSFER, &[BASE, DEVICE, FORMAT, FS, FUSE, HOST], &[FSCK, HOSTILE]),
     (SIM, &[BASE, DEVICE, FORMAT, FS, FSCK], &[]),
     // The experiments. Nothing depends on them, so installed programs contain no benchmark code.
-    (BENCH, &[BASE, DEVICE, FS], &[]),
+    // From the host they use only signals: what they measure is the program `kedge`.
+    (BENCH, &[BASE, DEVICE, FS, HOST], &[]),
     // Writes the documents' tables from the code that they describe.
     (XTASK, &[BASE, FORMAT], &[]),
     // A tool for other programs. It has its own rules and is independent of the engine.

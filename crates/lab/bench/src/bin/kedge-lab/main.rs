@@ -3,9 +3,7 @@
 //! It is a separate program, so that `kedge` as installed contains no benchmark code. Mounts are
 //! made by the `kedge` in the same directory. Exit codes: 0 success, 1 failure or a missed bar, 2
 //! usage. An error is one line on stderr.
-#![deny(unsafe_code)]
-
-mod signals;
+#![forbid(unsafe_code)]
 
 use anyhow::{Context, Result, ensure};
 use clap::error::ErrorKind;
@@ -14,8 +12,8 @@ use kedge_bench::baseline::{self, Part};
 use kedge_bench::compare::{self, Peer, Places};
 use kedge_bench::reproduce::{self, Experiment, LogSize};
 use kedge_bench::{Interrupt, Settings, scale};
+use kedge_host::os::TerminationSignals;
 use rustix::process::{Pid, Signal, kill_process_group};
-use signals::TerminationSignals;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
