@@ -1,6 +1,6 @@
 use super::*;
 use kedge_base::{Error, ManualClock};
-use kedge_device::{CompletionSink, DeviceStats, Geometry, MemDevice, Request};
+use kedge_device::MemDevice;
 use kedge_fsck::{CheckOptions, FindingKind, StoreReplay};
 use kedgefs::{FileSystem, FormatOptions, MountOptions};
 use std::sync::Arc;
@@ -13,17 +13,7 @@ struct Crashing {
 }
 
 impl Device for Crashing {
-    fn geometry(&self) -> &Geometry {
-        self.device.geometry()
-    }
-
-    fn submit(&self, batch: Vec<Request>, sink: Arc<dyn CompletionSink>) {
-        self.device.submit(batch, sink);
-    }
-
-    fn read(&self, offset: u64, buf: &mut IoBuf) -> kedge_base::Result<()> {
-        self.device.read(offset, buf)
-    }
+    kedge_device::delegate!(device: geometry, submit, read, flush, stats);
 
     fn write(&self, offset: u64, buf: &IoBuf, fua: bool) -> kedge_base::Result<()> {
         assert!(fua, "each step must be durable before the next");
@@ -37,20 +27,12 @@ impl Device for Crashing {
         self.device.write(offset, buf, fua)
     }
 
-    fn flush(&self) -> kedge_base::Result<()> {
-        self.device.flush()
-    }
-
     fn discard(&self, _: u64, _: u64) -> kedge_base::Result<()> {
         panic!("nothing is discarded")
     }
 
     fn write_zeroes(&self, _: u64, _: u64) -> kedge_base::Result<()> {
         panic!("nothing is zeroed")
-    }
-
-    fn stats(&self) -> &DeviceStats {
-        self.device.stats()
     }
 
     fn name(&self) -> &str {

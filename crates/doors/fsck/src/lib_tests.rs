@@ -2,7 +2,7 @@ use crate::damage_tests::run;
 use crate::test_image::{Built, GENERATION, Image, write, write_superblock};
 use crate::*;
 use kedge_base::{BLOCK_SIZE, BlockNo, CorruptKind, Error, Generation, IoBuf, Lsn};
-use kedge_device::{Completion, CompletionSink, DeviceStats, Geometry, MemDevice, Op, Request};
+use kedge_device::{Completion, CompletionSink, MemDevice, Op, Request};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 #[test]
@@ -196,9 +196,7 @@ struct Unreadable {
 }
 
 impl Device for Unreadable {
-    fn geometry(&self) -> &Geometry {
-        self.device.geometry()
-    }
+    kedge_device::delegate!(device: geometry, stats);
 
     fn submit(&self, batch: Vec<Request>, sink: Arc<dyn CompletionSink>) {
         // In reverse, because a device may complete requests in any order.
@@ -235,10 +233,6 @@ impl Device for Unreadable {
 
     fn write_zeroes(&self, _: u64, _: u64) -> Result<()> {
         panic!("a check only reads")
-    }
-
-    fn stats(&self) -> &DeviceStats {
-        self.device.stats()
     }
 
     fn name(&self) -> &str {

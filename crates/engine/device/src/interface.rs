@@ -142,3 +142,89 @@ pub trait Device: Send + Sync + 'static {
     /// Identifies the device in messages: a path, "memory".
     fn name(&self) -> &str;
 }
+
+/// Methods of an `impl Device` that only call the method of the same name of a field:
+/// `delegate!(below: geometry, stats, name);`. A device on top of another one names all methods
+/// that have a default here, too, since the default knows nothing of the device below.
+#[macro_export]
+macro_rules! delegate {
+    ($($below:tt).+: $method:ident $(, $more:ident)*) => {
+        $crate::delegate!(@ $method { $($below).+ });
+        $crate::delegate!($($below).+: $($more),*);
+    };
+    ($($below:tt).+:) => {};
+    (@ geometry { $($below:tt)+ }) => {
+        fn geometry(&self) -> &$crate::Geometry {
+            self.$($below)+.geometry()
+        }
+    };
+    (@ submit { $($below:tt)+ }) => {
+        fn submit(
+            &self,
+            batch: ::std::vec::Vec<$crate::Request>,
+            sink: ::std::sync::Arc<dyn $crate::CompletionSink>,
+        ) {
+            self.$($below)+.submit(batch, sink);
+        }
+    };
+    (@ read { $($below:tt)+ }) => {
+        fn read(&self, offset: u64, buf: &mut $crate::base::IoBuf) -> $crate::base::Result<()> {
+            self.$($below)+.read(offset, buf)
+        }
+    };
+    (@ write { $($below:tt)+ }) => {
+        fn write(&self, offset: u64, buf: &$crate::base::IoBuf, fua: bool) -> $crate::base::Result<()> {
+            self.$($below)+.write(offset, buf, fua)
+        }
+    };
+    (@ flush { $($below:tt)+ }) => {
+        fn flush(&self) -> $crate::base::Result<()> {
+            self.$($below)+.flush()
+        }
+    };
+    (@ discard { $($below:tt)+ }) => {
+        fn discard(&self, offset: u64, len: u64) -> $crate::base::Result<()> {
+            self.$($below)+.discard(offset, len)
+        }
+    };
+    (@ write_zeroes { $($below:tt)+ }) => {
+        fn write_zeroes(&self, offset: u64, len: u64) -> $crate::base::Result<()> {
+            self.$($below)+.write_zeroes(offset, len)
+        }
+    };
+    (@ grow { $($below:tt)+ }) => {
+        fn grow(&self, size: u64) -> $crate::base::Result<()> {
+            self.$($below)+.grow(size)
+        }
+    };
+    (@ room { $($below:tt)+ }) => {
+        fn room(&self) -> u64 {
+            self.$($below)+.room()
+        }
+    };
+    (@ host_free { $($below:tt)+ }) => {
+        fn host_free(&self) -> ::std::option::Option<u64> {
+            self.$($below)+.host_free()
+        }
+    };
+    (@ first_hole { $($below:tt)+ }) => {
+        fn first_hole(&self, offset: u64, len: u64) -> ::std::option::Option<u64> {
+            self.$($below)+.first_hole(offset, len)
+        }
+    };
+    (@ stats { $($below:tt)+ }) => {
+        fn stats(&self) -> &$crate::DeviceStats {
+            self.$($below)+.stats()
+        }
+    };
+    (@ latency { $($below:tt)+ }) => {
+        fn latency(&self) -> &::std::sync::Arc<$crate::Latency> {
+            self.$($below)+.latency()
+        }
+    };
+    (@ name { $($below:tt)+ }) => {
+        fn name(&self) -> &str {
+            self.$($below)+.name()
+        }
+    };
+}

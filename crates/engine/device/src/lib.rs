@@ -53,6 +53,9 @@ mod testing;
 mod watched;
 mod window;
 
+#[doc(hidden)] // for `delegate`
+pub use kedge_base as base;
+
 pub use ahead::ReadAhead;
 pub use batch::{run_apart, run_batch};
 pub use file::{FileDevice, OpenOptions};

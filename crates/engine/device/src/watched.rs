@@ -9,9 +9,7 @@
 //! limit) and to administrators.
 
 use crate::latency::SMALL;
-use crate::{
-    Completion, CompletionSink, Device, DeviceErrors, DeviceStats, Geometry, Latency, LatencyKind, Request,
-};
+use crate::{Completion, CompletionSink, Device, DeviceErrors, Latency, LatencyKind, Request};
 use kedge_base::{Clock, IoBuf, Result};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -255,9 +253,7 @@ impl WatchedDevice {
 }
 
 impl Device for WatchedDevice {
-    fn geometry(&self) -> &Geometry {
-        self.inner.geometry()
-    }
+    crate::delegate!(inner: geometry, grow, room, host_free, first_hole, stats, latency, name);
 
     fn submit(&self, batch: Vec<Request>, sink: Arc<dyn CompletionSink>) {
         let (batch, answers) = self.noted(batch, sink, Some(self.latency().clone()));
@@ -293,36 +289,8 @@ impl Device for WatchedDevice {
         self.call("write_zeroes", None, |device| device.write_zeroes(offset, len))
     }
 
-    fn grow(&self, size: u64) -> Result<()> {
-        self.inner.grow(size)
-    }
-
-    fn room(&self) -> u64 {
-        self.inner.room()
-    }
-
-    fn host_free(&self) -> Option<u64> {
-        self.inner.host_free()
-    }
-
-    fn first_hole(&self, offset: u64, len: u64) -> Option<u64> {
-        self.inner.first_hole(offset, len)
-    }
-
-    fn stats(&self) -> &DeviceStats {
-        self.inner.stats()
-    }
-
-    fn latency(&self) -> &Arc<Latency> {
-        self.inner.latency()
-    }
-
     fn errors(&self) -> Option<&DeviceErrors> {
         Some(&self.notes.errors)
-    }
-
-    fn name(&self) -> &str {
-        self.inner.name()
     }
 }
 

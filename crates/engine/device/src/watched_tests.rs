@@ -65,9 +65,8 @@ impl Hangs {
 }
 
 impl Device for Hangs {
-    fn geometry(&self) -> &Geometry {
-        self.inner.geometry()
-    }
+    crate::delegate!(inner: geometry, stats);
+
     fn submit(&self, batch: Vec<Request>, sink: Arc<dyn CompletionSink>) {
         self.waiting.fetch_add(batch.len(), SeqCst);
         self.kept.lock().push((batch, sink));
@@ -91,9 +90,6 @@ impl Device for Hangs {
     fn write_zeroes(&self, offset: u64, len: u64) -> Result<()> {
         self.wait();
         self.inner.write_zeroes(offset, len)
-    }
-    fn stats(&self) -> &DeviceStats {
-        self.inner.stats()
     }
     fn name(&self) -> &str {
         "hangs"
@@ -200,9 +196,7 @@ impl Slow {
 }
 
 impl Device for Slow {
-    fn geometry(&self) -> &Geometry {
-        self.inner.geometry()
-    }
+    crate::delegate!(inner: geometry, stats);
 
     fn submit(&self, batch: Vec<Request>, sink: Arc<dyn CompletionSink>) {
         crate::batch::submit_inline(self, batch, &*sink);
@@ -233,10 +227,6 @@ impl Device for Slow {
         self.serve(1, |inner| inner.write_zeroes(offset, len))
     }
 
-    fn stats(&self) -> &DeviceStats {
-        self.inner.stats()
-    }
-
     fn name(&self) -> &str {
         "slow"
     }
@@ -246,9 +236,7 @@ impl Device for Slow {
 struct Together(Arc<Slow>);
 
 impl Device for Together {
-    fn geometry(&self) -> &Geometry {
-        self.0.geometry()
-    }
+    crate::delegate!(0: geometry, read, write, flush, discard, write_zeroes, stats);
 
     fn submit(&self, batch: Vec<Request>, sink: Arc<dyn CompletionSink>) {
         self.0
@@ -257,30 +245,6 @@ impl Device for Together {
                 Ok(())
             })
             .unwrap();
-    }
-
-    fn read(&self, offset: u64, buf: &mut IoBuf) -> Result<()> {
-        self.0.read(offset, buf)
-    }
-
-    fn write(&self, offset: u64, buf: &IoBuf, fua: bool) -> Result<()> {
-        self.0.write(offset, buf, fua)
-    }
-
-    fn flush(&self) -> Result<()> {
-        self.0.flush()
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> Result<()> {
-        self.0.discard(offset, len)
-    }
-
-    fn write_zeroes(&self, offset: u64, len: u64) -> Result<()> {
-        self.0.write_zeroes(offset, len)
-    }
-
-    fn stats(&self) -> &DeviceStats {
-        self.0.stats()
     }
 
     fn name(&self) -> &str {

@@ -14,9 +14,7 @@
 use crate::file::Part;
 use crate::location::WindowUri;
 use crate::sizes::Sizes;
-use crate::{
-    Completion, CompletionSink, Device, DeviceStats, FileDevice, Geometry, Latency, OpenOptions, Request,
-};
+use crate::{Completion, CompletionSink, Device, FileDevice, Geometry, OpenOptions, Request};
 use kedge_base::{BLOCK_SIZE, Error, IoBuf, Result};
 use std::sync::Arc;
 
@@ -88,6 +86,8 @@ impl WindowDevice {
 }
 
 impl Device for WindowDevice {
+    crate::delegate!(below: flush, host_free, stats, latency);
+
     fn geometry(&self) -> &Geometry {
         self.sizes.now()
     }
@@ -136,10 +136,6 @@ impl Device for WindowDevice {
         self.below.write(self.place("write", offset, buf.len() as u64)?, buf, fua)
     }
 
-    fn flush(&self) -> Result<()> {
-        self.below.flush()
-    }
-
     fn discard(&self, offset: u64, len: u64) -> Result<()> {
         self.below.discard(self.place("discard", offset, len)?, len)
     }
@@ -148,22 +144,10 @@ impl Device for WindowDevice {
         self.below.write_zeroes(self.place("write_zeroes", offset, len)?, len)
     }
 
-    fn host_free(&self) -> Option<u64> {
-        self.below.host_free()
-    }
-
     fn first_hole(&self, offset: u64, len: u64) -> Option<u64> {
         let at = self.place("first_hole", offset, len).ok()?;
         // The device below may report the start of a hole that begins before the range.
         self.below.first_hole(at, len).map(|hole| hole.saturating_sub(self.offset))
-    }
-
-    fn stats(&self) -> &DeviceStats {
-        self.below.stats()
-    }
-
-    fn latency(&self) -> &Arc<Latency> {
-        self.below.latency()
     }
 
     fn name(&self) -> &str {

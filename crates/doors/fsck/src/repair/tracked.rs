@@ -4,7 +4,7 @@
 use crate::owned::Owned;
 use kedge_base::lock::{Mutex, Rank};
 use kedge_base::{BLOCK_SIZE, BlockNo, IoBuf, Result};
-use kedge_device::{CompletionSink, Device, DeviceStats, Geometry, Op, OverlayDevice, Request};
+use kedge_device::{CompletionSink, Device, Op, OverlayDevice, Request};
 use kedge_format::alloc::GROUP_BLOCKS;
 use std::sync::Arc;
 
@@ -35,9 +35,7 @@ impl Tracked {
 }
 
 impl Device for Tracked {
-    fn geometry(&self) -> &Geometry {
-        self.overlay.geometry()
-    }
+    kedge_device::delegate!(overlay: geometry, read, flush, stats, name);
 
     fn submit(&self, batch: Vec<Request>, sink: Arc<dyn CompletionSink>) {
         for request in &batch {
@@ -50,17 +48,9 @@ impl Device for Tracked {
         self.overlay.submit(batch, sink);
     }
 
-    fn read(&self, offset: u64, buf: &mut IoBuf) -> Result<()> {
-        self.overlay.read(offset, buf)
-    }
-
     fn write(&self, offset: u64, buf: &IoBuf, fua: bool) -> Result<()> {
         self.note(offset, buf.len() as u64);
         self.overlay.write(offset, buf, fua)
-    }
-
-    fn flush(&self) -> Result<()> {
-        self.overlay.flush()
     }
 
     fn discard(&self, offset: u64, len: u64) -> Result<()> {
@@ -71,13 +61,5 @@ impl Device for Tracked {
     fn write_zeroes(&self, offset: u64, len: u64) -> Result<()> {
         self.note(offset, len);
         self.overlay.write_zeroes(offset, len)
-    }
-
-    fn stats(&self) -> &DeviceStats {
-        self.overlay.stats()
-    }
-
-    fn name(&self) -> &str {
-        self.overlay.name()
     }
 }

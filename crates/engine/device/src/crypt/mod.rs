@@ -25,7 +25,7 @@ pub use xts::KEY as CRYPT_KEY;
 
 use crate::interface::OPTIMAL_IO;
 use crate::sizes::Sizes;
-use crate::{Completion, CompletionSink, Device, DeviceStats, Geometry, Latency, Op, Request, WindowDevice};
+use crate::{Completion, CompletionSink, Device, DeviceStats, Geometry, Op, Request, WindowDevice};
 use kedge_base::{BLOCK_SIZE, Error, IoBuf, Result};
 use parking_lot::Mutex;
 use rand::TryRngCore;
@@ -152,6 +152,8 @@ impl CompletionSink for Restore {
 }
 
 impl Device for CryptDevice {
+    crate::delegate!(below: room, host_free, first_hole, latency, name);
+
     fn geometry(&self) -> &Geometry {
         self.sizes.now()
     }
@@ -162,10 +164,6 @@ impl Device for CryptDevice {
             self.sizes.set(self.below.geometry().size);
         }
         Ok(())
-    }
-
-    fn room(&self) -> u64 {
-        self.below.room()
     }
 
     fn submit(&self, batch: Vec<Request>, sink: Arc<dyn CompletionSink>) {
@@ -212,24 +210,8 @@ impl Device for CryptDevice {
         Ok(())
     }
 
-    fn host_free(&self) -> Option<u64> {
-        self.below.host_free()
-    }
-
-    fn first_hole(&self, offset: u64, len: u64) -> Option<u64> {
-        self.below.first_hole(offset, len)
-    }
-
     fn stats(&self) -> &DeviceStats {
         &self.stats
-    }
-
-    fn latency(&self) -> &Arc<Latency> {
-        self.below.latency()
-    }
-
-    fn name(&self) -> &str {
-        self.below.name()
     }
 }
 

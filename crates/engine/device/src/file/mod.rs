@@ -198,6 +198,8 @@ impl Drop for Engine {
 }
 
 impl Device for FileDevice {
+    crate::delegate!(file: host_free, first_hole);
+
     fn geometry(&self) -> &Geometry {
         self.sizes.now()
     }
@@ -254,14 +256,6 @@ impl Device for FileDevice {
 
     fn room(&self) -> u64 {
         self.file.len().unwrap_or(self.geometry().size)
-    }
-
-    fn host_free(&self) -> Option<u64> {
-        self.file.host_free()
-    }
-
-    fn first_hole(&self, offset: u64, len: u64) -> Option<u64> {
-        self.file.first_hole(offset, len)
     }
 
     fn stats(&self) -> &DeviceStats {

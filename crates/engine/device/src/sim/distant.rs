@@ -14,7 +14,7 @@
 //! held while a request is served.
 
 use crate::batch::perform;
-use crate::{Completion, CompletionSink, Device, DeviceStats, Geometry, Request};
+use crate::{Completion, CompletionSink, Device, Request};
 use kedge_base::{Clock, IoBuf, Result, SystemClock, spawn_named};
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
@@ -160,9 +160,7 @@ impl Drop for DistantDevice {
 }
 
 impl Device for DistantDevice {
-    fn geometry(&self) -> &Geometry {
-        self.shared.inner.geometry()
-    }
+    crate::delegate!(shared.inner: geometry, grow, room, host_free, first_hole, stats, name);
 
     fn submit(&self, batch: Vec<Request>, sink: Arc<dyn CompletionSink>) {
         let round = self.shared.begin(batch.len());
@@ -202,29 +200,5 @@ impl Device for DistantDevice {
 
     fn write_zeroes(&self, offset: u64, len: u64) -> Result<()> {
         self.alone(|device| device.write_zeroes(offset, len))
-    }
-
-    fn grow(&self, size: u64) -> Result<()> {
-        self.shared.inner.grow(size)
-    }
-
-    fn room(&self) -> u64 {
-        self.shared.inner.room()
-    }
-
-    fn host_free(&self) -> Option<u64> {
-        self.shared.inner.host_free()
-    }
-
-    fn first_hole(&self, offset: u64, len: u64) -> Option<u64> {
-        self.shared.inner.first_hole(offset, len)
-    }
-
-    fn stats(&self) -> &DeviceStats {
-        self.shared.inner.stats()
-    }
-
-    fn name(&self) -> &str {
-        self.shared.inner.name()
     }
 }

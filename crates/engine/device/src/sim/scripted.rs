@@ -9,7 +9,7 @@
 
 use super::OpKind;
 use crate::batch::submit_inline;
-use crate::{CompletionSink, Device, DeviceStats, Geometry, Request};
+use crate::{CompletionSink, Device, Request};
 use kedge_base::{BLOCK_SIZE, Error, IoBuf, Result};
 use parking_lot::Mutex;
 use std::fs::File;
@@ -94,9 +94,7 @@ impl ScriptedDevice {
 }
 
 impl Device for ScriptedDevice {
-    fn geometry(&self) -> &Geometry {
-        self.inner.geometry()
-    }
+    crate::delegate!(inner: geometry, discard, grow, room, host_free, first_hole, stats, name);
 
     fn submit(&self, batch: Vec<Request>, sink: Arc<dyn CompletionSink>) {
         submit_inline(self, batch, &*sink);
@@ -117,36 +115,8 @@ impl Device for ScriptedDevice {
         self.inner.flush()
     }
 
-    fn discard(&self, offset: u64, len: u64) -> Result<()> {
-        self.inner.discard(offset, len)
-    }
-
     fn write_zeroes(&self, offset: u64, len: u64) -> Result<()> {
         self.strike(OpKind::Write, "write_zeroes", offset, len, &[])?;
         self.inner.write_zeroes(offset, len)
-    }
-
-    fn grow(&self, size: u64) -> Result<()> {
-        self.inner.grow(size)
-    }
-
-    fn room(&self) -> u64 {
-        self.inner.room()
-    }
-
-    fn host_free(&self) -> Option<u64> {
-        self.inner.host_free()
-    }
-
-    fn first_hole(&self, offset: u64, len: u64) -> Option<u64> {
-        self.inner.first_hole(offset, len)
-    }
-
-    fn stats(&self) -> &DeviceStats {
-        self.inner.stats()
-    }
-
-    fn name(&self) -> &str {
-        self.inner.name()
     }
 }

@@ -11,7 +11,7 @@
 
 use crate::batch::submit_inline;
 use crate::pages::{Page, Pages, blocks, patch};
-use crate::{CompletionSink, Device, DeviceStats, Geometry, Request};
+use crate::{CompletionSink, Device, DeviceStats, Request};
 use kedge_base::{BLOCK_SIZE, IoBuf, Result};
 use parking_lot::{Mutex, RwLock};
 use std::sync::Arc;
@@ -78,9 +78,7 @@ impl VolatileDevice {
 }
 
 impl Device for VolatileDevice {
-    fn geometry(&self) -> &Geometry {
-        self.inner.geometry()
-    }
+    crate::delegate!(inner: geometry, grow, room, host_free, first_hole);
 
     fn submit(&self, batch: Vec<Request>, sink: Arc<dyn CompletionSink>) {
         submit_inline(self, batch, &*sink);
@@ -140,22 +138,6 @@ impl Device for VolatileDevice {
             buffered.insert(block, Page::ZERO);
         }
         Ok(())
-    }
-
-    fn grow(&self, size: u64) -> Result<()> {
-        self.inner.grow(size)
-    }
-
-    fn room(&self) -> u64 {
-        self.inner.room()
-    }
-
-    fn host_free(&self) -> Option<u64> {
-        self.inner.host_free()
-    }
-
-    fn first_hole(&self, offset: u64, len: u64) -> Option<u64> {
-        self.inner.first_hole(offset, len)
     }
 
     fn stats(&self) -> &DeviceStats {

@@ -5,7 +5,7 @@
 //! device does one flush for it.
 
 use kedge_base::{IoBuf, Result};
-use kedge_device::{CompletionSink, Device, DeviceStats, Geometry, Op, Request};
+use kedge_device::{CompletionSink, Device, Op, Request};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,9 +23,7 @@ impl DelayedFlush {
 }
 
 impl Device for DelayedFlush {
-    fn geometry(&self) -> &Geometry {
-        self.base.geometry()
-    }
+    kedge_device::delegate!(base: geometry, read, discard, write_zeroes, stats);
 
     fn submit(&self, batch: Vec<Request>, sink: Arc<dyn CompletionSink>) {
         let waits = |r: &Request| matches!(r.op, Op::Flush | Op::Write { fua: true, .. });
@@ -34,10 +32,6 @@ impl Device for DelayedFlush {
             std::thread::sleep(self.delay);
         }
         self.base.submit(batch, sink);
-    }
-
-    fn read(&self, offset: u64, buf: &mut IoBuf) -> Result<()> {
-        self.base.read(offset, buf)
     }
 
     fn write(&self, offset: u64, buf: &IoBuf, fua: bool) -> Result<()> {
@@ -50,18 +44,6 @@ impl Device for DelayedFlush {
     fn flush(&self) -> Result<()> {
         std::thread::sleep(self.delay);
         self.base.flush()
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> Result<()> {
-        self.base.discard(offset, len)
-    }
-
-    fn write_zeroes(&self, offset: u64, len: u64) -> Result<()> {
-        self.base.write_zeroes(offset, len)
-    }
-
-    fn stats(&self) -> &DeviceStats {
-        self.base.stats()
     }
 
     fn name(&self) -> &str {
