@@ -1,24 +1,17 @@
 //! A clean mark alone is not trusted: log writes after it count, as they do for a mount.
 #![allow(clippy::unwrap_used)]
 
-use kedge_base::{BLOCK_SIZE, Clock, IoBuf, ManualClock};
+mod common;
+
+use common::{check, clock, newest, open, slot};
+use kedge_base::{BLOCK_SIZE, IoBuf};
 use kedge_device::{Device, MemDevice};
-use kedge_format::superblock::{SLOTS, Superblock};
-use kedge_fsck::{
-    CheckOptions, Ending, FindingKind, RepairKind, RepairMode, RepairOptions, Report, StoreReplay, repair,
-};
-use kedgefs::{FileSystem, FormatOptions, Ino, MountOptions, Owner};
+use kedge_format::superblock::SLOTS;
+use kedge_fsck::{Ending, FindingKind, RepairKind, RepairMode, RepairOptions, repair};
+use kedgefs::{FileSystem, FormatOptions, Ino, Owner};
 use std::sync::Arc;
 
 const OWNER: Owner = Owner { uid: 0, gid: 0 };
-
-fn clock() -> Arc<dyn Clock> {
-    Arc::new(ManualClock::default())
-}
-
-fn open(device: Arc<dyn Device>) -> kedgefs::Result<FileSystem> {
-    FileSystem::open(device, clock(), MountOptions { async_checkpoint: None, ..MountOptions::default() })
-}
 
 /// An unmounted image, and the same image after the next mount has synced a file and lost power.
 fn unmounted_and_used() -> (MemDevice, MemDevice) {
@@ -38,22 +31,8 @@ fn unmounted_and_used() -> (MemDevice, MemDevice) {
     (unmounted, used)
 }
 
-fn slot(device: &MemDevice, i: usize) -> Vec<u8> {
-    device.bytes(SLOTS[i].byte_offset(), BLOCK_SIZE)
-}
-
 fn put_slot(device: &MemDevice, i: usize, bytes: &[u8]) {
     device.write(SLOTS[i].byte_offset(), &IoBuf::from_bytes(bytes), false).unwrap();
-}
-
-fn newest(device: &MemDevice) -> (usize, Superblock) {
-    let slots = (0..2).filter_map(|i| Some((i, Superblock::decode(&slot(device, i), i, 4096).ok()?)));
-    slots.max_by_key(|(_, sb)| sb.checkpoint.generation).unwrap()
-}
-
-fn check(device: &MemDevice) -> Report {
-    let options = CheckOptions { replay: Some(Arc::new(StoreReplay)), ..CheckOptions::default() };
-    kedge_fsck::check(Arc::new(device.fork()), &options)
 }
 
 #[test]
@@ -65,7 +44,7 @@ fn a_log_newer_than_the_clean_slot_is_a_lost_slot() {
     for i in 0..2 {
         put_slot(&image, i, &slot(&unmounted, i));
     }
-    assert!(newest(&image).1.checkpoint.clean);
+    assert!(newest(&image).unwrap().1.checkpoint.clean);
     let error = open(Arc::new(image.fork())).map(|_| ()).unwrap_err();
     assert!(error.to_string().contains("newer superblock slot"), "{error}");
 
@@ -93,7 +72,7 @@ fn a_log_newer_than_the_clean_slot_is_a_lost_slot() {
 #[test]
 fn a_log_of_the_clean_slot_itself_is_replayed() {
     let (_, image) = unmounted_and_used();
-    let (i, mut sb) = newest(&image);
+    let (i, mut sb) = newest(&image).unwrap();
     assert_eq!(sb.checkpoint.tail_lsn, sb.checkpoint.checkpoint_lsn);
     sb.checkpoint.clean = true;
     let mut block = vec![0; BLOCK_SIZE];

@@ -2,11 +2,14 @@
 //! and no mount writes a slot that the next mount refuses.
 #![allow(clippy::unwrap_used)]
 
-use kedge_base::{BLOCK_SIZE, Clock, Epoch, Generation, Ino, IoBuf, Lsn, ManualClock};
+mod common;
+
+use common::{check, clock, slot};
+use kedge_base::{BLOCK_SIZE, Epoch, Generation, Ino, IoBuf, Lsn};
 use kedge_device::{Device, MemDevice};
 use kedge_format::alloc::{decode_index_block, encode_index_block};
 use kedge_format::superblock::{COUNTER_MAX, CheckpointState, OPEN_MAX, SLOTS, Superblock};
-use kedge_fsck::{CheckOptions, Ending, RepairMode, RepairOptions, Report, StoreReplay, repair};
+use kedge_fsck::{Ending, RepairMode, RepairOptions, repair};
 use kedgefs::{FileSystem, FormatOptions, MountOptions};
 use std::sync::Arc;
 
@@ -17,10 +20,6 @@ const COUNTERS: [(&str, Set); 4] = [
     ("next inode", |c, n| c.next_ino = Ino(n)),
     ("LSN", |c, n| (c.checkpoint_lsn, c.tail_lsn) = (Lsn(n), Lsn(n))),
 ];
-
-fn clock() -> Arc<dyn Clock> {
-    Arc::new(ManualClock::default())
-}
 
 fn unmounted() -> MemDevice {
     let device = Arc::new(MemDevice::new(16 << 20));
@@ -34,8 +33,7 @@ fn unmounted() -> MemDevice {
 /// The image with this counter in its newest slot; the allocation index gets the same generation.
 fn crafted(set: Set, n: u64) -> MemDevice {
     let device = unmounted();
-    let block = device.bytes(SLOTS[0].byte_offset(), BLOCK_SIZE);
-    let mut sb = Superblock::decode(&block, 0, 4096).unwrap();
+    let mut sb = Superblock::decode(&slot(&device, 0), 0, 4096).unwrap();
     let old = sb.checkpoint.generation;
     set(&mut sb.checkpoint, n);
     let (uuid, at) = (&sb.geometry.uuid, sb.geometry.index_start[0]);
@@ -47,11 +45,6 @@ fn crafted(set: Set, n: u64) -> MemDevice {
     sb.encode(block.as_mut_bytes());
     device.write(SLOTS[0].byte_offset(), &block, false).unwrap();
     device
-}
-
-fn check(device: &MemDevice) -> Report {
-    let options = CheckOptions { replay: Some(Arc::new(StoreReplay)), ..CheckOptions::default() };
-    kedge_fsck::check(Arc::new(device.fork()), &options)
 }
 
 fn open(device: Arc<MemDevice>, read_only: bool) -> kedgefs::Result<FileSystem> {

@@ -2,20 +2,17 @@
 //! repair reports and clears it.
 #![allow(clippy::unwrap_used)]
 
-use kedge_base::{Clock, ManualClock};
+mod common;
+
+use common::{SIZE, check, clock};
 use kedge_device::MemDevice;
 use kedge_format::logwrite::LogSecret;
-use kedge_fsck::{
-    CheckOptions, Ending, FindingKind, RepairKind, RepairMode, RepairOptions, Report, StoreReplay, repair,
-};
+use kedge_fsck::{Ending, FindingKind, RepairKind, RepairMode, RepairOptions, repair};
 use kedge_store::{FormatParams, OpenOptions, Store, read_superblock};
 use std::sync::Arc;
 
-const SIZE: u64 = 16 << 20;
-
 fn open(device: &Arc<MemDevice>) -> Arc<Store> {
-    let clock: Arc<dyn Clock> = Arc::new(ManualClock::default());
-    Store::open(device.clone(), clock, &OpenOptions::default()).unwrap()
+    Store::open(device.clone(), clock(), &OpenOptions::default()).unwrap()
 }
 
 fn unmounted(files_lost: u64) -> Arc<MemDevice> {
@@ -31,16 +28,11 @@ fn unmounted(files_lost: u64) -> Arc<MemDevice> {
         gid: 0,
         immutable: false,
     };
-    kedge_store::format(device.clone(), Arc::new(ManualClock::default()), &params).unwrap();
+    kedge_store::format(device.clone(), clock(), &params).unwrap();
     let store = open(&device);
     store.note_losses(files_lost);
     store.close().unwrap();
     device
-}
-
-fn check(device: &MemDevice) -> Report {
-    let options = CheckOptions { replay: Some(Arc::new(StoreReplay)), ..CheckOptions::default() };
-    kedge_fsck::check(Arc::new(device.fork()), &options)
 }
 
 #[test]

@@ -5,25 +5,24 @@
 //! are detected whatever their source.
 #![allow(clippy::unwrap_used)]
 
-use kedge_base::{BLOCK_SIZE, BlockNo, Clock, Ino, ManualClock};
+mod common;
+
+use common::{SIZE, check, clock, open, with_replay};
+use kedge_base::{BLOCK_SIZE, BlockNo, Ino};
 use kedge_device::sim::{FaultPlan, OpKind, SimDevice, StatePlan};
 use kedge_device::{Device, MemDevice};
 use kedge_format::item::ExtentItem;
 use kedge_format::logwrite::LogSecret;
 use kedge_format::node::{NODE_SIZE, NodeMut, NodeView};
-use kedge_format::superblock::{SLOTS, Superblock};
+use kedge_format::superblock::Superblock;
 use kedge_format::{InodeCore, ItemKind, Key};
-use kedge_fsck::{
-    CheckOptions, Ending, RepairKind, RepairMode, RepairOptions, RepairReport, StoreReplay, repair,
-};
-use kedgefs::{FileKind, FileSystem, FormatOptions, MountOptions, Owner};
+use kedge_fsck::{Ending, RepairKind, RepairMode, RepairOptions, RepairReport, repair};
+use kedgefs::{FileKind, FileSystem, FormatOptions, Owner};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-
-const SIZE: u64 = 16 << 20;
 
 /// The bytes of a file from an offset on. Zero is reserved for holes, so no file contains it.
 fn pattern(ino: Ino, offset: u64, len: usize) -> Vec<u8> {
@@ -34,14 +33,6 @@ fn pattern(ino: Ino, offset: u64, len: usize) -> Vec<u8> {
                 | 1
         })
         .collect()
-}
-
-fn clock() -> Arc<dyn Clock> {
-    Arc::new(ManualClock::default())
-}
-
-fn open(device: Arc<dyn Device>) -> kedgefs::Result<FileSystem> {
-    FileSystem::open(device, clock(), MountOptions { async_checkpoint: None, ..MountOptions::default() })
 }
 
 fn format(device: Arc<dyn Device>) {
@@ -199,16 +190,19 @@ fn damage(device: &MemDevice, random: &mut SmallRng) -> String {
                 said.push(format!("tail of block {at} overwritten"));
             }
         }
-        if newest_slot(device).is_none() {
+        if common::newest(device).is_none() {
             break;
         }
     }
     said.join(", ")
 }
 
+fn newest(device: &MemDevice) -> Superblock {
+    common::newest(device).unwrap().1
+}
+
 fn options(mode: RepairMode) -> RepairOptions {
-    let check = CheckOptions { replay: Some(Arc::new(StoreReplay)), ..CheckOptions::default() };
-    RepairOptions { check, force: true, clock: clock(), ..RepairOptions::new(mode) }
+    RepairOptions { check: with_replay(), force: true, clock: clock(), ..RepairOptions::new(mode) }
 }
 
 /// Asserts that a repaired image can be used and shows no foreign bytes, unless the log records
@@ -246,8 +240,7 @@ fn assert_good_end(device: &MemDevice, report: &RepairReport, what: &str) -> Opt
         return None;
     }
     assert!(matches!(report.ending, Ending::Repaired | Ending::Clean), "{what}: {report}");
-    let options = CheckOptions { replay: Some(Arc::new(StoreReplay)), ..CheckOptions::default() };
-    let again = kedge_fsck::check(Arc::new(device.fork()), &options);
+    let again = check(device);
     assert!(again.is_clean() && again.warnings == 0, "{what}: {report}\nthen: {again}");
     let uncertain = report.count(RepairKind::DataUncertain) > 0;
     Some(assert_usable(device, uncertain, &format!("{what}\n{report}")))
@@ -315,18 +308,6 @@ fn damaged_bitmaps_do_not_cost_the_log() {
         assert_eq!(assert_good_end(&device, &report, "bitmaps"), Some(before));
     }
     assert!(logs > 2, "only {logs} of the images had a log");
-}
-
-fn newest(device: &MemDevice) -> Superblock {
-    newest_slot(device).unwrap()
-}
-
-fn newest_slot(device: &MemDevice) -> Option<Superblock> {
-    let slots = [0, 1].map(|slot| {
-        let bytes = device.bytes(SLOTS[slot].byte_offset(), BLOCK_SIZE);
-        Superblock::decode(&bytes, slot, SIZE / BLOCK_SIZE as u64).ok()
-    });
-    slots.into_iter().flatten().max_by_key(|sb| sb.checkpoint.generation)
 }
 
 /// A log write in the middle is destroyed: earlier ones are replayed, later ones are given up and
@@ -536,7 +517,7 @@ fn a_device_that_fails_in_a_repair_leaves_what_can_be_repaired() {
         let seed = 0x6661_696c_7300 + i;
         let damaged = image(seed);
         let said = damage(&damaged, &mut SmallRng::seed_from_u64(seed));
-        if newest_slot(&damaged).is_none() {
+        if common::newest(&damaged).is_none() {
             continue;
         }
         for nth in 1..60 {
