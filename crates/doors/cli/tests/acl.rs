@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-use common::{Place, kill, no_fuse, not_root, output_of, tool};
+use common::{Place, kill, needs_fuse, output_of, tool};
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
@@ -14,8 +14,7 @@ const DAEMON: &str = "1";
 
 /// A mount that every user can reach.
 fn mounted(options: &str) -> Place {
-    let place = Place::new();
-    place.run(&format!("mount{options} --create 64M disk.kedge mnt")).ok();
+    let place = Place::after(&format!("mount{options} --create 64M disk.kedge mnt"));
     for dir in ["", "mnt"] {
         fs::set_permissions(place.path(dir), fs::Permissions::from_mode(0o755)).unwrap();
     }
@@ -48,9 +47,7 @@ fn mode(place: &Place, path: &str) -> u32 {
 
 #[test]
 fn a_list_grants_and_denies_and_survives_a_crash() {
-    if no_fuse() || not_root(NEEDS_ROOT) {
-        return;
-    }
+    needs_fuse!(root: NEEDS_ROOT);
     let place = mounted("");
     fs::write(place.path("mnt/f"), "secret").unwrap();
     fs::set_permissions(place.path("mnt/f"), fs::Permissions::from_mode(0o640)).unwrap();
@@ -86,9 +83,7 @@ fn a_list_grants_and_denies_and_survives_a_crash() {
 }
 
 fn inherits(options: &str) {
-    if no_fuse() || not_root(NEEDS_ROOT) {
-        return;
-    }
+    needs_fuse!(root: NEEDS_ROOT);
     let place = mounted(options);
     fs::create_dir(place.path("mnt/d")).unwrap();
     setfacl(&place, "-d -m u::rwx,u:65534:rwx,g::rx,o::- mnt/d");
@@ -135,9 +130,7 @@ fn new_files_inherit_with_the_kernels_writeback_cache() {
 
 #[test]
 fn who_is_not_in_the_group_loses_its_bit_with_a_new_list() {
-    if no_fuse() || not_root(NEEDS_ROOT) {
-        return;
-    }
+    needs_fuse!(root: NEEDS_ROOT);
     let place = mounted("");
     fs::write(place.path("mnt/f"), "").unwrap();
     std::os::unix::fs::chown(place.path("mnt/f"), Some(65534), Some(1)).unwrap();
@@ -153,9 +146,7 @@ fn who_is_not_in_the_group_loses_its_bit_with_a_new_list() {
 
 #[test]
 fn lists_are_copied_with_their_files() {
-    if no_fuse() || not_root(NEEDS_ROOT) {
-        return;
-    }
+    needs_fuse!(root: NEEDS_ROOT);
     let place = mounted("");
     fs::write(place.path("mnt/a"), "a").unwrap();
     setfacl(&place, "-m u:65534:rw mnt/a");

@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-use common::{Place, kill, no_fuse, not_root, output_of, tool};
+use common::{Place, kill, needs_fuse, not_root, output_of, tool};
 use rustix::fs::{AtFlags, CWD, StatxAttributes, StatxFlags, statx};
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
@@ -16,8 +16,7 @@ const KINDS: [&str; 3] = ["", " -o fuse", " -o writeback_cache"];
 
 /// A mount with the file `mnt/file`, every block of which is allocated and durable.
 fn mounted(options: &str) -> Place {
-    let place = Place::new();
-    place.run(&format!("mount{options} --create 64M disk.kedge mnt")).ok();
+    let place = Place::after(&format!("mount{options} --create 64M disk.kedge mnt"));
     common::write_and_fsync(&place.path("mnt/file"), &vec![7; SIZE]);
     assert_eq!(fs::metadata(place.path("mnt/file")).unwrap().blocks(), SIZE as u64 / 512);
     place
@@ -55,9 +54,7 @@ fn ioctl(file: &File, number: libc::c_ulong, room: &mut [u64]) -> std::io::Resul
 /// kernel requests only times and sizes from a FUSE server.
 #[test]
 fn file_flags_have_two_interfaces() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     const FS_IOC_GETFLAGS: libc::c_ulong = 0x8008_6601;
     const FS_IOC_SETFLAGS: libc::c_ulong = 0x4008_6602;
     const FS_IOC_FSGETXATTR: libc::c_ulong = 0x801c_581f;
@@ -100,9 +97,7 @@ fn file_flags_have_two_interfaces() {
 /// system.
 #[test]
 fn blocks_have_no_addresses() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     const FS_IOC_FIEMAP: libc::c_ulong = 0xc020_660b;
     for options in KINDS {
         let place = mounted(options);
@@ -123,9 +118,7 @@ fn blocks_have_no_addresses() {
 
 #[test]
 fn no_swapping() {
-    if no_fuse() || not_root("only root swaps") {
-        return;
-    }
+    needs_fuse!(root: "only root swaps");
     for options in KINDS {
         let place = mounted(options);
         fs::set_permissions(place.path("mnt/file"), fs::Permissions::from_mode(0o600)).unwrap();
@@ -139,9 +132,7 @@ fn no_swapping() {
 
 #[test]
 fn copies_share_nothing_and_are_whole() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     for options in KINDS {
         let place = mounted(options);
         let is_copy = |name: &str| fs::read(place.path(name)).unwrap() == [7; SIZE];
@@ -169,9 +160,7 @@ fn copies_share_nothing_and_are_whole() {
 /// copy_file_range(2) keeps the promise of an O_SYNC descriptor, as write(2) does.
 #[test]
 fn a_copy_to_a_descriptor_with_o_sync_is_durable() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     for options in KINDS {
         let place = mounted(options);
         let from = File::open(place.path("mnt/file")).unwrap();
@@ -195,9 +184,7 @@ fn a_copy_to_a_descriptor_with_o_sync_is_durable() {
 /// A write by a user other than root clears the set-id bits.
 #[test]
 fn a_copy_takes_set_user_id_away() {
-    if no_fuse() || not_root("only root can become another user") {
-        return;
-    }
+    needs_fuse!(root: "only root can become another user");
     let place = mounted("");
     let mode = |name: &str| fs::metadata(place.path(name)).unwrap().permissions().mode() & 0o7777;
     for path in ["", "mnt"] {
@@ -220,9 +207,7 @@ fn a_copy_takes_set_user_id_away() {
 
 #[test]
 fn space_is_reserved_and_given_back() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     for options in KINDS {
         let place = mounted(options);
         let meta = || fs::metadata(place.path("mnt/file")).unwrap();

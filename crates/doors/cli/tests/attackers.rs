@@ -141,8 +141,7 @@ fn attack(place: &Place, become_one: &str, view: &str, expected: &str) -> Vec<St
 }
 
 fn target() -> Place {
-    let place = Place::new();
-    place.run("mount -o allow_other --create 64M disk.kedge mnt").ok();
+    let place = Place::after("mount -o allow_other --create 64M disk.kedge mnt");
     fs::create_dir(place.path("mnt/shared")).unwrap();
     fs::set_permissions(place.path("mnt/shared"), fs::Permissions::from_mode(0o777)).unwrap();
     fs::set_permissions(place.path("."), fs::Permissions::from_mode(0o755)).unwrap();

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-use common::{Place, kill, no_fuse, tool, write_and_fsync};
+use common::{Place, kill, needs_fuse, tool, write_and_fsync};
 use std::fs::{self, File};
 
 /// A value that shares no part with any other value.
@@ -48,9 +48,7 @@ fn has_values(place: &Place, values: &[(&str, String)]) {
 
 #[test]
 fn values_of_64_kib_survive_a_kill() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let place = Place::new();
     let values = with_values(&place);
     has_values(&place, &values);
@@ -69,9 +67,7 @@ fn values_of_64_kib_survive_a_kill() {
 
 #[test]
 fn values_of_64_kib_are_copied_whole_and_told_to_nobody() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let place = Place::new();
     let values = with_values(&place);
     place.run("mkfs --from mnt from-mount.kedge").ok();

@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-use common::{Place, Run, copy_program, no_fuse, output_of, tool, write_and_fsync};
+use common::{Place, Run, copy_program, needs_fuse, no_fuse, output_of, tool, write_and_fsync};
 use kedge_sim::ops::Fill;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -103,8 +103,7 @@ fn what_can_be_no_image_is_not_opened() {
 
 #[test]
 fn mount_options_that_make_no_sense() {
-    let place = Place::new();
-    place.run("mkfs --size 16M disk.kedge").ok();
+    let place = Place::after("mkfs --size 16M disk.kedge");
     fs::create_dir(place.path("mnt")).unwrap();
     for (option, words) in [
         ("bogus", &["unknown", "bogus", "commit=SECONDS", "mount(8)"][..]),
@@ -153,9 +152,7 @@ fn mount_options_that_make_no_sense() {
 
 #[test]
 fn mount_points_that_are_none() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let place = Place::new();
     fs::create_dir(place.path("mnt")).unwrap();
     fs::write(place.path("file"), "kept").unwrap();
@@ -191,11 +188,8 @@ fn mount_points_that_are_none() {
 
 #[test]
 fn a_mount_point_that_is_busy() {
-    if no_fuse() {
-        return;
-    }
-    let place = Place::new();
-    place.run("mount --create 16M a.kedge mnt").ok();
+    needs_fuse!();
+    let place = Place::after("mount --create 16M a.kedge mnt");
     fs::write(place.path("mnt/file"), "a").unwrap();
     place.run("mount a.kedge mnt").refused(1, &["mnt", "busy", "a.kedge is mounted there"]);
     place.run("mkfs --size 16M b.kedge").ok();
@@ -212,11 +206,8 @@ fn a_mount_point_that_is_busy() {
 
 #[test]
 fn a_mounted_image_has_one_process() {
-    if no_fuse() {
-        return;
-    }
-    let place = Place::new();
-    place.run("mount --create 16M disk.kedge mnt").ok();
+    needs_fuse!();
+    let place = Place::after("mount --create 16M disk.kedge mnt");
     write_and_fsync(&place.path("mnt/file"), b"content");
     fs::create_dir(place.path("other")).unwrap();
     fs::hard_link(place.path("disk.kedge"), place.path("alias")).unwrap();
@@ -356,9 +347,7 @@ impl Drop for ReadOnlyView<'_> {
 
 #[test]
 fn an_image_file_that_is_read_only() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let place = Place::new();
     fs::create_dir(place.path("real")).unwrap();
     fs::create_dir(place.path("view")).unwrap();

@@ -5,7 +5,7 @@
 
 mod common;
 use common::source::{assert_like_source, make_source};
-use common::{Place, copy_program, kill, no_fuse, not_root, output_of, until};
+use common::{Place, copy_program, kill, needs_fuse, output_of, until};
 use kedge_base::HANG;
 use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
@@ -22,9 +22,7 @@ use tar::{EntryType, Header};
 const NEEDS_ROOT: &str = "only root can become another user, and mount over a directory";
 
 fn mounted(options: &str) -> Place {
-    let place = Place::new();
-    place.run(&format!("mount{options} --create 64M disk.kedge mnt")).ok();
-    place
+    Place::after(&format!("mount{options} --create 64M disk.kedge mnt"))
 }
 
 fn names(place: &Place, dir: &str) -> Vec<String> {
@@ -37,9 +35,7 @@ fn names(place: &Place, dir: &str) -> Vec<String> {
 /// The power fails when the serving process dies.
 #[test]
 fn what_was_copied_is_there_and_durable() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let place = mounted(" --volatile");
     make_source(&place);
     assert_eq!(place.run("cp -r source mnt").ok(), "");
@@ -63,9 +59,7 @@ fn what_was_copied_is_there_and_durable() {
 
 #[test]
 fn the_kernel_shows_at_once_what_was_copied() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let place = mounted("");
     let at = |name: &str| place.path("mnt").join(name);
     fs::create_dir_all(at("dir/sub")).unwrap();
@@ -112,9 +106,7 @@ fn the_kernel_shows_at_once_what_was_copied() {
 /// A dropped name of the directory would make the kernel detach the mount.
 #[test]
 fn a_mount_below_a_directory_that_is_copied_over_stays() {
-    if no_fuse() || not_root(NEEDS_ROOT) {
-        return;
-    }
+    needs_fuse!(root: NEEDS_ROOT);
     let place = mounted("");
     fs::create_dir_all(place.path("source/sub")).unwrap();
     fs::write(place.path("source/sub/file"), "text").unwrap();
@@ -152,9 +144,7 @@ fn open_to_all(place: &Place, dir: &str) {
 
 #[test]
 fn only_root_and_the_serving_user_copy_this_way() {
-    if no_fuse() || not_root(NEEDS_ROOT) {
-        return;
-    }
+    needs_fuse!(root: NEEDS_ROOT);
     let place = mounted(" -o allow_other");
     copy_program(&place.path("kedge"));
     fs::write(place.path("file"), "text").unwrap();
@@ -168,9 +158,7 @@ fn only_root_and_the_serving_user_copy_this_way() {
 
 #[test]
 fn what_a_user_copies_is_his_own() {
-    if no_fuse() || not_root(NEEDS_ROOT) {
-        return;
-    }
+    needs_fuse!(root: NEEDS_ROOT);
     let place = Place::new();
     copy_program(&place.path("kedge"));
     open_to_all(&place, "");
@@ -240,9 +228,7 @@ fn with_attribute() -> Vec<u8> {
 
 #[test]
 fn archives_that_lead_out_are_refused() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let place = mounted("");
     fs::create_dir(place.path("mnt/in")).unwrap();
     std::os::unix::fs::symlink("..", place.path("mnt/in/link")).unwrap();
@@ -280,9 +266,7 @@ fn client_in_the_middle(place: &Place) -> (Child, ChildStdin) {
 
 #[test]
 fn an_interrupted_copy_leaves_whole_files() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let place = mounted("");
     let (mut client, input) = client_in_the_middle(&place);
     // The unmount is refused because the client has the directory open.
@@ -318,9 +302,7 @@ fn admitted(dir: &Path) -> UnixStream {
 /// A client that does not hold the mount open and sends nothing more.
 #[test]
 fn the_end_of_the_mount_ends_a_copy() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let place = mounted("");
     let mut client = admitted(&place.path("mnt"));
     let free = free_blocks(&place);
@@ -337,9 +319,7 @@ fn the_end_of_the_mount_ends_a_copy() {
 
 #[test]
 fn a_mount_that_dies_or_cannot_take_it_is_named() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let place = mounted("");
     fs::create_dir_all(place.path("source/sub")).unwrap();
     fs::write(place.path("source/file"), vec![1; 70 << 20]).unwrap();

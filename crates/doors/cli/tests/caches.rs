@@ -6,7 +6,7 @@
 
 mod common;
 use common::io::{Aio, Mapping};
-use common::{Place, no_fuse};
+use common::{Place, needs_fuse};
 use kedge_base::{BLOCK_SIZE, IoBuf};
 use rustix::fs::OFlags;
 use std::fs::{self, File, OpenOptions};
@@ -22,9 +22,7 @@ use tar::{EntryType, Header};
 const CACHES: [&str; 2] = ["", " -o writeback_cache"];
 
 fn mounted(options: &str) -> Place {
-    let place = Place::new();
-    place.run(&format!("mount{options} --create 64M disk.kedge mnt")).ok();
-    place
+    Place::after(&format!("mount{options} --create 64M disk.kedge mnt"))
 }
 
 fn direct(path: &Path) -> File {
@@ -82,9 +80,7 @@ impl Drop for Readers {
 fn what_asynchronous_direct_io_has_written_is_what_is_read() {
     const BLOCKS: usize = 64;
     const PIECE: usize = 16;
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     for options in CACHES {
         let place = mounted(options);
         let path = place.path("mnt/file");
@@ -132,9 +128,7 @@ fn names(dir: &Path) -> Vec<String> {
 /// The kernel may have cached a directory's listing but none of the names that a copy adds.
 #[test]
 fn a_directory_that_was_listed_shows_what_was_copied_into_it() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     for options in CACHES {
         let place = mounted(options);
         let dir = place.path("mnt/dir");
@@ -179,9 +173,7 @@ fn tar_header(path: &str, size: u64) -> Vec<u8> {
 #[test]
 fn a_file_that_is_watched_while_it_is_copied_is_whole() {
     const SIZE: usize = 8 << 20;
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     for options in CACHES {
         let place = mounted(options);
         let path = place.path("mnt/file");

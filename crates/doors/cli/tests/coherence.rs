@@ -17,7 +17,7 @@
 
 mod common;
 use common::io::{Aio, Mapping};
-use common::{Place, no_fuse};
+use common::{Place, needs_fuse};
 use kedge_base::{BLOCK_SIZE, IoBuf};
 use rand::rngs::SmallRng;
 use rand::{Rng, RngCore, SeedableRng};
@@ -124,8 +124,7 @@ impl Drop for Looker {
 
 impl Coherence {
     fn new(image: &str, options: &'static str, seed: u64) -> Coherence {
-        let place = Place::new();
-        place.run(&format!("mkfs{image} --size 64M disk.kedge")).ok();
+        let place = Place::after(&format!("mkfs{image} --size 64M disk.kedge"));
         fs::create_dir(place.path("mnt")).unwrap();
         place.run(&format!("mount{options} disk.kedge mnt")).ok();
         Coherence {
@@ -695,9 +694,7 @@ fn compare(found: &[u8], wanted: &[u8], what: &str, after: &dyn Fn() -> String) 
 }
 
 fn coherence(image: &str, options: &'static str) {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let steps = if std::env::var_os("KEDGE_LONG").is_some_and(|v| v == "1") { 2000 } else { 100 };
     let seeds = kedge_sim::rig::seed_from_env().map_or(vec![1, 2], |seed| vec![seed]);
     for seed in seeds {

@@ -32,8 +32,7 @@ fn lost_age(options: &str, seed: u64) -> Duration {
     let data = !options.contains(",writeback_cache");
     let bytes =
         |number: u32| Fill::Seed(number).bytes(0, if data { number as usize * 977 % 9000 } else { 0 });
-    let place = Place::new();
-    place.run(&format!("mount --create 256M{options} disk.kedge mnt")).ok();
+    let place = Place::after(&format!("mount --create 256M{options} disk.kedge mnt"));
     let pid = place.info("mnt")["mount"]["pid"].as_i64().unwrap() as i32;
     let clock = SystemClock::default();
     let mut rng = SmallRng::seed_from_u64(seed);

@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-use common::{Place, copy_program, kill, no_fuse, not_root, output_of};
+use common::{Place, copy_program, kill, needs_fuse, output_of};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
@@ -45,9 +45,7 @@ const TOUR: &str = "
 
 #[test]
 fn root_without_loop_devices_gets_a_plain_mount_and_is_told() {
-    if no_fuse() || not_root(NEEDS_ROOT) {
-        return;
-    }
+    needs_fuse!(root: NEEDS_ROOT);
     let place = Place::new();
     let script = format!(
         "mount --bind /dev/null /dev/loop-control
@@ -68,9 +66,7 @@ fn root_without_loop_devices_gets_a_plain_mount_and_is_told() {
 /// Mounts by root and by an ordinary user where `/dev/fuse` cannot be opened or does not exist.
 #[test]
 fn a_fuse_device_that_is_denied_or_missing_gets_advice() {
-    if no_fuse() || not_root(NEEDS_ROOT) {
-        return;
-    }
+    needs_fuse!(root: NEEDS_ROOT);
     let place = Place::new();
     let denied = "mount --bind /dev/fuse /dev/fuse; mount -o remount,bind,nodev /dev/fuse";
     let missing = "mount -t tmpfs none /dev; mknod -m 666 /dev/null c 1 3";
@@ -90,9 +86,7 @@ fn a_fuse_device_that_is_denied_or_missing_gets_advice() {
 
 #[test]
 fn the_kind_of_mount_can_be_chosen() {
-    if no_fuse() || not_root(NEEDS_ROOT) {
-        return;
-    }
+    needs_fuse!(root: NEEDS_ROOT);
     let place = Place::new();
     let script = format!("O='-o fuse'; $K mount --create 64M $O disk.kedge mnt > said\n{TOUR}");
     let (said, errors) = shell(&place, "env", "-u KEDGE_LOG", &script);
@@ -107,9 +101,7 @@ fn the_kind_of_mount_can_be_chosen() {
 
 #[test]
 fn roots_of_user_namespaces_mount() {
-    if no_fuse() || not_root(NEEDS_ROOT) {
-        return;
-    }
+    needs_fuse!(root: NEEDS_ROOT);
     let place = Place::new();
     let script = format!("O=; $K mount --create 64M disk.kedge mnt > said\n{TOUR}");
     let (said, errors) = shell(&place, "unshare", "-rm", &script);
@@ -125,9 +117,7 @@ fn roots_of_user_namespaces_mount() {
 
 #[test]
 fn bubblewrap_gives_enough_to_mount() {
-    if no_fuse() || not_root(NEEDS_ROOT) {
-        return;
-    }
+    needs_fuse!(root: NEEDS_ROOT);
     const SANDBOX: &str =
         "bwrap --unshare-user --uid 0 --gid 0 --cap-add ALL --bind / / --dev-bind /dev /dev";
     let script = format!("O=; $K mount --create 64M disk.kedge mnt > said\n{TOUR}");
@@ -143,9 +133,7 @@ fn bubblewrap_gives_enough_to_mount() {
 
 #[test]
 fn an_ordinary_user_mounts_through_the_helper() {
-    if no_fuse() || not_root(NEEDS_ROOT) {
-        return;
-    }
+    needs_fuse!(root: NEEDS_ROOT);
     let place = Place::new();
     let script = format!("O=; $K mount --create 64M disk.kedge mnt > said\n{TOUR}");
     let args = "--reuid 65534 --regid 65534 --clear-groups";
@@ -156,11 +144,8 @@ fn an_ordinary_user_mounts_through_the_helper() {
 
 #[test]
 fn an_image_that_is_open_already() {
-    if no_fuse() {
-        return;
-    }
-    let place = Place::new();
-    place.run("mkfs --size 64M disk.kedge").ok();
+    needs_fuse!();
+    let place = Place::after("mkfs --size 64M disk.kedge");
     let script = "mkdir mnt
         $K mount /dev/fd/3 mnt 3<> disk.kedge
         $K info --json mnt | grep -c '/disk.kedge\"' > count
@@ -226,15 +211,12 @@ const SECOND_RUN: &str = r"
 /// Podman's whole store is on the mount: layers, overlays on them, its database.
 #[test]
 fn podman_keeps_its_layers_on_a_mount_that_is_killed() {
-    if no_fuse() || not_root("rootless podman needs more than this test can set up") {
-        return;
-    }
+    needs_fuse!(root: "rootless podman needs more than this test can set up");
     let found = std::process::Command::new("podman").arg("--version").output();
     if found.is_err_and(|e| e.kind() == std::io::ErrorKind::NotFound) {
         return kedge_base::skip::note("no podman: apt-get install -y podman crun");
     }
-    let place = Place::new();
-    place.run("mount --create 256M disk.kedge mnt").ok();
+    let place = Place::after("mount --create 256M disk.kedge mnt");
     let run = |script| shell(&place, "unshare", "-m --propagation private", &format!("{PODMAN}{script}")).0;
     let said = run(FIRST_RUN);
     assert_eq!(said.lines().collect::<Vec<_>>(), ["A /etc/moved", "D /etc/gone", "D /etc/kept"]);

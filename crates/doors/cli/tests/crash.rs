@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-use common::{Place, Run, no_fuse};
+use common::{Place, Run, needs_fuse};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 
@@ -32,9 +32,7 @@ fn place_with_old_doc() -> Place {
 
 #[test]
 fn a_missing_sync_of_the_directory_is_found_named_and_mended() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let place = place_with_old_doc();
     let wrong = format!("{SAVE} echo saved");
     assert_eq!(record(&place, &["--from", "from", "--ack", "^saved$"], &wrong).ok(), "saved\n");
@@ -66,9 +64,7 @@ fn a_missing_sync_of_the_directory_is_found_named_and_mended() {
 
 #[test]
 fn files_are_judged_without_a_program() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let place = place_with_old_doc();
     let kedge = env!("CARGO_BIN_EXE_kedge");
     for (script, code) in [
@@ -89,9 +85,7 @@ fn files_are_judged_without_a_program() {
 /// left.
 #[test]
 fn what_is_recorded_is_what_was_done() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let place = place_with_old_doc();
     let script = "mkdir -p a/b; echo one > a/b/f; ln a/b/f hard; ln -s a/b soft; mv a/b/f a/g; echo more >> hard; \
         head -c 3000000 /dev/urandom > big; dd if=/dev/urandom of=big bs=1000 seek=7 count=9 conv=notrunc status=none; \
@@ -150,9 +144,7 @@ fn stores_by_mapping(msync: &str) -> String {
 
 #[test]
 fn stores_through_a_mapping_are_recorded_when_the_kernel_writes_them() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let place = Place::new();
     let check = "test -z \"$KEDGE_ACKED\" || test \"$(tail -c 4096 m | head -c 3)\" = one";
     record(&place, &["--ack", "^stored"], &stores_by_mapping("m.flush()\n")).ok();
@@ -178,9 +170,7 @@ fn stores_through_a_mapping_are_recorded_when_the_kernel_writes_them() {
 
 #[test]
 fn commands_that_fail_hang_or_leave_something_behind() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let place = Place::new();
     assert_eq!(record(&place, &[], "echo x > f; exit 7").code, 7);
     assert_eq!(record(&place, &[], "echo x > f; kill -9 $$").code, 137);
@@ -212,9 +202,7 @@ fn commands_that_fail_hang_or_leave_something_behind() {
 
 #[test]
 fn an_image_can_be_what_is_there_at_the_start() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let place = place_with_old_doc();
     place.run("mkfs --from from disk.kedge").ok();
     record(&place, &["--from", "disk.kedge"], "grep -qx old doc; echo new > doc.tmp; mv doc.tmp doc").ok();
@@ -231,9 +219,7 @@ fn an_image_can_be_what_is_there_at_the_start() {
 
 #[test]
 fn recordings_and_checkers_that_are_no_good() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let place = Place::new();
     record(&place, &[], "echo a > f; sync f; echo b > g; sync g .").ok();
     let whole = fs::read(place.path("run.kcr")).unwrap();
@@ -284,9 +270,7 @@ fn recordings_and_checkers_that_are_no_good() {
 /// A promise printed before a call counts as made before that call, however busy the machine is.
 #[test]
 fn a_printed_promise_stands_before_the_next_call() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let place = Place::new();
     let script =
         "n=0; while [ $n -lt 300 ]; do : > f$n; echo saved $n; n=$((n + 1)); done; printf 'saved 300'";
@@ -309,9 +293,7 @@ fn a_printed_promise_stands_before_the_next_call() {
 /// Output larger than the recorder's buffer is passed on completely.
 #[test]
 fn long_output_is_passed_on_whole() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let place = Place::new();
     let script =
         "head -c 3000000 /dev/zero | tr '\\0' x; echo; echo saved; : > f; yes other | head -n 500000";
@@ -323,9 +305,7 @@ fn long_output_is_passed_on_whole() {
 
 #[test]
 fn a_recording_that_cannot_begin_leaves_the_last_one_as_it_is() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let place = Place::new();
     record(&place, &[], "echo a > f").ok();
     let whole = fs::read(place.path("run.kcr")).unwrap();
@@ -350,9 +330,7 @@ fn a_recording_that_cannot_begin_leaves_the_last_one_as_it_is() {
 
 #[test]
 fn explaining_can_be_left_out() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let place = place_with_old_doc();
     record(&place, &["--from", "from"], "echo new > doc; echo saved").ok();
     let run = place.kedge([
@@ -429,9 +407,7 @@ fn callers(place: &Place, command: &[&str]) -> [Vec<String>; 2] {
 
 #[test]
 fn callers_are_recorded_by_name_and_line() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     if !cfg!(target_arch = "x86_64") {
         return kedge_base::skip::note("backtraces can be had on x86-64 only");
     }
@@ -477,9 +453,7 @@ fn compile(place: &Place, options: &[&str]) {
 /// A report names no wrong caller: where the stack cannot be unwound, it says so.
 #[test]
 fn callers_that_are_not_certain_are_said_to_be_so() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     if !cfg!(target_arch = "x86_64") {
         return kedge_base::skip::note("backtraces can be had on x86-64 only");
     }

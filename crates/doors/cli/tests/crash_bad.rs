@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-use common::{Place, no_fuse, until};
+use common::{Place, needs_fuse, until};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -89,9 +89,7 @@ fn explore_slowly(place: &Place) -> (Child, i32) {
 
 #[test]
 fn an_interrupted_search_tells_what_it_has_and_leaves_nothing() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let place = place();
     assert!(record(&place, SCRIPT).0.success());
     for with in [Signal::INT, Signal::TERM] {
@@ -112,9 +110,7 @@ fn an_interrupted_search_tells_what_it_has_and_leaves_nothing() {
 
 #[test]
 fn what_a_killed_search_left_goes_with_the_next() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let place = place();
     assert!(record(&place, SCRIPT).0.success());
     let (child, checker) = explore_slowly(&place);
@@ -135,9 +131,7 @@ fn what_a_killed_search_left_goes_with_the_next() {
 
 #[test]
 fn a_killed_recorder_leaves_a_recording_and_no_mount_for_long() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let place = place();
     let script = format!("{SCRIPT}; touch \"$TMPDIR/../ready\"; exec sleep 1000");
     let words = ["crash", "record", "--size", "64M", "--cd", "-o", "run.kcr", "--", "sh", "-ec", &script];
@@ -175,9 +169,7 @@ fn process_below(dir: &Path) -> i32 {
 
 #[test]
 fn a_command_that_ignores_the_first_signal_is_killed_by_the_second() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let place = place();
     let script = "trap '' TERM; echo x > f; touch \"$TMPDIR/../ready\"; while :; do sleep 1; done";
     let child = start(
@@ -197,9 +189,7 @@ fn a_command_that_ignores_the_first_signal_is_killed_by_the_second() {
 
 #[test]
 fn files_elsewhere_are_named() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let place = place();
     // The recorder looks at open files from time to time, on a busy machine rarely.
     let mut err = String::new();
@@ -246,9 +236,7 @@ fn mount_small(place: &Place, size: &str) -> bool {
 
 #[test]
 fn a_full_disk_is_no_verdict_on_the_program() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let place = place();
     if !mount_small(&place, "1M") {
         return;
@@ -296,9 +284,7 @@ fn a_full_disk_is_no_verdict_on_the_program() {
 
 #[test]
 fn checkers_that_do_harm() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let place = place();
     assert!(record(&place, "echo a > f; sync f .").0.success());
     let explore = |more: &[&str], check: &str| {
@@ -323,9 +309,7 @@ fn limits_under_which_nothing_could_be_tried_are_refused() {
             .run(&format!("crash explore run.kcr --check true {words}"))
             .refused(2, &[words.split(' ').next().unwrap()]);
     }
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     assert!(record(&place, SCRIPT).0.success());
     let run = place.run("crash explore run.kcr --check true --budget 0.001ms --json");
     assert_eq!(run.code, 3, "{}{}", run.out, run.err);

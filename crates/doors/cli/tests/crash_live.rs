@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-use common::{Place, no_fuse, until};
+use common::{Place, needs_fuse, until};
 use kedge_base::{Clock, SystemClock};
 use serde_json::{Value, json};
 use std::fs::{self, File};
@@ -63,9 +63,7 @@ fn ask(place: &Place, request: &Value) -> Value {
 
 #[test]
 fn what_is_not_persistent_goes_and_the_rest_goes_on() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let place = live("");
     let mut kept = create(&place, "kept", &[1; 10_000]);
     kept.sync_all().unwrap();
@@ -113,9 +111,7 @@ fn what_is_not_persistent_goes_and_the_rest_goes_on() {
 
 #[test]
 fn the_model_decides_what_is_lost_and_a_seed_repeats_a_choice() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let save = |place: &Place| {
         for n in 0..8 {
             create(place, &format!("tmp{n}"), &[n; 6000]).sync_all().unwrap();
@@ -152,9 +148,7 @@ fn the_model_decides_what_is_lost_and_a_seed_repeats_a_choice() {
 
 #[test]
 fn the_socket_answers_when_it_is_done_and_refuses_what_it_does_not_know() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let place = live("");
     create(&place, "lost", b"x");
     let told = ask(&place, &json!({"do": "crash", "model": "xfs"}));
@@ -192,9 +186,7 @@ fn the_socket_answers_when_it_is_done_and_refuses_what_it_does_not_know() {
 
 #[test]
 fn a_rule_crashes_at_the_chosen_call_and_kills_who_made_it() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let place = live(" --fault on=fsync,path=*.db,nth=2,do=crash,kill=caller");
     let script = "import os\n\
         for n in range(5):\n f = os.open(f'mnt/{n}.db', os.O_CREAT | os.O_WRONLY)\n os.write(f, b'x')\n os.fsync(f)\n \
@@ -226,9 +218,7 @@ fn a_rule_crashes_at_the_chosen_call_and_kills_who_made_it() {
 
 #[test]
 fn a_torn_write_leaves_its_first_sectors() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let place = live("");
     let file = create(&place, "f", &[1; 4096]);
     file.sync_all().unwrap();
@@ -246,9 +236,7 @@ fn a_torn_write_leaves_its_first_sectors() {
 
 #[test]
 fn no_room_no_quota_and_a_slow_disk() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let place = live("");
     for (rule, errno) in
         [("on=write,path=f,do=enospc", 28), ("on=write,path=f,do=edquot", 122), ("on=any,path=f,do=eio", 5)]
@@ -305,9 +293,7 @@ fn retried(like: &str) -> (Vec<u8>, Vec<u8>) {
 
 #[test]
 fn a_failed_fsync_loses_the_pages_as_each_file_system_does() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
     let (seen, left) = retried("ext4");
     assert_eq!((text(&seen), text(&left)), ("old NEW old more".into(), "old old old \0\0\0\0".into()));
@@ -319,9 +305,7 @@ fn a_failed_fsync_loses_the_pages_as_each_file_system_does() {
 
 #[test]
 fn too_long_a_history_counts_as_durable_and_that_is_said() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let place = live(" --history 1M");
     let file = create(&place, "f", b"");
     for n in 0..40u64 {
@@ -341,9 +325,7 @@ fn too_long_a_history_counts_as_durable_and_that_is_said() {
 #[test]
 fn nothing_that_was_noted_after_an_fsync_is_lost_on_a_mount() {
     use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let crashes = if std::env::var_os("KEDGE_LONG").is_some_and(|v| v == "1") { 500 } else { 20 };
     for model in ["ext4", "strict"] {
         let place = live("");
@@ -390,9 +372,7 @@ fn nothing_that_was_noted_after_an_fsync_is_lost_on_a_mount() {
 
 #[test]
 fn an_fsync_of_the_root_that_was_open_before_a_crash_fails() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let place = live("");
     let root = File::open(place.path("mnt")).unwrap();
     root.sync_all().unwrap();

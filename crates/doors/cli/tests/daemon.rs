@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Place, no_fuse, until, write_and_fsync};
+use common::{Place, needs_fuse, until, write_and_fsync};
 use std::fs;
 use std::os::fd::AsRawFd;
 use std::process::{Child, Stdio};
@@ -20,9 +20,7 @@ fn alive(pid: u32) -> bool {
 
 #[test]
 fn mounts_of_one_daemon_share_a_process_that_ends_with_the_last() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let place = Place::new();
     let name = format!("test-{}", std::process::id());
     for n in ["a", "b", "c"] {
@@ -53,9 +51,7 @@ fn mounts_of_one_daemon_share_a_process_that_ends_with_the_last() {
 /// not closed, although the process goes on.
 #[test]
 fn an_unmount_waits_for_the_image_not_for_a_clean_mark() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let place = Place::new();
     let name = format!("stop-{}", std::process::id());
     for n in ["a", "b"] {
@@ -87,9 +83,7 @@ impl Drop for Foreground {
 
 #[test]
 fn a_file_says_what_a_daemon_serves() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let place = Place::new();
     for n in ["a", "b"] {
         place.run(&format!("mkfs --size 32M {n}.kedge")).ok();
@@ -129,11 +123,8 @@ fn a_file_says_what_a_daemon_serves() {
 
 #[test]
 fn options_change_while_mounted() {
-    if no_fuse() {
-        return;
-    }
-    let place = Place::new();
-    place.run("mount --create 64M disk.kedge mnt").ok();
+    needs_fuse!();
+    let place = Place::after("mount --create 64M disk.kedge mnt");
     let option = |name: &str| place.info("mnt")["options"][name].clone();
     assert_eq!(option("async_checkpoint"), 50);
     place.run("remount mnt -o async_checkpoint=20,new_name=sync,fdatasync=relog").ok();

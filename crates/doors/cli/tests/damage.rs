@@ -7,7 +7,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-use common::{Place, no_fuse, until, write_and_fsync};
+use common::{Place, needs_fuse, no_fuse, until, write_and_fsync};
 use kedge_base::{BLOCK_SIZE, HANG};
 use kedge_format::node::NODE_SIZE;
 use kedge_format::superblock::{SLOTS, Superblock};
@@ -189,9 +189,7 @@ fn flip(place: &Place, seed: u64, images: &[Vec<u8>]) -> &'static str {
 
 #[test]
 fn a_flipped_bit_gives_errors_and_no_panic() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let place = Place::new();
     let images = [used_image(&place, false), used_image(&place, true)];
     let mut verdicts = BTreeMap::<&str, u32>::new();

@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-use common::{Place, no_fuse, tool, until};
+use common::{Place, needs_fuse, tool, until};
 use std::fs;
 
 const FILES: u64 = 100;
@@ -31,8 +31,7 @@ fn du(place: &Place) -> u64 {
 }
 
 fn deleted_space_comes_back(options: &str) {
-    let place = Place::new();
-    place.run("mkfs --size 64M disk.kedge").ok();
+    let place = Place::after("mkfs --size 64M disk.kedge");
     fs::create_dir(place.path("mnt")).unwrap();
     place.run(&format!("mount{options} disk.kedge mnt")).ok();
     let (empty, du_empty) = (df(&place), du(&place));
@@ -65,9 +64,7 @@ fn deleted_space_comes_back(options: &str) {
 
 #[test]
 fn deleted_space_comes_back_on_a_mount_of_each_kind() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let mut kinds = vec![" -o fuse", " -o fuse,writeback_cache"];
     if rustix::process::geteuid().is_root() {
         kinds.extend([" -o fuseblk", " -o fuseblk,writeback_cache"]);
@@ -78,11 +75,8 @@ fn deleted_space_comes_back_on_a_mount_of_each_kind() {
 /// After a deletion a full image is usable again without a remount or sync.
 #[test]
 fn a_full_image_is_usable_after_a_deletion() {
-    if no_fuse() {
-        return;
-    }
-    let place = Place::new();
-    place.run("mount --create 40M disk.kedge mnt").ok();
+    needs_fuse!();
+    let place = Place::after("mount --create 40M disk.kedge mnt");
     let fill = || {
         let mut bytes = 0;
         for i in 0.. {

@@ -8,7 +8,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-use common::{Place, full, no_fuse, not_root, tool};
+use common::{Place, full, needs_fuse, tool};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::path::Path;
@@ -93,9 +93,7 @@ impl Drop for Ext4<'_> {
 
 #[test]
 fn permissions_are_those_of_ext4() {
-    if no_fuse() || not_root("it takes root to be every user, and to mount ext4") {
-        return;
-    }
+    needs_fuse!(root: "it takes root to be every user, and to mount ext4");
     let seed = number("KEDGE_DIFFERENTIAL_SEED", SEED);
     let operations = number("KEDGE_DIFFERENTIAL_OPERATIONS", OPERATIONS * if full() { 10 } else { 1 });
     let place = Place::new();

@@ -10,7 +10,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-use common::{Place, no_fuse, output_of};
+use common::{Place, needs_fuse, output_of};
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -386,9 +386,7 @@ fn is_not_for_a_shell(block: &Block) -> bool {
 }
 
 fn run_all(document: &str) {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let all = blocks(document);
     let sections: BTreeSet<usize> = all.iter().map(|block| block.section).collect();
     let mut count = 0;

@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{Place, no_fuse, write_and_fsync};
+use common::{Place, needs_fuse, write_and_fsync};
 use std::fs;
 
 /// A text that the medium must not hold.
@@ -114,9 +114,7 @@ fn keys_are_added_changed_and_removed() {
 
 #[test]
 fn an_encrypted_image_is_mounted_and_survives_a_kill() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let place = Place::new();
     keys(&place);
     place.run("mkfs --encrypt --key-file key --size 64M disk.kedge").ok();

@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-use common::{Place, kill, no_fuse, not_root, output_of, tool};
+use common::{Place, kill, needs_fuse, output_of, tool};
 use std::fs::{self, Permissions};
 use std::io::Write;
 use std::os::unix::fs::{FileExt, PermissionsExt};
@@ -14,8 +14,7 @@ const NEEDS_ROOT: &str = "only root may make files immutable";
 const EPERM: Option<i32> = Some(1);
 
 fn mounted(options: &str) -> Place {
-    let place = Place::new();
-    place.run("mkfs --immutable --size 64M disk.kedge").ok();
+    let place = Place::after("mkfs --immutable --size 64M disk.kedge");
     fs::create_dir(place.path("mnt")).unwrap();
     place.run(&format!("mount{options} disk.kedge mnt")).ok();
     place
@@ -51,9 +50,7 @@ fn errno<T>(answer: std::io::Result<T>) -> Option<i32> {
 /// them back or not.
 #[test]
 fn what_is_immutable_stays_as_it_was_when_it_became_so() {
-    if no_fuse() || not_root(NEEDS_ROOT) {
-        return;
-    }
+    needs_fuse!(root: NEEDS_ROOT);
     for options in ["", " -o writeback_cache"] {
         let place = mounted(options);
         let path = place.path("mnt/f");
@@ -103,9 +100,7 @@ fn what_is_immutable_stays_as_it_was_when_it_became_so() {
 
 #[test]
 fn what_is_append_only_grows_at_its_end() {
-    if no_fuse() || not_root(NEEDS_ROOT) {
-        return;
-    }
+    needs_fuse!(root: NEEDS_ROOT);
     for options in ["", " -o writeback_cache"] {
         let place = mounted(options);
         let path = place.path("mnt/log");
@@ -130,9 +125,7 @@ fn what_is_append_only_grows_at_its_end() {
 /// an append-only file refuses clears nothing.
 #[test]
 fn an_append_drops_the_privilege_of_an_append_only_file() {
-    if no_fuse() || not_root(NEEDS_ROOT) {
-        return;
-    }
+    needs_fuse!(root: NEEDS_ROOT);
     const APPENDS: &str =
         "python3 -c 'import os; os.posix_fallocate(os.open(\"mnt/log\", os.O_WRONLY | os.O_APPEND), 0, 100)'";
     for options in ["", " -o writeback_cache"] {
@@ -165,9 +158,7 @@ fn an_append_drops_the_privilege_of_an_append_only_file() {
 /// Both kinds of ioctl, on a directory whose flags are inherited.
 #[test]
 fn tools_see_and_set_what_a_directory_hands_on() {
-    if no_fuse() || not_root(NEEDS_ROOT) {
-        return;
-    }
+    needs_fuse!(root: NEEDS_ROOT);
     let place = mounted("");
     fs::create_dir(place.path("mnt/d")).unwrap();
     chattr(&place, "+dA mnt/d");
@@ -185,9 +176,7 @@ fn tools_see_and_set_what_a_directory_hands_on() {
 /// users none.
 #[test]
 fn the_kernel_asks_who_may() {
-    if no_fuse() || not_root(NEEDS_ROOT) {
-        return;
-    }
+    needs_fuse!(root: NEEDS_ROOT);
     let place = mounted("");
     for path in ["", "mnt"] {
         fs::set_permissions(place.path(path), Permissions::from_mode(0o755)).unwrap();
@@ -263,9 +252,7 @@ opens("f", [("ok", RW), ("ok", W | T)])
 
 #[test]
 fn what_is_flagged_is_not_opened_for_writing() {
-    if no_fuse() || not_root(NEEDS_ROOT) {
-        return;
-    }
+    needs_fuse!(root: NEEDS_ROOT);
     for (options, writeback) in [("", "False"), (" -o writeback_cache", "True")] {
         let place = mounted(options);
         let mut python = place.command("python3");
@@ -278,11 +265,8 @@ fn what_is_flagged_is_not_opened_for_writing() {
 /// A mount that does not see opens could not enforce the flags.
 #[test]
 fn an_image_without_the_feature_refuses_until_it_is_tuned() {
-    if no_fuse() || not_root(NEEDS_ROOT) {
-        return;
-    }
-    let place = Place::new();
-    place.run("mount --create 64M disk.kedge mnt").ok();
+    needs_fuse!(root: NEEDS_ROOT);
+    let place = Place::after("mount --create 64M disk.kedge mnt");
     fs::write(place.path("mnt/f"), "text").unwrap();
     for flags in ["+i", "+a"] {
         let said = chattr_refused(&place, &format!("{flags} mnt/f"));
@@ -310,9 +294,7 @@ fn an_image_without_the_feature_refuses_until_it_is_tuned() {
 /// The kernel does not know that the ioctl changes the ctime.
 #[test]
 fn chattr_moves_the_ctime_that_stat_shows() {
-    if no_fuse() || not_root(NEEDS_ROOT) {
-        return;
-    }
+    needs_fuse!(root: NEEDS_ROOT);
     use std::os::unix::fs::MetadataExt;
     let place = mounted("");
     let path = place.path("mnt/f");

@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-use common::{Place, kill, no_fuse, output_of, pid, until, write_and_fsync};
+use common::{Place, kill, needs_fuse, no_fuse, output_of, pid, until, write_and_fsync};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, ErrorKind, Read};
@@ -106,8 +106,7 @@ fn copies_under_load_of_a_writeback_cache_are_clean_and_complete() {
 }
 
 fn copies_under_load(options: &str) {
-    let place = Place::new();
-    place.run(&format!("mount --create 64M disk.kedge mnt{options}")).ok();
+    let place = Place::after(&format!("mount --create 64M disk.kedge mnt{options}"));
     fs::write(place.path("source"), source()).unwrap();
     let writers: Vec<Writer> = (0..WRITERS)
         .map(|i| {
@@ -208,11 +207,8 @@ fn parked(place: &Place) -> u64 {
 /// not kill has no effect.
 #[test]
 fn a_program_that_waits_can_be_killed() {
-    if no_fuse() {
-        return;
-    }
-    let place = Place::new();
-    place.run("mount --create 64M disk.kedge mnt").ok();
+    needs_fuse!();
+    let place = Place::after("mount --create 64M disk.kedge mnt");
     write_and_fsync(&place.path("mnt/file"), b"before");
     for dir in ["mnt/a", "mnt/b"] {
         fs::create_dir(place.path(dir)).unwrap();
@@ -263,11 +259,8 @@ fn a_program_that_waits_can_be_killed() {
 /// reading the mount's state needs them.
 #[test]
 fn a_thaw_needs_nothing_that_a_waiting_change_holds() {
-    if no_fuse() {
-        return;
-    }
-    let place = Place::new();
-    place.run("mount --create 64M disk.kedge mnt").ok();
+    needs_fuse!();
+    let place = Place::after("mount --create 64M disk.kedge mnt");
     place.run(FREEZE).ok();
     let path = place.path("mnt/in-the-root");
     let create = kedge_base::spawn_named("create", move || File::create(path).map(drop)).unwrap();
@@ -285,11 +278,8 @@ fn a_thaw_needs_nothing_that_a_waiting_change_holds() {
 /// its mount, and the thaw still works.
 #[test]
 fn a_remount_of_a_frozen_mount() {
-    if no_fuse() || common::not_root("only root may make a mount read-only") {
-        return;
-    }
-    let place = Place::new();
-    place.run("mount --create 64M disk.kedge mnt").ok();
+    needs_fuse!(root: "only root may make a mount read-only");
+    let place = Place::after("mount --create 64M disk.kedge mnt");
     fs::write(place.path("mnt/a"), b"before").unwrap();
     place.run(FREEZE).ok();
     let frozen = bytes(&place.path("disk.kedge"));
@@ -309,11 +299,8 @@ fn a_remount_of_a_frozen_mount() {
 /// The kernel does not pass FIFREEZE to a FUSE server.
 #[test]
 fn fsfreeze_is_refused_by_the_kernel() {
-    if no_fuse() || common::not_root("FIFREEZE wants root") {
-        return;
-    }
-    let place = Place::new();
-    place.run("mount --create 64M disk.kedge mnt").ok();
+    needs_fuse!(root: "FIFREEZE wants root");
+    let place = Place::after("mount --create 64M disk.kedge mnt");
     for flag in ["-f", "-u"] {
         let mut command = place.command("fsfreeze");
         command.args([flag, "mnt"]);
@@ -338,12 +325,9 @@ fn bytes(path: &Path) -> Vec<u8> {
 /// The end of the process and the end of the mount leave a frozen image unchanged.
 #[test]
 fn a_frozen_image_stays_as_it_is_whatever_ends_the_mount() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     for end in ["kill -9", "SIGTERM", "umount"] {
-        let place = Place::new();
-        place.run("mount --create 64M disk.kedge mnt").ok();
+        let place = Place::after("mount --create 64M disk.kedge mnt");
         write_and_fsync(&place.path("mnt/fsynced"), b"rides in the log");
         fs::write(place.path("mnt/written"), vec![7; 3 << 20]).unwrap();
         place.run(FREEZE).ok();

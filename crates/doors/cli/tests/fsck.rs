@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-use common::{Place, kill, no_fuse, write_and_fsync};
+use common::{Place, kill, needs_fuse, write_and_fsync};
 use kedge_base::BlockNo;
 use kedge_format::superblock::{SLOTS, Superblock};
 use std::fs::File;
@@ -29,9 +29,7 @@ fn overwrite(file: &File, block: BlockNo) {
 }
 
 fn made() -> Place {
-    let place = Place::new();
-    place.run("mkfs --size 16M --log-size 1M a.kedge").ok();
-    place
+    Place::after("mkfs --size 16M --log-size 1M a.kedge")
 }
 
 #[test]
@@ -112,11 +110,8 @@ fn modes_exclude_one_another_and_an_image_in_use_is_refused() {
 /// The state after an unclean end is no damage, and the report must not read like damage.
 #[test]
 fn words_after_an_ordinary_replay() {
-    if no_fuse() {
-        return;
-    }
-    let place = Place::new();
-    place.run("mount --create 16M a.kedge mnt").ok();
+    needs_fuse!();
+    let place = Place::after("mount --create 16M a.kedge mnt");
     write_and_fsync(&place.path("mnt/file"), b"kept");
     kill(&place, "mnt");
     place.run("umount mnt");

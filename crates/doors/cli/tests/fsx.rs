@@ -11,7 +11,7 @@
 
 mod common;
 use common::io::Mapping;
-use common::{Place, no_fuse};
+use common::{Place, needs_fuse};
 use kedge_base::{BLOCK_SIZE, IoBuf};
 use rand::rngs::SmallRng;
 use rand::{Rng, RngCore, SeedableRng};
@@ -48,8 +48,7 @@ fn open(place: &Place) -> (File, File) {
 
 impl Fsx {
     fn new(options: &'static str, seed: u64) -> Fsx {
-        let place = Place::new();
-        place.run(&format!("mount{options} --create 64M disk.kedge mnt")).ok();
+        let place = Place::after(&format!("mount{options} --create 64M disk.kedge mnt"));
         let (file, direct) = open(&place);
         let rng = SmallRng::seed_from_u64(seed);
         Fsx { place, options, rng, file, direct, bytes: Vec::new(), done: VecDeque::new() }
@@ -261,9 +260,7 @@ impl Fsx {
 }
 
 fn fsx(options: &'static str) {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let steps = if std::env::var_os("KEDGE_LONG").is_some_and(|v| v == "1") { 100_000 } else { 1000 };
     let seeds = kedge_sim::rig::seed_from_env().map_or(vec![1, 2], |seed| vec![seed]);
     for seed in seeds {

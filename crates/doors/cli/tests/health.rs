@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-use common::{Place, Run, no_fuse, output_of, write_and_fsync};
+use common::{Place, Run, needs_fuse, output_of, write_and_fsync};
 use std::fs::{self, File};
 use std::os::unix::net::UnixDatagram;
 
@@ -38,9 +38,7 @@ fn run(place: &Place, line: &str) -> Run {
 
 #[test]
 fn a_mount_that_shut_down_is_visible() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let place = Place::new();
     let syslog = Syslog::new(&place);
     run(&place, "mount --create 64M --faults faults disk.kedge mnt").ok();
@@ -89,9 +87,7 @@ fn a_mount_that_shut_down_is_visible() {
 
 #[test]
 fn a_full_image_does_not_fill_the_log() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let place = Place::new();
     let syslog = Syslog::new(&place);
     run(&place, "mount --create 24M disk.kedge mnt").ok();
@@ -108,9 +104,7 @@ fn a_full_image_does_not_fill_the_log() {
 
 #[test]
 fn a_log_file_takes_the_place_of_the_systems_log() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let place = Place::new();
     let syslog = Syslog::new(&place);
     run(&place, "mount --create 64M --log-file log --faults faults disk.kedge mnt").ok();

@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-use common::{Place, no_fuse, not_root, output_of, tool, until};
+use common::{Place, needs_fuse, output_of, tool, until};
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::CWD;
 use rustix::io::Errno;
@@ -183,12 +183,9 @@ fn rights(place: &Place) {
 
 #[test]
 fn ids_are_mapped_in_both_directions() {
-    if no_fuse() || not_root(NEEDS_ROOT) {
-        return;
-    }
+    needs_fuse!(root: NEEDS_ROOT);
     for options in ["", " -o writeback_cache", " -o fuse"] {
-        let place = Place::new();
-        place.run(&format!("mount{options} --create 64M disk.kedge mnt")).ok();
+        let place = Place::after(&format!("mount{options} --create 64M disk.kedge mnt"));
         for dir in ["", "mnt"] {
             fs::set_permissions(place.path(dir), fs::Permissions::from_mode(0o755)).unwrap();
         }

@@ -30,8 +30,7 @@ fn a_new_image_is_what_was_asked_for_and_clean() {
 
 #[test]
 fn what_holds_data_is_overwritten_only_on_demand() {
-    let place = Place::new();
-    place.run("mkfs --size 16M a.kedge").ok();
+    let place = Place::after("mkfs --size 16M a.kedge");
     let first = place.info("a.kedge")["uuid"].clone();
     place.run("mkfs a.kedge").refused(1, &["a.kedge holds a KedgeFS image", "-f"]);
     assert_eq!(place.info("a.kedge")["uuid"], first);
@@ -62,8 +61,7 @@ fn an_image_that_cannot_be_leaves_nothing_behind() {
 fn damage_is_found_and_not_repaired() {
     use kedge_format::superblock::{SLOTS, Superblock};
     use std::os::unix::fs::FileExt;
-    let place = Place::new();
-    place.run("mkfs --size 16M a.kedge").ok();
+    let place = Place::after("mkfs --size 16M a.kedge");
     let file = std::fs::File::options().read(true).write(true).open(place.path("a.kedge")).unwrap();
     let slot = place.info("a.kedge")["generation"].as_u64().unwrap() as usize % 2;
     let mut block = vec![0; 4096];

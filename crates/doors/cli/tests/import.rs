@@ -5,7 +5,7 @@
 
 mod common;
 use common::source::{assert_like_source, make_source, set_mtime};
-use common::{Place, no_fuse, output_of, tool, until};
+use common::{Place, needs_fuse, output_of, tool, until};
 use rustix::fs::XattrFlags;
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt, symlink};
@@ -44,9 +44,7 @@ fn assert_same(place: &Place, image: &str, with_xattrs: bool, with_holes: bool) 
 
 #[test]
 fn a_directory_comes_out_as_it_went_in() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let place = Place::new();
     make_source(&place);
     place.run("mkfs --from source disk.kedge").ok();
@@ -58,9 +56,7 @@ fn a_directory_comes_out_as_it_went_in() {
 
 #[test]
 fn archives_of_gnu_tar_come_out_as_they_went_in() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let place = Place::new();
     make_source(&place);
     let xattrs = ["--xattrs", "--xattrs-include=*", "--format=posix"];
@@ -89,9 +85,7 @@ fn archives_of_gnu_tar_come_out_as_they_went_in() {
 
 #[test]
 fn what_is_exported_is_what_was_imported() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let place = Place::new();
     make_source(&place);
     place.run("mkfs --from source disk.kedge").ok();
@@ -175,9 +169,7 @@ fn a_large_file_gives_the_same_bytes() {
 
 #[test]
 fn times_are_not_later_than_the_source_date() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let place = Place::new();
     fs::create_dir(place.path("source")).unwrap();
     fs::write(place.path("source/new"), "").unwrap();
@@ -400,8 +392,7 @@ fn copies_are_what_they_are_copies_of() {
 
 #[test]
 fn what_cannot_be_copied_is_named() {
-    let place = Place::new();
-    place.run("mkfs --size 16M a.kedge").ok();
+    let place = Place::after("mkfs --size 16M a.kedge");
     fs::create_dir_all(place.path("dir/sub")).unwrap();
     fs::write(place.path("file"), "text").unwrap();
     place.run("cp file other").refused(2, &["cp(1)", "other"]);
@@ -431,9 +422,7 @@ fn what_cannot_be_copied_is_named() {
     place.run("mkdir a.kedge:/dir/sub/inner").ok();
     place.run("cp -r a.kedge:/dir/. back").refused(1, &["sub"]);
     assert!(!place.path("dir/inner").exists(), "followed a link");
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     fs::create_dir(place.path("mnt")).unwrap();
     place.run("mount a.kedge mnt").ok();
     place.run("cp file a.kedge:/again").refused(1, &["mounted on"]);

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-use common::{Place, no_fuse, output_of, write_and_fsync};
+use common::{Place, needs_fuse, output_of, write_and_fsync};
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
 
@@ -62,11 +62,8 @@ fn what_cannot_be_shown_is_named() {
 /// Nothing is written, even if the log has to be replayed first.
 #[test]
 fn an_image_that_was_not_closed_is_read_and_stays_as_it_is() {
-    if no_fuse() {
-        return;
-    }
-    let place = Place::new();
-    place.run("mount --create 64M disk.kedge mnt").ok();
+    needs_fuse!();
+    let place = Place::after("mount --create 64M disk.kedge mnt");
     write_and_fsync(&place.path("mnt/kept"), b"by the log");
     place.run("ls disk.kedge:/").refused(1, &["mounted on"]);
     common::kill(&place, "mnt");

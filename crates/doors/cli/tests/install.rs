@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-use common::{Place, no_fuse, output_of, tool, until};
+use common::{Place, needs_fuse, output_of, tool, until};
 use kedge_base::HANG;
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -209,11 +209,8 @@ fn a_package_is_staged_and_its_program_runs() {
 /// The service manager gets READY=1 when all images are mounted, not before.
 #[test]
 fn the_service_manager_is_told_when_the_mounts_are_live() {
-    if no_fuse() {
-        return;
-    }
-    let place = Place::new();
-    place.run("mkfs --size 32M disk.kedge").ok();
+    needs_fuse!();
+    let place = Place::after("mkfs --size 32M disk.kedge");
     fs::create_dir(place.path("mnt")).unwrap();
     fs::write(place.path("d.toml"), "[[mount]]\nimage = \"disk.kedge\"\ndir = \"mnt\"\n").unwrap();
     for line in ["daemon d.toml", "mount --foreground disk.kedge mnt"] {

@@ -7,7 +7,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-use common::{Place, Run, no_fuse, until, until_dead};
+use common::{Place, Run, needs_fuse, until, until_dead};
 use kedge_base::HANG;
 use kedge_sim::backend::{Backend, Mounted};
 use kedge_sim::rig::{seed_from_env, within};
@@ -81,9 +81,7 @@ fn kill_again_and_again(seed: u64) {
 
 #[test]
 fn what_fsync_confirmed_to_many_writers_survives_a_kill() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let seeds = seed_from_env().map_or_else(|| (1..=IMAGES).collect(), |seed| vec![seed]);
     for seed in seeds {
         let what = format!("KEDGE_SEED={seed}");

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-use common::{LET_GO, Place, no_fuse, not_root, tool};
+use common::{LET_GO, Place, needs_fuse, tool};
 use std::fs;
 use std::io::Read;
 use std::os::unix::fs::symlink;
@@ -41,9 +41,7 @@ fn label(place: &Place) -> String {
 
 #[test]
 fn a_device_is_found_by_its_label_and_its_uuid() {
-    if no_fuse() || not_root(NEEDS_ROOT) {
-        return;
-    }
+    needs_fuse!(root: NEEDS_ROOT);
     let place = Place::new();
     let name = label(&place);
     let one = Loop::new(&place, "one.kedge", &name);
@@ -72,9 +70,7 @@ fn a_device_is_found_by_its_label_and_its_uuid() {
 /// cache. `kedge umount` once read such a page as the mount's last write.
 #[test]
 fn a_device_is_not_read_through_its_page_cache() {
-    if no_fuse() || not_root(NEEDS_ROOT) {
-        return;
-    }
+    needs_fuse!(root: NEEDS_ROOT);
     let place = Place::new();
     let one = Loop::new(&place, "one.kedge", "before");
     // The device's pages stay cached while the device is open.
@@ -89,9 +85,7 @@ fn a_device_is_not_read_through_its_page_cache() {
 /// mount(8) resolves a label by the links in `/dev/disk` before it calls a helper.
 #[test]
 fn mount_8_finds_a_label_by_its_link() {
-    if no_fuse() || not_root(NEEDS_ROOT) {
-        return;
-    }
+    needs_fuse!(root: NEEDS_ROOT);
     let place = Place::new();
     let name = label(&place);
     let one = Loop::new(&place, "one.kedge", &name);

@@ -6,7 +6,7 @@
 #[path = "common/mod.rs"]
 mod common;
 
-use common::{Place, no_fuse};
+use common::{Place, needs_fuse};
 use kedge_base::errno::EIO;
 use std::fs;
 use std::io::Write;
@@ -16,8 +16,7 @@ const LINE: &str = "mount --create 64M disk.kedge mnt -o commit=300 --log-file l
 static DATA: [u8; 300_000] = [b'S'; 300_000];
 
 fn place_with_data() -> Place {
-    let place = Place::new();
-    place.run(LINE).ok();
+    let place = Place::after(LINE);
     common::write_and_fsync(&place.path("mnt/kept"), &[b'K'; 300_000]);
     fs::write(place.path("mnt/file"), DATA).unwrap();
     place
@@ -29,9 +28,7 @@ fn fails(place: &Place, fault: &str) {
 
 #[test]
 fn a_fault_that_passes_loses_nothing() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let place = place_with_data();
     fails(&place, &format!("write {EIO} 1 SSSS"));
     place.run("umount mnt").ok();
@@ -45,9 +42,7 @@ fn a_fault_that_passes_loses_nothing() {
 
 #[test]
 fn a_fault_that_stays_is_said_by_all() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let place = place_with_data();
     fails(&place, &format!("write {EIO} 0 SSSS"));
     place.run("umount mnt").refused(1, &["mnt", "1 files", "lost", "disk.kedge"]);
@@ -80,14 +75,11 @@ fn a_fault_that_stays_is_said_by_all() {
 /// An unmount also writes the kernel's dirty pages, but would not report an error by itself.
 #[test]
 fn what_the_kernel_could_not_pass_on_is_said() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     if !rustix::process::geteuid().is_root() {
         return kedge_base::skip::note("the kernel passes syncfs(2) on to a mount as root only");
     }
-    let place = Place::new();
-    place.run("mount --create 32M disk.kedge mnt -o writeback_cache").ok();
+    let place = Place::after("mount --create 32M disk.kedge mnt -o writeback_cache");
     // More data than the image has space for, not synced, and written by a process that ignores
     // errors at close.
     let file =
@@ -111,14 +103,11 @@ fn what_the_kernel_could_not_pass_on_is_said() {
 /// since.
 #[test]
 fn what_was_refused_in_the_background_is_said() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     if !rustix::process::geteuid().is_root() {
         return kedge_base::skip::note("the kernel passes syncfs(2) on to a mount as root only");
     }
-    let place = Place::new();
-    place.run("mount --create 32M disk.kedge mnt -o writeback_cache").ok();
+    let place = Place::after("mount --create 32M disk.kedge mnt -o writeback_cache");
     let mut file = fs::File::create(place.path("mnt/file")).unwrap();
     for _ in 0..64 {
         file.write_all(&[b'w'; 1 << 20]).unwrap();

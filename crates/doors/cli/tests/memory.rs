@@ -10,7 +10,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-use common::{Place, full, no_fuse, until};
+use common::{Place, full, needs_fuse, no_fuse, until};
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::path::Path;
@@ -107,8 +107,7 @@ fn block(number: u64) -> Vec<u8> {
 }
 
 fn stream(options: &str, limit: u64) {
-    let place = Place::new();
-    place.run(&format!("mount --create 2G{options} disk.kedge mnt")).ok();
+    let place = Place::after(&format!("mount --create 2G{options} disk.kedge mnt"));
     let path = place.path("mnt/stream");
     let mut file = File::create_new(&path).unwrap();
     for number in 0..STREAM / MIB {
@@ -195,11 +194,8 @@ os.rmdir(group)
 
 #[test]
 fn a_cache_is_given_back_while_memory_is_short() {
-    if no_fuse() {
-        return;
-    }
-    let place = Place::new();
-    place.run("mount --create 1G --cache-size 512M disk.kedge mnt").ok();
+    needs_fuse!();
+    let place = Place::after("mount --create 1G --cache-size 512M disk.kedge mnt");
     let bytes = block(7);
     for number in 0..160 {
         fs::write(place.path(&format!("mnt/f{number}")), &bytes).unwrap();

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-use common::{Place, kill, no_fuse, write_and_fsync};
+use common::{Place, kill, needs_fuse, write_and_fsync};
 use kedge_base::BLOCK_SIZE;
 use kedge_format::node::NODE_SIZE;
 use kedge_format::superblock::{SLOTS, Superblock};
@@ -110,9 +110,7 @@ fn copies_agree(place: &Place) {
 
 #[test]
 fn the_copy_is_checked_like_the_image() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let place = Place::new();
     fs::create_dir(place.path("mnt")).unwrap();
     let images = [used_image(&place, false), used_image(&place, true)];
@@ -148,9 +146,7 @@ fn the_copy_is_checked_like_the_image() {
 
 #[test]
 fn a_damaged_image_has_an_equally_damaged_copy() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let place = Place::new();
     fs::create_dir(place.path("mnt")).unwrap();
     let images = [used_image(&place, false), used_image(&place, true)];

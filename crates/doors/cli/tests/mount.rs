@@ -3,17 +3,14 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-use common::{LET_GO, Place, kill, no_fuse, not_root, output_of, pid, tool, until, write_and_fsync};
+use common::{LET_GO, Place, kill, needs_fuse, output_of, pid, tool, until, write_and_fsync};
 use rustix::process::{Signal, kill_process};
 use std::fs;
 
 #[test]
 fn create_mount_write_unmount_and_find_it_again() {
-    if no_fuse() {
-        return;
-    }
-    let place = Place::new();
-    place.run("mount --create 64M disk.kedge mnt").ok();
+    needs_fuse!();
+    let place = Place::after("mount --create 64M disk.kedge mnt");
     fs::create_dir(place.path("mnt/d")).unwrap();
     fs::write(place.path("mnt/d/file"), vec![7; 300_000]).unwrap();
     place.run("umount mnt").ok();
@@ -32,11 +29,8 @@ fn create_mount_write_unmount_and_find_it_again() {
 
 #[test]
 fn what_fsync_confirmed_survives_a_kill() {
-    if no_fuse() {
-        return;
-    }
-    let place = Place::new();
-    place.run("mount --create 64M disk.kedge mnt").ok();
+    needs_fuse!();
+    let place = Place::after("mount --create 64M disk.kedge mnt");
     fs::create_dir(place.path("mnt/new")).unwrap();
     write_and_fsync(&place.path("mnt/new/kept"), b"kept");
     kill(&place, "mnt");
@@ -54,11 +48,8 @@ fn what_fsync_confirmed_survives_a_kill() {
 
 #[test]
 fn unmounting_what_was_killed_says_so() {
-    if no_fuse() {
-        return;
-    }
-    let place = Place::new();
-    place.run("mount --create 64M disk.kedge mnt").ok();
+    needs_fuse!();
+    let place = Place::after("mount --create 64M disk.kedge mnt");
     kill(&place, "mnt");
     place.run("umount mnt").refused(1, &["had died", "disk.kedge"]);
     place.run("umount mnt").refused(1, &["not a mount point"]);
@@ -66,11 +57,8 @@ fn unmounting_what_was_killed_says_so() {
 
 #[test]
 fn unmounting_a_deleted_image_says_what_is_not_known() {
-    if no_fuse() {
-        return;
-    }
-    let place = Place::new();
-    place.run("mount --create 64M disk.kedge mnt").ok();
+    needs_fuse!();
+    let place = Place::after("mount --create 64M disk.kedge mnt");
     fs::remove_file(place.path("disk.kedge")).unwrap();
     place.run("umount mnt").refused(1, &["mnt: unmounted, but", "cannot be seen", "disk.kedge"]);
     place.run("umount mnt").refused(1, &["not a mount point"]);
@@ -78,11 +66,8 @@ fn unmounting_a_deleted_image_says_what_is_not_known() {
 
 #[test]
 fn a_mounted_image_is_left_alone() {
-    if no_fuse() {
-        return;
-    }
-    let place = Place::new();
-    place.run("mount --create 64M disk.kedge mnt").ok();
+    needs_fuse!();
+    let place = Place::after("mount --create 64M disk.kedge mnt");
     fs::create_dir(place.path("other")).unwrap();
     place.run("mount --foreground disk.kedge other").refused(1, &["disk.kedge", "in use"]);
     place.run("mkfs -f disk.kedge").refused(1, &["disk.kedge is mounted on"]);
@@ -94,11 +79,8 @@ fn a_mounted_image_is_left_alone() {
 /// As with any Linux file system: one file system, which ends with its last mount.
 #[test]
 fn what_is_mounted_can_be_mounted_on_a_second_directory() {
-    if no_fuse() || not_root("only root can mount a file system twice") {
-        return;
-    }
-    let place = Place::new();
-    place.run("mount --create 64M disk.kedge mnt").ok();
+    needs_fuse!(root: "only root can mount a file system twice");
+    let place = Place::after("mount --create 64M disk.kedge mnt");
     fs::create_dir(place.path("other")).unwrap();
     let second = place.run("mount -o defaults,nofail,nosuid,commit=7,x-a disk.kedge other");
     assert!(second.err.contains(": commit=7 has no effect"), "{}", second.err);
@@ -136,11 +118,8 @@ fn what_is_mounted_can_be_mounted_on_a_second_directory() {
 /// propagates mounts, as systemd configures it. There each mount is its own peer group.
 #[test]
 fn a_second_mount_is_no_peer_of_the_first() {
-    if no_fuse() || not_root("only root can mount a file system twice") {
-        return;
-    }
-    let place = Place::new();
-    place.run("mkfs --size 64M disk.kedge").ok();
+    needs_fuse!(root: "only root can mount a file system twice");
+    let place = Place::after("mkfs --size 64M disk.kedge");
     let script = format!(
         "set -eu\n\
          {LET_GO}\
@@ -168,12 +147,9 @@ fn a_second_mount_is_no_peer_of_the_first() {
 
 #[test]
 fn termination_signals_unmount_cleanly() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     for signal in [Signal::TERM, Signal::INT] {
-        let place = Place::new();
-        place.run("mount --create 64M disk.kedge mnt").ok();
+        let place = Place::after("mount --create 64M disk.kedge mnt");
         fs::write(place.path("mnt/file"), "x").unwrap();
         kill_process(pid(&place, "mnt"), signal).unwrap();
         until("the image is closed", || place.info("disk.kedge")["clean"] == true);
@@ -183,11 +159,8 @@ fn termination_signals_unmount_cleanly() {
 
 #[test]
 fn a_mount_in_use_stays() {
-    if no_fuse() {
-        return;
-    }
-    let place = Place::new();
-    place.run("mount --create 64M disk.kedge mnt").ok();
+    needs_fuse!();
+    let place = Place::after("mount --create 64M disk.kedge mnt");
     let file = fs::File::create(place.path("mnt/file")).unwrap();
     let me = format!("process {}", std::process::id());
     place.run("umount mnt").refused(1, &["mnt", "in use", &me, "mnt/file open"]);
@@ -224,11 +197,8 @@ fn a_mount_in_use_stays() {
 /// remount changes some.
 #[test]
 fn info_has_the_flags_of_the_mount_table() {
-    if no_fuse() || common::not_root("only root changes the flags of a mount") {
-        return;
-    }
-    let place = Place::new();
-    place.run("mount -o fuse --create 16M disk.kedge mnt").ok();
+    needs_fuse!(root: "only root changes the flags of a mount");
+    let place = Place::after("mount -o fuse --create 16M disk.kedge mnt");
     let flags = || ["nosuid", "nodev", "noexec"].map(|flag| place.info("mnt")["mount"][flag].clone());
     assert_eq!(flags(), [false, false, false]);
     let mut change = place.command("mount");
@@ -240,11 +210,8 @@ fn info_has_the_flags_of_the_mount_table() {
 
 #[test]
 fn a_read_only_mount_changes_nothing() {
-    if no_fuse() {
-        return;
-    }
-    let place = Place::new();
-    place.run("mount --create 64M disk.kedge mnt").ok();
+    needs_fuse!();
+    let place = Place::after("mount --create 64M disk.kedge mnt");
     fs::write(place.path("mnt/file"), "content").unwrap();
     place.run("umount mnt").ok();
     let before = fs::read(place.path("disk.kedge")).unwrap();
@@ -258,11 +225,8 @@ fn a_read_only_mount_changes_nothing() {
 
 #[test]
 fn a_live_mount_tells_of_itself() {
-    if no_fuse() {
-        return;
-    }
-    let place = Place::new();
-    place.run("mount --create 64M -o commit=9,nodev,tree_lock=rwlock disk.kedge mnt").ok();
+    needs_fuse!();
+    let place = Place::after("mount --create 64M -o commit=9,nodev,tree_lock=rwlock disk.kedge mnt");
     write_and_fsync(&place.path("mnt/file"), b"x");
     let info = place.info("mnt");
     assert!(info["mount"]["image"].as_str().unwrap().ends_with("/disk.kedge"), "{info}");
@@ -300,9 +264,7 @@ fn a_live_mount_tells_of_itself() {
 
 #[test]
 fn a_mount_that_fails_says_why_and_leaves_no_process() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let place = Place::new();
     fs::create_dir(place.path("mnt")).unwrap();
     fs::File::create(place.path("blank")).unwrap().set_len(16 << 20).unwrap();
@@ -317,11 +279,8 @@ fn a_mount_that_fails_says_why_and_leaves_no_process() {
 
 #[test]
 fn messages_go_to_the_log_file() {
-    if no_fuse() {
-        return;
-    }
-    let place = Place::new();
-    place.run("mount --create 64M --log-file log disk.kedge mnt").ok();
+    needs_fuse!();
+    let place = Place::after("mount --create 64M --log-file log disk.kedge mnt");
     kill_process(pid(&place, "mnt"), Signal::TERM).unwrap();
     until("the image is closed", || place.info("disk.kedge")["clean"] == true);
     assert!(place.path("log").exists());
@@ -330,11 +289,8 @@ fn messages_go_to_the_log_file() {
 /// One base image serves many overlays.
 #[test]
 fn a_clean_image_is_mounted_read_only_many_times() {
-    if no_fuse() {
-        return;
-    }
-    let place = Place::new();
-    place.run("mount --create 64M disk.kedge mnt").ok();
+    needs_fuse!();
+    let place = Place::after("mount --create 64M disk.kedge mnt");
     fs::write(place.path("mnt/file"), "content").unwrap();
     place.unmount();
     let dirs = ["a", "b", "c"];
@@ -362,9 +318,7 @@ fn a_create_that_fails_leaves_nothing_and_one_that_works_says_what_is_next() {
     place.run("mount --create 1M disk.kedge mnt").refused(1, &["disk.kedge"]);
     fs::write(place.path("file"), "").unwrap();
     place.run("mount --create 64M disk.kedge file").refused(1, &["file is not a directory"]);
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     // The mount itself fails, in the background process.
     place.run("mount --create 64M --log-file none/log disk.kedge mnt").refused(1, &["none/log"]);
     fs::write(place.path("faults"), "write 28 0 KEDGELOG\nflush 5 0 *\n").unwrap();
@@ -385,11 +339,8 @@ fn a_create_that_fails_leaves_nothing_and_one_that_works_says_what_is_next() {
 
 #[test]
 fn an_image_and_its_mount_are_described_alike() {
-    if no_fuse() {
-        return;
-    }
-    let place = Place::new();
-    place.run("mkfs --size 64M -L both disk.kedge").ok();
+    needs_fuse!();
+    let place = Place::after("mkfs --size 64M -L both disk.kedge");
     let image = place.info("disk.kedge");
     assert_eq!(image["state"], "clean");
     fs::create_dir(place.path("mnt")).unwrap();
@@ -415,11 +366,8 @@ fn an_image_and_its_mount_are_described_alike() {
 /// For a block device the kernel has one file system of this type, which two directories show.
 #[test]
 fn a_block_device_is_mounted_read_only_on_two_directories() {
-    if no_fuse() || not_root("only root attaches a loop device") {
-        return;
-    }
-    let place = Place::new();
-    place.run("mkfs --size 32M disk.kedge").ok();
+    needs_fuse!(root: "only root attaches a loop device");
+    let place = Place::after("mkfs --size 32M disk.kedge");
     fs::create_dir(place.path("one")).unwrap();
     fs::create_dir(place.path("two")).unwrap();
     let script = r"set -eu
@@ -444,11 +392,8 @@ fn a_block_device_is_mounted_read_only_on_two_directories() {
 /// system.
 #[test]
 fn a_block_device_is_mounted_on_two_directories_by_mount_8() {
-    if no_fuse() || not_root("only root attaches a loop device and lays a directory over /sbin") {
-        return;
-    }
-    let place = Place::new();
-    place.run("mkfs --size 32M disk.kedge").ok();
+    needs_fuse!(root: "only root attaches a loop device and lays a directory over /sbin");
+    let place = Place::after("mkfs --size 32M disk.kedge");
     for dir in ["one", "two", "helpers"] {
         fs::create_dir(place.path(dir)).unwrap();
     }
@@ -475,11 +420,8 @@ fn a_block_device_is_mounted_on_two_directories_by_mount_8() {
 #[test]
 fn reading_moves_access_times_as_asked() {
     use std::os::unix::fs::MetadataExt;
-    if no_fuse() {
-        return;
-    }
-    let place = Place::new();
-    place.run("mount --create 64M disk.kedge mnt").ok();
+    needs_fuse!();
+    let place = Place::after("mount --create 64M disk.kedge mnt");
     let at = |name: &str| place.path("mnt").join(name);
     fs::write(at("file"), "content").unwrap();
     fs::create_dir(at("dir")).unwrap();

@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-use common::{Place, no_fuse, output_of, until, write_and_fsync};
+use common::{Place, needs_fuse, output_of, until, write_and_fsync};
 use rustix::fs::{FlockOperation, flock};
 use std::fs;
 use std::path::Path;
@@ -41,14 +41,11 @@ fn is_open_elsewhere(file: &Path) -> bool {
 
 #[test]
 fn the_lock_of_one_that_ends_is_waited_for() {
-    let place = Place::new();
-    place.run("mkfs --size 64M disk.kedge").ok();
+    let place = Place::after("mkfs --size 64M disk.kedge");
     for line in ["fsck disk.kedge", "fsck -y disk.kedge", "mkfs -f disk.kedge"] {
         beside_a_short_lock(&place, line);
     }
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     fs::create_dir(place.path("mnt")).unwrap();
     beside_a_short_lock(&place, "mount disk.kedge mnt");
     place.unmount();
@@ -71,12 +68,9 @@ fn umount(place: &Place) {
 
 #[test]
 fn fsck_and_mount_right_behind_umount() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     for kind in ["", " -o fuse"] {
-        let place = Place::new();
-        place.run(&format!("mount{kind} --create 64M disk.kedge mnt")).ok();
+        let place = Place::after(&format!("mount{kind} --create 64M disk.kedge mnt"));
         for round in 0..20 {
             write_and_fsync(&place.path("mnt/file"), &vec![round; 300_000]);
             umount(&place);
@@ -93,11 +87,8 @@ fn fsck_and_mount_right_behind_umount() {
 /// udev and desktops read new mounts, which keeps them busy for a moment.
 #[test]
 fn a_mount_that_is_in_use_for_a_moment_is_unmounted() {
-    if no_fuse() {
-        return;
-    }
-    let place = Place::new();
-    place.run("mount --create 64M disk.kedge mnt").ok();
+    needs_fuse!();
+    let place = Place::after("mount --create 64M disk.kedge mnt");
     // Repeated where the machine is so busy that the file is closed too late.
     until("it is unmounted", || {
         let file = fs::File::create(place.path("mnt/file")).unwrap();

@@ -64,9 +64,7 @@ impl Drop for Served {
 }
 
 fn image() -> Place {
-    let place = Place::new();
-    place.run("mkfs --size 128M disk.kedge").ok();
-    place
+    Place::after("mkfs --size 128M disk.kedge")
 }
 
 #[test]

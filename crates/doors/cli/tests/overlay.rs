@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-use common::{Place, kill, no_fuse, not_root, tool};
+use common::{Place, kill, needs_fuse, tool};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -36,11 +36,8 @@ fn no_overlay(place: &Place) {
 
 #[test]
 fn an_upper_layer_hides_changes_and_moves_what_is_below() {
-    if no_fuse() || not_root(NEEDS_ROOT) {
-        return;
-    }
-    let place = Place::new();
-    place.run("mount --create 64M disk.kedge mnt").ok();
+    needs_fuse!(root: NEEDS_ROOT);
+    let place = Place::after("mount --create 64M disk.kedge mnt");
     for dir in ["lower", "merged", "lower/dir", "mnt/upper", "mnt/work"] {
         fs::create_dir(place.path(dir)).unwrap();
     }
@@ -81,12 +78,9 @@ fn an_upper_layer_hides_changes_and_moves_what_is_below() {
 /// changed file the handle of the lower file that it was copied from, and looks that file up.
 #[test]
 fn what_was_copied_up_is_there_after_a_remount() {
-    if no_fuse() || not_root(NEEDS_ROOT) {
-        return;
-    }
+    needs_fuse!(root: NEEDS_ROOT);
     for options in ["", " -o writeback_cache", " -o fuse"] {
-        let place = Place::new();
-        place.run(&format!("mount{options} --create 64M disk.kedge mnt")).ok();
+        let place = Place::after(&format!("mount{options} --create 64M disk.kedge mnt"));
         for dir in ["merged", "mnt/lower", "mnt/lower/dir", "mnt/upper", "mnt/work"] {
             fs::create_dir(place.path(dir)).unwrap();
         }
@@ -114,11 +108,8 @@ fn what_was_copied_up_is_there_after_a_remount() {
 /// Containers share the layers of one image in this way; each mount has its own process.
 #[test]
 fn two_overlays_lie_over_two_read_only_mounts_of_one_image() {
-    if no_fuse() || not_root(NEEDS_ROOT) {
-        return;
-    }
-    let place = Place::new();
-    place.run("mount --create 64M disk.kedge mnt").ok();
+    needs_fuse!(root: NEEDS_ROOT);
+    let place = Place::after("mount --create 64M disk.kedge mnt");
     fs::write(place.path("mnt/file"), "below").unwrap();
     place.unmount();
     for name in ["one", "two"] {
@@ -148,11 +139,8 @@ fn two_overlays_lie_over_two_read_only_mounts_of_one_image() {
 
 #[test]
 fn a_rename_leaves_a_whiteout() {
-    if no_fuse() || not_root(NEEDS_ROOT) {
-        return;
-    }
-    let place = Place::new();
-    place.run("mount --create 64M disk.kedge mnt").ok();
+    needs_fuse!(root: NEEDS_ROOT);
+    let place = Place::after("mount --create 64M disk.kedge mnt");
     let at = |name: &str| place.path("mnt").join(name);
     let rename = |from: &str, to: &str, more: RenameFlags| {
         renameat_with(CWD, at(from), CWD, at(to), RenameFlags::WHITEOUT | more)

@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-use common::{Place, no_fuse, not_root, pid, until, write_and_fsync};
+use common::{Place, needs_fuse, no_fuse, not_root, pid, until, write_and_fsync};
 use parking_lot::{Mutex, MutexGuard};
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -104,8 +104,7 @@ fn the_server_follows_a_client_from_processor_to_processor() {
         return;
     }
     let _alone = alone();
-    let place = Place::new();
-    place.run("mount --create 64M -o placement=on disk.kedge mnt").ok();
+    let place = Place::after("mount --create 64M -o placement=on disk.kedge mnt");
     let (mut moves, dir) = (0, place.path("mnt/d"));
     fs::create_dir(&dir).unwrap();
     for (round, cpu) in [cpus[0], cpus[1], cpus[0]].into_iter().enumerate() {
@@ -128,8 +127,7 @@ fn a_server_that_is_given_other_processors_uses_them() {
         return;
     }
     let _alone = alone();
-    let place = Place::new();
-    place.run("mount --create 64M -o placement=on disk.kedge mnt").ok();
+    let place = Place::after("mount --create 64M -o placement=on disk.kedge mnt");
     let server = pid(&place, "mnt");
     let client = Client::start(place.path("mnt/d"), Some(cpus[0]));
     until("the companion is with its client", || placement(&place)["processor"] == cpus[0]);
@@ -155,12 +153,9 @@ fn a_server_that_is_given_other_processors_uses_them() {
 /// others serve.
 #[test]
 fn a_busy_processor_stops_no_request() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let _alone = alone();
-    let place = Place::new();
-    place.run("mount --create 64M -o placement=on disk.kedge mnt").ok();
+    let place = Place::after("mount --create 64M -o placement=on disk.kedge mnt");
     let stop = Arc::new(AtomicBool::new(false));
     let busy: Vec<_> = processors()
         .into_iter()
@@ -193,12 +188,9 @@ fn a_busy_processor_stops_no_request() {
 
 #[test]
 fn the_option_is_checked_and_shown() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let _alone = alone();
-    let place = Place::new();
-    place.run("mkfs --size 64M disk.kedge").ok();
+    let place = Place::after("mkfs --size 64M disk.kedge");
     fs::create_dir(place.path("mnt")).unwrap();
     place.run("mount -o placement=often disk.kedge mnt").refused(2, &["placement=often", "off, auto, on"]);
     place.run("mount -o placement=off disk.kedge mnt").ok();

@@ -6,7 +6,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-use common::{Place, no_fuse, output_of};
+use common::{Place, needs_fuse, output_of};
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -66,9 +66,7 @@ fn run(place: &Place, pattern: &str, remount: bool) -> Option<Said> {
 }
 
 fn pjdfstest(options: &str) {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     if !rustix::process::geteuid().is_root() {
         return kedge_base::skip::note("pjdfstest becomes other users, which only root can");
     }
@@ -112,9 +110,7 @@ const NOT_HERE: &[&str] = &["binderfs", "fiemap", "verity"];
 /// each.
 #[test]
 fn stress_ng_on_files() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let long = std::env::var_os("KEDGE_LONG").is_some_and(|v| v == "1");
     // stress-ng exits with 3 if a program was skipped, and with 2 if a program found an error.
     let (args, allowed): (&str, &[i32]) = match long {
@@ -124,8 +120,7 @@ fn stress_ng_on_files() {
     // Far less than the file system holds. A write that a full file system cuts short leaves a
     // hole in the file of `hdd`, which continues after it, and reports the hole as wrong data.
     let sizes = "--hdd-bytes 64M --fallocate-bytes 64M";
-    let place = Place::new();
-    place.run("mount --create 1G disk.kedge mnt").ok();
+    let place = Place::after("mount --create 1G disk.kedge mnt");
     fs::create_dir(place.path("mnt/t")).unwrap();
     let mut command = place.command("stress-ng");
     command

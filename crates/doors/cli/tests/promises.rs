@@ -100,8 +100,7 @@ fn keep(path: &Path, promise: Promise, offset: u64, bytes: &kedge_base::IoBuf) -
 }
 
 fn full_image(options: &str) {
-    let place = Place::new();
-    place.run("mkfs --size 64M --log-size 4M disk.kedge").ok();
+    let place = Place::after("mkfs --size 64M --log-size 4M disk.kedge");
     place.run(&format!("mount --create 64M {options} disk.kedge mnt")).ok();
     let path = |promise| place.path(&format!("mnt/{promise:?}"));
     for promise in PROMISES {

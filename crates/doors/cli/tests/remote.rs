@@ -6,7 +6,7 @@
 
 mod common;
 
-use common::{Place, Run, no_fuse, until, write_and_fsync};
+use common::{Place, Run, needs_fuse, until, write_and_fsync};
 use kedge_device::MemDevice;
 use kedge_device::sim::{Manners, NbdServer};
 use kedgefs::{FileSystem, MountOptions};
@@ -117,9 +117,7 @@ fn a_missing_or_old_library_is_named_with_its_package() {
 
 #[test]
 fn an_export_is_mounted_written_and_found_again() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let place = Place::new();
     let (_server, uri) = serve(&place);
     place.kedge(["mkfs", &uri]).ok();
@@ -160,9 +158,7 @@ fn an_export_is_mounted_written_and_found_again() {
 /// After the crash durable data is on the mount and on the server; other data is lost.
 #[test]
 fn a_mounted_export_loses_power_when_it_is_told_to() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let place = Place::new();
     let (_server, uri) = serve(&place);
     place.kedge(["mkfs", &uri]).ok();
@@ -183,9 +179,7 @@ fn a_mounted_export_loses_power_when_it_is_told_to() {
 /// status of the mount can still be read.
 #[test]
 fn a_device_that_hangs_is_seen() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let place = Place::new();
     let (server, uri) = serve(&place);
     place.kedge(["mkfs", &uri]).ok();
@@ -251,9 +245,7 @@ fn a_device_that_hangs_is_seen() {
 /// is unknown, and the file system shuts down. The option overrides the limit in the URI.
 #[test]
 fn a_device_that_hangs_for_too_long_is_given_up() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let place = Place::new();
     let (server, uri) = serve(&place);
     place.kedge(["mkfs", &uri]).ok();
@@ -286,9 +278,7 @@ fn a_device_that_hangs_for_too_long_is_given_up() {
 /// The commands for mounted images work on an export too. The server accepts several clients.
 #[test]
 fn a_mounted_export_is_scrubbed_and_not_changed() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let place = Place::new();
     let (_server, uri) = serve(&place);
     place.kedge(["mkfs", "-L", "far", &uri]).ok();
@@ -329,9 +319,7 @@ fn a_limit_that_makes_no_sense_is_refused() {
 /// The server disconnects: the mount returns EIO, and its unmount is no success.
 #[test]
 fn a_mount_whose_server_is_gone_says_so() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let place = Place::new();
     let device = Arc::new(MemDevice::new(SIZE));
     let server = NbdServer::serve(&place.path("socket"), device.clone(), Manners::default()).unwrap();

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-use common::{Place, kill, no_fuse, not_root, until_dead, write_and_fsync};
+use common::{Place, kill, needs_fuse, until_dead, write_and_fsync};
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
@@ -23,8 +23,7 @@ fn df(dir: &Path) -> u64 {
 
 #[test]
 fn an_image_that_is_not_mounted_grows() {
-    let place = Place::new();
-    place.run("mkfs --size 32M disk.kedge").ok();
+    let place = Place::after("mkfs --size 32M disk.kedge");
     let said = place.run("resize disk.kedge 64M").ok();
     assert_eq!(said, "disk.kedge: 64 MiB instead of 32 MiB\n");
     assert_eq!(fs::metadata(place.path("disk.kedge")).unwrap().len(), 64 * MIB);
@@ -51,11 +50,8 @@ fn an_image_that_is_not_mounted_grows() {
 
 #[test]
 fn a_mount_grows_beside_writers_and_a_crash_loses_nothing() {
-    if no_fuse() {
-        return;
-    }
-    let place = Place::new();
-    place.run("mount --create 32M disk.kedge mnt").ok();
+    needs_fuse!();
+    let place = Place::after("mount --create 32M disk.kedge mnt");
     let mnt = place.path("mnt");
     let stop = AtomicBool::new(false);
     let made = std::thread::scope(|scope| {
@@ -105,11 +101,8 @@ fn a_mount_grows_beside_writers_and_a_crash_loses_nothing() {
 
 #[test]
 fn another_user_is_refused() {
-    if no_fuse() || not_root("another user needs root to become it") {
-        return;
-    }
-    let place = Place::new();
-    place.run("mount --create 32M disk.kedge mnt").ok();
+    needs_fuse!(root: "another user needs root to become it");
+    let place = Place::after("mount --create 32M disk.kedge mnt");
     for path in ["", "mnt"] {
         fs::set_permissions(place.path(path), fs::Permissions::from_mode(0o755)).unwrap();
     }

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-use common::{Place, kill, no_fuse, write_and_fsync};
+use common::{Place, kill, needs_fuse, write_and_fsync};
 use kedge_base::BLOCK_SIZE;
 use kedge_format::node::{NODE_SIZE, NodeView};
 use kedge_format::superblock::{SLOTS, Superblock};
@@ -108,9 +108,7 @@ fn fsck_names_the_paths_of_inodes() {
 
 #[test]
 fn beside_a_mount_that_writes() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let place = Place::new();
     many_files(&place);
     fs::create_dir(place.path("mnt")).unwrap();

@@ -5,7 +5,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-use common::{Place, kill, no_fuse, not_root, output_of, tool, until};
+use common::{Place, kill, needs_fuse, output_of, tool, until};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -122,9 +122,7 @@ fn postgres_keeps_what_it_acknowledged() {
         kedge_base::skip::note("PostgreSQL runs with KEDGE_LONG=1");
         return;
     }
-    if no_fuse() || not_root(NEEDS_ROOT) {
-        return;
-    }
+    needs_fuse!(root: NEEDS_ROOT);
     let versions = fs::read_dir("/usr/lib/postgresql").map(|dir| dir.map(|e| e.unwrap().path()).max());
     let Ok(Some(version)) = versions else {
         panic!("PostgreSQL is not installed; on Debian, as root, run: apt-get install -y postgresql")
@@ -185,11 +183,8 @@ fn until_free(place: &Place) {
 /// The same cargo that builds this test builds a crate on the mount.
 #[test]
 fn cargo_builds_a_crate() {
-    if no_fuse() {
-        return;
-    }
-    let place = Place::new();
-    place.run("mount --create 256M disk.kedge mnt").ok();
+    needs_fuse!();
+    let place = Place::after("mount --create 256M disk.kedge mnt");
     let src = place.path("mnt/hello/src");
     fs::create_dir_all(&src).unwrap();
     fs::write(
@@ -219,14 +214,11 @@ fn cargo_builds_a_crate() {
 /// This workspace is built on the mount, and again after a kill of the serving process.
 #[test]
 fn cargo_builds_this_workspace() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     if std::env::var_os("KEDGE_LONG").is_none_or(|v| v != "1") {
         return kedge_base::skip::note("this workspace is built with KEDGE_LONG=1");
     }
-    let place = Place::new();
-    place.run("mount --create 8G disk.kedge mnt").ok();
+    let place = Place::after("mount --create 8G disk.kedge mnt");
     fs::create_dir(place.path("mnt/work")).unwrap();
     let mut command = place.command("sh");
     command.env("FROM", concat!(env!("CARGO_MANIFEST_DIR"), "/../../.."));
@@ -257,9 +249,7 @@ fn cargo_builds_this_workspace() {
 /// `mount -a` mounts the lines of fstab that are not mounted yet.
 #[test]
 fn mount_all_of_fstab() {
-    if no_fuse() || not_root(NEEDS_ROOT) {
-        return;
-    }
+    needs_fuse!(root: NEEDS_ROOT);
     let place = Place::new();
     fs::create_dir(place.path("helpers")).unwrap();
     symlink(env!("CARGO_BIN_EXE_kedge"), place.path("helpers/mount.kedgefs")).unwrap();

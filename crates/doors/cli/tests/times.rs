@@ -8,7 +8,7 @@ mod common;
 #[path = "cases/mapping.rs"]
 mod mapping;
 
-use common::{Place, kill, no_fuse, tool};
+use common::{Place, kill, needs_fuse, no_fuse, tool};
 use mapping::Mapping;
 use rustix::fs::{AtFlags, CWD, FallocateFlags, Mode, OFlags, Timespec, Timestamps, XattrFlags};
 use std::fs::{self, File, OpenOptions};
@@ -43,9 +43,7 @@ fn syncfs(dir: &Path) {
 }
 
 fn mounted(options: &str) -> Place {
-    let place = Place::new();
-    place.run(&format!("mount --create 256M -o commit=300,{options} disk.kedge mnt")).ok();
-    place
+    Place::after(&format!("mount --create 256M -o commit=300,{options} disk.kedge mnt"))
 }
 
 /// The call that makes the work durable before the end.
@@ -130,9 +128,7 @@ fn stamps_survive_a_kill_after_fsync() {
 #[test]
 fn stamps_survive_a_kill_after_syncfs() {
     // The kernel does not pass syncfs(2) to an unprivileged mount.
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     if !rustix::process::geteuid().is_root() {
         return kedge_base::skip::note("syncfs needs a mount as root");
     }
@@ -144,9 +140,7 @@ fn stamps_survive_a_kill_after_syncfs() {
 /// Kernel and server both stamp files: a later write never gets an older stamp.
 #[test]
 fn later_never_looks_older() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     for options in MODES {
         let place = mounted(options);
         let mut last = (0, 0);
@@ -265,9 +259,7 @@ fn moved(root: &Path) -> Vec<(&'static str, [bool; 4])> {
 
 #[test]
 fn operations_move_the_stamps_that_they_move_on_ext4() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     if !rustix::process::geteuid().is_root() {
         return kedge_base::skip::note("it takes root to mount ext4");
     }
@@ -301,9 +293,7 @@ fn operations_move_the_stamps_that_they_move_on_ext4() {
 /// time of the write.
 #[test]
 fn reads_leave_the_stamps_of_writes() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     for options in MODES {
         let place = mounted(options);
         let path = place.path("mnt/f");

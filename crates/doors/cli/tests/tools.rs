@@ -7,7 +7,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-use common::{Place, full, no_fuse, tool};
+use common::{Place, full, needs_fuse, no_fuse, tool};
 use kedge_sim::ops::Fill;
 use std::collections::BTreeMap;
 use std::fs;
@@ -74,19 +74,14 @@ fn fs_mark_once(method: u64) -> bool {
 
 #[test]
 fn fs_mark_with_every_way_to_sync() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     (0..=6).for_each(fs_mark);
 }
 
 #[test]
 fn dbench_with_sixteen_clients() {
-    if no_fuse() {
-        return;
-    }
-    let place = Place::new();
-    place.run("mount --create 2G disk.kedge mnt").ok();
+    needs_fuse!();
+    let place = Place::after("mount --create 2G disk.kedge mnt");
     let seconds = if full() { "20" } else { "5" };
     let mut command = place.command("dbench");
     command.args(["-t", seconds, "-D", "mnt", &CLIENTS.to_string()]);
@@ -129,9 +124,7 @@ fn commit_files(place: &Place, dir: &str, round: u32) {
 
 #[test]
 fn git_clones_commits_and_packs() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let place = Place::new();
     fs::create_dir(place.path("origin")).unwrap();
     git(&place, "origin", &["init", "-q"]);
@@ -171,9 +164,7 @@ fn tar(place: &Place, args: &[&str]) {
 /// from memory.
 #[test]
 fn tar_unpacks_many_small_files() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let place = Place::new();
     for dir in 0..TAR_DIRS {
         fs::create_dir_all(place.path(&format!("source/{dir:03}"))).unwrap();
@@ -228,8 +219,7 @@ fn sqlite(place: &Place, script: &str, name: &str) -> String {
 /// Two processes write to one database: their locks, and with WAL their shared memory, are on the
 /// mount.
 fn sqlite_in(journal_mode: &str) {
-    let place = Place::new();
-    place.run("mount --create 256M disk.kedge mnt").ok();
+    let place = Place::after("mount --create 256M disk.kedge mnt");
     let script =
         format!("PRAGMA journal_mode={journal_mode}; CREATE TABLE t (k INTEGER PRIMARY KEY, v BLOB);");
     assert_eq!(sqlite(&place, &script, "create.sql").trim(), journal_mode);

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-use common::{Place, no_fuse, tool, until};
+use common::{Place, needs_fuse, tool, until};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 
@@ -28,11 +28,8 @@ fn fstrim(place: &Place) -> String {
 
 #[test]
 fn an_image_file_shrinks_on_request() {
-    if no_fuse() {
-        return;
-    }
-    let place = Place::new();
-    place.run("mount --create 128M disk.kedge mnt").ok();
+    needs_fuse!();
+    let place = Place::after("mount --create 128M disk.kedge mnt");
     let empty = taken(&place, "disk.kedge");
     write_and_delete(&place);
     assert!(taken(&place, "disk.kedge") >= empty + LARGE as u64, "nothing goes back unasked");
@@ -61,11 +58,8 @@ fn an_image_file_shrinks_on_request() {
 
 #[test]
 fn discard_gives_back_without_a_request() {
-    if no_fuse() {
-        return;
-    }
-    let place = Place::new();
-    place.run("mount --create 128M -o discard,commit=1 disk.kedge mnt").ok();
+    needs_fuse!();
+    let place = Place::after("mount --create 128M -o discard,commit=1 disk.kedge mnt");
     assert_eq!(place.info("mnt")["options"]["discard"], true);
     let empty = taken(&place, "disk.kedge");
     write_and_delete(&place);
@@ -82,9 +76,7 @@ fn discard_gives_back_without_a_request() {
 /// A loop device passes a discard on to its file.
 #[test]
 fn a_device_gets_its_space_back() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     if !rustix::process::geteuid().is_root() {
         kedge_base::skip::note("only root has devices to discard on");
         return;

@@ -4,18 +4,15 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-use common::{Place, kill, no_fuse, write_and_fsync};
+use common::{Place, kill, needs_fuse, write_and_fsync};
 use std::fs;
 
 /// The death of the serving process acts as a power failure: writes that are not flushed are lost.
 #[test]
 fn fsync_makes_nothing_durable_and_a_crash_does_no_harm() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     for kind in ["", " -o fuse"] {
-        let place = Place::new();
-        place.run("mkfs --size 64M disk.kedge").ok();
+        let place = Place::after("mkfs --size 64M disk.kedge");
         fs::create_dir(place.path("mnt")).unwrap();
         let mount = |words| place.run(&format!("mount -o commit=300{words}{kind} --volatile disk.kedge mnt"));
         let run = mount(",volatile");
@@ -53,11 +50,8 @@ fn fsync_makes_nothing_durable_and_a_crash_does_no_harm() {
 /// A process that serves several mounts also passes the warning to the requesting command.
 #[test]
 fn a_daemon_passes_the_warning_on() {
-    if no_fuse() {
-        return;
-    }
-    let place = Place::new();
-    place.run("mkfs --size 64M disk.kedge").ok();
+    needs_fuse!();
+    let place = Place::after("mkfs --size 64M disk.kedge");
     fs::create_dir(place.path("mnt")).unwrap();
     let name = format!("volatile{}", std::process::id());
     let run = place.run(&format!("mount --daemon {name} -o volatile disk.kedge mnt"));

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-use common::{Place, kill, no_fuse, tool, until, write_and_fsync};
+use common::{Place, kill, needs_fuse, tool, until, write_and_fsync};
 use kedge_base::HANG;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -65,9 +65,7 @@ impl Drop for Server {
 
 #[test]
 fn a_scraper_gets_the_counters_of_all_mounts() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let place = Place::new();
     for name in ["a", "b"] {
         place.run(&format!("mount --create 16M {name}.kedge mnt-{name}")).ok();
@@ -134,11 +132,8 @@ fn what_cannot_be_served_is_refused() {
 
 #[test]
 fn top_for_scripts_and_on_a_terminal() {
-    if no_fuse() {
-        return;
-    }
-    let place = Place::new();
-    place.run("mount --create 16M a.kedge mnt").ok();
+    needs_fuse!();
+    let place = Place::after("mount --create 16M a.kedge mnt");
     write_and_fsync(&place.path("mnt/file"), b"x");
     let out = place.run("top --once mnt").ok();
     for line in ["KedgeFS on ", "log ", "dirty ", "checkpoint ", "device ", "fsync "] {

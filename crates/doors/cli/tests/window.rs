@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{Place, no_fuse, write_and_fsync};
+use common::{Place, needs_fuse, write_and_fsync};
 use std::os::unix::fs::FileExt;
 
 const MIB: usize = 1 << 20;
@@ -86,9 +86,7 @@ fn bad_windows_are_refused_by_number() {
 
 #[test]
 fn two_windows_of_a_file_are_mounted_at_once() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let place = Place::new();
     container(&place);
     for at in [0, 48] {

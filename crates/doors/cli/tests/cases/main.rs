@@ -12,7 +12,7 @@ mod expect;
 mod mapping;
 mod operate;
 
-use common::{Place, no_fuse, until};
+use common::{Place, needs_fuse, until};
 use kedge_base::HANG;
 use kedge_sim::cases::{Case, FSYNC};
 use kedge_sim::rig::within;
@@ -106,9 +106,7 @@ fn run(case: &Case, options: &'static str) -> Result<(), String> {
 
 #[test]
 fn every_case_holds_through_the_kernel() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let cases = Case::parse_all(FSYNC).expect("one case a line");
     let (lacking, runnable): (Vec<_>, Vec<_>) =
         cases.into_iter().partition(|case| case.ops.iter().any(|op| op[0] == "clone"));
@@ -134,9 +132,7 @@ fn run_all(cases: Vec<Case>, options: &'static str) {
 /// stored through a mapping.
 #[test]
 fn bytes_alone_hold_below_a_writeback_cache_too() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let cases = Case::parse_all(FSYNC).expect("one case a line");
     let cases: Vec<Case> =
         cases.into_iter().filter(|case| ["mapped", "overwrite"].contains(&&*case.test)).collect();
@@ -147,9 +143,7 @@ fn bytes_alone_hold_below_a_writeback_cache_too() {
 /// The omitted cases need reflinks, which are refused as a missing operation.
 #[test]
 fn a_reflink_is_refused_cleanly() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let machine = Machine::new(OPTIONS);
     machine.mount();
     std::fs::write(machine.place.path("mnt/foo"), [97; 65536]).unwrap();
@@ -164,9 +158,7 @@ fn a_reflink_is_refused_cleanly() {
 /// confirmed is there.
 #[test]
 fn a_kill_loses_what_was_not_flushed() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let mut machine = Machine::new(OPTIONS);
     machine.power_on();
     let at = |name: &str| machine.place.path("mnt").join(name);

@@ -1,5 +1,5 @@
 //! Runs the program as a user would.
-#![allow(dead_code, clippy::unwrap_used)]
+#![allow(dead_code, unused_imports, unused_macros, clippy::unwrap_used)]
 
 pub mod io;
 pub mod source;
@@ -93,6 +93,14 @@ pub struct Place(tempfile::TempDir);
 impl Place {
     pub fn new() -> Place {
         Place(tempfile::tempdir().unwrap())
+    }
+
+    /// A new directory in which this command of `kedge` has succeeded.
+    #[track_caller]
+    pub fn after(line: &str) -> Place {
+        let place = Place::new();
+        place.run(line).ok();
+        place
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -204,6 +212,22 @@ pub fn not_root(why: &str) -> bool {
     }
     not
 }
+
+/// Ends the test, which is then reported as skipped, where tests that mount are switched off; with
+/// `root`, also where it does not run as root.
+macro_rules! needs_fuse {
+    () => {
+        if $crate::common::no_fuse() {
+            return;
+        }
+    };
+    (root: $why:expr) => {
+        if $crate::common::no_fuse() || $crate::common::not_root($why) {
+            return;
+        }
+    };
+}
+pub(crate) use needs_fuse;
 
 pub fn pid(place: &Place, dir: &str) -> Pid {
     let info = place.info(dir);
