@@ -59,15 +59,15 @@ pub fn run(args: Args) -> Result<ExitCode> {
     if let Some(mount) = mounts::of_image(&args.image)? {
         bail!("{} is mounted on {}: unmount it first", args.image.display(), mount.dir.display());
     }
-    let (hear, bar) = Bar::on_terminal(args.progress);
+    let (progress, bar) = Bar::on_terminal(args.progress);
     let mode = match (args.preen, args.yes) {
         (true, _) => Some(RepairMode::Preen),
         (_, true) => Some(RepairMode::Full),
         _ => None,
     };
     let checked = match mode {
-        None => engine::check(&args.image, hear),
-        Some(mode) => engine::repair(&args.image, mode, args.force, hear),
+        None => engine::check(&args.image, progress),
+        Some(mode) => engine::repair(&args.image, mode, args.force, progress),
     };
     finish(checked, bar, args.json)
 }
@@ -97,7 +97,7 @@ pub struct Bar {
 impl Bar {
     /// A progress line and the callback that updates it, if wanted and standard error is a
     /// terminal.
-    pub fn on_terminal(wanted: bool) -> (Option<engine::Hear>, Option<Arc<Bar>>) {
+    pub fn on_terminal(wanted: bool) -> (Option<engine::OnProgress>, Option<Arc<Bar>>) {
         if !wanted || !std::io::stderr().is_terminal() {
             return (None, None);
         }

@@ -108,7 +108,7 @@ pub fn run(mut args: Args) -> Result<ExitCode> {
     let image = image::resolve(&args.image)?;
     let dir = args.dir.canonicalize().with_context(|| format!("find {}", args.dir.display()))?;
     if let Some(losses) = key::losses(&image) {
-        eprintln!("kedge: warning: {}: {}", args.image.display(), image::tell_losses(&losses));
+        eprintln!("kedge: warning: {}: {}", args.image.display(), image::losses_text(&losses));
     }
     if let Some(name) = &args.daemon {
         check_key_for_daemon(&image, &words)?;

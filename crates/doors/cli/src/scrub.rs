@@ -22,8 +22,8 @@ pub struct Args {
 
 pub fn run(args: Args) -> Result<ExitCode> {
     let (image, mounted) = find(&args.target)?;
-    let (hear, bar) = Bar::on_terminal(true);
-    fsck::finish(engine::scrub(&image, mounted, hear), bar, args.json)
+    let (progress, bar) = Bar::on_terminal(true);
+    fsck::finish(engine::scrub(&image, mounted, progress), bar, args.json)
 }
 
 /// The image of the target, and whether it is mounted.

@@ -76,7 +76,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let read_only = statvfs(&dir).is_ok_and(|s| s.f_flag.contains(StatVfsMountFlags::RDONLY));
     let before = before(&dir)?;
     let synced = sync(&dir);
-    let others = kedge_fuse::mounts_beside(&mount);
+    let others = kedge_fuse::other_mounts(&mount);
     let stuck = if read_only || !others.is_empty() { None } else { stuck(&dir, &image)? };
     if let Some(stuck) = stuck.as_ref().filter(|_| !args.force) {
         bail!("{} is not unmounted: {}", args.dir.display(), stuck.refusal(&args.dir, &image));

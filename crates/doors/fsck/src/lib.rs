@@ -107,8 +107,8 @@ fn check_over(
     overlay_of: impl FnOnce(Arc<dyn Device>) -> Arc<dyn Device>,
 ) -> Report {
     let mut progress = |p: Progress| {
-        if let Some(hear) = &options.progress {
-            hear(p);
+        if let Some(report) = &options.progress {
+            report(p);
         }
     };
     let mut findings = Findings::new(options.findings_max);

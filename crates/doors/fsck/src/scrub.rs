@@ -94,8 +94,8 @@ pub fn scrub(device: &dyn Device, options: &CheckOptions, mounted: bool) -> Scru
 impl Pass {
     fn run(device: &dyn Device, options: &CheckOptions) -> Pass {
         let mut progress = |p: Progress| {
-            if let Some(hear) = &options.progress {
-                hear(p);
+            if let Some(report) = &options.progress {
+                report(p);
             }
         };
         let mut reader = Reader::new(device);

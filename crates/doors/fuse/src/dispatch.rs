@@ -136,7 +136,7 @@ impl<O: Ops> Server<O> {
     /// The reply for a pinned inode.
     fn entry(&self, attr: &Attr) -> abi::EntryOut {
         let (secs, nanos) = self.timeout();
-        // See `crate::beside`.
+        // See `crate::notify`.
         let (entry_valid, entry_valid_nsec) = if self.changes.are_made() { (0, 0) } else { (secs, nanos) };
         abi::EntryOut {
             nodeid: attr.ino.0,

@@ -16,7 +16,7 @@
 //! trees                       forks, deletions and the list of trees
 //! status                      reports a mount's state when no worker is free; its socket
 //! private, peer               the directory of sockets, and the process at their other end
-//! beside                      notifies the kernel of changes made without it
+//! notify                      notifies the kernel of changes made without it
 //! parking, freeze             changes that wait for a thaw, and the thread that serves them
 //! failures                    counts requests that failed
 //! caller, task                the thread that made a request, and its rights
@@ -27,7 +27,6 @@
 
 pub mod abi;
 mod args;
-mod beside;
 mod caller;
 mod companion;
 mod control;
@@ -45,6 +44,7 @@ mod loopdev;
 mod mount;
 mod mount_error;
 mod mountinfo;
+mod notify;
 mod opens;
 mod ops;
 mod options;
@@ -64,12 +64,12 @@ pub mod transport;
 mod trees;
 mod unmount;
 
-pub use beside::{Changing, Notifier};
 pub use caller::caller;
 pub use limits::become_io_flusher;
 pub use mount::{is_dir, mount, mount_again, mount_remote};
 pub use mount_error::MountError;
-pub use mountinfo::{MountEntry, asks_strangers, mount_at, mount_of, mounts, mounts_beside, mounts_of};
+pub use mountinfo::{MountEntry, asks_strangers, mount_at, mount_of, mounts, mounts_of, other_mounts};
+pub use notify::{Changing, Notifier};
 pub use ops::{Done, Ops};
 pub use options::FuseOptions;
 pub use peer::Peer;

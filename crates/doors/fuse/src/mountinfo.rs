@@ -147,7 +147,7 @@ pub(crate) fn parse_table(table: &[u8]) -> impl Iterator<Item = MountEntry> {
 }
 
 /// The other mounts of a mount's file system in this process's namespace.
-pub fn mounts_beside(mount: &MountEntry) -> Vec<MountEntry> {
+pub fn other_mounts(mount: &MountEntry) -> Vec<MountEntry> {
     mounts().into_iter().filter(|other| other.device == mount.device && other.dir != mount.dir).collect()
 }
 

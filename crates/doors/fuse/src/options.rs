@@ -98,7 +98,7 @@ impl FuseOptions {
     }
 
     /// The most workers beside a cache of `cache_size` bytes. A number that was asked for stays.
-    pub(crate) fn workers_beside(&self, cache_size: u64) -> usize {
+    pub(crate) fn workers_max_with(&self, cache_size: u64) -> usize {
         let permitted = (cache_size / CACHE_OF_WORKER).min(WORKERS_MAX as u64) as usize;
         permitted.max(self.worker_count())
     }

@@ -22,7 +22,7 @@
 //!   close.
 //! - **Long timeouts**, for attributes, names, and names that do not exist. Changes pass through
 //!   the kernel, which keeps its caches coherent, or the server notifies the kernel of them
-//!   ([`crate::beside`]).
+//!   ([`crate::notify`]).
 //! - **Writeback cache**, if the mount asks for it. The kernel owns size, mtime and ctime of
 //!   regular files. It sends the times in a SETATTR that sets only times, which must change nothing
 //!   else. A WRITE does not change the times, because it may arrive after the SETATTR. Without the
@@ -65,10 +65,10 @@
 
 use crate::abi::{self, OPCODES, init, init2, op_name};
 use crate::args::Args;
-use crate::beside::Changes;
 use crate::control;
 use crate::errno::{Answer, Errno};
 use crate::failures::Failures;
+use crate::notify::Changes;
 use crate::opens::Opens;
 use crate::ops::Ops;
 use crate::options::FuseOptions;
@@ -145,7 +145,7 @@ impl<O: Ops> Server<O> {
         let (settled, jobs) = mpsc::channel();
         let placement = options.placed().then(|| Placement::new(options.placement));
         let least = transport.workers();
-        let workers_max = transport.workers_max().min(options.workers_beside(ops.cache_size())).max(least);
+        let workers_max = transport.workers_max().min(options.workers_max_with(ops.cache_size())).max(least);
         let pool = WorkerPool::new(least..=workers_max, options.receivers_max(), placement);
         let server = Server {
             options: options.of_image(&*ops),
@@ -178,15 +178,15 @@ impl<O: Ops> Server<O> {
 
     /// Adds the count of changes made without the kernel; while there are any, names get a timeout
     /// of zero.
-    pub(crate) fn beside_changes(self, changes: &Changes) -> Server<O> {
+    pub(crate) fn with_changes(self, changes: &Changes) -> Server<O> {
         Server { changes: changes.clone(), ..self }
     }
 
     /// Starts the status socket, which works even while no worker is free.
-    pub(crate) fn tell_status(self: &Arc<Self>, device: &str) {
+    pub(crate) fn open_status(self: &Arc<Self>, device: &str) {
         let server = Arc::downgrade(self);
-        let teller = Arc::new(move |name: &[u8]| server.upgrade()?.control_xattr(name));
-        match Status::start(device, teller, self.visits.clone()) {
+        let read = Arc::new(move |name: &[u8]| server.upgrade()?.control_xattr(name));
+        match Status::start(device, read, self.visits.clone()) {
             Ok(status) => *self.status.lock() = Some(status),
             Err(e) => tracing::warn!("no socket for questions about the mount and for copies into it: {e}"),
         }

@@ -1,12 +1,12 @@
 //! A mount that is being served: its threads, and how it ends.
 
 use crate::abi;
-use crate::beside::{Changes, Notifier};
 use crate::companion::Follower;
 use crate::freeze;
 use crate::handoff::{self, Wait};
 use crate::limits::become_io_flusher;
 use crate::mount_error::MountError;
+use crate::notify::{Changes, Notifier};
 use crate::ops::Ops;
 use crate::options::FuseOptions;
 use crate::parking::Job;
@@ -36,7 +36,7 @@ pub struct MountedSession {
     /// See [`MountedSession::offer`].
     visits: Option<Visits>,
     changes: Changes,
-    /// See [`MountedSession::tell_device`].
+    /// See [`MountedSession::report_device`].
     device_requests: Option<DeviceState>,
 }
 
@@ -120,14 +120,14 @@ impl MountedSession {
     fn serve<O: Ops>(mut self, ops: Arc<O>, on_destroy: OnDestroy) -> io::Result<()> {
         let transport = self.transport.take().expect("a session is served once");
         let options = self.options.clone().of_image(&*ops);
-        let told = mount_json(&self.mount, &options, &*transport);
-        let (server, jobs) = Server::new(ops.clone(), transport.clone(), options, told, on_destroy);
+        let state = mount_json(&self.mount, &options, &*transport);
+        let (server, jobs) = Server::new(ops.clone(), transport.clone(), options, state, on_destroy);
         let server = server.offering(self.visits.take(), self.device_requests.take());
-        let server = server.beside_changes(&self.changes);
+        let server = server.with_changes(&self.changes);
         let (server, late) = server.freezable();
         let server = Arc::new(server);
         if let Some(device) = &self.mount.device {
-            server.tell_status(device);
+            server.open_status(device);
         }
         let frozen = {
             let (server, ops) = (Arc::downgrade(&server), ops.clone());
@@ -271,7 +271,7 @@ struct Work<'a, O> {
 }
 
 /// Passes the wait in which the last request was served to the pool, if there was one.
-fn tell_wait(pool: &WorkerPool, wait: &Cell<Option<Wait>>, clock: SystemClock, another: bool) {
+fn report_wait(pool: &WorkerPool, wait: &Cell<Option<Wait>>, clock: SystemClock, another: bool) {
     if let Some(wait) = wait.take() {
         pool.waited(wait, clock.monotonic(), another);
     }
@@ -306,17 +306,17 @@ impl<O: Ops> Work<'_, O> {
                         follower.received(asks, || self.clock.monotonic());
                     }
                     // 0: the thread has no id in this process's pid namespace.
-                    tell_wait(self.pool, &self.wait, self.clock, asks != answered || asks == 0);
+                    report_wait(self.pool, &self.wait, self.clock, asks != answered || asks == 0);
                     answered = asks;
                     passing_on(|| self.server.handle(&request, &mut self.out));
                     self.pool.end(self.worker);
                     if !self.pool.holds_turn(self.worker) || self.pool.hand_over(self.worker) {
-                        tell_wait(self.pool, &self.wait, self.clock, false);
+                        report_wait(self.pool, &self.wait, self.clock, false);
                         return Ok(true);
                     }
                 }
                 Received::Nothing => {
-                    tell_wait(self.pool, &self.wait, self.clock, false);
+                    report_wait(self.pool, &self.wait, self.clock, false);
                     in_a_row = 0;
                     if self.pool.leave_if_spare(self.worker) {
                         return Ok(true);

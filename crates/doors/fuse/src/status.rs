@@ -42,7 +42,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 pub const VISIT: &[u8] = b"kedge-";
 
 /// Returns the value of an attribute, by its name.
-pub(crate) type Teller = Arc<dyn Fn(&[u8]) -> Option<Vec<u8>> + Send + Sync>;
+pub(crate) type ReadState = Arc<dyn Fn(&[u8]) -> Option<Vec<u8>> + Send + Sync>;
 
 /// Receives a connection whose first message begins with [`VISIT`]. Must not wait.
 pub type Visits = Arc<dyn Fn(UnixStream) + Send + Sync>;
@@ -61,7 +61,7 @@ fn socket_name(device: &str) -> String {
 
 impl Status {
     /// Starts the thread for the file system with this device number (`major:minor`).
-    pub(crate) fn start(device: &str, teller: Teller, visits: Option<Visits>) -> io::Result<Status> {
+    pub(crate) fn start(device: &str, read: ReadState, visits: Option<Visits>) -> io::Result<Status> {
         let bound = PrivateDir::make()?.listen(&socket_name(device))?;
         let (accepting, ending) = (bound.listener().try_clone()?, Arc::new(AtomicBool::new(false)));
         let ends = ending.clone();
@@ -71,7 +71,7 @@ impl Status {
                 if ends.load(SeqCst) {
                     return;
                 }
-                let answered = accepted.and_then(|(stream, _)| answer(stream, &teller, visits.as_ref()));
+                let answered = accepted.and_then(|(stream, _)| answer(stream, &read, visits.as_ref()));
                 if let Err(e) = answered {
                     tracing::debug!("a question about the status was not answered: {e}");
                     // The accept may fail again immediately.
@@ -97,7 +97,7 @@ impl Drop for Status {
 }
 
 /// Serves one query: the name of an attribute.
-fn answer(mut stream: UnixStream, teller: &Teller, visits: Option<&Visits>) -> io::Result<()> {
+fn answer(mut stream: UnixStream, read: &ReadState, visits: Option<&Visits>) -> io::Result<()> {
     let peer = socket_peercred(&stream)?;
     if !peer.uid.is_root() && peer.uid != rustix::process::geteuid() {
         return Ok(());
@@ -115,7 +115,7 @@ fn answer(mut stream: UnixStream, teller: &Teller, visits: Option<&Visits>) -> i
     // Read the message: unread bytes would reset the connection at its close, and the reply would
     // be lost.
     let len = stream.read(&mut name)?;
-    if let Some(value) = teller(&name[..len]) {
+    if let Some(value) = read(&name[..len]) {
         stream.write_all(&value)?;
     }
     Ok(())

@@ -24,7 +24,7 @@ fn mount(device: &str) -> MountEntry {
     }
 }
 
-fn teller() -> Teller {
+fn read() -> ReadState {
     Arc::new(|name| (name == b"known").then(|| vec![b'v'; 100_000]))
 }
 
@@ -44,7 +44,7 @@ fn what_is_asked_is_answered_until_it_ends() {
     let device = device();
     let here = mount(&device);
     assert_eq!(ask(&here, "known"), None, "nobody listens");
-    let status = Status::start(&device, teller(), None).unwrap();
+    let status = Status::start(&device, read(), None).unwrap();
     assert_eq!(answer_of(&here, "known").len(), 100_000);
     assert_eq!(ask(&here, "unknown"), None);
     // Clients that send nothing, or too much, are disconnected.
@@ -60,7 +60,7 @@ fn what_is_asked_is_answered_until_it_ends() {
     assert_eq!(ask(&here, "known"), None);
     // The name is free again. The name of a socket that a killed process left is taken over.
     let stale = PrivateDir::make().unwrap().listen(&socket_name(&device)).unwrap();
-    let status = Status::start(&device, teller(), None).unwrap();
+    let status = Status::start(&device, read(), None).unwrap();
     drop(stale);
     // The name is the new one's.
     answer_of(&here, "known");
@@ -75,7 +75,7 @@ fn visitors_come_with_their_message() {
     let came = Arc::new(Mutex::new(Vec::new()));
     let keep = came.clone();
     let visits: Visits = Arc::new(move |stream| keep.lock().push(stream));
-    let _status = Status::start(&device, teller(), Some(visits)).unwrap();
+    let _status = Status::start(&device, read(), Some(visits)).unwrap();
     let mut visitor = connection(&here);
     visitor.write_all(b"kedge-beside\n").unwrap();
     // The visitor was taken before.

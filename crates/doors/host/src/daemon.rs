@@ -327,7 +327,7 @@ impl Host {
         mounts::refuse_busy(&dir)?;
         let losses = key::losses(&image);
         let mut notices = Vec::new();
-        notices.extend(losses.map(|losses| format!("{}: {}", image.display(), image::tell_losses(&losses))));
+        notices.extend(losses.map(|losses| format!("{}: {}", image.display(), image::losses_text(&losses))));
         let shared_budget = Some(self.budget.clone());
         // One of many mounts: use the library's default, because the command's default assumes one
         // mount in a process.
@@ -344,7 +344,8 @@ impl Host {
             }
         };
         let mount = session.mount_point().clone();
-        notices.extend(engine::tell_plain(&mount).map(|weaker| format!("{}: {weaker}", dir.display())));
+        notices
+            .extend(engine::plain_mount_notice(&mount).map(|weaker| format!("{}: {weaker}", dir.display())));
         notices.iter().for_each(|notice| tracing::warn!("{notice}"));
         self.state.lock().live.push(mount.clone());
         let host = self.clone();

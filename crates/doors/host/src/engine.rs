@@ -196,11 +196,11 @@ fn open_as(path: &Path, words: &MountWords, extra: Extra) -> Result<Opened> {
     }
     let fs = FileSystem::open(device.clone(), clock, options)
         .with_context(|| format!("open {}", path.display()))?;
-    let notice = (words.volatile && !words.read_only).then(|| tell_volatile(path));
+    let notice = (words.volatile && !words.read_only).then(|| volatile_notice(path));
     Ok(Opened { fs, device, notice })
 }
 
-fn tell_volatile(path: &Path) -> String {
+fn volatile_notice(path: &Path) -> String {
     format!(
         "{} is mounted volatile: fsync and sync make nothing durable; a crash, or the death of the serving process, \
          costs the work of the last seconds (commit=), also what programs have synced; only unmounting keeps all",
@@ -267,7 +267,7 @@ fn fuse_options(words: &MountWords) -> FuseOptions {
 }
 
 /// A warning for root if the mount is plain although that was not requested.
-pub fn tell_plain(mount: &MountPoint) -> Option<String> {
+pub fn plain_mount_notice(mount: &MountPoint) -> Option<String> {
     mount.why_plain.as_ref().map(|why| {
         format!(
             "{why}; so this is a plain fuse mount: sync(2) and syncfs(2) do not reach it (fsync does), umount(8) returns \
@@ -307,10 +307,10 @@ pub struct Checked {
 }
 
 /// The callback for the progress of a check.
-pub type Hear = Arc<dyn Fn(Progress) + Send + Sync>;
+pub type OnProgress = Arc<dyn Fn(Progress) + Send + Sync>;
 
 /// Checks an image without writing to it.
-pub fn check(path: &Path, progress: Option<Hear>) -> Result<Checked> {
+pub fn check(path: &Path, progress: Option<OnProgress>) -> Result<Checked> {
     let options = CheckOptions { replay: Some(Arc::new(StoreReplay)), progress, ..CheckOptions::default() };
     let report = kedge_fsck::check(open_device(path, true)?, &options);
     Ok(Checked {
@@ -321,7 +321,7 @@ pub fn check(path: &Path, progress: Option<Hear>) -> Result<Checked> {
 }
 
 /// Repairs an image, which stays locked meanwhile.
-pub fn repair(path: &Path, mode: RepairMode, force: bool, progress: Option<Hear>) -> Result<Checked> {
+pub fn repair(path: &Path, mode: RepairMode, force: bool, progress: Option<OnProgress>) -> Result<Checked> {
     let check = CheckOptions { replay: Some(Arc::new(StoreReplay)), progress, ..CheckOptions::default() };
     let options = RepairOptions { check, force, ..RepairOptions::new(mode) };
     let report = kedge_fsck::repair(open_device(path, false)?, &options);
@@ -334,7 +334,7 @@ pub fn repair(path: &Path, mode: RepairMode, force: bool, progress: Option<Hear>
 
 /// Reads and verifies everything that has a checksum. With `mounted` the image is not locked,
 /// because its mount holds the lock.
-pub fn scrub(path: &Path, mounted: bool, progress: Option<Hear>) -> Result<Checked> {
+pub fn scrub(path: &Path, mounted: bool, progress: Option<OnProgress>) -> Result<Checked> {
     check_kind(path)?;
     let how = OpenOptions { lock: !mounted, ..device_options(true) };
     let device = key::unlocked(path, kedge_device::open(&locate(path)?, how)?, None)?;

@@ -144,7 +144,7 @@ fn kind(path: &Path) -> Result<FileType> {
 }
 
 /// The message about losses, for a user who is about to use the image.
-pub fn tell_losses(losses: &Losses) -> String {
+pub fn losses_text(losses: &Losses) -> String {
     format!(
         "an unmount could not write the data of {} files, first at {}; what could not be written is \
          lost (kedge fsck -y reports and clears this record)",

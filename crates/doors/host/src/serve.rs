@@ -107,7 +107,7 @@ fn attach(
 ) -> Result<MountedSession> {
     let session = engine::mount(opened, image, dir, words)?;
     let mount = session.mount_point().clone();
-    if let Some(weaker) = engine::tell_plain(&mount) {
+    if let Some(weaker) = engine::plain_mount_notice(&mount) {
         eprintln!("kedge: warning: {weaker}");
     }
     // The thread is detached: it waits forever and ends with the process.

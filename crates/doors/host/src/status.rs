@@ -86,7 +86,7 @@ fn mount_json(text: &str, image: Option<&Path>) -> Result<Value> {
     }
     waits::write_date(&mut value);
     if !value[waits::MEMBER].is_null() {
-        value["device_state"] = json!(waits::told(&value).unwrap_or_else(|| "answers".into()));
+        value["device_state"] = json!(waits::text(&value).unwrap_or_else(|| "answers".into()));
     }
     let answers = value[waits::MEMBER]["oldest_ns"].as_u64().is_none_or(|ns| ns < PATIENCE.as_nanos() as u64);
     let of_image = image.filter(|_| answers).and_then(|path| superblock_of(path.to_owned()));
@@ -132,7 +132,7 @@ pub fn counters(dir: &Path) -> Result<Value> {
     let mut stats: Value =
         serde_json::from_str(&text).with_context(|| format!("read the counters of {}", dir.display()))?;
     waits::write_date(&mut stats);
-    stats["state"] = state(dir, waits::told(&stats))?;
+    stats["state"] = state(dir, waits::text(&stats))?;
     Ok(stats)
 }
 

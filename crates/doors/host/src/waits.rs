@@ -30,7 +30,7 @@ pub fn write_date(tree: &mut Value) {
 
 /// A headline if the device does not complete requests. `tree` must have its date written by
 /// [`write_date`].
-pub fn told(tree: &Value) -> Option<String> {
+pub fn text(tree: &Value) -> Option<String> {
     let requests = &tree[MEMBER];
     let number = |name: &str| requests[name].as_u64().unwrap_or(0);
     let op = requests["oldest"].as_str()?;

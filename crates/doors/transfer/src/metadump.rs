@@ -37,7 +37,7 @@ pub fn dump(image: &Path, to: &Path, scramble: bool) -> Result<String> {
     let file = File::options().write(true).create_new(true).mode(0o600).open(to);
     let out = Out { file: file.with_context(|| format!("make {}", to.display()))?, written: 0 };
     match copy(&source, scramble.as_ref(), out) {
-        Ok(told) => Ok(told.text(to, scramble.is_some())),
+        Ok(copied) => Ok(copied.text(to, scramble.is_some())),
         Err(e) => {
             let e = e.context(format!("write {}", to.display()));
             match std::fs::remove_file(to) {
@@ -67,7 +67,7 @@ impl Out {
 
 /// The contents of the copy, counted for the final message.
 #[derive(Default)]
-struct Told {
+struct Copied {
     size: u64,
     written: u64,
     nodes: u64,
@@ -78,7 +78,7 @@ struct Told {
     unreadable: u64,
 }
 
-impl Told {
+impl Copied {
     fn text(&self, out: &Path, scrambled: bool) -> String {
         let mut text = format!(
             "{}: {} tree nodes ({} damaged), {} log writes; {} bytes of {}, the rest is holes\n",
@@ -107,28 +107,28 @@ impl Told {
     }
 }
 
-fn copy(source: &Source, scramble: Option<&Scramble>, mut out: Out) -> Result<Told> {
-    let mut told = Told { size: source.size(), ..Told::default() };
-    out.file.set_len(told.size)?;
+fn copy(source: &Source, scramble: Option<&Scramble>, mut out: Out) -> Result<Copied> {
+    let mut copied = Copied { size: source.size(), ..Copied::default() };
+    out.file.set_len(copied.size)?;
     for (start, blocks) in source.areas() {
-        told.unreadable += source.stream(start, blocks, &mut |at, bytes| out.put(at, bytes))?;
+        copied.unreadable += source.stream(start, blocks, &mut |at, bytes| out.put(at, bytes))?;
     }
     if scramble.is_none() {
         for (start, blocks) in source.logs() {
-            told.unreadable += source.stream(start, blocks, &mut |at, bytes| out.put(at, bytes))?;
+            copied.unreadable += source.stream(start, blocks, &mut |at, bytes| out.put(at, bytes))?;
         }
     }
     source.each_log_write(&mut |write: LogWrite<'_>| {
-        told.log_writes += u64::from(write.whole);
-        told.data_bytes += write.data_bytes();
+        copied.log_writes += u64::from(write.whole);
+        copied.data_bytes += write.data_bytes();
         match scramble {
             None => Ok(()),
             Some(scramble) => write.put(&scramble.log_write(&write)?, &mut |at, bytes| out.put(at, bytes)),
         }
     })?;
-    told.unreadable += source.each_node(&mut |node: Node<'_>| {
-        told.nodes += 1;
-        told.damaged_nodes += u64::from(node.view.is_none());
+    copied.unreadable += source.each_node(&mut |node: Node<'_>| {
+        copied.nodes += 1;
+        copied.damaged_nodes += u64::from(node.view.is_none());
         match scramble {
             None => out.put(node.at, node.bytes),
             Some(scramble) => out.put(node.at, &scramble.node(&node)),
@@ -142,6 +142,6 @@ fn copy(source: &Source, scramble: Option<&Scramble>, mut out: Out) -> Result<To
         }
     }
     out.file.sync_all()?;
-    told.written = out.written;
-    Ok(told)
+    copied.written = out.written;
+    Ok(copied)
 }

@@ -35,7 +35,7 @@ const PARTS: &[Part] = &[
     (FORMAT, "dentry", || Ok(item::DENTRY_LAYOUT.table())),
     (FORMAT, "entry of the table of trees", || Ok(trees::LAYOUT.table())),
     (FORMAT, "extent", || Ok(item::EXTENT_LAYOUT.table())),
-    ("docs/EXPERIMENTS.md", "results", crate::glance::table),
+    ("docs/EXPERIMENTS.md", "results", crate::results::table),
 ];
 
 const END: &str = "<!-- end of generated -->";

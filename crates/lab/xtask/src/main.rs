@@ -9,15 +9,15 @@ mod circles;
 mod deb;
 mod deps;
 mod docs;
-mod glance;
 mod lanes;
+mod programs;
 mod quick;
+mod results;
 mod steps;
 mod tally;
 mod tools;
 mod words;
 mod wrap;
-mod zoo;
 
 use clap::{Parser, Subcommand};
 use std::ffi::OsStr;
@@ -75,7 +75,7 @@ enum Task {
     /// Crash-tests common programs against what their documentation says, with `kedge crash`.
     /// WORDS: only rows whose name contains one of them. KEDGE names the program; otherwise it is
     /// built. Installs what the rows need
-    CrashZoo {
+    CrashPrograms {
         words: Vec<String>,
         /// Put the results into the table of docs/CRASH_TESTING.md
         #[arg(long)]
@@ -132,7 +132,9 @@ fn main() -> ExitCode {
             let args: Vec<&str> = args.iter().map(String::as_str).collect();
             steps.run("crash states", || crash(FULL_SPEED, &args));
         }
-        Task::CrashZoo { words, write } => steps.run("crash zoo", || zoo::run(&words, write)),
+        Task::CrashPrograms { words, write } => {
+            steps.run("crashes of programs", || programs::run(&words, write));
+        }
         Task::CrashReality { args } => steps.run("crash reality", || crash_reality(&args)),
         Task::Fuzz { target, seconds, seed } => {
             steps.run("fuzzing", || fuzz(&target, &seconds.to_string(), &seed.to_string()));

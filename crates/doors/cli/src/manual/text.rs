@@ -60,7 +60,7 @@ const ENVIRONMENT: Section = (
     "ENVIRONMENT",
     &[Term(
         "KEDGE_LOG",
-        "What is told on standard error: `error`, `warn` (the default), `info`, `debug`, `trace`, or \
+        "What is printed on standard error: `error`, `warn` (the default), `info`, `debug`, `trace`, or \
          a filter such as `kedge_store=trace`.",
     )],
 );

@@ -2,7 +2,7 @@
 //! inode and name.
 
 use super::done::{RepairKind, Repairs};
-use super::sieve::{Sieve, Sieved};
+use super::filter::{Filtered, ItemFilter};
 use super::source::Source;
 use crate::Progress;
 use crate::owned::Owned;
@@ -108,11 +108,11 @@ impl Gathered {
         self.inodes.last_mut().expect("pushed if it was not there")
     }
 
-    fn take(&mut self, key: Key, sieved: Sieved, node: &NodeRef, repairs: &mut Repairs) {
-        match sieved {
-            Sieved::Drop(kind, what) => repairs.add(kind, At::both(key.ino, node.block), || what),
-            Sieved::Orphan(orphan) => self.orphans.push((key.offset, orphan)),
-            Sieved::Core(core) => {
+    fn take(&mut self, key: Key, filtered: Filtered, node: &NodeRef, repairs: &mut Repairs) {
+        match filtered {
+            Filtered::Drop(kind, what) => repairs.add(kind, At::both(key.ino, node.block), || what),
+            Filtered::Orphan(orphan) => self.orphans.push((key.offset, orphan)),
+            Filtered::Core(core) => {
                 let inode = self.inode(key.ino);
                 inode.headless = false;
                 (inode.mode, inode.nlink, inode.size) = (core.mode, core.nlink, core.size);
@@ -120,13 +120,13 @@ impl Gathered {
                 (inode.flags, inode.blocks, inode.core_parent) = (core.flags, core.blocks, core.parent.0);
                 inode.parent = core.parent.0;
             }
-            Sieved::Xattr(_) => drop(self.inode(key.ino)),
-            Sieved::Target(len) => {
+            Filtered::Xattr(_) => drop(self.inode(key.ino)),
+            Filtered::Target(len) => {
                 let inode = self.inode(key.ino);
                 inode.has_target = true;
                 inode.target_len = len as u32;
             }
-            Sieved::Dentry(dentry) => {
+            Filtered::Dentry(dentry) => {
                 self.inode(key.ino);
                 let (target, kind) = (dentry.ino.0, dentry.kind);
                 self.names.push(Name { target, dir: key.ino, slot: key.offset, kind, keep: false });
@@ -140,7 +140,7 @@ impl Gathered {
                     self.reattached.insert(dentry.name.to_vec());
                 }
             }
-            Sieved::Extent(pieces, cut) => {
+            Filtered::Extent(pieces, cut) => {
                 let inode = self.inode(key.ino);
                 inode.kept_blocks += pieces.iter().map(|(_, p)| p.blocks as u64).sum::<u64>();
                 if let Some((first, piece)) = pieces.last() {
@@ -167,7 +167,7 @@ pub(crate) fn gather(
     progress: &mut dyn FnMut(Progress),
 ) -> Result<(Gathered, Owned)> {
     let mut gathered = Gathered::default();
-    let mut sieve = Sieve::new(&source.sb.geometry, owned, source.suspect());
+    let mut filter = ItemFilter::new(&source.sb.geometry, owned, source.suspect());
     stream_items(
         &source.sb,
         reader,
@@ -179,22 +179,22 @@ pub(crate) fn gather(
                 });
                 return Ok(());
             }
-            let sieved = sieve.item(key, value);
-            gathered.take(key, sieved, node, repairs);
+            let filtered = filter.item(key, value);
+            gathered.take(key, filtered, node, repairs);
             if let Some(inode) = gathered.inodes.last_mut().filter(|i| i.ino == key.ino) {
-                inode.kind = sieve.kind();
+                inode.kind = filter.kind();
             }
             Ok(())
         },
         &mut |done, total| progress(Progress { phase: "gather", done, total }),
     )?;
-    sieve.end_value();
-    for (ino, slot) in &sieve.incomplete {
+    filter.end_value();
+    for (ino, slot) in &filter.incomplete {
         repairs.add(RepairKind::ItemDropped, At::ino(*ino), || {
             format!("attribute in slot {slot:#x}: its value lacks a part")
         });
     }
-    gathered.incomplete = sieve.incomplete;
-    let owned = sieve.owned;
+    gathered.incomplete = filter.incomplete;
+    let owned = filter.owned;
     Ok((gathered, owned))
 }

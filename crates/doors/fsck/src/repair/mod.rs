@@ -8,7 +8,7 @@
 //! 2. The result is checked as by [`crate::check`]. If nothing is wrong, the next steps write only
 //!    the blocks that replay changed.
 //! 3. Leaves below unreadable nodes are searched for ([`salvage`]). The readable items are
-//!    collected ([`gather`]), each checked by itself ([`sieve`]), then together ([`plan`]).
+//!    collected ([`gather`]), each checked by itself ([`filter`]), then together ([`plan`]).
 //! 4. If items or nodes change, the items that stay are streamed into a new tree ([`rebuild`]), in
 //!    blocks that neither the checkpoint on the device nor the replayed one owns. Else the tree
 //!    stays.
@@ -42,7 +42,7 @@ mod gather;
 mod plan;
 mod rebuild;
 mod salvage;
-mod sieve;
+mod filter;
 mod source;
 mod tracked;
 mod writer;
@@ -139,8 +139,8 @@ const SEEN_ON_DEVICE: &[FindingKind] = &[
 /// Repairs the image on `device`, which must not be used meanwhile.
 pub fn repair(device: Arc<dyn Device>, options: &RepairOptions) -> RepairReport {
     let mut progress = |p: Progress| {
-        if let Some(hear) = &options.check.progress {
-            hear(p);
+        if let Some(report) = &options.check.progress {
+            report(p);
         }
     };
     let findings_max = options.check.findings_max;

@@ -6,8 +6,8 @@
 //! reader of the old tree never reads a new node.
 
 use super::done::{RepairKind, Repairs};
+use super::filter::{Filtered, ItemFilter};
 use super::plan::{Plan, final_core};
-use super::sieve::{Sieve, Sieved};
 use super::source::Source;
 use super::writer::Writer;
 use crate::Progress;
@@ -190,7 +190,7 @@ impl Rebuild<'_> {
         progress: &mut dyn FnMut(Progress),
     ) -> Result<()> {
         let Rebuild { source, leaves, plan, repairs } = self;
-        let mut sieve = Sieve::new(&source.sb.geometry, owned, source.suspect());
+        let mut filter = ItemFilter::new(&source.sb.geometry, owned, source.suspect());
         let mut added = plan.added.iter().peekable();
         stream_items(
             &source.sb,
@@ -203,7 +203,7 @@ impl Rebuild<'_> {
                 while let Some((key, value)) = added.next_if(|(new, _)| **new < key) {
                     builder.item(*key, value)?;
                 }
-                emit(plan, repairs, builder, node, key, value, sieve.item(key, value))
+                emit(plan, repairs, builder, node, key, value, filter.item(key, value))
             },
             &mut |done, total| progress(Progress { phase: "rebuild", done, total }),
         )?;
@@ -219,26 +219,26 @@ fn emit(
     node: &NodeRef,
     key: Key,
     value: &[u8],
-    sieved: Sieved,
+    filtered: Filtered,
 ) -> Result<()> {
     let inode = plan.inode(key.ino);
-    match (sieved, inode) {
-        (Sieved::Drop(..), _) => Ok(()),
-        (Sieved::Orphan(_), _) if plan.orphans.contains(&key.offset) => builder.item(key, value),
-        (Sieved::Orphan(_), _) | (_, None) => Ok(()),
-        (Sieved::Core(core), Some(inode)) => {
+    match (filtered, inode) {
+        (Filtered::Drop(..), _) => Ok(()),
+        (Filtered::Orphan(_), _) if plan.orphans.contains(&key.offset) => builder.item(key, value),
+        (Filtered::Orphan(_), _) | (_, None) => Ok(()),
+        (Filtered::Core(core), Some(inode)) => {
             builder.item(key, &final_core(plan.geometry, inode, core).encode())
         }
-        (Sieved::Xattr(slot), Some(_))
+        (Filtered::Xattr(slot), Some(_))
             if plan.gathered.incomplete.binary_search(&(key.ino, slot)).is_ok() =>
         {
             Ok(())
         }
-        (Sieved::Xattr(_) | Sieved::Target(_), Some(_)) => builder.item(key, value),
-        (Sieved::Extent(pieces, _), Some(_)) => pieces.into_iter().try_for_each(|(first, piece)| {
+        (Filtered::Xattr(_) | Filtered::Target(_), Some(_)) => builder.item(key, value),
+        (Filtered::Extent(pieces, _), Some(_)) => pieces.into_iter().try_for_each(|(first, piece)| {
             builder.item(Key { kind: ItemKind::Extent as u8, offset: first, ..key }, &piece.encode())
         }),
-        (Sieved::Dentry(dentry), Some(_)) => {
+        (Filtered::Dentry(dentry), Some(_)) => {
             let shown = || format!("entry \"{}\" of inode {}", dentry.name.escape_ascii(), dentry.ino);
             let at = At::both(key.ino, node.block);
             if let Some(why) = plan.dropped.get(&(key.ino, key.offset)) {

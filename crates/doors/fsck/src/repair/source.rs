@@ -15,7 +15,7 @@
 //! # What else is lost with dropped records
 //! Another file may since have taken a block that a dropped record freed. The bytes of that block
 //! are then not those of the file that owns it in the older state. If a dropped record can still be
-//! read, the blocks that it allocated are *suspect* and become holes ([`super::sieve`]). Blocks
+//! read, the blocks that it allocated are *suspect* and become holes ([`super::filter`]). Blocks
 //! that only unreadable records allocated cannot be recognised, because file data has neither
 //! checksums nor the name of its owner. The report says that there may be such blocks
 //! ([`RepairKind::DataUncertain`]).

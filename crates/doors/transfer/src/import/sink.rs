@@ -332,7 +332,7 @@ impl<'a> Sink<'a> {
         let waiting = std::mem::take(&mut self.waiting);
         self.waiting_names.clear();
         let new: Vec<Ino> = waiting.iter().filter(|w| w.is_new).map(|w| w.ino).collect();
-        let written = self.fs.write_back(&new).map_err(told).context("write to the image");
+        let written = self.fs.write_back(&new).map_err(with_hint).context("write to the image");
         let mut result = Ok(());
         let mut dirs = BTreeSet::new();
         for Waiting { dir, name, path, ino, is_new } in waiting {
@@ -362,7 +362,7 @@ impl<'a> Sink<'a> {
         let (uid, gid) = (owner.map(|(uid, _)| uid), owner.map(|(_, gid)| gid));
         // The kernel lets no user set the set-group-id bit for a group that the user is not in.
         let foreign = match self.only() {
-            Some(only) if !is_dir => self.fs.getattr(ino).map_err(told)?.gid != only.gid,
+            Some(only) if !is_dir => self.fs.getattr(ino).map_err(with_hint)?.gid != only.gid,
             _ => false,
         };
         let mode = if foreign { meta.mode & !SET_GROUP_ID } else { meta.mode };
@@ -372,7 +372,7 @@ impl<'a> Sink<'a> {
                 bail!("attribute {}: only root can set it on a mount", show(name));
             }
             let set = self.fs.setxattr(ino, name, value, XattrMode::Any);
-            set.map_err(told).with_context(|| format!("attribute {}", show(name)))?;
+            set.map_err(with_hint).with_context(|| format!("attribute {}", show(name)))?;
             self.unsynced.text += (name.len() + value.len()) as u64;
         }
         let mtime = self.latest.map_or(meta.mtime, |latest| meta.mtime.min(latest));
@@ -391,7 +391,7 @@ impl<'a> Sink<'a> {
     }
 
     fn set(&self, ino: Ino, set: &SetAttr) -> Result<()> {
-        self.fs.setattr(ino, set).map(drop).map_err(told)
+        self.fs.setattr(ino, set).map(drop).map_err(with_hint)
     }
 
     /// Counts a complete entry and syncs if enough is unsynced.
@@ -418,9 +418,9 @@ impl<'a> Sink<'a> {
         }
         self.syncs += 1;
         if self.syncs.is_multiple_of(CHECKPOINT_SYNCS) {
-            return self.fs.checkpoint().map_err(told).context("write a checkpoint");
+            return self.fs.checkpoint().map_err(with_hint).context("write a checkpoint");
         }
-        self.fs.sync().map_err(told).context("write to the image")
+        self.fs.sync().map_err(with_hint).context("write to the image")
     }
 
     /// Names the last files and sets the times of the directories.
@@ -448,7 +448,7 @@ impl Entries for Sink<'_> {
 
     fn root(&mut self, meta: &Meta) -> Result<()> {
         if self.only().is_some() {
-            self.check_own(&self.fs.getattr(self.top).map_err(told)?, b".")?;
+            self.check_own(&self.fs.getattr(self.top).map_err(with_hint)?, b".")?;
         }
         let described = self.describe(self.top, meta, true).context(show(b""));
         self.changed(Changed::Inode(self.top));
@@ -519,7 +519,7 @@ impl Entries for Sink<'_> {
 }
 
 /// Adds an explanation if the image is full.
-fn told(e: kedgefs::Error) -> anyhow::Error {
+fn with_hint(e: kedgefs::Error) -> anyhow::Error {
     let full = e.errno() == rustix::io::Errno::NOSPC.raw_os_error();
     let e = anyhow::Error::from(e);
     if full { e.context("the image is full, a larger --size is needed") } else { e }
@@ -527,7 +527,7 @@ fn told(e: kedgefs::Error) -> anyhow::Error {
 
 /// Adds the path to an error.
 fn named<T>(result: kedgefs::Result<T>, path: &[u8]) -> Result<T> {
-    result.map_err(|e| told(e).context(show(path)))
+    result.map_err(|e| with_hint(e).context(show(path)))
 }
 
 /// Whether the kernel lets only root set an extended attribute.

@@ -1,9 +1,9 @@
 # The server recovers, and has every promised row.
 # After a power failure no earlier process exists. In a separate pid namespace the number in postmaster.pid cannot
 # belong to another server by chance.
-test -n "$ZOO_ALONE" || exec env ZOO_ALONE=1 unshare --pid --ipc --fork --kill-child --mount-proc sh "$0"
+test -n "$PROGRAM_ALONE" || exec env PROGRAM_ALONE=1 unshare --pid --ipc --fork --kill-child --mount-proc sh "$0"
 bin=$(ls -d /usr/lib/postgresql/*/bin | tail -n 1)
-copy=$(mktemp -d /tmp/kedge-zoo-pg-XXXXXX)
+copy=$(mktemp -d /tmp/kedge-programs-pg-XXXXXX)
 trap 'rm -rf "$copy"' EXIT
 cp -a data "$copy/data"
 chmod 700 "$copy/data"

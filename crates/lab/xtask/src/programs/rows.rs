@@ -20,12 +20,12 @@ pub struct Row {
     pub name: &'static str,
     pub needs: &'static [Need],
     pub program: &'static str,
-    /// Runs before the recording, to make its initial content (`$ZOO_FROM`) and other files it
-    /// needs (`$ZOO_TEMP`).
+    /// Runs before the recording, to make its initial content (`$PROGRAM_FROM`) and other files it
+    /// needs (`$PROGRAM_TEMP`).
     pub prepare: Option<&'static str>,
-    /// A script of `zoo/`, and its arguments.
+    /// A script of `programs/`, and its arguments.
     pub run: &'static [&'static str],
-    /// A script of `zoo/`, or a whole command.
+    /// A script of `programs/`, or a whole command.
     pub check: &'static str,
     pub expect: &'static [(&'static str, Expect)],
     pub states: u32,
@@ -49,12 +49,12 @@ const ROW: Row = Row {
 };
 
 const fn saver(name: &'static str, run: Words, expect: Expected) -> Row {
-    Row { name, run, check: "sh '$ZOO/save-check.sh'", expect, ..ROW }
+    Row { name, run, check: "sh '$PROGRAMS/save-check.sh'", expect, ..ROW }
 }
 
 const fn sqlite(name: &'static str, run: Words, expect: Expected) -> Row {
     let needs = &[Need::Debian("sqlite3", "sqlite3"), Need::Debian("python3", "python3")];
-    Row { name, needs, program: "python3", run, check: "sh '$ZOO/sqlite-check.sh'", expect, ..ROW }
+    Row { name, needs, program: "python3", run, check: "sh '$PROGRAMS/sqlite-check.sh'", expect, ..ROW }
 }
 
 const fn store(
@@ -69,7 +69,7 @@ const fn store(
 
 const fn git(name: &'static str, run: Words, expect: Expected) -> Row {
     let prepare = Some("git-prepare.sh");
-    let check = "sh '$ZOO/git-check.sh'";
+    let check = "sh '$PROGRAMS/git-check.sh'";
     Row { name, needs: &[Need::Debian("git", "git")], prepare, run, check, expect, ..ROW }
 }
 
@@ -142,7 +142,7 @@ pub const ROWS: &[Row] = &[
         &[("ext4", Fail("unlink(\"t.db-journal\")"))],
     ),
     Row {
-        check: "sh '$ZOO/sqlite-sound-check.sh'",
+        check: "sh '$PROGRAMS/sqlite-sound-check.sh'",
         ..sqlite(
             "SQLite rollback, NORMAL: sound",
             &["sqlite.py", "delete", "normal", "3"],
@@ -158,12 +158,12 @@ pub const ROWS: &[Row] = &[
         &[("ext4", Fail("fsync(\"t.db-wal\")"))],
     ),
     Row {
-        check: "sh '$ZOO/sqlite-sound-check.sh'",
+        check: "sh '$PROGRAMS/sqlite-sound-check.sh'",
         ..sqlite("SQLite WAL, NORMAL: sound", &["sqlite.py", "wal", "normal", "3"], &[("ext4", Pass)])
     },
     // "the database might become corrupted if the operating system crashes".
     Row {
-        check: "sh '$ZOO/sqlite-sound-check.sh'",
+        check: "sh '$PROGRAMS/sqlite-sound-check.sh'",
         ..sqlite(
             "SQLite rollback, OFF: sound",
             &["sqlite.py", "delete", "off", "3"],
@@ -171,7 +171,7 @@ pub const ROWS: &[Row] = &[
         )
     },
     Row {
-        check: "sh '$ZOO/sqlite-sound-check.sh'",
+        check: "sh '$PROGRAMS/sqlite-sound-check.sh'",
         ..sqlite("SQLite WAL, OFF: sound", &["sqlite.py", "wal", "off", "3"], &[("ext4", Fail("t.db"))])
     },
     // git-config(1), core.fsync: the default leaves out loose objects and references, "committed"
@@ -197,7 +197,7 @@ pub const ROWS: &[Row] = &[
         &[("ext4", Fail(".git/objects"))],
     ),
     Row {
-        check: "sh '$ZOO/git-check.sh' sound",
+        check: "sh '$PROGRAMS/git-check.sh' sound",
         ..git("Git, core.fsync=all: sound", &["git.sh", "-c core.fsync=all"], &[("ext4", Pass)])
     },
     // lmdb.h: the default is durable; MDB_NOSYNC "can corrupt the database"; MDB_NOMETASYNC
@@ -206,21 +206,21 @@ pub const ROWS: &[Row] = &[
         "LMDB, default",
         LMDB,
         &["kv.py", "lmdb", "sync", "4"],
-        "python3 '$ZOO/kv-check.py' lmdb",
+        "python3 '$PROGRAMS/kv-check.py' lmdb",
         &[("ext4", Pass), ("posix", Pass)],
     ),
     store(
         "LMDB, MDB_NOMETASYNC",
         LMDB,
         &["kv.py", "lmdb", "nometasync", "4"],
-        "python3 '$ZOO/kv-check.py' lmdb",
+        "python3 '$PROGRAMS/kv-check.py' lmdb",
         &[("posix", Fail("fsync(\"data.mdb\")"))],
     ),
     store(
         "LMDB, MDB_NOSYNC: sound",
         LMDB,
         &["kv.py", "lmdb", "nosync", "4"],
-        "python3 '$ZOO/kv-check.py' lmdb sound",
+        "python3 '$PROGRAMS/kv-check.py' lmdb sound",
         &[("posix", Fail("data.mdb"))],
     ),
     // include/leveldb/options.h: "If this flag is true, the write will be flushed ... If this flag
@@ -229,14 +229,14 @@ pub const ROWS: &[Row] = &[
         "LevelDB, sync",
         LEVELDB,
         &["kv.py", "leveldb", "sync", "4"],
-        "python3 '$ZOO/kv-check.py' leveldb",
+        "python3 '$PROGRAMS/kv-check.py' leveldb",
         &[("ext4", Pass), ("posix", Pass)],
     ),
     store(
         "LevelDB, no sync",
         LEVELDB,
         &["kv.py", "leveldb", "nosync", "4"],
-        "python3 '$ZOO/kv-check.py' leveldb",
+        "python3 '$PROGRAMS/kv-check.py' leveldb",
         &[("ext4", Fail(".log"))],
     ),
     // WriteOptions::sync: the same words.
@@ -244,14 +244,14 @@ pub const ROWS: &[Row] = &[
         "RocksDB, sync",
         ROCKSDB,
         &["kv.py", "rocksdb", "sync", "4"],
-        "python3 '$ZOO/kv-check.py' rocksdb",
+        "python3 '$PROGRAMS/kv-check.py' rocksdb",
         &[("ext4", Pass), ("posix", Pass)],
     ),
     store(
         "RocksDB, no sync",
         ROCKSDB,
         &["kv.py", "rocksdb", "nosync", "4"],
-        "python3 '$ZOO/kv-check.py' rocksdb",
+        "python3 '$PROGRAMS/kv-check.py' rocksdb",
         &[("ext4", Fail(".log"))],
     ),
     // Python's documentation of shelve and dbm.dumb promises nothing; sync() writes files and syncs
@@ -260,7 +260,7 @@ pub const ROWS: &[Row] = &[
         "shelve on dbm.dumb, sync()",
         &[],
         &["kv.py", "shelve", "sync", "3"],
-        "python3 '$ZOO/kv-check.py' shelve",
+        "python3 '$PROGRAMS/kv-check.py' shelve",
         &[("ext4", Fail("db."))],
     ),
     // bbolt's README: NoSync "if the system crashes, it can corrupt"; else each transaction is
@@ -285,15 +285,15 @@ pub const ROWS: &[Row] = &[
     built(
         "redb, Immediate",
         &[Need::Rust("rust")],
-        &["zoo-stores", "run", "redb", "immediate", "4"],
-        "zoo-stores check redb",
+        &["crash-stores", "run", "redb", "immediate", "4"],
+        "crash-stores check redb",
         &[("ext4", Pass), ("posix", Pass)],
     ),
     built(
         "redb, None",
         &[Need::Rust("rust")],
-        &["zoo-stores", "run", "redb", "none", "4"],
-        "zoo-stores check redb",
+        &["crash-stores", "run", "redb", "none", "4"],
+        "crash-stores check redb",
         &[("posix", Fail("nothing at all is lost"))],
     ),
     // sled 0.34: flush() "Synchronously flushes all dirty IO buffers and calls fsync. If this
@@ -303,15 +303,15 @@ pub const ROWS: &[Row] = &[
     built(
         "sled, flush()",
         &[Need::Rust("rust")],
-        &["zoo-stores", "run", "sled", "flush", "4"],
-        "zoo-stores check sled",
+        &["crash-stores", "run", "sled", "flush", "4"],
+        "crash-stores check sled",
         &[("ext4", Fault("fsync(\"db/db\")"))],
     ),
     built(
         "sled, no flush()",
         &[Need::Rust("rust")],
-        &["zoo-stores", "run", "sled", "none", "4"],
-        "zoo-stores check sled",
+        &["crash-stores", "run", "sled", "none", "4"],
+        "crash-stores check sled",
         // Its own thread may have written some of it by then, so the lost data differs from run to
         // run.
         &[("ext4", Fail("was promised and is not there"))],
@@ -323,7 +323,7 @@ pub const ROWS: &[Row] = &[
         needs: &[Need::Debian("dpkg-deb", "dpkg")],
         prepare: Some("dpkg-prepare.sh"),
         run: &["dpkg.sh", "--refuse-unsafe-io"],
-        check: "sh '$ZOO/dpkg-check.sh'",
+        check: "sh '$PROGRAMS/dpkg-check.sh'",
         expect: &[("ext4", Pass), ("xfs", Pass)],
         ..ROW
     },
@@ -332,7 +332,7 @@ pub const ROWS: &[Row] = &[
         needs: &[Need::Debian("dpkg-deb", "dpkg")],
         prepare: Some("dpkg-prepare.sh"),
         run: &["dpkg.sh", "--force-unsafe-io"],
-        check: "sh '$ZOO/dpkg-check.sh'",
+        check: "sh '$PROGRAMS/dpkg-check.sh'",
         expect: &[("posix", Fail("opt/zoo"))],
         ..ROW
     },
@@ -342,7 +342,7 @@ pub const ROWS: &[Row] = &[
         needs: &[Need::Python("pip", "pip")],
         prepare: Some("pip-prepare.sh"),
         run: &["pip.sh"],
-        check: "sh '$ZOO/pip-check.sh'",
+        check: "sh '$PROGRAMS/pip-check.sh'",
         expect: &[("ext4", Fail("zoo_pkg"))],
         states: 100,
         ..ROW
@@ -352,7 +352,7 @@ pub const ROWS: &[Row] = &[
         needs: &[Need::Debian("npm", "npm")],
         prepare: Some("npm-prepare.sh"),
         run: &["npm.sh"],
-        check: "sh '$ZOO/npm-check.sh'",
+        check: "sh '$PROGRAMS/npm-check.sh'",
         expect: &[("ext4", Fail("zoo-pkg"))],
         states: 100,
         ..ROW
@@ -364,7 +364,7 @@ pub const ROWS: &[Row] = &[
         needs: &[Need::Root, Need::Debian("/usr/lib/postgresql", "postgresql")],
         prepare: Some("postgres-prepare.sh"),
         run: &["postgres.sh", "on"],
-        check: "sh '$ZOO/postgres-check.sh'",
+        check: "sh '$PROGRAMS/postgres-check.sh'",
         expect: &[("ext4", Pass)],
         states: 60,
         ..ROW
@@ -374,7 +374,7 @@ pub const ROWS: &[Row] = &[
         needs: &[Need::Root, Need::Debian("/usr/lib/postgresql", "postgresql")],
         prepare: Some("postgres-prepare.sh"),
         run: &["postgres.sh", "off"],
-        check: "sh '$ZOO/postgres-check.sh'",
+        check: "sh '$PROGRAMS/postgres-check.sh'",
         expect: &[("ext4", Fail("fsync("))],
         states: 60,
         // Each check starts a server.

@@ -11,8 +11,8 @@
 //!    symlink, the first extent a file. Inode 1 is always a directory.
 //! 3. Attributes and entries stay if they are in a slot that their name hashes to, each name once.
 //!    An access control list must be well-formed. The parts of a large value stay if they follow
-//!    their attribute. An attribute that lacks a part is noted in [`Sieve::incomplete`] and dropped
-//!    in the second pass.
+//!    their attribute. An attribute that lacks a part is noted in [`ItemFilter::incomplete`] and
+//!    dropped in the second pass.
 //! 4. Extents stay if they are in order, inside the data area and inside one group. Blocks that
 //!    already have an owner become a hole. So do blocks that a dropped log record allocated, since
 //!    they may hold another file's bytes.
@@ -31,7 +31,7 @@ use kedge_format::superblock::Geometry;
 use kedge_format::{FileKind, INO_MAX, InodeCore, ItemKind, Key};
 
 /// A decision about an item.
-pub(crate) enum Sieved<'v> {
+pub(crate) enum Filtered<'v> {
     /// The item is left out, for this reason.
     Drop(RepairKind, String),
     Core(InodeCore),
@@ -45,7 +45,7 @@ pub(crate) enum Sieved<'v> {
     Extent(Vec<(u64, ExtentItem)>, u64),
 }
 
-pub(crate) struct Sieve<'a> {
+pub(crate) struct ItemFilter<'a> {
     geometry: &'a Geometry,
     /// Blocks with an owner: the format's areas, tree nodes, the extents accepted so far.
     pub owned: Owned,
@@ -66,9 +66,9 @@ pub(crate) struct Sieve<'a> {
     pub incomplete: Vec<(u64, u64)>,
 }
 
-impl<'a> Sieve<'a> {
-    pub fn new(geometry: &'a Geometry, owned: Owned, suspect: Option<&'a Owned>) -> Sieve<'a> {
-        Sieve {
+impl<'a> ItemFilter<'a> {
+    pub fn new(geometry: &'a Geometry, owned: Owned, suspect: Option<&'a Owned>) -> ItemFilter<'a> {
+        ItemFilter {
             geometry,
             owned,
             suspect,
@@ -89,8 +89,8 @@ impl<'a> Sieve<'a> {
         self.kind
     }
 
-    pub fn item<'v>(&mut self, key: Key, value: &'v [u8]) -> Sieved<'v> {
-        let drop = |what: &str| Sieved::Drop(RepairKind::ItemDropped, format!("item {key}: {what}"));
+    pub fn item<'v>(&mut self, key: Key, value: &'v [u8]) -> Filtered<'v> {
+        let drop = |what: &str| Filtered::Drop(RepairKind::ItemDropped, format!("item {key}: {what}"));
         let Some(kind) = ItemKind::from_u8(key.kind) else { return drop("unknown kind") };
         if (key.ino == 0) != (kind == ItemKind::Orphan) || key.ino > INO_MAX {
             return drop("cannot be under this inode number");
@@ -101,7 +101,7 @@ impl<'a> Sieve<'a> {
                     if orphan == Orphan::Unlinked {
                         self.unlinked.push(key.offset);
                     }
-                    Sieved::Orphan(orphan)
+                    Filtered::Orphan(orphan)
                 }
                 Ok(_) => drop("orphan item of inode 0"),
                 Err(e) => drop(&what_of(&e)),
@@ -129,15 +129,15 @@ impl<'a> Sieve<'a> {
         }
     }
 
-    fn core<'v>(&mut self, key: Key, value: &'v [u8]) -> Sieved<'v> {
-        let drop = |what: &str| Sieved::Drop(RepairKind::ItemDropped, format!("item {key}: {what}"));
+    fn core<'v>(&mut self, key: Key, value: &'v [u8]) -> Filtered<'v> {
+        let drop = |what: &str| Filtered::Drop(RepairKind::ItemDropped, format!("item {key}: {what}"));
         match InodeCore::decode(value) {
             Ok(core) if key.ino == Ino::ROOT.0 && core.kind() != Some(FileKind::Directory) => {
                 drop("the root directory is none")
             }
             Ok(core) => {
                 self.kind = core.kind();
-                Sieved::Core(core)
+                Filtered::Core(core)
             }
             Err(e) => drop(&what_of(&e)),
         }
@@ -168,8 +168,8 @@ impl<'a> Sieve<'a> {
         fresh
     }
 
-    fn xattr<'v>(&mut self, key: Key, value: &'v [u8]) -> Sieved<'v> {
-        let drop = |what: String| Sieved::Drop(RepairKind::ItemDropped, format!("item {key}: {what}"));
+    fn xattr<'v>(&mut self, key: Key, value: &'v [u8]) -> Filtered<'v> {
+        let drop = |what: String| Filtered::Drop(RepairKind::ItemDropped, format!("item {key}: {what}"));
         let item = XattrItem::decode(value);
         if let Ok(part @ XattrItem::Part { .. }) = item {
             // The deletion of an inode removes its attributes item by item, from the first on.
@@ -182,7 +182,7 @@ impl<'a> Sieve<'a> {
                 self.end_value();
                 return drop("a part of no attribute's value".into());
             };
-            return Sieved::Xattr(slot);
+            return Filtered::Xattr(slot);
         }
         self.end_value();
         self.value = Some((key.offset, None));
@@ -203,7 +203,7 @@ impl<'a> Sieve<'a> {
             }
             self.value = Some((key.offset, Some(XattrRest::new(key.offset, len))));
         }
-        Sieved::Xattr(key.offset)
+        Filtered::Xattr(key.offset)
     }
 
     /// Ends the last attribute's value: the next item is no part of it, so a value that still lacks
@@ -216,8 +216,8 @@ impl<'a> Sieve<'a> {
         }
     }
 
-    fn target<'v>(&mut self, key: Key, target: &'v [u8]) -> Sieved<'v> {
-        let drop = |what: String| Sieved::Drop(RepairKind::ItemDropped, format!("item {key}: {what}"));
+    fn target<'v>(&mut self, key: Key, target: &'v [u8]) -> Filtered<'v> {
+        let drop = |what: String| Filtered::Drop(RepairKind::ItemDropped, format!("item {key}: {what}"));
         if target.is_empty() || target.len() > SYMLINK_MAX || target.contains(&0) {
             return drop(format!("impossible target of {} bytes", target.len()));
         }
@@ -225,11 +225,11 @@ impl<'a> Sieve<'a> {
             return drop("a target of what is no symlink".into());
         }
         self.has_target = true;
-        Sieved::Target(target.len())
+        Filtered::Target(target.len())
     }
 
-    fn dentry<'v>(&mut self, key: Key, value: &'v [u8]) -> Sieved<'v> {
-        let drop = |what: String| Sieved::Drop(RepairKind::NameDropped, what);
+    fn dentry<'v>(&mut self, key: Key, value: &'v [u8]) -> Filtered<'v> {
+        let drop = |what: String| Filtered::Drop(RepairKind::NameDropped, what);
         let dentry = match Dentry::decode(value) {
             Ok(dentry) => dentry,
             Err(e) => return drop(format!("item {key}: {}", what_of(&e))),
@@ -241,11 +241,11 @@ impl<'a> Sieve<'a> {
         if !self.is(FileKind::Directory) {
             return drop(format!("{} under what is no directory", shown()));
         }
-        Sieved::Dentry(dentry)
+        Filtered::Dentry(dentry)
     }
 
-    fn extent<'v>(&mut self, key: Key, value: &'v [u8]) -> Sieved<'v> {
-        let drop = |what: String| Sieved::Drop(RepairKind::ItemDropped, format!("item {key}: {what}"));
+    fn extent<'v>(&mut self, key: Key, value: &'v [u8]) -> Filtered<'v> {
+        let drop = |what: String| Filtered::Drop(RepairKind::ItemDropped, format!("item {key}: {what}"));
         let item = match ExtentItem::decode(value) {
             Ok(item) => item,
             Err(e) => return drop(what_of(&e)),
@@ -284,7 +284,7 @@ impl<'a> Sieve<'a> {
             let piece = ExtentItem { start: BlockNo(start), blocks: blocks as u32, ..item };
             out.push((first + (start - extent.start.0), piece));
         }
-        Sieved::Extent(out, extent.blocks - kept)
+        Filtered::Extent(out, extent.blocks - kept)
     }
 }
 

@@ -19,14 +19,14 @@ fn rows_that_were_not_run_keep_their_results() {
 
 #[test]
 fn each_row_has_a_name_of_its_own_and_scripts_that_exist() {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("zoo");
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs");
     let mut names: Vec<&str> = ROWS.iter().map(|r| r.name).collect();
     names.sort_unstable();
     names.dedup();
     assert_eq!(names.len(), ROWS.len());
     for row in ROWS {
         let run = row.run.first().filter(|_| row.program != "env");
-        let check = row.check.split('\'').nth(1).map(|s| s.trim_start_matches("$ZOO/"));
+        let check = row.check.split('\'').nth(1).map(|s| s.trim_start_matches("$PROGRAMS/"));
         for script in run.copied().into_iter().chain(check).chain(row.prepare) {
             assert!(dir.join(script).is_file(), "{}: {script}", row.name);
         }

@@ -1,5 +1,5 @@
 # A wheel.
-cd "$ZOO_TEMP" && python3 - <<'PY'
+cd "$PROGRAM_TEMP" && python3 - <<'PY'
 import zipfile
 
 with zipfile.ZipFile("zoo_pkg-1-py3-none-any.whl", "w") as wheel:

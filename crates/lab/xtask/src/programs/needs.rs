@@ -1,4 +1,4 @@
-//! Foreign programs and libraries that rows of the zoo need: found, or installed, or the row is
+//! Foreign programs and libraries that rows need: found, or installed, or the row is
 //! skipped and the run reports it.
 
 use anyhow::{Context, Result, bail, ensure};
@@ -11,9 +11,9 @@ pub enum Need {
     Debian(&'static str, &'static str),
     /// A module of Python, and its package.
     Python(&'static str, &'static str),
-    /// A program in Go in a directory of `zoo/`.
+    /// A program in Go in a directory of `programs/`.
     Go(&'static str),
-    /// A crate in a directory of `zoo/`.
+    /// A crate in a directory of `programs/`.
     Rust(&'static str),
     /// The row switches to another user.
     Root,
@@ -21,7 +21,7 @@ pub enum Need {
 
 /// The directory that is kept between runs.
 pub struct Cache {
-    zoo: PathBuf,
+    scripts: PathBuf,
     dir: PathBuf,
 }
 
@@ -39,10 +39,10 @@ fn is_program(name: &str) -> bool {
 }
 
 impl Cache {
-    pub fn new(zoo: &Path, target: &Path) -> Result<Cache> {
-        let dir = target.join("zoo");
+    pub fn new(scripts: &Path, target: &Path) -> Result<Cache> {
+        let dir = target.join("crash-programs");
         std::fs::create_dir_all(dir.join("bin")).with_context(|| format!("create {}", dir.display()))?;
-        Ok(Cache { zoo: zoo.to_owned(), dir })
+        Ok(Cache { scripts: scripts.to_owned(), dir })
     }
 
     /// The directory of programs that were built.
@@ -97,8 +97,8 @@ impl Cache {
                         .env("CARGO_TARGET_DIR", &target)
                         .current_dir(self.copy(dir)?),
                 )?;
-                let built = target.join("release/zoo-stores");
-                let to = self.bin().join("zoo-stores");
+                let built = target.join("release/crash-stores");
+                let to = self.bin().join("crash-stores");
                 std::fs::copy(&built, &to).with_context(|| format!("copy {}", built.display())).map(drop)
             }
         }
@@ -108,7 +108,7 @@ impl Cache {
     fn copy(&self, dir: &str) -> Result<PathBuf> {
         let to = self.dir.join("src");
         std::fs::create_dir_all(&to).with_context(|| format!("create {}", to.display()))?;
-        output(Command::new("cp").arg("-rT").arg(self.zoo.join(dir)).arg(to.join(dir)))?;
+        output(Command::new("cp").arg("-rT").arg(self.scripts.join(dir)).arg(to.join(dir)))?;
         Ok(to.join(dir))
     }
 }

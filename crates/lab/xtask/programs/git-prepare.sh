@@ -1,2 +1,2 @@
 # An empty repository, which no crash loses.
-git init -q "$ZOO_FROM"
+git init -q "$PROGRAM_FROM"

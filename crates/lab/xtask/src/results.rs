@@ -237,7 +237,7 @@ impl Line {
 }
 
 /// A figure as printed, and the value to compare.
-type Told = (String, f64);
+type Cell = (String, f64);
 
 impl Row {
     fn line<'l>(&self, lines: &'l [Line], place: &str, metric: &str) -> Option<&'l Line> {
@@ -259,17 +259,17 @@ impl Row {
         });
         ensure!(known, "{}.md has no such table", self.file);
         let published = self.places.iter().find_map(|(place, _)| self.published(lines, place));
-        let mut told = Vec::new();
+        let mut cells = Vec::new();
         let mut reached = Vec::new();
         for (place, name) in self.places {
             let Some((words, value)) = self.ours(lines, place)? else {
-                told.push(format!("{name} –"));
+                cells.push(format!("{name} –"));
                 continue;
             };
-            told.push(format!("{name} {words}"));
+            cells.push(format!("{name} {words}"));
             reached.extend(published.as_ref().map(|(_, wanted)| reaches(value, *wanted)));
         }
-        let measured = told.iter().any(|words| !words.ends_with('–'));
+        let measured = cells.iter().any(|words| !words.ends_with('–'));
         let word = match (reached.iter().filter(|r| **r).count(), reached.len()) {
             _ if !measured => "not measured",
             (_, 0) => "–",
@@ -277,10 +277,10 @@ impl Row {
             (0, _) => "missed",
             _ => "in part",
         };
-        Ok((published.map_or("–".into(), |(words, _)| words), told.join(", "), word.into()))
+        Ok((published.map_or("–".into(), |(words, _)| words), cells.join(", "), word.into()))
     }
 
-    fn ours(&self, lines: &[Line], place: &str) -> Result<Option<Told>> {
+    fn ours(&self, lines: &[Line], place: &str) -> Result<Option<Cell>> {
         if let Kind::Bar(title) | Kind::BarAlone(title) = self.kind {
             let bar = lines.iter().find(|line| line.section == BARS && line.contest == title);
             let bar = bar.with_context(|| format!("{}.md has no bar \"{title}\"", self.file))?;
@@ -297,7 +297,7 @@ impl Row {
         })
     }
 
-    fn published(&self, lines: &[Line], place: &str) -> Option<Told> {
+    fn published(&self, lines: &[Line], place: &str) -> Option<Cell> {
         let metric = if let Kind::ChangeAs(metric) = self.kind { metric } else { self.metric };
         let line = self.line(lines, place, metric)?;
         let change = line.cell("published change");
@@ -314,24 +314,24 @@ impl Row {
 }
 
 /// The value reached for a bar: a change in percent, or a ratio.
-fn reached(cells: &[(String, String)]) -> Option<Told> {
+fn reached(cells: &[(String, String)]) -> Option<Cell> {
     let (_, cell) = cells.iter().find(|(name, _)| name == "reached")?;
     let value = number(cell)?;
     Some(if cell.ends_with('%') { percent(value) } else { times(value) })
 }
 
 /// With as many digits as the cells.
-fn from_to(from: &str, to: &str, change: Option<f64>) -> Option<Told> {
+fn from_to(from: &str, to: &str, change: Option<f64>) -> Option<Cell> {
     let digits = |cell: &str| cell.split(' ').next().map(str::to_owned);
     Some((format!("{} to {}", digits(from)?, digits(to)?), change?))
 }
 
-fn times(times: f64) -> Told {
+fn times(times: f64) -> Cell {
     let words = if times < 10.0 { format!("{times:.2} times") } else { format!("{times:.0} times") };
     (words, times)
 }
 
-fn percent(change: f64) -> Told {
+fn percent(change: f64) -> Cell {
     let words = if change.abs() < 9.95 { format!("{change:+.1} %") } else { format!("{change:+.0} %") };
     (words, change)
 }
@@ -342,5 +342,5 @@ fn reaches(ours: f64, published: f64) -> bool {
 }
 
 #[cfg(test)]
-#[path = "glance_tests.rs"]
+#[path = "results_tests.rs"]
 mod tests;

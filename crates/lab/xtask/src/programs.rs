@@ -1,5 +1,5 @@
-//! `cargo xtask crash-zoo`: crash tests of common programs, compared with the promises of their
-//! documentation.
+//! `cargo xtask crash-programs`: crash tests of common programs, compared with the promises of
+//! their documentation.
 //!
 //! A row that must fail has to fail with the call that the documentation names; a program with a
 //! known violation has to fail with that one. A row that must pass has to have tried all systematic
@@ -20,11 +20,11 @@ use std::process::{Command, Output};
 use std::time::Instant;
 
 const DOCUMENT: &str = "docs/CRASH_TESTING.md";
-const BEGIN: &str = "<!-- results of crash-zoo -->";
+const BEGIN: &str = "<!-- results of crash-programs -->";
 const END: &str = "<!-- end of results -->";
 const HEAD: &str = "| program | model | documented | found | states | s |\n|---|---|---|---|---|---|";
 
-struct Zoo {
+struct Suite {
     kedge: PathBuf,
     dir: PathBuf,
     cache: Cache,
@@ -36,34 +36,34 @@ struct Zoo {
 }
 
 pub fn run(words: &[String], write: bool) -> Result<()> {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("zoo");
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs");
     let target =
         cargo_metadata::MetadataCommand::new().no_deps().exec()?.target_directory.into_std_path_buf();
     let kedge = match std::env::var_os("KEDGE") {
         Some(path) => PathBuf::from(path),
         None => build(&target)?,
     };
-    let temp = std::env::temp_dir().join(format!("kedge-zoo-{}", std::process::id()));
+    let temp = std::env::temp_dir().join(format!("kedge-programs-{}", std::process::id()));
     let (results, wrong, left_out) = (Vec::new(), Vec::new(), Vec::new());
-    let mut zoo = Zoo { kedge, cache: Cache::new(&dir, &target)?, dir, temp, results, wrong, left_out };
+    let mut suite = Suite { kedge, cache: Cache::new(&dir, &target)?, dir, temp, results, wrong, left_out };
     println!("{HEAD}");
     let is_wanted = |row: &&Row| words.is_empty() || words.iter().any(|w| row.name.contains(w.as_str()));
     for row in ROWS.iter().filter(is_wanted) {
-        std::fs::create_dir_all(&zoo.temp).with_context(|| format!("create {}", zoo.temp.display()))?;
-        if let Err(e) = zoo.row(row) {
-            zoo.wrong.push(format!("{}: {e:#}", row.name));
+        std::fs::create_dir_all(&suite.temp).with_context(|| format!("create {}", suite.temp.display()))?;
+        if let Err(e) = suite.row(row) {
+            suite.wrong.push(format!("{}: {e:#}", row.name));
         }
-        std::fs::remove_dir_all(&zoo.temp).with_context(|| format!("remove {}", zoo.temp.display()))?;
+        std::fs::remove_dir_all(&suite.temp).with_context(|| format!("remove {}", suite.temp.display()))?;
         // After each row, so that an interrupted run keeps its results.
         if write {
-            zoo.write()?;
+            suite.write()?;
         }
     }
-    for row in &zoo.left_out {
+    for row in &suite.left_out {
         println!("left out: {row}");
     }
-    if !zoo.wrong.is_empty() {
-        bail!("{}", zoo.wrong.join("\n"));
+    if !suite.wrong.is_empty() {
+        bail!("{}", suite.wrong.join("\n"));
     }
     Ok(())
 }
@@ -77,7 +77,7 @@ fn text(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 
-impl Zoo {
+impl Suite {
     /// Puts the results into the document.
     fn write(&self) -> Result<()> {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..").join(DOCUMENT);
@@ -98,7 +98,7 @@ impl Zoo {
             return Ok(());
         }
         self.prepare_and_record(row)?;
-        let check = row.check.replace("$ZOO", &self.dir.to_string_lossy());
+        let check = row.check.replace("$PROGRAMS", &self.dir.to_string_lossy());
         let mut wrong = Vec::new();
         for (model, expect) in row.expect {
             wrong.extend(self.explore(row, model, expect, &check)?);
@@ -111,8 +111,8 @@ impl Zoo {
         let path = std::env::var("PATH").unwrap_or_default();
         let mut command = Command::new(program);
         command
-            .env("ZOO_FROM", self.temp.join("from"))
-            .env("ZOO_TEMP", &self.temp)
+            .env("PROGRAM_FROM", self.temp.join("from"))
+            .env("PROGRAM_TEMP", &self.temp)
             .env("PYTHONPATH", format!("{}:{}", self.dir.display(), self.cache.python().display()))
             .env("PYTHONDONTWRITEBYTECODE", "1")
             .env("PATH", format!("{}:{path}", self.cache.bin().display()));
@@ -205,5 +205,5 @@ fn with_results(text: &str, results: &[(String, String)]) -> Result<String> {
 }
 
 #[cfg(test)]
-#[path = "zoo_tests.rs"]
+#[path = "programs_tests.rs"]
 mod tests;

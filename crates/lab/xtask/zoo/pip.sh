@@ -1,5 +1,0 @@
-# Installs a package. It is promised when pip has returned.
-set -e
-export TMPDIR="$ZOO_TEMP" PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
-python3 -m pip install -q --no-index --no-deps --no-compile --target "$KEDGE_DIR/lib" "$ZOO_TEMP/zoo_pkg-1-py3-none-any.whl"
-echo "ack installed"
