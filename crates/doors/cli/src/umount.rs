@@ -190,7 +190,7 @@ fn stuck(dir: &Path, image: &Path) -> Result<Option<Stuck>> {
             let (bytes, files) = (of_host("unwritten_bytes"), of_host("unwritten_files"));
             return Ok((bytes > 0).then_some(Stuck { bytes, files, needed, free }));
         }
-        std::thread::sleep(FULL_PAUSE);
+        kedge_base::pause(FULL_PAUSE);
     }
     Ok(None)
 }

@@ -19,7 +19,7 @@ use crate::tree::{self, NodeRef};
 use kedge_base::Ino;
 use kedge_format::Key;
 use kedge_format::superblock::Superblock;
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 /// The most paths that a finding names.
 const PATHS_MAX: usize = 8;
@@ -35,14 +35,14 @@ struct Paths<'a, 'd> {
     /// Sorted by target.
     names: &'a [NameRef],
     /// The names read so far, by directory and target inode.
-    read: HashMap<(u64, u64), Option<String>>,
+    read: BTreeMap<(u64, u64), Option<String>>,
 }
 
 /// Adds paths to the findings that are kept. Call it after the check of the names, which leaves
 /// them sorted by target.
 pub(crate) fn name_findings(sb: &Superblock, reader: &mut Reader, state: &mut State, leaves: &[NodeRef]) {
     let State { findings, facts, .. } = state;
-    let mut paths = Paths { sb, reader, leaves, names: &facts.names, read: HashMap::new() };
+    let mut paths = Paths { sb, reader, leaves, names: &facts.names, read: BTreeMap::new() };
     for finding in findings.kept_mut() {
         match (&finding.node, finding.ino) {
             (Some(node), _) => paths.of_range(node.low, node.high, finding),

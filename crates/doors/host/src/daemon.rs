@@ -153,7 +153,7 @@ pub fn join(name: &str, request: &Request) -> Result<()> {
                     reply.notices.iter().for_each(|notice| eprintln!("kedge: warning: {notice}"));
                     return reply.error.map_or(Ok(()), |e| bail!("{e}"));
                 }
-                None => std::thread::sleep(JOIN_PAUSE), // it was ending
+                None => kedge_base::pause(JOIN_PAUSE), // it was ending
             },
             Err(e) if e.kind() == std::io::ErrorKind::TimedOut => {
                 bail!("the process called {name} accepts no connections")
@@ -164,7 +164,7 @@ pub fn join(name: &str, request: &Request) -> Result<()> {
                 let words: [&OsStr; 3] = ["daemon".as_ref(), "--name".as_ref(), name.as_ref()];
                 if let Err(e) = background::spawn(&words, None, None) {
                     tracing::debug!("start of {name}: {e}");
-                    std::thread::sleep(JOIN_PAUSE);
+                    kedge_base::pause(JOIN_PAUSE);
                 }
             }
         }

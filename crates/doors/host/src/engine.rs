@@ -290,7 +290,7 @@ pub fn detach(dir: &Path) -> Result<()> {
 pub fn patiently(mut unmount: impl FnMut() -> Result<(), MountError>) -> Result<(), MountError> {
     for _ in 1..UNMOUNT_ATTEMPTS {
         match unmount() {
-            Err(MountError::Busy(_)) => std::thread::sleep(UNMOUNT_PAUSE),
+            Err(MountError::Busy(_)) => kedge_base::pause(UNMOUNT_PAUSE),
             outcome => return outcome,
         }
     }

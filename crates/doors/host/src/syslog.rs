@@ -8,7 +8,7 @@
 use crate::text::one_line;
 use kedge_base::{Clock, SystemClock};
 use parking_lot::Mutex;
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::os::unix::net::UnixDatagram;
 use std::time::Duration;
@@ -86,7 +86,7 @@ pub struct Limit {
     clock: SystemClock,
     /// By file and line, so bounded by the number of log statements. The lock has no rank: a
     /// message may be logged under any other lock, and no lock is taken under this one.
-    seen: Mutex<HashMap<(&'static str, u32), Seen>>,
+    seen: Mutex<BTreeMap<(&'static str, u32), Seen>>,
 }
 
 #[derive(Default, Debug, PartialEq, Eq)]

@@ -16,7 +16,7 @@ use anyhow::{Context, Result, bail};
 use import::sink::{At, Entries, Sink};
 use kedge_host::{Usage, engine, image};
 use kedgefs::{Attr, FileKind, FileSystem, Ino};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::io::IsTerminal;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
@@ -278,7 +278,7 @@ fn file(
         bail!("this and {} are the same file", to.show());
     }
     let at = At { dir: goal.dir, name, path: name };
-    import::image::copy(from, attr, at, &mut HashMap::new(), sink)
+    import::image::copy(from, attr, at, &mut BTreeMap::new(), sink)
 }
 
 fn directory(

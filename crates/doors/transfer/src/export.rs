@@ -15,7 +15,7 @@ use anyhow::{Context, Result};
 use kedge_base::printable;
 use kedge_host::{Usage, engine};
 use kedgefs::{Attr, FileKind, FileSystem, Ino};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufReader, BufWriter, Write};
 use std::path::Path;
@@ -83,11 +83,11 @@ struct Archiver<'a, W> {
     fs: &'a FileSystem,
     out: Pax<W>,
     /// The first path of each file with several links.
-    links: HashMap<Ino, Vec<u8>>,
+    links: BTreeMap<Ino, Vec<u8>>,
 }
 
 fn archive(fs: &FileSystem, top: Ino, out: impl Write) -> Result<()> {
-    let mut archiver = Archiver { fs, out: Pax::new(out), links: HashMap::new() };
+    let mut archiver = Archiver { fs, out: Pax::new(out), links: BTreeMap::new() };
     let mut left = vec![(b".".to_vec(), top)];
     while let Some((path, ino)) = left.pop() {
         let attr = fs.getattr(ino)?;

@@ -17,7 +17,7 @@ use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, Timespec, Timestamps, XattrFlags};
 use rustix::io::Errno;
 use rustix::process::{Gid, Uid};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::Read;
@@ -37,7 +37,7 @@ pub struct Target {
     privileged: bool,
     left_out: LeftOut,
     /// The first path of each file with several links.
-    links: HashMap<Ino, Vec<u8>>,
+    links: BTreeMap<Ino, Vec<u8>>,
     buf: Vec<u8>,
 }
 
@@ -81,7 +81,7 @@ impl Target {
             rustix::fs::open(dir, flags, Mode::empty()).with_context(|| format!("open {}", dir.display()))?;
         let root = rustix::process::geteuid().is_root();
         let privileged = privileged && root;
-        let (left_out, links) = (LeftOut::default(), HashMap::new());
+        let (left_out, links) = (LeftOut::default(), BTreeMap::new());
         Ok(Target { top, name, root, privileged, left_out, links, buf: vec![0; CHUNK] })
     }
 

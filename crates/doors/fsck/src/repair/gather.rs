@@ -12,7 +12,7 @@ use crate::tree::{NodeRef, stream_items};
 use kedge_base::{Ino, Result};
 use kedge_format::item::Orphan;
 use kedge_format::{FileKind, Key};
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// An inode with at least one item. Kept in ascending order of inode numbers.
 #[derive(Clone, Debug)]
@@ -65,12 +65,12 @@ pub(crate) struct Gathered {
     pub names: Vec<Name>,
     pub orphans: Vec<(u64, Orphan)>,
     /// Entries of the root directory whose names begin with [`LOST_FOUND`], and their targets.
-    pub lost_found: HashMap<Vec<u8>, u64>,
+    pub lost_found: BTreeMap<Vec<u8>, u64>,
     /// The target of the entry named exactly [`LOST_FOUND`]. It is known before any other directory
     /// is read, because the root's items come first.
     lost_found_ino: Option<u64>,
     /// The names in lost+found that begin with '#'.
-    pub reattached: HashSet<Vec<u8>>,
+    pub reattached: BTreeSet<Vec<u8>>,
     /// Inode and slot of each attribute that lacks a part of its value, in ascending order.
     pub incomplete: Vec<(u64, u64)>,
 }

@@ -38,11 +38,11 @@
 
 mod commit;
 mod done;
+mod filter;
 mod gather;
 mod plan;
 mod rebuild;
 mod salvage;
-mod filter;
 mod source;
 mod tracked;
 mod writer;
@@ -68,7 +68,7 @@ use kedge_format::node::NODE_BLOCKS;
 use kedge_format::superblock::{OPEN_MAX, Superblock};
 use rebuild::{Builder, Places, Rebuild, Root};
 use source::Source;
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// How much may be repaired.
@@ -419,7 +419,7 @@ impl Job<'_> {
         for node in &state.bad_nodes {
             state.owned.release(node.block, NODE_BLOCKS);
         }
-        let bad: HashMap<Key, BlockNo> = state.bad_nodes.iter().map(|n| (n.low, n.block)).collect();
+        let bad: BTreeMap<Key, BlockNo> = state.bad_nodes.iter().map(|n| (n.low, n.block)).collect();
         for (low, high) in state.lost.ranges() {
             let block = bad.get(&low).copied();
             repairs.add(RepairKind::NodeDropped, At { block, ..At::default() }, || match high {

@@ -19,7 +19,7 @@ use kedge_base::{BLOCK_SIZE, Error, Ino, Result, Timespec};
 use kedge_format::item::{Dentry, FILE_SIZE_MAX, Orphan, SLOT_ORDINALS, name_slot};
 use kedge_format::superblock::{Geometry, Superblock};
 use kedge_format::{FileKind, InodeCore, ItemKind, Key};
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
 /// Stands for "no inode" in arrays of indexes.
@@ -29,13 +29,13 @@ pub(crate) struct Plan<'a> {
     pub geometry: &'a Geometry,
     pub gathered: Gathered,
     /// Entries to drop, by directory and slot, with the reason.
-    pub dropped: HashMap<(u64, u64), &'static str>,
+    pub dropped: BTreeMap<(u64, u64), &'static str>,
     /// Whether the type in any entry differs from its target's type.
     pub retyped: bool,
     /// Items that the old tree does not have.
     pub added: BTreeMap<Key, Vec<u8>>,
     /// Inodes whose orphan items stay.
-    pub orphans: HashSet<u64>,
+    pub orphans: BTreeSet<u64>,
     pub next_ino: u64,
     pub inodes: u64,
 }
@@ -49,7 +49,7 @@ pub(crate) fn plan<'a>(
     repairs: &mut Repairs,
 ) -> Result<Plan<'a>> {
     add_root(&mut gathered);
-    let mut planner = Planner { sb, now, repairs, dropped: HashMap::new(), added: BTreeMap::new() };
+    let mut planner = Planner { sb, now, repairs, dropped: BTreeMap::new(), added: BTreeMap::new() };
     planner.keep_inodes(&mut gathered);
     planner.choose_names(&mut gathered);
     planner.break_circles(&mut gathered);
@@ -167,7 +167,7 @@ struct Planner<'a> {
     sb: &'a Superblock,
     now: Timespec,
     repairs: &'a mut Repairs,
-    dropped: HashMap<(u64, u64), &'static str>,
+    dropped: BTreeMap<(u64, u64), &'static str>,
     added: BTreeMap<Key, Vec<u8>>,
 }
 
@@ -282,7 +282,7 @@ impl Planner<'_> {
     fn reattach(&mut self, gathered: &mut Gathered) -> Result<u64> {
         let highest = gathered.inodes.last().map_or(Ino::ROOT.0, |i| i.ino);
         let mut next_ino = super::next_ino(self.sb, highest);
-        let unlinked: HashSet<u64> = {
+        let unlinked: BTreeSet<u64> = {
             let orphans = gathered.orphans.iter().filter(|o| o.1 == Orphan::Unlinked);
             orphans.map(|o| o.0).collect()
         };
@@ -364,7 +364,7 @@ impl Planner<'_> {
 
     fn add_name(
         &mut self,
-        slots: &mut HashSet<u64>,
+        slots: &mut BTreeSet<u64>,
         dir: u64,
         name: &[u8],
         ino: u64,
@@ -377,8 +377,8 @@ impl Planner<'_> {
         Ok(())
     }
 
-    fn orphans(&mut self, gathered: &Gathered) -> HashSet<u64> {
-        let mut stay = HashSet::new();
+    fn orphans(&mut self, gathered: &Gathered) -> BTreeSet<u64> {
+        let mut stay = BTreeSet::new();
         for &(ino, orphan) in &gathered.orphans {
             let inode = gathered.find(ino).map(|i| &gathered.inodes[i]).filter(|i| i.keep);
             let fits = inode.is_some_and(|i| match orphan {
@@ -457,6 +457,6 @@ impl Planner<'_> {
 }
 
 /// The slots of a directory's entries, including those that are removed.
-fn taken_slots(gathered: &Gathered, dir: u64) -> HashSet<u64> {
+fn taken_slots(gathered: &Gathered, dir: u64) -> BTreeSet<u64> {
     gathered.names.iter().filter(|n| n.dir == dir).map(|n| n.slot).collect()
 }

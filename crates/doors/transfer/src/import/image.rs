@@ -5,7 +5,7 @@ use super::sink::{At, Data, Entries, Meta, Ranges, Sink};
 use crate::offline::entries;
 use anyhow::{Context, Result};
 use kedgefs::{Attr, FileKind, FileSystem, Ino, SeekKind};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::io::{self, Read};
 
 /// The attributes that a copy keeps.
@@ -66,7 +66,7 @@ impl Read for Ranged<'_> {
 /// Copies the contents and attributes of the directory `top` to the top of the sink.
 pub fn fill(fs: &FileSystem, top: &Attr, sink: &mut Sink<'_>) -> Result<()> {
     sink.root(&meta(fs, top)?)?;
-    let mut links = HashMap::new();
+    let mut links = BTreeMap::new();
     let mut left = vec![(Vec::new(), top.ino, sink.top)];
     while let Some((path, from, to)) = left.pop() {
         for (name, ino) in entries(fs, from).with_context(|| show(&path))? {
@@ -90,7 +90,7 @@ pub fn copy(
     fs: &FileSystem,
     attr: &Attr,
     at: At<'_>,
-    links: &mut HashMap<Ino, Ino>,
+    links: &mut BTreeMap<Ino, Ino>,
     sink: &mut Sink<'_>,
 ) -> Result<()> {
     if let Some(made) = links.get(&attr.ino) {

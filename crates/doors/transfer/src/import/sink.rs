@@ -22,7 +22,7 @@ use super::{BLOCK, is_dir, read_full, show};
 use anyhow::{Context, Result, bail};
 use kedge_host::engine;
 use kedgefs::{Attr, FileKind, FileSystem, Ino, Owner, SetAttr, SetTime, Timespec, XattrMode};
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Write};
 
 /// The most bytes written with one call.
@@ -134,7 +134,7 @@ pub struct Sink<'a> {
     live: Option<Live<'a>>,
     waiting: Vec<Waiting>,
     /// The names of the waiting files.
-    waiting_names: HashSet<(Ino, Vec<u8>)>,
+    waiting_names: BTreeSet<(Ino, Vec<u8>)>,
     /// The directory to which paths are relative.
     pub top: Ino,
     /// The latest time that a file may get.
@@ -162,7 +162,7 @@ impl<'a> Sink<'a> {
             fs,
             live: None,
             waiting: Vec::new(),
-            waiting_names: HashSet::new(),
+            waiting_names: BTreeSet::new(),
             top,
             latest,
             dirs: BTreeMap::new(),

@@ -13,7 +13,7 @@ use kedgefs::{FileKind, Timespec};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{CWD, Dir, FileType, Mode, OFlags, ResolveFlags, SeekFrom, Stat};
 use rustix::io::Errno;
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ffi::{CStr, OsStr};
 use std::fs::File;
 use std::io::{self, Read};
@@ -154,7 +154,7 @@ fn refuse_changed(before: &Stat, now: &Place) -> Result<()> {
 pub fn estimate(dir: &Path) -> Result<Estimate> {
     let tree = Tree::open(dir)?;
     let mut sum = Estimate::default();
-    let mut counted = HashSet::new();
+    let mut counted = BTreeSet::new();
     // Keep paths and not open files, because a directory may have more entries than a process may
     // open.
     let mut left = vec![Vec::new()];
@@ -190,7 +190,7 @@ enum Step<I> {
 /// Copies a directory to the top of the sink.
 pub fn fill(dir: &Path, sink: &mut impl Entries) -> Result<()> {
     let tree = Tree::open(dir)?;
-    let mut links = HashMap::new();
+    let mut links = BTreeMap::new();
     let root = tree.root()?;
     sink.root(&root.meta()?)?;
     let mut steps = Vec::new();
@@ -225,7 +225,7 @@ pub fn add<E: Entries>(path: &Path, at: At<'_, E::Id>, sink: &mut E) -> Result<(
     if place.kind() == FileType::Directory {
         bail!("{}: changed while it was read", path.display());
     }
-    enter(&place, at, &mut HashMap::new(), sink)
+    enter(&place, at, &mut BTreeMap::new(), sink)
 }
 
 fn push_entries<I: Clone>(place: Place, dir: &I, steps: &mut Vec<Step<I>>) -> Result<()> {
@@ -236,7 +236,7 @@ fn push_entries<I: Clone>(place: Place, dir: &I, steps: &mut Vec<Step<I>>) -> Re
 }
 
 /// The copy of each source file with several links, by device and inode.
-type Links<I> = HashMap<(u64, u64), I>;
+type Links<I> = BTreeMap<(u64, u64), I>;
 
 fn enter<E: Entries>(place: &Place, at: At<'_, E::Id>, links: &mut Links<E::Id>, sink: &mut E) -> Result<()> {
     let id = (place.stat.st_dev, place.stat.st_ino);

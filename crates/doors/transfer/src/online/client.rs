@@ -13,7 +13,7 @@ use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{AtFlags, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 use std::io::{self, BufRead, BufReader, BufWriter, IoSlice, IsTerminal, Read, Write};
 use std::mem::MaybeUninit;
 use std::net::Shutdown;
@@ -186,7 +186,7 @@ pub struct Archive<W> {
     /// If not set, attributes that only root sets are left out.
     is_root: bool,
     /// Sockets, which tar cannot store.
-    left_out: HashSet<Rc<[u8]>>,
+    left_out: BTreeSet<Rc<[u8]>>,
     entries: u64,
     shows: bool,
 }
@@ -197,7 +197,7 @@ impl<W: Write> Archive<W> {
     pub fn new(out: W, name: Option<&[u8]>) -> Archive<W> {
         let prefix = name.map_or(b"./".to_vec(), |name| [b"./", name, b"/"].concat());
         let (is_root, shows) = (rustix::process::geteuid().is_root(), std::io::stderr().is_terminal());
-        Archive { out: Pax::new(out), prefix, is_root, left_out: HashSet::new(), entries: 0, shows }
+        Archive { out: Pax::new(out), prefix, is_root, left_out: BTreeSet::new(), entries: 0, shows }
     }
 
     pub fn end(self) -> Result<()> {
