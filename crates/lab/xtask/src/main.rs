@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod circles;
+mod commits;
 mod deb;
 mod deps;
 mod docs;

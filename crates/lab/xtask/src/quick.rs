@@ -1,12 +1,12 @@
 //! The tests of the crates that changed, for `cargo xtask quick`.
 
+use crate::commits;
 use crate::steps::Steps;
 use crate::tools;
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use cargo_metadata::MetadataCommand;
 use std::collections::BTreeSet;
 use std::path::Path;
-use std::process::Command;
 
 /// Crates whose tests mount, start servers or search crash states for minutes: their unit tests
 /// alone.
@@ -16,6 +16,7 @@ const SLOW: &[&str] = &["kedge", "kedge-bench", "kedge-sim", "kedge-ceph", "kedg
 /// their tests.
 pub fn tests(steps: &mut Steps) {
     let mut changed = BTreeSet::new();
+    steps.run("subjects of the commits", || commits::check(base()?.trim()));
     steps.run("which crates changed", || {
         changed = changed_crates()?;
         println!("{}", changed.iter().cloned().collect::<Vec<_>>().join(" "));
@@ -50,9 +51,9 @@ fn cargo(before: &[&str], crates: &[String], after: &[&str]) -> Result<()> {
 
 /// The packages below whose folders a file differs from the common ancestor with `main`.
 fn changed_crates() -> Result<BTreeSet<String>> {
-    let base = git(&["merge-base", "HEAD", "main"]).or_else(|_| git(&["rev-parse", "HEAD"]))?;
-    let mut files = git(&["diff", "--name-only", base.trim()])?;
-    files += &git(&["ls-files", "--others", "--exclude-standard"])?;
+    let base = base()?;
+    let mut files = tools::git(&["diff", "--name-only", base.trim()])?;
+    files += &tools::git(&["ls-files", "--others", "--exclude-standard"])?;
     let metadata = MetadataCommand::new().no_deps().exec()?;
     let root = metadata.workspace_root.as_std_path();
     let mut folders = Vec::new();
@@ -68,10 +69,9 @@ fn owner<'a>(folders: &'a [(std::path::PathBuf, String)], file: &Path) -> Option
     folders.iter().find(|(folder, _)| file.starts_with(folder)).map(|(_, name)| &**name)
 }
 
-fn git(args: &[&str]) -> Result<String> {
-    let out = Command::new("git").args(args).output().context("start git")?;
-    ensure!(out.status.success(), "git {}: {}", args.join(" "), String::from_utf8_lossy(&out.stderr).trim());
-    Ok(String::from_utf8(out.stdout)?)
+/// The commit at which this branch left `main`.
+fn base() -> Result<String> {
+    tools::git(&["merge-base", "HEAD", "main"]).or_else(|_| tools::git(&["rev-parse", "HEAD"]))
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use crate::lanes;
 use crate::tally::Tally;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use cargo_metadata::MetadataCommand;
 use std::ffi::{OsStr, OsString};
 use std::fs::Permissions;
@@ -332,4 +332,11 @@ fn is_installed(package: &str) -> bool {
     std::env::split_paths(&path)
         .chain(["/usr/sbin".into(), "/sbin".into()])
         .any(|dir| dir.join(program).exists())
+}
+
+/// The output of a git command.
+pub fn git(args: &[&str]) -> Result<String> {
+    let out = Command::new("git").args(args).output().context("start git")?;
+    ensure!(out.status.success(), "git {}: {}", args.join(" "), String::from_utf8_lossy(&out.stderr).trim());
+    Ok(String::from_utf8(out.stdout)?)
 }
