@@ -53,7 +53,7 @@ pub fn of_image(image: &Path) -> Result<Value> {
     Ok(value)
 }
 
-/// What the header shows to everybody.
+/// What the header shows without a key.
 pub fn header_json(header: &CryptHeader) -> Value {
     let slots: Vec<Value> = header
         .used()

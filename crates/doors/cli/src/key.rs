@@ -1,7 +1,7 @@
 //! `kedge key`: the key slots of an encrypted image.
 //!
 //! The key of the image never changes: each slot holds it under another secret. So a change of
-//! secrets takes no time, and whoever once had the image's key keeps it (docs/SEMANTICS.md).
+//! secrets takes no time, and a user who once had the image's key keeps it (docs/SEMANTICS.md).
 
 use crate::info;
 use anyhow::{Result, bail};

@@ -38,7 +38,7 @@ fn a_turn_is_kept_while_nobody_comes() {
 fn what_comes_after_the_answer_did_not_wait() {
     let handoff = HandOff::default();
     for _ in 0..IN_A_ROW {
-        // Somebody else received it.
+        // Another worker received it.
         wait_and_look(&handoff, QUICK, 0, true, Duration::ZERO);
     }
     assert!(handoff.keeps());

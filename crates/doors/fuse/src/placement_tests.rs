@@ -45,7 +45,7 @@ fn the_companion_receives_where_it_receives_more() {
     assert!(counts.rate_with > 50_000 && counts.rate_without < 35_000, "{counts:?}");
 }
 
-/// Clients that keep the receiver busy wake nobody, so a trial would only cost.
+/// Clients that keep the receiver busy wake no thread, so a trial would only cost.
 #[test]
 fn a_crowd_of_clients_is_not_measured() {
     let mut load = Load::new();

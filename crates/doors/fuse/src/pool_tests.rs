@@ -34,7 +34,7 @@ fn one_receives_until_it_passes_its_turn_on() {
     assert_eq!(pool.state.lock().receivers, 1);
 }
 
-/// Nobody came during many short waits. Then one comes.
+/// No request arrived during many short waits. Then one arrives.
 #[test]
 fn a_turn_that_nobody_needed_is_kept() {
     let pool = WorkerPool::new(2..=2, 1, None);

@@ -73,7 +73,7 @@ impl Caller {
     /// Whether the caller may do all of `wanted`.
     pub(crate) fn may(&self, fs: &FileSystem, attr: &Attr, wanted: u32) -> Outcome<bool> {
         if self.is_root() {
-            // Root executes only what somebody may execute.
+            // Root executes only what some user may execute.
             let executes = attr.kind == FileKind::Directory || attr.mode & 0o111 != 0;
             return Ok(wanted & EXECUTE == 0 || executes);
         }

@@ -127,7 +127,7 @@ impl Wanted {
     /// Refuses values that no file can have.
     pub(crate) fn check(&self) -> Outcome<()> {
         let is_bad = |time: Option<SetTime>| matches!(time, Some(SetTime::At(t)) if t.nsec >= 1_000_000_000);
-        // The highest number means "unchanged" to the kernel, and is nobody's.
+        // The highest number means "unchanged" to the kernel; no user or group has it.
         let is_no_id = |id: Option<u32>| id == Some(u32::MAX);
         match is_bad(self.atime) || is_bad(self.mtime) || is_no_id(self.uid) || is_no_id(self.gid) {
             true => Err(Status::Inval),

@@ -31,7 +31,7 @@ fn owner_group_and_others() {
     // A class that matches decides, even if another grants more.
     assert_eq!(rig.client.setattr(&file, &mode(0o077)), OK);
     assert_eq!(rights_of(&mut rig.user(1, 10, &[]), &file), 0);
-    // Root executes only what somebody may execute.
+    // Root executes only what some user may execute.
     assert_eq!(rig.client.setattr(&file, &mode(0o600)), OK);
     assert_eq!(rights_of(&mut rig.client, &file), 6);
     rig.end();
@@ -208,7 +208,8 @@ fn squashed_users_are_the_anonymous_one() {
     let no_id = Set { uid: Some(u32::MAX), ..Set::default() };
     assert_eq!(rig.client.setattr(&rig.root, &no_id), INVAL);
     rig.end();
-    // Group 0 of another user is squashed as well, and a call without a user is nobody's.
+    // Group 0 of another user is squashed as well, and a call without a user acts as the anonymous
+    // one.
     let fs = open(device);
     fs.create(Ino::ROOT, b"wheel", 0o060, kedgefs::Owner::default()).unwrap();
     let mut rig = Rig::on(fs, Squash::Root);

@@ -541,7 +541,7 @@ impl Model {
             return Err(errno::EPERM.into());
         }
         if self.get(id).dead {
-            return Err(No::Unspecified); // above a mount the kernel answers ENOENT
+            return Err(No::Unspecified); // above a mount the kernel returns ENOENT
         }
         self.edit(dir).entries.insert(name.to_owned(), id);
         self.modified(dir);

@@ -122,7 +122,7 @@ pub struct Scene {
     pub files: usize,
     /// Calls of each thread.
     pub calls: usize,
-    /// Percentage of calls that fsync file 0, whoever owns it.
+    /// Percentage of calls that fsync file 0, which one of the threads owns.
     pub crowd: u32,
     /// Real time and a short commit interval, so that the commit timer and the flushers meet the
     /// fault too.

@@ -22,6 +22,8 @@ const fn rule(phrase: &'static str, instead: &'static str) -> Rule {
 const SUBJECT: &str = "the noun: thread, caller, waiter, receiver, process, test";
 const REPORT: &str = "returns, reports, notifies, says, prints, distinguishes";
 const HEAR: &str = "receives, is notified, gets the error";
+const PERSON: &str = "the noun: another thread, no caller, some user, all users";
+const RETURNS: &str = "returns the error";
 const WHOSE_PART: &str = "begin with the subject: \"Only the part that … of a …\"";
 
 const RULES: &[Rule] = &[
@@ -34,8 +36,6 @@ const RULES: &[Rule] = &[
             "people who",
             "reader who",
             "readers who",
-            "somebody who",
-            "anybody who",
             "programmer who",
             "programmers who",
             "administrator who",
@@ -86,6 +86,15 @@ const RULES: &[Rule] = &[
     rule("to the letter", "exactly"),
     rule("now and then", "periodically, occasionally"),
     rule("just now", "currently"),
+    Rule { phrase: "somebody", except: &["from somebody else", "until somebody deletes"], instead: PERSON },
+    Rule { phrase: "nobody", except: &["as nobody", "\"nobody\""], instead: PERSON },
+    Rule { phrase: "everybody", except: &["everybody may write"], instead: PERSON },
+    rule("whoever", "\"a user who\", \"the thread that\""),
+    rule("answers EIO", RETURNS),
+    rule("answers EINVAL", RETURNS),
+    rule("answers ENOENT", RETURNS),
+    rule("answers ENOSPC", RETURNS),
+    rule("answers EOPNOTSUPP", RETURNS),
 ];
 
 /// Text of released versions stays as it was published.

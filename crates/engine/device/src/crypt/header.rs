@@ -101,7 +101,7 @@ impl Header {
         Ok(i)
     }
 
-    /// Empties a slot. The last one stays: without it nobody could open the image.
+    /// Empties a slot. The last one stays: without it no key could open the image.
     pub fn remove(&mut self, i: usize) -> Result<()> {
         if self.slots.get(i).is_none_or(Option::is_none) {
             return Err(Error::invalid(format!("key slot {i} is not used")));

@@ -5,7 +5,7 @@ use std::mem::size_of;
 use zeroize::Zeroizing;
 
 /// A value in pages of its own. The system may refuse to lock them (RLIMIT_MEMLOCK): then a warning
-/// is logged, because a mount that fails for this reason helps nobody.
+/// is logged; a mount that fails instead would protect nothing.
 pub struct Locked<T>(Box<Pages<T>>);
 
 /// The alignment makes the size whole pages, so that nothing else lies in them. (Where pages are

@@ -292,7 +292,7 @@ fn take_lock(uri: &RbdUri, image: &Image, options: OpenOptions) -> Result<()> {
                 return image.set_metadata(OWNER, &me).map_err(|e| failed(words(e)));
             }
             Err(libc::EAGAIN | libc::EBUSY) => kedge_base::pause(LOCK_PAUSE),
-            // Somebody was faster.
+            // Another client took the lock first.
             Err(libc::EROFS) => refuse_owned(uri, image, Duration::ZERO)?,
             Err(e) => return Err(failed(words(e))),
         }
