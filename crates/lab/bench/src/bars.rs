@@ -91,7 +91,7 @@ impl Bar {
         let mut words = String::from(if self.met { "met" } else { "MISSED" });
         if self.is_noisy() {
             let agreeing = self.agreeing * 100.0;
-            words.push_str(&format!(", but too noisy to tell: {agreeing:.0} % of the rounds agree"));
+            words.push_str(&format!(", but too noisy to be sure: {agreeing:.0} % of the rounds agree"));
         }
         if let Some(doubt) = &self.doubt {
             words.push_str(", but ");
@@ -105,7 +105,7 @@ impl Bar {
     }
 
     pub fn complaint(&self) -> String {
-        let noise = if self.is_noisy() { " (too noisy to tell)" } else { "" };
+        let noise = if self.is_noisy() { " (too noisy to be sure)" } else { "" };
         format!("{}: {}, wanted {}{noise}", self.what, self.reached_words(), self.want.words(self.unit))
     }
 }

@@ -1,7 +1,8 @@
-//! Words that comments and documents do not use, each with its replacement.
+//! Words that comments, documents and messages do not use, each with its replacement.
 //!
 //! Readers search for the field's terms and need a subject in each sentence. The words below hide
-//! the subject or the verb. Quoted code, code blocks and string literals are not checked.
+//! the subject or the verb. Quoted code, code blocks and the string literals of tests are not
+//! checked.
 
 use crate::wrap;
 
@@ -48,7 +49,7 @@ const RULES: &[Rule] = &[
     },
     rule("tell", REPORT),
     rule("tells", REPORT),
-    rule("told", REPORT),
+    Rule { phrase: "told", except: &["user was told"], instead: REPORT },
     rule("hear", HEAR),
     rule("hears", HEAR),
     rule("heard", HEAR),
@@ -107,7 +108,10 @@ pub fn applies_to(file: &str) -> bool {
 
 /// The words in `text`, the content of `file`, that are not used: `file:line: …`, one for each.
 pub fn find(file: &str, text: &str) -> Vec<String> {
-    let paragraphs = if file.ends_with(".rs") { of_comments(text) } else { of_document(text) };
+    let mut paragraphs = if file.ends_with(".rs") { of_comments(text) } else { of_document(text) };
+    if has_messages(file) {
+        paragraphs.extend(of_literals(text));
+    }
     let mut found: Vec<(usize, String)> = Vec::new();
     for paragraph in paragraphs {
         for rule in RULES {
@@ -198,6 +202,37 @@ fn of_comments(text: &str) -> Vec<Paragraph> {
         if let (None, Some((_, comment))) = (comment, after_code) {
             let mut paragraph = Paragraph::default();
             paragraph.push(number, comment);
+            paragraphs.push(paragraph);
+        }
+    }
+    paragraphs
+}
+
+/// Whether the string literals of `file` are messages. This file has the words themselves.
+fn has_messages(file: &str) -> bool {
+    file.ends_with(".rs")
+        && file.contains("/src/")
+        && !file.ends_with("_tests.rs")
+        && !file.ends_with("xtask/src/words.rs")
+}
+
+/// The string literals with several words that begin and end on the same line, without the names in
+/// their braces.
+fn of_literals(text: &str) -> Vec<Paragraph> {
+    let mut paragraphs = Vec::new();
+    for (i, line) in text.lines().enumerate() {
+        if wrap::comment(line).is_some() || !quotes(line).is_multiple_of(2) {
+            continue;
+        }
+        let line = line.replace("\\\"", " ");
+        for literal in line.split('"').skip(1).step_by(2).filter(|literal| literal.contains(' ')) {
+            let words: Vec<&str> = literal
+                .split('{')
+                .enumerate()
+                .filter_map(|(n, part)| if n == 0 { Some(part) } else { Some(part.split_once('}')?.1) })
+                .collect();
+            let mut paragraph = Paragraph::default();
+            paragraph.push(i + 1, &words.join("…"));
             paragraphs.push(paragraph);
         }
     }

@@ -45,6 +45,16 @@ fn only_whole_words_of_prose_are_found() {
 }
 
 #[test]
+fn messages_are_checked_where_they_are_no_tests() {
+    let text = "bail!(\"{told} in vain\");\nlet (told, x) = (\"told\", \"who {who} \\\"is\\\"\"); // one\n";
+    assert_eq!(lines("crates/a/b/src/x.rs", text), ["1", "2"]);
+    for file in ["crates/a/b/src/x_tests.rs", "crates/a/b/tests/x.rs", "x.md"] {
+        assert!(!has_messages(file), "{file}");
+    }
+    assert!(lines("crates/a/b/src/x_tests.rs", text).is_empty());
+}
+
+#[test]
 fn only_the_text_of_released_versions_is_exempt() {
     assert!(applies_to("crates/engine/log/src/lib.rs") && applies_to("README.md"));
     assert!(!applies_to("CHANGELOG.md"));

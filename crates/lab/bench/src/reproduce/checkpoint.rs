@@ -199,7 +199,7 @@ pub fn run(run: &mut Run<'_>) -> Result<()> {
         }
     }
     run.note(
-        "Published: ext4 on NVMe, 500000 files for each of the 32 threads, transactions as jbd2 counts them: here the log writes that somebody asked for. Compare the changes, not the figures.".into(),
+        "Published: ext4 on NVMe, 500000 files for each of the 32 threads, transactions as jbd2 counts them: here the log writes that were asked for. Compare the changes, not the figures.".into(),
     );
     run.note(format!(
         "{STALL}: what operations waited in their reservations; the checkpoint that an operation runs itself without async_checkpoint is such a wait."
