@@ -2,8 +2,8 @@
 //!
 //! Each tree and each point is checked like the tree of an image that has one. What is shared is
 //! thus read as often as it is shared. Then the trees are compared: a block that a tree has for its
-//! own is no other tree's own, and every block in use is somebody's own. So no tree can free or
-//! overwrite a block of another, and no block in use is without a tree that frees it.
+//! own is no other tree's own, and every block in use is the own of one tree or point. So no tree
+//! can free or overwrite a block of another, and no block in use is without a tree that frees it.
 
 use crate::items::{Own, State};
 use crate::kinds::FindingKind;

@@ -105,7 +105,7 @@ fn blocks_with_two_owners_or_none_are_found() {
     assert_eq!(found_after(1, |e| (e.births_below, e.nodes_below) = (0, Generation(0))), share);
     assert_eq!(found_after(1, |e| e.births_below = 0), share);
     assert_eq!(found_after(1, |e| e.nodes_below = Generation(0)), share);
-    // What the first tree made since the fork would be nobody's.
+    // No tree would own what the first tree made since the fork.
     assert!(found_after(0, |e| e.births_below += 9).is_superset(&share));
     assert!(found_after(0, |e| e.nodes_below = Generation(e.nodes_below.0 + 9)).is_superset(&share));
 }

@@ -13,15 +13,16 @@
 //!
 //! The attribute `system.kedgefs.trees.N` of the root directory lists the trees from number N on,
 //! as many as fit, and `system.kedgefs.tree.N` shows what tree N takes. They are for the same
-//! callers, because the names of directories are not for everybody.
+//! callers, because they show names of directories that other users may not be able to list.
 
 use crate::abi::{self, InHeader, ioctl};
 use crate::args::Args;
-use crate::control::{self, json_string};
+use crate::control;
 use crate::errno::{Answer, Errno};
 use crate::ops::Ops;
 use crate::transport::{Reply, Transport};
 use kedgefs::{Ino, RenameMode};
+use serde_json::json;
 use std::collections::BTreeMap;
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -141,7 +142,7 @@ impl AskedOf {
         let trees = ops.trees();
         match self {
             AskedOf::From(from) => {
-                let mut rows: Vec<String> = Vec::new();
+                let mut rows = Vec::new();
                 let mut bytes = 0;
                 let mut dirs = BTreeMap::new();
                 for tree in trees.iter().filter(|tree| u64::from(tree.root.tree()) >= *from) {
@@ -151,24 +152,22 @@ impl AskedOf {
                     let dir = dirs.entry(tree.dir).or_insert_with(|| ops.path_of(tree.dir).ok());
                     let path = dir.as_ref().map(|dir| path_in(dir, &tree.name));
                     let path = path.filter(|path| path.len() <= PATH_MAX);
-                    let path = path.map(|path| json_string(&String::from_utf8_lossy(&path)));
-                    let row = format!(
-                        r#"{{"tree":{},"path":{},"read_only":{},"created":{},"inodes":{}}}"#,
-                        tree.root.tree(),
-                        path.as_deref().unwrap_or("null"),
-                        tree.read_only,
-                        tree.created,
-                        tree.inodes,
-                    );
-                    bytes += row.len();
+                    let row = json!({
+                        "tree": tree.root.tree(),
+                        "path": path.map(|path| String::from_utf8_lossy(&path).into_owned()),
+                        "read_only": tree.read_only,
+                        "created": tree.created,
+                        "inodes": tree.inodes,
+                    });
+                    bytes += row.to_string().len();
                     rows.push(row);
                 }
-                Ok(format!("[{}]", rows.join(",")))
+                Ok(json!(rows).to_string())
             }
             AskedOf::Space(number) => {
                 let tree = trees.iter().find(|tree| u64::from(tree.root.tree()) == *number);
                 let space = ops.tree_space(tree.ok_or(Errno(libc::ENODATA))?.root)?;
-                Ok(format!(r#"{{"own_data":{},"own_nodes":{}}}"#, space.own_data, space.own_nodes))
+                Ok(json!({ "own_data": space.own_data, "own_nodes": space.own_nodes }).to_string())
             }
         }
     }

@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub(crate) struct Counters {
     pub next_ino: AtomicU64,
     pub inodes: AtomicU64,
-    /// Orphan items. Of the first tree this is known from its first fork on, until the image is
-    /// closed.
+    /// Orphan items. The count of the first tree is right from its first fork on, until the image
+    /// is closed.
     pub orphans: AtomicU64,
 }
 

@@ -573,7 +573,7 @@ impl Forest {
                 state.next_number += 1;
             }
             if state.next_number >= TREES_MAX {
-                let what = format!("{TREES_MAX} trees were made; mount again to use their numbers anew");
+                let what = format!("{TREES_MAX} trees were made; mount again to use their numbers again");
                 return Err(Error::invalid(what));
             }
             *number = state.next_number;

@@ -18,7 +18,7 @@
 //! |---|---|
 //! | a tree is deleted | a checkpoint takes its name; from then on it is dying and nothing reads it |
 //! | a dying tree, or point without children | what is not below its marks is its own: a walk finds it, and checkpoints free it, extents in bounded parts, then nodes with the entry |
-//! | a point with one child | what the child does not refer to is nobody's; the child takes over the rest with the marks of the point |
+//! | a point with one child | what the child does not refer to has no owner any more; the child takes over the rest with the marks of the point |
 //!
 //! Blocks become free in the cut that takes the last reference to them out of the table, and are
 //! used again when its checkpoint is durable. A crash before that finds the table and the bitmaps
