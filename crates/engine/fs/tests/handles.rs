@@ -170,6 +170,17 @@ fn names_are_made_moved_and_removed() {
     assert_eq!(root.resolve("h").unwrap(), root.resolve("d/g").unwrap());
     refused(root.rename("gone", "x"), ErrorKind::NotFound);
     refused(root.rename("/", "x"), ErrorKind::InvalidInput);
+    root.write("k", "2").unwrap();
+    refused(root.rename_with("k", "h", RenameMode::NoReplace), ErrorKind::AlreadyExists);
+    root.rename_with("k", "h", RenameMode::Exchange).unwrap();
+    assert_eq!(
+        (root.read_to_string("h").unwrap(), root.read_to_string("k").unwrap()),
+        ("2".into(), "1".into())
+    );
+    root.rename_with("k", "h", RenameMode::Replace).unwrap();
+    root.create_dir_with("private", 0o700).unwrap();
+    assert_eq!(root.metadata("private").unwrap().mode & 0o7777, 0o700);
+    root.remove_dir("private").unwrap();
     refused(root.remove_file("d"), ErrorKind::IsADirectory);
     refused(root.remove_dir("d"), ErrorKind::DirectoryNotEmpty);
     refused(root.remove_dir("h"), ErrorKind::NotADirectory);

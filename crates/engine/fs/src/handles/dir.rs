@@ -158,8 +158,13 @@ impl Dir {
 
     /// Makes a directory of mode 0755.
     pub fn create_dir(&self, path: impl AsRef<Path>) -> io::Result<()> {
+        self.create_dir_with(path, 0o755)
+    }
+
+    /// Makes a directory of these permission bits.
+    pub fn create_dir_with(&self, path: impl AsRef<Path>, mode: u32) -> io::Result<()> {
         let found = self.find(without_slash(path.as_ref()), false)?.named(Error::Exists)?;
-        self.fs.mkdir(found.dir, &found.name, 0o755, self.owner)?;
+        self.fs.mkdir(found.dir, &found.name, mode, self.owner)?;
         Ok(())
     }
 
@@ -235,10 +240,20 @@ impl Dir {
 
     /// Moves a name atomically: no crash leaves both names or neither. Replaces an existing `to`.
     pub fn rename(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> io::Result<()> {
+        self.rename_with(from, to, RenameMode::Replace)
+    }
+
+    /// [`Dir::rename`] that refuses an existing `to`, or swaps the two names, as `mode` says.
+    pub fn rename_with(
+        &self,
+        from: impl AsRef<Path>,
+        to: impl AsRef<Path>,
+        mode: RenameMode,
+    ) -> io::Result<()> {
         let busy = || Error::Invalid("a name is moved to a name");
         let from = self.find(without_slash(from.as_ref()), false)?.named(busy())?;
         let to = self.find(without_slash(to.as_ref()), false)?.named(busy())?;
-        Ok(self.fs.rename(from.dir, &from.name, to.dir, &to.name, RenameMode::Replace)?)
+        Ok(self.fs.rename(from.dir, &from.name, to.dir, &to.name, mode)?)
     }
 
     /// Adds the name `to` to the file at `from`, which is not a directory. A symbolic link is not
