@@ -16,6 +16,8 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
+const ELSEWHERE_C: &str = "the page runs as a whole in the tests of kedgefs-capi, which has the library";
+
 /// Blocks that do not run here: document, first line, reason.
 const ELSEWHERE: &[(&str, &str, &str)] = &[
     ("README.md", "let mut file = fs.root().create(\"greeting\")?;", "an excerpt of the program below it"),
@@ -50,6 +52,20 @@ const ELSEWHERE: &[(&str, &str, &str)] = &[
         "cargo run --release -p kedge-nfs --example creates -- bench.kedge 2",
         "measurements",
     ),
+    (
+        "docs/C.md",
+        "crates/doors/capi/install.sh \"$HOME/.local\"     # header, libkedgefs.so, libkedgefs.a, kedgefs.pc",
+        ELSEWHERE_C,
+    ),
+    ("docs/C.md", "#include <kedgefs.h>", ELSEWHERE_C),
+    ("docs/C.md", "export PKG_CONFIG_PATH=\"$HOME/.local/lib/pkgconfig\"", ELSEWHERE_C),
+    (
+        "docs/C.md",
+        "cc save.c -o save-alone $(pkg-config --cflags kedgefs) \"$HOME/.local/lib/libkedgefs.a\" $(pkg-config --variable=static_libs kedgefs)",
+        ELSEWHERE_C,
+    ),
+    ("docs/C.md", "import ctypes, os, sys", ELSEWHERE_C),
+    ("docs/C.md", "python3 note.py \"$HOME/.local/lib/libkedgefs.so\"", ELSEWHERE_C),
     ("docs/NFS.md", "ssh -N -L 2049:127.0.0.1:2049 user@server &", "needs a second machine"),
     (
         "docs/NFS.md",

@@ -21,6 +21,7 @@ const FS: &str = "kedgefs";
 const FUSE: &str = "kedge-fuse";
 const FSCK: &str = "kedge-fsck";
 const HOST: &str = "kedge-host";
+const CAPI: &str = "kedgefs-capi";
 const TRANSFER: &str = "kedge-transfer";
 const NFS: &str = "kedge-nfs";
 const CEPH: &str = "kedge-ceph";
@@ -53,6 +54,8 @@ const RULES: &[Rule] = &[
     (FSCK, &[BASE, DEVICE, FORMAT, STORE], &[FS]),
     // Opens, mounts and serves images for programs; it knows no command line.
     (HOST, &[BASE, DEVICE, FORMAT, FS, FUSE, FSCK], &[]),
+    // The library for C, which opens images as the other doors do. Nothing depends on it.
+    (CAPI, &[BASE, DEVICE, FS, HOST], &[FORMAT, FSCK]),
     (TRANSFER, &[BASE, DEVICE, FORMAT, FS, FUSE, HOST], &[FSCK, HOSTILE]),
     (SIM, &[BASE, DEVICE, FORMAT, FS, FSCK], &[]),
     // The experiments. Nothing depends on them, so installed programs contain no benchmark code.

@@ -10,6 +10,7 @@ mod commits;
 mod deb;
 mod deps;
 mod docs;
+mod header;
 mod lanes;
 mod programs;
 mod quick;
@@ -61,6 +62,11 @@ enum Task {
     },
     /// Runs everything except the tests and the tools that they need
     Ci,
+    /// Rewrites the header of the C library from its code (needs cbindgen); --check only compares
+    Header {
+        #[arg(long)]
+        check: bool,
+    },
     /// Crash states of small workloads: a slice of two minutes (KEDGE_CRASH_MINUTES), or --full
     /// [--seed N] [--minutes M] [--seq 1|2|3] [--resume FILE] [--workload ID [--state K]]
     Crash {
@@ -129,6 +135,7 @@ fn main() -> ExitCode {
         Task::Lint => lint(&mut steps),
         Task::Msrv => msrv(&mut steps),
         Task::Docs { check } => steps.run("documents", || docs::run(check)),
+        Task::Header { check } => steps.run(HEADER, || header::run(check)),
         Task::Crash { args } => {
             let args: Vec<&str> = args.iter().map(String::as_str).collect();
             steps.run("crash states", || crash(FULL_SPEED, &args));
@@ -158,6 +165,7 @@ fn failed(e: anyhow::Error) -> ExitCode {
     ExitCode::FAILURE
 }
 
+const HEADER: &str = "header of the C library";
 const DEB_TEST: &str = "Debian package: installed, tried, removed";
 
 /// The profile without debug assertions.
@@ -213,6 +221,7 @@ fn slow_checks(steps: &mut Steps) {
         )
     });
     steps.run("fuzz targets", fuzz_targets);
+    steps.run_unless(HEADER, header::missing(), || header::run(true));
     steps.run_unless("packages", tools::packing_missing(), tools::pack);
     steps.run_unless("library for macOS", tools::macos_missing(), || {
         tools::cargo(&["check", "-p", "kedgefs", "--target", tools::MACOS])

@@ -14,8 +14,9 @@ use std::process::{Command, Stdio};
 
 /// Debian packages and their users: fuse3 for unprivileged mounts, e2fsprogs for foreign images
 /// that mkfs must refuse; it and the next two make the file systems that the crash models are
-/// compared with. nbdkit and qemu-utils are NBD servers. The last four are for what `kedge
-/// install-helpers` installs. The mount tests run the other programs on the file system.
+/// compared with. nbdkit and qemu-utils are NBD servers. man-db to systemd are for what `kedge
+/// install-helpers` installs, the last two for the C library. The mount tests run the other
+/// programs on the file system.
 const PACKAGES: &[&str] = &[
     "fuse3",
     "fsmark",
@@ -36,6 +37,8 @@ const PACKAGES: &[&str] = &[
     "zsh",
     "fish",
     "systemd",
+    "pkg-config",
+    "valgrind",
 ];
 
 /// Additional packages for a long run.
@@ -49,6 +52,9 @@ const CEPH_PACKAGES: &[&str] = &["ceph-mon", "ceph-osd", "ceph-common", "iproute
 const PJDFSTEST: (&str, &str) = ("pjdfstest", "0.2.2");
 /// Makes a Debian package, in a long run.
 const CARGO_DEB: (&str, &str) = ("cargo-deb", "3.8.0");
+
+/// Makes the header of the C library.
+pub const CBINDGEN: (&str, &str) = ("cbindgen", "0.29.4");
 
 fn cargo_command(args: &[&str]) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
@@ -147,6 +153,13 @@ fn become_test_program(words: &[OsString]) -> anyhow::Error {
 pub fn cargo_deb(args: &[&str]) -> Result<Command> {
     let mut command = cargo_command(&[&["deb"], args].concat());
     command.env("PATH", path()?);
+    Ok(command)
+}
+
+/// A program that may be one that [`install`] built.
+pub fn installed(name: &str, args: &[&str]) -> Result<Command> {
+    let mut command = Command::new(name);
+    command.args(args).env("PATH", path()?);
     Ok(command)
 }
 
@@ -257,6 +270,7 @@ fn install_program((name, version): (&str, &str)) -> Result<()> {
 /// Installs what is missing if that is possible; otherwise prints what to run. A missing program
 /// does not fail the run here: the test that needs it fails, and names it.
 pub fn install(long: bool) -> Result<()> {
+    install_program(CBINDGEN)?;
     if std::env::var_os("KEDGE_NO_FUSE").is_some_and(|v| v == "1") {
         println!("KEDGE_NO_FUSE=1: tests that mount are left out, their tools are not needed");
         return Ok(());

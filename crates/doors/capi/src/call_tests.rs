@@ -1,0 +1,60 @@
+use super::*;
+use std::ffi::CStr;
+
+struct Image(FileSystem);
+
+impl Held for Image {
+    fn file_system(&self) -> &FileSystem {
+        &self.0
+    }
+}
+
+#[allow(unsafe_code)]
+fn last() -> String {
+    // SAFETY: the text is this thread's, which has no error between the two calls.
+    unsafe { CStr::from_ptr(last_error()) }.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn an_error_has_a_number_and_a_text_of_its_thread() {
+    assert_eq!(last(), "");
+    assert_eq!(call("kedgefs_a", || Ok(7)), 7);
+    assert_eq!(last(), "");
+    assert_eq!(call("kedgefs_a", || Err(Fault::new(2, "b\0c"))), -2);
+    assert_eq!(last(), "kedgefs_a: b?c");
+    let other = kedge_base::spawn_named("other", last).unwrap();
+    assert_eq!(other.join().unwrap(), "");
+    assert_eq!(call("kedgefs_a", || Ok(0)), 0);
+    assert_eq!(last(), "kedgefs_a: b?c", "a success keeps the text");
+}
+
+#[test]
+fn a_panic_is_an_error() {
+    assert_eq!(call("kedgefs_a", || panic!("no {}", 1)), -i64::from(libc::EIO));
+    assert_eq!(last(), "kedgefs_a: a panic in the library: no 1");
+}
+
+#[test]
+fn a_panic_shuts_down_its_file_system() {
+    let image = Arc::new(Image(FileSystem::in_memory(16 << 20).unwrap()));
+    let root = image.0.root();
+    root.write("before", "1").unwrap();
+    let panic = |_: &Arc<Image>| -> Outcome<i64> { panic!("half done") };
+    assert_eq!(on("kedgefs_a", || Ok(image.clone()), panic), -i64::from(libc::EIO));
+    assert_eq!(last(), "kedgefs_a: a panic in the library: half done");
+    let after = root.write("after", "2").map_err(Fault::from);
+    assert_eq!(after.map_err(|fault| fault.errno), Err(libc::EIO));
+}
+
+#[test]
+fn errors_keep_their_numbers_on_the_way() {
+    let host = |e: anyhow::Error| Fault::of_host(&e.context("open disk"), 99).errno;
+    assert_eq!(host(kedgefs::Error::NotEmpty.into()), libc::ENOTEMPTY);
+    assert_eq!(host(kedge_base::Error::NoSpace.into()), libc::ENOSPC);
+    assert_eq!(host(kedge_host::Usage("word".into()).into()), libc::EINVAL);
+    assert_eq!(host(io::Error::from_raw_os_error(libc::EACCES).into()), libc::EACCES);
+    assert_eq!(host(io::Error::from(kedgefs::Error::Exists).into()), libc::EEXIST);
+    assert_eq!(host(anyhow::anyhow!("a word")), 99);
+    let fault = Result::<(), _>::Err(kedgefs::Error::NotFound).at(Path::new("a/b")).unwrap_err();
+    assert_eq!(fault, Fault::new(libc::ENOENT, "a/b: no such file or directory"));
+}

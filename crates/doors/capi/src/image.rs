@@ -1,0 +1,274 @@
+//! Images, and the library itself.
+#![allow(unsafe_code, reason = "functions for C take pointers, and names of their own")]
+
+use crate::arg::{self, Out};
+use crate::call::{Fault, Outcome, call, last_error, on};
+use crate::open::{Volume, check_process, note_fork};
+use crate::types::{KedgeFs, KedgeStatvfs};
+use kedge_device::Location;
+use kedge_host::engine::{self, Extra, Opened};
+use kedge_host::options::{MountWords, parse_size};
+use kedge_host::{create, image as host_image, key};
+use kedgefs::{FormatOptions, Owner, Switches};
+use rustix::fs::{Access, AtFlags, CWD, accessat};
+use std::ffi::{CStr, c_char, c_int};
+use std::path::Path;
+use std::sync::Once;
+
+/// The version of the library, such as "0.1.0".
+#[unsafe(no_mangle)]
+pub extern "C" fn kedgefs_version() -> *const c_char {
+    const VERSION: &CStr =
+        match CStr::from_bytes_with_nul(concat!(env!("CARGO_PKG_VERSION"), "\0").as_bytes()) {
+            Ok(version) => version,
+            Err(_) => panic!("a version has no zeros"),
+        };
+    VERSION.as_ptr()
+}
+
+/// The text of the last error of the calling thread, in English, for people. Empty if the thread
+/// had none. A call that succeeds leaves it as it is.
+///
+/// Valid until the next call of this thread that fails. Never NULL.
+#[unsafe(no_mangle)]
+pub extern "C" fn kedgefs_error() -> *const c_char {
+    last_error()
+}
+
+/// Makes an image of `size` bytes in a new file, or in a new RBD image (rbd:POOL/IMAGE). The file
+/// appears under its name when the image in it is complete and durable. Its root directory belongs
+/// to the effective user and group of the process. kedgefs_open opens it.
+///
+/// `options` is NULL, or a list separated by commas: label=NAME (at most 64 bytes), log_size=SIZE,
+/// immutable. Sizes are bytes, or written as 64K, 16M, 4G.
+///
+/// Returns 0, or
+/// -EEXIST: something has that name;
+/// -EINVAL: size is below 16 MiB, or an option is unknown;
+/// -ENOENT, -EACCES, -ENOSPC, ...: the host's error.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kedgefs_create(image: *const c_char, size: u64, options: *const c_char) -> c_int {
+    // SAFETY: strings, says the header.
+    let (image, options) = unsafe { (arg::path(image), arg::options(options)) };
+    call("kedgefs_create", || {
+        check_process()?;
+        make(image?, size, &format_options(options?)?)?;
+        Ok(0)
+    }) as c_int
+}
+
+fn format_options(list: &str) -> Outcome<FormatOptions> {
+    let mut options = FormatOptions::default();
+    for word in list.split(',').filter(|word| !word.is_empty()) {
+        match word.split_once('=') {
+            Some(("label", label)) => label.clone_into(&mut options.label),
+            Some(("log_size", size)) => {
+                let size = parse_size(size).map_err(|e| Fault::invalid(format!("option {word}: {e}")))?;
+                options.log_size = Some(size);
+            }
+            None if word == "immutable" => options.immutable = true,
+            _ => {
+                let known = "label=NAME, log_size=SIZE, immutable";
+                return Err(Fault::invalid(format!("unknown option {word}; known are {known}")));
+            }
+        }
+    }
+    Ok(options)
+}
+
+fn make(image: &Path, size: u64, options: &FormatOptions) -> Outcome<()> {
+    let host = |e: anyhow::Error| Fault::of_host(&e, libc::EIO);
+    create::refuse_small(image, size).map_err(|e| Fault::of_host(&e, libc::EINVAL))?;
+    if create::exists(image).map_err(host)? {
+        return Err(Fault::new(libc::EEXIST, format!("{} exists", image.display())));
+    }
+    create::create(image, create::whole_blocks(size), options).map_err(host)
+}
+
+/// Opens an image: a file, a block device, or a URI (file:, nbd:, nbd+unix:, rbd:). If it was not
+/// closed, its log is replayed first: everything that was synced is there.
+///
+/// `options` is NULL, or a list of mount options separated by commas, as for kedge mount -o: ro,
+/// commit=SECONDS, cache_size=SIZE, noatime, discard, volatile, offset=BYTES, sizelimit=BYTES,
+/// key-file=FILE and others. Options of the kernel's side of a mount, such as allow_other, are
+/// refused. The default cache is a sixteenth of the memory, within 64 MiB and 1 GiB.
+///
+/// While the image is open it is locked, and no other process can open or mount it. New files
+/// belong to the effective user and group that the process has now. The library checks no
+/// permissions and applies no umask: the caller is the owner of the image.
+///
+/// A child of this process (fork) cannot use the library any more, until it executes another
+/// program. Its copies of the handles are refused, and keep the image locked.
+///
+/// Returns 0 and sets *fs, or
+/// -EBUSY: another process has the image open, or this one has. The call waits up to 15 seconds for
+/// the end of such a process;
+/// -EINVAL: an option is unknown, or this is neither file nor block device, or it is too small;
+/// -EUCLEAN: the image is damaged, which kedge fsck may repair, or it is no image;
+/// -ENOKEY: the image is encrypted, and there is no option key-file;
+/// -EROFS: the image can only be read: option ro;
+/// -ENOSPC: the host has no space to replay the log; option ro replays it in memory;
+/// -ENOENT, -EACCES, -EIO, ...: the host's error.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kedgefs_open(
+    image: *const c_char,
+    options: *const c_char,
+    fs: *mut *mut KedgeFs,
+) -> c_int {
+    // SAFETY: strings, and the place of a handle, says the header.
+    let (image, options, fs) = unsafe { (arg::path(image), arg::options(options), Out::new(fs)) };
+    call("kedgefs_open", || {
+        check_process()?;
+        let (image, options, fs) = (image?, options?, fs?);
+        let words = MountWords::parse([options]).map_err(|e| Fault::invalid(e.to_string()))?;
+        refuse_kernel_words(&words)?;
+        refuse_forks()?;
+        let volume = open(image, words)?;
+        let engine = volume.fs.clone();
+        // The image is closed again if there is no place for its handle.
+        let handle = volume.insert().or_else(|fault| engine.close().map_err(Fault::from).and(Err(fault)))?;
+        fs.put(handle);
+        Ok(0)
+    }) as c_int
+}
+
+/// Options that speak of a mount have no meaning here.
+fn refuse_kernel_words(words: &MountWords) -> Outcome<()> {
+    let given = [
+        ("allow_other", words.allow_other),
+        ("fuse and fuseblk", words.privileged.is_some()),
+        ("workers", words.workers.is_some()),
+        ("placement", words.placement.is_some()),
+        ("writeback_cache", words.writeback_cache.is_some()),
+    ];
+    match given.iter().find(|(_, given)| *given) {
+        None => Ok(()),
+        Some((word, _)) => Err(Fault::invalid(format!("option {word}: there is no mount here"))),
+    }
+}
+
+/// Has the children of this process refused from now on.
+fn refuse_forks() -> Outcome<()> {
+    extern "C" fn in_child() {
+        note_fork();
+    }
+    static ONCE: Once = Once::new();
+    let mut failed = 0;
+    ONCE.call_once(|| {
+        // SAFETY: the handler stores to an atomic, which is all that a child may do.
+        failed = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+    });
+    match failed {
+        0 => Ok(()),
+        errno => Err(Fault::new(errno, "the library cannot notice forks")),
+    }
+}
+
+fn open(image: &Path, mut words: MountWords) -> Outcome<Volume> {
+    let host = |e: anyhow::Error| Fault::of_host(&e, libc::EINVAL);
+    let image = host_image::with_words(image, &words).map_err(host)?;
+    check_access(&image, words.read_only)?;
+    if words.key_file.is_none() && key::header_of(&image).map_err(host)?.is_some() {
+        // The host would ask for a passphrase on the terminal, which is the program's.
+        let text = format!("{} is encrypted: option key-file=FILE gives the key", image.display());
+        return Err(Fault::new(libc::ENOKEY, text));
+    }
+    let read_only = words.read_only;
+    let Opened { fs, notice, .. } = engine::open(&image, &mut words, Extra::default()).map_err(host)?;
+    if words.read_only && !read_only {
+        // A program that asked to write would lose its work.
+        fs.close()?;
+        return Err(Fault::new(libc::ENOSPC, notice.unwrap_or_default()));
+    }
+    let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    Ok(Volume::new(fs, Owner { uid, gid }))
+}
+
+/// Reports why a file cannot be opened with the host's errno, which the engine's text has no place
+/// for. A race with a change of the file costs only that number.
+fn check_access(image: &Path, read_only: bool) -> Outcome<()> {
+    let location = host_image::locate(image).map_err(|e| Fault::of_host(&e, libc::EINVAL))?;
+    let path = match &location {
+        Location::Path(path) => path,
+        Location::Window(uri) => &uri.path,
+        _ => return Ok(()),
+    };
+    let access = if read_only { Access::READ_OK } else { Access::READ_OK | Access::WRITE_OK };
+    accessat(CWD, path, access, AtFlags::EACCESS).map_err(|e| {
+        let e = std::io::Error::from(e);
+        let errno = e.raw_os_error().unwrap_or(libc::EIO);
+        Fault::new(errno, format!("open {}: {e}", path.display()))
+    })
+}
+
+/// Makes everything durable, ends the file system and unlocks the image. The handle, and those of
+/// all its files and directories, are invalid from then on, whatever the call returns. Calls of
+/// other threads that are under way may fail with -EIO.
+///
+/// A process that ends without this call loses what was not synced, as in a crash, and nothing
+/// else.
+///
+/// Returns 0, or
+/// -EIO: data could not be written, even after retries, and is lost; kedgefs_error says of which
+/// files. The rest is durable;
+/// -ENOSPC: the host has no space for the last checkpoint; the next open replays the log.
+#[unsafe(no_mangle)]
+pub extern "C" fn kedgefs_close(fs: *mut KedgeFs) -> c_int {
+    on(
+        "kedgefs_close",
+        || Volume::take(fs),
+        |volume| {
+            volume.fs.close()?;
+            Ok(0)
+        },
+    ) as c_int
+}
+
+/// Makes everything durable that calls have done before.
+///
+/// Returns 0, or -EIO, -ENOSPC: not all of it is durable.
+#[unsafe(no_mangle)]
+pub extern "C" fn kedgefs_sync(fs: *mut KedgeFs) -> c_int {
+    on(
+        "kedgefs_sync",
+        || Volume::find(fs),
+        |volume| {
+            volume.fs.sync()?;
+            Ok(0)
+        },
+    ) as c_int
+}
+
+/// Changes options of an open file system: those that are marked with * in kedge mount --help, such
+/// as commit=SECONDS, without ro and rw.
+///
+/// Returns 0, or -EINVAL: an option is unknown, or cannot change.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kedgefs_set_options(fs: *mut KedgeFs, options: *const c_char) -> c_int {
+    // SAFETY: a string, says the header.
+    let options = unsafe { arg::options(options) };
+    on(
+        "kedgefs_set_options",
+        || Volume::find(fs),
+        |volume| {
+            let switches: Switches = options?.parse()?;
+            volume.fs.remount(&switches)?;
+            Ok(0)
+        },
+    ) as c_int
+}
+
+/// Space and inodes, used and free.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kedgefs_statvfs(fs: *mut KedgeFs, result: *mut KedgeStatvfs) -> c_int {
+    // SAFETY: the place of a structure, says the header.
+    let result = unsafe { Out::new(result) };
+    on(
+        "kedgefs_statvfs",
+        || Volume::find(fs),
+        |volume| {
+            result?.put(volume.fs.statfs().into());
+            Ok(0)
+        },
+    ) as c_int
+}
