@@ -3,15 +3,15 @@
 //!
 //! | part | does |
 //! |---|---|
-//! | [`image`] | makes, opens and closes images |
-//! | [`name`] | operations on paths |
-//! | [`file`] | open files |
-//! | [`dir`] | open directories |
-//! | [`attr`] | attributes, extended attributes |
-//! | [`types`] | structures and numbers of the header |
-//! | [`open`], [`table`] | what is open, and its handles |
-//! | [`call`] | the boundary: errors, panics, threads, forks |
-//! | [`arg`] | pointers of the caller |
+//! | `image` | makes, opens and closes images |
+//! | `name` | operations on paths |
+//! | `file` | open files |
+//! | `dir` | open directories |
+//! | `attr` | attributes, extended attributes |
+//! | `types` | structures and numbers of the header |
+//! | `open`, `table` | what is open, and its handles |
+//! | `call` | the boundary: errors, panics, threads, forks |
+//! | `arg` | pointers of the caller |
 //!
 //! # Handles
 //! A handle is not an address, although C sees a pointer. It is a place in a table, the number of

@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{Place, is_there, ok};
+use common::{Place, is_there, ok, root};
 use kedge_base::{HANG, SystemClock};
 use kedge_device::crypt::{Cost, CryptDevice, Secret};
 use kedge_device::{FileDevice, OpenOptions};
@@ -140,6 +140,24 @@ fn what_was_synced_survives_the_death_of_the_process() {
         ok(Command::new(&program).arg("check").arg(&image).arg(last.unwrap().to_string()));
     }
     assert!(last.unwrap() + 1 >= ROUNDS * FILES);
+}
+
+/// Threads of the library would run in memory that is no longer there.
+#[test]
+fn the_library_stays_when_a_program_lets_go_of_it() {
+    let place = Place::new();
+    let image = place.path("image");
+    // Not linked to the library, which then would stay anyway.
+    let program = place.path("unload");
+    let mut cc = Command::new("cc");
+    cc.args(["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-DNO_LIBRARY", "-I"]).arg(root().join("include"));
+    cc.arg(root().join("tests/c/unload.c")).arg("-o").arg(&program).arg("-ldl");
+    ok(&mut cc);
+    ok(Command::new(&program).arg(place.path("libkedgefs.so.0")).arg(&image));
+    check(&image);
+    let fs = FileSystem::open_image(&image).unwrap();
+    assert!(fs.root().dir("d").is_ok(), "the commit timer has run");
+    fs.close().unwrap();
 }
 
 /// No access to memory that is not the library's or the program's, and nothing allocated that is

@@ -14,6 +14,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#ifdef NO_LIBRARY
+// The program is not linked to the library.
+#define kedgefs_error() ""
+#endif
+
 static inline void fail(const char *file, int line, const char *call, int64_t got, int64_t wanted) {
     fprintf(stderr, "%s:%d: %s: %" PRId64 ", not %" PRId64 ": %s\n", file, line, call, got, wanted, kedgefs_error());
     _exit(1);
@@ -37,6 +42,7 @@ static const uint64_t MIB = 1 << 20;
 // The two flags of most files here.
 static const uint32_t BOTH = KEDGEFS_READ | KEDGEFS_WRITE;
 
+#ifndef NO_LIBRARY
 // A new image, opened.
 static inline kedgefs_t *fresh(const char *image, uint64_t size, const char *options) {
     kedgefs_t *fs = NULL;
@@ -70,5 +76,7 @@ static inline bool has(kedgefs_t *fs, const char *path, const char *text) {
     OK(kedgefs_file_close(file));
     return len == (int64_t)strlen(text) && memcmp(buf, text, (size_t)len) == 0;
 }
+
+#endif
 
 #endif
