@@ -15,7 +15,8 @@
 //     -ENFILE: 1048576 handles of one kind are open, or memory for a thread is missing.
 // Durability.  What kedgefs_fsync, kedgefs_fdatasync, kedgefs_fsync_dir or kedgefs_sync confirmed
 //     with 0 survives a crash of the process, of the system, and a power cut. Work that none of
-//     them covered becomes durable within some seconds (option commit), in the order of the calls.
+//     them covered becomes durable within some seconds (option commit): names and attributes in the
+//     order of the calls, the contents of files in no order.
 // Threads.  Every function may be called from every thread at any time, with the same handles.
 //     Calls on different files run in parallel. No function may be called in a signal handler.
 // Strings.  Paths and names are bytes that end with a zero. A path is walked as the kernel does it;

@@ -13,7 +13,7 @@ use kedgefs::{FormatOptions, Owner, Switches};
 use rustix::fs::{Access, AtFlags, CWD, accessat};
 use std::ffi::{CStr, c_char, c_int};
 use std::path::Path;
-use std::sync::Once;
+use std::sync::OnceLock;
 
 /// The version of the library, such as "0.1.0".
 #[unsafe(no_mangle)]
@@ -152,12 +152,9 @@ fn refuse_forks() -> Outcome<()> {
     extern "C" fn in_child() {
         note_fork();
     }
-    static ONCE: Once = Once::new();
-    let mut failed = 0;
-    ONCE.call_once(|| {
-        // SAFETY: the handler stores to an atomic, which is all that a child may do.
-        failed = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
-    });
+    static REGISTERED: OnceLock<c_int> = OnceLock::new();
+    // SAFETY: the handler stores to an atomic, which a child may do.
+    let failed = *REGISTERED.get_or_init(|| unsafe { libc::pthread_atfork(None, None, Some(in_child)) });
     match failed {
         0 => Ok(()),
         errno => Err(Fault::new(errno, "the library cannot notice forks")),
