@@ -60,6 +60,8 @@ static void in_a_child(const char *image, kedgefs_t *fs, kedgefs_file_t *file, k
     HOLDS(child >= 0);
     if (child == 0) {
         kedgefs_t *again;
+        // A call that is not refused may wait for a thread that the child does not have.
+        alarm(60);
         no_file_system(fs);
         HOLDS(strstr(kedgefs_error(), "forked"));
         no_file(file);
