@@ -20,7 +20,7 @@ use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::process::{Gid, Pid, Signal, Uid, kill_process_group};
 use std::collections::HashMap;
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::ffi::OsStrExt;
@@ -78,7 +78,15 @@ impl CommandChecker {
         Ok(CommandChecker { command: command.to_owned(), timeout, memory, stop: Arc::default(), work })
     }
 
-    fn judge(&self, case: &Case<'_>) -> io::Result<Verdict> {
+    /// Judges a state by the command with these arguments (`$1` and so on).
+    pub fn check_with(&self, case: &Case<'_>, args: &[OsString]) -> Verdict {
+        match self.judge(case, args) {
+            Ok(verdict) => verdict,
+            Err(e) => Verdict::Broken(format!("state {} cannot be made or checked: {e}", case.recipe)),
+        }
+    }
+
+    fn judge(&self, case: &Case<'_>, args: &[OsString]) -> io::Result<Verdict> {
         let root = self.work.path().join(format!("job{}", case.job));
         clear(&root)?;
         let dir = root.join("state");
@@ -93,6 +101,8 @@ impl CommandChecker {
         command
             .arg("-c")
             .arg(format!("{}eval \"$KEDGE_CHECK\"", self.limits()))
+            .arg("sh")
+            .args(args)
             .current_dir(&dir)
             .env("KEDGE_CHECK", &self.command)
             .env("KEDGE_STATE", case.recipe.to_string())
@@ -202,10 +212,7 @@ fn kill(group: Option<Pid>) {
 
 impl Checker for CommandChecker {
     fn check(&self, case: &Case<'_>) -> Verdict {
-        match self.judge(case) {
-            Ok(verdict) => verdict,
-            Err(e) => Verdict::Broken(format!("state {} cannot be made or checked: {e}", case.recipe)),
-        }
+        self.check_with(case, &[])
     }
 }
 

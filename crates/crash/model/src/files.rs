@@ -23,8 +23,10 @@ type Version = (u32, Option<Digest>);
 pub struct FilesChecker {
     versions: BTreeMap<Vec<u8>, Vec<Version>>,
     judged: BTreeSet<Vec<u8>>,
-    /// The events that are marks.
+    /// The crash points after the marks.
     marks: Vec<u32>,
+    /// The first crash point.
+    start: u32,
 }
 
 fn paths(state: &State) -> BTreeSet<Vec<u8>> {
@@ -39,15 +41,28 @@ fn paths(state: &State) -> BTreeSet<Vec<u8>> {
 
 impl FilesChecker {
     pub fn new(trace: &Trace) -> FilesChecker {
+        FilesChecker::with(trace, |_, _| {})
+    }
+
+    /// Calls `look` with the complete state at the start, at each mark and at the end, and whether
+    /// the user may rely on that state: not on the last one, if no mark follows its calls.
+    pub(crate) fn with(trace: &Trace, mut look: impl FnMut(&State, bool)) -> FilesChecker {
         let history = History::new(trace, STRICT);
-        let mut checker =
-            FilesChecker { versions: BTreeMap::new(), judged: BTreeSet::new(), marks: Vec::new() };
+        let start = *history.points().start();
+        // What was promised before the start is in its state.
+        let before = trace.marks(start as usize).len();
+        let mut checker = FilesChecker {
+            versions: BTreeMap::new(),
+            judged: BTreeSet::new(),
+            marks: vec![start; before],
+            start,
+        };
         for at in history.points() {
-            let before = (at > *history.points().start()).then(|| &trace.events[at as usize - 1]);
-            if let Some(Call::Mark { .. }) = before.map(|e| &e.call) {
+            let last = (at > start).then(|| &trace.events[at as usize - 1]);
+            if let Some(Call::Mark { .. }) = last.map(|e| &e.call) {
                 checker.marks.push(at);
             }
-            let is_moment = match before.map(|e| &e.call) {
+            let is_moment = match last.map(|e| &e.call) {
                 None => true,
                 Some(
                     Call::Mark { .. }
@@ -62,10 +77,14 @@ impl FilesChecker {
             };
             if is_moment {
                 let state = history.state(&Recipe::new(at, Pick::All));
-                let is_start = at == *history.points().start();
-                let is_last = at == *history.points().end() && checker.marks.is_empty();
-                if is_start || is_last || checker.marks.last() == Some(&at) {
+                let is_start = at == start;
+                let is_promised = is_start || checker.marks.last() == Some(&at);
+                let is_end = at == *history.points().end();
+                if is_promised || (is_end && checker.marks.len() == before) {
                     checker.judged.extend(paths(&state));
+                }
+                if is_promised || is_end {
+                    look(&state, is_promised);
                 }
                 checker.learn(at, &state);
             }
@@ -85,10 +104,21 @@ impl FilesChecker {
         }
     }
 
-    /// The first version that a crash at `at` may show.
-    fn oldest(&self, versions: &[Version], at: u32) -> usize {
-        let told = self.marks.iter().rev().find(|m| **m <= at);
-        told.map_or(0, |told| versions.iter().rposition(|v| v.0 <= *told).unwrap_or(0))
+    /// The first version that a crash after `told` marks may show. Marks are counted because event
+    /// numbers move where a missing call is inserted into the recording.
+    fn oldest(&self, versions: &[Version], told: usize) -> usize {
+        let last = told.min(self.marks.len());
+        let last = last.checked_sub(1).map(|n| self.marks[n]);
+        last.map_or(0, |told| versions.iter().rposition(|v| v.0 <= told).unwrap_or(0))
+    }
+
+    /// Whether the file at a path was there at the last of `told` marks, or at the start, and has
+    /// not been removed since: no crash may lose it.
+    pub(crate) fn must_be_there(&self, path: &[u8], told: usize) -> bool {
+        let Some(versions) = self.versions.get(path) else { return false };
+        let oldest =
+            self.oldest(versions, told).max(versions.iter().rposition(|v| v.0 <= self.start).unwrap_or(0));
+        versions[oldest..].iter().all(|v| v.1.is_some())
     }
 }
 
@@ -98,7 +128,7 @@ impl Checker for FilesChecker {
             let name = String::from_utf8_lossy(path);
             let digest = case.state.content_digest(path);
             let Some(versions) = self.versions.get(path) else { continue };
-            let oldest = self.oldest(versions, case.recipe.at);
+            let oldest = self.oldest(versions, case.told.len());
             if versions[oldest..].iter().any(|v| v.1 == digest) {
                 continue;
             }

@@ -11,6 +11,7 @@
 //! every                 all legal states of a short recording
 //! recipe, explore       names of states; which are tried, in which order
 //! run, check, files     the search; a command, or the versions of files, as the judge
+//! shipped, pattern      checkers that come with the tool; which files they judge
 //! shrink, explain       the smallest failing state; in words, with the call that prevents it
 //! campaign, explaining  a whole run; what its explanations cost, and their limit
 //! workdir, beneath      directories that outlive no run; files that lie below one
@@ -35,9 +36,11 @@ pub mod kcr;
 mod model;
 pub mod page;
 mod parts;
+mod pattern;
 mod recipe;
 pub mod report;
 mod run;
+mod shipped;
 mod shrink;
 mod sparse;
 mod split;
@@ -55,8 +58,10 @@ pub use explaining::Explaining;
 pub use files::FilesChecker;
 pub use history::History;
 pub use model::{MODELS, Model, Order};
+pub use pattern::Pattern;
 pub use recipe::{Pick, Recipe, Torn};
 pub use run::{Budget, Case, Checker, Ended, Failure, Hear, Outcome, Phase, Progress, Search, Verdict};
+pub use shipped::{SHIPPED, Shipped, ShippedChecker};
 pub use state::State;
 pub use trace::{Call, Event, Trace};
 

@@ -152,6 +152,11 @@ const GIVEN: &[(&str, &str, &str)] = &[
         "kedge crash mount --create 1G --socket crash.sock image mnt",
         "PATH=$PWD/bin:$PATH; mkdir bin; program bin/my-database",
     ),
+    (
+        "docs/CRASH_TESTING.md",
+        "kedge crash record --ack '^saved' -o run.kcr -- ./my-program",
+        "program json-program; mv json-program my-program",
+    ),
     ("docs/CRASH_TESTING.md", "- run: sudo apt-get install -y fuse3", "program my-program; program check.sh"),
     (
         "docs/CRASH_TESTING.md",
@@ -201,6 +206,10 @@ const PROGRAMS: &[(&str, &str)] = &[
     (
         "my-program",
         "#!/bin/sh\nset -e\ncd \"$KEDGE_DIR\"\nfor n in one two; do echo $n > doc.tmp; sync doc.tmp; mv doc.tmp doc; sync .; echo \"saved $n\"; done\n",
+    ),
+    (
+        "json-program",
+        "#!/bin/sh\nset -e\ncd \"$KEDGE_DIR\"\necho '[1]' > new; sync new; mv new a.json; sync .; echo saved\n",
     ),
     (
         "my-check",

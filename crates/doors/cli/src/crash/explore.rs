@@ -2,9 +2,11 @@
 
 use super::{load, parse_time, usage};
 use anyhow::{Context, Result};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use kedge_crash::report::Told;
 use kedge_crash::{
-    Budget, Campaign, Checker, CommandChecker, Ended, FilesChecker, Model, Phase, Progress, Report, Trace,
+    Budget, Campaign, Checker, CommandChecker, Ended, FilesChecker, Model, Pattern, Phase, Progress, Report,
+    SHIPPED, Shipped, ShippedChecker, Trace,
 };
 use kedge_host::options::parse_size;
 use kedge_host::os::TerminationSignals;
@@ -25,7 +27,8 @@ const PROGRESS_MILLIS: u64 = 250;
 #[derive(clap::Args, Debug)]
 pub struct Args {
     /// The recording
-    recording: PathBuf,
+    #[arg(required_unless_present = "checker")]
+    recording: Option<PathBuf>,
     #[command(flatten)]
     judge: Judge,
     /// What the file system may lose (see kedge crash models)
@@ -73,6 +76,16 @@ pub struct Judge {
     /// user is there
     #[arg(long, conflicts_with = "check")]
     pub check_files: bool,
+    /// Judge with a checker that comes with kedge; `list` shows what each of them judges
+    #[arg(long, value_name = "NAME", value_parser = checker_parser(), conflicts_with_all = ["check", "check_files"])]
+    pub checker: Option<Chosen>,
+    /// With --checker: the files to judge, by a pattern of their path, such as `conf/*.json`; may
+    /// be repeated [default: those that the checker finds by itself]
+    #[arg(long, value_name = "PATTERN")]
+    pub files: Vec<String>,
+    /// With --checker sqlite: every promise must be a row of this query
+    #[arg(long, value_name = "SQL")]
+    pub query: Option<String>,
     /// Time limit of a checker; a slower one fails
     #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = "30s")]
     pub timeout: Duration,
@@ -85,30 +98,113 @@ pub struct Judge {
 }
 
 impl Judge {
-    pub fn name(&self) -> &str {
-        match (&self.check, self.check_files) {
-            (Some(command), _) => command,
-            (None, true) => "--check-files",
-            (None, false) => "none",
+    /// The checker, as reports show it.
+    pub fn name(&self) -> String {
+        match (&self.check, self.checker) {
+            (Some(command), _) => command.clone(),
+            (None, Some(Chosen::Row(row))) => {
+                let files = self.files.iter().map(|files| format!(" --files {files}"));
+                let query = self.query.iter().map(|query| format!(" --query {query:?}"));
+                format!("--checker {}{}", row.name, files.chain(query).collect::<String>())
+            }
+            _ if self.check_files => "--check-files".to_owned(),
+            _ => "none".to_owned(),
         }
+    }
+
+    /// Prints the table of checkers, if that is what the user asked for.
+    pub fn list(&self) -> bool {
+        let is_asked = self.checker == Some(Chosen::List);
+        if is_asked {
+            for row in SHIPPED {
+                println!("{:8} {}", row.name, row.about);
+                match row.command() {
+                    Some(command) => command.lines().for_each(|line| println!("{:10} {line}", "")),
+                    None => println!("{:10} (judged by kedge itself)", ""),
+                }
+            }
+        }
+        is_asked
     }
 
     /// Builds the checker. When `stop` is set, the checker ends its running command.
     pub fn build(&self, trace: &Trace, stop: &Arc<AtomicBool>) -> Result<Option<Box<dyn Checker>>> {
-        Ok(match (&self.check, self.check_files) {
-            (Some(command), _) => {
-                let here = std::env::current_dir().context("find the present directory")?;
-                let command = found_from(command, &here);
-                let mut checker =
-                    CommandChecker::new(&command, self.timeout, self.memory, self.work.as_deref())
-                        .context("make a directory for the states")?;
-                checker.stop = stop.clone();
-                Some(Box::new(checker))
-            }
-            (None, true) => Some(Box::new(FilesChecker::new(trace))),
-            (None, false) => None,
-        })
+        // clap's `requires` would not do: beside --check, which excludes --checker, it asks
+        // nothing.
+        if self.checker.is_none() && (!self.files.is_empty() || self.query.is_some()) {
+            return Err(usage("--files and --query need --checker NAME"));
+        }
+        if let Some(command) = &self.check {
+            let here = std::env::current_dir().context("find the present directory")?;
+            return Ok(Some(Box::new(self.runner(&found_from(command, &here), stop)?)));
+        }
+        if let Some(Chosen::Row(row)) = self.checker {
+            return Ok(Some(Box::new(self.shipped(row, trace, stop)?)));
+        }
+        Ok(self.check_files.then(|| Box::new(FilesChecker::new(trace)) as Box<dyn Checker>))
     }
+
+    fn runner(&self, command: &str, stop: &Arc<AtomicBool>) -> Result<CommandChecker> {
+        let mut runner = CommandChecker::new(command, self.timeout, self.memory, self.work.as_deref())
+            .context("make a directory for the states")?;
+        runner.stop = stop.clone();
+        Ok(runner)
+    }
+
+    fn shipped(
+        &self,
+        row: &'static Shipped,
+        trace: &Trace,
+        stop: &Arc<AtomicBool>,
+    ) -> Result<ShippedChecker> {
+        if self.query.is_some() && !row.takes_query() {
+            return Err(usage(&format!("--checker {} takes no --query", row.name)));
+        }
+        if self.files.is_empty() && row.needs_files() {
+            return Err(usage(&format!("--checker {} needs --files PATTERN", row.name)));
+        }
+        let runner = row.command().map(|command| self.runner(command, stop)).transpose()?;
+        let patterns = self.files.iter().map(|text| Pattern::new(text)).collect();
+        ShippedChecker::new(row, trace, patterns, self.query.as_deref(), runner).map_err(anyhow::Error::msg)
+    }
+}
+
+/// What `--checker` names.
+#[derive(Clone, Copy)]
+pub enum Chosen {
+    List,
+    Row(&'static Shipped),
+}
+
+impl PartialEq for Chosen {
+    fn eq(&self, other: &Chosen) -> bool {
+        self.name() == other.name()
+    }
+}
+
+impl std::fmt::Debug for Chosen {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl Chosen {
+    fn name(self) -> &'static str {
+        match self {
+            Chosen::List => LIST,
+            Chosen::Row(row) => row.name,
+        }
+    }
+}
+
+const LIST: &str = "list";
+
+/// A parser of checkers, which completions and man pages list.
+fn checker_parser() -> impl TypedValueParser<Value = Chosen> {
+    let rows = SHIPPED.iter().map(|row| PossibleValue::new(row.name).help(row.about));
+    let list = PossibleValue::new(LIST).help("print what each checker judges, and how");
+    PossibleValuesParser::new(rows.chain([list]))
+        .map(|name| Shipped::by_name(&name).map_or(Chosen::List, Chosen::Row))
 }
 
 /// Makes a relative path at the beginning of the command absolute, if that file exists: the command
@@ -166,10 +262,16 @@ pub fn stop_at_signals() -> Result<Arc<AtomicBool>> {
 }
 
 pub fn run(args: Args) -> Result<ExitCode> {
+    if args.judge.list() {
+        return Ok(ExitCode::SUCCESS);
+    }
+    let Some(recording) = &args.recording else {
+        return Err(usage("no recording is given: kedge crash explore FILE"));
+    };
     let stop = stop_at_signals()?;
-    let loaded = load(&args.recording)?;
+    let loaded = load(recording)?;
     let Some(checker) = args.judge.build(&loaded.trace, &stop)? else {
-        return Err(usage("no checker is given: --check 'CMD' or --check-files"));
+        return Err(usage("no checker is given: --check 'CMD', --checker NAME or --check-files"));
     };
     let (states, time) = match args.budget {
         None => (Some(STATES_DEFAULT), None),
@@ -197,14 +299,9 @@ pub fn run(args: Args) -> Result<ExitCode> {
         eprint!("\r\x1b[K");
     }
     let cut = super::cut(&loaded);
-    let name = args.recording.to_string_lossy();
-    let told = Told {
-        report: &report,
-        trace: &loaded.trace,
-        name: &name,
-        checker: args.judge.name(),
-        cut: cut.as_deref(),
-    };
+    let (name, checker) = (recording.to_string_lossy(), args.judge.name());
+    let told =
+        Told { report: &report, trace: &loaded.trace, name: &name, checker: &checker, cut: cut.as_deref() };
     deliver(&args, &told)?;
     Ok(ExitCode::from(exit_code(&report)))
 }

@@ -26,6 +26,9 @@ pub struct Args {
 }
 
 pub fn run(args: Args) -> Result<ExitCode> {
+    if args.judge.list() {
+        return Ok(ExitCode::SUCCESS);
+    }
     let stop = stop_at_signals()?;
     let loaded = load(&args.recording)?;
     let history = History::new(&loaded.trace, args.model);

@@ -213,7 +213,22 @@ const PAGES: &[(&str, &[Section])] = &[
             EXIT,
         ],
     ),
-    ("kedge-crash-explore", &[EXIT_JUDGED]),
+    (
+        "kedge-crash-explore",
+        &[
+            (
+                "EXAMPLES",
+                &[
+                    Text("Does a program that keeps its rows in SQLite keep those that it promised?"),
+                    Code(
+                        "kedge crash record --ack '^saved' -o run.kcr -- ./my-program\n\
+                         kedge crash explore run.kcr --checker sqlite --query \"select 'saved ' || id from t\"",
+                    ),
+                ],
+            ),
+            EXIT_JUDGED,
+        ],
+    ),
     ("kedge-crash-replay", &[EXIT_JUDGED]),
     ("kedge-crash-record", &[EXIT_RECORD]),
     (
