@@ -7,6 +7,7 @@ use crate::explaining::{Explaining, Watched};
 use crate::history::History;
 use crate::model::Model;
 use crate::recipe::{Pick, Recipe};
+use crate::recoveries::Recoveries;
 use crate::run::{Budget, Case, Checker, Ended, Hear, Outcome, Search, Verdict};
 use crate::shrink::Shrinker;
 use crate::trace::Trace;
@@ -33,19 +34,22 @@ pub struct Report {
     pub unexplained: u64,
     /// States tried with all missing calls inserted together, and how many of them failed.
     pub mended: Option<(u64, u64)>,
+    /// The recoveries that were crashed, if the user asked for it.
+    pub again: Option<Recoveries>,
     /// The cost of explaining the failures; [`Outcome::took`] is the cost of the search.
     pub explaining: Explaining,
 }
 
 impl Report {
     pub fn failed(&self) -> bool {
-        self.outcome.failing > 0
+        self.outcome.failing > 0 || self.again.as_ref().is_some_and(|again| again.failing > 0)
     }
 
     /// At least one state was judged and none failed. [`Outcome::is_whole`] says whether all were
     /// tried.
     pub fn passed(&self) -> bool {
-        !self.failed() && self.outcome.broken.is_none() && self.outcome.states > 0
+        let is_judged = self.again.as_ref().is_none_or(|again| again.broken.is_none());
+        !self.failed() && self.outcome.broken.is_none() && is_judged && self.outcome.states > 0
     }
 }
 
@@ -79,6 +83,7 @@ impl Campaign<'_> {
             fails_uncrashed,
             unexplained: 0,
             mended: None,
+            again: None,
             explaining: Explaining::default(),
         };
         // A checker that cannot run, or that fails without a crash, would fail on every state

@@ -12,6 +12,7 @@
 //! If no room is left, a checker's failure says nothing about the program and counts as no verdict.
 
 use crate::beneath::{self, Beneath};
+use crate::edit::Edit;
 use crate::run::{Case, Checker, Verdict};
 use crate::state::{Body, FileBody, Node, State};
 use crate::workdir::{WorkDir, clear};
@@ -92,31 +93,10 @@ impl CommandChecker {
         let dir = root.join("state");
         fs::create_dir_all(&dir)?;
         materialise(case.state, &dir)?;
-        let told = case.told.join("\n");
-        let told_file = root.join("acked");
-        fs::write(&told_file, format!("{told}\n"))?;
         let output =
             File::options().create(true).truncate(true).read(true).write(true).open(root.join("output"))?;
-        let mut command = Command::new("/bin/sh");
-        command
-            .arg("-c")
-            .arg(format!("{}eval \"$KEDGE_CHECK\"", self.limits()))
-            .arg("sh")
-            .args(args)
-            .current_dir(&dir)
-            .env("KEDGE_CHECK", &self.command)
-            .env("KEDGE_STATE", case.recipe.to_string())
-            .env("KEDGE_DIR", &dir)
-            .env("KEDGE_ACKED_FILE", &told_file)
-            .env("KEDGE_ACKED_COUNT", case.told.len().to_string())
-            .stdin(Stdio::null())
-            .stdout(output.try_clone()?)
-            .stderr(output.try_clone()?)
-            .process_group(0);
-        match told.len() <= TOLD_BYTES_MAX && !told.contains('\0') {
-            true => command.env("KEDGE_ACKED", &told),
-            false => command.env_remove("KEDGE_ACKED"),
-        };
+        let mut command = self.command_in(case, &dir, &root, args)?;
+        command.stdout(output.try_clone()?).stderr(output.try_clone()?);
         let end = self.wait(&mut command, &output)?;
         let verdict = self.verdict(&end, &tail(output)?);
         match verdict {
@@ -126,6 +106,39 @@ impl CommandChecker {
             ))),
             verdict => Ok(verdict),
         }
+    }
+
+    /// The command for a state whose tree is in `dir`, without its output. A file with the promises
+    /// is written to `root`, which outlives the command.
+    pub fn command_in(
+        &self,
+        case: &Case<'_>,
+        dir: &Path,
+        root: &Path,
+        args: &[OsString],
+    ) -> io::Result<Command> {
+        let told = case.told.join("\n");
+        let told_file = root.join("acked");
+        fs::write(&told_file, format!("{told}\n"))?;
+        let mut command = Command::new("/bin/sh");
+        command
+            .arg("-c")
+            .arg(format!("{}eval \"$KEDGE_CHECK\"", self.limits()))
+            .arg("sh")
+            .args(args)
+            .current_dir(dir)
+            .env("KEDGE_CHECK", &self.command)
+            .env("KEDGE_STATE", format!("{}{}", case.within, case.recipe))
+            .env("KEDGE_DIR", dir)
+            .env("KEDGE_ACKED_FILE", &told_file)
+            .env("KEDGE_ACKED_COUNT", case.told.len().to_string())
+            .stdin(Stdio::null())
+            .process_group(0);
+        match told.len() <= TOLD_BYTES_MAX && !told.contains('\0') {
+            true => command.env("KEDGE_ACKED", &told),
+            false => command.env_remove("KEDGE_ACKED"),
+        };
+        Ok(command)
     }
 
     fn limits(&self) -> String {
@@ -327,6 +340,26 @@ impl Maker {
         }
         Ok(())
     }
+}
+
+/// The state as [`materialise`] would make it, for a file system in memory: without what a checker
+/// must not get from a recording, and with the owner that a user without privilege would give it.
+pub fn tame(state: &State) -> State {
+    let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
+    let owner = (!uid.is_root()).then(|| (uid.as_raw(), gid.as_raw()));
+    let mut tamed = state.clone();
+    for (ino, node) in state.nodes() {
+        let mode = node.meta.mode & 0o7777;
+        let kept = allowed(mode).as_raw_mode();
+        if mode != kept || owner.is_some_and(|owner| owner != (node.meta.uid, node.meta.gid)) {
+            let (uid, gid) = (owner.map(|owner| owner.0), owner.map(|owner| owner.1));
+            tamed.apply(&Edit::Attr { ino, mode: Some(kept), uid, gid });
+        }
+        for name in node.xattrs.keys().filter(|name| !name.starts_with(b"user.")) {
+            tamed.apply(&Edit::Xattr { ino, name: name.clone(), value: None });
+        }
+    }
+    tamed
 }
 
 /// Permissions without set-id bits.

@@ -18,7 +18,7 @@ fn disk() -> Disk {
 
 fn judge(checker: &CommandChecker, told: &[&str]) -> Verdict {
     let recipe = Recipe::new(7, Pick::Durable);
-    checker.check(&Case { recipe: &recipe, state: &disk().state(), told, job: 0 })
+    checker.check(&Case { recipe: &recipe, state: &disk().state(), told, within: "", job: 0 })
 }
 
 #[test]
@@ -71,11 +71,29 @@ fn a_place_without_room_is_no_verdict() {
     let huge = Disk::new();
     huge.create("f").unwrap().set_len(1 << 62).unwrap();
     let recipe = Recipe::new(1, Pick::All);
-    let verdict = checker.check(&Case { recipe: &recipe, state: &huge.state(), told: &[], job: 0 });
+    let verdict =
+        checker.check(&Case { recipe: &recipe, state: &huge.state(), told: &[], within: "", job: 0 });
     assert!(matches!(verdict, Verdict::Good | Verdict::Broken(_)), "{verdict:?}");
     fs::remove_dir_all(checker.work.path()).unwrap();
     fs::write(checker.work.path(), "a file in the way").unwrap();
     assert!(matches!(judge(&checker, &[]), Verdict::Broken(_)));
     fs::remove_file(checker.work.path()).unwrap();
     fs::create_dir(checker.work.path()).unwrap();
+}
+
+/// A recorded recovery runs with the checker's rights, as a checker does.
+#[test]
+fn a_tame_state_has_no_privileges() {
+    let mut state = disk().state();
+    let ino = state.find(b"dir/file").unwrap().0;
+    state.apply(&Edit::Attr { ino, mode: Some(0o6755), uid: None, gid: None });
+    for name in ["user.note", "security.capability", "trusted.x"] {
+        let value = Some(b"value"[..].into());
+        state.apply(&Edit::Xattr { ino, name: name.as_bytes().into(), value });
+    }
+    let tamed = tame(&state);
+    let node = tamed.node(ino).unwrap();
+    assert_eq!(node.meta.mode & 0o7777, 0o755);
+    assert_eq!(node.xattrs.keys().map(|name| &name[..]).collect::<Vec<_>>(), [b"user.note"]);
+    assert_eq!(tamed.content(b"dir/file"), state.content(b"dir/file"));
 }

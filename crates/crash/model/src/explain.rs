@@ -364,7 +364,7 @@ impl Explainer<'_> {
     fn still_fails(&self, trace: &Trace, history: &History, recipe: &Recipe) -> bool {
         let state = history.state(recipe);
         let told = trace.marks(recipe.at as usize);
-        let case = crate::run::Case { recipe, state: &state, told: &told, job: 0 };
+        let case = crate::run::Case { recipe, state: &state, told: &told, within: "", job: 0 };
         self.watched.check(&case) != crate::run::Verdict::Good
     }
 

@@ -14,11 +14,13 @@
 //! shipped, pattern      checkers that come with the tool; which files they judge
 //! shrink, explain       the smallest failing state; in words, with the call that prevents it
 //! campaign, explaining  a whole run; what its explanations cost, and their limit
+//! again, recoveries     crashes the recoveries from crash states; what came of it
 //! workdir, beneath      directories that outlive no run; files that lie below one
 //! disk                  a file system in memory, for tests in Rust
 //! ```
 #![forbid(unsafe_code)]
 
+pub mod again;
 mod beneath;
 mod bits;
 mod campaign;
@@ -38,6 +40,7 @@ pub mod page;
 mod parts;
 mod pattern;
 mod recipe;
+mod recoveries;
 pub mod report;
 mod run;
 mod shipped;
@@ -60,6 +63,7 @@ pub use history::History;
 pub use model::{MODELS, Model, Order};
 pub use pattern::Pattern;
 pub use recipe::{Pick, Recipe, Torn};
+pub use recoveries::{FailingRecovery, Recoveries};
 pub use run::{Budget, Case, Checker, Ended, Failure, Hear, Outcome, Phase, Progress, Search, Verdict};
 pub use shipped::{SHIPPED, Shipped, ShippedChecker};
 pub use state::State;

@@ -46,6 +46,43 @@ impl Told<'_> {
 
     /// The verdict in one line.
     pub fn verdict(&self) -> String {
+        let of_search = self.verdict_of_search();
+        match self.recoveries() {
+            Some(recoveries) => format!("{of_search}; {recoveries}"),
+            None => of_search,
+        }
+    }
+
+    /// What became of the recoveries that were crashed.
+    fn recoveries(&self) -> Option<String> {
+        let again = self.report.again.as_ref()?;
+        let recovered = again.recorded - again.idle;
+        let states = count(again.states, "crash state");
+        let tried = format!("{states} of {}", recoveries(recovered));
+        Some(match (&again.broken, again.failing, recovered) {
+            (Some(why), 0, _) => format!("no verdict on recoveries: {why}"),
+            (_, 0, 0) => {
+                format!("{} changed nothing, so none could be crashed", recoveries(again.idle))
+            }
+            (_, 0, _) => format!("no failure in {tried}"),
+            (_, n, _) => format!("{n} of {tried} fail"),
+        })
+    }
+
+    /// How much of the recoveries was tried.
+    fn recoveries_coverage(&self) -> Option<String> {
+        let again = self.report.again.as_ref()?;
+        let cut = if again.is_cut { "; a limit or a signal ended that early" } else { "" };
+        Some(format!(
+            "{} recorded, of which {} changed nothing; crashed to depth {} in {:.1} s{cut}",
+            recoveries(again.recorded),
+            again.idle,
+            again.depth,
+            again.took.as_secs_f64()
+        ))
+    }
+
+    fn verdict_of_search(&self) -> String {
         let (report, outcome) = (self.report, &self.report.outcome);
         let states = count(outcome.states, "distinct crash state");
         if let Some(why) = &outcome.broken {
@@ -154,11 +191,19 @@ impl Told<'_> {
             writeln!(text, "the first failing state is {}: {}", first.recipe, first.message)
                 .expect("strings take any text");
         }
+        for failure in self.report.again.iter().flat_map(|again| &again.failures) {
+            let message = failure.message.lines().last().unwrap_or_default();
+            write!(text, "\n{}\n   checker: {message}\n   state:   {}\n", failure.sentence, failure.state)
+                .expect("strings take any text");
+        }
         if let Some(cut) = self.explaining_cut() {
             writeln!(text, "\n{cut}").expect("strings take any text");
         }
         writeln!(text, "\n{}; seed {}\n{}", self.coverage(), self.report.seed, self.took())
             .expect("strings take any text");
+        if let Some(coverage) = self.recoveries_coverage() {
+            writeln!(text, "{coverage}").expect("strings take any text");
+        }
         text
     }
 
@@ -191,6 +236,18 @@ impl Told<'_> {
             "mended_states": self.report.mended.map(|m| m.0),
             "mended_failing": self.report.mended.map(|m| m.1),
             "unexplained": self.report.unexplained,
+            "again": self.report.again.as_ref().map(|again| json!({
+                "depth": again.depth,
+                "recoveries": again.recorded,
+                "idle": again.idle,
+                "states": again.states,
+                "failing": again.failing,
+                "failing_recoveries": again.failing_recoveries,
+                "complete": !again.is_cut && again.broken.is_none(),
+                "broken": again.broken,
+                "seconds": again.took.as_secs_f64(),
+                "causes": again.failures,
+            })),
         })
     }
 
@@ -208,6 +265,10 @@ impl Told<'_> {
     pub fn html(&self) -> String {
         html::render(self, &Paths::of(self.trace))
     }
+}
+
+fn recoveries(n: u64) -> String {
+    if n == 1 { "1 recovery".to_owned() } else { format!("{n} recoveries") }
 }
 
 /// Equivalent JSON without control characters. They occur only in strings.

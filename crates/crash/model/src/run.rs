@@ -32,6 +32,8 @@ pub struct Case<'a> {
     pub state: &'a State,
     /// The marks before the crash.
     pub told: &'a [&'a str],
+    /// The names of the crash states in whose recovery this crash comes, each followed by a `/`.
+    pub within: &'a str,
     /// Which of the parallel checkers this is, from 0.
     pub job: usize,
 }
@@ -152,13 +154,15 @@ impl Outcome {
 pub enum Phase {
     Search,
     Explain,
+    /// Recoveries are recorded and crashed.
+    Again,
 }
 
 /// The progress of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Progress {
     pub phase: Phase,
-    /// States judged by the search, or runs of the checker during explaining.
+    /// States judged by the search, runs of the checker during explaining, or states of recoveries.
     pub checked: u64,
     /// Failing states that the search found.
     pub failing: u64,
@@ -258,7 +262,7 @@ impl Search<'_> {
             let next = self.next(&mut source.lock(), marks, clock);
             let Some((number, recipe, state)) = next else { return };
             let told = marks.before(recipe.at);
-            let verdict = self.checker.check(&Case { recipe: &recipe, state: &state, told, job });
+            let verdict = self.checker.check(&Case { recipe: &recipe, state: &state, told, within: "", job });
             if self.is_stopped() {
                 return source.lock().end_without_verdict(Ended::Stopped);
             }

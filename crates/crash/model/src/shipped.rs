@@ -23,7 +23,10 @@ use ledger::Ledger;
 use serde::de::IgnoredAny;
 use std::collections::BTreeSet;
 use std::ffi::OsString;
+use std::io;
 use std::os::unix::ffi::OsStringExt;
+use std::path::Path;
+use std::process::Command;
 
 /// A file that is read into memory as a whole may have this many bytes. A larger one gives no
 /// verdict.
@@ -253,9 +256,7 @@ impl Checker for ShippedChecker {
                 let Some(runner) = &self.runner else {
                     return Verdict::Broken("the checker's command has nobody to run it".to_owned());
                 };
-                let paths = due.iter().map(|(path, _)| self.argument(path));
-                let args: Vec<OsString> = std::iter::once(self.query.clone()).chain(paths).collect();
-                return runner.check_with(case, &args);
+                return runner.check_with(case, &self.arguments(&due));
             }
         };
         match judged {
@@ -267,6 +268,19 @@ impl Checker for ShippedChecker {
 }
 
 impl ShippedChecker {
+    /// The command that judges a state whose tree is in `dir` ([`CommandChecker::command_in`]).
+    /// `None`: this process judges it, or there is nothing to judge.
+    pub fn command_in(&self, case: &Case<'_>, dir: &Path, root: &Path) -> Option<io::Result<Command>> {
+        let due = self.due(case).ok().filter(|due| !due.is_empty())?;
+        let runner = self.runner.as_ref()?;
+        Some(runner.command_in(case, dir, root, &self.arguments(&due)))
+    }
+
+    fn arguments(&self, due: &[(&[u8], &FileBody)]) -> Vec<OsString> {
+        let paths = due.iter().map(|(path, _)| self.argument(path));
+        std::iter::once(self.query.clone()).chain(paths).collect()
+    }
+
     /// A subject as an argument of the command, which cannot look like an option.
     fn argument(&self, path: &[u8]) -> OsString {
         let path = match self.row.find {

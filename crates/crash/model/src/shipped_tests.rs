@@ -228,7 +228,7 @@ fn a_huge_file_gives_no_verdict() {
         let checker = checker(name, &[], &trace).unwrap();
         let recipe = crate::recipe::Recipe::new(trace.events.len() as u32, crate::recipe::Pick::All);
         let (state, told) = (disk.state(), &[][..]);
-        let verdict = checker.check(&Case { recipe: &recipe, state: &state, told, job: 0 });
+        let verdict = checker.check(&Case { recipe: &recipe, state: &state, told, within: "", job: 0 });
         assert!(matches!(&verdict, Verdict::Broken(why) if why.contains("more than")), "{verdict:?}");
     }
 }

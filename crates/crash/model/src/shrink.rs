@@ -49,7 +49,7 @@ impl<'a> Shrinker<'a> {
         self.checks.set(self.checks.get() + 1);
         let state = self.history.state(recipe);
         let told = self.trace.marks(recipe.at as usize);
-        match self.checker.check(&Case { recipe, state: &state, told: &told, job: 0 }) {
+        match self.checker.check(&Case { recipe, state: &state, told: &told, within: "", job: 0 }) {
             Verdict::Bad(message) => Some(message),
             Verdict::Good | Verdict::Broken(_) => None,
         }

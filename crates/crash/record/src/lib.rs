@@ -8,6 +8,7 @@
 //! outside     files that the command writes outside the mount
 //! stack       the callers of a recorded call
 //! run         mount, fill, run the command, unmount
+//! recovery    records what a checker does in a crash state
 //! live        a mount that loses power on request
 //! rules       rules: which calls of it fail or crash
 //! tree        converts a file system's tree to a recording, and back
@@ -23,6 +24,7 @@ mod log;
 mod output;
 mod outside;
 mod recording;
+mod recovery;
 mod rules;
 mod run;
 mod stack;
@@ -31,5 +33,6 @@ mod tree;
 pub use live::{Crashed, Live};
 pub use recording::MARK_FILE;
 pub(crate) use recording::Recording;
+pub use recovery::record_recovery;
 pub use rules::{Action, BadRule, Crash, Kill, Like, Lose, On, Rule};
 pub use run::{Options, RecordError, Recorded, record};

@@ -24,7 +24,7 @@ use std::process::{Child, Command, ExitStatus};
 use std::sync::Arc;
 use std::time::Duration;
 
-const POLL: Duration = Duration::from_millis(5);
+pub(crate) const POLL: Duration = Duration::from_millis(5);
 /// How long to wait for processes that the command left and that still use the mount.
 const LEFTOVERS_WAIT: Duration = Duration::from_secs(3);
 /// The mount's name below the recorder's directory.
@@ -68,7 +68,7 @@ pub enum RecordError {
     Fill { from: PathBuf, output: String },
 }
 
-fn io_error(what: impl Into<String>) -> impl FnOnce(io::Error) -> RecordError {
+pub(crate) fn io_error(what: impl Into<String>) -> impl FnOnce(io::Error) -> RecordError {
     move |error| RecordError::Io { what: what.into(), error }
 }
 
@@ -112,7 +112,7 @@ pub fn record(options: &Options, started: &dyn Fn(u32)) -> Result<Recorded, Reco
     };
     let temp = WorkDir::new(&std::env::temp_dir(), "kedge-record-", detach_dead)
         .map_err(io_error("a temporary directory"))?;
-    let mount = Mount::new(temp.path(), options, log.clone())?;
+    let mount = Mount::new(temp.path(), file_system(options.size)?, log.clone())?;
     let run = run_on(&mount, options, &log, &started);
     let leftovers = mount.end();
     let (ended, before) = run?;
@@ -169,7 +169,7 @@ impl Draft {
 }
 
 /// Detaches the mount that a killed recorder left below its directory.
-fn detach_dead(temp: &Path) -> io::Result<()> {
+pub(crate) fn detach_dead(temp: &Path) -> io::Result<()> {
     let dir = temp.join(MOUNT_DIR);
     match kedge_fuse::mount_at(&dir) {
         Some(_) => kedge_fuse::unmount(&dir, true).map_err(io::Error::other),
@@ -200,30 +200,34 @@ fn run_on(
     Ok((ended, before))
 }
 
+pub(crate) fn owner() -> Owner {
+    Owner { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw() }
+}
+
+/// An empty file system in memory.
+pub(crate) fn file_system(size: u64) -> Result<FileSystem, RecordError> {
+    let device = Arc::new(MemDevice::new(size));
+    let clock = Arc::new(SystemClock::default());
+    let options = FormatOptions { owner: owner(), ..FormatOptions::default() };
+    FileSystem::format(device.clone(), clock.clone(), &options)?;
+    Ok(FileSystem::open(device, clock, MountOptions::default())?)
+}
+
 /// The image, mounted and served.
-struct Mount {
-    point: MountPoint,
+pub(crate) struct Mount {
+    pub point: MountPoint,
     served: std::thread::JoinHandle<io::Result<kedgefs::Result<()>>>,
 }
 
 impl Mount {
-    fn new(temp: &Path, options: &Options, log: Arc<Log>) -> Result<Mount, RecordError> {
-        let owner =
-            Owner { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw() };
-        let device = Arc::new(MemDevice::new(options.size));
-        let clock = Arc::new(SystemClock::default());
-        FileSystem::format(
-            device.clone(),
-            clock.clone(),
-            &FormatOptions { owner, ..FormatOptions::default() },
-        )?;
-        let fs = FileSystem::open(device, clock, MountOptions::default())?;
+    /// Mounts the file system below `temp`. Its changes are recorded.
+    pub fn new(temp: &Path, fs: FileSystem, log: Arc<Log>) -> Result<Mount, RecordError> {
         let (image, dir) = (temp.join("image"), temp.join(MOUNT_DIR));
         // A file for the loop device: it provides the mount's name, not its content.
         File::create(&image).and_then(|f| f.set_len(1 << 20)).map_err(io_error("a temporary file"))?;
         std::fs::create_dir(&dir).map_err(io_error("a temporary directory"))?;
         let fuse = FuseOptions { writeback_cache: false, ..FuseOptions::default() };
-        let recording = Recording::with_marks(fs.clone(), log, owner)?;
+        let recording = Recording::with_marks(fs.clone(), log, owner())?;
         let session = kedge_fuse::mount(&image, &dir, &fuse)?;
         let point = session.mount_point().clone();
         let served =
@@ -247,7 +251,7 @@ impl Mount {
 
     /// Unmounts. Processes that still use the mount get some time; after that they are reported and
     /// left behind.
-    fn end(self) -> Result<Vec<String>, RecordError> {
+    pub fn end(self) -> Result<Vec<String>, RecordError> {
         let clock = SystemClock::default();
         let mut leftovers = Vec::new();
         loop {

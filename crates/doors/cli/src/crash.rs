@@ -1,6 +1,8 @@
 //! `kedge crash`: crash tests of other programs.
 
+mod again;
 mod explore;
+mod judge;
 mod live;
 mod record;
 mod replay;

@@ -157,6 +157,11 @@ const GIVEN: &[(&str, &str, &str)] = &[
         "kedge crash record --ack '^saved' -o run.kcr -- ./my-program",
         "program json-program; mv json-program my-program",
     ),
+    (
+        "docs/CRASH_TESTING.md",
+        "kedge crash explore run.kcr --model ext4 --check ./check.sh --again 2",
+        "program check.sh",
+    ),
     ("docs/CRASH_TESTING.md", "- run: sudo apt-get install -y fuse3", "program my-program; program check.sh"),
     (
         "docs/CRASH_TESTING.md",
@@ -195,6 +200,12 @@ const PRINTS: &[(&str, &str, i32, &[&str])] = &[
         "kedge crash mount --create 1G --socket crash.sock image mnt",
         0,
         &["crash 1 under ext4"],
+    ),
+    (
+        "docs/CRASH_TESTING.md",
+        "kedge crash explore run.kcr --model ext4 --check ./check.sh --again 2",
+        0,
+        &["recoveries changed nothing", "crashed to depth 2"],
     ),
     ("docs/CRASH_TESTING.md", "- run: sudo apt-get install -y fuse3", 0, &["no failure in"]),
     ("docs/CRASH_TESTING.md", "def test_save_survives_power_failure(kedge_crash):", 0, &["1 passed"]),

@@ -49,6 +49,21 @@ pub fn render(told: &Told<'_>, paths: &Paths) -> String {
     for (i, failure) in told.report.failures.iter().enumerate() {
         cause(&mut page, i + 1, failure, told, paths, &history);
     }
+    for failure in told.report.again.iter().flat_map(|again| &again.failures) {
+        put(
+            &mut page,
+            format_args!(
+                "<section><h2>Failure in a recovery</h2>\n<p class=\"sentence\">{}</p>\n\
+                 <p>The checker said:</p><pre>{}</pre>\n<p class=\"again\">See it again: \
+                 <code>kedge crash replay {} --model {} --state {} --check CMD --keep DIR</code></p></section>\n",
+                escape(&failure.sentence),
+                escape(&failure.message),
+                escape(told.name),
+                told.report.model.name,
+                escape(&failure.state)
+            ),
+        );
+    }
     if let Some(mended) = told.mended() {
         put(&mut page, format_args!("<p class=\"fix\">{}</p>\n", escape(&mended)));
     }
@@ -75,6 +90,9 @@ fn facts(page: &mut String, told: &Told<'_>) {
     fact("Model", &format!("{} ({})", report.model.name, report.model.about));
     fact("Checker", told.checker);
     fact("Coverage", &told.coverage());
+    if let Some(coverage) = told.recoveries_coverage() {
+        fact("Recoveries", &coverage);
+    }
     if let Some(cut) = told.cut {
         fact("Recording", &format!("not whole: {cut}"));
     }

@@ -6,10 +6,16 @@ pub fn render(told: &Told<'_>) -> String {
     let report = told.report;
     let suite = escape(&format!("kedge crash {}", report.model.name));
     let (searching, explaining) = (report.outcome.took, report.explaining.took);
-    let seconds = (searching + explaining).as_secs_f64();
+    let crashing = report.again.as_ref().map_or(std::time::Duration::ZERO, |again| again.took);
+    let seconds = (searching + explaining + crashing).as_secs_f64();
     let outcome = &report.outcome;
     let is_error = outcome.broken.is_some() || report.fails_uncrashed.is_some() || outcome.states == 0;
-    let failures = if is_error { 0 } else { report.failures.len().max(usize::from(report.failed())) };
+    let again = report.again.as_ref();
+    // Without a failure, a recovery that cannot be judged is an error.
+    let is_error = is_error || (!report.failed() && again.is_some_and(|again| again.broken.is_some()));
+    let of_recoveries = again.map_or(&[][..], |again| &again.failures[..]);
+    let causes = report.failures.len() + of_recoveries.len();
+    let failures = if is_error { 0 } else { causes.max(usize::from(report.failed())) };
     let tests = failures.max(1);
     // CI servers add up the times of the cases.
     let each = seconds / tests as f64;
@@ -27,10 +33,19 @@ pub fn render(told: &Told<'_>) -> String {
             told.name,
             &format!("<system-out>{}\n{}</system-out>", escape(&told.verdict()), escape(&told.coverage())),
         );
-    } else if report.failures.is_empty() {
+    } else if causes == 0 {
         case(told.name, &format!("<failure message=\"{}\"/>", escape(&told.verdict())));
     }
     for failure in &report.failures {
+        let body = format!(
+            "<failure message=\"{}\">{}\nstate {}</failure>",
+            escape(&failure.sentence),
+            escape(&failure.message),
+            escape(&failure.state)
+        );
+        case(&format!("{}: {}", told.name, failure.state), &body);
+    }
+    for failure in of_recoveries {
         let body = format!(
             "<failure message=\"{}\">{}\nstate {}</failure>",
             escape(&failure.sentence),

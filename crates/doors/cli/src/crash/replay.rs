@@ -1,10 +1,13 @@
 //! `kedge crash replay`.
 
-use super::explore::{Judge, stop_at_signals};
-use super::load;
+use super::again::{Recoveries, StateName};
+use super::explore::stop_at_signals;
+use super::judge::{Built, Judge};
+use super::{load, usage};
 use anyhow::{Context, Result, bail};
+use kedge_crash::again::Recorder;
 use kedge_crash::describe::Paths;
-use kedge_crash::{Case, History, Model, Recipe, Verdict, check};
+use kedge_crash::{Case, Checker, History, Model, Recipe, State, Trace, Verdict, check};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -14,7 +17,7 @@ pub struct Args {
     recording: PathBuf,
     /// The name of the state, as a report shows it
     #[arg(long, value_name = "NAME")]
-    state: Recipe,
+    state: StateName,
     /// The model of the report
     #[arg(long, value_parser = super::model_parser(), default_value = "posix")]
     model: Model,
@@ -31,25 +34,23 @@ pub fn run(args: Args) -> Result<ExitCode> {
     }
     let stop = stop_at_signals()?;
     let loaded = load(&args.recording)?;
-    let history = History::new(&loaded.trace, args.model);
-    if !history.points().contains(&args.state.at) {
-        let (first, last) = (history.points().start().to_owned(), history.points().end().to_owned());
-        bail!("state {} is not one of this recording: its crash points are {first} to {last}", args.state);
+    let checker = args.judge.build(&loaded.trace, &stop)?;
+    let mut place = Place { trace: loaded.trace, told: Vec::new(), within: String::new() };
+    for recipe in &args.state.before {
+        let Some(checker) = &checker else {
+            return Err(usage(
+                "a state in a recovery needs the check that recovers: --check CMD or --checker NAME",
+            ));
+        };
+        let recorder = Recoveries::new(checker, &args.judge, &stop)?;
+        place = place.after_recovery(recipe, args.model, &recorder)?;
+        println!("recovered from {}; the recovery made these calls:", place.within.trim_end_matches('/'));
+        place.print_calls();
     }
-    let paths = Paths::of(&loaded.trace);
-    println!("crash after the first {} events; lost:", args.state.at);
-    let lost = history.lost(&args.state);
-    let mut events: Vec<u32> = lost.iter().map(|n| history.micros[*n as usize].event).collect();
-    events.dedup();
-    for event in &events {
-        let all = history.of_event(*event).all(|n| lost.binary_search(&n).is_ok());
-        let part = if all { "" } else { " (in part)" };
-        println!("  #{event} {}{part}", paths.call(*event as usize, &loaded.trace.events[*event as usize]));
-    }
-    if events.is_empty() {
-        println!("  nothing");
-    }
-    let state = history.state(&args.state);
+    let recipe = &args.state.last;
+    let history = place.history(recipe, args.model)?;
+    print_lost(&place.trace, &history, recipe);
+    let state = history.state(recipe);
     if let Some(dir) = &args.keep {
         std::fs::create_dir_all(dir).with_context(|| format!("create {}", dir.display()))?;
         if std::fs::read_dir(dir).with_context(|| format!("read {}", dir.display()))?.next().is_some() {
@@ -58,9 +59,15 @@ pub fn run(args: Args) -> Result<ExitCode> {
         check::materialise(&state, dir).with_context(|| format!("make the state in {}", dir.display()))?;
         println!("the state is in {}", dir.display());
     }
-    let Some(checker) = args.judge.build(&loaded.trace, &stop)? else { return Ok(ExitCode::SUCCESS) };
-    let told = loaded.trace.marks(args.state.at as usize);
-    match checker.check(&Case { recipe: &args.state, state: &state, told: &told, job: 0 }) {
+    match checker {
+        Some(checker) => judge(&checker, &place, recipe, &state),
+        None => Ok(ExitCode::SUCCESS),
+    }
+}
+
+fn judge(checker: &Built, place: &Place, recipe: &Recipe, state: &State) -> Result<ExitCode> {
+    let told = place.told(recipe);
+    match checker.check(&Case { recipe, state, told: &told, within: &place.within, job: 0 }) {
         Verdict::Good => {
             println!("the checker accepts it");
             Ok(ExitCode::SUCCESS)
@@ -70,5 +77,66 @@ pub fn run(args: Args) -> Result<ExitCode> {
             Ok(ExitCode::from(crate::FAILURE))
         }
         Verdict::Broken(why) => bail!("no verdict: {why}"),
+    }
+}
+
+fn print_lost(trace: &Trace, history: &History, recipe: &Recipe) {
+    let paths = Paths::of(trace);
+    println!("crash after the first {} events; lost:", recipe.at);
+    let lost = history.lost(recipe);
+    let mut events: Vec<u32> = lost.iter().map(|n| history.micros[*n as usize].event).collect();
+    events.dedup();
+    for event in &events {
+        let all = history.of_event(*event).all(|n| lost.binary_search(&n).is_ok());
+        let part = if all { "" } else { " (in part)" };
+        println!("  #{event} {}{part}", paths.call(*event as usize, &trace.events[*event as usize]));
+    }
+    if events.is_empty() {
+        println!("  nothing");
+    }
+}
+
+/// The recording in which a state lies: the program's, or that of a recovery.
+struct Place {
+    trace: Trace,
+    /// The promises made before it.
+    told: Vec<String>,
+    within: String,
+}
+
+impl Place {
+    fn history(&self, recipe: &Recipe, model: Model) -> Result<History> {
+        let history = History::new(&self.trace, model);
+        if !history.points().contains(&recipe.at) {
+            let (first, last) = (history.points().start().to_owned(), history.points().end().to_owned());
+            let of = if self.within.is_empty() { "recording" } else { "recovery" };
+            bail!("state {recipe} is not one of this {of}: its crash points are {first} to {last}");
+        }
+        Ok(history)
+    }
+
+    fn told(&self, recipe: &Recipe) -> Vec<&str> {
+        let here = self.trace.marks(recipe.at as usize);
+        self.told.iter().map(String::as_str).chain(here).collect()
+    }
+
+    /// The recording of the recovery from a state. A recovery that does not always make the same
+    /// calls has other states than those of the report.
+    fn after_recovery(self, recipe: &Recipe, model: Model, recorder: &Recoveries<'_>) -> Result<Place> {
+        let state = self.history(recipe, model)?.state(recipe);
+        let told = self.told(recipe);
+        let case = Case { recipe, state: &state, told: &told, within: &self.within, job: 0 };
+        let trace = recorder.record(&case).map_err(anyhow::Error::msg).context("record the recovery")?;
+        let told = told.iter().map(|text| (*text).to_owned()).collect();
+        Ok(Place { trace, told, within: format!("{}{recipe}/", self.within) })
+    }
+
+    fn print_calls(&self) {
+        let paths = Paths::of(&self.trace);
+        for (number, event) in self.trace.events.iter().enumerate().skip(self.trace.start()) {
+            if !event.call.is_note() {
+                println!("  #{number} {}", paths.call(number, event));
+            }
+        }
     }
 }
