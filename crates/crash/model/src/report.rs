@@ -1,7 +1,9 @@
-//! The results of a run as text for a terminal, JSON, JUnit XML for CI servers, and an HTML page.
+//! The results of a run as text for a terminal, JSON, JUnit XML and SARIF for CI servers, and an
+//! HTML page.
 
 mod html;
 mod junit;
+mod sarif;
 
 use crate::campaign::Report;
 use crate::describe::{Paths, count};
@@ -10,6 +12,7 @@ use crate::trace::Trace;
 use kedge_base::{is_acted_upon, printable};
 use serde_json::{Value, json};
 use std::fmt::Write;
+use std::path::Path;
 
 /// Callers shown for a call.
 const FRAMES_MAX: usize = 8;
@@ -259,6 +262,11 @@ impl Told<'_> {
     /// XML for CI servers.
     pub fn junit(&self) -> String {
         junit::render(self)
+    }
+
+    /// SARIF for code scanning. Files below `sources` are named relative to it.
+    pub fn sarif(&self, sources: &Path) -> String {
+        escape_json(&format!("{:#}\n", sarif::render(self, sources)))
     }
 
     /// A self-contained HTML page.

@@ -52,7 +52,8 @@ fn no_report_has_a_character_that_a_terminal_acts_upon() {
     });
     assert!(report.failed());
     let told = told(&report, &trace);
-    for text in [told.text(), told.json_text(), told.html(), told.junit()] {
+    let sarif = told.sarif(std::path::Path::new("/"));
+    for text in [told.text(), told.json_text(), told.html(), told.junit(), sarif] {
         let bad = text.chars().find(|c| kedge_base::is_acted_upon(*c) && !matches!(c, '\n' | '\t'));
         assert_eq!(bad, None, "{text}");
     }

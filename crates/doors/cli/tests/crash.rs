@@ -443,6 +443,41 @@ fn callers_are_recorded_by_name_and_line() {
     }
 }
 
+/// A finding for code scanning is at the line of the program that makes the lost call.
+#[test]
+fn a_finding_has_the_place_of_the_caller_in_the_sources() {
+    if no_fuse() {
+        return;
+    }
+    if !cfg!(target_arch = "x86_64") {
+        return kedge_base::skip::note("backtraces can be had on x86-64 only");
+    }
+    let place = Place::new();
+    fs::write(place.path("saver.c"), SAVER_C).unwrap();
+    compile(&place, &["-O0", "-g"]);
+    let words = ["crash", "record", "--size", "64M", "--backtrace", "--", "./saver"];
+    assert_eq!(place.kedge(words).code, 0);
+    let check = "test $KEDGE_ACKED_COUNT = 0 || test -e doc";
+    let words =
+        ["crash", "explore", "run.kcr", "--sarif", "crash.sarif", "--model", "ext4", "--check", check];
+    assert_eq!(place.kedge(words).code, 1);
+    let sarif: serde_json::Value =
+        serde_json::from_slice(&fs::read(place.path("crash.sarif")).unwrap()).unwrap();
+    let result = &sarif["runs"][0]["results"][0];
+    assert_eq!(result["ruleId"], "missing-persistence-call", "{sarif:#}");
+    // The call is missing before the promise, which main writes; the rename is in line 12.
+    let at = |place: &serde_json::Value| {
+        let place = &place["physicalLocation"];
+        (place["artifactLocation"]["uri"].as_str().map(str::to_owned), place["region"]["startLine"].as_u64())
+    };
+    let (file, line) = at(&result["locations"][0]);
+    assert!(file.as_deref() == Some("saver.c") && matches!(line, Some(12 | 18..=21)), "{line:?}: {sarif:#}");
+    let stacks = result["stacks"].as_array().unwrap().iter();
+    let frames = stacks.flat_map(|stack| stack["frames"].as_array().unwrap());
+    let mut places = frames.map(|frame| at(&frame["location"]));
+    assert!(places.any(|place| place == (Some("saver.c".to_owned()), Some(12))), "{sarif:#}");
+}
+
 /// gcc with these options.
 fn compile(place: &Place, options: &[&str]) {
     let mut cc = place.command("cc");

@@ -93,6 +93,16 @@ const ELSEWHERE: &[(&str, &str, &str)] = &[
         "measurements",
     ),
     (
+        "docs/CRASH_TESTING.md",
+        "- uses: OWNER/kedgefs/.github/actions/crash-test@main",
+        "needs GitHub; tests/ci.rs runs the steps of the action",
+    ),
+    (
+        "docs/CRASH_TESTING.md",
+        "include: { project: GROUP/kedgefs, file: /.gitlab/crash-test.yml }",
+        "needs GitLab; tests/ci.rs runs the scripts of the job",
+    ),
+    (
         "docs/PERFORMANCE.md",
         "sudo target/release/kedge-lab bench scale --markdown --out docs/results/scale.md --svg docs/results/scale.svg",
         "measurements of hours",

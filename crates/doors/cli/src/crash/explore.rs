@@ -62,6 +62,10 @@ pub struct Args {
     /// Write the report as JUnit XML
     #[arg(long, value_name = "FILE")]
     junit: Option<PathBuf>,
+    /// Write the findings as SARIF 2.1.0, for code scanning; with `record --backtrace` they have
+    /// places in the sources below the current directory
+    #[arg(long, value_name = "FILE")]
+    sarif: Option<PathBuf>,
     /// Write the report as one HTML page
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
@@ -201,6 +205,10 @@ fn deliver(args: &Args, told: &Told<'_>) -> Result<()> {
     };
     if let Some(path) = &args.junit {
         write(path, &told.junit())?;
+    }
+    if let Some(path) = &args.sarif {
+        let here = std::env::current_dir().context("find the present directory")?;
+        write(path, &told.sarif(&here))?;
     }
     if let Some(path) = &args.html {
         write(path, &told.html())?;

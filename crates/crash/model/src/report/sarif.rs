@@ -1,0 +1,198 @@
+//! SARIF 2.1.0, the format in which servers and editors take findings: one result for each cause.
+//!
+//! A result needs a place in a file. If callers were recorded, it is the innermost caller whose
+//! source file lies below the directory of the sources: of the call before which a persistence call
+//! is missing, otherwise of the first lost call. Without callers it is the recording. What is no
+//! finding (no verdict, states that were not tried) is a notification of the run.
+
+use super::Told;
+use crate::explain::Explanation;
+use crate::page::digest_of;
+use serde_json::{Value, json};
+use std::path::Path;
+
+const SCHEMA: &str = "https://json.schemastore.org/sarif-2.1.0.json";
+/// Callers of one call in a result.
+const FRAMES_MAX: usize = 32;
+
+/// Identifier, short description and advice of a rule.
+type Rule = (&'static str, &'static str, &'static str);
+
+const RULES: [Rule; 4] = [
+    (
+        "missing-persistence-call",
+        "A persistence call is missing",
+        "Without an fsync of this file or directory a crash can lose a call that the program relies on later. The \
+         message names the call and its place.",
+    ),
+    (
+        "not-atomic",
+        "A crash leaves a state from which the program does not recover",
+        "No single persistence call prevents it. Write a new file and rename it over the old one, or keep a log with \
+         checksums.",
+    ),
+    (
+        "recovery",
+        "A crash during the recovery leaves a state from which the program does not recover",
+        "Power can fail again while a program recovers. Make each step of the recovery one that can be repeated.",
+    ),
+    (
+        "unexplained",
+        "Crash states fail",
+        "The failing states were not examined. Search again with more time for explaining.",
+    ),
+];
+
+pub fn render(told: &Told<'_>, sources: &Path) -> Value {
+    let report = told.report;
+    let of_search = report.failures.iter().map(|failure| {
+        let rule = usize::from(failure.fixes.is_empty());
+        result(told, sources, rule, &failure.state, &failure.sentence, &failure.message, Some(failure))
+    });
+    let of_recoveries = report.again.iter().flat_map(|again| &again.failures).map(|failure| {
+        let (sentence, message) = (&failure.sentence, &failure.message);
+        result(told, sources, 2, &failure.state, sentence, message, failure.explanation.as_ref())
+    });
+    let is_judged = report.outcome.broken.is_none()
+        && report.fails_uncrashed.is_none()
+        && report.outcome.states > 0
+        && (report.failed() || report.passed());
+    let mut results: Vec<Value> =
+        if is_judged { of_search.chain(of_recoveries).collect() } else { Vec::new() };
+    if let (true, true, Some(first)) = (is_judged, results.is_empty(), report.outcome.failures.first()) {
+        let (state, verdict) = (first.recipe.to_string(), told.verdict());
+        results.push(result(told, sources, 3, &state, &verdict, &first.message, None));
+    }
+    let rules = RULES.map(|(id, short, help)| {
+        json!({
+            "id": id,
+            "shortDescription": { "text": short },
+            "fullDescription": { "text": help },
+            "help": { "text": help },
+            "defaultConfiguration": { "level": "error" },
+        })
+    });
+    json!({
+        "$schema": SCHEMA,
+        "version": "2.1.0",
+        "runs": [{
+            "tool": { "driver": {
+                "name": "kedge crash",
+                "semanticVersion": env!("CARGO_PKG_VERSION"),
+                "rules": rules,
+            } },
+            "automationDetails": { "id": format!("kedge-crash/{}/", report.model.name) },
+            "invocations": [{
+                "executionSuccessful": is_judged,
+                "toolExecutionNotifications": notifications(told, is_judged),
+            }],
+            "results": results,
+        }],
+    })
+}
+
+/// What the reader must know besides the results: the verdict, what was not tried, and what was
+/// wrong with the recording.
+fn notifications(told: &Told<'_>, is_judged: bool) -> Vec<Value> {
+    let note = |level: &str, text: String| json!({ "level": level, "message": { "text": text } });
+    let mut all = vec![note(if is_judged { "note" } else { "error" }, told.verdict())];
+    let is_whole = told.report.outcome.is_whole();
+    all.push(note(if is_whole { "note" } else { "warning" }, told.coverage()));
+    if let Some(cut) = told.cut {
+        all.push(note("warning", format!("the recording is not whole: {cut}")));
+    }
+    all.extend(told.explaining_cut().map(|cut| note("warning", cut)));
+    all.extend(told.recoveries_coverage().map(|coverage| note("note", coverage)));
+    all
+}
+
+fn result(
+    told: &Told<'_>,
+    sources: &Path,
+    rule: usize,
+    state: &str,
+    sentence: &str,
+    message: &str,
+    explanation: Option<&Explanation>,
+) -> Value {
+    let stacks = explanation.map(stacks).unwrap_or_default();
+    let place = stacks.iter().find_map(|(_, frames)| frames.iter().find_map(|frame| source(frame, sources)));
+    // A server that shows the result needs a line, and a recording has none.
+    let (uri, line) = place.unwrap_or_else(|| (uri(told.name), 1));
+    let text = match message.lines().last() {
+        Some(last) => format!("{sentence} The checker said: {last}"),
+        None => sentence.to_owned(),
+    };
+    // Equal for the same cause in other recordings of the same program.
+    let cause = explanation.map_or(sentence, |explanation| &explanation.cause);
+    let stacks = stacks.iter().map(|(call, frames)| {
+        let frames = frames.iter().take(FRAMES_MAX).map(|frame| {
+            let mut location = json!({ "message": { "text": frame } });
+            if let Some((uri, line)) = source(frame, sources) {
+                location["physicalLocation"] = physical(&uri, line);
+            }
+            json!({ "location": location })
+        });
+        json!({ "message": { "text": call }, "frames": frames.collect::<Vec<_>>() })
+    });
+    json!({
+        "ruleId": RULES[rule].0,
+        "ruleIndex": rule,
+        "level": "error",
+        "message": { "text": text },
+        "locations": [{ "physicalLocation": physical(&uri, line) }],
+        "partialFingerprints": { "cause/v1": format!("{:032x}", digest_of(cause.as_bytes())) },
+        "stacks": stacks.collect::<Vec<_>>(),
+        "properties": { "model": told.report.model.name, "state": state },
+    })
+}
+
+/// The calls with their callers: those before which a call is missing come first.
+fn stacks(explanation: &Explanation) -> Vec<(String, &[String])> {
+    let fixes = explanation.fixes.iter().map(|fix| {
+        (format!("{} is missing before #{} {}", fix.call, fix.before, fix.before_text), &fix.before_stack[..])
+    });
+    let lost = explanation
+        .lost
+        .iter()
+        .map(|call| (format!("lost: #{} {}", call.number, call.text), &call.stack[..]));
+    fixes.chain(lost).filter(|(_, frames)| !frames.is_empty()).collect()
+}
+
+fn physical(uri: &str, line: u64) -> Value {
+    json!({ "artifactLocation": { "uri": uri }, "region": { "startLine": line } })
+}
+
+/// The source file and line of a frame, `function at file:line`, if the file lies below the
+/// directory of the sources.
+fn source(frame: &str, sources: &Path) -> Option<(String, u64)> {
+    let (_, place) = frame.rsplit_once(" at ")?;
+    let (file, line) = place.rsplit_once(':')?;
+    let line = line.parse().ok().filter(|line| *line > 0)?;
+    let path = Path::new(file);
+    let below = match path.is_absolute() {
+        true => path.strip_prefix(sources).ok()?,
+        false => path,
+    };
+    let is_plain = below.components().all(|part| matches!(part, std::path::Component::Normal(_)));
+    let is_there = is_plain && sources.join(below).is_file();
+    is_there.then(|| (uri(&below.to_string_lossy()), line))
+}
+
+/// A path as a reference by URI.
+fn uri(path: &str) -> String {
+    let mut out = if path.starts_with('/') { "file://".to_owned() } else { String::new() };
+    for byte in path.bytes() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'/' | b'.' | b'-' | b'_' | b'~' => {
+                out.push(char::from(byte));
+            }
+            other => out.push_str(&format!("%{other:02X}")),
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+#[path = "sarif_tests.rs"]
+mod tests;
