@@ -24,6 +24,7 @@ use crate::recoveries::{FailingRecovery, Recoveries};
 use crate::run::{Budget, Case, Checker, Ended, Hear, Phase, Progress, Verdict};
 use crate::trace::Trace;
 use kedge_base::{Clock, SystemClock};
+use std::borrow::Cow;
 use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -65,8 +66,8 @@ pub struct Again<'a> {
 }
 
 /// A recording whose crash states have recoveries: the program's, or that of a recovery.
-struct Ground {
-    trace: Trace,
+struct Ground<'a> {
+    trace: Cow<'a, Trace>,
     /// The names of the crash states that led here, each with a `/`.
     within: String,
     /// The promises made before.
@@ -76,7 +77,7 @@ struct Ground {
 /// The checker for the states of a recovery.
 struct Within<'a> {
     checker: &'a dyn Checker,
-    ground: &'a Ground,
+    ground: &'a Ground<'a>,
 }
 
 impl Within<'_> {
@@ -97,14 +98,20 @@ impl Again<'_> {
         let clock = SystemClock::default();
         let mut found = Recoveries { depth: self.depth, ..Recoveries::default() };
         let mut seen = HashSet::new();
-        let first = Ground { trace: self.trace.clone(), within: String::new(), told: Vec::new() };
+        let first = Ground { trace: Cow::Borrowed(self.trace), within: String::new(), told: Vec::new() };
         let mut grounds = vec![first];
-        for _ in 0..self.depth {
+        for depth in 1..=self.depth {
             let each = self.recoveries.div_ceil(grounds.len().max(1) as u64);
             let mut next = Vec::new();
             for ground in &grounds {
                 let left = self.recoveries.saturating_sub(next.len() as u64).min(each);
-                self.crash(ground, left, &mut seen, &mut found, &mut next, &clock);
+                // A recording holds the whole tree, so the last ones are not kept.
+                let keep = |recovery| {
+                    if depth < self.depth {
+                        next.push(recovery);
+                    }
+                };
+                self.crash(ground, left, &mut seen, &mut found, keep, &clock);
             }
             grounds = next;
         }
@@ -116,18 +123,19 @@ impl Again<'_> {
     fn is_over(&self, found: &mut Recoveries, clock: &SystemClock) -> bool {
         let is_late = self.budget.time.is_some_and(|time| clock.monotonic() >= time);
         let is_stopped = self.budget.stop.load(Ordering::Relaxed);
-        found.is_cut |= is_late || is_stopped || found.failing_recoveries >= FAILING_MAX;
-        found.is_cut || found.broken.is_some()
+        let is_over = is_late || is_stopped || found.failing_recoveries >= FAILING_MAX;
+        found.is_cut |= is_over;
+        is_over || found.broken.is_some()
     }
 
     /// Records recoveries of a recording's crash states and crashes them.
     fn crash(
         &self,
-        ground: &Ground,
+        ground: &Ground<'_>,
         mut left: u64,
         seen: &mut HashSet<(Digest, usize)>,
         found: &mut Recoveries,
-        next: &mut Vec<Ground>,
+        mut keep: impl FnMut(Ground<'static>),
         clock: &SystemClock,
     ) {
         let history = History::new(&ground.trace, self.model);
@@ -168,18 +176,19 @@ impl Again<'_> {
             }
             left -= 1;
             let ground = Ground {
-                trace: recovery,
+                trace: Cow::Owned(recovery),
                 within: format!("{}{recipe}/", ground.within),
                 told: told.iter().map(|text| (*text).to_owned()).collect(),
             };
             if self.judge(&ground, found, clock) {
-                next.push(ground);
+                keep(ground);
             }
         }
     }
 
-    /// A check that fails while it is recorded has failed in the search as well. Otherwise it needs
-    /// something that the recorder's mount does not have.
+    /// A check that fails while it is recorded has failed in the search as well, which tries the
+    /// same states first, unless a limit ended that. Otherwise it needs something that the
+    /// recorder's mount does not have.
     fn refused(&self, case: &Case<'_>, recovery: &Trace) -> Option<String> {
         match self.checker.check(case) {
             Verdict::Good => Some(format!(
@@ -195,7 +204,7 @@ impl Again<'_> {
 
     /// Judges the crash states of a recovery. `true`: none fails, so that their recoveries can be
     /// crashed in turn.
-    fn judge(&self, ground: &Ground, found: &mut Recoveries, clock: &SystemClock) -> bool {
+    fn judge(&self, ground: &Ground<'_>, found: &mut Recoveries, clock: &SystemClock) -> bool {
         let within = Within { checker: self.checker, ground };
         let mut budget = self.budget.of_states(STATES_OF_ONE);
         budget.time = self.budget.time.map(|time| time.saturating_sub(clock.monotonic()));
@@ -207,7 +216,8 @@ impl Again<'_> {
         let report = campaign.run();
         found.states += report.outcome.states;
         found.failing += report.outcome.failing;
-        found.is_cut |= matches!(report.outcome.ended, Ended::Time | Ended::Stopped);
+        found.is_cut |= matches!(report.outcome.ended, Ended::Time | Ended::Stopped)
+            || (report.outcome.ended == Ended::States && report.outcome.unreached > 0);
         if let Some(why) = &report.outcome.broken {
             found.broken = Some(format!("the recovery from state {}: {why}", ground.within));
         }
@@ -231,7 +241,7 @@ impl Again<'_> {
 }
 
 /// The failures of a recovery, one for each cause.
-fn failures(ground: &Ground, report: &Report) -> Vec<FailingRecovery> {
+fn failures(ground: &Ground<'_>, report: &Report) -> Vec<FailingRecovery> {
     let from = ground.within.trim_end_matches('/');
     let whole = Recipe::new(ground.trace.events.len() as u32, Pick::All);
     if let Some(message) = &report.fails_uncrashed {

@@ -124,7 +124,8 @@ fn result(
         None => sentence.to_owned(),
     };
     // Equal for the same cause in other recordings of the same program.
-    let cause = explanation.map_or(sentence, |explanation| &explanation.cause);
+    let cause = explanation.map_or(message, |explanation| &explanation.cause);
+    let print = digest_of(format!("{}: {cause}", RULES[rule].0).as_bytes());
     let stacks = stacks.iter().map(|(call, frames)| {
         let frames = frames.iter().take(FRAMES_MAX).map(|frame| {
             let mut location = json!({ "message": { "text": frame } });
@@ -141,7 +142,7 @@ fn result(
         "level": "error",
         "message": { "text": text },
         "locations": [{ "physicalLocation": physical(&uri, line) }],
-        "partialFingerprints": { "cause/v1": format!("{:032x}", digest_of(cause.as_bytes())) },
+        "partialFingerprints": { "cause/v1": format!("{print:032x}") },
         "stacks": stacks.collect::<Vec<_>>(),
         "properties": { "model": told.report.model.name, "state": state },
     })
