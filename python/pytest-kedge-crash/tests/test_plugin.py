@@ -52,3 +52,22 @@ def test_what_cannot_be_judged_is_an_error(kedge_crash):
         kedge_crash.record(["sh", "-c", "exit 3"], size="64M")
     with pytest.raises(KedgeError, match="cannot be started"):
         kedge_crash.record(["/no/such/program"], size="64M")
+
+
+def test_checkers_that_come_with_kedge_judge_the_files(kedge_crash):
+    script = 'cd "$KEDGE_DIR"; echo {} > new; %s new; mv new a.json; sync .'
+    for sync, passed in (("sync", True), (":", False)):
+        found = kedge_crash.record(["sh", "-ec", script % sync], size="64M").explore(checker="json", model="ext4")
+        assert found.passed is passed
+    found = kedge_crash.record(["sh", "-ec", script % ":"], size="64M").explore(checker="json", files=["b", "a*"])
+    assert found.report["checker"] == "--checker json --files b --files a*"
+
+
+def test_recoveries_are_crashed_again(kedge_crash):
+    run = kedge_crash.record(["sh", "-ec", 'cd "$KEDGE_DIR"; echo 1 > log; sync log .'], size="64M")
+    # The recovery leaves a file that it does not expect.
+    found = run.explore("test ! -e half || exit 1; test -s log || exit 0; touch half; sync half .; rm half", again=1)
+    assert not found.passed and found.report["failing"] == 0
+    with pytest.raises(AssertionError, match="In the recovery from the crash state"):
+        found.assert_passed()
+    run.explore("test ! -s log || rm log", again=2).assert_passed()

@@ -35,7 +35,8 @@ class Explored:
 
     @property
     def sentences(self):
-        return [cause["sentence"] for cause in self.report["causes"]]
+        again = self.report.get("again") or {"causes": []}
+        return [cause["sentence"] for cause in self.report["causes"] + again["causes"]]
 
     def assert_passed(self, complete=True):
         """Fails the test with the sentences, or because the budget ended first (unless `complete` is false)."""
@@ -50,12 +51,19 @@ class Recording:
     def __init__(self, kedge, path, code, output):
         self._kedge, self.path, self.code, self.output = kedge, path, code, output
 
-    def explore(self, check=None, *, model="posix", check_files=False, budget=None, explain=None, seed=1, html=None):
-        """Tries crash states. `check` is a shell command, run in each; or `check_files=True`. A relative path at
-        its beginning is relative to the directory of the tests. `explain`: time limit for explanations."""
+    def explore(self, check=None, *, model="posix", check_files=False, checker=None, files=(), query=None, again=None,
+                budget=None, explain=None, seed=1, html=None):
+        """Tries crash states. `check` is a shell command, run in each; or `check_files=True`; or `checker`, the name
+        of one that comes with kedge, with patterns of `files` and, for sqlite, a `query`. A relative path at the
+        beginning of `check` is relative to the directory of the tests. `again`: crash recoveries as well, to this
+        depth. `explain`: time limit for explanations."""
         words = ["explore", str(self.path), "--json", "--quiet", "--model", model, "--seed", str(seed)]
         words += ["--check", check] if check is not None else []
         words += ["--check-files"] if check_files else []
+        words += ["--checker", checker] if checker is not None else []
+        words += [word for pattern in files for word in ("--files", pattern)]
+        words += ["--query", query] if query is not None else []
+        words += ["--again", str(again)] if again is not None else []
         words += ["--budget", str(budget)] if budget is not None else []
         words += ["--explain", str(explain)] if explain is not None else []
         words += ["--html", str(html)] if html is not None else []
