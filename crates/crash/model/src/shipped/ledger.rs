@@ -4,10 +4,10 @@
 //! key (`saved a=1`), the line is `key=value`, and a value of that key that is promised later, even
 //! after the crash, stands for it: the program may have replaced the line already.
 
-use super::{Fault, show, whole};
+use super::{BYTES_MAX, Fault, show, whole};
 use crate::pattern::Pattern;
 use crate::run::Case;
-use crate::state::Body;
+use crate::state::{Body, State};
 use crate::trace::Trace;
 use std::collections::{HashMap, HashSet};
 
@@ -15,8 +15,6 @@ pub struct Ledger {
     patterns: Vec<Pattern>,
     /// All promises of the recording.
     lines: Vec<Vec<u8>>,
-    /// For each key: the promises of a value, in order.
-    of_key: HashMap<Vec<u8>, Vec<usize>>,
 }
 
 impl Ledger {
@@ -26,36 +24,48 @@ impl Ledger {
             return Err("--checker ledger has nothing to judge: the recording has no promise (record --ack)"
                 .to_owned());
         }
-        let lines: Vec<Vec<u8>> = promises.into_iter().map(|text| line(text).into()).collect();
-        let mut of_key: HashMap<Vec<u8>, Vec<usize>> = HashMap::new();
-        for (number, line) in lines.iter().enumerate() {
-            if let Some(key) = key(line) {
-                of_key.entry(key.to_vec()).or_default().push(number);
-            }
-        }
-        Ok(Ledger { patterns, lines, of_key })
+        let lines = promises.into_iter().map(|text| line(text).into()).collect();
+        Ok(Ledger { patterns, lines })
     }
 
     pub fn check(&self, case: &Case<'_>) -> Result<(), Fault> {
-        let mut files = Vec::new();
-        case.state.walk(&mut |path, _, node| {
+        let files = self.files(case.state)?;
+        let there: HashSet<&[u8]> = files.iter().flat_map(|bytes| bytes.split(|b| *b == b'\n')).collect();
+        // For each key: the last of its promises whose line is there. It stands for all before it.
+        let mut last: HashMap<&[u8], usize> = HashMap::new();
+        for (number, line) in self.lines.iter().enumerate() {
+            if let Some(key) = key(line).filter(|_| there.contains(&line[..])) {
+                last.insert(key, number);
+            }
+        }
+        let promised = &self.lines[..case.told.len().min(self.lines.len())];
+        let is_kept = |(number, line): &(usize, &Vec<u8>)| {
+            let later = key(line).and_then(|key| last.get(key));
+            there.contains(&line[..]) || later.is_some_and(|later| later > number)
+        };
+        match promised.iter().enumerate().find(|promise| !is_kept(promise)) {
+            None => Ok(()),
+            Some((_, line)) => Err(Fault::Bad(format!("promised, and not in the ledger: {}", show(line)))),
+        }
+    }
+
+    /// The content of all files of the ledger. The limit is that of one file, since a forged
+    /// recording may have many that are sparse.
+    fn files(&self, state: &State) -> Result<Vec<Vec<u8>>, Fault> {
+        let (mut files, mut size) = (Vec::new(), 0u64);
+        state.walk(&mut |path, _, node| {
             if let Body::File(file) = &node.body
                 && self.patterns.iter().any(|pattern| pattern.matches(path))
             {
-                files.push(whole(file));
+                size = size.saturating_add(file.size);
+                files.push(file);
             }
         });
-        let files = files.into_iter().collect::<Result<Vec<_>, _>>()?;
-        let there: HashSet<&[u8]> = files.iter().flat_map(|bytes| bytes.split(|b| *b == b'\n')).collect();
-        let promised = &self.lines[..case.told.len().min(self.lines.len())];
-        for (number, line) in promised.iter().enumerate() {
-            let later = key(line).and_then(|key| self.of_key.get(key)).into_iter().flatten();
-            let stands_for = |n: &usize| *n > number && there.contains(&self.lines[*n][..]);
-            if !there.contains(&line[..]) && !later.into_iter().any(stands_for) {
-                return Err(Fault::Bad(format!("promised, and not in the ledger: {}", show(line))));
-            }
+        if size > BYTES_MAX {
+            let why = format!("{size} bytes of a ledger are more than the {BYTES_MAX} that can be judged");
+            return Err(Fault::Unjudged(why));
         }
-        Ok(())
+        files.into_iter().map(whole).collect()
     }
 }
 
