@@ -1,5 +1,5 @@
-//! The checkers that come with the tool, for programs whose files have a format that everybody
-//! knows: [`SHIPPED`] is the table.
+//! The checkers that come with the tool, for programs whose files have a well-known format:
+//! [`SHIPPED`] is the table.
 //!
 //! A checker judges *subjects*: the files, or Git repositories, of its format that the complete
 //! states at the start, at the promises and at the end contain, or those that the user's patterns
@@ -254,7 +254,7 @@ impl Checker for ShippedChecker {
             (How::Command(_), Ok(due)) if due.is_empty() => Ok(()),
             (How::Command(_), Ok(due)) => {
                 let Some(runner) = &self.runner else {
-                    return Verdict::Broken("the checker's command has nobody to run it".to_owned());
+                    return Verdict::Broken("the checker has no runner for its command".to_owned());
                 };
                 return runner.check_with(case, &self.arguments(&due));
             }

@@ -5,7 +5,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-use common::{Place, no_fuse, output_of};
+use common::{Place, needs_fuse, output_of};
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -244,9 +244,7 @@ fn act(machine: &Machine, given: &[(&str, &str)]) -> (i32, String) {
 
 #[test]
 fn the_action_says_whether_a_program_survives() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let right = PROGRAM.replace("SYNC", "");
     let wrong = PROGRAM.replace("SYNC", ":");
     let check = "test -z \"$KEDGE_ACKED\" || test -e a.json";
@@ -278,9 +276,7 @@ fn the_action_says_whether_a_program_survives() {
 /// Inputs with blanks, quotes and patterns reach kedge as they were given.
 #[test]
 fn the_action_passes_options_and_checkers_on() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let machine = Machine::new();
     let program = PROGRAM.replace("SYNC", "").replace("a.json", "'a b.conf'");
     let given = [
@@ -300,9 +296,7 @@ fn the_action_passes_options_and_checkers_on() {
 
 #[test]
 fn a_program_that_fails_ends_the_action_before_the_search() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let machine = Machine::new();
     let (code, text) = act(&machine, &[("command", "echo x > \"$KEDGE_DIR/f\"; exit 9"), ("check", "true")]);
     assert_eq!(code, 9, "{text}");
@@ -348,9 +342,7 @@ fn run_job(machine: &Machine, given: &[(&str, &str)]) -> (i32, String) {
 
 #[test]
 fn the_job_for_gitlab_says_whether_a_program_survives() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     for (sync, code) in [("", 0), (":", 1)] {
         let machine = Machine::new();
         let program = PROGRAM.replace("SYNC", sync);
@@ -376,9 +368,7 @@ fn the_job_for_gitlab_says_whether_a_program_survives() {
 
 #[test]
 fn the_job_for_gitlab_passes_options_and_checkers_on() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let machine = Machine::new();
     let program = PROGRAM.replace("SYNC", "").replace("a.json", "'a b.conf'");
     let given = [

@@ -446,9 +446,7 @@ fn callers_are_recorded_by_name_and_line() {
 /// A finding for code scanning is at the line of the program that makes the lost call.
 #[test]
 fn a_finding_has_the_place_of_the_caller_in_the_sources() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     if !cfg!(target_arch = "x86_64") {
         return kedge_base::skip::note("backtraces can be had on x86-64 only");
     }

@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-use common::{Place, Run, no_fuse, until};
+use common::{Place, Run, needs_fuse, until};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -75,9 +75,7 @@ fn explore(place: &Place, model: &str, depth: &str) -> (Run, serde_json::Value) 
 
 #[test]
 fn a_recovery_that_cannot_be_repeated_is_found_in_one_command() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let place = place();
     write_check(&place, &RECOVER.replace("APPLY", DIFFERENCES));
     // Without a second crash nothing is found.
@@ -105,9 +103,7 @@ fn a_recovery_that_cannot_be_repeated_is_found_in_one_command() {
 
 #[test]
 fn a_recovery_that_can_be_repeated_is_not_accused() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let place = place();
     write_check(&place, &RECOVER.replace("APPLY", VALUES));
     let states = |depth: &str| {
@@ -124,9 +120,7 @@ fn a_recovery_that_can_be_repeated_is_not_accused() {
 
 #[test]
 fn a_call_that_is_missing_in_a_recovery_is_named() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let place = place();
     write_check(&place, &RECOVER.replace("APPLY", NOT_SYNCED));
     let (run, report) = explore(&place, "ext4", "1");
@@ -140,9 +134,7 @@ fn a_call_that_is_missing_in_a_recovery_is_named() {
 /// Promises made before the first crash hold in the crash states of the recovery as well.
 #[test]
 fn a_recovery_that_gives_up_a_promise_is_found() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let place = Place::new();
     for dir in ["from", "tmp"] {
         fs::create_dir(place.path(dir)).unwrap();
@@ -159,9 +151,7 @@ fn a_recovery_that_gives_up_a_promise_is_found() {
 
 #[test]
 fn a_check_that_works_only_once_is_told_apart() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let place = place();
     write_check(&place, "#!/bin/sh -e\ntest ! -e mine\ntouch mine\nsync mine .\n");
     let (run, _) = explore(&place, "posix", "1");
@@ -171,9 +161,7 @@ fn a_check_that_works_only_once_is_told_apart() {
 
 #[test]
 fn a_database_that_rolls_back_survives_a_second_crash() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let place = Place::new();
     fs::create_dir(place.path("from")).unwrap();
     let insert =
@@ -191,9 +179,7 @@ fn a_database_that_rolls_back_survives_a_second_crash() {
 /// A signal ends the check that is being recorded, and its mount.
 #[test]
 fn an_interrupted_recording_leaves_nothing() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let place = place();
     let check =
         "#!/bin/sh\ncase $KEDGE_DIR in */kedge-record-*) touch \"$OUT/ready\"; exec sleep 1000 ;; esac\n";
@@ -214,9 +200,7 @@ fn an_interrupted_recording_leaves_nothing() {
 
 #[test]
 fn checks_that_recover_nothing_are_refused() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let place = place();
     place
         .run("crash explore run.kcr --check-files --again 1")
@@ -232,9 +216,7 @@ fn checks_that_recover_nothing_are_refused() {
 /// JUnit and HTML have the failure, too.
 #[test]
 fn every_report_has_the_failure_of_a_recovery() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let place = place();
     write_check(&place, &RECOVER.replace("APPLY", DIFFERENCES));
     let run = place.run(

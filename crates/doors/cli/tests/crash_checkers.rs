@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-use common::{Place, Run, no_fuse, tool};
+use common::{Place, Run, needs_fuse, tool};
 use std::fs;
 
 /// A program: the script, with the persistence calls of the correct one in `SYNC` and `SYNC_DIR`.
@@ -150,9 +150,7 @@ fn explore(place: &Place, program: &Program) -> (Run, serde_json::Value) {
 
 #[test]
 fn each_checker_finds_a_planted_bug_and_accuses_no_correct_program() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     for program in PROGRAMS {
         let checker = program.checker;
         for (words, code) in [(program.right, 0), (program.wrong, 1)] {
@@ -202,9 +200,7 @@ fn checkers_that_do_not_exist_or_have_nothing_to_judge() {
         .run("crash explore run.kcr --checker git --check-files")
         .refused(2, &["--checker", "--check-files"]);
     place.run("crash explore --checker json").refused(2, &["no recording is given"]);
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     fs::create_dir(place.path("from")).unwrap();
     record(&place, "echo 1 > file; git init -q repo");
     place.run("crash explore run.kcr --checker json").refused(3, &["nothing to judge", "--files"]);
@@ -221,9 +217,7 @@ fn checkers_that_do_not_exist_or_have_nothing_to_judge() {
 /// A checker whose program is not installed gives no verdict.
 #[test]
 fn a_checker_without_its_program_gives_no_verdict() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let place = Place::new();
     fs::create_dir(place.path("from")).unwrap();
     record(&place, "echo text | gzip -c > new; sync new; mv new a.gz; sync .");

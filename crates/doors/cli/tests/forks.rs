@@ -4,7 +4,7 @@
 
 mod common;
 use common::io::Mapping;
-use common::{Place, kill, no_fuse, not_root, until, until_dead, write_and_fsync};
+use common::{Place, kill, needs_fuse, until, until_dead, write_and_fsync};
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
@@ -37,9 +37,7 @@ fn used(dir: &Path) -> u64 {
 
 #[test]
 fn a_fork_of_a_mount_is_a_tree_of_its_own() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let place = Place::new();
     place.run("mount --create 64M disk.kedge mnt").ok();
     let mnt = place.path("mnt");
@@ -110,9 +108,7 @@ fn a_fork_of_a_mount_is_a_tree_of_its_own() {
 
 #[test]
 fn deleted_space_is_free_within_a_second() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let place = Place::new();
     place.run("mount --create 128M disk.kedge mnt").ok();
     let mnt = place.path("mnt");
@@ -171,9 +167,7 @@ fn images_that_are_not_mounted_are_forked() {
 
 #[test]
 fn dirty_pages_of_the_kernel_are_in_the_fork() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     for options in ["writeback_cache", "nowriteback_cache", "fuse,writeback_cache"] {
         let place = Place::new();
         place.run(&format!("mount --create 64M -o {options} disk.kedge mnt")).ok();
@@ -207,9 +201,7 @@ fn dirty_pages_of_the_kernel_are_in_the_fork() {
 
 #[test]
 fn another_user_is_refused() {
-    if no_fuse() || not_root("another user needs root to become it") {
-        return;
-    }
+    needs_fuse!(root: "another user needs root to become it");
     let place = Place::new();
     place.run("mount --create 32M disk.kedge mnt").ok();
     for path in ["", "mnt"] {
@@ -243,9 +235,7 @@ for name in 'trees.0', 'tree.0':
 /// What a program that has a file of a deleted tree open sees.
 #[test]
 fn open_files_of_a_deleted_tree_are_stale() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let place = Place::new();
     place.run("mount --create 64M disk.kedge mnt").ok();
     let mnt = place.path("mnt");
@@ -271,9 +261,7 @@ fn open_files_of_a_deleted_tree_are_stale() {
 /// The loop of an agent: fork, work, keep or drop; many side by side.
 #[test]
 fn a_hundred_forks_are_changed_side_by_side() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let place = Place::new();
     place.run("mount --create 256M disk.kedge mnt").ok();
     let mnt = place.path("mnt");
@@ -316,9 +304,7 @@ fn a_hundred_forks_are_changed_side_by_side() {
 /// acknowledged before it, and is what a crash could leave.
 #[test]
 fn a_database_is_forked_while_it_works() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let place = Place::new();
     place.run("mount --create 256M disk.kedge mnt").ok();
     let mnt = place.path("mnt");
@@ -381,9 +367,7 @@ print(db.execute('pragma integrity_check').fetchone()[0],
 
 #[test]
 fn what_does_not_fit_is_refused_and_nothing_is_lost() {
-    if no_fuse() {
-        return;
-    }
+    needs_fuse!();
     let place = Place::new();
     place.run("mount --create 32M disk.kedge mnt").ok();
     let mnt = place.path("mnt");
