@@ -55,6 +55,27 @@ enum What {
         #[arg(value_parser = place())]
         to: Place,
     },
+    /// Replace a fork by a new fork of a snapshot. What the old one had is deleted
+    Rollback {
+        /// The snapshot, or another tree
+        #[arg(value_parser = place())]
+        snapshot: Place,
+        /// The fork to replace, in the same mount or image
+        #[arg(value_parser = place())]
+        fork: Place,
+    },
+    /// Replace the tree from which a fork was made by the fork
+    Commit {
+        /// Also if the tree was changed since it was forked
+        #[arg(long)]
+        force: bool,
+        /// The fork, whose own name is gone afterwards
+        #[arg(value_parser = place())]
+        fork: Place,
+        /// The tree to replace: a fork too, in the same mount or image
+        #[arg(value_parser = place())]
+        tree: Place,
+    },
     /// Delete forks or snapshots with all they hold. Their space is freed in the background
     Delete {
         #[arg(value_parser = place(), required = true)]
@@ -69,6 +90,20 @@ pub fn run(args: Args) -> Result<ExitCode> {
         What::Rename { from: Place::Image(from), to: Place::Image(to) } => trees::rename(&from, &to)?,
         What::Rename { from: Place::Host(from), to: Place::Host(to) } => rename(&from, &to)?,
         What::Rename { .. } => return Err(mixed()),
+        What::Rollback { snapshot, fork } => match (&snapshot, &fork) {
+            (Place::Image(snapshot), Place::Image(fork)) => trees::roll_back(snapshot, fork)?,
+            (Place::Host(snapshot), Place::Host(fork)) => {
+                replace(snapshot, fork, |dir, ino, name| kedge_fuse::roll_back(dir, ino, name))?;
+            }
+            _ => return Err(mixed()),
+        },
+        What::Commit { force, fork, tree } => match (&fork, &tree) {
+            (Place::Image(fork), Place::Image(tree)) => trees::commit(fork, tree, force)?,
+            (Place::Host(fork), Place::Host(tree)) => {
+                replace(fork, tree, |dir, ino, name| kedge_fuse::commit_tree(dir, ino, name, force))?;
+            }
+            _ => return Err(mixed()),
+        },
         What::Delete { places } => places.iter().try_for_each(|place| match place {
             Place::Image(path) => trees::delete(path),
             Place::Host(path) => delete(path),
@@ -108,7 +143,9 @@ fn open_parent(path: &Path) -> Result<(File, &[u8])> {
     Ok((open(dir)?, name.as_bytes()))
 }
 
-fn fork(source: &Path, target: &Path, read_only: bool) -> Result<()> {
+/// Opens the directory of `target`, and returns it with the inode number of the root of the tree at
+/// `source`, and the name of `target`.
+fn two<'a>(source: &Path, target: &'a Path) -> Result<(File, u64, &'a [u8])> {
     let from = open(source)?;
     let (dir, name) = open_parent(target)?;
     let at = from.metadata().with_context(|| format!("read {}", source.display()))?;
@@ -120,11 +157,36 @@ fn fork(source: &Path, target: &Path, read_only: bool) -> Result<()> {
     }
     // Write what the kernel holds. The serving process adds what it holds itself.
     rustix::fs::syncfs(&from).with_context(|| format!("write what is cached of {}", source.display()))?;
-    kedge_fuse::fork(&dir, at.ino(), name, read_only).map_err(|e| match e.raw_os_error() {
-        Some(libc::EINVAL) => anyhow!(
-            "{} is not the root of a tree: the root of a mount, forks and snapshots are",
-            source.display()
+    Ok((dir, at.ino(), name))
+}
+
+fn no_tree(source: &Path) -> anyhow::Error {
+    anyhow!("{} is not the root of a tree: the root of a mount, forks and snapshots are", source.display())
+}
+
+fn replace(
+    source: &Path,
+    target: &Path,
+    call: impl FnOnce(&File, u64, &[u8]) -> io::Result<()>,
+) -> Result<()> {
+    let (dir, ino, name) = two(source, target)?;
+    call(&dir, ino, name).map_err(|e| match e.raw_os_error() {
+        Some(libc::EINVAL) if source == target => anyhow!("{} cannot replace itself", target.display()),
+        Some(libc::EINVAL) => no_tree(source),
+        Some(libc::ENOENT) => anyhow!("{} is not a fork or a snapshot", target.display()),
+        Some(libc::ENOTEMPTY) => anyhow!("{}: other trees are in it", target.display()),
+        Some(libc::EBUSY) => anyhow!(
+            "{} was changed since it was forked, and --force replaces it all the same; or the mount is frozen",
+            target.display()
         ),
+        _ => refused("replace", target, e),
+    })
+}
+
+fn fork(source: &Path, target: &Path, read_only: bool) -> Result<()> {
+    let (dir, ino, name) = two(source, target)?;
+    kedge_fuse::fork(&dir, ino, name, read_only).map_err(|e| match e.raw_os_error() {
+        Some(libc::EINVAL) => no_tree(source),
         Some(libc::EEXIST) => anyhow!("{} is there already", target.display()),
         _ => refused("fork", source, e),
     })

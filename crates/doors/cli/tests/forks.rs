@@ -258,6 +258,48 @@ fn open_files_of_a_deleted_tree_are_stale() {
     place.unmount_and_check("disk.kedge");
 }
 
+#[test]
+fn a_fork_is_rolled_back_or_committed() {
+    needs_fuse!();
+    let place = Place::new();
+    place.run("mount --create 64M disk.kedge mnt").ok();
+    let mnt = place.path("mnt");
+    let read = |name: &str| fs::read_to_string(mnt.join(name)).unwrap();
+    place.run("fork mnt mnt/base").ok();
+    fs::write(mnt.join("base/file"), "first").unwrap();
+    place.run("snapshot create mnt/base mnt/kept").ok();
+    fs::write(mnt.join("base/file"), "second").unwrap();
+    place.run("snapshot rollback mnt/kept mnt/base").ok();
+    assert_eq!(read("base/file"), "first");
+    // A fork of base replaces it, if base stayed as it was.
+    place.run("fork mnt/base mnt/work").ok();
+    fs::write(mnt.join("work/file"), "worked").unwrap();
+    place.run("snapshot commit mnt/work mnt/base").ok();
+    assert_eq!((read("base/file"), names(&mnt)), ("worked".into(), vec!["base".into(), "kept".into()]));
+    place.run("fork mnt/base mnt/work").ok();
+    fs::write(mnt.join("base/other"), "meanwhile").unwrap();
+    place.run("snapshot commit mnt/work mnt/base").refused(1, &["mnt/base was changed", "--force"]);
+    assert_eq!(read("base/other"), "meanwhile");
+    place.run("snapshot commit --force mnt/work mnt/base").ok();
+    assert_eq!(names(&mnt.join("base")), ["file"]);
+    place.run("snapshot commit mnt/kept mnt/base").refused(1, &["Read-only"]);
+    place.run("snapshot commit mnt/base mnt/base").refused(1, &["cannot replace itself"]);
+    place.run("snapshot rollback mnt/kept mnt/none").refused(1, &["mnt/none is not a fork"]);
+    place.run("snapshot rollback mnt mnt/base").ok();
+    assert_eq!(names(&mnt.join("base")), Vec::<String>::new());
+    place.unmount_and_check("disk.kedge");
+    place.run("snapshot rollback disk.kedge:/kept disk.kedge:/base").ok();
+    assert_eq!(place.run("cat disk.kedge:/base/file").ok(), "first");
+    place.run("fork disk.kedge:/base disk.kedge:/work").ok();
+    fs::write(place.path("new"), "new").unwrap();
+    place.run("cp new disk.kedge:/base/new").ok();
+    place.run("snapshot commit disk.kedge:/work disk.kedge:/base").refused(1, &["was changed", "--force"]);
+    place.run("snapshot commit --force disk.kedge:/work disk.kedge:/base").ok();
+    assert_eq!(place.run("ls disk.kedge:/base").ok(), "file\n");
+    place.run("snapshot rollback disk.kedge:/base disk.kedge:/").refused(2, &["the root"]);
+    place.run("fsck -n -f disk.kedge").ok();
+}
+
 /// The loop of an agent: fork, work, keep or drop; many side by side.
 #[test]
 fn a_hundred_forks_are_changed_side_by_side() {

@@ -221,6 +221,10 @@ pub mod ioctl {
     pub const FORK: u32 = 0x4110_6b03;
     /// Deletes a tree that the open directory names, with a [`super::TreeIn`] as input.
     pub const DELETE_TREE: u32 = 0x4110_6b04;
+    /// Replaces a tree that the open directory names by a fork, with a [`super::TreeIn`] as input.
+    pub const ROLL_BACK: u32 = 0x4110_6b05;
+    /// Replaces a tree that the open directory names by another tree, likewise.
+    pub const COMMIT_TREE: u32 = 0x4110_6b06;
     /// `FITRIM`, with a [`super::TrimRange`] as input and output.
     pub const TRIM: u32 = 0xc018_5879;
     /// `FS_IOC_SHUTDOWN` (XFS_IOC_GOINGDOWN).
@@ -234,6 +238,8 @@ pub mod ioctl {
 
 /// [`TreeIn::flags`]: the fork is a snapshot, in which nothing can be changed.
 pub const TREE_READ_ONLY: u32 = 1 << 0;
+/// [`TreeIn::flags`]: a tree is replaced although it was changed.
+pub const TREE_FORCE: u32 = 1 << 1;
 
 /// [`OpenOut::open_flags`].
 pub mod fopen {

@@ -795,15 +795,13 @@ impl<O: Ops> Server<O> {
             Ok(asked) if asked.cmd == ioctl::TRIM => {
                 reply.finish(args.take().and_then(|range| control::trim(&*self.ops, header, range)));
             }
-            Ok(asked) if matches!(asked.cmd, ioctl::FORK | ioctl::DELETE_TREE) => {
-                match TreeCall::parse(asked.cmd, header, args) {
-                    Ok(call) => {
-                        let ino = Ino(header.nodeid);
-                        self.settle(SettledJob { reply, ino, from: 0, then: Then::Tree(call) });
-                    }
-                    Err(e) => reply.err(e.0),
+            Ok(asked) if TreeCall::is_asked(asked.cmd) => match TreeCall::parse(asked.cmd, header, args) {
+                Ok(call) => {
+                    let ino = Ino(header.nodeid);
+                    self.settle(SettledJob { reply, ino, from: 0, then: Then::Tree(call) });
                 }
-            }
+                Err(e) => reply.err(e.0),
+            },
             Ok(asked) if matches!(asked.cmd, ioctl::FREEZE | ioctl::THAW) => {
                 self.freeze_or_thaw(asked.cmd, args, header, reply);
             }

@@ -93,6 +93,12 @@ pub trait Ops: Send + Sync + 'static {
     fn delete_tree(&self, _dir: Ino, _name: &[u8]) -> Result<()> {
         Err(kedgefs::Error::NotSupported("there are no trees to delete"))
     }
+    fn roll_back(&self, _source: Ino, _dir: Ino, _name: &[u8]) -> Result<Attr> {
+        Err(kedgefs::Error::NotSupported("there are no trees to replace"))
+    }
+    fn commit_tree(&self, _fork: Ino, _dir: Ino, _name: &[u8], _force: bool) -> Result<()> {
+        Err(kedgefs::Error::NotSupported("there are no trees to replace"))
+    }
     /// The root of the tree that has this name in the directory.
     fn tree_named(&self, _dir: Ino, _name: &[u8]) -> Option<Ino> {
         None
@@ -180,6 +186,8 @@ delegate! {
     resize(bytes: Option<u64>) -> Result<u64>;
     fork(source: Ino, dir: Ino, name: &[u8], read_only: bool) -> Result<Attr>;
     delete_tree(dir: Ino, name: &[u8]) -> Result<()>;
+    roll_back(source: Ino, dir: Ino, name: &[u8]) -> Result<Attr>;
+    commit_tree(fork: Ino, dir: Ino, name: &[u8], force: bool) -> Result<()>;
     tree_named(dir: Ino, name: &[u8]) -> Option<Ino>;
     trees() -> Vec<TreeInfo>;
     tree_space(root: Ino) -> Result<TreeSpace>;

@@ -1,7 +1,7 @@
 //! The system calls that have no safe wrapper. All `unsafe` of this crate is here.
 #![allow(unsafe_code)]
 
-use crate::abi::{TREE_READ_ONLY, TreeIn, ioctl};
+use crate::abi::{TREE_FORCE, TREE_READ_ONLY, TreeIn, ioctl};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 use rustix::mount::MountAttrFlags;
@@ -105,6 +105,19 @@ pub fn fork(dir: impl AsFd, source: u64, name: &[u8], read_only: bool) -> io::Re
 /// Deletes the tree that the open directory of a mount names.
 pub fn delete_tree(dir: impl AsFd, name: &[u8]) -> io::Result<()> {
     tree_ioctl(dir, ioctl::DELETE_TREE, name, TreeIn::default())
+}
+
+/// Replaces the tree that the open directory of a mount names by a fork of the tree whose root has
+/// the inode number `source`.
+pub fn roll_back(dir: impl AsFd, source: u64, name: &[u8]) -> io::Result<()> {
+    tree_ioctl(dir, ioctl::ROLL_BACK, name, TreeIn { source, ..TreeIn::default() })
+}
+
+/// Replaces the tree that the open directory of a mount names by the fork whose root has the inode
+/// number `fork`. `force`: also if the tree was changed since it was forked.
+pub fn commit_tree(dir: impl AsFd, fork: u64, name: &[u8], force: bool) -> io::Result<()> {
+    let flags = if force { TREE_FORCE } else { 0 };
+    tree_ioctl(dir, ioctl::COMMIT_TREE, name, TreeIn { source: fork, flags, ..TreeIn::default() })
 }
 
 fn tree_ioctl(dir: impl AsFd, cmd: u32, name: &[u8], mut asked: TreeIn) -> io::Result<()> {

@@ -1,9 +1,9 @@
 //! Forks, deletions and the list of trees on a mount.
 //!
-//! A fork and a deletion are ioctls on the directory that names the tree, because an ioctl holds no
-//! lock of the directory, which the kernel takes to drop the name. They are for the owner of the
-//! mount and for root ([`control::check_owner`]): a fork copies what the caller may not be able to
-//! read, and a deletion removes what the caller may not be able to change.
+//! Forks, deletions and replacements are ioctls on the directory that names the tree, because an
+//! ioctl holds no lock of the directory, which the kernel takes to drop the name. They are for the
+//! owner of the mount and for root ([`control::check_owner`]): a fork copies what the caller may
+//! not be able to read, and a deletion removes what the caller may not be able to change.
 //!
 //! A fork holds what the server holds. A caller that wants what the kernel still holds dirty calls
 //! syncfs(2) first, as `kedge fork` does.
@@ -44,6 +44,13 @@ enum Kind {
         read_only: bool,
     },
     Delete,
+    RollBack {
+        source: Ino,
+    },
+    Commit {
+        fork: Ino,
+        force: bool,
+    },
     /// rmdir(2): the kernel holds the directory's lock, and drops the name itself.
     Rmdir,
     /// rename(2), likewise.
@@ -55,6 +62,10 @@ enum Kind {
 }
 
 impl TreeCall {
+    pub(crate) fn is_asked(cmd: u32) -> bool {
+        matches!(cmd, ioctl::FORK | ioctl::DELETE_TREE | ioctl::ROLL_BACK | ioctl::COMMIT_TREE)
+    }
+
     pub(crate) fn parse(cmd: u32, header: &InHeader, args: &mut Args<'_>) -> Answer<TreeCall> {
         control::check_owner(header)?;
         let asked: abi::TreeIn = args.take()?;
@@ -64,6 +75,10 @@ impl TreeCall {
             (ioctl::FORK, 0) => Kind::Fork { source: Ino(asked.source), read_only: false },
             (ioctl::FORK, abi::TREE_READ_ONLY) => Kind::Fork { source: Ino(asked.source), read_only: true },
             (ioctl::DELETE_TREE, 0) => Kind::Delete,
+            (ioctl::ROLL_BACK, 0) => Kind::RollBack { source: Ino(asked.source) },
+            (ioctl::COMMIT_TREE, flags) if flags & !abi::TREE_FORCE == 0 => {
+                Kind::Commit { fork: Ino(asked.source), force: flags != 0 }
+            }
             _ => return Err(Errno(libc::EINVAL)),
         };
         Ok(TreeCall { dir: Ino(header.nodeid), name, kind })
@@ -83,15 +98,26 @@ impl TreeCall {
         let done = match kind {
             Kind::Fork { source, read_only } => ops.fork(source, dir, &name, read_only).map(drop),
             Kind::Delete => ops.delete_tree(dir, &name),
+            Kind::RollBack { source } => ops.roll_back(source, dir, &name).map(drop),
+            Kind::Commit { fork, force } => {
+                // The name that the fork has now is gone afterwards.
+                let old = ops.trees().into_iter().find(|tree| tree.root == fork);
+                let done = ops.commit_tree(fork, dir, &name, force).map_err(Errno::from);
+                let told = old.map_or(Ok(()), |old| forget_name(transport, old.dir, &old.name));
+                return finish(reply, done.and(told).and_then(|()| forget_name(transport, dir, &name)));
+            }
             Kind::Rmdir => return reply.finish(ops.rmdir(dir, &name).map_err(Errno::from)),
             Kind::Rename { new_dir, new_name, mode } => {
                 let renamed = ops.rename(dir, &name, new_dir, &new_name, mode);
                 return reply.finish(renamed.map_err(Errno::from));
             }
         };
-        let done = done.map_err(Errno::from).and_then(|()| forget_name(transport, dir, &name));
-        reply.finish(done.map(|()| abi::IoctlOut::new_zeroed()));
+        finish(reply, done.map_err(Errno::from).and_then(|()| forget_name(transport, dir, &name)));
     }
+}
+
+fn finish(reply: Reply, done: Answer<()>) {
+    reply.finish(done.map(|()| abi::IoctlOut::new_zeroed()));
 }
 
 /// Makes the kernel look the name up again, and read the directory again.

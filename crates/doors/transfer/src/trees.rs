@@ -59,6 +59,43 @@ pub fn delete(place: &ImagePath) -> Result<()> {
     })
 }
 
+/// Replaces the tree at `target` by a fork of the tree at `source`. The space of the old one is
+/// free when this returns.
+pub fn roll_back(source: &ImagePath, target: &ImagePath) -> Result<()> {
+    same_image(source, target)?;
+    change(target, |fs| {
+        let from = source.find(fs)?.ino;
+        let (dir, name) = parent(fs, target)?;
+        let done = fs.roll_back(from, dir, name).map(drop);
+        replaced(done, source, target)?;
+        fs.reclaim().with_context(|| format!("free what {} had", target.show()))
+    })
+}
+
+/// Replaces the tree at `target` by that at `fork`. `force`: although it was changed since.
+pub fn commit(fork: &ImagePath, target: &ImagePath, force: bool) -> Result<()> {
+    same_image(fork, target)?;
+    change(target, |fs| {
+        let from = fork.find(fs)?.ino;
+        let (dir, name) = parent(fs, target)?;
+        replaced(fs.commit_tree(from, dir, name, force), fork, target)?;
+        fs.reclaim().with_context(|| format!("free what {} had", target.show()))
+    })
+}
+
+fn replaced(done: kedgefs::Result<()>, source: &ImagePath, target: &ImagePath) -> Result<()> {
+    match done {
+        Ok(()) => Ok(()),
+        Err(Error::Invalid(why)) => bail!("{}: {why}", source.show()),
+        Err(Error::NotFound) => bail!("{}: is not a fork or a snapshot", target.show()),
+        Err(Error::NotEmpty) => bail!("{}: other trees are in it", target.show()),
+        Err(Error::Busy(_)) => {
+            bail!("{}: was changed since it was forked; --force replaces it all the same", target.show())
+        }
+        Err(e) => Err(e).with_context(|| format!("replace {}", target.show())),
+    }
+}
+
 pub fn rename(from: &ImagePath, to: &ImagePath) -> Result<()> {
     same_image(from, to)?;
     change(from, |fs| {

@@ -263,6 +263,31 @@ impl FileSystem {
         Ok(())
     }
 
+    /// Replaces a tree by a fork of `source`, a snapshot of it for instance: the tree of this name
+    /// is deleted, and its name is that of a new fork, in one step and durably. Returns the root of
+    /// the fork.
+    ///
+    /// # Errors
+    /// As for [`FileSystem::fork`] and [`FileSystem::delete_tree`].
+    pub fn roll_back(&self, source: Ino, dir: Ino, name: &[u8]) -> Result<Attr> {
+        let made = self.timed(OpKind::fork, |fs| fs.roll_back(source, dir, name))?;
+        self.fs.start_reclaim();
+        Ok(made)
+    }
+
+    /// Replaces a tree by a fork: the tree of this name is deleted, and its name becomes that of
+    /// the fork whose root is `fork`, in one step and durably. Unless `force` is set, the tree must
+    /// not have changed since it was forked; an access time is a change.
+    ///
+    /// # Errors
+    /// EBUSY: the tree was changed, or it is not the one that was forked. EROFS: the fork is a
+    /// snapshot. Others as for [`FileSystem::delete_tree`].
+    pub fn commit_tree(&self, fork: Ino, dir: Ino, name: &[u8], force: bool) -> Result<()> {
+        self.timed(OpKind::rename, |fs| fs.commit_tree(fork, dir, name, force))?;
+        self.fs.start_reclaim();
+        Ok(())
+    }
+
     /// Gives a tree another name, durably. Nothing is replaced: EEXIST if the name is taken.
     pub fn rename_tree(&self, dir: Ino, name: &[u8], new_dir: Ino, new_name: &[u8]) -> Result<()> {
         self.timed(OpKind::rename, |fs| fs.rename_tree((dir, name), (new_dir, new_name)))

@@ -122,6 +122,57 @@ impl Fs {
         })
     }
 
+    /// The tree of this name, if it may be replaced by the tree `by`.
+    fn replaceable(&self, dir: Ino, name: &[u8], by: Ino) -> Result<Ino> {
+        self.check_changeable(dir)?;
+        let store = self.engine().store();
+        let old = self.names().tree_named(dir, name).ok_or(Error::NotFound)?;
+        if store.same_tree(old, by) {
+            return Err(Error::Invalid("a tree cannot replace itself"));
+        }
+        if store.has_trees_below(old) {
+            return Err(Error::NotEmpty);
+        }
+        Ok(old)
+    }
+
+    pub(crate) fn roll_back(&self, source: Ino, dir: Ino, name: &[u8]) -> Result<Attr> {
+        self.check_tree(source)?;
+        let ino = self.quietly(|| {
+            let old = self.replaceable(dir, name, source)?;
+            let ino = self.engine().store().replace_by_fork(source, old, dir, name)?;
+            self.forget_tree(old);
+            self.files().recover_orphans_of(ino.tree())?;
+            Ok(ino)
+        })?;
+        self.names().getattr(ino)
+    }
+
+    pub(crate) fn commit_tree(&self, fork: Ino, dir: Ino, name: &[u8], force: bool) -> Result<()> {
+        let store = self.engine().store();
+        if !store.is_tree_root(fork) {
+            return Err(Error::Invalid("the directory is not the root of a fork"));
+        }
+        self.quietly(|| {
+            let old = self.replaceable(dir, name, fork)?;
+            self.check_changeable(fork)?;
+            let above = store.trees().remove(&fork.tree()).ok_or(Error::NotFound)?.dir;
+            self.check_changeable(above)?;
+            if self.is_below(dir, fork)? {
+                return Err(Error::Invalid("a directory cannot move into itself"));
+            }
+            if !force && !store.is_as_forked(old, fork) {
+                return Err(Error::Busy("the tree was changed since it was forked, and"));
+            }
+            store.replace_by_tree(fork, old, dir, name)?;
+            self.forget_tree(old);
+            if let Some(inode) = self.inodes().cached(fork) {
+                inode.meta.lock().core.parent = dir;
+            }
+            Ok(())
+        })
+    }
+
     /// Makes the inodes of a deleted tree dead. Returns when no thread reads in it.
     fn forget_tree(&self, root: Ino) {
         let store = self.engine().store();

@@ -552,3 +552,48 @@ fn the_space_of_a_tree_is_counted_beside_checkpoints() {
     fs.close().unwrap();
     check(&device);
 }
+
+#[test]
+fn a_tree_is_replaced_by_a_fork_in_one_step() {
+    let device = make(64 * MIB);
+    let fs = open(&device);
+    put(&fs, Ino::ROOT, "file", b"of the first tree");
+    let base = fs.fork(Ino::ROOT, Ino::ROOT, b"base", false).unwrap().ino;
+    let kept = fs.fork(base, Ino::ROOT, b"kept", true).unwrap().ino;
+    put(&fs, base, "file", b"changed");
+    let now = fs.roll_back(kept, Ino::ROOT, b"base").unwrap().ino;
+    assert_eq!(get(&fs, now, "file"), b"of the first tree");
+    assert!(fs.lookup(base, b"file").is_err(), "the old tree is gone");
+    // The same tree by another name, and a tree that changed in between.
+    let work = fs.fork(now, Ino::ROOT, b"work", false).unwrap().ino;
+    put(&fs, work, "file", b"worked");
+    let of_work = fs.fork(work, Ino::ROOT, b"of work", false).unwrap().ino;
+    fs.commit_tree(of_work, Ino::ROOT, b"base", false).unwrap();
+    assert_eq!(fs.lookup(Ino::ROOT, b"base").unwrap().ino, of_work);
+    assert_eq!(fs.lookup(of_work, b"..").unwrap().ino, Ino::ROOT);
+    assert_eq!(names(&fs, Ino::ROOT), ["base", "file", "kept", "work"]);
+    let errno = |result: kedgefs::Result<()>| result.unwrap_err().errno();
+    // It is no fork of the tree that it would replace.
+    let other = fs.fork(Ino::ROOT, Ino::ROOT, b"other", false).unwrap().ino;
+    assert_eq!(errno(fs.commit_tree(other, Ino::ROOT, b"work", false)), 16);
+    let again = fs.fork(of_work, Ino::ROOT, b"again", false).unwrap().ino;
+    put(&fs, of_work, "more", b"more");
+    assert_eq!(errno(fs.commit_tree(again, Ino::ROOT, b"base", false)), 16);
+    assert_eq!(get(&fs, of_work, "more"), b"more");
+    fs.commit_tree(again, Ino::ROOT, b"base", true).unwrap();
+    assert_eq!(errno(fs.commit_tree(kept, Ino::ROOT, b"base", true)), 30);
+    assert_eq!(errno(fs.commit_tree(again, Ino::ROOT, b"base", true)), 22);
+    assert_eq!(errno(fs.commit_tree(Ino::ROOT, Ino::ROOT, b"base", true)), 22);
+    assert_eq!(errno(fs.commit_tree(again, Ino::ROOT, b"file", true)), 2);
+    assert_eq!(errno(fs.roll_back(kept, Ino::ROOT, b"file").map(drop)), 2);
+    fs.fork(kept, again, b"inside", false).unwrap();
+    assert_eq!(errno(fs.roll_back(kept, Ino::ROOT, b"base").map(drop)), 39);
+    fs.delete_tree(again, b"inside").unwrap();
+    fs.reclaim().unwrap();
+    fs.close().unwrap();
+    check(&device);
+    let fs = open(&device);
+    let base = fs.lookup(Ino::ROOT, b"base").unwrap().ino;
+    assert_eq!(get(&fs, base, "file"), b"worked first tree");
+    fs.close().unwrap();
+}

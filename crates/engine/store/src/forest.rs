@@ -520,6 +520,25 @@ impl Forest {
         state.entries.get(&number).filter(|entry| entry.kind == TreeKind::Head).map(|entry| entry.read_only)
     }
 
+    /// Whether `tree` has not changed since it was last forked, and `fork` comes from that moment.
+    pub(crate) fn is_as_forked(&self, tree: u32, fork: u32) -> bool {
+        let state = self.state.read();
+        let (Some(entry), Some(fork)) = (state.entries.get(&tree), state.entries.get(&fork)) else {
+            return false;
+        };
+        let root = match (tree, state.open.get(&tree)) {
+            (0, _) => self.first.tree.root().1,
+            (_, Some(member)) => member.tree.root().1,
+            (_, None) => entry.root_generation,
+        };
+        let mut point = fork.point;
+        // The chain of points was checked to end.
+        while point != entry.point && point != 0 {
+            point = state.entries.get(&point).map_or(0, |above| above.point);
+        }
+        entry.point != 0 && point == entry.point && root < entry.nodes_below
+    }
+
     /// The trees that a directory names, with their names.
     pub(crate) fn named_in(&self, dir: Ino) -> Vec<(u32, Vec<u8>)> {
         if !self.is_forked() {

@@ -175,20 +175,22 @@ impl Store {
     /// has checked that `dir` may get the name.
     pub fn fork(&self, source: Ino, dir: Ino, name: &[u8], read_only: bool) -> Result<Ino> {
         let source = self.forest.tree_of(source);
-        self.forest.member(source)?;
-        let next = self.forest.first.counters.next_ino.load(Ordering::Relaxed);
-        if next > 1 << Ino::LOCAL_BITS || self.forest.birth() >= BIRTH_MAX {
-            return Err(Error::Unsupported("its inode numbers leave no room for those of trees".into()));
-        }
+        self.check_forkable(source)?;
         self.settle_tree(source)?;
-        if source == 0 {
-            self.forest.count_first_orphans()?;
-        }
         let [fork, point] = self.forest.new_numbers()?;
         let (name, created) = (name.to_vec(), self.clock.now().sec);
         let change = Change::Fork { source, fork, point, dir, name, read_only, created };
         self.change_trees(&[change], &Freed::default(), 3)?;
         Ok(Ino::ROOT.in_tree(fork))
+    }
+
+    fn check_forkable(&self, source: u32) -> Result<()> {
+        self.forest.member(source)?;
+        let next = self.forest.first.counters.next_ino.load(Ordering::Relaxed);
+        if next > 1 << Ino::LOCAL_BITS || self.forest.birth() >= BIRTH_MAX {
+            return Err(Error::Unsupported("its inode numbers leave no room for those of trees".into()));
+        }
+        if source == 0 { self.forest.count_first_orphans() } else { Ok(()) }
     }
 
     /// Gives a tree another name, and makes it read-only or not; durable. Conditions as for
@@ -203,6 +205,35 @@ impl Store {
     pub fn delete_tree(&self, root: Ino) -> Result<()> {
         self.settle_tree(root.tree())?;
         self.change_trees(&[Change::Dying { number: root.tree() }], &Freed::default(), 0)
+    }
+
+    /// Deletes the tree `old`, and gives its name to a fork of `source`, in one step. Conditions as
+    /// for [`Store::fork`] and [`Store::delete_tree`]. Returns the root of the fork.
+    pub fn replace_by_fork(&self, source: Ino, old: Ino, dir: Ino, name: &[u8]) -> Result<Ino> {
+        let (source, old) = (self.forest.tree_of(source), old.tree());
+        self.check_forkable(source)?;
+        self.settle_tree(source)?;
+        self.settle_tree(old)?;
+        let [fork, point] = self.forest.new_numbers()?;
+        let (name, created) = (name.to_vec(), self.clock.now().sec);
+        let named = Change::Fork { source, fork, point, dir, name, read_only: false, created };
+        self.change_trees(&[Change::Dying { number: old }, named], &Freed::default(), 3)?;
+        Ok(Ino::ROOT.in_tree(fork))
+    }
+
+    /// Deletes the tree `old`, and gives its name to the tree `new`, in one step. Conditions as for
+    /// [`Store::delete_tree`].
+    pub fn replace_by_tree(&self, new: Ino, old: Ino, dir: Ino, name: &[u8]) -> Result<()> {
+        self.settle_tree(old.tree())?;
+        let (number, name) = (new.tree(), name.to_vec());
+        let named = Change::Name { number, dir, name, read_only: false };
+        self.change_trees(&[Change::Dying { number: old.tree() }, named], &Freed::default(), 0)
+    }
+
+    /// Whether `tree` is as it was when `fork`, or a tree from which that was forked, was forked
+    /// from it. Everything has been written.
+    pub fn is_as_forked(&self, tree: Ino, fork: Ino) -> bool {
+        self.forest.is_as_forked(self.forest.tree_of(tree), self.forest.tree_of(fork))
     }
 
     /// Puts log-resident data of the tree in place: records below the cut would otherwise be

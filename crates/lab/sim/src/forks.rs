@@ -91,6 +91,14 @@ enum Step {
         from: u32,
         to: u32,
     },
+    RollBack {
+        source: u32,
+        name: u32,
+    },
+    Commit {
+        fork: u32,
+        name: u32,
+    },
     Reclaim,
 }
 
@@ -142,6 +150,14 @@ fn choose(random: &mut SmallRng, model: &Model, stamp: u32) -> Step {
         18..20 if !forks.is_empty() => {
             Step::Rename { from: forks[random.random_range(0..forks.len())], to: stamp }
         }
+        20..22 if forks.len() > 1 => {
+            let at = random.random_range(0..forks.len());
+            let (name, other) = (forks[at], forks[(at + 1) % forks.len()]);
+            match random.random_bool(0.5) {
+                true => Step::RollBack { source: if other == tree { 0 } else { other }, name },
+                false => Step::Commit { fork: other, name },
+            }
+        }
         20..25 => Step::Reclaim,
         25..29 => Step::Checkpoint,
         29..33 => Step::Sync,
@@ -190,7 +206,12 @@ fn foresee(model: &mut Model, step: Step) {
             model.settle();
             model.0.remove(&name);
         }
-        Step::Rename { from, to } => {
+        Step::RollBack { source, name } => {
+            model.settle();
+            let copy = model.0[&source].clone();
+            model.0.insert(name, copy);
+        }
+        Step::Commit { fork: from, name: to } | Step::Rename { from, to } => {
             model.settle();
             let files = model.0.remove(&from).expect("chosen");
             model.0.insert(to, files);
@@ -231,6 +252,10 @@ fn take(fs: &FileSystem, step: Step) -> Result<(), Error> {
         Step::Rename { from, to } => {
             fs.rename_tree(Ino::ROOT, &name_of('t', from), Ino::ROOT, &name_of('t', to))
         }
+        Step::RollBack { source, name } => {
+            fs.roll_back(root(fs, source)?, Ino::ROOT, &name_of('t', name)).map(drop)
+        }
+        Step::Commit { fork, name } => fs.commit_tree(root(fs, fork)?, Ino::ROOT, &name_of('t', name), true),
         Step::Reclaim => fs.reclaim(),
     }
 }

@@ -12,7 +12,7 @@ fn run(seeds: std::ops::Range<u64>, steps: usize, plan: StatePlan) -> usize {
 #[test]
 fn a_crash_leaves_each_tree_as_it_was_or_as_it_became() {
     let plan = StatePlan { subsets: 4, samples: 6, torn: 1, ..StatePlan::default() };
-    let states = run(0..6, 60, plan);
+    let states = run(0..6, 70, plan);
     println!("{states} states");
     assert!(states > 1000, "{states} states");
 }
