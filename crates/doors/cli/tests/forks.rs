@@ -157,6 +157,12 @@ fn images_that_are_not_mounted_are_forked() {
     place.run("snapshot list --space disk.kedge").ok();
     place.run("fsck -n -f disk.kedge").ok();
     place.run("scrub disk.kedge").ok();
+    // A copy of the metadata has that of all trees.
+    place.run("image disk.kedge copy.kedge").ok();
+    place.run("fsck -n -f copy.kedge").ok();
+    assert_eq!(place.run("ls copy.kedge:/fork/old").ok(), "file\n");
+    place.run("image --scramble disk.kedge scrambled.kedge").refused(1, &["forks"]);
+    assert!(!place.path("scrambled.kedge").exists());
     place.run("snapshot delete disk.kedge:/fork").refused(1, &["/fork: other trees are in it"]);
     place.run("snapshot delete disk.kedge:/file").refused(1, &["/file: is not a fork or a snapshot"]);
     place.run("snapshot delete disk.kedge:/none").refused(1, &["/none: no such file"]);

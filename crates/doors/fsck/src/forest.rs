@@ -155,6 +155,9 @@ fn check_entries(entries: &BTreeMap<u32, TreeEntry>, sb: &Superblock, findings: 
         if entry.point == 0 && (entry.births_below, entry.nodes_below) != (0, Generation(0)) {
             bad(number, "has marks and no point".into());
         }
+        if *number == 0 && (entry.kind != TreeKind::Head || entry.dir.0 != 0 || entry.read_only) {
+            bad(number, "is not the first tree".into());
+        }
         if entry.kind == TreeKind::Head && *number != 0 && entry.dir.0 == 0 {
             bad(number, "has no name".into());
         }

@@ -31,6 +31,13 @@ pub fn dump(image: &Path, to: &Path, scramble: bool) -> Result<String> {
     }
     let source = Source::open(engine::open_device(image, true)?)
         .with_context(|| format!("look for metadata in {}", image.display()))?;
+    // The names of an inode stand under different numbers in the log and in its tree.
+    if scramble && source.superblocks().iter().any(|sb| sb.geometry.has_trees()) {
+        bail!(
+            "{} has forks, and its names cannot be replaced; only a copy with all names can",
+            image.display()
+        );
+    }
     let scramble = scramble.then(|| Scramble::learn(&source)).transpose();
     let scramble = scramble.with_context(|| format!("scramble the names of {}", image.display()))?;
     // Only for its owner, as an image.

@@ -827,6 +827,16 @@ fn corrupt(what: String) -> Error {
 /// Checks how the entries refer to each other. Each chain of points, and each way from a tree to
 /// the first one, ends.
 fn check_entries(entries: &BTreeMap<u32, TreeEntry>) -> Result<()> {
+    let is_first = |entry: &TreeEntry| entry.kind == TreeKind::Head && entry.dir.0 == 0 && !entry.read_only;
+    if !entries.get(&0).is_some_and(is_first) {
+        return Err(corrupt("it has no first tree".into()));
+    }
+    let unnamed = |(number, entry): &(&u32, &TreeEntry)| {
+        **number != 0 && entry.kind == TreeKind::Head && entry.dir.0 == 0
+    };
+    if let Some((number, _)) = entries.iter().find(unnamed) {
+        return Err(corrupt(format!("tree {number} has no name")));
+    }
     let point = |number: u32, entry: &TreeEntry| match entries.get(&entry.point) {
         _ if entry.point == 0 => Ok(None),
         Some(point) if point.kind != TreeKind::Head => Ok(Some(entry.point)),

@@ -11,6 +11,7 @@ use kedge_format::logwrite::{WRITE_BLOCKS_MAX, WriteHeader};
 use kedge_format::node::{Child, NODE_BLOCKS, NODE_SIZE, NodeView};
 use kedge_format::record::{Edit, Record};
 use kedge_format::superblock::{SLOTS, Superblock};
+use kedge_format::trees::TreeEntry;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -148,8 +149,10 @@ impl Source {
                     && at.is_multiple_of(NODE_BLOCKS)
                     && end.is_some_and(|end| end <= g.total_blocks)
             };
-            let mut left = vec![(Child { addr: c.root, generation: c.root_generation }, c.root_level)];
-            while let Some((child, level)) = left.pop() {
+            let mut left = vec![(Child { addr: c.root, generation: c.root_generation }, c.root_level, false)];
+            let table = c.trees.map(|table| (table.root, table.root_generation, table.root_level));
+            left.extend(table.map(|(addr, generation, level)| (Child { addr, generation }, level, true)));
+            while let Some((child, level, of_table)) = left.pop() {
                 if !inside(child.addr.0) || !seen.insert((child.addr.0, child.generation)) {
                     continue;
                 }
@@ -162,7 +165,9 @@ impl Source {
                 if let Some(view) = &view {
                     valid.insert(child.addr.0);
                     if level > 0 {
-                        left.extend((0..view.items()).map(|i| (view.child(i), level - 1)));
+                        left.extend((0..view.items()).map(|i| (view.child(i), level - 1, of_table)));
+                    } else if of_table {
+                        left.extend(trees_in(view).map(|(root, level)| (root, level, false)));
                     }
                 } else if valid.contains(&child.addr.0) || !looks_like_node(bytes, &g.uuid) {
                     continue;
@@ -213,6 +218,12 @@ impl Source {
         }
         Some(bytes)
     }
+}
+
+/// The roots of trees that a leaf of the table of trees names.
+fn trees_in<'a>(leaf: &'a NodeView<'a>) -> impl Iterator<Item = (Child, u8)> + 'a {
+    let entries = leaf.iter().filter_map(|(_, value)| TreeEntry::decode(value).ok());
+    entries.map(|tree| (Child { addr: tree.root, generation: tree.root_generation }, tree.root_level))
 }
 
 /// Whether bytes that are no valid node were a node of this image.

@@ -75,6 +75,8 @@ pub struct Hostile {
 struct Inside {
     /// Address and level of each node.
     nodes: Vec<(BlockNo, u8)>,
+    /// Those of the table of trees.
+    table: BTreeSet<BlockNo>,
     keys: Vec<Key>,
     extents: Vec<Extent>,
     /// End of the last valid log write.
@@ -97,9 +99,15 @@ fn inside(flags: u8) -> &'static Inside {
 fn look_inside(base: &Base) -> Inside {
     let sb = newest(&base.medium).expect("the base image is valid");
     let c = &sb.checkpoint;
-    let mut found =
-        Inside { nodes: vec![(c.root, c.root_level)], keys: vec![], extents: vec![], head: c.tail_lsn };
+    let mut found = Inside {
+        nodes: vec![(c.root, c.root_level)],
+        table: BTreeSet::new(),
+        keys: vec![],
+        extents: vec![],
+        head: c.tail_lsn,
+    };
     found.nodes.extend(c.trees.map(|table| (table.root, table.root_level)));
+    found.table.extend(c.trees.map(|table| table.root));
     let mut known: BTreeSet<BlockNo> = found.nodes.iter().map(|(addr, _)| *addr).collect();
     let mut next = 0;
     while let Some(&(addr, level)) = found.nodes.get(next) {
@@ -108,13 +116,16 @@ fn look_inside(base: &Base) -> Inside {
         let view = NodeView::trusted(&bytes);
         for (i, (key, value)) in view.iter().enumerate() {
             // Trees share nodes.
-            let below = match (level, key.kind) {
-                (0, 0) => TreeEntry::decode(value).ok().map(|tree| (tree.root, tree.root_level)),
-                (0, _) => None,
+            let of_table = found.table.contains(&addr);
+            let below = match level {
+                0 if of_table => TreeEntry::decode(value).ok().map(|tree| (tree.root, tree.root_level)),
+                0 => None,
                 _ => Some((view.child(i).addr, level - 1)),
             };
-            found.nodes.extend(below.filter(|(addr, _)| addr.0 != 0 && known.insert(*addr)));
-            if level > 0 || key.kind == 0 {
+            let below = below.filter(|(addr, _)| addr.0 != 0 && known.insert(*addr));
+            found.table.extend(below.filter(|_| level > 0 && of_table).map(|(addr, _)| addr));
+            found.nodes.extend(below);
+            if level > 0 || of_table {
                 continue;
             }
             found.keys.push(key);
@@ -552,12 +563,16 @@ impl Liar {
         for &(addr, level) in &self.inside.nodes {
             let bytes = self.medium.bytes(addr.byte_offset(), NODE_SIZE);
             let view = NodeView::trusted(&bytes);
-            if view.check_structure().is_err() || (kind == 0) != (level > 0) {
+            let of_table = self.inside.table.contains(&addr);
+            if view.check_structure().is_err()
+                || (kind == 0) != (level > 0)
+                || of_table && kind != TREE && kind != 0
+            {
                 continue;
             }
             let wanted = view.iter().enumerate().filter(|(_, (key, _))| match kind {
                 0 => true,
-                TREE => key.kind == 0,
+                TREE => of_table,
                 _ => key.kind == kind,
             });
             places.extend(wanted.map(|(i, _)| (addr, i)));
