@@ -1,6 +1,6 @@
 use crate::load::{CHUNKS_AHEAD, COPIES, READ_BLOCKS};
 use crate::test_device::{TestDevice, plan, write_frozen};
-use crate::{Alloc, FreeCounts, NodeClass};
+use crate::{Alloc, FreeCounts, NodeClass, Waited};
 use kedge_base::lock::RwLock;
 use kedge_base::{BlockNo, CorruptKind, Error, Extent, Generation, Ino, Lsn, spawn_named};
 use kedge_device::sim::DistantDevice;
@@ -8,6 +8,7 @@ use kedge_format::alloc::GROUP_BLOCKS;
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::SeqCst};
+use std::time::Duration;
 
 const SMALLEST: u64 = 4096;
 
@@ -192,6 +193,21 @@ fn nodes_wait_for_their_checkpoint() {
     alloc.checkpoint_durable(g2);
     assert_eq!(alloc.free_counts().pending_nodes, 0);
     assert_eq!(alloc.alloc_node(a).unwrap(), a);
+}
+
+#[test]
+fn no_thread_waits_for_a_promise_that_is_kept() {
+    let alloc = smallest();
+    fill(&alloc);
+    let promise = alloc.reserve_nodes(2, NodeClass::Promised).unwrap().expect("there are some");
+    assert_eq!(alloc.wait_for_nodes(Duration::ZERO), Waited::TimedOut, "its operation ends soon");
+    let promise = promise.keep();
+    assert_eq!(alloc.wait_for_nodes(Duration::ZERO), Waited::NothingHeld);
+    let other = alloc.reserve_nodes(1, NodeClass::Promised).unwrap().expect("there are more");
+    assert_eq!(alloc.wait_for_nodes(Duration::ZERO), Waited::TimedOut);
+    drop((other, promise));
+    assert_eq!(alloc.free_counts().promised_nodes, 0);
+    assert_eq!(alloc.wait_for_nodes(Duration::ZERO), Waited::NothingHeld);
 }
 
 #[test]

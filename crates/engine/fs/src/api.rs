@@ -270,9 +270,10 @@ impl FileSystem {
     /// # Errors
     /// As for [`FileSystem::fork`] and [`FileSystem::delete_tree`].
     pub fn roll_back(&self, source: Ino, dir: Ino, name: &[u8]) -> Result<Attr> {
-        let made = self.timed(OpKind::fork, |fs| fs.roll_back(source, dir, name))?;
+        let made = self.timed(OpKind::fork, |fs| fs.roll_back(source, dir, name));
+        // The tree may be replaced although the call fails: its space is freed all the same.
         self.fs.start_reclaim();
-        Ok(made)
+        made
     }
 
     /// Replaces a tree by a fork: the tree of this name is deleted, and its name becomes that of

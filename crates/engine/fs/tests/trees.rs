@@ -597,3 +597,39 @@ fn a_tree_is_replaced_by_a_fork_in_one_step() {
     assert_eq!(get(&fs, base, "file"), b"worked first tree");
     fs.close().unwrap();
 }
+
+/// The count of orphan items begins with those that a crash left.
+#[test]
+fn a_tree_with_orphans_of_a_crash_is_forked() {
+    let device = make(64 * MIB);
+    let fs = open(&device);
+    for i in 0..5 {
+        let ino = put(&fs, Ino::ROOT, &format!("{i}"), &[1; 9000]);
+        fs.pin(ino).unwrap();
+        fs.unlink(Ino::ROOT, format!("{i}").as_bytes()).unwrap();
+    }
+    put(&fs, Ino::ROOT, "kept", b"kept");
+    fs.sync().unwrap();
+    // The orphans are in the checkpoint, and not in the log.
+    fs.checkpoint().unwrap();
+    let crashed = Arc::new(device.fork());
+    let fs = open(&crashed);
+    let fork = fs.fork(Ino::ROOT, Ino::ROOT, b"fork", false).unwrap().ino;
+    put(&fs, fork, "new", b"new");
+    // An orphan of the fork that a crash leaves in the log is removed too.
+    let ino = put(&fs, fork, "gone", &[2; 9000]);
+    fs.pin(ino).unwrap();
+    fs.unlink(fork, b"gone").unwrap();
+    fs.sync().unwrap();
+    let crashed = Arc::new(crashed.fork());
+    check(&crashed);
+    let fs = open(&crashed);
+    let inodes = |fs: &FileSystem| fs.trees().into_iter().map(|tree| tree.inodes).collect::<Vec<_>>();
+    fs.checkpoint().unwrap();
+    assert_eq!(inodes(&fs), [2, 3], "the root and its files");
+    assert_eq!(get(&fs, fork, "kept"), b"kept");
+    fs.close().unwrap();
+    check(&crashed);
+    drop(fs);
+    assert_eq!(names(&open(&crashed), fork), ["kept", "new"]);
+}
