@@ -7,6 +7,7 @@
 
 pub mod damage;
 pub mod hostile;
+mod inside;
 
 use crate::ops::OWNER;
 use crate::view::View;

@@ -18,17 +18,17 @@
 //!    recompute is used up, or there is no space for a second tree.
 
 use super::change_names;
-use super::damage::{Base, IMAGE, base, flag, mount_options, number, put, reseal_bitmap};
+use super::damage::{Base, IMAGE, base, flag, mount_options, put, reseal_bitmap};
+use super::inside::{Inside, inside, newest};
 use crate::ops::OWNER;
 use crate::view::View;
-use kedge_base::{BLOCK_SIZE, BlockNo, Extent, Lsn, ManualClock};
+use kedge_base::{BLOCK_SIZE, BlockNo, Lsn, ManualClock};
 use kedge_device::MemDevice;
 use kedge_format::alloc::{decode_index_block, encode_index_block};
 use kedge_format::item::{ExtentItem, FILE_SIZE_MAX, Xattr};
 use kedge_format::logwrite::{HEADER_SIZE, WriteHeader};
 use kedge_format::node::{NODE_BLOCKS, NODE_SIZE, NodeMut, NodeView};
 use kedge_format::superblock::{COUNTER_MAX, OPEN_MAX, SLOTS, Superblock, TableState};
-use kedge_format::trees::TreeEntry;
 use kedge_format::{BLOCKS_MAX, FileKind, InodeCore, ItemKind, Key, SIZE_MAX, reseal};
 use kedge_fsck::{CheckOptions, Ending, RepairMode, RepairOptions, StoreReplay};
 use kedgefs::{
@@ -37,8 +37,7 @@ use kedgefs::{
 use rand::rngs::SmallRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
-use std::collections::BTreeSet;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
 
@@ -69,79 +68,6 @@ const TREE_FIELDS: [(&str, usize, usize); 17] = [
 pub struct Hostile {
     pub medium: MemDevice,
     pub lies: Vec<String>,
-}
-
-/// The contents of a base image's newest checkpoint.
-struct Inside {
-    /// Address and level of each node.
-    nodes: Vec<(BlockNo, u8)>,
-    /// Those of the table of trees.
-    table: BTreeSet<BlockNo>,
-    keys: Vec<Key>,
-    extents: Vec<Extent>,
-    /// End of the last valid log write.
-    head: Lsn,
-}
-
-fn newest(medium: &MemDevice) -> Option<Superblock> {
-    let slot = |i: usize| {
-        let block = medium.bytes(SLOTS[i].byte_offset(), BLOCK_SIZE);
-        Superblock::decode(&block, i, IMAGE / BLOCK).ok()
-    };
-    (0..SLOTS.len()).filter_map(slot).max_by_key(|sb| sb.checkpoint.generation)
-}
-
-fn inside(flags: u8) -> &'static Inside {
-    static INSIDES: [OnceLock<Inside>; 4] = [const { OnceLock::new() }; 4];
-    INSIDES[number(flags)].get_or_init(|| look_inside(base(flags)))
-}
-
-fn look_inside(base: &Base) -> Inside {
-    let sb = newest(&base.medium).expect("the base image is valid");
-    let c = &sb.checkpoint;
-    let mut found = Inside {
-        nodes: vec![(c.root, c.root_level)],
-        table: BTreeSet::new(),
-        keys: vec![],
-        extents: vec![],
-        head: c.tail_lsn,
-    };
-    found.nodes.extend(c.trees.map(|table| (table.root, table.root_level)));
-    found.table.extend(c.trees.map(|table| table.root));
-    let mut known: BTreeSet<BlockNo> = found.nodes.iter().map(|(addr, _)| *addr).collect();
-    let mut next = 0;
-    while let Some(&(addr, level)) = found.nodes.get(next) {
-        next += 1;
-        let bytes = base.medium.bytes(addr.byte_offset(), NODE_SIZE);
-        let view = NodeView::trusted(&bytes);
-        for (i, (key, value)) in view.iter().enumerate() {
-            // Trees share nodes.
-            let of_table = found.table.contains(&addr);
-            let below = match level {
-                0 if of_table => TreeEntry::decode(value).ok().map(|tree| (tree.root, tree.root_level)),
-                0 => None,
-                _ => Some((view.child(i).addr, level - 1)),
-            };
-            let below = below.filter(|(addr, _)| addr.0 != 0 && known.insert(*addr));
-            found.table.extend(below.filter(|_| level > 0 && of_table).map(|(addr, _)| addr));
-            found.nodes.extend(below);
-            if level > 0 || of_table {
-                continue;
-            }
-            found.keys.push(key);
-            if key.kind == ItemKind::Extent as u8 {
-                found.extents.extend(ExtentItem::decode(value).map(|item| item.extent()));
-            }
-        }
-    }
-    let (log, ring) = (sb.geometry.log_start.byte_offset(), sb.geometry.log_bytes());
-    while let Some(header) =
-        WriteHeader::peek(&sb.geometry.log_key(), &base.medium.bytes(log + found.head.0 % ring, BLOCK_SIZE))
-            .filter(|header| header.lsn == found.head && header.epoch == c.epoch)
-    {
-        found.head = header.end_lsn();
-    }
-    found
 }
 
 /// The image of a seed.
