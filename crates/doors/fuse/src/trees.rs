@@ -103,8 +103,8 @@ impl TreeCall {
                 // The name that the fork has now is gone afterwards.
                 let old = ops.trees().into_iter().find(|tree| tree.root == fork);
                 let done = ops.commit_tree(fork, dir, &name, force).map_err(Errno::from);
-                let told = old.map_or(Ok(()), |old| forget_name(transport, old.dir, &old.name));
-                return finish(reply, done.and(told).and_then(|()| forget_name(transport, dir, &name)));
+                let forgotten = old.map_or(Ok(()), |old| forget_name(transport, old.dir, &old.name));
+                return finish(reply, done.and(forgotten).and_then(|()| forget_name(transport, dir, &name)));
             }
             Kind::Rmdir => return reply.finish(ops.rmdir(dir, &name).map_err(Errno::from)),
             Kind::Rename { new_dir, new_name, mode } => {

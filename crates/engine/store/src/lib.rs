@@ -26,12 +26,13 @@
 //! # Files
 //! A file uses only those before it:
 //! 1. parts: `gate`, `flusher`, `residents`, `space` (a tree's blocks), `slots`, `need`,
-//!    `counters`;
+//!    `counters`, `forest` (the trees of an image), `apply`;
 //! 2. the state of checkpoints and what they write: `checkpoint::{cause, control, requests, cut,
 //!    write}`;
 //! 3. `store`: the parts together;
 //! 4. checkpoints of a store: the rest of `checkpoint`;
-//! 5. operations: `handle`, `data`, `discard`;
+//! 5. operations: `handle`, `data`, `discard`, `walk` (over a tree at rest), `trees` (forks, and
+//!    the space of deleted trees);
 //! 6. `format`, which makes an image, and `recovery`, which makes a store of one.
 #![forbid(unsafe_code)]
 #![warn(unreachable_pub)]
