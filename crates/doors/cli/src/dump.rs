@@ -11,6 +11,7 @@ use kedge_format::item::{Dentry, ExtentItem, Orphan, XattrItem};
 use kedge_format::logwrite::{HEADER_SIZE, WriteHeader};
 use kedge_format::record::{Edit, Record};
 use kedge_format::superblock::{SLOTS, Superblock};
+use kedge_format::sums::SumsItem;
 use kedge_format::{InodeCore, ItemKind, Key};
 use kedge_host::image::Image;
 use kedge_host::key;
@@ -205,6 +206,10 @@ fn show_item(key: Key, value: &[u8]) -> String {
             .map(|d| format!("\"{}\" -> inode {} {:?}", d.name.escape_ascii(), d.ino, d.kind)),
         Some(ItemKind::Extent) => ExtentItem::decode(value)
             .map(|e| format!("{}+{}{}", e.start, e.blocks, if e.unwritten { " unwritten" } else { "" })),
+        Some(ItemKind::Sums) => SumsItem::decode(value).map(|item| {
+            let sums = item.0.iter().map(|sum| format!("{sum:08x}"));
+            sums.collect::<Vec<_>>().join(" ")
+        }),
         Some(ItemKind::Orphan) => Orphan::decode(value).map(|o| format!("{o:?}")),
         None => {
             let mut hex = String::new();

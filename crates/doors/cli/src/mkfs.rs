@@ -39,6 +39,10 @@ pub struct Args {
     /// two requests
     #[arg(long)]
     immutable: bool,
+    /// Give file data checksums, which each read from the image verifies. Data is then never
+    /// overwritten in place, except that of files with chattr +C
+    #[arg(long)]
+    checksums: bool,
     /// Encrypt everything but a header of 64 KiB, which comes on top of the size. The key is that
     /// of --key-file or --key-fd, or a passphrase that is asked for
     #[arg(long)]
@@ -77,6 +81,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         label: args.label,
         uuid: args.uuid,
         immutable: args.immutable,
+        data_checksums: args.checksums,
         // Targets with existing data are refused below, before anything is changed.
         overwrite: true,
         ..FormatOptions::default()

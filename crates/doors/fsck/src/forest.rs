@@ -5,6 +5,7 @@
 //! own is no other tree's own, and every block in use is the own of one tree or point. So no tree
 //! can free or overwrite a block of another, and no block in use is without a tree that frees it.
 
+use crate::data::DataCheck;
 use crate::items::{Own, State};
 use crate::kinds::FindingKind;
 use crate::one_tree::{finish, judge_tree};
@@ -24,6 +25,7 @@ pub(crate) fn judge(
     sb: &Superblock,
     reader: &mut Reader,
     findings: Findings,
+    mut data: Option<&mut DataCheck>,
     progress: &mut dyn FnMut(Progress),
 ) -> State {
     let groups = sb.geometry.groups();
@@ -41,7 +43,14 @@ pub(crate) fn judge(
             freed_below: entry.map_or(Key::MIN, |entry| entry.freed_below),
             blocks: Owned::new(groups),
         };
-        let mut state = judge_tree(&of_tree, reader, all.findings.empty(), Some(marks), progress);
+        let mut state = judge_tree(
+            &of_tree,
+            reader,
+            all.findings.empty(),
+            Some(marks),
+            data.as_deref_mut(),
+            progress,
+        );
         let marks = state.own.take().expect("just set");
         for (start, blocks) in marks.blocks.shared_with(&own) {
             state.findings.add(FindingKind::TreesShare, At::block(start), || {

@@ -6,10 +6,13 @@
 //! 4. names, links and orphans across inodes; 5. allocation index and bitmaps against the blocks
 //!    that 1 to 3 claimed.
 //!
+//! On request the data of files that have checksums is read after 3.
+//!
 //! # Memory
 //! 32 bytes per inode, 24 per name, about 64 per leaf, one bit per block of the groups in use, and
 //! two read batches.
 
+use crate::data::DataCheck;
 use crate::forest;
 use crate::items::State;
 use crate::one_tree::{finish, judge_tree};
@@ -31,17 +34,20 @@ pub fn check_checkpoint(
     let Some(sb) = read_slots(&mut reader, &mut findings) else {
         return findings.into_report(device.name());
     };
-    check_from(&sb, &mut reader, findings, progress)
+    check_from(&sb, &mut reader, findings, options.data, progress)
 }
 
-/// Runs the phases after the superblock and returns the report.
+/// Runs the phases after the superblock and returns the report. `data`: file data is read, too.
 pub(crate) fn check_from(
     sb: &Superblock,
     reader: &mut Reader,
     findings: Findings,
+    data: bool,
     progress: &mut dyn FnMut(Progress),
 ) -> Report {
-    let state = judge(sb, reader, findings, progress);
+    let mut data = data.then(|| DataCheck::new(sb.geometry.groups()));
+    let mut state = judge(sb, reader, findings, data.as_mut(), progress);
+    state.counters.blocks_verified = data.map_or(0, |data| data.blocks);
     report_of(sb, reader, state)
 }
 
@@ -50,12 +56,13 @@ pub(crate) fn judge(
     sb: &Superblock,
     reader: &mut Reader,
     findings: Findings,
+    data: Option<&mut DataCheck>,
     progress: &mut dyn FnMut(Progress),
 ) -> State {
     if sb.geometry.has_trees() {
-        return forest::judge(sb, reader, findings, progress);
+        return forest::judge(sb, reader, findings, data, progress);
     }
-    let mut state = judge_tree(sb, reader, findings, None, progress);
+    let mut state = judge_tree(sb, reader, findings, None, data, progress);
     finish(sb, reader, &mut state, progress);
     state
 }

@@ -10,6 +10,7 @@ use crate::facts::{Facts, InodeRec, Lost, NameRef};
 use crate::kinds::FindingKind;
 use crate::owned::Owned;
 use crate::report::{At, Counters, Findings, what_of};
+use crate::sums::Written;
 use crate::tree::NodeRef;
 use kedge_base::{BLOCK_SIZE, BlockNo, Generation, Ino};
 use kedge_format::acl::is_acl_name;
@@ -18,6 +19,7 @@ use kedge_format::item::{
     Dentry, ExtentItem, FILE_SIZE_MAX, Orphan, SLOT_ORDINALS, SYMLINK_MAX, XattrItem, XattrRest, name_slot,
 };
 use kedge_format::superblock::Superblock;
+use kedge_format::sums::SumsItem;
 use kedge_format::{FileKind, INO_MAX, InodeCore, ItemKind, Key};
 
 /// The most conflicts of ownership for which the report names all owners.
@@ -102,6 +104,8 @@ struct Current {
     /// The parts of the last attribute's value that have not been seen yet.
     rest: Option<XattrRest>,
     next_file_block: u64,
+    /// If its data has checksums: the written blocks whose checksums have not been seen yet.
+    written: Option<Written>,
 }
 
 /// The names seen so far whose hash is the same.
@@ -170,6 +174,7 @@ impl<'a> ItemCheck<'a> {
             ItemKind::Symlink => self.symlink(&mut current, value, at),
             ItemKind::Dentry => self.dentry(&mut current, key, value, leaf),
             ItemKind::Extent => self.extent(&mut current, key, value, at),
+            ItemKind::Sums => self.sums(&mut current, key, value, at),
             ItemKind::Orphan => {}
         }
         self.current = Some(current);
@@ -218,6 +223,7 @@ impl<'a> ItemCheck<'a> {
             has_xattr: false,
             rest: None,
             next_file_block: 0,
+            written: None,
         });
     }
 
@@ -230,6 +236,7 @@ impl<'a> ItemCheck<'a> {
         };
         let Some(kind) = core.kind() else { return };
         current.core = Some(core);
+        current.written = self.sb.geometry.sums_data(&core).then(Written::default);
         let counters = &mut self.state.counters;
         match kind {
             FileKind::Directory => counters.directories += 1,
@@ -422,6 +429,9 @@ impl<'a> ItemCheck<'a> {
             });
         }
         current.next_file_block = current.next_file_block.max(first.saturating_add(extent.blocks));
+        if let Some(written) = &mut current.written {
+            written.extent(first, &item);
+        }
         let g = &self.sb.geometry;
         if extent.start < g.data_start || extent.end().0 > g.total_blocks {
             return self.add(FindingKind::ExtentMisplaced, at, || {
@@ -446,6 +456,23 @@ impl<'a> ItemCheck<'a> {
         self.state.counters.blocks_data += extent.blocks;
         for (start, blocks) in self.state.owned.claim(extent.start, extent.blocks) {
             self.conflict(Conflict { start, blocks, ino: current.ino });
+        }
+    }
+
+    fn sums(&mut self, current: &mut Current, key: Key, value: &[u8], at: At) {
+        let item = match SumsItem::decode(value) {
+            Ok(item) if SumsItem::first(key.offset) == key.offset => item,
+            Ok(_) => {
+                return self.add(FindingKind::SumsBad, at, || format!("checksums of file block {}", key.offset));
+            }
+            Err(e) => return self.add(FindingKind::SumsBad, at, || what_of(&e)),
+        };
+        match &mut current.written {
+            Some(written) => written.item(key.offset, &item),
+            None if current.core.is_none() => {}
+            None => self.add(FindingKind::SumsBad, at, || {
+                format!("checksums of file block {} of an inode that has none", key.offset)
+            }),
         }
     }
 
@@ -490,6 +517,11 @@ impl<'a> ItemCheck<'a> {
         }
         if kind == Some(FileKind::Symlink) && !current.has_target {
             self.add(FindingKind::SymlinkMissing, at, || "symlink without a target".into());
+        }
+        if let Some((first, count)) = current.written.and_then(Written::finish) {
+            self.add(FindingKind::SumsMissing, at, || {
+                format!("{count} written blocks without a checksum, the first is file block {first}")
+            });
         }
         if core.blocks != current.blocks {
             self.add(FindingKind::BlocksWrong, at, || {

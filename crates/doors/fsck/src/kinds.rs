@@ -153,6 +153,13 @@ kinds! {
     /// Blocks that more than one owner claims.
     BlockShared = "block-shared",
 
+    /// An item of checksums that cannot be decoded, or of what has none.
+    SumsBad = "sums-bad",
+    /// Written blocks without a checksum, in a file that has checksums.
+    SumsMissing = "sums-missing",
+    /// File data that does not match its checksum.
+    DataBad = "data-bad",
+
     /// A block of the allocation index is not valid.
     IndexBad = "index-bad",
     /// A group's bitmap does not match the checksum in the index.

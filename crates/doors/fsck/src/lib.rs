@@ -26,6 +26,7 @@
 //! [`CheckOptions::findings_max`] are kept.
 #![forbid(unsafe_code)]
 
+mod data;
 mod facts;
 mod forest;
 mod image;
@@ -42,6 +43,7 @@ mod report;
 mod scrub;
 mod slots;
 mod space;
+mod sums;
 mod tree;
 
 pub use image::check_checkpoint;
@@ -71,7 +73,7 @@ pub trait Replay: Send + Sync {
 /// The progress of a phase of the check.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Progress {
-    /// "replay", "nodes" (for each level of the tree), "items", "names" or "space"; a repair adds
+    /// "replay", "nodes" (for each level of the tree), "items", "data", "names" or "space"; a repair adds
     /// "salvage", "gather" and "rebuild", a scrub adds "log".
     pub phase: &'static str,
     pub done: u64,
@@ -85,13 +87,15 @@ pub struct CheckOptions {
     pub findings_max: usize,
     /// Replays the log. With `None` the newest checkpoint is checked as it is on the device.
     pub replay: Option<Arc<dyn Replay>>,
+    /// Reads the data of files that have checksums, and verifies it, if the tree has no findings.
+    pub data: bool,
     /// Called with the progress of [`check`], in the calling thread.
     pub progress: Option<Arc<dyn Fn(Progress) + Send + Sync>>,
 }
 
 impl Default for CheckOptions {
     fn default() -> CheckOptions {
-        CheckOptions { findings_max: 1000, replay: None, progress: None }
+        CheckOptions { findings_max: 1000, replay: None, data: false, progress: None }
     }
 }
 
@@ -119,7 +123,7 @@ fn check_over(
     let replay =
         options.replay.as_ref().filter(|replay| !is_settled(&***replay, &*device, &sb, &mut findings));
     let Some(replay) = replay else {
-        return image::check_from(&sb, &mut reader, findings, &mut progress);
+        return image::check_from(&sb, &mut reader, findings, options.data, &mut progress);
     };
     progress(Progress { phase: "replay", done: 0, total: 1 });
     let overlay = overlay_of(device.clone());
@@ -132,7 +136,7 @@ fn check_over(
             // The error's text names the place; the finding has a place only if the error is at a
             // block.
             findings.add_error(FindingKind::ReplayFailed, At::of(&error), &error);
-            let report = image::check_from(&sb, &mut reader, findings, &mut progress);
+            let report = image::check_from(&sb, &mut reader, findings, options.data, &mut progress);
             (ReplayState::Failed { what: error.to_string() }, report)
         }
     };
@@ -172,7 +176,7 @@ fn check_replayed(
     let sb = slots::read_slots(&mut reader, &mut after);
     findings.absorb_new(after);
     match sb {
-        Some(sb) => image::check_from(&sb, &mut reader, findings, progress),
+        Some(sb) => image::check_from(&sb, &mut reader, findings, options.data, progress),
         None => findings.into_report(overlay.name()),
     }
 }

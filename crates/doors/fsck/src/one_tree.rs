@@ -1,6 +1,7 @@
 //! The check of one tree, and of the bitmaps against what all trees use.
 
 use crate::Progress;
+use crate::data::DataCheck;
 use crate::items::{ItemCheck, Own, State};
 use crate::kinds::FindingKind;
 use crate::names::check_names;
@@ -11,12 +12,14 @@ use crate::space::{check_space, claim_format_areas};
 use crate::tree;
 use kedge_format::superblock::{Losses, Superblock};
 
-/// Checks one tree: that whose root and counters `sb` names.
+/// Checks one tree: that whose root and counters `sb` names. `data`: also reads the data of its
+/// files, unless the tree has findings.
 pub(crate) fn judge_tree(
     sb: &Superblock,
     reader: &mut Reader,
     findings: Findings,
     own: Option<Own>,
+    data: Option<&mut DataCheck>,
     progress: &mut dyn FnMut(Progress),
 ) -> State {
     let mut state = State::new(sb.geometry.groups(), findings);
@@ -42,6 +45,9 @@ pub(crate) fn judge_tree(
         state.findings.add(FindingKind::SuperblockNodes, At::block(sb.block()), || {
             format!("{} nodes, the tree has {}", sb.checkpoint.nodes, state.counters.nodes)
         });
+    }
+    if let Some(data) = data.filter(|_| sb.geometry.has_sums() && state.findings.is_empty()) {
+        data.tree(sb, reader, &mut state, &leaves, &mut |done, total| report_phase("data", done, total));
     }
     paths::name_findings(sb, reader, &mut state, &leaves);
     state

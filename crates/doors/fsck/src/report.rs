@@ -57,6 +57,8 @@ pub struct Counters {
     pub blocks_free: u64,
     /// The used blocks that hold file data.
     pub blocks_data: u64,
+    /// Blocks of file data that were compared with their checksums.
+    pub blocks_verified: u64,
     pub bytes_read: u64,
 }
 

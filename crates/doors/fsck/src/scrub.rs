@@ -44,6 +44,9 @@ pub struct ScrubReport {
     pub report: Report,
     /// Whether a mount was using the image.
     pub mounted: bool,
+    /// Whether file data has checksums. They are verified only if the image is not mounted: a mount
+    /// reuses data blocks as soon as the record that freed them is durable.
+    pub data_checksums: bool,
     /// Whether the findings are certain. They always are if the image was not mounted.
     pub confirmed: bool,
     /// How many times the whole image was read.
@@ -70,7 +73,7 @@ pub fn scrub(device: &dyn Device, options: &CheckOptions, mounted: bool) -> Scru
     let mut before: Option<Pass> = None;
     let mut passes = 1;
     let (pass, confirmed) = loop {
-        let pass = Pass::run(device, options);
+        let pass = Pass::run(device, options, !mounted);
         let certain = !mounted
             || pass.report.counts.is_empty()
             || before.as_ref().is_some_and(|before| pass.confirms(before));
@@ -83,6 +86,7 @@ pub fn scrub(device: &dyn Device, options: &CheckOptions, mounted: bool) -> Scru
     let bad = pass.report.count(FindingKind::SuperblockSlotBad);
     ScrubReport {
         mounted,
+        data_checksums: pass.sb.as_ref().is_some_and(|sb| sb.geometry.has_sums()),
         confirmed,
         passes,
         superblocks: if pass.sb.is_some() { 2 - bad.min(1) } else { 0 },
@@ -92,7 +96,7 @@ pub fn scrub(device: &dyn Device, options: &CheckOptions, mounted: bool) -> Scru
 }
 
 impl Pass {
-    fn run(device: &dyn Device, options: &CheckOptions) -> Pass {
+    fn run(device: &dyn Device, options: &CheckOptions, data: bool) -> Pass {
         let mut progress = |p: Progress| {
             if let Some(report) = &options.progress {
                 report(p);
@@ -106,7 +110,7 @@ impl Pass {
         };
         progress(Progress { phase: "log", done: 0, total: 1 });
         let log_writes = read_log(device, options, &sb, &mut findings);
-        let report = check_from(&sb, &mut reader, findings, &mut progress);
+        let report = check_from(&sb, &mut reader, findings, data, &mut progress);
         // Findings about the slots as they are now are not needed; only a change of the newest
         // checkpoint matters here.
         let now = slots::read_slots(&mut reader, &mut Findings::new(0));
@@ -178,7 +182,13 @@ impl fmt::Display for ScrubReport {
                 self.report.counters.bytes_read,
                 if self.passes > 1 { format!(", {} times", self.passes) } else { String::new() }
             )?;
-            writeln!(f, "file data has no checksums, and was not read")?;
+            match (self.report.counters.blocks_verified, self.data_checksums) {
+                (_, false) => writeln!(f, "file data has no checksums, and was not read")?,
+                (_, true) if self.mounted => {
+                    writeln!(f, "file data is verified by each read of the mount, and was not read here")?;
+                }
+                (blocks, true) => writeln!(f, "{blocks} blocks of file data read")?,
+            }
         }
         if !self.confirmed {
             return write!(

@@ -835,7 +835,7 @@ impl<O: Ops> Server<O> {
                 return reply.err(libc::EOPNOTSUPP);
             }
             ioctl::SETFLAGS => args.take().and_then(flags::asked),
-            ioctl::FSSETXATTR => args.take().and_then(flags::asked_of_fsxattr),
+            ioctl::FSSETXATTR => args.take().and_then(|set| flags::asked_of_fsxattr(&*self.ops, node, set)),
             _ => return reply.err(libc::ENOTTY),
         };
         match asked {

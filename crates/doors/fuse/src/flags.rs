@@ -43,12 +43,14 @@ pub fn asked(flags: u32) -> Answer<FileFlags> {
     FileFlags::from_bits(flags).ok_or(Errno(libc::EOPNOTSUPP))
 }
 
-/// The flags that FSSETXATTR sets. Extent size hints and projects are not supported.
-pub fn asked_of_fsxattr(set: abi::Fsxattr) -> Answer<FileFlags> {
+/// The flags that FSSETXATTR sets. Extent size hints and projects are not supported. The flag that
+/// `struct fsxattr` cannot express stays as it is.
+pub fn asked_of_fsxattr(ops: &impl Ops, ino: Ino, set: abi::Fsxattr) -> Answer<FileFlags> {
     if (set.extsize, set.projid, set.cowextsize) != (0, 0, 0) {
         return Err(Errno(libc::EOPNOTSUPP));
     }
-    from_xflags(set.xflags)
+    let kept = if ops.getattr(ino)?.flags.has(FileFlags::NOCOW) { FileFlags::NOCOW } else { FileFlags::default() };
+    Ok(from_xflags(set.xflags)? | kept)
 }
 
 /// Whether a file with these flags would refuse the write-back of pages that are dirty now.

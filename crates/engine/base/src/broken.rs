@@ -21,6 +21,8 @@ pub enum Variant {
     ReuseReplacedNode,
     /// A tree frees nodes that its fork or its origin uses.
     FreeSharedNode,
+    /// The record of written data leaves the checksums of the bytes that it replaced.
+    StaleChecksum,
     /// A tree frees and overwrites blocks that its fork or its origin uses.
     BirthIgnored,
     /// What a deleted tree used is used again before the checkpoint that frees it is durable.
@@ -88,6 +90,7 @@ impl Variant {
         Variant::ReuseFreedBlock,
         Variant::ReuseReplacedNode,
         Variant::FreeSharedNode,
+        Variant::StaleChecksum,
         Variant::BirthIgnored,
         Variant::ReuseFreedTree,
         Variant::SlotBeforeNodes,

@@ -18,6 +18,8 @@ pub enum CorruptKind {
     Inode,
     Dentry,
     ExtentItem,
+    /// File data that does not match its checksum.
+    Data,
 }
 
 impl CorruptKind {
@@ -32,6 +34,7 @@ impl CorruptKind {
             CorruptKind::Inode => "inode",
             CorruptKind::Dentry => "dentry",
             CorruptKind::ExtentItem => "extent",
+            CorruptKind::Data => "file data",
         }
     }
 }
@@ -126,6 +129,7 @@ impl Error {
     /// The errno a system call would give for it.
     pub fn errno(&self) -> i32 {
         match self {
+            Error::Corrupt { kind: CorruptKind::Data, .. } => errno::EIO,
             Error::Corrupt { .. } => errno::EUCLEAN,
             // What the device's host has not got, the image has not got.
             e if e.is_host_full() => errno::ENOSPC,

@@ -68,10 +68,14 @@ impl FileFlags {
     pub const NODUMP: FileFlags = FileFlags(0x40);
     /// Reading the file does not change its access time (`chattr +A`).
     pub const NOATIME: FileFlags = FileFlags(0x80);
+    /// The data has no checksums and is overwritten in place (`chattr +C`), in an image whose files
+    /// have checksums.
+    pub const NOCOW: FileFlags = FileFlags(0x0080_0000);
 
-    const ALL: u32 = Self::IMMUTABLE.0 | Self::APPEND.0 | Self::NODUMP.0 | Self::NOATIME.0;
+    const ALL: u32 =
+        Self::IMMUTABLE.0 | Self::APPEND.0 | Self::NODUMP.0 | Self::NOATIME.0 | Self::NOCOW.0;
     /// The flags that a new inode inherits from its directory.
-    const INHERITED: u32 = Self::NODUMP.0 | Self::NOATIME.0;
+    const INHERITED: u32 = Self::NODUMP.0 | Self::NOATIME.0 | Self::NOCOW.0;
 
     pub const fn bits(self) -> u32 {
         self.0
@@ -89,6 +93,11 @@ impl FileFlags {
     /// Whether any of `other` is set.
     pub const fn has(self, other: FileFlags) -> bool {
         self.0 & other.0 != 0
+    }
+
+    #[must_use]
+    pub const fn without(self, other: FileFlags) -> FileFlags {
+        FileFlags(self.0 & !other.0)
     }
 
     /// The flags that a new inode inherits from a directory with these flags.
@@ -151,7 +160,7 @@ struct RawInode {
 
 crate::layout::layout!(LAYOUT: RawInode, InodeCore::SIZE, {
     mode: 0, 4, "type and permission bits";
-    flags: 4, 4, "of chattr(1): 0x10 immutable, 0x20 append only, 0x40 no dump, 0x80 no access time";
+    flags: 4, 4, "of chattr(1): 0x10 immutable, 0x20 append only, 0x40 no dump, 0x80 no access time, 0x800000 no checksums";
     uid: 8, 4;
     gid: 12, 4;
     nlink: 16, 4, "of a directory, 2 + subdirectories";

@@ -21,6 +21,8 @@ pub enum ItemKind {
     Extent = 5,
     /// Under inode 0, offset: the orphan's inode number; value: [`crate::item::Orphan`].
     Orphan = 6,
+    /// offset: first file block; value: [`crate::sums::SumsItem`].
+    Sums = 7,
 }
 
 impl ItemKind {
@@ -39,6 +41,9 @@ impl ItemKind {
             ItemKind::Orphan => {
                 ("the orphan's inode number, under inode 0", "1: has no name; 2: a truncate is not finished")
             }
+            ItemKind::Sums => {
+                ("first of 16 file blocks, a multiple of 16", "a checksum of 4 bytes for each, without zeros at the end")
+            }
         }
     }
 
@@ -52,13 +57,14 @@ impl ItemKind {
         out
     }
 
-    pub const ALL: [ItemKind; 6] = [
+    pub const ALL: [ItemKind; 7] = [
         ItemKind::Inode,
         ItemKind::Xattr,
         ItemKind::Symlink,
         ItemKind::Dentry,
         ItemKind::Extent,
         ItemKind::Orphan,
+        ItemKind::Sums,
     ];
 
     pub fn from_u8(n: u8) -> Option<ItemKind> {

@@ -29,6 +29,7 @@ pub mod layout;
 pub mod logwrite;
 pub mod node;
 pub mod record;
+pub mod sums;
 pub mod superblock;
 pub mod trees;
 

@@ -21,7 +21,7 @@ use crate::crc_without;
 use crate::item::{BIRTH_MAX, XATTR_VALUE_MAX};
 use crate::logwrite::{LogKey, LogSecret};
 use crate::node::NODE_BLOCKS;
-use crate::{FileFlags, InodeCore};
+use crate::{FileFlags, FileKind, InodeCore};
 use kedge_base::{BLOCK_SIZE, BlockNo, CorruptKind, Epoch, Error, Generation, Ino, Lsn, Result, Timespec};
 use std::ops::Range;
 use zerocopy::little_endian::{I64, U32, U64};
@@ -58,8 +58,12 @@ pub const INCOMPAT_MOVED_MAPS: u64 = 1 << 2;
 /// Incompatible feature: there are several trees that share nodes and blocks ([`crate::trees`]). A
 /// version without this feature would free and overwrite what another tree uses.
 pub const INCOMPAT_TREES: u64 = 1 << 3;
+/// Incompatible feature: file data has checksums ([`crate::sums`]). A version without this feature
+/// would overwrite data and leave the checksum of what was there before.
+pub const INCOMPAT_SUMS: u64 = 1 << 4;
 /// Features whose unknown bits refuse the mount.
-pub const INCOMPAT_KNOWN: u64 = INCOMPAT_ACL | INCOMPAT_LARGE_XATTRS | INCOMPAT_MOVED_MAPS | INCOMPAT_TREES;
+pub const INCOMPAT_KNOWN: u64 =
+    INCOMPAT_ACL | INCOMPAT_LARGE_XATTRS | INCOMPAT_MOVED_MAPS | INCOMPAT_TREES | INCOMPAT_SUMS;
 /// Read-only compatible feature: inodes may have flags ([`crate::FileFlags`]). A version without
 /// this feature would change immutable files; it reads everything correctly.
 pub const RO_COMPAT_FLAGS: u64 = 1 << 0;
@@ -213,6 +217,18 @@ impl Geometry {
         self.feature_incompat & INCOMPAT_TREES != 0
     }
 
+    /// Whether file data has checksums.
+    pub fn has_sums(&self) -> bool {
+        self.feature_incompat & INCOMPAT_SUMS != 0
+    }
+
+    /// Whether the data of this inode has checksums.
+    pub fn sums_data(&self, core: &InodeCore) -> bool {
+        self.has_sums()
+            && core.kind() == Some(FileKind::Regular)
+            && !self.file_flags(core).has(FileFlags::NOCOW)
+    }
+
     /// Whether inodes may have flags.
     pub fn has_flags(&self) -> bool {
         self.feature_ro_compat & RO_COMPAT_FLAGS != 0
@@ -226,7 +242,11 @@ impl Geometry {
     /// The flags of an inode that are in effect. Without the feature none is, since no call could
     /// clear it.
     pub fn file_flags(&self, core: &InodeCore) -> FileFlags {
-        if self.has_flags() { core.file_flags() } else { FileFlags::default() }
+        match (self.has_flags(), self.has_sums()) {
+            (false, _) => FileFlags::default(),
+            (true, false) => core.file_flags().without(FileFlags::NOCOW),
+            (true, true) => core.file_flags(),
+        }
     }
 
     pub fn groups(&self) -> u64 {

@@ -1,5 +1,6 @@
 //! The extent map of a file: reading it, and changing it as a set of edits.
 
+use crate::cache::inode::Inode;
 use crate::error::{Error, Result};
 use kedge_base::{BLOCK_SIZE, BlockNo, CorruptKind, Extent, Ino};
 use kedge_format::item::{EXTENT_BLOCKS_MAX, ExtentItem};
@@ -15,8 +16,9 @@ pub(crate) enum Place {
     Hole,
     Written(BlockNo),
     Unwritten(BlockNo),
-    /// Blocks that another tree uses too, and whether they count as unwritten: bytes that are
-    /// written get other blocks.
+    /// Blocks that must not be overwritten, and whether they count as unwritten: bytes that are
+    /// written get other blocks. Another tree uses them too, or the file has checksums
+    /// ([`crate::sums`]).
     Shared(BlockNo, bool),
 }
 
@@ -27,6 +29,28 @@ pub(crate) struct Mapping {
     pub place: Place,
     /// The birth of the blocks; 0 of a hole.
     pub birth: u32,
+    /// Another tree uses the blocks too, so they do not become free when the file gives them up.
+    pub others: bool,
+}
+
+impl Mapping {
+    fn hole(first: u64, blocks: u64) -> Mapping {
+        Mapping { first, blocks, place: Place::Hole, birth: 0, others: false }
+    }
+
+    /// The part of the run in file blocks `[from, to)`, which overlap it.
+    pub(crate) fn part(self, from: u64, to: u64) -> Mapping {
+        let first = self.first.max(from);
+        let blocks = (self.first + self.blocks).min(to) - first;
+        let skip = |at: BlockNo| BlockNo(at.0 + first - self.first);
+        let place = match self.place {
+            Place::Hole => Place::Hole,
+            Place::Written(at) => Place::Written(skip(at)),
+            Place::Unwritten(at) => Place::Unwritten(skip(at)),
+            Place::Shared(at, unwritten) => Place::Shared(skip(at), unwritten),
+        };
+        Mapping { first, blocks, place, ..self }
+    }
 }
 
 /// Up to `max` extents that overlap file blocks `[from, to)`, in order. A record changes several
@@ -89,30 +113,32 @@ pub(crate) fn count(store: &Store, ino: Ino, from: u64, max: usize) -> Result<us
     Ok(count)
 }
 
-/// The whole of `[first, first + blocks)` as runs.
-pub(crate) fn map(store: &Store, ino: Ino, first: u64, blocks: u64) -> Result<Vec<Mapping>> {
-    let end = first + blocks;
+/// The whole of `[first, first + blocks)` of an inode as runs.
+pub(crate) fn map(store: &Store, inode: &Inode, first: u64, blocks: u64) -> Result<Vec<Mapping>> {
+    let (ino, end) = (inode.ino, first + blocks);
     let below = store.births_below(ino);
     let mut out = Vec::new();
     let mut at = first;
     for (start, item) in find(store, ino, first, end, usize::MAX)? {
         if start > at {
-            out.push(Mapping { first: at, blocks: start - at, place: Place::Hole, birth: 0 });
+            out.push(Mapping::hole(at, start - at));
             at = start;
         }
         let skip = at - start;
         let run = (item.blocks as u64 - skip).min(end - at);
         let block = BlockNo(item.start.0 + skip);
+        let others = item.birth < below;
         let place = match item.unwritten {
-            unwritten if item.birth < below => Place::Shared(block, unwritten),
+            unwritten if others => Place::Shared(block, unwritten),
             true => Place::Unwritten(block),
+            false if inode.has_sums() => Place::Shared(block, false),
             false => Place::Written(block),
         };
-        out.push(Mapping { first: at, blocks: run, place, birth: item.birth });
+        out.push(Mapping { first: at, blocks: run, place, birth: item.birth, others });
         at += run;
     }
     if at < end {
-        out.push(Mapping { first: at, blocks: end - at, place: Place::Hole, birth: 0 });
+        out.push(Mapping::hole(at, end - at));
     }
     Ok(out)
 }

@@ -87,6 +87,7 @@ pub(crate) fn format(
         uid: options.owner.uid,
         gid: options.owner.gid,
         immutable: options.immutable,
+        data_checksums: options.data_checksums,
     };
     let g = kedge_store::format(device, clock, &params)?;
     Ok(FormatSummary {

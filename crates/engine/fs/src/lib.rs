@@ -88,6 +88,7 @@ mod options;
 mod report;
 mod resize;
 mod stats;
+mod sums;
 mod switches;
 mod trees;
 mod types;

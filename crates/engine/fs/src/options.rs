@@ -131,6 +131,9 @@ pub struct FormatOptions {
     /// Whether files may be made immutable or append-only. A mount of such an image sees each
     /// open(2), which costs it two requests.
     pub immutable: bool,
+    /// File data has checksums, which each read from the device verifies. Data is then never
+    /// overwritten in place, except that of files with [`kedge_format::FileFlags::NOCOW`].
+    pub data_checksums: bool,
     /// Overwrites the contents of the device. Without it a device that does not begin with zeros is
     /// refused.
     pub overwrite: bool,

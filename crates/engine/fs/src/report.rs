@@ -36,6 +36,7 @@ impl Fs {
                 "relocated_writes": s.relocated_writes.get(),
                 "bad_blocks": self.engine().store().alloc().bad_blocks(),
                 "reads": s.data_reads.get(),
+                "checksum_errors": s.checksum_errors.get(),
                 "read_bytes": s.data_read_bytes.get(),
                 "fsyncs_with_data_in_log": s.logged_data.get(),
                 "throttled_writes": s.throttled.get(),

@@ -59,6 +59,8 @@ pub(crate) struct FsStats {
     pub relocated_writes: Counter,
     /// Data writes that need no flush.
     pub data_writes_durable: Counter,
+    /// Blocks that were read and did not match their checksums.
+    pub checksum_errors: Counter,
     pub data_reads: Counter,
     pub data_read_bytes: Counter,
     /// fsyncs whose data was logged.
@@ -81,6 +83,7 @@ impl Default for FsStats {
             discarded_blocks: Counter::new(),
             relocated_writes: Counter::new(),
             data_writes_durable: Counter::new(),
+            checksum_errors: Counter::new(),
             data_reads: Counter::new(),
             data_read_bytes: Counter::new(),
             logged_data: Counter::new(),

@@ -8,7 +8,7 @@ use kedge_base::{BLOCK_SIZE, Clock, Epoch, Generation, Ino, IoBuf, Lsn, Result};
 use kedge_btree::{Tree, TreeConfig};
 use kedge_device::{Device, Io, Op, run_batch};
 use kedge_format::logwrite::LogSecret;
-use kedge_format::superblock::{Geometry, RO_COMPAT_IMMUTABLE, SLOTS};
+use kedge_format::superblock::{Geometry, INCOMPAT_SUMS, RO_COMPAT_IMMUTABLE, SLOTS};
 use kedge_format::{FileKind, InodeCore, Key};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -29,6 +29,8 @@ pub struct FormatParams {
     pub gid: u32,
     /// Files may be made immutable or append-only.
     pub immutable: bool,
+    /// File data has checksums.
+    pub data_checksums: bool,
 }
 
 /// First generation; its slot is slot 0.
@@ -44,6 +46,9 @@ pub fn format(device: Arc<dyn Device>, clock: Arc<dyn Clock>, params: &FormatPar
     };
     if params.immutable {
         geometry.feature_ro_compat |= RO_COMPAT_IMMUTABLE;
+    }
+    if params.data_checksums {
+        geometry.feature_incompat |= INCOMPAT_SUMS;
     }
     // The old slots are cleared first: a crash while formatting must not leave an old image that
     // looks whole.

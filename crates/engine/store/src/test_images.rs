@@ -19,6 +19,7 @@ pub(crate) fn formatted(size: u64, log_size: u64) -> Arc<MemDevice> {
         uid: 0,
         gid: 0,
         immutable: false,
+        data_checksums: false,
     };
     format(device.clone(), Arc::new(ManualClock::default()), &params).unwrap();
     device

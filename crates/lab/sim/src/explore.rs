@@ -186,6 +186,7 @@ pub fn setup() -> Setup {
         compare_every: usize::MAX,
         far: false,
         encrypted: false,
+        checksums: false,
     }
 }
 

@@ -37,6 +37,8 @@ pub struct Setup {
     pub far: bool,
     /// The image is encrypted, below the engine and above the simulated device.
     pub encrypted: bool,
+    /// File data has checksums.
+    pub checksums: bool,
 }
 
 impl Default for Setup {
@@ -55,6 +57,7 @@ impl Default for Setup {
             compare_every: 40,
             far: false,
             encrypted: false,
+            checksums: false,
         }
     }
 }
@@ -69,12 +72,14 @@ impl Setup {
     /// Formats an image of this setup, always the same but for the key of an encrypted one.
     pub fn format(&self) -> Result<MemDevice, String> {
         if !self.encrypted {
-            return format(self.image, self.log);
+            let device = Arc::new(MemDevice::new(self.image));
+            format_on(device.clone(), self.log, self.checksums)?;
+            return Ok(device.fork());
         }
         let said = |e: kedge_base::Error| e.to_string();
         let below = Arc::new(MemDevice::new(CRYPT_AREA + self.image));
         let device = CryptDevice::format(below.clone(), &secret(), CHEAP).map_err(said)?;
-        format_on(Arc::new(device), self.log)?;
+        format_on(Arc::new(device), self.log, self.checksums)?;
         Ok(below.fork())
     }
 
@@ -140,14 +145,16 @@ pub fn unlocked(device: Arc<dyn Device>) -> Result<Arc<dyn Device>, String> {
 /// Formats an image in memory, always the same: name hash key and log secret are not random.
 pub fn format(size: u64, log: u64) -> Result<MemDevice, String> {
     let device = Arc::new(MemDevice::new(size));
-    format_on(device.clone(), log)?;
+    format_on(device.clone(), log, false)?;
     Ok(device.fork())
 }
 
-fn format_on(device: Arc<dyn Device>, log: u64) -> Result<(), String> {
+fn format_on(device: Arc<dyn Device>, log: u64, data_checksums: bool) -> Result<(), String> {
     let size = device.geometry().size;
     let uuid = Some(uuid::Uuid::from_bytes([0x6b; 16]));
-    let options = FormatOptions { log_size: Some(log), uuid, immutable: true, ..FormatOptions::default() };
+    let log_size = Some(log);
+    let options =
+        FormatOptions { log_size, uuid, immutable: true, data_checksums, ..FormatOptions::default() };
     FileSystem::format(device.clone(), Arc::new(ManualClock::default()), &options).map_err(said("format"))?;
     for (i, slot) in SLOTS.iter().enumerate() {
         let mut block = IoBuf::zeroed(1);
@@ -185,7 +192,7 @@ impl kedge_fsck::Replay for ByMounting {
 /// Runs fsck on an image with its log replayed into memory; an error lists the findings. The image
 /// is not changed.
 pub fn fsck(device: MemDevice) -> Result<(), String> {
-    let options = CheckOptions { replay: Some(Arc::new(ByMounting)), ..CheckOptions::default() };
+    let options = CheckOptions { replay: Some(Arc::new(ByMounting)), data: true, ..CheckOptions::default() };
     let report = kedge_fsck::check(unlocked(Arc::new(device))?, &options);
     if report.is_clean() { Ok(()) } else { Err(format!("fsck: {report}")) }
 }

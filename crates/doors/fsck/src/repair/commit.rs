@@ -77,7 +77,7 @@ impl Job<'_> {
         self.device.flush()?;
         let mut reader = Reader::new(&**self.device);
         let findings = Findings::new(self.options.check.findings_max);
-        let mut after = check_from(&sb, &mut reader, findings, progress);
+        let mut after = check_from(&sb, &mut reader, findings, false, progress);
         after.device = self.device.name().to_owned();
         if after.errors + after.warnings > 0 {
             let message = "the repaired image would not be clean".to_owned();

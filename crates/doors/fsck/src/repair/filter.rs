@@ -28,6 +28,7 @@ use kedge_format::item::{
     Dentry, ExtentItem, Orphan, SLOT_ORDINALS, SYMLINK_MAX, XattrItem, XattrRest, name_slot,
 };
 use kedge_format::superblock::Geometry;
+use kedge_format::sums::SumsItem;
 use kedge_format::{FileKind, INO_MAX, InodeCore, ItemKind, Key};
 
 /// A decision about an item.
@@ -43,6 +44,7 @@ pub(crate) enum Filtered<'v> {
     /// The pieces that stay, with their first file block, and the number of blocks that do not
     /// stay.
     Extent(Vec<(u64, ExtentItem)>, u64),
+    Sums(SumsItem),
 }
 
 pub(crate) struct ItemFilter<'a> {
@@ -125,6 +127,7 @@ impl<'a> ItemFilter<'a> {
             ItemKind::Symlink => self.target(key, value),
             ItemKind::Dentry => self.dentry(key, value),
             ItemKind::Extent => self.extent(key, value),
+            ItemKind::Sums => self.sums(key, value),
             ItemKind::Orphan => drop("cannot be under this inode number"),
         }
     }
@@ -242,6 +245,18 @@ impl<'a> ItemFilter<'a> {
             return drop(format!("{} under what is no directory", shown()));
         }
         Filtered::Dentry(dentry)
+    }
+
+    fn sums<'v>(&mut self, key: Key, value: &'v [u8]) -> Filtered<'v> {
+        let drop = |what: String| Filtered::Drop(RepairKind::ItemDropped, format!("item {key}: {what}"));
+        if SumsItem::first(key.offset) != key.offset || !self.geometry.has_sums() {
+            return drop("checksums that cannot be there".into());
+        }
+        match SumsItem::decode(value) {
+            Ok(_) if !self.is(FileKind::Regular) => drop("checksums of what is no file".into()),
+            Ok(item) => Filtered::Sums(item),
+            Err(e) => drop(what_of(&e)),
+        }
     }
 
     fn extent<'v>(&mut self, key: Key, value: &'v [u8]) -> Filtered<'v> {

@@ -8,10 +8,11 @@ use crate::Progress;
 use crate::owned::Owned;
 use crate::read::Reader;
 use crate::report::At;
+use crate::sums::Written;
 use crate::tree::{NodeRef, stream_items};
 use kedge_base::{Ino, Result};
 use kedge_format::item::Orphan;
-use kedge_format::{FileKind, Key};
+use kedge_format::{FileFlags, FileKind, Key};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// An inode with at least one item. Kept in ascending order of inode numbers.
@@ -37,6 +38,8 @@ pub(crate) struct Inode {
     pub kept_blocks: u64,
     pub end_block: u64,
     pub target_len: u32,
+    /// Written blocks of it have no checksums.
+    pub unsummed: bool,
     // Filled in by the plan.
     pub keep: bool,
     /// For a directory: the directory whose entry names it.
@@ -73,6 +76,8 @@ pub(crate) struct Gathered {
     pub reattached: BTreeSet<Vec<u8>>,
     /// Inode and slot of each attribute that lacks a part of its value, in ascending order.
     pub incomplete: Vec<(u64, u64)>,
+    /// Of the last inode: the written blocks whose checksums have not been seen yet.
+    written: Written,
 }
 
 impl Gathered {
@@ -82,6 +87,7 @@ impl Gathered {
 
     fn inode(&mut self, ino: u64) -> &mut Inode {
         if self.inodes.last().is_none_or(|last| last.ino != ino) {
+            self.end_inode();
             self.inodes.push(Inode {
                 ino,
                 kind: None,
@@ -99,6 +105,7 @@ impl Gathered {
                 kept_blocks: 0,
                 end_block: 0,
                 target_len: 0,
+                unsummed: false,
                 keep: false,
                 names: 0,
                 subdirs: 0,
@@ -106,6 +113,14 @@ impl Gathered {
             });
         }
         self.inodes.last_mut().expect("pushed if it was not there")
+    }
+
+    /// Ends the last inode: no more of its items follow.
+    fn end_inode(&mut self) {
+        let missing = std::mem::take(&mut self.written).finish().is_some();
+        if let Some(last) = self.inodes.last_mut() {
+            last.unsummed |= missing;
+        }
     }
 
     fn take(&mut self, key: Key, filtered: Filtered, node: &NodeRef, repairs: &mut Repairs) {
@@ -140,7 +155,17 @@ impl Gathered {
                     self.reattached.insert(dentry.name.to_vec());
                 }
             }
+            Filtered::Sums(item) => {
+                let inode = self.inode(key.ino);
+                if inode.flags & FileFlags::NOCOW.bits() != 0 {
+                    let what = || format!("item {key}: checksums of a file that has none");
+                    repairs.add(RepairKind::ItemDropped, At::both(key.ino, node.block), what);
+                }
+                self.written.item(key.offset, &item);
+            }
             Filtered::Extent(pieces, cut) => {
+                self.inode(key.ino);
+                pieces.iter().for_each(|(first, piece)| self.written.extent(*first, piece));
                 let inode = self.inode(key.ino);
                 inode.kept_blocks += pieces.iter().map(|(_, p)| p.blocks as u64).sum::<u64>();
                 if let Some((first, piece)) = pieces.last() {
@@ -189,6 +214,7 @@ pub(crate) fn gather(
         &mut |done, total| progress(Progress { phase: "gather", done, total }),
     )?;
     filter.end_value();
+    gathered.end_inode();
     for (ino, slot) in &filter.incomplete {
         repairs.add(RepairKind::ItemDropped, At::ino(*ino), || {
             format!("attribute in slot {slot:#x}: its value lacks a part")

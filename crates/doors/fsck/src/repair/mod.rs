@@ -163,7 +163,7 @@ pub fn repair(device: Arc<dyn Device>, options: &RepairOptions) -> RepairReport 
         let before = findings.into_report(device.name());
         return RepairReport::new(Ending::Skipped, message, before, repairs, None);
     }
-    let base = judge(&sb, &mut reader, findings, &mut progress);
+    let base = judge(&sb, &mut reader, findings, None, &mut progress);
     let job = Job { device: &device, options, base_sb: &sb, replay: &*replay, settled };
     let (before, outcome) = job.run(base, &mut repairs, &mut progress);
     match outcome {
@@ -315,7 +315,7 @@ impl Job<'_> {
             None => base,
             Some(_) => {
                 let mut reader = Reader::new(&*source.device);
-                let mut state = judge(&source.sb, &mut reader, Findings::new(max), progress);
+                let mut state = judge(&source.sb, &mut reader, Findings::new(max), None, progress);
                 state.findings.absorb_kinds(base.findings, SEEN_ON_DEVICE);
                 state
             }
@@ -335,7 +335,7 @@ impl Job<'_> {
         let source = source::replay_plainly(self.device, self.base_sb, self.replay).ok()?;
         let mut reader = Reader::new(&*source.device);
         let findings = Findings::new(self.options.check.findings_max);
-        let state = judge(&source.sb, &mut reader, findings, progress);
+        let state = judge(&source.sb, &mut reader, findings, None, progress);
         state.findings.is_empty().then_some((source, state))
     }
 

@@ -18,7 +18,7 @@ use crate::report::At;
 use kedge_base::{BLOCK_SIZE, Error, Ino, Result, Timespec};
 use kedge_format::item::{Dentry, FILE_SIZE_MAX, Orphan, SLOT_ORDINALS, name_slot};
 use kedge_format::superblock::{Geometry, Superblock};
-use kedge_format::{FileKind, InodeCore, ItemKind, Key};
+use kedge_format::{FileFlags, FileKind, InodeCore, ItemKind, Key};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
@@ -92,8 +92,10 @@ pub(crate) fn final_core(g: &Geometry, inode: &Inode, core: InodeCore) -> InodeC
         }
         _ => (inode.names, core.size, Ino(0)),
     };
-    let flags = g.file_flags(&core).bits();
-    InodeCore { mode, flags, nlink, size, parent, blocks: inode.kept_blocks, ..core }
+    // The data of a file that has lost checksums stays, without checksums.
+    let lost = kind == FileKind::Regular && g.has_sums() && inode.unsummed;
+    let flags = g.file_flags(&core) | if lost { FileFlags::NOCOW } else { FileFlags::default() };
+    InodeCore { mode, flags: flags.bits(), nlink, size, parent, blocks: inode.kept_blocks, ..core }
 }
 
 /// Makes a core for an inode without one.
@@ -144,6 +146,7 @@ fn directory(ino: u64) -> Inode {
         kept_blocks: 0,
         end_block: 0,
         target_len: 0,
+        unsummed: false,
         keep: true,
         names: 0,
         subdirs: 0,

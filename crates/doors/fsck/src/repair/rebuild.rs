@@ -21,7 +21,7 @@ use kedge_format::item::Dentry;
 use kedge_format::logwrite::LogSecret;
 use kedge_format::node::{Child, LEVEL_MAX, NODE_BLOCKS, NODE_PAYLOAD, NODE_SIZE, NodeMut, item_cost};
 use kedge_format::superblock::Geometry;
-use kedge_format::{ItemKind, Key};
+use kedge_format::{FileFlags, FileKind, ItemKind, Key};
 
 /// A node is closed when it holds this number of bytes, so that later insertions find room without
 /// a split.
@@ -238,6 +238,12 @@ fn emit(
         (Filtered::Extent(pieces, _), Some(_)) => pieces.into_iter().try_for_each(|(first, piece)| {
             builder.item(Key { kind: ItemKind::Extent as u8, offset: first, ..key }, &piece.encode())
         }),
+        (Filtered::Sums(_), Some(inode)) => {
+            let has = inode.kind == Some(FileKind::Regular)
+                && !inode.unsummed
+                && inode.flags & FileFlags::NOCOW.bits() == 0;
+            if has { builder.item(key, value) } else { Ok(()) }
+        }
         (Filtered::Dentry(dentry), Some(_)) => {
             let shown = || format!("entry \"{}\" of inode {}", dentry.name.escape_ascii(), dentry.ino);
             let at = At::both(key.ino, node.block);

@@ -31,6 +31,7 @@ use kedge_format::logwrite::{FRAME_SIZE, HEADER_SIZE, LogKey, LogSecret};
 use kedge_format::node::{NODE_SIZE, NodeMut};
 use kedge_format::record::{Edit, Record, RecordBuilder};
 use kedge_format::superblock::Superblock;
+use kedge_format::sums::SumsItem;
 use kedge_format::{InodeCore, ItemKind, Key};
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -127,6 +128,7 @@ impl Scramble {
         match ItemKind::from_u8(key.kind) {
             Some(ItemKind::Inode) => kept(InodeCore::decode(value).is_ok()),
             Some(ItemKind::Extent) => kept(ExtentItem::decode(value).is_ok()),
+            Some(ItemKind::Sums) => kept(SumsItem::decode(value).is_ok()),
             Some(ItemKind::Orphan) => kept(Orphan::decode(value).is_ok()),
             Some(ItemKind::Symlink) => {
                 value.iter().map(|&b| if matches!(b, 0 | b'/') { b } else { b'x' }).collect()

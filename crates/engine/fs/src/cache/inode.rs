@@ -25,7 +25,7 @@ use kedge_format::{FileKind, InodeCore};
 use kedge_store::{RecordLsn, Store, WriteSeq};
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 /// The state of an inode that is not known to be durable.
@@ -94,6 +94,8 @@ pub(crate) struct Meta {
 pub(crate) struct Inode {
     pub ino: Ino,
     pub kind: FileKind,
+    /// Whether its data has checksums ([`crate::sums`]). Changes only while it has no data.
+    sums: AtomicBool,
     /// Number of calls that need its data durable and have not seen it written yet.
     pub syncing: AtomicU32,
     pub io: RwLock<()>,
@@ -103,7 +105,8 @@ pub(crate) struct Inode {
 }
 
 impl Inode {
-    pub(crate) fn new(ino: Ino, core: InodeCore, kind: FileKind, progress: Progress) -> Inode {
+    /// `sums`: its data has checksums.
+    pub(crate) fn new(ino: Ino, core: InodeCore, kind: FileKind, sums: bool, progress: Progress) -> Inode {
         let meta = Meta {
             core,
             logged_size: core.size,
@@ -124,16 +127,29 @@ impl Inode {
         Inode {
             ino,
             kind,
+            sums: AtomicBool::new(sums),
             syncing: AtomicU32::new(0),
             io: RwLock::with_order(Rank::InodeIo, ino.0, ()),
             wb: Mutex::with_order(Rank::Writeback, ino.0, ()),
-            pages: Mutex::with_order(Rank::PageRange, ino.0, Pages::default()),
+            pages: Mutex::with_order(Rank::PageRange, ino.0, Pages::new(sums)),
             meta: Mutex::with_order(Rank::InodeMeta, ino.0, meta),
         }
     }
 
     pub(crate) fn is_dir(&self) -> bool {
         self.kind == FileKind::Directory
+    }
+
+    /// Whether its data has checksums.
+    pub(crate) fn has_sums(&self) -> bool {
+        self.sums.load(Ordering::Relaxed)
+    }
+
+    /// Sets whether its data has checksums. The caller holds `io` exclusively, and the inode has no
+    /// data.
+    pub(crate) fn set_sums(&self, sums: bool) {
+        self.sums.store(sums, Ordering::Relaxed);
+        self.pages.lock().never_overwrite(sums);
     }
 
     /// Runs `look` on the inode's items in the tree as they are between two records. Writeback

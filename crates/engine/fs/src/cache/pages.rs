@@ -31,7 +31,8 @@ pub(crate) enum Backing {
     Reserved,
     /// An extent of written blocks.
     Written,
-    /// An extent of written blocks that another tree uses too: they must not be overwritten.
+    /// An extent of written blocks that must not be overwritten: another tree uses them too, or the
+    /// file has checksums.
     Shared,
     /// The same, and one reserved block belongs to the page.
     Moving,
@@ -110,6 +111,8 @@ pub(crate) struct Pages {
     writing: usize,
     /// Pages whose blocks failed a write.
     bad_homes: BTreeSet<u64>,
+    /// Whether a written block must not be overwritten, since the file has checksums.
+    moves: bool,
     /// The births below which extents were shared when the pages' backings were looked up.
     births_below: u32,
     pub reservation: Option<DataReservation>,
@@ -123,6 +126,15 @@ pub(crate) struct Delta {
 }
 
 impl Pages {
+    /// `moves`: a written block must not be overwritten.
+    pub(crate) fn new(moves: bool) -> Pages {
+        Pages { moves, ..Pages::default() }
+    }
+
+    pub(crate) fn never_overwrite(&mut self, moves: bool) {
+        self.moves = moves;
+    }
+
     pub(crate) fn dirty_count(&self) -> usize {
         self.dirty.len()
     }
@@ -245,8 +257,9 @@ impl Pages {
     /// the record.
     pub(crate) fn written(&mut self, index: u64) -> bool {
         self.bad_homes.remove(&index);
+        let backing = if self.moves { Backing::Shared } else { Backing::Written };
         let page = self.end_writing(index);
-        std::mem::replace(&mut page.backing, Backing::Written).is_reserved()
+        std::mem::replace(&mut page.backing, backing).is_reserved()
     }
 
     /// Ends [`Pages::set_writing`] with failure: restores the page's previous state, combined with

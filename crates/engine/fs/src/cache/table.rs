@@ -282,7 +282,8 @@ impl InodeTable {
             return there;
         }
         let progress = shard.evicted.remove(&ino).unwrap_or_default();
-        let inode = Arc::new(Inode::new(ino, core, kind, progress));
+        let sums = store.geometry().sums_data(&core);
+        let inode = Arc::new(Inode::new(ino, core, kind, sums, progress));
         self.add(&mut shard, store, inode.clone());
         inode
     }

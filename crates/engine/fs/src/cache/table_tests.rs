@@ -21,6 +21,7 @@ fn store() -> Arc<Store> {
         uid: 0,
         gid: 0,
         immutable: false,
+        data_checksums: false,
     };
     kedge_store::format(device.clone(), clock.clone(), &params).unwrap();
     Store::open(device, clock, &OpenOptions::default()).unwrap()
@@ -31,7 +32,7 @@ fn table(max: usize) -> InodeTable {
 }
 
 fn inode(ino: u64) -> Arc<Inode> {
-    Arc::new(Inode::new(Ino(ino), InodeCore::default(), FileKind::Regular, Progress::default()))
+    Arc::new(Inode::new(Ino(ino), InodeCore::default(), FileKind::Regular, false, Progress::default()))
 }
 
 /// Checks the shards against their fields. Returns the number of chunks.

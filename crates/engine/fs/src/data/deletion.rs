@@ -7,6 +7,7 @@ use crate::cache::commit::{commit, lock_metas};
 use crate::cache::inode::Inode;
 use crate::error::{Error, Result};
 use crate::extents;
+use crate::sums;
 use kedge_base::Ino;
 use kedge_format::item::{ExtentItem, Orphan};
 use kedge_format::record::{InodeMask, RecordBuilder, RecordOp};
@@ -102,7 +103,12 @@ impl Files {
             }
             blocks += item.blocks as u64;
         }
-        let mut finished = extents.len() < max.extents;
+        let left = max.extents.saturating_sub(extents.len());
+        let sums = match self.engine.store().geometry().has_sums() {
+            true => sums::remove(self.engine.store(), &mut record, ino, (0, u64::MAX), left)?,
+            false => 0,
+        };
+        let mut finished = sums < left;
         let mut others = 0;
         for kind in [ItemKind::Xattr, ItemKind::Symlink] {
             let key = |offset| Key::new(ino, kind, offset);

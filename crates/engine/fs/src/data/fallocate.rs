@@ -7,6 +7,9 @@
 //! ones in place. The next write goes to the same place and may be there before the record is: a
 //! crash then shows it beside older bytes, as after any overwrite.
 //!
+//! In a file with checksums older bytes beside a newer checksum would be an error. So zero range
+//! forces the log there before anything can be written to the blocks that it converts.
+//!
 //! Collapse and insert range move blocks that hold data to other offsets. An overwrite at the new
 //! offset goes in place. If it were on the device before the record is durable, a crash would show
 //! it at the old offset, where no byte of it was ever written. So the two force the log before
@@ -22,6 +25,7 @@ use crate::cache::pages::{Backing, Which};
 use crate::error::{Error, Result};
 use crate::extents::{self, ExtentSet, Place, Removed};
 use crate::flags;
+use crate::sums;
 use crate::types::FallocateMode;
 use kedge_base::broken::pause::{self, Point};
 use kedge_base::{BLOCK_SIZE, Extent, Ino};
@@ -129,7 +133,7 @@ impl Files {
         let to = end / BLOCK;
         let (mut handle, _io, _wb) = self.begin_settled(inode, max.need(Class::Reclaim), |_| end)?;
         let mut record = RecordBuilder::new(RecordOp::Fallocate);
-        let (set, upto) = self.load_step(inode.ino, from, to, max)?;
+        let (set, upto, loaded) = self.load_step(inode.ino, from, to, max)?;
         if let Some(head) = head {
             self.zero_range_of_block(inode, &mut record, head, (from * BLOCK).min(end))?;
         }
@@ -137,20 +141,25 @@ impl Files {
             self.zero_range_of_block(inode, &mut record, to * BLOCK, end)?;
         }
         let void = (from * BLOCK, upto * BLOCK);
+        let left = max.extents.saturating_sub(loaded);
+        sums::remove(self.engine.store(), &mut record, inode.ino, (from, upto), left)?;
         self.remove(&mut handle, inode, record, set, (from, upto), void, Sizes::default())?;
         self.forget_pages(inode, from, upto);
         Ok(upto)
     }
 
-    /// The extents of whole blocks from `from` on that one step takes, and how far towards `to` the
-    /// step gets.
-    fn load_step(&self, ino: Ino, from: u64, to: u64, max: StepMax) -> Result<(ExtentSet, u64)> {
+    /// The extents of whole blocks from `from` on that one step takes, how far towards `to` the step
+    /// gets, and the number of extents.
+    fn load_step(&self, ino: Ino, from: u64, to: u64, max: StepMax) -> Result<(ExtentSet, u64, usize)> {
         let mut set = ExtentSet::default();
-        let mut upto = to.max(from);
-        if from < to && set.load(self.engine.store(), ino, from, to, max.extents)? >= max.extents {
+        let (mut upto, mut loaded) = (to.max(from), 0);
+        if from < to {
+            loaded = set.load(self.engine.store(), ino, from, to, max.extents)?;
+        }
+        if loaded >= max.extents {
             upto = set.end().unwrap_or(to).clamp(from + 1, to);
         }
-        Ok((set, upto))
+        Ok((set, upto, loaded))
     }
 
     /// Converts whole blocks of an allocated range to unwritten ones and zeroes the rest, a bounded
@@ -184,7 +193,7 @@ impl Files {
         let to = end / BLOCK;
         let (mut handle, _io, _wb) = self.begin_settled(inode, max.need(Class::Reclaim), |_| end)?;
         let mut record = RecordBuilder::new(RecordOp::Fallocate);
-        let (mut set, upto) = self.load_step(inode.ino, from, to, max)?;
+        let (mut set, upto, _) = self.load_step(inode.ino, from, to, max)?;
         let size = inode.meta.lock().core.size;
         // Beyond the last block there are only holes and unwritten blocks.
         let behind = size.next_multiple_of(BLOCK);
@@ -212,6 +221,10 @@ impl Files {
             sizes,
         )?;
         self.forget_pages(inode, from, upto);
+        if inode.has_sums() && from < upto {
+            // With `wb` held, so that nothing is written to the blocks before.
+            self.engine.store().force(self.engine.store().head_lsn(), ForceCause::Fallocate)?;
+        }
         Ok((upto, finished))
     }
 
@@ -241,7 +254,7 @@ impl Files {
         // The first hole ends the loop, so the file's extents bound it.
         while at < last {
             let blocks = (last - at).min(STEP_BLOCKS);
-            if extents::map(self.engine.store(), inode.ino, at, blocks)?
+            if extents::map(self.engine.store(), inode, at, blocks)?
                 .iter()
                 .any(|m| m.place == Place::Hole)
             {
@@ -311,7 +324,7 @@ impl Files {
         promise: &mut Option<DataReservation>,
         new: &mut Taken<'_>,
     ) -> Result<u64> {
-        for m in extents::map(self.engine.store(), inode.ino, at, to - at)? {
+        for m in extents::map(self.engine.store(), inode, at, to - at)? {
             if m.place != Place::Hole {
                 continue;
             }
@@ -364,7 +377,13 @@ impl Files {
                 return Err(Error::FileTooLarge);
             }
             let items = behind + 1; // one may extend across `first`
-            let (mut handle, _io) = self.begin_with_io(inode, shift_need(items))?;
+            let sums_behind = sums::count(self.engine.store(), inode.ino, first, SHIFT_ITEMS + 1)?;
+            if sums_behind > SHIFT_ITEMS {
+                return Err(Error::FileTooLarge);
+            }
+            // Each item is deleted or put again, and one more may be new.
+            let need = shift_need(items).sums(if sums_behind > 0 { 2 * sums_behind + 2 } else { 0 });
+            let (mut handle, _io) = self.begin_with_io(inode, need)?;
             let _wb = inode.wb.lock();
             let mut pages = inode.pages.lock();
             if pages.dirty_count() + pages.logged_count() > 0 {
@@ -391,6 +410,9 @@ impl Files {
             let (from, by) = if collapse { (first + count, -(count as i64)) } else { (first, count as i64) };
             set.shift(from, by);
             let mut record = RecordBuilder::new(RecordOp::Fallocate);
+            if !sums::shift(self.engine.store(), &mut record, inode.ino, first, (from, by), sums_behind)? {
+                continue; // more than it reserved for
+            }
             set.emit(&mut record, inode.ino);
             for extent in &removed.freed {
                 record.free(*extent);

@@ -4,7 +4,8 @@ use super::Files;
 use crate::cache::inode::Inode;
 use crate::cache::pages::{Backing, Page, Which};
 use crate::error::{Error, Result};
-use crate::extents::{self, Place};
+use crate::extents::{self, Mapping, Place};
+use crate::sums::Sums;
 use crate::types::SeekKind;
 use kedge_base::{BLOCK_SIZE, BlockNo, Ino, IoBuf};
 use kedge_format::record::InodeMask;
@@ -100,7 +101,8 @@ impl Files {
         filled: &mut IoBuf,
     ) -> Result<()> {
         let Run { from, to, offset, size } = *run;
-        for m in inode.between_records(|| extents::map(self.engine.store(), inode.ino, from, to - from))? {
+        let (map, sums) = self.map_and_sums(inode, from, to)?;
+        for m in map {
             match m.place {
                 Place::Hole | Place::Unwritten(_) | Place::Shared(_, true) => {
                     let zero = [0; BLOCK_SIZE];
@@ -120,6 +122,7 @@ impl Files {
                         self.engine.stats().data_read_bytes.add(filled.len() as u64);
                         for (i, block) in filled.as_mut_bytes().chunks_exact_mut(BLOCK_SIZE).enumerate() {
                             let index = m.first + done + i as u64;
+                            self.verify(inode, sums.as_ref(), index, BlockNo(start.0 + done + i as u64), block)?;
                             zero_behind(block, index, size);
                             copy_block(block, index, offset, buf);
                             if keep == Keep::Pages {
@@ -132,6 +135,32 @@ impl Files {
             }
         }
         Ok(())
+    }
+
+    /// The places of file blocks `[from, to)`, and their checksums if the file has them.
+    fn map_and_sums(&self, inode: &Inode, from: u64, to: u64) -> Result<(Vec<Mapping>, Option<Sums>)> {
+        let store = self.engine.store();
+        inode.between_records(|| {
+            let map = extents::map(store, inode, from, to - from)?;
+            let sums = inode.has_sums().then(|| Sums::read(store, inode.ino, from, to)).transpose()?;
+            Ok((map, sums))
+        })
+    }
+
+    /// Verifies a block that was read from the device.
+    fn verify(
+        &self,
+        inode: &Inode,
+        sums: Option<&Sums>,
+        index: u64,
+        at: BlockNo,
+        block: &[u8],
+    ) -> Result<()> {
+        let Some(sums) = sums else { return Ok(()) };
+        sums.verify(inode.ino, index, at, block).inspect_err(|e| {
+            tracing::error!("{e}");
+            self.engine.stats().checksum_errors.inc();
+        })
     }
 
     fn cache_clean(&self, inode: &Arc<Inode>, index: u64, block: &[u8], backing: Backing) {
@@ -154,14 +183,15 @@ impl Files {
         }
         let size = inode.meta.lock().core.size;
         let mut page = Page::zeroed();
-        let place =
-            inode.between_records(|| extents::map(self.engine.store(), inode.ino, index, 1))?[0].place;
+        let (map, sums) = self.map_and_sums(inode, index, index + 1)?;
+        let place = map[0].place;
         match place {
             Place::Hole | Place::Shared(_, true) => {}
             Place::Unwritten(_) => page.backing = Backing::Unwritten,
             Place::Written(at) | Place::Shared(at, false) => {
                 let mut io = IoBuf::zeroed(1);
                 self.engine.store().device().read(at.byte_offset(), &mut io)?;
+                self.verify(inode, sums.as_ref(), index, at, io.as_bytes())?;
                 zero_behind(io.as_mut_bytes(), index, size);
                 page.data.copy_from_slice(io.as_bytes());
                 let shared = matches!(place, Place::Shared(..));

@@ -22,6 +22,7 @@ use crate::cache::pages::{Backing, Which};
 use crate::error::{Error, Result};
 use crate::extents::{self, ExtentSet, Removed};
 use crate::flags;
+use crate::sums;
 use kedge_base::broken::pause::{self, Point};
 use kedge_base::lock::{MutexGuard, WriteGuard};
 use kedge_base::{BLOCK_SIZE, Ino};
@@ -108,7 +109,7 @@ impl Files {
         }
         let first = size.div_ceil(BLOCK);
         let mut set = ExtentSet::default();
-        let more = set.load(self.engine.store(), inode.ino, first, u64::MAX, max.extents)? >= max.extents;
+        let more = self.load_behind(inode, first, max, &mut set, &mut record)?;
         let upto = set.end().unwrap_or(first).max(first);
         let sizes = Sizes { named: (size != old).then_some(size), shrinking: more };
         self.remove(&mut handle, inode, record, set, (first, upto), (size, u64::MAX), sizes)?;
@@ -117,6 +118,25 @@ impl Files {
         }
         drop((wb, io, handle));
         Ok(more)
+    }
+
+    /// Loads the extents from file block `first` on that a step removes, and names the checksums
+    /// that it removes. Returns whether there may be more of either.
+    fn load_behind(
+        &self,
+        inode: &Inode,
+        first: u64,
+        max: StepMax,
+        set: &mut ExtentSet,
+        record: &mut RecordBuilder,
+    ) -> Result<bool> {
+        let store = self.engine.store();
+        let loaded = set.load(store, inode.ino, first, u64::MAX, max.extents)?;
+        let left = max.extents.saturating_sub(loaded);
+        if left == 0 || !inode.has_sums() {
+            return Ok(left == 0);
+        }
+        Ok(sums::remove(store, record, inode.ino, (first, u64::MAX), left)? >= left)
     }
 
     /// The narrow step if it suffices for the extents from `first` on, else the wide one. Whether
@@ -350,8 +370,8 @@ impl Files {
             meta.core.size.div_ceil(BLOCK)
         };
         let mut set = ExtentSet::default();
-        let more = set.load(self.engine.store(), inode.ino, first, u64::MAX, max.extents)? >= max.extents;
-        let record = RecordBuilder::new(RecordOp::Reclaim);
+        let mut record = RecordBuilder::new(RecordOp::Reclaim);
+        let more = self.load_behind(inode, first, max, &mut set, &mut record)?;
         let upto = set.end().unwrap_or(first).max(first);
         let sizes = Sizes { named: None, shrinking: more };
         self.remove(&mut handle, inode, record, set, (first, upto), (0, 0), sizes)?;

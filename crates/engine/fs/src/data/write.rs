@@ -153,7 +153,7 @@ impl Files {
             }
         }
         let map = if blocks > 0 {
-            inode.between_records(|| extents::map(self.engine.store(), inode.ino, first, end - first))?
+            inode.between_records(|| extents::map(self.engine.store(), inode, first, end - first))?
         } else {
             Vec::new()
         };

@@ -120,6 +120,10 @@ impl Names {
         if old == flags {
             return Ok(());
         }
+        if flags.has(FileFlags::NOCOW) != old.has(FileFlags::NOCOW) {
+            let empty = (c.core.size, c.core.blocks) == (0, 0);
+            self.check_nocow(inode.kind == FileKind::Directory || empty)?;
+        }
         let fixes = |flag| flags.has(flag) && !old.has(flag);
         // A directory has no pages: each change of a directory is an operation, which checks the
         // flags.
@@ -134,7 +138,21 @@ impl Names {
             core.ctime = now;
         });
         commit(&mut handle, RecordBuilder::new(RecordOp::SetAttr), &mut changes)?;
+        let sums = self.engine.store().geometry().sums_data(&changes[0].core);
+        drop(changes);
+        if sums != inode.has_sums() {
+            inode.set_sums(sums);
+        }
         Ok(())
+    }
+
+    /// Checks a change of the flag that data has no checksums. `may`: the inode has no data of its
+    /// own.
+    fn check_nocow(&self, may: bool) -> Result<()> {
+        if !self.engine.store().geometry().has_sums() {
+            return Err(Error::NotSupported("data without checksums in an image that has none: mkfs --checksums"));
+        }
+        if may { Ok(()) } else { Err(Error::Invalid("only an empty file can gain or lose its checksums")) }
     }
 
     /// Time stamps alone make no record: they wait in the inode until the inode is next logged,

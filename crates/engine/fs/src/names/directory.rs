@@ -234,7 +234,8 @@ impl Names {
         }
         record.inode(ino, create_mask(&core), &core);
         self.put_dentry(&mut record, dir.ino, slot, ino, make.kind, name);
-        let inode = Arc::new(Inode::new(ino, core, make.kind, Default::default()));
+        let sums = self.engine.store().geometry().sums_data(&core);
+        let inode = Arc::new(Inode::new(ino, core, make.kind, sums, Default::default()));
         let new_inode = NewInode::new(&self.inodes, dir.ino, &inode)?;
         new_inode.created(commit_only(handle, record, &mut changes)?);
         Ok(Attr::from_core(ino, &core, make.kind))
@@ -274,7 +275,8 @@ impl Names {
         }
         record.inode(ino, create_mask(&core), &core);
         record.put(Key::orphan(ino), &Orphan::Unlinked.encode());
-        let inode = Arc::new(Inode::new(ino, core, make.kind, Default::default()));
+        let sums = self.engine.store().geometry().sums_data(&core);
+        let inode = Arc::new(Inode::new(ino, core, make.kind, sums, Default::default()));
         let new_inode = NewInode::new(&self.inodes, dir.ino, &inode)?;
         self.inodes.pin(ino);
         self.files.orphans().add(ino, Named::Later);

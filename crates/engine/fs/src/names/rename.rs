@@ -284,7 +284,7 @@ impl Names {
         }
         record.inode(ino, create_mask(&core), &core);
         self.put_dentry(record, from.dir.ino, from.found.at(), ino, KIND, from.name);
-        Ok(Arc::new(Inode::new(ino, core, KIND, Default::default())))
+        Ok(Arc::new(Inode::new(ino, core, KIND, false, Default::default())))
     }
 
     fn exchange(&self, handle: &mut Handle<'_>, from: &Side<'_>, to: &Side<'_>) -> Result<()> {

@@ -7,7 +7,7 @@ use crate::space::{AllocNodes, DeviceNodes, Marks};
 use crate::stats::ReplaySummary;
 use kedge_alloc::{Alloc, DataReservation};
 use kedge_base::broken::{self, Variant};
-use kedge_base::{Clock, Epoch, Error, Result};
+use kedge_base::{Clock, Epoch, Error, Lsn, Result};
 use kedge_btree::{Tree, TreeLock};
 use kedge_device::{Device, OverlayDevice};
 use kedge_format::superblock::Superblock;
@@ -133,6 +133,12 @@ impl Recovery {
 
     pub(super) fn scan(&self, visit: &mut dyn FnMut(RecordLsn, &[u8]) -> Result<()>) -> Result<ScanEnd> {
         scan_log(&*self.device, &self.sb, visit)
+    }
+
+    /// The end of a record that would follow the replayed log: what a free with this LSN frees is
+    /// busy until the checkpoint of this recovery is durable.
+    pub(super) fn checkpointed(&self) -> Lsn {
+        Lsn(self.summary.head_lsn + 1)
     }
 
     /// The epoch of this mount's log writes.

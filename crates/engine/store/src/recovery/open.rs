@@ -71,6 +71,7 @@ impl Recovery {
         write_checkpoint(&*self.device, &self.sb.geometry, &cut, state, &|_| FULL)?;
         self.alloc.written(cut.alloc);
         self.alloc.checkpoint_durable(cut.generation);
+        self.alloc.durable(self.checkpointed());
         self.forest.first.tree.written(cut.tree);
         if let Some(forest) = cut.forest {
             self.forest.written(forest);

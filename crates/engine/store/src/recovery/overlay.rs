@@ -10,6 +10,15 @@
 //! The crash argument is that of the step as a whole: nothing refers to these writes before the
 //! checkpoint, which flushes first, so their order does not matter.
 //!
+//! # Files with checksums
+//! A written block of such a file is never overwritten ([`kedge_format::sums`]): the bytes go to a
+//! free block, and the record names its checksum. A block of which the log holds only a part is
+//! verified first. If it is damaged, it stays damaged: the new block gets a checksum that does not
+//! match, so that no reader takes the old bytes beside the logged ones for whole. The old block is
+//! not used before the checkpoint is durable, because a crash makes the next recovery read it again.
+//! Each page of the running file system that would need a free block here held a promise for one,
+//! so a full image has the space.
+//!
 //! # When a write of step 4 fails
 //! The block is set aside (`Alloc::quarantine`) and the bytes go to a free block, as in the running
 //! file system's writeback: one record frees the old block and maps the new one. After
@@ -33,6 +42,7 @@ use kedge_base::{BLOCK_SIZE, BlockNo, Error, Extent, Ino, IoBuf, Lsn, Result};
 use kedge_device::{Completion, Io, Op, run_batch};
 use kedge_format::item::ExtentItem;
 use kedge_format::record::{InodeMask, Record, RecordBuilder, RecordOp};
+use kedge_format::sums::{SumsItem, sum_of};
 use kedge_format::{InodeCore, ItemKind, Key};
 use kedge_log::RecordLsn;
 use std::sync::Arc;
@@ -51,6 +61,8 @@ struct Wanted<'a> {
     file_block: u64,
     /// Size of the file.
     size: u64,
+    /// Whether the file has checksums.
+    sums: bool,
     pieces: &'a [DrainedPiece],
 }
 
@@ -60,6 +72,8 @@ struct Placed {
     file_block: u64,
     place: BlockNo,
     buf: IoBuf,
+    /// The checksum, if the file has checksums.
+    sum: Option<u32>,
 }
 
 impl Recovery {
@@ -90,10 +104,17 @@ impl Recovery {
     fn count_holes(&self, blocks: &[(Ino, u64)]) -> Result<u64> {
         let key = |&(ino, block): &(Ino, u64)| Key::new(ino, ItemKind::Extent, block);
         self.forest.prefetch(&blocks.iter().map(key).collect::<Vec<_>>());
+        let mut last = None;
         let mut holes = 0;
         for &(ino, block) in blocks {
             let mapped = self.find_extent(ino, block)?;
-            holes += u64::from(mapped.is_none_or(|(_, item)| self.is_shared(ino, &item)));
+            let sums = match last {
+                Some((of, sums)) if of == ino => sums,
+                _ => self.sb.geometry.has_sums() && self.has_sums(ino)?,
+            };
+            last = Some((ino, sums));
+            let moves = |item: &ExtentItem| self.is_shared(ino, item) || sums && !item.unwritten;
+            holes += u64::from(mapped.is_none_or(|(_, item)| moves(&item)));
         }
         Ok(holes)
     }
@@ -108,7 +129,8 @@ impl Recovery {
             for (ino, pieces) in group {
                 self.summary.data_ranges += pieces.len() as u64;
                 self.summary.data_bytes += pieces.iter().map(|(_, len, _)| len).sum::<u64>();
-                let size = self.inode(*ino)?.size;
+                let core = self.inode(*ino)?;
+                let (size, sums) = (core.size, self.sb.geometry.sums_data(&core));
                 let mut last = None;
                 for (at, len, _) in pieces.iter().filter(|(at, len, _)| *at < size && *len > 0) {
                     for file_block in at / BLOCK..(at + len).min(size).div_ceil(BLOCK) {
@@ -119,6 +141,7 @@ impl Recovery {
                             ino: *ino,
                             file_block,
                             size,
+                            sums,
                             pieces: pieces_of(pieces, file_block),
                         });
                         if batch.len() == BATCH_BLOCKS {
@@ -163,8 +186,10 @@ impl Recovery {
             let in_use = mapped.is_some_and(|(_, item)| !item.unwritten);
             // A block that is replaced as a whole need not be read, and may be bad.
             let read = at.filter(|_| in_use && !covers(wanted.pieces, wanted.file_block, wanted.size));
-            // A block that another tree uses too stays as it is.
-            let place = at.filter(|_| !mapped.is_some_and(|(_, item)| self.is_shared(wanted.ino, &item)));
+            // A block that another tree uses too, or that has a checksum, stays as it is.
+            let stays =
+                mapped.is_some_and(|(_, item)| self.is_shared(wanted.ino, &item)) || wanted.sums && in_use;
+            let place = at.filter(|_| !stays);
             if let Some(at) = read {
                 reads.push(Io { offset: at.byte_offset(), op: Op::Read(IoBuf::zeroed(1)) });
             }
@@ -174,11 +199,13 @@ impl Recovery {
         let mut placed = Vec::with_capacity(batch.len());
         for (wanted, (place, in_use, read)) in batch.iter().zip(found) {
             let mut buf = IoBuf::zeroed(1);
+            let mut damaged = false;
             if let Some(at) = read {
                 match self.read_answer(wanted.ino, at, answers.next().expect("a read has a completion"))? {
                     Some(old) => buf = old,
                     None => continue,
                 }
+                damaged = wanted.sums && !self.matches(wanted, at, buf.as_bytes())?;
             }
             let has_bytes = overlay_bytes(buf.as_mut_bytes(), wanted.file_block, wanted.pieces);
             if !in_use && !has_bytes {
@@ -191,9 +218,38 @@ impl Recovery {
                     self.alloc.alloc_data(goal, 1, self.promised.as_mut())?.start
                 }
             };
-            placed.push(Placed { ino: wanted.ino, file_block: wanted.file_block, place, buf });
+            let sum = wanted.sums.then(|| match (sum_of(buf.as_bytes()), damaged) {
+                (sum, false) => sum,
+                (sum, true) => (!sum).max(1), // does not match
+            });
+            placed.push(Placed { ino: wanted.ino, file_block: wanted.file_block, place, buf, sum });
         }
         Ok(placed)
+    }
+
+    /// Whether the data of an inode has checksums; false if there is no such inode.
+    fn has_sums(&self, ino: Ino) -> Result<bool> {
+        let Some(value) = self.forest.get(Key::inode(ino))? else { return Ok(false) };
+        Ok(self.sb.geometry.sums_data(&InodeCore::decode(&value)?))
+    }
+
+    fn sums_item(&self, ino: Ino, file_block: u64) -> Result<(Key, SumsItem)> {
+        let key = Key::new(ino, ItemKind::Sums, SumsItem::first(file_block));
+        let item = self.forest.get(key)?.map(|value| SumsItem::decode(&value)).transpose()?;
+        Ok((key, item.unwrap_or_default()))
+    }
+
+    /// Whether the bytes of a written block match its checksum.
+    fn matches(&self, wanted: &Wanted<'_>, at: BlockNo, bytes: &[u8]) -> Result<bool> {
+        let (ino, file_block) = (wanted.ino, wanted.file_block);
+        let matches = self.sums_item(ino, file_block)?.1.get(file_block) == sum_of(bytes);
+        if !matches {
+            tracing::error!(
+                "inode {ino}: file block {file_block}, at block {at}, does not match its checksum; the log \
+                 holds only a part of it: reads of the block will fail"
+            );
+        }
+        Ok(matches)
     }
 
     /// The present bytes of a block. `None` if they cannot be read; then no read of the block will
@@ -306,9 +362,15 @@ impl Recovery {
             core.blocks += 1;
             record.inode(ino, InodeMask::BLOCKS, &core);
         }
+        if let Some(sum) = block.sum {
+            let (key, mut item) = self.sums_item(ino, file_block)?;
+            item.set(file_block, sum);
+            record.put(key, &item.encode());
+        }
         if !record.is_empty() {
             let bytes = record.finish();
-            let lsn = RecordLsn { write_start: Lsn(0), start: Lsn(0), end: Lsn(0) };
+            // What it frees is busy until the checkpoint of this recovery is durable.
+            let lsn = RecordLsn { write_start: Lsn(0), start: Lsn(0), end: self.checkpointed() };
             let target = Target {
                 forest: &self.forest,
                 alloc: &self.alloc,

@@ -5,6 +5,7 @@ use super::part::Part;
 use super::{PATCHED, Pass};
 use crate::cache::commit::{Change, commit};
 use crate::error::Result;
+use crate::sums;
 use kedge_base::broken::{self, Variant};
 use kedge_format::record::{InodeMask, RecordBuilder, RecordOp, size};
 use kedge_store::Store;
@@ -25,7 +26,7 @@ impl Pass<'_> {
                 meta.progress.write_seq = seq;
             }
             let (mut change, mark) = (Change::of(inode, meta), record.mark());
-            if !record_part(store, &mut record, part, &mut change) {
+            if !record_part(store, &mut record, part, &mut change)? {
                 continue;
             }
             patches += size::patch(PATCHED);
@@ -48,7 +49,12 @@ impl Pass<'_> {
 }
 
 /// Adds one inode's part of the record. Returns whether it has any edits.
-fn record_part(store: &Store, record: &mut RecordBuilder, part: &mut Part, change: &mut Change<'_>) -> bool {
+fn record_part(
+    store: &Store,
+    record: &mut RecordBuilder,
+    part: &mut Part,
+    change: &mut Change<'_>,
+) -> Result<bool> {
     let ino = change.inode.ino;
     let before = record.edits();
     std::mem::take(&mut part.set).emit(record, ino);
@@ -71,10 +77,14 @@ fn record_part(store: &Store, record: &mut RecordBuilder, part: &mut Part, chang
             record.drop_data(ino, from * BLOCK, (to - from) * BLOCK);
         }
     }
+    // Broken on purpose: the checksums stay those of the bytes before.
+    if !broken::is(Variant::StaleChecksum) {
+        sums::emit(store, record, ino, &part.taken_sums())?;
+    }
     let size = change.meta.logged_size.max(part.size_to_record());
     if size > change.meta.logged_size {
         change.logged_size = Some(size);
         change.mask |= InodeMask::SIZE;
     }
-    record.edits() > before || !change.mask.is_empty()
+    Ok(record.edits() > before || !change.mask.is_empty())
 }

@@ -6,6 +6,7 @@ use super::{MERGE_BLOCKS_MAX, Pass};
 use crate::cache::inode::Inode;
 use crate::cache::pages::Delta;
 use kedge_base::{BLOCK_SIZE, BlockNo, IoBuf};
+use kedge_format::sums::sum_of;
 
 impl Pass<'_> {
     /// Copies pages into merged buffers.
@@ -62,7 +63,8 @@ fn copy_pages(writeback: &Writeback, inode: &Inode, s: &Segment, part: &mut Part
         bytes.copy_from_slice(&page.data[..]);
         let (before, change) = pages.set_writing(index);
         delta.dirty += change.dirty;
-        part.writing.push(Writing { index, block, how: s.how, before });
+        let sum = if part.sums { sum_of(bytes) } else { 0 };
+        part.writing.push(Writing { index, block, how: s.how, before, sum });
     }
     // The page lock makes bytes and size one state: a writer changes both under it.
     part.size = part.size.max(inode.meta.lock().core.size);

@@ -19,8 +19,9 @@ use kedge_base::Ino;
 use kedge_base::broken::{self, Variant};
 use kedge_base::lock::MutexGuard;
 use kedge_format::record::{InodeMask, size};
+use kedge_format::sums::SumsItem;
 use kedge_store::{CHECKPOINT_RECORD_MAX, Class, Handle, Need, PROMISE_PER_PIECE, Store};
-use part::{Gathered, Part};
+use part::{Gathered, Part, SUMS_BYTES, SUMS_STEP_BYTES};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -86,13 +87,22 @@ const SEGMENT_BYTES: u64 = 3 * size::EXTENT_ITEM + size::RUN + size::RANGE;
 
 // The record of a checkpoint that finds the log full fits in the part that is kept for it.
 const _: () =
-    assert!(need(Class::Checkpoint, PASS_INODES, PASS_SEGMENTS, 1).log_bytes <= CHECKPOINT_RECORD_MAX);
+    assert!(need(Class::Checkpoint, PASS_INODES, PASS_SEGMENTS, 1, Some(0)).log_bytes <= CHECKPOINT_RECORD_MAX);
 // The promise of a piece suffices for the record that ends its residency.
-const _: () = assert!(size::patch(PATCHED) + 3 * size::EXTENT_ITEM + size::RANGE <= PROMISE_PER_PIECE);
+const _: () = assert!(
+    size::patch(PATCHED) + 3 * size::EXTENT_ITEM + 2 * size::RUN + size::RANGE + SUMS_BYTES
+        <= PROMISE_PER_PIECE
+);
 
-/// The need of a pass over this many inodes, with extents in this many places of the tree.
-const fn need(class: Class, inodes: usize, segments: usize, places: usize) -> Need {
-    let bytes = inodes as u64 * size::patch(PATCHED) + segments as u64 * SEGMENT_BYTES + STEP_BYTES;
+/// The need of a pass over this many inodes, with extents in this many places of the tree. `sums`:
+/// if the files have checksums, the number of their items for which it reserves beside those of one
+/// step.
+const fn need(class: Class, inodes: usize, segments: usize, places: usize, sums: Option<usize>) -> Need {
+    let sums = match sums {
+        Some(items) => items as u64 * SUMS_BYTES + SUMS_STEP_BYTES,
+        None => 0,
+    };
+    let bytes = inodes as u64 * size::patch(PATCHED) + segments as u64 * SEGMENT_BYTES + STEP_BYTES + sums;
     let need = Need::record(class);
     Need {
         log_bytes: need.log_bytes + bytes,
@@ -154,17 +164,21 @@ impl<'a> Pass<'a> {
     pub(super) fn begin(writeback: &'a Writeback, inodes: &'a [Arc<Inode>], kind: Kind) -> Result<Pass<'a>> {
         // Many fsyncs of one inode each may run at once. So such a pass reserves log for the pages
         // that are unclean now. If there are more when it runs, another pass writes them.
-        let (kind, places) = match inodes {
+        let has_sums = inodes.iter().any(|inode| inode.has_sums());
+        let (kind, places, items) = match inodes {
             [one] => {
                 let pages = one.pages.lock().unclean(kind.which, 0..u64::MAX, kind.segments_max);
                 let runs = pages.chunk_by(|a, b| a + 1 == *b).count();
-                (Kind { segments_max: pages.len().max(NARROW_SEGMENTS), ..kind }, runs)
+                let items = pages.chunk_by(|a, b| SumsItem::first(*a) == SumsItem::first(*b)).count();
+                let places = if has_sums { runs + items.min(runs) } else { runs };
+                (Kind { segments_max: pages.len().max(NARROW_SEGMENTS), ..kind }, places, items)
             }
-            _ => (kind, kind.segments_max),
+            _ => (kind, kind.segments_max, 0),
         };
+        let sums = has_sums.then_some(items);
         // Fewer places if there are no nodes for all; the pass then ends early.
         let trees = tree_count(inodes);
-        let need = |places| need(kind.class, inodes.len(), kind.segments_max, places).in_trees(trees);
+        let need = |places| need(kind.class, inodes.len(), kind.segments_max, places, sums).in_trees(trees);
         let handle = writeback
             .engine
             .begin_up_to(need(places.max(NARROW_SEGMENTS)), need(NARROW_SEGMENTS.min(kind.segments_max)))

@@ -6,11 +6,19 @@ use crate::cache::pages::Before;
 use crate::extents::ExtentSet;
 use kedge_base::{BlockNo, Extent, IoBuf};
 use kedge_format::record::size;
+use kedge_format::sums::{SUMS_BLOCKS, SumsItem};
 use std::collections::BTreeSet;
 
 /// If more pages than this are left out of it, the whole part of a record is left out, because its
 /// extents would be too many.
 const KEPT_MAX: usize = 64;
+
+/// File blocks of one step of the plan at most, in a file with checksums.
+pub(super) const SUMS_STEP_BLOCKS: u64 = 4 * SUMS_BLOCKS;
+/// Log bytes of the checksums of such a step at most.
+pub(super) const SUMS_STEP_BYTES: u64 = (SUMS_STEP_BLOCKS / SUMS_BLOCKS) * SUMS_BYTES;
+/// Log bytes of one item of checksums at most.
+pub(super) const SUMS_BYTES: u64 = size::put(SumsItem::SIZE_MAX);
 
 /// How a page got its run of blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -41,6 +49,7 @@ pub(super) struct NewRun {
     pub extent: Extent,
     /// The previous place of the pages.
     pub old: Option<Old>,
+    pub how: How,
 }
 
 /// The previous place of pages.
@@ -60,10 +69,14 @@ pub(super) struct Writing {
     pub block: BlockNo,
     pub how: How,
     pub before: Before,
+    /// The checksum of the bytes, if the file has checksums.
+    pub sum: u32,
 }
 
 /// One inode's part of a pass.
 pub(super) struct Part {
+    /// Whether the file has checksums.
+    pub sums: bool,
     pub set: ExtentSet,
     pub new: Vec<NewRun>,
     /// File blocks written, as ranges.
@@ -88,11 +101,15 @@ pub(super) struct Part {
     /// Places in the tree where its extents change, and the file block after the last of them.
     places: u32,
     place_end: u64,
+    /// Items of checksums that change, and the number of the item after the last of them.
+    sums_items: u64,
+    sums_end: u64,
 }
 
 impl Part {
-    pub(super) fn new(left_out: Option<u64>) -> Part {
+    pub(super) fn new(left_out: Option<u64>, sums: bool) -> Part {
         Part {
+            sums,
             set: ExtentSet::default(),
             new: Vec::new(),
             ranges: Vec::new(),
@@ -107,6 +124,20 @@ impl Part {
             more: false,
             places: 0,
             place_end: u64::MAX,
+            sums_items: 0,
+            sums_end: u64::MAX,
+        }
+    }
+
+    /// Adds file blocks that are written.
+    pub(super) fn add_range(&mut self, from: u64, to: u64) {
+        self.ranges.push((from, to));
+        if self.sums {
+            let (first, end) = (from / SUMS_BLOCKS, to.div_ceil(SUMS_BLOCKS));
+            // The first item may be the last one of the range before.
+            self.places += u32::from(first != self.sums_end && first + 1 != self.sums_end);
+            self.sums_items += end - first;
+            self.sums_end = end;
         }
     }
 
@@ -123,6 +154,7 @@ impl Part {
             + self.set.edits_max() as u64 * size::EXTENT_ITEM
             + (self.new.len() + moved) as u64 * size::RUN
             + self.ranges.len() as u64 * size::RANGE
+            + self.sums_items * SUMS_BYTES
     }
 
     /// Leaves the whole part out of the record.
@@ -187,6 +219,14 @@ impl Part {
         }
     }
 
+    /// The checksums of the pages that the record may name, in ascending order.
+    pub(super) fn taken_sums(&self) -> Vec<(u64, u32)> {
+        let taken = self.writing.iter().filter(|page| self.sums && !self.kept.contains(&page.index));
+        let mut sums: Vec<(u64, u32)> = taken.map(|page| (page.index, page.sum)).collect();
+        sums.sort_unstable();
+        sums
+    }
+
     /// The size that may be recorded: it covers only written bytes.
     pub(super) fn size_to_record(&self) -> u64 {
         let taken = self.ranges.iter().flat_map(|(from, to)| self.taken(*from, *to));
@@ -210,7 +250,8 @@ impl Plan {
 
     /// Whether one more step might not fit into the record.
     pub(super) fn is_full(&self, part: &Part) -> bool {
-        self.bytes_left < part.bytes_max() + STEP_BYTES || self.places_left <= part.places
+        let (bytes, places) = if part.sums { (SUMS_STEP_BYTES, 1) } else { (0, 0) };
+        self.bytes_left < part.bytes_max() + STEP_BYTES + bytes || self.places_left <= part.places + places
     }
 
     /// Whether one more inode might not fit.

@@ -1,7 +1,7 @@
 //! First phase of a pass: lists the pages, and finds a place for each.
 
 use super::super::BLOCK;
-use super::part::{How, NewRun, Old, Part, Plan, Segment};
+use super::part::{How, NewRun, Old, Part, Plan, SUMS_STEP_BLOCKS, Segment};
 use super::{PASS_PAGES, Pass};
 use crate::cache::inode::Inode;
 use crate::cache::pages::Backing;
@@ -37,7 +37,7 @@ impl Pass<'_> {
             };
             left.start = left.start.max(last + 1);
             room -= pages.len();
-            let mut part = Part::new(left_out);
+            let mut part = Part::new(left_out, inode.has_sums());
             planned = self.plan_inode(inode, inode_index, &pages, &mut part, &mut plan);
             plan.add(&part);
             if part.more {
@@ -60,22 +60,24 @@ impl Pass<'_> {
     ) -> Result<()> {
         for run in pages.chunk_by(|a, b| a + 1 == *b) {
             let (first, count) = (run[0], run.len() as u64);
-            for m in extents::map(self.store(), inode.ino, first, count)? {
-                if part.more || plan.is_full(part) {
-                    part.more = true;
-                    return Ok(());
-                }
-                if matches!(m.place, Place::Hole | Place::Shared(..)) {
-                    self.plan_new(inode, inode_index, m, part, plan)?;
-                } else {
-                    self.plan_mapped(inode, inode_index, m, part, plan)?;
+            for m in extents::map(self.store(), inode, first, count)? {
+                for m in steps(m, part.sums) {
+                    if part.more || plan.is_full(part) {
+                        part.more = true;
+                        return Ok(());
+                    }
+                    if matches!(m.place, Place::Hole | Place::Shared(..)) {
+                        self.plan_new(inode, inode_index, m, part, plan)?;
+                    } else {
+                        self.plan_mapped(inode, inode_index, m, part, plan)?;
+                    }
                 }
             }
         }
         Ok(())
     }
 
-    /// Plans pages without a block, or whose blocks another tree uses too: they get new ones.
+    /// Plans pages without a block, or whose blocks must not be overwritten: they get new ones.
     fn plan_new(
         &self,
         inode: &Inode,
@@ -88,7 +90,7 @@ impl Pass<'_> {
         let (old, after) = match m.place {
             Place::Shared(start, unwritten) => {
                 let after = if unwritten { Backing::Unknown } else { Backing::Shared };
-                (Some(Old { start, unwritten, birth: m.birth, shared: true }), after)
+                (Some(Old { start, unwritten, birth: m.birth, shared: m.others }), after)
             }
             _ => (None, Backing::Unknown),
         };
@@ -110,7 +112,7 @@ impl Pass<'_> {
             drop(pages);
             part.set.remove(at, at + extent.blocks);
             let here = |old: Old| Old { start: BlockNo(old.start.0 + at - m.first), ..old };
-            let run = NewRun { index: at, extent, old: old.map(here) };
+            let run = NewRun { index: at, extent, old: old.map(here), how: How::New };
             self.take_run(inode, inode_index, run, part, plan);
             at += extent.blocks;
         }
@@ -148,7 +150,7 @@ impl Pass<'_> {
                 let moved_to = at + extent.blocks;
                 part.set.remove(at, moved_to);
                 let old = Old { start: block, unwritten, birth: m.birth, shared: false };
-                let run = NewRun { index: at, extent, old: Some(old) };
+                let run = NewRun { index: at, extent, old: Some(old), how: How::Moved };
                 self.take_run(inode, inode_index, run, part, plan);
                 at = moved_to;
                 continue;
@@ -171,7 +173,7 @@ impl Pass<'_> {
                     alone: bad,
                 });
             }
-            part.ranges.push((at, to));
+            part.add_range(at, to);
             at = to;
         }
         Ok(())
@@ -188,11 +190,10 @@ impl Pass<'_> {
 
     /// Makes a run of new blocks the place of pages.
     fn take_run(&self, inode: &Inode, inode_index: usize, run: NewRun, part: &mut Part, plan: &mut Plan) {
-        let NewRun { index, extent, old } = run;
-        let how = if old.is_some_and(|old| !old.shared) { How::Moved } else { How::New };
+        let NewRun { index, extent, how, .. } = run;
         part.touch(index, index + extent.blocks);
         part.set.insert(index, extent, false, self.store().birth());
-        part.ranges.push((index, index + extent.blocks));
+        part.add_range(index, index + extent.blocks);
         part.new.push(run);
         plan.segments.push(Segment {
             inode_index,
@@ -212,4 +213,16 @@ impl Pass<'_> {
         let own = inode.meta.lock().goal;
         own.or(running).unwrap_or_else(|| self.store().data_goal(inode.ino, inode.ino))
     }
+}
+
+/// The steps in which a run of pages is planned: in a file with checksums, each of a part whose
+/// checksums fit a step.
+fn steps(m: Mapping, sums: bool) -> impl Iterator<Item = Mapping> {
+    let end = m.first + m.blocks;
+    let mut at = m.first;
+    std::iter::from_fn(move || {
+        let from = at;
+        at = if sums { (from / SUMS_STEP_BLOCKS + 1).saturating_mul(SUMS_STEP_BLOCKS).min(end) } else { end };
+        (from < end).then(|| m.part(from, at))
+    })
 }
