@@ -23,6 +23,10 @@ pub enum Variant {
     FreeSharedNode,
     /// The record of written data leaves the checksums of the bytes that it replaced.
     StaleChecksum,
+    /// Data that has checksums is overwritten in place.
+    SumsInPlace,
+    /// Recovery overwrites a block that has a checksum.
+    SumsInReplay,
     /// A tree frees and overwrites blocks that its fork or its origin uses.
     BirthIgnored,
     /// What a deleted tree used is used again before the checkpoint that frees it is durable.
@@ -91,6 +95,8 @@ impl Variant {
         Variant::ReuseReplacedNode,
         Variant::FreeSharedNode,
         Variant::StaleChecksum,
+        Variant::SumsInPlace,
+        Variant::SumsInReplay,
         Variant::BirthIgnored,
         Variant::ReuseFreedTree,
         Variant::SlotBeforeNodes,

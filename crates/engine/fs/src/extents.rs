@@ -2,6 +2,7 @@
 
 use crate::cache::inode::Inode;
 use crate::error::{Error, Result};
+use kedge_base::broken::{self, Variant};
 use kedge_base::{BLOCK_SIZE, BlockNo, CorruptKind, Extent, Ino};
 use kedge_format::item::{EXTENT_BLOCKS_MAX, ExtentItem};
 use kedge_format::record::RecordBuilder;
@@ -131,7 +132,8 @@ pub(crate) fn map(store: &Store, inode: &Inode, first: u64, blocks: u64) -> Resu
         let place = match item.unwritten {
             unwritten if others => Place::Shared(block, unwritten),
             true => Place::Unwritten(block),
-            false if inode.has_sums() => Place::Shared(block, false),
+            // Broken on purpose: it is overwritten in place.
+            false if inode.has_sums() && !broken::is(Variant::SumsInPlace) => Place::Shared(block, false),
             false => Place::Written(block),
         };
         out.push(Mapping { first: at, blocks: run, place, birth: item.birth, others });

@@ -61,6 +61,8 @@ const CHECKS: &[Check] = &[
     ("blocks given back to the device", discarded),
     ("freeze and thaw", frozen),
     ("an image that grows", grown),
+    ("overwrites of a file with checksums", checksummed),
+    ("recovery of a file with checksums", checksums_in_the_log),
     ("trees that are forked", forked),
     ("blocks of a deleted fork", refilled),
     ("freed blocks on a full image", full_image),
@@ -183,7 +185,9 @@ fn image(setup: &Setup) -> MemDevice {
         device.write(at, &garbage, false).expect("memory takes it");
     }
     let (log_size, overwrite) = (Some(setup.log), true);
-    let options = FormatOptions { log_size, overwrite, immutable: true, ..FormatOptions::default() };
+    let data_checksums = setup.checksums;
+    let options =
+        FormatOptions { log_size, overwrite, immutable: true, data_checksums, ..FormatOptions::default() };
     FileSystem::format(device.clone(), Arc::new(ManualClock::default()), &options).expect("formats");
     device.fork()
 }
@@ -313,6 +317,47 @@ fn fdatasync_overwrite() -> Result<(), String> {
         write("a", 4096, 10, 3),
         fdatasync("a"),
     ])
+}
+
+/// Large overwrites, small ones, and both at the end of the file.
+fn checksummed() -> Result<(), String> {
+    let mut tape = Tape::new(Setup { checksums: true, ..small() })?;
+    tape.ops([
+        create("a"),
+        write("a", 0, 90_000, 1),
+        Op::Sync,
+        write("a", 5000, 70_000, 2),
+        fdatasync("a"),
+        write("a", 89_000, 40_000, 3),
+        fdatasync("a"),
+        write("a", 4096, 10, 4),
+        fdatasync("a"),
+        Op::Sync,
+    ])?;
+    tape.explore(16, 1)
+}
+
+/// The log holds parts of blocks when the power fails, and it fails again at every write of the
+/// recovery: before some of its blocks are written, and with a torn one.
+fn checksums_in_the_log() -> Result<(), String> {
+    let setup = Setup { checksums: true, ..small() };
+    let mut tape = Tape::new(setup.clone())?;
+    tape.ops([create("a"), write("a", 0, 60_000, 1), Op::Sync])?;
+    let parts = (0..10).map(|n| write("a", n * 5000 + 700, 1500, 2));
+    tape.ops(parts)?;
+    tape.ops([fdatasync("a")])?;
+    let done = tape.history.len();
+    let _ = tape.exec.fs.shutdown(false);
+    let first = Arc::new(SimDevice::new(tape.device.view()));
+    open(&first, &setup)?.shutdown(false).map_err(|e| e.to_string())?;
+    let plan = StatePlan { subsets: 32, torn: 4, ..StatePlan::default() };
+    first.recording().states(plan).try_for_each(|state| {
+        let said = |e: String| format!("{state:?}: {e}");
+        let (_, fs) = recover(state.medium.fork(), &setup).map_err(said)?;
+        let result = check_state(&fs, &tape.history, done, &tape.history.persists_before(done));
+        let _ = fs.shutdown(false);
+        result.map(|_| ()).map_err(|v| said(v.to_string()))
+    })
 }
 
 fn fdatasync_size() -> Result<(), String> {

@@ -202,6 +202,26 @@ fn writers_on_an_encrypted_image_then_power_failure() {
     }
 }
 
+/// Files with checksums: their data is never overwritten in place, and each checksum is that of the
+/// bytes that recovery finds.
+#[test]
+fn random_operations_on_files_with_checksums_then_power_failure() {
+    for seed in seeds(60) {
+        let profile = Profile { remounts: 0, persists: 200, ..Profile::default() };
+        let setup = Setup { checksums: true, ..Setup::cramped() }.switched(seed);
+        run("checksums", seed, move || crash_one_thread(&setup, profile, seed, 2));
+    }
+}
+
+#[test]
+fn writers_of_files_with_checksums_then_power_failure() {
+    for seed in seeds(30) {
+        let setup = Setup { checksums: true, promise: Promise::LastChange, ..Setup::default() };
+        let setup = if seed % 2 == 0 { Setup { log: 1 << 20, ..setup } } else { setup }.switched(seed);
+        run("writers, checksums", seed, move || crash_writers(&setup, seed));
+    }
+}
+
 #[test]
 fn power_failure_during_a_paced_checkpoint() {
     run("steady", 0, kedge_sim::steady::check);

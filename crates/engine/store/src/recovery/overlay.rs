@@ -38,6 +38,7 @@
 use super::image::{KEYS_AT_A_TIME, Recovery};
 use crate::apply::{Target, apply};
 use crate::residents::{DrainedPiece, Source};
+use kedge_base::broken::{self, Variant};
 use kedge_base::{BLOCK_SIZE, BlockNo, Error, Extent, Ino, IoBuf, Lsn, Result};
 use kedge_device::{Completion, Io, Op, run_batch};
 use kedge_format::item::ExtentItem;
@@ -187,8 +188,9 @@ impl Recovery {
             // A block that is replaced as a whole need not be read, and may be bad.
             let read = at.filter(|_| in_use && !covers(wanted.pieces, wanted.file_block, wanted.size));
             // A block that another tree uses too, or that has a checksum, stays as it is.
-            let stays =
-                mapped.is_some_and(|(_, item)| self.is_shared(wanted.ino, &item)) || wanted.sums && in_use;
+            let shared = mapped.is_some_and(|(_, item)| self.is_shared(wanted.ino, &item));
+            // Broken on purpose: a block with a checksum is overwritten.
+            let stays = shared || wanted.sums && in_use && !broken::is(Variant::SumsInReplay);
             let place = at.filter(|_| !stays);
             if let Some(at) = read {
                 reads.push(Io { offset: at.byte_offset(), op: Op::Read(IoBuf::zeroed(1)) });
