@@ -3,7 +3,7 @@
 //! # Modes
 //! | option | checked | written |
 //! |---|---|---|
-//! | none, or `-n` | everything | nothing |
+//! | none, or `-n` | everything; file data with `--data` | nothing |
 //! | `-p`, `-a` | everything, unless the image was unmounted (`-f`: also then) | repairs that lose nothing: the log is replayed; counts, bitmaps and orphan items are corrected |
 //! | `-y` | the same | all repairs that a clean image needs |
 //!
@@ -34,6 +34,9 @@ pub struct Args {
     /// With -p or -y: also check an image that was unmounted cleanly
     #[arg(short = 'f')]
     force: bool,
+    /// Also read the data of files that have checksums, and verify it; not with -p or -y
+    #[arg(long, conflicts_with_all = ["preen", "yes"])]
+    data: bool,
     /// Show progress on a terminal
     #[arg(short = 'C')]
     progress: bool,
@@ -66,7 +69,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         _ => None,
     };
     let checked = match mode {
-        None => engine::check(&args.image, progress),
+        None => engine::check(&args.image, args.data, progress),
         Some(mode) => engine::repair(&args.image, mode, args.force, progress),
     };
     finish(checked, bar, args.json)

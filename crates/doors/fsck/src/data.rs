@@ -11,8 +11,8 @@ use crate::report::At;
 use crate::tree::{NodeRef, stream_items};
 use kedge_base::{BlockNo, Result};
 use kedge_format::item::ExtentItem;
-use kedge_format::superblock::Superblock;
 use kedge_format::sums::{SumsItem, sum_of};
+use kedge_format::superblock::Superblock;
 use kedge_format::{ItemKind, Key};
 
 /// Blocks of a batch: 64 MiB.

@@ -43,14 +43,8 @@ pub(crate) fn judge(
             freed_below: entry.map_or(Key::MIN, |entry| entry.freed_below),
             blocks: Owned::new(groups),
         };
-        let mut state = judge_tree(
-            &of_tree,
-            reader,
-            all.findings.empty(),
-            Some(marks),
-            data.as_deref_mut(),
-            progress,
-        );
+        let mut state =
+            judge_tree(&of_tree, reader, all.findings.empty(), Some(marks), data.as_deref_mut(), progress);
         let marks = state.own.take().expect("just set");
         for (start, blocks) in marks.blocks.shared_with(&own) {
             state.findings.add(FindingKind::TreesShare, At::block(start), || {

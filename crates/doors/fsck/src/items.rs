@@ -18,8 +18,8 @@ use kedge_format::alloc::GROUP_BLOCKS;
 use kedge_format::item::{
     Dentry, ExtentItem, FILE_SIZE_MAX, Orphan, SLOT_ORDINALS, SYMLINK_MAX, XattrItem, XattrRest, name_slot,
 };
-use kedge_format::superblock::Superblock;
 use kedge_format::sums::SumsItem;
+use kedge_format::superblock::Superblock;
 use kedge_format::{FileKind, INO_MAX, InodeCore, ItemKind, Key};
 
 /// The most conflicts of ownership for which the report names all owners.
@@ -463,7 +463,8 @@ impl<'a> ItemCheck<'a> {
         let item = match SumsItem::decode(value) {
             Ok(item) if SumsItem::first(key.offset) == key.offset => item,
             Ok(_) => {
-                return self.add(FindingKind::SumsBad, at, || format!("checksums of file block {}", key.offset));
+                return self
+                    .add(FindingKind::SumsBad, at, || format!("checksums of file block {}", key.offset));
             }
             Err(e) => return self.add(FindingKind::SumsBad, at, || what_of(&e)),
         };

@@ -73,8 +73,8 @@ pub trait Replay: Send + Sync {
 /// The progress of a phase of the check.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Progress {
-    /// "replay", "nodes" (for each level of the tree), "items", "data", "names" or "space"; a repair adds
-    /// "salvage", "gather" and "rebuild", a scrub adds "log".
+    /// "replay", "nodes" (for each level of the tree), "items", "data", "names" or "space"; a
+    /// repair adds "salvage", "gather" and "rebuild", a scrub adds "log".
     pub phase: &'static str,
     pub done: u64,
     pub total: u64,

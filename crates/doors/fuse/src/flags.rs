@@ -49,7 +49,8 @@ pub fn asked_of_fsxattr(ops: &impl Ops, ino: Ino, set: abi::Fsxattr) -> Answer<F
     if (set.extsize, set.projid, set.cowextsize) != (0, 0, 0) {
         return Err(Errno(libc::EOPNOTSUPP));
     }
-    let kept = if ops.getattr(ino)?.flags.has(FileFlags::NOCOW) { FileFlags::NOCOW } else { FileFlags::default() };
+    let kept =
+        if ops.getattr(ino)?.flags.has(FileFlags::NOCOW) { FileFlags::NOCOW } else { FileFlags::default() };
     Ok(from_xflags(set.xflags)? | kept)
 }
 

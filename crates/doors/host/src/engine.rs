@@ -309,9 +309,10 @@ pub struct Checked {
 /// The callback for the progress of a check.
 pub type OnProgress = Arc<dyn Fn(Progress) + Send + Sync>;
 
-/// Checks an image without writing to it.
-pub fn check(path: &Path, progress: Option<OnProgress>) -> Result<Checked> {
-    let options = CheckOptions { replay: Some(Arc::new(StoreReplay)), progress, ..CheckOptions::default() };
+/// Checks an image without writing to it; with `data` also the data of files that have checksums.
+pub fn check(path: &Path, data: bool, progress: Option<OnProgress>) -> Result<Checked> {
+    let replay = Some(Arc::new(StoreReplay) as Arc<dyn kedge_fsck::Replay>);
+    let options = CheckOptions { replay, data, progress, ..CheckOptions::default() };
     let report = kedge_fsck::check(open_device(path, true)?, &options);
     Ok(Checked {
         text: report.to_string(),

@@ -72,8 +72,7 @@ impl FileFlags {
     /// have checksums.
     pub const NOCOW: FileFlags = FileFlags(0x0080_0000);
 
-    const ALL: u32 =
-        Self::IMMUTABLE.0 | Self::APPEND.0 | Self::NODUMP.0 | Self::NOATIME.0 | Self::NOCOW.0;
+    const ALL: u32 = Self::IMMUTABLE.0 | Self::APPEND.0 | Self::NODUMP.0 | Self::NOATIME.0 | Self::NOCOW.0;
     /// The flags that a new inode inherits from its directory.
     const INHERITED: u32 = Self::NODUMP.0 | Self::NOATIME.0 | Self::NOCOW.0;
 

@@ -41,9 +41,10 @@ impl ItemKind {
             ItemKind::Orphan => {
                 ("the orphan's inode number, under inode 0", "1: has no name; 2: a truncate is not finished")
             }
-            ItemKind::Sums => {
-                ("first of 16 file blocks, a multiple of 16", "a checksum of 4 bytes for each, without zeros at the end")
-            }
+            ItemKind::Sums => (
+                "first of 16 file blocks, a multiple of 16",
+                "a checksum of 4 bytes for each, without zeros at the end",
+            ),
         }
     }
 

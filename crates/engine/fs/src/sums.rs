@@ -53,21 +53,19 @@ impl Sums {
     pub(crate) fn read(store: &Store, ino: Ino, from: u64, to: u64) -> Result<Sums> {
         let mut sums = vec![0; (to - from) as usize];
         let mut bad = None;
-        store.scan(key(ino, from), key(ino, to - 1), &mut |at, value| {
-            match SumsItem::decode(value) {
-                Ok(item) => {
-                    for (i, sum) in item.0.into_iter().enumerate() {
-                        let block = at.offset.saturating_add(i as u64);
-                        if (from..to).contains(&block) {
-                            sums[(block - from) as usize] = sum;
-                        }
+        store.scan(key(ino, from), key(ino, to - 1), &mut |at, value| match SumsItem::decode(value) {
+            Ok(item) => {
+                for (i, sum) in item.0.into_iter().enumerate() {
+                    let block = at.offset.saturating_add(i as u64);
+                    if (from..to).contains(&block) {
+                        sums[(block - from) as usize] = sum;
                     }
-                    ControlFlow::Continue(())
                 }
-                Err(e) => {
-                    bad = Some(e);
-                    ControlFlow::Break(())
-                }
+                ControlFlow::Continue(())
+            }
+            Err(e) => {
+                bad = Some(e);
+                ControlFlow::Break(())
             }
         })?;
         bad.map_or(Ok(Sums { from, sums }), |e| Err(e.into()))

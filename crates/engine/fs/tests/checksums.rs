@@ -117,7 +117,9 @@ fn every_kind_of_change_leaves_checksums_of_what_is_there() {
         let device = make(128 * MIB);
         let mut fs = open(&device);
         let mut files: Vec<(Ino, Vec<u8>)> = (0..3)
-            .map(|n| (fs.create(Ino::ROOT, format!("f{n}").as_bytes(), 0o644, OWNER).unwrap().ino, Vec::new()))
+            .map(|n| {
+                (fs.create(Ino::ROOT, format!("f{n}").as_bytes(), 0o644, OWNER).unwrap().ino, Vec::new())
+            })
             .collect();
         for step in 0..400 {
             let (ino, shall) = &mut files[rng.random_range(0..3)];
@@ -182,7 +184,10 @@ fn no_flipped_bit_reaches_a_reader() {
             let mut buf = vec![0; BLOCK_SIZE];
             match fs.read_uncached(ino, index * BLOCK, &mut buf) {
                 Ok(_) => {
-                    assert!(buf == data[index as usize * BLOCK_SIZE..][..BLOCK_SIZE], "a damaged block is read");
+                    assert!(
+                        buf == data[index as usize * BLOCK_SIZE..][..BLOCK_SIZE],
+                        "a damaged block is read"
+                    );
                     good += 1;
                 }
                 Err(e) => {
@@ -226,6 +231,37 @@ fn a_damaged_block_refuses_to_be_completed_and_takes_whole_blocks() {
     assert!(contents(&fs, ino)[BLOCK_SIZE..2 * BLOCK_SIZE] == new);
 }
 
+/// The log holds a part of a block whose other bytes are damaged: recovery keeps the damage
+/// visible, and the bytes of the log do not make the block whole.
+#[test]
+fn recovery_does_not_hide_damage() {
+    let device = make(64 * MIB);
+    let fs = open(&device);
+    let data = noise(&mut SmallRng::seed_from_u64(1), 4 * BLOCK_SIZE);
+    let ino = fs.create(Ino::ROOT, b"file", 0o644, OWNER).unwrap().ino;
+    fs.write(ino, 0, &data).unwrap();
+    fs.sync().unwrap();
+    fs.write(ino, 2 * BLOCK + 100, b"bytes that are in the log").unwrap();
+    fs.fsync(ino, false).unwrap();
+    let crashed = Arc::new(device.fork());
+    fs.shutdown(false).unwrap();
+    let at = blocks_of(&crashed, &data[2 * BLOCK_SIZE..3 * BLOCK_SIZE])[0];
+    let mut block = IoBuf::from_bytes(&data[2 * BLOCK_SIZE..3 * BLOCK_SIZE]);
+    block.as_mut_bytes()[4000] ^= 1;
+    crashed.write(at * BLOCK, &block, false).unwrap();
+    let report = check(&crashed);
+    assert_eq!(report.count(FindingKind::DataBad), 1, "{report}");
+    for _ in 0..2 {
+        let fs = open(&crashed);
+        let mut buf = vec![0; BLOCK_SIZE];
+        let e = fs.read(ino, 2 * BLOCK, &mut buf).unwrap_err();
+        assert_eq!(e.errno(), kedge_base::errno::EIO, "{e}");
+        fs.read(ino, BLOCK, &mut buf).unwrap();
+        assert!(buf == data[BLOCK_SIZE..2 * BLOCK_SIZE]);
+        fs.close().unwrap();
+    }
+}
+
 #[test]
 fn files_may_be_without_checksums_from_their_first_byte_on() {
     let device = make(64 * MIB);
@@ -264,8 +300,8 @@ fn an_image_without_checksums_has_no_such_flag() {
     assert!(matches!(e, Error::NotSupported(_)), "{e}");
 }
 
-/// Overwriting needs a free block for each that is overwritten: a full image refuses it at write(2),
-/// and loses nothing.
+/// Overwriting needs a free block for each that is overwritten: a full image refuses it at
+/// write(2), and loses nothing.
 #[test]
 fn a_full_image_refuses_to_overwrite_and_keeps_its_data() {
     let mut rng = SmallRng::seed_from_u64(3);

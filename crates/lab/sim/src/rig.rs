@@ -83,10 +83,11 @@ impl Setup {
         Ok(below.fork())
     }
 
-    /// Sets the mount's switches and the device's distance by `seed`: every combination must be
-    /// equally safe.
+    /// Sets the mount's switches, the device's distance and whether data has checksums by `seed`:
+    /// every combination must be equally safe.
     pub fn switched(mut self, seed: u64) -> Setup {
         self.far = seed / 7 % 2 == 1;
+        self.checksums |= seed / 13 % 2 == 1;
         let mount = &mut self.mount;
         mount.new_name = if seed & 1 == 0 { NewName::Lazy } else { NewName::Sync };
         mount.fdatasync = match (seed & 2, seed / 5 % 2) {

@@ -27,8 +27,8 @@ use kedge_format::alloc::GROUP_BLOCKS;
 use kedge_format::item::{
     Dentry, ExtentItem, Orphan, SLOT_ORDINALS, SYMLINK_MAX, XattrItem, XattrRest, name_slot,
 };
-use kedge_format::superblock::Geometry;
 use kedge_format::sums::SumsItem;
+use kedge_format::superblock::Geometry;
 use kedge_format::{FileKind, INO_MAX, InodeCore, ItemKind, Key};
 
 /// A decision about an item.

@@ -76,7 +76,7 @@ pub(crate) struct Gathered {
     pub reattached: BTreeSet<Vec<u8>>,
     /// Inode and slot of each attribute that lacks a part of its value, in ascending order.
     pub incomplete: Vec<(u64, u64)>,
-    /// Of the last inode: the written blocks whose checksums have not been seen yet.
+    /// The written blocks of the last inode whose checksums have not been seen yet.
     written: Written,
 }
 

@@ -30,8 +30,8 @@ use kedge_format::item::{Dentry, ExtentItem, Orphan, SLOT_ORDINALS, XattrItem, n
 use kedge_format::logwrite::{FRAME_SIZE, HEADER_SIZE, LogKey, LogSecret};
 use kedge_format::node::{NODE_SIZE, NodeMut};
 use kedge_format::record::{Edit, Record, RecordBuilder};
-use kedge_format::superblock::Superblock;
 use kedge_format::sums::SumsItem;
+use kedge_format::superblock::Superblock;
 use kedge_format::{InodeCore, ItemKind, Key};
 use std::collections::BTreeMap;
 use std::io::Read;

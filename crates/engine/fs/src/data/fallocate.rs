@@ -148,8 +148,8 @@ impl Files {
         Ok(upto)
     }
 
-    /// The extents of whole blocks from `from` on that one step takes, how far towards `to` the step
-    /// gets, and the number of extents.
+    /// The extents of whole blocks from `from` on that one step takes, how far towards `to` the
+    /// step gets, and the number of extents.
     fn load_step(&self, ino: Ino, from: u64, to: u64, max: StepMax) -> Result<(ExtentSet, u64, usize)> {
         let mut set = ExtentSet::default();
         let (mut upto, mut loaded) = (to.max(from), 0);
@@ -254,10 +254,7 @@ impl Files {
         // The first hole ends the loop, so the file's extents bound it.
         while at < last {
             let blocks = (last - at).min(STEP_BLOCKS);
-            if extents::map(self.engine.store(), inode, at, blocks)?
-                .iter()
-                .any(|m| m.place == Place::Hole)
-            {
+            if extents::map(self.engine.store(), inode, at, blocks)?.iter().any(|m| m.place == Place::Hole) {
                 return Ok(false);
             }
             at += blocks;

@@ -122,7 +122,13 @@ impl Files {
                         self.engine.stats().data_read_bytes.add(filled.len() as u64);
                         for (i, block) in filled.as_mut_bytes().chunks_exact_mut(BLOCK_SIZE).enumerate() {
                             let index = m.first + done + i as u64;
-                            self.verify(inode, sums.as_ref(), index, BlockNo(start.0 + done + i as u64), block)?;
+                            self.verify(
+                                inode,
+                                sums.as_ref(),
+                                index,
+                                BlockNo(start.0 + done + i as u64),
+                                block,
+                            )?;
                             zero_behind(block, index, size);
                             copy_block(block, index, offset, buf);
                             if keep == Keep::Pages {

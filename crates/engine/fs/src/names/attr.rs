@@ -150,7 +150,9 @@ impl Names {
     /// own.
     fn check_nocow(&self, may: bool) -> Result<()> {
         if !self.engine.store().geometry().has_sums() {
-            return Err(Error::NotSupported("data without checksums in an image that has none: mkfs --checksums"));
+            return Err(Error::NotSupported(
+                "data without checksums in an image that has none: mkfs --checksums",
+            ));
         }
         if may { Ok(()) } else { Err(Error::Invalid("only an empty file can gain or lose its checksums")) }
     }

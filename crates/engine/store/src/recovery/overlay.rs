@@ -15,9 +15,9 @@
 //! free block, and the record names its checksum. A block of which the log holds only a part is
 //! verified first. If it is damaged, it stays damaged: the new block gets a checksum that does not
 //! match, so that no reader takes the old bytes beside the logged ones for whole. The old block is
-//! not used before the checkpoint is durable, because a crash makes the next recovery read it again.
-//! Each page of the running file system that would need a free block here held a promise for one,
-//! so a full image has the space.
+//! not used before the checkpoint is durable, because a crash makes the next recovery read it
+//! again. Each page of the running file system that would need a free block here held a promise for
+//! one, so a full image has the space.
 //!
 //! # When a write of step 4 fails
 //! The block is set aside (`Alloc::quarantine`) and the bytes go to a free block, as in the running

@@ -86,8 +86,9 @@ const STEP_BYTES: u64 = 4 * size::EXTENT_ITEM + 2 * size::RUN + size::RANGE;
 const SEGMENT_BYTES: u64 = 3 * size::EXTENT_ITEM + size::RUN + size::RANGE;
 
 // The record of a checkpoint that finds the log full fits in the part that is kept for it.
-const _: () =
-    assert!(need(Class::Checkpoint, PASS_INODES, PASS_SEGMENTS, 1, Some(0)).log_bytes <= CHECKPOINT_RECORD_MAX);
+const _: () = assert!(
+    need(Class::Checkpoint, PASS_INODES, PASS_SEGMENTS, 1, Some(0)).log_bytes <= CHECKPOINT_RECORD_MAX
+);
 // The promise of a piece suffices for the record that ends its residency.
 const _: () = assert!(
     size::patch(PATCHED) + 3 * size::EXTENT_ITEM + 2 * size::RUN + size::RANGE + SUMS_BYTES
