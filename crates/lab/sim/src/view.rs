@@ -47,6 +47,15 @@ fn said(path: &str, call: &str) -> impl Fn(Error) -> String {
 impl View {
     /// Walks the tree. An error names the path and the fault.
     pub fn of(fs: &FileSystem) -> Result<View, String> {
+        View::walk(fs, read_content)
+    }
+
+    /// [`View::of`], where data may fail to match its checksum: the file's content is then empty.
+    pub fn of_damaged(fs: &FileSystem) -> Result<View, String> {
+        View::walk(fs, read_damaged)
+    }
+
+    fn walk(fs: &FileSystem, content: Contents) -> Result<View, String> {
         let mut view = View { inodes: BTreeMap::new() };
         let mut names: BTreeMap<Ino, u32> = BTreeMap::new();
         let mut queue = vec![(Ino::ROOT, Ino::ROOT, ".".to_owned())];
@@ -55,7 +64,7 @@ impl View {
                 return Err(format!("{path}: directory {ino} is found twice"));
             }
             // Attributes first: readdir may update the atime.
-            let mut found = read_inode(fs, ino, &path)?;
+            let mut found = read_inode_with(fs, ino, &path, content)?;
             let entries = read_entries(fs, ino, parent, &path)?;
             let mut subdirs = 0;
             for (name, child, kind) in entries {
@@ -72,7 +81,7 @@ impl View {
                     subdirs += 1;
                     queue.push((child, ino, below));
                 } else if let Entry::Vacant(vacant) = view.inodes.entry(child) {
-                    vacant.insert(read_inode(fs, child, &below)?);
+                    vacant.insert(read_inode_with(fs, child, &below, content)?);
                 }
                 if found.entries.insert(name, child).is_some() {
                     return Err(format!("{path}: readdir shows a name twice"));
@@ -169,6 +178,10 @@ fn read_entries(
 
 /// Attributes and content of one inode, read as in [`View::of`].
 pub fn read_inode(fs: &FileSystem, ino: Ino, path: &str) -> Result<Found, String> {
+    read_inode_with(fs, ino, path, read_content)
+}
+
+fn read_inode_with(fs: &FileSystem, ino: Ino, path: &str, content: Contents) -> Result<Found, String> {
     let attr = fs.getattr(ino).map_err(said(path, "getattr"))?;
     if attr.ino != ino || attr.mode & FileKind::MODE_MASK != attr.kind.mode_bits() {
         return Err(format!("{path}: getattr of inode {ino} answers {attr:?}"));
@@ -182,7 +195,7 @@ pub fn read_inode(fs: &FileSystem, ino: Ino, path: &str) -> Result<Found, String
         path: path.to_owned(),
     };
     match attr.kind {
-        FileKind::Regular => found.content = read_content(fs, &attr, path)?,
+        FileKind::Regular => found.content = content(fs, &attr, path)?,
         FileKind::Symlink => {
             let target = fs.readlink(ino).map_err(said(path, "readlink"))?;
             found.target = text(&target);
@@ -199,6 +212,18 @@ pub fn read_inode(fs: &FileSystem, ino: Ino, path: &str) -> Result<Found, String
         }
     }
     Ok(found)
+}
+
+/// Reads the content of a file.
+type Contents = fn(&FileSystem, &Attr, &str) -> Result<Content, String>;
+
+fn read_damaged(fs: &FileSystem, attr: &Attr, path: &str) -> Result<Content, String> {
+    let errors = || {
+        let stats: serde_json::Value = serde_json::from_str(&fs.stats_json()).expect("it is JSON");
+        stats["data"]["checksum_errors"].as_u64().expect("it is counted")
+    };
+    let before = errors();
+    read_content(fs, attr, path).or_else(|e| if errors() > before { Ok(Content::default()) } else { Err(e) })
 }
 
 fn read_content(fs: &FileSystem, attr: &Attr, path: &str) -> Result<Content, String> {

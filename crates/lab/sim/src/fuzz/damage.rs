@@ -39,6 +39,8 @@ pub mod flag {
     pub const UNSEALED: u8 = 2;
     /// Use an image with forks.
     pub const FORKED: u8 = 4;
+    /// Use an image whose data has checksums.
+    pub const SUMS: u8 = 8;
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -85,14 +87,18 @@ pub struct Base {
 
 /// The image selected by the input's flags.
 pub fn base(flags: u8) -> &'static Base {
-    static BASES: [OnceLock<Base>; 4] = [const { OnceLock::new() }; 4];
-    let (unmounted, forked) = (flags & flag::UNMOUNTED != 0, flags & flag::FORKED != 0);
-    BASES[number(flags)].get_or_init(|| make(unmounted, forked))
+    static BASES: [OnceLock<Base>; BASES_COUNT] = [const { OnceLock::new() }; BASES_COUNT];
+    BASES[number(flags)].get_or_init(|| make(flags))
 }
+
+/// Number of base images.
+pub(super) const BASES_COUNT: usize = 8;
 
 /// The number of the base image that the flags select.
 pub(super) fn number(flags: u8) -> usize {
-    usize::from(flags & flag::UNMOUNTED != 0) + 2 * usize::from(flags & flag::FORKED != 0)
+    usize::from(flags & flag::UNMOUNTED != 0)
+        + 2 * usize::from(flags & flag::FORKED != 0)
+        + 4 * usize::from(flags & flag::SUMS != 0)
 }
 
 pub fn mount_options() -> MountOptions {
@@ -105,8 +111,11 @@ pub fn open(medium: MemDevice) -> Result<FileSystem, kedgefs::Error> {
 
 /// A tree with several levels and all kinds of files; half of it in a checkpoint, the rest only in
 /// the log.
-fn make(unmounted: bool, forked: bool) -> Base {
-    let device = Arc::new(rig::format(IMAGE, LOG).expect("an image is made"));
+fn make(flags: u8) -> Base {
+    let (unmounted, forked) = (flags & flag::UNMOUNTED != 0, flags & flag::FORKED != 0);
+    let checksums = flags & flag::SUMS != 0;
+    let setup = rig::Setup { image: IMAGE, log: LOG, checksums, ..rig::Setup::default() };
+    let device = Arc::new(setup.format().expect("an image is made"));
     let fs = FileSystem::open(device.clone(), Arc::new(ManualClock::default()), mount_options())
         .expect("a fresh image opens");
     let dir = fs.mkdir(Ino::ROOT, b"many", 0o755, OWNER).expect("there is room").ino;

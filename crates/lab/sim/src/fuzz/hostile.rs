@@ -75,6 +75,7 @@ pub fn image(seed: u64) -> Hostile {
     let mut choice = SmallRng::seed_from_u64(!seed);
     let flags = if choice.random_bool(0.3) { flag::UNMOUNTED } else { 0 };
     let flags = flags | if choice.random_bool(0.3) { flag::FORKED } else { 0 };
+    let flags = flags | if choice.random_bool(0.3) { flag::SUMS } else { 0 };
     let mut liar = Liar::of(flags, seed);
     let count = if liar.rng.random_bool(0.6) { 1 } else { liar.rng.random_range(2..6) };
     while liar.lies.len() < count {
@@ -338,7 +339,7 @@ impl Liar {
 
     fn key(&mut self) -> Key {
         let known = self.one(&self.inside.keys);
-        let kind = self.one(&[1, 2, 3, 4, 5, 6, 0, 7, 255]);
+        let kind = self.one(&[1, 2, 3, 4, 5, 6, 7, 0, 8, 255]);
         match self.rng.random_range(0..6) {
             0..3 => known,
             3 => Key { ino: self.ino(), ..known },
@@ -483,7 +484,7 @@ impl Liar {
     fn item(&mut self) {
         let kind = match self.sb.checkpoint.trees {
             Some(_) if self.rng.random_bool(0.4) => TREE,
-            _ => self.one(&[0, 1, 1, 1, 2, 3, 4, 5, 5, 6]),
+            _ => self.one(&[0, 1, 1, 1, 2, 3, 4, 5, 5, 6, 7]),
         };
         let mut places = Vec::new();
         for &(addr, level) in &self.inside.nodes {
@@ -530,6 +531,7 @@ impl Liar {
             3 => &[("target", 0, 1)],
             4 => &[("inode", 0, 8), ("type", 8, 1), ("name", 9, 1)],
             5 => &[("start", 0, 8), ("blocks", 8, 4), ("flags", 12, 4)],
+            7 => &[("checksum", 0, 4), ("second checksum", 4, 4)],
             TREE => &TREE_FIELDS,
             _ => &[("orphan", 0, 1)],
         };
@@ -886,14 +888,14 @@ fn sound(medium: &MemDevice, why: &str) -> Result<(), String> {
     let options = MountOptions { read_only: true, ..mount_options() };
     let fs = FileSystem::open(Arc::new(medium.fork()), Arc::new(ManualClock::default()), options)
         .map_err(|e| format!("{why}, yet it does not open for reading: {e}"))?;
-    View::of(&fs).map_err(|e| format!("{why}, yet it cannot be read: {e}"))?;
+    View::of_damaged(&fs).map_err(|e| format!("{why}, yet it cannot be read: {e}"))?;
     fs.close().map_err(|e| format!("{why}, yet a mount for reading cannot be closed: {e}"))?;
     let used = Arc::new(medium.fork());
     let fs = FileSystem::open(used.clone(), Arc::new(ManualClock::default()), mount_options())
         .map_err(|e| format!("{why}, yet it does not open: {e}"))?;
-    View::of(&fs).map_err(|e| format!("{why}, yet it cannot be read: {e}"))?;
+    View::of_damaged(&fs).map_err(|e| format!("{why}, yet it cannot be read: {e}"))?;
     change(&fs);
-    View::of(&fs).map_err(|e| format!("{why}, yet after use it cannot be read: {e}"))?;
+    View::of_damaged(&fs).map_err(|e| format!("{why}, yet after use it cannot be read: {e}"))?;
     fs.close().map_err(|e| format!("{why}, yet it cannot be closed: {e}"))?;
     let report = check(used.fork());
     if !report.is_clean() && !ends_soon(medium) {
@@ -929,7 +931,7 @@ fn change(fs: &FileSystem) {
     }
     let _ = fs.mkdir(Ino::ROOT, b"new directory", 0o755, OWNER);
     change_names(fs, dir);
-    let files = View::of(fs).map(|view| view.inodes).unwrap_or_default();
+    let files = View::of_damaged(fs).map(|view| view.inodes).unwrap_or_default();
     let files = files.into_values().filter(|found| found.attr.kind == kedgefs::FileKind::Regular);
     for (n, found) in files.take(12).enumerate() {
         let (ino, size) = (found.attr.ino, found.attr.size);

@@ -1,6 +1,6 @@
 //! What a base image contains, for the values that a crafted image changes.
 
-use super::damage::{Base, IMAGE, base, number};
+use super::damage::{BASES_COUNT, Base, IMAGE, base, number};
 use kedge_base::{BLOCK_SIZE, BlockNo, Extent, Lsn};
 use kedge_device::MemDevice;
 use kedge_format::item::ExtentItem;
@@ -35,7 +35,7 @@ pub(super) fn newest(medium: &MemDevice) -> Option<Superblock> {
 }
 
 pub(super) fn inside(flags: u8) -> &'static Inside {
-    static INSIDES: [OnceLock<Inside>; 4] = [const { OnceLock::new() }; 4];
+    static INSIDES: [OnceLock<Inside>; BASES_COUNT] = [const { OnceLock::new() }; BASES_COUNT];
     INSIDES[number(flags)].get_or_init(|| look_inside(base(flags)))
 }
 
