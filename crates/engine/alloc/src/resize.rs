@@ -16,7 +16,7 @@ use crate::{Alloc, Durable, Extent};
 use kedge_base::broken::{self, Variant};
 use kedge_base::{BlockNo, Result};
 use kedge_format::alloc::GroupEntry;
-use kedge_format::superblock::{Geometry, INCOMPAT_TREES};
+use kedge_format::superblock::{Geometry, INCOMPAT_LIMITS, INCOMPAT_TREES};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -30,12 +30,13 @@ impl Alloc {
         }
     }
 
-    /// Names the feature of several trees in the geometry that the next checkpoint writes. The
-    /// caller holds the exclusive epoch guard.
-    pub fn set_has_trees(&self) {
+    /// Names the feature of several trees, and that of limits if there are any, in the geometry
+    /// that the next checkpoint writes. The caller holds the exclusive epoch guard.
+    pub fn set_has_trees(&self, limits: bool) {
         let mut layout = self.layout.lock();
-        if !layout.has_trees() {
-            let feature_incompat = layout.feature_incompat | INCOMPAT_TREES;
+        let features = INCOMPAT_TREES | if limits { INCOMPAT_LIMITS } else { 0 };
+        let feature_incompat = layout.feature_incompat | features;
+        if feature_incompat != layout.feature_incompat {
             *layout = Arc::new(Geometry { feature_incompat, ..(**layout).clone() });
         }
     }

@@ -84,6 +84,10 @@ pub enum Variant {
     KeepOldParts,
     /// An fsync that shares a pass with others returns before that pass.
     GroupedAckEarly,
+    /// Replay counts what a record uses of a limit twice.
+    LimitCountedTwice,
+    /// What is promised to writes and not used yet does not count for a limit.
+    LimitUnpromised,
 }
 
 impl Variant {
@@ -125,6 +129,8 @@ impl Variant {
         Variant::UngatedWriter,
         Variant::KeepOldParts,
         Variant::GroupedAckEarly,
+        Variant::LimitCountedTwice,
+        Variant::LimitUnpromised,
     ];
 }
 

@@ -70,6 +70,8 @@ ranks! {
     EpochGuard = 70 no_io,
     /// The trees of a forked image.
     Trees = 72 no_io,
+    /// The counts of limits.
+    Limits = 73 no_io,
     /// The index of log-resident data.
     Residents = 75 no_io,
     /// An allocation group. Order 0 is the refill of the pool of node slots, order `group + 1` the

@@ -123,6 +123,8 @@ pub struct InodeCore {
     pub gid: u32,
     /// Directories: 2 + number of subdirectories.
     pub nlink: u32,
+    /// The limit that it counts for ([`crate::limits`]), or 0.
+    pub limit: u32,
     /// Bytes; for a directory, the number of its entries without "." and "..".
     pub size: u64,
     /// Allocated 4 KiB blocks.
@@ -146,7 +148,7 @@ struct RawInode {
     uid: U32,
     gid: U32,
     nlink: U32,
-    reserved: U32,
+    limit: U32,
     size: U64,
     blocks: U64,
     rdev: U64,
@@ -163,7 +165,7 @@ crate::layout::layout!(LAYOUT: RawInode, InodeCore::SIZE, {
     uid: 8, 4;
     gid: 12, 4;
     nlink: 16, 4, "of a directory, 2 + subdirectories";
-    reserved: 20, 4, "zero";
+    limit: 20, 4, "number of the limit that it counts for, or 0";
     size: 24, 8, "bytes; of a directory, its entries";
     blocks: 32, 8, "allocated, of 4096 bytes";
     rdev: 40, 8;
@@ -206,7 +208,7 @@ impl InodeCore {
             uid: self.uid.into(),
             gid: self.gid.into(),
             nlink: self.nlink.into(),
-            reserved: 0.into(),
+            limit: self.limit.into(),
             size: self.size.into(),
             blocks: self.blocks.into(),
             rdev: self.rdev.into(),
@@ -233,6 +235,7 @@ impl InodeCore {
             uid: raw.uid.get(),
             gid: raw.gid.get(),
             nlink: raw.nlink.get(),
+            limit: raw.limit.get(),
             size: raw.size.get(),
             blocks: raw.blocks.get(),
             rdev: raw.rdev.get(),

@@ -26,6 +26,7 @@ pub mod inode;
 pub mod item;
 pub mod key;
 pub mod layout;
+pub mod limits;
 pub mod logwrite;
 pub mod node;
 pub mod record;

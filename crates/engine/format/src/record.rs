@@ -76,13 +76,14 @@ impl InodeMask {
     pub const MTIME: InodeMask = InodeMask(1 << 11);
     pub const CTIME: InodeMask = InodeMask(1 << 12);
     pub const BTIME: InodeMask = InodeMask(1 << 13);
+    pub const LIMIT: InodeMask = InodeMask(1 << 14);
     /// The inode must not exist yet; fields not set are zero.
     pub const CREATE: InodeMask = InodeMask(1 << 31);
-    pub const ALL_FIELDS: InodeMask = InodeMask((1 << 14) - 1);
+    pub const ALL_FIELDS: InodeMask = InodeMask((1 << 15) - 1);
 
     /// Bits with the names of their fields and the bytes that these take in a record, in the order
     /// in which they follow the mask.
-    pub const FIELDS: [(InodeMask, &'static str, usize); 14] = [
+    pub const FIELDS: [(InodeMask, &'static str, usize); 15] = [
         (InodeMask::MODE, "mode", 4),
         (InodeMask::FLAGS, "flags", 4),
         (InodeMask::UID, "uid", 4),
@@ -97,6 +98,7 @@ impl InodeMask {
         (InodeMask::MTIME, "mtime", 12),
         (InodeMask::CTIME, "ctime", 12),
         (InodeMask::BTIME, "btime", 12),
+        (InodeMask::LIMIT, "limit", 4),
     ];
 
     pub const fn contains(self, other: InodeMask) -> bool {
@@ -142,7 +144,7 @@ impl InodePatch {
             };
         }
         set!(MODE mode, FLAGS flags, UID uid, GID gid, NLINK nlink, SIZE size, BLOCKS blocks, RDEV rdev,
-             PARENT parent, CHANGE change, ATIME atime, MTIME mtime, CTIME ctime, BTIME btime);
+             PARENT parent, CHANGE change, ATIME atime, MTIME mtime, CTIME ctime, BTIME btime, LIMIT limit);
     }
 }
 
@@ -412,6 +414,9 @@ impl RecordBuilder {
                 self.u64(value.sec as u64).u32(value.nsec);
             }
         }
+        if has(InodeMask::LIMIT) {
+            self.u32(core.limit);
+        }
     }
 
     pub fn put(&mut self, key: Key, value: &[u8]) {
@@ -570,6 +575,7 @@ impl<'a> Reader<'a> {
             MTIME => mtime = self.time();
             CTIME => ctime = self.time();
             BTIME => btime = self.time();
+            LIMIT => limit = self.u32();
         }
         core.is_possible().then_some(InodePatch { ino, mask, core })
     }

@@ -10,7 +10,7 @@
 //!    a newer epoch ([`crate::logwrite`]).
 //! 3. Identity is equal in both slots. So are geometry and features, except that a resize changes
 //!    the size and the place of the allocation maps in one slot, and in the other slot one
-//!    checkpoint later, and the first fork sets its feature likewise
+//!    checkpoint later, and the first fork and the first limit set their features likewise
 //!    ([`Geometry::is_same_image`]).
 //! 4. `tail_lsn <= checkpoint_lsn`. The tree holds exactly the records below `checkpoint_lsn`;
 //!    records from `tail_lsn` on are still needed for the data in them.
@@ -61,9 +61,16 @@ pub const INCOMPAT_TREES: u64 = 1 << 3;
 /// Incompatible feature: file data has checksums ([`crate::sums`]). A version without this feature
 /// would overwrite data and leave the checksum of what was there before.
 pub const INCOMPAT_SUMS: u64 = 1 << 4;
+/// Incompatible feature: directory trees may have limits ([`crate::limits`]). A version without this
+/// feature would not count what it changes.
+pub const INCOMPAT_LIMITS: u64 = 1 << 5;
 /// Features whose unknown bits refuse the mount.
-pub const INCOMPAT_KNOWN: u64 =
-    INCOMPAT_ACL | INCOMPAT_LARGE_XATTRS | INCOMPAT_MOVED_MAPS | INCOMPAT_TREES | INCOMPAT_SUMS;
+pub const INCOMPAT_KNOWN: u64 = INCOMPAT_ACL
+    | INCOMPAT_LARGE_XATTRS
+    | INCOMPAT_MOVED_MAPS
+    | INCOMPAT_TREES
+    | INCOMPAT_SUMS
+    | INCOMPAT_LIMITS;
 /// Read-only compatible feature: inodes may have flags ([`crate::FileFlags`]). A version without
 /// this feature would change immutable files; it reads everything correctly.
 pub const RO_COMPAT_FLAGS: u64 = 1 << 0;
@@ -229,6 +236,11 @@ impl Geometry {
             && !self.file_flags(core).has(FileFlags::NOCOW)
     }
 
+    /// Whether directory trees may have limits.
+    pub fn has_limits(&self) -> bool {
+        self.feature_incompat & INCOMPAT_LIMITS != 0
+    }
+
     /// Whether inodes may have flags.
     pub fn has_flags(&self) -> bool {
         self.feature_ro_compat & RO_COMPAT_FLAGS != 0
@@ -274,9 +286,10 @@ impl Geometry {
     }
 
     /// Whether two slots with these geometries are of one image. A resize writes one slot before
-    /// the other, so the size and the place of the maps may differ; so does the first fork.
+    /// the other, so the size and the place of the maps may differ; so do the first
+    /// fork and the first limit.
     pub fn is_same_image(&self, other: &Geometry) -> bool {
-        const CHANGING: u64 = INCOMPAT_MOVED_MAPS | INCOMPAT_TREES;
+        const CHANGING: u64 = INCOMPAT_MOVED_MAPS | INCOMPAT_TREES | INCOMPAT_LIMITS;
         let resized = Geometry {
             total_blocks: self.total_blocks,
             index_start: self.index_start,

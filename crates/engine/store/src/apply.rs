@@ -7,12 +7,14 @@
 //! instead of continuing with half a record.
 
 use crate::forest::Forest;
+use crate::limits::{Delta, LimitId, Spent};
 use crate::residents::{Residents, Source};
 use kedge_alloc::Alloc;
-use kedge_base::{Error, Lsn, Result};
+use kedge_base::{Error, Ino, Lsn, Result};
 use kedge_format::record::{Edit, InodeMask, InodePatch};
 use kedge_format::{InodeCore, ItemKind, Key};
 use kedge_log::RecordLsn;
+use smallvec::SmallVec;
 use std::sync::atomic::Ordering;
 
 /// The state that `apply` changes.
@@ -20,16 +22,23 @@ pub(crate) struct Target<'a> {
     pub forest: &'a Forest,
     pub alloc: &'a Alloc,
     pub residents: &'a Residents,
+    /// What the record uses of what limits have promised.
+    pub spent: &'a [Spent],
     /// Whether this is replay, which keeps the bytes of data edits.
     pub replay: bool,
 }
 
+/// What a record adds to limits.
+type Deltas = SmallVec<[Delta; 4]>;
+
 /// Applies the edits of the record at `lsn`. Returns the change in the number of resident pieces.
 pub(crate) fn apply(target: &Target<'_>, lsn: RecordLsn, edits: &[Edit<'_>]) -> Result<i64> {
     let mut pieces = 0;
+    let mut deltas = Deltas::new();
+    let counts = target.forest.limits.is_used();
     for edit in edits {
         match edit {
-            Edit::Inode(patch) => apply_inode(target, lsn.start, patch)?,
+            Edit::Inode(patch) => apply_inode(target, lsn.start, patch, &mut deltas)?,
             Edit::Put { key, value } => {
                 let replaced = target.forest.put(*key, value)?;
                 if key.kind == ItemKind::Orphan as u8 && !replaced {
@@ -37,6 +46,10 @@ pub(crate) fn apply(target: &Target<'_>, lsn: RecordLsn, edits: &[Edit<'_>]) -> 
                 }
             }
             Edit::Delete { key } => {
+                if counts && key.kind == ItemKind::Inode as u8 {
+                    let old = target.forest.get_with(*key, InodeCore::decode)?;
+                    note(&mut deltas, target.forest, Ino(key.ino), old.and_then(Result::ok), None);
+                }
                 if !target.forest.delete(*key)? {
                     return Err(Error::corrupt_log(
                         lsn.start,
@@ -56,7 +69,34 @@ pub(crate) fn apply(target: &Target<'_>, lsn: RecordLsn, edits: &[Edit<'_>]) -> 
             }
         }
     }
+    if counts {
+        target.forest.limits.settle(&deltas, target.spent, target.replay);
+    }
     Ok(pieces)
+}
+
+/// Notes what an inode counted for its limit, and what it counts now.
+fn note(deltas: &mut Deltas, forest: &Forest, ino: Ino, old: Option<InodeCore>, new: Option<InodeCore>) {
+    let (before, after) = (old.map_or(0, |core| core.limit), new.map_or(0, |core| core.limit));
+    let tree = forest.tree_of(ino);
+    let blocks = |core: Option<InodeCore>| core.map_or(0, |core| core.blocks as i64);
+    if before == after {
+        let delta = Delta {
+            id: LimitId { tree, number: after },
+            blocks: blocks(new) - blocks(old),
+            inodes: new.is_some() as i64 - old.is_some() as i64,
+        };
+        if after != 0 && (delta.blocks, delta.inodes) != (0, 0) {
+            deltas.push(delta);
+        }
+        return;
+    }
+    for (number, core, sign) in [(before, old, -1), (after, new, 1)] {
+        if number != 0 {
+            let id = LimitId { tree, number };
+            deltas.push(Delta { id, blocks: sign * blocks(core), inodes: sign });
+        }
+    }
 }
 
 /// Applies an edit of log-resident data. Replay applies no other edits of records below the cut.
@@ -74,8 +114,9 @@ pub(crate) fn apply_resident(residents: &Residents, lsn: Lsn, edit: &Edit<'_>, r
     }
 }
 
-fn apply_inode(target: &Target<'_>, lsn: Lsn, patch: &InodePatch) -> Result<()> {
+fn apply_inode(target: &Target<'_>, lsn: Lsn, patch: &InodePatch, deltas: &mut Deltas) -> Result<()> {
     let key = Key::inode(patch.ino);
+    let counts = target.forest.limits.is_used();
     if patch.mask.contains(InodeMask::CREATE) {
         let mut core = InodeCore::default();
         patch.apply_to(&mut core);
@@ -83,22 +124,31 @@ fn apply_inode(target: &Target<'_>, lsn: Lsn, patch: &InodePatch) -> Result<()> 
         if target.forest.put(key, &core.encode())? {
             return Err(Error::corrupt_log(lsn, format!("creates inode {}, which exists", patch.ino)));
         }
+        if counts {
+            note(deltas, target.forest, patch.ino, None, Some(core));
+        }
         return target.forest.counted(key, |counters, local| {
             counters.inodes.fetch_add(1, Ordering::Relaxed);
             counters.next_ino.fetch_max(local.0 + 1, Ordering::Relaxed);
         });
     }
     let mut outcome = Ok(());
+    let mut cores = None;
     let found = target.forest.update(key, |value| match InodeCore::decode(value) {
         Ok(mut core) => {
+            let old = core;
             patch.apply_to(&mut core);
             core.parent = target.forest.in_item(core.parent);
+            cores = Some((old, core));
             value.copy_from_slice(&core.encode());
         }
         Err(e) => outcome = Err(e),
     })?;
     if !found {
         return Err(Error::corrupt_log(lsn, format!("changes inode {}, which does not exist", patch.ino)));
+    }
+    if let Some((old, new)) = cores.filter(|_| counts) {
+        note(deltas, target.forest, patch.ino, Some(old), Some(new));
     }
     outcome
 }

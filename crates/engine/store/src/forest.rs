@@ -9,12 +9,14 @@
 //! without it; under it the tree joins the others, in the generation of their last freeze.
 
 use crate::counters::Counters;
+use crate::limits::{self, LimitId, Limits};
 use crate::space::{AllocNodes, Marks};
 use kedge_alloc::{Alloc, NodeReservation};
 use kedge_base::broken::{self, Variant};
 use kedge_base::lock::{Mutex, Rank, RwLock};
 use kedge_base::{Clock, CorruptKind, Error, Generation, Ino, Result};
 use kedge_btree::{Frozen, NodeIo, Tree, TreeConfig, TreeLock};
+use kedge_format::limits::{LimitEntry, number_of as limit_of};
 use kedge_format::logwrite::LogSecret;
 use kedge_format::superblock::TableState;
 use kedge_format::trees::{self, TREES_MAX, TreeEntry, TreeKind};
@@ -91,6 +93,7 @@ pub(crate) struct Forest {
     birth: AtomicU32,
     cache_bytes: AtomicU64,
     state: RwLock<State>,
+    pub limits: Arc<Limits>,
     /// Made by the first fork. Its nodes are never evicted, because a cut changes them.
     table: OnceLock<Tree>,
     /// Nodes that a cut may need for the table. The promise is kept as long as the image is open.
@@ -111,6 +114,10 @@ pub(crate) enum Change {
     FreedBelow { number: u32, key: Key },
     /// All of it is freed. The one child that a point may have takes its place.
     Drop { number: u32 },
+    /// A limit is made, or its maxima and its parent are set.
+    Limit { id: LimitId, entry: LimitEntry, begins: bool, now: i64 },
+    /// A limit gets another parent.
+    Nest { id: LimitId, parent: u32 },
 }
 
 /// What a cut takes of a forked image.
@@ -154,6 +161,7 @@ impl Forest {
             birth: AtomicU32::new(0),
             cache_bytes: AtomicU64::new(cache_bytes),
             state: RwLock::new(Rank::Trees, State { next_number: 1, ..State::default() }),
+            limits: Arc::new(Limits::new()),
             table: OnceLock::new(),
             promised: Mutex::new(Rank::Leaf, None),
         };
@@ -175,8 +183,19 @@ impl Forest {
             Generation(self.common.generation.load(Relaxed)),
         )?;
         let mut entries = BTreeMap::new();
+        let mut limits = BTreeMap::new();
         let mut bad = None;
         table.scan(Key::MIN, Key::MAX, &mut |key, value| {
+            if let Some((tree, number)) = limit_of(&key) {
+                match LimitEntry::decode(value) {
+                    Ok(entry) => {
+                        limits.insert(LimitId { tree, number }, entry);
+                        return ControlFlow::Continue(());
+                    }
+                    Err(e) => bad = Some(e),
+                }
+                return ControlFlow::Break(());
+            }
             match (trees::number_of(&key), TreeEntry::decode(value)) {
                 (Some(number), Ok(entry)) => {
                     entries.insert(number, entry);
@@ -191,6 +210,8 @@ impl Forest {
             return Err(e);
         }
         check_entries(&entries)?;
+        limits::check(&limits, |tree| entries.get(&tree).is_some_and(|entry| entry.kind == TreeKind::Head))?;
+        self.limits.load(limits);
         if let Some(entry) = entries.get(&0) {
             self.first.marks.set(entry.births_below, entry.nodes_below);
         }
@@ -676,6 +697,12 @@ impl Forest {
                 }
             }
         }
+        for (key, entry) in self.limits.take_changes() {
+            match entry {
+                Some(entry) => table.put(key, &entry.encode())?,
+                None => table.delete(key)?,
+            };
+        }
         let members = members.into_iter().map(|(frozen, member)| (member, frozen)).collect();
         self.forked.store(true, Release);
         Ok(Some(FrozenForest { members, table: table.freeze(), birth: self.birth() }))
@@ -711,6 +738,7 @@ impl Forest {
                 let dir = std::mem::replace(&mut entry.dir, Ino(0));
                 let name = std::mem::take(&mut entry.name);
                 entry.kind = TreeKind::Dying;
+                self.limits.delete_tree(*number);
                 unname(&mut state.named, dir, &name);
                 dropped.extend(state.open.remove(number));
                 changed.insert(*number);
@@ -736,6 +764,15 @@ impl Forest {
                     changed.insert(heir);
                 }
             }
+            Change::Limit { id, entry, begins, now } => {
+                // The table has an entry of the first tree, even without a fork.
+                if let std::collections::btree_map::Entry::Vacant(first) = state.entries.entry(0) {
+                    first.insert(first_entry(*now));
+                    changed.insert(0);
+                }
+                self.limits.set(*id, *entry, *begins);
+            }
+            Change::Nest { id, parent } => self.limits.nest(*id, *parent),
         }
     }
 
@@ -771,6 +808,7 @@ impl Forest {
         if let Some(member) = member {
             member.marks.set(entry.births_below, entry.nodes_below);
         }
+        self.limits.fork(source, fork);
         state.entries.insert(fork, TreeEntry { created, ..entry.clone() });
         state.entries.insert(source, entry);
         changed.extend([source, fork]);

@@ -2,6 +2,7 @@
 
 use crate::apply::{self, Target};
 use crate::checkpoint::cause::CheckpointCause;
+use crate::limits::Spent;
 use crate::need::{Class, Need, PROMISE_PER_PIECE};
 use crate::space::nodes_taken;
 use crate::store::Store;
@@ -29,6 +30,8 @@ pub struct Handle<'a> {
     need: Need,
     log: Reservation,
     nodes: NodeReservation,
+    /// What the next record uses of what limits have promised.
+    spent: SmallVec<[Spent; 1]>,
     _entered: Entered,
 }
 
@@ -98,7 +101,7 @@ impl Store {
     }
 
     fn handle(&self, need: Need, log: Reservation, nodes: NodeReservation) -> Handle<'_> {
-        Handle { store: self, need, log, nodes, _entered: enter(Rank::LogReservation) }
+        Handle { store: self, need, log, nodes, spent: SmallVec::new(), _entered: enter(Rank::LogReservation) }
     }
 
     /// For the checkpoint's own records. Fails without waiting if there is no space, because a wait
@@ -188,6 +191,12 @@ impl Handle<'_> {
         self.log.bytes_left()
     }
 
+    /// The next record uses this of what limits have promised. After it the caller calls
+    /// [`crate::Charge::spent`].
+    pub fn spend(&mut self, spent: Spent) {
+        self.spent.push(spent);
+    }
+
     /// Ensures that the record fits before it takes effect. A record that is longer than the
     /// reserved log bytes shows a need that was added up wrongly. A debug build panics; a release
     /// build reserves more if possible, or fails the operation. A panic there would end the mount
@@ -229,6 +238,7 @@ impl Handle<'_> {
     fn commit_as(&mut self, record: RecordBuilder, last: bool) -> Result<RecordLsn> {
         let store = self.store;
         let bytes = record.finish();
+        let spent = std::mem::take(&mut self.spent);
         let decoded = Record::decode(store.log.head_lsn(), &bytes)?;
         let keys: SmallVec<[_; 8]> = apply::keys(&decoded.edits).collect();
         let puts: SmallVec<[_; 8]> = apply::new_keys(&decoded.edits).collect();
@@ -244,8 +254,13 @@ impl Handle<'_> {
         let append = if last { Log::append_last } else { Log::append };
         let lsn = append(&store.log, &mut self.log, &bytes);
         let taken_before = nodes_taken();
-        let target =
-            Target { forest: &store.forest, alloc: &store.alloc, residents: &store.residents, replay: false };
+        let target = Target {
+            forest: &store.forest,
+            alloc: &store.alloc,
+            residents: &store.residents,
+            spent: &spent,
+            replay: false,
+        };
         // The gate is still held, so no log write takes the record before it is applied or the log
         // is shut down.
         let pieces = apply::apply(&target, lsn, &decoded.edits).inspect_err(|e| store.shutdown(e))?;

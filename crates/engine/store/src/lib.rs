@@ -26,13 +26,13 @@
 //! # Files
 //! A file uses only those before it:
 //! 1. parts: `gate`, `flusher`, `residents`, `space` (a tree's blocks), `slots`, `need`,
-//!    `counters`, `forest` (the trees of an image), `apply`;
+//!    `counters`, `limits` (of directory trees), `forest` (the trees of an image), `apply`;
 //! 2. the state of checkpoints and what they write: `checkpoint::{cause, control, requests, cut,
 //!    write}`;
 //! 3. `store`: the parts together;
 //! 4. checkpoints of a store: the rest of `checkpoint`;
 //! 5. operations: `handle`, `data`, `discard`, `walk` (over a tree at rest), `trees` (forks, and
-//!    the space of deleted trees);
+//!    the space of deleted trees), `limited` (limits of directory trees);
 //! 6. `format`, which makes an image, and `recovery`, which makes a store of one.
 #![forbid(unsafe_code)]
 #![warn(unreachable_pub)]
@@ -47,6 +47,8 @@ mod forest;
 mod format;
 mod gate;
 mod handle;
+mod limited;
+mod limits;
 mod need;
 mod recovery;
 mod residents;
@@ -64,8 +66,10 @@ pub use discard::Discarded;
 pub use flusher::WriteSeq;
 pub use format::{FormatParams, format};
 pub use handle::Handle;
+pub use limits::{Amount, Charge, LimitId, LimitState, Room, Spent};
 pub use kedge_alloc::{DataReservation, Which};
 pub use kedge_btree::{LatchKind, TreeLock, histogram_text};
+pub use kedge_format::limits::LimitEntry;
 pub use kedge_format::superblock::Losses;
 pub use kedge_format::trees::{TreeEntry, TreeKind};
 pub use kedge_log::{ForceCause, RecordLsn};

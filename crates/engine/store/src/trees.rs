@@ -180,11 +180,11 @@ impl Store {
         let [fork, point] = self.forest.new_numbers()?;
         let (name, created) = (name.to_vec(), self.clock.now().sec);
         let change = Change::Fork { source, fork, point, dir, name, read_only, created };
-        self.change_trees(&[change], &Freed::default(), 3)?;
+        self.change_trees(&[change], &Freed::default(), 3 + self.forest.limits.count(source))?;
         Ok(Ino::ROOT.in_tree(fork))
     }
 
-    fn check_forkable(&self, source: u32) -> Result<()> {
+    pub(crate) fn check_forkable(&self, source: u32) -> Result<()> {
         self.forest.member(source)?;
         let next = self.forest.first.counters.next_ino.load(Ordering::Relaxed);
         if next > 1 << Ino::LOCAL_BITS || self.forest.birth() >= BIRTH_MAX {
@@ -217,7 +217,8 @@ impl Store {
         let [fork, point] = self.forest.new_numbers()?;
         let (name, created) = (name.to_vec(), self.clock.now().sec);
         let named = Change::Fork { source, fork, point, dir, name, read_only: false, created };
-        self.change_trees(&[Change::Dying { number: old }, named], &Freed::default(), 3)?;
+        let limits = self.forest.limits.count(source);
+        self.change_trees(&[Change::Dying { number: old }, named], &Freed::default(), 3 + limits)?;
         Ok(Ino::ROOT.in_tree(fork))
     }
 
@@ -238,7 +239,7 @@ impl Store {
 
     /// Puts log-resident data of the tree in place: records below the cut would otherwise be
     /// replayed into a tree that does not have the inode, or into one of two.
-    fn settle_tree(&self, number: u32) -> Result<()> {
+    pub(crate) fn settle_tree(&self, number: u32) -> Result<()> {
         let resident = || self.resident_inodes().iter().any(|ino| self.forest.tree_of(*ino) == number);
         if resident() {
             self.checkpoint(CheckpointCause::Request)?;

@@ -36,7 +36,7 @@ impl Cut {
         // Changes the table, which takes nodes, so the allocator is frozen after it.
         let others = forest.freeze(&tree, changes)?;
         if others.is_some() {
-            alloc.set_has_trees();
+            alloc.set_has_trees(forest.limits.is_used());
         }
         Ok(Cut {
             tree,

@@ -124,6 +124,9 @@ impl Recovery {
         )?;
         let counters = Counters::of(c.next_ino.0, c.inodes, 0);
         let forest = Forest::open(common, tree, counters, marks, c.trees, options.node_cache_bytes)?;
+        if sb.geometry.has_limits() {
+            forest.limits.set_used();
+        }
         let summary = ReplaySummary { clean: c.clean, tail_lsn: c.tail_lsn.0, ..Default::default() };
         let residents = Residents::new();
         let sb = sb.clone();

@@ -377,6 +377,7 @@ impl Recovery {
                 forest: &self.forest,
                 alloc: &self.alloc,
                 residents: &self.residents,
+                spent: &[],
                 replay: false,
             };
             apply(&target, lsn, &Record::decode(Lsn(0), &bytes)?.edits)?;

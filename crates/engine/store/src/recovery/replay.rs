@@ -77,8 +77,13 @@ impl Recovery {
             }
             Ok(())
         })?;
-        let target =
-            Target { forest: &self.forest, alloc: &self.alloc, residents: &self.residents, replay: true };
+        let target = Target {
+            forest: &self.forest,
+            alloc: &self.alloc,
+            residents: &self.residents,
+            spent: &[],
+            replay: true,
+        };
         let mut chunk = Chunk::default();
         let end = self.scan(&mut |lsn, bytes| {
             chunk.push(lsn, bytes, target.forest, cut)?;
