@@ -12,7 +12,7 @@ use kedge_format::{FileKind, ItemKind, Key};
 use std::collections::BTreeSet;
 
 /// Kinds covered by the tests of replay, of unreadable devices and of forked images.
-pub const ELSEWHERE: [FindingKind; 4] = [IoError, ReplayFailed, TreesBad, TreesShare];
+pub const ELSEWHERE: [FindingKind; 6] = [IoError, ReplayFailed, TreesBad, TreesShare, LimitBad, LimitWrong];
 
 pub struct Case {
     pub name: &'static str,

@@ -8,6 +8,7 @@
 use crate::data::DataCheck;
 use crate::items::{Own, State};
 use crate::kinds::FindingKind;
+use crate::limits;
 use crate::one_tree::{finish, judge_tree};
 use crate::owned::Owned;
 use crate::read::Reader;
@@ -16,6 +17,7 @@ use crate::tree::{self, NodeRef};
 use crate::{Progress, paths};
 use kedge_base::{BlockNo, Generation, Ino};
 use kedge_format::Key;
+use kedge_format::limits::{LimitEntry, number_of as limit_of};
 use kedge_format::superblock::{CheckpointState, Superblock};
 use kedge_format::trees::{TreeEntry, TreeKind, number_of};
 use std::collections::BTreeMap;
@@ -29,8 +31,9 @@ pub(crate) fn judge(
     progress: &mut dyn FnMut(Progress),
 ) -> State {
     let groups = sb.geometry.groups();
-    let (entries, mut all) = read_table(sb, reader, findings, progress);
+    let (entries, limits, mut all) = read_table(sb, reader, findings, progress);
     check_entries(&entries, sb, &mut all.findings);
+    limits::check_entries(&limits, &entries, At::block(sb.block()), &mut all.findings);
     let mut own = all.owned.clone();
     let first = entries.get(&0).cloned();
     let others = entries.iter().filter(|(number, _)| **number != 0);
@@ -58,6 +61,10 @@ pub(crate) fn judge(
             state.findings.add(FindingKind::TreesBad, At::block(BlockNo(sb.block().0)), || {
                 format!("{} orphans are counted, the tree has {}", entry.orphans, state.counters.orphans)
             });
+        }
+        let is_head = entry.is_none_or(|entry| entry.kind == TreeKind::Head);
+        if sb.geometry.has_limits() && is_head && state.lost.is_empty() {
+            limits::compare(&limits, number, &state.tally, At::block(sb.block()), &mut state.findings);
         }
         own.add(&marks.blocks);
         all.owned.add(&state.owned);
@@ -105,9 +112,9 @@ fn read_table(
     reader: &mut Reader,
     findings: Findings,
     progress: &mut dyn FnMut(Progress),
-) -> (BTreeMap<u32, TreeEntry>, State) {
+) -> (BTreeMap<u32, TreeEntry>, limits::Entries, State) {
     let mut state = State::new(sb.geometry.groups(), findings);
-    let Some(table) = sb.checkpoint.trees else { return (BTreeMap::new(), state) };
+    let Some(table) = sb.checkpoint.trees else { return (BTreeMap::new(), BTreeMap::new(), state) };
     let checkpoint = CheckpointState {
         root: table.root,
         root_generation: table.root_generation,
@@ -118,9 +125,17 @@ fn read_table(
     let mut report = |done, total| progress(Progress { phase: "nodes", done, total });
     let leaves = tree::walk_inner(&of_table, reader, &mut state, &mut report);
     let leaves = tree::valid_leaves(&of_table, reader, &mut state, &leaves);
-    let mut entries = BTreeMap::new();
+    let (mut entries, mut limits) = (BTreeMap::new(), BTreeMap::new());
     let mut bad = Vec::new();
+    let mut bad_limits = Vec::new();
     let mut visit = |node: &NodeRef, key: Key, value: &[u8], inside: bool| {
+        if let Some((tree, number)) = limit_of(&key).filter(|_| inside) {
+            match LimitEntry::decode(value) {
+                Ok(entry) => drop(limits.insert((tree, number), entry)),
+                Err(e) => bad_limits.push((node.block, format!("limit {number} of tree {tree}: {e}"))),
+            }
+            return Ok(());
+        }
         match (number_of(&key).filter(|_| inside), TreeEntry::decode(value)) {
             (Some(number), Ok(entry)) => drop(entries.insert(number, entry)),
             (Some(number), Err(e)) => bad.push((node.block, format!("tree {number}: {e}"))),
@@ -134,6 +149,9 @@ fn read_table(
     for (block, what) in bad {
         state.findings.add(FindingKind::TreesBad, At::block(block), || what);
     }
+    for (block, what) in bad_limits {
+        state.findings.add(FindingKind::LimitBad, At::block(block), || what);
+    }
     if state.lost.is_empty() && table.nodes != state.counters.nodes {
         state.findings.add(FindingKind::SuperblockNodes, At::block(sb.block()), || {
             format!("{} nodes of the table of trees, it has {}", table.nodes, state.counters.nodes)
@@ -141,7 +159,7 @@ fn read_table(
     }
     state.counters = Counters { nodes: state.counters.nodes, ..Counters::default() };
     paths::name_findings(&of_table, reader, &mut state, &[]);
-    (entries, state)
+    (entries, limits, state)
 }
 
 /// Checks how entries refer to each other.

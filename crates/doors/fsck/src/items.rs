@@ -8,6 +8,7 @@
 
 use crate::facts::{Facts, InodeRec, Lost, NameRef};
 use crate::kinds::FindingKind;
+use crate::limits::Tally;
 use crate::owned::Owned;
 use crate::report::{At, Counters, Findings, what_of};
 use crate::sums::Written;
@@ -47,6 +48,8 @@ pub(crate) struct State {
     pub bad_nodes: Vec<NodeRef>,
     /// In an image with several trees: what the tree alone uses.
     pub own: Option<Own>,
+    /// What inodes count for limits.
+    pub tally: Tally,
 }
 
 /// The blocks that one of several trees alone uses: those that are not older than its marks.
@@ -69,6 +72,7 @@ impl State {
             conflicts: Vec::new(),
             bad_nodes: Vec::new(),
             own: None,
+            tally: Tally::default(),
         }
     }
 }
@@ -237,6 +241,7 @@ impl<'a> ItemCheck<'a> {
         let Some(kind) = core.kind() else { return };
         current.core = Some(core);
         current.written = self.sb.geometry.sums_data(&core).then(Written::default);
+        self.state.tally.add(&core);
         let counters = &mut self.state.counters;
         match kind {
             FileKind::Directory => counters.directories += 1,

@@ -61,6 +61,12 @@ kinds! {
     /// has it for its own.
     TreesShare = "trees-share",
 
+    /// The table of trees has a limit that cannot be, or that contradicts others, or an inode counts
+    /// for a limit that does not exist.
+    LimitBad = "limit-bad",
+    /// A limit counts other blocks or inodes than those below its directory.
+    LimitWrong = "limit-wrong",
+
     /// A tree node does not match its parent's pointer (or the superblock's).
     NodeBad = "node-bad",
     /// A child pointer outside the data area, or not on a node boundary.

@@ -32,6 +32,7 @@ mod forest;
 mod image;
 mod items;
 mod kinds;
+mod limits;
 mod names;
 mod one_tree;
 mod owned;

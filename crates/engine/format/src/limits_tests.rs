@@ -4,14 +4,8 @@ use crate::{Key, trees};
 use kedge_base::Ino;
 use proptest::prelude::*;
 
-const ENTRY: LimitEntry = LimitEntry {
-    dir: Ino(12),
-    parent: 3,
-    blocks_max: Some(1000),
-    inodes_max: None,
-    blocks: 17,
-    inodes: 4,
-};
+const ENTRY: LimitEntry =
+    LimitEntry { dir: Ino(12), parent: 3, blocks_max: Some(1000), inodes_max: None, blocks: 17, inodes: 4 };
 
 #[test]
 fn a_limit_survives_encoding() {

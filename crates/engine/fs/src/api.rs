@@ -4,6 +4,7 @@ use crate::core::{Fs, Membership};
 use crate::data::read::Keep;
 use crate::error::{Done, Error, Result};
 use crate::gate::{Entrant, Thawed};
+use crate::limits::{Limit, SetLimit};
 use crate::names::directory::Make;
 use crate::options::{FormatOptions, MountOptions};
 use crate::stats::OpKind;
@@ -534,6 +535,40 @@ impl FileSystem {
             inodes_free: available * 8,
             name_max: kedge_format::item::NAME_MAX as u32,
         }
+    }
+
+    /// [`FileSystem::statfs`] as it looks from a directory or file: size and free space are no more
+    /// than the limits above it leave ([`FileSystem::set_limit`]).
+    pub fn statfs_at(&self, ino: Ino) -> Result<StatFs> {
+        self.fs.statfs_at(ino, self.statfs())
+    }
+
+    /// Limits how many bytes of file data and how many inodes may be used at and below a directory,
+    /// durably. From then on a write, fallocate or creation that would need more fails with EDQUOT;
+    /// data that was accepted is never refused later. A limit below what is in use is allowed: it
+    /// refuses what is new. Directories below may have limits of their own, and both then hold.
+    ///
+    /// The first limit of a directory visits everything below it while changes wait; a change of a
+    /// limit does not. Links and renames into or out of the directory fail with EXDEV from then on.
+    /// A fork has the limits of its source, and counts for itself. A tree that is named below the
+    /// directory is not a part of it.
+    ///
+    /// # Errors
+    /// EINVAL: less than a block or a file, or more than 32 limits inside one another. EMLINK: a
+    /// file has another name outside of the directory. EROFS, EBUSY, ENOSPC: as for
+    /// [`FileSystem::fork`].
+    pub fn set_limit(&self, dir: Ino, change: SetLimit) -> Result<Limit> {
+        self.timed(OpKind::setattr, |fs| fs.set_limit(dir, change))
+    }
+
+    /// The nearest limit at or above an inode.
+    pub fn limit_of(&self, ino: Ino) -> Result<Option<Limit>> {
+        self.fs.limit_of(ino)
+    }
+
+    /// All limits that have a maximum.
+    pub fn limits(&self) -> Vec<Limit> {
+        self.fs.limits()
     }
 
     /// Stops at once (FS_IOC_SHUTDOWN): later changes and fsyncs fail with EIO. With `flush` the

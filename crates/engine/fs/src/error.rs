@@ -46,6 +46,15 @@ pub enum Error {
     /// EXDEV: a name of an inode would be in another tree, or a tree would move as a directory.
     #[error("the names are in different trees")]
     CrossTree,
+    /// EXDEV: the names are below different limits.
+    #[error("the names are below different limits")]
+    CrossLimit,
+    /// EDQUOT: more than the limit of a directory allows.
+    #[error("the limit of a directory is reached")]
+    OverLimit,
+    /// EMLINK: a file below a directory that is to get a limit has another name outside.
+    #[error("file {1:?} (inode {0}) has another name outside of the directory")]
+    LinkedOutside(Ino, Arc<str>),
     /// EMLINK: 65,000 links.
     #[error("too many links")]
     TooManyLinks,
@@ -96,8 +105,9 @@ impl Error {
             Error::Invalid(_) => errno::EINVAL,
             Error::Busy(_) => errno::EBUSY,
             Error::NotPermitted(_) => errno::EPERM,
-            Error::CrossTree => errno::EXDEV,
-            Error::TooManyLinks => errno::EMLINK,
+            Error::CrossTree | Error::CrossLimit => errno::EXDEV,
+            Error::OverLimit => errno::EDQUOT,
+            Error::TooManyLinks | Error::LinkedOutside(..) => errno::EMLINK,
             Error::FileTooLarge => errno::EFBIG,
             Error::TooManySymlinks => errno::ELOOP,
             Error::NoXattr => errno::ENODATA,
@@ -133,6 +143,7 @@ fn kind_of(errno: i32) -> ErrorKind {
         39 => ErrorKind::DirectoryNotEmpty,       // ENOTEMPTY
         95 => ErrorKind::Unsupported,             // EOPNOTSUPP
         116 => ErrorKind::StaleNetworkFileHandle, // ESTALE
+        122 => ErrorKind::QuotaExceeded,          // EDQUOT
         // A corrupt image: std has no kind for EUCLEAN.
         117 => ErrorKind::InvalidData,
         _ => ErrorKind::Other,

@@ -56,7 +56,7 @@ pub struct TreeSpace {
 
 impl Fs {
     /// Runs `work` while nothing changes and nothing is dirty.
-    fn quietly<R>(&self, work: impl FnOnce() -> Result<R>) -> Result<R> {
+    pub(crate) fn quietly<R>(&self, work: impl FnOnce() -> Result<R>) -> Result<R> {
         let gate = self.engine().gate();
         if gate.has_entered() {
             return Err(Error::Busy("a change of this thread is under way"));

@@ -101,7 +101,14 @@ impl Store {
     }
 
     fn handle(&self, need: Need, log: Reservation, nodes: NodeReservation) -> Handle<'_> {
-        Handle { store: self, need, log, nodes, spent: SmallVec::new(), _entered: enter(Rank::LogReservation) }
+        Handle {
+            store: self,
+            need,
+            log,
+            nodes,
+            spent: SmallVec::new(),
+            _entered: enter(Rank::LogReservation),
+        }
     }
 
     /// For the checkpoint's own records. Fails without waiting if there is no space, because a wait

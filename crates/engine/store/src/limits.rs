@@ -427,14 +427,13 @@ impl Charge {
         Charge { limits: self.limits.clone(), id: self.id, held: Amount { blocks, inodes: 0 } }
     }
 
-    /// Takes over the blocks of another. Both are for the same limit, since the limit of an inode
-    /// changes only while it has no pages that wait; otherwise the other is returned.
+    /// Takes over the blocks of another, which is for the same limit: the limit of an inode changes
+    /// only while none of its pages waits for a block.
     pub fn merge(&mut self, mut other: Charge) {
-        if self.id == other.id {
-            let held = std::mem::take(&mut other.held);
-            self.held.blocks += held.blocks;
-            self.held.inodes += held.inodes;
-        }
+        assert_eq!(self.id, other.id, "an inode is charged to one limit");
+        let held = std::mem::take(&mut other.held);
+        self.held.blocks += held.blocks;
+        self.held.inodes += held.inodes;
     }
 
     /// Forgets what a record has spent.

@@ -104,7 +104,8 @@ fn damaged_tables_are_refused() {
     assert!(table(&[(1, entry(10, 1, None))]).is_err(), "its own parent");
     assert!(table(&[(1, entry(10, 9, None))]).is_err(), "no parent");
     assert!(table(&[(1, entry(10, 0, None)), (2, entry(10, 0, None))]).is_err(), "one directory");
-    let deep = |count: usize| (1..=count as u32).map(|n| (n, entry(n as u64, n - 1, None))).collect::<Vec<_>>();
+    let deep =
+        |count: usize| (1..=count as u32).map(|n| (n, entry(n as u64, n - 1, None))).collect::<Vec<_>>();
     table(&deep(DEPTH_MAX)).unwrap();
     assert!(table(&deep(DEPTH_MAX + 1)).is_err());
     let of_point = BTreeMap::from([(LimitId { tree: 3, number: 1 }, entry(10, 0, None))]);

@@ -127,6 +127,7 @@ pub(crate) fn new_core(
         gid: owner.gid,
         nlink: 1,
         flags: parent.file_flags().inherited().bits(),
+        limit: parent.limit,
         atime: now,
         mtime: now,
         ctime: now,
@@ -158,6 +159,7 @@ pub(crate) fn create_mask(core: &InodeCore) -> InodeMask {
         (InodeMask::SIZE, core.size != 0),
         (InodeMask::RDEV, core.rdev != 0),
         (InodeMask::PARENT, core.parent.0 != 0),
+        (InodeMask::LIMIT, core.limit != 0),
     ] {
         if set {
             mask |= bit;

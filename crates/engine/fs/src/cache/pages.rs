@@ -15,10 +15,12 @@
 //!
 //! A page records whether its block is *mapped* (has an extent). A page that is not clean, and is
 //! unmapped or has a block that another tree uses too, holds one block of the inode's data
-//! reservation, so writing it in place cannot run out of space.
+//! reservation, so writing it in place cannot run out of space. A page whose block is new to a file
+//! with a limit is *charged*: one block of the inode's [`Charge`] belongs to it, from the write until
+//! a record names the block.
 
 use kedge_base::BLOCK_SIZE;
-use kedge_store::DataReservation;
+use kedge_store::{Charge, DataReservation};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
@@ -56,6 +58,8 @@ pub(crate) struct Page {
     pub dirty: Option<(u16, u16)>,
     pub logged: bool,
     pub backing: Backing,
+    /// Whether one block of the inode's charge belongs to the page.
+    charged: bool,
     /// Number of holders that need the clean page to stay: a writeback whose record is not
     /// committed yet (the map still has a hole), or an operation that loaded the page to change a
     /// part of it.
@@ -76,8 +80,13 @@ impl Page {
             dirty: None,
             logged: false,
             backing: Backing::Unknown,
+            charged: false,
             holds: 0,
         }
+    }
+
+    pub(crate) fn is_charged(&self) -> bool {
+        self.charged
     }
 
     pub(crate) fn is_clean(&self) -> bool {
@@ -116,6 +125,8 @@ pub(crate) struct Pages {
     /// The births below which extents were shared when the pages' backings were looked up.
     births_below: u32,
     pub reservation: Option<DataReservation>,
+    /// What the limit of the inode has promised to charged pages.
+    pub charge: Option<Charge>,
 }
 
 /// The effect of a change of pages on the totals of the file system.
@@ -338,7 +349,7 @@ impl Pages {
     pub(crate) fn remove_range(&mut self, from: u64, to: u64) -> Delta {
         let gone: Vec<u64> = self.map.range(from..to).map(|(&i, _)| i).collect();
         let mut delta = Delta::default();
-        let mut reserved = 0;
+        let (mut reserved, mut charged) = (0, 0);
         for index in gone {
             let page = self.map.remove(&index).expect("just listed");
             delta.pages -= 1;
@@ -351,8 +362,10 @@ impl Pages {
             }
             self.bad_homes.remove(&index);
             reserved += page.backing.is_reserved() as u64;
+            charged += page.charged as u64;
         }
         self.release(reserved);
+        self.uncharge(charged);
         delta
     }
 
@@ -368,6 +381,43 @@ impl Pages {
         }
     }
 
+    /// Makes a page that is present the owner of one block of `charge`.
+    pub(crate) fn charge_page(&mut self, index: u64, charge: Charge) {
+        self.map.get_mut(&index).expect("the caller made the page present").charged = true;
+        match &mut self.charge {
+            Some(all) if all.held_blocks() > 0 => all.merge(charge),
+            // The inode may count for another limit than when it was last charged.
+            none => *none = Some(charge),
+        }
+    }
+
+    /// The number of charged pages in a range.
+    pub(crate) fn charged_in(&self, range: Range<u64>) -> u64 {
+        if self.charge.is_none() || range.is_empty() {
+            return 0;
+        }
+        self.map.range(range).filter(|(_, page)| page.charged).count() as u64
+    }
+
+    /// A record names the block of the page. `spent`: it has spent what the page was charged;
+    /// otherwise that is returned.
+    pub(crate) fn end_charge(&mut self, index: u64, spent: bool) {
+        let Some(page) = self.map.get_mut(&index) else { return };
+        if !std::mem::take(&mut page.charged) {
+            return;
+        }
+        match &mut self.charge {
+            Some(charge) if spent => charge.spent(1, 0),
+            _ => self.uncharge(1),
+        }
+    }
+
+    fn uncharge(&mut self, blocks: u64) {
+        if blocks > 0 {
+            drop(self.charge.as_mut().map(|charge| charge.split(blocks)));
+        }
+    }
+
     /// Takes over reserved blocks.
     pub(crate) fn reserve(&mut self, more: DataReservation) {
         match &mut self.reservation {
@@ -379,7 +429,9 @@ impl Pages {
     /// Drops a clean page without holders. Returns whether there was one.
     pub(crate) fn evict(&mut self, index: u64) -> bool {
         match self.map.get(&index) {
-            Some(page) if page.is_clean() && page.holds == 0 && !page.backing.is_reserved() => {
+            Some(page)
+                if page.is_clean() && page.holds == 0 && !page.backing.is_reserved() && !page.charged =>
+            {
                 self.map.remove(&index);
                 true
             }

@@ -31,7 +31,8 @@ use kedge_base::broken::pause::{self, Point};
 use kedge_base::{BLOCK_SIZE, Extent, Ino};
 use kedge_format::item::FILE_SIZE_MAX;
 use kedge_format::record::{InodeMask, RecordBuilder, RecordOp};
-use kedge_store::{Class, DataReservation, ForceCause, Need, Store};
+use kedge_store::{Charge, Class, DataReservation, ForceCause, Handle, Need, Spent, Store};
+use std::ops::Range;
 use std::sync::Arc;
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
@@ -289,6 +290,7 @@ impl Files {
                 record.alloc(*extent);
             }
             let fresh: u64 = new.extents.iter().map(|e| e.blocks).sum();
+            let mut charge = self.charge_extents(&mut handle, inode, at..reached, fresh)?;
             let now = self.engine.now();
             let mut changes = lock_metas(&[&**inode]);
             let c = &mut changes[0];
@@ -301,6 +303,9 @@ impl Files {
             }
             commit(&mut handle, record, &mut changes)?;
             new.extents.clear(); // the file's now
+            if let Some(charge) = &mut charge {
+                charge.spent(charge.held_blocks(), 0);
+            }
             drop(changes);
             self.settle_preallocated(inode, at, reached);
             at = reached;
@@ -308,6 +313,35 @@ impl Files {
                 return Ok(());
             }
         }
+    }
+
+    /// Charges the limit of a file for `fresh` blocks of a range, some of which charged pages wait
+    /// for, and lets the next record spend them. `None` for a file without a limit.
+    fn charge_extents(
+        &self,
+        handle: &mut Handle<'_>,
+        inode: &Inode,
+        range: Range<u64>,
+        fresh: u64,
+    ) -> Result<Option<Charge>> {
+        let number = inode.meta.lock().core.limit;
+        if number == 0 || fresh == 0 {
+            return Ok(None);
+        }
+        let pages = inode.pages.lock();
+        let waiting = pages.charged_in(range);
+        if let Some(charge) = pages.charge.as_ref().filter(|_| waiting > 0) {
+            handle.spend(Spent { id: charge.id(), blocks: waiting, inodes: 0 });
+        }
+        drop(pages);
+        let want = fresh.saturating_sub(waiting);
+        let store = self.engine.store();
+        let charge = store.charge_blocks(store.limit_id(inode.ino, number), want);
+        if charge.held_blocks() < want {
+            return Err(Error::OverLimit);
+        }
+        handle.spend(charge.all());
+        Ok(Some(charge))
     }
 
     /// Allocates extents for the holes of `[at, to)` until a record is full. Returns how far it
@@ -349,14 +383,18 @@ impl Files {
     /// Releases the promises of pages that waited for allocation and now have a block.
     fn settle_preallocated(&self, inode: &Inode, from: u64, to: u64) {
         let mut pages = inode.pages.lock();
-        let mut surplus = 0;
-        for (_, page) in pages.map.range_mut(from..to) {
+        let (mut surplus, mut charged) = (0, Vec::new());
+        for (index, page) in pages.map.range_mut(from..to) {
             if page.backing == Backing::Reserved {
                 surplus += 1;
                 page.backing = Backing::Unwritten;
+                charged.extend(page.is_charged().then_some(*index));
             }
         }
         pages.release(surplus);
+        for index in charged {
+            pages.end_charge(index, true);
+        }
     }
 
     /// Collapse (removes a range and closes the gap) and insert (opens a hole), in one record.

@@ -4,7 +4,7 @@ use super::Files;
 use super::read::HeldPage;
 use crate::cache::commit::{commit_only, lock_metas};
 use crate::cache::inode::Inode;
-use crate::cache::pages::{Backing, Delta, Page};
+use crate::cache::pages::{Backing, Delta, Page, Pages};
 use crate::error::{Error, Result};
 use crate::extents::{self, Mapping, Place};
 use crate::flags;
@@ -14,8 +14,9 @@ use kedge_base::{BLOCK_SIZE, BlockNo, Ino};
 use kedge_format::item::FILE_SIZE_MAX;
 use kedge_format::record::{InodeMask, RecordBuilder, RecordOp};
 use kedge_format::{FileFlags, InodeCore};
-use kedge_store::{Class, Need};
+use kedge_store::{Charge, Class, Need};
 use smallvec::SmallVec;
+use std::ops::Range;
 use std::sync::Arc;
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
@@ -95,7 +96,7 @@ impl Files {
         data: &[u8],
         mode: WriteMode,
     ) -> (usize, Option<Error>) {
-        let taken = match self.take_chunk(inode, offset, data, mode) {
+        let (taken, cause) = match self.take_chunk(inode, offset, data, mode) {
             Ok(taken) => taken,
             Err(e) => return (0, Some(e)),
         };
@@ -105,11 +106,17 @@ impl Files {
                 return (0, Some(e));
             }
         }
-        (taken, (taken < data.len()).then(|| kedge_base::Error::NoSpace.into()))
+        (taken, cause)
     }
 
-    /// Copies bytes into memory, as many as there is space for. Returns how many.
-    fn take_chunk(&self, inode: &Arc<Inode>, offset: u64, data: &[u8], mode: WriteMode) -> Result<usize> {
+    /// Copies bytes into memory, as many as there is space for. Returns how many, and why no more.
+    fn take_chunk(
+        &self,
+        inode: &Arc<Inode>,
+        offset: u64,
+        data: &[u8],
+        mode: WriteMode,
+    ) -> Result<(usize, Option<Error>)> {
         self.engine.check_open()?;
         self.engine.store().check_alive()?;
         self.writeback.throttle()?;
@@ -159,7 +166,8 @@ impl Files {
         };
         let mut pages = inode.pages.lock();
         pages.follow(self.engine.store().births_below(inode.ino));
-        let mut done = 0;
+        let mut charge = self.charge_new(&pages, inode.ino, &core, &map, first..end);
+        let (mut done, mut cause) = (0, None);
         let mut delta = Delta::default();
         for index in first..end {
             let at = (offset + done as u64) - index * BLOCK;
@@ -172,7 +180,19 @@ impl Files {
                 let backing = match (place_of(&map, index), promise.as_mut()) {
                     (Place::Written(_), _) => Backing::Written,
                     (Place::Unwritten(_), _) => Backing::Unwritten,
+                    (Place::Hole, _)
+                        if charge.as_ref().is_some_and(|charge| charge.held_blocks() == 0)
+                            && !pages.get(index).is_some_and(Page::is_charged) =>
+                    {
+                        cause = Some(Error::OverLimit);
+                        break;
+                    }
                     (place @ (Place::Hole | Place::Shared(..)), Some(p)) if p.blocks() > 0 => {
+                        if let Some(charge) = charge.as_mut().filter(|_| place == Place::Hole)
+                            && !pages.get(index).is_some_and(Page::is_charged)
+                        {
+                            pages.charge_page(index, charge.split(1));
+                        }
                         pages.reserve(p.split(1));
                         if matches!(place, Place::Shared(_, false)) {
                             Backing::Moving
@@ -180,7 +200,10 @@ impl Files {
                             Backing::Reserved
                         }
                     }
-                    (Place::Hole | Place::Shared(..), _) => break,
+                    (Place::Hole | Place::Shared(..), _) => {
+                        cause = Some(kedge_base::Error::NoSpace.into());
+                        break;
+                    }
                 };
                 pages.map.get_mut(&index).expect("just seen").backing = backing;
             }
@@ -192,7 +215,31 @@ impl Files {
         }
         drop(pages);
         self.writeback.pages_written(delta);
-        Ok(done)
+        Ok((done, cause))
+    }
+
+    /// Charges the limit of a file for the pages of a range that have no block yet, as far as it
+    /// allows. `None` for a file without a limit.
+    fn charge_new(
+        &self,
+        pages: &Pages,
+        ino: Ino,
+        core: &InodeCore,
+        map: &[Mapping],
+        range: Range<u64>,
+    ) -> Option<Charge> {
+        if core.limit == 0 {
+            return None;
+        }
+        let is_new = |index: &u64| {
+            let has_none = match pages.get(*index) {
+                Some(page) => page.backing == Backing::Unknown && !page.is_charged(),
+                None => true,
+            };
+            has_none && place_of(map, *index) == Place::Hole
+        };
+        let store = self.engine.store();
+        Some(store.charge_blocks(store.limit_id(ino, core.limit), range.filter(is_new).count() as u64))
     }
 
     /// Whether the kernel's writeback at the end of an append-only file only repeats what is there,

@@ -16,7 +16,7 @@ use kedge_base::{CorruptKind, Ino, Timespec};
 use kedge_format::item::{Dentry, NAME_MAX, Orphan, SLOT_ORDINALS, SYMLINK_MAX, name_slot};
 use kedge_format::record::{InodeMask, RecordBuilder, RecordOp};
 use kedge_format::{FileKind, ItemKind, Key};
-use kedge_store::{Class, Handle, Need};
+use kedge_store::{Charge, Class, Handle, Need};
 use smallvec::SmallVec;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -198,7 +198,7 @@ impl Names {
         let dir = self.inodes.get_dir(dir)?;
         let need = Need::record(Class::Normal).patches(1).creates(1).puts(1, dentry_len(name));
         let need = if make.target.is_empty() { need } else { need.puts(1, make.target.len()) };
-        let (handle, _io, inherits) = self.begin_in(&dir, need)?;
+        let (mut handle, _io, inherits) = self.begin_in(&dir, need)?;
         let slot = self.find_free(dir.ino, name)?;
         let now = self.engine.now();
         let default = if inherits { self.default_list(&dir)? } else { None };
@@ -237,7 +237,9 @@ impl Names {
         let sums = self.engine.store().geometry().sums_data(&core);
         let inode = Arc::new(Inode::new(ino, core, make.kind, sums, Default::default()));
         let new_inode = NewInode::new(&self.inodes, dir.ino, &inode)?;
+        let mut charge = self.charge_inode(&mut handle, dir.ino, core.limit)?;
         new_inode.created(commit_only(handle, record, &mut changes)?);
+        spent(&mut charge);
         Ok(Attr::from_core(ino, &core, make.kind))
     }
 
@@ -278,13 +280,48 @@ impl Names {
         let sums = self.engine.store().geometry().sums_data(&core);
         let inode = Arc::new(Inode::new(ino, core, make.kind, sums, Default::default()));
         let new_inode = NewInode::new(&self.inodes, dir.ino, &inode)?;
+        let mut charge = self.charge_inode(&mut handle, dir.ino, core.limit)?;
         self.inodes.pin(ino);
         self.files.orphans().add(ino, Named::Later);
         new_inode.created(handle.commit(record).inspect_err(|_| {
             self.inodes.unpin(ino, 1);
             self.files.orphans().remove(ino);
         })?);
+        spent(&mut charge);
         Ok(Attr::from_core(ino, &core, make.kind))
+    }
+
+    /// Charges a limit for a new inode in the tree of `dir`, and lets the next record spend it.
+    /// `None` without a limit.
+    pub(super) fn charge_inode(
+        &self,
+        handle: &mut Handle<'_>,
+        dir: Ino,
+        number: u32,
+    ) -> Result<Option<Charge>> {
+        if number == 0 {
+            return Ok(None);
+        }
+        let store = self.engine.store();
+        let charge = store.charge_inode(store.limit_id(dir, number)).ok_or(Error::OverLimit)?;
+        handle.spend(charge.all());
+        Ok(Some(charge))
+    }
+
+    /// Refuses a name in a directory that is not below the limit of the inode. A directory that has
+    /// a limit itself may move within the limit around it.
+    pub(super) fn check_limit(&self, child: &Inode, dir: &Inode) -> Result<()> {
+        let limit = child.meta.lock().core.limit;
+        let around = dir.meta.lock().core.limit;
+        if limit == around {
+            return Ok(());
+        }
+        let store = self.engine.store();
+        let own = store.limit_of_dir(child.ino).filter(|_| child.is_dir());
+        match own.and_then(|id| store.limit(id)) {
+            Some(own) if own.id.number == limit && own.entry.parent == around => Ok(()),
+            _ => Err(Error::CrossLimit),
+        }
     }
 
     pub(crate) fn readlink(&self, ino: Ino) -> Result<Vec<u8>> {
@@ -323,6 +360,7 @@ impl Names {
         if !self.engine.store().same_tree(ino, dir.ino) {
             return Err(Error::CrossTree);
         }
+        self.check_limit(&child, &dir)?;
         let io = dir.io.write();
         let found = self.find(dir.ino, name)?;
         let victim = match found.entry {
@@ -565,6 +603,13 @@ impl Names {
         }
         trees.retain(|(slot, ..)| *slot > cookie);
         trees
+    }
+}
+
+/// After the record that spends a charge.
+pub(super) fn spent(charge: &mut Option<Charge>) {
+    if let Some(charge) = charge {
+        charge.spent(0, 1);
     }
 }
 

@@ -10,7 +10,7 @@
 
 use super::Names;
 use super::acl::LIST_MAX;
-use super::directory::{Found, LINKS_MAX, TREE_ROOT, check_name, dentry_len, drop_name, lock_dirs};
+use super::directory::{Found, LINKS_MAX, TREE_ROOT, check_name, dentry_len, drop_name, lock_dirs, spent};
 use crate::cache::commit::{Change, commit, create_mask, lock_metas, new_core};
 use crate::cache::inode::Inode;
 use crate::cache::inodes::NewInode;
@@ -150,6 +150,12 @@ impl Names {
         if source.is_dir() && moves_between {
             self.check_not_below(source.ino, to.dir.ino)?;
         }
+        if moves_between {
+            self.check_limit(source, to.dir)?;
+            if let Some(target) = to.inode.as_ref().filter(|_| mode == RenameMode::Exchange) {
+                self.check_limit(target, from.dir)?;
+            }
+        }
         if mode == RenameMode::Exchange {
             if to.is_dir() && moves_between {
                 let target = to.inode.as_ref().expect("exchange has both sides");
@@ -210,6 +216,7 @@ impl Names {
         inodes.extend(to.inode.as_deref());
         let mut record = RecordBuilder::new(RecordOp::Rename);
         let left = whiteout.map(|owner| self.whiteout(&mut record, from, owner, now)).transpose()?;
+        let number = left.as_ref().map_or(0, |left| left.meta.lock().core.limit);
         let mut changes = lock_metas(&inodes);
         if left.is_none() {
             record.delete(from.key());
@@ -259,7 +266,9 @@ impl Names {
         // The last lock in the order: the number is higher than any that is in use.
         let highest = changes.last().expect("at least a directory and the moved inode").inode.ino;
         let new_inode = left.as_ref().map(|left| NewInode::new(&self.inodes, highest, left)).transpose()?;
+        let mut charge = self.charge_inode(handle, from.dir.ino, number)?;
         let lsn = commit(handle, record, &mut changes)?;
+        spent(&mut charge);
         if let Some(new_inode) = new_inode {
             new_inode.created(lsn);
         }

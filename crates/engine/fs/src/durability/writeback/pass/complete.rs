@@ -38,6 +38,9 @@ impl Pass<'_> {
                 part.leave_out();
                 continue;
             }
+            if let Some(spent) = part.spends() {
+                self.handle.spend(spent);
+            }
             changes.push(change);
         }
         if changes.is_empty() {

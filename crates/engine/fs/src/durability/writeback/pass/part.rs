@@ -7,6 +7,7 @@ use crate::extents::ExtentSet;
 use kedge_base::{BlockNo, Extent, IoBuf};
 use kedge_format::record::size;
 use kedge_format::sums::{SUMS_BLOCKS, SumsItem};
+use kedge_store::{LimitId, Spent};
 use std::collections::BTreeSet;
 
 /// If more pages than this are left out of it, the whole part of a record is left out, because its
@@ -98,6 +99,9 @@ pub(super) struct Part {
     /// These, and those that must not be recorded before them.
     pub kept: BTreeSet<u64>,
     pub more: bool,
+    /// Charged pages, ascending, and the limit that has promised their blocks.
+    pub charged: Vec<u64>,
+    pub limit: Option<LimitId>,
     /// Places in the tree where its extents change, and the file block after the last of them.
     places: u32,
     place_end: u64,
@@ -122,6 +126,8 @@ impl Part {
             failed: BTreeSet::new(),
             kept: BTreeSet::new(),
             more: false,
+            charged: Vec::new(),
+            limit: None,
             places: 0,
             place_end: u64::MAX,
             sums_items: 0,
@@ -161,6 +167,13 @@ impl Part {
     pub(super) fn leave_out(&mut self) {
         self.kept = self.ranges.iter().flat_map(|(from, to)| *from..*to).collect();
         self.set = ExtentSet::default();
+    }
+
+    /// What its record spends of what a limit has promised.
+    pub(super) fn spends(&self) -> Option<Spent> {
+        let id = self.limit?;
+        let blocks = self.charged.iter().filter(|index| !self.kept.contains(index)).count() as u64;
+        Some(Spent { id, blocks, inodes: 0 })
     }
 
     /// The part of `[from, to)` that the record may name, as ranges.

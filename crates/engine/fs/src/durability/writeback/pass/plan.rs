@@ -107,7 +107,11 @@ impl Pass<'_> {
             for index in at..at + extent.blocks {
                 if let Some(p) = pages.map.get_mut(&index) {
                     p.backing = after; // its reserved block is used
+                    part.charged.extend(p.is_charged().then_some(index));
                 }
+            }
+            if let Some(charge) = &pages.charge {
+                part.limit = Some(charge.id());
             }
             drop(pages);
             part.set.remove(at, at + extent.blocks);

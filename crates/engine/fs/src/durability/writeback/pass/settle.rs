@@ -23,6 +23,7 @@ impl Pass<'_> {
                 let recorded = completed || broken::is(Variant::ErrorNotPropagated);
                 if recorded && !part.kept.contains(&page.index) {
                     surplus += pages.written(page.index) as u64;
+                    pages.end_charge(page.index, part.charged.binary_search(&page.index).is_ok());
                     self.stats().relocated_writes.add((page.how == How::Moved) as u64);
                 } else {
                     all = false;

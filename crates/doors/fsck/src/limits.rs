@@ -1,0 +1,100 @@
+//! The check of limits: see [`kedge_format::limits`].
+//!
+//! What the inodes of a tree count for each limit is added up while its items are read, and from
+//! there along the parents. An entry of the table must say the same.
+
+use crate::kinds::FindingKind;
+use crate::report::{At, Findings};
+use kedge_format::InodeCore;
+use kedge_format::limits::{DEPTH_MAX, LimitEntry};
+use kedge_format::trees::{TreeEntry, TreeKind};
+use std::collections::BTreeMap;
+
+/// Limits by tree and number.
+pub(crate) type Entries = BTreeMap<(u32, u32), LimitEntry>;
+
+/// What the inodes of one tree count for each limit, without the limits inside it.
+#[derive(Default)]
+pub(crate) struct Tally(BTreeMap<u32, (u64, u64)>);
+
+impl Tally {
+    pub(crate) fn add(&mut self, core: &InodeCore) {
+        if core.limit != 0 {
+            let (blocks, inodes) = self.0.entry(core.limit).or_default();
+            *blocks = blocks.saturating_add(core.blocks);
+            *inodes += 1;
+        }
+    }
+}
+
+/// Checks how entries refer to each other and to trees.
+pub(crate) fn check_entries(
+    limits: &Entries,
+    trees: &BTreeMap<u32, TreeEntry>,
+    at: At,
+    findings: &mut Findings,
+) {
+    let mut bad = |(tree, number): &(u32, u32), what: String| {
+        findings.add(FindingKind::LimitBad, at, || format!("limit {number} of tree {tree} {what}"));
+    };
+    let mut dirs = BTreeMap::new();
+    for (id, entry) in limits {
+        if trees.get(&id.0).is_none_or(|tree| tree.kind != TreeKind::Head) {
+            bad(id, "is of a tree that does not exist".into());
+        }
+        if let Some(other) = dirs.insert((id.0, entry.dir), id.1) {
+            bad(id, format!("is of the directory of limit {other}"));
+        }
+        if entry.parent != 0 && !limits.contains_key(&(id.0, entry.parent)) {
+            bad(id, format!("is in limit {}, which does not exist", entry.parent));
+        }
+        if way(limits, *id).len() > DEPTH_MAX {
+            bad(id, "is in a circle of limits, or too deep".into());
+        }
+    }
+}
+
+/// The limit and those that contain it, up to one more than there may be.
+fn way(limits: &Entries, id: (u32, u32)) -> Vec<u32> {
+    let mut way = Vec::new();
+    let mut number = id.1;
+    while way.len() <= DEPTH_MAX
+        && let Some(entry) = limits.get(&(id.0, number))
+    {
+        way.push(number);
+        number = entry.parent;
+    }
+    way
+}
+
+/// Compares the counts of a tree's limits with what its inodes count.
+pub(crate) fn compare(limits: &Entries, tree: u32, tally: &Tally, at: At, findings: &mut Findings) {
+    let mut found: BTreeMap<u32, (u64, u64)> = BTreeMap::new();
+    for (number, (blocks, inodes)) in &tally.0 {
+        if !limits.contains_key(&(tree, *number)) {
+            findings.add(FindingKind::LimitBad, at, || {
+                format!("{inodes} inodes count for limit {number}, which does not exist")
+            });
+        }
+        for number in way(limits, (tree, *number)) {
+            let sum = found.entry(number).or_default();
+            *sum = (sum.0.saturating_add(*blocks), sum.1 + inodes);
+        }
+    }
+    for ((_, number), entry) in limits.range((tree, 0)..(tree + 1, 0)) {
+        let (blocks, inodes) = found.get(number).copied().unwrap_or_default();
+        if (entry.blocks, entry.inodes) != (blocks, inodes) {
+            findings.add(FindingKind::LimitWrong, at, || {
+                format!(
+                    "limit {number} counts {} blocks and {} inodes, the inodes below directory {} have {blocks} \
+                     and are {inodes}",
+                    entry.blocks, entry.inodes, entry.dir
+                )
+            });
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "limits_tests.rs"]
+mod tests;
