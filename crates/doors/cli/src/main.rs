@@ -26,6 +26,7 @@ mod image;
 mod info;
 mod install;
 mod key;
+mod limit;
 mod listen;
 mod ls;
 mod manual;
@@ -114,6 +115,8 @@ enum Command {
     Fork(fork::Args),
     /// Make, list, rename and delete forks that cannot be changed
     Snapshot(snapshot::Args),
+    /// Limit the bytes and files of a directory and all below it, or show its limit
+    Limit(limit::Args),
     /// Show and change the keys of an encrypted image that is not mounted
     Key(key::Args),
     /// Show identity, geometry and state of an image or of a mount
@@ -199,6 +202,7 @@ fn main() -> ExitCode {
         Command::Resize(args) => resize::run(args),
         Command::Fork(args) => fork::run(args),
         Command::Snapshot(args) => snapshot::run(args),
+        Command::Limit(args) => limit::run(args),
         Command::Key(args) => key::run(args),
         Command::Info(args) => info::run(args),
         Command::Stats(args) => stats::run(args),

@@ -106,6 +106,10 @@ wire!(
     /// A tree to make or to delete; its name in the open directory has `name_len` bytes.
     TreeIn = 272 { source: u64, flags: u32, name_len: u32, name_head: [u64; 32] }
 );
+wire!(
+    /// The maxima of a directory; 0 stands for none.
+    LimitIn = 24 { bytes: u64, files: u64, flags: u32, padding: u32 }
+);
 wire!(IoctlTrimOut = 40 { out: IoctlOut, range: TrimRange });
 wire!(IoctlFlags = 20 { out: IoctlOut, flags: u32 });
 wire!(
@@ -225,6 +229,8 @@ pub mod ioctl {
     pub const ROLL_BACK: u32 = 0x4110_6b05;
     /// Replaces a tree that the open directory names by another tree, likewise.
     pub const COMMIT_TREE: u32 = 0x4110_6b06;
+    /// Sets the limit of the open directory, with a [`super::LimitIn`] as input.
+    pub const SET_LIMIT: u32 = 0x4018_6b07;
     /// `FITRIM`, with a [`super::TrimRange`] as input and output.
     pub const TRIM: u32 = 0xc018_5879;
     /// `FS_IOC_SHUTDOWN` (XFS_IOC_GOINGDOWN).
@@ -240,6 +246,10 @@ pub mod ioctl {
 pub const TREE_READ_ONLY: u32 = 1 << 0;
 /// [`TreeIn::flags`]: a tree is replaced although it was changed.
 pub const TREE_FORCE: u32 = 1 << 1;
+
+/// [`LimitIn::flags`]: which maxima are set; the others stay.
+pub const LIMIT_BYTES: u32 = 1 << 0;
+pub const LIMIT_FILES: u32 = 1 << 1;
 
 /// [`OpenOut::open_flags`].
 pub mod fopen {

@@ -13,6 +13,7 @@ use crate::server::Server;
 use crate::settle::{SettledJob, Then};
 use crate::task::Capability;
 use crate::transport::{Reply, Request};
+use crate::tree_limits::{self, LimitCall};
 use crate::trees::{self, TreeCall};
 use kedge_base::{BLOCK_SIZE, IoBuf};
 use kedgefs::acl;
@@ -80,7 +81,7 @@ impl<O: Ops> Server<O> {
             op::SYNCFS => {
                 self.ops.sync_async(Box::new(move |synced| reply.finish(synced.map_err(Errno::from))));
             }
-            op::STATFS => reply.finish(Ok::<_, Errno>(self.statfs())),
+            op::STATFS => reply.finish(self.statfs(Ino(request.header.nodeid))),
             op::GETXATTR => self.getxattr(request, args, reply),
             op::LISTXATTR => self.listxattr(request, args, reply),
             op::SETXATTR => reply.finish(self.setxattr(request, args)),
@@ -627,9 +628,9 @@ impl<O: Ops> Server<O> {
         }
     }
 
-    fn statfs(&self) -> abi::StatfsOut {
-        let st = self.ops.statfs();
-        abi::StatfsOut {
+    fn statfs(&self, node: Ino) -> Answer<abi::StatfsOut> {
+        let st = self.ops.statfs_at(node)?;
+        Ok(abi::StatfsOut {
             blocks: st.blocks,
             bfree: st.blocks_free,
             bavail: st.blocks_available,
@@ -639,7 +640,7 @@ impl<O: Ops> Server<O> {
             namelen: st.name_max,
             frsize: st.block_size,
             ..abi::StatfsOut::new_zeroed()
-        }
+        })
     }
 
     fn readdir(&self, node: Ino, args: &mut Args<'_>, out: &mut IoBuf) -> Answer<usize> {
@@ -684,6 +685,13 @@ impl<O: Ops> Server<O> {
             {
                 control::check_owner(&request.header)?;
                 return Ok((asked.size, asked_of.json(&*self.ops)?.into_bytes()));
+            }
+            if name == tree_limits::XATTR_LIMIT {
+                return Ok((asked.size, tree_limits::nearest(&*self.ops, node)?.into_bytes()));
+            }
+            if let Some(from) = tree_limits::list_from(name).filter(|_| node == Ino::ROOT) {
+                control::check_owner(&request.header)?;
+                return Ok((asked.size, tree_limits::list(&*self.ops, from).into_bytes()));
             }
             let control = node == Ino::ROOT && name.starts_with(control::XATTR_PREFIX);
             if control || name == control::XATTR_PID {
@@ -799,6 +807,13 @@ impl<O: Ops> Server<O> {
                 Ok(call) => {
                     let ino = Ino(header.nodeid);
                     self.settle(SettledJob { reply, ino, from: 0, then: Then::Tree(call) });
+                }
+                Err(e) => reply.err(e.0),
+            },
+            Ok(asked) if asked.cmd == ioctl::SET_LIMIT => match LimitCall::parse(header, args) {
+                Ok(call) => {
+                    let ino = Ino(header.nodeid);
+                    self.settle(SettledJob { reply, ino, from: 0, then: Then::Limit(call) });
                 }
                 Err(e) => reply.err(e.0),
             },

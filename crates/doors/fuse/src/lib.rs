@@ -14,6 +14,7 @@
 //! settle                      requests that need dirty pages written first
 //! control, flags              control xattrs and ioctls; the ioctls of chattr(1)
 //! trees                       forks, deletions and the list of trees
+//! tree_limits                 limits of directory trees
 //! status                      reports a mount's state when no worker is free; its socket
 //! private, peer               the directory of sockets, and the process at their other end
 //! notify                      notifies the kernel of changes made without it
@@ -61,6 +62,7 @@ mod status;
 mod sys;
 mod task;
 pub mod transport;
+mod tree_limits;
 mod trees;
 mod unmount;
 
@@ -78,6 +80,6 @@ pub use private::{Bound, PrivateDir, connect_within};
 pub use server::{DeviceState, Server};
 pub use session::{MountedSession, serve};
 pub use status::{VISIT, Visits, ask as ask_status, visit};
-pub use sys::{commit_tree, delete_tree, fork, freeze, roll_back, thaw, trim};
+pub use sys::{commit_tree, delete_tree, fork, freeze, roll_back, set_limit, thaw, trim};
 pub use task::Capability;
 pub use unmount::{MountPoint, unmount};

@@ -2,8 +2,8 @@
 //! server can be tested against a real kernel without an engine, and an engine without a kernel.
 
 use kedgefs::{
-    Attr, DirEntry, FallocateMode, FileFlags, FileSystem, Ino, Owner, RenameMode, Result, SeekKind, SetAttr,
-    StatFs, Thawed, TreeInfo, TreeSpace, WriteMode, XattrMode,
+    Attr, DirEntry, FallocateMode, FileFlags, FileSystem, Ino, Limit, Owner, RenameMode, Result, SeekKind,
+    SetAttr, SetLimit, StatFs, Thawed, TreeInfo, TreeSpace, WriteMode, XattrMode,
 };
 
 /// Completes an operation that continued in the background.
@@ -64,6 +64,19 @@ pub trait Ops: Send + Sync + 'static {
     fn pin(&self, ino: Ino) -> Result<()>;
     fn unpin(&self, ino: Ino, count: u64);
     fn statfs(&self) -> StatFs;
+    /// [`Ops::statfs`] as it looks from a directory or file.
+    fn statfs_at(&self, _ino: Ino) -> Result<StatFs> {
+        Ok(self.statfs())
+    }
+    fn set_limit(&self, _dir: Ino, _change: SetLimit) -> Result<Limit> {
+        Err(kedgefs::Error::NotSupported("there are no limits"))
+    }
+    fn limit_of(&self, _ino: Ino) -> Result<Option<Limit>> {
+        Ok(None)
+    }
+    fn limits(&self) -> Vec<Limit> {
+        Vec::new()
+    }
     /// Whether the attributes of access control lists are stored and inherited.
     fn has_acls(&self) -> bool {
         false
@@ -179,6 +192,10 @@ delegate! {
     pin(ino: Ino) -> Result<()>;
     unpin(ino: Ino, count: u64);
     statfs() -> StatFs;
+    statfs_at(ino: Ino) -> Result<StatFs>;
+    set_limit(dir: Ino, change: SetLimit) -> Result<Limit>;
+    limit_of(ino: Ino) -> Result<Option<Limit>>;
+    limits() -> Vec<Limit>;
     has_acls() -> bool;
     has_immutable() -> bool;
     shutdown(flush: bool) -> Result<()>;

@@ -11,7 +11,7 @@
 //!   whose last page a reader may have cached with the old bytes.
 //!
 //! Changes of whole trees are served here too (the module `trees`): they wait for a
-//! checkpoint, and for the kernel to drop a name.
+//! checkpoint, and for the kernel to drop a name. So are changes of limits (`tree_limits`).
 //!
 //! So the server notifies the kernel to invalidate the file's pages, which makes the kernel write
 //! the dirty pages, and then serves the request. If there is data at an LSEEK's offset itself, no
@@ -36,6 +36,7 @@ use crate::flags;
 use crate::opens::{Bar, Opens};
 use crate::ops::Ops;
 use crate::transport::{Reply, Transport};
+use crate::tree_limits::LimitCall;
 use crate::trees::TreeCall;
 use kedge_base::{Clock, SystemClock, spawn_named, without_panic};
 use kedgefs::{FileFlags, Ino, SeekKind};
@@ -64,6 +65,7 @@ pub(crate) enum Then {
     /// Nothing: the WRITE, which bypassed the pages, is complete, and they only had to be dropped.
     Written(WriteOut),
     Tree(TreeCall),
+    Limit(LimitCall),
 }
 
 /// The most threads for jobs. If all are busy, further jobs wait.
@@ -138,6 +140,7 @@ fn answer<O: Ops>(ops: &O, transport: &dyn Transport, job: SettledJob) {
     let SettledJob { reply, ino, from, then } = job;
     let then = match then {
         Then::Tree(call) => return call.answer(ops, transport, reply),
+        Then::Limit(call) => return call.answer(ops, reply),
         then => then,
     };
     let bar = match &then {
@@ -164,7 +167,7 @@ fn answer<O: Ops>(ops: &O, transport: &dyn Transport, job: SettledJob) {
             reply.finish(set);
         }
         Then::Written(written) => reply.finish(Ok::<_, Errno>(written)),
-        Then::Tree(_) => unreachable!("answered above"),
+        Then::Tree(_) | Then::Limit(_) => unreachable!("answered above"),
     }
 }
 

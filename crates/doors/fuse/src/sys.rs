@@ -1,7 +1,7 @@
 //! The system calls that have no safe wrapper. All `unsafe` of this crate is here.
 #![allow(unsafe_code)]
 
-use crate::abi::{TREE_FORCE, TREE_READ_ONLY, TreeIn, ioctl};
+use crate::abi::{LIMIT_BYTES, LIMIT_FILES, LimitIn, TREE_FORCE, TREE_READ_ONLY, TreeIn, ioctl};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 use rustix::mount::MountAttrFlags;
@@ -129,6 +129,18 @@ fn tree_ioctl(dir: impl AsFd, cmd: u32, name: &[u8], mut asked: TreeIn) -> io::R
     // SAFETY: the ioctl reads one `TreeIn`, whose size its number names, through a pointer that is
     // valid for the call; the descriptor is open.
     check(unsafe { libc::ioctl(dir.as_fd().as_raw_fd(), cmd.into(), &raw const asked) }).map(drop)
+}
+
+/// Sets the limit of the open directory of a mount: the most bytes, and the most files. `None` leaves
+/// a maximum as it is, 0 removes it.
+pub fn set_limit(dir: impl AsFd, bytes: Option<u64>, files: Option<u64>) -> io::Result<()> {
+    let flag = |max: Option<u64>, flag| if max.is_some() { flag } else { 0 };
+    let flags = flag(bytes, LIMIT_BYTES) | flag(files, LIMIT_FILES);
+    let asked = LimitIn { bytes: bytes.unwrap_or(0), files: files.unwrap_or(0), flags, padding: 0 };
+    // SAFETY: the ioctl reads one `LimitIn`, whose size its number names, through a pointer that is
+    // valid for the call; the descriptor is open.
+    check(unsafe { libc::ioctl(dir.as_fd().as_raw_fd(), ioctl::SET_LIMIT.into(), &raw const asked) })
+        .map(drop)
 }
 
 /// Removes a mount that is not attached yet from its peer group, and sets its flags.

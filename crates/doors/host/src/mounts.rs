@@ -26,6 +26,10 @@ pub const XATTR_SIZE: &str = "system.kedgefs.size";
 
 /// With the number of a tree after it: JSON with the trees from that number on.
 pub const XATTR_TREES: &str = "system.kedgefs.trees.";
+/// Of a file or directory: JSON with the nearest limit at or above it.
+pub const XATTR_LIMIT: &str = "system.kedgefs.limit";
+/// With a number after it: JSON with the limits after the first so many.
+pub const XATTR_LIMITS: &str = "system.kedgefs.limits.";
 /// With the number of a tree after it: JSON with what the tree takes.
 pub const XATTR_TREE: &str = "system.kedgefs.tree.";
 
@@ -143,6 +147,11 @@ pub fn attribute(dir: &Path, name: &str) -> Result<String> {
     if let Some(value) = resolve(dir).ok().and_then(|dir| ask(&dir, name)) {
         return Ok(value);
     }
+    attribute_of(dir, name)
+}
+
+/// Reads an attribute of a file or directory of a mount.
+pub fn attribute_of(dir: &Path, name: &str) -> Result<String> {
     let mut value = Vec::with_capacity(XATTR_BYTES_MAX);
     rustix::fs::getxattr(dir, name, rustix::buffer::spare_capacity(&mut value)).map_err(|e| match e {
         rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NODATA => {

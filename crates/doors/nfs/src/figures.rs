@@ -19,16 +19,17 @@ const PROPERTIES: u32 = 0x1 | 0x2 | 0x8 | 0x10;
 
 /// Resolves the handle of the call, and writes status and attributes. Returns whether the figures
 /// follow.
-fn begin(export: &Export, args: &mut Reader<'_>, w: &mut Writer) -> Decoded<bool> {
+fn begin(export: &Export, args: &mut Reader<'_>, w: &mut Writer) -> Decoded<Option<Attr>> {
     let found = export.resolve(handle::read(args)?);
     w.u32(found.as_ref().map_or_else(|status| *status as u32, |_: &Attr| OK));
     export.identity.post_op(w, found.as_ref().ok());
-    Ok(found.is_ok())
+    Ok(found.ok())
 }
 
 pub(crate) fn fsstat(export: &Export, _: &Caller, args: &mut Reader<'_>, w: &mut Writer) -> Decoded<()> {
-    if begin(export, args, w)? {
-        let stat = export.fs.statfs();
+    if let Some(at) = begin(export, args, w)? {
+        // The figures are those of the object's limit, if there is one.
+        let stat = export.fs.statfs_at(at.ino).unwrap_or_else(|_| export.fs.statfs());
         let bytes = |blocks: u64| blocks.saturating_mul(stat.block_size.into());
         for figure in [bytes(stat.blocks), bytes(stat.blocks_free), bytes(stat.blocks_available)] {
             w.u64(figure);
@@ -42,7 +43,7 @@ pub(crate) fn fsstat(export: &Export, _: &Caller, args: &mut Reader<'_>, w: &mut
 }
 
 pub(crate) fn fsinfo(export: &Export, _: &Caller, args: &mut Reader<'_>, w: &mut Writer) -> Decoded<()> {
-    if begin(export, args, w)? {
+    if begin(export, args, w)?.is_some() {
         for figure in [IO_MAX, IO_MAX, BLOCK, IO_MAX, IO_MAX, BLOCK, DIRECTORY_PREFERRED] {
             w.u32(figure);
         }
@@ -55,7 +56,7 @@ pub(crate) fn fsinfo(export: &Export, _: &Caller, args: &mut Reader<'_>, w: &mut
 }
 
 pub(crate) fn pathconf(export: &Export, _: &Caller, args: &mut Reader<'_>, w: &mut Writer) -> Decoded<()> {
-    if begin(export, args, w)? {
+    if begin(export, args, w)?.is_some() {
         w.u32(LINK_MAX);
         w.u32(export.fs.statfs().name_max);
         w.bool(true); // a longer name is an error

@@ -8,6 +8,7 @@
 //! | [`offline`] | finds a path in an image that is not mounted |
 //! | [`change`] | makes and removes names there |
 //! | [`trees`] | forks and deletes trees there |
+//! | [`limits`] | limits directories there |
 //! | [`copy`] | copies between this machine and images |
 //! | [`to_host`] | writes what is copied to a directory of this machine |
 //! | [`online`] | copies into a mounted image, through the process that serves it |
@@ -18,6 +19,7 @@ pub mod change;
 pub mod copy;
 pub mod export;
 pub mod import;
+pub mod limits;
 pub mod metadump;
 pub mod offline;
 pub mod online;
