@@ -79,6 +79,10 @@ impl SetLimit {
     }
 }
 
+fn has_max(entry: &LimitEntry) -> bool {
+    entry.blocks_max.is_some() || entry.inodes_max.is_some()
+}
+
 /// A directory below which numbers are assigned.
 struct Below {
     /// Its own inode and all others, in the order in which they were found.
@@ -107,9 +111,9 @@ impl Fs {
 
     pub(crate) fn limits(&self) -> Vec<Limit> {
         let limits = self.engine().store().limits();
-        let has_max =
-            |limit: &&LimitState| limit.entry.blocks_max.is_some() || limit.entry.inodes_max.is_some();
-        limits.iter().filter(has_max).map(|limit| self.shown(limit)).collect()
+        // One without inodes is that of a deleted directory, which the next checkpoint removes.
+        let is_shown = |limit: &&LimitState| has_max(&limit.entry) && limit.entry.inodes > 0;
+        limits.iter().filter(is_shown).map(|limit| self.shown(limit)).collect()
     }
 
     pub(crate) fn limit_of(&self, ino: Ino) -> Result<Option<Limit>> {
@@ -120,7 +124,7 @@ impl Fs {
         let number = self.inodes().get(ino)?.meta.lock().core.limit;
         let mut limit = store.limit(store.limit_id(ino, number));
         while let Some(LimitState { id, entry, .. }) = limit {
-            if entry.blocks_max.is_some() || entry.inodes_max.is_some() {
+            if has_max(&entry) {
                 break;
             }
             limit = store.limit(LimitId { number: entry.parent, ..id });
@@ -169,7 +173,7 @@ impl Fs {
             let store = self.engine().store();
             let there = store.limit_of_dir(dir).and_then(|id| store.limit(id));
             // One without a maximum may be left from a crash while numbers were assigned.
-            match there.filter(|limit| limit.entry.blocks_max.is_some() || limit.entry.inodes_max.is_some()) {
+            match there.filter(|limit| has_max(&limit.entry)) {
                 Some(LimitState { id, mut entry, .. }) => {
                     change.apply(&mut entry)?;
                     store.set_limit(id, entry, &[])?;

@@ -20,6 +20,7 @@ pub mod freeze;
 pub mod fuzz;
 pub mod generate;
 pub mod ledger;
+pub mod limits;
 pub mod model;
 pub mod ops;
 #[cfg(feature = "broken")]

@@ -65,6 +65,7 @@ const CHECKS: &[Check] = &[
     ("recovery of a file with checksums", checksums_in_the_log),
     ("trees that are forked", forked),
     ("blocks of a deleted fork", refilled),
+    ("directories with limits", limited),
     ("freed blocks on a full image", full_image),
     ("two checkpoints of a wide tree", checkpoints),
     ("writers beside checkpoints", writers),
@@ -163,6 +164,11 @@ fn grown() -> Result<(), String> {
 fn forked() -> Result<(), String> {
     let plan = StatePlan { subsets: 3, samples: 3, torn: 1, ..StatePlan::default() };
     (0..6).try_for_each(|seed| kedge_sim::forks::check(seed, 60, plan).map(drop))
+}
+
+fn limited() -> Result<(), String> {
+    let plan = StatePlan { subsets: 2, samples: 2, torn: 0, ..StatePlan::default() };
+    (0..4).try_for_each(|seed| kedge_sim::limits::check(seed, 60, plan).map(drop))
 }
 
 fn refilled() -> Result<(), String> {
