@@ -27,8 +27,8 @@ pub struct Args {
     /// Most bytes of file data; `none` for any number
     #[arg(long, value_name = "SIZE|none", value_parser = parse_bytes, allow_negative_numbers = true)]
     size: Option<Max>,
-    /// Most files, directories and other inodes, DIR included: a number, which may end in k or M for
-    /// thousands or millions; `none` for any number
+    /// Most files, directories and other inodes, DIR included: a number, which may end in k or M
+    /// for thousands or millions; `none` for any number
     #[arg(long, value_name = "N|none", value_parser = parse_files, allow_negative_numbers = true)]
     files: Option<Max>,
     /// Show the limit as a JSON object

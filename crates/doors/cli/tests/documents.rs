@@ -463,6 +463,11 @@ fn forks_and_snapshots() {
 }
 
 #[test]
+fn limits_of_directories() {
+    run_all("docs/LIMITS.md");
+}
+
+#[test]
 fn over_nfs() {
     run_all("docs/NFS.md");
 }
@@ -488,8 +493,14 @@ fn every_block_runs_or_has_a_reason() {
         let is_checked = PRINTS.iter().any(|(document, first, _, _)| block.is(document, first));
         assert!(!is_checked, "'{}' is a file and prints nothing", block.first());
     }
-    let runs =
-        ["README.md", "docs/OPERATIONS.md", "docs/CRASH_TESTING.md", "docs/NFS.md", "docs/SNAPSHOTS.md"];
+    let runs = [
+        "README.md",
+        "docs/OPERATIONS.md",
+        "docs/CRASH_TESTING.md",
+        "docs/NFS.md",
+        "docs/SNAPSHOTS.md",
+        "docs/LIMITS.md",
+    ];
     let commands = ["kedge ", "cargo ", "sudo ", "target/", "ceph ", "pip "];
     for block in &all {
         let is_text = matches!(&block.language[..], "" | "text");

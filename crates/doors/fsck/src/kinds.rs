@@ -61,8 +61,8 @@ kinds! {
     /// has it for its own.
     TreesShare = "trees-share",
 
-    /// The table of trees has a limit that cannot be, or that contradicts others, or an inode counts
-    /// for a limit that does not exist.
+    /// The table of trees has a limit that cannot be, or that contradicts others, or an inode
+    /// counts for a limit that does not exist.
     LimitBad = "limit-bad",
     /// A limit counts other blocks or inodes than those below its directory.
     LimitWrong = "limit-wrong",

@@ -131,8 +131,8 @@ fn tree_ioctl(dir: impl AsFd, cmd: u32, name: &[u8], mut asked: TreeIn) -> io::R
     check(unsafe { libc::ioctl(dir.as_fd().as_raw_fd(), cmd.into(), &raw const asked) }).map(drop)
 }
 
-/// Sets the limit of the open directory of a mount: the most bytes, and the most files. `None` leaves
-/// a maximum as it is, 0 removes it.
+/// Sets the limit of the open directory of a mount: the most bytes, and the most files. `None`
+/// leaves a maximum as it is, 0 removes it.
 pub fn set_limit(dir: impl AsFd, bytes: Option<u64>, files: Option<u64>) -> io::Result<()> {
     let flag = |max: Option<u64>, flag| if max.is_some() { flag } else { 0 };
     let flags = flag(bytes, LIMIT_BYTES) | flag(files, LIMIT_FILES);

@@ -26,9 +26,9 @@ pub const XATTR_SIZE: &str = "system.kedgefs.size";
 
 /// With the number of a tree after it: JSON with the trees from that number on.
 pub const XATTR_TREES: &str = "system.kedgefs.trees.";
-/// Of a file or directory: JSON with the nearest limit at or above it.
+/// JSON with the nearest limit at or above a file or directory.
 pub const XATTR_LIMIT: &str = "system.kedgefs.limit";
-/// With a number after it: JSON with the limits after the first so many.
+/// With a number N after it: JSON with the limits after the first N.
 pub const XATTR_LIMITS: &str = "system.kedgefs.limits.";
 /// With the number of a tree after it: JSON with what the tree takes.
 pub const XATTR_TREE: &str = "system.kedgefs.tree.";

@@ -63,6 +63,8 @@ pub const INCOMPAT_TREES: u64 = 1 << 3;
 pub const INCOMPAT_SUMS: u64 = 1 << 4;
 /// Incompatible feature: directory trees may have limits ([`crate::limits`]). A version without this
 /// feature would not count what it changes.
+/// Incompatible feature: directory trees may have limits ([`crate::limits`]). A version without
+/// this feature would not count what it changes.
 pub const INCOMPAT_LIMITS: u64 = 1 << 5;
 /// Features whose unknown bits refuse the mount.
 pub const INCOMPAT_KNOWN: u64 = INCOMPAT_ACL

@@ -8,7 +8,7 @@
 
 use crate::wrap::{wrap, wrap_comments};
 use anyhow::{Context, Result, bail, ensure};
-use kedge_format::{ItemKind, alloc, inode, item, key, logwrite, node, record, superblock, trees};
+use kedge_format::{ItemKind, alloc, inode, item, key, limits, logwrite, node, record, superblock, trees};
 use std::path::{Path, PathBuf};
 
 /// (file, name of the part, function that generates its text)
@@ -34,6 +34,7 @@ const PARTS: &[Part] = &[
     (FORMAT, "inode core", || Ok(inode::LAYOUT.table())),
     (FORMAT, "dentry", || Ok(item::DENTRY_LAYOUT.table())),
     (FORMAT, "entry of the table of trees", || Ok(trees::LAYOUT.table())),
+    (FORMAT, "limit in the table of trees", || Ok(limits::LAYOUT.table())),
     (FORMAT, "extent", || Ok(item::EXTENT_LAYOUT.table())),
     ("docs/EXPERIMENTS.md", "results", crate::results::table),
 ];

@@ -201,6 +201,30 @@ const PAGES: &[(&str, &[Section])] = &[
         ],
     ),
     (
+        "kedge-limit",
+        &[
+            (
+                "NOTES",
+                &[Text(
+                    "More than a limit is refused at write(2), fallocate(2) and the creation of a file, with \
+                     EDQUOT. df(1) below the directory shows the limit. Only root and the owner of the mount \
+                     set it. Links and renames into or out of the directory fail with EXDEV. A directory that \
+                     is called `list` is written `./list`.",
+                )],
+            ),
+            EXIT,
+            (
+                "EXAMPLES",
+                &[
+                    Text("Limit a directory of a mount, and look at what is left:"),
+                    Code("kedge limit --size 5G --files 100k mnt/box\nkedge limit mnt/box"),
+                    Text("Remove the limit of bytes:"),
+                    Code("kedge limit --size none mnt/box"),
+                ],
+            ),
+        ],
+    ),
+    (
         "kedge-umount",
         &[
             (

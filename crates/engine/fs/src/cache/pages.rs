@@ -16,8 +16,8 @@
 //! A page records whether its block is *mapped* (has an extent). A page that is not clean, and is
 //! unmapped or has a block that another tree uses too, holds one block of the inode's data
 //! reservation, so writing it in place cannot run out of space. A page whose block is new to a file
-//! with a limit is *charged*: one block of the inode's [`Charge`] belongs to it, from the write until
-//! a record names the block.
+//! with a limit is *charged*: one block of the inode's [`Charge`] belongs to it, from the write
+//! until a record names the block.
 
 use kedge_base::BLOCK_SIZE;
 use kedge_store::{Charge, DataReservation};
