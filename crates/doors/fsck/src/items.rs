@@ -254,6 +254,11 @@ impl<'a> ItemCheck<'a> {
                 format!("mode {:#o} has bits that no mode has", core.mode)
             });
         }
+        if core.limit != 0 && !self.sb.geometry.has_limits() {
+            self.add(FindingKind::InodeBad, at, || {
+                format!("limit {} in an image without limits", core.limit)
+            });
+        }
         let flags = self.sb.geometry.file_flags(&core).bits();
         if core.flags != flags {
             self.add(FindingKind::InodeBad, at, || {

@@ -4,7 +4,7 @@
 
 mod common;
 use common::*;
-use kedgefs::{FileFlags, Ino, MountOptions};
+use kedgefs::{FileFlags, Ino, MountOptions, Owner, SetLimit};
 
 #[test]
 fn a_file_is_made_written_committed_and_read() {
@@ -372,5 +372,32 @@ fn flags_and_a_read_only_image_are_respected() {
     assert_eq!(c.access(root).unwrap(), 0x03);
     let (file, _) = c.lookup(&dir, "f").unwrap();
     assert_eq!(c.write(&file, 0, b"x", FILE_SYNC).err(), Some(ROFS));
+    rig.end();
+}
+
+#[test]
+fn the_limit_of_a_directory_is_a_quota() {
+    const FSSTAT: u32 = 18;
+    let mut rig = Rig::new();
+    let dir = rig.fs.mkdir(Ino::ROOT, b"box", 0o777, Owner { uid: 0, gid: 0 }).unwrap().ino;
+    let limit = SetLimit { bytes: Some(Some(1 << 20)), files: Some(Some(2)) };
+    rig.fs.set_limit(dir, limit).unwrap();
+    let (c, root) = (&mut rig.client, &rig.root);
+    let (dir, _) = c.lookup(root, "box").unwrap();
+    let (file, _) = c.create(&dir, "file", &mode(0o600)).unwrap();
+    let data = vec![1; 128 << 10];
+    for n in 0..8 {
+        c.write(&file, n * data.len() as u64, &data, UNSTABLE).unwrap();
+    }
+    assert_eq!(c.write(&file, 1 << 20, b"x", UNSTABLE).err(), Some(DQUOT));
+    assert_eq!(c.create(&dir, "another", &mode(0o600)).err(), Some(DQUOT));
+    assert_eq!(c.rename((&dir, "file"), (root, "file")), XDEV);
+    for (at, size) in [(&dir, Some(1 << 20)), (root, None)] {
+        let mut r = c.nfs(FSSTAT, args().bytes(at));
+        assert_eq!(r.u32(), 0);
+        r.post_op();
+        let (total, free) = (r.u64(), r.u64());
+        assert_eq!(size.is_some_and(|size| (total, free) == (size, 0)), size.is_some(), "{total}, {free}");
+    }
     rig.end();
 }

@@ -6,6 +6,7 @@
 //! random inputs ([`random`]).
 
 pub mod damage;
+mod fields;
 pub mod hostile;
 mod inside;
 

@@ -30,6 +30,7 @@ pub(crate) struct Inode {
     pub mode: u32,
     pub uid: u32,
     pub flags: u32,
+    pub limit: u32,
     pub nlink: u32,
     pub size: u64,
     pub blocks: u64,
@@ -97,6 +98,7 @@ impl Gathered {
                 mode: 0,
                 uid: 0,
                 flags: 0,
+                limit: 0,
                 nlink: 0,
                 size: 0,
                 blocks: 0,
@@ -131,7 +133,7 @@ impl Gathered {
                 let inode = self.inode(key.ino);
                 inode.headless = false;
                 (inode.mode, inode.nlink, inode.size) = (core.mode, core.nlink, core.size);
-                inode.uid = core.uid;
+                (inode.uid, inode.limit) = (core.uid, core.limit);
                 (inode.flags, inode.blocks, inode.core_parent) = (core.flags, core.blocks, core.parent.0);
                 inode.parent = core.parent.0;
             }

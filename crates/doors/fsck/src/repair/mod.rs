@@ -186,7 +186,8 @@ fn forest(
     let check = CheckOptions { replay: Some(Arc::new(StoreReplay)), ..options.check.clone() };
     let before = crate::check(device.clone(), &check);
     if !before.is_clean() {
-        let message = "the image has forks, and damage of these cannot be repaired: copy the files out of it";
+        let message =
+            "the image has forks or limits, and its damage cannot be repaired: copy the files out of it";
         return RepairReport::new(Ending::Left, message.into(), before, repairs, None);
     }
     if matches!(before.replay, crate::ReplayState::None) {

@@ -96,6 +96,9 @@ pub(crate) fn final_core(g: &Geometry, inode: &Inode, core: InodeCore) -> InodeC
     let lost = kind == FileKind::Regular && g.has_sums() && inode.unsummed;
     let flags = g.file_flags(&core) | if lost { FileFlags::NOCOW } else { FileFlags::default() };
     InodeCore { mode, flags: flags.bits(), nlink, size, parent, blocks: inode.kept_blocks, ..core }
+    let flags = g.file_flags(&core).bits();
+    // Only images without limits are repaired.
+    InodeCore { mode, flags, nlink, size, parent, blocks: inode.kept_blocks, limit: 0, ..core }
 }
 
 /// Makes a core for an inode without one.
@@ -138,6 +141,7 @@ fn directory(ino: u64) -> Inode {
         mode: 0,
         uid: 0,
         flags: 0,
+        limit: 0,
         nlink: 0,
         size: 0,
         blocks: 0,
@@ -421,6 +425,7 @@ impl Planner<'_> {
             let is = InodeCore {
                 mode: inode.mode,
                 flags: inode.flags,
+                limit: inode.limit,
                 nlink: inode.nlink,
                 size: inode.size,
                 blocks: inode.blocks,
@@ -449,6 +454,9 @@ impl Planner<'_> {
                 self.repairs.add(RepairKind::InodeCorrected, at, || {
                     format!("mode {:o} → {:o}, parent {} → {}{size}", was.0, now.0, was.1, now.1)
                 });
+            }
+            if is.limit != shall.limit {
+                self.repairs.add(RepairKind::InodeCorrected, at, || format!("limit {} → none", is.limit));
             }
             if is.flags != shall.flags {
                 self.repairs.add(RepairKind::InodeCorrected, at, || {

@@ -29,6 +29,9 @@ impl Inodes {
             let mut core = store.get_with(Key::inode(ino), InodeCore::decode)?.ok_or(Error::NotFound)??;
             core.flags = store.geometry().file_flags(&core).bits();
             core.parent = store.parent_of(ino, core.parent);
+            if !store.has_limits() {
+                core.limit = 0;
+            }
             pause::at(Point::InodeRead);
             let kind = core.kind().ok_or(Error::NotFound)?;
             Ok((core, kind))

@@ -18,7 +18,7 @@ use kedge_format::logwrite::{HEADER_SIZE, WriteHeader};
 use kedge_format::node::{NODE_SIZE, NodeView};
 use kedge_format::reseal;
 use kedge_format::superblock::{Geometry, SLOTS, Superblock};
-use kedgefs::{FileSystem, Ino, MountOptions, XattrMode};
+use kedgefs::{FileSystem, Ino, MountOptions, SetLimit, XattrMode};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
@@ -161,8 +161,18 @@ fn make(flags: u8) -> Base {
     Base { medium, geometry, structures }
 }
 
-/// Makes a fork that differs from its source, and a snapshot of it.
+/// Makes limits inside one another, a fork that differs from its source and has them too, and a
+/// snapshot of it.
 fn fork_and_change(fs: &FileSystem) -> Result<(), kedgefs::Error> {
+    let limited = fs.mkdir(Ino::ROOT, b"limited", 0o755, OWNER)?.ino;
+    let inner = fs.mkdir(limited, b"inner", 0o755, OWNER)?.ino;
+    let set = SetLimit { bytes: Some(Some(100_000)), files: Some(Some(20)) };
+    for (n, dir) in [limited, inner, fs.mkdir(inner, b"innermost", 0o755, OWNER)?.ino].into_iter().enumerate()
+    {
+        let file = fs.create(dir, b"file", 0o644, OWNER)?.ino;
+        fs.write(file, 0, &[n as u8; 12_000])?;
+        fs.set_limit(dir, set)?;
+    }
     let fork = fs.fork(Ino::ROOT, Ino::ROOT, b"fork", false)?.ino;
     let many = fs.lookup(fork, b"many")?.ino;
     for n in 0..20u8 {

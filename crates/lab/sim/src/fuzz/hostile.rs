@@ -19,6 +19,7 @@
 
 use super::change_names;
 use super::damage::{Base, IMAGE, base, flag, mount_options, put, reseal_bitmap};
+use super::fields::{CORE, FIXED, LIMIT_FIELDS, LOG_HEADER, NODE_HEADER, TREE_FIELDS};
 use super::inside::{Inside, inside, newest};
 use crate::ops::OWNER;
 use crate::view::View;
@@ -26,13 +27,15 @@ use kedge_base::{BLOCK_SIZE, BlockNo, Lsn, ManualClock};
 use kedge_device::MemDevice;
 use kedge_format::alloc::{decode_index_block, encode_index_block};
 use kedge_format::item::{ExtentItem, FILE_SIZE_MAX, Xattr};
+use kedge_format::limits::LimitEntry;
 use kedge_format::logwrite::{HEADER_SIZE, WriteHeader};
 use kedge_format::node::{NODE_BLOCKS, NODE_SIZE, NodeMut, NodeView};
 use kedge_format::superblock::{COUNTER_MAX, OPEN_MAX, SLOTS, Superblock, TableState};
 use kedge_format::{BLOCKS_MAX, FileKind, InodeCore, ItemKind, Key, SIZE_MAX, reseal};
 use kedge_fsck::{CheckOptions, Ending, RepairMode, RepairOptions, StoreReplay};
 use kedgefs::{
-    DirEntry, FallocateMode, FileSystem, Ino, MountOptions, RenameMode, SeekKind, SetAttr, XattrMode,
+    DirEntry, FallocateMode, FileSystem, Ino, MountOptions, RenameMode, SeekKind, SetAttr, SetLimit,
+    XattrMode,
 };
 use rand::rngs::SmallRng;
 use rand::seq::IndexedRandom;
@@ -43,27 +46,6 @@ const BLOCK: u64 = BLOCK_SIZE as u64;
 
 /// Stands for the entries of the table of trees among the kinds of items.
 const TREE: u8 = u8::MAX;
-/// The fields of such an entry: name, offset, bytes.
-const TREE_FIELDS: [(&str, usize, usize); 17] = [
-    ("kind", 0, 1),
-    ("flags", 1, 1),
-    ("root level", 2, 1),
-    ("name length", 3, 1),
-    ("births below", 4, 4),
-    ("root", 8, 8),
-    ("root generation", 16, 8),
-    ("nodes", 24, 8),
-    ("next inode", 32, 8),
-    ("inodes", 40, 8),
-    ("orphans", 48, 8),
-    ("nodes below", 56, 8),
-    ("directory", 64, 8),
-    ("point", 80, 4),
-    ("freed below", 84, 8),
-    ("spare", 101, 1),
-    ("name", 104, 1),
-];
-
 /// An image and a description of the values changed in it.
 pub struct Hostile {
     pub medium: MemDevice,
@@ -206,61 +188,8 @@ fn with_table(sb: &mut Superblock, change: impl FnOnce(&mut TableState)) {
     sb.checkpoint.trees.as_mut().map(change).unwrap_or_default();
 }
 
-/// Numbers that [`Superblock`] does not hold: offset and bytes.
-const FIXED: [(&str, usize, usize); 5] = [
-    ("version", 8, 4),
-    ("feature_incompat", 128, 8),
-    ("block_size", 136, 4),
-    ("node_blocks", 140, 4),
-    ("group_blocks", 152, 8),
-];
-
-/// A node header's numbers.
-const NODE_HEADER: [(&str, usize, usize); 6] = [
-    ("level", 12, 1),
-    ("items", 14, 2),
-    ("addr", 32, 8),
-    ("generation", 40, 8),
-    ("heap_start", 48, 2),
-    ("garbage", 50, 2),
-];
 const NODE_HEADER_SIZE: usize = 64;
 const NODE_SLOT_SIZE: usize = Key::SIZE + 4;
-
-/// An inode core's numbers.
-const CORE: [(&str, usize, usize); 20] = [
-    ("mode", 0, 4),
-    ("flags", 4, 4),
-    ("uid", 8, 4),
-    ("gid", 12, 4),
-    ("nlink", 16, 4),
-    ("reserved", 20, 4),
-    ("size", 24, 8),
-    ("blocks", 32, 8),
-    ("rdev", 40, 8),
-    ("parent", 48, 8),
-    ("change", 56, 8),
-    ("atime", 64, 8),
-    ("mtime", 72, 8),
-    ("ctime", 80, 8),
-    ("btime", 88, 8),
-    ("atime_nsec", 96, 4),
-    ("mtime_nsec", 100, 4),
-    ("ctime_nsec", 104, 4),
-    ("btime_nsec", 108, 4),
-    ("size", 24, 8),
-];
-
-/// A log header's numbers.
-const LOG_HEADER: [(&str, usize, usize); 7] = [
-    ("blocks", 12, 4),
-    ("epoch", 32, 8),
-    ("lsn", 40, 8),
-    ("tail_lsn", 48, 8),
-    ("durable_lsn", 56, 8),
-    ("payload_bytes", 64, 4),
-    ("records", 68, 4),
-];
 
 fn set(bytes: &mut [u8], at: usize, len: usize, n: u64) {
     bytes[at..at + len].copy_from_slice(&n.to_le_bytes()[..len]);
@@ -532,6 +461,7 @@ impl Liar {
             4 => &[("inode", 0, 8), ("type", 8, 1), ("name", 9, 1)],
             5 => &[("start", 0, 8), ("blocks", 8, 4), ("flags", 12, 4)],
             7 => &[("checksum", 0, 4), ("second checksum", 4, 4)],
+            TREE if value.len() == LimitEntry::SIZE => &LIMIT_FIELDS,
             TREE => &TREE_FIELDS,
             _ => &[("orphan", 0, 1)],
         };
@@ -544,6 +474,7 @@ impl Liar {
             (0, "child's address") | (5, "start") | (TREE, "root") if self.rng.random_bool(0.7) => {
                 self.block().0
             }
+            (TREE, "parent") => self.rng.random_range(0..6),
             (4, "inode") if self.rng.random_bool(0.7) => self.ino(),
             (1, "mode") if self.rng.random_bool(0.7) => {
                 self.one(&FileKind::ALL).mode_bits() as u64 | self.rng.random_range(0..0o10000)
@@ -942,6 +873,7 @@ fn change(fs: &FileSystem) {
     }
     roam(fs);
     change_trees(fs);
+    change_limits(fs);
     let _ = fs.checkpoint();
     let _ = fs.sync();
 }
@@ -960,6 +892,20 @@ fn change_trees(fs: &FileSystem) {
         let _ = fs.delete_tree(tree.dir, &tree.name);
     }
     let _ = fs.reclaim();
+}
+
+/// Sets limits, and works below those that there are.
+fn change_limits(fs: &FileSystem) {
+    let set = SetLimit { bytes: Some(Some(64 << 10)), files: Some(Some(50)) };
+    for limit in fs.limits().iter().take(20) {
+        let _ = fs.statfs_at(limit.dir);
+        let file = fs.create(limit.dir, b"below a limit", 0o644, OWNER);
+        let _ = file.map(|file| fs.write(file.ino, 0, &[1; 9000]));
+        let _ = fs.set_limit(limit.dir, SetLimit { bytes: Some(None), files: None });
+    }
+    let dir = fs.mkdir(Ino::ROOT, b"limited", 0o755, OWNER).map_or(Ino::ROOT, |attr| attr.ino);
+    let _ = fs.set_limit(dir, set);
+    let _ = fs.lookup(Ino::ROOT, b"many").map(|many| fs.set_limit(many.ino, set));
 }
 
 /// Names that [`roam`] follows: directories may contain one another in cycles.
