@@ -27,6 +27,7 @@ fn unmounted(files_lost: u64) -> Arc<MemDevice> {
         uid: 0,
         gid: 0,
         immutable: false,
+        data_checksums: false,
     };
     kedge_store::format(device.clone(), clock(), &params).unwrap();
     let store = open(&device);

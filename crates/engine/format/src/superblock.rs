@@ -61,8 +61,6 @@ pub const INCOMPAT_TREES: u64 = 1 << 3;
 /// Incompatible feature: file data has checksums ([`crate::sums`]). A version without this feature
 /// would overwrite data and leave the checksum of what was there before.
 pub const INCOMPAT_SUMS: u64 = 1 << 4;
-/// Incompatible feature: directory trees may have limits ([`crate::limits`]). A version without this
-/// feature would not count what it changes.
 /// Incompatible feature: directory trees may have limits ([`crate::limits`]). A version without
 /// this feature would not count what it changes.
 pub const INCOMPAT_LIMITS: u64 = 1 << 5;

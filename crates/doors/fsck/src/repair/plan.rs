@@ -95,8 +95,7 @@ pub(crate) fn final_core(g: &Geometry, inode: &Inode, core: InodeCore) -> InodeC
     // The data of a file that has lost checksums stays, without checksums.
     let lost = kind == FileKind::Regular && g.has_sums() && inode.unsummed;
     let flags = g.file_flags(&core) | if lost { FileFlags::NOCOW } else { FileFlags::default() };
-    InodeCore { mode, flags: flags.bits(), nlink, size, parent, blocks: inode.kept_blocks, ..core }
-    let flags = g.file_flags(&core).bits();
+    let flags = flags.bits();
     // Only images without limits are repaired.
     InodeCore { mode, flags, nlink, size, parent, blocks: inode.kept_blocks, limit: 0, ..core }
 }
