@@ -1,23 +1,21 @@
 //! A whole run: search, shrink, explain.
 
+use crate::causes::Causes;
 use crate::describe::Paths;
 use crate::disk::Disk;
-use crate::explain::{Explainer, Explanation, with_calls};
+use crate::explain::{Candidate, Explainer, Explanation, point_without_calls, with_calls};
 use crate::explaining::{Explaining, Watched};
 use crate::history::History;
 use crate::model::Model;
 use crate::recipe::{Pick, Recipe};
 use crate::recoveries::Recoveries;
-use crate::run::{Budget, Case, Checker, Ended, Hear, Outcome, Search, Verdict};
-use crate::shrink::Shrinker;
+use crate::run::{Budget, Case, Checker, Ended, Failure, Hear, Outcome, Search, Verdict};
 use crate::trace::Trace;
 
-/// Causes explained in a report; failing states beyond them are only counted.
-const CAUSES_MAX: usize = 8;
-/// Failing states that are shrunk to find causes.
-const SHRUNK_MAX: usize = 24;
 /// States tried with all missing calls inserted.
 const MENDED_STATES: u64 = 1000;
+/// How often missing calls are inserted and the rest is explained.
+const MENDINGS_MAX: usize = 3;
 
 /// The result of a run.
 #[derive(Clone, Debug)]
@@ -43,6 +41,12 @@ pub struct Report {
 impl Report {
     pub fn failed(&self) -> bool {
         self.outcome.failing > 0 || self.again.as_ref().is_some_and(|again| again.failing > 0)
+    }
+
+    /// All failures lie before the first promise, and no file was there at the start.
+    pub fn is_early(&self) -> bool {
+        let in_recoveries = self.again.as_ref().map_or(0, |again| again.failing);
+        self.outcome.failing > 0 && self.outcome.failing == self.outcome.failing_early && in_recoveries == 0
     }
 
     /// At least one state was judged and none failed. [`Outcome::is_whole`] says whether all were
@@ -92,68 +96,64 @@ impl Campaign<'_> {
             let (time, failing) = (self.budget.explain_time(), report.outcome.failing);
             let watched = Watched::new(self.checker, time, &self.budget.stop, self.hear, failing);
             self.explain(&history, &watched, &mut report);
-            report.mended = (!watched.is_stopped()).then(|| self.mend(&report, &watched)).flatten();
             report.explaining = watched.cost();
         }
         report
     }
 
-    /// Searches again with every missing call inserted.
-    fn mend(&self, report: &Report, watched: &Watched<'_>) -> Option<(u64, u64)> {
-        let fixes = report.failures.iter().flat_map(|f| &f.fixes);
-        let places: Vec<_> = fixes.flat_map(|f| f.places.iter().copied()).collect();
-        if places.is_empty() || watched.is_over() {
+    /// Explains the failures, inserts the missing calls, and searches again. What fails then has a
+    /// cause that others had hidden, and is explained in turn.
+    fn explain(&self, history: &History, watched: &Watched<'_>, report: &mut Report) {
+        let paths = Paths::of(self.trace);
+        let explainer =
+            Explainer { trace: self.trace, paths: &paths, history, watched, budget: &self.budget };
+        let mut causes = Causes::new(&explainer);
+        let outcome = &report.outcome;
+        report.unexplained = causes.explain(&outcome.failures);
+        report.unexplained += outcome.failing - outcome.failures.len() as u64;
+        for _ in 0..MENDINGS_MAX {
+            causes.merge();
+            let Some((tried, hidden)) = self.mend(causes.found(), watched) else { break };
+            report.mended = Some(tried);
+            let before = causes.found().len();
+            causes.explain(&hidden);
+            if causes.found().len() == before {
+                break;
+            }
+        }
+        report.failures = causes.into_found();
+    }
+
+    /// Searches again with every missing call inserted: how many states were tried and failed, and
+    /// the failing ones as states of the recording itself.
+    fn mend(&self, found: &[Explanation], watched: &Watched<'_>) -> Option<((u64, u64), Vec<Failure>)> {
+        let fixes = found.iter().flat_map(|f| &f.fixes);
+        let places: Vec<Candidate> = fixes.flat_map(|f| f.places.iter().copied()).collect();
+        if places.is_empty() || watched.is_stopped() || watched.is_over() {
             return None;
         }
         let trace = with_calls(self.trace, &places);
-        let history = History::new(&trace, self.model);
+        let mended = History::new(&trace, self.model);
         let budget = self.budget.of_states(MENDED_STATES);
-        let outcome = Search { trace: &trace, history: &history, checker: watched, budget, hear: None }.run();
+        let outcome = Search { trace: &trace, history: &mended, checker: watched, budget, hear: None }.run();
         // If time ran out, the states tried before still count.
         let is_judged = outcome.broken.is_none() || watched.is_cut();
-        (is_judged && outcome.states > 0 && outcome.ended != Ended::Stopped)
-            .then_some((outcome.states, outcome.failing))
+        let is_counted = is_judged && outcome.states > 0 && outcome.ended != Ended::Stopped;
+        let hidden = outcome
+            .failures
+            .iter()
+            .map(|f| Failure { recipe: without_calls(&f.recipe, &places, &mended), ..f.clone() });
+        is_counted.then(|| ((outcome.states, outcome.failing), hidden.collect()))
     }
+}
 
-    fn explain(&self, history: &History, watched: &Watched<'_>, report: &mut Report) {
-        let paths = Paths::of(self.trace);
-        let shrinker = Shrinker::new(self.trace, history, watched);
-        let explainer =
-            Explainer { trace: self.trace, paths: &paths, history, watched, budget: &self.budget };
-        let mut known: Vec<Vec<u32>> = Vec::new();
-        let mut shrunk_count = 0;
-        for failure in &report.outcome.failures {
-            let lost = history.lost(&failure.recipe);
-            let is_known = known
-                .iter()
-                .any(|roots| !roots.is_empty() && roots.iter().all(|n| lost.binary_search(n).is_ok()));
-            if is_known {
-                continue;
-            }
-            let is_enough = shrunk_count == SHRUNK_MAX || report.failures.len() == CAUSES_MAX;
-            if is_enough || watched.is_stopped() || watched.is_over() {
-                report.unexplained += 1;
-                continue;
-            }
-            shrunk_count += 1;
-            let shrunk = shrinker.shrink(&failure.recipe, &failure.message);
-            let is_new = !known.contains(&shrunk.roots);
-            known.push(shrunk.roots.clone());
-            if !is_new {
-                continue;
-            }
-            let explanation = explainer.explain(&shrunk);
-            if watched.is_stopped() {
-                // The last attempt got no verdict, so the sentence might be wrong.
-                report.unexplained += 1;
-                continue;
-            }
-            if !report.failures.iter().any(|e| e.cause == explanation.cause) {
-                report.failures.push(explanation);
-            }
-        }
-        report.unexplained += report.outcome.failing - report.outcome.failures.len() as u64;
-    }
+/// The state of a recording with inserted calls as a state of the recording without them. The edits
+/// are the same, and what can be lost with the calls can be lost without them.
+fn without_calls(recipe: &Recipe, places: &[Candidate], mended: &History) -> Recipe {
+    let lost = mended.lost(recipe);
+    let kept = (0..mended.upto(recipe.at) as u32).filter(|n| lost.binary_search(n).is_err());
+    let at = point_without_calls(places, recipe.at);
+    Recipe { at, pick: Pick::Keep(kept.collect()), torn: recipe.torn.clone() }
 }
 
 /// Explores a recording in this process: the judge gets each crash state as a [`Disk`] to recover

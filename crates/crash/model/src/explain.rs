@@ -8,6 +8,7 @@
 //! found is reported.
 
 use crate::describe::{Paths, count};
+use crate::early::Early;
 use crate::edit::Edit;
 use crate::explaining::Watched;
 use crate::history::History;
@@ -19,6 +20,10 @@ use serde::Serialize;
 
 /// States tried with the missing call inserted.
 const VERIFY_STATES: u64 = 400;
+/// Pairs of missing calls that are tried where no single one helps.
+const PAIRS_MAX: usize = 60;
+/// The part of a create or mkdir that a directory holds.
+const ENTRY: &str = "the directory entry";
 /// Moments before a crash that are tried as the last good state.
 const GOOD_TRIED_MAX: usize = 20;
 /// Places of one missing call that are fixed together.
@@ -44,6 +49,7 @@ impl CallRef {
     fn as_lost(&self) -> String {
         match self.is_whole {
             true => format!("#{} {}", self.number, self.text),
+            false if self.what == ENTRY => format!("{ENTRY} that #{} {} made", self.number, self.text),
             false => format!("{} of #{} {}", self.what, self.number, self.text),
         }
     }
@@ -71,6 +77,14 @@ pub struct Fix {
     pub(crate) places: Vec<Candidate>,
 }
 
+/// A failure that has its missing calls in common with another.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Also {
+    pub state: String,
+    pub loss: String,
+    pub message: String,
+}
+
 /// A failure explained in words.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Explanation {
@@ -92,6 +106,12 @@ pub struct Explanation {
     pub fixes: Vec<Fix>,
     /// The last mark before the crash.
     pub told: Option<String>,
+    /// The crash comes before the first promise, and no file was there at the start.
+    pub is_early: bool,
+    /// Other failures that the missing calls prevent as well.
+    pub also: Vec<Also>,
+    /// The loss in words.
+    pub loss: String,
     /// All of the above in words.
     pub sentence: String,
     /// Identifies the cause: lost calls and fix, equal for failures of one cause.
@@ -130,9 +150,6 @@ pub(crate) struct Candidate {
 
 /// The recording with these fsyncs inserted.
 pub(crate) fn with_calls(trace: &Trace, calls: &[Candidate]) -> Trace {
-    let mut ordered = calls.to_vec();
-    ordered.sort_by_key(|c| (c.before, c.ino));
-    ordered.dedup();
     let event = |c: Candidate| {
         let near = &trace.events[c.before as usize];
         let call = Call::Fsync { ino: c.ino, datasync: false, since: u64::from(c.before) };
@@ -140,7 +157,21 @@ pub(crate) fn with_calls(trace: &Trace, calls: &[Candidate]) -> Trace {
             Event { time: near.time, pid: near.pid, tid: near.tid, errno: 0, call, stack: Vec::new() };
         (c.before as usize, event)
     };
-    trace.with_events(ordered.into_iter().map(event).collect())
+    trace.with_events(ordered(calls).into_iter().map(event).collect())
+}
+
+fn ordered(calls: &[Candidate]) -> Vec<Candidate> {
+    let mut ordered = calls.to_vec();
+    ordered.sort_by_key(|c| (c.before, c.ino));
+    ordered.dedup();
+    ordered
+}
+
+/// A crash point of the recording with these fsyncs inserted, as one of the recording without them.
+pub(crate) fn point_without_calls(calls: &[Candidate], at: u32) -> u32 {
+    let calls = ordered(calls);
+    let inserted = (0u32..).zip(&calls).filter(|(n, c)| c.before + n < at);
+    at - inserted.count() as u32
 }
 
 impl Explainer<'_> {
@@ -166,7 +197,11 @@ impl Explainer<'_> {
         let kept = kept.map(|n| self.call(n, String::new()));
         let cause = cause(&calls, kept.as_ref(), &fixes);
         let last_good = self.last_good(recipe.at).map(|good| good.to_string());
-        let sentence = self.sentence(&calls, after.as_ref(), kept.as_ref(), &fixes, told.as_deref());
+        let loss = loss(&calls, after.as_ref(), kept.as_ref(), told.as_deref());
+        let sentence = match calls.is_empty() {
+            true => loss.clone(),
+            false => format!("{loss} {}", self.advice(&fixes, kept.as_ref())),
+        };
         Explanation {
             state: recipe.to_string(),
             message: shrunk.message.clone(),
@@ -177,6 +212,9 @@ impl Explainer<'_> {
             kept,
             fixes,
             told,
+            is_early: Early::of(self.trace, self.history).has(recipe.at),
+            also: Vec::new(),
+            loss,
             sentence,
             cause,
         }
@@ -210,7 +248,7 @@ impl Explainer<'_> {
             let micro = &self.history.micros[*n as usize];
             let what = match micro.edit {
                 Edit::Inode { .. } => "the new file",
-                Edit::Add { .. } => "its name in the directory",
+                Edit::Add { .. } => ENTRY,
                 Edit::Remove { .. } => "the removal of the name",
                 Edit::Rename { .. } => "the rename",
                 Edit::Data { .. } => "bytes",
@@ -232,9 +270,10 @@ impl Explainer<'_> {
                 .filter(|n| !matches!(self.history.micros[*n as usize].edit, Edit::Touch { .. }));
             edits.all(|n| lost.binary_search(&n).is_ok())
         };
-        let call = |(event, parts): (u32, Vec<&str>)| CallRef {
-            is_whole: whole(event),
-            ..self.call(event, parts.join(" and "))
+        let call = |(event, parts): (u32, Vec<&str>)| {
+            // Without its entry a new file cannot be seen, whatever else of it is lost.
+            let what = if parts.contains(&ENTRY) { ENTRY.to_owned() } else { parts.join(" and ") };
+            CallRef { is_whole: whole(event), ..self.call(event, what) }
         };
         calls.into_iter().map(call).collect()
     }
@@ -275,14 +314,26 @@ impl Explainer<'_> {
         if let Some(fix) = candidates.iter().find_map(|c| self.try_fix(&[*c], recipe, lost)) {
             return fix;
         }
-        // No single call helps: try one for each lost call.
-        let mut all: Vec<Candidate> = candidates.iter().copied().filter(|c| c.before == kept).collect();
+        // No single call helps: try two, and then one for each lost call.
+        candidates.sort_by_key(|c| c.before != kept);
+        let pairs = candidates
+            .iter()
+            .enumerate()
+            .flat_map(|(i, one)| candidates[i + 1..].iter().map(move |other| [*one, *other]))
+            .filter(|[one, other]| one.ino != other.ino);
+        let pair =
+            pairs.take(PAIRS_MAX).take_while(|_| !self.watched.is_over() && !self.watched.is_stopped());
+        if let Some(fix) = { pair }.find_map(|pair| self.try_fix(&pair, recipe, lost)) {
+            return fix;
+        }
+        let mut all: Vec<Candidate> = candidates.into_iter().filter(|c| c.before == kept).collect();
         all.truncate(8);
         self.try_fix(&all, recipe, lost).unwrap_or_default()
     }
 
-    /// The calls as fixes, if they make the state illegal.
-    fn try_fix(&self, calls: &[Candidate], recipe: &Recipe, lost: &[u32]) -> Option<Vec<Fix>> {
+    /// Whether the check passes with these calls in the recording where `recipe` lost these edits,
+    /// because the calls make some of them durable. Returns the recording with the calls.
+    fn prevented(&self, calls: &[Candidate], recipe: &Recipe, lost: &[u32]) -> Option<(Trace, History)> {
         let trace = with_calls(self.trace, calls);
         let history = History::new(&trace, self.history.model);
         let torn = recipe.torn.as_ref().map(|t| t.micro);
@@ -292,11 +343,25 @@ impl Explainer<'_> {
             return None;
         }
         let same = Recipe { at, pick: Pick::Lose(self.history.roots(lost)), torn: recipe.torn.clone() };
-        if self.still_fails(&trace, &history, &same) {
-            return None;
-        }
+        (!self.still_fails(&trace, &history, &same)).then_some((trace, history))
+    }
+
+    /// Whether the missing calls of one failure prevent another failure too.
+    pub fn prevents(&self, fixes: &[Fix], other: &Explanation) -> bool {
+        let places: Vec<Candidate> = fixes.iter().flat_map(|f| f.places.iter().copied()).collect();
+        let places = ordered(&places);
+        let Ok(recipe) = other.state.parse::<Recipe>() else { return false };
+        !places.is_empty()
+            && !other.lost.is_empty()
+            && !self.watched.is_over()
+            && self.prevented(&places, &recipe, &self.history.lost(&recipe)).is_some()
+    }
+
+    /// The calls as fixes, if they make the state illegal.
+    fn try_fix(&self, calls: &[Candidate], recipe: &Recipe, lost: &[u32]) -> Option<Vec<Fix>> {
+        self.prevented(calls, recipe, lost)?;
         // A program that omits a call in a loop omits it in each round.
-        let missing: Vec<u32> = lost.iter().copied().chain(torn).collect();
+        let missing: Vec<u32> = lost.iter().copied().chain(recipe.torn.as_ref().map(|t| t.micro)).collect();
         let others: Vec<Vec<Candidate>> = calls.iter().map(|c| self.alike(c, &missing)).collect();
         let all: Vec<Candidate> = calls.iter().copied().chain(others.iter().flatten().copied()).collect();
         let trace = with_calls(self.trace, &all);
@@ -341,13 +406,14 @@ impl Explainer<'_> {
         let is_own = micro.edit.own() == Some(candidate.ino);
         let (lost_kind, before_kind) = (self.kind(micro.event), self.kind(candidate.before));
         let mut places = Vec::new();
-        let mut open: Option<u64> = None;
+        let mut open: Option<(u64, u32)> = None;
         for event in *self.history.points().start()..*self.history.points().end() {
             let this = self.kind(event);
             if this == before_kind
-                && let Some(ino) = open.take()
+                && let Some((ino, done)) = open.take()
                 && event != candidate.before
                 && places.len() < ALIKE_MAX
+                && self.lacks(ino, done, event)
             {
                 places.push(Candidate { ino, before: event });
             }
@@ -355,10 +421,20 @@ impl Explainer<'_> {
                 let edits = self.history.of_event(event).map(|n| &self.history.micros[n as usize].edit);
                 let mut inos =
                     edits.filter_map(|e| if is_own { e.own() } else { e.dirs()[1].or(e.dirs()[0]) });
-                open = inos.next().or(open);
+                open = inos.next().map(|ino| (ino, event)).or(open);
             }
         }
         places
+    }
+
+    /// Whether anything that event `done` changed of an inode can still be lost just before event
+    /// `before`. If not, the program makes the call there already.
+    fn lacks(&self, ino: u64, done: u32, before: u32) -> bool {
+        self.history.of_event(done).any(|n| {
+            let edit = &self.history.micros[n as usize].edit;
+            let is_of = edit.own() == Some(ino) || edit.dirs().contains(&Some(ino));
+            is_of && !matches!(edit, Edit::Touch { .. }) && !self.history.is_durable(n, before)
+        })
     }
 
     fn still_fails(&self, trace: &Trace, history: &History, recipe: &Recipe) -> bool {
@@ -366,45 +442,6 @@ impl Explainer<'_> {
         let told = trace.marks(recipe.at as usize);
         let case = crate::run::Case { recipe, state: &state, told: &told, within: "", job: 0 };
         self.watched.check(&case) != crate::run::Verdict::Good
-    }
-
-    fn sentence(
-        &self,
-        lost: &[CallRef],
-        after: Option<&CallRef>,
-        kept: Option<&CallRef>,
-        fixes: &[Fix],
-        told: Option<&str>,
-    ) -> String {
-        let mut text = match (after, told) {
-            (Some(after), Some(told)) if after.is_mark => {
-                format!("A crash after the user was told {told:?} (#{})", after.number)
-            }
-            (Some(after), _) => format!("A crash after #{} {}", after.number, after.text),
-            (None, _) => "A crash at the start".to_owned(),
-        };
-        if lost.is_empty() {
-            text.push_str(
-                " leaves a state that does not pass the check, though nothing at all is lost. No persistence call can \
-                 prevent that: the calls up to there are not one atomic step. Write a new file and rename it, or keep a log.",
-            );
-            return text;
-        }
-        let list: Vec<String> = lost.iter().take(4).map(CallRef::as_lost).collect();
-        text.push_str(&format!(" can lose {}", list.join(", and ")));
-        if lost.len() > list.len() {
-            text.push_str(&format!(", and parts of {} more calls", lost.len() - list.len()));
-        }
-        match kept {
-            Some(kept) if kept.is_mark => {}
-            Some(kept) => {
-                text.push_str(&format!(", while the later #{} {} survives", kept.number, kept.text));
-            }
-            None => {}
-        }
-        text.push_str(". ");
-        text.push_str(&self.advice(fixes, kept));
-        text
     }
 
     fn advice(&self, fixes: &[Fix], kept: Option<&CallRef>) -> String {
@@ -415,7 +452,7 @@ impl Explainer<'_> {
                 }
                 None => "No persistence call prevents it: the step is not atomic. Write a new file and rename it, or \
                          keep a log with checksums.",
-                Some(_) => "No single persistence call was found that prevents it.",
+                Some(_) => "No single persistence call was found that prevents it, and no two together.",
             }
             .to_owned();
         };
@@ -434,8 +471,41 @@ impl Explainer<'_> {
                 count(first.tried, "state")
             ),
         };
-        format!("{} prevents it: {then}.", calls.join(" together with "))
+        let verb = if calls.len() == 1 { "prevents" } else { "prevent" };
+        format!("{} {verb} it: {then}.", calls.join(" together with "))
     }
+}
+
+/// What the crash loses, in words.
+fn loss(lost: &[CallRef], after: Option<&CallRef>, kept: Option<&CallRef>, told: Option<&str>) -> String {
+    let mut text = match (after, told) {
+        (Some(after), Some(told)) if after.is_mark => {
+            format!("A crash after the user was told {told:?} (#{})", after.number)
+        }
+        (Some(after), _) => format!("A crash after #{} {}", after.number, after.text),
+        (None, _) => "A crash at the start".to_owned(),
+    };
+    if lost.is_empty() {
+        text.push_str(
+            " leaves a state that does not pass the check, though nothing at all is lost. No persistence call can \
+             prevent that: the calls up to there are not one atomic step. Write a new file and rename it, or keep a log.",
+        );
+        return text;
+    }
+    let list: Vec<String> = lost.iter().take(4).map(CallRef::as_lost).collect();
+    text.push_str(&format!(" can lose {}", list.join(", and ")));
+    if lost.len() > list.len() {
+        text.push_str(&format!(", and parts of {} more calls", lost.len() - list.len()));
+    }
+    match kept {
+        Some(kept) if kept.is_mark => {}
+        Some(kept) => {
+            text.push_str(&format!(", while the later #{} {} survives", kept.number, kept.text));
+        }
+        None => {}
+    }
+    text.push('.');
+    text
 }
 
 /// The kind of a call: its text without numbers, since a loop makes the same call on files with
@@ -462,3 +532,7 @@ fn cause(lost: &[CallRef], kept: Option<&CallRef>, fixes: &[Fix]) -> String {
     parts.extend(kept.map(|k| format!("kept {}", kind(&k.text))));
     parts.join("; ")
 }
+
+#[cfg(test)]
+#[path = "explain_tests.rs"]
+mod tests;

@@ -16,7 +16,7 @@ use crate::model::{Model, Order};
 use crate::parts::Parts;
 use crate::recipe::{Pick, Recipe, Torn};
 use crate::split::{Micro, Splitter};
-use crate::state::State;
+use crate::state::{Body, ROOT, State};
 use crate::trace::{Call, Trace};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -148,6 +148,14 @@ impl History {
     /// The tree before the first edit that a crash can lose.
     pub(crate) fn base(&self) -> State {
         self.snapshots[0].clone()
+    }
+
+    /// Whether no file was there at the start.
+    pub(crate) fn starts_empty(&self) -> bool {
+        match self.snapshots[0].node(ROOT).map(|root| &root.body) {
+            Some(Body::Dir(entries)) => entries.is_empty(),
+            _ => true,
+        }
     }
 
     pub(crate) fn behind(&self, n: u32) -> impl Iterator<Item = u32> {

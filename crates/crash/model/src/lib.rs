@@ -14,6 +14,7 @@
 //! shipped, pattern      checkers that come with the tool; which files they judge
 //! shrink, explain       the smallest failing state; in words, with the call that prevents it
 //! campaign, explaining  a whole run; what its explanations cost, and their limit
+//! causes, early         failures grouped by what prevents them; those before the first promise
 //! again, recoveries     crashes the recoveries from crash states; what came of it
 //! workdir, beneath      directories that outlive no run; files that lie below one
 //! disk                  a file system in memory, for tests in Rust
@@ -24,9 +25,11 @@ pub mod again;
 mod beneath;
 mod bits;
 mod campaign;
+mod causes;
 pub mod check;
 pub mod describe;
 pub mod disk;
+mod early;
 pub mod edit;
 mod every;
 pub mod explain;
@@ -56,7 +59,7 @@ pub use campaign::{Campaign, Report, explore_in_memory};
 pub use check::CommandChecker;
 pub use disk::{Disk, DiskFile};
 pub use every::Every;
-pub use explain::{CallRef, Explanation, Fix};
+pub use explain::{Also, CallRef, Explanation, Fix};
 pub use explaining::Explaining;
 pub use files::FilesChecker;
 pub use history::History;

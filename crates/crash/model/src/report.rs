@@ -14,6 +14,10 @@ use serde_json::{Value, json};
 use std::fmt::Write;
 use std::path::Path;
 
+/// Lines of the checker's output shown in text, besides the first one.
+const CHECKER_LINES: usize = 4;
+/// Precedes the failures before the first promise.
+const EARLY: &str = "Before the first promise";
 /// Callers shown for a call.
 const FRAMES_MAX: usize = 8;
 
@@ -106,10 +110,23 @@ impl Told<'_> {
                 format!("{n} of {states} fail under {}; none was examined", report.model.name)
             }
             (n, _) => format!(
-                "{n} of {states} fail under {}, of {}",
+                "{n} of {states} fail under {}, of {}{}",
                 report.model.name,
-                count(report.failures.len() as u64, "cause")
+                count(report.failures.len() as u64, "cause"),
+                self.early().map_or_else(String::new, |early| format!("; {early}"))
             ),
+        }
+    }
+
+    /// How many failures lie before the first promise.
+    fn early(&self) -> Option<String> {
+        let outcome = &self.report.outcome;
+        match outcome.failing_early {
+            0 => None,
+            n if n == outcome.failing => {
+                Some("all of them before the first promise, with nothing to lose yet".to_owned())
+            }
+            n => Some(format!("{n} of them before the first promise, with nothing to lose yet")),
         }
     }
 
@@ -167,15 +184,23 @@ impl Told<'_> {
                 .expect("strings take any text");
         }
         for (i, failure) in self.report.failures.iter().enumerate() {
-            let message = failure.message.lines().last().unwrap_or_default();
+            let is_first_early = failure.is_early && !self.report.failures[..i].iter().any(|f| f.is_early);
+            if is_first_early {
+                writeln!(text, "\n{EARLY}:").expect("strings take any text");
+            }
             write!(
                 text,
-                "\n{}. {}\n   checker: {message}\n   state:   {}\n",
+                "\n{}. {}\n{}   state:   {}\n",
                 i + 1,
                 failure.sentence,
+                said(&failure.message),
                 failure.state
             )
             .expect("strings take any text");
+            for also in &failure.also {
+                writeln!(text, "   prevented as well: {} (state {})", also.loss, also.state)
+                    .expect("strings take any text");
+            }
             for (call, stack) in failure.stacks() {
                 writeln!(text, "   {call}").expect("strings take any text");
                 for frame in stack.iter().take(FRAMES_MAX) {
@@ -191,12 +216,12 @@ impl Told<'_> {
                 .expect("strings take any text");
         }
         if let (true, Some(first)) = (self.report.failures.is_empty(), self.report.outcome.failures.first()) {
-            writeln!(text, "the first failing state is {}: {}", first.recipe, first.message)
+            write!(text, "the first failing state is {}\n{}", first.recipe, said(&first.message))
                 .expect("strings take any text");
         }
         for failure in self.report.again.iter().flat_map(|again| &again.failures) {
-            let message = failure.message.lines().last().unwrap_or_default();
-            write!(text, "\n{}\n   checker: {message}\n   state:   {}\n", failure.sentence, failure.state)
+            let said = said(&failure.message);
+            write!(text, "\n{}\n{said}   state:   {}\n", failure.sentence, failure.state)
                 .expect("strings take any text");
         }
         if let Some(cut) = self.explaining_cut() {
@@ -229,6 +254,7 @@ impl Told<'_> {
             "systematic": outcome.planned,
             "systematic_not_tried": outcome.unreached,
             "failing": outcome.failing,
+            "failing_before_first_promise": outcome.failing_early,
             "seconds": outcome.took.as_secs_f64(),
             "explain_seconds": self.report.explaining.took.as_secs_f64(),
             "explain_checks": self.report.explaining.checks,
@@ -273,6 +299,27 @@ impl Told<'_> {
     pub fn html(&self) -> String {
         html::render(self, &Paths::of(self.trace))
     }
+}
+
+/// The checker's message in lines: the first, which has the exit code, and the last ones. The last
+/// one alone may be the mark of a compiler, such as `^`.
+fn last_lines(message: &str) -> Vec<&str> {
+    let mut lines: Vec<&str> = message.lines().filter(|line| !line.trim().is_empty()).collect();
+    if lines.len() > CHECKER_LINES + 1 {
+        let left_out = lines.len() - CHECKER_LINES;
+        lines.splice(1..left_out, ["…"]);
+    }
+    lines
+}
+
+/// The checker's message for a terminal.
+fn said(message: &str) -> String {
+    let lines = last_lines(message);
+    let mut text = format!("   checker: {}\n", lines.first().unwrap_or(&""));
+    for line in lines.iter().skip(1) {
+        writeln!(text, "            {line}").expect("strings take any text");
+    }
+    text
 }
 
 fn recoveries(n: u64) -> String {

@@ -236,3 +236,27 @@ fn a_limit_on_explaining_holds_and_is_said_where_it_cut() {
     assert!(text.contains(&format!("{count} not examined")), "{text}");
     assert!(text.contains("the first failing state is"), "{text}");
 }
+
+/// The last line alone may be the mark below a line of source.
+#[test]
+fn the_checkers_last_lines_are_shown_with_its_exit_code() {
+    let (mut report, trace) = failing();
+    let lines = [
+        "exit code 1: Traceback",
+        "",
+        "a",
+        "b",
+        "File x, line 3",
+        "    y = 1 +",
+        "        ^",
+        "SyntaxError: y",
+    ];
+    report.failures[0].message = lines.join("\n");
+    let told = told(&report, &trace);
+    let text = told.text();
+    assert!(text.contains("checker: exit code 1: Traceback\n            …\n"), "{text}");
+    assert!(text.contains("            SyntaxError: y\n   state:"), "{text}");
+    assert!(!text.contains("            b\n"), "{text}");
+    assert!(told.sarif(std::path::Path::new("/")).contains("SyntaxError: y"));
+    assert_eq!(last_lines("exit code 9"), ["exit code 9"]);
+}

@@ -4,6 +4,7 @@
 //! recording, model, seed and a budget counted in states, never on thread scheduling. Checkers run
 //! in parallel.
 
+use crate::early::Early;
 use crate::explore::Plan;
 use crate::history::History;
 use crate::page::Digest;
@@ -136,6 +137,8 @@ pub struct Outcome {
     pub planned: u64,
     pub unreached: u64,
     pub failing: u64,
+    /// How many of the failing states lie before the first promise ([`crate::early`]).
+    pub failing_early: u64,
     /// The first failing states, in the order in which they were tried.
     pub failures: Vec<Failure>,
     pub ended: Ended,
@@ -197,6 +200,7 @@ impl Source<'_> {
 #[derive(Default)]
 struct Found {
     failing: u64,
+    failing_early: u64,
     judged: u64,
     failures: Vec<Failure>,
     broken: Option<String>,
@@ -243,6 +247,7 @@ impl Search<'_> {
             planned: taken + left,
             unreached: left + source.unjudged,
             failing: found.failing,
+            failing_early: found.failing_early,
             failures: found.failures,
             ended: source.ended.unwrap_or(Ended::Covered),
             broken: found.broken,
@@ -258,6 +263,7 @@ impl Search<'_> {
         marks: &Marks<'_>,
         clock: &SystemClock,
     ) {
+        let early = Early::of(self.trace, self.history);
         loop {
             let next = self.next(&mut source.lock(), marks, clock);
             let Some((number, recipe, state)) = next else { return };
@@ -272,6 +278,7 @@ impl Search<'_> {
                 Verdict::Good => {}
                 Verdict::Bad(message) => {
                     found.failing += 1;
+                    found.failing_early += u64::from(early.has(recipe.at));
                     if found.failures.len() < FAILURES_KEPT_MAX {
                         found.failures.push(Failure { recipe, message, number });
                     }

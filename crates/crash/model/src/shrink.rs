@@ -4,6 +4,7 @@
 //! checker still fails; then the crash is moved to an earlier event. In the result no single lost
 //! call can be restored without the failure going away.
 
+use crate::early::Early;
 use crate::history::History;
 use crate::recipe::{Pick, Recipe};
 use crate::run::{Case, Checker, Verdict};
@@ -32,12 +33,14 @@ pub struct Shrinker<'a> {
     pub trace: &'a Trace,
     pub history: &'a History,
     pub checker: &'a dyn Checker,
+    early: Early,
     checks: Cell<u32>,
 }
 
 impl<'a> Shrinker<'a> {
     pub fn new(trace: &'a Trace, history: &'a History, checker: &'a dyn Checker) -> Shrinker<'a> {
-        Shrinker { trace, history, checker, checks: Cell::new(0) }
+        let early = Early::of(trace, history);
+        Shrinker { trace, history, checker, early, checks: Cell::new(0) }
     }
 
     /// Why the state fails. `None`: it passes, it cannot be judged, or the limit of checks was
@@ -83,11 +86,16 @@ impl<'a> Shrinker<'a> {
     fn as_prefix(&self, recipe: &Recipe) -> Option<(Recipe, String)> {
         let digest = self.history.state(recipe).digest();
         let first_lost = self.history.lost(recipe).first().map(|n| self.history.micros[*n as usize].event);
-        let start = *self.history.points().start();
+        let start = self.first_point(recipe);
         let like = (start..=recipe.at).rev().take(PREFIXES_MAX).map(|at| Recipe::new(at, Pick::All));
         let same = like.into_iter().find(|r| self.history.state(r).digest() == digest);
-        let before = first_lost.map(|at| Recipe::new(at, Pick::All));
+        let before = first_lost.filter(|at| *at >= start).map(|at| Recipe::new(at, Pick::All));
         [same, before].into_iter().flatten().find_map(|r| self.fails(&r).map(|message| (r, message)))
+    }
+
+    /// The first point to which the crash may be moved.
+    fn first_point(&self, recipe: &Recipe) -> u32 {
+        self.early.first_like(recipe.at).max(*self.history.points().start())
     }
 
     /// Drops the tear if the state fails without it.
@@ -137,9 +145,34 @@ impl<'a> Shrinker<'a> {
         self.lose_later_part(best, roots);
     }
 
+    /// Restores the beginning of the lost edits, halves first. An edit needs earlier ones only, so
+    /// any beginning can be restored. In a log the first lost edit takes all later ones with it, and
+    /// is seldom the one that matters.
+    fn give_back_beginning(&self, best: &mut (Recipe, String), roots: &mut Vec<u32>) {
+        let mut lost = self.history.lost(&best.0);
+        let mut part = lost.len() / 2;
+        while part > 0 {
+            if part >= lost.len() {
+                part = lost.len() / 2;
+                continue;
+            }
+            let next = self.history.roots(&lost[part..]);
+            let recipe = Recipe { pick: Pick::Lose(next.clone()), ..best.0.clone() };
+            match self.fails(&recipe) {
+                Some(message) => {
+                    *best = (recipe, message);
+                    *roots = next;
+                    lost.drain(..part);
+                }
+                None => part /= 2,
+            }
+        }
+    }
+
     /// For each root: tries to restore it and lose only the edits that need it, which may be what
     /// matters.
     fn lose_later_part(&self, best: &mut (Recipe, String), roots: &mut Vec<u32>) {
+        self.give_back_beginning(best, roots);
         let mut tried = 0;
         while tried < roots.len() {
             let given_back = roots[tried];
@@ -168,7 +201,7 @@ impl<'a> Shrinker<'a> {
         }
         let first = roots.iter().map(|n| self.history.micros[*n as usize].event + 1).max();
         let torn = best.0.torn.as_ref().map(|t| self.history.micros[t.micro as usize].event + 1);
-        let first = first.max(torn).unwrap_or(*self.history.points().start());
+        let first = first.max(torn).unwrap_or_default().max(self.first_point(&best.0));
         // Steps backwards by halves, then by one.
         let mut step = (best.0.at.saturating_sub(first)).div_ceil(2);
         while step > 0 && best.0.at > first {

@@ -4,7 +4,7 @@
 //! It is one file without scripts or external resources, so that it can be stored with a CI run and
 //! read in any browser. Colours follow the reader's choice of light or dark.
 
-use super::{FRAMES_MAX, Told, escape};
+use super::{EARLY, FRAMES_MAX, Told, escape};
 use crate::describe::{Paths, count};
 use crate::explain::Explanation;
 use crate::history::History;
@@ -114,10 +114,21 @@ fn cause(
     put(
         page,
         format_args!(
-            "<section><h2>Failure {number}</h2>\n<p class=\"sentence\">{}</p>\n",
+            "<section><h2>Failure {number}{}</h2>\n<p class=\"sentence\">{}</p>\n",
+            if failure.is_early { format!(": {}", EARLY.to_lowercase()) } else { String::new() },
             escape(&failure.sentence)
         ),
     );
+    for also in &failure.also {
+        put(
+            page,
+            format_args!(
+                "<p>Prevented as well: {} (state <code>{}</code>)</p>\n",
+                escape(&also.loss),
+                escape(&also.state)
+            ),
+        );
+    }
     for fix in &failure.fixes {
         put(
             page,

@@ -5,7 +5,7 @@
 //! is missing, otherwise of the first lost call. Without callers it is the recording. What is no
 //! finding (no verdict, states that were not tried) is a notification of the run.
 
-use super::Told;
+use super::{Told, last_lines};
 use crate::explain::Explanation;
 use crate::page::digest_of;
 use serde_json::{Value, json};
@@ -119,9 +119,10 @@ fn result(
     let place = stacks.iter().find_map(|(_, frames)| frames.iter().find_map(|frame| source(frame, sources)));
     // A server that shows the result needs a line, and a recording has none.
     let (uri, line) = place.unwrap_or_else(|| (uri(told.name), 1));
-    let text = match message.lines().last() {
-        Some(last) => format!("{sentence} The checker said: {last}"),
-        None => sentence.to_owned(),
+    let said = last_lines(message).join("\n");
+    let text = match said.is_empty() {
+        true => sentence.to_owned(),
+        false => format!("{sentence} The checker said: {said}"),
     };
     // Equal for the same cause in other recordings of the same program.
     let cause = explanation.map_or(message, |explanation| &explanation.cause);

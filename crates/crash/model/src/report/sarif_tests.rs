@@ -122,7 +122,10 @@ fn a_finding_has_all_that_the_schema_demands() {
     let [result] = results(&sarif) else { panic!("{sarif:#}") };
     assert_eq!(result["ruleId"], "missing-persistence-call");
     let text = result["message"]["text"].as_str().unwrap();
-    assert!(text.contains("fsync(\".\")") && text.ends_with("The checker said: f is lost"), "{text}");
+    assert!(
+        text.contains("fsync(\".\")") && text.ends_with("The checker said: first line\nf is lost"),
+        "{text}"
+    );
     // Without callers the place is the recording.
     let place = &result["locations"][0]["physicalLocation"];
     assert_eq!(place["artifactLocation"]["uri"], "runs/a%20b.kcr");

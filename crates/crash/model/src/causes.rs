@@ -1,0 +1,124 @@
+//! The causes of failing states: each failing state is shrunk and explained, and those that the same
+//! missing calls prevent are merged.
+
+use crate::early::Early;
+use crate::explain::{Also, Explainer, Explanation};
+use crate::run::Failure;
+use crate::shrink::Shrinker;
+
+/// Causes explained in a report; failing states beyond them are only counted.
+const CAUSES_MAX: usize = 8;
+/// Failing states that are shrunk to find causes.
+const SHRUNK_MAX: usize = 24;
+
+pub(crate) struct Causes<'a> {
+    explainer: &'a Explainer<'a>,
+    shrinker: Shrinker<'a>,
+    early: Early,
+    found: Vec<Explanation>,
+    /// Failing states that were shrunk.
+    shrunk: usize,
+}
+
+impl<'a> Causes<'a> {
+    pub fn new(explainer: &'a Explainer<'a>) -> Causes<'a> {
+        let (trace, history) = (explainer.trace, explainer.history);
+        Causes {
+            explainer,
+            shrinker: Shrinker::new(trace, history, explainer.watched),
+            early: Early::of(trace, history),
+            found: Vec::new(),
+            shrunk: 0,
+        }
+    }
+
+    pub fn found(&self) -> &[Explanation] {
+        &self.found
+    }
+
+    /// The causes, broken promises first.
+    pub fn into_found(mut self) -> Vec<Explanation> {
+        self.found.sort_by_key(|e| e.is_early);
+        self.found
+    }
+
+    /// Explains failing states. A state that lacks all that the smallest form of an earlier one
+    /// lacks is taken to have the same cause. Returns how many were not examined.
+    pub fn explain(&mut self, failures: &[Failure]) -> u64 {
+        let (explainer, watched) = (self.explainer, self.explainer.watched);
+        let mut known: Vec<(bool, Vec<u32>)> = Vec::new();
+        let mut unexamined = 0;
+        // Broken promises first, since the number of explained failures is limited.
+        let mut failures: Vec<&Failure> = failures.iter().collect();
+        failures.sort_by_key(|failure| self.early.has(failure.recipe.at));
+        for failure in failures {
+            let is_early = self.early.has(failure.recipe.at);
+            let lost = explainer.history.lost(&failure.recipe);
+            let is_known = known.iter().any(|(early, roots)| {
+                *early == is_early && !roots.is_empty() && roots.iter().all(|n| lost.binary_search(n).is_ok())
+            });
+            if is_known {
+                continue;
+            }
+            let is_enough = self.shrunk == SHRUNK_MAX || self.found.len() == CAUSES_MAX;
+            if is_enough || watched.is_stopped() || watched.is_over() {
+                unexamined += 1;
+                continue;
+            }
+            self.shrunk += 1;
+            let shrunk = self.shrinker.shrink(&failure.recipe, &failure.message);
+            let roots = (is_early, shrunk.roots.clone());
+            let is_new = !known.contains(&roots);
+            known.push(roots);
+            if !is_new {
+                continue;
+            }
+            let explanation = explainer.explain(&shrunk);
+            if watched.is_stopped() {
+                // The last attempt got no verdict, so the sentence might be wrong.
+                unexamined += 1;
+                continue;
+            }
+            let is_same = |e: &Explanation| e.is_early == is_early && e.cause == explanation.cause;
+            if !self.found.iter().any(is_same) {
+                self.found.push(explanation);
+            }
+        }
+        unexamined
+    }
+
+    /// Merges failures that the same missing calls prevent: the calls that prevent most are kept,
+    /// with the other failures below them.
+    pub fn merge(&mut self) {
+        let count = self.found.len();
+        let of = |i: usize| (0..count).filter(|j| *j != i && self.prevents(i, *j)).collect();
+        let prevented: Vec<Vec<usize>> = (0..count).map(of).collect();
+        let mut order: Vec<usize> = (0..count).collect();
+        order.sort_by_key(|i| std::cmp::Reverse(prevented[*i].len()));
+        let mut below: Vec<Option<usize>> = vec![None; count];
+        for i in order {
+            if below[i].is_none() {
+                // A failure that already has others below it stays.
+                let is_free = |j: &&usize| below[**j].is_none() && !below.contains(&Some(**j));
+                let free: Vec<usize> = prevented[i].iter().filter(is_free).copied().collect();
+                free.into_iter().for_each(|j| below[j] = Some(i));
+            }
+        }
+        let found = std::mem::take(&mut self.found);
+        let also = |j: usize| {
+            let Explanation { state, loss, message, also, .. } = found[j].clone();
+            [Also { state, loss, message }].into_iter().chain(also)
+        };
+        let kept = (0..count).filter(|i| below[*i].is_none()).map(|i| {
+            let more = (0..count).filter(|j| below[*j] == Some(i)).flat_map(also);
+            Explanation { also: found[i].also.iter().cloned().chain(more).collect(), ..found[i].clone() }
+        });
+        self.found = kept.collect();
+    }
+
+    fn prevents(&self, i: usize, j: usize) -> bool {
+        let (one, other) = (&self.found[i], &self.found[j]);
+        // A broken promise is not hidden below a failure before the first promise.
+        one.is_early <= other.is_early && self.explainer.prevents(&one.fixes, other)
+    }
+}

@@ -1,0 +1,35 @@
+//! Failures before the first promise.
+//!
+//! A program that starts in an empty directory and has promised nothing yet has no data that a
+//! crash could take from its user. That it does not start after such a crash is a fault too, but
+//! one that an installer may mend by starting over. So reports and the exit code show these
+//! failures apart. If there were files at the start, the user has them, and no failure is early.
+
+use crate::history::History;
+use crate::trace::{Call, Trace};
+
+/// The part of a recording before its first promise.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Early {
+    /// The number of the first promise. `None`: no failure is early.
+    first: Option<u32>,
+}
+
+impl Early {
+    pub fn of(trace: &Trace, history: &History) -> Early {
+        let is_promise = |call: &Call| matches!(call, Call::Mark { .. });
+        let first = trace.events.iter().position(|e| is_promise(&e.call));
+        Early { first: first.filter(|_| history.starts_empty()).map(|n| n as u32) }
+    }
+
+    /// Whether a crash at this point comes before the first promise.
+    pub fn has(&self, at: u32) -> bool {
+        self.first.is_some_and(|first| at <= first)
+    }
+
+    /// The first crash point on the same side of the first promise. A failure after a promise stays
+    /// one when the crash is moved to an earlier point.
+    pub fn first_like(&self, at: u32) -> u32 {
+        self.first.filter(|first| at > *first).map_or(0, |first| first + 1)
+    }
+}
