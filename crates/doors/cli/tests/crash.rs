@@ -510,3 +510,36 @@ fn callers_that_are_not_certain_are_said_to_be_so() {
     let publish = rename.iter().position(|f| f.starts_with("publish at ")).unwrap();
     assert!(rename[publish + 1..] == ["(callers unknown from here)"], "{rename:#?}");
 }
+
+/// A failure before the first promise of a program that starts with nothing has an exit code of its
+/// own. With files at the start, or after a promise, it is a failure like any other.
+#[test]
+fn failures_before_the_first_promise_have_their_own_exit_code() {
+    needs_fuse!();
+    let place = place_with_old_doc();
+    let script = "echo head > head; echo body > body; sync head body .; echo ready";
+    let check = "test -s head -a -s body || test -z \"$(ls | grep -v doc)\"";
+    record(&place, &["--ack", "^ready"], script).ok();
+    let (code, report) = explore(&place, "ext4", check);
+    assert_eq!(code, 4, "{report:#}");
+    assert_eq!(report["failing"], report["failing_before_first_promise"], "{report:#}");
+    let run = place.kedge(["crash", "explore", "run.kcr", "--model", "ext4", "--check", check]);
+    assert_eq!(run.code, 4, "{}", run.err);
+    assert!(run.out.contains("Before the first promise:\n"), "{}", run.out);
+    assert!(run.out.contains("checker: exit code 1"), "{}", run.out);
+    let state = report["causes"][0]["state"].as_str().unwrap();
+    let words = ["crash", "replay", "run.kcr", "--model", "ext4", "--state", state, "--check", check];
+    assert_eq!(place.kedge(words).code, 1, "the replay of one state knows no difference");
+
+    record(&place, &["--from", "from", "--ack", "^ready"], script).ok();
+    let (code, report) = explore(&place, "ext4", check);
+    assert_eq!((code, &report["failing_before_first_promise"]), (1, &0.into()), "{report:#}");
+    record(&place, &["--ack", "^ready"], &format!("{script}; : > head; echo again > head; echo ready")).ok();
+    let (code, report) = explore(&place, "ext4", check);
+    assert_eq!(code, 1, "{report:#}");
+    assert!(report["failing_before_first_promise"].as_u64().unwrap() > 0, "{report:#}");
+
+    let help = place.run("crash explore --help").ok();
+    assert!(help.contains("4  the check fails only on states before the first promise"), "{help}");
+    assert!(help.contains("[default: 10000 states]"), "{help}");
+}

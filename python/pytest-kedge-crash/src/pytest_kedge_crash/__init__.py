@@ -11,7 +11,7 @@ import pytest
 __all__ = ["Explored", "KedgeCrash", "KedgeError", "Recording"]
 
 # Exit codes of `kedge crash explore`.
-PASSED, FAILED = 0, 1
+PASSED, FAILED, FAILED_EARLY = 0, 1, 4
 
 
 class KedgeError(Exception):
@@ -68,7 +68,7 @@ class Recording:
         words += ["--explain", str(explain)] if explain is not None else []
         words += ["--html", str(html)] if html is not None else []
         run = self._kedge(words)
-        if run.returncode not in (PASSED, FAILED):
+        if run.returncode not in (PASSED, FAILED, FAILED_EARLY):
             raise KedgeError(f"{run.stderr}{run.stdout}")
         return Explored(json.loads(run.stdout))
 

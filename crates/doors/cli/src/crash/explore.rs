@@ -21,9 +21,22 @@ const RECOVERIES_DEFAULT: u64 = 32;
 /// Exit code: no verdict. The checker, the recording or the machine is faulty, or a signal ended
 /// the search.
 pub const NO_VERDICT: u8 = 3;
+/// Exit code: the only failures lie before the first promise, and no file was there at the start.
+const ONLY_EARLY: u8 = 4;
 const PROGRESS_MILLIS: u64 = 250;
 
+/// For `--help`; the man page has its own section.
+const EXIT_CODES: &str = "\
+Exit codes:
+  0  no failure was found
+  1  the check fails on a state that a crash may leave
+  2  wrong usage
+  3  no verdict: the check fails without any crash or cannot be run, there is no room for a state,
+     the recording cannot be read, or a signal came before a failure was found
+  4  the check fails only on states before the first promise, and no file was there at the start";
+
 #[derive(clap::Args, Debug)]
+#[command(after_long_help = EXIT_CODES)]
 pub struct Args {
     /// The recording
     #[arg(required_unless_present = "checker")]
@@ -33,7 +46,7 @@ pub struct Args {
     /// What the file system may lose (see kedge crash models)
     #[arg(long, value_parser = super::model_parser(), default_value = "posix")]
     model: Model,
-    /// Limit: a number of states, or a time such as 5m
+    /// Limit of the search: a number of states, or a time such as 5m [default: 10000 states]
     #[arg(long, value_name = "TIME|STATES", value_parser = parse_budget)]
     budget: Option<Limit>,
     /// Limit of the time in which failing states are shrunk and explained; 0: do not explain
@@ -193,6 +206,7 @@ fn exit_code(report: &Report, was_stopped: bool) -> u8 {
     let outcome = &report.outcome;
     let is_judged = outcome.broken.is_none() && report.fails_uncrashed.is_none() && outcome.states > 0;
     match is_judged {
+        true if report.failed() && report.is_early() => ONLY_EARLY,
         true if report.failed() => crate::FAILURE,
         true if report.passed() && outcome.ended != Ended::Stopped && !was_stopped => 0,
         _ => NO_VERDICT,

@@ -40,11 +40,23 @@ const EXIT_JUDGED: Section = (
         Term("0", "No failure was found."),
         Term("1", "The check fails on a state that a crash may leave."),
         Term("2", "Wrong usage. Nothing was touched."),
+        Term("3", NO_VERDICT),
         Term(
-            "3",
-            "No verdict: the check fails without any crash or cannot be run, there is no room for a \
-             state, the recording cannot be read, or a signal came before a failure was found.",
+            "4",
+            "The check fails only on states before the first promise, and no file was there at the \
+             start: nothing could be lost yet.",
         ),
+    ],
+);
+const NO_VERDICT: &str = "No verdict: the check fails without any crash or cannot be run, there is no room for a \
+                          state, the recording cannot be read, or a signal came before a failure was found.";
+const EXIT_REPLAYED: Section = (
+    "EXIT STATUS",
+    &[
+        Term("0", "The check accepts the state, or none was given."),
+        Term("1", "The check fails on the state."),
+        Term("2", "Wrong usage. Nothing was touched."),
+        Term("3", NO_VERDICT),
     ],
 );
 const EXIT_RECORD: Section = (
@@ -250,10 +262,21 @@ const PAGES: &[(&str, &[Section])] = &[
                     ),
                 ],
             ),
+            (
+                "BUDGET",
+                &[Text(
+                    "The budget limits the search: 10,000 distinct states, if neither states nor time \
+                     are given. Explaining failures takes more runs of the check and has a limit of \
+                     its own (--explain): by default the budget's time, at least 30 seconds, and no \
+                     limit if the budget is a number of states. A missing call is tried on no more \
+                     states than the budget allows. If a budget ends first, the report says how many \
+                     systematic states were not tried, and what was not explained.",
+                )],
+            ),
             EXIT_JUDGED,
         ],
     ),
-    ("kedge-crash-replay", &[EXIT_JUDGED]),
+    ("kedge-crash-replay", &[EXIT_REPLAYED]),
     ("kedge-crash-record", &[EXIT_RECORD]),
     (
         "kedge-crash",
