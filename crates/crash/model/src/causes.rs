@@ -8,7 +8,7 @@ use crate::shrink::Shrinker;
 
 /// Causes explained in a report; failing states beyond them are only counted.
 const CAUSES_MAX: usize = 8;
-/// Failing states that are shrunk to find causes.
+/// Failing states of one search that are shrunk to find causes.
 const SHRUNK_MAX: usize = 24;
 
 pub(crate) struct Causes<'a> {
@@ -16,8 +16,6 @@ pub(crate) struct Causes<'a> {
     shrinker: Shrinker<'a>,
     early: Early,
     found: Vec<Explanation>,
-    /// Failing states that were shrunk.
-    shrunk: usize,
 }
 
 impl<'a> Causes<'a> {
@@ -28,7 +26,6 @@ impl<'a> Causes<'a> {
             shrinker: Shrinker::new(trace, history, explainer.watched),
             early: Early::of(trace, history),
             found: Vec::new(),
-            shrunk: 0,
         }
     }
 
@@ -39,6 +36,9 @@ impl<'a> Causes<'a> {
     /// The causes, broken promises first.
     pub fn into_found(mut self) -> Vec<Explanation> {
         self.found.sort_by_key(|e| e.is_early);
+        // A state that was explained itself later is not listed below another one.
+        let own: Vec<String> = self.found.iter().map(|e| e.state.clone()).collect();
+        self.found.iter_mut().for_each(|e| e.also.retain(|also| !own.contains(&also.state)));
         self.found
     }
 
@@ -47,7 +47,7 @@ impl<'a> Causes<'a> {
     pub fn explain(&mut self, failures: &[Failure]) -> u64 {
         let (explainer, watched) = (self.explainer, self.explainer.watched);
         let mut known: Vec<(bool, Vec<u32>)> = Vec::new();
-        let mut unexamined = 0;
+        let (mut unexamined, mut shrunk_count) = (0, 0);
         // Broken promises first, since the number of explained failures is limited.
         let mut failures: Vec<&Failure> = failures.iter().collect();
         failures.sort_by_key(|failure| self.early.has(failure.recipe.at));
@@ -60,12 +60,12 @@ impl<'a> Causes<'a> {
             if is_known {
                 continue;
             }
-            let is_enough = self.shrunk == SHRUNK_MAX || self.found.len() == CAUSES_MAX;
+            let is_enough = shrunk_count == SHRUNK_MAX || self.found.len() == CAUSES_MAX;
             if is_enough || watched.is_stopped() || watched.is_over() {
                 unexamined += 1;
                 continue;
             }
-            self.shrunk += 1;
+            shrunk_count += 1;
             let shrunk = self.shrinker.shrink(&failure.recipe, &failure.message);
             let roots = (is_early, shrunk.roots.clone());
             let is_new = !known.contains(&roots);

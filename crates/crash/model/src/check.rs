@@ -13,6 +13,7 @@
 
 use crate::beneath::{self, Beneath};
 use crate::edit::Edit;
+use crate::loops::{self, DEVICE_FILE, DEVICE_VARIABLE, Loop};
 use crate::run::{Case, Checker, Verdict};
 use crate::state::{Body, FileBody, Node, State};
 use crate::workdir::{WorkDir, clear};
@@ -51,7 +52,17 @@ pub struct CommandChecker {
     pub memory: Option<u64>,
     /// When set, running checkers are killed and give no verdict.
     pub stop: Arc<AtomicBool>,
+    /// The states are of a block device.
+    pub device: Option<DeviceAs>,
     work: WorkDir,
+}
+
+/// The form in which a checker gets a block device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceAs {
+    File,
+    /// A loop device over that file.
+    Loop,
 }
 
 /// How a checker ended.
@@ -75,8 +86,13 @@ impl CommandChecker {
             None if rustix::fs::access(shm, rustix::fs::Access::WRITE_OK).is_ok() => shm.to_owned(),
             None => std::env::temp_dir(),
         };
-        let work = WorkDir::new(&place, "kedge-crash-", |_| Ok(()))?;
-        Ok(CommandChecker { command: command.to_owned(), timeout, memory, stop: Arc::default(), work })
+        let release = |dir: &Path| {
+            loops::detach_below(dir);
+            Ok(())
+        };
+        let work = WorkDir::new(&place, "kedge-crash-", release)?;
+        let stop = Arc::default();
+        Ok(CommandChecker { command: command.to_owned(), timeout, memory, stop, device: None, work })
     }
 
     /// Judges a state by the command with these arguments (`$1` and so on).
@@ -97,7 +113,15 @@ impl CommandChecker {
             File::options().create(true).truncate(true).read(true).write(true).open(root.join("output"))?;
         let mut command = self.command_in(case, &dir, &root, args)?;
         command.stdout(output.try_clone()?).stderr(output.try_clone()?);
+        let attached = match self.device {
+            Some(DeviceAs::Loop) => Some(Loop::attach(&dir.join(DEVICE_FILE))?),
+            _ => None,
+        };
+        if let Some(attached) = &attached {
+            command.env(DEVICE_VARIABLE, attached.path());
+        }
         let end = self.wait(&mut command, &output)?;
+        drop(attached);
         let verdict = self.verdict(&end, &tail(output)?);
         match verdict {
             Verdict::Bad(_) if !has_room(self.work.path())? => Ok(Verdict::Broken(format!(
@@ -120,9 +144,15 @@ impl CommandChecker {
         let told = case.told.join("\n");
         let told_file = root.join("acked");
         fs::write(&told_file, format!("{told}\n"))?;
-        let mut command = Command::new("/bin/sh");
+        // What a checker mounts ends with it, even if it is killed.
+        let start = if self.device.is_some() { loops::with_own_mounts() } else { &[] };
+        let mut words = start.iter().copied().chain(["/bin/sh", "-c"]);
+        let mut command = Command::new(words.next().expect("the shell at least"));
+        if self.device.is_some() {
+            command.env(DEVICE_VARIABLE, dir.join(DEVICE_FILE));
+        }
         command
-            .arg("-c")
+            .args(words)
             .arg(format!("{}eval \"$KEDGE_CHECK\"", self.limits()))
             .arg("sh")
             .args(args)

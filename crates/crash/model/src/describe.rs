@@ -11,7 +11,12 @@ pub struct Paths {
     of: Vec<(String, String)>,
     /// Where each inode got a name: event, directory, name.
     names: HashMap<u64, Vec<(usize, u64, Vec<u8>)>>,
+    /// The file that stands for a block device.
+    device: Option<u64>,
 }
+
+/// The persistence call of a block device.
+const FLUSH: &str = "flush";
 
 /// Bounds a loop of directories, which only a damaged recording has.
 const DEPTH_MAX: usize = 256;
@@ -20,7 +25,11 @@ const PATH_MAX: usize = 4096;
 
 impl Paths {
     pub fn of(trace: &Trace) -> Paths {
-        let mut paths = Paths { of: Vec::with_capacity(trace.events.len()), names: HashMap::new() };
+        let mut paths = Paths {
+            of: Vec::with_capacity(trace.events.len()),
+            names: HashMap::new(),
+            device: trace.device(),
+        };
         for (number, event) in trace.events.iter().enumerate() {
             let both = paths.read(number, event);
             paths.of.push(both);
@@ -30,6 +39,14 @@ impl Paths {
 
     fn set_name(&mut self, number: usize, ino: u64, dir: u64, name: &[u8]) {
         self.names.entry(ino).or_default().push((number, dir, name.to_vec()));
+    }
+
+    /// The call that makes an inode durable.
+    pub fn persisting(&self, ino: u64, at: usize) -> String {
+        match self.device == Some(ino) {
+            true => FLUSH.to_owned(),
+            false => format!("fsync({:?})", self.inode(ino, at)),
+        }
     }
 
     pub fn path(&self, event: usize) -> &str {
@@ -103,7 +120,8 @@ impl Paths {
             | Call::Sync { .. }
             | Call::Mark { .. }
             | Call::Baseline
-            | Call::End { .. } => (none(), none()),
+            | Call::End { .. }
+            | Call::Device { .. } => (none(), none()),
         }
     }
 
@@ -113,6 +131,13 @@ impl Paths {
         let name = event.call.name();
         let text = match &event.call {
             Call::Create { target: Some(_), .. } => format!("{name}({second:?}, {path:?})"),
+            Call::Fsync { ino, .. } if self.device == Some(*ino) => FLUSH.to_owned(),
+            Call::Write { ino, offset, data, .. } if self.device == Some(*ino) => {
+                format!("{name}({} bytes at {offset})", data.len())
+            }
+            Call::Allocate { ino, offset, len, .. } if self.device == Some(*ino) => {
+                format!("discard({len} bytes at {offset})")
+            }
             Call::Create { .. } | Call::Remove { .. } | Call::Fsync { .. } | Call::Tmpfile { .. } => {
                 format!("{name}({path:?})")
             }
@@ -140,7 +165,7 @@ impl Paths {
             Call::Mark { text } => format!("mark {text:?}"),
             Call::Process { pid, name, .. } => format!("process {pid}, {}", printable(name)),
             Call::End { code } => format!("end, exit code {code}"),
-            Call::Sync { .. } | Call::Baseline => name.to_owned(),
+            Call::Sync { .. } | Call::Baseline | Call::Device { .. } => name.to_owned(),
         };
         if event.ok() { text } else { format!("{text} = {}", std::io::Error::from_raw_os_error(event.errno)) }
     }

@@ -19,7 +19,7 @@ impl Early {
     pub fn of(trace: &Trace, history: &History) -> Early {
         let is_promise = |call: &Call| matches!(call, Call::Mark { .. });
         let first = trace.events.iter().position(|e| is_promise(&e.call));
-        Early { first: first.filter(|_| history.starts_empty()).map(|n| n as u32) }
+        Early { first: first.filter(|_| history.starts_empty(trace.device())).map(|n| n as u32) }
     }
 
     /// Whether a crash at this point comes before the first promise.

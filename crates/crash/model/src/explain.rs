@@ -188,7 +188,11 @@ impl Explainer<'_> {
             let micro = &self.history.micros[torn.micro as usize];
             let Edit::Data { page, .. } = micro.edit else { unreachable!("only bytes are torn") };
             let (from, to) = (torn.sectors.start * 512, torn.sectors.end * 512);
-            let what = format!("all but bytes {from} to {to} of its page at {}", page * 4096);
+            let page = page * 4096;
+            let what = match torn.is_garbage {
+                true => format!("bytes (garbage from byte {from} to {to} of the page at {page})"),
+                false => format!("all but bytes {from} to {to} of its page at {page}"),
+            };
             calls.insert(0, self.call(micro.event, what));
         }
         let told = self.trace.marks(recipe.at as usize).last().map(|t| (*t).to_owned());
@@ -336,10 +340,10 @@ impl Explainer<'_> {
     fn prevented(&self, calls: &[Candidate], recipe: &Recipe, lost: &[u32]) -> Option<(Trace, History)> {
         let trace = with_calls(self.trace, calls);
         let history = History::new(&trace, self.history.model);
-        let torn = recipe.torn.as_ref().map(|t| t.micro);
+        let torn = recipe.torn.as_ref();
         let moved = calls.iter().filter(|c| c.before <= recipe.at).count() as u32;
         let at = (recipe.at + moved).min(*history.points().end());
-        if history.allows(at, lost) && torn.is_none_or(|n| history.may_tear(n, at)) {
+        if history.allows(at, lost) && torn.is_none_or(|t| history.may_be_torn(t, at)) {
             return None;
         }
         let same = Recipe { at, pick: Pick::Lose(self.history.roots(lost)), torn: recipe.torn.clone() };
@@ -376,7 +380,7 @@ impl Explainer<'_> {
             let path = self.paths.inode(c.ino, c.before as usize);
             let before_text = self.paths.call(c.before as usize, &self.trace.events[c.before as usize]);
             Fix {
-                call: format!("fsync({path:?})"),
+                call: self.paths.persisting(c.ino, c.before as usize),
                 path,
                 before: c.before,
                 before_text,
@@ -450,6 +454,8 @@ impl Explainer<'_> {
                 Some(_) if self.watched.is_cut() => {
                     "The time for explaining was over before a persistence call was found that prevents it."
                 }
+                None if self.trace.device().is_some() => "No flush prevents it: the step is not atomic. Write to a \
+                         new place, or keep a log with checksums.",
                 None => "No persistence call prevents it: the step is not atomic. Write a new file and rename it, or \
                          keep a log with checksums.",
                 Some(_) => "No single persistence call was found that prevents it, and no two together.",

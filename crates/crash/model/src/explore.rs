@@ -6,7 +6,8 @@
 //! - edits lost although a mark promised that they are durable,
 //! - bytes of renamed files, names, whole calls, whole files, torn pages,
 //! - single edits lost, and single edits kept,
-//! - every prefix, and every choice where few edits are pending.
+//! - every prefix, and every choice where few edits are pending,
+//! - of a block device: pairs of writes lost, and pairs kept.
 //!
 //! An endless seeded sample follows.
 
@@ -26,6 +27,9 @@ use std::iter::Peekable;
 const EVERY_CHOICE_MAX: usize = 10;
 /// Inodes whose entire loss is tried at one moment.
 const FILES_AT_ONCE_MAX: usize = 16;
+/// Writes to a device since its last flush of which all pairs are lost and kept. If there are more,
+/// the last ones count.
+const PAIRED_MAX: usize = 24;
 
 /// Recipes in order. They are built lazily: a long recording has millions.
 type List<'a> = Peekable<Box<dyn Iterator<Item = Recipe> + Send + 'a>>;
@@ -52,6 +56,7 @@ impl<'a> Plan<'a> {
             Box::new(build.singles()),
             Box::new(build.prefixes()),
             Box::new(build.choices()),
+            Box::new(build.pairs()),
         ];
         let lists = lists.into_iter().map(Iterator::peekable).collect();
         Plan { history, lists, turn: 0, rng: SmallRng::seed_from_u64(seed), taken: 0 }
@@ -83,7 +88,7 @@ impl<'a> Plan<'a> {
             let micro = self.rng.random_range(0..self.history.upto(at) as u32);
             if self.history.may_tear(micro, at) {
                 let cut = self.rng.random_range(1..PAGE / SECTOR);
-                recipe.torn = Some(Torn { micro, sectors: 0..cut });
+                recipe.torn = Some(Torn::new(micro, 0..cut));
             }
         }
         recipe
@@ -213,15 +218,24 @@ impl<'a> Build<'a> {
         let Edit::Data { at: start, bytes, .. } = &micro.edit else { return Vec::new() };
         let first = usize::from(*start) / SECTOR;
         let last = (usize::from(*start) + bytes.as_slice().len()).div_ceil(SECTOR);
-        if last - first < 2 {
-            return Vec::new();
-        }
+        let is_one_sector = last - first < 2;
         let (point, middle) = (self.history.last_without(n), first.midpoint(last));
-        let parts = [0..first + 1, 0..middle.max(first + 1), middle..SECTORS];
+        let mut parts: Vec<Torn> = [0..first + 1, 0..middle.max(first + 1), middle..SECTORS]
+            .map(|sectors| Torn::new(n, sectors))
+            .into();
+        if self.history.model.is_disk {
+            // Shorn writes: the last sector is not written, or 5 of 8.
+            parts.extend([0..SECTORS - 1, 0..SECTORS * 3 / 8].map(|sectors| Torn::new(n, sectors)));
+            parts.extend([first..last, first..first + 1, middle..middle + 1].map(|s| Torn::garbled(n, s)));
+        }
+        if is_one_sector {
+            // One sector cannot be torn.
+            parts.retain(|torn| torn.is_garbage && torn.sectors == (first..last));
+        }
         let points = [point, micro.event + 1];
-        let all = parts.into_iter().flat_map(|sectors| points.map(|at| (at, sectors.clone())));
-        all.filter(|(at, _)| self.history.may_tear(n, *at))
-            .map(|(at, sectors)| Recipe { at, pick: Pick::All, torn: Some(Torn { micro: n, sectors }) })
+        let all = parts.into_iter().flat_map(|torn| points.map(|at| (at, torn.clone())));
+        all.filter(|(at, torn)| self.history.may_be_torn(torn, *at))
+            .map(|(at, torn)| Recipe { at, pick: Pick::All, torn: Some(torn) })
             .collect()
     }
 
@@ -234,6 +248,24 @@ impl<'a> Build<'a> {
 
     fn prefixes(self) -> impl Iterator<Item = Recipe> + Send + 'a {
         self.points().flat_map(|at| [Pick::All, Pick::Durable].map(|pick| Recipe::new(at, pick)))
+    }
+
+    /// Before each flush of a device: two whole writes lost, and two kept alone.
+    fn pairs(self) -> impl Iterator<Item = Recipe> + Send + 'a {
+        let moments = self.moments().filter(move |_| self.history.model.is_disk);
+        moments.flat_map(move |at| {
+            let mut writes: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
+            for n in self.history.pending(at) {
+                writes.entry(self.history.micros[n as usize].event).or_default().push(n);
+            }
+            let writes: Vec<Vec<u32>> = writes.into_values().rev().take(PAIRED_MAX).collect();
+            let pairs = (0..writes.len()).flat_map(|i| (0..i).map(move |j| (i, j)));
+            let both: Vec<Vec<u32>> =
+                pairs.map(|(i, j)| writes[i].iter().chain(&writes[j]).copied().collect()).collect();
+            both.into_iter().flat_map(move |edits| {
+                [Pick::Lose(edits.clone()), Pick::Keep(edits)].map(|pick| Recipe::new(at, pick))
+            })
+        })
     }
 
     fn choices(self) -> impl Iterator<Item = Recipe> + Send + 'a {

@@ -71,7 +71,8 @@ impl FilesChecker {
                     | Call::Rename { .. }
                     | Call::Link { .. }
                     | Call::Remove { .. }
-                    | Call::End { .. },
+                    | Call::End { .. }
+                    | Call::Device { .. },
                 ) => true,
                 Some(_) => at == *history.points().end(),
             };

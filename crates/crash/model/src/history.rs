@@ -150,10 +150,15 @@ impl History {
         self.snapshots[0].clone()
     }
 
-    /// Whether no file was there at the start.
-    pub(crate) fn starts_empty(&self) -> bool {
-        match self.snapshots[0].node(ROOT).map(|root| &root.body) {
-            Some(Body::Dir(entries)) => entries.is_empty(),
+    /// Whether no file was there at the start, and nothing on the device.
+    pub(crate) fn starts_empty(&self, device: Option<u64>) -> bool {
+        let start = &self.snapshots[0];
+        let is_blank = |ino: &u64| match start.node(*ino).map(|node| &node.body) {
+            Some(Body::File(file)) => Some(*ino) == device && file.pieces().next().is_none(),
+            _ => false,
+        };
+        match start.node(ROOT).map(|root| &root.body) {
+            Some(Body::Dir(entries)) => entries.values().all(is_blank),
             _ => true,
         }
     }
@@ -241,7 +246,7 @@ impl History {
     /// The tree that the recipe leaves.
     pub fn state(&self, recipe: &Recipe) -> State {
         let mut set = self.set(recipe);
-        let torn = recipe.torn.as_ref().filter(|t| self.may_tear(t.micro, recipe.at));
+        let torn = recipe.torn.as_ref().filter(|t| self.may_be_torn(t, recipe.at));
         if let Some(torn) = torn {
             // Every edit that needs the page needs all of it, including later bytes of the same
             // page.
@@ -281,12 +286,12 @@ impl History {
         let from = (snapshot * SNAPSHOT_EVERY) as u32;
         for n in self.parts.edits(part, from, set.len() as u32).iter().copied().filter(|n| set.has(*n)) {
             if let Some(torn) = torn.take_if(|t| t.micro < n) {
-                state.apply_torn(&self.micros[torn.micro as usize].edit, torn.sectors.clone());
+                state.apply_part(&self.micros[torn.micro as usize].edit, torn);
             }
             state.apply(&self.micros[n as usize].edit);
         }
         if let Some(torn) = torn {
-            state.apply_torn(&self.micros[torn.micro as usize].edit, torn.sectors.clone());
+            state.apply_part(&self.micros[torn.micro as usize].edit, torn);
         }
     }
 
@@ -303,6 +308,11 @@ impl History {
             && (n as usize) < self.upto(at)
             && self.page_of(n).is_some()
             && !self.is_durable(n, at)
+    }
+
+    /// Whether a crash at this point may leave a page so.
+    pub fn may_be_torn(&self, torn: &Torn, at: u32) -> bool {
+        self.may_tear(torn.micro, at) && (self.model.garbage || !torn.is_garbage)
     }
 
     /// Whether a crash may leave exactly what the recipe asks for: none of the edits it loses is

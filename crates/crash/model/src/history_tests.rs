@@ -472,7 +472,7 @@ fn the_list_of_all_states_has_torn_pages_that_a_later_size_shows() {
     let micro = (0..history.micros.len() as u32).find(|n| history.may_tear(*n, at)).unwrap();
     let mut sizes = BTreeSet::new();
     for sectors in (0..8).flat_map(|from| (from + 1..=8).map(move |to| from..to)) {
-        let recipe = Recipe { at, pick: Pick::All, torn: Some(Torn { micro, sectors }) };
+        let recipe = Recipe { at, pick: Pick::All, torn: Some(Torn::new(micro, sectors)) };
         let state = history.state(&recipe);
         let Some((_, node)) = state.find(b"f") else { panic!("{recipe}: no file") };
         let crate::state::Body::File(file) = &node.body else { panic!("{recipe}: no file") };

@@ -17,6 +17,7 @@
 //! causes, early         failures grouped by what prevents them; those before the first promise
 //! again, recoveries     crashes the recoveries from crash states; what came of it
 //! workdir, beneath      directories that outlive no run; files that lie below one
+//! loops                 files as block devices
 //! disk                  a file system in memory, for tests in Rust
 //! ```
 #![forbid(unsafe_code)]
@@ -38,6 +39,7 @@ mod explore;
 mod files;
 mod history;
 pub mod kcr;
+pub mod loops;
 mod model;
 pub mod page;
 mod parts;
@@ -63,7 +65,7 @@ pub use explain::{Also, CallRef, Explanation, Fix};
 pub use explaining::Explaining;
 pub use files::FilesChecker;
 pub use history::History;
-pub use model::{MODELS, Model, Order};
+pub use model::{DISKS, MODELS, Model, Order};
 pub use pattern::Pattern;
 pub use recipe::{Pick, Recipe, Torn};
 pub use recoveries::{FailingRecovery, Recoveries};

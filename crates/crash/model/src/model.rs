@@ -68,6 +68,11 @@ pub struct Model {
     /// Bytes whose persistence call failed stay dirty: the next call that succeeds writes them. If
     /// unset, it does not.
     pub failed_fsync_keeps: bool,
+    /// The recording is of a block device. Bytes that a discard zeroes are lost or zeroed apart
+    /// from all other writes.
+    pub is_disk: bool,
+    /// Sectors of a write in progress may hold bytes that are neither old nor new.
+    pub garbage: bool,
 }
 
 /// KedgeFS: docs/CRASH_MODEL.md. G12 orders all metadata, G9 puts bytes before the size that shows
@@ -86,6 +91,8 @@ const KEDGEFS: Model = Model {
     cut_zeroes_first: false,
     rename_may_link: false,
     failed_fsync_keeps: true,
+    is_disk: false,
+    garbage: false,
 };
 
 /// Every edit needs the one before it. No file system promises it. A program that fails here fails
@@ -105,6 +112,8 @@ pub(crate) const STRICT: Model = Model {
     cut_zeroes_first: false,
     rename_may_link: false,
     failed_fsync_keeps: true,
+    is_disk: false,
+    garbage: false,
 };
 
 /// ext4 with data=ordered as documented: delalloc, auto_da_alloc. It behaves so with the mount
@@ -220,6 +229,8 @@ const BTRFS: Model = Model {
     cut_zeroes_first: false,
     rename_may_link: true,
     failed_fsync_keeps: false,
+    is_disk: false,
+    garbage: false,
 };
 
 /// The least that POSIX guarantees once rename inside a directory is taken to be atomic: fsync
@@ -244,13 +255,53 @@ const POSIX: Model = Model {
     cut_zeroes_first: true,
     rename_may_link: true,
     failed_fsync_keeps: false,
+    is_disk: false,
+    garbage: false,
 };
 
 /// All models, from the strictest to the loosest.
 pub const MODELS: [Model; 8] = [STRICT, KEDGEFS, EXT4_ORDERED, XFS, BTRFS, EXT4, EXT4_WRITEBACK, POSIX];
 
+/// A disk with a volatile write cache: of the writes since the last flush any subset survives, in any
+/// order. A sector of 512 bytes is written whole or not at all. A page of 4 KiB may have any part of
+/// its sectors, at the first, a middle or the last place; shorn writes, of which 3 or 7 of 8 sectors
+/// are there, are among them.
+///
+/// Sources: Linux Documentation/block/writeback_cache_control.rst; NVMe base specification, atomic
+/// write unit power fail (AWUPF, at least one block); Zheng et al., "Understanding the Robustness of
+/// SSDs under Power Fault" (FAST 2013), for shorn writes.
+const DISK: Model = Model {
+    name: "disk",
+    about: "a block device: any writes since the last flush are lost, in sectors of 512 bytes",
+    is_disk: true,
+    ..POSIX
+};
+
+/// A disk with sectors of 4 KiB, so that no page is torn.
+const DISK_4K: Model = Model {
+    name: "disk-4k",
+    about: "a block device with sectors of 4 KiB: any writes since the last flush are lost",
+    torn_pages: false,
+    ..DISK
+};
+
+/// As [`DISK`], and in one page that was being written a sector may hold garbage, and so may all
+/// sectors of the write.
+///
+/// Source: Zheng et al., as above: bit corruption in 3 of 15 SSDs, and shorn writes whose rest held
+/// neither old nor new data. No specification allows it; a program that detects it has checksums.
+const DISK_GARBAGE: Model = Model {
+    name: "disk-garbage",
+    about: "as disk, and sectors that were being written may hold garbage",
+    garbage: true,
+    ..DISK
+};
+
+/// The models of block devices.
+pub const DISKS: [Model; 3] = [DISK_4K, DISK, DISK_GARBAGE];
+
 impl Model {
     pub fn by_name(name: &str) -> Option<Model> {
-        MODELS.into_iter().find(|m| m.name == name)
+        MODELS.into_iter().chain(DISKS).find(|m| m.name == name)
     }
 }

@@ -7,6 +7,7 @@
 //! | `120.lose-45-46` | without edits 45 and 46, and all that needs them |
 //! | `120.keep-45` | the durable edits, and edit 45 with all it needs |
 //! | `120.seed-7f3a` | a random choice |
+//! | `120.garbled-45-1-2` | of that page, the sectors before sector 1 are written, and sector 1 holds garbage |
 //! | `120.torn-45-0-1` | of the page that edit 45 writes, sectors 0 to 1 (without 1) written; may follow any of these |
 
 use std::fmt;
@@ -28,6 +29,18 @@ pub struct Torn {
     pub micro: u32,
     /// Sectors of the page.
     pub sectors: Range<usize>,
+    /// These sectors hold garbage, and those before them are written.
+    pub is_garbage: bool,
+}
+
+impl Torn {
+    pub fn new(micro: u32, sectors: Range<usize>) -> Torn {
+        Torn { micro, sectors, is_garbage: false }
+    }
+
+    pub fn garbled(micro: u32, sectors: Range<usize>) -> Torn {
+        Torn { micro, sectors, is_garbage: true }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -59,7 +72,10 @@ impl fmt::Display for Recipe {
             Pick::Sample(seed) => write!(f, ".seed-{seed:x}")?,
         }
         match &self.torn {
-            Some(t) => write!(f, ".torn-{}-{}-{}", t.micro, t.sectors.start, t.sectors.end),
+            Some(t) => {
+                let word = if t.is_garbage { "garbled" } else { "torn" };
+                write!(f, ".{word}-{}-{}-{}", t.micro, t.sectors.start, t.sectors.end)
+            }
             None => Ok(()),
         }
     }
@@ -92,9 +108,10 @@ fn parse(name: &str) -> Option<Recipe> {
             "durable" if numbers.is_empty() => recipe.pick = Pick::Durable,
             "lose" => recipe.pick = Pick::Lose(numbers),
             "keep" => recipe.pick = Pick::Keep(numbers),
-            "torn" => match numbers[..] {
+            "torn" | "garbled" => match numbers[..] {
                 [micro, from, to] if from < to && to <= 8 => {
-                    recipe.torn = Some(Torn { micro, sectors: from as usize..to as usize });
+                    let sectors = from as usize..to as usize;
+                    recipe.torn = Some(Torn { micro, sectors, is_garbage: word == "garbled" });
                 }
                 _ => return None,
             },

@@ -182,7 +182,8 @@ impl Splitter {
             | Call::Sync { .. }
             | Call::Mark { .. }
             | Call::Baseline
-            | Call::End { .. } => {}
+            | Call::End { .. }
+            | Call::Device { .. } => {}
         }
     }
 
@@ -442,6 +443,12 @@ impl Splitter {
     }
 
     fn zero(&mut self, ino: u64, from: u64, to: u64) {
+        if self.model.is_disk {
+            // A discard: later writes do not need it, and what it needs is overwritten by it.
+            let needs = self.needs(ino, |k| [k.inode]);
+            self.push(Edit::Zero { ino, from, to }, needs);
+            return;
+        }
         let needs = self.needs(ino, |k| [k.barrier.or(k.inode)]);
         let n = self.push(Edit::Zero { ino, from, to }, needs);
         let known = self.of(ino);

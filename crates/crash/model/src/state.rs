@@ -6,7 +6,10 @@
 
 use crate::edit::{Edit, Meta};
 use crate::page::{Digest, Name, PAGE, Page, ZEROS, digest_of};
+use crate::recipe::Torn;
 use crate::sparse::Sparse;
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
 use siphasher::sip128::{Hasher128, SipHasher13};
 use std::collections::{BTreeMap, HashSet};
 use std::hash::Hasher;
@@ -301,6 +304,24 @@ impl State {
         let to = (sectors.end * SECTOR).min(start + bytes.len());
         if from < to {
             self.change_file(*ino, |file| file.put(*page, from, &bytes[from - start..to - start]));
+        }
+    }
+
+    /// Applies the part of a data edit that a torn page has.
+    pub fn apply_part(&mut self, edit: &Edit, torn: &Torn) {
+        if !torn.is_garbage {
+            return self.apply_torn(edit, torn.sectors.clone());
+        }
+        self.apply_torn(edit, 0..torn.sectors.start);
+        let Edit::Data { ino, page, at, bytes, .. } = edit else { return };
+        let (from, to) = (usize::from(*at), usize::from(*at) + bytes.as_slice().len());
+        for sector in torn.sectors.clone() {
+            let range = (sector * SECTOR).max(from)..((sector + 1) * SECTOR).min(to);
+            if !range.is_empty() {
+                let mut garbage = [0; SECTOR];
+                SmallRng::seed_from_u64(page * (PAGE / SECTOR) as u64 + sector as u64).fill(&mut garbage[..]);
+                self.change_file(*ino, |file| file.put(*page, range.start, &garbage[..range.len()]));
+            }
         }
     }
 

@@ -145,6 +145,10 @@ pub enum Call {
     End {
         code: i32,
     },
+    /// The file stands for a block device: its persistence calls are flushes.
+    Device {
+        ino: u64,
+    },
 }
 
 impl Call {
@@ -179,6 +183,7 @@ impl Call {
             Call::Mark { .. } => "mark",
             Call::Baseline => "start",
             Call::End { .. } => "end",
+            Call::Device { .. } => "device",
         }
     }
 
@@ -193,7 +198,14 @@ impl Call {
 
     /// A mark in the recording rather than a call of the program.
     pub fn is_note(&self) -> bool {
-        matches!(self, Call::Process { .. } | Call::Mark { .. } | Call::Baseline | Call::End { .. })
+        matches!(
+            self,
+            Call::Process { .. }
+                | Call::Mark { .. }
+                | Call::Baseline
+                | Call::End { .. }
+                | Call::Device { .. }
+        )
     }
 }
 
@@ -207,6 +219,14 @@ impl Trace {
     /// Number of the first event that a crash can follow.
     pub fn start(&self) -> usize {
         self.events.iter().rposition(|e| e.call == Call::Baseline).map_or(0, |i| i + 1)
+    }
+
+    /// The file that stands for a block device, if a device was recorded.
+    pub fn device(&self) -> Option<u64> {
+        self.events.iter().find_map(|e| match e.call {
+            Call::Device { ino } => Some(ino),
+            _ => None,
+        })
     }
 
     /// Whether the recorder saw the program end.

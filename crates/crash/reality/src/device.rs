@@ -189,6 +189,7 @@ impl Kind {
         let options = Options {
             size: RECORDING_SIZE,
             from: Some(from.clone()),
+            device: None,
             cd: false,
             ack: None,
             timeout: Some(RECORD_TIMEOUT),

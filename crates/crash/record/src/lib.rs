@@ -7,6 +7,7 @@
 //! output      the command's standard output, which may contain promises
 //! outside     files that the command writes outside the mount
 //! stack       the callers of a recorded call
+//! device      a block device for the command
 //! run         mount, fill, run the command, unmount
 //! recovery    records what a checker does in a crash state
 //! live        a mount that loses power on request
@@ -19,6 +20,7 @@
 //! time; their thread is unknown.
 #![forbid(unsafe_code)]
 
+mod device;
 mod live;
 mod log;
 mod output;
@@ -30,6 +32,7 @@ mod run;
 mod stack;
 mod tree;
 
+pub use device::Device;
 pub use live::{Crashed, Live};
 pub use recording::MARK_FILE;
 pub(crate) use recording::Recording;

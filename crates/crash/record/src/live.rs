@@ -466,7 +466,7 @@ fn torn(history: &History, at: u32, told: &mut Crashed) -> Recipe {
         (usize::from(start) / 512, (usize::from(start) + bytes.as_slice().len()).div_ceil(512));
     let cut = first.midpoint(end).max(first);
     told.torn = Some(format!("of the page at byte {}, what is before byte {}", page * 4096, cut * 512));
-    let torn = (cut > 0).then_some(Torn { micro, sectors: 0..cut });
+    let torn = (cut > 0).then_some(Torn::new(micro, 0..cut));
     match torn {
         Some(torn) => Recipe { at, pick: Pick::All, torn: Some(torn) },
         // A write within one sector is atomic.

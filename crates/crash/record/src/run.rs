@@ -1,5 +1,6 @@
 //! One recording: mount, fill, run the command, unmount.
 
+use crate::device::{Attached, Device};
 use crate::log::Log;
 use crate::output::Output;
 use crate::outside::Outside;
@@ -8,13 +9,14 @@ use crate::stack::{IS_SUPPORTED, Stacks};
 use kedge_base::{Clock, SystemClock, spawn_named};
 use kedge_crash::Call;
 use kedge_crash::kcr::KcrError;
+use kedge_crash::loops::{self, DEVICE_VARIABLE};
 use kedge_crash::workdir::WorkDir;
 use kedge_device::MemDevice;
 use kedge_fuse::{FuseOptions, MountError, MountPoint};
 use kedgefs::{FileSystem, FormatOptions, MountOptions, Owner};
 use parking_lot::Mutex;
 use regex::Regex;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, IsTerminal};
 use std::os::unix::fs::OpenOptionsExt;
@@ -26,7 +28,7 @@ use std::time::Duration;
 
 pub(crate) const POLL: Duration = Duration::from_millis(5);
 /// How long to wait for processes that the command left and that still use the mount.
-const LEFTOVERS_WAIT: Duration = Duration::from_secs(3);
+pub(crate) const LEFTOVERS_WAIT: Duration = Duration::from_secs(3);
 /// The mount's name below the recorder's directory.
 const MOUNT_DIR: &str = "dir";
 /// How often the open files outside the mount are sampled.
@@ -39,6 +41,8 @@ pub struct Options {
     pub size: u64,
     /// The initial content of the directory.
     pub from: Option<PathBuf>,
+    /// The command gets a block device.
+    pub device: Option<Device>,
     /// The command starts in the mounted directory.
     pub cd: bool,
     /// Lines of the command's standard output that match are marks.
@@ -62,6 +66,8 @@ pub enum RecordError {
     Recording { path: PathBuf, error: KcrError },
     #[error("{} cannot be started: {error}", command.display())]
     Start { command: PathBuf, error: io::Error },
+    #[error("no block device can be had: {0}")]
+    NoDevice(String),
     #[error("backtraces can be had on x86-64 only")]
     NoBacktrace,
     #[error("{} could not be copied into the mount: {output}", from.display())]
@@ -95,6 +101,8 @@ struct Ended {
     code: i32,
     timed_out: bool,
     outside: Vec<String>,
+    /// The device is still in use.
+    keeps_device: bool,
 }
 
 /// Runs the command on a mount of its own and records it. Calls `started` with its process number,
@@ -103,6 +111,7 @@ pub fn record(options: &Options, started: &dyn Fn(u32)) -> Result<Recorded, Reco
     if options.backtrace && !IS_SUPPORTED {
         return Err(RecordError::NoBacktrace);
     }
+    options.device.iter().try_for_each(Device::check)?;
     let recording = |error| RecordError::Recording { path: options.out.clone(), error };
     let (file, draft) = Draft::new(&options.out).map_err(|e| recording(e.into()))?;
     let log = Arc::new(Log::new(file).map_err(recording)?);
@@ -116,9 +125,10 @@ pub fn record(options: &Options, started: &dyn Fn(u32)) -> Result<Recorded, Reco
     let run = run_on(&mount, options, &log, &started);
     let leftovers = mount.end();
     let (ended, before) = run?;
-    let leftovers = leftovers?;
+    let mut leftovers = leftovers?;
     let (events, marks) = log.finish().map_err(recording)?;
-    let Ended { code, timed_out, outside } = ended;
+    let Ended { code, timed_out, outside, keeps_device } = ended;
+    leftovers.extend(keeps_device.then(|| "the users of the device".to_owned()));
     let (events, without_stack) = (events - before, log.without_stack());
     Ok(Recorded { events, marks, code, timed_out, leftovers, outside, without_stack })
 }
@@ -171,6 +181,7 @@ impl Draft {
 /// Detaches the mount that a killed recorder left below its directory.
 pub(crate) fn detach_dead(temp: &Path) -> io::Result<()> {
     let dir = temp.join(MOUNT_DIR);
+    loops::detach_below(&dir);
     match kedge_fuse::mount_at(&dir) {
         Some(_) => kedge_fuse::unmount(&dir, true).map_err(io::Error::other),
         None => Ok(()),
@@ -186,6 +197,7 @@ fn run_on(
     if let Some(from) = &options.from {
         fill(from, &mount.point.dir)?;
     }
+    let device = options.device.as_ref().map(|device| device.make(&mount.point.dir, log)).transpose()?;
     let before = {
         let mut state = log.lock();
         log.append(&mut state, 0, 0, Call::Baseline);
@@ -194,7 +206,12 @@ fn run_on(
     if options.backtrace {
         log.look_at_stacks(Stacks::start(&mount.point.dir).map_err(io_error("a thread"))?);
     }
-    let ended = run_command(&mount.point.dir, options, log, started)?;
+    let device = device.map(|file| Attached::new(&file)).transpose()?;
+    let path = device.as_ref().map(Attached::path);
+    let mut ended = run_command(&mount.point.dir, path, options, log, started)?;
+    if let Some(device) = device {
+        ended.keeps_device = !device.end()?;
+    }
     let mut state = log.lock();
     log.append(&mut state, 0, 0, Call::End { code: ended.code });
     Ok((ended, before))
@@ -311,13 +328,20 @@ fn fill(from: &Path, dir: &Path) -> Result<(), RecordError> {
 
 fn run_command(
     dir: &Path,
+    device: Option<&Path>,
     options: &Options,
     log: &Arc<Log>,
     started: &dyn Fn(u32) -> io::Result<()>,
 ) -> Result<Ended, RecordError> {
     let (program, args) = options.command.split_first().expect("the command line asks for one word at least");
-    let mut command = Command::new(program);
-    command.args(args).env("KEDGE_DIR", dir).env("KEDGE_MARK", dir.join(MARK_FILE));
+    // What the command mounts ends with it, and with it the last use of the device.
+    let start = if device.is_some() { loops::with_own_mounts() } else { &[] };
+    let mut words = start.iter().map(OsStr::new).chain([program.as_os_str()]);
+    let mut command = Command::new(words.next().expect("the program at least"));
+    command.args(words).args(args).env("KEDGE_DIR", dir).env("KEDGE_MARK", dir.join(MARK_FILE));
+    if let Some(device) = device {
+        command.env(DEVICE_VARIABLE, device);
+    }
     if options.cd {
         command.current_dir(dir);
     }
@@ -363,7 +387,9 @@ fn run_command(
         }
     }
     let code = status.code().or(status.signal().map(|s| 128 + s)).unwrap_or(-1);
-    Ok(Ended { code, timed_out, outside: outside.told() })
+    // Files on a file system of the device are recorded, but look like files elsewhere.
+    let outside = if device.is_some() { Vec::new() } else { outside.told() };
+    Ok(Ended { code, timed_out, outside, keeps_device: false })
 }
 
 fn wait(

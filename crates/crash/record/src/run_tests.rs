@@ -10,6 +10,7 @@ fn what_is_printed_at_once_stands_before_the_first_call() {
     let options = Options {
         size: 0,
         from: None,
+        device: None,
         cd: false,
         ack: Some(Regex::new("saved").unwrap()),
         timeout: Some(Duration::from_secs(60)),
@@ -25,7 +26,7 @@ fn what_is_printed_at_once_stands_before_the_first_call() {
         log.append(&mut log.lock(), 0, 0, Call::Sync { since: 0 });
         Ok(())
     };
-    let ended = run_command(dir.path(), &options, &log, &first_call).unwrap();
+    let ended = run_command(dir.path(), None, &options, &log, &first_call).unwrap();
     assert!(ended.code == 0 && !ended.timed_out);
     let calls: Vec<Call> = log.settle().into_iter().map(|event| event.call).collect();
     assert_eq!(calls, [Call::Mark { text: "saved".into() }, Call::Sync { since: 0 }]);

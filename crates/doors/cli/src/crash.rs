@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail};
 use clap::Subcommand;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use kedge_crash::kcr::{self, Loaded};
-use kedge_crash::{MODELS, Model};
+use kedge_crash::{DISKS, MODELS, Model, Trace};
 use kedge_host::Usage;
 use std::fs::File;
 use std::io::BufReader;
@@ -55,7 +55,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         Command::Now(args) => live::now(args),
         Command::Fault(args) => live::fault(args),
         Command::Models => {
-            for model in MODELS {
+            for model in every_model() {
                 println!("{:15} {}", model.name, model.about);
             }
             Ok(ExitCode::SUCCESS)
@@ -75,16 +75,39 @@ fn judged(outcome: Result<ExitCode>) -> Result<ExitCode> {
     }
 }
 
+/// A model of file systems.
 fn parse_model(name: &str) -> Result<Model, String> {
     let names = || MODELS.map(|m| m.name).join(", ");
-    Model::by_name(name).ok_or_else(|| format!("there is no model {name:?}; there are {}", names()))
+    Model::by_name(name)
+        .filter(|model| !model.is_disk)
+        .ok_or_else(|| format!("there is no model {name:?}; there are {}", names()))
 }
 
 /// A parser of model names, which completions and man pages list.
-fn model_parser() -> impl TypedValueParser<Value = Model> {
-    let values = MODELS.map(|model| PossibleValue::new(model.name).help(model.about));
+fn model_parser(models: &[Model]) -> impl TypedValueParser<Value = Model> + use<> {
+    let values = models.iter().map(|model| PossibleValue::new(model.name).help(model.about));
     PossibleValuesParser::new(values)
         .map(|name| Model::by_name(&name).expect("the parser takes the names of models only"))
+}
+
+/// All models.
+fn every_model() -> Vec<Model> {
+    MODELS.into_iter().chain(DISKS).collect()
+}
+
+/// The model for a recording: the one that the user names, or the loosest.
+fn model_for(asked: Option<Model>, trace: &Trace) -> Result<Model> {
+    let is_device = trace.device().is_some();
+    let model = asked.or_else(|| Model::by_name(if is_device { "disk" } else { "posix" }));
+    let model = model.expect("both names are in the table");
+    match (is_device, model.is_disk) {
+        (true, false) => {
+            let disks = DISKS.map(|m| m.name).join(", ");
+            Err(usage(&format!("a block device was recorded: --model takes {disks}, not {}", model.name)))
+        }
+        (false, true) => Err(usage(&format!("files were recorded: {} is a model of devices", model.name))),
+        _ => Ok(model),
+    }
 }
 
 /// Parses a time such as `90`, `90s`, `500ms`, `5m` or `1h`.

@@ -43,9 +43,10 @@ pub struct Args {
     recording: Option<PathBuf>,
     #[command(flatten)]
     judge: Judge,
-    /// What the file system may lose (see kedge crash models)
-    #[arg(long, value_parser = super::model_parser(), default_value = "posix")]
-    model: Model,
+    /// What the file system may lose (see kedge crash models) [default: posix; disk for a recorded
+    /// device]
+    #[arg(long, value_parser = super::model_parser(&super::every_model()))]
+    model: Option<Model>,
     /// Limit of the search: a number of states, or a time such as 5m [default: 10000 states]
     #[arg(long, value_name = "TIME|STATES", value_parser = parse_budget)]
     budget: Option<Limit>,
@@ -136,8 +137,12 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let Some(checker) = args.judge.build(&loaded.trace, &stop)? else {
         return Err(usage("no checker is given: --check 'CMD', --checker NAME or --check-files"));
     };
+    let model = super::model_for(args.model, &loaded.trace)?;
+    if args.again.is_some() && model.is_disk {
+        return Err(usage("--again cannot crash recoveries of a device"));
+    }
     let recorder = args.again.map(|_| Recoveries::new(&checker, &args.judge, &stop)).transpose()?;
-    let report = search(&args, &loaded.trace, &checker, recorder.as_ref(), stop.clone());
+    let report = search(&args, model, &loaded.trace, &checker, recorder.as_ref(), stop.clone());
     let cut = super::cut(&loaded);
     let (name, checker) = (recording.to_string_lossy(), args.judge.name());
     let told =
@@ -150,6 +155,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
 /// Searches, and crashes the recoveries if that is asked for and makes sense.
 fn search(
     args: &Args,
+    model: Model,
     trace: &Trace,
     checker: &Built,
     recorder: Option<&Recoveries<'_>>,
@@ -174,7 +180,7 @@ fn search(
             eprint!("\r\x1b[K{}", progress_line(progress));
         }
     };
-    let (model, hear) = (args.model, Some(&hear as Hear<'_>));
+    let hear = Some(&hear as Hear<'_>);
     let mut report = Campaign { trace, model, checker, budget: budget.clone(), hear }.run();
     let is_sound = report.outcome.broken.is_none()
         && report.fails_uncrashed.is_none()

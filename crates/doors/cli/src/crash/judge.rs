@@ -3,6 +3,8 @@
 use super::{parse_time, usage};
 use anyhow::{Context, Result};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use kedge_crash::check::DeviceAs;
+use kedge_crash::loops;
 use kedge_crash::{
     Case, Checker, CommandChecker, FilesChecker, Pattern, SHIPPED, Shipped, ShippedChecker, Trace, Verdict,
 };
@@ -40,6 +42,9 @@ pub struct Judge {
     /// Limit on the address space of a checker
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub memory: Option<u64>,
+    /// With a recorded device: $KEDGE_CRASH_DEVICE is a loop device, not an image file (root)
+    #[arg(long = "loop")]
+    pub as_loop: bool,
     /// Directory for states [default: in memory, /dev/shm]
     #[arg(long, value_name = "DIR")]
     pub work: Option<PathBuf>,
@@ -90,14 +95,33 @@ impl Judge {
         if self.checker.is_none() && (!self.files.is_empty() || self.query.is_some()) {
             return Err(usage("--files and --query need --checker NAME"));
         }
+        let device = self.device(trace)?;
         if let Some(command) = &self.check {
             let here = std::env::current_dir().context("find the present directory")?;
-            return Ok(Some(Built::Command(self.runner(&found_from(command, &here), stop)?)));
+            let mut runner = self.runner(&found_from(command, &here), stop)?;
+            runner.device = device;
+            return Ok(Some(Built::Command(runner)));
         }
         if let Some(Chosen::Row(row)) = self.checker {
             return Ok(Some(Built::Shipped(Box::new(self.shipped(row, trace, stop)?))));
         }
         Ok(self.check_files.then(|| Built::Files(FilesChecker::new(trace))))
+    }
+
+    /// How the checker gets the device, if one was recorded.
+    fn device(&self, trace: &Trace) -> Result<Option<DeviceAs>> {
+        match (trace.device(), self.as_loop) {
+            (None, false) => Ok(None),
+            (None, true) => Err(usage("--loop needs the recording of a device")),
+            (Some(_), _) if self.checker.is_some() || self.check_files => {
+                Err(usage("a recorded device is judged by --check 'CMD'"))
+            }
+            (Some(_), false) => Ok(Some(DeviceAs::File)),
+            (Some(_), true) => match loops::missing() {
+                Some(why) => Err(usage(&format!("--loop: {why}"))),
+                None => Ok(Some(DeviceAs::Loop)),
+            },
+        }
     }
 
     fn runner(&self, command: &str, stop: &Arc<AtomicBool>) -> Result<CommandChecker> {

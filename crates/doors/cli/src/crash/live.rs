@@ -76,7 +76,7 @@ pub struct NowArgs {
     /// The mount point
     dir: PathBuf,
     /// What the file system may lose
-    #[arg(long, value_parser = super::model_parser(), default_value = "posix")]
+    #[arg(long, value_parser = super::model_parser(&kedge_crash::MODELS), default_value = "posix")]
     model: Model,
     /// Lose a random choice of the changes that may be lost, instead of all
     #[arg(long, value_name = "SEED", conflicts_with = "torn")]

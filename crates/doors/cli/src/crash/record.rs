@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, bail};
 use kedge_crash::workdir::unnamed;
-use kedge_crash_record::{MARK_FILE, Options, record};
+use kedge_crash_record::{Device, MARK_FILE, Options, record};
 use kedge_host::options::parse_size;
 use kedge_host::os::TerminationSignals;
 use kedge_host::{engine, mounts};
@@ -28,9 +28,13 @@ pub struct Args {
     /// Size of the file system, which is in memory
     #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = SIZE_DEFAULT)]
     size: u64,
+    /// Give the command a block device of this size, $KEDGE_CRASH_DEVICE, and record what is written
+    /// to it, not to a directory (root)
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, conflicts_with_all = ["cd", "backtrace"])]
+    device: Option<u64>,
     /// Initial contents of the directory, from a directory or an image that is not mounted; no
-    /// crash loses them
-    #[arg(long, value_name = "DIR|IMAGE")]
+    /// crash loses them. With --device: a file with the contents of the device
+    #[arg(long, value_name = "DIR|IMAGE|FILE")]
     from: Option<PathBuf>,
     /// Start the command in the directory
     #[arg(long)]
@@ -63,13 +67,19 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let out = args.out.clone();
     // The unpacked image is removed after the recording.
     let unpacked = match &args.from {
-        Some(image) if image.exists() && !image.is_dir() => Some(unpack(image)?),
+        Some(image) if args.device.is_none() && image.exists() && !image.is_dir() => Some(unpack(image)?),
         _ => None,
     };
     let from = unpacked.as_ref().map(|dir| dir.path().to_owned()).or(args.from);
+    let (device, from) = match args.device {
+        Some(size) => (Some(Device { size, from }), None),
+        None => (None, from),
+    };
     let options = Options {
-        size: args.size,
+        // Room for the device and the file system's own data.
+        size: args.size.max(args.device.unwrap_or(0).saturating_mul(2)),
         from,
+        device,
         cd: args.cd,
         ack: args.ack,
         timeout: args.timeout,

@@ -18,9 +18,9 @@ pub struct Args {
     /// The name of the state, as a report shows it
     #[arg(long, value_name = "NAME")]
     state: StateName,
-    /// The model of the report
-    #[arg(long, value_parser = super::model_parser(), default_value = "posix")]
-    model: Model,
+    /// The model of the report [default: posix; disk for a recorded device]
+    #[arg(long, value_parser = super::model_parser(&super::every_model()))]
+    model: Option<Model>,
     #[command(flatten)]
     judge: Judge,
     /// Leave the state in this directory, which must be empty or not exist
@@ -34,6 +34,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     }
     let stop = stop_at_signals()?;
     let loaded = load(&args.recording)?;
+    let model = super::model_for(args.model, &loaded.trace)?;
     let checker = args.judge.build(&loaded.trace, &stop)?;
     let mut place = Place { trace: loaded.trace, told: Vec::new(), within: String::new() };
     for recipe in &args.state.before {
@@ -43,12 +44,12 @@ pub fn run(args: Args) -> Result<ExitCode> {
             ));
         };
         let recorder = Recoveries::new(checker, &args.judge, &stop)?;
-        place = place.after_recovery(recipe, args.model, &recorder)?;
+        place = place.after_recovery(recipe, model, &recorder)?;
         println!("recovered from {}; the recovery made these calls:", place.within.trim_end_matches('/'));
         place.print_calls();
     }
     let recipe = &args.state.last;
-    let history = place.history(recipe, args.model)?;
+    let history = place.history(recipe, model)?;
     print_lost(&place.trace, &history, recipe);
     let state = history.state(recipe);
     if let Some(dir) = &args.keep {

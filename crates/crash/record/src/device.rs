@@ -1,0 +1,106 @@
+//! A block device for the command: a loop device whose file lies on the recorded mount.
+//!
+//! A write to the device is a write of the file, and a flush is an fsync of it. The loop driver of
+//! the kernel has no forced unit access (FUA): the block layer makes a write and a flush of it. So a
+//! program that relies on FUA to order other writes is not found out. One kernel thread serves the
+//! device in order, so that a flush also covers writes that were in flight when it was submitted; a
+//! disk promises that for completed writes only.
+
+use crate::log::Log;
+use crate::run::{LEFTOVERS_WAIT, POLL, RecordError, io_error};
+use kedge_base::{Clock, SystemClock};
+use kedge_crash::Call;
+use kedge_crash::loops::{self, DEVICE_FILE, Loop};
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// Bytes copied at once.
+const PIECE: usize = 1 << 20;
+/// The size of a device is a multiple of this.
+const UNIT: u64 = 4096;
+
+#[derive(Debug, Clone)]
+pub struct Device {
+    pub size: u64,
+    /// A file with its first bytes; the rest is zeros.
+    pub from: Option<PathBuf>,
+}
+
+/// The device while the command runs.
+pub(crate) struct Attached {
+    device: Loop,
+}
+
+impl Device {
+    /// Fails if no device can be made here, or not this one.
+    pub(crate) fn check(&self) -> Result<(), RecordError> {
+        if let Some(why) = loops::missing() {
+            return Err(RecordError::NoDevice(why));
+        }
+        if self.size == 0 || !self.size.is_multiple_of(UNIT) {
+            return Err(RecordError::NoDevice(format!("its size is no multiple of {UNIT} bytes")));
+        }
+        Ok(())
+    }
+
+    /// Makes the device's file and records what it is.
+    pub(crate) fn make(&self, dir: &Path, log: &Log) -> Result<PathBuf, RecordError> {
+        let path = dir.join(DEVICE_FILE);
+        let file = File::options().write(true).create_new(true).mode(0o600).open(&path);
+        let file = file.map_err(io_error("the device's file"))?;
+        file.set_len(self.size).map_err(io_error("the device's file"))?;
+        if let Some(from) = &self.from {
+            let what = format!("{} as the device's content", from.display());
+            copy(from, &file, self.size).map_err(io_error(what))?;
+        }
+        let ino = file.metadata().map_err(io_error("the device's file"))?.ino();
+        log.append(&mut log.lock(), 0, 0, Call::Device { ino });
+        Ok(path)
+    }
+}
+
+/// Copies without zeros.
+fn copy(from: &Path, to: &File, size: u64) -> io::Result<()> {
+    let mut from = File::open(from)?;
+    let mut piece = vec![0; PIECE];
+    let mut at = 0;
+    loop {
+        let len = from.read(&mut piece)?;
+        if len == 0 {
+            return Ok(());
+        }
+        if at + len as u64 > size {
+            return Err(io::Error::other(format!("it is larger than the device, {size} bytes")));
+        }
+        if piece[..len].iter().any(|b| *b != 0) {
+            to.write_all_at(&piece[..len], at)?;
+        }
+        at += len as u64;
+    }
+}
+
+impl Attached {
+    pub fn new(file: &Path) -> Result<Attached, RecordError> {
+        Ok(Attached { device: Loop::attach(file).map_err(io_error("the loop device"))? })
+    }
+
+    pub fn path(&self) -> &Path {
+        self.device.path()
+    }
+
+    /// Detaches the device and waits until its last writes are recorded. `false`: it is still in
+    /// use.
+    pub fn end(mut self) -> Result<bool, RecordError> {
+        self.device.detach().map_err(io_error("the loop device"))?;
+        let clock = SystemClock::default();
+        while self.device.is_in_use() {
+            if clock.monotonic() > LEFTOVERS_WAIT {
+                return Ok(false);
+            }
+            std::thread::sleep(POLL);
+        }
+        Ok(true)
+    }
+}
