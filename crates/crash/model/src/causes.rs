@@ -1,5 +1,5 @@
-//! The causes of failing states: each failing state is shrunk and explained, and those that the same
-//! missing calls prevent are merged.
+//! The causes of failing states: each failing state is shrunk and explained, and those that the
+//! same missing calls prevent are merged.
 
 use crate::early::Early;
 use crate::explain::{Also, Explainer, Explanation};

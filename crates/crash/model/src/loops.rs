@@ -87,7 +87,7 @@ pub fn detach_below(dir: &Path) {
 }
 
 /// The start of a command that runs with mounts of its own: what it mounts ends with it. Empty
-/// without root, who alone can mount.
+/// without root: only root can mount.
 pub fn with_own_mounts() -> &'static [&'static str] {
     match rustix::process::geteuid().is_root() {
         // What is unmounted outside is unmounted inside too.

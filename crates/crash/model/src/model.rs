@@ -262,14 +262,14 @@ const POSIX: Model = Model {
 /// All models, from the strictest to the loosest.
 pub const MODELS: [Model; 8] = [STRICT, KEDGEFS, EXT4_ORDERED, XFS, BTRFS, EXT4, EXT4_WRITEBACK, POSIX];
 
-/// A disk with a volatile write cache: of the writes since the last flush any subset survives, in any
-/// order. A sector of 512 bytes is written whole or not at all. A page of 4 KiB may have any part of
-/// its sectors, at the first, a middle or the last place; shorn writes, of which 3 or 7 of 8 sectors
-/// are there, are among them.
+/// A disk with a volatile write cache: of the writes since the last flush any subset survives, in
+/// any order. A sector of 512 bytes is written whole or not at all. A page of 4 KiB may have any
+/// part of its sectors, at the first, a middle or the last place; shorn writes, of which 3 or 7 of
+/// 8 sectors are there, are among them.
 ///
 /// Sources: Linux Documentation/block/writeback_cache_control.rst; NVMe base specification, atomic
-/// write unit power fail (AWUPF, at least one block); Zheng et al., "Understanding the Robustness of
-/// SSDs under Power Fault" (FAST 2013), for shorn writes.
+/// write unit power fail (AWUPF, at least one block); Zheng et al., "Understanding the Robustness
+/// of SSDs under Power Fault" (FAST 2013), for shorn writes.
 const DISK: Model = Model {
     name: "disk",
     about: "a block device: any writes since the last flush are lost, in sectors of 512 bytes",

@@ -146,8 +146,8 @@ impl<'a> Shrinker<'a> {
     }
 
     /// Restores the beginning of the lost edits, halves first. An edit needs earlier ones only, so
-    /// any beginning can be restored. In a log the first lost edit takes all later ones with it, and
-    /// is seldom the one that matters.
+    /// any beginning can be restored. In a log the first lost edit takes all later ones with it,
+    /// and is seldom the one that matters.
     fn give_back_beginning(&self, best: &mut (Recipe, String), roots: &mut Vec<u32>) {
         let mut lost = self.history.lost(&best.0);
         let mut part = lost.len() / 2;

@@ -1,13 +1,13 @@
 //! A block device for the command: a loop device whose file lies on the recorded mount.
 //!
 //! A write to the device is a write of the file, and a flush is an fsync of it. The loop driver of
-//! the kernel has no forced unit access (FUA): the block layer makes a write and a flush of it. So a
-//! program that relies on FUA to order other writes is not found out. One kernel thread serves the
-//! device in order, so that a flush also covers writes that were in flight when it was submitted; a
-//! disk promises that for completed writes only.
+//! the kernel has no forced unit access (FUA): the block layer makes a write and a flush of it. So
+//! a program that relies on FUA to order other writes is not found out. One kernel thread serves
+//! the device in order, so that a flush also covers writes that were in flight when it was
+//! submitted; a disk promises that for completed writes only.
 
+use crate::error::{RecordError, io_error};
 use crate::log::Log;
-use crate::run::{LEFTOVERS_WAIT, POLL, RecordError, io_error};
 use kedge_base::{Clock, SystemClock};
 use kedge_crash::Call;
 use kedge_crash::loops::{self, DEVICE_FILE, Loop};
@@ -15,11 +15,13 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Bytes copied at once.
 const PIECE: usize = 1 << 20;
 /// The size of a device is a multiple of this.
 const UNIT: u64 = 4096;
+const LOOK_EVERY: Duration = Duration::from_millis(5);
 
 #[derive(Debug, Clone)]
 pub struct Device {
@@ -91,15 +93,15 @@ impl Attached {
     }
 
     /// Detaches the device and waits until its last writes are recorded. `false`: it is still in
-    /// use.
-    pub fn end(mut self) -> Result<bool, RecordError> {
+    /// use after that time.
+    pub fn end(mut self, wait: Duration) -> Result<bool, RecordError> {
         self.device.detach().map_err(io_error("the loop device"))?;
         let clock = SystemClock::default();
         while self.device.is_in_use() {
-            if clock.monotonic() > LEFTOVERS_WAIT {
+            if clock.monotonic() > wait {
                 return Ok(false);
             }
-            std::thread::sleep(POLL);
+            std::thread::sleep(LOOK_EVERY);
         }
         Ok(true)
     }

@@ -8,6 +8,7 @@
 //! outside     files that the command writes outside the mount
 //! stack       the callers of a recorded call
 //! device      a block device for the command
+//! error       why a recording cannot be made
 //! run         mount, fill, run the command, unmount
 //! recovery    records what a checker does in a crash state
 //! live        a mount that loses power on request
@@ -21,6 +22,7 @@
 #![forbid(unsafe_code)]
 
 mod device;
+mod error;
 mod live;
 mod log;
 mod output;
@@ -33,9 +35,10 @@ mod stack;
 mod tree;
 
 pub use device::Device;
+pub use error::RecordError;
 pub use live::{Crashed, Live};
 pub use recording::MARK_FILE;
 pub(crate) use recording::Recording;
 pub use recovery::record_recovery;
 pub use rules::{Action, BadRule, Crash, Kill, Like, Lose, On, Rule};
-pub use run::{Options, RecordError, Recorded, record};
+pub use run::{Options, Recorded, record};

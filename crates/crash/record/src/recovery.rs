@@ -5,8 +5,9 @@
 //! they say in the search; here only its calls count.
 
 use crate::MARK_FILE;
+use crate::error::{RecordError, io_error};
 use crate::log::Log;
-use crate::run::{Mount, POLL, RecordError, detach_dead, file_system, io_error};
+use crate::run::{Mount, POLL, detach_dead, file_system};
 use crate::tree::{baseline, restore};
 use kedge_base::{Clock, SystemClock};
 use kedge_crash::check::tame;

@@ -1,6 +1,7 @@
 //! One recording: mount, fill, run the command, unmount.
 
 use crate::device::{Attached, Device};
+use crate::error::{RecordError, io_error};
 use crate::log::Log;
 use crate::output::Output;
 use crate::outside::Outside;
@@ -8,7 +9,6 @@ use crate::recording::{MARK_FILE, Recording};
 use crate::stack::{IS_SUPPORTED, Stacks};
 use kedge_base::{Clock, SystemClock, spawn_named};
 use kedge_crash::Call;
-use kedge_crash::kcr::KcrError;
 use kedge_crash::loops::{self, DEVICE_VARIABLE};
 use kedge_crash::workdir::WorkDir;
 use kedge_device::MemDevice;
@@ -28,7 +28,7 @@ use std::time::Duration;
 
 pub(crate) const POLL: Duration = Duration::from_millis(5);
 /// How long to wait for processes that the command left and that still use the mount.
-pub(crate) const LEFTOVERS_WAIT: Duration = Duration::from_secs(3);
+const LEFTOVERS_WAIT: Duration = Duration::from_secs(3);
 /// The mount's name below the recorder's directory.
 const MOUNT_DIR: &str = "dir";
 /// How often the open files outside the mount are sampled.
@@ -52,30 +52,6 @@ pub struct Options {
     /// Record the callers of each call.
     pub backtrace: bool,
     pub command: Vec<OsString>,
-}
-
-#[derive(Debug, thiserror::Error)]
-pub enum RecordError {
-    #[error("the image in memory: {0}")]
-    Image(#[from] kedgefs::Error),
-    #[error(transparent)]
-    Mount(#[from] MountError),
-    #[error("{what}: {error}")]
-    Io { what: String, error: io::Error },
-    #[error("the recording {}: {error}", path.display())]
-    Recording { path: PathBuf, error: KcrError },
-    #[error("{} cannot be started: {error}", command.display())]
-    Start { command: PathBuf, error: io::Error },
-    #[error("no block device can be had: {0}")]
-    NoDevice(String),
-    #[error("backtraces can be had on x86-64 only")]
-    NoBacktrace,
-    #[error("{} could not be copied into the mount: {output}", from.display())]
-    Fill { from: PathBuf, output: String },
-}
-
-pub(crate) fn io_error(what: impl Into<String>) -> impl FnOnce(io::Error) -> RecordError {
-    move |error| RecordError::Io { what: what.into(), error }
 }
 
 /// The result of a recording.
@@ -210,7 +186,7 @@ fn run_on(
     let path = device.as_ref().map(Attached::path);
     let mut ended = run_command(&mount.point.dir, path, options, log, started)?;
     if let Some(device) = device {
-        ended.keeps_device = !device.end()?;
+        ended.keeps_device = !device.end(LEFTOVERS_WAIT)?;
     }
     let mut state = log.lock();
     log.append(&mut state, 0, 0, Call::End { code: ended.code });

@@ -28,8 +28,8 @@ pub struct Args {
     /// Size of the file system, which is in memory
     #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = SIZE_DEFAULT)]
     size: u64,
-    /// Give the command a block device of this size, $KEDGE_CRASH_DEVICE, and record what is written
-    /// to it, not to a directory (root)
+    /// Give the command a block device of this size, $KEDGE_CRASH_DEVICE, and record what is
+    /// written to it, not to a directory (root)
     #[arg(long, value_name = "SIZE", value_parser = parse_size, conflicts_with_all = ["cd", "backtrace"])]
     device: Option<u64>,
     /// Initial contents of the directory, from a directory or an image that is not mounted; no
