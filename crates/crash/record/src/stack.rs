@@ -14,6 +14,9 @@
 //! several, or only indirect calls that may have called the function, the report marks the callers
 //! as a guess.
 //!
+//! Go's functions have no such tables. They are found with the table that Go's runtime has for
+//! itself.
+//!
 //! # A separate thread
 //! Reading the memory of a process takes its mmap lock. One of its threads may hold that lock while
 //! it waits for this mount: at munmap the kernel writes pages back. So a thread that serves
@@ -21,6 +24,7 @@
 //! if that takes too long.
 
 mod binary;
+mod go;
 mod process;
 mod unwind;
 
@@ -155,7 +159,7 @@ fn told(mut frames: Vec<Frame>) -> Vec<String> {
         frames.remove(0);
     }
     let is_start = |f: &Frame| f.name.as_deref().is_some_and(|n| n.contains("__rust_begin_short_backtrace"));
-    let is_main = |f: &Frame| f.name.as_deref() == Some("main");
+    let is_main = |f: &Frame| matches!(f.name.as_deref(), Some("main" | "main.main"));
     if let Some(start) = frames.iter().position(is_start) {
         frames.truncate(start);
         // The frame through which Rust calls `main`: by the old rules of naming

@@ -443,6 +443,64 @@ fn callers_are_recorded_by_name_and_line() {
     }
 }
 
+const SAVER_GO: &str = r#"package main
+
+import (
+	"fmt"
+	"os"
+)
+
+//go:noinline
+func save(text string) error {
+	if err := os.WriteFile("doc.tmp", []byte(text), 0o644); err != nil {
+		return err
+	}
+	return os.Rename("doc.tmp", "doc")
+}
+
+func main() {
+	if err := os.Chdir(os.Getenv("KEDGE_DIR")); err != nil {
+		panic(err)
+	}
+	if err := save("one"); err != nil {
+		panic(err)
+	}
+	fmt.Println("saved")
+}
+"#;
+
+/// Go's functions have no unwind tables but those of its runtime, which stripped programs have,
+/// too.
+#[test]
+fn callers_in_go_are_recorded_by_name_and_line() {
+    needs_fuse!();
+    if !cfg!(target_arch = "x86_64") {
+        return kedge_base::skip::note("backtraces can be had on x86-64 only");
+    }
+    let place = Place::new();
+    if place.command("go").arg("version").output().is_err() {
+        return kedge_base::skip::note("no Go: apt-get install -y golang-go");
+    }
+    fs::write(place.path("saver.go"), SAVER_GO).unwrap();
+    for flags in ["", "-s -w"] {
+        let mut go = place.command("go");
+        go.args(["build", "-ldflags", flags, "-o", "saver", "saver.go"]);
+        go.env("GOFLAGS", "-mod=mod").env("GOCACHE", place.path("cache"));
+        common::tool(go, "go");
+        let words = ["crash", "record", "--size", "64M", "--backtrace", "-o", "run.kcr", "--", "./saver"];
+        assert_eq!(place.kedge(words).ok(), "saved\n");
+        let trace = kedge_crash::kcr::read(&fs::read(place.path("run.kcr")).unwrap()[..]).unwrap().trace;
+        // os.Rename is inlined, and then only the file is known.
+        for (call, library, line) in [("write", "os.", "saver.go:10"), ("rename", "os.", "saver.go")] {
+            let stack = &trace.events.iter().rfind(|e| e.call.name() == call).unwrap().stack;
+            let [first, .., save, main] = &stack[..] else { panic!("{call}: {stack:#?}") };
+            assert!(first.starts_with(library), "{call}: {stack:#?}");
+            assert!(save.starts_with("main.save at ") && save.contains(line), "{call}: {stack:#?}");
+            assert!(main.starts_with("main.main at ") && main.contains("saver.go:20"), "{call}: {stack:#?}");
+        }
+    }
+}
+
 /// A finding for code scanning is at the line of the program that makes the lost call.
 #[test]
 fn a_finding_has_the_place_of_the_caller_in_the_sources() {

@@ -94,6 +94,11 @@ const ELSEWHERE: &[(&str, &str, &str)] = &[
     ),
     (
         "docs/CRASH_TESTING.md",
+        "truncate -s 16M base; mkfs.ext4 -q base",
+        "needs root and loop devices; tests/crash_device.rs does the same with them",
+    ),
+    (
+        "docs/CRASH_TESTING.md",
         "- uses: OWNER/kedgefs/.github/actions/crash-test@main",
         "needs GitHub; tests/ci.rs runs the steps of the action",
     ),

@@ -3,6 +3,7 @@
 //! Files are read whole, not mapped: SIGBUS would kill this process if a mapped file were
 //! truncated.
 
+use super::go::GoTable;
 use super::unwind::{Bytes, Tables};
 use addr2line::Context;
 use gimli::LittleEndian;
@@ -89,6 +90,8 @@ pub(super) struct Binary {
     pointers: HashMap<u64, u64>,
     /// The unwind tables.
     pub tables: Option<Tables>,
+    /// Go's own table.
+    pub go: Option<GoTable>,
     lines: Option<Context<Bytes>>,
     symbols: Vec<Symbol>,
 }
@@ -115,6 +118,7 @@ impl Binary {
             loads: object.segments().filter(|s| s.permissions().executable()).filter_map(load).collect(),
             pointers: tables.as_ref().map(|t| pointers(&object, t)).unwrap_or_default(),
             tables,
+            go: go(&object),
             lines: lines(&object),
             symbols: symbols(&object),
         })
@@ -149,6 +153,12 @@ impl Binary {
     /// Name and line of each function at an address of the file, the innermost first.
     pub fn functions(&self, address: u64) -> Vec<(Option<String>, Option<String>)> {
         let mut found = self.inlined(address);
+        let go = || self.go.as_ref().and_then(|go| go.name(address));
+        if found.is_empty()
+            && let Some((name, line)) = go()
+        {
+            return vec![(Some(name), line)];
+        }
         let symbol = self.symbol(address);
         match found.last_mut() {
             Some(outer) => outer.0 = outer.0.take().or(symbol),
@@ -220,6 +230,15 @@ fn call_at_end(bytes: [u8; CALL_MAX], end: u64) -> Option<Call> {
         [_, _, 0xe8, distance @ ..] => Some(Call::To(at(distance))),
         _ => None,
     }
+}
+
+/// Go's table, and with it the address from which it counts.
+fn go(object: &object::File<'_>) -> Option<GoTable> {
+    let section = object.sections().find(|s| s.name().is_ok_and(|name| name.ends_with(".gopclntab")))?;
+    // A program that Go's linker made has nothing before Go's functions.
+    let symbol = object.symbols().find(|s| s.name() == Ok("runtime.text")).map(|s| s.address());
+    let text = symbol.or_else(|| object.section_by_name(".text").map(|s| s.address()))?;
+    GoTable::read(section.data().ok()?, text)
 }
 
 /// Debug information, if the file itself contains it uncompressed.

@@ -113,6 +113,13 @@ enum End {
     Unknown,
 }
 
+/// The result of one step by Go's table.
+enum GoStep {
+    Caller(Place),
+    /// A goroutine begins here.
+    Top,
+}
+
 /// Evidence for a frame pointer.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Sign {
@@ -183,6 +190,14 @@ impl Process {
         while places.len() < max {
             let Some(code) = self.code(place.at) else { return (places, End::Unknown) };
             places.push(place.at);
+            match self.go_caller(snapshot, &place) {
+                Some(GoStep::Caller(caller)) => {
+                    place = caller;
+                    continue;
+                }
+                Some(GoStep::Top) => return (places, End::Top),
+                None => {}
+            }
             let tables = code.binary.as_ref().and_then(|b| b.tables.as_ref());
             let Some(tables) = tables else { return (places, End::Unknown) };
             let at = place.at.wrapping_sub(code.bias);
@@ -200,6 +215,25 @@ impl Process {
             }
         }
         (places, End::Top)
+    }
+
+    /// The caller of a function that Go's table knows.
+    fn go_caller(&self, snapshot: &Snapshot, place: &Place) -> Option<GoStep> {
+        let code = self.code(place.at)?;
+        let go = code.binary.as_ref()?.go.as_ref()?;
+        let at = place.at.wrapping_sub(code.bias);
+        let frame = go.frame(at)?;
+        if go.is_outermost(at) {
+            return Some(GoStep::Top);
+        }
+        let slot = place.registers.get(X86_64::RSP)?.checked_add(frame)?;
+        let back = snapshot.word(slot)?;
+        // The runtime pretends that a goroutine's first function was called by `goexit`.
+        if go.is_outermost(back.wrapping_sub(code.bias)) {
+            return Some(GoStep::Top);
+        }
+        self.call_before(back)?;
+        Some(GoStep::Caller(Place { at: back - 1, registers: Registers::new(back, slot + 8) }))
     }
 
     /// The call instruction before a return address, and the code that contains it.
@@ -270,6 +304,7 @@ impl Process {
         let is_library = ["libc.so", "libc-", "ld-linux", "libpthread", "ld-musl", "[vdso]"]
             .iter()
             .any(|start| code.name.starts_with(start));
+        let is_go = code.binary.as_ref().is_some_and(|b| b.go.is_some());
         if found.is_empty() {
             return vec![Frame { name: None, place: unknown, is_library }];
         }
@@ -278,11 +313,20 @@ impl Process {
             let inside = line.as_ref().and_then(|l| l.strip_prefix("/rustc/")?.split_once('/'));
             match inside {
                 Some((_, file)) => Frame { name, place: file.to_owned(), is_library: true },
-                None => Frame { name, place: line.unwrap_or_else(|| unknown.clone()), is_library },
+                None => {
+                    let is_library = is_library || (is_go && name.as_deref().is_some_and(is_of_go));
+                    Frame { name, place: line.unwrap_or_else(|| unknown.clone()), is_library }
+                }
             }
         };
         found.into_iter().map(frame).collect()
     }
+}
+
+/// Whether a function belongs to the packages of Go's library that make system calls.
+fn is_of_go(name: &str) -> bool {
+    let packages = ["internal/", "syscall.", "runtime.", "runtime/", "os.", "io.", "bufio."];
+    packages.iter().any(|package| name.starts_with(package))
 }
 
 /// A note between the callers.
