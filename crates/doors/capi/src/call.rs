@@ -1,71 +1,12 @@
 //! The boundary: each function of the header runs its work in [`call`].
 
+pub(crate) use kedge_host::embed::{Fault, Outcome};
 use kedgefs::FileSystem;
-use std::any::Any;
 use std::cell::RefCell;
 use std::ffi::{CString, c_char};
-use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
-
-/// Why a call failed: a number for the program, a text for people.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Fault {
-    pub(crate) errno: i32,
-    pub(crate) text: String,
-}
-
-pub(crate) type Outcome<T> = Result<T, Fault>;
-
-impl Fault {
-    pub(crate) fn new(errno: i32, text: impl Into<String>) -> Fault {
-        Fault { errno, text: text.into() }
-    }
-
-    pub(crate) fn invalid(text: impl Into<String>) -> Fault {
-        Fault::new(libc::EINVAL, text)
-    }
-
-    /// The error of an image's host. The errno is that of the innermost cause that has one, else
-    /// `other`.
-    pub(crate) fn of_host(e: &anyhow::Error, other: i32) -> Fault {
-        let number = |cause: &(dyn std::error::Error + 'static)| {
-            if let Some(e) = cause.downcast_ref::<kedgefs::Error>() {
-                return Some(e.errno());
-            }
-            if let Some(e) = cause.downcast_ref::<kedge_base::Error>() {
-                return Some(e.errno());
-            }
-            if cause.is::<kedge_host::Usage>() {
-                return Some(libc::EINVAL);
-            }
-            cause.downcast_ref::<io::Error>().map(errno_of)
-        };
-        Fault::new(e.chain().filter_map(number).last().unwrap_or(other), format!("{e:#}"))
-    }
-
-    fn panicked(panic: &(dyn Any + Send)) -> Fault {
-        Fault::new(libc::EIO, format!("a panic in the library: {}", kedge_base::panic_words(panic)))
-    }
-}
-
-fn errno_of(e: &io::Error) -> i32 {
-    let inner = e.get_ref().and_then(|inner| inner.downcast_ref::<kedgefs::Error>());
-    inner.map(kedgefs::Error::errno).or(e.raw_os_error()).unwrap_or(libc::EIO)
-}
-
-impl From<kedgefs::Error> for Fault {
-    fn from(e: kedgefs::Error) -> Fault {
-        Fault::new(e.errno(), e.to_string())
-    }
-}
-
-impl From<io::Error> for Fault {
-    fn from(e: io::Error) -> Fault {
-        Fault::new(errno_of(&e), e.to_string())
-    }
-}
 
 /// Adds the path to the text of an error.
 pub(crate) trait At<T> {

@@ -5,14 +5,10 @@ use crate::arg::{self, Out};
 use crate::call::{Fault, Outcome, call, last_error, on};
 use crate::open::{Volume, check_process, note_fork};
 use crate::types::{KedgeFs, KedgeStatvfs};
-use kedge_device::Location;
-use kedge_host::engine::{self, Extra, Opened};
-use kedge_host::options::{MountWords, parse_size};
-use kedge_host::{create, image as host_image, key};
-use kedgefs::{FormatOptions, Owner, Switches};
-use rustix::fs::{Access, AtFlags, CWD, accessat};
+use kedge_host::embed;
+use kedge_host::options::parse_size;
+use kedgefs::{FormatOptions, Switches};
 use std::ffi::{CStr, c_char, c_int};
-use std::path::Path;
 use std::sync::OnceLock;
 
 /// The version of the library, such as "0.1.0".
@@ -52,7 +48,7 @@ pub unsafe extern "C" fn kedgefs_create(image: *const c_char, size: u64, options
     let (image, options) = unsafe { (arg::path(image), arg::options(options)) };
     call("kedgefs_create", || {
         check_process()?;
-        make(image?, size, &format_options(options?)?)?;
+        embed::create(image?, size, &format_options(options?)?)?;
         Ok(0)
     }) as c_int
 }
@@ -74,15 +70,6 @@ fn format_options(list: &str) -> Outcome<FormatOptions> {
         }
     }
     Ok(options)
-}
-
-fn make(image: &Path, size: u64, options: &FormatOptions) -> Outcome<()> {
-    let host = |e: anyhow::Error| Fault::of_host(&e, libc::EIO);
-    create::refuse_small(image, size).map_err(|e| Fault::of_host(&e, libc::EINVAL))?;
-    if create::exists(image).map_err(host)? {
-        return Err(Fault::new(libc::EEXIST, format!("{} exists", image.display())));
-    }
-    create::create(image, create::whole_blocks(size), options).map_err(host)
 }
 
 /// Opens an image: a file, a block device, or a URI (file:, nbd:, nbd+unix:, rbd:). If it was not
@@ -120,31 +107,14 @@ pub unsafe extern "C" fn kedgefs_open(
     call("kedgefs_open", || {
         check_process()?;
         let (image, options, fs) = (image?, options?, fs?);
-        let words = MountWords::parse([options]).map_err(|e| Fault::invalid(e.to_string()))?;
-        refuse_kernel_words(&words)?;
         refuse_forks()?;
-        let volume = open(image, words)?;
-        let engine = volume.fs.clone();
+        let engine = embed::open(image, options)?;
+        let volume = Volume::new(engine.clone(), embed::owner());
         // The image is closed again if there is no place for its handle.
         let handle = volume.insert().or_else(|fault| engine.close().map_err(Fault::from).and(Err(fault)))?;
         fs.put(handle);
         Ok(0)
     }) as c_int
-}
-
-/// Options that speak of a mount have no meaning here.
-fn refuse_kernel_words(words: &MountWords) -> Outcome<()> {
-    let given = [
-        ("allow_other", words.allow_other),
-        ("fuse and fuseblk", words.privileged.is_some()),
-        ("workers", words.workers.is_some()),
-        ("placement", words.placement.is_some()),
-        ("writeback_cache", words.writeback_cache.is_some()),
-    ];
-    match given.iter().find(|(_, given)| *given) {
-        None => Ok(()),
-        Some((word, _)) => Err(Fault::invalid(format!("option {word}: there is no mount here"))),
-    }
 }
 
 /// Has the children of this process refused from now on.
@@ -159,43 +129,6 @@ fn refuse_forks() -> Outcome<()> {
         0 => Ok(()),
         errno => Err(Fault::new(errno, "the library cannot notice forks")),
     }
-}
-
-fn open(image: &Path, mut words: MountWords) -> Outcome<Volume> {
-    let host = |e: anyhow::Error| Fault::of_host(&e, libc::EINVAL);
-    let image = host_image::with_words(image, &words).map_err(host)?;
-    check_access(&image, words.read_only)?;
-    if words.key_file.is_none() && key::header_of(&image).map_err(host)?.is_some() {
-        // The host would ask for a passphrase on the terminal, which is the program's.
-        let text = format!("{} is encrypted: option key-file=FILE gives the key", image.display());
-        return Err(Fault::new(libc::ENOKEY, text));
-    }
-    let read_only = words.read_only;
-    let Opened { fs, notice, .. } = engine::open(&image, &mut words, Extra::default()).map_err(host)?;
-    if words.read_only && !read_only {
-        // A program that asked to write would lose its work.
-        fs.close()?;
-        return Err(Fault::new(libc::ENOSPC, notice.unwrap_or_default()));
-    }
-    let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-    Ok(Volume::new(fs, Owner { uid, gid }))
-}
-
-/// Reports why a file cannot be opened with the host's errno, which the engine's text has no place
-/// for. A race with a change of the file costs only that number.
-fn check_access(image: &Path, read_only: bool) -> Outcome<()> {
-    let location = host_image::locate(image).map_err(|e| Fault::of_host(&e, libc::EINVAL))?;
-    let path = match &location {
-        Location::Path(path) => path,
-        Location::Window(uri) => &uri.path,
-        _ => return Ok(()),
-    };
-    let access = if read_only { Access::READ_OK } else { Access::READ_OK | Access::WRITE_OK };
-    accessat(CWD, path, access, AtFlags::EACCESS).map_err(|e| {
-        let e = std::io::Error::from(e);
-        let errno = e.raw_os_error().unwrap_or(libc::EIO);
-        Fault::new(errno, format!("open {}: {e}", path.display()))
-    })
 }
 
 /// Makes everything durable, ends the file system and unlocks the image. The handle, and those of

@@ -5,6 +5,7 @@
 //! |---|---|
 //! | [`engine`] | opens, makes, mounts and checks images |
 //! | [`create`] | makes an image in a new file |
+//! | [`embed`] | images in the process of a program in another language |
 //! | [`image`] | finds an image by its name, reads its superblock without a lock |
 //! | [`key`] | the key of an encrypted image |
 //! | [`tag`] | finds the block device of a label or a uuid |
@@ -28,6 +29,7 @@ pub mod background;
 pub mod clock;
 pub mod create;
 pub mod daemon;
+pub mod embed;
 pub mod engine;
 pub mod image;
 pub mod key;

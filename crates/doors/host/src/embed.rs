@@ -1,0 +1,146 @@
+//! Images in the process of a program that links the library, through an interface of another
+//! language: makes and opens them, and gives each error a number and a text.
+//!
+//! A program is no mount. So options that speak of a mount are refused, nothing is asked on the
+//! terminal, and an image that was to be written is never opened read-only instead.
+
+use crate::engine::{self, Extra, Opened};
+use crate::options::MountWords;
+use crate::{Usage, create as host_create, image as host_image, key};
+use kedge_device::Location;
+use kedgefs::{FileSystem, FormatOptions, Owner};
+use rustix::fs::{Access, AtFlags, CWD, accessat};
+use std::any::Any;
+use std::io;
+use std::path::Path;
+
+/// Why a call failed: a number for the program, a text for people.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Fault {
+    pub errno: i32,
+    pub text: String,
+}
+
+pub type Outcome<T> = Result<T, Fault>;
+
+impl Fault {
+    pub fn new(errno: i32, text: impl Into<String>) -> Fault {
+        Fault { errno, text: text.into() }
+    }
+
+    pub fn invalid(text: impl Into<String>) -> Fault {
+        Fault::new(libc::EINVAL, text)
+    }
+
+    /// The error of an image's host. The errno is that of the innermost cause that has one, else
+    /// `other`.
+    pub fn of_host(e: &anyhow::Error, other: i32) -> Fault {
+        let number = |cause: &(dyn std::error::Error + 'static)| {
+            if let Some(e) = cause.downcast_ref::<kedgefs::Error>() {
+                return Some(e.errno());
+            }
+            if let Some(e) = cause.downcast_ref::<kedge_base::Error>() {
+                return Some(e.errno());
+            }
+            if cause.is::<Usage>() {
+                return Some(libc::EINVAL);
+            }
+            cause.downcast_ref::<io::Error>().map(errno_of)
+        };
+        Fault::new(e.chain().filter_map(number).last().unwrap_or(other), format!("{e:#}"))
+    }
+
+    pub fn panicked(panic: &(dyn Any + Send)) -> Fault {
+        Fault::new(libc::EIO, format!("a panic in the library: {}", kedge_base::panic_words(panic)))
+    }
+}
+
+fn errno_of(e: &io::Error) -> i32 {
+    let inner = e.get_ref().and_then(|inner| inner.downcast_ref::<kedgefs::Error>());
+    inner.map(kedgefs::Error::errno).or(e.raw_os_error()).unwrap_or(libc::EIO)
+}
+
+impl From<kedgefs::Error> for Fault {
+    fn from(e: kedgefs::Error) -> Fault {
+        Fault::new(e.errno(), e.to_string())
+    }
+}
+
+impl From<io::Error> for Fault {
+    fn from(e: io::Error) -> Fault {
+        Fault::new(errno_of(&e), e.to_string())
+    }
+}
+
+/// Makes an image of `size` bytes under a name that is free.
+pub fn create(image: &Path, size: u64, options: &FormatOptions) -> Outcome<()> {
+    let host = |e: anyhow::Error| Fault::of_host(&e, libc::EIO);
+    host_create::refuse_small(image, size).map_err(|e| Fault::of_host(&e, libc::EINVAL))?;
+    if host_create::exists(image).map_err(host)? {
+        return Err(Fault::new(libc::EEXIST, format!("{} exists", image.display())));
+    }
+    host_create::create(image, host_create::whole_blocks(size), options).map_err(host)
+}
+
+/// Opens an image with a list of mount options.
+pub fn open(image: &Path, options: &str) -> Outcome<FileSystem> {
+    let words = MountWords::parse([options]).map_err(|e| Fault::invalid(e.to_string()))?;
+    refuse_mount_words(&words)?;
+    open_with(image, words)
+}
+
+/// The owner of new files: the effective user of this process.
+pub fn owner() -> Owner {
+    Owner { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw() }
+}
+
+/// Options that speak of a mount have no meaning in a program.
+fn refuse_mount_words(words: &MountWords) -> Outcome<()> {
+    let given = [
+        ("allow_other", words.allow_other),
+        ("fuse and fuseblk", words.privileged.is_some()),
+        ("workers", words.workers.is_some()),
+        ("placement", words.placement.is_some()),
+        ("writeback_cache", words.writeback_cache.is_some()),
+    ];
+    match given.iter().find(|(_, given)| *given) {
+        None => Ok(()),
+        Some((word, _)) => Err(Fault::invalid(format!("option {word}: there is no mount here"))),
+    }
+}
+
+fn open_with(image: &Path, mut words: MountWords) -> Outcome<FileSystem> {
+    let host = |e: anyhow::Error| Fault::of_host(&e, libc::EINVAL);
+    let image = host_image::with_words(image, &words).map_err(host)?;
+    check_access(&image, words.read_only)?;
+    if words.key_file.is_none() && key::header_of(&image).map_err(host)?.is_some() {
+        // The host would ask for a passphrase on the terminal, which is the program's.
+        let text = format!("{} is encrypted: option key-file=FILE gives the key", image.display());
+        return Err(Fault::new(libc::ENOKEY, text));
+    }
+    let read_only = words.read_only;
+    let Opened { fs, notice, .. } = engine::open(&image, &mut words, Extra::default()).map_err(host)?;
+    if words.read_only && !read_only {
+        // A program that asked to write would lose its work.
+        fs.close()?;
+        return Err(Fault::new(libc::ENOSPC, notice.unwrap_or_default()));
+    }
+    Ok(fs)
+}
+
+/// Reports why a file cannot be opened with the host's errno, which the engine's text has no place
+/// for. A race with a change of the file costs only that number.
+fn check_access(image: &Path, read_only: bool) -> Outcome<()> {
+    let location = host_image::locate(image).map_err(|e| Fault::of_host(&e, libc::EINVAL))?;
+    let path = match &location {
+        Location::Path(path) => path,
+        Location::Window(uri) => &uri.path,
+        _ => return Ok(()),
+    };
+    let access = if read_only { Access::READ_OK } else { Access::READ_OK | Access::WRITE_OK };
+    accessat(CWD, path, access, AtFlags::EACCESS).map_err(|e| {
+        let e = io::Error::from(e);
+        let errno = e.raw_os_error().unwrap_or(libc::EIO);
+        Fault::new(errno, format!("open {}: {e}", path.display()))
+    })
+}
