@@ -355,7 +355,7 @@ impl Shop {
             .args(["-euc", &format!("{program}\n{given}\n{commands}")])
             .env("PATH", path)
             .env("SHOP", self.programs.path())
-            .env("PYTHONPATH", root().join("python/pytest-kedge-crash/src"))
+            .env("PYTHONPATH", root().join("python/src"))
             .env_remove("KEDGE_LOG");
         let output = output_of(command).unwrap();
         let text = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap()).concat();

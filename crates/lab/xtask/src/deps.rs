@@ -22,6 +22,7 @@ const FUSE: &str = "kedge-fuse";
 const FSCK: &str = "kedge-fsck";
 const HOST: &str = "kedge-host";
 const CAPI: &str = "kedgefs-capi";
+const PYTHON: &str = "kedgefs-python";
 const TRANSFER: &str = "kedge-transfer";
 const NFS: &str = "kedge-nfs";
 const CEPH: &str = "kedge-ceph";
@@ -56,6 +57,8 @@ const RULES: &[Rule] = &[
     (HOST, &[BASE, DEVICE, FORMAT, FS, FUSE, FSCK], &[]),
     // The library for C, which opens images as the other doors do. Nothing depends on it.
     (CAPI, &[BASE, DEVICE, FS, HOST], &[FORMAT, FSCK]),
+    // The library for Python, likewise.
+    (PYTHON, &[BASE, FS, HOST], &[]),
     (TRANSFER, &[BASE, DEVICE, FORMAT, FS, FUSE, HOST], &[FSCK, HOSTILE]),
     (SIM, &[BASE, DEVICE, FORMAT, FS, FSCK], &[]),
     // The experiments. Nothing depends on them, so installed programs contain no benchmark code.

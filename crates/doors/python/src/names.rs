@@ -1,0 +1,68 @@
+//! Operations on names.
+
+use crate::handle::Access;
+use crate::open::{OpenFile, Opened};
+use kedge_host::embed::{Fault, Outcome};
+use kedgefs::{Entry, OpenOptions, RenameMode};
+use std::ffi::OsStr;
+use std::path::Path;
+use std::sync::Arc;
+
+/// How a file is opened, besides the access to it.
+pub(crate) struct Creation {
+    pub(crate) create: bool,
+    pub(crate) exclusive: bool,
+    pub(crate) truncate: bool,
+    pub(crate) mode: u32,
+}
+
+/// Refuses bits of a mode that are no permission bits.
+pub(crate) fn check_mode(mode: u32) -> Outcome<u32> {
+    match mode & !0o7777 {
+        0 => Ok(mode),
+        _ => Err(Fault::invalid(format!("mode {mode:#o}: has other bits than permissions (0 to 0o7777)"))),
+    }
+}
+
+pub(crate) fn open(opened: Arc<Opened>, path: &Path, access: Access, how: &Creation) -> Outcome<OpenFile> {
+    let options = OpenOptions::new()
+        .read(access.read)
+        .write(access.write)
+        .create(how.create)
+        .create_new(how.exclusive)
+        .truncate(how.truncate)
+        .mode(check_mode(how.mode)?);
+    let file = opened.root().open_with(path, &options)?;
+    let open = OpenFile::new(opened, file);
+    if access.append {
+        *open.position.lock() = open.file().metadata()?.size;
+    }
+    Ok(open)
+}
+
+pub(crate) fn entries(opened: &Opened, path: &Path) -> Outcome<Vec<Entry>> {
+    Ok(opened.root().read_dir(path)?.collect::<Result<_, _>>()?)
+}
+
+pub(crate) fn rename(opened: &Opened, from: &Path, to: &Path, mode: &str) -> Outcome<()> {
+    let mode = match mode {
+        "replace" => RenameMode::Replace,
+        "noreplace" => RenameMode::NoReplace,
+        "exchange" => RenameMode::Exchange,
+        _ => return Err(Fault::invalid(format!("rename mode {mode}"))),
+    };
+    Ok(opened.root().rename_with(from, to, mode)?)
+}
+
+/// Makes a file, or the entries of a directory, durable.
+pub(crate) fn sync(opened: &Opened, path: &Path, datasync: bool) -> Outcome<()> {
+    Ok(opened.fs().fsync(opened.root().resolve(path)?, datasync)?)
+}
+
+/// The directory of a path, and the last name of it.
+pub(crate) fn split(path: &Path) -> Outcome<(&Path, &OsStr)> {
+    let name = path.file_name();
+    let name = name.ok_or_else(|| Fault::invalid("the path does not end with a name"))?;
+    let above = path.parent().filter(|above| !above.as_os_str().is_empty());
+    Ok((above.unwrap_or(Path::new("/")), name))
+}
