@@ -29,7 +29,6 @@ def _put_program():
     _cargo("build", "--locked", "--profile", _profile(), "-p", "kedge")
     target = json.loads(_cargo("metadata", "--no-deps", "--format-version", "1"))["target_directory"]
     folder = {"dev": "debug"}.get(_profile(), _profile())
-    PROGRAM.parent.mkdir(parents=True, exist_ok=True)
     built = Path(target) / folder / "kedge"
     strip = shutil.which("strip")
     if strip is None:
@@ -40,6 +39,8 @@ def _put_program():
 
 
 def _settings(given):
+    # maturin refuses a folder that is not there, before the program is built.
+    PROGRAM.parent.mkdir(parents=True, exist_ok=True)
     settings = dict(given or {})
     settings.setdefault("build-args", f"--profile {_profile()}")
     return settings
@@ -54,8 +55,9 @@ def prepare_metadata_for_build_wheel(metadata_directory, config_settings=None):
 
 
 def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
+    settings = _settings(config_settings)
     _put_program()
-    return maturin.build_wheel(wheel_directory, _settings(config_settings), metadata_directory)
+    return maturin.build_wheel(wheel_directory, settings, metadata_directory)
 
 
 def build_sdist(sdist_directory, config_settings=None):

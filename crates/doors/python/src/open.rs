@@ -2,28 +2,24 @@
 //!
 //! # Forks
 //! A child has a copy of the caches and of the log's position, but none of the engine's threads.
-//! Its writes would destroy the image of its parent, and a lock that another thread held at the
-//! fork stays locked. So each call compares the process with that which opened the image, and a
-//! child drops nothing of the engine: its copy is left as it is until the child ends. An image that
-//! is opened in the child itself needs an engine whose locks are free. So a child opens images only
-//! if none was open, or being opened, at the fork.
+//! Its writes would destroy the image of its parent, and locks and threads that the engine keeps
+//! for the whole process are not those of the child. So once a process has opened an image, its
+//! children are refused, as by the library for C. And a child drops nothing of the engine: its copy
+//! is left as it is until the child ends.
 //!
 //! The process's number is asked from the kernel each time. `pthread_atfork` would save these 50 ns,
 //! but it needs unsafe code and misses children that clone(2) makes.
 
 use kedge_host::embed::{Fault, Outcome};
-use kedgefs::{Dir, File, FileSystem, Owner};
+use kedgefs::{Dir, File, FileSystem};
 use parking_lot::Mutex;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-/// Images that are open, or are being opened or made.
-static LIVE: AtomicUsize = AtomicUsize::new(0);
-/// The process that they belong to. Set before `LIVE` is raised, so that a fork in between leaves
-/// none that count.
+/// The process that opened an image first; 0 before.
 static OWNER: AtomicU32 = AtomicU32::new(0);
 
 /// Files that are open as images here. It has no rank, since no other lock is taken while it is
@@ -31,29 +27,15 @@ static OWNER: AtomicU32 = AtomicU32::new(0);
 static CLAIMS: Mutex<Vec<Claim>> = Mutex::new(Vec::new());
 
 fn of_parent(what: &str) -> Fault {
-    Fault::new(libc::EBADF, format!("{what} in a process that was forked while images were open"))
+    Fault::new(libc::EBADF, format!("{what} in a process that was forked after an image was opened"))
 }
 
-/// Permission for this process to run an engine, and the count of it.
-pub(crate) struct Live(u32);
-
-impl Live {
-    pub(crate) fn begin() -> Outcome<Live> {
-        let here = process::id();
-        if LIVE.load(Ordering::SeqCst) > 0 && OWNER.load(Ordering::SeqCst) != here {
-            return Err(of_parent("no image can be opened"));
-        }
-        OWNER.store(here, Ordering::SeqCst);
-        LIVE.fetch_add(1, Ordering::SeqCst);
-        Ok(Live(here))
-    }
-}
-
-impl Drop for Live {
-    fn drop(&mut self) {
-        if self.0 == process::id() {
-            LIVE.fetch_sub(1, Ordering::SeqCst);
-        }
+/// Refuses the child of a process that has opened an image. From now on this process is one.
+pub(crate) fn enter() -> Outcome<u32> {
+    let here = process::id();
+    match OWNER.compare_exchange(0, here, Ordering::SeqCst, Ordering::SeqCst) {
+        Err(owner) if owner != here => Err(of_parent("no image can be opened")),
+        _ => Ok(here),
     }
 }
 
@@ -97,9 +79,8 @@ const APPENDS: usize = 16;
 
 struct Engine {
     root: Dir,
+    // Dropped last: until then the file is open.
     _claimed: Claimed,
-    // Dropped last: until then the engine is there.
-    _live: Live,
 }
 
 /// An open image.
@@ -113,10 +94,10 @@ pub(crate) struct Opened {
 }
 
 impl Opened {
-    fn new(fs: &FileSystem, owner: Owner, claimed: Claimed, live: Live) -> Opened {
-        let engine = Engine { root: fs.root().with_owner(owner), _claimed: claimed, _live: live };
+    fn new(fs: &FileSystem, claimed: Claimed, process: u32) -> Opened {
+        let engine = Engine { root: fs.root().with_owner(kedge_host::embed::owner()), _claimed: claimed };
         Opened {
-            process: engine._live.0,
+            process,
             engine: Some(engine),
             closed: AtomicBool::new(false),
             appends: [const { Mutex::new(()) }; APPENDS],
@@ -124,16 +105,16 @@ impl Opened {
     }
 
     pub(crate) fn image(image: &Path, options: &str, writes: bool) -> Outcome<Opened> {
-        let live = Live::begin()?;
+        let process = enter()?;
         let claimed = Claimed::new(image, writes)?;
         let fs = kedge_host::embed::open(image, options)?;
-        Ok(Opened::new(&fs, kedge_host::embed::owner(), claimed, live))
+        Ok(Opened::new(&fs, claimed, process))
     }
 
     pub(crate) fn memory(size: u64) -> Outcome<Opened> {
-        let live = Live::begin()?;
+        let process = enter()?;
         let fs = FileSystem::in_memory(size)?;
-        Ok(Opened::new(&fs, kedge_host::embed::owner(), Claimed(None), live))
+        Ok(Opened::new(&fs, Claimed(None), process))
     }
 
     pub(crate) fn root(&self) -> &Dir {

@@ -4,7 +4,7 @@
 use crate::call::{alone, on, os_error};
 use crate::handle::{Access, Handle};
 use crate::names::Creation;
-use crate::open::{Live, Opened};
+use crate::open::{Opened, enter};
 use crate::path::{PathArg, named};
 use crate::stat::{stat_result, statvfs_result};
 use crate::{attributes, names, trees};
@@ -38,7 +38,7 @@ pub(crate) fn mkfs(
     let options = FormatOptions { label: label.to_owned(), log_size, immutable, ..FormatOptions::default() };
     let path = image.path();
     let made = alone(py, || {
-        let _live = Live::begin()?;
+        enter()?;
         embed::create(path, size, &options)
     });
     made.map_err(|fault| os_error(py, fault, &[&image]))
