@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import subprocess
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -104,7 +105,8 @@ class KedgeCrash:
 def kedge_crash(tmp_path_factory):
     """Records programs and explores their crash states. Without `kedge` the test fails, since a skip would look
     like a pass."""
-    program = os.environ.get("KEDGE") or shutil.which("kedge")
+    # An environment that is not activated is not in PATH.
+    program = os.environ.get("KEDGE") or shutil.which("kedge", path=sysconfig.get_path("scripts")) or shutil.which("kedge")
     if program is None:
-        pytest.fail("kedge is not installed (cargo install --path crates/doors/cli), or KEDGE does not name it", pytrace=False)
+        pytest.fail("kedge is not installed (pip install kedgefs), or KEDGE does not name it", pytrace=False)
     return KedgeCrash(program, tmp_path_factory.mktemp("kedge-crash"), os.getcwd())

@@ -1,0 +1,164 @@
+//! The package `kedgefs` passes its own tests (`python/tests`) in a Python that is on the machine,
+//! with packages from its registry. With `KEDGE_LONG` the wheel is built, too, and installed in an
+//! empty environment.
+#![allow(clippy::unwrap_used)]
+
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+/// What the tests import, beside the package. Where one of them cannot be had, the tests of it are
+/// skipped.
+const PACKAGES: &[&str] = &["pytest", "fsspec", "pandas", "pyarrow", "zarr", "dask"];
+
+/// The end of the summary's lines about skipped tests.
+const SKIPPED: &str = "SKIPPED ";
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..").canonicalize().unwrap()
+}
+
+/// The directory of this test's profile in the target directory.
+fn built() -> PathBuf {
+    let deps = std::env::current_exe().unwrap();
+    deps.parent().unwrap().parent().unwrap().to_owned()
+}
+
+fn output(command: &mut Command) -> Output {
+    let line = format!("{command:?}");
+    command.stdin(Stdio::null()).output().unwrap_or_else(|e| panic!("{line}: {e}"))
+}
+
+#[track_caller]
+fn ok(command: &mut Command) -> String {
+    let Output { status, stdout, stderr } = output(command);
+    let (out, err) = (String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
+    assert!(status.success(), "{command:?}: {status}\n{out}{err}");
+    out.into_owned()
+}
+
+/// Why Python cannot run the tests.
+fn missing() -> Option<String> {
+    let script = "import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))";
+    let mut probe = Command::new("python3");
+    let probed = probe.args(["-c", script]).stdin(Stdio::null()).stderr(Stdio::null()).status();
+    let is_there = probed.is_ok_and(|status| status.success());
+    (!is_there).then(|| "there is no python3 of version 3.11 or newer with venv and pip".to_owned())
+}
+
+/// A Python with packages, in `dir`.
+fn environment(dir: &Path, packages: &[&str]) -> Result<PathBuf, String> {
+    let python = dir.join("bin/python");
+    if !python.exists() {
+        ok(Command::new("python3").args(["-m", "venv"]).arg(dir));
+    }
+    let installed = output(
+        Command::new(&python).args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]).args(packages),
+    );
+    match installed.status.success() {
+        true => Ok(python),
+        false => Err(String::from_utf8_lossy(&installed.stderr).trim().to_owned()),
+    }
+}
+
+/// Runs pytest, and reports what it skipped.
+fn pytest(python: &Path, kedge: Option<&Path>, path: Option<&Path>) {
+    let cache = tempfile::tempdir().unwrap();
+    let mut command = Command::new(python);
+    command.args(["-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "--basetemp"]).arg(cache.path().join("t"));
+    command.current_dir(root().join("python")).env("PYTHONDONTWRITEBYTECODE", "1").env_remove("PYTHONPATH");
+    if let Some(path) = path {
+        command.env("PYTHONPATH", path);
+    }
+    match kedge {
+        Some(kedge) => command.env("KEDGE", kedge),
+        None => command.env_remove("KEDGE"),
+    };
+    let printed = ok(&mut command);
+    println!("{printed}");
+    for line in printed.lines().filter(|line| line.starts_with(SKIPPED)) {
+        kedge_base::skip::note(line);
+    }
+}
+
+/// The package as the wheel would install it, in a directory: its files, the library that cargo has
+/// built, and the entry points.
+fn lay_out(dir: &Path) {
+    let sources = root().join("python/src");
+    for package in ["kedgefs", "pytest_kedge_crash"] {
+        fs::create_dir(dir.join(package)).unwrap();
+        for entry in fs::read_dir(sources.join(package)).unwrap() {
+            let entry = entry.unwrap();
+            let is_source = entry.path().extension().is_some_and(|e| e == OsStr::new("py") || e == OsStr::new("pyi"));
+            if is_source || entry.file_name() == OsStr::new("py.typed") {
+                symlink(entry.path(), dir.join(package).join(entry.file_name())).unwrap();
+            }
+        }
+    }
+    let library = built().join("deps/lib_kedgefs.so");
+    assert!(library.exists(), "cargo built no {}", library.display());
+    symlink(library, dir.join("kedgefs/_kedgefs.abi3.so")).unwrap();
+    let version = env!("CARGO_PKG_VERSION");
+    let about = dir.join(format!("kedgefs-{version}.dist-info"));
+    fs::create_dir(&about).unwrap();
+    fs::write(about.join("METADATA"), format!("Metadata-Version: 2.1\nName: kedgefs\nVersion: {version}\n")).unwrap();
+    let project: toml::Table = fs::read_to_string(root().join("python/pyproject.toml")).unwrap().parse().unwrap();
+    let mut entries = String::new();
+    for (group, names) in project["project"]["entry-points"].as_table().unwrap() {
+        entries += &format!("[{group}]\n");
+        for (name, place) in names.as_table().unwrap() {
+            entries += &format!("{name} = {}\n", place.as_str().unwrap());
+        }
+    }
+    fs::write(about.join("entry_points.txt"), entries).unwrap();
+}
+
+/// The command, which another package builds.
+fn kedge() -> PathBuf {
+    let kedge = built().join("kedge");
+    if !kedge.exists() {
+        ok(Command::new(env!("CARGO")).args(["build", "--locked", "-p", "kedge"]).current_dir(root()));
+    }
+    kedge
+}
+
+#[test]
+fn the_tests_of_the_package() {
+    if let Some(why) = missing() {
+        return kedge_base::skip::note(&format!("{why}: the tests of the Python package did not run"));
+    }
+    let python = match environment(&built().join("python"), PACKAGES) {
+        Ok(python) => python,
+        Err(why) => {
+            return kedge_base::skip::note(&format!(
+                "pip installs no packages, the tests of the Python package did not run: {why}"
+            ));
+        }
+    };
+    let place = tempfile::tempdir().unwrap();
+    lay_out(place.path());
+    pytest(&python, Some(&kedge()), Some(place.path()));
+}
+
+/// `pip install ./python` in an empty environment gives the package, the command and the plugin.
+#[test]
+fn the_wheel_is_built_installed_and_used() {
+    if std::env::var_os("KEDGE_LONG").is_none_or(|v| v != "1") {
+        return println!("a release build: only in a long run (KEDGE_LONG=1)");
+    }
+    if let Some(why) = missing() {
+        return kedge_base::skip::note(&format!("{why}: the wheel was not built"));
+    }
+    let place = tempfile::tempdir().unwrap();
+    let python = match environment(place.path(), PACKAGES) {
+        Ok(python) => python,
+        Err(why) => return kedge_base::skip::note(&format!("pip installs no packages, no wheel was built: {why}")),
+    };
+    let install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"];
+    ok(Command::new(&python).args(install).arg(root().join("python")));
+    pytest(&python, None, None);
+    let version = ok(Command::new(place.path().join("bin/kedge")).arg("--version"));
+    assert!(version.contains(env!("CARGO_PKG_VERSION")), "{version}");
+}
