@@ -13,8 +13,8 @@ SAVER = Path(__file__).parent / "saver.py"
 
 # A run that takes long tries 10,000 states and more.
 LONG = os.environ.get("KEDGE_LONG") == "1"
-STATES = 10_500 if LONG else 150
-ROUNDS = 40 if LONG else 6
+STATES = 10_500 if LONG else 60
+ROUNDS = 40 if LONG else 4
 
 
 @pytest.fixture

@@ -446,7 +446,6 @@ def test_a_closed_file_system_refuses_everything(image):
     fs.close()
     fs.close()
     assert fs.closed and repr(fs) == "<kedgefs.FileSystem closed>"
-    path = {"path": "f"}
     calls = {
         "chmod": ("f", 0), "chown": ("f", 0, 0), "commit": ("a", "b"), "delete_tree": ("a",), "exists": ("f",),
         "fdatasync": ("f",), "fork": ("/", "x"), "freeze": (), "fsync": ("f",), "getxattr": ("f", "user.a"), "info": (),
@@ -561,8 +560,21 @@ def test_a_close_in_the_middle_of_calls(tmp_path):
         fs.close()
         for thread in threads:
             thread.join()
-        assert len(seen) == 4 and all("clos" in str(e) or isinstance(e, OSError) for e in seen)
+        assert len(seen) == 4 and all(type(e) is ValueError and "closed" in str(e) for e in seen), seen
         kedgefs.open(tmp_path / str(n)).close()
+
+
+def test_a_close_ends_a_freeze(image):
+    fs = kedgefs.open(image)
+    fs.freeze()
+    waits = threading.Thread(target=fs.mkdir, args=("later",))
+    waits.start()
+    time.sleep(0.1)
+    fs.close()
+    waits.join(30)
+    assert not waits.is_alive()
+    with kedgefs.open(image) as fs:
+        assert fs.listdir() == ["later"]
 
 
 def test_other_threads_run_while_one_waits(image):

@@ -218,8 +218,11 @@ def test_zarr(where):
 
 def test_dask(where):
     bag = pytest.importorskip("dask.bag")
+    import dask
+
     options = {"fo": str(where)}
     lines = bag.from_sequence(range(100), npartitions=4).map(json.dumps)
-    lines.to_textfiles("kedgefs://lines/*.json", storage_options=options, compute_kwargs={"scheduler": "threads"})
-    read = bag.read_text("kedgefs://lines/*.json", storage_options=options).map(json.loads)
-    assert sorted(read.compute(scheduler="threads")) == list(range(100))
+    with dask.config.set(scheduler="threads"):
+        lines.to_textfiles("kedgefs://lines/*.json", storage_options=options)
+        read = bag.read_text("kedgefs://lines/*.json", storage_options=options).map(json.loads)
+        assert sorted(read.compute()) == list(range(100))

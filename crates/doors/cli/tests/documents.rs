@@ -18,6 +18,9 @@ use std::path::{Path, PathBuf};
 
 const ELSEWHERE_C: &str = "the page runs as a whole in the tests of kedgefs-capi, which has the library";
 
+const ELSEWHERE_PYTHON: &str =
+    "the page runs as a whole in the tests of kedgefs-python, which has the package";
+
 /// Blocks that do not run here: document, first line, reason.
 const ELSEWHERE: &[(&str, &str, &str)] = &[
     ("README.md", "let mut file = fs.root().create(\"greeting\")?;", "an excerpt of the program below it"),
@@ -66,6 +69,11 @@ const ELSEWHERE: &[(&str, &str, &str)] = &[
     ),
     ("docs/C.md", "import ctypes, os, sys", ELSEWHERE_C),
     ("docs/C.md", "python3 note.py \"$HOME/.local/lib/libkedgefs.so\"", ELSEWHERE_C),
+    ("docs/PYTHON.md", "pip install ./python", ELSEWHERE_PYTHON),
+    ("docs/PYTHON.md", "import sys", ELSEWHERE_PYTHON),
+    ("docs/PYTHON.md", "python3 note.py \"buy milk\"", ELSEWHERE_PYTHON),
+    ("docs/PYTHON.md", "import kedgefs", ELSEWHERE_PYTHON),
+    ("docs/PYTHON.md", "import pandas", ELSEWHERE_PYTHON),
     ("docs/NFS.md", "ssh -N -L 2049:127.0.0.1:2049 user@server &", "needs a second machine"),
     (
         "docs/NFS.md",

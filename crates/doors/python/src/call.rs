@@ -3,39 +3,58 @@
 use crate::open::Opened;
 use crate::path::PathArg;
 use kedge_host::embed::{Fault, Outcome};
-use pyo3::exceptions::PyOSError;
+use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
+pub(crate) const CLOSED: &str = "operation on a closed file system";
+
 /// Runs `body` without the interpreter's lock. A panic, which is a broken invariant of the file
 /// system, becomes EIO.
 pub(crate) fn alone<T: Send>(py: Python<'_>, body: impl FnOnce() -> Outcome<T> + Send) -> Outcome<T> {
-    py.detach(|| {
-        catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| Err(Fault::panicked(&*panic)))
-    })
+    py.detach(|| catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| Err(Fault::panicked(&*panic))))
 }
 
-/// [`alone`] on an open image. After a panic its file system is shut down: nothing that the panic
-/// left incomplete is written.
+/// Why a call on an open image failed.
+pub(crate) enum Refusal {
+    /// Another thread has closed the image since the call began.
+    Closed,
+    Fault(Fault),
+}
+
+impl From<Fault> for Refusal {
+    fn from(fault: Fault) -> Refusal {
+        Refusal::Fault(fault)
+    }
+}
+
+/// [`alone`] on an open image, which no close ends meanwhile. After a panic its file system is shut
+/// down: nothing that the panic left incomplete is written.
 pub(crate) fn on<T: Send>(
     py: Python<'_>,
     opened: Arc<Opened>,
     body: impl FnOnce(&Opened) -> Outcome<T> + Send,
-) -> Outcome<T> {
+) -> Result<T, Refusal> {
     py.detach(move || {
-        catch_unwind(AssertUnwindSafe(|| body(&opened))).unwrap_or_else(|panic| {
+        let Some(_inside) = opened.enter() else { return Err(Refusal::Closed) };
+        let outcome = catch_unwind(AssertUnwindSafe(|| body(&opened))).unwrap_or_else(|panic| {
             // Without a flush nothing can fail here.
             let _ = opened.fs().shutdown(false);
             Err(Fault::panicked(&*panic))
-        })
+        });
+        Ok(outcome?)
     })
 }
 
 /// An `OSError`, which chooses its subclass by the number. The text is Python's own for the number,
 /// unless the engine's says more.
-pub(crate) fn os_error(py: Python<'_>, fault: Fault, paths: &[&PathArg<'_>]) -> PyErr {
-    let Fault { errno, text } = fault;
+///
+/// A closed image gives the `ValueError` that files give.
+pub(crate) fn os_error(py: Python<'_>, why: impl Into<Refusal>, paths: &[&PathArg<'_>]) -> PyErr {
+    let Refusal::Fault(Fault { errno, text }) = why.into() else {
+        return PyValueError::new_err(CLOSED);
+    };
     let usual = py.import("os").and_then(|os| os.call_method1("strerror", (errno,))?.extract::<String>());
     let text = match usual {
         Ok(usual) if usual.eq_ignore_ascii_case(&text) => usual,

@@ -12,12 +12,13 @@
 
 use kedge_host::embed::{Fault, Outcome};
 use kedgefs::{Dir, File, FileSystem};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
 
 /// The process that opened an image first; 0 before.
 static OWNER: AtomicU32 = AtomicU32::new(0);
@@ -77,6 +78,9 @@ impl Drop for Claimed {
 /// Locks of appending writes: one of them is held from the look at a file's end to the write there.
 const APPENDS: usize = 16;
 
+/// How often a close that waits for calls looks whether a freeze holds them up.
+const LOOK: Duration = Duration::from_millis(50);
+
 struct Engine {
     root: Dir,
     // Dropped last: until then the file is open.
@@ -90,6 +94,10 @@ pub(crate) struct Opened {
     process: u32,
     /// Set by the close.
     closed: AtomicBool,
+    /// Shared by the calls that are under way. The close waits for them: a write that the engine
+    /// accepts in the middle of its close would be lost, and reported as lost. It has no rank, since
+    /// each thread takes it before any lock of the engine, and once.
+    calls: RwLock<()>,
     appends: [Mutex<()>; APPENDS],
 }
 
@@ -100,6 +108,7 @@ impl Opened {
             process,
             engine: Some(engine),
             closed: AtomicBool::new(false),
+            calls: RwLock::new(()),
             appends: [const { Mutex::new(()) }; APPENDS],
         }
     }
@@ -137,8 +146,25 @@ impl Opened {
         self.closed.load(Ordering::Acquire)
     }
 
+    /// Permission for a call; `None` once the close has begun.
+    pub(crate) fn enter(&self) -> Option<RwLockReadGuard<'_, ()>> {
+        let inside = self.calls.read();
+        (!self.is_closed()).then_some(inside)
+    }
+
+    /// Waits for the calls that are under way, and closes the image.
     pub(crate) fn close(&self) -> Outcome<()> {
         self.closed.store(true, Ordering::Release);
+        // Calls may wait for the end of a freeze, which may begin as one of them. If the thaw fails,
+        // the engine's close ends the freeze, and such calls fail.
+        let _alone = loop {
+            if self.fs().frozen_since().is_some() && self.fs().thaw().is_err() {
+                break None;
+            }
+            if let Some(alone) = self.calls.try_write_for(LOOK) {
+                break Some(alone);
+            }
+        };
         Ok(self.fs().close()?)
     }
 

@@ -21,7 +21,15 @@ pub(crate) fn stat_result<'py>(py: Python<'py>, attr: &Attr) -> PyResult<Bound<'
     static CLASS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
     let class = CLASS.import(py, "os", "stat_result")?;
     let first = (
-        attr.mode, attr.ino.0, 0, attr.nlink, attr.uid, attr.gid, attr.size, attr.atime.sec, attr.mtime.sec,
+        attr.mode,
+        attr.ino.0,
+        0,
+        attr.nlink,
+        attr.uid,
+        attr.gid,
+        attr.size,
+        attr.atime.sec,
+        attr.mtime.sec,
         attr.ctime.sec,
     );
     let more = PyDict::new(py);

@@ -1,7 +1,7 @@
 //! The class `Volume`: an open image. `kedgefs.FileSystem` is the class that programs see; it adds
 //! what needs no engine.
 
-use crate::call::{alone, on, os_error};
+use crate::call::{CLOSED, alone, on, os_error};
 use crate::handle::{Access, Handle};
 use crate::names::Creation;
 use crate::open::{Opened, enter};
@@ -76,7 +76,7 @@ impl Opening {
 impl Volume {
     fn opened(&self, py: Python<'_>) -> PyResult<Arc<Opened>> {
         let opened = self.opened.read().clone();
-        let opened = opened.ok_or_else(|| PyValueError::new_err("operation on a closed file system"))?;
+        let opened = opened.ok_or_else(|| PyValueError::new_err(CLOSED))?;
         opened.check_process().map_err(|fault| os_error(py, fault, &[]))?;
         Ok(opened)
     }
@@ -106,7 +106,7 @@ impl Volume {
         if !opened.is_ours() {
             return Ok(());
         }
-        on(py, opened, Opened::close).map_err(|fault| os_error(py, fault, &[]))
+        alone(py, || opened.close()).map_err(|fault| os_error(py, fault, &[]))
     }
 
     /// Whether the file system is closed.
@@ -338,18 +338,15 @@ impl Volume {
     ) -> PyResult<Vec<(Bound<'py, PyAny>, u64, u32)>> {
         let at = path.path();
         let entries = self.run(py, &[&path], |opened| names::entries(opened, at))?;
-        let each = |entry: &kedgefs::Entry| {
-            Ok((path.named(&entry.name)?, entry.ino.0, entry.kind.mode_bits()))
-        };
+        let each =
+            |entry: &kedgefs::Entry| Ok((path.named(&entry.name)?, entry.ino.0, entry.kind.mode_bits()));
         entries.iter().map(each).collect()
     }
 
     #[pyo3(signature = (path, mode=0o777))]
     fn mkdir(&self, py: Python<'_>, path: PathArg<'_>, mode: u32) -> PyResult<()> {
         let at = path.path();
-        self.run(py, &[&path], |opened| {
-            Ok(opened.root().create_dir_with(at, names::check_mode(mode)?)?)
-        })
+        self.run(py, &[&path], |opened| Ok(opened.root().create_dir_with(at, names::check_mode(mode)?)?))
     }
 
     fn rmdir(&self, py: Python<'_>, path: PathArg<'_>) -> PyResult<()> {

@@ -13,7 +13,7 @@ use std::process::{Command, Output, Stdio};
 /// skipped.
 const PACKAGES: &[&str] = &["pytest", "fsspec", "pandas", "pyarrow", "zarr", "dask"];
 
-/// The end of the summary's lines about skipped tests.
+/// The beginning of the summary's lines about skipped tests.
 const SKIPPED: &str = "SKIPPED ";
 
 fn root() -> PathBuf {
@@ -55,7 +55,9 @@ fn environment(dir: &Path, packages: &[&str]) -> Result<PathBuf, String> {
         ok(Command::new("python3").args(["-m", "venv"]).arg(dir));
     }
     let installed = output(
-        Command::new(&python).args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]).args(packages),
+        Command::new(&python)
+            .args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"])
+            .args(packages),
     );
     match installed.status.success() {
         true => Ok(python),
@@ -67,7 +69,9 @@ fn environment(dir: &Path, packages: &[&str]) -> Result<PathBuf, String> {
 fn pytest(python: &Path, kedge: Option<&Path>, path: Option<&Path>) {
     let cache = tempfile::tempdir().unwrap();
     let mut command = Command::new(python);
-    command.args(["-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "--basetemp"]).arg(cache.path().join("t"));
+    command
+        .args(["-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "--basetemp"])
+        .arg(cache.path().join("t"));
     command.current_dir(root().join("python")).env("PYTHONDONTWRITEBYTECODE", "1").env_remove("PYTHONPATH");
     if let Some(path) = path {
         command.env("PYTHONPATH", path);
@@ -91,7 +95,8 @@ fn lay_out(dir: &Path) {
         fs::create_dir(dir.join(package)).unwrap();
         for entry in fs::read_dir(sources.join(package)).unwrap() {
             let entry = entry.unwrap();
-            let is_source = entry.path().extension().is_some_and(|e| e == OsStr::new("py") || e == OsStr::new("pyi"));
+            let is_source =
+                entry.path().extension().is_some_and(|e| e == OsStr::new("py") || e == OsStr::new("pyi"));
             if is_source || entry.file_name() == OsStr::new("py.typed") {
                 symlink(entry.path(), dir.join(package).join(entry.file_name())).unwrap();
             }
@@ -103,8 +108,10 @@ fn lay_out(dir: &Path) {
     let version = env!("CARGO_PKG_VERSION");
     let about = dir.join(format!("kedgefs-{version}.dist-info"));
     fs::create_dir(&about).unwrap();
-    fs::write(about.join("METADATA"), format!("Metadata-Version: 2.1\nName: kedgefs\nVersion: {version}\n")).unwrap();
-    let project: toml::Table = fs::read_to_string(root().join("python/pyproject.toml")).unwrap().parse().unwrap();
+    fs::write(about.join("METADATA"), format!("Metadata-Version: 2.1\nName: kedgefs\nVersion: {version}\n"))
+        .unwrap();
+    let project: toml::Table =
+        fs::read_to_string(root().join("python/pyproject.toml")).unwrap().parse().unwrap();
     let mut entries = String::new();
     for (group, names) in project["project"]["entry-points"].as_table().unwrap() {
         entries += &format!("[{group}]\n");
@@ -142,6 +149,78 @@ fn the_tests_of_the_package() {
     pytest(&python, Some(&kedge()), Some(place.path()));
 }
 
+/// The blocks of docs/PYTHON.md in their order, with the file that each is, if any.
+fn blocks() -> Vec<(Option<String>, String)> {
+    let page = fs::read_to_string(root().join("docs/PYTHON.md")).unwrap();
+    let (mut found, mut before) = (Vec::new(), "");
+    let mut lines = page.lines();
+    while let Some(line) = lines.next() {
+        if line.starts_with("```") {
+            let body: Vec<&str> = lines.by_ref().take_while(|line| *line != "```").collect();
+            let name =
+                before.strip_suffix("`):").and_then(|text| text.rsplit_once('`')).map(|n| n.1.to_owned());
+            found.push((name, body.join("\n") + "\n"));
+            before = "";
+        } else if !line.is_empty() {
+            before = line;
+        }
+    }
+    found
+}
+
+/// The programs and commands of docs/PYTHON.md work when a reader copies them, in the order of the
+/// page, with a stand-in for the `pip install` that the other test makes.
+#[test]
+fn the_page_about_python() {
+    if let Some(why) = missing() {
+        return kedge_base::skip::note(&format!("{why}: the commands of docs/PYTHON.md did not run"));
+    }
+    let place = tempfile::tempdir().unwrap();
+    let packages = ["pytest", "fsspec", "pandas", "pyarrow"];
+    let python = match environment(&place.path().join("python"), &packages) {
+        Ok(python) => python,
+        Err(why) => {
+            return kedge_base::skip::note(&format!(
+                "pip installs no packages, the commands of docs/PYTHON.md did not run: {why}"
+            ));
+        }
+    };
+    let bin = python.parent().unwrap();
+    fs::remove_file(bin.join("pip")).unwrap();
+    symlink("/bin/true", bin.join("pip")).unwrap();
+    symlink(kedge(), bin.join("kedge")).unwrap();
+    let (package, home) = (place.path().join("package"), place.path().join("home"));
+    fs::create_dir(&package).unwrap();
+    fs::create_dir(&home).unwrap();
+    lay_out(&package);
+    let mut commands = String::new();
+    for (name, text) in blocks() {
+        match name {
+            Some(name) => {
+                fs::write(home.join(&name), &text).unwrap();
+                match &name[..] {
+                    "note.py" => {}
+                    name if name.starts_with("test_") => {
+                        commands += "python3 -m pytest -q -p no:cacheprovider\n"
+                    }
+                    name => commands += &format!("python3 {name}\n"),
+                }
+            }
+            None => commands += &text,
+        }
+    }
+    let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
+    let mut shell = Command::new("sh");
+    shell.args(["-euc", &commands]).current_dir(&home).env("PATH", path).env("PYTHONPATH", &package);
+    let printed = ok(&mut shell);
+    for line in ["saved\nthe last note: buy milk\nsaved\nbuy bread", "1 passed"] {
+        assert!(printed.contains(line), "{printed}");
+    }
+    let table = home.join("data.kedge");
+    let found = ok(Command::new(kedge()).arg("ls").arg(format!("{}:/tables", table.display())));
+    assert_eq!(found.trim(), "t.parquet");
+}
+
 /// `pip install ./python` in an empty environment gives the package, the command and the plugin.
 #[test]
 fn the_wheel_is_built_installed_and_used() {
@@ -154,7 +233,9 @@ fn the_wheel_is_built_installed_and_used() {
     let place = tempfile::tempdir().unwrap();
     let python = match environment(place.path(), PACKAGES) {
         Ok(python) => python,
-        Err(why) => return kedge_base::skip::note(&format!("pip installs no packages, no wheel was built: {why}")),
+        Err(why) => {
+            return kedge_base::skip::note(&format!("pip installs no packages, no wheel was built: {why}"));
+        }
     };
     let install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"];
     ok(Command::new(&python).args(install).arg(root().join("python")));

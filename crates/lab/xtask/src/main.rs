@@ -79,6 +79,8 @@ enum Task {
         #[arg(long)]
         test: bool,
     },
+    /// A wheel of the Python package, with the command kedge, in target/wheel (needs pip)
+    Wheel,
     /// Crash-tests common programs against what their documentation says, with `kedge crash`.
     /// WORDS: only rows whose name contains one of them. KEDGE names the program; otherwise it is
     /// built. Installs what the rows need
@@ -152,6 +154,7 @@ fn main() -> ExitCode {
         }
         Task::Deb { test: false } => steps.run("Debian package", || deb::make("release").map(drop)),
         Task::Deb { test: true } => steps.run_unless(DEB_TEST, deb::untried(), deb::test),
+        Task::Wheel => steps.run("Python wheel", tools::wheel),
         Task::Ci => {
             quick_checks(&mut steps);
             slow_checks(&mut steps);
