@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import io
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable
-    from typing import SupportsIndex
-
     from ._kedgefs import Handle
 
 _BUFFER = 128 * 1024
+_FLAGS = {
+    "r": 0,
+    "w": os.O_CREAT | os.O_TRUNC,
+    "a": os.O_CREAT | os.O_APPEND,
+    "x": os.O_CREAT | os.O_EXCL,
+}
 
 
 class Mode:
@@ -30,11 +33,9 @@ class Mode:
         plus = "+" in letters
         self.read = "r" in letters or plus
         self.write = "r" not in letters or plus
-        self.append = "a" in letters
-        self.exclusive = "x" in letters
-        self.truncate = "w" in letters
-        self.create = bool(letters & set("wax"))
         main = (letters & set("rwax")).pop()
+        self.flags = _FLAGS[main]
+        self.flags |= os.O_RDWR if plus else os.O_RDONLY if self.read else os.O_WRONLY
         self.raw = main + "b" + ("+" if plus else "")
 
 

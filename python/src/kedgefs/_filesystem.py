@@ -245,16 +245,7 @@ class FileSystem(_kedgefs.Volume):
                     raise ValueError(f"binary mode doesn't take an {name} argument")
         if buffering == 0 and not how.binary:
             raise ValueError("can't have unbuffered text I/O")
-        handle = self._open(
-            path,
-            read=how.read,
-            write=how.write,
-            append=how.append,
-            create=how.create,
-            exclusive=how.exclusive,
-            truncate=how.truncate,
-            mode=permissions,
-        )
+        handle = self._open(path, how.flags, permissions)
         raw = RawFile(handle, path, how)
         try:
             file = layered(raw, how, buffering, encoding, errors, newline)

@@ -16,6 +16,16 @@ pub(crate) struct Creation {
     pub(crate) mode: u32,
 }
 
+/// What the flags of open(2) ask for.
+pub(crate) fn how(flags: i32, mode: u32) -> (Access, Creation) {
+    let has = |flag: i32| flags & flag != 0;
+    let way = flags & libc::O_ACCMODE;
+    let access =
+        Access { read: way != libc::O_WRONLY, write: way != libc::O_RDONLY, append: has(libc::O_APPEND) };
+    let (create, exclusive) = (has(libc::O_CREAT), has(libc::O_EXCL));
+    (access, Creation { create, exclusive, truncate: has(libc::O_TRUNC), mode })
+}
+
 /// Refuses bits of a mode that are no permission bits.
 pub(crate) fn check_mode(mode: u32) -> Outcome<u32> {
     match mode & !0o7777 {

@@ -2,8 +2,7 @@
 //! what needs no engine.
 
 use crate::call::{CLOSED, alone, on, os_error};
-use crate::handle::{Access, Handle};
-use crate::names::Creation;
+use crate::handle::Handle;
 use crate::open::{Opened, enter};
 use crate::path::{PathArg, named};
 use crate::stat::{stat_result, statvfs_result};
@@ -15,6 +14,8 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 use std::sync::Arc;
+
+type TreeRow<'py> = (Bound<'py, PyAny>, bool, i64, u64);
 
 /// An open image.
 #[pyclass(frozen, subclass, module = "kedgefs._kedgefs")]
@@ -161,21 +162,9 @@ impl Volume {
 
     // ----- files -----
 
-    #[allow(clippy::too_many_arguments, reason = "flags that Python names")]
-    #[pyo3(signature = (path, *, read, write, append, create, exclusive, truncate, mode))]
-    fn _open(
-        &self,
-        py: Python<'_>,
-        path: PathArg<'_>,
-        read: bool,
-        write: bool,
-        append: bool,
-        create: bool,
-        exclusive: bool,
-        truncate: bool,
-        mode: u32,
-    ) -> PyResult<Handle> {
-        let (access, how) = (Access { read, write, append }, Creation { create, exclusive, truncate, mode });
+    /// `flags` are those of `os.open`, `mode` the permission bits of a file that is created.
+    fn _open(&self, py: Python<'_>, path: PathArg<'_>, flags: i32, mode: u32) -> PyResult<Handle> {
+        let (access, how) = names::how(flags, mode);
         let (opened, at) = (self.opened(py)?, path.path());
         let again = opened.clone();
         let file = on(py, opened, move |_| names::open(again, at, access, &how));
@@ -424,7 +413,8 @@ impl Volume {
         self.run(py, &[&fork, &tree], |opened| trees::commit(opened, from, to, force))
     }
 
-    fn _trees<'py>(&self, py: Python<'py>) -> PyResult<Vec<(Bound<'py, PyAny>, bool, i64, u64)>> {
+    /// Path, whether it is read-only, time and inodes of each tree.
+    fn _trees<'py>(&self, py: Python<'py>) -> PyResult<Vec<TreeRow<'py>>> {
         let all = self.run(py, &[], trees::all)?;
         all.iter()
             .map(|tree| Ok((named(py, &tree.path, false)?, tree.read_only, tree.created, tree.inodes)))

@@ -199,9 +199,10 @@ fn the_page_about_python() {
             Some(name) => {
                 fs::write(home.join(&name), &text).unwrap();
                 match &name[..] {
+                    // The commands of the page run it.
                     "note.py" => {}
                     name if name.starts_with("test_") => {
-                        commands += "python3 -m pytest -q -p no:cacheprovider\n"
+                        commands += "python3 -m pytest -q -p no:cacheprovider\n";
                     }
                     name => commands += &format!("python3 {name}\n"),
                 }
