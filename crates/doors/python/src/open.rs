@@ -7,8 +7,8 @@
 //! children are refused, as by the library for C. And a child drops nothing of the engine: its copy
 //! is left as it is until the child ends.
 //!
-//! The process's number is asked from the kernel each time. `pthread_atfork` would save these 50 ns,
-//! but it needs unsafe code and misses children that clone(2) makes.
+//! The process's number is asked from the kernel each time. `pthread_atfork` would save these 50
+//! ns, but it needs unsafe code and misses children that clone(2) makes.
 
 use kedge_host::embed::{Fault, Outcome};
 use kedgefs::{Dir, File, FileSystem};
@@ -95,8 +95,8 @@ pub(crate) struct Opened {
     /// Set by the close.
     closed: AtomicBool,
     /// Shared by the calls that are under way. The close waits for them: a write that the engine
-    /// accepts in the middle of its close would be lost, and reported as lost. It has no rank, since
-    /// each thread takes it before any lock of the engine, and once.
+    /// accepts in the middle of its close would be lost, and reported as lost. It has no rank,
+    /// since each thread takes it before any lock of the engine, and once.
     calls: RwLock<()>,
     appends: [Mutex<()>; APPENDS],
 }
@@ -155,8 +155,8 @@ impl Opened {
     /// Waits for the calls that are under way, and closes the image.
     pub(crate) fn close(&self) -> Outcome<()> {
         self.closed.store(true, Ordering::Release);
-        // Calls may wait for the end of a freeze, which may begin as one of them. If the thaw fails,
-        // the engine's close ends the freeze, and such calls fail.
+        // Calls may wait for the end of a freeze, which may begin as one of them. If the thaw
+        // fails, the engine's close ends the freeze, and such calls fail.
         let _alone = loop {
             if self.fs().frozen_since().is_some() && self.fs().thaw().is_err() {
                 break None;
