@@ -15,6 +15,8 @@ import kedgefs
 
 CALLS = int(sys.argv[1]) if len(sys.argv) > 1 else 200_000
 ROUNDS = 5
+# That of the installed package.
+PROFILE = os.environ.get("KEDGEFS_WHEEL_PROFILE", "release")
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -40,7 +42,7 @@ def in_python():
 
 
 def in_rust():
-    command = ["cargo", "run", "--quiet", "--release", "-p", "kedgefs-python", "--example", "calls", "--", str(CALLS)]
+    command = ["cargo", "run", "--quiet", "--profile", PROFILE, "-p", "kedgefs-python", "--example", "calls", "--", str(CALLS)]
     return json.loads(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout)
 
 

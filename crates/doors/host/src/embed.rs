@@ -144,3 +144,7 @@ fn check_access(image: &Path, read_only: bool) -> Outcome<()> {
         Fault::new(errno, format!("open {}: {e}", path.display()))
     })
 }
+
+#[cfg(test)]
+#[path = "embed_tests.rs"]
+mod tests;
