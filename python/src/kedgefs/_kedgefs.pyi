@@ -1,10 +1,11 @@
 """The part of the package that is Rust: crates/doors/python."""
 
 import os
-from collections.abc import Buffer
-from typing import Any, AnyStr, final, overload
+from typing import Any, AnyStr, TypeAlias, final, overload
 
-type _Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
+from typing_extensions import Buffer
+
+_Path: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
 __version__: str
 
