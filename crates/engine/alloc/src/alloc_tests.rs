@@ -1,5 +1,5 @@
 use crate::load::{CHUNKS_AHEAD, COPIES, READ_BLOCKS};
-use crate::test_device::{TestDevice, plan, write_frozen};
+use crate::test_device::{TestDevice, plan, plan_with_copies, write_frozen};
 use crate::{Alloc, FreeCounts, NodeClass, Waited};
 use kedge_base::lock::RwLock;
 use kedge_base::{BlockNo, CorruptKind, Error, Extent, Generation, Ino, Lsn, spawn_named};
@@ -748,5 +748,36 @@ fn blocks_that_a_resize_added_are_free_only_once_its_checkpoint_is_written() {
     assert!(taken.iter().all(|e| e.end().0 <= maps.start || maps.end <= e.start.0));
     let in_maps = Extent::new(BlockNo(maps.start), 1);
     assert!(alloc.apply_free(in_maps, Lsn(1)).is_err(), "a record cannot free the maps");
+    alloc.cells.iter().for_each(|c| c.lock().check());
+}
+
+#[test]
+fn no_copy_of_the_superblock_is_handed_out_and_the_old_last_block_is_free_after_a_growth() {
+    let device = TestDevice::new(3 * GROUP_BLOCKS * 4096);
+    let geometry = plan_with_copies(GROUP_BLOCKS, 1024);
+    let alloc = Alloc::format(&geometry);
+    let mut generation = Generation(2);
+    checkpoint(&alloc, &device, &mut generation);
+    let over_copy =
+        |taken: &[Extent], block: BlockNo| taken.iter().any(|e| e.start <= block && block < e.end());
+    let mut taken = fill(&alloc);
+    let copies: Vec<BlockNo> = geometry.copies().collect();
+    assert_eq!(copies, [4096, 8192, 16384, GROUP_BLOCKS - 1].map(BlockNo));
+    for copy in &copies {
+        assert!(!over_copy(&taken, *copy), "{copy}");
+        assert!(alloc.apply_free(Extent::new(*copy, 1), Lsn(1)).is_err(), "a record cannot free {copy}");
+        assert!(alloc.apply_alloc(Extent::new(*copy, 1)).is_err(), "a record cannot allocate {copy}");
+    }
+    let new = geometry.grown(2 * GROUP_BLOCKS * 4096).unwrap();
+    assert!(new.moved_maps().contains(&GROUP_BLOCKS), "a power of two that the maps cover");
+    alloc.prepare_growth(&new);
+    alloc.grow(&new);
+    checkpoint(&alloc, &device, &mut generation);
+    taken.extend(fill(&alloc));
+    assert!(over_copy(&taken, BlockNo(GROUP_BLOCKS - 1)), "it is a block like any other");
+    assert!(new.copies().all(|copy| !over_copy(&taken, copy)));
+    checkpoint(&alloc, &device, &mut generation);
+    let loaded = Alloc::load(&device, &new, Generation(generation.0 - 1)).unwrap();
+    assert_eq!(loaded.free_counts().owned_free, alloc.free_counts().owned_free);
     alloc.cells.iter().for_each(|c| c.lock().check());
 }

@@ -108,6 +108,7 @@ use group::{Group, GroupCell};
 use kedge_base::lock::{Condvar, Mutex, Rank};
 use kedge_base::{BlockNo, CorruptKind, Error, Extent, Result};
 use kedge_format::alloc::{GROUP_BLOCKS, GroupEntry};
+use kedge_format::copies::overlap;
 use kedge_format::superblock::Geometry;
 use pool::NodePool;
 use space::Space;
@@ -188,9 +189,9 @@ pub struct FreeCounts {
 }
 
 /// The parts of the group at `first` that belong to the format.
-fn format_owned(geometry: &Geometry, first: u64) -> [(u32, u32); 3] {
-    let clamp = |block: u64| block.saturating_sub(first).min(GROUP_BLOCKS) as u32;
-    geometry.format_runs().map(|(start, len)| {
+fn format_owned(geometry: &Geometry, first: u64) -> impl Iterator<Item = (u32, u32)> + use<> {
+    let clamp = move |block: u64| block.saturating_sub(first).min(GROUP_BLOCKS) as u32;
+    geometry.format_runs().map(move |(start, len)| {
         let (start, end) = (clamp(start), clamp(start + len));
         (start, end - start)
     })
@@ -309,7 +310,8 @@ impl Alloc {
     }
 
     /// [`Alloc::pieces`] of an extent that a record names: it must not touch moved allocation maps
-    /// either. The caller is inside the epoch guard or in replay, so the maps do not move.
+    /// or copies of the superblock either. The caller is inside the epoch guard or in replay, so
+    /// these do not move.
     fn named_pieces(&self, extent: Extent) -> Result<impl Iterator<Item = (u64, u32, u32)> + use<>> {
         let pieces = self.pieces(extent)?;
         let maps = self.maps.start.load(SeqCst)..self.maps.end.load(SeqCst);
@@ -317,7 +319,18 @@ impl Alloc {
             let what = format!("a record names {} blocks from there, in the allocation maps", extent.blocks);
             return Err(Error::corrupt(CorruptKind::Log, extent.start, what));
         }
+        if self.has_copy(extent.start.0, extent.end().0) {
+            let what =
+                format!("a record names {} blocks from there, over a superblock's copy", extent.blocks);
+            return Err(Error::corrupt(CorruptKind::Log, extent.start, what));
+        }
         Ok(pieces)
+    }
+
+    /// Whether a copy of the superblock lies in the blocks from `start` to `end`.
+    fn has_copy(&self, start: u64, end: u64) -> bool {
+        let g = &self.geometry;
+        g.has_copies() && overlap(start, end, g.data_start.0, self.total())
     }
 
     /// Raises `available` after blocks became free. The pool takes its share first.

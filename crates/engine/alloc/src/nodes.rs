@@ -70,7 +70,8 @@ impl Alloc {
             && addr.0.checked_add(NODE_BLOCKS).is_some_and(|end| end <= self.total());
         let in_maps =
             addr.0 < self.maps.end.load(SeqCst) && self.maps.start.load(SeqCst) < addr.0 + NODE_BLOCKS;
-        if !inside || in_maps || !addr.0.is_multiple_of(NODE_BLOCKS) {
+        let over_copy = inside && self.has_copy(addr.0, addr.0 + NODE_BLOCKS);
+        if !inside || in_maps || over_copy || !addr.0.is_multiple_of(NODE_BLOCKS) {
             return Err(Error::corrupt(CorruptKind::Node, addr, "no place for a tree node"));
         }
         self.with_group(addr.0 / GROUP_BLOCKS, |group| group.disown_slot((addr.0 % GROUP_BLOCKS) as u32))?;

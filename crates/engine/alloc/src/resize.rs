@@ -17,8 +17,24 @@ use kedge_base::broken::{self, Variant};
 use kedge_base::{BlockNo, Result};
 use kedge_format::alloc::GroupEntry;
 use kedge_format::superblock::{Geometry, INCOMPAT_LIMITS, INCOMPAT_TREES};
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
+
+/// The parts of `range` outside of `runs`, which have a start and a length and do not overlap.
+fn outside(range: Range<u64>, runs: &[(u64, u64)]) -> Vec<Range<u64>> {
+    let mut inside: Vec<_> = runs.iter().map(|(start, len)| *start..start + len).collect();
+    inside.sort_by_key(|run| run.start);
+    let mut out = Vec::new();
+    let mut at = range.start;
+    for run in inside.into_iter().filter(|run| run.start < range.end) {
+        out.push(at..run.start.max(at));
+        at = at.max(run.end);
+    }
+    out.push(at..range.end.max(at));
+    out.retain(|part| !part.is_empty());
+    out
+}
 
 impl Alloc {
     /// Makes the groups of a layout accessible, before the cut: an image may gain millions.
@@ -68,15 +84,15 @@ impl Alloc {
         self.maps.end.store(new.moved_maps().end, SeqCst);
         self.extend_index(new);
 
-        let (maps, old_maps) = (new.moved_maps(), old.moved_maps());
         let moved = (new.index_start, new.bitmap_start) != (old.index_start, old.bitmap_start);
-        // The new maps are the first new blocks or lie before the data area.
-        let start = if moved { old.total_blocks.max(maps.end) } else { old.total_blocks };
-        let freed = if moved { old_maps } else { 0..0 };
-        let added: Vec<Extent> = [(start, new.total_blocks), (freed.start, freed.end)]
+        let freed = if moved { old.moved_maps() } else { 0..0 };
+        // The block that was the last one held a copy of the superblock.
+        let last = if old.has_copies() { old.total_blocks - 1 } else { old.total_blocks };
+        let kept: Vec<(u64, u64)> = new.format_runs().collect();
+        let added: Vec<Extent> = [freed, last..new.total_blocks]
             .into_iter()
-            .filter(|(from, to)| from < to)
-            .map(|(from, to)| Extent::new(BlockNo(from), to - from))
+            .flat_map(|range| outside(range, &kept))
+            .map(|range| Extent::new(BlockNo(range.start), range.end - range.start))
             .collect();
         for extent in &added {
             for (g, bit, len) in self.pieces(*extent).expect("inside the new layout") {

@@ -85,8 +85,16 @@ impl Device for TestDevice {
     }
 }
 
-/// Geometry of an image of `blocks` blocks with a log of `log_blocks`.
+/// Geometry of an image of `blocks` blocks with a log of `log_blocks`, and without copies of the
+/// superblock, so that tests may name any block.
 pub(crate) fn plan(blocks: u64, log_blocks: u64) -> kedge_format::superblock::Geometry {
+    let mut geometry = plan_with_copies(blocks, log_blocks);
+    geometry.feature_incompat &= !kedge_format::superblock::INCOMPAT_COPIES;
+    geometry
+}
+
+/// [`plan`] of an image with copies of the superblock.
+pub(crate) fn plan_with_copies(blocks: u64, log_blocks: u64) -> kedge_format::superblock::Geometry {
     let block = BLOCK_SIZE as u64;
     kedge_format::superblock::Geometry::plan(
         blocks * block,

@@ -22,6 +22,7 @@
 pub mod acl;
 pub mod alloc;
 pub mod content;
+pub mod copies;
 pub mod inode;
 pub mod item;
 pub mod key;

@@ -28,6 +28,9 @@ use zerocopy::little_endian::{I64, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 const MAGIC: [u8; 8] = *b"KEDGEFS\0";
+/// The magic of a copy. It differs from that of a slot, so that a copy that lies where a slot should
+/// lie, or the reverse, is not valid.
+const COPY_MAGIC: [u8; 8] = *b"KEDGECPY";
 const VERSION: u32 = 2;
 /// Blocks of the two slots.
 pub const SLOTS: [BlockNo; 2] = [BlockNo(0), BlockNo(16)];
@@ -64,13 +67,18 @@ pub const INCOMPAT_SUMS: u64 = 1 << 4;
 /// Incompatible feature: directory trees may have limits ([`crate::limits`]). A version without
 /// this feature would not count what it changes.
 pub const INCOMPAT_LIMITS: u64 = 1 << 5;
+/// Incompatible feature: blocks of the data area hold copies of the superblock ([`crate::copies`]).
+/// A version without this feature would give these blocks to files, and later versions would
+/// overwrite them.
+pub const INCOMPAT_COPIES: u64 = 1 << 6;
 /// Features whose unknown bits refuse the mount.
 pub const INCOMPAT_KNOWN: u64 = INCOMPAT_ACL
     | INCOMPAT_LARGE_XATTRS
     | INCOMPAT_MOVED_MAPS
     | INCOMPAT_TREES
     | INCOMPAT_SUMS
-    | INCOMPAT_LIMITS;
+    | INCOMPAT_LIMITS
+    | INCOMPAT_COPIES;
 /// Read-only compatible feature: inodes may have flags ([`crate::FileFlags`]). A version without
 /// this feature would change immutable files; it reads everything correctly.
 pub const RO_COMPAT_FLAGS: u64 = 1 << 0;
@@ -274,15 +282,23 @@ impl Geometry {
         self.index_start[0].0..self.bitmap_start[1].0.saturating_add(self.groups())
     }
 
+    /// Whether there are copies of the superblock.
+    pub fn has_copies(&self) -> bool {
+        self.feature_incompat & INCOMPAT_COPIES != 0
+    }
+
     /// The runs of blocks that belong to the format, as start and length: everything before the
-    /// data area, moved maps, and the blocks of the last group beyond the end of the image.
-    pub fn format_runs(&self) -> [(u64, u64); 3] {
+    /// data area, moved maps, copies of the superblock, and the blocks of the last group beyond the
+    /// end of the image. Runs may be empty; none overlaps another.
+    pub fn format_runs(&self) -> impl Iterator<Item = (u64, u64)> + use<> {
         let (maps, end) = (self.moved_maps(), self.groups() * GROUP_BLOCKS);
         [
             (0, self.data_start.0),
             (maps.start, maps.end.saturating_sub(maps.start)),
             (self.total_blocks, end - self.total_blocks),
         ]
+        .into_iter()
+        .chain(self.copies().map(|block| (block.0, 1)))
     }
 
     /// Whether two slots with these geometries are of one image. A resize writes one slot before
@@ -412,7 +428,7 @@ impl Geometry {
             label: label.to_owned(),
             feature_compat: 0,
             feature_ro_compat: RO_COMPAT_FLAGS,
-            feature_incompat: INCOMPAT_ACL | INCOMPAT_LARGE_XATTRS,
+            feature_incompat: INCOMPAT_ACL | INCOMPAT_LARGE_XATTRS | INCOMPAT_COPIES,
             total_blocks,
             index_start: [BlockNo(index0), BlockNo(index0 + index_blocks)],
             index_blocks,
@@ -515,14 +531,23 @@ impl Superblock {
         }
     }
 
-    /// Encodes into a whole block.
+    /// Encodes into a whole block, for a slot.
     pub fn encode(&self, out: &mut [u8]) {
+        self.encode_as(MAGIC, out);
+    }
+
+    /// Encodes into a whole block, for a copy.
+    pub fn encode_copy(&self, out: &mut [u8]) {
+        self.encode_as(COPY_MAGIC, out);
+    }
+
+    fn encode_as(&self, magic: [u8; 8], out: &mut [u8]) {
         assert_eq!(out.len(), BLOCK_SIZE);
         let (g, c) = (&self.geometry, &self.checkpoint);
         let mut label = [0; LABEL_MAX];
         label[..g.label.len()].copy_from_slice(g.label.as_bytes());
         let raw = Raw {
-            magic: MAGIC,
+            magic,
             version: VERSION.into(),
             crc: 0.into(),
             uuid: *g.uuid.as_bytes(),
@@ -576,6 +601,11 @@ impl Superblock {
         bytes.starts_with(&MAGIC)
     }
 
+    /// Whether a block starts with the magic of a copy of a superblock, valid or not.
+    pub fn has_copy_magic(bytes: &[u8]) -> bool {
+        bytes.starts_with(&COPY_MAGIC)
+    }
+
     /// Decodes slot `slot` of a device of `device_blocks` blocks.
     ///
     /// A valid slot is a block that (1) has the magic, (2) has version 2, (3) matches its CRC, (4)
@@ -584,11 +614,33 @@ impl Superblock {
     /// of a generation that belongs in this slot, and (7) fits the device.
     pub fn decode(bytes: &[u8], slot: usize, device_blocks: u64) -> Result<Superblock> {
         let block = SLOTS[slot];
+        let sb = Superblock::decode_as(MAGIC, bytes, block, device_blocks)?;
+        if Superblock::slot_of(sb.checkpoint.generation) != slot {
+            let what = "generation belongs in the other slot";
+            return Err(Error::corrupt(CorruptKind::Superblock, block, what));
+        }
+        Ok(sb)
+    }
+
+    /// Decodes the copy at `block` of a device of `device_blocks` blocks.
+    ///
+    /// A valid copy has the magic of copies, meets the conditions of a valid slot except for (1) and
+    /// (6), and lies at a place where its image has copies.
+    pub fn decode_copy(bytes: &[u8], block: BlockNo, device_blocks: u64) -> Result<Superblock> {
+        let sb = Superblock::decode_as(COPY_MAGIC, bytes, block, device_blocks)?;
+        if !sb.geometry.copies().any(|place| place == block) {
+            let what = "a copy at a place where its image has none";
+            return Err(Error::corrupt(CorruptKind::Superblock, block, what));
+        }
+        Ok(sb)
+    }
+
+    fn decode_as(magic: [u8; 8], bytes: &[u8], block: BlockNo, device_blocks: u64) -> Result<Superblock> {
         let bad = |what: String| Error::corrupt(CorruptKind::Superblock, block, what);
         let Ok((raw, _)) = Raw::read_from_prefix(bytes) else {
             return Err(bad("short block".into()));
         };
-        if raw.magic != MAGIC {
+        if raw.magic != magic {
             return Err(bad("no KedgeFS magic".into()));
         }
         if raw.version.get() != VERSION {
@@ -661,7 +713,7 @@ impl Superblock {
             },
         };
         let sb = Superblock { geometry, checkpoint };
-        sb.check(slot).map_err(|what| bad(what.into()))?;
+        sb.check().map_err(|what| bad(what.into()))?;
         if sb.geometry.total_blocks > device_blocks {
             return Err(bad(format!(
                 "image of {} blocks on a device of {device_blocks}: truncated",
@@ -671,11 +723,8 @@ impl Superblock {
         Ok(sb)
     }
 
-    fn check(&self, slot: usize) -> Result<(), &'static str> {
+    fn check(&self) -> Result<(), &'static str> {
         let (g, c) = (&self.geometry, &self.checkpoint);
-        if Superblock::slot_of(c.generation) != slot {
-            return Err("generation belongs in the other slot");
-        }
         let sizes = IMAGE_MIN / BLOCK_SIZE as u64..=IMAGE_MAX / BLOCK_SIZE as u64;
         if !sizes.contains(&g.total_blocks) {
             return Err("impossible image size");
@@ -728,6 +777,9 @@ impl Superblock {
             }
             if root.0 < maps.end && maps.start < root.0 + NODE_BLOCKS {
                 return Err("tree root inside the allocation maps");
+            }
+            if g.copies().any(|copy| root <= copy && copy.0 < root.0 + NODE_BLOCKS) {
+                return Err("tree root over a copy of the superblock");
             }
             if generation > c.generation || level > 16 {
                 return Err("impossible tree root");

@@ -2,13 +2,14 @@
 
 use crate::checkpoint::cut::Cut;
 use crate::checkpoint::write::{FULL, write_checkpoint};
+use crate::slots::{erase_copies, write_copies};
 use crate::space::{AllocNodes, DeviceNodes};
 use kedge_alloc::Alloc;
 use kedge_base::{BLOCK_SIZE, Clock, Epoch, Generation, Ino, IoBuf, Lsn, Result};
 use kedge_btree::{Tree, TreeConfig};
 use kedge_device::{Device, Io, Op, run_batch};
 use kedge_format::logwrite::LogSecret;
-use kedge_format::superblock::{Geometry, INCOMPAT_SUMS, RO_COMPAT_IMMUTABLE, SLOTS};
+use kedge_format::superblock::{Geometry, INCOMPAT_SUMS, RO_COMPAT_IMMUTABLE, SLOTS, Superblock};
 use kedge_format::{FileKind, InodeCore, Key};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -50,11 +51,12 @@ pub fn format(device: Arc<dyn Device>, clock: Arc<dyn Clock>, params: &FormatPar
     if params.data_checksums {
         geometry.feature_incompat |= INCOMPAT_SUMS;
     }
-    // The old slots are cleared first: a crash while formatting must not leave an old image that
-    // looks whole.
+    // The old slots and copies are cleared first: a crash while formatting must not leave an old
+    // image that looks whole, and a later repair must not find copies of one.
     for slot in SLOTS {
         device.write(slot.byte_offset(), &IoBuf::zeroed(1), false)?;
     }
+    erase_copies(&*device)?;
     device.flush()?;
     write_log_ring(&*device, &geometry)?;
 
@@ -92,7 +94,9 @@ pub fn format(device: Arc<dyn Device>, clock: Arc<dyn Clock>, params: &FormatPar
     };
     let state = cut.state(Epoch(0), true, now.sec, None);
     write_checkpoint(&*device, &geometry, &cut, state, &|_| FULL)?;
-    Ok(geometry)
+    let sb = Superblock { geometry, checkpoint: state };
+    write_copies(&*device, &sb, true)?;
+    Ok(sb.geometry)
 }
 
 /// The part of the ring that is written at once in a sparse file. The log backs the rest when its

@@ -1,8 +1,10 @@
 //! The two superblock slots: each checkpoint writes the one that the last did not write, and an
-//! open takes the valid one of the higher generation.
+//! open takes the valid one of the higher generation. And the copies of the superblock, which only a
+//! repair reads ([`kedge_format::copies`]).
 
 use kedge_base::{BLOCK_SIZE, CorruptKind, Error, IoBuf, Result};
-use kedge_device::Device;
+use kedge_device::{Device, Io, Op, run_batch};
+use kedge_format::copies::places_on;
 use kedge_format::superblock::{Losses, SLOTS, Superblock};
 
 /// Reads both slots. Returns the newer valid slot, and the error of the other.
@@ -52,6 +54,44 @@ pub(crate) fn write_slot(device: &dyn Device, sb: &Superblock) -> Result<()> {
     let mut block = IoBuf::zeroed(1);
     sb.encode(block.as_mut_bytes());
     device.write(sb.block().byte_offset(), &block, true)
+}
+
+/// Writes the copies of a superblock whose slot is durable; `durably`: returns once they are durable
+/// too. Tries each place, and returns the first error.
+///
+/// The copies need no flush. A crash leaves an older copy or this one, and everything to which either
+/// points was durable before it was written.
+pub(crate) fn write_copies(device: &dyn Device, sb: &Superblock, durably: bool) -> Result<()> {
+    let writes = sb.geometry.current_copies().map(|place| {
+        let mut buf = IoBuf::zeroed(1);
+        sb.encode_copy(buf.as_mut_bytes());
+        Io { offset: place.byte_offset(), op: Op::Write { buf, fua: durably } }
+    });
+    let writes: Vec<Io> = writes.collect();
+    if writes.is_empty() {
+        return Ok(());
+    }
+    run_batch(device, writes).into_iter().try_for_each(|completion| completion.result.map(drop))
+}
+
+/// [`write_copies`] for an image in use: a fault is reported and does not end the mount. The image
+/// needs no copy while a slot is valid, and fsck names a copy that cannot be read.
+pub(crate) fn refresh_copies(device: &dyn Device, sb: &Superblock, durably: bool) {
+    if let Err(e) = write_copies(device, sb, durably) {
+        tracing::warn!("a copy of the superblock could not be written: {e}");
+    }
+}
+
+/// Removes what remains of the copies of an image that the device held before.
+pub(crate) fn erase_copies(device: &dyn Device) -> Result<()> {
+    for place in places_on(device.geometry().size / BLOCK_SIZE as u64) {
+        let mut buf = IoBuf::zeroed(1);
+        device.read(place.byte_offset(), &mut buf)?;
+        if Superblock::has_copy_magic(buf.as_bytes()) {
+            device.write(place.byte_offset(), &IoBuf::zeroed(1), false)?;
+        }
+    }
+    Ok(())
 }
 
 /// Names `losses` in the newest slot, if it does not name them yet.

@@ -6,10 +6,12 @@ use super::control::{Retry, Unwritten};
 use super::cut::Cut;
 use super::pace::Pace;
 use super::write::write_checkpoint;
+use crate::slots::refresh_copies;
 use crate::store::Store;
 use kedge_base::broken::{self, Variant};
 use kedge_base::{Error, Result};
 use kedge_format::node::NODE_SIZE;
+use kedge_format::superblock::Superblock;
 use kedge_log::ForceCause;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -59,6 +61,9 @@ impl Store {
                 Ok(written) => break written,
             }
         };
+        let sb = Superblock { geometry: cut.alloc.geometry().clone(), checkpoint: state };
+        // The last checkpoint of a mount: no later flush would make its copies durable.
+        refresh_copies(&*self.device, &sb, clean);
         self.stats.logging_ns.record(self.clock.since(forced).as_nanos() as u64);
         self.stats.nodes_written.add(nodes);
         self.stats.inner_nodes_written.add(cut.trees().map(|tree| tree.inner() as u64).sum());

@@ -4,7 +4,7 @@
 //! | | what | a crash here |
 //! |---|---|---|
 //! | 1 | the device gets the room, durably: a file is extended | the file is longer than the image, which is permitted |
-//! | 2 | the host allocates the blocks of allocation maps that move | as in 1 |
+//! | 2 | the host allocates the blocks of allocation maps that move, and of copies of the superblock | as in 1 |
 //! | 3 | a checkpoint, so that step 4 has little to write | as in 1 |
 //! | 4 | a checkpoint of the next generation in the new layout ([`Alloc::grow`]) | before its slot is durable, the old size; afterwards, the new one |
 //! | 5 | the new blocks are free | the new size |
@@ -46,6 +46,10 @@ impl Store {
         if maps != old.moved_maps() && maps.start < maps.end {
             let blocks = maps.end - maps.start;
             self.device.write_zeroes(BlockNo(maps.start).byte_offset(), blocks * BLOCK)?;
+        }
+        // Not the present places: the present copies stay until the first checkpoint replaces them.
+        for place in new.copies().filter(|place| place.0 >= old.total_blocks) {
+            self.device.write_zeroes(place.byte_offset(), BLOCK)?;
         }
         let mut run = |kind| self.run_checkpoint(&mut single, CheckpointCause::Request, By::Operation, kind);
         run(Kind::Plain)?;

@@ -7,7 +7,7 @@ use crate::checkpoint::requests::Requests;
 use crate::checkpoint::write::{FULL, write_checkpoint};
 use crate::flusher::{Flusher, LogBarrier};
 use crate::gate::Gate;
-use crate::slots::read_superblock;
+use crate::slots::{read_superblock, refresh_copies};
 use crate::stats::StoreStats;
 use crate::store::Store;
 use kedge_base::lock::{Mutex, Rank};
@@ -69,6 +69,8 @@ impl Recovery {
         let cut = Cut::take(&self.forest, &self.alloc, &[], &self.generation, head, head)?;
         let state = cut.state(self.epoch(), false, self.clock.now().sec, self.sb.checkpoint.losses);
         write_checkpoint(&*self.device, &self.sb.geometry, &cut, state, &|_| FULL)?;
+        let sb = Superblock { geometry: self.sb.geometry.clone(), checkpoint: state };
+        refresh_copies(&*self.device, &sb, false);
         self.alloc.written(cut.alloc);
         self.alloc.checkpoint_durable(cut.generation);
         self.alloc.durable(self.checkpointed());
