@@ -11,8 +11,10 @@ use kedge_format::superblock::{INCOMPAT_LARGE_XATTRS, Losses};
 use kedge_format::{FileKind, ItemKind, Key};
 use std::collections::BTreeSet;
 
-/// Kinds covered by the tests of replay, of unreadable devices and of forked images.
-pub const ELSEWHERE: [FindingKind; 6] = [IoError, ReplayFailed, TreesBad, TreesShare, LimitBad, LimitWrong];
+/// Kinds covered by the tests of replay, of unreadable devices, of forked images, and of copies of
+/// the superblock.
+pub const ELSEWHERE: [FindingKind; 7] =
+    [IoError, ReplayFailed, TreesBad, TreesShare, LimitBad, LimitWrong, SuperblockCopyBad];
 
 pub struct Case {
     pub name: &'static str,

@@ -35,6 +35,8 @@ kinds! {
     SuperblockSlotBad = "superblock-slot-bad",
     /// No superblock slot is valid.
     SuperblockMissing = "superblock-missing",
+    /// A copy of the superblock is not valid, is of another image, or is newer than the slots.
+    SuperblockCopyBad = "superblock-copy-bad",
     /// The two slots disagree on geometry, identity or features.
     SuperblockSlotsDiffer = "superblock-slots-differ",
     /// The superblock says the image was unmounted, but its tail lies before its checkpoint, or its

@@ -9,7 +9,8 @@
 //! # What [`check`] does
 //! | newest slot | replay offered | replay | checked |
 //! |---|---|---|---|
-//! | none valid | any | not tried | nothing; the findings say why |
+//! | none valid, a copy | as the other rows | | as if the copy lay in a slot; that no slot is valid is a finding |
+//! | none valid, no copy | any | not tried | nothing; the findings say why |
 //! | any | no | not asked for | the newest checkpoint on the device |
 //! | clean, both slots valid, nothing in its log | yes | not needed | the device |
 //! | else | yes | succeeds | the overlay |
@@ -26,6 +27,7 @@
 //! [`CheckOptions::findings_max`] are kept.
 #![forbid(unsafe_code)]
 
+mod copies;
 mod data;
 mod facts;
 mod forest;
@@ -117,10 +119,11 @@ fn check_over(
         }
     };
     let mut findings = Findings::new(options.findings_max);
-    let mut reader = Reader::new(&*device);
-    let Some(sb) = slots::read_slots(&mut reader, &mut findings) else {
+    let Some(begun) = copies::begin(&device, &mut findings) else {
         return findings.into_report(device.name());
     };
+    let (sb, device) = (begun.sb, begun.device);
+    let mut reader = Reader::new(&*device);
     let replay =
         options.replay.as_ref().filter(|replay| !is_settled(&***replay, &*device, &sb, &mut findings));
     let Some(replay) = replay else {

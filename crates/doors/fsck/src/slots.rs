@@ -7,15 +7,27 @@ use kedge_base::{BLOCK_SIZE, BlockNo, Error, Generation};
 use kedge_format::content::{Content, HEAD_BYTES};
 use kedge_format::superblock::{INCOMPAT_KNOWN, RO_COMPAT_KNOWN, SLOTS, Superblock};
 
+/// The valid slots.
+#[derive(Default)]
+pub(crate) struct Slots {
+    pub newest: Option<Superblock>,
+    pub older: Option<Superblock>,
+}
+
 /// Reads both slots and returns the newest valid superblock, or `None` if neither is valid; the
 /// findings say why.
 pub(crate) fn read_slots(reader: &mut Reader, findings: &mut Findings) -> Option<Superblock> {
+    read_both(reader, findings).newest
+}
+
+/// Reads both slots. Without a newest slot the findings say why.
+pub(crate) fn read_both(reader: &mut Reader, findings: &mut Findings) -> Slots {
     let device_blocks = reader.device_blocks();
     if device_blocks <= SLOTS[1].0 {
         findings.add(FindingKind::NotAnImage, At::default(), || {
             format!("a device of {device_blocks} blocks has no room for two superblock slots")
         });
-        return None;
+        return Slots::default();
     }
     let mut has_magic = false;
     let mut unread = false;
@@ -44,7 +56,7 @@ pub(crate) fn read_slots(reader: &mut Reader, findings: &mut Findings) -> Option
             Some(held) => format!("no superblock slot has the magic of KedgeFS; the device holds {held}"),
             None => "no superblock slot has the magic of KedgeFS".into(),
         });
-        return None;
+        return Slots::default();
     }
     for slot in 0..2 {
         let Some(error) = &bad[slot] else { continue };
@@ -65,21 +77,21 @@ pub(crate) fn read_slots(reader: &mut Reader, findings: &mut Findings) -> Option
             )
         });
     }
-    let newest = slots.into_iter().flatten().max_by_key(|sb| sb.checkpoint.generation);
-    match newest {
-        Some(sb) => judge(sb, findings),
-        None => {
-            if !unread && !unsupported {
-                findings.add(FindingKind::SuperblockMissing, At::block(BlockNo(0)), || {
-                    "no superblock slot is valid".into()
-                });
-            }
-            None
+    let mut valid: Vec<Superblock> = slots.into_iter().flatten().collect();
+    valid.sort_by_key(|sb| sb.checkpoint.generation);
+    let Some(newest) = valid.pop() else {
+        if !unread && !unsupported {
+            findings.add(FindingKind::SuperblockMissing, At::block(BlockNo(0)), || {
+                "no superblock slot is valid".into()
+            });
         }
-    }
+        return Slots::default();
+    };
+    Slots { newest: judge(newest, findings), older: valid.pop() }
 }
 
-fn judge(sb: Superblock, findings: &mut Findings) -> Option<Superblock> {
+/// Checks a superblock before it is used.
+pub(crate) fn judge(sb: Superblock, findings: &mut Findings) -> Option<Superblock> {
     let (g, c) = (&sb.geometry, &sb.checkpoint);
     let at = At::block(sb.block());
     let unknown = g.feature_incompat & !INCOMPAT_KNOWN;

@@ -8,7 +8,7 @@ use kedge_device::{Device, MemDevice};
 use kedge_format::alloc::{GROUP_BLOCKS, GroupEntry, INDEX_ENTRIES, bitmap_crc, encode_index_block};
 use kedge_format::item::{Dentry, ExtentItem, Orphan, Xattr, name_slot};
 use kedge_format::node::{Child, NODE_BLOCKS, NODE_SIZE, NodeMut, item_cost};
-use kedge_format::superblock::{CheckpointState, Geometry, Superblock};
+use kedge_format::superblock::{CheckpointState, Geometry, INCOMPAT_COPIES, Superblock};
 use kedge_format::{FileKind, InodeCore, ItemKind, Key};
 use std::collections::BTreeMap;
 
@@ -47,12 +47,14 @@ pub struct Built {
 }
 
 impl Image {
-    /// An image without items. Tree nodes lie at the start of the data area, file data from
-    /// `data_at` on.
+    /// An image without items and without copies of the superblock. Tree nodes lie at the start of
+    /// the data area, file data from `data_at` on.
     pub fn empty(image_bytes: u64, data_at: u64) -> Image {
         let seed = [9; 16];
         let uuid = uuid::Uuid::from_u128(0x6b65646765);
-        let geometry = Geometry::plan(image_bytes, 4 << 20, "test", uuid, seed, Timespec::default()).unwrap();
+        let mut geometry =
+            Geometry::plan(image_bytes, 4 << 20, "test", uuid, seed, Timespec::default()).unwrap();
+        geometry.feature_incompat &= !INCOMPAT_COPIES;
         let next_data = geometry.data_start.0 + data_at;
         Image {
             geometry,

@@ -6,12 +6,14 @@ use super::source::{Source, bitmap_of, copies, index_blocks};
 use super::writer::Writer;
 use super::{Job, Outcome};
 use crate::Progress;
+use crate::copies;
 use crate::image::check_from;
 use crate::one_tree::losses_text;
 use crate::owned::{Owned, push_runs};
 use crate::read::Reader;
 use crate::report::{At, Findings};
 use crate::slots::read_slots;
+use crate::space::claim_format_areas;
 use crate::{ReplayState, Report};
 use kedge_base::{BLOCK_SIZE, BlockNo, Epoch, Error, Generation, Ino, IoBuf, Lsn, Result};
 use kedge_device::Device;
@@ -37,9 +39,9 @@ pub(crate) struct New {
     pub inodes: u64,
 }
 
-/// The newest epoch of any complete log write in the ring. A write that wraps around the ring's end
-/// is recognised by its header and not checked further, because a wrong guess only skips epochs.
-fn newest_epoch(device: &dyn Device, g: &Geometry) -> Result<Option<Epoch>> {
+/// The newest epoch and tail of any complete log write in the ring. A write that wraps around the
+/// ring's end is recognised by its header, which has a tag, and not checked further.
+pub(super) fn newest_write(device: &dyn Device, g: &Geometry) -> Result<Option<(Epoch, Lsn)>> {
     let (key, mut newest) = (g.log_key(), None);
     let mut at = 0;
     while at < g.log_blocks {
@@ -51,7 +53,7 @@ fn newest_epoch(device: &dyn Device, g: &Geometry) -> Result<Option<Epoch>> {
             let mut write = IoBuf::zeroed(blocks.min(g.log_blocks - at) as usize);
             device.read(BlockNo(g.log_start.0 + at).byte_offset(), &mut write)?;
             if blocks > g.log_blocks - at || header.is_whole(&key, write.as_bytes()) {
-                newest = newest.max(Some(header.epoch));
+                newest = newest.max(Some((header.epoch, header.tail_lsn)));
                 step = blocks;
             }
         }
@@ -86,12 +88,16 @@ impl Job<'_> {
         let mut block = IoBuf::zeroed(1);
         sb.encode(block.as_mut_bytes());
         self.device.write(sb.block().byte_offset(), &block, true)?;
+        if let Some(restored) = self.restored {
+            restored.settle()?;
+        }
         let mut findings = Findings::new(self.options.check.findings_max);
         let read_back = read_slots(&mut Reader::new(&**self.device), &mut findings);
         if read_back.as_ref() != Some(&sb) || !findings.is_empty() {
             let what = "the new superblock does not read back as it was written";
             return Err(Error::corrupt(kedge_base::CorruptKind::Superblock, sb.block(), what));
         }
+        copies::write(&**self.device, &sb)?;
         self.tell(source, &sb, repairs);
         Ok(self.ending(source, wrong, after))
     }
@@ -116,7 +122,8 @@ impl Job<'_> {
         let base = &self.base_sb.checkpoint;
         // A log write of an epoch above the slot's would mean that a newer slot is lost, so the new
         // epoch is above all of them.
-        let newest = newest_epoch(&**self.device, &geometry)?.unwrap_or(base.epoch).max(base.epoch);
+        let newest = newest_write(&**self.device, &geometry)?.map_or(base.epoch, |(epoch, _)| epoch);
+        let newest = newest.max(base.epoch);
         let epoch = newest.0.checked_add(2).filter(|epoch| *epoch <= OPEN_MAX);
         let epoch = epoch.ok_or_else(|| Error::invalid("epochs are used up"))?;
         let head = source.sb.checkpoint.checkpoint_lsn;
@@ -136,17 +143,24 @@ impl Job<'_> {
             clean: true,
             written_sec: self.options.clock.now().sec,
             losses: None,
-            trees: None,
+            // The trees stay as they are.
+            trees: source.sb.checkpoint.trees,
         };
         let sb = Superblock { geometry, checkpoint };
         sb.check_room()?;
         Ok(sb)
     }
 
-    /// Writes to the device the blocks of `carry` that replay wrote in memory.
+    /// Writes to the device the blocks of `carry` that replay wrote in memory, without the format's:
+    /// this checkpoint has its own bitmaps, and a copy of the superblock in memory is of the
+    /// checkpoint that replay made in memory.
     fn carry_over(&self, source: &Source, carry: &Owned) -> Result<()> {
         let Some(overlay) = &source.overlay else { return Ok(()) };
         let (g, written) = (&source.sb.geometry, overlay.written());
+        let mut format = Owned::new(g.groups());
+        claim_format_areas(&source.sb, &mut format);
+        let mut carry = carry.clone();
+        carry.remove(&format);
         let mut writer = Writer::new(&**self.device);
         for group in 0..g.groups() {
             let (Some(written), Some(carry)) = (written.group(group), carry.group(group)) else { continue };
@@ -155,8 +169,7 @@ impl Job<'_> {
                 push_runs(&mut runs, group * GROUP_BLOCKS + i * 64, written & carry);
             }
             for (start, blocks) in runs {
-                // This checkpoint rewrites everything below the data area anyway.
-                let (mut at, end) = (start.0.max(g.data_start.0), start.0 + blocks);
+                let (mut at, end) = (start.0, start.0 + blocks);
                 while at < end {
                     let count = CARRY_BLOCKS.min(end - at);
                     let mut buf = IoBuf::zeroed(count as usize);
@@ -197,6 +210,19 @@ impl Job<'_> {
                     "LSN {} to {}: {} records, {} bytes of data",
                     summary.from_lsn, summary.to_lsn, summary.records, summary.data_bytes
                 )
+            });
+        }
+        if let Some(restored) = self.restored {
+            let c = &self.base_sb.checkpoint;
+            repairs.add(RepairKind::SuperblockRestored, At::block(restored.place), || {
+                let of = format!("generation {}, written {} seconds after 1970", c.generation, c.written_sec);
+                match c.clean {
+                    true => format!("{of}, when the image was unmounted"),
+                    false => format!(
+                        "{of}, while the image was in use: what was written or confirmed by fsync since then \
+                         is there as far as the log could be read, and the rest is lost"
+                    ),
+                }
             });
         }
         if let Some(losses) = &self.base_sb.checkpoint.losses {

@@ -35,6 +35,8 @@ macro_rules! kinds {
 }
 
 kinds! {
+    /// No superblock slot was valid, and a copy took its place.
+    SuperblockRestored = "superblock-restored", false;
     /// Log records that could not be replayed were dropped.
     LogGivenUp = "log-given-up", false;
     /// A log write that cannot be read may have moved blocks from one file to another. Which blocks
@@ -132,8 +134,15 @@ impl Repairs {
     /// superblock change no items.
     pub fn changes_items(&self) -> bool {
         use RepairKind::*;
-        let others =
-            [DataUncertain, LogGivenUp, LogReplayed, LossesCleared, SpaceRebuilt, SuperblockCorrected];
+        let others = [
+            DataUncertain,
+            LogGivenUp,
+            LogReplayed,
+            LossesCleared,
+            SpaceRebuilt,
+            SuperblockCorrected,
+            SuperblockRestored,
+        ];
         self.counts.keys().any(|kind| !others.contains(kind))
     }
 }

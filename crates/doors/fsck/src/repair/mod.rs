@@ -31,9 +31,23 @@
 //! slot is one sector, so a crash leaves either the old slot or the new slot. An interrupted repair
 //! is run again.
 //!
+//! # From a copy of the superblock
+//! If no slot is valid, the newest copy ([`crate::copies`]) takes the place of the newest slot: the
+//! device is read as if the copy lay in the slot of its generation. The steps are the same. After
+//! step 6 that slot is written too, so that both slots are valid.
+//!
+//! Until the slot of step 6 is durable, the copy is all that names the image, and nothing that it
+//! needs has changed. In the slot that is written last, the copy's checkpoint is the older one, and no
+//! mount uses it while the newer slot is valid.
+//!
+//! If the tree of the copy cannot be read, because its blocks were used again or are part of the
+//! damage, leaves are searched for, also where the bitmaps are lost ([`salvage`]). If the log shows
+//! that there was a later checkpoint, all leaves are searched for, and the youngest win: the root of
+//! the later checkpoint is stored nowhere else.
+//!
 //! # What it does not do
-//! An image without a valid superblock slot is refused: geometry, the key of the name hash and the
-//! root are stored nowhere else. A tree that changes is rewritten as a whole, which needs free
+//! An image without a valid superblock, slot or copy, is refused: geometry, the key of the name hash
+//! and the root are stored nowhere else. A tree that changes is rewritten as a whole, which needs free
 //! blocks. Without these the repair is refused and nothing changes.
 
 mod commit;
@@ -49,13 +63,13 @@ mod writer;
 
 pub use done::{Ending, Repair, RepairKind, RepairReport};
 
+use crate::copies::{self, Restored};
 use crate::image::{judge, report_of};
 use crate::items::State;
 use crate::kinds::FindingKind;
 use crate::owned::Owned;
 use crate::read::Reader;
 use crate::report::{At, Findings, Report};
-use crate::slots::read_slots;
 use crate::space::claim_format_areas;
 use crate::tree::{self, NodeRef};
 use crate::{CheckOptions, Progress, Replay, StoreReplay, is_settled};
@@ -101,6 +115,7 @@ impl RepairOptions {
 /// Findings for which the tree need not change.
 const NOT_OF_THE_TREE: &[FindingKind] = &[
     FindingKind::SuperblockSlotBad,
+    FindingKind::SuperblockCopyBad,
     FindingKind::SuperblockSlotsDiffer,
     FindingKind::SuperblockCleanWithLog,
     FindingKind::SuperblockCounter,
@@ -127,6 +142,8 @@ const SAFE_OF_THE_TREE: &[FindingKind] = &[
 /// slots, bitmaps and counters.
 const SEEN_ON_DEVICE: &[FindingKind] = &[
     FindingKind::SuperblockSlotBad,
+    FindingKind::SuperblockMissing,
+    FindingKind::SuperblockCopyBad,
     FindingKind::SuperblockSlotsDiffer,
     FindingKind::SuperblockCleanWithLog,
     FindingKind::SuperblockFreeBlocks,
@@ -146,16 +163,17 @@ pub fn repair(device: Arc<dyn Device>, options: &RepairOptions) -> RepairReport 
     let findings_max = options.check.findings_max;
     let mut repairs = Repairs::new(findings_max);
     let mut findings = Findings::new(findings_max);
-    let mut reader = Reader::new(&*device);
-    let Some(sb) = read_slots(&mut reader, &mut findings) else {
+    let Some(begun) = copies::begin(&device, &mut findings) else {
         let before = findings.into_report(device.name());
         let message = "there is no valid superblock to repair from".into();
         return RepairReport::new(Ending::Left, message, before, repairs, None);
     };
     let replay = options.check.replay.clone().unwrap_or_else(|| Arc::new(StoreReplay));
-    if sb.geometry.has_trees() {
+    if begun.sb.geometry.has_trees() && begun.restored.is_none() {
         return forest(&device, &*replay, options, repairs);
     }
+    let (sb, device) = (begun.sb, begun.device);
+    let mut reader = Reader::new(&*device);
     let settled = is_settled(&*replay, &*device, &sb, &mut findings);
     // A recorded loss is reported and cleared even if nothing else is checked.
     if settled && !options.force && sb.checkpoint.losses.is_none() {
@@ -164,7 +182,9 @@ pub fn repair(device: Arc<dyn Device>, options: &RepairOptions) -> RepairReport 
         return RepairReport::new(Ending::Skipped, message, before, repairs, None);
     }
     let base = judge(&sb, &mut reader, findings, None, &mut progress);
-    let job = Job { device: &device, options, base_sb: &sb, replay: &*replay, settled };
+    let restored = begun.restored.as_deref();
+    let is_stale = restored.is_some() && is_stale(&*device, &sb);
+    let job = Job { device: &device, options, base_sb: &sb, restored, is_stale, replay: &*replay, settled };
     let (before, outcome) = job.run(base, &mut repairs, &mut progress);
     match outcome {
         Ok((ending, message, after)) => RepairReport::new(ending, message, before, repairs, after),
@@ -185,21 +205,35 @@ fn forest(
 ) -> RepairReport {
     let check = CheckOptions { replay: Some(Arc::new(StoreReplay)), ..options.check.clone() };
     let before = crate::check(device.clone(), &check);
-    if !before.is_clean() {
+    let only_copies = before.findings.iter().all(|f| f.kind == FindingKind::SuperblockCopyBad);
+    if !before.is_clean() && !only_copies {
         let message =
             "the image has forks or limits, and its damage cannot be repaired: copy the files out of it";
         return RepairReport::new(Ending::Left, message.into(), before, repairs, None);
     }
-    if matches!(before.replay, crate::ReplayState::None) {
+    if before.is_clean() && matches!(before.replay, crate::ReplayState::None) {
         return RepairReport::new(Ending::Clean, String::new(), before, repairs, None);
     }
     match replay.replay(device.clone()) {
         Ok(_) => {
             let after = crate::check(device.clone(), &check);
-            RepairReport::new(Ending::Clean, String::new(), before, repairs, Some(after))
+            // The replay's checkpoint has written the copies of the superblock.
+            let ending = match (before.is_clean(), after.is_clean()) {
+                (true, _) => Ending::Clean,
+                (false, true) => Ending::Repaired,
+                (false, false) => Ending::Unclean,
+            };
+            RepairReport::new(ending, String::new(), before, repairs, Some(after))
         }
         Err(error) => RepairReport::new(Ending::Failed, error.to_string(), before, repairs, None),
     }
+}
+
+/// Whether the log was written after a later checkpoint than that of `sb`, a copy.
+fn is_stale(device: &dyn Device, sb: &Superblock) -> bool {
+    let c = &sb.checkpoint;
+    // A log that cannot be read says nothing.
+    commit::newest_write(device, &sb.geometry).is_ok_and(|newest| newest > Some((c.epoch, c.tail_lsn)))
 }
 
 /// The next inode number, given the highest number in use. A superblock's number beyond the limit
@@ -216,6 +250,11 @@ struct Job<'a> {
     options: &'a RepairOptions,
     /// The newest checkpoint on the device.
     base_sb: &'a Superblock,
+    /// Set if `base_sb` is a copy, and `device` reads it as a slot.
+    restored: Option<&'a Restored>,
+    /// The log shows that there was a newer checkpoint than that of the copy, so what has changed
+    /// since is searched for.
+    is_stale: bool,
     replay: &'a dyn Replay,
     settled: bool,
 }
@@ -240,7 +279,10 @@ impl Judged {
             highest_ino: state.facts.inodes.last().map_or(0, |i| i.ino),
             nodes: state.counters.nodes,
             incomplete: !state.lost.is_empty(),
-            tree_is_fine: state.findings.kinds().all(|kind| NOT_OF_THE_TREE.contains(&kind)),
+            tree_is_fine: state
+                .findings
+                .kinds()
+                .all(|kind| kind == FindingKind::SuperblockMissing || NOT_OF_THE_TREE.contains(&kind)),
         }
     }
 }
@@ -273,6 +315,11 @@ impl Job<'_> {
         if !wrong && self.settled {
             return (before, Ok((Ending::Clean, String::new(), None)));
         }
+        if self.options.mode == RepairMode::Preen && self.restored.is_some() {
+            let message =
+                "run fsck -y to restore the superblock from its copy; what was only in the log may be lost";
+            return (before, Ok((Ending::Left, message.into(), None)));
+        }
         if self.options.mode == RepairMode::Preen
             && let Some(kind) = unsafe_kind
         {
@@ -300,6 +347,9 @@ impl Job<'_> {
         if self.settled {
             return Ok((Source::plain(self.device.clone(), self.base_sb), base));
         }
+        if let Some(source) = self.without_log(repairs) {
+            return Ok((source, base));
+        }
         progress(Progress { phase: "replay", done: 0, total: 1 });
         let max = self.options.check.findings_max;
         if let Some((source, mut state)) = self.as_a_mount_would(&base, progress) {
@@ -323,6 +373,30 @@ impl Job<'_> {
         };
         state.findings.absorb_kinds(log, FindingKind::ALL);
         Ok((source, state))
+    }
+
+    /// The source if the superblock is a copy whose log is not replayed: it holds nothing, or it
+    /// belongs to a later checkpoint, from which only nodes are left.
+    fn without_log(&self, repairs: &mut Repairs) -> Option<Source> {
+        self.restored?;
+        if self.searches_all() {
+            repairs.add(RepairKind::LogGivenUp, At::default(), || {
+                "it was written after a later checkpoint than that of the superblock's copy: the newest nodes are \
+                 searched for, and what only the log holds is lost"
+                    .into()
+            });
+        } else if !self.base_sb.checkpoint.clean
+            || !matches!(self.replay.log_writes(&**self.device, self.base_sb), Ok(0))
+        {
+            return None;
+        }
+        Some(Source::plain(self.device.clone(), self.base_sb))
+    }
+
+    /// Whether all leaves are searched for. With several trees a leaf does not say to which it
+    /// belongs, so these stay as the copy has them.
+    fn searches_all(&self) -> bool {
+        self.is_stale && !self.base_sb.geometry.has_trees()
     }
 
     /// If the bitmaps on the device are wrong but replay with them leaves an image without
@@ -352,15 +426,29 @@ impl Job<'_> {
     ) -> Result<Option<New>> {
         let c = &source.sb.checkpoint;
         // Checked before anything is written, because every mount refuses a slot beyond the limit.
-        let next = self.base_sb.checkpoint.generation.0.checked_add(1).filter(|next| *next <= OPEN_MAX);
-        let generation = Generation(next.ok_or_else(|| Error::invalid("generations are used up"))?);
-        let old_root =
-            Root { block: c.root, generation: c.root_generation, level: c.root_level, nodes: judged.nodes };
-        if judged.tree_is_fine && source.suspect().is_none() {
-            let next_ino = next_ino(&source.sb, judged.highest_ino);
-            let (owned, inodes) = (judged.owned, judged.inodes);
+        let generation = self.next_generation()?;
+        let has_trees = source.sb.geometry.has_trees();
+        let nodes = if has_trees { c.nodes } else { judged.nodes };
+        let old_root = Root { block: c.root, generation: c.root_generation, level: c.root_level, nodes };
+        let nothing_suspect = source.suspect().is_none_or(|suspect| suspect.used() == 0);
+        if judged.tree_is_fine && (has_trees || nothing_suspect) && !self.searches_all() {
+            if !nothing_suspect {
+                repairs.add(RepairKind::DataUncertain, At::default(), || {
+                    "files may show bytes of files that took their blocks: in an image with forks these blocks cannot be \
+                     made holes"
+                        .into()
+                });
+            }
+            let (next_ino, inodes) = match has_trees {
+                true => (c.next_ino.0, c.inodes),
+                false => (next_ino(&source.sb, judged.highest_ino), judged.inodes),
+            };
+            let owned = judged.owned;
             let carry = owned.clone();
             return Ok(Some(New { generation, root: old_root, owned, carry, next_ino, inodes }));
+        }
+        if has_trees {
+            return Err(Error::invalid("the image has forks, and damage of these cannot be repaired"));
         }
         let mut reader = Reader::new(&*source.device);
         let (leaves, nodes) = self.readable(source, &mut reader, repairs, progress);
@@ -379,8 +467,8 @@ impl Job<'_> {
         }
         let mut taken = base_owned;
         taken.add(&all_owned);
-        let spared =
-            judged.incomplete.then(|| source::recorded(self.base_sb, &mut Reader::new(&**self.device)));
+        let spared = (judged.incomplete || self.searches_all())
+            .then(|| source::recorded(self.base_sb, &mut Reader::new(&**self.device)));
         let places = Places::new(&source.sb.geometry, taken, spared);
         let mut builder = Builder::new(&**self.device, &source.sb.geometry, generation, places);
         let rebuild = Rebuild { source, leaves: &leaves, plan: &plan, repairs };
@@ -398,6 +486,17 @@ impl Job<'_> {
         Ok(Some(New { generation, root, owned, carry, next_ino, inodes }))
     }
 
+    /// The generation of the new checkpoint, whose slot is not that of the base.
+    ///
+    /// Nodes of later checkpoints than that of a copy may lie anywhere, and must not pass for nodes of
+    /// the new checkpoint in a later repair. If this repair is interrupted, its nodes must not pass
+    /// for nodes of a later checkpoint. So a repair from a copy begins far above both.
+    fn next_generation(&self) -> Result<Generation> {
+        let step = 1 + if self.restored.is_some() { salvage::LATER_THAN_COPY } else { 0 };
+        let next = self.base_sb.checkpoint.generation.0.checked_add(step).filter(|next| *next <= OPEN_MAX);
+        Ok(Generation(next.ok_or_else(|| Error::invalid("generations are used up"))?))
+    }
+
     /// Returns the leaves that can be read, and the blocks of all nodes that can be read.
     fn readable(
         &self,
@@ -409,11 +508,17 @@ impl Job<'_> {
         let sb = &source.sb;
         let mut state = State::new(sb.geometry.groups(), Findings::new(0));
         let mut report = |done, total| progress(Progress { phase: "nodes", done, total });
-        let mut leaves = tree::walk_inner(sb, reader, &mut state, &mut report);
-        let below_lost: Vec<_> = state.lost.ranges().collect();
+        let (mut leaves, below_lost) = match self.searches_all() {
+            true => (Vec::new(), vec![(Key::MIN, None)]),
+            false => {
+                let leaves = tree::walk_inner(sb, reader, &mut state, &mut report);
+                (leaves, state.lost.ranges().collect())
+            }
+        };
         if !below_lost.is_empty() && self.options.mode == RepairMode::Full {
             let owned = &mut state.owned;
-            salvage::salvage(source, reader, &below_lost, &mut leaves, owned, repairs, progress);
+            let search = salvage::Search { source, lost: &below_lost, is_restored: self.restored.is_some() };
+            salvage::salvage(&search, reader, &mut leaves, owned, repairs, progress);
         }
         let leaves = tree::valid_leaves(sb, reader, &mut state, &leaves);
         // A block that is not a node may hold file data.

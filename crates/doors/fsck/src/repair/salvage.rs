@@ -22,10 +22,22 @@
 //!    since a leaf is only ever replaced by younger leaves.
 //! 4. All keys of the leaf must lie in one lost range.
 //!
+//! # From a copy of the superblock
+//! A copy may be older than the bitmaps, and the bitmaps may be part of the damage. So without
+//! trustworthy bitmaps all blocks of a group are searched, and leaves that are younger than the copy
+//! are accepted. Most of what rule 1 excludes elsewhere is excluded by one more rule, which holds for
+//! every search:
+//!
+//! 5. A leaf with an extent in blocks that a younger leaf gives to a file is stale. Extents of live
+//!    leaves are disjoint, and a block that was freed is in another live leaf only if that one
+//!    changed later.
+//!
+//! A leaf of deleted files whose blocks nothing has used since is not excluded. Its files come back.
+//!
 //! The rules do not exclude a stale leaf in the blocks of a file whose own leaf is lost as well.
 
 use super::done::{RepairKind, Repairs};
-use super::source::{Source, recorded};
+use super::source::{Source, recorded_groups};
 use crate::Progress;
 use crate::facts::successor;
 use crate::owned::Owned;
@@ -50,30 +62,45 @@ struct Candidate {
     extents: Vec<Extent>,
 }
 
-/// Adds the leaves found in the `lost` ranges to `leaves`, and their blocks to `nodes`.
+/// How many generations a search from a copy of the superblock looks beyond the copy. No image makes
+/// as many checkpoints while none of them writes a copy. An even number, so that it changes no slot.
+pub(crate) const LATER_THAN_COPY: u64 = 1 << 32;
+
+/// What is searched.
+pub(crate) struct Search<'a> {
+    pub source: &'a Source,
+    /// The ranges of keys whose leaves are lost.
+    pub lost: &'a [(Key, Option<Key>)],
+    /// Whether the superblock is a copy.
+    pub is_restored: bool,
+}
+
+/// Adds the leaves found in the lost ranges to `leaves`, and their blocks to `nodes`.
 pub(crate) fn salvage(
-    source: &Source,
+    search: &Search<'_>,
     reader: &mut Reader,
-    lost: &[(Key, Option<Key>)],
     leaves: &mut Vec<NodeRef>,
     nodes: &mut Owned,
     repairs: &mut Repairs,
     progress: &mut dyn FnMut(Progress),
 ) {
-    let sb = &source.sb;
+    let (sb, lost) = (&search.source.sb, search.lost);
     let mut data = data_of(sb, reader, leaves);
     let mut candidates = Vec::new();
-    let owned = recorded(sb, reader);
+    let (owned, known) = recorded_groups(sb, reader);
     let groups = sb.geometry.groups();
+    let later = if search.is_restored { LATER_THAN_COPY } else { 0 };
+    let newest = Generation(sb.checkpoint.generation.0.saturating_add(later));
     for group in 0..groups {
-        let places = places(&sb.geometry, group, &owned, nodes, &data);
+        let owned = (known[group as usize] || !search.is_restored).then_some(&owned);
+        let places = places(&sb.geometry, group, owned, nodes, &data);
         reader.stream(
             places.len(),
             NODE_BLOCKS as usize,
             |i| places[i],
             |i, bytes| {
                 let Ok(bytes) = bytes else { return };
-                candidates.extend(candidate(sb, places[i], bytes).filter(|c| {
+                candidates.extend(candidate(sb, places[i], bytes, newest).filter(|c| {
                     lost.iter().any(|(low, high)| c.first >= *low && high.is_none_or(|high| c.last < high))
                 }));
             },
@@ -86,6 +113,9 @@ pub(crate) fn salvage(
     for c in candidates {
         let before = taken.range(..=c.last).next_back();
         if before.is_some_and(|(_, last)| *last >= c.first) || !data.is_free(c.block, NODE_BLOCKS) {
+            continue;
+        }
+        if !c.extents.iter().all(|extent| data.is_free(extent.start, extent.blocks)) {
             continue;
         }
         taken.insert(c.first, c.last);
@@ -139,24 +169,25 @@ fn extent_of(g: &Geometry, key: Key, value: &[u8]) -> Option<Extent> {
     item.map(|i| i.extent()).filter(|e| e.start >= g.data_start && e.end().0 <= g.total_blocks)
 }
 
-/// The addresses in a group where a node could lie.
-fn places(g: &Geometry, group: u64, owned: &Owned, nodes: &Owned, data: &Owned) -> Vec<BlockNo> {
+/// The addresses in a group where a node could lie. `owned` is `None` if all blocks may be.
+fn places(g: &Geometry, group: u64, owned: Option<&Owned>, nodes: &Owned, data: &Owned) -> Vec<BlockNo> {
     let from = (group * GROUP_BLOCKS).max(g.data_start.0).next_multiple_of(NODE_BLOCKS);
     let end = ((group + 1) * GROUP_BLOCKS).min(g.total_blocks);
     let fits = |at: &BlockNo| {
-        let all = owned.taken(*at, NODE_BLOCKS) == [(*at, NODE_BLOCKS)];
+        let all = owned.is_none_or(|owned| owned.taken(*at, NODE_BLOCKS) == [(*at, NODE_BLOCKS)]);
         all && nodes.is_free(*at, NODE_BLOCKS) && data.is_free(*at, NODE_BLOCKS)
     };
-    if owned.group(group).is_none() || end < NODE_BLOCKS {
+    if owned.is_some_and(|owned| owned.group(group).is_none()) || end < NODE_BLOCKS {
         return Vec::new();
     }
     (from..=end - NODE_BLOCKS).step_by(NODE_BLOCKS as usize).map(BlockNo).filter(fits).collect()
 }
 
-fn candidate(sb: &Superblock, block: BlockNo, bytes: &[u8]) -> Option<Candidate> {
+/// The leaf at `block`, if it is genuine and not younger than `newest`.
+fn candidate(sb: &Superblock, block: BlockNo, bytes: &[u8], newest: Generation) -> Option<Candidate> {
     let generation = NodeView::trusted(bytes).generation();
     let view = NodeView::check(bytes, &sb.geometry.uuid, block, generation, 0).ok()?;
-    if generation > sb.checkpoint.generation || !view.is_genuine(&sb.geometry.log_secret) {
+    if generation > newest || !view.is_genuine(&sb.geometry.log_secret) {
         return None;
     }
     let extents = view.iter().filter_map(|(key, value)| extent_of(&sb.geometry, key, value)).collect();

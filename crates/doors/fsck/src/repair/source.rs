@@ -78,6 +78,12 @@ pub(crate) fn copies(sb: &Superblock, reader: &mut Reader) -> Vec<Option<u8>> {
 /// The blocks that are marked as owned in the bitmaps on the device, from the bitmaps that match
 /// their checksums.
 pub(crate) fn recorded(sb: &Superblock, reader: &mut Reader) -> Owned {
+    recorded_groups(sb, reader).0
+}
+
+/// [`recorded`], and for each group whether its bitmap matches its checksum.
+pub(crate) fn recorded_groups(sb: &Superblock, reader: &mut Reader) -> (Owned, Vec<bool>) {
+    let mut is_known = vec![false; sb.geometry.groups() as usize];
     let index = read_index(sb, reader, &mut Findings::new(0));
     let known: Vec<(u64, GroupEntry)> = (0..).zip(index).filter_map(|(g, e)| e.map(|e| (g, e))).collect();
     let mut owned = Owned::new(sb.geometry.groups());
@@ -93,10 +99,11 @@ pub(crate) fn recorded(sb: &Superblock, reader: &mut Reader) -> Owned {
                 let mut bits: GroupBits = [0; BLOCK_SIZE / 8];
                 bits.iter_mut().zip(words(bytes)).for_each(|(bit, word)| *bit = word);
                 owned.add_group(*group, &bits);
+                is_known[*group as usize] = true;
             }
         },
     );
-    owned
+    (owned, is_known)
 }
 
 /// Returns a group's bitmap and its number of free blocks.
