@@ -65,6 +65,11 @@ fn dump_superblocks(image: &Image, out: &mut dyn Write) -> Result<()> {
             Err(e) => writeln!(out, "slot {slot} at block {}: not valid: {e:#}", SLOTS[slot])?,
         }
     }
+    for (place, copy) in image.copies() {
+        let c = &copy.checkpoint;
+        let of = format!("image {}, generation {}, clean {}", copy.geometry.uuid, c.generation, c.clean);
+        writeln!(out, "copy at block {place}: {of}")?;
+    }
     Ok(())
 }
 

@@ -297,8 +297,11 @@ fn check_image(image: &Path, words: &MountWords) -> Result<()> {
     }
     let found = key::image(image)?;
     if let Content::Other(held) = found.content()?
-        && found.superblock().is_err()
+        && let Err(why) = found.superblock()
     {
+        if held == Content::UNKNOWN && found.copies().next().is_some() {
+            return Err(why);
+        }
         let short = if found.size < IMAGE_MIN { ", and it is too short for an image" } else { "" };
         bail!(
             "{} holds {held}, no KedgeFS image: no valid superblock, no KedgeFS magic{short}",

@@ -10,7 +10,9 @@
 //! disagree. So:
 //! 1. the older slot is blanked, durably;
 //! 2. the newer one is written with the change, durably;
-//! 3. the older one is written again, with the change.
+//! 3. the older one is written again, with the change;
+//! 4. the copies of the superblock are written. Until then they have the old label, which does no
+//!    harm: a mount does not read them.
 //!
 //! A slot is one sector, so each write is atomic. After step 1 and after step 2 there is one valid
 //! slot, that of the newest checkpoint, without or with the change. A mount uses this slot, with a
@@ -117,11 +119,17 @@ fn set(device: &dyn Device, change: &dyn Fn(&mut Geometry) -> Result<()>) -> Res
     if let Some(older) = &older {
         device.write(older.block().byte_offset(), &IoBuf::zeroed(1), true)?;
     }
+    let copied = Superblock { geometry: changed.clone(), ..newer.clone() };
     for mut slot in std::iter::once(newer).chain(older) {
         slot.geometry = changed.clone();
         let mut bytes = IoBuf::zeroed(1);
         slot.encode(bytes.as_mut_bytes());
         device.write(slot.block().byte_offset(), &bytes, true)?;
+    }
+    let mut bytes = IoBuf::zeroed(1);
+    copied.encode_copy(bytes.as_mut_bytes());
+    for place in copied.geometry.current_copies() {
+        device.write(place.byte_offset(), &bytes, true)?;
     }
     Ok(())
 }

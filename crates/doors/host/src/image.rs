@@ -13,6 +13,7 @@ use kedge_base::{BLOCK_SIZE, BlockNo, IoBuf};
 use kedge_device::location::WindowUri;
 use kedge_device::{Device, Location, OpenOptions};
 use kedge_format::content::{Content, HEAD_BYTES};
+use kedge_format::copies::places_on;
 use kedge_format::superblock::{Losses, SLOTS, Superblock};
 use std::fs::{File, FileType};
 use std::io::{Seek, SeekFrom};
@@ -212,15 +213,31 @@ impl Image {
                 // never written.
                 let magic = self.block(SLOTS[1]).is_ok_and(|bytes| Superblock::has_magic(&bytes));
                 let e = if magic { b } else { a };
+                let copy = self.copies().next();
                 match self.content() {
-                    Ok(Content::Other(held)) => {
+                    Ok(Content::Other(held)) if held != Content::UNKNOWN || copy.is_none() => {
                         Err(anyhow!("{e:#}; {} holds {held}, no KedgeFS image", self.path.display()))
                     }
-                    _ => Err(e),
+                    _ => Err(match copy {
+                        Some((place, _)) => anyhow!(
+                            "{e:#}; block {place} holds a copy of the superblock: kedge fsck -y restores the image from it"
+                        ),
+                        None => e,
+                    }),
                 }
             }
         };
         superblock.with_context(|| format!("{}: no valid superblock", self.path.display()))
+    }
+
+    /// The valid copies of superblocks with their blocks. Without a valid slot they may be of another
+    /// image: see fsck.
+    pub fn copies(&self) -> impl Iterator<Item = (BlockNo, Superblock)> {
+        let blocks = self.size / BLOCK_SIZE as u64;
+        places_on(blocks).filter_map(move |place| {
+            let bytes = self.block(place).ok()?;
+            Some((place, Superblock::decode_copy(&bytes, place, blocks).ok()?))
+        })
     }
 
     /// The present contents of the device, by their signatures.

@@ -141,6 +141,13 @@ fn copy(source: &Source, scramble: Option<&Scramble>, mut out: Out) -> Result<Co
             Some(scramble) => out.put(node.at, &scramble.node(&node)),
         }
     })?;
+    copied.unreadable += source.copies_unreadable;
+    for superblock in &source.copies {
+        match scramble {
+            None => out.put(superblock.at, &superblock.bytes)?,
+            Some(scramble) => out.put(superblock.at, &scramble.copy(superblock))?,
+        }
+    }
     // Write the slots last, so that an incomplete copy is not a valid image.
     for slot in &source.slots {
         match scramble {

@@ -2,7 +2,7 @@
 //! open takes the valid one of the higher generation. And the copies of the superblock, which only a
 //! repair reads ([`kedge_format::copies`]).
 
-use kedge_base::{BLOCK_SIZE, CorruptKind, Error, IoBuf, Result};
+use kedge_base::{BLOCK_SIZE, BlockNo, CorruptKind, Error, IoBuf, Result};
 use kedge_device::{Device, Io, Op, run_batch};
 use kedge_format::copies::places_on;
 use kedge_format::superblock::{Losses, SLOTS, Superblock};
@@ -45,8 +45,28 @@ pub fn read_superblock(device: &dyn Device) -> Result<(Superblock, Option<Error>
             Ok((newer, None))
         }
         (Ok((sb, _)), Err(e)) | (Err(e), Ok((sb, _))) => Ok((sb, Some(e))),
-        (Err(e), Err(_)) => Err(e),
+        (Err(e @ Error::Unsupported(_)), Err(_)) | (Err(_), Err(e @ Error::Unsupported(_))) => Err(e),
+        (Err(e), Err(_)) => match find_copy(device) {
+            Some(place) => {
+                let what = format!(
+                    "no superblock slot is valid, but block {place} holds a copy: kedge fsck -y restores the image \
+                     from it ({e})"
+                );
+                Err(Error::corrupt(CorruptKind::Superblock, SLOTS[0], what))
+            }
+            None => Err(e),
+        },
     }
+}
+
+/// A valid copy of a superblock, for an error message. An open reads nothing else from it.
+fn find_copy(device: &dyn Device) -> Option<BlockNo> {
+    let device_blocks = device.geometry().size / BLOCK_SIZE as u64;
+    places_on(device_blocks).find(|place| {
+        let mut buf = IoBuf::zeroed(1);
+        let read = device.read(place.byte_offset(), &mut buf);
+        read.is_ok() && Superblock::decode_copy(buf.as_bytes(), *place, device_blocks).is_ok()
+    })
 }
 
 /// Writes a superblock slot durably.

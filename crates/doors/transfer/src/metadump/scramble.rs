@@ -168,13 +168,21 @@ impl Scramble {
     }
 
     pub fn slot(&self, slot: &Slot) -> Vec<u8> {
+        self.superblock(slot, Superblock::encode)
+    }
+
+    pub fn copy(&self, copy: &Slot) -> Vec<u8> {
+        self.superblock(copy, Superblock::encode_copy)
+    }
+
+    fn superblock(&self, slot: &Slot, encode: fn(&Superblock, &mut [u8])) -> Vec<u8> {
         let mut bytes = vec![0; BLOCK_SIZE];
         match &slot.superblock {
             Some(superblock) => {
                 let mut new = superblock.clone();
                 new.geometry.log_secret = self.secret;
                 new.geometry.label = "x".repeat(new.geometry.label.len());
-                new.encode(&mut bytes);
+                encode(&new, &mut bytes);
             }
             None => bytes[..SLOT_HEADER].copy_from_slice(&slot.bytes[..SLOT_HEADER]),
         }

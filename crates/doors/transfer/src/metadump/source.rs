@@ -23,12 +23,17 @@ const NODE_UUID: std::ops::Range<usize> = 16..32;
 pub struct Source {
     device: Arc<dyn Device>,
     pub slots: [Slot; 2],
+    /// The copies of the superblock, by the places that the newest slot gives them.
+    pub copies: Vec<Slot>,
+    /// Copies that could not be read.
+    pub copies_unreadable: u64,
 }
 
+/// A slot or a copy of the superblock.
 pub struct Slot {
     pub at: BlockNo,
     pub bytes: Vec<u8>,
-    /// `None` if the slot is not valid.
+    /// `None` if it is not valid.
     pub superblock: Option<Superblock>,
 }
 
@@ -73,7 +78,23 @@ impl Source {
                 _ => bail!("it is no KedgeFS image"),
             }
         }
-        Ok(Source { device, slots })
+        let mut source = Source { device, slots, copies: Vec::new(), copies_unreadable: 0 };
+        source.find_copies(blocks);
+        Ok(source)
+    }
+
+    fn find_copies(&mut self, device_blocks: u64) {
+        let Some(newest) = self.superblocks().first().copied().cloned() else { return };
+        for at in newest.geometry.copies() {
+            match self.read(at, 1) {
+                Ok(bytes) => {
+                    let bytes = bytes.as_bytes().to_vec();
+                    let superblock = Superblock::decode_copy(&bytes, at, device_blocks).ok();
+                    self.copies.push(Slot { at, bytes, superblock });
+                }
+                Err(_) => self.copies_unreadable += 1,
+            }
+        }
     }
 
     pub fn size(&self) -> u64 {
