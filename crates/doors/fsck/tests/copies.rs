@@ -9,7 +9,7 @@ mod common;
 
 use common::{clock, open, with_replay};
 use kedge_base::{BLOCK_SIZE, BlockNo, Generation, IoBuf};
-use kedge_device::sim::{SimDevice, StatePlan};
+use kedge_device::sim::{Event, SimDevice, StatePlan};
 use kedge_device::{Device, MemDevice};
 use kedge_format::superblock::{COUNTER_MAX, INCOMPAT_COPIES, SLOTS, Superblock};
 use kedge_fsck::{Ending, FindingKind, RepairKind, RepairMode, RepairOptions, RepairReport, Report, repair};
@@ -570,4 +570,84 @@ fn an_interrupted_repair_is_run_again() {
     }
     println!("{states} states");
     assert!(states > 50, "only {states} states");
+}
+
+/// Both slots are lost in any crash state: what a copy of the last checkpoint brings back is what a
+/// mount would have found.
+#[test]
+fn slots_are_lost_in_crash_states() {
+    let device = make(24 * MIB, Some(MIB), 1);
+    let sim = Arc::new(SimDevice::new(device.fork()));
+    let fs = open(sim.clone()).unwrap();
+    for part in 0..3 {
+        load(&fs, Ino::ROOT, &format!("p{part}"), 30);
+        fs.sync().unwrap();
+        fs.checkpoint().unwrap();
+    }
+    fs.close().unwrap();
+    let (mut equal, mut older) = (0, 0);
+    let plan = StatePlan { subsets: 2, samples: 3, torn: 1, at_marks_only: false, seed: 11 };
+    for state in sim.recording().states(plan) {
+        let device = Arc::new(state.medium.fork());
+        let found = check(&device);
+        assert!(found.is_clean(), "{state:?}: {found}");
+        let newest = found.superblock.unwrap().generation;
+        let recovered = files_on(&device);
+        let of_copy = newest_copy(&device).1.checkpoint.generation.0;
+        zero_slots(&device);
+        let report = run(&device, RepairMode::Full);
+        assert_eq!(report.ending, Ending::Repaired, "{state:?}: {report}");
+        assert!(check(&device).is_clean(), "{state:?}");
+        let now = files_on(&device);
+        compare(&recovered, &now);
+        // The check names the checkpoint that the replay of the log would leave.
+        let in_use = newest == of_copy + 1;
+        match in_use || newest == of_copy {
+            true => {
+                assert!(now == recovered, "{state:?}: {} of {}, {report}", now.len(), recovered.len());
+                equal += 1;
+            }
+            false => older += 1,
+        }
+    }
+    println!("{equal} states with a copy of the last checkpoint, {older} with an older one");
+    assert!(equal > 50 && older > 0, "{equal} {older}");
+}
+
+/// The requests of one checkpoint: flushes, writes, and writes with FUA.
+fn requests_of_a_checkpoint(device: MemDevice) -> [usize; 3] {
+    let sim = Arc::new(SimDevice::new(device));
+    let fs = open(sim.clone()).unwrap();
+    load(&fs, Ino::ROOT, "a", 5);
+    fs.sync().unwrap();
+    fs.checkpoint().unwrap();
+    let before = sim.recording().events.len();
+    fs.create(Ino::ROOT, b"one", 0o644, OWNER).unwrap();
+    fs.checkpoint().unwrap();
+    let recording = sim.recording();
+    let events = &recording.events[before..];
+    let count = |wanted: fn(&Event) -> bool| events.iter().filter(|event| wanted(event)).count();
+    [
+        count(|event| matches!(event, Event::Flush { .. })),
+        count(|event| matches!(event, Event::Write { fua: false, .. })),
+        count(|event| matches!(event, Event::Write { fua: true, .. })),
+    ]
+}
+
+#[test]
+fn copies_cost_two_writes_for_a_checkpoint_and_no_flush() {
+    let device = make(200 * MIB, None, 1);
+    let with = requests_of_a_checkpoint(device.fork());
+    for (i, slot) in SLOTS.iter().enumerate() {
+        let bytes = device.bytes(slot.byte_offset(), BLOCK_SIZE);
+        if let Ok(mut sb) = Superblock::decode(&bytes, i, 200 * MIB / BLOCK) {
+            sb.geometry.feature_incompat &= !INCOMPAT_COPIES;
+            let mut block = IoBuf::zeroed(1);
+            sb.encode(block.as_mut_bytes());
+            device.write(slot.byte_offset(), &block, false).unwrap();
+        }
+    }
+    let [flushes, writes, durable] = requests_of_a_checkpoint(device.fork());
+    assert_eq!(with, [flushes, writes + 2, durable]);
+    assert!(flushes > 0 && durable > 0);
 }

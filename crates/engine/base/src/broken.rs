@@ -33,6 +33,8 @@ pub enum Variant {
     ReuseFreedTree,
     /// The superblock slot is written without a flush of the blocks to which it points.
     SlotBeforeNodes,
+    /// Copies of the superblock are written before its slot.
+    CopyBeforeSlot,
     /// The tail passes data whose only durable copy is in the log.
     TailPastResidents,
     /// A change of size does not count for fdatasync.
@@ -104,6 +106,7 @@ impl Variant {
         Variant::BirthIgnored,
         Variant::ReuseFreedTree,
         Variant::SlotBeforeNodes,
+        Variant::CopyBeforeSlot,
         Variant::TailPastResidents,
         Variant::ForgetDatasyncOnSize,
         Variant::ReplayOldData,

@@ -166,6 +166,10 @@ fn format_on(device: Arc<dyn Device>, log: u64, data_checksums: bool) -> Result<
         sb.geometry.log_secret = LogSecret([0xc3; 16]);
         sb.encode(block.as_mut_bytes());
         device.write(slot.byte_offset(), &block, false).map_err(|e| e.to_string())?;
+        sb.encode_copy(block.as_mut_bytes());
+        for place in sb.geometry.current_copies() {
+            device.write(place.byte_offset(), &block, false).map_err(|e| e.to_string())?;
+        }
     }
     Ok(())
 }

@@ -2,7 +2,7 @@
 //! the superblock slot.
 
 use super::cut::Cut;
-use crate::slots::write_slot;
+use crate::slots::{refresh_copies, write_slot};
 use kedge_base::broken::{self, Variant};
 use kedge_base::{BLOCK_SIZE, BlockNo, IoBuf, Result};
 use kedge_device::{Device, Io, LatencyKind, Op, run_batch};
@@ -100,10 +100,15 @@ pub(crate) fn write_checkpoint(
     let mut bitmaps = cut.alloc.writes(geometry.uuid, cut.generation);
     bitmaps.sort_by_key(|(at, _)| *at);
     let bitmap_bytes = write_merged(device, bitmaps.into_iter(), wrote)?;
+    let sb = Superblock { geometry: geometry.clone(), checkpoint: state };
+    // Broken on purpose: a copy may name a checkpoint that never becomes valid.
+    if broken::is(Variant::CopyBeforeSlot) {
+        refresh_copies(device, &sb, false);
+    }
     // Broken on purpose: the slot may be durable before the blocks to which it points.
     if !broken::is(Variant::SlotBeforeNodes) {
         device.flush()?;
     }
-    write_slot(device, &Superblock { geometry: geometry.clone(), checkpoint: state })?;
+    write_slot(device, &sb)?;
     Ok((nodes, node_bytes + bitmap_bytes))
 }
