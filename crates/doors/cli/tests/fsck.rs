@@ -88,9 +88,36 @@ fn an_image_without_superblock_is_refused() {
     let place = made();
     let file = open(&place);
     SLOTS.iter().for_each(|slot| file.write_all_at(&[0xff; 100], slot.byte_offset() + 200).unwrap());
+    // The image is small and has one copy of the superblock, in its last block.
+    let end = file.metadata().unwrap().len();
+    file.write_all_at(&[0xff; 100], end - 4096 + 200).unwrap();
     let run = place.run("fsck -y a.kedge");
     assert_eq!(run.code, 4, "{}{}", run.out, run.err);
     assert!(run.out.contains("there is no valid superblock to repair from"), "{}", run.out);
+}
+
+#[test]
+fn an_image_whose_beginning_was_overwritten_comes_back() {
+    let place = Place::new();
+    place.run("mkfs --size 64M big.kedge").ok();
+    std::fs::write(place.path("file"), "kept").unwrap();
+    place.run("cp file big.kedge:/file").ok();
+    assert_eq!(place.run("fsck big.kedge").code, 0);
+    let file = std::fs::File::options().read(true).write(true).open(place.path("big.kedge")).unwrap();
+    file.write_all_at(&vec![0; 16 << 20], 0).unwrap();
+    // Each command names the repair.
+    for command in ["info big.kedge", "cat big.kedge:/file", "dump --tree big.kedge"] {
+        place.run(command).refused(1, &["big.kedge", "holds a copy", "kedge fsck -y"]);
+    }
+    let run = place.run("fsck big.kedge");
+    assert_eq!(run.code, 4, "{}{}", run.out, run.err);
+    let run = place.run("fsck -p big.kedge");
+    assert!(run.code == 4 && run.out.contains("fsck -y"), "{}{}", run.out, run.err);
+    let run = place.run("fsck -y big.kedge");
+    assert!(run.code == 1 && run.out.contains("superblock-restored block 16383"), "{}{}", run.out, run.err);
+    assert_eq!(place.run("fsck big.kedge").code, 0);
+    assert_eq!(place.run("cat big.kedge:/file").ok(), "kept");
+    assert!(place.run("dump big.kedge").ok().contains("copy at block 16383"));
 }
 
 #[test]
