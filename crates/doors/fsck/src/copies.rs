@@ -5,12 +5,12 @@
 //!    slots ask for another version, or if the device begins with the signature of another format:
 //!    a device that was used for something else still holds old copies.
 //! 2. Only the few places that a copy can have are read ([`kedge_format::copies::places_on`]).
-//! 3. A user of the image could make the log hold bytes that look like a copy of another image, at a
-//!    place that is below the data area. The copies of the image itself say that this place is in
+//! 3. A user of the image could make the log hold bytes that look like a copy of another image, at
+//!    a place that is below the data area. The copies of the image itself say that this place is in
 //!    the log. So a copy at a place that another image's copy assigns to something else is left
 //!    out. The reverse cannot be: all true copies lie above their log.
 //! 4. If the copies that remain are of several images, none is used.
-//! 5. Of the others the newest is used.
+//! 5. The newest of the others is used.
 //!
 //! A copy may be older than the last checkpoint, whose log and nodes then show it.
 
@@ -33,8 +33,8 @@ pub(crate) struct Begun {
     pub restored: Option<Arc<Restored>>,
 }
 
-/// Reads the slots and checks the copies; without a valid slot, uses a copy. Returns `None` if there
-/// is neither; the findings say why.
+/// Reads the slots and checks the copies; without a valid slot, uses a copy. Returns `None` if
+/// there is neither; the findings say why.
 pub(crate) fn begin(device: &Arc<dyn Device>, findings: &mut Findings) -> Option<Begun> {
     let mut reader = Reader::new(&**device);
     let mut of_slots = findings.empty();
@@ -91,8 +91,8 @@ fn read_copy(reader: &mut Reader, place: BlockNo) -> Result<(bool, Result<Superb
 /// Checks the copies that checkpoints keep up to date. A copy may be older than the slots, since it
 /// needs no flush.
 fn check(reader: &mut Reader, sb: &Superblock, slots: &Slots, findings: &mut Findings) {
-    // A growth makes the slot of the new size durable before it writes copies in the new blocks. The
-    // checkpoint of the other slot comes after a flush.
+    // A growth makes the slot of the new size durable before it writes copies in the new blocks.
+    // The checkpoint of the other slot comes after a flush.
     let grown_from = slots.older.as_ref().map_or(0, |older| older.geometry.total_blocks);
     for place in sb.geometry.current_copies() {
         let at = At::block(place);
@@ -153,8 +153,8 @@ fn find(reader: &mut Reader) -> Result<Option<(BlockNo, Superblock)>, (BlockNo, 
     }
 }
 
-/// A device that reads as if a slot held what a copy of the superblock holds. Everything else passes
-/// through.
+/// A device that reads as if a slot held what a copy of the superblock holds. Everything else
+/// passes through.
 pub(crate) struct Restored {
     /// For reads: the base with the slot.
     overlay: OverlayDevice,

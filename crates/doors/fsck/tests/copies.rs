@@ -1,8 +1,8 @@
-//! Copies of the superblock: images whose beginning, end, middle or slots are overwritten, and what a
-//! repair brings back.
+//! Copies of the superblock: images whose beginning, end, middle or slots are overwritten, and what
+//! a repair brings back.
 //!
-//! Each file holds bytes that its inode number determines, so that a lost block (zeros) and a foreign
-//! one are told apart.
+//! Each file holds bytes that its inode number determines, so that a lost block (zeros) differs
+//! from a foreign one.
 #![allow(clippy::unwrap_used)]
 
 mod common;

@@ -230,8 +230,8 @@ impl Image {
         superblock.with_context(|| format!("{}: no valid superblock", self.path.display()))
     }
 
-    /// The valid copies of superblocks with their blocks. Without a valid slot they may be of another
-    /// image: see fsck.
+    /// The valid copies of superblocks with their blocks. Without a valid slot they may be of
+    /// another image: see fsck.
     pub fn copies(&self) -> impl Iterator<Item = (BlockNo, Superblock)> {
         let blocks = self.size / BLOCK_SIZE as u64;
         places_on(blocks).filter_map(move |place| {

@@ -1,8 +1,8 @@
 //! Copies of the superblock: where they lie.
 //!
 //! # Places
-//! 1. The blocks whose numbers are powers of two, from block 4096 (16 MiB) on, as far as they lie in
-//!    the data area.
+//! 1. The blocks whose numbers are powers of two, from block 4096 (16 MiB) on, as far as they lie
+//!    in the data area.
 //! 2. The last block of the image.
 //!
 //! A place that a moved map covers is left out.
@@ -12,15 +12,15 @@
 //! in the upper half of the image, and the last block. The others are spare, and hold what was
 //! written before the image grew.
 //!
-//! The places of rule 1 do not depend on the size. So a repair finds a copy although it does not know
-//! the image, by reading a few blocks ([`places_on`]), and a growth adds places in the new blocks
-//! only. Places that the superblock names, such as the middle block, could be found only by a search
-//! of the whole device.
+//! The places of rule 1 do not depend on the size. So a repair finds a copy although it does not
+//! know the image, by reading a few blocks ([`places_on`]), and a growth adds places in the new
+//! blocks only. Places that the superblock names, such as the middle block, could be found only by
+//! a search of the whole device.
 //!
 //! # Invariants
-//! 1. A copy is written after the slot of its checkpoint is durable. So the copy is never newer than
-//!    the slots, and everything to which it points is durable before the copy is. It may be older: its
-//!    write needs no flush of its own.
+//! 1. A copy is written after the slot of its checkpoint is durable. So the copy is never newer
+//!    than the slots, and everything to which it points is durable before the copy is. It may be
+//!    older: its write needs no flush of its own.
 //! 2. A mount reads no copy. fsck uses one only if no slot is valid.
 //! 3. A copy that is older than the last checkpoint may point to blocks that were used again. Nodes
 //!    have generations, tags and checksums, which show it.
@@ -36,15 +36,15 @@ fn powers(end: u64) -> impl Iterator<Item = u64> {
     (FIRST_POWER..u64::BITS).map(|power| 1 << power).take_while(move |block| *block < end)
 }
 
-/// Every block of a device of `device_blocks` blocks that may hold a copy of an image that fills the
-/// device, and the places of rule 1 of an image that does not.
+/// Every block of a device of `device_blocks` blocks that may hold a copy of an image that fills
+/// the device, and the places of rule 1 of an image that does not.
 pub fn places_on(device_blocks: u64) -> impl Iterator<Item = BlockNo> {
     let last = device_blocks.saturating_sub(1);
     powers(last).chain((device_blocks > 0).then_some(last)).map(BlockNo)
 }
 
-/// Whether the blocks from `start` to `end` include a place of a copy, in an image of `total` blocks
-/// whose data area starts at `data_start`. Moved maps are not considered.
+/// Whether the blocks from `start` to `end` include a place of a copy, in an image of `total`
+/// blocks whose data area starts at `data_start`. Moved maps are not considered.
 pub fn overlap(start: u64, end: u64, data_start: u64, total: u64) -> bool {
     let power = start.max(data_start).max(1 << FIRST_POWER).checked_next_power_of_two();
     power.is_some_and(|power| power < end) || (start < total && total <= end)

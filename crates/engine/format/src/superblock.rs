@@ -28,8 +28,8 @@ use zerocopy::little_endian::{I64, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 const MAGIC: [u8; 8] = *b"KEDGEFS\0";
-/// The magic of a copy. It differs from that of a slot, so that a copy that lies where a slot should
-/// lie, or the reverse, is not valid.
+/// The magic of a copy. It differs from that of a slot, so that a copy that lies where a slot
+/// should lie, or the reverse, is not valid.
 const COPY_MAGIC: [u8; 8] = *b"KEDGECPY";
 const VERSION: u32 = 2;
 /// Blocks of the two slots.
@@ -624,8 +624,8 @@ impl Superblock {
 
     /// Decodes the copy at `block` of a device of `device_blocks` blocks.
     ///
-    /// A valid copy has the magic of copies, meets the conditions of a valid slot except for (1) and
-    /// (6), and lies at a place where its image has copies.
+    /// A valid copy has the magic of copies, meets the conditions of a valid slot except for (1)
+    /// and (6), and lies at a place where its image has copies.
     pub fn decode_copy(bytes: &[u8], block: BlockNo, device_blocks: u64) -> Result<Superblock> {
         let sb = Superblock::decode_as(COPY_MAGIC, bytes, block, device_blocks)?;
         if !sb.geometry.copies().any(|place| place == block) {

@@ -1,6 +1,6 @@
 //! The two superblock slots: each checkpoint writes the one that the last did not write, and an
-//! open takes the valid one of the higher generation. And the copies of the superblock, which only a
-//! repair reads ([`kedge_format::copies`]).
+//! open takes the valid one of the higher generation. And the copies of the superblock, which only
+//! a repair reads ([`kedge_format::copies`]).
 
 use kedge_base::{BLOCK_SIZE, BlockNo, CorruptKind, Error, IoBuf, Result};
 use kedge_device::{Device, Io, Op, run_batch};
@@ -76,11 +76,11 @@ pub(crate) fn write_slot(device: &dyn Device, sb: &Superblock) -> Result<()> {
     device.write(sb.block().byte_offset(), &block, true)
 }
 
-/// Writes the copies of a superblock whose slot is durable; `durably`: returns once they are durable
-/// too. Tries each place, and returns the first error.
+/// Writes the copies of a superblock whose slot is durable; `durably`: returns once they are
+/// durable too. Tries each place, and returns the first error.
 ///
-/// The copies need no flush. A crash leaves an older copy or this one, and everything to which either
-/// points was durable before it was written.
+/// The copies need no flush. A crash leaves an older copy or this one, and everything to which
+/// either points was durable before it was written.
 pub(crate) fn write_copies(device: &dyn Device, sb: &Superblock, durably: bool) -> Result<()> {
     let writes = sb.geometry.current_copies().map(|place| {
         let mut buf = IoBuf::zeroed(1);

@@ -151,9 +151,9 @@ impl Job<'_> {
         Ok(sb)
     }
 
-    /// Writes to the device the blocks of `carry` that replay wrote in memory, without the format's:
-    /// this checkpoint has its own bitmaps, and a copy of the superblock in memory is of the
-    /// checkpoint that replay made in memory.
+    /// Writes to the device the blocks of `carry` that replay wrote in memory, without the
+    /// format's: this checkpoint has its own bitmaps, and a copy of the superblock in memory is of
+    /// the checkpoint that replay made in memory.
     fn carry_over(&self, source: &Source, carry: &Owned) -> Result<()> {
         let Some(overlay) = &source.overlay else { return Ok(()) };
         let (g, written) = (&source.sb.geometry, overlay.written());

@@ -37,18 +37,18 @@
 //! step 6 that slot is written too, so that both slots are valid.
 //!
 //! Until the slot of step 6 is durable, the copy is all that names the image, and nothing that it
-//! needs has changed. In the slot that is written last, the copy's checkpoint is the older one, and no
-//! mount uses it while the newer slot is valid.
+//! needs has changed. In the slot that is written last, the copy's checkpoint is the older one, and
+//! no mount uses it while the newer slot is valid.
 //!
 //! If the tree of the copy cannot be read, because its blocks were used again or are part of the
 //! damage, leaves are searched for, also where the bitmaps are lost ([`salvage`]). If the log shows
-//! that there was a later checkpoint, all leaves are searched for, and the youngest win: the root of
-//! the later checkpoint is stored nowhere else.
+//! that there was a later checkpoint, all leaves are searched for, and the youngest win: the root
+//! of the later checkpoint is stored nowhere else.
 //!
 //! # What it does not do
-//! An image without a valid superblock, slot or copy, is refused: geometry, the key of the name hash
-//! and the root are stored nowhere else. A tree that changes is rewritten as a whole, which needs free
-//! blocks. Without these the repair is refused and nothing changes.
+//! An image without a valid superblock, slot or copy, is refused: geometry, the key of the name
+//! hash and the root are stored nowhere else. A tree that changes is rewritten as a whole, which
+//! needs free blocks. Without these the repair is refused and nothing changes.
 
 mod commit;
 mod done;
@@ -488,9 +488,9 @@ impl Job<'_> {
 
     /// The generation of the new checkpoint, whose slot is not that of the base.
     ///
-    /// Nodes of later checkpoints than that of a copy may lie anywhere, and must not pass for nodes of
-    /// the new checkpoint in a later repair. If this repair is interrupted, its nodes must not pass
-    /// for nodes of a later checkpoint. So a repair from a copy begins far above both.
+    /// Nodes of later checkpoints than that of a copy may lie anywhere, and must not pass for nodes
+    /// of the new checkpoint in a later repair. If this repair is interrupted, its nodes must not
+    /// pass for nodes of a later checkpoint. So a repair from a copy begins far above both.
     fn next_generation(&self) -> Result<Generation> {
         let step = 1 + if self.restored.is_some() { salvage::LATER_THAN_COPY } else { 0 };
         let next = self.base_sb.checkpoint.generation.0.checked_add(step).filter(|next| *next <= OPEN_MAX);

@@ -24,15 +24,16 @@
 //!
 //! # From a copy of the superblock
 //! A copy may be older than the bitmaps, and the bitmaps may be part of the damage. So without
-//! trustworthy bitmaps all blocks of a group are searched, and leaves that are younger than the copy
-//! are accepted. Most of what rule 1 excludes elsewhere is excluded by one more rule, which holds for
-//! every search:
+//! trustworthy bitmaps all blocks of a group are searched, and leaves that are younger than the
+//! copy are accepted. Most of what rule 1 excludes elsewhere is excluded by one more rule, which
+//! holds for every search:
 //!
 //! 5. A leaf with an extent in blocks that a younger leaf gives to a file is stale. Extents of live
 //!    leaves are disjoint, and a block that was freed is in another live leaf only if that one
 //!    changed later.
 //!
-//! A leaf of deleted files whose blocks nothing has used since is not excluded. Its files come back.
+//! A leaf of deleted files whose blocks nothing has used since is not excluded. Its files come
+//! back.
 //!
 //! The rules do not exclude a stale leaf in the blocks of a file whose own leaf is lost as well.
 
@@ -62,8 +63,9 @@ struct Candidate {
     extents: Vec<Extent>,
 }
 
-/// How many generations a search from a copy of the superblock looks beyond the copy. No image makes
-/// as many checkpoints while none of them writes a copy. An even number, so that it changes no slot.
+/// How many generations a search from a copy of the superblock looks beyond the copy. No image
+/// makes as many checkpoints while none of them writes a copy. An even number, so that it changes
+/// no slot.
 pub(crate) const LATER_THAN_COPY: u64 = 1 << 32;
 
 /// What is searched.
