@@ -60,9 +60,9 @@ fn read_f(fs: &FileSystem) -> Vec<u8> {
 #[test]
 fn an_unknown_incompatible_feature_refuses_and_names_its_bits() {
     let device = crashed();
-    edit_slots(&device, |sb| sb.geometry.feature_incompat = 0x40);
+    edit_slots(&device, |sb| sb.geometry.feature_incompat = 0x4000_0000);
     let error = open(&device).err().unwrap().to_string();
-    assert!(error.contains("incompatible") && error.contains("0x40"), "{error}");
+    assert!(error.contains("incompatible") && error.contains("0x40000000"), "{error}");
 }
 
 #[test]
