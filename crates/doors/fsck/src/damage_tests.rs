@@ -7,14 +7,14 @@ use kedge_base::{BLOCK_SIZE, BlockNo, Extent, Generation, Ino, Lsn};
 use kedge_format::alloc::GROUP_BLOCKS;
 use kedge_format::item::{Dentry, ExtentItem, FILE_SIZE_MAX, Orphan, Xattr};
 use kedge_format::node::Child;
-use kedge_format::superblock::{INCOMPAT_LARGE_XATTRS, Losses};
+use kedge_format::superblock::{INCOMPAT_LARGE_XATTRS, INCOMPAT_SUMS, Losses};
 use kedge_format::{FileKind, ItemKind, Key};
 use std::collections::BTreeSet;
 
-/// Kinds covered by the tests of replay, of unreadable devices, of forked images, and of copies of
-/// the superblock.
-pub const ELSEWHERE: [FindingKind; 7] =
-    [IoError, ReplayFailed, TreesBad, TreesShare, LimitBad, LimitWrong, SuperblockCopyBad];
+/// Kinds covered by the tests of replay, of unreadable devices, of forked images, of copies of the
+/// superblock, and of checksums.
+pub const ELSEWHERE: [FindingKind; 8] =
+    [IoError, ReplayFailed, TreesBad, TreesShare, LimitBad, LimitWrong, SuperblockCopyBad, DataBad];
 
 pub struct Case {
     pub name: &'static str,
@@ -341,6 +341,16 @@ fn directory_cases() -> Vec<Case> {
 fn space_cases() -> Vec<Case> {
     vec![
         items("extent too short", &[ExtentBad], |i| i.put(key(10, ItemKind::Extent, 0), [1; 15])),
+        items("data without checksums", &[SumsMissing], |i| i.geometry.feature_incompat |= INCOMPAT_SUMS),
+        items("checksums in the middle", &[SumsBad, SumsMissing], |i| {
+            i.geometry.feature_incompat |= INCOMPAT_SUMS;
+            i.put(key(10, ItemKind::Sums, 3), [1; 4]);
+        }),
+        items("checksums that end with none", &[SumsBad, SumsMissing], |i| {
+            i.geometry.feature_incompat |= INCOMPAT_SUMS;
+            i.put(key(10, ItemKind::Sums, 0), [0; 8]);
+        }),
+        items("checksums in an image without", &[SumsBad], |i| i.put(key(10, ItemKind::Sums, 0), [1; 4])),
         items("extent of no blocks", &[ExtentBad], |i| i.put(key(10, ItemKind::Extent, 0), [0; 16])),
         items("extent of a symlink", &[ExtentOnOther], |i| {
             i.file(11, 1, &[(0, 2)]);
