@@ -213,8 +213,8 @@ int kedgefs_create(const char *image, uint64_t size, const char *options);
 int kedgefs_open(const char *image, const char *options, kedgefs_t **fs);
 
 // Makes everything durable, ends the file system and unlocks the image. The handle, and those of
-// all its files and directories, are invalid from then on, whatever the call returns. Calls of
-// other threads that are under way may fail with -EIO.
+// all its files and directories, are invalid from then on, whatever the call returns. It waits for
+// calls of other threads that are under way: what they have written is durable when it returns.
 //
 // A process that ends without this call loses what was not synced, as in a crash, and nothing
 // else.

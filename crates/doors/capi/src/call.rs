@@ -2,6 +2,7 @@
 
 pub(crate) use kedge_host::embed::{Fault, Outcome};
 use kedgefs::FileSystem;
+use parking_lot::RwLock;
 use std::cell::RefCell;
 use std::ffi::{CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -51,6 +52,9 @@ pub(crate) fn call(what: &str, body: impl FnOnce() -> Outcome<i64>) -> i64 {
 /// What a handle names.
 pub(crate) trait Held {
     fn file_system(&self) -> &FileSystem;
+
+    /// Held while a call uses what it names.
+    fn calls(&self) -> &RwLock<()>;
 }
 
 /// [`call`] on what `find` finds. After a panic its file system is shut down.
@@ -61,6 +65,7 @@ pub(crate) fn on<T: Held>(
 ) -> i64 {
     call(what, || {
         let held = find()?;
+        let _under_way = held.calls().read();
         catch_unwind(AssertUnwindSafe(|| body(&held))).unwrap_or_else(|panic| {
             let fault = Fault::panicked(&*panic);
             // Without a flush nothing can fail here.

@@ -1,11 +1,15 @@
 use super::*;
 use std::ffi::CStr;
 
-struct Image(FileSystem);
+struct Image(FileSystem, RwLock<()>);
 
 impl Held for Image {
     fn file_system(&self) -> &FileSystem {
         &self.0
+    }
+
+    fn calls(&self) -> &RwLock<()> {
+        &self.1
     }
 }
 
@@ -36,7 +40,7 @@ fn a_panic_is_an_error() {
 
 #[test]
 fn a_panic_shuts_down_its_file_system() {
-    let image = Arc::new(Image(FileSystem::in_memory(16 << 20).unwrap()));
+    let image = Arc::new(Image(FileSystem::in_memory(16 << 20).unwrap(), RwLock::new(())));
     let root = image.0.root();
     root.write("before", "1").unwrap();
     let panic = |_: &Arc<Image>| -> Outcome<i64> { panic!("half done") };

@@ -132,8 +132,8 @@ fn refuse_forks() -> Outcome<()> {
 }
 
 /// Makes everything durable, ends the file system and unlocks the image. The handle, and those of
-/// all its files and directories, are invalid from then on, whatever the call returns. Calls of
-/// other threads that are under way may fail with -EIO.
+/// all its files and directories, are invalid from then on, whatever the call returns. It waits for
+/// calls of other threads that are under way: what they have written is durable when it returns.
 ///
 /// A process that ends without this call loses what was not synced, as in a crash, and nothing
 /// else.
@@ -144,14 +144,12 @@ fn refuse_forks() -> Outcome<()> {
 /// -ENOSPC: the host has no space for the last checkpoint; the next open replays the log.
 #[unsafe(no_mangle)]
 pub extern "C" fn kedgefs_close(fs: *mut KedgeFs) -> c_int {
-    on(
-        "kedgefs_close",
-        || Volume::take(fs),
-        |volume| {
-            volume.fs.close()?;
-            Ok(0)
-        },
-    ) as c_int
+    call("kedgefs_close", || {
+        let volume = Volume::take(fs)?;
+        let _alone = volume.calls.write();
+        volume.fs.close()?;
+        Ok(0)
+    }) as c_int
 }
 
 /// Makes everything durable that calls have done before.

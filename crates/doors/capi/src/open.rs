@@ -4,7 +4,7 @@ use crate::call::{Fault, Held, Outcome};
 use crate::table::{Kind, OPEN_MAX, Table};
 use crate::types::{KedgeDir, KedgeFile, KedgeFs};
 use kedgefs::{Dir, File, FileSystem, Owner, ReadDir};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -41,6 +41,9 @@ fn too_many() -> Fault {
 pub(crate) struct Volume {
     pub(crate) fs: FileSystem,
     pub(crate) root: Dir,
+    /// Held shared by each call, and exclusively by the close: it waits for the calls under way, so
+    /// that a write which one of them has accepted is durable when the close returns.
+    pub(crate) calls: RwLock<()>,
     /// Set by the close: a handle that another thread makes meanwhile is not valid either.
     closed: AtomicBool,
 }
@@ -63,11 +66,19 @@ impl Held for Volume {
     fn file_system(&self) -> &FileSystem {
         &self.fs
     }
+
+    fn calls(&self) -> &RwLock<()> {
+        &self.calls
+    }
 }
 
 impl Held for OpenFile {
     fn file_system(&self) -> &FileSystem {
         &self.volume.fs
+    }
+
+    fn calls(&self) -> &RwLock<()> {
+        &self.volume.calls
     }
 }
 
@@ -75,13 +86,17 @@ impl Held for OpenDir {
     fn file_system(&self) -> &FileSystem {
         &self.volume.fs
     }
+
+    fn calls(&self) -> &RwLock<()> {
+        &self.volume.calls
+    }
 }
 
 impl Volume {
     /// New files belong to `owner`.
     pub(crate) fn new(fs: FileSystem, owner: Owner) -> Volume {
         let root = fs.root().with_owner(owner);
-        Volume { fs, root, closed: AtomicBool::new(false) }
+        Volume { fs, root, calls: RwLock::new(()), closed: AtomicBool::new(false) }
     }
 
     fn is_open(&self) -> bool {

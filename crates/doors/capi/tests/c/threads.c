@@ -75,6 +75,47 @@ static void *writes(void *arg) {
     }
 }
 
+static _Atomic(int64_t) acknowledged[THREADS];
+
+// Appends without a sync until the file system is closed.
+static void *appends(void *arg) {
+    int me = (int)(intptr_t)arg;
+    char path[32], block[100] = {1};
+    snprintf(path, sizeof path, "append%d", me);
+    kedgefs_file_t *file = NULL;
+    OK(kedgefs_file_open(fs, path, BOTH | KEDGEFS_CREATE, 0644, &file));
+    for (int64_t at = 0;; at += (int64_t)sizeof block) {
+        if (kedgefs_pwrite(file, block, sizeof block, at) != (int64_t)sizeof block) return NULL;
+        atomic_store(&acknowledged[me], at + (int64_t)sizeof block);
+    }
+}
+
+// What a call has written before or during the close is there afterwards.
+static void closes_beside_writers(const char *image) {
+    pthread_t threads[THREADS];
+    for (int round = 0; round < 30; round++) {
+        OK(kedgefs_open(image, NULL, &fs));
+        for (intptr_t i = 0; i < THREADS; i++) OK(pthread_create(&threads[i], NULL, appends, (void *)i));
+        for (int i = 0; i < THREADS; i++) {
+            while (atomic_load(&acknowledged[i]) == 0) usleep(100);
+        }
+        usleep(500);
+        OK(kedgefs_close(fs));
+        for (int i = 0; i < THREADS; i++) OK(pthread_join(threads[i], NULL));
+        OK(kedgefs_open(image, NULL, &fs));
+        for (int i = 0; i < THREADS; i++) {
+            char path[32];
+            kedgefs_stat_t stat;
+            snprintf(path, sizeof path, "append%d", i);
+            OK(kedgefs_stat(fs, path, &stat));
+            HOLDS((int64_t)stat.size >= atomic_load(&acknowledged[i]));
+            OK(kedgefs_unlink(fs, path));
+            atomic_store(&acknowledged[i], 0);
+        }
+        OK(kedgefs_close(fs));
+    }
+}
+
 int main(int argc, char **argv) {
     IS(argc, 2);
     pthread_t threads[THREADS];
@@ -118,5 +159,6 @@ int main(int argc, char **argv) {
     OK(kedgefs_open(argv[1], NULL, &fs));
     HOLDS(has(fs, "t3/7", "thread 3, file 7"));
     OK(kedgefs_close(fs));
+    closes_beside_writers(argv[1]);
     return 0;
 }
