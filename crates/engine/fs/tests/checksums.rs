@@ -3,7 +3,10 @@
 
 #![allow(clippy::unwrap_used)]
 
-use kedge_base::{BLOCK_SIZE, IoBuf, SystemClock};
+#[path = "common/watched.rs"]
+mod watched;
+
+use kedge_base::{BLOCK_SIZE, IoBuf, SystemClock, spawn_named};
 use kedge_device::{Device, MemDevice};
 use kedge_fsck::{CheckOptions, FindingKind, StoreReplay};
 use kedgefs::{
@@ -11,7 +14,8 @@ use kedgefs::{
 };
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
+use watched::{Watch, Watched};
 
 const MIB: u64 = 1 << 20;
 const BLOCK: u64 = BLOCK_SIZE as u64;
@@ -308,6 +312,8 @@ fn a_full_image_refuses_to_overwrite_and_keeps_its_data() {
     let device = make(32 * MIB);
     let fs = open(&device);
     let ino = fs.create(Ino::ROOT, b"full", 0o644, OWNER).unwrap().ino;
+    let spare = fs.create(Ino::ROOT, b"spare", 0o644, OWNER).unwrap().ino;
+    fs.write(spare, 0, &noise(&mut rng, 256 * BLOCK_SIZE)).unwrap();
     let mut shall = Vec::new();
     loop {
         let more = noise(&mut rng, 16 * BLOCK_SIZE);
@@ -319,6 +325,11 @@ fn a_full_image_refuses_to_overwrite_and_keeps_its_data() {
             }
         }
     }
+    fs.sync().unwrap();
+    let refused = fs.write(ino, 0, b"another").unwrap_err();
+    assert_eq!(refused.errno(), kedge_base::errno::ENOSPC, "{refused}");
+    // Some room, of which the tree needs a part too.
+    fs.unlink(Ino::ROOT, b"spare").unwrap();
     fs.sync().unwrap();
     let mut refused = 0;
     for round in 0..2000 {
@@ -342,4 +353,72 @@ fn a_full_image_refuses_to_overwrite_and_keeps_its_data() {
     fs.close().unwrap();
     assert_clean(&device);
     assert!(contents(&open(&device), ino) == shall);
+}
+
+/// Calls a function before its next write.
+struct Interrupted {
+    below: Arc<MemDevice>,
+    next: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+}
+
+impl Watch for Interrupted {
+    fn device(&self) -> &dyn Device {
+        &*self.below
+    }
+
+    fn before_write(&self, _fua: bool) {
+        let next = self.next.lock().unwrap().take();
+        if let Some(next) = next {
+            // The writing thread holds locks of the file.
+            spawn_named("between", next).unwrap().join().unwrap();
+        }
+    }
+}
+
+fn fill(fs: &FileSystem, ino: Ino) {
+    let mut at = fs.getattr(ino).unwrap().size.next_multiple_of(BLOCK);
+    for len in [64, 8, 1] {
+        while fs.write(ino, at, &vec![5; len * BLOCK_SIZE]).is_ok_and(|n| n == len * BLOCK_SIZE) {
+            at += len as u64 * BLOCK;
+        }
+    }
+}
+
+/// A page that changes while it is being written moves once more. It keeps the space for that,
+/// whether its present block was written before or is a preallocated one.
+#[test]
+fn a_page_that_changes_while_it_is_written_keeps_its_space() {
+    for preallocated in [false, true] {
+        let below = make(32 * MIB);
+        let device = Arc::new(Watched(Interrupted { below: below.clone(), next: Mutex::new(None) }));
+        let fs = FileSystem::open(device.clone(), Arc::new(SystemClock::default()), MountOptions::default());
+        let fs = Arc::new(fs.unwrap());
+        let ino = fs.create(Ino::ROOT, b"file", 0o644, OWNER).unwrap().ino;
+        let filler = fs.create(Ino::ROOT, b"filler", 0o644, OWNER).unwrap().ino;
+        if preallocated {
+            fs.fallocate(ino, FallocateMode::Allocate { keep_size: false }, 0, 4 * BLOCK).unwrap();
+        } else {
+            fs.write(ino, 0, &[1; 4 * BLOCK_SIZE]).unwrap();
+        }
+        let spare = fs.create(Ino::ROOT, b"spare", 0o644, OWNER).unwrap().ino;
+        fs.write(spare, 0, &[1; 256 * BLOCK_SIZE]).unwrap();
+        fs.sync().unwrap();
+        fill(&fs, filler);
+        fs.unlink(Ino::ROOT, b"spare").unwrap();
+        fs.sync().unwrap();
+        fs.write(ino, BLOCK, &[2; BLOCK_SIZE]).unwrap();
+        let again = fs.clone();
+        *device.next.lock().unwrap() = Some(Box::new(move || {
+            again.write(ino, BLOCK, &[3; BLOCK_SIZE]).unwrap();
+        }));
+        fs.sync().unwrap();
+        assert!(device.next.lock().unwrap().is_none(), "the page was written");
+        fill(&fs, filler);
+        fs.sync().unwrap();
+        fill(&fs, filler);
+        fs.sync().unwrap();
+        fs.close().unwrap();
+        assert_clean(&below);
+        assert!(contents(&open(&below), ino)[BLOCK_SIZE..2 * BLOCK_SIZE] == [3; BLOCK_SIZE]);
+    }
 }

@@ -60,6 +60,8 @@ pub(crate) struct Page {
     pub backing: Backing,
     /// Whether one block of the inode's charge belongs to the page.
     charged: bool,
+    /// Whether a writeback is writing it.
+    writing: bool,
     /// Number of holders that need the clean page to stay: a writeback whose record is not
     /// committed yet (the map still has a hole), or an operation that loaded the page to change a
     /// part of it.
@@ -81,6 +83,7 @@ impl Page {
             logged: false,
             backing: Backing::Unknown,
             charged: false,
+            writing: false,
             holds: 0,
         }
     }
@@ -252,6 +255,7 @@ impl Pages {
     pub(crate) fn set_writing(&mut self, index: u64) -> (Before, Delta) {
         let page = self.map.get_mut(&index).expect("a page that is written back is present");
         page.holds += 1;
+        page.writing = true;
         self.writing += 1;
         let before = Before { dirty: page.dirty.take(), logged: std::mem::take(&mut page.logged) };
         if before.dirty.is_some() {
@@ -268,9 +272,22 @@ impl Pages {
     /// the record.
     pub(crate) fn written(&mut self, index: u64) -> bool {
         self.bad_homes.remove(&index);
-        let backing = if self.moves { Backing::Shared } else { Backing::Written };
+        let moves = self.moves;
         let page = self.end_writing(index);
+        if moves && !page.is_clean() && page.backing.is_reserved() {
+            // It has changed meanwhile, and will move again.
+            page.backing = Backing::Moving;
+            return false;
+        }
+        let backing = if moves { Backing::Shared } else { Backing::Written };
         std::mem::replace(&mut page.backing, backing).is_reserved()
+    }
+
+    /// Whether a change of the page needs a promise although the page has an unwritten block: that
+    /// block is just being written, and must not be overwritten afterwards.
+    pub(crate) fn moves_after_write(&self, index: u64) -> bool {
+        let page = self.map.get(&index).filter(|page| page.backing == Backing::Unwritten);
+        self.moves && page.is_some_and(|page| page.writing)
     }
 
     /// Ends [`Pages::set_writing`] with failure: restores the page's previous state, combined with
@@ -293,6 +310,7 @@ impl Pages {
         self.writing -= 1;
         let page = self.map.get_mut(&index).expect("held since it is being written");
         page.holds -= 1;
+        page.writing = false;
         page
     }
 

@@ -176,8 +176,15 @@ impl Files {
                 delta.pages += pages.insert_clean(index, Page::zeroed()).pages;
                 self.writeback.page_added(inode.ino, index);
             }
-            if pages.get(index).is_some_and(|p| matches!(p.backing, Backing::Unknown | Backing::Shared)) {
-                let backing = match (place_of(&map, index), promise.as_mut()) {
+            let moves_after_write = pages.moves_after_write(index);
+            if moves_after_write
+                || pages.get(index).is_some_and(|p| matches!(p.backing, Backing::Unknown | Backing::Shared))
+            {
+                let place = match place_of(&map, index) {
+                    Place::Unwritten(at) if moves_after_write => Place::Shared(at, false),
+                    place => place,
+                };
+                let backing = match (place, promise.as_mut()) {
                     (Place::Written(_), _) => Backing::Written,
                     (Place::Unwritten(_), _) => Backing::Unwritten,
                     (Place::Hole, _)
