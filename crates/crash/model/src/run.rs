@@ -137,7 +137,7 @@ pub struct Outcome {
     pub planned: u64,
     pub unreached: u64,
     pub failing: u64,
-    /// How many of the failing states lie before the first promise ([`crate::early`]).
+    /// How many of the failing states lie before the first promise (module `early`).
     pub failing_early: u64,
     /// The first failing states, in the order in which they were tried.
     pub failures: Vec<Failure>,

@@ -11,8 +11,8 @@
 //! | `path`, `stat`, `buffer` | arguments and results as Python has them |
 //!
 //! # The interpreter's lock
-//! Each call of the engine may wait for the device, so each releases the interpreter's lock
-//! ([`call`]). A thread that holds a lock of this crate must not take the interpreter's lock again,
+//! Each call of the engine may wait for the device, so each releases the interpreter's lock (module
+//! `call`). A thread that holds a lock of this crate must not take the interpreter's lock again,
 //! since the thread that has it may wait for this crate's. So locks are taken and released while
 //! the interpreter's lock is not held, or held without a call in between.
 //!

@@ -12,9 +12,10 @@ use kedge_fsck::{CheckOptions, FindingKind, StoreReplay};
 use kedgefs::{
     Error, FallocateMode, FileFlags, FileSystem, FormatOptions, Ino, MountOptions, Owner, SetAttr, WriteMode,
 };
+use parking_lot::Mutex;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use watched::{Watch, Watched};
 
 const MIB: u64 = 1 << 20;
@@ -367,7 +368,7 @@ impl Watch for Interrupted {
     }
 
     fn before_write(&self, _fua: bool) {
-        let next = self.next.lock().unwrap().take();
+        let next = self.next.lock().take();
         if let Some(next) = next {
             // The writing thread holds locks of the file.
             spawn_named("between", next).unwrap().join().unwrap();
@@ -408,11 +409,11 @@ fn a_page_that_changes_while_it_is_written_keeps_its_space() {
         fs.sync().unwrap();
         fs.write(ino, BLOCK, &[2; BLOCK_SIZE]).unwrap();
         let again = fs.clone();
-        *device.next.lock().unwrap() = Some(Box::new(move || {
+        *device.next.lock() = Some(Box::new(move || {
             again.write(ino, BLOCK, &[3; BLOCK_SIZE]).unwrap();
         }));
         fs.sync().unwrap();
-        assert!(device.next.lock().unwrap().is_none(), "the page was written");
+        assert!(device.next.lock().is_none(), "the page was written");
         fill(&fs, filler);
         fs.sync().unwrap();
         fill(&fs, filler);

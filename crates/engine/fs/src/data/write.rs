@@ -14,7 +14,7 @@ use kedge_base::{BLOCK_SIZE, BlockNo, Ino};
 use kedge_format::item::FILE_SIZE_MAX;
 use kedge_format::record::{InodeMask, RecordBuilder, RecordOp};
 use kedge_format::{FileFlags, InodeCore};
-use kedge_store::{Charge, Class, Need};
+use kedge_store::{Charge, Class, DataReservation, Need};
 use smallvec::SmallVec;
 use std::ops::Range;
 use std::sync::Arc;
@@ -176,43 +176,9 @@ impl Files {
                 delta.pages += pages.insert_clean(index, Page::zeroed()).pages;
                 self.writeback.page_added(inode.ino, index);
             }
-            let moves_after_write = pages.moves_after_write(index);
-            if moves_after_write
-                || pages.get(index).is_some_and(|p| matches!(p.backing, Backing::Unknown | Backing::Shared))
-            {
-                let place = match place_of(&map, index) {
-                    Place::Unwritten(at) if moves_after_write => Place::Shared(at, false),
-                    place => place,
-                };
-                let backing = match (place, promise.as_mut()) {
-                    (Place::Written(_), _) => Backing::Written,
-                    (Place::Unwritten(_), _) => Backing::Unwritten,
-                    (Place::Hole, _)
-                        if charge.as_ref().is_some_and(|charge| charge.held_blocks() == 0)
-                            && !pages.get(index).is_some_and(Page::is_charged) =>
-                    {
-                        cause = Some(Error::OverLimit);
-                        break;
-                    }
-                    (place @ (Place::Hole | Place::Shared(..)), Some(p)) if p.blocks() > 0 => {
-                        if let Some(charge) = charge.as_mut().filter(|_| place == Place::Hole)
-                            && !pages.get(index).is_some_and(Page::is_charged)
-                        {
-                            pages.charge_page(index, charge.split(1));
-                        }
-                        pages.reserve(p.split(1));
-                        if matches!(place, Place::Shared(_, false)) {
-                            Backing::Moving
-                        } else {
-                            Backing::Reserved
-                        }
-                    }
-                    (Place::Hole | Place::Shared(..), _) => {
-                        cause = Some(kedge_base::Error::NoSpace.into());
-                        break;
-                    }
-                };
-                pages.map.get_mut(&index).expect("just seen").backing = backing;
+            if let Err(e) = promise_page(&mut pages, index, &map, charge.as_mut(), promise.as_mut()) {
+                cause = Some(e);
+                break;
             }
             delta.dirty += pages.write(index, at as usize, &data[done..done + n]).dirty;
             done += n;
@@ -322,6 +288,46 @@ impl Files {
         self.writeback.account(delta);
         Ok(())
     }
+}
+
+/// Promises what a page that is about to change needs: a block, unless its present one may be
+/// written, and the charge of its limit. The error is why the page cannot have it.
+fn promise_page(
+    pages: &mut Pages,
+    index: u64,
+    map: &[Mapping],
+    charge: Option<&mut Charge>,
+    promise: Option<&mut DataReservation>,
+) -> Result<()> {
+    let moves_after_write = pages.moves_after_write(index);
+    let page = pages.get(index).expect("the caller made the page present");
+    if !moves_after_write && !matches!(page.backing, Backing::Unknown | Backing::Shared) {
+        return Ok(());
+    }
+    let is_charged = page.is_charged();
+    let place = match place_of(map, index) {
+        Place::Unwritten(at) if moves_after_write => Place::Shared(at, false),
+        place => place,
+    };
+    let backing = match (place, promise) {
+        (Place::Written(_), _) => Backing::Written,
+        (Place::Unwritten(_), _) => Backing::Unwritten,
+        (Place::Hole, _)
+            if !is_charged && charge.as_ref().is_some_and(|charge| charge.held_blocks() == 0) =>
+        {
+            return Err(Error::OverLimit);
+        }
+        (place @ (Place::Hole | Place::Shared(..)), Some(p)) if p.blocks() > 0 => {
+            if let Some(charge) = charge.filter(|_| place == Place::Hole && !is_charged) {
+                pages.charge_page(index, charge.split(1));
+            }
+            pages.reserve(p.split(1));
+            if matches!(place, Place::Shared(_, false)) { Backing::Moving } else { Backing::Reserved }
+        }
+        (Place::Hole | Place::Shared(..), _) => return Err(kedge_base::Error::NoSpace.into()),
+    };
+    pages.map.get_mut(&index).expect("just seen").backing = backing;
+    Ok(())
 }
 
 fn place_of(map: &[Mapping], index: u64) -> Place {

@@ -21,7 +21,7 @@ pub(super) const TREE_FIELDS: [(&str, usize, usize); 17] = [
     ("name", 104, 1),
 ];
 
-/// Numbers that [`Superblock`] does not hold.
+/// Numbers that a superblock does not hold.
 pub(super) const FIXED: [(&str, usize, usize); 5] = [
     ("version", 8, 4),
     ("feature_incompat", 128, 8),
