@@ -73,7 +73,9 @@ impl Recovery {
         refresh_copies(&*self.device, &sb, false);
         self.alloc.written(cut.alloc);
         self.alloc.checkpoint_durable(cut.generation);
-        self.alloc.durable(self.checkpointed());
+        if self.sb.geometry.has_sums() {
+            self.alloc.durable(self.checkpointed());
+        }
         self.forest.first.tree.written(cut.tree);
         if let Some(forest) = cut.forest {
             self.forest.written(forest);

@@ -371,8 +371,9 @@ impl Recovery {
         }
         if !record.is_empty() {
             let bytes = record.finish();
-            // What it frees is busy until the checkpoint of this recovery is durable.
-            let lsn = RecordLsn { write_start: Lsn(0), start: Lsn(0), end: self.checkpointed() };
+            // A block that had a checksum is busy until the checkpoint of this recovery is durable.
+            let end = if block.sum.is_some() { self.checkpointed() } else { Lsn(0) };
+            let lsn = RecordLsn { write_start: Lsn(0), start: Lsn(0), end };
             let target = Target {
                 forest: &self.forest,
                 alloc: &self.alloc,
