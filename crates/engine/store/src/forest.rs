@@ -314,9 +314,11 @@ impl Forest {
         let member = Arc::new(Member { number, tree, counters, marks });
         let mut state = self.state.write();
         let current = state.entries.get(&number).filter(|now| now.root == entry.root);
-        if current.is_none_or(|now| now.kind != TreeKind::Head) {
+        let Some(current) = current.filter(|now| now.kind == TreeKind::Head) else {
             return Err(Error::NoTree(number));
-        }
+        };
+        // A fork of the tree, or the end of its point, has changed the marks since then.
+        member.marks.set(current.births_below, current.nodes_below);
         // A cut since then has begun another generation.
         while member.tree.generation() < state.generation {
             drop(member.tree.freeze());

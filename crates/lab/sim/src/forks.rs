@@ -261,7 +261,7 @@ fn take(fs: &FileSystem, step: Step) -> Result<(), Error> {
 }
 
 fn judge(medium: MemDevice, setup: &Setup, before: &Model, after: &Model, far: bool) -> Result<(), String> {
-    rig::fsck_but_lost_nodes(medium.fork())?;
+    rig::fsck(medium.fork())?;
     let device = Arc::new(SimDevice::new(medium));
     let fs = rig::open(&device, &Arc::new(ManualClock::default()), setup)?;
     let found = read(&fs)?;
@@ -297,7 +297,7 @@ fn judge(medium: MemDevice, setup: &Setup, before: &Model, after: &Model, far: b
         return Err(format!("after the recovery: {found:?} instead of {expected:?}"));
     }
     fs.close().map_err(said)?;
-    rig::fsck_but_lost_nodes(device.view())
+    rig::fsck(device.view())
 }
 
 /// The stamps of the sectors of each block, each once, of each file of each tree.

@@ -202,15 +202,6 @@ pub fn fsck(device: MemDevice) -> Result<(), String> {
     if report.is_clean() { Ok(()) } else { Err(format!("fsck: {report}")) }
 }
 
-/// [`fsck`], which allows tree nodes that are marked as owned and that nothing owns: the known
-/// defect of docs/rfcs/0028, "Open". Every other finding is an error.
-pub fn fsck_but_lost_nodes(device: MemDevice) -> Result<(), String> {
-    let options = CheckOptions { replay: Some(Arc::new(ByMounting)), data: true, ..CheckOptions::default() };
-    let report = kedge_fsck::check(unlocked(Arc::new(device))?, &options);
-    let lost = report.count(kedge_fsck::FindingKind::BlocksLeaked);
-    if report.errors + report.warnings == lost { Ok(()) } else { Err(format!("fsck: {report}")) }
-}
-
 impl Rig {
     pub fn new(setup: Setup) -> Result<Rig, String> {
         let device = Arc::new(SimDevice::new(setup.format()?));
