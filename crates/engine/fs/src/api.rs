@@ -69,12 +69,16 @@ impl FileSystem {
         self.fs.set_cache_size(bytes);
     }
 
-    /// Makes everything durable, writes the last checkpoint and ends. Later calls fail. Nameless
-    /// inodes that are still pinned are deleted by the next open.
+    /// Makes everything durable, writes the last checkpoint and ends. Changes of other threads that
+    /// come meanwhile wait and fail, as later calls do. Nameless inodes that are still pinned are
+    /// deleted by the next open.
     ///
     /// File data that could not be written to any place, after retries, is lost. The call then
     /// returns [`Error::DataLost`], the image records the loss until a repair, and everything else
     /// is durable and closed.
+    ///
+    /// # Errors
+    /// EBUSY, and nothing is closed: the calling thread holds a [`Pass`].
     pub fn close(&self) -> Result<()> {
         self.fs.close()
     }

@@ -13,14 +13,14 @@ use crate::durability::writeback::Writeback;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::format::name_other;
-use crate::gate::Phase;
+use crate::gate::{Door, Gate, Phase};
 use crate::names::Names;
 use crate::options::{DirtyTracking, MountOptions};
 use crate::switches::Switches;
 use kedge_base::Clock;
 use kedge_base::broken::{self, Variant};
 use kedge_device::Device;
-use kedge_store::{CheckpointClient, OpenOptions, Store};
+use kedge_store::{CheckpointClient, ForceCause, OpenOptions, Store};
 use std::sync::{Arc, Weak};
 
 /// The parts of a file system; each uses only those before it.
@@ -39,6 +39,15 @@ pub(crate) struct Membership(pub Arc<Fs>);
 impl Drop for Membership {
     fn drop(&mut self) {
         self.0.writeback.leave_flushers();
+    }
+}
+
+/// Opens the gate, also after a panic.
+struct OpenOnDrop<'a>(&'a Gate);
+
+impl Drop for OpenOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.open();
     }
 }
 
@@ -182,8 +191,14 @@ impl Fs {
     }
 
     /// Makes everything durable, writes the last checkpoint and ends.
+    ///
+    /// The last sync begins when no change is inside the gate, so it includes every change that
+    /// succeeded. Changes that come later wait, and fail when the gate opens.
     pub(crate) fn close(&self) -> Result<()> {
         let gate = self.engine.gate();
+        if gate.has_entered() {
+            return Err(Error::Busy("a change of this thread is under way"));
+        }
         self.engine.store().end_waits();
         let _single = gate.single();
         if self.engine.is_closed() {
@@ -192,10 +207,16 @@ impl Fs {
         if gate.phase() == Phase::Frozen {
             return self.close_frozen();
         }
-        let synced = self.syncer.sync_for_close();
-        if !self.engine.set_closed() {
-            return Ok(());
+        // Most of the work, while changes continue. Data that this cannot write stays dirty, so the
+        // last sync retries it, and returns its error.
+        if let Err(e) = self.syncer.sync(ForceCause::Close) {
+            tracing::warn!("the first sync of a close: {e}");
         }
+        gate.shut(Door::Change);
+        let open = OpenOnDrop(gate);
+        let synced = self.syncer.sync_for_close();
+        self.engine.set_closed();
+        drop(open);
         self.writeback.leave_flushers();
         let lost = self.writeback.lost_data();
         let store = self.engine.store();
