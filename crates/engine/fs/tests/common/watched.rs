@@ -1,4 +1,4 @@
-//! A device that calls a hook before each of its writes.
+//! A device that calls a hook before each of its reads and writes.
 
 use kedge_base::{IoBuf, Result};
 use kedge_device::{CompletionSink, Device, DeviceStats, Geometry, Op, Request};
@@ -9,7 +9,10 @@ pub trait Watch: Send + Sync + 'static {
     fn device(&self) -> &dyn Device;
 
     /// Called before a write begins. For a batch, called once for each kind of write in it.
-    fn before_write(&self, fua: bool);
+    fn before_write(&self, _fua: bool) {}
+
+    /// Called before a read at `offset` begins.
+    fn before_read(&self, _offset: u64) {}
 }
 
 /// Everything else goes straight to the device below.
@@ -38,6 +41,7 @@ impl<W: Watch> Device for Watched<W> {
     }
 
     fn read(&self, offset: u64, buf: &mut IoBuf) -> Result<()> {
+        self.before_read(offset);
         self.device().read(offset, buf)
     }
 
