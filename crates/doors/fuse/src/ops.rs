@@ -5,6 +5,7 @@ use kedgefs::{
     Attr, DirEntry, FallocateMode, FileFlags, FileSystem, Ino, Limit, Owner, RenameMode, Result, SeekKind,
     SetAttr, SetLimit, StatFs, Thawed, TreeInfo, TreeSpace, WriteMode, XattrMode,
 };
+use std::time::Duration;
 
 /// Completes an operation that continued in the background.
 pub type Done = Box<dyn FnOnce(Result<()>) + Send>;
@@ -141,12 +142,41 @@ pub trait Ops: Send + Sync + 'static {
     }
 }
 
+/// The longest wait for the room of removed files.
+const ROOM_WAIT: Duration = Duration::from_millis(100);
+
+/// Makes a change again that failed for lack of room, while removed files are being deleted.
+///
+/// A file is deleted when the kernel forgets it. The kernel sends FORGET before unlink(2) returns,
+/// but delivers it after requests that came later, so that `rm old; cp new .` would fail on a full
+/// file system. Another worker receives the FORGET while this one waits. If a removed file stays
+/// open, changes wait in vain: the first this long, later ones a tenth.
+fn with_room<T>(fs: &FileSystem, change: impl Fn() -> Result<T>) -> Result<T> {
+    loop {
+        let before = fs.deletions();
+        match change() {
+            Err(e)
+                if matches!(e.errno(), libc::ENOSPC | libc::EDQUOT)
+                    && fs.wait_for_deletion(before, ROOM_WAIT) => {}
+            result => return result,
+        }
+    }
+}
+
 /// Writes the delegating implementation: `name(argument: type, ...) -> result;` for each method.
+/// Those in the second block are called through [`with_room`].
 macro_rules! delegate {
-    ($($name:ident($($arg:ident: $ty:ty),*) $(-> $result:ty)?;)*) => {
+    (
+        { $($name:ident($($arg:ident: $ty:ty),*) $(-> $result:ty)?;)* }
+        with room { $($change:ident($($part:ident: $kind:ty),*) -> $changed:ty;)* }
+    ) => {
         impl Ops for FileSystem {
             $(fn $name(&self, $($arg: $ty),*) $(-> $result)? {
                 FileSystem::$name(self, $($arg),*)
+            })*
+
+            $(fn $change(&self, $($part: $kind),*) -> $changed {
+                with_room(self, || FileSystem::$change(self, $($part),*))
             })*
 
             fn cache_size(&self) -> u64 {
@@ -163,55 +193,59 @@ macro_rules! delegate {
 }
 
 delegate! {
-    lookup(dir: Ino, name: &[u8]) -> Result<Attr>;
-    getattr(ino: Ino) -> Result<Attr>;
-    setattr(ino: Ino, set: &SetAttr) -> Result<Attr>;
-    set_flags(ino: Ino, flags: FileFlags) -> Result<()>;
-    create(dir: Ino, name: &[u8], mode: u32, owner: Owner) -> Result<Attr>;
-    mkdir(dir: Ino, name: &[u8], mode: u32, owner: Owner) -> Result<Attr>;
-    mknod(dir: Ino, name: &[u8], mode: u32, rdev: u64, owner: Owner) -> Result<Attr>;
-    symlink(dir: Ino, name: &[u8], target: &[u8], owner: Owner) -> Result<Attr>;
-    readlink(ino: Ino) -> Result<Vec<u8>>;
-    tmpfile(dir: Ino, mode: u32, owner: Owner) -> Result<Attr>;
-    link(ino: Ino, dir: Ino, name: &[u8]) -> Result<Attr>;
-    unlink(dir: Ino, name: &[u8]) -> Result<()>;
-    rmdir(dir: Ino, name: &[u8]) -> Result<()>;
-    rename(dir: Ino, name: &[u8], new_dir: Ino, new_name: &[u8], mode: RenameMode) -> Result<()>;
-    readdir(dir: Ino, cookie: u64, visit: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()>;
-    read_uncached(ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize>;
-    write_with(ino: Ino, offset: u64, data: &[u8], mode: WriteMode) -> Result<usize>;
-    fallocate(ino: Ino, mode: FallocateMode, offset: u64, len: u64) -> Result<()>;
-    seek(ino: Ino, offset: u64, kind: SeekKind) -> Result<u64>;
-    fsync_async(ino: Ino, datasync: bool, done: Done);
-    sync() -> Result<()>;
-    sync_async(done: Done);
-    getxattr(ino: Ino, name: &[u8]) -> Result<Vec<u8>>;
-    setxattr(ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()>;
-    list_xattrs(ino: Ino, visit: &mut dyn FnMut(&[u8]) -> bool) -> Result<()>;
-    removexattr(ino: Ino, name: &[u8]) -> Result<()>;
-    pin(ino: Ino) -> Result<()>;
-    unpin(ino: Ino, count: u64);
-    statfs() -> StatFs;
-    statfs_at(ino: Ino) -> Result<StatFs>;
-    set_limit(dir: Ino, change: SetLimit) -> Result<Limit>;
-    limit_of(ino: Ino) -> Result<Option<Limit>>;
-    limits() -> Vec<Limit>;
-    has_acls() -> bool;
-    has_immutable() -> bool;
-    shutdown(flush: bool) -> Result<()>;
-    trim(offset: u64, len: u64, min_len: u64) -> Result<u64>;
-    resize(bytes: Option<u64>) -> Result<u64>;
-    fork(source: Ino, dir: Ino, name: &[u8], read_only: bool) -> Result<Attr>;
-    delete_tree(dir: Ino, name: &[u8]) -> Result<()>;
-    roll_back(source: Ino, dir: Ino, name: &[u8]) -> Result<Attr>;
-    commit_tree(fork: Ino, dir: Ino, name: &[u8], force: bool) -> Result<()>;
-    tree_named(dir: Ino, name: &[u8]) -> Option<Ino>;
-    trees() -> Vec<TreeInfo>;
-    tree_space(root: Ino) -> Result<TreeSpace>;
-    path_of(dir: Ino) -> Result<Vec<u8>>;
-    stats_json() -> String;
-    info_json() -> String;
-    set_options(list: &str) -> Result<()>;
-    freeze() -> Result<()>;
-    thaw() -> Result<()>;
+    {
+        lookup(dir: Ino, name: &[u8]) -> Result<Attr>;
+        getattr(ino: Ino) -> Result<Attr>;
+        set_flags(ino: Ino, flags: FileFlags) -> Result<()>;
+        readlink(ino: Ino) -> Result<Vec<u8>>;
+        unlink(dir: Ino, name: &[u8]) -> Result<()>;
+        rmdir(dir: Ino, name: &[u8]) -> Result<()>;
+        readdir(dir: Ino, cookie: u64, visit: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()>;
+        read_uncached(ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize>;
+        seek(ino: Ino, offset: u64, kind: SeekKind) -> Result<u64>;
+        fsync_async(ino: Ino, datasync: bool, done: Done);
+        sync() -> Result<()>;
+        sync_async(done: Done);
+        getxattr(ino: Ino, name: &[u8]) -> Result<Vec<u8>>;
+        list_xattrs(ino: Ino, visit: &mut dyn FnMut(&[u8]) -> bool) -> Result<()>;
+        removexattr(ino: Ino, name: &[u8]) -> Result<()>;
+        pin(ino: Ino) -> Result<()>;
+        unpin(ino: Ino, count: u64);
+        statfs() -> StatFs;
+        statfs_at(ino: Ino) -> Result<StatFs>;
+        set_limit(dir: Ino, change: SetLimit) -> Result<Limit>;
+        limit_of(ino: Ino) -> Result<Option<Limit>>;
+        limits() -> Vec<Limit>;
+        has_acls() -> bool;
+        has_immutable() -> bool;
+        shutdown(flush: bool) -> Result<()>;
+        trim(offset: u64, len: u64, min_len: u64) -> Result<u64>;
+        resize(bytes: Option<u64>) -> Result<u64>;
+        fork(source: Ino, dir: Ino, name: &[u8], read_only: bool) -> Result<Attr>;
+        delete_tree(dir: Ino, name: &[u8]) -> Result<()>;
+        roll_back(source: Ino, dir: Ino, name: &[u8]) -> Result<Attr>;
+        commit_tree(fork: Ino, dir: Ino, name: &[u8], force: bool) -> Result<()>;
+        tree_named(dir: Ino, name: &[u8]) -> Option<Ino>;
+        trees() -> Vec<TreeInfo>;
+        tree_space(root: Ino) -> Result<TreeSpace>;
+        path_of(dir: Ino) -> Result<Vec<u8>>;
+        stats_json() -> String;
+        info_json() -> String;
+        set_options(list: &str) -> Result<()>;
+        freeze() -> Result<()>;
+        thaw() -> Result<()>;
+    }
+    with room {
+        setattr(ino: Ino, set: &SetAttr) -> Result<Attr>;
+        create(dir: Ino, name: &[u8], mode: u32, owner: Owner) -> Result<Attr>;
+        mkdir(dir: Ino, name: &[u8], mode: u32, owner: Owner) -> Result<Attr>;
+        mknod(dir: Ino, name: &[u8], mode: u32, rdev: u64, owner: Owner) -> Result<Attr>;
+        symlink(dir: Ino, name: &[u8], target: &[u8], owner: Owner) -> Result<Attr>;
+        tmpfile(dir: Ino, mode: u32, owner: Owner) -> Result<Attr>;
+        link(ino: Ino, dir: Ino, name: &[u8]) -> Result<Attr>;
+        rename(dir: Ino, name: &[u8], new_dir: Ino, new_name: &[u8], mode: RenameMode) -> Result<()>;
+        write_with(ino: Ino, offset: u64, data: &[u8], mode: WriteMode) -> Result<usize>;
+        fallocate(ino: Ino, mode: FallocateMode, offset: u64, len: u64) -> Result<()>;
+        setxattr(ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()>;
+    }
 }

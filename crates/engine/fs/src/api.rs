@@ -575,6 +575,20 @@ impl FileSystem {
         self.fs.limits()
     }
 
+    /// The number of inodes deleted so far whose last name had been removed while they were
+    /// pinned.
+    pub fn deletions(&self) -> u64 {
+        self.fs.files().orphans().removed()
+    }
+
+    /// Waits until [`FileSystem::deletions`] is larger than `since`, at most `limit`. Returns
+    /// whether it is. For a server whose pins are released by another party soon after a removal:
+    /// a change that failed for lack of room may then succeed. Returns at once if no nameless
+    /// inode is pinned. After a wait in vain, until the next removal, the limit is a tenth.
+    pub fn wait_for_deletion(&self, since: u64, limit: std::time::Duration) -> bool {
+        self.fs.files().orphans().wait_for_removal(since, limit)
+    }
+
     /// Stops at once (FS_IOC_SHUTDOWN): later changes and fsyncs fail with EIO. With `flush` the
     /// log is forced first.
     pub fn shutdown(&self, flush: bool) -> Result<()> {

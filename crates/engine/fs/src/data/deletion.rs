@@ -87,6 +87,11 @@ impl Files {
         drop(meta);
         let gone = self.delete_step(&mut handle, &inode, max)?;
         self.forget_pages(&inode, 0, u64::MAX);
+        if gone {
+            // Now that its pages have returned what was promised for them: a thread may wait for
+            // that room.
+            self.orphans.remove(ino);
+        }
         Ok(gone)
     }
 
@@ -145,7 +150,6 @@ impl Files {
         self.writeback.unlist(ino, &mut c.meta);
         drop(changes);
         self.inodes.remove(ino);
-        self.orphans.remove(ino);
         Ok(true)
     }
 

@@ -1,8 +1,10 @@
 //! Inodes without a name that are pinned: the last pin deletes them.
 
 use kedge_base::Ino;
-use kedge_base::lock::{Mutex, Rank};
+use kedge_base::lock::{Condvar, Mutex, Rank};
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::time::Duration;
 
 /// Whether a nameless inode may get a name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -13,37 +15,76 @@ pub(crate) enum Named {
     Later,
 }
 
+#[derive(Default)]
+struct Listed {
+    inodes: BTreeMap<Ino, Named>,
+    /// The inodes that were ever listed.
+    added: u64,
+    /// `added` when a wait for a deletion ended without one.
+    waited: Option<u64>,
+}
+
 /// The nameless inodes of a file system; see the module's head.
 pub(crate) struct Orphans {
-    listed: Mutex<BTreeMap<Ino, Named>>,
-    /// Those whose last pin is gone, until somebody deletes them.
+    listed: Mutex<Listed>,
+    /// Those whose last pin is gone, until a thread deletes them.
     unpinned: Mutex<Vec<Ino>>,
+    /// The inodes that have left the list.
+    removed: AtomicU64,
+    /// Signalled when an inode leaves the list.
+    left: Condvar,
 }
 
 impl Orphans {
     pub(crate) fn new() -> Orphans {
         Orphans {
-            listed: Mutex::new(Rank::Leaf, BTreeMap::new()),
+            listed: Mutex::new(Rank::Leaf, Listed::default()),
             unpinned: Mutex::new(Rank::Leaf, Vec::new()),
+            removed: AtomicU64::new(0),
+            left: Condvar::new(),
         }
     }
 
     pub(crate) fn add(&self, ino: Ino, named: Named) {
-        self.listed.lock().insert(ino, named);
+        let mut listed = self.listed.lock();
+        listed.added += u64::from(listed.inodes.insert(ino, named).is_none());
     }
 
     pub(crate) fn remove(&self, ino: Ino) {
-        self.listed.lock().remove(&ino);
+        if self.listed.lock().inodes.remove(&ino).is_some() {
+            self.removed.fetch_add(1, SeqCst);
+            self.left.notify_all();
+        }
+    }
+
+    /// The inodes that have left the list so far.
+    pub(crate) fn removed(&self) -> u64 {
+        self.removed.load(SeqCst)
+    }
+
+    /// Waits until more than `since` inodes have left the list, at most `limit`. Returns whether
+    /// they have. Does not wait if the list is empty. If a wait was in vain and no inode has been
+    /// listed since, those on the list are in use, and a wait is limited to a tenth.
+    pub(crate) fn wait_for_removal(&self, since: u64, limit: Duration) -> bool {
+        let mut listed = self.listed.lock();
+        while self.removed() <= since && !listed.inodes.is_empty() {
+            let again = listed.waited == Some(listed.added);
+            if self.left.wait_for(&mut listed, if again { limit / 10 } else { limit }) {
+                listed.waited = Some(listed.added);
+                break;
+            }
+        }
+        self.removed() > since
     }
 
     /// Forgets the inodes for which `gone` holds: their tree is deleted as a whole.
     pub(crate) fn forget(&self, gone: impl Fn(Ino) -> bool) {
-        self.listed.lock().retain(|ino, _| !gone(*ino));
+        self.listed.lock().inodes.retain(|ino, _| !gone(*ino));
         self.unpinned.lock().retain(|ino| !gone(*ino));
     }
 
     pub(crate) fn contains(&self, ino: Ino) -> bool {
-        self.listed.lock().contains_key(&ino)
+        self.listed.lock().inodes.contains_key(&ino)
     }
 
     /// Lists an inode that has lost its last pin, for deletion.
@@ -56,11 +97,11 @@ impl Orphans {
     }
 
     pub(crate) fn may_get_name(&self, ino: Ino) -> bool {
-        self.listed.lock().get(&ino) == Some(&Named::Later)
+        self.listed.lock().inodes.get(&ino) == Some(&Named::Later)
     }
 
     #[cfg(test)]
     pub(crate) fn is_empty(&self) -> bool {
-        self.listed.lock().is_empty()
+        self.listed.lock().inodes.is_empty()
     }
 }
