@@ -305,6 +305,20 @@ fn an_image_without_checksums_has_no_such_flag() {
     assert!(matches!(e, Error::NotSupported(_)), "{e}");
 }
 
+/// Appends until there is no room.
+fn append_until_full(fs: &FileSystem, ino: Ino, shall: &mut Vec<u8>, rng: &mut SmallRng) {
+    loop {
+        let more = noise(rng, 16 * BLOCK_SIZE);
+        match fs.write(ino, shall.len() as u64, &more) {
+            Ok(n) => shall.extend_from_slice(&more[..n]),
+            Err(e) => {
+                assert_eq!(e.errno(), kedge_base::errno::ENOSPC, "{e}");
+                break;
+            }
+        }
+    }
+}
+
 /// Overwriting needs a free block for each that is overwritten: a full image refuses it at
 /// write(2), and loses nothing.
 #[test]
@@ -316,16 +330,14 @@ fn a_full_image_refuses_to_overwrite_and_keeps_its_data() {
     let spare = fs.create(Ino::ROOT, b"spare", 0o644, OWNER).unwrap().ino;
     fs.write(spare, 0, &noise(&mut rng, 256 * BLOCK_SIZE)).unwrap();
     let mut shall = Vec::new();
-    loop {
-        let more = noise(&mut rng, 16 * BLOCK_SIZE);
-        match fs.write(ino, shall.len() as u64, &more) {
-            Ok(n) => shall.extend_from_slice(&more[..n]),
-            Err(e) => {
-                assert_eq!(e.errno(), kedge_base::errno::ENOSPC, "{e}");
-                break;
-            }
-        }
+    // A checkpoint makes room of nodes that were given up.
+    for _ in 0..4 {
+        append_until_full(&fs, ino, &mut shall, &mut rng);
+        fs.checkpoint().unwrap();
     }
+    append_until_full(&fs, ino, &mut shall, &mut rng);
+    let refused = fs.write(ino, 0, b"another").unwrap_err();
+    assert_eq!(refused.errno(), kedge_base::errno::ENOSPC, "{refused}");
     fs.sync().unwrap();
     // Some room, of which the tree needs a part too.
     fs.unlink(Ino::ROOT, b"spare").unwrap();
