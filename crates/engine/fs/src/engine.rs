@@ -3,9 +3,9 @@
 use crate::claim::Claim;
 use crate::error::{Error, Result};
 use crate::gate::{Gate, Phase, Working};
-use crate::options::MountOptions;
+use crate::policy::options::MountOptions;
+use crate::policy::switches::{Live, Switches};
 use crate::stats::FsStats;
-use crate::switches::{Live, Switches};
 use kedge_base::lock::{Mutex, Rank};
 use kedge_base::{Clock, Timespec};
 use kedge_store::{Class, Handle, Need, Store};

@@ -2,7 +2,7 @@
 
 use crate::claim::Claim;
 use crate::error::Result;
-use crate::options::FormatOptions;
+use crate::policy::options::FormatOptions;
 use crate::types::FormatSummary;
 use kedge_base::{BLOCK_SIZE, Clock, CorruptKind, Error as Engine, IoBuf};
 use kedge_device::Device;

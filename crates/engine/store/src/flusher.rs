@@ -4,7 +4,7 @@
 //! sequence number. A request is served by the first flush that started after its write had
 //! completed. One flush runs at a time; requests that arrive meanwhile share the next one.
 
-use crate::gate::Gate;
+use crate::guard::EpochGuard;
 use kedge_base::lock::{Condvar, Mutex, Rank};
 use kedge_base::{Counter, Error, Result, without_panic};
 use kedge_device::Device;
@@ -100,15 +100,16 @@ impl Flusher {
 
 /// The conditions that a log write must wait for.
 pub(crate) struct LogBarrier {
-    pub gate: Arc<Gate>,
+    pub guard: Arc<EpochGuard>,
     pub flusher: Arc<Flusher>,
 }
 
 impl Barrier for LogBarrier {
-    /// First waits for the running commits. They leave the gate when their record is applied, or
-    /// when they have shut the log down because it could not be applied. Then flushes the data.
+    /// First waits for the running commits. They leave the epoch guard when their record is
+    /// applied, or when they have shut the log down because it could not be applied. Then flushes
+    /// the data.
     fn barrier(&self) -> Result<()> {
-        self.gate.wait_for_those_inside();
+        self.guard.wait_for_those_inside();
         self.flusher.flush(self.flusher.newest())
     }
 }

@@ -254,7 +254,7 @@ impl Handle<'_> {
         // wait for IO. A tree that is entirely in memory needs no pins. If its first eviction
         // happens at this moment, this one operation waits for a read inside the guard.
         let _pins = if store.forest.is_in_memory() { None } else { Some(store.forest.pin(&keys)?) };
-        let gate = store.gate.enter();
+        let guard = store.guard.enter();
         store.check_alive()?;
         let mut poison = Poison(Some(store));
         let left = self.log.bytes_left() - bytes.len() as u64;
@@ -268,8 +268,8 @@ impl Handle<'_> {
             spent: &spent,
             replay: false,
         };
-        // The gate is still held, so no log write takes the record before it is applied or the log
-        // is shut down.
+        // The epoch guard is still held, so no log write takes the record before it is applied or
+        // the log is shut down.
         let pieces = apply::apply(&target, lsn, &decoded.edits).inspect_err(|e| store.shutdown(e))?;
         let promised = pieces.max(0) as u64 * PROMISE_PER_PIECE;
         if pieces != 0 {
@@ -278,7 +278,7 @@ impl Handle<'_> {
         }
         poison.0 = None;
         drop(poison);
-        drop(gate);
+        drop(guard);
         let taken = nodes_taken() - taken_before;
         debug_assert!(promised <= left, "{pieces} pieces, {left} bytes are left for them: {:?}", self.need);
         debug_assert!(taken <= self.nodes.slots(), "{taken} nodes, {:?} of {:?}", self.nodes, self.need);

@@ -25,7 +25,7 @@
 //!
 //! # Files
 //! A file uses only those before it:
-//! 1. parts: `gate`, `flusher`, `residents`, `space` (a tree's blocks), `slots`, `need`,
+//! 1. parts: `flusher`, `guard`, `residents`, `space` (a tree's blocks), `slots`, `need`,
 //!    `counters`, `limits` (of directory trees), `forest` (the trees of an image), `apply`;
 //! 2. the state of checkpoints and what they write: `checkpoint::{cause, control, requests, cut,
 //!    write}`;
@@ -45,7 +45,7 @@ mod discard;
 mod flusher;
 mod forest;
 mod format;
-mod gate;
+mod guard;
 mod handle;
 mod limited;
 mod limits;

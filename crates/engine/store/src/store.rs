@@ -4,7 +4,7 @@ use crate::checkpoint::control::{CheckpointClient, Control};
 use crate::checkpoint::requests::Requests;
 use crate::flusher::{Flusher, WriteSeq};
 use crate::forest::Forest;
-use crate::gate::Gate;
+use crate::guard::EpochGuard;
 use crate::residents::{ResidentRange, Residents};
 use crate::stats::{ReplaySummary, StoreStats};
 use kedge_alloc::Alloc;
@@ -30,7 +30,7 @@ pub struct Store {
     pub(crate) log: Arc<Log>,
     pub(crate) flusher: Arc<Flusher>,
     /// The epoch guard.
-    pub(crate) gate: Arc<Gate>,
+    pub(crate) guard: Arc<EpochGuard>,
     pub(crate) residents: Residents,
     /// Generation in which the tree changes now: that of the last cut plus one.
     pub(crate) generation: Arc<AtomicU64>,

@@ -3,7 +3,7 @@
 
 use crate::cache::inodes::Inodes;
 use crate::cache::pages::Delta;
-use crate::cache::shared_budget::{SharedBudget, pressure};
+use crate::policy::shared_budget::{SharedBudget, pressure};
 use kedge_base::lock::{Mutex, Rank};
 use kedge_base::{BLOCK_SIZE, Ino};
 use std::collections::VecDeque;

@@ -8,5 +8,4 @@ pub(crate) mod commit;
 pub(crate) mod inode;
 pub(crate) mod inodes;
 pub(crate) mod pages;
-pub(crate) mod shared_budget;
 pub(crate) mod table;

@@ -8,13 +8,20 @@
 
 use crate::cache::inode::Inode;
 use crate::cache::table::Watch;
-use crate::durability::order::WritebackOrder;
-use crate::durability::tracking::{DirtyHandle, DirtySet};
+use crate::policy::dirty_set::{DirtyHandle, DirtySet, Placed};
+use crate::policy::order::WritebackOrder;
 use kedge_base::lock::{Mutex, Rank};
-use kedge_base::{Counter, Ino};
+use kedge_base::{BlockNo, Counter, Ino};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
+
+impl Placed for Inode {
+    /// Does not wait for the inode's lock.
+    fn location(&self) -> Option<u64> {
+        self.meta.try_lock_unranked().and_then(|meta| meta.goal).map(|BlockNo(block)| block)
+    }
+}
 
 /// The two lists of a file system; see the module's head.
 pub(crate) struct DirtyList {
@@ -36,7 +43,7 @@ impl DirtyList {
     }
 
     pub(crate) fn add(&self, inode: Arc<Inode>, since: Duration) {
-        self.set.add(DirtyHandle::new(inode, since));
+        self.set.add(DirtyHandle::new(inode.ino, since, inode));
     }
 
     pub(crate) fn remove(&self, ino: Ino) {

@@ -5,10 +5,8 @@
 
 pub(crate) mod dirty;
 pub(crate) mod flushers;
-pub(crate) mod order;
 pub(crate) mod rules;
 pub(crate) mod shared;
 pub(crate) mod slow;
 pub(crate) mod sync;
-pub(crate) mod tracking;
 pub(crate) mod writeback;

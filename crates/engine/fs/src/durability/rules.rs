@@ -16,7 +16,7 @@
 //!
 //! The old rule of Btrfs about new names is in `names::new_name`.
 
-use crate::options::FdatasyncRule;
+use crate::policy::options::FdatasyncRule;
 
 impl FdatasyncRule {
     /// Whether a call waits for everything that was logged of the inode, time stamps included.

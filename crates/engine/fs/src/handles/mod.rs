@@ -15,7 +15,7 @@ pub use file::{File, OpenOptions};
 
 use crate::api::FileSystem;
 use crate::error::Result;
-use crate::options::{FormatOptions, MountOptions};
+use crate::policy::options::{FormatOptions, MountOptions};
 use crate::types::Owner;
 use kedge_base::{Ino, SystemClock};
 use kedge_device::{Device, FileDevice, MemDevice};

@@ -35,7 +35,7 @@ use super::Names;
 use super::rename::Side;
 use crate::cache::inode::Inode;
 use crate::error::Result;
-use crate::options::NewName;
+use crate::policy::options::NewName;
 use crate::types::RenameMode;
 use kedge_base::{Ino, Lsn};
 use kedge_store::{CheckpointCause, ForceCause};

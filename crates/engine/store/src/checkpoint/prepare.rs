@@ -42,14 +42,14 @@ impl Store {
 
     /// Freezes the state between two commits.
     pub(super) fn cut(&self, kind: Kind<'_>) -> Result<Cut> {
-        let mut gate = self.gate.close();
+        let mut inside = self.guard.close();
         let started = self.clock.monotonic();
         let lsn = self.log.seal();
         if broken::is(Variant::CutNotExact) {
             // Broken on purpose: the tree gets records from above the cut.
-            drop(gate);
+            drop(inside);
             self.clock.sleep(Duration::from_millis(2));
-            gate = self.gate.close();
+            inside = self.guard.close();
         }
         if let Kind::Grow(new) = kind {
             self.alloc.grow(new);
@@ -67,7 +67,7 @@ impl Store {
         let cut = Cut::take(&self.forest, &self.alloc, changes, &self.generation, lsn, tail)?;
         let now = self.clock.monotonic();
         self.stats.cut_ns.record(now.saturating_sub(started).as_nanos() as u64);
-        drop(gate);
+        drop(inside);
         let last = self.checkpoint.cut_at.swap(now.as_nanos() as u64, Ordering::Relaxed);
         self.stats.running_ns.record((now.as_nanos() as u64).saturating_sub(last));
         Ok(cut)

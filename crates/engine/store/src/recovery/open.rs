@@ -6,7 +6,7 @@ use crate::checkpoint::cut::Cut;
 use crate::checkpoint::requests::Requests;
 use crate::checkpoint::write::{FULL, write_checkpoint};
 use crate::flusher::{Flusher, LogBarrier};
-use crate::gate::Gate;
+use crate::guard::EpochGuard;
 use crate::slots::{read_superblock, refresh_copies};
 use crate::stats::StoreStats;
 use crate::store::Store;
@@ -85,12 +85,12 @@ impl Recovery {
 
     fn into_store(self, head: Lsn, read_only: bool, options: &OpenOptions) -> Result<Arc<Store>> {
         let flusher = Arc::new(Flusher::new(self.device.clone()));
-        let gate = Arc::new(Gate::new());
+        let guard = Arc::new(EpochGuard::new());
         let g = &self.sb.geometry;
         let log = Log::new(
             self.device.clone(),
             self.clock.clone(),
-            Arc::new(LogBarrier { gate: gate.clone(), flusher: flusher.clone() }),
+            Arc::new(LogBarrier { guard: guard.clone(), flusher: flusher.clone() }),
             LogConfig {
                 key: g.log_key(),
                 epoch: self.epoch(),
@@ -105,7 +105,7 @@ impl Recovery {
         let requests = Arc::new(Requests::new());
         let epoch = self.epoch();
         let store = Arc::new(Store {
-            epoch,
+            guard,
             device: self.device,
             clock: self.clock,
             geometry: self.sb.geometry,
@@ -114,7 +114,7 @@ impl Recovery {
             alloc: self.alloc,
             log,
             flusher,
-            gate,
+            epoch,
             residents: self.residents,
             generation: self.generation,
             checkpoint: Control::new(options.async_checkpoint.unwrap_or(0) as u32),

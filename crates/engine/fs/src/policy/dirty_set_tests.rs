@@ -1,5 +1,5 @@
 use super::*;
-use crate::durability::order::{ByLocation, OldestFirst};
+use crate::policy::order::{ByLocation, OldestFirst};
 
 fn sorted(order: &dyn WritebackOrder) -> Vec<u64> {
     let mut inodes: Vec<DirtyInode> = [(3, 5, Some(10)), (1, 7, None), (2, 6, Some(4))]

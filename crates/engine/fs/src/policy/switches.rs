@@ -4,9 +4,9 @@
 //! Every value of every switch is safe: they trade speed, never durability. They differ in which
 //! threads wait, and when.
 
-use crate::durability::order::WritebackOrder;
 use crate::error::{Error, Result};
-use crate::options::{FdatasyncRule, MountOptions, NewName, OrderWord};
+use crate::policy::options::{FdatasyncRule, MountOptions, NewName, OrderWord};
+use crate::policy::order::WritebackOrder;
 use kedge_base::Error as Engine;
 use kedge_base::lock::{Mutex, Rank};
 use std::str::FromStr;

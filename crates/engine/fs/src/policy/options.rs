@@ -1,9 +1,9 @@
 //! Options of format and mount, and the words of options that are a choice.
 
-use crate::cache::shared_budget::SharedBudget;
-use crate::durability::order::{ByLocation, OldestFirst, WritebackOrder};
-use crate::durability::tracking::DirtySet;
 use crate::error::{Error, Result};
+use crate::policy::dirty_set::DirtySet;
+use crate::policy::order::{ByLocation, OldestFirst, WritebackOrder};
+use crate::policy::shared_budget::SharedBudget;
 use crate::types::Owner;
 use kedge_base::Error as Engine;
 use kedge_store::TreeLock;

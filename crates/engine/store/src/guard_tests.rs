@@ -11,14 +11,14 @@ struct Pair(AtomicU64, AtomicU64);
 
 #[test]
 fn nobody_is_inside_while_it_is_closed() {
-    let shared = Arc::new((Gate::new(), Pair::default()));
+    let shared = Arc::new((EpochGuard::new(), Pair::default()));
     let inside: Vec<_> = (0..2 * STRIPES)
         .map(|_| {
             let shared = shared.clone();
             let body = move || {
-                let (gate, pair) = &*shared;
+                let (guard, pair) = &*shared;
                 for _ in 0..500 {
-                    let _pass = gate.enter();
+                    let _pass = guard.enter();
                     pair.0.fetch_add(1, Relaxed);
                     std::thread::yield_now();
                     pair.1.fetch_add(1, Relaxed);
@@ -27,10 +27,10 @@ fn nobody_is_inside_while_it_is_closed() {
             spawn_named("inside", body).expect("start a thread")
         })
         .collect();
-    let (gate, pair) = &*shared;
+    let (guard, pair) = &*shared;
     let all = 2 * STRIPES as u64 * 500;
     loop {
-        let _closed = gate.close();
+        let _closed = guard.close();
         let (a, b) = (pair.0.load(Relaxed), pair.1.load(Relaxed));
         assert_eq!(a, b, "somebody is inside");
         if a == all {
@@ -42,14 +42,14 @@ fn nobody_is_inside_while_it_is_closed() {
 
 #[test]
 fn who_was_inside_is_waited_for_and_who_comes_later_is_not() {
-    let gate = Arc::new(Gate::new());
+    let guard = Arc::new(EpochGuard::new());
     let (entered, wait_entered) = std::sync::mpsc::channel();
     let (leave, wait_leave) = std::sync::mpsc::channel::<()>();
     let left = Arc::new(AtomicU64::new(0));
     let inside = {
-        let (gate, left) = (gate.clone(), left.clone());
+        let (guard, left) = (guard.clone(), left.clone());
         let body = move || {
-            let pass = gate.enter();
+            let pass = guard.enter();
             entered.send(()).expect("somebody listens");
             wait_leave.recv().expect("told to leave");
             left.store(1, Relaxed);
@@ -59,9 +59,9 @@ fn who_was_inside_is_waited_for_and_who_comes_later_is_not() {
     };
     wait_entered.recv().expect("it enters");
     let waits = {
-        let (gate, left) = (gate.clone(), left.clone());
+        let (guard, left) = (guard.clone(), left.clone());
         let body = move || {
-            gate.wait_for_those_inside();
+            guard.wait_for_those_inside();
             left.load(Relaxed)
         };
         spawn_named("waits", body).expect("start a thread")
@@ -71,6 +71,6 @@ fn who_was_inside_is_waited_for_and_who_comes_later_is_not() {
     leave.send(()).expect("it listens");
     assert_eq!(waits.join().expect("no panic"), 1, "it has left");
     inside.join().expect("no panic");
-    gate.wait_for_those_inside();
-    drop(gate.enter());
+    guard.wait_for_those_inside();
+    drop(guard.enter());
 }

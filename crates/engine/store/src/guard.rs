@@ -16,11 +16,11 @@ use kedge_base::{STRIPES, stripe};
 struct Lane(RwLock<()>);
 
 /// The epoch guard; see the module's head.
-pub(crate) struct Gate([Lane; STRIPES]);
+pub(crate) struct EpochGuard([Lane; STRIPES]);
 
-impl Gate {
-    pub(crate) fn new() -> Gate {
-        Gate(std::array::from_fn(|i| Lane(RwLock::with_order(Rank::EpochGuard, i as u64, ()))))
+impl EpochGuard {
+    pub(crate) fn new() -> EpochGuard {
+        EpochGuard(std::array::from_fn(|i| Lane(RwLock::with_order(Rank::EpochGuard, i as u64, ()))))
     }
 
     /// Excludes cuts. A thread must not enter twice: a cut that starts in between would wait for
@@ -31,7 +31,7 @@ impl Gate {
 
     /// Returns when all commits that were inside at the call have left. Commits that enter later
     /// are not waited for. A waiting writer of a lane has priority over new readers, so this
-    /// returns however busy the gate is.
+    /// returns however busy the guard is.
     pub(crate) fn wait_for_those_inside(&self) {
         for lane in &self.0 {
             drop(lane.0.write());
@@ -45,5 +45,5 @@ impl Gate {
 }
 
 #[cfg(test)]
-#[path = "gate_tests.rs"]
+#[path = "guard_tests.rs"]
 mod tests;

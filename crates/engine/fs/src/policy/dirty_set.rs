@@ -3,14 +3,20 @@
 //! That is a policy, [`DirtySet`], chosen when the file system is opened: [`OwnSet`], or one that
 //! the program provides ([`crate::MountOptions::dirty_set`]).
 
-use crate::cache::inode::Inode;
-use crate::durability::order::{DirtyInode, WritebackOrder};
+use crate::policy::order::{DirtyInode, WritebackOrder};
+use kedge_base::Ino;
 use kedge_base::lock::{Mutex, Rank};
-use kedge_base::{BlockNo, Ino};
+use std::any::Any;
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
+
+/// The file system's inode in memory, as far as a policy sees it.
+pub(crate) trait Placed: Any + Send + Sync {
+    /// See [`DirtyInode::location`].
+    fn location(&self) -> Option<u64>;
+}
 
 /// A dirty inode, as a [`DirtySet`] keeps it. It holds the inode's memory, which is freed with the
 /// last clone, preferably not under a lock of the set.
@@ -19,12 +25,12 @@ pub struct DirtyHandle {
     ino: Ino,
     since: Duration,
     /// `None` for a handle without a file system.
-    inode: Option<Arc<Inode>>,
+    inode: Option<Arc<dyn Placed>>,
 }
 
 impl DirtyHandle {
-    pub(crate) fn new(inode: Arc<Inode>, since: Duration) -> DirtyHandle {
-        DirtyHandle { ino: inode.ino, since, inode: Some(inode) }
+    pub(crate) fn new(ino: Ino, since: Duration, inode: Arc<dyn Placed>) -> DirtyHandle {
+        DirtyHandle { ino, since, inode: Some(inode) }
     }
 
     /// A handle without a file system, for the tests of a set. A file system that gets it from a
@@ -45,13 +51,14 @@ impl DirtyHandle {
 
     /// The inode with its present place on the device.
     pub fn look(&self) -> DirtyInode {
-        let meta = self.inode.as_ref().and_then(|inode| inode.meta.try_lock_unranked());
-        let location = meta.and_then(|meta| meta.goal).map(|BlockNo(block)| block);
+        let location = self.inode.as_ref().and_then(|inode| inode.location());
         DirtyInode { ino: self.ino, since: self.since, location }
     }
 
-    pub(crate) fn into_inode(self) -> Option<Arc<Inode>> {
-        self.inode
+    /// The inode in memory, which is a `T`. `None` for a handle without a file system.
+    pub(crate) fn into_inode<T: Placed>(self) -> Option<Arc<T>> {
+        let inode: Arc<dyn Any + Send + Sync> = self.inode?;
+        inode.downcast().ok()
     }
 }
 
@@ -197,5 +204,5 @@ impl DirtySet for OwnSet {
 }
 
 #[cfg(test)]
-#[path = "tracking_tests.rs"]
+#[path = "dirty_set_tests.rs"]
 mod tests;
