@@ -150,7 +150,7 @@ const ROOM_WAIT: Duration = Duration::from_millis(100);
 /// A file is deleted when the kernel forgets it. The kernel sends FORGET before unlink(2) returns,
 /// but delivers it after requests that came later, so that `rm old; cp new .` would fail on a full
 /// file system. Another worker receives the FORGET while this one waits. If a removed file stays
-/// open, changes wait in vain: the first this long, later ones a tenth.
+/// open, changes wait and fail: the first after this time, later ones after a tenth.
 fn with_room<T>(fs: &FileSystem, change: impl Fn() -> Result<T>) -> Result<T> {
     loop {
         let before = fs.deletions();

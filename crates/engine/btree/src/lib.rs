@@ -54,9 +54,11 @@
 //! A file uses only those before it:
 //! 1. the parts of a latch, which the model checker compiles alone (their `super::sync` is its own
 //!    there): `sync`, `epoch`, `routes`, `visible`, `pingpong::lock`;
-//! 2. a node in memory: `tree_lock`, `stats`, `latch`, `frame`, `peek`, `cache`;
+//! 2. a node in memory: `tree_lock`, `stats`, `pingpong::guard`, `latch`, `frame`,
+//!    `pingpong::held`, `peek`, `cache`, `intent`;
 //! 3. `tree`: the descent;
-//! 4. what a descent is for: `read`, `prefetch`, `split`, `merge`, `write`, `checkpoint`, `check`.
+//! 4. what uses a descent: `evict`, `pingpong::path`, `read`, `prefetch`, `split`, `merge`,
+//!    `write`, `checkpoint`, `check`.
 //!
 //! Two calls of `tree` point up: reading a node makes room for it (`evict`), and a descent under
 //! *pingpong* or *blocking* is that of `pingpong::path`. Both use the descent themselves, so they

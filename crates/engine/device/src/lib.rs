@@ -20,10 +20,10 @@
 //! A file uses only those before it. Public names are imported from the crate's root, which only
 //! re-exports them and selects the device for a location.
 //! 1. requests and what is known of them: `request`, `latency`, `stats`;
-//! 2. `interface`: the properties and the requests of each device; `batch` on top of it;
+//! 2. `interface`: the properties and the requests of each device; `batch` and `sizes` on top;
 //! 3. `pages` (bytes in memory) and `location`;
-//! 4. devices: `mem`, `overlay`, `file`, `nbd`, `rbd`, `watched`, and `ahead`, which reads ahead on
-//!    any of them;
+//! 4. devices: `mem`, `overlay`, `file`, `nbd`, `rbd`, `watched`, and on any of them `ahead`,
+//!    which reads ahead, `window`, a part of a device, and `crypt`, which encrypts;
 //! 5. `sim`, which records and crashes devices in memory.
 
 #![deny(unsafe_code)]

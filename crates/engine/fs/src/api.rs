@@ -584,7 +584,7 @@ impl FileSystem {
     /// Waits until [`FileSystem::deletions`] is larger than `since`, at most `limit`. Returns
     /// whether it is. For a server whose pins are released by another party soon after a removal:
     /// a change that failed for lack of room may then succeed. Returns at once if no nameless
-    /// inode is pinned. After a wait in vain, until the next removal, the limit is a tenth.
+    /// inode is pinned. After a wait without one, until the next removal, the limit is a tenth.
     pub fn wait_for_deletion(&self, since: u64, limit: std::time::Duration) -> bool {
         self.fs.files().orphans().wait_for_removal(since, limit)
     }

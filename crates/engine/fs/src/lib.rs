@@ -54,6 +54,19 @@
 //! # }
 //! ```
 //!
+//! # Files
+//! A file uses only those before it:
+//! 1. values: `error`, `types`, `flags`, `stats`, `claim`, `gate`;
+//! 2. `policy`: options, and the orders and lists that a program may provide;
+//! 3. `engine`: the store with the options in force; `host`, and `format`, which makes an image;
+//! 4. `cache`: inodes and pages in memory; `extents`, `sums`;
+//! 5. `durability`: writeback, fsync, sync;
+//! 6. `data`: the contents of files;
+//! 7. `names`: directories and attributes;
+//! 8. `core`: the parts together;
+//! 9. what uses all of them: `discard`, `freeze`, `limits`, `report`, `resize`, `trees`;
+//! 10. `api` and `handles`: the two interfaces.
+//!
 //! # Examples
 //! In `examples/`, run as tests: `embed` keeps an application's files in one image file,
 //! `in_memory` tests code against a file system in memory, `crash` shows what a program that forgot

@@ -37,9 +37,7 @@
 //!    `backing` (holes), `state`;
 //! 3. `shared`: the locked state beside the device, the clock and the barrier;
 //! 4. operations: `reserve`, `append`, `tail`, `force`, then `writer`;
-//! 5. this file puts the log together.
-//!
-//! Recovery's `scan` stands beside them: it uses `config` and `ring`.
+//! 5. this file puts the log together. Recovery's `scan` uses only `config` and `ring`.
 //!
 //! # Locks
 //! One short mutex (`Rank::LogState`) guards everything above. It is never held across IO, a

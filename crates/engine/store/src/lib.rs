@@ -28,7 +28,7 @@
 //! 1. parts: `flusher`, `guard`, `residents`, `space` (a tree's blocks), `slots`, `need`,
 //!    `counters`, `limits` (of directory trees), `forest` (the trees of an image), `apply`;
 //! 2. the state of checkpoints and what they write: `checkpoint::{cause, control, requests, cut,
-//!    write}`;
+//!    write}`; `stats`;
 //! 3. `store`: the parts together;
 //! 4. checkpoints of a store: the rest of `checkpoint`;
 //! 5. operations: `handle`, `data`, `discard`, `walk` (over a tree at rest), `trees` (forks, and

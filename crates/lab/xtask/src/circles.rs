@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Module path ("" for the root) to the file's text, without comments and tests.
-type Files = BTreeMap<String, String>;
+pub(crate) type Files = BTreeMap<String, String>;
 
 pub fn check() -> Result<()> {
     check_in(Path::new("crates"))
@@ -16,8 +16,7 @@ pub fn check() -> Result<()> {
 fn check_in(wings: &Path) -> Result<()> {
     let mut bad = 0;
     for dir in crates(wings)? {
-        let (mut files, name) = (Files::new(), dir.file_name().unwrap_or_default().to_owned());
-        collect(&dir.join("src"), "", &mut files)?;
+        let (files, name) = (files_of(&dir)?, dir.file_name().unwrap_or_default().to_owned());
         let found = circles(&edges(&files));
         let name = name.to_string_lossy();
         for circle in &found {
@@ -41,6 +40,13 @@ pub(crate) fn crates(wings: &Path) -> Result<Vec<PathBuf>> {
     }
     crates.sort();
     Ok(crates)
+}
+
+/// The modules of the crate in a folder.
+pub(crate) fn files_of(dir: &Path) -> Result<Files> {
+    let mut files = Files::new();
+    collect(&dir.join("src"), "", &mut files)?;
+    Ok(files)
 }
 
 fn collect(dir: &Path, prefix: &str, files: &mut Files) -> Result<()> {

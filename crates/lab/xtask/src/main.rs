@@ -12,6 +12,7 @@ mod deps;
 mod docs;
 mod header;
 mod lanes;
+mod levels;
 mod programs;
 mod quick;
 mod results;
@@ -132,6 +133,7 @@ fn main() -> ExitCode {
         Task::Deps => {
             steps.run("dependency directions", deps::check);
             steps.run("circles between files", circles::check);
+            steps.run("levels of files", levels::check);
         }
         Task::Fmt => fmt(&mut steps),
         Task::Lint => lint(&mut steps),
@@ -197,6 +199,7 @@ fn crash_reality(args: &[String]) -> anyhow::Result<()> {
 fn quick_checks(steps: &mut Steps) {
     steps.run("dependency directions", deps::check);
     steps.run("circles between files", circles::check);
+    steps.run("levels of files", levels::check);
     steps.run("documents", || docs::run(true));
     fmt(steps);
     steps.run("documents and folders", || tools::cargo(&["test", "--quiet", "-p", "xtask"]));

@@ -63,8 +63,8 @@ impl Orphans {
     }
 
     /// Waits until more than `since` inodes have left the list, at most `limit`. Returns whether
-    /// they have. Does not wait if the list is empty. If a wait was in vain and no inode has been
-    /// listed since, those on the list are in use, and a wait is limited to a tenth.
+    /// they have. Does not wait if the list is empty. If a wait ended without one and no inode has
+    /// been listed since, those on the list are in use, and a wait is limited to a tenth.
     pub(crate) fn wait_for_removal(&self, since: u64, limit: Duration) -> bool {
         let mut listed = self.listed.lock();
         while self.removed() <= since && !listed.inodes.is_empty() {
