@@ -102,7 +102,7 @@ impl Fs {
             self.check_changeable(dir)?;
             self.names().check_free(dir, name)?;
             let ino = self.engine().store().fork(source, dir, name, read_only)?;
-            self.files().recover_orphans_of(ino.tree())?;
+            self.files().drop_orphans_of(ino.tree());
             Ok(ino)
         })?;
         self.names().getattr(ino)
@@ -142,7 +142,7 @@ impl Fs {
             let old = self.replaceable(dir, name, source)?;
             let ino = self.engine().store().replace_by_fork(source, old, dir, name)?;
             self.forget_tree(old);
-            self.files().recover_orphans_of(ino.tree())?;
+            self.files().drop_orphans_of(ino.tree());
             Ok(ino)
         })?;
         self.names().getattr(ino)

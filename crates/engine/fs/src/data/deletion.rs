@@ -164,8 +164,18 @@ impl Files {
         Ok(count)
     }
 
+    /// [`Files::recover_orphans_of`] a fork, which nothing else can reach. The fork is durable
+    /// already, so a failure is no error of it: the next mount finishes what is left.
+    pub(crate) fn drop_orphans_of(&self, tree: u32) {
+        if let Err(e) = self.recover_orphans_of(tree)
+            && self.engine.store().check_alive().is_ok()
+        {
+            tracing::warn!("deletion of nameless inodes of tree {tree}: {e}");
+        }
+    }
+
     /// Finishes the work that the orphan items of a tree name, before the tree is in use.
-    pub(crate) fn recover_orphans_of(&self, tree: u32) -> Result<u64> {
+    fn recover_orphans_of(&self, tree: u32) -> Result<u64> {
         let mut found = Vec::new();
         self.engine.store().orphans(tree, &mut |key, value| {
             found.push((Ino(key.offset), Orphan::decode(value)));
