@@ -8,10 +8,10 @@ use rustix::mount::MountAttrFlags;
 use std::io;
 use zerocopy::IntoBytes;
 
-const FUSE_DEV_IOC_CLONE: libc::c_ulong = 0x8004_e500;
-const LOOP_CTL_GET_FREE: libc::c_ulong = 0x4c82;
-const LOOP_GET_STATUS64: libc::c_ulong = 0x4c05;
-const LOOP_CONFIGURE: libc::c_ulong = 0x4c0a;
+const FUSE_DEV_IOC_CLONE: u32 = 0x8004_e500;
+const LOOP_CTL_GET_FREE: u32 = 0x4c82;
+const LOOP_GET_STATUS64: u32 = 0x4c05;
+const LOOP_CONFIGURE: u32 = 0x4c0a;
 const SO_PEERPIDFD: libc::c_int = 77;
 const LO_FLAGS_READ_ONLY: u32 = 1;
 const LO_FLAGS_AUTOCLEAR: u32 = 4;
@@ -66,7 +66,7 @@ pub fn clone_fuse_channel(session: &OwnedFd) -> io::Result<OwnedFd> {
     let source = session.as_raw_fd() as u32;
     // SAFETY: the ioctl reads one u32 through a pointer that is valid for the call; both
     // descriptors are open.
-    check(unsafe { libc::ioctl(channel.as_raw_fd(), FUSE_DEV_IOC_CLONE, &raw const source) })?;
+    check(unsafe { libc::ioctl(channel.as_raw_fd(), number(FUSE_DEV_IOC_CLONE), &raw const source) })?;
     Ok(channel)
 }
 
@@ -76,7 +76,7 @@ pub fn trim(dir: impl AsFd, min_len: u64) -> io::Result<u64> {
     let mut range = [0, u64::MAX, min_len];
     // SAFETY: the ioctl reads and writes three u64 through the pointer, which points at three u64
     // that outlive the call; the descriptor is open.
-    check(unsafe { libc::ioctl(dir.as_fd().as_raw_fd(), ioctl::TRIM.into(), range.as_mut_ptr()) })?;
+    check(unsafe { libc::ioctl(dir.as_fd().as_raw_fd(), number(ioctl::TRIM), range.as_mut_ptr()) })?;
     Ok(range[1])
 }
 
@@ -85,14 +85,14 @@ pub fn trim(dir: impl AsFd, min_len: u64) -> io::Result<u64> {
 pub fn freeze(dir: impl AsFd, seconds: u32) -> io::Result<()> {
     // SAFETY: the ioctl reads one u32 through a pointer that is valid for the call; the descriptor
     // is open.
-    let frozen = unsafe { libc::ioctl(dir.as_fd().as_raw_fd(), ioctl::FREEZE.into(), &raw const seconds) };
+    let frozen = unsafe { libc::ioctl(dir.as_fd().as_raw_fd(), number(ioctl::FREEZE), &raw const seconds) };
     check(frozen).map(drop)
 }
 
 /// Ends a freeze.
 pub fn thaw(dir: impl AsFd) -> io::Result<()> {
     // SAFETY: the ioctl takes no argument and touches no memory of ours; the descriptor is open.
-    check(unsafe { libc::ioctl(dir.as_fd().as_raw_fd(), ioctl::THAW.into()) }).map(drop)
+    check(unsafe { libc::ioctl(dir.as_fd().as_raw_fd(), number(ioctl::THAW)) }).map(drop)
 }
 
 /// Forks the tree whose root has the inode number `source` into the open directory of its mount.
@@ -128,7 +128,7 @@ fn tree_ioctl(dir: impl AsFd, cmd: u32, name: &[u8], mut asked: TreeIn) -> io::R
     asked.name_len = name.len() as u32;
     // SAFETY: the ioctl reads one `TreeIn`, whose size its number names, through a pointer that is
     // valid for the call; the descriptor is open.
-    check(unsafe { libc::ioctl(dir.as_fd().as_raw_fd(), cmd.into(), &raw const asked) }).map(drop)
+    check(unsafe { libc::ioctl(dir.as_fd().as_raw_fd(), number(cmd), &raw const asked) }).map(drop)
 }
 
 /// Sets the limit of the open directory of a mount: the most bytes, and the most files. `None`
@@ -139,7 +139,7 @@ pub fn set_limit(dir: impl AsFd, bytes: Option<u64>, files: Option<u64>) -> io::
     let asked = LimitIn { bytes: bytes.unwrap_or(0), files: files.unwrap_or(0), flags, padding: 0 };
     // SAFETY: the ioctl reads one `LimitIn`, whose size its number names, through a pointer that is
     // valid for the call; the descriptor is open.
-    check(unsafe { libc::ioctl(dir.as_fd().as_raw_fd(), ioctl::SET_LIMIT.into(), &raw const asked) })
+    check(unsafe { libc::ioctl(dir.as_fd().as_raw_fd(), number(ioctl::SET_LIMIT), &raw const asked) })
         .map(drop)
 }
 
@@ -164,7 +164,7 @@ pub fn make_private(mount: &OwnedFd, flags: MountAttrFlags) -> io::Result<()> {
 /// The number of a loop device that was free at the time of the call.
 pub fn free_loop_number(control: BorrowedFd<'_>) -> io::Result<i32> {
     // SAFETY: the ioctl takes no argument and touches no memory of ours; the descriptor is open.
-    check(unsafe { libc::ioctl(control.as_raw_fd(), LOOP_CTL_GET_FREE) })
+    check(unsafe { libc::ioctl(control.as_raw_fd(), number(LOOP_CTL_GET_FREE)) })
 }
 
 /// Attaches `image` to the loop device, which is detached when its last user closes it.
@@ -191,7 +191,7 @@ pub fn configure_loop(device: impl AsFd, image: impl AsFd, name: &[u8], read_onl
     let config = LoopConfig { fd: image.as_fd().as_raw_fd() as u32, block_size: 0, info, reserved: [0; 8] };
     // SAFETY: the ioctl reads one `loop_config`, whose layout the struct has, through a pointer
     // valid for the call; both descriptors are open.
-    check(unsafe { libc::ioctl(device.as_fd().as_raw_fd(), LOOP_CONFIGURE, &raw const config) })?;
+    check(unsafe { libc::ioctl(device.as_fd().as_raw_fd(), number(LOOP_CONFIGURE), &raw const config) })?;
     Ok(())
 }
 
@@ -200,7 +200,7 @@ pub fn loop_backing(device: impl AsFd) -> io::Result<(u64, u64)> {
     let mut info = std::mem::MaybeUninit::<LoopInfo64>::zeroed();
     // SAFETY: the ioctl writes at most one `loop_info64`, whose layout the struct has, through a
     // pointer valid for the call; the descriptor is open.
-    check(unsafe { libc::ioctl(device.as_fd().as_raw_fd(), LOOP_GET_STATUS64, info.as_mut_ptr()) })?;
+    check(unsafe { libc::ioctl(device.as_fd().as_raw_fd(), number(LOOP_GET_STATUS64), info.as_mut_ptr()) })?;
     // SAFETY: it was zeroed, and any bytes are a value of it.
     let info = unsafe { info.assume_init() };
     Ok((info.device, info.inode))
@@ -235,6 +235,11 @@ pub fn peer_pidfd(socket: impl AsFd) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
+/// The number of an ioctl in the type of the C library: signed in musl, and longer in glibc.
+fn number(ioctl: u32) -> libc::Ioctl {
+    ioctl as libc::Ioctl
+}
+
 fn check(result: libc::c_int) -> io::Result<libc::c_int> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
@@ -242,8 +247,12 @@ fn check(result: libc::c_int) -> io::Result<libc::c_int> {
 /// Gives a thread of this process a scheduling policy without priorities (`SCHED_OTHER`,
 /// `SCHED_IDLE`).
 pub(crate) fn set_policy(thread: rustix::process::Pid, policy: libc::c_int) -> io::Result<()> {
-    let param = libc::sched_param { sched_priority: 0 };
-    // SAFETY: `param` lives as long as the call, which only reads it.
-    let result = unsafe { libc::sched_setscheduler(thread.as_raw_nonzero().get(), policy, &raw const param) };
+    // `struct sched_param` of the kernel. musl has more fields, and refuses the call.
+    let priority: libc::c_int = 0;
+    // SAFETY: the kernel reads one int, which lives as long as the call.
+    let result = unsafe {
+        let thread = thread.as_raw_nonzero().get();
+        libc::syscall(libc::SYS_sched_setscheduler, thread, policy, &raw const priority)
+    };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
