@@ -1,15 +1,17 @@
 //! The checkers that come with the tool, for programs whose files have a well-known format:
 //! [`SHIPPED`] is the table.
 //!
-//! A checker judges *subjects*: the files, or Git repositories, of its format that the complete
-//! states at the start, at the promises and at the end contain, or those that the user's patterns
-//! match. A temporary file, which is gone by then, is no subject. In a crash state each subject
+//! A checker judges *subjects*: the files, or the directories of a store, of its format that the
+//! complete states at the start, at the promises and at the end contain, or those that the user's
+//! patterns match. A temporary file, which is gone by then, is no subject. In a crash state each subject
 //! that is there must be whole, and one that was there at the last promise must be there.
 //!
 //! A checker that would judge nothing refuses the recording: a search without subjects would always
 //! pass.
 
+mod commands;
 mod ledger;
+mod mail;
 mod tar;
 
 use crate::check::CommandChecker;
@@ -20,6 +22,8 @@ use crate::state::{Body, FileBody, State};
 use crate::trace::Trace;
 use kedge_base::printable;
 use ledger::Ledger;
+use mail::{Format, Mail};
+use saphyr_parser::{Event, Parser};
 use serde::de::IgnoredAny;
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -44,20 +48,24 @@ pub struct Shipped {
 enum Find {
     /// Files whose last name matches one of these patterns.
     Named(&'static [&'static str]),
-    /// Files that begin with these bytes.
-    Magic(&'static [u8]),
-    /// Git directories. One is judged only from the promise on that it is there: `git init` is not
-    /// one atomic step.
-    Repositories,
+    /// Files that have these bytes at this offset.
+    Magic(u64, &'static [u8]),
+    /// Directories with a file of this name for which the function holds. One is judged only from
+    /// the promise on that it is there: `git init` and `initdb` are not one atomic step.
+    Stores(&'static [u8], fn(&State, &[u8]) -> bool),
     /// The user must name the files.
     Given,
+    /// The checker looks at every file.
+    All,
 }
 
 enum How {
     /// A function of this process that judges a file.
     Built(fn(&FileBody) -> Result<(), Fault>),
-    /// A function of this process that looks for the promises in all files.
+    /// This process looks for the promises in all files.
     Ledger,
+    /// This process looks for the messages in all files.
+    Mail(Format),
     /// A shell command whose arguments are the files. With a query, that is the first argument.
     Command(&'static str),
 }
@@ -69,19 +77,44 @@ enum Fault {
     Unjudged(String),
 }
 
+/// Judges the tree of a state as a whole.
+trait Whole: Send + Sync {
+    fn check(&self, case: &Case<'_>) -> Result<(), Fault>;
+}
+
 /// The checkers, in the order in which they are listed.
 pub const SHIPPED: &[Shipped] = &[
     Shipped {
         name: "sqlite",
         about: "SQLite databases pass PRAGMA integrity_check; --query SQL: every promise is one of its rows",
-        find: Find::Magic(b"SQLite format 3\0"),
-        how: How::Command(SQLITE),
+        find: Find::Magic(0, b"SQLite format 3\0"),
+        how: How::Command(commands::SQLITE),
+    },
+    Shipped {
+        name: "postgres",
+        about: "PostgreSQL starts on its directories, and all rows can be read; --query as for sqlite",
+        find: Find::Stores(b"PG_VERSION", |state, dir| is_file(state, dir, b"global/pg_control")),
+        how: How::Command(commands::POSTGRES),
+    },
+    Shipped {
+        name: "lmdb",
+        about: "LMDB files can be read as a whole",
+        find: Find::Magic(16, &LMDB_MAGIC),
+        how: How::Command(commands::LMDB),
+    },
+    Shipped {
+        name: "rocksdb",
+        about: "RocksDB directories pass ldb checkconsistency, and all rows can be read",
+        find: Find::Stores(b"CURRENT", |state, dir| is_file(state, dir, b"IDENTITY")),
+        how: How::Command(commands::ROCKSDB),
     },
     Shipped {
         name: "git",
         about: "Git repositories pass git fsck --full",
-        find: Find::Repositories,
-        how: How::Command(GIT),
+        find: Find::Stores(b"HEAD", |state, dir| {
+            [&b"objects"[..], b"refs"].iter().all(|name| is_dir(state, dir, name))
+        }),
+        how: How::Command(commands::GIT),
     },
     Shipped {
         name: "json",
@@ -96,6 +129,12 @@ pub const SHIPPED: &[Shipped] = &[
         how: How::Built(|file| toml(&whole(file)?)),
     },
     Shipped {
+        name: "yaml",
+        about: "files *.yaml and *.yml parse and are not empty",
+        find: Find::Named(&["*.yaml", "*.yml"]),
+        how: How::Built(|file| yaml(&whole(file)?)),
+    },
+    Shipped {
         name: "tar",
         about: "archives *.tar have all their members and their end",
         find: Find::Named(&["*.tar"]),
@@ -105,13 +144,13 @@ pub const SHIPPED: &[Shipped] = &[
         name: "gzip",
         about: "files *.gz and *.tgz unpack",
         find: Find::Named(&["*.gz", "*.tgz"]),
-        how: How::Command(GZIP),
+        how: How::Command(commands::GZIP),
     },
     Shipped {
         name: "zip",
         about: "archives *.zip, *.jar and *.whl unpack",
         find: Find::Named(&["*.zip", "*.jar", "*.whl"]),
-        how: How::Command(ZIP),
+        how: How::Command(commands::ZIP),
     },
     Shipped {
         name: "ledger",
@@ -119,38 +158,22 @@ pub const SHIPPED: &[Shipped] = &[
         find: Find::Given,
         how: How::Ledger,
     },
+    Shipped {
+        name: "maildir",
+        about: "messages in new and cur of maildirs are whole, and those of a promise are there",
+        find: Find::All,
+        how: How::Mail(Format::Maildir),
+    },
+    Shipped {
+        name: "mbox",
+        about: "mailboxes hold no zeros, and all messages of a promise",
+        find: Find::All,
+        how: How::Mail(Format::Mbox),
+    },
 ];
 
-/// Opening a database rolls an unfinished transaction back, as the program does when it restarts.
-/// Before the first promise the query may name tables that do not exist yet. awk reads the rows
-/// first, and then the promises.
-const SQLITE: &str = r#"query=$1; shift
-for f; do
-  found=$(sqlite3 -batch -init /dev/null "$f" 'PRAGMA integrity_check') || { code=$?; echo "$f: $found"; exit "$code"; }
-  test "$found" = ok || { echo "$f: $found"; exit 1; }
-done
-test -n "$query" && test "$KEDGE_ACKED_COUNT" -gt 0 || exit 0
-rows=$(for f; do sqlite3 -batch -init /dev/null "$f" "$query" || exit; done) || exit
-printf '%s\n' "$rows" | awk 'NR == FNR { rows[$0]; next }
-  $0 != "" && !($0 in rows) { print "promised, and not a row: " $0; missing = 1 }
-  END { exit missing }' - "$KEDGE_ACKED_FILE""#;
-
-/// The exit code of a command that fails is the checker's, and the last line that it prints is in
-/// the report. The repository of a state may belong to another user than this process,
-/// which Git refuses by default. Variables of a Git command that called this program must not lead
-/// elsewhere.
-const GIT: &str = r#"shift
-unset GIT_DIR GIT_WORK_TREE GIT_INDEX_FILE GIT_OBJECT_DIRECTORY GIT_ALTERNATE_OBJECT_DIRECTORIES
-for f; do
-  echo "$f:"
-  git -c safe.directory='*' --git-dir="$f" fsck --full --no-progress || exit
-done"#;
-
-const GZIP: &str = r#"shift
-for f; do echo "$f:"; gzip -t < "$f" || exit; done"#;
-
-const ZIP: &str = r#"shift
-for f; do echo "$f:"; unzip -tqq "$f" || exit; done"#;
+/// The magic number of a meta page, after the header of the page, on a little-endian machine.
+const LMDB_MAGIC: [u8; 4] = 0xBEEF_C0DE_u32.to_le_bytes();
 
 impl Shipped {
     pub fn by_name(name: &str) -> Option<&'static Shipped> {
@@ -161,7 +184,7 @@ impl Shipped {
     pub fn command(&self) -> Option<&'static str> {
         match self.how {
             How::Command(command) => Some(command),
-            How::Built(_) | How::Ledger => None,
+            How::Built(_) | How::Ledger | How::Mail(_) => None,
         }
     }
 
@@ -171,18 +194,19 @@ impl Shipped {
     }
 
     pub fn takes_query(&self) -> bool {
-        self.name == "sqlite"
+        matches!(self.name, "sqlite" | "postgres")
     }
 }
 
 /// One of the table's checkers with the subjects of a recording.
 pub struct ShippedChecker {
     row: &'static Shipped,
-    /// Paths of files, or of the file `HEAD` of repositories.
+    /// Paths of files. A store is named by the file that marks it.
     subjects: BTreeSet<Vec<u8>>,
     /// When which file must be there.
     files: FilesChecker,
-    ledger: Option<Ledger>,
+    /// Judges the whole tree instead of subjects.
+    whole: Option<Box<dyn Whole>>,
     query: OsString,
     /// Runs the command, if there is one.
     runner: Option<CommandChecker>,
@@ -200,19 +224,22 @@ impl ShippedChecker {
     ) -> Result<ShippedChecker, String> {
         let mut subjects = BTreeSet::new();
         let files = FilesChecker::with(trace, |state, is_promised| {
-            if is_promised || !matches!(row.find, Find::Repositories) {
+            if is_promised || !matches!(row.find, Find::Stores(..)) {
                 find(row, state, &patterns, &mut subjects);
             }
         });
-        let ledger = matches!(row.how, How::Ledger).then(|| Ledger::new(trace, patterns)).transpose()?;
-        if subjects.is_empty() && ledger.is_none() {
+        let whole: Option<Box<dyn Whole>> = match row.how {
+            How::Ledger => Some(Box::new(Ledger::new(trace, patterns)?)),
+            How::Mail(format) => Some(Box::new(Mail::new(row.name, format, trace, patterns)?)),
+            How::Built(_) | How::Command(_) => None,
+        };
+        if subjects.is_empty() && whole.is_none() {
             let name = row.name;
             return Err(match row.find {
-                Find::Repositories => {
-                    "--checker git has nothing to judge: no repository was there at the start \
-                                       (record --from) or at a promise (record --ack)"
-                        .to_owned()
-                }
+                Find::Stores(..) => format!(
+                    "--checker {name} has nothing to judge: no directory of that kind was there at the \
+                              start (record --from) or at a promise (record --ack)"
+                ),
                 _ => format!(
                     "--checker {name} has nothing to judge: no such file was there at the start, at a \
                               promise or at the end (--files PATTERN names others)"
@@ -220,7 +247,7 @@ impl ShippedChecker {
             });
         }
         let query = query.unwrap_or_default().into();
-        Ok(ShippedChecker { row, subjects, files, ledger, query, runner })
+        Ok(ShippedChecker { row, subjects, files, whole, query, runner })
     }
 
     /// The subjects that must be judged in a state, or the one that is missing.
@@ -229,7 +256,7 @@ impl ShippedChecker {
         for path in &self.subjects {
             let must_be_there = self.files.must_be_there(path, case.told.len());
             match case.state.find(path).map(|(_, node)| &node.body) {
-                Some(Body::File(_)) if !must_be_there && matches!(self.row.find, Find::Repositories) => {}
+                Some(Body::File(_)) if !must_be_there && matches!(self.row.find, Find::Stores(..)) => {}
                 Some(Body::File(file)) => due.push((&path[..], file)),
                 _ if must_be_there => return Err(path),
                 _ => {}
@@ -243,7 +270,9 @@ impl Checker for ShippedChecker {
     fn check(&self, case: &Case<'_>) -> Verdict {
         let judged = match (&self.row.how, self.due(case)) {
             (_, Err(path)) => Err(Fault::Bad(format!("{} is missing, though it was promised", show(path)))),
-            (How::Ledger, Ok(_)) => self.ledger.as_ref().map_or(Ok(()), |ledger| ledger.check(case)),
+            (How::Ledger | How::Mail(_), Ok(_)) => {
+                self.whole.as_ref().map_or(Ok(()), |whole| whole.check(case))
+            }
             (How::Built(judge), Ok(due)) => due.iter().try_for_each(|(path, file)| {
                 let at = |why: String| format!("{}: {why}", show(path));
                 judge(file).map_err(|fault| match fault {
@@ -284,7 +313,7 @@ impl ShippedChecker {
     /// A subject as an argument of the command, which cannot look like an option.
     fn argument(&self, path: &[u8]) -> OsString {
         let path = match self.row.find {
-            Find::Repositories => above(path),
+            Find::Stores(..) => above(path),
             _ => path,
         };
         OsString::from_vec([b"./", path].concat())
@@ -303,17 +332,19 @@ fn find(row: &Shipped, state: &State, patterns: &[Pattern], subjects: &mut BTree
         _ => Vec::new(),
     };
     let is_one = |path: &[u8], file: &FileBody| match row.find {
-        Find::Repositories => {
-            is_repository(state, path)
-                && (patterns.is_empty() || patterns.iter().any(|p| p.matches(above(path))))
+        Find::Stores(marker, is_store) => {
+            let dir = above(path);
+            path[dir.len()..].strip_prefix(b"/").unwrap_or(path) == marker
+                && is_store(state, dir)
+                && (patterns.is_empty() || patterns.iter().any(|p| p.matches(dir)))
         }
         _ if !patterns.is_empty() => patterns.iter().any(|p| p.matches(path)),
-        Find::Magic(magic) => {
-            let mut head = vec![0; magic.len()];
-            file.read(0, &mut head) == magic.len() && head == magic
+        Find::Magic(offset, magic) => {
+            let mut there = vec![0; magic.len()];
+            file.read(offset, &mut there) == magic.len() && there == magic
         }
         Find::Named(_) => named.iter().any(|p| p.matches(path)),
-        Find::Given => false,
+        Find::Given | Find::All => false,
     };
     state.walk(&mut |path, _, node| {
         if let Body::File(file) = &node.body
@@ -324,16 +355,16 @@ fn find(row: &Shipped, state: &State, patterns: &[Pattern], subjects: &mut BTree
     });
 }
 
-/// Whether the path is the `HEAD` of a Git directory.
-fn is_repository(state: &State, path: &[u8]) -> bool {
-    let dir = above(path);
-    let is_dir = |name: &[u8]| {
-        let path = [dir, name].concat();
-        state.find(&path).is_some_and(|(_, node)| matches!(node.body, Body::Dir(_)))
-    };
-    path.strip_prefix(dir).is_some_and(|name| name == b"/HEAD" || name == b"HEAD")
-        && is_dir(b"/objects")
-        && is_dir(b"/refs")
+fn within<'a>(state: &'a State, dir: &[u8], name: &[u8]) -> Option<&'a Body> {
+    state.find(&[dir, b"/", name].concat()).map(|(_, node)| &node.body)
+}
+
+fn is_dir(state: &State, dir: &[u8], name: &[u8]) -> bool {
+    matches!(within(state, dir, name), Some(Body::Dir(_)))
+}
+
+fn is_file(state: &State, dir: &[u8], name: &[u8]) -> bool {
+    matches!(within(state, dir, name), Some(Body::File(_)))
 }
 
 /// The bytes of a file. A sparse file may be larger than the recording justifies.
@@ -356,6 +387,23 @@ fn toml(bytes: &[u8]) -> Result<(), Fault> {
     let text = std::str::from_utf8(bytes).map_err(|e| Fault::Bad(format!("no TOML: {e}")))?;
     let parsed: Result<toml::Table, _> = toml::from_str(text);
     parsed.map(drop).map_err(|e| Fault::Bad(format!("no TOML: {}", e.message())))
+}
+
+/// An empty file is YAML, too, but no program means it: it is what a crash leaves.
+fn yaml(bytes: &[u8]) -> Result<(), Fault> {
+    let text = std::str::from_utf8(bytes).map_err(|e| Fault::Bad(format!("no YAML: {e}")))?;
+    let mut documents = 0;
+    for event in Parser::new_from_str(text) {
+        match event {
+            Ok((Event::DocumentStart(_), _)) => documents += 1,
+            Ok(_) => {}
+            Err(e) => return Err(Fault::Bad(format!("no YAML: {e}"))),
+        }
+    }
+    match documents {
+        0 => Err(Fault::Bad("no YAML: there is no document".to_owned())),
+        _ => Ok(()),
+    }
 }
 
 fn show(path: &[u8]) -> String {

@@ -7,7 +7,7 @@ use crate::model::Model;
 use crate::run::Budget;
 
 /// Explores the recording of `run` with one of the checkers under `posix`.
-fn explore(name: &str, files: &[&str], run: impl FnOnce(&Disk)) -> Report {
+pub fn explore(name: &str, files: &[&str], run: impl FnOnce(&Disk)) -> Report {
     let disk = Disk::new();
     run(&disk);
     let trace = disk.trace();
@@ -16,21 +16,21 @@ fn explore(name: &str, files: &[&str], run: impl FnOnce(&Disk)) -> Report {
     Campaign { trace: &trace, model, checker: &checker, budget: Budget::default(), hear: None }.run()
 }
 
-fn checker(name: &str, files: &[&str], trace: &Trace) -> Result<ShippedChecker, String> {
+pub fn checker(name: &str, files: &[&str], trace: &Trace) -> Result<ShippedChecker, String> {
     let patterns = files.iter().map(|text| Pattern::new(text)).collect();
     ShippedChecker::new(Shipped::by_name(name).unwrap(), trace, patterns, None, None)
 }
 
 /// The message of the first failure.
 #[track_caller]
-fn found(report: &Report) -> &str {
+pub fn found(report: &Report) -> &str {
     assert!(report.fails_uncrashed.is_none(), "{:?}", report.fails_uncrashed);
     assert!(report.failed(), "{:?}", report.outcome);
     &report.outcome.failures[0].message
 }
 
 #[track_caller]
-fn passes(report: &Report) {
+pub fn passes(report: &Report) {
     assert!(report.passed() && report.outcome.is_whole() && report.outcome.states > 3, "{report:#?}");
 }
 
@@ -66,9 +66,10 @@ fn archive() -> Vec<u8> {
 
 #[test]
 fn a_file_that_is_replaced_without_fsync_is_found_and_one_with_it_is_not_accused() {
-    let old: [(&str, &str, Vec<u8>); 3] = [
+    let old: [(&str, &str, Vec<u8>); 4] = [
         ("json", "settings.json", format!("{{\"list\": [{}1]}}", "0, ".repeat(3000)).into_bytes()),
         ("toml", "settings.toml", b"[section]\nword = 'text'\nlist = [1, 2]\n".to_vec()),
+        ("yaml", "conf.yml", b"list: [1, 2]\nword: text\n".to_vec()),
         ("tar", "backup.tar", archive()),
     ];
     for (name, file, bytes) in &old {
@@ -217,10 +218,21 @@ fn archives_are_whole_or_not() {
     }
 }
 
+#[test]
+fn what_is_yaml() {
+    let is_yaml = |text: &[u8]| yaml(text).is_ok();
+    assert!(is_yaml(b"a: 1\n---\n- b\n") && is_yaml(b"word"));
+    for bad in [&b""[..], b"\n\n", b"a: [1, 2", b"a: 'text", b"a: 1\n\0\0\0", b"\xff", b"a: b: c"] {
+        assert!(!is_yaml(bad), "{bad:?}");
+    }
+    // Deep nesting takes no stack.
+    assert!(!is_yaml(&b"[".repeat(1 << 20)));
+}
+
 /// Sparse files of an exabyte, or many that are each within the limit, take no memory.
 #[test]
 fn huge_files_give_no_verdict() {
-    for name in ["json", "toml", "ledger"] {
+    for name in ["json", "toml", "yaml", "ledger"] {
         let (disk, is_ledger) = (Disk::new(), name == "ledger");
         for n in 0..if is_ledger { 1000 } else { 1 } {
             let file = disk.create(&format!("f{n}.{name}")).unwrap();

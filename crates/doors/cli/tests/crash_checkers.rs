@@ -40,6 +40,40 @@ fn repository(place: &Place) {
     git(&["commit", "-q", "--allow-empty", "-m", "first"]);
 }
 
+/// The directories of a maildir.
+fn maildir(place: &Place) {
+    for dir in ["tmp", "new", "cur"] {
+        fs::create_dir_all(place.path("from/mail").join(dir)).unwrap();
+    }
+}
+
+/// A mailbox with one message, and another message.
+fn mailbox(place: &Place) {
+    let message =
+        |n: u32| format!("From a Thu Jan  1 00:00:00 1970\nSubject: {n}\n\n{}\n\n", "x".repeat(5000));
+    fs::write(place.path("from/mbox"), message(1)).unwrap();
+    fs::write(place.path("from/message"), message(2)).unwrap();
+}
+
+/// A file of LMDB with rows, under a name that is not judged.
+fn lmdb(place: &Place) {
+    let rows = (0..200).map(|n| format!(" key{n:03}\n {}\n", "v".repeat(100))).collect::<String>();
+    let dump = format!("VERSION=3\nformat=print\ntype=btree\nHEADER=END\n{rows}DATA=END\n");
+    fs::write(place.path("dump"), dump).unwrap();
+    let mut load = place.command("mdb_load");
+    load.args(["-n", "-f", "dump", "store"]);
+    tool(load, "lmdb-utils");
+}
+
+/// A store of RocksDB with rows in a table.
+fn rocksdb(place: &Place) {
+    for words in [&["--create_if_missing", "put", "a", "b"][..], &["put", "c", "d"], &["compact"]] {
+        let mut ldb = place.command("ldb");
+        ldb.arg("--db=store").args(words);
+        tool(ldb, "rocksdb-tools");
+    }
+}
+
 const PROGRAMS: &[Program] = &[
     Program {
         checker: &["sqlite"],
@@ -122,6 +156,52 @@ const PROGRAMS: &[Program] = &[
         message: "./a.zip:",
     },
     Program {
+        checker: &["yaml"],
+        from: nothing,
+        script: "echo 'a: [1, 2]' > new; SYNC new; mv new a.yml; SYNC_DIR; echo saved",
+        right: SYNCS,
+        wrong: NO_BYTES,
+        model: "ext4",
+        message: "a.yml: no YAML: ",
+    },
+    Program {
+        checker: &["maildir"],
+        from: maildir,
+        script: "cd mail; for n in 1 2; do (echo Subject: $n; head -c 5000 /dev/zero | tr '\\0' x) > tmp/$n; \
+                 SYNC tmp/$n; mv tmp/$n new/$n; sync new; echo saved $n; done; SYNC_DIR",
+        right: SYNCS,
+        wrong: NO_BYTES,
+        model: "ext4",
+        message: "mail/new/1: it ",
+    },
+    Program {
+        checker: &["mbox"],
+        from: mailbox,
+        script: "cat mbox message > new; SYNC new; mv new mbox; SYNC_DIR; echo saved",
+        right: SYNCS,
+        wrong: NO_NAME,
+        model: "posix",
+        message: "mbox: the message is missing, though it was promised",
+    },
+    Program {
+        checker: &["lmdb"],
+        from: lmdb,
+        script: "cp \"$STORE\" new; SYNC new; mv new a.mdb; SYNC_DIR; echo saved",
+        right: SYNCS,
+        wrong: NO_BYTES,
+        model: "ext4",
+        message: "./a.mdb:",
+    },
+    Program {
+        checker: &["rocksdb"],
+        from: rocksdb,
+        script: "cp -r \"$STORE\" new; SYNC new/* new; mv new db; SYNC_DIR; echo saved",
+        right: SYNCS,
+        wrong: NO_BYTES,
+        model: "ext4",
+        message: "./db: ",
+    },
+    Program {
         checker: &["ledger", "--files", "book"],
         from: nothing,
         script: "touch book; SYNC_DIR; for n in 1 2 3; do echo a=$n >> book; SYNC book; echo saved a=$n; done",
@@ -134,7 +214,10 @@ const PROGRAMS: &[Program] = &[
 
 fn record(place: &Place, script: &str) {
     let words = ["crash", "record", "--size", "64M", "--cd", "--from", "from", "--ack", "^saved", "--"];
-    place.kedge(words.into_iter().chain(["sh", "-ec", script])).ok();
+    let mut kedge = place.command(env!("CARGO_BIN_EXE_kedge"));
+    kedge.args(words).args(["sh", "-ec", script]).env("STORE", place.path("store"));
+    kedge.env("SOCKET", place.path("socket"));
+    tool(kedge, "fuse3");
 }
 
 /// Explores and returns the printed report and the one in JSON.
@@ -181,6 +264,12 @@ fn the_checkers_can_be_listed() {
         ("git", "fsck --full"),
         ("json", "parse"),
         ("toml", "parse"),
+        ("yaml", "parse"),
+        ("postgres", "pg_dumpall"),
+        ("lmdb", "mdb_dump"),
+        ("rocksdb", "ldb"),
+        ("maildir", "messages"),
+        ("mbox", "messages"),
         ("tar", "members"),
         ("gzip", "gzip -t"),
         ("zip", "unzip -tqq"),
@@ -189,7 +278,7 @@ fn the_checkers_can_be_listed() {
         assert!(list.lines().any(|line| line.starts_with(&format!("{name} "))), "{name} in {list}");
         assert!(list.contains(word), "{word} in {list}");
     }
-    assert_eq!(list.matches("(judged by kedge itself)").count(), 4, "{list}");
+    assert_eq!(list.matches("(judged by kedge itself)").count(), 7, "{list}");
 }
 
 #[test]
@@ -213,6 +302,50 @@ fn checkers_that_do_not_exist_or_have_nothing_to_judge() {
     let run = place.run("crash explore run.kcr --checker json --files file --model ext4");
     assert!(run.code == 1 && run.out.contains("file: no JSON"), "{}{}", run.out, run.err);
 }
+
+/// A cluster of PostgreSQL with `fsync` on loses no promised row, and with `fsync` off it does. Each
+/// check starts a server, so few states are tried. Only root can start one as another user.
+#[test]
+fn postgres_is_judged_by_starting_a_server() {
+    needs_fuse!();
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("not root: skipped");
+        return;
+    }
+    let place = Place::new();
+    let mut prepare = place.command("sh");
+    prepare.args(["-ec", POSTGRES_MAKE]);
+    tool(prepare, "postgresql");
+    for (fsync, code) in [("on", 0), ("off", 1)] {
+        record(&place, &POSTGRES_RUN.replace("FSYNC", fsync));
+        let words =
+            ["crash", "explore", "run.kcr", "--model", "ext4", "--budget", "12", "--max-failures", "1"];
+        let checker = ["--explain", "0", "--checker", "postgres", "--query", "select 'saved ' || n from t"];
+        let run = place.kedge(words.into_iter().chain(checker));
+        assert_eq!(run.code, code, "fsync = {fsync}: {}{}", run.out, run.err);
+        if code == 1 {
+            // The table itself may be lost.
+            let messages = ["./data: ", "not a row: saved ", "relation \"t\" does not exist"];
+            assert!(messages.iter().any(|message| run.out.contains(message)), "{}", run.out);
+        }
+    }
+}
+
+const POSTGRES_MAKE: &str = r#"
+bin=$(ls -d /usr/lib/postgresql/*/bin 2> /dev/null | tail -n 1)
+test -n "$bin" || { echo "initdb is not installed; on Debian, as root, run: apt-get install -y postgresql"; exit 1; }
+chmod 755 .; mkdir -p from/data socket; chown postgres from/data socket
+su postgres -s /bin/sh -c "'$bin/initdb' -D '$PWD/from/data' --auth=trust --no-sync --no-locale"
+printf "listen_addresses = ''\nshared_buffers = 1MB\nwal_init_zero = off\nautovacuum = off\n" >> from/data/postgresql.conf"#;
+
+const POSTGRES_RUN: &str = r#"
+bin=$(ls -d /usr/lib/postgresql/*/bin | tail -n 1); dir=$(pwd)
+as() { su postgres -s /bin/sh -c "cd /; $1"; }
+sql() { as "'$bin/psql' -qAt -h '$SOCKET' -d postgres -c \"$1\""; }
+as "'$bin/pg_ctl' -s -w -D '$dir/data' -l '$SOCKET/log' -o \"-k '$SOCKET' -c fsync=FSYNC\" start"
+sql 'create table t(n int)'
+for n in 1 2; do sql "insert into t values($n)"; echo saved $n; done
+as "'$bin/pg_ctl' -s -w -D '$dir/data' -m immediate stop""#;
 
 /// A checker whose program is not installed gives no verdict.
 #[test]

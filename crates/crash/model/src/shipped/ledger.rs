@@ -4,7 +4,7 @@
 //! key (`saved a=1`), the line is `key=value`, and a value of that key that is promised later, even
 //! after the crash, stands for it: the program may have replaced the line already.
 
-use super::{BYTES_MAX, Fault, show, whole};
+use super::{BYTES_MAX, Fault, Whole, show, whole};
 use crate::pattern::Pattern;
 use crate::run::Case;
 use crate::state::{Body, State};
@@ -28,7 +28,28 @@ impl Ledger {
         Ok(Ledger { patterns, lines })
     }
 
-    pub fn check(&self, case: &Case<'_>) -> Result<(), Fault> {
+    /// The content of all files of the ledger. The limit is that of one file, since a forged
+    /// recording may have many that are sparse.
+    fn files(&self, state: &State) -> Result<Vec<Vec<u8>>, Fault> {
+        let (mut files, mut size) = (Vec::new(), 0u64);
+        state.walk(&mut |path, _, node| {
+            if let Body::File(file) = &node.body
+                && self.patterns.iter().any(|pattern| pattern.matches(path))
+            {
+                size = size.saturating_add(file.size);
+                files.push(file);
+            }
+        });
+        if size > BYTES_MAX {
+            let why = format!("{size} bytes of a ledger are more than the {BYTES_MAX} that can be judged");
+            return Err(Fault::Unjudged(why));
+        }
+        files.into_iter().map(whole).collect()
+    }
+}
+
+impl Whole for Ledger {
+    fn check(&self, case: &Case<'_>) -> Result<(), Fault> {
         let files = self.files(case.state)?;
         let there: HashSet<&[u8]> = files.iter().flat_map(|bytes| bytes.split(|b| *b == b'\n')).collect();
         // For each key: the last of its promises whose line is there. It stands for all before it.
@@ -47,25 +68,6 @@ impl Ledger {
             None => Ok(()),
             Some((_, line)) => Err(Fault::Bad(format!("promised, and not in the ledger: {}", show(line)))),
         }
-    }
-
-    /// The content of all files of the ledger. The limit is that of one file, since a forged
-    /// recording may have many that are sparse.
-    fn files(&self, state: &State) -> Result<Vec<Vec<u8>>, Fault> {
-        let (mut files, mut size) = (Vec::new(), 0u64);
-        state.walk(&mut |path, _, node| {
-            if let Body::File(file) = &node.body
-                && self.patterns.iter().any(|pattern| pattern.matches(path))
-            {
-                size = size.saturating_add(file.size);
-                files.push(file);
-            }
-        });
-        if size > BYTES_MAX {
-            let why = format!("{size} bytes of a ledger are more than the {BYTES_MAX} that can be judged");
-            return Err(Fault::Unjudged(why));
-        }
-        files.into_iter().map(whole).collect()
     }
 }
 
