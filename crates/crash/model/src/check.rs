@@ -14,6 +14,7 @@
 use crate::beneath::{self, Beneath};
 use crate::edit::Edit;
 use crate::loops::{self, DEVICE_FILE, DEVICE_VARIABLE, Loop};
+use crate::observed::{Observed, read_tree, without};
 use crate::run::{Case, Checker, Verdict};
 use crate::state::{Body, FileBody, Node, State};
 use crate::workdir::{WorkDir, clear};
@@ -21,14 +22,14 @@ use kedge_base::{Clock, SystemClock};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::process::{Gid, Pid, Signal, Uid, kill_process_group};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -104,15 +105,59 @@ impl CommandChecker {
     }
 
     fn judge(&self, case: &Case<'_>, args: &[OsString]) -> io::Result<Verdict> {
+        let root = self.make(case)?;
+        let output = scratch(&root.join("output"))?;
+        let end = self.execute(case, &root, args, &output, &output)?;
+        self.with_room(self.verdict(&end, &tail(&output)?))
+    }
+
+    /// Runs the command on a state and returns what it shows, or the verdict if it did not end by
+    /// itself.
+    pub(crate) fn observe(
+        &self,
+        case: &Case<'_>,
+        is_tree_wanted: bool,
+    ) -> io::Result<Result<Observed, Verdict>> {
+        let root = self.make(case)?;
+        let (out, err) = (scratch(&root.join("output"))?, scratch(&root.join("errors"))?);
+        let end = self.execute(case, &root, &[], &out, &err)?;
+        let (printed, complaint) = (tail(&out)?, tail(&err)?);
+        let said = if complaint.is_empty() { &printed } else { &complaint };
+        let status = match (self.with_room(self.verdict(&end, said))?, &end) {
+            (Verdict::Broken(why), _) => return Ok(Err(Verdict::Broken(why))),
+            (_, End::Exit(status)) => status,
+            (verdict, _) => return Ok(Err(verdict)),
+        };
+        let code = status.code().or(status.signal().map(|signal| 128 + signal)).unwrap_or(-1);
+        let dir = root.join("state");
+        let tree = if is_tree_wanted { read_tree(&dir)? } else { BTreeMap::new() };
+        // Each of the parallel checkers has its own directory.
+        let out = without(&fs::read(root.join("output"))?, dir.as_os_str().as_bytes());
+        let last_line = said.lines().last().unwrap_or_default().to_owned();
+        Ok(Ok(Observed { code, out, last_line, tree }))
+    }
+
+    /// Makes the state in a new directory, `state` below the one that is returned.
+    fn make(&self, case: &Case<'_>) -> io::Result<PathBuf> {
         let root = self.work.path().join(format!("job{}", case.job));
         clear(&root)?;
         let dir = root.join("state");
         fs::create_dir_all(&dir)?;
         materialise(case.state, &dir)?;
-        let output =
-            File::options().create(true).truncate(true).read(true).write(true).open(root.join("output"))?;
-        let mut command = self.command_in(case, &dir, &root, args)?;
-        command.stdout(output.try_clone()?).stderr(output.try_clone()?);
+        Ok(root)
+    }
+
+    fn execute(
+        &self,
+        case: &Case<'_>,
+        root: &Path,
+        args: &[OsString],
+        out: &File,
+        err: &File,
+    ) -> io::Result<End> {
+        let dir = root.join("state");
+        let mut command = self.command_in(case, &dir, root, args)?;
+        command.stdout(out.try_clone()?).stderr(err.try_clone()?);
         let attached = match self.device {
             Some(DeviceAs::Loop) => Some(Loop::attach(&dir.join(DEVICE_FILE))?),
             _ => None,
@@ -120,9 +165,13 @@ impl CommandChecker {
         if let Some(attached) = &attached {
             command.env(DEVICE_VARIABLE, attached.path());
         }
-        let end = self.wait(&mut command, &output)?;
+        let end = self.wait(&mut command, &[out, err])?;
         drop(attached);
-        let verdict = self.verdict(&end, &tail(output)?);
+        Ok(end)
+    }
+
+    /// A checker may fail for lack of space.
+    fn with_room(&self, verdict: Verdict) -> io::Result<Verdict> {
         match verdict {
             Verdict::Bad(_) if !has_room(self.work.path())? => Ok(Verdict::Broken(format!(
                 "no room is left in {}, and the checker failed",
@@ -180,7 +229,7 @@ impl CommandChecker {
         }
     }
 
-    fn wait(&self, command: &mut Command, output: &File) -> io::Result<End> {
+    fn wait(&self, command: &mut Command, output: &[&File]) -> io::Result<End> {
         let clock = SystemClock::default();
         let mut child = command.spawn()?;
         let group = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
@@ -195,7 +244,8 @@ impl CommandChecker {
             if clock.monotonic() >= self.timeout {
                 break Ok(End::TimeOver);
             }
-            if output.metadata()?.len() > OUTPUT_MAX {
+            let lens = output.iter().map(|file| file.metadata().map(|meta| meta.len()));
+            if lens.sum::<io::Result<u64>>()? > OUTPUT_MAX {
                 break Ok(End::TooMuchOutput);
             }
             std::thread::sleep(pause);
@@ -265,7 +315,12 @@ fn has_room(dir: &Path) -> io::Result<bool> {
     Ok(stat.f_bavail.saturating_mul(stat.f_frsize) >= ROOM_MIN && (!is_counted || stat.f_favail > 0))
 }
 
-fn tail(mut output: File) -> io::Result<String> {
+/// A new file for what a command prints.
+fn scratch(path: &Path) -> io::Result<File> {
+    File::options().create(true).truncate(true).read(true).write(true).open(path)
+}
+
+fn tail(mut output: &File) -> io::Result<String> {
     let len = output.metadata()?.len();
     output.seek(SeekFrom::Start(len.saturating_sub(OUTPUT_KEPT)))?;
     let mut bytes = Vec::new();

@@ -11,6 +11,7 @@
 //! every                 all legal states of a short recording
 //! recipe, explore       names of states; which are tried, in which order
 //! run, check, files     the search; a command, or the versions of files, as the judge
+//! infer, observed       the program without a crash as the judge; what a command shows
 //! shipped, pattern      checkers that come with the tool; which files they judge
 //! shrink, explain       the smallest failing state; in words, with the call that prevents it
 //! campaign, explaining  a whole run; what its explanations cost, and their limit
@@ -38,9 +39,11 @@ mod explaining;
 mod explore;
 mod files;
 mod history;
+mod infer;
 pub mod kcr;
 pub mod loops;
 mod model;
+mod observed;
 pub mod page;
 mod parts;
 mod pattern;
@@ -65,6 +68,7 @@ pub use explain::{Also, CallRef, Explanation, Fix};
 pub use explaining::Explaining;
 pub use files::FilesChecker;
 pub use history::History;
+pub use infer::InferChecker;
 pub use model::{DISKS, MODELS, Model, Order};
 pub use pattern::Pattern;
 pub use recipe::{Pick, Recipe, Torn};

@@ -3,8 +3,8 @@
 //!
 //! A checker judges *subjects*: the files, or the directories of a store, of its format that the
 //! complete states at the start, at the promises and at the end contain, or those that the user's
-//! patterns match. A temporary file, which is gone by then, is no subject. In a crash state each subject
-//! that is there must be whole, and one that was there at the last promise must be there.
+//! patterns match. A temporary file, which is gone by then, is no subject. In a crash state each
+//! subject that is there must be whole, and one that was there at the last promise must be there.
 //!
 //! A checker that would judge nothing refuses the recording: a search without subjects would always
 //! pass.

@@ -303,8 +303,8 @@ fn checkers_that_do_not_exist_or_have_nothing_to_judge() {
     assert!(run.code == 1 && run.out.contains("file: no JSON"), "{}{}", run.out, run.err);
 }
 
-/// A cluster of PostgreSQL with `fsync` on loses no promised row, and with `fsync` off it does. Each
-/// check starts a server, so few states are tried. Only root can start one as another user.
+/// A cluster of PostgreSQL with `fsync` on loses no promised row, and with `fsync` off it does.
+/// Each check starts a server, so few states are tried. Only root can start one as another user.
 #[test]
 fn postgres_is_judged_by_starting_a_server() {
     needs_fuse!();

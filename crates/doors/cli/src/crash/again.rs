@@ -39,6 +39,7 @@ impl Recorder for Recoveries<'_> {
         }
         let make = |dir: &Path, root: &Path| match self.checker {
             Built::Command(checker) => checker.command_in(case, dir, root, &[]),
+            Built::Infer(checker) => checker.runner().command_in(case, dir, root, &[]),
             Built::Shipped(checker) => checker
                 .command_in(case, dir, root)
                 .unwrap_or_else(|| Err(std::io::Error::other("there is nothing to judge"))),

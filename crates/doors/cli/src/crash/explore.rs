@@ -135,7 +135,9 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let stop = stop_at_signals()?;
     let loaded = load(recording)?;
     let Some(checker) = args.judge.build(&loaded.trace, &stop)? else {
-        return Err(usage("no checker is given: --check 'CMD', --checker NAME or --check-files"));
+        return Err(usage(
+            "no checker is given: --check 'CMD', --checker NAME, --infer 'CMD' or --check-files",
+        ));
     };
     let model = super::model_for(args.model, &loaded.trace)?;
     if args.again.is_some() && model.is_disk {
@@ -144,10 +146,13 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let recorder = args.again.map(|_| Recoveries::new(&checker, &args.judge, &stop)).transpose()?;
     let report = search(&args, model, &loaded.trace, &checker, recorder.as_ref(), stop.clone());
     let cut = super::cut(&loaded);
-    let (name, checker) = (recording.to_string_lossy(), args.judge.name());
+    let (name, judge) = (recording.to_string_lossy(), args.judge.name());
     let told =
-        Told { report: &report, trace: &loaded.trace, name: &name, checker: &checker, cut: cut.as_deref() };
+        Told { report: &report, trace: &loaded.trace, name: &name, checker: &judge, cut: cut.as_deref() };
     deliver(&args, &told)?;
+    if let Built::Infer(checker) = &checker {
+        eprintln!("kedge: {}", checker.summary());
+    }
     let was_stopped = stop.load(Ordering::Relaxed);
     Ok(ExitCode::from(exit_code(&report, was_stopped)))
 }

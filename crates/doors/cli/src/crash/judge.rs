@@ -6,7 +6,8 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use kedge_crash::check::DeviceAs;
 use kedge_crash::loops;
 use kedge_crash::{
-    Case, Checker, CommandChecker, FilesChecker, Pattern, SHIPPED, Shipped, ShippedChecker, Trace, Verdict,
+    Case, Checker, CommandChecker, FilesChecker, InferChecker, Pattern, SHIPPED, Shipped, ShippedChecker,
+    Trace, Verdict,
 };
 use kedge_host::options::parse_size;
 use std::path::{Path, PathBuf};
@@ -29,8 +30,16 @@ pub struct Judge {
     /// Judge with a checker that comes with kedge; `list` shows what each of them judges
     #[arg(long, value_name = "NAME", value_parser = checker_parser(), conflicts_with_all = ["check", "check_files"])]
     pub checker: Option<Chosen>,
+    /// Judge without a check: this command restarts the program and shows what it has, which must
+    /// be what it shows without a crash
+    #[arg(long, value_name = "CMD", conflicts_with_all = ["check", "check_files", "checker"])]
+    pub infer: Option<String>,
+    /// With --infer: a state may also be what the program had before its last promise
+    #[arg(long)]
+    pub infer_older: bool,
     /// With --checker: the files to judge, by a pattern of their path, such as `conf/*.json`; may
-    /// be repeated [default: those that the checker finds by itself]
+    /// be repeated [default: those that the checker finds by itself]. With --infer: files that the
+    /// command leaves and that are compared
     #[arg(long, value_name = "PATTERN")]
     pub files: Vec<String>,
     /// With --checker sqlite: every promise must be a row of this query
@@ -53,8 +62,12 @@ pub struct Judge {
 impl Judge {
     /// The checker, as reports show it.
     pub fn name(&self) -> String {
-        match (&self.check, self.checker) {
+        let older = if self.infer_older { " --infer-older" } else { "" };
+        match (self.check.as_ref(), self.checker) {
             (Some(command), _) => command.clone(),
+            (None, None) if self.infer.is_some() => {
+                format!("--infer {:?}{older}", self.infer.as_deref().unwrap_or_default())
+            }
             (None, Some(Chosen::Row(row))) => {
                 let files = self.files.iter().map(|files| format!(" --files {files}"));
                 let query = self.query.iter().map(|query| format!(" --query {query:?}"));
@@ -69,7 +82,7 @@ impl Judge {
     pub fn runs_a_command(&self) -> bool {
         match self.checker {
             Some(Chosen::Row(row)) => row.command().is_some(),
-            _ => self.check.is_some(),
+            _ => self.check.is_some() || self.infer.is_some(),
         }
     }
 
@@ -92,8 +105,12 @@ impl Judge {
     pub fn build(&self, trace: &Trace, stop: &Arc<AtomicBool>) -> Result<Option<Built>> {
         // clap's `requires` would not do: beside --check, which excludes --checker, it asks
         // nothing.
-        if self.checker.is_none() && (!self.files.is_empty() || self.query.is_some()) {
+        let takes_files = self.checker.is_some() || self.infer.is_some();
+        if !takes_files && !self.files.is_empty() || self.checker.is_none() && self.query.is_some() {
             return Err(usage("--files and --query need --checker NAME"));
+        }
+        if self.infer_older && self.infer.is_none() {
+            return Err(usage("--infer-older needs --infer 'CMD'"));
         }
         let device = self.device(trace)?;
         if let Some(command) = &self.check {
@@ -101,6 +118,14 @@ impl Judge {
             let mut runner = self.runner(&found_from(command, &here), stop)?;
             runner.device = device;
             return Ok(Some(Built::Command(runner)));
+        }
+        if let Some(command) = &self.infer {
+            let here = std::env::current_dir().context("find the present directory")?;
+            let mut runner = self.runner(&found_from(command, &here), stop)?;
+            runner.device = device;
+            let files = self.files.iter().map(|text| Pattern::new(text)).collect();
+            let checker = InferChecker::new(trace, runner, files, self.infer_older);
+            return Ok(Some(Built::Infer(Box::new(checker.map_err(anyhow::Error::msg)?))));
         }
         if let Some(Chosen::Row(row)) = self.checker {
             return Ok(Some(Built::Shipped(Box::new(self.shipped(row, trace, stop)?))));
@@ -114,7 +139,7 @@ impl Judge {
             (None, false) => Ok(None),
             (None, true) => Err(usage("--loop needs the recording of a device")),
             (Some(_), _) if self.checker.is_some() || self.check_files => {
-                Err(usage("a recorded device is judged by --check 'CMD'"))
+                Err(usage("a recorded device is judged by --check 'CMD' or --infer 'CMD'"))
             }
             (Some(_), false) => Ok(Some(DeviceAs::File)),
             (Some(_), true) => match loops::missing() {
@@ -207,6 +232,7 @@ fn found_from(command: &str, here: &Path) -> String {
 /// A checker that the options name.
 pub enum Built {
     Command(CommandChecker),
+    Infer(Box<InferChecker>),
     Shipped(Box<ShippedChecker>),
     Files(FilesChecker),
 }
@@ -215,6 +241,7 @@ impl Checker for Built {
     fn check(&self, case: &Case<'_>) -> Verdict {
         match self {
             Built::Command(checker) => checker.check(case),
+            Built::Infer(checker) => checker.check(case),
             Built::Shipped(checker) => checker.check(case),
             Built::Files(checker) => checker.check(case),
         }
