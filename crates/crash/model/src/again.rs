@@ -139,7 +139,7 @@ impl Again<'_> {
         clock: &SystemClock,
     ) {
         let history = History::new(&ground.trace, self.model);
-        let mut plan = Plan::new(&ground.trace, &history, self.budget.seed);
+        let mut plan = Plan::new(&ground.trace, &history, self.budget.seed, self.budget.order);
         let within = Within { checker: self.checker, ground };
         let mut recordings = left * RECORDINGS_EACH;
         let mut stale = 0;

@@ -10,6 +10,9 @@
 //! - of a block device: pairs of writes lost, and pairs kept.
 //!
 //! An endless seeded sample follows.
+//!
+//! That is [`SearchOrder::Turns`]. In [`SearchOrder::Updates`] the *representatives* of these states
+//! come before all others (module `updates`).
 
 use crate::edit::Edit;
 use crate::history::History;
@@ -18,9 +21,10 @@ use crate::recipe::{Pick, Recipe, Torn};
 use crate::split::Micro;
 use crate::state::SECTOR;
 use crate::trace::{Call, Trace};
+use crate::updates::Classes;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::iter::Peekable;
 
 /// With at most this many pending edits, every choice of them is tried.
@@ -34,50 +38,77 @@ const PAIRED_MAX: usize = 24;
 /// Recipes in order. They are built lazily: a long recording has millions.
 type List<'a> = Peekable<Box<dyn Iterator<Item = Recipe> + Send + 'a>>;
 
+/// The order in which states are tried.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SearchOrder {
+    /// One state for each way in which the program updates its files, then as [`SearchOrder::Turns`].
+    #[default]
+    Updates,
+    /// From each list in turn.
+    Turns,
+}
+
 /// An endless list of recipes: each systematic one once, then random ones.
 pub struct Plan<'a> {
     history: &'a History,
+    /// The representatives that are not yet taken, in order.
+    first: std::vec::IntoIter<Recipe>,
+    /// All representatives. They are in the lists as well, and not taken again.
+    represented: HashSet<Recipe>,
     lists: Vec<List<'a>>,
     turn: usize,
     rng: SmallRng,
     taken: u64,
 }
 
+type Boxed<'a> = Box<dyn Iterator<Item = Recipe> + Send + 'a>;
+
 impl<'a> Plan<'a> {
-    pub fn new(trace: &'a Trace, history: &'a History, seed: u64) -> Plan<'a> {
+    pub fn new(trace: &'a Trace, history: &'a History, seed: u64, order: SearchOrder) -> Plan<'a> {
         let build = Build { trace, history };
-        let lists: Vec<Box<dyn Iterator<Item = Recipe> + Send + 'a>> = vec![
-            Box::new(build.promises()),
-            Box::new(build.renames().into_iter()),
-            Box::new(build.names()),
-            Box::new(build.calls()),
-            Box::new(build.files()),
-            Box::new(build.torn()),
-            Box::new(build.singles()),
-            Box::new(build.prefixes()),
-            Box::new(build.choices()),
-            Box::new(build.pairs()),
-        ];
-        let lists = lists.into_iter().map(Iterator::peekable).collect();
-        Plan { history, lists, turn: 0, rng: SmallRng::seed_from_u64(seed), taken: 0 }
+        let first = match order {
+            SearchOrder::Updates => Classes::new(trace, history).representatives(|| build.suspects()),
+            SearchOrder::Turns => Vec::new(),
+        };
+        let represented: HashSet<Recipe> = first.iter().cloned().collect();
+        let lists = build.lists().into_iter().map(Iterator::peekable).collect();
+        let (first, rng) = (first.into_iter(), SmallRng::seed_from_u64(seed));
+        Plan { history, first, represented, lists, turn: 0, rng, taken: 0 }
+    }
+
+    /// How many representatives are not yet taken.
+    #[cfg(test)]
+    pub fn representatives(&self) -> usize {
+        self.first.len()
     }
 
     /// All systematic recipes have been taken.
     pub fn is_random(&mut self) -> bool {
-        self.lists.iter_mut().all(|list| list.peek().is_none())
+        let is_taken = |recipe: &Recipe| self.represented.contains(recipe);
+        self.first.len() == 0
+            && self.lists.iter_mut().all(|list| {
+                while list.next_if(is_taken).is_some() {}
+                list.peek().is_none()
+            })
     }
 
     /// How many systematic recipes were taken, and how many were not.
     pub fn finish(self) -> (u64, u64) {
-        let left = self.lists.into_iter().map(|list| list.count() as u64).sum();
-        (self.taken, left)
+        let is_left = |recipe: &Recipe| !self.represented.contains(recipe);
+        let in_lists = self.lists.into_iter().map(|list| list.filter(is_left).count() as u64);
+        (self.taken, self.first.len() as u64 + in_lists.sum::<u64>())
     }
 
     pub fn next(&mut self) -> Recipe {
+        if let Some(recipe) = self.first.next() {
+            self.taken += 1;
+            return recipe;
+        }
         for _ in 0..self.lists.len() {
             let turn = self.turn;
             self.turn = (turn + 1) % self.lists.len();
-            if let Some(recipe) = self.lists[turn].next() {
+            let is_left = |recipe: &Recipe| !self.represented.contains(recipe);
+            if let Some(recipe) = self.lists[turn].find(is_left) {
                 self.taken += 1;
                 return recipe;
             }
@@ -102,6 +133,63 @@ struct Build<'a> {
 }
 
 impl<'a> Build<'a> {
+    /// The lists that are taken from in turn.
+    fn lists(self) -> Vec<Boxed<'a>> {
+        vec![
+            Box::new(self.promises()),
+            Box::new(self.renames().into_iter()),
+            Box::new(self.names()),
+            Box::new(self.calls()),
+            Box::new(self.files()),
+            Box::new(self.torn()),
+            Box::new(self.singles()),
+            Box::new(self.prefixes()),
+            Box::new(self.choices()),
+            Box::new(self.pairs()),
+        ]
+    }
+
+    /// The lists from which representatives are chosen: of promises, the last one first, and the
+    /// others.
+    fn suspects(self) -> (Boxed<'a>, Vec<Boxed<'a>>) {
+        let is_mark = move |at: &u32| {
+            *at > *self.history.points().start()
+                && matches!(self.trace.events[*at as usize - 1].call, Call::Mark { .. })
+        };
+        let end = *self.history.points().end();
+        let moments = self.points().rev().filter(is_mark).chain([end]);
+        let promises = moments.map(|at| Recipe::new(at, Pick::Durable));
+        let others: Vec<Boxed<'a>> = vec![
+            Box::new(self.renames().into_iter()),
+            Box::new(self.torn()),
+            Box::new(self.calls()),
+            Box::new(self.updates()),
+            Box::new(self.files()),
+            Box::new(self.singles()),
+        ];
+        (Box::new(promises), others)
+    }
+
+    /// Right after each promise: one name or size lost of those that were changed since the promise
+    /// before it.
+    fn updates(self) -> impl Iterator<Item = Recipe> + Send + 'a {
+        let mut before = *self.history.points().start();
+        let events = before..*self.history.points().end();
+        let marks = events.filter(move |n| matches!(self.trace.events[*n as usize].call, Call::Mark { .. }));
+        marks.flat_map(move |mark| {
+            let first = std::mem::replace(&mut before, mark);
+            let edits = self.history.upto(first) as u32..self.history.upto(mark) as u32;
+            edits
+                .filter(move |n| self.is_name_or_size(*n) && !self.history.is_durable(*n, mark + 1))
+                .map(move |n| Recipe::new(mark + 1, Pick::Lose(vec![n])))
+        })
+    }
+
+    fn is_name_or_size(&self, n: u32) -> bool {
+        let edit = &self.history.micros[n as usize].edit;
+        edit.is_name() || matches!(edit, Edit::Grow { .. } | Edit::Truncate { .. })
+    }
+
     fn points(&self) -> impl DoubleEndedIterator<Item = u32> + use<> {
         self.history.points()
     }

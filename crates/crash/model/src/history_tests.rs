@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::disk::Disk;
-use crate::explore::Plan;
+use crate::explore::{Plan, SearchOrder};
 use crate::model::MODELS;
 use std::collections::BTreeSet;
 
@@ -36,7 +36,8 @@ fn random_trace(seed: u64, calls: usize) -> Trace {
 
 /// The systematic recipes and some random ones.
 fn recipes(trace: &Trace, history: &History, seed: u64, random: usize) -> Vec<Recipe> {
-    let mut plan = Plan::new(trace, history, seed);
+    let order = if seed.is_multiple_of(2) { SearchOrder::Turns } else { SearchOrder::Updates };
+    let mut plan = Plan::new(trace, history, seed, order);
     let mut recipes = Vec::new();
     while !plan.is_random() {
         recipes.push(plan.next());

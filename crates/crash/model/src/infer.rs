@@ -11,7 +11,9 @@
 //! is not compared (module `volatile`).
 //!
 //! The command may fail on prefixes before the first promise, where the program is not yet set up.
-//! After it, a prefix on which the command fails counts for no crash state, and fails itself.
+//! After it, a prefix on which the command fails counts for no crash state, and fails itself. If the
+//! directory was empty at the start, only the exit code is compared before the first promise: the
+//! user has nothing yet.
 //!
 //! Prefixes are run when a crash state needs them, the promised one first, and once each.
 
@@ -57,6 +59,8 @@ pub struct InferChecker {
     before: usize,
     /// The crash points after each number of promises.
     spans: Vec<RangeInclusive<u32>>,
+    /// Nothing was there before the first promise.
+    starts_empty: bool,
     /// A crash state may be older than the last promise.
     is_older_allowed: bool,
     volatile: Volatile,
@@ -84,9 +88,19 @@ impl InferChecker {
         let told: Vec<String> = trace.marks(trace.events.len()).into_iter().map(str::to_owned).collect();
         let before = trace.marks(start as usize).len();
         let files = if trace.device().is_some() { Files::None } else { Files::of(patterns) };
-        let (volatile, shown) = (Volatile::default(), Mutex::default());
-        let mut checker =
-            InferChecker { runner, history, told, before, spans, is_older_allowed, volatile, files, shown };
+        let starts_empty = history.starts_empty(trace.device());
+        let mut checker = InferChecker {
+            runner,
+            history,
+            told,
+            before,
+            spans,
+            starts_empty,
+            is_older_allowed,
+            volatile: Volatile::default(),
+            files,
+            shown: Mutex::default(),
+        };
         checker.learn(&starts, end)?;
         Ok(checker)
     }
@@ -195,6 +209,8 @@ impl InferChecker {
         };
         let last_line = observed.last_line.clone();
         let seen = self.seen(observed);
+        let is_early = self.starts_empty && self.spans.len() > 1 && case.told.len() <= self.before;
+        let is_like = |shown: &Seen| if is_early { shown.code == seen.code } else { *shown == seen };
         let mut tried = HashSet::new();
         for span in self.spans_for(case.told.len()) {
             let (from, to) = (*self.spans[span].start(), *self.spans[span].end());
@@ -203,7 +219,7 @@ impl InferChecker {
                     continue;
                 }
                 let shown = self.prefix(at, self.before + span, case.job)?;
-                if shown.is_some_and(|shown| *shown == seen) {
+                if shown.is_some_and(|shown| is_like(&shown)) {
                     return Ok(Verdict::Good);
                 }
             }

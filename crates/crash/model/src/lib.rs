@@ -10,6 +10,7 @@
 //! parts                 which edits change which part of the tree
 //! every                 all legal states of a short recording
 //! recipe, explore       names of states; which are tried, in which order
+//! updates               which states stand for others like them
 //! run, check, files     the search; a command, or the versions of files, as the judge
 //! infer, observed       the program without a crash as the judge; what a command shows
 //! shipped, pattern      checkers that come with the tool; which files they judge
@@ -57,6 +58,7 @@ mod sparse;
 mod split;
 pub mod state;
 pub mod trace;
+mod updates;
 mod vet;
 pub mod workdir;
 
@@ -66,6 +68,7 @@ pub use disk::{Disk, DiskFile};
 pub use every::Every;
 pub use explain::{Also, CallRef, Explanation, Fix};
 pub use explaining::Explaining;
+pub use explore::SearchOrder;
 pub use files::FilesChecker;
 pub use history::History;
 pub use infer::InferChecker;

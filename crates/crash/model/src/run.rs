@@ -5,7 +5,7 @@
 //! in parallel.
 
 use crate::early::Early;
-use crate::explore::Plan;
+use crate::explore::{Plan, SearchOrder};
 use crate::history::History;
 use crate::page::Digest;
 use crate::recipe::{Pick, Recipe};
@@ -70,6 +70,7 @@ pub struct Budget {
     /// Stop after this many failing states.
     pub failures: Option<u64>,
     pub seed: u64,
+    pub order: SearchOrder,
     pub jobs: usize,
     /// When set, the search ends at once.
     pub stop: Arc<AtomicBool>,
@@ -83,6 +84,7 @@ impl Default for Budget {
             explain: None,
             failures: None,
             seed: 1,
+            order: SearchOrder::default(),
             jobs: 1,
             stop: Arc::default(),
         }
@@ -219,7 +221,7 @@ impl Search<'_> {
     pub fn run(&self) -> Outcome {
         let clock = SystemClock::default();
         let source = Mutex::new(Source {
-            plan: Plan::new(self.trace, self.history, self.budget.seed),
+            plan: Plan::new(self.trace, self.history, self.budget.seed, self.budget.order),
             seen: HashSet::new(),
             states: 0,
             recipes: 0,

@@ -30,7 +30,7 @@ enum Command {
     /// Run a command on its own file system and record what it does there
     Record(record::Args),
     /// Try the crash states of a recording
-    Explore(explore::Args),
+    Explore(Box<explore::Args>),
     /// Show one crash state again
     Replay(replay::Args),
     /// Record that a promise was made to the user at this point
@@ -48,7 +48,7 @@ enum Command {
 pub fn run(args: Args) -> Result<ExitCode> {
     match args.command {
         Command::Record(args) => record::run(args),
-        Command::Explore(args) => judged(explore::run(args)),
+        Command::Explore(args) => judged(explore::run(*args)),
         Command::Replay(args) => judged(replay::run(args)),
         Command::Mark(args) => record::mark(args),
         Command::Mount(args) => live::mount(args),

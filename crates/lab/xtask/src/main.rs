@@ -88,8 +88,14 @@ enum Task {
     CrashPrograms {
         words: Vec<String>,
         /// Put the results into the table of docs/CRASH_TESTING.md
-        #[arg(long)]
+        #[arg(long, conflicts_with_all = ["infer", "order"])]
         write: bool,
+        /// Compare the verdicts of `explore --infer` with those of the written checks
+        #[arg(long, conflicts_with = "order")]
+        infer: bool,
+        /// Compare how many states each order of the search needs to the first failure
+        #[arg(long)]
+        order: bool,
     },
     /// The crash models beside the kernel's ext4, XFS and Btrfs, as root: [--quick] [--random N]
     /// [--seed N] [--states N] [--out FILE]. Without arguments it writes
@@ -144,8 +150,13 @@ fn main() -> ExitCode {
             let args: Vec<&str> = args.iter().map(String::as_str).collect();
             steps.run("crash states", || crash(FULL_SPEED, &args));
         }
-        Task::CrashPrograms { words, write } => {
-            steps.run("crashes of programs", || programs::run(&words, write));
+        Task::CrashPrograms { words, write, infer, order } => {
+            let purpose = match (infer, order) {
+                (true, _) => programs::Purpose::Inferred,
+                (_, true) => programs::Purpose::Order,
+                _ => programs::Purpose::Documented,
+            };
+            steps.run("crashes of programs", || programs::run(&words, write, purpose));
         }
         Task::CrashReality { args } => steps.run("crash reality", || crash_reality(&args)),
         Task::Fuzz { target, seconds, seed } => {

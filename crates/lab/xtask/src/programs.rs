@@ -6,10 +6,15 @@
 //! states, or as many as the budget allows; the table says which. A row whose program is not
 //! available is named at the end and does not count.
 //!
+//! With `--infer` and `--order` the same recordings are used to measure the search itself: modules
+//! `inferred` and `order`.
+//!
 //! `--write` puts the results into the table of `docs/CRASH_TESTING.md`; rows that were not run
 //! keep theirs.
 
+mod inferred;
 mod needs;
+mod order;
 mod rows;
 
 use anyhow::{Context, Result, bail};
@@ -35,7 +40,18 @@ struct Suite {
     left_out: Vec<String>,
 }
 
-pub fn run(words: &[String], write: bool) -> Result<()> {
+/// What is done with the recordings.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Purpose {
+    /// The verdicts of the written checkers beside the documentation.
+    Documented,
+    /// The verdicts of `explore --infer` beside those of the written checkers.
+    Inferred,
+    /// The states to the first failure, in each order of the search.
+    Order,
+}
+
+pub fn run(words: &[String], write: bool, purpose: Purpose) -> Result<()> {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs");
     let target =
         cargo_metadata::MetadataCommand::new().no_deps().exec()?.target_directory.into_std_path_buf();
@@ -46,18 +62,34 @@ pub fn run(words: &[String], write: bool) -> Result<()> {
     let temp = std::env::temp_dir().join(format!("kedge-programs-{}", std::process::id()));
     let (results, wrong, left_out) = (Vec::new(), Vec::new(), Vec::new());
     let mut suite = Suite { kedge, cache: Cache::new(&dir, &target)?, dir, temp, results, wrong, left_out };
-    println!("{HEAD}");
+    let head = match purpose {
+        Purpose::Documented => HEAD,
+        Purpose::Inferred => inferred::HEAD,
+        Purpose::Order => order::HEAD,
+    };
+    println!("{head}");
+    let (mut inferred, mut order) = (inferred::Tally::default(), order::Tally::default());
     let is_wanted = |row: &&Row| words.is_empty() || words.iter().any(|w| row.name.contains(w.as_str()));
     for row in ROWS.iter().filter(is_wanted) {
         std::fs::create_dir_all(&suite.temp).with_context(|| format!("create {}", suite.temp.display()))?;
-        if let Err(e) = suite.row(row) {
+        let done = match purpose {
+            Purpose::Documented => suite.row(row),
+            Purpose::Inferred => suite.infer(row, &mut inferred),
+            Purpose::Order => suite.compare_orders(row, &mut order),
+        };
+        if let Err(e) = done {
             suite.wrong.push(format!("{}: {e:#}", row.name));
         }
         std::fs::remove_dir_all(&suite.temp).with_context(|| format!("remove {}", suite.temp.display()))?;
         // After each row, so that an interrupted run keeps its results.
-        if write {
+        if write && purpose == Purpose::Documented {
             suite.write()?;
         }
+    }
+    match purpose {
+        Purpose::Documented => {}
+        Purpose::Inferred => inferred.print(),
+        Purpose::Order => order.print(),
     }
     for row in &suite.left_out {
         println!("left out: {row}");
@@ -86,7 +118,8 @@ impl Suite {
         std::fs::write(&path, text).with_context(|| path.display().to_string())
     }
 
-    fn row(&mut self, row: &Row) -> Result<()> {
+    /// Whether the row has all that it needs.
+    fn is_available(&mut self, row: &Row) -> bool {
         let missing: Vec<String> = row
             .needs
             .iter()
@@ -95,6 +128,12 @@ impl Suite {
             .collect();
         if !missing.is_empty() {
             self.left_out.push(format!("{}: {}", row.name, missing.join("; ")));
+        }
+        missing.is_empty()
+    }
+
+    fn row(&mut self, row: &Row) -> Result<()> {
+        if !self.is_available(row) {
             return Ok(());
         }
         self.prepare_and_record(row)?;
@@ -114,6 +153,7 @@ impl Suite {
             .env("PROGRAM_FROM", self.temp.join("from"))
             .env("PROGRAM_TEMP", &self.temp)
             .env("PYTHONPATH", format!("{}:{}", self.dir.display(), self.cache.python().display()))
+            .env("PROGRAMS", &self.dir)
             .env("PYTHONDONTWRITEBYTECODE", "1")
             .env("PATH", format!("{}:{path}", self.cache.bin().display()));
         command

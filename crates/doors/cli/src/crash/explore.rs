@@ -4,9 +4,10 @@ use super::again::Recoveries;
 use super::judge::{Built, Judge};
 use super::{load, parse_time, usage};
 use anyhow::{Context, Result};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use kedge_crash::again::Again;
 use kedge_crash::report::Told;
-use kedge_crash::{Budget, Campaign, Ended, Hear, Model, Phase, Progress, Report, Trace};
+use kedge_crash::{Budget, Campaign, Ended, Hear, Model, Phase, Progress, Report, SearchOrder, Trace};
 use kedge_host::os::TerminationSignals;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
@@ -67,6 +68,9 @@ pub struct Args {
     /// Seed of the random part
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// The order in which states are tried
+    #[arg(long, value_name = "ORDER", default_value = "updates", value_parser = order_parser())]
+    order: SearchOrder,
     /// Checkers to run in parallel [default: one for each processor]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     jobs: Option<u16>,
@@ -92,6 +96,18 @@ pub struct Args {
 pub enum Limit {
     States(u64),
     Time(Duration),
+}
+
+/// A parser of orders, which completions and man pages list.
+fn order_parser() -> impl TypedValueParser<Value = SearchOrder> {
+    let values = [
+        PossibleValue::new("updates").help("one state for each way in which the program updates files first"),
+        PossibleValue::new("turns").help("a state of each list of suspicious states in turn"),
+    ];
+    PossibleValuesParser::new(values).map(|name| match name.as_str() {
+        "turns" => SearchOrder::Turns,
+        _ => SearchOrder::Updates,
+    })
 }
 
 fn parse_budget(text: &str) -> Result<Limit, String> {
@@ -174,7 +190,8 @@ fn search(
     let processors = || std::thread::available_parallelism().map_or(1, |n| n.get());
     let jobs = args.jobs.map_or_else(processors, usize::from);
     let (failures, explain) = (args.max_failures, args.explain);
-    let budget = Budget { states, time, explain, failures, seed: args.seed, jobs, stop };
+    let (seed, order) = (args.seed, args.order);
+    let budget = Budget { states, time, explain, failures, seed, order, jobs, stop };
     let shown = AtomicU64::new(0);
     let is_shown = !args.quiet && std::io::stderr().is_terminal();
     let hear = |progress: Progress| {

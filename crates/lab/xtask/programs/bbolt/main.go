@@ -1,9 +1,10 @@
-// Puts keys into a bbolt file, each promised when its transaction has committed; or checks one.
-// Arguments: run MODE COUNT, or check.
+// Puts keys into a bbolt file, each promised when its transaction has committed; or checks one,
+// or prints what it has. Arguments: run MODE COUNT, check, or show.
 package main
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -68,7 +69,29 @@ func check() {
 	}))
 }
 
+func show() {
+	db, err := bbolt.Open("db", 0o644, nil)
+	fail(err)
+	fail(db.View(func(tx *bbolt.Tx) error {
+		for err := range tx.Check() {
+			return err
+		}
+		have := tx.Bucket(bucket)
+		if have == nil {
+			return nil
+		}
+		return have.ForEach(func(key, data []byte) error {
+			_, err := fmt.Printf("%q %x\n", key, sha256.Sum256(data))
+			return err
+		})
+	}))
+}
+
 func main() {
+	if os.Args[1] == "show" {
+		show()
+		return
+	}
 	if os.Args[1] == "check" {
 		check()
 		return

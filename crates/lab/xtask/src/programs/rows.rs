@@ -27,6 +27,9 @@ pub struct Row {
     pub run: &'static [&'static str],
     /// A script of `programs/`, or a whole command.
     pub check: &'static str,
+    /// The command of `--infer`: it prints what the program has after its restart. Empty: the row
+    /// is not compared.
+    pub show: &'static str,
     pub expect: &'static [(&'static str, Expect)],
     pub states: u32,
     /// The search ends after this many failing states.
@@ -43,18 +46,21 @@ const ROW: Row = Row {
     prepare: None,
     run: &[],
     check: "",
+    show: "",
     expect: &[],
     states: STATES,
     failures: STATES,
 };
 
 const fn saver(name: &'static str, run: Words, expect: Expected) -> Row {
-    Row { name, run, check: "sh '$PROGRAMS/save-check.sh'", expect, ..ROW }
+    let (check, show) = ("sh '$PROGRAMS/save-check.sh'", "sh '$PROGRAMS/show.sh' doc");
+    Row { name, run, check, show, expect, ..ROW }
 }
 
 const fn sqlite(name: &'static str, run: Words, expect: Expected) -> Row {
     let needs = &[Need::Debian("sqlite3", "sqlite3"), Need::Debian("python3", "python3")];
-    Row { name, needs, program: "python3", run, check: "sh '$PROGRAMS/sqlite-check.sh'", expect, ..ROW }
+    let (check, show) = ("sh '$PROGRAMS/sqlite-check.sh'", "sh '$PROGRAMS/show.sh' sqlite");
+    Row { name, needs, program: "python3", run, check, show, expect, ..ROW }
 }
 
 const fn store(
@@ -62,15 +68,16 @@ const fn store(
     needs: &'static [Need],
     run: Words,
     check: &'static str,
+    show: &'static str,
     expect: Expected,
 ) -> Row {
-    Row { name, needs, program: "python3", run, check, expect, ..ROW }
+    Row { name, needs, program: "python3", run, check, show, expect, ..ROW }
 }
 
 const fn git(name: &'static str, run: Words, expect: Expected) -> Row {
     let prepare = Some("git-prepare.sh");
-    let check = "sh '$PROGRAMS/git-check.sh'";
-    Row { name, needs: &[Need::Debian("git", "git")], prepare, run, check, expect, ..ROW }
+    let (check, show) = ("sh '$PROGRAMS/git-check.sh'", "sh '$PROGRAMS/show.sh' git");
+    Row { name, needs: &[Need::Debian("git", "git")], prepare, run, check, show, expect, ..ROW }
 }
 
 const LMDB: &[Need] = &[Need::Python("lmdb", "lmdb")];
@@ -82,9 +89,10 @@ const fn built(
     need: &'static [Need],
     run: Words,
     check: &'static str,
+    show: &'static str,
     expect: Expected,
 ) -> Row {
-    Row { name, needs: need, program: "env", run, check, expect, ..ROW }
+    Row { name, needs: need, program: "env", run, check, show, expect, ..ROW }
 }
 
 pub const ROWS: &[Row] = &[
@@ -207,6 +215,7 @@ pub const ROWS: &[Row] = &[
         LMDB,
         &["kv.py", "lmdb", "sync", "4"],
         "python3 '$PROGRAMS/kv-check.py' lmdb",
+        "sh '$PROGRAMS/show.sh' lmdb",
         &[("ext4", Pass), ("posix", Pass)],
     ),
     store(
@@ -214,6 +223,7 @@ pub const ROWS: &[Row] = &[
         LMDB,
         &["kv.py", "lmdb", "nometasync", "4"],
         "python3 '$PROGRAMS/kv-check.py' lmdb",
+        "sh '$PROGRAMS/show.sh' lmdb",
         &[("posix", Fail("fsync(\"data.mdb\")"))],
     ),
     store(
@@ -221,6 +231,7 @@ pub const ROWS: &[Row] = &[
         LMDB,
         &["kv.py", "lmdb", "nosync", "4"],
         "python3 '$PROGRAMS/kv-check.py' lmdb sound",
+        "sh '$PROGRAMS/show.sh' lmdb",
         &[("posix", Fail("data.mdb"))],
     ),
     // include/leveldb/options.h: "If this flag is true, the write will be flushed ... If this flag
@@ -230,6 +241,7 @@ pub const ROWS: &[Row] = &[
         LEVELDB,
         &["kv.py", "leveldb", "sync", "4"],
         "python3 '$PROGRAMS/kv-check.py' leveldb",
+        "sh '$PROGRAMS/show.sh' leveldb",
         &[("ext4", Pass), ("posix", Pass)],
     ),
     store(
@@ -237,6 +249,7 @@ pub const ROWS: &[Row] = &[
         LEVELDB,
         &["kv.py", "leveldb", "nosync", "4"],
         "python3 '$PROGRAMS/kv-check.py' leveldb",
+        "sh '$PROGRAMS/show.sh' leveldb",
         &[("ext4", Fail(".log"))],
     ),
     // WriteOptions::sync: the same words.
@@ -245,6 +258,7 @@ pub const ROWS: &[Row] = &[
         ROCKSDB,
         &["kv.py", "rocksdb", "sync", "4"],
         "python3 '$PROGRAMS/kv-check.py' rocksdb",
+        "sh '$PROGRAMS/show.sh' rocksdb",
         &[("ext4", Pass), ("posix", Pass)],
     ),
     store(
@@ -252,6 +266,7 @@ pub const ROWS: &[Row] = &[
         ROCKSDB,
         &["kv.py", "rocksdb", "nosync", "4"],
         "python3 '$PROGRAMS/kv-check.py' rocksdb",
+        "sh '$PROGRAMS/show.sh' rocksdb",
         &[("ext4", Fail(".log"))],
     ),
     // Python's documentation of shelve and dbm.dumb promises nothing; sync() writes files and syncs
@@ -261,6 +276,7 @@ pub const ROWS: &[Row] = &[
         &[],
         &["kv.py", "shelve", "sync", "3"],
         "python3 '$PROGRAMS/kv-check.py' shelve",
+        "sh '$PROGRAMS/show.sh' shelve",
         &[("ext4", Fail("db."))],
     ),
     // bbolt's README: NoSync "if the system crashes, it can corrupt"; else each transaction is
@@ -270,6 +286,7 @@ pub const ROWS: &[Row] = &[
         &[Need::Go("bbolt")],
         &["bbolt", "run", "sync", "4"],
         "bbolt check",
+        "bbolt show",
         &[("ext4", Pass), ("posix", Pass)],
     ),
     built(
@@ -277,6 +294,7 @@ pub const ROWS: &[Row] = &[
         &[Need::Go("bbolt")],
         &["bbolt", "run", "nosync", "4"],
         "bbolt check",
+        "bbolt show",
         &[("posix", Fail("fsync(\"db\")"))],
     ),
     // redb: Durability::Immediate "will be durable as soon as commit() returns"; those with None
@@ -287,6 +305,7 @@ pub const ROWS: &[Row] = &[
         &[Need::Rust("rust")],
         &["crash-stores", "run", "redb", "immediate", "4"],
         "crash-stores check redb",
+        "crash-stores show redb",
         &[("ext4", Pass), ("posix", Pass)],
     ),
     built(
@@ -294,6 +313,7 @@ pub const ROWS: &[Row] = &[
         &[Need::Rust("rust")],
         &["crash-stores", "run", "redb", "none", "4"],
         "crash-stores check redb",
+        "crash-stores show redb",
         &[("posix", Fail("nothing at all is lost"))],
     ),
     // sled 0.34: flush() "Synchronously flushes all dirty IO buffers and calls fsync. If this
@@ -305,6 +325,7 @@ pub const ROWS: &[Row] = &[
         &[Need::Rust("rust")],
         &["crash-stores", "run", "sled", "flush", "4"],
         "crash-stores check sled",
+        "crash-stores show sled",
         &[("ext4", Fault("fsync(\"db/db\")"))],
     ),
     built(
@@ -312,6 +333,7 @@ pub const ROWS: &[Row] = &[
         &[Need::Rust("rust")],
         &["crash-stores", "run", "sled", "none", "4"],
         "crash-stores check sled",
+        "crash-stores show sled",
         // Its own thread may have written some of it by then, so the lost data differs from run to
         // run.
         &[("ext4", Fail("was promised and is not there"))],
@@ -324,6 +346,7 @@ pub const ROWS: &[Row] = &[
         prepare: Some("dpkg-prepare.sh"),
         run: &["dpkg.sh", "--refuse-unsafe-io"],
         check: "sh '$PROGRAMS/dpkg-check.sh'",
+        show: "sh '$PROGRAMS/show.sh' dpkg",
         expect: &[("ext4", Pass), ("xfs", Pass)],
         ..ROW
     },
@@ -333,6 +356,7 @@ pub const ROWS: &[Row] = &[
         prepare: Some("dpkg-prepare.sh"),
         run: &["dpkg.sh", "--force-unsafe-io"],
         check: "sh '$PROGRAMS/dpkg-check.sh'",
+        show: "sh '$PROGRAMS/show.sh' dpkg",
         expect: &[("posix", Fail("opt/zoo"))],
         ..ROW
     },
@@ -343,6 +367,7 @@ pub const ROWS: &[Row] = &[
         prepare: Some("pip-prepare.sh"),
         run: &["pip.sh"],
         check: "sh '$PROGRAMS/pip-check.sh'",
+        show: "sh '$PROGRAMS/show.sh' pip",
         expect: &[("ext4", Fail("zoo_pkg"))],
         states: 100,
         ..ROW
@@ -353,6 +378,7 @@ pub const ROWS: &[Row] = &[
         prepare: Some("npm-prepare.sh"),
         run: &["npm.sh"],
         check: "sh '$PROGRAMS/npm-check.sh'",
+        show: "sh '$PROGRAMS/show.sh' npm",
         expect: &[("ext4", Fail("zoo-pkg"))],
         states: 100,
         ..ROW

@@ -1,5 +1,5 @@
 //! Puts keys into redb or sled and promises each when its commit or flush has returned; or checks
-//! one. Arguments: run STORE MODE COUNT, or check STORE.
+//! one, or prints what it has. Arguments: run STORE MODE COUNT, check STORE, or show STORE.
 
 use redb::{Database, Durability, ReadableTable, TableDefinition};
 use std::error::Error;
@@ -106,12 +106,35 @@ fn check(store: &str) -> Result<()> {
     Ok(())
 }
 
+/// Prints the keys with their values.
+fn show(store: &str) -> Result<()> {
+    if store == "redb" {
+        let read = Database::open("db")?.begin_read()?;
+        match read.open_table(TABLE) {
+            Err(redb::TableError::TableDoesNotExist(_)) => {}
+            table => {
+                for row in table?.iter()? {
+                    let (k, v) = row?;
+                    println!("{} {:?}", k.value(), String::from_utf8_lossy(v.value()));
+                }
+            }
+        }
+        return Ok(());
+    }
+    for row in sled::open("db")?.iter() {
+        let (k, v) = row?;
+        println!("{:?} {:?}", String::from_utf8_lossy(&k), String::from_utf8_lossy(&v));
+    }
+    Ok(())
+}
+
 fn main() -> Result<()> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = args.iter().map(String::as_str).collect();
     match words[..] {
         ["run", store, mode, count] => run(store, mode, count.parse()?),
         ["check", store] => check(store),
-        _ => Err("run STORE MODE COUNT, or check STORE".into()),
+        ["show", store] => show(store),
+        _ => Err("run STORE MODE COUNT, check STORE, or show STORE".into()),
     }
 }
