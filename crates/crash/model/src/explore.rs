@@ -11,8 +11,8 @@
 //!
 //! An endless seeded sample follows.
 //!
-//! That is [`SearchOrder::Turns`]. In [`SearchOrder::Updates`] the *representatives* of these states
-//! come before all others (module `updates`).
+//! That is [`SearchOrder::Turns`]. In [`SearchOrder::Updates`] the *representatives* of these
+//! states come before all others (module `updates`).
 
 use crate::edit::Edit;
 use crate::history::History;
@@ -41,7 +41,8 @@ type List<'a> = Peekable<Box<dyn Iterator<Item = Recipe> + Send + 'a>>;
 /// The order in which states are tried.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SearchOrder {
-    /// One state for each way in which the program updates its files, then as [`SearchOrder::Turns`].
+    /// One state for each way in which the program updates its files, then as
+    /// [`SearchOrder::Turns`].
     #[default]
     Updates,
     /// From each list in turn.

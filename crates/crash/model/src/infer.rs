@@ -11,9 +11,9 @@
 //! is not compared (module `volatile`).
 //!
 //! The command may fail on prefixes before the first promise, where the program is not yet set up.
-//! After it, a prefix on which the command fails counts for no crash state, and fails itself. If the
-//! directory was empty at the start, only the exit code is compared before the first promise: the
-//! user has nothing yet.
+//! After it, a prefix on which the command fails counts for no crash state, and fails itself. If
+//! the directory was empty at the start, only the exit code is compared before the first promise:
+//! the user has nothing yet.
 //!
 //! Prefixes are run when a crash state needs them, the promised one first, and once each.
 

@@ -62,9 +62,9 @@ impl<'a> Classes<'a> {
         Classes { trace, history, of: of.collect(), first_promise }
     }
 
-    /// The first recipe of each class. Those after the first promise come first, since before it the
-    /// user has nothing that could be lost: first from the list of promises, then from the others
-    /// in turn.
+    /// The first recipe of each class. Those after the first promise come first, since before it
+    /// the user has nothing that could be lost: first from the list of promises, then from the
+    /// others in turn.
     pub fn representatives<I: Iterator<Item = Recipe>>(
         &self,
         lists: impl Fn() -> (I, Vec<I>),

@@ -1,5 +1,5 @@
-//! `crash-programs --infer`: the verdicts of `explore --infer`, which needs no check, beside those of
-//! the written checks.
+//! `crash-programs --infer`: the verdicts of `explore --infer`, which needs no check, beside those
+//! of the written checks.
 //!
 //! The written checks are run by `crash-programs` and their verdicts are in the rows. A row that
 //! judges whether the store is intact, whatever it lost, is compared with `--infer-older`.
