@@ -207,7 +207,7 @@ const PRINTS: &[(&str, &str, i32, &[&str])] = &[
         "kedge crash explore run.kcr --model ext4 --check ./check.sh",
         1,
         &[
-            "A crash after the user was told \"saved one\" (#5) can lose #4 rename(\"doc.tmp\", \"doc\").",
+            "A crash after the user was told \"saved two\" (#9) can lose #8 rename(\"doc.tmp\", \"doc\").",
             "fsync(\"doc.tmp\")",
             "fsync(\".\")",
         ],
