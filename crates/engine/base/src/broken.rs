@@ -90,6 +90,10 @@ pub enum Variant {
     LimitCountedTwice,
     /// What is promised to writes and not used yet does not count for a limit.
     LimitUnpromised,
+    /// An atomic write takes two records, with a force between them.
+    AtomicInParts,
+    /// Pages of an atomic write are written in place before their record is durable.
+    AtomicWrittenEarly,
 }
 
 impl Variant {
@@ -134,6 +138,8 @@ impl Variant {
         Variant::GroupedAckEarly,
         Variant::LimitCountedTwice,
         Variant::LimitUnpromised,
+        Variant::AtomicInParts,
+        Variant::AtomicWrittenEarly,
     ];
 }
 

@@ -1,6 +1,7 @@
 //! Public API: [`FileSystem`] and its operations, each counted and timed.
 
 use crate::core::{Fs, Membership};
+use crate::data::atomic::Staged;
 use crate::data::read::Keep;
 use crate::error::{Done, Error, Result};
 use crate::gate::{Entrant, Thawed};
@@ -363,6 +364,11 @@ impl FileSystem {
             return self.timed(OpKind::write, |fs| fs.files().write(ino, offset, data, mode));
         }
         self.change(OpKind::write, ino, |fs| fs.files().write(ino, offset, data, mode))
+    }
+
+    /// The end of an [`crate::AtomicWrite`].
+    pub(crate) fn commit_atomic(&self, ino: Ino, staged: Staged) -> Result<()> {
+        self.change(OpKind::commit_atomic, ino, |fs| fs.files().commit_atomic(ino, staged))
     }
 
     /// fallocate(2) for a regular file.

@@ -61,6 +61,9 @@ pub enum Error {
     /// EFBIG: beyond the largest size of a file.
     #[error("file too large")]
     FileTooLarge,
+    /// EFBIG: an atomic write of more than this many bytes.
+    #[error("an atomic write has at most {0} bytes")]
+    AtomicTooLarge(u64),
     /// ELOOP: a path leads through more than 40 symbolic links.
     #[error("too many levels of symbolic links")]
     TooManySymlinks,
@@ -108,7 +111,7 @@ impl Error {
             Error::CrossTree | Error::CrossLimit => errno::EXDEV,
             Error::OverLimit => errno::EDQUOT,
             Error::TooManyLinks | Error::LinkedOutside(..) => errno::EMLINK,
-            Error::FileTooLarge => errno::EFBIG,
+            Error::FileTooLarge | Error::AtomicTooLarge(_) => errno::EFBIG,
             Error::TooManySymlinks => errno::ELOOP,
             Error::NoXattr => errno::ENODATA,
             Error::XattrTooLarge => errno::E2BIG,

@@ -109,7 +109,7 @@ mod types;
 pub use api::{FileSystem, Pass};
 pub use error::{Done, Error, LostData, Result};
 pub use gate::Thawed;
-pub use handles::{Dir, Entry, File, OpenOptions, ReadDir};
+pub use handles::{AtomicWrite, Dir, Entry, File, OpenOptions, ReadDir};
 pub use kedge_base::{Clock, Ino, ManualClock, SystemClock, Timespec};
 /// The devices on which an image can be: files and block devices, memory, the network, and
 /// simulators for tests.

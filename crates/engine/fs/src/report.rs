@@ -39,6 +39,7 @@ impl Fs {
                 "checksum_errors": s.checksum_errors.get(),
                 "read_bytes": s.data_read_bytes.get(),
                 "fsyncs_with_data_in_log": s.logged_data.get(),
+                "atomic_writes": s.atomic_writes.get(),
                 "throttled_writes": s.throttled.get(),
                 "short_writes": s.short_writes.get(),
             },

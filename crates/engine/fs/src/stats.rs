@@ -45,6 +45,7 @@ ops!(
     thaw,
     fork,
     delete_tree,
+    commit_atomic,
 );
 
 pub(crate) struct FsStats {
@@ -65,6 +66,8 @@ pub(crate) struct FsStats {
     pub data_read_bytes: Counter,
     /// fsyncs whose data was logged.
     pub logged_data: Counter,
+    /// Atomic writes that were committed.
+    pub atomic_writes: Counter,
     /// Writers that had to write back themselves.
     pub throttled: Counter,
     /// Writes that accepted less than they were given.
@@ -87,6 +90,7 @@ impl Default for FsStats {
             data_reads: Counter::new(),
             data_read_bytes: Counter::new(),
             logged_data: Counter::new(),
+            atomic_writes: Counter::new(),
             throttled: Counter::new(),
             short_writes: Counter::new(),
             given_back: Counter::new(),

@@ -6,6 +6,7 @@
 //! independent.
 #![forbid(unsafe_code)]
 
+pub mod atomic;
 pub mod backend;
 pub mod campaign;
 pub mod cases;

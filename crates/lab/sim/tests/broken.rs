@@ -66,6 +66,7 @@ const CHECKS: &[Check] = &[
     ("trees that are forked", forked),
     ("blocks of a deleted fork", refilled),
     ("directories with limits", limited),
+    ("atomic writes", atomic),
     ("freed blocks on a full image", full_image),
     ("two checkpoints of a wide tree", checkpoints),
     ("writers beside checkpoints", writers),
@@ -169,6 +170,11 @@ fn forked() -> Result<(), String> {
 fn limited() -> Result<(), String> {
     let plan = StatePlan { subsets: 2, samples: 2, torn: 0, ..StatePlan::default() };
     (0..4).try_for_each(|seed| kedge_sim::limits::check(seed, 60, plan).map(drop))
+}
+
+fn atomic() -> Result<(), String> {
+    let plan = StatePlan { subsets: 3, samples: 3, torn: 1, ..StatePlan::default() };
+    (0..4).try_for_each(|seed| kedge_sim::atomic::check(seed, 50, seed == 3, plan).map(drop))
 }
 
 fn refilled() -> Result<(), String> {

@@ -237,6 +237,31 @@ impl Pages {
         Delta { pages: 0, dirty: -(was_dirty as i64) }
     }
 
+    /// Puts bytes over those of a page that is present, now that a record has them and the page has
+    /// this backing. Other bytes that are in no record stay dirty.
+    pub(crate) fn log_over(
+        &mut self,
+        index: u64,
+        bytes: &[u8; BLOCK_SIZE],
+        ranges: &[(u16, u16)],
+        backing: Backing,
+    ) -> Delta {
+        let page = self.map.get_mut(&index).expect("the caller made the page present");
+        for (lo, hi) in ranges {
+            page.data[*lo as usize..*hi as usize].copy_from_slice(&bytes[*lo as usize..*hi as usize]);
+        }
+        page.backing = backing;
+        page.logged = true;
+        self.logged.insert(index);
+        let is_covered = |(from, to): (u16, u16)| ranges.iter().any(|(lo, hi)| *lo <= from && to <= *hi);
+        let covered = page.dirty.is_some_and(is_covered);
+        if covered {
+            page.dirty = None;
+            self.dirty.remove(&index);
+        }
+        Delta { pages: 0, dirty: -(covered as i64) }
+    }
+
     /// Protects a page, if it is present, from eviction until [`Pages::release_hold`]. Returns
     /// whether it is present.
     pub(crate) fn hold(&mut self, index: u64) -> bool {

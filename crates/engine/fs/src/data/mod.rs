@@ -1,6 +1,7 @@
 //! The contents of files: reading, writing, truncate, fallocate, and the deletion of nameless
 //! inodes. It uses extents ([`crate::extents`]) and writeback ([`crate::durability::writeback`]).
 
+pub(crate) mod atomic;
 mod deletion;
 mod fallocate;
 pub(crate) mod orphans;

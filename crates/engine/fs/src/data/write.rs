@@ -330,7 +330,7 @@ fn promise_page(
     Ok(())
 }
 
-fn place_of(map: &[Mapping], index: u64) -> Place {
+pub(super) fn place_of(map: &[Mapping], index: u64) -> Place {
     let Some(m) = map.iter().find(|m| (m.first..m.first + m.blocks).contains(&index)) else {
         return Place::Hole;
     };

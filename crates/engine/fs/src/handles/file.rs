@@ -220,7 +220,11 @@ impl File {
         Ok(self.fs.fsync(self.ino, true)?)
     }
 
-    fn check_writable(&self) -> io::Result<()> {
+    pub(super) fn fs(&self) -> &FileSystem {
+        &self.fs
+    }
+
+    pub(super) fn check_writable(&self) -> io::Result<()> {
         match self.writable {
             true => Ok(()),
             false => {

@@ -1,15 +1,17 @@
 //! Paths and open files modelled on std::fs, for programs that link the library: [`Dir`], [`File`].
-//! They use only the public interface of [`FileSystem`].
+//! They use the public interface of [`FileSystem`], and atomic writes what they stage.
 //!
 //! # Why an open file stays
 //! An open file holds a pin. Between the lookup of its name and the pin another thread may remove
 //! it. So the name is looked up again once the pin is held: if it still names the inode, a thread
 //! that removes the name later finds the pin. Inode numbers are never reused.
 
+mod atomic;
 mod dir;
 mod file;
 mod walk;
 
+pub use atomic::AtomicWrite;
 pub use dir::{Dir, Entry, ReadDir};
 pub use file::{File, OpenOptions};
 

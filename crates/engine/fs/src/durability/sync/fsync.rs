@@ -9,8 +9,9 @@
 //!    shared with all threads that wait for one. Step 1 makes it unnecessary where it writes
 //!    durably ("Durable writes" in [`crate::durability::writeback`]).
 //!
-//! No inode lock is held across a force or a flush, with one exception: a device without FUA makes
-//! a durable write a write and a flush, and the inode's `wb` is held for both. An inode with
+//! An fsync holds no inode lock across a force or a flush, with one exception: a device without FUA
+//! makes a durable write a write and a flush, and the inode's `wb` is held for both. (An atomic write
+//! holds `wb` across its force, see [`crate::data::atomic`].) An inode with
 //! nothing undurable costs nothing.
 //!
 //! The call that holds its thread and the asynchronous call share their code: steps 1 and 2 are

@@ -1,0 +1,347 @@
+//! Atomic writes: many pieces of one file become durable together, or not at all.
+//!
+//! # How
+//! The bytes are staged beside the file. A commit puts all of them, the new size and the new time
+//! stamps into one record, forces the log, and returns. A crash leaves the record whole or not at
+//! all, so no second place for the old bytes is needed. The pages become log-resident, as the small
+//! data of an fsync does, and reach their blocks later.
+//!
+//! # Crash argument
+//! - Before the record is durable, the blocks of the file keep the bytes before the write: what is
+//!   staged is in no page, and from the record until the end of the force the commit holds `wb`, so
+//!   no writeback can put a page into a block that the file already has. Without that a checkpoint
+//!   beside the commit could overwrite one page in place, and a crash then lose the record with the
+//!   other pages.
+//! - Once the record is durable, replay restores every piece until a later record ends its
+//!   residency, and that is in the log only after the bytes are in place.
+//! - A size beyond the logged one is named only when no page is dirty
+//!   ([`Files::begin_settled`]): it covers no byte that is neither in place nor in the record.
+//! - Bytes of the same pages that other calls wrote before and that are in no record stay dirty.
+//!   They are not part of the atomic write.
+//!
+//! The force is waited for even with `volatile`: the rule above needs it.
+
+use super::Files;
+use super::write::place_of;
+use crate::cache::commit::{commit, lock_metas};
+use crate::cache::inode::Inode;
+use crate::cache::pages::{Backing, Delta, Page, Pages};
+use crate::error::{Error, Result};
+use crate::extents::{self, Mapping, Place};
+use crate::flags;
+use kedge_base::broken::{self, Variant};
+use kedge_base::lock::MutexGuard;
+use kedge_base::{BLOCK_SIZE, Ino, Lsn};
+use kedge_format::item::FILE_SIZE_MAX;
+use kedge_format::record::{InodeMask, RecordBuilder, RecordOp};
+use kedge_store::{Charge, Class, DataReservation, ForceCause, Need};
+use smallvec::SmallVec;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+const BLOCK: u64 = BLOCK_SIZE as u64;
+/// The most pages of one atomic write. They and their edits fit into one log write.
+const PAGES_MAX: u64 = 224;
+/// Log bytes of a page with its edit and what each resident piece promises, rounded up.
+const LOG_BYTES_PER_PAGE: u64 = BLOCK + 1024;
+/// The part of the log that one atomic write may take.
+const LOG_SHARE: u64 = 4;
+
+const _: () = {
+    let edits = PAGES_MAX * (BLOCK + kedge_format::record::size::DATA);
+    assert!(edits + 4 * BLOCK <= kedge_format::logwrite::WRITE_BLOCKS_MAX as u64 * BLOCK);
+};
+
+/// Bytes of a page that are staged, as half-open ranges that neither touch nor overlap.
+type Ranges = SmallVec<[(u16, u16); 1]>;
+
+struct StagedPage {
+    data: Box<[u8; BLOCK_SIZE]>,
+    ranges: Ranges,
+}
+
+/// The bytes of an atomic write that is not committed yet.
+#[derive(Default)]
+pub(crate) struct Staged {
+    pages: BTreeMap<u64, StagedPage>,
+    /// The end of the last byte.
+    end: u64,
+}
+
+impl Staged {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.pages.is_empty()
+    }
+
+    pub(crate) fn end(&self) -> u64 {
+        self.end
+    }
+
+    /// Stages bytes. More than `pages_max` pages are refused, and nothing is staged then.
+    pub(crate) fn write(&mut self, offset: u64, data: &[u8], pages_max: u64) -> Result<()> {
+        if data.is_empty() {
+            return Ok(());
+        }
+        let end = offset.checked_add(data.len() as u64).filter(|end| *end <= FILE_SIZE_MAX);
+        let end = end.ok_or(Error::FileTooLarge)?;
+        let pages = offset / BLOCK..end.div_ceil(BLOCK);
+        let room = pages_max.saturating_sub(self.pages.len() as u64);
+        let known = self.pages.range(pages.clone()).count() as u64;
+        if pages.end - pages.start - known > room {
+            return Err(Error::AtomicTooLarge(pages_max * BLOCK));
+        }
+        for index in pages {
+            let (from, to) = (offset.max(index * BLOCK), end.min((index + 1) * BLOCK));
+            let (lo, hi) = ((from - index * BLOCK) as usize, (to - index * BLOCK) as usize);
+            let page = self
+                .pages
+                .entry(index)
+                .or_insert_with(|| StagedPage { data: Box::new([0; BLOCK_SIZE]), ranges: Ranges::new() });
+            page.data[lo..hi].copy_from_slice(&data[(from - offset) as usize..(to - offset) as usize]);
+            page.add(lo as u16, hi as u16);
+        }
+        self.end = self.end.max(end);
+        Ok(())
+    }
+
+    /// Puts the staged bytes over those of a buffer that starts at `offset` of the file.
+    pub(crate) fn lay_over(&self, offset: u64, buf: &mut [u8]) {
+        let end = offset.saturating_add(buf.len() as u64);
+        for (index, page) in self.pages.range(offset / BLOCK..end.div_ceil(BLOCK)) {
+            for (lo, hi) in &page.ranges {
+                let from = (index * BLOCK + u64::from(*lo)).max(offset);
+                let to = (index * BLOCK + u64::from(*hi)).min(end);
+                if from < to {
+                    let bytes = &page.data[(from - index * BLOCK) as usize..(to - index * BLOCK) as usize];
+                    buf[(from - offset) as usize..(to - offset) as usize].copy_from_slice(bytes);
+                }
+            }
+        }
+    }
+
+    fn edits(&self) -> usize {
+        self.pages.values().map(|page| page.ranges.len()).sum()
+    }
+
+    fn bytes(&self) -> usize {
+        self.pages.values().flat_map(|page| &page.ranges).map(|(lo, hi)| usize::from(hi - lo)).sum()
+    }
+
+    /// The staged pages as runs of neighbours.
+    pub(crate) fn runs(&self) -> Vec<Range<u64>> {
+        let mut runs: Vec<Range<u64>> = Vec::new();
+        for index in self.pages.keys() {
+            match runs.last_mut() {
+                Some(run) if run.end == *index => run.end += 1,
+                _ => runs.push(*index..index + 1),
+            }
+        }
+        runs
+    }
+
+    /// Takes the pages from the middle on away.
+    fn split_half(&mut self) -> Staged {
+        let middle = self.pages.keys().nth(self.pages.len() / 2).copied().unwrap_or(u64::MAX);
+        let later = self.pages.split_off(&middle);
+        Staged { pages: later, end: self.end }
+    }
+}
+
+impl StagedPage {
+    fn add(&mut self, mut lo: u16, mut hi: u16) {
+        self.ranges.retain(|(from, to)| {
+            let apart = *to < lo || hi < *from;
+            if !apart {
+                (lo, hi) = (lo.min(*from), hi.max(*to));
+            }
+            apart
+        });
+        let at = self.ranges.iter().position(|(from, _)| *from > lo).unwrap_or(self.ranges.len());
+        self.ranges.insert(at, (lo, hi));
+    }
+
+    fn is_whole(&self) -> bool {
+        self.ranges[..] == [(0, BLOCK_SIZE as u16)]
+    }
+}
+
+/// What a page needs beside its bytes when the record is committed.
+struct PagePlan {
+    index: u64,
+    backing: Backing,
+    /// It becomes the holder of a promised block.
+    promised: bool,
+    /// It becomes the holder of a block of the limit.
+    charged: bool,
+}
+
+/// The space that the pages of an atomic write need, promised before a lock is taken.
+struct Promises {
+    blocks: DataReservation,
+    charge: Option<Charge>,
+}
+
+impl Files {
+    /// The most pages of an atomic write.
+    pub(crate) fn atomic_pages_max(&self) -> u64 {
+        let share = self.engine.store().geometry().log_bytes() / LOG_SHARE;
+        (share / LOG_BYTES_PER_PAGE).clamp(1, PAGES_MAX)
+    }
+
+    /// Makes the staged bytes part of the file, durably and all at once. After an error the file is
+    /// as it was, unless the log could not be written: then the file system is shut down, and
+    /// recovery finds all of the bytes or none.
+    pub(crate) fn commit_atomic(&self, ino: Ino, mut staged: Staged) -> Result<()> {
+        self.engine.check_open()?;
+        let store = self.engine.store();
+        if store.is_read_only() {
+            return Err(kedge_base::Error::ReadOnly.into());
+        }
+        store.check_alive()?;
+        let inode = self.inodes.get_file(ino)?;
+        if staged.is_empty() {
+            return Ok(());
+        }
+        if broken::is(Variant::AtomicInParts) {
+            let later = staged.split_half();
+            let first = self.commit_staged(&inode, &staged)?;
+            store.force(first, ForceCause::Fsync)?;
+            staged = later;
+        }
+        self.writeback.throttle()?;
+        self.commit_staged(&inode, &staged)?;
+        self.writeback.unlist_clean(std::slice::from_ref(&inode));
+        self.engine.stats().atomic_writes.inc();
+        Ok(())
+    }
+
+    /// One record with everything that is staged, and its force. Returns the end of the record.
+    fn commit_staged(&self, inode: &Arc<Inode>, staged: &Staged) -> Result<Lsn> {
+        let store = self.engine.store();
+        // Promised before the lock: finding space may need a checkpoint, which takes inode locks.
+        if self.engine.host_is_full(self.writeback.dirty_pages()) {
+            return Err(kedge_base::Error::NoSpace.into());
+        }
+        let blocks = store.reserve_data(staged.pages.len() as u64)?;
+        let need = Need::record(Class::Normal).patches(1).zeros(1).data(staged.edits(), staged.bytes());
+        let (mut handle, io, wb) = self.begin_settled(inode, need, |_| staged.end)?;
+        let core = {
+            let meta = inode.meta.lock();
+            flags::check_change(&meta.core)?;
+            meta.core
+        };
+        let mut record = RecordBuilder::new(RecordOp::LogData);
+        if staged.end > core.size {
+            let behind = core.size.next_multiple_of(BLOCK).min(staged.end);
+            self.zero_range_of_block(inode, &mut record, core.size, behind)?;
+        }
+        let mut held = Vec::new();
+        for (index, _) in staged.pages.iter().filter(|(i, page)| !page.is_whole() && *i * BLOCK < core.size) {
+            held.push(self.load_page(inode, *index)?);
+        }
+        let mut map = Vec::new();
+        if core.blocks > 0 {
+            for run in staged.runs() {
+                map.extend(extents::map(store, inode, run.start, run.end - run.start)?);
+            }
+        }
+        let mut pages = inode.pages.lock();
+        pages.follow(store.births_below(inode.ino));
+        let plans = plan(&pages, staged, &map);
+        let charged = plans.iter().filter(|plan| plan.charged).count() as u64;
+        let charge =
+            (core.limit != 0).then(|| store.charge_blocks(store.limit_id(inode.ino, core.limit), charged));
+        if charge.as_ref().is_some_and(|charge| charge.held_blocks() < charged) {
+            return Err(Error::OverLimit);
+        }
+        let now = self.engine.now();
+        let mut changes = lock_metas(&[&**inode]);
+        let c = &mut changes[0];
+        for (index, page) in &staged.pages {
+            for (lo, hi) in &page.ranges {
+                let (lo, hi) = (*lo as usize, *hi as usize);
+                record.data(inode.ino, index * BLOCK + lo as u64, &page.data[lo..hi]);
+            }
+        }
+        c.touch(now);
+        if staged.end > c.meta.logged_size {
+            c.set(InodeMask::SIZE, |core| core.size = core.size.max(staged.end));
+        }
+        let end = commit(&mut handle, record, &mut changes)?.end;
+        drop(changes);
+        let delta = self.settle_atomic(inode, &mut pages, staged, plans, Promises { blocks, charge });
+        drop(pages);
+        self.writeback.pages_written(delta);
+        drop((held, io, handle));
+        self.force_atomic(inode, end, wb)?;
+        Ok(end)
+    }
+
+    /// Puts the bytes into the pages, which are log-resident from now on. The record is committed.
+    fn settle_atomic(
+        &self,
+        inode: &Inode,
+        pages: &mut Pages,
+        staged: &Staged,
+        plans: Vec<PagePlan>,
+        mut promises: Promises,
+    ) -> Delta {
+        let mut delta = Delta::default();
+        for plan in plans {
+            let page = &staged.pages[&plan.index];
+            if pages.get(plan.index).is_none() {
+                delta.pages += pages.insert_clean(plan.index, Page::zeroed()).pages;
+                self.writeback.page_added(inode.ino, plan.index);
+            }
+            delta.dirty += pages.log_over(plan.index, &page.data, &page.ranges, plan.backing).dirty;
+            if plan.promised {
+                pages.reserve(promises.blocks.split(1));
+            }
+            if let (true, Some(charge)) = (plan.charged, &mut promises.charge) {
+                pages.charge_page(plan.index, charge.split(1));
+            }
+        }
+        delta
+    }
+
+    /// Forces the log, with the writeback of the inode locked until then.
+    fn force_atomic(&self, inode: &Arc<Inode>, end: Lsn, wb: MutexGuard<'_, ()>) -> Result<()> {
+        if broken::is(Variant::AtomicWrittenEarly) {
+            // Broken on purpose: the pages reach their blocks before the record is durable.
+            drop(wb);
+            self.writeback.write_range(inode, 0..u64::MAX / BLOCK)?;
+            return Ok(self.engine.store().force(end, ForceCause::Fsync)?);
+        }
+        self.engine.store().force(end, ForceCause::Fsync)?;
+        drop(wb);
+        Ok(())
+    }
+}
+
+/// The new state of each staged page. The caller holds `io` exclusively and `wb`, so no page is on
+/// its way to the device.
+fn plan(pages: &Pages, staged: &Staged, map: &[Mapping]) -> Vec<PagePlan> {
+    let plan_page = |index: u64| {
+        let page = pages.get(index);
+        let backing = page.map_or(Backing::Unknown, |page| page.backing);
+        let is_charged = page.is_some_and(Page::is_charged);
+        if !matches!(backing, Backing::Unknown | Backing::Shared) {
+            return PagePlan { index, backing, promised: false, charged: false };
+        }
+        let (backing, is_new) = match place_of(map, index) {
+            Place::Written(_) => (Backing::Written, false),
+            Place::Unwritten(_) => (Backing::Unwritten, false),
+            Place::Shared(_, false) => (Backing::Moving, false),
+            Place::Shared(_, true) => (Backing::Reserved, false),
+            Place::Hole => (Backing::Reserved, true),
+        };
+        let promised = matches!(backing, Backing::Moving | Backing::Reserved);
+        PagePlan { index, backing, promised, charged: is_new && !is_charged }
+    };
+    staged.pages.keys().map(|index| plan_page(*index)).collect()
+}
+
+#[cfg(test)]
+#[path = "atomic_tests.rs"]
+mod tests;
