@@ -240,6 +240,11 @@ pub mod ioctl {
     pub const SETFLAGS: u32 = 0x4008_6602;
     pub const FSGETXATTR: u32 = 0x801c_581f;
     pub const FSSETXATTR: u32 = 0x401c_5820;
+    /// The ioctls of F2FS for atomic writes; the first returns a `u32`.
+    pub const F2FS_GET_FEATURES: u32 = 0x8004_f50c;
+    pub const F2FS_START_ATOMIC_WRITE: u32 = 0xf501;
+    pub const F2FS_COMMIT_ATOMIC_WRITE: u32 = 0xf502;
+    pub const F2FS_ABORT_ATOMIC_WRITE: u32 = 0xf505;
 }
 
 /// [`TreeIn::flags`]: the fork is a snapshot, in which nothing can be changed.

@@ -2,6 +2,7 @@
 
 use crate::abi::{self, InHeader, fattr, fopen, ioctl, op};
 use crate::args::{Args, NAME_END};
+use crate::atomics::{Atomics, Span};
 use crate::caller;
 use crate::control;
 use crate::errno::{Answer, EINVAL, Errno};
@@ -493,6 +494,15 @@ impl<O: Ops> Server<O> {
         match args.take::<abi::WriteIn>() {
             Err(e) => reply.err(e.0),
             Ok(asked) => {
+                if let Some(staged) = self.staged(&request.header, &asked, args) {
+                    return match staged {
+                        Ok((written, span)) => {
+                            let then = Then::Staged(written, span);
+                            self.settle(SettledJob { reply, ino: node, from: asked.offset, then });
+                        }
+                        Err(e) => reply.err(e.0),
+                    };
+                }
                 let appends = self.is_append_only(node);
                 let written = match appends && self.has_capability(node) {
                     true => Err(Errno(libc::EPERM)),
@@ -507,6 +517,57 @@ impl<O: Ops> Server<O> {
                     written => reply.finish(written),
                 }
             }
+        }
+    }
+
+    /// Stages the bytes if the caller writes the file atomically. `None` if it does not.
+    fn staged(
+        &self,
+        header: &InHeader,
+        asked: &abi::WriteIn,
+        args: &mut Args<'_>,
+    ) -> Option<Answer<(abi::WriteOut, Span)>> {
+        if asked.write_flags & abi::WRITE_CACHE != 0 || !self.atomics.is_used() {
+            return None;
+        }
+        let data = match args.bytes(asked.size) {
+            Ok(data) => data,
+            Err(e) => return Some(Err(e)),
+        };
+        let staged = self.atomics.stage(header, asked.offset, data)?;
+        let dropped = match asked.write_flags & abi::WRITE_KILL_SUIDGID {
+            0 => Ok(()),
+            _ => {
+                let attr = self.ops.getattr(Ino(header.nodeid)).map_err(Errno::from);
+                attr.and_then(|attr| self.drop_privilege(&attr, header, false, || true))
+            }
+        };
+        Some(staged.and_then(|span| {
+            dropped?;
+            Ok((abi::WriteOut { size: asked.size, padding: 0 }, span))
+        }))
+    }
+
+    /// The ioctls of F2FS, in [`crate::atomics`].
+    fn atomic(&self, cmd: u32, header: &InHeader, reply: Reply) {
+        let ino = Ino(header.nodeid);
+        if self.writeback.load(Ordering::Relaxed) {
+            return match cmd {
+                ioctl::F2FS_GET_FEATURES => reply.finish(Ok::<_, Errno>(abi::IoctlFlags::new_zeroed())),
+                _ => reply.err(libc::EOPNOTSUPP),
+            };
+        }
+        let then = match cmd {
+            ioctl::F2FS_GET_FEATURES => {
+                return reply.finish(Ok::<_, Errno>(Atomics::features(&*self.ops, header)));
+            }
+            ioctl::F2FS_START_ATOMIC_WRITE => return reply.finish(self.atomics.start(&*self.ops, header)),
+            ioctl::F2FS_COMMIT_ATOMIC_WRITE => self.atomics.take(header).map(Then::Commit),
+            _ => self.atomics.take(header).map(Then::Abort),
+        };
+        match then {
+            Ok(then) => self.settle(SettledJob { reply, ino, from: 0, then }),
+            Err(e) => reply.err(e.0),
         }
     }
 
@@ -817,6 +878,17 @@ impl<O: Ops> Server<O> {
                 }
                 Err(e) => reply.err(e.0),
             },
+            Ok(asked)
+                if matches!(
+                    asked.cmd,
+                    ioctl::F2FS_GET_FEATURES
+                        | ioctl::F2FS_START_ATOMIC_WRITE
+                        | ioctl::F2FS_COMMIT_ATOMIC_WRITE
+                        | ioctl::F2FS_ABORT_ATOMIC_WRITE
+                ) =>
+            {
+                self.atomic(asked.cmd, header, reply);
+            }
             Ok(asked) if matches!(asked.cmd, ioctl::FREEZE | ioctl::THAW) => {
                 self.freeze_or_thaw(asked.cmd, args, header, reply);
             }

@@ -28,6 +28,7 @@
 
 pub mod abi;
 mod args;
+mod atomics;
 mod caller;
 mod companion;
 mod control;

@@ -2,8 +2,8 @@
 //! server can be tested against a real kernel without an engine, and an engine without a kernel.
 
 use kedgefs::{
-    Attr, DirEntry, FallocateMode, FileFlags, FileSystem, Ino, Limit, Owner, RenameMode, Result, SeekKind,
-    SetAttr, SetLimit, StatFs, Thawed, TreeInfo, TreeSpace, WriteMode, XattrMode,
+    AtomicWrite, Attr, DirEntry, FallocateMode, FileFlags, FileSystem, Ino, Limit, Owner, RenameMode, Result,
+    SeekKind, SetAttr, SetLimit, StatFs, Thawed, TreeInfo, TreeSpace, WriteMode, XattrMode,
 };
 use std::time::Duration;
 
@@ -33,6 +33,10 @@ pub trait Ops: Send + Sync + 'static {
     /// A read without the file system's own page cache, because the kernel caches the bytes.
     fn read_uncached(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize>;
     fn write_with(&self, ino: Ino, offset: u64, data: &[u8], mode: WriteMode) -> Result<usize>;
+    /// Begins an atomic write of a regular file.
+    fn atomic(&self, _ino: Ino) -> Result<AtomicWrite> {
+        Err(kedgefs::Error::NotSupported("atomic writes"))
+    }
     fn fallocate(&self, ino: Ino, mode: FallocateMode, offset: u64, len: u64) -> Result<()>;
     fn seek(&self, ino: Ino, offset: u64, kind: SeekKind) -> Result<u64>;
     fn fsync_async(&self, ino: Ino, datasync: bool, done: Done);
@@ -203,6 +207,7 @@ delegate! {
         readdir(dir: Ino, cookie: u64, visit: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()>;
         read_uncached(ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize>;
         seek(ino: Ino, offset: u64, kind: SeekKind) -> Result<u64>;
+        atomic(ino: Ino) -> Result<AtomicWrite>;
         fsync_async(ino: Ino, datasync: bool, done: Done);
         sync() -> Result<()>;
         sync_async(done: Done);

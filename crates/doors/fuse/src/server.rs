@@ -65,6 +65,7 @@
 
 use crate::abi::{self, OPCODES, init, init2, op_name};
 use crate::args::Args;
+use crate::atomics::Atomics;
 use crate::control;
 use crate::errno::{Answer, Errno};
 use crate::failures::Failures;
@@ -110,6 +111,7 @@ pub struct Server<O> {
     pub(crate) flags_checked: AtomicBool,
     /// Opens that can store into pages.
     pub(crate) opens: Opens,
+    pub(crate) atomics: Atomics,
     pub(crate) settled: mpsc::Sender<SettledJob>,
     /// Run by DESTROY, so it completes before umount(2) returns.
     on_destroy: Mutex<Option<OnDestroy>>,
@@ -155,6 +157,7 @@ impl<O: Ops> Server<O> {
             acls: AtomicBool::new(false),
             flags_checked: AtomicBool::new(false),
             opens: Opens::default(),
+            atomics: Atomics::default(),
             settled,
             on_destroy: Mutex::new(Some(on_destroy)),
             requests: [const { Counter::new() }; OPCODES],
@@ -201,6 +204,7 @@ impl<O: Ops> Server<O> {
     /// Runs the session's final action; at most once.
     pub(crate) fn destroy(&self) {
         drop(self.status.lock().take());
+        self.atomics.clear();
         let on_destroy = self.on_destroy.lock().take();
         if let Some(on_destroy) = on_destroy {
             on_destroy();

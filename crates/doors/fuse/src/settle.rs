@@ -10,6 +10,9 @@
 //! - A WRITE to an append-only file: it bypasses the kernel's page cache (see the module `opens`),
 //!   whose last page a reader may have cached with the old bytes.
 //!
+//! Atomic writes are served here too (the module `atomics`): their pages must be dropped, and a
+//! commit waits for the log.
+//!
 //! Changes of whole trees are served here too (the module `trees`): they wait for a
 //! checkpoint, and for the kernel to drop a name. So are changes of limits (`tree_limits`).
 //!
@@ -31,6 +34,7 @@
 //! system down, as in a worker. The thread goes on, or every later lseek(2) would wait forever.
 
 use crate::abi::{self, LseekOut, WriteOut};
+use crate::atomics::{self, Span};
 use crate::errno::{Answer, Errno};
 use crate::flags;
 use crate::opens::{Bar, Opens};
@@ -39,7 +43,7 @@ use crate::transport::{Reply, Transport};
 use crate::tree_limits::LimitCall;
 use crate::trees::TreeCall;
 use kedge_base::{Clock, SystemClock, spawn_named, without_panic};
-use kedgefs::{FileFlags, Ino, SeekKind};
+use kedgefs::{AtomicWrite, FileFlags, Ino, SeekKind};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -66,6 +70,10 @@ pub(crate) enum Then {
     Written(WriteOut),
     Tree(TreeCall),
     Limit(LimitCall),
+    /// The reply to a WRITE of an atomic write, and then the end of its pages.
+    Staged(WriteOut, Span),
+    Commit(AtomicWrite),
+    Abort(AtomicWrite),
 }
 
 /// The most threads for jobs. If all are busy, further jobs wait.
@@ -141,6 +149,12 @@ fn answer<O: Ops>(ops: &O, transport: &dyn Transport, job: SettledJob) {
     let then = match then {
         Then::Tree(call) => return call.answer(ops, transport, reply),
         Then::Limit(call) => return call.answer(ops, reply),
+        Then::Staged(written, span) => {
+            reply.finish(Ok::<_, Errno>(written));
+            return atomics::drop_pages(transport, ino, span);
+        }
+        Then::Commit(write) => return atomics::commit(transport, ino, write, reply),
+        Then::Abort(write) => return atomics::abort(transport, ino, write, reply),
         then => then,
     };
     let bar = match &then {
@@ -167,7 +181,9 @@ fn answer<O: Ops>(ops: &O, transport: &dyn Transport, job: SettledJob) {
             reply.finish(set);
         }
         Then::Written(written) => reply.finish(Ok::<_, Errno>(written)),
-        Then::Tree(_) | Then::Limit(_) => unreachable!("answered above"),
+        Then::Tree(_) | Then::Limit(_) | Then::Staged(..) | Then::Commit(_) | Then::Abort(_) => {
+            unreachable!("answered above")
+        }
     }
 }
 
