@@ -225,6 +225,11 @@ fn a_full_image_or_limit_refuses_the_whole_and_changes_nothing() {
     assert_eq!(write.commit().unwrap_err().errno(), kedge_base::errno::ENOSPC);
     assert!(contents(&fs, ino) == vec![1; 8192]);
     assert!(contents(&killed(&device), ino) == vec![1; 8192]);
+    // What has a block needs none.
+    let mut write = fs.atomic(ino).unwrap();
+    write.write_at(0, &[5; 8192]).unwrap();
+    write.commit().unwrap();
+    assert!(contents(&killed(&device), ino) == vec![5; 8192]);
     fs.unlink(Ino::ROOT, b"filler").unwrap();
     fs.sync().unwrap();
 

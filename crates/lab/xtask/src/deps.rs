@@ -23,6 +23,7 @@ const FSCK: &str = "kedge-fsck";
 const HOST: &str = "kedge-host";
 const CAPI: &str = "kedgefs-capi";
 const PYTHON: &str = "kedgefs-python";
+const SQLITE: &str = "kedgefs-sqlite";
 const TRANSFER: &str = "kedge-transfer";
 const NFS: &str = "kedge-nfs";
 const CEPH: &str = "kedge-ceph";
@@ -59,6 +60,8 @@ const RULES: &[Rule] = &[
     (CAPI, &[BASE, DEVICE, FS, HOST], &[FORMAT, FSCK]),
     // The library for Python, likewise.
     (PYTHON, &[BASE, FS, HOST], &[]),
+    // The extension of SQLite, likewise.
+    (SQLITE, &[BASE, DEVICE, FS, HOST], &[FSCK]),
     (TRANSFER, &[BASE, DEVICE, FORMAT, FS, FUSE, HOST], &[FSCK, HOSTILE]),
     (SIM, &[BASE, DEVICE, FORMAT, FS, FSCK], &[]),
     // The experiments. Nothing depends on them, so installed programs contain no benchmark code.

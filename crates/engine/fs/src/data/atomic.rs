@@ -178,7 +178,7 @@ struct PagePlan {
 
 /// The space that the pages of an atomic write need, promised before a lock is taken.
 struct Promises {
-    blocks: DataReservation,
+    blocks: Option<DataReservation>,
     charge: Option<Charge>,
 }
 
@@ -223,7 +223,13 @@ impl Files {
         if self.engine.host_is_full(self.writeback.dirty_pages()) {
             return Err(kedge_base::Error::NoSpace.into());
         }
-        let blocks = store.reserve_data(staged.pages.len() as u64)?;
+        let most = staged.pages.len() as u64;
+        let blocks = match store.reserve_data(most) {
+            Ok(blocks) => Some(blocks),
+            // Pages that have a block need none.
+            Err(kedge_base::Error::NoSpace) => store.reserve_some_data(most),
+            Err(e) => return Err(e.into()),
+        };
         let need = Need::record(Class::Normal).patches(1).zeros(1).data(staged.edits(), staged.bytes());
         let (mut handle, io, wb) = self.begin_settled(inode, need, |_| staged.end)?;
         let core = {
@@ -249,6 +255,10 @@ impl Files {
         let mut pages = inode.pages.lock();
         pages.follow(store.births_below(inode.ino));
         let plans = plan(&pages, staged, &map);
+        let promised = plans.iter().filter(|plan| plan.promised).count() as u64;
+        if promised > blocks.as_ref().map_or(0, DataReservation::blocks) {
+            return Err(kedge_base::Error::NoSpace.into());
+        }
         let charged = plans.iter().filter(|plan| plan.charged).count() as u64;
         let charge =
             (core.limit != 0).then(|| store.charge_blocks(store.limit_id(inode.ino, core.limit), charged));
@@ -295,8 +305,8 @@ impl Files {
                 self.writeback.page_added(inode.ino, plan.index);
             }
             delta.dirty += pages.log_over(plan.index, &page.data, &page.ranges, plan.backing).dirty;
-            if plan.promised {
-                pages.reserve(promises.blocks.split(1));
+            if let (true, Some(blocks)) = (plan.promised, &mut promises.blocks) {
+                pages.reserve(blocks.split(1));
             }
             if let (true, Some(charge)) = (plan.charged, &mut promises.charge) {
                 pages.charge_page(plan.index, charge.split(1));

@@ -1,0 +1,118 @@
+//! Atomic writes on a mount: the ioctls of F2FS, and an SQLite that uses them.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+#[path = "../../sqlite/tests/library/mod.rs"]
+mod library;
+
+use common::{Place, kill, needs_fuse, output_of};
+use kedge_base::skip;
+use library::{LIBRARY, PYTHON};
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+fn mounted(options: &str) -> Place {
+    let place = Place::after("mkfs --size 256M disk.kedge");
+    fs::create_dir(place.path("mnt")).unwrap();
+    place.run(&format!("mount{options} disk.kedge mnt")).ok();
+    place
+}
+
+fn script(place: &Place, name: &str, arguments: &[&str]) -> Command {
+    let mut command = place.command(PYTHON);
+    command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/sqlite").join(name)).args(arguments);
+    command
+}
+
+#[track_caller]
+fn run(command: Command) -> String {
+    let output = output_of(command).unwrap();
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{}\n{out}{err}", output.status);
+    out.into_owned()
+}
+
+#[test]
+fn a_commit_shows_all_pages_to_all_readers_and_an_abort_none() {
+    needs_fuse!();
+    for options in ["", " -o fuse"] {
+        let place = mounted(options);
+        assert_eq!(run(script(&place, "ioctls.py", &["mnt/f", "with"])), "done\n");
+        let kept = fs::read(place.path("mnt/f")).unwrap();
+        // All of it was committed, so that a killed server keeps it.
+        kill(&place, "mnt");
+        common::until("the image is free", || place.run("fsck disk.kedge").code != 8);
+        place.run(&format!("mount{options} disk.kedge mnt")).ok();
+        assert!(fs::read(place.path("mnt/f")).unwrap()[2 * 4096..] == kept[2 * 4096..]);
+        place.unmount_and_check("disk.kedge");
+    }
+}
+
+#[test]
+fn a_mount_with_a_writeback_cache_has_none_and_says_so() {
+    needs_fuse!();
+    let place = mounted(" -o writeback_cache");
+    assert_eq!(run(script(&place, "ioctls.py", &["mnt/f", "without"])), "done\n");
+    place.unmount_and_check("disk.kedge");
+}
+
+fn sqlite(place: &Place, arguments: &[&str]) -> Option<Command> {
+    match &*LIBRARY {
+        Err(why) => {
+            skip::note(why);
+            None
+        }
+        Ok(library) => {
+            let mut command = script(place, "commits.py", arguments);
+            command.env("LD_LIBRARY_PATH", library);
+            Some(command)
+        }
+    }
+}
+
+fn atomic_writes(place: &Place) -> u64 {
+    let stats: serde_json::Value = serde_json::from_str(&place.run("stats --json mnt").ok()).unwrap();
+    stats["data"]["atomic_writes"].as_u64().unwrap()
+}
+
+#[test]
+fn a_transaction_of_sqlite_is_one_atomic_write_without_a_journal() {
+    needs_fuse!();
+    let place = mounted("");
+    let Some(command) = sqlite(&place, &["mnt/app.db", "200", "more"]) else { return };
+    run(command);
+    let commits = atomic_writes(&place);
+    assert!(commits >= 202, "{commits} atomic writes");
+    place.unmount_and_check("disk.kedge");
+}
+
+#[test]
+fn a_killed_server_keeps_whole_transactions_and_all_that_were_committed() {
+    needs_fuse!();
+    let place = mounted("");
+    let mut last = 0;
+    for round in 0..5 {
+        let Some(mut command) = sqlite(&place, &["mnt/app.db", "100000"]) else { return };
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        for line in lines.by_ref().take(30 + 11 * round) {
+            last = line.unwrap().parse().unwrap();
+        }
+        // It is in the middle of a transaction when the server ends.
+        kill(&place, "mnt");
+        for line in lines {
+            last = line.unwrap().parse().unwrap();
+        }
+        child.wait().unwrap();
+        common::until("the image is free", || place.run("fsck disk.kedge").code != 8);
+        place.run("mount disk.kedge mnt").ok();
+        let next = run(sqlite(&place, &["mnt/app.db", "1"]).unwrap());
+        let next: u64 = next.trim().parse().unwrap();
+        assert!(next == last + 1 || next == last + 2, "after {last} comes {next}");
+        last = next;
+    }
+    place.unmount_and_check("disk.kedge");
+}

@@ -1,0 +1,63 @@
+//! Errors: a number of SQLite, and a text that says more.
+
+use kedge_base::panic_words;
+use kedge_host::embed::Fault;
+use libsqlite3_sys as sqlite;
+use parking_lot::Mutex;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// What went wrong last in this process. A VFS cannot pass a text to its connection, so the SQL
+/// function `kedgefs_error()` returns it.
+static LAST: Mutex<String> = Mutex::new(String::new());
+
+pub(crate) fn last() -> String {
+    LAST.lock().clone()
+}
+
+/// An error that SQLite gets.
+#[derive(Debug)]
+pub(crate) struct Refused {
+    pub(crate) code: i32,
+    pub(crate) errno: i32,
+    pub(crate) text: String,
+}
+
+pub(crate) type Outcome<T> = Result<T, Refused>;
+
+impl Refused {
+    pub(crate) fn new(code: i32, text: impl Into<String>) -> Refused {
+        Refused { code, errno: 0, text: text.into() }
+    }
+
+    /// An image that cannot be opened.
+    pub(crate) fn image(image: &str, fault: &Fault) -> Refused {
+        let text = format!("{image}: {}", fault.text);
+        Refused { code: sqlite::SQLITE_CANTOPEN, errno: fault.errno, text }
+    }
+
+    /// The failure of a call for which SQLite has this number. A full image has a number of its own.
+    pub(crate) fn io(code: i32, what: &str, e: &io::Error) -> Refused {
+        let errno = e
+            .get_ref()
+            .and_then(|inner| inner.downcast_ref::<kedgefs::Error>())
+            .map_or_else(|| e.raw_os_error().unwrap_or(libc::EIO), kedgefs::Error::errno);
+        let full = code == sqlite::SQLITE_IOERR_WRITE && matches!(errno, libc::ENOSPC | libc::EDQUOT);
+        let code = if full { sqlite::SQLITE_FULL } else { code };
+        Refused { code, errno, text: format!("{what}: {e}") }
+    }
+
+    /// Notes the error for `kedgefs_error()`, and returns its number.
+    pub(crate) fn note(self) -> i32 {
+        *LAST.lock() = self.text;
+        self.code
+    }
+}
+
+/// Runs what SQLite calls. A panic is an error.
+pub(crate) fn guarded(code: i32, run: impl FnOnce() -> Outcome<i32>) -> i32 {
+    let outcome = catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
+        Err(Refused::new(code, format!("a panic in the library: {}", panic_words(&*panic))))
+    });
+    outcome.unwrap_or_else(Refused::note)
+}

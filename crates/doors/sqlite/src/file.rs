@@ -1,0 +1,229 @@
+//! An open file, and what SQLite does with it.
+
+use crate::error::{Outcome, Refused};
+use crate::locks::{Held, Level};
+use crate::name::Name;
+use crate::shared::{NoRegion, Shared};
+use crate::volume::Use;
+use kedgefs::{AtomicWrite, File, OpenOptions};
+use libsqlite3_sys as sqlite;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+
+/// Numbers of SQLite that are younger than the oldest version that the extension runs with.
+pub(crate) const IOCAP_BATCH_ATOMIC: i32 = 0x4000;
+pub(crate) const IOERR_BEGIN_ATOMIC: i32 = sqlite::SQLITE_IOERR | 29 << 8;
+pub(crate) const IOERR_COMMIT_ATOMIC: i32 = sqlite::SQLITE_IOERR | 30 << 8;
+
+/// An open file of an image.
+pub(crate) struct OpenFile {
+    // Dropped before the image may be closed.
+    file: File,
+    /// Bytes of a transaction that is being committed.
+    atomic: Option<AtomicWrite>,
+    shared: Arc<Shared>,
+    level: Level,
+    /// Slots of the WAL index; `None` before it is mapped.
+    held: Option<Held>,
+    /// The path to remove at the end.
+    doomed: Option<String>,
+    errno: i32,
+    image: Use,
+}
+
+/// How a file is opened.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct How {
+    pub(crate) write: bool,
+    pub(crate) create: bool,
+    pub(crate) exclusive: bool,
+    pub(crate) delete_on_close: bool,
+}
+
+impl OpenFile {
+    pub(crate) fn open(name: &Name, options: &str, how: How) -> Outcome<OpenFile> {
+        let image = Use::of(name, options)?;
+        let root = &image.volume().root;
+        let how_to = OpenOptions::new()
+            .read(true)
+            .write(how.write)
+            .create(how.write && how.create)
+            .create_new(how.write && how.create && how.exclusive);
+        let cannot =
+            |e: &io::Error| Refused { code: sqlite::SQLITE_CANTOPEN, ..Refused::io(0, &name.to_string(), e) };
+        let file = root.open_with(&name.path, &how_to).map_err(|e| cannot(&e))?;
+        let shared = image.volume().shared(file.ino());
+        let doomed = how.delete_on_close.then(|| name.path.clone());
+        let (level, held) = (Level::None, None);
+        Ok(OpenFile { file, atomic: None, shared, level, held, doomed, errno: 0, image })
+    }
+
+    pub(crate) fn close(mut self) -> Outcome<()> {
+        let checked = self.image.check_process();
+        if checked.is_err() {
+            // The child of the process that opened it: its copies are left as they are.
+            std::mem::forget(self);
+            return Ok(());
+        }
+        self.unmap();
+        self.unlock(Level::None);
+        match self.doomed.take() {
+            Some(path) => {
+                let removed = self.image.volume().root.remove_file(&path);
+                removed.map_err(|e| Refused::io(sqlite::SQLITE_IOERR_DELETE, &path, &e))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Notes the number of the host's or engine's error, which SQLite may ask for.
+    pub(crate) fn note<T>(&mut self, outcome: Outcome<T>) -> Outcome<T> {
+        outcome.inspect_err(|refused| self.errno = refused.errno)
+    }
+
+    pub(crate) fn errno(&self) -> i32 {
+        self.errno
+    }
+
+    /// Fills the buffer, with zeros from the end of the file on. Returns whether all of it is in
+    /// the file.
+    pub(crate) fn read(&self, offset: u64, buf: &mut [u8]) -> Outcome<bool> {
+        self.image.check_process()?;
+        let mut done = 0;
+        while done < buf.len() {
+            let (at, rest) = (offset + done as u64, &mut buf[done..]);
+            let read = match &self.atomic {
+                Some(atomic) => atomic.read_at(at, rest).map_err(io::Error::from),
+                None => self.file.read_at(at, rest),
+            };
+            match read.map_err(|e| Refused::io(sqlite::SQLITE_IOERR_READ, "read", &e))? {
+                0 => break,
+                n => done += n,
+            }
+        }
+        buf[done..].fill(0);
+        Ok(done == buf.len())
+    }
+
+    pub(crate) fn write(&mut self, offset: u64, data: &[u8]) -> Outcome<()> {
+        self.image.check_process()?;
+        let written = match &mut self.atomic {
+            Some(atomic) => atomic.write_at(offset, data).map_err(io::Error::from),
+            None => self.file.write_all_at(offset, data),
+        };
+        let written = written.map_err(|e| Refused::io(sqlite::SQLITE_IOERR_WRITE, "write", &e));
+        self.note(written)
+    }
+
+    pub(crate) fn truncate(&mut self, size: u64) -> Outcome<()> {
+        self.image.check_process()?;
+        let cut = self.file.set_len(size);
+        self.note(cut.map_err(|e| Refused::io(sqlite::SQLITE_IOERR_TRUNCATE, "truncate", &e)))
+    }
+
+    /// What fdatasync leaves out are time stamps. The name of a new file is durable with it.
+    pub(crate) fn sync(&mut self) -> Outcome<()> {
+        self.image.check_process()?;
+        let synced = self.file.sync_data();
+        self.note(synced.map_err(|e| Refused::io(sqlite::SQLITE_IOERR_FSYNC, "sync", &e)))
+    }
+
+    pub(crate) fn size(&self) -> Outcome<u64> {
+        self.image.check_process()?;
+        let attr = self.file.metadata();
+        let size = attr.map_err(|e| Refused::io(sqlite::SQLITE_IOERR_FSTAT, "size", &e))?.size;
+        Ok(size.max(self.atomic.as_ref().map_or(0, AtomicWrite::end)))
+    }
+
+    // ----- the transaction that is being committed -----
+
+    pub(crate) fn begin_atomic(&mut self) -> Outcome<()> {
+        self.image.check_process()?;
+        let begun = self.file.atomic();
+        let begun = begun.map_err(|e| Refused::io(IOERR_BEGIN_ATOMIC, "begin of an atomic write", &e));
+        self.atomic = Some(self.note(begun)?);
+        Ok(())
+    }
+
+    pub(crate) fn commit_atomic(&mut self) -> Outcome<()> {
+        self.image.check_process()?;
+        let Some(atomic) = self.atomic.take() else {
+            return Err(Refused::new(IOERR_COMMIT_ATOMIC, "no atomic write has begun"));
+        };
+        let committed = atomic.commit().map_err(io::Error::from);
+        self.note(committed.map_err(|e| Refused::io(IOERR_COMMIT_ATOMIC, "commit", &e)))
+    }
+
+    pub(crate) fn abort_atomic(&mut self) {
+        self.atomic = None;
+    }
+
+    // ----- locks -----
+
+    /// Returns whether the connection has the lock now.
+    pub(crate) fn lock(&mut self, want: Level) -> Outcome<bool> {
+        self.image.check_process()?;
+        self.level = self.shared.locks.lock().raise(self.level, want);
+        Ok(self.level >= want)
+    }
+
+    pub(crate) fn unlock(&mut self, want: Level) {
+        if want < self.level {
+            self.shared.locks.lock().lower(self.level, want);
+            self.level = want;
+        }
+    }
+
+    pub(crate) fn is_reserved(&self) -> bool {
+        self.shared.locks.lock().is_reserved()
+    }
+
+    pub(crate) fn level(&self) -> Level {
+        self.level
+    }
+
+    // ----- the WAL index -----
+
+    /// The address of a region; null if it does not exist.
+    pub(crate) fn region(&mut self, at: usize, bytes: usize, extend: bool) -> Outcome<*mut u8> {
+        self.image.check_process()?;
+        let mut index = self.shared.index.lock();
+        if self.held.is_none() {
+            index.join();
+            self.held = Some(Held::default());
+        }
+        match index.region(at, bytes, extend) {
+            Ok(region) => Ok(region),
+            Err(NoRegion::Absent) => Ok(std::ptr::null_mut()),
+            Err(NoRegion::TooLarge) => {
+                Err(Refused::new(sqlite::SQLITE_IOERR_SHMMAP, format!("region {at} of {bytes} bytes")))
+            }
+        }
+    }
+
+    /// Returns whether the connection has all slots of `mask` now.
+    pub(crate) fn take_slots(&mut self, mask: u8, exclusive: bool) -> bool {
+        let Some(held) = &mut self.held else { return false };
+        self.shared.index.lock().slots.take(held, mask, exclusive)
+    }
+
+    pub(crate) fn release_slots(&mut self, mask: u8) {
+        if let Some(held) = &mut self.held {
+            self.shared.index.lock().slots.release(held, mask);
+        }
+    }
+
+    /// Orders accesses to the index. The lock is a barrier for the compiler and the processor, as in
+    /// SQLite's own VFS.
+    pub(crate) fn barrier(&self) {
+        fence(Ordering::SeqCst);
+        drop(self.shared.index.lock());
+    }
+
+    pub(crate) fn unmap(&mut self) {
+        if let Some(mut held) = self.held.take() {
+            self.shared.index.lock().leave(&mut held);
+        }
+    }
+}

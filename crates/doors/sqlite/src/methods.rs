@@ -1,0 +1,293 @@
+//! The functions that SQLite calls for an open file.
+#![allow(unsafe_code, reason = "SQLite calls functions of C, with pointers")]
+
+use crate::error::{Outcome, Refused, guarded};
+use crate::file::{IOCAP_BATCH_ATOMIC, OpenFile};
+use crate::locks::{Level, SLOTS};
+use crate::vfs::NAME;
+use libsqlite3_sys as sqlite;
+use sqlite::{SQLITE_BUSY, SQLITE_IOERR, SQLITE_NOTFOUND, SQLITE_OK};
+use std::ffi::{c_int, c_void};
+use std::ptr;
+
+/// What SQLite has of an open file: it allocates `szOsFile` bytes for it.
+#[repr(C)]
+pub(crate) struct Handle {
+    base: sqlite::sqlite3_file,
+    file: *mut OpenFile,
+}
+
+/// The smallest unit that a device writes as a whole or not.
+const SECTOR_BYTES: c_int = 4096;
+const FCNTL_BEGIN_ATOMIC_WRITE: c_int = 31;
+const FCNTL_COMMIT_ATOMIC_WRITE: c_int = 32;
+const FCNTL_ROLLBACK_ATOMIC_WRITE: c_int = 33;
+
+static METHODS: sqlite::sqlite3_io_methods = sqlite::sqlite3_io_methods {
+    // 2: with shared memory, without mapped files.
+    iVersion: 2,
+    xClose: Some(close),
+    xRead: Some(read),
+    xWrite: Some(write),
+    xTruncate: Some(truncate),
+    xSync: Some(sync),
+    xFileSize: Some(file_size),
+    xLock: Some(lock),
+    xUnlock: Some(unlock),
+    xCheckReservedLock: Some(check_reserved_lock),
+    xFileControl: Some(file_control),
+    xSectorSize: Some(sector_size),
+    xDeviceCharacteristics: Some(device_characteristics),
+    xShmMap: Some(shm_map),
+    xShmLock: Some(shm_lock),
+    xShmBarrier: Some(shm_barrier),
+    xShmUnmap: Some(shm_unmap),
+    xFetch: None,
+    xUnfetch: None,
+};
+
+/// Marks a handle as not open: SQLite then does not close it.
+///
+/// # Safety
+/// `handle` has room for a [`Handle`].
+pub(crate) unsafe fn set_closed(handle: *mut sqlite::sqlite3_file) {
+    // SAFETY: the caller says so.
+    unsafe { (*handle).pMethods = ptr::null() };
+}
+
+/// Makes a handle the owner of an open file.
+///
+/// # Safety
+/// `handle` has room for a [`Handle`].
+pub(crate) unsafe fn set_open(handle: *mut sqlite::sqlite3_file, file: OpenFile) {
+    let own = Handle { base: sqlite::sqlite3_file { pMethods: &raw const METHODS }, file: ptr::null_mut() };
+    let own = Handle { file: Box::into_raw(Box::new(file)), ..own };
+    // SAFETY: the caller says so; what was there has no drop.
+    unsafe { handle.cast::<Handle>().write(own) };
+}
+
+/// Runs a method of an open file.
+///
+/// # Safety
+/// `handle` is open, and no other thread uses it: SQLite serialises the calls for a file.
+unsafe fn on(
+    handle: *mut sqlite::sqlite3_file,
+    code: c_int,
+    run: impl FnOnce(&mut OpenFile) -> Outcome<c_int>,
+) -> c_int {
+    guarded(code, || {
+        // SAFETY: an open handle owns its file, and the caller has it alone.
+        run(unsafe { &mut *(*handle.cast::<Handle>()).file })
+    })
+}
+
+unsafe extern "C" fn close(handle: *mut sqlite::sqlite3_file) -> c_int {
+    guarded(SQLITE_IOERR, || {
+        // SAFETY: an open handle owns its file, which ends here; SQLite does not use it again.
+        let file = unsafe { Box::from_raw((*handle.cast::<Handle>()).file) };
+        // SAFETY: as above.
+        unsafe { set_closed(handle) };
+        file.close().map(|()| SQLITE_OK)
+    })
+}
+
+unsafe extern "C" fn read(
+    handle: *mut sqlite::sqlite3_file,
+    buf: *mut c_void,
+    amount: c_int,
+    offset: i64,
+) -> c_int {
+    let run = |file: &mut OpenFile| {
+        let (amount, offset) = extent(amount, offset)?;
+        // SAFETY: SQLite gives a buffer of this size, whose bytes are initialised or will be.
+        let buf = unsafe {
+            buf.cast::<u8>().write_bytes(0, amount);
+            std::slice::from_raw_parts_mut(buf.cast::<u8>(), amount)
+        };
+        Ok(if file.read(offset, buf)? { SQLITE_OK } else { sqlite::SQLITE_IOERR_SHORT_READ })
+    };
+    // SAFETY: called by SQLite for an open file.
+    unsafe { on(handle, sqlite::SQLITE_IOERR_READ, run) }
+}
+
+unsafe extern "C" fn write(
+    handle: *mut sqlite::sqlite3_file,
+    buf: *const c_void,
+    amount: c_int,
+    offset: i64,
+) -> c_int {
+    let run = |file: &mut OpenFile| {
+        let (amount, offset) = extent(amount, offset)?;
+        // SAFETY: SQLite gives a buffer of this size.
+        let data = unsafe { std::slice::from_raw_parts(buf.cast::<u8>(), amount) };
+        file.write(offset, data).map(|()| SQLITE_OK)
+    };
+    // SAFETY: called by SQLite for an open file.
+    unsafe { on(handle, sqlite::SQLITE_IOERR_WRITE, run) }
+}
+
+fn extent(amount: c_int, offset: i64) -> Outcome<(usize, u64)> {
+    match (usize::try_from(amount), u64::try_from(offset)) {
+        (Ok(amount), Ok(offset)) => Ok((amount, offset)),
+        _ => Err(Refused::new(SQLITE_IOERR, format!("{amount} bytes at {offset}"))),
+    }
+}
+
+unsafe extern "C" fn truncate(handle: *mut sqlite::sqlite3_file, size: i64) -> c_int {
+    let run = |file: &mut OpenFile| {
+        let (_, size) = extent(0, size)?;
+        file.truncate(size).map(|()| SQLITE_OK)
+    };
+    // SAFETY: called by SQLite for an open file.
+    unsafe { on(handle, sqlite::SQLITE_IOERR_TRUNCATE, run) }
+}
+
+unsafe extern "C" fn sync(handle: *mut sqlite::sqlite3_file, _flags: c_int) -> c_int {
+    // SAFETY: called by SQLite for an open file.
+    unsafe { on(handle, sqlite::SQLITE_IOERR_FSYNC, |file| file.sync().map(|()| SQLITE_OK)) }
+}
+
+unsafe extern "C" fn file_size(handle: *mut sqlite::sqlite3_file, size: *mut i64) -> c_int {
+    let run = |file: &mut OpenFile| {
+        let found = i64::try_from(file.size()?).unwrap_or(i64::MAX);
+        // SAFETY: SQLite gives a place for the size.
+        unsafe { *size = found };
+        Ok(SQLITE_OK)
+    };
+    // SAFETY: called by SQLite for an open file.
+    unsafe { on(handle, sqlite::SQLITE_IOERR_FSTAT, run) }
+}
+
+unsafe extern "C" fn lock(handle: *mut sqlite::sqlite3_file, level: c_int) -> c_int {
+    let run = |file: &mut OpenFile| {
+        let level = Level::of(level).ok_or_else(|| Refused::new(SQLITE_IOERR, "an unknown lock"))?;
+        Ok(if file.lock(level)? { SQLITE_OK } else { SQLITE_BUSY })
+    };
+    // SAFETY: called by SQLite for an open file.
+    unsafe { on(handle, sqlite::SQLITE_IOERR_LOCK, run) }
+}
+
+unsafe extern "C" fn unlock(handle: *mut sqlite::sqlite3_file, level: c_int) -> c_int {
+    let run = |file: &mut OpenFile| {
+        file.unlock(Level::of(level).unwrap_or_default());
+        Ok(SQLITE_OK)
+    };
+    // SAFETY: called by SQLite for an open file.
+    unsafe { on(handle, sqlite::SQLITE_IOERR_UNLOCK, run) }
+}
+
+unsafe extern "C" fn check_reserved_lock(handle: *mut sqlite::sqlite3_file, result: *mut c_int) -> c_int {
+    let run = |file: &mut OpenFile| {
+        // SAFETY: SQLite gives a place for the result.
+        unsafe { *result = file.is_reserved().into() };
+        Ok(SQLITE_OK)
+    };
+    // SAFETY: called by SQLite for an open file.
+    unsafe { on(handle, sqlite::SQLITE_IOERR_CHECKRESERVEDLOCK, run) }
+}
+
+unsafe extern "C" fn file_control(
+    handle: *mut sqlite::sqlite3_file,
+    op: c_int,
+    argument: *mut c_void,
+) -> c_int {
+    let run = |file: &mut OpenFile| {
+        match op {
+            FCNTL_BEGIN_ATOMIC_WRITE => file.begin_atomic()?,
+            FCNTL_COMMIT_ATOMIC_WRITE => file.commit_atomic()?,
+            FCNTL_ROLLBACK_ATOMIC_WRITE => file.abort_atomic(),
+            // SAFETY: SQLite documents the types of these arguments: a place for an int, for the
+            // number of the last error, and for a string that SQLite frees.
+            sqlite::SQLITE_FCNTL_LOCKSTATE => unsafe { *argument.cast::<c_int>() = file.level() as c_int },
+            // SAFETY: as above.
+            sqlite::SQLITE_FCNTL_LAST_ERRNO => unsafe { *argument.cast::<c_int>() = file.errno() },
+            // SAFETY: as above.
+            sqlite::SQLITE_FCNTL_VFSNAME => unsafe { *argument.cast::<*mut c_void>() = copy_of_name() },
+            _ => return Ok(SQLITE_NOTFOUND),
+        }
+        Ok(SQLITE_OK)
+    };
+    // SAFETY: called by SQLite for an open file.
+    unsafe { on(handle, SQLITE_IOERR, run) }
+}
+
+/// The name of the VFS in memory of SQLite; null if there is none.
+fn copy_of_name() -> *mut c_void {
+    let name = NAME.to_bytes_with_nul();
+    // SAFETY: the memory has room for the name, unless it is null.
+    unsafe {
+        let copy = sqlite::sqlite3_malloc(name.len() as c_int);
+        if !copy.is_null() {
+            copy.cast::<u8>().copy_from_nonoverlapping(name.as_ptr(), name.len());
+        }
+        copy
+    }
+}
+
+unsafe extern "C" fn sector_size(_handle: *mut sqlite::sqlite3_file) -> c_int {
+    SECTOR_BYTES
+}
+
+/// A crash during a write changes no byte beside it, and a transaction can be written as a whole.
+unsafe extern "C" fn device_characteristics(_handle: *mut sqlite::sqlite3_file) -> c_int {
+    sqlite::SQLITE_IOCAP_POWERSAFE_OVERWRITE | IOCAP_BATCH_ATOMIC
+}
+
+unsafe extern "C" fn shm_map(
+    handle: *mut sqlite::sqlite3_file,
+    at: c_int,
+    bytes: c_int,
+    extend: c_int,
+    region: *mut *mut c_void,
+) -> c_int {
+    let run = |file: &mut OpenFile| {
+        let ((at, _), (bytes, _)) = (extent(at, 0)?, extent(bytes, 0)?);
+        let found = file.region(at, bytes, extend != 0)?;
+        // SAFETY: SQLite gives a place for the address.
+        unsafe { *region = found.cast() };
+        Ok(SQLITE_OK)
+    };
+    // SAFETY: called by SQLite for an open file.
+    unsafe { on(handle, sqlite::SQLITE_IOERR_SHMMAP, run) }
+}
+
+unsafe extern "C" fn shm_lock(
+    handle: *mut sqlite::sqlite3_file,
+    offset: c_int,
+    count: c_int,
+    flags: c_int,
+) -> c_int {
+    let run = |file: &mut OpenFile| {
+        let ((offset, _), (count, _)) = (extent(offset, 0)?, extent(count, 0)?);
+        if count == 0 || offset.checked_add(count).is_none_or(|end| end > SLOTS) {
+            return Err(Refused::new(sqlite::SQLITE_IOERR_SHMLOCK, format!("{count} slots at {offset}")));
+        }
+        let mask = (((1u16 << count) - 1) << offset) as u8;
+        if flags & sqlite::SQLITE_SHM_UNLOCK != 0 {
+            file.release_slots(mask);
+            return Ok(SQLITE_OK);
+        }
+        let exclusive = flags & sqlite::SQLITE_SHM_EXCLUSIVE != 0;
+        Ok(if file.take_slots(mask, exclusive) { SQLITE_OK } else { SQLITE_BUSY })
+    };
+    // SAFETY: called by SQLite for an open file.
+    unsafe { on(handle, sqlite::SQLITE_IOERR_SHMLOCK, run) }
+}
+
+unsafe extern "C" fn shm_barrier(handle: *mut sqlite::sqlite3_file) {
+    let run = |file: &mut OpenFile| {
+        file.barrier();
+        Ok(SQLITE_OK)
+    };
+    // SAFETY: called by SQLite for an open file.
+    unsafe { on(handle, SQLITE_IOERR, run) };
+}
+
+unsafe extern "C" fn shm_unmap(handle: *mut sqlite::sqlite3_file, _delete: c_int) -> c_int {
+    let run = |file: &mut OpenFile| {
+        file.unmap();
+        Ok(SQLITE_OK)
+    };
+    // SAFETY: called by SQLite for an open file.
+    unsafe { on(handle, SQLITE_IOERR, run) }
+}

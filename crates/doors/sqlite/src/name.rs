@@ -1,0 +1,111 @@
+//! Names of databases: `IMAGE:/PATH`, as in the commands of `kedge`.
+
+use crate::error::{Outcome, Refused};
+use kedge_device::Location;
+use libsqlite3_sys::SQLITE_CANTOPEN;
+use std::path::Path;
+
+/// What separates the image from the path in it.
+const BETWEEN: &str = ":/";
+/// The longest name that SQLite reserves memory for.
+pub(crate) const NAME_MAX: usize = 4096;
+/// SQLite appends these to the name of a database.
+const SUFFIX_MAX: usize = "-journal".len() + "-mj00000000".len();
+
+/// A file in an image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Name {
+    /// The location of the image, valid in every working directory.
+    pub(crate) image: String,
+    /// The path in the image, from its root.
+    pub(crate) path: String,
+}
+
+impl Name {
+    /// The name of a file as SQLite passes it on. The image may be named apart, by the parameter
+    /// `image` of a URI or by the environment.
+    pub(crate) fn parse(text: &str, apart: Option<&str>) -> Outcome<Name> {
+        let wrong = |why: &str| Refused::new(SQLITE_CANTOPEN, format!("{text}: {why}"));
+        let (image, path) = match text.rfind(BETWEEN).map(|at| (&text[..at], &text[at + 1..])) {
+            Some((image, path)) if !image.is_empty() => (image, path.to_owned()),
+            _ => {
+                let image = apart.filter(|image| !image.is_empty()).ok_or_else(|| {
+                    wrong("no image is named: use IMAGE:/PATH, the parameter image, or KEDGEFS_SQLITE_IMAGE")
+                })?;
+                (image, format!("/{}", text.trim_start_matches('/')))
+            }
+        };
+        if path.ends_with('/') {
+            return Err(wrong("the path in the image names no file"));
+        }
+        let absolute = Location::parse(Path::new(image)).and_then(Location::absolute);
+        let image = absolute.map_err(|e| wrong(&e.to_string()))?.to_string();
+        let name = Name { image, path };
+        if name.to_string().len() + SUFFIX_MAX > NAME_MAX {
+            return Err(wrong("the name is too long"));
+        }
+        if Name::parse_full(&name.to_string()).is_none_or(|again| again != name) {
+            return Err(wrong("the path in the image has a component that ends with a colon"));
+        }
+        Ok(name)
+    }
+
+    /// A name that was made here.
+    fn parse_full(text: &str) -> Option<Name> {
+        let at = text.rfind(BETWEEN)?;
+        Some(Name { image: text[..at].to_owned(), path: text[at + 1..].to_owned() })
+    }
+}
+
+impl std::fmt::Display for Name {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}:{}", self.image, self.path)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn full(text: &str, apart: Option<&str>) -> Result<String, String> {
+        Name::parse(text, apart).map(|name| name.to_string()).map_err(|e| e.text)
+    }
+
+    #[test]
+    fn a_name_has_an_image_and_a_path_and_is_its_own_full_name() {
+        for (text, apart, shall) in [
+            ("/d/disk:/app.db", None, "/d/disk:/app.db"),
+            ("/d/disk:/a/app.db", Some("/other"), "/d/disk:/a/app.db"),
+            ("/app.db", Some("/d/disk"), "/d/disk:/app.db"),
+            ("app.db", Some("/d/disk"), "/d/disk:/app.db"),
+            ("nbd://host/export:/app.db", None, "nbd://host:10809/export:/app.db"),
+        ] {
+            let found = full(text, apart).expect(text);
+            if !text.starts_with("nbd") {
+                assert_eq!(found, shall);
+            }
+            assert_eq!(full(&found, None), Ok(found.clone()));
+        }
+        let here = full("disk:/app.db", None).expect("a relative image");
+        assert!(here.starts_with('/') && here.ends_with("/disk:/app.db"), "{here}");
+    }
+
+    #[test]
+    fn wrong_names_are_refused_with_what_is_wrong() {
+        for (text, apart, why) in [
+            ("app.db", None, "no image is named"),
+            (":/app.db", None, "no image is named"),
+            ("app.db", Some(""), "no image is named"),
+            ("/d/disk:/", None, "names no file"),
+            ("/d/disk:/sub/", None, "names no file"),
+            ("/a:/b", Some("/d/disk"), ""),
+        ] {
+            match full(text, apart) {
+                Err(said) => assert!(said.contains(why), "{text}: {said}"),
+                Ok(name) => assert!(why.is_empty(), "{text} is {name}"),
+            }
+        }
+        let long = full(&format!("/d/disk:/{}", "x".repeat(NAME_MAX)), None).expect_err("too long");
+        assert!(long.contains("too long"), "{long}");
+    }
+}

@@ -1,0 +1,160 @@
+//! SQLite on databases in an image: the scripts in `tests/py`, run by python3 with the SQLite that
+//! the package `libsqlite3-sys` contains, built with atomic writes.
+#![allow(clippy::unwrap_used)]
+
+mod library;
+
+use kedge_base::skip;
+use kedge_fsck::{CheckOptions, StoreReplay};
+use kedgefs::FileSystem;
+use kedgefs::device::{FileDevice, OpenOptions};
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+
+use library::{LIBRARY, PYTHON};
+
+const MIB: u64 = 1 << 20;
+struct Place(tempfile::TempDir);
+
+impl Place {
+    /// A directory with a new image, unless SQLite cannot be run here.
+    fn new(size: u64) -> Option<Place> {
+        if let Err(why) = &*LIBRARY {
+            skip::note(why);
+            return None;
+        }
+        let place = Place(tempfile::tempdir().unwrap());
+        FileSystem::create_image(place.image(), size).unwrap().close().unwrap();
+        Some(place)
+    }
+
+    fn image(&self) -> PathBuf {
+        self.0.path().join("disk.kedge")
+    }
+
+    fn script(&self, name: &str, arguments: &[&str]) -> Command {
+        let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/py");
+        let extension = std::env::current_exe().unwrap().with_file_name("libkedgefs_sqlite.so");
+        assert!(extension.exists(), "cargo built no {}", extension.display());
+        let mut command = Command::new(PYTHON);
+        command.arg(scripts.join(name)).args(arguments).stdin(Stdio::null());
+        command.env("LD_LIBRARY_PATH", LIBRARY.as_ref().unwrap()).env("PYTHONDONTWRITEBYTECODE", "1");
+        command.env("EXTENSION", extension).env("IMAGE", self.image()).env("TMPDIR", self.0.path());
+        command
+    }
+
+    /// Runs a script, which must succeed. Returns what it printed.
+    #[track_caller]
+    fn run(&self, name: &str, arguments: &[&str]) -> String {
+        let output = self.script(name, arguments).output().unwrap();
+        let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success(), "{name} {arguments:?}: {}\n{out}{err}", output.status);
+        out.into_owned()
+    }
+
+    #[track_caller]
+    fn check(&self) {
+        let device =
+            FileDevice::open(self.image(), OpenOptions { read_only: true, ..OpenOptions::default() });
+        let options = CheckOptions { replay: Some(Arc::new(StoreReplay)), ..CheckOptions::default() };
+        let report = kedge_fsck::check(device.unwrap(), &options);
+        assert_eq!(report.exit_code(), 0, "{report}");
+    }
+}
+
+#[test]
+fn each_journal_works() {
+    let Some(place) = Place::new(256 * MIB) else { return };
+    assert_eq!(place.run("uses.py", &[]), "done\n");
+    place.check();
+}
+
+/// The names in the root directory, and the log writes of a replayed image.
+fn names(image: &Path) -> Vec<String> {
+    let fs = FileSystem::open_image(image).unwrap();
+    let names = fs.root().read_dir("/").unwrap();
+    let names = names.map(|entry| entry.unwrap().name.to_string_lossy().into_owned()).collect();
+    fs.close().unwrap();
+    names
+}
+
+#[test]
+fn a_transaction_needs_no_journal_and_survives_a_kill() {
+    let Some(place) = Place::new(64 * MIB) else { return };
+    let output = place.script("batch.py", &["100"]).output().unwrap();
+    assert_eq!(output.stdout, b"done\n", "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(names(&place.image()), ["app.db"], "the journal was never made durable");
+    place.check();
+}
+
+#[test]
+fn connections_of_many_threads_exclude_one_another() {
+    let Some(place) = Place::new(64 * MIB) else { return };
+    assert_eq!(place.run("threads.py", &[]), "done\n");
+    place.check();
+}
+
+#[test]
+fn a_full_image_fails_the_transaction_alone() {
+    for mode in ["delete", "wal"] {
+        let Some(place) = Place::new(32 * MIB) else { return };
+        assert_eq!(place.run("full.py", &[mode]), "done\n");
+        place.check();
+    }
+}
+
+#[test]
+fn what_cannot_be_opened_is_refused_with_the_reason() {
+    let Some(place) = Place::new(32 * MIB) else { return };
+    assert_eq!(place.run("refused.py", &[]), "done\n");
+    place.check();
+}
+
+#[test]
+fn an_image_that_is_open_elsewhere_is_refused() {
+    let Some(place) = Place::new(32 * MIB) else { return };
+    let fs = FileSystem::open_image(place.image()).unwrap();
+    let said = place.run("busy.py", &[]);
+    assert!(said.contains("disk.kedge") && said.contains("in use"), "{said}");
+    fs.close().unwrap();
+}
+
+#[test]
+fn a_killed_process_leaves_whole_transactions_and_all_that_were_committed() {
+    for mode in ["delete", "wal"] {
+        let Some(place) = Place::new(64 * MIB) else { return };
+        let mut last = 0;
+        for round in 0..6 {
+            let mut child = place.script("killed.py", &[mode]).stdout(Stdio::piped()).spawn().unwrap();
+            let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+            for line in lines.take(20 + 7 * round) {
+                last = line.unwrap().parse().unwrap();
+            }
+            child.kill().unwrap();
+            child.wait().unwrap();
+            let found = place.run("whole.py", &[mode, &format!("{last}")]);
+            last = found.trim_start_matches("done ").trim().parse().unwrap();
+        }
+        assert!(last >= 6 * 20);
+        place.check();
+    }
+}
+
+/// The Python of the document, with the names of this machine.
+#[test]
+fn the_document_works() {
+    let Some(place) = Place::new(32 * MIB) else { return };
+    let document = include_str!("../../../../docs/SQLITE.md");
+    let block = document.split_once("```python\n").unwrap().1.split_once("```").unwrap().0;
+    let extension = std::env::current_exe().unwrap().with_file_name("libkedgefs_sqlite");
+    let block = block.replace("target/release/libkedgefs_sqlite", &extension.to_string_lossy());
+    let script = place.0.path().join("document.py");
+    std::fs::write(&script, block).unwrap();
+    let mut python = Command::new(PYTHON);
+    let output = python.arg(script).current_dir(place.0.path()).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(names(&place.image()), ["app.db"]);
+    place.check();
+}
