@@ -70,7 +70,7 @@ pub(crate) struct Atomics {
 
 /// File bytes whose pages the kernel must drop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Span {
+pub struct Span {
     pub(crate) from: u64,
     pub(crate) len: u64,
 }
@@ -95,12 +95,17 @@ impl Atomics {
         })?;
         let write = ops.atomic(ino)?;
         let mut stagings = self.stagings.lock();
-        stagings.retain(|staging| (staging.ino, staging.tid) != (ino, header.pid) && staging.is_live());
+        let is_gone =
+            |staging: &Staging| (staging.ino, staging.tid) == (ino, header.pid) || !staging.is_live();
+        let gone: Vec<Staging> = stagings.extract_if(.., |staging| is_gone(staging)).collect();
         let is_full = stagings.len() >= STAGINGS_MAX;
         if !is_full {
             stagings.push(Staging { ino, tid: header.pid, task, write });
         }
         self.count.store(stagings.len(), Ordering::Release);
+        drop(stagings);
+        // Without the lock: the end of one may delete a file that has no name any more.
+        drop(gone);
         if is_full { Err(Errno(libc::EBUSY)) } else { Ok(IoctlOut::new_zeroed()) }
     }
 
@@ -123,8 +128,9 @@ impl Atomics {
 
     /// Forgets all of them, at the end of the mount.
     pub(crate) fn clear(&self) {
-        self.stagings.lock().clear();
+        let gone = std::mem::take(&mut *self.stagings.lock());
         self.count.store(0, Ordering::Release);
+        drop(gone);
     }
 }
 

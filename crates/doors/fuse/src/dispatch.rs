@@ -11,7 +11,7 @@ use crate::opens::{STORES, Store};
 use crate::ops::Ops;
 use crate::parking::Job;
 use crate::server::Server;
-use crate::settle::{SettledJob, Then};
+use crate::settle::{PageJob, SettledJob, Then};
 use crate::task::Capability;
 use crate::transport::{Reply, Request};
 use crate::tree_limits::{self, LimitCall};
@@ -497,8 +497,8 @@ impl<O: Ops> Server<O> {
                 if let Some(staged) = self.staged(&request.header, &asked, args) {
                     return match staged {
                         Ok((written, span)) => {
-                            let then = Then::Staged(written, span);
-                            self.settle(SettledJob { reply, ino: node, from: asked.offset, then });
+                            reply.finish(Ok::<_, Errno>(written));
+                            self.page_job(PageJob::Drop(node, span));
                         }
                         Err(e) => reply.err(e.0),
                     };
@@ -671,6 +671,10 @@ impl<O: Ops> Server<O> {
 
     /// Passes a request to the threads that first make the kernel write dirty pages.
     fn settle(&self, job: SettledJob) {
+        self.page_job(PageJob::Request(job));
+    }
+
+    fn page_job(&self, job: PageJob) {
         // If the threads have ended, the error returns the job, and dropping its reply sends EIO.
         if self.settled.send(job).is_err() {
             tracing::error!("no thread has dirty pages written");

@@ -76,7 +76,7 @@ use crate::options::FuseOptions;
 use crate::parking::{Job, Parking};
 use crate::placement::Placement;
 use crate::pool::WorkerPool;
-use crate::settle::{self, SettledJob};
+use crate::settle::{self, PageJob};
 use crate::status::{Status, Visits};
 use crate::transport::{Reply, Request, Transport};
 use kedge_base::Counter;
@@ -112,7 +112,7 @@ pub struct Server<O> {
     /// Opens that can store into pages.
     pub(crate) opens: Opens,
     pub(crate) atomics: Atomics,
-    pub(crate) settled: mpsc::Sender<SettledJob>,
+    pub(crate) settled: mpsc::Sender<PageJob>,
     /// Run by DESTROY, so it completes before umount(2) returns.
     on_destroy: Mutex<Option<OnDestroy>>,
     requests: [Counter; OPCODES],
@@ -143,7 +143,7 @@ impl<O: Ops> Server<O> {
         options: FuseOptions,
         mount: Value,
         on_destroy: OnDestroy,
-    ) -> (Server<O>, mpsc::Receiver<SettledJob>) {
+    ) -> (Server<O>, mpsc::Receiver<PageJob>) {
         let (settled, jobs) = mpsc::channel();
         let placement = options.placed().then(|| Placement::new(options.placement));
         let least = transport.workers();

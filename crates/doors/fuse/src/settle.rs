@@ -30,7 +30,8 @@
 //! busy another thread is started, up to `THREADS_MAX`. The kernel has at most one such request in
 //! flight for each file.
 //!
-//! The number of callers blocked in lseek(2) and ioctl(2) bounds the queue. A panic shuts the file
+//! The number of callers blocked in lseek(2) and ioctl(2), and the size and number of atomic writes,
+//! bound the queue. A panic shuts the file
 //! system down, as in a worker. The thread goes on, or every later lseek(2) would wait forever.
 
 use crate::abi::{self, LseekOut, WriteOut};
@@ -52,6 +53,13 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 use zerocopy::IntoBytes;
 
+/// Work for the threads.
+pub enum PageJob {
+    Request(SettledJob),
+    /// Makes the kernel drop pages of an atomic write, whose WRITE has its reply.
+    Drop(Ino, Span),
+}
+
 /// A request that waits for dirty pages to be written.
 pub struct SettledJob {
     pub(crate) reply: Reply,
@@ -70,8 +78,6 @@ pub(crate) enum Then {
     Written(WriteOut),
     Tree(TreeCall),
     Limit(LimitCall),
-    /// The reply to a WRITE of an atomic write, and then the end of its pages.
-    Staged(WriteOut, Span),
     Commit(AtomicWrite),
     Abort(AtomicWrite),
 }
@@ -84,14 +90,14 @@ struct Pool<O> {
     ops: Arc<O>,
     transport: Arc<dyn Transport>,
     /// The thread that holds this lock waits for the next job.
-    jobs: Mutex<Receiver<SettledJob>>,
+    jobs: Mutex<Receiver<PageJob>>,
     /// Threads that wait for a job, or for the lock on `jobs`.
     idle: AtomicUsize,
     helpers: Mutex<Vec<JoinHandle<()>>>,
 }
 
 /// Serves jobs until the last sender is dropped.
-pub fn serve<O: Ops>(ops: Arc<O>, transport: Arc<dyn Transport>, jobs: Receiver<SettledJob>) {
+pub fn serve<O: Ops>(ops: Arc<O>, transport: Arc<dyn Transport>, jobs: Receiver<PageJob>) {
     let (jobs, idle, helpers) = (Mutex::new(jobs), AtomicUsize::new(0), Mutex::default());
     let pool = Arc::new(Pool { ops, transport, jobs, idle, helpers });
     pool.work();
@@ -128,11 +134,17 @@ impl<O: Ops> Pool<O> {
         }
     }
 
-    fn answer(&self, job: SettledJob) {
-        let ino = job.ino.0;
+    fn answer(&self, job: PageJob) {
+        let ino = match &job {
+            PageJob::Request(job) => job.ino.0,
+            PageJob::Drop(ino, _) => ino.0,
+        };
         // The reply is sent with EIO when the stack unwinds over it.
         let answered = without_panic("the thread for dirty pages", || {
-            answer(&*self.ops, &*self.transport, job);
+            match job {
+                PageJob::Request(job) => answer(&*self.ops, &*self.transport, job),
+                PageJob::Drop(ino, span) => atomics::drop_pages(&*self.transport, ino, span),
+            }
             Ok(())
         });
         let Err(panic) = answered else { return };
@@ -149,10 +161,6 @@ fn answer<O: Ops>(ops: &O, transport: &dyn Transport, job: SettledJob) {
     let then = match then {
         Then::Tree(call) => return call.answer(ops, transport, reply),
         Then::Limit(call) => return call.answer(ops, reply),
-        Then::Staged(written, span) => {
-            reply.finish(Ok::<_, Errno>(written));
-            return atomics::drop_pages(transport, ino, span);
-        }
         Then::Commit(write) => return atomics::commit(transport, ino, write, reply),
         Then::Abort(write) => return atomics::abort(transport, ino, write, reply),
         then => then,
@@ -181,7 +189,7 @@ fn answer<O: Ops>(ops: &O, transport: &dyn Transport, job: SettledJob) {
             reply.finish(set);
         }
         Then::Written(written) => reply.finish(Ok::<_, Errno>(written)),
-        Then::Tree(_) | Then::Limit(_) | Then::Staged(..) | Then::Commit(_) | Then::Abort(_) => {
+        Then::Tree(_) | Then::Limit(_) | Then::Commit(_) | Then::Abort(_) => {
             unreachable!("answered above")
         }
     }

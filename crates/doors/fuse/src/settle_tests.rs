@@ -84,9 +84,10 @@ fn file_system() -> (FileSystem, Ino) {
 
 const OWNER: Owner = Owner { uid: 0, gid: 0 };
 
-fn job(wire: &Arc<Wire>, unique: u64, ino: Ino, then: Then) -> SettledJob {
+fn job(wire: &Arc<Wire>, unique: u64, ino: Ino, then: Then) -> PageJob {
     let request = Request { header: InHeader { unique, ..InHeader::new_zeroed() }, body: &[], token: 0 };
-    SettledJob { reply: Reply::new(wire.clone(), Arc::default(), &request), ino, from: 0, then }
+    let reply = Reply::new(wire.clone(), Arc::default(), &request);
+    PageJob::Request(SettledJob { reply, ino, from: 0, then })
 }
 
 /// While the file system is frozen the pages of one file are not written, and chattr of that file
