@@ -30,9 +30,9 @@
 //! busy another thread is started, up to `THREADS_MAX`. The kernel has at most one such request in
 //! flight for each file.
 //!
-//! The number of callers blocked in lseek(2) and ioctl(2), and the size and number of atomic writes,
-//! bound the queue. A panic shuts the file
-//! system down, as in a worker. The thread goes on, or every later lseek(2) would wait forever.
+//! The number of callers blocked in lseek(2) and ioctl(2), and the size and number of atomic
+//! writes, bound the queue. A panic shuts the file system down, as in a worker. The thread goes on,
+//! or every later lseek(2) would wait forever.
 
 use crate::abi::{self, LseekOut, WriteOut};
 use crate::atomics::{self, Span};

@@ -36,7 +36,8 @@ impl Refused {
         Refused { code: sqlite::SQLITE_CANTOPEN, errno: fault.errno, text }
     }
 
-    /// The failure of a call for which SQLite has this number. A full image has a number of its own.
+    /// The failure of a call for which SQLite has this number. A full image has a number of its
+    /// own.
     pub(crate) fn io(code: i32, what: &str, e: &io::Error) -> Refused {
         let errno = e
             .get_ref()

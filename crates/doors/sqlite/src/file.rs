@@ -214,8 +214,8 @@ impl OpenFile {
         }
     }
 
-    /// Orders accesses to the index. The lock is a barrier for the compiler and the processor, as in
-    /// SQLite's own VFS.
+    /// Orders accesses to the index. The lock is a barrier for the compiler and the processor, as
+    /// in SQLite's own VFS.
     pub(crate) fn barrier(&self) {
         fence(Ordering::SeqCst);
         drop(self.shared.index.lock());

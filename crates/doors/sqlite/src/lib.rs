@@ -1,5 +1,5 @@
-//! KedgeFS as an extension of SQLite: databases, journals, WAL and shared memory in an image, in the
-//! process that uses them, without a mount.
+//! KedgeFS as an extension of SQLite: databases, journals, WAL and shared memory in an image, in
+//! the process that uses them, without a mount.
 //!
 //! ```text
 //! .load ./libkedgefs_sqlite

@@ -4,7 +4,7 @@
 use crate::error::{Outcome, Refused, guarded};
 use crate::file::{IOCAP_BATCH_ATOMIC, OpenFile};
 use crate::locks::{Level, SLOTS};
-use crate::vfs::NAME;
+use crate::name::VFS;
 use libsqlite3_sys as sqlite;
 use sqlite::{SQLITE_BUSY, SQLITE_IOERR, SQLITE_NOTFOUND, SQLITE_OK};
 use std::ffi::{c_int, c_void};
@@ -213,7 +213,7 @@ unsafe extern "C" fn file_control(
 
 /// The name of the VFS in memory of SQLite; null if there is none.
 fn copy_of_name() -> *mut c_void {
-    let name = NAME.to_bytes_with_nul();
+    let name = VFS.to_bytes_with_nul();
     // SAFETY: the memory has room for the name, unless it is null.
     unsafe {
         let copy = sqlite::sqlite3_malloc(name.len() as c_int);

@@ -3,8 +3,11 @@
 use crate::error::{Outcome, Refused};
 use kedge_device::Location;
 use libsqlite3_sys::SQLITE_CANTOPEN;
+use std::ffi::CStr;
 use std::path::Path;
 
+/// The name of the VFS.
+pub(crate) const VFS: &CStr = c"kedgefs";
 /// What separates the image from the path in it.
 const BETWEEN: &str = ":/";
 /// The longest name that SQLite reserves memory for.

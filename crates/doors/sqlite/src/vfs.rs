@@ -4,7 +4,7 @@
 use crate::error::{Outcome, Refused, guarded, last};
 use crate::file::{How, OpenFile};
 use crate::methods::{self, Handle};
-use crate::name::{NAME_MAX, Name};
+use crate::name::{NAME_MAX, Name, VFS};
 use crate::volume::Use;
 use kedgefs::FileKind;
 use libsqlite3_sys as sqlite;
@@ -15,8 +15,6 @@ use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, Ordering};
 
-/// The name of the VFS.
-pub(crate) const NAME: &CStr = c"kedgefs";
 /// The image of databases whose names have none.
 const IMAGE_VARIABLE: &str = "KEDGEFS_SQLITE_IMAGE";
 /// The SQL function with the text of the last error.
@@ -81,7 +79,7 @@ pub unsafe extern "C" fn sqlite3_extension_init(
 
 fn register() -> Outcome<()> {
     // SAFETY: a name that ends with a zero.
-    if !unsafe { sqlite::sqlite3_vfs_find(NAME.as_ptr()) }.is_null() {
+    if !unsafe { sqlite::sqlite3_vfs_find(VFS.as_ptr()) }.is_null() {
         return Ok(());
     }
     // SAFETY: null asks for the default.
@@ -97,7 +95,7 @@ fn register() -> Outcome<()> {
         szOsFile: (size_of::<Handle>() as c_int).max(host_bytes),
         mxPathname: NAME_MAX as c_int,
         pNext: ptr::null_mut(),
-        zName: NAME.as_ptr(),
+        zName: VFS.as_ptr(),
         pAppData: ptr::null_mut(),
         xOpen: Some(open),
         xDelete: Some(delete),

@@ -14,8 +14,8 @@ use std::path::Path;
 use std::process;
 use std::sync::{Arc, Weak};
 
-/// Open images by location. Held while one is opened or closed, so that a thread that opens an image
-/// waits for another that closes it.
+/// Open images by location. Held while one is opened or closed, so that a thread that opens an
+/// image waits for another that closes it.
 static IMAGES: Mutex<BTreeMap<String, Arc<Volume>>> = Mutex::new(BTreeMap::new());
 
 /// An open image.

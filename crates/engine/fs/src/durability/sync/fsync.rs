@@ -10,9 +10,9 @@
 //!    durably ("Durable writes" in [`crate::durability::writeback`]).
 //!
 //! An fsync holds no inode lock across a force or a flush, with one exception: a device without FUA
-//! makes a durable write a write and a flush, and the inode's `wb` is held for both. (An atomic write
-//! holds `wb` across its force, see [`crate::data::atomic`].) An inode with
-//! nothing undurable costs nothing.
+//! makes a durable write a write and a flush, and the inode's `wb` is held for both. (An atomic
+//! write holds `wb` across its force, see [`crate::data::atomic`].) An inode with nothing undurable
+//! costs nothing.
 //!
 //! The call that holds its thread and the asynchronous call share their code: steps 1 and 2 are
 //! [`Syncer::begin_fsync`], step 4 is [`Syncer::end_fsync`]. They differ in how they wait for the
