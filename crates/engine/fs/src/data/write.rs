@@ -172,11 +172,16 @@ impl Files {
         for index in first..end {
             let at = (offset + done as u64) - index * BLOCK;
             let n = (data.len() - done).min((BLOCK - at) as usize);
-            if pages.get(index).is_none() {
+            let is_new = pages.get(index).is_none();
+            if is_new {
                 delta.pages += pages.insert_clean(index, Page::zeroed()).pages;
                 self.writeback.page_added(inode.ino, index);
             }
             if let Err(e) = promise_page(&mut pages, index, &map, charge.as_mut(), promise.as_mut()) {
+                if is_new {
+                    // The file may have a block there, which other files or trees use.
+                    delta.pages += pages.remove_range(index, index + 1).pages;
+                }
                 cause = Some(e);
                 break;
             }
