@@ -7,6 +7,7 @@ mod tree;
 
 use anyhow::{Context, Result};
 use kedge_base::{BLOCK_SIZE, Lsn};
+use kedge_format::counts::CountItem;
 use kedge_format::item::{Dentry, ExtentItem, Orphan, XattrItem};
 use kedge_format::logwrite::{HEADER_SIZE, WriteHeader};
 use kedge_format::record::{Edit, Record};
@@ -209,8 +210,12 @@ fn show_item(key: Key, value: &[u8]) -> String {
         Some(ItemKind::Symlink) => Ok(format!("-> {}", value.escape_ascii())),
         Some(ItemKind::Dentry) => Dentry::decode(value)
             .map(|d| format!("\"{}\" -> inode {} {:?}", d.name.escape_ascii(), d.ino, d.kind)),
-        Some(ItemKind::Extent) => ExtentItem::decode(value)
-            .map(|e| format!("{}+{}{}", e.start, e.blocks, if e.unwritten { " unwritten" } else { "" })),
+        Some(ItemKind::Extent) => ExtentItem::decode(value).map(|e| {
+            let counted = if e.counted { " counted" } else { "" };
+            format!("{}+{}{}{counted}", e.start, e.blocks, if e.unwritten { " unwritten" } else { "" })
+        }),
+        Some(ItemKind::Count) => CountItem::decode(key.offset, value)
+            .map(|c| format!("{}+{} in {} extents", key.offset, c.blocks, c.count)),
         Some(ItemKind::Sums) => SumsItem::decode(value).map(|item| {
             let sums = item.0.iter().map(|sum| format!("{sum:08x}"));
             sums.collect::<Vec<_>>().join(" ")

@@ -6,6 +6,7 @@
 //! as [`Facts`], a few bytes for each inode and name, and checked in [`crate::names`] once all
 //! items have been seen. Extents are claimed in [`Owned`] meanwhile.
 
+use crate::counts::Counts;
 use crate::facts::{Facts, InodeRec, Lost, NameRef};
 use crate::kinds::FindingKind;
 use crate::limits::Tally;
@@ -13,9 +14,10 @@ use crate::owned::Owned;
 use crate::report::{At, Counters, Findings, what_of};
 use crate::sums::Written;
 use crate::tree::NodeRef;
-use kedge_base::{BLOCK_SIZE, BlockNo, Generation, Ino};
+use kedge_base::{BLOCK_SIZE, BlockNo, Extent, Generation, Ino};
 use kedge_format::acl::is_acl_name;
 use kedge_format::alloc::GROUP_BLOCKS;
+use kedge_format::counts::CountItem;
 use kedge_format::item::{
     Dentry, ExtentItem, FILE_SIZE_MAX, Orphan, SLOT_ORDINALS, SYMLINK_MAX, XattrItem, XattrRest, name_slot,
 };
@@ -50,6 +52,8 @@ pub(crate) struct State {
     pub own: Option<Own>,
     /// What inodes count for limits.
     pub tally: Tally,
+    /// What refers to shared blocks.
+    pub counts: Counts,
 }
 
 /// The blocks that one of several trees alone uses: those that are not older than its marks.
@@ -73,6 +77,7 @@ impl State {
             bad_nodes: Vec::new(),
             own: None,
             tally: Tally::default(),
+            counts: Counts::default(),
         }
     }
 }
@@ -151,7 +156,8 @@ impl<'a> ItemCheck<'a> {
             self.add(FindingKind::ItemUnknown, at, || format!("item {key} of {} bytes", value.len()));
             return;
         };
-        if (key.ino == 0) != (kind == ItemKind::Orphan) || key.ino > INO_MAX {
+        let is_under_none = matches!(kind, ItemKind::Orphan | ItemKind::Count);
+        if (key.ino == 0) != is_under_none || key.ino > INO_MAX {
             self.add(FindingKind::ItemMisplaced, at, || {
                 format!("item {key} cannot be under this inode number")
             });
@@ -159,6 +165,9 @@ impl<'a> ItemCheck<'a> {
         }
         if kind == ItemKind::Orphan {
             return self.orphan(key, value, leaf);
+        }
+        if kind == ItemKind::Count {
+            return self.count(key, value, At::block(leaf.block));
         }
         if self.current.as_ref().is_none_or(|c| c.ino.0 != key.ino) {
             self.finish_inode();
@@ -179,14 +188,18 @@ impl<'a> ItemCheck<'a> {
             ItemKind::Dentry => self.dentry(&mut current, key, value, leaf),
             ItemKind::Extent => self.extent(&mut current, key, value, at),
             ItemKind::Sums => self.sums(&mut current, key, value, at),
-            ItemKind::Orphan => {}
+            ItemKind::Orphan | ItemKind::Count => {}
         }
         self.current = Some(current);
     }
 
-    /// Checks the last inode; call it after the last item.
+    /// Checks the last inode, and what concerns several; call it after the last item.
     pub fn finish(mut self) {
         self.finish_inode();
+        // Without all items the sums are not known.
+        if self.state.lost.is_empty() {
+            std::mem::take(&mut self.state.counts).judge(&mut self.state.findings);
+        }
     }
 
     fn add(&mut self, kind: FindingKind, at: At, what: impl FnOnce() -> String) {
@@ -457,7 +470,21 @@ impl<'a> ItemCheck<'a> {
                 format!("{}, of birth {}; the newest are of birth {birth_max}", shown(), item.birth)
             });
         }
-        if let Some(own) = self.state.own.as_mut().filter(|own| item.birth >= own.births_below) {
+        if item.counted && self.sb.geometry.has_clones() {
+            // The count owns the blocks.
+            return self.state.counts.extent(&item);
+        }
+        if item.counted {
+            self.add(FindingKind::ExtentBad, at, || {
+                format!("{}, marked as counted in an image without counts", shown())
+            });
+        }
+        self.claim(key, extent, item.birth, current.ino);
+    }
+
+    /// Gives blocks the owner that an item of a tree is for them.
+    fn claim(&mut self, key: Key, extent: Extent, birth: u32, ino: Ino) {
+        if let Some(own) = self.state.own.as_mut().filter(|own| birth >= own.births_below) {
             if key < own.freed_below {
                 return;
             }
@@ -465,8 +492,36 @@ impl<'a> ItemCheck<'a> {
         }
         self.state.counters.blocks_data += extent.blocks;
         for (start, blocks) in self.state.owned.claim(extent.start, extent.blocks) {
-            self.conflict(Conflict { start, blocks, ino: current.ino });
+            self.conflict(Conflict { start, blocks, ino });
         }
+    }
+
+    fn count(&mut self, key: Key, value: &[u8], at: At) {
+        let item = match CountItem::decode(key.offset, value) {
+            Ok(item) => item,
+            Err(e) => {
+                self.add(FindingKind::CountBad, at, || what_of(&e));
+                return self.state.lost.item(key);
+            }
+        };
+        let g = &self.sb.geometry;
+        let extent = item.extent(key.offset);
+        let shown = || format!("count {} of {} blocks at block {}", item.count, item.blocks, key.offset);
+        let birth_max = self.sb.checkpoint.trees.map_or(0, |trees| trees.birth);
+        if !g.has_clones() {
+            self.add(FindingKind::CountBad, at, || format!("{} in an image without counts", shown()));
+        } else if item.birth > birth_max {
+            self.add(FindingKind::CountBad, at, || {
+                format!("{}, of birth {}; the newest are of birth {birth_max}", shown(), item.birth)
+            });
+        }
+        if extent.start < g.data_start || extent.end().0 > g.total_blocks {
+            return self.add(FindingKind::CountBad, at, || {
+                format!("{}; the data area is {} to {}", shown(), g.data_start, g.total_blocks)
+            });
+        }
+        self.state.counts.item(extent, &item);
+        self.claim(key, extent, item.birth, Ino(0));
     }
 
     fn sums(&mut self, current: &mut Current, key: Key, value: &[u8], at: At) {

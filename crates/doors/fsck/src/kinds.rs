@@ -161,6 +161,11 @@ kinds! {
     /// Blocks that more than one owner claims.
     BlockShared = "block-shared",
 
+    /// A count of shared blocks that cannot be decoded or cannot be.
+    CountBad = "count-bad",
+    /// Shared blocks to which more or fewer extents refer than their count says.
+    CountWrong = "count-wrong",
+
     /// An item of checksums that cannot be decoded, or of what has none.
     SumsBad = "sums-bad",
     /// Written blocks without a checksum, in a file that has checksums.

@@ -28,6 +28,7 @@
 #![forbid(unsafe_code)]
 
 mod copies;
+mod counts;
 mod data;
 mod facts;
 mod forest;

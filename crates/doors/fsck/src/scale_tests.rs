@@ -45,7 +45,13 @@ fn tree(files: u64, seed: [u8; 16], first_block: u64) -> impl Iterator<Item = (K
         let ino = Ino(first_file + f);
         let mode = FileKind::Regular.mode_bits() | 0o644;
         let core = InodeCore { mode, nlink: 1, size: 4096, blocks: 1, ..InodeCore::default() };
-        let extent = ExtentItem { start: BlockNo(first_block + f), blocks: 1, unwritten: false, birth: 0 };
+        let extent = ExtentItem {
+            start: BlockNo(first_block + f),
+            blocks: 1,
+            unwritten: false,
+            birth: 0,
+            counted: false,
+        };
         let extent = (Key::new(ino, ItemKind::Extent, 0), extent.encode().to_vec());
         [(Key::inode(ino), core.encode().to_vec()), extent]
     };

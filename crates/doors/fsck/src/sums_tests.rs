@@ -2,7 +2,7 @@ use super::*;
 use kedge_base::BlockNo;
 
 fn extent(blocks: u32, unwritten: bool) -> ExtentItem {
-    ExtentItem { start: BlockNo(1000), blocks, unwritten, birth: 0 }
+    ExtentItem { start: BlockNo(1000), blocks, unwritten, birth: 0, counted: false }
 }
 
 fn sums(of: impl IntoIterator<Item = u64>) -> SumsItem {

@@ -131,7 +131,13 @@ impl Image {
         for (i, &(first, blocks)) in extents.iter().enumerate() {
             let start = BlockNo(self.next_data);
             self.next_data += blocks as u64;
-            let item = ExtentItem { start, blocks, unwritten: i > 0 && i + 1 == extents.len(), birth: 0 };
+            let item = ExtentItem {
+                start,
+                blocks,
+                unwritten: i > 0 && i + 1 == extents.len(),
+                birth: 0,
+                counted: false,
+            };
             self.extent(ino, first, item);
         }
     }

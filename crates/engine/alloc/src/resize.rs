@@ -16,7 +16,7 @@ use crate::{Alloc, Durable, Extent};
 use kedge_base::broken::{self, Variant};
 use kedge_base::{BlockNo, Result};
 use kedge_format::alloc::GroupEntry;
-use kedge_format::superblock::{Geometry, INCOMPAT_LIMITS, INCOMPAT_TREES};
+use kedge_format::superblock::{Geometry, INCOMPAT_CLONES, INCOMPAT_LIMITS, INCOMPAT_TREES};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
@@ -49,8 +49,16 @@ impl Alloc {
     /// Names the feature of several trees, and that of limits if there are any, in the geometry
     /// that the next checkpoint writes. The caller holds the exclusive epoch guard.
     pub fn set_has_trees(&self, limits: bool) {
+        self.add_features(INCOMPAT_TREES | if limits { INCOMPAT_LIMITS } else { 0 });
+    }
+
+    /// Names the feature of shared blocks in the geometry that the next checkpoint writes.
+    pub fn set_has_clones(&self) {
+        self.add_features(INCOMPAT_CLONES);
+    }
+
+    fn add_features(&self, features: u64) {
         let mut layout = self.layout.lock();
-        let features = INCOMPAT_TREES | if limits { INCOMPAT_LIMITS } else { 0 };
         let feature_incompat = layout.feature_incompat | features;
         if feature_incompat != layout.feature_incompat {
             *layout = Arc::new(Geometry { feature_incompat, ..(**layout).clone() });

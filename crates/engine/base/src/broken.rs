@@ -94,6 +94,12 @@ pub enum Variant {
     AtomicInParts,
     /// Pages of an atomic write are written in place before their record is durable.
     AtomicWrittenEarly,
+    /// The first file that gives up a shared block frees it.
+    SharedBlockFreed,
+    /// A clone does not mark the extents of its source as shared.
+    CloneWithoutFlag,
+    /// Recovery writes into a block that files share.
+    CountsInReplay,
 }
 
 impl Variant {
@@ -140,6 +146,9 @@ impl Variant {
         Variant::LimitUnpromised,
         Variant::AtomicInParts,
         Variant::AtomicWrittenEarly,
+        Variant::SharedBlockFreed,
+        Variant::CloneWithoutFlag,
+        Variant::CountsInReplay,
     ];
 }
 

@@ -61,6 +61,9 @@ ranks! {
     InodeIo = 40 io,
     /// One writeback of an inode at a time.
     Writeback = 45 io,
+    /// The reference counts of shared blocks, from the moment they are read until the record that
+    /// changes them is committed.
+    Counts = 47 io,
     /// An inode's pages.
     PageRange = 50 io,
     /// An inode's attributes, and the order of the records that touch it.

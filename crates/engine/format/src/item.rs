@@ -238,6 +238,9 @@ pub struct ExtentItem {
     /// When the blocks were allocated, in forks of the image: see [`crate::trees`]. 0 in an image
     /// that was never forked.
     pub birth: u32,
+    /// Whether other extents of the tree may refer to the blocks too: a count item owns them
+    /// ([`crate::counts`]).
+    pub counted: bool,
 }
 
 /// The highest birth of an extent.
@@ -253,7 +256,7 @@ struct RawExtent {
 
 crate::layout::layout!(EXTENT_LAYOUT: RawExtent, ExtentItem::SIZE, {
     start: 0, 8, "first block";
-    blocks: 8, 4, "1 to 32768";
+    blocks: 8, 4, "1 to 32768; bit 31: the blocks have counts";
     flags: 12, 4, "bit 0: unwritten, reads as zeros; the others: birth, 0 in an image with one tree";
 });
 
@@ -273,6 +276,8 @@ crate::layout::layout!(DENTRY_LAYOUT: DentryHead, 9, {
 impl ExtentItem {
     pub const SIZE: usize = 16;
     const UNWRITTEN: u32 = 1;
+    /// In the number of blocks, which never needs the bit.
+    const COUNTED: u32 = 1 << 31;
 
     pub fn extent(&self) -> Extent {
         Extent::new(self.start, self.blocks as u64)
@@ -280,9 +285,10 @@ impl ExtentItem {
 
     pub fn encode(&self) -> [u8; ExtentItem::SIZE] {
         let flags = u32::from(self.unwritten) | self.birth << 1;
+        let blocks = if self.counted { self.blocks | ExtentItem::COUNTED } else { self.blocks };
         zerocopy::transmute!(RawExtent {
             start: self.start.0.into(),
-            blocks: self.blocks.into(),
+            blocks: blocks.into(),
             flags: flags.into(),
         })
     }
@@ -292,11 +298,12 @@ impl ExtentItem {
         let raw = RawExtent::read_from_bytes(bytes)
             .map_err(|_| bad(format!("extent item of {} bytes", bytes.len())))?;
         let (start, blocks, flags) = (raw.start.get(), raw.blocks.get(), raw.flags.get());
+        let (blocks, counted) = (blocks & !ExtentItem::COUNTED, blocks & ExtentItem::COUNTED != 0);
         if blocks == 0 || blocks as u64 > EXTENT_BLOCKS_MAX || !fits(start, blocks as u64) {
             return Err(bad(format!("extent of {blocks} blocks at block {start}")));
         }
         let unwritten = flags & ExtentItem::UNWRITTEN != 0;
-        Ok(ExtentItem { start: BlockNo(start), blocks, unwritten, birth: flags >> 1 })
+        Ok(ExtentItem { start: BlockNo(start), blocks, unwritten, birth: flags >> 1, counted })
     }
 }
 

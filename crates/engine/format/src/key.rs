@@ -23,6 +23,8 @@ pub enum ItemKind {
     Orphan = 6,
     /// offset: first file block; value: [`crate::sums::SumsItem`].
     Sums = 7,
+    /// Under inode 0, offset: first block of a run; value: [`crate::counts::CountItem`].
+    Count = 8,
 }
 
 impl ItemKind {
@@ -45,6 +47,7 @@ impl ItemKind {
                 "first of 16 file blocks, a multiple of 16",
                 "a checksum of 4 bytes for each, without zeros at the end",
             ),
+            ItemKind::Count => ("first block of a run, under inode 0", "count"),
         }
     }
 
@@ -58,7 +61,7 @@ impl ItemKind {
         out
     }
 
-    pub const ALL: [ItemKind; 7] = [
+    pub const ALL: [ItemKind; 8] = [
         ItemKind::Inode,
         ItemKind::Xattr,
         ItemKind::Symlink,
@@ -66,6 +69,7 @@ impl ItemKind {
         ItemKind::Extent,
         ItemKind::Orphan,
         ItemKind::Sums,
+        ItemKind::Count,
     ];
 
     pub fn from_u8(n: u8) -> Option<ItemKind> {

@@ -23,6 +23,7 @@ pub mod acl;
 pub mod alloc;
 pub mod content;
 pub mod copies;
+pub mod counts;
 pub mod inode;
 pub mod item;
 pub mod key;

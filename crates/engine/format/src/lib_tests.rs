@@ -28,7 +28,13 @@ fn foreign_and_short_bytes_are_left_alone() {
 /// Sums with numbers from an image must not overflow.
 #[test]
 fn impossible_numbers_are_refused() {
-    let extent = |start| item::ExtentItem { start: BlockNo(start), blocks: 1, unwritten: false, birth: 0 };
+    let extent = |start| item::ExtentItem {
+        start: BlockNo(start),
+        blocks: 1,
+        unwritten: false,
+        birth: 0,
+        counted: false,
+    };
     assert!(item::ExtentItem::decode(&extent(BLOCKS_MAX - 1).encode()).is_ok());
     for start in [BLOCKS_MAX, u64::MAX - 1, u64::MAX] {
         assert!(item::ExtentItem::decode(&extent(start).encode()).is_err(), "{start}");

@@ -33,10 +33,12 @@ pub enum RecordOp {
     Reclaim = 12,
     /// Time stamps that were pending in the inode.
     Times = 13,
+    /// A range of a file becomes that of another, which shares its blocks.
+    Clone = 14,
 }
 
 impl RecordOp {
-    pub const ALL: [RecordOp; 13] = [
+    pub const ALL: [RecordOp; 14] = [
         RecordOp::Format,
         RecordOp::Create,
         RecordOp::Link,
@@ -50,6 +52,7 @@ impl RecordOp {
         RecordOp::Xattr,
         RecordOp::Reclaim,
         RecordOp::Times,
+        RecordOp::Clone,
     ];
 
     pub fn from_u8(n: u8) -> Option<RecordOp> {

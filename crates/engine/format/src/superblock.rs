@@ -71,6 +71,9 @@ pub const INCOMPAT_LIMITS: u64 = 1 << 5;
 /// A version without this feature would give these blocks to files, and later versions would
 /// overwrite them.
 pub const INCOMPAT_COPIES: u64 = 1 << 6;
+/// Incompatible feature: files may share blocks, which have reference counts ([`crate::counts`]). A
+/// version without this feature would free and overwrite what another file uses.
+pub const INCOMPAT_CLONES: u64 = 1 << 7;
 /// Features whose unknown bits refuse the mount.
 pub const INCOMPAT_KNOWN: u64 = INCOMPAT_ACL
     | INCOMPAT_LARGE_XATTRS
@@ -78,7 +81,8 @@ pub const INCOMPAT_KNOWN: u64 = INCOMPAT_ACL
     | INCOMPAT_TREES
     | INCOMPAT_SUMS
     | INCOMPAT_LIMITS
-    | INCOMPAT_COPIES;
+    | INCOMPAT_COPIES
+    | INCOMPAT_CLONES;
 /// Read-only compatible feature: inodes may have flags ([`crate::FileFlags`]). A version without
 /// this feature would change immutable files; it reads everything correctly.
 pub const RO_COMPAT_FLAGS: u64 = 1 << 0;
@@ -301,11 +305,16 @@ impl Geometry {
         .chain(self.copies().map(|block| (block.0, 1)))
     }
 
+    /// Whether files may share blocks, since one was cloned.
+    pub fn has_clones(&self) -> bool {
+        self.feature_incompat & INCOMPAT_CLONES != 0
+    }
+
     /// Whether two slots with these geometries are of one image. A resize writes one slot before
     /// the other, so the size and the place of the maps may differ; so do the first
-    /// fork and the first limit.
+    /// fork, the first limit and the first clone.
     pub fn is_same_image(&self, other: &Geometry) -> bool {
-        const CHANGING: u64 = INCOMPAT_MOVED_MAPS | INCOMPAT_TREES | INCOMPAT_LIMITS;
+        const CHANGING: u64 = INCOMPAT_MOVED_MAPS | INCOMPAT_TREES | INCOMPAT_LIMITS | INCOMPAT_CLONES;
         let resized = Geometry {
             total_blocks: self.total_blocks,
             index_start: self.index_start,

@@ -2,6 +2,7 @@
 
 use crate::core::{Fs, Membership};
 use crate::data::atomic::Staged;
+use crate::data::clone::CloneRange;
 use crate::data::read::Keep;
 use crate::error::{Done, Error, Result};
 use crate::gate::{Entrant, Thawed};
@@ -374,6 +375,35 @@ impl FileSystem {
     /// fallocate(2) for a regular file.
     pub fn fallocate(&self, ino: Ino, mode: FallocateMode, offset: u64, len: u64) -> Result<()> {
         self.change(OpKind::fallocate, ino, |fs| fs.files().fallocate(ino, mode, offset, len))
+    }
+
+    /// Makes the contents of file `target` those of file `source`, of the same tree, by sharing its
+    /// blocks: the time does not depend on their number but on that of the extents, and no space is
+    /// taken. A later write to either file takes new blocks for what it writes. Not durable before
+    /// an fsync of the target. A crash before that may leave any prefix of the contents; it leaves
+    /// all or nothing of a file with few extents, if the target was empty.
+    ///
+    /// Fails with [`Error::CrossTree`] for files of two trees, and with [`Error::Invalid`] if only
+    /// one of them has checksums of its data.
+    pub fn clone_file(&self, source: Ino, target: Ino) -> Result<()> {
+        self.change(OpKind::clone, target, |fs| fs.files().clone_file(source, target))
+    }
+
+    /// [`FileSystem::clone_file`] for `len` bytes at `offset` of the source, or as many as it has
+    /// from there on if `len` is 0, which replace those at `target_offset`. Offsets and length are
+    /// multiples of 4096 bytes, except that the range may end where the source ends, if it ends
+    /// there or beyond in the target too. The files may be the same one, if the ranges do not
+    /// overlap.
+    pub fn clone_range(
+        &self,
+        source: Ino,
+        offset: u64,
+        target: Ino,
+        target_offset: u64,
+        len: u64,
+    ) -> Result<()> {
+        let range = CloneRange { from: offset, to: target_offset, len };
+        self.change(OpKind::clone, target, |fs| fs.files().clone_range(source, target, range))
     }
 
     /// The offset of the next data or the next hole at or after `offset`.

@@ -18,7 +18,7 @@ pub(crate) enum Place {
     Written(BlockNo),
     Unwritten(BlockNo),
     /// Blocks that must not be overwritten, and whether they count as unwritten: bytes that are
-    /// written get other blocks. Another tree uses them too, or the file has checksums
+    /// written get other blocks. Another tree or another file uses them too, or the file has checksums
     /// ([`crate::sums`]).
     Shared(BlockNo, bool),
 }
@@ -30,13 +30,16 @@ pub(crate) struct Mapping {
     pub place: Place,
     /// The birth of the blocks; 0 of a hole.
     pub birth: u32,
-    /// Another tree uses the blocks too, so they do not become free when the file gives them up.
+    /// Another tree or another file may use the blocks too, so they do not become free just because
+    /// the file gives them up.
     pub others: bool,
+    /// The blocks have counts ([`kedge_format::counts`]).
+    pub counted: bool,
 }
 
 impl Mapping {
     fn hole(first: u64, blocks: u64) -> Mapping {
-        Mapping { first, blocks, place: Place::Hole, birth: 0, others: false }
+        Mapping { first, blocks, place: Place::Hole, birth: 0, others: false, counted: false }
     }
 
     /// The part of the run in file blocks `[from, to)`, which overlap it.
@@ -95,6 +98,10 @@ pub(crate) fn find(
         let bad = kedge_base::Error::corrupt(CorruptKind::ExtentItem, item.start, what);
         return Err(Error::Engine(bad));
     }
+    if let Some((at, item)) = found.iter().find(|(_, item)| item.counted && !store.has_clones()) {
+        let what = format!("inode {ino}: the extent at file block {at} has counts, which the image has not");
+        return Err(Error::Engine(kedge_base::Error::corrupt(CorruptKind::ExtentItem, item.start, what)));
+    }
     if let Some(w) = found.windows(2).find(|w| w[0].0 + w[0].1.blocks as u64 > w[1].0) {
         let what = format!("inode {ino}: extents at file blocks {} and {} overlap", w[0].0, w[1].0);
         return Err(Error::Engine(kedge_base::Error::corrupt(CorruptKind::ExtentItem, w[1].1.start, what)));
@@ -128,7 +135,7 @@ pub(crate) fn map(store: &Store, inode: &Inode, first: u64, blocks: u64) -> Resu
         let skip = at - start;
         let run = (item.blocks as u64 - skip).min(end - at);
         let block = BlockNo(item.start.0 + skip);
-        let others = item.birth < below;
+        let others = item.birth < below || item.counted;
         let place = match item.unwritten {
             unwritten if others => Place::Shared(block, unwritten),
             true => Place::Unwritten(block),
@@ -136,7 +143,7 @@ pub(crate) fn map(store: &Store, inode: &Inode, first: u64, blocks: u64) -> Resu
             false if inode.has_sums() && !broken::is(Variant::SumsInPlace) => Place::Shared(block, false),
             false => Place::Written(block),
         };
-        out.push(Mapping { first: at, blocks: run, place, birth: item.birth, others });
+        out.push(Mapping { first: at, blocks: run, place, birth: item.birth, others, counted: item.counted });
         at += run;
     }
     if at < end {
@@ -164,6 +171,8 @@ pub(crate) struct Removed {
     pub blocks: u64,
     /// Those that become free.
     pub freed: Vec<Extent>,
+    /// Those with counts, which change.
+    pub counted: Vec<Extent>,
 }
 
 impl ExtentSet {
@@ -211,7 +220,11 @@ impl ExtentSet {
         for at in gone {
             let item = self.now.remove(&at).expect("just listed");
             removed.blocks += item.blocks as u64;
-            removed.freed.extend((item.birth >= self.births_below).then(|| item.extent()));
+            if item.counted {
+                removed.counted.push(item.extent());
+            } else if item.birth >= self.births_below {
+                removed.freed.push(item.extent());
+            }
         }
         removed
     }
@@ -222,10 +235,36 @@ impl ExtentSet {
     }
 
     /// Adds an extent to a hole.
-    pub(crate) fn insert(&mut self, at: u64, extent: Extent, unwritten: bool, birth: u32) {
+    pub(crate) fn insert(&mut self, at: u64, item: ExtentItem) {
         self.keys += 1;
-        let item = ExtentItem { start: extent.start, blocks: extent.blocks as u32, unwritten, birth };
         self.now.insert(at, item);
+    }
+
+    /// Adds new blocks to a hole.
+    pub(crate) fn insert_new(&mut self, at: u64, extent: Extent, unwritten: bool, birth: u32) {
+        let (start, blocks) = (extent.start, extent.blocks as u32);
+        self.insert(at, ExtentItem { start, blocks, unwritten, birth, counted: false });
+    }
+
+    /// The extents in `[from, to)`, cut at its ends, with their first file blocks.
+    pub(crate) fn parts(&self, from: u64, to: u64) -> Vec<(u64, ExtentItem)> {
+        let before = self.now.range(..from).next_back();
+        let all = before.into_iter().chain(self.now.range(from..to));
+        all.filter_map(|(&at, item)| {
+            let (first, end) = (at.max(from), (at + item.blocks as u64).min(to));
+            let start = BlockNo(item.start.0 + first.checked_sub(at)?);
+            (first < end).then(|| (first, ExtentItem { start, blocks: (end - first) as u32, ..*item }))
+        })
+        .collect()
+    }
+
+    /// Marks the extents of `[from, to)` as having counts.
+    pub(crate) fn set_counted(&mut self, from: u64, to: u64) {
+        self.split(from);
+        self.split(to);
+        for (_, item) in self.now.range_mut(from..to) {
+            item.counted = true;
+        }
     }
 
     /// Marks the mapped blocks of `[from, to)` as written.
@@ -261,7 +300,7 @@ impl ExtentSet {
                 && prev_at + prev.blocks as u64 == at
                 && prev.extent().end() == item.start
                 && prev.unwritten == item.unwritten
-                && prev.birth == item.birth
+                && (prev.birth, prev.counted) == (item.birth, item.counted)
                 && prev.blocks as u64 + item.blocks as u64 <= EXTENT_BLOCKS_MAX
                 && prev.start.0 / EXTENT_BLOCKS_MAX == (item.extent().end().0 - 1) / EXTENT_BLOCKS_MAX
             {

@@ -3,7 +3,7 @@ use super::*;
 fn set(items: &[(u64, u64, u32, bool)]) -> ExtentSet {
     let mut s = ExtentSet::default();
     for &(at, start, blocks, unwritten) in items {
-        let item = ExtentItem { start: BlockNo(start), blocks, unwritten, birth: 0 };
+        let item = ExtentItem { start: BlockNo(start), blocks, unwritten, birth: 0, counted: false };
         s.was.insert(at, item);
         s.now.insert(at, item);
     }
@@ -35,8 +35,14 @@ fn writing_into_a_preallocation_splits_it_and_merges_with_the_written_part() {
     let mut s = set(&[(0, 100, 2, false), (2, 102, 8, true)]);
     s.set_written(2, 3);
     s.merge();
-    assert_eq!(s.now[&0], ExtentItem { start: BlockNo(100), blocks: 3, unwritten: false, birth: 0 });
-    assert_eq!(s.now[&3], ExtentItem { start: BlockNo(103), blocks: 7, unwritten: true, birth: 0 });
+    assert_eq!(
+        s.now[&0],
+        ExtentItem { start: BlockNo(100), blocks: 3, unwritten: false, birth: 0, counted: false }
+    );
+    assert_eq!(
+        s.now[&3],
+        ExtentItem { start: BlockNo(103), blocks: 7, unwritten: true, birth: 0, counted: false }
+    );
 }
 
 #[test]

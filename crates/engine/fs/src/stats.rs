@@ -46,6 +46,7 @@ ops!(
     fork,
     delete_tree,
     commit_atomic,
+    clone,
 );
 
 pub(crate) struct FsStats {

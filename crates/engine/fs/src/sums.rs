@@ -71,9 +71,14 @@ impl Sums {
         bad.map_or(Ok(Sums { from, sums }), |e| Err(e.into()))
     }
 
+    /// The checksum of a file block; 0 for none.
+    pub(crate) fn get(&self, file_block: u64) -> u32 {
+        self.sums[(file_block - self.from) as usize]
+    }
+
     /// Verifies the bytes of a written block.
     pub(crate) fn verify(&self, ino: Ino, file_block: u64, at: BlockNo, bytes: &[u8]) -> Result<()> {
-        let sum = self.sums[(file_block - self.from) as usize];
+        let sum = self.get(file_block);
         if sum == sum_of(bytes) {
             return Ok(());
         }

@@ -41,6 +41,10 @@ pub(crate) fn apply(target: &Target<'_>, lsn: RecordLsn, edits: &[Edit<'_>]) -> 
             Edit::Inode(patch) => apply_inode(target, lsn.start, patch, &mut deltas)?,
             Edit::Put { key, value } => {
                 let replaced = target.forest.put(*key, value)?;
+                if target.replay && key.kind == ItemKind::Count as u8 {
+                    // The slot may be the one before the first clone, if the newer one was lost.
+                    target.alloc.set_has_clones();
+                }
                 if key.kind == ItemKind::Orphan as u8 && !replaced {
                     target.forest.counted(*key, |c, _| c.orphans.fetch_add(1, Ordering::Relaxed))?;
                 }

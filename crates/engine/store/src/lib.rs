@@ -31,7 +31,7 @@
 //!    write}`; `stats`;
 //! 3. `store`: the parts together;
 //! 4. checkpoints of a store: the rest of `checkpoint`;
-//! 5. operations: `handle`, `data`, `discard`, `walk` (over a tree at rest), `trees` (forks, and
+//! 5. operations: `handle`, `data`, `counts` (of shared blocks), `discard`, `walk` (over a tree at rest), `trees` (forks, and
 //!    the space of deleted trees), `limited` (limits of directory trees);
 //! 6. `format`, which makes an image, and `recovery`, which makes a store of one.
 #![forbid(unsafe_code)]
@@ -40,6 +40,7 @@
 mod apply;
 mod checkpoint;
 mod counters;
+mod counts;
 mod data;
 mod discard;
 mod flusher;
@@ -62,6 +63,7 @@ mod trees;
 mod walk;
 
 pub use checkpoint::{CheckpointCause, CheckpointClient, check_async_percent};
+pub use counts::{CountChanges, CountsLock};
 pub use discard::Discarded;
 pub use flusher::WriteSeq;
 pub use format::{FormatParams, format};

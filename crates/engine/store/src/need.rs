@@ -20,15 +20,17 @@
 //!
 //! [`RecordBuilder`]: kedge_format::record::RecordBuilder
 
+use kedge_format::counts::CountItem;
 use kedge_format::record::{RECORD_HEADER, size};
 use kedge_format::sums::SumsItem;
 
 /// Bytes of the longest record for which a checkpoint finds space in a full log.
 pub const CHECKPOINT_RECORD_MAX: u64 = kedge_log::CHECKPOINT_BYTES - kedge_log::RECORD_OVERHEAD;
 /// Log bytes promised for each resident piece while it exists. They are for its part of the record
-/// that ends its residency: inode patch, extent, allocation, checksums and drop. An operation that
+/// that ends its residency: inode patch, extent, allocation,
+/// checksums, counts of shared blocks and drop. An operation that
 /// makes pieces reserves this much for each.
-pub const PROMISE_PER_PIECE: u64 = 352;
+pub const PROMISE_PER_PIECE: u64 = 448;
 /// Pieces that a `Data` or `Zero` edit adds at most: its own, and the second half of a piece that
 /// it cuts in two.
 const PIECES_PER_EDIT: u64 = 2;
@@ -117,6 +119,12 @@ impl Need {
     pub const fn sums(self, count: usize) -> Need {
         let need = self.bytes(count as u64 * size::put(SumsItem::SIZE_MAX));
         Need { neighbours: need.neighbours + count as u32, ..need }
+    }
+
+    /// Counts of shared blocks that are put or deleted, in `leaves` places of the tree.
+    pub const fn counts(self, leaves: usize, count: usize) -> Need {
+        let need = self.bytes(count as u64 * size::put(CountItem::SIZE));
+        Need { changes: need.changes + leaves as u32, neighbours: need.neighbours + count as u32, ..need }
     }
 
     /// Extents that are changed or deleted, in `leaves` leaves.

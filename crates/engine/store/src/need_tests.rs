@@ -32,7 +32,7 @@ fn the_bytes_of_a_need_are_those_of_the_record() {
     record.inode(Ino(3), InodeMask::ALL_FIELDS | InodeMask::CREATE, &InodeCore::default());
     (0..2).for_each(|_| record.put(key, &[0; 10]));
     (0..3).for_each(|_| record.delete(key));
-    let item = ExtentItem { start: BlockNo(1), blocks: 1, unwritten: false, birth: 0 };
+    let item = ExtentItem { start: BlockNo(1), blocks: 1, unwritten: false, birth: 0, counted: false };
     (0..2).for_each(|n| record.put(Key::new(Ino(2), ItemKind::Extent, n), &item.encode()));
     record.alloc(run);
     record.free(run);

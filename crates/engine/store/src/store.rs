@@ -42,6 +42,10 @@ pub struct Store {
     pub(crate) summary: ReplaySummary,
     /// The losses that each superblock written from now on records.
     pub(crate) losses: Mutex<Option<Losses>>,
+    /// Whether a durable superblock allows files to share blocks.
+    pub(crate) clones: AtomicBool,
+    /// Held by an operation that changes counts of shared blocks.
+    pub(crate) counts: Mutex<()>,
     /// Set by the last checkpoint, under the lock that makes checkpoints single.
     pub(crate) closed: AtomicBool,
     /// To the background checkpoint thread.

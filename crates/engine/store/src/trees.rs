@@ -33,6 +33,7 @@ use crate::forest::{Change, children};
 use crate::store::Store;
 use crate::walk::Root;
 use kedge_base::{BLOCK_SIZE, BlockNo, Error, Extent, Ino, Result};
+use kedge_format::counts::CountItem;
 use kedge_format::item::{BIRTH_MAX, ExtentItem};
 use kedge_format::node::{NODE_SIZE, NodeView};
 use kedge_format::superblock::CheckpointState;
@@ -69,10 +70,27 @@ pub struct TreeUse {
     pub nodes: u64,
 }
 
-/// The extents in a leaf.
-fn extents<'a>(view: &'a NodeView<'a>) -> impl Iterator<Item = Result<(Key, ExtentItem)>> + 'a {
-    let items = view.iter().filter(|(key, _)| key.kind == ItemKind::Extent as u8);
-    items.map(|(key, value)| Ok((key, ExtentItem::decode(value)?)))
+/// A run of blocks that an item of a tree owns.
+struct OwnedRun {
+    extent: Extent,
+    birth: u32,
+}
+
+/// The runs that the items of a leaf own: those of extents whose blocks have no counts, and those
+/// of counts. So a block to which several extents refer has one owner.
+fn owned_runs<'a>(view: &'a NodeView<'a>) -> impl Iterator<Item = Result<(Key, OwnedRun)>> + 'a {
+    view.iter().filter_map(|(key, value)| match ItemKind::from_u8(key.kind)? {
+        ItemKind::Extent => match ExtentItem::decode(value) {
+            Ok(item) if item.counted => None,
+            Ok(item) => Some(Ok((key, OwnedRun { extent: item.extent(), birth: item.birth }))),
+            Err(e) => Some(Err(e)),
+        },
+        ItemKind::Count => {
+            let item = CountItem::decode(key.offset, value);
+            Some(item.map(|item| (key, OwnedRun { extent: item.extent(key.offset), birth: item.birth })))
+        }
+        _ => None,
+    })
 }
 
 impl Store {
@@ -317,16 +335,16 @@ impl Store {
                 node.generation >= entry.nodes_below && !done
             },
             &mut |view| {
-                for extent in extents(view) {
-                    let (key, item) = extent?;
-                    if key < entry.freed_below || item.birth < entry.births_below {
+                for owned in owned_runs(view) {
+                    let (key, run) = owned?;
+                    if key < entry.freed_below || run.birth < entry.births_below {
                         continue;
                     }
                     if freed.extents.len() >= EXTENTS_AT_ONCE {
                         next = Some(key);
                         return Ok(ControlFlow::Break(()));
                     }
-                    freed.extents.push(item.extent());
+                    freed.extents.push(run.extent);
                 }
                 Ok(ControlFlow::Continue(()))
             },
@@ -363,10 +381,10 @@ impl Store {
                 own
             },
             &mut |view| {
-                for extent in extents(view) {
-                    let item = extent?.1;
-                    if (entry.births_below..heir_entry.births_below).contains(&item.birth) {
-                        kept.insert(item.start.0, item.extent().end().0);
+                for owned in owned_runs(view) {
+                    let run = owned?.1;
+                    if (entry.births_below..heir_entry.births_below).contains(&run.birth) {
+                        kept.insert(run.extent.start.0, run.extent.end().0);
                     }
                 }
                 Ok(ControlFlow::Continue(()))
@@ -382,10 +400,10 @@ impl Store {
                 gone
             },
             &mut |view| {
-                for extent in extents(view) {
-                    let item = extent?.1;
-                    if item.birth >= entry.births_below {
-                        subtract(item.extent(), &kept, &mut freed.extents);
+                for owned in owned_runs(view) {
+                    let run = owned?.1;
+                    if run.birth >= entry.births_below {
+                        subtract(run.extent, &kept, &mut freed.extents);
                     }
                 }
                 Ok(ControlFlow::Continue(()))
@@ -437,10 +455,10 @@ impl Store {
                 own
             },
             &mut |view| {
-                for extent in extents(view) {
-                    let item = extent?.1;
-                    if item.birth >= entry.births_below {
-                        data += item.blocks as u64 * BLOCK_SIZE as u64;
+                for owned in owned_runs(view) {
+                    let run = owned?.1;
+                    if run.birth >= entry.births_below {
+                        data += run.extent.blocks * BLOCK_SIZE as u64;
                     }
                 }
                 Ok(ControlFlow::Continue(()))

@@ -128,7 +128,7 @@ impl<'a> ItemFilter<'a> {
             ItemKind::Dentry => self.dentry(key, value),
             ItemKind::Extent => self.extent(key, value),
             ItemKind::Sums => self.sums(key, value),
-            ItemKind::Orphan => drop("cannot be under this inode number"),
+            ItemKind::Orphan | ItemKind::Count => drop("cannot be under this inode number"),
         }
     }
 
@@ -267,9 +267,12 @@ impl<'a> ItemFilter<'a> {
         };
         let (extent, first, g) = (item.extent(), key.offset, self.geometry);
         let shown = format!("extent of {} blocks at block {}", extent.blocks, extent.start);
-        // Only images without forks are repaired, and these have no births.
+        // Only images without forks and clones are repaired, and these have no births and no counts.
         if item.birth != 0 {
             return drop(format!("{shown}, of birth {}", item.birth));
+        }
+        if item.counted {
+            return drop(format!("{shown}, marked as counted"));
         }
         if first.checked_add(extent.blocks).is_none_or(|end| end > FILE_BLOCKS_MAX) {
             return drop(format!("{shown}, beyond the largest file size"));

@@ -169,7 +169,7 @@ pub fn repair(device: Arc<dyn Device>, options: &RepairOptions) -> RepairReport 
         return RepairReport::new(Ending::Left, message, before, repairs, None);
     };
     let replay = options.check.replay.clone().unwrap_or_else(|| Arc::new(StoreReplay));
-    if begun.sb.geometry.has_trees() && begun.restored.is_none() {
+    if shares_blocks(&begun.sb) && begun.restored.is_none() {
         return forest(&device, &*replay, options, repairs);
     }
     let (sb, device) = (begun.sb, begun.device);
@@ -196,7 +196,13 @@ pub fn repair(device: Arc<dyn Device>, options: &RepairOptions) -> RepairReport 
     }
 }
 
-/// An image with several trees: its log is replayed, and nothing else is repaired.
+/// Whether several trees or several files may use a block: the damage of such an image is not
+/// repaired.
+fn shares_blocks(sb: &Superblock) -> bool {
+    sb.geometry.has_trees() || sb.geometry.has_clones()
+}
+
+/// An image that shares blocks: its log is replayed, and nothing else is repaired.
 fn forest(
     device: &Arc<dyn Device>,
     replay: &dyn Replay,
@@ -207,8 +213,7 @@ fn forest(
     let before = crate::check(device.clone(), &check);
     let only_copies = before.findings.iter().all(|f| f.kind == FindingKind::SuperblockCopyBad);
     if !before.is_clean() && !only_copies {
-        let message =
-            "the image has forks or limits, and its damage cannot be repaired: copy the files out of it";
+        let message = "the image has forks, clones or limits, and its damage cannot be repaired: copy the files out of it";
         return RepairReport::new(Ending::Left, message.into(), before, repairs, None);
     }
     if before.is_clean() && matches!(before.replay, crate::ReplayState::None) {
@@ -396,7 +401,7 @@ impl Job<'_> {
     /// Whether all leaves are searched for. With several trees a leaf does not say to which it
     /// belongs, so these stay as the copy has them.
     fn searches_all(&self) -> bool {
-        self.is_stale && !self.base_sb.geometry.has_trees()
+        self.is_stale && !shares_blocks(self.base_sb)
     }
 
     /// If the bitmaps on the device are wrong but replay with them leaves an image without
@@ -427,14 +432,14 @@ impl Job<'_> {
         let c = &source.sb.checkpoint;
         // Checked before anything is written, because every mount refuses a slot beyond the limit.
         let generation = self.next_generation()?;
-        let has_trees = source.sb.geometry.has_trees();
+        let has_trees = shares_blocks(&source.sb);
         let nodes = if has_trees { c.nodes } else { judged.nodes };
         let old_root = Root { block: c.root, generation: c.root_generation, level: c.root_level, nodes };
         let nothing_suspect = source.suspect().is_none_or(|suspect| suspect.used() == 0);
         if judged.tree_is_fine && (has_trees || nothing_suspect) && !self.searches_all() {
             if !nothing_suspect {
                 repairs.add(RepairKind::DataUncertain, At::default(), || {
-                    "files may show bytes of files that took their blocks: in an image with forks these blocks cannot be \
+                    "files may show bytes of files that took their blocks: in an image with forks or clones these blocks cannot be \
                      made holes"
                         .into()
                 });
@@ -448,7 +453,9 @@ impl Job<'_> {
             return Ok(Some(New { generation, root: old_root, owned, carry, next_ino, inodes }));
         }
         if has_trees {
-            return Err(Error::invalid("the image has forks, and damage of these cannot be repaired"));
+            return Err(Error::invalid(
+                "the image has forks or clones, and damage of these cannot be repaired",
+            ));
         }
         let mut reader = Reader::new(&*source.device);
         let (leaves, nodes) = self.readable(source, &mut reader, repairs, progress);

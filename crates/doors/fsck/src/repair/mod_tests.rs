@@ -219,7 +219,7 @@ fn stale_leaves_stay_out() {
     let stale = BlockNo(image.next_data.next_multiple_of(4) + 4);
     image.next_data = stale.0 + 4;
     image.file(300, 1, &[]);
-    image.extent(300, 0, ExtentItem { start: stale, blocks: 4, unwritten: true, birth: 0 });
+    image.extent(300, 0, ExtentItem { start: stale, blocks: 4, unwritten: true, birth: 0, counted: false });
     image.core(300, |c| c.blocks = 4);
     image.name(3, "fallocated", 300, FileKind::Regular);
     // The generation that its blocks last had in the tree, and a generation that no node of the
@@ -308,7 +308,7 @@ fn shared_blocks_stay_with_the_first_owner() {
     // Three blocks of inode 10 lie in the middle of a later file's extent of five blocks.
     let start = BlockNo(mine.start.0 - 1);
     image.file(300, 1, &[]);
-    image.extent(300, 7, ExtentItem { start, blocks: 5, unwritten: false, birth: 0 });
+    image.extent(300, 7, ExtentItem { start, blocks: 5, unwritten: false, birth: 0, counted: false });
     image.core(300, |c| c.blocks = 5);
     image.name(3, "thief", 300, FileKind::Regular);
     let device = Arc::new(image.build().device);
@@ -372,7 +372,7 @@ fn without_room_for_another_tree_nothing_changes() {
         let ino = 500 + i;
         image.file(ino, 1, &[]);
         let (start, blocks) = (BlockNo(start), blocks as u32);
-        image.extent(ino, 0, ExtentItem { start, blocks, unwritten: true, birth: 0 });
+        image.extent(ino, 0, ExtentItem { start, blocks, unwritten: true, birth: 0, counted: false });
         image.core(ino, |c| c.blocks = blocks as u64);
     }
     // Keep the number of items, and so the tree's size: the files above replace these.

@@ -26,6 +26,7 @@ use super::source::{LogWrite, Node, Slot, Source};
 use anyhow::{Context, Result, bail};
 use kedge_base::BLOCK_SIZE;
 use kedge_format::acl::is_acl_name;
+use kedge_format::counts::CountItem;
 use kedge_format::item::{Dentry, ExtentItem, Orphan, SLOT_ORDINALS, XattrItem, name_slot};
 use kedge_format::logwrite::{FRAME_SIZE, HEADER_SIZE, LogKey, LogSecret};
 use kedge_format::node::{NODE_SIZE, NodeMut};
@@ -129,6 +130,7 @@ impl Scramble {
             Some(ItemKind::Inode) => kept(InodeCore::decode(value).is_ok()),
             Some(ItemKind::Extent) => kept(ExtentItem::decode(value).is_ok()),
             Some(ItemKind::Sums) => kept(SumsItem::decode(value).is_ok()),
+            Some(ItemKind::Count) => kept(CountItem::decode(key.offset, value).is_ok()),
             Some(ItemKind::Orphan) => kept(Orphan::decode(value).is_ok()),
             Some(ItemKind::Symlink) => {
                 value.iter().map(|&b| if matches!(b, 0 | b'/') { b } else { b'x' }).collect()

@@ -176,6 +176,15 @@ impl Pages {
         }
     }
 
+    /// Follows a clone of file blocks, none of which has a page that is dirty or logged.
+    pub(crate) fn share(&mut self, blocks: Range<u64>) {
+        for page in self.map.range_mut(blocks).map(|(_, page)| page) {
+            if page.backing == Backing::Written {
+                page.backing = Backing::Shared;
+            }
+        }
+    }
+
     /// Makes a page that is about to change the holder of `promise`, one block, if it needs that.
     pub(crate) fn move_later(&mut self, index: u64, promise: DataReservation) {
         if let Some(page) = self.map.get_mut(&index).filter(|page| page.backing == Backing::Shared) {

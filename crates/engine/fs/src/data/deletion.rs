@@ -6,10 +6,10 @@ use super::truncate::{StepMax, in_steps};
 use crate::cache::commit::{commit, lock_metas};
 use crate::cache::inode::Inode;
 use crate::error::{Error, Result};
-use crate::extents;
+use crate::extents::ExtentSet;
 use crate::sums;
 use kedge_base::Ino;
-use kedge_format::item::{ExtentItem, Orphan};
+use kedge_format::item::Orphan;
 use kedge_format::record::{InodeMask, RecordBuilder, RecordOp};
 use kedge_format::{ItemKind, Key};
 use kedge_store::{Class, Handle, TreeKind};
@@ -99,16 +99,18 @@ impl Files {
     fn delete_step(&self, handle: &mut Handle<'_>, inode: &Inode, max: StepMax) -> Result<bool> {
         let ino = inode.ino;
         let mut record = RecordBuilder::new(RecordOp::Reclaim);
-        let extents = extents::find(self.engine.store(), ino, 0, u64::MAX, max.extents)?;
-        let (mut blocks, below) = (0, self.engine.store().births_below(ino));
-        for (at, item) in &extents {
-            record.delete(Key::new(ino, ItemKind::Extent, *at));
-            if item.birth >= below {
-                record.free(ExtentItem::extent(item));
-            }
-            blocks += item.blocks as u64;
+        let mut set = ExtentSet::default();
+        let loaded = set.load(self.engine.store(), ino, 0, u64::MAX, max.extents)?;
+        let end = set.end().unwrap_or(0);
+        let (mut counting, upto) = self.count_removal(ino, &set, (0, end), max.counts)?;
+        let removed = set.remove(0, upto);
+        set.emit(&mut record, ino);
+        if let Some(counting) = &mut counting {
+            counting.emit(&mut record, ino, &removed)?;
         }
-        let left = max.extents.saturating_sub(extents.len());
+        removed.freed.iter().for_each(|extent| record.free(*extent));
+        let blocks = removed.blocks;
+        let left = if upto < end { 0 } else { max.extents.saturating_sub(loaded) };
         let sums = match self.engine.store().geometry().has_sums() {
             true => sums::remove(self.engine.store(), &mut record, ino, (0, u64::MAX), left)?,
             false => 0,

@@ -135,6 +135,7 @@ impl Files {
         let (mut handle, _io, _wb) = self.begin_settled(inode, max.need(Class::Reclaim), |_| end)?;
         let mut record = RecordBuilder::new(RecordOp::Fallocate);
         let (set, upto, loaded) = self.load_step(inode.ino, from, to, max)?;
+        let (mut counting, upto) = self.count_removal(inode.ino, &set, (from, upto), max.counts)?;
         if let Some(head) = head {
             self.zero_range_of_block(inode, &mut record, head, (from * BLOCK).min(end))?;
         }
@@ -144,7 +145,16 @@ impl Files {
         let void = (from * BLOCK, upto * BLOCK);
         let left = max.extents.saturating_sub(loaded);
         sums::remove(self.engine.store(), &mut record, inode.ino, (from, upto), left)?;
-        self.remove(&mut handle, inode, record, set, (from, upto), void, Sizes::default())?;
+        self.remove(
+            &mut handle,
+            inode,
+            record,
+            set,
+            (from, upto),
+            void,
+            Sizes::default(),
+            counting.as_mut(),
+        )?;
         self.forget_pages(inode, from, upto);
         Ok(upto)
     }
@@ -220,6 +230,7 @@ impl Files {
             &Removed::default(),
             (from * BLOCK, upto * BLOCK),
             sizes,
+            None,
         )?;
         self.forget_pages(inode, from, upto);
         if inode.has_sums() && from < upto {
@@ -372,7 +383,7 @@ impl Files {
                     .unwrap_or_else(|| self.engine.store().data_goal(inode.ino, inode.ino));
                 let extent = self.engine.store().alloc_data(goal, m.blocks - done, promise.as_mut())?;
                 new.extents.push(extent);
-                set.insert(m.first + done, extent, true, self.engine.store().birth());
+                set.insert_new(m.first + done, extent, true, self.engine.store().birth());
                 inode.meta.lock().goal = Some(extent.end());
                 done += extent.blocks;
             }
@@ -397,6 +408,28 @@ impl Files {
         }
     }
 
+    /// The most keys of counts that giving up file blocks `[from, to)` changes, with room for some
+    /// that others add meanwhile. Fails if that is too many for a record.
+    fn counts_max(&self, inode: &Inode, from: u64, to: u64) -> Result<usize> {
+        let store = self.engine.store();
+        if !store.has_clones() {
+            return Ok(0);
+        }
+        let _wb = inode.wb.lock();
+        let mut set = ExtentSet::default();
+        set.load(store, inode.ino, from, to, SHIFT_ITEMS)?;
+        let mut keys = 0;
+        let mut counting = self.count();
+        for (_, item) in set.parts(from, to).into_iter().filter(|(_, item)| item.counted) {
+            let read = counting.changes.load(inode.ino, item.extent(), SHIFT_ITEMS)?;
+            keys += 2;
+            if read < item.blocks as u64 || counting.changes.edits_max() + keys > SHIFT_ITEMS {
+                return Err(Error::FileTooLarge);
+            }
+        }
+        Ok(2 * (counting.changes.edits_max() + keys))
+    }
+
     /// Collapse (removes a range and closes the gap) and insert (opens a hole), in one record.
     fn shift_range(&self, inode: &Arc<Inode>, offset: u64, len: u64, collapse: bool) -> Result<()> {
         if !offset.is_multiple_of(BLOCK) || !len.is_multiple_of(BLOCK) {
@@ -416,10 +449,24 @@ impl Files {
             if sums_behind > SHIFT_ITEMS {
                 return Err(Error::FileTooLarge);
             }
+            // A collapse gives up blocks of the range.
+            let counts = if collapse { self.counts_max(inode, first, first + count)? } else { 0 };
             // Each item is deleted or put again, and one more may be new.
             let need = shift_need(items).sums(if sums_behind > 0 { 2 * sums_behind + 2 } else { 0 });
+            let need = if counts > 0 { need.counts(1, counts).runs(counts) } else { need };
             let (mut handle, _io) = self.begin_with_io(inode, need)?;
             let _wb = inode.wb.lock();
+            let (mut counting, upto) = match collapse {
+                true => {
+                    let mut range = ExtentSet::default();
+                    range.load(self.engine.store(), inode.ino, first, first + count, items + 1)?;
+                    self.count_removal(inode.ino, &range, (first, first + count), counts)?
+                }
+                false => (None, first + count),
+            };
+            if upto < first + count {
+                continue; // more than it reserved for
+            }
             let mut pages = inode.pages.lock();
             if pages.dirty_count() + pages.logged_count() > 0 {
                 continue; // dirtied again meanwhile
@@ -449,6 +496,9 @@ impl Files {
                 continue; // more than it reserved for
             }
             set.emit(&mut record, inode.ino);
+            if let Some(counting) = &mut counting {
+                counting.emit(&mut record, inode.ino, &removed)?;
+            }
             for extent in &removed.freed {
                 record.free(*extent);
             }

@@ -2,6 +2,8 @@
 //! inodes. It uses extents ([`crate::extents`]) and writeback ([`crate::durability::writeback`]).
 
 pub(crate) mod atomic;
+pub(crate) mod clone;
+mod counting;
 mod deletion;
 mod fallocate;
 pub(crate) mod orphans;

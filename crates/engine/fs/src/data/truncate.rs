@@ -16,6 +16,7 @@
 //! (punch, growth beyond a cut end) get `Zero` edits: their zeros are as durable as the record.
 
 use super::Files;
+use super::counting::Counting;
 use crate::cache::commit::{commit, lock_metas};
 use crate::cache::inode::Inode;
 use crate::cache::pages::{Backing, Which};
@@ -41,21 +42,36 @@ pub(super) struct StepMax {
     pub extents: usize,
     /// A few of the largest attributes fill a leaf.
     pub xattrs: usize,
+    /// Counts of shared blocks; 0 in an image without them.
+    pub counts: usize,
 }
 
-const WIDE: StepMax = StepMax { extents: 512, xattrs: 8 };
+const WIDE: StepMax = StepMax { extents: 512, xattrs: 8, counts: 0 };
 /// For files with few extents, and for images so full that a wide step finds no tree nodes.
-const NARROW: StepMax = StepMax { extents: 64, xattrs: 4 };
+const NARROW: StepMax = StepMax { extents: 64, xattrs: 4, counts: 0 };
 /// An operation that frees space must never need more nodes than are kept for it: in this step each
 /// extent may lie in a leaf of its own.
-const LEAST: StepMax = StepMax { extents: 8, xattrs: 2 };
+const LEAST: StepMax = StepMax { extents: 8, xattrs: 2, counts: 0 };
+/// The same steps in an image in which files share blocks. The least one changes the counts of one
+/// extent.
+const COUNTED: [StepMax; 3] = [
+    StepMax { extents: 256, xattrs: 8, counts: 256 },
+    StepMax { extents: 32, xattrs: 4, counts: 32 },
+    StepMax { extents: 3, xattrs: 1, counts: 3 },
+];
+const UNCOUNTED: [StepMax; 3] = [WIDE, NARROW, LEAST];
 
 impl StepMax {
     /// The need of a record that removes, or marks, this many extents. Those at both ends are cut,
     /// and may join their neighbours.
     pub(super) const fn need(self, class: Class) -> Need {
         let need = Need::record(class).patches(1).puts(1, Orphan::SIZE).zeros(3).drops(1);
-        let need = need.deletes(self.xattrs).runs(self.extents + 1);
+        let need = need.deletes(self.xattrs).runs(self.extents + 1 + self.counts);
+        let need = match self.counts {
+            0 => need,
+            few if few <= LEAST.extents => need.counts(few, few),
+            many => need.counts(1, many),
+        };
         if self.extents > LEAST.extents {
             return need.extents(self.extents + 5).deletes(1);
         }
@@ -64,11 +80,9 @@ impl StepMax {
 
     /// The next smaller step.
     fn less(self) -> Option<StepMax> {
-        match self {
-            WIDE => Some(NARROW),
-            NARROW => Some(LEAST),
-            _ => None,
-        }
+        let steps = if self.counts == 0 { UNCOUNTED } else { COUNTED };
+        let at = steps.iter().position(|step| *step == self)?;
+        steps.get(at + 1).copied()
     }
 }
 
@@ -109,10 +123,18 @@ impl Files {
         }
         let first = size.div_ceil(BLOCK);
         let mut set = ExtentSet::default();
-        let more = self.load_behind(inode, first, max, &mut set, &mut record)?;
-        let upto = set.end().unwrap_or(first).max(first);
+        let (mut counting, upto, more) = self.load_behind(inode, first, max, &mut set, &mut record)?;
         let sizes = Sizes { named: (size != old).then_some(size), shrinking: more };
-        self.remove(&mut handle, inode, record, set, (first, upto), (size, u64::MAX), sizes)?;
+        self.remove(
+            &mut handle,
+            inode,
+            record,
+            set,
+            (first, upto),
+            (size, u64::MAX),
+            sizes,
+            counting.as_mut(),
+        )?;
         if size <= old {
             self.forget_behind(inode, size);
         }
@@ -121,7 +143,8 @@ impl Files {
     }
 
     /// Loads the extents from file block `first` on that a step removes, and names the checksums
-    /// that it removes. Returns whether there may be more of either.
+    /// that it removes. Returns the counts that change, the file block at which the step ends, and
+    /// whether there may be more to remove.
     fn load_behind(
         &self,
         inode: &Inode,
@@ -129,26 +152,32 @@ impl Files {
         max: StepMax,
         set: &mut ExtentSet,
         record: &mut RecordBuilder,
-    ) -> Result<bool> {
+    ) -> Result<(Option<Counting<'_>>, u64, bool)> {
         let store = self.engine.store();
         let loaded = set.load(store, inode.ino, first, u64::MAX, max.extents)?;
         let left = max.extents.saturating_sub(loaded);
-        if left == 0 || !inode.has_sums() {
-            return Ok(left == 0);
-        }
-        Ok(sums::remove(store, record, inode.ino, (first, u64::MAX), left)? >= left)
+        let end = set.end().unwrap_or(first).max(first);
+        let (counting, upto) = self.count_removal(inode.ino, set, (first, end), max.counts)?;
+        let more = match (left, inode.has_sums()) {
+            (0, _) => true,
+            _ if upto < end => true,
+            (_, false) => false,
+            (_, true) => sums::remove(store, record, inode.ino, (first, u64::MAX), left)? >= left,
+        };
+        Ok((counting, upto, more))
     }
 
     /// The narrow step if it suffices for the extents from `first` on, else the wide one. Whether
     /// it suffices may change until the inode is locked; the step is bounded all the same.
     pub(super) fn step_max(&self, ino: Ino, first: u64) -> Result<StepMax> {
         // One more extent may extend across `first`.
-        let count = 1 + extents::count(self.engine.store(), ino, first, NARROW.extents)?;
-        Ok(match count {
-            _ if count < LEAST.extents => LEAST,
-            _ if count < NARROW.extents => NARROW,
-            _ => WIDE,
-        })
+        let counted = self.engine.store().has_clones();
+        let steps = if counted { COUNTED } else { UNCOUNTED };
+        let count = 1 + extents::count(self.engine.store(), ino, first, steps[1].extents)?;
+        // The smallest that takes all extents. How many counts these have is not known before, so the
+        // least step, with counts for one extent, is for full images only.
+        let usual = if counted { &steps[..2] } else { &steps[..] };
+        Ok(*usual.iter().rev().find(|step| count < step.extents).unwrap_or(&steps[0]))
     }
 
     /// Reserves and locks for an operation whose record makes the file at least `names(size)` bytes
@@ -292,9 +321,10 @@ impl Files {
         range: (u64, u64),
         void: (u64, u64),
         sizes: Sizes,
+        counting: Option<&mut Counting<'_>>,
     ) -> Result<()> {
         let removed = set.remove(range.0, range.1);
-        self.change(handle, inode, record, set, &removed, void, sizes)
+        self.change(handle, inode, record, set, &removed, void, sizes, counting)
     }
 
     /// The record of [`Files::remove`] and [`Files::unwrite`]: names the changed extents and the
@@ -309,9 +339,13 @@ impl Files {
         removed: &Removed,
         void: (u64, u64),
         sizes: Sizes,
+        counting: Option<&mut Counting<'_>>,
     ) -> Result<()> {
         let ino = inode.ino;
         set.emit(&mut record, ino);
+        if let Some(counting) = counting {
+            counting.emit(&mut record, ino, removed)?;
+        }
         for extent in &removed.freed {
             record.free(*extent);
         }
@@ -371,10 +405,9 @@ impl Files {
         };
         let mut set = ExtentSet::default();
         let mut record = RecordBuilder::new(RecordOp::Reclaim);
-        let more = self.load_behind(inode, first, max, &mut set, &mut record)?;
-        let upto = set.end().unwrap_or(first).max(first);
+        let (mut counting, upto, more) = self.load_behind(inode, first, max, &mut set, &mut record)?;
         let sizes = Sizes { named: None, shrinking: more };
-        self.remove(&mut handle, inode, record, set, (first, upto), (0, 0), sizes)?;
+        self.remove(&mut handle, inode, record, set, (first, upto), (0, 0), sizes, counting.as_mut())?;
         Ok(more)
     }
 }

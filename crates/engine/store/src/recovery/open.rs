@@ -13,7 +13,7 @@ use crate::store::Store;
 use kedge_base::lock::{Mutex, Rank};
 use kedge_base::{Clock, Error, Generation, Lsn, Result, spawn_named};
 use kedge_device::{Device, OverlayDevice};
-use kedge_format::superblock::{INCOMPAT_KNOWN, RO_COMPAT_KNOWN, Superblock};
+use kedge_format::superblock::{INCOMPAT_CLONES, INCOMPAT_KNOWN, RO_COMPAT_KNOWN, Superblock};
 use kedge_log::{Log, LogConfig};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock};
@@ -68,12 +68,13 @@ impl Recovery {
     fn checkpoint(&mut self, head: Lsn) -> Result<()> {
         let cut = Cut::take(&self.forest, &self.alloc, &[], &self.generation, head, head)?;
         let state = cut.state(self.epoch(), false, self.clock.now().sec, self.sb.checkpoint.losses);
+        self.sb.geometry.feature_incompat |= cut.alloc.geometry().feature_incompat & INCOMPAT_CLONES;
         write_checkpoint(&*self.device, &self.sb.geometry, &cut, state, &|_| FULL)?;
         let sb = Superblock { geometry: self.sb.geometry.clone(), checkpoint: state };
         refresh_copies(&*self.device, &sb, false);
         self.alloc.written(cut.alloc);
         self.alloc.checkpoint_durable(cut.generation);
-        if self.sb.geometry.has_sums() {
+        if self.sb.geometry.has_sums() || self.sb.geometry.has_clones() {
             self.alloc.durable(self.checkpointed());
         }
         self.forest.first.tree.written(cut.tree);
@@ -104,6 +105,7 @@ impl Recovery {
         );
         let requests = Arc::new(Requests::new());
         let epoch = self.epoch();
+        let clones = g.has_clones();
         let store = Arc::new(Store {
             guard,
             device: self.device,
@@ -123,6 +125,8 @@ impl Recovery {
             dirty_limit: AtomicU64::new(options.node_cache_bytes / 2),
             summary: self.summary,
             losses: Mutex::new(Rank::Leaf, self.sb.checkpoint.losses),
+            clones: AtomicBool::new(clones),
+            counts: Mutex::new(Rank::Counts, ()),
             closed: AtomicBool::new(false),
             requests: requests.clone(),
         });

@@ -37,6 +37,7 @@
 
 use super::image::{KEYS_AT_A_TIME, Recovery};
 use crate::apply::{Target, apply};
+use crate::counts::CountChanges;
 use crate::residents::{DrainedPiece, Source};
 use kedge_base::broken::{self, Variant};
 use kedge_base::{BLOCK_SIZE, BlockNo, Error, Extent, Ino, IoBuf, Lsn, Result};
@@ -114,7 +115,8 @@ impl Recovery {
                 _ => self.sb.geometry.has_sums() && self.has_sums(ino)?,
             };
             last = Some((ino, sums));
-            let moves = |item: &ExtentItem| self.is_shared(ino, item) || sums && !item.unwritten;
+            let moves =
+                |item: &ExtentItem| self.is_shared(ino, item) || item.counted || sums && !item.unwritten;
             holes += u64::from(mapped.is_none_or(|(_, item)| moves(&item)));
         }
         Ok(holes)
@@ -187,8 +189,10 @@ impl Recovery {
             let in_use = mapped.is_some_and(|(_, item)| !item.unwritten);
             // A block that is replaced as a whole need not be read, and may be bad.
             let read = at.filter(|_| in_use && !covers(wanted.pieces, wanted.file_block, wanted.size));
-            // A block that another tree uses too, or that has a checksum, stays as it is.
-            let shared = mapped.is_some_and(|(_, item)| self.is_shared(wanted.ino, &item));
+            // A block that another tree or another file uses too, or that has a checksum, stays as
+            // it is.
+            let counted = |item: &ExtentItem| item.counted && !broken::is(Variant::CountsInReplay);
+            let shared = mapped.is_some_and(|(_, item)| self.is_shared(wanted.ino, &item) || counted(&item));
             // Broken on purpose: a block with a checksum is overwritten.
             let stays = shared || wanted.sums && in_use && !broken::is(Variant::SumsInReplay);
             let place = at.filter(|_| !stays);
@@ -344,11 +348,18 @@ impl Recovery {
     fn map(&self, block: &Placed, at: BlockNo) -> Result<()> {
         let (ino, file_block) = (block.ino, block.file_block);
         let mut record = RecordBuilder::new(RecordOp::WriteBack);
+        let mut waits = block.sum.is_some();
         // Looked up again, since another block of the batch may have split the extent.
         if let Some((first, item)) = self.find_extent(ino, file_block)? {
             let old = place_of((first, item), file_block);
             if at != old {
-                if !self.is_shared(ino, &item) {
+                if item.counted {
+                    let mut counts = CountChanges::new(&self.forest);
+                    let freed = counts.remove(ino, Extent::new(old, 1))?;
+                    counts.emit(&mut record);
+                    freed.into_iter().for_each(|extent| record.free(extent));
+                    waits = true;
+                } else if !self.is_shared(ino, &item) {
                     record.free(Extent::new(old, 1));
                 }
                 record.alloc(Extent::new(at, 1));
@@ -358,7 +369,13 @@ impl Recovery {
             }
         } else {
             record.alloc(Extent::new(at, 1));
-            let item = ExtentItem { start: at, blocks: 1, unwritten: false, birth: self.forest.birth() };
+            let item = ExtentItem {
+                start: at,
+                blocks: 1,
+                unwritten: false,
+                birth: self.forest.birth(),
+                counted: false,
+            };
             record.put(Key::new(ino, ItemKind::Extent, file_block), &item.encode());
             let mut core = self.inode(ino)?;
             core.blocks += 1;
@@ -371,8 +388,9 @@ impl Recovery {
         }
         if !record.is_empty() {
             let bytes = record.finish();
-            // A block that had a checksum is busy until the checkpoint of this recovery is durable.
-            let end = if block.sum.is_some() { self.checkpointed() } else { Lsn(0) };
+            // A block that had a checksum, or that files shared, is busy until the checkpoint of this
+            // recovery is durable.
+            let end = if waits { self.checkpointed() } else { Lsn(0) };
             let lsn = RecordLsn { write_start: Lsn(0), start: Lsn(0), end };
             let target = Target {
                 forest: &self.forest,
@@ -473,9 +491,9 @@ fn map_block(
         }
     };
     let old = |from: u64| ExtentItem { start: BlockNo(item.start.0 + from), ..item };
-    let birth = if place == old(at).start { item.birth } else { birth };
+    let (birth, counted) = if place == old(at).start { (item.birth, item.counted) } else { (birth, false) };
     put(0, at, old(0));
-    put(at, 1, ExtentItem { start: place, blocks: 1, unwritten: false, birth });
+    put(at, 1, ExtentItem { start: place, blocks: 1, unwritten: false, birth, counted });
     put(at + 1, item.blocks as u64 - at - 1, old(at + 1));
 }
 

@@ -140,7 +140,7 @@ fn parts_of_scattered_blocks_are_read_and_written_in_a_few_round_trips() {
         let mut record = RecordBuilder::new(RecordOp::WriteBack);
         record.alloc(extent);
         fill(&mut record, ino);
-        let item = ExtentItem { start: extent.start, blocks: 1, unwritten: false, birth: 0 };
+        let item = ExtentItem { start: extent.start, blocks: 1, unwritten: false, birth: 0, counted: false };
         record.put(Key::new(ino, ItemKind::Extent, 0), &item.encode());
         commit(&store, record);
         // Keeps the next inode out of the leaf with the extent.
@@ -176,7 +176,7 @@ fn blocks_of_one_unwritten_extent_are_mapped_together() {
     assert_eq!(extent.blocks, 10, "the image is empty");
     let mut record = RecordBuilder::new(RecordOp::Fallocate);
     record.alloc(extent);
-    let item = ExtentItem { start: extent.start, blocks: 10, unwritten: true, birth: 0 };
+    let item = ExtentItem { start: extent.start, blocks: 10, unwritten: true, birth: 0, counted: false };
     record.put(Key::new(ino, ItemKind::Extent, 0), &item.encode());
     commit(&store, record);
     for file_block in [2u64, 3, 7] {

@@ -7,6 +7,7 @@ use crate::cache::commit::{Change, commit};
 use crate::error::Result;
 use crate::sums;
 use kedge_base::broken::{self, Variant};
+use kedge_base::{Extent, Ino};
 use kedge_format::record::{InodeMask, RecordBuilder, RecordOp, size};
 use kedge_store::Store;
 
@@ -16,8 +17,12 @@ impl Pass<'_> {
         let store = self.store();
         let seq = (!durable).then(|| store.note_data_write());
         let mut record = RecordBuilder::new(RecordOp::WriteBack);
+        let has_counts = self.parts.iter().flatten().any(Part::changes_counts);
+        let _counts = has_counts.then(|| store.lock_counts());
+        let mut counts = store.count_changes();
+        let mut given_up: Vec<(Ino, Extent)> = Vec::new();
         let mut changes: Vec<Change<'_>> = Vec::new();
-        let mut patches = 0;
+        let (mut patches, mut counts_bytes) = (0, 0);
         for (inode, part) in self.inodes.iter().zip(&mut self.parts) {
             let Some(part) = part else { continue };
             let mut meta = inode.meta.lock();
@@ -30,22 +35,32 @@ impl Pass<'_> {
                 continue;
             }
             patches += size::patch(PATCHED);
-            if record.len() as u64 + patches > self.handle.bytes_left() && !part.kept.is_empty() {
+            counts_bytes += part.counts_bytes_max();
+            if record.len() as u64 + patches + counts_bytes > self.handle.bytes_left()
+                && !part.kept.is_empty()
+            {
                 // Failed pages have split the part's extents into more pieces than planned. The
                 // whole part stays as it was; the error is already recorded.
                 record.go_back(mark);
                 patches -= size::patch(PATCHED);
+                counts_bytes -= part.counts_bytes_max();
                 part.leave_out();
                 continue;
             }
             if let Some(spent) = part.spends() {
                 self.handle.spend(spent);
             }
+            let runs = part.taken_runs().into_iter().filter_map(|(_, old)| old);
+            given_up.extend(runs.filter(|(_, old)| old.counted).map(|(extent, _)| (inode.ino, extent)));
             changes.push(change);
         }
         if changes.is_empty() {
             return Ok(());
         }
+        for (ino, extent) in given_up {
+            counts.remove(ino, extent)?.into_iter().for_each(|extent| record.free(extent));
+        }
+        counts.emit(&mut record);
         commit(&mut self.handle, record, &mut changes)?;
         Ok(())
     }

@@ -18,10 +18,11 @@ use crate::stats::FsStats;
 use kedge_base::Ino;
 use kedge_base::broken::{self, Variant};
 use kedge_base::lock::MutexGuard;
+use kedge_format::counts::CountItem;
 use kedge_format::record::{InodeMask, size};
 use kedge_format::sums::SumsItem;
 use kedge_store::{CHECKPOINT_RECORD_MAX, Class, Handle, Need, PROMISE_PER_PIECE, Store};
-use part::{Gathered, Part, SUMS_BYTES, SUMS_STEP_BYTES};
+use part::{COUNTED_STEP_BYTES, Gathered, Part, SUMS_BYTES, SUMS_STEP_BYTES};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -87,23 +88,37 @@ const SEGMENT_BYTES: u64 = 3 * size::EXTENT_ITEM + size::RUN + size::RANGE;
 
 // The record of a checkpoint that finds the log full fits in the part that is kept for it.
 const _: () = assert!(
-    need(Class::Checkpoint, PASS_INODES, PASS_SEGMENTS, 1, Some(0)).log_bytes <= CHECKPOINT_RECORD_MAX
+    need(Class::Checkpoint, PASS_INODES, PASS_SEGMENTS, 1, Some(0), true).log_bytes <= CHECKPOINT_RECORD_MAX
 );
 // The promise of a piece suffices for the record that ends its residency.
 const _: () = assert!(
-    size::patch(PATCHED) + 3 * size::EXTENT_ITEM + 2 * size::RUN + size::RANGE + SUMS_BYTES
+    size::patch(PATCHED)
+        + 3 * size::EXTENT_ITEM
+        + 2 * size::RUN
+        + size::RANGE
+        + SUMS_BYTES
+        + 3 * size::put(CountItem::SIZE)
         <= PROMISE_PER_PIECE
 );
 
 /// The need of a pass over this many inodes, with extents in this many places of the tree. `sums`:
 /// if the files have checksums, the number of their items for which it reserves beside those of one
-/// step.
-const fn need(class: Class, inodes: usize, segments: usize, places: usize, sums: Option<usize>) -> Need {
+/// step. `counts`: blocks of the files may have counts.
+const fn need(
+    class: Class,
+    inodes: usize,
+    segments: usize,
+    places: usize,
+    sums: Option<usize>,
+    counts: bool,
+) -> Need {
     let sums = match sums {
         Some(items) => items as u64 * SUMS_BYTES + SUMS_STEP_BYTES,
         None => 0,
     };
-    let bytes = inodes as u64 * size::patch(PATCHED) + segments as u64 * SEGMENT_BYTES + STEP_BYTES + sums;
+    let counts = if counts { COUNTED_STEP_BYTES } else { 0 };
+    let bytes = inodes as u64 * size::patch(PATCHED) + segments as u64 * SEGMENT_BYTES + STEP_BYTES;
+    let bytes = bytes + sums + counts;
     let need = Need::record(class);
     Need {
         log_bytes: need.log_bytes + bytes,
@@ -177,9 +192,13 @@ impl<'a> Pass<'a> {
             _ => (kind, kind.segments_max, 0),
         };
         let sums = has_sums.then_some(items);
+        // A run whose blocks have counts changes them in another place of the tree.
+        let counts = writeback.engine.store().has_clones();
+        let places = if counts { 2 * places } else { places };
         // Fewer places if there are no nodes for all; the pass then ends early.
         let trees = tree_count(inodes);
-        let need = |places| need(kind.class, inodes.len(), kind.segments_max, places, sums).in_trees(trees);
+        let need =
+            |places| need(kind.class, inodes.len(), kind.segments_max, places, sums, counts).in_trees(trees);
         let handle = writeback
             .engine
             .begin_up_to(need(places.max(NARROW_SEGMENTS)), need(NARROW_SEGMENTS.min(kind.segments_max)))

@@ -5,6 +5,8 @@ use super::{PATCHED, STEP_BYTES};
 use crate::cache::pages::Before;
 use crate::extents::ExtentSet;
 use kedge_base::{BlockNo, Extent, IoBuf};
+use kedge_format::counts::CountItem;
+use kedge_format::item::ExtentItem;
 use kedge_format::record::size;
 use kedge_format::sums::{SUMS_BLOCKS, SumsItem};
 use kedge_store::{LimitId, Spent};
@@ -20,6 +22,18 @@ pub(super) const SUMS_STEP_BLOCKS: u64 = 4 * SUMS_BLOCKS;
 pub(super) const SUMS_STEP_BYTES: u64 = (SUMS_STEP_BLOCKS / SUMS_BLOCKS) * SUMS_BYTES;
 /// Log bytes of one item of checksums at most.
 pub(super) const SUMS_BYTES: u64 = size::put(SumsItem::SIZE_MAX);
+
+/// File blocks of one step of the plan at most, if their present blocks have counts. Another file
+/// may change the counts until the record is made, so each block may have an item of its own then.
+pub(super) const COUNTED_STEP_BLOCKS: u64 = 16;
+/// Log bytes of the counts of such a step at most.
+pub(super) const COUNTED_STEP_BYTES: u64 = counts_bytes(COUNTED_STEP_BLOCKS);
+
+/// Log bytes of the changes of the counts of so many adjacent blocks at most: an item for each, and
+/// one that is cut at each end; each block may become free.
+const fn counts_bytes(blocks: u64) -> u64 {
+    (blocks + 2) * size::put(CountItem::SIZE) + blocks * size::RUN
+}
 
 /// How a page got its run of blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -60,8 +74,10 @@ pub(super) struct Old {
     /// Whether the blocks counted as unwritten.
     pub unwritten: bool,
     pub birth: u32,
-    /// Another tree uses the blocks, so they do not become free.
+    /// Another tree or another file may use the blocks, so they do not simply become free.
     pub shared: bool,
+    /// The blocks have counts, which change.
+    pub counted: bool,
 }
 
 /// A page that is being written.
@@ -78,6 +94,8 @@ pub(super) struct Writing {
 pub(super) struct Part {
     /// Whether the file has checksums.
     pub sums: bool,
+    /// Whether its blocks may have counts.
+    pub counts: bool,
     pub set: ExtentSet,
     pub new: Vec<NewRun>,
     /// File blocks written, as ranges.
@@ -108,12 +126,16 @@ pub(super) struct Part {
     /// Items of checksums that change, and the number of the item after the last of them.
     sums_items: u64,
     sums_end: u64,
+    /// Log bytes of the counts that change, at most.
+    counts_bytes: u64,
 }
 
 impl Part {
-    pub(super) fn new(left_out: Option<u64>, sums: bool) -> Part {
+    pub(super) fn new(left_out: Option<u64>, sums: bool, counts: bool) -> Part {
         Part {
             sums,
+            counts,
+            counts_bytes: 0,
             set: ExtentSet::default(),
             new: Vec::new(),
             ranges: Vec::new(),
@@ -153,6 +175,22 @@ impl Part {
         self.place_end = to;
     }
 
+    /// Counts the changes of the counts of so many adjacent blocks.
+    pub(super) fn touch_counts(&mut self, blocks: u64) {
+        self.places += 1;
+        self.counts_bytes += counts_bytes(blocks);
+    }
+
+    /// Whether pages replace blocks that have counts.
+    pub(super) fn changes_counts(&self) -> bool {
+        self.counts_bytes > 0
+    }
+
+    /// Upper bound on the bytes of the edits of counts.
+    pub(super) fn counts_bytes_max(&self) -> u64 {
+        self.counts_bytes
+    }
+
     /// Upper bound on the bytes of its edits, unless pages of it are left out.
     pub(super) fn bytes_max(&self) -> u64 {
         let moved = self.new.iter().filter(|run| run.old.is_some()).count();
@@ -161,6 +199,7 @@ impl Part {
             + (self.new.len() + moved) as u64 * size::RUN
             + self.ranges.len() as u64 * size::RANGE
             + self.sums_items * SUMS_BYTES
+            + self.counts_bytes
     }
 
     /// Leaves the whole part out of the record.
@@ -223,8 +262,9 @@ impl Part {
             {
                 self.set.remove(index, index + 1);
                 if let Some(old) = run.old {
-                    let block = Extent::new(BlockNo(old.start.0 + index - run.index), 1);
-                    self.set.insert(index, block, old.unwritten, old.birth);
+                    let start = BlockNo(old.start.0 + index - run.index);
+                    let Old { unwritten, birth, counted, .. } = old;
+                    self.set.insert(index, ExtentItem { start, blocks: 1, unwritten, birth, counted });
                 }
             } else if self.unwritten.iter().any(|(from, to)| (*from..*to).contains(&index)) {
                 self.set.set_unwritten(index, index + 1);
@@ -264,7 +304,9 @@ impl Plan {
     /// Whether one more step might not fit into the record.
     pub(super) fn is_full(&self, part: &Part) -> bool {
         let (bytes, places) = if part.sums { (SUMS_STEP_BYTES, 1) } else { (0, 0) };
-        self.bytes_left < part.bytes_max() + STEP_BYTES + bytes || self.places_left <= part.places + places
+        let (counts, paths) = if part.counts { (COUNTED_STEP_BYTES, 1) } else { (0, 0) };
+        self.bytes_left < part.bytes_max() + STEP_BYTES + bytes + counts
+            || self.places_left <= part.places + places + paths
     }
 
     /// Whether one more inode might not fit.

@@ -1,7 +1,7 @@
 //! First phase of a pass: lists the pages, and finds a place for each.
 
 use super::super::BLOCK;
-use super::part::{How, NewRun, Old, Part, Plan, SUMS_STEP_BLOCKS, Segment};
+use super::part::{COUNTED_STEP_BLOCKS, How, NewRun, Old, Part, Plan, SUMS_STEP_BLOCKS, Segment};
 use super::{PASS_PAGES, Pass};
 use crate::cache::inode::Inode;
 use crate::cache::pages::Backing;
@@ -37,7 +37,7 @@ impl Pass<'_> {
             };
             left.start = left.start.max(last + 1);
             room -= pages.len();
-            let mut part = Part::new(left_out, inode.has_sums());
+            let mut part = Part::new(left_out, inode.has_sums(), self.store().has_clones());
             planned = self.plan_inode(inode, inode_index, &pages, &mut part, &mut plan);
             plan.add(&part);
             if part.more {
@@ -61,7 +61,12 @@ impl Pass<'_> {
         for run in pages.chunk_by(|a, b| a + 1 == *b) {
             let (first, count) = (run[0], run.len() as u64);
             for m in extents::map(self.store(), inode, first, count)? {
-                for m in steps(m, part.sums) {
+                let step = match (m.counted, part.sums) {
+                    (true, _) => Some(COUNTED_STEP_BLOCKS),
+                    (false, true) => Some(SUMS_STEP_BLOCKS),
+                    (false, false) => None,
+                };
+                for m in steps(m, step) {
                     if part.more || plan.is_full(part) {
                         part.more = true;
                         return Ok(());
@@ -90,7 +95,7 @@ impl Pass<'_> {
         let (old, after) = match m.place {
             Place::Shared(start, unwritten) => {
                 let after = if unwritten { Backing::Unknown } else { Backing::Shared };
-                (Some(Old { start, unwritten, birth: m.birth, shared: m.others }), after)
+                (Some(Old { start, unwritten, birth: m.birth, shared: m.others, counted: m.counted }), after)
             }
             _ => (None, Backing::Unknown),
         };
@@ -153,7 +158,7 @@ impl Pass<'_> {
             if bad && let Some(extent) = self.place_elsewhere(inode, to - at, plan)? {
                 let moved_to = at + extent.blocks;
                 part.set.remove(at, moved_to);
-                let old = Old { start: block, unwritten, birth: m.birth, shared: false };
+                let old = Old { start: block, unwritten, birth: m.birth, shared: false, counted: false };
                 let run = NewRun { index: at, extent, old: Some(old), how: How::Moved };
                 self.take_run(inode, inode_index, run, part, plan);
                 at = moved_to;
@@ -195,8 +200,11 @@ impl Pass<'_> {
     /// Makes a run of new blocks the place of pages.
     fn take_run(&self, inode: &Inode, inode_index: usize, run: NewRun, part: &mut Part, plan: &mut Plan) {
         let NewRun { index, extent, how, .. } = run;
+        if run.old.is_some_and(|old| old.counted) {
+            part.touch_counts(extent.blocks);
+        }
         part.touch(index, index + extent.blocks);
-        part.set.insert(index, extent, false, self.store().birth());
+        part.set.insert_new(index, extent, false, self.store().birth());
         part.add_range(index, index + extent.blocks);
         part.new.push(run);
         plan.segments.push(Segment {
@@ -219,14 +227,14 @@ impl Pass<'_> {
     }
 }
 
-/// The steps in which a run of pages is planned: in a file with checksums, each of a part whose
-/// checksums fit a step.
-fn steps(m: Mapping, sums: bool) -> impl Iterator<Item = Mapping> {
+/// The steps in which a run of pages is planned: if its checksums or its counts have to fit, each of
+/// up to `step` file blocks.
+fn steps(m: Mapping, step: Option<u64>) -> impl Iterator<Item = Mapping> {
     let end = m.first + m.blocks;
     let mut at = m.first;
     std::iter::from_fn(move || {
         let from = at;
-        at = if sums { (from / SUMS_STEP_BLOCKS + 1).saturating_mul(SUMS_STEP_BLOCKS).min(end) } else { end };
+        at = step.map_or(end, |step| (from / step + 1).saturating_mul(step).min(end));
         (from < end).then(|| m.part(from, at))
     })
 }

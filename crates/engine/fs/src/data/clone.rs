@@ -1,0 +1,349 @@
+//! Clones: a range of one file becomes the contents of a range of another, or of another range of
+//! the same file, and both share the blocks until one of them is written.
+//!
+//! A clone writes what is dirty in the source range in place. Then a record marks the extents of
+//! the source as counted, maps them in the target in place of what it had, and changes the counts
+//! ([`kedge_format::counts`]). From then on neither file overwrites the blocks: a write goes to
+//! another block, as in a hole ([`Place::Shared`](crate::extents::Place)).
+//!
+//! Holes of the source and blocks that it has never written become holes of the target. Checksums
+//! of the blocks are copied, as they belong to file blocks.
+//!
+//! # Records
+//! A record clones a bounded number of extents. A range with more takes several, from its start
+//! on, and a crash may leave a prefix of it cloned; the target's size grows with the prefix.
+//!
+//! # Crash argument
+//! - The blocks hold the source's bytes before a record names them for the target: writeback has
+//!   completed, and the log write of the record flushes the device first.
+//! - Marks, extents, counts and freed blocks are in one record.
+//! - Nothing overwrites a shared block in place after the record, durable or not: the mark is in
+//!   the tree when the record is committed, and until then the locks of both files are held. If
+//!   the record is lost, so are all later ones, and the blocks are the source's with its bytes.
+//! - Bytes of either file in the log are for blocks of before the clone, because nothing is
+//!   log-resident in the ranges when it commits.
+
+use super::Files;
+use super::counting::Counting;
+use super::truncate::SETTLE_TRIES;
+use crate::cache::commit::{commit, lock_metas};
+use crate::cache::inode::Inode;
+use crate::cache::pages::Which;
+use crate::error::{Error, Result};
+use crate::extents::{self, ExtentSet};
+use crate::flags;
+use crate::sums::{self, Sums};
+use kedge_base::broken::{self, Variant};
+use kedge_base::lock::{MutexGuard, WriteGuard};
+use kedge_base::{BLOCK_SIZE, Ino};
+use kedge_format::item::{ExtentItem, FILE_SIZE_MAX};
+use kedge_format::record::{InodeMask, RecordBuilder, RecordOp};
+use kedge_format::sums::SUMS_BLOCKS;
+use kedge_store::{Charge, Class, Handle, Need};
+use std::sync::Arc;
+
+const BLOCK: u64 = BLOCK_SIZE as u64;
+/// Extents of the source, and of the target, that one record takes.
+const STEP_EXTENTS: usize = 128;
+/// Keys of counts that one record changes for each of the two.
+const STEP_COUNTS: usize = 256;
+/// File blocks that one record takes of a file with checksums.
+const STEP_SUMS: u64 = 256 * SUMS_BLOCKS;
+
+/// The need of a record. At both ends of the ranges extents are cut.
+fn need(sums: bool) -> Need {
+    let need = Need::record(Class::Normal).patches(2).extents(4 * STEP_EXTENTS + 8);
+    let need = need.counts(2, 2 * STEP_COUNTS + 4 * STEP_EXTENTS).runs(STEP_EXTENTS + STEP_COUNTS);
+    let need = need.zeros(1).drops(1);
+    if sums { need.sums((STEP_SUMS / SUMS_BLOCKS) as usize + 2) } else { need }
+}
+
+/// What is cloned, in bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct CloneRange {
+    pub from: u64,
+    pub to: u64,
+    pub len: u64,
+}
+
+/// The two files, with their locks: `io` exclusively, then `wb`, each in ascending order.
+struct Locked<'a> {
+    handle: Handle<'a>,
+    _wb: Vec<MutexGuard<'a, ()>>,
+    _io: Vec<WriteGuard<'a, ()>>,
+}
+
+impl Files {
+    /// Clones a range, whose length 0 stands for up to the end of the source.
+    pub(crate) fn clone_range(&self, source: Ino, target: Ino, range: CloneRange) -> Result<()> {
+        let store = self.engine.store();
+        if store.is_read_only() {
+            return Err(kedge_base::Error::ReadOnly.into());
+        }
+        let (source, target) = (self.inodes.get_file(source)?, self.inodes.get_file(target)?);
+        if !store.same_tree(source.ino, target.ino) {
+            return Err(Error::CrossTree);
+        }
+        flags::check_change(&target.meta.lock().core)?;
+        if source.has_sums() != target.has_sums() {
+            return Err(Error::Invalid("only one of the files has checksums of its data"));
+        }
+        let size = source.meta.lock().core.size;
+        let len = if range.len == 0 { size.saturating_sub(range.from) } else { range.len };
+        let range = CloneRange { len, ..range };
+        check(&source, &target, range)?;
+        if len == 0 {
+            return Ok(());
+        }
+        store.allow_clones()?;
+        let (mut done, blocks) = (0, len.div_ceil(BLOCK));
+        while done < blocks {
+            done = self.clone_some(&source, &target, range, done)?;
+        }
+        Ok(())
+    }
+
+    /// Makes the contents of `target` those of `source`.
+    pub(crate) fn clone_file(&self, source: Ino, target: Ino) -> Result<()> {
+        if source == target {
+            return Ok(());
+        }
+        let (from, to) = (self.inodes.get_file(source)?, self.inodes.get_file(target)?);
+        if !self.engine.store().same_tree(source, target) {
+            return Err(Error::CrossTree);
+        }
+        if from.has_sums() != to.has_sums() {
+            return Err(Error::Invalid("only one of the files has checksums of its data"));
+        }
+        self.truncate(&to, 0)?;
+        self.clone_range(source, target, CloneRange { from: 0, to: 0, len: 0 })?;
+        let size = from.meta.lock().core.size;
+        // A source that is a hole at its end.
+        if to.meta.lock().core.size < size { self.truncate(&to, size) } else { Ok(()) }
+    }
+
+    /// Reserves, and locks both files in a state in which no truncate is unfinished and no byte of
+    /// the target, nor of the source range, waits to be written.
+    fn lock_clean<'a>(
+        &'a self,
+        source: &'a Arc<Inode>,
+        target: &'a Arc<Inode>,
+        range: CloneRange,
+    ) -> Result<Locked<'a>> {
+        let mut both = vec![source, target];
+        both.sort_by_key(|inode| inode.ino);
+        both.dedup_by_key(|inode| inode.ino);
+        let blocks = range.from / BLOCK..(range.from + range.len).div_ceil(BLOCK);
+        for _ in 0..SETTLE_TRIES {
+            for inode in &both {
+                self.writeback.write(std::slice::from_ref(*inode), Which::All, Class::Normal)?;
+                if inode.meta.lock().shrinking {
+                    self.finish_truncate(inode)?;
+                }
+            }
+            let handle = self.engine.begin(need(target.has_sums()))?;
+            let _io: Vec<_> = both.iter().map(|inode| inode.io.write()).collect();
+            let _wb: Vec<_> = both.iter().map(|inode| inode.wb.lock()).collect();
+            let mut shrinking = false;
+            for inode in &both {
+                let meta = inode.meta.lock();
+                if meta.dead {
+                    return Err(Error::NotFound);
+                }
+                shrinking |= meta.shrinking;
+            }
+            let clean = {
+                let pages = target.pages.lock();
+                pages.dirty_count() + pages.logged_count() == 0
+            };
+            let clean = clean && source.pages.lock().unclean(Which::All, blocks.clone(), 1).is_empty();
+            if clean && !shrinking {
+                return Ok(Locked { handle, _wb, _io });
+            }
+        }
+        Err(kedge_base::Error::Busy("a file, which is being written without pause,".into()).into())
+    }
+
+    /// One record, for file blocks of the range from `done` on, counted from its start. Returns how
+    /// far it got.
+    fn clone_some(
+        &self,
+        source: &Arc<Inode>,
+        target: &Arc<Inode>,
+        range: CloneRange,
+        done: u64,
+    ) -> Result<u64> {
+        let store = self.engine.store();
+        let mut locked = self.lock_clean(source, target, range)?;
+        check(source, target, range)?;
+        flags::check_change(&target.meta.lock().core)?;
+        let (from, to) = (range.from / BLOCK, range.to / BLOCK);
+        let mut upto = range.len.div_ceil(BLOCK);
+        if target.has_sums() {
+            upto = upto.min(done + STEP_SUMS);
+        }
+        // The extents that the record takes.
+        let found = extents::find(store, source.ino, from + done, from + upto, STEP_EXTENTS)?;
+        if let Some((at, item)) = found.last().filter(|_| found.len() >= STEP_EXTENTS) {
+            upto = upto.min(at + item.blocks as u64 - from);
+        }
+        let mut set = ExtentSet::default();
+        if set.load(store, target.ino, to + done, to + upto, STEP_EXTENTS)? >= STEP_EXTENTS {
+            upto = upto.min(set.end().unwrap_or(0).saturating_sub(to).max(done + 1));
+        }
+        // And those whose counts it can change.
+        let mut counting = self.count();
+        let (from_blocks, to_blocks) = ((from + done, from + upto), (to + done, to + upto));
+        let mut sources = ExtentSet::default();
+        sources.load(store, source.ino, from_blocks.0, from_blocks.1, usize::MAX)?;
+        for (extents, blocks, start) in [(&sources, from_blocks, from), (&set, to_blocks, to)] {
+            let counted: Vec<_> =
+                extents.parts(blocks.0, blocks.1).into_iter().filter(|(_, item)| item.counted).collect();
+            let max = counting.changes.edits_max() + STEP_COUNTS;
+            if let Some(end) = counting.load(target.ino, &counted, max)? {
+                upto = upto.min(end - start);
+            }
+        }
+        self.clone_step(&mut locked.handle, &mut counting, (source, target), range, (done, upto))?;
+        Ok(upto)
+    }
+
+    /// The record for file blocks `[done, upto)` of a range, which the caller has found to fit.
+    fn clone_step(
+        &self,
+        handle: &mut Handle<'_>,
+        counting: &mut Counting<'_>,
+        (source, target): (&Arc<Inode>, &Arc<Inode>),
+        range: CloneRange,
+        (done, upto): (u64, u64),
+    ) -> Result<()> {
+        let store = self.engine.store();
+        let from = (range.from / BLOCK + done, range.from / BLOCK + upto);
+        let to = (range.to / BLOCK + done, range.to / BLOCK + upto);
+        let mut record = RecordBuilder::new(RecordOp::Clone);
+        // In one file both ranges are parts of one set.
+        let mut set = ExtentSet::default();
+        set.load(store, source.ino, from.0, from.1, usize::MAX)?;
+        let shared: Vec<(u64, ExtentItem)> =
+            set.parts(from.0, from.1).into_iter().filter(|(_, item)| !item.unwritten).collect();
+        for (first, item) in &shared {
+            if !item.counted {
+                counting.changes.begin(source.ino, item.extent(), item.birth)?;
+                // Broken on purpose: the source goes on as if the blocks were its own.
+                if !broken::is(Variant::CloneWithoutFlag) {
+                    set.set_counted(*first, first + item.blocks as u64);
+                }
+            }
+            counting.changes.add(source.ino, item.extent())?;
+        }
+        if source.ino != target.ino {
+            std::mem::take(&mut set).emit(&mut record, source.ino);
+        }
+        set.load(store, target.ino, to.0, to.1, usize::MAX)?;
+        let removed = set.remove(to.0, to.1);
+        for (first, item) in &shared {
+            set.insert(first - from.0 + to.0, ExtentItem { counted: true, ..*item });
+        }
+        set.emit(&mut record, target.ino);
+        counting.emit(&mut record, target.ino, &removed)?;
+        removed.freed.iter().for_each(|extent| record.free(*extent));
+        if target.has_sums() {
+            self.clone_sums(&mut record, (source.ino, target.ino), &shared, (from.0, to.0))?;
+        }
+        let (size, named) = {
+            let size = target.meta.lock().core.size;
+            (size, (range.to + range.len).min(to.1 * BLOCK).max(size))
+        };
+        if named > size && to.0 * BLOCK > size {
+            let end = size.next_multiple_of(BLOCK).min(named);
+            self.zero_range_of_block(target, &mut record, size, end)?;
+        }
+        let void = (to.0 * BLOCK, to.1 * BLOCK);
+        if store.is_resident(target.ino, void.0, void.1 - void.0) {
+            record.drop_data(target.ino, void.0, void.1 - void.0);
+        }
+        let mapped: u64 = shared.iter().map(|(_, item)| item.blocks as u64).sum();
+        let mut charge = self.charge_clone(handle, target, mapped.saturating_sub(removed.blocks))?;
+        let now = self.engine.now();
+        let mut changes = lock_metas(&[&**source, &**target]);
+        for change in changes.iter_mut().filter(|change| change.inode.ino == target.ino) {
+            change.touch(now);
+            change.set(InodeMask::BLOCKS, |core| {
+                core.blocks = (core.blocks + mapped).saturating_sub(removed.blocks);
+            });
+            if named > size {
+                change.set(InodeMask::SIZE, |core| core.size = named);
+            }
+        }
+        commit(handle, record, &mut changes)?;
+        drop(changes);
+        if let Some(charge) = &mut charge {
+            charge.spent(charge.held_blocks(), 0);
+        }
+        // What is in memory of the source stays, but its blocks are shared now.
+        source.pages.lock().share(from.0..from.1);
+        self.forget_pages(target, to.0, to.1);
+        Ok(())
+    }
+
+    /// Charges the limit of a file for blocks that a record adds, which spends them. `None` for a
+    /// file without a limit.
+    fn charge_clone(&self, handle: &mut Handle<'_>, inode: &Inode, blocks: u64) -> Result<Option<Charge>> {
+        let number = inode.meta.lock().core.limit;
+        if number == 0 || blocks == 0 {
+            return Ok(None);
+        }
+        let store = self.engine.store();
+        let charge = store.charge_blocks(store.limit_id(inode.ino, number), blocks);
+        if charge.held_blocks() < blocks {
+            return Err(Error::OverLimit);
+        }
+        handle.spend(charge.all());
+        Ok(Some(charge))
+    }
+
+    /// Gives blocks of the target the checksums of the source. A block of the source that has none
+    /// gets none.
+    fn clone_sums(
+        &self,
+        record: &mut RecordBuilder,
+        (source, target): (Ino, Ino),
+        shared: &[(u64, ExtentItem)],
+        (from, to): (u64, u64),
+    ) -> Result<()> {
+        let mut named = Vec::new();
+        for (first, item) in shared {
+            let end = first + item.blocks as u64;
+            let sums = Sums::read(self.engine.store(), source, *first, end)?;
+            named.extend((*first..end).map(|block| (block - from + to, sums.get(block))));
+        }
+        named.retain(|(_, sum)| *sum != 0);
+        sums::emit(self.engine.store(), record, target, &named)
+    }
+}
+
+/// Whether the range is one that files can share: whole blocks, or up to the ends of both files.
+fn check(source: &Inode, target: &Inode, range: CloneRange) -> Result<()> {
+    let CloneRange { from, to, len } = range;
+    if !from.is_multiple_of(BLOCK) || !to.is_multiple_of(BLOCK) {
+        return Err(Error::Invalid("files share whole blocks of 4096 bytes"));
+    }
+    let (Some(from_end), Some(to_end)) = (from.checked_add(len), to.checked_add(len)) else {
+        return Err(Error::FileTooLarge);
+    };
+    if to_end > FILE_SIZE_MAX {
+        return Err(Error::FileTooLarge);
+    }
+    if from_end > source.meta.lock().core.size {
+        return Err(Error::Invalid("the range ends after the source"));
+    }
+    let size = target.meta.lock().core.size;
+    if !len.is_multiple_of(BLOCK) && (from_end != source.meta.lock().core.size || to_end < size) {
+        return Err(Error::Invalid("files share whole blocks of 4096 bytes, or up to both ends"));
+    }
+    let (from_last, to_last) = (from_end.next_multiple_of(BLOCK), to_end.next_multiple_of(BLOCK));
+    if source.ino == target.ino && from < to_last && to < from_last {
+        return Err(Error::Invalid("the ranges of one file overlap"));
+    }
+    Ok(())
+}
