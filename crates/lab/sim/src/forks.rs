@@ -100,10 +100,27 @@ enum Step {
         name: u32,
     },
     Reclaim,
+    /// Makes blocks of a file those of another, and creates the file if need be.
+    Clone {
+        tree: u32,
+        source: u32,
+        file: u32,
+        from: usize,
+        to: usize,
+    },
+}
+
+/// Which steps are taken beside writes and fsyncs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Steps {
+    /// Those with trees.
+    Forks,
+    /// Those, and clones of files.
+    Clones,
 }
 
 /// Checks every crash state that `plan` selects, of `steps` random steps. Returns their number.
-pub fn check(seed: u64, steps: usize, plan: StatePlan) -> Result<usize, String> {
+pub fn check(kind: Steps, seed: u64, steps: usize, plan: StatePlan) -> Result<usize, String> {
     let setup = Setup { image: 24 << 20, ..crate::explore::setup() };
     let device = Arc::new(SimDevice::new(rig::format(setup.image, setup.log)?));
     let fs = rig::open(&device, &Arc::new(ManualClock::default()), &setup)?;
@@ -112,7 +129,7 @@ pub fn check(seed: u64, steps: usize, plan: StatePlan) -> Result<usize, String> 
     let mut done = Vec::new();
     for n in 0..steps {
         let mut model = models.last().expect("the first").clone();
-        let step = choose(&mut random, &model, n as u32 + 1);
+        let step = choose(&mut random, kind, &model, n as u32 + 1);
         take(&fs, step).map_err(|e| format!("step {n}, {step:?}: {e}"))?;
         foresee(&mut model, step);
         models.push(model);
@@ -137,13 +154,24 @@ pub fn check(seed: u64, steps: usize, plan: StatePlan) -> Result<usize, String> 
     Ok(count)
 }
 
-fn choose(random: &mut SmallRng, model: &Model, stamp: u32) -> Step {
+fn choose(random: &mut SmallRng, kind: Steps, model: &Model, stamp: u32) -> Step {
     let trees: Vec<u32> = model.0.keys().copied().collect();
     let tree = trees[random.random_range(0..trees.len())];
     let named: Vec<u32> =
         model.0[&tree].iter().filter(|(_, file)| file.is_named()).map(|(name, _)| *name).collect();
     let one = |random: &mut SmallRng| named[random.random_range(0..named.len())];
     let forks = &trees[1..];
+    if kind == Steps::Clones && !named.is_empty() && random.random_bool(0.25) {
+        let source = one(random);
+        let is_new = named.len() < FILES_MAX && random.random_bool(0.5);
+        let file = if is_new { stamp } else { one(random) };
+        let whole = is_new || random.random_bool(0.5);
+        let from = if whole { 0 } else { random.random_range(0..BLOCKS) };
+        let to = if whole { BLOCKS } else { random.random_range(from + 1..=BLOCKS) };
+        if file != source {
+            return Step::Clone { tree, source, file, from, to };
+        }
+    }
     match random.random_range(0..100) {
         0..12 if trees.len() < TREES_MAX => Step::Fork { source: tree, name: stamp },
         12..18 if !forks.is_empty() => Step::Delete { name: forks[random.random_range(0..forks.len())] },
@@ -186,6 +214,15 @@ fn foresee(model: &mut Model, step: Step) {
             let new = || File { named: vec![false, true], stamps: std::array::from_fn(|_| vec![0]) };
             let file = files.entry(file).or_insert_with(new);
             file.stamps[from..to].iter_mut().for_each(|stamps| stamps.push(stamp));
+        }
+        Step::Clone { tree, source, file, from, to } => {
+            let files = model.0.get_mut(&tree).expect("chosen");
+            let stamps = files[&source].stamps.clone();
+            let new = || File { named: vec![false, true], stamps: std::array::from_fn(|_| vec![0]) };
+            let file = files.entry(file).or_insert_with(new);
+            for (old, stamps) in file.stamps.iter_mut().zip(stamps).skip(from).take(to - from) {
+                old.push(*stamps.last().expect("the durable one"));
+            }
         }
         Step::Unlink { tree, file } => {
             let file = model.0.get_mut(&tree).expect("chosen").get_mut(&file).expect("chosen");
@@ -237,6 +274,16 @@ fn take(fs: &FileSystem, step: Step) -> Result<(), Error> {
             };
             let bytes = stamp.to_le_bytes().repeat((to - from) * BLOCK / 4);
             fs.write(ino, (from * BLOCK) as u64, &bytes).map(drop)
+        }
+        Step::Clone { tree, source, file, from, to } => {
+            let (dir, name) = (root(fs, tree)?, name_of('f', file));
+            let source = fs.lookup(dir, &name_of('f', source))?.ino;
+            let ino = match fs.lookup(dir, &name) {
+                Err(Error::NotFound) => fs.create(dir, &name, 0o644, OWNER)?.ino,
+                found => found?.ino,
+            };
+            let (at, len) = ((from * BLOCK) as u64, ((to - from) * BLOCK) as u64);
+            fs.clone_range(source, at, ino, at, len)
         }
         Step::Unlink { tree, file } => fs.unlink(root(fs, tree)?, &name_of('f', file)),
         Step::Fsync { tree, file } => {

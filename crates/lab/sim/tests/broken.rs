@@ -18,6 +18,7 @@ use kedge_device::sim::{Choice, CrashState, Event, FaultPlan, OpKind, SimDevice,
 use kedge_device::{Device, MemDevice};
 use kedge_sim::backend::{Backend, InProcess};
 use kedge_sim::crash::{History, Promise, check_state};
+use kedge_sim::forks::{Steps, check};
 use kedge_sim::generate::{Generator, Profile};
 use kedge_sim::model::Model;
 use kedge_sim::ops::{Executor, Fill, Op, Rename, Target, XattrFlag};
@@ -64,6 +65,7 @@ const CHECKS: &[Check] = &[
     ("overwrites of a file with checksums", checksummed),
     ("recovery of a file with checksums", checksums_in_the_log),
     ("trees that are forked", forked),
+    ("files that are cloned", cloned),
     ("blocks of a deleted fork", refilled),
     ("directories with limits", limited),
     ("atomic writes", atomic),
@@ -164,7 +166,12 @@ fn grown() -> Result<(), String> {
 
 fn forked() -> Result<(), String> {
     let plan = StatePlan { subsets: 3, samples: 3, torn: 1, ..StatePlan::default() };
-    (0..6).try_for_each(|seed| kedge_sim::forks::check(seed, 60, plan).map(drop))
+    (0..6).try_for_each(|seed| check(Steps::Forks, seed, 60, plan).map(drop))
+}
+
+fn cloned() -> Result<(), String> {
+    let plan = StatePlan { subsets: 3, samples: 3, torn: 1, ..StatePlan::default() };
+    (0..6).try_for_each(|seed| check(Steps::Clones, seed, 60, plan).map(drop))
 }
 
 fn limited() -> Result<(), String> {

@@ -2,17 +2,25 @@
 #![allow(clippy::unwrap_used)]
 
 use kedge_device::sim::StatePlan;
-use kedge_sim::forks::check;
+use kedge_sim::forks::{Steps, check};
 
-fn run(seeds: std::ops::Range<u64>, steps: usize, plan: StatePlan) -> usize {
-    let checked = seeds.map(|seed| check(seed, steps, plan).unwrap_or_else(|e| panic!("{e}")));
+fn run(kind: Steps, seeds: std::ops::Range<u64>, steps: usize, plan: StatePlan) -> usize {
+    let checked = seeds.map(|seed| check(kind, seed, steps, plan).unwrap_or_else(|e| panic!("{e}")));
     checked.sum()
 }
 
 #[test]
 fn a_crash_leaves_each_tree_as_it_was_or_as_it_became() {
     let plan = StatePlan { subsets: 4, samples: 6, torn: 1, ..StatePlan::default() };
-    let states = run(0..6, 70, plan);
+    let states = run(Steps::Forks, 0..6, 70, plan);
+    println!("{states} states");
+    assert!(states > 1000, "{states} states");
+}
+
+#[test]
+fn a_crash_leaves_each_file_the_bytes_of_a_copy() {
+    let plan = StatePlan { subsets: 4, samples: 6, torn: 1, ..StatePlan::default() };
+    let states = run(Steps::Clones, 0..8, 70, plan);
     println!("{states} states");
     assert!(states > 1000, "{states} states");
 }

@@ -519,13 +519,15 @@ impl Liar {
 
     fn made_item(&mut self) -> (Key, Vec<u8>) {
         let ino = self.ino();
-        match self.rng.random_range(0..8) {
+        match self.rng.random_range(0..9) {
             0 => (Key { ino, kind: 1, offset: 0 }, self.core().encode().to_vec()),
             1 => {
                 let n = self.number(0);
                 let blocks = self.number(1) as u32;
                 let mut value =
-                    ExtentItem { start: self.block(), blocks, unwritten: false, birth: 0 }.encode();
+                    ExtentItem { start: self.block(), blocks, unwritten: false, birth: 0, counted: false };
+                value.counted = self.rng.random_bool(0.3);
+                let mut value = value.encode();
                 value[12] = self.rng.random_range(0..2);
                 (Key { ino, kind: 5, offset: n }, value.to_vec())
             }
@@ -546,6 +548,12 @@ impl Liar {
                 (Key { ino, kind: 4, offset }, value)
             }
             4 => (Key { ino: 0, kind: 6, offset: ino }, vec![self.one(&[1, 2])]),
+            8 => {
+                let (blocks, count) = (self.number(1) as u32, self.number(2) as u32);
+                let birth = self.rng.random_range(0..2);
+                let item = kedge_format::counts::CountItem { blocks, count, birth };
+                (Key { ino: 0, kind: 8, offset: self.block().0 }, item.encode().to_vec())
+            }
             5 => {
                 let name = b"user.x";
                 let mut value = vec![name.len() as u8];
