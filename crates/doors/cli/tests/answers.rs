@@ -8,7 +8,7 @@ use common::{Place, kill, needs_fuse, not_root, output_of, tool};
 use rustix::fs::{AtFlags, CWD, StatxAttributes, StatxFlags, statx};
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 
 const SIZE: usize = 1 << 20;
 /// All kinds of mounts that users can make.
@@ -131,7 +131,7 @@ fn no_swapping() {
 }
 
 #[test]
-fn copies_share_nothing_and_are_whole() {
+fn copies_are_whole() {
     needs_fuse!();
     for options in KINDS {
         let place = mounted(options);
@@ -157,7 +157,90 @@ fn copies_share_nothing_and_are_whole() {
     }
 }
 
-/// copy_file_range(2) keeps the promise of an O_SYNC descriptor, as write(2) does.
+/// Blocks that are free once nothing waits to be written or freed.
+fn free(place: &Place) -> u64 {
+    rustix::fs::sync();
+    rustix::fs::statvfs(place.path("mnt")).unwrap().f_bfree
+}
+
+#[test]
+fn copies_share_blocks_until_one_is_written() {
+    const LEN: usize = 8 << 20;
+    const COPY: &str = "import os; s = os.open('mnt/large', 0); t = os.open('mnt/python', os.O_CREAT | os.O_RDWR)\n\
+                        while os.copy_file_range(s, t, 1 << 30): pass";
+    needs_fuse!();
+    for options in KINDS {
+        let place = mounted(options);
+        let bytes: Vec<u8> = (0..LEN + 100).map(|i| (i / 1000) as u8).collect();
+        common::write_and_fsync(&place.path("mnt/large"), &bytes);
+        let before = free(&place);
+        let took = || (before - free(&place)) * 4096;
+        runs(&place, "cp mnt/large mnt/coreutils", "coreutils");
+        let mut python = place.command("python3");
+        python.args(["-c", COPY]);
+        tool(python, "python3");
+        for name in ["mnt/coreutils", "mnt/python"] {
+            assert!(fs::read(place.path(name)).unwrap() == bytes, "{options}: {name}");
+            assert_eq!(fs::metadata(place.path(name)).unwrap().blocks(), (LEN as u64 + 4096) / 512);
+        }
+        assert!(took() < 1 << 20, "{options}: {} bytes for two copies", took());
+        runs(&place, "cp --reflink=never mnt/large mnt/never", "coreutils");
+        assert!(took() > LEN as u64 / 2, "{options}: {}", took());
+
+        // Each file goes its own way, with the pages that the kernel has of it.
+        let overwrite = |name: &str, at: u64, with: &[u8]| {
+            let file = fs::OpenOptions::new().write(true).open(place.path(name)).unwrap();
+            file.write_all_at(with, at).unwrap();
+            file.sync_all().unwrap();
+        };
+        overwrite("mnt/coreutils", 1 << 20, &[1; 10_000]);
+        overwrite("mnt/large", 100, b"source");
+        let shall = |at: usize, with: &[u8]| {
+            let mut shall = bytes.clone();
+            shall[at..at + with.len()].copy_from_slice(with);
+            shall
+        };
+        let check = || {
+            assert!(fs::read(place.path("mnt/coreutils")).unwrap() == shall(1 << 20, &[1; 10_000]));
+            assert!(fs::read(place.path("mnt/large")).unwrap() == shall(100, b"source"));
+            assert!(fs::read(place.path("mnt/python")).unwrap() == bytes);
+        };
+        check();
+        // A range whose pages are dirty in the kernel, over others that are.
+        let large = File::open(place.path("mnt/large")).unwrap();
+        let target = fs::OpenOptions::new().write(true).open(place.path("mnt/never")).unwrap();
+        let dirty = fs::OpenOptions::new().write(true).open(place.path("mnt/large")).unwrap();
+        dirty.write_all_at(&[2; 5000], 3 << 20).unwrap();
+        target.write_all_at(&[3; 1 << 20], 0).unwrap();
+        let (mut from, mut to, mut left) = (1 << 20, 4096u64, 4 << 20);
+        while left > 0 {
+            left -=
+                rustix::fs::copy_file_range(&large, Some(&mut from), &target, Some(&mut to), left).unwrap();
+        }
+        let source = shall(100, b"source");
+        let mut expected = bytes.clone();
+        expected[..1 << 20].fill(3);
+        expected[4096..4096 + (4 << 20)].copy_from_slice(&source[1 << 20..5 << 20]);
+        expected[4096 + (2 << 20)..][..5000].fill(2);
+        assert!(fs::read(place.path("mnt/never")).unwrap() == expected, "{options}");
+        dirty.write_all_at(&source[3 << 20..][..5000], 3 << 20).unwrap();
+        drop((large, target, dirty));
+
+        place.run("umount mnt").ok();
+        place.run("fsck disk.kedge").ok();
+        place.run("mount disk.kedge mnt").ok();
+        check();
+        assert!(fs::read(place.path("mnt/never")).unwrap() == expected, "{options}");
+        for name in ["mnt/large", "mnt/python"] {
+            fs::remove_file(place.path(name)).unwrap();
+        }
+        assert!(fs::read(place.path("mnt/coreutils")).unwrap() == shall(1 << 20, &[1; 10_000]));
+        place.unmount_and_check("disk.kedge");
+    }
+}
+
+/// copy_file_range(2) keeps the promise of an O_SYNC descriptor, as write(2) does, for files that
+/// share blocks and for bytes that are copied.
 #[test]
 fn a_copy_to_a_descriptor_with_o_sync_is_durable() {
     needs_fuse!();
@@ -171,7 +254,11 @@ fn a_copy_to_a_descriptor_with_o_sync_is_durable() {
             .open(place.path("mnt/copy"))
             .unwrap();
         File::open(place.path("mnt")).unwrap().sync_all().unwrap();
-        assert_eq!(rustix::fs::copy_file_range(&from, None, &to, None, SIZE), Ok(SIZE));
+        let mut copied = 0;
+        while copied < SIZE {
+            // All but the last bytes may be shared, and these are copied then.
+            copied += rustix::fs::copy_file_range(&from, None, &to, None, SIZE - copied).unwrap();
+        }
         kill(&place, "mnt");
         drop((from, to));
         place.run("umount mnt").refused(1, &["the serving process had died"]);

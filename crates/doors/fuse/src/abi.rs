@@ -93,6 +93,10 @@ wire!(
     GetxattrIn = 8 { size: u32, padding: u32 }
 );
 wire!(GetxattrOut = 8 { size: u32, padding: u32 });
+wire!(CopyFileRangeIn = 56 {
+    fh_in: u64, off_in: u64, nodeid_out: u64, fh_out: u64, off_out: u64, len: u64, flags: u64,
+});
+wire!(CopyFileRange64Out = 8 { size: u64 });
 wire!(FallocateIn = 32 { fh: u64, offset: u64, length: u64, mode: u32, padding: u32 });
 wire!(LseekIn = 24 { fh: u64, offset: u64, whence: u32, padding: u32 });
 wire!(LseekOut = 8 { offset: u64 });

@@ -77,6 +77,8 @@ impl<O: Ops> Server<O> {
             op::READDIRPLUS => finish_scratch(reply, self.readdirplus(node, args, out), out),
             op::WRITE => self.write(request, args, reply),
             op::FALLOCATE => reply.finish(self.fallocate(request, args)),
+            op::COPY_FILE_RANGE => self.copy_range(request, args, reply, false),
+            op::COPY_FILE_RANGE_64 => self.copy_range(request, args, reply, true),
             op::LSEEK => self.lseek(node, args, reply),
             op::FSYNC | op::FSYNCDIR => self.fsync(node, args, reply),
             op::SYNCFS => {
@@ -91,9 +93,7 @@ impl<O: Ops> Server<O> {
             op::INTERRUPT => self.interrupt(args, reply),
             // Not served, which the kernel remembers: FLUSH (a close is no durability point),
             // ACCESS (the kernel checks permissions), locks and POLL (the kernel handles them),
-            // BMAP, COPY_FILE_RANGE (the kernel copies through the page cache instead; the request
-            // does not say whether the target is open with O_SYNC, and the kernel sends no FSYNC
-            // after a copy by the server).
+            // BMAP.
             _ => reply.err(libc::ENOSYS),
         }
     }
@@ -252,7 +252,7 @@ impl<O: Ops> Server<O> {
     /// changed content with the old privilege. `applies` is called only if there are such bits. An
     /// append-only file permits the clearing `before_append`. Before any other change, which such a
     /// file refuses, the clearing is refused too and the bits stay.
-    fn drop_privilege(
+    pub(crate) fn drop_privilege(
         &self,
         attr: &Attr,
         header: &InHeader,

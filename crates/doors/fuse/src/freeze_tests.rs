@@ -217,7 +217,7 @@ fn more_writers_than_workers_wait_while_reads_and_the_thaw_go_on() {
 /// Every kind of request, and whether it waits for a thaw. If the arguments decide, both cases are
 /// listed.
 fn requests() -> Vec<(String, u32, Vec<u8>, bool)> {
-    const CHANGES: [u32; 15] = [
+    const CHANGES: [u32; 17] = [
         op::SETATTR,
         op::SYMLINK,
         op::MKNOD,
@@ -230,6 +230,8 @@ fn requests() -> Vec<(String, u32, Vec<u8>, bool)> {
         op::REMOVEXATTR,
         op::CREATE,
         op::FALLOCATE,
+        op::COPY_FILE_RANGE,
+        op::COPY_FILE_RANGE_64,
         op::RENAME2,
         op::TMPFILE,
         op::SETXATTR,

@@ -69,6 +69,7 @@ impl<O: Ops> Server<O> {
         let mut args = Args::new(request.body);
         match request.header.opcode {
             op::SETATTR | op::WRITE | op::FALLOCATE | op::REMOVEXATTR => true,
+            op::COPY_FILE_RANGE | op::COPY_FILE_RANGE_64 => true,
             op::MKNOD | op::MKDIR | op::SYMLINK | op::LINK | op::TMPFILE => true,
             op::UNLINK | op::RMDIR | op::RENAME | op::RENAME2 => true,
             op::CREATE => !self.options.no_open,

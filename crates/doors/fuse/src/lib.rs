@@ -32,6 +32,7 @@ mod atomics;
 mod caller;
 mod companion;
 mod control;
+mod copy;
 mod devfuse;
 mod dispatch;
 mod errno;

@@ -38,6 +38,10 @@ pub trait Ops: Send + Sync + 'static {
         Err(kedgefs::Error::NotSupported("atomic writes"))
     }
     fn fallocate(&self, ino: Ino, mode: FallocateMode, offset: u64, len: u64) -> Result<()>;
+    /// Makes a range of `target` that of `source` by sharing its blocks.
+    fn clone_range(&self, _source: Ino, _offset: u64, _target: Ino, _to: u64, _len: u64) -> Result<()> {
+        Err(kedgefs::Error::NotSupported("files share no blocks"))
+    }
     fn seek(&self, ino: Ino, offset: u64, kind: SeekKind) -> Result<u64>;
     fn fsync_async(&self, ino: Ino, datasync: bool, done: Done);
     /// A number for a directory that is opened now. Each listing and fsync of that open directory
@@ -251,6 +255,7 @@ delegate! {
         rename(dir: Ino, name: &[u8], new_dir: Ino, new_name: &[u8], mode: RenameMode) -> Result<()>;
         write_with(ino: Ino, offset: u64, data: &[u8], mode: WriteMode) -> Result<usize>;
         fallocate(ino: Ino, mode: FallocateMode, offset: u64, len: u64) -> Result<()>;
+        clone_range(source: Ino, offset: u64, target: Ino, to: u64, len: u64) -> Result<()>;
         setxattr(ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()>;
     }
 }

@@ -1,0 +1,85 @@
+//! COPY_FILE_RANGE: files of the mount share blocks instead of being copied.
+//!
+//! The kernel has written the dirty pages of both ranges before it sends the request, and drops
+//! those of the target afterwards. What cannot be shared is refused with EOPNOTSUPP, after which
+//! the kernel copies it through its page cache, as if there were no such request.
+//!
+//! # Durability
+//! The request does not say whether the target is open with O_SYNC, and the kernel sends no FSYNC
+//! after it. So the reply waits until the clone is durable. That takes one force of the log, which
+//! copying a few blocks does not: therefore short ranges are refused.
+
+use crate::abi::{CopyFileRange64Out, CopyFileRangeIn, WriteOut};
+use crate::args::Args;
+use crate::caller;
+use crate::errno::{Answer, Errno};
+use crate::ops::Ops;
+use crate::server::Server;
+use crate::task::Capability;
+use crate::transport::{Reply, Request};
+use kedge_base::BLOCK_SIZE;
+use kedgefs::Ino;
+use zerocopy::FromZeros;
+
+const BLOCK: u64 = BLOCK_SIZE as u64;
+/// Shorter ranges are copied.
+const SHARED_MIN: u64 = 64 << 10;
+/// The most that one reply can say: the size of a WRITE is a number of 32 bits.
+const REPLY_MAX: u64 = u32::MAX as u64 / BLOCK * BLOCK;
+
+impl<O: Ops> Server<O> {
+    /// `wide`: the reply has a size of 64 bits.
+    pub(crate) fn copy_range(&self, request: &Request<'_>, args: &mut Args<'_>, reply: Reply, wide: bool) {
+        let cloned = args.take::<CopyFileRangeIn>().and_then(|asked| {
+            let len = if wide { asked.len } else { asked.len.min(REPLY_MAX) };
+            Ok((Ino(asked.nodeid_out), self.share(request, &CopyFileRangeIn { len, ..asked })?))
+        });
+        let (target, size) = match cloned {
+            Ok(cloned) => cloned,
+            Err(e) => return reply.err(e.0),
+        };
+        self.ops.fsync_async(
+            target,
+            false,
+            Box::new(move |synced| {
+                let synced = synced.map_err(Errno::from);
+                match wide {
+                    true => reply.finish(synced.map(|()| CopyFileRange64Out { size })),
+                    false => reply
+                        .finish(synced.map(|()| WriteOut { size: size as u32, ..WriteOut::new_zeroed() })),
+                }
+            }),
+        );
+    }
+
+    /// Clones what can be shared of the range, from its start on. Returns its length.
+    fn share(&self, request: &Request<'_>, asked: &CopyFileRangeIn) -> Answer<u64> {
+        const COPY: Errno = Errno(libc::EOPNOTSUPP);
+        if asked.flags != 0 {
+            return Err(Errno(libc::EINVAL));
+        }
+        let (source, target) = (Ino(request.header.nodeid), Ino(asked.nodeid_out));
+        let (from, to) = (self.ops.getattr(source)?, self.ops.getattr(target)?);
+        let len = asked.len.min(from.size.saturating_sub(asked.off_in));
+        let to_end = asked.off_out.saturating_add(len);
+        let whole = asked.off_in + len == from.size && to_end >= to.size;
+        let len = if whole { len } else { len / BLOCK * BLOCK };
+        let aligned = asked.off_in.is_multiple_of(BLOCK) && asked.off_out.is_multiple_of(BLOCK);
+        if !aligned || len < SHARED_MIN {
+            return Err(COPY);
+        }
+        // The kernel sends no kill flag with this request.
+        if self.options.handle_killpriv {
+            let applies = || !caller::is_capable(&request.header, Capability::Fsetid);
+            self.drop_privilege(&to, &request.header, false, applies)?;
+        }
+        match self.ops.clone_range(source, asked.off_in, target, asked.off_out, len) {
+            Ok(()) => Ok(len),
+            // Files that cannot share blocks can still be copied.
+            Err(kedgefs::Error::Invalid(_) | kedgefs::Error::CrossTree | kedgefs::Error::NotSupported(_)) => {
+                Err(COPY)
+            }
+            Err(e) => Err(e.into()),
+        }
+    }
+}
