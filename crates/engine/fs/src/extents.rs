@@ -18,8 +18,8 @@ pub(crate) enum Place {
     Written(BlockNo),
     Unwritten(BlockNo),
     /// Blocks that must not be overwritten, and whether they count as unwritten: bytes that are
-    /// written get other blocks. Another tree or another file uses them too, or the file has checksums
-    /// ([`crate::sums`]).
+    /// written get other blocks. Another tree or another file uses them too, or the file has
+    /// checksums ([`crate::sums`]).
     Shared(BlockNo, bool),
 }
 

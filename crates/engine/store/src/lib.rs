@@ -31,8 +31,9 @@
 //!    write}`; `stats`;
 //! 3. `store`: the parts together;
 //! 4. checkpoints of a store: the rest of `checkpoint`;
-//! 5. operations: `handle`, `data`, `counts` (of shared blocks), `discard`, `walk` (over a tree at rest), `trees` (forks, and
-//!    the space of deleted trees), `limited` (limits of directory trees);
+//! 5. operations: `handle`, `data`, `counts` (of shared blocks), `discard`, `walk` (over a tree at
+//!    rest), `trees` (forks, and the space of deleted trees), `limited` (limits of directory
+//!    trees);
 //! 6. `format`, which makes an image, and `recovery`, which makes a store of one.
 #![forbid(unsafe_code)]
 #![warn(unreachable_pub)]

@@ -8,7 +8,9 @@
 
 use crate::wrap::{wrap, wrap_comments};
 use anyhow::{Context, Result, bail, ensure};
-use kedge_format::{ItemKind, alloc, inode, item, key, limits, logwrite, node, record, superblock, trees};
+use kedge_format::{
+    ItemKind, alloc, counts, inode, item, key, limits, logwrite, node, record, superblock, trees,
+};
 use std::path::{Path, PathBuf};
 
 /// (file, name of the part, function that generates its text)
@@ -36,6 +38,7 @@ const PARTS: &[Part] = &[
     (FORMAT, "entry of the table of trees", || Ok(trees::LAYOUT.table())),
     (FORMAT, "limit in the table of trees", || Ok(limits::LAYOUT.table())),
     (FORMAT, "extent", || Ok(item::EXTENT_LAYOUT.table())),
+    (FORMAT, "count", || Ok(counts::LAYOUT.table())),
     ("docs/EXPERIMENTS.md", "results", crate::results::table),
 ];
 

@@ -267,7 +267,8 @@ impl<'a> ItemFilter<'a> {
         };
         let (extent, first, g) = (item.extent(), key.offset, self.geometry);
         let shown = format!("extent of {} blocks at block {}", extent.blocks, extent.start);
-        // Only images without forks and clones are repaired, and these have no births and no counts.
+        // Only images without forks and clones are repaired, and these have no births and no
+        // counts.
         if item.birth != 0 {
             return drop(format!("{shown}, of birth {}", item.birth));
         }

@@ -174,8 +174,8 @@ impl Files {
         let counted = self.engine.store().has_clones();
         let steps = if counted { COUNTED } else { UNCOUNTED };
         let count = 1 + extents::count(self.engine.store(), ino, first, steps[1].extents)?;
-        // The smallest that takes all extents. How many counts these have is not known before, so the
-        // least step, with counts for one extent, is for full images only.
+        // The smallest that takes all extents. How many counts these have is not known before, so
+        // the least step, with counts for one extent, is for full images only.
         let usual = if counted { &steps[..2] } else { &steps[..] };
         Ok(*usual.iter().rev().find(|step| count < step.extents).unwrap_or(&steps[0]))
     }

@@ -388,8 +388,8 @@ impl Recovery {
         }
         if !record.is_empty() {
             let bytes = record.finish();
-            // A block that had a checksum, or that files shared, is busy until the checkpoint of this
-            // recovery is durable.
+            // A block that had a checksum, or that files shared, is busy until the checkpoint of
+            // this recovery is durable.
             let end = if waits { self.checkpointed() } else { Lsn(0) };
             let lsn = RecordLsn { write_start: Lsn(0), start: Lsn(0), end };
             let target = Target {

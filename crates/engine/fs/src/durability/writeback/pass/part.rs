@@ -29,8 +29,8 @@ pub(super) const COUNTED_STEP_BLOCKS: u64 = 16;
 /// Log bytes of the counts of such a step at most.
 pub(super) const COUNTED_STEP_BYTES: u64 = counts_bytes(COUNTED_STEP_BLOCKS);
 
-/// Log bytes of the changes of the counts of so many adjacent blocks at most: an item for each, and
-/// one that is cut at each end; each block may become free.
+/// Log bytes of the changes of the counts of this many adjacent blocks at most: an item for each,
+/// and one that is cut at each end; each block may become free.
 const fn counts_bytes(blocks: u64) -> u64 {
     (blocks + 2) * size::put(CountItem::SIZE) + blocks * size::RUN
 }
@@ -175,7 +175,7 @@ impl Part {
         self.place_end = to;
     }
 
-    /// Counts the changes of the counts of so many adjacent blocks.
+    /// Counts the changes of the counts of this many adjacent blocks.
     pub(super) fn touch_counts(&mut self, blocks: u64) {
         self.places += 1;
         self.counts_bytes += counts_bytes(blocks);

@@ -227,8 +227,8 @@ impl Pass<'_> {
     }
 }
 
-/// The steps in which a run of pages is planned: if its checksums or its counts have to fit, each of
-/// up to `step` file blocks.
+/// The steps in which a run of pages is planned: if its checksums or its counts have to fit, each
+/// of up to `step` file blocks.
 fn steps(m: Mapping, step: Option<u64>) -> impl Iterator<Item = Mapping> {
     let end = m.first + m.blocks;
     let mut at = m.first;
