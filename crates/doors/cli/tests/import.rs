@@ -355,6 +355,38 @@ fn auto_is_large_enough_for_many_small_files() {
 }
 
 #[test]
+fn copies_within_an_image_share_blocks_if_asked_to() {
+    let place = Place::new();
+    fs::write(place.path("large"), vec![7; 8 << 20]).unwrap();
+    place.run("mkfs --size 64M a.kedge").ok();
+    place.run("mkdir a.kedge:/dir").ok();
+    place.run("cp large a.kedge:/dir/large").ok();
+    let free = || place.info("a.kedge")["free_bytes"].as_u64().unwrap() / 4096;
+    let before = free();
+    place.run("cp --reflink=always a.kedge:/dir/large a.kedge:/copy").ok();
+    place.run("cp -r --reflink=auto a.kedge:/dir a.kedge:/dir2").ok();
+    assert!(before - free() < 100, "{before} {}", free());
+    assert!(place.run("cat a.kedge:/dir2/large").ok().bytes().all(|byte| byte == 7));
+    place.run("cp a.kedge:/copy a.kedge:/copy2").ok();
+    assert!(before - free() > 2000, "{before} {}", free());
+    place.run("fsck -f a.kedge").ok();
+    // Not within one image.
+    place.run("mkfs --size 64M b.kedge").ok();
+    let words = &["cannot share blocks"];
+    place.run("cp --reflink=always a.kedge:/copy b.kedge:/").refused(2, words);
+    place.run("cp --reflink large a.kedge:/large").refused(2, words);
+    place.run("cp --reflink=always a.kedge:/copy out").refused(2, &["within an image"]);
+    place.run("cp --reflink=auto a.kedge:/copy b.kedge:/").ok();
+    place.run("cp --reflink=auto a.kedge:/copy out").ok();
+    assert!(fs::read(place.path("out")).unwrap() == [7; 8 << 20]);
+    // Nor between its trees.
+    place.run("fork a.kedge:/ a.kedge:/fork").ok();
+    place.run("cp --reflink=always a.kedge:/copy a.kedge:/fork/x").refused(1, &["different trees"]);
+    place.run("cp --reflink=auto a.kedge:/copy a.kedge:/fork/x").ok();
+    place.run("fsck -f a.kedge").ok();
+}
+
+#[test]
 fn copies_are_what_they_are_copies_of() {
     let place = Place::new();
     make_source(&place);

@@ -5,9 +5,10 @@ use crate::{CheckOptions, FindingKind, Report, check_checkpoint};
 use FindingKind::*;
 use kedge_base::{BLOCK_SIZE, BlockNo, Extent, Generation, Ino, Lsn};
 use kedge_format::alloc::GROUP_BLOCKS;
+use kedge_format::counts::CountItem;
 use kedge_format::item::{Dentry, ExtentItem, FILE_SIZE_MAX, Orphan, Xattr};
 use kedge_format::node::Child;
-use kedge_format::superblock::{INCOMPAT_LARGE_XATTRS, INCOMPAT_SUMS, Losses};
+use kedge_format::superblock::{INCOMPAT_CLONES, INCOMPAT_LARGE_XATTRS, INCOMPAT_SUMS, Losses};
 use kedge_format::{FileKind, ItemKind, Key};
 use std::collections::BTreeSet;
 
@@ -338,6 +339,14 @@ fn directory_cases() -> Vec<Case> {
     ]
 }
 
+/// Marks the first extent of inode 10 as counted, and gives its blocks a count.
+fn count(i: &mut Image, count: u32, birth: u32) {
+    edit_extent(i, 10, 0, |e| e.counted = true);
+    let theirs = ExtentItem::decode(&i.items[&key(10, ItemKind::Extent, 0)]).unwrap();
+    let item = CountItem { blocks: theirs.blocks, count, birth };
+    i.put(key(0, ItemKind::Count, theirs.start.0), item.encode());
+}
+
 fn space_cases() -> Vec<Case> {
     vec![
         items("extent too short", &[ExtentBad], |i| i.put(key(10, ItemKind::Extent, 0), [1; 15])),
@@ -351,6 +360,15 @@ fn space_cases() -> Vec<Case> {
             i.put(key(10, ItemKind::Sums, 0), [0; 8]);
         }),
         items("checksums in an image without", &[SumsBad], |i| i.put(key(10, ItemKind::Sums, 0), [1; 4])),
+        items("a count that is wrong", &[CountWrong], |i| {
+            i.geometry.feature_incompat |= INCOMPAT_CLONES;
+            count(i, 2, 0);
+        }),
+        items("a count of impossible birth", &[CountBad, CountWrong], |i| {
+            i.geometry.feature_incompat |= INCOMPAT_CLONES;
+            count(i, 1, 9);
+        }),
+        items("a count in an image without", &[CountBad, ExtentBad], |i| count(i, 1, 0)),
         items("extent of no blocks", &[ExtentBad], |i| i.put(key(10, ItemKind::Extent, 0), [0; 16])),
         items("extent of a symlink", &[ExtentOnOther], |i| {
             i.file(11, 1, &[(0, 2)]);

@@ -509,8 +509,9 @@ impl<'a> ItemCheck<'a> {
         let shown = || format!("count {} of {} blocks at block {}", item.count, item.blocks, key.offset);
         let birth_max = self.sb.checkpoint.trees.map_or(0, |trees| trees.birth);
         if !g.has_clones() {
-            self.add(FindingKind::CountBad, at, || format!("{} in an image without counts", shown()));
-        } else if item.birth > birth_max {
+            return self.add(FindingKind::CountBad, at, || format!("{} in an image without counts", shown()));
+        }
+        if item.birth > birth_max {
             self.add(FindingKind::CountBad, at, || {
                 format!("{}, of birth {}; the newest are of birth {birth_max}", shown(), item.birth)
             });

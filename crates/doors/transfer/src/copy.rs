@@ -13,6 +13,7 @@ use crate::offline::{ImagePath, caller};
 use crate::online::client::{Archive, Mounted};
 use crate::to_host::Target;
 use anyhow::{Context, Result, bail};
+pub use import::sink::Reflink;
 use import::sink::{At, Entries, Sink};
 use kedge_host::{Usage, engine, image};
 use kedgefs::{Attr, FileKind, FileSystem, Ino};
@@ -50,9 +51,23 @@ impl Place {
     }
 }
 
-/// Copies the sources to a place. `recursive`: directories, too. `privileged`: from an image to
-/// this machine also what only root may have.
-pub fn copy(sources: &[Place], to: &Place, recursive: bool, privileged: bool) -> Result<()> {
+/// How files are copied.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Options {
+    /// Directories, too.
+    pub recursive: bool,
+    /// From an image to this machine also what only root may have.
+    pub privileged: bool,
+    /// Whether copies within an image share blocks with their originals.
+    pub reflink: Reflink,
+}
+
+/// Copies the sources to a place.
+pub fn copy(sources: &[Place], to: &Place, options: Options) -> Result<()> {
+    let Options { recursive, privileged, reflink } = options;
+    if reflink == Reflink::Always {
+        check_reflink(sources, to)?;
+    }
     if let Place::Host(to) = to
         && sources.iter().any(|from| matches!(from, Place::Host(_)))
     {
@@ -72,7 +87,27 @@ pub fn copy(sources: &[Place], to: &Place, recursive: bool, privileged: bool) ->
             }
             target.finish()?;
         }
-        Place::Image(inside) => into_image(sources, inside, recursive)?,
+        Place::Image(inside) => into_image(sources, inside, options)?,
+    }
+    Ok(())
+}
+
+/// Refuses sources that cannot share blocks with the target.
+fn check_reflink(sources: &[Place], to: &Place) -> Result<()> {
+    let Place::Image(inside) = to else {
+        let what = "--reflink=always shares blocks within an image; on a mount cp(1) does so";
+        return Err(Usage(format!("{}: {what}", to.show())).into());
+    };
+    let target = image::resolve(inside.image())?;
+    for from in sources {
+        let same = match from {
+            Place::Image(from) => image::resolve(from.image())? == target,
+            Place::Host(_) => false,
+        };
+        if !same {
+            let what = "lies outside of the image, and cannot share blocks with a copy in it";
+            return Err(Usage(format!("{}: {what}", from.show())).into());
+        }
     }
     Ok(())
 }
@@ -168,10 +203,10 @@ fn send_file(path: &Path, name: &[u8], mounted: &Mounted) -> Result<()> {
 }
 
 /// Opens the image once, and once more for each other image that is copied from.
-fn into_image(sources: &[Place], to: &ImagePath, recursive: bool) -> Result<()> {
+fn into_image(sources: &[Place], to: &ImagePath, options: Options) -> Result<()> {
     let fs = engine::open_to_change(to.image())?;
     let several = sources.len() > 1;
-    let copied = sources.iter().try_for_each(|from| copy_in(from, &fs, to, several, recursive));
+    let copied = sources.iter().try_for_each(|from| copy_in(from, &fs, to, several, options));
     // Close in any case; the first error is the cause and is returned.
     let closed = fs.close().with_context(|| format!("close {}", to.image().display()));
     copied.and(closed)
@@ -207,12 +242,13 @@ fn is_missing(e: &anyhow::Error) -> bool {
     matches!(e.downcast_ref::<kedgefs::Error>(), Some(kedgefs::Error::NotFound))
 }
 
-fn copy_in(from: &Place, fs: &FileSystem, to: &ImagePath, several: bool, recursive: bool) -> Result<()> {
+fn copy_in(from: &Place, fs: &FileSystem, to: &ImagePath, several: bool, options: Options) -> Result<()> {
+    let recursive = options.recursive;
     let goal = goal(fs, to, from, several)?;
     let mut sink = Sink::new(fs, goal.dir, None, std::io::stderr().is_terminal());
     let copied = match from {
         Place::Host(path) => from_host(path, &goal, recursive, fs, &mut sink).with_context(|| from.show()),
-        Place::Image(inside) => from_image(inside, &goal, recursive, fs, to, &mut sink),
+        Place::Image(inside) => from_image(inside, &goal, options, fs, to, &mut sink),
     };
     // Finish after an error too, so that the directories made so far get their times.
     let finished = sink.finish();
@@ -245,19 +281,22 @@ fn from_host(path: &Path, goal: &Goal, recursive: bool, fs: &FileSystem, sink: &
 fn from_image(
     from: &ImagePath,
     goal: &Goal,
-    recursive: bool,
+    options: Options,
     fs: &FileSystem,
     to: &ImagePath,
     sink: &mut Sink<'_>,
 ) -> Result<()> {
     let same = image::resolve(from.image())? == image::resolve(to.image())?;
     let opened = match same {
-        true => fs.clone(),
+        true => {
+            sink.reflink = options.reflink;
+            fs.clone()
+        }
         false => engine::open_to_read(from.image())?,
     };
     let attr = from.find(&opened)?;
     let copied = match attr.kind {
-        FileKind::Directory if !recursive => refuse_directory(recursive),
+        FileKind::Directory if !options.recursive => refuse_directory(recursive),
         FileKind::Directory => directory(&opened, &attr, goal, (fs, same), to, sink),
         _ => file(&opened, &attr, goal, (fs, same), to, sink),
     };

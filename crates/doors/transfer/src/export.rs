@@ -137,6 +137,6 @@ impl<W: Write> Archiver<'_, W> {
     fn regular(&mut self, path: &[u8], attr: &Attr, meta: &Meta) -> Result<()> {
         let ranges = import::image::ranges(self.fs, attr)?;
         let mut reader = Ranged { fs: self.fs, ino: attr.ino, ranges: &ranges, at: 0 };
-        self.out.file(path, meta, Data { size: attr.size, ranges: &ranges, reader: &mut reader })
+        self.out.file(path, meta, Data { size: attr.size, ranges: &ranges, reader: &mut reader, of: None })
     }
 }

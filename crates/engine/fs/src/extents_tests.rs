@@ -18,7 +18,7 @@ fn edits(s: ExtentSet) -> usize {
 #[test]
 fn an_append_grows_the_extent_before_it() {
     let mut s = set(&[(0, 100, 4, false)]);
-    s.insert(4, Extent::new(BlockNo(104), 2), false, 0);
+    s.insert_new(4, Extent::new(BlockNo(104), 2), false, 0);
     assert_eq!(edits(s), 1);
 }
 

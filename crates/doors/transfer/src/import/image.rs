@@ -101,7 +101,11 @@ pub fn copy(
         FileKind::Regular => {
             let ranges = ranges(fs, attr).with_context(|| show(at.path))?;
             let mut reader = Ranged { fs, ino: attr.ino, ranges: &ranges, at: 0 };
-            sink.file(at, &meta, Data { size: attr.size, ranges: &ranges, reader: &mut reader })?
+            sink.file(
+                at,
+                &meta,
+                Data { size: attr.size, ranges: &ranges, reader: &mut reader, of: Some(attr.ino) },
+            )?
         }
         FileKind::Symlink => sink.symlink(at, &fs.readlink(attr.ino)?, &meta)?,
         kind => sink.node(at, kind, attr.rdev, &meta)?,

@@ -94,6 +94,19 @@ pub struct Data<'a> {
     pub ranges: &'a [(u64, u64)],
     /// Reads the ranges one after another.
     pub reader: &'a mut dyn Read,
+    /// The file, if it is one of an image.
+    pub of: Option<Ino>,
+}
+
+/// Whether a copy within an image shares blocks with its original.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Reflink {
+    #[default]
+    Never,
+    /// If the two can share blocks.
+    Auto,
+    /// The copy fails otherwise.
+    Always,
 }
 
 /// A change that makes the kernel's caches stale.
@@ -137,6 +150,8 @@ pub struct Sink<'a> {
     waiting_names: BTreeSet<(Ino, Vec<u8>)>,
     /// The directory to which paths are relative.
     pub top: Ino,
+    /// Files come from the file system that is filled, and share blocks with their copies.
+    pub reflink: Reflink,
     /// The latest time that a file may get.
     latest: Option<Timespec>,
     /// Times of directories, to be set at the end.
@@ -164,6 +179,7 @@ impl<'a> Sink<'a> {
             waiting: Vec::new(),
             waiting_names: BTreeSet::new(),
             top,
+            reflink: Reflink::Never,
             latest,
             dirs: BTreeMap::new(),
             entries: 0,
@@ -192,7 +208,22 @@ impl<'a> Sink<'a> {
         }
     }
 
+    /// Shares the blocks of the original with the new file. Returns whether it could.
+    fn share(&self, ino: Ino, path: &[u8], data: &Data<'_>) -> Result<bool> {
+        let Some(of) = data.of.filter(|_| self.reflink != Reflink::Never) else { return Ok(false) };
+        match self.fs.clone_file(of, ino) {
+            Ok(()) => Ok(true),
+            Err(kedgefs::Error::Invalid(_) | kedgefs::Error::CrossTree) if self.reflink == Reflink::Auto => {
+                Ok(false)
+            }
+            Err(e) => named(Err(e), path),
+        }
+    }
+
     fn write(&mut self, ino: Ino, path: &[u8], mut data: Data<'_>) -> Result<()> {
+        if self.share(ino, path, &data)? {
+            return Ok(());
+        }
         let mut buf = std::mem::take(&mut self.buf);
         let copied =
             data.ranges.iter().try_for_each(|&range| self.copy(ino, path, range, &mut data.reader, &mut buf));

@@ -65,7 +65,7 @@ fn add(entry: &Entry, archive: &mut Archive<impl Read>, sink: &mut Sink<'_>) -> 
         EntryType::Fifo => node(entry, FileKind::Fifo, at, &meta, sink),
         _ if holds_data => {
             let mut reader = archive.data();
-            let data = Data { size: entry.size, ranges: &entry.ranges, reader: &mut reader };
+            let data = Data { size: entry.size, ranges: &entry.ranges, reader: &mut reader, of: None };
             sink.file(at, &meta, data).map(drop)
         }
         kind => bail!("{}: entries of type '{}' are not known", show(path), kind.as_byte().escape_ascii()),

@@ -288,7 +288,7 @@ fn copy<E: Entries>(place: &Place, at: At<'_, E::Id>, meta: &Meta, sink: &mut E)
     let size = place.stat.st_size.max(0) as u64;
     let ranges = data_ranges(fd.as_fd(), size).with_context(|| format!("read {}", show(&place.path)))?;
     let mut reader = Ranged { file: File::from(fd), left: ranges.iter().copied().collect(), at: 0 };
-    let made = sink.file(at, meta, Data { size, ranges: &ranges, reader: &mut reader })?;
+    let made = sink.file(at, meta, Data { size, ranges: &ranges, reader: &mut reader, of: None })?;
     let stat = rustix::fs::fstat(&place.fd)
         .with_context(|| format!("read the attributes of {}", show(&place.path)))?;
     let now = Place { fd: place.fd.try_clone()?, stat, path: place.path.clone() };
