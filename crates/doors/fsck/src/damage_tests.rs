@@ -347,6 +347,20 @@ fn count(i: &mut Image, count: u32, birth: u32) {
     i.put(key(0, ItemKind::Count, theirs.start.0), item.encode());
 }
 
+/// Damage of images in which files share blocks, which is not repaired.
+fn shared_cases() -> Vec<Case> {
+    vec![
+        items("a count that is wrong", &[CountWrong], |i| {
+            i.geometry.feature_incompat |= INCOMPAT_CLONES;
+            count(i, 2, 0);
+        }),
+        items("a count of impossible birth", &[CountBad, CountWrong], |i| {
+            i.geometry.feature_incompat |= INCOMPAT_CLONES;
+            count(i, 1, 9);
+        }),
+    ]
+}
+
 fn space_cases() -> Vec<Case> {
     vec![
         items("extent too short", &[ExtentBad], |i| i.put(key(10, ItemKind::Extent, 0), [1; 15])),
@@ -360,14 +374,6 @@ fn space_cases() -> Vec<Case> {
             i.put(key(10, ItemKind::Sums, 0), [0; 8]);
         }),
         items("checksums in an image without", &[SumsBad], |i| i.put(key(10, ItemKind::Sums, 0), [1; 4])),
-        items("a count that is wrong", &[CountWrong], |i| {
-            i.geometry.feature_incompat |= INCOMPAT_CLONES;
-            count(i, 2, 0);
-        }),
-        items("a count of impossible birth", &[CountBad, CountWrong], |i| {
-            i.geometry.feature_incompat |= INCOMPAT_CLONES;
-            count(i, 1, 9);
-        }),
         items("a count in an image without", &[CountBad, ExtentBad], |i| count(i, 1, 0)),
         items("extent of no blocks", &[ExtentBad], |i| i.put(key(10, ItemKind::Extent, 0), [0; 16])),
         items("extent of a symlink", &[ExtentOnOther], |i| {
@@ -432,7 +438,7 @@ pub fn all_cases() -> Vec<Case> {
 #[test]
 fn each_fault_is_found_and_nothing_else() {
     let mut failed = Vec::new();
-    for case in all_cases() {
+    for case in all_cases().into_iter().chain(shared_cases()) {
         let mut image = Image::sample();
         (case.prepare)(&mut image);
         let built = image.build();
@@ -450,7 +456,7 @@ fn each_fault_is_found_and_nothing_else() {
 #[test]
 fn every_kind_has_a_case() {
     let covered: BTreeSet<FindingKind> =
-        all_cases().iter().flat_map(|c| c.expect).copied().chain(ELSEWHERE).collect();
+        all_cases().iter().chain(&shared_cases()).flat_map(|c| c.expect).copied().chain(ELSEWHERE).collect();
     let missing: Vec<_> = FindingKind::ALL.iter().filter(|k| !covered.contains(k)).collect();
     assert!(missing.is_empty(), "{missing:?}");
 }
