@@ -296,7 +296,7 @@ fn from_image(
     };
     let attr = from.find(&opened)?;
     let copied = match attr.kind {
-        FileKind::Directory if !options.recursive => refuse_directory(recursive),
+        FileKind::Directory if !options.recursive => refuse_directory(false),
         FileKind::Directory => directory(&opened, &attr, goal, (fs, same), to, sink),
         _ => file(&opened, &attr, goal, (fs, same), to, sink),
     };

@@ -142,8 +142,8 @@ impl Files {
                 }
             }
             let handle = self.engine.begin(need(target.has_sums()))?;
-            let _io: Vec<_> = both.iter().map(|inode| inode.io.write()).collect();
-            let _wb: Vec<_> = both.iter().map(|inode| inode.wb.lock()).collect();
+            let io: Vec<_> = both.iter().map(|inode| inode.io.write()).collect();
+            let wb: Vec<_> = both.iter().map(|inode| inode.wb.lock()).collect();
             let mut shrinking = false;
             for inode in &both {
                 let meta = inode.meta.lock();
@@ -158,7 +158,7 @@ impl Files {
             };
             let clean = clean && source.pages.lock().unclean(Which::All, blocks.clone(), 1).is_empty();
             if clean && !shrinking {
-                return Ok(Locked { handle, _wb, _io });
+                return Ok(Locked { handle, _wb: wb, _io: io });
             }
         }
         Err(kedge_base::Error::Busy("a file, which is being written without pause,".into()).into())

@@ -18,8 +18,8 @@ const PIECE_KEYS: usize = 3;
 
 impl Files {
     pub(super) fn count(&self) -> Counting<'_> {
-        let _lock = self.engine.store().lock_counts();
-        Counting { changes: self.engine.store().count_changes(), _lock }
+        let lock = self.engine.store().lock_counts();
+        Counting { changes: self.engine.store().count_changes(), _lock: lock }
     }
 
     /// Reads the counts of what a step removes of `set` in file blocks `[from, to)`. An extent may
