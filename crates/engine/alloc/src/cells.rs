@@ -8,8 +8,8 @@
 use crate::bitmap::{BITS, Bitmap};
 use crate::group::{Group, GroupCell};
 use kedge_base::BlockNo;
+use kedge_base::atomic::{AtomicU64, Ordering::SeqCst};
 use kedge_format::alloc::GROUP_BLOCKS;
-use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock};
 
 /// Parts after the first: enough for the largest image, whatever its first size.

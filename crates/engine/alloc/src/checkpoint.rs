@@ -8,10 +8,10 @@
 
 use crate::Alloc;
 use crate::bitmap::Bitmap;
+use kedge_base::atomic::Ordering::SeqCst;
 use kedge_base::{BLOCK_SIZE, BlockNo, Extent, Generation, IoBuf};
 use kedge_format::alloc::{self as format, GroupEntry, INDEX_ENTRIES};
 use kedge_format::superblock::{Geometry, Superblock};
-use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, OnceLock};
 
 /// Blocks of one write at most (1 MiB).

@@ -3,13 +3,13 @@
 use crate::bitmap::BITS;
 use crate::group::CONTINUE_MIN;
 use crate::{Alloc, DataReservation};
+use kedge_base::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use kedge_base::broken::{self, Variant};
 use kedge_base::lock::{Mutex, Rank};
 use kedge_base::{BlockNo, Error, Extent, Ino, Lsn, Result};
 use kedge_format::alloc::GROUP_BLOCKS;
 use kedge_format::node::NODE_BLOCKS;
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 
 /// A search ends at a run of this length (4 MiB).
 const GOOD_RUN: u64 = 1024;

@@ -20,11 +20,11 @@
 
 use crate::bitmap::{BITS, Bitmap};
 use crate::held::Held;
+use kedge_base::atomic::{AtomicU32, Ordering::Relaxed};
 use kedge_base::lock::{Mutex, MutexGuard, Rank};
 use kedge_base::{BlockNo, CorruptKind, Error, Result};
 use kedge_format::node::NODE_BLOCKS;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 const SLOT: u32 = NODE_BLOCKS as u32;
 /// Runs that a search examines in each place, and by which it advances the sweep.

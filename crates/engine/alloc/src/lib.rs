@@ -105,6 +105,7 @@ use cells::Cells;
 use checkpoint::Durable;
 use data::Pending;
 use group::{Group, GroupCell};
+use kedge_base::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use kedge_base::lock::{Condvar, Mutex, Rank};
 use kedge_base::{BlockNo, CorruptKind, Error, Extent, Result};
 use kedge_format::alloc::{GROUP_BLOCKS, GroupEntry};
@@ -115,7 +116,6 @@ use space::Space;
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 
 /// The allocator of an open image; see the crate's documentation.
 pub struct Alloc {

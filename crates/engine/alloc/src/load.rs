@@ -16,13 +16,13 @@ use crate::bitmap::{BITS, Bitmap};
 use crate::checkpoint::Durable;
 use crate::group::Group;
 use crate::{Alloc, DataReservation, format_owned};
+use kedge_base::atomic::Ordering::SeqCst;
 use kedge_base::{BLOCK_SIZE, BlockNo, CorruptKind, Error, Extent, Generation, IoBuf, Result};
 use kedge_device::{Device, ReadAhead};
 use kedge_format::alloc::{GROUP_BLOCKS, GroupEntry, INDEX_ENTRIES, bitmap_crc, decode_index_block};
 use kedge_format::node::NODE_BLOCKS;
 use kedge_format::superblock::{Geometry, Superblock};
 use std::sync::Arc;
-use std::sync::atomic::Ordering::SeqCst;
 
 /// Blocks of one read at most (1 MiB).
 pub(crate) const READ_BLOCKS: u64 = 256;

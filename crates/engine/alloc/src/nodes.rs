@@ -4,11 +4,11 @@ use crate::bitmap::BITS;
 use crate::group::SLOT_RUN;
 use crate::pool::Refusal;
 use crate::{Alloc, NodeClass, NodeReservation, Waited};
+use kedge_base::atomic::Ordering::{Relaxed, SeqCst};
 use kedge_base::broken::{self, Variant};
 use kedge_base::{BlockNo, CorruptKind, Error, Generation, Result};
 use kedge_format::alloc::GROUP_BLOCKS;
 use kedge_format::node::NODE_BLOCKS;
-use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Duration;
 
 impl Alloc {

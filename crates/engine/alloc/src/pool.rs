@@ -25,12 +25,12 @@
 //! never before one.
 
 use crate::Space;
+use kedge_base::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use kedge_base::lock::{Condvar, Mutex, Rank};
 use kedge_base::{BlockNo, Generation};
 use kedge_format::node::NODE_BLOCKS;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
 
 /// Class of a reservation of nodes.

@@ -13,13 +13,13 @@
 //! If the checkpoint is deferred, so is the release: it belongs to the frozen state.
 
 use crate::{Alloc, Durable, Extent};
+use kedge_base::atomic::Ordering::SeqCst;
 use kedge_base::broken::{self, Variant};
 use kedge_base::{BlockNo, Result};
 use kedge_format::alloc::GroupEntry;
 use kedge_format::superblock::{Geometry, INCOMPAT_CLONES, INCOMPAT_LIMITS, INCOMPAT_TREES};
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::SeqCst;
 
 /// The parts of `range` outside of `runs`, which have a start and a length and do not overlap.
 fn outside(range: Range<u64>, runs: &[(u64, u64)]) -> Vec<Range<u64>> {

@@ -10,8 +10,8 @@
 //! Reservations belong to dirty pages and live long. So they share the counters through an `Arc`,
 //! and return the rest on drop.
 
+use kedge_base::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 #[derive(Debug, Default)]
 pub(crate) struct Space {

@@ -100,9 +100,24 @@ pub enum Variant {
     CloneWithoutFlag,
     /// Recovery writes into a block that files share.
     CountsInReplay,
+    /// A tree that is opened keeps the marks that it had before it was read.
+    StaleMarks,
+    /// A removal of extents decides by the inode's names and death as they were before its lock.
+    EarlyRemoval,
+    /// A change that leaves the gate wakes no freeze that waits for it.
+    UnwokenFreeze,
+    /// A close lets changes continue beside its last sync.
+    CloseBesideChanges,
+    /// A reader of extents looks between two edits of a record.
+    LookBetweenEdits,
 }
 
 impl Variant {
+    /// Variants that only the search of schedules catches (`kedge-sched`).
+    pub const IN_SCHEDULES: &'static [Variant] =
+        &[Variant::StaleMarks, Variant::EarlyRemoval, Variant::UnwokenFreeze, Variant::LookBetweenEdits];
+
+    /// Variants that a check of `kedge-sim` catches.
     pub const ALL: &'static [Variant] = &[
         Variant::SkipDataFlush,
         Variant::AckBeforeForce,

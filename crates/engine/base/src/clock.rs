@@ -1,5 +1,6 @@
 //! Time as a dependency: core crates take a [`Clock`], tests drive a [`ManualClock`].
 
+use crate::machine;
 use rustix::time::{ClockId, clock_gettime};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -8,6 +9,9 @@ use std::time::Duration;
 const WALL: ClockId = ClockId::RealtimeCoarse;
 #[cfg(not(target_os = "linux"))]
 const WALL: ClockId = ClockId::Realtime;
+
+/// The wall-clock time at which simulated time begins.
+const SIMULATED_START: i64 = 1_000_000_000;
 
 /// Wall-clock time: seconds since the epoch (may be negative) and nanoseconds below one second.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default, Hash)]
@@ -38,14 +42,16 @@ pub trait Clock: Send + Sync + 'static {
 #[allow(clippy::disallowed_methods)]
 pub fn pause(time: Duration) {
     crate::wait::about_to_wait();
-    std::thread::sleep(time);
+    if !machine::sleep(time) {
+        std::thread::sleep(time);
+    }
 }
 
 /// A test gives up after this time, because it takes a wait this long for a hang. No test judges by
 /// time: on a busy machine a wait for another thread may take minutes.
 pub const HANG: Duration = Duration::from_secs(1800);
 
-/// The clocks of the operating system.
+/// The clocks of the operating system; for a thread of a [`machine`], virtual time.
 ///
 /// Wall-clock time comes from the kernel's coarse clock, which advances once a tick (some
 /// milliseconds). The kernel's own file systems take time stamps from it, and on a mount both
@@ -65,13 +71,16 @@ impl Default for SystemClock {
 
 impl Clock for SystemClock {
     fn now(&self) -> Timespec {
+        if let Some(now) = machine::now() {
+            return Timespec { sec: SIMULATED_START + now.as_secs() as i64, nsec: now.subsec_nanos() };
+        }
         let now = clock_gettime(WALL);
         Timespec { sec: now.tv_sec, nsec: now.tv_nsec as u32 }
     }
 
     #[allow(clippy::disallowed_methods)]
     fn monotonic(&self) -> Duration {
-        self.start.elapsed()
+        machine::now().unwrap_or_else(|| self.start.elapsed())
     }
 }
 
@@ -91,7 +100,7 @@ impl ManualClock {
 impl Clock for ManualClock {
     fn now(&self) -> Timespec {
         let n = self.nanos.fetch_add(1000, Ordering::Relaxed);
-        Timespec { sec: 1_000_000_000 + (n / 1_000_000_000) as i64, nsec: (n % 1_000_000_000) as u32 }
+        Timespec { sec: SIMULATED_START + (n / 1_000_000_000) as i64, nsec: (n % 1_000_000_000) as u32 }
     }
 
     fn monotonic(&self) -> Duration {

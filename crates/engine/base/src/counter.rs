@@ -1,5 +1,6 @@
 //! Counters and power-of-two histograms, cheap enough to be always on.
 
+use crate::machine;
 use serde::Serialize;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -60,7 +61,7 @@ pub fn stripe() -> usize {
     thread_local! {
         static MINE: usize = NEXT.fetch_add(1, Relaxed) % STRIPES;
     }
-    MINE.with(|mine| *mine)
+    machine::thread_number().map_or_else(|| MINE.with(|mine| *mine), |thread| thread % STRIPES)
 }
 
 impl Histogram {

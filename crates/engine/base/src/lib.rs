@@ -5,6 +5,7 @@
 //! something.
 #![forbid(unsafe_code)]
 
+pub mod atomic;
 pub mod broken;
 mod buf;
 mod clock;
@@ -12,9 +13,11 @@ mod counter;
 pub mod errno;
 mod error;
 pub mod lock;
+pub mod machine;
 mod panics;
 mod printable;
 pub mod skip;
+mod thread;
 mod units;
 pub mod wait;
 
@@ -24,14 +27,7 @@ pub use counter::{Counter, Histogram, HistogramSnapshot, STRIPES, stripe};
 pub use error::{CorruptKind, Error, Result};
 pub use panics::{panic_words, without_panic};
 pub use printable::{is_acted_upon, printable, printable_name};
+#[cfg(feature = "simulated")]
+pub use thread::run_in;
+pub use thread::{JoinHandle, spawn_named};
 pub use units::{BlockNo, Epoch, Extent, Generation, Ino, InoHasher, InoMap, Lsn, parse_size};
-
-/// Starts a named thread. No other place may create threads, because names make stack dumps and
-/// `top -H` readable.
-#[allow(clippy::disallowed_methods)]
-pub fn spawn_named<T: Send + 'static>(
-    name: &str,
-    body: impl FnOnce() -> T + Send + 'static,
-) -> std::io::Result<std::thread::JoinHandle<T>> {
-    std::thread::Builder::new().name(name.to_owned()).spawn(body)
-}

@@ -9,6 +9,7 @@
 //! an inode that key is the inode number. The latches of the tree have no rank: the tree takes a
 //! parent before its children, and two children of a parent only under the parent's latch.
 
+use crate::machine::{self, Place, Step};
 use crate::wait::about_to_wait;
 use std::ops::{Deref, DerefMut};
 
@@ -127,6 +128,11 @@ mod held {
             held.remove(at);
         });
     }
+
+    pub fn against_waiting(mut own: Option<Rank>) -> Option<Rank> {
+        let counts = |rank: &Rank| !rank.may_wait_for_io() && own.take_if(|own| own == rank).is_none();
+        HELD.with_borrow(|held| held.iter().rev().map(|(rank, _)| *rank).find(counts))
+    }
 }
 
 #[cfg(not(debug_assertions))]
@@ -135,6 +141,27 @@ mod held {
     pub fn acquire(_: super::Rank, _: u64) {}
     #[inline(always)]
     pub fn release(_: super::Rank, _: u64) {}
+    #[inline(always)]
+    pub fn against_waiting(_: Option<super::Rank>) -> Option<super::Rank> {
+        None
+    }
+}
+
+/// Ends a simulated run, in debug builds, if the calling thread is about to wait for `what` with a
+/// lock under which no thread may wait. `own`: the rank of a lock that it may hold.
+fn accuse_of_waiting(what: &str, own: Option<Rank>) {
+    machine::accuse(|| {
+        let rank = held::against_waiting(own)?;
+        Some(format!("a thread waits for {what} while it holds a lock of rank {rank:?}"))
+    });
+}
+
+/// A simulated device is about to serve a request of the calling thread, which may lose its turn.
+pub fn device_point(reads: bool) {
+    // A commit that races with the first eviction from a tree that was in memory as a whole reads a
+    // node under the guard ("Lock order" in docs/ARCHITECTURE.md).
+    accuse_of_waiting("the device", reads.then_some(Rank::EpochGuard));
+    machine::point(Step::Device);
 }
 
 /// A place in the lock order that a thread holds without a lock, until dropped. Not sent between
@@ -167,6 +194,7 @@ impl Drop for Entered {
 /// A guard that releases the rank when dropped. Guards are not sent between threads.
 pub struct Ranked<G> {
     guard: Option<G>,
+    place: Place,
     rank: Rank,
     order: u64,
 }
@@ -175,6 +203,7 @@ impl<G> Drop for Ranked<G> {
     fn drop(&mut self) {
         self.guard = None;
         held::release(self.rank, self.order);
+        machine::released(self.place);
     }
 }
 
@@ -195,7 +224,15 @@ impl<G: DerefMut> DerefMut for Ranked<G> {
 /// passes its other work on before it waits. Locks of the other ranks are held so briefly that
 /// passing on would cost more.
 #[inline]
-fn take_or_pass_on<G>(rank: Rank, try_take: impl FnOnce() -> Option<G>, take: impl FnOnce() -> G) -> G {
+fn take_or_pass_on<G>(
+    rank: Rank,
+    place: Place,
+    try_take: impl Fn() -> Option<G>,
+    take: impl FnOnce() -> G,
+) -> G {
+    if let Some(guard) = machine::take(place, &try_take) {
+        return guard;
+    }
     if !rank.may_wait_for_io() {
         return take();
     }
@@ -227,16 +264,19 @@ impl<T> Mutex<T> {
 
     pub fn lock(&self) -> MutexGuard<'_, T> {
         held::acquire(self.rank, self.order);
-        let guard = take_or_pass_on(self.rank, || self.inner.try_lock(), || self.inner.lock());
-        Ranked { guard: Some(guard), rank: self.rank, order: self.order }
+        let place = Place::of(&self.inner);
+        let guard = take_or_pass_on(self.rank, place, || self.inner.try_lock(), || self.inner.lock());
+        Ranked { guard: Some(guard), place, rank: self.rank, order: self.order }
     }
 
     /// Never blocks, so a call against the lock order cannot deadlock. The rank is recorded only if
     /// the order holds.
     pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+        machine::point(Step::Lock);
         let guard = self.inner.try_lock()?;
         held::acquire(self.rank, self.order);
-        Some(Ranked { guard: Some(guard), rank: self.rank, order: self.order })
+        let place = Place::of(&self.inner);
+        Some(Ranked { guard: Some(guard), place, rank: self.rank, order: self.order })
     }
 
     /// Never blocks and takes no part in the order. Reads a value if no other thread holds the
@@ -261,21 +301,52 @@ impl Condvar {
 
     pub fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
         about_to_wait();
-        self.0.wait(guard.guard.as_mut().expect("a guard lives until it is dropped"));
+        if self.wait_in_machine(guard, None).is_none() {
+            self.0.wait(guard.guard.as_mut().expect("a guard lives until it is dropped"));
+        }
     }
 
     /// Returns whether the wait timed out.
     pub fn wait_for<T>(&self, guard: &mut MutexGuard<'_, T>, timeout: std::time::Duration) -> bool {
         about_to_wait();
-        self.0.wait_for(guard.guard.as_mut().expect("a guard lives until it is dropped"), timeout).timed_out()
+        self.wait_in_machine(guard, Some(timeout)).unwrap_or_else(|| {
+            let guard = guard.guard.as_mut().expect("a guard lives until it is dropped");
+            self.0.wait_for(guard, timeout).timed_out()
+        })
+    }
+
+    /// `None`: the thread belongs to no machine. Otherwise whether the wait timed out.
+    #[inline]
+    fn wait_in_machine<T>(
+        &self,
+        guard: &mut MutexGuard<'_, T>,
+        timeout: Option<std::time::Duration>,
+    ) -> Option<bool> {
+        accuse_of_waiting("another thread", Some(guard.rank));
+        let inner = guard.guard.take().expect("a guard lives until it is dropped");
+        let mutex = parking_lot::MutexGuard::mutex(&inner);
+        match machine::wait(Place::of(&self.0), guard.place, inner, timeout, || mutex.try_lock()) {
+            Ok((inner, late)) => {
+                guard.guard = Some(inner);
+                Some(late)
+            }
+            Err(inner) => {
+                guard.guard = Some(inner);
+                None
+            }
+        }
     }
 
     pub fn notify_one(&self) {
-        self.0.notify_one();
+        if !machine::notify(Place::of(&self.0), false) {
+            self.0.notify_one();
+        }
     }
 
     pub fn notify_all(&self) {
-        self.0.notify_all();
+        if !machine::notify(Place::of(&self.0), true) {
+            self.0.notify_all();
+        }
     }
 }
 
@@ -301,14 +372,16 @@ impl<T> RwLock<T> {
 
     pub fn read(&self) -> ReadGuard<'_, T> {
         held::acquire(self.rank, self.order);
-        let guard = take_or_pass_on(self.rank, || self.inner.try_read(), || self.inner.read());
-        Ranked { guard: Some(guard), rank: self.rank, order: self.order }
+        let place = Place::of(&self.inner);
+        let guard = take_or_pass_on(self.rank, place, || self.inner.try_read(), || self.inner.read());
+        Ranked { guard: Some(guard), place, rank: self.rank, order: self.order }
     }
 
     pub fn write(&self) -> WriteGuard<'_, T> {
         held::acquire(self.rank, self.order);
-        let guard = take_or_pass_on(self.rank, || self.inner.try_write(), || self.inner.write());
-        Ranked { guard: Some(guard), rank: self.rank, order: self.order }
+        let place = Place::of(&self.inner);
+        let guard = take_or_pass_on(self.rank, place, || self.inner.try_write(), || self.inner.write());
+        Ranked { guard: Some(guard), place, rank: self.rank, order: self.order }
     }
 
     pub fn get_mut(&mut self) -> &mut T {

@@ -11,11 +11,11 @@
 
 use crate::frame::{Frame, Shared};
 use crate::tree_lock::TreeLock;
+use kedge_base::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use kedge_base::lock::{Mutex, Rank};
 use kedge_base::{BlockNo, InoHasher};
 use std::collections::{HashMap, VecDeque};
 use std::hash::BuildHasherDefault;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 
 const DIRTY_SHARDS: usize = 8;

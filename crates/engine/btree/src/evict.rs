@@ -2,8 +2,8 @@
 
 use crate::frame::{Frame, Route};
 use crate::tree::Tree;
+use kedge_base::atomic::Ordering::Relaxed;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 
 #[derive(PartialEq, Eq)]
 enum Fate {

@@ -15,12 +15,12 @@ use crate::latch::{Latch, LatchWatch};
 use crate::routes::{Bounds, Routes, Words};
 use crate::stats::STRIPES;
 use crate::tree_lock::TreeLock;
+use kedge_base::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::*};
 use kedge_base::{BlockNo, Generation};
 use kedge_format::Key;
 use kedge_format::node::{CHILD_SIZE, Child, NODE_PAYLOAD, NODE_SIZE, NodeMut, NodeView, item_cost};
 use smallvec::SmallVec;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::*};
 
 /// The root pointer is kept as an inner node with one child, which is never on the device. This
 /// generation marks it.

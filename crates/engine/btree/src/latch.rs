@@ -20,6 +20,7 @@ use crate::pingpong::guard::PingGuard;
 use crate::stats::{Events, Kind, Meter, stripe};
 use crate::tree_lock::TreeLock;
 use crate::visible::Bias;
+use kedge_base::machine::{self, Place, Step};
 use parking_lot::RwLock;
 
 /// Guards the state of one node in memory. Not reentrant. Every acquisition is counted, and those
@@ -61,6 +62,16 @@ impl<'a> LatchWatch<'a> {
         let waited = self.meter.clock.monotonic().saturating_sub(start);
         self.meter.stats.waited(kind, waited.as_nanos() as u64, wakeups);
         got
+    }
+}
+
+/// Declared before the guard of a latch, so that it is dropped after it: the latch is free then.
+struct Released(Place);
+
+impl Drop for Released {
+    #[inline(always)]
+    fn drop(&mut self) {
+        machine::released(self.0);
     }
 }
 
@@ -107,10 +118,14 @@ impl<T> Latch<T> {
         }
         let kind = self.reads();
         watch.took(kind);
-        let guard = match self.data.try_read() {
+        let released = Released(Place::of(&self.data));
+        let guard = match machine::take(released.0, || self.data.try_read()) {
             Some(guard) => guard,
-            // The lock does not report wake-ups, so each wait counts as one.
-            None => watch.timed(kind, || (self.data.read(), 1)),
+            None => match self.data.try_read() {
+                Some(guard) => guard,
+                // The lock does not report wake-ups, so each wait counts as one.
+                None => watch.timed(kind, || (self.data.read(), 1)),
+            },
         };
         f(&guard)
     }
@@ -141,9 +156,13 @@ impl<T> Latch<T> {
         }
         let kind = self.writes();
         watch.took(kind);
-        let mut guard = match self.data.try_write() {
+        let released = Released(Place::of(&self.data));
+        let mut guard = match machine::take(released.0, || self.data.try_write()) {
             Some(guard) => guard,
-            None => watch.timed(kind, || (self.data.write(), 1)),
+            None => match self.data.try_write() {
+                Some(guard) => guard,
+                None => watch.timed(kind, || (self.data.write(), 1)),
+            },
         };
         self.bias.revoke(&watch.meter.readers);
         f(&mut guard)
@@ -156,6 +175,8 @@ impl<T> Latch<T> {
         if let Some(ping) = self.ping.as_deref() {
             return self.try_write_spinning(watch, ping, f);
         }
+        machine::point(Step::Lock);
+        let _released = Released(Place::of(&self.data));
         let mut guard = self.data.try_write()?;
         watch.took(kind);
         self.bias.revoke(&watch.meter.readers);

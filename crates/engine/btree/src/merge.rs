@@ -8,11 +8,11 @@
 use crate::frame::{Frame, Node, Route};
 use crate::tree::Tree;
 use kedge_base::Generation;
+use kedge_base::atomic::Ordering::Relaxed;
 use kedge_format::Key;
 use kedge_format::node::{NODE_PAYLOAD, NODE_SIZE, NodeMut, NodeView};
 use smallvec::SmallVec;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 
 /// A node with fewer bytes than this is sparse.
 const SPARSE: usize = NODE_PAYLOAD / 4;

@@ -3,11 +3,11 @@
 
 use crate::frame::{Frame, KeyRange, Node};
 use crate::tree::Tree;
+use kedge_base::atomic::Ordering::Relaxed;
 use kedge_base::{CorruptKind, Error, Generation, Result};
 use kedge_format::Key;
 use kedge_format::node::{CHILD_SIZE, Child, LEVEL_MAX, NODE_PAYLOAD, NodeView, item_cost};
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 
 /// What a node on the path needs before the descent can continue.
 #[derive(PartialEq, Eq)]

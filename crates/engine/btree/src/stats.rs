@@ -2,7 +2,7 @@
 
 use crate::tree_lock::TreeLock;
 use crate::visible::Readers;
-use kedge_base::{Clock, Counter, Histogram, HistogramSnapshot};
+use kedge_base::{Clock, Counter, Histogram, HistogramSnapshot, machine};
 use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -27,7 +27,7 @@ thread_local! {
 /// The stripe of the calling thread.
 #[inline]
 pub(crate) fn stripe() -> usize {
-    STRIPE.with(|s| *s)
+    machine::thread_number().map_or_else(|| STRIPE.with(|s| *s), |thread| thread % STRIPES)
 }
 
 impl<const N: usize> Default for Striped<N> {

@@ -1,13 +1,19 @@
 //! The synchronisation primitives that the latch algorithms use. The model checker compiles the
 //! same algorithms against its own primitives (`tests/loom.rs`).
 
-pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+pub(crate) use kedge_base::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use kedge_base::machine;
+#[cfg(feature = "historic")]
+use kedge_base::machine::Place;
 
 /// One step of a spin loop. A thread that has spun for long yields its processor, because the
 /// thread for which it waits may need it.
 #[inline]
 pub(crate) fn relax(looks: &mut u32) {
     *looks += 1;
+    if machine::spin() {
+        return;
+    }
     if looks.is_multiple_of(64) {
         std::thread::yield_now();
     } else {
@@ -25,21 +31,39 @@ pub(crate) struct WaitQueue {
 
 #[cfg(feature = "historic")]
 impl WaitQueue {
+    fn lock(&self) -> parking_lot::MutexGuard<'_, ()> {
+        let place = Place::of(&self.mutex);
+        machine::take(place, || self.mutex.try_lock()).unwrap_or_else(|| self.mutex.lock())
+    }
+
     /// Sleeps until `done`, which is checked again after each [`WaitQueue::wake_all`]. Returns how
     /// often the thread was woken.
     pub(crate) fn sleep(&self, done: impl Fn() -> bool) -> u64 {
+        let place = Place::of(&self.mutex);
         let mut woken = 0;
-        let mut guard = self.mutex.lock();
+        let mut guard = self.lock();
         while !done() {
-            self.condvar.wait(&mut guard);
+            let wait = machine::wait(Place::of(&self.condvar), place, guard, None, || self.mutex.try_lock());
+            guard = match wait {
+                Ok((guard, _)) => guard,
+                Err(mut guard) => {
+                    self.condvar.wait(&mut guard);
+                    guard
+                }
+            };
             woken += 1;
         }
+        drop(guard);
+        machine::released(place);
         woken
     }
 
     pub(crate) fn wake_all(&self) {
-        drop(self.mutex.lock());
-        self.condvar.notify_all();
+        drop(self.lock());
+        machine::released(Place::of(&self.mutex));
+        if !machine::notify(Place::of(&self.condvar), true) {
+            self.condvar.notify_all();
+        }
     }
 }
 

@@ -8,12 +8,12 @@ use crate::peek::{Step, child_of};
 use crate::routes::Words;
 use crate::stats::{LatchReport, Meter, TreeStats, stripe};
 use crate::tree_lock::TreeLock;
+use kedge_base::atomic::{AtomicU8, AtomicU64, Ordering::*};
 use kedge_base::{BlockNo, Clock, CorruptKind, Error, Generation, IoBuf, Result, SystemClock};
 use kedge_format::Key;
 use kedge_format::logwrite::LogSecret;
 use kedge_format::node::{Child, LEVEL_MAX, NodeMut, NodeView};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::*};
 
 /// Candidates for eviction that are examined for each node that is read in.
 pub(crate) const TRIM_PER_LOAD: usize = 64;

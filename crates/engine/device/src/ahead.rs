@@ -19,9 +19,9 @@
 //! held during a request.
 
 use crate::{Completion, CompletionSink, Device, Op, Request};
+use kedge_base::lock::{Condvar, Mutex, Rank};
 use kedge_base::wait::about_to_wait;
 use kedge_base::{Error, IoBuf, Result};
-use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -30,7 +30,6 @@ pub struct ReadAhead<'a> {
     answers: Arc<Completions>,
 }
 
-#[derive(Default)]
 struct Completions {
     window: Mutex<Window>,
     came: Condvar,
@@ -71,7 +70,8 @@ impl CompletionSink for Completions {
 
 impl<'a> ReadAhead<'a> {
     pub fn new(device: &'a dyn Device) -> ReadAhead<'a> {
-        ReadAhead { device, answers: Arc::default() }
+        let window = Mutex::with_order(Rank::Leaf, u64::MAX, Window::default());
+        ReadAhead { device, answers: Arc::new(Completions { window, came: Condvar::new() }) }
     }
 
     /// Starts reads, each given by its offset and its length in blocks. They are one batch for the

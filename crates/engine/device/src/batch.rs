@@ -4,8 +4,8 @@
 use crate::interface::Device;
 use crate::request::{Completion, CompletionSink, Io, Op, Request};
 use kedge_base::Result;
+use kedge_base::lock::{Condvar, Mutex, Rank};
 use kedge_base::wait::about_to_wait;
-use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
 
 /// Serves one operation through the device's synchronous interface.
@@ -48,7 +48,7 @@ impl CompletionSink for Gather {
 
 impl Gather {
     fn new(count: usize) -> Arc<Gather> {
-        let state = Mutex::new((count, (0..count).map(|_| None).collect()));
+        let state = Mutex::with_order(Rank::Leaf, u64::MAX, (count, (0..count).map(|_| None).collect()));
         Arc::new(Gather { state, done: Condvar::new() })
     }
 

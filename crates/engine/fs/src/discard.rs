@@ -3,9 +3,9 @@
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::gate::Phase;
+use kedge_base::atomic::Ordering::Relaxed;
 use kedge_base::{BLOCK_SIZE, BlockNo};
 use kedge_store::Which;
-use std::sync::atomic::Ordering::Relaxed;
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
 /// Requests of one background turn, and of one part of a trim: discards may be slow, while the

@@ -6,11 +6,11 @@ use crate::gate::{Gate, Phase, Working};
 use crate::policy::options::MountOptions;
 use crate::policy::switches::{Live, Switches};
 use crate::stats::FsStats;
+use kedge_base::atomic::{AtomicBool, Ordering};
 use kedge_base::lock::{Mutex, Rank};
 use kedge_base::{Clock, Timespec};
 use kedge_store::{Class, Handle, Need, Store};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The shared state of an open file system; see the module's head.
 pub(crate) struct Engine {

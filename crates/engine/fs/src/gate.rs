@@ -19,13 +19,14 @@
 //! check of the phase. A shutdown and a close open the gate; the operations that waited then fail
 //! by themselves.
 
+use kedge_base::atomic::Ordering::SeqCst;
+use kedge_base::atomic::{AtomicU8, AtomicU64};
+use kedge_base::broken::{self, Variant};
 use kedge_base::lock::{Condvar, Mutex, MutexGuard, Rank};
 use kedge_base::{STRIPES, stripe};
 use std::cell::Cell;
 use std::marker::PhantomData;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::SeqCst;
-use std::sync::atomic::{AtomicU8, AtomicU64};
 
 /// The operations that a freeze excludes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -167,7 +168,7 @@ impl Gate {
 
     fn leave(&self, door: Door, lane: usize) {
         self.inside[door as usize][lane].0.fetch_sub(1, SeqCst);
-        if self.phase.load(SeqCst) != Phase::Open as u8 {
+        if self.phase.load(SeqCst) != Phase::Open as u8 && !broken::is(Variant::UnwokenFreeze) {
             let _state = self.state.lock();
             self.changed.notify_all();
         }

@@ -14,8 +14,8 @@
 //! (a thin volume) never refuses here.
 
 use crate::engine::Engine;
+use kedge_base::atomic::Ordering::Relaxed;
 use kedge_base::{BLOCK_SIZE, Error};
-use std::sync::atomic::Ordering::Relaxed;
 
 /// Free space on the host, besides that for dirty data, from which on writes are accepted again:
 /// tree nodes and the other writers of the host need some too.

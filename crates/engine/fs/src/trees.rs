@@ -17,9 +17,9 @@ use crate::error::{Error, Result};
 use crate::freeze::Reopen;
 use crate::gate::{Door, Phase};
 use crate::types::Attr;
+use kedge_base::atomic::Ordering::SeqCst;
 use kedge_base::{Ino, spawn_named};
 use kedge_store::{ForceCause, Reclaimed, TreeKind, TreeUse};
-use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 

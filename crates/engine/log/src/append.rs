@@ -11,9 +11,9 @@ use crate::ring::RecordLsn;
 use crate::shared::Log;
 use crate::wait::Wake;
 use kedge_base::Lsn;
+use kedge_base::atomic::Ordering::Release;
 use kedge_format::logwrite::FRAME_SIZE;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Release;
 
 impl Log {
     /// Appends one record within a reservation. Never waits, does no IO.

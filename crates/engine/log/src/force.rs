@@ -34,10 +34,10 @@ use crate::shared::{Log, Shared};
 use crate::state::State;
 use crate::stats::{ForceCause, WriteTimes};
 use crate::wait::{Callback, ForceWaiter, Parker, Signal, WaiterKind, Wake};
+use kedge_base::atomic::Ordering::{Acquire, Release};
 use kedge_base::broken::{self, Variant};
 use kedge_base::lock::{Rank, assert_may_wait};
 use kedge_base::{Error, Lsn, Result, without_panic};
-use std::sync::atomic::Ordering::{Acquire, Release};
 
 /// The kind of thread that makes a log write.
 #[derive(Clone, Copy, PartialEq, Eq)]

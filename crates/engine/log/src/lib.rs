@@ -72,14 +72,14 @@ pub use stats::{ForceCause, LogStats, WriteTimes};
 pub use tail::LogSpace;
 
 use backing::Backing;
+use kedge_base::atomic::Ordering::Acquire;
+use kedge_base::atomic::{AtomicBool, AtomicU64};
 use kedge_base::lock::{Condvar, Mutex, Rank};
 use kedge_base::{BLOCK_SIZE, Clock, Error};
 use kedge_device::Device;
 use ring::Ring;
 use shared::Shared;
 use state::State;
-use std::sync::atomic::Ordering::Acquire;
-use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock, Weak};
 
 impl Log {

@@ -5,12 +5,12 @@ use crate::ring::Ring;
 use crate::state::{State, after_shutdown};
 use crate::stats::{LogStats, Recent};
 use crate::wait::Wake;
+use kedge_base::atomic::Ordering::{Acquire, Release};
+use kedge_base::atomic::{AtomicBool, AtomicU64};
 use kedge_base::lock::{Condvar, Mutex};
 use kedge_base::{Clock, Epoch, Error, Result};
 use kedge_device::Device;
 use kedge_format::logwrite::LogKey;
-use std::sync::atomic::Ordering::{Acquire, Release};
-use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock, Weak};
 
 /// Orders data writes before the records that refer to them.

@@ -8,11 +8,11 @@ use crate::queue::{ReserveClass, ReserveQueue};
 use crate::ring::Ring;
 use crate::stats::ForceCause;
 use crate::wait::{Callback, ForceWaiter, Signal, WaiterKind, Wake};
+use kedge_base::JoinHandle;
 use kedge_base::broken::{self, Variant};
 use kedge_base::{BLOCK_SIZE, Epoch, Error, IoBuf, Lsn, Result};
 use kedge_format::logwrite::WRITE_BLOCKS_MAX;
 use std::collections::VecDeque;
-use std::thread::JoinHandle;
 
 struct InFlight {
     end: Lsn,

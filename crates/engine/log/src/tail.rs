@@ -5,7 +5,7 @@ use crate::queue::emergency;
 use crate::shared::Log;
 use crate::wait::Wake;
 use kedge_base::Lsn;
-use std::sync::atomic::Ordering::{Acquire, Release};
+use kedge_base::atomic::Ordering::{Acquire, Release};
 
 /// The use of the ring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

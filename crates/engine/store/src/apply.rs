@@ -10,12 +10,12 @@ use crate::forest::Forest;
 use crate::limits::{Delta, LimitId, Spent};
 use crate::residents::{Residents, Source};
 use kedge_alloc::Alloc;
+use kedge_base::atomic::Ordering;
 use kedge_base::{Error, Ino, Lsn, Result};
 use kedge_format::record::{Edit, InodeMask, InodePatch};
 use kedge_format::{InodeCore, ItemKind, Key};
 use kedge_log::RecordLsn;
 use smallvec::SmallVec;
-use std::sync::atomic::Ordering;
 
 /// The state that `apply` changes.
 pub(crate) struct Target<'a> {

@@ -1,9 +1,9 @@
 //! The counters of a tree.
 
 use kedge_base::Ino;
+use kedge_base::atomic::{AtomicU64, Ordering};
 use kedge_format::superblock::COUNTER_MAX;
 use kedge_format::trees::TreeEntry;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The counters that a checkpoint records. Applied records change them; [`crate::Store::take_inos`]
 /// takes numbers from `next_ino` ahead of it.

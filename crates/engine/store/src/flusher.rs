@@ -5,12 +5,12 @@
 //! completed. One flush runs at a time; requests that arrive meanwhile share the next one.
 
 use crate::guard::EpochGuard;
+use kedge_base::atomic::{AtomicU64, Ordering};
 use kedge_base::lock::{Condvar, Mutex, Rank};
 use kedge_base::{Counter, Error, Result, without_panic};
 use kedge_device::Device;
 use kedge_log::Barrier;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Number of a completed data write.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]

@@ -12,6 +12,7 @@ use crate::counters::Counters;
 use crate::limits::{self, LimitId, Limits};
 use crate::space::{AllocNodes, Marks};
 use kedge_alloc::{Alloc, NodeReservation};
+use kedge_base::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
 use kedge_base::broken::{self, Variant};
 use kedge_base::lock::{Mutex, Rank, RwLock};
 use kedge_base::{Clock, CorruptKind, Error, Generation, Ino, Result};
@@ -23,7 +24,6 @@ use kedge_format::trees::{self, TREES_MAX, TreeEntry, TreeKind};
 use kedge_format::{ItemKind, Key};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
 use std::sync::{Arc, OnceLock};
 
 /// Least memory for the nodes of a tree that is not the first, in bytes.
@@ -318,7 +318,9 @@ impl Forest {
             return Err(Error::NoTree(number));
         };
         // A fork of the tree, or the end of its point, has changed the marks since then.
-        member.marks.set(current.births_below, current.nodes_below);
+        if !broken::is(Variant::StaleMarks) {
+            member.marks.set(current.births_below, current.nodes_below);
+        }
         // A cut since then has begun another generation.
         while member.tree.generation() < state.generation {
             drop(member.tree.freeze());

@@ -5,6 +5,7 @@ use crate::checkpoint::write::{FULL, write_checkpoint};
 use crate::slots::{erase_copies, write_copies};
 use crate::space::{AllocNodes, DeviceNodes};
 use kedge_alloc::Alloc;
+use kedge_base::atomic::AtomicU64;
 use kedge_base::{BLOCK_SIZE, Clock, Epoch, Generation, Ino, IoBuf, Lsn, Result};
 use kedge_btree::{Tree, TreeConfig};
 use kedge_device::{Device, Io, Op, run_batch};
@@ -12,7 +13,6 @@ use kedge_format::logwrite::LogSecret;
 use kedge_format::superblock::{Geometry, INCOMPAT_SUMS, RO_COMPAT_IMMUTABLE, SLOTS, Superblock};
 use kedge_format::{FileKind, InodeCore, Key};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 
 /// Parameters of a new image.
 #[derive(Clone, Debug)]

@@ -16,6 +16,7 @@
 //! One short lock guards all counts, because each change touches a whole way of parents. An
 //! operation on inodes without a limit never takes it.
 
+use kedge_base::atomic::{AtomicBool, Ordering};
 use kedge_base::broken::{self, Variant};
 use kedge_base::lock::{Mutex, Rank};
 use kedge_base::{BlockNo, CorruptKind, Error, Ino, Result};
@@ -23,7 +24,6 @@ use kedge_format::Key;
 use kedge_format::limits::{DEPTH_MAX, LIMITS_MAX, LimitEntry, key};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A limit of a tree, by its number there.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]

@@ -16,11 +16,11 @@
 //! For this reason all inodes of a shard share one map. A map for each inode would take 600 bytes
 //! more, thirty times the size of the log if each edit names another inode.
 
+use kedge_base::atomic::{AtomicUsize, Ordering};
 use kedge_base::lock::{Mutex, Rank};
 use kedge_base::{Ino, Lsn};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 const SHARDS: usize = 16;
 

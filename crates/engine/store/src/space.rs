@@ -1,6 +1,7 @@
 //! Connects the tree to the allocator and the device, so that `btree` depends on neither.
 
 use kedge_alloc::Alloc;
+use kedge_base::atomic::{AtomicU32, AtomicU64, Ordering};
 use kedge_base::broken::{self, Variant};
 use kedge_base::{BlockNo, Generation, IoBuf, Result};
 use kedge_btree::{NodeIo, NodeSpace};
@@ -8,7 +9,6 @@ use kedge_device::{Completion, Device, Io, Op, run_batch};
 use kedge_format::node::NODE_BLOCKS;
 use std::cell::Cell;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 pub(crate) struct DeviceNodes(pub Arc<dyn Device>);
 

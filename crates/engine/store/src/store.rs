@@ -8,6 +8,7 @@ use crate::guard::EpochGuard;
 use crate::residents::{ResidentRange, Residents};
 use crate::stats::{ReplaySummary, StoreStats};
 use kedge_alloc::Alloc;
+use kedge_base::atomic::{AtomicBool, AtomicU64, Ordering};
 use kedge_base::lock::Mutex;
 use kedge_base::{Clock, Epoch, Error, Generation, Ino, Lsn, Result};
 use kedge_btree::Tree;
@@ -16,7 +17,6 @@ use kedge_format::Key;
 use kedge_format::superblock::{Geometry, Losses};
 use kedge_log::{ForceCause, Log};
 use std::ops::ControlFlow;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
 /// An open image; see the crate's head.

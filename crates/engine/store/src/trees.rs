@@ -32,6 +32,7 @@ use crate::checkpoint::cause::Freed;
 use crate::forest::{Change, children};
 use crate::store::Store;
 use crate::walk::Root;
+use kedge_base::atomic::Ordering;
 use kedge_base::{BLOCK_SIZE, BlockNo, Error, Extent, Ino, Result};
 use kedge_format::counts::CountItem;
 use kedge_format::item::{BIRTH_MAX, ExtentItem};
@@ -41,7 +42,6 @@ use kedge_format::trees::{TreeEntry, TreeKind};
 use kedge_format::{ItemKind, Key};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// Extents that one cut frees: it stops all commits meanwhile.

@@ -18,6 +18,7 @@
 
 use crate::backend::Backend;
 use crate::ops::Fill;
+use kedge_base::JoinHandle;
 use parking_lot::Mutex;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -25,7 +26,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread::JoinHandle;
 
 const FILES_MAX: usize = 10;
 const FILE_SIZE_MAX: u64 = 300 << 10;

@@ -15,6 +15,7 @@
 mod common;
 
 use common::seeds;
+use kedge_base::JoinHandle;
 use kedge_base::{HANG, ManualClock};
 use kedge_device::sim::{FaultPlan, OpKind, SimDevice};
 use kedge_device::{Device, MemDevice};
@@ -26,7 +27,6 @@ use kedge_sim::rig::{self, Setup, within};
 use kedgefs::{FileSystem, Ino};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// Longer than an operation takes in memory, so that other threads reach what they may.

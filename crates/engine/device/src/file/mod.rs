@@ -22,6 +22,7 @@ pub(crate) use open::{Part, is_unlocked};
 
 use crate::sizes::Sizes;
 use crate::{Completion, CompletionSink, Device, DeviceStats, Geometry, Request};
+use kedge_base::JoinHandle;
 use kedge_base::{Error, IoBuf, Result, spawn_named};
 use queue::{Job, Queue};
 use raw::RawFile;
@@ -30,7 +31,6 @@ use std::path::Path;
 #[cfg(target_os = "linux")]
 use std::sync::mpsc;
 use std::sync::{Arc, OnceLock};
-use std::thread::JoinHandle;
 
 /// Threads that serve batches where there is no io_uring.
 const POOL_THREADS: usize = 4;

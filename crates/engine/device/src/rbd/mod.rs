@@ -44,6 +44,7 @@ use crate::location::RbdUri;
 use crate::{Completion, CompletionSink, Device, DeviceStats, FuaKind, Geometry};
 use crate::{Op, OpenOptions, Request};
 use ffi::{Cluster, DISCARD_BYTES_MIN, Image, Landed, Pool};
+use kedge_base::JoinHandle;
 use kedge_base::wait::about_to_wait;
 use kedge_base::{BLOCK_SIZE, Clock, Error, IoBuf, Result, SystemClock, spawn_named};
 use parking_lot::{Condvar, Mutex};
@@ -51,7 +52,6 @@ use std::cell::Cell;
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// Operations that the library has at a time.

@@ -15,11 +15,11 @@
 
 use crate::batch::perform;
 use crate::{Completion, CompletionSink, Device, Request};
+use kedge_base::JoinHandle;
 use kedge_base::{Clock, IoBuf, Result, SystemClock, spawn_named};
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 pub struct DistantDevice {

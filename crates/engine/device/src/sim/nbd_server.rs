@@ -4,13 +4,13 @@
 //! here. Not for other use: it trusts its client.
 
 use crate::Device;
+use kedge_base::JoinHandle;
 use kedge_base::{BLOCK_SIZE, IoBuf, spawn_named};
 use std::io::{self, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::thread::JoinHandle;
 
 /// Transmission flags: has flags, flush, FUA, trim, write zeroes, several connections.
 const ALL: u16 = 1 | 1 << 2 | 1 << 3 | 1 << 5 | 1 << 6 | 1 << 8;

@@ -4,11 +4,11 @@
 use crate::cache::inodes::Inodes;
 use crate::cache::pages::Delta;
 use crate::policy::shared_budget::{SharedBudget, pressure};
+use kedge_base::atomic::{AtomicI64, Ordering};
 use kedge_base::lock::{Mutex, Rank};
 use kedge_base::{BLOCK_SIZE, Ino};
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 const BLOCK: u64 = BLOCK_SIZE as u64;

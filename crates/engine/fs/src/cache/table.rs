@@ -48,6 +48,7 @@
 
 use crate::cache::inode::{Inode, Progress, evictable};
 use crate::error::Result;
+use kedge_base::atomic::{AtomicUsize, Ordering::Relaxed};
 use kedge_base::broken::pause::{self, Point};
 use kedge_base::broken::{self, Variant};
 use kedge_base::lock::{Condvar, Mutex, Rank};
@@ -55,7 +56,6 @@ use kedge_base::{Ino, InoMap};
 use kedge_format::{FileKind, InodeCore};
 use kedge_store::Store;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 const SHARDS: usize = 32;
 /// Inodes of a chunk.

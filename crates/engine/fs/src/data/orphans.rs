@@ -1,9 +1,9 @@
 //! Inodes without a name that are pinned: the last pin deletes them.
 
 use kedge_base::Ino;
+use kedge_base::atomic::{AtomicU64, Ordering::SeqCst};
 use kedge_base::lock::{Condvar, Mutex, Rank};
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
 
 /// Whether a nameless inode may get a name.

@@ -25,6 +25,7 @@ use crate::extents::{self, ExtentSet, Removed};
 use crate::flags;
 use crate::sums;
 use kedge_base::broken::pause::{self, Point};
+use kedge_base::broken::{self, Variant};
 use kedge_base::lock::{MutexGuard, WriteGuard};
 use kedge_base::{BLOCK_SIZE, Ino};
 use kedge_format::Key;
@@ -354,10 +355,16 @@ impl Files {
             record.drop_data(ino, void.0, void.1 - void.0);
         }
         let now = self.engine.now();
+        // Broken on purpose: decided without the lock.
+        let early = broken::is(Variant::EarlyRemoval).then(|| {
+            let meta = inode.meta.lock();
+            (meta.dead, meta.core.nlink)
+        });
         pause::at(Point::Removal);
         let mut changes = lock_metas(&[inode]);
         let c = &mut changes[0];
-        if c.meta.dead {
+        let (dead, nlink) = early.unwrap_or((c.meta.dead, c.core.nlink));
+        if dead {
             return Err(Error::NotFound);
         }
         c.touch(now);
@@ -365,7 +372,7 @@ impl Files {
             c.set(InodeMask::SIZE, |core| core.size = size);
         }
         // A nameless inode has an orphan item that covers the truncate.
-        match (c.core.nlink > 0, c.meta.shrinking, sizes.shrinking) {
+        match (nlink > 0, c.meta.shrinking, sizes.shrinking) {
             (true, false, true) => record.put(Key::orphan(ino), &Orphan::Truncate.encode()),
             (true, true, false) => record.delete(Key::orphan(ino)),
             _ => {}

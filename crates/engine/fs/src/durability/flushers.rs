@@ -31,13 +31,13 @@
 //! ends this member alone, because the worker also serves the others. A file system dropped by its
 //! user during a turn is dropped by the worker, as part of the turn, so that drop may hang as well.
 
+use kedge_base::atomic::{AtomicBool, Ordering};
 use kedge_base::lock::{Condvar, Mutex, MutexGuard, Rank};
-use kedge_base::{Clock, SystemClock, spawn_named};
+use kedge_base::{Clock, SystemClock, machine, spawn_named};
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Weak};
 use std::time::Duration;
 
@@ -133,9 +133,10 @@ enum Next {
 }
 
 impl Member {
-    /// A member of the pool of the process.
+    /// A member of the pool of the process, or of the simulated machine.
     pub(crate) fn new() -> Arc<Member> {
-        FLUSHERS.member()
+        let own = machine::own(|| Flushers::new(spawn, HANGING));
+        own.unwrap_or_else(|| &FLUSHERS).member()
     }
 
     /// Starts the first interval now: `now` is the time on the member's own clock.

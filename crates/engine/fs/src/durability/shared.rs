@@ -13,9 +13,9 @@
 use crate::cache::inode::Inode;
 use crate::cache::table::CacheWatch;
 use kedge_base::Ino;
+use kedge_base::atomic::{AtomicU64, Ordering};
 use kedge_base::lock::{Mutex, Rank};
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 /// The cached inodes of each file system that shares the lock.

@@ -2,11 +2,11 @@
 //!
 //! Only an fsync that enters the list takes its lock: all others read one number.
 
+use kedge_base::atomic::{AtomicU64, Ordering};
 use kedge_base::lock::{Mutex, Rank};
 use kedge_base::{Ino, Lsn};
 use kedge_store::Store;
 use serde::Serialize;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// Length of the list.

@@ -1,8 +1,8 @@
 //! Limits for dirty pages that several file systems of a process share.
 
 use kedge_base::BLOCK_SIZE;
+use kedge_base::atomic::{AtomicI64, Ordering};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
 

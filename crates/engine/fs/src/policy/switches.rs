@@ -8,10 +8,10 @@ use crate::error::{Error, Result};
 use crate::policy::options::{FdatasyncRule, MountOptions, NewName, OrderWord};
 use crate::policy::order::WritebackOrder;
 use kedge_base::Error as Engine;
+use kedge_base::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use kedge_base::lock::{Mutex, Rank};
 use std::str::FromStr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// Changes to a mounted file system's options; `None` leaves an option unchanged.

@@ -3,9 +3,9 @@
 use super::cause::{By, CheckpointCause, Kind};
 use crate::slots::write_losses;
 use crate::store::Store;
+use kedge_base::atomic::Ordering;
 use kedge_base::broken::{self, Variant};
 use kedge_base::{Error, Result};
-use std::sync::atomic::Ordering;
 
 impl Store {
     /// Makes a checkpoint that marks the image clean. After it every checkpoint is refused until

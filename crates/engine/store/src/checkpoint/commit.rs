@@ -8,12 +8,12 @@ use super::pace::Pace;
 use super::write::write_checkpoint;
 use crate::slots::refresh_copies;
 use crate::store::Store;
+use kedge_base::atomic::Ordering;
 use kedge_base::broken::{self, Variant};
 use kedge_base::{Error, Result};
 use kedge_format::node::NODE_SIZE;
 use kedge_format::superblock::Superblock;
 use kedge_log::ForceCause;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// The reaction to a host without space.

@@ -3,9 +3,9 @@
 
 use super::cause::CheckpointCause;
 use super::cut::Cut;
+use kedge_base::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use kedge_base::lock::{Condvar, Mutex, MutexGuard, Rank};
 use kedge_base::{Error, Result};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// What a checkpoint needs from the file system above the store.

@@ -2,10 +2,10 @@
 
 use crate::forest::{Change, Forest, FrozenForest};
 use kedge_alloc::{Alloc, FrozenAlloc};
+use kedge_base::atomic::{AtomicU64, Ordering};
 use kedge_base::{Epoch, Generation, Ino, Lsn, Result};
 use kedge_btree::Frozen;
 use kedge_format::superblock::{CheckpointState, Losses};
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The state that a cut takes, to be written as a checkpoint.
 pub(crate) struct Cut {

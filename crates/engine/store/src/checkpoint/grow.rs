@@ -17,8 +17,8 @@
 
 use super::cause::{By, CheckpointCause, Kind};
 use crate::store::Store;
+use kedge_base::atomic::Ordering;
 use kedge_base::{BLOCK_SIZE, BlockNo, Error, Result};
-use std::sync::atomic::Ordering;
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
 

@@ -48,8 +48,8 @@ use super::cause::{By, CheckpointCause};
 use super::write::{FULL, ROUND_TRIP, is_far_away};
 use crate::store::Store;
 use kedge_base::BLOCK_SIZE;
+use kedge_base::atomic::Ordering;
 use std::cell::Cell;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// Blocks in a slice. This bounds how much an fsync may find ahead of it in the device's queue.

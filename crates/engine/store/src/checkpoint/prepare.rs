@@ -6,10 +6,10 @@ use super::cut::Cut;
 use super::pace::Pace;
 use crate::forest::Change;
 use crate::store::Store;
+use kedge_base::atomic::Ordering;
 use kedge_base::broken::{self, Variant};
 use kedge_base::{BLOCK_SIZE, Error, Result};
 use std::sync::Weak;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 impl Store {

@@ -4,8 +4,8 @@
 use super::cause::{By, CheckpointCause, Kind};
 use super::control::Unwritten;
 use crate::store::Store;
+use kedge_base::atomic::Ordering;
 use kedge_base::{Result, without_panic};
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 impl Store {

@@ -3,8 +3,8 @@
 use super::cause::{By, CheckpointCause, Freed, Kind};
 use crate::forest::Change;
 use crate::store::Store;
+use kedge_base::atomic::Ordering;
 use kedge_base::{Error, Result};
-use std::sync::atomic::Ordering;
 
 impl Store {
     /// Runs the checkpoint that changes the table. `more`: entries that it adds.

@@ -2,10 +2,10 @@
 
 use super::cause::CheckpointCause;
 use crate::store::Store;
+use kedge_base::atomic::Ordering;
 use kedge_base::{Error, Result};
 use kedge_device::{Latency, LatencyKind};
 use kedge_log::SpacePressure;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// Delay of the last operation before the log is full: the value on a disk, and the maximum.

@@ -6,6 +6,7 @@ use crate::residents::Residents;
 use crate::space::{AllocNodes, DeviceNodes, Marks};
 use crate::stats::ReplaySummary;
 use kedge_alloc::{Alloc, DataReservation};
+use kedge_base::atomic::AtomicU64;
 use kedge_base::broken::{self, Variant};
 use kedge_base::{Clock, Epoch, Error, Lsn, Result};
 use kedge_btree::{Tree, TreeLock};
@@ -13,7 +14,6 @@ use kedge_device::{Device, OverlayDevice};
 use kedge_format::superblock::Superblock;
 use kedge_log::{RecordLsn, ScanConfig, ScanEnd, scan};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 
 /// Keys that are gathered before their leaves are read in, in parallel.
 pub(super) const KEYS_AT_A_TIME: usize = 4096;

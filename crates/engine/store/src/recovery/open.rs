@@ -10,12 +10,12 @@ use crate::guard::EpochGuard;
 use crate::slots::{read_superblock, refresh_copies};
 use crate::stats::StoreStats;
 use crate::store::Store;
+use kedge_base::atomic::{AtomicBool, AtomicU64};
 use kedge_base::lock::{Mutex, Rank};
 use kedge_base::{Clock, Error, Generation, Lsn, Result, spawn_named};
 use kedge_device::{Device, OverlayDevice};
 use kedge_format::superblock::{INCOMPAT_CLONES, INCOMPAT_KNOWN, RO_COMPAT_KNOWN, Superblock};
 use kedge_log::{Log, LogConfig};
-use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock};
 
 impl Store {

@@ -5,6 +5,7 @@ use super::{Class, Fault, Layout, Report, Scene};
 use crate::ledger::{File, WORD};
 use crate::ops::OWNER;
 use crate::rig::{self, panic_text};
+use kedge_base::JoinHandle;
 use kedge_base::{HANG, ManualClock, SystemClock};
 use kedge_device::sim::{Choice, FaultPlan, SimDevice};
 use kedge_device::{Device, MemDevice};
@@ -15,7 +16,6 @@ use rand::{Rng, SeedableRng};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// Together with the files of a few threads, much more than a cramped setup caches.

@@ -32,11 +32,11 @@
 use super::{Arrival, Syncer};
 use crate::cache::inode::Inode;
 use crate::error::Done;
+use kedge_base::atomic::{AtomicU32, Ordering};
 use kedge_base::broken::{self, Variant};
 use kedge_base::lock::{Condvar, Mutex, Rank};
 use kedge_base::{Histogram, spawn_named, without_panic};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 /// Calls that write in their callers' threads at a time: one less than the workers that a mount

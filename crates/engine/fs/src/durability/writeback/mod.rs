@@ -88,9 +88,9 @@ use crate::durability::flushers::Member;
 use crate::engine::Engine;
 use crate::error::LostData;
 use crate::policy::shared_budget::SharedBudget;
+use kedge_base::atomic::AtomicU32;
 use kedge_base::{BLOCK_SIZE, Ino};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
 const BLOCK: u64 = BLOCK_SIZE as u64;

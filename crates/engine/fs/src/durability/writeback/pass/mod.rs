@@ -16,6 +16,7 @@ use crate::durability::dirty::DirtyList;
 use crate::error::{Error, Result};
 use crate::stats::FsStats;
 use kedge_base::Ino;
+use kedge_base::atomic::{AtomicU32, Ordering};
 use kedge_base::broken::{self, Variant};
 use kedge_base::lock::MutexGuard;
 use kedge_format::counts::CountItem;
@@ -25,7 +26,6 @@ use kedge_store::{CHECKPOINT_RECORD_MAX, Class, Handle, Need, PROMISE_PER_PIECE,
 use part::{COUNTED_STEP_BYTES, Gathered, Part, SUMS_BYTES, SUMS_STEP_BYTES};
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 /// Limits on the inodes and pages of a pass: they bound the record, the locks held and the staging

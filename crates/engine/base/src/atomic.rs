@@ -1,0 +1,128 @@
+//! The atomic types of the standard library. With the feature `simulated` a thread of a
+//! [`crate::machine`] may lose its turn before each operation, but for those with
+//! [`Ordering::Relaxed`]: relaxed operations count and measure, or stand beside a fence or a lock.
+//! The machine runs one thread at a time, so it shows orders of operations and no stale values; the
+//! model checker of the latches shows those.
+
+pub use std::sync::atomic::{Ordering, fence};
+
+#[cfg(not(feature = "simulated"))]
+pub use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU32, AtomicU64, AtomicUsize};
+
+#[cfg(feature = "simulated")]
+pub use on::{AtomicBool, AtomicI64, AtomicU8, AtomicU32, AtomicU64, AtomicUsize};
+
+#[cfg(feature = "simulated")]
+mod on {
+    use super::Ordering;
+    use crate::machine::{Step, point};
+
+    fn before(order: Ordering) {
+        if order != Ordering::Relaxed {
+            point(Step::Atomic);
+        }
+    }
+
+    macro_rules! common {
+        ($name:ident, $value:ty) => {
+            /// The type of the standard library with the same name.
+            #[derive(Debug, Default)]
+            pub struct $name(std::sync::atomic::$name);
+
+            impl $name {
+                pub const fn new(value: $value) -> $name {
+                    $name(std::sync::atomic::$name::new(value))
+                }
+
+                pub fn load(&self, order: Ordering) -> $value {
+                    before(order);
+                    self.0.load(order)
+                }
+
+                pub fn store(&self, value: $value, order: Ordering) {
+                    before(order);
+                    self.0.store(value, order);
+                }
+
+                pub fn swap(&self, value: $value, order: Ordering) -> $value {
+                    before(order);
+                    self.0.swap(value, order)
+                }
+
+                pub fn compare_exchange(
+                    &self,
+                    old: $value,
+                    new: $value,
+                    order: Ordering,
+                    failed: Ordering,
+                ) -> Result<$value, $value> {
+                    before(order);
+                    self.0.compare_exchange(old, new, order, failed)
+                }
+
+                pub fn compare_exchange_weak(
+                    &self,
+                    old: $value,
+                    new: $value,
+                    order: Ordering,
+                    failed: Ordering,
+                ) -> Result<$value, $value> {
+                    before(order);
+                    self.0.compare_exchange_weak(old, new, order, failed)
+                }
+
+                pub fn fetch_update(
+                    &self,
+                    order: Ordering,
+                    failed: Ordering,
+                    f: impl FnMut($value) -> Option<$value>,
+                ) -> Result<$value, $value> {
+                    before(order);
+                    self.0.fetch_update(order, failed, f)
+                }
+
+                pub fn get_mut(&mut self) -> &mut $value {
+                    self.0.get_mut()
+                }
+
+                pub fn into_inner(self) -> $value {
+                    self.0.into_inner()
+                }
+            }
+
+            impl From<$value> for $name {
+                fn from(value: $value) -> $name {
+                    $name::new(value)
+                }
+            }
+        };
+    }
+
+    macro_rules! fetch {
+        ($name:ident, $value:ty: $($method:ident)*) => {
+            impl $name {
+                $(pub fn $method(&self, value: $value, order: Ordering) -> $value {
+                    before(order);
+                    self.0.$method(value, order)
+                })*
+            }
+        };
+    }
+
+    macro_rules! integer {
+        ($($name:ident, $value:ty;)*) => {
+            $(common!($name, $value);
+            fetch!($name, $value: fetch_add fetch_sub fetch_max fetch_min fetch_and fetch_or fetch_xor);)*
+        };
+    }
+
+    integer! {
+        AtomicI64, i64;
+        AtomicU8, u8;
+        AtomicU32, u32;
+        AtomicU64, u64;
+        AtomicUsize, usize;
+    }
+    common!(AtomicBool, bool);
+    fetch!(AtomicBool, bool: fetch_and fetch_or fetch_xor);
+}
