@@ -28,6 +28,7 @@ const TRANSFER: &str = "kedge-transfer";
 const NFS: &str = "kedge-nfs";
 const CEPH: &str = "kedge-ceph";
 const SIM: &str = "kedge-sim";
+const SCHED: &str = "kedge-sched";
 const BENCH: &str = "kedge-bench";
 const CRASH: &str = "kedge-crash";
 const CRASH_RECORD: &str = "kedge-crash-record";
@@ -64,6 +65,8 @@ const RULES: &[Rule] = &[
     (SQLITE, &[BASE, DEVICE, FS, HOST], &[FSCK]),
     (TRANSFER, &[BASE, DEVICE, FORMAT, FS, FUSE, HOST], &[FSCK, HOSTILE]),
     (SIM, &[BASE, DEVICE, FORMAT, FS, FSCK], &[]),
+    // The engine's threads in a chosen order. Nothing depends on it.
+    (SCHED, &[BASE, DEVICE, FS, SIM], &[]),
     // The experiments. Nothing depends on them, so installed programs contain no benchmark code.
     // From the host they use only signals: what they measure is the program `kedge`.
     (BENCH, &[BASE, DEVICE, FS, HOST], &[]),

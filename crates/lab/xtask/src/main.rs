@@ -285,6 +285,10 @@ fn lint(steps: &mut Steps) {
     steps.run_if_installed("lints", &["clippy", "--version"], || {
         tools::cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])
     });
+    steps.run_if_installed("lints of the simulated threads", &["clippy", "--version"], || {
+        let sched = ["clippy", "-p", "kedge-sched", "--features", "broken", "--all-targets"];
+        tools::cargo(&[&sched[..], &["--", "-D", "warnings"]].concat())
+    });
 }
 
 /// The tests that need a deliberately broken engine.
@@ -302,6 +306,9 @@ const BROKEN: &[&str] = &[
     "--",
     "--nocapture",
 ];
+
+/// The search of schedules, which needs an engine on simulated threads.
+const SCHEDULES: &[&str] = &["-p", "kedge-sched", "--features", "broken", "--", "--nocapture"];
 
 /// Test programs that find more in a long run at full speed, without debug assertions: crash
 /// exploration covers more states, the mounts more races.
@@ -336,6 +343,7 @@ fn tests(steps: &mut Steps, long: bool) {
     };
     test(steps, "tests", &[], &["--workspace"]);
     test(steps, "tests: broken engines are caught, refused space and races harm nothing", &[], BROKEN);
+    test(steps, "tests: schedules of simulated threads", &[], SCHEDULES);
     if long {
         for (name, seq) in
             [("crash states of one operation, all", "1"), ("crash states of two operations, all", "2")]

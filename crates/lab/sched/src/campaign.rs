@@ -1,0 +1,58 @@
+//! Many runs of a scenario.
+
+use crate::run::Run;
+use crate::scenarios::Scenario;
+use crate::strategy::Plan;
+
+/// What the runs of a scenario were.
+#[derive(Clone, Debug, Default)]
+pub struct Tally {
+    pub runs: u64,
+    pub steps: u64,
+    pub switches: u64,
+    /// The first run that failed, and why.
+    pub found: Option<Found>,
+}
+
+/// A run that failed.
+#[derive(Clone, Debug)]
+pub struct Found {
+    pub seed: u64,
+    pub plan: Plan,
+    pub why: String,
+    /// Runs until then, this one included.
+    pub after: u64,
+    pub run: Run,
+}
+
+/// The plan of a seed: every third run is random, the others have priorities with two to five
+/// changes. `length`: the choices of an earlier run.
+pub fn plan_of(seed: u64, length: u64) -> Plan {
+    match seed % 6 {
+        0 | 3 => Plan::Random,
+        1 => Plan::Pct { depth: 2, length },
+        2 => Plan::Pct { depth: 3, length },
+        4 => Plan::Pct { depth: 4, length },
+        _ => Plan::Pct { depth: 5, length },
+    }
+}
+
+/// Runs the seeds one after another, until one fails.
+pub fn campaign(scenario: &Scenario, seeds: impl Iterator<Item = u64>) -> Tally {
+    let mut tally = Tally::default();
+    let mut length = 5000;
+    for seed in seeds {
+        let plan = plan_of(seed, length);
+        let run = (scenario.play)(seed, &plan);
+        length = run.account.choices;
+        tally.runs += 1;
+        tally.steps += run.account.steps;
+        tally.switches += run.account.switches;
+        if let Err(why) = &run.result {
+            let why = why.clone();
+            tally.found = Some(Found { seed, plan, why, after: tally.runs, run });
+            break;
+        }
+    }
+    tally
+}

@@ -1,0 +1,36 @@
+//! What runs on the machine: a few threads with a few operations each, and the judge of what they
+//! answered and of what they left.
+
+mod close;
+mod forks;
+mod freeze;
+mod fsyncs;
+mod inodes;
+mod programs;
+mod stage;
+
+use crate::run::Run;
+use crate::strategy::Plan;
+
+/// A scenario. Its operations and their order follow from the seed and the plan.
+#[derive(Clone, Copy)]
+pub struct Scenario {
+    pub name: &'static str,
+    pub play: fn(u64, &Plan) -> Run,
+}
+
+pub const ALL: &[Scenario] = &[
+    Scenario { name: "programs", play: programs::play },
+    Scenario { name: "close", play: close::play },
+    Scenario { name: "forks", play: forks::play },
+    Scenario { name: "freeze", play: freeze::play },
+    Scenario { name: "fsyncs", play: fsyncs::play },
+    Scenario { name: "deleted", play: inodes::play_deleted },
+    Scenario { name: "truncated", play: inodes::play_truncated },
+    Scenario { name: "extents", play: inodes::play_extents },
+];
+
+/// The scenario of this name.
+pub fn named(name: &str) -> Option<&'static Scenario> {
+    ALL.iter().find(|scenario| scenario.name == name)
+}

@@ -1,0 +1,138 @@
+//! Which thread runs next.
+
+use kedge_base::machine::Step;
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use std::collections::BTreeMap;
+
+/// The choice before a strategy.
+#[derive(Clone, Copy, Debug)]
+pub struct Look<'a> {
+    /// Counts the choices of a run, from 0.
+    pub at: u64,
+    /// Threads that can run, ascending; at least one.
+    pub ready: &'a [usize],
+    /// The thread that has the turn and could keep it.
+    pub current: Option<usize>,
+    pub what: Option<Step>,
+    /// A thread sleeps that could wake up early: others are slow then.
+    pub sleeper: bool,
+}
+
+impl Look<'_> {
+    /// The choice of a schedule without switches: a thread keeps its turn. But one that spins lets
+    /// the next one run, for which it may wait.
+    pub fn plain(&self) -> usize {
+        if self.what != Some(Step::Spin) {
+            return self.current.unwrap_or(self.ready[0]);
+        }
+        let next = self.ready.iter().find(|thread| Some(**thread) > self.current);
+        *next.unwrap_or(&self.ready[0])
+    }
+}
+
+/// What happens next.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Choice {
+    Run(usize),
+    /// Virtual time jumps to the moment at which the next sleeper wakes up.
+    Jump,
+}
+
+pub trait Strategy: Send {
+    fn choose(&mut self, look: &Look<'_>) -> Choice;
+}
+
+/// How a run chooses.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Plan {
+    /// At random. How often a thread loses its turn is random, too: rarely in some runs, since many
+    /// races need a thread that gets far, and at every second step in others.
+    Random,
+    /// Probabilistic concurrency testing (Burckhardt and others, 2010): threads have random
+    /// priorities, the highest one that can run does, and at `depth - 1` random steps of about
+    /// `length` the running thread becomes the lowest. Finds a race of that depth among `n` threads
+    /// with a probability of at least 1 / (n · length^(depth - 1)).
+    Pct { depth: u32, length: u64 },
+    /// As recorded; elsewhere without switches.
+    Replay(Vec<(u64, Choice)>),
+}
+
+impl Plan {
+    pub fn strategy(&self, seed: u64) -> Box<dyn Strategy> {
+        let mut rng = SmallRng::seed_from_u64(seed);
+        match self {
+            Plan::Random => {
+                let one_in = 1 << rng.random_range(1..8);
+                Box::new(Random { rng, one_in })
+            }
+            Plan::Pct { depth, length } => {
+                let changes = (1..*depth).map(|_| rng.random_range(0..(*length).max(1))).collect();
+                Box::new(Pct { rng, changes, priorities: BTreeMap::new(), lowest: 0 })
+            }
+            Plan::Replay(schedule) => Box::new(Replay(schedule.iter().copied().collect())),
+        }
+    }
+}
+
+/// One in this many choices wakes a sleeper early.
+const JUMP_ONE_IN: u32 = 400;
+
+struct Random {
+    rng: SmallRng,
+    one_in: u32,
+}
+
+impl Strategy for Random {
+    fn choose(&mut self, look: &Look<'_>) -> Choice {
+        if look.sleeper && self.rng.random_ratio(1, JUMP_ONE_IN) {
+            return Choice::Jump;
+        }
+        let stays = look.current.filter(|_| look.what != Some(Step::Spin));
+        match stays {
+            Some(current) if !self.rng.random_ratio(1, self.one_in) => Choice::Run(current),
+            _ => Choice::Run(look.ready[self.rng.random_range(0..look.ready.len())]),
+        }
+    }
+}
+
+struct Pct {
+    rng: SmallRng,
+    changes: Vec<u64>,
+    /// Above zero: as drawn. Below: lowered, the later the lower.
+    priorities: BTreeMap<usize, i64>,
+    lowest: i64,
+}
+
+impl Strategy for Pct {
+    fn choose(&mut self, look: &Look<'_>) -> Choice {
+        for thread in look.ready {
+            let rng = &mut self.rng;
+            self.priorities.entry(*thread).or_insert_with(|| rng.random_range(1..i64::MAX));
+        }
+        if look.sleeper && self.rng.random_ratio(1, JUMP_ONE_IN) {
+            return Choice::Jump;
+        }
+        // A thread that spins waits for another one, which may have a lower priority.
+        if let Some(current) = look.current
+            && (look.what == Some(Step::Spin) || self.changes.contains(&look.at))
+        {
+            self.lowest -= 1;
+            self.priorities.insert(current, self.lowest);
+        }
+        let highest = look.ready.iter().max_by_key(|thread| self.priorities[thread]);
+        Choice::Run(*highest.expect("at least one is ready"))
+    }
+}
+
+struct Replay(BTreeMap<u64, Choice>);
+
+impl Strategy for Replay {
+    fn choose(&mut self, look: &Look<'_>) -> Choice {
+        match self.0.get(&look.at) {
+            Some(Choice::Jump) if look.sleeper => Choice::Jump,
+            Some(Choice::Run(thread)) if look.ready.contains(thread) => Choice::Run(*thread),
+            _ => Choice::Run(look.plain()),
+        }
+    }
+}
