@@ -8,6 +8,7 @@
 //! | [`offline`] | finds a path in an image that is not mounted |
 //! | [`change`] | makes and removes names there |
 //! | [`trees`] | forks and deletes trees there |
+//! | [`diff`] | compares two trees |
 //! | [`limits`] | limits directories there |
 //! | [`copy`] | copies between this machine and images |
 //! | [`to_host`] | writes what is copied to a directory of this machine |
@@ -17,6 +18,7 @@
 
 pub mod change;
 pub mod copy;
+pub mod diff;
 pub mod export;
 pub mod import;
 pub mod limits;

@@ -6,7 +6,7 @@ use crate::gate::{Gate, Phase, Working};
 use crate::policy::options::MountOptions;
 use crate::policy::switches::{Live, Switches};
 use crate::stats::FsStats;
-use kedge_base::atomic::{AtomicBool, Ordering};
+use kedge_base::atomic::{AtomicBool, AtomicU32, Ordering};
 use kedge_base::lock::{Mutex, Rank};
 use kedge_base::{Clock, Timespec};
 use kedge_store::{Class, Handle, Need, Store};
@@ -29,6 +29,8 @@ pub(crate) struct Engine {
     pub(crate) host_full: AtomicBool,
     /// Whether the thread runs that frees the space of deleted trees.
     pub(crate) reclaiming: AtomicBool,
+    /// Uses of moments of trees ([`crate::moment`]), for which nothing of deleted trees is freed.
+    pub(crate) moments: AtomicU32,
     /// Whether freed space is discarded in the background.
     pub(crate) discards: AtomicBool,
     /// The last field, so that it is dropped after everything that uses the device.
@@ -53,6 +55,7 @@ impl Engine {
             gate: Arc::new(Gate::new()),
             host_full: AtomicBool::new(false),
             reclaiming: AtomicBool::new(false),
+            moments: AtomicU32::new(0),
             discards: AtomicBool::new(false),
             claim,
         }

@@ -91,7 +91,7 @@ impl Fs {
         work()
     }
 
-    fn check_tree(&self, root: Ino) -> Result<()> {
+    pub(crate) fn check_tree(&self, root: Ino) -> Result<()> {
         let is_root = root == Ino::ROOT || self.engine().store().is_tree_root(root);
         if is_root { Ok(()) } else { Err(Error::Invalid("the directory is not the root of a tree")) }
     }
@@ -290,6 +290,9 @@ impl Fs {
         let gate = self.engine().gate();
         let _single = gate.single();
         self.check_usable()?;
+        if self.engine().moments.load(SeqCst) > 0 {
+            return Err(Error::Busy("trees are being compared or sent"));
+        }
         let done = match store.reclaim(false)? {
             Reclaimed::NeedsQuiet => self.quietly_alone(|| Ok(store.reclaim(true)?))?,
             done => done,

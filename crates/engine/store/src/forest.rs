@@ -106,6 +106,8 @@ pub(crate) enum Change {
     /// `source` is forked: `fork` is its fork, and `point` the state of both unless `source` has
     /// not changed since its point was made.
     Fork { source: u32, fork: u32, point: u32, dir: Ino, name: Vec<u8>, read_only: bool, created: i64 },
+    /// The present state of `source` becomes a point without a fork.
+    Point { source: u32, point: u32, created: i64 },
     /// The name of a tree, and whether it may be changed.
     Name { number: u32, dir: Ino, name: Vec<u8>, read_only: bool },
     /// The tree, or a point without children, is to be freed.
@@ -551,17 +553,31 @@ impl Forest {
         let (Some(entry), Some(fork)) = (state.entries.get(&tree), state.entries.get(&fork)) else {
             return false;
         };
-        let root = match (tree, state.open.get(&tree)) {
-            (0, _) => self.first.tree.root().1,
-            (_, Some(member)) => member.tree.root().1,
-            (_, None) => entry.root_generation,
-        };
+        let root = self.root_generation(&state, tree, entry);
         let mut point = fork.point;
         // The chain of points was checked to end.
         while point != entry.point && point != 0 {
             point = state.entries.get(&point).map_or(0, |above| above.point);
         }
         entry.point != 0 && point == entry.point && root < entry.nodes_below
+    }
+
+    /// The generation of the root of a tree as it is now.
+    fn root_generation(&self, state: &State, tree: u32, entry: &TreeEntry) -> Generation {
+        match (tree, state.open.get(&tree)) {
+            (0, _) => self.first.tree.root().1,
+            (_, Some(member)) => member.tree.root().1,
+            (_, None) => entry.root_generation,
+        }
+    }
+
+    /// Whether a tree is as its point is.
+    pub(crate) fn is_as_its_point(&self, tree: u32) -> Result<bool> {
+        let state = self.state.read();
+        let Some(entry) = state.entries.get(&tree).filter(|entry| entry.kind == TreeKind::Head) else {
+            return if tree == 0 { Ok(false) } else { Err(Error::NoTree(tree)) };
+        };
+        Ok(entry.point != 0 && self.root_generation(&state, tree, entry) < entry.nodes_below)
     }
 
     /// The trees that a directory names, with their names.
@@ -728,6 +744,10 @@ impl Forest {
                 state.named.entry(*dir).or_default().insert(name.clone(), *fork);
                 changed.insert(*fork);
             }
+            Change::Point { source, point, created } => {
+                let entry = self.make_point(state, *source, *point, first, changed, *created);
+                state.entries.insert(*source, entry);
+            }
             Change::Name { number, dir, name, read_only } => {
                 let Some(entry) = state.entries.get_mut(number) else { return };
                 let old_dir = std::mem::replace(&mut entry.dir, *dir);
@@ -788,6 +808,24 @@ impl Forest {
         changed: &mut BTreeSet<u32>,
         created: i64,
     ) {
+        let entry = self.make_point(state, source, point, first, changed, created);
+        self.limits.fork(source, fork);
+        state.entries.insert(fork, TreeEntry { created, ..entry.clone() });
+        state.entries.insert(source, entry);
+        changed.insert(fork);
+    }
+
+    /// Makes the point that the present state of `source` is, unless it is the state of the point
+    /// that it has. Returns the entry that `source` gets.
+    fn make_point(
+        &self,
+        state: &mut State,
+        source: u32,
+        point: u32,
+        first: &Frozen,
+        changed: &mut BTreeSet<u32>,
+        created: i64,
+    ) -> TreeEntry {
         let mut entry = match state.entries.get(&source) {
             Some(entry) => entry.clone(),
             None => first_entry(created),
@@ -812,10 +850,8 @@ impl Forest {
         if let Some(member) = member {
             member.marks.set(entry.births_below, entry.nodes_below);
         }
-        self.limits.fork(source, fork);
-        state.entries.insert(fork, TreeEntry { created, ..entry.clone() });
-        state.entries.insert(source, entry);
-        changed.extend([source, fork]);
+        changed.insert(source);
+        entry
     }
 
     /// The frozen trees are durable.
@@ -841,7 +877,7 @@ pub(crate) fn children(entries: &BTreeMap<u32, TreeEntry>, point: u32) -> impl I
     entries.iter().filter(move |(_, entry)| point != 0 && entry.point == point).map(|(number, _)| *number)
 }
 
-fn first_entry(created: i64) -> TreeEntry {
+pub(crate) fn first_entry(created: i64) -> TreeEntry {
     TreeEntry {
         kind: TreeKind::Head,
         read_only: false,

@@ -32,7 +32,8 @@
 //! 3. `store`: the parts together;
 //! 4. checkpoints of a store: the rest of `checkpoint`;
 //! 5. operations: `handle`, `data`, `counts` (of shared blocks), `discard`, `walk` (over a tree at
-//!    rest), `trees` (forks, and the space of deleted trees), `limited` (limits of directory
+//!    rest), `trees` (forks, and the space of deleted trees), `moment` (trees as they were),
+//!    `limited` (limits of directory
 //!    trees);
 //! 6. `format`, which makes an image, and `recovery`, which makes a store of one.
 #![forbid(unsafe_code)]
@@ -51,6 +52,7 @@ mod guard;
 mod handle;
 mod limited;
 mod limits;
+mod moment;
 mod need;
 mod recovery;
 mod residents;
@@ -76,6 +78,7 @@ pub use kedge_format::superblock::Losses;
 pub use kedge_format::trees::{TreeEntry, TreeKind};
 pub use kedge_log::{ForceCause, RecordLsn};
 pub use limits::{Amount, Charge, LimitId, LimitState, Room, Spent};
+pub use moment::{Differs, Moment, Nodes};
 pub use need::{CHECKPOINT_RECORD_MAX, Class, Need, PROMISE_PER_PIECE};
 pub use recovery::{OpenOptions, count_log_writes};
 pub use residents::ResidentRange;

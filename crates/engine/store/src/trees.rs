@@ -315,7 +315,7 @@ impl Store {
         })
     }
 
-    fn root_of(&self, number: u32, entry: &TreeEntry) -> Root {
+    pub(crate) fn root_of(&self, number: u32, entry: &TreeEntry) -> Root {
         if number == 0 {
             let (addr, generation, level) = self.forest.first.tree.root();
             return Root { addr, generation, level };

@@ -1,0 +1,326 @@
+//! What differs between two trees, by path: `kedge diff`.
+//!
+//! The engine compares the trees by inode ([`TreeMoment::changes`]) and skips what they share. It
+//! does not know the path of a file that was changed under a name that it kept: an inode does not
+//! name its directory. Such names are searched, first near the inode, since a directory usually has
+//! a number shortly below those of its files, and then in all directories, once for all files that
+//! are left. So a difference costs time in proportion to what was changed, unless a file was
+//! changed whose directory is far from it: then the names of the whole tree are read, though no
+//! data.
+//!
+//! Memory grows with the number of changed files.
+
+use anyhow::{Context, Result};
+use kedgefs::{Attr, FileKind, Ino, TreeChange, TreeMoment};
+use serde::Serialize;
+use std::collections::{BTreeMap, HashMap};
+use std::ops::ControlFlow;
+
+/// Bytes that are compared at once.
+const CHUNK: u64 = 1 << 20;
+const BLOCK: u64 = kedge_base::BLOCK_SIZE as u64;
+/// How far from an inode its directory is searched first, in inode numbers.
+const NEAR_BELOW: u64 = 2048;
+const NEAR_ABOVE: u64 = 256;
+
+/// What has happened to a path.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum What {
+    Created,
+    Deleted,
+    /// The file had another name.
+    Renamed,
+    /// A further name of a file that was there.
+    Linked,
+    /// A name is gone of a file that is still there.
+    Unlinked,
+    Modified,
+}
+
+/// A difference.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Difference {
+    pub path: Vec<u8>,
+    pub what: What,
+    pub kind: FileKind,
+    /// The former path of a file that was renamed.
+    pub from: Option<Vec<u8>>,
+    /// What a modification has changed: `data`, `size`, `mode`, `owner`, `times`, `flags`,
+    /// `device`, `xattrs`.
+    pub parts: Vec<&'static str>,
+    /// Ranges of bytes that differ, as offset and length, in whole blocks.
+    pub data: Vec<(u64, u64)>,
+    /// Names of attributes that differ.
+    pub xattrs: Vec<Vec<u8>>,
+}
+
+/// The differences, by path, and the work that they took.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Differences {
+    pub found: Vec<Difference>,
+    /// Tree nodes that were read to compare the trees, and those to find names.
+    pub nodes: (u64, u64),
+}
+
+/// The directory's number, and the name.
+type Name = (u64, Vec<u8>);
+
+/// An inode's number, and whether it is an inode of the newer tree whose number may mean another
+/// one in the older tree.
+type Id = (u64, bool);
+
+/// What is known of an inode.
+#[derive(Default)]
+struct Item {
+    before: Option<Attr>,
+    after: Option<Attr>,
+    xattrs: Vec<Vec<u8>>,
+    /// Ranges that are in other blocks.
+    ranges: Vec<(u64, u64)>,
+    gone: Vec<Name>,
+    new: Vec<Name>,
+}
+
+/// Compares two trees.
+pub fn differences(before: &TreeMoment, after: &TreeMoment) -> Result<Differences> {
+    let same_below = after.same_below(before).unwrap_or(Ino(0));
+    let id = |ino: Ino, new: bool| -> Id { (ino.0, new && ino >= same_below) };
+    let mut items: BTreeMap<Id, Item> = BTreeMap::new();
+    let compared = after.changes(Some(before), &mut |change| {
+        match change {
+            TreeChange::Inode { ino, before, after } => {
+                let item = items.entry(id(ino, after.is_some())).or_default();
+                (item.before, item.after) = (before, after);
+            }
+            TreeChange::Xattr { ino, name, .. } => {
+                items.entry(id(ino, true)).or_default().xattrs.push(name.to_vec());
+            }
+            TreeChange::Entry { dir, name, before, after } => {
+                if let Some((ino, _)) = before {
+                    items.entry(id(ino, false)).or_default().gone.push((dir.0, name.to_vec()));
+                }
+                if let Some((ino, _)) = after {
+                    items.entry(id(ino, true)).or_default().new.push((dir.0, name.to_vec()));
+                }
+            }
+            TreeChange::Data { ino, offset, len, .. } => {
+                items.entry(id(ino, true)).or_default().ranges.push((offset, len));
+            }
+            TreeChange::Target { .. } => {}
+        }
+        Ok(ControlFlow::Continue(()))
+    })?;
+    for ((ino, _), item) in &mut items {
+        // Its names alone have changed.
+        if item.before.is_none() && item.after.is_none() {
+            (item.before, item.after) = (before.attr(Ino(*ino))?, after.attr(Ino(*ino))?);
+        }
+    }
+    let changed_dirs = items.values().flat_map(|item| item.gone.iter().chain(&item.new));
+    let changed_dirs: std::collections::BTreeSet<u64> = changed_dirs.map(|(dir, _)| *dir).collect();
+    let mut modified: BTreeMap<u64, (Difference, Vec<Name>)> = BTreeMap::new();
+    for ((ino, _), item) in &items {
+        let (Some(old), Some(new)) = (item.before, item.after) else { continue };
+        let mut diff = Difference { xattrs: item.xattrs.clone(), ..blank(What::Modified, new.kind) };
+        let mut ranges = item.ranges.clone();
+        if new.kind == FileKind::Regular && old.size != new.size {
+            // A block may stay in which the end of the file has moved.
+            ranges.push((old.size.min(new.size) / BLOCK * BLOCK, BLOCK));
+            ranges.sort_unstable();
+        }
+        diff.data = unlike(before, after, (&old, &new), &ranges)?;
+        diff.parts = parts(&old, &new, &diff, changed_dirs.contains(ino));
+        if !diff.parts.is_empty() {
+            modified.insert(*ino, (diff, item.new.clone()));
+        }
+    }
+    let names = find_names(after, &items, &mut modified)?;
+    let (mut old_paths, mut new_paths) = (Paths::new(before), Paths::new(after));
+    let mut found = Vec::new();
+    for item in items.values() {
+        named(item, &mut old_paths, &mut new_paths, &mut found)?;
+    }
+    for (ino, (diff, names)) in modified {
+        if ino == Ino::ROOT.0 {
+            found.push(Difference { path: b".".to_vec(), ..diff });
+            continue;
+        }
+        for (dir, name) in names {
+            found.push(Difference { path: new_paths.path(dir, &name)?, ..diff.clone() });
+        }
+    }
+    found.sort_by(|a, b| (&a.path, a.what).cmp(&(&b.path, b.what)));
+    Ok(Differences { found, nodes: (compared, names + old_paths.reads + new_paths.reads) })
+}
+
+fn blank(what: What, kind: FileKind) -> Difference {
+    let (path, from) = (Vec::new(), None);
+    Difference { path, what, kind, from, parts: Vec::new(), data: Vec::new(), xattrs: Vec::new() }
+}
+
+/// What was modified. A directory whose names were changed has other times because of that.
+fn parts(old: &Attr, new: &Attr, diff: &Difference, names_changed: bool) -> Vec<&'static str> {
+    let is_dir = new.kind == FileKind::Directory;
+    let all = [
+        ("data", !diff.data.is_empty()),
+        ("size", !is_dir && old.size != new.size),
+        ("mode", old.mode != new.mode),
+        ("owner", (old.uid, old.gid) != (new.uid, new.gid)),
+        ("times", old.mtime != new.mtime && !(is_dir && names_changed)),
+        ("flags", old.flags != new.flags),
+        ("device", old.rdev != new.rdev),
+        ("xattrs", !diff.xattrs.is_empty()),
+    ];
+    all.into_iter().filter_map(|(part, differs)| differs.then_some(part)).collect()
+}
+
+/// The parts of the ranges in which the bytes differ, up to the end of the longer file.
+fn unlike(
+    before: &TreeMoment,
+    after: &TreeMoment,
+    (old, new): (&Attr, &Attr),
+    ranges: &[(u64, u64)],
+) -> Result<Vec<(u64, u64)>> {
+    let end = old.size.max(new.size).next_multiple_of(BLOCK);
+    let mut found: Vec<(u64, u64)> = Vec::new();
+    let (mut a, mut b) = (vec![0; CHUNK as usize], vec![0; CHUNK as usize]);
+    for (offset, len) in ranges {
+        let mut at = *offset;
+        let stop = offset.saturating_add(*len).min(end);
+        while at < stop {
+            let n = (stop - at).min(CHUNK) as usize;
+            before.read(old.ino, at, &mut a[..n])?;
+            after.read(new.ino, at, &mut b[..n])?;
+            let blocks = a[..n].chunks(BLOCK as usize).zip(b[..n].chunks(BLOCK as usize));
+            for (i, _) in blocks.enumerate().filter(|(_, (a, b))| a != b) {
+                let here = at + i as u64 * BLOCK;
+                match found.last_mut() {
+                    Some((start, len)) if *start + *len > here => {}
+                    Some((start, len)) if *start + *len == here => *len += BLOCK,
+                    _ => found.push((here, BLOCK)),
+                }
+            }
+            at += n as u64;
+        }
+    }
+    Ok(found)
+}
+
+/// What happened to the names of an inode.
+fn named(item: &Item, old: &mut Paths<'_>, new: &mut Paths<'_>, found: &mut Vec<Difference>) -> Result<()> {
+    let (stays, kind) = match (&item.before, &item.after) {
+        (Some(_), Some(attr)) => (true, attr.kind),
+        (_, Some(attr)) | (Some(attr), _) => (false, attr.kind),
+        (None, None) => return Ok(()), // it never had a name
+    };
+    let mut gone = item.gone.iter();
+    for (dir, name) in &item.new {
+        let path = new.path(*dir, name)?;
+        let (what, from) = match gone.next().filter(|_| stays) {
+            Some((dir, name)) => (What::Renamed, Some(old.path(*dir, name)?)),
+            None if stays => (What::Linked, None),
+            None => (What::Created, None),
+        };
+        found.push(Difference { path, from, ..blank(what, kind) });
+    }
+    for (dir, name) in gone {
+        let what = if stays { What::Unlinked } else { What::Deleted };
+        found.push(Difference { path: old.path(*dir, name)?, ..blank(what, kind) });
+    }
+    Ok(())
+}
+
+/// Finds the names that modified inodes have kept. Returns the number of nodes that were read.
+fn find_names(
+    tree: &TreeMoment,
+    items: &BTreeMap<Id, Item>,
+    modified: &mut BTreeMap<u64, (Difference, Vec<Name>)>,
+) -> Result<u64> {
+    let mut reads = 0;
+    let count = |ino: u64| match items.get(&(ino, false)).and_then(|item| item.after) {
+        Some(attr) if attr.kind == FileKind::Directory => 1,
+        Some(attr) => attr.nlink as usize,
+        None => 0,
+    };
+    let lacks = |ino: &u64, names: &Vec<Name>| *ino != Ino::ROOT.0 && names.len() < count(*ino);
+    let mut wanted: Vec<u64> =
+        modified.iter().filter(|(ino, (_, names))| lacks(ino, names)).map(|(ino, _)| *ino).collect();
+    let mut ranges: Vec<(u64, u64)> = Vec::new();
+    for ino in &wanted {
+        let (from, to) = (ino.saturating_sub(NEAR_BELOW), ino.saturating_add(NEAR_ABOVE));
+        match ranges.last_mut() {
+            Some((_, end)) if *end >= from => *end = to,
+            _ => ranges.push((from, to)),
+        }
+    }
+    // The second time everywhere, for the inodes that still lack a name.
+    for ranges in [ranges, vec![(0, u64::MAX)]] {
+        let mut left = wanted.len();
+        for ino in &wanted {
+            modified.get_mut(ino).expect("it is modified").1.clear();
+        }
+        for (from, to) in ranges {
+            if left == 0 {
+                break;
+            }
+            reads += tree.names(Ino(from), Ino(to), &mut |dir, name, ino, _| {
+                if wanted.binary_search(&ino.0).is_ok() {
+                    let names = &mut modified.get_mut(&ino.0).expect("it is modified").1;
+                    names.push((dir.0, name.to_vec()));
+                    left -= usize::from(names.len() == count(ino.0));
+                }
+                if left == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            })?;
+        }
+        wanted.retain(|ino| lacks(ino, &modified[ino].1));
+    }
+    Ok(reads)
+}
+
+/// Paths of a tree.
+struct Paths<'a> {
+    tree: &'a TreeMoment,
+    dirs: HashMap<u64, Vec<u8>>,
+    reads: u64,
+}
+
+impl<'a> Paths<'a> {
+    fn new(tree: &'a TreeMoment) -> Paths<'a> {
+        Paths { tree, dirs: HashMap::from([(Ino::ROOT.0, Vec::new())]), reads: 0 }
+    }
+
+    fn path(&mut self, dir: u64, name: &[u8]) -> Result<Vec<u8>> {
+        let above = self.dir(dir)?;
+        Ok(if above.is_empty() { name.to_vec() } else { [above, name].join(&b'/') })
+    }
+
+    fn dir(&mut self, dir: u64) -> Result<&[u8]> {
+        let mut way = Vec::new();
+        let mut at = dir;
+        while !self.dirs.contains_key(&at) {
+            let parent = self.tree.parent(Ino(at))?.with_context(|| format!("directory {at} is missing"))?;
+            let mut found = None;
+            self.reads += self.tree.names(parent, parent, &mut |_, name, ino, _| {
+                if ino.0 != at {
+                    return ControlFlow::Continue(());
+                }
+                found = Some(name.to_vec());
+                ControlFlow::Break(())
+            })?;
+            way.push((at, found.with_context(|| format!("directory {at} has no name"))?));
+            anyhow::ensure!(!way.iter().any(|(on_way, _)| *on_way == parent.0), "directories in a circle");
+            at = parent.0;
+        }
+        while let Some((below, name)) = way.pop() {
+            let path = self.path(at, &name)?;
+            self.dirs.insert(below, path);
+            at = below;
+        }
+        Ok(&self.dirs[&dir])
+    }
+}
+
+#[cfg(test)]
+#[path = "diff_tests.rs"]
+mod tests;
