@@ -2,7 +2,7 @@
 //!
 //! # Exit codes
 //! 0 success · 1 failure · 2 usage. `fsck` and `scrub` follow fsck(8): 0 clean, 1 fixed, 4 errors
-//! left, 8 operational error, 16 usage. An error is one line on stderr that starts with `kedge:`
+//! left, 8 operational error, 16 usage. `diff` follows diff(1): 0 same, 1 differ, 2 error. An error is one line on stderr that starts with `kedge:`
 //! and names what failed and where.
 //!
 //! # Shape
@@ -17,6 +17,7 @@ mod cat;
 mod cp;
 mod crash;
 mod daemon;
+mod diff;
 mod dump;
 mod find;
 mod fork;
@@ -115,6 +116,8 @@ enum Command {
     Fork(fork::Args),
     /// Make, list, rename and delete forks that cannot be changed
     Snapshot(snapshot::Args),
+    /// Show what differs between two trees of an image that is not mounted
+    Diff(diff::Args),
     /// Limit the bytes and files of a directory and all below it, or show its limit
     Limit(limit::Args),
     /// Show and change the keys of an encrypted image that is not mounted
@@ -186,6 +189,7 @@ fn main() -> ExitCode {
     if let Some(file) = cli.key_file.or(cli.key_fd.map(|fd| format!("/dev/fd/{fd}").into())) {
         host_key::give(file);
     }
+    let failure = if matches!(cli.command, Command::Diff(_)) { diff::TROUBLE } else { FAILURE };
     let outcome = match cli.command {
         Command::Mkfs(args) => mkfs::run(args),
         Command::Mount(args) => mount::run(args),
@@ -202,6 +206,7 @@ fn main() -> ExitCode {
         Command::Resize(args) => resize::run(args),
         Command::Fork(args) => fork::run(args),
         Command::Snapshot(args) => snapshot::run(args),
+        Command::Diff(args) => diff::run(args),
         Command::Limit(args) => limit::run(args),
         Command::Key(args) => key::run(args),
         Command::Info(args) => info::run(args),
@@ -230,7 +235,7 @@ fn main() -> ExitCode {
             ExitCode::from(match e.is::<Usage>() {
                 true => usage_code,
                 false if is_fsck => fsck::OPERATIONAL,
-                false => FAILURE,
+                false => failure,
             })
         }
     }

@@ -1,6 +1,7 @@
 //! Trees of an image that is not mounted: see `kedgefs::FileSystem::fork`.
 
 use crate::change::{change, names};
+use crate::diff::{Differences, differences};
 use crate::offline::ImagePath;
 use anyhow::{Context, Result, bail};
 use kedge_host::{Usage, engine};
@@ -41,6 +42,25 @@ pub fn fork(source: &ImagePath, target: &ImagePath, read_only: bool) -> Result<(
             Err(e) => Err(e).with_context(|| format!("fork {}", source.show())),
         }
     })
+}
+
+/// What differs between two trees of an image.
+pub fn diff(before: &ImagePath, after: &ImagePath) -> Result<Differences> {
+    same_image(before, after)?;
+    let fs = before.open()?;
+    let mut roots = Vec::new();
+    for place in [before, after] {
+        let ino = place.find(&fs)?.ino;
+        if ino != Ino::ROOT && !fs.trees().iter().any(|tree| tree.root == ino) {
+            bail!("{}: not the root of a tree: the root of an image, forks and snapshots are", place.show());
+        }
+        roots.push(ino);
+    }
+    let moments = fs.moments(&roots)?;
+    if moments[1].same_below(&moments[0]).is_none() {
+        bail!("{} and {} do not come from one tree", before.show(), after.show());
+    }
+    differences(&moments[0], &moments[1])
 }
 
 /// Deletes a tree. Its space is free when this returns.
