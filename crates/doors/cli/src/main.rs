@@ -41,6 +41,7 @@ mod report;
 mod resize;
 mod rm;
 mod scrub;
+mod send;
 mod serve;
 mod snapshot;
 mod stat;
@@ -118,6 +119,10 @@ enum Command {
     Snapshot(snapshot::Args),
     /// Show what differs between two trees of an image that is not mounted
     Diff(diff::Args),
+    /// Write a snapshot to standard output, whole or as the difference from an older one
+    Send(send::SendArgs),
+    /// Make a snapshot of what `kedge send` has written
+    Receive(send::ReceiveArgs),
     /// Limit the bytes and files of a directory and all below it, or show its limit
     Limit(limit::Args),
     /// Show and change the keys of an encrypted image that is not mounted
@@ -207,6 +212,8 @@ fn main() -> ExitCode {
         Command::Fork(args) => fork::run(args),
         Command::Snapshot(args) => snapshot::run(args),
         Command::Diff(args) => diff::run(args),
+        Command::Send(args) => send::send(args),
+        Command::Receive(args) => send::receive(args),
         Command::Limit(args) => limit::run(args),
         Command::Key(args) => key::run(args),
         Command::Info(args) => info::run(args),

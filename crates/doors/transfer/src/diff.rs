@@ -323,4 +323,4 @@ impl<'a> Paths<'a> {
 
 #[cfg(test)]
 #[path = "diff_tests.rs"]
-mod tests;
+pub(crate) mod tests;

@@ -15,15 +15,19 @@ use std::sync::Arc;
 const OWNER: Owner = Owner { uid: 0, gid: 0 };
 const MIB: u64 = 1 << 20;
 
-fn open(size: u64, checksums: bool) -> FileSystem {
+pub(crate) fn open(size: u64, checksums: bool) -> FileSystem {
+    make(size, checksums).0
+}
+
+pub(crate) fn make(size: u64, checksums: bool) -> (FileSystem, Arc<MemDevice>) {
     let device = Arc::new(MemDevice::new(size));
     let clock = Arc::new(SystemClock::default());
     let options = FormatOptions { size: Some(size), data_checksums: checksums, ..FormatOptions::default() };
     FileSystem::format(device.clone(), clock.clone(), &options).unwrap();
-    FileSystem::open(device, clock, MountOptions::default()).unwrap()
+    (FileSystem::open(device.clone(), clock, MountOptions::default()).unwrap(), device)
 }
 
-fn put(fs: &FileSystem, dir: Ino, name: &str, data: &[u8]) -> Ino {
+pub(crate) fn put(fs: &FileSystem, dir: Ino, name: &str, data: &[u8]) -> Ino {
     let ino = fs.create(dir, name.as_bytes(), 0o644, OWNER).unwrap().ino;
     assert_eq!(fs.write(ino, 0, data).unwrap(), data.len());
     ino
@@ -34,25 +38,25 @@ fn compare(fs: &FileSystem, a: Ino, b: Ino) -> super::Differences {
     differences(&moments[0], &moments[1]).unwrap()
 }
 
-struct Random(SmallRng);
+pub(crate) struct Random(pub(crate) SmallRng);
 
 impl Random {
-    fn below(&mut self, n: u64) -> u64 {
+    pub(crate) fn below(&mut self, n: u64) -> u64 {
         self.0.random_range(0..n)
     }
 }
 
 /// All that a reader can see of a tree.
 #[derive(Default)]
-struct Whole {
-    names: BTreeMap<u64, BTreeSet<Vec<u8>>>,
-    attrs: BTreeMap<u64, Attr>,
-    entries: BTreeMap<u64, BTreeSet<(Vec<u8>, u64)>>,
-    data: BTreeMap<u64, Vec<u8>>,
-    xattrs: BTreeMap<u64, BTreeMap<Vec<u8>, Vec<u8>>>,
+pub(crate) struct Whole {
+    pub(crate) names: BTreeMap<u64, BTreeSet<Vec<u8>>>,
+    pub(crate) attrs: BTreeMap<u64, Attr>,
+    pub(crate) entries: BTreeMap<u64, BTreeSet<(Vec<u8>, u64)>>,
+    pub(crate) data: BTreeMap<u64, Vec<u8>>,
+    pub(crate) xattrs: BTreeMap<u64, BTreeMap<Vec<u8>, Vec<u8>>>,
 }
 
-fn read(fs: &FileSystem, root: Ino, number: &dyn Fn(u64) -> u64) -> Whole {
+pub(crate) fn read(fs: &FileSystem, root: Ino, number: &dyn Fn(u64) -> u64) -> Whole {
     let mut whole = Whole::default();
     let mut left = vec![(Vec::new(), root)];
     while let Some((path, ino)) = left.pop() {
@@ -75,8 +79,16 @@ fn read(fs: &FileSystem, root: Ino, number: &dyn Fn(u64) -> u64) -> Whole {
                 }
             }
             FileKind::Regular => {
-                let mut data = vec![0; attr.size as usize];
-                fs.read(ino, 0, &mut data).unwrap();
+                let whole_file = [(0, attr.size)];
+                let ranges = crate::import::image::ranges(fs, &attr).unwrap();
+                // A large file is sparse.
+                let ranges = if attr.size < 64 * MIB { &whole_file[..] } else { &ranges };
+                let mut data = Vec::new();
+                for (offset, len) in ranges {
+                    let mut part = vec![0; *len as usize];
+                    fs.read(ino, *offset, &mut part).unwrap();
+                    data.extend(part);
+                }
                 whole.data.insert(local, data);
             }
             _ => {}
@@ -187,7 +199,7 @@ fn check(fs: &FileSystem, a: Ino, b: Ino, common: &BTreeSet<u64>, seed: u64) {
     }
 }
 
-fn change_at_random(fs: &FileSystem, root: Ino, random: &mut Random) {
+pub(crate) fn change_at_random(fs: &FileSystem, root: Ino, random: &mut Random) {
     let whole = read(fs, root, &|ino| ino);
     let tree = root.tree();
     let pick = |random: &mut Random, kind: Option<FileKind>| {
@@ -210,7 +222,7 @@ fn change_at_random(fs: &FileSystem, root: Ino, random: &mut Random) {
             fs.write(
                 attr.ino,
                 random.below(3) * 4096,
-                &vec![random.below(256) as u8; (random.below(20_000) as usize)],
+                &vec![random.below(256) as u8; random.below(20_000) as usize],
             )
             .map(drop)
         }),

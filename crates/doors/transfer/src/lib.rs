@@ -9,6 +9,8 @@
 //! | [`change`] | makes and removes names there |
 //! | [`trees`] | forks and deletes trees there |
 //! | [`diff`] | compares two trees |
+//! | [`send`], [`receive`] | a snapshot as a stream, and back |
+//! | [`stream`] | the stream |
 //! | [`limits`] | limits directories there |
 //! | [`copy`] | copies between this machine and images |
 //! | [`to_host`] | writes what is copied to a directory of this machine |
@@ -26,5 +28,8 @@ pub mod metadump;
 pub mod offline;
 pub mod online;
 mod pax;
+pub mod receive;
+pub mod send;
+pub mod stream;
 pub mod to_host;
 pub mod trees;

@@ -3,9 +3,11 @@
 use crate::change::{change, names};
 use crate::diff::{Differences, differences};
 use crate::offline::ImagePath;
+use crate::{receive, send};
 use anyhow::{Context, Result, bail};
 use kedge_host::{Usage, engine};
 use kedgefs::{Error, FileSystem, Ino, TreeInfo, TreeSpace};
+use std::io::{Read, Write};
 use std::path::Path;
 
 /// A tree, and its path in the image.
@@ -48,19 +50,61 @@ pub fn fork(source: &ImagePath, target: &ImagePath, read_only: bool) -> Result<(
 pub fn diff(before: &ImagePath, after: &ImagePath) -> Result<Differences> {
     same_image(before, after)?;
     let fs = before.open()?;
-    let mut roots = Vec::new();
-    for place in [before, after] {
-        let ino = place.find(&fs)?.ino;
-        if ino != Ino::ROOT && !fs.trees().iter().any(|tree| tree.root == ino) {
-            bail!("{}: not the root of a tree: the root of an image, forks and snapshots are", place.show());
-        }
-        roots.push(ino);
-    }
+    let roots = [root(&fs, before)?, root(&fs, after)?];
     let moments = fs.moments(&roots)?;
     if moments[1].same_below(&moments[0]).is_none() {
         bail!("{} and {} do not come from one tree", before.show(), after.show());
     }
     differences(&moments[0], &moments[1])
+}
+
+/// The root of the tree at a place.
+fn root(fs: &FileSystem, place: &ImagePath) -> Result<Ino> {
+    let ino = place.find(fs)?.ino;
+    if ino != Ino::ROOT && !fs.trees().iter().any(|tree| tree.root == ino) {
+        bail!("{}: not the root of a tree: the root of an image, forks and snapshots are", place.show());
+    }
+    Ok(ino)
+}
+
+/// Writes a snapshot as a stream.
+pub fn send(
+    snapshot: &ImagePath,
+    base: Option<&ImagePath>,
+    out: impl Write,
+    options: &send::Options,
+) -> Result<()> {
+    base.map_or(Ok(()), |base| same_image(base, snapshot))?;
+    let fs = snapshot.open()?;
+    let tree = root(&fs, snapshot)?;
+    let base = base.map(|base| root(&fs, base)).transpose()?;
+    send::send(&fs, tree, base, out, options).with_context(|| format!("send {}", snapshot.show()))
+}
+
+/// Makes a snapshot of a stream.
+pub fn receive(target: &ImagePath, input: impl Read, resume: bool) -> Result<()> {
+    change(target, |fs| {
+        let (dir, name) = parent(fs, target)?;
+        let received = receive::receive(fs, dir, Some(name), input, resume);
+        received.with_context(|| format!("receive {}", target.show()))?;
+        fs.reclaim().context("free what is not needed any more")
+    })
+}
+
+/// How far an interrupted transfer came.
+pub fn partial(target: &ImagePath) -> Result<Option<receive::Partial>> {
+    let fs = target.open()?;
+    let (dir, name) = parent(&fs, target)?;
+    receive::partial(&fs, dir, name)
+}
+
+/// Deletes what an interrupted transfer has left.
+pub fn forget_partial(target: &ImagePath) -> Result<()> {
+    change(target, |fs| {
+        let (dir, name) = parent(fs, target)?;
+        receive::forget(fs, dir, name)?;
+        fs.reclaim().context("free what is not needed any more")
+    })
 }
 
 /// Deletes a tree. Its space is free when this returns.

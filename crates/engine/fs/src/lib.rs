@@ -100,6 +100,7 @@ mod limits;
 mod moment;
 mod names;
 mod policy;
+mod receive;
 mod report;
 mod resize;
 mod stats;
@@ -124,5 +125,6 @@ pub use policy::options::{DirtyTracking, FdatasyncRule, FormatOptions, MountOpti
 pub use policy::order::{ByLocation, DirtyInode, OldestFirst, WritebackOrder};
 pub use policy::shared_budget::SharedBudget;
 pub use policy::switches::{SWITCH_WORDS, Switches};
+pub use receive::{Receiving, TreeIdentity};
 pub use trees::{TreeInfo, TreeSpace};
 pub use types::*;

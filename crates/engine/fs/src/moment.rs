@@ -6,6 +6,7 @@
 use crate::api::FileSystem;
 use crate::core::Fs;
 use crate::error::{Error, Result};
+use crate::names::xattr::HIDDEN;
 use crate::types::Attr;
 use kedge_base::{BLOCK_SIZE, BlockNo, CorruptKind, Ino, IoBuf};
 use kedge_format::item::{Dentry, ExtentItem, XattrItem, XattrRest};
@@ -235,6 +236,12 @@ impl TreeMoment {
 
     /// The extended attributes of an inode, by name.
     pub fn xattrs(&self, ino: Ino) -> Result<BTreeMap<Vec<u8>, Vec<u8>>> {
+        let mut found = self.all_xattrs(ino)?;
+        found.retain(|name, _| !name.starts_with(HIDDEN));
+        Ok(found)
+    }
+
+    fn all_xattrs(&self, ino: Ino) -> Result<BTreeMap<Vec<u8>, Vec<u8>>> {
         let mut found = BTreeMap::new();
         let mut large: Option<(Vec<u8>, Vec<u8>, XattrRest)> = None;
         let key = |slot| Key::new(ino, ItemKind::Xattr, slot);
@@ -266,6 +273,25 @@ impl TreeMoment {
             Some(_) => Err(corrupt(format!("an attribute of inode {ino} lacks a part of its value"))),
             None => Ok(found),
         }
+    }
+
+    /// The target of a symbolic link.
+    pub fn target(&self, ino: Ino) -> Result<Vec<u8>> {
+        let mut target = None;
+        let key = Key::new(ino, ItemKind::Symlink, 0);
+        self.scan(key, key, &mut |_, value| {
+            target = Some(value.to_vec());
+            Ok(ControlFlow::Break(()))
+        })?;
+        target.ok_or(Error::NotFound)
+    }
+
+    pub(crate) fn hidden(&self, name: &[u8]) -> Result<Option<Vec<u8>>> {
+        Ok(self.all_xattrs(Ino::ROOT)?.remove(&[HIDDEN, name].concat()))
+    }
+
+    pub(crate) fn uuid(&self) -> uuid::Uuid {
+        self.pin.fs.fs.engine().store().geometry().uuid
     }
 
     /// Reads whole blocks of a file from `offset` on, a multiple of a block, and verifies their

@@ -21,7 +21,7 @@ use kedge_format::limits::{LimitEntry, number_of as limit_of};
 use kedge_format::logwrite::LogSecret;
 use kedge_format::superblock::TableState;
 use kedge_format::trees::{self, TREES_MAX, TreeEntry, TreeKind};
-use kedge_format::{ItemKind, Key};
+use kedge_format::{InodeCore, ItemKind, Key};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 use std::sync::{Arc, OnceLock};
@@ -106,6 +106,8 @@ pub(crate) enum Change {
     /// `source` is forked: `fork` is its fork, and `point` the state of both unless `source` has
     /// not changed since its point was made.
     Fork { source: u32, fork: u32, point: u32, dir: Ino, name: Vec<u8>, read_only: bool, created: i64 },
+    /// A tree with an empty root directory, in which nothing can be changed.
+    Create { number: u32, core: InodeCore, dir: Ino, name: Vec<u8>, created: i64 },
     /// The present state of `source` becomes a point without a fork.
     Point { source: u32, point: u32, created: i64 },
     /// The name of a tree, and whether it may be changed.
@@ -669,6 +671,23 @@ impl Forest {
         Ok(())
     }
 
+    /// An open tree with an empty root directory, for the cut that ends this generation.
+    fn create(&self, number: u32, core: &InodeCore, generation: Generation) -> Result<Arc<Member>> {
+        let marks = Arc::new(Marks::default());
+        let space = self.common.space(&marks);
+        let tree = Tree::create(self.common.io.clone(), space, self.common.config(CACHE_MIN), generation)?;
+        tree.put(Key::inode(Ino::ROOT), &core.encode())?;
+        let counters = Counters::of(Ino::ROOT.0 + 1, 1, 0);
+        Ok(Arc::new(Member { number, tree, counters, marks }))
+    }
+
+    /// The generation of the root of a tree as it is now; `None` if the tree is gone.
+    pub(crate) fn root_generation_of(&self, tree: u32) -> Option<Generation> {
+        let state = self.state.read();
+        let entry = state.entries.get(&tree).filter(|entry| entry.kind == TreeKind::Head)?;
+        Some(self.root_generation(&state, tree, entry))
+    }
+
     /// Freezes all trees but the first, which `first` is, and writes the entries that change into
     /// the table. No record may be applied meanwhile. Returns `None` in an image with one tree.
     pub(crate) fn freeze(&self, first: &Frozen, changes: &[Change]) -> Result<Option<FrozenForest>> {
@@ -687,6 +706,21 @@ impl Forest {
         };
         let mut changed = BTreeSet::new();
         let mut state = self.state.write();
+        for change in changes {
+            if let Change::Create { number, core, dir, name, created } = change {
+                let member = self.create(*number, core, generation)?;
+                // The table has an entry of the first tree, even without a fork.
+                state.entries.entry(0).or_insert_with(|| {
+                    changed.insert(0);
+                    first_entry(*created)
+                });
+                let of_name =
+                    TreeEntry { read_only: true, dir: *dir, name: name.clone(), ..first_entry(*created) };
+                state.entries.insert(*number, of_name);
+                state.named.entry(*dir).or_default().insert(name.clone(), *number);
+                state.open.insert(*number, member);
+            }
+        }
         state.generation = generation.next();
         let members: Vec<_> = state.open.values().map(|m| (m.tree.freeze(), m.clone())).collect();
         for (frozen, member) in &members {
@@ -737,6 +771,7 @@ impl Forest {
         dropped: &mut Vec<Arc<Member>>,
     ) {
         match change {
+            Change::Create { .. } => {} // before the cut
             Change::Fork { source, fork, point, dir, name, read_only, created } => {
                 self.fork(state, (*source, *fork, *point), first, changed, *created);
                 let entry = state.entries.get_mut(fork).expect("just made");

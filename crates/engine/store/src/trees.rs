@@ -33,13 +33,13 @@ use crate::forest::{Change, children};
 use crate::store::Store;
 use crate::walk::Root;
 use kedge_base::atomic::Ordering;
-use kedge_base::{BLOCK_SIZE, BlockNo, Error, Extent, Ino, Result};
+use kedge_base::{BLOCK_SIZE, BlockNo, Error, Extent, Generation, Ino, Result};
 use kedge_format::counts::CountItem;
 use kedge_format::item::{BIRTH_MAX, ExtentItem};
 use kedge_format::node::{NODE_SIZE, NodeView};
 use kedge_format::superblock::CheckpointState;
 use kedge_format::trees::{TreeEntry, TreeKind};
-use kedge_format::{ItemKind, Key};
+use kedge_format::{InodeCore, ItemKind, Key};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 use std::time::Duration;
@@ -200,6 +200,22 @@ impl Store {
         let change = Change::Fork { source, fork, point, dir, name, read_only, created };
         self.change_trees(&[change], &Freed::default(), 3 + self.forest.limits.count(source))?;
         Ok(Ino::ROOT.in_tree(fork))
+    }
+
+    /// Makes a read-only tree whose root directory, `core`, is empty, durably. Conditions as for
+    /// [`Store::fork`].
+    pub fn create_tree(&self, core: InodeCore, dir: Ino, name: &[u8]) -> Result<Ino> {
+        self.check_forkable(0)?;
+        let [number] = self.forest.new_numbers()?;
+        let (name, created) = (name.to_vec(), self.clock.now().sec);
+        let change = Change::Create { number, core, dir, name, created };
+        self.change_trees(&[change], &Freed::default(), 3)?;
+        Ok(Ino::ROOT.in_tree(number))
+    }
+
+    /// The generation of the root node of the tree, which every change of the tree raises.
+    pub fn root_generation(&self, root: Ino) -> Option<Generation> {
+        self.forest.root_generation_of(self.forest.tree_of(root))
     }
 
     pub(crate) fn check_forkable(&self, source: u32) -> Result<()> {

@@ -60,6 +60,14 @@ pub(crate) struct Make<'a> {
     pub owner: Owner,
 }
 
+/// The number of a new inode.
+#[derive(Clone, Copy)]
+enum Number {
+    Next,
+    /// This one, of the tree of the directory. The caller lets no other inode of the tree be made.
+    Given(Ino),
+}
+
 impl Names {
     /// Searches a name. The caller holds the directory's io lock.
     pub(super) fn find(&self, dir: Ino, name: &[u8]) -> Result<Found> {
@@ -191,6 +199,16 @@ impl Names {
     }
 
     pub(crate) fn make(&self, dir: Ino, name: &[u8], make: &Make<'_>) -> Result<Attr> {
+        self.make_as(Number::Next, dir, name, make)
+    }
+
+    /// [`Names::make`] with an inode number that the caller chooses. No other inode of the tree may
+    /// be made meanwhile.
+    pub(crate) fn make_numbered(&self, ino: Ino, dir: Ino, name: &[u8], make: &Make<'_>) -> Result<Attr> {
+        self.make_as(Number::Given(ino), dir, name, make)
+    }
+
+    fn make_as(&self, number: Number, dir: Ino, name: &[u8], make: &Make<'_>) -> Result<Attr> {
         check_name(name)?;
         if make.target.len() > SYMLINK_MAX {
             return Err(Error::NameTooLong);
@@ -208,7 +226,13 @@ impl Names {
             return Err(Error::NotFound);
         }
         flags::check_add(&parent.core)?;
-        let ino = self.inodes.new_ino(dir.ino, &mut parent.meta)?;
+        let ino = match number {
+            Number::Next => self.inodes.new_ino(dir.ino, &mut parent.meta)?,
+            Number::Given(ino) if self.engine.store().get(Key::inode(ino))?.is_some() => {
+                return Err(Error::Exists);
+            }
+            Number::Given(ino) => ino,
+        };
         let mut core = new_core(&parent.core, make.mode, make.kind, make.owner, now);
         core.rdev = make.rdev;
         let mut record = RecordBuilder::new(RecordOp::Create);

@@ -6,7 +6,7 @@ pub(crate) mod directory;
 mod new_name;
 mod rename;
 mod slots;
-mod xattr;
+pub(crate) mod xattr;
 
 use crate::cache::inodes::Inodes;
 use crate::data::Files;

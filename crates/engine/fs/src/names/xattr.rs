@@ -30,6 +30,9 @@ use std::ops::ControlFlow;
 /// Slots of an attribute with the largest value.
 const SLOTS_MAX: u64 = 1 + (XATTR_VALUE_MAX / XATTR_PART_MAX) as u64;
 
+/// Prefix of the engine's own attributes. No caller can set, read or list them.
+pub(crate) const HIDDEN: &[u8] = b"system.kedgefs.";
+
 /// Bytes of all names of an inode, each with a terminating byte: what listxattr(2) can return.
 const NAMES_MAX: usize = 65_536;
 /// Bytes of all values of an inode.
@@ -239,7 +242,33 @@ impl Names {
     pub(crate) fn list_xattrs(&self, ino: Ino, visit: &mut dyn FnMut(&[u8]) -> bool) -> Result<()> {
         let inode = self.inodes.get(ino)?;
         let _io = inode.io.read();
-        self.walk_xattrs(ino, &mut |name, _| visit(name))
+        self.walk_xattrs(ino, &mut |name, _| name.starts_with(HIDDEN) || visit(name))
+    }
+
+    /// An attribute of the engine's own.
+    pub(crate) fn hidden(&self, ino: Ino, name: &[u8]) -> Result<Option<Vec<u8>>> {
+        let inode = self.inodes.get(ino)?;
+        let _io = inode.io.read();
+        Ok(self
+            .find_xattr(ino, &[HIDDEN, name].concat())?
+            .entry
+            .and_then(|value| value.small().map(<[u8]>::to_vec)))
+    }
+
+    /// Sets an attribute of the engine's own, whatever the flags of the inode are. No caller sees a
+    /// change, so the time of the last change stays.
+    pub(crate) fn set_hidden(&self, ino: Ino, name: &[u8], value: &[u8]) -> Result<()> {
+        let name = [HIDDEN, name].concat();
+        let item = Xattr { name: &name, value }.encode();
+        let mut handle = self.engine.begin(Need::record(Class::Normal).patches(1).puts(1, item.len()))?;
+        let inode = self.inodes.get(ino)?;
+        let _io = inode.io.write();
+        let found = self.find_xattr(ino, &name)?;
+        let slot = if found.entry.is_some() { found.at() } else { found.for_new()? };
+        let mut record = RecordBuilder::new(RecordOp::Xattr);
+        record.put(Key::new(ino, ItemKind::Xattr, slot), &item);
+        commit(&mut handle, record, &mut lock_metas(&[&inode]))?;
+        Ok(())
     }
 
     /// Calls `visit` with the name and the length of the value of each attribute until it returns

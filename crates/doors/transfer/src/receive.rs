@@ -1,0 +1,414 @@
+//! `kedge receive`: makes a snapshot of a stream of `kedge send`.
+//!
+//! The tree is filled under the preliminary name `.kedge-receive.NAME.part`, where nothing else can
+//! change it, and gets its name when the stream has ended and everything in it was verified: the
+//! checksum of each record, the hash of all, and that link counts and sizes are those of the
+//! source. At each mark of the stream a snapshot of it becomes `.kedge-receive.NAME`, from which
+//! an interrupted transfer goes on.
+//!
+//! Inodes keep the numbers that they have in the source; all numbers in a stream mean inodes of
+//! the new tree, so nothing outside of it can be reached. Operations of the engine do the work and
+//! refuse what would not be a tree: a directory in itself, two names of a directory, a name with a
+//! slash.
+//!
+//! Inodes between two places have the name `.kedge-NUMBER` with the source's identity in the root.
+
+use crate::stream::{Reader, Record, Token};
+use anyhow::{Context, Result, bail, ensure};
+use kedgefs::{
+    Attr, Error, FallocateMode, FileFlags, FileKind, FileSystem, Ino, Receiving, SetAttr, SetTime,
+    TreeIdentity,
+};
+use std::io::Read;
+
+/// An interrupted transfer.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Partial {
+    pub id: TreeIdentity,
+    pub token: Token,
+}
+
+/// The preliminary names of a tree: of the one that is being filled, and of the last mark.
+fn preliminary(name: &[u8]) -> Result<(Vec<u8>, Vec<u8>)> {
+    ensure!(name.len() <= 200, "the name is too long by {} bytes", name.len() - 200);
+    let mark = [b".kedge-receive.", name].concat();
+    Ok(([&mark[..], b".part"].concat(), mark))
+}
+
+fn root_named(fs: &FileSystem, dir: Ino, name: &[u8]) -> Option<Ino> {
+    fs.tree_named(dir, name)
+}
+
+/// How far an interrupted transfer of a tree with this name came, if it reached a mark.
+pub fn partial(fs: &FileSystem, dir: Ino, name: &[u8]) -> Result<Option<Partial>> {
+    let (_, mark) = preliminary(name)?;
+    let Some(root) = root_named(fs, dir, &mark) else { return Ok(None) };
+    let noted = fs.receive_noted(root)?.unwrap_or_default();
+    let read = || {
+        let (id, rest) = noted.split_first_chunk::<32>()?;
+        let (number, hash) = rest.split_first_chunk::<8>()?;
+        let token = Token { mark: u64::from_le_bytes(*number), hash: hash.try_into().ok()? };
+        Some(Partial { id: TreeIdentity(*id), token })
+    };
+    read().map(Some).context("the tree of an interrupted transfer has no note")
+}
+
+/// Deletes what an interrupted transfer has left.
+pub fn forget(fs: &FileSystem, dir: Ino, name: &[u8]) -> Result<()> {
+    let (part, mark) = preliminary(name)?;
+    for name in [part, mark] {
+        if root_named(fs, dir, &name).is_some() {
+            fs.delete_tree(dir, &name)?;
+        }
+    }
+    Ok(())
+}
+
+/// Makes the tree `name` in `dir` of a stream; without a name, that of the source. `resume`: goes
+/// on with an interrupted transfer. Returns the name.
+///
+/// After an error everything is deleted up to the last mark, or everything if there is none.
+pub fn receive(
+    fs: &FileSystem,
+    dir: Ino,
+    name: Option<&[u8]>,
+    input: impl Read,
+    resume: bool,
+) -> Result<Vec<u8>> {
+    let (mut reader, first) = Reader::begin(input)?;
+    let Record::Begin { id, base, mark, hash, name: given } = first else { bail!("no beginning") };
+    let name = name.map_or(given, <[u8]>::to_vec);
+    let (part, at_mark) = preliminary(&name)?;
+    match fs.lookup(dir, &name) {
+        Err(Error::NotFound) => {}
+        Ok(_) => bail!("{} is there already", String::from_utf8_lossy(&name)),
+        Err(e) => return Err(e.into()),
+    }
+    let from = match (resume, partial(fs, dir, &name)?) {
+        (true, Some(there)) => {
+            ensure!(there.id.0 == id, "the stream is of another snapshot than the interrupted transfer");
+            let wanted = Token { mark, hash };
+            ensure!(
+                there.token == wanted,
+                "the stream begins after mark {mark}, the interrupted transfer needs --resume-from {}",
+                there.token
+            );
+            root_named(fs, dir, &at_mark)
+        }
+        (true, None) => bail!("no interrupted transfer of {} is there", String::from_utf8_lossy(&name)),
+        (false, _) => {
+            ensure!(mark == 0, "the stream is the rest of an interrupted transfer: --resume");
+            forget(fs, dir, &name)?;
+            match base == [0; 32] {
+                true => None,
+                false => Some(find_base(fs, &TreeIdentity(base))?),
+            }
+        }
+    };
+    if root_named(fs, dir, &part).is_some() {
+        fs.delete_tree(dir, &part)?;
+    }
+    let tree = fs.receive(from, dir, &part)?;
+    let mut receiver = Receiver { fs, tree, id: TreeIdentity(id), dir, at_mark };
+    let done = receiver.run(&mut reader, &name);
+    match done {
+        Ok(()) => {
+            if root_named(fs, dir, &receiver.at_mark).is_some() {
+                fs.delete_tree(dir, &receiver.at_mark)?;
+            }
+            Ok(name)
+        }
+        Err(e) => {
+            let e = e.context(format!("record {}", reader.place()));
+            Err(match receiver.tree.abandon() {
+                Ok(()) => e,
+                Err(left) => e.context(format!("the unfinished tree stays: {left}")),
+            })
+        }
+    }
+}
+
+/// The snapshot with this identity.
+fn find_base(fs: &FileSystem, base: &TreeIdentity) -> Result<Ino> {
+    for tree in fs.trees().into_iter().filter(|tree| tree.read_only) {
+        if fs.tree_identity(tree.root)? == *base && !tree.name.starts_with(b".kedge-receive.") {
+            return Ok(tree.root);
+        }
+    }
+    bail!("the snapshot from which the stream says the difference is not here, or was changed ({base})")
+}
+
+struct Receiver<'a> {
+    fs: &'a FileSystem,
+    tree: Receiving,
+    id: TreeIdentity,
+    dir: Ino,
+    at_mark: Vec<u8>,
+}
+
+fn is_dir(attr: &Attr) -> bool {
+    attr.kind == FileKind::Directory
+}
+
+impl Receiver<'_> {
+    fn run(&mut self, reader: &mut Reader<impl Read>, name: &[u8]) -> Result<()> {
+        self.relax(Ino::ROOT)?;
+        loop {
+            match reader.next()? {
+                Record::End { .. } => break,
+                Record::Mark { number, hash } => self.keep(&Token { mark: number, hash })?,
+                record => self.apply(record)?,
+            }
+        }
+        self.check_staged()?;
+        Ok(self.tree.finish(self.dir, name, &self.id)?)
+    }
+
+    /// Keeps the state at a mark.
+    fn keep(&self, token: &Token) -> Result<()> {
+        let note = [&self.id.0[..], &token.mark.to_le_bytes(), &token.hash].concat();
+        self.tree.note(&note)?;
+        let root = self.tree.root();
+        match root_named(self.fs, self.dir, &self.at_mark) {
+            Some(_) => {
+                let made = self.fs.roll_back(root, self.dir, &self.at_mark)?;
+                self.fs.set_tree_read_only(made.ino, true)?;
+            }
+            None => drop(self.fs.fork(root, self.dir, &self.at_mark, true)?),
+        }
+        Ok(())
+    }
+
+    /// The name of an inode between two places.
+    fn staged(&self, ino: u64) -> Vec<u8> {
+        format!("{}{ino}", self.prefix()).into_bytes()
+    }
+
+    fn prefix(&self) -> String {
+        format!(".kedge-{}-", self.id)
+    }
+
+    /// Clears the flags that forbid changes. The last record of the inode sets them.
+    fn relax(&self, ino: Ino) -> Result<Attr> {
+        let attr = self.tree.attr(ino).with_context(|| format!("inode {ino}"))?;
+        let hard = FileFlags::IMMUTABLE | FileFlags::APPEND;
+        if attr.flags.has(hard) {
+            self.tree.set_flags(ino, attr.flags.without(hard))?;
+        }
+        Ok(attr)
+    }
+
+    fn file(&self, ino: u64) -> Result<Ino> {
+        let attr = self.relax(Ino(ino))?;
+        ensure!(attr.kind == FileKind::Regular, "inode {ino} is no file");
+        Ok(Ino(ino))
+    }
+
+    fn find(&self, dir: u64, name: &[u8]) -> Result<Option<Attr>> {
+        match self.tree.lookup(Ino(dir), name) {
+            Ok(attr) => Ok(Some(attr)),
+            Err(Error::NotFound) => Ok(None),
+            Err(e) => Err(e).with_context(|| format!("name in directory {dir}")),
+        }
+    }
+
+    fn apply(&self, record: Record) -> Result<()> {
+        let tree = &self.tree;
+        match record {
+            Record::New { ino, dir, name, mode, rdev, flags, target } => {
+                self.make(ino, (dir, name), (mode, rdev, flags), &target)
+            }
+            Record::Size { ino, size } => {
+                let set = SetAttr { size: Some(size), ..SetAttr::default() };
+                tree.setattr(self.file(ino)?, &set)?;
+                Ok(())
+            }
+            Record::Data { ino, offset, bytes } => Ok(tree.write(self.file(ino)?, offset, &bytes)?),
+            Record::Reserve { ino, offset, len } => {
+                let ino = self.file(ino)?;
+                tree.fallocate(ino, FallocateMode::PunchHole, offset, len)?;
+                Ok(tree.fallocate(ino, FallocateMode::Allocate { keep_size: true }, offset, len)?)
+            }
+            Record::Punch { ino, offset, len } => {
+                Ok(tree.fallocate(self.file(ino)?, FallocateMode::PunchHole, offset, len)?)
+            }
+            Record::Xattr { ino, name, value } => {
+                self.relax(Ino(ino))?;
+                Ok(tree.set_xattr(Ino(ino), &name, Some(&value))?)
+            }
+            Record::NoXattr { ino, name } => {
+                self.relax(Ino(ino))?;
+                Ok(tree.set_xattr(Ino(ino), &name, None)?)
+            }
+            Record::Take { dir, name, ino } => self.take(dir, &name, ino),
+            Record::Remove { dir, name, ino } => self.remove(dir, &name, ino),
+            Record::Name { dir, name, ino } => self.name(dir, &name, ino),
+            Record::Named {} => self.clean(),
+            Record::Attr { ino, mode, uid, gid, flags, nlink, size, atime, mtime, ctime } => {
+                let times = (atime, mtime, ctime);
+                self.attributes(Ino(ino), (mode, uid, gid), flags, (nlink, size), times)
+            }
+            Record::Begin { .. } | Record::Mark { .. } | Record::End { .. } => bail!("out of place"),
+        }
+    }
+
+    fn make(
+        &self,
+        ino: u64,
+        (dir, name): (u64, Vec<u8>),
+        (mode, rdev, flags): (u32, u64, u32),
+        target: &[u8],
+    ) -> Result<()> {
+        if self.tree.attr(Ino(ino)).is_ok() {
+            return Ok(());
+        }
+        let (dir, name) = if dir == 0 { (Ino::ROOT, self.staged(ino)) } else { (Ino(dir), name) };
+        self.relax(dir)?;
+        let made = self.tree.make(Ino(ino), dir, &name, mode, rdev, target);
+        made.with_context(|| format!("make inode {ino}"))?;
+        // What it has from its directory is not the source's.
+        for name in self.fs.listxattr(Ino(ino).in_tree(self.tree.root().tree()))? {
+            self.tree.set_xattr(Ino(ino), &name, None)?;
+        }
+        let attr = self.tree.attr(Ino(ino))?;
+        let flags = FileFlags::from_bits(flags).context("unknown flags")?;
+        if matches!(attr.kind, FileKind::Regular | FileKind::Directory) && attr.flags != flags {
+            self.set_flags(Ino(ino), flags)?;
+        }
+        Ok(())
+    }
+
+    /// Sets flags. Without checksums of data in the image, a file has none anyway.
+    fn set_flags(&self, ino: Ino, flags: FileFlags) -> Result<()> {
+        match self.tree.set_flags(ino, flags) {
+            Err(Error::NotSupported(_)) if flags.has(FileFlags::NOCOW) => {
+                self.set_flags(ino, flags.without(FileFlags::NOCOW))
+            }
+            set => set.with_context(|| format!("flags of inode {ino}")),
+        }
+    }
+
+    fn take(&self, dir: u64, name: &[u8], ino: u64) -> Result<()> {
+        self.relax(Ino(dir))?;
+        let attr = self.relax(Ino(ino))?;
+        let there = self.find(dir, name)?;
+        ensure!(there.is_some_and(|there| there.ino == attr.ino), "inode {ino} does not have the name");
+        let staged = self.staged(ino);
+        match self.find(Ino::ROOT.0, &staged)? {
+            Some(_) if !is_dir(&attr) => Ok(self.tree.unlink(Ino(dir), name)?),
+            _ => Ok(self.tree.rename((Ino(dir), name), (Ino::ROOT, &staged))?),
+        }
+    }
+
+    /// Removes a name; of a directory, depth first, what is left in it.
+    fn remove(&self, dir: u64, name: &[u8], ino: u64) -> Result<()> {
+        let there = self.find(dir, name)?.context("the name is not there")?;
+        ensure!(there.ino.local().0 == ino, "inode {ino} does not have the name");
+        let mut left = vec![(Ino(dir), name.to_vec(), Ino(ino))];
+        while let Some((above, name, ino)) = left.last().cloned() {
+            self.relax(above)?;
+            if !is_dir(&self.relax(ino)?) {
+                self.tree.unlink(above, &name)?;
+                left.pop();
+                continue;
+            }
+            let entries = crate::offline::entries(self.fs, ino.in_tree(self.tree.root().tree()))?;
+            if entries.is_empty() {
+                self.tree.rmdir(above, &name)?;
+                left.pop();
+            } else {
+                left.extend(entries.into_iter().map(|(name, below)| (ino, name, below.local())));
+            }
+        }
+        Ok(())
+    }
+
+    fn name(&self, dir: u64, name: &[u8], ino: u64) -> Result<()> {
+        let attr = self.relax(Ino(ino))?;
+        self.relax(Ino(dir))?;
+        match self.find(dir, name)? {
+            Some(there) if there.ino == attr.ino => return Ok(()),
+            Some(_) => bail!("a name in directory {dir} is taken"),
+            None => {}
+        }
+        match is_dir(&attr) {
+            true => Ok(self.tree.rename((Ino::ROOT, &self.staged(ino)), (Ino(dir), name))?),
+            false => Ok(self.tree.link(Ino(ino), Ino(dir), name)?),
+        }
+    }
+
+    fn entries_staged(&self) -> Result<Vec<(Vec<u8>, Ino)>> {
+        let prefix = self.prefix();
+        let mut found = Vec::new();
+        self.fs.readdir(self.tree.root(), 0, &mut |entry| {
+            if entry.name.starts_with(prefix.as_bytes()) {
+                found.push((entry.name.to_vec(), entry.ino));
+            }
+            found.len() < 1024
+        })?;
+        Ok(found)
+    }
+
+    /// Removes the preliminary names of files, all of which have names of their own now.
+    fn clean(&self) -> Result<()> {
+        loop {
+            let found = self.entries_staged()?;
+            if found.is_empty() {
+                return Ok(());
+            }
+            for (name, ino) in found {
+                ensure!(!is_dir(&self.relax(ino.local())?), "directory {} gets no name", ino.local());
+                self.tree.unlink(Ino::ROOT, &name)?;
+            }
+        }
+    }
+
+    fn check_staged(&self) -> Result<()> {
+        ensure!(self.entries_staged()?.is_empty(), "the stream ends before all names are given");
+        Ok(())
+    }
+
+    fn attributes(
+        &self,
+        ino: Ino,
+        (mode, uid, gid): (u32, u32, u32),
+        flags: u32,
+        (nlink, size): (u32, u64),
+        (atime, mtime, ctime): (kedgefs::Timespec, kedgefs::Timespec, kedgefs::Timespec),
+    ) -> Result<()> {
+        let before = self.relax(ino)?;
+        ensure!(FileKind::from_mode(mode) == Some(before.kind), "inode {ino} has another type");
+        if before.kind == FileKind::Regular && before.size != size {
+            self.tree.setattr(ino, &SetAttr { size: Some(size), ..SetAttr::default() })?;
+        }
+        let flags = FileFlags::from_bits(flags).context("unknown flags")?;
+        let fixed = self.tree.attr(ino)?.flags != flags;
+        if fixed && matches!(before.kind, FileKind::Regular | FileKind::Directory) {
+            // Those that forbid changes come last.
+            let hard = FileFlags::IMMUTABLE | FileFlags::APPEND;
+            self.set_flags(ino, flags.without(hard))?;
+        }
+        let set = SetAttr {
+            mode: Some(mode & 0o7777),
+            uid: Some(uid),
+            gid: Some(gid),
+            atime: Some(SetTime::At(atime)),
+            mtime: Some(SetTime::At(mtime)),
+            ctime: Some(ctime),
+            ..SetAttr::default()
+        };
+        self.tree.setattr(ino, &set)?;
+        let now = self.tree.attr(ino)?;
+        if now.flags != flags && flags.has(FileFlags::IMMUTABLE | FileFlags::APPEND) {
+            self.set_flags(ino, flags)?;
+            self.tree.setattr(ino, &SetAttr { ctime: Some(ctime), ..SetAttr::default() })?;
+        }
+        ensure!(now.nlink == nlink, "inode {ino} has {} links instead of {nlink}", now.nlink);
+        ensure!(now.size == size, "inode {ino} has size {} instead of {size}", now.size);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+#[path = "receive_tests.rs"]
+mod tests;

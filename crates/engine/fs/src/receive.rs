@@ -1,0 +1,280 @@
+//! Filling a tree from outside, with inode numbers that the caller chooses: [`Receiving`].
+//!
+//! The tree is read-only for everyone else, under a name of its own, until
+//! [`Receiving::finish`] gives it the name that it shall have. Both are checkpoints
+//! ([`kedge_store`]), so after a crash the final name has the whole tree or does not exist.
+//!
+//! # Identity
+//! A state of a tree is identified by the image's uuid and the address and generation of the root
+//! node: no other state has both, since a node is written once. A received tree has the identity of
+//! its source, in an attribute of its root that no caller of the library can set
+//! ([`crate::names::xattr::HIDDEN`]). Forks inherit the attribute with the root. So it also says in
+//! which generation the tree was complete; a change since then gives the root a younger
+//! generation, and the attribute counts no more.
+
+use crate::api::FileSystem;
+use crate::error::{Error, Result};
+use crate::moment::TreeMoment;
+use crate::names::directory::Make;
+use crate::types::{Attr, FallocateMode, Owner, RenameMode, SetAttr, WriteMode, XattrMode};
+use kedge_base::{Generation, Ino};
+use kedge_format::{FileFlags, FileKind, InodeCore};
+
+/// The attribute with the identity of a received tree and the generation of its completion.
+pub(crate) const RECEIVED: &[u8] = b"received";
+/// The attribute of a tree that is being received: what the caller has noted.
+const PROGRESS: &[u8] = b"receiving";
+
+/// Identifies a state of a tree, in all images.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct TreeIdentity(pub [u8; 32]);
+
+impl TreeIdentity {
+    pub(crate) fn of(uuid: &uuid::Uuid, (addr, generation): (u64, u64)) -> TreeIdentity {
+        let mut id = [0; 32];
+        id[..16].copy_from_slice(uuid.as_bytes());
+        id[16..24].copy_from_slice(&addr.to_le_bytes());
+        id[24..].copy_from_slice(&generation.to_le_bytes());
+        TreeIdentity(id)
+    }
+
+    /// The identity in the attribute of a tree whose root has this generation.
+    pub(crate) fn received(value: &[u8], root: Generation) -> Option<TreeIdentity> {
+        let (id, generation) = value.split_at_checked(32)?;
+        let complete = u64::from_le_bytes(generation.try_into().ok()?);
+        (root.0 <= complete).then(|| TreeIdentity(id.try_into().expect("32 bytes")))
+    }
+}
+
+impl std::fmt::Display for TreeIdentity {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+/// A tree that is being filled. Inodes are named by their numbers within the tree. Dropped without
+/// [`Receiving::finish`] or [`Receiving::abandon`] it stays under its preliminary name.
+pub struct Receiving {
+    fs: FileSystem,
+    root: Ino,
+    dir: Ino,
+    name: Vec<u8>,
+}
+
+impl FileSystem {
+    /// The identity of the tree with this root, as it is now. Changes since the last checkpoint
+    /// are not in it, so only that of a snapshot means anything.
+    ///
+    /// # Errors
+    /// EINVAL: the directory is not the root of a snapshot.
+    pub fn tree_identity(&self, root: Ino) -> Result<TreeIdentity> {
+        let tree = self.trees().into_iter().find(|tree| tree.root == root);
+        if !tree.is_some_and(|tree| tree.read_only) {
+            return Err(Error::Invalid("the directory is not the root of a snapshot"));
+        }
+        let moments = self.moments(&[root])?;
+        moments.first().expect("one for each root").identity()
+    }
+
+    /// Begins to fill a tree with the name `name` in `dir`: an empty one, or a fork of the snapshot
+    /// `base`. Nothing else can change it until it is complete.
+    ///
+    /// # Errors
+    /// As for [`FileSystem::fork`].
+    pub fn receive(&self, base: Option<Ino>, dir: Ino, name: &[u8]) -> Result<Receiving> {
+        let root = match base {
+            Some(base) => self.fork(base, dir, name, true)?.ino,
+            None => self.fs.create_tree(dir, name)?,
+        };
+        Ok(Receiving { fs: self.clone(), root, dir, name: name.to_vec() })
+    }
+
+    /// Goes on with a tree that [`FileSystem::receive`] began. Returns what
+    /// [`Receiving::note`] has last noted in it.
+    pub fn receive_noted(&self, root: Ino) -> Result<Option<Vec<u8>>> {
+        self.fs.names().hidden(root, PROGRESS)
+    }
+}
+
+impl crate::core::Fs {
+    fn create_tree(&self, dir: Ino, name: &[u8]) -> Result<Ino> {
+        self.quietly(|| {
+            self.check_changeable(dir)?;
+            self.names().check_free(dir, name)?;
+            let now = self.engine().now();
+            let core = InodeCore {
+                mode: FileKind::Directory.mode_bits() | 0o700,
+                nlink: 2,
+                parent: Ino::ROOT,
+                atime: now,
+                mtime: now,
+                ctime: now,
+                btime: now,
+                ..InodeCore::default()
+            };
+            Ok(self.engine().store().create_tree(core, dir, name)?)
+        })
+    }
+
+    fn complete(&self, tree: &Receiving, (dir, name): (Ino, &[u8]), id: &TreeIdentity) -> Result<()> {
+        let store = self.engine().store();
+        self.quietly(|| {
+            self.check_changeable(dir)?;
+            self.names().check_free(dir, name)?;
+            loop {
+                // The root gets the generation in which the attribute is set.
+                let generation = store.generation();
+                let value = [&id.0[..], &generation.0.to_le_bytes()].concat();
+                self.names().set_hidden(tree.root, RECEIVED, &value)?;
+                if store.generation() == generation {
+                    break;
+                }
+            }
+            store.name_tree(tree.root, dir, name, true)?;
+            if let Some(inode) = self.inodes().cached(tree.root) {
+                inode.meta.lock().core.parent = dir;
+            }
+            Ok(())
+        })
+    }
+}
+
+impl TreeMoment {
+    /// The identity of the tree at the moment: that of the tree which was received, if it did not
+    /// change since, or its own.
+    pub fn identity(&self) -> Result<TreeIdentity> {
+        let generation = Generation(self.root_node().1);
+        let received = self.hidden(RECEIVED)?;
+        let received = received.and_then(|value| TreeIdentity::received(&value, generation));
+        Ok(received.unwrap_or_else(|| TreeIdentity::of(&self.uuid(), self.root_node())))
+    }
+}
+
+impl Receiving {
+    /// The root directory, for reading.
+    pub fn root(&self) -> Ino {
+        self.root
+    }
+
+    fn ino(&self, local: Ino) -> Ino {
+        local.in_tree(self.root.tree())
+    }
+
+    /// Runs a change of the tree, which is read-only for others.
+    fn change<R>(&self, run: impl FnOnce(&crate::core::Fs) -> Result<R>) -> Result<R> {
+        let _inside = self.fs.fs.engine().gate().change();
+        run(&self.fs.fs)
+    }
+
+    /// The attributes of an inode.
+    pub fn attr(&self, ino: Ino) -> Result<Attr> {
+        self.fs.getattr(self.ino(ino))
+    }
+
+    /// The inode of a name.
+    pub fn lookup(&self, dir: Ino, name: &[u8]) -> Result<Attr> {
+        self.fs.lookup(self.ino(dir), name)
+    }
+
+    /// Makes an inode with this number and name. `mode` has the type bits; `target` is that of a
+    /// symbolic link.
+    ///
+    /// # Errors
+    /// EEXIST: the number or the name is in use. EINVAL: an impossible number, type or target.
+    pub fn make(&self, ino: Ino, dir: Ino, name: &[u8], mode: u32, rdev: u64, target: &[u8]) -> Result<()> {
+        let kind = FileKind::from_mode(mode).ok_or(Error::Invalid("file type"))?;
+        if ino <= Ino::ROOT || ino.local() != ino || ino <= dir {
+            return Err(Error::Invalid("inode number"));
+        }
+        if (kind == FileKind::Symlink) == target.is_empty() {
+            return Err(Error::Invalid("target of a symbolic link"));
+        }
+        let make = Make { kind, mode, rdev, target, owner: Owner::default() };
+        self.change(|fs| fs.names().make_numbered(self.ino(ino), self.ino(dir), name, &make).map(drop))
+    }
+
+    /// Adds a name to an inode that is no directory.
+    pub fn link(&self, ino: Ino, dir: Ino, name: &[u8]) -> Result<()> {
+        self.change(|fs| fs.names().link(self.ino(ino), self.ino(dir), name).map(drop))
+    }
+
+    /// Removes a name of an inode that is no directory.
+    pub fn unlink(&self, dir: Ino, name: &[u8]) -> Result<()> {
+        self.change(|fs| fs.names().unlink(self.ino(dir), name))
+    }
+
+    /// Removes an empty directory.
+    pub fn rmdir(&self, dir: Ino, name: &[u8]) -> Result<()> {
+        self.change(|fs| fs.names().rmdir(self.ino(dir), name))
+    }
+
+    /// Moves a name; the new one must be free. A directory cannot move into itself.
+    pub fn rename(&self, from: (Ino, &[u8]), to: (Ino, &[u8])) -> Result<()> {
+        let moved = self.lookup(from.0, from.1)?;
+        let mut at = self.ino(to.0);
+        while moved.kind == FileKind::Directory && at != self.root {
+            if at == moved.ino {
+                return Err(Error::Invalid("a directory cannot move into itself"));
+            }
+            at = self.fs.lookup(at, b"..")?.ino;
+        }
+        let mode = RenameMode::NoReplace;
+        self.change(|fs| fs.names().rename(self.ino(from.0), from.1, self.ino(to.0), to.1, mode))
+    }
+
+    /// Writes all of the bytes.
+    pub fn write(&self, ino: Ino, mut offset: u64, mut bytes: &[u8]) -> Result<()> {
+        while !bytes.is_empty() {
+            let mode = WriteMode::default();
+            let n = self.change(|fs| fs.files().write(self.ino(ino), offset, bytes, mode))?;
+            offset = offset.saturating_add(n as u64);
+            bytes = &bytes[n..];
+        }
+        Ok(())
+    }
+
+    /// fallocate(2).
+    pub fn fallocate(&self, ino: Ino, mode: FallocateMode, offset: u64, len: u64) -> Result<()> {
+        self.change(|fs| fs.files().fallocate(self.ino(ino), mode, offset, len))
+    }
+
+    /// Sets attributes.
+    pub fn setattr(&self, ino: Ino, set: &SetAttr) -> Result<Attr> {
+        self.change(|fs| fs.names().setattr(self.ino(ino), set))
+    }
+
+    /// Sets the flags of chattr(1).
+    pub fn set_flags(&self, ino: Ino, flags: FileFlags) -> Result<()> {
+        self.change(|fs| fs.names().set_flags(self.ino(ino), flags))
+    }
+
+    /// Sets an extended attribute, or removes it.
+    pub fn set_xattr(&self, ino: Ino, name: &[u8], value: Option<&[u8]>) -> Result<()> {
+        self.change(|fs| match value {
+            Some(value) => fs.names().setxattr(self.ino(ino), name, value, XattrMode::Any),
+            None => fs.names().removexattr(self.ino(ino), name),
+        })
+    }
+
+    /// Notes in the tree how far it is, at most 1 KiB. A fork of the tree has the note too.
+    pub fn note(&self, progress: &[u8]) -> Result<()> {
+        if progress.len() > 1024 {
+            return Err(Error::XattrTooLarge);
+        }
+        self.change(|fs| fs.names().set_hidden(self.root, PROGRESS, progress))
+    }
+
+    /// Gives the tree its name, as a snapshot with this identity: all of it is durable then, or
+    /// after an error or a crash it has the preliminary name.
+    ///
+    /// # Errors
+    /// EEXIST: the name is taken.
+    pub fn finish(&self, dir: Ino, name: &[u8], id: &TreeIdentity) -> Result<()> {
+        self.fs.fs.complete(self, (dir, name), id)
+    }
+
+    /// Deletes the tree.
+    pub fn abandon(&self) -> Result<()> {
+        self.fs.delete_tree(self.dir, &self.name)
+    }
+}
