@@ -2,8 +2,8 @@
 //!
 //! # Exit codes
 //! 0 success · 1 failure · 2 usage. `fsck` and `scrub` follow fsck(8): 0 clean, 1 fixed, 4 errors
-//! left, 8 operational error, 16 usage. `diff` follows diff(1): 0 same, 1 differ, 2 error. An error is one line on stderr that starts with `kedge:`
-//! and names what failed and where.
+//! left, 8 operational error, 16 usage. `diff` follows diff(1): 0 same, 1 differ, 2 error. An error
+//! is one line on stderr that starts with `kedge:` and names what failed and where.
 //!
 //! # Shape
 //! A module for each subcommand, or for two that are opposites (`freeze` and thaw). The others are

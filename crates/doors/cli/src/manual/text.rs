@@ -24,6 +24,14 @@ const EXIT: Section = (
         Term("2", "Wrong usage. Nothing was touched."),
     ],
 );
+const EXIT_DIFF: Section = (
+    "EXIT STATUS",
+    &[
+        Term("0", "The trees are the same."),
+        Term("1", "They differ."),
+        Term("2", "Failure or wrong usage. One line on standard error names what failed and where."),
+    ],
+);
 const EXIT_FSCK: Section = (
     "EXIT STATUS",
     &[
@@ -232,6 +240,39 @@ const PAGES: &[(&str, &[Section])] = &[
                     Code("kedge limit --size 5G --files 100k mnt/box\nkedge limit mnt/box"),
                     Text("Remove the limit of bytes:"),
                     Code("kedge limit --size none mnt/box"),
+                ],
+            ),
+        ],
+    ),
+    (
+        "kedge-diff",
+        &[
+            (
+                "OUTPUT",
+                &[
+                    Text(
+                        "A line for each difference: `+` created, `-` deleted, `>` renamed, `=` linked, `!` \
+                         unlinked, `M` modified, with what was modified. Paths are relative to the trees. \
+                         Access times do not count. With `-0` a renamed file has its old path, a zero byte, \
+                         its new path, and a zero byte.",
+                    ),
+                ],
+            ),
+            EXIT_DIFF,
+        ],
+    ),
+    (
+        "kedge-send",
+        &[
+            EXIT,
+            (
+                "EXAMPLES",
+                &[
+                    Text("Copy a snapshot into another image, then what has changed until the next one:"),
+                    Code(
+                        "kedge send a.kedge:/mon | kedge receive b.kedge:/mon\n\
+                         kedge send --from a.kedge:/mon a.kedge:/tue | kedge receive b.kedge:/tue",
+                    ),
                 ],
             ),
         ],
