@@ -154,7 +154,7 @@ impl Receiver<'_> {
     fn run(&mut self, reader: &mut Reader<impl Read>, name: &[u8]) -> Result<()> {
         self.relax(Ino::ROOT)?;
         loop {
-            match reader.next()? {
+            match reader.record()? {
                 Record::End { .. } => break,
                 Record::Mark { number, hash } => self.keep(&Token { mark: number, hash })?,
                 record => self.apply(record)?,

@@ -326,7 +326,7 @@ impl<R: Read> Reader<R> {
     }
 
     /// The next record. A `Mark` or `End` is verified.
-    pub fn next(&mut self) -> Result<Record> {
+    pub fn record(&mut self) -> Result<Record> {
         let record = self.read()?;
         let place = self.place - 1;
         let found: Hash = match &record {

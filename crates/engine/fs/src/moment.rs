@@ -117,6 +117,12 @@ pub type OnChange<'a> = dyn FnMut(TreeChange<'_>) -> Result<ControlFlow<()>> + '
 /// Receives names: the directory, the name, the inode, and its type.
 pub type OnName<'a> = dyn FnMut(Ino, &[u8], Ino, FileKind) -> ControlFlow<()> + 'a;
 
+/// Receives items until it breaks.
+type OnItem<'a> = dyn FnMut(Key, &[u8]) -> Result<ControlFlow<()>> + 'a;
+
+/// Receives ranges of file blocks, with what they hold.
+type OnRange<'a> = dyn FnMut(u64, u64, RangeKind) -> Result<ControlFlow<()>> + 'a;
+
 impl Fs {
     fn moments(&self, roots: &[Ino]) -> Result<Vec<Moment>> {
         for root in roots {
@@ -188,12 +194,7 @@ impl TreeMoment {
         self.pin.fs.fs.engine().store().same_below(&self.moment, &other.moment)
     }
 
-    fn scan(
-        &self,
-        from: Key,
-        to: Key,
-        visit: &mut dyn FnMut(Key, &[u8]) -> Result<ControlFlow<()>>,
-    ) -> Result<u64> {
+    fn scan(&self, from: Key, to: Key, visit: &mut OnItem<'_>) -> Result<u64> {
         let mut failed = Failed(None);
         let store = self.pin.fs.fs.engine().store();
         let scanned = store.scan_moment(&self.moment, &self.pin.nodes, (from, to), &mut |key, value| {
@@ -433,11 +434,7 @@ impl Runs {
     }
 
     /// Compares the file blocks below `limit`. All extents that begin below it were added.
-    fn compare(
-        &mut self,
-        limit: u64,
-        emit: &mut impl FnMut(u64, u64, RangeKind) -> Result<ControlFlow<()>>,
-    ) -> Result<ControlFlow<()>> {
+    fn compare(&mut self, limit: u64, emit: &mut OnRange<'_>) -> Result<ControlFlow<()>> {
         loop {
             for side in &mut self.sides {
                 while side.front().is_some_and(|run| run.end <= self.at) {
@@ -471,10 +468,7 @@ impl Runs {
         }
     }
 
-    fn close(
-        &mut self,
-        emit: &mut impl FnMut(u64, u64, RangeKind) -> Result<ControlFlow<()>>,
-    ) -> Result<ControlFlow<()>> {
+    fn close(&mut self, emit: &mut OnRange<'_>) -> Result<ControlFlow<()>> {
         match self.open.take() {
             Some((at, end, kind)) => emit(at, end, kind),
             None => Ok(ControlFlow::Continue(())),

@@ -78,7 +78,7 @@ pub use kedge_format::superblock::Losses;
 pub use kedge_format::trees::{TreeEntry, TreeKind};
 pub use kedge_log::{ForceCause, RecordLsn};
 pub use limits::{Amount, Charge, LimitId, LimitState, Room, Spent};
-pub use moment::{Differs, Moment, Nodes};
+pub use moment::{Differs, Moment, Nodes, OnItem};
 pub use need::{CHECKPOINT_RECORD_MAX, Class, Need, PROMISE_PER_PIECE};
 pub use recovery::{OpenOptions, count_log_writes};
 pub use residents::ResidentRange;

@@ -24,7 +24,7 @@ use kedge_format::Key;
 use kedge_format::node::{Child, NODE_BLOCKS, NodeView};
 use kedge_format::superblock::CheckpointState;
 use kedge_format::trees::TreeKind;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
@@ -33,11 +33,11 @@ const KEPT_MAX: usize = 256;
 
 /// Nodes that scans of moments have read, so that a scan of one file does not read the way to its
 /// leaf again.
-pub struct Nodes(Mutex<HashMap<(u64, u64), Arc<IoBuf>>>);
+pub struct Nodes(Mutex<BTreeMap<(u64, u64), Arc<IoBuf>>>);
 
 impl Default for Nodes {
     fn default() -> Nodes {
-        Nodes(Mutex::new(Rank::Leaf, HashMap::new()))
+        Nodes(Mutex::new(Rank::Leaf, BTreeMap::new()))
     }
 }
 
@@ -80,6 +80,9 @@ impl Moment {
 
 /// What a comparison passes on: the key, and the values in the two trees.
 pub type Differs<'a> = dyn FnMut(Key, Option<&[u8]>, Option<&[u8]>) -> Result<ControlFlow<()>> + 'a;
+
+/// Receives items until it breaks.
+pub type OnItem<'a> = dyn FnMut(Key, &[u8]) -> Result<ControlFlow<()>> + 'a;
 
 /// The next element of a tree.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -346,7 +349,7 @@ impl Store {
         moment: &Moment,
         kept: &Nodes,
         (from, to): (Key, Key),
-        visit: &mut dyn FnMut(Key, &[u8]) -> Result<ControlFlow<()>>,
+        visit: &mut OnItem<'_>,
     ) -> Result<u64> {
         let mut cursor = Cursor { kept: Some(kept), ..Cursor::new(self, Some(moment.root)) };
         cursor.seek(from)?;

@@ -249,14 +249,12 @@ const PAGES: &[(&str, &[Section])] = &[
         &[
             (
                 "OUTPUT",
-                &[
-                    Text(
-                        "A line for each difference: `+` created, `-` deleted, `>` renamed, `=` linked, `!` \
+                &[Text(
+                    "A line for each difference: `+` created, `-` deleted, `>` renamed, `=` linked, `!` \
                          unlinked, `M` modified, with what was modified. Paths are relative to the trees. \
                          Access times do not count. With `-0` a renamed file has its old path, a zero byte, \
                          its new path, and a zero byte.",
-                    ),
-                ],
+                )],
             ),
             EXIT_DIFF,
         ],
