@@ -64,7 +64,8 @@
 //! 6. `data`: the contents of files;
 //! 7. `names`: directories and attributes;
 //! 8. `core`: the parts together;
-//! 9. what uses all of them: `discard`, `freeze`, `limits`, `report`, `resize`, `trees`;
+//! 9. what uses all of them: `discard`, `freeze`, `limits`, `moment`, `receive`, `report`,
+//!    `resize`, `trees`;
 //! 10. `api` and `handles`: the two interfaces.
 //!
 //! # Examples

@@ -501,7 +501,7 @@ struct Seen<'a, 'b> {
 impl Seen<'_, '_> {
     fn differs(&mut self, key: Key, a: Option<&[u8]>, b: Option<&[u8]>) -> Result<ControlFlow<()>> {
         let ino = Ino(key.ino);
-        // Inode 0 has the list of inodes without a name.
+        // Inode 0 has the inodes without a name, and the counts of shared blocks.
         if ino.0 == 0 || (a == b && self.is_same(key, b)?) {
             return Ok(ControlFlow::Continue(()));
         }
@@ -526,7 +526,7 @@ impl Seen<'_, '_> {
         }
         let (a, b) = (a.filter(|_| had), b.filter(|_| has));
         match kind {
-            ItemKind::Inode | ItemKind::Orphan | ItemKind::Sums => {}
+            ItemKind::Inode | ItemKind::Orphan | ItemKind::Sums | ItemKind::Count => {}
             ItemKind::Xattr if has && !here.has_xattrs => {
                 here.has_xattrs = true;
                 let had = here.before.is_some();

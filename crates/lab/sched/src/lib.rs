@@ -6,9 +6,10 @@
 //! A file uses only those before it.
 //! 1. `strategy`: the thread that runs next, by chance, by priorities (PCT) or as recorded;
 //! 2. `machine`: the threads, virtual time, the trace; `run` on top of it: one run and its report;
-//! 3. `shrink`: fewer switches that show the same;
-//! 4. `disk`: a device whose requests take time; `history`: concurrent operations and their judge;
-//! 5. `scenarios`, and `campaign`, which runs them under many seeds.
+//! 3. `disk`: a device whose requests take time; `history`: concurrent operations and their judge;
+//! 4. `scenarios`;
+//! 5. `campaign`, which runs them under many seeds, and `shrink`: fewer switches that show the
+//!    same.
 #![forbid(unsafe_code)]
 #![cfg(feature = "simulated")]
 
