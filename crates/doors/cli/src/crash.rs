@@ -32,7 +32,7 @@ enum Command {
     /// Try the crash states of a recording
     Explore(Box<explore::Args>),
     /// Show one crash state again
-    Replay(replay::Args),
+    Replay(Box<replay::Args>),
     /// Record that a promise was made to the user at this point
     Mark(record::MarkArgs),
     /// List the models of what a file system may lose
@@ -49,7 +49,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     match args.command {
         Command::Record(args) => record::run(args),
         Command::Explore(args) => judged(explore::run(*args)),
-        Command::Replay(args) => judged(replay::run(args)),
+        Command::Replay(args) => judged(replay::run(*args)),
         Command::Mark(args) => record::mark(args),
         Command::Mount(args) => live::mount(args),
         Command::Now(args) => live::now(args),
