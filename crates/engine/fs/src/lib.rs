@@ -65,8 +65,8 @@
 //! 7. `names`: directories and attributes;
 //! 8. `core`: the parts together;
 //! 9. what uses all of them: `discard`, `freeze`, `limits`, `report`, `resize`, `trees`;
-//! 10. `api`, and with it `handles`, the second interface, `moment` and `receive`, which compare and
-//!     make trees.
+//! 10. `api`, and with it `handles`, the second interface, `moment` and `receive`, which compare
+//!     and make trees.
 //!
 //! # Examples
 //! In `examples/`, run as tests: `embed` keeps an application's files in one image file,
