@@ -177,6 +177,7 @@ fn refuse_fixed(asked: &MountWords, kernel: &[&str], mount: &MountEntry, info: &
         ("workers", asked.workers.map(Value::from), &fuse["workers"]),
         ("placement", asked.placement.map(|v| v.name().into()), &fuse["placement"]),
         ("writeback_cache", asked.writeback_cache.map(Value::from), &fuse["writeback_cache"]),
+        ("reflink", asked.reflink.map(Value::from), &fuse["reflink"]),
         ("volatile", asked.volatile.then(|| true.into()), &engine["volatile"]),
         ("offset", asked.offset.map(Value::from), &window[0]),
         ("sizelimit", asked.sizelimit.map(Value::from), &window[1]),

@@ -239,6 +239,19 @@ fn copies_share_blocks_until_one_is_written() {
     }
 }
 
+#[test]
+fn a_mount_with_noreflink_copies_all_blocks() {
+    const LEN: usize = 8 << 20;
+    needs_fuse!();
+    let place = mounted(" -o noreflink");
+    common::write_and_fsync(&place.path("mnt/large"), &vec![5; LEN]);
+    let before = free(&place);
+    runs(&place, "cp mnt/large mnt/copy", "coreutils");
+    assert!((before - free(&place)) * 4096 >= LEN as u64);
+    assert!(fs::read(place.path("mnt/copy")).unwrap() == vec![5; LEN]);
+    place.unmount_and_check("disk.kedge");
+}
+
 /// copy_file_range(2) keeps the promise of an O_SYNC descriptor, as write(2) does, for files that
 /// share blocks and for bytes that are copied.
 #[test]

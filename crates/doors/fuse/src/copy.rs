@@ -55,6 +55,9 @@ impl<O: Ops> Server<O> {
     /// Clones what can be shared of the range, from its start on. Returns its length.
     fn share(&self, request: &Request<'_>, asked: &CopyFileRangeIn) -> Answer<u64> {
         const COPY: Errno = Errno(libc::EOPNOTSUPP);
+        if !self.options.reflink {
+            return Err(COPY);
+        }
         if asked.flags != 0 {
             return Err(Errno(libc::EINVAL));
         }

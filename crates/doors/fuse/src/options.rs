@@ -41,6 +41,8 @@ pub struct FuseOptions {
     /// being written. Off by default, because write(2) would then succeed beyond the capacity of
     /// the image, since no space is reserved for it.
     pub writeback_cache: bool,
+    /// Copies within the mount share blocks.
+    pub reflink: bool,
     /// Opens and closes take no request, unless the image may hold immutable files. See
     /// [`crate::Server`].
     pub no_open: bool,
@@ -71,6 +73,7 @@ impl Default for FuseOptions {
             placement: PlacementMode::default(),
             clone_channels: true,
             writeback_cache: false,
+            reflink: true,
             no_open: true,
             handle_killpriv: true,
             auto_invalidate: false,
@@ -127,6 +130,7 @@ impl FuseOptions {
             "workers": self.worker_count(),
             "placement": self.placement.name(),
             "writeback_cache": self.writeback_cache,
+            "reflink": self.reflink,
             "no_open": self.no_open,
             "handle_killpriv": self.handle_killpriv,
             "cache_timeout_s": self.cache_timeout.as_secs(),

@@ -102,6 +102,7 @@ fn refuse_mount_words(words: &MountWords) -> Outcome<()> {
         ("workers", words.workers.is_some()),
         ("placement", words.placement.is_some()),
         ("writeback_cache", words.writeback_cache.is_some()),
+        ("reflink", words.reflink.is_some()),
     ];
     match given.iter().find(|(_, given)| *given) {
         None => Ok(()),

@@ -262,6 +262,7 @@ fn fuse_options(words: &MountWords) -> FuseOptions {
         workers: words.workers,
         placement: words.placement.unwrap_or(defaults.placement),
         writeback_cache: words.writeback_cache.unwrap_or(defaults.writeback_cache),
+        reflink: words.reflink.unwrap_or(defaults.reflink),
         ..defaults
     }
 }

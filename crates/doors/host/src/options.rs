@@ -36,6 +36,8 @@ pub struct MountWords {
     pub workers: Option<usize>,
     pub placement: Option<PlacementMode>,
     pub writeback_cache: Option<bool>,
+    /// Whether copies within the mount share blocks.
+    pub reflink: Option<bool>,
     /// fsync and sync make nothing durable.
     pub volatile: bool,
     pub nosuid: bool,
@@ -67,6 +69,8 @@ pub const KNOWN: &[&str] = &[
     "placement=auto|on|off",
     "writeback_cache",
     "nowriteback_cache",
+    "reflink",
+    "noreflink",
     "volatile",
     "offset=BYTES",
     "sizelimit=BYTES",
@@ -198,6 +202,8 @@ impl MountWords {
             ("nbd_timeout", Some(v)) => self.nbd_timeout = Some(limit(word, v)?),
             ("writeback_cache", None) => self.writeback_cache = Some(true),
             ("nowriteback_cache", None) => self.writeback_cache = Some(false),
+            ("reflink", None) => self.reflink = Some(true),
+            ("noreflink", None) => self.reflink = Some(false),
             ("volatile", None) => self.volatile = true,
             _ if asks_nothing(word) => {}
             ("nosuid", None) => self.nosuid = true,
@@ -272,6 +278,7 @@ Mount options (those marked * may change while mounted):
   allow_other                  let others in; a mount that root makes does
   nosuid, nodev, noexec *      as mount(8) says
   writeback_cache              let the kernel gather writes
+  noreflink                    copies within the mount share no blocks
   volatile                     fsync and sync make nothing durable: for scratch data
   workers=N                    threads that serve requests, 2 to 64; by default as many as wait
   placement=auto|on|off        whether one more thread may serve on its client's processor

@@ -117,6 +117,13 @@ pub const TABLE: &[Row] = &[
         "`nowriteback_cache`",
     ),
     row(
+        "`reflink`, `noreflink`",
+        FIXED,
+        "whether copy_file_range(2), and so cp(1), shares whole blocks instead of copying them. Once an \
+         image has shared blocks, `kedge fsck -y` repairs no damage in it, and older versions refuse it",
+        "`reflink`",
+    ),
+    row(
         "`volatile`",
         FIXED,
         "fsync and sync return at once and make nothing durable, for builds and other scratch data: a \
