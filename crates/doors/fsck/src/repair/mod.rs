@@ -202,6 +202,9 @@ fn shares_blocks(sb: &Superblock) -> bool {
     sb.geometry.has_trees() || sb.geometry.has_clones()
 }
 
+const SHARED: &str =
+    "the image has forks, clones or limits, and its damage cannot be repaired: copy the files out of it";
+
 /// An image that shares blocks: its log is replayed, and nothing else is repaired.
 fn forest(
     device: &Arc<dyn Device>,
@@ -213,8 +216,7 @@ fn forest(
     let before = crate::check(device.clone(), &check);
     let only_copies = before.findings.iter().all(|f| f.kind == FindingKind::SuperblockCopyBad);
     if !before.is_clean() && !only_copies {
-        let message = "the image has forks, clones or limits, and its damage cannot be repaired: copy the files out of it";
-        return RepairReport::new(Ending::Left, message.into(), before, repairs, None);
+        return RepairReport::new(Ending::Left, SHARED.into(), before, repairs, None);
     }
     if before.is_clean() && matches!(before.replay, crate::ReplayState::None) {
         return RepairReport::new(Ending::Clean, String::new(), before, repairs, None);
@@ -331,6 +333,10 @@ impl Job<'_> {
             let kind = kind.name();
             let message = format!("{kind}: run fsck -y to repair it; what cannot be read is lost");
             return (before, Ok((Ending::Left, message, None)));
+        }
+        // The replay, too, can have made it such an image.
+        if shares_blocks(&source.sb) && (!judged.tree_is_fine || self.searches_all()) {
+            return (before, Ok((Ending::Left, SHARED.into(), None)));
         }
         let outcome = self.repair(&source, judged, base_owned, repairs, progress).and_then(|new| match new {
             Some(new) => self.commit(&source, &new, wrong, repairs, progress),
@@ -451,11 +457,6 @@ impl Job<'_> {
             let owned = judged.owned;
             let carry = owned.clone();
             return Ok(Some(New { generation, root: old_root, owned, carry, next_ino, inodes }));
-        }
-        if has_trees {
-            return Err(Error::invalid(
-                "the image has forks or clones, and damage of these cannot be repaired",
-            ));
         }
         let mut reader = Reader::new(&*source.device);
         let (leaves, nodes) = self.readable(source, &mut reader, repairs, progress);
