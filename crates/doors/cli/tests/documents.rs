@@ -31,6 +31,17 @@ const ELSEWHERE: &[(&str, &str, &str)] = &[
         "writes below /usr/local; tests/install.rs does it below another prefix",
     ),
     (
+        "docs/SQLITE.md",
+        "cargo build --release -p kedge -p kedgefs-sqlite",
+        "a release build; the tests of kedgefs-sqlite build the extension",
+    ),
+    ("docs/SQLITE.md", "import sqlite3", "the tests of kedgefs-sqlite run it with the extension"),
+    (
+        "docs/SQLITE.md",
+        "let mut write = file.atomic()?;",
+        "an excerpt; kedgefs --test atomic makes such writes",
+    ),
+    (
         "docs/DISTRIBUTED.md",
         "# where the bytes are (Debian: nbdkit, or qemu-utils for qemu-nbd)",
         "needs nbdkit and a second host; tests/remote.rs mounts over NBD",
@@ -184,6 +195,22 @@ const GIVEN: &[(&str, &str, &str)] = &[
         "docs/CRASH_TESTING.md",
         "kedge crash explore run.kcr --model ext4 --check ./check.sh --again 2",
         "program check.sh",
+    ),
+    (
+        "docs/CRASH_TESTING.md",
+        "kedge crash explore sqlite.kcr --model ext4 --budget 200 --infer 'sqlite3 t.db \"select * from t\"'",
+        "kedge crash record --ack '^saved' -o sqlite.kcr -- sh -c 'cd $KEDGE_DIR; sqlite3 t.db \"create table t(a)\"
+         for i in 1 2; do sqlite3 t.db \"pragma synchronous=extra; insert into t values($i)\"; echo saved $i; done'",
+    ),
+    (
+        "docs/OPERATIONS.md",
+        "kedge cp --reflink=auto -r vms.kedge:/vm vms.kedge:/vm2    # always: fail where blocks cannot be shared",
+        "kedge mkfs --size 64M vms.kedge && mkdir vm && head -c 1M /dev/urandom > vm/disk && kedge cp -r vm vms.kedge:/",
+    ),
+    (
+        "docs/SNAPSHOTS.md",
+        "kedge snapshot create disk.kedge:/current disk.kedge:/tuesday",
+        "kedge mkfs --size 64M disk.kedge && kedge fork disk.kedge:/ disk.kedge:/current",
     ),
     ("docs/CRASH_TESTING.md", "- run: sudo apt-get install -y fuse3", "program my-program; program check.sh"),
     (
@@ -481,6 +508,11 @@ fn limits_of_directories() {
 }
 
 #[test]
+fn copies_that_share_blocks() {
+    run_all("docs/REFLINK.md");
+}
+
+#[test]
 fn over_nfs() {
     run_all("docs/NFS.md");
 }
@@ -513,6 +545,7 @@ fn every_block_runs_or_has_a_reason() {
         "docs/NFS.md",
         "docs/SNAPSHOTS.md",
         "docs/LIMITS.md",
+        "docs/REFLINK.md",
     ];
     let commands = ["kedge ", "cargo ", "sudo ", "target/", "ceph ", "pip "];
     for block in &all {
