@@ -66,7 +66,7 @@ impl Case {
     /// Runs the case on a fresh image. Each power failure leaves the medium that `choice` selects.
     pub fn run(&self, choice: Choice) -> Result<Verdict, String> {
         if self.ops.iter().any(|op| op[0] == "clone") {
-            return Ok(Verdict::Skipped("reflink is not supported".to_owned()));
+            return Ok(Verdict::Skipped("the model clones no files; the case runs on a mount".to_owned()));
         }
         let rig = Rig::new(Setup {
             compare_every: usize::MAX,

@@ -108,13 +108,8 @@ fn run(case: &Case, options: &'static str) -> Result<(), String> {
 fn every_case_holds_through_the_kernel() {
     needs_fuse!();
     let cases = Case::parse_all(FSYNC).expect("one case a line");
-    let (lacking, runnable): (Vec<_>, Vec<_>) =
-        cases.into_iter().partition(|case| case.ops.iter().any(|op| op[0] == "clone"));
-    for case in &lacking {
-        kedge_base::skip::note(&format!("{}: there is no reflink", case.name()));
-    }
-    assert_eq!((lacking.len(), runnable.len()), (3, 51), "cases that ask for reflinks, and the others");
-    run_all(runnable, OPTIONS);
+    assert_eq!(cases.len(), 54);
+    run_all(cases, OPTIONS);
 }
 
 fn run_all(cases: Vec<Case>, options: &'static str) {
@@ -140,9 +135,9 @@ fn bytes_alone_hold_below_a_writeback_cache_too() {
     run_all(cases, "commit=300,writeback_cache");
 }
 
-/// The omitted cases need reflinks, which are refused as a missing operation.
+/// The kernel passes the ioctl of reflinks to no FUSE server; cases clone by copy_file_range(2).
 #[test]
-fn a_reflink_is_refused_cleanly() {
+fn the_ioctl_of_reflinks_is_refused_cleanly() {
     needs_fuse!();
     let machine = Machine::new(OPTIONS);
     machine.mount();

@@ -145,6 +145,20 @@ impl Hands {
                 let mut file = to_write.append(true).open(path).map_err(os)?;
                 file.write_all(args.text(1)?.as_bytes()).map_err(os)
             }
+            "clone" => {
+                let to = to_write.create(true).open(self.path(args.text(2)?)).map_err(os)?;
+                let from = File::open(path).map_err(os)?;
+                let (mut at, mut target) = (args.number(1)?, args.number(3)?);
+                let end = at + args.number(4)?;
+                while at < end {
+                    let left = (end - at) as usize;
+                    match rustix::fs::copy_file_range(&from, Some(&mut at), &to, Some(&mut target), left) {
+                        Ok(0) => return Err(format!("the source ends at {at}")),
+                        copied => drop(copied.map_err(os)?),
+                    }
+                }
+                Ok(())
+            }
             "truncate" => to_write.open(path).map_err(os)?.set_len(args.number(1)?).map_err(os),
             "falloc" => {
                 let keep = FallocateFlags::KEEP_SIZE;
