@@ -9,6 +9,7 @@ mod circles;
 mod commits;
 mod deb;
 mod deps;
+mod dist;
 mod docs;
 mod header;
 mod lanes;
@@ -77,6 +78,16 @@ enum Task {
     /// A Debian package of the program, its man pages, completions and units (needs cargo-deb)
     Deb {
         /// Install it, use it and remove it, too: as root
+        #[arg(long)]
+        test: bool,
+    },
+    /// Static programs with their man pages and completions, a list of what is compiled into them,
+    /// and checksums, in target/dist (needs the targets: rustup target add)
+    Dist {
+        /// By default x86_64-unknown-linux-musl and aarch64-unknown-linux-musl
+        #[arg(long = "target")]
+        targets: Vec<String>,
+        /// Make that of this machine, and use it in an empty root
         #[arg(long)]
         test: bool,
     },
@@ -166,6 +177,12 @@ fn main() -> ExitCode {
             return tools::test_program(&words).map_or_else(failed, |()| ExitCode::SUCCESS);
         }
         Task::Deb { test: false } => steps.run("Debian package", || deb::make("release").map(drop)),
+        Task::Dist { test: true, .. } => steps.run(DIST_TEST, dist::test),
+        Task::Dist { targets, .. } => {
+            let all = dist::TARGETS.map(str::to_owned).to_vec();
+            let targets = if targets.is_empty() { all } else { targets };
+            steps.run("static programs", || dist::make(&targets).map(drop));
+        }
         Task::Deb { test: true } => steps.run_unless(DEB_TEST, deb::untried(), deb::test),
         Task::Wheel => steps.run("Python wheel", tools::wheel),
         Task::Ci => {
@@ -183,6 +200,7 @@ fn failed(e: anyhow::Error) -> ExitCode {
 
 const HEADER: &str = "header of the C library";
 const DEB_TEST: &str = "Debian package: installed, tried, removed";
+const DIST_TEST: &str = "static program: used in an empty root";
 
 /// The profile without debug assertions.
 const FULL_SPEED: &[&str] = &["--profile", "soak"];
@@ -354,6 +372,7 @@ fn tests(steps: &mut Steps, long: bool) {
             test(steps, name, FULL_SPEED, args);
         }
         steps.run_unless(DEB_TEST, deb::untried(), deb::test);
+        steps.run(DIST_TEST, dist::test);
     } else {
         steps.run("crash states, a slice", || crash(&[], &[]));
     }

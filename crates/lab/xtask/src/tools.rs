@@ -56,7 +56,7 @@ const CARGO_DEB: (&str, &str) = ("cargo-deb", "3.8.0");
 /// Makes the header of the C library.
 pub const CBINDGEN: (&str, &str) = ("cbindgen", "0.29.4");
 
-fn cargo_command(args: &[&str]) -> Command {
+pub fn cargo_command(args: &[&str]) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(args);
     command
