@@ -66,33 +66,41 @@ fn sync_reaches_a_privileged_mount() {
     }
 }
 
-/// On a privileged mount umount(2) returns when the file system is closed, not before.
+/// On a privileged mount umount(2) returns when the file system is closed, not before. A mount
+/// namespace that another program makes at that moment has the mount for a while, and umount(2)
+/// does not wait for it: so one of three attempts must show it.
 #[test]
 fn close_comes_before_the_end_of_umount() {
     for options in both() {
-        let temp = tempfile::tempdir().unwrap();
-        let (image, dir) = (temp.path().join("image"), temp.path().join("mnt"));
-        File::create(&image).unwrap().set_len(1 << 20).unwrap();
-        fs::create_dir(&dir).unwrap();
-        let session = mount(&image, &dir, &options).unwrap();
-        let point = session.mount_point().clone();
-        let closed = Arc::new(AtomicBool::new(false));
-        let flag = closed.clone();
-        let server = kedge_base::spawn_named("test-mount", move || {
-            session.run_and_close(MemFs::new(), move || {
-                kedge_base::pause(Duration::from_millis(200));
-                flag.store(true, Ordering::SeqCst);
-                Err::<(), _>("how it went")
-            })
-        })
-        .unwrap();
-        fs::write(dir.join("f"), "x").unwrap();
-        assert!(!closed.load(Ordering::SeqCst));
-        point.request_unmount().unwrap();
-        assert!(closed.load(Ordering::SeqCst) || options.privileged != Some(true));
-        assert_eq!(server.join().unwrap().unwrap(), Err("how it went"));
-        assert!(closed.load(Ordering::SeqCst));
+        let waits = (0..3).any(|_| is_closed_after_umount(&options));
+        assert!(waits || options.privileged != Some(true));
     }
+}
+
+fn is_closed_after_umount(options: &FuseOptions) -> bool {
+    let temp = tempfile::tempdir().unwrap();
+    let (image, dir) = (temp.path().join("image"), temp.path().join("mnt"));
+    File::create(&image).unwrap().set_len(1 << 20).unwrap();
+    fs::create_dir(&dir).unwrap();
+    let session = mount(&image, &dir, options).unwrap();
+    let point = session.mount_point().clone();
+    let closed = Arc::new(AtomicBool::new(false));
+    let flag = closed.clone();
+    let server = kedge_base::spawn_named("test-mount", move || {
+        session.run_and_close(MemFs::new(), move || {
+            kedge_base::pause(Duration::from_millis(200));
+            flag.store(true, Ordering::SeqCst);
+            Err::<(), _>("how it went")
+        })
+    })
+    .unwrap();
+    fs::write(dir.join("f"), "x").unwrap();
+    assert!(!closed.load(Ordering::SeqCst));
+    point.request_unmount().unwrap();
+    let is_closed = closed.load(Ordering::SeqCst);
+    assert_eq!(server.join().unwrap().unwrap(), Err("how it went"));
+    assert!(closed.load(Ordering::SeqCst));
+    is_closed
 }
 
 #[test]
