@@ -204,7 +204,7 @@ const GIVEN: &[(&str, &str, &str)] = &[
     ),
     (
         "docs/OPERATIONS.md",
-        "kedge cp --reflink=auto -r vms.kedge:/vm vms.kedge:/vm2    # always: fail where blocks cannot be shared",
+        "kedge cp --reflink=auto -r vms.kedge:/vm vms.kedge:/vm2    # always: or fail",
         "kedge mkfs --size 64M vms.kedge && mkdir vm && head -c 1M /dev/urandom > vm/disk && kedge cp -r vm vms.kedge:/",
     ),
     (

@@ -4,7 +4,8 @@ use super::{Partial, forget, partial, receive};
 use crate::diff::tests::{Random, Whole, change_at_random, make, put, read};
 use crate::send::{Options, send};
 use kedge_base::SystemClock;
-use kedge_device::MemDevice;
+use kedge_device::sim::{Choice, SimDevice};
+use kedge_device::{Device, MemDevice};
 use kedge_fsck::{CheckOptions, StoreReplay};
 use kedgefs::{
     FallocateMode, FileFlags, FileKind, FileSystem, Ino, MountOptions, Owner, RenameMode, SetAttr, XattrMode,
@@ -103,6 +104,64 @@ fn what_arrives_is_what_was_sent() {
         let to = FileSystem::open(to_device, Arc::new(SystemClock::default()), options).unwrap();
         same(&from, before.unwrap(), &to, root(&to, "s3"), "after a mount");
     }
+}
+
+/// Power fails at many points of a full and of an incremental receive. The tree has its name and all
+/// that was sent, or no name; once the call has returned it has its name. What an interrupted
+/// receive left can be forgotten.
+#[test]
+fn a_power_failure_leaves_a_received_tree_whole_or_without_its_name() {
+    let mut random = Random(SmallRng::seed_from_u64(99));
+    let (from, _) = make(64 * MIB, false);
+    let mut streams = Vec::new();
+    let mut before = None;
+    for round in 0..2 {
+        for _ in 0..40 {
+            change_at_random(&from, Ino::ROOT, &mut random);
+        }
+        let now = snapshot(&from, Ino::ROOT, &format!("s{round}"));
+        streams.push((sent(&from, now, before, &Options::default()), now));
+        before = Some(now);
+    }
+    let (formatted, medium) = make(64 * MIB, false);
+    formatted.close().unwrap();
+    let sim = Arc::new(SimDevice::new(medium.fork()));
+    let open = |device: Arc<dyn Device>| {
+        FileSystem::open(device, Arc::new(SystemClock::default()), MountOptions::default()).unwrap()
+    };
+    let to = open(sim.clone());
+    // The number of events when each call had returned.
+    let returned = streams.iter().map(|(stream, _)| {
+        get(&to, stream, false).unwrap();
+        sim.recording().events.len()
+    });
+    let returned: Vec<usize> = returned.collect();
+    let (recording, last) = (sim.recording(), *returned.last().unwrap());
+    let (mut absent, mut present, mut partials) = (0, 0, 0);
+    for at in (0..=last).step_by((last / 60).max(1)).chain(returned.iter().flat_map(|at| at - 6..=*at)) {
+        for choice in [Choice::None, Choice::Torn(at as u64), Choice::All] {
+            let what = format!("{at} of {last} events, {choice:?}");
+            let device = Arc::new(recording.state(at, choice));
+            let fs = open(device.clone());
+            for (round, (_, sent)) in streams.iter().enumerate() {
+                let name = format!("s{round}");
+                match fs.tree_named(Ino::ROOT, name.as_bytes()) {
+                    Some(root) => {
+                        same(&from, *sent, &fs, root, &what);
+                        present += 1;
+                    }
+                    None => {
+                        assert!(at < returned[round], "{what}: {name} is missing");
+                        absent += 1;
+                        partials += usize::from(partial(&fs, Ino::ROOT, name.as_bytes()).unwrap().is_some());
+                    }
+                }
+            }
+            check(&fs, &device);
+        }
+    }
+    println!("{last} events: {present} trees present, {absent} absent, {partials} of them begun");
+    assert!(present > 0 && absent > 0);
 }
 
 /// A tree with everything that a tree can have.

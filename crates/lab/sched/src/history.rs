@@ -135,7 +135,7 @@ impl Calls {
         out
     }
 
-    /// Whether the answers, and then the tree `found`, are those of one order.
+    /// Whether one order of the calls gives the results that they returned, and then the tree `found`.
     pub fn judge(&self, start: &Model, found: &View) -> Result<(), String> {
         let mut explained = false;
         let mut last = String::new();
@@ -153,7 +153,7 @@ impl Calls {
         match (fits, explained) {
             (true, _) => Ok(()),
             (false, true) => Err(format!("no order of the calls leaves what is there: {last}\n{calls}")),
-            (false, false) => Err(format!("no order of the calls explains the answers\n{calls}")),
+            (false, false) => Err(format!("no order of the calls explains their results\n{calls}")),
         }
     }
 }
@@ -164,7 +164,7 @@ impl Crash {
     pub fn judge(&self, start: &Model, fs: &FileSystem) -> Result<bool, String> {
         let view = View::of(fs)?;
         let mut looked = 0;
-        let mut last = "no order of the calls explains the answers".to_owned();
+        let mut last = "no order of the calls explains their results".to_owned();
         let fits = self.calls.orders(start, Promise::LastChange, &mut |history| {
             looked += 1;
             let done = history.len();

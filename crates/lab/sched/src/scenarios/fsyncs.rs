@@ -41,7 +41,8 @@ fn prepare() -> Result<(MemDevice, [Ino; FILES]), String> {
     Ok((device.view(), files))
 }
 
-/// The pieces of each file that writes have accepted, as bits: what a later fsync answers for.
+/// The pieces of each file that writes have accepted, as bits. A later fsync that succeeds makes
+/// them durable.
 type Accepted = Arc<[AtomicU64; FILES]>;
 
 /// A file, the pieces that a successful fsync answered for, and the medium after it.
@@ -118,7 +119,7 @@ fn body(seed: u64) -> Result<Vec<Answered>, String> {
     for thread in threads {
         answered.extend(thread.join().map_err(|_| "a caller panicked")?);
     }
-    // What it answers does not matter: a flush that failed shuts the file system down.
+    // Its result does not matter: a flush that failed shuts the file system down.
     let _ = stage.fs.close();
     Ok(answered)
 }
