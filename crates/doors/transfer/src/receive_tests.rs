@@ -106,8 +106,8 @@ fn what_arrives_is_what_was_sent() {
     }
 }
 
-/// Power fails at many points of a full and of an incremental receive. The tree has its name and all
-/// that was sent, or no name; once the call has returned it has its name. What an interrupted
+/// Power fails at many points of a full and of an incremental receive. The tree has its name and
+/// all that was sent, or no name; once the call has returned it has its name. What an interrupted
 /// receive left can be forgotten.
 #[test]
 fn a_power_failure_leaves_a_received_tree_whole_or_without_its_name() {

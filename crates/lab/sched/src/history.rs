@@ -135,7 +135,8 @@ impl Calls {
         out
     }
 
-    /// Whether one order of the calls gives the results that they returned, and then the tree `found`.
+    /// Whether one order of the calls gives the results that they returned, and then the tree
+    /// `found`.
     pub fn judge(&self, start: &Model, found: &View) -> Result<(), String> {
         let mut explained = false;
         let mut last = String::new();
