@@ -5,7 +5,8 @@
 //! and the oracle. The media are full of garbage before they are formatted, so that a block exposed
 //! before it was written is noticed.
 //!
-//! A single test, since the switch applies to the whole process.
+//! The switch applies to the whole process, so each variant has a process of its own, and as many run
+//! at once as the machine has processors.
 
 #[path = "broken/answers.rs"]
 mod answers;
@@ -13,6 +14,7 @@ mod answers;
 mod failing;
 
 use kedge_base::broken::{self, Variant};
+
 use kedge_base::{HANG, IoBuf, ManualClock};
 use kedge_device::sim::{Choice, CrashState, Event, FaultPlan, OpKind, SimDevice, StatePlan};
 use kedge_device::{Device, MemDevice};
@@ -26,9 +28,12 @@ use kedge_sim::races;
 use kedge_sim::rig::{self, Setup, panic_text, within};
 use kedge_sim::writers::{Writers, verify_after};
 use kedgefs::{FileSystem, FormatOptions, SetAttr};
+use parking_lot::Mutex;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
+use std::process::Command;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 const GARBAGE: u8 = 0xee;
@@ -77,8 +82,18 @@ const CHECKS: &[Check] = &[
     ("random operations, small log", random_small_log),
 ];
 
+/// Names the one variant that a process of this test checks.
+const ONE: &str = "KEDGE_BROKEN_ONE";
+
 #[test]
 fn every_broken_engine_is_caught_and_the_engine_is_not() {
+    if let Ok(name) = std::env::var(ONE) {
+        let variant = Variant::ALL.iter().find(|variant| format!("{variant:?}") == name);
+        let variant = *variant.unwrap_or_else(|| panic!("no variant has the name {name}"));
+        broken::set(Some(variant));
+        assert!(catch(variant), "nothing catches {variant:?}");
+        return;
+    }
     let filter = std::env::var("KEDGE_BROKEN").ok();
     answered_later_breaks_alike();
     for (name, check) in CHECKS {
@@ -86,22 +101,40 @@ fn every_broken_engine_is_caught_and_the_engine_is_not() {
         println!("{:<24} {name}: {:.2} s", "as it is", took.as_secs_f64());
         result.unwrap_or_else(|e| panic!("{name}: {e}"));
     }
-    let mut table = String::new();
-    let mut missed = Vec::new();
-    for &variant in Variant::ALL {
-        if filter.as_ref().is_some_and(|f| *f != format!("{variant:?}")) {
-            continue;
-        }
-        broken::set(Some(variant));
-        let caught = catch(variant, &mut table);
-        broken::set(None);
-        if !caught {
-            missed.push(variant);
-        }
-    }
-    println!("\n{:<24} {:>6} {:>8}  caught by", "variant", "checks", "seconds");
-    println!("{table}");
+    let names: Vec<String> = Variant::ALL.iter().map(|variant| format!("{variant:?}")).collect();
+    let chosen = names.iter().filter(|name| filter.as_ref().is_none_or(|filter| filter == *name));
+    let missed = in_processes(&chosen.collect::<Vec<_>>());
     assert!(missed.is_empty(), "nothing catches {missed:?}");
+}
+
+/// Checks each variant in a process of its own. Returns the variants that no check catches.
+fn in_processes(names: &[&String]) -> Vec<String> {
+    let next = AtomicUsize::new(0);
+    let missed = Mutex::new(Vec::new());
+    let workers = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        for _ in 0..workers {
+            scope.spawn(|| {
+                while let Some(name) = names.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let output = Command::new(std::env::current_exe().expect("this program's path"))
+                        .args(["--exact", "every_broken_engine_is_caught_and_the_engine_is_not"])
+                        .arg("--nocapture")
+                        .env(ONE, name)
+                        .output()
+                        .expect("start this program again");
+                    let text = String::from_utf8_lossy(&output.stdout);
+                    if output.status.success() {
+                        text.lines().filter(|line| line.starts_with(CAUGHT)).for_each(|l| println!("{l}"));
+                    } else {
+                        println!("{name}: {}\n{text}", output.status);
+                        println!("{}", String::from_utf8_lossy(&output.stderr));
+                        missed.lock().push((*name).clone());
+                    }
+                }
+            });
+        }
+    });
+    missed.into_inner()
 }
 
 /// An asynchronous fsync, as mounts use it, follows the same path as a synchronous one, and breaks
@@ -120,26 +153,23 @@ fn answered_later_breaks_alike() {
     }
 }
 
+/// How the line begins that names the check which caught a variant.
+const CAUGHT: &str = "caught: ";
+
 /// Runs the checks until one fails.
-fn catch(variant: Variant, table: &mut String) -> bool {
+fn catch(variant: Variant) -> bool {
     let mut total = Duration::ZERO;
     for (i, (name, check)) in CHECKS.iter().enumerate() {
         let (result, took) = run(check);
         total += took;
         if let Err(e) = result {
-            let seconds = total.as_secs_f64();
-            *table += &format!("{:<24} {:>6} {seconds:>8.2}  {name}\n", format!("{variant:?}"), i + 1);
             let first: Vec<&str> = e.lines().take(3).collect();
-            println!("{variant:?}: {name}: {}", first.join(" | "));
+            let (number, seconds) = (i + 1, total.as_secs_f64());
+            let variant = format!("{variant:?}");
+            println!("\n{CAUGHT}{variant:<24} {number:>3} {seconds:>7.2} s  {name}: {}", first.join(" | "));
             return true;
         }
     }
-    *table += &format!(
-        "{:<24} {:>6} {:>8.2}  NOTHING\n",
-        format!("{variant:?}"),
-        CHECKS.len(),
-        total.as_secs_f64()
-    );
     false
 }
 
