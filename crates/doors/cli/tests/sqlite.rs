@@ -12,7 +12,7 @@ use library::{LIBRARY, PYTHON};
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 
 fn mounted(options: &str) -> Place {
     let place = Place::after("mkfs --size 256M disk.kedge");
@@ -115,4 +115,76 @@ fn a_killed_server_keeps_whole_transactions_and_all_that_were_committed() {
         last = next;
     }
     place.unmount_and_check("disk.kedge");
+}
+
+/// A recording of an SQLite whose database is in an image: the writes and flushes of the image's
+/// file. `explore` then cuts the power.
+struct Database<'a> {
+    place: Place,
+    library: &'a Path,
+    journal: &'a str,
+}
+
+impl Database<'_> {
+    fn recorded<'a>(journal: &'a str, synchronous: &str, commits: &str) -> Option<Database<'a>> {
+        let library = match &*LIBRARY {
+            Err(why) => {
+                skip::note(why);
+                return None;
+            }
+            Ok(library) => library,
+        };
+        let database = Database { place: Place::new(), library, journal };
+        fs::create_dir(database.place.path("from")).unwrap();
+        database.place.run("mkfs --size 32M from/disk.kedge").ok();
+        let options = ["crash", "record", "--from", "from", "--ack", "^[0-9]+$", "-o", "run.kcr", "--"];
+        let script = database.script("power.py");
+        let words = ["sh", "-c", "IMAGE=$KEDGE_DIR/disk.kedge exec \"$@\"", "sh", PYTHON, &script];
+        let recorded = database.kedge(&[&options[..], &words, &[journal, synchronous, commits]].concat());
+        assert!(recorded.status.success(), "{}", String::from_utf8_lossy(&recorded.stderr));
+        Some(database)
+    }
+
+    fn script(&self, name: &str) -> String {
+        format!("{}/../sqlite/tests/py/{name}", env!("CARGO_MANIFEST_DIR"))
+    }
+
+    fn kedge(&self, words: &[&str]) -> Output {
+        let extension = std::env::current_exe().unwrap().with_file_name("libkedgefs_sqlite.so");
+        assert!(extension.exists(), "cargo built no {}", extension.display());
+        let mut command = self.place.command(env!("CARGO_BIN_EXE_kedge"));
+        command.args(words).env("LD_LIBRARY_PATH", self.library).env("EXTENSION", extension);
+        command.env("PYTHONDONTWRITEBYTECODE", "1");
+        output_of(command).unwrap()
+    }
+
+    fn explore(&self, model: &str, more: &[&str]) -> (i32, String) {
+        let script = self.script("failed.py");
+        let check = format!("IMAGE=$PWD/disk.kedge exec {PYTHON} {script} {}", self.journal);
+        let options = ["crash", "explore", "run.kcr", "--model", model, "--check", &check];
+        let output = self.kedge(&[&options[..], more].concat());
+        let text = [output.stdout, output.stderr].concat();
+        (output.status.code().unwrap(), String::from_utf8(text).unwrap())
+    }
+}
+
+#[test]
+fn a_power_failure_leaves_whole_transactions_and_all_that_were_committed() {
+    needs_fuse!();
+    for journal in ["delete", "wal"] {
+        let Some(database) = Database::recorded(journal, "full", "6") else { return };
+        for model in ["ext4", "posix"] {
+            let (code, text) = database.explore(model, &["--budget", "100"]);
+            assert_eq!(code, 0, "{journal} {model}: {text}");
+            assert!(text.contains("distinct crash states"), "{text}");
+        }
+    }
+}
+
+#[test]
+fn a_commit_that_waits_for_nothing_does_not_survive_a_power_failure() {
+    needs_fuse!();
+    let Some(database) = Database::recorded("wal", "off", "3") else { return };
+    let (code, text) = database.explore("ext4", &["--max-failures", "1", "--explain", "0"]);
+    assert_eq!(code, 1, "{text}");
 }

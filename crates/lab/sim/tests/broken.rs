@@ -5,8 +5,8 @@
 //! and the oracle. The media are full of garbage before they are formatted, so that a block exposed
 //! before it was written is noticed.
 //!
-//! The switch applies to the whole process, so each variant has a process of its own, and as many run
-//! at once as the machine has processors.
+//! The switch applies to the whole process, so each variant has a process of its own, and as many
+//! run at once as the machine has processors.
 
 #[path = "broken/answers.rs"]
 mod answers;

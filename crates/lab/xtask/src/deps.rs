@@ -82,7 +82,7 @@ const RULES: &[Rule] = &[
     (
         CLI,
         &[BASE, DEVICE, FORMAT, STORE, FS, FUSE, FSCK, HOST, NFS, TRANSFER, CRASH, CRASH_RECORD],
-        &[SIM, CEPH],
+        &[SIM, CEPH, SQLITE],
     ),
 ];
 
