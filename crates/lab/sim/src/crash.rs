@@ -55,10 +55,10 @@ pub struct Step {
 
 impl Step {
     /// Collapse and insert range move blocks, and force the log before anything is written to the
-    /// moved blocks.
+    /// moved blocks. The first clone makes a checkpoint.
     fn may_force(&self) -> bool {
         let moves = matches!(self.op, Op::Fallocate { how: Falloc::Collapse | Falloc::Insert, .. });
-        moves || self.effect.persist.is_some()
+        moves || matches!(self.op, Op::Clone { .. }) || self.effect.persist.is_some()
     }
 }
 

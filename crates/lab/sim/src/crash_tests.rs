@@ -200,6 +200,20 @@ fn a_durable_punch_is_whole() {
 }
 
 #[test]
+fn a_durable_clone_is_whole() {
+    let clone = Op::Clone { source: p("a"), from: 0, on: p("b"), to: 0, len: 0 };
+    let ops = [create("a"), create("b"), write("b", 0, 5000, 1), write("a", 0, 9000, 2), clone, fsync("b")];
+    let h = history(Promise::Prefix, &ops);
+    assert_eq!(allowed(&h), [5, 6]);
+    // One byte of before the clone, and a size of before it.
+    assert!(check(&h, &with_bytes(&h, 6, "b", |c| c.write(30, &[1])), 6).is_err());
+    assert!(check(&h, &with_bytes(&h, 6, "b", |c| c.set_size(5000)), 6).is_err());
+    let h = history(Promise::Prefix, &ops[..5]);
+    assert!(check(&h, &show(h.state(4)), 5).is_ok(), "nothing forced it");
+    assert!(check(&h, &with_bytes(&h, 4, "b", |c| c.set_size(9000)), 5).is_err());
+}
+
+#[test]
 fn explicit_times_survive_their_fsync() {
     let utimes = |mtime| Op::Utimes { on: p("a"), atime: 1, mtime };
     let h = history(Promise::Prefix, &[create("a"), utimes(5), fsync("a"), utimes(6)]);

@@ -26,6 +26,8 @@ pub struct Profile {
     /// operation that is not durable shows up at another offset after a crash, as on other file
     /// systems, so histories that crash do without.
     pub shifts: u32,
+    /// Per thousand data operations: clones.
+    pub clones: u32,
 }
 
 impl Default for Profile {
@@ -40,6 +42,7 @@ impl Default for Profile {
             crashes: 0,
             extremes: 10,
             shifts: 0,
+            clones: 0,
         }
     }
 }
@@ -328,6 +331,9 @@ impl Generator {
             let (offset, len) = (self.offset() / 4096 * 4096, self.rng.random_range(1..8) * block);
             return Op::Fallocate { on, how, offset, len };
         }
+        if self.profile.clones > 0 && self.chance(self.profile.clones) {
+            return self.clone_op(model, on);
+        }
         match self.rng.random_range(0..30) {
             0..16 => {
                 let offset = if self.chance(300) { self.size_of(model, &on) } else { self.offset() };
@@ -358,6 +364,20 @@ impl Generator {
                 Op::Fallocate { on, how, offset: self.offset(), len }
             }
         }
+    }
+
+    /// Half of the clones are of whole files.
+    fn clone_op(&mut self, model: &Model, on: Target) -> Op {
+        let source = self.file(model);
+        if self.chance(500) {
+            let to = if self.chance(200) { self.offset() / 4096 * 4096 } else { 0 };
+            return Op::Clone { source, from: 0, on, to, len: 0 };
+        }
+        let size = self.size_of(model, &source);
+        let from = self.rng.random_range(0..=size / 4096) * 4096;
+        let len = self.rng.random_range(0..=(size.saturating_sub(from) / 4096).min(10)) * 4096;
+        let len = if self.chance(50) { len + 1000 } else { len };
+        Op::Clone { source, from, on, to: self.offset() / 4096 * 4096, len }
     }
 
     fn size_of(&self, model: &Model, on: &Target) -> u64 {

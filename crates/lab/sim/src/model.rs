@@ -434,6 +434,7 @@ impl Model {
                 has(self.target(on)?, if how.zeroes() || how.shifts() { either } else { FIXED })
             }
             Op::Truncate { on, .. }
+            | Op::Clone { on, .. }
             | Op::Chmod { on, .. }
             | Op::Chown { on, .. }
             | Op::Utimes { on, .. }
@@ -834,6 +835,7 @@ impl Model {
             }
             Op::Truncate { on, size } => self.truncate(on, *size),
             Op::Fallocate { on, how, offset, len } => self.fallocate(on, *how, *offset, *len),
+            Op::Clone { source, from, on, to, len } => self.clone_range(source, *from, on, *to, *len),
             Op::Fsync { on } => {
                 let id = self.target(on)?;
                 Ok(persist(Persist::Inode { id, datasync: false }))
@@ -940,6 +942,38 @@ impl Model {
 }
 
 impl Model {
+    /// Whole blocks, or up to the ends of both files.
+    fn clone_range(&mut self, source: &Target, from: u64, on: &Target, to: u64, len: u64) -> Answer {
+        let (_, _) = (self.target(source)?, self.target(on)?);
+        let (source, id) = (self.data_target(source)?, self.data_target(on)?);
+        let (size, old) = (self.get(source).content.size(), self.get(id).content.size());
+        let len = if len == 0 { size.saturating_sub(from) } else { len };
+        if !from.is_multiple_of(CHUNK) || !to.is_multiple_of(CHUNK) {
+            return Err(errno::EINVAL.into());
+        }
+        let (Some(from_end), Some(to_end)) = (from.checked_add(len), to.checked_add(len)) else {
+            return Err(errno::EFBIG.into());
+        };
+        if to_end > FILE_SIZE_MAX {
+            return Err(errno::EFBIG.into());
+        }
+        let ends = from_end == size && to_end >= old;
+        let whole = |at: u64| at.next_multiple_of(CHUNK);
+        let overlap = source == id && from < whole(to_end) && to < whole(from_end);
+        if from_end > size || !len.is_multiple_of(CHUNK) && !ends || overlap {
+            return Err(errno::EINVAL.into());
+        }
+        if len == 0 {
+            return Ok((Outcome::Done, Effect::default()));
+        }
+        let bytes = self.get(source).content.read(from, len as usize);
+        let inode = self.edit(id);
+        inode.content.write(to, &bytes);
+        (inode.mtime, inode.ctime) = (None, None);
+        let data = Some(DataChange { id, from: to, to: to_end, sets_size: to_end > old, grew: false });
+        Ok((Outcome::Done, Effect { ordered: true, datasync: true, touched: vec![id], data, persist: None }))
+    }
+
     /// Collapse and insert range: whole blocks, inside the file.
     fn shift(&mut self, id: Id, how: Falloc, offset: u64, len: u64) -> Answer {
         let content = &self.get(id).content;

@@ -122,6 +122,12 @@ fn every_answer_is_what_linux_gives() {
         (Op::Write { on: p("f"), offset: FILE_SIZE_MAX, len: 1, fill: Fill::Byte(1) }, EFBIG),
         (Op::Fallocate { on: p("f"), how: Falloc::Alloc, offset: 0, len: 0 }, EINVAL),
         (Op::Fallocate { on: p("f"), how: Falloc::Alloc, offset: 1, len: u64::MAX }, EFBIG),
+        (clone("f", 0, "g", 0, 0), 0),
+        (clone("d", 0, "g", 0, 0), EISDIR),
+        (clone("f", 0, "missing", 0, 0), ENOENT),
+        (clone("f", 1, "g", 0, 0), EINVAL),
+        (clone("f", 0, "g", 1 << 50, u64::MAX), EFBIG),
+        (clone("f", 4096 << 20, "g", 0, 0), EINVAL),
         (Op::Read { on: p("d"), offset: 0, len: 1 }, EISDIR),
         (Op::Readdir { path: "f".into() }, ENOTDIR),
         (Op::Readlink { path: "f".into() }, EINVAL),
@@ -142,6 +148,36 @@ fn every_answer_is_what_linux_gives() {
         }
         check(&model);
     }
+}
+
+fn clone(source: &str, from: u64, on: &str, to: u64, len: u64) -> Op {
+    Op::Clone { source: p(source), from, on: p(on), to, len }
+}
+
+/// A clone has the bytes that the source had, and its own afterwards.
+#[test]
+fn a_clone_is_a_copy() {
+    let write = |on, offset, len, byte| Op::Write { on: p(on), offset, len, fill: Fill::Byte(byte) };
+    let mut model = Model::new();
+    for op in [create("a"), create("b"), write("a", 0, 9000, 1), write("b", 0, 4096, 2)] {
+        assert_eq!(answer(&mut model, &op), 0);
+    }
+    for (op, errno) in [
+        (clone("a", 0, "b", 4096, 0), 0),
+        (write("a", 0, 9000, 3), 0),
+        (clone("a", 4096, "b", 0, 1000), EINVAL),
+        (clone("b", 0, "b", 4096, 8192), EINVAL),
+        (clone("b", 0, "b", 8192, 4096), 0),
+        (clone("a", 4096, "a", 12288, 0), 0),
+    ] {
+        assert_eq!(answer(&mut model, &op), errno, "{op:?}");
+    }
+    let bytes = |model: &Model, path| {
+        let content = &model.inode(model.find(path).unwrap()).unwrap().content;
+        content.read(0, content.size() as usize)
+    };
+    assert_eq!(bytes(&model, "b"), [vec![2; 4096], vec![1; 4096], vec![2; 4096], vec![1; 808]].concat());
+    assert_eq!(bytes(&model, "a"), [vec![3; 9000], vec![0; 3288], vec![3; 4904]].concat());
 }
 
 fn xattr(path: &str, len: usize, how: XattrFlag) -> Op {

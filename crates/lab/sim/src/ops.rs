@@ -229,6 +229,15 @@ pub enum Op {
         offset: u64,
         len: u64,
     },
+    /// Makes a range of `on` that of `source`, at other offsets, by sharing blocks. The length 0
+    /// stands for up to the end of the source.
+    Clone {
+        source: Target,
+        from: u64,
+        on: Target,
+        to: u64,
+        len: u64,
+    },
     Chmod {
         on: Target,
         mode: u32,
@@ -594,6 +603,10 @@ impl Executor {
             }
             Op::Fallocate { on, how, offset, len } => {
                 fs.fallocate(self.target_or_errno(on)?, how.mode(), *offset, *len)?;
+            }
+            Op::Clone { source, from, on, to, len } => {
+                let source = self.target_or_errno(source)?;
+                fs.clone_range(source, *from, self.target_or_errno(on)?, *to, *len)?;
             }
             Op::Fsync { on } => fs.fsync(self.target_or_errno(on)?, false)?,
             Op::Fdatasync { on } => fs.fsync(self.target_or_errno(on)?, true)?,

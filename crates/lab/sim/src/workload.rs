@@ -64,6 +64,8 @@ pub enum Core {
     SetFlags(&'static str),
     /// A nameless file gets bytes and then this name.
     Tmpfile(&'static str),
+    /// From one file to another; the last is an index into `CLONES`.
+    Clone(&'static str, &'static str, usize),
 }
 
 /// Mode, offset, length.
@@ -79,6 +81,8 @@ const FALLOCS: [(Falloc, u64, u64); 8] = [
 ];
 /// Overwrites a block, inside blocks, across the end, beyond the end.
 const WRITES: [(u64, u32); 4] = [(0, 4096), (1000, 5000), (7000, 9000), (20000, 3000)];
+/// Offset in the source, offset in the target, length: the whole file, and one block.
+const CLONES: [(u64, u64, u64); 2] = [(0, 0, 0), (4096, 0, 4096)];
 const SIZES: [u64; 3] = [0, 3000, 20000];
 
 fn other(name: &'static str) -> &'static str {
@@ -136,6 +140,9 @@ impl Core {
         all.extend(["A", "foo", "bar"].map(Core::SetFlags));
         all.extend([Core::Whiteout("A", "B", false), Core::Whiteout("A/C", "B", true)]);
         all.extend(["foo", "bar"].map(Core::ShrinkXattr));
+        for (from, to) in [("foo", "bar"), ("bar", "foo"), ("foo", "A/foo"), ("bar", "A/bar")] {
+            all.extend((0..CLONES.len()).map(|i| Core::Clone(from, to, i)));
+        }
         all
     }
 
@@ -177,6 +184,7 @@ impl Core {
             Core::ChmodAcl(f) => Core::ChmodAcl(other(f)),
             Core::SetFlags(f) => Core::SetFlags(other(f)),
             Core::Tmpfile(f) => Core::Tmpfile(other(f)),
+            Core::Clone(f, to, i) => Core::Clone(other(f), other(to), i),
             Core::Mkdir(_) | Core::Rmdir(_) => self,
         }
     }
@@ -190,7 +198,7 @@ impl Core {
             Core::Tmpfile(f) | Core::SetAcl(f) | Core::DefaultAcl(f) | Core::ChmodAcl(f) => vec![f],
             Core::SetFlags(f) | Core::ShrinkXattr(f) => vec![f],
             Core::Link(a, b) | Core::Rename(a, b, _) | Core::Exchange(a, b) => vec![a, b],
-            Core::Whiteout(a, b, _) => vec![a, b],
+            Core::Whiteout(a, b, _) | Core::Clone(a, b, _) => vec![a, b],
         }
     }
 }
@@ -319,6 +327,10 @@ impl Script {
                 self.need_name(f)?;
                 self.need_free(to)
             }
+            Core::Clone(f, to, _) => {
+                self.need_file(f)?;
+                self.need_file(to)
+            }
             Core::Unlink(f) => self.need_name(f),
             Core::Rmdir(d) => {
                 self.need_dir(d)?;
@@ -419,6 +431,10 @@ impl Script {
             Core::ChmodAcl(at) => self.push(Op::Chmod { on: on(at), mode: 0o604 }),
             Core::SetFlags(at) => self.push(Op::SetFlags { on: on(at), flags: FileFlags::NODUMP.bits() }),
             Core::Tmpfile(f) => self.tmpfile(f),
+            Core::Clone(f, to, i) => {
+                let (from, at, len) = CLONES[i];
+                self.push(Op::Clone { source: on(f), from, on: on(to), to: at, len })
+            }
         }
     }
 

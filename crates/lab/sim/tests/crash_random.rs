@@ -104,8 +104,9 @@ fn run(what: &'static str, seed: u64, body: impl FnOnce() -> Result<(), String> 
 #[test]
 fn random_operations_then_power_failure() {
     for seed in seeds(125) {
-        let profile =
-            Profile { remounts: 0, offset_max: 64 << 10, write_max: 20 << 10, ..Profile::default() };
+        let clones = if seed % 2 == 0 { 60 } else { 0 };
+        let sizes = Profile { offset_max: 64 << 10, write_max: 20 << 10, ..Profile::default() };
+        let profile = Profile { remounts: 0, clones, ..sizes };
         run("operations", seed, move || crash_one_thread(&Setup::default().switched(seed), profile, seed, 2));
     }
 }
@@ -113,7 +114,8 @@ fn random_operations_then_power_failure() {
 #[test]
 fn random_operations_with_a_small_log_then_power_failure() {
     for seed in seeds(125) {
-        let profile = Profile { remounts: 0, persists: 200, ..Profile::default() };
+        let clones = if seed % 2 == 0 { 60 } else { 0 };
+        let profile = Profile { remounts: 0, persists: 200, clones, ..Profile::default() };
         run("small log", seed, move || crash_one_thread(&Setup::cramped().switched(seed), profile, seed, 2));
     }
 }

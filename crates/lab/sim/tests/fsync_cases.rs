@@ -32,6 +32,6 @@ fn every_case_holds_whatever_of_the_unflushed_writes_is_lost() {
         }
     }
     println!("{} cases, {} skipped: {skipped:#?}", cases.len(), skipped.len());
-    assert_eq!(skipped.len(), 3, "the model alone clones no files");
+    assert!(skipped.is_empty(), "the file system offers what each case needs");
     assert!(failures.is_empty(), "{} cases fail:\n{}", failures.len(), failures.join("\n\n"));
 }

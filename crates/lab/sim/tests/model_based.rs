@@ -8,14 +8,15 @@ mod common;
 
 use common::{check_random, seeds};
 use kedge_sim::crash::Promise;
-use kedge_sim::generate::Profile;
-use kedge_sim::rig::{Setup, run_ops};
+use kedge_sim::generate::{Generator, Profile};
+use kedge_sim::ops::Op;
+use kedge_sim::rig::{Rig, Setup, run_ops};
 
 #[test]
 fn answers_and_state_are_those_of_the_model() {
     let mut done = 0;
     for seed in seeds(10) {
-        let profile = Profile { shifts: 40, ..Profile::default() };
+        let profile = Profile { shifts: 40, clones: 60, ..Profile::default() };
         done += check_random(&Setup::default(), profile, seed, 800);
     }
     assert!(done > 0);
@@ -24,7 +25,7 @@ fn answers_and_state_are_those_of_the_model() {
 #[test]
 fn so_they_are_with_a_small_log_and_cache() {
     for seed in seeds(8) {
-        let profile = Profile { persists: 150, shifts: 40, ..Profile::default() };
+        let profile = Profile { persists: 150, shifts: 40, clones: 60, ..Profile::default() };
         check_random(&Setup::cramped(), profile, seed, 800);
     }
 }
@@ -32,7 +33,7 @@ fn so_they_are_with_a_small_log_and_cache() {
 #[test]
 fn crashes_leave_an_allowed_state_to_go_on_from() {
     for seed in seeds(12) {
-        let profile = Profile { crashes: 25, ..Profile::default() };
+        let profile = Profile { crashes: 25, clones: 60, ..Profile::default() };
         check_random(&Setup::default(), profile, seed, 600);
     }
 }
@@ -40,9 +41,27 @@ fn crashes_leave_an_allowed_state_to_go_on_from() {
 #[test]
 fn crashes_with_a_small_log_and_cache() {
     for seed in seeds(8) {
-        let profile = Profile { crashes: 25, persists: 150, ..Profile::default() };
+        let profile = Profile { crashes: 25, persists: 150, clones: 60, ..Profile::default() };
         check_random(&Setup::cramped(), profile, seed, 600);
     }
+}
+
+/// The random clones are no idle calls: most share blocks.
+#[test]
+fn random_clones_share_blocks() {
+    let profile = Profile { remounts: 0, extremes: 0, clones: 300, ..Profile::default() };
+    let mut rig = Rig::new(Setup::default()).unwrap();
+    let mut generator = Generator::new(1, profile);
+    let (mut clones, mut done) = (0, 0);
+    for _ in 0..1500 {
+        let op = generator.next(&rig.model);
+        let outcome = rig.step(&op).unwrap();
+        if matches!(op, Op::Clone { .. }) {
+            clones += 1;
+            done += usize::from(outcome.is_some_and(|outcome| outcome.is_ok()));
+        }
+    }
+    assert!(clones > 100 && done * 3 > clones, "{done} of {clones} clones");
 }
 
 /// One directory with many names: leaves split, hashes collide, readdir continues from cookies.
