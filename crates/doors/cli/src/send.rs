@@ -48,9 +48,19 @@ pub fn send(args: SendArgs) -> Result<ExitCode> {
     }
     let mut out = BufWriter::with_capacity(BUFFER, out.lock());
     let options = Options { resume: args.resume_from, ..Options::default() };
-    trees::send(&args.snapshot, args.from.as_ref(), &mut out, &options)?;
-    out.flush().context("write the stream")?;
-    Ok(ExitCode::SUCCESS)
+    let sent = trees::send(&args.snapshot, args.from.as_ref(), &mut out, &options);
+    match sent.and_then(|()| out.flush().context("write the stream")) {
+        // Other commands end well if their reader has seen enough. A part of a stream is no
+        // snapshot.
+        Err(e) if is_closed(&e) => bail!("the reader of the stream has ended before the stream"),
+        sent => sent.map(|()| ExitCode::SUCCESS),
+    }
+}
+
+/// Whether the reader of a pipe has closed it.
+fn is_closed(e: &anyhow::Error) -> bool {
+    let io = e.chain().find_map(|cause| cause.downcast_ref::<io::Error>());
+    io.is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe)
 }
 
 pub fn receive(args: ReceiveArgs) -> Result<ExitCode> {
