@@ -1,11 +1,11 @@
 //! `kedge diff`: what differs between two trees.
 
-use crate::places::image_path;
+use crate::places::{mixed, place};
 use anyhow::Result;
 use kedge_base::printable_name;
+use kedge_transfer::copy::Place;
 use kedge_transfer::diff::{Difference, What};
-use kedge_transfer::offline::ImagePath;
-use kedge_transfer::trees;
+use kedge_transfer::{online, trees};
 use kedgefs::FileKind;
 use serde_json::json;
 use std::io::{self, BufWriter, Write};
@@ -24,17 +24,21 @@ pub struct Args {
     /// End each difference, and each path in it, with a zero byte, and print names as they are
     #[arg(short = '0', long)]
     null: bool,
-    /// The older tree: IMAGE:/PATH of a fork, of a snapshot or of the first tree, in an image that
-    /// is not mounted
-    #[arg(value_parser = image_path())]
-    before: ImagePath,
-    /// The newer tree, in the same image
-    #[arg(value_parser = image_path())]
-    after: ImagePath,
+    /// The older tree: the root of a mount, or a fork or snapshot in it; or IMAGE:/PATH of an
+    /// image that is not mounted
+    #[arg(value_parser = place())]
+    before: Place,
+    /// The newer tree, in the same mount or image
+    #[arg(value_parser = place())]
+    after: Place,
 }
 
 pub fn run(args: Args) -> Result<ExitCode> {
-    let found = trees::diff(&args.before, &args.after)?.found;
+    let found = match (&args.before, &args.after) {
+        (Place::Image(before), Place::Image(after)) => trees::diff(before, after)?.found,
+        (Place::Host(before), Place::Host(after)) => online::trees::diff(before, after)?,
+        _ => return Err(mixed()),
+    };
     let mut out = BufWriter::new(io::stdout().lock());
     for difference in &found {
         match (args.json, args.null) {

@@ -117,7 +117,7 @@ enum Command {
     Fork(fork::Args),
     /// Make, list, rename and delete forks that cannot be changed
     Snapshot(snapshot::Args),
-    /// Show what differs between two trees of an image that is not mounted
+    /// Show what differs between two trees, mounted or not
     Diff(diff::Args),
     /// Write a snapshot to standard output, whole or as the difference from an older one
     Send(send::SendArgs),

@@ -1,6 +1,8 @@
 //! Arguments that name a place in an image.
 
+use anyhow::Error;
 use clap::builder::{OsStringValueParser, TypedValueParser};
+use kedge_host::Usage;
 use kedge_transfer::copy::Place;
 use kedge_transfer::offline::{ImagePath, parse_image_path};
 use std::ffi::OsString;
@@ -16,4 +18,9 @@ pub fn place() -> impl TypedValueParser<Value = Place> {
         Ok(path) => Place::Image(path),
         Err(_) => Place::Host(text.into()),
     })
+}
+
+/// The error of a command that got a place of each kind.
+pub fn mixed() -> Error {
+    Usage("both must be in a mount, or both in an image".into()).into()
 }

@@ -1,12 +1,12 @@
 //! `kedge send` and `kedge receive`: snapshots as streams.
 
-use crate::places::image_path;
-use anyhow::{Context, Result, bail};
+use crate::places::{mixed, place};
+use anyhow::{Context, Error, Result, bail};
 use kedge_host::Usage;
-use kedge_transfer::offline::ImagePath;
+use kedge_transfer::copy::Place;
 use kedge_transfer::send::Options;
 use kedge_transfer::stream::Token;
-use kedge_transfer::trees;
+use kedge_transfer::{online, trees};
 use std::io::{self, BufReader, BufWriter, IsTerminal, Write};
 use std::process::ExitCode;
 
@@ -15,14 +15,14 @@ const BUFFER: usize = 1 << 20;
 #[derive(clap::Args, Debug)]
 pub struct SendArgs {
     /// Only the difference from this snapshot, which must be in the receiving image
-    #[arg(long, value_name = "IMAGE:/PATH", value_parser = image_path())]
-    from: Option<ImagePath>,
+    #[arg(long, value_name = "A", value_parser = place())]
+    from: Option<Place>,
     /// Go on with an interrupted transfer: what `kedge receive` has printed
     #[arg(long, value_name = "TOKEN")]
     resume_from: Option<Token>,
-    /// The snapshot to send, in an image that is not mounted
-    #[arg(value_parser = image_path())]
-    snapshot: ImagePath,
+    /// The snapshot to send, in a mount; or IMAGE:/PATH of an image that is not mounted
+    #[arg(value_parser = place())]
+    snapshot: Place,
 }
 
 #[derive(clap::Args, Debug)]
@@ -36,9 +36,9 @@ pub struct ReceiveArgs {
     /// Delete what an interrupted transfer has left, and receive nothing
     #[arg(long, conflicts_with_all = ["resume", "status"])]
     forget: bool,
-    /// The snapshot to make, in an image that is not mounted
-    #[arg(value_parser = image_path())]
-    target: ImagePath,
+    /// The snapshot to make, in a mount; or IMAGE:/PATH of an image that is not mounted
+    #[arg(value_parser = place())]
+    target: Place,
 }
 
 pub fn send(args: SendArgs) -> Result<ExitCode> {
@@ -47,8 +47,18 @@ pub fn send(args: SendArgs) -> Result<ExitCode> {
         return Err(Usage("the stream goes to standard output, which is a terminal".into()).into());
     }
     let mut out = BufWriter::with_capacity(BUFFER, out.lock());
-    let options = Options { resume: args.resume_from, ..Options::default() };
-    let sent = trees::send(&args.snapshot, args.from.as_ref(), &mut out, &options);
+    let resume = args.resume_from;
+    let mut in_image =
+        |snapshot, base| trees::send(snapshot, base, &mut out, &Options { resume, ..Options::default() });
+    let sent = match (&args.snapshot, &args.from) {
+        (Place::Image(snapshot), None) => in_image(snapshot, None),
+        (Place::Image(snapshot), Some(Place::Image(base))) => in_image(snapshot, Some(base)),
+        (Place::Host(snapshot), None) => online::trees::send(snapshot, None, &mut out, resume.as_ref()),
+        (Place::Host(snapshot), Some(Place::Host(base))) => {
+            online::trees::send(snapshot, Some(base), &mut out, resume.as_ref())
+        }
+        _ => return Err(mixed()),
+    };
     match sent.and_then(|()| out.flush().context("write the stream")) {
         // Other commands end well if their reader has seen enough. A part of a stream is no
         // snapshot.
@@ -64,29 +74,49 @@ fn is_closed(e: &anyhow::Error) -> bool {
 }
 
 pub fn receive(args: ReceiveArgs) -> Result<ExitCode> {
+    let show = match &args.target {
+        Place::Image(target) => target.show(),
+        Place::Host(target) => target.display().to_string(),
+    };
     if args.forget {
-        trees::forget_partial(&args.target)?;
+        match &args.target {
+            Place::Image(target) => trees::forget_partial(target)?,
+            Place::Host(target) => online::trees::forget_partial(target)?,
+        }
         return Ok(ExitCode::SUCCESS);
     }
     if args.status {
-        let Some(partial) = trees::partial(&args.target)? else {
-            bail!("{}: no interrupted transfer", args.target.show());
+        let Some(token) = token(&args.target)? else {
+            bail!("{show}: no interrupted transfer");
         };
-        println!("{}", partial.token);
+        println!("{token}");
         return Ok(ExitCode::SUCCESS);
     }
     let input = BufReader::with_capacity(BUFFER, io::stdin().lock());
-    let received = trees::receive(&args.target, input, args.resume);
-    if let Err(e) = received {
-        // An error here must not hide the first one.
-        if let Ok(Some(partial)) = trees::partial(&args.target) {
-            bail!(
-                "{e:#}; go on with: kedge send --resume-from {} … | kedge receive --resume {}",
-                partial.token,
-                args.target.show()
-            );
+    let (error, token) = match &args.target {
+        Place::Image(target) => match trees::receive(target, input, args.resume) {
+            Ok(()) => (None, None),
+            // An error here must not hide the first one.
+            Err(e) => (Some(e), token(&args.target).ok().flatten()),
+        },
+        Place::Host(target) => {
+            let received = online::trees::receive(target, input, args.resume)?;
+            (received.error, received.token)
         }
-        return Err(e);
+    };
+    match (error, token) {
+        (None, _) => Ok(ExitCode::SUCCESS),
+        (Some(e), None) => Err(e),
+        (Some(e), Some(token)) => {
+            bail!("{e:#}; go on with: kedge send --resume-from {token} … | kedge receive --resume {show}")
+        }
     }
-    Ok(ExitCode::SUCCESS)
+}
+
+/// How an interrupted transfer goes on.
+fn token(target: &Place) -> Result<Option<String>, Error> {
+    match target {
+        Place::Image(target) => Ok(trees::partial(target)?.map(|partial| partial.token.to_string())),
+        Place::Host(target) => online::trees::partial(target),
+    }
 }

@@ -3,11 +3,11 @@
 //! On a mount the serving process does the work: an ioctl on the directory that names the tree. A
 //! rename is a rename(2) as of any directory. An image that is not mounted is opened here.
 
-use crate::places::place;
+use crate::places::{mixed, place};
 use anyhow::{Context, Result, anyhow, bail};
 use kedge_base::{Ino, printable_name};
+use kedge_host::mounts;
 use kedge_host::text::{date, show_size};
-use kedge_host::{Usage, mounts};
 use kedge_transfer::copy::Place;
 use kedge_transfer::trees;
 use rustix::fs::{AtFlags, RenameFlags, renameat_with};
@@ -110,10 +110,6 @@ pub fn run(args: Args) -> Result<ExitCode> {
         })?,
     }
     Ok(ExitCode::SUCCESS)
-}
-
-fn mixed() -> anyhow::Error {
-    Usage("both must be in a mount, or both in an image".into()).into()
 }
 
 /// Makes a fork, or a snapshot.

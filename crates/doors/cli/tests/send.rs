@@ -3,9 +3,15 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-use common::{Place, Run, output_of};
+use common::{Place, Run, copy_program, kill, needs_fuse, output_of, until};
+use kedge_base::HANG;
+use rustix::fd::AsFd;
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::io::{IoSlice, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::process::Stdio;
 
 /// Runs a script in which `kedge` is the program. With `pipefail`, a pipe fails if any of its
 /// commands does.
@@ -263,4 +269,231 @@ fn an_interrupted_transfer_goes_on() {
     assert_eq!(script(&place, "head -c 70M whole | kedge receive back.kedge:/snap").code, 1);
     place.run("receive --forget back.kedge:/snap").ok();
     nothing_there(&place);
+}
+
+/// `two_snapshots`, mounted: the image on `mnt`, the empty one on `back`.
+fn two_mounted() -> Place {
+    let place = two_snapshots();
+    for dir in ["mnt", "back"] {
+        fs::create_dir(place.path(dir)).unwrap();
+    }
+    place.run("mount disk.kedge mnt").ok();
+    place.run("mount back.kedge back").ok();
+    place
+}
+
+#[track_caller]
+fn end_both(place: &Place) {
+    for (dir, image) in [("mnt", "disk.kedge"), ("back", "back.kedge")] {
+        until("the mount is no longer in use", || place.run(&format!("umount {dir}")).code == 0);
+        place.run(&format!("fsck -n -f {image}")).ok();
+    }
+}
+
+#[test]
+fn snapshots_of_a_mount_reach_another_mount() {
+    needs_fuse!();
+    let place = two_mounted();
+    // The kernel knows that the names do not exist.
+    assert!(!place.path("back/old").exists() && !place.path("back/later").exists());
+    script(&place, "kedge send mnt/old | kedge receive back/old").ok();
+    script(&place, "kedge send --from mnt/old mnt/new | (cd back && kedge receive later)").ok();
+    script(
+        &place,
+        "diff -r -x fifo --no-dereference mnt/old back/old && diff -r -x fifo --no-dereference mnt/new back/later",
+    )
+    .ok();
+    let links = fs::metadata(place.path("back/old/link")).unwrap().nlink();
+    assert_eq!(links, 2);
+    let lines = "- gone\n+ more/\n+ more/other\n";
+    let run = place.run("diff back/old back/later");
+    assert_eq!((run.code, run.out.as_str(), run.err.as_str()), (1, lines, ""));
+    // The serving process does not know these bytes yet.
+    place.run("fork mnt/new mnt/fork").ok();
+    fs::write(place.path("mnt/fork/unsynced"), vec![1; 100_000]).unwrap();
+    fs::write(place.path("mnt/fork/dir/file"), "short").unwrap();
+    let run = place.run("diff mnt/new mnt/fork");
+    assert_eq!((run.code, run.err.as_str()), (1, ""));
+    assert!(run.out.contains("+ unsynced\n") && run.out.contains("M dir/file  (data 0+"), "{}", run.out);
+    let run = place.run("diff --json mnt/new mnt/fork");
+    let rows: Vec<serde_json::Value> =
+        run.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert!(rows.iter().any(|row| row["path"] == "dir/file" && row["parts"][0] == "data"), "{rows:?}");
+    assert_eq!(place.run("diff mnt/new mnt/new").code, 0);
+    // From a mount to an image that is not mounted, and back.
+    place.run("mkfs --size 64M third.kedge").ok();
+    script(&place, "kedge send mnt/new | kedge receive third.kedge:/new").ok();
+    script(&place, "kedge send third.kedge:/new | kedge receive back/third").ok();
+    script(&place, "diff -r -x fifo --no-dereference mnt/new back/third").ok();
+    end_both(&place);
+    // What was received is durable.
+    same_files(&place, "disk.kedge:/new", "back.kedge:/later");
+}
+
+#[test]
+fn a_mount_refuses_what_an_image_refuses() {
+    needs_fuse!();
+    let place = two_mounted();
+    let refused = |line: &str, code: i32, words: &[&str]| script(&place, line).refused(code, words);
+    refused("kedge diff mnt/old mnt/dir", 2, &["mnt/dir", "No such file"]);
+    refused("kedge diff mnt/old mnt/old/dir", 2, &["mnt/old/dir", "not the root of a tree"]);
+    refused("kedge diff mnt/old back", 2, &["two mounts"]);
+    refused("kedge diff mnt/old disk.kedge:/old", 2, &["both must be in a mount, or both in an image"]);
+    refused("kedge diff disk.kedge:/old disk.kedge:/new", 2, &["is mounted on"]);
+    refused("kedge diff in in", 2, &["neither IMAGE:/PATH nor a directory of a mounted image"]);
+    refused("kedge send mnt/old/dir > stream", 1, &["mnt/old/dir", "not the root of a tree"]);
+    refused("kedge send mnt/tree > stream", 1, &["send mnt/tree", "only snapshots can be sent"]);
+    refused("kedge send --from mnt/tree mnt/new > stream", 1, &["only snapshots can be sent"]);
+    refused("kedge send in > stream", 2, &["neither IMAGE:/PATH nor a directory of a mounted image"]);
+    refused("kedge send mnt/old | head -c 100 >/dev/null", 1, &["the reader of the stream"]);
+    script(&place, "kedge send mnt/old > whole && kedge send --from mnt/old mnt/new > step").ok();
+    refused("kedge receive back/new < step", 1, &["receive back/new", "is not here"]);
+    refused("kedge receive back/none/old < whole", 1, &["back/none", "No such file"]);
+    refused("kedge receive --resume back/old < whole", 1, &["no interrupted transfer"]);
+    refused("kedge receive --status back/old < whole", 1, &["back/old: no interrupted transfer"]);
+    refused("kedge receive in/old < whole", 2, &["neither IMAGE:/PATH nor a directory of a mounted image"]);
+    refused("kedge receive mnt/old/x < whole", 1, &["receive mnt/old/x", "ead-only"]);
+    let whole = fs::read(place.path("whole")).unwrap();
+    for part in 0..8 {
+        let at = whole.len() * part / 8;
+        fs::write(place.path("bad"), &whole[..at]).unwrap();
+        refused("kedge receive back/old < bad", 1, &["receive back/old"]);
+        let mut flipped = whole.clone();
+        flipped[at] ^= 0x10;
+        fs::write(place.path("bad"), flipped).unwrap();
+        refused("kedge receive back/old < bad", 1, &["receive back/old"]);
+        assert_eq!(fs::read_dir(place.path("back")).unwrap().count(), 0);
+    }
+    script(&place, "kedge receive back/old < whole").ok();
+    refused("kedge receive back/old < whole", 1, &["receive back/old", "is there already"]);
+    until("the mount is no longer in use", || place.run("umount back").code == 0);
+    place.run("mount -o ro back.kedge back").ok();
+    refused("kedge receive back/other < whole", 1, &["back", "mounted read-only"]);
+    script(&place, "kedge send back/old | cmp - whole || [ $? -eq 1 ]").ok();
+    end_both(&place);
+}
+
+/// What a mount shows of a tree while it is received must not stay in the kernel's caches.
+#[test]
+fn the_kernel_forgets_what_it_has_seen_of_an_unfinished_tree() {
+    needs_fuse!();
+    let place = two_mounted();
+    script(&place, "kedge send mnt/old | kedge receive back/old").ok();
+    script(&place, "kedge send --from mnt/old mnt/new > step").ok();
+    let step = fs::read(place.path("step")).unwrap();
+    let mut command = place.command(env!("CARGO_BIN_EXE_kedge"));
+    let mut receiver = command.args(["receive", "back/new"]).stdin(Stdio::piped()).spawn().unwrap();
+    let mut input = receiver.stdin.take().unwrap();
+    // The first record, with which the tree is made. The rest changes it.
+    input.write_all(&step[..150]).unwrap();
+    input.flush().unwrap();
+    let part = place.path("back/.kedge-receive.new.part");
+    until("the unfinished tree is there", || part.join("gone").exists());
+    assert!(!part.join("more").exists() && fs::read(part.join("gone")).unwrap() == b"text\n");
+    assert_eq!(fs::read_dir(&part).unwrap().count(), 6);
+    let busy = script(&place, "kedge receive back/new < step");
+    busy.refused(1, &["receive back/new", "is being received already"]);
+    input.write_all(&step[150..]).unwrap();
+    drop(input);
+    assert!(receiver.wait().unwrap().success());
+    assert!(!part.exists());
+    let made = place.path("back/new");
+    assert!(!made.join("gone").exists());
+    assert_eq!(fs::read(made.join("more/other")).unwrap(), b"other\n");
+    script(&place, "diff -r -x fifo --no-dereference mnt/new back/new").ok();
+    end_both(&place);
+}
+
+#[test]
+fn a_transfer_to_a_mount_is_interrupted_and_goes_on() {
+    needs_fuse!();
+    let place = Place::new();
+    let made = "head -c 80M /dev/urandom > big
+        kedge mount --create 256M disk.kedge mnt >/dev/null
+        cp big mnt/a && cp big mnt/b
+        kedge snapshot create mnt mnt/snap
+        kedge mount --create 256M back.kedge back >/dev/null
+        kedge send mnt/snap > whole";
+    script(&place, &format!("set -e\n{made}")).ok();
+    let run = script(&place, "head -c 150M whole | kedge receive back/snap");
+    let token = place.run("receive --status back/snap").ok().trim().to_owned();
+    run.refused(1, &[&format!("kedge send --resume-from {token} … | kedge receive --resume back/snap")]);
+    // The serving process is killed while the rest arrives.
+    script(&place, &format!("kedge send --resume-from {token} mnt/snap > rest")).ok();
+    let rest = fs::read(place.path("rest")).unwrap();
+    let mut command = place.command(env!("CARGO_BIN_EXE_kedge"));
+    command.args(["receive", "--resume", "back/snap"]).stdin(Stdio::piped()).stderr(Stdio::piped());
+    let mut receiver = command.spawn().unwrap();
+    receiver.stdin.take().map(|mut input| {
+        input.write_all(&rest[..2 << 20]).unwrap();
+        kill(&place, "back");
+        // The client may have ended already.
+        drop(input.write_all(&rest[2 << 20..]));
+    });
+    let output = receiver.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("ended during the transfer"), "{output:?}");
+    place.run("umount back").refused(1, &["had died"]);
+    place.run("mount back.kedge back").ok();
+    assert!(!place.path("back/snap").exists());
+    assert_eq!(place.run("receive --status back/snap").ok().trim(), token);
+    script(&place, "kedge receive --resume back/snap < rest").ok();
+    script(&place, "diff -r mnt/snap back/snap").ok();
+    assert_eq!(fs::read_dir(place.path("back")).unwrap().count(), 1);
+    assert_eq!(script(&place, "head -c 70M whole | kedge receive back/again").code, 1);
+    place.run("receive --forget back/again").ok();
+    assert_eq!(fs::read_dir(place.path("back")).unwrap().count(), 1);
+    end_both(&place);
+}
+
+/// A mount ends although a client, which does not hold it open, takes nothing of what it asked for.
+#[test]
+fn a_client_that_does_not_read_does_not_keep_a_mount() {
+    needs_fuse!();
+    let place = Place::new();
+    let made = "head -c 20M /dev/urandom > big
+        kedge mount --create 64M disk.kedge mnt >/dev/null && cp big mnt/a
+        kedge snapshot create mnt mnt/snap";
+    script(&place, &format!("set -e\n{made}")).ok();
+    let dir = fs::File::open(place.path("mnt/snap")).unwrap();
+    let mount = kedge_fuse::mount_of(&dir).unwrap().unwrap();
+    let mut stream = kedge_fuse::visit(&mount, HANG).unwrap();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let fds = [dir.as_fd()];
+    assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
+    let hello = [IoSlice::new(b"kedge-trees 1 read\n")];
+    sendmsg(&stream, &hello, &mut control, SendFlags::NOSIGNAL).unwrap();
+    drop(dir);
+    let mut ready = [0; 15];
+    stream.read_exact(&mut ready).unwrap();
+    assert_eq!(&ready, b"{\"error\":null}\n");
+    stream.write_all(b"{\"Send\":{\"resume\":null}}\n").unwrap();
+    stream.read_exact(&mut ready).unwrap();
+    place.unmount_and_check("disk.kedge");
+    let mut rest = Vec::new();
+    stream.read_to_end(&mut rest).unwrap();
+    assert!(rest.len() < 20 << 20, "{} bytes", rest.len());
+}
+
+#[test]
+fn another_user_neither_compares_nor_sends_nor_receives() {
+    needs_fuse!(root: "another user needs root to become it");
+    let place = two_mounted();
+    script(&place, "kedge send mnt/old > whole && chmod 777 . mnt back && chmod 644 whole").ok();
+    copy_program(&place.path("kedge"));
+    let other = "setpriv --reuid 65534 --regid 65534 --clear-groups ./kedge";
+    for line in [
+        "diff mnt/old mnt/new",
+        "send mnt/old",
+        "receive back/old",
+        "receive --forget back/old",
+        "receive --status back/old",
+    ] {
+        let run = script(&place, &format!("{other} {line} < whole | cat"));
+        let code = if line.starts_with("diff") { 2 } else { 1 };
+        run.refused(code, &["only root and the user who serves the mount may compare, send and receive"]);
+    }
+    assert_eq!(fs::read_dir(place.path("back")).unwrap().count(), 0);
+    end_both(&place);
 }

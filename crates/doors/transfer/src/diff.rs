@@ -10,9 +10,9 @@
 //!
 //! Memory grows with the number of changed files.
 
-use anyhow::{Context, Result};
-use kedgefs::{Attr, FileKind, Ino, TreeChange, TreeMoment};
-use serde::Serialize;
+use anyhow::{Context, Result, bail};
+use kedgefs::{Attr, FileKind, FileSystem, Ino, TreeChange, TreeMoment};
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap};
 use std::ops::ControlFlow;
 
@@ -23,8 +23,14 @@ const BLOCK: u64 = kedge_base::BLOCK_SIZE as u64;
 const NEAR_BELOW: u64 = 2048;
 const NEAR_ABOVE: u64 = 256;
 
+/// What a modification can change.
+pub const PARTS: [&str; 8] = ["data", "size", "mode", "owner", "times", "flags", "device", "xattrs"];
+
+/// Called again and again during a comparison. An error ends it.
+pub type GoOn<'a> = &'a dyn Fn() -> Result<()>;
+
 /// What has happened to a path.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum What {
     Created,
@@ -46,8 +52,7 @@ pub struct Difference {
     pub kind: FileKind,
     /// The former path of a file that was renamed.
     pub from: Option<Vec<u8>>,
-    /// What a modification has changed: `data`, `size`, `mode`, `owner`, `times`, `flags`,
-    /// `device`, `xattrs`.
+    /// What a modification has changed: some of [`PARTS`].
     pub parts: Vec<&'static str>,
     /// Ranges of bytes that differ, as offset and length, in whole blocks.
     pub data: Vec<(u64, u64)>,
@@ -82,12 +87,26 @@ struct Item {
     new: Vec<Name>,
 }
 
+/// Compares the trees with these roots, as they are now.
+pub fn between(fs: &FileSystem, before: Ino, after: Ino, go_on: GoOn<'_>) -> Result<Differences> {
+    let moments = fs.moments(&[before, after])?;
+    if moments[1].same_below(&moments[0]).is_none() {
+        bail!("they do not come from one tree");
+    }
+    differences(&moments[0], &moments[1], go_on)
+}
+
 /// Compares two trees.
-pub fn differences(before: &TreeMoment, after: &TreeMoment) -> Result<Differences> {
+pub fn differences(before: &TreeMoment, after: &TreeMoment, go_on: GoOn<'_>) -> Result<Differences> {
     let same_below = after.same_below(before).unwrap_or(Ino(0));
     let id = |ino: Ino, new: bool| -> Id { (ino.0, new && ino >= same_below) };
     let mut items: BTreeMap<Id, Item> = BTreeMap::new();
+    let mut ended = Ok(());
     let compared = after.changes(Some(before), &mut |change| {
+        ended = go_on();
+        if ended.is_err() {
+            return Ok(ControlFlow::Break(()));
+        }
         match change {
             TreeChange::Inode { ino, before, after } => {
                 let item = items.entry(id(ino, after.is_some())).or_default();
@@ -111,6 +130,7 @@ pub fn differences(before: &TreeMoment, after: &TreeMoment) -> Result<Difference
         }
         Ok(ControlFlow::Continue(()))
     })?;
+    ended?;
     for ((ino, _), item) in &mut items {
         // Its names alone have changed.
         if item.before.is_none() && item.after.is_none() {
@@ -122,6 +142,7 @@ pub fn differences(before: &TreeMoment, after: &TreeMoment) -> Result<Difference
     let mut modified: BTreeMap<u64, (Difference, Vec<Name>)> = BTreeMap::new();
     for ((ino, _), item) in &items {
         let (Some(old), Some(new)) = (item.before, item.after) else { continue };
+        go_on()?;
         let mut diff = Difference { xattrs: item.xattrs.clone(), ..blank(What::Modified, new.kind) };
         let mut ranges = item.ranges.clone();
         if new.kind == FileKind::Regular && old.size != new.size {
@@ -135,7 +156,7 @@ pub fn differences(before: &TreeMoment, after: &TreeMoment) -> Result<Difference
             modified.insert(*ino, (diff, item.new.clone()));
         }
     }
-    let names = find_names(after, &items, &mut modified)?;
+    let names = find_names(after, &items, &mut modified, go_on)?;
     let (mut old_paths, mut new_paths) = (Paths::new(before), Paths::new(after));
     let mut found = Vec::new();
     for item in items.values() {
@@ -162,17 +183,17 @@ fn blank(what: What, kind: FileKind) -> Difference {
 /// What was modified. A directory whose names were changed has other times because of that.
 fn parts(old: &Attr, new: &Attr, diff: &Difference, names_changed: bool) -> Vec<&'static str> {
     let is_dir = new.kind == FileKind::Directory;
-    let all = [
-        ("data", !diff.data.is_empty()),
-        ("size", !is_dir && old.size != new.size),
-        ("mode", old.mode != new.mode),
-        ("owner", (old.uid, old.gid) != (new.uid, new.gid)),
-        ("times", old.mtime != new.mtime && !(is_dir && names_changed)),
-        ("flags", old.flags != new.flags),
-        ("device", old.rdev != new.rdev),
-        ("xattrs", !diff.xattrs.is_empty()),
+    let differs = [
+        !diff.data.is_empty(),
+        !is_dir && old.size != new.size,
+        old.mode != new.mode,
+        (old.uid, old.gid) != (new.uid, new.gid),
+        old.mtime != new.mtime && !(is_dir && names_changed),
+        old.flags != new.flags,
+        old.rdev != new.rdev,
+        !diff.xattrs.is_empty(),
     ];
-    all.into_iter().filter_map(|(part, differs)| differs.then_some(part)).collect()
+    PARTS.into_iter().zip(differs).filter_map(|(part, differs)| differs.then_some(part)).collect()
 }
 
 /// The parts of the ranges in which the bytes differ, up to the end of the longer file.
@@ -236,8 +257,10 @@ fn find_names(
     tree: &TreeMoment,
     items: &BTreeMap<Id, Item>,
     modified: &mut BTreeMap<u64, (Difference, Vec<Name>)>,
+    go_on: GoOn<'_>,
 ) -> Result<u64> {
     let mut reads = 0;
+    let mut ended = Ok(());
     let count = |ino: u64| match items.get(&(ino, false)).and_then(|item| item.after) {
         Some(attr) if attr.kind == FileKind::Directory => 1,
         Some(attr) => attr.nlink as usize,
@@ -265,6 +288,10 @@ fn find_names(
                 break;
             }
             reads += tree.names(Ino(from), Ino(to), &mut |dir, name, ino, _| {
+                ended = go_on();
+                if ended.is_err() {
+                    return ControlFlow::Break(());
+                }
                 if wanted.binary_search(&ino.0).is_ok() {
                     let names = &mut modified.get_mut(&ino.0).expect("it is modified").1;
                     names.push((dir.0, name.to_vec()));
@@ -272,6 +299,7 @@ fn find_names(
                 }
                 if left == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
             })?;
+            std::mem::replace(&mut ended, Ok(()))?;
         }
         wanted.retain(|ino| lacks(ino, &modified[ino].1));
     }

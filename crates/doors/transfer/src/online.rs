@@ -1,11 +1,15 @@
-//! Copies into a mounted image without passing through the kernel: the process that serves the
-//! mount makes the files in its file system through the library and notifies the kernel of each.
+//! Bulk work on a mounted image without passing through the kernel: the process that serves the
+//! mount makes files and trees in its file system through the library, and notifies the kernel of
+//! each change; it compares trees, and sends them.
 //!
 //! | part | does |
 //! |---|---|
-//! | `server` | in the serving process: receives archives |
-//! | `guest` | in the serving process: identifies the client, its directory, and what its archive may contain |
+//! | `server` | in the serving process: its connections, and archives |
+//! | `guest` | in the serving process: identifies the client, its directories, and what it may do |
+//! | `requests` | in the serving process: compares, sends and receives trees |
 //! | `client` | in `kedge cp` and `kedge tar -x`: finds the serving process and sends an archive |
+//! | `trees` | in `kedge diff`, `send` and `receive`: asks for the work on trees |
+//! | `frames` | bytes of unknown length, with an end |
 //!
 //! # Protocol
 //! The socket is the mount's status socket (`kedge_fuse::visit`), in a directory that only the user
@@ -13,6 +17,11 @@
 //! of the target directory, and waits for a line of JSON: an error, or that the server is ready.
 //! Then the client sends a tar archive. The reply is one line of JSON: an error, or that all files
 //! are made, durable (unless the mount is `volatile`), and the kernel notified.
+//!
+//! For trees the line is `kedge-trees 1 read`, with the roots of one or two trees, or `kedge-trees 1
+//! write`, with the directory of a tree to be made. After the reply the client sends a
+//! request, one line of JSON. A stream to the client comes in frames, and the reply after the last
+//! one; a stream from the client ends with the sending half of the connection.
 //!
 //! A client may copy only files that it could make through the kernel in the directory that it
 //! sends. Page 0017 of `docs/rfcs` has the threats.
@@ -25,6 +34,10 @@
 //!    mount no devices.
 //! 3. An ordinary user gets no more rights than a mount gives: the user owns all files, in
 //!    directories that the user owns; devices and attributes that only root sets are refused.
+//! 4. A snapshot is received with the owners and bits that it has, or not at all. Root needs a mount
+//!    that is neither `nosuid` nor `nodev`. An ordinary user's mount is both, so that nothing in the
+//!    snapshot gives rights, and the user could write the same to the image without the mount.
+//!    To compare and to send, the mount may be read-only.
 //!
 //! If any of this cannot be determined, the client is refused. The client does not trust the server
 //! either: the mount must be a KedgeFS mount made by root or the same user, and the process at the
@@ -36,14 +49,62 @@
 //! archive takes as long as its source and the device need.
 
 pub mod client;
+mod frames;
 mod guest;
+mod requests;
 pub mod server;
+pub mod trees;
 
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// The first line, with the version of the protocol.
-const HELLO: &[u8] = b"kedge-beside 2\n";
+/// The longest first line.
+const HELLO_MAX: usize = 32;
+/// The most descriptors with a first line.
+const DIRS_MAX: usize = 2;
+
+/// What the first line says, with the version of the protocol.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Hello {
+    /// The archive of a copy follows.
+    Copy,
+    /// A request follows that changes nothing.
+    Read,
+    /// A request follows that makes or deletes a tree.
+    Write,
+}
+
+impl Hello {
+    fn line(self) -> &'static [u8] {
+        match self {
+            Hello::Copy => b"kedge-beside 2\n",
+            Hello::Read => b"kedge-trees 1 read\n",
+            Hello::Write => b"kedge-trees 1 write\n",
+        }
+    }
+
+    fn parse(line: &[u8]) -> Option<Hello> {
+        [Hello::Copy, Hello::Read, Hello::Write].into_iter().find(|hello| hello.line() == line)
+    }
+
+    fn dirs_max(self) -> usize {
+        if self == Hello::Read { DIRS_MAX } else { 1 }
+    }
+
+    /// Why a client is refused that is neither root nor the user who serves the mount.
+    fn refusal(self) -> &'static str {
+        match self {
+            Hello::Copy => {
+                "only root with its capabilities, in the namespaces of the serving process, and the user who \
+                 serves the mount copy this way; use cp(1) or tar(1)"
+            }
+            Hello::Read | Hello::Write => {
+                "only root with its capabilities, in the namespaces of the serving process, and the user who \
+                 serves the mount may compare, send and receive trees"
+            }
+        }
+    }
+}
 /// The time limit for a connection and for the client's first line.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// The time limit for the first reply of a process that the client has identified.
@@ -51,7 +112,28 @@ const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
 /// The most bytes read or written with one call.
 const CHUNK: usize = 256 << 10;
 
-#[derive(Serialize, Deserialize, Debug)]
+#[derive(Serialize, Deserialize, Debug, Default)]
 struct Answer {
     error: Option<String>,
+    /// How an interrupted transfer goes on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    token: Option<String>,
 }
+
+/// A request about trees.
+#[derive(Serialize, Deserialize, Debug)]
+enum Request {
+    /// What differs between the two trees.
+    Diff,
+    /// The stream of the first tree, from the second one if there is one.
+    Send { resume: Option<String> },
+    /// Makes a snapshot with this name of the stream that follows.
+    Receive { name: Vec<u8>, resume: bool },
+    /// The token of an interrupted transfer.
+    Status { name: Vec<u8> },
+    /// Deletes what an interrupted transfer has left.
+    Forget { name: Vec<u8> },
+}
+
+/// The longest request.
+const REQUEST_MAX: u64 = 8 << 10;

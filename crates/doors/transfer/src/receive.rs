@@ -11,8 +11,12 @@
 //! refuse what would not be a tree: a directory in itself, two names of a directory, a name with a
 //! slash.
 //!
+//! Where the image is mounted, the caller passes each change on to the kernel, which may have read
+//! the tree under its preliminary name.
+//!
 //! Inodes between two places have the name `.kedge-NUMBER` with the source's identity in the root.
 
+use crate::import::sink::Changed;
 use crate::stream::{Reader, Record, Token};
 use anyhow::{Context, Result, bail, ensure};
 use kedgefs::{
@@ -54,11 +58,13 @@ pub fn partial(fs: &FileSystem, dir: Ino, name: &[u8]) -> Result<Option<Partial>
 }
 
 /// Deletes what an interrupted transfer has left.
-pub fn forget(fs: &FileSystem, dir: Ino, name: &[u8]) -> Result<()> {
+pub fn forget(fs: &FileSystem, dir: Ino, name: &[u8], changed: &dyn Fn(Changed<'_>)) -> Result<()> {
     let (part, mark) = preliminary(name)?;
     for name in [part, mark] {
         if root_named(fs, dir, &name).is_some() {
             fs.delete_tree(dir, &name)?;
+            changed(Changed::Name(dir, &name));
+            changed(Changed::Inode(dir));
         }
     }
     Ok(())
@@ -74,17 +80,36 @@ pub fn receive(
     name: Option<&[u8]>,
     input: impl Read,
     resume: bool,
+    changed: &dyn Fn(Changed<'_>),
 ) -> Result<Vec<u8>> {
     let (mut reader, first) = Reader::begin(input)?;
-    let Record::Begin { id, base, mark, hash, name: given } = first else { bail!("no beginning") };
-    let name = name.map_or(given, <[u8]>::to_vec);
+    let Record::Begin { name: given, .. } = &first else { bail!("no beginning") };
+    let name = name.unwrap_or(given).to_vec();
     let (part, at_mark) = preliminary(&name)?;
     match fs.lookup(dir, &name) {
         Err(Error::NotFound) => {}
         Ok(_) => bail!("{} is there already", String::from_utf8_lossy(&name)),
         Err(e) => return Err(e.into()),
     }
-    let from = match (resume, partial(fs, dir, &name)?) {
+    let done = fill(fs, dir, (&name, &part, &at_mark), (&mut reader, first), resume, changed);
+    [&name, &part, &at_mark].into_iter().for_each(|name| changed(Changed::Name(dir, name)));
+    changed(Changed::Inode(dir));
+    done.map(|()| name)
+}
+
+/// The final name, that of the tree that is being filled, and that of the last mark.
+type Names<'a> = (&'a [u8], &'a [u8], &'a [u8]);
+
+fn fill<R: Read>(
+    fs: &FileSystem,
+    dir: Ino,
+    (name, part, at_mark): Names<'_>,
+    (reader, first): (&mut Reader<R>, Record),
+    resume: bool,
+    changed: &dyn Fn(Changed<'_>),
+) -> Result<()> {
+    let Record::Begin { id, base, mark, hash, .. } = first else { bail!("no beginning") };
+    let from = match (resume, partial(fs, dir, name)?) {
         (true, Some(there)) => {
             ensure!(there.id.0 == id, "the stream is of another snapshot than the interrupted transfer");
             let wanted = Token { mark, hash };
@@ -93,30 +118,32 @@ pub fn receive(
                 "the stream begins after mark {mark}, the interrupted transfer needs --resume-from {}",
                 there.token
             );
-            root_named(fs, dir, &at_mark)
+            root_named(fs, dir, at_mark)
         }
-        (true, None) => bail!("no interrupted transfer of {} is there", String::from_utf8_lossy(&name)),
+        (true, None) => bail!("no interrupted transfer of {} is there", String::from_utf8_lossy(name)),
         (false, _) => {
             ensure!(mark == 0, "the stream is the rest of an interrupted transfer: --resume");
-            forget(fs, dir, &name)?;
+            forget(fs, dir, name, changed)?;
             match base == [0; 32] {
                 true => None,
                 false => Some(find_base(fs, &TreeIdentity(base))?),
             }
         }
     };
-    if root_named(fs, dir, &part).is_some() {
-        fs.delete_tree(dir, &part)?;
+    if root_named(fs, dir, part).is_some() {
+        fs.delete_tree(dir, part)?;
     }
-    let tree = fs.receive(from, dir, &part)?;
-    let mut receiver = Receiver { fs, tree, id: TreeIdentity(id), dir, at_mark };
-    let done = receiver.run(&mut reader, &name);
+    let tree = fs.receive(from, dir, part)?;
+    changed(Changed::Name(dir, part));
+    changed(Changed::Inode(dir));
+    let receiver = Receiver { fs, tree, id: TreeIdentity(id), dir, at_mark, changed };
+    let done = receiver.run(reader, name);
     match done {
         Ok(()) => {
-            if root_named(fs, dir, &receiver.at_mark).is_some() {
-                fs.delete_tree(dir, &receiver.at_mark)?;
+            if root_named(fs, dir, at_mark).is_some() {
+                fs.delete_tree(dir, at_mark)?;
             }
-            Ok(name)
+            Ok(())
         }
         Err(e) => {
             let e = e.context(format!("record {}", reader.place()));
@@ -143,7 +170,44 @@ struct Receiver<'a> {
     tree: Receiving,
     id: TreeIdentity,
     dir: Ino,
-    at_mark: Vec<u8>,
+    at_mark: &'a [u8],
+    changed: &'a dyn Fn(Changed<'_>),
+}
+
+/// What a record changes: a name, and inodes.
+#[derive(Default)]
+struct Touched {
+    name: Option<(u64, Vec<u8>)>,
+    inodes: [Option<u64>; 3],
+}
+
+impl Touched {
+    fn of(record: &Record) -> Touched {
+        let name = |dir: u64, name: &Vec<u8>, ino: u64| Touched {
+            name: Some((dir, name.clone())),
+            // Inodes between two places have a name in the root.
+            inodes: [Some(dir), Some(ino), Some(Ino::ROOT.0)],
+        };
+        let inode = |ino: u64| Touched { inodes: [Some(ino), None, None], ..Touched::default() };
+        match record {
+            Record::New { ino, dir: 0, .. } => {
+                Touched { inodes: [Some(*ino), Some(Ino::ROOT.0), None], name: None }
+            }
+            Record::New { ino, dir, name: made, .. } => name(*dir, made, *ino),
+            Record::Take { dir, name: taken, ino } => name(*dir, taken, *ino),
+            Record::Remove { dir, name: removed, ino } => name(*dir, removed, *ino),
+            Record::Name { dir, name: given, ino } => name(*dir, given, *ino),
+            Record::Size { ino, .. }
+            | Record::Data { ino, .. }
+            | Record::Reserve { ino, .. }
+            | Record::Punch { ino, .. }
+            | Record::Xattr { ino, .. }
+            | Record::NoXattr { ino, .. }
+            | Record::Attr { ino, .. } => inode(*ino),
+            Record::Named {} => inode(Ino::ROOT.0),
+            Record::Begin { .. } | Record::Mark { .. } | Record::End { .. } => Touched::default(),
+        }
+    }
 }
 
 fn is_dir(attr: &Attr) -> bool {
@@ -151,13 +215,18 @@ fn is_dir(attr: &Attr) -> bool {
 }
 
 impl Receiver<'_> {
-    fn run(&mut self, reader: &mut Reader<impl Read>, name: &[u8]) -> Result<()> {
+    fn run(&self, reader: &mut Reader<impl Read>, name: &[u8]) -> Result<()> {
         self.relax(Ino::ROOT)?;
         loop {
             match reader.record()? {
                 Record::End { .. } => break,
                 Record::Mark { number, hash } => self.keep(&Token { mark: number, hash })?,
-                record => self.apply(record)?,
+                record => {
+                    let touched = Touched::of(&record);
+                    let applied = self.apply(record);
+                    self.pass_on(&touched);
+                    applied?;
+                }
             }
         }
         self.check_staged()?;
@@ -169,14 +238,25 @@ impl Receiver<'_> {
         let note = [&self.id.0[..], &token.mark.to_le_bytes(), &token.hash].concat();
         self.tree.note(&note)?;
         let root = self.tree.root();
-        match root_named(self.fs, self.dir, &self.at_mark) {
+        match root_named(self.fs, self.dir, self.at_mark) {
             Some(_) => {
-                let made = self.fs.roll_back(root, self.dir, &self.at_mark)?;
+                let made = self.fs.roll_back(root, self.dir, self.at_mark)?;
                 self.fs.set_tree_read_only(made.ino, true)?;
             }
-            None => drop(self.fs.fork(root, self.dir, &self.at_mark, true)?),
+            None => drop(self.fs.fork(root, self.dir, self.at_mark, true)?),
         }
+        (self.changed)(Changed::Name(self.dir, self.at_mark));
+        (self.changed)(Changed::Inode(self.dir));
         Ok(())
+    }
+
+    /// Reports what a record has changed, a part of it after an error.
+    fn pass_on(&self, touched: &Touched) {
+        let here = |ino: u64| Ino(ino).in_tree(self.tree.root().tree());
+        if let Some((dir, name)) = &touched.name {
+            (self.changed)(Changed::Name(here(*dir), name));
+        }
+        touched.inodes.iter().flatten().for_each(|ino| (self.changed)(Changed::Inode(here(*ino))));
     }
 
     /// The name of an inode between two places.

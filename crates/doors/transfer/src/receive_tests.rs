@@ -40,7 +40,7 @@ fn root(fs: &FileSystem, name: &str) -> Ino {
 }
 
 fn get(fs: &FileSystem, stream: &[u8], resume: bool) -> anyhow::Result<Vec<u8>> {
-    receive(fs, Ino::ROOT, None, stream, resume)
+    receive(fs, Ino::ROOT, None, stream, resume, &|_| {})
 }
 
 /// All that a reader sees, with targets and ranges, in a form that can be compared.
@@ -309,7 +309,7 @@ fn an_interrupted_transfer_goes_on_where_it_was() {
             let rest = sent(&from, now, None, &Options { resume: token, ..options });
             assert!(token.is_none() || rest.len() < stream.len());
             if token.is_none() {
-                forget(&to, Ino::ROOT, b"now").unwrap();
+                forget(&to, Ino::ROOT, b"now", &|_| {}).unwrap();
                 get(&to, &rest, false).unwrap();
                 break;
             }
@@ -364,7 +364,7 @@ fn damaged_and_hostile_streams_are_refused() {
             // It means something else, and is a tree all the same.
             Ok(name) => to.delete_tree(Ino::ROOT, &name).unwrap(),
         }
-        forget(&to, Ino::ROOT, b"second").unwrap();
+        forget(&to, Ino::ROOT, b"second", &|_| {}).unwrap();
         if i % 500 == 0 {
             to.reclaim().unwrap();
             check(&to, &device);

@@ -1,7 +1,7 @@
 //! Trees of an image that is not mounted: see `kedgefs::FileSystem::fork`.
 
 use crate::change::{change, names};
-use crate::diff::{Differences, differences};
+use crate::diff::{self, Differences};
 use crate::offline::ImagePath;
 use crate::{receive, send};
 use anyhow::{Context, Result, bail};
@@ -51,20 +51,23 @@ pub fn diff(before: &ImagePath, after: &ImagePath) -> Result<Differences> {
     same_image(before, after)?;
     let fs = before.open()?;
     let roots = [root(&fs, before)?, root(&fs, after)?];
-    let moments = fs.moments(&roots)?;
-    if moments[1].same_below(&moments[0]).is_none() {
-        bail!("{} and {} do not come from one tree", before.show(), after.show());
-    }
-    differences(&moments[0], &moments[1])
+    let found = diff::between(&fs, roots[0], roots[1], &|| Ok(()));
+    found.with_context(|| format!("compare {} and {}", before.show(), after.show()))
 }
 
 /// The root of the tree at a place.
 fn root(fs: &FileSystem, place: &ImagePath) -> Result<Ino> {
     let ino = place.find(fs)?.ino;
-    if ino != Ino::ROOT && !fs.trees().iter().any(|tree| tree.root == ino) {
-        bail!("{}: not the root of a tree: the root of an image, forks and snapshots are", place.show());
-    }
+    check_root(fs, ino).with_context(|| place.show())?;
     Ok(ino)
+}
+
+/// Refuses a directory that is not the root of a tree.
+pub(crate) fn check_root(fs: &FileSystem, ino: Ino) -> Result<()> {
+    if ino != Ino::ROOT && !fs.trees().iter().any(|tree| tree.root == ino) {
+        bail!("not the root of a tree: the root of an image, forks and snapshots are");
+    }
+    Ok(())
 }
 
 /// Writes a snapshot as a stream.
@@ -85,9 +88,11 @@ pub fn send(
 pub fn receive(target: &ImagePath, input: impl Read, resume: bool) -> Result<()> {
     change(target, |fs| {
         let (dir, name) = parent(fs, target)?;
-        let received = receive::receive(fs, dir, Some(name), input, resume);
+        let received = receive::receive(fs, dir, Some(name), input, resume, &|_| {});
+        // After an error too: the next attempt may need the space of this one.
+        let freed = fs.reclaim().context("free what is not needed any more");
         received.with_context(|| format!("receive {}", target.show()))?;
-        fs.reclaim().context("free what is not needed any more")
+        freed
     })
 }
 
@@ -102,7 +107,7 @@ pub fn partial(target: &ImagePath) -> Result<Option<receive::Partial>> {
 pub fn forget_partial(target: &ImagePath) -> Result<()> {
     change(target, |fs| {
         let (dir, name) = parent(fs, target)?;
-        receive::forget(fs, dir, name)?;
+        receive::forget(fs, dir, name, &|_| {})?;
         fs.reclaim().context("free what is not needed any more")
     })
 }

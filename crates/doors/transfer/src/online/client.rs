@@ -1,15 +1,15 @@
 //! The client: finds the socket that belongs to a mounted directory and sends an archive to it.
 
-use super::{ANSWER_PATIENCE, Answer, CHUNK, HELLO, PATIENCE};
+use super::{ANSWER_PATIENCE, Answer, CHUNK, DIRS_MAX, Hello, PATIENCE};
 use crate::import::sink::{At, Data, Entries, Meta, is_roots};
 use crate::offline::device;
 use crate::pax::{Entry, Pax};
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use kedge_base::printable;
 use kedge_fuse::{MountEntry, Peer};
 use kedge_host::mounts;
 use kedgefs::FileKind;
-use rustix::fd::{AsFd, OwnedFd};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
@@ -37,9 +37,15 @@ pub struct Mounted {
 }
 
 impl Mounted {
-    /// Opens a directory. `None` if it is not on a KedgeFS mount made by root or this user, or if
-    /// the mount is of an older version.
+    /// Opens a directory to copy into it. `None` if it is not on a KedgeFS mount made by root or
+    /// this user, or if the mount is of an older version.
     pub fn open(path: &Path) -> Result<Option<Mounted>> {
+        Mounted::open_for(path, "copy this way", "; use cp(1) or tar(1)", true)
+    }
+
+    /// [`Mounted::open`] for something that only root and the user who serves the mount may do, and
+    /// what others may do instead.
+    pub(super) fn open_for(path: &Path, what: &str, instead: &str, changes: bool) -> Result<Option<Mounted>> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let dir = rustix::fs::open(path, flags, Mode::empty())
             .with_context(|| format!("open {}", path.display()))?;
@@ -56,17 +62,13 @@ impl Mounted {
         let uid = rustix::process::geteuid().as_raw();
         ensure!(
             mount.owner == Some(uid),
-            "{}: only root and the user who serves the mount copy this way; use cp(1) or tar(1)",
+            "{}: only root and the user who serves the mount {what}{instead}",
             path.display()
         );
-        ensure!(!mount.is_read_only(), "{}: mounted read-only", path.display());
+        ensure!(!changes || !mount.is_read_only(), "{}: mounted read-only", path.display());
         // The serving process stores the ids as sent, because it does not see the mount's id
         // mapping.
-        ensure!(
-            !mount.is_idmapped(),
-            "{}: the mount maps user and group ids; use cp(1) or tar(1)",
-            path.display()
-        );
+        ensure!(!mount.is_idmapped(), "{}: the mount maps user and group ids{instead}", path.display());
         let mut pid = [0; 16];
         let len = match rustix::fs::fgetxattr(&dir, mounts::XATTR_PID, &mut pid[..]) {
             Ok(len) => len,
@@ -87,13 +89,24 @@ impl Mounted {
         }
     }
 
+    /// The open directory.
+    pub(super) fn dir(&self) -> BorrowedFd<'_> {
+        self.dir.as_fd()
+    }
+
+    /// Whether both directories are in one file system.
+    pub(super) fn is_beside(&self, other: &Mounted) -> bool {
+        self.mount.device == other.mount.device
+    }
+
     /// Connects to the process that serves the mount and refuses any other process.
-    fn connect(&self) -> Result<UnixStream> {
+    fn connect(&self, hello: Hello) -> Result<UnixStream> {
         let stream = kedge_fuse::visit(&self.mount, PATIENCE).with_context(|| {
             let dir = self.mount.dir.display();
             format!(
                 "reach the process that serves {dir} at its socket (it must see the same /run as this \
-                 one); cp(1) and tar(1) do without"
+                 one){}",
+                if hello == Hello::Copy { "; cp(1) and tar(1) do without" } else { "" }
             )
         })?;
         let peer = Peer::of(&stream).context("identify the process that serves the mount")?;
@@ -105,49 +118,30 @@ impl Mounted {
         Ok(stream)
     }
 
-    /// Sends the first line and the directory, and waits until the server is ready for the archive.
-    fn introduce(&self, stream: &UnixStream) -> Result<()> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    /// Connects, sends the first line and the directories, and waits until the server is ready.
+    pub(super) fn begin(&self, hello: Hello, second: Option<&Mounted>) -> Result<UnixStream> {
+        let stream = self.connect(hello)?;
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DIRS_MAX))];
         let mut control = SendAncillaryBuffer::new(&mut space);
-        let fds = [self.dir.as_fd()];
-        ensure!(control.push(SendAncillaryMessage::ScmRights(&fds)), "one descriptor has room");
-        let sent = sendmsg(stream, &[IoSlice::new(HELLO)], &mut control, SendFlags::NOSIGNAL);
+        let fds: Vec<BorrowedFd<'_>> = [Some(self), second].into_iter().flatten().map(Mounted::dir).collect();
+        ensure!(control.push(SendAncillaryMessage::ScmRights(&fds)), "two descriptors have room");
+        let line = hello.line();
+        let sent = sendmsg(&stream, &[IoSlice::new(line)], &mut control, SendFlags::NOSIGNAL);
         let sent = sent.context("send the directory")?;
-        ensure!(sent == HELLO.len(), "the first line was sent only in part");
+        ensure!(sent == line.len(), "the first line was sent only in part");
         stream.set_read_timeout(Some(ANSWER_PATIENCE))?;
-        if let Some(error) = read_answer(stream).context("wait for the serving process")? {
-            bail!("{error}");
-        }
+        read_answer(&stream).context("wait for the serving process")?.accept()?;
         // The peer is identified now, so the archive has no time limit: the device may be slow.
         stream.set_read_timeout(None)?;
         stream.set_write_timeout(None)?;
-        Ok(())
+        Ok(stream)
     }
 
     /// Sends the archive that `write` writes, and waits until all files are made, and durable
     /// unless the mount is `volatile`.
     pub fn send(&self, write: impl FnOnce(&mut BufWriter<&UnixStream>) -> Result<()>) -> Result<()> {
-        let stream = self.connect()?;
-        self.introduce(&stream)?;
-        let mut out = BufWriter::with_capacity(CHUNK, &stream);
-        let sent = write(&mut out).and_then(|()| Ok(out.flush()?));
-        // After an error the rest of the buffer must not be sent: the archive could look complete.
-        drop(out.into_parts());
-        if let Err(e) = &sent
-            && !is_broken_pipe(e)
-        {
-            return sent;
-        }
-        // The server may have stopped reading; its reply has the reason.
-        let ended = stream.shutdown(Shutdown::Write);
-        match read_answer(&stream) {
-            Ok(Some(error)) => bail!("{error}"),
-            Ok(None) => {
-                ended.context("end the archive")?;
-                sent
-            }
-            Err(_) => bail!("the process that serves the mount ended during the copy"),
-        }
+        let stream = self.begin(Hello::Copy, None)?;
+        deliver(&stream, "copy", write)?.accept()
     }
 
     /// Sends an existing archive.
@@ -164,13 +158,55 @@ impl Mounted {
     }
 }
 
-/// Reads one line and returns the error in it, if any. The server sends nothing more until the
-/// client sends.
-fn read_answer(stream: &UnixStream) -> Result<Option<String>> {
+/// Sends what `write` writes and returns the reply, an error of the server included.
+pub(super) fn deliver<'a>(
+    stream: &'a UnixStream,
+    what: &str,
+    write: impl FnOnce(&mut BufWriter<&'a UnixStream>) -> Result<()>,
+) -> Result<Answer> {
+    let mut out = BufWriter::with_capacity(CHUNK, stream);
+    let sent = write(&mut out).and_then(|()| Ok(out.flush()?));
+    // After an error the rest of the buffer must not be sent: what was sent could look complete.
+    drop(out.into_parts());
+    if let Err(e) = &sent
+        && !is_broken_pipe(e)
+    {
+        return sent.map(|()| Answer::default());
+    }
+    // The server may have stopped reading; its reply has the reason.
+    let ended = stream.shutdown(Shutdown::Write);
+    match read_answer(stream) {
+        Ok(answer) if answer.error.is_some() => Ok(answer),
+        Ok(answer) => {
+            ended.context("end what is sent")?;
+            sent.map(|()| answer)
+        }
+        Err(_) => Err(ended_during(what)),
+    }
+}
+
+/// The error after a connection that ended without a reply.
+pub(super) fn ended_during(what: &str) -> anyhow::Error {
+    anyhow!("the process that serves the mount ended during the {what}")
+}
+
+/// Reads the reply. The server sends nothing more until the client sends.
+fn read_answer(stream: &UnixStream) -> Result<Answer> {
+    read_answer_of(&mut BufReader::new(stream))
+}
+
+/// Reads a reply from what is left of a connection.
+pub(super) fn read_answer_of(stream: &mut impl BufRead) -> Result<Answer> {
     let mut line = String::new();
-    BufReader::new(stream.take(ANSWER_MAX)).read_line(&mut line)?;
-    let Answer { error } = serde_json::from_str(&line).context("read the reply")?;
-    Ok(error)
+    stream.take(ANSWER_MAX).read_line(&mut line)?;
+    serde_json::from_str(&line).context("read the reply")
+}
+
+impl Answer {
+    /// Its error, as the client's.
+    pub(super) fn accept(self) -> Result<()> {
+        self.error.map_or(Ok(()), |error| bail!("{error}"))
+    }
 }
 
 fn is_broken_pipe(e: &anyhow::Error) -> bool {

@@ -1,13 +1,13 @@
-//! Identifies the client that sends an archive, its directory, and what the archive may contain.
+//! Identifies a client, its directories, and what it may do with them.
 //!
-//! The directory's descriptor is closed as soon as its mount has been checked. So a copy in
-//! progress does not block a forced unmount, which ends the copy.
+//! The descriptors of directories are closed as soon as their mounts have been checked. So a copy
+//! in progress does not block a forced unmount, which ends the copy.
 //!
 //! # What the thread holds
 //! The thread holds no lock here: checking the directory may send a request to this process's own
 //! workers, when the kernel checks the user's rights.
 
-use super::{HELLO, PATIENCE};
+use super::{DIRS_MAX, HELLO_MAX, Hello, PATIENCE};
 use anyhow::{Context, Result, bail, ensure};
 use kedge_fuse::{Capability, MountEntry, Peer};
 use kedgefs::{Ino, Owner};
@@ -41,37 +41,62 @@ pub struct Guest {
     pub nodev: bool,
 }
 
-/// Identifies the connected peer and checks that it may fill the directory that it sends, which
-/// must be on the file system with the number `device` (`major:minor`).
-pub fn admit(stream: &UnixStream, device: &str) -> Result<Guest> {
-    let dir = receive(stream)?;
+/// What an identified client may do.
+pub enum Admitted {
+    /// Send an archive.
+    Copy(Guest),
+    /// Read the trees with these roots, or find the interrupted transfer in the first directory.
+    Read(Vec<Ino>),
+    /// Make trees in this directory.
+    Write(Ino),
+}
+
+/// Identifies the connected peer and checks that it may do what its first line says with the
+/// directories that it sends, which must be on the file system with the number `device`
+/// (`major:minor`).
+pub fn admit(stream: &UnixStream, device: &str) -> Result<Admitted> {
+    let (hello, dirs) = receive(stream)?;
     let peer = Peer::of(stream).context("identify the client")?;
     let (uid, gid) = peer.ids();
     let only = match peer.is_capable(&ROOTS) {
         true => None,
         false if peer.is_own_user() => Some(Owner { uid, gid }),
-        false => bail!(
-            "only root with its capabilities, in the namespaces of the serving process, and the user who \
-             serves the mount copy this way; use cp(1) or tar(1)"
-        ),
+        false => bail!("{}", hello.refusal()),
     };
-    let mount = peer.mount_of(&dir).context("find the mount of the directory")?;
-    let mount = mount.context("the mount of the directory is not in the mount table of the client")?;
-    check_mount(&mount, device)?;
-    let top = inode(&dir, device)?;
-    if only.is_some() {
-        let asked = accessat(&dir, ".", Access::WRITE_OK | Access::EXEC_OK, AtFlags::EACCESS);
+    let mut found = Vec::new();
+    for dir in &dirs {
+        let mount = peer.mount_of(dir).context("find the mount of the directory")?;
+        let mount = mount.context("the mount of the directory is not in the mount table of the client")?;
+        check_mount(&mount, device, hello != Hello::Read)?;
+        found.push((inode(dir, device)?, mount));
+    }
+    let (top, mount) = found.first().context("no directory was sent with the first line")?;
+    let (nosuid, nodev) = (mount.has_option("nosuid"), mount.has_option("nodev"));
+    if only.is_some() && hello != Hello::Read {
+        let asked = accessat(&dirs[0], ".", Access::WRITE_OK | Access::EXEC_OK, AtFlags::EACCESS);
         asked.context("write to the directory")?;
     }
-    let (nosuid, nodev) = (mount.has_option("nosuid"), mount.has_option("nodev"));
-    Ok(Guest { top, only, nosuid, nodev })
+    Ok(match hello {
+        Hello::Copy => Admitted::Copy(Guest { top: *top, only, nosuid, nodev }),
+        Hello::Read => Admitted::Read(found.iter().map(|(ino, _)| *ino).collect()),
+        Hello::Write => {
+            // Of root's mounts. That of an ordinary user is always both, and what a stream brings
+            // has no more effect there.
+            ensure!(
+                only.is_some() || !nosuid && !nodev,
+                "{}: mounted nosuid or nodev, which a snapshot does not keep to",
+                mount.dir.display()
+            );
+            Admitted::Write(*top)
+        }
+    })
 }
 
-/// Receives the first line and the directory's descriptor.
-fn receive(stream: &UnixStream) -> Result<OwnedFd> {
+/// Receives the first line and the descriptors of directories.
+fn receive(stream: &UnixStream) -> Result<(Hello, Vec<OwnedFd>)> {
     stream.set_read_timeout(Some(PATIENCE))?;
-    let mut line = [0; HELLO.len() + 1];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut line = [0; HELLO_MAX + 1];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DIRS_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let got = recvmsg(stream, &mut [IoSliceMut::new(&mut line)], &mut control, RecvFlags::CMSG_CLOEXEC)
         .context("read the first line")?;
@@ -79,20 +104,24 @@ fn receive(stream: &UnixStream) -> Result<OwnedFd> {
         RecvAncillaryMessage::ScmRights(fds) => Some(fds),
         _ => None,
     });
-    let mut dirs: Vec<OwnedFd> = dirs.flatten().collect();
+    let dirs: Vec<OwnedFd> = dirs.flatten().collect();
     let text = &line[..got.bytes];
     let shown = String::from_utf8_lossy(text);
-    ensure!(text == HELLO, "the program speaks another version of the protocol: {:?}", shown.trim_end());
-    ensure!(!got.flags.contains(ReturnFlags::CTRUNC), "more than one descriptor was sent");
+    let hello = Hello::parse(text).with_context(|| {
+        format!("the program speaks another version of the protocol: {:?}", shown.trim_end())
+    })?;
+    let many = got.flags.contains(ReturnFlags::CTRUNC) || dirs.len() > hello.dirs_max();
+    ensure!(!many, "too many descriptors were sent with the first line");
     stream.set_read_timeout(None)?;
-    dirs.pop().context("no directory was sent with the first line")
+    ensure!(!dirs.is_empty(), "no directory was sent with the first line");
+    Ok((hello, dirs))
 }
 
 /// Checks that the mount is of the file system with the number `device` and passes changes on
-/// unmodified: neither read-only nor idmapped.
-fn check_mount(mount: &MountEntry, device: &str) -> Result<()> {
+/// unmodified: not idmapped, and if it is to be changed, not read-only.
+fn check_mount(mount: &MountEntry, device: &str, changes: bool) -> Result<()> {
     ensure!(mount.is_kedgefs() && mount.device == device, "the directory is on another file system");
-    ensure!(!mount.is_read_only(), "{}: mounted read-only", mount.dir.display());
+    ensure!(!changes || !mount.is_read_only(), "{}: mounted read-only", mount.dir.display());
     ensure!(!mount.is_idmapped(), "{}: the mount maps user and group ids", mount.dir.display());
     Ok(())
 }
