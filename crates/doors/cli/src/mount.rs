@@ -155,14 +155,22 @@ fn check_key_for_daemon(image: &Path, words: &MountWords) -> Result<()> {
 /// a block device the kernel has at most one file system of this type. `--takeover` is meant to end
 /// the process that serves the image, so it never shares that mount.
 fn mounted_already(args: &Args, words: &MountWords) -> Result<Option<MountEntry>> {
-    let wants_own = args.takeover || may_share(args, words)?;
+    // A part of a file system that is mounted is a directory of that mount.
+    let wants_own = args.takeover || words.tree.is_some() || may_share(args, words)?;
     if wants_own || !rustix::process::geteuid().is_root() || !create::exists(&args.image)? {
         return Ok(None);
     }
     mounts::detach_dead(&args.dir, &args.image)?;
     let mount = mounts::of_image(&args.image)?;
     let fits = |m: &MountEntry| m.is_read_only() == words.read_only && m.root == Path::new("/");
-    Ok(mount.filter(|m| m.is_kedgefs() && fits(m)))
+    Ok(mount.filter(|m| m.is_kedgefs() && fits(m) && !shows_one_tree(m)))
+}
+
+/// Whether a mount shows one tree of its image.
+fn shows_one_tree(mount: &MountEntry) -> bool {
+    let info = mounts::attribute(&mount.dir, mounts::XATTR_INFO).ok();
+    let info = info.and_then(|text| serde_json::from_str::<serde_json::Value>(&text).ok());
+    info.is_some_and(|info| !info["mount"]["options"]["tree"].is_null())
 }
 
 /// Attaches the mounted file system to a second directory, as Linux does for a device that is
@@ -248,7 +256,11 @@ fn prepare<'a>(args: &'a Args, words: &MountWords) -> Result<Made<'a>> {
     if size.is_none()
         && let Some(mount) = mounts::of_image(&args.image)?.filter(|mount| !(shared && mount.is_read_only()))
     {
-        bail!("{} is in use: it is mounted on {}", args.image.display(), mount.dir.display());
+        let hint = match words.tree.is_some() && !shows_one_tree(&mount) {
+            true => "; its trees are directories there, which mount --bind can show in other places",
+            false => "",
+        };
+        bail!("{} is in use: it is mounted on {}{hint}", args.image.display(), mount.dir.display());
     }
     refuse_inside(&args.image, &args.dir)?;
     if size.is_none() {

@@ -178,6 +178,7 @@ fn refuse_fixed(asked: &MountWords, kernel: &[&str], mount: &MountEntry, info: &
         ("placement", asked.placement.map(|v| v.name().into()), &fuse["placement"]),
         ("writeback_cache", asked.writeback_cache.map(Value::from), &fuse["writeback_cache"]),
         ("reflink", asked.reflink.map(Value::from), &fuse["reflink"]),
+        ("tree", asked.tree.as_deref().map(Value::from), &fuse["tree"]),
         ("volatile", asked.volatile.then(|| true.into()), &engine["volatile"]),
         ("offset", asked.offset.map(Value::from), &window[0]),
         ("sizelimit", asked.sizelimit.map(Value::from), &window[1]),

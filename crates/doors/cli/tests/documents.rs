@@ -212,6 +212,11 @@ const GIVEN: &[(&str, &str, &str)] = &[
         "kedge snapshot create disk.kedge:/current disk.kedge:/tuesday",
         "kedge mkfs --size 64M disk.kedge && kedge fork disk.kedge:/ disk.kedge:/current",
     ),
+    (
+        "docs/SNAPSHOTS.md",
+        "kedge mount -o tree=current disk.kedge mnt",
+        "kedge mkfs --size 64M disk.kedge && kedge fork disk.kedge:/ disk.kedge:/current && mkdir mnt",
+    ),
     ("docs/CRASH_TESTING.md", "- run: sudo apt-get install -y fuse3", "program my-program; program check.sh"),
     (
         "docs/CRASH_TESTING.md",

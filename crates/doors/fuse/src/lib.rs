@@ -17,6 +17,7 @@
 //! tree_limits                 limits of directory trees
 //! status                      reports a mount's state when no worker is free; its socket
 //! private, peer               the directory of sockets, and the process at their other end
+//! one_tree                    one tree of a file system as a whole mount
 //! notify                      notifies the kernel of changes made without it
 //! parking, freeze             changes that wait for a thaw, and the thread that serves them
 //! failures                    counts requests that failed
@@ -48,6 +49,7 @@ mod mount;
 mod mount_error;
 mod mountinfo;
 mod notify;
+mod one_tree;
 mod opens;
 mod ops;
 mod options;
@@ -74,6 +76,7 @@ pub use mount::{is_dir, mount, mount_again, mount_remote};
 pub use mount_error::MountError;
 pub use mountinfo::{MountEntry, asks_strangers, mount_at, mount_of, mounts, mounts_of, other_mounts};
 pub use notify::{Changing, Notifier};
+pub use one_tree::OneTree;
 pub use ops::{Done, Ops};
 pub use options::FuseOptions;
 pub use peer::Peer;

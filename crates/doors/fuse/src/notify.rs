@@ -22,6 +22,7 @@
 //!   a timeout of zero as long as any thread holds a [`Changing`].
 
 use crate::abi;
+use crate::one_tree::{inward, outward};
 use crate::transport::Transport;
 use kedgefs::Ino;
 use std::io;
@@ -34,6 +35,8 @@ use zerocopy::IntoBytes;
 pub struct Notifier {
     transport: Arc<dyn Transport>,
     changes: Changes,
+    /// The root of the tree that the mount shows.
+    root: Ino,
 }
 
 /// Counts the threads that make changes without the kernel.
@@ -57,8 +60,13 @@ impl Drop for Changing {
 }
 
 impl Notifier {
-    pub(crate) fn new(transport: Arc<dyn Transport>, changes: Changes) -> Notifier {
-        Notifier { transport, changes }
+    pub(crate) fn new(transport: Arc<dyn Transport>, changes: Changes, root: Ino) -> Notifier {
+        Notifier { transport, changes, root }
+    }
+
+    /// The inode in the file system that the kernel knows by this number.
+    pub fn inode(&self, number: Ino) -> Ino {
+        inward(self.root, number)
     }
 
     /// Hold the result from before the first change until after the last notification: see the
@@ -73,14 +81,15 @@ impl Notifier {
     /// the kernel keeps the directory's listing and attributes if it did not know the name.
     pub fn name_changed(&self, dir: Ino, name: &[u8]) -> io::Result<()> {
         let namelen = u32::try_from(name.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
-        let head = abi::InvalEntryOut { parent: dir.0, namelen, flags: abi::INVAL_EXPIRE_ONLY };
+        let head =
+            abi::InvalEntryOut { parent: outward(self.root, dir).0, namelen, flags: abi::INVAL_EXPIRE_ONLY };
         let body = [head.as_bytes(), name, b"\0"].concat();
         self.send(abi::NOTIFY_INVAL_ENTRY, &body)
     }
 
     /// Notifies that the attributes and the contents (bytes or names) of an inode have changed.
     pub fn inode_changed(&self, ino: Ino) -> io::Result<()> {
-        let body = abi::InvalInodeOut { ino: ino.0, off: 0, len: 0 };
+        let body = abi::InvalInodeOut { ino: outward(self.root, ino).0, off: 0, len: 0 };
         self.send(abi::NOTIFY_INVAL_INODE, body.as_bytes())
     }
 

@@ -43,6 +43,8 @@ pub struct FuseOptions {
     pub writeback_cache: bool,
     /// Copies within the mount share blocks.
     pub reflink: bool,
+    /// The path of the tree that the mount shows, for information: see [`crate::OneTree`].
+    pub tree: Option<String>,
     /// Opens and closes take no request, unless the image may hold immutable files. See
     /// [`crate::Server`].
     pub no_open: bool,
@@ -74,6 +76,7 @@ impl Default for FuseOptions {
             clone_channels: true,
             writeback_cache: false,
             reflink: true,
+            tree: None,
             no_open: true,
             handle_killpriv: true,
             auto_invalidate: false,
@@ -131,6 +134,7 @@ impl FuseOptions {
             "placement": self.placement.name(),
             "writeback_cache": self.writeback_cache,
             "reflink": self.reflink,
+            "tree": self.tree,
             "no_open": self.no_open,
             "handle_killpriv": self.handle_killpriv,
             "cache_timeout_s": self.cache_timeout.as_secs(),

@@ -17,7 +17,7 @@ use crate::status::Visits;
 use crate::transport::{Received, RequestBuf, Transport};
 use crate::unmount::{self, MountPoint};
 use kedge_base::wait::{passing_on, set_stand_in};
-use kedge_base::{Clock, IoBuf, SystemClock, spawn_named};
+use kedge_base::{Clock, Ino, IoBuf, SystemClock, spawn_named};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use std::cell::Cell;
@@ -36,6 +36,8 @@ pub struct MountedSession {
     /// See [`MountedSession::offer`].
     visits: Option<Visits>,
     changes: Changes,
+    /// See [`MountedSession::show_tree`].
+    root: Ino,
     /// See [`MountedSession::report_device`].
     device_requests: Option<DeviceState>,
 }
@@ -48,7 +50,8 @@ impl MountedSession {
         options: FuseOptions,
     ) -> MountedSession {
         let (transport, changes) = (Some(transport), Changes::default());
-        MountedSession { transport, options, mount, visits: None, changes, device_requests: None }
+        let root = Ino::ROOT;
+        MountedSession { transport, options, mount, visits: None, changes, root, device_requests: None }
     }
 
     pub fn mount_point(&self) -> &MountPoint {
@@ -62,7 +65,18 @@ impl MountedSession {
     /// Notifies the kernel of changes that did not pass through it.
     pub fn notifier(&self) -> Notifier {
         let transport = self.transport.clone().expect("the session is not served yet");
-        Notifier::new(transport, self.changes.clone())
+        Notifier::new(transport, self.changes.clone(), self.root)
+    }
+
+    /// Says that the mount shows the tree with this root: it must be served with a
+    /// [`crate::OneTree`].
+    pub fn show_tree(&mut self, root: Ino) {
+        self.root = root;
+    }
+
+    /// The root of the tree that the mount shows; that of the first tree if it shows all.
+    pub fn root(&self) -> Ino {
+        self.root
     }
 
     /// Sets the receiver of connections to the mount's socket that begin with [`crate::VISIT`],

@@ -103,6 +103,7 @@ fn refuse_mount_words(words: &MountWords) -> Outcome<()> {
         ("placement", words.placement.is_some()),
         ("writeback_cache", words.writeback_cache.is_some()),
         ("reflink", words.reflink.is_some()),
+        ("tree", words.tree.is_some()),
     ];
     match given.iter().find(|(_, given)| *given) {
         None => Ok(()),

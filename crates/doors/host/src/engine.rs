@@ -3,6 +3,7 @@
 use crate::image::{check_kind, is_uri, locate};
 use crate::options::MountWords;
 use crate::text::show_size;
+use crate::usage::Usage;
 use crate::{clock, key, memory, waits};
 use anyhow::{Context, Result, bail};
 use kedge_base::{Clock, SystemClock};
@@ -11,7 +12,7 @@ use kedge_device::sim::{ScriptedDevice, VolatileDevice};
 use kedge_device::{Device, FileDevice, OpenOptions, WatchedDevice};
 use kedge_fsck::{CheckOptions, Progress, RepairMode, RepairOptions, StoreReplay};
 use kedge_fuse::{FuseOptions, MountError, MountPoint, MountedSession};
-use kedgefs::{FileSystem, FormatOptions, MountOptions, Owner, SharedBudget, Switches};
+use kedgefs::{FileSystem, FormatOptions, Ino, MountOptions, Owner, SharedBudget, Switches, TreeInfo};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -221,8 +222,13 @@ pub fn open_raw(path: &Path, read_only: bool) -> Result<Arc<dyn Device>> {
 
 /// Attaches an opened image to a directory. Accesses there wait until the session is served.
 pub fn mount(opened: &Opened, image: &Path, dir: &Path, words: &MountWords) -> Result<MountedSession> {
-    let options = fuse_options(words);
+    let shown = words.tree.as_deref().map(|path| find_tree(&opened.fs, image, path)).transpose()?;
+    let mut options = fuse_options(words);
+    options.read_only |= shown.as_ref().is_some_and(|tree| tree.read_only);
     let mut session = attach(image, dir, &options)?;
+    if let Some(tree) = shown {
+        session.show_tree(tree.root);
+    }
     if !session.mount_point().privileged && words.switches.commit.is_none() {
         opened.fs.remount(&Switches { commit: Some(COMMIT_PLAIN), ..Switches::default() })?;
     }
@@ -234,6 +240,24 @@ pub fn mount(opened: &Opened, image: &Path, dir: &Path, words: &MountWords) -> R
         waits::to_json(&pending)
     }));
     Ok(session)
+}
+
+/// The tree at a path of the image.
+fn find_tree(fs: &FileSystem, image: &Path, path: &str) -> Result<TreeInfo> {
+    let refused = |why: &str| Usage(format!("mount option tree={path}: {why} of {}", image.display()));
+    let mut here = Ino::ROOT;
+    for name in path.split('/').filter(|name| !name.is_empty() && *name != ".") {
+        here = match fs.lookup(here, name.as_bytes()) {
+            Ok(_) if name == ".." => return Err(refused("'..' leads to no tree").into()),
+            Ok(attr) => attr.ino,
+            Err(kedgefs::Error::NotFound | kedgefs::Error::NotDirectory) => {
+                return Err(refused("there is no such path in the trees").into());
+            }
+            Err(e) => return Err(e).with_context(|| format!("find tree {path} of {}", image.display())),
+        };
+    }
+    let tree = fs.trees().into_iter().find(|tree| tree.root == here);
+    Ok(tree.ok_or_else(|| refused("it is neither a fork nor a snapshot"))?)
 }
 
 /// Makes a session of the kind that the image allows.
@@ -263,6 +287,7 @@ fn fuse_options(words: &MountWords) -> FuseOptions {
         placement: words.placement.unwrap_or(defaults.placement),
         writeback_cache: words.writeback_cache.unwrap_or(defaults.writeback_cache),
         reflink: words.reflink.unwrap_or(defaults.reflink),
+        tree: words.tree.clone(),
         ..defaults
     }
 }

@@ -38,6 +38,8 @@ pub struct MountWords {
     pub writeback_cache: Option<bool>,
     /// Whether copies within the mount share blocks.
     pub reflink: Option<bool>,
+    /// The path of the tree that the mount shows.
+    pub tree: Option<String>,
     /// fsync and sync make nothing durable.
     pub volatile: bool,
     pub nosuid: bool,
@@ -71,6 +73,7 @@ pub const KNOWN: &[&str] = &[
     "nowriteback_cache",
     "reflink",
     "noreflink",
+    "tree=PATH",
     "volatile",
     "offset=BYTES",
     "sizelimit=BYTES",
@@ -204,6 +207,7 @@ impl MountWords {
             ("nowriteback_cache", None) => self.writeback_cache = Some(false),
             ("reflink", None) => self.reflink = Some(true),
             ("noreflink", None) => self.reflink = Some(false),
+            ("tree", Some(v)) if !v.is_empty() => self.tree = Some(v.to_owned()),
             ("volatile", None) => self.volatile = true,
             _ if asks_nothing(word) => {}
             ("nosuid", None) => self.nosuid = true,
@@ -279,6 +283,7 @@ Mount options (those marked * may change while mounted):
   nosuid, nodev, noexec *      as mount(8) says
   writeback_cache              let the kernel gather writes
   noreflink                    copies within the mount share no blocks
+  tree=PATH                    show the fork or snapshot at this path of the image, alone
   volatile                     fsync and sync make nothing durable: for scratch data
   workers=N                    threads that serve requests, 2 to 64; by default as many as wait
   placement=auto|on|off        whether one more thread may serve on its client's processor

@@ -6,8 +6,8 @@ use crate::options::MountWords;
 use crate::os::{self, TerminationSignals};
 use crate::{background, memory, syslog};
 use anyhow::{Context, Result};
-use kedge_fuse::{MountPoint, MountedSession};
-use kedgefs::FileSystem;
+use kedge_fuse::{MountPoint, MountedSession, OneTree};
+use kedgefs::{FileSystem, Ino};
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -88,13 +88,17 @@ pub fn until_unmounted(
 ) -> std::io::Result<kedgefs::Result<()>> {
     let (to_close, stop) = (fs.clone(), offer(&fs, &mut session));
     let memory = memory::Watch::start(&fs);
-    session.run_and_close(fs, move || {
+    let close = move || {
         drop(memory);
         // The offered service may wait for a thaw, so freezes end first.
         let ended = to_close.end_freezes();
         stop();
         ended.and(to_close.close())
-    })
+    };
+    match session.root() {
+        Ino::ROOT => session.run_and_close(fs, close),
+        root => session.run_and_close(OneTree::new(fs, root), close),
+    }
 }
 
 /// Mounts, and arranges that termination signals unmount.

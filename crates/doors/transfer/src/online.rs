@@ -18,10 +18,10 @@
 //! Then the client sends a tar archive. The reply is one line of JSON: an error, or that all files
 //! are made, durable (unless the mount is `volatile`), and the kernel notified.
 //!
-//! For trees the line is `kedge-trees 1 read`, with the roots of one or two trees, or `kedge-trees 1
-//! write`, with the directory of a tree to be made. After the reply the client sends a
-//! request, one line of JSON. A stream to the client comes in frames, and the reply after the last
-//! one; a stream from the client ends with the sending half of the connection.
+//! For trees the line is `kedge-trees 1 read`, with the roots of one or two trees, or `kedge-trees
+//! 1 write`, with the directory of a tree to be made. After the reply the client sends a request,
+//! one line of JSON. A stream to the client comes in frames, and the reply after the last one; a
+//! stream from the client ends with the sending half of the connection.
 //!
 //! A client may copy only files that it could make through the kernel in the directory that it
 //! sends. Page 0017 of `docs/rfcs` has the threats.
@@ -34,10 +34,10 @@
 //!    mount no devices.
 //! 3. An ordinary user gets no more rights than a mount gives: the user owns all files, in
 //!    directories that the user owns; devices and attributes that only root sets are refused.
-//! 4. A snapshot is received with the owners and bits that it has, or not at all. Root needs a mount
-//!    that is neither `nosuid` nor `nodev`. An ordinary user's mount is both, so that nothing in the
-//!    snapshot gives rights, and the user could write the same to the image without the mount.
-//!    To compare and to send, the mount may be read-only.
+//! 4. A snapshot is received with the owners and bits that it has, or not at all. Root needs a
+//!    mount that is neither `nosuid` nor `nodev`. An ordinary user's mount is both, so that nothing
+//!    in the snapshot gives rights, and the user could write the same to the image without the
+//!    mount. To compare and to send, the mount may be read-only.
 //!
 //! If any of this cannot be determined, the client is refused. The client does not trust the server
 //! either: the mount must be a KedgeFS mount made by root or the same user, and the process at the

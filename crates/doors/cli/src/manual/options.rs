@@ -124,6 +124,14 @@ pub const TABLE: &[Row] = &[
         "`reflink`",
     ),
     row(
+        "`tree=PATH`",
+        FIXED,
+        "the mount shows the fork or snapshot at this path of the image, alone: a snapshot read-only. \
+         Not for an image that is mounted otherwise, except read-only beside read-only mounts; there \
+         mount --bind shows a tree in a second place",
+        "all trees",
+    ),
+    row(
         "`volatile`",
         FIXED,
         "fsync and sync return at once and make nothing durable, for builds and other scratch data: a \

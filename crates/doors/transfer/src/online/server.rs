@@ -142,13 +142,18 @@ impl Beside {
         let work = Work { fs: &self.fs, stream, go_on: &go_on, changed: &changed };
         let accept = || say(stream, &Answer::default()).context("accept the client");
         let done = match admitted {
-            Admitted::Copy(guest) => self.copy(stream, &guest, &changed).map(|()| Answer::default())?,
+            Admitted::Copy(mut guest) => {
+                guest.top = self.notifier.inode(guest.top);
+                self.copy(stream, &guest, &changed).map(|()| Answer::default())?
+            }
             Admitted::Read(dirs) => {
+                let dirs: Vec<Ino> = dirs.into_iter().map(|dir| self.notifier.inode(dir)).collect();
                 self.will_send(sends)?;
                 accept()?;
                 work.read(&dirs)?
             }
             Admitted::Write(dir) => {
+                let dir = self.notifier.inode(dir);
                 accept()?;
                 let _changing = self.notifier.changing();
                 work.write(dir, |name| self.only_receiver(dir, name))?
@@ -187,7 +192,7 @@ impl Beside {
         // Finish after an error too, so that the directories made so far get their times.
         let finished = sink.finish();
         filled.and(finished)?;
-        Ok(self.fs.sync().context("make it durable")?)
+        self.fs.sync().context("make it durable")
     }
 
     /// Ends all connections, interrupting copies in progress, and joins their threads.

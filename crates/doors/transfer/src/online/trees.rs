@@ -1,5 +1,5 @@
-//! `kedge diff`, `kedge send` and `kedge receive` on a mounted image: the process that serves it does
-//! the work.
+//! `kedge diff`, `kedge send` and `kedge receive` on a mounted image: the process that serves it
+//! does the work.
 
 use super::client::{Mounted, deliver, ended_during, read_answer_of};
 use super::frames::FrameReader;
