@@ -72,6 +72,15 @@
 // For kedgefs_chown: this owner stays as it is.
 #define KEDGEFS_KEEP 4294967295
 
+// For kedgefs_fork: nothing in the copy can be changed.
+#define KEDGEFS_SNAPSHOT 1
+
+// For kedgefs_commit_tree: the tree is replaced although it was changed since the fork.
+#define KEDGEFS_FORCE 1
+
+// For kedgefs_set_limit: this maximum stays as it is.
+#define KEDGEFS_KEEP_LIMIT 9223372036854775807
+
 // Bytes of the longest name in a directory, without the terminating zero.
 #define KEDGEFS_NAME_MAX 255
 
@@ -159,6 +168,32 @@ typedef struct {
   // The name, which ends with a zero. It is bytes, not text of some encoding.
   char name[256];
 } kedgefs_dirent_t;
+
+// The limit of a directory.
+typedef struct {
+  // Inode number of the directory.
+  uint64_t dir;
+  // Most bytes of file data; 0 if they have no limit of their own.
+  uint64_t bytes_max;
+  // Bytes in use, or promised to data that was accepted.
+  uint64_t bytes;
+  // Most inodes, the directory included; 0 if they have no limit of their own.
+  uint64_t files_max;
+  // Inodes in use.
+  uint64_t files;
+  // 0.
+  uint64_t reserved[3];
+} kedgefs_limit_t;
+
+// A piece of an atomic write.
+typedef struct {
+  // Where it begins in the file, 0 or more.
+  int64_t offset;
+  // Its bytes.
+  const void *data;
+  // Their number.
+  size_t len;
+} kedgefs_piece_t;
 
 #ifdef __cplusplus
 extern "C" {
@@ -448,6 +483,97 @@ int64_t kedgefs_listxattr(kedgefs_t *fs, const char *path, char *buf, size_t len
 //
 // Returns 0, or -ENODATA (there is none), -ENOENT, -ENOTDIR, -ELOOP, -EROFS, -EPERM (immutable).
 int kedgefs_removexattr(kedgefs_t *fs, const char *path, const char *name);
+
+// Makes the directory `to` a copy of the whole tree at `from`, which shares all blocks with it:
+// "/" for the first tree, or a fork or snapshot. With KEDGEFS_SNAPSHOT in `flags`, nothing in the
+// copy can be changed. Work of other threads waits meanwhile, reads do not.
+//
+// Returns 0: the copy is durable. Or
+// -EINVAL: `from` is not the root of a tree, or the flags are unknown;
+// -EEXIST: `to` is taken;
+// -ENOENT, -ENOTDIR: a path;
+// -ENOSPC, -EROFS, -EBUSY (frozen).
+int kedgefs_fork(kedgefs_t *fs, const char *from, const char *to, uint32_t flags);
+
+// Deletes a fork or a snapshot with all it holds. Open files in it return -ESTALE from then on.
+// Its space is freed in the background.
+//
+// Returns 0: it is durably gone. Or
+// -ENOENT: there is no fork or snapshot of this name;
+// -ENOTEMPTY: another tree is named in it;
+// -ENOSPC, -EROFS, -EBUSY (frozen).
+int kedgefs_delete_tree(kedgefs_t *fs, const char *path);
+
+// Replaces the fork at `tree` by a new fork of the tree at `snapshot`, in one step.
+//
+// Returns 0: it is durable. Or
+// -EINVAL: `snapshot` is not the root of a tree, or it is `tree`;
+// -ENOENT: there is no fork at `tree`;
+// -ENOTEMPTY: another tree is named in it;
+// -ENOSPC, -EROFS, -EBUSY (frozen).
+int kedgefs_roll_back(kedgefs_t *fs, const char *snapshot, const char *tree);
+
+// Puts the fork at `fork` in the place of the tree at `tree` from which it was made, in one step.
+// Its own name is gone then. With KEDGEFS_FORCE in `flags` also if `tree` was changed since.
+//
+// Returns 0: it is durable. Or
+// -EBUSY: `tree` was changed since, or the file system is frozen;
+// -EINVAL, -ENOENT, -ENOTEMPTY, -ENOSPC, -EROFS: as kedgefs_roll_back.
+int kedgefs_commit_tree(kedgefs_t *fs, const char *fork, const char *tree, uint32_t flags);
+
+// Makes the contents of file `to` those of file `from`, of the same file system and tree, by
+// sharing its blocks. No space is taken until one of them is written. Durable after kedgefs_fsync
+// of `to`.
+//
+// Returns 0, or
+// -EBADF: `to` is not open for writing;
+// -EXDEV: the files are in two file systems or two trees;
+// -EINVAL: only one of them has checksums of its data;
+// -ENOSPC, -EROFS, -EPERM, -EIO: as kedgefs_pwrite.
+int kedgefs_clone_file(kedgefs_file_t *from, kedgefs_file_t *to);
+
+// As kedgefs_clone_file, for `len` bytes at `from_offset`, or as many as the file has from there on
+// if `len` is 0, which replace those at `to_offset`. All three are multiples of 4096, except that
+// the range may end where `from` ends, if it ends there or beyond in `to` too.
+//
+// Returns 0, or
+// -EINVAL: an offset or the length is no such multiple or negative, or both ranges are in one file
+// and overlap;
+// and the errors of kedgefs_clone_file.
+int kedgefs_clone_range(kedgefs_file_t *from,
+                        int64_t from_offset,
+                        kedgefs_file_t *to,
+                        int64_t to_offset,
+                        int64_t len);
+
+// Limits the bytes of file data and the number of inodes at and below a directory: from then on
+// what would need more fails with -EDQUOT. 0 removes a maximum, KEDGEFS_KEEP_LIMIT leaves it as it
+// is. Bytes are rounded down to whole blocks.
+//
+// Returns 0: it is durable. Or
+// -ENOTDIR: it is no directory;
+// -EINVAL: less than a block, or more than 32 limits inside one another;
+// -EMLINK: a file has another name outside of the directory;
+// -ENOENT, -ENOSPC, -EROFS, -EBUSY (frozen).
+int kedgefs_set_limit(kedgefs_t *fs, const char *path, uint64_t bytes_max, uint64_t files_max);
+
+// The nearest limit at or above a file or directory.
+//
+// Returns 1 and sets *limit; 0 if there is none; or -ENOENT, -ENOTDIR.
+int kedgefs_limit_of(kedgefs_t *fs, const char *path, kedgefs_limit_t *limit);
+
+// Writes `count` pieces to a file so that they become durable together: after a crash the file has
+// all of them or none, and when the call returns it has them. At most 896 KiB, less with a small
+// log.
+//
+// Returns 0, or
+// -EBADF: the file is not open for writing;
+// -EINVAL: an offset is negative;
+// -EFBIG: it is more than fits;
+// -ENOSPC, -EDQUOT, -EROFS, -EPERM: the file is as it was;
+// -EIO: the log could not be written. The file system is shut down, and the next open finds all
+// pieces or none.
+int kedgefs_write_atomic(kedgefs_file_t *file, const kedgefs_piece_t *pieces, size_t count);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -67,6 +67,20 @@ pub(crate) unsafe fn bytes<'a>(from: *const c_void, len: usize) -> Outcome<&'a [
     }
 }
 
+/// An array of structures to read.
+///
+/// # Safety
+/// NULL, or `count` readable structures that do not change while the result is used.
+pub(crate) unsafe fn array<'a, T>(from: *const T, count: usize) -> Outcome<&'a [T]> {
+    check_len(count.saturating_mul(size_of::<T>()))?;
+    match count {
+        0 => Ok(&[]),
+        _ if from.is_null() => Err(null("the array")),
+        // SAFETY: not NULL, not longer than any object, and the caller's promise.
+        _ => Ok(unsafe { std::slice::from_raw_parts(from, count) }),
+    }
+}
+
 /// Bytes to write. The caller may not have written them yet; the file system does not read them
 /// either before it has written them.
 ///

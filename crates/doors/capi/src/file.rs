@@ -87,7 +87,7 @@ fn check_readable(file: &OpenFile) -> Outcome<()> {
     if file.readable { Ok(()) } else { Err(Fault::new(libc::EBADF, "the file is not open to be read")) }
 }
 
-fn check_writable(file: &OpenFile) -> Outcome<()> {
+pub(crate) fn check_writable(file: &OpenFile) -> Outcome<()> {
     if file.writable { Ok(()) } else { Err(Fault::new(libc::EBADF, "the file is not open to be written")) }
 }
 

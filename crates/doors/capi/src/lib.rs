@@ -8,6 +8,7 @@
 //! | `file` | open files |
 //! | `dir` | open directories |
 //! | `attr` | attributes, extended attributes |
+//! | `tree` | forks and snapshots, clones, limits, atomic writes |
 //! | `types` | structures and numbers of the header |
 //! | `open`, `table` | what is open, and its handles |
 //! | `call` | the boundary: errors, panics, threads, forks |
@@ -51,9 +52,12 @@ mod dir;
 
 mod attr;
 
+mod tree;
+
 pub use attr::*;
 pub use dir::*;
 pub use file::*;
 pub use image::*;
 pub use name::*;
+pub use tree::*;
 pub use types::*;

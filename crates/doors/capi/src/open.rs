@@ -49,7 +49,7 @@ pub(crate) struct Volume {
 }
 
 pub(crate) struct OpenFile {
-    volume: Arc<Volume>,
+    pub(crate) volume: Arc<Volume>,
     pub(crate) file: File,
     pub(crate) readable: bool,
     pub(crate) writable: bool,

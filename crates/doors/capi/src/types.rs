@@ -1,8 +1,8 @@
 //! Structures and numbers of the header.
 
 use crate::call::{Fault, Outcome};
-use kedgefs::{Attr, FileKind, SetTime, StatFs, Timespec};
-use std::ffi::c_char;
+use kedgefs::{Attr, FileKind, Limit, SetTime, StatFs, Timespec};
+use std::ffi::{c_char, c_void};
 
 /// An open file system, made by kedgefs_open and freed by kedgefs_close.
 ///
@@ -53,6 +53,13 @@ pub const KEDGEFS_NOW: u32 = 0xffff_ffff;
 
 /// For kedgefs_chown: this owner stays as it is.
 pub const KEDGEFS_KEEP: u32 = 0xffff_ffff;
+
+/// For kedgefs_fork: nothing in the copy can be changed.
+pub const KEDGEFS_SNAPSHOT: u32 = 1;
+/// For kedgefs_commit_tree: the tree is replaced although it was changed since the fork.
+pub const KEDGEFS_FORCE: u32 = 1;
+/// For kedgefs_set_limit: this maximum stays as it is.
+pub const KEDGEFS_KEEP_LIMIT: u64 = 0x7fff_ffff_ffff_ffff;
 
 /// Bytes of the longest name in a directory, without the terminating zero.
 pub const KEDGEFS_NAME_MAX: usize = 255;
@@ -172,6 +179,49 @@ impl From<StatFs> for KedgeStatvfs {
             reserved: [0; 2],
         }
     }
+}
+
+/// The limit of a directory.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KedgeLimit {
+    /// Inode number of the directory.
+    pub dir: u64,
+    /// Most bytes of file data; 0 if they have no limit of their own.
+    pub bytes_max: u64,
+    /// Bytes in use, or promised to data that was accepted.
+    pub bytes: u64,
+    /// Most inodes, the directory included; 0 if they have no limit of their own.
+    pub files_max: u64,
+    /// Inodes in use.
+    pub files: u64,
+    /// 0.
+    pub reserved: [u64; 3],
+}
+
+impl From<Limit> for KedgeLimit {
+    fn from(limit: Limit) -> KedgeLimit {
+        KedgeLimit {
+            dir: limit.dir.0,
+            bytes_max: limit.bytes_max.unwrap_or(0),
+            bytes: limit.bytes,
+            files_max: limit.files_max.unwrap_or(0),
+            files: limit.files,
+            reserved: [0; 3],
+        }
+    }
+}
+
+/// A piece of an atomic write.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct KedgePiece {
+    /// Where it begins in the file, 0 or more.
+    pub offset: i64,
+    /// Its bytes.
+    pub data: *const c_void,
+    /// Their number.
+    pub len: usize,
 }
 
 /// An entry of a directory.

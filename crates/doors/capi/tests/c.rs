@@ -41,6 +41,14 @@ fn each_function_does_what_the_header_says() {
 }
 
 #[test]
+fn trees_are_forked_cloned_limited_and_written_at_once() {
+    let place = Place::new();
+    place.run("trees", [place.path("image"), place.path("other")]);
+    check(&place.path("image"));
+    check(&place.path("other"));
+}
+
+#[test]
 fn each_error_has_its_number() {
     run("refused");
 }

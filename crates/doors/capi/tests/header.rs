@@ -65,7 +65,7 @@ fn structures_and_numbers_are_those_of_the_library() {
     let wanted = layout! {
         KEDGEFS_READ KEDGEFS_WRITE KEDGEFS_CREATE KEDGEFS_EXCLUSIVE KEDGEFS_TRUNCATE KEDGEFS_NOREPLACE
         KEDGEFS_EXCHANGE KEDGEFS_NOFOLLOW KEDGEFS_XATTR_CREATE KEDGEFS_XATTR_REPLACE KEDGEFS_NOW
-        KEDGEFS_KEEP KEDGEFS_NAME_MAX;
+        KEDGEFS_KEEP KEDGEFS_SNAPSHOT KEDGEFS_FORCE KEDGEFS_KEEP_LIMIT KEDGEFS_NAME_MAX;
         "kedgefs_time_t" KedgeTime { sec nsec reserved }
         "kedgefs_stat_t" KedgeStat {
             ino size blocks rdev mode nlink uid gid atime mtime ctime btime reserved
@@ -73,6 +73,8 @@ fn structures_and_numbers_are_those_of_the_library() {
         "kedgefs_statvfs_t" KedgeStatvfs {
             blocks blocks_free blocks_available inodes inodes_free block_size name_max reserved
         }
+        "kedgefs_limit_t" KedgeLimit { dir bytes_max bytes files_max files reserved }
+        "kedgefs_piece_t" KedgePiece { offset data len }
         "kedgefs_dirent_t" KedgeDirent { ino mode name_len name }
     };
     let printed = Place::new().run("layout", [""; 0]);

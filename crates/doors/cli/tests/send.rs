@@ -424,12 +424,12 @@ fn a_transfer_to_a_mount_is_interrupted_and_goes_on() {
     let mut command = place.command(env!("CARGO_BIN_EXE_kedge"));
     command.args(["receive", "--resume", "back/snap"]).stdin(Stdio::piped()).stderr(Stdio::piped());
     let mut receiver = command.spawn().unwrap();
-    receiver.stdin.take().map(|mut input| {
-        input.write_all(&rest[..2 << 20]).unwrap();
-        kill(&place, "back");
-        // The client may have ended already.
-        drop(input.write_all(&rest[2 << 20..]));
-    });
+    let mut input = receiver.stdin.take().unwrap();
+    input.write_all(&rest[..2 << 20]).unwrap();
+    kill(&place, "back");
+    // The client may have ended already.
+    let _ = input.write_all(&rest[2 << 20..]);
+    drop(input);
     let output = receiver.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&output.stderr).contains("ended during the transfer"), "{output:?}");

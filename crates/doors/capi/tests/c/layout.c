@@ -19,6 +19,9 @@ int main(void) {
     NUMBER(KEDGEFS_XATTR_REPLACE);
     NUMBER(KEDGEFS_NOW);
     NUMBER(KEDGEFS_KEEP);
+    NUMBER(KEDGEFS_SNAPSHOT);
+    NUMBER(KEDGEFS_FORCE);
+    NUMBER(KEDGEFS_KEEP_LIMIT);
     NUMBER(KEDGEFS_NAME_MAX);
     SIZE(kedgefs_time_t);
     FIELD(kedgefs_time_t, sec);
@@ -47,6 +50,17 @@ int main(void) {
     FIELD(kedgefs_statvfs_t, block_size);
     FIELD(kedgefs_statvfs_t, name_max);
     FIELD(kedgefs_statvfs_t, reserved);
+    SIZE(kedgefs_limit_t);
+    FIELD(kedgefs_limit_t, dir);
+    FIELD(kedgefs_limit_t, bytes_max);
+    FIELD(kedgefs_limit_t, bytes);
+    FIELD(kedgefs_limit_t, files_max);
+    FIELD(kedgefs_limit_t, files);
+    FIELD(kedgefs_limit_t, reserved);
+    SIZE(kedgefs_piece_t);
+    FIELD(kedgefs_piece_t, offset);
+    FIELD(kedgefs_piece_t, data);
+    FIELD(kedgefs_piece_t, len);
     SIZE(kedgefs_dirent_t);
     FIELD(kedgefs_dirent_t, ino);
     FIELD(kedgefs_dirent_t, mode);
