@@ -532,9 +532,9 @@ int kedgefs_commit_tree(kedgefs_t *fs, const char *fork, const char *tree, uint3
 // -ENOSPC, -EROFS, -EPERM, -EIO: as kedgefs_pwrite.
 int kedgefs_clone_file(kedgefs_file_t *from, kedgefs_file_t *to);
 
-// As kedgefs_clone_file, for `len` bytes at `from_offset`, or as many as the file has from there on
-// if `len` is 0, which replace those at `to_offset`. All three are multiples of 4096, except that
-// the range may end where `from` ends, if it ends there or beyond in `to` too.
+// As kedgefs_clone_file, for `len` bytes at `from_offset`, or as many as the file has from there
+// on if `len` is 0, which replace those at `to_offset`. All three are multiples of 4096, except
+// that the range may end where `from` ends, if it ends there or beyond in `to` too.
 //
 // Returns 0, or
 // -EINVAL: an offset or the length is no such multiple or negative, or both ranges are in one file
