@@ -107,6 +107,9 @@ enum Task {
         /// Compare how many states each order of the search needs to the first failure
         #[arg(long)]
         order: bool,
+        /// Only the programs of docs/hunt/TABLE.md, where --write puts the results
+        #[arg(long, conflicts_with_all = ["infer", "order"])]
+        hunt: bool,
     },
     /// The crash models beside the kernel's ext4, XFS and Btrfs, as root: [--quick] [--random N]
     /// [--seed N] [--states N] [--out FILE]. Without arguments it writes
@@ -161,10 +164,11 @@ fn main() -> ExitCode {
             let args: Vec<&str> = args.iter().map(String::as_str).collect();
             steps.run("crash states", || crash(FULL_SPEED, &args));
         }
-        Task::CrashPrograms { words, write, infer, order } => {
-            let purpose = match (infer, order) {
-                (true, _) => programs::Purpose::Inferred,
-                (_, true) => programs::Purpose::Order,
+        Task::CrashPrograms { words, write, infer, order, hunt } => {
+            let purpose = match (infer, order, hunt) {
+                (true, ..) => programs::Purpose::Inferred,
+                (_, true, _) => programs::Purpose::Order,
+                (.., true) => programs::Purpose::Hunt,
                 _ => programs::Purpose::Documented,
             };
             steps.run("crashes of programs", || programs::run(&words, write, purpose));

@@ -6,12 +6,17 @@
 //! states, or as many as the budget allows; the table says which. A row whose program is not
 //! available is named at the end and does not count.
 //!
+//! With `--hunt` the rows are those of `programs/hunt`, and the table is `docs/hunt/TABLE.md`: module
+//! `hunt`.
+//!
 //! With `--infer` and `--order` the same recordings are used to measure the search itself: modules
 //! `inferred` and `order`.
 //!
 //! `--write` puts the results into the table of `docs/CRASH_TESTING.md`; rows that were not run
 //! keep theirs.
 
+mod cut;
+mod hunt;
 mod inferred;
 mod needs;
 mod order;
@@ -49,6 +54,8 @@ pub enum Purpose {
     Inferred,
     /// The states to the first failure, in each order of the search.
     Order,
+    /// Programs of `programs/hunt`, in settings that are documented as safe.
+    Hunt,
 }
 
 pub fn run(words: &[String], write: bool, purpose: Purpose) -> Result<()> {
@@ -66,38 +73,32 @@ pub fn run(words: &[String], write: bool, purpose: Purpose) -> Result<()> {
         Purpose::Documented => HEAD,
         Purpose::Inferred => inferred::HEAD,
         Purpose::Order => order::HEAD,
+        Purpose::Hunt => hunt::HEAD,
     };
     println!("{head}");
+    if purpose == Purpose::Hunt {
+        return suite.hunt_all(words, write);
+    }
     let (mut inferred, mut order) = (inferred::Tally::default(), order::Tally::default());
     let is_wanted = |row: &&Row| words.is_empty() || words.iter().any(|w| row.name.contains(w.as_str()));
     for row in ROWS.iter().filter(is_wanted) {
-        std::fs::create_dir_all(&suite.temp).with_context(|| format!("create {}", suite.temp.display()))?;
-        let done = match purpose {
+        suite.with_temp(row.name, |suite| match purpose {
             Purpose::Documented => suite.row(row),
             Purpose::Inferred => suite.infer(row, &mut inferred),
             Purpose::Order => suite.compare_orders(row, &mut order),
-        };
-        if let Err(e) = done {
-            suite.wrong.push(format!("{}: {e:#}", row.name));
-        }
-        std::fs::remove_dir_all(&suite.temp).with_context(|| format!("remove {}", suite.temp.display()))?;
+            Purpose::Hunt => Ok(()),
+        })?;
         // After each row, so that an interrupted run keeps its results.
         if write && purpose == Purpose::Documented {
             suite.write()?;
         }
     }
     match purpose {
-        Purpose::Documented => {}
+        Purpose::Documented | Purpose::Hunt => {}
         Purpose::Inferred => inferred.print(),
         Purpose::Order => order.print(),
     }
-    for row in &suite.left_out {
-        println!("left out: {row}");
-    }
-    if !suite.wrong.is_empty() {
-        bail!("{}", suite.wrong.join("\n"));
-    }
-    Ok(())
+    suite.end()
 }
 
 fn build(target: &Path) -> Result<PathBuf> {
@@ -112,10 +113,48 @@ fn text(output: &Output) -> String {
 impl Suite {
     /// Puts the results into the document.
     fn write(&self) -> Result<()> {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..").join(DOCUMENT);
-        let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
-        let text = with_results(&text, &self.results)?;
-        std::fs::write(&path, text).with_context(|| path.display().to_string())
+        let keys = ROWS
+            .iter()
+            .flat_map(|r| r.expect.iter().map(|(model, _)| format!("| {} | {model} |", r.name)));
+        change(DOCUMENT, |text| with_results(text, keys, HEAD, &self.results))
+    }
+
+    /// Calls `f` with a temporary directory in place.
+    fn with_temp(&mut self, name: &str, f: impl FnOnce(&mut Suite) -> Result<()>) -> Result<()> {
+        std::fs::create_dir_all(&self.temp).with_context(|| format!("create {}", self.temp.display()))?;
+        if let Err(e) = f(self) {
+            self.wrong.push(format!("{name}: {e:#}"));
+        }
+        std::fs::remove_dir_all(&self.temp).with_context(|| format!("remove {}", self.temp.display()))
+    }
+
+    /// Names what was not run, and what is wrong.
+    fn end(&self) -> Result<()> {
+        for row in &self.left_out {
+            println!("left out: {row}");
+        }
+        if !self.wrong.is_empty() {
+            bail!("{}", self.wrong.join("\n"));
+        }
+        Ok(())
+    }
+
+    fn hunt_all(&mut self, words: &[String], write: bool) -> Result<()> {
+        let rows = hunt::rows(&self.dir)?;
+        for quarry in &rows {
+            if !words.is_empty() && !words.iter().any(|w| quarry.row.name.contains(w.as_str())) {
+                continue;
+            }
+            self.with_temp(quarry.row.name, |suite| suite.hunt(quarry))?;
+            if write {
+                let keys = rows.iter().flat_map(hunt::Quarry::keys);
+                change(hunt::DOCUMENT, |text| {
+                    let text = with_results(text, keys, hunt::HEAD, &self.results)?;
+                    between(&text, hunt::SOURCES, &hunt::sources(&rows))
+                })?;
+            }
+        }
+        self.end()
     }
 
     /// Whether the row has all that it needs.
@@ -228,22 +267,45 @@ impl Suite {
     }
 }
 
-/// The document with these lines in its table, in the order of the rows. Lines of removed rows are
+fn change(document: &str, change: impl FnOnce(&str) -> Result<String>) -> Result<()> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..").join(document);
+    let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+    let text = change(&text).with_context(|| document.to_owned())?;
+    std::fs::write(&path, text).with_context(|| path.display().to_string())
+}
+
+/// Where the text between two marks begins and ends.
+fn bounds(text: &str, begin: &str, end: &str) -> Result<(usize, usize)> {
+    let start = text.find(begin).with_context(|| format!("it has no {begin}"))? + begin.len();
+    let len = text[start..].find(end).with_context(|| format!("it has no {end}"))?;
+    Ok((start, start + len))
+}
+
+/// The document with `new` between the two marks.
+fn between(text: &str, (begin, end): (&str, &str), new: &str) -> Result<String> {
+    let (from, to) = bounds(text, begin, end)?;
+    Ok(format!("{}\n{new}{}", &text[..from], &text[to..]))
+}
+
+/// The document with these lines in its table, in the order of the keys. Lines of removed rows are
 /// dropped.
-fn with_results(text: &str, results: &[(String, String)]) -> Result<String> {
-    let start = text.find(BEGIN).with_context(|| format!("{DOCUMENT} has no {BEGIN}"))? + BEGIN.len();
-    let len = text[start..].find(END).with_context(|| format!("{DOCUMENT} has no {END}"))?;
-    let old: Vec<&str> = text[start..start + len].lines().collect();
-    let mut table = format!("\n{HEAD}\n");
-    for (name, model) in ROWS.iter().flat_map(|r| r.expect.iter().map(|(model, _)| (r.name, *model))) {
-        let key = format!("| {name} | {model} |");
+fn with_results(
+    text: &str,
+    keys: impl Iterator<Item = String>,
+    head: &str,
+    results: &[(String, String)],
+) -> Result<String> {
+    let (from, to) = bounds(text, BEGIN, END)?;
+    let old: Vec<&str> = text[from..to].lines().collect();
+    let mut table = format!("{head}\n");
+    for key in keys {
         let new = results.iter().find(|(k, _)| *k == key).map(|(_, line)| line.as_str());
         if let Some(line) = new.or_else(|| old.iter().copied().find(|line| line.starts_with(&key))) {
             table.push_str(line);
             table.push('\n');
         }
     }
-    Ok(format!("{}{table}{}", &text[..start], &text[start + len..]))
+    between(text, (BEGIN, END), &table)
 }
 
 #[cfg(test)]

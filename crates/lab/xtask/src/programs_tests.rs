@@ -11,10 +11,12 @@ fn rows_that_were_not_run_keep_their_results() {
         key(two),
         key(one)
     );
-    let text = with_results(&old, &[(key(one), format!("{} new |", key(one)))]).unwrap();
+    let keys = || [one, two].into_iter().map(key);
+    let results = [(key(one), format!("{} new |", key(one)))];
+    let text = with_results(&old, keys(), HEAD, &results).unwrap();
     assert_eq!(text, format!("a\n{BEGIN}\n{HEAD}\n{} new |\n{} old |\n{END}\nb\n", key(one), key(two)));
-    assert_eq!(with_results(&text, &[]).unwrap(), text);
-    assert!(with_results("no table", &[]).is_err());
+    assert_eq!(with_results(&text, keys(), HEAD, &[]).unwrap(), text);
+    assert!(with_results("no table", keys(), HEAD, &[]).is_err());
 }
 
 #[test]
@@ -31,5 +33,19 @@ fn each_row_has_a_name_of_its_own_and_scripts_that_exist() {
             assert!(dir.join(script).is_file(), "{}: {script}", row.name);
         }
         assert!(!row.expect.is_empty() && row.states > 0, "{}", row.name);
+    }
+}
+
+#[test]
+fn each_description_of_the_hunt_can_be_read_and_is_complete() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs");
+    let rows = hunt::rows(&dir).unwrap();
+    let mut keys: Vec<String> = rows.iter().flat_map(hunt::Quarry::keys).collect();
+    keys.sort_unstable();
+    let all = keys.len();
+    keys.dedup();
+    assert_eq!(keys.len(), all, "two rows of one name");
+    for quarry in &rows {
+        quarry.complaints(&dir).iter().for_each(|c| panic!("{}: {c}", quarry.row.name));
     }
 }

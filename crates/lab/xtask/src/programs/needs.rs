@@ -55,6 +55,11 @@ impl Cache {
         self.dir.join("python")
     }
 
+    /// The directory of the reports of `--hunt`.
+    pub fn reports(&self) -> PathBuf {
+        self.dir.join("hunt")
+    }
+
     pub fn get(&self, need: Need) -> Result<()> {
         match need {
             Need::Root if rustix::process::geteuid().is_root() => Ok(()),

@@ -1,0 +1,47 @@
+package main
+
+import (
+	"errors"
+
+	"github.com/tidwall/buntdb"
+)
+
+type buntStore struct{ db *buntdb.DB }
+
+func (s buntStore) put(n int, v []byte) error {
+	err := s.db.Update(func(tx *buntdb.Tx) error {
+		_, _, err := tx.Set(string(key(n)), string(v), nil)
+		return err
+	})
+	if err != nil || n%3 != 2 {
+		return err
+	}
+	return s.db.Shrink()
+}
+
+func (s buntStore) get(n int) (v []byte, err error) {
+	err = s.db.View(func(tx *buntdb.Tx) error {
+		found, err := tx.Get(string(key(n)))
+		v = []byte(found)
+		return err
+	})
+	if errors.Is(err, buntdb.ErrNotFound) {
+		return nil, nil
+	}
+	return v, err
+}
+
+func init() {
+	kinds["buntdb"] = kind{"github.com/tidwall/buntdb", func() (store, error) {
+		db, err := buntdb.Open("data.db")
+		if err != nil {
+			return nil, err
+		}
+		var config buntdb.Config
+		if err := db.ReadConfig(&config); err != nil {
+			return nil, err
+		}
+		config.SyncPolicy = buntdb.Always
+		return buntStore{db}, db.SetConfig(config)
+	}}
+}

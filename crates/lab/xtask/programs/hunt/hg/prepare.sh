@@ -1,0 +1,2 @@
+set -e
+hg init "$PROGRAM_FROM"

@@ -1,0 +1,9 @@
+# Messages are delivered, each promised when the program has exited with 0, since the mail server
+# removes its copy then.
+set -e
+cd "$KEDGE_DIR"
+for n in 1 2 3; do
+    { printf 'From: a@example.org\nSubject: %s\n\n' $n; head -c 9000 /dev/zero | tr '\0' $n; echo; } > "$PROGRAM_TEMP/message"
+    HOME="$PWD" maildrop "$PROGRAM_TEMP/mailfilter" < "$PROGRAM_TEMP/message"
+    echo "ack $n"
+done

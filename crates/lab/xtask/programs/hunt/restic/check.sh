@@ -1,0 +1,5 @@
+# The repository passes its own check, and has each promised snapshot.
+export RESTIC_PASSWORD=zoo
+restic -q --no-cache -r . check --read-data > out 2>&1 || { tail -2 out; exit 1; }
+have=$(restic -q --no-cache -r . snapshots --json | tr -cd '{' | wc -c)
+test "$have" -ge "$KEDGE_ACKED_COUNT" || { echo "$have snapshots, $KEDGE_ACKED_COUNT promised"; exit 1; }

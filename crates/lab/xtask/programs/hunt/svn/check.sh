@@ -1,0 +1,8 @@
+# The repository passes its own check, and has each promised revision with its file.
+export HOME="$PROGRAM_TEMP"
+svnadmin verify -q . || exit 1
+n=1
+while test $n -le "$KEDGE_ACKED_COUNT"; do
+    test "$(svn cat "file://$PWD/file$n" | tr -dc $n | wc -c)" = 9000 || { echo "revision $n was promised"; exit 1; }
+    n=$((n + 1))
+done

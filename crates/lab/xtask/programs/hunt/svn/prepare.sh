@@ -1,0 +1,2 @@
+set -e
+rmdir "$PROGRAM_FROM"; svnadmin create "$PROGRAM_FROM"

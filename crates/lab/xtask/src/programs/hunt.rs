@@ -1,0 +1,288 @@
+//! `crash-programs --hunt`: programs of today in settings that their documentation calls safe.
+//!
+//! Each directory below `programs/hunt` describes one row: `row.toml`, and the scripts `run.sh`
+//! (prints `ack …` for each promise), `check.sh` and perhaps `prepare.sh`. Rows may share scripts.
+//!
+//! A model says which states are legal, and a model may allow too much. So a row that fails is
+//! repeated on ext4 itself, see module `cut`, and only then called shown. Reports are kept in
+//! the cache's directory `hunt`.
+
+use super::needs::Need;
+use super::rows::Row;
+use super::{Suite, text};
+use anyhow::{Context, Result, bail, ensure};
+use serde::Deserialize;
+use std::path::Path;
+use std::time::Instant;
+
+pub const DOCUMENT: &str = "docs/hunt/TABLE.md";
+pub const HEAD: &str = "| program | model | version | settings | verdict | states | on ext4 | s |\n\
+                        |---|---|---|---|---|---|---|---|";
+/// The marks around the list of promises.
+pub const SOURCES: (&str, &str) = ("<!-- promises -->", "<!-- end of promises -->");
+const FOLDER: &str = "hunt";
+/// Distinct states for each row and model, where the row says nothing.
+const STATES: u32 = 120;
+/// Explaining one row may take this long.
+const EXPLAIN: &str = "20";
+
+/// `row.toml`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Description {
+    name: String,
+    settings: String,
+    /// A command that prints the version.
+    #[serde(default)]
+    version: String,
+    /// What the documentation promises in these words.
+    promise: String,
+    /// Where it says so.
+    source: String,
+    /// The directory whose scripts are used, by default the row's own.
+    scripts: Option<String>,
+    /// Arguments of `run.sh` and of `check.sh`.
+    #[serde(default)]
+    args: Vec<String>,
+    #[serde(default)]
+    needs: Vec<Requirement>,
+    #[serde(default = "usual_models")]
+    models: Vec<String>,
+    states: Option<u32>,
+    /// The documentation promises nothing after a power failure: a failure is no fault.
+    #[serde(default)]
+    promises_nothing: bool,
+    /// The row cannot run here, for this reason.
+    unavailable: Option<String>,
+    /// The report of a confirmed fault, in docs/hunt.
+    report: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "lowercase", deny_unknown_fields)]
+enum Requirement {
+    Root,
+    /// A program and its package.
+    Debian(String, String),
+    /// A module and its package.
+    Python(String, String),
+    Go(String),
+    Rust(String),
+}
+
+fn usual_models() -> Vec<String> {
+    vec!["ext4".to_owned()]
+}
+
+/// Descriptions are read once and live as long as the program, as the rows in the source do.
+fn keep(text: String) -> &'static str {
+    Box::leak(text.into_boxed_str())
+}
+
+pub struct Quarry {
+    pub row: Row,
+    about: Description,
+}
+
+impl Quarry {
+    fn new(dir: &Path) -> Result<Quarry> {
+        let path = dir.join("row.toml");
+        let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+        let about: Description = toml::from_str(&text).with_context(|| path.display().to_string())?;
+        let here = dir.file_name().context("a directory")?.to_string_lossy().into_owned();
+        let scripts = format!("{FOLDER}/{}", about.scripts.as_deref().unwrap_or(&here));
+        let root = dir.parent().and_then(Path::parent).context("the directory of the programs")?;
+        let need = |requirement: &Requirement| match requirement {
+            Requirement::Root => Need::Root,
+            Requirement::Debian(program, package) => {
+                Need::Debian(keep(program.clone()), keep(package.clone()))
+            }
+            Requirement::Python(module, package) => {
+                Need::Python(keep(module.clone()), keep(package.clone()))
+            }
+            Requirement::Go(dir) => Need::Go(keep(dir.clone())),
+            Requirement::Rust(dir) => Need::Rust(keep(dir.clone())),
+        };
+        let prepare = format!("{scripts}/prepare.sh");
+        let run: Vec<&'static str> = std::iter::once(format!("{scripts}/run.sh"))
+            .chain(about.args.iter().cloned())
+            .map(keep)
+            .collect();
+        let check = format!("sh '$PROGRAMS/{scripts}/check.sh' {}", about.args.join(" "));
+        let row = Row {
+            name: keep(about.name.clone()),
+            needs: Box::leak(about.needs.iter().map(need).collect()),
+            program: "sh",
+            prepare: root.join(&prepare).is_file().then(|| keep(prepare)),
+            run: Box::leak(run.into_boxed_slice()),
+            check: keep(check),
+            show: "",
+            expect: &[],
+            states: about.states.unwrap_or(STATES),
+            failures: 3,
+        };
+        Ok(Quarry { row, about })
+    }
+
+    /// The start of the lines of this row and model.
+    fn key(&self, model: &str) -> String {
+        format!("| {} | {model} |", self.row.name)
+    }
+
+    pub fn keys(&self) -> impl Iterator<Item = String> {
+        self.about.models.iter().map(|model| self.key(model))
+    }
+
+    /// What stands in the table in place of results.
+    fn unavailable_line(&self, model: &str, reason: &str) -> String {
+        format!("{} | {} | not run: {reason} | | | |", self.key(model), self.about.settings)
+    }
+
+    /// What is missing in the description.
+    #[cfg(test)]
+    pub fn complaints(&self, programs: &Path) -> Vec<String> {
+        let about = &self.about;
+        let is_run = about.unavailable.is_none();
+        let check = self.row.check.split('\'').nth(1).unwrap_or_default();
+        let scripts = [self.row.run[0], check.trim_start_matches("$PROGRAMS/")];
+        let missing = scripts.iter().filter(|script| is_run && !programs.join(script).is_file());
+        let mut complaints: Vec<String> = missing.map(|script| format!("{script} is missing")).collect();
+        if is_run && about.version.is_empty() {
+            complaints.push("no command prints the version".to_owned());
+        }
+        if !about.source.starts_with("http") {
+            complaints.push(format!("{:?} is no address", about.source));
+        }
+        if about.promise.len() < 20 || about.settings.is_empty() || about.models.is_empty() {
+            complaints.push("it lacks a promise, its settings or models".to_owned());
+        }
+        if let Some(report) = &about.report {
+            let path = programs.join("../../../../docs/hunt").join(report);
+            if !path.is_file() {
+                complaints.push(format!("docs/hunt/{report} is missing"));
+            }
+        }
+        complaints
+    }
+
+    fn verdict(&self, code: Option<i32>) -> &'static str {
+        match (code, self.about.promises_nothing) {
+            (Some(0), _) => "keeps it",
+            (Some(1), true) => "loses, as documented",
+            (Some(1), false) => "suspected",
+            (Some(4), _) => "only before the first promise",
+            _ => "no verdict",
+        }
+    }
+}
+
+/// All rows, in the order of their directories.
+pub fn rows(programs: &Path) -> Result<Vec<Quarry>> {
+    let folder = programs.join(FOLDER);
+    let entries = std::fs::read_dir(&folder).with_context(|| folder.display().to_string())?;
+    let mut dirs = Vec::new();
+    for entry in entries {
+        let dir = entry.with_context(|| folder.display().to_string())?.path();
+        if dir.join("row.toml").is_file() {
+            dirs.push(dir);
+        }
+    }
+    dirs.sort();
+    dirs.iter().map(|dir| Quarry::new(dir)).collect()
+}
+
+/// The promises, each with its source, as they stand below the table.
+pub fn sources(rows: &[Quarry]) -> String {
+    let mut text = String::new();
+    for Quarry { row, about } in rows {
+        let report = about.report.as_ref().map(|name| format!(" Report: [{name}]({name})."));
+        let report = report.unwrap_or_default();
+        let line = format!("- **{}**: {} <{}>{report}\n", row.name, about.promise.trim(), about.source);
+        text.push_str(&crate::wrap::wrap(&line));
+    }
+    text
+}
+
+impl Suite {
+    pub fn hunt(&mut self, quarry: &Quarry) -> Result<()> {
+        let unavailable = match &quarry.about.unavailable {
+            Some(reason) => Some(reason.clone()),
+            None if self.is_available(&quarry.row) => None,
+            // What is missing is named at the end of the run.
+            None => return Ok(()),
+        };
+        if let Some(reason) = unavailable {
+            for model in &quarry.about.models {
+                let line = quarry.unavailable_line(model, &reason);
+                println!("{line}");
+                self.results.push((quarry.key(model), line));
+            }
+            return Ok(());
+        }
+        self.prepare_and_record(&quarry.row)?;
+        let version = self.version(quarry)?;
+        for model in &quarry.about.models {
+            self.judge(quarry, model, &version)?;
+        }
+        Ok(())
+    }
+
+    fn version(&self, quarry: &Quarry) -> Result<String> {
+        let output = self.command("sh").args(["-c", &quarry.about.version]).output().context("start sh")?;
+        ensure!(output.status.success(), "no version: {}", text(&output));
+        let printed = text(&output);
+        Ok(printed.lines().next().unwrap_or_default().trim().to_owned())
+    }
+
+    #[allow(clippy::disallowed_methods)]
+    fn judge(&mut self, quarry: &Quarry, model: &str, version: &str) -> Result<()> {
+        let (row, start) = (&quarry.row, Instant::now());
+        let check = row.check.replace("$PROGRAMS", &self.dir.to_string_lossy());
+        let explored = self
+            .command(&self.kedge)
+            .args(["crash", "explore", "--quiet", "--timeout", "1m", "--explain", EXPLAIN])
+            .args(["--budget", &row.states.to_string(), "--max-failures", &row.failures.to_string()])
+            .args(["--model", model, "--check", &check])
+            .arg(self.temp.join("run.kcr"))
+            .output()
+            .context("explore")?;
+        let report = text(&explored);
+        self.save_report(row, model, &report)?;
+        let Some(states) = states_in(&report) else { bail!("under {model}: {report}") };
+        let more = if report.contains("NOT tried") { "+" } else { "" };
+        let code = explored.status.code();
+        let real = match code {
+            Some(1) => self.cut(row, &check)?,
+            _ => String::new(),
+        };
+        let verdict = match (quarry.verdict(code), real.starts_with("fails")) {
+            ("suspected", true) => "shown on ext4",
+            ("suspected", false) => "suspected (model only)",
+            (verdict, _) => verdict,
+        };
+        let (settings, seconds) = (&quarry.about.settings, start.elapsed().as_secs_f64());
+        let key = quarry.key(model);
+        let line =
+            format!("{key} {version} | {settings} | {verdict} | {states}{more} | {real} | {seconds:.0} |");
+        println!("{line}");
+        self.results.push((key, line));
+        Ok(())
+    }
+
+    /// Keeps a report for the reader: the table has only its verdict.
+    pub(super) fn save_report(&self, row: &Row, model: &str, report: &str) -> Result<()> {
+        let dir = self.cache.reports();
+        std::fs::create_dir_all(&dir).with_context(|| format!("create {}", dir.display()))?;
+        let name: String =
+            row.name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
+        let path = dir.join(format!("{name}.{model}.txt"));
+        std::fs::write(&path, report).with_context(|| path.display().to_string())
+    }
+}
+
+/// The number of distinct states in a report.
+pub fn states_in(report: &str) -> Option<u64> {
+    let (before, _) = report.split_once(" distinct")?;
+    before.rsplit(' ').next()?.parse().ok()
+}
+
