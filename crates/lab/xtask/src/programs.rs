@@ -113,9 +113,8 @@ fn text(output: &Output) -> String {
 impl Suite {
     /// Puts the results into the document.
     fn write(&self) -> Result<()> {
-        let keys = ROWS
-            .iter()
-            .flat_map(|r| r.expect.iter().map(|(model, _)| format!("| {} | {model} |", r.name)));
+        let keys =
+            ROWS.iter().flat_map(|r| r.expect.iter().map(|(model, _)| format!("| {} | {model} |", r.name)));
         change(DOCUMENT, |text| with_results(text, keys, HEAD, &self.results))
     }
 

@@ -2,18 +2,31 @@ package main
 
 import (
 	"errors"
+	"fmt"
+	"strings"
 
 	"github.com/tidwall/buntdb"
 )
 
-type buntStore struct{ db *buntdb.DB }
+type buntStore struct {
+	db *buntdb.DB
+	// Each put adds a filler, and the file is shrunk: what stays of it takes long to write.
+	shrinks bool
+}
 
 func (s buntStore) put(n int, v []byte) error {
 	err := s.db.Update(func(tx *buntdb.Tx) error {
 		_, _, err := tx.Set(string(key(n)), string(v), nil)
 		return err
 	})
-	if err != nil || n%3 != 2 {
+	if err != nil || !s.shrinks {
+		return err
+	}
+	err = s.db.Update(func(tx *buntdb.Tx) error {
+		_, _, err := tx.Set(fmt.Sprintf("filler%d", n), strings.Repeat("x", 100<<10), nil)
+		return err
+	})
+	if err != nil {
 		return err
 	}
 	return s.db.Shrink()
@@ -31,8 +44,8 @@ func (s buntStore) get(n int) (v []byte, err error) {
 	return v, err
 }
 
-func init() {
-	kinds["buntdb"] = kind{"github.com/tidwall/buntdb", func() (store, error) {
+func openBunt(shrinks bool) func() (store, error) {
+	return func() (store, error) {
 		db, err := buntdb.Open("data.db")
 		if err != nil {
 			return nil, err
@@ -42,6 +55,11 @@ func init() {
 			return nil, err
 		}
 		config.SyncPolicy = buntdb.Always
-		return buntStore{db}, db.SetConfig(config)
-	}}
+		return buntStore{db, shrinks}, db.SetConfig(config)
+	}
+}
+
+func init() {
+	kinds["buntdb"] = kind{"github.com/tidwall/buntdb", openBunt(false)}
+	kinds["buntdb-shrink"] = kind{"github.com/tidwall/buntdb", openBunt(true)}
 }

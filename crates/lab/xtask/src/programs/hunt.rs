@@ -4,27 +4,28 @@
 //! (prints `ack …` for each promise), `check.sh` and perhaps `prepare.sh`. Rows may share scripts.
 //!
 //! A model says which states are legal, and a model may allow too much. So a row that fails is
-//! repeated on ext4 itself, see module `cut`, and only then called shown. Reports are kept in
+//! repeated on the kernel's file systems, see module `cut`, and only then called
+//! shown. Reports are kept in
 //! the cache's directory `hunt`.
 
 use super::needs::Need;
 use super::rows::Row;
-use super::{Suite, text};
+use super::{Suite, cut, text};
 use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 use std::path::Path;
 use std::time::Instant;
 
 pub const DOCUMENT: &str = "docs/hunt/TABLE.md";
-pub const HEAD: &str = "| program | model | version | settings | verdict | states | on ext4 | s |\n\
+pub const HEAD: &str = "| program | model | version | settings | verdict | states | replayed | s |\n\
                         |---|---|---|---|---|---|---|---|";
 /// The marks around the list of promises.
 pub const SOURCES: (&str, &str) = ("<!-- promises -->", "<!-- end of promises -->");
 const FOLDER: &str = "hunt";
 /// Distinct states for each row and model, where the row says nothing.
-const STATES: u32 = 120;
+const STATES: u32 = 80;
 /// Explaining one row may take this long.
-const EXPLAIN: &str = "20";
+const EXPLAIN: &str = "10";
 
 /// `row.toml`.
 #[derive(Deserialize)]
@@ -97,9 +98,7 @@ impl Quarry {
             Requirement::Debian(program, package) => {
                 Need::Debian(keep(program.clone()), keep(package.clone()))
             }
-            Requirement::Python(module, package) => {
-                Need::Python(keep(module.clone()), keep(package.clone()))
-            }
+            Requirement::Python(module, package) => Need::Python(keep(module.clone()), keep(package.clone())),
             Requirement::Go(dir) => Need::Go(keep(dir.clone())),
             Requirement::Rust(dir) => Need::Rust(keep(dir.clone())),
         };
@@ -255,8 +254,8 @@ impl Suite {
             Some(1) => self.cut(row, &check)?,
             _ => String::new(),
         };
-        let verdict = match (quarry.verdict(code), real.starts_with("fails")) {
-            ("suspected", true) => "shown on ext4",
+        let verdict = match (quarry.verdict(code), real.starts_with(cut::FAILS)) {
+            ("suspected", true) => "shown",
             ("suspected", false) => "suspected (model only)",
             (verdict, _) => verdict,
         };
@@ -285,4 +284,3 @@ pub fn states_in(report: &str) -> Option<u64> {
     let (before, _) = report.split_once(" distinct")?;
     before.rsplit(' ').next()?.parse().ok()
 }
-
