@@ -6,8 +6,8 @@
 //! states, or as many as the budget allows; the table says which. A row whose program is not
 //! available is named at the end and does not count.
 //!
-//! With `--hunt` the rows are those of `programs/hunt`, and the table is `docs/hunt/TABLE.md`: module
-//! `hunt`.
+//! With `--hunt` the rows are those of `programs/hunt`, and the table is `docs/hunt/TABLE.md`:
+//! module `hunt`.
 //!
 //! With `--infer` and `--order` the same recordings are used to measure the search itself: modules
 //! `inferred` and `order`.
@@ -138,6 +138,16 @@ impl Suite {
         Ok(())
     }
 
+    /// Keeps a report for the reader: the table has only its verdict.
+    fn save_report(&self, row: &Row, model: &str, report: &str) -> Result<()> {
+        let dir = self.cache.reports();
+        std::fs::create_dir_all(&dir).with_context(|| format!("create {}", dir.display()))?;
+        let name: String =
+            row.name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
+        let path = dir.join(format!("{name}.{model}.txt"));
+        std::fs::write(&path, report).with_context(|| path.display().to_string())
+    }
+
     fn hunt_all(&mut self, words: &[String], write: bool) -> Result<()> {
         let rows = hunt::rows(&self.dir)?;
         for quarry in &rows {
@@ -264,6 +274,12 @@ impl Suite {
         self.results.push((key, line));
         Ok((!is_right).then(|| format!("under {model}: {report}")))
     }
+}
+
+/// The number of distinct states in a report.
+fn states_in(report: &str) -> Option<u64> {
+    let (before, _) = report.split_once(" distinct")?;
+    before.rsplit(' ').next()?.parse().ok()
 }
 
 fn change(document: &str, change: impl FnOnce(&str) -> Result<String>) -> Result<()> {

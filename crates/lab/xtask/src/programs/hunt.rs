@@ -10,7 +10,7 @@
 
 use super::needs::Need;
 use super::rows::Row;
-use super::{Suite, cut, text};
+use super::{Suite, cut, states_in, text};
 use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 use std::path::Path;
@@ -163,15 +163,17 @@ impl Quarry {
         }
         complaints
     }
+}
 
-    fn verdict(&self, code: Option<i32>) -> &'static str {
-        match (code, self.about.promises_nothing) {
-            (Some(0), _) => "keeps it",
-            (Some(1), true) => "loses, as documented",
-            (Some(1), false) => "suspected",
-            (Some(4), _) => "only before the first promise",
-            _ => "no verdict",
-        }
+/// By the exit code of `explore` and by the replay.
+fn verdict(code: Option<i32>, promises_nothing: bool, is_shown: bool) -> &'static str {
+    match (code, promises_nothing, is_shown) {
+        (Some(0), ..) => "keeps it",
+        (Some(1), true, _) => "loses, as documented",
+        (Some(1), false, true) => "shown",
+        (Some(1), false, false) => "suspected (model only)",
+        (Some(4), ..) => "only before the first promise",
+        _ => "no verdict",
     }
 }
 
@@ -251,14 +253,11 @@ impl Suite {
         let more = if report.contains("NOT tried") { "+" } else { "" };
         let code = explored.status.code();
         let real = match code {
-            Some(1) => self.cut(row, &check)?,
+            // Without a promise there is nothing to show.
+            Some(1) if !quarry.about.promises_nothing => self.cut(row, &check)?,
             _ => String::new(),
         };
-        let verdict = match (quarry.verdict(code), real.starts_with(cut::FAILS)) {
-            ("suspected", true) => "shown",
-            ("suspected", false) => "suspected (model only)",
-            (verdict, _) => verdict,
-        };
+        let verdict = verdict(code, quarry.about.promises_nothing, real.starts_with(cut::FAILS));
         let (settings, seconds) = (&quarry.about.settings, start.elapsed().as_secs_f64());
         let key = quarry.key(model);
         let line =
@@ -267,20 +266,8 @@ impl Suite {
         self.results.push((key, line));
         Ok(())
     }
-
-    /// Keeps a report for the reader: the table has only its verdict.
-    pub(super) fn save_report(&self, row: &Row, model: &str, report: &str) -> Result<()> {
-        let dir = self.cache.reports();
-        std::fs::create_dir_all(&dir).with_context(|| format!("create {}", dir.display()))?;
-        let name: String =
-            row.name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
-        let path = dir.join(format!("{name}.{model}.txt"));
-        std::fs::write(&path, report).with_context(|| path.display().to_string())
-    }
 }
 
-/// The number of distinct states in a report.
-pub fn states_in(report: &str) -> Option<u64> {
-    let (before, _) = report.split_once(" distinct")?;
-    before.rsplit(' ').next()?.parse().ok()
-}
+#[cfg(test)]
+#[path = "hunt_tests.rs"]
+mod tests;

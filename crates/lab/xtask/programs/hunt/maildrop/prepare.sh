@@ -1,4 +1,3 @@
 # A maildir, as its owner made it long ago.
 mkdir -p "$PROGRAM_FROM/Mail/new" "$PROGRAM_FROM/Mail/cur" "$PROGRAM_FROM/Mail/tmp"
-printf 'MAILDIR="%s"\nDEFAULT="Mail/"\n' '$HOME' > "$PROGRAM_TEMP/procmailrc"
 echo 'DEFAULT="Mail"' > "$PROGRAM_TEMP/mailfilter"; chmod 600 "$PROGRAM_TEMP/mailfilter"

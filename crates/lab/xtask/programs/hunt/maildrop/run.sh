@@ -2,6 +2,8 @@
 # removes its copy then.
 set -e
 cd "$KEDGE_DIR"
+# procmail replaces HOME.
+printf 'MAILDIR=%s\nDEFAULT=Mail/\n' "$PWD" > "$PROGRAM_TEMP/procmailrc"
 for n in 1 2 3; do
     { printf 'From: a@example.org\nSubject: %s\n\n' $n; head -c 9000 /dev/zero | tr '\0' $n; echo; } > "$PROGRAM_TEMP/message"
     HOME="$PWD" maildrop "$PROGRAM_TEMP/mailfilter" < "$PROGRAM_TEMP/message"

@@ -2,8 +2,10 @@
 # removes its copy then.
 set -e
 cd "$KEDGE_DIR"
+# procmail replaces HOME.
+printf 'MAILDIR=%s\nDEFAULT=Mail/\n' "$PWD" > "$PROGRAM_TEMP/procmailrc"
 for n in 1 2 3; do
     { printf 'From: a@example.org\nSubject: %s\n\n' $n; head -c 9000 /dev/zero | tr '\0' $n; echo; } > "$PROGRAM_TEMP/message"
-    HOME="$PWD" procmail -p "$PROGRAM_TEMP/procmailrc" < "$PROGRAM_TEMP/message"
+    procmail "$PROGRAM_TEMP/procmailrc" < "$PROGRAM_TEMP/message"
     echo "ack $n"
 done

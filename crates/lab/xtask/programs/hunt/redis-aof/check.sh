@@ -3,7 +3,7 @@ socket="$PROGRAM_TEMP/check$$.sock"
 redis-server --port 0 --unixsocket "$socket" --dir "$PWD" --appendonly yes --save '' --logfile '' > "$socket.log" &
 server=$!
 until redis-cli -s "$socket" ping 2> /dev/null | grep -q PONG; do
-    kill -0 $server 2> /dev/null || { echo "the server does not start:"; grep -a '#' "$socket.log" | tail -2; exit 1; }
+    kill -0 $server 2> /dev/null || { echo "the server does not start:"; grep -a '#' "$socket.log" | tail -1; exit 1; }
     sleep 0.02
 done
 n=1
