@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"io"
 
 	"github.com/hashicorp/raft"
 	raftwal "github.com/hashicorp/raft-wal"
@@ -10,7 +11,6 @@ import (
 	"go.etcd.io/etcd/server/v3/storage/wal/walpb"
 	"go.etcd.io/raft/v3/raftpb"
 	"go.uber.org/zap"
-	"os"
 )
 
 type tidwallStore struct{ log *wal.Log }
@@ -65,15 +65,24 @@ func openEtcd() (store, error) {
 		log, err := etcdwal.Create(zap.NewNop(), "wal", []byte("zoo"))
 		return etcdStore{log: log}, err
 	}
+	s, err := readEtcd()
+	// As the server does when it starts: a torn tail is cut off, once.
+	if errors.Is(err, io.ErrUnexpectedEOF) && etcdwal.Repair(zap.NewNop(), "wal") {
+		return readEtcd()
+	}
+	return s, err
+}
+
+func readEtcd() (store, error) {
 	log, err := etcdwal.Open(zap.NewNop(), "wal", &walpb.Snapshot{Index: new(uint64(0)), Term: new(uint64(0))})
 	if err != nil {
 		return nil, err
 	}
 	_, _, have, err := log.ReadAll()
-	if errors.Is(err, os.ErrNotExist) {
-		return nil, err
+	if err != nil {
+		return nil, errors.Join(err, log.Close())
 	}
-	return etcdStore{log, have}, err
+	return etcdStore{log, have}, nil
 }
 
 func init() {
