@@ -159,7 +159,7 @@ impl Suite {
                 let keys = rows.iter().flat_map(hunt::Quarry::keys);
                 change(hunt::DOCUMENT, |text| {
                     let text = with_results(text, keys, hunt::HEAD, &self.results)?;
-                    between(&text, hunt::SOURCES, &hunt::sources(&rows))
+                    between(&text, hunt::SOURCES, &hunt::sources(&rows, &text))
                 })?;
             }
         }

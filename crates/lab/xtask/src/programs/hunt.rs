@@ -192,10 +192,11 @@ pub fn rows(programs: &Path) -> Result<Vec<Quarry>> {
     dirs.iter().map(|dir| Quarry::new(dir)).collect()
 }
 
-/// The promises, each with its source, as they stand below the table.
-pub fn sources(rows: &[Quarry]) -> String {
+/// The promises of the rows that have a line in the table, each with its source.
+pub fn sources(rows: &[Quarry], table: &str) -> String {
     let mut text = String::new();
-    for Quarry { row, about } in rows {
+    let is_listed = |quarry: &&Quarry| quarry.keys().any(|key| table.contains(&key));
+    for Quarry { row, about } in rows.iter().filter(is_listed) {
         let report = about.report.as_ref().map(|name| format!(" Report: [{name}]({name})."));
         let report = report.unwrap_or_default();
         let line = format!("- **{}**: {} <{}>{report}\n", row.name, about.promise.trim(), about.source);
