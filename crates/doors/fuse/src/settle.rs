@@ -43,13 +43,13 @@ use crate::ops::Ops;
 use crate::transport::{Reply, Transport};
 use crate::tree_limits::LimitCall;
 use crate::trees::TreeCall;
+use kedge_base::JoinHandle;
 use kedge_base::{Clock, SystemClock, spawn_named, without_panic};
 use kedgefs::{AtomicWrite, FileFlags, Ino, SeekKind};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::mpsc::Receiver;
-use std::thread::JoinHandle;
 use std::time::Duration;
 use zerocopy::IntoBytes;
 

@@ -20,6 +20,7 @@
 
 use crate::mountinfo::MountEntry;
 use crate::private::{Bound, PrivateDir};
+use kedge_base::JoinHandle;
 use kedge_base::{Clock, SystemClock, spawn_named};
 use rustix::net::sockopt::socket_peercred;
 use rustix::net::{RecvFlags, recv};
@@ -27,7 +28,6 @@ use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 const QUESTION_MAX: usize = 256;

@@ -13,6 +13,7 @@
 //! without such an event it doubles, up to its size. At its full size the thread sleeps without a
 //! limit, so a mount that is idle costs nothing.
 
+use kedge_base::JoinHandle;
 use kedge_base::spawn_named;
 use kedgefs::FileSystem;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -20,7 +21,6 @@ use rustix::time::Timespec;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, Write};
 use std::path::{Path, PathBuf};
-use std::thread::JoinHandle;
 
 const PART: u64 = 16;
 const LEAST: u64 = 64 << 20;

@@ -9,6 +9,7 @@ use crate::export::Rights;
 use crate::limits::Limits;
 use crate::program::Procedures;
 use crate::record::{Records, TICK, framed};
+use kedge_base::JoinHandle;
 use kedge_base::{Clock, SystemClock, panic_words, spawn_named};
 use kedgefs::FileSystem;
 use parking_lot::{Condvar, Mutex};
@@ -19,7 +20,6 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
 
 /// How often the accepting thread looks whether the server is to stop.
 const ACCEPT_TICK: PollTime = PollTime { tv_sec: 0, tv_nsec: 100_000_000 };

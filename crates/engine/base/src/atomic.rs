@@ -15,11 +15,12 @@ pub use on::{AtomicBool, AtomicI64, AtomicU8, AtomicU32, AtomicU64, AtomicUsize}
 #[cfg(feature = "simulated")]
 mod on {
     use super::Ordering;
-    use crate::machine::{Step, point};
+    use crate::machine::touch;
 
-    fn before(order: Ordering) {
+    #[track_caller]
+    fn before<T>(value: &T, order: Ordering, writes: bool) {
         if order != Ordering::Relaxed {
-            point(Step::Atomic);
+            touch(value, writes);
         }
     }
 
@@ -34,21 +35,25 @@ mod on {
                     $name(std::sync::atomic::$name::new(value))
                 }
 
+                #[track_caller]
                 pub fn load(&self, order: Ordering) -> $value {
-                    before(order);
+                    before(self, order, false);
                     self.0.load(order)
                 }
 
+                #[track_caller]
                 pub fn store(&self, value: $value, order: Ordering) {
-                    before(order);
+                    before(self, order, true);
                     self.0.store(value, order);
                 }
 
+                #[track_caller]
                 pub fn swap(&self, value: $value, order: Ordering) -> $value {
-                    before(order);
+                    before(self, order, true);
                     self.0.swap(value, order)
                 }
 
+                #[track_caller]
                 pub fn compare_exchange(
                     &self,
                     old: $value,
@@ -56,10 +61,11 @@ mod on {
                     order: Ordering,
                     failed: Ordering,
                 ) -> Result<$value, $value> {
-                    before(order);
+                    before(self, order, true);
                     self.0.compare_exchange(old, new, order, failed)
                 }
 
+                #[track_caller]
                 pub fn compare_exchange_weak(
                     &self,
                     old: $value,
@@ -67,17 +73,18 @@ mod on {
                     order: Ordering,
                     failed: Ordering,
                 ) -> Result<$value, $value> {
-                    before(order);
+                    before(self, order, true);
                     self.0.compare_exchange_weak(old, new, order, failed)
                 }
 
+                #[track_caller]
                 pub fn fetch_update(
                     &self,
                     order: Ordering,
                     failed: Ordering,
                     f: impl FnMut($value) -> Option<$value>,
                 ) -> Result<$value, $value> {
-                    before(order);
+                    before(self, order, true);
                     self.0.fetch_update(order, failed, f)
                 }
 
@@ -101,8 +108,9 @@ mod on {
     macro_rules! fetch {
         ($name:ident, $value:ty: $($method:ident)*) => {
             impl $name {
-                $(pub fn $method(&self, value: $value, order: Ordering) -> $value {
-                    before(order);
+                $(#[track_caller]
+                pub fn $method(&self, value: $value, order: Ordering) -> $value {
+                    before(self, order, true);
                     self.0.$method(value, order)
                 })*
             }

@@ -40,6 +40,7 @@ pub trait Clock: Send + Sync + 'static {
 
 /// [`Clock::sleep`] where nothing has a clock yet: before an image is open, and in tests.
 #[allow(clippy::disallowed_methods)]
+#[cfg_attr(feature = "simulated", track_caller)]
 pub fn pause(time: Duration) {
     crate::wait::about_to_wait();
     if !machine::sleep(time) {

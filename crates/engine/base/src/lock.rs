@@ -201,6 +201,7 @@ pub struct Ranked<G> {
 
 impl<G> Drop for Ranked<G> {
     fn drop(&mut self) {
+        machine::releasing(self.place);
         self.guard = None;
         held::release(self.rank, self.order);
         machine::released(self.place);
@@ -227,10 +228,11 @@ impl<G: DerefMut> DerefMut for Ranked<G> {
 fn take_or_pass_on<G>(
     rank: Rank,
     place: Place,
+    shared: bool,
     try_take: impl Fn() -> Option<G>,
     take: impl FnOnce() -> G,
 ) -> G {
-    if let Some(guard) = machine::take(place, &try_take) {
+    if let Some(guard) = machine::take(place, shared, &try_take) {
         return guard;
     }
     if !rank.may_wait_for_io() {
@@ -262,15 +264,17 @@ impl<T> Mutex<T> {
         Mutex { inner: parking_lot::Mutex::new(value), rank, order }
     }
 
+    #[cfg_attr(feature = "simulated", track_caller)]
     pub fn lock(&self) -> MutexGuard<'_, T> {
         held::acquire(self.rank, self.order);
         let place = Place::of(&self.inner);
-        let guard = take_or_pass_on(self.rank, place, || self.inner.try_lock(), || self.inner.lock());
+        let guard = take_or_pass_on(self.rank, place, false, || self.inner.try_lock(), || self.inner.lock());
         Ranked { guard: Some(guard), place, rank: self.rank, order: self.order }
     }
 
     /// Never blocks, so a call against the lock order cannot deadlock. The rank is recorded only if
     /// the order holds.
+    #[cfg_attr(feature = "simulated", track_caller)]
     pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
         machine::point(Step::Lock);
         let guard = self.inner.try_lock()?;
@@ -299,6 +303,7 @@ impl Condvar {
         Condvar(parking_lot::Condvar::new())
     }
 
+    #[cfg_attr(feature = "simulated", track_caller)]
     pub fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
         about_to_wait();
         if self.wait_in_machine(guard, None).is_none() {
@@ -307,6 +312,7 @@ impl Condvar {
     }
 
     /// Returns whether the wait timed out.
+    #[cfg_attr(feature = "simulated", track_caller)]
     pub fn wait_for<T>(&self, guard: &mut MutexGuard<'_, T>, timeout: std::time::Duration) -> bool {
         about_to_wait();
         self.wait_in_machine(guard, Some(timeout)).unwrap_or_else(|| {
@@ -316,6 +322,7 @@ impl Condvar {
     }
 
     /// `None`: the thread belongs to no machine. Otherwise whether the wait timed out.
+    #[cfg_attr(feature = "simulated", track_caller)]
     #[inline]
     fn wait_in_machine<T>(
         &self,
@@ -337,12 +344,14 @@ impl Condvar {
         }
     }
 
+    #[cfg_attr(feature = "simulated", track_caller)]
     pub fn notify_one(&self) {
         if !machine::notify(Place::of(&self.0), false) {
             self.0.notify_one();
         }
     }
 
+    #[cfg_attr(feature = "simulated", track_caller)]
     pub fn notify_all(&self) {
         if !machine::notify(Place::of(&self.0), true) {
             self.0.notify_all();
@@ -370,17 +379,20 @@ impl<T> RwLock<T> {
         RwLock { inner: parking_lot::RwLock::new(value), rank, order }
     }
 
+    #[cfg_attr(feature = "simulated", track_caller)]
     pub fn read(&self) -> ReadGuard<'_, T> {
         held::acquire(self.rank, self.order);
         let place = Place::of(&self.inner);
-        let guard = take_or_pass_on(self.rank, place, || self.inner.try_read(), || self.inner.read());
+        let guard = take_or_pass_on(self.rank, place, true, || self.inner.try_read(), || self.inner.read());
         Ranked { guard: Some(guard), place, rank: self.rank, order: self.order }
     }
 
+    #[cfg_attr(feature = "simulated", track_caller)]
     pub fn write(&self) -> WriteGuard<'_, T> {
         held::acquire(self.rank, self.order);
         let place = Place::of(&self.inner);
-        let guard = take_or_pass_on(self.rank, place, || self.inner.try_write(), || self.inner.write());
+        let guard =
+            take_or_pass_on(self.rank, place, false, || self.inner.try_write(), || self.inner.write());
         Ranked { guard: Some(guard), place, rank: self.rank, order: self.order }
     }
 

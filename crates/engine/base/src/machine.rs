@@ -10,6 +10,7 @@
 //! A lock stays the lock of the operating system. A simulated thread never waits inside of it: it
 //! tries, and the machine makes it wait when the lock is taken ([`take`]).
 
+use std::panic::Location;
 use std::time::Duration;
 
 /// What a thread is about to do when it may lose its turn.
@@ -55,6 +56,26 @@ pub trait Machine: Send + Sync + 'static {
     fn join(&self, me: usize, thread: usize);
     /// Ends the run: the thread breaks a rule.
     fn accuse(&self, me: usize, what: String);
+    /// The next call of the thread comes from this place of the source.
+    fn at(&self, _me: usize, _site: &'static Location<'static>) {}
+    /// [`Machine::step`] before a lock is tried.
+    fn lock(&self, me: usize, _place: usize) {
+        self.step(me, Step::Lock);
+    }
+    /// [`Machine::step`] before an atomic operation on that address.
+    fn touch(&self, me: usize, _address: usize, _writes: bool) {
+        self.step(me, Step::Atomic);
+    }
+    /// The thread found the lock taken: gives the turn away until the lock may be free.
+    fn blocked(&self, me: usize, place: usize, _shared: bool) {
+        self.wait(me, place, None);
+    }
+    /// The thread still holds the lock, and releases it as soon as this returns.
+    fn releasing(&self, _me: usize, _place: usize) {}
+    /// The thread has released the lock. It keeps the turn.
+    fn freed(&self, _me: usize, place: usize) {
+        self.wake(place, true);
+    }
     /// Adds to the trace of the run, which shows whether two runs are the same.
     fn note(&self, value: u64);
     /// A value of the run, instead of one of the process: by its type.
@@ -73,6 +94,7 @@ mod on {
     use super::{Machine, Step};
     use std::any::{Any, TypeId};
     use std::cell::RefCell;
+    use std::panic::Location;
     use std::sync::Arc;
     use std::time::Duration;
 
@@ -98,19 +120,35 @@ mod on {
         SEAT.set(seat);
     }
 
-    /// What threads wait for: an address.
+    /// What threads wait for: an address, and where it was named in the source.
     #[derive(Clone, Copy, Debug)]
-    pub struct Place(usize);
+    pub struct Place(usize, &'static Location<'static>);
 
     impl Place {
+        #[track_caller]
         pub fn of<T: ?Sized>(thing: &T) -> Place {
-            Place(std::ptr::from_ref(thing).cast::<()>().addr())
+            Place(address(thing), Location::caller())
+        }
+    }
+
+    fn address<T: ?Sized>(thing: &T) -> usize {
+        std::ptr::from_ref(thing).cast::<()>().addr()
+    }
+
+    /// [`point`] before an atomic operation.
+    #[track_caller]
+    pub fn touch<T>(thing: &T, writes: bool) {
+        if let Some(Seat { machine, thread }) = seat() {
+            machine.at(thread, Location::caller());
+            machine.touch(thread, address(thing), writes);
         }
     }
 
     /// The thread may lose its turn here.
+    #[track_caller]
     pub fn point(what: Step) {
         if let Some(Seat { machine, thread }) = seat() {
+            machine.at(thread, Location::caller());
             machine.step(thread, what);
         }
     }
@@ -126,9 +164,11 @@ mod on {
 
     /// [`point`] of a thread that looks again at what another thread must change. `false`: the
     /// thread belongs to no machine.
+    #[track_caller]
     pub fn spin() -> bool {
         let simulated = seat();
         if let Some(Seat { machine, thread }) = &simulated {
+            machine.at(*thread, Location::caller());
             machine.step(*thread, Step::Spin);
         }
         simulated.is_some()
@@ -136,30 +176,43 @@ mod on {
 
     /// Takes the lock at the place as soon as `try_take` succeeds. `None`: the thread belongs to no
     /// machine, and has to wait in the lock.
-    pub fn take<G>(place: Place, try_take: impl FnMut() -> Option<G>) -> Option<G> {
-        let Seat { machine, thread } = seat()?;
-        machine.step(thread, Step::Lock);
-        Some(take_now(&*machine, thread, place, try_take))
+    pub fn take<G>(place: Place, shared: bool, mut try_take: impl FnMut() -> Option<G>) -> Option<G> {
+        locking(place);
+        seat()?;
+        try_take().or_else(|| take_later(place, shared, try_take))
     }
 
-    fn take_now<G>(
-        machine: &dyn Machine,
-        thread: usize,
-        place: Place,
-        mut try_take: impl FnMut() -> Option<G>,
-    ) -> G {
+    /// The calling thread is about to try the lock at the place.
+    pub fn locking(place: Place) {
+        if let Some(Seat { machine, thread }) = seat() {
+            machine.at(thread, place.1);
+            machine.lock(thread, place.0);
+        }
+    }
+
+    /// [`take`] of a lock that was just found taken.
+    pub fn take_later<G>(place: Place, shared: bool, mut try_take: impl FnMut() -> Option<G>) -> Option<G> {
+        let Seat { machine, thread } = seat()?;
         loop {
+            machine.blocked(thread, place.0, shared);
             if let Some(guard) = try_take() {
-                return guard;
+                return Some(guard);
             }
-            machine.wait(thread, place.0, None);
+        }
+    }
+
+    /// The calling thread holds the lock at the place and is about to release it.
+    pub fn releasing(place: Place) {
+        if let Some(Seat { machine, thread }) = seat() {
+            machine.at(thread, place.1);
+            machine.releasing(thread, place.0);
         }
     }
 
     /// The lock at the place has been released.
     pub fn released(place: Place) {
         if let Some(Seat { machine, thread }) = seat() {
-            machine.wake(place.0, true);
+            machine.freed(thread, place.0);
             machine.step(thread, Step::Unlock);
         }
     }
@@ -172,20 +225,24 @@ mod on {
         lock: Place,
         guard: G,
         timeout: Option<Duration>,
-        try_take: impl FnMut() -> Option<G>,
+        mut try_take: impl FnMut() -> Option<G>,
     ) -> Result<(G, bool), G> {
         let Some(Seat { machine, thread }) = seat() else { return Err(guard) };
         let until = timeout.map(|time| machine.now().saturating_add(time));
+        machine.at(thread, condition.1);
+        machine.releasing(thread, lock.0);
         drop(guard);
-        machine.wake(lock.0, true);
+        machine.freed(thread, lock.0);
         let late = machine.wait(thread, condition.0, until);
-        Ok((take_now(&*machine, thread, lock, try_take), late))
+        let taken = try_take().or_else(|| take_later(lock, false, try_take));
+        Ok((taken.expect("a thread stays in its machine"), late))
     }
 
     /// Wakes waiters of the condition variable. `false`: the thread belongs to no machine.
     pub fn notify(condition: Place, all: bool) -> bool {
         let simulated = seat();
         if let Some(Seat { machine, thread }) = &simulated {
+            machine.at(*thread, condition.1);
             machine.wake(condition.0, all);
             machine.step(*thread, Step::Notify);
         }
@@ -198,8 +255,10 @@ mod on {
     }
 
     /// Lets virtual time pass. `false`: the thread belongs to no machine.
+    #[track_caller]
     pub fn sleep(time: Duration) -> bool {
         let Some(Seat { machine, thread }) = seat() else { return false };
+        machine.at(thread, Location::caller());
         let until = machine.now().saturating_add(time);
         // No thread wakes a place at address 0.
         while !machine.wait(thread, 0, Some(until)) {}
@@ -260,7 +319,21 @@ mod off {
     }
 
     #[inline(always)]
-    pub fn take<G>(_: Place, _: impl FnMut() -> Option<G>) -> Option<G> {
+    pub const fn touch<T>(_: &T, _: bool) {}
+
+    #[inline(always)]
+    pub const fn locking(_: Place) {}
+
+    #[inline(always)]
+    pub const fn releasing(_: Place) {}
+
+    #[inline(always)]
+    pub fn take_later<G>(_: Place, _: bool, _: impl FnMut() -> Option<G>) -> Option<G> {
+        None
+    }
+
+    #[inline(always)]
+    pub fn take<G>(_: Place, _: bool, _: impl FnMut() -> Option<G>) -> Option<G> {
         None
     }
 

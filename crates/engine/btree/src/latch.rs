@@ -20,7 +20,7 @@ use crate::pingpong::guard::PingGuard;
 use crate::stats::{Events, Kind, Meter, stripe};
 use crate::tree_lock::TreeLock;
 use crate::visible::Bias;
-use kedge_base::machine::{self, Place, Step};
+use kedge_base::machine::{self, Place};
 use parking_lot::RwLock;
 
 /// Guards the state of one node in memory. Not reentrant. Every acquisition is counted, and those
@@ -75,6 +75,16 @@ impl Drop for Released {
     }
 }
 
+/// Declared after the guard of a latch, so that it is dropped before it: the latch is still held.
+struct Releasing(Place);
+
+impl Drop for Releasing {
+    #[inline(always)]
+    fn drop(&mut self) {
+        machine::releasing(self.0);
+    }
+}
+
 impl Drop for LatchWatch<'_> {
     #[inline]
     fn drop(&mut self) {
@@ -119,14 +129,15 @@ impl<T> Latch<T> {
         let kind = self.reads();
         watch.took(kind);
         let released = Released(Place::of(&self.data));
-        let guard = match machine::take(released.0, || self.data.try_read()) {
-            Some(guard) => guard,
-            None => match self.data.try_read() {
-                Some(guard) => guard,
+        machine::locking(released.0);
+        let guard = self.data.try_read().unwrap_or_else(|| {
+            watch.timed(kind, || {
+                let simulated = machine::take_later(released.0, true, || self.data.try_read());
                 // The lock does not report wake-ups, so each wait counts as one.
-                None => watch.timed(kind, || (self.data.read(), 1)),
-            },
-        };
+                (simulated.unwrap_or_else(|| self.data.read()), 1)
+            })
+        });
+        let _releasing = Releasing(released.0);
         f(&guard)
     }
 
@@ -157,13 +168,14 @@ impl<T> Latch<T> {
         let kind = self.writes();
         watch.took(kind);
         let released = Released(Place::of(&self.data));
-        let mut guard = match machine::take(released.0, || self.data.try_write()) {
-            Some(guard) => guard,
-            None => match self.data.try_write() {
-                Some(guard) => guard,
-                None => watch.timed(kind, || (self.data.write(), 1)),
-            },
-        };
+        machine::locking(released.0);
+        let mut guard = self.data.try_write().unwrap_or_else(|| {
+            watch.timed(kind, || {
+                let simulated = machine::take_later(released.0, false, || self.data.try_write());
+                (simulated.unwrap_or_else(|| self.data.write()), 1)
+            })
+        });
+        let _releasing = Releasing(released.0);
         self.bias.revoke(&watch.meter.readers);
         f(&mut guard)
     }
@@ -175,9 +187,10 @@ impl<T> Latch<T> {
         if let Some(ping) = self.ping.as_deref() {
             return self.try_write_spinning(watch, ping, f);
         }
-        machine::point(Step::Lock);
-        let _released = Released(Place::of(&self.data));
+        let released = Released(Place::of(&self.data));
+        machine::locking(released.0);
         let mut guard = self.data.try_write()?;
+        let _releasing = Releasing(released.0);
         watch.took(kind);
         self.bias.revoke(&watch.meter.readers);
         Some(f(&mut guard))

@@ -33,7 +33,7 @@ pub(crate) struct WaitQueue {
 impl WaitQueue {
     fn lock(&self) -> parking_lot::MutexGuard<'_, ()> {
         let place = Place::of(&self.mutex);
-        machine::take(place, || self.mutex.try_lock()).unwrap_or_else(|| self.mutex.lock())
+        machine::take(place, false, || self.mutex.try_lock()).unwrap_or_else(|| self.mutex.lock())
     }
 
     /// Sleeps until `done`, which is checked again after each [`WaitQueue::wake_all`]. Returns how

@@ -8,7 +8,8 @@
 //! 2. `machine`: the threads, virtual time, the trace; `run` on top of it: one run and its report;
 //! 3. `disk`: a device whose requests take time; `history`: concurrent operations and their judge;
 //! 4. `scenarios`;
-//! 5. `campaign`, which runs them under many seeds, and `shrink`: fewer switches that show the
+//! 5. `timing`: the second use, on N processors in virtual time, which uses none of the others;
+//! 6. `campaign`, which runs them under many seeds, and `shrink`: fewer switches that show the
 //!    same.
 #![forbid(unsafe_code)]
 #![cfg(feature = "simulated")]
@@ -21,3 +22,4 @@ pub mod run;
 pub mod scenarios;
 pub mod shrink;
 pub mod strategy;
+pub mod timing;

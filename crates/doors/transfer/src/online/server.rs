@@ -10,6 +10,7 @@ use super::{Answer, CHUNK, guest};
 use crate::import;
 use crate::import::sink::{Changed, Live, Sink};
 use anyhow::{Context, Result, bail, ensure};
+use kedge_base::JoinHandle;
 use kedge_base::lock::{Mutex, Rank};
 use kedge_fuse::{MountedSession, Notifier};
 use kedge_host::serve::Stop;
@@ -22,7 +23,6 @@ use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::thread::JoinHandle;
 
 /// The most concurrent connections; further connections are refused.
 const CONNECTIONS_MAX: usize = 8;

@@ -1,0 +1,212 @@
+//! What depends on the number of processors, and what it costs on this machine.
+
+use super::stretch::monotonic;
+use kedge_base::{pause, spawn_named};
+use parking_lot::{Condvar, Mutex};
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::time::Duration;
+
+/// Costs in nanoseconds. Each is measured on this machine, but for the quantum, which is the
+/// kernel's.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Hardware {
+    pub processors: usize,
+    /// A processor goes from one thread to another, or a thread to sleep.
+    pub switch: u64,
+    /// The system call that wakes a thread.
+    pub wake: u64,
+    /// From the wake-up until the thread runs on an idle processor.
+    pub wake_latency: u64,
+    /// A cache line comes from another processor.
+    pub transfer: u64,
+    /// One look of a thread that spins.
+    pub look: u64,
+    /// How long a lock's waiter spins before it sleeps.
+    pub spin: u64,
+    /// How long a thread keeps its processor while others are ready.
+    pub quantum: u64,
+}
+
+impl Hardware {
+    /// Where nothing costs anything but computing.
+    pub fn ideal(processors: usize) -> Hardware {
+        Hardware {
+            processors,
+            switch: 0,
+            wake: 0,
+            wake_latency: 0,
+            transfer: 0,
+            look: 20,
+            spin: 0,
+            quantum: slice(processors),
+        }
+    }
+
+    /// The same costs with another number of processors.
+    pub fn with_processors(self, processors: usize) -> Hardware {
+        Hardware { processors, quantum: slice(processors), ..self }
+    }
+
+    /// Measures this machine, which needs at least two processors. Others may use it meanwhile:
+    /// each cost is the lower quartile of many short measurements.
+    pub fn measure() -> std::io::Result<Hardware> {
+        let (wake, wake_latency) = wake_up(Places::Two)?;
+        let (_, both) = wake_up(Places::One)?;
+        Ok(Hardware {
+            processors: 1,
+            // On one processor the woken thread runs as soon as the waker sleeps.
+            switch: both,
+            wake,
+            wake_latency,
+            transfer: line_transfer()?,
+            look: per_call(1000, std::hint::spin_loop),
+            spin: lower_quartile((0..200).map(|_| spun_before_sleep()).collect()),
+            quantum: slice(1),
+        })
+    }
+}
+
+impl fmt::Display for Hardware {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} processors; switch {} ns, wake-up call {} ns, wake-up latency {} ns, cache line from another processor {} ns, a look while spinning {} ns, spinning before sleep {} ns, slice {} µs",
+            self.processors,
+            self.switch,
+            self.wake,
+            self.wake_latency,
+            self.transfer,
+            self.look,
+            self.spin,
+            self.quantum / 1000
+        )
+    }
+}
+
+/// Linux's base slice (`sysctl_sched_base_slice`, 0.7 ms), scaled by the processors as it does.
+fn slice(processors: usize) -> u64 {
+    700_000 * (1 + u64::from(processors.clamp(1, 8).ilog2()))
+}
+
+fn lower_quartile(mut samples: Vec<u64>) -> u64 {
+    samples.sort_unstable();
+    samples.get(samples.len() / 4).copied().unwrap_or(0)
+}
+
+fn per_call(calls: u64, call: impl Fn()) -> u64 {
+    let sample = || {
+        let start = monotonic();
+        (0..calls).for_each(|_| call());
+        (monotonic() - start) / calls
+    };
+    lower_quartile((0..100).map(|_| sample()).collect()).max(1)
+}
+
+/// What parking_lot does with a lock that is taken before it sleeps: 2, 4 and 8 looks, then seven
+/// times the processor to another thread.
+fn spun_before_sleep() -> u64 {
+    let start = monotonic();
+    for round in 1..=3 {
+        (0..1 << round).for_each(|_| std::hint::spin_loop());
+    }
+    (0..7).for_each(|_| std::thread::yield_now());
+    monotonic() - start
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Places {
+    One,
+    Two,
+}
+
+/// Puts the calling thread on one real processor of those that the process may use.
+fn pin(which: usize) -> std::io::Result<()> {
+    use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+    let allowed = sched_getaffinity(None)?;
+    let mut all = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu));
+    let cpu = all
+        .nth(which)
+        .ok_or_else(|| std::io::Error::other("measuring costs between processors needs two processors"))?;
+    let mut one = CpuSet::new();
+    one.set(cpu);
+    Ok(sched_setaffinity(None, &one)?)
+}
+
+/// Two threads wake each other in turns: what the call takes, and the time from its end until the
+/// other thread runs.
+fn wake_up(places: Places) -> std::io::Result<(u64, u64)> {
+    const TURNS: u64 = 4000;
+    let slot = Arc::new((Mutex::new(0u64), Condvar::new(), AtomicU64::new(0)));
+    let side = |me: u64| {
+        let slot = slot.clone();
+        spawn_named("ping", move || -> std::io::Result<(Vec<u64>, Vec<u64>)> {
+            pin(if places == Places::Two { me as usize } else { 0 })?;
+            let (mut calls, mut latencies) = (Vec::new(), Vec::new());
+            let mut turn = slot.0.lock();
+            while *turn < TURNS {
+                if *turn % 2 != me {
+                    slot.1.wait(&mut turn);
+                    latencies.push(monotonic().saturating_sub(slot.2.load(SeqCst)));
+                    continue;
+                }
+                *turn += 1;
+                // The other one sleeps by now, and its processor may, too.
+                parking_lot::MutexGuard::unlocked(&mut turn, || pause(Duration::from_micros(30)));
+                let start = monotonic();
+                slot.2.store(start, SeqCst);
+                parking_lot::MutexGuard::unlocked(&mut turn, || slot.1.notify_one());
+                calls.push(monotonic() - start);
+            }
+            slot.1.notify_one();
+            Ok((calls, latencies))
+        })
+    };
+    let sides = [side(0)?, side(1)?];
+    let (mut calls, mut latencies) = (Vec::new(), Vec::new());
+    for side in sides {
+        let (c, l) = side.join().map_err(|_| std::io::Error::other("a thread panicked"))??;
+        calls.extend(c);
+        latencies.extend(l);
+    }
+    let call = lower_quartile(calls);
+    Ok((call, lower_quartile(latencies).saturating_sub(call)))
+}
+
+/// Two processors change one line in turns.
+fn line_transfer() -> std::io::Result<u64> {
+    const TURNS: u64 = 2000;
+    const ROUNDS: usize = 40;
+    let line = Arc::new(AtomicU64::new(0));
+    let side = |me: u64| {
+        let line = line.clone();
+        spawn_named("line", move || -> std::io::Result<Vec<u64>> {
+            pin(me as usize)?;
+            let mut samples = Vec::new();
+            for round in 0..ROUNDS as u64 {
+                let start = monotonic();
+                for turn in round * TURNS..(round + 1) * TURNS {
+                    if turn % 2 == me {
+                        // Lets the other one run if both are on a processor that others use.
+                        let mut looks = 0u32;
+                        while line.compare_exchange(turn, turn + 1, SeqCst, SeqCst).is_err() {
+                            looks += 1;
+                            if looks.is_multiple_of(10_000) {
+                                std::thread::yield_now();
+                            }
+                        }
+                    }
+                }
+                samples.push((monotonic() - start) / TURNS);
+            }
+            Ok(samples)
+        })
+    };
+    let sides = [side(0)?, side(1)?];
+    let mut samples = Vec::new();
+    for side in sides {
+        samples.extend(side.join().map_err(|_| std::io::Error::other("a thread panicked"))??);
+    }
+    Ok(lower_quartile(samples))
+}
