@@ -151,7 +151,7 @@ impl<'a> Baseline<'a> {
         let setup = self.setup();
         self.end([Some(kedge), ext4]);
         Ok(Some(Section {
-            title: "fs_mark on the mounts: 4 KiB and fsync per file",
+            title: "fs_mark on the mounts: 4 KiB and fsync per file".into(),
             setup,
             outcomes,
             reading: Reading::Ratio,
@@ -179,7 +179,7 @@ impl<'a> Baseline<'a> {
         let setup = self.setup();
         self.end([Some(kedge), ext4]);
         Ok(Some(Section {
-            title: "dbench on the mounts",
+            title: "dbench on the mounts".into(),
             setup,
             outcomes: vec![outcome],
             reading: Reading::Ratio,
@@ -223,7 +223,7 @@ impl<'a> Baseline<'a> {
         self.end([ext4]);
         let _ = std::fs::remove_file(image);
         Ok(Section {
-            title: "In one process: the library, and ext4 through std::fs",
+            title: "In one process: the library, and ext4 through std::fs".into(),
             setup,
             outcomes,
             reading: Reading::Ratio,

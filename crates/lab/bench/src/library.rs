@@ -1,13 +1,14 @@
 //! The same loop on the library and, through std::fs, on a mounted file system.
 
 use anyhow::{Context, Result, bail};
+use kedge_base::lock::{Condvar, Mutex, Rank};
 use kedge_base::{Clock, SystemClock, spawn_named};
 use kedge_device::{Device, FileDevice, OpenOptions};
 use kedgefs::{FileSystem, FormatOptions, Ino, MountOptions, Owner};
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Barrier};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// The operations that the loops need.
@@ -62,6 +63,26 @@ fn dir_name(work: Work, i: usize) -> String {
     }
 }
 
+/// Opens when all have come. Unlike a barrier of the standard library, threads of a simulated
+/// machine can wait at it.
+struct Gate {
+    missing: Mutex<usize>,
+    all: Condvar,
+}
+
+impl Gate {
+    fn pass(&self) {
+        let mut missing = self.missing.lock();
+        *missing -= 1;
+        if *missing == 0 {
+            self.all.notify_all();
+        }
+        while *missing > 0 {
+            self.all.wait(&mut missing);
+        }
+    }
+}
+
 /// The results of `threads` threads, and the time from the start of the first to the end of the
 /// last. They start together.
 pub fn in_threads<R: Send + 'static, W: FnOnce() -> Result<R> + Send + 'static>(
@@ -69,14 +90,14 @@ pub fn in_threads<R: Send + 'static, W: FnOnce() -> Result<R> + Send + 'static>(
     mut make: impl FnMut(usize) -> W,
 ) -> Result<(Duration, Vec<R>)> {
     let clock = SystemClock::default();
-    let start = Arc::new(Barrier::new(threads));
+    let start = Arc::new(Gate { missing: Mutex::new(Rank::Leaf, threads), all: Condvar::new() });
     let mut workers = Vec::new();
     for i in 0..threads {
         let (work, start) = (make(i), start.clone());
         // Each reads the clock itself: on a busy machine it may begin long before the waiting
         // thread runs again.
         let body = move || {
-            start.wait();
+            start.pass();
             let began = clock.monotonic();
             let answer = work();
             (began, clock.monotonic(), answer)

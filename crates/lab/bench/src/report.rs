@@ -5,6 +5,7 @@ use crate::contest::{Better, Goal, Outcome, Published};
 use crate::place::Machine;
 use crate::sample::number;
 use serde::Serialize;
+use std::borrow::Cow;
 use std::fmt::Write;
 
 /// Rounds farther than this from their median are remarked on.
@@ -30,7 +31,7 @@ pub struct Report {
 
 #[derive(Serialize)]
 pub struct Section {
-    pub title: &'static str,
+    pub title: Cow<'static, str>,
     /// The commands that made the contestants, exactly as they ran.
     pub setup: Vec<String>,
     pub outcomes: Vec<Outcome>,

@@ -28,7 +28,7 @@ fn report(outcomes: Vec<Outcome>) -> Report {
         },
         rounds: 3,
         sections: vec![Section {
-            title: "Section",
+            title: "Section".into(),
             setup: vec!["make".into()],
             outcomes,
             reading: Reading::Ratio,

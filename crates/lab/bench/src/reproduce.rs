@@ -12,6 +12,7 @@ mod delay;
 mod fdatasync;
 mod marks;
 mod overwrite;
+mod processors;
 mod rename;
 mod stress;
 mod sync;
@@ -20,6 +21,8 @@ mod tree_lock;
 mod writeback;
 
 use crate::Settings;
+pub use processors::{Asked, On, answer};
+
 use crate::bars::Bar;
 use crate::contest::{Contestant, Plan};
 use crate::library::Library;
@@ -118,8 +121,37 @@ pub fn run(
     if log.is_some() && experiment != Experiment::Checkpoint {
         bail!("--log: only the checkpoint experiment has logs of two sizes");
     }
+    let body = |run: &mut Run<'_>| match experiment {
+        Experiment::Rename => rename::run(run),
+        Experiment::Fdatasync => fdatasync::run(run),
+        Experiment::Checkpoint => checkpoint::run(run),
+        Experiment::TreeLock => tree_lock::run(run),
+        Experiment::Writeback => writeback::run(run),
+        Experiment::Sync => sync::run(run),
+    };
+    report(settings, experiment.title(), experiment.rounds(), parts, log, body)
+}
+
+/// The experiment on simulated processors. `None`: the loads that show what stops scaling here.
+pub fn run_simulated(settings: &Settings, experiment: Option<Experiment>, asked: &Asked) -> Result<Report> {
+    match experiment {
+        Some(experiment) => report(settings, experiment.title(), experiment.rounds(), &[], None, |run| {
+            processors::run(run, experiment, asked)
+        }),
+        None => report(settings, "bench processors", 3, &[], None, |run| processors::own(run, asked)),
+    }
+}
+
+fn report(
+    settings: &Settings,
+    title: &'static str,
+    rounds: usize,
+    parts: &[Part],
+    log: Option<LogSize>,
+    body: impl FnOnce(&mut Run<'_>) -> Result<()>,
+) -> Result<Report> {
     let place = Place::new(settings)?;
-    let rounds = settings.rounds.unwrap_or(if settings.quick { 2 } else { experiment.rounds() });
+    let rounds = settings.rounds.unwrap_or(if settings.quick { 2 } else { rounds });
     let mut machine = Machine::look(&place)?;
     let mut run = Run {
         settings,
@@ -139,18 +171,11 @@ pub fn run(
             place.host
         ));
     }
-    match experiment {
-        Experiment::Rename => rename::run(&mut run)?,
-        Experiment::Fdatasync => fdatasync::run(&mut run)?,
-        Experiment::Checkpoint => checkpoint::run(&mut run)?,
-        Experiment::TreeLock => tree_lock::run(&mut run)?,
-        Experiment::Writeback => writeback::run(&mut run)?,
-        Experiment::Sync => sync::run(&mut run)?,
-    }
+    body(&mut run)?;
     let Run { sections, bars, notes, failures, .. } = run;
     machine.durable_write.push(place.durable_write()?);
     let version = env!("CARGO_PKG_VERSION");
-    Ok(Report { experiment: experiment.title(), version, machine, rounds, sections, bars, notes, failures })
+    Ok(Report { experiment: title, version, machine, rounds, sections, bars, notes, failures })
 }
 
 struct Run<'a> {

@@ -8,13 +8,13 @@
 //! samples is missed.
 
 use anyhow::{Context, Result};
+use kedge_base::JoinHandle;
 use kedge_base::{Clock, SystemClock, spawn_named};
 use rustix::thread::{CpuSet, Pid, sched_getaffinity, sched_setaffinity};
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 const LOOK_AGAIN: Duration = Duration::from_millis(20);

@@ -180,3 +180,40 @@ fn a_reproduction_in_process() {
     }
     assert!(place.is_empty(), "nothing is left");
 }
+
+#[test]
+fn simulated_processors_need_a_program_of_their_own() {
+    let place = Place::new();
+    let refused = place.run("reproduce tree-lock --quick --processors 2");
+    assert_eq!(refused.code, 1);
+    assert!(refused.err.contains("--features simulated"), "{}", refused.err);
+    let here = place.run("processors own-lookups --short --simulated 2");
+    assert_eq!(here.code, 1);
+    assert!(here.err.contains("built without simulated processors"), "{}", here.err);
+    for (words, part) in [
+        ("reproduce tree-lock --processors 0", "1 to 64"),
+        ("reproduce tree-lock --processors 65", "1 to 64"),
+        ("reproduce tree-lock --validate", "--processors"),
+        ("reproduce tree-lock --processors 2 --only mount", "--only"),
+        ("processors own-lookups", "--real"),
+    ] {
+        let usage = place.run(words);
+        assert_eq!(usage.code, 2, "{words}: {}", usage.err);
+        assert!(usage.err.contains(part), "{words}: {}", usage.err);
+    }
+    assert!(place.is_empty());
+}
+
+#[test]
+fn a_load_runs_on_one_real_processor() {
+    let place = Place::new();
+    let answer = place.run("processors own-lookups --short --real 1").ok();
+    let answer: serde_json::Value = serde_json::from_str(&answer).unwrap();
+    let run = &answer["runs"][0];
+    assert_eq!(run["processors"], 1);
+    assert!(run["values"][0].as_f64().unwrap() > 0.0, "{run}");
+    let unknown = place.run("processors own-lookups --rule other --real 1");
+    assert!(unknown.code == 1 && unknown.err.contains("own-lookups has no rule other"), "{}", unknown.err);
+    let unknown = place.run("processors nothing --real 1");
+    assert!(unknown.code == 1 && unknown.err.contains("no load nothing"), "{}", unknown.err);
+}

@@ -65,11 +65,12 @@ const RULES: &[Rule] = &[
     (SQLITE, &[BASE, DEVICE, FS, HOST], &[FSCK]),
     (TRANSFER, &[BASE, DEVICE, FORMAT, FS, FUSE, HOST], &[FSCK, HOSTILE]),
     (SIM, &[BASE, DEVICE, FORMAT, FS, FSCK], &[]),
-    // The engine's threads in a chosen order. Nothing depends on it.
+    // The engine's threads in a chosen order, and on processors of a chosen number.
     (SCHED, &[BASE, DEVICE, FS, SIM], &[]),
     // The experiments. Nothing depends on them, so installed programs contain no benchmark code.
     // From the host they use only signals: what they measure is the program `kedge`.
-    (BENCH, &[BASE, DEVICE, FS, HOST], &[]),
+    // On simulated processors it measures the library.
+    (BENCH, &[BASE, DEVICE, FS, HOST, SCHED], &[]),
     // Writes the documents' tables from the code that they describe.
     (XTASK, &[BASE, FORMAT], &[]),
     // A tool for other programs. It has its own rules and is independent of the engine.

@@ -40,6 +40,7 @@ const PARTS: &[Part] = &[
     (FORMAT, "extent", || Ok(item::EXTENT_LAYOUT.table())),
     (FORMAT, "count", || Ok(counts::LAYOUT.table())),
     ("docs/EXPERIMENTS.md", "results", crate::results::table),
+    ("docs/EXPERIMENTS.md", "results of simulated processors", crate::results::simulated),
 ];
 
 const END: &str = "<!-- end of generated -->";

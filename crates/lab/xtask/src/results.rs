@@ -157,18 +157,78 @@ const ROWS: &[Row] = &[
 const XFS_297: (&str, &str) = ("the load of xfs/297", "in process");
 const PROCESS_SYNC: (&str, &str) = ("two libraries in this process", "in process");
 
-/// The text of the generated part.
+/// The section of a run on simulated processors, and the name that says so.
+const TWELVE: (&str, &str) = ("on 12 processors that are simulated", "12 simulated processors");
+
+/// The rows that two real processors cannot show.
+const SIMULATED: &[Row] = &[
+    row(
+        "Btrfs, latches: files/s",
+        "processors-tree-lock",
+        "empty files",
+        "files, /s",
+        &[TWELVE],
+        Kind::Change,
+    ),
+    row("wall time", "processors-tree-lock", "empty files", "wall time, s", &[TWELVE], Kind::Change),
+    row("write lock calls", "processors-tree-lock", "empty files", "write lock calls", &[TWELVE], Kind::Change),
+    row("longest wait", "processors-tree-lock", "empty files", "longest wait, ms", &[TWELVE], Kind::Change),
+    row(
+        "throughput of dbench",
+        "processors-tree-lock",
+        "dbench",
+        "throughput, MB/s",
+        &[TWELVE],
+        Kind::Change,
+    ),
+    row(
+        "Btrfs, new names: average of rename",
+        "processors-rename",
+        "dbench",
+        "Rename average, ms",
+        &[TWELVE],
+        Kind::Change,
+    ),
+    row("longest rename", "processors-rename", "dbench", "Rename maximum, ms", &[TWELVE], Kind::Change),
+    row(
+        "worst latency of all operations",
+        "processors-rename",
+        "dbench",
+        "worst latency, ms",
+        &[TWELVE],
+        Kind::Change,
+    ),
+    row(
+        "throughput of dbench",
+        "processors-rename",
+        "dbench",
+        "throughput, MB/s",
+        &[TWELVE],
+        Kind::Change,
+    ),
+];
+
+/// The text of the first generated part.
 pub fn table() -> Result<String> {
+    of_files(ROWS)
+}
+
+/// The text of the part about simulated processors.
+pub fn simulated() -> Result<String> {
+    of_files(SIMULATED)
+}
+
+fn of_files(rows: &[Row]) -> Result<String> {
     let results = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../docs/results");
     let mut files = BTreeMap::new();
-    for row in ROWS {
+    for row in rows {
         if !files.contains_key(row.file) {
             let path = results.join(format!("{}.md", row.file));
             let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
             files.insert(row.file, parse(&text).with_context(|| path.display().to_string())?);
         }
     }
-    render(ROWS, &files)
+    render(rows, &files)
 }
 
 fn render(rows: &[Row], files: &BTreeMap<&str, Vec<Line>>) -> Result<String> {

@@ -298,7 +298,7 @@ pub fn run(settings: &Settings, peers: &[Peer], loads: &[&Load], places: &[Place
         notes.push(format!("The images are on {}, in memory: fsync costs nothing there.", place.host));
     }
     let sections =
-        vec![Section { title: "KedgeFS beside its peers", setup, outcomes, reading: Reading::Ratio }];
+        vec![Section { title: "KedgeFS beside its peers".into(), setup, outcomes, reading: Reading::Ratio }];
     let version = env!("CARGO_PKG_VERSION");
     Ok(Report { experiment: "compare", version, machine, rounds, sections, bars, notes, failures })
 }

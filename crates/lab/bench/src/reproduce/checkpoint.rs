@@ -26,7 +26,7 @@ use clap::ValueEnum;
 use kedge_device::{FileDevice, OpenOptions};
 use kedgefs::{FormatOptions, MountOptions, Switches};
 
-const OPTIONS: [&str; 2] = ["noasync_checkpoint", "async_checkpoint"];
+pub(super) const OPTIONS: [&str; 2] = ["noasync_checkpoint", "async_checkpoint"];
 /// How often a small log must wrap in all rounds of one setting, and a log of the default size in
 /// each round.
 const WRAPS: f64 = 20.0;
@@ -47,12 +47,12 @@ const LONGEST: &str = "longest operation of any kind";
 const WRITTEN: &str = "bytes written to the device";
 /// The whole machine: clients, file system and kernel. If all processors are busy, avoiding a
 /// wait gains nothing.
-const BUSY: &str = "processors busy";
-const CPU: &str = "processor time for each file";
+pub(super) const BUSY: &str = "processors busy";
+pub(super) const CPU: &str = "processor time for each file";
 
 /// A sync mode, its published figure, and the required change of files/s in percent.
-struct Mode {
-    published: &'static [Published],
+pub(super) struct Mode {
+    pub(super) published: &'static [Published],
     files: f64,
     mount: Size,
     process: Size,
@@ -117,7 +117,7 @@ macro_rules! mode {
     };
 }
 
-const PLAN: [Mode; 7] = [
+pub(super) const PLAN: [Mode; 7] = [
     mode!(1 MiB 550, 8 MiB 5200, None, -1.0, 96898.0 => 97727.0, 177.0 => 177.0),
     mode!(16 MiB 520, 16 MiB 600, Some([4_000, 6_200]), 5.8, 46780.0 => 49510.0, 1210422.0 => 1053905.0),
     mode!(1 MiB 550, 8 MiB 5200, None, -1.0, 71072.0 => 72464.0, 190.0 => 189.0),
@@ -130,7 +130,7 @@ const PLAN: [Mode; 7] = [
 /// The modes in which every file has an fsync that makes something durable.
 const FSYNC_MODES: [usize; 3] = [1, 3, 5];
 
-fn metrics() -> Vec<Metric> {
+pub(super) fn metrics() -> Vec<Metric> {
     vec![
         Metric::new(FILES, "/s", Better::Higher),
         Metric::new(COUNT, "", Better::Lower),
@@ -162,6 +162,17 @@ struct Made {
 
 fn values(made: Made, before: &Counters, after: &Counters) -> Result<Vec<f64>> {
     let Made { files, rate, fsync, create, busy } = made;
+    let mut values = own_values(rate, fsync, create, before, after)?;
+    values.extend([busy.percent(), busy.busy / files as f64 * 1e6]);
+    Ok(values)
+}
+
+/// All but the processor time of the machine, in the order of [`metrics`].
+pub(super) fn values_of(sum: &marks::Sum, before: &Counters, after: &Counters) -> Result<Vec<f64>> {
+    own_values(sum.rate, sum.fsync.quantile(0.999), sum.create.quantile(0.999), before, after)
+}
+
+fn own_values(rate: f64, fsync: f64, create: f64, before: &Counters, after: &Counters) -> Result<Vec<f64>> {
     let get = |path: &str| after.get(path);
     let throttle = get("checkpoint/throttle_ns/average")? * get("checkpoint/throttle_ns/count")?;
     Ok(vec![
@@ -178,8 +189,6 @@ fn values(made: Made, before: &Counters, after: &Counters) -> Result<Vec<f64>> {
         get("log/head_lsn")? / get("log/ring_bytes")?,
         after.longest()? / 1e6,
         after.since(before, "device/write_bytes")? / (1 << 20) as f64,
-        busy.percent(),
-        busy.busy / files as f64 * 1e6,
     ])
 }
 
@@ -275,7 +284,7 @@ fn all_modes(run: &mut Run<'_>, part: Part, log: LogSize) -> Result<()> {
         (_, LogSize::Small) => "The same load in this process, on the library",
         (_, LogSize::Default) => "The same load in this process, with a log of the default size",
     };
-    run.sections.push(Section { title, setup: vec![], outcomes, reading: Reading::Change });
+    run.sections.push(Section { title: title.into(), setup: vec![], outcomes, reading: Reading::Change });
     Ok(())
 }
 

@@ -19,7 +19,7 @@ use std::cell::Cell;
 use std::time::Duration;
 
 /// Contestants, in this order. The announced change is from the first to the second.
-const RULES: [&str; 3] = ["relog", "fields", SEQ_RULE];
+pub(super) const RULES: [&str; 3] = ["relog", "fields", SEQ_RULE];
 const SEQ_RULE: &str = "seq";
 /// Its index.
 const SEQ: usize = 2;
@@ -47,7 +47,7 @@ const DURABLE: &str = "durable data writes";
 
 /// For XFS before and after, and for ext4: average latency and runtime of 100 runs. Forces per
 /// fdatasync are forces per second divided by IOPS.
-const PUBLISHED: &[Published] = &[
+pub(super) const PUBLISHED: &[Published] = &[
     Published { metric: RATE, figures: &[1000.0, 1500.0, f64::NAN, 2000.0] },
     Published { metric: RUNTIME, figures: &[2.45, 1.49, f64::NAN, 1.63] },
     Published { metric: LATENCY, figures: &[2.39, 1.46, f64::NAN, 1.59] },
@@ -55,7 +55,7 @@ const PUBLISHED: &[Published] = &[
     Published { metric: FORCES_PER_CALL, figures: &[0.4, 0.02] },
 ];
 
-fn metrics() -> Vec<Metric> {
+pub(super) fn metrics() -> Vec<Metric> {
     vec![
         Metric::new(RATE, "/s", Better::Higher),
         Metric::new(RUNTIME, "s", Better::Lower),
@@ -71,7 +71,7 @@ fn metrics() -> Vec<Metric> {
     ]
 }
 
-fn values(sum: &Sum, counters: Option<(Counters, Counters)>) -> Result<Vec<f64>> {
+pub(super) fn values(sum: &Sum, counters: Option<(Counters, Counters)>) -> Result<Vec<f64>> {
     let mut values = vec![sum.rate, 1000.0 / sum.rate, sum.latency.average(), sum.latency.quantile(0.999)];
     values.extend(match counters {
         Some((before, after)) => [
@@ -274,7 +274,7 @@ fn with_others(run: &mut Run<'_>, part: Part) -> Result<()> {
         true => "In this process: the library; ext4 and XFS through std::fs on loop devices",
         false => "On the mount; ext4 and XFS on loop devices",
     };
-    run.sections.push(Section { title, setup, outcomes, reading: Reading::Change });
+    run.sections.push(Section { title: title.into(), setup, outcomes, reading: Reading::Change });
     Ok(())
 }
 
@@ -307,7 +307,7 @@ fn model(run: &mut Run<'_>) -> Result<()> {
     }
     run.end_library(library);
     run.sections.push(Section {
-        title: "The library on a device in memory whose flushes and FUA writes take 1 ms",
+        title: "The library on a device in memory whose flushes and FUA writes take 1 ms".into(),
         setup: vec![],
         outcomes,
         reading: Reading::Change,

@@ -18,8 +18,9 @@ use crate::shell::Shell;
 use anyhow::Result;
 use kedgefs::{FormatOptions, MountOptions};
 use std::sync::Arc;
+use std::time::Duration;
 
-const CLIENTS: usize = 16;
+pub(super) const CLIENTS: usize = 16;
 /// Enough for all files of the clients, 384 MB, as in the announcement and on the mount, where the
 /// kernel caches them.
 const CACHE: u64 = 1 << 30;
@@ -34,7 +35,7 @@ macro_rules! published {
     ($($metric:literal: $($figure:literal),+;)*) => { &[$(Published { metric: $metric, figures: &[$($figure),+] }),*] };
 }
 
-const PUBLISHED: &[Published] = published! {
+pub(super) const PUBLISHED: &[Published] = published! {
     "throughput": 1128.35, 1201.98;
     "worst latency": 1102.255, 778.036;
     "NTCreateX average": 0.011, 0.012;
@@ -126,7 +127,7 @@ fn on_the_mount(run: &mut Run<'_>) -> Result<()> {
     setup.extend(null.iter().flat_map(|_| mounts::null_lines()));
     run.end([made].into_iter().chain(null));
     run.sections.push(Section {
-        title: "dbench on the mount",
+        title: "dbench on the mount".into(),
         setup,
         outcomes: vec![outcome],
         reading: Reading::Change,
@@ -185,13 +186,8 @@ fn in_process(run: &mut Run<'_>, part: Part, load: &Arc<Load>) -> Result<()> {
             library.sync()?;
             fs.set_options(&format!("new_name={rule}"))?;
             let before = Counters::of(fs)?;
-            let sum = dbench::run(library, load, clients, seconds, interrupt)?;
-            let after = Counters::of(fs)?;
-            let mut values = vec![sum.throughput, sum.max_latency];
-            for times in &sum.operations {
-                values.extend([times.count(), times.average(), times.max()]);
-            }
-            values.extend(log_values(&before, &after)?);
+            let sum = dbench::run(library, load, clients, Duration::from_secs(seconds), interrupt)?;
+            let values = values(&sum, &before, &Counters::of(fs)?)?;
             let command =
                 format!("# new_name={rule}; dbench's load file in {clients} threads for {seconds} s");
             Ok(Round { values, command })
@@ -207,11 +203,16 @@ fn in_process(run: &mut Run<'_>, part: Part, load: &Arc<Load>) -> Result<()> {
     outcome.published = PUBLISHED.to_vec();
     run.bars.extend(bars(&outcome, place));
     run.end_library(made);
-    run.sections.push(Section { title, setup, outcomes: vec![outcome], reading: Reading::Change });
+    run.sections.push(Section {
+        title: title.into(),
+        setup,
+        outcomes: vec![outcome],
+        reading: Reading::Change,
+    });
     Ok(())
 }
 
-fn metrics() -> Vec<Metric> {
+pub(super) fn metrics() -> Vec<Metric> {
     let mut metrics =
         vec![Metric::new(THROUGHPUT, "MB/s", Better::Higher), Metric::new(MAX_LATENCY, "ms", Better::Lower)];
     for name in OPERATIONS {
@@ -232,6 +233,16 @@ fn metrics() -> Vec<Metric> {
     metrics
 }
 
+/// The figures of dbench's load in this process.
+pub(super) fn values(sum: &dbench::Sum, before: &Counters, after: &Counters) -> Result<Vec<f64>> {
+    let mut values = vec![sum.throughput, sum.max_latency];
+    for times in &sum.operations {
+        values.extend([times.count(), times.average(), times.max()]);
+    }
+    values.extend(log_values(before, after)?);
+    Ok(values)
+}
+
 fn log_values(before: &Counters, after: &Counters) -> Result<Vec<f64>> {
     let forces = FORCE_CAUSES.iter().map(|cause| after.since(before, &format!("log/forces/{cause}")));
     let mut values = forces.collect::<Result<Vec<f64>>>()?;
@@ -241,7 +252,7 @@ fn log_values(before: &Counters, after: &Counters) -> Result<Vec<f64>> {
     Ok(values)
 }
 
-fn bars(outcome: &Outcome, place: &str) -> Vec<Bar> {
+pub(super) fn bars(outcome: &Outcome, place: &str) -> Vec<Bar> {
     let mut bars = vec![
         Bar::new(outcome, "log forces by rename or link with lazy", "", Want::AtMost(0.0), |at| {
             at(1, FORCES_RENAME)

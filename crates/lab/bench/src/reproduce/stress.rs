@@ -327,7 +327,7 @@ pub(super) fn run(run: &mut Run<'_>) -> Result<()> {
         "fsstress, shared, A full: {SHORTER} times fewer operations; their time and processor time are multiplied."
     ));
     run.sections.push(Section {
-        title: "The load of xfs/297 on B beside A: fsstress and freezes",
+        title: "The load of xfs/297 on B beside A: fsstress and freezes".into(),
         setup: vec![],
         outcomes: vec![outcome],
         reading: Reading::Change,

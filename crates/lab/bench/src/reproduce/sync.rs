@@ -127,7 +127,7 @@ fn storms(run: &mut Run<'_>) -> Result<()> {
         "shared, A full: the storm is {SHORTER} times shorter; its time and processor time are multiplied."
     ));
     run.sections.push(Section {
-        title: "A storm of syncs on B beside A, two libraries in this process",
+        title: "A storm of syncs on B beside A, two libraries in this process".into(),
         setup: vec![],
         outcomes: vec![outcome],
         reading: Reading::Change,
@@ -213,7 +213,7 @@ fn parallel(run: &mut Run<'_>) -> Result<()> {
     }));
     made.end()?;
     run.sections.push(Section {
-        title: "One sync and eight at once",
+        title: "One sync and eight at once".into(),
         setup: vec![],
         outcomes: vec![outcome],
         reading: Reading::Change,

@@ -26,7 +26,7 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::Duration;
 
-const THREADS: usize = 16;
+pub(super) const THREADS: usize = 16;
 const FEW_THREADS: [usize; 4] = [1, 2, 4, 16];
 /// Large enough that nothing is read again, since latches are measured.
 const CACHE: u64 = 3 << 30;
@@ -41,7 +41,7 @@ const WRITE_CALLS: &str = "write lock calls";
 const READ_CALLS: &str = "read lock calls";
 const LONGEST: &str = "longest wait";
 
-const PUBLISHED_CREATE: &[Published] = &[
+pub(super) const PUBLISHED_CREATE: &[Published] = &[
     Published { metric: WALL, figures: &[147.307, 62.273] },
     Published { metric: "user time", figures: &[12.839, 15.802] },
     Published { metric: "system time", figures: &[822.831, 496.495] },
@@ -50,7 +50,8 @@ const PUBLISHED_CREATE: &[Published] = &[
     // The upper bounds of their last rows.
     Published { metric: LONGEST, figures: &[1023.0, 127.0] },
 ];
-const PUBLISHED_LOAD: &[Published] = &[Published { metric: THROUGHPUT, figures: &[158.363, 449.52] }];
+pub(super) const PUBLISHED_LOAD: &[Published] =
+    &[Published { metric: THROUGHPUT, figures: &[158.363, 449.52] }];
 
 pub fn run(run: &mut Run<'_>) -> Result<()> {
     if run.does(Part::Process) {
@@ -73,7 +74,7 @@ pub fn run(run: &mut Run<'_>) -> Result<()> {
     Ok(())
 }
 
-fn metrics(first: Metric) -> Vec<Metric> {
+pub(super) fn metrics(first: Metric) -> Vec<Metric> {
     vec![
         first,
         Metric::new(WALL, "s", Better::Lower),
@@ -95,7 +96,7 @@ fn metrics(first: Metric) -> Vec<Metric> {
 const KINDS: [&str; 4] = ["write_leaf", "write_inner", "read_leaf", "read_inner"];
 
 /// The counters of a file system that was made for the round.
-fn latch_values(counters: &Counters) -> Result<[f64; 10]> {
+pub(super) fn latch_values(counters: &Counters) -> Result<[f64; 10]> {
     let get = |kind: &str, what: &str| counters.get(&format!("tree/latches/{kind}/{what}"));
     let sum = |kinds: &[&str], what: &str| kinds.iter().map(|kind| get(kind, what)).sum::<Result<f64>>();
     let longest = KINDS.iter().map(|kind| get(kind, "wait_ns/max")).collect::<Result<Vec<f64>>>()?;
@@ -181,7 +182,7 @@ fn mode_contestants<'c>(
 
 /// Each thread creates its files in a number of its own directories, one after the other, like
 /// fs_mark's `-D`. The directories exist before.
-fn make_spread(library: &Library, threads: usize, dirs: u64, each: u64) -> Result<Duration> {
+pub(super) fn make_spread(library: &Library, threads: usize, dirs: u64, each: u64) -> Result<Duration> {
     let fs = library.fs();
     let mut made: Vec<Vec<Ino>> = Vec::new();
     for thread in 0..threads {
@@ -254,7 +255,8 @@ fn old_and_new(run: &mut Run<'_>) -> Result<()> {
     let loading = |lock: TreeLock, seconds: u64| {
         fresh(this, lock, |library| {
             let cpu = Cpu::now()?;
-            let sum = dbench::run(library, &load, clients, seconds, &this.settings.interrupt)?;
+            let sum =
+                dbench::run(library, &load, clients, Duration::from_secs(seconds), &this.settings.interrupt)?;
             let cpu = cpu.since()?;
             let mut values = vec![sum.throughput, seconds as f64, cpu.user, cpu.system];
             values.extend(latch_values(&Counters::of(library.fs())?)?);
@@ -280,7 +282,7 @@ fn old_and_new(run: &mut Run<'_>) -> Result<()> {
         at(1, THROUGHPUT) / at(0, THROUGHPUT)
     }));
     run.sections.push(Section {
-        title: "Latches before and after, the library in this process",
+        title: "Latches before and after, the library in this process".into(),
         setup,
         outcomes: vec![created, loaded],
         reading: Reading::Change,
@@ -311,7 +313,7 @@ fn by_threads(run: &mut Run<'_>) -> Result<()> {
     });
     run.bars.extend(bars);
     run.sections.push(Section {
-        title: "By the number of threads",
+        title: "By the number of threads".into(),
         setup: vec![],
         outcomes,
         reading: Reading::Change,
@@ -362,7 +364,7 @@ fn others(run: &mut Run<'_>) -> Result<()> {
     setup.extend(mounts::btrfs_lines(size, written));
     setup.extend(mounts::tmpfs_lines());
     run.sections.push(Section {
-        title: "For scale: others, through std::fs",
+        title: "For scale: others, through std::fs".into(),
         setup,
         outcomes: vec![outcome],
         reading: Reading::Change,
@@ -404,7 +406,7 @@ fn on_the_mount(run: &mut Run<'_>) -> Result<()> {
         contestants: mode_contestants(&MODES, body),
     })?;
     run.sections.push(Section {
-        title: "fs_mark on the mount, for scale",
+        title: "fs_mark on the mount, for scale".into(),
         setup: vec![],
         outcomes: vec![outcome],
         reading: Reading::Change,
@@ -413,7 +415,7 @@ fn on_the_mount(run: &mut Run<'_>) -> Result<()> {
 }
 
 /// The bars of the change alone; the last one is of the default.
-fn bars(created: &Outcome) -> Vec<Bar> {
+pub(super) fn bars(created: &Outcome) -> Vec<Bar> {
     let times = |at: &dyn Fn(usize, &str) -> f64, metric: &str| at(1, metric) / at(0, metric);
     vec![
         Bar::new(created, "files/s, blocking by pingpong", "", Want::AtLeast(2.37), |at| times(at, RATE)),

@@ -37,7 +37,7 @@ const HARD_LIMITS: &str = "data, times the hard limit of dirty data";
 /// Amount of data, in hard limits, that keeps writeback busy all the time.
 const HARD_LIMITS_WANTED: f64 = 4.0;
 
-const PUBLISHED: &[Published] = &[
+pub(super) const PUBLISHED: &[Published] = &[
     Published { metric: RATE, figures: &[32_500.0, 52_900.0] },
     Published { metric: "wall time", figures: &[354.0, 199.0] },
     Published { metric: "system time", figures: &[932.0, 808.0] },
@@ -177,7 +177,7 @@ fn part(run: &mut Run<'_>, part: Part) -> Result<()> {
         "# A new image for each round, and a sync at its end, which is part of it".into(),
         "# loop device: losetup --find --show --direct-io=on IMAGE".into(),
     ];
-    run.sections.push(Section { title, setup, outcomes, reading: Reading::Change });
+    run.sections.push(Section { title: title.into(), setup, outcomes, reading: Reading::Change });
     Ok(())
 }
 

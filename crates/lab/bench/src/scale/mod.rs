@@ -87,8 +87,8 @@ pub fn run(settings: &Settings) -> Result<Report> {
         ));
     }
     machine.durable_write.push(place.durable_write()?);
-    let section = |title, setup: &str, outcome| Section {
-        title,
+    let section = |title: &'static str, setup: &str, outcome| Section {
+        title: title.into(),
         setup: vec![setup.to_owned()],
         outcomes: vec![outcome],
         reading: Reading::Ratio,

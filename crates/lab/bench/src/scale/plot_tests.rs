@@ -26,7 +26,7 @@ fn report(outcomes: Vec<Outcome>) -> Report {
         load: 0.0,
         durable_write: vec![100.0],
     };
-    let section = Section { title: "t", setup: vec![], outcomes, reading: Reading::Ratio };
+    let section = Section { title: "t".into(), setup: vec![], outcomes, reading: Reading::Ratio };
     Report {
         experiment: "scale",
         version: "0.1.0",

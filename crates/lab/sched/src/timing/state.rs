@@ -83,6 +83,8 @@ const LINE: usize = 64;
 const LINES_MAX: usize = 1 << 20;
 /// The most that the time between two looks grows to, in looks.
 const LOOKS_MAX: u64 = 16;
+/// Pauses of parking_lot before it yields the processor.
+const PAUSES: u64 = 2 + 4 + 8;
 /// Looks after which a spinning thread offers its processor to others, as `btree::sync::relax`.
 const LOOKS_UNTIL_YIELD: u64 = 64;
 
@@ -308,7 +310,10 @@ impl State {
         let waits = self.waits(me, Kind::Lock, site);
         let slot = &mut self.threads[me];
         slot.status = Status::SpinsFor(place, processor);
-        let until = slot.time + self.hardware.spin;
+        // Where other threads are ready, yielding to them is as good as sleeping.
+        let pauses = PAUSES * self.hardware.look;
+        let spin = if self.queue.is_empty() { self.hardware.spin } else { pauses.min(self.hardware.spin) };
+        let until = slot.time + spin;
         self.at(until, Event::Parks(me, waits));
     }
 

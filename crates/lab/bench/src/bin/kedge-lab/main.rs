@@ -10,7 +10,7 @@ use clap::error::ErrorKind;
 use clap::{Parser, Subcommand, ValueEnum};
 use kedge_bench::baseline::{self, Part};
 use kedge_bench::compare::{self, Peer, Places};
-use kedge_bench::reproduce::{self, Experiment, LogSize};
+use kedge_bench::reproduce::{self, Asked, Experiment, LogSize, On};
 use kedge_bench::{Interrupt, Settings, scale};
 use kedge_host::os::TerminationSignals;
 use rustix::process::{Pid, Signal, kill_process_group};
@@ -49,11 +49,51 @@ enum Command {
         /// Exit with 1 if a bar is missed, and print each missed bar
         #[arg(long)]
         check: bool,
+        #[command(flatten)]
+        machine: SimulatedArgs,
     },
+    /// Run one load in this process and print its figures as JSON
+    #[command(hide = true)]
+    Processors {
+        load: String,
+        #[arg(long, default_value = "default")]
+        rule: String,
+        #[arg(long)]
+        short: bool,
+        /// On the first N processors of this process
+        #[arg(long, value_name = "N", value_parser = processors, required_unless_present = "simulated")]
+        real: Option<usize>,
+        /// On simulated processors
+        #[arg(long, value_name = "N,…", value_delimiter = ',', value_parser = processors, conflicts_with = "real")]
+        simulated: Vec<usize>,
+        /// What the simulated processors cost, as another run measured it
+        #[arg(long, value_name = "NS,…", value_delimiter = ',', conflicts_with = "real")]
+        costs: Vec<u64>,
+    },
+}
+
+#[derive(clap::Args, Debug)]
+struct SimulatedArgs {
+    /// Run the loads on simulated processors instead, in virtual time
+    #[arg(long, value_name = "N,…", value_delimiter = ',', value_parser = processors, conflicts_with_all = ["only", "log"])]
+    processors: Vec<usize>,
+    /// With --processors: run them on one and two real processors, too
+    #[arg(long, requires = "processors")]
+    validate: bool,
 }
 
 #[derive(Subcommand, Debug)]
 enum Bench {
+    /// Creates, fsyncs and lookups by 64 threads on simulated processors: what stops scaling first
+    Processors {
+        #[command(flatten)]
+        common: Common,
+        #[arg(long, value_name = "N,…", value_delimiter = ',', value_parser = processors, default_value = "1,4,16,64")]
+        processors: Vec<usize>,
+        /// Run them on one and two real processors, too
+        #[arg(long)]
+        validate: bool,
+    },
     /// fs_mark, dbench and loops in process: KedgeFS and ext4 on a loop device (needs root; without
     /// it, only what remains)
     Baseline {
@@ -201,8 +241,18 @@ fn main() -> ExitCode {
         Command::Bench(Bench::Compare(args)) => bench_compare(&args),
         Command::Bench(Bench::Scale { common, svg, check }) => bench_scale(&common, svg.as_deref(), check),
         Command::Bench(Bench::Remote { images, rounds, seconds }) => bench_remote(&images, rounds, seconds),
-        Command::Reproduce { experiment, common, only, log, check } => {
+        Command::Bench(Bench::Processors { common, processors, validate }) => {
+            bench_processors(&common, None, processors, validate, false)
+        }
+        Command::Reproduce { experiment, common, check, machine, .. } if !machine.processors.is_empty() => {
+            bench_processors(&common, Some(experiment), machine.processors, machine.validate, check)
+        }
+        Command::Reproduce { experiment, common, only, log, check, .. } => {
             reproduce_one(experiment, &common, &only, log, check)
+        }
+        Command::Processors { load, rule, short, real, simulated, costs } => {
+            let on = real.map_or(On::Simulated { counts: simulated, costs }, On::Real);
+            one_load(&load, &rule, short, &on)
         }
     };
     outcome.unwrap_or_else(|e| {
@@ -298,6 +348,36 @@ fn reproduce_one(
     let report = reproduce::run(&common.settings()?, experiment, &asked(only), log)?;
     let code = common.print(&report)?;
     Ok(judged(&report, check, code))
+}
+
+fn bench_processors(
+    common: &Common,
+    experiment: Option<Experiment>,
+    processors: Vec<usize>,
+    validate: bool,
+    check: bool,
+) -> Result<ExitCode> {
+    let asked = Asked { processors, validate };
+    let report = reproduce::run_simulated(&common.settings()?, experiment, &asked)?;
+    let code = common.print(&report)?;
+    Ok(judged(&report, check, code))
+}
+
+fn one_load(load: &str, rule: &str, short: bool, on: &On) -> Result<ExitCode> {
+    let answer = reproduce::answer(load, rule, short, on)?;
+    let text = serde_json::to_string(&answer).context("write the figures as JSON")? + "\n";
+    std::io::stdout().lock().write_all(text.as_bytes()).context("print the figures")?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// More would not fit the machine's sets of processors.
+const PROCESSORS_MAX: usize = 64;
+
+fn processors(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(count @ 1..=PROCESSORS_MAX) => Ok(count),
+        _ => Err(format!("a number of processors is 1 to {PROCESSORS_MAX}")),
+    }
 }
 
 /// The `kedge` next to this program, which the same `cargo build` made. One on the PATH could be of

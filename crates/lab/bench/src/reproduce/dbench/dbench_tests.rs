@@ -181,7 +181,7 @@ Deltree "\clients\client1" NT_STATUS_OK
     );
     let (library, load) = (library(), Arc::new(Load::parse(&text).unwrap()));
     let interrupt = Interrupt::new(|_| {});
-    let sum = run(&library, &load, 2, 1, &interrupt).unwrap();
+    let sum = run(&library, &load, 2, Duration::from_secs(1), &interrupt).unwrap();
     let count = |name: &str| sum.operations[OPERATIONS.iter().position(|o| *o == name).unwrap()].count();
     let loops = count("Rename");
     assert!(loops >= 1.0 && sum.throughput > 0.0 && sum.max_latency > 0.0);
@@ -194,8 +194,11 @@ Deltree "\clients\client1" NT_STATUS_OK
     assert_eq!(library.fs().root().read_dir(".").unwrap().count(), 0);
 
     interrupt.raise();
-    assert!(run(&library, &load, 2, 1, &interrupt).is_err());
-    assert!(run(&library, &load, 2, 1, &Interrupt::new(|_| {})).is_ok(), "what an interrupt left is removed");
+    assert!(run(&library, &load, 2, Duration::from_secs(1), &interrupt).is_err());
+    assert!(
+        run(&library, &load, 2, Duration::from_secs(1), &Interrupt::new(|_| {})).is_ok(),
+        "what an interrupt left is removed"
+    );
     library.close().unwrap();
 }
 

@@ -40,12 +40,12 @@ pub struct Sum {
     pub operations: Vec<Times>,
 }
 
-/// Each client repeats the load for `seconds`. Removes what was created.
+/// Each client repeats the load for that time. Removes what was created.
 pub fn run(
     library: &Library,
     load: &Arc<Load>,
     clients: usize,
-    seconds: u64,
+    time: Duration,
     interrupt: &Interrupt,
 ) -> Result<Sum> {
     let root = library.fs().root();
@@ -56,7 +56,7 @@ pub fn run(
         let mut client = Client::new(work.clone(), load, i);
         let (load, interrupt) = (load.clone(), interrupt.clone());
         move || {
-            let end = client.clock.monotonic() + Duration::from_secs(seconds);
+            let end = client.clock.monotonic() + time;
             for step in load.steps.iter().cycle() {
                 if client.clock.monotonic() >= end {
                     break;
