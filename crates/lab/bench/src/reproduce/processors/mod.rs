@@ -127,7 +127,8 @@ impl Runs {
     }
 }
 
-/// `costs`: measured by the first process, so that all rules and loads have the same.
+/// `costs`: measured by the first process, so that all rules and loads have the same. Each round
+/// learns anew what computing costs.
 fn simulate(
     run: &Run<'_>,
     programs: &Programs,
@@ -135,13 +136,19 @@ fn simulate(
     counts: &[usize],
     costs: &mut Vec<u64>,
 ) -> Result<Runs> {
-    let mut runs = Runs::default();
-    for (i, rule) in load.rules.iter().enumerate() {
-        (run.settings.progress)(&format!("{}, {rule}: simulated processors {}", load.title, list(counts)));
-        let on = On::Simulated { counts: counts.to_vec(), costs: costs.clone() };
-        let answer = start(run, &programs.simulated, load, rule, &on)?;
-        costs.clone_from(&answer.costs);
-        runs.keep(i, answer);
+    let (mut runs, rounds) = (Runs::default(), run.plan.rounds);
+    for round in 1..=rounds {
+        for (i, rule) in load.rules.iter().enumerate() {
+            let on = On::Simulated { counts: counts.to_vec(), costs: costs.clone() };
+            (run.settings.progress)(&format!(
+                "{}, {rule}: {} simulated processors, round {round} of {rounds}",
+                load.title,
+                list(counts)
+            ));
+            let answer = start(run, &programs.simulated, load, rule, &on)?;
+            costs.clone_from(&answer.costs);
+            runs.keep(i, answer);
+        }
     }
     Ok(runs)
 }
@@ -239,7 +246,7 @@ fn of_loads(
             outcomes.push(outcome);
         }
         run.sections.push(Section {
-            title: format!("On {} that are simulated", processors(count)).into(),
+            title: format!("On {} that {} simulated", processors(count), if count == 1 { "is" } else { "are" }).into(),
             setup,
             outcomes,
             reading: Reading::Change,
