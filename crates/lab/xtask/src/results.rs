@@ -171,7 +171,14 @@ const SIMULATED: &[Row] = &[
         Kind::Change,
     ),
     row("wall time", "processors-tree-lock", "empty files", "wall time, s", &[TWELVE], Kind::Change),
-    row("write lock calls", "processors-tree-lock", "empty files", "write lock calls", &[TWELVE], Kind::Change),
+    row(
+        "write lock calls",
+        "processors-tree-lock",
+        "empty files",
+        "write lock calls",
+        &[TWELVE],
+        Kind::Change,
+    ),
     row("longest wait", "processors-tree-lock", "empty files", "longest wait, ms", &[TWELVE], Kind::Change),
     row(
         "throughput of dbench",
@@ -198,14 +205,7 @@ const SIMULATED: &[Row] = &[
         &[TWELVE],
         Kind::Change,
     ),
-    row(
-        "throughput of dbench",
-        "processors-rename",
-        "dbench",
-        "throughput, MB/s",
-        &[TWELVE],
-        Kind::Change,
-    ),
+    row("throughput of dbench", "processors-rename", "dbench", "throughput, MB/s", &[TWELVE], Kind::Change),
 ];
 
 /// The text of the first generated part.

@@ -66,12 +66,12 @@ pub struct Profile {
 }
 
 impl Profile {
-    /// Of the threads with that name.
+    /// The time of the threads with that name.
     pub fn time(&self, thread: &str, kind: Kind) -> Duration {
         self.rows.iter().filter(|row| row.thread == thread && row.kind == kind).map(|row| row.time).sum()
     }
 
-    /// Of all threads.
+    /// The time of all threads.
     pub fn total(&self, kind: Kind) -> Duration {
         self.rows.iter().filter(|row| row.kind == kind).map(|row| row.time).sum()
     }

@@ -68,7 +68,7 @@ struct Processor {
     free_at: u64,
 }
 
-/// Who has a cache line.
+/// The processors that have a cache line.
 #[derive(Default)]
 struct Line {
     owner: Option<usize>,
@@ -300,7 +300,8 @@ impl State {
         self.release(processor, time);
     }
 
-    /// A lock was taken: spins for it if no other thread sleeps for it already, as parking_lot does.
+    /// A lock was taken: spins for it if no other thread sleeps for it already, as parking_lot
+    /// does.
     pub fn wait_for_lock(&mut self, me: usize, place: usize, shared: bool, site: Site) {
         self.threads[me].shared = shared;
         if self.hardware.spin == 0 || self.sleepers.contains_key(&On::Lock(place)) {

@@ -1,4 +1,5 @@
-//! What a process of its own runs: one load under one rule, on real processors or on simulated ones.
+//! What a process of its own runs: one load under one rule, on real processors or on simulated
+//! ones.
 //!
 //! A build for simulated processors has a scheduler in each lock, so real runs and simulated ones
 //! are two programs: `target/release/kedge-lab`, and `target/simulated/kedge-lab`.
@@ -40,7 +41,10 @@ impl One {
 pub enum On {
     Real(usize),
     /// With these costs; without any they are measured.
-    Simulated { counts: Vec<usize>, costs: Vec<u64> },
+    Simulated {
+        counts: Vec<usize>,
+        costs: Vec<u64>,
+    },
 }
 
 /// Runs the load in this process and returns the answer.

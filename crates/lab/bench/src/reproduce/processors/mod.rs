@@ -128,7 +128,7 @@ impl Runs {
 }
 
 /// `costs`: measured by the first process, so that all rules and loads have the same. Each round
-/// learns anew what computing costs.
+/// learns again what computing costs.
 fn simulate(
     run: &Run<'_>,
     programs: &Programs,
@@ -246,7 +246,12 @@ fn of_loads(
             outcomes.push(outcome);
         }
         run.sections.push(Section {
-            title: format!("On {} that {} simulated", processors(count), if count == 1 { "is" } else { "are" }).into(),
+            title: format!(
+                "On {} that {} simulated",
+                processors(count),
+                if count == 1 { "is" } else { "are" }
+            )
+            .into(),
             setup,
             outcomes,
             reading: Reading::Change,
