@@ -134,7 +134,7 @@ impl Shared {
                     sink.complete(completion);
                     queue = self.queue.lock();
                 }
-                Some(at) => _ = self.changed.wait_for(&mut queue, at - now),
+                Some(at) => _ = self.changed.wait_for(&mut queue, at.saturating_sub(now)),
                 None if queue.closed => return,
                 None => self.changed.wait(&mut queue),
             }
