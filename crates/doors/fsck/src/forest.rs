@@ -43,7 +43,10 @@ pub(crate) fn judge(
         let marks = Own {
             nodes_below: entry.map_or(Generation(0), |entry| entry.nodes_below),
             births_below: entry.map_or(0, |entry| entry.births_below),
-            freed_below: entry.map_or(Key::MIN, |entry| entry.freed_below),
+            // A tree in use has all its extents.
+            freed_below: entry
+                .filter(|entry| entry.kind == TreeKind::Dying)
+                .map_or(Key::MIN, |entry| entry.freed_below),
             blocks: Owned::new(groups),
         };
         let mut state =
@@ -92,7 +95,7 @@ pub(crate) fn judge(
 }
 
 /// The superblock as it would be if the image had this tree alone.
-fn superblock_of(sb: &Superblock, entry: &TreeEntry) -> Superblock {
+pub(crate) fn superblock_of(sb: &Superblock, entry: &TreeEntry) -> Superblock {
     let checkpoint = CheckpointState {
         root: entry.root,
         root_generation: entry.root_generation,
@@ -107,7 +110,7 @@ fn superblock_of(sb: &Superblock, entry: &TreeEntry) -> Superblock {
 }
 
 /// Reads the table. The state has its nodes and the findings so far.
-fn read_table(
+pub(crate) fn read_table(
     sb: &Superblock,
     reader: &mut Reader,
     findings: Findings,
@@ -178,6 +181,9 @@ fn check_entries(entries: &BTreeMap<u32, TreeEntry>, sb: &Superblock, findings: 
         }
         if *number == 0 && (entry.kind != TreeKind::Head || entry.dir.0 != 0 || entry.read_only) {
             bad(number, "is not the first tree".into());
+        }
+        if entry.kind != TreeKind::Dying && entry.freed_below != Key::MIN {
+            bad(number, "is in use and partly freed".into());
         }
         if entry.kind == TreeKind::Head && *number != 0 && entry.dir.0 == 0 {
             bad(number, "has no name".into());

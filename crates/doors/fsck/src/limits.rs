@@ -48,23 +48,28 @@ pub(crate) fn check_entries(
         if entry.parent != 0 && !limits.contains_key(&(id.0, entry.parent)) {
             bad(id, format!("is in limit {}, which does not exist", entry.parent));
         }
-        if way(limits, *id).len() > DEPTH_MAX {
+        if way_of(limits, *id).len() > DEPTH_MAX {
             bad(id, "is in a circle of limits, or too deep".into());
         }
     }
 }
 
-/// The limit and those that contain it, up to one more than there may be.
-fn way(limits: &Entries, id: (u32, u32)) -> Vec<u32> {
+/// The limit and those that contain it, up to one more than there may be. `parent`: the parent of a
+/// limit that exists.
+pub(crate) fn way(parent: impl Fn(u32) -> Option<u32>, number: u32) -> Vec<u32> {
     let mut way = Vec::new();
-    let mut number = id.1;
+    let mut number = number;
     while way.len() <= DEPTH_MAX
-        && let Some(entry) = limits.get(&(id.0, number))
+        && let Some(next) = parent(number)
     {
         way.push(number);
-        number = entry.parent;
+        number = next;
     }
     way
+}
+
+fn way_of(limits: &Entries, (tree, number): (u32, u32)) -> Vec<u32> {
+    way(|number| limits.get(&(tree, number)).map(|entry| entry.parent), number)
 }
 
 /// Compares the counts of a tree's limits with what its inodes count.
@@ -76,7 +81,7 @@ pub(crate) fn compare(limits: &Entries, tree: u32, tally: &Tally, at: At, findin
                 format!("{inodes} inodes count for limit {number}, which does not exist")
             });
         }
-        for number in way(limits, (tree, *number)) {
+        for number in way_of(limits, (tree, *number)) {
             let sum = found.entry(number).or_default();
             *sum = (sum.0.saturating_add(*blocks), sum.1 + inodes);
         }

@@ -57,6 +57,11 @@ impl Owned {
         }
     }
 
+    /// All owned blocks, as runs.
+    pub fn runs(&self) -> Vec<(BlockNo, u64)> {
+        self.not_in(&Owned::new(self.groups.len() as u64))
+    }
+
     /// The blocks that both own, which describe the same image, as runs.
     pub fn shared_with(&self, other: &Owned) -> Vec<(BlockNo, u64)> {
         self.runs_with(other, |mine, other| mine & other)

@@ -119,8 +119,8 @@ pub const TABLE: &[Row] = &[
     row(
         "`reflink`, `noreflink`",
         FIXED,
-        "whether copy_file_range(2), and so cp(1), shares whole blocks instead of copying them. Once an \
-         image has shared blocks, `kedge fsck -y` repairs no damage in it, and older versions refuse it",
+        "whether copy_file_range(2), and so cp(1), shares whole blocks instead of copying them. \
+         Older versions refuse an image that has shared blocks",
         "`reflink`",
     ),
     row(

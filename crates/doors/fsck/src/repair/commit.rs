@@ -19,7 +19,7 @@ use kedge_base::{BLOCK_SIZE, BlockNo, Epoch, Error, Generation, Ino, IoBuf, Lsn,
 use kedge_device::Device;
 use kedge_format::alloc::{GROUP_BLOCKS, GroupEntry, bitmap_crc};
 use kedge_format::logwrite::WriteHeader;
-use kedge_format::superblock::{CheckpointState, Geometry, OPEN_MAX, Superblock};
+use kedge_format::superblock::{CheckpointState, Geometry, OPEN_MAX, Superblock, TableState};
 
 /// The most bytes of a label.
 const LABEL_MAX: usize = 64;
@@ -37,6 +37,7 @@ pub(crate) struct New {
     pub carry: Owned,
     pub next_ino: u64,
     pub inodes: u64,
+    pub trees: Option<TableState>,
 }
 
 /// The newest epoch and tail of any complete log write in the ring. A write that wraps around the
@@ -143,8 +144,7 @@ impl Job<'_> {
             clean: true,
             written_sec: self.options.clock.now().sec,
             losses: None,
-            // The trees stay as they are.
-            trees: source.sb.checkpoint.trees,
+            trees: new.trees,
         };
         let sb = Superblock { geometry, checkpoint };
         sb.check_room()?;

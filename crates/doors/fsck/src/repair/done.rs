@@ -55,6 +55,18 @@ kinds! {
     NameDropped = "name-dropped", false;
     /// Blocks of a file that have another owner became a hole.
     ExtentDropped = "extent-dropped", false;
+    /// The birth or the mark of an extent, which say who shares its blocks, was corrected.
+    ExtentCorrected = "extent-corrected", false;
+    /// Counts of shared blocks were made again from the extents that refer to the blocks.
+    SharesRecounted = "shares-recounted", false;
+    /// A tree of the image was left out: its entry cannot be read or used.
+    TreeDropped = "tree-dropped", false;
+    /// The entry of a tree was corrected.
+    TreeCorrected = "tree-corrected", false;
+    /// A limit was left out: its entry cannot be read, or its directory is lost.
+    LimitDropped = "limit-dropped", false;
+    /// What a limit counts, or which limit contains it, was corrected.
+    LimitCorrected = "limit-corrected", true;
     /// An inode whose core was lost got a new core, derived from its other items.
     InodeRemade = "inode-remade", false;
     /// An inode without a name got a name in lost+found.
@@ -110,11 +122,13 @@ pub(crate) struct Repairs {
     list: Vec<Repair>,
     counts: BTreeMap<RepairKind, u64>,
     max: usize,
+    /// What the text of each repair begins with: the tree, unless it is the first.
+    pub of: String,
 }
 
 impl Repairs {
     pub fn new(max: usize) -> Repairs {
-        Repairs { list: Vec::new(), counts: BTreeMap::new(), max }
+        Repairs { list: Vec::new(), counts: BTreeMap::new(), max, of: String::new() }
     }
 
     pub fn add(&mut self, kind: RepairKind, at: At, what: impl FnOnce() -> String) {
@@ -122,7 +136,8 @@ impl Repairs {
         *count += 1;
         if self.list.len() < self.max && *count <= (self.max as u64 / 8).max(8) {
             let (ino, block) = (at.ino.map(|i| i.0), at.block.map(|b| b.0));
-            self.list.push(Repair { kind, what: what(), ino, block });
+            let what = format!("{}{}", self.of, what());
+            self.list.push(Repair { kind, what, ino, block });
         }
     }
 
@@ -130,20 +145,25 @@ impl Repairs {
         self.counts.keys().any(|kind| !kind.is_safe())
     }
 
-    /// Whether items have to be changed or removed. Only repairs of the log, the bitmaps and the
-    /// superblock change no items.
-    pub fn changes_items(&self) -> bool {
+    /// The number of repairs that change or remove items of a tree.
+    pub fn changes(&self) -> u64 {
         use RepairKind::*;
         let others = [
             DataUncertain,
+            LimitCorrected,
+            LimitDropped,
             LogGivenUp,
             LogReplayed,
             LossesCleared,
             SpaceRebuilt,
             SuperblockCorrected,
             SuperblockRestored,
+            TreeCorrected,
+            TreeDropped,
+            TreeRewritten,
         ];
-        self.counts.keys().any(|kind| !others.contains(kind))
+        let changes = self.counts.iter().filter(|(kind, _)| !others.contains(kind));
+        changes.map(|(_, count)| count).sum()
     }
 }
 

@@ -13,23 +13,28 @@
 //!    An access control list must be well-formed. The parts of a large value stay if they follow
 //!    their attribute. An attribute that lacks a part is noted in [`ItemFilter::incomplete`] and
 //!    dropped in the second pass.
-//! 4. Extents stay if they are in order, inside the data area and inside one group. Blocks that
-//!    already have an owner become a hole. So do blocks that a dropped log record allocated, since
-//!    they may hold another file's bytes.
+//! 4. Extents stay if they are in order, inside the data area and inside one group. Which of their
+//!    blocks stay, and which become a hole, is decided in [`super::claims`].
+//! 5. Count items stay if the blocks of no other one overlap theirs. Then they are compared with
+//!    the extents that stay, in [`super::shares`].
 
+use super::claims::Claims;
 use super::done::RepairKind;
 use crate::items::FILE_BLOCKS_MAX;
-use crate::owned::Owned;
 use crate::report::what_of;
-use kedge_base::{BlockNo, Ino};
+use kedge_base::Ino;
 use kedge_format::acl::is_acl_name;
 use kedge_format::alloc::GROUP_BLOCKS;
+use kedge_format::counts::CountItem;
 use kedge_format::item::{
     Dentry, ExtentItem, Orphan, SLOT_ORDINALS, SYMLINK_MAX, XattrItem, XattrRest, name_slot,
 };
 use kedge_format::sums::SumsItem;
 use kedge_format::superblock::Geometry;
 use kedge_format::{FileKind, INO_MAX, InodeCore, ItemKind, Key};
+
+/// The same in an image with several trees. There is room for the inodes that a repair makes.
+const INO_MAX_IN_TREE: u64 = (1 << Ino::LOCAL_BITS) - 4;
 
 /// A decision about an item.
 pub(crate) enum Filtered<'v> {
@@ -42,16 +47,17 @@ pub(crate) enum Filtered<'v> {
     Dentry(Dentry<'v>),
     Orphan(Orphan),
     /// The pieces that stay, with their first file block, and the number of blocks that do not
-    /// stay.
-    Extent(Vec<(u64, ExtentItem)>, u64),
+    /// stay; whether marks or births of pieces change.
+    Extent(Vec<(u64, ExtentItem)>, u64, bool),
+    Count(CountItem),
     Sums(SumsItem),
 }
 
 pub(crate) struct ItemFilter<'a> {
     geometry: &'a Geometry,
-    /// Blocks with an owner: the format's areas, tree nodes, the extents accepted so far.
-    pub owned: Owned,
-    suspect: Option<&'a Owned>,
+    pub claims: Claims<'a>,
+    /// The highest inode number that an item may have.
+    ino_max: u64,
     ino: u64,
     /// The type of the inode, once known.
     kind: Option<FileKind>,
@@ -69,11 +75,11 @@ pub(crate) struct ItemFilter<'a> {
 }
 
 impl<'a> ItemFilter<'a> {
-    pub fn new(geometry: &'a Geometry, owned: Owned, suspect: Option<&'a Owned>) -> ItemFilter<'a> {
+    pub fn new(geometry: &'a Geometry, claims: Claims<'a>) -> ItemFilter<'a> {
         ItemFilter {
             geometry,
-            owned,
-            suspect,
+            claims,
+            ino_max: if geometry.has_trees() { INO_MAX_IN_TREE } else { INO_MAX },
             ino: 0,
             kind: None,
             next_file_block: 0,
@@ -94,8 +100,11 @@ impl<'a> ItemFilter<'a> {
     pub fn item<'v>(&mut self, key: Key, value: &'v [u8]) -> Filtered<'v> {
         let drop = |what: &str| Filtered::Drop(RepairKind::ItemDropped, format!("item {key}: {what}"));
         let Some(kind) = ItemKind::from_u8(key.kind) else { return drop("unknown kind") };
-        if (key.ino == 0) != (kind == ItemKind::Orphan) || key.ino > INO_MAX {
+        if (key.ino == 0) != matches!(kind, ItemKind::Orphan | ItemKind::Count) || key.ino > self.ino_max {
             return drop("cannot be under this inode number");
+        }
+        if kind == ItemKind::Count {
+            return self.count(key, value);
         }
         if kind == ItemKind::Orphan {
             return match Orphan::decode(value) {
@@ -267,14 +276,6 @@ impl<'a> ItemFilter<'a> {
         };
         let (extent, first, g) = (item.extent(), key.offset, self.geometry);
         let shown = format!("extent of {} blocks at block {}", extent.blocks, extent.start);
-        // Only images without forks and clones are repaired, and these have no births and no
-        // counts.
-        if item.birth != 0 {
-            return drop(format!("{shown}, of birth {}", item.birth));
-        }
-        if item.counted {
-            return drop(format!("{shown}, marked as counted"));
-        }
         if first.checked_add(extent.blocks).is_none_or(|end| end > FILE_BLOCKS_MAX) {
             return drop(format!("{shown}, beyond the largest file size"));
         }
@@ -291,36 +292,29 @@ impl<'a> ItemFilter<'a> {
             return drop(format!("{shown} of what is no file"));
         }
         self.next_file_block = first + extent.blocks;
-        let mut pieces = without(vec![(extent.start.0, extent.blocks)], &self.owned);
-        if let Some(suspect) = self.suspect {
-            pieces = without(pieces, suspect);
-        }
-        let mut kept = 0;
-        let mut out = Vec::with_capacity(pieces.len());
-        for (start, blocks) in pieces {
-            self.owned.claim(BlockNo(start), blocks);
-            kept += blocks;
-            let piece = ExtentItem { start: BlockNo(start), blocks: blocks as u32, ..item };
-            out.push((first + (start - extent.start.0), piece));
-        }
-        Filtered::Extent(out, extent.blocks - kept)
+        let (pieces, cut) = self.claims.extent(first, &item);
+        let is_same =
+            |(_, piece): &(u64, ExtentItem)| (piece.birth, piece.counted) == (item.birth, item.counted);
+        let changed = !pieces.iter().all(is_same);
+        Filtered::Extent(pieces, cut, changed)
     }
-}
 
-/// The parts of the runs without an owner.
-fn without(runs: Vec<(u64, u64)>, owned: &Owned) -> Vec<(u64, u64)> {
-    let mut out = Vec::with_capacity(runs.len());
-    for (start, blocks) in runs {
-        let mut at = start;
-        for (taken, len) in owned.taken(BlockNo(start), blocks) {
-            if taken.0 > at {
-                out.push((at, taken.0 - at));
-            }
-            at = taken.0 + len;
+    fn count<'v>(&mut self, key: Key, value: &'v [u8]) -> Filtered<'v> {
+        let drop = |what: String| Filtered::Drop(RepairKind::ItemDropped, format!("item {key}: {what}"));
+        let item = match CountItem::decode(key.offset, value) {
+            Ok(item) => item,
+            Err(e) => return drop(what_of(&e)),
+        };
+        let (extent, g) = (item.extent(key.offset), self.geometry);
+        if !self.claims.has_counts() {
+            return drop("a count in an image without counts".into());
         }
-        if at < start + blocks {
-            out.push((at, start + blocks - at));
+        if extent.start < g.data_start || extent.end().0 > g.total_blocks {
+            return drop(format!("a count of {} blocks outside the data area", extent.blocks));
         }
+        if !self.claims.count(key.offset, &item) {
+            return drop("a count of blocks that have another one".into());
+        }
+        Filtered::Count(item)
     }
-    out
 }

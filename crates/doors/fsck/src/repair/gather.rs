@@ -1,16 +1,17 @@
 //! The first pass of a rebuild: collects the facts of the readable items, a few bytes for each
 //! inode and name.
 
+use super::claims::Claims;
 use super::done::{RepairKind, Repairs};
 use super::filter::{Filtered, ItemFilter};
+use super::shares::Shares;
 use super::source::Source;
 use crate::Progress;
-use crate::owned::Owned;
 use crate::read::Reader;
 use crate::report::At;
 use crate::sums::Written;
 use crate::tree::{NodeRef, stream_items};
-use kedge_base::{Ino, Result};
+use kedge_base::{Extent, Ino, Result};
 use kedge_format::item::Orphan;
 use kedge_format::{FileFlags, FileKind, Key};
 use std::collections::{BTreeMap, BTreeSet};
@@ -43,11 +44,19 @@ pub(crate) struct Inode {
     pub unsummed: bool,
     // Filled in by the plan.
     pub keep: bool,
+    /// The number of the limit that it will count for.
+    pub new_limit: u32,
     /// For a directory: the directory whose entry names it.
     pub parent: u64,
     pub names: u32,
     pub subdirs: u32,
     pub entries: u64,
+}
+
+impl Inode {
+    pub fn is_dir(&self) -> bool {
+        self.kind == Some(FileKind::Directory)
+    }
 }
 
 /// A directory entry.
@@ -77,6 +86,10 @@ pub(crate) struct Gathered {
     pub reattached: BTreeSet<Vec<u8>>,
     /// Inode and slot of each attribute that lacks a part of its value, in ascending order.
     pub incomplete: Vec<(u64, u64)>,
+    /// What is to be compared with the counts of shared blocks.
+    pub shares: Shares,
+    /// The blocks that the tree has, with their births, each once. Only noted on request.
+    pub data: Option<Vec<(Extent, u32)>>,
     /// The written blocks of the last inode whose checksums have not been seen yet.
     written: Written,
 }
@@ -109,6 +122,7 @@ impl Gathered {
                 target_len: 0,
                 unsummed: false,
                 keep: false,
+                new_limit: 0,
                 names: 0,
                 subdirs: 0,
                 entries: 0,
@@ -165,9 +179,21 @@ impl Gathered {
                 }
                 self.written.item(key.offset, &item);
             }
-            Filtered::Extent(pieces, cut) => {
+            Filtered::Count(item) => self.shares.item(key.offset, item),
+            Filtered::Extent(pieces, cut, changed) => {
                 self.inode(key.ino);
-                pieces.iter().for_each(|(first, piece)| self.written.extent(*first, piece));
+                for (first, piece) in &pieces {
+                    self.written.extent(*first, piece);
+                    self.shares.extent(piece);
+                    if let Some(data) = self.data.as_mut().filter(|_| !piece.counted) {
+                        data.push((piece.extent(), piece.birth));
+                    }
+                }
+                if changed {
+                    repairs.add(RepairKind::ExtentCorrected, At::both(key.ino, node.block), || {
+                        format!("birth or mark of the extent at file block {}", key.offset)
+                    });
+                }
                 let inode = self.inode(key.ino);
                 inode.kept_blocks += pieces.iter().map(|(_, p)| p.blocks as u64).sum::<u64>();
                 if let Some((first, piece)) = pieces.last() {
@@ -183,18 +209,19 @@ impl Gathered {
     }
 }
 
-/// Streams the items once and collects their facts. Also returns the blocks that the format, the
-/// tree and the files own.
-pub(crate) fn gather(
-    source: &Source,
+/// Streams the items once and collects their facts. Also returns `claims` with the blocks that the
+/// items have. `notes_data`: fills [`Gathered::data`].
+pub(crate) fn gather<'c>(
+    source: &'c Source,
     reader: &mut Reader,
     leaves: &[NodeRef],
-    owned: Owned,
+    claims: Claims<'c>,
+    notes_data: bool,
     repairs: &mut Repairs,
     progress: &mut dyn FnMut(Progress),
-) -> Result<(Gathered, Owned)> {
-    let mut gathered = Gathered::default();
-    let mut filter = ItemFilter::new(&source.sb.geometry, owned, source.suspect());
+) -> Result<(Gathered, Claims<'c>)> {
+    let mut gathered = Gathered { data: notes_data.then(Vec::new), ..Gathered::default() };
+    let mut filter = ItemFilter::new(&source.sb.geometry, claims);
     stream_items(
         &source.sb,
         reader,
@@ -223,6 +250,5 @@ pub(crate) fn gather(
         });
     }
     gathered.incomplete = filter.incomplete;
-    let owned = filter.owned;
-    Ok((gathered, owned))
+    Ok((gathered, filter.claims))
 }

@@ -50,37 +50,50 @@
 //! hash and the root are stored nowhere else. A tree that changes is rewritten as a whole, which
 //! needs free blocks. Without these the repair is refused and nothing changes.
 
+mod claims;
 mod commit;
 mod done;
 mod filter;
+mod forest;
 mod gather;
+mod limits;
 mod plan;
 mod rebuild;
+mod runs;
 mod salvage;
+mod shares;
 mod source;
+mod survey;
+mod table;
 mod tracked;
+mod way;
 mod writer;
 
 pub use done::{Ending, Repair, RepairKind, RepairReport};
 
 use crate::copies::{self, Restored};
 use crate::image::{judge, report_of};
-use crate::items::State;
+use crate::items::{Own, State};
 use crate::kinds::FindingKind;
 use crate::owned::Owned;
 use crate::read::Reader;
 use crate::report::{At, Findings, Report};
 use crate::space::claim_format_areas;
-use crate::tree::{self, NodeRef};
+use crate::tree;
 use crate::{CheckOptions, Progress, Replay, StoreReplay, is_settled};
+use claims::{Claims, Scene};
 use commit::New;
 use done::Repairs;
+use forest::Readable;
 use kedge_base::{BlockNo, Clock, Error, Generation, Result, SystemClock};
 use kedge_device::Device;
 use kedge_format::Key;
 use kedge_format::node::NODE_BLOCKS;
-use kedge_format::superblock::{OPEN_MAX, Superblock};
-use rebuild::{Builder, Places, Rebuild, Root};
+use kedge_format::superblock::{INCOMPAT_CLONES, OPEN_MAX, Superblock};
+use limits::Limits;
+use plan::Around;
+use rebuild::{Builder, Built, Places, Rebuild, Root};
+use runs::Runs;
 use source::Source;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -130,6 +143,9 @@ const NOT_OF_THE_TREE: &[FindingKind] = &[
     FindingKind::BlocksLeaked,
     FindingKind::BlocksUnmarked,
 ];
+/// Those of them that can be about the entry of a tree in the table of trees, too.
+const OF_ENTRIES: &[FindingKind] =
+    &[FindingKind::SuperblockInodes, FindingKind::SuperblockNodes, FindingKind::SuperblockNextIno];
 /// Findings of the tree that preening repairs.
 const SAFE_OF_THE_TREE: &[FindingKind] = &[
     FindingKind::NlinkWrong,
@@ -137,6 +153,7 @@ const SAFE_OF_THE_TREE: &[FindingKind] = &[
     FindingKind::DirSize,
     FindingKind::OrphanDangling,
     FindingKind::OrphanWrong,
+    FindingKind::LimitWrong,
 ];
 /// Findings about the device that are absent after replay in memory, because replay writes new
 /// slots, bitmaps and counters.
@@ -169,9 +186,6 @@ pub fn repair(device: Arc<dyn Device>, options: &RepairOptions) -> RepairReport 
         return RepairReport::new(Ending::Left, message, before, repairs, None);
     };
     let replay = options.check.replay.clone().unwrap_or_else(|| Arc::new(StoreReplay));
-    if shares_blocks(&begun.sb) && begun.restored.is_none() {
-        return forest(&device, &*replay, options, repairs);
-    }
     let (sb, device) = (begun.sb, begun.device);
     let mut reader = Reader::new(&*device);
     let settled = is_settled(&*replay, &*device, &sb, &mut findings);
@@ -191,46 +205,6 @@ pub fn repair(device: Arc<dyn Device>, options: &RepairOptions) -> RepairReport 
         Err(Error::NoSpace) => {
             let message = "no space for the repaired tree beside the old one".into();
             RepairReport::new(Ending::Unclean, message, before, repairs, None)
-        }
-        Err(error) => RepairReport::new(Ending::Failed, error.to_string(), before, repairs, None),
-    }
-}
-
-/// Whether several trees or several files may use a block: the damage of such an image is not
-/// repaired.
-fn shares_blocks(sb: &Superblock) -> bool {
-    sb.geometry.has_trees() || sb.geometry.has_clones()
-}
-
-const SHARED: &str =
-    "the image has forks, clones or limits, and its damage cannot be repaired: copy the files out of it";
-
-/// An image that shares blocks: its log is replayed, and nothing else is repaired.
-fn forest(
-    device: &Arc<dyn Device>,
-    replay: &dyn Replay,
-    options: &RepairOptions,
-    repairs: Repairs,
-) -> RepairReport {
-    let check = CheckOptions { replay: Some(Arc::new(StoreReplay)), ..options.check.clone() };
-    let before = crate::check(device.clone(), &check);
-    let only_copies = before.findings.iter().all(|f| f.kind == FindingKind::SuperblockCopyBad);
-    if !before.is_clean() && !only_copies {
-        return RepairReport::new(Ending::Left, SHARED.into(), before, repairs, None);
-    }
-    if before.is_clean() && matches!(before.replay, crate::ReplayState::None) {
-        return RepairReport::new(Ending::Clean, String::new(), before, repairs, None);
-    }
-    match replay.replay(device.clone()) {
-        Ok(_) => {
-            let after = crate::check(device.clone(), &check);
-            // The replay's checkpoint has written the copies of the superblock.
-            let ending = match (before.is_clean(), after.is_clean()) {
-                (true, _) => Ending::Clean,
-                (false, true) => Ending::Repaired,
-                (false, false) => Ending::Unclean,
-            };
-            RepairReport::new(ending, String::new(), before, repairs, Some(after))
         }
         Err(error) => RepairReport::new(Ending::Failed, error.to_string(), before, repairs, None),
     }
@@ -279,17 +253,17 @@ struct Judged {
 }
 
 impl Judged {
-    fn of(state: &State) -> Judged {
+    fn of(state: &State, has_trees: bool) -> Judged {
         Judged {
             owned: state.owned.clone(),
             inodes: state.counters.inodes,
             highest_ino: state.facts.inodes.last().map_or(0, |i| i.ino),
             nodes: state.counters.nodes,
             incomplete: !state.lost.is_empty(),
-            tree_is_fine: state
-                .findings
-                .kinds()
-                .all(|kind| kind == FindingKind::SuperblockMissing || NOT_OF_THE_TREE.contains(&kind)),
+            tree_is_fine: state.findings.kinds().all(|kind| {
+                kind == FindingKind::SuperblockMissing
+                    || NOT_OF_THE_TREE.contains(&kind) && !(has_trees && OF_ENTRIES.contains(&kind))
+            }),
         }
     }
 }
@@ -303,14 +277,14 @@ impl Job<'_> {
         progress: &mut dyn FnMut(Progress),
     ) -> (Report, Outcome) {
         let base_owned = base.owned.clone();
-        let (source, state) = match self.source(base, repairs, progress) {
+        let (mut source, state) = match self.source(base, repairs, progress) {
             Ok(both) => both,
             Err((error, state)) => {
                 let before = report_of(self.base_sb, &Reader::new(&**self.device), *state);
                 return (before, Err(error));
             }
         };
-        let judged = Judged::of(&state);
+        let judged = Judged::of(&state, source.sb.geometry.has_trees());
         let wrong = !state.findings.is_empty();
         let unsafe_kind = state
             .findings
@@ -334,9 +308,8 @@ impl Job<'_> {
             let message = format!("{kind}: run fsck -y to repair it; what cannot be read is lost");
             return (before, Ok((Ending::Left, message, None)));
         }
-        // The replay, too, can have made it such an image.
-        if shares_blocks(&source.sb) && (!judged.tree_is_fine || self.searches_all()) {
-            return (before, Ok((Ending::Left, SHARED.into(), None)));
+        if !judged.tree_is_fine {
+            self.restore_flag(&mut source, repairs);
         }
         let outcome = self.repair(&source, judged, base_owned, repairs, progress).and_then(|new| match new {
             Some(new) => self.commit(&source, &new, wrong, repairs, progress),
@@ -346,6 +319,24 @@ impl Job<'_> {
             }
         });
         (before, outcome)
+    }
+
+    /// Sets the flag of an image with shared blocks if it is missing: if a count and a mark of an
+    /// extent both say that there are some.
+    fn restore_flag(&self, source: &mut Source, repairs: &mut Repairs) {
+        if source.sb.geometry.has_clones() {
+            return;
+        }
+        let mut reader = Reader::new(&*source.device);
+        let mut quiet = Repairs::new(0);
+        let tree = self.readable(&source.sb, source, None, &mut reader, &mut quiet, &mut |_| {});
+        // A leaf that cannot be read any more is an error of the repair that follows.
+        if survey::marks(source, &mut reader, &tree.leaves).is_ok_and(|marks| marks.both) {
+            source.sb.geometry.feature_incompat |= INCOMPAT_CLONES;
+            repairs.add(RepairKind::SuperblockCorrected, At::block(source.sb.block()), || {
+                "files share blocks, although the features do not say so: now they do".into()
+            });
+        }
     }
 
     /// Replays the log and checks the result, from which the repair starts.
@@ -407,7 +398,7 @@ impl Job<'_> {
     /// Whether all leaves are searched for. With several trees a leaf does not say to which it
     /// belongs, so these stay as the copy has them.
     fn searches_all(&self) -> bool {
-        self.is_stale && !shares_blocks(self.base_sb)
+        self.is_stale && !self.base_sb.geometry.has_trees()
     }
 
     /// If the bitmaps on the device are wrong but replay with them leaves an image without
@@ -438,60 +429,84 @@ impl Job<'_> {
         let c = &source.sb.checkpoint;
         // Checked before anything is written, because every mount refuses a slot beyond the limit.
         let generation = self.next_generation()?;
-        let has_trees = shares_blocks(&source.sb);
+        let has_trees = source.sb.geometry.has_trees();
         let nodes = if has_trees { c.nodes } else { judged.nodes };
         let old_root = Root { block: c.root, generation: c.root_generation, level: c.root_level, nodes };
         let nothing_suspect = source.suspect().is_none_or(|suspect| suspect.used() == 0);
-        if judged.tree_is_fine && (has_trees || nothing_suspect) && !self.searches_all() {
-            if !nothing_suspect {
-                repairs.add(RepairKind::DataUncertain, At::default(), || {
-                    "files may show bytes of files that took their blocks: in an image with forks or clones these blocks cannot be \
-                     made holes"
-                        .into()
-                });
-            }
+        let trees = c.trees;
+        if judged.tree_is_fine && nothing_suspect && !self.searches_all() {
             let (next_ino, inodes) = match has_trees {
                 true => (c.next_ino.0, c.inodes),
                 false => (next_ino(&source.sb, judged.highest_ino), judged.inodes),
             };
             let owned = judged.owned;
             let carry = owned.clone();
-            return Ok(Some(New { generation, root: old_root, owned, carry, next_ino, inodes }));
+            return Ok(Some(New { generation, root: old_root, owned, carry, next_ino, inodes, trees }));
+        }
+        let mut taken = base_owned;
+        taken.add(&judged.owned);
+        let spared = (judged.incomplete || self.searches_all())
+            .then(|| source::recorded(self.base_sb, &mut Reader::new(&**self.device)));
+        if has_trees {
+            return self.repair_forest(source, taken, spared, generation, repairs, progress);
         }
         let mut reader = Reader::new(&*source.device);
-        let (leaves, nodes) = self.readable(source, &mut reader, repairs, progress);
+        let Readable { leaves, nodes, .. } =
+            self.readable(&source.sb, source, None, &mut reader, repairs, progress);
         let mut owned = nodes.clone();
         claim_format_areas(&source.sb, &mut owned);
-        let (gathered, all_owned) =
-            gather::gather(source, &mut reader, &leaves, owned.clone(), repairs, progress)?;
-        let plan = plan::plan(&source.sb, gathered, self.options.clock.now(), repairs)?;
+        let marks = match source.sb.geometry.has_clones() {
+            true => Some(survey::marks(source, &mut reader, &leaves)?),
+            false => None,
+        };
+        let above = Runs::default();
+        let scene = Scene {
+            suspect: source.suspect(),
+            above: &above,
+            others: None,
+            births: (0, 0),
+            has_counts: source.sb.geometry.has_clones(),
+            owed: marks.as_ref().map(|marks| &marks.owed),
+            plain: marks.as_ref().map(|marks| &marks.plain),
+        };
+        let claims = Claims::new(scene, owned, source.sb.geometry.groups());
+        let (gathered, had) =
+            gather::gather(source, &mut reader, &leaves, claims.clone(), false, repairs, progress)?;
+        let all_owned = had.owned;
+        let around = Around { limits: Limits::None, adopted: &[], now: self.options.clock.now() };
+        let plan = plan::plan(&source.sb, gathered, &around, repairs)?;
         if self.options.mode == RepairMode::Preen && (repairs.has_unsafe() || plan.changes_names()) {
             return Ok(None);
         }
         let (next_ino, inodes) = (plan.next_ino, plan.inodes);
-        if !plan.changes_names() && plan.added.is_empty() && !repairs.changes_items() {
+        if !plan.changes_names() && plan.added.is_empty() && repairs.changes() == 0 {
             let carry = all_owned.clone();
-            return Ok(Some(New { generation, root: old_root, owned: all_owned, carry, next_ino, inodes }));
+            return Ok(Some(New {
+                generation,
+                root: old_root,
+                owned: all_owned,
+                carry,
+                next_ino,
+                inodes,
+                trees,
+            }));
         }
-        let mut taken = base_owned;
         taken.add(&all_owned);
-        let spared = (judged.incomplete || self.searches_all())
-            .then(|| source::recorded(self.base_sb, &mut Reader::new(&**self.device)));
-        let places = Places::new(&source.sb.geometry, taken, spared);
-        let mut builder = Builder::new(&**self.device, &source.sb.geometry, generation, places);
-        let rebuild = Rebuild { source, leaves: &leaves, plan: &plan, repairs };
-        rebuild.run(&mut reader, owned, &mut builder, progress)?;
-        let (root, new_nodes) = builder.finish()?;
+        let mut places = Places::new(&source.sb.geometry, taken, spared);
+        let mut builder = Builder::new(&**self.device, &source.sb.geometry, generation, &mut places);
+        let rebuild = Rebuild { source, leaves: &leaves, plan: &plan, repairs, keeps: &|_| false };
+        rebuild.run(&mut reader, claims, &mut builder, progress)?;
+        let Built { root, new, .. } = builder.finish()?;
         repairs.add(RepairKind::TreeRewritten, At::block(root.block), || {
             format!("{} nodes, {} levels", root.nodes, root.level + 1)
         });
         let mut carry = all_owned;
         carry.remove(&nodes);
         let mut owned = carry.clone();
-        for node in new_nodes {
+        for node in new {
             owned.claim(node, NODE_BLOCKS);
         }
-        Ok(Some(New { generation, root, owned, carry, next_ino, inodes }))
+        Ok(Some(New { generation, root, owned, carry, next_ino, inodes, trees }))
     }
 
     /// The generation of the new checkpoint, whose slot is not that of the base.
@@ -505,16 +520,19 @@ impl Job<'_> {
         Ok(Generation(next.ok_or_else(|| Error::invalid("generations are used up"))?))
     }
 
-    /// Returns the leaves that can be read, and the blocks of all nodes that can be read.
+    /// What can be read of the tree whose root `sb` names. `own`: the marks of one of several trees.
     fn readable(
         &self,
+        sb: &Superblock,
         source: &Source,
+        own: Option<Own>,
         reader: &mut Reader,
         repairs: &mut Repairs,
         progress: &mut dyn FnMut(Progress),
-    ) -> (Vec<NodeRef>, Owned) {
-        let sb = &source.sb;
-        let mut state = State::new(sb.geometry.groups(), Findings::new(0));
+    ) -> Readable {
+        let groups = sb.geometry.groups();
+        let mut state = State::new(groups, Findings::new(0));
+        state.own = own;
         let mut report = |done, total| progress(Progress { phase: "nodes", done, total });
         let (mut leaves, below_lost) = match self.searches_all() {
             true => (Vec::new(), vec![(Key::MIN, None)]),
@@ -523,15 +541,17 @@ impl Job<'_> {
                 (leaves, state.lost.ranges().collect())
             }
         };
-        if !below_lost.is_empty() && self.options.mode == RepairMode::Full {
+        if !below_lost.is_empty() && self.options.mode == RepairMode::Full && state.own.is_none() {
             let owned = &mut state.owned;
             let search = salvage::Search { source, lost: &below_lost, is_restored: self.restored.is_some() };
             salvage::salvage(&search, reader, &mut leaves, owned, repairs, progress);
         }
         let leaves = tree::valid_leaves(sb, reader, &mut state, &leaves);
         // A block that is not a node may hold file data.
+        let mut own = state.own.map_or_else(|| Owned::new(groups), |own| own.blocks);
         for node in &state.bad_nodes {
             state.owned.release(node.block, NODE_BLOCKS);
+            own.release(node.block, NODE_BLOCKS);
         }
         let bad: BTreeMap<Key, BlockNo> = state.bad_nodes.iter().map(|n| (n.low, n.block)).collect();
         for (low, high) in state.lost.ranges() {
@@ -541,7 +561,7 @@ impl Job<'_> {
                 None => format!("all items from {low} on"),
             });
         }
-        (leaves, state.owned)
+        Readable { leaves, nodes: state.owned, own, is_whole: state.lost.is_empty() }
     }
 }
 

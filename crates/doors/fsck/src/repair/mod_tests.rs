@@ -5,7 +5,7 @@ use super::*;
 use crate::damage_tests::all_cases;
 use crate::slots::read_slots;
 use crate::test_image::{Built, Image, write};
-use crate::tree::stream_items;
+use crate::tree::{NodeRef, stream_items};
 use kedge_base::{BLOCK_SIZE, BlockNo, Ino, ManualClock};
 use kedge_device::MemDevice;
 use kedge_device::sim::{SimDevice, StatePlan};

@@ -10,13 +10,16 @@
 //!    its name.
 //! 4. An inode that stays and has no name goes to lost+found, unless an orphan item says that it
 //!    was unlinked.
-//! 5. Counts, parents and entry types follow from the names that stay.
+//! 5. Counts, parents and entry types follow from the names that stay, counts of shared blocks from
+//!    the extents ([`super::shares`]), limits from the directories ([`super::limits`]).
 
 use super::done::{RepairKind, Repairs};
 use super::gather::{Gathered, Inode, LOST_FOUND, Name};
+use super::limits::{self, Limits, OfTree};
+use super::shares::Items;
 use crate::report::At;
-use kedge_base::{BLOCK_SIZE, Error, Ino, Result, Timespec};
-use kedge_format::item::{Dentry, FILE_SIZE_MAX, Orphan, SLOT_ORDINALS, name_slot};
+use kedge_base::{BLOCK_SIZE, Error, Extent, Ino, Result, Timespec};
+use kedge_format::item::{Dentry, ExtentItem, FILE_SIZE_MAX, Orphan, SLOT_ORDINALS, name_slot};
 use kedge_format::superblock::{Geometry, Superblock};
 use kedge_format::{FileFlags, FileKind, InodeCore, ItemKind, Key};
 use std::collections::{BTreeMap, BTreeSet};
@@ -36,8 +39,23 @@ pub(crate) struct Plan<'a> {
     pub added: BTreeMap<Key, Vec<u8>>,
     /// Inodes whose orphan items stay.
     pub orphans: BTreeSet<u64>,
+    /// First blocks of the counts of shared blocks that stay.
+    pub counts: BTreeSet<u64>,
+    /// All counts after the repair.
+    pub count_items: Items,
+    pub limits: OfTree,
     pub next_ino: u64,
     pub inodes: u64,
+    /// Orphan items after the repair.
+    pub orphan_items: u64,
+}
+
+/// What a plan takes besides the items of the tree.
+pub(crate) struct Around<'a> {
+    pub limits: Limits<'a>,
+    /// Blocks with births that the tree must own, although no item has them.
+    pub adopted: &'a [(Extent, u32)],
+    pub now: Timespec,
 }
 
 /// Makes the plan. Repairs of inodes are reported here, repairs of names when the items are
@@ -45,30 +63,67 @@ pub(crate) struct Plan<'a> {
 pub(crate) fn plan<'a>(
     sb: &'a Superblock,
     mut gathered: Gathered,
-    now: Timespec,
+    around: &Around<'_>,
     repairs: &mut Repairs,
 ) -> Result<Plan<'a>> {
     add_root(&mut gathered);
+    let now = around.now;
     let mut planner = Planner { sb, now, repairs, dropped: BTreeMap::new(), added: BTreeMap::new() };
     planner.keep_inodes(&mut gathered);
     planner.choose_names(&mut gathered);
     planner.break_circles(&mut gathered);
     count_entries(&mut gathered);
-    let next_ino = planner.reattach(&mut gathered)?;
+    let mut next_ino = planner.reattach(&mut gathered)?;
     let orphans = planner.orphans(&gathered);
+    let limits = limits::assign(&around.limits, &mut gathered, planner.repairs);
     planner.cores(&gathered);
+    let (mut count_items, new_counts) = std::mem::take(&mut gathered.shares).settle(planner.repairs);
+    let counts = count_items.keys().copied().collect();
+    for (start, item) in new_counts {
+        count_items.insert(start, item);
+        planner
+            .added
+            .insert(Key { ino: 0, kind: ItemKind::Count as u8, offset: start }, item.encode().to_vec());
+    }
+    let mut inodes = gathered.inodes.iter().filter(|i| i.keep).count() as u64;
+    let mut orphan_items = orphans.len() as u64;
+    if !around.adopted.is_empty() {
+        planner.adopt(next_ino, around.adopted);
+        next_ino = next_ino.checked_add(1).ok_or(Error::NoSpace)?;
+        (inodes, orphan_items) = (inodes + 1, orphan_items + 1);
+    }
     let retyped = gathered
         .names
         .iter()
         .any(|n| n.keep && gathered.find(n.target).is_some_and(|i| gathered.inodes[i].kind != Some(n.kind)));
-    let inodes = gathered.inodes.iter().filter(|i| i.keep).count() as u64;
-    let Planner { dropped, added, .. } = planner;
-    Ok(Plan { geometry: &sb.geometry, gathered, dropped, retyped, added, orphans, next_ino, inodes })
+    let (geometry, Planner { dropped, added, .. }) = (&sb.geometry, planner);
+    Ok(Plan {
+        geometry,
+        gathered,
+        dropped,
+        retyped,
+        added,
+        orphans,
+        counts,
+        count_items,
+        limits,
+        next_ino,
+        inodes,
+        orphan_items,
+    })
 }
 
 impl Plan<'_> {
     pub fn inode(&self, ino: u64) -> Option<&Inode> {
         self.gathered.find(ino).map(|i| &self.gathered.inodes[i]).filter(|i| i.keep)
+    }
+
+    /// A directory for names of trees: lost+found if it is there, else the root directory.
+    pub fn refuge(&self) -> Ino {
+        let lost_found = self.gathered.lost_found.get(LOST_FOUND).copied();
+        let private = |inode: &Inode| inode.is_dir() && inode.uid == 0 && inode.mode & 0o077 == 0;
+        let usable = lost_found.filter(|ino| self.inode(*ino).is_some_and(|i| !i.headless && private(i)));
+        Ino(usable.unwrap_or(Ino::ROOT.0))
     }
 
     /// Whether any name is dropped or corrected, so that the tree must be rewritten.
@@ -96,8 +151,8 @@ pub(crate) fn final_core(g: &Geometry, inode: &Inode, core: InodeCore) -> InodeC
     let lost = kind == FileKind::Regular && g.has_sums() && inode.unsummed;
     let flags = g.file_flags(&core) | if lost { FileFlags::NOCOW } else { FileFlags::default() };
     let flags = flags.bits();
-    // Only images without limits are repaired.
-    InodeCore { mode, flags, nlink, size, parent, blocks: inode.kept_blocks, limit: 0, ..core }
+    let (blocks, limit) = (inode.kept_blocks, inode.new_limit);
+    InodeCore { mode, flags, nlink, size, parent, blocks, limit, ..core }
 }
 
 /// Makes a core for an inode without one.
@@ -151,6 +206,7 @@ fn directory(ino: u64) -> Inode {
         target_len: 0,
         unsummed: false,
         keep: true,
+        new_limit: 0,
         names: 0,
         subdirs: 0,
         entries: 0,
@@ -169,7 +225,7 @@ fn count_entries(gathered: &mut Gathered) {
     }
 }
 
-struct Planner<'a> {
+pub(crate) struct Planner<'a> {
     sb: &'a Superblock,
     now: Timespec,
     repairs: &'a mut Repairs,
@@ -230,8 +286,8 @@ impl Planner<'_> {
         gathered.names = names;
     }
 
-    /// The index of the name that a directory keeps.
-    fn name_of(gathered: &Gathered, dir: u64) -> Option<usize> {
+    /// The index of the first name that an inode keeps.
+    pub(super) fn name_of(gathered: &Gathered, dir: u64) -> Option<usize> {
         let from = gathered.names.partition_point(|n| n.target < dir);
         let names = gathered.names[from..].iter().take_while(|n| n.target == dir);
         names.enumerate().find(|(_, n)| n.keep).map(|(i, _)| from + i)
@@ -383,6 +439,27 @@ impl Planner<'_> {
         Ok(())
     }
 
+    /// Adds an unlinked file that owns the blocks. Its extents are unwritten: nothing reads them.
+    fn adopt(&mut self, ino: u64, adopted: &[(Extent, u32)]) {
+        let mut first = 0;
+        for (extent, birth) in adopted {
+            let blocks = u32::try_from(extent.blocks).expect("no extent is larger than a group");
+            let item =
+                ExtentItem { start: extent.start, blocks, unwritten: true, birth: *birth, counted: false };
+            self.added.insert(Key::new(Ino(ino), ItemKind::Extent, first), item.encode().to_vec());
+            first += extent.blocks;
+        }
+        let mode = FileKind::Regular.mode_bits() | 0o600;
+        let (atime, mtime, ctime, btime) = (self.now, self.now, self.now, self.now);
+        let times = InodeCore { atime, mtime, ctime, btime, ..InodeCore::default() };
+        let core = InodeCore { mode, size: first * BLOCK_SIZE as u64, blocks: first, ..times };
+        self.added.insert(Key::inode(Ino(ino)), core.encode().to_vec());
+        self.added.insert(Key::orphan(Ino(ino)), Orphan::Unlinked.encode().to_vec());
+        self.repairs.add(RepairKind::InodeRemade, At::ino(ino), || {
+            format!("an unlinked file for {first} blocks that trees share and nothing owned")
+        });
+    }
+
     fn orphans(&mut self, gathered: &Gathered) -> BTreeSet<u64> {
         let mut stay = BTreeSet::new();
         for &(ino, orphan) in &gathered.orphans {
@@ -455,7 +532,8 @@ impl Planner<'_> {
                 });
             }
             if is.limit != shall.limit {
-                self.repairs.add(RepairKind::InodeCorrected, at, || format!("limit {} → none", is.limit));
+                self.repairs
+                    .add(RepairKind::InodeCorrected, at, || format!("limit {} → {}", is.limit, shall.limit));
             }
             if is.flags != shall.flags {
                 self.repairs.add(RepairKind::InodeCorrected, at, || {

@@ -4,7 +4,11 @@
 //! Nodes are packed from left to right with one open node for each level, so memory does not grow
 //! with the tree. New nodes go to blocks that neither the old checkpoint nor the source owns, so a
 //! reader of the old tree never reads a new node.
+//!
+//! In an image with several trees a leaf whose items all stay as they are is kept, so that the trees
+//! go on sharing it.
 
+use super::claims::Claims;
 use super::done::{RepairKind, Repairs};
 use super::filter::{Filtered, ItemFilter};
 use super::plan::{Plan, final_core};
@@ -43,6 +47,11 @@ impl Places {
     pub fn new(geometry: &Geometry, taken: Owned, spared: Option<Owned>) -> Places {
         let (data_start, end) = (geometry.data_start.0, geometry.total_blocks);
         Places { taken, spared, at: data_start, data_start, end }
+    }
+
+    /// Keeps new nodes out of these blocks too.
+    pub fn avoid(&mut self, blocks: &Owned) {
+        self.taken.add(blocks);
     }
 
     fn next(&mut self) -> Result<BlockNo> {
@@ -86,17 +95,48 @@ pub(crate) struct Builder<'a> {
     uuid: uuid::Uuid,
     secret: LogSecret,
     generation: Generation,
-    places: Places,
+    places: &'a mut Places,
     writer: Writer<'a>,
     levels: Vec<Level>,
     /// The addresses of the new nodes.
     nodes: Vec<BlockNo>,
+    /// The leaves of the old tree that are leaves of the new one.
+    kept: Vec<NodeRef>,
+}
+
+/// A tree that was built.
+pub(crate) struct Built {
+    pub root: Root,
+    pub new: Vec<BlockNo>,
+    pub kept: Vec<NodeRef>,
 }
 
 impl<'a> Builder<'a> {
-    pub fn new(device: &'a dyn Device, g: &Geometry, generation: Generation, places: Places) -> Self {
-        let (writer, levels, nodes) = (Writer::new(device), Vec::new(), Vec::new());
-        Builder { uuid: g.uuid, secret: g.log_secret, generation, places, writer, levels, nodes }
+    pub fn new(device: &'a dyn Device, g: &Geometry, generation: Generation, places: &'a mut Places) -> Self {
+        let (writer, levels) = (Writer::new(device), Vec::new());
+        let (nodes, kept) = (Vec::new(), Vec::new());
+        Builder { uuid: g.uuid, secret: g.log_secret, generation, places, writer, levels, nodes, kept }
+    }
+
+    /// Appends a leaf of the old tree, whose lowest key is `low`.
+    fn leaf(&mut self, low: Key, leaf: &NodeRef) -> Result<()> {
+        self.ensure(0);
+        if self.levels[0].open {
+            self.close(0)?;
+        }
+        let at = &mut self.levels[0];
+        let low = if at.closed == 0 { Key::MIN } else { low };
+        at.closed += 1;
+        self.kept.push(*leaf);
+        let child = Child { addr: leaf.block, generation: leaf.generation };
+        self.add(1, low, &child.encode())
+    }
+
+    fn ensure(&mut self, level: usize) {
+        if self.levels.len() == level {
+            let (low, addr) = (Key::MIN, BlockNo(0));
+            self.levels.push(Level { bytes: vec![0; NODE_SIZE], low, addr, open: false, closed: 0 });
+        }
     }
 
     /// Appends an item; keys must ascend.
@@ -109,10 +149,7 @@ impl<'a> Builder<'a> {
         if level > LEVEL_MAX as usize {
             return Err(Error::NoSpace);
         }
-        if self.levels.len() == level {
-            let (low, addr) = (Key::MIN, BlockNo(0));
-            self.levels.push(Level { bytes: vec![0; NODE_SIZE], low, addr, open: false, closed: 0 });
-        }
+        self.ensure(level);
         let full = {
             let at = &mut self.levels[level];
             let view = NodeMut::trusted(&mut at.bytes);
@@ -150,8 +187,16 @@ impl<'a> Builder<'a> {
         self.add(level + 1, low, &child.encode())
     }
 
-    /// Closes all levels. Returns the root and the addresses of all nodes.
-    pub fn finish(mut self) -> Result<(Root, Vec<BlockNo>)> {
+    /// Closes all levels.
+    pub fn finish(mut self) -> Result<Built> {
+        // An inner node above one old leaf alone is not needed.
+        if let [leaf] = self.kept[..]
+            && self.nodes.len() == 1
+            && !self.levels[0].open
+        {
+            let root = Root { block: leaf.block, generation: leaf.generation, level: 0, nodes: 1 };
+            return Ok(Built { root, new: Vec::new(), kept: self.kept });
+        }
         let mut level = 0;
         loop {
             let at = &mut self.levels[level];
@@ -160,9 +205,9 @@ impl<'a> Builder<'a> {
                 NodeMut::trusted(&mut at.bytes).seal(&self.secret);
                 self.writer.put(at.addr, &at.bytes)?;
                 self.writer.finish()?;
-                let nodes = self.nodes.len() as u64;
+                let nodes = (self.nodes.len() + self.kept.len()) as u64;
                 let root = Root { block: at.addr, generation: self.generation, level: level as u8, nodes };
-                return Ok((root, self.nodes));
+                return Ok(Built { root, new: self.nodes, kept: self.kept });
             }
             if at.open {
                 self.close(level)?;
@@ -178,6 +223,27 @@ pub(crate) struct Rebuild<'a> {
     pub leaves: &'a [NodeRef],
     pub plan: &'a Plan<'a>,
     pub repairs: &'a mut Repairs,
+    /// Whether a leaf whose items all stay as they are may be a leaf of the new tree.
+    pub keeps: &'a dyn Fn(&NodeRef) -> bool,
+}
+
+/// What becomes of the leaf whose items are being streamed.
+struct Open {
+    node: NodeRef,
+    first: Key,
+    /// The items of the new tree.
+    items: Vec<(Key, Vec<u8>)>,
+    /// They are the items of the leaf.
+    same: bool,
+}
+
+impl Open {
+    fn flush(self, keeps: &dyn Fn(&NodeRef) -> bool, builder: &mut Builder) -> Result<()> {
+        if self.same && keeps(&self.node) {
+            return builder.leaf(self.first, &self.node);
+        }
+        self.items.iter().try_for_each(|(key, value)| builder.item(*key, value))
+    }
 }
 
 impl Rebuild<'_> {
@@ -185,28 +251,45 @@ impl Rebuild<'_> {
     pub fn run(
         self,
         reader: &mut Reader,
-        owned: Owned,
+        claims: Claims<'_>,
         builder: &mut Builder,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<()> {
-        let Rebuild { source, leaves, plan, repairs } = self;
-        let mut filter = ItemFilter::new(&source.sb.geometry, owned, source.suspect());
+        let Rebuild { source, leaves, plan, repairs, keeps } = self;
+        let mut filter = ItemFilter::new(&source.sb.geometry, claims);
         let mut added = plan.added.iter().peekable();
+        let mut open: Option<Open> = None;
         stream_items(
             &source.sb,
             reader,
             leaves,
             |node, key, value, inside| {
-                if !inside {
-                    return Ok(());
+                if open.as_ref().is_none_or(|open| open.node.block != node.block) {
+                    if let Some(last) = open.take() {
+                        last.flush(keeps, builder)?;
+                    }
+                    while let Some((key, value)) = added.next_if(|(new, _)| inside && **new < key) {
+                        builder.item(*key, value)?;
+                    }
+                    open = Some(Open { node: *node, first: key, items: Vec::new(), same: true });
                 }
-                while let Some((key, value)) = added.next_if(|(new, _)| **new < key) {
-                    builder.item(*key, value)?;
+                let open = open.as_mut().expect("just made if it was not there");
+                while let Some((key, value)) = added.next_if(|(new, _)| inside && **new < key) {
+                    open.items.push((*key, value.clone()));
+                    open.same = false;
                 }
-                emit(plan, repairs, builder, node, key, value, filter.item(key, value))
+                let before = open.items.len();
+                if inside {
+                    emit(plan, repairs, &mut open.items, node, key, value, filter.item(key, value));
+                }
+                open.same &= matches!(&open.items[before..], [(k, v)] if *k == key && v == value);
+                Ok(())
             },
             &mut |done, total| progress(Progress { phase: "rebuild", done, total }),
         )?;
+        if let Some(last) = open.take() {
+            last.flush(keeps, builder)?;
+        }
         added.try_for_each(|(key, value)| builder.item(*key, value))
     }
 }
@@ -215,50 +298,50 @@ impl Rebuild<'_> {
 fn emit(
     plan: &Plan<'_>,
     repairs: &mut Repairs,
-    builder: &mut Builder,
+    out: &mut Vec<(Key, Vec<u8>)>,
     node: &NodeRef,
     key: Key,
     value: &[u8],
     filtered: Filtered,
-) -> Result<()> {
+) {
     let inode = plan.inode(key.ino);
+    let mut same = || out.push((key, value.to_vec()));
     match (filtered, inode) {
-        (Filtered::Drop(..), _) => Ok(()),
-        (Filtered::Orphan(_), _) if plan.orphans.contains(&key.offset) => builder.item(key, value),
-        (Filtered::Orphan(_), _) | (_, None) => Ok(()),
+        (Filtered::Drop(..), _) => {}
+        (Filtered::Orphan(_), _) if plan.orphans.contains(&key.offset) => same(),
+        (Filtered::Count(_), _) if plan.counts.contains(&key.offset) => same(),
+        (Filtered::Orphan(_) | Filtered::Count(_), _) | (_, None) => {}
         (Filtered::Core(core), Some(inode)) => {
-            builder.item(key, &final_core(plan.geometry, inode, core).encode())
+            out.push((key, final_core(plan.geometry, inode, core).encode().to_vec()));
         }
         (Filtered::Xattr(slot), Some(_))
-            if plan.gathered.incomplete.binary_search(&(key.ino, slot)).is_ok() =>
-        {
-            Ok(())
-        }
-        (Filtered::Xattr(_) | Filtered::Target(_), Some(_)) => builder.item(key, value),
-        (Filtered::Extent(pieces, _), Some(_)) => pieces.into_iter().try_for_each(|(first, piece)| {
-            builder.item(Key { kind: ItemKind::Extent as u8, offset: first, ..key }, &piece.encode())
-        }),
+            if plan.gathered.incomplete.binary_search(&(key.ino, slot)).is_ok() => {}
+        (Filtered::Xattr(_) | Filtered::Target(_), Some(_)) => same(),
+        (Filtered::Extent(pieces, ..), Some(_)) => out.extend(pieces.into_iter().map(|(first, piece)| {
+            (Key { kind: ItemKind::Extent as u8, offset: first, ..key }, piece.encode().to_vec())
+        })),
         (Filtered::Sums(_), Some(inode)) => {
             let has = inode.kind == Some(FileKind::Regular)
                 && !inode.unsummed
                 && inode.flags & FileFlags::NOCOW.bits() == 0;
-            if has { builder.item(key, value) } else { Ok(()) }
+            if has {
+                same();
+            }
         }
         (Filtered::Dentry(dentry), Some(_)) => {
             let shown = || format!("entry \"{}\" of inode {}", dentry.name.escape_ascii(), dentry.ino);
             let at = At::both(key.ino, node.block);
             if let Some(why) = plan.dropped.get(&(key.ino, key.offset)) {
-                repairs.add(RepairKind::NameDropped, at, || format!("{}: {why}", shown()));
-                return Ok(());
+                return repairs.add(RepairKind::NameDropped, at, || format!("{}: {why}", shown()));
             }
             match plan.inode(dentry.ino.0).and_then(|target| target.kind) {
                 Some(kind) if kind != dentry.kind => {
                     repairs.add(RepairKind::NameCorrected, at, || {
                         format!("{}: type {:?} → {kind:?}", shown(), dentry.kind)
                     });
-                    builder.item(key, &Dentry { kind, ..dentry }.encode())
+                    out.push((key, Dentry { kind, ..dentry }.encode()));
                 }
-                _ => builder.item(key, value),
+                _ => same(),
             }
         }
     }

@@ -30,7 +30,7 @@
 //!
 //! 5. A leaf with an extent in blocks that a younger leaf gives to a file is stale. Extents of live
 //!    leaves are disjoint, and a block that was freed is in another live leaf only if that one
-//!    changed later.
+//!    changed later. Extents whose blocks have counts may share them with each other.
 //!
 //! A leaf of deleted files whose blocks nothing has used since is not excluded. Its files come
 //! back.
@@ -45,7 +45,7 @@ use crate::owned::Owned;
 use crate::read::Reader;
 use crate::report::At;
 use crate::tree::{NodeRef, stream_items};
-use kedge_base::{BlockNo, Extent, Generation};
+use kedge_base::{BlockNo, Generation};
 use kedge_format::alloc::GROUP_BLOCKS;
 use kedge_format::item::ExtentItem;
 use kedge_format::node::{NODE_BLOCKS, NodeView};
@@ -60,7 +60,7 @@ struct Candidate {
     first: Key,
     last: Key,
     items: usize,
-    extents: Vec<Extent>,
+    extents: Vec<ExtentItem>,
 }
 
 /// How many generations a search from a copy of the superblock looks beyond the copy. No image
@@ -87,7 +87,7 @@ pub(crate) fn salvage(
     progress: &mut dyn FnMut(Progress),
 ) {
     let (sb, lost) = (&search.source.sb, search.lost);
-    let mut data = data_of(sb, reader, leaves);
+    let (mut data, mut counted) = data_of(sb, reader, leaves);
     let mut candidates = Vec::new();
     let (owned, known) = recorded_groups(sb, reader);
     let groups = sb.geometry.groups();
@@ -117,13 +117,18 @@ pub(crate) fn salvage(
         if before.is_some_and(|(_, last)| *last >= c.first) || !data.is_free(c.block, NODE_BLOCKS) {
             continue;
         }
-        if !c.extents.iter().all(|extent| data.is_free(extent.start, extent.blocks)) {
+        let is_whole = |owned: &Owned, run: (BlockNo, u64)| owned.taken(run.0, run.1) == [run];
+        let fits = |item: &ExtentItem| {
+            let taken = data.taken(item.start, item.blocks.into());
+            taken.into_iter().all(|run| item.counted && is_whole(&counted, run))
+        };
+        if !c.extents.iter().all(fits) {
             continue;
         }
         taken.insert(c.first, c.last);
         nodes.claim(c.block, NODE_BLOCKS);
-        for extent in c.extents {
-            data.claim(extent.start, extent.blocks);
+        for item in c.extents {
+            note(&item, &mut data, &mut counted);
         }
         let high = successor(c.last);
         leaves.push(NodeRef { block: c.block, generation: c.generation, low: c.first, high });
@@ -134,12 +139,20 @@ pub(crate) fn salvage(
     leaves.sort_unstable_by_key(|leaf| leaf.low);
 }
 
-/// The blocks of the files whose leaves can be read.
-fn data_of(sb: &Superblock, reader: &mut Reader, leaves: &[NodeRef]) -> Owned {
-    let mut data = Owned::new(sb.geometry.groups());
+fn note(item: &ExtentItem, data: &mut Owned, counted: &mut Owned) {
+    data.claim(item.start, item.blocks.into());
+    if item.counted {
+        counted.claim(item.start, item.blocks.into());
+    }
+}
+
+/// The blocks of the files whose leaves can be read, and those of them that have counts.
+fn data_of(sb: &Superblock, reader: &mut Reader, leaves: &[NodeRef]) -> (Owned, Owned) {
+    let groups = sb.geometry.groups();
+    let (mut data, mut counted) = (Owned::new(groups), Owned::new(groups));
     let visit = |_: &NodeRef, key: Key, value: &[u8], _: bool| {
-        if let Some(extent) = extent_of(&sb.geometry, key, value) {
-            data.claim(extent.start, extent.blocks);
+        if let Some(item) = extent_of(&sb.geometry, key, value) {
+            note(&item, &mut data, &mut counted);
         }
         Ok(())
     };
@@ -163,12 +176,12 @@ fn data_of(sb: &Superblock, reader: &mut Reader, leaves: &[NodeRef]) -> Owned {
     if let Err(e) = stream_items(sb, reader, &valid, visit, &mut |_, _| {}) {
         tracing::warn!("a leaf that could be read cannot any more: {e}");
     }
-    data
+    (data, counted)
 }
 
-fn extent_of(g: &Geometry, key: Key, value: &[u8]) -> Option<Extent> {
+fn extent_of(g: &Geometry, key: Key, value: &[u8]) -> Option<ExtentItem> {
     let item = (key.kind == ItemKind::Extent as u8).then(|| ExtentItem::decode(value).ok())?;
-    item.map(|i| i.extent()).filter(|e| e.start >= g.data_start && e.end().0 <= g.total_blocks)
+    item.filter(|item| item.start >= g.data_start && item.extent().end().0 <= g.total_blocks)
 }
 
 /// The addresses in a group where a node could lie. `owned` is `None` if all blocks may be.

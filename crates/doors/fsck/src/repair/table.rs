@@ -1,0 +1,296 @@
+//! The entries of the table of trees that a repaired image has, and the order in which its trees
+//! are repaired.
+//!
+//! # Decisions
+//! 1. An entry that cannot be decoded is left out, and its tree with it.
+//! 2. A point that an entry names and that is no point, or is not there, is made: an empty tree. It
+//!    owns what the trees below it share.
+//! 3. Points that form a circle are cut apart.
+//! 4. What is being deleted, and points that no tree has, are left out: their space is free.
+//! 5. A tree whose name is lost or is another's, or whose directory is lost, gets a name in the
+//!    lost+found of the first tree or in its root directory.
+
+use super::done::{RepairKind, Repairs};
+use crate::report::At;
+use kedge_base::{BlockNo, Generation, Ino};
+use kedge_format::Key;
+use kedge_format::item::BIRTH_MAX;
+use kedge_format::superblock::Superblock;
+use kedge_format::trees::{TREES_MAX, TreeEntry, TreeKind};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The highest birth that an item may keep. Above it there is room for the marks of all trees.
+const BIRTH_HIGHEST: u32 = BIRTH_MAX - TREES_MAX;
+
+pub(crate) struct Table {
+    pub entries: BTreeMap<u32, TreeEntry>,
+    /// Points whose entries are lost, so that nothing of them can be read.
+    pub lost: BTreeSet<u32>,
+    /// The birth of extents that are made after the repair.
+    pub birth: u32,
+    /// Trees that need another name.
+    pub homeless: BTreeSet<u32>,
+}
+
+/// A step on the way through all trees.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Step {
+    Enter(u32),
+    Leave(u32),
+}
+
+impl Table {
+    pub fn settle(entries: BTreeMap<u32, TreeEntry>, sb: &Superblock, repairs: &mut Repairs) -> Table {
+        let birth = sb.checkpoint.trees.map_or(0, |trees| trees.birth).min(BIRTH_HIGHEST);
+        let mut table = Table { entries, lost: BTreeSet::new(), birth, homeless: BTreeSet::new() };
+        table.first(repairs);
+        table.points(repairs);
+        table.cut_circles(repairs);
+        table.leave_out(repairs);
+        for (number, entry) in table.entries.iter_mut().filter(|(_, entry)| entry.freed_below != Key::MIN) {
+            repairs.add(RepairKind::TreeCorrected, At::default(), || {
+                format!("tree {number} is not being freed")
+            });
+            entry.freed_below = Key::MIN;
+        }
+        table.names();
+        table
+    }
+
+    fn first(&mut self, repairs: &mut Repairs) {
+        let first = self.entries.entry(0).or_insert_with(|| {
+            repairs.add(RepairKind::TreeCorrected, At::default(), || "the first tree has no entry".into());
+            empty(TreeKind::Head)
+        });
+        let plain = TreeEntry {
+            kind: TreeKind::Head,
+            read_only: false,
+            dir: Ino(0),
+            name: Vec::new(),
+            ..first.clone()
+        };
+        if *first != plain {
+            repairs.add(RepairKind::TreeCorrected, At::default(), || "the entry of the first tree".into());
+            *first = plain;
+        }
+    }
+
+    /// Makes the points that are missing.
+    fn points(&mut self, repairs: &mut Repairs) {
+        let named: BTreeSet<u32> =
+            self.entries.values().map(|entry| entry.point).filter(|p| *p != 0).collect();
+        for number in named {
+            match self.entries.get_mut(&number) {
+                Some(entry) if entry.kind == TreeKind::Head => {
+                    let below = self.entries.iter_mut().filter(|(_, entry)| entry.point == number);
+                    for (child, entry) in below {
+                        repairs.add(RepairKind::TreeCorrected, At::default(), || {
+                            format!("tree {child}: its point {number} is a tree in use")
+                        });
+                        entry.point = 0;
+                    }
+                }
+                Some(entry) => entry.kind = TreeKind::Point,
+                None => {
+                    repairs.add(RepairKind::TreeCorrected, At::default(), || {
+                        format!("point {number} is lost: what the trees below it share is kept for them")
+                    });
+                    self.entries.insert(number, empty(TreeKind::Point));
+                    self.lost.insert(number);
+                }
+            }
+        }
+    }
+
+    fn cut_circles(&mut self, repairs: &mut Repairs) {
+        let mut ends = BTreeSet::new();
+        let numbers: Vec<u32> = self.entries.keys().copied().collect();
+        for start in numbers {
+            let (mut way, mut at) = (BTreeSet::new(), start);
+            while !ends.contains(&at) && way.insert(at) {
+                let next = self.entries.get(&at).map_or(0, |entry| entry.point);
+                if next == 0 {
+                    break;
+                }
+                if way.contains(&next)
+                    && let Some(entry) = self.entries.get_mut(&at)
+                {
+                    repairs.add(RepairKind::TreeCorrected, At::default(), || {
+                        format!("the points of tree {at} form a circle")
+                    });
+                    entry.point = 0;
+                    break;
+                }
+                at = next;
+            }
+            ends.extend(way);
+        }
+    }
+
+    /// Leaves out what nothing uses.
+    fn leave_out(&mut self, repairs: &mut Repairs) {
+        loop {
+            let used: BTreeSet<u32> = self.entries.values().map(|entry| entry.point).collect();
+            let gone = |(number, entry): (&u32, &TreeEntry)| {
+                (entry.kind != TreeKind::Head && !used.contains(number)).then_some(*number)
+            };
+            let gone: Vec<u32> = self.entries.iter().filter_map(gone).collect();
+            if gone.is_empty() {
+                return;
+            }
+            for number in gone {
+                self.entries.remove(&number);
+                repairs.add(RepairKind::SpaceRebuilt, At::default(), || {
+                    format!("tree {number} was being deleted, or no tree needs it: its space is free")
+                });
+            }
+        }
+    }
+
+    fn names(&mut self) {
+        let mut names = BTreeSet::new();
+        for (number, entry) in self.entries.iter().filter(|(number, entry)| **number != 0 && is_head(entry)) {
+            let above = entry.dir.tree();
+            let found = above == 0
+                || self.entries.get(&above).is_some_and(|above| is_head(above) && above.dir.0 != 0);
+            if entry.dir.0 == 0 || !found || !names.insert((entry.dir, entry.name.clone())) {
+                self.homeless.insert(*number);
+            }
+        }
+        // A tree whose way up does not reach the first tree.
+        let numbers: Vec<u32> = self.entries.keys().copied().collect();
+        let mut ends = BTreeSet::new();
+        for start in numbers {
+            let (mut way, mut at) = (BTreeSet::new(), start);
+            while at != 0 && !self.homeless.contains(&at) && !ends.contains(&at) {
+                if !way.insert(at) {
+                    self.homeless.insert(at);
+                    break;
+                }
+                at = self.entries.get(&at).map_or(0, |entry| entry.dir.tree());
+            }
+            ends.extend(way);
+        }
+    }
+
+    /// The trees below a point, or without a point.
+    pub fn below(&self, point: u32) -> Vec<u32> {
+        let of = |(number, entry): (&u32, &TreeEntry)| (entry.point == point).then_some(*number);
+        self.entries.iter().filter_map(of).collect()
+    }
+
+    /// All trees, each between the steps of its points.
+    pub fn steps(&self) -> Vec<Step> {
+        let mut below: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
+        for (number, entry) in &self.entries {
+            below.entry(entry.point).or_default().push(*number);
+        }
+        let mut todo: Vec<Step> = Vec::new();
+        let enter = |numbers: Option<Vec<u32>>, todo: &mut Vec<Step>| {
+            // Points first, because a tree in use has nothing below it.
+            let mut numbers = numbers.unwrap_or_default();
+            numbers.sort_by_key(|number| (is_head(&self.entries[number]), *number));
+            todo.extend(numbers.into_iter().rev().map(Step::Enter));
+        };
+        enter(below.remove(&0), &mut todo);
+        let mut steps = Vec::new();
+        while let Some(step) = todo.pop() {
+            steps.push(step);
+            if let Step::Enter(number) = step {
+                todo.push(Step::Leave(number));
+                if number != 0 {
+                    enter(below.remove(&number), &mut todo);
+                }
+            }
+        }
+        steps
+    }
+
+    /// The points above a tree, up to the one that owns blocks of this birth.
+    pub fn points_up_to(&self, number: u32, birth: u32) -> Vec<u32> {
+        let mut points = Vec::new();
+        let mut at = self.entries.get(&number);
+        while let Some(point) = at.map(|entry| entry.point).filter(|point| *point != 0) {
+            points.push(point);
+            at = self.entries.get(&point).filter(|entry| birth < entry.births_below);
+        }
+        points
+    }
+
+    /// Sets the marks of the trees below a point, which are the same for all. `births` and `nodes`:
+    /// the first birth and generation that are above all that the point has.
+    pub fn set_marks(
+        &mut self,
+        point: u32,
+        (births, nodes): (u32, Generation),
+        next: Generation,
+        repairs: &mut Repairs,
+    ) {
+        let below = self.below(point);
+        let mut votes: BTreeMap<(u32, Generation), usize> = BTreeMap::new();
+        for entry in below.iter().map(|number| &self.entries[number]) {
+            let fits = (births..=self.birth).contains(&entry.births_below)
+                && (nodes..=next).contains(&entry.nodes_below);
+            if fits {
+                *votes.entry((entry.births_below, entry.nodes_below)).or_default() += 1;
+            }
+        }
+        // The lowest of those that most trees have.
+        let most = votes.values().copied().max();
+        let chosen = votes.iter().find(|(_, count)| Some(**count) == most);
+        let (births, nodes) = chosen.map_or((births, nodes), |(marks, _)| *marks);
+        self.birth = self.birth.max(births);
+        for number in below {
+            let entry = self.entries.get_mut(&number).expect("just listed");
+            mark(number, entry, (births, nodes), repairs);
+        }
+    }
+
+    /// Sets the marks of the trees without a point.
+    pub fn set_first_marks(&mut self, repairs: &mut Repairs) {
+        for (number, entry) in self.entries.iter_mut().filter(|(_, entry)| entry.point == 0) {
+            mark(*number, entry, (0, Generation(0)), repairs);
+        }
+    }
+}
+
+fn mark(number: u32, entry: &mut TreeEntry, (births, nodes): (u32, Generation), repairs: &mut Repairs) {
+    if (entry.births_below, entry.nodes_below) != (births, nodes) {
+        repairs.add(RepairKind::TreeCorrected, At::default(), || {
+            format!(
+                "tree {number}: marks of birth {} → {births}, generation {} → {nodes}",
+                entry.births_below, entry.nodes_below
+            )
+        });
+        (entry.births_below, entry.nodes_below) = (births, nodes);
+    }
+}
+
+pub(crate) fn is_head(entry: &TreeEntry) -> bool {
+    entry.kind == TreeKind::Head
+}
+
+fn empty(kind: TreeKind) -> TreeEntry {
+    TreeEntry {
+        kind,
+        read_only: kind == TreeKind::Point,
+        root: BlockNo(0),
+        root_generation: Generation(0),
+        root_level: 0,
+        nodes: 0,
+        next_ino: 0,
+        inodes: 0,
+        orphans: 0,
+        point: 0,
+        births_below: 0,
+        nodes_below: Generation(0),
+        dir: Ino(0),
+        created: 0,
+        freed_below: Key::MIN,
+        name: Vec::new(),
+    }
+}
+
+#[cfg(test)]
+#[path = "table_tests.rs"]
+mod tests;

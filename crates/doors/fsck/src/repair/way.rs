@@ -1,0 +1,117 @@
+//! What the nearest point above a tree has, kept up to date on the way through all trees.
+//!
+//! Only the differences between the points on the way are in memory.
+
+use super::runs::Runs;
+use crate::owned::Owned;
+use kedge_base::{BlockNo, Extent};
+use std::collections::{BTreeMap, BTreeSet};
+
+pub(crate) struct Way {
+    /// The blocks of the point's files, with their births.
+    pub data: Runs<u32>,
+    /// The same blocks.
+    pub owned: Owned,
+    /// The first blocks of its nodes.
+    pub nodes: BTreeSet<u64>,
+    undo: Vec<Undo>,
+}
+
+/// What the last step down has changed.
+struct Undo {
+    added: Vec<(u64, u64)>,
+    removed: Vec<(u64, u64, u32)>,
+    nodes_added: Vec<u64>,
+    nodes_removed: Vec<u64>,
+}
+
+impl Way {
+    /// The way above a tree without a point.
+    pub fn new(groups: u64) -> Way {
+        Way { data: Runs::default(), owned: Owned::new(groups), nodes: BTreeSet::new(), undo: Vec::new() }
+    }
+
+    /// Goes below a point that has this data and these nodes. Of data that overlaps the first counts.
+    pub fn enter(&mut self, data: impl Iterator<Item = (Extent, u32)>, nodes: BTreeSet<u64>) {
+        let mut now: BTreeMap<u64, (u64, u32)> =
+            data.map(|(extent, birth)| (extent.start.0, (extent.end().0, birth))).collect();
+        let removed: Vec<(u64, u64, u32)> =
+            self.data.iter().filter(|(start, end, birth)| now.get(start) != Some(&(*end, *birth))).collect();
+        for (start, end, _) in &removed {
+            self.remove(*start, *end);
+        }
+        now.retain(|start, _| self.data.at(*start).is_none());
+        let mut added = Vec::new();
+        for (start, (end, birth)) in now {
+            if self.data.insert(start, end, birth) {
+                self.owned.claim(BlockNo(start), end - start);
+                added.push((start, end));
+            }
+        }
+        let nodes_removed = self.nodes.difference(&nodes).copied().collect();
+        let nodes_added = nodes.difference(&self.nodes).copied().collect();
+        self.nodes = nodes;
+        self.undo.push(Undo { added, removed, nodes_added, nodes_removed });
+    }
+
+    /// Goes back above the last point.
+    pub fn leave(&mut self) {
+        let Some(undo) = self.undo.pop() else { return };
+        for (start, end) in undo.added {
+            self.remove(start, end);
+        }
+        for (start, end, birth) in undo.removed {
+            self.data.insert(start, end, birth);
+            self.owned.claim(BlockNo(start), end - start);
+        }
+        self.nodes.retain(|node| !undo.nodes_added.contains(node));
+        self.nodes.extend(undo.nodes_removed);
+    }
+
+    fn remove(&mut self, start: u64, end: u64) {
+        self.data.remove(start);
+        self.owned.release(BlockNo(start), end - start);
+    }
+
+    /// Whether the point has all blocks of an extent.
+    pub fn covers(&self, extent: Extent) -> bool {
+        self.owned.taken(extent.start, extent.blocks) == [(extent.start, extent.blocks)]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Way;
+    use kedge_base::{BlockNo, Extent};
+    use std::collections::BTreeSet;
+
+    fn enter(way: &mut Way, data: &[(u64, u64, u32)], nodes: &[u64]) {
+        let data = data.iter().map(|(start, blocks, birth)| (Extent::new(BlockNo(*start), *blocks), *birth));
+        way.enter(data, nodes.iter().copied().collect());
+    }
+
+    #[test]
+    fn each_point_on_the_way_has_what_it_had_after_the_way_back() {
+        let mut way = Way::new(1);
+        let covers = |way: &Way, start, blocks| way.covers(Extent::new(BlockNo(start), blocks));
+        enter(&mut way, &[(10, 10, 0), (30, 5, 0)], &[100, 104]);
+        enter(&mut way, &[(10, 5, 0), (17, 3, 0), (40, 1, 1), (30, 5, 0)], &[104, 200]);
+        assert!(covers(&way, 10, 5) && covers(&way, 17, 3) && covers(&way, 40, 1) && covers(&way, 30, 5));
+        assert!(!covers(&way, 10, 10));
+        assert_eq!((way.data.at(40), way.nodes.clone()), (Some((41, 1)), BTreeSet::from([104, 200])));
+        way.leave();
+        assert!(covers(&way, 10, 10) && covers(&way, 30, 5) && !covers(&way, 40, 1));
+        assert_eq!(way.nodes, BTreeSet::from([100, 104]));
+        way.leave();
+        assert!(!covers(&way, 10, 1) && way.nodes.is_empty() && way.owned.used() == 0);
+    }
+
+    #[test]
+    fn data_that_overlaps_counts_once() {
+        let mut way = Way::new(1);
+        enter(&mut way, &[(10, 10, 0), (15, 10, 0)], &[]);
+        assert!(way.covers(Extent::new(BlockNo(10), 10)) && way.data.at(20).is_none());
+        way.leave();
+        assert_eq!(way.owned.used(), 0);
+    }
+}
