@@ -40,8 +40,11 @@ fn bytes(random: &mut SmallRng, len: usize) -> Vec<u8> {
     bytes
 }
 
+/// Files with their directories and names, and directories.
+type Inside = (Vec<(Ino, Ino, Vec<u8>)>, Vec<Ino>);
+
 /// The regular files and directories of a tree, without those of trees inside it.
-fn inside(fs: &FileSystem, root: Ino) -> (Vec<(Ino, Ino, Vec<u8>)>, Vec<Ino>) {
+fn inside(fs: &FileSystem, root: Ino) -> Inside {
     let (mut files, mut dirs) = (Vec::new(), vec![root]);
     let mut next = 0;
     while let Some(dir) = dirs.get(next).copied() {
@@ -90,7 +93,7 @@ fn change(
     match (random.random_range(0..24), file) {
         (0..=5, _) => {
             let Ok(attr) = fs.create(dir, format!("f{serial:x}").as_bytes(), 0o644, OWNER) else { return };
-            let data = bytes(random, 1 + serial as usize % 30_000);
+            let data = bytes(random, 1 + serial as usize % 12_000);
             let got = fs.write(attr.ino, 0, &data).unwrap_or(0);
             if let Some(model) = model {
                 model.insert(attr.ino, data[..got].to_vec());
@@ -131,9 +134,11 @@ fn change(
                 model.insert(attr.ino, content);
             }
         }
-        (21, _) if features.forks && roots.len() < 6 => {
+        (21, _) if features.forks && roots.len() < 4 => {
             let name = format!("t{serial:x}");
-            let Ok(fork) = fs.fork(root, Ino::ROOT, name.as_bytes(), serial % 4 == 0) else { return };
+            let Ok(fork) = fs.fork(root, Ino::ROOT, name.as_bytes(), serial.is_multiple_of(4)) else {
+                return;
+            };
             if let Some(model) = model {
                 let of = |ino: &Ino| ino.tree() == root.tree();
                 let more: Vec<_> =
@@ -143,7 +148,7 @@ fn change(
                 }
             }
         }
-        (22, _) if features.forks && roots.len() > 2 && serial % 3 == 0 => {
+        (22, _) if features.forks && roots.len() > 2 && serial.is_multiple_of(3) => {
             let trees = fs.trees();
             let tree = pick(random, &trees).unwrap();
             // A tree in which others are named cannot be deleted.
@@ -162,7 +167,7 @@ fn change(
 }
 
 /// What the trees hold, as it was when it was last listed.
-type Listing = BTreeMap<Ino, (Vec<(Ino, Ino, Vec<u8>)>, Vec<Ino>)>;
+type Listing = BTreeMap<Ino, Inside>;
 
 #[derive(Clone, Copy, Debug)]
 struct Features {
@@ -335,13 +340,14 @@ fn damage(device: &MemDevice, random: &mut SmallRng) -> (String, Reach) {
             ("bitmaps".into(), Reach::Inodes(BTreeSet::new()))
         }
         _ => {
-            g_index(device, &sb);
+            spoil_index(device, &sb);
             ("index".into(), Reach::Inodes(BTreeSet::new()))
         }
     }
 }
 
-fn g_index(device: &MemDevice, sb: &kedge_format::superblock::Superblock) {
+/// Overwrites both allocation indexes.
+fn spoil_index(device: &MemDevice, sb: &kedge_format::superblock::Superblock) {
     sb.geometry
         .index_start
         .iter()
@@ -430,14 +436,13 @@ fn assert_model(is: &Model, model: &Model, what: &str) {
     for (ino, content) in model {
         let found =
             is.get(ino).unwrap_or_else(|| panic!("{what}: inode {ino} of tree {} is lost", ino.tree()));
-        let differs = found.iter().zip(content).position(|(is, shall)| is != shall);
-        assert!(
-            found == content,
-            "{what}: inode {ino} of tree {} has {} bytes, not {}; the first of other content is {differs:?}",
-            ino.tree(),
-            found.len(),
-            content.len()
-        );
+        if found != content {
+            let differs = found.iter().zip(content).position(|(is, shall)| is != shall);
+            let (tree, is, shall) = (ino.tree(), found.len(), content.len());
+            panic!(
+                "{what}: inode {ino} of tree {tree} has {is} bytes, not {shall}; they differ from {differs:?} on"
+            );
+        }
     }
 }
 
@@ -452,8 +457,9 @@ fn compare(before: &Model, after: &Model, reach: &Reach, what: &str) -> u64 {
     for (ino, content) in before.iter().filter(|(ino, _)| !reached.contains(&ino.0)) {
         let is =
             after.get(ino).unwrap_or_else(|| panic!("{what}: inode {ino} of tree {} is lost", ino.tree()));
-        let same = |(is, was): (&u8, &u8)| is == was || holes && *is == 0;
-        let equal = is.len() == content.len() && is.iter().zip(content).all(same);
+        let same = |(is, was): (&u8, &u8)| is == was || *is == 0;
+        let has_holes = || holes && is.len() == content.len() && is.iter().zip(content).all(same);
+        let equal = is == content || has_holes();
         assert!(equal, "{what}: inode {ino} of tree {} changed", ino.tree());
         compared += 1;
     }
@@ -537,8 +543,8 @@ fn an_interrupted_repair_is_run_again() {
     let mut cut_off = 0;
     for seed in SEED..SEED + 8 {
         let random = &mut SmallRng::seed_from_u64(seed);
-        let features = Features { clones: true, forks: true, limits: seed % 2 == 0 };
-        let whole = image(seed, features, seed % 3 != 0);
+        let features = Features { clones: true, forks: true, limits: seed.is_multiple_of(2) };
+        let whole = image(seed, features, !seed.is_multiple_of(3));
         let said = damage(&whole, random).0;
         let what = format!("seed {seed:#x}: {said}");
         let sim = Arc::new(SimDevice::new(whole));
@@ -604,13 +610,13 @@ fn a_missing_feature_is_set_again() {
     let device =
         Arc::new(image(0x6b65_6467_0200, Features { clones: true, forks: false, limits: false }, true));
     let before = contents(&open(Arc::new(device.fork())).unwrap());
-    for slot in 0..2 {
+    for (slot, at) in SLOTS.iter().enumerate() {
         let block = SIZE / BLOCK;
         let Ok(mut sb) = Superblock::decode(&common::slot(&device, slot), slot, block) else { continue };
         sb.geometry.feature_incompat &= !INCOMPAT_CLONES;
         let mut bytes = vec![0; BLOCK_SIZE];
         sb.encode(&mut bytes);
-        device.corrupt(SLOTS[slot].byte_offset(), |old| old[..BLOCK_SIZE].copy_from_slice(&bytes));
+        device.corrupt(at.byte_offset(), |old| old[..BLOCK_SIZE].copy_from_slice(&bytes));
     }
     let report = repair(device.clone(), &options(RepairMode::Full));
     assert_eq!(report.ending, Ending::Repaired, "{report}");

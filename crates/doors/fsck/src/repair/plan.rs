@@ -121,8 +121,7 @@ impl Plan<'_> {
     /// A directory for names of trees: lost+found if it is there, else the root directory.
     pub fn refuge(&self) -> Ino {
         let lost_found = self.gathered.lost_found.get(LOST_FOUND).copied();
-        let private = |inode: &Inode| inode.is_dir() && inode.uid == 0 && inode.mode & 0o077 == 0;
-        let usable = lost_found.filter(|ino| self.inode(*ino).is_some_and(|i| !i.headless && private(i)));
+        let usable = lost_found.filter(|ino| self.inode(*ino).is_some_and(is_private));
         Ino(usable.unwrap_or(Ino::ROOT.0))
     }
 
@@ -175,6 +174,12 @@ fn made_core(g: &Geometry, inode: &Inode, now: Timespec) -> InodeCore {
         ..InodeCore::default()
     };
     final_core(g, inode, core)
+}
+
+/// Whether an inode is a directory that only root may enter.
+fn is_private(inode: &Inode) -> bool {
+    let others = inode.mode & 0o077;
+    !inode.headless && inode.is_dir() && inode.uid == 0 && others == 0
 }
 
 /// Adds the root directory if it is missing.
@@ -402,9 +407,7 @@ impl Planner<'_> {
         let ino = gathered.lost_found.get(LOST_FOUND)?;
         let inode = &gathered.inodes[gathered.find(*ino)?];
         let name = Planner::name_of(gathered, *ino)?;
-        let others = inode.mode & 0o077;
-        let private = !inode.headless && inode.uid == 0 && others == 0;
-        let usable = inode.keep && inode.kind == Some(FileKind::Directory) && private;
+        let usable = inode.keep && is_private(inode);
         (usable && gathered.names[name].dir == Ino::ROOT.0).then_some(*ino)
     }
 

@@ -2,10 +2,10 @@
 
 use super::*;
 
-fn settled(
-    extents: &[(u64, u32, u32)],
-    items: &[(u64, u32, u32, u32)],
-) -> (Vec<u64>, Vec<(u64, u32, u32, u32)>) {
+/// First block, blocks, count and birth.
+type Counts = Vec<(u64, u32, u32, u32)>;
+
+fn settled(extents: &[(u64, u32, u32)], items: &[(u64, u32, u32, u32)]) -> (Vec<u64>, Counts) {
     let mut shares = Shares::default();
     for (start, blocks, birth) in extents {
         let item = ExtentItem {
