@@ -99,6 +99,13 @@ impl Gathered {
         self.inodes.binary_search_by_key(&ino, |i| i.ino).ok()
     }
 
+    /// The index of the first name that an inode keeps. The names are sorted by target.
+    pub fn name_of(&self, target: u64) -> Option<usize> {
+        let from = self.names.partition_point(|n| n.target < target);
+        let names = self.names[from..].iter().take_while(|n| n.target == target);
+        names.enumerate().find(|(_, n)| n.keep).map(|(i, _)| from + i)
+    }
+
     fn inode(&mut self, ino: u64) -> &mut Inode {
         if self.inodes.last().is_none_or(|last| last.ino != ino) {
             self.end_inode();

@@ -13,7 +13,6 @@
 
 use super::done::{RepairKind, Repairs};
 use super::gather::Gathered;
-use super::plan::Planner;
 use crate::limits::{Entries, way};
 use crate::report::At;
 use kedge_base::Ino;
@@ -116,7 +115,7 @@ fn above(gathered: &Gathered, i: usize) -> Option<usize> {
     }
     let dir = match inode.is_dir() {
         true => inode.parent,
-        false => Planner::name_of(gathered, inode.ino).map_or(Ino::ROOT.0, |n| gathered.names[n].dir),
+        false => gathered.name_of(inode.ino).map_or(Ino::ROOT.0, |n| gathered.names[n].dir),
     };
     gathered.find(dir)
 }

@@ -230,7 +230,7 @@ fn count_entries(gathered: &mut Gathered) {
     }
 }
 
-pub(crate) struct Planner<'a> {
+struct Planner<'a> {
     sb: &'a Superblock,
     now: Timespec,
     repairs: &'a mut Repairs,
@@ -291,13 +291,6 @@ impl Planner<'_> {
         gathered.names = names;
     }
 
-    /// The index of the first name that an inode keeps.
-    pub(super) fn name_of(gathered: &Gathered, dir: u64) -> Option<usize> {
-        let from = gathered.names.partition_point(|n| n.target < dir);
-        let names = gathered.names[from..].iter().take_while(|n| n.target == dir);
-        names.enumerate().find(|(_, n)| n.keep).map(|(i, _)| from + i)
-    }
-
     fn break_circles(&mut self, gathered: &mut Gathered) {
         const DONE: usize = usize::MAX - 1;
         let parents: Vec<usize> = gathered
@@ -305,7 +298,7 @@ impl Planner<'_> {
             .iter()
             .map(|i| match i.kind {
                 Some(FileKind::Directory) if i.keep => {
-                    let name = Planner::name_of(gathered, i.ino);
+                    let name = gathered.name_of(i.ino);
                     name.and_then(|n| gathered.find(gathered.names[n].dir)).unwrap_or(NONE)
                 }
                 _ => NONE,
@@ -325,7 +318,7 @@ impl Planner<'_> {
                     next = parents[next];
                 }
                 let ino = gathered.inodes[smallest].ino;
-                if let Some(name) = Planner::name_of(gathered, ino) {
+                if let Some(name) = gathered.name_of(ino) {
                     self.drop_name(&mut gathered.names[name], "its directory lies below the one it names");
                     gathered.inodes[smallest].names = 0;
                 }
@@ -339,7 +332,7 @@ impl Planner<'_> {
         for i in 0..gathered.inodes.len() {
             let inode = &gathered.inodes[i];
             if inode.keep && inode.kind == Some(FileKind::Directory) && inode.names > 0 {
-                let name = Planner::name_of(gathered, inode.ino);
+                let name = gathered.name_of(inode.ino);
                 gathered.inodes[i].parent = name.map_or(inode.parent, |n| gathered.names[n].dir);
             }
         }
@@ -406,7 +399,7 @@ impl Planner<'_> {
     fn lost_found(&self, gathered: &Gathered) -> Option<u64> {
         let ino = gathered.lost_found.get(LOST_FOUND)?;
         let inode = &gathered.inodes[gathered.find(*ino)?];
-        let name = Planner::name_of(gathered, *ino)?;
+        let name = gathered.name_of(*ino)?;
         let usable = inode.keep && is_private(inode);
         (usable && gathered.names[name].dir == Ino::ROOT.0).then_some(*ino)
     }
