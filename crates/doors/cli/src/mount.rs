@@ -9,13 +9,14 @@ use kedge_format::superblock::IMAGE_MIN;
 use kedge_fuse::MountEntry;
 use kedge_host::daemon::{self, Request};
 use kedge_host::engine::{self, Extra};
+use kedge_host::keeper::{self, KeptFds};
 use kedge_host::options::{self, MountWords, asks_nothing, parse_cache_size, parse_size};
 use kedge_host::serve::{self, Mount};
 use kedge_host::{Usage, background, create, image, key, mounts, notify, tag};
 use kedge_transfer::online::server;
 use kedgefs::FormatOptions;
 use std::cell::Cell;
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -54,6 +55,12 @@ pub struct Args {
     /// Started by `kedge mount` itself: reports to the waiting parent on standard output
     #[arg(long, hide = true, requires = "foreground")]
     as_daemon: bool,
+    /// Started by a keeper: the descriptors of the connection to the kernel and of its memory
+    #[arg(long, hide = true, requires = "foreground", value_name = "FD,FD", value_parser = keeper::parse_fds)]
+    kept: Option<KeptFds>,
+    /// Started by a keeper in the background: messages go to the system's log
+    #[arg(long, hide = true, requires = "kept")]
+    quiet: bool,
     /// Flags that mount(8) passes to its helpers: sloppy, do not write mtab, be verbose, pretend;
     /// the type
     #[arg(short = 's', hide = true)]
@@ -76,7 +83,7 @@ pub struct Args {
 impl Args {
     /// Whether the standard error of this process goes to no terminal or file.
     pub fn is_in_background(&self) -> bool {
-        self.as_daemon && self.log_file.is_none()
+        (self.as_daemon || self.quiet) && self.log_file.is_none()
     }
 }
 
@@ -98,6 +105,13 @@ pub fn run(mut args: Args) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     args.image = image::with_words(&args.image, &words)?;
+    if let Some(fds) = args.kept {
+        let has_stderr = !args.quiet || args.log_file.is_some();
+        return keeper::serve(&mount(&args, &args.image, &args.dir, &words), fds, has_stderr);
+    }
+    if args.as_daemon && words.keeper {
+        return keep_in_background(&args, &words);
+    }
     if args.as_daemon {
         return serve::in_background(&mount(&args, &args.image, &args.dir, &words), args.log_file.is_some());
     }
@@ -115,6 +129,13 @@ pub fn run(mut args: Args) -> Result<ExitCode> {
         let options = args.options.join(",");
         let cache_size = args.cache_size.map(|bytes| bytes.to_string());
         daemon::join(name, &Request { image, dir, options, cache_size })?;
+    } else if args.foreground && words.keeper {
+        let live = || {
+            made.keep();
+            notify::ready();
+            Ok(())
+        };
+        return keeper::run(&mount(&args, &image, &dir, &words), &server_words(&args)?, true, live);
     } else if args.foreground {
         serve::in_foreground(&mount(&args, &image, &dir, &words), || {
             made.keep();
@@ -138,6 +159,43 @@ pub fn run(mut args: Args) -> Result<ExitCode> {
     }
     made.keep();
     Ok(ExitCode::SUCCESS)
+}
+
+/// The keeper's process, which `kedge mount` has started.
+fn keep_in_background(args: &Args, words: &MountWords) -> Result<ExitCode> {
+    let keep_stderr = args.log_file.is_some();
+    let child = background::Child::start(keep_stderr)?;
+    let mut live = false;
+    let mount = mount(args, &args.image, &args.dir, words);
+    let kept = server_words(args).and_then(|words| {
+        keeper::run(&mount, &words, keep_stderr, || {
+            child.ready()?;
+            live = true;
+            Ok(())
+        })
+    });
+    kept.or_else(|e| match live {
+        true => Err(e),
+        false => {
+            child.failed(&e);
+            Ok(ExitCode::FAILURE)
+        }
+    })
+}
+
+/// The words of the command line of a keeper's server.
+fn server_words(args: &Args) -> Result<Vec<OsString>> {
+    let cache_size = args.cache_size.map(|bytes| OsString::from(bytes.to_string()));
+    let faults = args.faults.as_ref().map(std::path::absolute).transpose().context("find the faults")?;
+    Ok(keeper::words_of(
+        &MountWords::without_key_file(&args.options),
+        &[
+            ("--cache-size", cache_size.as_deref()),
+            ("--faults", faults.as_deref().map(Path::as_os_str)),
+            ("--log-file", args.log_file.as_deref().map(Path::as_os_str)),
+            ("--quiet", args.as_daemon.then(|| OsStr::new(""))),
+        ],
+    ))
 }
 
 /// The daemon opens the key file itself, from a directory of its own.
@@ -237,6 +295,9 @@ fn prepare<'a>(args: &'a Args, words: &MountWords) -> Result<Made<'a>> {
         let why = "--takeover needs an RBD image: owners of other images cannot be fenced";
         return Err(Usage(why.into()).into());
     }
+    if words.keeper {
+        check_keeper(args, words)?;
+    }
     let mut made = Made { args, image: false, dir: false, kept: Cell::new(false) };
     mounts::detach_dead(&args.dir, &args.image)?;
     mounts::refuse_busy(&args.dir)?;
@@ -272,6 +333,15 @@ fn prepare<'a>(args: &'a Args, words: &MountWords) -> Result<Made<'a>> {
         made.image = true;
     }
     Ok(made)
+}
+
+fn check_keeper(args: &Args, words: &MountWords) -> Result<()> {
+    if args.daemon.is_some() || args.volatile {
+        let with = if args.daemon.is_some() { "--daemon" } else { "--volatile" };
+        return Err(Usage(format!("mount option keeper: it cannot be combined with {with}")).into());
+    }
+    let encrypted = create::exists(&args.image)? && key::header_of(&args.image)?.is_some();
+    keeper::check(&args.image, words, encrypted)
 }
 
 /// Refuses an image below its own mount point: the mount would hide the image, so that no command

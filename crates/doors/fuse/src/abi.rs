@@ -197,6 +197,9 @@ pub mod init {
 /// Flags of INIT from bit 32 on: [`InitInExt::flags2`] and [`InitOut::flags2`].
 pub mod init2 {
     pub const NO_EXPORT_SUPPORT: u32 = 1 << 6;
+    /// The kernel can send requests again ([`super::NOTIFY_RESEND`]). It offers this, and needs no
+    /// reply.
+    pub const HAS_RESEND: u32 = 1 << 7;
     pub const ALLOW_IDMAP: u32 = 1 << 8;
 }
 
@@ -287,3 +290,8 @@ pub const NOTIFY_INVAL_ENTRY: i32 = 3;
 /// [`InvalEntryOut::flags`]: the name is looked up again before it is used. Without the flag the
 /// name is dropped immediately, which for a directory detaches the mounts below it.
 pub const INVAL_EXPIRE_ONLY: u32 = 1 << 0;
+/// An unsolicited message: requests that were received and have no reply are sent again, with
+/// [`UNIQUE_RESEND`].
+pub const NOTIFY_RESEND: i32 = 7;
+/// Set in [`InHeader::unique`] of a request that is sent again.
+pub const UNIQUE_RESEND: u64 = 1 << 63;

@@ -127,6 +127,9 @@ impl<O: Ops> Server<O> {
     fn unpin(&self, node: u64, count: u64) {
         // The root is never looked up, so it has no pin.
         if node != Ino::ROOT.0 && count > 0 {
+            if let Some(kept) = &self.kept {
+                kept.unpin(Ino(node), count);
+            }
             self.ops.unpin(Ino(node), count);
         }
     }
@@ -136,7 +139,7 @@ impl<O: Ops> Server<O> {
     }
 
     /// The reply for a pinned inode.
-    fn entry(&self, attr: &Attr) -> abi::EntryOut {
+    pub(crate) fn entry(&self, attr: &Attr) -> abi::EntryOut {
         let (secs, nanos) = self.timeout();
         // See `crate::notify`.
         let (entry_valid, entry_valid_nsec) = if self.changes.are_made() { (0, 0) } else { (secs, nanos) };
@@ -151,14 +154,25 @@ impl<O: Ops> Server<O> {
         }
     }
 
+    /// Pins an inode for an entry that the kernel will get.
+    fn pin(&self, ino: Ino) -> Answer<()> {
+        let Some(kept) = &self.kept else { return Ok(self.ops.pin(ino)?) };
+        // The pins of changes that are made again are known already.
+        if kept.is_redoing() {
+            return Ok(());
+        }
+        kept.pin(ino).map_err(|e| Errno(e.raw_os_error().unwrap_or(libc::ENOMEM)))?;
+        Ok(self.ops.pin(ino)?)
+    }
+
     /// Pins the inode before the reply, because the kernel may send FORGET as soon as it has the
     /// entry.
-    fn pinned_entry(&self, attr: &Attr) -> Answer<abi::EntryOut> {
-        self.ops.pin(attr.ino)?;
+    pub(crate) fn pinned_entry(&self, attr: &Attr) -> Answer<abi::EntryOut> {
+        self.pin(attr.ino)?;
         Ok(self.entry(attr))
     }
 
-    fn attr_out(&self, attr: &Attr) -> abi::AttrOut {
+    pub(crate) fn attr_out(&self, attr: &Attr) -> abi::AttrOut {
         let (attr_valid, attr_valid_nsec) = self.timeout();
         abi::AttrOut { attr_valid, attr_valid_nsec, dummy: 0, attr: wire_attr(attr) }
     }
@@ -335,6 +349,9 @@ impl<O: Ops> Server<O> {
         let mode = self.new_mode(request.header.nodeid, asked.mode, asked.umask)?;
         let mode = FileKind::Regular.mode_bits() | (mode & PERMISSIONS);
         let attr = self.ops.tmpfile(Ino(request.header.nodeid), mode, owner)?;
+        if let Some(kept) = &self.kept {
+            kept.pin(attr.ino).map_err(|e| Errno(e.raw_os_error().unwrap_or(libc::ENOMEM)))?;
+        }
         Ok(abi::CreateOut { entry: self.entry(&attr), open: self.new_open(attr.ino, asked.flags)? })
     }
 
@@ -730,10 +747,10 @@ impl<O: Ops> Server<O> {
             let name = &rest[..dirent.namelen as usize];
             // An entry that has been removed meanwhile gets no inode: the kernel lists the name,
             // and looks it up if necessary.
-            if name != b"." && name != b".." && self.ops.pin(Ino(dirent.ino)).is_ok() {
+            if name != b"." && name != b".." && self.pin(Ino(dirent.ino)).is_ok() {
                 match self.ops.getattr(Ino(dirent.ino)) {
                     Ok(attr) => *entry = self.entry(&attr),
-                    Err(_) => self.ops.unpin(Ino(dirent.ino), 1),
+                    Err(_) => self.unpin(dirent.ino, 1),
                 }
             }
             at += abi::dirent_size(DirList::HEAD_PLUS, name.len());

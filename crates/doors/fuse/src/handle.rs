@@ -35,6 +35,10 @@ impl<O: Ops> Server<O> {
                 node = request.header.nodeid,
                 "panic: shutting the file system down"
             );
+            if self.kept.is_some() {
+                // Another server takes this one's place.
+                std::process::abort();
+            }
             match catch_unwind(AssertUnwindSafe(|| self.ops.shutdown(false))) {
                 Ok(Ok(())) => {}
                 Ok(Err(e)) => tracing::error!("shutdown after a panic failed: {e}"),
@@ -45,6 +49,9 @@ impl<O: Ops> Server<O> {
 
     /// Serves a request now, or parks it for the thread if it has to wait for a thaw.
     fn serve(&self, request: &Request<'_>, reply: Reply, out: &mut IoBuf) {
+        if let Some(kept) = &self.kept {
+            return self.serve_kept(kept, request, reply, out);
+        }
         let Some(parking) = self.parking.as_ref().filter(|_| self.is_change(request)) else {
             return self.dispatch(request, reply, out);
         };

@@ -19,6 +19,7 @@
 //! private, peer               the directory of sockets, and the process at their other end
 //! one_tree                    one tree of a file system as a whole mount
 //! notify                      notifies the kernel of changes made without it
+//! keep                        a server that another one replaces when it dies
 //! parking, freeze             changes that wait for a thaw, and the thread that serves them
 //! failures                    counts requests that failed
 //! caller, task                the thread that made a request, and its rights
@@ -43,6 +44,7 @@ mod freeze;
 mod handle;
 mod handoff;
 mod helper;
+pub mod keep;
 mod limits;
 mod loopdev;
 mod mount;
@@ -72,7 +74,7 @@ mod unmount;
 
 pub use caller::caller;
 pub use limits::become_io_flusher;
-pub use mount::{is_dir, mount, mount_again, mount_remote};
+pub use mount::{is_dir, make_for_keeper, mount, mount_again, mount_remote};
 pub use mount_error::MountError;
 pub use mountinfo::{MountEntry, asks_strangers, mount_at, mount_of, mounts, mounts_of, other_mounts};
 pub use notify::{Changing, Notifier};

@@ -35,6 +35,23 @@ use std::sync::Arc;
 /// Mounts `image` on the directory `dir`. Accesses to the mount wait until [`MountedSession::run`]
 /// is called.
 pub fn mount(image: &Path, dir: &Path, options: &FuseOptions) -> Result<MountedSession, MountError> {
+    let (fd, mount) = make(image, dir, options)?;
+    Ok(session(fd, mount, options))
+}
+
+/// As [`mount`], for a keeper, which passes the connection to one server after another
+/// ([`MountedSession::kept`]).
+pub fn make_for_keeper(
+    image: &Path,
+    dir: &Path,
+    options: &FuseOptions,
+) -> Result<(OwnedFd, MountPoint), MountError> {
+    let (fd, mount) = make(image, dir, options)?;
+    raise_limits(&mount.dir);
+    Ok((fd, mount))
+}
+
+fn make(image: &Path, dir: &Path, options: &FuseOptions) -> Result<(OwnedFd, MountPoint), MountError> {
     let image =
         fs::canonicalize(image).map_err(|error| MountError::Image { image: image.to_owned(), error })?;
     // Check this before the mount point is accessed: the mount point may be that of this image,
@@ -67,7 +84,7 @@ pub fn mount(image: &Path, dir: &Path, options: &FuseOptions) -> Result<MountedS
         None => mount_plain(&image, &dir, options, root)?,
     };
     let mount = MountPoint { image, device: mountinfo::device_of(&dir), dir, source, privileged, why_plain };
-    Ok(session(fd, mount, options))
+    Ok((fd, mount))
 }
 
 /// As [`mount`], for an image that is not in a file of this machine. `name` is the source that the

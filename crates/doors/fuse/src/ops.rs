@@ -72,6 +72,16 @@ pub trait Ops: Send + Sync + 'static {
     fn removexattr(&self, ino: Ino, name: &[u8]) -> Result<()>;
     fn pin(&self, ino: Ino) -> Result<()>;
     fn unpin(&self, ino: Ino, count: u64);
+    fn pin_by(&self, ino: Ino, count: u64) {
+        for _ in 0..count {
+            if self.pin(ino).is_err() {
+                return;
+            }
+        }
+    }
+    fn delete_forgotten(&self) -> Result<u64> {
+        Ok(0)
+    }
     fn statfs(&self) -> StatFs;
     /// [`Ops::statfs`] as it looks from a directory or file.
     fn statfs_at(&self, _ino: Ino) -> Result<StatFs> {
@@ -220,6 +230,8 @@ delegate! {
         removexattr(ino: Ino, name: &[u8]) -> Result<()>;
         pin(ino: Ino) -> Result<()>;
         unpin(ino: Ino, count: u64);
+        pin_by(ino: Ino, count: u64);
+        delete_forgotten() -> Result<u64>;
         statfs() -> StatFs;
         statfs_at(ino: Ino) -> Result<StatFs>;
         set_limit(dir: Ino, change: SetLimit) -> Result<Limit>;

@@ -69,6 +69,8 @@ use crate::atomics::Atomics;
 use crate::control;
 use crate::errno::{Answer, Errno};
 use crate::failures::Failures;
+use crate::keep::Kept;
+use crate::keep::area::Negotiated;
 use crate::notify::Changes;
 use crate::opens::Opens;
 use crate::ops::Ops;
@@ -131,6 +133,8 @@ pub struct Server<O> {
     status: Mutex<Option<Status>>,
     /// `None` if the mount cannot be frozen.
     pub(crate) parking: Option<Parking>,
+    /// `None` if no other server takes this one's place when it dies.
+    pub(crate) kept: Option<Arc<Kept>>,
 }
 
 impl<O: Ops> Server<O> {
@@ -170,6 +174,7 @@ impl<O: Ops> Server<O> {
             device_requests: None,
             status: Mutex::new(None),
             parking: None,
+            kept: None,
         };
         (server, jobs)
     }
@@ -262,6 +267,19 @@ impl<O: Ops> Server<O> {
         self.writeback.store(flags & init::WRITEBACK_CACHE != 0, Ordering::Relaxed);
         self.flags_checked.store(offer.minor >= abi::MINOR_FLAGS, Ordering::Relaxed);
         answer.minor = abi::MINOR.min(offer.minor);
+        if let Some(kept) = &self.kept {
+            if offer2.flags2 & init2::HAS_RESEND == 0 {
+                tracing::error!("this kernel cannot send requests again: option keeper needs Linux 6.9");
+                return Err(Errno(libc::EPROTO));
+            }
+            let negotiated = Negotiated {
+                done: 1,
+                writeback: u32::from(self.writeback.load(Ordering::Relaxed)),
+                acls: u32::from(acls),
+                flags_checked: u32::from(self.flags_checked.load(Ordering::Relaxed)),
+            };
+            kept.negotiated(negotiated).map_err(|e| Errno(e.raw_os_error().unwrap_or(libc::EIO)))?;
+        }
         // The kernel's offer is older than `raise_limits` in `mount`; the kernel uses the smaller
         // of its own limit and this value.
         answer.max_readahead = offer.max_readahead.max(abi::MAX_IO as u32);
@@ -286,11 +304,20 @@ impl<O: Ops> Server<O> {
     pub(crate) fn control_xattr(&self, name: &[u8]) -> Option<Vec<u8>> {
         let value = match name {
             b"system.kedgefs.pid" => std::process::id().to_string(),
-            b"system.kedgefs.info" => self.with_member(&self.ops.info_json(), "mount", self.mount.clone()),
+            b"system.kedgefs.info" => self.with_member(&self.ops.info_json(), "mount", self.mount_json()),
             b"system.kedgefs.stats" => self.with_member(&self.ops.stats_json(), "fuse", self.to_json()),
             _ => return None,
         };
         Some(value.into_bytes())
+    }
+
+    /// The mount, with what its keeper has seen.
+    fn mount_json(&self) -> Value {
+        let mut mount = self.mount.clone();
+        if let (Some(kept), Some(members)) = (&self.kept, mount.as_object_mut()) {
+            members.insert("keeper".into(), kept.history().clone());
+        }
+        mount
     }
 
     fn with_member(&self, object: &str, name: &'static str, value: Value) -> String {

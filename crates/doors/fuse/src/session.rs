@@ -2,10 +2,13 @@
 
 use crate::abi;
 use crate::companion::Follower;
+use crate::devfuse::DevFuse;
 use crate::freeze;
 use crate::handoff::{self, Wait};
+use crate::keep::Life;
 use crate::limits::become_io_flusher;
 use crate::mount_error::MountError;
+use crate::mountinfo;
 use crate::notify::{Changes, Notifier};
 use crate::ops::Ops;
 use crate::options::FuseOptions;
@@ -19,12 +22,13 @@ use crate::unmount::{self, MountPoint};
 use kedge_base::wait::{passing_on, set_stand_in};
 use kedge_base::{Clock, Ino, IoBuf, SystemClock, spawn_named};
 use parking_lot::Mutex;
+use rustix::fd::OwnedFd;
 use serde_json::{Value, json};
 use std::cell::Cell;
 use std::io;
 use std::path::Path;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 /// A mount made by [`crate::mount()`]. The kernel waits until [`MountedSession::run`] serves it;
@@ -40,6 +44,8 @@ pub struct MountedSession {
     root: Ino,
     /// See [`MountedSession::report_device`].
     device_requests: Option<DeviceState>,
+    /// `None` without a keeper.
+    life: Option<Life>,
 }
 
 impl MountedSession {
@@ -51,7 +57,32 @@ impl MountedSession {
     ) -> MountedSession {
         let (transport, changes) = (Some(transport), Changes::default());
         let root = Ino::ROOT;
-        MountedSession { transport, options, mount, visits: None, changes, root, device_requests: None }
+        let (device_requests, life) = (None, None);
+        MountedSession { transport, options, mount, visits: None, changes, root, device_requests, life }
+    }
+
+    /// The session of a mount on `dir` that a keeper has made, over its connection `fd`.
+    pub fn kept(
+        fd: OwnedFd,
+        image: &Path,
+        dir: &Path,
+        options: FuseOptions,
+        life: Life,
+    ) -> Result<MountedSession, MountError> {
+        let entry = mountinfo::mount_at(dir).ok_or_else(|| MountError::NotMounted(dir.to_owned()))?;
+        let mount = MountPoint {
+            image: image.to_owned(),
+            dir: dir.to_owned(),
+            device: Some(entry.device.clone()),
+            privileged: entry.kind.starts_with("fuseblk"),
+            source: entry.source,
+            why_plain: None,
+        };
+        // A channel of its own would end with its server, and its requests with it.
+        let transport = DevFuse::new(fd, options.worker_range(), false);
+        let mut session = MountedSession::new(Arc::new(transport), mount, options);
+        session.life = Some(life);
+        Ok(session)
     }
 
     pub fn mount_point(&self) -> &MountPoint {
@@ -138,7 +169,11 @@ impl MountedSession {
         let (server, jobs) = Server::new(ops.clone(), transport.clone(), options, state, on_destroy);
         let server = server.offering(self.visits.take(), self.device_requests.take());
         let server = server.with_changes(&self.changes);
-        let (server, late) = server.freezable();
+        let (server, late) = match &self.life {
+            None => server.freezable(),
+            // A freeze would end with its server.
+            Some(life) => (server.resume(life)?, mpsc::channel().1),
+        };
         let server = Arc::new(server);
         if let Some(device) = &self.mount.device {
             server.open_status(device);
@@ -148,11 +183,27 @@ impl MountedSession {
             spawn_named("kedge-fuse-late", move || freeze::serve(&server, &ops, &late))?
         };
         let settled = {
-            let transport = transport.clone();
+            let (transport, ops) = (transport.clone(), ops.clone());
             spawn_named("kedge-fuse-pages", move || settle::serve(ops, transport, jobs))?
         };
+        let recycled = match &server.kept {
+            None => None,
+            Some(kept) => {
+                let (kept, ops) = (kept.clone(), ops.clone());
+                Some(spawn_named("kedge-fuse-keep", move || Server::recycle(&kept, &*ops))?)
+            }
+        };
+        if self.life.as_ref().is_some_and(Life::is_second) {
+            transport.notify(abi::NOTIFY_RESEND, &[])?;
+        }
         let result = serve(&server, &transport);
         server.destroy();
+        if let Some(kept) = &server.kept {
+            kept.end();
+        }
+        if recycled.is_some_and(|thread| thread.join().is_err()) {
+            tracing::error!("the thread for the keeper's memory panicked");
+        }
         if let Some(parking) = &server.parking {
             parking.send(Job::End);
         }
@@ -169,6 +220,10 @@ impl MountedSession {
 
 impl Drop for MountedSession {
     fn drop(&mut self) {
+        if self.life.is_some() {
+            // The keeper decides whether the mount ends.
+            return;
+        }
         // The connection is closed first: an unmount would wait for an answer that no thread gives.
         if self.transport.take().is_some()
             && let Err(e) = unmount::unmount_as(&self.mount.dir, self.mount.privileged, true)
@@ -243,13 +298,19 @@ fn work<O: Ops>(server: &Server<O>, transport: &dyn Transport, worker: usize) ->
             }
         },
     };
+    let mut buf = RequestBuf::new();
+    if server.kept.is_some() {
+        // A page that is not there yet cannot be had by a thread that is being killed. The kernel
+        // would fail the request that it copies there.
+        buf.as_mut_bytes().fill(0);
+    }
     let mut work = Work {
         server,
         follower,
         transport,
         pool: &pool,
         worker,
-        buf: RequestBuf::new(),
+        buf,
         out: IoBuf::zeroed(abi::MAX_IO / kedge_base::BLOCK_SIZE),
         clock,
         wait,

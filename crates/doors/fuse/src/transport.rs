@@ -93,6 +93,10 @@ impl Default for RequestBuf {
     }
 }
 
+/// Called with error and parts before a reply is sent. Returns the error to send: another one only
+/// if the reply has no parts.
+pub(crate) type Before = Box<dyn FnOnce(i32, &[&[u8]]) -> i32 + Send>;
+
 /// The right and the duty to reply to one request.
 #[must_use]
 pub struct Reply {
@@ -103,13 +107,20 @@ pub struct Reply {
     unique: u64,
     token: u32,
     open: bool,
+    before: Option<Before>,
 }
 
 impl Reply {
     /// A failure is counted among `failures`.
     pub fn new(transport: Arc<dyn Transport>, failures: Arc<Failures>, request: &Request<'_>) -> Reply {
         let InHeader { opcode, nodeid: node, unique, .. } = request.header;
-        Reply { transport, failures, opcode, node, unique, token: request.token, open: true }
+        Reply { transport, failures, opcode, node, unique, token: request.token, open: true, before: None }
+    }
+
+    /// Has `before` called when the reply is about to be sent.
+    pub(crate) fn after(mut self, before: Before) -> Reply {
+        self.before = Some(before);
+        self
     }
 
     pub fn ok(self, parts: &[&[u8]]) {
@@ -134,8 +145,12 @@ impl Reply {
         self.open = false;
     }
 
-    fn send(mut self, error: i32, parts: &[&[u8]]) {
+    fn send(mut self, mut error: i32, parts: &[&[u8]]) {
         self.open = false;
+        if let Some(before) = self.before.take() {
+            error = before(error, parts);
+        }
+        let parts = if error == 0 { parts } else { &[] };
         if error != 0 {
             self.failures.note(self.opcode, self.node, -error);
         }
@@ -153,6 +168,9 @@ impl Drop for Reply {
                 unique = self.unique,
                 "request was dropped unanswered"
             );
+            if let Some(before) = self.before.take() {
+                before(-libc::EIO, &[]);
+            }
             self.failures.note(self.opcode, self.node, libc::EIO);
             report(self.transport.reply(self.token, self.unique, -libc::EIO, &[]), self.unique);
         }

@@ -17,6 +17,8 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 const READY: &str = "ready";
+/// The line of a process that serves.
+pub(crate) const STARTED: &str = READY;
 const FAILED: &str = "failed ";
 
 /// Starts `kedge` with `args` in the background and returns when it has called [`Child::ready`].
@@ -73,6 +75,11 @@ fn open_log(path: &Path) -> Result<File> {
         bail!("the log file {} must be a regular file of your own, with one name", path.display());
     }
     Ok(file)
+}
+
+/// The reason in the line of a process that does not serve.
+pub(crate) fn reason(line: &str) -> Option<&str> {
+    line.trim_end().strip_prefix(FAILED)
 }
 
 /// The background process's end of the pipe that [`spawn`] made.

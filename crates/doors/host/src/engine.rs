@@ -11,8 +11,10 @@ use kedge_device::crypt::{CRYPT_AREA, CryptHeader};
 use kedge_device::sim::{ScriptedDevice, VolatileDevice};
 use kedge_device::{Device, FileDevice, OpenOptions, WatchedDevice};
 use kedge_fsck::{CheckOptions, Progress, RepairMode, RepairOptions, StoreReplay};
+use kedge_fuse::keep::Life;
 use kedge_fuse::{FuseOptions, MountError, MountPoint, MountedSession};
 use kedgefs::{FileSystem, FormatOptions, Ino, MountOptions, Owner, SharedBudget, Switches, TreeInfo};
+use rustix::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -118,6 +120,8 @@ pub struct Extra {
     pub faults: Option<PathBuf>,
     /// Fence the owner of the image's lock, and take the lock.
     pub takeover: bool,
+    /// The life of a server that has a keeper, which holds the lock on the image.
+    pub life: Option<Life>,
     /// A budget for dirty pages that is shared with other images.
     pub shared_budget: Option<Arc<SharedBudget>>,
 }
@@ -172,7 +176,11 @@ pub fn host_free(path: &Path) -> Option<u64> {
 
 fn open_as(path: &Path, words: &MountWords, extra: Extra) -> Result<Opened> {
     check_kind(path)?;
-    let how = OpenOptions { takeover: extra.takeover, ..device_options(words.read_only) };
+    let mut how = OpenOptions { takeover: extra.takeover, ..device_options(words.read_only) };
+    if extra.life.is_some() {
+        // Requests in a ring may end after their process, and would write beside its successor.
+        (how.lock, how.io_uring) = (false, false);
+    }
     let mut device: Arc<dyn Device> = kedge_device::open(&locate(path)?, how)?;
     if words.key_file.is_some() && !key::is_encrypted(&*device)? {
         bail!("{} is not encrypted, and mount option key-file names a key", path.display());
@@ -195,8 +203,14 @@ fn open_as(path: &Path, words: &MountWords, extra: Extra) -> Result<Opened> {
     if let Some(lock) = words.tree_lock {
         options.tree_lock = lock;
     }
-    let fs = FileSystem::open(device.clone(), clock, options)
-        .with_context(|| format!("open {}", path.display()))?;
+    let fs = match extra.life.filter(Life::is_second) {
+        None => FileSystem::open(device.clone(), clock, options),
+        Some(life) => FileSystem::open_again(device.clone(), clock, options, |end| {
+            life.recovered(end)
+                .map_err(|e| kedge_base::Error::io("note in the keeper's memory", 0, 0, &e).into())
+        }),
+    };
+    let fs = fs.with_context(|| format!("open {}", path.display()))?;
     let notice = (words.volatile && !words.read_only).then(|| volatile_notice(path));
     Ok(Opened { fs, device, notice })
 }
@@ -207,6 +221,11 @@ fn volatile_notice(path: &Path) -> String {
          costs the work of the last seconds (commit=), also what programs have synced; only unmounting keeps all",
         path.display()
     )
+}
+
+/// Opens the device of an image only to hold its lock.
+pub fn open_locked(path: &Path) -> Result<Arc<dyn Device>> {
+    open_raw(path, false)
 }
 
 /// Opens an image, below its encryption.
@@ -229,6 +248,22 @@ pub fn mount(opened: &Opened, image: &Path, dir: &Path, words: &MountWords) -> R
     if let Some(tree) = shown {
         session.show_tree(tree.root);
     }
+    set_up(opened, session, words)
+}
+
+/// The session of a server that has a keeper, over the connection of its mount.
+pub fn take_over(
+    opened: &Opened,
+    (image, dir): (&Path, &Path),
+    words: &MountWords,
+    connection: OwnedFd,
+    life: Life,
+) -> Result<MountedSession> {
+    let session = MountedSession::kept(connection, image, dir, fuse_options(words), life)?;
+    set_up(opened, session, words)
+}
+
+fn set_up(opened: &Opened, mut session: MountedSession, words: &MountWords) -> Result<MountedSession> {
     if !session.mount_point().privileged && words.switches.commit.is_none() {
         opened.fs.remount(&Switches { commit: Some(COMMIT_PLAIN), ..Switches::default() })?;
     }
@@ -273,7 +308,7 @@ pub fn mount_again(from: &Path, dir: &Path, words: &MountWords) -> Result<()> {
     Ok(kedge_fuse::mount_again(from, dir, &fuse_options(words))?)
 }
 
-fn fuse_options(words: &MountWords) -> FuseOptions {
+pub(crate) fn fuse_options(words: &MountWords) -> FuseOptions {
     let defaults = FuseOptions::default();
     FuseOptions {
         privileged: words.privileged,

@@ -14,6 +14,7 @@
 //! | [`status`] | state and counters of an image and of a live mount |
 //! | [`waits`] | requests that a mount's device has not completed |
 //! | [`serve`] | serves one mount until it ends |
+//! | [`keeper`] | starts the server of a mount, and another one when it dies |
 //! | [`daemon`] | serves several mounts in one process |
 //! | [`background`] | starts the process that serves, and waits until the mount is live |
 //! | [`notify`] | reports readiness to the service manager |
@@ -32,6 +33,7 @@ pub mod daemon;
 pub mod embed;
 pub mod engine;
 pub mod image;
+pub mod keeper;
 pub mod key;
 pub mod logging;
 pub mod memory;

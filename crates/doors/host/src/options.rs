@@ -42,6 +42,8 @@ pub struct MountWords {
     pub tree: Option<String>,
     /// fsync and sync make nothing durable.
     pub volatile: bool,
+    /// Another server takes the place of one that dies.
+    pub keeper: bool,
     pub nosuid: bool,
     pub nodev: bool,
     pub noexec: bool,
@@ -75,6 +77,8 @@ pub const KNOWN: &[&str] = &[
     "noreflink",
     "tree=PATH",
     "volatile",
+    "keeper",
+    "nokeeper",
     "offset=BYTES",
     "sizelimit=BYTES",
     "key-file=FILE",
@@ -209,6 +213,8 @@ impl MountWords {
             ("noreflink", None) => self.reflink = Some(false),
             ("tree", Some(v)) if !v.is_empty() => self.tree = Some(v.to_owned()),
             ("volatile", None) => self.volatile = true,
+            ("keeper", None) => self.keeper = true,
+            ("nokeeper", None) => self.keeper = false,
             _ if asks_nothing(word) => {}
             ("nosuid", None) => self.nosuid = true,
             ("suid", None) => self.nosuid = false,
@@ -284,6 +290,7 @@ Mount options (those marked * may change while mounted):
   writeback_cache              let the kernel gather writes
   noreflink                    copies within the mount share no blocks
   tree=PATH                    show the fork or snapshot at this path of the image, alone
+  keeper, nokeeper             whether another server goes on when the serving process dies
   volatile                     fsync and sync make nothing durable: for scratch data
   workers=N                    threads that serve requests, 2 to 64; by default as many as wait
   placement=auto|on|off        whether one more thread may serve on its client's processor

@@ -1,6 +1,8 @@
 //! The system calls for which the dependencies have no safe wrapper.
 #![allow(unsafe_code)]
 
+use rustix::fd::{FromRawFd, OwnedFd};
+use rustix::io::{FdFlags, fcntl_setfd};
 use std::io;
 use std::mem::MaybeUninit;
 
@@ -87,4 +89,17 @@ pub fn inherit_standard_streams_only() {
     unsafe {
         libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC);
     }
+}
+
+/// Takes a descriptor that this process has inherited, and passes it on to no other program. Call
+/// it once for each, at the start of the process.
+pub fn inherited(fd: i32) -> io::Result<OwnedFd> {
+    // SAFETY: fcntl takes integers, and fails with EBADF for a number that is not open.
+    if unsafe { libc::fcntl(fd, libc::F_GETFD) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor is open, and the caller's contract is that nothing else owns it.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    fcntl_setfd(&fd, FdFlags::CLOEXEC)?;
+    Ok(fd)
 }

@@ -6,8 +6,10 @@ use crate::options::MountWords;
 use crate::os::{self, TerminationSignals};
 use crate::{background, memory, syslog};
 use anyhow::{Context, Result};
+use kedge_fuse::keep::Life;
 use kedge_fuse::{MountPoint, MountedSession, OneTree};
 use kedgefs::{FileSystem, Ino};
+use rustix::fd::OwnedFd;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -47,7 +49,30 @@ pub fn in_background(mount: &Mount<'_>, keep_stderr: bool) -> Result<ExitCode> {
 /// Opens, mounts, calls `live`, and serves until the mount has ended. The image is closed in any
 /// case.
 pub fn in_foreground(mount: &Mount<'_>, live: impl FnOnce() -> Result<()>) -> Result<()> {
-    let Mount { image, dir, words, extra, offer } = mount;
+    serve_with(mount, &mount.extra, engine::mount, live)
+}
+
+/// [`in_foreground`] for a keeper, which has made the mount.
+pub(crate) fn in_foreground_kept(
+    mount: &Mount<'_>,
+    connection: OwnedFd,
+    life: Life,
+    live: impl FnOnce() -> Result<()>,
+) -> Result<()> {
+    let extra = Extra { life: Some(life.clone()), ..mount.extra.clone() };
+    let take_over = |opened: &Opened, image: &Path, dir: &Path, words: &MountWords| {
+        engine::take_over(opened, (image, dir), words, connection, life)
+    };
+    serve_with(mount, &extra, take_over, live)
+}
+
+fn serve_with(
+    mount: &Mount<'_>,
+    extra: &Extra,
+    make: impl FnOnce(&Opened, &Path, &Path, &MountWords) -> Result<MountedSession>,
+    live: impl FnOnce() -> Result<()>,
+) -> Result<()> {
+    let Mount { image, dir, words, offer, .. } = mount;
     let signals = TerminationSignals::block().context("block signals")?;
     // Set this before the engine starts its threads, which inherit it.
     kedge_fuse::become_io_flusher();
@@ -59,7 +84,9 @@ pub fn in_foreground(mount: &Mount<'_>, live: impl FnOnce() -> Result<()>) -> Re
         eprintln!("kedge: warning: {notice}");
     }
     let fs = opened.fs.clone();
-    let session = attach(&opened, image, dir, &words, signals).and_then(|session| live().map(|()| session));
+    let session = make(&opened, image, dir, &words)
+        .and_then(|session| attach(session, signals))
+        .and_then(|session| live().map(|()| session));
     drop(opened);
     let session = match session {
         Ok(session) => session,
@@ -71,7 +98,9 @@ pub fn in_foreground(mount: &Mount<'_>, live: impl FnOnce() -> Result<()>) -> Re
             return Err(e);
         }
     };
-    let closed = until_unmounted(session, fs, *offer).with_context(|| format!("serve {}", dir.display()))?;
+    // What is copied past the kernel is not in the keeper's memory.
+    let offer: Offer = if extra.life.is_some() { |_, _| Box::new(|| ()) } else { *offer };
+    let closed = until_unmounted(session, fs, offer).with_context(|| format!("serve {}", dir.display()))?;
     // Standard error is /dev/null now unless it is a log file, so send the error to the system log
     // too.
     closed
@@ -101,15 +130,8 @@ pub fn until_unmounted(
     }
 }
 
-/// Mounts, and arranges that termination signals unmount.
-fn attach(
-    opened: &Opened,
-    image: &Path,
-    dir: &Path,
-    words: &MountWords,
-    signals: TerminationSignals,
-) -> Result<MountedSession> {
-    let session = engine::mount(opened, image, dir, words)?;
+/// Arranges that termination signals unmount.
+fn attach(session: MountedSession, signals: TerminationSignals) -> Result<MountedSession> {
     let mount = session.mount_point().clone();
     if let Some(weaker) = engine::plain_mount_notice(&mount) {
         eprintln!("kedge: warning: {weaker}");

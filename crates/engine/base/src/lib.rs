@@ -20,6 +20,7 @@ pub mod skip;
 mod thread;
 mod units;
 pub mod wait;
+pub mod witness;
 
 pub use buf::{BLOCK_SIZE, Block, IoBuf};
 pub use clock::{Clock, HANG, ManualClock, SystemClock, Timespec, pause};

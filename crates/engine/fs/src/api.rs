@@ -14,7 +14,7 @@ use crate::stats::OpKind;
 use crate::trees::{TreeInfo, TreeSpace};
 use crate::types::*;
 use kedge_base::broken::{self, Variant};
-use kedge_base::{BLOCK_SIZE, Clock, Ino};
+use kedge_base::{BLOCK_SIZE, Clock, Ino, Lsn};
 use kedge_device::Device;
 use kedge_format::{FileFlags, FileKind};
 use kedge_store::ForceCause;
@@ -45,8 +45,28 @@ impl FileSystem {
 
     /// Opens a file system, recovering it if it was not closed.
     pub fn open(device: Arc<dyn Device>, clock: Arc<dyn Clock>, options: MountOptions) -> Result<FileSystem> {
-        let fs = Fs::open(device, clock, options)?;
+        let fs = Fs::open(device, clock, options, None)?;
         Ok(FileSystem { _membership: Arc::new(Membership(fs.clone())), fs })
+    }
+
+    /// As [`FileSystem::open`], for a server that takes the place of one that died: nameless inodes
+    /// stay until [`FileSystem::delete_forgotten`]. Before anything is appended to the log,
+    /// `recovered` gets its end: of the records that [`kedge_base::witness`] saw, the image has
+    /// exactly those that end there or before.
+    pub fn open_again(
+        device: Arc<dyn Device>,
+        clock: Arc<dyn Clock>,
+        options: MountOptions,
+        mut recovered: impl FnMut(Lsn) -> Result<()>,
+    ) -> Result<FileSystem> {
+        let fs = Fs::open(device, clock, options, Some(&mut recovered))?;
+        Ok(FileSystem { _membership: Arc::new(Membership(fs.clone())), fs })
+    }
+
+    /// Deletes the nameless inodes that have no pins, and returns how many. The caller of
+    /// [`FileSystem::open_again`] has pinned those that are in use.
+    pub fn delete_forgotten(&self) -> Result<u64> {
+        self.fs.files().delete_forgotten()
     }
 
     /// Changes options of the open file system. Running operations may still follow the old ones.
@@ -515,6 +535,11 @@ impl FileSystem {
     pub fn pin(&self, ino: Ino) -> Result<()> {
         self.fs.inodes().pin(ino);
         Ok(())
+    }
+
+    /// Adds `count` pins.
+    pub fn pin_by(&self, ino: Ino, count: u64) {
+        self.fs.inodes().pin_by(ino, count);
     }
 
     /// Releases `count` pins; the last pin of a nameless inode deletes it.

@@ -4,6 +4,7 @@ use crate::cache::inodes::Inodes;
 use crate::cache::table::Watch;
 use crate::claim::Claim;
 use crate::data::Files;
+use crate::data::orphans::Nameless;
 use crate::durability::dirty::DirtyList;
 use crate::durability::flushers::{Flushed, Member};
 use crate::durability::shared::SharedLists;
@@ -17,8 +18,8 @@ use crate::names::Names;
 use crate::policy::dirty_set::{DirtySet, OwnSet};
 use crate::policy::options::{DirtyTracking, MountOptions};
 use crate::policy::switches::Switches;
-use kedge_base::Clock;
 use kedge_base::broken::{self, Variant};
+use kedge_base::{Clock, Lsn};
 use kedge_device::Device;
 use kedge_store::{CheckpointClient, ForceCause, OpenOptions, Store};
 use std::sync::{Arc, Weak};
@@ -79,11 +80,13 @@ impl Shares {
 }
 
 impl Fs {
-    /// Opens a file system, recovering it if it was not closed.
+    /// Opens a file system, recovering it if it was not closed. `again` is called with the end of
+    /// the recovered log before anything is appended to it, and nameless inodes are kept.
     pub(crate) fn open(
         device: Arc<dyn Device>,
         clock: Arc<dyn Clock>,
         options: MountOptions,
+        again: Option<&mut dyn FnMut(Lsn) -> Result<()>>,
     ) -> Result<Arc<Fs>> {
         if let Some(percent) = options.async_checkpoint {
             kedge_store::check_async_percent(percent)?;
@@ -98,6 +101,13 @@ impl Fs {
             ..Default::default()
         };
         let store = Store::open(device.clone(), clock.clone(), &open).map_err(|e| name_other(&*device, e))?;
+        let nameless = match again {
+            None => Nameless::Deleted,
+            Some(recovered) => {
+                recovered(store.head_lsn())?;
+                Nameless::Kept
+            }
+        };
         let (set, watch) = dirty_set(&options);
         let (shared, member) = (options.shared_budget.clone(), Member::new());
         let engine = Arc::new(Engine::new(store, clock, options, claim));
@@ -106,7 +116,7 @@ impl Fs {
         let writeback =
             Writeback::new(engine.clone(), inodes.clone(), dirty, shares.page_bytes, shared, member.clone());
         let fs = Fs::join(engine, inodes, Arc::new(writeback));
-        fs.start(&member)?;
+        fs.start(&member, nameless)?;
         if !fs.engine.store().is_read_only() {
             fs.start_reclaim();
         }
@@ -136,14 +146,14 @@ impl Fs {
     }
 
     /// The work before the first operation.
-    fn start(&self, member: &Arc<Member>) -> Result<()> {
+    fn start(&self, member: &Arc<Member>, nameless: Nameless) -> Result<()> {
         let store = self.engine.store();
         let client: Arc<dyn CheckpointClient> = self.writeback.clone();
         let client: Weak<dyn CheckpointClient> = Arc::downgrade(&client);
         store.set_client(client);
         if !store.is_read_only() {
             self.engine.set_discard(self.engine.options().discard);
-            self.files.recover_orphans()?;
+            self.files.recover_orphans(nameless)?;
             let flushed: Arc<dyn Flushed> = self.syncer.clone();
             let now = self.engine.clock().monotonic();
             member

@@ -117,6 +117,8 @@ pub use kedge_base::{Clock, Ino, ManualClock, SystemClock, Timespec};
 /// The devices on which an image can be: files and block devices, memory, the network, and
 /// simulators for tests.
 pub use kedge_device as device;
+#[doc(hidden)]
+pub use kedge_format::record::RecordOp;
 pub use kedge_format::{FileFlags, FileKind, acl};
 pub use kedge_store::{TreeLock, histogram_text};
 pub use limits::{Limit, SetLimit};

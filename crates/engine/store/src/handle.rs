@@ -260,6 +260,8 @@ impl Handle<'_> {
         let left = self.log.bytes_left() - bytes.len() as u64;
         let append = if last { Log::append_last } else { Log::append };
         let lsn = append(&store.log, &mut self.log, &bytes);
+        // Inside the guard, so that what the witness notes precedes the log write.
+        kedge_base::witness::committed(decoded.op as u8, lsn.end);
         let taken_before = nodes_taken();
         let target = Target {
             forest: &store.forest,

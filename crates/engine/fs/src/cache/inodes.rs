@@ -86,6 +86,11 @@ impl Inodes {
         self.table.pin(ino);
     }
 
+    /// Adds `count` pins.
+    pub(crate) fn pin_by(&self, ino: Ino, count: u64) {
+        self.table.pin_by(ino, count);
+    }
+
     /// Returns whether that was the last pin.
     pub(crate) fn unpin(&self, ino: Ino, count: u64) -> bool {
         self.table.unpin(ino, count)
@@ -99,6 +104,15 @@ impl Inodes {
     /// draw from ranges of their own, so that threads that create in different directories use
     /// different leaves.
     pub(crate) fn new_ino(&self, of: Ino, dir: &mut Meta) -> Result<Ino> {
+        let ino = match kedge_base::witness::number() {
+            Some(given) => given,
+            None => self.next_ino(of, dir)?,
+        };
+        kedge_base::witness::numbered(ino);
+        Ok(ino)
+    }
+
+    fn next_ino(&self, of: Ino, dir: &mut Meta) -> Result<Ino> {
         let (next, end) = dir.ino_range;
         if next < end {
             dir.ino_range.0 += 1;

@@ -324,7 +324,11 @@ impl InodeTable {
     }
 
     pub(crate) fn pin(&self, ino: Ino) {
-        *self.shard(ino).lock().pins.entry(ino).or_insert(0) += 1;
+        self.pin_by(ino, 1);
+    }
+
+    pub(crate) fn pin_by(&self, ino: Ino, count: u64) {
+        *self.shard(ino).lock().pins.entry(ino).or_insert(0) += count;
     }
 
     /// Returns whether that was the last pin.

@@ -1,7 +1,7 @@
 //! The deletion of inodes without a name, in bounded steps, now or after a crash.
 
 use super::Files;
-use super::orphans::Named;
+use super::orphans::{Named, Nameless};
 use super::truncate::{StepMax, in_steps};
 use crate::cache::commit::{commit, lock_metas};
 use crate::cache::inode::Inode;
@@ -156,11 +156,23 @@ impl Files {
     }
 
     /// At mount: finishes the work that the orphan items of all trees name.
-    pub(crate) fn recover_orphans(&self) -> Result<u64> {
-        let mut count = self.recover_orphans_of(0)?;
+    pub(crate) fn recover_orphans(&self, nameless: Nameless) -> Result<u64> {
+        let mut count = self.recover_orphans_of(0, nameless)?;
         for (number, entry) in self.engine.store().trees() {
             if number != 0 && entry.kind == TreeKind::Head && self.engine.store().orphan_count(number) > 0 {
-                count += self.recover_orphans_of(number)?;
+                count += self.recover_orphans_of(number, nameless)?;
+            }
+        }
+        Ok(count)
+    }
+
+    /// Deletes the nameless inodes that have no pins.
+    pub(crate) fn delete_forgotten(&self) -> Result<u64> {
+        let mut count = 0;
+        for ino in self.orphans.all() {
+            if !self.inodes.is_pinned(ino) {
+                self.delete_orphan(ino)?;
+                count += 1;
             }
         }
         Ok(count)
@@ -169,7 +181,7 @@ impl Files {
     /// [`Files::recover_orphans_of`] a fork, which nothing else can reach. The fork is durable
     /// already, so a failure is no error of it: the next mount finishes what is left.
     pub(crate) fn drop_orphans_of(&self, tree: u32) {
-        if let Err(e) = self.recover_orphans_of(tree)
+        if let Err(e) = self.recover_orphans_of(tree, Nameless::Deleted)
             && self.engine.store().check_alive().is_ok()
         {
             tracing::warn!("deletion of nameless inodes of tree {tree}: {e}");
@@ -177,7 +189,7 @@ impl Files {
     }
 
     /// Finishes the work that the orphan items of a tree name, before the tree is in use.
-    fn recover_orphans_of(&self, tree: u32) -> Result<u64> {
+    fn recover_orphans_of(&self, tree: u32, nameless: Nameless) -> Result<u64> {
         let mut found = Vec::new();
         self.engine.store().orphans(tree, &mut |key, value| {
             found.push((Ino(key.offset), Orphan::decode(value)));
@@ -186,6 +198,7 @@ impl Files {
         let count = found.len() as u64;
         for (ino, orphan) in found {
             match orphan? {
+                Orphan::Unlinked if nameless == Nameless::Kept => self.orphans.add(ino, Named::Later),
                 Orphan::Unlinked => self.delete_orphan(ino)?,
                 Orphan::Truncate => {
                     let inode = self.inodes.get(ino)?;

@@ -15,6 +15,15 @@ pub(crate) enum Named {
     Later,
 }
 
+/// What an open does with inodes that have no name.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Nameless {
+    Deleted,
+    /// The clients of a server that died may have them open. The kernel knows which of them may get
+    /// a name.
+    Kept,
+}
+
 #[derive(Default)]
 struct Listed {
     inodes: BTreeMap<Ino, Named>,
@@ -81,6 +90,10 @@ impl Orphans {
     pub(crate) fn forget(&self, gone: impl Fn(Ino) -> bool) {
         self.listed.lock().inodes.retain(|ino, _| !gone(*ino));
         self.unpinned.lock().retain(|ino| !gone(*ino));
+    }
+
+    pub(crate) fn all(&self) -> Vec<Ino> {
+        self.listed.lock().inodes.keys().copied().collect()
     }
 
     pub(crate) fn contains(&self, ino: Ino) -> bool {

@@ -1,0 +1,45 @@
+//! Results of requests that may be sent again: their change is made, and their reply may not have
+//! reached the kernel.
+//!
+//! A worker serves one request at a time, so only the last entry of each worker can be without a
+//! reply. These are copied here before the journal that holds them is freed. The ring holds those
+//! of the last lives; numbers of requests are never used again.
+
+use super::area::{ANSWERS, ANSWERS_AT, Area, fields};
+use std::collections::BTreeMap;
+use std::io;
+use zerocopy::{FromZeros, IntoBytes};
+
+fields!(
+    pub(super) Answered = 64 {
+        unique: u64, node: u64, ino: u64, opcode: u32, result: u32, done: u64, number: u64, unused: [u64; 2],
+    }
+);
+
+pub(super) struct Answers {
+    held: BTreeMap<u64, Answered>,
+    /// Of the next one in the ring.
+    number: u64,
+}
+
+impl Answers {
+    pub(super) fn load(area: &Area) -> io::Result<Answers> {
+        let mut ring = vec![Answered::new_zeroed(); ANSWERS as usize];
+        area.get(ANSWERS_AT, ring.as_mut_bytes())?;
+        let number = ring.iter().map(|one| one.number).max().unwrap_or(0) + 1;
+        let held = ring.into_iter().filter(|one| one.number > 0).map(|one| (one.unique, one)).collect();
+        Ok(Answers { held, number })
+    }
+
+    pub(super) fn add(&mut self, area: &Area, answered: Answered) -> io::Result<()> {
+        let answered = Answered { number: self.number, ..answered };
+        area.put(ANSWERS_AT + self.number % ANSWERS * 64, answered.as_bytes())?;
+        self.number += 1;
+        self.held.insert(answered.unique, answered);
+        Ok(())
+    }
+
+    pub(super) fn take(&mut self, unique: u64) -> Option<Answered> {
+        self.held.remove(&unique)
+    }
+}

@@ -1,0 +1,169 @@
+//! The memory that outlives a server: a sealed memfd, which the keeper and the server of the moment
+//! have open.
+//!
+//! | at | what | written by |
+//! |---|---|---|
+//! | 0 | [`Head`]: version, lives, what INIT negotiated, the suspect | the server |
+//! | [`DEATHS_AT`] | [`Deaths`] | the keeper |
+//! | [`ANSWERS_AT`] | a ring of [`ANSWERS`] results of requests that may be sent again | the server |
+//! | [`HALVES_AT`] | the two halves of the journal ([`super::journal`]) | the server |
+//! | [`PINS_AT`] | counts of pins ([`super::pins`]) | the server |
+//!
+//! It is written with pwrite(2) and not through a mapping: no `unsafe`, no signal from a page that
+//! cannot be had, and a write of a few bytes within a page is done as a whole or not at all when
+//! the process is killed, since the kernel looks for a deadly signal only between pages. So a field
+//! of at most 64 bytes that does not cross a page is replaced atomically; every validity here
+//! rests on such a field. Only the death of processes matters: with the machine the memory is gone.
+
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
+use std::io;
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+const MAGIC: u64 = u64::from_le_bytes(*b"kedgkeep");
+/// Increases with each change of the layout. A server of another version refuses the area.
+const VERSION: u32 = 1;
+
+pub(super) const DEATHS_AT: u64 = 2048;
+pub(super) const ANSWERS_AT: u64 = 4096;
+pub(super) const ANSWERS: u64 = 1024;
+pub(super) const HALVES_AT: u64 = ANSWERS_AT + ANSWERS * 64;
+/// Bytes of one half of the journal.
+pub(super) const HALF: u64 = 16 << 20;
+pub(super) const PINS_AT: u64 = HALVES_AT + 2 * HALF;
+/// Inodes that the kernel may know at the same time. The pages of unused ones take no memory.
+pub(super) const PINS: u64 = 4 << 20;
+const SIZE: u64 = PINS_AT + PINS * 16;
+
+/// Lives whose cut-off in the log is remembered. Changes of an older life are gone by then.
+pub(super) const LIVES: usize = 64;
+/// Classes of pauses: up to a millisecond, two, four, and so on.
+pub const PAUSES: usize = 16;
+
+macro_rules! fields {
+    ($(#[$doc:meta])* $vis:vis $name:ident = $size:literal { $($field:ident: $ty:ty),* $(,)? }) => {
+        $(#[$doc])*
+        #[derive(
+            Clone, Copy, Debug, zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable,
+            zerocopy::KnownLayout,
+        )]
+        #[repr(C)]
+        $vis struct $name { $(pub $field: $ty),* }
+        const _: () = assert!(size_of::<$name>() == $size);
+    };
+}
+pub(super) use fields;
+
+fields!(
+    /// What INIT has negotiated, with which the next server goes on.
+    pub(crate) Negotiated = 16 { done: u32, writeback: u32, acls: u32, flags_checked: u32 }
+);
+fields!(
+    /// The request that is served alone because it may have killed its server.
+    pub(super) Suspect = 32 { unique: u64, node: u64, opcode: u32, deaths: u32, under_way: u64 }
+);
+fields!(
+    pub(super) Head = 872 {
+        magic: u64, version: u32, padding: u32, life: u64, negotiated: Negotiated, suspect: Suspect,
+        // By life: the end of the log that recovery found after it; 0 for a life that is not over.
+        cutoffs: [u64; LIVES],
+        pauses: [u64; PAUSES], pause_max_ns: u64, pause_last_ns: u64, redone: u64, poisoned: u64,
+        unused: [u64; 16],
+    }
+);
+fields!(
+    /// What the keeper saw of its servers.
+    pub Deaths = 32 { deaths: u64, signal: u32, padding: u32, at_ns: u64, unused: u64 }
+);
+
+/// The offset of a field of [`Head`].
+macro_rules! at {
+    ($field:ident) => {
+        std::mem::offset_of!(crate::keep::area::Head, $field) as u64
+    };
+}
+pub(super) use at;
+
+pub struct Area(OwnedFd);
+
+impl Area {
+    /// Makes an area, and takes its memory except for the pins.
+    pub fn make() -> io::Result<Area> {
+        let fd = rustix::fs::memfd_create("kedge-keeper", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        rustix::fs::ftruncate(&fd, SIZE)?;
+        rustix::fs::fallocate(&fd, FallocateFlags::empty(), 0, PINS_AT)?;
+        rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        let area = Area(fd);
+        let head = Head { magic: MAGIC, version: VERSION, ..Head::new_zeroed() };
+        area.put(0, head.as_bytes())?;
+        Ok(area)
+    }
+
+    /// The area that another process has made.
+    pub fn inherited(fd: OwnedFd) -> io::Result<Area> {
+        let area = Area(fd);
+        let head: Head = area.read(0)?;
+        let size = rustix::fs::fstat(&area.0)?.st_size as u64;
+        if head.magic != MAGIC || head.version != VERSION || size != SIZE {
+            let what = format!("the keeper's memory is of version {}, not {VERSION}", head.version);
+            return Err(io::Error::new(io::ErrorKind::InvalidData, what));
+        }
+        Ok(area)
+    }
+
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+
+    pub(super) fn put(&self, mut at: u64, mut bytes: &[u8]) -> io::Result<()> {
+        while !bytes.is_empty() {
+            match rustix::io::pwrite(&self.0, bytes, at) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(n) => (at, bytes) = (at + n as u64, &bytes[n..]),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn get(&self, mut at: u64, mut buf: &mut [u8]) -> io::Result<()> {
+        while !buf.is_empty() {
+            match rustix::io::pread(&self.0, &mut *buf, at) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(n) => {
+                    at += n as u64;
+                    buf = &mut buf[n..];
+                }
+                Err(rustix::io::Errno::INTR) => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn read<T: FromBytes + FromZeros + IntoBytes>(&self, at: u64) -> io::Result<T> {
+        let mut value = T::new_zeroed();
+        self.get(at, value.as_mut_bytes())?;
+        Ok(value)
+    }
+
+    /// The keeper saw a server die by a signal.
+    pub fn note_death(&self, signal: i32) -> io::Result<Deaths> {
+        let before: Deaths = self.read(DEATHS_AT)?;
+        let deaths =
+            Deaths { deaths: before.deaths + 1, signal: signal.cast_unsigned(), at_ns: now_ns(), ..before };
+        self.put(DEATHS_AT, deaths.as_bytes())?;
+        Ok(deaths)
+    }
+
+    pub(super) fn deaths(&self) -> io::Result<Deaths> {
+        self.read(DEATHS_AT)
+    }
+}
+
+/// Time that all processes of the machine share.
+pub(super) fn now_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec.cast_unsigned() * 1_000_000_000 + now.tv_nsec.cast_unsigned()
+}

@@ -1,0 +1,328 @@
+//! Makes the changes again that a dead server had made and the log has lost.
+//!
+//! # Why the result is the state that programs saw
+//! The journal holds, in the order of their effects, all changes since a moment at which everything
+//! before was durable. Recovery gives a prefix of the log's records, and of file data any part.
+//! - **Names, owners, modes, attributes** ([`Rule::Record`]): one record each. Its mark says where it
+//!   ends, and was noted before the record could become durable. So a change whose record ends within
+//!   the recovered log is there as a whole; any other is not there at all and is made now. All
+//!   earlier ones are there by then, so it finds what it found the first time.
+//! - **Content** ([`Rule::Data`]): a write, a change of size or an allocation sets bytes and size
+//!   to values that do not depend on what was there. Bytes that no entry names are as they were
+//!   before the first entry. Bytes that some entry names are set by the last that names them. So
+//!   the content is right after all were made again, in order, wherever recovery began: also if a
+//!   later truncate is durable and an earlier write is made again before it.
+//! - **Times** ([`Rule::Times`]): made again in order with the content. A record of a directory
+//!   includes the times that were set before it; so they are left out if such a record is durable.
+//! - A change that has no outcome and no mark has no effect that a reply has told; its request is
+//!   sent again and served as a new one. An entry of content without an outcome likewise: no later
+//!   change of the file can be in the journal, because its lock was held.
+//!
+//! # A death meanwhile
+//! A change that is made again gets the mark of its new record, by the same rule, with the number
+//! of the present life; each life has a cut-off of its own. So the next server does the same work
+//! again and leaves out what has become durable. The journal is freed when all is durable.
+
+use super::answers::Answered;
+use super::area::{Head, LIVES};
+use super::class::{Class, Rule};
+use super::journal::{BEGUN, DONE, Entry, Journal};
+use super::{Kept, marking, slot_of};
+use crate::abi::{self, InHeader, op, op_name};
+use crate::args::Args;
+use crate::failures::Failures;
+use crate::ops::Ops;
+use crate::server::Server;
+use crate::transport::{Received, Reply, Request, RequestBuf, Transport};
+use kedge_base::witness::{self, Witness};
+use kedge_base::{Ino, IoBuf, Timespec};
+use kedgefs::{FileKind, RecordOp, SetAttr};
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
+use zerocopy::{FromBytes, IntoBytes};
+
+/// Takes the reply of a change that is made again.
+#[derive(Default)]
+struct Sink(AtomicI32);
+
+impl Transport for Sink {
+    fn name(&self) -> &'static str {
+        "redo"
+    }
+
+    fn workers(&self) -> usize {
+        1
+    }
+
+    fn receive<'a>(&'a self, _: usize, _: &'a mut RequestBuf) -> io::Result<Received<'a>> {
+        Ok(Received::Ended)
+    }
+
+    fn wait(&self, _: usize) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn reply(&self, _: u32, _: u64, error: i32, _: &[&[u8]]) -> io::Result<()> {
+        self.0.store(error, Relaxed);
+        Ok(())
+    }
+
+    fn notify(&self, _: i32, _: &[u8]) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The newest durable record of each inode that an entry changed.
+type Durable = BTreeMap<u64, (u64, Timespec)>;
+
+impl<O: Ops> Server<O> {
+    /// Returns how many changes were made again.
+    pub(super) fn redo(&self) -> io::Result<u64> {
+        let kept = self.kept.as_ref().expect("a server with a keeper");
+        let head: Head = kept.area.read(0)?;
+        let mut entries = Journal::scan(&kept.area)?;
+        for (ino, count) in kept.pins.lock().all() {
+            self.ops.pin_by(ino, count);
+        }
+        kept.redoing.store(true, Relaxed);
+        let mut durable = Durable::new();
+        for entry in &entries {
+            if is_durable(entry, &head, kept.life)? {
+                for ino in changed_by(entry) {
+                    durable.insert(ino, (entry.head.seq, entry.head.time()));
+                }
+            }
+        }
+        let mut out = IoBuf::zeroed(abi::MAX_IO / kedge_base::BLOCK_SIZE);
+        let mut redone = 0;
+        let mut touched = BTreeMap::new();
+        for entry in &mut entries {
+            redone += u64::from(self.redo_one(kept, entry, &head, &durable, &mut touched, &mut out)?);
+        }
+        // A change of content that was made again has set the time of a change that preceded the
+        // last one.
+        for (ino, time) in touched {
+            let set = SetAttr { ctime: Some(time), ..SetAttr::default() };
+            match self.ops.setattr(Ino(ino), &set) {
+                Err(kedgefs::Error::NotFound) | Ok(_) => {}
+                Err(e) => return Err(failed(&format!("the time of inode {ino}"), &e)),
+            }
+        }
+        self.keep_answers(kept, &entries)?;
+        kept.redoing.store(false, Relaxed);
+        self.ops.delete_forgotten().map_err(|e| failed("the deletion of nameless inodes", &e))?;
+        self.ops.sync().map_err(|e| failed("the sync of what was made again", &e))?;
+        Ok(redone)
+    }
+
+    /// Returns whether the change was made again.
+    fn redo_one(
+        &self,
+        kept: &Kept,
+        entry: &mut Entry,
+        head: &Head,
+        durable: &Durable,
+        touched: &mut BTreeMap<u64, Timespec>,
+        out: &mut IoBuf,
+    ) -> io::Result<bool> {
+        let header = InHeader {
+            len: 0,
+            opcode: entry.head.opcode,
+            unique: entry.head.unique,
+            nodeid: entry.head.node,
+            uid: entry.head.uid,
+            gid: entry.head.gid,
+            pid: 0,
+            total_extlen: 0,
+            padding: 0,
+        };
+        let (state, mark, node) = (entry.head.outcome.state, entry.head.mark, entry.head.node);
+        let request = Request { header, body: &entry.arguments, token: 0 };
+        let Class::Journaled(rule) = self.class(&request) else {
+            // It was a record when it was journaled, and the tree that it now names is durable.
+            return Ok(false);
+        };
+        let later = durable.get(&node).filter(|(seq, _)| *seq > entry.head.seq);
+        match rule {
+            Rule::Record(_) if mark.life == 0 || is_durable(entry, head, kept.life)? => {
+                self.pin_nameless(kept, entry, false)?;
+                return Ok(false);
+            }
+            Rule::Data | Rule::Times if state != DONE => return Ok(false),
+            // The bits that it clears are not known before its outcome; it is served as a new one.
+            Rule::Record(RecordOp::SetAttr) if state != DONE => return Ok(false),
+            Rule::Times if later.is_some() && self.is_dir(node) => return Ok(false),
+            _ => {}
+        }
+        let arguments = without_caller(entry);
+        let request = Request { header, body: &arguments, token: 0 };
+        let committed = match rule {
+            Rule::Record(kind) => Some(marking(kept.area.clone(), entry.place, kept.life, kind as u8)),
+            _ => None,
+        };
+        let number = (mark.ino != 0 && rule == Rule::Record(RecordOp::Create)).then_some(Ino(mark.ino));
+        let witness = Witness { time: Some(entry.head.time()), number, committed };
+        let sink = Arc::new(Sink::default());
+        let reply = Reply::new(sink.clone(), Arc::new(Failures::default()), &request);
+        witness::during(witness, || self.dispatch(&request, reply, out));
+        let error = -sink.0.load(Relaxed);
+        if error != 0 {
+            // A file without a name that the kernel has forgotten may have been deleted for good.
+            if !matches!(rule, Rule::Record(_)) && matches!(error, libc::ENOENT | libc::ESTALE) {
+                return Ok(false);
+            }
+            // It had an effect, and then failed.
+            if matches!(rule, Rule::Record(_)) && state > DONE {
+                return Ok(true);
+            }
+            let what = format!(
+                "{} of inode {node}, which a program was told is done, cannot be done again",
+                op_name(entry.head.opcode)
+            );
+            return Err(io::Error::other(format!("{what}: {}", io::Error::from_raw_os_error(error))));
+        }
+        self.pin_nameless(kept, entry, true)?;
+        if let Some((_, time)) = later {
+            touched.insert(node, *time);
+        } else if entry.head.outcome.mode != 0 {
+            self.restore_mode(node, entry.head.outcome.mode - 1, entry.head.time())?;
+        }
+        Ok(true)
+    }
+
+    fn is_dir(&self, node: u64) -> bool {
+        self.ops.getattr(Ino(node)).is_ok_and(|attr| attr.kind == FileKind::Directory)
+    }
+
+    /// Sets the mode that a change left which clears set-user-id bits.
+    fn restore_mode(&self, node: u64, mode: u32, time: Timespec) -> io::Result<()> {
+        let what = || format!("the mode of inode {node}");
+        let attr = self.ops.getattr(Ino(node)).map_err(|e| failed(&what(), &e))?;
+        if attr.mode & 0o7777 != mode {
+            let set = SetAttr { mode: Some(mode), ctime: Some(time), ..SetAttr::default() };
+            self.ops.setattr(Ino(node), &set).map_err(|e| failed(&what(), &e))?;
+        }
+        Ok(())
+    }
+
+    /// The pin of a file that was made without a name: the engine has pinned one that was made
+    /// again, beside what is noted. Without an outcome the note may be missing.
+    fn pin_nameless(&self, kept: &Kept, entry: &Entry, redone: bool) -> io::Result<()> {
+        let EntryOf { opcode, ino, done } = EntryOf::of(entry);
+        if opcode != op::TMPFILE || ino == 0 {
+            return Ok(());
+        }
+        let mut pins = kept.pins.lock();
+        if !done && !pins.has(Ino(ino)) {
+            pins.add(&kept.area, Ino(ino))?;
+            if !redone {
+                self.ops.pin_by(Ino(ino), 1);
+            }
+        } else if redone {
+            self.ops.unpin(Ino(ino), 1);
+        }
+        Ok(())
+    }
+
+    /// Keeps the results of requests whose reply may not have reached the kernel.
+    fn keep_answers(&self, kept: &Kept, entries: &[Entry]) -> io::Result<()> {
+        let mut last = BTreeMap::new();
+        for entry in entries {
+            last.insert((entry.head.life, entry.head.worker), entry);
+        }
+        let mut answers = kept.answers.lock();
+        for entry in last.into_values() {
+            let outcome = entry.head.outcome;
+            let is_made = match outcome.state {
+                DONE => true,
+                BEGUN => entry.head.mark.life != 0 && entry.head.opcode != op::SETATTR,
+                _ => false,
+            };
+            if is_made {
+                let EntryOf { opcode, ino, done } = EntryOf::of(entry);
+                let answered = Answered {
+                    unique: entry.head.unique,
+                    node: entry.head.node,
+                    ino,
+                    opcode,
+                    result: outcome.result,
+                    done: u64::from(done),
+                    number: 0,
+                    unused: [0; 2],
+                };
+                answers.add(&kept.area, answered)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What a reply says of an entry.
+struct EntryOf {
+    opcode: u32,
+    ino: u64,
+    done: bool,
+}
+
+impl EntryOf {
+    fn of(entry: &Entry) -> EntryOf {
+        let ino = match entry.head.opcode {
+            op::LINK => abi::LinkIn::read_from_prefix(&entry.arguments).map_or(0, |(link, _)| link.oldnodeid),
+            _ => entry.head.mark.ino,
+        };
+        EntryOf { opcode: entry.head.opcode, ino, done: entry.head.outcome.state == DONE }
+    }
+}
+
+fn failed(what: &str, e: &kedgefs::Error) -> io::Error {
+    io::Error::other(format!("after the death of a server: {what}: {e}"))
+}
+
+/// Whether recovery found the entry's record in the log.
+fn is_durable(entry: &Entry, head: &Head, now: u64) -> io::Result<bool> {
+    let mark = entry.head.mark;
+    if mark.life == 0 {
+        return Ok(false);
+    }
+    if mark.life >= now || mark.life + LIVES as u64 <= now {
+        let what = format!("entry {} of the request journal is of life {}", entry.head.seq, mark.life);
+        return Err(io::Error::new(io::ErrorKind::InvalidData, what));
+    }
+    Ok(mark.end <= head.cutoffs[slot_of(mark.life)])
+}
+
+/// The inodes whose times a change has set.
+fn changed_by(entry: &Entry) -> impl Iterator<Item = u64> {
+    let mut args = Args::new(&entry.arguments);
+    let other = match entry.head.opcode {
+        op::RENAME => args.take::<abi::RenameIn>().ok().map(|asked| asked.newdir),
+        op::RENAME2 => args.take::<abi::Rename2In>().ok().map(|asked| asked.newdir),
+        op::LINK => args.take::<abi::LinkIn>().ok().map(|asked| asked.oldnodeid),
+        _ => None,
+    };
+    [entry.head.node].into_iter().chain(other)
+}
+
+/// The arguments without what depends on the caller of that moment, and as much of a write as was
+/// done.
+fn without_caller(entry: &Entry) -> Vec<u8> {
+    let mut arguments = entry.arguments.clone();
+    match entry.head.opcode {
+        op::WRITE => {
+            if let Ok((asked, data)) = abi::WriteIn::mut_from_prefix(&mut arguments) {
+                asked.write_flags &= !abi::WRITE_KILL_SUIDGID;
+                asked.size = asked.size.min(entry.head.outcome.result).min(data.len() as u32);
+            }
+        }
+        op::SETATTR => {
+            if let Ok((asked, _)) = abi::SetattrIn::mut_from_prefix(&mut arguments) {
+                asked.valid &= !abi::fattr::KILL_SUIDGID;
+            }
+        }
+        _ => {}
+    }
+    debug_assert_eq!(arguments.as_bytes().len(), entry.arguments.len());
+    arguments
+}
