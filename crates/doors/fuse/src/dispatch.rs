@@ -134,6 +134,11 @@ impl<O: Ops> Server<O> {
         }
     }
 
+    #[cfg(test)]
+    pub(crate) fn unpin_for_test(&self, node: u64, count: u64) {
+        self.unpin(node, count);
+    }
+
     fn timeout(&self) -> (u64, u32) {
         (self.options.cache_timeout.as_secs(), self.options.cache_timeout.subsec_nanos())
     }

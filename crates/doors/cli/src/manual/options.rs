@@ -132,6 +132,13 @@ pub const TABLE: &[Row] = &[
         "all trees",
     ),
     row(
+        "`nokeeper`, `keeper`",
+        FIXED,
+        "whether another server takes the place of one that dies, so that programs notice nothing. \
+         Needs Linux 6.9",
+        "`nokeeper`",
+    ),
+    row(
         "`volatile`",
         FIXED,
         "fsync and sync return at once and make nothing durable, for builds and other scratch data: a \

@@ -18,6 +18,7 @@ mod class;
 mod journal;
 mod pins;
 mod redo;
+mod steps;
 
 pub use area::{Area, Deaths};
 
@@ -39,6 +40,7 @@ use std::cell::Cell;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use steps::{Broken, Step};
 use zerocopy::IntoBytes;
 
 /// Deaths after which the request that causes them is refused.
@@ -224,7 +226,7 @@ impl<O: Ops> Server<O> {
             return self.serve_classed(kept, request, reply, out);
         }
         let unique = request.header.unique & !UNIQUE_RESEND;
-        let answered = kept.answers.lock().take(unique);
+        let answered = kept.answers.lock().take(unique).filter(|_| !steps::is_broken(Broken::AnswerRepeated));
         if let Some(answered) = answered {
             return self.answer_again(&answered, reply);
         }
@@ -290,6 +292,7 @@ impl<O: Ops> Server<O> {
             Ok(place) => place,
             Err(errno) => return reply.err(errno),
         };
+        steps::at(Step::Begun);
         let committed = match rule {
             Rule::Record(kind) => Some(marking(kept.area.clone(), place, kept.life, kind as u8)),
             _ => None,
@@ -298,6 +301,7 @@ impl<O: Ops> Server<O> {
         let clears = may_clear_bits(request);
         let noted = kept.clone();
         let finish = move |error: i32, parts: &[&[u8]]| {
+            steps::at(Step::Made);
             let result = match (opcode, parts.first()) {
                 (op::WRITE, Some(part)) => u32::from_ne_bytes(part[..4].try_into().expect("a WriteOut")),
                 _ => 0,
@@ -308,6 +312,7 @@ impl<O: Ops> Server<O> {
             };
             let state = if error == 0 { DONE } else { REFUSED };
             noted.journal.finish(place, Outcome { state, result, mode, padding: 0 });
+            steps::at(Step::Finished);
             error
         };
         let witness = Witness { time: Some(now), number: None, committed };
@@ -348,6 +353,7 @@ fn marking(area: Arc<Area>, place: Place, life: u64, kind: u8) -> Box<dyn Fn(u8,
     Box::new(move |found, end, ino| {
         if found == kind && !marked.replace(true) {
             Journal::mark(&area, place, life, end, ino);
+            steps::at(Step::Marked);
         }
     })
 }
@@ -402,3 +408,7 @@ fn note_pause(area: &Area, deaths: &Deaths, redone: u64, life: &Life) -> io::Res
         "refused": head.poisoned,
     }))
 }
+
+#[cfg(test)]
+#[path = "mod_tests.rs"]
+mod tests;

@@ -27,6 +27,7 @@ use super::answers::Answered;
 use super::area::{Head, LIVES};
 use super::class::{Class, Rule};
 use super::journal::{BEGUN, DONE, Entry, Journal};
+use super::steps::{self, Broken};
 use super::{Kept, marking, slot_of};
 use crate::abi::{self, InHeader, op, op_name};
 use crate::args::Args;
@@ -83,7 +84,7 @@ impl<O: Ops> Server<O> {
         let kept = self.kept.as_ref().expect("a server with a keeper");
         let head: Head = kept.area.read(0)?;
         let mut entries = Journal::scan(&kept.area)?;
-        for (ino, count) in kept.pins.lock().all() {
+        for (ino, count) in kept.pins.lock().all().filter(|_| !steps::is_broken(Broken::OrphanDropped)) {
             self.ops.pin_by(ino, count);
         }
         kept.redoing.store(true, Relaxed);
@@ -283,7 +284,7 @@ fn failed(what: &str, e: &kedgefs::Error) -> io::Error {
 /// Whether recovery found the entry's record in the log.
 fn is_durable(entry: &Entry, head: &Head, now: u64) -> io::Result<bool> {
     let mark = entry.head.mark;
-    if mark.life == 0 {
+    if mark.life == 0 || steps::is_broken(Broken::MarkIgnored) {
         return Ok(false);
     }
     if mark.life >= now || mark.life + LIVES as u64 <= now {

@@ -1,0 +1,412 @@
+//! Each kind of change, with a death of its server at each of its steps: the reply to the request
+//! that is sent again, and the tree, are those of a run without a death.
+//!
+//! A death is a panic at a step, after which nothing of the server is used again, and its device is
+//! copied. The area is the real one.
+
+#![allow(clippy::unwrap_used)]
+
+use super::steps::{Broken, Step, break_rule, die_at};
+use super::*;
+use crate::abi::{
+    FallocateIn, InHeader, LinkIn, MkdirIn, MknodIn, Rename2In, RenameIn, SetattrIn, SetxattrIn, WriteIn,
+    fattr,
+};
+use crate::options::FuseOptions;
+use crate::transport::{Received, RequestBuf, Transport};
+use kedge_device::MemDevice;
+use kedgefs::{FileKind, FileSystem, FormatOptions, MountOptions};
+use rustix::fd::OwnedFd;
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// Records the replies.
+#[derive(Default)]
+struct Wire(Mutex<Vec<(u64, i32, Vec<u8>)>>);
+
+impl Transport for Wire {
+    fn name(&self) -> &'static str {
+        "test"
+    }
+    fn workers(&self) -> usize {
+        1
+    }
+    fn receive<'a>(&'a self, _: usize, _: &'a mut RequestBuf) -> io::Result<Received<'a>> {
+        Ok(Received::Ended)
+    }
+    fn wait(&self, _: usize) -> io::Result<()> {
+        Ok(())
+    }
+    fn reply(&self, _: u32, unique: u64, error: i32, parts: &[&[u8]]) -> io::Result<()> {
+        self.0.lock().push((unique, error, parts.concat()));
+        Ok(())
+    }
+    fn notify(&self, _: i32, _: &[u8]) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A change: name, opcode, the path of its inode, and its arguments.
+struct Change(&'static str, u32, &'static str, Box<dyn Fn(&World) -> Vec<u8>>);
+
+struct World {
+    device: Arc<MemDevice>,
+    area: OwnedFd,
+    fs: FileSystem,
+    server: Server<FileSystem>,
+    wire: Arc<Wire>,
+    unique: u64,
+}
+
+fn server(device: &Arc<MemDevice>, area: &OwnedFd) -> (FileSystem, Server<FileSystem>, Arc<Wire>) {
+    let life = Life::begin(Area::inherited(area.try_clone().unwrap()).unwrap()).unwrap();
+    let clock = Arc::new(SystemClock::default());
+    let options = MountOptions::default();
+    let fs = match life.is_second() {
+        false => FileSystem::open(device.clone(), clock, options).unwrap(),
+        true => FileSystem::open_again(device.clone(), clock, options, |end| {
+            life.recovered(end).unwrap();
+            Ok(())
+        })
+        .unwrap(),
+    };
+    let wire = Arc::new(Wire::default());
+    let (server, _jobs) =
+        Server::new(Arc::new(fs.clone()), wire.clone(), FuseOptions::default(), Value::Null, Box::new(|| ()));
+    (fs, server.resume(&life).unwrap(), wire)
+}
+
+impl World {
+    fn new() -> World {
+        let device = Arc::new(MemDevice::new(16 << 20));
+        let clock = Arc::new(SystemClock::default());
+        FileSystem::format(device.clone(), clock, &FormatOptions::default()).unwrap();
+        let area = Area::make().unwrap().fd().try_clone_to_owned().unwrap();
+        let (fs, server, wire) = server(&device, &area);
+        let mut world = World { device, area, fs, server, wire, unique: 0 };
+        world.fill();
+        world
+    }
+
+    /// Files of which some are durable.
+    fn fill(&mut self) {
+        for (i, name) in ["a", "b", "c", "dir", "empty", "dir/x"].iter().enumerate() {
+            let (dir, name) = name.rsplit_once('/').unwrap_or(("", name));
+            let body = named(MkdirIn { mode: 0o755, umask: 0 }.as_bytes(), &[name]);
+            match name.len() {
+                1 => {
+                    let mknod = MknodIn { mode: 0o100_644, ..MknodIn::default() };
+                    self.done(op::MKNOD, dir, &named(mknod.as_bytes(), &[name]));
+                }
+                _ => self.done(op::MKDIR, dir, &body),
+            }
+            if i == 2 {
+                self.done(op::WRITE, "a", &write(0, b"durable"));
+                self.fs.sync().unwrap();
+            }
+        }
+        self.done(op::WRITE, "a", &write(3, b"again and longer"));
+        self.done(op::WRITE, "dir/x", &write(5000, &[7; 9000]));
+        self.done(op::SETXATTR, "b", &xattr(0, "user.old", b"1"));
+    }
+
+    fn ino(&self, path: &str) -> u64 {
+        let mut at = Ino::ROOT;
+        for name in path.split('/').filter(|name| !name.is_empty()) {
+            at = self.fs.lookup(at, name.as_bytes()).unwrap().ino;
+        }
+        at.0
+    }
+
+    fn send(&mut self, unique: u64, opcode: u32, node: u64, body: &[u8]) {
+        let len = 40 + body.len() as u32;
+        let header = InHeader { opcode, nodeid: node, unique, len, ..InHeader::default() };
+        let message = [header.as_bytes(), body].concat();
+        let request = Request::parse(&message, 0).unwrap();
+        let kept = self.server.kept.clone().unwrap();
+        let reply = self.server.accept(&request);
+        self.server.serve_kept(&kept, &request, reply, &mut IoBuf::zeroed(1));
+    }
+
+    fn done(&mut self, opcode: u32, path: &str, body: &[u8]) {
+        self.unique += 2;
+        self.send(self.unique, opcode, self.ino(path), body);
+        assert_eq!(self.wire.0.lock().last().unwrap().1, 0, "{} of {path}", op_name(opcode));
+    }
+
+    /// The server dies; another one takes its place.
+    fn next_life(&mut self) {
+        self.device = Arc::new(self.device.fork());
+        (self.fs, self.server, self.wire) = server(&self.device, &self.area);
+    }
+
+    /// Errno and size of the last reply.
+    fn last(&self) -> (i32, usize) {
+        let replies = self.wire.0.lock();
+        let (_, error, parts) = replies.last().expect("there is a reply");
+        (*error, parts.len())
+    }
+
+    /// Every name with what a program can see of its inode but for times.
+    fn tree(&self) -> BTreeMap<String, String> {
+        let mut found = BTreeMap::new();
+        let mut dirs = vec![(String::new(), Ino::ROOT)];
+        while let Some((path, dir)) = dirs.pop() {
+            let mut names = Vec::new();
+            let mut visit = |entry: kedgefs::DirEntry<'_>| {
+                names.push((String::from_utf8(entry.name.to_vec()).unwrap(), entry.ino));
+                true
+            };
+            self.fs.readdir(dir, 0, &mut visit).unwrap();
+            for (name, ino) in names.into_iter().filter(|(name, _)| name != "." && name != "..") {
+                let attr = self.fs.getattr(ino).unwrap();
+                let mut bytes = vec![0; attr.size as usize];
+                if attr.kind == FileKind::Regular {
+                    self.fs.read_uncached(ino, 0, &mut bytes).unwrap();
+                }
+                let attributes = self.fs.listxattr(ino).unwrap();
+                let (mode, links, size) = (attr.mode, attr.nlink, attr.size);
+                let seen = format!("{ino} {mode:o} {links} {size} {attributes:?} {bytes:?}");
+                found.insert(format!("{path}/{name}"), seen);
+                if attr.kind == FileKind::Directory {
+                    dirs.push((format!("{path}/{name}"), ino));
+                }
+            }
+        }
+        found
+    }
+}
+
+fn named(head: &[u8], names: &[&str]) -> Vec<u8> {
+    let mut body = head.to_vec();
+    for name in names {
+        body.extend_from_slice(name.as_bytes());
+        body.push(0);
+    }
+    body
+}
+
+fn write(offset: u64, bytes: &[u8]) -> Vec<u8> {
+    let asked = WriteIn { offset, size: bytes.len() as u32, ..WriteIn::default() };
+    [asked.as_bytes(), bytes].concat()
+}
+
+fn xattr(flags: u32, name: &str, value: &[u8]) -> Vec<u8> {
+    let asked = SetxattrIn { size: value.len() as u32, flags };
+    [&named(asked.as_bytes(), &[name])[..], value].concat()
+}
+
+fn fallocate(mode: u32, offset: u64, length: u64) -> Vec<u8> {
+    FallocateIn { mode, offset, length, ..FallocateIn::default() }.as_bytes().to_vec()
+}
+
+fn setattr(set: SetattrIn) -> Vec<u8> {
+    set.as_bytes().to_vec()
+}
+
+fn changes() -> Vec<Change> {
+    let plain =
+        |name, opcode, path, body: Vec<u8>| Change(name, opcode, path, Box::new(move |_| body.clone()));
+    let mknod = MknodIn { mode: 0o100_600, ..MknodIn::default() };
+    let mkdir = MkdirIn { mode: 0o700, umask: 0 };
+    let size = |size| setattr(SetattrIn { valid: fattr::SIZE, size, ..SetattrIn::default() });
+    let mode = SetattrIn { valid: fattr::MODE, mode: 0o100_640, ..SetattrIn::default() };
+    let times = SetattrIn { valid: fattr::MTIME, mtime: 1000, ..SetattrIn::default() };
+    let into_dir = |w: &World| RenameIn { newdir: w.ino("dir") }.as_bytes().to_vec();
+    let rename2 =
+        |w: &World, flags| Rename2In { newdir: w.ino(""), flags, ..Rename2In::default() }.as_bytes().to_vec();
+    vec![
+        plain("mknod", op::MKNOD, "dir", named(mknod.as_bytes(), &["new"])),
+        plain("mkdir", op::MKDIR, "dir", named(mkdir.as_bytes(), &["newdir"])),
+        plain("symlink", op::SYMLINK, "", named(&[], &["link", "target"])),
+        Change(
+            "link",
+            op::LINK,
+            "dir",
+            Box::new(|w| named(LinkIn { oldnodeid: w.ino("b") }.as_bytes(), &["second"])),
+        ),
+        plain("unlink", op::UNLINK, "", named(&[], &["c"])),
+        plain("rmdir", op::RMDIR, "", named(&[], &["empty"])),
+        Change("rename", op::RENAME, "", Box::new(move |w| named(&into_dir(w), &["a", "moved"]))),
+        Change("rename over", op::RENAME, "", Box::new(move |w| named(&into_dir(w), &["a", "x"]))),
+        Change("rename new", op::RENAME2, "", Box::new(move |w| named(&rename2(w, 1), &["b", "fresh"]))),
+        Change("exchange", op::RENAME2, "", Box::new(move |w| named(&rename2(w, 2), &["a", "b"]))),
+        plain("write", op::WRITE, "a", write(2, b"XYZ")),
+        plain("append", op::WRITE, "dir/x", write(14_000, &[9; 70_000])),
+        plain("shrink", op::SETATTR, "dir/x", size(6000)),
+        plain("grow", op::SETATTR, "a", size(100_000)),
+        plain("chmod", op::SETATTR, "a", setattr(mode)),
+        plain("utimes", op::SETATTR, "a", setattr(times)),
+        plain("allocate", op::FALLOCATE, "a", fallocate(0, 0, 50_000)),
+        plain("punch", op::FALLOCATE, "dir/x", fallocate(3, 8192, 4096)),
+        plain("zero", op::FALLOCATE, "dir/x", fallocate(0x10, 6000, 4000)),
+        plain("setxattr", op::SETXATTR, "a", xattr(1, "user.new", b"value")),
+        plain("removexattr", op::REMOVEXATTR, "b", named(&[], &["user.old"])),
+    ]
+}
+
+type Found = ((i32, usize), BTreeMap<String, String>);
+
+fn unnumbered((reply, tree): Found) -> Found {
+    let without = |seen: String| seen.split_once(' ').unwrap().1.to_owned();
+    (reply, tree.into_iter().map(|(name, seen)| (name, without(seen))).collect())
+}
+
+/// Runs a change whose server dies at a step. `deaths`: how many die before the request is sent
+/// again. Returns what a run without a death returns.
+fn run(change: &Change, death: Option<(Step, bool)>, deaths: u32) -> Found {
+    let mut world = World::new();
+    let (node, body) = (world.ino(change.2), (change.3)(&world));
+    let unique = 1000;
+    let Some((step, durable)) = death else {
+        world.send(unique, change.1, node, &body);
+        return (world.last(), world.tree());
+    };
+    let fs = world.fs.clone();
+    die_at(
+        step,
+        Box::new(move || {
+            if durable {
+                fs.sync().unwrap();
+            }
+        }),
+    );
+    let died = catch_unwind(AssertUnwindSafe(|| world.send(unique, change.1, node, &body)));
+    die_at(Step::Never, Box::new(|| ()));
+    if died.is_err() {
+        for _ in 0..deaths {
+            world.next_life();
+        }
+        world.send(unique | UNIQUE_RESEND, change.1, node, &body);
+    } else {
+        // A change without a record has no such step.
+        assert_eq!(step, Step::Marked, "{}: no death at {step:?}", change.0);
+    }
+    (world.last(), world.tree())
+}
+
+/// The cases whose outcome differs from that of a run without a death.
+fn differences() -> Vec<String> {
+    let mut differ = Vec::new();
+    let hook = std::panic::take_hook();
+    std::panic::set_hook(Box::new(|_| ()));
+    for change in changes() {
+        let want = run(&change, None, 0);
+        assert_eq!(want.0.0, 0, "{}", change.0);
+        for (step, durable) in [
+            (Step::Begun, false),
+            (Step::Marked, false),
+            (Step::Made, false),
+            (Step::Made, true),
+            (Step::Finished, false),
+            (Step::Finished, true),
+        ] {
+            for deaths in 1..=2 {
+                let died = AssertUnwindSafe(|| run(&change, Some((step, durable)), deaths));
+                let outcome = catch_unwind(died);
+                let same = outcome.is_ok_and(|found| match step {
+                    // No reply has named the number of a new inode.
+                    Step::Begun => unnumbered(found) == unnumbered(want.clone()),
+                    _ => found == want,
+                });
+                if !same {
+                    differ.push(format!("{} at {step:?}, durable {durable}, {deaths} deaths", change.0));
+                }
+            }
+        }
+    }
+    std::panic::set_hook(hook);
+    differ
+}
+
+#[test]
+fn each_change_is_made_once_wherever_its_server_dies() {
+    assert_eq!(differences(), Vec::<String>::new());
+    for (rule, caught_by) in [(Broken::AnswerRepeated, "at Finished"), (Broken::MarkIgnored, "durable true")]
+    {
+        break_rule(rule);
+        let differ = differences();
+        break_rule(Broken::Nothing);
+        println!("{rule:?} is caught by {} cases, such as {:?}", differ.len(), differ.first());
+        assert!(differ.iter().any(|case| case.contains(caught_by)), "{rule:?}: {differ:?}");
+    }
+}
+
+/// An unlinked file that is open, over two deaths.
+fn unlinked_file() -> Option<Vec<u8>> {
+    let mut world = World::new();
+    // The reply to its MKNOD and a lookup.
+    world.done(op::LOOKUP, "", b"a\0");
+    let node = world.ino("a");
+    world.done(op::UNLINK, "", b"a\0");
+    for durable in [false, true] {
+        if durable {
+            world.fs.sync().unwrap();
+        }
+        world.next_life();
+    }
+    let mut bytes = vec![0; 19];
+    let read = world.fs.read_uncached(Ino(node), 0, &mut bytes).ok()?;
+    bytes.truncate(read);
+    // The kernel forgets it: then it is gone.
+    world.server.unpin_for_test(node, 2);
+    assert!(world.fs.getattr(Ino(node)).is_err(), "the last pin deletes it");
+    Some(bytes)
+}
+
+#[test]
+fn an_unlinked_file_that_is_open_survives() {
+    assert_eq!(unlinked_file().unwrap(), b"duragain and longer");
+    break_rule(Broken::OrphanDropped);
+    let dropped = unlinked_file();
+    break_rule(Broken::Nothing);
+    assert_eq!(dropped, None, "without pins the file is gone");
+}
+
+#[test]
+fn times_that_a_program_has_seen_stay() {
+    let mut world = World::new();
+    world.done(op::WRITE, "dir/x", &write(0, b"now"));
+    let seen = |world: &World| {
+        ["a", "b", "dir", "dir/x"].map(|path| {
+            let attr = world.fs.getattr(Ino(world.ino(path))).unwrap();
+            (attr.mtime, attr.ctime, attr.btime)
+        })
+    };
+    let before = seen(&world);
+    world.next_life();
+    assert_eq!(seen(&world), before);
+}
+
+#[test]
+fn a_full_journal_syncs_and_goes_on() {
+    let mut world = World::new();
+    let kept = world.server.kept.clone().unwrap();
+    let (syncing, ops) = (kept.clone(), Arc::new(world.fs.clone()));
+    let thread = kedge_base::spawn_named("recycle", move || Server::recycle(&syncing, &*ops)).unwrap();
+    // More than both halves hold.
+    for i in 0..40_000u64 {
+        world.done(op::WRITE, "a", &write(i % 1000, &[i as u8]));
+    }
+    world.next_life();
+    kept.end();
+    thread.join().unwrap();
+    let mut bytes = vec![0; 1];
+    world.fs.read_uncached(Ino(world.ino("a")), 999, &mut bytes).unwrap();
+    assert_eq!(bytes, [39_999u64 as u8]);
+}
+
+#[test]
+fn a_journal_of_another_content_is_refused() {
+    let mut world = World::new();
+    let area = Area::inherited(world.area.try_clone().unwrap()).unwrap();
+    world.done(op::UNLINK, "", b"c\0");
+    let entries = Journal::scan(&area).unwrap();
+    assert!(entries.len() > 8);
+    // A bit of the arguments of the first entry.
+    let at = area::HALVES_AT + 128 + 128;
+    let byte: u64 = area.read(at).unwrap();
+    area.put(at, &(byte ^ 1).to_ne_bytes()).unwrap();
+    let e = Journal::scan(&area).unwrap_err();
+    assert!(e.to_string().contains("wrong checksum"), "{e}");
+}

@@ -1,0 +1,60 @@
+//! For tests: a death at a step of a change, and rules that are broken on purpose.
+
+use std::cell::{Cell, RefCell};
+
+/// A moment of a change.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Step {
+    Never,
+    /// The entry is written, the change not made.
+    Begun,
+    /// The record is in the log and noted, and cannot be durable.
+    Marked,
+    /// The change is made, without an outcome.
+    Made,
+    /// The outcome is noted, and the reply not sent.
+    Finished,
+}
+
+/// A rule that is broken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Broken {
+    Nothing,
+    /// A request that is sent again is served as a new one.
+    AnswerRepeated,
+    /// Changes whose record is durable are made again.
+    MarkIgnored,
+    /// Pins of the last life are forgotten.
+    OrphanDropped,
+}
+
+thread_local! {
+    static DEATH: RefCell<(Step, Box<dyn Fn()>)> = RefCell::new((Step::Never, Box::new(|| ())));
+    static BROKEN: Cell<Broken> = const { Cell::new(Broken::Nothing) };
+}
+
+/// The calling thread panics at this step, after `first`.
+#[cfg(test)]
+pub(super) fn die_at(step: Step, first: Box<dyn Fn()>) {
+    DEATH.set((step, first));
+}
+
+#[cfg(test)]
+pub(super) fn break_rule(rule: Broken) {
+    BROKEN.set(rule);
+}
+
+pub(super) fn at(step: Step) {
+    if cfg!(test) {
+        DEATH.with_borrow(|(death, first)| {
+            if *death == step {
+                first();
+                panic!("dies at {step:?}");
+            }
+        });
+    }
+}
+
+pub(super) fn is_broken(rule: Broken) -> bool {
+    cfg!(test) && BROKEN.get() == rule
+}
