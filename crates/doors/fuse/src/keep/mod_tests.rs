@@ -278,6 +278,11 @@ fn run(change: &Change, death: Option<(Step, bool)>, deaths: u32) -> Found {
             world.next_life();
         }
         world.send(unique | UNIQUE_RESEND, change.1, node, &body);
+        // A machine that stops now leaves a legal image.
+        let replay = Some(Arc::new(kedge_fsck::StoreReplay) as Arc<dyn kedge_fsck::Replay>);
+        let options = kedge_fsck::CheckOptions { replay, ..kedge_fsck::CheckOptions::default() };
+        let report = kedge_fsck::check(Arc::new(world.device.fork()), &options);
+        assert_eq!(report.exit_code() as u8, 0, "{report}");
     } else {
         // A change without a record has no such step.
         assert_eq!(step, Step::Marked, "{}: no death at {step:?}", change.0);
@@ -330,6 +335,39 @@ fn each_change_is_made_once_wherever_its_server_dies() {
         println!("{rule:?} is caught by {} cases, such as {:?}", differ.len(), differ.first());
         assert!(differ.iter().any(|case| case.contains(caught_by)), "{rule:?}: {differ:?}");
     }
+}
+
+#[test]
+fn a_request_that_kills_three_servers_is_refused() {
+    let mut world = World::new();
+    let area = Area::inherited(world.area.try_clone().unwrap()).unwrap();
+    let (node, body) = (world.ino("a"), write(0, b"deadly"));
+    let (deadly, harmless) = (1000, 1002);
+    let resent = |unique, life| if life > 0 { unique | UNIQUE_RESEND } else { unique };
+    let hook = std::panic::take_hook();
+    std::panic::set_hook(Box::new(|_| ()));
+    for life in 0..DEATHS_MAX {
+        if life == 1 {
+            // It was under way when the first server died, and is innocent.
+            world.send(harmless | UNIQUE_RESEND, op::WRITE, node, &write(50, b"served"));
+            assert_eq!(world.last().0, 0);
+        }
+        die_at(Step::Begun, Box::new(|| ()));
+        let died = AssertUnwindSafe(|| world.send(resent(deadly, life), op::WRITE, node, &body));
+        assert!(catch_unwind(died).is_err(), "it kills server {life}");
+        die_at(Step::Never, Box::new(|| ()));
+        area.note_death(libc::SIGABRT).unwrap();
+        world.next_life();
+    }
+    std::panic::set_hook(hook);
+    die_at(Step::Begun, Box::new(|| ()));
+    world.send(deadly | UNIQUE_RESEND, op::WRITE, node, &body);
+    die_at(Step::Never, Box::new(|| ()));
+    assert_eq!(world.last(), (-libc::EIO, 0));
+    world.done(op::WRITE, "a", &write(0, b"goes on"));
+    let mut bytes = vec![0; 56];
+    world.fs.read_uncached(Ino(node), 0, &mut bytes).unwrap();
+    assert_eq!((&bytes[..7], &bytes[50..]), (&b"goes on"[..], &b"served"[..]));
 }
 
 /// An unlinked file that is open, over two deaths.
