@@ -278,7 +278,7 @@ fn script_beside_deaths(place: &Place, script: &str) -> String {
         spawn_named("script", run).unwrap()
     };
     while !ended.load(SeqCst) {
-        std::thread::sleep(Duration::from_millis(50));
+        std::thread::sleep(Duration::from_millis(300));
         kill_server(place, Signal::KILL);
     }
     let output = running.join().unwrap();

@@ -19,7 +19,7 @@
 //! private, peer               the directory of sockets, and the process at their other end
 //! one_tree                    one tree of a file system as a whole mount
 //! notify                      notifies the kernel of changes made without it
-//! keep                        a server that another one replaces when it dies
+//! keep, takeover              a server that another one replaces when it dies
 //! parking, freeze             changes that wait for a thaw, and the thread that serves them
 //! failures                    counts requests that failed
 //! caller, task                the thread that made a request, and its rights
@@ -66,6 +66,7 @@ pub mod settle;
 mod spare;
 mod status;
 mod sys;
+mod takeover;
 mod task;
 pub mod transport;
 mod tree_limits;

@@ -11,6 +11,10 @@
 use crate::{Ino, Lsn, Timespec};
 use std::cell::{Cell, RefCell};
 
+/// Called with the kind of a record, its end in the log, and the number of the last new inode,
+/// before the record can become durable. It must not wait or use the engine.
+pub type OnCommit = Box<dyn Fn(u8, Lsn, Option<Ino>)>;
+
 /// What holds for the changes of a thread inside of [`during`].
 #[derive(Default)]
 pub struct Witness {
@@ -18,9 +22,8 @@ pub struct Witness {
     pub time: Option<Timespec>,
     /// The number of the next new inode.
     pub number: Option<Ino>,
-    /// Called with the kind of a record, its end in the log, and the number of the last new inode,
-    /// before the record can become durable. It must not wait or use the engine.
-    pub committed: Option<Box<dyn Fn(u8, Lsn, Option<Ino>)>>,
+    /// Called for each record.
+    pub committed: Option<OnCommit>,
 }
 
 thread_local! {

@@ -11,19 +11,19 @@ use std::io;
 use zerocopy::{FromZeros, IntoBytes};
 
 fields!(
-    pub(super) Answered = 64 {
+    pub(crate) Answered = 64 {
         unique: u64, node: u64, ino: u64, opcode: u32, result: u32, done: u64, number: u64, unused: [u64; 2],
     }
 );
 
-pub(super) struct Answers {
+pub(crate) struct Answers {
     held: BTreeMap<u64, Answered>,
-    /// Of the next one in the ring.
+    /// The number of the next one.
     number: u64,
 }
 
 impl Answers {
-    pub(super) fn load(area: &Area) -> io::Result<Answers> {
+    pub(crate) fn load(area: &Area) -> io::Result<Answers> {
         let mut ring = vec![Answered::new_zeroed(); ANSWERS as usize];
         area.get(ANSWERS_AT, ring.as_mut_bytes())?;
         let number = ring.iter().map(|one| one.number).max().unwrap_or(0) + 1;
@@ -31,7 +31,7 @@ impl Answers {
         Ok(Answers { held, number })
     }
 
-    pub(super) fn add(&mut self, area: &Area, answered: Answered) -> io::Result<()> {
+    pub(crate) fn add(&mut self, area: &Area, answered: Answered) -> io::Result<()> {
         let answered = Answered { number: self.number, ..answered };
         area.put(ANSWERS_AT + self.number % ANSWERS * 64, answered.as_bytes())?;
         self.number += 1;
@@ -39,7 +39,7 @@ impl Answers {
         Ok(())
     }
 
-    pub(super) fn take(&mut self, unique: u64) -> Option<Answered> {
+    pub(crate) fn take(&mut self, unique: u64) -> Option<Answered> {
         self.held.remove(&unique)
     }
 }

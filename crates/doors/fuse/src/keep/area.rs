@@ -24,19 +24,19 @@ const MAGIC: u64 = u64::from_le_bytes(*b"kedgkeep");
 /// Increases with each change of the layout. A server of another version refuses the area.
 const VERSION: u32 = 1;
 
-pub(super) const DEATHS_AT: u64 = 2048;
-pub(super) const ANSWERS_AT: u64 = 4096;
-pub(super) const ANSWERS: u64 = 1024;
-pub(super) const HALVES_AT: u64 = ANSWERS_AT + ANSWERS * 64;
+pub(crate) const DEATHS_AT: u64 = 2048;
+pub(crate) const ANSWERS_AT: u64 = 4096;
+pub(crate) const ANSWERS: u64 = 1024;
+pub(crate) const HALVES_AT: u64 = ANSWERS_AT + ANSWERS * 64;
 /// Bytes of one half of the journal.
-pub(super) const HALF: u64 = 16 << 20;
-pub(super) const PINS_AT: u64 = HALVES_AT + 2 * HALF;
+pub(crate) const HALF: u64 = 16 << 20;
+pub(crate) const PINS_AT: u64 = HALVES_AT + 2 * HALF;
 /// Inodes that the kernel may know at the same time. The pages of unused ones take no memory.
-pub(super) const PINS: u64 = 4 << 20;
+pub(crate) const PINS: u64 = 4 << 20;
 const SIZE: u64 = PINS_AT + PINS * 16;
 
 /// Lives whose cut-off in the log is remembered. Changes of an older life are gone by then.
-pub(super) const LIVES: usize = 64;
+pub(crate) const LIVES: usize = 64;
 /// Classes of pauses: up to a millisecond, two, four, and so on.
 pub const PAUSES: usize = 16;
 
@@ -52,7 +52,7 @@ macro_rules! fields {
         const _: () = assert!(size_of::<$name>() == $size);
     };
 }
-pub(super) use fields;
+pub(crate) use fields;
 
 fields!(
     /// What INIT has negotiated, with which the next server goes on.
@@ -60,10 +60,10 @@ fields!(
 );
 fields!(
     /// The request that is served alone because it may have killed its server.
-    pub(super) Suspect = 32 { unique: u64, node: u64, opcode: u32, deaths: u32, under_way: u64 }
+    pub(crate) Suspect = 32 { unique: u64, node: u64, opcode: u32, deaths: u32, under_way: u64 }
 );
 fields!(
-    pub(super) Head = 872 {
+    pub(crate) Head = 872 {
         magic: u64, version: u32, padding: u32, life: u64, negotiated: Negotiated, suspect: Suspect,
         // By life: the end of the log that recovery found after it; 0 for a life that is not over.
         cutoffs: [u64; LIVES],
@@ -82,7 +82,7 @@ macro_rules! at {
         std::mem::offset_of!(crate::keep::area::Head, $field) as u64
     };
 }
-pub(super) use at;
+pub(crate) use at;
 
 pub struct Area(OwnedFd);
 
@@ -115,7 +115,7 @@ impl Area {
         self.0.as_fd()
     }
 
-    pub(super) fn put(&self, mut at: u64, mut bytes: &[u8]) -> io::Result<()> {
+    pub(crate) fn put(&self, mut at: u64, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
             match rustix::io::pwrite(&self.0, bytes, at) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
@@ -127,7 +127,7 @@ impl Area {
         Ok(())
     }
 
-    pub(super) fn get(&self, mut at: u64, mut buf: &mut [u8]) -> io::Result<()> {
+    pub(crate) fn get(&self, mut at: u64, mut buf: &mut [u8]) -> io::Result<()> {
         while !buf.is_empty() {
             match rustix::io::pread(&self.0, &mut *buf, at) {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
@@ -142,7 +142,7 @@ impl Area {
         Ok(())
     }
 
-    pub(super) fn read<T: FromBytes + FromZeros + IntoBytes>(&self, at: u64) -> io::Result<T> {
+    pub(crate) fn read<T: FromBytes + FromZeros + IntoBytes>(&self, at: u64) -> io::Result<T> {
         let mut value = T::new_zeroed();
         self.get(at, value.as_mut_bytes())?;
         Ok(value)
@@ -157,13 +157,13 @@ impl Area {
         Ok(deaths)
     }
 
-    pub(super) fn deaths(&self) -> io::Result<Deaths> {
+    pub(crate) fn deaths(&self) -> io::Result<Deaths> {
         self.read(DEATHS_AT)
     }
 }
 
 /// Time that all processes of the machine share.
-pub(super) fn now_ns() -> u64 {
+pub(crate) fn now_ns() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     now.tv_sec.cast_unsigned() * 1_000_000_000 + now.tv_nsec.cast_unsigned()
 }

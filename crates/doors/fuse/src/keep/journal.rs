@@ -35,14 +35,14 @@ const MAGIC: u32 = u32::from_le_bytes(*b"kent");
 const RETRY: Duration = Duration::from_secs(1);
 
 fields!(
-    pub(super) Mark = 24 { life: u64, end: u64, ino: u64 }
+    pub(crate) Mark = 24 { life: u64, end: u64, ino: u64 }
 );
 fields!(
     /// `mode` is that of the file plus one, if the change may have cleared bits of it.
-    pub(super) Outcome = 16 { state: u32, result: u32, mode: u32, padding: u32 }
+    pub(crate) Outcome = 16 { state: u32, result: u32, mode: u32, padding: u32 }
 );
 fields!(
-    pub(super) EntryHead = 128 {
+    pub(crate) EntryHead = 128 {
         magic: u32, len: u32, generation: u64, seq: u64, life: u64, unique: u64, node: u64, opcode: u32,
         uid: u32, gid: u32, worker: u32, sec: i64, nsec: u32, check: u32, mark: Mark, outcome: Outcome,
         unused: u64,
@@ -50,15 +50,15 @@ fields!(
 );
 const _: () = assert!(std::mem::offset_of!(EntryHead, mark) == 80);
 
-pub(super) const BEGUN: u32 = 0;
-pub(super) const DONE: u32 = 1;
-pub(super) const REFUSED: u32 = 2;
+pub(crate) const BEGUN: u32 = 0;
+pub(crate) const DONE: u32 = 1;
+pub(crate) const REFUSED: u32 = 2;
 
 const MARK_AT: u64 = std::mem::offset_of!(EntryHead, mark) as u64;
 const OUTCOME_AT: u64 = std::mem::offset_of!(EntryHead, outcome) as u64;
 
 impl EntryHead {
-    pub(super) fn time(&self) -> Timespec {
+    pub(crate) fn time(&self) -> Timespec {
         Timespec { sec: self.sec, nsec: self.nsec }
     }
 
@@ -71,14 +71,14 @@ impl EntryHead {
 
 /// The place of an entry in the area.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Place {
+pub(crate) struct Place {
     half: usize,
     at: u64,
 }
 
 /// An entry that an earlier server has left.
 #[derive(Debug)]
-pub(super) struct Entry {
+pub(crate) struct Entry {
     pub head: EntryHead,
     pub place: Place,
     pub arguments: Vec<u8>,
@@ -106,7 +106,7 @@ struct State {
     ended: bool,
 }
 
-pub(super) struct Journal {
+pub(crate) struct Journal {
     area: Arc<Area>,
     life: u64,
     state: Mutex<State>,
@@ -120,7 +120,7 @@ fn start(half: usize) -> u64 {
 
 impl Journal {
     /// The journal of a life. It uses the halves from [`Journal::clear`] on.
-    pub(super) fn new(area: Arc<Area>, life: u64) -> Journal {
+    pub(crate) fn new(area: Arc<Area>, life: u64) -> Journal {
         // No generation of an earlier life, whose entries the halves may still hold.
         let generation = life << 32;
         let state = State {
@@ -135,12 +135,12 @@ impl Journal {
     }
 
     /// Frees both halves. The caller has no use for what they hold.
-    pub(super) fn clear(&self) -> io::Result<()> {
+    pub(crate) fn clear(&self) -> io::Result<()> {
         (0..2).try_for_each(|half| self.area.put(start(half), &0u64.to_ne_bytes()))
     }
 
     /// The entries in sequence.
-    pub(super) fn scan(area: &Area) -> io::Result<Vec<Entry>> {
+    pub(crate) fn scan(area: &Area) -> io::Result<Vec<Entry>> {
         let mut entries = Vec::new();
         for half in 0..2 {
             let generation: u64 = area.read(start(half))?;
@@ -170,7 +170,7 @@ impl Journal {
     }
 
     /// Begins an entry. Waits for a free half.
-    pub(super) fn begin(&self, request: &Request<'_>, now: Timespec, worker: u32) -> Result<Place, i32> {
+    pub(crate) fn begin(&self, request: &Request<'_>, now: Timespec, worker: u32) -> Result<Place, i32> {
         let whole = (size_of::<EntryHead>() + request.body.len()).next_multiple_of(128) as u64;
         let mut state = self.state.lock();
         let half = loop {
@@ -235,13 +235,13 @@ impl Journal {
     }
 
     /// The record of the change is in the log and not durable yet.
-    pub(super) fn mark(area: &Area, place: Place, life: u64, end: Lsn, ino: Option<Ino>) {
+    pub(crate) fn mark(area: &Area, place: Place, life: u64, end: Lsn, ino: Option<Ino>) {
         let mark = Mark { life, end: end.0, ino: ino.map_or(0, |ino| ino.0) };
         put_or_die(area, start(place.half) + place.at + MARK_AT, mark.as_bytes());
     }
 
     /// The change is made, or refused, and its reply follows.
-    pub(super) fn finish(&self, place: Place, outcome: Outcome) {
+    pub(crate) fn finish(&self, place: Place, outcome: Outcome) {
         put_or_die(&self.area, start(place.half) + place.at + OUTCOME_AT, outcome.as_bytes());
         self.close(place);
     }
@@ -257,7 +257,7 @@ impl Journal {
 
     /// Waits until nothing depends on an entry that was begun before the call. The caller has none
     /// without an outcome.
-    pub(super) fn barrier(&self) -> Result<(), i32> {
+    pub(crate) fn barrier(&self) -> Result<(), i32> {
         let mut state = self.state.lock();
         let upto = state.generation;
         for half in &mut state.halves {
@@ -275,7 +275,7 @@ impl Journal {
     }
 
     /// Frees sealed halves until [`Journal::end`]. `sync` makes everything durable.
-    pub(super) fn recycle(&self, sync: impl Fn() -> Result<(), i32>) {
+    pub(crate) fn recycle(&self, sync: impl Fn() -> Result<(), i32>) {
         let mut state = self.state.lock();
         loop {
             let ready = |half: &Half| half.sealed && half.generation != 0 && half.open == 0;
@@ -307,7 +307,7 @@ impl Journal {
         }
     }
 
-    pub(super) fn end(&self) {
+    pub(crate) fn end(&self) {
         self.state.lock().ended = true;
         self.changed.notify_all();
     }

@@ -12,7 +12,7 @@ use kedge_base::{Ino, InoMap};
 use std::io;
 use zerocopy::IntoBytes;
 
-pub(super) struct Pins {
+pub(crate) struct Pins {
     /// Slot and count.
     known: InoMap<(u32, u64)>,
     free: Vec<u32>,
@@ -22,7 +22,7 @@ pub(super) struct Pins {
 
 impl Pins {
     /// Reads what an earlier server has noted.
-    pub(super) fn load(area: &Area) -> io::Result<Pins> {
+    pub(crate) fn load(area: &Area) -> io::Result<Pins> {
         let mut pins = Pins { known: InoMap::default(), free: Vec::new(), used: 0 };
         let mut part = vec![[0u64; 2]; 4096];
         'all: while u64::from(pins.used) < PINS {
@@ -40,15 +40,15 @@ impl Pins {
         Ok(pins)
     }
 
-    pub(super) fn all(&self) -> impl Iterator<Item = (Ino, u64)> {
+    pub(crate) fn all(&self) -> impl Iterator<Item = (Ino, u64)> {
         self.known.iter().map(|(ino, (_, count))| (*ino, *count))
     }
 
-    pub(super) fn has(&self, ino: Ino) -> bool {
+    pub(crate) fn has(&self, ino: Ino) -> bool {
         self.known.contains_key(&ino)
     }
 
-    pub(super) fn add(&mut self, area: &Area, ino: Ino) -> io::Result<()> {
+    pub(crate) fn add(&mut self, area: &Area, ino: Ino) -> io::Result<()> {
         let (slot, count) = match self.known.get(&ino) {
             Some(known) => *known,
             None => match self.free.pop() {
@@ -65,7 +65,7 @@ impl Pins {
         Ok(())
     }
 
-    pub(super) fn release(&mut self, area: &Area, ino: Ino, by: u64) -> io::Result<()> {
+    pub(crate) fn release(&mut self, area: &Area, ino: Ino, by: u64) -> io::Result<()> {
         let Some(known) = self.known.get_mut(&ino) else { return Ok(()) };
         known.1 = known.1.saturating_sub(by);
         let (slot, count) = *known;

@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 
 /// A moment of a change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Step {
+pub(crate) enum Step {
     Never,
     /// The entry is written, the change not made.
     Begun,
@@ -18,7 +18,7 @@ pub(super) enum Step {
 
 /// A rule that is broken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Broken {
+pub(crate) enum Broken {
     Nothing,
     /// A request that is sent again is served as a new one.
     AnswerRepeated,
@@ -35,16 +35,16 @@ thread_local! {
 
 /// The calling thread panics at this step, after `first`.
 #[cfg(test)]
-pub(super) fn die_at(step: Step, first: Box<dyn Fn()>) {
+pub(crate) fn die_at(step: Step, first: Box<dyn Fn()>) {
     DEATH.set((step, first));
 }
 
 #[cfg(test)]
-pub(super) fn break_rule(rule: Broken) {
+pub(crate) fn break_rule(rule: Broken) {
     BROKEN.set(rule);
 }
 
-pub(super) fn at(step: Step) {
+pub(crate) fn at(step: Step) {
     if cfg!(test) {
         DEATH.with_borrow(|(death, first)| {
             if *death == step {
@@ -55,6 +55,6 @@ pub(super) fn at(step: Step) {
     }
 }
 
-pub(super) fn is_broken(rule: Broken) -> bool {
+pub(crate) fn is_broken(rule: Broken) -> bool {
     cfg!(test) && BROKEN.get() == rule
 }

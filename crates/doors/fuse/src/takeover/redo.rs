@@ -3,10 +3,10 @@
 //! # Why the result is the state that programs saw
 //! The journal holds, in the order of their effects, all changes since a moment at which everything
 //! before was durable. Recovery gives a prefix of the log's records, and of file data any part.
-//! - **Names, owners, modes, attributes** ([`Rule::Record`]): one record each. Its mark says where it
-//!   ends, and was noted before the record could become durable. So a change whose record ends within
-//!   the recovered log is there as a whole; any other is not there at all and is made now. All
-//!   earlier ones are there by then, so it finds what it found the first time.
+//! - **Names, owners, modes, attributes** ([`Rule::Record`]): one record each. Its mark says where
+//!   it ends, and was noted before the record could become durable. So a change whose record ends
+//!   within the recovered log is there as a whole; any other is not there at all and is made now.
+//!   All earlier ones are there by then, so it finds what it found the first time.
 //! - **Content** ([`Rule::Data`]): a write, a change of size or an allocation sets bytes and size
 //!   to values that do not depend on what was there. Bytes that no entry names are as they were
 //!   before the first entry. Bytes that some entry names are set by the last that names them. So
@@ -14,7 +14,7 @@
 //!   later truncate is durable and an earlier write is made again before it.
 //! - **Times** ([`Rule::Times`]): made again in order with the content. A record of a directory
 //!   includes the times that were set before it; so they are left out if such a record is durable.
-//! - A change that has no outcome and no mark has no effect that a reply has told; its request is
+//! - A change that has no outcome and no mark has no effect that a reply has shown; its request is
 //!   sent again and served as a new one. An entry of content without an outcome likewise: no later
 //!   change of the file can be in the journal, because its lock was held.
 //!
@@ -23,15 +23,16 @@
 //! of the present life; each life has a cut-off of its own. So the next server does the same work
 //! again and leaves out what has become durable. The journal is freed when all is durable.
 
-use super::answers::Answered;
-use super::area::{Head, LIVES};
 use super::class::{Class, Rule};
-use super::journal::{BEGUN, DONE, Entry, Journal};
-use super::steps::{self, Broken};
-use super::{Kept, marking, slot_of};
+use super::marking;
 use crate::abi::{self, InHeader, op, op_name};
 use crate::args::Args;
 use crate::failures::Failures;
+use crate::keep::answers::Answered;
+use crate::keep::area::{Head, LIVES};
+use crate::keep::journal::{BEGUN, DONE, Entry, Journal};
+use crate::keep::steps::{self, Broken};
+use crate::keep::{Kept, slot_of};
 use crate::ops::Ops;
 use crate::server::Server;
 use crate::transport::{Received, Reply, Request, RequestBuf, Transport};
@@ -179,7 +180,7 @@ impl<O: Ops> Server<O> {
                 return Ok(true);
             }
             let what = format!(
-                "{} of inode {node}, which a program was told is done, cannot be done again",
+                "{} of inode {node}, which a program knows is done, cannot be done again",
                 op_name(entry.head.opcode)
             );
             return Err(io::Error::other(format!("{what}: {}", io::Error::from_raw_os_error(error))));

@@ -6,16 +6,18 @@
 
 #![allow(clippy::unwrap_used)]
 
-use super::steps::{Broken, Step, break_rule, die_at};
 use super::*;
 use crate::abi::{
     FallocateIn, InHeader, LinkIn, MkdirIn, MknodIn, Rename2In, RenameIn, SetattrIn, SetxattrIn, WriteIn,
     fattr,
 };
+use crate::keep::area;
+use crate::keep::steps::{break_rule, die_at};
 use crate::options::FuseOptions;
 use crate::transport::{Received, RequestBuf, Transport};
 use kedge_device::MemDevice;
 use kedgefs::{FileKind, FileSystem, FormatOptions, MountOptions};
+use parking_lot::Mutex;
 use rustix::fd::OwnedFd;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -46,8 +48,11 @@ impl Transport for Wire {
     }
 }
 
+/// Makes the arguments of a request.
+type Arguments = Box<dyn Fn(&World) -> Vec<u8>>;
+
 /// A change: name, opcode, the path of its inode, and its arguments.
-struct Change(&'static str, u32, &'static str, Box<dyn Fn(&World) -> Vec<u8>>);
+struct Change(&'static str, u32, &'static str, Arguments);
 
 struct World {
     device: Arc<MemDevice>,
@@ -197,7 +202,7 @@ fn xattr(flags: u32, name: &str, value: &[u8]) -> Vec<u8> {
 }
 
 fn fallocate(mode: u32, offset: u64, length: u64) -> Vec<u8> {
-    FallocateIn { mode, offset, length, ..FallocateIn::default() }.as_bytes().to_vec()
+    FallocateIn { offset, length, mode, ..FallocateIn::default() }.as_bytes().to_vec()
 }
 
 fn setattr(set: SetattrIn) -> Vec<u8> {

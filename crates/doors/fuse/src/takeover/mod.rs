@@ -1,0 +1,257 @@
+//! What a server with a keeper does: it takes the place of one that died, notes each change in the
+//! memory of [`crate::keep`], and lets nothing have an effect twice.
+//!
+//! [`class`] says which requests are journaled. What is not is made durable before its reply, or
+//! refused. [`redo`] makes changes again.
+
+mod class;
+mod redo;
+
+use crate::abi::{self, UNIQUE_RESEND, op, op_name};
+use crate::args::Args;
+use crate::keep::answers::Answered;
+use crate::keep::area::{Area, Deaths, Head, PAUSES, Suspect, at, now_ns};
+use crate::keep::journal::{DONE, Journal, Outcome, Place, REFUSED};
+use crate::keep::steps::{self, Broken, Step};
+use crate::keep::{Kept, Life};
+use crate::ops::Ops;
+use crate::server::Server;
+use crate::transport::{Reply, Request};
+use class::{Class, Rule};
+use kedge_base::witness::{self, OnCommit, Witness};
+use kedge_base::{Clock, Ino, IoBuf, SystemClock};
+use serde_json::{Value, json};
+use std::cell::Cell;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use zerocopy::IntoBytes;
+
+/// Deaths after which the request that causes them is refused.
+const DEATHS_MAX: u32 = 3;
+
+impl<O: Ops> Server<O> {
+    /// Takes the place of the server that died, if there was one: after that the image and this
+    /// server are in a state in which all changes were made that had a reply. Then the caller lets
+    /// the kernel send again what had none.
+    pub(crate) fn resume(self, life: &Life) -> io::Result<Server<O>> {
+        let head: Head = life.area.read(0)?;
+        let mut server = self;
+        server.kept = Some(Arc::new(Kept::start(life)?));
+        server.writeback.store(head.negotiated.writeback != 0, Relaxed);
+        server.acls.store(head.negotiated.acls != 0, Relaxed);
+        server.flags_checked.store(head.negotiated.flags_checked != 0, Relaxed);
+        let mut redone = 0;
+        if life.is_second() {
+            redone = server.redo()?;
+        }
+        let deaths = life.area.deaths()?;
+        let history = note_pause(&life.area, &deaths, redone, life)?;
+        let kept = server.kept.as_mut().and_then(Arc::get_mut).expect("not shared yet");
+        kept.journal.clear()?;
+        kept.history = history;
+        Ok(server)
+    }
+
+    /// Frees what the journal no longer needs, until the server ends.
+    pub(crate) fn recycle(kept: &Kept, ops: &O) {
+        kept.journal.recycle(|| {
+            ops.sync().map_err(|e| {
+                tracing::error!("changes cannot be made durable, and wait in the keeper's memory: {e}");
+                e.errno()
+            })
+        });
+    }
+
+    /// Serves a request of a mount that has a keeper.
+    pub(crate) fn serve_kept(&self, kept: &Arc<Kept>, request: &Request<'_>, reply: Reply, out: &mut IoBuf) {
+        if request.header.unique & UNIQUE_RESEND == 0 {
+            return self.serve_classed(kept, request, reply, out);
+        }
+        let unique = request.header.unique & !UNIQUE_RESEND;
+        let answered = kept.answers.lock().take(unique).filter(|_| !steps::is_broken(Broken::AnswerRepeated));
+        if let Some(answered) = answered {
+            return self.answer_again(&answered, reply);
+        }
+        if !kept.crashed {
+            return self.serve_classed(kept, request, reply, out);
+        }
+        let _alone = kept.alone.lock();
+        let deaths = if kept.suspect.unique == unique { kept.suspect.deaths } else { 0 };
+        let (node, opcode) = (request.header.nodeid, request.header.opcode);
+        // The first death was before the request was served alone.
+        if deaths + 1 >= DEATHS_MAX {
+            tracing::error!(
+                op = op_name(opcode),
+                node,
+                "the request has killed {DEATHS_MAX} servers, and is refused"
+            );
+            let head: io::Result<Head> = kept.area.read(0);
+            let counted =
+                head.and_then(|head| kept.area.put(at!(poisoned), &(head.poisoned + 1).to_ne_bytes()));
+            if let Err(e) = counted {
+                tracing::error!("the keeper's memory cannot be written: {e}");
+            }
+            return reply.err(libc::EIO);
+        }
+        let mark = |under_way| {
+            let suspect = Suspect { unique, node, opcode, deaths, under_way };
+            if let Err(e) = kept.area.put(at!(suspect), suspect.as_bytes()) {
+                tracing::error!("the keeper's memory cannot be written: {e}");
+            }
+        };
+        mark(1);
+        self.serve_classed(kept, request, reply, out);
+        mark(0);
+    }
+
+    fn serve_classed(&self, kept: &Arc<Kept>, request: &Request<'_>, reply: Reply, out: &mut IoBuf) {
+        match self.class(request) {
+            Class::Free => self.dispatch(request, reply, out),
+            Class::Refused(errno) => reply.err(errno),
+            Class::Forced => {
+                // What the journal holds must not be made again after this change.
+                if let Err(errno) = kept.journal.barrier() {
+                    return reply.err(errno);
+                }
+                let kept = kept.clone();
+                let durable = move |error: i32, _: &[&[u8]]| match error {
+                    0 => kept.journal.barrier().map_or_else(|errno| -errno, |()| 0),
+                    error => error,
+                };
+                self.dispatch(request, reply.after(Box::new(durable)), out);
+            }
+            Class::Journaled(rule) => self.journal(kept, rule, request, reply, out),
+        }
+    }
+
+    fn journal(&self, kept: &Arc<Kept>, rule: Rule, request: &Request<'_>, reply: Reply, out: &mut IoBuf) {
+        // The kernel may write a page of a file beside a write(2). Their order in the journal must
+        // be that of their effects.
+        let ordered = !matches!(rule, Rule::Record(_));
+        let _order = ordered.then(|| kept.stripe(request.header.nodeid).lock());
+        let now = SystemClock::default().now();
+        let place = match kept.journal.begin(request, now, kept.worker()) {
+            Ok(place) => place,
+            Err(errno) => return reply.err(errno),
+        };
+        steps::at(Step::Begun);
+        let committed = match rule {
+            Rule::Record(kind) => Some(marking(kept.area.clone(), place, kept.life, kind as u8)),
+            _ => None,
+        };
+        let (ops, node, opcode) = (self.ops.clone(), request.header.nodeid, request.header.opcode);
+        let clears = may_clear_bits(request);
+        let noted = kept.clone();
+        let finish = move |error: i32, parts: &[&[u8]]| {
+            steps::at(Step::Made);
+            let result = match (opcode, parts.first()) {
+                (op::WRITE, Some(part)) => u32::from_ne_bytes(part[..4].try_into().expect("a WriteOut")),
+                _ => 0,
+            };
+            let mode = match clears && error == 0 {
+                true => ops.getattr(Ino(node)).map_or(0, |attr| (attr.mode & 0o7777) + 1),
+                false => 0,
+            };
+            let state = if error == 0 { DONE } else { REFUSED };
+            noted.journal.finish(place, Outcome { state, result, mode, padding: 0 });
+            steps::at(Step::Finished);
+            error
+        };
+        let witness = Witness { time: Some(now), number: None, committed };
+        let reply = reply.after(Box::new(finish));
+        witness::during(witness, || self.dispatch(request, reply, out));
+    }
+
+    /// Replies to a request whose change was made by a server that died.
+    fn answer_again(&self, answered: &Answered, reply: Reply) {
+        use crate::errno::Errno;
+        let ino = Ino(answered.ino);
+        let attr = |ino| self.ops.getattr(ino).map_err(Errno::from);
+        match answered.opcode {
+            op::MKNOD | op::MKDIR | op::SYMLINK | op::LINK => reply.finish(attr(ino).and_then(|attr| {
+                // The pin precedes the outcome.
+                if answered.done != 0 { Ok(self.entry(&attr)) } else { self.pinned_entry(&attr) }
+            })),
+            op::TMPFILE => reply.finish(attr(ino).map(|attr| {
+                let open = abi::OpenOut {
+                    fh: 0,
+                    open_flags: abi::fopen::KEEP_CACHE | abi::fopen::NOFLUSH,
+                    padding: 0,
+                };
+                abi::CreateOut { entry: self.entry(&attr), open }
+            })),
+            op::SETATTR => reply.finish(attr(Ino(answered.node)).map(|attr| self.attr_out(&attr))),
+            op::WRITE => {
+                reply.finish(Ok::<_, Errno>(abi::WriteOut { size: answered.result, padding: 0 }));
+            }
+            _ => reply.finish(Ok::<_, Errno>(())),
+        }
+    }
+}
+
+/// Notes the first record of this kind as that of the entry.
+fn marking(area: Arc<Area>, place: Place, life: u64, kind: u8) -> OnCommit {
+    let marked = Cell::new(false);
+    Box::new(move |found, end, ino| {
+        if found == kind && !marked.replace(true) {
+            Journal::mark(&area, place, life, end, ino);
+            steps::at(Step::Marked);
+        }
+    })
+}
+
+/// Whether the change may clear set-user-id bits, which depends on the caller of that moment.
+fn may_clear_bits(request: &Request<'_>) -> bool {
+    let mut args = Args::new(request.body);
+    match request.header.opcode {
+        op::WRITE => {
+            args.take::<abi::WriteIn>().is_ok_and(|asked| asked.write_flags & abi::WRITE_KILL_SUIDGID != 0)
+        }
+        op::SETATTR => {
+            args.take::<abi::SetattrIn>().is_ok_and(|asked| asked.valid & abi::fattr::KILL_SUIDGID != 0)
+        }
+        op::FALLOCATE => true,
+        _ => false,
+    }
+}
+
+/// Counts the pause since the death, and returns the history for `system.kedgefs.info`.
+fn note_pause(area: &Area, deaths: &Deaths, redone: u64, life: &Life) -> io::Result<Value> {
+    let mut head: Head = area.read(0)?;
+    if life.is_second() && deaths.deaths > 0 {
+        let pause = now_ns().saturating_sub(deaths.at_ns);
+        let class = (pause.div_ceil(1_000_000).max(1).next_power_of_two().ilog2() as usize).min(PAUSES - 1);
+        head.pauses[class] += 1;
+        head.pause_last_ns = pause;
+        head.pause_max_ns = head.pause_max_ns.max(pause);
+        head.redone += redone;
+        area.put(at!(pauses), head.pauses.as_bytes())?;
+        area.put(at!(pause_max_ns), &head.pause_max_ns.to_ne_bytes())?;
+        area.put(at!(pause_last_ns), &head.pause_last_ns.to_ne_bytes())?;
+        area.put(at!(redone), &head.redone.to_ne_bytes())?;
+        tracing::warn!(
+            pause_ms = pause / 1_000_000,
+            redone,
+            signal = deaths.signal,
+            "another server goes on in place of one that died"
+        );
+    }
+    let classes = head.pauses.iter().enumerate().filter(|(_, count)| **count > 0);
+    let pauses: serde_json::Map<String, Value> =
+        classes.map(|(class, count)| (format!("{}ms", 1u64 << class), json!(count))).collect();
+    Ok(json!({
+        "life": life.number,
+        "deaths": deaths.deaths,
+        "last_signal": deaths.signal,
+        "pause_last_ms": head.pause_last_ns / 1_000_000,
+        "pause_max_ms": head.pause_max_ns / 1_000_000,
+        "pauses": pauses,
+        "redone": head.redone,
+        "refused": head.poisoned,
+    }))
+}
+
+#[cfg(test)]
+#[path = "mod_tests.rs"]
+mod tests;
