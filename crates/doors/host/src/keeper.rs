@@ -44,6 +44,7 @@ pub fn check(image: &Path, words: &MountWords, encrypted: bool) -> Result<()> {
         return refused("a new server could not get the key of an encrypted image");
     }
     for (set, word) in [
+        (words.tree.is_some(), "tree"),
         (words.read_only, "ro"),
         (words.volatile, "volatile"),
         (words.writeback_cache == Some(true), "writeback_cache"),

@@ -3,13 +3,13 @@
 //! # Rules
 //! 1. A block of the format's areas or of a node is no file's. Neither is a block that a dropped
 //!    log record allocated: it may hold another file's bytes.
-//! 2. A block that is another tree's is not this tree's, unless the nearest point above this tree has
-//!    it. Then its birth becomes the one that it has there, so that the tree shares it.
+//! 2. A block that is another tree's is not this tree's, unless the nearest point above this tree
+//!    has it. Then its birth becomes the one that it has there, so that the tree shares it.
 //! 3. A block that the point does not have, although its birth says so, is not used.
 //! 4. A block without a count has one extent, the first.
 //! 5. A marked extent shares its blocks with other marked extents of the tree. The counts are made
-//!    from the marked extents that stay ([`super::shares`]), so a wrong or lost count loses nothing.
-//!    But a marked extent gets no block that has no count and an unmarked extent.
+//!    from the marked extents that stay ([`super::shares`]), so a wrong or lost count loses
+//!    nothing. But a marked extent gets no block that has no count and an unmarked extent.
 //! 6. An unmarked extent whose blocks have a higher count than there are marked extents is marked:
 //!    the count shows that its mark was lost.
 //! 7. All extents of a block with a count get one birth: that of the point, else that of the count

@@ -55,7 +55,7 @@ kinds! {
     NameDropped = "name-dropped", false;
     /// Blocks of a file that have another owner became a hole.
     ExtentDropped = "extent-dropped", false;
-    /// The birth or the mark of an extent, which say who shares its blocks, was corrected.
+    /// The birth or the mark of an extent, which say what shares its blocks, was corrected.
     ExtentCorrected = "extent-corrected", false;
     /// Counts of shared blocks were made again from the extents that refer to the blocks.
     SharesRecounted = "shares-recounted", false;

@@ -1,7 +1,7 @@
 //! Repairs an image with several trees ([`kedge_format::trees`]).
 //!
 //! # In two passes over all trees, points before what is below them
-//! 1. *Survey.* Who says to own what: each extent and count is claimed by the tree itself, or, by
+//! 1. *Survey.* Collects claims: each extent and count is claimed by the tree itself, or, by
 //!    its birth, for a point above the tree. The marks of the trees below a point are corrected so
 //!    that they are above all that the point has.
 //! 2. *Repair.* Each tree is repaired like the tree of an image with one tree, with blocks that are
@@ -18,8 +18,9 @@
 //! - A tree has of a point's blocks and nodes only what the nearest point above it has too, its own
 //!   or shared. When a point is merged into the one below it, the engine frees what that one does
 //!   not have, and does not look further down.
-//! - Blocks that trees share, but that a point above them has lost, are *adopted*: each point on the
-//!   way up to their owner gets an unlinked file that has them. They are freed with their owner.
+//! - Blocks that trees share, but that a point above them has lost, are *adopted*: each point on
+//!   the way up to their owner gets an unlinked file that has them. They are freed with their
+//!   owner.
 //!
 //! # Why no free block is lost
 //! The bitmaps are made from what the trees own after the repair. What no tree reaches is free.

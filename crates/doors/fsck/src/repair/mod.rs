@@ -520,7 +520,8 @@ impl Job<'_> {
         Ok(Generation(next.ok_or_else(|| Error::invalid("generations are used up"))?))
     }
 
-    /// What can be read of the tree whose root `sb` names. `own`: the marks of one of several trees.
+    /// What can be read of the tree whose root `sb` names. `own`: the marks of one of several
+    /// trees.
     fn readable(
         &self,
         sb: &Superblock,

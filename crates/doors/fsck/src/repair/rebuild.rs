@@ -5,8 +5,8 @@
 //! with the tree. New nodes go to blocks that neither the old checkpoint nor the source owns, so a
 //! reader of the old tree never reads a new node.
 //!
-//! In an image with several trees a leaf whose items all stay as they are is kept, so that the trees
-//! go on sharing it.
+//! In an image with several trees a leaf whose items all stay as they are is kept, so that the
+//! trees go on sharing it.
 
 use super::claims::Claims;
 use super::done::{RepairKind, Repairs};

@@ -31,7 +31,8 @@ impl Way {
         Way { data: Runs::default(), owned: Owned::new(groups), nodes: BTreeSet::new(), undo: Vec::new() }
     }
 
-    /// Goes below a point that has this data and these nodes. Of data that overlaps the first counts.
+    /// Goes below a point that has this data and these nodes. Of data that overlaps the first
+    /// counts.
     pub fn enter(&mut self, data: impl Iterator<Item = (Extent, u32)>, nodes: BTreeSet<u64>) {
         let mut now: BTreeMap<u64, (u64, u32)> =
             data.map(|(extent, birth)| (extent.start.0, (extent.end().0, birth))).collect();
