@@ -510,7 +510,7 @@ struct Seen {
 fn images_whose_files_and_trees_share_blocks_are_repaired() {
     // `KEDGE_FSCK_SHARED` sets the number of damaged images, `KEDGE_FSCK_SEED` the first seed.
     let number = |name: &str| std::env::var(name).ok().map(|n| n.parse::<u64>().expect("a number"));
-    let images = number("KEDGE_FSCK_SHARED").unwrap_or(3000);
+    let images = number("KEDGE_FSCK_SHARED").unwrap_or(1000);
     let first = number("KEDGE_FSCK_SEED").unwrap_or(0x6b65_6467_0000);
     const CASES: u64 = 30;
     let (next, seen) = (AtomicU64::new(0), Seen::default());
