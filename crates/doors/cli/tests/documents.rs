@@ -102,6 +102,11 @@ const ELSEWHERE: &[(&str, &str, &str)] = &[
         "an hour of measurements",
     ),
     (
+        "docs/EXPERIMENTS.md",
+        "cargo build --release -p kedge -p kedge-bench",
+        "two builds and an hour of measurements",
+    ),
+    (
         "docs/PERFORMANCE.md",
         "cargo build --release -p kedge -p kedge-bench",
         "a release build and measurements",
@@ -232,6 +237,12 @@ const PRINTS: &[(&str, &str, i32, &[&str])] = &[
         "kedge mount --create 1G disk.kedge mnt && echo kept > mnt/a && sync mnt/a",
         0,
         &["kept\n", "kedge umount"],
+    ),
+    (
+        "docs/KEEPER.md",
+        "kedge mount --create 256M -o keeper disk.kedge mnt",
+        0,
+        &["told\n", "open\n", "keeper.deaths"],
     ),
     ("README.md", "alias kedge=$PWD/target/release/kedge", 0, &["kept\n", "uuid", "commit", "clean"]),
     (
@@ -518,6 +529,11 @@ fn copies_that_share_blocks() {
 }
 
 #[test]
+fn a_mount_that_survives_its_server() {
+    run_all("docs/KEEPER.md");
+}
+
+#[test]
 fn over_nfs() {
     run_all("docs/NFS.md");
 }
@@ -551,6 +567,7 @@ fn every_block_runs_or_has_a_reason() {
         "docs/SNAPSHOTS.md",
         "docs/LIMITS.md",
         "docs/REFLINK.md",
+        "docs/KEEPER.md",
     ];
     let commands = ["kedge ", "cargo ", "sudo ", "target/", "ceph ", "pip "];
     for block in &all {
