@@ -3,11 +3,11 @@
 //!
 //! | at | what | written by |
 //! |---|---|---|
-//! | 0 | [`Head`]: version, lives, what INIT negotiated, the suspect | the server |
-//! | [`DEATHS_AT`] | [`Deaths`] | the keeper |
-//! | [`ANSWERS_AT`] | a ring of [`ANSWERS`] results of requests that may be sent again | the server |
-//! | [`HALVES_AT`] | the two halves of the journal ([`super::journal`]) | the server |
-//! | [`PINS_AT`] | counts of pins ([`super::pins`]) | the server |
+//! | 0 | `Head`: version, lives, what INIT negotiated, the suspect | the server |
+//! | `DEATHS_AT` | `Deaths` | the keeper |
+//! | `ANSWERS_AT` | a ring of `ANSWERS` results of requests that may be sent again | the server |
+//! | `HALVES_AT` | the two halves of the journal (`journal`) | the server |
+//! | `PINS_AT` | counts of pins (`pins`) | the server |
 //!
 //! It is written with pwrite(2) and not through a mapping: no `unsafe`, no signal from a page that
 //! cannot be had, and a write of a few bytes within a page is done as a whole or not at all when

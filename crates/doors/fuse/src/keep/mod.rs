@@ -3,7 +3,7 @@
 //!
 //! The keeper, another process, holds the connection to the kernel, the lock on the image and an
 //! [`Area`] of memory. The server notes in the area what a next one needs: each change of a program
-//! ([`journal`]), how often the kernel knows each inode ([`pins`]), and what INIT negotiated. When
+//! (`journal`), how often the kernel knows each inode (`pins`), and what INIT negotiated. When
 //! it dies, the keeper starts another one, which recovers the image, makes the changes again that
 //! the log has lost (`takeover`), and lets the kernel send again what has no reply
 //! (FUSE_NOTIFY_RESEND). Of these requests, those whose change is made get their reply without
