@@ -103,7 +103,8 @@ pub fn run(
         kedge_base::spawn_named("signals", move || unmount_on_signal(&signals, &point)).map(drop)
     });
     if ended.is_err() && kedge_fuse::mount_at(mount.dir).is_some() {
-        // Without a server the mount answers nothing. Its connection ends with this process.
+        // Without a server no request on the mount returns. Dropping the keeper closes the
+        // connection, so that the requests fail and the unmount does not wait.
         drop(keeper);
         if let Err(e) = kedge_fuse::unmount(mount.dir, true) {
             tracing::error!("{e}");
