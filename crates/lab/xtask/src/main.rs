@@ -162,7 +162,7 @@ fn main() -> ExitCode {
         Task::Header { check } => steps.run(HEADER, || header::run(check)),
         Task::Crash { args } => {
             let args: Vec<&str> = args.iter().map(String::as_str).collect();
-            steps.run("crash states", || crash(FULL_SPEED, &args));
+            steps.run("crash states", || crash(&args));
         }
         Task::CrashPrograms { words, write, infer, order, hunt } => {
             let purpose = match (infer, order, hunt) {
@@ -209,13 +209,23 @@ const DIST_TEST: &str = "static program: used in an empty root";
 /// The profile without debug assertions.
 const FULL_SPEED: &[&str] = &["--profile", "soak"];
 
-fn crash(profile: &[&str], args: &[&str]) -> anyhow::Result<()> {
+/// Each crash state is a mount. Returning its memory to the kernel would cost page faults, a fifth
+/// of the time.
+const KEEP_MEMORY: (&str, &str) =
+    ("GLIBC_TUNABLES", "glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=268435456");
+
+fn crash(args: &[&str]) -> anyhow::Result<()> {
     let run = ["--quiet", "-p", "kedge-sim", "--bin", "crash-states", "--"];
-    let words = [&["run"], profile, &run, args].concat();
-    // Each state is a mount. Returning its memory to the kernel would cost page faults, a fifth of
-    // the time.
-    let keep = "glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=268435456";
-    tools::cargo_with(&words, &[("GLIBC_TUNABLES", keep)])
+    tools::cargo_with(&[&["run"], FULL_SPEED, &run, args].concat(), &[KEEP_MEMORY])
+}
+
+/// A slice of the crash states, by the program that the tests of the workspace have just built.
+/// `cargo run` of this one package would choose other features for its dependencies, and build the
+/// engine again.
+fn crash_slice() -> anyhow::Result<()> {
+    let metadata = cargo_metadata::MetadataCommand::new().no_deps().exec()?;
+    let program = metadata.target_directory.as_std_path().join("debug/crash-states");
+    tools::run(std::process::Command::new(program).envs([KEEP_MEMORY]))
 }
 
 fn crash_reality(args: &[String]) -> anyhow::Result<()> {
@@ -241,7 +251,7 @@ fn quick_checks(steps: &mut Steps) {
 /// Each block of the README and of the documents is one that runs, or has its reason not to. The
 /// blocks themselves run with the other tests.
 fn documents_run(steps: &mut Steps) {
-    let test = ["test", "--quiet", "-p", "kedge", "--test", "documents", "--", "--exact", DOCUMENTED];
+    let test = ["test", "--quiet", "--workspace", "--test", "documents", "--", "--exact", DOCUMENTED];
     steps.run("blocks of the documents", || tools::cargo(&test));
 }
 
@@ -313,24 +323,29 @@ fn lint(steps: &mut Steps) {
     });
 }
 
-/// The tests that need a deliberately broken engine.
+/// The tests that need a deliberately broken engine, and those that need simulated threads. One
+/// build serves both: outside of a simulated run the threads are those of the operating system.
+/// The whole workspace is named so that the dependencies have the features of the other tests, and
+/// are not built again.
 const BROKEN: &[&str] = &[
-    "-p",
-    "kedge-sim",
+    "--workspace",
     "--features",
-    "broken",
+    "kedge-sim/broken,kedge-sched/broken",
     "--test",
     "broken",
     "--test",
     "refused",
     "--test",
     "races",
+    "--test",
+    "machine",
+    "--test",
+    "schedules",
+    "--test",
+    "timing",
     "--",
     "--nocapture",
 ];
-
-/// The search of schedules, which needs an engine on simulated threads.
-const SCHEDULES: &[&str] = &["-p", "kedge-sched", "--features", "broken", "--", "--nocapture"];
 
 /// Test programs that find more in a long run at full speed, without debug assertions: crash
 /// exploration covers more states, the mounts more races.
@@ -364,21 +379,22 @@ fn tests(steps: &mut Steps, long: bool) {
         steps.run(name, || tools::cargo_tests(&args, &env, &mut tally));
     };
     test(steps, "tests", &[], &["--workspace"]);
-    test(steps, "tests: broken engines are caught, refused space and races harm nothing", &[], BROKEN);
-    test(steps, "tests: schedules of simulated threads", &[], SCHEDULES);
+    if !long {
+        // The broken engines replace its program.
+        steps.run("crash states, a slice", crash_slice);
+    }
+    test(steps, "tests: broken engines are caught, and schedules of simulated threads", &[], BROKEN);
     if long {
         for (name, seq) in
             [("crash states of one operation, all", "1"), ("crash states of two operations, all", "2")]
         {
-            steps.run(name, || crash(FULL_SPEED, &["--full", "--seq", seq]));
+            steps.run(name, || crash(&["--full", "--seq", seq]));
         }
         for (name, args) in FAST {
             test(steps, name, FULL_SPEED, args);
         }
         steps.run_unless(DEB_TEST, deb::untried(), deb::test);
         steps.run(DIST_TEST, dist::test);
-    } else {
-        steps.run("crash states, a slice", || crash(&[], &[]));
     }
     steps.run("skips", || {
         tally.skips(&tally::read_log(&log)?);
