@@ -123,11 +123,16 @@ pub fn make(source: &Place, target: &Place, read_only: bool) -> Result<()> {
 
 /// Opens a directory of a mount.
 fn open(dir: &Path) -> Result<File> {
+    open_for(dir, dir)
+}
+
+/// Opens a directory of a mount. An error names `path`, which the user has given.
+fn open_for(dir: &Path, path: &Path) -> Result<File> {
     let file = File::open(dir).with_context(|| format!("open {}", dir.display()))?;
     let mount =
         kedge_fuse::mount_of(&file).with_context(|| format!("find the mount of {}", dir.display()))?;
     if !mount.is_some_and(|mount| mount.is_kedgefs()) {
-        bail!("{} is not in a mount of KedgeFS", dir.display());
+        bail!("{} is not in a mount of KedgeFS", path.display());
     }
     Ok(file)
 }
@@ -136,7 +141,7 @@ fn open(dir: &Path) -> Result<File> {
 fn open_parent(path: &Path) -> Result<(File, &[u8])> {
     let name = path.file_name().with_context(|| format!("{} has no name", path.display()))?;
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    Ok((open(dir)?, name.as_bytes()))
+    Ok((open_for(dir, path)?, name.as_bytes()))
 }
 
 /// Opens the directory of `target`, and returns it with the inode number of the root of the tree at

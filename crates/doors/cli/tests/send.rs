@@ -351,7 +351,11 @@ fn a_mount_refuses_what_an_image_refuses() {
     refused("kedge receive back/none/old < whole", 1, &["back/none", "No such file"]);
     refused("kedge receive --resume back/old < whole", 1, &["no interrupted transfer"]);
     refused("kedge receive --status back/old < whole", 1, &["back/old: no interrupted transfer"]);
-    refused("kedge receive in/old < whole", 2, &["neither IMAGE:/PATH nor a directory of a mounted image"]);
+    let no_name = "neither IMAGE:/PATH nor a name in a directory of a mounted image";
+    refused("kedge receive in/old < whole", 2, &["in/old", no_name]);
+    refused("kedge receive back < whole", 2, &["kedge: back: ", no_name]);
+    refused("head -c 400 whole | kedge receive back/cut", 1, &["back/cut: the stream is cut at record"]);
+    refused("kedge receive back/cut < /dev/null", 1, &["back/cut: the stream has no beginning"]);
     refused("kedge receive mnt/old/x < whole", 1, &["receive mnt/old/x", "ead-only"]);
     let whole = fs::read(place.path("whole")).unwrap();
     for part in 0..8 {

@@ -145,13 +145,10 @@ fn fill<R: Read>(
             }
             Ok(())
         }
-        Err(e) => {
-            let e = e.context(format!("record {}", reader.place()));
-            Err(match receiver.tree.abandon() {
-                Ok(()) => e,
-                Err(left) => e.context(format!("the unfinished tree stays: {left}")),
-            })
-        }
+        Err(e) => Err(match receiver.tree.abandon() {
+            Ok(()) => e,
+            Err(left) => e.context(format!("the unfinished tree stays: {left}")),
+        }),
     }
 }
 
@@ -218,16 +215,17 @@ impl Receiver<'_> {
     fn run(&self, reader: &mut Reader<impl Read>, name: &[u8]) -> Result<()> {
         self.relax(Ino::ROOT)?;
         loop {
-            match reader.record()? {
+            let applied = match reader.record()? {
                 Record::End { .. } => break,
-                Record::Mark { number, hash } => self.keep(&Token { mark: number, hash })?,
+                Record::Mark { number, hash } => self.keep(&Token { mark: number, hash }),
                 record => {
                     let touched = Touched::of(&record);
                     let applied = self.apply(record);
                     self.pass_on(&touched);
-                    applied?;
+                    applied
                 }
-            }
+            };
+            applied.with_context(|| format!("record {}", reader.place()))?;
         }
         self.check_staged()?;
         Ok(self.tree.finish(self.dir, name, &self.id)?)

@@ -11,11 +11,11 @@
 //!
 //! A reader believes nothing: a length is bounded before anything is allocated.
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use blake2::digest::consts::U32;
 use blake2::{Blake2b, Digest};
 use kedgefs::{Timespec, TreeIdentity};
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 
 pub const MAGIC: [u8; 8] = *b"KEDGESND";
 const VERSION: u32 = 1;
@@ -275,6 +275,14 @@ impl<W: Write> Writer<W> {
     }
 }
 
+/// Reads as many bytes. `cut` describes the error if the stream has fewer.
+fn fill(input: &mut impl Read, bytes: &mut [u8], cut: impl Fn() -> String) -> Result<()> {
+    input.read_exact(bytes).map_err(|e| match e.kind() {
+        io::ErrorKind::UnexpectedEof => anyhow!(cut()),
+        _ => anyhow::Error::new(e).context("read the stream"),
+    })
+}
+
 /// Reads a stream, and verifies it.
 pub struct Reader<R> {
     input: R,
@@ -289,7 +297,7 @@ impl<R: Read> Reader<R> {
     pub fn begin(input: R) -> Result<(Reader<R>, Record)> {
         let mut reader = Reader { input, place: 0, hash: new_hash(&[]), mark: 0, payload: Vec::new() };
         let mut magic = [0; 12];
-        reader.input.read_exact(&mut magic).context("read the beginning of the stream")?;
+        fill(&mut reader.input, &mut magic, || "the stream has no beginning".to_owned())?;
         ensure!(magic[..8] == MAGIC, "not a stream of kedge send");
         let version = u32::from_le_bytes(*magic.last_chunk().expect("twelve bytes"));
         ensure!(version == VERSION, "a stream of version {version}; this program knows version {VERSION}");
@@ -302,15 +310,15 @@ impl<R: Read> Reader<R> {
 
     fn read(&mut self) -> Result<Record> {
         let place = self.place;
-        let cut = || format!("the stream is cut at record {place}");
+        let cut = || format!("the stream is cut at record {place}, before its end");
         let mut head = [0; HEAD];
-        self.input.read_exact(&mut head).with_context(cut)?;
+        fill(&mut self.input, &mut head, cut)?;
         let len = u32::from_le_bytes(*head.last_chunk().expect("five bytes")) as usize;
         ensure!(len <= PAYLOAD_MAX, "the stream is damaged at record {place}: {len} bytes");
         self.payload.resize(len, 0);
-        self.input.read_exact(&mut self.payload).with_context(cut)?;
+        fill(&mut self.input, &mut self.payload, cut)?;
         let mut sum = [0; 4];
-        self.input.read_exact(&mut sum).with_context(cut)?;
+        fill(&mut self.input, &mut sum, cut)?;
         ensure!(
             crc(place, &head, &self.payload) == u32::from_le_bytes(sum),
             "the stream is damaged at record {place}: its checksum does not match"

@@ -109,7 +109,11 @@ pub fn send(
 fn parent(target: &Path, changes: bool) -> Result<(Mounted, Vec<u8>)> {
     let name = target.file_name().with_context(|| format!("{} has no name", target.display()))?;
     let dir = target.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    Ok((open(dir, changes)?, name.as_bytes().to_vec()))
+    let mounted = Mounted::open_for(dir, RIGHTS, "", changes)?.ok_or_else(|| {
+        let what = "neither IMAGE:/PATH nor a name in a directory of a mounted image";
+        Usage(format!("{}: {what}", target.display()))
+    })?;
+    Ok((mounted, name.as_bytes().to_vec()))
 }
 
 /// Makes a snapshot of a stream.
