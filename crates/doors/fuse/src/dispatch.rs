@@ -664,8 +664,11 @@ impl<O: Ops> Server<O> {
             },
         };
         let node = Ino(request.header.nodeid);
-        // FALLOCATE is the only change of content for which the kernel sends no kill flag.
-        if self.options.handle_killpriv {
+        // FALLOCATE is the only change of content for which the kernel sends no kill flag. A change
+        // that is made again has no caller any more, whose capabilities would count: its journal
+        // has the mode that it left.
+        let made_again = self.kept.as_ref().is_some_and(|kept| kept.is_redoing());
+        if self.options.handle_killpriv && !made_again {
             let before_append = matches!(mode, FallocateMode::Allocate { .. });
             let applies = || !caller::is_capable(&request.header, Capability::Fsetid);
             self.drop_privilege(&self.ops.getattr(node)?, &request.header, before_append, applies)?;

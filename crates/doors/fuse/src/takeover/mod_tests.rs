@@ -407,6 +407,28 @@ fn an_unlinked_file_that_is_open_survives() {
 }
 
 #[test]
+fn bits_that_were_set_after_a_change_of_content_stay() {
+    let mut world = World::new();
+    let changes = [
+        (op::FALLOCATE, fallocate(0, 0, 50_000)),
+        (op::WRITE, write(0, b"before")),
+        (op::SETATTR, setattr(SetattrIn { valid: fattr::SIZE, size: 40_000, ..SetattrIn::default() })),
+    ];
+    for (opcode, body) in changes {
+        world.done(opcode, "a", &body);
+    }
+    let mode = SetattrIn { valid: fattr::MODE, mode: 0o106_755, ..SetattrIn::default() };
+    world.done(op::SETATTR, "a", &setattr(mode));
+    // The record of the mode is durable, so that only the changes of content are made again.
+    world.fs.sync().unwrap();
+    for life in 1..=2 {
+        world.next_life();
+        let attr = world.fs.getattr(Ino(world.ino("a"))).unwrap();
+        assert_eq!((attr.mode & 0o7777, attr.size), (0o6755, 40_000), "after death {life}");
+    }
+}
+
+#[test]
 fn times_that_a_program_has_seen_stay() {
     let mut world = World::new();
     world.done(op::WRITE, "dir/x", &write(0, b"now"));
