@@ -156,9 +156,9 @@ fn answered_later_breaks_alike() {
 /// How the line begins that names the check which caught a variant.
 const CAUGHT: &str = "caught: ";
 
-/// Variants that only a late check catches, with that check. It runs first, or each of these
-/// variants would run nearly all checks in vain. That costs no strictness: if this check does not
-/// catch the variant, the others run, too.
+/// Variants that only a late check catches, with that check. It runs first, since the checks before
+/// it would all pass and take up to half a minute. If it does not catch the variant, the others run,
+/// too.
 const CAUGHT_BY: &[(&str, &[Variant])] = &[
     ("log-resident data that cannot be written", &[Variant::TailPastResidents]),
     ("fsync after eviction", &[Variant::ForgetEvicted, Variant::CutNotExact]),
