@@ -18,6 +18,7 @@
 mod cut;
 mod hunt;
 mod inferred;
+mod list;
 mod needs;
 mod order;
 mod rows;
@@ -159,7 +160,9 @@ impl Suite {
                 let keys = rows.iter().flat_map(hunt::Quarry::keys);
                 change(hunt::DOCUMENT, |text| {
                     let text = with_results(text, keys, hunt::HEAD, &self.results)?;
-                    between(&text, hunt::SOURCES, &hunt::sources(&rows, &text))
+                    let text = between(&text, hunt::SOURCES, &hunt::sources(&rows, &text))?;
+                    let (from, to) = bounds(&text, BEGIN, END)?;
+                    between(&text, list::MARKS, &list::list(&text[from..to], &read(DOCUMENT)?))
                 })?;
             }
         }
@@ -282,11 +285,17 @@ fn states_in(report: &str) -> Option<u64> {
     before.rsplit(' ').next()?.parse().ok()
 }
 
+fn path_of(document: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..").join(document)
+}
+
+fn read(document: &str) -> Result<String> {
+    std::fs::read_to_string(path_of(document)).with_context(|| document.to_owned())
+}
+
 fn change(document: &str, change: impl FnOnce(&str) -> Result<String>) -> Result<()> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..").join(document);
-    let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
-    let text = change(&text).with_context(|| document.to_owned())?;
-    std::fs::write(&path, text).with_context(|| path.display().to_string())
+    let text = change(&read(document)?).with_context(|| document.to_owned())?;
+    std::fs::write(path_of(document), text).with_context(|| document.to_owned())
 }
 
 /// Where the text between two marks begins and ends.

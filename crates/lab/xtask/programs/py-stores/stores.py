@@ -1,5 +1,6 @@
 """Stores in Python, each with put and get, in the settings that their documentation calls durable.
-Arguments: run NAME COUNT, check NAME, version NAME. "sound": promises do not count."""
+Arguments: run NAME COUNT, check NAME, version NAME. "sound": promises do not count. "prefix": nor do
+they, but no value may be there without those before it."""
 import hashlib
 import importlib.metadata
 import os
@@ -139,6 +140,185 @@ class Gdbm:
         return found and found.decode()
 
 
+class LevelDbBatches:
+    """Values that are written without a sync, and one with it after them."""
+
+    package = "plyvel"
+    fillers = 12
+
+    def __init__(self):
+        import plyvel
+
+        self.db = plyvel.DB("zoo", create_if_missing=True, write_buffer_size=64 << 10, compression=None)
+
+    def put(self, n):
+        for filler in range(self.fillers):
+            self.db.put(b"key%04d.%d" % (n, filler), os.urandom(9000))
+        self.db.put(b"key%04d" % n, value(n).encode(), sync=True)
+
+    def get(self, n):
+        found = [self.db.get(b"key%04d.%d" % (n, filler)) for filler in range(self.fillers)]
+        if None in found:
+            return None
+        found = self.db.get(b"key%04d" % n)
+        return found and found.decode()
+
+
+class LevelDbReopened:
+    """Each value is put by a run of its own."""
+
+    package = "plyvel"
+
+    def open(self):
+        import plyvel
+
+        return plyvel.DB("zoo", create_if_missing=True)
+
+    def put(self, n):
+        db = self.open()
+        db.put(b"key%04d" % n, value(n).encode(), sync=True)
+        db.close()
+
+    def get(self, n):
+        db = self.open()
+        found = db.get(b"key%04d" % n)
+        db.close()
+        return found and found.decode()
+
+
+class RocksDb:
+    """Without sync: the last values may be lost, but none before one that is there."""
+
+    package = "rocksdict"
+
+    def __init__(self):
+        import rocksdict
+
+        options = rocksdict.Options(raw_mode=True)
+        options.create_if_missing(True)
+        options.set_write_buffer_size(64 << 10)
+        self.db = rocksdict.Rdict("zoo", options)
+
+    def put(self, n):
+        self.db[b"key%04d" % n] = (value(n) * 6).encode()
+
+    def get(self, n):
+        found = self.db.get(b"key%04d" % n)
+        return found and found.decode()[: len(value(n))]
+
+
+class Xapian:
+    package = None
+
+    def __init__(self):
+        import xapian
+
+        self.document = xapian.Document
+        self.missing = xapian.DocNotFoundError
+        self.db = xapian.WritableDatabase("zoo", xapian.DB_CREATE_OR_OPEN)
+
+    def put(self, n):
+        document = self.document()
+        document.set_data(value(n))
+        document.add_boolean_term(f"Q{n}")
+        self.db.replace_document(n + 1, document)
+        self.db.commit()
+
+    def get(self, n):
+        try:
+            return self.db.get_document(n + 1).get_data().decode()
+        except self.missing:
+            return None
+
+
+class Tantivy:
+    package = "tantivy"
+
+    def __init__(self):
+        import tantivy
+
+        schema = tantivy.SchemaBuilder()
+        schema.add_text_field("name", stored=True, tokenizer_name="raw")
+        schema.add_text_field("body", stored=True)
+        os.makedirs("zoo", exist_ok=True)
+        self.document = tantivy.Document
+        self.index = tantivy.Index(schema.build(), path="zoo")
+        self.writer = None
+
+    def put(self, n):
+        if self.writer is None:
+            self.writer = self.index.writer(heap_size=15_000_000, num_threads=1)
+        self.writer.add_document(self.document(name=f"key{n:04}", body=value(n)))
+        self.writer.commit()
+
+    def get(self, n):
+        self.index.reload()
+        searcher = self.index.searcher()
+        hits = searcher.search(self.index.parse_query(f"key{n:04}", ["name"]), 1).hits
+        return searcher.doc(hits[0][1])["body"][0] if hits else None
+
+
+class UnQlite:
+    package = "unqlite"
+
+    def __init__(self):
+        import unqlite
+
+        self.db = unqlite.UnQLite("zoo.udb")
+
+    def put(self, n):
+        self.db[f"key{n:04}"] = value(n)
+        self.db.commit()
+
+    def get(self, n):
+        found = self.db.get(f"key{n:04}") if self.db.exists(f"key{n:04}") else None
+        return found and (found if isinstance(found, str) else found.decode())
+
+
+class BerkeleyDb:
+    package = None
+
+    def __init__(self):
+        from bsddb3 import db
+
+        env = db.DBEnv()
+        env.set_lg_max(1 << 20)
+        flags = db.DB_INIT_MPOOL | db.DB_INIT_TXN | db.DB_INIT_LOG | db.DB_INIT_LOCK
+        env.open(".", db.DB_CREATE | db.DB_RECOVER | flags)
+        self.env = env
+        self.db = db.DB(env)
+        self.db.open("zoo.db", None, db.DB_BTREE, db.DB_CREATE | db.DB_AUTO_COMMIT)
+
+    def put(self, n):
+        transaction = self.env.txn_begin()
+        self.db.put(b"key%04d" % n, value(n).encode(), txn=transaction)
+        transaction.commit()
+        if n % 3 == 2:
+            self.env.txn_checkpoint()
+
+    def get(self, n):
+        found = self.db.get(b"key%04d" % n)
+        return found and found.decode()
+
+
+class Tdb:
+    package = None
+
+    def __init__(self):
+        import tdb
+
+        self.db = tdb.Tdb("zoo.tdb", hash_size=7, flags=os.O_RDWR | os.O_CREAT)
+
+    def put(self, n):
+        self.db.transaction_start()
+        self.db[b"key%04d" % n] = value(n).encode()
+        self.db.transaction_commit()
+
+    def get(self, n):
+        found = self.db.get(b"key%04d" % n)
+        return found and found.decode()
+
+
 STORES = {
     "diskcache": lambda: DiskCache(sqlite_synchronous=2),
     "diskcache-files": lambda: DiskCache(size=20, sqlite_synchronous=2),
@@ -149,6 +329,14 @@ STORES = {
     "persist-queue": PersistQueue,
     "persist-queue-sqlite": PersistAckQueue,
     "gdbm": Gdbm,
+    "leveldb-batches": LevelDbBatches,
+    "leveldb-reopened": LevelDbReopened,
+    "rocksdb": RocksDb,
+    "xapian": Xapian,
+    "tantivy": Tantivy,
+    "unqlite": UnQlite,
+    "berkeleydb": BerkeleyDb,
+    "tdb": Tdb,
 }
 
 
@@ -161,14 +349,18 @@ def run(name, count):
     os._exit(0)
 
 
-def check(name, is_sound_enough):
+def check(name, judged):
     promised = int(os.environ["KEDGE_ACKED_COUNT"])
     store = STORES[name]()
+    lost = None
     for n in range(promised + 2):
         found = store.get(n)
         if found is None:
-            if n < promised and not is_sound_enough:
+            if n < promised and not judged:
                 sys.exit(f"key {n} was promised and is not there")
+            lost = n if lost is None else lost
+        elif judged == "prefix" and lost is not None:
+            sys.exit(f"key {lost} is lost, and key {n}, which is younger, is there")
         elif found != value(n):
             sys.exit(f"key {n} has a wrong value: {found[:60]}")
     os._exit(0)
@@ -180,6 +372,6 @@ if __name__ == "__main__":
         os.chdir(os.environ["KEDGE_DIR"])
         run(name, int(sys.argv[3]))
     elif task == "check":
-        check(name, sys.argv[3:] == ["sound"])
+        check(name, "".join(sys.argv[3:]))
     else:
         print(importlib.metadata.version(name))

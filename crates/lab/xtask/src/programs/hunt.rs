@@ -5,8 +5,10 @@
 //!
 //! A model says which states are legal, and a model may allow too much. So a row that fails is
 //! repeated on the kernel's file systems, see module `cut`, and only then called
-//! shown. Reports are kept in
-//! the cache's directory `hunt`.
+//! shown. Reports are kept in the cache's directory `hunt`.
+//!
+//! A row may also repeat a *published* fault, in a version that has it: then the search has to find
+//! it within its usual limit, and no fault is placed by hand.
 
 use super::needs::Need;
 use super::rows::Row;
@@ -21,9 +23,13 @@ pub const HEAD: &str = "| program | model | version | settings | verdict | state
                         |---|---|---|---|---|---|---|---|";
 /// The marks around the list of promises.
 pub const SOURCES: (&str, &str) = ("<!-- promises -->", "<!-- end of promises -->");
+/// How the verdict of a row begins that cannot run.
+pub const NOT_RUN: &str = "not run:";
 const FOLDER: &str = "hunt";
 /// Distinct states for each row and model, where the row says nothing.
 const STATES: u32 = 80;
+/// The search of a row ends after this many failing states.
+const FAILURES: u32 = 3;
 /// Explaining one row may take this long.
 const EXPLAIN: &str = "10";
 
@@ -57,6 +63,17 @@ pub struct Description {
     unavailable: Option<String>,
     /// The report of a confirmed fault, in docs/hunt.
     report: Option<String>,
+    /// The fault that others have published, and that must be found again.
+    published: Option<Published>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Published {
+    /// Who has published it, and under which name.
+    by: String,
+    /// What the report of the search must contain.
+    finds: String,
 }
 
 #[derive(Deserialize)]
@@ -69,6 +86,8 @@ enum Requirement {
     Python(String, String),
     Go(String),
     Rust(String),
+    /// A directory of `programs/` with a `get.sh`.
+    Script(String),
 }
 
 fn usual_models() -> Vec<String> {
@@ -101,6 +120,7 @@ impl Quarry {
             Requirement::Python(module, package) => Need::Python(keep(module.clone()), keep(package.clone())),
             Requirement::Go(dir) => Need::Go(keep(dir.clone())),
             Requirement::Rust(dir) => Need::Rust(keep(dir.clone())),
+            Requirement::Script(dir) => Need::Script(keep(dir.clone())),
         };
         let prepare = format!("{scripts}/prepare.sh");
         let run: Vec<&'static str> = std::iter::once(format!("{scripts}/run.sh"))
@@ -118,7 +138,8 @@ impl Quarry {
             show: "",
             expect: &[],
             states: about.states.unwrap_or(STATES),
-            failures: 3,
+            // The published fault need not be the first that is found.
+            failures: if about.published.is_some() { about.states.unwrap_or(STATES) } else { FAILURES },
         };
         Ok(Quarry { row, about })
     }
@@ -134,7 +155,7 @@ impl Quarry {
 
     /// What stands in the table in place of results.
     fn unavailable_line(&self, model: &str, reason: &str) -> String {
-        format!("{} | {} | not run: {reason} | | | |", self.key(model), self.about.settings)
+        format!("{} | {} | {NOT_RUN} {reason} | | | |", self.key(model), self.about.settings)
     }
 
     /// What is missing in the description.
@@ -162,6 +183,16 @@ impl Quarry {
             }
         }
         complaints
+    }
+}
+
+/// Whether a published fault was found, by the exit code of `explore` and its report.
+fn found_again(code: Option<i32>, report: &str, finds: &str) -> &'static str {
+    match code {
+        Some(1) if report.contains(finds) => "found again",
+        Some(4) if report.contains(finds) => "found again, before the first promise",
+        Some(0 | 1 | 4) => "NOT found again",
+        _ => "no verdict",
     }
 }
 
@@ -199,7 +230,8 @@ pub fn sources(rows: &[Quarry], table: &str) -> String {
     for Quarry { row, about } in rows.iter().filter(is_listed) {
         let report = about.report.as_ref().map(|name| format!(" Report: [{name}]({name})."));
         let report = report.unwrap_or_default();
-        let line = format!("- **{}**: {} <{}>{report}\n", row.name, about.promise.trim(), about.source);
+        let by = about.published.as_ref().map(|fault| format!("{}. ", fault.by)).unwrap_or_default();
+        let line = format!("- **{}**: {by}{} <{}>{report}\n", row.name, about.promise.trim(), about.source);
         text.push_str(&crate::wrap::wrap(&line));
     }
     text
@@ -259,13 +291,17 @@ impl Suite {
         let Some(states) = states_in(&report) else { bail!("under {model}: {report}") };
         let more = if report.contains("NOT tried") { "+" } else { "" };
         let code = explored.status.code();
+        let about = &quarry.about;
         let real = match code {
             // Without a promise there is nothing to show.
-            Some(1) if !quarry.about.promises_nothing => self.cut(row, &check)?,
+            Some(1) if !about.promises_nothing && about.published.is_none() => self.cut(row, &check)?,
             _ => String::new(),
         };
-        let verdict = verdict(code, quarry.about.promises_nothing, real.starts_with(cut::FAILS));
-        let (settings, seconds) = (&quarry.about.settings, start.elapsed().as_secs_f64());
+        let verdict = match &about.published {
+            Some(published) => found_again(code, &report, &published.finds),
+            None => verdict(code, about.promises_nothing, real.starts_with(cut::FAILS)),
+        };
+        let (settings, seconds) = (&about.settings, start.elapsed().as_secs_f64());
         let key = quarry.key(model);
         let line =
             format!("{key} {version} | {settings} | {verdict} | {states}{more} | {real} | {seconds:.0} |");

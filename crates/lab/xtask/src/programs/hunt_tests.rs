@@ -15,6 +15,16 @@ fn a_failure_of_the_model_alone_is_not_called_shown() {
 }
 
 #[test]
+fn a_published_fault_counts_only_with_its_own_message() {
+    let report = "3 of 9 distinct crash states fail under ext4\njoe was saved and is not there";
+    assert_eq!(found_again(Some(1), report, "joe was saved"), "found again");
+    assert_eq!(found_again(Some(4), report, "joe was saved"), "found again, before the first promise");
+    assert_eq!(found_again(Some(1), report, "the server does not start"), "NOT found again");
+    assert_eq!(found_again(Some(0), report, "joe was saved"), "NOT found again");
+    assert_eq!(found_again(Some(3), report, "joe was saved"), "no verdict");
+}
+
+#[test]
 fn states_are_read_from_both_kinds_of_report() {
     assert_eq!(states_in("no failure in 198 distinct crash states under disk-4k\n"), Some(198));
     assert_eq!(states_in("3 of 9 distinct crash states fail under ext4, of 2 causes\n"), Some(9));

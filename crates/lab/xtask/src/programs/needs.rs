@@ -15,6 +15,8 @@ pub enum Need {
     Go(&'static str),
     /// A crate in a directory of `programs/`.
     Rust(&'static str),
+    /// A directory of `programs/` whose `get.sh` fetches packages and builds what it needs.
+    Script(&'static str),
     /// The row switches to another user.
     Root,
 }
@@ -93,6 +95,11 @@ impl Cache {
                     .arg(".")
                     .current_dir(self.copy(dir)?),
             ),
+            // The script leaves programs in `$BIN`, and keeps what need not be fetched again beside
+            // it in its working directory.
+            Need::Script(dir) => {
+                output(Command::new("sh").arg("get.sh").env("BIN", self.bin()).current_dir(self.copy(dir)?))
+            }
             Need::Rust(dir) => {
                 let target = self.dir.join("rust-target");
                 let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());

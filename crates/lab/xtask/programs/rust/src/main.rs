@@ -1,4 +1,4 @@
-//! Puts keys into redb or sled and promises each when its commit or flush has returned; or checks
+//! Puts keys into redb, sled or fjall and promises each when its commit or flush has returned; or checks
 //! one, or prints what it has. Arguments: run STORE MODE COUNT, check STORE, or show STORE.
 
 use redb::{Database, Durability, ReadableTable, TableDefinition};
@@ -57,6 +57,15 @@ fn run(store: &str, mode: &str, count: usize) -> Result<()> {
         db.begin_write()?.commit()?;
         std::process::exit(0);
     }
+    if store == "fjall" {
+        let (db, keys) = open_fjall()?;
+        for n in 1..=count {
+            keys.insert(key(n), value(&key(n)))?;
+            db.persist(fjall::PersistMode::SyncAll)?;
+            tell(&n.to_string())?;
+        }
+        std::process::exit(0);
+    }
     let db = sled::Config::new().path("db").flush_every_ms(None).open()?;
     db.flush()?;
     sync_names(Path::new("."))?;
@@ -72,8 +81,29 @@ fn run(store: &str, mode: &str, count: usize) -> Result<()> {
     std::process::exit(0);
 }
 
+fn open_fjall() -> Result<(fjall::Keyspace, fjall::PartitionHandle)> {
+    let db = fjall::Config::new("db").open()?;
+    let keys = db.open_partition("zoo", fjall::PartitionCreateOptions::default())?;
+    Ok((db, keys))
+}
+
+/// Here nothing is promised for the store itself, so each promise is a key.
+fn check_fjall(promised: usize) -> Result<()> {
+    let (_db, keys) = open_fjall()?;
+    for n in 1..=promised {
+        let found = keys.get(key(n))?.ok_or_else(|| format!("{} was promised and is not there", key(n)))?;
+        if *found != *value(&key(n)) {
+            return Err(format!("{} has a wrong value", key(n)).into());
+        }
+    }
+    std::process::exit(0);
+}
+
 fn check(store: &str) -> Result<()> {
     let promised: usize = std::env::var("KEDGE_ACKED_COUNT")?.parse()?;
+    if store == "fjall" {
+        return check_fjall(promised);
+    }
     if promised == 0 {
         return Ok(());
     }

@@ -1,0 +1,1 @@
+exec sh "$PROGRAMS/postgres-prepare.sh"

@@ -1,0 +1,71 @@
+//! The list of all programs in `docs/hunt/TABLE.md`: the rows of the hunt, and those of
+//! `crash-programs` whose settings are safe by the documentation, each with its verdict. It is made
+//! from the tables of the two documents.
+
+use super::hunt::NOT_RUN;
+use super::rows::IN_SAFE_SETTINGS;
+use std::fmt::Write;
+
+/// The marks around the list.
+pub const MARKS: (&str, &str) = ("<!-- all programs -->", "<!-- end of all programs -->");
+const HEAD: &str = "| program | model | verdict | in |\n|---|---|---|---|\n";
+const HUNT: &str = "this table";
+const ZOO: &str = "[CRASH_TESTING](../CRASH_TESTING.md#programs-that-people-use)";
+
+fn cells(line: &str) -> Vec<&str> {
+    let line = line.trim();
+    let inner = line.strip_prefix('|').and_then(|rest| rest.strip_suffix('|')).unwrap_or_default();
+    inner.split('|').map(str::trim).collect()
+}
+
+/// A program that fails where it should pass was compared with its documentation by hand.
+fn zoo_verdict(documented: &str, found: &str) -> &'static str {
+    match (documented, found) {
+        (_, "passes") => "keeps it",
+        ("passes", "fails") => "fails (model only, see there)",
+        (_, "fails") => "loses, as documented",
+        _ => "no verdict",
+    }
+}
+
+/// Program, model and verdict of the lines that have a verdict.
+fn lines(hunt: &str, zoo: &str) -> Vec<(String, String, String, &'static str)> {
+    let mut lines = Vec::new();
+    for line in hunt.lines() {
+        if let [program, model, _, _, verdict, _, _, _] = cells(line)[..]
+            && program != "program"
+            && !verdict.starts_with(NOT_RUN)
+            && !verdict.starts_with('-')
+        {
+            lines.push((program.to_owned(), model.to_owned(), verdict.to_owned(), HUNT));
+        }
+    }
+    for line in zoo.lines() {
+        if let [program, model, documented, found, _, _] = cells(line)[..]
+            && IN_SAFE_SETTINGS.contains(&program)
+        {
+            let verdict = zoo_verdict(documented, found).to_owned();
+            lines.push((program.to_owned(), model.to_owned(), verdict, ZOO));
+        }
+    }
+    // Programs are ordered by name, whatever the case, and their models by their first run.
+    lines.sort_by_key(|(program, ..)| program.to_lowercase());
+    lines
+}
+
+/// The list and its number of programs.
+pub fn list(hunt: &str, zoo: &str) -> String {
+    let lines = lines(hunt, zoo);
+    let mut programs: Vec<&str> = lines.iter().map(|(program, ..)| program.as_str()).collect();
+    programs.dedup();
+    let mut text = format!("{} rows.\n\n{HEAD}", programs.len());
+    for (program, model, verdict, place) in &lines {
+        // Writing to a string does not fail.
+        let _ = writeln!(text, "| {program} | {model} | {verdict} | {place} |");
+    }
+    text
+}
+
+#[cfg(test)]
+#[path = "list_tests.rs"]
+mod tests;
