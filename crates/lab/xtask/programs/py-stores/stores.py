@@ -172,7 +172,7 @@ class LevelDbReopened:
     def open(self):
         import plyvel
 
-        return plyvel.DB("zoo", create_if_missing=True)
+        return plyvel.DB(".", create_if_missing=True)
 
     def put(self, n):
         db = self.open()

@@ -24,7 +24,10 @@ const MODEL: &str = "disk-4k";
 /// How a cell of the table begins if a state of a real file system fails.
 pub(super) const FAILS: &str = "fails on";
 
-/// Makes the file system, with the program's initial content in `d`.
+/// Makes the file system, with the program's initial content in `d`. It has a mount namespace of its
+/// own: a namespace that another process makes meanwhile would keep the file system mounted, and
+/// what umount should have written would be missing in the file.
+const ALONE: [&str; 5] = ["--mount", "--propagation", "private", "sh", "-c"];
 const MAKE: &str = r#"set -e
 cd "$PROGRAM_TEMP"; rm -f base; truncate -s "$SIZE" base; 
 case "$1" in ext4) mkfs.ext4 -q -F base ;; xfs) mkfs.xfs -q -f base ;; esac
@@ -84,7 +87,7 @@ impl Suite {
         has_neighbour: bool,
     ) -> Result<Output> {
         let run = |command: &mut std::process::Command| command.output().context("start the replay");
-        let made = run(self.command("sh").args(["-c", MAKE, "sh", kind]).env("SIZE", size))?;
+        let made = run(self.command("unshare").args(ALONE).args([MAKE, "sh", kind]).env("SIZE", size))?;
         if !made.status.success() {
             bail!("no {kind} for the replay: {}", text(&made));
         }

@@ -72,7 +72,7 @@ pub struct Description {
 struct Published {
     /// Who has published it, and under which name.
     by: String,
-    /// What the report of the search must contain.
+    /// What the check prints, and the report of the search contains: other failures do not count.
     finds: String,
 }
 
@@ -128,6 +128,10 @@ impl Quarry {
             .map(keep)
             .collect();
         let check = format!("sh '$PROGRAMS/{scripts}/check.sh' {}", about.args.join(" "));
+        let check = match &about.published {
+            Some(published) => only_with(&check, &published.finds),
+            None => check,
+        };
         let row = Row {
             name: keep(about.name.clone()),
             needs: Box::leak(about.needs.iter().map(need).collect()),
@@ -176,6 +180,10 @@ impl Quarry {
         if about.promise.len() < 20 || about.settings.is_empty() || about.models.is_empty() {
             complaints.push("it lacks a promise, its settings or models".to_owned());
         }
+        if about.published.as_ref().is_some_and(|fault| fault.finds.is_empty() || fault.finds.contains('\''))
+        {
+            complaints.push("what is to be found stands between quotes in a command".to_owned());
+        }
         if let Some(report) = &about.report {
             let path = programs.join("../../../../docs/hunt").join(report);
             if !path.is_file() {
@@ -184,6 +192,13 @@ impl Quarry {
         }
         complaints
     }
+}
+
+/// The check, failing only with these words: a row of one published fault does not end with another.
+fn only_with(check: &str, words: &str) -> String {
+    format!(
+        "said=$({check} 2>&1) && exit 0; echo \"$said\"; case \"$said\" in *'{words}'*) exit 1 ;; esac; exit 0"
+    )
 }
 
 /// Whether a published fault was found, by the exit code of `explore` and its report.

@@ -25,6 +25,17 @@ fn a_published_fault_counts_only_with_its_own_message() {
 }
 
 #[test]
+fn a_check_for_a_published_fault_passes_with_any_other() {
+    let code = |check: &str| {
+        let check = only_with(check, "the sought one");
+        std::process::Command::new("sh").args(["-c", &check]).output().unwrap().status.code()
+    };
+    assert_eq!(code("true"), Some(0));
+    assert_eq!(code("sh -c 'echo another fault; exit 1'"), Some(0));
+    assert_eq!(code("sh -c 'echo this is the sought one >&2; exit 1'"), Some(1));
+}
+
+#[test]
 fn states_are_read_from_both_kinds_of_report() {
     assert_eq!(states_in("no failure in 198 distinct crash states under disk-4k\n"), Some(198));
     assert_eq!(states_in("3 of 9 distinct crash states fail under ext4, of 2 causes\n"), Some(9));
