@@ -4,7 +4,7 @@ cd "$KEDGE_DIR"
 case $1 in
 sort) sort -n -o lines lines ;;
 zip) zip -q -u zoo.zip "$PROGRAM_TEMP/new/3" ;;
-useradd) useradd --prefix "$PWD" zoo1 2> /dev/null ;;
+useradd) useradd -M -U --prefix "$PWD" zoo1 2> /dev/null ;;
 ldconfig) echo >> etc/ld.so.conf; ldconfig -r . ;;
 logrotate)
     printf '"%s" {\n rotate 3\n size 1\n compress\n}\n' "$PWD/log/zoo.log" > "$PROGRAM_TEMP/rotate.conf"
