@@ -128,7 +128,7 @@ public class Stores {
       case "lucene":
         return new Lucene();
       case "h2":
-        return new Jdbc("jdbc:h2:./zoo");
+        return new Jdbc("jdbc:h2:./zoo;WRITE_DELAY=0");
       case "hsqldb":
         return new Jdbc("jdbc:hsqldb:file:zoo/db", "SET FILES WRITE DELAY FALSE");
       case "derby":

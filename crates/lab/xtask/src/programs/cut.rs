@@ -24,9 +24,9 @@ const MODEL: &str = "disk-4k";
 /// How a cell of the table begins if a state of a real file system fails.
 pub(super) const FAILS: &str = "fails on";
 
-/// Makes the file system, with the program's initial content in `d`. It has a mount namespace of its
-/// own: a namespace that another process makes meanwhile would keep the file system mounted, and
-/// what umount should have written would be missing in the file.
+/// Makes the file system, with the program's initial content in `d`. It has a mount namespace of
+/// its own: a namespace that another process makes meanwhile would keep the file system mounted,
+/// and what umount should have written would be missing in the file.
 const ALONE: [&str; 5] = ["--mount", "--propagation", "private", "sh", "-c"];
 const MAKE: &str = r#"set -e
 cd "$PROGRAM_TEMP"; rm -f base; truncate -s "$SIZE" base; 

@@ -70,7 +70,7 @@ pub struct Description {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Published {
-    /// Who has published it, and under which name.
+    /// The publication, and its name of the fault.
     by: String,
     /// What the check prints, and the report of the search contains: other failures do not count.
     finds: String,
@@ -194,7 +194,8 @@ impl Quarry {
     }
 }
 
-/// The check, failing only with these words: a row of one published fault does not end with another.
+/// The check, failing only with these words: a row of one published fault does not end with
+/// another.
 fn only_with(check: &str, words: &str) -> String {
     format!(
         "said=$({check} 2>&1) && exit 0; echo \"$said\"; case \"$said\" in *'{words}'*) exit 1 ;; esac; exit 0"

@@ -22,6 +22,6 @@ uv)
     PYTHONPATH="$PWD/site" python3 -c 'import zoo_pkg; assert len(zoo_pkg.TEXT) == 9000' 2> out || { tail -1 out; exit 1; } ;;
 go)
     test "$KEDGE_ACKED_COUNT" = 0 && exit 0
-    mkdir m; cd m; printf 'module zoo\ngo 1.21\nrequire github.com/tidwall/match v1.1.1\n' > go.mod
-    GOPROXY=off GOFLAGS='-mod=mod -modcacherw' GOMODCACHE="$PWD/../mod" go mod verify > out 2>&1 || { tail -1 out; exit 1; } ;;
+    unzip -p mod/cache/download/github.com/tidwall/match/@v/v1.1.1.zip '*/match.go' > match.go 2> out &&
+        cmp -s match.go mod/github.com/tidwall/match@v1.1.1/match.go || { echo "the module is not as it was downloaded"; exit 1; } ;;
 esac

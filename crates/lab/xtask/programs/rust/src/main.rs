@@ -1,5 +1,5 @@
-//! Puts keys into redb, sled or fjall and promises each when its commit or flush has returned; or checks
-//! one, or prints what it has. Arguments: run STORE MODE COUNT, check STORE, or show STORE.
+//! Puts keys into redb, sled or fjall and promises each when its commit or flush has returned; or
+//! checks one, or prints what it has. Arguments: run STORE MODE COUNT, check STORE, or show STORE.
 
 use redb::{Database, Durability, ReadableTable, TableDefinition};
 use std::error::Error;
