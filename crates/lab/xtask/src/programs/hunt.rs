@@ -184,6 +184,9 @@ impl Quarry {
         {
             complaints.push("what is to be found stands between quotes in a command".to_owned());
         }
+        if about.published.is_some() != about.name.ends_with("(published)") {
+            complaints.push("the name of a published fault, and only it, ends with (published)".to_owned());
+        }
         if let Some(report) = &about.report {
             let path = programs.join("../../../../docs/hunt").join(report);
             if !path.is_file() {

@@ -9,8 +9,10 @@ use std::fmt::Write;
 /// The marks around the list.
 pub const MARKS: (&str, &str) = ("<!-- all programs -->", "<!-- end of all programs -->");
 const HEAD: &str = "| program | model | verdict | in |\n|---|---|---|---|\n";
-const HUNT: &str = "this table";
-const ZOO: &str = "[CRASH_TESTING](../CRASH_TESTING.md#programs-that-people-use)";
+const HUNT: &str = "above";
+const ZOO: &str = "CRASH_TESTING";
+/// How the names of rows end that repeat published faults.
+const PUBLISHED: &str = "(published)";
 
 fn cells(line: &str) -> Vec<&str> {
     let line = line.trim();
@@ -53,12 +55,15 @@ fn lines(hunt: &str, zoo: &str) -> Vec<(String, String, String, &'static str)> {
     lines
 }
 
-/// The list and its number of programs.
+/// The list, and how many rows it has.
 pub fn list(hunt: &str, zoo: &str) -> String {
     let lines = lines(hunt, zoo);
     let mut programs: Vec<&str> = lines.iter().map(|(program, ..)| program.as_str()).collect();
     programs.dedup();
-    let mut text = format!("{} rows.\n\n{HEAD}", programs.len());
+    let published = programs.iter().filter(|program| program.ends_with(PUBLISHED)).count();
+    let today = programs.len() - published;
+    let mut text =
+        format!("{today} rows of programs of today, and {published} of published faults.\n\n{HEAD}");
     for (program, model, verdict, place) in &lines {
         // Writing to a string does not fail.
         let _ = writeln!(text, "| {program} | {model} | {verdict} | {place} |");

@@ -7,6 +7,7 @@ const HUNT_TABLE: &str = "\
 | program | model | version | settings | verdict | states | replayed | s |
 |---|---|---|---|---|---|---|---|
 | rsync | ext4 | 3.5.0 | --fsync | shown | 80 | fails on ext4, alone | 42 |
+| Redis, ACL SAVE (published) | ext4 | 7.0.15 | aclfile | found again | 80+ |  | 17 |
 | MongoDB | ext4 | | j: true | not run: no package | | | |
 ";
 const ZOO_TABLE: &str = "\
@@ -29,12 +30,13 @@ fn the_list_has_the_rows_of_both_tables_that_were_run_in_safe_settings() {
             format!("| LMDB, default | ext4 | keeps it | {ZOO} |"),
             format!("| LMDB, default | posix | keeps it | {ZOO} |"),
             format!("| pip install | ext4 | loses, as documented | {ZOO} |"),
+            format!("| Redis, ACL SAVE (published) | ext4 | found again | {HUNT} |"),
             format!("| rsync | ext4 | shown | {HUNT} |"),
             format!("| sled, flush() | ext4 | fails (model only, see there) | {ZOO} |"),
         ]
     );
     // The models of one program count once, and a program that was not run does not.
-    assert!(text.starts_with("4 rows.\n"), "{text}");
+    assert!(text.starts_with("4 rows of programs of today, and 1 of published faults.\n"), "{text}");
 }
 
 #[test]
