@@ -16,8 +16,8 @@ use std::process::Output;
 /// File system, size of the device, and whether there is a neighbour. `mkfs.xfs` makes none that
 /// is smaller.
 const TRIES: [(&str, &str, bool); 3] = [("ext4", "96M", false), ("ext4", "96M", true), ("xfs", "300M", true)];
-/// States of the device for each try.
-const STATES: &str = "40";
+/// States of the device for each try, where the row says nothing.
+pub(super) const STATES: u32 = 40;
 /// Cache barriers work and sectors are not torn: what any disk in use promises.
 const MODEL: &str = "disk-4k";
 
@@ -56,13 +56,13 @@ cd ../..; umount m || { sleep 1; umount m || echo "NOT UNMOUNTED"; }; exit $code
 
 impl Suite {
     /// [`FAILS`] and where, or what the replay did not show.
-    pub(super) fn cut(&self, row: &Row, check: &str) -> Result<String> {
+    pub(super) fn cut(&self, row: &Row, check: &str, states: u32) -> Result<String> {
         if !rustix::process::geteuid().is_root() {
             return Ok("not replayed: it needs root".to_owned());
         }
         let mut tried = 0;
         for (kind, size, has_neighbour) in TRIES {
-            let report = self.cut_once(row, check, kind, size, has_neighbour)?;
+            let report = self.cut_once(row, check, states, kind, size, has_neighbour)?;
             let place = format!("{kind}, {}", if has_neighbour { "with a neighbour" } else { "alone" });
             let (code, report) = (report.status.code(), text(&report));
             self.save_report(row, &place.replace(", ", "-").replace(' ', "-"), &report)?;
@@ -82,6 +82,7 @@ impl Suite {
         &self,
         row: &Row,
         check: &str,
+        states: u32,
         kind: &str,
         size: &str,
         has_neighbour: bool,
@@ -109,7 +110,16 @@ impl Suite {
         run(self
             .command(&self.kedge)
             .args(["crash", "explore", "--quiet", "--timeout", "1m", "--explain", "0", "--loop"])
-            .args(["--max-failures", "1", "--budget", STATES, "--model", MODEL, "--check", CHECK])
+            .args([
+                "--max-failures",
+                "1",
+                "--budget",
+                &states.to_string(),
+                "--model",
+                MODEL,
+                "--check",
+                CHECK,
+            ])
             .arg(&recording)
             .env("HUNT_CHECK", check)
             .env("OPTIONS", if kind == "xfs" { "-o nouuid" } else { "" })

@@ -56,6 +56,9 @@ pub struct Description {
     #[serde(default = "usual_models")]
     models: Vec<String>,
     states: Option<u32>,
+    /// States of the device for each try of the replay: more where the check is quick and the moment
+    /// is short.
+    device_states: Option<u32>,
     /// The documentation promises nothing after a power failure: a failure is no fault.
     #[serde(default)]
     promises_nothing: bool,
@@ -313,7 +316,9 @@ impl Suite {
         let about = &quarry.about;
         let real = match code {
             // Without a promise there is nothing to show.
-            Some(1) if !about.promises_nothing && about.published.is_none() => self.cut(row, &check)?,
+            Some(1) if !about.promises_nothing && about.published.is_none() => {
+                self.cut(row, &check, about.device_states.unwrap_or(cut::STATES))?
+            }
             _ => String::new(),
         };
         let verdict = match &about.published {
