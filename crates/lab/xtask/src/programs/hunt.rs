@@ -56,8 +56,8 @@ pub struct Description {
     #[serde(default = "usual_models")]
     models: Vec<String>,
     states: Option<u32>,
-    /// States of the device for each try of the replay: more where the check is quick and the moment
-    /// is short.
+    /// States of the device for each try of the replay: more where the check is quick and the
+    /// moment is short.
     device_states: Option<u32>,
     /// The documentation promises nothing after a power failure: a failure is no fault.
     #[serde(default)]
