@@ -29,6 +29,9 @@ const NFS: &str = "kedge-nfs";
 const CEPH: &str = "kedge-ceph";
 const SIM: &str = "kedge-sim";
 const SCHED: &str = "kedge-sched";
+const PROTOCOL: &str = "kedge-protocol";
+/// The feature in which the engine notes what it does.
+const TRACE: &str = "kedge-base/trace";
 const BENCH: &str = "kedge-bench";
 const CRASH: &str = "kedge-crash";
 const CRASH_RECORD: &str = "kedge-crash-record";
@@ -67,6 +70,8 @@ const RULES: &[Rule] = &[
     (SIM, &[BASE, DEVICE, FORMAT, FS, FSCK], &[]),
     // The engine's threads in a chosen order, and on processors of a chosen number.
     (SCHED, &[BASE, DEVICE, FS, SIM], &[]),
+    // The model of the durability protocol, and traces of the engine's runs. Nothing depends on it.
+    (PROTOCOL, &[BASE, DEVICE, SIM, SCHED], &[]),
     // The experiments. Nothing depends on them, so installed programs contain no benchmark code.
     // From the host they use only signals: what they measure is the program `kedge`.
     // On simulated processors it measures the library.
@@ -91,7 +96,8 @@ const RULES: &[Rule] = &[
 type Edges = BTreeMap<String, Vec<(String, bool)>>;
 
 pub fn check() -> Result<()> {
-    let faults = faults(&edges()?);
+    let mut faults = faults(&edges()?);
+    faults.extend(traced()?);
     if !faults.is_empty() {
         for fault in &faults {
             println!("{fault}");
@@ -114,6 +120,22 @@ fn edges() -> Result<Edges> {
         inside.map(|d| (d.name.clone(), d.kind == DependencyKind::Development)).collect()
     };
     Ok(members.iter().map(|m| (m.name.to_string(), of(m))).collect())
+}
+
+/// The crates beside [`PROTOCOL`] that ask for the engine's trace: a release has none of it.
+fn traced() -> Result<Vec<String>> {
+    let metadata = MetadataCommand::new().no_deps().exec()?;
+    let asks = |package: &&cargo_metadata::Package| {
+        let by_feature = package.features.values().flatten().any(|feature| feature == TRACE);
+        let by_dependency = package
+            .dependencies
+            .iter()
+            .any(|used| used.name == BASE && used.features.iter().any(|f| f == "trace"));
+        by_feature || by_dependency
+    };
+    let members = metadata.workspace_packages();
+    let others = members.iter().copied().filter(|package| package.name.as_str() != PROTOCOL);
+    Ok(others.filter(asks).map(|package| format!("{} must not ask for the trace", package.name)).collect())
 }
 
 fn faults(edges: &Edges) -> Vec<String> {

@@ -1,0 +1,73 @@
+//! The deliberately broken engines beside the mutants of the model.
+
+use crate::rule::Rule;
+use kedge_base::broken::Variant;
+
+/// What corresponds to a broken engine.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Counterpart {
+    /// The protocol without this rule.
+    Without(Rule),
+    /// The model has no such thing, for this reason.
+    None(&'static str),
+}
+
+const SHARING: &str = "trees and files of the model share no nodes and blocks";
+const SUMS: &str = "data of the model has no checksums";
+const NAMES: &str = "a record of metadata is one value; names, link counts and attributes are not in it";
+const LIMITS: &str = "there are no limits";
+const FREEZE: &str = "there is no freeze and no clean mark";
+const MEMORY: &str = "the fault is in memory: what reaches the device follows the protocol";
+const ANSWERS: &str = "the model has no results of calls but those of fsync and sync";
+
+/// The counterpart of a broken engine in the model.
+pub fn counterpart(variant: Variant) -> Counterpart {
+    use Counterpart::{None, Without};
+    match variant {
+        Variant::SkipDataFlush => Without(Rule::FlushBeforeLogWrite),
+        // The numbers that an inode keeps for fsync and for fdatasync are one number here.
+        Variant::AckBeforeForce | Variant::ForgetDatasyncOnSize | Variant::ForgetEvicted => {
+            Without(Rule::ForceBeforeAck)
+        }
+        Variant::FdatasyncSkipsFlush => Without(Rule::FlushBeforeAck),
+        Variant::ErrorNotPropagated | Variant::WaitWithoutLook | Variant::GroupedAckEarly => {
+            Without(Rule::WritebackBeforeAck)
+        }
+        Variant::ReuseFreedBlock => Without(Rule::BlockQuarantine),
+        Variant::DiscardEarly => Without(Rule::DiscardQuarantine),
+        Variant::ReuseReplacedNode => Without(Rule::NodeQuarantine),
+        Variant::SlotBeforeNodes => Without(Rule::FlushBeforeSlot),
+        Variant::CopyBeforeSlot => Without(Rule::SlotBeforeCopies),
+        Variant::TailBeforeSlot => Without(Rule::SlotBeforeTail),
+        Variant::TailPastResidents => Without(Rule::ResidentsHoldTail),
+        Variant::ReplayOldData => Without(Rule::VoidResidents),
+        // The size of a file is a part of its mapping here.
+        Variant::ExtentBeforeData | Variant::SizeBeyondWritten => Without(Rule::DataBeforeRecord),
+        Variant::PartialRecord => Without(Rule::WholeRecords),
+        Variant::KeepEpoch => Without(Rule::NewEpoch),
+        Variant::CutNotExact => Without(Rule::CutIsExact),
+        Variant::AckOutOfOrder => Without(Rule::DurableIsPrefix),
+        Variant::AtomicInParts => Without(Rule::AtomicInOneRecord),
+        Variant::AtomicWrittenEarly => Without(Rule::AtomicHeldBack),
+        Variant::FreeSharedNode
+        | Variant::BirthIgnored
+        | Variant::ReuseFreedTree
+        | Variant::SharedBlockFreed
+        | Variant::CloneWithoutFlag
+        | Variant::CountsInReplay => None(SHARING),
+        Variant::StaleChecksum | Variant::SumsInPlace | Variant::SumsInReplay => None(SUMS),
+        Variant::ForgetRenameVictim | Variant::KeepOldParts => None(NAMES),
+        Variant::LimitCountedTwice | Variant::LimitUnpromised => None(LIMITS),
+        Variant::ThawKeepsClean | Variant::UngatedWriter | Variant::UnwokenFreeze => None(FREEZE),
+        Variant::StaleInode
+        | Variant::StaleMarks
+        | Variant::EarlyRemoval
+        | Variant::LookBetweenEdits
+        | Variant::CloseBesideChanges => None(MEMORY),
+        Variant::ShortWhole | Variant::ForgetLosses | Variant::TouchInWriteback => None(ANSWERS),
+        Variant::UnkeyedLog => None("the data of a file never looks like a log write"),
+        Variant::DiscardWithoutFlush => {
+            None("writes of one place reach the medium in their order, and no data write is FUA")
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! The exhaustive exploration: every order of the steps, every crash state.
+
+use crate::rule::{Guarantee, Rule};
+use crate::world::{Action, CRASH_STATES, Left, World};
+use stateright::{Checker, HasDiscoveries, Model, Property};
+use std::sync::atomic::Ordering;
+
+/// How much may happen.
+#[derive(Clone, Copy, Debug)]
+pub struct Bounds {
+    pub operations: u8,
+    pub checkpoints: u8,
+    pub crashes: u8,
+    pub discards: u8,
+    /// Records that the ring holds.
+    pub ring: usize,
+}
+
+impl Bounds {
+    /// Three operations, two checkpoints and two crashes.
+    pub const FULL: Bounds = Bounds { operations: 3, checkpoints: 2, crashes: 2, discards: 0, ring: 4 };
+    /// What a test covers in seconds.
+    pub const QUICK: Bounds = Bounds { operations: 2, checkpoints: 1, crashes: 1, discards: 0, ring: 4 };
+}
+
+/// The protocol, or the protocol without one rule.
+#[derive(Clone, Copy, Debug)]
+pub struct Protocol {
+    pub bounds: Bounds,
+    pub without: Option<Rule>,
+}
+
+fn holds<const GUARANTEE: u8>(_: &Protocol, world: &World) -> bool {
+    world.broken.is_none_or(|broken| broken as u8 != GUARANTEE)
+}
+
+fn takes_metadata(protocol: &Protocol, world: &World) -> bool {
+    world.takes_metadata(protocol.without)
+}
+
+impl Model for Protocol {
+    type State = World;
+    type Action = Action;
+
+    fn init_states(&self) -> Vec<World> {
+        let Bounds { operations, checkpoints, crashes, discards, ring } = self.bounds;
+        vec![World::new(ring, Left { operations, checkpoints, crashes, discards })]
+    }
+
+    fn actions(&self, world: &World, actions: &mut Vec<Action>) {
+        world.actions(self.without, actions);
+    }
+
+    fn next_state(&self, world: &World, action: Action) -> Option<World> {
+        Some(world.after(action, self.without))
+    }
+
+    fn properties(&self) -> Vec<Property<Protocol>> {
+        const G1: u8 = Guarantee::G1 as u8;
+        const G3: u8 = Guarantee::G3 as u8;
+        const G9: u8 = Guarantee::G9 as u8;
+        const G12: u8 = Guarantee::G12 as u8;
+        const G13: u8 = Guarantee::G13 as u8;
+        const G15: u8 = Guarantee::G15 as u8;
+        const MOUNTS: u8 = Guarantee::Mounts as u8;
+        const PREFIX: u8 = Guarantee::Prefix as u8;
+        let always = |guarantee: Guarantee| {
+            let condition = match guarantee {
+                Guarantee::G1 => holds::<G1>,
+                Guarantee::G3 => holds::<G3>,
+                Guarantee::G9 => holds::<G9>,
+                Guarantee::G11 => takes_metadata,
+                Guarantee::G12 => holds::<G12>,
+                Guarantee::G13 => holds::<G13>,
+                Guarantee::G15 => holds::<G15>,
+                Guarantee::Mounts => holds::<MOUNTS>,
+                Guarantee::Prefix => holds::<PREFIX>,
+            };
+            Property::always(guarantee.name(), condition)
+        };
+        Guarantee::ALL.into_iter().map(always).collect()
+    }
+}
+
+/// What an exploration found.
+#[derive(Clone, Debug)]
+pub struct Explored {
+    /// Steps taken, and different states.
+    pub steps: usize,
+    pub states: usize,
+    pub depth: usize,
+    /// States after a crash that were recovered and judged, of one different state each, with
+    /// repetitions between them.
+    pub crash_states: u64,
+    /// The guarantees that are broken, each with a shortest way there.
+    pub violations: Vec<(&'static str, Vec<Action>)>,
+}
+
+/// Explores all of it, or until the first violation. With one thread that is always the same one.
+pub fn explore(protocol: Protocol, threads: usize) -> Explored {
+    let before = CRASH_STATES.load(Ordering::Relaxed);
+    let finish = HasDiscoveries::AnyFailures;
+    let checker = protocol.checker().threads(threads).finish_when(finish).spawn_bfs().join();
+    let found = checker.discoveries();
+    let mut violations: Vec<_> = found.into_iter().map(|(name, path)| (name, path.into_actions())).collect();
+    violations.sort_by_key(|(name, _)| *name);
+    Explored {
+        steps: checker.state_count(),
+        states: checker.unique_state_count(),
+        depth: checker.max_depth(),
+        crash_states: CRASH_STATES.load(Ordering::Relaxed) - before,
+        violations,
+    }
+}

@@ -1,0 +1,24 @@
+//! The protocol of durability as a checked model: log, group commit, checkpoint, quarantine,
+//! log-resident data and recovery, small enough that every order of its steps and every crash state
+//! can be visited.
+//!
+//! # Files
+//! A file uses only those before it.
+//! 1. `rule`: the rules, and the guarantees that they hold up; `counterparts`: the broken engines
+//!    beside them; `event`: what the engine does;
+//! 2. `engine`: the state while an image is mounted, and the transition relation: which rule
+//!    forbids an event in a state. The exploration and traces of the real engine share it;
+//! 3. `medium`: the device and its crash states; `recovery`, a function of the medium;
+//! 4. `history`: what was promised, and the judgement of what a recovery finds;
+//! 5. `world`: what may happen next; `explore`: all of it.
+#![forbid(unsafe_code)]
+
+pub mod counterparts;
+pub mod engine;
+pub mod event;
+pub mod explore;
+pub mod history;
+pub mod medium;
+pub mod recovery;
+pub mod rule;
+pub mod world;

@@ -1,0 +1,200 @@
+//! The rules of the protocol, and the guarantees that they hold up.
+
+use std::fmt;
+
+/// A rule of the durability protocol. A mutant is the protocol without one of them.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Rule {
+    /// Records are appended one after another, each at the head of the log.
+    OneOrder,
+    /// A record that maps blocks for written data is appended after the data write has completed.
+    DataBeforeRecord,
+    /// A log write starts only when the data writes that completed before its last record are
+    /// flushed.
+    FlushBeforeLogWrite,
+    /// A log write starts within four of the durable prefix: so far does the scan of a recovery look
+    /// for one that proves a loss.
+    BoundedFlight,
+    /// What counts as durable is a prefix of completed log writes.
+    DurableIsPrefix,
+    /// An fsync returns only when the last record that touched the file is durable.
+    ForceBeforeAck,
+    /// An fsync returns only when the last data write of the file is flushed.
+    FlushBeforeAck,
+    /// An fsync returns only when all bytes of the file are in place or in a record.
+    WritebackBeforeAck,
+    /// A sync returns only when all bytes of all files are in place or in a record.
+    WritebackBeforeSync,
+    /// A block is not reused before the record that freed it is durable.
+    BlockQuarantine,
+    /// A block is not discarded before the record that freed it is durable.
+    DiscardQuarantine,
+    /// A tree node that the last checkpoint uses is not reused before the next one is durable.
+    NodeQuarantine,
+    /// The view of the tree that a checkpoint writes contains the records below its cut and no
+    /// other.
+    CutIsExact,
+    /// The superblock slot is written when the log is durable up to the cut.
+    ForceBeforeSlot,
+    /// The superblock slot is written when the nodes to which it points are flushed.
+    FlushBeforeSlot,
+    /// A checkpoint writes the slot that the last durable one did not write.
+    SlotFlip,
+    /// The tail moves only when the slot that names it is durable.
+    SlotBeforeTail,
+    /// Copies of the superblock are written when its slot is durable.
+    SlotBeforeCopies,
+    /// The tail does not pass the log write of the oldest log-resident data.
+    ResidentsHoldTail,
+    /// The log does not overwrite what lies between its tail and its head.
+    TailBoundsHead,
+    /// The record after a write in place voids the log-resident data that was overwritten.
+    VoidResidents,
+    /// Bytes of an atomic write are not written in place before its record is durable.
+    AtomicHeldBack,
+    /// An atomic write is one record.
+    AtomicInOneRecord,
+    /// A log write counts as a whole or not at all.
+    WholeWrites,
+    /// Replay applies records as a whole.
+    WholeRecords,
+    /// A recovery begins a new epoch of log writes.
+    NewEpoch,
+    /// A recovery writes log-resident data in place before its checkpoint moves the tail.
+    OverlayBeforeSlot,
+    /// A record of metadata waits for no data.
+    NoWaitForData,
+}
+
+impl Rule {
+    pub const ALL: [Rule; 28] = [
+        Rule::OneOrder,
+        Rule::DataBeforeRecord,
+        Rule::FlushBeforeLogWrite,
+        Rule::BoundedFlight,
+        Rule::DurableIsPrefix,
+        Rule::ForceBeforeAck,
+        Rule::FlushBeforeAck,
+        Rule::WritebackBeforeAck,
+        Rule::WritebackBeforeSync,
+        Rule::BlockQuarantine,
+        Rule::DiscardQuarantine,
+        Rule::NodeQuarantine,
+        Rule::CutIsExact,
+        Rule::ForceBeforeSlot,
+        Rule::FlushBeforeSlot,
+        Rule::SlotFlip,
+        Rule::SlotBeforeTail,
+        Rule::SlotBeforeCopies,
+        Rule::ResidentsHoldTail,
+        Rule::TailBoundsHead,
+        Rule::VoidResidents,
+        Rule::AtomicHeldBack,
+        Rule::AtomicInOneRecord,
+        Rule::WholeWrites,
+        Rule::WholeRecords,
+        Rule::NewEpoch,
+        Rule::OverlayBeforeSlot,
+        Rule::NoWaitForData,
+    ];
+
+    /// The guarantee that the protocol without this rule breaks first.
+    pub const fn breaks(self) -> Option<Guarantee> {
+        match self {
+            Rule::OneOrder | Rule::BoundedFlight | Rule::SlotBeforeCopies => None,
+            Rule::ForceBeforeAck
+            | Rule::FlushBeforeAck
+            | Rule::WritebackBeforeAck
+            | Rule::ResidentsHoldTail
+            | Rule::VoidResidents
+            | Rule::OverlayBeforeSlot => Some(Guarantee::G1),
+            Rule::WholeWrites | Rule::WholeRecords => Some(Guarantee::G3),
+            Rule::DataBeforeRecord
+            | Rule::FlushBeforeLogWrite
+            | Rule::BlockQuarantine
+            | Rule::DiscardQuarantine => Some(Guarantee::G9),
+            Rule::NoWaitForData => Some(Guarantee::G11),
+            Rule::DurableIsPrefix => Some(Guarantee::G12),
+            Rule::WritebackBeforeSync => Some(Guarantee::G13),
+            Rule::AtomicHeldBack | Rule::AtomicInOneRecord => Some(Guarantee::G15),
+            Rule::NodeQuarantine
+            | Rule::ForceBeforeSlot
+            | Rule::FlushBeforeSlot
+            | Rule::SlotFlip
+            | Rule::SlotBeforeTail
+            | Rule::TailBoundsHead => Some(Guarantee::Mounts),
+            Rule::CutIsExact | Rule::NewEpoch => Some(Guarantee::Prefix),
+        }
+    }
+
+    /// Why the exploration has no mutant without this rule, if it has none.
+    pub const fn unexplored(self) -> Option<&'static str> {
+        match self {
+            Rule::OneOrder => Some("the model has one log with one head, so no record is elsewhere"),
+            Rule::BoundedFlight => Some("two log writes are in flight, and the scan reads the whole ring"),
+            Rule::SlotBeforeCopies => Some("recovery does not read the copies; only a repair does"),
+            _ => None,
+        }
+    }
+}
+
+/// What must hold: the guarantees of docs/CRASH_MODEL.md that have a meaning in the model, by their
+/// numbers, and two statements of its section "After every crash".
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[repr(u8)]
+pub enum Guarantee {
+    /// fsync makes the data of a file persistent; so do fdatasync (G8) and a synchronous write
+    /// (G10), which the model does not tell apart.
+    G1 = 1,
+    /// A record of two edits is there as a whole or not at all.
+    G3 = 3,
+    /// No foreign, stale or unwritten bytes.
+    G9 = 9,
+    /// A record of metadata can be appended whatever data waits.
+    G11 = 11,
+    /// Everything below the durable position is persistent.
+    G12 = 12,
+    /// sync makes everything before it persistent.
+    G13 = 13,
+    /// An atomic write is there with all its bytes or with none.
+    G15 = 15,
+    /// The image mounts.
+    Mounts = 20,
+    /// The recovered tree is that of a prefix of the records (SOMC).
+    Prefix = 21,
+}
+
+impl Guarantee {
+    pub const ALL: [Guarantee; 9] = [
+        Guarantee::G1,
+        Guarantee::G3,
+        Guarantee::G9,
+        Guarantee::G11,
+        Guarantee::G12,
+        Guarantee::G13,
+        Guarantee::G15,
+        Guarantee::Mounts,
+        Guarantee::Prefix,
+    ];
+
+    /// The name of the property.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Guarantee::G1 => "G1, G8, G10",
+            Guarantee::G3 => "G3",
+            Guarantee::G9 => "G9",
+            Guarantee::G11 => "G11",
+            Guarantee::G12 => "G12",
+            Guarantee::G13 => "G13",
+            Guarantee::G15 => "G15",
+            Guarantee::Mounts => "the image mounts",
+            Guarantee::Prefix => "a prefix of the records (SOMC)",
+        }
+    }
+}
+
+impl fmt::Display for Guarantee {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
