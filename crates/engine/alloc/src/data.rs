@@ -6,6 +6,7 @@ use crate::{Alloc, DataReservation};
 use kedge_base::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use kedge_base::broken::{self, Variant};
 use kedge_base::lock::{Mutex, Rank};
+use kedge_base::trace::{self, Event};
 use kedge_base::{BlockNo, Error, Extent, Ino, Lsn, Result};
 use kedge_format::alloc::GROUP_BLOCKS;
 use kedge_format::node::NODE_BLOCKS;
@@ -156,6 +157,7 @@ impl Alloc {
             }
         }
         let extent = self.place(goal, (promised + extra) as u32);
+        trace::note(|| Event::Placed(extent));
         let kept = extent.blocks.min(promised);
         if let Some(r) = reservation {
             r.consume(kept);
@@ -166,12 +168,14 @@ impl Alloc {
 
     /// Frees a run, or a part of one, that no record has taken.
     pub fn release_data(&self, extent: Extent) {
+        trace::note(|| Event::Unplaced(extent));
         self.freed(self.release(extent));
     }
 
     /// [`Alloc::release_data`] for blocks that were placed from a promise. Renews the promise, and
     /// no other caller can take the blocks in between.
     pub fn unplace_data(&self, extent: Extent) -> DataReservation {
+        trace::note(|| Event::Unplaced(extent));
         DataReservation::taken(self.space.clone(), self.release(extent))
     }
 

@@ -6,6 +6,7 @@ use crate::pool::Refusal;
 use crate::{Alloc, NodeClass, NodeReservation, Waited};
 use kedge_base::atomic::Ordering::{Relaxed, SeqCst};
 use kedge_base::broken::{self, Variant};
+use kedge_base::trace::{self, Event};
 use kedge_base::{BlockNo, CorruptKind, Error, Generation, Result};
 use kedge_format::alloc::GROUP_BLOCKS;
 use kedge_format::node::NODE_BLOCKS;
@@ -58,6 +59,7 @@ impl Alloc {
         };
         self.with_group(slot / GROUP_BLOCKS, |group| group.own_slot((slot % GROUP_BLOCKS) as u32));
         self.owned_free.fetch_sub(NODE_BLOCKS, SeqCst);
+        trace::note(|| Event::NodeTaken(BlockNo(slot)));
         Ok(BlockNo(slot))
     }
 
@@ -76,6 +78,7 @@ impl Alloc {
         }
         self.with_group(addr.0 / GROUP_BLOCKS, |group| group.disown_slot((addr.0 % GROUP_BLOCKS) as u32))?;
         self.owned_free.fetch_add(NODE_BLOCKS, SeqCst);
+        trace::note(|| Event::NodeFreed { addr, born, current });
         // Broken on purpose: a node that the last checkpoint reads is free at once.
         if born == current || broken::is(Variant::ReuseReplacedNode) {
             self.pool.add_spent(addr.0, current);

@@ -18,6 +18,7 @@ mod panics;
 mod printable;
 pub mod skip;
 mod thread;
+pub mod trace;
 mod units;
 pub mod wait;
 pub mod witness;

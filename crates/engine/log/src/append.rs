@@ -12,6 +12,7 @@ use crate::shared::Log;
 use crate::wait::Wake;
 use kedge_base::Lsn;
 use kedge_base::atomic::Ordering::Release;
+use kedge_base::trace::{self, Event};
 use kedge_format::logwrite::FRAME_SIZE;
 use std::sync::Arc;
 
@@ -47,6 +48,7 @@ impl Log {
         }
         let start = state.open.push(record, state.batch_bytes_max);
         let write_start = state.open.base;
+        trace::note(|| Event::Append { start, end: Lsn(start.0 + (FRAME_SIZE + record.len()) as u64) });
         shared.head.store(state.open.head().0, Release);
         state.reserve.give_back(charge);
         state.assert_within_ring();

@@ -37,6 +37,7 @@ use crate::wait::{Callback, ForceWaiter, Parker, Signal, WaiterKind, Wake};
 use kedge_base::atomic::Ordering::{Acquire, Release};
 use kedge_base::broken::{self, Variant};
 use kedge_base::lock::{Rank, assert_may_wait};
+use kedge_base::trace::{self, Event};
 use kedge_base::{Error, Lsn, Result, without_panic};
 
 /// The kind of thread that makes a log write.
@@ -172,6 +173,7 @@ impl Shared {
             barrier_over = self.clock.monotonic();
             self.check_alive()?;
             write.seal(&self.key);
+            trace::note(|| Event::LogWrite { end: write.header.end_lsn() });
             self.ring.write(&*self.device, write.header.lsn, &write.buf)
         });
         if let Err(error) = &result {

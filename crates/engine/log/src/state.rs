@@ -10,6 +10,7 @@ use crate::stats::ForceCause;
 use crate::wait::{Callback, ForceWaiter, Signal, WaiterKind, Wake};
 use kedge_base::JoinHandle;
 use kedge_base::broken::{self, Variant};
+use kedge_base::trace::{self, Event};
 use kedge_base::{BLOCK_SIZE, Epoch, Error, IoBuf, Lsn, Result};
 use kedge_format::logwrite::WRITE_BLOCKS_MAX;
 use std::collections::VecDeque;
@@ -115,6 +116,7 @@ impl State {
     fn close_open(&mut self) -> Batch {
         let next = Batch::new(self.open.end(), self.pool.pop().unwrap_or_default());
         let batch = std::mem::replace(&mut self.open, next);
+        trace::note(|| Event::Sealed { end: self.open.base });
         self.staged += batch.padded();
         self.write_starts.push_back(batch.base);
         batch
@@ -163,6 +165,7 @@ impl State {
     pub(crate) fn complete(&mut self, end: Lsn, wake: &mut Wake) {
         let slot = self.in_flight.iter_mut().find(|w| w.end == end).expect("a write in flight is listed");
         slot.done = true;
+        trace::note(|| Event::LogDone { end });
         while self.in_flight.front().is_some_and(|w| w.done) {
             self.durable = self.durable.max(self.in_flight.pop_front().expect("there is a front").end);
         }
@@ -170,6 +173,7 @@ impl State {
             // Broken on purpose: earlier writes need not have completed.
             self.durable = self.durable.max(end);
         }
+        trace::note(|| Event::Durable { lsn: self.durable });
         while self.waiters.front().is_some_and(|w| w.target <= self.durable) {
             let waiter = self.waiters.pop_front().expect("there is a front");
             self.answer(waiter, Ok(()), wake);

@@ -6,6 +6,7 @@ use crate::shared::Log;
 use crate::wait::Wake;
 use kedge_base::Lsn;
 use kedge_base::atomic::Ordering::{Acquire, Release};
+use kedge_base::trace::{self, Event};
 
 /// The use of the ring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -61,6 +62,7 @@ impl Log {
         let next = state.write_starts.front().copied().unwrap_or(state.open.base);
         assert!(lsn == next || lsn <= opened_before, "tail {lsn} lies in the middle of a log write");
         state.tail = lsn;
+        trace::note(|| Event::Tail(lsn));
         self.shared.tail.store(lsn.0, Release);
         state.grant(&mut wake);
         state.nudge(&mut wake);

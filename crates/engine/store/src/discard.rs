@@ -21,6 +21,7 @@
 use crate::store::Store;
 use kedge_alloc::Which;
 use kedge_base::broken::{self, Variant};
+use kedge_base::trace::{self, Event};
 use kedge_base::{BLOCK_SIZE, BlockNo, Error, Extent, Lsn, Result};
 use kedge_log::ForceCause;
 use std::ops::Range;
@@ -59,6 +60,7 @@ impl Store {
         if broken::is(Variant::DiscardEarly) {
             // Broken on purpose: blocks whose free is not durable are discarded.
             for extent in self.alloc.pending_frees() {
+                trace::note(|| Event::Discards(extent));
                 self.device.discard(extent.start.byte_offset(), extent.blocks * BLOCK)?;
             }
         } else if self.alloc.free_counts().pending_data > 0 {
@@ -90,6 +92,7 @@ impl Store {
         if start >= end {
             return Ok(0);
         }
+        trace::note(|| Event::Discards(Extent::new(BlockNo(start), end - start)));
         self.device.discard(start * BLOCK, (end - start) * BLOCK)?;
         // Before the blocks are released, since their next owner may write them at once. Broken on
         // purpose: no flush is requested.

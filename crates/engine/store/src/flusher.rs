@@ -7,6 +7,7 @@
 use crate::guard::EpochGuard;
 use kedge_base::atomic::{AtomicU64, Ordering};
 use kedge_base::lock::{Condvar, Mutex, Rank};
+use kedge_base::trace::{self, Event};
 use kedge_base::{Counter, Error, Result, without_panic};
 use kedge_device::Device;
 use kedge_log::Barrier;
@@ -47,7 +48,9 @@ impl Flusher {
     }
 
     pub(crate) fn note_write(&self) -> WriteSeq {
-        WriteSeq(self.written.fetch_add(1, Ordering::AcqRel) + 1)
+        let seq = self.written.fetch_add(1, Ordering::AcqRel) + 1;
+        trace::note(|| Event::Written { seq });
+        WriteSeq(seq)
     }
 
     pub(crate) fn newest(&self) -> WriteSeq {
@@ -88,6 +91,7 @@ impl Flusher {
             state.running = false;
             match result {
                 Ok(()) => {
+                    trace::note(|| Event::Flushed { seq: covers });
                     self.flushed.fetch_max(covers, Ordering::AcqRel);
                 }
                 Err(e) => state.failed = Some(e),

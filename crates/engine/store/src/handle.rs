@@ -8,9 +8,10 @@ use crate::space::nodes_taken;
 use crate::store::Store;
 use kedge_alloc::{NodeClass, NodeReservation, Waited};
 use kedge_base::lock::{Entered, Rank, assert_may_wait, enter};
-use kedge_base::{Error, Result};
+use kedge_base::trace::{self, Event};
+use kedge_base::{Error, Ino, Result};
 use kedge_format::Key;
-use kedge_format::record::{Record, RecordBuilder};
+use kedge_format::record::{Edit, Record, RecordBuilder, RecordOp};
 use kedge_log::{Log, RecordLsn, Reservation, ReserveClass};
 use smallvec::SmallVec;
 use std::time::Duration;
@@ -258,6 +259,7 @@ impl Handle<'_> {
         store.check_alive()?;
         let mut poison = Poison(Some(store));
         let left = self.log.bytes_left() - bytes.len() as u64;
+        trace::note(|| Event::Commits(commits_of(&decoded)));
         let append = if last { Log::append_last } else { Log::append };
         let lsn = append(&store.log, &mut self.log, &bytes);
         // Inside the guard, so that what the witness notes precedes the log write.
@@ -290,6 +292,27 @@ impl Handle<'_> {
         store.after_commit();
         Ok(lsn)
     }
+}
+
+/// What a record does, for a trace.
+fn commits_of(record: &Record<'_>) -> trace::Commits {
+    let write_back = record.op == RecordOp::WriteBack;
+    let mut commits = trace::Commits { write_back, ..trace::Commits::default() };
+    let bytes = |ino: Ino, from: u64, len: u64| trace::Bytes { ino, from, to: from.saturating_add(len) };
+    for edit in &record.edits {
+        match edit {
+            Edit::Inode(patch) => commits.inodes.push(patch.ino),
+            Edit::Data { ino, offset, bytes: data } => {
+                commits.data.push(bytes(*ino, *offset, data.len() as u64));
+            }
+            Edit::Zero { ino, offset, len } => commits.data.push(bytes(*ino, *offset, *len)),
+            Edit::Drop { ino, offset, len } => commits.voids.push(bytes(*ino, *offset, *len)),
+            Edit::Alloc(extent) => commits.takes.push(*extent),
+            Edit::Free(extent) => commits.frees.push(*extent),
+            Edit::Put { .. } | Edit::Delete { .. } => {}
+        }
+    }
+    commits
 }
 
 #[cfg(test)]

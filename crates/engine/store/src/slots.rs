@@ -2,6 +2,7 @@
 //! open takes the valid one of the higher generation. And the copies of the superblock, which only
 //! a repair reads ([`kedge_format::copies`]).
 
+use kedge_base::trace::{self, Event};
 use kedge_base::{BLOCK_SIZE, BlockNo, CorruptKind, Error, IoBuf, Result};
 use kedge_device::{Device, Io, Op, run_batch};
 use kedge_format::copies::places_on;
@@ -91,6 +92,7 @@ pub(crate) fn write_copies(device: &dyn Device, sb: &Superblock, durably: bool) 
     if writes.is_empty() {
         return Ok(());
     }
+    trace::note(|| Event::Copies(sb.checkpoint.generation));
     run_batch(device, writes).into_iter().try_for_each(|completion| completion.result.map(drop))
 }
 

@@ -1,5 +1,6 @@
 //! The exhaustive exploration: every order of the steps, every crash state.
 
+use crate::canonical::canonical;
 use crate::rule::{Guarantee, Rule};
 use crate::world::{Action, CRASH_STATES, Left, World};
 use stateright::{Checker, HasDiscoveries, Model, Property};
@@ -52,7 +53,11 @@ impl Model for Protocol {
     }
 
     fn next_state(&self, world: &World, action: Action) -> Option<World> {
-        Some(world.after(action, self.without))
+        let mut next = world.after(action, self.without);
+        if self.without.is_none() {
+            canonical(&mut next);
+        }
+        Some(next)
     }
 
     fn properties(&self) -> Vec<Property<Protocol>> {

@@ -10,9 +10,11 @@
 //!    forbids an event in a state. The exploration and traces of the real engine share it;
 //! 3. `medium`: the device and its crash states; `recovery`, a function of the medium;
 //! 4. `history`: what was promised, and the judgement of what a recovery finds;
-//! 5. `world`: what may happen next; `explore`: all of it.
+//! 5. `world`: what may happen next; `canonical`: equal states become one; `explore`: all of it;
+//! 6. `trace`: what the engine has noted, replayed; `runs` of the engine for it (feature `traced`).
 #![forbid(unsafe_code)]
 
+pub mod canonical;
 pub mod counterparts;
 pub mod engine;
 pub mod event;
@@ -21,4 +23,8 @@ pub mod history;
 pub mod medium;
 pub mod recovery;
 pub mod rule;
+#[cfg(feature = "traced")]
+pub mod runs;
+#[cfg(feature = "traced")]
+pub mod trace;
 pub mod world;

@@ -31,6 +31,7 @@ use crate::extents::{self, Mapping, Place};
 use crate::flags;
 use kedge_base::broken::{self, Variant};
 use kedge_base::lock::MutexGuard;
+use kedge_base::trace::{self, Event};
 use kedge_base::{BLOCK_SIZE, Ino, Lsn};
 use kedge_format::item::FILE_SIZE_MAX;
 use kedge_format::record::{InodeMask, RecordBuilder, RecordOp};
@@ -203,6 +204,7 @@ impl Files {
         if staged.is_empty() {
             return Ok(());
         }
+        trace::note(|| Event::Atomic { edits: staged.edits() });
         if broken::is(Variant::AtomicInParts) {
             let later = staged.split_half();
             let first = self.commit_staged(&inode, &staged)?;

@@ -8,6 +8,7 @@ use crate::forest::Change;
 use crate::store::Store;
 use kedge_base::atomic::Ordering;
 use kedge_base::broken::{self, Variant};
+use kedge_base::trace::{self, Event};
 use kedge_base::{BLOCK_SIZE, Error, Result};
 use std::sync::Weak;
 use std::time::Duration;
@@ -65,6 +66,7 @@ impl Store {
             self.free_at_cut(freed)?;
         }
         let cut = Cut::take(&self.forest, &self.alloc, changes, &self.generation, lsn, tail)?;
+        trace::note(|| Event::Cut { generation: cut.generation, lsn: cut.lsn, tail: cut.tail });
         let now = self.clock.monotonic();
         self.stats.cut_ns.record(now.saturating_sub(started).as_nanos() as u64);
         drop(inside);

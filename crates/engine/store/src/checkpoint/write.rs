@@ -4,6 +4,7 @@
 use super::cut::Cut;
 use crate::slots::{refresh_copies, write_slot};
 use kedge_base::broken::{self, Variant};
+use kedge_base::trace::{self, Event};
 use kedge_base::{BLOCK_SIZE, BlockNo, IoBuf, Result};
 use kedge_device::{Device, Io, LatencyKind, Op, run_batch};
 use kedge_format::superblock::{CheckpointState, Geometry, Superblock};
@@ -101,6 +102,7 @@ pub(crate) fn write_checkpoint(
     bitmaps.sort_by_key(|(at, _)| *at);
     let bitmap_bytes = write_merged(device, bitmaps.into_iter(), wrote)?;
     let sb = Superblock { geometry: geometry.clone(), checkpoint: state };
+    trace::note(|| Event::NodesWritten(cut.generation));
     // Broken on purpose: a copy may name a checkpoint that never becomes valid.
     if broken::is(Variant::CopyBeforeSlot) {
         refresh_copies(device, &sb, false);
@@ -108,7 +110,10 @@ pub(crate) fn write_checkpoint(
     // Broken on purpose: the slot may be durable before the blocks to which it points.
     if !broken::is(Variant::SlotBeforeNodes) {
         device.flush()?;
+        trace::note(|| Event::NodesFlushed(cut.generation));
     }
+    trace::note(|| Event::SlotWrite { generation: cut.generation, cut: cut.lsn, tail: cut.tail });
     write_slot(device, &sb)?;
+    trace::note(|| Event::SlotDone(cut.generation));
     Ok((nodes, node_bytes + bitmap_bytes))
 }

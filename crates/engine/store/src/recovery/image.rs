@@ -8,6 +8,7 @@ use crate::stats::ReplaySummary;
 use kedge_alloc::{Alloc, DataReservation};
 use kedge_base::atomic::AtomicU64;
 use kedge_base::broken::{self, Variant};
+use kedge_base::trace::{self, Event};
 use kedge_base::{Clock, Epoch, Error, Lsn, Result};
 use kedge_btree::{Tree, TreeLock};
 use kedge_device::{Device, OverlayDevice};
@@ -99,6 +100,7 @@ impl Recovery {
         options: &OpenOptions,
     ) -> Result<Recovery> {
         let c = &sb.checkpoint;
+        trace::note(|| Event::Recovers { epoch: c.epoch, generation: c.generation });
         let alloc = Arc::new(Alloc::load(&*device, &sb.geometry, c.generation)?);
         let generation = Arc::new(AtomicU64::new(c.generation.0 + 1));
         let marks = Arc::new(Marks::default());

@@ -10,9 +10,10 @@ use crate::guard::EpochGuard;
 use crate::slots::{read_superblock, refresh_copies};
 use crate::stats::StoreStats;
 use crate::store::Store;
-use kedge_base::atomic::{AtomicBool, AtomicU64};
+use kedge_base::atomic::{AtomicBool, AtomicU64, Ordering};
 use kedge_base::lock::{Mutex, Rank};
-use kedge_base::{Clock, Error, Generation, Lsn, Result, spawn_named};
+use kedge_base::trace::{self, Event};
+use kedge_base::{BLOCK_SIZE, Clock, Error, Generation, Lsn, Result, spawn_named};
 use kedge_device::{Device, OverlayDevice};
 use kedge_format::superblock::{INCOMPAT_CLONES, INCOMPAT_KNOWN, RO_COMPAT_KNOWN, Superblock};
 use kedge_log::{Log, LogConfig};
@@ -66,7 +67,9 @@ fn check_features(sb: &Superblock, read_only: bool) -> Result<bool> {
 
 impl Recovery {
     fn checkpoint(&mut self, head: Lsn) -> Result<()> {
+        trace::note(|| Event::Replayed { head });
         let cut = Cut::take(&self.forest, &self.alloc, &[], &self.generation, head, head)?;
+        trace::note(|| Event::Cut { generation: cut.generation, lsn: cut.lsn, tail: cut.tail });
         let state = cut.state(self.epoch(), false, self.clock.now().sec, self.sb.checkpoint.losses);
         self.sb.geometry.feature_incompat |= cut.alloc.geometry().feature_incompat & INCOMPAT_CLONES;
         write_checkpoint(&*self.device, &self.sb.geometry, &cut, state, &|_| FULL)?;
@@ -88,6 +91,11 @@ impl Recovery {
         let flusher = Arc::new(Flusher::new(self.device.clone()));
         let guard = Arc::new(EpochGuard::new());
         let g = &self.sb.geometry;
+        trace::note(|| {
+            let generation = Generation(self.generation.load(Ordering::Relaxed) - 1);
+            let ring = g.log_blocks * BLOCK_SIZE as u64;
+            Event::Opened { epoch: self.epoch(), generation, head, ring }
+        });
         let log = Log::new(
             self.device.clone(),
             self.clock.clone(),

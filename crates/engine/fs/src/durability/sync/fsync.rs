@@ -24,6 +24,7 @@ use crate::cache::inode::{Inode, Meta, Syncing};
 use crate::durability::slow::Trace;
 use crate::error::{Done, Error, Result};
 use kedge_base::broken::{self, Variant};
+use kedge_base::trace::{self, Event};
 use kedge_base::{Ino, Lsn};
 use kedge_format::FileKind;
 use kedge_store::{ForceCause, WriteSeq};
@@ -34,6 +35,8 @@ use std::sync::Arc;
 struct Wanted {
     lsn: Lsn,
     seq: WriteSeq,
+    /// The head of the log when `lsn` was read, for a trace.
+    called: Lsn,
 }
 
 /// The action between the two halves of an fsync.
@@ -157,6 +160,12 @@ impl Syncer {
         let result = forced.map_err(Error::from);
         let result =
             if flushes { result.and_then(|()| self.flush_if_needed(call.wanted.seq)) } else { result };
+        if result.is_ok() {
+            // An fdatasync leaves out records that it need not wait for.
+            let Wanted { seq, called, .. } = call.wanted;
+            let called = if call.trace.datasync { Lsn(0) } else { called };
+            trace::note(|| Event::Ack { ino: call.trace.ino, called, seq: seq.0 });
+        }
         self.record(&call.trace, clock.monotonic());
         result
     }
@@ -179,6 +188,7 @@ impl Syncer {
         // For `new_name=sync`. For an inode that did not change since the last checkpoint this is
         // an old position, which does not count.
         meta.marks.logged = p.commit_lsn;
+        let called = self.engine.store().head_lsn();
         drop(meta);
         if !self.engine.store().data_flushed(p.write_seq) {
             // Let a writer in progress finish first, so that one flush covers both. The number is
@@ -186,7 +196,7 @@ impl Syncer {
             // for the writer's flush too.
             drop(inode.wb.lock());
         }
-        Ok(Wanted { lsn: if all { p.commit_lsn } else { p.datasync_lsn }, seq: p.write_seq })
+        Ok(Wanted { lsn: if all { p.commit_lsn } else { p.datasync_lsn }, seq: p.write_seq, called })
     }
 
     /// Step 1. The result of the fsync includes its error.

@@ -7,6 +7,7 @@ use crate::cache::commit::{Change, commit};
 use crate::error::Result;
 use crate::sums;
 use kedge_base::broken::{self, Variant};
+use kedge_base::trace::{self, Event};
 use kedge_base::{Extent, Ino};
 use kedge_format::record::{InodeMask, RecordBuilder, RecordOp, size};
 use kedge_store::Store;
@@ -89,6 +90,7 @@ fn record_part(
         change.set(InodeMask::BLOCKS, |c| c.blocks += fresh);
     }
     for (from, to) in part.ranges.iter().flat_map(|(from, to)| part.taken(*from, *to)) {
+        trace::note(|| Event::InPlace(trace::Bytes { ino, from: from * BLOCK, to: to * BLOCK }));
         // Broken on purpose: replay will write the logged bytes over these.
         let kept = broken::is(Variant::ReplayOldData);
         if !kept && store.is_resident(ino, from * BLOCK, (to - from) * BLOCK) {

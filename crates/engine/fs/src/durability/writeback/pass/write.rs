@@ -4,7 +4,8 @@ use super::part::Gathered;
 use super::{Pass, SPLIT_BLOCKS_MAX};
 use crate::error::{Error, Result};
 use kedge_base::broken::{self, Variant};
-use kedge_base::{BLOCK_SIZE, BlockNo, IoBuf};
+use kedge_base::trace::{self, Event};
+use kedge_base::{BLOCK_SIZE, BlockNo, Extent, IoBuf};
 use kedge_device::{Completion, Io, Op, run_apart, run_batch};
 use kedge_store::WriteSeq;
 
@@ -41,7 +42,11 @@ impl Pass<'_> {
         let (mut again, mut pieces) = (Vec::new(), Vec::new());
         let completions = self.run_writes(ios, &users);
         for (completion, (start, users)) in completions.into_iter().zip(users) {
-            let Err(e) = completion.result else { continue };
+            let Err(e) = completion.result else {
+                let blocks = users.iter().map(|(.., count)| count).sum();
+                trace::note(|| Event::Wrote(Extent::new(start, blocks)));
+                continue;
+            };
             self.stats().data_write_errors.inc();
             self.tell_failed(&e, "");
             let flush_lost = durable && (alone.is_none() || self.all_flushed() != alone);
