@@ -1,4 +1,5 @@
 use super::*;
+use proptest::prelude::*;
 
 const SECRET: LogSecret = LogSecret(*b"0123456789abcdef");
 
@@ -157,5 +158,30 @@ fn the_default_log_is_within_its_limits() {
         [(64 * MIB, 16 * MIB), (128 * MIB, 32 * MIB), (2048 * MIB, 64 * MIB), (MIB * MIB, 1024 * MIB)]
     {
         assert_eq!(Geometry::default_log_bytes(image), log, "{image}");
+    }
+}
+
+proptest! {
+    /// Whatever a slot holds, with a correct checksum: it is decoded or refused, and what is decoded
+    /// is written again as the same.
+    #[test]
+    fn any_bytes_are_a_slot_or_refused(
+        edits in proptest::collection::vec((8..600usize, any::<u8>()), 0..40),
+        device_blocks in 0..1u64 << 40,
+    ) {
+        let mut block = vec![0; BLOCK_SIZE];
+        sample().encode(&mut block);
+        for (at, byte) in edits {
+            block[at] = byte;
+        }
+        let crc = crc_without(&block, CRC_AT);
+        block[CRC_AT..CRC_AT + 4].copy_from_slice(&crc.to_le_bytes());
+        for slot in 0..2 {
+            if let Ok(sb) = Superblock::decode(&block, slot, device_blocks) {
+                let mut again = vec![0; BLOCK_SIZE];
+                sb.encode(&mut again);
+                prop_assert_eq!(Superblock::decode(&again, slot, device_blocks).unwrap(), sb);
+            }
+        }
     }
 }

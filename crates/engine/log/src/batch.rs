@@ -124,3 +124,7 @@ impl Write {
         self.header.seal(key, self.buf.as_mut_bytes());
     }
 }
+
+#[cfg(test)]
+#[path = "batch_tests.rs"]
+mod tests;

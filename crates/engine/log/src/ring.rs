@@ -59,3 +59,7 @@ impl Ring {
         device.write(self.start.byte_offset(), &IoBuf::from_bytes(right), true)
     }
 }
+
+#[cfg(test)]
+#[path = "ring_tests.rs"]
+mod tests;
