@@ -18,8 +18,6 @@ pub struct Bounds {
 }
 
 impl Bounds {
-    /// Three operations, two checkpoints and two crashes.
-    pub const FULL: Bounds = Bounds { operations: 3, checkpoints: 2, crashes: 2, discards: 0, ring: 4 };
     /// What a test covers in seconds.
     pub const QUICK: Bounds = Bounds { operations: 2, checkpoints: 1, crashes: 1, discards: 0, ring: 4 };
 }
@@ -101,11 +99,27 @@ pub struct Explored {
     pub violations: Vec<(&'static str, Vec<Action>)>,
 }
 
-/// Explores all of it, or until the first violation. With one thread that is always the same one.
-pub fn explore(protocol: Protocol, threads: usize) -> Explored {
+/// The order of a search.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Search {
+    /// Finds a shortest way to a violation. With one thread that is always the same one.
+    Breadth { threads: usize },
+    /// Keeps few states in memory, beside eight bytes for each that was visited.
+    Depth { threads: usize },
+}
+
+/// Explores all of it, or until the first violation.
+pub fn explore(protocol: Protocol, search: Search) -> Explored {
     let before = CRASH_STATES.load(Ordering::Relaxed);
-    let finish = HasDiscoveries::AnyFailures;
-    let checker = protocol.checker().threads(threads).finish_when(finish).spawn_bfs().join();
+    let (Search::Breadth { threads } | Search::Depth { threads }) = search;
+    let checker = protocol.checker().threads(threads).finish_when(HasDiscoveries::AnyFailures);
+    match search {
+        Search::Breadth { .. } => explored(&checker.spawn_bfs().join(), before),
+        Search::Depth { .. } => explored(&checker.spawn_dfs().join(), before),
+    }
+}
+
+fn explored(checker: &impl Checker<Protocol>, before: u64) -> Explored {
     let found = checker.discoveries();
     let mut violations: Vec<_> = found.into_iter().map(|(name, path)| (name, path.into_actions())).collect();
     violations.sort_by_key(|(name, _)| *name);

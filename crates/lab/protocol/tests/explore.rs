@@ -1,8 +1,8 @@
 //! The protocol keeps every guarantee in every state; without any one rule it does not.
 //!
-//! `KEDGE_LONG=1` explores three operations, two checkpoints and two crashes.
+//! `KEDGE_BOUNDS=3,2,2` explores three operations, two checkpoints and two crashes.
 
-use kedge_protocol::explore::{Bounds, Explored, Protocol, explore};
+use kedge_protocol::explore::{Bounds, Explored, Protocol, Search, explore};
 use kedge_protocol::rule::{Guarantee, Rule};
 use kedge_protocol::world::Action;
 
@@ -17,16 +17,23 @@ fn print(what: &str, bounds: Bounds, found: &Explored) {
     );
 }
 
+/// `KEDGE_BOUNDS`: operations, checkpoints and crashes, as `3,2,2`.
+fn bounds() -> Bounds {
+    let Ok(text) = std::env::var("KEDGE_BOUNDS") else { return Bounds::QUICK };
+    let numbers: Vec<u8> = text.split(',').filter_map(|number| number.parse().ok()).collect();
+    let [operations, checkpoints, crashes] = numbers[..] else { panic!("KEDGE_BOUNDS={text}") };
+    Bounds { operations, checkpoints, crashes, ..Bounds::QUICK }
+}
+
 fn lines(way: &[Action]) -> String {
     way.iter().map(|action| format!("{action:?}\n")).collect()
 }
 
 #[test]
 fn the_protocol_keeps_its_guarantees() {
-    let long = std::env::var_os("KEDGE_LONG").is_some();
-    let bounds = if long { Bounds::FULL } else { Bounds::QUICK };
+    let bounds = bounds();
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let found = explore(Protocol { bounds, without: None }, threads);
+    let found = explore(Protocol { bounds, without: None }, Search::Depth { threads });
     print("all rules", bounds, &found);
     for (name, way) in &found.violations {
         panic!("{name}:\n{}", lines(way));
@@ -46,7 +53,10 @@ fn without_any_rule_a_guarantee_breaks() {
             println!("without {rule:?}: not explored, {why}");
             continue;
         }
-        let found = explore(Protocol { bounds: bounds_for(rule), without: Some(rule) }, 1);
+        let found = explore(
+            Protocol { bounds: bounds_for(rule), without: Some(rule) },
+            Search::Breadth { threads: 1 },
+        );
         let broken: Vec<String> =
             found.violations.iter().map(|(name, way)| format!("{name} in {} steps", way.len())).collect();
         println!("without {rule:?}: breaks {}, after {} states", broken.join("; "), found.states);

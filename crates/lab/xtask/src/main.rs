@@ -318,19 +318,20 @@ fn lint(steps: &mut Steps) {
         tools::cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])
     });
     steps.run_if_installed("lints of the simulated threads", &["clippy", "--version"], || {
-        let sched = ["clippy", "-p", "kedge-sched", "--features", "broken", "--all-targets"];
+        let sched = [&["clippy"][..], SIMULATED, &["--all-targets"]].concat();
         tools::cargo(&[&sched[..], &["--", "-D", "warnings"]].concat())
     });
 }
 
-/// The tests that need a deliberately broken engine, and those that need simulated threads. One
-/// build serves both: outside of a simulated run the threads are those of the operating system.
+/// The tests that need a deliberately broken engine, simulated threads, or an engine that notes what
+/// it does. One build serves all: outside of a simulated run the threads are those of the operating
+/// system, and outside of a traced one nothing is noted.
 /// The whole workspace is named so that the dependencies have the features of the other tests, and
 /// are not built again.
 const BROKEN: &[&str] = &[
     "--workspace",
     "--features",
-    "kedge-sim/broken,kedge-sched/broken",
+    "kedge-sim/broken,kedge-sched/broken,kedge-protocol/broken,kedge-protocol/schedules",
     "--test",
     "broken",
     "--test",
@@ -343,6 +344,10 @@ const BROKEN: &[&str] = &[
     "schedules",
     "--test",
     "timing",
+    "--test",
+    "traces",
+    "--test",
+    "broken_traces",
     "--",
     "--nocapture",
 ];
@@ -383,7 +388,7 @@ fn tests(steps: &mut Steps, long: bool) {
         // The broken engines replace its program.
         steps.run("crash states, a slice", crash_slice);
     }
-    test(steps, "tests: broken engines are caught, and schedules of simulated threads", &[], BROKEN);
+    test(steps, "tests: broken engines are caught, schedules of simulated threads, traces", &[], BROKEN);
     if long {
         for (name, seq) in
             [("crash states of one operation, all", "1"), ("crash states of two operations, all", "2")]
