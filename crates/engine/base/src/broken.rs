@@ -110,12 +110,20 @@ pub enum Variant {
     CloseBesideChanges,
     /// A reader of extents looks between two edits of a record.
     LookBetweenEdits,
+    /// A reservation that waits for log space does not look at the space again once other threads
+    /// can see that it waits.
+    UngrantedReturn,
 }
 
 impl Variant {
     /// Variants that only the search of schedules catches (`kedge-sched`).
-    pub const IN_SCHEDULES: &'static [Variant] =
-        &[Variant::StaleMarks, Variant::EarlyRemoval, Variant::UnwokenFreeze, Variant::LookBetweenEdits];
+    pub const IN_SCHEDULES: &'static [Variant] = &[
+        Variant::StaleMarks,
+        Variant::EarlyRemoval,
+        Variant::UnwokenFreeze,
+        Variant::LookBetweenEdits,
+        Variant::UngrantedReturn,
+    ];
 
     /// Variants that a check of `kedge-sim` catches.
     pub const ALL: &'static [Variant] = &[

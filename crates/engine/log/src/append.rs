@@ -3,7 +3,7 @@
 //!
 //! An append is a copy of the record and a few additions under one short mutex. The alternative is
 //! a staging buffer for each thread. It would avoid the mutex and need a merge in LSN order at
-//! every force. That does not pay while the mutex does not show in a profile.
+//! every force.
 
 use crate::config::RECORD_MAX;
 use crate::reserve::Reservation;
@@ -43,17 +43,22 @@ impl Log {
         let mut wake = Wake::default();
         let mut guard = shared.state.lock();
         let state = &mut *guard;
+        let used_before = state.used();
         if !state.open.fits(record.len(), state.batch_bytes_max) {
             state.seal_open(&mut wake);
         }
         let start = state.open.push(record, state.batch_bytes_max);
         let write_start = state.open.base;
         trace::note(|| Event::Append { start, end: Lsn(start.0 + (FRAME_SIZE + record.len()) as u64) });
-        shared.head.store(state.open.head().0, Release);
-        state.reserve.give_back(charge);
+        shared.head.0.store(state.open.head().0, Release);
         state.assert_within_ring();
-        state.grant(&mut wake);
-        shared.note_free(state);
+        let grown = state.used() - used_before;
+        let rest = charge.checked_sub(grown).expect("a record's charge pays for its bytes and padding");
+        let returned = shared.room.give_back(rest);
+        state.reserve.note_reserved(returned.before, used_before);
+        if returned.waited {
+            state.grant(&mut wake);
+        }
         drop(guard);
         wake.fire(&shared.writers);
         shared.stats.records.inc();
@@ -69,7 +74,7 @@ impl Log {
         let mut state = self.shared.state.lock();
         state.seal_open(&mut wake);
         let cut = state.open.base;
-        self.shared.head.store(cut.0, Release);
+        self.shared.head.0.store(cut.0, Release);
         drop(state);
         wake.fire(&self.shared.writers);
         cut

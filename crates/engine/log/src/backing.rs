@@ -33,8 +33,8 @@
 //! log approaches them.
 
 use crate::config::LogConfig;
-use crate::queue::{CHECKPOINT_BYTES, ReserveClass, emergency};
 use crate::ring::Ring;
+use crate::room::{CHECKPOINT_BYTES, ReserveClass, emergency};
 use kedge_base::{BLOCK_SIZE, Error, IoBuf, Lsn, Result, without_panic};
 use kedge_device::Device;
 

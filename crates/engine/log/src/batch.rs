@@ -7,6 +7,9 @@ use crate::stats::ForceCause;
 use kedge_base::{BLOCK_SIZE, Epoch, IoBuf, Lsn};
 use kedge_format::logwrite::{FRAME_SIZE, HEADER_SIZE, LogKey, WriteHeader};
 
+/// Bytes by which the buffer grows for a short record. Its vector doubles what it allocates.
+const GROW: usize = 4 * BLOCK_SIZE;
+
 /// Records between two block-aligned positions. Open while records are appended, then sealed.
 pub(crate) struct Batch {
     /// Position of the header.
@@ -77,8 +80,9 @@ impl Batch {
         let at = self.used;
         let end = at + FRAME_SIZE + record.len();
         if end > self.buf.len() {
-            let doubled = (self.buf.len() * 2).min(batch_bytes_max);
-            self.buf.resize(end.max(doubled).div_ceil(BLOCK_SIZE));
+            // In small steps: the log's mutex is held while zeros are written.
+            let step = (self.buf.len() + GROW).min(batch_bytes_max);
+            self.buf.resize(end.max(step).div_ceil(BLOCK_SIZE));
         }
         let bytes = &mut self.buf.as_mut_bytes()[at..end];
         bytes[..FRAME_SIZE].copy_from_slice(&(record.len() as u32).to_le_bytes());

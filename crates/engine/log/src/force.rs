@@ -150,7 +150,7 @@ impl Shared {
     /// Takes the oldest unwritten batch to write it.
     pub(crate) fn take(&self, state: &mut State, wake: &mut Wake) -> Write {
         let write = state.take(self.epoch, wake);
-        self.head.store(state.open.head().0, Release);
+        self.head.0.store(state.open.head().0, Release);
         write
     }
 

@@ -33,14 +33,15 @@
 //! # Files
 //! A file uses only those before it:
 //! 1. values: `config`, `stats`, `ring` (positions), `wait` (waiters);
-//! 2. the state and its transitions, without IO and without waiting: `batch`, `queue` (log bytes),
-//!    `backing` (holes), `state`;
+//! 2. the state and its transitions, without IO and without waiting: `batch`, `room` and `queue` (log
+//!    bytes), `backing` (holes), `state`;
 //! 3. `shared`: the locked state beside the device, the clock and the barrier;
 //! 4. operations: `reserve`, `append`, `tail`, `force`, then `writer`;
 //! 5. this file puts the log together. Recovery's `scan` uses only `config` and `ring`.
 //!
 //! # Locks
-//! One short mutex (`Rank::LogState`) guards everything above. It is never held across IO, a
+//! One short mutex (`Rank::LogState`) guards everything above, except that most reservations change
+//! one atomic number instead (`room`). The mutex is never held across IO, a
 //! barrier or a callback. Each waiter sleeps on its own parker (`Rank::Leaf`), so a completed write
 //! wakes only the waiters whose force it completes.
 #![forbid(unsafe_code)]
@@ -54,6 +55,7 @@ mod force;
 mod queue;
 mod reserve;
 mod ring;
+mod room;
 pub mod scan;
 mod shared;
 mod state;
@@ -63,9 +65,10 @@ mod wait;
 mod writer;
 
 pub use config::{IN_FLIGHT_MAX, LogConfig, RECORD_MAX};
-pub use queue::{CHECKPOINT_BYTES, RECORD_OVERHEAD, ReserveClass};
+pub use queue::RECORD_OVERHEAD;
 pub use reserve::Reservation;
 pub use ring::RecordLsn;
+pub use room::{CHECKPOINT_BYTES, ReserveClass};
 pub use scan::{ScanConfig, ScanEnd, StopReason, scan};
 pub use shared::{Barrier, Log, SpacePressure};
 pub use stats::{ForceCause, LogStats, WriteTimes};
@@ -78,6 +81,7 @@ use kedge_base::lock::{Condvar, Mutex, Rank};
 use kedge_base::{BLOCK_SIZE, Clock, Error};
 use kedge_device::Device;
 use ring::Ring;
+use room::Line;
 use shared::Shared;
 use state::State;
 use std::sync::{Arc, OnceLock, Weak};
@@ -109,12 +113,12 @@ impl Log {
             key: config.key,
             epoch: config.epoch,
             ring,
-            free: AtomicU64::new(state.free_bytes()),
+            room: state.reserve.room.clone(),
             state: Mutex::new(Rank::LogState, state),
             writers: Condvar::new(),
             backed: Condvar::new(),
             pressure: Mutex::new(Rank::Leaf, None),
-            head: AtomicU64::new(config.head.0),
+            head: Line(AtomicU64::new(config.head.0)),
             durable: AtomicU64::new(config.head.0),
             tail: AtomicU64::new(config.tail.0),
             dead: AtomicBool::new(false),

@@ -5,6 +5,9 @@
 //!
 //! `used + reserved + promised + charge (+ emergency, for normal ones) <= ring`.
 //!
+//! The sum of the first three is one atomic number ([`crate::room`]), so that most reservations need
+//! no lock.
+//!
 //! The ring never overflows: an append makes `used` grow by no more than it takes from `reserved`,
 //! and nothing else makes `used` grow. A record of `n` bytes is charged `n + RECORD_OVERHEAD` = `n
 //! + FRAME_SIZE + HEADER_SIZE + BLOCK_SIZE`:
@@ -21,6 +24,7 @@
 //! First come, first served within a class. A waiter that does not fit blocks later ones; otherwise
 //! large reservations would starve. Reclaim goes before normal, because it frees space.
 
+use crate::room::{ReserveClass, Room};
 use crate::wait::{Parker, Signal, Wake};
 use kedge_base::{BLOCK_SIZE, Error};
 use kedge_format::logwrite::{FRAME_SIZE, HEADER_SIZE};
@@ -29,32 +33,6 @@ use std::sync::Arc;
 
 /// The charge for a record beyond its own bytes.
 pub const RECORD_OVERHEAD: u64 = (HEADER_SIZE + FRAME_SIZE + BLOCK_SIZE) as u64;
-/// Smallest emergency reserve.
-const EMERGENCY_MIN: u64 = 128 << 10;
-
-/// The part of the ring that a reservation may use.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum ReserveClass {
-    /// Ordinary operations. They must not use the emergency reserve.
-    Normal,
-    /// Operations that free space, or complete earlier work: unlink, truncate, writeback. They must
-    /// not use [`CHECKPOINT_BYTES`].
-    Reclaim,
-    /// The records by which a checkpoint makes the tail move. Never waits
-    /// ([`crate::Log::try_reserve`]): only the checkpoint itself could free the space, so waiting
-    /// would deadlock.
-    Checkpoint,
-}
-
-/// The part of the ring that only a checkpoint may use. It fits one of the checkpoint's records.
-/// The next ones use the promised bytes that this record releases.
-pub const CHECKPOINT_BYTES: u64 = 72 << 10;
-
-/// The emergency reserve: bytes of the ring that normal reservations must not use.
-pub(crate) fn emergency(ring: u64) -> u64 {
-    // A ring has at least 1 MiB; only the tiny rings of tests reach the bound of one half.
-    (ring / 8).max(EMERGENCY_MIN).min(ring / 2)
-}
 
 struct Waiter {
     charge: u64,
@@ -63,11 +41,9 @@ struct Waiter {
 
 /// Granted and waiting reservations.
 pub(crate) struct ReserveQueue {
-    pub ring: u64,
-    emergency: u64,
+    pub room: Arc<Room>,
     pub staged_max: u64,
-    pub reserved: u64,
-    /// The most that was ever reserved at once.
+    /// The most that was reserved at once when a record was appended or a waiter was served.
     pub reserved_max: u64,
     pub promised: u64,
     normal: VecDeque<Waiter>,
@@ -75,12 +51,10 @@ pub(crate) struct ReserveQueue {
 }
 
 impl ReserveQueue {
-    pub(crate) fn new(ring: u64, staged_max: u64) -> ReserveQueue {
+    pub(crate) fn new(room: Arc<Room>, staged_max: u64) -> ReserveQueue {
         ReserveQueue {
-            ring,
-            emergency: emergency(ring),
+            room,
             staged_max,
-            reserved: 0,
             reserved_max: 0,
             promised: 0,
             normal: VecDeque::new(),
@@ -92,26 +66,19 @@ impl ReserveQueue {
         !self.normal.is_empty() || !self.reclaim.is_empty()
     }
 
-    pub(crate) fn take(&mut self, charge: u64) {
-        self.reserved += charge;
-        self.reserved_max = self.reserved_max.max(self.reserved);
+    /// Bytes held by reservations, of a log that uses `used`. Other threads reserve and return
+    /// bytes meanwhile.
+    pub(crate) fn reserved(&self, used: u64) -> u64 {
+        self.reserved_of(self.room.taken(), used)
     }
 
-    pub(crate) fn give_back(&mut self, charge: u64) {
-        self.reserved = self.reserved.checked_sub(charge).expect("returned bytes were reserved");
+    fn reserved_of(&self, taken: u64, used: u64) -> u64 {
+        taken.checked_sub(used + self.promised).expect("what the log uses and has promised is taken")
     }
 
-    /// Bytes of the ring that reservations of `class` may fill.
-    pub(crate) fn limit(&self, class: ReserveClass) -> u64 {
-        match class {
-            ReserveClass::Normal => self.ring - self.emergency,
-            ReserveClass::Reclaim => self.ring - CHECKPOINT_BYTES.min(self.emergency / 2),
-            ReserveClass::Checkpoint => self.ring,
-        }
-    }
-
-    pub(crate) fn fits(&self, used: u64, charge: u64, class: ReserveClass) -> bool {
-        used + self.reserved + self.promised + charge <= self.limit(class)
+    /// Notes what reservations held at a moment at which `taken` bytes were taken.
+    pub(crate) fn note_reserved(&mut self, taken: u64, used: u64) {
+        self.reserved_max = self.reserved_max.max(self.reserved_of(taken, used));
     }
 
     pub(crate) fn must_queue(&self, class: ReserveClass) -> bool {
@@ -135,25 +102,24 @@ impl ReserveQueue {
     }
 
     /// Grants waiting reservations from the front while they fit.
-    pub(crate) fn grant(&mut self, used: u64, staged: u64, wake: &mut Wake) {
+    pub(crate) fn grant(&mut self, staged: u64, wake: &mut Wake) {
         while staged <= self.staged_max {
             let class = if self.reclaim.is_empty() { ReserveClass::Normal } else { ReserveClass::Reclaim };
             let queue = if class == ReserveClass::Normal { &self.normal } else { &self.reclaim };
             let Some(charge) = queue.front().map(|w| w.charge) else { return };
-            if !self.fits(used, charge, class) {
+            if !self.room.try_take(charge, class) {
                 return;
             }
             let queue = if class == ReserveClass::Normal { &mut self.normal } else { &mut self.reclaim };
             let waiter = queue.pop_front().expect("there is a front");
-            self.take(charge);
             wake.signals.push((waiter.parker, Signal::Done(Ok(()))));
         }
     }
 
-    /// Bytes beyond the open batch that are granted, or will be.
+    /// Bytes beyond the tail that are used, granted, or will be granted.
     pub(crate) fn committed(&self) -> u64 {
         let waiting: u64 = self.normal.iter().chain(&self.reclaim).map(|waiter| waiter.charge).sum();
-        self.reserved + self.promised + waiting
+        self.room.taken() + waiting
     }
 
     /// The thread of the reservation that is granted next.

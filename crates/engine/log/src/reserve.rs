@@ -4,7 +4,8 @@
 //! Appends cannot wait, so memory is bounded here: reservations wait while too many sealed bytes
 //! wait for the device.
 
-use crate::queue::{RECORD_OVERHEAD, ReserveClass, ReserveQueue};
+use crate::queue::RECORD_OVERHEAD;
+use crate::room::{ReserveClass, limit};
 use crate::shared::{Log, Shared};
 use crate::state::{Lacks, State};
 use crate::wait::{Parker, Signal, Wake};
@@ -53,7 +54,6 @@ impl Reservation {
         // Writing zeros ahead of the log is IO, so bytes that are not backed yet are not available.
         let backed = state.is_backed(self.shared.ring.bytes(), bytes, class);
         let granted = backed && state.reserve_now(bytes, class).is_none();
-        self.shared.note_free(&state);
         drop(state);
         self.left += if granted { bytes } else { 0 };
         granted
@@ -62,13 +62,9 @@ impl Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        if self.left > 0 {
+        if self.left > 0 && self.shared.room.give_back(self.left).waited {
             let mut wake = Wake::default();
-            let mut state = self.shared.state.lock();
-            state.reserve.give_back(self.left);
-            state.grant(&mut wake);
-            self.shared.note_free(&state);
-            drop(state);
+            self.shared.state.lock().grant(&mut wake);
             wake.fire(&self.shared.writers);
         }
     }
@@ -91,6 +87,7 @@ impl Shared {
             let next = hole.back(&*self.device, self.ring);
             state = self.state.lock();
             let ended = state.backing.end(next);
+            state.note_flags();
             self.backed.notify_all();
             ended?;
         }
@@ -104,14 +101,18 @@ impl Log {
     pub fn reserve(&self, bytes: u64, class: ReserveClass) -> Result<Reservation> {
         let charge = self.charge(bytes, class)?;
         assert_may_wait(Rank::LogReservation);
+        if self.shared.room.try_take_unlocked(charge, class) {
+            return Ok(self.reservation(charge));
+        }
+        let mut wake = Wake::default();
         let mut state = self.shared.lock_backed(charge, class)?;
         let Some(lacks) = state.reserve_now(charge, class) else {
-            self.shared.note_free(&state);
             drop(state);
-            return Ok(Reservation { shared: self.shared.clone(), left: charge });
+            return Ok(self.reservation(charge));
         };
-        let parker = state.reserve.enqueue(charge, class);
+        let parker = state.enqueue_reservation(charge, class, &mut wake);
         drop(state);
+        wake.fire(&self.shared.writers);
         let started = self.shared.clock.monotonic();
         let granted = self.await_grant(&parker, &lacks);
         let waited = self.shared.clock.since(started).as_nanos() as u64;
@@ -119,7 +120,11 @@ impl Log {
             Lacks::Space => self.shared.stats.space_stalls.record(waited),
             Lacks::Memory => self.shared.stats.staged_stalls.record(waited),
         }
-        granted.map(|()| Reservation { shared: self.shared.clone(), left: charge })
+        granted.map(|()| self.reservation(charge))
+    }
+
+    fn reservation(&self, charge: u64) -> Reservation {
+        Reservation { shared: self.shared.clone(), left: charge }
     }
 
     /// Whether any reservation is waiting.
@@ -130,16 +135,14 @@ impl Log {
     /// [`Log::reserve`] for callers that must not wait: `None` if it would wait.
     pub fn try_reserve(&self, bytes: u64, class: ReserveClass) -> Result<Option<Reservation>> {
         let charge = self.charge(bytes, class)?;
-        let mut state = self.shared.lock_backed(charge, class)?;
-        let lacks = state.reserve_now(charge, class);
-        self.shared.note_free(&state);
-        drop(state);
-        Ok(lacks.is_none().then(|| Reservation { shared: self.shared.clone(), left: charge }))
+        let room = &self.shared.room;
+        let granted = room.try_take_unlocked(charge, class)
+            || self.shared.lock_backed(charge, class)?.reserve_now(charge, class).is_none();
+        Ok(granted.then(|| self.reservation(charge)))
     }
 
     fn charge(&self, bytes: u64, class: ReserveClass) -> Result<u64> {
-        let ring = self.shared.ring.bytes();
-        let max = ReserveQueue::new(ring, 0).limit(class).saturating_sub(RECORD_OVERHEAD);
+        let max = limit(self.shared.ring.bytes(), class).saturating_sub(RECORD_OVERHEAD);
         if bytes > max {
             return Err(Error::TooLarge { need: bytes, max });
         }

@@ -2,6 +2,7 @@
 //! shutdown.
 
 use crate::ring::Ring;
+use crate::room::{Line, Room};
 use crate::state::{State, after_shutdown};
 use crate::stats::{LogStats, Recent};
 use crate::wait::Wake;
@@ -39,6 +40,8 @@ pub(crate) struct Shared {
     pub key: LogKey,
     pub epoch: Epoch,
     pub ring: Ring,
+    /// The same as that of `state`.
+    pub room: Arc<Room>,
     pub state: Mutex<State>,
     /// Where writer threads sleep.
     pub writers: Condvar,
@@ -46,11 +49,9 @@ pub(crate) struct Shared {
     pub backed: Condvar,
     pub pressure: Mutex<Option<Weak<dyn SpacePressure>>>,
     // Copies of fields that `state` guards, for readers without the lock.
-    pub head: AtomicU64,
+    pub head: Line,
     pub durable: AtomicU64,
     pub tail: AtomicU64,
-    /// [`Log::free_bytes`].
-    pub free: AtomicU64,
     pub dead: AtomicBool,
     /// Seconds since 1970 at which it was shut down.
     pub dead_since: OnceLock<i64>,
@@ -64,11 +65,6 @@ pub struct Log {
 }
 
 impl Shared {
-    /// Updates the copy for [`Log::free_bytes`].
-    pub(crate) fn note_free(&self, state: &State) {
-        self.free.store(state.free_bytes(), Release);
-    }
-
     /// [`State::check_alive`]. Takes the lock only after a shutdown.
     pub(crate) fn check_alive(&self) -> Result<()> {
         if self.dead.load(Acquire) { self.state.lock().check_alive() } else { Ok(()) }

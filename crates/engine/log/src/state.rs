@@ -4,16 +4,18 @@
 use crate::backing::{Backing, spare};
 use crate::batch::{Asked, Batch, Write};
 use crate::config::{IN_FLIGHT_MAX, LogConfig};
-use crate::queue::{ReserveClass, ReserveQueue};
+use crate::queue::ReserveQueue;
 use crate::ring::Ring;
+use crate::room::{DEAD, HOLES, ReserveClass, Room, STAGED, WAITED};
 use crate::stats::ForceCause;
-use crate::wait::{Callback, ForceWaiter, Signal, WaiterKind, Wake};
+use crate::wait::{Callback, ForceWaiter, Parker, Signal, WaiterKind, Wake};
 use kedge_base::JoinHandle;
 use kedge_base::broken::{self, Variant};
 use kedge_base::trace::{self, Event};
 use kedge_base::{BLOCK_SIZE, Epoch, Error, IoBuf, Lsn, Result};
 use kedge_format::logwrite::WRITE_BLOCKS_MAX;
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 struct InFlight {
     end: Lsn,
@@ -66,7 +68,8 @@ pub(crate) struct State {
 
 impl State {
     pub(crate) fn new(config: &LogConfig, ring: Ring, backing: Backing) -> State {
-        State {
+        let room = Arc::new(Room::new(ring.bytes(), config.head.0 - config.tail.0));
+        let state = State {
             in_flight_max: config.in_flight_max.clamp(1, IN_FLIGHT_MAX),
             batch_bytes_max: (WRITE_BLOCKS_MAX as usize * BLOCK_SIZE).min(ring.bytes() as usize),
             open: Batch::new(config.head, IoBuf::default()),
@@ -77,7 +80,7 @@ impl State {
             tail: config.tail,
             write_starts: VecDeque::new(),
             staged: 0,
-            reserve: ReserveQueue::new(ring.bytes(), config.staged_bytes_max),
+            reserve: ReserveQueue::new(room, config.staged_bytes_max),
             backing,
             waiters: VecDeque::new(),
             answers: VecDeque::new(),
@@ -86,7 +89,21 @@ impl State {
             threads: Vec::new(),
             threads_waiting: 0,
             pool: Vec::new(),
-        }
+        };
+        state.note_flags();
+        state
+    }
+
+    /// Updates what reservations look at that take no lock. Called after each change of what it
+    /// reads.
+    pub(crate) fn note_flags(&self) {
+        let flag = |flag: u64, is: bool| if is { flag } else { 0 };
+        self.reserve.room.set_flags(
+            flag(WAITED, self.reserve.is_waited_for())
+                | flag(STAGED, self.is_short_of_memory())
+                | flag(DEAD, self.dead.is_some())
+                | flag(HOLES, self.backing.hole().is_some()),
+        );
     }
 
     /// Slots in use.
@@ -118,6 +135,7 @@ impl State {
         let batch = std::mem::replace(&mut self.open, next);
         trace::note(|| Event::Sealed { end: self.open.base });
         self.staged += batch.padded();
+        self.note_flags();
         self.write_starts.push_back(batch.base);
         batch
     }
@@ -140,6 +158,7 @@ impl State {
 
     fn drop_sealed(&mut self, batch: Batch) {
         self.staged -= batch.padded();
+        self.note_flags();
         self.recycle(batch.into_buf());
     }
 
@@ -157,6 +176,7 @@ impl State {
     /// Ends a leader's write, whether it succeeded or not.
     pub(crate) fn leave(&mut self, write: Write) {
         self.staged -= write.buf.len() as u64;
+        self.note_flags();
         self.recycle(write.buf);
     }
 
@@ -196,10 +216,12 @@ impl State {
             return;
         }
         self.dead = Some(reason.clone());
+        self.note_flags();
         while let Some(waiter) = self.waiters.pop_front() {
             self.answer(waiter, Err(to_waiters.clone()), wake);
         }
         self.reserve.refuse_all(&after_shutdown(reason), wake);
+        self.note_flags();
         while let Some(batch) = self.sealed.pop_front() {
             self.drop_sealed(batch);
         }
@@ -272,9 +294,27 @@ impl State {
     /// space.
     pub(crate) fn grant(&mut self, wake: &mut Wake) {
         if self.reserve.is_waited_for() {
-            let (used, staged) = (self.used(), self.staged);
-            self.reserve.grant(used, staged, wake);
+            self.reserve.grant(self.staged, wake);
+            self.reserve.note_reserved(self.reserve.room.taken(), self.used());
+            self.note_flags();
         }
+    }
+
+    /// Queues a reservation that must wait. Returns where its thread sleeps. Grants it at once if
+    /// another thread returned bytes before it saw that there is a waiter.
+    pub(crate) fn enqueue_reservation(
+        &mut self,
+        charge: u64,
+        class: ReserveClass,
+        wake: &mut Wake,
+    ) -> Arc<Parker> {
+        let parker = self.reserve.enqueue(charge, class);
+        self.note_flags();
+        // Broken on purpose: bytes that another thread has just returned are not seen.
+        if !broken::is(Variant::UngrantedReturn) {
+            self.grant(wake);
+        }
+        parker
     }
 
     /// Whether reservations must wait for sealed batches to reach the device.
@@ -292,17 +332,11 @@ impl State {
         }
     }
 
-    /// [`crate::Log::free_bytes`].
-    pub(crate) fn free_bytes(&self) -> u64 {
-        let taken = self.used() + self.reserve.reserved + self.reserve.promised;
-        self.reserve.limit(ReserveClass::Normal).saturating_sub(taken)
-    }
-
     /// The ring beyond the tail's next lap holds log that is still needed: a panic is better than
     /// overwriting it.
     pub(crate) fn assert_within_ring(&self) {
-        let taken = self.used() + self.reserve.reserved;
-        assert!(taken <= self.reserve.ring, "log of {taken} bytes in a ring of {}", self.reserve.ring);
+        let (used, ring) = (self.used(), self.reserve.room.ring());
+        assert!(used <= ring, "log of {used} bytes in a ring of {ring}");
     }
 
     /// Grants a reservation, or returns why it has to wait.
@@ -310,18 +344,17 @@ impl State {
         if self.is_short_of_memory() && class != ReserveClass::Checkpoint {
             return Some(Lacks::Memory);
         }
-        if self.reserve.must_queue(class) || !self.reserve.fits(self.used(), charge, class) {
+        if self.reserve.must_queue(class) || !self.reserve.room.try_take(charge, class) {
             return Some(Lacks::Space);
         }
-        self.reserve.take(charge);
         None
     }
 
     /// Whether the part of the ring that a reservation of `charge` could reach has no hole.
     pub(crate) fn is_backed(&self, ring: u64, charge: u64, class: ReserveClass) -> bool {
-        self.backing.hole().is_none_or(|hole| {
-            self.open.end().0 + self.reserve.committed() + charge + spare(ring, class) <= hole.0
-        })
+        self.backing
+            .hole()
+            .is_none_or(|hole| self.tail.0 + self.reserve.committed() + charge + spare(ring, class) <= hole.0)
     }
 }
 

@@ -1,7 +1,7 @@
 //! The tail, which advances after a checkpoint. Free space is between the head and the tail's next
 //! lap.
 
-use crate::queue::emergency;
+use crate::room::{ReserveClass, limit};
 use crate::shared::Log;
 use crate::wait::Wake;
 use kedge_base::Lsn;
@@ -16,7 +16,8 @@ pub struct LogSpace {
     pub used_bytes: u64,
     /// Bytes held by reservations.
     pub reserved_bytes: u64,
-    /// The most bytes that they held at once since the log was opened.
+    /// The most bytes that they held at once since the log was opened, of the moments at which a
+    /// record was appended or a waiting reservation served.
     pub reserved_bytes_max: u64,
     /// Promised to records for which there is no reservation yet.
     pub promised_bytes: u64,
@@ -27,7 +28,7 @@ pub struct LogSpace {
 impl Log {
     /// End of the last record appended.
     pub fn head_lsn(&self) -> Lsn {
-        Lsn(self.shared.head.load(Acquire))
+        Lsn(self.shared.head.0.load(Acquire))
     }
 
     /// Everything below is durable.
@@ -61,12 +62,14 @@ impl Log {
         }
         let next = state.write_starts.front().copied().unwrap_or(state.open.base);
         assert!(lsn == next || lsn <= opened_before, "tail {lsn} lies in the middle of a log write");
+        let freed = lsn.0 - state.tail.0;
         state.tail = lsn;
         trace::note(|| Event::Tail(lsn));
         self.shared.tail.store(lsn.0, Release);
-        state.grant(&mut wake);
+        if self.shared.room.give_back(freed).waited {
+            state.grant(&mut wake);
+        }
         state.nudge(&mut wake);
-        self.shared.note_free(&state);
         drop(state);
         wake.fire(&self.shared.writers);
     }
@@ -79,30 +82,32 @@ impl Log {
         let promised =
             state.reserve.promised.checked_add_signed(delta).expect("a promise is kept at most once");
         state.reserve.promised = promised;
-        if delta < 0 {
+        if delta >= 0 {
+            self.shared.room.take(delta as u64);
+        } else if self.shared.room.give_back(delta.unsigned_abs()).waited {
             state.grant(&mut wake);
         }
-        self.shared.note_free(&state);
         drop(state);
         wake.fire(&self.shared.writers);
     }
 
-    /// Bytes that a normal reservation could take at the last update. Takes no lock, because it is
-    /// read after each operation.
+    /// Bytes that a normal reservation could take. Takes no lock, because it is read after each
+    /// operation.
     pub fn free_bytes(&self) -> u64 {
-        self.shared.free.load(Acquire)
+        self.free_bytes_max().saturating_sub(self.shared.room.taken())
     }
 
     /// [`Log::free_bytes`] of an empty log.
     pub fn free_bytes_max(&self) -> u64 {
-        self.shared.ring.bytes() - emergency(self.shared.ring.bytes())
+        limit(self.shared.ring.bytes(), ReserveClass::Normal)
     }
 
     pub fn space(&self) -> LogSpace {
         let state = self.shared.state.lock();
         let ring = self.shared.ring.bytes();
-        let (used, reserved, promised) = (state.used(), state.reserve.reserved, state.reserve.promised);
-        let reserved_bytes_max = state.reserve.reserved_max;
+        let (used, promised) = (state.used(), state.reserve.promised);
+        let reserved = state.reserve.reserved(used);
+        let reserved_bytes_max = state.reserve.reserved_max.max(reserved);
         drop(state);
         let free = ring.saturating_sub(used + reserved + promised);
         LogSpace {

@@ -441,6 +441,36 @@ fn waiting_reservations_are_served_in_order() {
     assert_eq!(log.space().reserved_bytes, 0);
 }
 
+/// Reservations that fit take no lock. One that must wait may enqueue just while another thread
+/// returns its bytes without the lock.
+#[test]
+fn each_reservation_of_many_threads_is_granted() {
+    const THREADS: u64 = 6;
+    const EACH: u64 = 3_000;
+    let s = setup(MIB + 3);
+    let log = s.open(Lsn(0), Lsn(0));
+    let (ended, ends) = mpsc::channel();
+    for thread in 0..THREADS {
+        let (log, ended) = (log.clone(), ended.clone());
+        spawn(move || {
+            for i in 0..EACH {
+                let part = 2 + (i * THREADS + thread) % 3;
+                let class = if i % 5 == 0 { ReserveClass::Reclaim } else { ReserveClass::Normal };
+                let mut reservation = log.reserve(log.free_bytes_max() * 9 / (10 * part), class).unwrap();
+                if i % 500 == 0 {
+                    log.append_last(&mut reservation, &[1; 100]);
+                }
+            }
+            ended.send(()).unwrap();
+        });
+    }
+    (0..THREADS).for_each(|_| ends.recv_timeout(Duration::from_secs(60)).expect("no thread waits for ever"));
+    let space = log.space();
+    assert_eq!((space.reserved_bytes, log.stats().records.get()), (0, THREADS * EACH / 500));
+    assert_eq!(log.free_bytes(), log.free_bytes_max() - space.used_bytes);
+    assert!(space.reserved_bytes_max <= space.ring_bytes && space.reserved_bytes_max > 0, "{space:?}");
+}
+
 #[test]
 fn reservations_wait_for_staged_batches_not_for_ever() {
     let device = MemDevice::with_latency(40 * MIB, 1, Duration::from_millis(5));
