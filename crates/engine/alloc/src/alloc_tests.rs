@@ -210,6 +210,41 @@ fn no_thread_waits_for_a_promise_that_is_kept() {
     assert_eq!(alloc.wait_for_nodes(Duration::ZERO), Waited::NothingHeld);
 }
 
+/// Promises are made and returned without a lock, beside data that takes what the pool can spare.
+#[test]
+fn a_promised_slot_is_there_whatever_data_takes() {
+    const SLOTS: u32 = 3;
+    let alloc = Arc::new(Alloc::format(&plan(GROUP_BLOCKS, 1024)));
+    let threads: Vec<_> = (0..4)
+        .map(|i| {
+            let alloc = alloc.clone();
+            let class = if i % 2 == 0 { NodeClass::Normal } else { NodeClass::Reclaim };
+            let work = move || {
+                let mut served = 0;
+                for _ in 0..2_000 {
+                    let Some(promise) = alloc.reserve_nodes(SLOTS, class).ok().flatten() else {
+                        alloc.wait_for_nodes(Duration::from_millis(1));
+                        continue;
+                    };
+                    let take = |_| alloc.alloc_node(BlockNo(0)).expect("the slot was promised");
+                    let nodes: Vec<BlockNo> = (0..SLOTS).map(take).collect();
+                    let back = |node| alloc.free_node(node, Generation(1), Generation(1)).unwrap();
+                    nodes.into_iter().for_each(back);
+                    drop(promise);
+                    served += 1;
+                }
+                served
+            };
+            spawn_named("operation", work).unwrap()
+        })
+        .collect();
+    fill(&alloc);
+    let served: Vec<u32> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+    assert!(served.iter().all(|served| *served > 0), "{served:?}");
+    assert_eq!(alloc.free_counts().promised_nodes, 0);
+    assert_eq!(alloc.wait_for_nodes(Duration::ZERO), Waited::NothingHeld);
+}
+
 #[test]
 fn classes_share_the_pool_as_promised() {
     let alloc = smallest();

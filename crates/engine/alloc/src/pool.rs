@@ -20,12 +20,25 @@
 //!    slots ([`NodePool::is_short`]). So when deletes free space, a pool that is short is refilled
 //!    first.
 //!
-//! One mutex (rank Leaf) guards slots, promises and deferred slots together, because
-//! [`Refusal::Hopeless`] needs all three at one moment. It is taken after a group's lock or alone,
-//! never before one.
+//! # Locks
+//! One mutex (rank Leaf) guards slots and deferred slots together. It is taken after a group's lock
+//! or alone, never before one. Promises need no mutex: each operation makes one and returns it, and
+//! with a mutex they were the second lock at which creations stopped scaling. They are counted in
+//! one atomic number, slots less promises (`unpromised`):
+//! - A promise is made only if the number stays at or above what its class must leave. Slots leave
+//!   the pool for data by the same test ([`NodePool::claim`]), before they are removed from the
+//!   set. So no slot is promised and given to data.
+//! - Slots are in the set before the number grows, and a thread with a promise takes the mutex to
+//!   take one. So a promised slot is found.
+//! - Promises are the slots of the set less the number, read under the mutex. An operation returns
+//!   its promise after its last use of the pool. So [`Refusal::Hopeless`] is right: if it sees no
+//!   promise, it sees everything that the holders of promises have moved.
+//! - A thread that waits for promises is counted (`waiting`) before it looks at the number. A
+//!   thread that returns a promise changes the number before it looks at the count, and notifies
+//!   under the mutex. Both are sequentially consistent, so no wake-up is lost.
 
 use crate::Space;
-use kedge_base::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use kedge_base::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use kedge_base::lock::{Condvar, Mutex, Rank};
 use kedge_base::{BlockNo, Generation};
 use kedge_format::node::NODE_BLOCKS;
@@ -49,13 +62,21 @@ pub(crate) struct NodePool {
     /// From the size of the data area; a resize changes them.
     promised_max: AtomicU64,
     reclaim: AtomicU64,
-    /// Flags derived from the state, which are read without the lock.
+    /// Derived from the state, and read without the lock.
     short: AtomicBool,
-    low: AtomicBool,
+    /// Free slots less promises: negative while operations that took slots still have their promise.
+    unpromised: Line,
+    /// Threads that wait for `returned`.
+    waiting: AtomicUsize,
     state: Mutex<State>,
     /// Signalled when a promise is returned, and when moving slots have arrived.
     returned: Condvar,
 }
+
+/// A number on a cache line of its own.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Line(AtomicI64);
 
 #[derive(Debug, Default)]
 struct State {
@@ -63,8 +84,7 @@ struct State {
     /// Slots, a subset of `slots`, that were nodes in the given generation, which is in no durable
     /// checkpoint yet.
     spent: BTreeMap<u64, Generation>,
-    promised: u64,
-    /// The part of `promised` that no operation returns: see [`NodeReservation::keep`].
+    /// The part of the promises that no operation returns: see [`NodeReservation::keep`].
     kept: u64,
     /// An upper bound on the slots on their way between free space and the pool, in either
     /// direction: neither has them.
@@ -80,14 +100,9 @@ struct State {
 }
 
 impl State {
-    fn unpromised(&self) -> u64 {
-        (self.slots.len() as u64).saturating_sub(self.promised)
-    }
-
-    /// Slots that data may take if `keep` unpromised slots stay.
-    fn surplus(&self, keep: u64) -> u64 {
-        let unspent = (self.slots.len() - self.spent.len()) as u64;
-        self.unpromised().saturating_sub(keep).min(unspent)
+    /// Slots that data may take as soon as there is a checkpoint in which they were no nodes.
+    fn unspent(&self) -> u64 {
+        (self.slots.len() - self.spent.len()) as u64
     }
 
     fn level(&self) -> u64 {
@@ -95,8 +110,8 @@ impl State {
     }
 }
 
-/// Stores a flag only if it changes. Each operation reads these flags, and a store would take the
-/// cache line from all other processors.
+/// Stores a flag only if it changes. Many operations read it, and a store would take the cache line
+/// from all other processors.
 fn note(flag: &AtomicBool, is: bool) {
     if flag.load(SeqCst) != is {
         flag.store(is, SeqCst);
@@ -153,7 +168,8 @@ impl NodePool {
             promised_max: AtomicU64::new(promised),
             reclaim: AtomicU64::new(reclaim),
             short: AtomicBool::new(true),
-            low: AtomicBool::new(true),
+            unpromised: Line::default(),
+            waiting: AtomicUsize::new(0),
             state: Mutex::new(Rank::Leaf, State::default()),
             returned: Condvar::new(),
         }
@@ -197,14 +213,42 @@ impl NodePool {
 
     /// Whether there are fewer free slots than `floor`, not counting deferred ones.
     pub(crate) fn is_low(&self) -> bool {
-        self.low.load(SeqCst)
+        self.unpromised() < self.floor()
+    }
+
+    /// Free slots that are not promised.
+    fn unpromised(&self) -> u64 {
+        self.unpromised.0.load(SeqCst).max(0) as u64
+    }
+
+    /// The slots that are promised, at one moment.
+    fn promised(&self, state: &State) -> u64 {
+        let promised = state.slots.len() as i64 - self.unpromised.0.load(SeqCst);
+        promised.try_into().expect("no promise is returned twice")
+    }
+
+    /// Slots that data may take if `keep` unpromised slots stay, at one moment.
+    fn surplus(&self, state: &State, keep: u64) -> u64 {
+        self.unpromised().saturating_sub(keep).min(state.unspent())
+    }
+
+    /// Takes up to `max` of the unpromised slots and leaves `keep`. Returns how many.
+    fn claim(&self, max: u64, keep: u64) -> u64 {
+        let part = |unpromised: i64| (unpromised.max(0) as u64).saturating_sub(keep).min(max);
+        let less = |unpromised: i64| Some(unpromised - part(unpromised) as i64);
+        let before = self.unpromised.0.fetch_update(SeqCst, SeqCst, less).expect("it always has a result");
+        part(before)
+    }
+
+    /// Slots that were added to the set may be promised from now on.
+    fn offer(&self, slots: u64) {
+        self.unpromised.0.fetch_add(slots as i64, SeqCst);
     }
 
     fn with<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
         let mut state = self.state.lock();
         let out = f(&mut state);
         note(&self.short, state.level() < self.floor());
-        note(&self.low, state.unpromised() < self.floor());
         out
     }
 
@@ -218,13 +262,9 @@ impl NodePool {
 
     pub(crate) fn reserve(self: &Arc<Self>, n: u64, class: NodeClass) -> Option<NodeReservation> {
         let need = n + self.class_floor(class);
-        self.with(|s| {
-            if s.unpromised() < need {
-                return None;
-            }
-            s.promised += n;
-            Some(NodeReservation { pool: self.clone(), slots: n, kept: false })
-        })
+        let less = |unpromised: i64| (unpromised.max(0) as u64 >= need).then(|| unpromised - n as i64);
+        let granted = self.unpromised.0.fetch_update(SeqCst, SeqCst, less).is_ok();
+        granted.then(|| NodeReservation { pool: self.clone(), slots: n, kept: false })
     }
 
     /// The refusal of a request that [`NodePool::reserve`] and a refill could not serve.
@@ -235,7 +275,7 @@ impl NodePool {
     pub(crate) fn refusal(&self, n: u64, class: NodeClass) -> Refusal {
         let need = n + self.class_floor(class);
         let state = self.state.lock();
-        if state.promised > state.kept || state.level() >= need + state.kept {
+        if self.promised(&state) > state.kept || state.level() >= need + state.kept {
             Refusal::Later
         } else {
             Refusal::Hopeless
@@ -245,10 +285,26 @@ impl NodePool {
     /// Waits until a promise is returned or moving slots have arrived, for at most `limit`.
     pub(crate) fn wait_returned(&self, limit: Duration) -> Waited {
         let mut state = self.state.lock();
-        match state.promised - state.kept + state.moving > 0 {
+        self.waiting.fetch_add(1, SeqCst);
+        let waited = match self.promised(&state) - state.kept + state.moving > 0 {
             false => Waited::NothingHeld,
             true if self.returned.wait_for(&mut state, limit) => Waited::TimedOut,
             true => Waited::Returned,
+        };
+        self.waiting.fetch_sub(1, SeqCst);
+        waited
+    }
+
+    /// Returns a promise of `slots`, of which `kept` were kept.
+    fn take_back(&self, slots: u64, kept: u64) {
+        if kept > 0 {
+            self.state.lock().kept -= kept;
+        }
+        self.offer(slots);
+        if self.waiting.load(SeqCst) > 0 {
+            // With the mutex: a thread that is counted and not yet asleep holds it.
+            let _state = self.state.lock();
+            self.returned.notify_all();
         }
     }
 
@@ -269,7 +325,7 @@ impl NodePool {
     /// How many slots are missing for a request, or to the target if that is more.
     pub(crate) fn missing(&self, n: u64, class: NodeClass) -> u64 {
         let want = (n + self.class_floor(class)).max(self.target());
-        want.saturating_sub(self.state.lock().unpromised())
+        want.saturating_sub(self.unpromised())
     }
 
     /// How many slots are missing to `floor` (rule 5).
@@ -284,6 +340,7 @@ impl NodePool {
             let from = if near.0 == 0 { s.cursor } else { near.0 };
             let slot = s.slots.range(from..).next().or_else(|| s.slots.first()).copied()?;
             s.slots.remove(&slot);
+            self.unpromised.0.fetch_sub(1, SeqCst);
             s.spent.remove(&slot);
             s.cursor = slot + NODE_BLOCKS;
             s.handed_out += 1;
@@ -296,6 +353,7 @@ impl NodePool {
             for &slot in slots {
                 assert!(s.slots.insert(slot), "a slot enters the pool once");
             }
+            self.offer(slots.len() as u64);
         });
     }
 
@@ -305,6 +363,7 @@ impl NodePool {
         self.with(|s| {
             assert!(s.slots.insert(slot), "a slot enters the pool once");
             s.spent.insert(slot, generation);
+            self.offer(1);
         });
     }
 
@@ -326,14 +385,17 @@ impl NodePool {
         self.with(|s| {
             while let Some(entry) = s.deferred.first_entry().filter(|e| *e.key() <= generation) {
                 let slots = entry.remove();
-                s.deferred_count -= slots.len() as u64;
+                let count = slots.len() as u64;
+                s.deferred_count -= count;
                 for slot in slots {
                     assert!(s.slots.insert(slot), "a slot enters the pool once");
                 }
+                self.offer(count);
             }
             s.spent.retain(|_, used| *used > generation);
             let keep = self.target() + 2 * std::mem::take(&mut s.handed_out);
-            pop_surplus(s, keep, u64::MAX)
+            let count = self.claim(s.unspent(), keep);
+            pop_unspent(s, count)
         })
     }
 
@@ -341,17 +403,24 @@ impl NodePool {
     pub(crate) fn shrink(&self, blocks: u64) -> Vec<u64> {
         let want = blocks.div_ceil(NODE_BLOCKS);
         self.with(|s| {
-            if s.surplus(self.floor()) < want {
+            if self.surplus(s, self.floor()) < want {
                 return Vec::new();
             }
-            pop_surplus(s, self.floor(), want)
+            let count = self.claim(want, self.floor());
+            if count < want {
+                // An operation has just been promised a part.
+                self.offer(count);
+                return Vec::new();
+            }
+            pop_unspent(s, count)
         })
     }
 
     /// Removes all slots, none of which may be promised.
     pub(crate) fn drain(&self) -> Vec<u64> {
         self.with(|s| {
-            assert_eq!(s.promised, 0, "slots are promised");
+            assert_eq!(self.promised(s), 0, "slots are promised");
+            self.unpromised.0.fetch_sub(s.slots.len() as i64, SeqCst);
             s.spent.clear();
             std::mem::take(&mut s.slots).into_iter().collect()
         })
@@ -360,7 +429,7 @@ impl NodePool {
     /// Slots that data could have once none is spent or deferred.
     pub(crate) fn surplus_after_checkpoint(&self) -> u64 {
         let s = self.state.lock();
-        s.level().saturating_sub(s.promised + self.floor())
+        s.level().saturating_sub(self.promised(&s) + self.floor())
     }
 
     /// The same once the running operations have ended, which may keep a few slots for new nodes.
@@ -373,20 +442,19 @@ impl NodePool {
         let s = self.state.lock();
         PoolCounts {
             slots: s.slots.len() as u64,
-            promised: s.promised,
+            promised: self.promised(&s),
             deferred: s.deferred_count,
-            surplus: s.surplus(self.floor()),
+            surplus: self.surplus(&s, self.floor()),
             lack: self.floor().saturating_sub(s.level()),
         }
     }
 }
 
-/// Removes up to `max` slots that are not spent, highest addresses first, and leaves `keep`
-/// unpromised ones.
-fn pop_surplus(s: &mut State, keep: u64, max: u64) -> Vec<u64> {
-    let count = s.surplus(keep).min(max) as usize;
-    let out: Vec<u64> =
-        s.slots.iter().rev().filter(|slot| !s.spent.contains_key(slot)).take(count).copied().collect();
+/// Removes `count` slots that are not spent, highest addresses first. They are claimed.
+fn pop_unspent(s: &mut State, count: u64) -> Vec<u64> {
+    let unspent = s.slots.iter().rev().filter(|slot| !s.spent.contains_key(slot));
+    let out: Vec<u64> = unspent.take(count as usize).copied().collect();
+    assert_eq!(out.len() as u64, count, "as many are not spent");
     out.iter().for_each(|slot| assert!(s.slots.remove(slot), "just listed"));
     s.moving += out.len() as u64;
     out
@@ -427,11 +495,7 @@ impl NodeReservation {
 
 impl Drop for NodeReservation {
     fn drop(&mut self) {
-        self.pool.with(|s| {
-            s.promised -= self.slots;
-            s.kept -= if self.kept { self.slots } else { 0 };
-        });
-        self.pool.returned.notify_all();
+        self.pool.take_back(self.slots, if self.kept { self.slots } else { 0 });
     }
 }
 
