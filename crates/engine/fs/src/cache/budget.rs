@@ -3,11 +3,10 @@
 
 use crate::cache::inodes::Inodes;
 use crate::cache::pages::Delta;
+use crate::cache::tokens::Tokens;
 use crate::policy::shared_budget::{SharedBudget, pressure};
 use kedge_base::atomic::{AtomicI64, Ordering};
-use kedge_base::lock::{Mutex, Rank};
 use kedge_base::{BLOCK_SIZE, Ino};
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,8 +25,7 @@ pub(crate) struct Budget {
     /// A quarter of it may be dirty before the flusher writes, and half before writers do.
     pages_max: AtomicI64,
     shared: Option<Arc<SharedBudget>>,
-    /// One token for each page, oldest first: the order in which clean pages are evicted.
-    tokens: Mutex<VecDeque<(Ino, u64)>>,
+    tokens: Tokens,
 }
 
 impl Budget {
@@ -40,7 +38,7 @@ impl Budget {
             dirty: AtomicI64::new(0),
             pages_max: AtomicI64::new(pages_of(bytes)),
             shared,
-            tokens: Mutex::new(Rank::Leaf, VecDeque::new()),
+            tokens: Tokens::new(),
         }
     }
 
@@ -52,8 +50,7 @@ impl Budget {
     /// when it has been written and an operation meets it.
     pub(crate) fn set_bytes(&self, inodes: &Inodes, bytes: u64) {
         self.pages_max.store(pages_of(bytes), Ordering::Relaxed);
-        let tokens = self.tokens.lock().len() as i64;
-        self.enforce(inodes, tokens / TURNS_PER_PAGE);
+        self.enforce(inodes, self.tokens.len() / TURNS_PER_PAGE);
     }
 
     fn dirty_background(&self) -> i64 {
@@ -107,7 +104,7 @@ impl Budget {
 
     /// Adds the token of a new page. May be called with the page lock held.
     pub(crate) fn token(&self, ino: Ino, index: u64) {
-        self.tokens.lock().push_back((ino, index));
+        self.tokens.push((ino, index));
     }
 
     /// Adds a clean page, and evicts older ones if necessary. No page lock is held.
@@ -125,17 +122,12 @@ impl Budget {
         let mut turns = TURNS_MIN + TURNS_PER_PAGE * added;
         let pages_max = self.pages_max();
         loop {
-            let pages = self.cached_pages();
-            let (ino, index) = {
-                let mut tokens = self.tokens.lock();
-                // Tokens of pages that went otherwise (truncate) linger: keep their number bounded
-                // too.
-                if turns == 0 || (pages <= pages_max && tokens.len() as i64 <= 2 * pages_max) {
-                    return;
-                }
-                let Some(oldest) = tokens.pop_front() else { return };
-                oldest
-            };
+            // Tokens of pages that went otherwise (truncate) linger: keep their number bounded too.
+            let few = self.cached_pages() <= pages_max && self.tokens.len() <= 2 * pages_max;
+            if turns == 0 || few {
+                return;
+            }
+            let Some((ino, index)) = self.tokens.pop() else { return };
             turns -= 1;
             let Some(inode) = inodes.cached(ino) else { continue };
             let mut cached = inode.pages.lock();

@@ -9,3 +9,4 @@ pub(crate) mod inode;
 pub(crate) mod inodes;
 pub(crate) mod pages;
 pub(crate) mod table;
+mod tokens;
