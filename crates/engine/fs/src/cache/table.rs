@@ -48,10 +48,10 @@
 
 use crate::cache::inode::{Inode, Progress, evictable};
 use crate::error::Result;
-use kedge_base::atomic::{AtomicUsize, Ordering::Relaxed};
+use kedge_base::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use kedge_base::broken::pause::{self, Point};
 use kedge_base::broken::{self, Variant};
-use kedge_base::lock::{Condvar, Mutex, Rank};
+use kedge_base::lock::{Condvar, Mutex, Rank, RwLock};
 use kedge_base::{Ino, InoMap};
 use kedge_format::{FileKind, InodeCore};
 use kedge_store::Store;
@@ -77,7 +77,8 @@ pub(crate) type Watch = Option<Arc<dyn CacheWatch>>;
 
 /// Cached inodes, the undurable progress of evicted inodes, and pins.
 pub(crate) struct InodeTable {
-    shards: Vec<Mutex<Shard>>,
+    /// Look-ups share a shard: all threads that work in one directory look up that directory.
+    shards: Vec<RwLock<Shard>>,
     per_shard_max: AtomicUsize,
     watch: Watch,
 }
@@ -86,8 +87,8 @@ pub(crate) struct InodeTable {
 struct Chunk {
     inodes: [Option<Arc<Inode>>; CHUNK as usize],
     count: u8,
-    /// Whether it was used since the hand's last visit.
-    used: bool,
+    /// Whether it was used since the hand's last visit. Look-ups set it.
+    used: AtomicBool,
     /// Its place in the ring.
     at: usize,
 }
@@ -155,7 +156,7 @@ impl Drop for Loading<'_> {
     fn drop(&mut self) {
         // Removed from the shard first: a thread that arrives from now on finds the inode there, or
         // reads it.
-        self.table.shard(self.ino).lock().loads.remove(&self.ino);
+        self.table.shard(self.ino).write().loads.remove(&self.ino);
         *self.load.answer.lock() = Some(self.answer.clone());
         self.load.answered.notify_all();
     }
@@ -179,25 +180,25 @@ impl InodeTable {
         InodeTable {
             watch,
             shards: (0..SHARDS)
-                .map(|_| Mutex::new(Rank::Leaf, Shard { sweep_at: 64, ..Default::default() }))
+                .map(|_| RwLock::new(Rank::Leaf, Shard { sweep_at: 64, ..Default::default() }))
                 .collect(),
             per_shard_max: AtomicUsize::new(per_shard(inodes_max)),
         }
     }
 
-    fn shard(&self, ino: Ino) -> &Mutex<Shard> {
+    fn shard(&self, ino: Ino) -> &RwLock<Shard> {
         &self.shards[(ino.0 / CHUNK) as usize % SHARDS]
     }
 
     pub(crate) fn get(&self, ino: Ino) -> Option<Arc<Inode>> {
-        self.shard(ino).lock().get(ino)
+        self.shard(ino).read().get(ino)
     }
 
     /// The inodes for which `wanted` holds.
     pub(crate) fn filtered(&self, wanted: impl Fn(Ino) -> bool) -> Vec<Arc<Inode>> {
         let mut found = Vec::new();
         for shard in &self.shards {
-            let shard = shard.lock();
+            let shard = shard.read();
             let inodes = shard.chunks.values().flat_map(|chunk| chunk.inodes.iter().flatten());
             found.extend(inodes.filter(|inode| wanted(inode.ino)).cloned());
         }
@@ -205,7 +206,7 @@ impl InodeTable {
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.shards.iter().map(|shard| shard.lock().inodes).sum()
+        self.shards.iter().map(|shard| shard.read().inodes).sum()
     }
 
     pub(crate) fn max(&self) -> usize {
@@ -218,7 +219,7 @@ impl InodeTable {
         let most = per_shard(inodes_max);
         self.per_shard_max.store(most, Relaxed);
         for shard in &self.shards {
-            let mut shard = shard.lock();
+            let mut shard = shard.write();
             for _ in 0..2 * shard.ring.len() {
                 if shard.inodes <= most || shard.ring.is_empty() {
                     break;
@@ -258,7 +259,11 @@ impl InodeTable {
     }
 
     fn want(&self, ino: Ino) -> Wanted {
-        let mut shard = self.shard(ino).lock();
+        if let Some(inode) = self.get(ino) {
+            return Wanted::There(inode);
+        }
+        // Another thread may have added it since.
+        let mut shard = self.shard(ino).write();
         if let Some(inode) = shard.get(ino) {
             return Wanted::There(inode);
         }
@@ -277,7 +282,7 @@ impl InodeTable {
     /// Adds an inode read from the tree. Returns the inode in the table, which is another only if a
     /// thread requested an inode's number while that inode was being created.
     fn insert_loaded(&self, store: &Store, ino: Ino, core: InodeCore, kind: FileKind) -> Arc<Inode> {
-        let mut shard = self.shard(ino).lock();
+        let mut shard = self.shard(ino).write();
         if let Some(there) = shard.get(ino) {
             return there;
         }
@@ -291,7 +296,7 @@ impl InodeTable {
     /// Adds an inode that is being created. Returns whether its number was free.
     #[must_use]
     pub(crate) fn insert_new(&self, store: &Store, inode: Arc<Inode>) -> bool {
-        let mut shard = self.shard(inode.ino).lock();
+        let mut shard = self.shard(inode.ino).write();
         if shard.get(inode.ino).is_some() {
             return false;
         }
@@ -314,7 +319,7 @@ impl InodeTable {
 
     /// Forgets a dead inode.
     pub(crate) fn remove(&self, ino: Ino) {
-        let mut shard = self.shard(ino).lock();
+        let mut shard = self.shard(ino).write();
         if shard.remove(ino)
             && let Some(watch) = &self.watch
         {
@@ -328,12 +333,12 @@ impl InodeTable {
     }
 
     pub(crate) fn pin_by(&self, ino: Ino, count: u64) {
-        *self.shard(ino).lock().pins.entry(ino).or_insert(0) += count;
+        *self.shard(ino).write().pins.entry(ino).or_insert(0) += count;
     }
 
     /// Returns whether that was the last pin.
     pub(crate) fn unpin(&self, ino: Ino, count: u64) -> bool {
-        let mut shard = self.shard(ino).lock();
+        let mut shard = self.shard(ino).write();
         let Some(pins) = shard.pins.get_mut(&ino) else { return false };
         *pins = pins.saturating_sub(count);
         if *pins > 0 {
@@ -347,7 +352,7 @@ impl InodeTable {
     }
 
     pub(crate) fn is_pinned(&self, ino: Ino) -> bool {
-        self.shard(ino).lock().pins.contains_key(&ino)
+        self.shard(ino).read().pins.contains_key(&ino)
     }
 }
 
@@ -362,10 +367,13 @@ impl Shard {
         self.ring.shrink_to(2 * self.ring.len());
     }
 
-    fn get(&mut self, ino: Ino) -> Option<Arc<Inode>> {
+    fn get(&self, ino: Ino) -> Option<Arc<Inode>> {
         let (first, index) = place(ino);
-        let chunk = self.chunks.get_mut(&first)?;
-        chunk.used = true;
+        let chunk = self.chunks.get(&first)?;
+        // Stored only if it changes: a store takes the cache line from other threads.
+        if !chunk.used.load(Relaxed) {
+            chunk.used.store(true, Relaxed);
+        }
         chunk.inodes[index].clone()
     }
 
@@ -375,7 +383,7 @@ impl Shard {
         let chunk = self.chunks.entry(first).or_insert_with(|| {
             ring.push(first);
             // Marked as used, since the hand may be right before it.
-            Box::new(Chunk { at: ring.len() - 1, used: true, ..Default::default() })
+            Box::new(Chunk { at: ring.len() - 1, used: true.into(), ..Default::default() })
         });
         if chunk.inodes[index].replace(inode).is_none() {
             chunk.count += 1;
@@ -422,7 +430,7 @@ impl Shard {
         self.hand = at + 1;
         let first = self.ring[at];
         let chunk = self.chunks.get_mut(&first).expect("the ring has the chunks that there are");
-        if std::mem::take(&mut chunk.used) {
+        if std::mem::take(chunk.used.get_mut()) {
             return;
         }
         for (slot, ino) in chunk.inodes.iter_mut().zip(first.0..) {
