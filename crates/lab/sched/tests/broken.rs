@@ -23,6 +23,7 @@ const FINDS: &[(Variant, &str)] = &[
     (Variant::CutNotExact, "programs"),
     (Variant::GroupedAckEarly, "fsyncs"),
     (Variant::WaitWithoutLook, "fsyncs"),
+    (Variant::UngrantedReturn, "space"),
 ];
 
 #[test]

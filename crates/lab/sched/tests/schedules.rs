@@ -70,6 +70,11 @@ fn an_fsync_that_succeeds_says_the_truth() {
 }
 
 #[test]
+fn each_reservation_of_log_space_is_granted_in_the_end() {
+    holds(scenario("space"), 1000);
+}
+
+#[test]
 fn an_inode_deleted_while_it_is_read_stays_deleted() {
     holds(scenario("deleted"), 500);
 }
@@ -86,5 +91,5 @@ fn a_file_without_holes_shows_none_to_a_reader() {
 
 #[test]
 fn each_scenario_is_run() {
-    assert_eq!(scenarios::ALL.len(), 8, "add a test for a new scenario");
+    assert_eq!(scenarios::ALL.len(), 9, "add a test for a new scenario");
 }

@@ -69,7 +69,7 @@ const RULES: &[Rule] = &[
     (TRANSFER, &[BASE, DEVICE, FORMAT, FS, FUSE, HOST], &[FSCK, HOSTILE]),
     (SIM, &[BASE, DEVICE, FORMAT, FS, FSCK], &[]),
     // The engine's threads in a chosen order, and on processors of a chosen number.
-    (SCHED, &[BASE, DEVICE, FS, SIM], &[]),
+    (SCHED, &[BASE, DEVICE, FORMAT, LOG, FS, SIM], &[]),
     // The model of the durability protocol, and traces of the engine's runs. Nothing depends on it.
     (PROTOCOL, &[BASE, DEVICE, SIM, SCHED], &[]),
     // The experiments. Nothing depends on them, so installed programs contain no benchmark code.
