@@ -64,7 +64,8 @@ pub(crate) struct NodePool {
     reclaim: AtomicU64,
     /// Derived from the state, and read without the lock.
     short: AtomicBool,
-    /// Free slots less promises: negative while operations that took slots still have their promise.
+    /// Free slots less promises: negative while operations that took slots still have their
+    /// promise.
     unpromised: Line,
     /// Threads that wait for `returned`.
     waiting: AtomicUsize,

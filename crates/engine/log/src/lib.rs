@@ -33,8 +33,8 @@
 //! # Files
 //! A file uses only those before it:
 //! 1. values: `config`, `stats`, `ring` (positions), `wait` (waiters);
-//! 2. the state and its transitions, without IO and without waiting: `batch`, `room` and `queue` (log
-//!    bytes), `backing` (holes), `state`;
+//! 2. the state and its transitions, without IO and without waiting: `batch`, `room` and `queue`
+//!    (log bytes), `backing` (holes), `state`;
 //! 3. `shared`: the locked state beside the device, the clock and the barrier;
 //! 4. operations: `reserve`, `append`, `tail`, `force`, then `writer`;
 //! 5. this file puts the log together. Recovery's `scan` uses only `config` and `ring`.

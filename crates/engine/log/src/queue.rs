@@ -5,8 +5,8 @@
 //!
 //! `used + reserved + promised + charge (+ emergency, for normal ones) <= ring`.
 //!
-//! The sum of the first three is one atomic number ([`crate::room`]), so that most reservations need
-//! no lock.
+//! The sum of the first three is one atomic number ([`crate::room`]), so that most reservations
+//! need no lock.
 //!
 //! The ring never overflows: an append makes `used` grow by no more than it takes from `reserved`,
 //! and nothing else makes `used` grow. A record of `n` bytes is charged `n + RECORD_OVERHEAD` = `n

@@ -7,9 +7,9 @@
 //! small log does not have, and it would have to be emptied before any thread waits.
 //!
 //! # Rules
-//! 1. `taken = used + reserved + promised` of [`crate::queue`], or more. Whoever fills the ring
-//!    takes before it fills, and gives back after it has emptied. So the number is never too low,
-//!    and the ring never overflows.
+//! 1. `taken = used + reserved + promised` of [`crate::queue`], or more. Bytes are
+//!    taken before the ring is filled with them, and returned after they are free. So the number is
+//!    never too low, and the ring never overflows.
 //! 2. `used` and `promised` change only under the log's mutex; so under it `reserved` is the rest
 //!    of `taken`.
 //! 3. While a flag is set, reservations take the mutex and look at everything. The flags change
