@@ -115,7 +115,8 @@ impl Paths {
             | Call::Allocate { ino, .. }
             | Call::Attr { ino, .. }
             | Call::Xattr { ino, .. }
-            | Call::Fsync { ino, .. } => (self.inode(*ino, at), none()),
+            | Call::Fsync { ino, .. }
+            | Call::Msync { ino, .. } => (self.inode(*ino, at), none()),
             Call::Process { .. }
             | Call::Sync { .. }
             | Call::Mark { .. }
@@ -144,6 +145,10 @@ impl Paths {
             Call::Link { .. } | Call::Rename { .. } => format!("{name}({path:?}, {second:?})"),
             Call::Write { offset, data, .. } => {
                 format!("{name}({path:?}, {} bytes at {offset})", data.len())
+            }
+            Call::Msync { ranges, .. } => {
+                let range = |(from, to): &(u64, u64)| format!(", {} bytes at {from}", to - from);
+                format!("{name}({path:?}{})", ranges.iter().map(range).collect::<String>())
             }
             Call::Truncate { size, .. } => format!("{name}({path:?}, {size})"),
             Call::Allocate { how, offset, len, .. } => {

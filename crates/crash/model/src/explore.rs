@@ -293,7 +293,11 @@ impl<'a> Build<'a> {
             *at == end
                 || matches!(
                     self.trace.events[*at as usize].call,
-                    Call::Fsync { .. } | Call::Sync { .. } | Call::Mark { .. } | Call::End { .. }
+                    Call::Fsync { .. }
+                        | Call::Msync { .. }
+                        | Call::Sync { .. }
+                        | Call::Mark { .. }
+                        | Call::End { .. }
                 )
         })
     }

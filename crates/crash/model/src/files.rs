@@ -67,6 +67,7 @@ impl FilesChecker {
                 Some(
                     Call::Mark { .. }
                     | Call::Fsync { .. }
+                    | Call::Msync { .. }
                     | Call::Sync { .. }
                     | Call::Rename { .. }
                     | Call::Link { .. }

@@ -59,22 +59,31 @@ impl History {
             splitter.add(number as u32, event);
             durable.at.resize(splitter.micros.len(), NEVER);
             upto.push(splitter.micros.len() as u32);
-            let synced = match event.call {
+            let synced = match &event.call {
                 _ if !event.ok() && model.failed_fsync_keeps => continue,
                 Call::Fsync { ino, since, .. } if !event.ok() => {
-                    splitter.give_up(Some(ino), since);
+                    splitter.give_up(Some(*ino), *since, None);
+                    continue;
+                }
+                Call::Msync { ino, ranges, since } if !event.ok() => {
+                    splitter.give_up(Some(*ino), *since, Some(ranges));
                     continue;
                 }
                 Call::Sync { since } if !event.ok() => {
-                    splitter.give_up(None, since);
+                    splitter.give_up(None, *since, None);
                     continue;
                 }
                 _ if !event.ok() => continue,
                 // A total order persists as a whole: an fsync cannot skip earlier edits.
-                Call::Fsync { since, .. } | Call::Sync { since } if is_total(model, &event.call) => {
-                    upto_event(&splitter, since)
+                Call::Fsync { since, .. } | Call::Msync { since, .. } | Call::Sync { since }
+                    if is_total(model, &event.call) =>
+                {
+                    upto_event(&splitter, *since)
                 }
-                Call::Fsync { ino, datasync, since } => splitter.take_synced(ino, datasync, since),
+                Call::Fsync { ino, datasync, since } => splitter.take_synced(*ino, *datasync, *since, None),
+                Call::Msync { ino, ranges, since } => {
+                    splitter.take_synced(*ino, true, *since, Some(ranges))
+                }
                 _ => continue,
             };
             durable.make(&splitter.micros, synced, number as u32);

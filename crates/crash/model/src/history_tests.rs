@@ -482,3 +482,51 @@ fn the_list_of_all_states_has_torn_pages_that_a_later_size_shows() {
     }
     assert_eq!(sizes, [4096].into(), "the size came without the page");
 }
+
+/// An msync makes the bytes of its pages durable and no others, and what fdatasync does beside
+/// bytes.
+#[test]
+fn an_msync_promises_its_range() {
+    let disk = Disk::new();
+    let file = disk.create("f").unwrap();
+    file.set_len(3 * PAGE as u64).unwrap();
+    file.sync_all().unwrap();
+    disk.sync("").unwrap();
+    let mut trace = disk.trace();
+    let ino = trace.events.iter().find_map(|e| match &e.call {
+        Call::Create { ino, name, .. } if name == b"f" => Some(*ino),
+        _ => None,
+    });
+    let ino = ino.unwrap();
+    let like = trace.events.last().unwrap().clone();
+    let page = PAGE as u64;
+    let mut push = |call: Call| {
+        trace.events.push(crate::Event { call, errno: 0, ..like.clone() });
+        trace.events.len() as u32 - 1
+    };
+    let mut store = |at: u64| push(Call::Write { ino, offset: at, data: vec![7; 8], mapped: true });
+    let [first, second, third] = [0, page + 100, 2 * page].map(&mut store);
+    let grown = push(Call::Truncate { ino, size: 4 * page });
+    let since = u64::from(grown) + 1;
+    // A part of the second page, which msync rounds to pages.
+    let msync = push(Call::Msync { ino, ranges: vec![(page, page + 8)], since });
+    for model in MODELS {
+        let history = History::new(&trace, model);
+        let is_durable = |event: u32| {
+            let mut edits = history.of_event(event).filter(|n| history.micros[*n as usize].edit.is_data());
+            edits.all(|n| history.is_durable(n, msync + 1))
+        };
+        // Only a file system that persists everything in order keeps the first page with the
+        // second, and the third with the size.
+        let is_total = model.order == Order::Total;
+        assert_eq!(
+            [first, second, third].map(is_durable),
+            [is_total, true, is_total],
+            "{}",
+            model.name
+        );
+        assert!(history.of_event(grown).all(|n| !history.micros[n as usize].edit.is_data()));
+        let size = history.of_event(grown).next_back().unwrap();
+        assert!(history.is_durable(size, msync + 1), "{}: the size", model.name);
+    }
+}

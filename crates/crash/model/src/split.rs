@@ -96,8 +96,15 @@ impl Splitter {
     }
 
     /// The numbers of edits that an fsync of `ino` persists by itself, not counting what they need.
-    /// They leave the lists: the caller marks them persistent.
-    pub fn take_synced(&mut self, ino: u64, datasync: bool, since: u64) -> Vec<u32> {
+    /// They leave the lists: the caller marks them persistent. With `ranges`, bytes of other pages
+    /// are not among them.
+    pub fn take_synced(
+        &mut self,
+        ino: u64,
+        datasync: bool,
+        since: u64,
+        ranges: Option<&[(u64, u64)]>,
+    ) -> Vec<u32> {
         let mut taken = Vec::new();
         let mut todo = vec![(ino, true)];
         let mut seen = HashSet::new();
@@ -111,7 +118,10 @@ impl Splitter {
             let covered = |n: &u32| u64::from(micros[*n as usize].event) < since;
             let birth = known.inode.map(|n| micros[n as usize].event);
             if first {
-                let wanted = |n: &u32| covered(n) && !(datasync && is_soft(&micros[*n as usize].edit));
+                let wanted = |n: &u32| {
+                    let edit = &micros[*n as usize].edit;
+                    covered(n) && !(datasync && is_soft(edit)) && is_inside(edit, ranges)
+                };
                 taken.extend(known.own.extract_if(.., |n| wanted(n)));
                 if known.is_dir {
                     taken.extend(known.entries.extract_if(.., |n| covered(n)));
@@ -129,12 +139,14 @@ impl Splitter {
     }
 
     /// A persistence call failed (`None`: on the whole file system). Linux then marks the pages
-    /// clean, so that the next call neither writes them nor fails.
-    pub fn give_up(&mut self, ino: Option<u64>, since: u64) {
+    /// clean, so that the next call neither writes them nor fails. With `ranges`, only those pages.
+    pub fn give_up(&mut self, ino: Option<u64>, since: u64, ranges: Option<&[(u64, u64)]>) {
         let micros = &self.micros;
         let is_lost = |n: &u32| {
             let Micro { event, edit, .. } = &micros[*n as usize];
-            u64::from(*event) < since && matches!(edit, Edit::Data { .. } | Edit::Grow { .. })
+            u64::from(*event) < since
+                && matches!(edit, Edit::Data { .. } | Edit::Grow { .. })
+                && is_inside(edit, ranges)
         };
         for (_, known) in self.known.iter_mut().filter(|(n, _)| ino.is_none_or(|ino| ino == **n)) {
             self.given_up.extend(known.own.extract_if(.., |n| is_lost(n)));
@@ -179,6 +191,7 @@ impl Splitter {
             }
             Call::Process { .. }
             | Call::Fsync { .. }
+            | Call::Msync { .. }
             | Call::Sync { .. }
             | Call::Mark { .. }
             | Call::Baseline
@@ -455,6 +468,14 @@ impl Splitter {
         known.barrier = Some(n);
         known.pages.clear();
     }
+}
+
+/// Whether an msync of these ranges of the file writes the edit. All but bytes belongs to the whole
+/// file.
+fn is_inside(edit: &Edit, ranges: Option<&[(u64, u64)]>) -> bool {
+    let Edit::Data { page, .. } = edit else { return true };
+    let of_page = |(from, to): &(u64, u64)| (from / PAGE as u64..to.div_ceil(PAGE as u64)).contains(page);
+    ranges.is_none_or(|ranges| ranges.iter().any(of_page))
 }
 
 /// Whether fdatasync may skip the edit.

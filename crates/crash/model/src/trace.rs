@@ -124,8 +124,9 @@ pub enum Call {
         #[serde(with = "serde_bytes")]
         value: Option<Vec<u8>>,
     },
-    /// fsync(2), fdatasync(2), msync(2), and what a write with O_SYNC or O_DSYNC does after it. It
-    /// covers the events with numbers below `since`: those that had returned when it was called.
+    /// fsync(2), fdatasync(2), and what a write with O_SYNC or O_DSYNC does after it; msync(2) too,
+    /// unless its range is known. It covers the events with numbers below `since`: those that had
+    /// returned when it was called.
     Fsync {
         ino: u64,
         datasync: bool,
@@ -148,6 +149,13 @@ pub enum Call {
     /// The file stands for a block device: its persistence calls are flushes.
     Device {
         ino: u64,
+    },
+    /// msync(2): fdatasync(2) for the pages of these ranges of the file, each with its first byte
+    /// and the one after its last. `since` as in `Fsync`.
+    Msync {
+        ino: u64,
+        ranges: Vec<(u64, u64)>,
+        since: u64,
     },
 }
 
@@ -184,6 +192,7 @@ impl Call {
             Call::Baseline => "start",
             Call::End { .. } => "end",
             Call::Device { .. } => "device",
+            Call::Msync { .. } => "msync",
         }
     }
 
@@ -265,7 +274,9 @@ impl Trace {
         new.sort_by_key(|(before, _)| *before);
         let places: Vec<usize> = new.iter().map(|(before, _)| *before).collect();
         let moved = |mut event: Event| {
-            if let Call::Fsync { since, .. } | Call::Sync { since } = &mut event.call {
+            if let Call::Fsync { since, .. } | Call::Msync { since, .. } | Call::Sync { since } =
+                &mut event.call
+            {
                 *since += places.partition_point(|at| (*at as u64) < *since) as u64;
             }
             event

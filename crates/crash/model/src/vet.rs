@@ -8,7 +8,8 @@
 //!    no longer than Linux lets them be;
 //! 3. a new inode has a number other than 0 and the root's;
 //! 4. no range and no size goes beyond the largest file;
-//! 5. a persistence call covers only events that come before it.
+//! 5. a persistence call covers only events that come before it;
+//! 6. the ranges of an msync do not end before they begin.
 //!
 //! Failed calls are vetted as far as they are used: reports show their names, which may be too
 //! long, and a failed persistence call has an effect.
@@ -37,8 +38,12 @@ fn is_plain_of(name: &[u8], longest: usize) -> bool {
 pub(crate) fn vet(event: &Event, number: u64) -> Result<(), &'static str> {
     names(event)?;
     match &event.call {
-        Call::Fsync { since, .. } | Call::Sync { since } if *since > number => {
+        Call::Fsync { since, .. } | Call::Msync { since, .. } | Call::Sync { since } if *since > number => {
             Err("it makes events durable that come after it")
+        }
+        // Reports show the ranges of a failed call too.
+        Call::Msync { ranges, .. } if ranges.iter().any(|(from, to)| from > to || *to > SIZE_MAX) => {
+            Err("its range is none of a file")
         }
         call if event.ok() => values(call),
         _ => Ok(()),

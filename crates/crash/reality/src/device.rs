@@ -195,6 +195,7 @@ impl Kind {
             timeout: Some(RECORD_TIMEOUT),
             out: out.clone(),
             backtrace: false,
+            mappings: false,
             command,
         };
         let recorded = record(&options, &|_| {})?;

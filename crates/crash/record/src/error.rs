@@ -21,6 +21,8 @@ pub enum RecordError {
     NoDevice(String),
     #[error("backtraces can be had on x86-64 only")]
     NoBacktrace,
+    #[error("stores through mappings can be collected with Linux {}.{} or newer; this is {release}", needed.0, needed.1)]
+    NoMappings { needed: (u32, u32), release: String },
     #[error("{} could not be copied into the mount: {output}", from.display())]
     Fill { from: PathBuf, output: String },
 }

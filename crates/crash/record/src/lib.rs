@@ -6,6 +6,10 @@
 //! recording   the file system that records its calls
 //! output      the command's standard output, which may contain promises
 //! outside     files that the command writes outside the mount
+//! mapped      stores through shared mappings, collected before each call
+//! msync       the range of an msync
+//! changed     which bytes of a page are new
+//! maps        the mappings of a process
 //! stack       the callers of a recorded call
 //! device      a block device for the command
 //! error       why a recording cannot be made
@@ -18,13 +22,17 @@
 //!
 //! The mount is write-through: each write(2) is one request of the calling thread. Stores to shared
 //! mappings arrive when the kernel writes the pages back: at msync, fsync, munmap or at any other
-//! time; their thread is unknown.
+//! time, or before each recorded call, if the recorder collects them; their thread is unknown.
 #![forbid(unsafe_code)]
 
+mod changed;
 mod device;
 mod error;
 mod live;
 mod log;
+mod mapped;
+mod maps;
+mod msync;
 mod output;
 mod outside;
 mod recording;
@@ -37,6 +45,7 @@ mod tree;
 pub use device::Device;
 pub use error::RecordError;
 pub use live::{Crashed, Live};
+pub use mapped::Unseen;
 pub use recording::MARK_FILE;
 pub(crate) use recording::Recording;
 pub use recovery::record_recovery;

@@ -34,6 +34,8 @@ pub struct State {
     /// Number of events so far.
     pub count: u64,
     pub marks: u64,
+    /// Events of stores through mappings.
+    pub stores: u64,
     /// Bytes of the events kept in memory, without the baseline.
     pub bytes: u64,
     /// Why recording stopped.
@@ -42,6 +44,14 @@ pub struct State {
     /// For each inode: how often a failed fsync has dropped its pages.
     dropped: HashMap<u64, u64>,
     drops: u64,
+}
+
+/// What a recording has.
+pub struct Counts {
+    pub events: u64,
+    pub marks: u64,
+    /// Events of stores through mappings.
+    pub stores: u64,
 }
 
 /// The destination of events.
@@ -79,6 +89,7 @@ impl Log {
             out,
             count,
             marks: 0,
+            stores: 0,
             bytes: 0,
             failed: None,
             processes: HashMap::new(),
@@ -146,6 +157,7 @@ impl Log {
     fn put(&self, state: &mut State, pid: u32, tid: u32, errno: i32, call: Call) {
         let time = u64::try_from(self.clock.monotonic().as_nanos()).unwrap_or(u64::MAX);
         let is_mark = matches!(call, Call::Mark { .. });
+        let is_store = matches!(call, Call::Write { mapped: true, .. });
         // A request that no thread made, such as writeback by the kernel, has no stack.
         let stack = match self.stacks.get().filter(|_| tid != 0 && !matches!(call, Call::Process { .. })) {
             Some(stacks) => stacks.of(pid, tid),
@@ -166,6 +178,7 @@ impl Log {
             Ok(()) => {
                 state.count += 1;
                 state.marks += u64::from(is_mark);
+                state.stores += u64::from(is_store);
             }
             // A recording with a hole would blame the program for calls it did not omit, so
             // recording stops here, and the end reports it.
@@ -208,7 +221,7 @@ impl Log {
     }
 
     /// Ends the recording, and reports whether all of it was written.
-    pub fn finish(&self) -> Result<(u64, u64), KcrError> {
+    pub fn finish(&self) -> Result<Counts, KcrError> {
         let mut state = self.state.lock();
         if let Some(e) = state.failed.take() {
             return Err(e);
@@ -216,7 +229,7 @@ impl Log {
         if let Sink::File(out) = std::mem::replace(&mut state.out, Sink::Closed) {
             out.finish()?;
         }
-        Ok((state.count, state.marks))
+        Ok(Counts { events: state.count, marks: state.marks, stores: state.stores })
     }
 }
 

@@ -1,6 +1,8 @@
 //! The file system that records its calls.
 
+use crate::changed::changed;
 use crate::log::{Log, State};
+use crate::mapped::{Except, FILES_DIR, Mapped};
 
 use kedge_crash::Call;
 use kedge_crash::trace::Space;
@@ -21,6 +23,8 @@ pub struct Recording {
     log: Arc<Log>,
     /// The inode of [`MARK_FILE`], if there is one.
     mark_ino: Option<Ino>,
+    /// Stores through mappings, if they are collected.
+    mapped: Option<Arc<Mapped>>,
 }
 
 /// The error of an fsync whose bytes were lost to a crash or to the failure of another fsync.
@@ -36,20 +40,64 @@ impl Recording {
     /// With a file for marks, owned by `owner`.
     pub fn with_marks(fs: FileSystem, log: Arc<Log>, owner: Owner) -> Result<Recording> {
         let attr = fs.create(Ino::ROOT, MARK_FILE.as_bytes(), 0o622, owner)?;
-        Ok(Recording { fs, log, mark_ino: Some(attr.ino) })
+        Ok(Recording { fs, log, mark_ino: Some(attr.ino), mapped: None })
+    }
+
+    /// Collects stores through shared mappings before each call.
+    pub fn collecting(mut self, owner: Owner) -> Result<(Recording, Arc<Mapped>)> {
+        let dir = self.fs.mkdir(Ino::ROOT, FILES_DIR.as_bytes(), 0o700, owner)?;
+        let mapped = Arc::new(Mapped::new(dir.ino));
+        self.mapped = Some(mapped.clone());
+        Ok((self, mapped))
     }
 
     /// Without a file for marks: every name belongs to the user.
     pub fn plain(fs: FileSystem, log: Arc<Log>) -> Recording {
-        Recording { fs, log, mark_ino: None }
+        Recording { fs, log, mark_ino: None, mapped: None }
     }
 
     fn is_control(&self, dir: Ino, name: &[u8]) -> bool {
-        self.mark_ino.is_some() && dir == Ino::ROOT && name == MARK_FILE.as_bytes()
+        let is_mark = self.mark_ino.is_some() && name == MARK_FILE.as_bytes();
+        dir == Ino::ROOT && (is_mark || self.mapped.is_some() && name == FILES_DIR.as_bytes())
+    }
+
+    /// Records what programs stored through mappings so far.
+    fn collect(&self, except: &Except) {
+        if let Some(mapped) = &self.mapped {
+            mapped.collect(except);
+        }
+    }
+
+    /// Attributes for the kernel: the root's count of links is without the directory that no
+    /// listing shows.
+    fn shown(&self, attr: Attr) -> Attr {
+        match self.mapped.is_some() && attr.ino == Ino::ROOT {
+            true => Attr { nlink: attr.nlink.saturating_sub(1), ..attr },
+            false => attr,
+        }
+    }
+
+    /// Records the bytes that programs stored in pages that the kernel writes.
+    fn record_stores(&self, ino: Ino, offset: u64, data: &[u8], mode: WriteMode) -> Result<usize> {
+        let mut log = self.log.lock();
+        let mut old = vec![0; data.len()];
+        let len = self.fs.read(ino, offset, &mut old)?;
+        let result = self.fs.write_with(ino, offset, data, mode);
+        for range in changed(offset, &old[..len], data) {
+            let (offset, data) = (offset + range.start as u64, data[range].to_vec());
+            let call = Call::Write { ino: ino.0, offset, data, mapped: true };
+            self.log.append(&mut log, 0, errno(&result), call);
+        }
+        result
     }
 
     /// Runs a call and records it as one step.
     fn change<T>(&self, run: impl FnOnce() -> Result<T>, call: impl FnOnce(&Result<T>) -> Call) -> Result<T> {
+        self.collect(&Except::None);
+        self.change_now(run, call)
+    }
+
+    fn change_now<T>(&self, run: impl FnOnce() -> Result<T>, call: impl FnOnce(&Result<T>) -> Call) -> Result<T> {
         let mut log = self.log.lock();
         let result = run();
         let call = call(&result);
@@ -58,7 +106,11 @@ impl Recording {
     }
 
     fn refuse_control(&self, dir: Ino, name: &[u8]) -> Result<()> {
-        if self.is_control(dir, name) { Err(Error::NotPermitted("the file for marks")) } else { Ok(()) }
+        let is_below_files = self.mapped.as_ref().is_some_and(|mapped| mapped.dir == dir);
+        match is_below_files || self.is_control(dir, name) {
+            true => Err(Error::NotPermitted("a name that the recorder uses")),
+            false => Ok(()),
+        }
     }
 
     fn made(
@@ -79,6 +131,7 @@ impl Recording {
 
     fn removed(&self, dir: Ino, name: &[u8], is_dir: bool, run: impl FnOnce() -> Result<()>) -> Result<()> {
         self.refuse_control(dir, name)?;
+        self.collect(&Except::None);
         let mut log = self.log.lock();
         let ino = self.fs.lookup(dir, name).map_or(0, |a| a.ino.0);
         let result = run();
@@ -88,6 +141,7 @@ impl Recording {
     }
 
     fn mark(&self, data: &[u8]) {
+        self.collect(&Except::None);
         let mut log = self.log.lock();
         for line in String::from_utf8_lossy(data).lines().filter(|l| !l.trim().is_empty()) {
             self.log.append(&mut log, caller(), 0, Call::Mark { text: line.trim().to_owned() });
@@ -100,10 +154,15 @@ impl Recording {
         let number = ino.map(|ino| ino.0);
         let (since, drops) = (state.count, state.drops(number));
         drop(state);
+        let ranges = ino.zip(self.mapped.as_ref()).and_then(|(ino, mapped)| mapped.msync_ranges(ino, tid));
+        // After `since`: the kernel has written what the call promises. What is collected now, it
+        // does not promise.
+        self.collect(&Except::None);
         Box::new(move |result| {
-            let call = match ino {
-                Some(ino) => Call::Fsync { ino: ino.0, datasync, since },
-                None => Call::Sync { since },
+            let call = match (ino, ranges) {
+                (Some(ino), Some(ranges)) => Call::Msync { ino: ino.0, ranges, since },
+                (Some(ino), None) => Call::Fsync { ino: ino.0, datasync, since },
+                (None, _) => Call::Sync { since },
             };
             let mut state = log.lock();
             // Pages that another fsync dropped meanwhile are not durable through this one.
@@ -134,10 +193,11 @@ impl Ops for Recording {
         if Some(ino) == self.mark_ino {
             return self.fs.getattr(ino);
         }
+        self.collect(&if set.size.is_some() { Except::File(ino) } else { Except::None });
         let mut log = self.log.lock();
         let result = self.fs.setattr(ino, set);
         self.record_setattr(&mut log, ino, set, errno(&result));
-        result
+        result.map(|attr| self.shown(attr))
     }
 
     fn create(&self, dir: Ino, name: &[u8], mode: u32, owner: Owner) -> Result<Attr> {
@@ -187,6 +247,7 @@ impl Ops for Recording {
             // A recording has no such call, and its replay would build another tree.
             return Err(Error::Invalid("a recording has no whiteouts"));
         }
+        self.collect(&Except::None);
         let mut log = self.log.lock();
         let ino = self.fs.lookup(dir, name).map_or(0, |a| a.ino.0);
         let victim = self.fs.lookup(new_dir, new_name).ok().map(|a| a.ino.0);
@@ -213,7 +274,18 @@ impl Ops for Recording {
             return Ok(data.len());
         }
         let mapped = caller() == 0;
-        self.change(
+        match &self.mapped {
+            Some(stores) if mapped => {
+                stores.stored();
+                return self.record_stores(ino, offset, data, mode);
+            }
+            Some(_) => {
+                let end = offset.saturating_add(data.len() as u64);
+                self.collect(&Except::Bytes(ino, offset..end));
+            }
+            None => {}
+        }
+        self.change_now(
             || self.fs.write_with(ino, offset, data, mode),
             |written| {
                 let data = data[..written.as_ref().map_or(0, |n| (*n).min(data.len()))].to_vec();
@@ -244,6 +316,7 @@ impl Ops for Recording {
 
     fn sync(&self) -> Result<()> {
         let since = self.log.lock().count;
+        self.collect(&Except::None);
         let result = self.fs.sync();
         let mut log = self.log.lock();
         self.log.append(&mut log, caller(), errno(&result), Call::Sync { since });
@@ -270,11 +343,32 @@ impl Ops for Recording {
     }
 
     fn lookup(&self, dir: Ino, name: &[u8]) -> Result<Attr> {
-        self.fs.lookup(dir, name)
+        if self.mapped.as_ref().is_some_and(|mapped| mapped.dir == dir) && name != b".." {
+            let number = std::str::from_utf8(name).ok().and_then(|name| name.parse().ok());
+            return self.fs.getattr(Ino(number.ok_or(Error::NotFound)?));
+        }
+        self.fs.lookup(dir, name).map(|attr| self.shown(attr))
     }
 
     fn getattr(&self, ino: Ino) -> Result<Attr> {
-        self.fs.getattr(ino)
+        self.fs.getattr(ino).map(|attr| self.shown(attr))
+    }
+
+    fn opened_to_store(&self, ino: Ino) {
+        if let Some(mapped) = &self.mapped {
+            mapped.opened(ino);
+        }
+    }
+
+    fn closed_to_store(&self, ino: Ino) {
+        if let Some(mapped) = &self.mapped {
+            mapped.closed(ino);
+        }
+    }
+
+    /// A name in the directory of the recorder would keep a removed file.
+    fn may_keep_names(&self, dir: Ino) -> bool {
+        self.mapped.as_ref().is_none_or(|mapped| mapped.dir != dir)
     }
 
     fn readlink(&self, ino: Ino) -> Result<Vec<u8>> {

@@ -43,7 +43,7 @@ pub fn record_recovery(
     let fs = file_system(SIZE_MIN.max(bytes_of(&state).saturating_mul(2)))?;
     restore(&fs, &state)?;
     let log = Arc::new(Log::in_memory(baseline(&fs)?));
-    let mount = Mount::new(temp.path(), fs, log.clone())?;
+    let mount = Mount::new(temp.path(), fs, log.clone(), false)?;
     let ran = run(&mount, temp.path(), make, timeout, stop);
     if let Ok(code) = &ran {
         let mut state = log.lock();

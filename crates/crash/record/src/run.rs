@@ -2,7 +2,8 @@
 
 use crate::device::{Attached, Device};
 use crate::error::{RecordError, io_error};
-use crate::log::Log;
+use crate::log::{Counts, Log};
+use crate::mapped::{Except, Mapped, Unseen};
 use crate::output::Output;
 use crate::outside::Outside;
 use crate::recording::{MARK_FILE, Recording};
@@ -51,6 +52,8 @@ pub struct Options {
     pub out: PathBuf,
     /// Record the callers of each call.
     pub backtrace: bool,
+    /// Record stores through shared mappings before the next call.
+    pub mappings: bool,
     pub command: Vec<OsString>,
 }
 
@@ -70,6 +73,10 @@ pub struct Recorded {
     pub outside: Vec<String>,
     /// Calls whose callers were searched for and not found.
     pub without_stack: u64,
+    /// Events of stores through shared mappings.
+    pub stores: u64,
+    /// With [`Options::mappings`]: the stores that were recorded late nevertheless.
+    pub unseen: Unseen,
 }
 
 /// How the command ended.
@@ -87,6 +94,9 @@ pub fn record(options: &Options, started: &dyn Fn(u32)) -> Result<Recorded, Reco
     if options.backtrace && !IS_SUPPORTED {
         return Err(RecordError::NoBacktrace);
     }
+    if options.mappings {
+        Mapped::check()?;
+    }
     options.device.iter().try_for_each(Device::check)?;
     let recording = |error| RecordError::Recording { path: options.out.clone(), error };
     let (file, draft) = Draft::new(&options.out).map_err(|e| recording(e.into()))?;
@@ -97,16 +107,17 @@ pub fn record(options: &Options, started: &dyn Fn(u32)) -> Result<Recorded, Reco
     };
     let temp = WorkDir::new(&std::env::temp_dir(), "kedge-record-", detach_dead)
         .map_err(io_error("a temporary directory"))?;
-    let mount = Mount::new(temp.path(), file_system(options.size)?, log.clone())?;
+    let mount = Mount::new(temp.path(), file_system(options.size)?, log.clone(), options.mappings)?;
     let run = run_on(&mount, options, &log, &started);
+    let unseen = mount.mapped.as_ref().map(|mapped| mapped.unseen()).unwrap_or_default();
     let leftovers = mount.end();
     let (ended, before) = run?;
     let mut leftovers = leftovers?;
-    let (events, marks) = log.finish().map_err(recording)?;
+    let Counts { events, marks, stores } = log.finish().map_err(recording)?;
     let Ended { code, timed_out, outside, keeps_device } = ended;
     leftovers.extend(keeps_device.then(|| "the users of the device".to_owned()));
     let (events, without_stack) = (events - before, log.without_stack());
-    Ok(Recorded { events, marks, code, timed_out, leftovers, outside, without_stack })
+    Ok(Recorded { events, marks, code, timed_out, leftovers, outside, without_stack, stores, unseen })
 }
 
 /// A recording that gets its name only when the command has started: a failure before leaves an
@@ -184,7 +195,7 @@ fn run_on(
     }
     let device = device.map(|file| Attached::new(&file)).transpose()?;
     let path = device.as_ref().map(Attached::path);
-    let mut ended = run_command(&mount.point.dir, path, options, log, started)?;
+    let mut ended = run_command(&mount.point.dir, path, options, log, mount.mapped.as_ref(), started)?;
     if let Some(device) = device {
         ended.keeps_device = !device.end(LEFTOVERS_WAIT)?;
     }
@@ -209,25 +220,40 @@ pub(crate) fn file_system(size: u64) -> Result<FileSystem, RecordError> {
 /// The image, mounted and served.
 pub(crate) struct Mount {
     pub point: MountPoint,
+    /// Stores through mappings, if they are collected.
+    mapped: Option<Arc<Mapped>>,
     served: std::thread::JoinHandle<io::Result<kedgefs::Result<()>>>,
 }
 
 impl Mount {
-    /// Mounts the file system below `temp`. Its changes are recorded.
-    pub fn new(temp: &Path, fs: FileSystem, log: Arc<Log>) -> Result<Mount, RecordError> {
+    /// Mounts the file system below `temp`. Its changes are recorded, stores through `mappings`
+    /// before the next call.
+    pub fn new(
+        temp: &Path,
+        fs: FileSystem,
+        log: Arc<Log>,
+        mappings: bool,
+    ) -> Result<Mount, RecordError> {
         let (image, dir) = (temp.join("image"), temp.join(MOUNT_DIR));
         // A file for the loop device: it provides the mount's name, not its content.
         File::create(&image).and_then(|f| f.set_len(1 << 20)).map_err(io_error("a temporary file"))?;
         std::fs::create_dir(&dir).map_err(io_error("a temporary directory"))?;
-        let fuse = FuseOptions { writeback_cache: false, ..FuseOptions::default() };
+        let fuse = FuseOptions { writeback_cache: false, no_open: !mappings, ..FuseOptions::default() };
         let recording = Recording::with_marks(fs.clone(), log, owner())?;
+        let (recording, mapped) = match mappings {
+            true => recording.collecting(owner()).map(|(recording, mapped)| (recording, Some(mapped)))?,
+            false => (recording, None),
+        };
         let session = kedge_fuse::mount(&image, &dir, &fuse)?;
         let point = session.mount_point().clone();
         let served =
             spawn_named("kedge-record", move || session.run_and_close(recording, move || fs.close()))
                 .map_err(io_error("a thread"))?;
-        let mount = Mount { point, served };
+        let mount = Mount { point, mapped, served };
         mount.wait_until_served()?;
+        if let Some(mapped) = &mount.mapped {
+            mapped.begin(&mount.point.dir).map_err(io_error("the directory for mapped files"))?;
+        }
         Ok(mount)
     }
 
@@ -247,6 +273,9 @@ impl Mount {
     pub fn end(self) -> Result<Vec<String>, RecordError> {
         let clock = SystemClock::default();
         let mut leftovers = Vec::new();
+        if let Some(mapped) = &self.mapped {
+            mapped.end();
+        }
         loop {
             match self.point.request_unmount() {
                 Ok(()) => break,
@@ -307,6 +336,7 @@ fn run_command(
     device: Option<&Path>,
     options: &Options,
     log: &Arc<Log>,
+    mapped: Option<&Arc<Mapped>>,
     started: &dyn Fn(u32) -> io::Result<()>,
 ) -> Result<Ended, RecordError> {
     let (program, args) = options.command.split_first().expect("the command line asks for one word at least");
@@ -348,8 +378,15 @@ fn run_command(
         return Err(RecordError::Recording { path: options.out.clone(), error: error.into() });
     }
     let pass_on = |output: Arc<Output>| {
-        let log = log.clone();
-        spawn_named("kedge-ack", move || output.pass_on(|| drop(log.lock()))).map_err(io_error("a thread"))
+        let (log, mapped) = (log.clone(), mapped.cloned());
+        let read_pipe = move || {
+            // What was stored before a promise was printed is recorded before it, as a rule.
+            if let Some(mapped) = &mapped {
+                mapped.collect(&Except::None);
+            }
+            drop(log.lock());
+        };
+        spawn_named("kedge-ack", move || output.pass_on(read_pipe)).map_err(io_error("a thread"))
     };
     let reader = output.map(pass_on).transpose()?;
     let mut outside = Outside::new(dir, &options.out);

@@ -16,6 +16,7 @@ fn what_is_printed_at_once_stands_before_the_first_call() {
         timeout: Some(Duration::from_secs(60)),
         out: dir.path().join("out"),
         backtrace: false,
+        mappings: false,
         command: words.map(OsString::from).to_vec(),
     };
     let log = Arc::new(Log::in_memory(Vec::new()));
@@ -26,7 +27,7 @@ fn what_is_printed_at_once_stands_before_the_first_call() {
         log.append(&mut log.lock(), 0, 0, Call::Sync { since: 0 });
         Ok(())
     };
-    let ended = run_command(dir.path(), None, &options, &log, &first_call).unwrap();
+    let ended = run_command(dir.path(), None, &options, &log, None, &first_call).unwrap();
     assert!(ended.code == 0 && !ended.timed_out);
     let calls: Vec<Call> = log.settle().into_iter().map(|event| event.call).collect();
     assert_eq!(calls, [Call::Mark { text: "saved".into() }, Call::Sync { since: 0 }]);

@@ -203,7 +203,12 @@ impl<O: Ops> Server<O> {
                 Err(e) => return Err(e.into()),
             },
         };
-        self.pinned_entry(&attr)
+        let entry = self.pinned_entry(&attr)?;
+        match self.ops.may_keep_names(dir) {
+            true => Ok(entry),
+            // The kernel drops a name without a timeout when its last user is gone.
+            false => Ok(abi::EntryOut { entry_valid: 0, entry_valid_nsec: 0, ..entry }),
+        }
     }
 
     fn getattr(&self, node: Ino) -> Answer<abi::AttrOut> {
@@ -343,7 +348,7 @@ impl<O: Ops> Server<O> {
 
     /// Opens a file that was just made, which has no flag that forbids a change.
     fn new_open(&self, ino: Ino, flags: u32) -> Answer<abi::OpenOut> {
-        let fh = if self.can_store(flags) { self.opens.store(ino)?.handle() } else { 0 };
+        let fh = if self.can_store(flags) { self.counted(ino, self.opens.store(ino)?) } else { 0 };
         Ok(abi::OpenOut { fh, open_flags: fopen::KEEP_CACHE | fopen::NOFLUSH, padding: 0 })
     }
 
@@ -484,13 +489,20 @@ impl<O: Ops> Server<O> {
         }
         // Without KEEP_CACHE each open would drop the file's cached pages.
         let open = open_out(fopen::KEEP_CACHE | fopen::NOFLUSH);
-        Ok(abi::OpenOut { fh: store.map_or(0, Store::handle), ..open })
+        Ok(abi::OpenOut { fh: store.map_or(0, |store| self.counted(node, store)), ..open })
+    }
+
+    /// The file handle of an open that is counted until its RELEASE.
+    fn counted(&self, ino: Ino, store: Store<'_>) -> u64 {
+        self.ops.opened_to_store(ino);
+        store.handle()
     }
 
     fn release(&self, node: Ino, args: &mut Args<'_>) -> Answer<()> {
         let asked: abi::ReleaseIn = args.take()?;
         if asked.fh == STORES {
             self.opens.release(node);
+            self.ops.closed_to_store(node);
         }
         Ok(())
     }

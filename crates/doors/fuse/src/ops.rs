@@ -44,6 +44,15 @@ pub trait Ops: Send + Sync + 'static {
     }
     fn seek(&self, ino: Ino, offset: u64, kind: SeekKind) -> Result<u64>;
     fn fsync_async(&self, ino: Ino, datasync: bool, done: Done);
+    /// A file was opened for reading and writing, so that a shared mapping of it can store into its
+    /// pages. Called before the reply, and only on a mount without `no_open`.
+    fn opened_to_store(&self, _ino: Ino) {}
+    /// Such an open file is closed, and no mapping made from it is left. Called once for each.
+    fn closed_to_store(&self, _ino: Ino) {}
+    /// Whether the kernel may keep names of this directory that nothing uses.
+    fn may_keep_names(&self, _dir: Ino) -> bool {
+        true
+    }
     /// A number for a directory that is opened now. Each listing and fsync of that open directory
     /// passes the number, so that root directories of different times can be distinguished. `None`
     /// means that no number is needed and the kernel may open directories without a request.

@@ -80,6 +80,17 @@ pub fn trim(dir: impl AsFd, min_len: u64) -> io::Result<u64> {
     Ok(range[1])
 }
 
+/// Makes the kernel write the dirty pages of a range of the open file to its file system, and waits
+/// for that. Nothing becomes durable. `to`: the byte after the last; 0 means the end of the file.
+pub fn write_back(file: impl AsFd, from: u64, to: u64) -> io::Result<()> {
+    let range = |at: u64| i64::try_from(at).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL));
+    let (from, len) = (range(from)?, range(to.saturating_sub(from))?);
+    let how =
+        libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+    // SAFETY: the call takes no pointer; the descriptor is open.
+    check(unsafe { libc::sync_file_range(file.as_fd().as_raw_fd(), from, len, how) }).map(drop)
+}
+
 /// Freezes the file system of the open directory. It thaws automatically after `seconds`; 0 means
 /// never.
 pub fn freeze(dir: impl AsFd, seconds: u32) -> io::Result<()> {

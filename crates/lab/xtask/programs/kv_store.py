@@ -11,7 +11,14 @@ class Lmdb:
     def __init__(self, mode):
         import lmdb
 
-        options = {"sync": {}, "nosync": {"sync": False}, "nometasync": {"metasync": False}}[mode]
+        options = {
+            "sync": {},
+            "nosync": {"sync": False},
+            "nometasync": {"metasync": False},
+            "writemap": {"writemap": True},
+            "writemap-nosync": {"writemap": True, "sync": False},
+            "writemap-async": {"writemap": True, "map_async": True},
+        }[mode]
         self.env = lmdb.open(".", map_size=1 << 22, max_readers=4, **options)
 
     def put(self, key, data):

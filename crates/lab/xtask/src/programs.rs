@@ -227,7 +227,9 @@ impl Suite {
         };
         let recorded = self
             .command(&self.kedge)
-            .args(["crash", "record", "--ack", "^ack", "--timeout", "5m", "--from"])
+            .args(["crash", "record", "--ack", "^ack", "--timeout", "5m"])
+            .args(row.mappings.then_some("--mappings"))
+            .arg("--from")
             .arg(&from)
             .arg("-o")
             .arg(self.temp.join("run.kcr"))

@@ -380,7 +380,7 @@ fn calls(page: &mut String, told: &Told<'_>, paths: &Paths, history: &History) {
         let number = (start + i) as u32;
         let safe = safe_by(history, number);
         let class = match (&event.call, safe.as_str()) {
-            (Call::Fsync { .. } | Call::Sync { .. }, _) => "sync",
+            (Call::Fsync { .. } | Call::Msync { .. } | Call::Sync { .. }, _) => "sync",
             (Call::Mark { .. } | Call::Baseline | Call::End { .. }, _) => "mark",
             (_, "never") => "never",
             _ => "",

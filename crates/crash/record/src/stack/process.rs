@@ -3,9 +3,10 @@
 use super::Frame;
 use super::binary::{Binaries, Binary, Call};
 use super::unwind::{Registers, Step};
+use crate::maps::{self, Mapping, hex, mappings};
 use gimli::X86_64;
 use std::fs::{self, File};
-use std::io::{self, Read};
+use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
@@ -21,8 +22,6 @@ const GUESSES_MAX: usize = 64;
 const GUESSED: &str = "(the callers below are a guess)";
 /// Follows the last known caller if there are more.
 const UNKNOWN: &str = "(callers unknown from here)";
-/// A longer list of mappings is not read.
-const MAPS_MAX: u64 = 4 << 20;
 
 /// A waiting thread.
 pub(super) struct Snapshot {
@@ -37,10 +36,6 @@ fn unreadable(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what.to_owned())
 }
 
-fn hex(text: &str) -> Option<u64> {
-    u64::from_str_radix(text.trim_start_matches("0x"), 16).ok()
-}
-
 impl Snapshot {
     pub fn take(pid: u32, tid: u32) -> io::Result<Snapshot> {
         let call = fs::read_to_string(format!("/proc/{tid}/syscall"))?;
@@ -49,8 +44,7 @@ impl Snapshot {
         let words: Vec<&str> = call.split_whitespace().collect();
         let [_, .., sp, pc] = words[..] else { return Err(unreadable("it does not wait")) };
         let (sp, pc) = hex(sp).zip(hex(pc)).ok_or_else(|| unreadable("registers"))?;
-        let mut maps = String::new();
-        File::open(format!("/proc/{pid}/maps"))?.take(MAPS_MAX).read_to_string(&mut maps)?;
+        let maps = maps::read(pid)?;
         let end = mappings(&maps).find(|m| m.range.contains(&sp)).map_or(sp, |m| m.range.end);
         let memory = File::open(format!("/proc/{pid}/mem"))?;
         let mut stack = vec![0; usize::try_from((end - sp).min(STACK_MAX)).unwrap_or(0)];
@@ -67,24 +61,6 @@ impl Snapshot {
     fn end(&self) -> u64 {
         self.sp + self.stack.len() as u64
     }
-}
-
-/// A file in the memory of a process.
-struct Mapping<'a> {
-    range: Range<u64>,
-    offset: u64,
-    is_code: bool,
-    path: &'a str,
-}
-
-fn mappings(maps: &str) -> impl Iterator<Item = Mapping<'_>> {
-    maps.lines().filter_map(|line| {
-        let mut words = line.splitn(6, ' ');
-        let (start, end) = words.next()?.split_once('-')?;
-        let (rights, offset) = (words.next()?, hex(words.next()?)?);
-        let path = words.nth(2).unwrap_or("").trim_start();
-        Some(Mapping { range: hex(start)?..hex(end)?, offset, is_code: rights.contains('x'), path })
-    })
 }
 
 /// Code of a process.

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, bail};
 use kedge_crash::workdir::unnamed;
-use kedge_crash_record::{Device, MARK_FILE, Options, record};
+use kedge_crash_record::{Device, MARK_FILE, Options, Recorded, Unseen, record};
 use kedge_host::options::parse_size;
 use kedge_host::os::TerminationSignals;
 use kedge_host::{engine, mounts};
@@ -46,6 +46,10 @@ pub struct Args {
     /// Record the callers of each call (x86-64; see docs/CRASH_TESTING.md for the limits)
     #[arg(long)]
     backtrace: bool,
+    /// Record stores through shared mappings of files before the next call, not only when the
+    /// kernel writes the pages
+    #[arg(long, conflicts_with = "device")]
+    mappings: bool,
     /// Kill the command after this time
     #[arg(long, value_name = "TIME", value_parser = super::parse_time)]
     timeout: Option<Duration>,
@@ -85,6 +89,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         timeout: args.timeout,
         out: args.out,
         backtrace: args.backtrace,
+        mappings: args.mappings,
         command: args.command,
     };
     let started = |pid: u32| {
@@ -109,6 +114,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
             recorded.without_stack
         );
     }
+    report_stores(&recorded, options.mappings || options.device.is_some());
     if !recorded.leftovers.is_empty() {
         eprintln!(
             "kedge: these processes still used the directory and were not waited for: {}",
@@ -122,6 +128,27 @@ pub fn run(args: Args) -> Result<ExitCode> {
         );
     }
     Ok(ExitCode::from(u8::try_from(recorded.code).unwrap_or(crate::FAILURE)))
+}
+
+/// Reports stores through mappings that are not in their place.
+fn report_stores(recorded: &Recorded, is_collected: bool) {
+    if recorded.stores > 0 && !is_collected {
+        eprintln!(
+            "kedge: {} writes of mapped pages are recorded when the kernel made them; with --mappings, \
+             stores are recorded before the next call",
+            recorded.stores
+        );
+    }
+    let Unseen { calls, files, msyncs } = recorded.unseen;
+    if calls > 0 {
+        eprintln!("kedge: stores before {calls} calls may be recorded later, because other calls were served");
+    }
+    if files > 0 {
+        eprintln!("kedge: stores to {files} files may be recorded later, because they could not be opened");
+    }
+    if msyncs > 0 {
+        eprintln!("kedge: {msyncs} calls of msync are recorded as fsync, because their range was not found");
+    }
 }
 
 /// Unpacks an image into a temporary directory.

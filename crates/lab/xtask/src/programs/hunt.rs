@@ -141,6 +141,7 @@ impl Quarry {
             program: "sh",
             prepare: root.join(&prepare).is_file().then(|| keep(prepare)),
             run: Box::leak(run.into_boxed_slice()),
+            mappings: false,
             check: keep(check),
             show: "",
             expect: &[],

@@ -25,6 +25,8 @@ pub struct Row {
     pub prepare: Option<&'static str>,
     /// A script of `programs/`, and its arguments.
     pub run: &'static [&'static str],
+    /// Its stores through shared mappings are recorded before the next call.
+    pub mappings: bool,
     /// A script of `programs/`, or a whole command.
     pub check: &'static str,
     /// The command of `--infer`: it prints what the program has after its restart. Empty: the row
@@ -66,6 +68,7 @@ const ROW: Row = Row {
     program: "sh",
     prepare: None,
     run: &[],
+    mappings: false,
     check: "",
     show: "",
     expect: &[],
@@ -255,6 +258,41 @@ pub const ROWS: &[Row] = &[
         "sh '$PROGRAMS/show.sh' lmdb",
         &[("posix", Fail("data.mdb"))],
     ),
+    // lmdb.h, of MDB_WRITEMAP, names no loss of durability. MDB_MAPASYNC: "As with MDB_NOSYNC, a
+    // system crash can then corrupt the database or lose the last transactions."
+    Row {
+        mappings: true,
+        ..store(
+            "LMDB, MDB_WRITEMAP",
+            LMDB,
+            &["kv.py", "lmdb", "writemap", "4"],
+            "python3 '$PROGRAMS/kv-check.py' lmdb",
+            "sh '$PROGRAMS/show.sh' lmdb",
+            &[("ext4", Pass), ("posix", Pass)],
+        )
+    },
+    Row {
+        mappings: true,
+        ..store(
+            "LMDB, MDB_WRITEMAP, MDB_NOSYNC: sound",
+            LMDB,
+            &["kv.py", "lmdb", "writemap-nosync", "4"],
+            "python3 '$PROGRAMS/kv-check.py' lmdb sound",
+            "sh '$PROGRAMS/show.sh' lmdb",
+            &[("posix", Fail("data.mdb"))],
+        )
+    },
+    Row {
+        mappings: true,
+        ..store(
+            "LMDB, MDB_WRITEMAP, MDB_MAPASYNC: sound",
+            LMDB,
+            &["kv.py", "lmdb", "writemap-async", "4"],
+            "python3 '$PROGRAMS/kv-check.py' lmdb sound",
+            "sh '$PROGRAMS/show.sh' lmdb",
+            &[("posix", Fail("data.mdb"))],
+        )
+    },
     // include/leveldb/options.h: "If this flag is true, the write will be flushed ... If this flag
     // is false, and the machine crashes, some recent writes may be lost."
     store(

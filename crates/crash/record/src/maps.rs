@@ -1,0 +1,45 @@
+//! The list of mappings of a process, `/proc/PID/maps`.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::ops::Range;
+
+/// A longer list is not read to its end.
+const MAPS_MAX: u64 = 4 << 20;
+
+/// A file in the memory of a process.
+pub(crate) struct Mapping<'a> {
+    pub range: Range<u64>,
+    pub offset: u64,
+    pub is_code: bool,
+    /// The device of the file, its major and its minor number.
+    pub device: (u32, u32),
+    pub ino: u64,
+    pub path: &'a str,
+}
+
+pub(crate) fn hex(text: &str) -> Option<u64> {
+    u64::from_str_radix(text.trim_start_matches("0x"), 16).ok()
+}
+
+/// Reads the list of a process or thread. The kernel takes the mmap lock of the process for that.
+pub(crate) fn read(pid: u32) -> io::Result<String> {
+    let mut maps = String::new();
+    File::open(format!("/proc/{pid}/maps"))?.take(MAPS_MAX).read_to_string(&mut maps)?;
+    Ok(maps)
+}
+
+pub(crate) fn mappings(maps: &str) -> impl Iterator<Item = Mapping<'_>> {
+    maps.lines().filter_map(|line| {
+        let mut words = line.splitn(6, ' ');
+        let (start, end) = words.next()?.split_once('-')?;
+        let (rights, offset) = (words.next()?, hex(words.next()?)?);
+        let (major, minor) = words.next()?.split_once(':')?;
+        let number = |text: &str| u32::from_str_radix(text, 16).ok();
+        let device = (number(major)?, number(minor)?);
+        let ino = words.next()?.parse().ok()?;
+        let path = words.next().unwrap_or("").trim_start();
+        let (range, is_code) = (hex(start)?..hex(end)?, rights.contains('x'));
+        Some(Mapping { range, offset, is_code, device, ino, path })
+    })
+}
