@@ -81,9 +81,7 @@ impl History {
                     upto_event(&splitter, *since)
                 }
                 Call::Fsync { ino, datasync, since } => splitter.take_synced(*ino, *datasync, *since, None),
-                Call::Msync { ino, ranges, since } => {
-                    splitter.take_synced(*ino, true, *since, Some(ranges))
-                }
+                Call::Msync { ino, ranges, since } => splitter.take_synced(*ino, true, *since, Some(ranges)),
                 _ => continue,
             };
             durable.make(&splitter.micros, synced, number as u32);

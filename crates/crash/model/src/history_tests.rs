@@ -519,12 +519,7 @@ fn an_msync_promises_its_range() {
         // Only a file system that persists everything in order keeps the first page with the
         // second, and the third with the size.
         let is_total = model.order == Order::Total;
-        assert_eq!(
-            [first, second, third].map(is_durable),
-            [is_total, true, is_total],
-            "{}",
-            model.name
-        );
+        assert_eq!([first, second, third].map(is_durable), [is_total, true, is_total], "{}", model.name);
         assert!(history.of_event(grown).all(|n| !history.micros[n as usize].edit.is_data()));
         let size = history.of_event(grown).next_back().unwrap();
         assert!(history.is_durable(size, msync + 1), "{}: the size", model.name);

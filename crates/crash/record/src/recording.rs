@@ -97,7 +97,11 @@ impl Recording {
         self.change_now(run, call)
     }
 
-    fn change_now<T>(&self, run: impl FnOnce() -> Result<T>, call: impl FnOnce(&Result<T>) -> Call) -> Result<T> {
+    fn change_now<T>(
+        &self,
+        run: impl FnOnce() -> Result<T>,
+        call: impl FnOnce(&Result<T>) -> Call,
+    ) -> Result<T> {
         let mut log = self.log.lock();
         let result = run();
         let call = call(&result);

@@ -228,12 +228,7 @@ pub(crate) struct Mount {
 impl Mount {
     /// Mounts the file system below `temp`. Its changes are recorded, stores through `mappings`
     /// before the next call.
-    pub fn new(
-        temp: &Path,
-        fs: FileSystem,
-        log: Arc<Log>,
-        mappings: bool,
-    ) -> Result<Mount, RecordError> {
+    pub fn new(temp: &Path, fs: FileSystem, log: Arc<Log>, mappings: bool) -> Result<Mount, RecordError> {
         let (image, dir) = (temp.join("image"), temp.join(MOUNT_DIR));
         // A file for the loop device: it provides the mount's name, not its content.
         File::create(&image).and_then(|f| f.set_len(1 << 20)).map_err(io_error("a temporary file"))?;

@@ -141,7 +141,9 @@ fn report_stores(recorded: &Recorded, is_collected: bool) {
     }
     let Unseen { calls, files, msyncs } = recorded.unseen;
     if calls > 0 {
-        eprintln!("kedge: stores before {calls} calls may be recorded later, because other calls were served");
+        eprintln!(
+            "kedge: stores before {calls} calls may be recorded later, because other calls were served"
+        );
     }
     if files > 0 {
         eprintln!("kedge: stores to {files} files may be recorded later, because they could not be opened");
