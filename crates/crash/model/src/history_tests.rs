@@ -4,6 +4,7 @@ use super::*;
 use crate::disk::Disk;
 use crate::explore::{Plan, SearchOrder};
 use crate::model::MODELS;
+use crate::page::PAGE;
 use std::collections::BTreeSet;
 
 /// Random calls of a program, made from a seed.
