@@ -3,10 +3,10 @@
 //!
 //! A store makes no request. The mount sees it when the kernel writes the page, which without this
 //! module is at msync, fsync, munmap or at any other time. By then a later store may have replaced
-//! it. A call of the program waits for the mount's reply, so the pages that the kernel writes before
-//! the reply have what the calling thread stored before the call. Written pages are write-protected,
-//! and the next store makes them dirty again. So each store is recorded before the next recorded
-//! call of its thread.
+//! it. A call of the program waits for the mount's reply, so the pages that the kernel writes
+//! before the reply have what the calling thread stored before the call. Written pages are
+//! write-protected, and the next store makes them dirty again. So each store is recorded before the
+//! next recorded call of its thread.
 //!
 //! # Why no state is invented
 //! The kernel may write a dirty page at any time, and the pages are recorded as bytes that nothing
@@ -22,15 +22,15 @@
 //! directory that no listing shows, since the program may have renamed or removed the name.
 //!
 //! # Why nothing waits forever
-//! The thread that collects waits for the kernel, which waits for WRITEs to the mount. Other workers
-//! of the mount serve these, without collecting. What else could hold a write up:
+//! The thread that collects waits for the kernel, which waits for WRITEs to the mount. Other
+//! workers of the mount serve these, without collecting. What else could hold a write up:
 //! - *Locks of the calling thread*, which waits for the recorder. Writing pages takes no lock of an
 //!   inode. Opening by number locks only the directory for that, which no program uses.
-//! - *Pages that the calling thread writes with write(2)*: the kernel has locked them. They are left
-//!   out.
-//! - *A change of the size* of a file: the kernel writes no page of it until the reply. So the pages
-//!   of that file are left out, and a thread with such a request never waits for another thread that
-//!   collects, which may wait for this very file.
+//! - *Pages that the calling thread writes with write(2)*: the kernel has locked them. They are
+//!   left out.
+//! - *A change of the size* of a file: the kernel writes no page of it until the reply. So the
+//!   pages of that file are left out, and a thread with such a request never waits for another
+//!   thread that collects, which may wait for this very file.
 //! - *Too few workers*: so only a few threads collect or wait to collect at a time. A call that
 //!   comes in between is recorded without; its stores follow later, and are counted.
 

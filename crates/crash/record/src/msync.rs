@@ -1,9 +1,9 @@
 //! The range of the file that msync(2) writes, in which a thread waits.
 //!
-//! FUSE has one request for fsync(2) and msync(2), without a range. The kernel has written the dirty
-//! pages of the range, and only these, when the request arrives. Pages of the file that are outside
-//! the range, and that it wrote earlier at the recorder's wish, are in no place that msync promises.
-//! So the range matters, and `/proc/TID/syscall` has it, as addresses.
+//! FUSE has one request for fsync(2) and msync(2), without a range. The kernel has written the
+//! dirty pages of the range, and only these, when the request arrives. Pages of the file that are
+//! outside the range, and that it wrote earlier at the recorder's wish, are in no place that msync
+//! promises. So the range matters, and `/proc/TID/syscall` has it, as addresses.
 
 use crate::maps::{self, Mapping, hex, mappings};
 use std::{fs, io};
