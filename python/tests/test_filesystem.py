@@ -429,6 +429,82 @@ def test_a_frozen_image_can_be_copied(image, tmp_path, kedge):
         assert fs.listdir() == ["f"]
 
 
+def test_the_first_tree_is_replaced(image):
+    with kedgefs.open(image) as fs:
+        fs.write_bytes("f", b"one")
+        fs.snapshot("/", "monday")
+        fs.write_bytes("f", b"two")
+        with fs.open("f", "rb", 0) as old:
+            fs.roll_back("monday", "/")
+            with pytest.raises(OSError) as caught:
+                old.read()
+            assert caught.value.errno == errno.ESTALE
+        assert fs.read_bytes("f") == b"one" and fs.read_bytes("monday/f") == b"one"
+        fs.fork("/", "try")
+        fs.write_bytes("try/f", b"three")
+        fs.commit("try", "/")
+        assert fs.read_bytes("f") == b"three" and fs.listdir() == ["f", "monday"]
+        with pytest.raises(OSError) as caught:
+            fs.roll_back("/", "/")
+        assert caught.value.errno == errno.EINVAL
+    with kedgefs.open(image) as fs:
+        assert fs.read_bytes("f") == b"three"
+
+
+def test_clones(fs):
+    data = bytes(range(256)) * 100
+    fs.write_bytes("a", data)
+    fs.clone_file("a", "b")
+    assert fs.read_bytes("b") == data
+    fs.clone_range("a", "b", offset=4096, dst_offset=0, length=8192)
+    assert fs.read_bytes("b") == data[4096:12288] + data[8192:]
+    assert fs.read_bytes("a") == data
+    for wrong in ({"offset": 1}, {"length": -4096}, {"dst_offset": -1}):
+        with pytest.raises(OSError) as caught:
+            fs.clone_range("a", "b", **wrong)
+        assert caught.value.errno == errno.EINVAL and caught.value.filename == "a"
+    with pytest.raises(FileNotFoundError):
+        fs.clone_range("a", "missing")
+    with pytest.raises(FileNotFoundError):
+        fs.clone_file("missing", "b")
+    with pytest.raises(IsADirectoryError):
+        fs.clone_file("/", "b")
+
+
+def test_atomic_writes(fs):
+    fs.write_bytes("f", b"0" * 10000)
+    fs.write_atomic("f", [(0, b"one"), (9000, bytearray(b"two")), (12000, memoryview(b"three"))])
+    assert fs.read_bytes("f") == b"one" + b"0" * 8997 + b"two" + b"0" * 997 + bytes(2000) + b"three"
+    with pytest.raises(OSError) as caught:
+        fs.write_atomic("f", [(0, b"x"), (0, bytes(2 << 20))])
+    assert caught.value.errno == errno.EFBIG and fs.read_bytes("f").startswith(b"one")
+    with pytest.raises(OSError) as caught:
+        fs.write_atomic("f", [(-1, b"x")])
+    assert caught.value.errno == errno.EINVAL
+    with pytest.raises(TypeError):
+        fs.write_atomic("f", [(0, "text")])
+
+
+def test_limits(fs):
+    assert fs.limit_of("/") is None
+    fs.makedirs("d/e")
+    fs.set_limit("d", size="64K", files=4)
+    fs.write_bytes("d/e/f", bytes(8192))
+    assert fs.limit_of("d/e/f") == kedgefs.Limit("/d", 65536, 4, 8192, 3)
+    with pytest.raises(OSError) as caught:
+        fs.write_bytes("d/large", bytes(100_000))
+    assert caught.value.errno == errno.EDQUOT
+    fs.set_limit("d", size=None)
+    assert fs.limit_of("d").size is None and fs.limit_of("d").files == 4
+    fs.set_limit("d", files=None)
+    assert fs.limit_of("d/e") is None
+    with pytest.raises(NotADirectoryError):
+        fs.set_limit("d/e/f", files=3)
+    with pytest.raises(OSError) as caught:
+        fs.set_limit("d", size=1)
+    assert caught.value.errno == errno.EINVAL
+
+
 def test_counters_and_sync(fs):
     fs.write_bytes("f", b"x")
     fs.sync()
@@ -447,9 +523,10 @@ def test_a_closed_file_system_refuses_everything(image):
     fs.close()
     assert fs.closed and repr(fs) == "<kedgefs.FileSystem closed>"
     calls = {
-        "chmod": ("f", 0), "chown": ("f", 0, 0), "commit": ("a", "b"), "delete_tree": ("a",), "exists": ("f",),
+        "chmod": ("f", 0), "chown": ("f", 0, 0), "clone_file": ("f", "g"), "clone_range": ("f", "g"), "commit": ("a", "b"), "delete_tree": ("a",), "exists": ("f",),
         "fdatasync": ("f",), "fork": ("/", "x"), "freeze": (), "fsync": ("f",), "getxattr": ("f", "user.a"), "info": (),
-        "isdir": ("f",), "isfile": ("f",), "islink": ("f",), "lexists": ("f",), "link": ("f", "g"), "listdir": (),
+        "isdir": ("f",), "isfile": ("f",), "islink": ("f",), "lexists": ("f",), "limit_of": ("f",), "link": ("f", "g"),
+        "listdir": (), "set_limit": ("d",), "write_atomic": ("f", []),
         "listxattr": (), "lstat": ("f",), "makedirs": ("a",), "mkdir": ("a",), "open": ("f",), "read_bytes": ("f",),
         "readlink": ("f",), "remove": ("f",), "removexattr": ("f", "user.a"), "rename": ("f", "g"),
         "rename_tree": ("f", "g"), "replace": ("f", "g"), "rmdir": ("f",), "rmtree": ("f",), "roll_back": ("a", "b"),

@@ -10,8 +10,8 @@
 Objects may be used from every thread. Each call releases the interpreter's lock.
 """
 
-from ._filesystem import DirEntry, FileSystem, Tree, memory, mkfs, open
+from ._filesystem import DirEntry, FileSystem, Limit, Tree, memory, mkfs, open
 from ._file import RawFile
 from ._kedgefs import __version__
 
-__all__ = ["DirEntry", "FileSystem", "RawFile", "Tree", "__version__", "memory", "mkfs", "open"]
+__all__ = ["DirEntry", "FileSystem", "Limit", "RawFile", "Tree", "__version__", "memory", "mkfs", "open"]

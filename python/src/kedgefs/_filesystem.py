@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import builtins
+import enum
 import errno as _errno
 import json
 import os
@@ -96,6 +97,25 @@ _OPEN: weakref.WeakSet[FileSystem] = weakref.WeakSet()
 def _close_all() -> None:
     for fs in list(_OPEN):
         fs._end()
+
+
+class Kept(enum.Enum):
+    """A maximum that stays as it is."""
+
+    KEPT = "kept"
+
+
+KEPT = Kept.KEPT
+
+
+class Limit(NamedTuple):
+    """The limit of a directory and everything below it, and what is used of it."""
+
+    path: str
+    size: int | None
+    files: int | None
+    size_used: int
+    files_used: int
 
 
 class Tree(NamedTuple):
@@ -401,6 +421,22 @@ class FileSystem(_kedgefs.Volume):
         """A copy of a whole tree at one moment, in which nothing can be changed. It takes as long
         for a large tree as for a small one."""
         self.fork(src, dst, readonly=True)
+
+    def set_limit(
+        self, path: StrPath, *, size: int | str | None | Kept = KEPT, files: int | None | Kept = KEPT
+    ) -> None:
+        """Limits the bytes of file data (or "64M") and the number of files at and below a
+        directory. None removes a maximum; one that is not given stays as it is. What would need
+        more fails with EDQUOT from then on."""
+        keep: tuple[bool, int | None] = (False, None)
+        new_size = keep if isinstance(size, Kept) else (True, None if size is None else _bytes_of(size))
+        new_files = keep if isinstance(files, Kept) else (True, files)
+        self._set_limit(path, new_size, new_files)
+
+    def limit_of(self, path: StrPath) -> Limit | None:
+        """The nearest limit at or above a file or directory."""
+        found = self._limit_of(path)
+        return None if found is None else Limit(*found)
 
     def trees(self) -> list[Tree]:
         """All trees; the first tree comes first."""

@@ -504,12 +504,14 @@ int kedgefs_fork(kedgefs_t *fs, const char *from, const char *to, uint32_t flags
 // -ENOSPC, -EROFS, -EBUSY (frozen).
 int kedgefs_delete_tree(kedgefs_t *fs, const char *path);
 
-// Replaces the fork at `tree` by a new fork of the tree at `snapshot`, in one step.
+// Replaces the fork at `tree` by a new fork of the tree at `snapshot`, in one step. With "/" as
+// `tree` it replaces the first tree: trees that are named in it keep their paths, and calls on
+// files of it that are open return -ESTALE from then on.
 //
 // Returns 0: it is durable. Or
 // -EINVAL: `snapshot` is not the root of a tree, or it is `tree`;
 // -ENOENT: there is no fork at `tree`;
-// -ENOTEMPTY: another tree is named in it;
+// -ENOTEMPTY: another tree is named in it, or, with "/", would lose its path;
 // -ENOSPC, -EROFS, -EBUSY (frozen).
 int kedgefs_roll_back(kedgefs_t *fs, const char *snapshot, const char *tree);
 

@@ -21,6 +21,11 @@ fn split<'a>(volume: &Volume, path: &'a Path) -> Outcome<(Ino, &'a OsStr)> {
     Ok((volume.root.dir(above).at(above)?.ino(), name))
 }
 
+/// Whether the path is the root's.
+fn is_root(path: &Path) -> bool {
+    path.has_root() && path.components().count() == 1
+}
+
 /// Refuses flags other than `known`.
 fn check_flags(flags: u32, known: u32) -> Outcome<()> {
     match flags & !known {
@@ -84,12 +89,14 @@ pub unsafe extern "C" fn kedgefs_delete_tree(fs: *mut KedgeFs, path: *const c_ch
     ) as c_int
 }
 
-/// Replaces the fork at `tree` by a new fork of the tree at `snapshot`, in one step.
+/// Replaces the fork at `tree` by a new fork of the tree at `snapshot`, in one step. With "/" as
+/// `tree` it replaces the first tree: trees that are named in it keep their paths, and calls on
+/// files of it that are open return -ESTALE from then on.
 ///
 /// Returns 0: it is durable. Or
 /// -EINVAL: `snapshot` is not the root of a tree, or it is `tree`;
 /// -ENOENT: there is no fork at `tree`;
-/// -ENOTEMPTY: another tree is named in it;
+/// -ENOTEMPTY: another tree is named in it, or, with "/", would lose its path;
 /// -ENOSPC, -EROFS, -EBUSY (frozen).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kedgefs_roll_back(
@@ -105,6 +112,10 @@ pub unsafe extern "C" fn kedgefs_roll_back(
         |volume| {
             let (snapshot, tree) = (snapshot?, tree?);
             let source = volume.root.resolve(snapshot).at(snapshot)?;
+            if is_root(tree) {
+                volume.fs.roll_back_root(source).at(tree)?;
+                return Ok(0);
+            }
             let (dir, name) = split(volume, tree)?;
             volume.fs.roll_back(source, dir, name.as_bytes()).at(tree)?;
             Ok(0)
@@ -134,6 +145,10 @@ pub unsafe extern "C" fn kedgefs_commit_tree(
             let (fork, tree) = (fork?, tree?);
             check_flags(flags, KEDGEFS_FORCE)?;
             let source = volume.root.resolve(fork).at(fork)?;
+            if is_root(tree) {
+                volume.fs.commit_root(source, flags & KEDGEFS_FORCE != 0).at(tree)?;
+                return Ok(0);
+            }
             let (dir, name) = split(volume, tree)?;
             volume.fs.commit_tree(source, dir, name.as_bytes(), flags & KEDGEFS_FORCE != 0).at(tree)?;
             Ok(0)

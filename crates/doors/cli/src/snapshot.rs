@@ -55,12 +55,13 @@ enum What {
         #[arg(value_parser = place())]
         to: Place,
     },
-    /// Replace a fork by a new fork of a snapshot. What the old one had is deleted
+    /// Replace a fork, or the root of a mount or image, by a new fork of a snapshot. What was there
+    /// is deleted
     Rollback {
         /// The snapshot, or another tree
         #[arg(value_parser = place())]
         snapshot: Place,
-        /// The fork to replace, in the same mount or image
+        /// The fork to replace, or the root, in the same mount or image
         #[arg(value_parser = place())]
         fork: Place,
     },
@@ -72,7 +73,7 @@ enum What {
         /// The fork, whose own name is gone afterwards
         #[arg(value_parser = place())]
         fork: Place,
-        /// The tree to replace: a fork too, in the same mount or image
+        /// The tree to replace: a fork too, or the root, in the same mount or image
         #[arg(value_parser = place())]
         tree: Place,
     },
@@ -144,11 +145,23 @@ fn open_parent(path: &Path) -> Result<(File, &[u8])> {
     Ok((open_for(dir, path)?, name.as_bytes()))
 }
 
-/// Opens the directory of `target`, and returns it with the inode number of the root of the tree at
-/// `source`, and the name of `target`.
-fn two<'a>(source: &Path, target: &'a Path) -> Result<(File, u64, &'a [u8])> {
+/// Opens the directory if it is the root of a mount of KedgeFS.
+fn root_of_mount(dir: &Path) -> Result<Option<File>> {
+    let is_root = std::fs::metadata(dir).is_ok_and(|at| at.is_dir() && at.ino() == Ino::ROOT.0);
+    if !is_root {
+        return Ok(None);
+    }
+    let file = File::open(dir).with_context(|| format!("open {}", dir.display()))?;
+    let mount =
+        kedge_fuse::mount_of(&file).with_context(|| format!("find the mount of {}", dir.display()))?;
+    Ok(Some(file).filter(|_| mount.is_some_and(|mount| mount.is_kedgefs())))
+}
+
+/// Returns the directory and the name of `target` with the inode number of the root of the tree at
+/// `source`.
+fn two<'a>(source: &Path, target: &Path, at: (File, &'a [u8])) -> Result<(File, u64, &'a [u8])> {
     let from = open(source)?;
-    let (dir, name) = open_parent(target)?;
+    let (dir, name) = at;
     let at = from.metadata().with_context(|| format!("read {}", source.display()))?;
     if !at.is_dir() {
         bail!("{} is not a directory", source.display());
@@ -170,8 +183,21 @@ fn replace(
     target: &Path,
     call: impl FnOnce(&File, u64, &[u8]) -> io::Result<()>,
 ) -> Result<()> {
-    let (dir, ino, name) = two(source, target)?;
+    let root = root_of_mount(target)?;
+    let is_root = root.is_some();
+    let place = root.map_or_else(|| open_parent(target), |root| Ok((root, &b""[..])))?;
+    let (dir, ino, name) = two(source, target, place)?;
     call(&dir, ino, name).map_err(|e| match e.raw_os_error() {
+        Some(libc::ENOTEMPTY) if is_root => anyhow!(
+            "{}: a tree that is named in it would lose its place, because {} has no such directory or \
+             something else there: rename or delete that tree first",
+            target.display(),
+            source.display()
+        ),
+        Some(libc::EOPNOTSUPP) if is_root => anyhow!(
+            "replace {}: not on a mount of one tree, nor with a keeper",
+            target.display()
+        ),
         Some(libc::EINVAL) if source == target => anyhow!("{} cannot replace itself", target.display()),
         Some(libc::EINVAL) => no_tree(source),
         Some(libc::ENOENT) => anyhow!("{} is not a fork or a snapshot", target.display()),
@@ -185,7 +211,7 @@ fn replace(
 }
 
 fn fork(source: &Path, target: &Path, read_only: bool) -> Result<()> {
-    let (dir, ino, name) = two(source, target)?;
+    let (dir, ino, name) = two(source, target, open_parent(target)?)?;
     kedge_fuse::fork(&dir, ino, name, read_only).map_err(|e| match e.raw_os_error() {
         Some(libc::EINVAL) => no_tree(source),
         Some(libc::EEXIST) => anyhow!("{} is there already", target.display()),

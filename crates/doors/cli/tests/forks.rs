@@ -374,6 +374,8 @@ db = sqlite3.connect(sys.argv[1] + '/db')
 print(db.execute('pragma integrity_check').fetchone()[0],
       db.execute('select count(*), max(n) from t').fetchone())
 ";
+    // With KEDGE_LONG=1 a hundred.
+    let of_each = if std::env::var_os("KEDGE_LONG").is_some_and(|v| v == "1") { 50 } else { 15 };
     let mut forks: Vec<(PathBuf, u64)> = Vec::new();
     for mode in ["wal", "delete"] {
         let mut writer =
@@ -392,7 +394,7 @@ print(db.execute('pragma integrity_check').fetchone()[0],
             });
             let first = forks.last().map_or(0, |(_, n)| *n);
             until("the program has begun", || acknowledged.load(Ordering::SeqCst) > first + 10);
-            for i in 0..15 {
+            for i in 0..of_each {
                 let before = acknowledged.load(Ordering::SeqCst);
                 place.run(&format!("fork mnt mnt/{mode}{i}")).ok();
                 forks.push((mnt.join(format!("{mode}{i}")), before));
@@ -451,4 +453,90 @@ fn what_does_not_fit_is_refused_and_nothing_is_lost() {
     place.run("mount -o ro disk.kedge mnt").ok();
     place.run("fork mnt mnt/x").refused(1, &["Read-only file system"]);
     place.unmount();
+}
+
+/// The root of a mount goes back to a snapshot: what is open of the old contents is stale, whatever
+/// the kernel has cached, and names that come back or go are seen at once.
+#[test]
+fn the_root_of_a_mount_is_rolled_back() {
+    needs_fuse!();
+    let place = Place::new();
+    place.run("mount --create 64M disk.kedge mnt").ok();
+    let mnt = place.path("mnt");
+    fs::create_dir_all(mnt.join("dir/deep")).unwrap();
+    fs::write(mnt.join("file"), vec![1; 100_000]).unwrap();
+    fs::write(mnt.join("dir/deep/one"), b"one").unwrap();
+    fs::write(mnt.join("gone"), b"gone").unwrap();
+    place.run("snapshot create mnt mnt/monday").ok();
+    place.run("fork mnt mnt/dir/inside").ok();
+    fs::write(mnt.join("file"), vec![2; 50_000]).unwrap();
+    fs::remove_file(mnt.join("gone")).unwrap();
+    assert!(!mnt.join("gone").exists(), "the kernel remembers that");
+    fs::write(mnt.join("new"), b"new").unwrap();
+    fs::remove_dir_all(mnt.join("dir/deep")).unwrap();
+    let old = OpenOptions::new().read(true).write(true).open(mnt.join("file")).unwrap();
+    let old_dir = File::open(mnt.join("dir")).unwrap();
+
+    place.run("snapshot rollback mnt/monday mnt").ok();
+    let expect = || {
+        assert_eq!(names(&mnt), ["dir", "file", "gone", "monday"]);
+        assert!(fs::read(mnt.join("file")).unwrap() == vec![1; 100_000]);
+        assert_eq!(fs::read(mnt.join("gone")).unwrap(), b"gone");
+        assert!(!mnt.join("new").exists());
+        assert_eq!(names(&mnt.join("dir")), ["deep", "inside"]);
+        assert_eq!(fs::read(mnt.join("dir/deep/one")).unwrap(), b"one");
+        assert_eq!(fs::read(mnt.join("dir/inside/gone")).unwrap(), b"gone");
+    };
+    expect();
+    // Writes and syncs of the old contents fail; none of them reaches the new ones.
+    let stale = |result: std::io::Result<()>| {
+        let errno = result.unwrap_err().raw_os_error();
+        assert!(matches!(errno, Some(libc::ESTALE | libc::EIO | libc::ENOENT)), "{errno:?}");
+    };
+    stale((&old).write_all(&[9; 5000]).and_then(|()| old.sync_all()));
+    stale(old_dir.sync_all());
+    stale(old.set_len(3));
+    expect();
+    fs::write(mnt.join("file"), b"changed").unwrap();
+    fs::write(mnt.join("dir/later"), b"later").unwrap();
+    assert_eq!(fs::read(mnt.join("file")).unwrap(), b"changed");
+    // Again, and by the fork of it.
+    place.run("snapshot rollback mnt/monday mnt/.").ok();
+    expect();
+    place.run("fork mnt mnt/try").ok();
+    fs::write(mnt.join("try/done"), b"done").unwrap();
+    place.run("snapshot commit mnt/try mnt").ok();
+    assert_eq!(names(&mnt), ["dir", "done", "file", "gone", "monday"]);
+    // What would lose its place, and what is no tree.
+    fs::create_dir(mnt.join("later")).unwrap();
+    place.run("fork mnt mnt/later/tree").ok();
+    place.run("snapshot rollback mnt/monday mnt").refused(1, &["would lose its place"]);
+    place.run("snapshot rollback mnt/dir mnt").refused(1, &["is not the root of a tree"]);
+    place.run("snapshot rollback mnt mnt").refused(1, &["cannot replace itself"]);
+    place.run("snapshot delete mnt/later/tree").ok();
+    let root = fs::metadata(&mnt).unwrap();
+    assert_eq!(std::os::unix::fs::MetadataExt::ino(&root), 1);
+    drop((old, old_dir));
+    // The state that a kill leaves.
+    place.run("snapshot rollback mnt/monday mnt").ok();
+    kill(&place, "mnt");
+    place.run("umount mnt").refused(1, &["had died"]);
+    place.run("fsck -n -f disk.kedge").ok();
+    place.run("mount disk.kedge mnt").ok();
+    expect();
+    place.unmount_and_check("disk.kedge");
+    // The same without a mount, and in a mount of one tree.
+    place.run("mkdir disk.kedge:/more").ok();
+    place.run("snapshot rollback disk.kedge:/monday disk.kedge:/").ok();
+    place.run("snapshot rollback disk.kedge:/dir disk.kedge:/").refused(1, &["not the root of a tree"]);
+    place.run("fork disk.kedge:/ disk.kedge:/again").ok();
+    place.run("snapshot commit disk.kedge:/again disk.kedge:/").ok();
+    place.run("fsck disk.kedge").ok();
+    place.run("mount disk.kedge mnt").ok();
+    expect();
+    place.run("umount mnt").ok();
+    place.run("mount -o tree=dir/inside disk.kedge mnt").ok();
+    place.run("fork mnt mnt/own").ok();
+    place.run("snapshot rollback mnt/own mnt").refused(1, &["not on a mount of one tree"]);
+    place.unmount_and_check("disk.kedge");
 }

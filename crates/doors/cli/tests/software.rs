@@ -12,24 +12,46 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 const NEEDS_ROOT: &str = "only root can run programs as other users and lay files over /etc";
 /// The number of acknowledged inserts before a kill.
 const INSERTS: usize = 400;
 
-/// A PostgreSQL cluster with data checksums in `mnt/db`.
+/// A PostgreSQL cluster with data checksums.
 struct Postgres<'a> {
     place: &'a Place,
     programs: PathBuf,
+    /// Its directory.
+    data: &'static str,
 }
 
-impl Postgres<'_> {
+impl<'a> Postgres<'a> {
+    /// A new cluster on a new mount.
+    fn new(place: &'a Place) -> Postgres<'a> {
+        let versions = fs::read_dir("/usr/lib/postgresql").map(|dir| dir.map(|e| e.unwrap().path()).max());
+        let Ok(Some(version)) = versions else {
+            panic!("PostgreSQL is not installed; on Debian, as root, run: apt-get install -y postgresql")
+        };
+        fs::set_permissions(place.path(""), fs::Permissions::from_mode(0o755)).unwrap();
+        place.run("mount --create 2G disk.kedge mnt").ok();
+        for dir in ["mnt/db", "socket"] {
+            fs::create_dir(place.path(dir)).unwrap();
+            let mut command = place.command("chown");
+            command.arg("postgres:postgres").arg(place.path(dir));
+            tool(command, "coreutils");
+        }
+        let db = Postgres { place, programs: version.join("bin"), data: "mnt/db" };
+        db.run("initdb", &["--data-checksums", "--auth=trust"]);
+        db
+    }
+
     /// A command that runs a program of PostgreSQL as its user.
     fn command(&self, program: &str) -> Command {
         let mut command = self.place.command("setpriv");
         command.args(["--reuid", "postgres", "--regid", "postgres", "--clear-groups"]);
         command.arg(self.programs.join(program)).env("PGHOST", self.place.path("socket"));
-        command.env("PGUSER", "postgres").env("PGDATA", self.place.path("mnt/db")).env("LC_ALL", "C");
+        command.env("PGUSER", "postgres").env("PGDATA", self.place.path(self.data)).env("LC_ALL", "C");
         command
     }
 
@@ -66,6 +88,21 @@ impl Postgres<'_> {
     /// Inserts rows one by one until `INSERTS` have been acknowledged, and then calls `end`, which
     /// ends the server. Returns the ids that were acknowledged before and during that.
     fn insert_until_killed(&self, from: u64, end: impl FnOnce()) -> Vec<u64> {
+        let mut acknowledged = Vec::new();
+        let mut end = Some(end);
+        self.insert(from, &mut |id| {
+            acknowledged.push(id);
+            if acknowledged.len() == INSERTS {
+                end.take().unwrap()();
+            }
+        });
+        assert!(end.is_none(), "only {} inserts were acknowledged", acknowledged.len());
+        acknowledged
+    }
+
+    /// Inserts rows one by one until the server ends, and passes on the id of each row that it
+    /// acknowledges.
+    fn insert(&self, from: u64, acknowledged: &mut dyn FnMut(u64)) {
         let mut command = self.command("psql");
         command.args(["-XAtq", "-d", "postgres"]);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
@@ -81,20 +118,13 @@ impl Postgres<'_> {
             }
         })
         .unwrap();
-        let mut acknowledged = Vec::new();
-        let mut end = Some(end);
         for line in BufReader::new(psql.stdout.take().unwrap()).lines() {
-            acknowledged.push(line.unwrap().parse().unwrap());
-            if acknowledged.len() == INSERTS {
-                end.take().unwrap()();
-            }
+            acknowledged(line.unwrap().parse().unwrap());
         }
-        assert!(end.is_none(), "only {} inserts were acknowledged", acknowledged.len());
         // psql ends when its server or its input ends.
         let _ = psql.kill();
         psql.wait().unwrap();
         feed.join().unwrap();
-        acknowledged
     }
 }
 
@@ -123,21 +153,8 @@ fn postgres_keeps_what_it_acknowledged() {
         return;
     }
     needs_fuse!(root: NEEDS_ROOT);
-    let versions = fs::read_dir("/usr/lib/postgresql").map(|dir| dir.map(|e| e.unwrap().path()).max());
-    let Ok(Some(version)) = versions else {
-        panic!("PostgreSQL is not installed; on Debian, as root, run: apt-get install -y postgresql")
-    };
     let place = Place::new();
-    fs::set_permissions(place.path(""), fs::Permissions::from_mode(0o755)).unwrap();
-    let db = Postgres { place: &place, programs: version.join("bin") };
-    place.run("mount --create 512M disk.kedge mnt").ok();
-    for dir in ["mnt/db", "socket"] {
-        fs::create_dir(place.path(dir)).unwrap();
-        let mut command = place.command("chown");
-        command.arg("postgres:postgres").arg(place.path(dir));
-        tool(command, "coreutils");
-    }
-    db.run("initdb", &["--data-checksums", "--auth=trust"]);
+    let db = Postgres::new(&place);
     let mut server = db.start();
     db.sql("create table t (id bigint primary key, text text)");
     let mut kept: Vec<u64> = Vec::new();
@@ -167,6 +184,52 @@ fn postgres_keeps_what_it_acknowledged() {
     server.0.wait().unwrap();
     let checked = db.run("pg_checksums", &["--check"]);
     assert!(checked.contains("Bad checksums:  0"), "{checked}");
+    place.unmount_and_check("disk.kedge");
+}
+
+/// A server is forked while it works. Each fork recovers, and has all rows that were acknowledged
+/// before the fork began.
+#[test]
+fn postgres_is_forked_while_it_works() {
+    const FORKS: usize = 100;
+    if std::env::var_os("KEDGE_LONG").is_none_or(|v| v != "1") {
+        kedge_base::skip::note("PostgreSQL is forked with KEDGE_LONG=1");
+        return;
+    }
+    needs_fuse!(root: NEEDS_ROOT);
+    let place = Place::new();
+    let mut db = Postgres::new(&place);
+    let mut server = db.start();
+    db.sql("create table t (id bigint primary key, text text)");
+    let rows = AtomicU64::new(0);
+    let mut least = Vec::new();
+    std::thread::scope(|scope| {
+        scope.spawn(|| db.insert(1, &mut |id| rows.store(id, SeqCst)));
+        for n in 0..FORKS {
+            let before = rows.load(SeqCst);
+            until("rows are inserted", || rows.load(SeqCst) > before + 5);
+            least.push(rows.load(SeqCst));
+            place.run(&format!("fork mnt mnt/fork{n}")).ok();
+        }
+        server.kill_9();
+    });
+    until_free(&place);
+    println!("{} rows were acknowledged before the last of {FORKS} forks", least[FORKS - 1]);
+    for (n, least) in least.into_iter().enumerate() {
+        // One at a time takes the name, because each recovery takes space.
+        fs::rename(place.path(&format!("mnt/fork{n}")), place.path("mnt/now")).unwrap();
+        db.data = "mnt/now/db";
+        let mut server = db.start();
+        let found = db.sql("select count(*), min(id), max(id) from t");
+        let of: Vec<u64> = found.trim().split('|').map(|n| n.parse().unwrap()).collect();
+        assert!(of[0] >= least, "fork {n}: {found}, {least} rows were acknowledged");
+        assert_eq!((of[1], of[2]), (1, of[0]), "fork {n}: {found}");
+        db.run("pg_ctl", &["stop", "-m", "fast"]);
+        server.0.wait().unwrap();
+        let checked = db.run("pg_checksums", &["--check"]);
+        assert!(checked.contains("Bad checksums:  0"), "{checked}");
+        place.run("snapshot delete mnt/now").ok();
+    }
     place.unmount_and_check("disk.kedge");
 }
 

@@ -202,6 +202,14 @@ impl Ops for OneTree {
         Ops::commit_tree(&self.fs, fork, self.inward(dir), name, force)
     }
 
+    fn roll_back_root(&self, _source: Ino) -> Result<()> {
+        Err(Error::NotSupported("the root of the mount is a fork: replace it where it has a name"))
+    }
+
+    fn commit_root(&self, _fork: Ino, _force: bool) -> Result<()> {
+        self.roll_back_root(self.root)
+    }
+
     fn tree_named(&self, dir: Ino, name: &[u8]) -> Option<Ino> {
         Ops::tree_named(&self.fs, self.inward(dir), name).map(|root| self.outward(root))
     }

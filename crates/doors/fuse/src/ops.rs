@@ -140,6 +140,12 @@ pub trait Ops: Send + Sync + 'static {
     fn commit_tree(&self, _fork: Ino, _dir: Ino, _name: &[u8], _force: bool) -> Result<()> {
         Err(kedgefs::Error::NotSupported("there are no trees to replace"))
     }
+    fn roll_back_root(&self, _source: Ino) -> Result<()> {
+        Err(kedgefs::Error::NotSupported("there are no trees to replace"))
+    }
+    fn commit_root(&self, _fork: Ino, _force: bool) -> Result<()> {
+        Err(kedgefs::Error::NotSupported("there are no trees to replace"))
+    }
     /// The root of the tree that has this name in the directory.
     fn tree_named(&self, _dir: Ino, _name: &[u8]) -> Option<Ino> {
         None
@@ -255,6 +261,8 @@ delegate! {
         delete_tree(dir: Ino, name: &[u8]) -> Result<()>;
         roll_back(source: Ino, dir: Ino, name: &[u8]) -> Result<Attr>;
         commit_tree(fork: Ino, dir: Ino, name: &[u8], force: bool) -> Result<()>;
+        roll_back_root(source: Ino) -> Result<()>;
+        commit_root(fork: Ino, force: bool) -> Result<()>;
         tree_named(dir: Ino, name: &[u8]) -> Option<Ino>;
         trees() -> Vec<TreeInfo>;
         tree_space(root: Ino) -> Result<TreeSpace>;

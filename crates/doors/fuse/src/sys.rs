@@ -119,7 +119,7 @@ pub fn delete_tree(dir: impl AsFd, name: &[u8]) -> io::Result<()> {
 }
 
 /// Replaces the tree that the open directory of a mount names by a fork of the tree whose root has
-/// the inode number `source`.
+/// the inode number `source`. With an empty name and the root of the mount, the first tree.
 pub fn roll_back(dir: impl AsFd, source: u64, name: &[u8]) -> io::Result<()> {
     tree_ioctl(dir, ioctl::ROLL_BACK, name, TreeIn { source, ..TreeIn::default() })
 }

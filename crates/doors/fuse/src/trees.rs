@@ -8,6 +8,8 @@
 //! A fork holds what the server holds. A caller that wants what the kernel still holds dirty calls
 //! syncfs(2) first, as `kedge fork` does.
 //!
+//! A rollback or commit on the root directory without a name replaces the first tree.
+//!
 //! rmdir(2) of an empty tree and rename(2) of a tree come here as well. They stop changes, so a
 //! worker, which is within a change, hands them to a thread of [`crate::settle`].
 //!
@@ -23,7 +25,7 @@ use crate::ops::Ops;
 use crate::transport::{Reply, Transport};
 use kedgefs::{Ino, RenameMode};
 use serde_json::json;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use zerocopy::{FromZeros, IntoBytes};
 
 /// The list ends after this many bytes; the next attribute continues it.
@@ -62,6 +64,12 @@ enum Kind {
 }
 
 impl TreeCall {
+    /// Whether the call replaces the first tree.
+    pub(crate) fn replaces_root(cmd: u32, args: &mut Args<'_>) -> bool {
+        matches!(cmd, ioctl::ROLL_BACK | ioctl::COMMIT_TREE)
+            && args.take().is_ok_and(|asked: abi::TreeIn| asked.name_len == 0)
+    }
+
     pub(crate) fn is_asked(cmd: u32) -> bool {
         matches!(cmd, ioctl::FORK | ioctl::DELETE_TREE | ioctl::ROLL_BACK | ioctl::COMMIT_TREE)
     }
@@ -96,6 +104,12 @@ impl TreeCall {
     pub(crate) fn answer<O: Ops>(self, ops: &O, transport: &dyn Transport, reply: Reply) {
         let TreeCall { dir, name, kind } = self;
         let done = match kind {
+            Kind::RollBack { source } if name.is_empty() => {
+                return finish(reply, replace_root(ops, transport, dir, || ops.roll_back_root(source)));
+            }
+            Kind::Commit { fork, force } if name.is_empty() => {
+                return finish(reply, replace_root(ops, transport, dir, || ops.commit_root(fork, force)));
+            }
             Kind::Fork { source, read_only } => ops.fork(source, dir, &name, read_only).map(drop),
             Kind::Delete => ops.delete_tree(dir, &name),
             Kind::RollBack { source } => ops.roll_back(source, dir, &name).map(drop),
@@ -114,6 +128,30 @@ impl TreeCall {
         };
         finish(reply, done.map_err(Errno::from).and_then(|()| forget_name(transport, dir, &name)));
     }
+}
+
+/// Replaces the first tree. The kernel then looks up each name in the root again, those that were
+/// not there before too, and finds other inodes below.
+fn replace_root<O: Ops>(
+    ops: &O,
+    transport: &dyn Transport,
+    dir: Ino,
+    replace: impl FnOnce() -> kedgefs::Result<()>,
+) -> Answer<()> {
+    if dir != Ino::ROOT {
+        return Err(Errno(libc::ENOENT));
+    }
+    let mut names = BTreeSet::new();
+    let mut list = || {
+        ops.readdir(dir, 0, &mut |entry| {
+            names.insert(entry.name.to_vec());
+            true
+        })
+    };
+    list()?;
+    replace()?;
+    list()?;
+    names.iter().try_for_each(|name| forget_name(transport, dir, name))
 }
 
 fn finish(reply: Reply, done: Answer<()>) {

@@ -5,7 +5,7 @@
 //! |---|---|
 //! | `volume` | the class `Volume`: an open image, and everything that takes a path |
 //! | `handle` | the class `Handle`: an open file |
-//! | `names`, `attributes`, `trees` | what the methods of `Volume` do, without Python |
+//! | `names`, `attributes`, `data`, `limits`, `trees` | what the methods of `Volume` do, without Python |
 //! | `open` | what is open, and what a child of the process may do with it |
 //! | `call` | the boundary: the interpreter's lock, panics, errors |
 //! | `path`, `stat`, `buffer` | arguments and results as Python has them |
@@ -26,7 +26,9 @@
 mod attributes;
 mod buffer;
 mod call;
+mod data;
 mod handle;
+mod limits;
 mod names;
 mod open;
 mod path;

@@ -33,18 +33,30 @@ pub(crate) fn rename(opened: &Opened, from: &Path, to: &Path) -> Outcome<()> {
     Ok(opened.fs().rename_tree(from, name.as_bytes(), to, new_name.as_bytes())?)
 }
 
+/// Whether the path is the root's.
+fn is_root(path: &Path) -> bool {
+    path.has_root() && path.components().count() == 1
+}
+
 /// The tree of the name `tree` becomes a new fork of `source`.
 pub(crate) fn roll_back(opened: &Opened, source: &Path, tree: &Path) -> Outcome<()> {
+    let source = opened.root().resolve(source)?;
+    if is_root(tree) {
+        return Ok(opened.fs().roll_back_root(source)?);
+    }
     let (above, name) = split(tree)?;
-    let (source, dir) = (opened.root().resolve(source)?, opened.root().dir(above)?.ino());
-    opened.fs().roll_back(source, dir, name.as_bytes())?;
+    opened.fs().roll_back(source, opened.root().dir(above)?.ino(), name.as_bytes())?;
     Ok(())
 }
 
 /// The fork takes the place of `tree`.
 pub(crate) fn commit(opened: &Opened, fork: &Path, tree: &Path, force: bool) -> Outcome<()> {
+    let fork = opened.root().resolve(fork)?;
+    if is_root(tree) {
+        return Ok(opened.fs().commit_root(fork, force)?);
+    }
     let (above, name) = split(tree)?;
-    let (fork, dir) = (opened.root().resolve(fork)?, opened.root().dir(above)?.ino());
+    let dir = opened.root().dir(above)?.ino();
     Ok(opened.fs().commit_tree(fork, dir, name.as_bytes(), force)?)
 }
 

@@ -1,14 +1,15 @@
 //! The class `Volume`: an open image. `kedgefs.FileSystem` is the class that programs see; it adds
 //! what needs no engine.
 
+use crate::buffer::Bytes;
 use crate::call::{CLOSED, alone, on, os_error};
 use crate::handle::Handle;
 use crate::open::{Opened, enter};
 use crate::path::{PathArg, named};
 use crate::stat::{stat_result, statvfs_result};
-use crate::{attributes, names, trees};
+use crate::{attributes, data, limits, names, trees};
 use kedge_host::embed::{self, Fault, Outcome};
-use kedgefs::{FormatOptions, SetAttr, Switches};
+use kedgefs::{FormatOptions, SetAttr, SetLimit, Switches};
 use parking_lot::RwLock;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -16,6 +17,8 @@ use pyo3::types::{PyBytes, PyList};
 use std::sync::Arc;
 
 type TreeRow<'py> = (Bound<'py, PyAny>, bool, i64, u64);
+/// The path of the directory; the maxima of bytes and files; what is used of both.
+type LimitRow<'py> = (Bound<'py, PyAny>, Option<u64>, Option<u64>, u64, u64);
 
 /// An open image.
 #[pyclass(frozen, subclass, module = "kedgefs._kedgefs")]
@@ -382,6 +385,65 @@ impl Volume {
         let at = path.path();
         let target = self.run(py, &[&path], |opened| Ok(opened.root().read_link(at)?))?;
         path.named(target.as_os_str())
+    }
+
+    // ----- clones, atomic writes, limits -----
+
+    fn clone_file(&self, py: Python<'_>, src: PathArg<'_>, dst: PathArg<'_>) -> PyResult<()> {
+        let (from, to) = (src.path(), dst.path());
+        self.run(py, &[&src, &dst], |opened| data::clone_file(opened, from, to))
+    }
+
+    #[pyo3(signature = (src, dst, *, offset=0, dst_offset=0, length=0))]
+    fn clone_range(
+        &self,
+        py: Python<'_>,
+        src: PathArg<'_>,
+        dst: PathArg<'_>,
+        offset: i64,
+        dst_offset: i64,
+        length: i64,
+    ) -> PyResult<()> {
+        let (from, to) = (src.path(), dst.path());
+        let range = data::Range { offset, target: dst_offset, length };
+        self.run(py, &[&src, &dst], |opened| data::clone_range(opened, from, to, &range))
+    }
+
+    fn write_atomic(
+        &self,
+        py: Python<'_>,
+        path: PathArg<'_>,
+        pieces: Vec<(i64, Bound<'_, PyAny>)>,
+    ) -> PyResult<()> {
+        let copied = pieces.iter().map(|(offset, data)| {
+            let buffer = Bytes::of(data)?;
+            Ok((*offset, buffer.part(0..buffer.len())?))
+        });
+        let (at, pieces) = (path.path(), copied.collect::<PyResult<Vec<_>>>()?);
+        self.run(py, &[&path], |opened| data::write_atomic(opened, at, &pieces))
+    }
+
+    /// Each maximum stays as it is without its flag.
+    fn _set_limit(
+        &self,
+        py: Python<'_>,
+        path: PathArg<'_>,
+        size: (bool, Option<u64>),
+        files: (bool, Option<u64>),
+    ) -> PyResult<()> {
+        let at = path.path();
+        let change = SetLimit { bytes: size.0.then_some(size.1), files: files.0.then_some(files.1) };
+        self.run(py, &[&path], |opened| limits::set(opened, at, change))
+    }
+
+    fn _limit_of<'py>(&self, py: Python<'py>, path: PathArg<'py>) -> PyResult<Option<LimitRow<'py>>> {
+        let at = path.path();
+        let found = self.run(py, &[&path], |opened| limits::of(opened, at))?;
+        let row = |limit: limits::Limit| {
+            let dir = named(py, &limit.path, false)?;
+            Ok((dir, limit.size, limit.files, limit.size_used, limit.files_used))
+        };
+        found.map(row).transpose()
     }
 
     // ----- forks and snapshots -----

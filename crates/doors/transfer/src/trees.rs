@@ -134,9 +134,12 @@ pub fn roll_back(source: &ImagePath, target: &ImagePath) -> Result<()> {
     same_image(source, target)?;
     change(target, |fs| {
         let from = source.find(fs)?.ino;
-        let (dir, name) = parent(fs, target)?;
-        let done = fs.roll_back(from, dir, name).map(drop);
-        replaced(done, source, target)?;
+        if target.names()?.is_empty() {
+            root_replaced(fs.roll_back_root(from), source, target)?;
+        } else {
+            let (dir, name) = parent(fs, target)?;
+            replaced(fs.roll_back(from, dir, name).map(drop), source, target)?;
+        }
         fs.reclaim().with_context(|| format!("free what {} had", target.show()))
     })
 }
@@ -146,10 +149,27 @@ pub fn commit(fork: &ImagePath, target: &ImagePath, force: bool) -> Result<()> {
     same_image(fork, target)?;
     change(target, |fs| {
         let from = fork.find(fs)?.ino;
-        let (dir, name) = parent(fs, target)?;
-        replaced(fs.commit_tree(from, dir, name, force), fork, target)?;
+        if target.names()?.is_empty() {
+            root_replaced(fs.commit_root(from, force), fork, target)?;
+        } else {
+            let (dir, name) = parent(fs, target)?;
+            replaced(fs.commit_tree(from, dir, name, force), fork, target)?;
+        }
         fs.reclaim().with_context(|| format!("free what {} had", target.show()))
     })
+}
+
+/// [`replaced`] for the root of the image.
+fn root_replaced(done: kedgefs::Result<()>, source: &ImagePath, target: &ImagePath) -> Result<()> {
+    match done {
+        Err(Error::NotEmpty) => bail!(
+            "{}: a tree that is named in it would lose its place, because {} has no such directory or \
+             something else there: rename or delete that tree first",
+            target.show(),
+            source.show()
+        ),
+        done => replaced(done, source, target),
+    }
 }
 
 fn replaced(done: kedgefs::Result<()>, source: &ImagePath, target: &ImagePath) -> Result<()> {

@@ -31,6 +31,12 @@ pub enum Variant {
     BirthIgnored,
     /// What a deleted tree used is used again before the checkpoint that frees it is durable.
     ReuseFreedTree,
+    /// What only a deleted tree or point had is forgotten instead of freed.
+    DeadListLost,
+    /// The first tree keeps its old marks when a fork replaces it.
+    ReplacedRootUnmarked,
+    /// Names of trees follow a replacement of the first tree in a checkpoint of their own.
+    NamesAfterRoot,
     /// The superblock slot is written without a flush of the blocks to which it points.
     SlotBeforeNodes,
     /// Copies of the superblock are written before its slot.
@@ -138,6 +144,9 @@ impl Variant {
         Variant::SumsInReplay,
         Variant::BirthIgnored,
         Variant::ReuseFreedTree,
+        Variant::DeadListLost,
+        Variant::ReplacedRootUnmarked,
+        Variant::NamesAfterRoot,
         Variant::SlotBeforeNodes,
         Variant::CopyBeforeSlot,
         Variant::TailPastResidents,

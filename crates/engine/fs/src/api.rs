@@ -11,7 +11,7 @@ use crate::names::directory::Make;
 use crate::policy::options::{FormatOptions, MountOptions};
 use crate::policy::switches::Switches;
 use crate::stats::OpKind;
-use crate::trees::{TreeInfo, TreeSpace};
+use crate::trees::{Root, TreeInfo, TreeSpace};
 use crate::types::*;
 use kedge_base::broken::{self, Variant};
 use kedge_base::{BLOCK_SIZE, Clock, Ino, Lsn};
@@ -117,27 +117,48 @@ impl FileSystem {
 
     /// Runs a change at an inode, which waits for the end of a freeze. The time of that wait
     /// counts.
-    fn change<R>(&self, op: OpKind, at: Ino, run: impl FnOnce(&Fs) -> Result<R>) -> Result<R> {
+    ///
+    /// Callers may know the inode by another number than the engine, which `run` gets
+    /// ([`crate::numbers`]).
+    fn change<R>(&self, op: OpKind, at: Ino, run: impl FnOnce(&Fs, Ino) -> Result<R>) -> Result<R> {
         self.timed(op, |fs| {
             let _inside = fs.engine().gate().change();
+            let at = fs.numbers().inward(at);
             fs.check_changeable(at)?;
-            run(fs)
+            run(fs, at)
         })
+    }
+
+    /// Runs what reads at an inode, whose number in the engine `run` gets.
+    fn look<R>(&self, op: OpKind, at: Ino, run: impl FnOnce(&Fs, Ino) -> Result<R>) -> Result<R> {
+        self.timed(op, |fs| fs.steady(at, |at| run(fs, at)))
+    }
+
+    /// What a caller sees of a limit.
+    fn shown_limit(&self, mut limit: Limit) -> Limit {
+        limit.dir = self.fs.numbers().outward(limit.dir);
+        limit.inside = limit.inside.map(|dir| self.fs.numbers().outward(dir));
+        limit
+    }
+
+    /// What a caller sees of an inode.
+    fn shown(&self, attr: Attr) -> Attr {
+        self.fs.numbers().attr(attr)
     }
 
     /// The inode of the entry `name` in `dir`; `.` and `..` work.
     pub fn lookup(&self, dir: Ino, name: &[u8]) -> Result<Attr> {
-        self.timed(OpKind::lookup, |fs| fs.names().lookup(dir, name))
+        self.look(OpKind::lookup, dir, |fs, dir| fs.names().lookup(dir, name)).map(|attr| self.shown(attr))
     }
 
     /// The attributes that stat(2) shows.
     pub fn getattr(&self, ino: Ino) -> Result<Attr> {
-        self.timed(OpKind::getattr, |fs| fs.names().getattr(ino))
+        self.look(OpKind::getattr, ino, |fs, ino| fs.names().getattr(ino)).map(|attr| self.shown(attr))
     }
 
     /// Sets the size first, then owner and mode, then times. Times alone cost no log record.
     pub fn setattr(&self, ino: Ino, set: &SetAttr) -> Result<Attr> {
-        self.change(OpKind::setattr, ino, |fs| fs.names().setattr(ino, set))
+        self.change(OpKind::setattr, ino, |fs, ino| fs.names().setattr(ino, set)).map(|attr| self.shown(attr))
     }
 
     /// Replaces the flags of a file or directory that chattr(1) sets. From then on operations that
@@ -148,7 +169,7 @@ impl FileSystem {
     /// EOPNOTSUPP: the image is from an older version, or the inode is neither file nor directory,
     /// or the flag is immutable or append-only in an image without [`FormatOptions::immutable`].
     pub fn set_flags(&self, ino: Ino, flags: FileFlags) -> Result<()> {
-        self.change(OpKind::setattr, ino, |fs| fs.names().set_flags(ino, flags))
+        self.change(OpKind::setattr, ino, |fs, ino| fs.names().set_flags(ino, flags))
     }
 
     /// Whether files may be made immutable or append-only: [`FormatOptions::immutable`].
@@ -159,20 +180,23 @@ impl FileSystem {
     /// A new regular file.
     pub fn create(&self, dir: Ino, name: &[u8], mode: u32, owner: Owner) -> Result<Attr> {
         let make = Make { kind: FileKind::Regular, mode, rdev: 0, target: b"", owner };
-        self.change(OpKind::create, dir, |fs| fs.names().make(dir, name, &make))
+        self.change(OpKind::create, dir, |fs, dir| fs.names().make(dir, name, &make))
+            .map(|attr| self.shown(attr))
     }
 
     /// A new directory.
     pub fn mkdir(&self, dir: Ino, name: &[u8], mode: u32, owner: Owner) -> Result<Attr> {
         let make = Make { kind: FileKind::Directory, mode, rdev: 0, target: b"", owner };
-        self.change(OpKind::mkdir, dir, |fs| fs.names().make(dir, name, &make))
+        self.change(OpKind::mkdir, dir, |fs, dir| fs.names().make(dir, name, &make))
+            .map(|attr| self.shown(attr))
     }
 
     /// Creates an inode of any kind but directory and symlink; `mode` has the type bits.
     pub fn mknod(&self, dir: Ino, name: &[u8], mode: u32, rdev: u64, owner: Owner) -> Result<Attr> {
         let (kind, rdev) = node_kind(mode, rdev)?;
         let make = Make { kind, mode, rdev, target: b"", owner };
-        self.change(OpKind::mknod, dir, |fs| fs.names().make(dir, name, &make))
+        self.change(OpKind::mknod, dir, |fs, dir| fs.names().make(dir, name, &make))
+            .map(|attr| self.shown(attr))
     }
 
     /// A new symbolic link with a target of 1 to 4095 bytes, which is not interpreted.
@@ -181,18 +205,20 @@ impl FileSystem {
             return Err(Error::NotFound);
         }
         let make = Make { kind: FileKind::Symlink, mode: 0o777, rdev: 0, target, owner };
-        self.change(OpKind::symlink, dir, |fs| fs.names().make(dir, name, &make))
+        self.change(OpKind::symlink, dir, |fs, dir| fs.names().make(dir, name, &make))
+            .map(|attr| self.shown(attr))
     }
 
     /// The target of a symbolic link.
     pub fn readlink(&self, ino: Ino) -> Result<Vec<u8>> {
-        self.timed(OpKind::readlink, |fs| fs.names().readlink(ino))
+        self.look(OpKind::readlink, ino, |fs, ino| fs.names().readlink(ino))
     }
 
     /// A nameless file (O_TMPFILE), pinned once.
     pub fn tmpfile(&self, dir: Ino, mode: u32, owner: Owner) -> Result<Attr> {
         let make = Make { kind: FileKind::Regular, mode, rdev: 0, target: b"", owner };
-        self.change(OpKind::tmpfile, dir, |fs| fs.names().make_nameless(dir, &make))
+        self.change(OpKind::tmpfile, dir, |fs, dir| fs.names().make_nameless(dir, &make))
+            .map(|attr| self.shown(attr))
     }
 
     /// [`FileSystem::mknod`] without a name, pinned once. Like [`FileSystem::tmpfile`], for all
@@ -200,7 +226,8 @@ impl FileSystem {
     pub fn mknod_nameless(&self, dir: Ino, mode: u32, rdev: u64, owner: Owner) -> Result<Attr> {
         let (kind, rdev) = node_kind(mode, rdev)?;
         let make = Make { kind, mode, rdev, target: b"", owner };
-        self.change(OpKind::mknod, dir, |fs| fs.names().make_nameless(dir, &make))
+        self.change(OpKind::mknod, dir, |fs, dir| fs.names().make_nameless(dir, &make))
+            .map(|attr| self.shown(attr))
     }
 
     /// [`FileSystem::symlink`] without a name, pinned once.
@@ -209,13 +236,15 @@ impl FileSystem {
             return Err(Error::NotFound);
         }
         let make = Make { kind: FileKind::Symlink, mode: 0o777, rdev: 0, target, owner };
-        self.change(OpKind::symlink, dir, |fs| fs.names().make_nameless(dir, &make))
+        self.change(OpKind::symlink, dir, |fs, dir| fs.names().make_nameless(dir, &make))
+            .map(|attr| self.shown(attr))
     }
 
     /// Adds a name to an inode that is not a directory. A nameless file of [`FileSystem::tmpfile`]
     /// gets its first name.
     pub fn link(&self, ino: Ino, dir: Ino, name: &[u8]) -> Result<Attr> {
-        self.change(OpKind::link, dir, |fs| fs.names().link(ino, dir, name))
+        self.change(OpKind::link, dir, |fs, dir| fs.names().link(fs.numbers().inward(ino), dir, name))
+            .map(|attr| self.shown(attr))
     }
 
     /// [`FileSystem::link`], even where another file has the name: that file loses the name in the
@@ -225,22 +254,24 @@ impl FileSystem {
     /// A careful program replaces a file through [`FileSystem::tmpfile`], [`FileSystem::write`],
     /// [`FileSystem::write_back`], and this call.
     pub fn link_over(&self, ino: Ino, dir: Ino, name: &[u8]) -> Result<Option<Ino>> {
-        self.change(OpKind::link, dir, |fs| fs.names().link_over(ino, dir, name))
+        let lost = self
+            .change(OpKind::link, dir, |fs, dir| fs.names().link_over(fs.numbers().inward(ino), dir, name))?;
+        Ok(lost.map(|ino| self.fs.numbers().outward(ino)))
     }
 
     /// Removes a name of an inode that is not a directory. The inode is deleted with its last name,
     /// unless it is pinned.
     pub fn unlink(&self, dir: Ino, name: &[u8]) -> Result<()> {
-        self.change(OpKind::unlink, dir, |fs| fs.names().unlink(dir, name))
+        self.change(OpKind::unlink, dir, |fs, dir| fs.names().unlink(dir, name))
     }
 
     /// Removes an empty directory. An empty tree is deleted, as by [`FileSystem::delete_tree`].
     pub fn rmdir(&self, dir: Ino, name: &[u8]) -> Result<()> {
-        if let Some(root) = self.fs.names().tree_named(dir, name) {
+        if let Some(root) = self.tree_named(dir, name) {
             let size = self.fs.names().getattr(root)?.size;
             return if size == 0 { self.delete_tree(dir, name) } else { Err(Error::NotEmpty) };
         }
-        self.change(OpKind::rmdir, dir, |fs| fs.names().rmdir(dir, name))
+        self.change(OpKind::rmdir, dir, |fs, dir| fs.names().rmdir(dir, name))
     }
 
     /// Moves a name atomically: no crash leaves both names or neither.
@@ -252,13 +283,15 @@ impl FileSystem {
         new_name: &[u8],
         mode: RenameMode,
     ) -> Result<()> {
-        if self.fs.names().tree_named(dir, name).is_some() {
+        if self.tree_named(dir, name).is_some() {
             return match mode {
                 RenameMode::Replace | RenameMode::NoReplace => self.rename_tree(dir, name, new_dir, new_name),
                 _ => Err(Error::Busy("the directory is the root of a tree")),
             };
         }
-        self.change(OpKind::rename, dir, |fs| fs.names().rename(dir, name, new_dir, new_name, mode))
+        self.change(OpKind::rename, dir, |fs, dir| {
+            fs.names().rename(dir, name, fs.numbers().inward(new_dir), new_name, mode)
+        })
     }
 
     /// Forks the tree whose root directory is `source` ([`Ino::ROOT`], or the root of a fork): all
@@ -303,6 +336,39 @@ impl FileSystem {
         made
     }
 
+    /// Replaces the contents of the first tree by a fork of `source`, a snapshot of it for instance,
+    /// in one step and durably: the root directory has what that of `source` has. What was there
+    /// before is deleted, and its space is freed in the background.
+    ///
+    /// The root directory keeps its number. All other inodes of the first tree that a caller knows
+    /// are gone, open ones too: calls with their numbers fail with ESTALE. Inodes of the new
+    /// contents show numbers that were never shown before, until the file system is opened again.
+    ///
+    /// Trees that are named in the first tree keep their paths.
+    ///
+    /// # Errors
+    /// EINVAL: `source` is the first tree, or not the root of a tree. ENOTEMPTY: a tree would lose
+    /// its path, because `source` has no such directory or has something else there:
+    /// [`FileSystem::rename_tree`] it first. Others as for [`FileSystem::fork`].
+    pub fn roll_back_root(&self, source: Ino) -> Result<()> {
+        let done = self.timed(OpKind::fork, |fs| fs.replace_root(source, Root::RolledBack));
+        self.fs.start_reclaim();
+        done
+    }
+
+    /// Puts the fork whose root is `fork` in the place of the first tree, as
+    /// [`FileSystem::roll_back_root`] does, in one step. The name of the fork is gone. Unless
+    /// `force` is set, the first tree must not have changed since it was forked.
+    ///
+    /// # Errors
+    /// As for [`FileSystem::roll_back_root`] and [`FileSystem::commit_tree`]. ENOTEMPTY also if
+    /// another tree is named in the fork.
+    pub fn commit_root(&self, fork: Ino, force: bool) -> Result<()> {
+        let done = self.timed(OpKind::rename, |fs| fs.replace_root(fork, Root::Committed { force }));
+        self.fs.start_reclaim();
+        done
+    }
+
     /// Replaces a tree by a fork: the tree of this name is deleted, and its name becomes that of
     /// the fork whose root is `fork`, in one step and durably. Unless `force` is set, the tree must
     /// not have changed since it was forked; an access time is a change.
@@ -328,12 +394,14 @@ impl FileSystem {
 
     /// All trees; the first tree comes first.
     pub fn trees(&self) -> Vec<TreeInfo> {
-        self.fs.trees()
+        let mut trees = self.fs.trees();
+        trees.iter_mut().for_each(|tree| tree.dir = self.fs.numbers().outward(tree.dir));
+        trees
     }
 
     /// The root of the tree that has this name in the directory.
     pub fn tree_named(&self, dir: Ino, name: &[u8]) -> Option<Ino> {
-        self.fs.names().tree_named(dir, name)
+        self.fs.names().tree_named(self.fs.numbers().inward(dir), name)
     }
 
     /// The path of a directory from the root, with a slash before each name. Reads the directories
@@ -342,7 +410,7 @@ impl FileSystem {
     /// # Errors
     /// ENOENT: the directory was removed meanwhile.
     pub fn path_of(&self, dir: Ino) -> Result<Vec<u8>> {
-        self.fs.names().path_of(dir)
+        self.fs.steady(dir, |dir| self.fs.names().path_of(dir))
     }
 
     /// What a tree takes that no other uses. Reads the nodes that are its own.
@@ -358,18 +426,21 @@ impl FileSystem {
 
     /// Passes the entries after `cookie` (0: all) to `visit` until it returns false.
     pub fn readdir(&self, dir: Ino, cookie: u64, visit: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()> {
-        self.timed(OpKind::readdir, |fs| fs.names().readdir(dir, cookie, visit))
+        self.look(OpKind::readdir, dir, |fs, dir| {
+            let shown = |ino| fs.numbers().outward(ino);
+            fs.names().readdir(dir, cookie, &mut |entry| visit(DirEntry { ino: shown(entry.ino), ..entry }))
+        })
     }
 
     /// Returns the number of bytes read, which is less than requested only at the end of the file.
     pub fn read(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize> {
-        self.timed(OpKind::read, |fs| fs.files().read(ino, offset, buf, Keep::Pages))
+        self.look(OpKind::read, ino, |fs, ino| fs.files().read(ino, offset, buf, Keep::Pages))
     }
 
     /// [`FileSystem::read`] for callers with a cache of their own, such as a kernel: data read from
     /// the device is not kept in memory.
     pub fn read_uncached(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize> {
-        self.timed(OpKind::read, |fs| fs.files().read(ino, offset, buf, Keep::Nothing))
+        self.look(OpKind::read, ino, |fs, ino| fs.files().read(ino, offset, buf, Keep::Nothing))
     }
 
     /// Returns the number of bytes written, which is less than requested if space or the device
@@ -382,19 +453,19 @@ impl FileSystem {
     /// [`FileSystem::write`] with a [`WriteMode`].
     pub fn write_with(&self, ino: Ino, offset: u64, data: &[u8], mode: WriteMode) -> Result<usize> {
         if broken::is(Variant::UngatedWriter) {
-            return self.timed(OpKind::write, |fs| fs.files().write(ino, offset, data, mode));
+            return self.look(OpKind::write, ino, |fs, ino| fs.files().write(ino, offset, data, mode));
         }
-        self.change(OpKind::write, ino, |fs| fs.files().write(ino, offset, data, mode))
+        self.change(OpKind::write, ino, |fs, ino| fs.files().write(ino, offset, data, mode))
     }
 
     /// The end of an [`crate::AtomicWrite`].
     pub(crate) fn commit_atomic(&self, ino: Ino, staged: Staged) -> Result<()> {
-        self.change(OpKind::commit_atomic, ino, |fs| fs.files().commit_atomic(ino, staged))
+        self.change(OpKind::commit_atomic, ino, |fs, ino| fs.files().commit_atomic(ino, staged))
     }
 
     /// fallocate(2) for a regular file.
     pub fn fallocate(&self, ino: Ino, mode: FallocateMode, offset: u64, len: u64) -> Result<()> {
-        self.change(OpKind::fallocate, ino, |fs| fs.files().fallocate(ino, mode, offset, len))
+        self.change(OpKind::fallocate, ino, |fs, ino| fs.files().fallocate(ino, mode, offset, len))
     }
 
     /// Makes the contents of file `target` those of file `source`, of the same tree, by sharing its
@@ -406,7 +477,9 @@ impl FileSystem {
     /// Fails with [`Error::CrossTree`] for files of two trees, and with [`Error::Invalid`] if only
     /// one of them has checksums of its data.
     pub fn clone_file(&self, source: Ino, target: Ino) -> Result<()> {
-        self.change(OpKind::clone, target, |fs| fs.files().clone_file(source, target))
+        self.change(OpKind::clone, target, |fs, target| {
+            fs.files().clone_file(fs.numbers().inward(source), target)
+        })
     }
 
     /// [`FileSystem::clone_file`] for `len` bytes at `offset` of the source, or as many as it has
@@ -423,18 +496,20 @@ impl FileSystem {
         len: u64,
     ) -> Result<()> {
         let range = CloneRange { from: offset, to: target_offset, len };
-        self.change(OpKind::clone, target, |fs| fs.files().clone_range(source, target, range))
+        self.change(OpKind::clone, target, |fs, target| {
+            fs.files().clone_range(fs.numbers().inward(source), target, range)
+        })
     }
 
     /// The offset of the next data or the next hole at or after `offset`.
     pub fn seek(&self, ino: Ino, offset: u64, kind: SeekKind) -> Result<u64> {
-        self.timed(OpKind::seek, |fs| fs.files().seek(ino, offset, kind))
+        self.look(OpKind::seek, ino, |fs, ino| fs.files().seek(ino, offset, kind))
     }
 
     /// Makes the inode durable (`datasync`: only its data and what is needed to read it). For a
     /// directory: its entries.
     pub fn fsync(&self, ino: Ino, datasync: bool) -> Result<()> {
-        self.timed(fsync_kind(datasync), |fs| match fs.engine().sync_work() {
+        self.look(fsync_kind(datasync), ino, |fs, ino| match fs.engine().sync_work() {
             Some(_work) => fs.syncer().fsync(ino, datasync),
             None => fs.syncer().fsync_at_once(ino),
         })
@@ -445,6 +520,10 @@ impl FileSystem {
         let started = self.fs.engine().clock().monotonic();
         let (fs, work) = (self.fs.clone(), self.fs.engine().sync_work());
         let at_once = work.is_none();
+        let ino = match fs.steady(ino, Ok) {
+            Ok(ino) => ino,
+            Err(e) => return done(Err(e)),
+        };
         let counted: Done = Box::new(move |result| {
             drop(work);
             let took = fs.engine().clock().monotonic().saturating_sub(started);
@@ -463,7 +542,10 @@ impl FileSystem {
     /// once.
     pub fn write_back(&self, inos: &[Ino]) -> Result<()> {
         match self.fs.engine().gate().work() {
-            Some(_work) => self.fs.syncer().write_back(inos),
+            Some(_work) => {
+                let inos: Vec<Ino> = inos.iter().map(|ino| self.fs.numbers().inward(*ino)).collect();
+                self.fs.syncer().write_back(&inos)
+            }
             // A frozen file system has no dirty data.
             None => self.fs.syncer().sync_at_once(),
         }
@@ -491,7 +573,7 @@ impl FileSystem {
     /// The value of an extended attribute. Names include their namespace (`user.`, `trusted.`,
     /// `security.`).
     pub fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
-        self.timed(OpKind::getxattr, |fs| fs.names().getxattr(ino, name))
+        self.look(OpKind::getxattr, ino, |fs, ino| fs.names().getxattr(ino, name))
     }
 
     /// Whether the image may hold POSIX access control lists, as the attributes
@@ -506,13 +588,13 @@ impl FileSystem {
 
     /// Sets an extended attribute.
     pub fn setxattr(&self, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
-        self.change(OpKind::setxattr, ino, |fs| fs.names().setxattr(ino, name, value, mode))
+        self.change(OpKind::setxattr, ino, |fs, ino| fs.names().setxattr(ino, name, value, mode))
     }
 
     /// Calls `visit` with the name of each extended attribute until it returns false. `visit` must
     /// not call the file system.
     pub fn list_xattrs(&self, ino: Ino, visit: &mut dyn FnMut(&[u8]) -> bool) -> Result<()> {
-        self.timed(OpKind::listxattr, |fs| fs.names().list_xattrs(ino, visit))
+        self.look(OpKind::listxattr, ino, |fs, ino| fs.names().list_xattrs(ino, visit))
     }
 
     /// The names of all extended attributes.
@@ -527,24 +609,24 @@ impl FileSystem {
 
     /// Removes an extended attribute, which must exist.
     pub fn removexattr(&self, ino: Ino, name: &[u8]) -> Result<()> {
-        self.change(OpKind::removexattr, ino, |fs| fs.names().removexattr(ino, name))
+        self.change(OpKind::removexattr, ino, |fs, ino| fs.names().removexattr(ino, name))
     }
 
     /// Keeps the inode alive after it loses its last name: one pin for each open handle and kernel
     /// lookup.
     pub fn pin(&self, ino: Ino) -> Result<()> {
-        self.fs.inodes().pin(ino);
+        self.fs.inodes().pin(self.fs.numbers().inward(ino));
         Ok(())
     }
 
     /// Adds `count` pins.
     pub fn pin_by(&self, ino: Ino, count: u64) {
-        self.fs.inodes().pin_by(ino, count);
+        self.fs.inodes().pin_by(self.fs.numbers().inward(ino), count);
     }
 
     /// Releases `count` pins; the last pin of a nameless inode deletes it.
     pub fn unpin(&self, ino: Ino, count: u64) {
-        self.fs.files().unpin(ino, count);
+        self.fs.files().unpin(self.fs.numbers().inward(ino), count);
     }
 
     /// For tests: the work of the commit timer with `discard`.
@@ -605,7 +687,7 @@ impl FileSystem {
     /// [`FileSystem::statfs`] as it looks from a directory or file: size and free space are no more
     /// than the limits above it leave ([`FileSystem::set_limit`]).
     pub fn statfs_at(&self, ino: Ino) -> Result<StatFs> {
-        self.fs.statfs_at(ino, self.statfs())
+        self.fs.steady(ino, |ino| self.fs.statfs_at(ino, self.statfs()))
     }
 
     /// Limits how many bytes of file data and how many inodes may be used at and below a directory,
@@ -623,17 +705,19 @@ impl FileSystem {
     /// file has another name outside of the directory. EROFS, EBUSY, ENOSPC: as for
     /// [`FileSystem::fork`].
     pub fn set_limit(&self, dir: Ino, change: SetLimit) -> Result<Limit> {
-        self.timed(OpKind::setattr, |fs| fs.set_limit(dir, change))
+        let limit = self.timed(OpKind::setattr, |fs| fs.set_limit(dir, change))?;
+        Ok(self.shown_limit(limit))
     }
 
     /// The nearest limit at or above an inode.
     pub fn limit_of(&self, ino: Ino) -> Result<Option<Limit>> {
-        self.fs.limit_of(ino)
+        let limit = self.fs.steady(ino, |ino| self.fs.limit_of(ino))?;
+        Ok(limit.map(|limit| self.shown_limit(limit)))
     }
 
     /// All limits that have a maximum.
     pub fn limits(&self) -> Vec<Limit> {
-        self.fs.limits()
+        self.fs.limits().into_iter().map(|limit| self.shown_limit(limit)).collect()
     }
 
     /// The number of inodes deleted so far whose last name had been removed while they were

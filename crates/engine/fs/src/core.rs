@@ -15,11 +15,12 @@ use crate::error::{Error, Result};
 use crate::format::name_other;
 use crate::gate::{Door, Gate, Phase};
 use crate::names::Names;
+use crate::numbers::Numbers;
 use crate::policy::dirty_set::{DirtySet, OwnSet};
 use crate::policy::options::{DirtyTracking, MountOptions};
 use crate::policy::switches::Switches;
 use kedge_base::broken::{self, Variant};
-use kedge_base::{Clock, Lsn};
+use kedge_base::{Clock, Ino, Lsn};
 use kedge_device::Device;
 use kedge_store::{CheckpointClient, ForceCause, OpenOptions, Store};
 use std::sync::{Arc, Weak};
@@ -32,6 +33,7 @@ pub(crate) struct Fs {
     syncer: Arc<Syncer>,
     files: Arc<Files>,
     names: Names,
+    numbers: Numbers,
 }
 
 /// Leaves the pool of flusher threads on its drop, with the last clone of a file system.
@@ -142,7 +144,7 @@ impl Fs {
         let files = Arc::new(Files::new(e, i, w));
         let (e, i, w) = below();
         let names = Names::new(e, i, w, files.clone());
-        Arc::new(Fs { engine, inodes, writeback, syncer, files, names })
+        Arc::new(Fs { engine, inodes, writeback, syncer, files, names, numbers: Numbers::default() })
     }
 
     /// The work before the first operation.
@@ -185,6 +187,15 @@ impl Fs {
 
     pub(crate) fn names(&self) -> &Names {
         &self.names
+    }
+
+    pub(crate) fn numbers(&self) -> &Numbers {
+        &self.numbers
+    }
+
+    /// [`Numbers::steady`] with the clock of the file system.
+    pub(crate) fn steady<R>(&self, ino: Ino, run: impl FnOnce(Ino) -> Result<R>) -> Result<R> {
+        self.numbers.steady(self.engine.clock(), ino, run)
     }
 
     /// Changes options. Running operations may still follow the old ones.

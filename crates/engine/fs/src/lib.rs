@@ -56,7 +56,7 @@
 //!
 //! # Files
 //! A file uses only those before it:
-//! 1. values: `error`, `types`, `flags`, `stats`, `claim`, `gate`;
+//! 1. values: `error`, `types`, `flags`, `stats`, `claim`, `gate`, `numbers`;
 //! 2. `policy`: options, and the orders and lists that a program may provide;
 //! 3. `engine`: the store with the options in force; `host`, and `format`, which makes an image;
 //! 4. `cache`: inodes and pages in memory; `extents`, `sums`;
@@ -100,6 +100,7 @@ mod host;
 mod limits;
 mod moment;
 mod names;
+mod numbers;
 mod policy;
 mod receive;
 mod report;

@@ -165,6 +165,7 @@ impl Fs {
             inodes: 0,
         })?;
         let id = self.quietly(|| {
+            let dir = self.numbers().inward(dir);
             self.check_changeable(dir)?;
             let inode = self.inodes().get_dir(dir)?;
             if inode.meta.lock().core.nlink == 0 {

@@ -99,6 +99,7 @@ impl FileSystem {
 impl crate::core::Fs {
     fn create_tree(&self, dir: Ino, name: &[u8]) -> Result<Ino> {
         self.quietly(|| {
+            let dir = self.numbers().inward(dir);
             self.check_changeable(dir)?;
             self.names().check_free(dir, name)?;
             let now = self.engine().now();
@@ -119,6 +120,7 @@ impl crate::core::Fs {
     fn complete(&self, tree: &Receiving, (dir, name): (Ino, &[u8]), id: &TreeIdentity) -> Result<()> {
         let store = self.engine().store();
         self.quietly(|| {
+            let dir = self.numbers().inward(dir);
             self.check_changeable(dir)?;
             self.names().check_free(dir, name)?;
             loop {

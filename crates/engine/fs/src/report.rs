@@ -4,7 +4,7 @@ use crate::core::Fs;
 use kedge_base::{Histogram, HistogramSnapshot};
 use kedge_device::LatencyKind;
 use kedge_format::record::RecordOp;
-use kedge_store::{CheckpointCause, ForceCause};
+use kedge_store::{CheckpointCause, ForceCause, Tree};
 use serde_json::{Map, Value, json};
 
 fn latency(h: &HistogramSnapshot) -> Value {
@@ -184,8 +184,11 @@ impl Fs {
     }
 
     fn tree_value(&self) -> Value {
-        let t = self.engine().store().tree().stats();
-        let latches = self.engine().store().tree().latches();
+        self.engine().store().with_tree(Fs::tree_stats)
+    }
+
+    fn tree_stats(tree: &Tree) -> Value {
+        let (t, latches) = (tree.stats(), tree.latches());
         let kind = |k: &kedge_store::LatchKind| {
             let value = json!({
                 "acquisitions": k.acquisitions,
@@ -198,7 +201,7 @@ impl Fs {
             (format!("{}_{}", k.access, k.level), value)
         };
         json!({
-            "height": self.engine().store().tree().height(),
+            "height": tree.height(),
             "node_reads": t.node_reads.get(),
             "lock": latches.lock.name(),
             "restarts": latches.restarts,

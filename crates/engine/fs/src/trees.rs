@@ -19,7 +19,8 @@ use crate::gate::{Door, Phase};
 use crate::types::Attr;
 use kedge_base::atomic::Ordering::SeqCst;
 use kedge_base::{Ino, spawn_named};
-use kedge_store::{ForceCause, Reclaimed, TreeKind, TreeUse};
+use kedge_format::FileKind;
+use kedge_store::{ForceCause, Reclaimed, Renamed, TreeEntry, TreeKind, TreeUse};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -42,6 +43,15 @@ pub struct TreeInfo {
     pub created: i64,
     /// Inodes, shared ones included.
     pub inodes: u64,
+}
+
+/// How the first tree is replaced.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Root {
+    /// By a fork of another tree.
+    RolledBack,
+    /// By the other tree itself.
+    Committed { force: bool },
 }
 
 /// What trees take, as of the last checkpoint.
@@ -99,6 +109,7 @@ impl Fs {
     pub(crate) fn fork(&self, source: Ino, dir: Ino, name: &[u8], read_only: bool) -> Result<Attr> {
         self.check_tree(source)?;
         let ino = self.quietly(|| {
+            let dir = self.numbers().inward(dir);
             self.check_changeable(dir)?;
             self.names().check_free(dir, name)?;
             let ino = self.engine().store().fork(source, dir, name, read_only)?;
@@ -110,6 +121,7 @@ impl Fs {
 
     pub(crate) fn delete_tree(&self, dir: Ino, name: &[u8]) -> Result<()> {
         self.quietly(|| {
+            let dir = self.numbers().inward(dir);
             self.check_changeable(dir)?;
             let root = self.names().tree_named(dir, name).ok_or(Error::NotFound)?;
             let store = self.engine().store();
@@ -139,6 +151,7 @@ impl Fs {
     pub(crate) fn roll_back(&self, source: Ino, dir: Ino, name: &[u8]) -> Result<Attr> {
         self.check_tree(source)?;
         let ino = self.quietly(|| {
+            let dir = self.numbers().inward(dir);
             let old = self.replaceable(dir, name, source)?;
             let ino = self.engine().store().replace_by_fork(source, old, dir, name)?;
             self.forget_tree(old);
@@ -154,6 +167,7 @@ impl Fs {
             return Err(Error::Invalid("the directory is not the root of a fork"));
         }
         self.quietly(|| {
+            let dir = self.numbers().inward(dir);
             let old = self.replaceable(dir, name, fork)?;
             self.check_changeable(fork)?;
             let above = store.trees().remove(&fork.tree()).ok_or(Error::NotFound)?.dir;
@@ -173,9 +187,86 @@ impl Fs {
         })
     }
 
+    /// Replaces the contents of the first tree: see [`crate::FileSystem::roll_back_root`].
+    pub(crate) fn replace_root(&self, source: Ino, how: Root) -> Result<()> {
+        let store = self.engine().store();
+        if source == Ino::ROOT {
+            return Err(Error::Invalid("a tree cannot replace itself"));
+        }
+        self.check_tree(source)?;
+        self.quietly(|| {
+            let gone = match how {
+                Root::RolledBack => None,
+                Root::Committed { force } => {
+                    self.check_changeable(source)?;
+                    if store.has_trees_below(source) {
+                        return Err(Error::NotEmpty);
+                    }
+                    if !force && !store.is_as_forked(Ino::ROOT, source) {
+                        return Err(Error::Busy("the tree was changed since it was forked, and"));
+                    }
+                    Some(source)
+                }
+            };
+            let names = self.names_kept(source, gone)?;
+            let mut replacing = self.numbers().replace();
+            let done = store.replace_first(source, gone.is_some(), &names);
+            // After an error that the cut preceded, too: the store is shut down, or the next
+            // checkpoint completes the replacement.
+            let old = store.replaced_first();
+            if done.is_ok() || old != replacing.before() {
+                self.forget_tree(Ino::ROOT);
+                gone.into_iter().for_each(|root| self.forget_tree(root));
+                replacing.done(old);
+            }
+            drop(replacing);
+            done?;
+            self.files().drop_orphans_of(0);
+            Ok(())
+        })
+    }
+
+    /// The names of the trees in the first tree once it has the contents of `source`: each tree but
+    /// `gone` keeps its path.
+    fn names_kept(&self, source: Ino, gone: Option<Ino>) -> Result<Vec<Renamed>> {
+        let store = self.engine().store();
+        let mut names = Vec::new();
+        for (number, entry) in store.trees() {
+            let root = Ino::ROOT.in_tree(number);
+            if number == 0 || entry.kind != TreeKind::Head || Some(root) == gone {
+                continue;
+            }
+            if !store.same_tree(entry.dir, Ino::ROOT) {
+                continue; // its directory stays
+            }
+            let path = self.names().path_of(entry.dir)?;
+            let mut dir = source;
+            for name in path.split(|byte| *byte == b'/').filter(|name| !name.is_empty()) {
+                let found = match self.names().lookup(dir, name) {
+                    Err(Error::NotFound) => return Err(Error::NotEmpty),
+                    found => found?,
+                };
+                if found.kind != FileKind::Directory || !store.same_tree(found.ino, source) {
+                    return Err(Error::NotEmpty);
+                }
+                dir = found.ino;
+            }
+            match self.names().lookup(dir, &entry.name) {
+                Err(Error::NotFound) => {}
+                Ok(_) => return Err(Error::NotEmpty),
+                Err(e) => return Err(e),
+            }
+            let TreeEntry { name, read_only, .. } = entry;
+            names.push(Renamed { root, dir: dir.local(), name, read_only });
+        }
+        Ok(names)
+    }
+
     /// Makes the inodes of a deleted tree dead. Returns when no thread reads in it.
     fn forget_tree(&self, root: Ino) {
         let store = self.engine().store();
+        self.inodes().forget_pins(|ino| store.same_tree(ino, root));
+        self.inodes().wait_for_loads(|ino| store.same_tree(ino, root));
         let inodes: Vec<Arc<Inode>> = self.inodes().of_tree(root);
         for inode in &inodes {
             let _io = inode.io.write();
@@ -194,6 +285,8 @@ impl Fs {
 
     pub(crate) fn rename_tree(&self, from: (Ino, &[u8]), to: (Ino, &[u8])) -> Result<()> {
         self.quietly(|| {
+            let inward = |(dir, name)| (self.numbers().inward(dir), name);
+            let (from, to) = (inward(from), inward(to));
             self.check_changeable(from.0)?;
             self.check_changeable(to.0)?;
             let root = self.names().tree_named(from.0, from.1).ok_or(Error::NotFound)?;

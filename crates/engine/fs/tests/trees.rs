@@ -633,3 +633,204 @@ fn a_tree_with_orphans_of_a_crash_is_forked() {
     drop(fs);
     assert_eq!(names(&open(&crashed), fork), ["kept", "new"]);
 }
+
+fn errno<T>(result: kedgefs::Result<T>) -> i32 {
+    result.map(drop).unwrap_err().errno()
+}
+
+const ESTALE: i32 = 116;
+
+#[test]
+fn the_first_tree_is_rolled_back_in_one_step() {
+    let device = make(64 * MIB);
+    let fs = open(&device);
+    let old = vec![1; 2 * MIB as usize];
+    let file = put(&fs, Ino::ROOT, "file", &old);
+    let dir = fs.mkdir(Ino::ROOT, b"dir", 0o755, OWNER).unwrap().ino;
+    put(&fs, dir, "deep", b"deep");
+    let monday = fs.fork(Ino::ROOT, Ino::ROOT, b"monday", true).unwrap().ino;
+    let inside = fs.fork(Ino::ROOT, dir, b"inside", false).unwrap().ino;
+    put(&fs, Ino::ROOT, "file", &vec![2; MIB as usize]);
+    put(&fs, Ino::ROOT, "later", &vec![3; MIB as usize]);
+    fs.unlink(dir, b"deep").unwrap();
+    fs.pin(file).unwrap();
+
+    fs.roll_back_root(monday).unwrap();
+    let expect = |fs: &FileSystem| {
+        assert_eq!(names(fs, Ino::ROOT), ["dir", "file", "monday"]);
+        assert!(get(fs, Ino::ROOT, "file") == old);
+        let dir = fs.lookup(Ino::ROOT, b"dir").unwrap().ino;
+        assert_eq!(names(fs, dir), ["deep", "inside"]);
+        assert_eq!(fs.lookup(dir, b"..").unwrap().ino, Ino::ROOT);
+        // A tree that was named in the first one has its path and its contents.
+        assert_eq!(fs.lookup(dir, b"inside").unwrap().ino, inside);
+        assert_eq!(fs.lookup(inside, b"..").unwrap().ino, dir);
+        assert!(get(fs, inside, "file") == old);
+        assert_eq!(fs.path_of(dir).unwrap(), b"/dir");
+        assert_eq!(fs.trees().len(), 3);
+    };
+    expect(&fs);
+    // What was known of the old contents finds nothing, open or not.
+    assert_eq!(errno(fs.getattr(file)), ESTALE);
+    assert_eq!(errno(fs.write(file, 0, b"lost")), ESTALE);
+    assert_eq!(errno(fs.read(file, 0, &mut [0; 10])), ESTALE);
+    assert_eq!(errno(fs.fsync(file, false)), ESTALE);
+    assert_eq!(errno(fs.create(dir, b"new", 0o644, OWNER)), ESTALE);
+    fs.unpin(file, 1);
+    // The numbers of the new contents are new, and stay.
+    let now = fs.lookup(Ino::ROOT, b"file").unwrap().ino;
+    assert_ne!(now, file);
+    assert_eq!(fs.getattr(now).unwrap().ino, now);
+    put(&fs, Ino::ROOT, "file", b"new");
+    assert!(get(&fs, monday, "file") == old, "the snapshot is as it was");
+    fs.reclaim().unwrap();
+    fs.checkpoint().unwrap();
+    check(&device);
+    // The state that a crash leaves is the same.
+    fs.sync().unwrap();
+    let crashed = Arc::new(device.fork());
+    let again = open(&crashed);
+    assert_eq!(&get(&again, Ino::ROOT, "file")[..3], b"new");
+    again.close().unwrap();
+    check(&crashed);
+
+    fs.roll_back_root(monday).unwrap();
+    expect(&fs);
+    assert_eq!(errno(fs.getattr(now)), ESTALE);
+    fs.close().unwrap();
+    check(&device);
+    let fs = open(&device);
+    expect(&fs);
+    fs.reclaim().unwrap();
+    fs.close().unwrap();
+    check(&device);
+}
+
+#[test]
+fn a_fork_takes_the_place_of_the_first_tree() {
+    let device = make(64 * MIB);
+    let fs = open(&device);
+    put(&fs, Ino::ROOT, "file", b"first");
+    let kept = fs.fork(Ino::ROOT, Ino::ROOT, b"kept", true).unwrap().ino;
+    let work = fs.fork(Ino::ROOT, Ino::ROOT, b"work", false).unwrap().ino;
+    put(&fs, work, "done", b"done");
+    fs.commit_root(work, false).unwrap();
+    assert_eq!(names(&fs, Ino::ROOT), ["done", "file", "kept"]);
+    assert_eq!(errno(fs.lookup(work, b"done")), ESTALE);
+    // It changed meanwhile.
+    let other = fs.fork(Ino::ROOT, Ino::ROOT, b"other", false).unwrap().ino;
+    put(&fs, Ino::ROOT, "more", b"more");
+    assert_eq!(errno(fs.commit_root(other, false)), 16);
+    assert_eq!(get(&fs, Ino::ROOT, "more"), b"more");
+    let inner = fs.fork(kept, other, b"inner", false).unwrap().ino;
+    assert_eq!(errno(fs.commit_root(other, true)), 39, "a tree is named in it");
+    fs.delete_tree(other, b"inner").unwrap();
+    assert_eq!(errno(fs.roll_back_root(inner)), ESTALE);
+    assert_eq!(errno(fs.commit_root(kept, true)), 30, "a snapshot");
+    assert_eq!(errno(fs.roll_back_root(Ino::ROOT)), 22);
+    let file = fs.lookup(Ino::ROOT, b"file").unwrap().ino;
+    assert_eq!(errno(fs.roll_back_root(file)), 22);
+    fs.commit_root(other, true).unwrap();
+    assert_eq!(names(&fs, Ino::ROOT), ["done", "file", "kept"]);
+    fs.reclaim().unwrap();
+    fs.close().unwrap();
+    check(&device);
+    let fs = open(&device);
+    assert_eq!(get(&fs, Ino::ROOT, "done"), b"done");
+    assert_eq!(fs.trees().len(), 2);
+    fs.close().unwrap();
+}
+
+/// A tree whose path the new contents do not have stays, and so does all else.
+#[test]
+fn a_tree_that_would_lose_its_path_prevents_the_replacement() {
+    let device = make(64 * MIB);
+    let fs = open(&device);
+    let empty = fs.fork(Ino::ROOT, Ino::ROOT, b"empty", true).unwrap().ino;
+    put(&fs, Ino::ROOT, "taken", b"a file");
+    let full = fs.fork(Ino::ROOT, Ino::ROOT, b"full", true).unwrap().ino;
+    let dir = fs.mkdir(Ino::ROOT, b"dir", 0o755, OWNER).unwrap().ino;
+    fs.fork(Ino::ROOT, dir, b"tree", false).unwrap();
+    assert_eq!(errno(fs.roll_back_root(empty)), 39, "no such directory");
+    fs.unlink(Ino::ROOT, b"taken").unwrap();
+    fs.rename_tree(dir, b"tree", Ino::ROOT, b"taken").unwrap();
+    assert_eq!(errno(fs.roll_back_root(full)), 39, "a file has the name");
+    assert_eq!(names(&fs, Ino::ROOT), ["dir", "empty", "full", "taken"]);
+    // Nothing has changed, and inodes have the numbers that they had.
+    put(&fs, dir, "file", b"file");
+    fs.roll_back_root(empty).unwrap();
+    assert_eq!(names(&fs, Ino::ROOT), ["empty", "full", "taken"]);
+    fs.close().unwrap();
+    check(&device);
+}
+
+/// The replaced tree's limits are those of the tree that replaces it, and count what that has.
+#[test]
+fn limits_come_with_the_contents() {
+    let device = make(64 * MIB);
+    let fs = open(&device);
+    let dir = fs.mkdir(Ino::ROOT, b"dir", 0o755, OWNER).unwrap().ino;
+    put(&fs, dir, "file", &vec![1; 100_000]);
+    let max = |bytes| kedgefs::SetLimit { bytes: Some(Some(bytes)), files: None };
+    fs.set_limit(dir, max(MIB)).unwrap();
+    let base = fs.fork(Ino::ROOT, Ino::ROOT, b"base", true).unwrap().ino;
+    put(&fs, dir, "more", &vec![1; 500_000]);
+    fs.set_limit(dir, max(4 * MIB)).unwrap();
+    fs.roll_back_root(base).unwrap();
+    let dir = fs.lookup(Ino::ROOT, b"dir").unwrap().ino;
+    let limit = fs.limit_of(dir).unwrap().unwrap();
+    assert_eq!((limit.dir, limit.bytes_max, limit.bytes), (dir, Some(MIB), 102_400));
+    let ino = fs.create(dir, b"large", 0o644, OWNER).unwrap().ino;
+    assert!(fs.write(ino, 0, &vec![1; 2 * MIB as usize]).unwrap() < MIB as usize);
+    fs.reclaim().unwrap();
+    fs.close().unwrap();
+    check(&device);
+}
+
+/// Threads that read, write and list beside replacements get the bytes of one state or an error.
+#[test]
+fn the_first_tree_is_replaced_beside_readers_and_writers() {
+    let device = make(64 * MIB);
+    let fs = open(&device);
+    for i in 0..50 {
+        put(&fs, Ino::ROOT, &format!("f{i}"), &vec![1; 20_000]);
+    }
+    let base = fs.fork(Ino::ROOT, Ino::ROOT, b"base", true).unwrap().ino;
+    let over = std::sync::atomic::AtomicBool::new(false);
+    let is_over = || over.load(std::sync::atomic::Ordering::SeqCst);
+    std::thread::scope(|scope| {
+        for t in 0..3_u8 {
+            let fs = &fs;
+            let is_over = &is_over;
+            scope.spawn(move || {
+                let mut n = 0;
+                while !is_over() {
+                    n = (n + 7) % 50;
+                    let name = format!("f{n}");
+                    let Ok(attr) = fs.lookup(Ino::ROOT, name.as_bytes()) else { continue };
+                    let mut bytes = vec![0; 20_000];
+                    match fs.read_uncached(attr.ino, 0, &mut bytes) {
+                        Ok(read) => assert!(read == 20_000 && bytes.iter().all(|b| (1..=4).contains(b))),
+                        Err(e) => assert_eq!(e.errno(), ESTALE, "{e}"),
+                    }
+                    match fs.write(attr.ino, 0, &vec![t + 2; 20_000]) {
+                        Ok(_) => {}
+                        Err(e) => assert_eq!(e.errno(), ESTALE, "{e}"),
+                    }
+                }
+            });
+        }
+        for _ in 0..40 {
+            fs.roll_back_root(base).unwrap();
+            fs.reclaim().unwrap();
+        }
+        over.store(true, std::sync::atomic::Ordering::SeqCst);
+    });
+    fs.roll_back_root(base).unwrap();
+    for i in 0..50 {
+        assert!(get(&fs, Ino::ROOT, &format!("f{i}")) == vec![1; 20_000]);
+    }
+    fs.reclaim().unwrap();
+    fs.close().unwrap();
+    check(&device);
+}

@@ -79,6 +79,10 @@ struct State {
     /// Heads by the directory that names them, and their name.
     named: BTreeMap<Ino, BTreeMap<Vec<u8>, u32>>,
     open: BTreeMap<u32, Arc<Member>>,
+    /// The first tree, once it has replaced the one with which the image was opened.
+    later_first: Option<Arc<Member>>,
+    /// What the first tree will be after the next cut, if that replaces it.
+    next_first: Option<Arc<Member>>,
     /// The generation in which the open trees change now.
     generation: Generation,
     /// Where the search for an unused number starts. No number is used twice while an image is
@@ -86,8 +90,39 @@ struct State {
     next_number: u32,
 }
 
+/// The first tree, with a reference that a replacement of the tree does not end.
+pub(crate) enum First<'a> {
+    /// That with which the image was opened: it costs no count of references.
+    AsOpened(&'a Arc<Member>),
+    Later(Arc<Member>),
+}
+
+impl First<'_> {
+    pub(crate) fn shared(&self) -> Arc<Member> {
+        match self {
+            First::AsOpened(member) => (*member).clone(),
+            First::Later(member) => member.clone(),
+        }
+    }
+}
+
+impl std::ops::Deref for First<'_> {
+    type Target = Member;
+
+    fn deref(&self) -> &Member {
+        match self {
+            First::AsOpened(member) => member,
+            First::Later(member) => member,
+        }
+    }
+}
+
 pub(crate) struct Forest {
-    pub first: Arc<Member>,
+    /// The first tree with which the image was opened; see [`Forest::first`].
+    opened_first: Arc<Member>,
+    /// The number that the contents got which the first tree had before it was replaced; 0 if it
+    /// never was.
+    replaced: AtomicU32,
     common: Common,
     forked: AtomicBool,
     birth: AtomicU32,
@@ -118,6 +153,10 @@ pub(crate) enum Change {
     FreedBelow { number: u32, key: Key },
     /// All of it is freed. The one child that a point may have takes its place.
     Drop { number: u32 },
+    /// The first tree gets the state of `source`, of which `point` is made unless it has not changed
+    /// since its point was made. What the first tree had is `old`, which is to be freed. The tree
+    /// that [`Forest::prepare_first`] opened takes its place in memory.
+    First { source: u32, old: u32, point: u32, created: i64 },
     /// A limit is made, or its maxima and its parent are set.
     Limit { id: LimitId, entry: LimitEntry, begins: bool, now: i64 },
     /// A limit gets another parent.
@@ -159,7 +198,8 @@ impl Forest {
         cache_bytes: u64,
     ) -> Result<Forest> {
         let forest = Forest {
-            first: Arc::new(Member { number: 0, tree: first, counters, marks }),
+            opened_first: Arc::new(Member { number: 0, tree: first, counters, marks }),
+            replaced: AtomicU32::new(0),
             common,
             forked: AtomicBool::new(false),
             birth: AtomicU32::new(0),
@@ -173,6 +213,39 @@ impl Forest {
             forest.load(&table)?;
         }
         Ok(forest)
+    }
+
+    /// The first tree as it is now.
+    pub(crate) fn first(&self) -> First<'_> {
+        if self.replaced.load(Acquire) == 0 {
+            return First::AsOpened(&self.opened_first);
+        }
+        let later = self.state.read().later_first.clone();
+        First::Later(later.expect("it is set before the number of what it replaced"))
+    }
+
+    /// [`Forest::first`] for a caller that has locked the state.
+    fn first_in<'a>(&'a self, later: &'a Option<Arc<Member>>) -> &'a Arc<Member> {
+        later.as_ref().unwrap_or(&self.opened_first)
+    }
+
+    /// Opens the tree that the next cut puts in the place of the first one, with the state of
+    /// `source`, which has no dirty node and does not change until then. Reads its root, so that
+    /// the cut need not.
+    pub(crate) fn prepare_first(&self, source: u32) -> Result<()> {
+        let entry = self.entry(source).filter(|entry| entry.kind == TreeKind::Head);
+        let entry = entry.ok_or(Error::NoTree(source))?;
+        let marks = Arc::new(Marks::default());
+        let counters = Counters::of(entry.next_ino, entry.inodes, entry.orphans);
+        let tree = self.common.open(&entry, &marks, self.cache_bytes() / 2)?;
+        let member = Arc::new(Member { number: 0, tree, counters, marks });
+        self.state.write().next_first = Some(member);
+        Ok(())
+    }
+
+    /// The number of the contents that the first tree had before it was last replaced, or 0.
+    pub(crate) fn replaced(&self) -> u32 {
+        self.replaced.load(Acquire)
     }
 
     fn load(&self, state: &TableState) -> Result<()> {
@@ -217,7 +290,7 @@ impl Forest {
         limits::check(&limits, |tree| entries.get(&tree).is_some_and(|entry| entry.kind == TreeKind::Head))?;
         self.limits.load(limits);
         if let Some(entry) = entries.get(&0) {
-            self.first.marks.set(entry.births_below, entry.nodes_below);
+            self.first().marks.set(entry.births_below, entry.nodes_below);
         }
         let mut now = self.state.write();
         for (number, entry) in &entries {
@@ -252,7 +325,7 @@ impl Forest {
             return 0;
         }
         match ino.tree() {
-            0 => self.first.marks.births_below(),
+            0 => self.first().marks.births_below(),
             // A tree that is gone has no extents to ask about.
             number => self.state.read().entries.get(&number).map_or(0, |entry| entry.births_below),
         }
@@ -300,7 +373,7 @@ impl Forest {
     /// The open tree. May read its root.
     pub(crate) fn member(&self, number: u32) -> Result<Arc<Member>> {
         if number == 0 {
-            return Ok(self.first.clone());
+            return Ok(self.first().shared());
         }
         let entry = {
             let state = self.state.read();
@@ -338,7 +411,7 @@ impl Forest {
     fn with<R>(&self, key: Key, run: impl FnOnce(&Tree, u32, Key) -> Result<R>) -> Result<R> {
         let (number, key) = self.split(key);
         if number == 0 {
-            return run(&self.first.tree, 0, key);
+            return run(&self.first().tree, 0, key);
         }
         run(&self.member(number)?.tree, number, key)
     }
@@ -400,7 +473,7 @@ impl Forest {
             count += 1;
             ControlFlow::Continue(())
         })?;
-        self.first.counters.orphans.store(count, Relaxed);
+        self.first().counters.orphans.store(count, Relaxed);
         Ok(())
     }
 
@@ -432,19 +505,19 @@ impl Forest {
     }
 
     pub(crate) fn is_in_memory(&self) -> bool {
-        !self.is_forked() && self.first.tree.is_in_memory()
+        !self.is_forked() && self.first().tree.is_in_memory()
     }
 
     pub(crate) fn pin(&self, keys: &[Key]) -> Result<Vec<kedge_btree::Pins>> {
         if !self.is_forked() {
-            return Ok(vec![self.first.tree.pin(keys)?]);
+            return Ok(vec![self.first().tree.pin(keys)?]);
         }
         self.by_tree(keys).into_iter().map(|(number, keys)| self.member(number)?.tree.pin(&keys)).collect()
     }
 
     pub(crate) fn leaves_of(&self, keys: &[Key]) -> Result<u32> {
         if !self.is_forked() {
-            return self.first.tree.leaves_of(keys);
+            return self.first().tree.leaves_of(keys);
         }
         let of = self.by_tree(keys).into_iter();
         of.map(|(number, keys)| self.member(number)?.tree.leaves_of(&keys)).sum()
@@ -453,7 +526,7 @@ impl Forest {
     /// Reads leaves in, as far as possible.
     pub(crate) fn prefetch(&self, keys: &[Key]) {
         if !self.is_forked() {
-            return self.first.tree.prefetch(keys);
+            return self.first().tree.prefetch(keys);
         }
         for (number, keys) in self.by_tree(keys) {
             // A hint: the operation that needs the tree gets the error.
@@ -467,7 +540,7 @@ impl Forest {
     pub(crate) fn counted<R>(&self, key: Key, run: impl FnOnce(&Counters, Ino) -> R) -> Result<R> {
         let (number, local) = self.split(key);
         if number == 0 {
-            return Ok(run(&self.first.counters, Ino(local.ino)));
+            return Ok(run(&self.first().counters, Ino(local.ino)));
         }
         Ok(run(&self.member(number)?.counters, Ino(local.ino)))
     }
@@ -483,9 +556,9 @@ impl Forest {
 
     /// The height and the number of nodes of the largest tree.
     pub(crate) fn largest(&self) -> (u32, u64) {
-        let first = &self.first.tree;
+        let first = self.first();
         let sizes = |tree: &Tree| (tree.height(), tree.node_count());
-        self.open_members().iter().fold(sizes(first), |(height, nodes), member| {
+        self.open_members().iter().fold(sizes(&first.tree), |(height, nodes), member| {
             let (h, n) = sizes(&member.tree);
             (height.max(h), nodes.max(n))
         })
@@ -493,12 +566,13 @@ impl Forest {
 
     pub(crate) fn dirty_bytes(&self) -> usize {
         let others = self.open_members();
-        self.first.tree.dirty_bytes() + others.iter().map(|member| member.tree.dirty_bytes()).sum::<usize>()
+        self.first().tree.dirty_bytes() + others.iter().map(|member| member.tree.dirty_bytes()).sum::<usize>()
     }
 
     pub(crate) fn cached_bytes(&self) -> usize {
         let others = self.open_members();
-        self.first.tree.cached_bytes() + others.iter().map(|member| member.tree.cached_bytes()).sum::<usize>()
+        self.first().tree.cached_bytes()
+            + others.iter().map(|member| member.tree.cached_bytes()).sum::<usize>()
     }
 
     pub(crate) fn cache_bytes(&self) -> u64 {
@@ -514,8 +588,8 @@ impl Forest {
     fn share_cache(&self) {
         let (bytes, others) = (self.cache_bytes.load(Relaxed), self.open_members());
         let first = if others.is_empty() { bytes } else { bytes / 2 };
-        if self.first.tree.cache_bytes() as u64 != first {
-            self.first.tree.set_cache_bytes(first as usize);
+        if self.first().tree.cache_bytes() as u64 != first {
+            self.first().tree.set_cache_bytes(first as usize);
         }
         for member in &others {
             let each = (bytes / 2 / others.len() as u64).max(CACHE_MIN);
@@ -567,7 +641,7 @@ impl Forest {
     /// The generation of the root of a tree as it is now.
     fn root_generation(&self, state: &State, tree: u32, entry: &TreeEntry) -> Generation {
         match (tree, state.open.get(&tree)) {
-            (0, _) => self.first.tree.root().1,
+            (0, _) => self.first_in(&state.later_first).tree.root().1,
             (_, Some(member)) => member.tree.root().1,
             (_, None) => entry.root_generation,
         }
@@ -615,7 +689,7 @@ impl Forest {
     }
 
     pub(crate) fn inode_count(&self) -> u64 {
-        let first = self.first.counters.inodes.load(Relaxed);
+        let first = self.first().counters.inodes.load(Relaxed);
         if !self.is_forked() {
             return first;
         }
@@ -816,12 +890,19 @@ impl Forest {
                     let entry = state.entries.get_mut(&heir).expect("just listed");
                     entry.point = gone.point;
                     (entry.births_below, entry.nodes_below) = (gone.births_below, gone.nodes_below);
-                    let member = if heir == 0 { Some(&self.first) } else { state.open.get(&heir) };
+                    let member = if heir == 0 {
+                        Some(self.first_in(&state.later_first))
+                    } else {
+                        state.open.get(&heir)
+                    };
                     if let Some(member) = member {
                         member.marks.set(gone.births_below, gone.nodes_below);
                     }
                     changed.insert(heir);
                 }
+            }
+            Change::First { source, old, point, created } => {
+                self.replace_first(state, (*source, *old, *point), first, changed, *created);
             }
             Change::Limit { id, entry, begins, now } => {
                 // The table has an entry of the first tree, even without a fork.
@@ -850,6 +931,46 @@ impl Forest {
         changed.insert(fork);
     }
 
+    fn replace_first(
+        &self,
+        state: &mut State,
+        (source, old, point): (u32, u32, u32),
+        first: &Frozen,
+        changed: &mut BTreeSet<u32>,
+        created: i64,
+    ) {
+        let mut gone = match state.entries.get(&0) {
+            Some(entry) => entry.clone(),
+            None => first_entry(created),
+        };
+        (gone.root, gone.root_generation) = (first.root, first.root_generation);
+        (gone.root_level, gone.nodes) = (first.root_level, first.node_count);
+        self.first_in(&state.later_first).counters.store_in(&mut gone);
+        let (since, gone_marks) = (gone.created, (gone.births_below, gone.nodes_below));
+        state.entries.insert(old, TreeEntry { kind: TreeKind::Dying, ..gone });
+        changed.insert(old);
+        let entry = self.make_point(state, source, point, first, changed, created);
+        let (dir, name) = (Ino(0), Vec::new());
+        let mut in_place = TreeEntry { read_only: false, dir, name, created: since, ..entry.clone() };
+        state.entries.insert(source, entry);
+        // Broken on purpose: the tree takes what it shares for its own.
+        if broken::is(Variant::ReplacedRootUnmarked) {
+            (in_place.births_below, in_place.nodes_below) = (gone_marks.0, gone_marks.1);
+        }
+        self.limits.delete_tree(0);
+        self.limits.fork(source, 0);
+        let member = state.next_first.take().expect("it was prepared");
+        // The generation of the open trees is that after the cut.
+        while member.tree.generation() < state.generation {
+            drop(member.tree.freeze());
+        }
+        member.marks.set(in_place.births_below, in_place.nodes_below);
+        state.entries.insert(0, in_place);
+        changed.insert(0);
+        state.later_first = Some(member);
+        self.replaced.store(old, Release);
+    }
+
     /// Makes the point that the present state of `source` is, unless it is the state of the point
     /// that it has. Returns the entry that `source` gets.
     fn make_point(
@@ -868,7 +989,7 @@ impl Forest {
         if source == 0 {
             (entry.root, entry.root_generation) = (first.root, first.root_generation);
             (entry.root_level, entry.nodes) = (first.root_level, first.node_count);
-            self.first.counters.store_in(&mut entry);
+            self.first_in(&state.later_first).counters.store_in(&mut entry);
         }
         let fresh = entry.point == 0 || entry.root_generation >= entry.nodes_below;
         if fresh {
@@ -881,7 +1002,8 @@ impl Forest {
             entry.births_below = self.birth.fetch_add(1, Relaxed) + 1;
             entry.nodes_below = first.generation.next();
         }
-        let member = if source == 0 { Some(&self.first) } else { state.open.get(&source) };
+        let member =
+            if source == 0 { Some(self.first_in(&state.later_first)) } else { state.open.get(&source) };
         if let Some(member) = member {
             member.marks.set(entry.births_below, entry.nodes_below);
         }
@@ -895,6 +1017,9 @@ impl Forest {
             member.tree.written(frozen);
         }
         self.table.get().expect("it was frozen").written(frozen.table);
+        if self.replaced() != 0 && self.opened_first.tree.cache_bytes() > 0 {
+            self.opened_first.tree.set_cache_bytes(0);
+        }
     }
 }
 

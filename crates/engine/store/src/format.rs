@@ -2,6 +2,8 @@
 
 use crate::checkpoint::cut::Cut;
 use crate::checkpoint::write::{FULL, write_checkpoint};
+use crate::counters::Counters;
+use crate::forest::Member;
 use crate::slots::{erase_copies, write_copies};
 use crate::space::{AllocNodes, DeviceNodes};
 use kedge_alloc::Alloc;
@@ -82,14 +84,19 @@ pub fn format(device: Arc<dyn Device>, clock: Arc<dyn Clock>, params: &FormatPar
         ..Default::default()
     };
     tree.put(Key::inode(Ino::ROOT), &root.encode())?;
+    let (frozen, next) = (tree.freeze(), Ino(Ino::ROOT.0 + 1));
+    let first = Member { number: 0, tree, counters: Counters::of(next.0, 1, 0), marks: Arc::default() };
     let cut = Cut {
-        tree: tree.freeze(),
+        root: first.tree.root(),
+        root_nodes: first.tree.node_count(),
+        first: Arc::new(first),
+        tree: frozen,
         forest: None,
         alloc: alloc.freeze(),
         lsn: Lsn(0),
         tail: Lsn(0),
         generation: FIRST,
-        next_ino: Ino(Ino::ROOT.0 + 1),
+        next_ino: next,
         inodes: 1,
     };
     let state = cut.state(Epoch(0), true, now.sec, None);

@@ -250,9 +250,9 @@ impl Store {
         &self.alloc
     }
 
-    /// The first tree.
-    pub fn tree(&self) -> &Tree {
-        &self.forest.first.tree
+    /// Passes the first tree to `look`.
+    pub fn with_tree<R>(&self, look: impl FnOnce(&Tree) -> R) -> R {
+        look(&self.forest.first().tree)
     }
 
     /// The memory for nodes, in bytes.

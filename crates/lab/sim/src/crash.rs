@@ -55,10 +55,11 @@ pub struct Step {
 
 impl Step {
     /// Collapse and insert range move blocks, and force the log before anything is written to the
-    /// moved blocks. The first clone makes a checkpoint.
+    /// moved blocks. The first clone makes a checkpoint, and so does a resize.
     fn may_force(&self) -> bool {
         let moves = matches!(self.op, Op::Fallocate { how: Falloc::Collapse | Falloc::Insert, .. });
-        moves || matches!(self.op, Op::Clone { .. }) || self.effect.persist.is_some()
+        let checkpoints = matches!(self.op, Op::Clone { .. } | Op::Resize { .. });
+        moves || checkpoints || self.effect.persist.is_some()
     }
 }
 
@@ -109,7 +110,11 @@ impl History {
         for &at in persists {
             match self.steps[at].effect.persist {
                 None => {}
-                Some(Persist::All) => (floors.prefix, floors.all) = (at, at),
+                // A tree operation is itself durable.
+                Some(Persist::All) => {
+                    let since = at + usize::from(self.steps[at].effect.ordered);
+                    (floors.prefix, floors.all) = (since, since);
+                }
                 Some(Persist::Inode { id, datasync }) => {
                     floors.data.insert(id, at);
                     if !datasync {

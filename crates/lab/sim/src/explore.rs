@@ -190,10 +190,13 @@ pub fn setup() -> Setup {
     }
 }
 
+/// Bytes of the device, to which workloads make the image grow.
+pub const GROWN: u64 = 18 << 20;
+
 /// The image that all workloads start from.
 pub fn base_image() -> Result<MemDevice, String> {
     let setup = setup();
-    rig::format(setup.image, setup.log)
+    rig::format_within(GROWN, setup.image, setup.log)
 }
 
 impl Explorer {

@@ -99,6 +99,14 @@ enum Step {
         fork: u32,
         name: u32,
     },
+    /// The first tree becomes a fork of the source.
+    RollBackRoot {
+        source: u32,
+    },
+    /// The fork takes the place of the first tree.
+    CommitRoot {
+        fork: u32,
+    },
     Reclaim,
     /// Makes blocks of a file those of another, and creates the file if need be.
     Clone {
@@ -186,6 +194,13 @@ fn choose(random: &mut SmallRng, kind: Steps, model: &Model, stamp: u32) -> Step
                 false => Step::Commit { fork: other, name },
             }
         }
+        22..24 if !forks.is_empty() => {
+            let from = forks[random.random_range(0..forks.len())];
+            match random.random_bool(0.5) {
+                true => Step::RollBackRoot { source: from },
+                false => Step::CommitRoot { fork: from },
+            }
+        }
         20..25 => Step::Reclaim,
         25..29 => Step::Checkpoint,
         29..33 => Step::Sync,
@@ -248,6 +263,16 @@ fn foresee(model: &mut Model, step: Step) {
             let copy = model.0[&source].clone();
             model.0.insert(name, copy);
         }
+        Step::RollBackRoot { source } => {
+            model.settle();
+            let copy = model.0[&source].clone();
+            model.0.insert(0, copy);
+        }
+        Step::CommitRoot { fork } => {
+            model.settle();
+            let files = model.0.remove(&fork).expect("chosen");
+            model.0.insert(0, files);
+        }
         Step::Commit { fork: from, name: to } | Step::Rename { from, to } => {
             model.settle();
             let files = model.0.remove(&from).expect("chosen");
@@ -303,6 +328,8 @@ fn take(fs: &FileSystem, step: Step) -> Result<(), Error> {
             fs.roll_back(root(fs, source)?, Ino::ROOT, &name_of('t', name)).map(drop)
         }
         Step::Commit { fork, name } => fs.commit_tree(root(fs, fork)?, Ino::ROOT, &name_of('t', name), true),
+        Step::RollBackRoot { source } => fs.roll_back_root(root(fs, source)?),
+        Step::CommitRoot { fork } => fs.commit_root(root(fs, fork)?, true),
         Step::Reclaim => fs.reclaim(),
     }
 }
@@ -421,6 +448,63 @@ fn compare(found: &Found, model: &Model) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+/// The first tree is replaced, and trees that are named in it keep their paths, although its
+/// directories get other numbers: in each state either tree has them.
+pub fn check_root(plan: StatePlan) -> Result<usize, String> {
+    let said = |e: Error| e.to_string();
+    let setup = Setup { image: 24 << 20, ..crate::explore::setup() };
+    let device = Arc::new(SimDevice::new(rig::format(setup.image, setup.log)?));
+    let fs = rig::open(&device, &Arc::new(ManualClock::default()), &setup)?;
+    let put = |dir: Ino, byte: u8| {
+        let ino = fs.create(dir, b"file", 0o644, OWNER)?.ino;
+        fs.write(ino, 0, &vec![byte; 3 * BLOCK]).map(drop)
+    };
+    let fork = fs.fork(Ino::ROOT, Ino::ROOT, b"fork", false).map_err(said)?.ino;
+    for n in 0..40 {
+        fs.mkdir(Ino::ROOT, format!("pad{n}").as_bytes(), 0o755, OWNER).map_err(said)?;
+    }
+    let mkdir = |at: Ino| fs.mkdir(at, b"d", 0o755, OWNER);
+    let (dir, other) = (mkdir(Ino::ROOT).map_err(said)?.ino, mkdir(fork).map_err(said)?.ino);
+    if dir.local() == other.local() {
+        return Err("the two directories have one number".into());
+    }
+    put(dir, 1).map_err(said)?;
+    put(other, 2).map_err(said)?;
+    let inside = fs.fork(Ino::ROOT, dir, b"tree", false).map_err(said)?.ino;
+    put(inside, 3).map_err(said)?;
+    fs.sync().map_err(said)?;
+    device.mark(1);
+    fs.roll_back_root(fork).map_err(said)?;
+    device.mark(2);
+    fs.reclaim().map_err(said)?;
+    fs.close().map_err(said)?;
+    drop(fs);
+    let mut count = 0;
+    for state in device.recording().states(plan) {
+        let Some(mark) = state.mark else { continue };
+        count += 1;
+        let place = format!("state {count}, after event {}, {:?}", state.at, state.choice);
+        let looked = rig::fsck(state.medium.fork()).and_then(|()| {
+            let device = Arc::new(SimDevice::new(state.medium));
+            let fs = rig::open(&device, &Arc::new(ManualClock::default()), &setup)?;
+            let first = |at: Ino| {
+                let mut byte = [0];
+                fs.read(fs.lookup(at, b"file")?.ino, 0, &mut byte).map(|_| byte[0])
+            };
+            let dir = fs.lookup(Ino::ROOT, b"d").map_err(said)?.ino;
+            let tree = fs.lookup(dir, b"tree").map_err(said)?.ino;
+            let found = (first(dir).map_err(said)?, first(tree).map_err(said)?);
+            let old = fs.lookup(Ino::ROOT, b"pad7").is_ok();
+            match (found, old, mark) {
+                ((1, 3), true, 1) | ((2, 3), false, _) => Ok(()),
+                _ => Err(format!("{found:?}, the old contents: {old}, after step {mark}")),
+            }
+        });
+        looked.map_err(|e| format!("{e}\n{place}"))?;
+    }
+    Ok(count)
 }
 
 /// A full image gets files in the blocks that a deleted fork had, while checkpoints free them. Each

@@ -28,6 +28,8 @@ pub struct Profile {
     pub shifts: u32,
     /// Per thousand data operations: clones.
     pub clones: u32,
+    /// Per thousand: forks, deletions and replacements of trees, and limits that are never reached.
+    pub trees: u32,
 }
 
 impl Default for Profile {
@@ -43,6 +45,7 @@ impl Default for Profile {
             extremes: 10,
             shifts: 0,
             clones: 0,
+            trees: 0,
         }
     }
 }
@@ -183,6 +186,12 @@ impl Generator {
         if at < remounts + crashes + persists {
             return self.persist(model);
         }
+        if self.profile.trees > 0
+            && self.chance(self.profile.trees)
+            && let Some(op) = self.tree_op(model)
+        {
+            return op;
+        }
         if let Some(op) = self.unfix(model) {
             return op;
         }
@@ -202,6 +211,29 @@ impl Generator {
         let path = self.existing(model, fixed)?;
         let on = Target::Path(path);
         self.chance(150).then_some(Op::SetFlags { on, flags: 0 })
+    }
+
+    /// `None`: a tree that is needed is not there.
+    fn tree_op(&mut self, model: &Model) -> Option<Op> {
+        const TREES_MAX: usize = 5;
+        let trees: Vec<String> =
+            model.paths().into_iter().filter(|(_, id)| model.is_root(*id)).map(|(path, _)| path).collect();
+        let forks: Vec<String> = trees.iter().filter(|path| *path != ".").cloned().collect();
+        let pick = self.rng.random_range(0..20);
+        if pick < 8 && forks.len() < TREES_MAX || forks.is_empty() {
+            return Some(Op::Fork { source: self.pick(&trees), path: self.free_path(model) });
+        }
+        Some(match pick {
+            0..11 => Op::DeleteTree { path: self.pick(&forks) },
+            11..13 => Op::RollBack { source: self.pick(&trees), path: self.pick(&forks) },
+            13..15 => Op::RollBack { source: self.pick(&forks), path: ".".to_owned() },
+            15..17 => Op::CommitTree { fork: self.pick(&forks), path: self.pick(&trees) },
+            17 => {
+                let path = self.existing(model, Inode::is_dir)?;
+                Op::SetLimit { path, bytes: 1 << 40, files: self.rng.random_range(1 << 20..1 << 30) }
+            }
+            _ => Op::Fork { source: self.pick(&trees), path: self.any_path(model) },
+        })
     }
 
     fn persist(&mut self, model: &Model) -> Op {

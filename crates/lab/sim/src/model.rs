@@ -9,6 +9,8 @@
 //! drives both sides skips it. If several errors apply, the one that Linux reports comes first and
 //! the others are allowed.
 
+mod trees;
+
 use crate::content::{CHUNK, Content};
 use crate::ops::{
     AclBits, Falloc, OWNER, Op, Outcome, RDEV, Rename, Special, Target, XattrFlag, acl_bytes, acl_name,
@@ -18,6 +20,8 @@ use kedge_format::item::{FILE_SIZE_MAX, NAME_MAX, SYMLINK_MAX, XATTR_VALUE_MAX};
 use kedgefs::{FileFlags, FileKind, Timespec};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+
+pub use trees::Limit;
 
 /// The model's inode number.
 pub type Id = u64;
@@ -42,6 +46,10 @@ pub struct Inode {
     /// For a directory: its parent.
     pub parent: Id,
     pub target: String,
+    /// The root of its tree.
+    pub tree: Id,
+    /// The limit of a directory.
+    pub limit: Option<Limit>,
     pub xattrs: BTreeMap<String, String>,
     /// The access control list, which is also one of `xattrs`; and a directory's default list.
     pub access: Option<AclBits>,
@@ -74,6 +82,8 @@ impl Inode {
             entries: BTreeMap::new(),
             parent: 0,
             target: String::new(),
+            tree: ROOT,
+            limit: None,
             xattrs: BTreeMap::new(),
             access: None,
             default: None,
@@ -413,6 +423,9 @@ impl Model {
             Op::Link { from, path } => has(self.parent(path)?.0, FIXED) || has(self.target(from)?, either),
             Op::Unlink { path } | Op::Rmdir { path } => {
                 let (dir, name) = self.parent(path)?;
+                if self.is_tree_root(self.lookup(dir, name)?) {
+                    return Ok(false);
+                }
                 has(dir, either) || has(self.lookup(dir, name)?, either)
             }
             Op::Rename { from, to, .. } => {
@@ -459,6 +472,12 @@ impl Model {
             Op::Unlink { path } => self.unlink(path),
             Op::Rmdir { path } => self.rmdir(path),
             Op::Rename { from, to, how } => self.rename(from, to, *how),
+            Op::Fork { .. }
+            | Op::DeleteTree { .. }
+            | Op::RollBack { .. }
+            | Op::CommitTree { .. }
+            | Op::SetLimit { .. }
+            | Op::Resize { .. } => self.run_trees(op),
             Op::Tmpfile { .. } | Op::Open { .. } | Op::Close { .. } => self.run_handles(op),
             Op::Remount => {
                 self.forget_handles();
@@ -497,6 +516,7 @@ impl Model {
         let id = self.next;
         self.next += 1;
         inode.parent = dir;
+        inode.tree = self.tree_of(dir);
         if inode.is_dir() {
             inode.nlink = 2;
             self.edit(dir).nlink += 1;
@@ -541,6 +561,8 @@ impl Model {
         if directory {
             return Err(errno::EPERM.into());
         }
+        let home = self.get(id).parent;
+        self.same_place(dir, if self.inodes.contains_key(&home) { home } else { dir })?;
         if self.get(id).dead {
             return Err(No::Unspecified); // above a mount the kernel returns ENOENT
         }
@@ -591,6 +613,9 @@ impl Model {
         if !self.get(id).entries.is_empty() {
             return Err(errno::ENOTEMPTY.into());
         }
+        if self.is_tree_root(id) {
+            return self.run_trees(&Op::DeleteTree { path: path.to_owned() });
+        }
         self.drop_name(dir, name);
         self.lose_name(id);
         Ok(ordered([dir, id]))
@@ -616,6 +641,10 @@ impl Model {
                 ));
             }
         };
+        self.same_place(old_dir, new_dir)?;
+        if [Some(moved), there].into_iter().flatten().any(|id| self.is_tree_root(id)) {
+            return Err(No::Unspecified);
+        }
         let errors = self.rename_errors(old_dir, moved, new_dir, there, how);
         if !errors.is_empty() {
             return Err(No::Errno(errors));
@@ -653,6 +682,7 @@ impl Model {
         let id = self.next;
         self.next += 1;
         let mut inode = Inode::new(FileKind::CharDevice, 0);
+        (inode.parent, inode.tree) = (dir, self.tree_of(dir));
         inode.flags = self.get(dir).flags.inherited();
         if let Some(list) = self.get(dir).default {
             inode.inherit(list);
@@ -664,10 +694,10 @@ impl Model {
 
     /// Sets the parent of a moved directory.
     fn rehome(&mut self, id: Id, from: Id, to: Id) {
+        self.edit(id).parent = to;
         if self.get(id).is_dir() {
             self.edit(from).nlink -= 1;
             self.edit(to).nlink += 1;
-            self.edit(id).parent = to;
         }
     }
 
@@ -716,6 +746,7 @@ impl Model {
                 self.next += 1;
                 let mut inode = Inode::new(FileKind::Regular, *mode);
                 inode.nlink = 0;
+                (inode.parent, inode.tree) = (dir, self.tree_of(dir));
                 inode.flags = self.get(dir).flags.inherited();
                 if let Some(list) = self.get(dir).default {
                     inode.inherit(list);
@@ -946,6 +977,9 @@ impl Model {
     fn clone_range(&mut self, source: &Target, from: u64, on: &Target, to: u64, len: u64) -> Answer {
         let (_, _) = (self.target(source)?, self.target(on)?);
         let (source, id) = (self.data_target(source)?, self.data_target(on)?);
+        if self.tree_of(source) != self.tree_of(id) {
+            return Err(No::Unspecified);
+        }
         let (size, old) = (self.get(source).content.size(), self.get(id).content.size());
         let len = if len == 0 { size.saturating_sub(from) } else { len };
         if !from.is_multiple_of(CHUNK) || !to.is_multiple_of(CHUNK) {

@@ -6,7 +6,7 @@
 
 use kedgefs::{
     Attr, DirEntry, Error, FallocateMode, FileFlags, FileKind, FileSystem, Ino, Owner, RenameMode, SetAttr,
-    SetTime, Timespec, XattrMode,
+    SetLimit, SetTime, Timespec, XattrMode,
 };
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -288,6 +288,34 @@ pub enum Op {
     Close {
         handle: u8,
     },
+    /// Forks the tree with the root `source`.
+    Fork {
+        source: String,
+        path: String,
+    },
+    /// Deletes a tree, and frees its space.
+    DeleteTree {
+        path: String,
+    },
+    /// Replaces a tree, or the first one by the path ".", by a fork.
+    RollBack {
+        source: String,
+        path: String,
+    },
+    /// Puts a fork in the place of a tree, though that was changed.
+    CommitTree {
+        fork: String,
+        path: String,
+    },
+    /// Makes the image larger.
+    Resize {
+        bytes: u64,
+    },
+    SetLimit {
+        path: String,
+        bytes: u64,
+        files: u64,
+    },
     Fsync {
         on: Target,
     },
@@ -467,6 +495,12 @@ impl Executor {
             | Op::Unlink { .. }
             | Op::Rmdir { .. }
             | Op::Rename { .. } => self.run_names(op),
+            Op::Fork { .. }
+            | Op::DeleteTree { .. }
+            | Op::RollBack { .. }
+            | Op::CommitTree { .. }
+            | Op::Resize { .. }
+            | Op::SetLimit { .. } => self.run_trees(op),
             Op::Tmpfile { .. } | Op::Open { .. } | Op::Close { .. } => self.run_handles(op),
             Op::Chmod { .. }
             | Op::Chown { .. }
@@ -549,6 +583,51 @@ impl Executor {
             }
             _ => unreachable!("sorted by run()"),
         }
+        Ok(Outcome::Done)
+    }
+
+    /// What trees that are gone had is freed within the call, so that a recording is the same each
+    /// time.
+    fn run_trees(&mut self, op: &Op) -> Result<Outcome, Refused> {
+        let fs = &self.fs;
+        match op {
+            Op::Fork { source, path } => {
+                let source = resolve(fs, source)?;
+                let (dir, name) = self.parent(path)?;
+                expect_kind(fs.fork(source, dir, name, false)?, FileKind::Directory);
+            }
+            Op::DeleteTree { path } => {
+                let (dir, name) = self.parent(path)?;
+                fs.delete_tree(dir, name)?;
+            }
+            Op::RollBack { source, path } => {
+                let source = resolve(fs, source)?;
+                match split(path) {
+                    None => fs.roll_back_root(source)?,
+                    Some(_) => {
+                        let (dir, name) = self.parent(path)?;
+                        fs.roll_back(source, dir, name)?;
+                    }
+                }
+            }
+            Op::CommitTree { fork, path } => {
+                let fork = resolve(fs, fork)?;
+                match split(path) {
+                    None => fs.commit_root(fork, true)?,
+                    Some(_) => {
+                        let (dir, name) = self.parent(path)?;
+                        fs.commit_tree(fork, dir, name, true)?;
+                    }
+                }
+            }
+            Op::Resize { bytes } => drop(fs.resize(Some(*bytes))?),
+            Op::SetLimit { path, bytes, files } => {
+                let set = SetLimit { bytes: Some(Some(*bytes)), files: Some(Some(*files)) };
+                fs.set_limit(resolve(fs, path)?, set)?;
+            }
+            _ => unreachable!("sorted by run()"),
+        }
+        fs.reclaim()?;
         Ok(Outcome::Done)
     }
 

@@ -73,13 +73,13 @@ impl Setup {
     pub fn format(&self) -> Result<MemDevice, String> {
         if !self.encrypted {
             let device = Arc::new(MemDevice::new(self.image));
-            format_on(device.clone(), self.log, self.checksums)?;
+            format_on(device.clone(), None, self.log, self.checksums)?;
             return Ok(device.fork());
         }
         let said = |e: kedge_base::Error| e.to_string();
         let below = Arc::new(MemDevice::new(CRYPT_AREA + self.image));
         let device = CryptDevice::format(below.clone(), &secret(), CHEAP).map_err(said)?;
-        format_on(Arc::new(device), self.log, self.checksums)?;
+        format_on(Arc::new(device), None, self.log, self.checksums)?;
         Ok(below.fork())
     }
 
@@ -145,17 +145,28 @@ pub fn unlocked(device: Arc<dyn Device>) -> Result<Arc<dyn Device>, String> {
 
 /// Formats an image in memory, always the same: name hash key and log secret are not random.
 pub fn format(size: u64, log: u64) -> Result<MemDevice, String> {
-    let device = Arc::new(MemDevice::new(size));
-    format_on(device.clone(), log, false)?;
+    format_within(size, size, log)
+}
+
+/// [`format()`] on a device of `room` bytes, into which the image can grow.
+pub fn format_within(room: u64, size: u64, log: u64) -> Result<MemDevice, String> {
+    let device = Arc::new(MemDevice::new(room));
+    format_on(device.clone(), Some(size), log, false)?;
     Ok(device.fork())
 }
 
-fn format_on(device: Arc<dyn Device>, log: u64, data_checksums: bool) -> Result<(), String> {
+fn format_on(device: Arc<dyn Device>, of: Option<u64>, log: u64, data_checksums: bool) -> Result<(), String> {
     let size = device.geometry().size;
     let uuid = Some(uuid::Uuid::from_bytes([0x6b; 16]));
     let log_size = Some(log);
-    let options =
-        FormatOptions { log_size, uuid, immutable: true, data_checksums, ..FormatOptions::default() };
+    let options = FormatOptions {
+        size: of,
+        log_size,
+        uuid,
+        immutable: true,
+        data_checksums,
+        ..FormatOptions::default()
+    };
     FileSystem::format(device.clone(), Arc::new(ManualClock::default()), &options).map_err(said("format"))?;
     for (i, slot) in SLOTS.iter().enumerate() {
         let mut block = IoBuf::zeroed(1);
@@ -235,7 +246,11 @@ impl Rig {
         if let Some(history) = &mut self.history {
             history.push(op.clone(), outcome.clone(), expected.effect, self.model.clone());
         }
-        if matches!(op, Op::Sync | Op::Freeze) {
+        let trees = matches!(
+            op,
+            Op::Fork { .. } | Op::DeleteTree { .. } | Op::RollBack { .. } | Op::CommitTree { .. }
+        );
+        if matches!(op, Op::Sync | Op::Freeze) || trees && outcome.is_ok() {
             self.history = Some(History::new(self.model.clone(), self.setup.promise));
         }
         self.since_compare += 1;

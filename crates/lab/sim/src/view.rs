@@ -6,7 +6,7 @@
 //! bytes, holes read as zeros.
 
 use crate::content::{CHUNK, Content};
-use crate::model::{Id, Inode, Model, ROOT};
+use crate::model::{Id, Inode, Limit, Model, ROOT};
 use crate::ops::{acl_bits, acl_name};
 use kedgefs::{Attr, DirEntry, Error, FileKind, FileSystem, Ino, SeekKind};
 use std::collections::btree_map::Entry;
@@ -26,6 +26,8 @@ pub struct Found {
     pub target: String,
     pub xattrs: BTreeMap<String, String>,
     pub entries: BTreeMap<String, Ino>,
+    /// The limit of a directory.
+    pub limit: Option<Limit>,
     /// One of its paths, for messages.
     pub path: String,
 }
@@ -95,6 +97,11 @@ impl View {
             }
             view.inodes.insert(ino, found);
         }
+        for limit in fs.limits() {
+            let found = view.inodes.get_mut(&limit.dir);
+            let found = found.ok_or_else(|| format!("a limit of inode {}, which has no name", limit.dir))?;
+            found.limit = Some((limit.bytes_max.unwrap_or(0), limit.files_max.unwrap_or(0)));
+        }
         for (ino, found) in &view.inodes {
             let count = names.get(ino).copied().unwrap_or(0);
             if found.attr.kind != FileKind::Directory && found.attr.nlink != count {
@@ -132,6 +139,8 @@ impl View {
                 entries: found.entries.iter().map(|(name, child)| (name.clone(), child.0)).collect(),
                 parent: parents.get(ino).map_or(0, |p| p.0),
                 target: found.target.clone(),
+                tree: Ino::ROOT.in_tree(ino.tree()).0,
+                limit: found.limit,
                 xattrs: found.xattrs.clone(),
                 access: found.xattrs.get(acl_name(false)).and_then(|text| acl_bits(text)),
                 default: found.xattrs.get(acl_name(true)).and_then(|text| acl_bits(text)),
@@ -192,6 +201,7 @@ fn read_inode_with(fs: &FileSystem, ino: Ino, path: &str, content: Contents) -> 
         target: String::new(),
         xattrs: BTreeMap::new(),
         entries: BTreeMap::new(),
+        limit: None,
         path: path.to_owned(),
     };
     match attr.kind {
@@ -352,6 +362,7 @@ pub fn compare_inode(found: &Found, inode: &Inode, depth: Depth) -> Result<(), S
     same!("rdev", attr.rdev, inode.rdev);
     same!("flags", attr.flags, inode.flags);
     same!("target", found.target, inode.target);
+    same!("limit", found.limit, inode.limit);
     same!("xattrs", found.xattrs, inode.xattrs);
     if depth == Depth::Names {
         return Ok(());

@@ -66,7 +66,26 @@ pub enum Core {
     Tmpfile(&'static str),
     /// From one file to another; the last is an index into `CLONES`.
     Clone(&'static str, &'static str, usize),
+    /// Forks the first tree to this name.
+    Fork(&'static str),
+    DeleteTree(&'static str),
+    /// The fork becomes a new one of the first tree.
+    RollBack(&'static str),
+    /// The first tree becomes a fork of the fork.
+    RollBackRoot(&'static str),
+    /// The fork takes the place of the first tree.
+    CommitRoot(&'static str),
+    /// The image grows, beside a file.
+    Resize(&'static str),
+    /// A directory with a file gets a limit.
+    Limit(&'static str),
 }
+
+/// The name of the fork, and a file in it.
+const TREE: &str = "S";
+const IN_TREE: &str = "S/foo";
+/// What no workload reaches.
+const LIMIT: (u64, u64) = (1 << 40, 1 << 30);
 
 /// Mode, offset, length.
 const FALLOCS: [(Falloc, u64, u64); 8] = [
@@ -143,7 +162,34 @@ impl Core {
         for (from, to) in [("foo", "bar"), ("bar", "foo"), ("foo", "A/foo"), ("bar", "A/bar")] {
             all.extend((0..CLONES.len()).map(|i| Core::Clone(from, to, i)));
         }
+        all.extend(Core::trees());
         all
+    }
+
+    /// Those with trees, limits and the size of the image.
+    fn trees() -> Vec<Core> {
+        let mut all = vec![
+            Core::Fork(TREE),
+            Core::DeleteTree(TREE),
+            Core::RollBack(TREE),
+            Core::RollBackRoot(TREE),
+            Core::CommitRoot(TREE),
+            Core::Limit("A"),
+        ];
+        all.extend(["foo", "bar"].map(Core::Resize));
+        all.extend([Core::Create(IN_TREE), Core::Append(IN_TREE), Core::Unlink(IN_TREE)]);
+        all.extend(WRITES.map(|(offset, len)| Core::Write(IN_TREE, offset, len)));
+        all.extend([Core::Truncate(IN_TREE, 3000), Core::Fallocate(IN_TREE, 3)]);
+        all
+    }
+
+    /// Whether it is one of [`Core::trees`].
+    fn is_tree(self) -> bool {
+        match self {
+            Core::Fork(_) | Core::DeleteTree(_) | Core::RollBack(_) | Core::RollBackRoot(_) => true,
+            Core::CommitRoot(_) | Core::Resize(_) | Core::Limit(_) => true,
+            other => other.uses().contains(&IN_TREE),
+        }
     }
 
     /// The cores that found most bugs in other file systems: names that are created, removed and
@@ -155,6 +201,7 @@ impl Core {
                 Core::Link(..) | Core::Rename(..) | Core::Exchange(..) | Core::Unlink(_) | Core::Create(_)
             ) || matches!(core, Core::Whiteout(..))
                 || matches!(core, Core::Tmpfile(_) | Core::Mknod(_) | Core::Rmdir(_) | Core::Mkdir(_))
+                || core.is_tree()
         };
         Core::all().into_iter().filter(kept).collect()
     }
@@ -185,7 +232,10 @@ impl Core {
             Core::SetFlags(f) => Core::SetFlags(other(f)),
             Core::Tmpfile(f) => Core::Tmpfile(other(f)),
             Core::Clone(f, to, i) => Core::Clone(other(f), other(to), i),
-            Core::Mkdir(_) | Core::Rmdir(_) => self,
+            Core::Resize(f) => Core::Resize(other(f)),
+            Core::Mkdir(_) | Core::Rmdir(_) | Core::Limit(_) => self,
+            Core::Fork(_) | Core::DeleteTree(_) | Core::RollBack(_) => self,
+            Core::RollBackRoot(_) | Core::CommitRoot(_) => self,
         }
     }
 
@@ -199,6 +249,9 @@ impl Core {
             Core::SetFlags(f) | Core::ShrinkXattr(f) => vec![f],
             Core::Link(a, b) | Core::Rename(a, b, _) | Core::Exchange(a, b) => vec![a, b],
             Core::Whiteout(a, b, _) | Core::Clone(a, b, _) => vec![a, b],
+            Core::Resize(f) | Core::Limit(f) => vec![f],
+            Core::Fork(f) | Core::DeleteTree(f) | Core::RollBack(f) => vec![f, "foo"],
+            Core::RollBackRoot(f) | Core::CommitRoot(f) => vec![f, "foo"],
         }
     }
 }
@@ -245,8 +298,25 @@ impl Script {
         self.model.find(at).and_then(|id| self.model.inode(id)).map(|inode| inode.is_dir())
     }
 
+    /// Ensures a fork of the first tree, with a file in both.
+    fn need_tree(&mut self, at: &str) -> Result<(), Impossible> {
+        if self.model.find(at).is_none() {
+            self.need_file("foo")?;
+            self.push(Op::Fork { source: path("."), path: path(at) })?;
+        }
+        Ok(())
+    }
+
+    /// Gives a file bytes that no other tree has.
+    fn change(&mut self, at: &str) -> Result<(), Impossible> {
+        self.need_file(at)?;
+        let fill = self.fill();
+        self.push(Op::Write { on: on(at), offset: 0, len: 5000, fill })
+    }
+
     fn need_parent(&mut self, at: &str) -> Result<(), Impossible> {
         match split(at) {
+            Some((TREE, _)) => self.need_tree(TREE),
             Some((dir, _)) if dir != "." => self.need_dir(dir),
             _ => Ok(()),
         }
@@ -296,6 +366,7 @@ impl Script {
 
     fn need_free(&mut self, at: &str) -> Result<(), Impossible> {
         match self.is_dir(at) {
+            Some(true) if at == TREE => self.push(Op::DeleteTree { path: path(at) }),
             None => self.need_parent(at),
             Some(false) => self.push(Op::Unlink { path: path(at) }),
             Some(true) => {
@@ -331,6 +402,21 @@ impl Script {
                 self.need_file(f)?;
                 self.need_file(to)
             }
+            Core::Fork(f) => {
+                self.need_free(f)?;
+                self.need_file("foo")
+            }
+            Core::DeleteTree(f) => self.need_tree(f),
+            Core::RollBack(f) | Core::RollBackRoot(f) => {
+                self.need_tree(f)?;
+                self.change("foo")
+            }
+            Core::CommitRoot(f) => {
+                self.need_tree(f)?;
+                self.change(IN_TREE)
+            }
+            Core::Resize(f) => self.need_file(f),
+            Core::Limit(_) => self.need_file("A/foo"),
             Core::Unlink(f) => self.need_name(f),
             Core::Rmdir(d) => {
                 self.need_dir(d)?;
@@ -435,7 +521,21 @@ impl Script {
                 let (from, at, len) = CLONES[i];
                 self.push(Op::Clone { source: on(f), from, on: on(to), to: at, len })
             }
+            trees => self.run_trees(trees),
         }
+    }
+
+    fn run_trees(&mut self, core: Core) -> Result<(), Impossible> {
+        self.push(match core {
+            Core::Fork(f) => Op::Fork { source: path("."), path: path(f) },
+            Core::DeleteTree(f) => Op::DeleteTree { path: path(f) },
+            Core::RollBack(f) => Op::RollBack { source: path("."), path: path(f) },
+            Core::RollBackRoot(f) => Op::RollBack { source: path(f), path: path(".") },
+            Core::CommitRoot(f) => Op::CommitTree { fork: path(f), path: path(".") },
+            Core::Resize(_) => Op::Resize { bytes: crate::explore::GROWN },
+            Core::Limit(d) => Op::SetLimit { path: path(d), bytes: LIMIT.0, files: LIMIT.1 },
+            _ => return Err(Impossible),
+        })
     }
 
     fn tmpfile(&mut self, f: &str) -> Result<(), Impossible> {
@@ -565,6 +665,12 @@ impl Catalogue {
 
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Whether one of the skeleton's operations is about trees, limits or the image's size. Sampled
+    /// skeletons are not known before they are made.
+    pub fn has_trees(&self, skeleton: u64) -> bool {
+        self.seq == 3 || self.skeletons[skeleton as usize].iter().any(|core| core.is_tree())
     }
 
     /// Length and seed, with which the [`WorkloadId`]s of this catalogue begin.

@@ -69,6 +69,7 @@ const CHECKS: &[Check] = &[
     ("an image that grows", grown),
     ("overwrites of a file with checksums", checksummed),
     ("recovery of a file with checksums", checksums_in_the_log),
+    ("the first tree replaced", root_replaced),
     ("trees that are forked", forked),
     ("files that are cloned", cloned),
     ("blocks of a deleted fork", refilled),
@@ -227,6 +228,11 @@ fn grown() -> Result<(), String> {
 fn forked() -> Result<(), String> {
     let plan = StatePlan { subsets: 3, samples: 3, torn: 1, ..StatePlan::default() };
     (0..6).try_for_each(|seed| check(Steps::Forks, seed, 60, plan).map(drop))
+}
+
+fn root_replaced() -> Result<(), String> {
+    let plan = StatePlan { subsets: 4, samples: 4, torn: 1, ..StatePlan::default() };
+    kedge_sim::forks::check_root(plan).map(drop)
 }
 
 fn cloned() -> Result<(), String> {

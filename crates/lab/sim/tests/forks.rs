@@ -32,3 +32,11 @@ fn blocks_of_a_deleted_fork_are_used_again_once_that_is_durable() {
     println!("{states} states");
     assert!(states > 300, "{states} states");
 }
+
+#[test]
+fn the_first_tree_is_replaced_with_the_names_in_it_or_not_at_all() {
+    let plan = StatePlan { subsets: 64, samples: 16, torn: 2, ..StatePlan::default() };
+    let states = kedge_sim::forks::check_root(plan).unwrap_or_else(|e| panic!("{e}"));
+    println!("{states} states");
+    assert!(states > 50, "{states} states");
+}

@@ -92,3 +92,23 @@ fn a_given_list_of_operations() {
         }
     }
 }
+
+/// Forks, deletions and replacements of trees, and limits, among all other operations.
+#[test]
+fn trees_are_those_of_the_model() {
+    let mut done = 0;
+    for seed in seeds(8) {
+        let profile = Profile { trees: 80, clones: 40, ..Profile::default() };
+        done += check_random(&Setup::default(), profile, seed, 600);
+    }
+    assert!(done > 0);
+}
+
+#[test]
+fn trees_survive_crashes() {
+    for seed in seeds(8) {
+        let profile = Profile { trees: 60, crashes: 25, persists: 150, ..Profile::default() };
+        let setup = if seed % 2 == 0 { Setup::default() } else { Setup::cramped() };
+        check_random(&setup, profile, seed, 500);
+    }
+}

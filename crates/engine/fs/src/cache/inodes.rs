@@ -63,6 +63,16 @@ impl Inodes {
         self.table.filtered(|ino| store.same_tree(ino, of))
     }
 
+    /// Returns when no read of such an inode from the tree is under way that was at the call.
+    pub(crate) fn wait_for_loads(&self, of: impl Fn(Ino) -> bool) {
+        self.table.wait_for_loads(of);
+    }
+
+    /// Forgets the pins of inodes whose tree is gone.
+    pub(crate) fn forget_pins(&self, of: impl Fn(Ino) -> bool) {
+        self.table.forget_pins(of);
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.table.len()
     }

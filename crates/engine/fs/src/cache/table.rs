@@ -40,6 +40,9 @@
 //!    thread that reads before finds nothing in the tree, and a thread that arrives after waits for
 //!    the lock ([`crate::cache::inodes::NewInode`]).
 //! 4. *Numbers are not reused*, so a dead inode's number finds nothing in the tree, now and later.
+//!    If the first tree is replaced, the same numbers find other inodes. Then no thread changes
+//!    anything, and after the cut reads from before it are awaited and all inodes of the tree leave
+//!    the table.
 //! 5. Recovery applies records to the tree before the table exists. A checkpoint changes no item;
 //!    the writeback that it requests follows rule 2.
 //!
@@ -203,6 +206,26 @@ impl InodeTable {
             found.extend(inodes.filter(|inode| wanted(inode.ino)).cloned());
         }
         found
+    }
+
+    /// Returns when no read of such an inode is under way that was at the call.
+    pub(crate) fn wait_for_loads(&self, of: impl Fn(Ino) -> bool) {
+        for shard in &self.shards {
+            let loads: Vec<_> = {
+                let shard = shard.lock();
+                shard.loads.iter().filter(|(ino, _)| of(**ino)).map(|(_, load)| load.clone()).collect()
+            };
+            loads.iter().for_each(|load| drop(load.wait()));
+        }
+    }
+
+    /// Forgets the pins of such inodes, and what is not durable of those that were evicted.
+    pub(crate) fn forget_pins(&self, of: impl Fn(Ino) -> bool) {
+        for shard in &self.shards {
+            let mut shard = shard.lock();
+            shard.pins.retain(|ino, _| !of(*ino));
+            shard.evicted.retain(|ino, _| !of(*ino));
+        }
     }
 
     pub(crate) fn len(&self) -> usize {

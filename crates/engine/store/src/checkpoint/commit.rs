@@ -71,10 +71,7 @@ impl Store {
         self.alloc.written(cut.alloc);
         self.alloc.checkpoint_durable(cut.generation);
         self.alloc.durable(self.log.durable_lsn());
-        self.forest.first.tree.written(cut.tree);
-        if let Some(forest) = cut.forest {
-            self.forest.written(forest);
-        }
+        Cut::trees_written(&self.forest, (cut.first, cut.tree, cut.forest));
         self.log.advance_tail(cut.tail);
         self.checkpoint.durable_lsn.store(cut.lsn.0, Ordering::Release);
         Ok(())

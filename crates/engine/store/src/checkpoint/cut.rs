@@ -1,15 +1,22 @@
 //! The cut: the state at one LSN, frozen to be written as a checkpoint.
 
-use crate::forest::{Change, Forest, FrozenForest};
+use crate::forest::{Change, Forest, FrozenForest, Member};
 use kedge_alloc::{Alloc, FrozenAlloc};
 use kedge_base::atomic::{AtomicU64, Ordering};
-use kedge_base::{Epoch, Generation, Ino, Lsn, Result};
+use kedge_base::{BlockNo, Epoch, Generation, Ino, Lsn, Result};
 use kedge_btree::Frozen;
 use kedge_format::superblock::{CheckpointState, Losses};
+use std::sync::Arc;
 
 /// The state that a cut takes, to be written as a checkpoint.
 pub(crate) struct Cut {
+    /// The first tree as it was until the cut, and what was frozen of it.
+    pub first: Arc<Member>,
     pub tree: Frozen,
+    /// Address, generation and level of the root of the first tree from the cut on, and the number
+    /// of its nodes.
+    pub root: (BlockNo, Generation, u8),
+    pub root_nodes: u64,
     /// The other trees and their table, in an image that was forked.
     pub forest: Option<FrozenForest>,
     pub alloc: FrozenAlloc,
@@ -31,15 +38,21 @@ impl Cut {
         lsn: Lsn,
         tail: Lsn,
     ) -> Result<Cut> {
-        let counters = &forest.first.counters;
-        let tree = forest.first.tree.freeze();
+        let first = forest.first().shared();
+        let tree = first.tree.freeze();
         // Changes the table, which takes nodes, so the allocator is frozen after it.
         let others = forest.freeze(&tree, changes)?;
         if others.is_some() {
             alloc.set_has_trees(forest.limits.is_used());
         }
+        // A change of the table may replace it.
+        let after = forest.first();
+        let counters = &after.counters;
         Ok(Cut {
+            first,
             tree,
+            root: after.tree.root(),
+            root_nodes: after.tree.node_count(),
             forest: others,
             alloc: alloc.freeze(),
             lsn,
@@ -60,6 +73,15 @@ impl Cut {
         self.trees().map(Frozen::len).sum()
     }
 
+    /// The frozen trees are durable.
+    pub(crate) fn trees_written(forest: &Forest, cut: (Arc<Member>, Frozen, Option<FrozenForest>)) {
+        let (first, tree, others) = cut;
+        first.tree.written(tree);
+        if let Some(others) = others {
+            forest.written(others);
+        }
+    }
+
     /// The checkpoint's part of the superblock slot.
     pub(crate) fn state(
         &self,
@@ -70,16 +92,16 @@ impl Cut {
     ) -> CheckpointState {
         CheckpointState {
             generation: self.generation,
-            root: self.tree.root,
-            root_generation: self.tree.root_generation,
-            root_level: self.tree.root_level,
+            root: self.root.0,
+            root_generation: self.root.1,
+            root_level: self.root.2,
             checkpoint_lsn: self.lsn,
             tail_lsn: self.tail,
             epoch,
             next_ino: self.next_ino,
             inodes: self.inodes,
             free_blocks: self.alloc.free_blocks(),
-            nodes: self.tree.node_count,
+            nodes: self.root_nodes,
             clean,
             written_sec,
             losses,

@@ -80,10 +80,7 @@ impl Recovery {
         if self.sb.geometry.has_sums() || self.sb.geometry.has_clones() {
             self.alloc.durable(self.checkpointed());
         }
-        self.forest.first.tree.written(cut.tree);
-        if let Some(forest) = cut.forest {
-            self.forest.written(forest);
-        }
+        Cut::trees_written(&self.forest, (cut.first, cut.tree, cut.forest));
         Ok(())
     }
 

@@ -57,7 +57,7 @@ fn log_data(store: &Store, ino: Ino, offset: u64, bytes: &[u8]) {
 /// The block to which the extents of a file map; `None` for a hole or an unwritten block.
 fn block(store: &Store, device: &dyn Device, ino: Ino, file_block: u64) -> Option<(BlockNo, Vec<u8>)> {
     let key = Key::new(ino, ItemKind::Extent, file_block);
-    let (found, value) = store.tree().prev_at_or_before(key).unwrap()?;
+    let (found, value) = store.with_tree(|tree| tree.prev_at_or_before(key)).unwrap()?;
     let item = ExtentItem::decode(&value).unwrap();
     let is_it =
         (found.ino, found.kind) == (key.ino, key.kind) && file_block < found.offset + item.blocks as u64;
