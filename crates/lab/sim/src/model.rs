@@ -550,6 +550,7 @@ impl Model {
 
     fn link(&mut self, from: &Target, path: &str) -> Answer {
         let id = self.target(from)?;
+        self.same_place(self.parent(path)?.0, id)?;
         let directory = self.get(id).is_dir();
         let (dir, name) = match self.vacant(path) {
             Err(No::Errno(mut errors)) if directory => {
@@ -561,8 +562,6 @@ impl Model {
         if directory {
             return Err(errno::EPERM.into());
         }
-        let home = self.get(id).parent;
-        self.same_place(dir, if self.inodes.contains_key(&home) { home } else { dir })?;
         if self.get(id).dead {
             return Err(No::Unspecified); // above a mount the kernel returns ENOENT
         }
@@ -624,6 +623,7 @@ impl Model {
     fn rename(&mut self, from: &str, to: &str, how: Rename) -> Answer {
         let (old_dir, old_name) = self.parent(from)?;
         let (new_dir, new_name) = self.parent(to)?;
+        self.same_place(old_dir, new_dir)?;
         let moved = self.lookup(old_dir, old_name);
         let there = match self.lookup(new_dir, new_name) {
             Ok(id) => Ok(Some(id)),
@@ -641,7 +641,6 @@ impl Model {
                 ));
             }
         };
-        self.same_place(old_dir, new_dir)?;
         if [Some(moved), there].into_iter().flatten().any(|id| self.is_tree_root(id)) {
             return Err(No::Unspecified);
         }

@@ -50,11 +50,14 @@ impl Model {
         self.get(id).tree == id
     }
 
-    /// The directory whose limit holds for what is in a directory.
-    fn limited_by(&self, dir: Id) -> Option<Id> {
-        let mut at = dir;
+    /// The directory whose limit holds for what is in a directory, or for a file.
+    fn limited_by(&self, id: Id) -> Option<Id> {
+        let mut at = id;
         loop {
-            let inode = self.get(at);
+            // The directory in which a file was made may be gone, and with it the answer.
+            let Some(inode) = self.inodes.get(&at) else {
+                return self.inodes.values().any(|inode| inode.limit.is_some()).then_some(at);
+            };
             if inode.limit.is_some() {
                 return Some(at);
             }
