@@ -336,9 +336,9 @@ impl FileSystem {
         made
     }
 
-    /// Replaces the contents of the first tree by a fork of `source`, a snapshot of it for instance,
-    /// in one step and durably: the root directory has what that of `source` has. What was there
-    /// before is deleted, and its space is freed in the background.
+    /// Replaces the contents of the first tree by a fork of `source`, a snapshot of it for
+    /// instance, in one step and durably: the root directory has what that of `source` has. What
+    /// was there before is deleted, and its space is freed in the background.
     ///
     /// The root directory keeps its number. All other inodes of the first tree that a caller knows
     /// are gone, open ones too: calls with their numbers fail with ESTALE. Inodes of the new

@@ -246,6 +246,9 @@ impl Fsx {
 
     #[track_caller]
     fn compare(&self, file: usize, at: usize, found: &[u8]) {
+        if found.is_empty() {
+            return;
+        }
         let wanted = &self.bytes[file][at..at + found.len()];
         if let Some(i) = (0..found.len()).find(|i| found[*i] != wanted[*i]) {
             let (wrong, right) = (found[i], wanted[i]);

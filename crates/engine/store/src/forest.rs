@@ -153,9 +153,9 @@ pub(crate) enum Change {
     FreedBelow { number: u32, key: Key },
     /// All of it is freed. The one child that a point may have takes its place.
     Drop { number: u32 },
-    /// The first tree gets the state of `source`, of which `point` is made unless it has not changed
-    /// since its point was made. What the first tree had is `old`, which is to be freed. The tree
-    /// that [`Forest::prepare_first`] opened takes its place in memory.
+    /// The first tree gets the state of `source`, of which `point` is made unless it has not
+    /// changed since its point was made. What the first tree had is `old`, which is to be freed.
+    /// The tree that [`Forest::prepare_first`] opened takes its place in memory.
     First { source: u32, old: u32, point: u32, created: i64 },
     /// A limit is made, or its maxima and its parent are set.
     Limit { id: LimitId, entry: LimitEntry, begins: bool, now: i64 },

@@ -23,7 +23,7 @@ use crate::model::Model;
 use crate::ops::{Executor, OWNER, Op, Outcome};
 use crate::rig::{self, Setup, panic_text};
 use crate::view::{Found, View};
-use crate::workload::Workload;
+use crate::workload::{GROWN, Workload};
 use kedge_base::{BLOCK_SIZE, ManualClock};
 use kedge_device::sim::{FaultPlan, Recording, SimDevice, StatePlan};
 use kedge_device::{Device, MemDevice};
@@ -189,9 +189,6 @@ pub fn setup() -> Setup {
         checksums: false,
     }
 }
-
-/// Bytes of the device, to which workloads make the image grow.
-pub const GROWN: u64 = 18 << 20;
 
 /// The image that all workloads start from.
 pub fn base_image() -> Result<MemDevice, String> {

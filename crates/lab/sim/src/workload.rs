@@ -84,6 +84,8 @@ pub enum Core {
 /// The name of the fork, and a file in it.
 const TREE: &str = "S";
 const IN_TREE: &str = "S/foo";
+/// Bytes of the device, to which workloads make the image grow.
+pub const GROWN: u64 = 18 << 20;
 /// What no workload reaches.
 const LIMIT: (u64, u64) = (1 << 40, 1 << 30);
 
@@ -532,7 +534,7 @@ impl Script {
             Core::RollBack(f) => Op::RollBack { source: path("."), path: path(f) },
             Core::RollBackRoot(f) => Op::RollBack { source: path(f), path: path(".") },
             Core::CommitRoot(f) => Op::CommitTree { fork: path(f), path: path(".") },
-            Core::Resize(_) => Op::Resize { bytes: crate::explore::GROWN },
+            Core::Resize(_) => Op::Resize { bytes: GROWN },
             Core::Limit(d) => Op::SetLimit { path: path(d), bytes: LIMIT.0, files: LIMIT.1 },
             _ => return Err(Impossible),
         })

@@ -76,7 +76,8 @@ impl<O: Ops> Server<O> {
             // The kernel then copies by reads and writes.
             op::COPY_FILE_RANGE | op::COPY_FILE_RANGE_64 => Refused(libc::ENOSYS),
             op::IOCTL => match args.take::<abi::IoctlIn>() {
-                // The numbers by which the kernel then knows inodes would be lost with their server.
+                // The numbers by which the kernel then knows inodes would be lost with their
+                // server.
                 Ok(asked) if TreeCall::replaces_root(asked.cmd, &mut args) => Refused(libc::EOPNOTSUPP),
                 Ok(asked) if TreeCall::is_asked(asked.cmd) => Forced,
                 Ok(asked) => match asked.cmd {

@@ -83,7 +83,14 @@ impl Model {
     /// The directory and the name of a tree other than the first.
     fn named_tree<'a>(&self, path: &'a str) -> Result<(Id, &'a str, Id), No> {
         let (dir, name) = self.parent(path)?;
-        let id = self.lookup(dir, name)?;
+        // There is no tree of that name, whatever else is wrong.
+        let id = self.lookup(dir, name).map_err(|no| match no {
+            No::Errno(mut errors) => {
+                errors.push(errno::ENOENT);
+                No::Errno(errors)
+            }
+            No::Unspecified => No::Unspecified,
+        })?;
         if self.is_tree_root(id) { Ok((dir, name, id)) } else { Err(errno::ENOENT.into()) }
     }
 
