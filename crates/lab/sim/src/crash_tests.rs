@@ -32,6 +32,7 @@ fn show(model: &Model) -> View {
             target: inode.target.clone(),
             xattrs: inode.xattrs.clone(),
             entries: inode.entries.iter().map(|(name, child)| (name.clone(), Ino(*child))).collect(),
+            limit: None,
             path,
         };
         view.inodes.insert(Ino(id), found);
