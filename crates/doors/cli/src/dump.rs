@@ -221,6 +221,7 @@ fn show_item(key: Key, value: &[u8]) -> String {
             sums.collect::<Vec<_>>().join(" ")
         }),
         Some(ItemKind::Orphan) => Orphan::decode(value).map(|o| format!("{o:?}")),
+        Some(ItemKind::Inline) => Ok(format!("{} bytes", value.len())),
         None => {
             let mut hex = String::new();
             for byte in value.iter().take(32) {

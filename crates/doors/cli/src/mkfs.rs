@@ -43,6 +43,10 @@ pub struct Args {
     /// overwritten in place, except that of files with chattr +C
     #[arg(long)]
     checksums: bool,
+    /// Keep the data of files of up to this many bytes in the tree instead of a block of 4096
+    /// bytes, at most 2048; off: of no file
+    #[arg(long, value_name = "SIZE|off", value_parser = parse_inline, default_value = "off")]
+    inline: InlineMax,
     /// Encrypt everything but a header of 64 KiB, which comes on top of the size. The key is that
     /// of --key-file or --key-fd, or a passphrase that is asked for
     #[arg(long)]
@@ -54,10 +58,32 @@ pub struct Args {
     image: PathBuf,
 }
 
+const INLINE_MAX: u64 = kedge_format::inline::INLINE_MAX as u64;
+
 #[derive(Clone, Copy, Debug)]
 enum ImageSize {
     Bytes(u64),
     Auto,
+}
+
+/// The most bytes of a file whose data goes into the tree; 0 for no file.
+#[derive(Clone, Copy, Debug)]
+struct InlineMax(u64);
+
+impl std::fmt::Display for InlineMax {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if self.0 == 0 { f.write_str("off") } else { self.0.fmt(f) }
+    }
+}
+
+fn parse_inline(text: &str) -> Result<InlineMax, String> {
+    if text == "off" {
+        return Ok(InlineMax(0));
+    }
+    match parse_size(text)? {
+        bytes @ 1..=INLINE_MAX => Ok(InlineMax(bytes)),
+        bytes => Err(format!("{bytes} bytes: 1 to {INLINE_MAX}, or off")),
+    }
 }
 
 fn parse_image_size(text: &str) -> Result<ImageSize, String> {
@@ -82,6 +108,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         uuid: args.uuid,
         immutable: args.immutable,
         data_checksums: args.checksums,
+        inline_max: args.inline.0,
         // Targets with existing data are refused below, before anything is changed.
         overwrite: true,
         ..FormatOptions::default()

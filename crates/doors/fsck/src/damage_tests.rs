@@ -8,7 +8,9 @@ use kedge_format::alloc::GROUP_BLOCKS;
 use kedge_format::counts::CountItem;
 use kedge_format::item::{Dentry, ExtentItem, FILE_SIZE_MAX, Orphan, Xattr};
 use kedge_format::node::Child;
-use kedge_format::superblock::{INCOMPAT_CLONES, INCOMPAT_LARGE_XATTRS, INCOMPAT_SUMS, Losses};
+use kedge_format::superblock::{
+    INCOMPAT_CLONES, INCOMPAT_INLINE, INCOMPAT_LARGE_XATTRS, INCOMPAT_SUMS, Losses,
+};
 use kedge_format::{FileKind, ItemKind, Key};
 use std::collections::BTreeSet;
 
@@ -347,6 +349,21 @@ fn count(i: &mut Image, count: u32, birth: u32) {
     i.put(key(0, ItemKind::Count, theirs.start.0), item.encode());
 }
 
+/// Lets files have this many bytes in the tree.
+fn with_inline(i: &mut Image, max: u64) {
+    i.geometry.feature_incompat |= INCOMPAT_INLINE;
+    i.geometry.inline_max = max;
+}
+
+/// A file of `size` bytes with `len` of them in the tree, of an image that allows 64.
+fn small_file(i: &mut Image, len: usize, size: u64) {
+    with_inline(i, 64);
+    i.file(50, 1, &[]);
+    i.name(3, "small", 50, FileKind::Regular);
+    i.core(50, |c| c.size = size);
+    i.put(key(50, ItemKind::Inline, 0), vec![7; len]);
+}
+
 /// Damage of images in which files share blocks, which is not repaired.
 fn shared_cases() -> Vec<Case> {
     vec![
@@ -375,6 +392,27 @@ fn space_cases() -> Vec<Case> {
         }),
         items("checksums in an image without", &[SumsBad], |i| i.put(key(10, ItemKind::Sums, 0), [1; 4])),
         items("a count in an image without", &[CountBad, ExtentBad], |i| count(i, 1, 0)),
+        items("data in the tree of an image without", &[InlineBad], |i| {
+            i.file(50, 1, &[]);
+            i.name(3, "small", 50, FileKind::Regular);
+            i.put(key(50, ItemKind::Inline, 0), [7; 5]);
+        }),
+        items("data in the tree beside an extent", &[InlineOverlap], |i| {
+            with_inline(i, 64);
+            i.put(key(10, ItemKind::Inline, 0), [7; 5]);
+        }),
+        items("data in the tree that is too long", &[InlineBad], |i| small_file(i, 65, 5000)),
+        items("data in the tree beyond the end", &[InlineBad], |i| small_file(i, 9, 8)),
+        items("data in the tree of an empty file", &[InlineBad], |i| small_file(i, 9, 0)),
+        items("no data in the tree", &[InlineBad], |i| small_file(i, 0, 5)),
+        items("data in the tree of a symlink", &[InlineBad], |i| {
+            with_inline(i, 64);
+            i.put(key(11, ItemKind::Inline, 0), [7; 1]);
+        }),
+        items("data in the tree with an offset", &[ItemMisplaced], |i| {
+            with_inline(i, 64);
+            i.put(key(12, ItemKind::Inline, 1), [7; 1]);
+        }),
         items("extent of no blocks", &[ExtentBad], |i| i.put(key(10, ItemKind::Extent, 0), [0; 16])),
         items("extent of a symlink", &[ExtentOnOther], |i| {
             i.file(11, 1, &[(0, 2)]);

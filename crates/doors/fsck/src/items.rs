@@ -113,6 +113,8 @@ struct Current {
     /// The parts of the last attribute's value that have not been seen yet.
     rest: Option<XattrRest>,
     next_file_block: u64,
+    /// Whether an extent has file block 0.
+    has_first: bool,
     /// If its data has checksums: the written blocks whose checksums have not been seen yet.
     written: Option<Written>,
 }
@@ -173,7 +175,7 @@ impl<'a> ItemCheck<'a> {
             self.finish_inode();
             self.begin_inode(key, leaf);
         }
-        if matches!(kind, ItemKind::Inode | ItemKind::Symlink) && key.offset != 0 {
+        if matches!(kind, ItemKind::Inode | ItemKind::Symlink | ItemKind::Inline) && key.offset != 0 {
             self.add(FindingKind::ItemMisplaced, at, || format!("item {key} must have offset 0"));
             return;
         }
@@ -188,6 +190,7 @@ impl<'a> ItemCheck<'a> {
             ItemKind::Dentry => self.dentry(&mut current, key, value, leaf),
             ItemKind::Extent => self.extent(&mut current, key, value, at),
             ItemKind::Sums => self.sums(&mut current, key, value, at),
+            ItemKind::Inline => self.inline(&mut current, value, at),
             ItemKind::Orphan | ItemKind::Count => {}
         }
         self.current = Some(current);
@@ -240,6 +243,7 @@ impl<'a> ItemCheck<'a> {
             has_xattr: false,
             rest: None,
             next_file_block: 0,
+            has_first: false,
             written: None,
         });
     }
@@ -451,6 +455,7 @@ impl<'a> ItemCheck<'a> {
                 format!("{}; the one before ends at {next}", shown())
             });
         }
+        current.has_first |= first == 0;
         current.next_file_block = current.next_file_block.max(first.saturating_add(extent.blocks));
         if let Some(written) = &mut current.written {
             written.extent(first, &item);
@@ -540,6 +545,26 @@ impl<'a> ItemCheck<'a> {
             None => self.add(FindingKind::SumsBad, at, || {
                 format!("checksums of file block {} of an inode that has none", key.offset)
             }),
+        }
+    }
+
+    fn inline(&mut self, current: &mut Current, value: &[u8], at: At) {
+        if let Err(e) = kedge_format::inline::decode(current.ino, value, self.sb.geometry.inline_max) {
+            return self.add(FindingKind::InlineBad, at, || what_of(&e));
+        }
+        if current.has_first {
+            self.add(FindingKind::InlineOverlap, at, || {
+                format!("{} bytes in the tree, and an extent for the same file block", value.len())
+            });
+        }
+        let Some(core) = &current.core else { return };
+        let (kind, size) = (core.kind(), core.size);
+        if kind != Some(FileKind::Regular) {
+            self.add(FindingKind::InlineBad, at, || format!("a {kind:?} with data in the tree"));
+        } else if value.len() as u64 > size {
+            self.add(FindingKind::InlineBad, at, || {
+                format!("{} bytes in the tree, but the size is {size}", value.len())
+            });
         }
     }
 

@@ -166,6 +166,11 @@ kinds! {
     /// Shared blocks to which more or fewer extents refer than their count says.
     CountWrong = "count-wrong",
 
+    /// Data in the tree that is too long, or longer than its file, or under what has none.
+    InlineBad = "inline-bad",
+    /// Data in the tree of a file that has an extent for the same file block.
+    InlineOverlap = "inline-overlap",
+
     /// An item of checksums that cannot be decoded, or of what has none.
     SumsBad = "sums-bad",
     /// Written blocks without a checksum, in a file that has checksums.

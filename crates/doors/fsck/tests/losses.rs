@@ -28,6 +28,7 @@ fn unmounted(files_lost: u64) -> Arc<MemDevice> {
         gid: 0,
         immutable: false,
         data_checksums: false,
+        inline_max: 0,
     };
     kedge_store::format(device.clone(), clock(), &params).unwrap();
     let store = open(&device);

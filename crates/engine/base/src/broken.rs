@@ -106,6 +106,8 @@ pub enum Variant {
     CloneWithoutFlag,
     /// Recovery writes into a block that files share.
     CountsInReplay,
+    /// Recovery completes a block from the log without its bytes in the tree.
+    InlineInReplay,
     /// A tree that is opened keeps the marks that it had before it was read.
     StaleMarks,
     /// A removal of extents decides by the inode's names and death as they were before its lock.
@@ -181,6 +183,7 @@ impl Variant {
         Variant::SharedBlockFreed,
         Variant::CloneWithoutFlag,
         Variant::CountsInReplay,
+        Variant::InlineInReplay,
     ];
 }
 

@@ -25,6 +25,8 @@ pub enum ItemKind {
     Sums = 7,
     /// Under inode 0, offset: first block of a run; value: [`crate::counts::CountItem`].
     Count = 8,
+    /// offset 0: the bytes of the first file block ([`crate::inline`]).
+    Inline = 9,
 }
 
 impl ItemKind {
@@ -48,6 +50,9 @@ impl ItemKind {
                 "a checksum of 4 bytes for each, without zeros at the end",
             ),
             ItemKind::Count => ("first block of a run, under inode 0", "count"),
+            ItemKind::Inline => {
+                ("0", "the first bytes of a file, up to 2048; zeros follow up to the end of the block")
+            }
         }
     }
 
@@ -61,7 +66,7 @@ impl ItemKind {
         out
     }
 
-    pub const ALL: [ItemKind; 8] = [
+    pub const ALL: [ItemKind; 9] = [
         ItemKind::Inode,
         ItemKind::Xattr,
         ItemKind::Symlink,
@@ -70,6 +75,7 @@ impl ItemKind {
         ItemKind::Orphan,
         ItemKind::Sums,
         ItemKind::Count,
+        ItemKind::Inline,
     ];
 
     pub fn from_u8(n: u8) -> Option<ItemKind> {

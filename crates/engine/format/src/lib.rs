@@ -24,6 +24,7 @@ pub mod alloc;
 pub mod content;
 pub mod copies;
 pub mod counts;
+pub mod inline;
 pub mod inode;
 pub mod item;
 pub mod key;

@@ -18,6 +18,7 @@
 use crate::XATTR_PART_MAX;
 use crate::alloc::{GROUP_BLOCKS, INDEX_ENTRIES};
 use crate::crc_without;
+use crate::inline::INLINE_MAX;
 use crate::item::{BIRTH_MAX, XATTR_VALUE_MAX};
 use crate::logwrite::{LogKey, LogSecret};
 use crate::node::NODE_BLOCKS;
@@ -74,6 +75,9 @@ pub const INCOMPAT_COPIES: u64 = 1 << 6;
 /// Incompatible feature: files may share blocks, which have reference counts ([`crate::counts`]). A
 /// version without this feature would free and overwrite what another file uses.
 pub const INCOMPAT_CLONES: u64 = 1 << 7;
+/// Incompatible feature: the data of small files may be in the tree ([`crate::inline`]). A version
+/// without this feature would read such a file as zeros.
+pub const INCOMPAT_INLINE: u64 = 1 << 8;
 /// Features whose unknown bits refuse the mount.
 pub const INCOMPAT_KNOWN: u64 = INCOMPAT_ACL
     | INCOMPAT_LARGE_XATTRS
@@ -82,7 +86,8 @@ pub const INCOMPAT_KNOWN: u64 = INCOMPAT_ACL
     | INCOMPAT_SUMS
     | INCOMPAT_LIMITS
     | INCOMPAT_COPIES
-    | INCOMPAT_CLONES;
+    | INCOMPAT_CLONES
+    | INCOMPAT_INLINE;
 /// Read-only compatible feature: inodes may have flags ([`crate::FileFlags`]). A version without
 /// this feature would change immutable files; it reads everything correctly.
 pub const RO_COMPAT_FLAGS: u64 = 1 << 0;
@@ -137,6 +142,7 @@ struct Raw {
     table_root_level: U64,
     table_nodes: U64,
     birth: U64,
+    inline_max: U64,
 }
 
 /// No slot holds a counter or log position above this, so sums cannot overflow.
@@ -148,7 +154,7 @@ pub const OPEN_MAX: u64 = 1 << 61;
 
 const CRC_AT: usize = std::mem::offset_of!(Raw, crc);
 // Moving or resizing a field makes another format.
-crate::layout::layout!(LAYOUT: Raw, 408, {
+crate::layout::layout!(LAYOUT: Raw, 416, {
     magic: 0, 8, "`KEDGEFS\\0`";
     version: 8, 4, "2; others are refused";
     crc: 12, 4, "CRC32C of the block";
@@ -191,6 +197,7 @@ crate::layout::layout!(LAYOUT: Raw, 408, {
     table_root_level: 384, 8;
     table_nodes: 392, 8, "count";
     birth: 400, 8, "with which new extents are marked";
+    inline_max: 408, 8, "with data in the tree: bytes of a file that an item holds at most; else zero";
 });
 /// One sector holds a slot, so that a torn write leaves it either old or new.
 const _: () = assert!(size_of::<Raw>() <= 512);
@@ -217,6 +224,9 @@ pub struct Geometry {
     pub created: Timespec,
     /// Keys log writes and tree nodes. Made with the image; no program shows it.
     pub log_secret: LogSecret,
+    /// Files of up to this many bytes may have their data in the tree; 0 in an image without
+    /// [`INCOMPAT_INLINE`].
+    pub inline_max: u64,
 }
 
 impl Geometry {
@@ -447,6 +457,7 @@ impl Geometry {
             data_start: BlockNo(data_start),
             created,
             log_secret: LogSecret::default(),
+            inline_max: 0,
         })
     }
 }
@@ -598,6 +609,7 @@ impl Superblock {
             table_root_level: c.trees.map_or(0, |t| t.root_level as u64).into(),
             table_nodes: c.trees.map_or(0, |t| t.nodes).into(),
             birth: c.trees.map_or(0, |t| t.birth as u64).into(),
+            inline_max: g.inline_max.into(),
         };
         out.fill(0);
         out[..size_of::<Raw>()].copy_from_slice(raw.as_bytes());
@@ -686,6 +698,10 @@ impl Superblock {
             data_start: BlockNo(raw.data_start.get()),
             created: Timespec { sec: raw.created_sec.get(), nsec: raw.created_nsec.get() },
             log_secret: LogSecret(raw.log_secret),
+            inline_max: match raw.feature_incompat.get() & INCOMPAT_INLINE {
+                0 => 0,
+                _ => raw.inline_max.get(),
+            },
         };
         let checkpoint = CheckpointState {
             generation: Generation(raw.generation.get()),
@@ -746,6 +762,10 @@ impl Superblock {
             (g.bitmap_start[1].0, groups),
         ];
         let log = (g.log_start.0, g.log_blocks);
+        let has_inline = g.feature_incompat & INCOMPAT_INLINE != 0;
+        if has_inline && !(1..=INLINE_MAX as u64).contains(&g.inline_max) {
+            return Err("impossible length of data in the tree");
+        }
         let end_of = |areas: &[(u64, u64)], mut at: u64| {
             for (start, blocks) in areas {
                 if *start < at || *blocks > g.total_blocks || *start > g.total_blocks - blocks {

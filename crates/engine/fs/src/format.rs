@@ -88,6 +88,7 @@ pub(crate) fn format(
         gid: options.owner.gid,
         immutable: options.immutable,
         data_checksums: options.data_checksums,
+        inline_max: options.inline_max,
     };
     let g = kedge_store::format(device, clock, &params)?;
     Ok(FormatSummary {

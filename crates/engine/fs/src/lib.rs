@@ -97,6 +97,7 @@ mod freeze;
 mod gate;
 mod handles;
 mod host;
+mod inline;
 mod limits;
 mod moment;
 mod names;

@@ -9,6 +9,7 @@ use crate::error::{Error, Result};
 use crate::names::xattr::HIDDEN;
 use crate::types::Attr;
 use kedge_base::{BLOCK_SIZE, BlockNo, CorruptKind, Ino, IoBuf};
+use kedge_format::inline;
 use kedge_format::item::{Dentry, ExtentItem, XattrItem, XattrRest};
 use kedge_format::sums::{SumsItem, sum_of};
 use kedge_format::{FileKind, InodeCore, ItemKind, Key};
@@ -313,7 +314,14 @@ impl TreeMoment {
             true => Some(self.sums(ino, first, end)?),
             false => None,
         };
-        for (at, extent) in self.extents(ino, first, end)? {
+        let extents = self.extents(ino, first, end)?;
+        if first == 0
+            && extents.first().is_none_or(|(at, _)| *at > 0)
+            && let Some(bytes) = self.in_tree(ino)?
+        {
+            buf[..bytes.len()].copy_from_slice(&bytes);
+        }
+        for (at, extent) in extents {
             let (from, to) = (at.max(first), (at + u64::from(extent.blocks)).min(end));
             if from >= to || extent.unwritten {
                 continue;
@@ -352,6 +360,19 @@ impl TreeMoment {
             Ok(ControlFlow::Continue(()))
         })?;
         Ok(sums)
+    }
+
+    /// The first bytes of a file, if they are in the tree.
+    fn in_tree(&self, ino: Ino) -> Result<Option<Vec<u8>>> {
+        let max = self.pin.fs.fs.engine().store().geometry().inline_max;
+        let mut found = None;
+        if max > 0 {
+            self.scan(inline::key(ino), inline::key(ino), &mut |_, value| {
+                found = Some(inline::decode(ino, value, max)?.to_vec());
+                Ok(ControlFlow::Break(()))
+            })?;
+        }
+        Ok(found)
     }
 
     /// The extents that overlap file blocks `[first, end)`, with their first file blocks.
@@ -431,6 +452,19 @@ impl Runs {
         let end = first.saturating_add(u64::from(item.blocks));
         self.sides[side].push_back(Run { first, end, start: item.start, unwritten: item.unwritten });
         Ok(())
+    }
+
+    /// Adds the first bytes of the file in the two trees, where they are in the tree. Called before
+    /// any extent is added.
+    fn add_in_tree(&mut self, bytes: [Option<Vec<u8>>; 2]) {
+        if bytes[0] == bytes[1] {
+            return;
+        }
+        for (side, _) in bytes.iter().enumerate().filter(|(_, bytes)| bytes.is_some()) {
+            // Places that no blocks have, and each side another.
+            let start = BlockNo(u64::MAX - side as u64);
+            self.sides[side].push_back(Run { first: 0, end: 1, start, unwritten: false });
+        }
     }
 
     /// Compares the file blocks below `limit`. All extents that begin below it were added.
@@ -526,7 +560,7 @@ impl Seen<'_, '_> {
         }
         let (a, b) = (a.filter(|_| had), b.filter(|_| has));
         match kind {
-            ItemKind::Inode | ItemKind::Orphan | ItemKind::Sums | ItemKind::Count => {}
+            ItemKind::Inode | ItemKind::Orphan | ItemKind::Sums | ItemKind::Count | ItemKind::Inline => {}
             ItemKind::Xattr if has && !here.has_xattrs => {
                 here.has_xattrs = true;
                 let had = here.before.is_some();
@@ -580,15 +614,13 @@ impl Seen<'_, '_> {
             }
             before = None;
         }
-        self.here = Some(Here {
-            ino,
-            before,
-            after,
-            replaced,
-            has_xattrs: false,
-            is_done: false,
-            runs: Runs::default(),
-        });
+        let mut runs = Runs::default();
+        let had = self.before.filter(|_| before.is_some_and(|attr| attr.kind == FileKind::Regular));
+        let has = after.is_some_and(|attr| attr.kind == FileKind::Regular);
+        let was = had.map(|tree| tree.in_tree(ino)).transpose()?.flatten();
+        let is = if has { self.after.in_tree(ino)? } else { None };
+        runs.add_in_tree([was, is]);
+        self.here = Some(Here { ino, before, after, replaced, has_xattrs: false, is_done: false, runs });
         if before.is_none() && after.is_none() {
             return Ok(ControlFlow::Continue(()));
         }

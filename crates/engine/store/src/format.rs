@@ -8,11 +8,14 @@ use crate::slots::{erase_copies, write_copies};
 use crate::space::{AllocNodes, DeviceNodes};
 use kedge_alloc::Alloc;
 use kedge_base::atomic::AtomicU64;
-use kedge_base::{BLOCK_SIZE, Clock, Epoch, Generation, Ino, IoBuf, Lsn, Result};
+use kedge_base::{BLOCK_SIZE, Clock, Epoch, Error, Generation, Ino, IoBuf, Lsn, Result};
 use kedge_btree::{Tree, TreeConfig};
 use kedge_device::{Device, Io, Op, run_batch};
+use kedge_format::inline::INLINE_MAX;
 use kedge_format::logwrite::LogSecret;
-use kedge_format::superblock::{Geometry, INCOMPAT_SUMS, RO_COMPAT_IMMUTABLE, SLOTS, Superblock};
+use kedge_format::superblock::{
+    Geometry, INCOMPAT_INLINE, INCOMPAT_SUMS, RO_COMPAT_IMMUTABLE, SLOTS, Superblock,
+};
 use kedge_format::{FileKind, InodeCore, Key};
 use std::sync::Arc;
 
@@ -34,6 +37,8 @@ pub struct FormatParams {
     pub immutable: bool,
     /// File data has checksums.
     pub data_checksums: bool,
+    /// Files of up to this many bytes have their data in the tree; 0 for none.
+    pub inline_max: u64,
 }
 
 /// First generation; its slot is slot 0.
@@ -52,6 +57,14 @@ pub fn format(device: Arc<dyn Device>, clock: Arc<dyn Clock>, params: &FormatPar
     }
     if params.data_checksums {
         geometry.feature_incompat |= INCOMPAT_SUMS;
+    }
+    if params.inline_max > INLINE_MAX as u64 {
+        let (asked, most) = (params.inline_max, INLINE_MAX);
+        return Err(Error::invalid(format!("{asked} bytes of a file in the tree: the most are {most}")));
+    }
+    if params.inline_max > 0 {
+        geometry.feature_incompat |= INCOMPAT_INLINE;
+        geometry.inline_max = params.inline_max;
     }
     // The old slots and copies are cleared first: a crash while formatting must not leave an old
     // image that looks whole, and a later repair must not find copies of one.

@@ -98,6 +98,12 @@ impl Need {
         Need { puts: need.puts + count as u32, ..need }
     }
 
+    /// Items whose values of up to `len` bytes become shorter.
+    pub const fn cuts(self, count: usize, len: usize) -> Need {
+        let need = self.bytes(count as u64 * size::put(len));
+        Need { changes: need.changes + count as u32, ..need }
+    }
+
     pub const fn deletes(self, count: usize) -> Need {
         let need = self.bytes(count as u64 * size::DELETE);
         Need { changes: need.changes + count as u32, ..need }

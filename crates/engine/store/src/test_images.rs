@@ -20,6 +20,7 @@ pub(crate) fn formatted(size: u64, log_size: u64) -> Arc<MemDevice> {
         gid: 0,
         immutable: false,
         data_checksums: false,
+        inline_max: 0,
     };
     format(device.clone(), Arc::new(ManualClock::default()), &params).unwrap();
     device

@@ -35,6 +35,8 @@ pub struct Options {
     pub switched: bool,
     /// All states of every medium, however many workloads there are.
     pub thorough: bool,
+    /// Small files, in an image with their data in the tree.
+    pub inline: bool,
 }
 
 /// Failures printed in full; the rest is counted.
@@ -50,6 +52,7 @@ struct Part {
     deadline: Option<Duration>,
     plan: Plan,
     switched: Option<u64>,
+    inline: bool,
 }
 
 struct Shared {
@@ -146,8 +149,16 @@ fn run_part(
     let left = order.len();
     let switched = (options.switched || seq == 3).then_some(options.seed);
     let shared = Arc::new(Shared {
-        part: Part { catalogue, order, next: AtomicUsize::new(0), deadline, plan, switched },
-        base: base_image().map_err(anyhow::Error::msg)?,
+        part: Part {
+            catalogue,
+            order,
+            next: AtomicUsize::new(0),
+            deadline,
+            plan,
+            switched,
+            inline: options.inline,
+        },
+        base: base_image(options.inline).map_err(anyhow::Error::msg)?,
         memory: Arc::default(),
         clock,
         progress: Mutex::new(Progress {
@@ -186,6 +197,7 @@ fn work(shared: &Shared) -> anyhow::Result<()> {
         let next = part.next.fetch_add(1, Ordering::Relaxed);
         let Some(&skeleton) = part.order.get(next) else { return Ok(()) };
         for workload in part.catalogue.variants(skeleton) {
+            let workload = if part.inline { workload.small() } else { workload };
             if part.deadline.is_some_and(|deadline| shared.clock.monotonic() >= deadline) {
                 shared.progress.lock().tally += explorer.tally;
                 return Ok(());
@@ -222,17 +234,18 @@ impl Shared {
     }
 
     fn report(&self, failure: &Failure) {
+        let how = if self.part.inline { "with --inline: " } else { "" };
         {
             let mut progress = self.progress.lock();
             progress.printed += 1;
             if progress.printed > PRINTED_MAX {
                 let first = failure.what.lines().next().unwrap_or_default();
-                println!("VIOLATION --workload {}: {first}", failure.workload.id);
+                println!("{how}VIOLATION --workload {}: {first}", failure.workload.id);
                 return;
             }
         }
         let short = shorten(&self.base, &self.part, failure);
-        println!("{failure}\nshortest: {}\n", short.map_or("itself".to_owned(), |s| s.to_string()));
+        println!("{how}{failure}\nshortest: {}\n", short.map_or("itself".to_owned(), |s| s.to_string()));
     }
 }
 
@@ -252,11 +265,13 @@ fn shorten(base: &MemDevice, part: &Part, failure: &Failure) -> Option<Box<Failu
 /// Runs one workload, or one state of it. Returns whether all is well.
 pub fn run_one(options: &Options, id: WorkloadId, state: Option<u64>) -> anyhow::Result<bool> {
     let workload = Catalogue::workload(id).ok_or_else(|| anyhow::anyhow!("there is no workload {id}"))?;
+    let workload = if options.inline { workload.small() } else { workload };
     println!("{workload}");
     let Options { seed, thorough, switched, .. } = *options;
     let plan = if thorough || id.seq == 1 { Plan::thorough(seed) } else { Plan::quick(seed) };
     let switched = (switched || id.seq == 3).then_some(seed);
-    let mut explorer = Explorer::new(&base_image().map_err(anyhow::Error::msg)?, plan).switched(switched);
+    let mut explorer =
+        Explorer::new(&base_image(options.inline).map_err(anyhow::Error::msg)?, plan).switched(switched);
     let failure = explorer.explore(&workload, state);
     println!("{:?}", explorer.tally);
     match &failure {

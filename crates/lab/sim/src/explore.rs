@@ -187,13 +187,15 @@ pub fn setup() -> Setup {
         far: false,
         encrypted: false,
         checksums: false,
+        inline_max: 0,
     }
 }
 
-/// The image that all workloads start from.
-pub fn base_image() -> Result<MemDevice, String> {
+/// The image that all workloads start from. `inline`: one with the data of small files in the tree.
+pub fn base_image(inline: bool) -> Result<MemDevice, String> {
     let setup = setup();
-    rig::format_within(GROWN, setup.image, setup.log)
+    let inline_max = if inline { kedge_format::inline::INLINE_MAX as u64 } else { 0 };
+    rig::format_within(GROWN, setup.image, setup.log, inline_max)
 }
 
 impl Explorer {

@@ -104,6 +104,7 @@ pub fn node(input: &[u8]) {
             XattrItem::decode(value),
             ExtentItem::decode(value),
             InodeCore::decode(value),
+            kedge_format::inline::decode(kedge_base::Ino(key.ino), value, u64::MAX),
         );
     }
     change_node(&mut bytes, level, edits);

@@ -39,6 +39,8 @@ pub struct Setup {
     pub encrypted: bool,
     /// File data has checksums.
     pub checksums: bool,
+    /// Files of up to this many bytes have their data in the tree.
+    pub inline_max: u64,
 }
 
 impl Default for Setup {
@@ -58,6 +60,7 @@ impl Default for Setup {
             far: false,
             encrypted: false,
             checksums: false,
+            inline_max: 0,
         }
     }
 }
@@ -73,21 +76,24 @@ impl Setup {
     pub fn format(&self) -> Result<MemDevice, String> {
         if !self.encrypted {
             let device = Arc::new(MemDevice::new(self.image));
-            format_on(device.clone(), None, self.log, self.checksums)?;
+            format_on(device.clone(), None, self.log, self.checksums, self.inline_max)?;
             return Ok(device.fork());
         }
         let said = |e: kedge_base::Error| e.to_string();
         let below = Arc::new(MemDevice::new(CRYPT_AREA + self.image));
         let device = CryptDevice::format(below.clone(), &secret(), CHEAP).map_err(said)?;
-        format_on(Arc::new(device), None, self.log, self.checksums)?;
+        format_on(Arc::new(device), None, self.log, self.checksums, self.inline_max)?;
         Ok(below.fork())
     }
 
-    /// Sets the mount's switches, the device's distance and whether data has checksums by `seed`:
-    /// every combination must be equally safe.
+    /// Sets the mount's switches, the device's distance, whether data has checksums and whether
+    /// small files are in the tree by `seed`: every combination must be equally safe.
     pub fn switched(mut self, seed: u64) -> Setup {
         self.far = seed / 7 % 2 == 1;
         self.checksums |= seed / 13 % 2 == 1;
+        if seed / 17 % 2 == 1 {
+            self.inline_max = [512, 2048][(seed / 19 % 2) as usize];
+        }
         let mount = &mut self.mount;
         mount.new_name = if seed & 1 == 0 { NewName::Lazy } else { NewName::Sync };
         mount.fdatasync = match (seed & 2, seed / 5 % 2) {
@@ -145,17 +151,24 @@ pub fn unlocked(device: Arc<dyn Device>) -> Result<Arc<dyn Device>, String> {
 
 /// Formats an image in memory, always the same: name hash key and log secret are not random.
 pub fn format(size: u64, log: u64) -> Result<MemDevice, String> {
-    format_within(size, size, log)
+    format_within(size, size, log, 0)
 }
 
-/// [`format()`] on a device of `room` bytes, into which the image can grow.
-pub fn format_within(room: u64, size: u64, log: u64) -> Result<MemDevice, String> {
+/// [`format()`] on a device of `room` bytes, into which the image can grow. `inline_max`: see
+/// [`Setup`].
+pub fn format_within(room: u64, size: u64, log: u64, inline_max: u64) -> Result<MemDevice, String> {
     let device = Arc::new(MemDevice::new(room));
-    format_on(device.clone(), Some(size), log, false)?;
+    format_on(device.clone(), Some(size), log, false, inline_max)?;
     Ok(device.fork())
 }
 
-fn format_on(device: Arc<dyn Device>, of: Option<u64>, log: u64, data_checksums: bool) -> Result<(), String> {
+fn format_on(
+    device: Arc<dyn Device>,
+    of: Option<u64>,
+    log: u64,
+    data_checksums: bool,
+    inline_max: u64,
+) -> Result<(), String> {
     let size = device.geometry().size;
     let uuid = Some(uuid::Uuid::from_bytes([0x6b; 16]));
     let log_size = Some(log);
@@ -165,6 +178,7 @@ fn format_on(device: Arc<dyn Device>, of: Option<u64>, log: u64, data_checksums:
         uuid,
         immutable: true,
         data_checksums,
+        inline_max,
         ..FormatOptions::default()
     };
     FileSystem::format(device.clone(), Arc::new(ManualClock::default()), &options).map_err(said("format"))?;

@@ -70,6 +70,8 @@ const CHECKS: &[Check] = &[
     ("overwrites of a file with checksums", checksummed),
     ("recovery of a file with checksums", checksums_in_the_log),
     ("the first tree replaced", root_replaced),
+    ("small files that leave the tree", out_of_the_tree),
+    ("recovery of small files", small_files_in_the_log),
     ("trees that are forked", forked),
     ("files that are cloned", cloned),
     ("blocks of a deleted fork", refilled),
@@ -270,9 +272,15 @@ fn image(setup: &Setup) -> MemDevice {
         device.write(at, &garbage, false).expect("memory takes it");
     }
     let (log_size, overwrite) = (Some(setup.log), true);
-    let data_checksums = setup.checksums;
-    let options =
-        FormatOptions { log_size, overwrite, immutable: true, data_checksums, ..FormatOptions::default() };
+    let (data_checksums, inline_max) = (setup.checksums, setup.inline_max);
+    let options = FormatOptions {
+        log_size,
+        overwrite,
+        immutable: true,
+        data_checksums,
+        inline_max,
+        ..FormatOptions::default()
+    };
     FileSystem::format(device.clone(), Arc::new(ManualClock::default()), &options).expect("formats");
     device.fork()
 }
@@ -443,6 +451,28 @@ fn checksums_in_the_log() -> Result<(), String> {
         let _ = fs.shutdown(false);
         result.map(|_| ()).map_err(|v| said(v.to_string()))
     })
+}
+
+/// A file whose data is in the tree grows until it gets a block.
+fn out_of_the_tree() -> Result<(), String> {
+    let mut tape = Tape::new(Setup { inline_max: 2048, ..small() })?;
+    tape.ops([create("a"), write("a", 0, 900, 1), fsync("a"), write("a", 900, 3000, 2), Op::Sync])?;
+    tape.explore(16, 1)
+}
+
+/// The log holds a part of a block whose other bytes are in the tree.
+fn small_files_in_the_log() -> Result<(), String> {
+    let mut tape = Tape::new(Setup { inline_max: 2048, ..small() })?;
+    tape.ops([
+        create("a"),
+        write("a", 0, 900, 1),
+        fsync("a"),
+        write("a", 900, 3000, 2),
+        fsync("a"),
+        write("a", 100, 10, 3),
+        fdatasync("a"),
+    ])?;
+    tape.explore(16, 1)
 }
 
 fn fdatasync_size() -> Result<(), String> {

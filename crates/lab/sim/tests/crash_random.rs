@@ -224,6 +224,40 @@ fn writers_of_files_with_checksums_then_power_failure() {
     }
 }
 
+/// Sizes around the longest file whose data goes into the tree, which therefore goes in and out.
+const SMALL_FILES: Profile = Profile {
+    names: 5,
+    depth_max: 2,
+    offset_max: 2500,
+    write_max: 1500,
+    persists: 200,
+    remounts: 0,
+    crashes: 0,
+    extremes: 0,
+    shifts: 0,
+    clones: 60,
+};
+
+#[test]
+fn random_operations_on_small_files_then_power_failure() {
+    for seed in seeds(120) {
+        let inline_max = [512, 1024, 2048][seed as usize % 3];
+        let setup = if seed % 2 == 0 { Setup::cramped() } else { Setup::default() };
+        let setup = Setup { inline_max, ..setup.switched(seed) };
+        run("small files", seed, move || crash_one_thread(&setup, SMALL_FILES, seed, 3));
+    }
+}
+
+#[test]
+fn writers_of_small_files_then_power_failure() {
+    for seed in seeds(30) {
+        let setup = Setup { promise: Promise::LastChange, ..Setup::default() };
+        let setup = if seed % 2 == 0 { Setup { log: 1 << 20, ..setup } } else { setup }.switched(seed);
+        let setup = Setup { inline_max: 2048, ..setup };
+        run("writers, small files", seed, move || crash_writers(&setup, seed));
+    }
+}
+
 #[test]
 fn power_failure_during_a_paced_checkpoint() {
     run("steady", 0, kedge_sim::steady::check);

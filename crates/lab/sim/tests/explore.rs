@@ -8,7 +8,7 @@ fn explore(text: &str) {
     let ops: Vec<Op> = parse_ops(text).expect("operations as JSON lines");
     let id = WorkloadId { seq: 1, seed: 0, skeleton: 0, variant: 0 };
     let workload = Workload { id, ops, settled: 0 };
-    let mut explorer = Explorer::new(&base_image().expect("an image is made"), Plan::thorough(1));
+    let mut explorer = Explorer::new(&base_image(false).expect("an image is made"), Plan::thorough(1));
     if let Some(failure) = explorer.explore(&workload, None) {
         panic!("{failure}");
     }
@@ -47,7 +47,7 @@ fn overwritten_blocks_behind_a_collapsed_range_were_moved_for_good() {
 /// the exploration must report it.
 #[test]
 fn a_lying_device_is_found_out() {
-    let base = base_image().expect("an image is made");
+    let base = base_image(false).expect("an image is made");
     let catalogue = Catalogue::new(1, 0);
     let (mut found, mut all) = (0, 0);
     for skeleton in (0..catalogue.len()).step_by(9) {
@@ -57,4 +57,23 @@ fn a_lying_device_is_found_out() {
         all += 1;
     }
     assert!(found == all, "{found} of {all} workloads fail on a device that ignores flushes");
+}
+
+/// Some workloads of one operation on small files whose data is in the tree; `--inline` explores
+/// all of them.
+#[test]
+fn small_files_survive_each_crash() {
+    let base = base_image(true).expect("an image is made");
+    let catalogue = Catalogue::new(1, 0);
+    let mut explorer = Explorer::new(&base, Plan::quick(1));
+    for skeleton in 0..catalogue.len() {
+        let variants = catalogue.variants(skeleton);
+        for workload in variants.into_iter().step_by(7) {
+            if let Some(failure) = explorer.explore(&workload.small(), None) {
+                panic!("{failure}");
+            }
+        }
+    }
+    println!("{:?}", explorer.tally);
+    assert!(explorer.tally.states > 5000, "{:?}", explorer.tally);
 }

@@ -55,6 +55,8 @@ kinds! {
     NameDropped = "name-dropped", false;
     /// Blocks of a file that have another owner became a hole.
     ExtentDropped = "extent-dropped", false;
+    /// Data in the tree was cut at the end of its file.
+    InlineCut = "inline-cut", false;
     /// The birth or the mark of an extent, which say what shares its blocks, was corrected.
     ExtentCorrected = "extent-corrected", false;
     /// Counts of shared blocks were made again from the extents that refer to the blocks.

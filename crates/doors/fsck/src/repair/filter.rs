@@ -15,7 +15,9 @@
 //!    dropped in the second pass.
 //! 4. Extents stay if they are in order, inside the data area and inside one group. Which of their
 //!    blocks stay, and which become a hole, is decided in [`super::claims`].
-//! 5. Count items stay if the blocks of no other one overlap theirs. Then they are compared with
+//! 5. Data in the tree stays under a file without an extent for the same file block, as far as the
+//!    file is long.
+//! 6. Count items stay if the blocks of no other one overlap theirs. Then they are compared with
 //!    the extents that stay, in [`super::shares`].
 
 use super::claims::Claims;
@@ -51,6 +53,8 @@ pub(crate) enum Filtered<'v> {
     Extent(Vec<(u64, ExtentItem)>, u64, bool),
     Count(CountItem),
     Sums(SumsItem),
+    /// The bytes in the tree that stay.
+    Inline(&'v [u8]),
 }
 
 pub(crate) struct ItemFilter<'a> {
@@ -61,7 +65,11 @@ pub(crate) struct ItemFilter<'a> {
     ino: u64,
     /// The type of the inode, once known.
     kind: Option<FileKind>,
+    /// Its size, if it has a core.
+    size: Option<u64>,
     next_file_block: u64,
+    /// Whether an extent has file block 0.
+    has_first: bool,
     has_target: bool,
     bucket: (u64, u8, u64),
     names: Vec<Vec<u8>>,
@@ -82,7 +90,9 @@ impl<'a> ItemFilter<'a> {
             ino_max: if geometry.has_trees() { INO_MAX_IN_TREE } else { INO_MAX },
             ino: 0,
             kind: None,
+            size: None,
             next_file_block: 0,
+            has_first: false,
             has_target: false,
             bucket: (0, 0, 0),
             names: Vec::new(),
@@ -126,8 +136,9 @@ impl<'a> ItemFilter<'a> {
             self.value = None;
             self.kind = (key.ino == Ino::ROOT.0).then_some(FileKind::Directory);
             (self.next_file_block, self.has_target) = (0, false);
+            (self.size, self.has_first) = (None, false);
         }
-        if matches!(kind, ItemKind::Inode | ItemKind::Symlink) && key.offset != 0 {
+        if matches!(kind, ItemKind::Inode | ItemKind::Symlink | ItemKind::Inline) && key.offset != 0 {
             return drop("must have offset 0");
         }
         match kind {
@@ -137,6 +148,7 @@ impl<'a> ItemFilter<'a> {
             ItemKind::Dentry => self.dentry(key, value),
             ItemKind::Extent => self.extent(key, value),
             ItemKind::Sums => self.sums(key, value),
+            ItemKind::Inline => self.inline(key, value),
             ItemKind::Orphan | ItemKind::Count => drop("cannot be under this inode number"),
         }
     }
@@ -149,6 +161,7 @@ impl<'a> ItemFilter<'a> {
             }
             Ok(core) => {
                 self.kind = core.kind();
+                self.size = Some(core.size);
                 Filtered::Core(core)
             }
             Err(e) => drop(&what_of(&e)),
@@ -268,6 +281,24 @@ impl<'a> ItemFilter<'a> {
         }
     }
 
+    fn inline<'v>(&mut self, key: Key, value: &'v [u8]) -> Filtered<'v> {
+        let drop = |what: String| Filtered::Drop(RepairKind::ItemDropped, format!("item {key}: {what}"));
+        if let Err(e) = kedge_format::inline::decode(Ino(key.ino), value, self.geometry.inline_max) {
+            return drop(what_of(&e));
+        }
+        if self.has_first {
+            return drop("data in the tree of a file block that an extent has".into());
+        }
+        if !self.is(FileKind::Regular) {
+            return drop("data in the tree of what is no file".into());
+        }
+        match self.size {
+            Some(0) => drop("data in the tree of an empty file".into()),
+            Some(size) => Filtered::Inline(&value[..value.len().min(size as usize)]),
+            None => Filtered::Inline(value),
+        }
+    }
+
     fn extent<'v>(&mut self, key: Key, value: &'v [u8]) -> Filtered<'v> {
         let drop = |what: String| Filtered::Drop(RepairKind::ItemDropped, format!("item {key}: {what}"));
         let item = match ExtentItem::decode(value) {
@@ -292,6 +323,7 @@ impl<'a> ItemFilter<'a> {
             return drop(format!("{shown} of what is no file"));
         }
         self.next_file_block = first + extent.blocks;
+        self.has_first |= first == 0;
         let (pieces, cut) = self.claims.extent(first, &item);
         let is_same =
             |(_, piece): &(u64, ExtentItem)| (piece.birth, piece.counted) == (item.birth, item.counted);

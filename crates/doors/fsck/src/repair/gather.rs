@@ -146,7 +146,7 @@ impl Gathered {
         }
     }
 
-    fn take(&mut self, key: Key, filtered: Filtered, node: &NodeRef, repairs: &mut Repairs) {
+    fn take(&mut self, key: Key, value: &[u8], filtered: Filtered, node: &NodeRef, repairs: &mut Repairs) {
         match filtered {
             Filtered::Drop(kind, what) => repairs.add(kind, At::both(key.ino, node.block), || what),
             Filtered::Orphan(orphan) => self.orphans.push((key.offset, orphan)),
@@ -187,6 +187,15 @@ impl Gathered {
                 self.written.item(key.offset, &item);
             }
             Filtered::Count(item) => self.shares.item(key.offset, item),
+            Filtered::Inline(bytes) => {
+                let inode = self.inode(key.ino);
+                inode.end_block = inode.end_block.max(1);
+                if bytes.len() < value.len() {
+                    repairs.add(RepairKind::InlineCut, At::both(key.ino, node.block), || {
+                        format!("{} bytes beyond the end of the file", value.len() - bytes.len())
+                    });
+                }
+            }
             Filtered::Extent(pieces, cut, changed) => {
                 self.inode(key.ino);
                 for (first, piece) in &pieces {
@@ -241,7 +250,7 @@ pub(crate) fn gather<'c>(
                 return Ok(());
             }
             let filtered = filter.item(key, value);
-            gathered.take(key, filtered, node, repairs);
+            gathered.take(key, value, filtered, node, repairs);
             if let Some(inode) = gathered.inodes.last_mut().filter(|i| i.ino == key.ino) {
                 inode.kind = filter.kind();
             }

@@ -320,6 +320,7 @@ fn emit(
         (Filtered::Extent(pieces, ..), Some(_)) => out.extend(pieces.into_iter().map(|(first, piece)| {
             (Key { kind: ItemKind::Extent as u8, offset: first, ..key }, piece.encode().to_vec())
         })),
+        (Filtered::Inline(bytes), Some(_)) => out.push((key, bytes.to_vec())),
         (Filtered::Sums(_), Some(inode)) => {
             let has = inode.kind == Some(FileKind::Regular)
                 && !inode.unsummed

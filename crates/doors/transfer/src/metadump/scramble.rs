@@ -147,7 +147,7 @@ impl Scramble {
                 }
                 Err(_) => nothing(),
             },
-            None => nothing(),
+            Some(ItemKind::Inline) | None => nothing(),
         }
     }
 

@@ -29,6 +29,9 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// The unit of st_blocks.
+const UNIT: u64 = 512;
+
 /// The state of an inode that is not known to be durable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Progress {
@@ -97,6 +100,10 @@ pub(crate) struct Inode {
     pub kind: FileKind,
     /// Whether its data has checksums ([`crate::sums`]). Changes only while it has no data.
     sums: AtomicBool,
+    /// Whether its data stays out of the tree ([`crate::inline`]), until it is evicted.
+    outside: AtomicBool,
+    /// The longest file whose data may be in the tree.
+    inline_max: u64,
     /// Number of calls that need its data durable and have not seen it written yet.
     pub syncing: AtomicU32,
     pub io: RwLock<()>,
@@ -129,12 +136,31 @@ impl Inode {
             ino,
             kind,
             sums: AtomicBool::new(sums),
+            outside: AtomicBool::new(false),
+            inline_max: 0,
             syncing: AtomicU32::new(0),
             io: RwLock::with_order(Rank::InodeIo, ino.0, ()),
             wb: Mutex::with_order(Rank::Writeback, ino.0, ()),
             pages: Mutex::with_order(Rank::PageRange, ino.0, Pages::new(sums)),
             meta: Mutex::with_order(Rank::InodeMeta, ino.0, meta),
         }
+    }
+
+    /// The same inode in an image in which files of up to this many bytes have their data in the
+    /// tree.
+    pub(crate) fn with_inline(self, inline_max: u64) -> Inode {
+        Inode { inline_max, ..self }
+    }
+
+    /// Whether its data stays out of the tree.
+    pub(crate) fn is_outside(&self) -> bool {
+        self.outside.load(Ordering::SeqCst)
+    }
+
+    /// Its data stays out of the tree from now on. What is on its way there is waited for with
+    /// `wb`.
+    pub(crate) fn stay_outside(&self) {
+        self.outside.store(true, Ordering::SeqCst);
     }
 
     pub(crate) fn is_dir(&self) -> bool {
@@ -189,7 +215,12 @@ impl Inode {
         let mut core = meta.core;
         // Includes blocks promised to delayed allocation, as in other file systems.
         core.blocks += delayed;
-        Ok(Attr::from_core(self.ino, &core, self.kind))
+        let mut attr = Attr::from_core(self.ino, &core, self.kind);
+        if self.kind == FileKind::Regular && core.blocks == 0 && core.size <= self.inline_max {
+            // Its data may be in the tree. Programs take a file without any block for a hole.
+            attr.blocks = core.size.div_ceil(UNIT);
+        }
+        Ok(attr)
     }
 }
 

@@ -317,6 +317,33 @@ impl Pages {
         std::mem::replace(&mut page.backing, backing).is_reserved()
     }
 
+    /// Ends [`Pages::set_writing`] with success: the page's bytes are in the tree. Returns whether
+    /// the page has a promise that it no longer needs; one that has changed meanwhile keeps it.
+    pub(crate) fn written_to_tree(&mut self, index: u64) -> bool {
+        self.bad_homes.remove(&index);
+        let page = self.end_writing(index);
+        if !page.is_clean() {
+            return false;
+        }
+        let surplus = std::mem::replace(&mut page.backing, Backing::Unknown).is_reserved();
+        self.end_charge(index, false);
+        surplus
+    }
+
+    /// A record has put the page's bytes into the tree: the page is clean, and returns what was
+    /// promised to it.
+    pub(crate) fn set_in_tree(&mut self, index: u64) -> Delta {
+        let page = self.map.get_mut(&index).expect("a page that is recorded is present");
+        let was_dirty = page.dirty.take().is_some();
+        let surplus = std::mem::replace(&mut page.backing, Backing::Unknown).is_reserved();
+        if was_dirty {
+            self.dirty.remove(&index);
+        }
+        self.release(surplus as u64);
+        self.end_charge(index, false);
+        Delta { pages: 0, dirty: -(was_dirty as i64) }
+    }
+
     /// Whether a change of the page needs a promise although the page has an unwritten block: that
     /// block is just being written, and must not be overwritten afterwards.
     pub(crate) fn moves_after_write(&self, index: u64) -> bool {

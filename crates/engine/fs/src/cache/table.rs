@@ -311,7 +311,8 @@ impl InodeTable {
         }
         let progress = shard.evicted.remove(&ino).unwrap_or_default();
         let sums = store.geometry().sums_data(&core);
-        let inode = Arc::new(Inode::new(ino, core, kind, sums, progress));
+        let inode = Inode::new(ino, core, kind, sums, progress);
+        let inode = Arc::new(inode.with_inline(store.geometry().inline_max));
         self.add(&mut shard, store, inode.clone());
         inode
     }

@@ -22,6 +22,7 @@ fn store() -> Arc<Store> {
         gid: 0,
         immutable: false,
         data_checksums: false,
+        inline_max: 0,
     };
     kedge_store::format(device.clone(), clock.clone(), &params).unwrap();
     Store::open(device, clock, &OpenOptions::default()).unwrap()

@@ -95,6 +95,8 @@ impl Files {
         if len == 0 {
             return Ok(());
         }
+        self.take_out(&source)?;
+        self.take_out(&target)?;
         store.allow_clones()?;
         let (mut done, blocks) = (0, len.div_ceil(BLOCK));
         while done < blocks {

@@ -117,7 +117,7 @@ impl Files {
         };
         let mut finished = sums < left;
         let mut others = 0;
-        for kind in [ItemKind::Xattr, ItemKind::Symlink] {
+        for kind in [ItemKind::Xattr, ItemKind::Symlink, ItemKind::Inline] {
             let key = |offset| Key::new(ino, kind, offset);
             // A symlink's target is removed last, with its inode, so that the two agree until then.
             if !finished {

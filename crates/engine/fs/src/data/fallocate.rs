@@ -88,6 +88,7 @@ impl Files {
             FallocateMode::Allocate { .. } => flags::check_touch(&inode.meta.lock().core)?,
             _ => flags::check_change(&inode.meta.lock().core)?,
         }
+        self.take_out(&inode)?;
         match mode {
             FallocateMode::Allocate { keep_size } => self.preallocate(&inode, offset, end, keep_size),
             FallocateMode::PunchHole => {

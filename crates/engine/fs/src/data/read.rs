@@ -5,6 +5,7 @@ use crate::cache::inode::Inode;
 use crate::cache::pages::{Backing, Page, Which};
 use crate::error::{Error, Result};
 use crate::extents::{self, Mapping, Place};
+use crate::inline;
 use crate::sums::Sums;
 use crate::types::SeekKind;
 use kedge_base::{BLOCK_SIZE, BlockNo, Ino, IoBuf};
@@ -44,6 +45,15 @@ impl Drop for HeldPage<'_> {
     fn drop(&mut self) {
         self.inode.pages.lock().release_hold(self.index);
     }
+}
+
+/// Where file blocks are.
+struct Places {
+    map: Vec<Mapping>,
+    /// Their checksums, if the file has them.
+    sums: Option<Sums>,
+    /// The bytes of file block 0, if it is one of them and in the tree. It is a hole of the map.
+    first: Option<Vec<u8>>,
 }
 
 /// Blocks `[from, to)` of a file of `size` bytes, for a buffer that starts at its byte `offset`.
@@ -101,13 +111,19 @@ impl Files {
         filled: &mut IoBuf,
     ) -> Result<()> {
         let Run { from, to, offset, size } = *run;
-        let (map, sums) = self.map_and_sums(inode, from, to)?;
+        let Places { map, sums, first } = self.places(inode, from, to)?;
         for m in map {
             match m.place {
                 Place::Hole | Place::Unwritten(_) | Place::Shared(_, true) => {
                     let zero = [0; BLOCK_SIZE];
                     for index in m.first..m.first + m.blocks {
                         copy_block(&zero, index, offset, buf);
+                    }
+                    if let Some(bytes) = first.as_deref().filter(|_| m.first == 0) {
+                        let mut block = zero;
+                        block[..bytes.len()].copy_from_slice(bytes);
+                        zero_behind(&mut block, 0, size);
+                        copy_block(&block, 0, offset, buf);
                     }
                 }
                 Place::Written(start) | Place::Shared(start, false) => {
@@ -143,13 +159,14 @@ impl Files {
         Ok(())
     }
 
-    /// The places of file blocks `[from, to)`, and their checksums if the file has them.
-    fn map_and_sums(&self, inode: &Inode, from: u64, to: u64) -> Result<(Vec<Mapping>, Option<Sums>)> {
+    fn places(&self, inode: &Inode, from: u64, to: u64) -> Result<Places> {
         let store = self.engine.store();
         inode.between_records(|| {
             let map = extents::map(store, inode, from, to - from)?;
             let sums = inode.has_sums().then(|| Sums::read(store, inode.ino, from, to)).transpose()?;
-            Ok((map, sums))
+            let hole = map.first().is_some_and(|m| m.first == 0 && m.place == Place::Hole);
+            let first = if hole { inline::read(store, inode.ino)? } else { None };
+            Ok(Places { map, sums, first })
         })
     }
 
@@ -189,10 +206,15 @@ impl Files {
         }
         let size = inode.meta.lock().core.size;
         let mut page = Page::zeroed();
-        let (map, sums) = self.map_and_sums(inode, index, index + 1)?;
+        let Places { map, sums, first } = self.places(inode, index, index + 1)?;
         let place = map[0].place;
         match place {
-            Place::Hole | Place::Shared(_, true) => {}
+            Place::Hole | Place::Shared(_, true) => {
+                if let Some(bytes) = first {
+                    page.data[..bytes.len()].copy_from_slice(&bytes);
+                    zero_behind(&mut page.data[..], index, size);
+                }
+            }
             Place::Unwritten(_) => page.backing = Backing::Unwritten,
             Place::Written(at) | Place::Shared(at, false) => {
                 let mut io = IoBuf::zeroed(1);
@@ -265,6 +287,12 @@ impl Files {
         // From extent to extent, because a sparse file may be petabytes long.
         let end = size.div_ceil(BLOCK);
         let mut at = offset / BLOCK;
+        if at == 0 && inline::is_there(self.engine.store(), ino)? {
+            match kind {
+                SeekKind::Data => return Ok(offset),
+                SeekKind::Hole => at = 1,
+            }
+        }
         loop {
             let find = || extents::find(self.engine.store(), ino, at, end, SEEK_EXTENTS);
             let extents = inode.between_records(find)?;

@@ -17,12 +17,14 @@
 
 use super::Files;
 use super::counting::Counting;
+use super::write::promise_page;
 use crate::cache::commit::{commit, lock_metas};
 use crate::cache::inode::Inode;
 use crate::cache::pages::{Backing, Which};
 use crate::error::{Error, Result};
 use crate::extents::{self, ExtentSet, Removed};
 use crate::flags;
+use crate::inline;
 use crate::sums;
 use kedge_base::broken::pause::{self, Point};
 use kedge_base::broken::{self, Variant};
@@ -110,7 +112,10 @@ impl Files {
 
     /// The first record of a truncate. Returns whether there are more extents to remove.
     fn truncate_step(&self, inode: &Arc<Inode>, size: u64, class: Class, max: StepMax) -> Result<bool> {
-        let need = max.need(class);
+        let need = match inline::max(self.engine.store()) {
+            0 => max.need(class),
+            longest => max.need(class).cuts(1, longest),
+        };
         let (mut handle, io, wb) =
             self.begin_settled(inode, need, |live| if size == live { 0 } else { size })?;
         let old = {
@@ -121,6 +126,9 @@ impl Files {
         let mut record = RecordBuilder::new(RecordOp::Truncate);
         if size > old {
             self.zero_range_of_block(inode, &mut record, old, old.next_multiple_of(BLOCK).min(size))?;
+        }
+        if size < old {
+            inline::cut(self.engine.store(), &mut record, inode.ino, size)?;
         }
         let first = size.div_ceil(BLOCK);
         let mut set = ExtentSet::default();
@@ -252,6 +260,47 @@ impl Files {
             return Err(Error::NotFound);
         }
         Ok((!shrinking).then_some(io))
+    }
+
+    /// Takes the first bytes of a file out of the tree, and keeps them out ([`crate::inline`]):
+    /// they are log-resident afterwards. For operations that move, share or preallocate blocks.
+    pub(super) fn take_out(&self, inode: &Arc<Inode>) -> Result<()> {
+        let store = self.engine.store();
+        let longest = inline::max(store);
+        if longest == 0 {
+            return Ok(());
+        }
+        inode.stay_outside();
+        {
+            // Waits for what is on its way to the tree.
+            let _wb = inode.wb.lock();
+            if !inline::is_there(store, inode.ino)? {
+                return Ok(());
+            }
+        }
+        let mut promise = store.reserve_data(1)?;
+        let need = Need::record(Class::Normal).patches(1).data(1, longest).deletes(1);
+        let (mut handle, _io) = self.begin_with_io(inode, need)?;
+        let _wb = inode.wb.lock();
+        let Some(bytes) = inline::read(store, inode.ino)? else { return Ok(()) };
+        let _held = self.load_page(inode, 0)?;
+        let core = inode.meta.lock().core;
+        let mut pages = inode.pages.lock();
+        let mut charge = self.charge_new(&pages, inode.ino, &core, &[], 0..1);
+        promise_page(&mut pages, 0, &[], charge.as_mut(), Some(&mut promise))?;
+        let mut record = RecordBuilder::new(RecordOp::LogData);
+        record.data(inode.ino, 0, &bytes);
+        record.delete(kedge_format::inline::key(inode.ino));
+        let mut changes = lock_metas(&[&**inode]);
+        commit(&mut handle, record, &mut changes)?;
+        drop(changes);
+        let dirty = pages.get(0).and_then(|page| page.dirty);
+        let mut delta = pages.set_logged(0);
+        // What is dirty is in no record.
+        delta.dirty += pages.mark_dirty(0, dirty).dirty;
+        drop(pages);
+        self.writeback.account(delta);
+        Ok(())
     }
 
     /// Removes the pages of blocks that a record removed. Called after the record is applied: if

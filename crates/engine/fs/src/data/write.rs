@@ -198,7 +198,7 @@ impl Files {
 
     /// Charges the limit of a file for the pages of a range that have no block yet, as far as it
     /// allows. `None` for a file without a limit.
-    fn charge_new(
+    pub(super) fn charge_new(
         &self,
         pages: &Pages,
         ino: Ino,
@@ -297,7 +297,7 @@ impl Files {
 
 /// Promises what a page that is about to change needs: a block, unless its present one may be
 /// written, and the charge of its limit. The error is why the page cannot have it.
-fn promise_page(
+pub(super) fn promise_page(
     pages: &mut Pages,
     index: u64,
     map: &[Mapping],

@@ -258,8 +258,9 @@ impl Names {
         }
         record.inode(ino, create_mask(&core), &core);
         self.put_dentry(&mut record, dir.ino, slot, ino, make.kind, name);
-        let sums = self.engine.store().geometry().sums_data(&core);
-        let inode = Arc::new(Inode::new(ino, core, make.kind, sums, Default::default()));
+        let geometry = self.engine.store().geometry();
+        let inode = Inode::new(ino, core, make.kind, geometry.sums_data(&core), Default::default());
+        let inode = Arc::new(inode.with_inline(geometry.inline_max));
         let new_inode = NewInode::new(&self.inodes, dir.ino, &inode)?;
         let mut charge = self.charge_inode(&mut handle, dir.ino, core.limit)?;
         new_inode.created(commit_only(handle, record, &mut changes)?);
@@ -301,8 +302,9 @@ impl Names {
         }
         record.inode(ino, create_mask(&core), &core);
         record.put(Key::orphan(ino), &Orphan::Unlinked.encode());
-        let sums = self.engine.store().geometry().sums_data(&core);
-        let inode = Arc::new(Inode::new(ino, core, make.kind, sums, Default::default()));
+        let geometry = self.engine.store().geometry();
+        let inode = Inode::new(ino, core, make.kind, geometry.sums_data(&core), Default::default());
+        let inode = Arc::new(inode.with_inline(geometry.inline_max));
         let new_inode = NewInode::new(&self.inodes, dir.ino, &inode)?;
         let mut charge = self.charge_inode(&mut handle, dir.ino, core.limit)?;
         self.inodes.pin(ino);

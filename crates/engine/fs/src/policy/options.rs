@@ -134,6 +134,9 @@ pub struct FormatOptions {
     /// File data has checksums, which each read from the device verifies. Data is then never
     /// overwritten in place, except that of files with [`kedge_format::FileFlags::NOCOW`].
     pub data_checksums: bool,
+    /// The data of files of up to this many bytes is in the tree instead of a block of 4096 bytes;
+    /// at most 2048, and 0 for no file.
+    pub inline_max: u64,
     /// Overwrites the contents of the device. Without it a device that does not begin with zeros is
     /// refused.
     pub overwrite: bool,

@@ -19,6 +19,11 @@
 //! again. Each page of the running file system that would need a free block here held a promise for
 //! one, so a full image has the space.
 //!
+//! # Files with data in the tree
+//! A block whose bytes are in an inline item ([`kedge_format::inline`]) counts as a block of which
+//! the log holds a part: its bytes and the logged ones go to a free block together, and the record
+//! that maps that block deletes the item.
+//!
 //! # When a write of step 4 fails
 //! The block is set aside (`Alloc::quarantine`) and the bytes go to a free block, as in the running
 //! file system's writeback: one record frees the old block and maps the new one. After
@@ -42,6 +47,7 @@ use crate::residents::{DrainedPiece, Source};
 use kedge_base::broken::{self, Variant};
 use kedge_base::{BLOCK_SIZE, BlockNo, Error, Extent, Ino, IoBuf, Lsn, Result};
 use kedge_device::{Completion, Io, Op, run_batch};
+use kedge_format::inline;
 use kedge_format::item::ExtentItem;
 use kedge_format::record::{InodeMask, Record, RecordBuilder, RecordOp};
 use kedge_format::sums::{SumsItem, sum_of};
@@ -199,12 +205,20 @@ impl Recovery {
             if let Some(at) = read {
                 reads.push(Io { offset: at.byte_offset(), op: Op::Read(IoBuf::zeroed(1)) });
             }
-            found.push((place, in_use, read));
+            let base = match mapped {
+                None => self.in_tree(wanted.ino, wanted.file_block)?,
+                Some(_) => None,
+            };
+            found.push((place, in_use || base.is_some(), read, base));
         }
         let mut answers = run_batch(&*self.device, reads).into_iter();
         let mut placed = Vec::with_capacity(batch.len());
-        for (wanted, (place, in_use, read)) in batch.iter().zip(found) {
+        for (wanted, (place, in_use, read, base)) in batch.iter().zip(found) {
             let mut buf = IoBuf::zeroed(1);
+            // Broken on purpose: the bytes that were in the tree are lost.
+            if let Some(bytes) = base.filter(|_| !broken::is(Variant::InlineInReplay)) {
+                buf.as_mut_bytes()[..bytes.len()].copy_from_slice(&bytes);
+            }
             let mut damaged = false;
             if let Some(at) = read {
                 match self.read_answer(wanted.ino, at, answers.next().expect("a read has a completion"))? {
@@ -377,6 +391,9 @@ impl Recovery {
                 counted: false,
             };
             record.put(Key::new(ino, ItemKind::Extent, file_block), &item.encode());
+            if self.in_tree(ino, file_block)?.is_some() {
+                record.delete(inline::key(ino));
+            }
             let mut core = self.inode(ino)?;
             core.blocks += 1;
             record.inode(ino, InodeMask::BLOCKS, &core);
@@ -402,6 +419,17 @@ impl Recovery {
             apply(&target, lsn, &Record::decode(Lsn(0), &bytes)?.edits)?;
         }
         Ok(())
+    }
+
+    /// The bytes of a file block that are in the tree. The block has no extent.
+    fn in_tree(&self, ino: Ino, file_block: u64) -> Result<Option<Vec<u8>>> {
+        let max = self.sb.geometry.inline_max;
+        if max == 0 || file_block != 0 {
+            return Ok(None);
+        }
+        let Some(value) = self.forest.get(inline::key(ino))? else { return Ok(None) };
+        inline::decode(ino, &value, max)?;
+        Ok(Some(value))
     }
 
     fn is_shared(&self, ino: Ino, item: &ExtentItem) -> bool {

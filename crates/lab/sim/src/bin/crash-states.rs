@@ -9,10 +9,11 @@ use std::time::Duration;
 
 const USAGE: &str =
     "crash-states [--full] [--thorough] [--seed N] [--minutes M] [--seq 1|2|3]... [--resume FILE]
-            [--threads N] [--count] [--switched] [--workload ID [--state K]]
+            [--threads N] [--count] [--switched] [--inline] [--workload ID [--state K]]
 
 Without --full: a slice of the given minutes (KEDGE_CRASH_MINUTES, else 2), all lengths in turn, in an order given by the
-seed, with the mount's switches set by the seed, too (as by --switched). Without --seed: another one every day.";
+seed, with the mount's switches set by the seed, too (as by --switched). Without --seed: another one every day.
+With --inline, and in slices of odd seeds: small files, in an image with their data in the tree.";
 
 const MINUTES: f64 = 2.0;
 
@@ -22,6 +23,7 @@ struct Args {
     thorough: bool,
     count: bool,
     switched: bool,
+    inline: bool,
     seed: Option<u64>,
     minutes: Option<f64>,
     seqs: Vec<u8>,
@@ -40,6 +42,7 @@ fn parse() -> anyhow::Result<Args> {
             "--full" => args.full = true,
             "--thorough" => args.thorough = true,
             "--switched" => args.switched = true,
+            "--inline" => args.inline = true,
             "--count" => args.count = true,
             "--seed" => args.seed = Some(value()?.parse()?),
             "--minutes" => args.minutes = Some(value()?.parse()?),
@@ -101,6 +104,7 @@ fn main() -> anyhow::Result<ExitCode> {
         threads: args.threads.unwrap_or(2),
         thorough: args.thorough,
         switched: args.switched || (!args.full && args.workload.is_none()),
+        inline: args.inline || (!args.full && args.workload.is_none() && seed % 2 == 1),
     };
     if let Some(id) = args.workload {
         let well = run_one(&options, id, args.state)?;

@@ -39,7 +39,7 @@ pub mod flag {
     pub const UNSEALED: u8 = 2;
     /// Use an image with forks.
     pub const FORKED: u8 = 4;
-    /// Use an image whose data has checksums.
+    /// Use an image whose data has checksums, and with the data of small files in the tree.
     pub const SUMS: u8 = 8;
 }
 
@@ -114,7 +114,8 @@ pub fn open(medium: MemDevice) -> Result<FileSystem, kedgefs::Error> {
 fn make(flags: u8) -> Base {
     let (unmounted, forked) = (flags & flag::UNMOUNTED != 0, flags & flag::FORKED != 0);
     let checksums = flags & flag::SUMS != 0;
-    let setup = rig::Setup { image: IMAGE, log: LOG, checksums, ..rig::Setup::default() };
+    let inline_max = if checksums { 2048 } else { 0 };
+    let setup = rig::Setup { image: IMAGE, log: LOG, checksums, inline_max, ..rig::Setup::default() };
     let device = Arc::new(setup.format().expect("an image is made"));
     let fs = FileSystem::open(device.clone(), Arc::new(ManualClock::default()), mount_options())
         .expect("a fresh image opens");
@@ -123,6 +124,10 @@ fn make(flags: u8) -> Base {
         let file = fs.create(dir, format!("file {n}").as_bytes(), 0o644, OWNER).expect("there is room").ino;
         fs.setxattr(file, b"user.filler", &[n; 900], XattrMode::Any).expect("there is room");
         fs.write(file, n as u64 % 4 * 5000, &[n; 5000]).expect("there is room");
+    }
+    for n in 0..if checksums { 20 } else { 0 } {
+        let file = fs.create(dir, format!("small {n}").as_bytes(), 0o644, OWNER).expect("there is room").ino;
+        fs.write(file, 0, &[n; 90]).expect("there is room");
     }
     // Data in place now, not whenever a flusher thread writes it, so that extents exist.
     fs.sync().expect("the data is written");

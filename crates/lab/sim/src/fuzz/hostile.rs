@@ -461,6 +461,7 @@ impl Liar {
             4 => &[("inode", 0, 8), ("type", 8, 1), ("name", 9, 1)],
             5 => &[("start", 0, 8), ("blocks", 8, 4), ("flags", 12, 4)],
             7 => &[("checksum", 0, 4), ("second checksum", 4, 4)],
+            9 => &[("byte", 0, 1)],
             TREE if value.len() == LimitEntry::SIZE => &LIMIT_FIELDS,
             TREE => &TREE_FIELDS,
             _ => &[("orphan", 0, 1)],
@@ -519,7 +520,7 @@ impl Liar {
 
     fn made_item(&mut self) -> (Key, Vec<u8>) {
         let ino = self.ino();
-        match self.rng.random_range(0..9) {
+        match self.rng.random_range(0..10) {
             0 => (Key { ino, kind: 1, offset: 0 }, self.core().encode().to_vec()),
             1 => {
                 let n = self.number(0);
@@ -571,6 +572,10 @@ impl Liar {
                 let nth = self.rng.random_range(0..items.len());
                 // One item alone: an attribute without its parts, or a part without its attribute.
                 (Key { ino, kind: 2, offset: slot + nth as u64 }, items[nth].clone())
+            }
+            9 => {
+                let offset = u64::from(self.rng.random_bool(0.1));
+                (Key { ino, kind: 9, offset }, vec![0x62; self.one(&[0, 1, 93, 2048, 2049, 4096])])
             }
             _ => (self.key(), vec![0x61; self.rng.random_range(0..300)]),
         }

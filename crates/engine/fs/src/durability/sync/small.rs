@@ -1,10 +1,13 @@
-//! Small new data of an fsync: it is written to the log, and in place later.
+//! Small new data of an fsync: it is written to the log, and in place later, or as part of the
+//! record into the tree ([`crate::inline`]).
 
 use super::Syncer;
 use crate::cache::commit::{commit, lock_metas};
 use crate::cache::inode::Inode;
 use crate::cache::pages::{Backing, Delta, Which};
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::extents;
+use crate::inline;
 use kedge_base::BLOCK_SIZE;
 use kedge_format::record::{InodeMask, RecordBuilder, RecordOp};
 use kedge_store::{Class, Need};
@@ -35,8 +38,23 @@ impl Syncer {
         }
         // Keeps a promise, as writeback does. Reserves for the pages that are dirty now: otherwise
         // many concurrent fsyncs would hold a good part of a small log that none of them needs.
-        let mut handle = self.engine.begin(need(room))?;
+        let store = self.engine.store();
+        let longest = inline::max(store);
+        let is_small = |size: u64| (1..=longest as u64).contains(&size);
+        let may_go = room == 1 && is_small(inode.meta.lock().core.size);
+        let with_item = may_go.then(|| self.engine.begin(need(room).puts(1, longest)));
+        let (mut handle, may_go) = match with_item {
+            // Without nodes for the tree the bytes take the way of those of larger files.
+            None | Some(Err(Error::Engine(kedge_base::Error::NoSpace))) => {
+                (self.engine.begin(need(room))?, false)
+            }
+            Some(handle) => (handle?, true),
+        };
         let _wb = inode.wb.lock();
+        let may_go = may_go && !inode.is_outside() && {
+            let blocks = inode.meta.lock().core.blocks;
+            blocks == 0 || extents::find(store, inode.ino, 0, 1, 1)?.is_empty()
+        };
         let mut pages = inode.pages.lock();
         let dirty = pages.unclean(Which::Dirty, 0..u64::MAX, room + 1);
         if dirty.is_empty() {
@@ -49,6 +67,21 @@ impl Syncer {
         }
         let size = c.core.size;
         let mut record = RecordBuilder::new(RecordOp::LogData);
+        let first = pages.get(0).filter(|page| !page.logged && page.backing == Backing::Reserved);
+        if let Some(page) = first.filter(|_| may_go && dirty == [0] && is_small(size)) {
+            record.put(kedge_format::inline::key(inode.ino), &page.data[..size as usize]);
+            if size != c.meta.logged_size {
+                c.mask |= InodeMask::SIZE;
+            }
+            commit(&mut handle, record, &mut changes)?;
+            let delta = pages.set_in_tree(0);
+            self.writeback.unlist(inode.ino, &mut changes[0].meta);
+            drop(changes);
+            drop(pages);
+            self.writeback.account(delta);
+            self.engine.stats().logged_data.inc();
+            return Ok(true);
+        }
         let mut total = 0;
         for &index in &dirty {
             let page = pages.get(index).expect("just listed");

@@ -1,7 +1,7 @@
 //! The callers of passes: an fsync, a write-through, and all others. The head of
 //! [`crate::durability::writeback`] has their handling of failed writes.
 
-use super::pass::{Kind, NARROW_SEGMENTS, PASS_INODES, PASS_SEGMENTS, Pass};
+use super::pass::{Kind, PASS_INODES, PASS_SEGMENTS, Pass};
 use super::{BLOCK, Writeback};
 use crate::cache::inode::Inode;
 use crate::cache::pages::Which;
@@ -20,7 +20,8 @@ impl Writeback {
         // The data was promised its space when it became dirty, so it may use the space that is
         // kept back from new promises.
         let class = if class == Class::Checkpoint { class } else { Class::Promised };
-        let kind = Kind { which, class, segments_max: PASS_SEGMENTS, durable: false, told: false };
+        let kind =
+            Kind { which, class, segments_max: PASS_SEGMENTS, durable: false, told: false, in_tree: true };
         let mut result = Ok(());
         for chunk in inodes.chunks(PASS_INODES) {
             // The inodes of one pass are locked together, in the order of locks.
@@ -52,7 +53,7 @@ impl Writeback {
 
     fn write_again(&self, inode: &Arc<Inode>, kind: Kind, after: &Error) -> Result<()> {
         let no_space = matches!(after, Error::Engine(kedge_base::Error::NoSpace));
-        let kind = Kind { segments_max: if no_space { NARROW_SEGMENTS } else { kind.segments_max }, ..kind };
+        let kind = if no_space { kind.narrow() } else { kind };
         self.write_passes(std::slice::from_ref(inode), kind, None)
     }
 
@@ -92,8 +93,7 @@ impl Writeback {
     fn write_told(&self, inode: &Arc<Inode>, kind: Kind, range: Option<Range<u64>>) -> Result<()> {
         match self.write_passes(std::slice::from_ref(inode), kind, range.clone()) {
             Err(Error::Engine(kedge_base::Error::NoSpace)) => {
-                let kind = Kind { segments_max: NARROW_SEGMENTS, ..kind };
-                self.write_passes(std::slice::from_ref(inode), kind, range)
+                self.write_passes(std::slice::from_ref(inode), kind.narrow(), range)
             }
             other => other,
         }

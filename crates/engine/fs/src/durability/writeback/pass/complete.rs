@@ -1,7 +1,7 @@
 //! Fourth phase of a pass: the record that names the written blocks.
 
 use super::super::BLOCK;
-use super::part::Part;
+use super::part::{InTree, Part};
 use super::{PATCHED, Pass};
 use crate::cache::commit::{Change, commit};
 use crate::error::Result;
@@ -9,6 +9,7 @@ use crate::sums;
 use kedge_base::broken::{self, Variant};
 use kedge_base::trace::{self, Event};
 use kedge_base::{Extent, Ino};
+use kedge_format::inline;
 use kedge_format::record::{InodeMask, RecordBuilder, RecordOp, size};
 use kedge_store::Store;
 
@@ -16,7 +17,8 @@ impl Pass<'_> {
     /// Commits the record of a pass. `durable`: its data is durable already, so no flush is needed.
     pub(super) fn complete(&mut self, durable: bool) -> Result<()> {
         let store = self.store();
-        let seq = (!durable).then(|| store.note_data_write());
+        let in_place = self.parts.iter().flatten().any(|part| !part.is_in_tree());
+        let seq = (!durable && in_place).then(|| store.note_data_write());
         let mut record = RecordBuilder::new(RecordOp::WriteBack);
         let has_counts = self.parts.iter().flatten().any(Part::changes_counts);
         let _counts = has_counts.then(|| store.lock_counts());
@@ -28,7 +30,7 @@ impl Pass<'_> {
             let Some(part) = part else { continue };
             let mut meta = inode.meta.lock();
             part.leave_out_failed(meta.logged_size);
-            if let Some(seq) = seq {
+            if let Some(seq) = seq.filter(|_| !part.is_in_tree()) {
                 meta.progress.write_seq = seq;
             }
             let (mut change, mark) = (Change::of(inode, meta), record.mark());
@@ -77,6 +79,11 @@ fn record_part(
     let ino = change.inode.ino;
     let before = record.edits();
     std::mem::take(&mut part.set).emit(record, ino);
+    match &part.in_tree {
+        InTree::Put(bytes) => record.put(inline::key(ino), bytes),
+        InTree::Delete if part.leaves_tree() => record.delete(inline::key(ino)),
+        InTree::Same | InTree::Delete => {}
+    }
     let mut fresh = 0;
     for (extent, old) in part.taken_runs() {
         record.alloc(extent);

@@ -14,6 +14,7 @@ use crate::cache::inode::{Inode, tree_count};
 use crate::cache::pages::Which;
 use crate::durability::dirty::DirtyList;
 use crate::error::{Error, Result};
+use crate::inline;
 use crate::stats::FsStats;
 use kedge_base::Ino;
 use kedge_base::atomic::{AtomicU32, Ordering};
@@ -23,7 +24,7 @@ use kedge_format::counts::CountItem;
 use kedge_format::record::{InodeMask, size};
 use kedge_format::sums::SumsItem;
 use kedge_store::{CHECKPOINT_RECORD_MAX, Class, Handle, Need, PROMISE_PER_PIECE, Store};
-use part::{COUNTED_STEP_BYTES, Gathered, Part, SUMS_BYTES, SUMS_STEP_BYTES};
+use part::{COUNTED_STEP_BYTES, Gathered, Part, SUMS_BYTES, SUMS_STEP_BYTES, put_bytes};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,13 +35,15 @@ pub(crate) const PASS_INODES: usize = 128;
 const PASS_PAGES: usize = 1024;
 pub(super) const PASS_SEGMENTS: usize = 256;
 /// Segments of a pass on an image without room for a wide one.
-pub(super) const NARROW_SEGMENTS: usize = 8;
+const NARROW_SEGMENTS: usize = 8;
 /// Largest merged write.
 const MERGE_BLOCKS_MAX: u64 = 256;
 /// Most durable writes in flight.
 const DURABLE_MAX: u32 = 4;
 /// Longest durable write: a longer one takes longer than a flush.
 const DURABLE_BLOCKS_MAX: usize = 16;
+/// Log bytes for what a pass over several inodes puts into the tree.
+const IN_TREE_BYTES: u64 = 64 << 10;
 /// Blocks of failed writes that one pass writes again, each by itself.
 const SPLIT_BLOCKS_MAX: usize = MERGE_BLOCKS_MAX as usize;
 /// The pages that a pass writes, and how.
@@ -54,6 +57,9 @@ pub(super) struct Kind {
     pub durable: bool,
     /// Report every failed write to the caller; do not retry.
     pub told: bool,
+    /// Small files go into the tree. On an image without nodes for that they get the blocks that
+    /// were promised to their pages.
+    pub in_tree: bool,
 }
 
 /// The outcome of a pass.
@@ -65,8 +71,26 @@ pub(super) struct Ended {
 }
 
 impl Kind {
+    /// The same for an image without room for a wide pass.
+    pub(super) fn narrow(self) -> Kind {
+        Kind { segments_max: NARROW_SEGMENTS, in_tree: false, ..self }
+    }
+
+    /// Log-resident bytes have a promise for the record that ends this which is too small for the
+    /// bytes themselves.
+    fn takes_in_tree(self) -> bool {
+        self.in_tree && self.which != Which::Logged
+    }
+
     pub(super) fn told(which: Which, durable: bool) -> Kind {
-        Kind { which, class: Class::Promised, segments_max: PASS_SEGMENTS, durable, told: true }
+        Kind {
+            which,
+            class: Class::Promised,
+            segments_max: PASS_SEGMENTS,
+            durable,
+            told: true,
+            in_tree: true,
+        }
     }
 }
 
@@ -82,7 +106,7 @@ const PATCHED: InodeMask = InodeMask(
 /// Log bytes of one step of the plan at most: a run of pages that gets a place. Its extent is cut
 /// in three, or put between two others; the step may allocate a run of blocks, free one, and end
 /// the log residency of a range.
-const STEP_BYTES: u64 = 4 * size::EXTENT_ITEM + 2 * size::RUN + size::RANGE;
+const STEP_BYTES: u64 = 4 * size::EXTENT_ITEM + 2 * size::RUN + size::RANGE + size::DELETE;
 /// Log bytes of a normal step: in a hole or in an unwritten extent.
 const SEGMENT_BYTES: u64 = 3 * size::EXTENT_ITEM + size::RUN + size::RANGE;
 
@@ -98,6 +122,7 @@ const _: () = assert!(
         + size::RANGE
         + SUMS_BYTES
         + 3 * size::put(CountItem::SIZE)
+        + size::DELETE
         <= PROMISE_PER_PIECE
 );
 
@@ -197,8 +222,17 @@ impl<'a> Pass<'a> {
         let places = if counts { 2 * places } else { places };
         // Fewer places if there are no nodes for all; the pass then ends early.
         let trees = tree_count(inodes);
-        let need =
-            |places| need(kind.class, inodes.len(), kind.segments_max, places, sums, counts).in_trees(trees);
+        // Log-resident bytes do not go into the tree.
+        let in_tree = match (inline::max(writeback.engine.store()), inodes) {
+            (0, _) => 0,
+            _ if !kind.takes_in_tree() => 0,
+            (longest, [_]) => put_bytes(longest),
+            _ => IN_TREE_BYTES,
+        };
+        let need = |places| {
+            let need = need(kind.class, inodes.len(), kind.segments_max, places, sums, counts);
+            Need { log_bytes: need.log_bytes + in_tree, ..need }.in_trees(trees)
+        };
         let handle = writeback
             .engine
             .begin_up_to(need(places.max(NARROW_SEGMENTS)), need(NARROW_SEGMENTS.min(kind.segments_max)))
@@ -231,7 +265,7 @@ impl<'a> Pass<'a> {
         });
         let (segments, planned) = self.plan(left);
         let more = left.iter().any(|left| !left.is_empty());
-        if segments.is_empty() {
+        if segments.is_empty() && !self.parts.iter().flatten().any(Part::is_in_tree) {
             writeback.unlist_clean(inodes);
             return planned.map(|()| Ended { more: false, error: None });
         }

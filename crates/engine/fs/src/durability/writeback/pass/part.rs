@@ -44,6 +44,8 @@ pub(super) enum How {
     New,
     /// The page had one to which a write failed.
     Moved,
+    /// It got none: its bytes go into the tree.
+    InTree,
 }
 
 /// A run of pages of one inode that is written to one run of blocks.
@@ -128,6 +130,25 @@ pub(super) struct Part {
     sums_end: u64,
     /// Log bytes of the counts that change, at most.
     counts_bytes: u64,
+    /// What becomes of the file's bytes in the tree.
+    pub in_tree: InTree,
+}
+
+/// What a pass does with the first bytes of a file ([`crate::inline`]).
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(super) enum InTree {
+    /// Nothing.
+    #[default]
+    Same,
+    /// They go into the tree: the part writes no block.
+    Put(Vec<u8>),
+    /// They leave the tree, because file block 0 gets a block.
+    Delete,
+}
+
+/// Log bytes of [`InTree::Put`] with this many bytes.
+pub(super) const fn put_bytes(len: usize) -> u64 {
+    size::patch(PATCHED) + size::put(len) + size::RANGE
 }
 
 impl Part {
@@ -136,6 +157,7 @@ impl Part {
             sums,
             counts,
             counts_bytes: 0,
+            in_tree: InTree::Same,
             set: ExtentSet::default(),
             new: Vec::new(),
             ranges: Vec::new(),
@@ -200,6 +222,38 @@ impl Part {
             + self.ranges.len() as u64 * size::RANGE
             + self.sums_items * SUMS_BYTES
             + self.counts_bytes
+            + match &self.in_tree {
+                InTree::Same => 0,
+                InTree::Put(bytes) => size::put(bytes.len()),
+                InTree::Delete => size::DELETE,
+            }
+    }
+
+    /// Makes the part one that puts the file's bytes into the tree, and nothing else.
+    pub(super) fn put_in_tree(&mut self, bytes: Vec<u8>, before: Before) {
+        self.size = bytes.len() as u64;
+        self.touch(0, 1);
+        self.ranges.push((0, 1));
+        self.writing.push(Writing { index: 0, block: BlockNo(0), how: How::InTree, before, sum: 0 });
+        self.in_tree = InTree::Put(bytes);
+    }
+
+    /// The record that names the new block of file block 0 deletes the bytes in the tree.
+    pub(super) fn delete_from_tree(&mut self) {
+        self.places += 1;
+        self.in_tree = InTree::Delete;
+    }
+
+    /// Whether the record of the part deletes the bytes in the tree: it names a block for them.
+    pub(super) fn leaves_tree(&self) -> bool {
+        self.in_tree == InTree::Delete
+            && self.ranges.iter().any(|(from, _)| *from == 0)
+            && !self.taken(0, 1).is_empty()
+    }
+
+    /// Whether the part puts bytes into the tree and writes no block.
+    pub(super) fn is_in_tree(&self) -> bool {
+        matches!(self.in_tree, InTree::Put(_))
     }
 
     /// Leaves the whole part out of the record.
@@ -274,7 +328,8 @@ impl Part {
 
     /// The checksums of the pages that the record may name, in ascending order.
     pub(super) fn taken_sums(&self) -> Vec<(u64, u32)> {
-        let taken = self.writing.iter().filter(|page| self.sums && !self.kept.contains(&page.index));
+        let has_sum = |page: &&Writing| self.sums && page.how != How::InTree;
+        let taken = self.writing.iter().filter(has_sum).filter(|page| !self.kept.contains(&page.index));
         let mut sums: Vec<(u64, u32)> = taken.map(|page| (page.index, page.sum)).collect();
         sums.sort_unstable();
         sums
@@ -294,19 +349,28 @@ pub(super) struct Plan {
     bytes_left: u64,
     /// Places in the tree where extents may still change.
     places_left: u32,
+    /// Whether files may have bytes in the tree.
+    inline: bool,
 }
 
 impl Plan {
-    pub(super) fn new(bytes: u64, places: u32) -> Plan {
-        Plan { segments: Vec::new(), goal: None, bytes_left: bytes, places_left: places }
+    pub(super) fn new(bytes: u64, places: u32, inline: bool) -> Plan {
+        Plan { segments: Vec::new(), goal: None, bytes_left: bytes, places_left: places, inline }
     }
 
     /// Whether one more step might not fit into the record.
     pub(super) fn is_full(&self, part: &Part) -> bool {
         let (bytes, places) = if part.sums { (SUMS_STEP_BYTES, 1) } else { (0, 0) };
         let (counts, paths) = if part.counts { (COUNTED_STEP_BYTES, 1) } else { (0, 0) };
+        // The item in the tree that a block replaces is a place of its own.
+        let paths = paths + u32::from(self.inline);
         self.bytes_left < part.bytes_max() + STEP_BYTES + bytes + counts
             || self.places_left <= part.places + places + paths
+    }
+
+    /// Whether a part that puts this many bytes into the tree fits.
+    pub(super) fn takes_in_tree(&self, len: usize) -> bool {
+        self.bytes_left >= put_bytes(len) && self.places_left > 0
     }
 
     /// Whether one more inode might not fit.

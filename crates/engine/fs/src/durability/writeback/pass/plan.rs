@@ -7,13 +7,15 @@ use crate::cache::inode::Inode;
 use crate::cache::pages::Backing;
 use crate::error::Result;
 use crate::extents::{self, Mapping, Place};
+use crate::inline;
 use kedge_base::{BlockNo, Extent};
 use std::ops::Range;
 
 impl Pass<'_> {
     /// Lists the pages of a pass and finds their places. Pages planned before an error are written.
     pub(super) fn plan(&mut self, left: &mut [Range<u64>]) -> (Vec<Segment>, Result<()>) {
-        let mut plan = Plan::new(self.handle.bytes_left(), self.handle.need().puts);
+        let longest = inline::max(self.store());
+        let mut plan = Plan::new(self.handle.bytes_left(), self.handle.need().puts, longest > 0);
         let mut room = PASS_PAGES;
         let mut planned = Ok(());
         for (inode_index, (inode, left)) in self.inodes.iter().zip(left.iter_mut()).enumerate() {
@@ -28,6 +30,20 @@ impl Pass<'_> {
                 let left_out = cached.first_dirty_beside(logged_size / BLOCK, &pages);
                 (pages, left_out)
             };
+            let in_tree = pages[..] == [0]
+                && match self.belongs_in_tree(inode, longest) {
+                    Ok(belongs) => belongs,
+                    Err(e) => {
+                        planned = Err(e);
+                        self.parts.push(None);
+                        continue;
+                    }
+                };
+            if in_tree && !plan.takes_in_tree(longest) {
+                // The next pass takes it.
+                self.parts.push(None);
+                continue;
+            }
             if pages.len() < room {
                 left.start = left.end; // all pages are listed
             }
@@ -38,7 +54,9 @@ impl Pass<'_> {
             left.start = left.start.max(last + 1);
             room -= pages.len();
             let mut part = Part::new(left_out, inode.has_sums(), self.store().has_clones());
-            planned = self.plan_inode(inode, inode_index, &pages, &mut part, &mut plan);
+            if !(in_tree && self.copy_for_tree(inode, longest, &mut part)) {
+                planned = self.plan_inode(inode, inode_index, &pages, &mut part, &mut plan);
+            }
             plan.add(&part);
             if part.more {
                 left.start = part.ranges.last().map_or(pages[0], |(_, to)| *to);
@@ -46,6 +64,37 @@ impl Pass<'_> {
             self.parts.push(Some(part));
         }
         (plan.segments, planned)
+    }
+
+    /// Whether the first page of a file, the only one to write, may go into the tree.
+    fn belongs_in_tree(&self, inode: &Inode, longest: usize) -> Result<bool> {
+        if longest == 0 || inode.is_outside() || !self.kind.takes_in_tree() {
+            return Ok(false);
+        }
+        let (size, blocks) = {
+            let core = &inode.meta.lock().core;
+            (core.size, core.blocks)
+        };
+        Ok(size <= longest as u64
+            && (blocks == 0 || extents::find(self.store(), inode.ino, 0, 1, 1)?.is_empty()))
+    }
+
+    /// Copies the first page for the tree, and marks it as being written. Returns false if it
+    /// cannot go there.
+    fn copy_for_tree(&self, inode: &Inode, longest: usize, part: &mut Part) -> bool {
+        let mut pages = inode.pages.lock();
+        let size = inode.meta.lock().core.size as usize;
+        let Some(page) = pages.get(0) else { return false };
+        // The file may have grown meanwhile.
+        if page.logged || page.backing != Backing::Reserved || !(1..=longest).contains(&size) {
+            return false;
+        }
+        let bytes = page.data[..size].to_vec();
+        let (before, delta) = pages.set_writing(0);
+        drop(pages);
+        part.put_in_tree(bytes, before);
+        self.writeback.account(delta);
+        true
     }
 
     /// Finds or allocates a place for each page. A part whose planning fails writes the pages
@@ -99,6 +148,9 @@ impl Pass<'_> {
             }
             _ => (None, Backing::Unknown),
         };
+        if m.first == 0 && m.place == Place::Hole && inline::is_there(self.store(), inode.ino)? {
+            part.delete_from_tree();
+        }
         let mut at = m.first;
         while at < m.first + m.blocks {
             if plan.is_full(part) {

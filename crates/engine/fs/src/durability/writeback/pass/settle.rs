@@ -21,7 +21,9 @@ impl Pass<'_> {
                 let failed = part.failed.contains(&page.index);
                 // Broken on purpose: a record that failed leaves its pages clean.
                 let recorded = completed || broken::is(Variant::ErrorNotPropagated);
-                if recorded && !part.kept.contains(&page.index) {
+                if recorded && page.how == How::InTree {
+                    surplus += pages.written_to_tree(page.index) as u64;
+                } else if recorded && !part.kept.contains(&page.index) {
                     surplus += pages.written(page.index) as u64;
                     pages.end_charge(page.index, part.charged.binary_search(&page.index).is_ok());
                     self.stats().relocated_writes.add((page.how == How::Moved) as u64);
@@ -57,6 +59,7 @@ impl Pass<'_> {
                     pages.set_bad_home(page.index);
                 }
             }
+            How::InTree => {}
             // A record that failed half-way has shut the store down; the blocks that it allocated
             // are then unknown.
             _ if !bad && self.store().check_alive().is_err() => {}
