@@ -59,7 +59,7 @@
 //! 1. values: `error`, `types`, `flags`, `stats`, `claim`, `gate`, `numbers`;
 //! 2. `policy`: options, and the orders and lists that a program may provide;
 //! 3. `engine`: the store with the options in force; `host`, and `format`, which makes an image;
-//! 4. `cache`: inodes and pages in memory; `extents`, `sums`;
+//! 4. `cache`: inodes and pages in memory; `extents`, `sums`, `inline`;
 //! 5. `durability`: writeback, fsync, sync;
 //! 6. `data`: the contents of files;
 //! 7. `names`: directories and attributes;
