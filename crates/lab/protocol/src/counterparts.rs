@@ -52,6 +52,9 @@ pub fn counterpart(variant: Variant) -> Counterpart {
         Variant::FreeSharedNode
         | Variant::BirthIgnored
         | Variant::ReuseFreedTree
+        | Variant::DeadListLost
+        | Variant::ReplacedRootUnmarked
+        | Variant::NamesAfterRoot
         | Variant::SharedBlockFreed
         | Variant::CloneWithoutFlag
         | Variant::CountsInReplay => None(SHARING),
@@ -63,8 +66,10 @@ pub fn counterpart(variant: Variant) -> Counterpart {
         | Variant::StaleMarks
         | Variant::EarlyRemoval
         | Variant::LookBetweenEdits
-        | Variant::CloseBesideChanges => None(MEMORY),
+        | Variant::CloseBesideChanges
+        | Variant::UngrantedReturn => None(MEMORY),
         Variant::ShortWhole | Variant::ForgetLosses | Variant::TouchInWriteback => None(ANSWERS),
+        Variant::InlineInReplay => None("a file of the model is one block, written as a whole"),
         Variant::UnkeyedLog => None("the data of a file never looks like a log write"),
         Variant::DiscardWithoutFlush => {
             None("writes of one place reach the medium in their order, and no data write is FUA")

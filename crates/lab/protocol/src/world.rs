@@ -112,7 +112,7 @@ pub enum Action {
     SlotDone,
     Tail(u64),
     // Power and recovery.
-    Crash(Medium),
+    Crash(Box<Medium>),
     RecoveryWrites { node: u8, overlay: bool, epoch: u64 },
     RecoverySlot,
     RecoveryDone,
@@ -293,7 +293,7 @@ impl World {
         CRASH_STATES.fetch_add(media.len() as u64, Ordering::Relaxed);
         let last = self.left.crashes == 1;
         let is_step = |medium: &Medium| !last || self.judge(medium, without).is_some();
-        out.extend(media.into_iter().filter(is_step).map(Action::Crash));
+        out.extend(media.into_iter().filter(is_step).map(|medium| Action::Crash(Box::new(medium))));
     }
 
     /// What a state after a crash breaks.
@@ -482,7 +482,7 @@ impl World {
     pub fn after(&self, action: Action, without: Option<Rule>) -> World {
         let mut world = self.clone();
         match action {
-            Action::Crash(medium) => world.fail(medium, without),
+            Action::Crash(medium) => world.fail(*medium, without),
             Action::RecoveryWrites { node, overlay, epoch } => {
                 world.recovery_writes(node, overlay, epoch, without);
             }

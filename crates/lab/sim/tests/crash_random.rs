@@ -236,6 +236,7 @@ const SMALL_FILES: Profile = Profile {
     extremes: 0,
     shifts: 0,
     clones: 60,
+    trees: 0,
 };
 
 #[test]

@@ -11,7 +11,7 @@ use kedge_sim::workload::Catalogue;
 /// variants.
 fn explore(seq: u8, seed: u64, skeletons: impl Iterator<Item = u64>, one_in: u64, plan: Plan) -> Tally {
     let catalogue = Catalogue::new(seq, seed);
-    let mut explorer = Explorer::new(&base_image().unwrap(), plan);
+    let mut explorer = Explorer::new(&base_image(false).unwrap(), plan);
     for skeleton in skeletons.filter(|skeleton| catalogue.has_trees(*skeleton)) {
         for workload in catalogue.variants(skeleton) {
             if !workload.id.mixed().is_multiple_of(one_in) {

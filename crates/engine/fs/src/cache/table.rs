@@ -212,7 +212,7 @@ impl InodeTable {
     pub(crate) fn wait_for_loads(&self, of: impl Fn(Ino) -> bool) {
         for shard in &self.shards {
             let loads: Vec<_> = {
-                let shard = shard.lock();
+                let shard = shard.read();
                 shard.loads.iter().filter(|(ino, _)| of(**ino)).map(|(_, load)| load.clone()).collect()
             };
             loads.iter().for_each(|load| drop(load.wait()));
@@ -222,7 +222,7 @@ impl InodeTable {
     /// Forgets the pins of such inodes, and what is not durable of those that were evicted.
     pub(crate) fn forget_pins(&self, of: impl Fn(Ino) -> bool) {
         for shard in &self.shards {
-            let mut shard = shard.lock();
+            let mut shard = shard.write();
             shard.pins.retain(|ino, _| !of(*ino));
             shard.evicted.retain(|ino, _| !of(*ino));
         }
