@@ -66,7 +66,7 @@ pub enum Event {
     },
     /// The thread is about to append this record.
     Commits(Commits),
-    /// The next record of this thread is that of an atomic write with so many edits of data.
+    /// The next record of this thread is that of an atomic write with this number of edits of data.
     Atomic {
         edits: usize,
     },

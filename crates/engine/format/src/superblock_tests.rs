@@ -162,8 +162,8 @@ fn the_default_log_is_within_its_limits() {
 }
 
 proptest! {
-    /// Whatever a slot holds, with a correct checksum: it is decoded or refused, and what is decoded
-    /// is written again as the same.
+    /// Whatever a slot holds, with a correct checksum: it is decoded or refused, and what is
+    /// decoded is written again as the same.
     #[test]
     fn any_bytes_are_a_slot_or_refused(
         edits in proptest::collection::vec((8..600usize, any::<u8>()), 0..40),

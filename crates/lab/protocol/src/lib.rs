@@ -11,7 +11,8 @@
 //! 3. `medium`: the device and its crash states; `recovery`, a function of the medium;
 //! 4. `history`: what was promised, and the judgement of what a recovery finds;
 //! 5. `world`: what may happen next; `canonical`: equal states become one; `explore`: all of it;
-//! 6. `trace`: what the engine has noted, replayed; `runs` of the engine for it (feature `traced`).
+//! 6. `trace`: what the engine has noted, replayed; `runs` of the engine for it, both built with a
+//!    feature.
 #![forbid(unsafe_code)]
 
 pub mod canonical;

@@ -12,8 +12,8 @@ pub enum Rule {
     /// A log write starts only when the data writes that completed before its last record are
     /// flushed.
     FlushBeforeLogWrite,
-    /// A log write starts within four of the durable prefix: so far does the scan of a recovery look
-    /// for one that proves a loss.
+    /// A log write starts within four of the durable prefix: so far does the scan of a recovery
+    /// look for one that proves a loss.
     BoundedFlight,
     /// What counts as durable is a prefix of completed log writes.
     DurableIsPrefix,
@@ -144,7 +144,7 @@ impl Rule {
 #[repr(u8)]
 pub enum Guarantee {
     /// fsync makes the data of a file persistent; so do fdatasync (G8) and a synchronous write
-    /// (G10), which the model does not tell apart.
+    /// (G10), between which the model does not distinguish.
     G1 = 1,
     /// A record of two edits is there as a whole or not at all.
     G3 = 3,

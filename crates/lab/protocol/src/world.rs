@@ -546,7 +546,7 @@ impl World {
     }
 
     /// The recovery's slot is durable. What nothing refers to any more is forgotten, and the
-    /// numbers begin anew, so that equal states are found equal.
+    /// numbers start again, so that equal states are found equal.
     fn mount(&mut self, without: Option<Rule>) {
         let Phase::Recovering(recovering) = &self.phase else { return };
         let Recovering { files, head, tree, slot, .. } = (**recovering).clone();

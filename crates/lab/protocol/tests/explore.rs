@@ -35,7 +35,7 @@ fn the_protocol_keeps_its_guarantees() {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let found = explore(Protocol { bounds, without: None }, Search::Depth { threads });
     print("all rules", bounds, &found);
-    if let Some((name, way)) = found.violations.iter().next() {
+    if let Some((name, way)) = found.violations.first() {
         panic!("{name}:\n{}", lines(way));
     }
     assert!(found.states > 1000, "hardly anything was explored");

@@ -160,8 +160,8 @@ fn answered_later_breaks_alike() {
 const CAUGHT: &str = "caught: ";
 
 /// Variants that only a late check catches, with that check. It runs first, since the checks before
-/// it would all pass and take up to half a minute. If it does not catch the variant, the others run,
-/// too.
+/// it would all pass and take up to half a minute. If it does not catch the variant, the others
+/// run, too.
 const CAUGHT_BY: &[(&str, &[Variant])] = &[
     ("log-resident data that cannot be written", &[Variant::TailPastResidents]),
     ("fsync after eviction", &[Variant::ForgetEvicted, Variant::CutNotExact]),

@@ -324,11 +324,10 @@ fn lint(steps: &mut Steps) {
     });
 }
 
-/// The tests that need a deliberately broken engine, simulated threads, or an engine that notes what
-/// it does. One build serves all: outside of a simulated run the threads are those of the operating
-/// system, and outside of a traced one nothing is noted.
-/// The whole workspace is named so that the dependencies have the features of the other tests, and
-/// are not built again.
+/// The tests that need a deliberately broken engine, simulated threads, or an engine that notes
+/// what it does. One build serves all: outside of a simulated run the threads are those of the
+/// operating system, and outside of a traced one nothing is noted. The whole workspace is named so
+/// that the dependencies have the features of the other tests, and are not built again.
 const BROKEN: &[&str] = &[
     "--workspace",
     "--features",
