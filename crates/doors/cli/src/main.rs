@@ -52,6 +52,7 @@ mod top;
 mod trim;
 mod tune;
 mod umount;
+mod upgrade_server;
 
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
@@ -99,6 +100,11 @@ enum Command {
     Remount(remount::Args),
     /// Unmount, and return when everything is on the device
     Umount(umount::Args),
+    /// Have this program serve mounts that have a keeper, without an unmount
+    UpgradeServer(upgrade_server::Args),
+    /// Run by a keeper: prints what this program can serve
+    #[command(hide = true, name = kedge_host::handover::OFFER)]
+    ServerOffer,
     /// Give free space back to the device, or to the host of an image file
     Trim(trim::Args),
     /// Stop all changes of a mount, so that its image can be copied
@@ -202,6 +208,8 @@ fn main() -> ExitCode {
         Command::Serve(args) => serve::run(args),
         Command::Remount(args) => remount::run(args),
         Command::Umount(args) => umount::run(args),
+        Command::UpgradeServer(args) => upgrade_server::run(args),
+        Command::ServerOffer => upgrade_server::offer(),
         Command::Trim(args) => trim::run(args),
         Command::Freeze(args) => freeze::freeze(args),
         Command::Thaw(args) => freeze::thaw(args),

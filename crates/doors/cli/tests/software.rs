@@ -5,145 +5,58 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
+use common::postgres::Postgres;
 use common::{Place, kill, needs_fuse, output_of, tool, until};
-use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
-use std::os::unix::fs::{PermissionsExt, symlink};
-use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::os::unix::fs::symlink;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 const NEEDS_ROOT: &str = "only root can run programs as other users and lay files over /etc";
 /// The number of acknowledged inserts before a kill.
 const INSERTS: usize = 400;
 
-/// A PostgreSQL cluster with data checksums.
-struct Postgres<'a> {
-    place: &'a Place,
-    programs: PathBuf,
-    /// Its directory.
-    data: &'static str,
-}
-
-impl<'a> Postgres<'a> {
-    /// A new cluster on a new mount.
-    fn new(place: &'a Place) -> Postgres<'a> {
-        let versions = fs::read_dir("/usr/lib/postgresql").map(|dir| dir.map(|e| e.unwrap().path()).max());
-        let Ok(Some(version)) = versions else {
-            panic!("PostgreSQL is not installed; on Debian, as root, run: apt-get install -y postgresql")
-        };
-        fs::set_permissions(place.path(""), fs::Permissions::from_mode(0o755)).unwrap();
-        place.run("mount --create 2G disk.kedge mnt").ok();
-        for dir in ["mnt/db", "socket"] {
-            fs::create_dir(place.path(dir)).unwrap();
-            let mut command = place.command("chown");
-            command.arg("postgres:postgres").arg(place.path(dir));
-            tool(command, "coreutils");
+/// Inserts rows one by one until `INSERTS` have been acknowledged, and then calls `end`, which
+/// ends the server. Returns the ids that were acknowledged before and during that.
+fn insert_until_killed(db: &Postgres<'_>, from: u64, end: impl FnOnce()) -> Vec<u64> {
+    let mut acknowledged = Vec::new();
+    let mut end = Some(end);
+    insert(db, from, &mut |id| {
+        acknowledged.push(id);
+        if acknowledged.len() == INSERTS {
+            end.take().unwrap()();
         }
-        let db = Postgres { place, programs: version.join("bin"), data: "mnt/db" };
-        db.run("initdb", &["--data-checksums", "--auth=trust"]);
-        db
-    }
+    });
+    assert!(end.is_none(), "only {} inserts were acknowledged", acknowledged.len());
+    acknowledged
+}
 
-    /// A command that runs a program of PostgreSQL as its user.
-    fn command(&self, program: &str) -> Command {
-        let mut command = self.place.command("setpriv");
-        command.args(["--reuid", "postgres", "--regid", "postgres", "--clear-groups"]);
-        command.arg(self.programs.join(program)).env("PGHOST", self.place.path("socket"));
-        command.env("PGUSER", "postgres").env("PGDATA", self.place.path(self.data)).env("LC_ALL", "C");
-        command
-    }
-
-    fn run(&self, program: &str, args: &[&str]) -> String {
-        let mut command = self.command(program);
-        command.args(args);
-        tool(command, "postgresql")
-    }
-
-    fn sql(&self, sql: &str) -> String {
-        self.run("psql", &["-XAtq", "-v", "ON_ERROR_STOP=1", "-d", "postgres", "-c", sql])
-    }
-
-    /// Starts the server, and waits until it has recovered.
-    fn start(&self) -> Server {
-        let socket = self.place.path("socket");
-        let log = fs::File::create(self.place.path("postgres.log")).unwrap();
-        let mut command = self.command("postgres");
-        command
-            .args(["-c", "listen_addresses=", "-c"])
-            .arg(format!("unix_socket_directories={}", socket.display()));
-        let mut server = Server(command.stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap());
-        until("the server is ready", || {
-            if let Some(status) = server.0.try_wait().unwrap() {
-                panic!("{status}: {}", fs::read_to_string(self.place.path("postgres.log")).unwrap());
+/// Inserts rows one by one until the server ends, and passes on the id of each row that it
+/// acknowledges.
+fn insert(db: &Postgres<'_>, from: u64, acknowledged: &mut dyn FnMut(u64)) {
+    let mut command = db.command("psql");
+    command.args(["-XAtq", "-d", "postgres"]);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut psql = command.spawn().unwrap();
+    let mut input = psql.stdin.take().unwrap();
+    let feed = kedge_base::spawn_named("inserts", move || {
+        for id in from..from + 1_000_000 {
+            let text = "x".repeat((id % 300) as usize);
+            // Fails once psql has lost its server.
+            if writeln!(input, "insert into t values ({id}, '{text}') returning id;").is_err() {
+                return;
             }
-            let mut ready = self.command("pg_isready");
-            ready.arg("-q");
-            output_of(ready).unwrap().status.success()
-        });
-        server
-    }
-
-    /// Inserts rows one by one until `INSERTS` have been acknowledged, and then calls `end`, which
-    /// ends the server. Returns the ids that were acknowledged before and during that.
-    fn insert_until_killed(&self, from: u64, end: impl FnOnce()) -> Vec<u64> {
-        let mut acknowledged = Vec::new();
-        let mut end = Some(end);
-        self.insert(from, &mut |id| {
-            acknowledged.push(id);
-            if acknowledged.len() == INSERTS {
-                end.take().unwrap()();
-            }
-        });
-        assert!(end.is_none(), "only {} inserts were acknowledged", acknowledged.len());
-        acknowledged
-    }
-
-    /// Inserts rows one by one until the server ends, and passes on the id of each row that it
-    /// acknowledges.
-    fn insert(&self, from: u64, acknowledged: &mut dyn FnMut(u64)) {
-        let mut command = self.command("psql");
-        command.args(["-XAtq", "-d", "postgres"]);
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
-        let mut psql = command.spawn().unwrap();
-        let mut input = psql.stdin.take().unwrap();
-        let feed = kedge_base::spawn_named("inserts", move || {
-            for id in from..from + 1_000_000 {
-                let text = "x".repeat((id % 300) as usize);
-                // Fails once psql has lost its server.
-                if writeln!(input, "insert into t values ({id}, '{text}') returning id;").is_err() {
-                    return;
-                }
-            }
-        })
-        .unwrap();
-        for line in BufReader::new(psql.stdout.take().unwrap()).lines() {
-            acknowledged(line.unwrap().parse().unwrap());
         }
-        // psql ends when its server or its input ends.
-        let _ = psql.kill();
-        psql.wait().unwrap();
-        feed.join().unwrap();
+    })
+    .unwrap();
+    for line in BufReader::new(psql.stdout.take().unwrap()).lines() {
+        acknowledged(line.unwrap().parse().unwrap());
     }
-}
-
-/// A server that is killed on drop.
-struct Server(Child);
-
-impl Server {
-    fn kill_9(&mut self) {
-        kill_process(Pid::from_child(&self.0), Signal::KILL).unwrap();
-        self.0.wait().unwrap();
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        // The server has usually ended already, and then this has no effect.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+    // psql ends when its server or its input ends.
+    let _ = psql.kill();
+    psql.wait().unwrap();
+    feed.join().unwrap();
 }
 
 #[test]
@@ -153,14 +66,14 @@ fn postgres_keeps_what_it_acknowledged() {
         return;
     }
     needs_fuse!(root: NEEDS_ROOT);
-    let place = Place::new();
+    let place = Place::after("mount --create 512M disk.kedge mnt");
     let db = Postgres::new(&place);
     let mut server = db.start();
     db.sql("create table t (id bigint primary key, text text)");
     let mut kept: Vec<u64> = Vec::new();
     for round in 0..6u64 {
         let from = round * 1_000_000;
-        let acknowledged = db.insert_until_killed(from, || match round % 2 {
+        let acknowledged = insert_until_killed(&db, from, || match round % 2 {
             0 => server.kill_9(),
             _ => {
                 kill(&place, "mnt");
@@ -197,14 +110,14 @@ fn postgres_is_forked_while_it_works() {
         return;
     }
     needs_fuse!(root: NEEDS_ROOT);
-    let place = Place::new();
+    let place = Place::after("mount --create 2G disk.kedge mnt");
     let mut db = Postgres::new(&place);
     let mut server = db.start();
     db.sql("create table t (id bigint primary key, text text)");
     let rows = AtomicU64::new(0);
     let mut least = Vec::new();
     std::thread::scope(|scope| {
-        scope.spawn(|| db.insert(1, &mut |id| rows.store(id, SeqCst)));
+        scope.spawn(|| insert(&db, 1, &mut |id| rows.store(id, SeqCst)));
         for n in 0..FORKS {
             let before = rows.load(SeqCst);
             until("rows are inserted", || rows.load(SeqCst) > before + 5);

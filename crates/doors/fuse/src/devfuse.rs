@@ -4,15 +4,19 @@
 //! looks up an answered request only among those of that channel. A rootless mount has its
 //! descriptor from fusermount3 and may not open `/dev/fuse`, so its workers share one channel.
 //!
+//! A server that hands its mount over stops receiving while the connection goes on: it rings a bell, an
+//! eventfd beside the connection, that wakes the workers in poll(2).
+//!
 //! The descriptors do not block. A worker that finds nothing polls, or sleeps in poll(2).
 
 use crate::sys;
 use crate::transport::{Received, Request, RequestBuf, Transport, out_header};
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::fd::OwnedFd;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use std::io::{self, IoSlice};
 use std::ops::RangeInclusive;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use zerocopy::IntoBytes;
 
 /// Parts of a reply, the header included.
@@ -22,6 +26,9 @@ pub struct DevFuse {
     /// At least one; worker `w` uses channel `w % len`.
     channels: Vec<OwnedFd>,
     workers: RangeInclusive<usize>,
+    /// `None` if the connection ends with this server.
+    bell: Option<OwnedFd>,
+    stopped: AtomicBool,
 }
 
 impl DevFuse {
@@ -45,7 +52,14 @@ impl DevFuse {
                 tracing::warn!("reads from /dev/fuse wait: {e}");
             }
         }
-        DevFuse { channels, workers }
+        DevFuse { channels, workers, bell: None, stopped: AtomicBool::new(false) }
+    }
+
+    /// Serves the connection of `fd`, which outlives this server. All workers share it.
+    pub(crate) fn kept(fd: OwnedFd, workers: RangeInclusive<usize>) -> io::Result<DevFuse> {
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        // A channel of its own would end with its server, and its requests with it.
+        Ok(DevFuse { bell: Some(bell), ..DevFuse::new(fd, workers, false) })
     }
 
     fn send(&self, channel: usize, unique: u64, error: i32, parts: &[&[u8]]) -> io::Result<()> {
@@ -77,6 +91,9 @@ impl Transport for DevFuse {
     }
 
     fn receive<'a>(&'a self, worker: usize, buf: &'a mut RequestBuf) -> io::Result<Received<'a>> {
+        if self.stopped.load(SeqCst) {
+            return Ok(Received::Ended);
+        }
         let channel = worker % self.channels.len();
         let buf = buf.as_mut_bytes();
         let len = loop {
@@ -99,9 +116,21 @@ impl Transport for DevFuse {
     fn wait(&self, worker: usize) -> io::Result<()> {
         // An ended connection is ready, with an error that `receive` will see.
         let channel = &self.channels[worker % self.channels.len()];
-        match poll(&mut [PollFd::new(channel, PollFlags::IN)], None) {
+        let bell = self.bell.as_ref().unwrap_or(channel);
+        let mut both = [PollFd::new(channel, PollFlags::IN), PollFd::new(bell, PollFlags::IN)];
+        let polled = if self.bell.is_some() { &mut both[..] } else { &mut both[..1] };
+        match poll(polled, None) {
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
             Err(e) => Err(e.into()),
+        }
+    }
+
+    fn stop(&self) {
+        let Some(bell) = &self.bell else { return };
+        self.stopped.store(true, SeqCst);
+        // The bell is never read, so it stays ready for each worker that looks at it later.
+        if let Err(e) = rustix::io::write(bell, &1u64.to_ne_bytes()) {
+            tracing::error!("workers that wait for a request do not see the end: {e}");
         }
     }
 

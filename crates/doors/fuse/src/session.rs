@@ -5,7 +5,8 @@ use crate::companion::Follower;
 use crate::devfuse::DevFuse;
 use crate::freeze;
 use crate::handoff::{self, Wait};
-use crate::keep::Life;
+use crate::keep::handover::Leave;
+use crate::keep::{Handover, Life};
 use crate::limits::become_io_flusher;
 use crate::mount_error::MountError;
 use crate::mountinfo;
@@ -13,6 +14,7 @@ use crate::notify::{Changes, Notifier};
 use crate::ops::Ops;
 use crate::options::FuseOptions;
 use crate::parking::Job;
+use crate::placement::PlacementMode;
 use crate::pool::{AdaptivePoll, WorkerPool};
 use crate::server::{DeviceState, OnDestroy, Server};
 use crate::settle;
@@ -46,6 +48,8 @@ pub struct MountedSession {
     device_requests: Option<DeviceState>,
     /// `None` without a keeper.
     life: Option<Life>,
+    /// `None` without a keeper.
+    handover: Option<Arc<Handover>>,
 }
 
 impl MountedSession {
@@ -57,8 +61,8 @@ impl MountedSession {
     ) -> MountedSession {
         let (transport, changes) = (Some(transport), Changes::default());
         let root = Ino::ROOT;
-        let (device_requests, life) = (None, None);
-        MountedSession { transport, options, mount, visits: None, changes, root, device_requests, life }
+        let (visits, device_requests, life, handover) = (None, None, None, None);
+        MountedSession { transport, options, mount, visits, changes, root, device_requests, life, handover }
     }
 
     /// The session of a mount on `dir` that a keeper has made, over its connection `fd`.
@@ -68,7 +72,11 @@ impl MountedSession {
         dir: &Path,
         options: FuseOptions,
         life: Life,
+        leave: Leave,
     ) -> Result<MountedSession, MountError> {
+        // The companion has the lowest priority. On a busy machine its end takes seconds, and the
+        // next server waits for the end of each thread.
+        let options = FuseOptions { placement: PlacementMode::Off, ..options };
         let entry = mountinfo::mount_at(dir).ok_or_else(|| MountError::NotMounted(dir.to_owned()))?;
         let mount = MountPoint {
             image: image.to_owned(),
@@ -78,11 +86,18 @@ impl MountedSession {
             source: entry.source,
             why_plain: None,
         };
-        // A channel of its own would end with its server, and its requests with it.
-        let transport = DevFuse::new(fd, options.worker_range(), false);
-        let mut session = MountedSession::new(Arc::new(transport), mount, options);
-        session.life = Some(life);
+        let transport = DevFuse::kept(fd, options.worker_range())
+            .map_err(|error| MountError::MountPoint { dir: dir.to_owned(), error })?;
+        let transport: Arc<dyn Transport> = Arc::new(transport);
+        let handover = Handover::new(life.area.clone(), transport.clone(), leave);
+        let mut session = MountedSession::new(transport, mount, options);
+        (session.life, session.handover) = (Some(life), Some(Arc::new(handover)));
         Ok(session)
+    }
+
+    /// Has this server leave its place to another one. `None` without a keeper.
+    pub fn handover(&self) -> Option<Arc<Handover>> {
+        self.handover.clone()
     }
 
     pub fn mount_point(&self) -> &MountPoint {
@@ -197,6 +212,10 @@ impl MountedSession {
             transport.notify(abi::NOTIFY_RESEND, &[])?;
         }
         let result = serve(&server, &transport);
+        let handover = self.handover.as_ref().filter(|handover| handover.is_begun());
+        if let (Some(handover), Some(kept)) = (handover, &server.kept) {
+            handover.complete(kept);
+        }
         server.destroy();
         if let Some(kept) = &server.kept {
             kept.end();

@@ -57,6 +57,9 @@ pub trait Transport: Send + Sync + 'static {
     fn receive<'a>(&'a self, worker: usize, buf: &'a mut RequestBuf) -> io::Result<Received<'a>>;
     /// Waits until there may be a request, or the connection has ended.
     fn wait(&self, worker: usize) -> io::Result<()>;
+    /// From now on no worker receives a request: `receive` returns [`Received::Ended`], although the
+    /// connection goes on. A transport whose connection cannot outlive its server does nothing.
+    fn stop(&self) {}
     /// Whether a request waits to be received. A transport that does not know returns `true`.
     fn has_request(&self) -> bool {
         true
@@ -97,6 +100,9 @@ impl Default for RequestBuf {
 /// if the reply has no parts.
 pub(crate) type Before = Box<dyn FnOnce(i32, &[&[u8]]) -> i32 + Send>;
 
+/// Dropped when a reply was sent.
+pub(crate) type Owed = Box<dyn std::any::Any + Send>;
+
 /// The right and the duty to reply to one request.
 #[must_use]
 pub struct Reply {
@@ -108,13 +114,21 @@ pub struct Reply {
     token: u32,
     open: bool,
     before: Option<Before>,
+    owed: Option<Owed>,
 }
 
 impl Reply {
     /// A failure is counted among `failures`.
     pub fn new(transport: Arc<dyn Transport>, failures: Arc<Failures>, request: &Request<'_>) -> Reply {
         let InHeader { opcode, nodeid: node, unique, .. } = request.header;
-        Reply { transport, failures, opcode, node, unique, token: request.token, open: true, before: None }
+        let token = request.token;
+        Reply { transport, failures, opcode, node, unique, token, open: true, before: None, owed: None }
+    }
+
+    /// Holds `owed` until the reply is sent.
+    pub(crate) fn holding(mut self, owed: Owed) -> Reply {
+        self.owed = Some(owed);
+        self
     }
 
     /// Has `before` called when the reply is about to be sent.

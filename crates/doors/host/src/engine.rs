@@ -4,7 +4,7 @@ use crate::image::{check_kind, is_uri, locate};
 use crate::options::MountWords;
 use crate::text::show_size;
 use crate::usage::Usage;
-use crate::{clock, key, memory, waits};
+use crate::{clock, handover, key, memory, waits};
 use anyhow::{Context, Result, bail};
 use kedge_base::{Clock, SystemClock};
 use kedge_device::crypt::{CRYPT_AREA, CryptHeader};
@@ -259,8 +259,10 @@ pub fn take_over(
     connection: OwnedFd,
     life: Life,
 ) -> Result<MountedSession> {
-    let session = MountedSession::kept(connection, image, dir, fuse_options(words), life)?;
-    set_up(opened, session, words)
+    let session = MountedSession::kept(connection, image, dir, fuse_options(words), life, handover::leave)?;
+    let session = set_up(opened, session, words)?;
+    handover::obey(&opened.fs, &session)?;
+    Ok(session)
 }
 
 fn set_up(opened: &Opened, mut session: MountedSession, words: &MountWords) -> Result<MountedSession> {

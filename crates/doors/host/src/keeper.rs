@@ -10,6 +10,7 @@
 
 use crate::background::{Child, STARTED};
 use crate::engine;
+use crate::handover::{HANDED_OVER, Handovers, Program};
 use crate::image;
 use crate::options::MountWords;
 use crate::os::{self, TerminationSignals};
@@ -17,19 +18,26 @@ use crate::serve::{Mount, in_foreground_kept, unmount_on_signal};
 use crate::usage::Usage;
 use anyhow::{Context, Result, anyhow, bail};
 use kedge_device::Device;
+use kedge_fuse::Bound;
 use kedge_fuse::keep::{Area, Life};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::Signal;
 use std::ffi::{OsStr, OsString};
 use std::io::{BufRead, BufReader};
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
-use std::process::{Command, ExitCode, ExitStatus, Stdio};
+use std::process::{ExitCode, ExitStatus, Stdio};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Servers that may die one after another before they serve.
 const FAILED_STARTS_MAX: u32 = 5;
+/// How long a program may take to serve that takes a mount over. After a handover there is little to
+/// recover.
+const PATIENCE: Duration = Duration::from_secs(30);
 /// The first Linux that sends requests again.
 const LINUX: (u32, u32) = (6, 9);
 
@@ -72,6 +80,9 @@ pub fn check(image: &Path, words: &MountWords, encrypted: bool) -> Result<()> {
 struct Keeper {
     connection: OwnedFd,
     area: Area,
+    handovers: Arc<Handovers>,
+    /// Its name is removed with it. `None` if there is no place for it.
+    _socket: Option<Bound>,
     /// Holds the lock on the image.
     _image: Arc<dyn Device>,
 }
@@ -93,7 +104,10 @@ pub fn run(
     if let Some(weaker) = engine::plain_mount_notice(&point) {
         eprintln!("kedge: warning: {weaker}");
     }
-    let keeper = Keeper { connection, area, _image: image };
+    let handovers = Arc::new(Handovers::default());
+    let socket = handovers.listen(point.device.as_deref(), mount.image, &area);
+    let socket = socket.inspect_err(|e| tracing::warn!("the server cannot be replaced: {e:#}")).ok();
+    let keeper = Keeper { connection, area, handovers, _socket: socket, _image: image };
     for fd in [keeper.connection.as_fd(), keeper.area.fd()] {
         fcntl_setfd(fd, FdFlags::empty()).context("let servers inherit the connection")?;
     }
@@ -121,8 +135,23 @@ enum End {
         served: bool,
     },
     Exited(ExitStatus),
+    /// It has left its place for another program.
+    Left,
     /// It says why it does not serve.
     Refused(String),
+}
+
+impl End {
+    /// Why a server ended that has not served.
+    fn of_start(&self, served: bool) -> Option<String> {
+        match self {
+            _ if served => None,
+            End::Died { signal, .. } => Some(format!("it died of signal {signal} before it served")),
+            End::Exited(status) => Some(format!("it ended before it served: {status}")),
+            End::Left => None,
+            End::Refused(why) => Some(why.clone()),
+        }
+    }
 }
 
 impl Keeper {
@@ -136,16 +165,37 @@ impl Keeper {
     ) -> Result<ExitCode> {
         let mut first = Some((live, serves));
         let mut failed_starts = 0;
+        let mut program = Program::own();
+        // The program that served before, until the new one serves.
+        let mut before: Option<Program> = None;
         loop {
-            let mut begun = || -> Result<()> {
+            let mut has_served = false;
+            let is_new = before.is_some();
+            let mut begun = |server: UnixStream| -> Result<()> {
                 if let Some((live, serves)) = first.take() {
                     serves().context("start a thread")?;
                     live()?;
                 }
+                has_served = true;
+                self.handovers.serves(server, &program, is_new);
                 Ok(())
             };
-            let end = self.one_server(mount, words, keep_stderr, &mut begun)?;
+            let patience = is_new.then_some(PATIENCE);
+            let end = self.one_server((&program, patience), mount, words, keep_stderr, &mut begun)?;
+            let next = self.handovers.ended(matches!(end, End::Left));
+            if let (Some(old), Some(why)) = (before.take(), end.of_start(has_served)) {
+                tracing::error!("the new program does not serve: {why}");
+                if let End::Died { signal, .. } = end {
+                    self.area.note_death(signal).context("note the death of a server")?;
+                }
+                program = old;
+                self.handovers.failed(&why);
+                continue;
+            }
             match end {
+                End::Left => {
+                    before = next.map(|next| std::mem::replace(&mut program, next));
+                }
                 End::Exited(status) if status.success() => return Ok(ExitCode::SUCCESS),
                 End::Exited(status) => bail!("the server of {} ended: {status}", mount.dir.display()),
                 End::Refused(why) => return Err(anyhow!(why)),
@@ -168,31 +218,38 @@ impl Keeper {
     /// Starts a server and waits for its end.
     fn one_server(
         &self,
+        (program, patience): (&Program, Option<Duration>),
         mount: &Mount<'_>,
         words: &[OsString],
         keep_stderr: bool,
-        begun: &mut dyn FnMut() -> Result<()>,
+        begun: &mut dyn FnMut(UnixStream) -> Result<()>,
     ) -> Result<End> {
         let (connection, area) = (self.connection.as_raw_fd(), self.area.fd().as_raw_fd());
-        // /proc/self/exe runs this binary even if its file has been replaced or deleted.
-        let mut server = Command::new("/proc/self/exe")
-            .arg0("kedge")
+        let (ours, theirs) = UnixStream::pair().context("make a socket for a server")?;
+        let started = program
+            .command()
             .args(["mount", "--foreground"])
             .arg(format!("--kept={connection},{area}"))
             .args(words)
             .arg("--")
             .args([mount.image, mount.dir])
-            .stdin(Stdio::null())
+            .stdin(OwnedFd::from(theirs))
             .stdout(Stdio::piped())
             .stderr(if keep_stderr { Stdio::inherit() } else { Stdio::null() })
-            .spawn()
-            .context("start a server")?;
+            .spawn();
+        let mut server = match started {
+            Ok(server) => server,
+            Err(e) => return Ok(End::Refused(format!("start a server: {e}"))),
+        };
         let mut line = String::new();
         if let Some(pipe) = server.stdout.take() {
+            if !is_ready_within(&pipe, patience)? {
+                server.kill().context("end a server that does not serve")?;
+            }
             BufReader::new(pipe).read_line(&mut line).context("wait for a server")?;
         }
         let served = line.trim_end() == STARTED;
-        let live = if served { begun() } else { Ok(()) };
+        let live = if served { begun(ours) } else { Ok(()) };
         if live.is_err() {
             server.kill().context("end a server whose mount is not wanted any more")?;
         }
@@ -201,8 +258,21 @@ impl Keeper {
         Ok(match (status.signal(), crate::background::reason(&line)) {
             (_, Some(why)) => End::Refused(why.to_owned()),
             (Some(signal), None) => End::Died { signal, served },
+            (None, None) if served && status.code() == Some(HANDED_OVER.into()) => End::Left,
             (None, None) => End::Exited(status),
         })
+    }
+}
+
+/// Whether a pipe can be read, or has ended, within this time.
+fn is_ready_within(pipe: &impl AsFd, patience: Option<Duration>) -> Result<bool> {
+    let limit = patience.map(Timespec::try_from).transpose()?;
+    loop {
+        match poll(&mut [PollFd::new(pipe, PollFlags::IN)], limit.as_ref()) {
+            Ok(ready) => return Ok(ready > 0),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(e) => return Err(e).context("wait for a server"),
+        }
     }
 }
 

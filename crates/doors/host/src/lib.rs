@@ -15,6 +15,7 @@
 //! | [`waits`] | requests that a mount's device has not completed |
 //! | [`serve`] | serves one mount until it ends |
 //! | [`keeper`] | starts the server of a mount, and another one when it dies |
+//! | [`handover`] | has another program serve a mount that has a keeper |
 //! | [`daemon`] | serves several mounts in one process |
 //! | [`background`] | starts the process that serves, and waits until the mount is live |
 //! | [`notify`] | reports readiness to the service manager |
@@ -32,6 +33,7 @@ pub mod create;
 pub mod daemon;
 pub mod embed;
 pub mod engine;
+pub mod handover;
 pub mod image;
 pub mod keeper;
 pub mod key;

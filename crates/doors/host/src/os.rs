@@ -91,6 +91,13 @@ pub fn inherit_standard_streams_only() {
     }
 }
 
+/// Ends the process with this status, and runs nothing else: other threads may still use what an
+/// orderly exit would take down.
+pub(crate) fn leave(status: u8) -> ! {
+    // SAFETY: the call takes an integer and does not return. The kernel frees what the process has.
+    unsafe { libc::_exit(status.into()) }
+}
+
 /// Takes a descriptor that this process has inherited, and passes it on to no other program. Call
 /// it once for each, at the start of the process.
 pub fn inherited(fd: i32) -> io::Result<OwnedFd> {

@@ -155,12 +155,32 @@ const MOUNT_NOTES: Section = (
     ],
 );
 
+const UPGRADE_NOTES: Section = (
+    "NOTES",
+    &[
+        Text(
+            "For mounts with the option `keeper`, see `kedgefs`(5). The server of the mount makes everything \
+             durable and ends, and this program serves in its place. Programs on the mount wait for some \
+             milliseconds, and no call fails.",
+        ),
+        Text(
+            "Nothing happens if this program does not know a feature of the image or the protocol of the \
+             keeper. If it does not serve, the program that served before is started again. In both cases \
+             the command fails and says why.",
+        ),
+        Text("The user who made the mount may run it."),
+    ],
+);
+const UPGRADE_EXAMPLE: Section =
+    ("EXAMPLES", &[Text("After an upgrade of the package:"), Code("kedge upgrade-server --all")]);
+
 const PAGES: &[(&str, &[Section])] = &[
     ("kedge", &[EXIT, ENVIRONMENT]),
     ("kedge-mkfs", &[EXIT, MKFS_EXAMPLE]),
     ("mkfs.kedgefs", &[EXIT, MKFS_EXAMPLE]),
     ("kedge-mount", &[MOUNT_NOTES, EXIT, ENVIRONMENT, MOUNT_EXAMPLE]),
     ("mount.kedgefs", &[MOUNT_NOTES, EXIT, ENVIRONMENT, MOUNT_EXAMPLE]),
+    ("kedge-upgrade-server", &[UPGRADE_NOTES, EXIT, UPGRADE_EXAMPLE]),
     ("kedge-fsck", &[EXIT_FSCK]),
     ("fsck.kedgefs", &[EXIT_FSCK]),
     (

@@ -2,6 +2,8 @@
 #![allow(dead_code, unused_imports, unused_macros, clippy::unwrap_used)]
 
 pub mod io;
+pub mod keeper;
+pub mod postgres;
 pub mod source;
 
 use kedge_base::HANG;

@@ -18,11 +18,12 @@
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use std::io;
+use std::time::Duration;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"kedgkeep");
 /// Increases with each change of the layout. A server of another version refuses the area.
-const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 pub(crate) const DEATHS_AT: u64 = 2048;
 pub(crate) const ANSWERS_AT: u64 = 4096;
@@ -63,12 +64,14 @@ fields!(
     pub(crate) Suspect = 32 { unique: u64, node: u64, opcode: u32, deaths: u32, under_way: u64 }
 );
 fields!(
-    pub(crate) Head = 872 {
+    pub(crate) Head = 904 {
         magic: u64, version: u32, padding: u32, life: u64, negotiated: Negotiated, suspect: Suspect,
         // By life: the end of the log that recovery found after it; 0 for a life that is not over.
         cutoffs: [u64; LIVES],
         pauses: [u64; PAUSES], pause_max_ns: u64, pause_last_ns: u64, redone: u64, poisoned: u64,
-        unused: [u64; 16],
+        // When the last handover began; then as for deaths.
+        handover_ns: u64, handovers: u64, handover_last_ns: u64, handover_max_ns: u64,
+        handover_pauses: [u64; PAUSES],
     }
 );
 fields!(
@@ -83,6 +86,14 @@ macro_rules! at {
     };
 }
 pub(crate) use at;
+
+impl Head {
+    /// Whether the last server left its place, and did not die.
+    pub(crate) fn is_handed_over(&self, deaths: &Deaths) -> bool {
+        self.handover_ns > deaths.at_ns
+    }
+}
+const _: () = assert!(size_of::<Head>() as u64 <= DEATHS_AT);
 
 pub struct Area(OwnedFd);
 
@@ -155,6 +166,12 @@ impl Area {
             Deaths { deaths: before.deaths + 1, signal: signal.cast_unsigned(), at_ns: now_ns(), ..before };
         self.put(DEATHS_AT, deaths.as_bytes())?;
         Ok(deaths)
+    }
+
+    /// How long requests waited for the server that took a mount over last.
+    pub fn last_handover(&self) -> io::Result<Duration> {
+        let head: Head = self.read(0)?;
+        Ok(Duration::from_nanos(head.handover_last_ns))
     }
 
     pub(crate) fn deaths(&self) -> io::Result<Deaths> {

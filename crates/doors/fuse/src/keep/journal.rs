@@ -12,9 +12,9 @@
 //! incomplete if it has no mark either.
 //!
 //! # Two halves
-//! Entries go to one half. When it is full, the other one takes over, and a thread waits until each
-//! change of the full half has its outcome, syncs the file system, and frees the half: then nothing
-//! depends on its entries. If both are full, changes wait for that sync; if it fails, they fail
+//! Entries go to one half. When it is full, the other one takes over, and a thread waits until the
+//! reply to each request of the full half is sent, syncs the file system, and frees the half: then
+//! nothing depends on its entries. If both are full, changes wait for that sync; if it fails, they fail
 //! with its error. So the memory is bounded, and so is the work of a new server.
 
 use super::area::{Area, HALF, HALVES_AT, fields};
@@ -90,7 +90,7 @@ struct Half {
     generation: u64,
     used: u64,
     entries: u32,
-    /// Changes without an outcome.
+    /// Changes whose reply was not sent.
     open: u32,
     /// Takes no more entries.
     sealed: bool,
@@ -243,10 +243,10 @@ impl Journal {
     /// The change is made, or refused, and its reply follows.
     pub(crate) fn finish(&self, place: Place, outcome: Outcome) {
         put_or_die(&self.area, start(place.half) + place.at + OUTCOME_AT, outcome.as_bytes());
-        self.close(place);
     }
 
-    fn close(&self, place: Place) {
+    /// The reply is sent: the request cannot come again.
+    pub(crate) fn close(&self, place: Place) {
         let mut state = self.state.lock();
         let half = &mut state.halves[place.half];
         half.open -= 1;
@@ -255,8 +255,8 @@ impl Journal {
         }
     }
 
-    /// Waits until nothing depends on an entry that was begun before the call. The caller has none
-    /// without an outcome.
+    /// Waits until nothing depends on an entry that was begun before the call. The caller owes no
+    /// reply to a journaled request.
     pub(crate) fn barrier(&self) -> Result<(), i32> {
         let mut state = self.state.lock();
         let upto = state.generation;

@@ -9,19 +9,24 @@
 //! (FUSE_NOTIFY_RESEND). Of these requests, those whose change is made get their reply without
 //! another change.
 //!
+//! A server that is asked to leaves its place to another program in the same way, and better
+//! prepared ([`Handover`]).
+//!
 //! The module `takeover` has what a server does with it, and says which requests are journaled.
 
 pub(crate) mod answers;
 pub mod area;
+pub(crate) mod handover;
 pub(crate) mod journal;
 pub(crate) mod pins;
 pub(crate) mod steps;
 
 pub use area::{Area, Deaths};
+pub use handover::Handover;
 
 use answers::Answers;
 use area::{Head, Negotiated, Suspect, at};
-use journal::Journal;
+use journal::{Journal, Place};
 use kedge_base::{Ino, Lsn};
 use parking_lot::Mutex;
 use pins::Pins;
@@ -29,7 +34,7 @@ use serde_json::Value;
 use std::cell::Cell;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use zerocopy::IntoBytes;
 
 /// Locks that order the changes of one file.
@@ -95,6 +100,8 @@ pub(crate) struct Kept {
     /// Changes are being made again.
     pub(crate) redoing: AtomicBool,
     pub(crate) workers: AtomicU32,
+    /// Changes whose reply was not sent.
+    owed: AtomicU64,
     /// For `system.kedgefs.info`.
     pub(crate) history: Value,
 }
@@ -108,7 +115,8 @@ impl Kept {
         let Life { area, number } = life.clone();
         let head: Head = area.read(0)?;
         let deaths = area.deaths()?;
-        let crashed = !matches!(deaths.signal.cast_signed(), 0 | libc::SIGKILL | libc::SIGTERM);
+        let crashed = !head.is_handed_over(&deaths)
+            && !matches!(deaths.signal.cast_signed(), 0 | libc::SIGKILL | libc::SIGTERM);
         let suspect = match head.suspect {
             Suspect { under_way: 1, deaths, .. } if crashed => Suspect { deaths: deaths + 1, ..head.suspect },
             suspect => suspect,
@@ -127,6 +135,7 @@ impl Kept {
             suspect,
             redoing: AtomicBool::new(false),
             workers: AtomicU32::new(0),
+            owed: AtomicU64::new(0),
             history: Value::Null,
         })
     }
@@ -165,11 +174,40 @@ impl Kept {
         }
     }
 
+    /// A change has begun, with or without an entry, whose reply ends with the returned value.
+    pub(crate) fn owe(self: &Arc<Kept>, place: Option<Place>) -> OwedChange {
+        self.owed.fetch_add(1, SeqCst);
+        OwedChange { kept: self.clone(), place }
+    }
+
+    pub(crate) fn owes_replies(&self) -> bool {
+        self.owed.load(SeqCst) > 0
+    }
+
     pub(crate) fn end(&self) {
         self.journal.end();
     }
 
     pub(crate) fn stripe(&self, ino: u64) -> &Mutex<()> {
         &self.stripes[ino as usize % STRIPES]
+    }
+}
+
+/// A change whose reply was not sent.
+pub(crate) struct OwedChange {
+    kept: Arc<Kept>,
+    place: Option<Place>,
+}
+
+impl Drop for OwedChange {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            // No reply was sent. The entry stays for the next server.
+            return;
+        }
+        if let Some(place) = self.place {
+            self.kept.journal.close(place);
+        }
+        self.kept.owed.fetch_sub(1, SeqCst);
     }
 }

@@ -114,12 +114,13 @@ impl<O: Ops> Server<O> {
                 if let Err(errno) = kept.journal.barrier() {
                     return reply.err(errno);
                 }
-                let kept = kept.clone();
+                let (kept, owed) = (kept.clone(), kept.owe(None));
                 let durable = move |error: i32, _: &[&[u8]]| match error {
                     0 => kept.journal.barrier().map_or_else(|errno| -errno, |()| 0),
                     error => error,
                 };
-                self.dispatch(request, reply.after(Box::new(durable)), out);
+                let reply = reply.after(Box::new(durable)).holding(Box::new(owed));
+                self.dispatch(request, reply, out);
             }
             Class::Journaled(rule) => self.journal(kept, rule, request, reply, out),
         }
@@ -159,7 +160,7 @@ impl<O: Ops> Server<O> {
             error
         };
         let witness = Witness { time: Some(now), number: None, committed };
-        let reply = reply.after(Box::new(finish));
+        let reply = reply.after(Box::new(finish)).holding(Box::new(kept.owe(Some(place))));
         witness::during(witness, || self.dispatch(request, reply, out));
     }
 
@@ -216,13 +217,34 @@ fn may_clear_bits(request: &Request<'_>) -> bool {
     }
 }
 
-/// Counts the pause since the death, and returns the history for `system.kedgefs.info`.
+/// The class of a pause: up to a millisecond, two, four, and so on.
+fn class_of(pause_ns: u64) -> usize {
+    (pause_ns.div_ceil(1_000_000).max(1).next_power_of_two().ilog2() as usize).min(PAUSES - 1)
+}
+
+/// How many pauses each class has that has any.
+fn counted(pauses: &[u64; PAUSES]) -> Value {
+    let classes = pauses.iter().enumerate().filter(|(_, count)| **count > 0);
+    Value::Object(classes.map(|(class, count)| (format!("{}ms", 1u64 << class), json!(count))).collect())
+}
+
+/// Counts the pause since the death or the handover, and returns the history for `system.kedgefs.info`.
 fn note_pause(area: &Area, deaths: &Deaths, redone: u64, life: &Life) -> io::Result<Value> {
     let mut head: Head = area.read(0)?;
-    if life.is_second() && deaths.deaths > 0 {
+    if life.is_second() && head.is_handed_over(deaths) {
+        let pause = now_ns().saturating_sub(head.handover_ns);
+        head.handover_pauses[class_of(pause)] += 1;
+        head.handovers += 1;
+        head.handover_last_ns = pause;
+        head.handover_max_ns = head.handover_max_ns.max(pause);
+        area.put(at!(handover_pauses), head.handover_pauses.as_bytes())?;
+        area.put(at!(handovers), &head.handovers.to_ne_bytes())?;
+        area.put(at!(handover_last_ns), &head.handover_last_ns.to_ne_bytes())?;
+        area.put(at!(handover_max_ns), &head.handover_max_ns.to_ne_bytes())?;
+        tracing::info!(pause_ms = pause / 1_000_000, redone, "another server goes on after a handover");
+    } else if life.is_second() && deaths.deaths > 0 {
         let pause = now_ns().saturating_sub(deaths.at_ns);
-        let class = (pause.div_ceil(1_000_000).max(1).next_power_of_two().ilog2() as usize).min(PAUSES - 1);
-        head.pauses[class] += 1;
+        head.pauses[class_of(pause)] += 1;
         head.pause_last_ns = pause;
         head.pause_max_ns = head.pause_max_ns.max(pause);
         head.redone += redone;
@@ -237,18 +259,19 @@ fn note_pause(area: &Area, deaths: &Deaths, redone: u64, life: &Life) -> io::Res
             "another server goes on in place of one that died"
         );
     }
-    let classes = head.pauses.iter().enumerate().filter(|(_, count)| **count > 0);
-    let pauses: serde_json::Map<String, Value> =
-        classes.map(|(class, count)| (format!("{}ms", 1u64 << class), json!(count))).collect();
     Ok(json!({
         "life": life.number,
         "deaths": deaths.deaths,
         "last_signal": deaths.signal,
         "pause_last_ms": head.pause_last_ns / 1_000_000,
         "pause_max_ms": head.pause_max_ns / 1_000_000,
-        "pauses": pauses,
+        "pauses": counted(&head.pauses),
         "redone": head.redone,
         "refused": head.poisoned,
+        "handovers": head.handovers,
+        "handover_last_ms": head.handover_last_ns / 1_000_000,
+        "handover_max_ms": head.handover_max_ns / 1_000_000,
+        "handover_pauses": counted(&head.handover_pauses),
     }))
 }
 

@@ -1,0 +1,231 @@
+//! `mount -o keeper`: the serving process is killed again and again, and no program notices.
+//!
+//! Programs of this process write, create with O_EXCL, rename, link, remove, truncate, set times,
+//! fsync, and read files whose name is gone, and compare each result with what they know.
+//! `KEDGE_KEEPER_DEATHS=10000` kills that many servers; `KEDGE_SEED` repeats the programs' choices.
+
+#![allow(clippy::unwrap_used)]
+
+#[path = "../common/mod.rs"]
+mod common;
+mod memory;
+mod postgres;
+mod program;
+mod upgrade;
+
+use common::io::Mapping;
+use common::keeper::{Killer, keeper, kill_server};
+use common::{Place, needs_fuse, until};
+use kedge_base::{BLOCK_SIZE, HANG, spawn_named};
+use kedge_sim::rig::{seed_from_env, within};
+use program::{Program, difference};
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use rustix::fs::SeekFrom;
+use rustix::process::{Pid, Signal, kill_process};
+use std::fs::{self, File};
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::time::Duration;
+
+const DEATHS: u64 = 100;
+const PROGRAMS: u64 = 3;
+
+fn deaths_wanted() -> u64 {
+    std::env::var("KEDGE_KEEPER_DEATHS").map_or(DEATHS, |n| n.parse().expect("a number of deaths"))
+}
+
+/// Runs programs on the mount while `events` happen, each after a pause of up to `pause_max`.
+/// Unmounts in the end, and checks all.
+fn beside_programs(place: &Place, seed: u64, events: u64, pause_max: Duration, mut event: impl FnMut(u64)) {
+    let (ended, operations) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+    let programs: Vec<_> = (0..PROGRAMS)
+        .map(|n| {
+            let mut program = Program::new(place.path(&format!("mnt/p{n}")), seed + n);
+            let (ended, operations) = (ended.clone(), operations.clone());
+            let run = move || {
+                while !ended.load(SeqCst) {
+                    program.step().unwrap();
+                    operations.fetch_add(1, SeqCst);
+                }
+                program
+            };
+            spawn_named("program", run).unwrap()
+        })
+        .collect();
+    let mut rng = SmallRng::seed_from_u64(seed);
+    let pause_max = pause_max.as_micros() as u64;
+    for n in 1..=events {
+        std::thread::sleep(Duration::from_micros(rng.random_range(0..pause_max)));
+        assert!(programs.iter().all(|p| !p.is_finished()), "a program has noticed event {n}");
+        event(n);
+    }
+    ended.store(true, SeqCst);
+    let programs: Vec<Program> = programs.into_iter().map(|p| p.join().expect("no error")).collect();
+    for program in &programs {
+        program.compare_all().unwrap();
+    }
+    println!("{} operations, keeper: {}", operations.load(SeqCst), keeper(place));
+    let dirs: Vec<_> = programs.iter().map(|p| p.dir.clone()).collect();
+    let known: Vec<_> = programs.into_iter().map(|p| p.files).collect();
+    place.unmount_and_check("disk.kedge");
+    place.run("mount disk.kedge mnt").ok();
+    for (dir, files) in dirs.iter().zip(known) {
+        for (name, known) in files {
+            let found = fs::read(dir.join(&name)).unwrap();
+            assert!(found == known, "{name} after an unmount: {}", difference(&found, &known));
+        }
+    }
+    place.unmount_and_check("disk.kedge");
+}
+
+fn kill_again_and_again(place: &Place, seed: u64) {
+    let wanted = deaths_wanted();
+    beside_programs(place, seed, wanted, Duration::from_millis(60), |death| {
+        let signal = match death % 20 {
+            0 => Signal::ILL,
+            10 => Signal::ABORT,
+            _ => Signal::KILL,
+        };
+        kill_server(place, signal);
+        if death == wanted {
+            assert_eq!(keeper(place)["deaths"].as_u64(), Some(wanted));
+            assert!(keeper(place)["redone"].as_u64().unwrap() > wanted, "changes were made again");
+        }
+    });
+}
+
+#[test]
+fn programs_do_not_notice_deaths_of_the_server() {
+    needs_fuse!();
+    let seed = seed_from_env().unwrap_or(1);
+    println!("KEDGE_SEED={seed}");
+    let place = Place::after("mount --create 512M -o keeper disk.kedge mnt");
+    within(HANG * (1 + deaths_wanted() as u32 / 2000), "deaths of the server", move || {
+        kill_again_and_again(&place, seed)
+    });
+}
+
+#[test]
+fn a_plain_mount_has_a_keeper_too() {
+    needs_fuse!();
+    let place = Place::after("mount --create 128M -o keeper,fuse disk.kedge mnt");
+    fs::write(place.path("mnt/a"), "told").unwrap();
+    kill_server(&place, Signal::KILL);
+    assert_eq!(fs::read(place.path("mnt/a")).unwrap(), b"told");
+    assert_eq!(keeper(&place)["deaths"], 1);
+    place.unmount_and_check("disk.kedge");
+}
+
+fn has(program: &str) -> bool {
+    let found = Command::new("sh").args(["-c", &format!("command -v {program}")]).output();
+    let found = found.is_ok_and(|output| output.status.success());
+    if !found {
+        kedge_base::skip::note(&format!("{program} is not installed"));
+    }
+    found
+}
+
+/// Runs a script on the mount while servers are killed.
+fn script_beside_deaths(place: &Place, script: &str) -> String {
+    let mut command = place.command("sh");
+    command.args(["-ec", script]);
+    let killer = Killer::start(place, Duration::from_millis(300));
+    let output = common::output_of(command).unwrap();
+    killer.stop();
+    let err = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{}: {err}", output.status);
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+#[test]
+fn git_and_tar_do_not_notice() {
+    needs_fuse!();
+    if !has("git") || !has("tar") {
+        return;
+    }
+    let place = Place::after("mount --create 512M -o keeper disk.kedge mnt");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let script = format!(
+        "tar -C {0} -cf mnt/src.tar .; mkdir mnt/repo; tar -C mnt/repo -xf mnt/src.tar; diff -r {0} mnt/repo
+         cd mnt/repo; git init -q .; git add .; git -c user.name=n -c user.email=e commit -qm one
+         rm -rf manual; git checkout -q -- .; git fsck --strict; git status --porcelain; cd ..; diff -r -x .git {0} repo",
+        source.display()
+    );
+    let said = script_beside_deaths(&place, &script);
+    println!("{said}keeper: {}", keeper(&place));
+    place.unmount_and_check("disk.kedge");
+}
+
+#[test]
+fn sqlite_does_not_notice() {
+    needs_fuse!();
+    if !has("sqlite3") {
+        return;
+    }
+    let place = Place::after("mount --create 256M -o keeper disk.kedge mnt");
+    let script = "sqlite3 mnt/db 'PRAGMA journal_mode=WAL; CREATE TABLE t(n);' >/dev/null
+         for n in $(seq 1 60); do sqlite3 mnt/db \"INSERT INTO t VALUES($n)\"; done
+         sqlite3 mnt/db 'SELECT count(*), sum(n) FROM t; PRAGMA integrity_check'";
+    assert_eq!(script_beside_deaths(&place, script), "60|1830\nok\n");
+    place.unmount_and_check("disk.kedge");
+}
+
+/// Before such a seek the server has the kernel write the page, which needs a server.
+#[test]
+fn a_seek_in_a_mapped_file_does_not_notice() {
+    const PAGES: usize = 64;
+    needs_fuse!();
+    let place = Place::after("mount --create 128M -o keeper disk.kedge mnt");
+    let file = File::options().read(true).write(true).create_new(true).open(place.path("mnt/f")).unwrap();
+    file.set_len((PAGES * BLOCK_SIZE) as u64).unwrap();
+    let killer = Killer::start(&place, Duration::from_millis(30));
+    let mapping = Mapping::new(&file, 0, PAGES * BLOCK_SIZE).unwrap();
+    for n in 0..2000 {
+        let at = n % PAGES * BLOCK_SIZE;
+        mapping.write(at, &n.to_ne_bytes());
+        let data = rustix::fs::seek(&file, SeekFrom::Data(at as u64)).unwrap();
+        assert_eq!(data, at as u64, "what was stored is no hole");
+        let end = rustix::fs::seek(&file, SeekFrom::Hole(at as u64)).unwrap();
+        assert!(end > at as u64);
+    }
+    let deaths = killer.stop();
+    drop((mapping, file));
+    println!("{deaths} deaths");
+    place.unmount_and_check("disk.kedge");
+}
+
+#[test]
+fn a_dead_keeper_ends_the_mount() {
+    needs_fuse!();
+    let place = Place::after("mount --create 128M -o keeper disk.kedge mnt");
+    fs::write(place.path("mnt/a"), "kept").unwrap();
+    File::open(place.path("mnt/a")).unwrap().sync_all().unwrap();
+    let server = place.info("mnt")["mount"]["pid"].as_i64().unwrap();
+    let status = fs::read_to_string(format!("/proc/{server}/status")).unwrap();
+    let parent = status.lines().find_map(|line| line.strip_prefix("PPid:")).unwrap().trim();
+    kill_process(Pid::from_raw(parent.parse().unwrap()).unwrap(), Signal::KILL).unwrap();
+    common::until_dead(&place, "mnt");
+    until("the image is free", || place.run("mount -o nokeeper disk.kedge mnt").code == 0);
+    assert_eq!(fs::read(place.path("mnt/a")).unwrap(), b"kept");
+    place.unmount_and_check("disk.kedge");
+}
+
+#[test]
+fn what_cannot_have_a_keeper_is_refused() {
+    needs_fuse!();
+    let place = Place::after("mkfs --size 64M disk.kedge");
+    fs::create_dir(place.path("mnt")).unwrap();
+    place.run("mount -o keeper,ro disk.kedge mnt").refused(2, &["keeper", "ro"]);
+    place.run("mount -o keeper,volatile disk.kedge mnt").refused(2, &["keeper", "volatile"]);
+    place.run("mount -o keeper,writeback_cache disk.kedge mnt").refused(2, &["writeback_cache"]);
+    place.run("mount -o keeper --daemon x disk.kedge mnt").refused(2, &["--daemon"]);
+    place.run("mount --foreground --kept=1,x disk.kedge mnt").refused(2, &["descriptors"]);
+    place.run("mount --foreground --kept=900,901 disk.kedge mnt").refused(1, &["connection"]);
+    place.run("mount -o keeper disk.kedge mnt").ok();
+    // A freeze would end with its server, and options too.
+    place.run("freeze mnt").refused(1, &["not supported"]);
+    place.unmount_and_check("disk.kedge");
+}

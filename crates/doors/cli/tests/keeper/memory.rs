@@ -1,0 +1,65 @@
+//! Servers that the kernel kills for lack of memory.
+
+use crate::common::keeper::{keeper, server};
+use crate::common::{Place, needs_fuse, until};
+use crate::{beside_programs, seed_from_env, within};
+use kedge_base::HANG;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+const KILLS: u64 = 10;
+/// What a server may still take, which is less than any request needs.
+const LEFT: &str = "65536";
+
+/// A control group without memory.
+struct Group(PathBuf);
+
+impl Group {
+    /// `None` where there can be no such group.
+    fn new() -> Option<Group> {
+        let old = Path::new("/sys/fs/cgroup/memory");
+        let (top, limit) = match old.join("memory.limit_in_bytes").exists() {
+            true => (old, "memory.limit_in_bytes"),
+            false => (Path::new("/sys/fs/cgroup"), "memory.max"),
+        };
+        let group = Group(top.join(format!("kedge-keeper-{}", std::process::id())));
+        fs::create_dir(&group.0).ok()?;
+        fs::write(group.0.join(limit), LEFT).ok()?;
+        Some(group)
+    }
+
+    fn put(&self, pid: i32) {
+        fs::write(self.0.join("cgroup.procs"), pid.to_string()).unwrap();
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        // A group whose processes have ended can be removed.
+        if let Err(e) = fs::remove_dir(&self.0) {
+            eprintln!("{}: {e}", self.0.display());
+        }
+    }
+}
+
+#[test]
+fn programs_do_not_notice_a_lack_of_memory() {
+    needs_fuse!(root: "only root can limit the memory of a process");
+    let Some(group) = Group::new() else {
+        return kedge_base::skip::note("no control group for memory");
+    };
+    let seed = seed_from_env().unwrap_or(2);
+    println!("KEDGE_SEED={seed}");
+    let place = Place::after("mount --create 512M -o keeper disk.kedge mnt");
+    within(HANG, "servers without memory", move || {
+        beside_programs(&place, seed, KILLS, Duration::from_millis(100), |kill| {
+            let pid = server(&place);
+            group.put(pid.as_raw_nonzero().get());
+            until("the kernel kills the server", || server(&place) != pid);
+            if kill == KILLS {
+                assert_eq!(keeper(&place)["deaths"].as_u64(), Some(KILLS));
+            }
+        });
+    });
+}

@@ -1,0 +1,67 @@
+//! The end of a server that leaves its place to another one.
+//!
+//! It stops receiving, finishes what it has received, makes everything durable, frees the journal, and
+//! its process ends. What it has not received stays with the kernel. Whatever it has not finished
+//! after [`PATIENCE`] is left to the journal and to the kernel, as by a death. So a handover promises
+//! what a death promises, and only its pause is shorter: the next server finds an empty journal and
+//! a short log.
+
+use super::Kept;
+use super::area::{Area, at, now_ns};
+use crate::transport::Transport;
+use kedge_base::{Clock, SystemClock};
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::time::Duration;
+
+/// For requests that were received. One that waits for its device may take longer.
+const PATIENCE: Duration = Duration::from_secs(1);
+const POLL: Duration = Duration::from_millis(1);
+
+/// Ends the process without running anything else.
+pub type Leave = fn() -> !;
+
+/// The handover of one server.
+pub struct Handover {
+    area: Arc<Area>,
+    transport: Arc<dyn Transport>,
+    begun: AtomicBool,
+    leave: Leave,
+}
+
+impl Handover {
+    pub(crate) fn new(area: Arc<Area>, transport: Arc<dyn Transport>, leave: Leave) -> Handover {
+        Handover { area, transport, begun: AtomicBool::new(false), leave }
+    }
+
+    /// Leaves. The caller has made most of the file system durable, while it was served. Returns
+    /// only if nothing has happened.
+    pub fn begin(&self) -> io::Error {
+        if let Err(e) = self.area.put(at!(handover_ns), &now_ns().to_ne_bytes()) {
+            return e;
+        }
+        self.begun.store(true, SeqCst);
+        self.transport.stop();
+        SystemClock::default().sleep(PATIENCE);
+        tracing::warn!("some requests did not end; the next server begins them again");
+        (self.leave)()
+    }
+
+    pub(crate) fn is_begun(&self) -> bool {
+        self.begun.load(SeqCst)
+    }
+
+    /// All workers have ended.
+    pub(crate) fn complete(&self, kept: &Kept) -> ! {
+        if let Err(errno) = kept.journal.barrier() {
+            let why = io::Error::from_raw_os_error(errno);
+            tracing::warn!("the next server makes changes again, which could not be synced: {why}");
+        }
+        // Threads other than workers send some replies.
+        while kept.owes_replies() {
+            SystemClock::default().sleep(POLL);
+        }
+        (self.leave)()
+    }
+}
