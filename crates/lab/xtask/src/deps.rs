@@ -52,7 +52,7 @@ const RULES: &[Rule] = &[
     (ALLOC, &[BASE, DEVICE, FORMAT], &[]),
     (STORE, &[BASE, DEVICE, FORMAT, LOG, BTREE, ALLOC], &[FSCK]),
     (FS, &[BASE, DEVICE, FORMAT, STORE], &[FSCK]),
-    (FUSE, &[BASE, FS], &[DEVICE, FSCK]),
+    (FUSE, &[BASE, FS], &[DEVICE, FSCK, SIM]),
     // A second door, beside the mount; it knows neither the kernel nor the command line.
     (NFS, &[BASE, FS], &[DEVICE, FSCK]),
     // An independent check of the image, which must not share the code that it checks. From the

@@ -26,10 +26,16 @@ pub(crate) enum Broken {
     MarkIgnored,
     /// Pins of the last life are forgotten.
     OrphanDropped,
+    /// All writes are made again, also those whose bytes have newer values.
+    OlderValueAgain,
+    /// The journal is freed although what was made again is not durable, and an fsync that is sent
+    /// again returns at once.
+    UnforcedIsDurable,
 }
 
 thread_local! {
     static DEATH: RefCell<(Step, Box<dyn Fn()>)> = RefCell::new((Step::Never, Box::new(|| ())));
+    static REDOING: RefCell<Option<Box<dyn Fn()>>> = const { RefCell::new(None) };
     static BROKEN: Cell<Broken> = const { Cell::new(Broken::Nothing) };
 }
 
@@ -37,6 +43,22 @@ thread_local! {
 #[cfg(test)]
 pub(crate) fn die_at(step: Step, first: Box<dyn Fn()>) {
     DEATH.set((step, first));
+}
+
+/// Calls `each` after each change that the calling thread makes again.
+#[cfg(test)]
+pub(crate) fn redoing(each: Option<Box<dyn Fn()>>) {
+    REDOING.set(each);
+}
+
+pub(crate) fn redone() {
+    if cfg!(test) {
+        REDOING.with_borrow(|each| {
+            if let Some(each) = each {
+                each();
+            }
+        });
+    }
 }
 
 #[cfg(test)]

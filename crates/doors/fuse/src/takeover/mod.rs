@@ -5,6 +5,7 @@
 //! refused. [`redo`] makes changes again.
 
 mod class;
+mod content;
 mod redo;
 
 use crate::abi::{self, UNIQUE_RESEND, op, op_name};
@@ -20,6 +21,7 @@ use crate::transport::{Reply, Request};
 use class::{Class, Rule};
 use kedge_base::witness::{self, OnCommit, Witness};
 use kedge_base::{Clock, Ino, IoBuf, SystemClock};
+use kedgefs::RecordOp;
 use serde_json::{Value, json};
 use std::cell::Cell;
 use std::io;
@@ -69,6 +71,9 @@ impl<O: Ops> Server<O> {
             return self.serve_classed(kept, request, reply, out);
         }
         let unique = request.header.unique & !UNIQUE_RESEND;
+        if steps::is_broken(Broken::UnforcedIsDurable) && request.header.opcode == op::FSYNC {
+            return reply.ok(&[]);
+        }
         let answered = kept.answers.lock().take(unique).filter(|_| !steps::is_broken(Broken::AnswerRepeated));
         if let Some(answered) = answered {
             return self.answer_again(&answered, reply);
@@ -137,10 +142,7 @@ impl<O: Ops> Server<O> {
             Err(errno) => return reply.err(errno),
         };
         steps::at(Step::Begun);
-        let committed = match rule {
-            Rule::Record(kind) => Some(marking(kept.area.clone(), place, kept.life, kind as u8)),
-            _ => None,
-        };
+        let committed = marking(kept, place, rule, request.header.opcode);
         let (ops, node, opcode) = (self.ops.clone(), request.header.nodeid, request.header.opcode);
         let clears = may_clear_bits(request);
         let noted = kept.clone();
@@ -191,15 +193,22 @@ impl<O: Ops> Server<O> {
     }
 }
 
-/// Notes the first record of this kind as that of the entry.
-fn marking(area: Arc<Area>, place: Place, life: u64, kind: u8) -> OnCommit {
-    let marked = Cell::new(false);
-    Box::new(move |found, end, ino| {
-        if found == kind && !marked.replace(true) {
+/// Notes the record of an entry: the first of its kind, and the last one of an allocation, which
+/// may need several.
+fn marking(kept: &Kept, place: Place, rule: Rule, opcode: u32) -> Option<OnCommit> {
+    let (kind, each) = match (rule, opcode) {
+        (Rule::Record(kind), _) => (kind, false),
+        (Rule::Data, op::SETATTR) => (RecordOp::Truncate, false),
+        (Rule::Data, op::FALLOCATE) => (RecordOp::Fallocate, true),
+        _ => return None,
+    };
+    let (area, life, marked) = (kept.area.clone(), kept.life, Cell::new(false));
+    Some(Box::new(move |found, end, ino| {
+        if found == kind as u8 && (!marked.replace(true) || each) {
             Journal::mark(&area, place, life, end, ino);
             steps::at(Step::Marked);
         }
-    })
+    }))
 }
 
 /// Whether the change may clear set-user-id bits, which depends on the caller of that moment.
@@ -278,3 +287,7 @@ fn note_pause(area: &Area, deaths: &Deaths, redone: u64, life: &Life) -> io::Res
 #[cfg(test)]
 #[path = "mod_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "power_tests.rs"]
+mod power;

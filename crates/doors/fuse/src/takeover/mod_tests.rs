@@ -24,7 +24,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Records the replies.
 #[derive(Default)]
-struct Wire(Mutex<Vec<(u64, i32, Vec<u8>)>>);
+pub(super) struct Wire(pub(super) Mutex<Vec<(u64, i32, Vec<u8>)>>);
 
 impl Transport for Wire {
     fn name(&self) -> &'static str {
@@ -182,7 +182,7 @@ impl World {
     }
 }
 
-fn named(head: &[u8], names: &[&str]) -> Vec<u8> {
+pub(super) fn named(head: &[u8], names: &[&str]) -> Vec<u8> {
     let mut body = head.to_vec();
     for name in names {
         body.extend_from_slice(name.as_bytes());
@@ -431,7 +431,13 @@ fn bits_that_were_set_after_a_change_of_content_stay() {
 #[test]
 fn times_that_a_program_has_seen_stay() {
     let mut world = World::new();
+    let mode = SetattrIn { valid: fattr::MODE, mode: 0o100_600, ..SetattrIn::default() };
+    world.done(op::WRITE, "b", &write(0, b"earlier"));
     world.done(op::WRITE, "dir/x", &write(0, b"now"));
+    world.done(op::SETATTR, "b", &setattr(mode));
+    world.done(op::SETATTR, "dir/x", &setattr(mode));
+    world.fs.sync().unwrap();
+    world.done(op::WRITE, "b", &write(0, b"later"));
     let seen = |world: &World| {
         ["a", "b", "dir", "dir/x"].map(|path| {
             let attr = world.fs.getattr(Ino(world.ino(path))).unwrap();

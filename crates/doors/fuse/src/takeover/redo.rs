@@ -9,9 +9,10 @@
 //!   All earlier ones are there by then, so it finds what it found the first time.
 //! - **Content** ([`Rule::Data`]): a write, a change of size or an allocation sets bytes and size
 //!   to values that do not depend on what was there. Bytes that no entry names are as they were
-//!   before the first entry. Bytes that some entry names are set by the last that names them. So
-//!   the content is right after all were made again, in order, wherever recovery began: also if a
-//!   later truncate is durable and an earlier write is made again before it.
+//!   before the first entry. Bytes that some entry names are set by the last that names them, and
+//!   only that value is made again ([`super::content`]). Changes of size and allocations have
+//!   records and are left out if these are durable. So at no moment has the file a value that is
+//!   older than one that was durable: the machine may stop meanwhile.
 //! - **Times** ([`Rule::Times`]): made again in order with the content. A record of a directory
 //!   includes the times that were set before it; so they are left out if such a record is durable.
 //! - A change that has no outcome and no mark has no effect that a reply has shown; its request is
@@ -24,8 +25,9 @@
 //! again and leaves out what has become durable. The journal is freed when all is durable.
 
 use super::class::{Class, Rule};
+use super::content::{self, Left};
 use super::marking;
-use crate::abi::{self, InHeader, op, op_name};
+use crate::abi::{self, InHeader, fattr, op, op_name};
 use crate::args::Args;
 use crate::failures::Failures;
 use crate::keep::answers::Answered;
@@ -76,8 +78,14 @@ impl Transport for Sink {
     }
 }
 
-/// The newest durable record of each inode that an entry changed.
-type Durable = BTreeMap<u64, (u64, Timespec)>;
+/// What recovery has found.
+struct Found {
+    head: Head,
+    /// The number and the time of the newest durable record of each inode that an entry changed.
+    any: BTreeMap<u64, (u64, Timespec)>,
+    /// Of its content.
+    content: BTreeMap<u64, (u64, Timespec)>,
+}
 
 impl<O: Ops> Server<O> {
     /// Returns how many changes were made again.
@@ -89,33 +97,42 @@ impl<O: Ops> Server<O> {
             self.ops.pin_by(ino, count);
         }
         kept.redoing.store(true, Relaxed);
-        let mut durable = Durable::new();
+        let mut found = Found { head, any: BTreeMap::new(), content: BTreeMap::new() };
         for entry in &entries {
-            if is_durable(entry, &head, kept.life)? {
-                for ino in changed_by(entry) {
-                    durable.insert(ino, (entry.head.seq, entry.head.time()));
+            if is_durable(entry, &found.head, kept.life)? {
+                let noted = (entry.head.seq, entry.head.time());
+                found.any.extend(changed_by(entry).map(|ino| (ino, noted)));
+                if matches!(entry.head.opcode, op::SETATTR | op::FALLOCATE) && self.is_content(entry) {
+                    found.content.insert(entry.head.node, noted);
                 }
             }
         }
+        let mut left = content::left(&entries);
         let mut out = IoBuf::zeroed(abi::MAX_IO / kedge_base::BLOCK_SIZE);
         let mut redone = 0;
         let mut touched = BTreeMap::new();
         for entry in &mut entries {
-            redone += u64::from(self.redo_one(kept, entry, &head, &durable, &mut touched, &mut out)?);
+            let parts = left.remove(&entry.head.seq);
+            redone += u64::from(self.redo_one(kept, entry, parts, &found, &mut touched, &mut out)?);
+            steps::redone();
         }
         // A change of content that was made again has set the time of a change that preceded the
-        // last one.
+        // last one, unless a later one was made again, too.
         for (ino, time) in touched {
             let set = SetAttr { ctime: Some(time), ..SetAttr::default() };
-            match self.ops.setattr(Ino(ino), &set) {
-                Err(kedgefs::Error::NotFound) | Ok(_) => {}
-                Err(e) => return Err(failed(&format!("the time of inode {ino}"), &e)),
+            match self.ops.getattr(Ino(ino)).map(|attr| attr.ctime < time) {
+                Ok(true) => self.ops.setattr(Ino(ino), &set).map(drop),
+                Ok(false) | Err(kedgefs::Error::NotFound) => Ok(()),
+                Err(e) => Err(e),
             }
+            .map_err(|e| failed(&format!("the time of inode {ino}"), &e))?;
         }
         self.keep_answers(kept, &entries)?;
         kept.redoing.store(false, Relaxed);
         self.ops.delete_forgotten().map_err(|e| failed("the deletion of nameless inodes", &e))?;
-        self.ops.sync().map_err(|e| failed("the sync of what was made again", &e))?;
+        if !steps::is_broken(Broken::UnforcedIsDurable) {
+            self.ops.sync().map_err(|e| failed("the sync of what was made again", &e))?;
+        }
         Ok(redone)
     }
 
@@ -124,66 +141,61 @@ impl<O: Ops> Server<O> {
         &self,
         kept: &Kept,
         entry: &mut Entry,
-        head: &Head,
-        durable: &Durable,
+        left: Option<Left>,
+        found: &Found,
         touched: &mut BTreeMap<u64, Timespec>,
         out: &mut IoBuf,
     ) -> io::Result<bool> {
-        let header = InHeader {
-            len: 0,
-            opcode: entry.head.opcode,
-            unique: entry.head.unique,
-            nodeid: entry.head.node,
-            uid: entry.head.uid,
-            gid: entry.head.gid,
-            pid: 0,
-            total_extlen: 0,
-            padding: 0,
-        };
+        let header = header_of(entry);
         let (state, mark, node) = (entry.head.outcome.state, entry.head.mark, entry.head.node);
         let request = Request { header, body: &entry.arguments, token: 0 };
         let Class::Journaled(rule) = self.class(&request) else {
             // It was a record when it was journaled, and the tree that it now names is durable.
             return Ok(false);
         };
-        let later = durable.get(&node).filter(|(seq, _)| *seq > entry.head.seq);
+        let later = found.any.get(&node).filter(|(seq, _)| *seq > entry.head.seq);
         match rule {
-            Rule::Record(_) if mark.life == 0 || is_durable(entry, head, kept.life)? => {
+            Rule::Record(_) if mark.life == 0 || is_durable(entry, &found.head, kept.life)? => {
                 self.pin_nameless(kept, entry, false)?;
                 return Ok(false);
             }
             Rule::Data | Rule::Times if state != DONE => return Ok(false),
+            Rule::Data if is_durable(entry, &found.head, kept.life)? && !sets_more(entry) => {
+                return Ok(false);
+            }
             // The bits that it clears are not known before its outcome; it is served as a new one.
             Rule::Record(RecordOp::SetAttr) if state != DONE => return Ok(false),
             Rule::Times if later.is_some() && self.is_dir(node) => return Ok(false),
             _ => {}
         }
-        let arguments = without_caller(entry);
-        let request = Request { header, body: &arguments, token: 0 };
-        let committed = match rule {
-            Rule::Record(kind) => Some(marking(kept.area.clone(), entry.place, kept.life, kind as u8)),
-            _ => None,
-        };
         let number = (mark.ino != 0 && rule == Rule::Record(RecordOp::Create)).then_some(Ino(mark.ino));
-        let witness = Witness { time: Some(entry.head.time()), number, committed };
-        let sink = Arc::new(Sink::default());
-        let reply = Reply::new(sink.clone(), Arc::new(Failures::default()), &request);
-        witness::during(witness, || self.dispatch(&request, reply, out));
-        let error = -sink.0.load(Relaxed);
-        if error != 0 {
-            // A file without a name that the kernel has forgotten may have been deleted for good.
-            if !matches!(rule, Rule::Record(_)) && matches!(error, libc::ENOENT | libc::ESTALE) {
-                return Ok(false);
+        // A later change of the content that is durable has set the times.
+        let newer = found.content.get(&node).filter(|(seq, _)| rule == Rule::Data && *seq > entry.head.seq);
+        let time = newer.map_or(entry.head.time(), |(_, time)| *time);
+        for arguments in bodies(entry, left) {
+            let request = Request { header, body: &arguments, token: 0 };
+            let committed = marking(kept, entry.place, rule, header.opcode);
+            let witness = Witness { time: Some(time), number, committed };
+            let sink = Arc::new(Sink::default());
+            let reply = Reply::new(sink.clone(), Arc::new(Failures::default()), &request);
+            witness::during(witness, || self.dispatch(&request, reply, out));
+            let error = -sink.0.load(Relaxed);
+            if error != 0 {
+                // A file without a name that the kernel has forgotten may have been deleted for
+                // good.
+                if !matches!(rule, Rule::Record(_)) && matches!(error, libc::ENOENT | libc::ESTALE) {
+                    return Ok(false);
+                }
+                // It had an effect, and then failed.
+                if matches!(rule, Rule::Record(_)) && state > DONE {
+                    return Ok(true);
+                }
+                let what = format!(
+                    "{} of inode {node}, which a program knows is done, cannot be done again",
+                    op_name(entry.head.opcode)
+                );
+                return Err(io::Error::other(format!("{what}: {}", io::Error::from_raw_os_error(error))));
             }
-            // It had an effect, and then failed.
-            if matches!(rule, Rule::Record(_)) && state > DONE {
-                return Ok(true);
-            }
-            let what = format!(
-                "{} of inode {node}, which a program knows is done, cannot be done again",
-                op_name(entry.head.opcode)
-            );
-            return Err(io::Error::other(format!("{what}: {}", io::Error::from_raw_os_error(error))));
         }
         self.pin_nameless(kept, entry, true)?;
         if let Some((_, time)) = later {
@@ -192,6 +204,11 @@ impl<O: Ops> Server<O> {
             self.restore_mode(node, entry.head.outcome.mode - 1, entry.head.time())?;
         }
         Ok(true)
+    }
+
+    fn is_content(&self, entry: &Entry) -> bool {
+        let request = Request { header: header_of(entry), body: &entry.arguments, token: 0 };
+        self.class(&request) == Class::Journaled(Rule::Data)
     }
 
     fn is_dir(&self, node: u64) -> bool {
@@ -239,7 +256,9 @@ impl<O: Ops> Server<O> {
             let outcome = entry.head.outcome;
             let is_made = match outcome.state {
                 DONE => true,
-                BEGUN => entry.head.mark.life != 0 && entry.head.opcode != op::SETATTR,
+                // These are made again by their request.
+                BEGUN if matches!(entry.head.opcode, op::SETATTR | op::FALLOCATE) => false,
+                BEGUN => entry.head.mark.life != 0,
                 _ => false,
             };
             if is_made {
@@ -259,6 +278,38 @@ impl<O: Ops> Server<O> {
         }
         Ok(())
     }
+}
+
+fn header_of(entry: &Entry) -> InHeader {
+    InHeader {
+        opcode: entry.head.opcode,
+        unique: entry.head.unique,
+        nodeid: entry.head.node,
+        uid: entry.head.uid,
+        gid: entry.head.gid,
+        ..InHeader::default()
+    }
+}
+
+/// The arguments of the requests that make an entry again.
+fn bodies(entry: &Entry, left: Option<Left>) -> Vec<Vec<u8>> {
+    let arguments = without_caller(entry);
+    let Some(Left { pieces, zero }) = left else { return vec![arguments] };
+    let Ok((asked, data)) = abi::WriteIn::read_from_prefix(&arguments) else { return vec![arguments] };
+    let piece = |offset: u64, bytes: &[u8]| {
+        let asked = abi::WriteIn { offset, size: bytes.len() as u32, ..asked };
+        [asked.as_bytes(), bytes].concat()
+    };
+    let at = |offset: u64| (offset - asked.offset) as usize;
+    let pieces = pieces.into_iter().map(|range| piece(range.start, &data[at(range.start)..at(range.end)]));
+    pieces.chain(zero.map(|offset| piece(offset, &[0]))).collect()
+}
+
+/// Whether a change of size has another record for owner or mode.
+fn sets_more(entry: &Entry) -> bool {
+    let more = fattr::MODE | fattr::UID | fattr::GID;
+    let asked = abi::SetattrIn::read_from_prefix(&entry.arguments);
+    entry.head.opcode == op::SETATTR && asked.is_ok_and(|(asked, _)| asked.valid & more != 0)
 }
 
 /// What a reply says of an entry.
