@@ -11,6 +11,7 @@
 
 mod common;
 use common::io::Mapping;
+use common::keeper::{Killer, keeper};
 use common::{Place, needs_fuse};
 use kedge_base::{BLOCK_SIZE, IoBuf};
 use rand::rngs::SmallRng;
@@ -20,6 +21,7 @@ use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::time::Duration;
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
 const SIZE_MAX: u64 = 600_000;
@@ -35,7 +37,12 @@ struct Fsx {
     direct: File,
     bytes: Vec<u8>,
     done: VecDeque<String>,
+    /// Kills servers that have a keeper.
+    killer: Option<Killer>,
 }
+
+/// Between two deaths of a server.
+const EVERY: Duration = Duration::from_millis(150);
 
 fn open(place: &Place) -> (File, File) {
     let path = place.path("mnt/file");
@@ -51,7 +58,8 @@ impl Fsx {
         let place = Place::after(&format!("mount{options} --create 64M disk.kedge mnt"));
         let (file, direct) = open(&place);
         let rng = SmallRng::seed_from_u64(seed);
-        Fsx { place, options, rng, file, direct, bytes: Vec::new(), done: VecDeque::new() }
+        let killer = options.contains("keeper").then(|| Killer::start(&place, EVERY));
+        Fsx { place, options, rng, file, direct, bytes: Vec::new(), done: VecDeque::new(), killer }
     }
 
     fn size(&self) -> u64 {
@@ -217,6 +225,7 @@ impl Fsx {
 
     fn remount(&mut self) {
         // The files must be closed for the unmount, so /dev/null takes their place meanwhile.
+        let _alive = self.killer.as_ref().map(Killer::pause);
         let elsewhere = || File::open("/dev/null").unwrap();
         (self.file, self.direct) = (elsewhere(), elsewhere());
         self.place.remount("disk.kedge", self.options);
@@ -267,6 +276,9 @@ fn fsx(options: &'static str) {
         println!("KEDGE_SEED={seed}");
         let mut fsx = Fsx::new(options, seed);
         fsx.run(steps);
+        if let Some(killer) = fsx.killer.take() {
+            println!("{} servers died: {}", killer.stop(), keeper(&fsx.place));
+        }
         drop((fsx.file, fsx.direct));
         fsx.place.unmount_and_check("disk.kedge");
     }
@@ -275,6 +287,11 @@ fn fsx(options: &'static str) {
 #[test]
 fn random_io_with_writes_passed_through() {
     fsx("");
+}
+
+#[test]
+fn random_io_while_servers_are_killed() {
+    fsx(" -o keeper");
 }
 
 #[test]

@@ -6,10 +6,12 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
+use common::keeper::{Killer, keeper};
 use common::{Place, needs_fuse, output_of};
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
+use std::time::Duration;
 
 /// The test that the suite skips by itself: pathconf(3) returns the largest link count only for
 /// file systems that glibc knows by their magic number. FUSE is not among them, and no request
@@ -33,6 +35,9 @@ allow_remount = REMOUNT
 [dummy_auth]
 entries = [["nobody", "nogroup"], ["daemon", "daemon"]]
 "#;
+
+/// Between two deaths of a server that has a keeper.
+const EVERY: Duration = Duration::from_millis(300);
 
 /// The result of one run of the suite.
 struct Said {
@@ -78,7 +83,11 @@ fn pjdfstest(options: &str) {
     for dir in ["", "mnt", "other"] {
         fs::set_permissions(place.path(dir), fs::Permissions::from_mode(0o755)).unwrap();
     }
+    let killer = options.contains("keeper").then(|| Killer::start(&place, EVERY));
     let Some(Said { passed, mut skipped }) = run(&place, "", false) else { return };
+    if let Some(killer) = killer {
+        println!("{} servers died: {}", killer.stop(), keeper(&place));
+    }
     let others = skipped.iter().position(|name| name == LEFT_OUT).map(|at| skipped.swap_remove(at));
     assert!(others.is_some() && skipped.iter().all(|name| name.contains("::erofs_")), "{skipped:?}");
     // These tests make the mount read-only. The suite leaves files open, so after other tests the
@@ -100,6 +109,11 @@ fn pjdfstest_with_writes_passed_through() {
 #[test]
 fn pjdfstest_with_the_kernels_writeback_cache() {
     pjdfstest(" -o writeback_cache");
+}
+
+#[test]
+fn pjdfstest_while_servers_are_killed() {
+    pjdfstest(" -o keeper");
 }
 
 /// stress-ng's programs that need features missing on FUSE or on this machine: binder, block
