@@ -13,15 +13,13 @@ mod postgres;
 mod program;
 mod upgrade;
 
-use common::io::Mapping;
 use common::keeper::{Killer, keeper, kill_server};
 use common::{Place, needs_fuse, until};
-use kedge_base::{BLOCK_SIZE, HANG, spawn_named};
+use kedge_base::{HANG, spawn_named};
 use kedge_sim::rig::{seed_from_env, within};
 use program::{Program, difference};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
-use rustix::fs::SeekFrom;
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::{self, File};
 use std::path::Path;
@@ -170,30 +168,6 @@ fn sqlite_does_not_notice() {
          for n in $(seq 1 60); do sqlite3 mnt/db \"INSERT INTO t VALUES($n)\"; done
          sqlite3 mnt/db 'SELECT count(*), sum(n) FROM t; PRAGMA integrity_check'";
     assert_eq!(script_beside_deaths(&place, script), "60|1830\nok\n");
-    place.unmount_and_check("disk.kedge");
-}
-
-/// Before such a seek the server has the kernel write the page, which needs a server.
-#[test]
-fn a_seek_in_a_mapped_file_does_not_notice() {
-    const PAGES: usize = 64;
-    needs_fuse!();
-    let place = Place::after("mount --create 128M -o keeper disk.kedge mnt");
-    let file = File::options().read(true).write(true).create_new(true).open(place.path("mnt/f")).unwrap();
-    file.set_len((PAGES * BLOCK_SIZE) as u64).unwrap();
-    let killer = Killer::start(&place, Duration::from_millis(30));
-    let mapping = Mapping::new(&file, 0, PAGES * BLOCK_SIZE).unwrap();
-    for n in 0..2000 {
-        let at = n % PAGES * BLOCK_SIZE;
-        mapping.write(at, &n.to_ne_bytes());
-        let data = rustix::fs::seek(&file, SeekFrom::Data(at as u64)).unwrap();
-        assert_eq!(data, at as u64, "what was stored is no hole");
-        let end = rustix::fs::seek(&file, SeekFrom::Hole(at as u64)).unwrap();
-        assert!(end > at as u64);
-    }
-    let deaths = killer.stop();
-    drop((mapping, file));
-    println!("{deaths} deaths");
     place.unmount_and_check("disk.kedge");
 }
 

@@ -30,8 +30,8 @@ fn ranges_are_those_of_a_set_of_numbers() {
 fn a_write_whose_end_was_cleared_keeps_the_size() {
     let mut later = Later::default();
     later.cleared.add(5..20);
-    assert_eq!(later.left_of(0..10), Left { pieces: vec![0..5], zero: Some(9) });
+    assert_eq!(later.left_of(0..10), Left { pieces: Vec::from([0..5]), zero: Some(9) });
     later.settled.add(8..u64::MAX);
-    assert_eq!(later.left_of(0..10), Left { pieces: vec![0..5], zero: None });
+    assert_eq!(later.left_of(0..10), Left { pieces: Vec::from([0..5]), zero: None });
     assert_eq!(later.left_of(3..3), Left::default());
 }

@@ -28,7 +28,7 @@ use kedgefs::{FileSystem, MountOptions};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use rustix::fd::OwnedFd;
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -87,7 +87,7 @@ impl Machine {
         let made = Cell::new(0);
         redoing(Some(Box::new(move || {
             made.set(made.get() + 1);
-            if made.get() % every == 0 {
+            if made.get().is_multiple_of(every) {
                 syncs.sync().unwrap();
             }
         })));
@@ -257,7 +257,7 @@ fn history(seed: u64, base: &MemDevice) -> Result<usize, String> {
     }
     assert!(deaths > 0, "seed {seed}: no server died");
     let states = StatePlan { subsets: 4, samples: 4, torn: 1, at_marks_only: false, seed };
-    let mut judged = HashSet::new();
+    let mut judged = BTreeSet::new();
     for state in machine.device.recording().states(states) {
         let Some(done) = state.mark.map(|mark| mark as usize) else { continue };
         if !judged.insert((state.medium.difference_hash(base), done)) {
