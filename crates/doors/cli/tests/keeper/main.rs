@@ -102,7 +102,7 @@ fn programs_do_not_notice_deaths_of_the_server() {
     println!("KEDGE_SEED={seed}");
     let place = Place::after("mount --create 512M -o keeper disk.kedge mnt");
     within(HANG * (1 + deaths_wanted() as u32 / 2000), "deaths of the server", move || {
-        kill_again_and_again(&place, seed)
+        kill_again_and_again(&place, seed);
     });
 }
 

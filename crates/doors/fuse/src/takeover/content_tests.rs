@@ -1,5 +1,7 @@
 //! Sets of ranges, against a set of numbers.
 
+#![allow(clippy::single_range_in_vec_init, reason = "lists of ranges are compared")]
+
 use super::{Later, Left, Ranges};
 use std::collections::BTreeSet;
 

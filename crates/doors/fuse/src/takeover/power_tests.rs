@@ -84,7 +84,7 @@ impl Machine {
         let (server, _jobs) =
             Server::new(ops, wire.clone(), crate::FuseOptions::default(), Value::Null, Box::new(|| ()));
         let (syncs, every) = (fs.clone(), rng.random_range(1..4u32));
-        let made = Cell::new(0);
+        let made = Cell::new(0u32);
         redoing(Some(Box::new(move || {
             made.set(made.get() + 1);
             if made.get().is_multiple_of(every) {
@@ -276,7 +276,7 @@ fn history(seed: u64, base: &MemDevice) -> Result<usize, String> {
 
 /// The violations of some histories, and how many media were judged.
 fn violations(seeds: std::ops::Range<u64>) -> (Vec<String>, usize) {
-    let base = explore::base_image().unwrap();
+    let base = explore::base_image(false).unwrap();
     let (mut found, mut media) = (Vec::new(), 0);
     for seed in seeds {
         match catch_unwind(AssertUnwindSafe(|| history(seed, &base))) {
