@@ -23,6 +23,11 @@ const ELSEWHERE_PYTHON: &str =
 
 /// Blocks that do not run here: document, first line, reason.
 const ELSEWHERE: &[(&str, &str, &str)] = &[
+    (
+        "docs/CRASH_TESTING.md",
+        "kedge crash record --mappings --ack '^saved' -o run.kcr -- ./my-mapped-log",
+        "needs a program that maps files; crash_mapped.rs compiles some, and records them so",
+    ),
     ("README.md", "let mut file = fs.root().create(\"greeting\")?;", "an excerpt of the program below it"),
     ("README.md", "cargo xtask test", "it is what runs this test"),
     (

@@ -4,8 +4,8 @@
 //! looks up an answered request only among those of that channel. A rootless mount has its
 //! descriptor from fusermount3 and may not open `/dev/fuse`, so its workers share one channel.
 //!
-//! A server that hands its mount over stops receiving while the connection goes on: it rings a bell, an
-//! eventfd beside the connection, that wakes the workers in poll(2).
+//! A server that hands its mount over stops receiving while the connection goes on: it rings a
+//! bell, an eventfd beside the connection, that wakes the workers in poll(2).
 //!
 //! The descriptors do not block. A worker that finds nothing polls, or sleeps in poll(2).
 

@@ -57,8 +57,8 @@ pub trait Transport: Send + Sync + 'static {
     fn receive<'a>(&'a self, worker: usize, buf: &'a mut RequestBuf) -> io::Result<Received<'a>>;
     /// Waits until there may be a request, or the connection has ended.
     fn wait(&self, worker: usize) -> io::Result<()>;
-    /// From now on no worker receives a request: `receive` returns [`Received::Ended`], although the
-    /// connection goes on. A transport whose connection cannot outlive its server does nothing.
+    /// From now on no worker receives a request: `receive` returns [`Received::Ended`], although
+    /// the connection goes on. A transport whose connection cannot outlive its server does nothing.
     fn stop(&self) {}
     /// Whether a request waits to be received. A transport that does not know returns `true`.
     fn has_request(&self) -> bool {

@@ -10,7 +10,7 @@
 //!
 //! The keeper itself stays the program that it was.
 //!
-//! # Who may ask
+//! # Which users may ask
 //! The socket lies in a directory that only the user of the keeper can enter, and the keeper asks
 //! the kernel which user has connected: this one, or root. It opens and runs what is named with the
 //! rights of its own user, so that root of a container and a user get nothing that they had not.

@@ -35,8 +35,8 @@ use std::time::Duration;
 
 /// Servers that may die one after another before they serve.
 const FAILED_STARTS_MAX: u32 = 5;
-/// How long a program may take to serve that takes a mount over. After a handover there is little to
-/// recover.
+/// How long a program may take to serve that takes a mount over. After a handover there is little
+/// to recover.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// The first Linux that sends requests again.
 const LINUX: (u32, u32) = (6, 9);

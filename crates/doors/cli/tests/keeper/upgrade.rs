@@ -82,7 +82,8 @@ fn programs_do_not_notice_another_program() {
     });
 }
 
-/// Without other load. With KEDGE_FULL=1, on a machine that does nothing else, the pause has a bound.
+/// Without other load. With KEDGE_FULL=1, on a machine that does nothing else, the pause has a
+/// bound.
 #[test]
 fn a_handover_is_short() {
     needs_fuse!();

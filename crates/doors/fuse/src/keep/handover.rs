@@ -1,10 +1,10 @@
 //! The end of a server that leaves its place to another one.
 //!
-//! It stops receiving, finishes what it has received, makes everything durable, frees the journal, and
-//! its process ends. What it has not received stays with the kernel. Whatever it has not finished
-//! after [`PATIENCE`] is left to the journal and to the kernel, as by a death. So a handover promises
-//! what a death promises, and only its pause is shorter: the next server finds an empty journal and
-//! a short log.
+//! It stops receiving, finishes what it has received, makes everything durable, frees the journal,
+//! and its process ends. What it has not received stays with the kernel. Whatever it has not
+//! finished after [`PATIENCE`] is left to the journal and to the kernel, as by a death. So a
+//! handover promises what a death promises, and only its pause is shorter: the next server finds an
+//! empty journal and a short log.
 
 use super::Kept;
 use super::area::{Area, at, now_ns};

@@ -14,8 +14,8 @@
 //! # Two halves
 //! Entries go to one half. When it is full, the other one takes over, and a thread waits until the
 //! reply to each request of the full half is sent, syncs the file system, and frees the half: then
-//! nothing depends on its entries. If both are full, changes wait for that sync; if it fails, they fail
-//! with its error. So the memory is bounded, and so is the work of a new server.
+//! nothing depends on its entries. If both are full, changes wait for that sync; if it fails, they
+//! fail with its error. So the memory is bounded, and so is the work of a new server.
 
 use super::area::{Area, HALF, HALVES_AT, fields};
 use crate::transport::Request;

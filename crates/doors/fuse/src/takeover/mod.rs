@@ -237,7 +237,8 @@ fn counted(pauses: &[u64; PAUSES]) -> Value {
     Value::Object(classes.map(|(class, count)| (format!("{}ms", 1u64 << class), json!(count))).collect())
 }
 
-/// Counts the pause since the death or the handover, and returns the history for `system.kedgefs.info`.
+/// Counts the pause since the death or the handover, and returns the history for
+/// `system.kedgefs.info`.
 fn note_pause(area: &Area, deaths: &Deaths, redone: u64, life: &Life) -> io::Result<Value> {
     let mut head: Head = area.read(0)?;
     if life.is_second() && head.is_handed_over(deaths) {
