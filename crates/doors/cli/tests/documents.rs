@@ -26,7 +26,7 @@ const ELSEWHERE: &[(&str, &str, &str)] = &[
     (
         "docs/CRASH_TESTING.md",
         "kedge crash record --mappings --ack '^saved' -o run.kcr -- ./my-mapped-log",
-        "needs a program that maps files; crash_mapped.rs compiles some, and records them so",
+        "needs a program that maps files; crash_mapped.rs records some in this way",
     ),
     ("README.md", "let mut file = fs.root().create(\"greeting\")?;", "an excerpt of the program below it"),
     ("README.md", "cargo xtask test", "it is what runs this test"),

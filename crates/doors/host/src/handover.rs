@@ -5,7 +5,7 @@
 //!    ([`Offer`]). If that does not fit the mount, nothing has happened.
 //! 3. The keeper asks the server, over the socket that is the server's standard input, to leave.
 //!    The server makes everything durable while it serves, and then leaves
-//!    ([`kedge_fuse::keep::Handover`]) with the status [`HANDED_OVER`].
+//!    ([`kedge_fuse::keep::Handover`]) with the status `HANDED_OVER`.
 //! 4. The keeper starts the new program. If that does not serve, the keeper starts the old one.
 //!
 //! The keeper itself stays the program that it was.
@@ -17,7 +17,7 @@
 //!
 //! # Bounds
 //! One request at a time, each step with a time limit. What the named program prints is written to
-//! memory of its own and read to at most [`OFFER_MAX`] bytes.
+//! memory of its own and read to at most `OFFER_MAX` bytes.
 
 use crate::image::Image;
 use crate::os;
