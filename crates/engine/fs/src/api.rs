@@ -134,6 +134,17 @@ impl FileSystem {
         self.timed(op, |fs| fs.steady(at, |at| run(fs, at)))
     }
 
+    /// [`FileSystem::change`] that returns what a caller sees of an inode. The number is that of the
+    /// moment of the change: after a replacement of the first tree it would be that of another file.
+    fn change_attr(&self, op: OpKind, at: Ino, run: impl FnOnce(&Fs, Ino) -> Result<Attr>) -> Result<Attr> {
+        self.change(op, at, |fs, at| run(fs, at).map(|attr| fs.numbers().attr(attr)))
+    }
+
+    /// [`FileSystem::look`] that returns what a caller sees of an inode, for the same reason.
+    fn look_attr(&self, op: OpKind, at: Ino, run: impl FnOnce(&Fs, Ino) -> Result<Attr>) -> Result<Attr> {
+        self.look(op, at, |fs, at| run(fs, at).map(|attr| fs.numbers().attr(attr)))
+    }
+
     /// What a caller sees of a limit.
     fn shown_limit(&self, mut limit: Limit) -> Limit {
         limit.dir = self.fs.numbers().outward(limit.dir);
@@ -141,24 +152,19 @@ impl FileSystem {
         limit
     }
 
-    /// What a caller sees of an inode.
-    fn shown(&self, attr: Attr) -> Attr {
-        self.fs.numbers().attr(attr)
-    }
-
     /// The inode of the entry `name` in `dir`; `.` and `..` work.
     pub fn lookup(&self, dir: Ino, name: &[u8]) -> Result<Attr> {
-        self.look(OpKind::lookup, dir, |fs, dir| fs.names().lookup(dir, name)).map(|attr| self.shown(attr))
+        self.look_attr(OpKind::lookup, dir, |fs, dir| fs.names().lookup(dir, name))
     }
 
     /// The attributes that stat(2) shows.
     pub fn getattr(&self, ino: Ino) -> Result<Attr> {
-        self.look(OpKind::getattr, ino, |fs, ino| fs.names().getattr(ino)).map(|attr| self.shown(attr))
+        self.look_attr(OpKind::getattr, ino, |fs, ino| fs.names().getattr(ino))
     }
 
     /// Sets the size first, then owner and mode, then times. Times alone cost no log record.
     pub fn setattr(&self, ino: Ino, set: &SetAttr) -> Result<Attr> {
-        self.change(OpKind::setattr, ino, |fs, ino| fs.names().setattr(ino, set)).map(|attr| self.shown(attr))
+        self.change_attr(OpKind::setattr, ino, |fs, ino| fs.names().setattr(ino, set))
     }
 
     /// Replaces the flags of a file or directory that chattr(1) sets. From then on operations that
@@ -180,23 +186,20 @@ impl FileSystem {
     /// A new regular file.
     pub fn create(&self, dir: Ino, name: &[u8], mode: u32, owner: Owner) -> Result<Attr> {
         let make = Make { kind: FileKind::Regular, mode, rdev: 0, target: b"", owner };
-        self.change(OpKind::create, dir, |fs, dir| fs.names().make(dir, name, &make))
-            .map(|attr| self.shown(attr))
+        self.change_attr(OpKind::create, dir, |fs, dir| fs.names().make(dir, name, &make))
     }
 
     /// A new directory.
     pub fn mkdir(&self, dir: Ino, name: &[u8], mode: u32, owner: Owner) -> Result<Attr> {
         let make = Make { kind: FileKind::Directory, mode, rdev: 0, target: b"", owner };
-        self.change(OpKind::mkdir, dir, |fs, dir| fs.names().make(dir, name, &make))
-            .map(|attr| self.shown(attr))
+        self.change_attr(OpKind::mkdir, dir, |fs, dir| fs.names().make(dir, name, &make))
     }
 
     /// Creates an inode of any kind but directory and symlink; `mode` has the type bits.
     pub fn mknod(&self, dir: Ino, name: &[u8], mode: u32, rdev: u64, owner: Owner) -> Result<Attr> {
         let (kind, rdev) = node_kind(mode, rdev)?;
         let make = Make { kind, mode, rdev, target: b"", owner };
-        self.change(OpKind::mknod, dir, |fs, dir| fs.names().make(dir, name, &make))
-            .map(|attr| self.shown(attr))
+        self.change_attr(OpKind::mknod, dir, |fs, dir| fs.names().make(dir, name, &make))
     }
 
     /// A new symbolic link with a target of 1 to 4095 bytes, which is not interpreted.
@@ -205,8 +208,7 @@ impl FileSystem {
             return Err(Error::NotFound);
         }
         let make = Make { kind: FileKind::Symlink, mode: 0o777, rdev: 0, target, owner };
-        self.change(OpKind::symlink, dir, |fs, dir| fs.names().make(dir, name, &make))
-            .map(|attr| self.shown(attr))
+        self.change_attr(OpKind::symlink, dir, |fs, dir| fs.names().make(dir, name, &make))
     }
 
     /// The target of a symbolic link.
@@ -217,8 +219,7 @@ impl FileSystem {
     /// A nameless file (O_TMPFILE), pinned once.
     pub fn tmpfile(&self, dir: Ino, mode: u32, owner: Owner) -> Result<Attr> {
         let make = Make { kind: FileKind::Regular, mode, rdev: 0, target: b"", owner };
-        self.change(OpKind::tmpfile, dir, |fs, dir| fs.names().make_nameless(dir, &make))
-            .map(|attr| self.shown(attr))
+        self.change_attr(OpKind::tmpfile, dir, |fs, dir| fs.names().make_nameless(dir, &make))
     }
 
     /// [`FileSystem::mknod`] without a name, pinned once. Like [`FileSystem::tmpfile`], for all
@@ -226,8 +227,7 @@ impl FileSystem {
     pub fn mknod_nameless(&self, dir: Ino, mode: u32, rdev: u64, owner: Owner) -> Result<Attr> {
         let (kind, rdev) = node_kind(mode, rdev)?;
         let make = Make { kind, mode, rdev, target: b"", owner };
-        self.change(OpKind::mknod, dir, |fs, dir| fs.names().make_nameless(dir, &make))
-            .map(|attr| self.shown(attr))
+        self.change_attr(OpKind::mknod, dir, |fs, dir| fs.names().make_nameless(dir, &make))
     }
 
     /// [`FileSystem::symlink`] without a name, pinned once.
@@ -236,15 +236,13 @@ impl FileSystem {
             return Err(Error::NotFound);
         }
         let make = Make { kind: FileKind::Symlink, mode: 0o777, rdev: 0, target, owner };
-        self.change(OpKind::symlink, dir, |fs, dir| fs.names().make_nameless(dir, &make))
-            .map(|attr| self.shown(attr))
+        self.change_attr(OpKind::symlink, dir, |fs, dir| fs.names().make_nameless(dir, &make))
     }
 
     /// Adds a name to an inode that is not a directory. A nameless file of [`FileSystem::tmpfile`]
     /// gets its first name.
     pub fn link(&self, ino: Ino, dir: Ino, name: &[u8]) -> Result<Attr> {
-        self.change(OpKind::link, dir, |fs, dir| fs.names().link(fs.numbers().inward(ino), dir, name))
-            .map(|attr| self.shown(attr))
+        self.change_attr(OpKind::link, dir, |fs, dir| fs.names().link(fs.numbers().inward(ino), dir, name))
     }
 
     /// [`FileSystem::link`], even where another file has the name: that file loses the name in the
@@ -254,9 +252,10 @@ impl FileSystem {
     /// A careful program replaces a file through [`FileSystem::tmpfile`], [`FileSystem::write`],
     /// [`FileSystem::write_back`], and this call.
     pub fn link_over(&self, ino: Ino, dir: Ino, name: &[u8]) -> Result<Option<Ino>> {
-        let lost = self
-            .change(OpKind::link, dir, |fs, dir| fs.names().link_over(fs.numbers().inward(ino), dir, name))?;
-        Ok(lost.map(|ino| self.fs.numbers().outward(ino)))
+        self.change(OpKind::link, dir, |fs, dir| {
+            let lost = fs.names().link_over(fs.numbers().inward(ino), dir, name)?;
+            Ok(lost.map(|ino| fs.numbers().outward(ino)))
+        })
     }
 
     /// Removes a name of an inode that is not a directory. The inode is deleted with its last name,
