@@ -134,8 +134,9 @@ impl FileSystem {
         self.timed(op, |fs| fs.steady(at, |at| run(fs, at)))
     }
 
-    /// [`FileSystem::change`] that returns what a caller sees of an inode. The number is that of the
-    /// moment of the change: after a replacement of the first tree it would be that of another file.
+    /// [`FileSystem::change`] that returns what a caller sees of an inode. The number is that of
+    /// the moment of the change: after a replacement of the first tree it would be that of another
+    /// file.
     fn change_attr(&self, op: OpKind, at: Ino, run: impl FnOnce(&Fs, Ino) -> Result<Attr>) -> Result<Attr> {
         self.change(op, at, |fs, at| run(fs, at).map(|attr| fs.numbers().attr(attr)))
     }

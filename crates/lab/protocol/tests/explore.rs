@@ -1,6 +1,6 @@
 //! The protocol keeps every guarantee in every state; without any one rule it does not.
 //!
-//! `KEDGE_BOUNDS=3,2,2` explores three operations, two checkpoints and two crashes.
+//! `KEDGE_BOUNDS=2,1,2` explores two operations, a checkpoint and two crashes.
 
 use kedge_protocol::explore::{Bounds, Explored, Protocol, Search, explore};
 use kedge_protocol::rule::{Guarantee, Rule};
