@@ -193,6 +193,10 @@ fn names_that_trees_cannot_have() {
     assert_eq!(rename(Ino::ROOT, b"file", fork, b"file2"), Err(18));
     assert_eq!(rename(dir, b"fork", Ino::ROOT, b"file"), Err(17));
     assert_eq!(rename(dir, b"fork", fork, b"inside"), Err(22));
+    // A directory with a tree in it is not empty, though the tree does not count in its size.
+    fs.mkdir(Ino::ROOT, b"other", 0o755, OWNER).unwrap();
+    assert_eq!(rename(Ino::ROOT, b"other", Ino::ROOT, b"dir"), Err(39));
+    fs.rmdir(Ino::ROOT, b"other").unwrap();
     // The directory that names it moves with it, and it moves itself.
     rename(Ino::ROOT, b"dir", Ino::ROOT, b"dir2").unwrap();
     rename(dir, b"fork", Ino::ROOT, b"moved").unwrap();

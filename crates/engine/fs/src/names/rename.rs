@@ -206,6 +206,10 @@ impl Names {
             match (source.is_dir(), target.is_dir()) {
                 (true, false) => return Err(Error::NotDirectory),
                 (false, true) => return Err(Error::IsDirectory),
+                // Names of trees are no dentries, so they do not count in the directory's size.
+                (true, true) if !self.engine.store().trees_in(target.ino).is_empty() => {
+                    return Err(Error::NotEmpty);
+                }
                 _ => {}
             }
         } else {
