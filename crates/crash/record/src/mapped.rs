@@ -26,11 +26,12 @@
 //! workers of the mount serve these, without collecting. What else could hold a write up:
 //! - *Locks of the calling thread*, which waits for the recorder. Writing pages takes no lock of an
 //!   inode. Opening by number locks only the directory for that, which no program uses.
-//! - *Pages that the calling thread writes with write(2)*: the kernel has locked them. They are
-//!   left out.
+//! - *Pages that the calling thread writes with write(2)*: the kernel has locked them until the
+//!   reply. They are left out.
 //! - *A change of the size* of a file: the kernel writes no page of it until the reply. So the
-//!   pages of that file are left out, and a thread with such a request never waits for another
-//!   thread that collects, which may wait for this very file.
+//!   pages of that file are left out.
+//! - *Another thread that collects* may wait for just these pages. So a thread with one of the two
+//!   requests never waits for another thread that collects.
 //! - *Too few workers*: so only a few threads collect or wait to collect at a time. A call that
 //!   comes in between is recorded without; its stores follow later, and are counted.
 
@@ -221,8 +222,8 @@ impl Mapped {
         let free = self.files.try_lock();
         match except {
             // See the module: this thread must not wait for another one that collects.
-            Except::File(_) => free,
-            Except::None | Except::Bytes(..) => Some(free.unwrap_or_else(|| {
+            Except::File(_) | Except::Bytes(..) => free,
+            Except::None => Some(free.unwrap_or_else(|| {
                 about_to_wait();
                 self.files.lock()
             })),
