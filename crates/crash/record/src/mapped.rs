@@ -21,7 +21,10 @@
 //! recorder needs an open file too, to ask for the write. It opens the file by its number in a
 //! directory that no listing shows, since the program may have renamed or removed the name.
 //!
-//! # Why nothing waits forever
+//! # What could wait forever
+//! One such case is not found yet: two dozen threads that store to, write(2), and truncate one file
+//! sometimes stop. The time limit of the recording ends them.
+//!
 //! The thread that collects waits for the kernel, which waits for WRITEs to the mount. Other
 //! workers of the mount serve these, without collecting. What else could hold a write up:
 //! - *Locks of the calling thread*, which waits for the recorder. Writing pages takes no lock of an
