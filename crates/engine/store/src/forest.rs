@@ -8,14 +8,20 @@
 //! inside the guard sees one state of them. The lock of `state` guards the maps. A tree is opened
 //! without it; under it the tree joins the others, in the generation of their last freeze.
 
+mod entries;
+mod first;
+
+pub(crate) use entries::{children, first_entry};
+
 use crate::counters::Counters;
 use crate::limits::{self, LimitId, Limits};
 use crate::space::{AllocNodes, Marks};
+use entries::{check_entries, corrupt};
 use kedge_alloc::{Alloc, NodeReservation};
 use kedge_base::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
 use kedge_base::broken::{self, Variant};
 use kedge_base::lock::{Mutex, Rank, RwLock};
-use kedge_base::{Clock, CorruptKind, Error, Generation, Ino, Result};
+use kedge_base::{Clock, Error, Generation, Ino, Result};
 use kedge_btree::{Frozen, NodeIo, Tree, TreeConfig, TreeLock};
 use kedge_format::limits::{LimitEntry, number_of as limit_of};
 use kedge_format::logwrite::LogSecret;
@@ -88,33 +94,6 @@ struct State {
     /// Where the search for an unused number starts. No number is used twice while an image is
     /// open, because a caller may still know inodes of a tree that was dropped.
     next_number: u32,
-}
-
-/// The first tree, with a reference that a replacement of the tree does not end.
-pub(crate) enum First<'a> {
-    /// That with which the image was opened: it costs no count of references.
-    AsOpened(&'a Arc<Member>),
-    Later(Arc<Member>),
-}
-
-impl First<'_> {
-    pub(crate) fn shared(&self) -> Arc<Member> {
-        match self {
-            First::AsOpened(member) => (*member).clone(),
-            First::Later(member) => member.clone(),
-        }
-    }
-}
-
-impl std::ops::Deref for First<'_> {
-    type Target = Member;
-
-    fn deref(&self) -> &Member {
-        match self {
-            First::AsOpened(member) => member,
-            First::Later(member) => member,
-        }
-    }
 }
 
 pub(crate) struct Forest {
@@ -213,39 +192,6 @@ impl Forest {
             forest.load(&table)?;
         }
         Ok(forest)
-    }
-
-    /// The first tree as it is now.
-    pub(crate) fn first(&self) -> First<'_> {
-        if self.replaced.load(Acquire) == 0 {
-            return First::AsOpened(&self.opened_first);
-        }
-        let later = self.state.read().later_first.clone();
-        First::Later(later.expect("it is set before the number of what it replaced"))
-    }
-
-    /// [`Forest::first`] for a caller that has locked the state.
-    fn first_in<'a>(&'a self, later: &'a Option<Arc<Member>>) -> &'a Arc<Member> {
-        later.as_ref().unwrap_or(&self.opened_first)
-    }
-
-    /// Opens the tree that the next cut puts in the place of the first one, with the state of
-    /// `source`, which has no dirty node and does not change until then. Reads its root, so that
-    /// the cut need not.
-    pub(crate) fn prepare_first(&self, source: u32) -> Result<()> {
-        let entry = self.entry(source).filter(|entry| entry.kind == TreeKind::Head);
-        let entry = entry.ok_or(Error::NoTree(source))?;
-        let marks = Arc::new(Marks::default());
-        let counters = Counters::of(entry.next_ino, entry.inodes, entry.orphans);
-        let tree = self.common.open(&entry, &marks, self.cache_bytes() / 2)?;
-        let member = Arc::new(Member { number: 0, tree, counters, marks });
-        self.state.write().next_first = Some(member);
-        Ok(())
-    }
-
-    /// The number of the contents that the first tree had before it was last replaced, or 0.
-    pub(crate) fn replaced(&self) -> u32 {
-        self.replaced.load(Acquire)
     }
 
     fn load(&self, state: &TableState) -> Result<()> {
@@ -464,17 +410,6 @@ impl Forest {
             (Some(member), _) => member.counters.orphans.load(Relaxed),
             (None, entry) => entry.map_or(0, |entry| entry.orphans),
         }
-    }
-
-    /// Counts the orphan items of the first tree. No operation changes it meanwhile.
-    pub(crate) fn count_first_orphans(&self) -> Result<()> {
-        let mut count = 0;
-        self.orphans(0, &mut |_, _| {
-            count += 1;
-            ControlFlow::Continue(())
-        })?;
-        self.first().counters.orphans.store(count, Relaxed);
-        Ok(())
     }
 
     pub(crate) fn put(&self, key: Key, value: &[u8]) -> Result<bool> {
@@ -931,46 +866,6 @@ impl Forest {
         changed.insert(fork);
     }
 
-    fn replace_first(
-        &self,
-        state: &mut State,
-        (source, old, point): (u32, u32, u32),
-        first: &Frozen,
-        changed: &mut BTreeSet<u32>,
-        created: i64,
-    ) {
-        let mut gone = match state.entries.get(&0) {
-            Some(entry) => entry.clone(),
-            None => first_entry(created),
-        };
-        (gone.root, gone.root_generation) = (first.root, first.root_generation);
-        (gone.root_level, gone.nodes) = (first.root_level, first.node_count);
-        self.first_in(&state.later_first).counters.store_in(&mut gone);
-        let (since, gone_marks) = (gone.created, (gone.births_below, gone.nodes_below));
-        state.entries.insert(old, TreeEntry { kind: TreeKind::Dying, ..gone });
-        changed.insert(old);
-        let entry = self.make_point(state, source, point, first, changed, created);
-        let (dir, name) = (Ino(0), Vec::new());
-        let mut in_place = TreeEntry { read_only: false, dir, name, created: since, ..entry.clone() };
-        state.entries.insert(source, entry);
-        // Broken on purpose: the tree takes what it shares for its own.
-        if broken::is(Variant::ReplacedRootUnmarked) {
-            (in_place.births_below, in_place.nodes_below) = (gone_marks.0, gone_marks.1);
-        }
-        self.limits.delete_tree(0);
-        self.limits.fork(source, 0);
-        let member = state.next_first.take().expect("it was prepared");
-        // The generation of the open trees is that after the cut.
-        while member.tree.generation() < state.generation {
-            drop(member.tree.freeze());
-        }
-        member.marks.set(in_place.births_below, in_place.nodes_below);
-        state.entries.insert(0, in_place);
-        changed.insert(0);
-        state.later_first = Some(member);
-        self.replaced.store(old, Release);
-    }
-
     /// Makes the point that the present state of `source` is, unless it is the state of the point
     /// that it has. Returns the entry that `source` gets.
     fn make_point(
@@ -1030,83 +925,4 @@ fn unname(named: &mut BTreeMap<Ino, BTreeMap<Vec<u8>, u32>>, dir: Ino, name: &[u
             named.remove(&dir);
         }
     }
-}
-
-/// The entries whose point `point` is.
-pub(crate) fn children(entries: &BTreeMap<u32, TreeEntry>, point: u32) -> impl Iterator<Item = u32> + '_ {
-    entries.iter().filter(move |(_, entry)| point != 0 && entry.point == point).map(|(number, _)| *number)
-}
-
-pub(crate) fn first_entry(created: i64) -> TreeEntry {
-    TreeEntry {
-        kind: TreeKind::Head,
-        read_only: false,
-        root: kedge_base::BlockNo(0),
-        root_generation: Generation(0),
-        root_level: 0,
-        nodes: 0,
-        next_ino: 0,
-        inodes: 0,
-        orphans: 0,
-        point: 0,
-        births_below: 0,
-        nodes_below: Generation(0),
-        dir: Ino(0),
-        created,
-        freed_below: Key::MIN,
-        name: Vec::new(),
-    }
-}
-
-fn corrupt(what: String) -> Error {
-    Error::corrupt(CorruptKind::Item, kedge_base::BlockNo(0), format!("table of trees: {what}"))
-}
-
-/// Checks how the entries refer to each other. Each chain of points, and each way from a tree to
-/// the first one, ends.
-fn check_entries(entries: &BTreeMap<u32, TreeEntry>) -> Result<()> {
-    let is_first = |entry: &TreeEntry| entry.kind == TreeKind::Head && entry.dir.0 == 0 && !entry.read_only;
-    if !entries.get(&0).is_some_and(is_first) {
-        return Err(corrupt("it has no first tree".into()));
-    }
-    let unnamed = |(number, entry): &(&u32, &TreeEntry)| {
-        **number != 0 && entry.kind == TreeKind::Head && entry.dir.0 == 0
-    };
-    if let Some((number, _)) = entries.iter().find(unnamed) {
-        return Err(corrupt(format!("tree {number} has no name")));
-    }
-    let point = |number: u32, entry: &TreeEntry| match entries.get(&entry.point) {
-        _ if entry.point == 0 => Ok(None),
-        Some(point) if point.kind != TreeKind::Head => Ok(Some(entry.point)),
-        _ => Err(corrupt(format!("tree {number} has point {}, which is none", entry.point))),
-    };
-    check_ends(entries, point, |number| format!("the points of tree {number} form a circle"))?;
-    let above = |number: u32, entry: &TreeEntry| match entries.get(&entry.dir.tree()) {
-        _ if entry.dir.0 == 0 || entry.dir.tree() == 0 => Ok(None),
-        Some(above) if above.kind == TreeKind::Head && above.dir.0 != 0 => Ok(Some(entry.dir.tree())),
-        _ => Err(corrupt(format!("tree {number} is named in no tree"))),
-    };
-    check_ends(entries, above, |number| format!("the directories above tree {number} form a circle"))
-}
-
-/// Checks that the way from each entry to the next one, and so on, ends. Takes each step once.
-fn check_ends(
-    entries: &BTreeMap<u32, TreeEntry>,
-    next: impl Fn(u32, &TreeEntry) -> Result<Option<u32>>,
-    circle: impl Fn(u32) -> String,
-) -> Result<()> {
-    // The entry from which the way that reached an entry first started.
-    let mut reached = BTreeMap::new();
-    for start in entries.keys() {
-        let mut at = Some(*start);
-        while let Some(number) = at {
-            match reached.insert(number, *start) {
-                Some(first) if first == *start => return Err(corrupt(circle(*start))),
-                Some(_) => break,
-                None => {}
-            }
-            at = next(number, &entries[&number])?;
-        }
-    }
-    Ok(())
 }
