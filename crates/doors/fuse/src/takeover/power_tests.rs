@@ -69,7 +69,7 @@ impl Machine {
     ) -> (FileSystem, Server<FileSystem>, Arc<Wire>) {
         let life = Life::begin(Area::inherited(area.try_clone().unwrap()).unwrap()).unwrap();
         let clock = Arc::new(ManualClock::default());
-        // Of its own, as each process has its own device.
+        // Each life opens the medium through a device of its own, as another process would.
         let below: Arc<dyn Device> = Arc::new(WatchedDevice::new(device.clone(), clock.clone()));
         let fs = match life.is_second() {
             false => FileSystem::open(below, clock, mount()).unwrap(),
@@ -238,7 +238,7 @@ fn history(seed: u64, base: &MemDevice) -> Result<usize, String> {
     while history.len() < OPERATIONS {
         let op = generator.next(&model);
         let mut after = model.clone();
-        // The kernel answers most of what fails by itself.
+        // Operations that fail are left out: the kernel refuses most of them without a request.
         let Some(expected) = after.apply(&op).filter(|expected| expected.outcome.is_ok()) else { continue };
         let Some(asked) = machine.request(&op) else { continue };
         let step = match rng.random_ratio(1, DEATH_EVERY) {

@@ -83,7 +83,7 @@ struct Found {
     head: Head,
     /// The number and the time of the newest durable record of each inode that an entry changed.
     any: BTreeMap<u64, (u64, Timespec)>,
-    /// Of its content.
+    /// The same of the records that set its content: sizes and allocations.
     content: BTreeMap<u64, (u64, Timespec)>,
 }
 
