@@ -3,12 +3,15 @@
 
 #![allow(clippy::unwrap_used)]
 
+#[path = "common/contents.rs"]
+mod contents;
 #[path = "common/watched.rs"]
 mod watched;
 
+use contents::{assert_clean, check, contents, noise, open};
 use kedge_base::{BLOCK_SIZE, IoBuf, SystemClock, spawn_named};
 use kedge_device::{Device, MemDevice};
-use kedge_fsck::{CheckOptions, FindingKind, StoreReplay};
+use kedge_fsck::FindingKind;
 use kedgefs::{
     Error, FallocateMode, FileFlags, FileSystem, FormatOptions, Ino, MountOptions, Owner, SetAttr, WriteMode,
 };
@@ -27,33 +30,6 @@ fn make(size: u64) -> Arc<MemDevice> {
     let options = FormatOptions { log_size: Some(4 * MIB), data_checksums: true, ..FormatOptions::default() };
     FileSystem::format(device.clone(), Arc::new(SystemClock::default()), &options).unwrap();
     device
-}
-
-fn open(device: &Arc<MemDevice>) -> FileSystem {
-    FileSystem::open(device.clone(), Arc::new(SystemClock::default()), MountOptions::default()).unwrap()
-}
-
-fn check(device: &MemDevice) -> kedge_fsck::Report {
-    let replay = Some(Arc::new(StoreReplay) as Arc<dyn kedge_fsck::Replay>);
-    let options = CheckOptions { replay, data: true, findings_max: 1 << 20, ..CheckOptions::default() };
-    kedge_fsck::check(Arc::new(device.fork()), &options)
-}
-
-#[track_caller]
-fn assert_clean(device: &MemDevice) {
-    let report = check(device);
-    assert!(report.is_clean(), "{report}");
-}
-
-fn noise(rng: &mut SmallRng, len: usize) -> Vec<u8> {
-    (0..len).map(|_| rng.random()).collect()
-}
-
-/// Reads from the device: nothing is in memory yet.
-fn contents(fs: &FileSystem, ino: Ino) -> Vec<u8> {
-    let mut data = vec![0xee; fs.getattr(ino).unwrap().size as usize];
-    assert_eq!(fs.read_uncached(ino, 0, &mut data).unwrap(), data.len());
-    data
 }
 
 /// One change of a file, and the same of the bytes that it should have.

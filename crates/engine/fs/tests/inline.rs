@@ -3,12 +3,15 @@
 
 #![allow(clippy::unwrap_used)]
 
+#[path = "common/contents.rs"]
+mod contents;
+
+use contents::{assert_clean, check, contents, noise, open};
 use kedge_base::{BLOCK_SIZE, IoBuf, SystemClock};
 use kedge_device::{Device, MemDevice};
-use kedge_fsck::{CheckOptions, FindingKind, StoreReplay};
+use kedge_fsck::FindingKind;
 use kedgefs::{
-    FallocateMode, FileSystem, FormatOptions, Ino, MountOptions, Owner, RangeKind, SeekKind, SetAttr,
-    TreeChange, WriteMode,
+    FallocateMode, FileSystem, FormatOptions, Ino, Owner, RangeKind, SeekKind, SetAttr, TreeChange, WriteMode,
 };
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -31,32 +34,6 @@ fn make_with(size: u64, data_checksums: bool, inline_max: u64) -> Arc<MemDevice>
 
 fn make(size: u64) -> Arc<MemDevice> {
     make_with(size, false, LONGEST)
-}
-
-fn open(device: &Arc<MemDevice>) -> FileSystem {
-    FileSystem::open(device.clone(), Arc::new(SystemClock::default()), MountOptions::default()).unwrap()
-}
-
-fn check(device: &MemDevice) -> kedge_fsck::Report {
-    let replay = Some(Arc::new(StoreReplay) as Arc<dyn kedge_fsck::Replay>);
-    let options = CheckOptions { replay, data: true, findings_max: 1 << 20, ..CheckOptions::default() };
-    kedge_fsck::check(Arc::new(device.fork()), &options)
-}
-
-#[track_caller]
-fn assert_clean(device: &MemDevice) {
-    let report = check(device);
-    assert!(report.is_clean(), "{report}");
-}
-
-fn noise(rng: &mut SmallRng, len: usize) -> Vec<u8> {
-    (0..len).map(|_| rng.random()).collect()
-}
-
-fn contents(fs: &FileSystem, ino: Ino) -> Vec<u8> {
-    let mut data = vec![0xee; fs.getattr(ino).unwrap().size as usize];
-    assert_eq!(fs.read_uncached(ino, 0, &mut data).unwrap(), data.len());
-    data
 }
 
 fn file(fs: &FileSystem, name: &str, data: &[u8]) -> Ino {
