@@ -75,6 +75,11 @@ fn each_reservation_of_log_space_is_granted_in_the_end() {
 }
 
 #[test]
+fn a_number_names_its_file_while_the_first_tree_is_replaced() {
+    holds(scenario("roots"), 300);
+}
+
+#[test]
 fn an_inode_deleted_while_it_is_read_stays_deleted() {
     holds(scenario("deleted"), 500);
 }
@@ -91,5 +96,5 @@ fn a_file_without_holes_shows_none_to_a_reader() {
 
 #[test]
 fn each_scenario_is_run() {
-    assert_eq!(scenarios::ALL.len(), 9, "add a test for a new scenario");
+    assert_eq!(scenarios::ALL.len(), 10, "add a test for a new scenario");
 }

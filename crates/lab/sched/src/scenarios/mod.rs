@@ -7,6 +7,7 @@ mod freeze;
 mod fsyncs;
 mod inodes;
 mod programs;
+mod roots;
 mod space;
 mod stage;
 
@@ -27,6 +28,7 @@ pub const ALL: &[Scenario] = &[
     Scenario { name: "freeze", play: freeze::play },
     Scenario { name: "fsyncs", play: fsyncs::play },
     Scenario { name: "space", play: space::play },
+    Scenario { name: "roots", play: roots::play },
     Scenario { name: "deleted", play: inodes::play_deleted },
     Scenario { name: "truncated", play: inodes::play_truncated },
     Scenario { name: "extents", play: inodes::play_extents },
