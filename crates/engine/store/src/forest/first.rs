@@ -84,8 +84,8 @@ impl Forest {
         Ok(())
     }
 
-    /// Makes the state of `source` that of the first tree, at a cut. What the first tree had becomes
-    /// the dying tree `old`.
+    /// Makes the state of `source` that of the first tree, at a cut. What the first tree had
+    /// becomes the dying tree `old`.
     pub(super) fn replace_first(
         &self,
         state: &mut State,
