@@ -1,12 +1,16 @@
 //! The check of an image with several trees: see [`kedge_format::trees`].
 //!
 //! Each tree and each point is checked like the tree of an image that has one. What is shared is
-//! thus read as often as it is shared. Then the trees are compared: a block that a tree has for its
-//! own is no other tree's own, and every block in use is the own of one tree or point. So no tree
-//! can free or overwrite a block of another, and no block in use is without a tree that frees it.
+//! thus read as often as it is shared. Then the trees are compared:
+//! - A block that a tree has for its own is no other tree's own, and every block in use is the own
+//!   of one tree or point. So no tree can free or overwrite a block of another, and no block in use
+//!   is without a tree that frees it.
+//! - What a tree has and does not own, its point has too, with the same birth. So it stays for as
+//!   long as the tree is there: the engine frees what a point has once no tree below needs it, and
+//!   compares a tree with the nearest point alone.
 
 use crate::data::DataCheck;
-use crate::items::{Own, State};
+use crate::items::{Own, Shared, State};
 use crate::kinds::FindingKind;
 use crate::limits;
 use crate::one_tree::{finish, judge_tree};
@@ -14,13 +18,15 @@ use crate::owned::Owned;
 use crate::read::Reader;
 use crate::report::{At, Counters, Findings};
 use crate::tree::{self, NodeRef};
+use crate::way::{Step, Way, is_head, point_of, steps};
 use crate::{Progress, paths};
 use kedge_base::{BlockNo, Generation, Ino};
 use kedge_format::Key;
 use kedge_format::limits::{LimitEntry, number_of as limit_of};
+use kedge_format::node::NODE_BLOCKS;
 use kedge_format::superblock::{CheckpointState, Superblock};
 use kedge_format::trees::{TreeEntry, TreeKind, number_of};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Checks the trees, and returns a state that stands for all of them.
 pub(crate) fn judge(
@@ -35,10 +41,22 @@ pub(crate) fn judge(
     check_entries(&entries, sb, &mut all.findings);
     limits::check_entries(&limits, &entries, At::block(sb.block()), &mut all.findings);
     let mut own = all.owned.clone();
-    let first = entries.get(&0).cloned();
-    let others = entries.iter().filter(|(number, _)| **number != 0);
-    let trees = [(0, first.as_ref())].into_iter().chain(others.map(|(number, entry)| (*number, Some(entry))));
-    for (number, entry) in trees {
+    let mut way = Way::new(groups);
+    let mut steps = steps(&entries);
+    // What is in no order is checked by itself. It has findings of the table.
+    let in_order: BTreeSet<u32> = steps.iter().map(|step| step.tree()).collect();
+    let others = entries.keys().copied().chain([0]).filter(|number| !in_order.contains(number));
+    steps.extend(others.collect::<BTreeSet<u32>>().into_iter().map(Step::Enter));
+    for step in steps {
+        let number = step.tree();
+        let entry = entries.get(&number);
+        let in_use = entry.is_none_or(is_head);
+        if let Step::Leave(_) = step {
+            if !in_use {
+                way.leave();
+            }
+            continue;
+        }
         let of_tree = if number == 0 { sb.clone() } else { superblock_of(sb, entry.expect("it has one")) };
         let marks = Own {
             nodes_below: entry.map_or(Generation(0), |entry| entry.nodes_below),
@@ -48,6 +66,7 @@ pub(crate) fn judge(
                 .filter(|entry| entry.kind == TreeKind::Dying)
                 .map_or(Key::MIN, |entry| entry.freed_below),
             blocks: Owned::new(groups),
+            shared: entry.map(|entry| Shared { of_point: !is_head(entry), ..Shared::default() }),
         };
         let mut state =
             judge_tree(&of_tree, reader, all.findings.empty(), Some(marks), data.as_deref_mut(), progress);
@@ -65,8 +84,7 @@ pub(crate) fn judge(
                 format!("{} orphans are counted, the tree has {}", entry.orphans, state.counters.orphans)
             });
         }
-        let is_head = entry.is_none_or(|entry| entry.kind == TreeKind::Head);
-        if sb.geometry.has_limits() && is_head && state.lost.is_empty() {
+        if sb.geometry.has_limits() && in_use && state.lost.is_empty() {
             limits::compare(&limits, number, &state.tally, At::block(sb.block()), &mut state.findings);
         }
         own.add(&marks.blocks);
@@ -78,6 +96,13 @@ pub(crate) fn judge(
         all.findings.absorb(state.findings);
         if !state.lost.is_empty() {
             all.lost = state.lost;
+        }
+        let Some(shared) = marks.shared.filter(|_| in_order.contains(&number)) else { continue };
+        if all.lost.is_empty() && entry.is_some_and(|entry| point_of(&entries, entry) != 0) {
+            compare(number, marks.births_below, &shared, &marks.blocks, &way, &mut all.findings);
+        }
+        if !in_use {
+            way.enter(shared.data.into_iter(), shared.nodes);
         }
     }
     if all.lost.is_empty() {
@@ -92,6 +117,35 @@ pub(crate) fn judge(
     }
     finish(sb, reader, &mut all, progress);
     all
+}
+
+/// Compares what a tree has and does not own with what its point has.
+fn compare(number: u32, births_below: u32, shared: &Shared, own: &Owned, way: &Way, findings: &mut Findings) {
+    let mut add = |start: u64, blocks: u64| {
+        findings.add(FindingKind::TreesShare, At::block(BlockNo(start)), || {
+            format!("{blocks} blocks that tree {number} does not have for its own are not its point's")
+        });
+    };
+    for (extent, birth) in shared.data.iter().filter(|(_, birth)| *birth < births_below) {
+        let (mut at, end) = (extent.start.0, extent.end().0);
+        let mut missing = 0;
+        while at < end {
+            let (stop, of_point) = way.data.run_at(at);
+            let stop = stop.min(end);
+            match of_point == Some(*birth) {
+                true if missing > 0 => add(at - missing, std::mem::take(&mut missing)),
+                true => {}
+                false => missing += stop - at,
+            }
+            at = stop;
+        }
+        if missing > 0 {
+            add(end - missing, missing);
+        }
+    }
+    for node in shared.nodes.difference(&way.nodes).filter(|node| own.is_free(BlockNo(**node), 1)) {
+        add(*node, NODE_BLOCKS);
+    }
 }
 
 /// The superblock as it would be if the image had this tree alone.

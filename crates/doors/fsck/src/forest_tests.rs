@@ -5,8 +5,10 @@ use crate::kinds::FindingKind::*;
 use crate::{CheckOptions, Report, StoreReplay, check};
 use kedge_base::{BLOCK_SIZE, SystemClock};
 use kedge_device::MemDevice;
+use kedge_format::item::ExtentItem;
 use kedge_format::node::{NODE_SIZE, NodeMut, NodeView};
 use kedge_format::trees::key;
+use kedge_format::{ItemKind, Key};
 use kedgefs::{FileSystem, FormatOptions, MountOptions, Owner};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -117,4 +119,67 @@ fn a_root_that_is_none_is_found() {
     assert!(!found_after(1, |e| e.nodes += 1).is_empty());
     assert!(!found_after(1, |e| e.inodes += 1).is_empty());
     assert!(!found_after(1, |e| e.next_ino = 5).is_empty());
+}
+
+/// The nodes of a tree whose root is inner and has only leaves below it.
+fn leaves(device: &MemDevice, root: BlockNo) -> Vec<(BlockNo, Generation)> {
+    let bytes = device.bytes(root.byte_offset(), NODE_SIZE);
+    let view = NodeView::trusted(&bytes);
+    assert_eq!(view.level(), 1);
+    (0..view.items()).map(|i| (view.child(i).addr, view.child(i).generation)).collect()
+}
+
+fn extents(device: &MemDevice, leaf: BlockNo) -> Vec<(Key, ExtentItem)> {
+    let bytes = device.bytes(leaf.byte_offset(), NODE_SIZE);
+    let view = NodeView::trusted(&bytes);
+    let is_extent = |key: &Key| key.kind == ItemKind::Extent as u8;
+    let all = view.iter().filter(|(key, _)| is_extent(key));
+    all.map(|(key, value)| (key, ExtentItem::decode(value).unwrap())).collect()
+}
+
+/// An extent that a tree shares with its point names blocks that are not the point's, although no
+/// block has two owners and none is without one.
+#[test]
+fn what_a_tree_shares_with_its_point_is_the_points() {
+    let whole = forked();
+    let (sb, _) = kedge_store::read_superblock(&whole).unwrap();
+    let mut reader = Reader::new(&whole);
+    let entries = read_table(&sb, &mut reader, Findings::new(9), &mut |_| {}).0;
+    // What the first tree alone has: the fork refers to none of it.
+    let firsts_own =
+        leaves(&whole, sb.checkpoint.root).into_iter().flat_map(|(leaf, _)| extents(&whole, leaf));
+    let below = entries[&0].births_below;
+    let of_first = firsts_own.map(|(_, item)| item).find(|item| item.birth >= below).unwrap();
+    // The point of the fork and of the fork of it.
+    let fork = &entries[&4];
+    let own_leaves = leaves(&whole, fork.root).into_iter().filter(|(_, g)| *g >= fork.nodes_below);
+    let mut changed = 0;
+    for (leaf, _) in own_leaves {
+        for (key, item) in extents(&whole, leaf) {
+            let device = whole.fork();
+            if item.birth >= fork.births_below {
+                continue;
+            }
+            let others = [
+                ExtentItem { start: of_first.start, ..item },
+                ExtentItem { birth: item.birth ^ 1, ..item },
+                ExtentItem { start: BlockNo(item.start.0 - 1), ..item },
+            ];
+            for other in others.into_iter().filter(|other| other.birth < fork.births_below) {
+                let mut bytes = device.bytes(leaf.byte_offset(), NODE_SIZE);
+                let mut node = NodeMut::trusted(&mut bytes);
+                let at = node.view().search(&key).unwrap();
+                assert!(node.replace_value(at, &other.encode()));
+                node.seal(&sb.geometry.log_secret);
+                for (block, new) in (leaf.0..).zip(bytes.chunks(BLOCK_SIZE)) {
+                    device.corrupt(BlockNo(block).byte_offset(), |old| old.copy_from_slice(new));
+                }
+                let report = judged(&device);
+                let kinds: BTreeSet<_> = report.findings.iter().map(|finding| finding.kind).collect();
+                assert!(kinds.contains(&TreesShare), "{key} {other:?}: {report}");
+                changed += 1;
+            }
+        }
+    }
+    assert!(changed > 10, "{changed} extents");
 }

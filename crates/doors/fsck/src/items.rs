@@ -24,6 +24,7 @@ use kedge_format::item::{
 use kedge_format::sums::SumsItem;
 use kedge_format::superblock::Superblock;
 use kedge_format::{FileKind, INO_MAX, InodeCore, ItemKind, Key};
+use std::collections::BTreeSet;
 
 /// The most conflicts of ownership for which the report names all owners.
 const CONFLICTS_MAX: usize = 64;
@@ -63,6 +64,44 @@ pub(crate) struct Own {
     /// Extents of its own under lower keys are freed, because the tree is being deleted.
     pub freed_below: Key,
     pub blocks: Owned,
+    /// What is compared between the tree and its point; `None` where nothing is compared.
+    pub shared: Option<Shared>,
+}
+
+/// What a tree has of its point or, of a point, all that it has.
+#[derive(Default)]
+pub(crate) struct Shared {
+    /// Whether it is a point.
+    pub of_point: bool,
+    /// Data with its births.
+    pub data: Vec<(Extent, u32)>,
+    /// The first blocks of nodes.
+    pub nodes: BTreeSet<u64>,
+}
+
+impl Own {
+    /// Notes a node. Returns whether it is the tree's own.
+    pub fn node(&mut self, block: BlockNo, generation: Generation) -> bool {
+        let own = generation >= self.nodes_below;
+        if let Some(shared) = self.shared.as_mut().filter(|shared| shared.of_point || !own) {
+            shared.nodes.insert(block.0);
+        }
+        own
+    }
+
+    /// Notes data. Returns whether it is the tree's own.
+    fn data(&mut self, extent: Extent, birth: u32) -> bool {
+        let own = birth >= self.births_below;
+        if let Some(shared) = self.shared.as_mut().filter(|shared| shared.of_point || !own) {
+            match shared.data.last_mut() {
+                Some((last, of)) if *of == birth && last.end() == extent.start => {
+                    last.blocks += extent.blocks
+                }
+                _ => shared.data.push((extent, birth)),
+            }
+        }
+        own
+    }
 }
 
 impl State {
@@ -489,7 +528,9 @@ impl<'a> ItemCheck<'a> {
 
     /// Gives blocks the owner that an item of a tree is for them.
     fn claim(&mut self, key: Key, extent: Extent, birth: u32, ino: Ino) {
-        if let Some(own) = self.state.own.as_mut().filter(|own| birth >= own.births_below) {
+        if let Some(own) = self.state.own.as_mut()
+            && own.data(extent, birth)
+        {
             if key < own.freed_below {
                 return;
             }

@@ -60,7 +60,7 @@ kinds! {
     /// The table of trees has an entry that cannot be, or that contradicts others.
     TreesBad = "trees-bad",
     /// Two trees use a block that neither has from a common point, or none of the trees that use it
-    /// has it for its own.
+    /// has it for its own, or a tree has a block from its point that the point does not have.
     TreesShare = "trees-share",
 
     /// The table of trees has a limit that cannot be, or that contradicts others, or an inode

@@ -44,11 +44,13 @@ mod read;
 mod repair;
 mod replay;
 mod report;
+mod runs;
 mod scrub;
 mod slots;
 mod space;
 mod sums;
 mod tree;
+mod way;
 
 pub use image::check_checkpoint;
 pub use kinds::{FindingKind, Severity};

@@ -71,7 +71,9 @@ fn enter(sb: &Superblock, state: &mut State, node: NodeRef, out: &mut Vec<NodeRe
         });
         return state.lost.range(node.low, node.high);
     }
-    if let Some(own) = state.own.as_mut().filter(|own| node.generation >= own.nodes_below) {
+    if let Some(own) = state.own.as_mut()
+        && own.node(node.block, node.generation)
+    {
         own.blocks.claim(node.block, NODE_BLOCKS);
     }
     state.counters.nodes += 1;

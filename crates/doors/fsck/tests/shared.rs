@@ -567,6 +567,42 @@ fn an_interrupted_repair_is_run_again() {
     assert!(cut_off > 100, "only {cut_off} states");
 }
 
+/// The trees that an entry of the table names stay, as far as they can be read, whatever one byte
+/// of an entry becomes.
+#[test]
+fn each_byte_of_the_tables_entries_is_repaired() {
+    const SEED: u64 = 0x6b65_6467_0300;
+    let random = &mut SmallRng::seed_from_u64(SEED);
+    let mut repairs = 0;
+    for seed in SEED..SEED + 3 {
+        let features = Features { clones: true, forks: true, limits: false };
+        let whole = image(seed, features, seed.is_multiple_of(2));
+        for block in nodes(&whole).1 {
+            let bytes = whole.bytes(block.byte_offset(), NODE_SIZE);
+            let view = NodeView::trusted(&bytes);
+            if view.level() > 0 {
+                continue;
+            }
+            let places = (0..view.items()).flat_map(|i| (0..view.value(i).len()).map(move |at| (i, at)));
+            for (i, at) in places {
+                let device = Arc::new(whole.fork());
+                let mut bytes = bytes.clone();
+                let mut value = view.value(i).to_vec();
+                value[at] ^= 1 << random.random_range(0..8);
+                assert!(NodeMut::trusted(&mut bytes).replace_value(i, &value));
+                reseal(&device, block, bytes);
+                let what = format!("seed {seed:#x}, byte {at} of {}", view.key(i));
+                let report = repaired(&device, RepairMode::Full, &what);
+                assert!(matches!(report.ending, Ending::Repaired | Ending::Clean), "{what}: {report}");
+                assert_clean(&device, false, &what);
+                repairs += 1;
+            }
+        }
+    }
+    println!("{repairs} repairs");
+    assert!(repairs > 500, "{repairs} repairs");
+}
+
 /// A repair keeps checksums, and a check of the data still names the file whose data is damaged.
 #[test]
 fn damaged_data_is_named_after_a_repair() {

@@ -17,8 +17,8 @@
 //!
 //! Each decision depends on the block and on the items before, and is the same in each pass.
 
-use super::runs::Runs;
 use crate::owned::Owned;
+use crate::runs::Runs;
 use kedge_base::BlockNo;
 use kedge_format::counts::CountItem;
 use kedge_format::item::ExtentItem;

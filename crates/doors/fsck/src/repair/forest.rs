@@ -36,8 +36,7 @@ use super::plan::{Around, Plan, plan};
 use super::rebuild::{Builder, Built, Places, Rebuild, Root};
 use super::source::Source;
 use super::survey::{self, Claim};
-use super::table::{Step, Table, is_head};
-use super::way::Way;
+use super::table::{Table, is_head};
 use super::{Job, RepairMode, gather};
 use crate::Progress;
 use crate::forest::{read_table, superblock_of};
@@ -48,6 +47,7 @@ use crate::read::Reader;
 use crate::report::{At, Findings};
 use crate::space::claim_format_areas;
 use crate::tree::NodeRef;
+use crate::way::{Step, Way};
 use kedge_base::{BlockNo, Error, Extent, Generation, Ino, Result};
 use kedge_format::alloc::GROUP_BLOCKS;
 use kedge_format::item::{NAME_MAX, SLOT_ORDINALS, name_slot};
@@ -187,6 +187,7 @@ impl Forest<'_, '_> {
             births_below: entry.births_below,
             freed_below: Key::MIN,
             blocks: Owned::new(groups),
+            shared: None,
         };
         if self.table.lost.contains(&number) {
             let (nodes, own) = (Owned::new(groups), own.blocks);
@@ -226,10 +227,13 @@ impl Forest<'_, '_> {
         self.base.add(&tree.nodes);
         let entry = self.table.entries[&number].clone();
         let is_point = !is_head(&entry);
-        let mut newest =
-            entry.root_generation.min(self.source.sb.checkpoint.generation).max(entry.nodes_below);
+        // Above all that the point has. Only what was read counts, because the entry may be
+        // damaged, and of a tree with damage no inner node is kept. Nodes of the repair are never
+        // below it.
+        let root = tree.is_whole.then_some(entry.root_generation);
+        let read = tree.leaves.iter().map(|leaf| leaf.generation).chain(root).max();
+        let nodes = read.map_or(Generation(0), Generation::next).max(entry.nodes_below).min(self.generation);
         let mut leaves = tree.leaves;
-        leaves.iter().for_each(|leaf| newest = newest.max(leaf.generation));
         // What the point has too was claimed there. All of a point is needed for those below it.
         let is_own = |leaf: &NodeRef| leaf.generation >= entry.nodes_below;
         leaves.retain(|leaf| is_point || is_own(leaf) || !above.nodes.contains(&leaf.block.0));
@@ -260,7 +264,7 @@ impl Forest<'_, '_> {
             }
         }
         if is_point {
-            self.table.set_marks(number, (births, newest.next()), self.generation, repairs);
+            self.table.set_marks(number, (births, nodes), self.generation, repairs);
             let data = data.runs().into_iter().map(|(start, blocks)| (Extent::new(start, blocks), 0));
             above.enter(data, starts(&tree.nodes));
         }

@@ -12,6 +12,8 @@
 
 use super::done::{RepairKind, Repairs};
 use crate::report::At;
+pub(crate) use crate::way::is_head;
+use crate::way::{Step, steps};
 use kedge_base::{BlockNo, Generation, Ino};
 use kedge_format::Key;
 use kedge_format::item::BIRTH_MAX;
@@ -30,13 +32,6 @@ pub(crate) struct Table {
     pub birth: u32,
     /// Trees that need another name.
     pub homeless: BTreeSet<u32>,
-}
-
-/// A step on the way through all trees.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Step {
-    Enter(u32),
-    Leave(u32),
 }
 
 impl Table {
@@ -181,29 +176,7 @@ impl Table {
 
     /// All trees, each between the steps of its points.
     pub fn steps(&self) -> Vec<Step> {
-        let mut below: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
-        for (number, entry) in &self.entries {
-            below.entry(entry.point).or_default().push(*number);
-        }
-        let mut todo: Vec<Step> = Vec::new();
-        let enter = |numbers: Option<Vec<u32>>, todo: &mut Vec<Step>| {
-            // Points first, because a tree in use has nothing below it.
-            let mut numbers = numbers.unwrap_or_default();
-            numbers.sort_by_key(|number| (is_head(&self.entries[number]), *number));
-            todo.extend(numbers.into_iter().rev().map(Step::Enter));
-        };
-        enter(below.remove(&0), &mut todo);
-        let mut steps = Vec::new();
-        while let Some(step) = todo.pop() {
-            steps.push(step);
-            if let Step::Enter(number) = step {
-                todo.push(Step::Leave(number));
-                if number != 0 {
-                    enter(below.remove(&number), &mut todo);
-                }
-            }
-        }
-        steps
+        steps(&self.entries)
     }
 
     /// The points above a tree, up to the one that owns blocks of this birth.
@@ -264,10 +237,6 @@ fn mark(number: u32, entry: &mut TreeEntry, (births, nodes): (u32, Generation), 
         });
         (entry.births_below, entry.nodes_below) = (births, nodes);
     }
-}
-
-pub(crate) fn is_head(entry: &TreeEntry) -> bool {
-    entry.kind == TreeKind::Head
 }
 
 fn empty(kind: TreeKind) -> TreeEntry {

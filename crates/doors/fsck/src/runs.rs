@@ -18,6 +18,14 @@ impl<T: Copy> Runs<T> {
         (block < *end).then_some((*end, *value))
     }
 
+    /// The end of the part around a block that has one value, or none, and the value.
+    pub fn run_at(&self, block: u64) -> (u64, Option<T>) {
+        match self.at(block) {
+            Some((end, value)) => (end, Some(value)),
+            None => (self.0.range(block..).next().map_or(u64::MAX, |(start, _)| *start), None),
+        }
+    }
+
     /// Adds a run. Returns false, and adds nothing, if a part of it has a value.
     pub fn insert(&mut self, start: u64, end: u64, value: T) -> bool {
         let before = self.0.range(..end).next_back();
@@ -52,6 +60,10 @@ mod tests {
         assert_eq!(
             (runs.at(9), runs.at(10), runs.at(20), runs.at(21)),
             (None, Some((20, 'a')), Some((21, 'b')), None)
+        );
+        assert_eq!(
+            (runs.run_at(9), runs.run_at(12), runs.run_at(21)),
+            ((10, None), (20, Some('a')), (u64::MAX, None))
         );
         runs.remove(10);
         assert_eq!((runs.at(10), runs.at(20)), (None, Some((21, 'b'))));

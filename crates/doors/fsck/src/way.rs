@@ -1,11 +1,67 @@
-//! What the nearest point above a tree has, kept up to date on the way through all trees.
+//! The way through all trees, points before what is below them, and what the nearest point above a
+//! tree has.
 //!
 //! Only the differences between the points on the way are in memory.
 
-use super::runs::Runs;
 use crate::owned::Owned;
+use crate::runs::Runs;
 use kedge_base::{BlockNo, Extent};
+use kedge_format::trees::{TreeEntry, TreeKind};
 use std::collections::{BTreeMap, BTreeSet};
+
+/// A step on the way through all trees.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Step {
+    Enter(u32),
+    Leave(u32),
+}
+
+impl Step {
+    pub fn tree(self) -> u32 {
+        match self {
+            Step::Enter(number) | Step::Leave(number) => number,
+        }
+    }
+}
+
+pub(crate) fn is_head(entry: &TreeEntry) -> bool {
+    entry.kind == TreeKind::Head
+}
+
+/// The point above a tree: 0 if it has none, or if the entry that it names is not there or is a
+/// tree in use.
+pub(crate) fn point_of(entries: &BTreeMap<u32, TreeEntry>, entry: &TreeEntry) -> u32 {
+    let point = entries.get(&entry.point).filter(|point| !is_head(point));
+    point.map_or(0, |_| entry.point)
+}
+
+/// All trees, each between the steps of its points. Trees below points that form a circle are left
+/// out.
+pub(crate) fn steps(entries: &BTreeMap<u32, TreeEntry>) -> Vec<Step> {
+    let mut below: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
+    for (number, entry) in entries {
+        below.entry(point_of(entries, entry)).or_default().push(*number);
+    }
+    let mut todo: Vec<Step> = Vec::new();
+    let enter = |numbers: Option<Vec<u32>>, todo: &mut Vec<Step>| {
+        // Points first, because a tree in use has nothing below it.
+        let mut numbers = numbers.unwrap_or_default();
+        numbers.sort_by_key(|number| (is_head(&entries[number]), *number));
+        todo.extend(numbers.into_iter().rev().map(Step::Enter));
+    };
+    enter(below.remove(&0), &mut todo);
+    let mut steps = Vec::new();
+    while let Some(step) = todo.pop() {
+        steps.push(step);
+        if let Step::Enter(number) = step {
+            todo.push(Step::Leave(number));
+            if number != 0 {
+                enter(below.remove(&number), &mut todo);
+            }
+        }
+    }
+    steps
+}
 
 pub(crate) struct Way {
     /// The blocks of the point's files, with their births.
