@@ -121,6 +121,9 @@ pub enum Variant {
     /// A reservation that waits for log space does not look at the space again once other threads
     /// can see that it waits.
     UngrantedReturn,
+    /// A call that changes something computes the inode number that it returns after it has left
+    /// the gate.
+    LateNumber,
 }
 
 impl Variant {
@@ -131,6 +134,7 @@ impl Variant {
         Variant::UnwokenFreeze,
         Variant::LookBetweenEdits,
         Variant::UngrantedReturn,
+        Variant::LateNumber,
     ];
 
     /// Variants that a check of `kedge-sim` catches.

@@ -138,6 +138,9 @@ impl FileSystem {
     /// the moment of the change: after a replacement of the first tree it would be that of another
     /// file.
     fn change_attr(&self, op: OpKind, at: Ino, run: impl FnOnce(&Fs, Ino) -> Result<Attr>) -> Result<Attr> {
+        if broken::is(Variant::LateNumber) {
+            return self.change(op, at, run).map(|attr| self.fs.numbers().attr(attr));
+        }
         self.change(op, at, |fs, at| run(fs, at).map(|attr| fs.numbers().attr(attr)))
     }
 

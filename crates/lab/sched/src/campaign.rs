@@ -25,10 +25,11 @@ pub struct Found {
     pub run: Run,
 }
 
-/// The plan of a seed: every third run is random, the others have priorities with two to five
-/// changes. `length`: the choices of an earlier run.
+/// The plan of a seed: every third run is random, one in twelve stalls a thread, the others have
+/// priorities with two to five changes. `length`: the choices of an earlier run.
 pub fn plan_of(seed: u64, length: u64) -> Plan {
     match seed % 6 {
+        _ if seed % 12 == 11 => Plan::Stall { depth: 2, length },
         0 | 3 => Plan::Random,
         1 => Plan::Pct { depth: 2, length },
         2 => Plan::Pct { depth: 3, length },

@@ -54,6 +54,11 @@ pub enum Plan {
     /// `length` the running thread becomes the lowest. Finds a race of that depth among `n` threads
     /// with a probability of at least 1 / (n · length^(depth - 1)).
     Pct { depth: u32, length: u64 },
+    /// As `Pct` with `depth`, but a thread that loses its turn at one of the steps does not run
+    /// until a random number of sleepers have woken up, although nothing else can run: as if its
+    /// processor served another program. For races with whole calls of another thread, which wait
+    /// for the device in between.
+    Stall { depth: u32, length: u64 },
     /// As recorded; elsewhere without switches.
     Replay(Vec<(u64, Choice)>),
 }
@@ -66,9 +71,9 @@ impl Plan {
                 let one_in = 1 << rng.random_range(1..8);
                 Box::new(Random { rng, one_in })
             }
-            Plan::Pct { depth, length } => {
-                let changes = (1..*depth).map(|_| rng.random_range(0..(*length).max(1))).collect();
-                Box::new(Pct { rng, changes, priorities: BTreeMap::new(), lowest: 0 })
+            Plan::Pct { depth, length } => Box::new(Pct::new(rng, *depth, *length)),
+            Plan::Stall { depth, length } => {
+                Box::new(Stall { pct: Pct::new(rng, *depth, *length), stalled: None })
             }
             Plan::Replay(schedule) => Box::new(Replay(schedule.iter().copied().collect())),
         }
@@ -104,6 +109,13 @@ struct Pct {
     lowest: i64,
 }
 
+impl Pct {
+    fn new(mut rng: SmallRng, depth: u32, length: u64) -> Pct {
+        let changes = (1..depth).map(|_| rng.random_range(0..length.max(1))).collect();
+        Pct { rng, changes, priorities: BTreeMap::new(), lowest: 0 }
+    }
+}
+
 impl Strategy for Pct {
     fn choose(&mut self, look: &Look<'_>) -> Choice {
         for thread in look.ready {
@@ -122,6 +134,35 @@ impl Strategy for Pct {
         }
         let highest = look.ready.iter().max_by_key(|thread| self.priorities[thread]);
         Choice::Run(*highest.expect("at least one is ready"))
+    }
+}
+
+/// The most sleepers that wake up while a thread is stalled.
+const STALL_MAX: u32 = 256;
+
+struct Stall {
+    pct: Pct,
+    /// The thread that does not run, and how many sleepers still wake up before it does.
+    stalled: Option<(usize, u32)>,
+}
+
+impl Strategy for Stall {
+    fn choose(&mut self, look: &Look<'_>) -> Choice {
+        if let Some(current) = look.current.filter(|_| self.pct.changes.contains(&look.at)) {
+            self.stalled = Some((current, self.pct.rng.random_range(1..=STALL_MAX)));
+        }
+        let Some((thread, left)) = &mut self.stalled else { return self.pct.choose(look) };
+        let others: Vec<usize> = look.ready.iter().copied().filter(|ready| ready != thread).collect();
+        if others.is_empty() {
+            if look.sleeper && *left > 0 {
+                *left -= 1;
+                return Choice::Jump;
+            }
+            self.stalled = None;
+            return self.pct.choose(look);
+        }
+        let current = look.current.filter(|current| current != thread);
+        self.pct.choose(&Look { ready: &others, current, ..*look })
     }
 }
 

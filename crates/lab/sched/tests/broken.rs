@@ -10,9 +10,9 @@ use kedge_sched::shrink::shrink;
 /// Each of them is found within this many schedules.
 const SCHEDULES_MAX: u64 = 10_000;
 
-/// The scenario that finds the variant, and the first seed. Most searches begin at 0; two that take
-/// thousands of schedules from there begin nearer to the one that finds the variant, since this
-/// test shows that the check can fail, and not how long a search takes.
+/// The scenario that finds the variant, and the first seed. Most searches begin at 0; three that
+/// take thousands of schedules from there begin nearer to the one that finds the variant, since
+/// this test shows that the check can fail, and not how long a search takes.
 const FINDS: &[(Variant, &str, u64)] = &[
     (Variant::StaleMarks, "forks", 0),
     (Variant::EarlyRemoval, "truncated", 0),
@@ -26,6 +26,7 @@ const FINDS: &[(Variant, &str, u64)] = &[
     (Variant::GroupedAckEarly, "fsyncs", 0),
     (Variant::WaitWithoutLook, "fsyncs", 0),
     (Variant::UngrantedReturn, "space", 0),
+    (Variant::LateNumber, "roots", 3840),
 ];
 
 #[test]
