@@ -124,6 +124,8 @@ pub enum Variant {
     /// A call that changes something computes the inode number that it returns after it has left
     /// the gate.
     LateNumber,
+    /// A punch decides by the size that the file had before its lock where the file ends.
+    StaleEnd,
 }
 
 impl Variant {
@@ -135,6 +137,7 @@ impl Variant {
         Variant::LookBetweenEdits,
         Variant::UngrantedReturn,
         Variant::LateNumber,
+        Variant::StaleEnd,
     ];
 
     /// Variants that a check of `kedge-sim` catches.

@@ -68,7 +68,8 @@ pub fn counterpart(variant: Variant) -> Counterpart {
         | Variant::LookBetweenEdits
         | Variant::CloseBesideChanges
         | Variant::UngrantedReturn
-        | Variant::LateNumber => None(MEMORY),
+        | Variant::LateNumber
+        | Variant::StaleEnd => None(MEMORY),
         Variant::ShortWhole | Variant::ForgetLosses | Variant::TouchInWriteback => None(ANSWERS),
         Variant::InlineInReplay => None("a file of the model is one block, written as a whole"),
         Variant::UnkeyedLog => None("the data of a file never looks like a log write"),

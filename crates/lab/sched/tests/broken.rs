@@ -27,6 +27,7 @@ const FINDS: &[(Variant, &str, u64)] = &[
     (Variant::WaitWithoutLook, "fsyncs", 0),
     (Variant::UngrantedReturn, "space", 0),
     (Variant::LateNumber, "roots", 3840),
+    (Variant::StaleEnd, "punched", 0),
 ];
 
 #[test]

@@ -95,6 +95,11 @@ fn a_file_without_holes_shows_none_to_a_reader() {
 }
 
 #[test]
+fn a_punch_beside_a_write_is_before_or_after_it() {
+    holds(scenario("punched"), 300);
+}
+
+#[test]
 fn each_scenario_is_run() {
-    assert_eq!(scenarios::ALL.len(), 10, "add a test for a new scenario");
+    assert_eq!(scenarios::ALL.len(), 11, "add a test for a new scenario");
 }

@@ -28,6 +28,7 @@ use crate::flags;
 use crate::sums;
 use crate::types::FallocateMode;
 use kedge_base::broken::pause::{self, Point};
+use kedge_base::broken::{self, Variant};
 use kedge_base::{BLOCK_SIZE, Extent, Ino};
 use kedge_format::item::FILE_SIZE_MAX;
 use kedge_format::record::{InodeMask, RecordBuilder, RecordOp};
@@ -92,8 +93,12 @@ impl Files {
         match mode {
             FallocateMode::Allocate { keep_size } => self.preallocate(&inode, offset, end, keep_size),
             FallocateMode::PunchHole => {
-                let end = end.min(inode.meta.lock().core.size.next_multiple_of(BLOCK).max(offset));
-                self.punch(&inode, offset, end.max(offset))
+                // Broken on purpose: a write that waits may let the file grow.
+                let end = match broken::is(Variant::StaleEnd) {
+                    true => end.min(inode.meta.lock().core.size.next_multiple_of(BLOCK)),
+                    false => end,
+                };
+                self.punch(&inode, offset, end)
             }
             FallocateMode::ZeroRange { keep_size } => {
                 // The space is allocated first: without it, no byte changes.
@@ -105,17 +110,15 @@ impl Files {
         }
     }
 
-    /// Removes whole blocks and zeroes the rest, a bounded number of extents a record.
-    fn punch(&self, inode: &Arc<Inode>, offset: u64, end: u64) -> Result<()> {
-        if offset >= end {
-            return Ok(());
-        }
+    /// Removes whole blocks and zeroes the rest, up to the end of the file's last block, a bounded
+    /// number of extents a record.
+    fn punch(&self, inode: &Arc<Inode>, offset: u64, mut end: u64) -> Result<()> {
         let mut from = offset.div_ceil(BLOCK);
         let mut is_first = true;
         loop {
             let max = self.step_max(inode.ino, from)?;
             let head = is_first.then_some(offset);
-            from = in_steps(Class::Reclaim, max, |max| self.punch_step(inode, head, from, end, max))?;
+            (from, end) = in_steps(Class::Reclaim, max, |max| self.punch_step(inode, head, from, end, max))?;
             is_first = false;
             if from >= end / BLOCK {
                 return Ok(());
@@ -123,7 +126,8 @@ impl Files {
         }
     }
 
-    /// One record of a punch; the first zeroes from `head` on. Returns how far it got.
+    /// One record of a punch; the first zeroes from `head` on. Returns how far it got, and the end
+    /// of the range, as far as the file reaches.
     fn punch_step(
         &self,
         inode: &Arc<Inode>,
@@ -131,9 +135,15 @@ impl Files {
         from: u64,
         end: u64,
         max: StepMax,
-    ) -> Result<u64> {
+    ) -> Result<(u64, u64)> {
+        let within = |size: u64| end.min(size.next_multiple_of(BLOCK));
+        let (mut handle, _io, _wb) = self.begin_settled(inode, max.need(Class::Reclaim), within)?;
+        // The size of this moment: a write beside the punch is before it or after it as a whole.
+        let end = within(inode.meta.lock().core.size);
+        if end <= head.unwrap_or(from * BLOCK) {
+            return Ok((from, end));
+        }
         let to = end / BLOCK;
-        let (mut handle, _io, _wb) = self.begin_settled(inode, max.need(Class::Reclaim), |_| end)?;
         let mut record = RecordBuilder::new(RecordOp::Fallocate);
         let (set, upto, loaded) = self.load_step(inode.ino, from, to, max)?;
         let (mut counting, upto) = self.count_removal(inode.ino, &set, (from, upto), max.counts)?;
@@ -157,7 +167,7 @@ impl Files {
             counting.as_mut(),
         )?;
         self.forget_pages(inode, from, upto);
-        Ok(upto)
+        Ok((upto, end))
     }
 
     /// The extents of whole blocks from `from` on that one step takes, how far towards `to` the

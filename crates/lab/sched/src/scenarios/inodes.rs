@@ -1,5 +1,5 @@
 //! An inode that is not in memory, read by one thread while another one deletes it, links it, cuts
-//! it off or reads its extents; and a truncate of many steps beside the end of its file.
+//! it off or reads its extents; a punch beside a write that lets its file grow; and a truncate of many steps beside the end of its file.
 
 use super::stage::{self, Stage, text};
 use crate::run::Run;
@@ -9,7 +9,7 @@ use kedge_device::MemDevice;
 use kedge_device::sim::{Choice, SimDevice};
 use kedge_sim::ops::OWNER;
 use kedge_sim::rig::{self, Setup};
-use kedgefs::{Error, FileSystem, Ino, SeekKind, SetAttr, SetTime};
+use kedgefs::{Error, FallocateMode, FileSystem, Ino, SeekKind, SetAttr, SetTime};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use std::sync::{Arc, LazyLock};
@@ -127,6 +127,22 @@ fn cut_and_deleted(
     Ok(medium)
 }
 
+/// A punch beside a write to the same bytes, which lets the file grow, is before or after it.
+fn punched(rng: &mut SmallRng, fs: &FileSystem, ino: Ino) -> Result<(), String> {
+    let other = fs.clone();
+    let punch = move || other.fallocate(ino, FallocateMode::PunchHole, 0, 2 * BLOCK).map_err(text("punch"));
+    let punches = stage::start(rng, "punches", SPAN, punch)?;
+    pause(rng.random_range(Duration::ZERO..2 * SPAN));
+    fs.write(ino, 0, &[2; 2 * BLOCK as usize]).map_err(text("write"))?;
+    punches.join().map_err(|_| "a thread panicked")??;
+    let mut bytes = [0; 2 * BLOCK as usize];
+    fs.read(ino, 0, &mut bytes).map_err(text("read"))?;
+    match bytes.iter().any(|byte| *byte != bytes[0]) {
+        true => Err("a punch has removed a part of what a write beside it has written".into()),
+        false => Ok(()),
+    }
+}
+
 /// Runs `act` on an open file system. It returns what a crash left, if it saw one, for fsck.
 fn play_with(
     seed: u64,
@@ -153,6 +169,11 @@ pub fn play_truncated(seed: u64, plan: &Plan) -> Run {
     play_with(seed, plan, |rng, stage| {
         cut_and_deleted(rng, &stage.fs, &stage.device, IMAGE.scattered).map(Some)
     })
+}
+
+/// A punch beside a write.
+pub fn play_punched(seed: u64, plan: &Plan) -> Run {
+    play_with(seed, plan, |rng, stage| punched(rng, &stage.fs, IMAGE.small).map(|()| None))
 }
 
 /// Readers of a file's extents beside their change.

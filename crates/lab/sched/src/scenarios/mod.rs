@@ -32,6 +32,7 @@ pub const ALL: &[Scenario] = &[
     Scenario { name: "deleted", play: inodes::play_deleted },
     Scenario { name: "truncated", play: inodes::play_truncated },
     Scenario { name: "extents", play: inodes::play_extents },
+    Scenario { name: "punched", play: inodes::play_punched },
 ];
 
 /// The scenario of this name.
