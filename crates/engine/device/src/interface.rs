@@ -107,6 +107,13 @@ pub trait Device: Send + Sync + 'static {
         Err(Error::invalid(format!("{} has {has} bytes, {size} are wanted", self.name())))
     }
 
+    /// Gives up what lies beyond `size` bytes: a file is truncated, durably. Other devices keep
+    /// their size. Nothing beyond is read or written afterwards, unless the device grows again.
+    fn cut(&self, size: u64) -> Result<()> {
+        let _ = size;
+        Ok(())
+    }
+
     /// The size in bytes to which an image on the device may grow without a change of the device:
     /// that of the block device or of the file, as it is now.
     fn room(&self) -> u64 {
@@ -195,6 +202,11 @@ macro_rules! delegate {
     (@ grow { $($below:tt)+ }) => {
         fn grow(&self, size: u64) -> $crate::base::Result<()> {
             self.$($below)+.grow(size)
+        }
+    };
+    (@ cut { $($below:tt)+ }) => {
+        fn cut(&self, size: u64) -> $crate::base::Result<()> {
+            self.$($below)+.cut(size)
         }
     };
     (@ room { $($below:tt)+ }) => {

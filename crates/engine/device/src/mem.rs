@@ -140,6 +140,15 @@ impl Device for MemDevice {
         Ok(())
     }
 
+    fn cut(&self, size: u64) -> Result<()> {
+        let has = self.sizes.now().size;
+        if size < has {
+            self.sizes.set(size);
+            self.pages.write().remove(blocks(size), blocks(has - size));
+        }
+        Ok(())
+    }
+
     fn stats(&self) -> &DeviceStats {
         &self.stats
     }

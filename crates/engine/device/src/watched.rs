@@ -253,7 +253,7 @@ impl WatchedDevice {
 }
 
 impl Device for WatchedDevice {
-    crate::delegate!(inner: geometry, grow, room, host_free, first_hole, stats, latency, name);
+    crate::delegate!(inner: geometry, grow, cut, room, host_free, first_hole, stats, latency, name);
 
     fn submit(&self, batch: Vec<Request>, sink: Arc<dyn CompletionSink>) {
         let (batch, answers) = self.noted(batch, sink, Some(self.latency().clone()));

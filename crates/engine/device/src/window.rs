@@ -107,6 +107,15 @@ impl Device for WindowDevice {
         Ok(())
     }
 
+    fn cut(&self, size: u64) -> Result<()> {
+        if !self.open_ended || size >= self.geometry().size {
+            return Ok(());
+        }
+        self.below.cut(self.offset + size)?;
+        self.sizes.set(self.below.geometry().size - self.offset);
+        Ok(())
+    }
+
     fn room(&self) -> u64 {
         match self.open_ended {
             true => self.below.room().saturating_sub(self.offset),

@@ -166,6 +166,14 @@ impl Device for CryptDevice {
         Ok(())
     }
 
+    fn cut(&self, size: u64) -> Result<()> {
+        if size < self.geometry().size {
+            self.below.cut(size)?;
+            self.sizes.set(self.below.geometry().size);
+        }
+        Ok(())
+    }
+
     fn submit(&self, batch: Vec<Request>, sink: Arc<dyn CompletionSink>) {
         self.pass(batch, sink, false);
     }

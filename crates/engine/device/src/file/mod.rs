@@ -254,6 +254,15 @@ impl Device for FileDevice {
         Ok(())
     }
 
+    fn cut(&self, size: u64) -> Result<()> {
+        if self.file.block_device || size >= self.geometry().size {
+            return Ok(());
+        }
+        // Refused from now on, so that nothing makes the file longer again.
+        self.sizes.set(size);
+        self.file.truncate(size)
+    }
+
     fn room(&self) -> u64 {
         self.file.len().unwrap_or(self.geometry().size)
     }

@@ -113,6 +113,17 @@ impl RawFile {
         Ok(size)
     }
 
+    /// Truncates a file that is longer to `size` bytes, durably.
+    pub fn truncate(&self, size: u64) -> Result<()> {
+        self.writable()?;
+        let has = self.len()?;
+        if self.block_device || has <= size {
+            return Ok(());
+        }
+        rustix::fs::ftruncate(&self.fd, size).map_err(|e| failed("truncate", size, has - size, e))?;
+        retry(|| sys::flush(&self.fd)).map_err(|e| failed("flush", 0, 0, e))
+    }
+
     pub fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
         about_to_wait();
         let mut transfer = Transfer::new(buf.len(), self.direct);

@@ -395,6 +395,14 @@ impl Device for SimDevice {
         self.alone(&asked, |admitted| self.do_zero(admitted, "write_zeroes", offset, len))
     }
 
+    /// The device keeps its size, and what lies beyond is gone: at a power loss it may be, or not.
+    fn cut(&self, size: u64) -> Result<()> {
+        match self.geometry.size.checked_sub(size) {
+            None | Some(0) => Ok(()),
+            Some(beyond) => self.discard(size, beyond),
+        }
+    }
+
     fn stats(&self) -> &DeviceStats {
         &self.stats
     }
