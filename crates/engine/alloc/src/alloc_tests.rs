@@ -743,7 +743,7 @@ fn what_is_given_back_as_a_promise_is_nobody_elses() {
     let mut promise = alloc.reserve_data(5).unwrap();
     let e = alloc.alloc_data(BlockNo(0), 5, Some(&mut promise)).unwrap();
     fill(&alloc);
-    let renewed = alloc.unplace_data(e);
+    let renewed = alloc.unplace_data(e).unwrap();
     assert_eq!(renewed.blocks(), 5);
     assert!(is_no_space(alloc.alloc_data(BlockNo(0), 1, None)));
     drop(renewed);

@@ -173,10 +173,17 @@ impl Alloc {
     }
 
     /// [`Alloc::release_data`] for blocks that were placed from a promise. Renews the promise, and
-    /// no other caller can take the blocks in between.
-    pub fn unplace_data(&self, extent: Extent) -> DataReservation {
+    /// no other caller can take the blocks in between. Blocks beyond the limit of a shrink do not
+    /// become free: others take their place. `None` without the promise, if there are not as many.
+    pub fn unplace_data(&self, extent: Extent) -> Option<DataReservation> {
         trace::note(|| Event::Unplaced(extent));
-        DataReservation::taken(self.space.clone(), self.release(extent))
+        let freed = self.release(extent);
+        let all = freed + self.space.take_up_to(extent.blocks - freed);
+        if all < extent.blocks {
+            self.freed(all);
+            return None;
+        }
+        Some(DataReservation::taken(self.space.clone(), all))
     }
 
     /// Puts blocks whose writes failed into quarantine. They stay with their owner; once free, they
@@ -213,8 +220,8 @@ impl Alloc {
         bad.iter().filter(|block| !owned(block)).count() as u64
     }
 
-    /// Frees busy blocks that have no holder left, except those in quarantine. Returns their
-    /// number.
+    /// Frees busy blocks that have no holder left, except those in quarantine and those beyond the
+    /// limit of a shrink. Returns the number of those that became free.
     fn release(&self, extent: Extent) -> u64 {
         if self.bad_blocks() == 0 {
             return self.release_run(extent);
@@ -232,10 +239,7 @@ impl Alloc {
 
     fn release_run(&self, extent: Extent) -> u64 {
         let pieces = self.pieces(extent).expect("checked when it was placed or freed");
-        for (g, bit, len) in pieces {
-            self.with_group(g, |group| group.release(bit, len));
-        }
-        extent.blocks
+        pieces.map(|(g, bit, len)| self.with_group(g, |group| group.release(bit, len)) as u64).sum()
     }
 
     /// Marks the blocks owned, for a record that takes them.

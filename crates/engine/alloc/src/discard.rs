@@ -67,15 +67,17 @@ impl Alloc {
 
     /// Returns a run of [`Alloc::claim_free`]. `discarded`: the run no longer counts as fresh.
     pub fn end_claim(&self, extent: Extent, discarded: bool) {
+        let mut freed = 0;
         for (g, bit, len) in self.pieces(extent).expect("it was claimed") {
-            self.with_group(g, |group| {
-                group.release(bit, len);
+            freed += self.with_group(g, |group| {
+                let freed = group.release(bit, len);
                 if discarded {
                     group.forget_fresh(bit, len);
                 }
+                freed as u64
             });
         }
-        self.freed(extent.blocks);
+        self.freed(freed);
         *self.claims.lock() -= extent.blocks;
         self.unclaimed.notify_all();
     }

@@ -1,7 +1,8 @@
 //! One allocation group: its bitmaps, and the search for free runs.
 //!
 //! # Invariants (under the group's lock)
-//! 1. `owned` ⊆ `busy`; `nodes` ⊆ `busy` \ `owned`; in replay `held` ⊆ `busy`.
+//! 1. `owned` ⊆ `busy`; `nodes` ⊆ `busy` \ `owned`; in replay `held` ⊆ `busy`; `fenced` ⊆ `busy` \
+//!    `owned` \ `nodes`, at or after `fence`. No free bit is at or after `fence`.
 //! 2. `free` and `owned_free` are the clear bits of `busy` and `owned`.
 //! 3. No free bit is below `low`. No free slot exists if `slots_none`. No free run is longer than
 //!    `run_max`. Allocating leaves this bound too high, freeing raises it, and the *sweep* lowers
@@ -53,6 +54,11 @@ pub(crate) struct Group {
     fresh: Option<Box<Bitmap>>,
     /// Blocks that records still to be replayed take; in replay only.
     held: Option<Box<Held>>,
+    /// From this bit on blocks that nothing uses stay busy, since the image is about to end there;
+    /// `BITS` without such a limit.
+    fence: u32,
+    /// The blocks at or after `fence` that are busy for that reason alone.
+    fenced: Option<Box<Bitmap>>,
     pub free: u32,
     pub owned_free: u32,
     low: u32,
@@ -123,6 +129,8 @@ impl Group {
             nodes: None,
             fresh: None,
             held: None,
+            fence: BITS,
+            fenced: None,
             free,
             owned_free: free,
             low,
@@ -230,8 +238,9 @@ impl Group {
         self.cursor = if start + len < BITS { start + len } else { 0 };
     }
 
-    /// Frees busy blocks that have no holder left.
-    pub(crate) fn release(&mut self, start: u32, len: u32) {
+    /// Frees busy blocks that have no holder left. Returns how many became free: those at or after
+    /// the fence stay busy.
+    pub(crate) fn release(&mut self, start: u32, len: u32) -> u32 {
         assert_eq!(
             self.busy.first_clear(start, len),
             None,
@@ -250,6 +259,17 @@ impl Group {
             "gives back blocks not the tree's at {}",
             self.block(start)
         );
+        let open = self.fence.clamp(start, start + len) - start;
+        if open < len {
+            self.fenced.get_or_insert_with(|| Box::new(Bitmap::new())).set(start + open, len - open);
+        }
+        if open > 0 {
+            self.set_free(start, open);
+        }
+        open
+    }
+
+    fn set_free(&mut self, start: u32, len: u32) {
         Arc::make_mut(&mut self.busy).clear(start, len);
         self.free += len;
         self.low = self.low.min(start);
@@ -383,8 +403,7 @@ impl Group {
         while at < end {
             let (held, held_end) = self.held.as_ref().map_or((end, end), |h| h.next(at, end));
             if held > at {
-                self.release(at, held - at);
-                freed += held - at;
+                freed += self.release(at, held - at);
             }
             at = held_end;
         }
@@ -479,10 +498,76 @@ impl Group {
         Ok(())
     }
 
-    /// Frees a slot that left the pool.
-    pub(crate) fn release_slot(&mut self, start: u32) {
+    /// Frees a slot that left the pool. Returns how many of its blocks became free.
+    pub(crate) fn release_slot(&mut self, start: u32) -> u32 {
         self.nodes.as_mut().expect("a pool slot is marked").clear(start, SLOT);
-        self.release(start, SLOT);
+        self.release(start, SLOT)
+    }
+
+    // The limit of a shrink
+
+    /// Sets the fence, and takes the free blocks at or after it, as far as `take` grants them.
+    /// Returns false if it did not grant all.
+    pub(crate) fn raise_fence(&mut self, from: u32, mut take: impl FnMut(u32) -> u32) -> bool {
+        self.fence = from;
+        while let Some((start, len)) = self.free_run(from, BITS, 1, false) {
+            let taken = take(len);
+            if taken > 0 {
+                self.claim_for_discard(start, taken);
+                self.fenced.get_or_insert_with(|| Box::new(Bitmap::new())).set(start, taken);
+            }
+            if taken < len {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Removes the fence. Returns how many blocks became free.
+    pub(crate) fn drop_fence(&mut self) -> u32 {
+        self.fence = BITS;
+        let Some(fenced) = self.fenced.take() else { return 0 };
+        let (mut at, mut freed) = (0, 0);
+        while at < BITS {
+            let start = fenced.next_set(at, BITS);
+            at = fenced.next_clear(start, BITS);
+            if start < at {
+                self.set_free(start, at - start);
+                freed += at - start;
+            }
+        }
+        freed
+    }
+
+    /// Whether nothing uses the blocks from `from` on, apart from those in `others`.
+    pub(crate) fn is_vacant(&self, from: u32, others: &Bitmap) -> bool {
+        let fenced = self.fenced.as_ref().map_or_else(|| others.clone(), |fenced| fenced.or(others));
+        fenced.first_clear(from, BITS - from).is_none()
+    }
+
+    /// Gives busy blocks to the format. Returns how many it did not have before.
+    pub(crate) fn own_for_format(&mut self, start: u32, len: u32) -> u32 {
+        assert_eq!(self.busy.first_clear(start, len), None, "the blocks at {} are taken", self.block(start));
+        let fresh = len - self.owned.count_set(start, len);
+        if let Some(fenced) = &mut self.fenced {
+            fenced.clear(start, len);
+        }
+        if fresh > 0 {
+            Arc::make_mut(&mut self.owned).set(start, len);
+            self.owned_free -= fresh;
+            self.dirty = true;
+        }
+        fresh
+    }
+
+    /// The group is beyond the end of the image: the format owns all of it, as of one that the image
+    /// has yet to gain. Returns how many blocks were not owned.
+    pub(crate) fn leave_image(&mut self, full: &Arc<Bitmap>) -> u32 {
+        let fresh = self.owned_free;
+        let watches = self.watches_frees();
+        *self = Group::new(self.first, full.clone());
+        self.watch_frees(watches);
+        fresh
     }
 
     /// Checks the invariants from scratch.
@@ -495,6 +580,13 @@ impl Group {
         if let Some(nodes) = &self.nodes {
             assert!(self.busy.or(nodes) == *self.busy, "nodes ⊆ busy");
             assert_eq!(ones(&self.owned.or(nodes)), ones(&self.owned) + ones(nodes), "nodes are not owned");
+        }
+        assert_eq!(self.busy.first_clear(self.fence, BITS - self.fence), None, "nothing is free beyond");
+        if let Some(fenced) = &self.fenced {
+            assert_eq!(fenced.first_set(0, self.fence), None, "nothing is fenced below");
+            assert!(self.busy.or(fenced) == *self.busy, "fenced ⊆ busy");
+            let used = self.nodes.as_ref().map_or_else(|| (*self.owned).clone(), |n| self.owned.or(n));
+            assert_eq!(ones(&used.or(fenced)), ones(&used) + ones(fenced), "nothing uses what is fenced");
         }
         assert!(self.busy.next_clear(0, BITS) >= self.low, "no free bit below low");
         let (mut at, mut longest) = (0, 0);

@@ -49,6 +49,9 @@
 //! 9. **A resize added it, and the superblock that names the new size is not durable** (`grow`
 //!    until `written`). If it were allocated now, a crash would leave log records that name blocks
 //!    beyond the end of the image, and recovery would refuse them.
+//! 10. **The image is about to end before it** (`fence` until `shrink` or `unfence`). If it were
+//!     allocated, a record after the cut that makes the image smaller could name a block beyond its
+//!     end, and recovery would refuse it.
 //!
 //! These are not reasons:
 //! - *A frozen bitmap names it*. The bitmap of a checkpoint in flight may mark a block owned that
@@ -93,6 +96,7 @@ mod load;
 mod nodes;
 mod pool;
 mod resize;
+mod shrink;
 mod space;
 
 pub use checkpoint::FrozenAlloc;
@@ -129,6 +133,8 @@ pub struct Alloc {
     /// The moved maps of `layout`. Changed under the exclusive epoch guard.
     maps: Range<AtomicU64>,
     cells: Cells,
+    /// The first block that a shrink vacates; `u64::MAX` without a shrink.
+    fence: AtomicU64,
     /// Blocks that a resize added, until the checkpoint that names their size is durable.
     added: Mutex<Vec<Extent>>,
     space: Arc<Space>,
@@ -238,6 +244,7 @@ impl Alloc {
             maps: AtomicU64::new(geometry.moved_maps().start)..AtomicU64::new(geometry.moved_maps().end),
             geometry: geometry.clone(),
             cells: Cells::new(cells.collect()),
+            fence: AtomicU64::new(u64::MAX),
             added: Mutex::new(Rank::Leaf, Vec::new()),
             space,
             pool: Arc::new(NodePool::new(geometry.total_blocks - geometry.data_start.0)),

@@ -20,7 +20,6 @@ use kedge_base::atomic::Ordering::SeqCst;
 use kedge_base::{BLOCK_SIZE, BlockNo, CorruptKind, Error, Extent, Generation, IoBuf, Result};
 use kedge_device::{Device, ReadAhead};
 use kedge_format::alloc::{GROUP_BLOCKS, GroupEntry, INDEX_ENTRIES, bitmap_crc, decode_index_block};
-use kedge_format::node::NODE_BLOCKS;
 use kedge_format::superblock::{Geometry, Superblock};
 use std::sync::Arc;
 
@@ -81,8 +80,7 @@ impl Alloc {
         self.space.give(freed);
         self.refill_stuck.store(false, SeqCst);
         let claimed = self.pool.drain();
-        self.unclaim(&claimed);
-        self.space.give(claimed.len() as u64 * NODE_BLOCKS);
+        self.space.give(self.unclaim(&claimed));
         let promised = DataReservation::taken(self.space.clone(), self.space.take_up_to(blocks));
         self.fill_pool();
         promised

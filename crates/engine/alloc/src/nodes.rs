@@ -102,17 +102,19 @@ impl Alloc {
         !slots.is_empty()
     }
 
-    fn release_slots(&self, slots: &[u64]) {
-        self.unclaim(slots);
-        self.freed(slots.len() as u64 * NODE_BLOCKS);
+    pub(crate) fn release_slots(&self, slots: &[u64]) {
+        self.freed(self.unclaim(slots));
         self.pool.arrived(slots.len() as u64);
     }
 
-    /// Frees slots that left the pool, not yet counted as available.
-    pub(crate) fn unclaim(&self, slots: &[u64]) {
-        for &slot in slots {
-            self.with_group(slot / GROUP_BLOCKS, |group| group.release_slot((slot % GROUP_BLOCKS) as u32));
-        }
+    /// Frees slots that left the pool. Returns how many of their blocks became free, which are not
+    /// yet counted as available.
+    pub(crate) fn unclaim(&self, slots: &[u64]) -> u64 {
+        let release = |slot: &u64| {
+            let bit = (slot % GROUP_BLOCKS) as u32;
+            self.with_group(slot / GROUP_BLOCKS, |group| group.release_slot(bit)) as u64
+        };
+        slots.iter().map(release).sum()
     }
 
     /// Refills the pool up to its floor before data takes the space.
@@ -123,7 +125,7 @@ impl Alloc {
     }
 
     /// Claims as many slots as `lack` returns, as far as unpromised free space has them.
-    fn refill(&self, near: BlockNo, lack: impl Fn() -> u64) {
+    pub(crate) fn refill(&self, near: BlockNo, lack: impl Fn() -> u64) {
         if self.refill_stuck.load(SeqCst) || self.space.available() < NODE_BLOCKS {
             return;
         }

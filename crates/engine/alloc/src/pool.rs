@@ -417,6 +417,27 @@ impl NodePool {
         })
     }
 
+    /// Removes slots that end after block `end`, as far as they are not promised.
+    pub(crate) fn evict(&self, end: u64) -> Vec<u64> {
+        self.with(|s| {
+            let beyond = s.slots.range(end.saturating_sub(NODE_BLOCKS - 1)..).count() as u64;
+            let count = self.claim(beyond, 0);
+            let slots: Vec<u64> = s.slots.iter().rev().take(count as usize).copied().collect();
+            for slot in &slots {
+                s.slots.remove(slot);
+                s.spent.remove(slot);
+            }
+            s.moving += count;
+            slots
+        })
+    }
+
+    /// The number of slots to which a refill fills the pool of a data area of `blocks`.
+    pub(crate) fn target_of(blocks: u64) -> u64 {
+        let (promised, reclaim) = shares(blocks);
+        2 * promised + reclaim
+    }
+
     /// Removes all slots, none of which may be promised.
     pub(crate) fn drain(&self) -> Vec<u64> {
         self.with(|s| {

@@ -22,7 +22,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 /// The parts of `range` outside of `runs`, which have a start and a length and do not overlap.
-fn outside(range: Range<u64>, runs: &[(u64, u64)]) -> Vec<Range<u64>> {
+pub(crate) fn outside(range: Range<u64>, runs: &[(u64, u64)]) -> Vec<Range<u64>> {
     let mut inside: Vec<_> = runs.iter().map(|(start, len)| *start..start + len).collect();
     inside.sort_by_key(|run| run.start);
     let mut out = Vec::new();
@@ -102,13 +102,7 @@ impl Alloc {
             .flat_map(|range| outside(range, &kept))
             .map(|range| Extent::new(BlockNo(range.start), range.end - range.start))
             .collect();
-        for extent in &added {
-            for (g, bit, len) in self.pieces(*extent).expect("inside the new layout") {
-                let freed = self.with_group(g, |group| group.apply_free(bit, len));
-                freed.expect("the format owned it");
-            }
-            self.owned_free.fetch_add(extent.blocks, SeqCst);
-        }
+        self.disown(&added);
         // The last group may have no added block, only a shorter map of the image's end.
         let first = if moved { 0 } else { old.groups() - 1 };
         for g in first..new.groups() {
@@ -116,6 +110,25 @@ impl Alloc {
         }
         self.added.lock().extend(added);
         self.pool.resize(new.total_blocks - new.data_start.0);
+    }
+
+    /// The format owns these blocks no longer. They stay busy.
+    pub(crate) fn disown(&self, extents: &[Extent]) {
+        for extent in extents {
+            for (g, bit, len) in self.pieces(*extent).expect("inside the new layout") {
+                let freed = self.with_group(g, |group| group.apply_free(bit, len));
+                freed.expect("the format owned it");
+            }
+            self.owned_free.fetch_add(extent.blocks, SeqCst);
+        }
+    }
+
+    /// Removes the entries of groups that the image no longer has.
+    pub(crate) fn cut_index(&self, new: &Geometry) {
+        let mut durable = self.durable.lock();
+        let mut index = durable.index.to_vec();
+        index.truncate(new.groups() as usize);
+        *durable = Durable { index: Arc::new(index), slot: durable.slot };
     }
 
     /// Gives the groups that the image gains an entry in the index. The first checkpoint replaces

@@ -58,7 +58,7 @@
 //!    `pingpong::held`, `peek`, `cache`, `intent`;
 //! 3. `tree`: the descent;
 //! 4. what uses a descent: `evict`, `pingpong::path`, `read`, `prefetch`, `split`, `merge`,
-//!    `write`, `checkpoint`, `check`.
+//!    `write`, `relocate`, `checkpoint`, `check`.
 //!
 //! Two calls of `tree` point up: reading a node makes room for it (`evict`), and a descent under
 //! *pingpong* or *blocking* is that of `pingpong::path`. Both use the descent themselves, so they
@@ -82,6 +82,7 @@ mod peek;
 mod pingpong;
 mod prefetch;
 mod read;
+mod relocate;
 mod routes;
 mod split;
 mod stats;

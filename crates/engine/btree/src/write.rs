@@ -160,7 +160,12 @@ impl Tree {
     /// it. Returns `Some(replaced)` if a split of the leaf has inserted the item, and `None` if the
     /// leaf must be tried again.
     #[cold]
-    fn prepare(&self, generation: Generation, key: &Key, insert: Option<&[u8]>) -> Result<Option<bool>> {
+    pub(crate) fn prepare(
+        &self,
+        generation: Generation,
+        key: &Key,
+        insert: Option<&[u8]>,
+    ) -> Result<Option<bool>> {
         let done = self.prepare_path(generation, key, insert);
         self.trim(TRIM_PER_STEP);
         done

@@ -33,6 +33,7 @@ pub mod limits;
 pub mod logwrite;
 pub mod node;
 pub mod record;
+pub mod shrink;
 pub mod sums;
 pub mod superblock;
 pub mod trees;

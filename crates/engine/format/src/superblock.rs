@@ -47,7 +47,7 @@ pub const LOG_MAX: u64 = 1 << 30;
 /// Longest label, in bytes.
 pub const LABEL_MAX: usize = 64;
 /// First block after the superblock slots: no area starts below it.
-const FIRST_AREA: u64 = 17;
+pub(crate) const FIRST_AREA: u64 = 17;
 
 /// Incompatible feature: attributes may be access control lists ([`crate::acl`]). A version without
 /// this feature would check the mode bits alone, and so grant users more than the lists do.
@@ -384,6 +384,12 @@ impl Geometry {
         let sizes = [total, whole_groups.max(self.total_blocks)];
         let fits = |new: &Geometry| new.moved_maps().end < new.total_blocks;
         Ok(sizes.map(|total| self.resized(total)).into_iter().find(fits).unwrap_or_else(|| self.clone()))
+    }
+
+    /// The last block at which the data area may start.
+    pub(crate) fn data_start_max(&self) -> u64 {
+        let maps = 2 * (self.index_blocks + self.groups());
+        FIRST_AREA + self.log_blocks + maps + GROUP_BLOCKS
     }
 
     /// The key that identifies log writes of this image.
@@ -790,8 +796,7 @@ impl Superblock {
         }
         // The blocks before the data area cost memory, a bitmap for each group. So there must not
         // be more of them than the areas need.
-        let needed = FIRST_AREA + g.log_blocks + maps.iter().map(|(_, blocks)| blocks).sum::<u64>();
-        if g.data_start.0 > needed + GROUP_BLOCKS {
+        if g.data_start.0 > g.data_start_max() {
             return Err("data area far beyond the others");
         }
         if g.data_start.0 < at || g.data_start.0 >= g.total_blocks || g.data_start.0 % NODE_BLOCKS != 0 {

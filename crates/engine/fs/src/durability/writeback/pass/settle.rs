@@ -72,7 +72,7 @@ impl Pass<'_> {
                 // Without a promise, on a full image, the page reserves space when it is written.
                 let promise = match bad {
                     true => self.store().alloc().reserve_data(1).ok(),
-                    false => Some(self.store().alloc().unplace_data(block)),
+                    false => self.store().alloc().unplace_data(block),
                 };
                 let p = pages.map.get_mut(&page.index).expect("it was just being written");
                 // A writer that found no extent meanwhile has made a promise of its own.
