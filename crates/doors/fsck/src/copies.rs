@@ -94,7 +94,13 @@ fn check(reader: &mut Reader, sb: &Superblock, slots: &Slots, findings: &mut Fin
     // A growth makes the slot of the new size durable before it writes copies in the new blocks.
     // The checkpoint of the other slot comes after a flush.
     let grown_from = slots.older.as_ref().map_or(0, |older| older.geometry.total_blocks);
-    for place in sb.geometry.current_copies() {
+    // So does a shrink, whose new places had other contents: that of files, or of maps that moved.
+    let shrunk_from = slots.older.as_ref().map(|older| &older.geometry);
+    let shrunk_from = shrunk_from.filter(|older| older.total_blocks > sb.geometry.total_blocks);
+    let is_new = |place: &BlockNo| {
+        shrunk_from.is_some_and(|older| older.current_copies().all(|before| before != *place))
+    };
+    for place in sb.geometry.current_copies().filter(|place| !is_new(place)) {
         let at = At::block(place);
         match read_copy(reader, place) {
             Err(e) => findings.add_error(FindingKind::SuperblockCopyBad, at, &e),

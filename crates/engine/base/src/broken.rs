@@ -108,6 +108,8 @@ pub enum Variant {
     CountsInReplay,
     /// Recovery completes a block from the log without its bytes in the tree.
     InlineInReplay,
+    /// A shrink gives up what lies beyond the new end before the slot that names it is durable.
+    CutBeforeSlot,
     /// A tree that is opened keeps the marks that it had before it was read.
     StaleMarks,
     /// A removal of extents decides by the inode's names and death as they were before its lock.
@@ -191,6 +193,7 @@ impl Variant {
         Variant::CloneWithoutFlag,
         Variant::CountsInReplay,
         Variant::InlineInReplay,
+        Variant::CutBeforeSlot,
     ];
 }
 

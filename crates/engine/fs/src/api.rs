@@ -650,19 +650,32 @@ impl FileSystem {
         self.fs.engine().trim(offset, len, min_len)
     }
 
-    /// Makes the image larger, while it is in use: to `bytes`, or by `None` to the size that its
-    /// device has now. Returns the new size in bytes. It may be a little less than `bytes`, if the
-    /// last group of blocks would have no room for more than the allocation maps that it adds.
+    /// Makes the image larger or smaller, while it is in use: to `bytes`, or by `None` to the size
+    /// that its device has now. Returns the new size in bytes. After a growth it may be a little
+    /// less than `bytes`, if the last group of blocks would have no room for more than the
+    /// allocation maps that it adds.
     ///
-    /// A file is extended, and stays sparse. A block device or an export must have the size
-    /// already. A crash leaves the old size or the new one.
+    /// A file is extended, and stays sparse, or truncated. A block device or an export must have a
+    /// larger size already, and keeps its size when the image becomes smaller. A crash leaves the
+    /// old size or the new one.
     ///
-    /// Fails with EINVAL if the image would become smaller, or larger than the format or the device
-    /// permits, with EBUSY while the file system is frozen or being resized, with EROFS if it is
-    /// open for reading only, and with ENOSPC if the host has no space for the allocation maps.
-    /// After ENOSPC the next checkpoint may complete the growth.
+    /// To become smaller, the image moves what lies beyond the new end, which may take long; changes
+    /// continue. Blocks that files or trees share are not moved. [`FileSystem::smallest`] is the
+    /// least size for what the image contains.
+    ///
+    /// Fails with EINVAL if the image would become smaller than that, or larger than the format or
+    /// the device permits, or if shared blocks lie beyond the new end; with EBUSY while the file
+    /// system is frozen or being resized, with EROFS if it is open for reading only, and with ENOSPC
+    /// if the host has no space for the allocation maps. After ENOSPC the next checkpoint may
+    /// complete the change.
     pub fn resize(&self, bytes: Option<u64>) -> Result<u64> {
         self.fs.resize(bytes)
+    }
+
+    /// The smallest size in bytes to which [`FileSystem::resize`] can make the image now, if no
+    /// shared blocks lie beyond it.
+    pub fn smallest(&self) -> u64 {
+        self.fs.engine().store().smallest_bytes()
     }
 
     /// Space and inodes, used and free.

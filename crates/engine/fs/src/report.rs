@@ -279,6 +279,7 @@ impl Fs {
             "uuid": g.uuid.to_string(),
             "label": g.label,
             "size_bytes": bytes(g.total_blocks),
+            "smallest_bytes": self.engine().store().smallest_bytes(),
             "block_size_bytes": kedge_base::BLOCK_SIZE,
             "log_size_bytes": g.log_bytes(),
             "allocation_groups": g.groups(),

@@ -1,9 +1,17 @@
-//! Growing an image while it is in use: see `docs/rfcs/0027-resize.md`.
+//! Changing the size of an image while it is in use: see `docs/rfcs/0027-resize.md` for growth, and
+//! `docs/rfcs/0044-shrink.md`.
 
 use crate::core::Fs;
 use crate::error::{Error, Result};
 use crate::gate::Phase;
 use kedge_base::BLOCK_SIZE;
+use kedge_store::ForceCause;
+use std::time::Duration;
+
+/// How often a shrink looks again for what operations that were under way put beyond the new end.
+const SHRINK_TRIES: u32 = 64;
+/// The pause before it does.
+const SHRINK_PAUSE: Duration = Duration::from_millis(10);
 
 impl Fs {
     /// Excludes freeze, thaw and close: a frozen image must not be written. Changes continue.
@@ -16,11 +24,36 @@ impl Fs {
         self.engine().check_open()?;
         let store = self.engine().store();
         let bytes = bytes.unwrap_or_else(|| store.device().room());
-        let now = store.total_blocks() * BLOCK_SIZE as u64;
-        if bytes < now {
-            let what = format!("{bytes} bytes are less than the {now} that the image has; it can only grow");
-            return Err(kedge_base::Error::invalid(what).into());
+        let block = BLOCK_SIZE as u64;
+        match bytes / block < store.total_blocks() {
+            true => self.shrink(bytes / block * block),
+            false => Ok(store.grow(bytes)?),
         }
-        Ok(store.grow(bytes)?)
+    }
+
+    fn shrink(&self, bytes: u64) -> Result<u64> {
+        let store = self.engine().store();
+        if store.is_read_only() {
+            return Err(kedge_base::Error::ReadOnly.into());
+        }
+        // What waits for blocks gets them, so that nothing is promised twice over.
+        self.syncer().sync(ForceCause::Sync)?;
+        let mut shrinking = store.begin_shrink(bytes)?;
+        for _ in 0..SHRINK_TRIES {
+            let moved = self.files().relocate(shrinking.end())?;
+            let paths = shrinking.move_nodes()?;
+            if shrinking.finish()? {
+                return Ok(bytes);
+            }
+            if moved.shared > 0 || store.is_forked() && moved.blocks + paths == 0 {
+                let what =
+                    "blocks that clones, forks or snapshots share lie beyond that size, and cannot move";
+                return Err(kedge_base::Error::invalid(format!("{bytes} bytes: {what}")).into());
+            }
+            // What was placed there before the limit is recorded now.
+            self.syncer().sync(ForceCause::Sync)?;
+            self.engine().clock().sleep(SHRINK_PAUSE);
+        }
+        Err(Error::Busy("the end of the image, which is in use,"))
     }
 }

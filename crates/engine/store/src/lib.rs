@@ -65,7 +65,7 @@ mod test_images;
 mod trees;
 mod walk;
 
-pub use checkpoint::{CheckpointCause, CheckpointClient, check_async_percent};
+pub use checkpoint::{CheckpointCause, CheckpointClient, Shrinking, check_async_percent};
 pub use counts::{CountChanges, CountsLock};
 pub use discard::Discarded;
 pub use flusher::WriteSeq;

@@ -72,6 +72,7 @@ pub fn counterpart(variant: Variant) -> Counterpart {
         | Variant::StaleEnd => None(MEMORY),
         Variant::ShortWhole | Variant::ForgetLosses | Variant::TouchInWriteback => None(ANSWERS),
         Variant::InlineInReplay => None("a file of the model is one block, written as a whole"),
+        Variant::CutBeforeSlot => None("the device of the model keeps its size"),
         Variant::UnkeyedLog => None("the data of a file never looks like a log write"),
         Variant::DiscardWithoutFlush => {
             None("writes of one place reach the medium in their order, and no data write is FUA")

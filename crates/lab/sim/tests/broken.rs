@@ -67,6 +67,7 @@ const CHECKS: &[Check] = &[
     ("blocks given back to the device", discarded),
     ("freeze and thaw", frozen),
     ("an image that grows", grown),
+    ("an image that becomes smaller", shrunk),
     ("overwrites of a file with checksums", checksummed),
     ("recovery of a file with checksums", checksums_in_the_log),
     ("the first tree replaced", root_replaced),
@@ -172,6 +173,7 @@ const CAUGHT_BY: &[(&str, &[Variant])] = &[
         &[Variant::ReuseFreedBlock, Variant::DiscardEarly, Variant::DiscardWithoutFlush],
     ),
     ("freeze and thaw", &[Variant::ThawKeepsClean, Variant::UngatedWriter]),
+    ("an image that becomes smaller", &[Variant::CutBeforeSlot]),
     ("overwrites of a file with checksums", &[Variant::StaleChecksum, Variant::SumsInPlace]),
     ("recovery of a file with checksums", &[Variant::SumsInReplay]),
     ("trees that are forked", &[Variant::ReuseReplacedNode, Variant::FreeSharedNode, Variant::BirthIgnored]),
@@ -224,7 +226,13 @@ fn frozen() -> Result<(), String> {
 }
 
 fn grown() -> Result<(), String> {
-    kedge_sim::resize::check(StatePlan { subsets: 4, samples: 4, torn: 1, ..StatePlan::default() }).map(drop)
+    let plan = StatePlan { subsets: 4, samples: 4, torn: 1, ..StatePlan::default() };
+    kedge_sim::resize::check(&kedge_sim::resize::GROWTH, plan).map(drop)
+}
+
+fn shrunk() -> Result<(), String> {
+    let plan = StatePlan { subsets: 4, samples: 4, torn: 1, ..StatePlan::default() };
+    kedge_sim::resize::check(&kedge_sim::resize::SHRINK, plan).map(drop)
 }
 
 fn forked() -> Result<(), String> {

@@ -18,6 +18,7 @@
 //! survive the inode's eviction, and the operations are too rare for that.
 
 use super::Files;
+use super::taken::Taken;
 use super::truncate::{SETTLE_TRIES, Sizes, StepMax, in_steps};
 use crate::cache::commit::{commit, lock_metas};
 use crate::cache::inode::Inode;
@@ -29,10 +30,10 @@ use crate::sums;
 use crate::types::FallocateMode;
 use kedge_base::broken::pause::{self, Point};
 use kedge_base::broken::{self, Variant};
-use kedge_base::{BLOCK_SIZE, Extent, Ino};
+use kedge_base::{BLOCK_SIZE, Ino};
 use kedge_format::item::FILE_SIZE_MAX;
 use kedge_format::record::{InodeMask, RecordBuilder, RecordOp};
-use kedge_store::{Charge, Class, DataReservation, ForceCause, Handle, Need, Spent, Store};
+use kedge_store::{Charge, Class, DataReservation, ForceCause, Handle, Need, Spent};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -51,25 +52,6 @@ const PREALLOCATE: Need =
 /// more precedes them, and one may be cut at each end of the range.
 const fn shift_need(items: usize) -> Need {
     Need::record(Class::Normal).patches(1).extents(2 * (items + 4)).runs(items + 2)
-}
-
-/// Extents allocated to a file until a record names them; a failure before that frees them.
-struct Taken<'a> {
-    store: &'a Store,
-    extents: Vec<Extent>,
-}
-
-impl Drop for Taken<'_> {
-    fn drop(&mut self) {
-        // A record that failed half applied has shut the store down: some extents may be owned, and
-        // none will be allocated again.
-        if self.store.check_alive().is_err() {
-            return;
-        }
-        for extent in self.extents.drain(..) {
-            self.store.release_data(extent);
-        }
-    }
 }
 
 impl Files {

@@ -8,6 +8,8 @@ mod deletion;
 mod fallocate;
 pub(crate) mod orphans;
 pub(crate) mod read;
+pub(crate) mod relocate;
+mod taken;
 mod truncate;
 mod write;
 

@@ -60,6 +60,8 @@ pub(crate) enum Kind<'a> {
     Clean,
     /// It makes the image larger.
     Grow(&'a Geometry),
+    /// It makes the image smaller, if nothing uses what lies beyond the new end.
+    Shrink(&'a Geometry),
     /// It changes the table of trees, and frees what nothing uses any more.
     Trees(&'a [Change], &'a Freed),
 }

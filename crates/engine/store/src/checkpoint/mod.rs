@@ -28,7 +28,7 @@
 //! | the log is forced to the cut | `commit` |
 //! | nodes and bitmaps, the flush, the slot; at the pace of the log | `write`, `pace` |
 //! | replaced nodes and log space become free | `commit` |
-//! | the image grows | `grow` |
+//! | the image grows, or becomes smaller | `grow`, `shrink` |
 //! | trees are forked and freed | `table` |
 //! | the mark that the image is clean, for a freeze and a close | `clean` |
 //!
@@ -36,7 +36,7 @@
 //! The [`crate::Store`] holds the state of checkpoints (`control`, `requests`). That state and what
 //! is written (`cut`, `write`) know nothing of the store. The other files are steps of the store,
 //! and each uses only those before it: `pace`, `prepare`, `commit`, `run`, `trigger`, `clean`,
-//! `grow` and `table`, `background`.
+//! `grow`, `shrink` and `table`, `background`.
 
 mod background;
 pub(crate) mod cause;
@@ -49,6 +49,7 @@ mod pace;
 mod prepare;
 pub(crate) mod requests;
 mod run;
+mod shrink;
 mod table;
 #[cfg(test)]
 mod test_log;
@@ -57,6 +58,7 @@ pub(crate) mod write;
 
 pub use cause::CheckpointCause;
 pub use control::CheckpointClient;
+pub use shrink::Shrinking;
 pub use trigger::check_async_percent;
 
 #[cfg(test)]

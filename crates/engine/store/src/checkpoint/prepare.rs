@@ -52,8 +52,13 @@ impl Store {
             self.clock.sleep(Duration::from_millis(2));
             inside = self.guard.close();
         }
-        if let Kind::Grow(new) = kind {
-            self.alloc.grow(new);
+        match kind {
+            Kind::Grow(new) => self.alloc.grow(new),
+            Kind::Shrink(new) => {
+                // If not, the checkpoint is a plain one; `shrink` looks at the size afterwards.
+                self.alloc.shrink(new);
+            }
+            Kind::Plain | Kind::Clean | Kind::Trees(..) => {}
         }
         // Broken on purpose: log-resident data does not hold the tail.
         let held = if broken::is(Variant::TailPastResidents) { None } else { self.residents.oldest() };

@@ -1,5 +1,6 @@
 //! An inode that is not in memory, read by one thread while another one deletes it, links it, cuts
-//! it off or reads its extents; a punch beside a write that lets its file grow; and a truncate of many steps beside the end of its file.
+//! it off or reads its extents; a punch beside a write that lets its file grow; and a truncate of
+//! many steps beside the end of its file.
 
 use super::stage::{self, Stage, text};
 use crate::run::Run;

@@ -1,0 +1,188 @@
+//! Moving the blocks of files that lie beyond a limit: an image that becomes smaller.
+//!
+//! The bytes are copied to new blocks below the limit, which the allocator keeps. Then one record
+//! names these and frees the old ones. Unwritten extents move without their bytes. Checksums belong
+//! to file blocks and stay as they are, so a block that is damaged stays damaged, and is noticed.
+//!
+//! # Crash argument
+//! - The record takes both steps or none, and the log write flushes the copy first. So a crash
+//!   finds the old blocks or the new ones, each with the bytes that were durable.
+//! - Nothing writes the old blocks after they were read: both locks of the file are held until the
+//!   record is committed, and afterwards nothing names them.
+//! - A write in place after the record goes to the new block. If the record is lost, so is that
+//!   write, and the old block has the bytes of before; an fsync after the write forces the record.
+//! - The old blocks are used by no one again: they are beyond the limit. A crash lifts the limit,
+//!   but then the record that frees them is durable or lost.
+//!
+//! Blocks that other files or trees use too are left where they are.
+
+use super::Files;
+use super::taken::Taken;
+use crate::cache::commit::{commit, lock_metas};
+use crate::cache::inode::Inode;
+use crate::error::{Error, Result};
+use crate::extents::{self, ExtentSet};
+use kedge_base::trace::{self, Event};
+use kedge_base::{BlockNo, Extent, Ino, IoBuf};
+use kedge_format::item::ExtentItem;
+use kedge_format::record::{RecordBuilder, RecordOp};
+use kedge_format::{ItemKind, Key};
+use kedge_store::{Class, Need};
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+/// Blocks that one record moves at most, which are in memory meanwhile.
+const STEP_BLOCKS: u64 = 1024;
+/// Extents that are listed before they are moved.
+const LIST_MAX: usize = 4096;
+/// The need of a record: an extent is cut in three, and the new one may join both neighbours.
+const NEED: Need = Need::record(Class::Normal).patches(1).extents(5).runs(2);
+
+/// What a walk over all files did.
+#[derive(Clone, Copy, Default, Debug)]
+pub(crate) struct Relocated {
+    /// Blocks that were moved.
+    pub blocks: u64,
+    /// Blocks that stay, since another file or tree uses them too.
+    pub shared: u64,
+}
+
+/// A part of a file that lies beyond the limit.
+struct Found {
+    ino: Ino,
+    from: u64,
+    to: u64,
+}
+
+impl Files {
+    /// Moves the blocks of the files of the first tree that lie at or after `end`.
+    pub(crate) fn relocate(&self, end: BlockNo) -> Result<Relocated> {
+        let (mut at, mut done) = (Key::MIN, Relocated::default());
+        loop {
+            let (found, next) = self.list_beyond(at, end)?;
+            for part in &found {
+                self.relocate_part(part, end, &mut done)?;
+            }
+            match next {
+                Some(next) => at = next,
+                None => return Ok(done),
+            }
+        }
+    }
+
+    /// Parts of files beyond the limit, in the order of their keys, and where the list continues.
+    fn list_beyond(&self, from: Key, end: BlockNo) -> Result<(Vec<Found>, Option<Key>)> {
+        let (mut found, mut next, mut bad) = (Vec::new(), None, None);
+        self.engine.store().scan_first_tree(from, &mut |key, value| {
+            if key.kind != ItemKind::Extent as u8 {
+                return ControlFlow::Continue(());
+            }
+            if found.len() >= LIST_MAX {
+                next = Some(key);
+                return ControlFlow::Break(());
+            }
+            match ExtentItem::decode(value) {
+                Ok(item) if item.extent().end() <= end => {}
+                Ok(item) => {
+                    let below = end.0.saturating_sub(item.start.0);
+                    let to = key.offset.saturating_add(item.blocks as u64);
+                    found.push(Found { ino: Ino(key.ino), from: key.offset.saturating_add(below), to });
+                }
+                Err(e) => {
+                    bad = Some(e);
+                    return ControlFlow::Break(());
+                }
+            }
+            ControlFlow::Continue(())
+        })?;
+        bad.map_or(Ok((found, next)), |e| Err(e.into()))
+    }
+
+    fn relocate_part(&self, part: &Found, end: BlockNo, done: &mut Relocated) -> Result<()> {
+        let inode = match self.inodes.get_file(part.ino) {
+            Ok(inode) => inode,
+            // Deleted meanwhile.
+            Err(Error::NotFound) => return Ok(()),
+            Err(e) => return Err(e),
+        };
+        let (mut at, mut goal) = (part.from, None);
+        while at < part.to {
+            match self.relocate_step(&inode, (at, part.to), end, &mut goal, done) {
+                Ok(reached) => at = reached,
+                Err(Error::NotFound) => return Ok(()),
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(())
+    }
+
+    /// Moves up to a step of file blocks `[from, to)`. Returns how far it got.
+    fn relocate_step(
+        &self,
+        inode: &Arc<Inode>,
+        (from, to): (u64, u64),
+        end: BlockNo,
+        goal: &mut Option<BlockNo>,
+        done: &mut Relocated,
+    ) -> Result<u64> {
+        let store = self.engine.store();
+        // Blocks that were just freed may wait for the log, or for a checkpoint.
+        let want = (to - from).min(STEP_BLOCKS);
+        let mut promise = match store.reserve_data(want) {
+            Err(kedge_base::Error::NoSpace) => store.reserve_data(1)?,
+            other => other?,
+        };
+        let (mut handle, _io) = self.begin_with_io(inode, NEED)?;
+        let _wb = inode.wb.lock();
+        // What lies there may have changed since it was listed.
+        let found = extents::find(store, inode.ino, from, to, 1)?;
+        let Some((start, item)) = found.first() else { return Ok(to) };
+        let below = end.0.saturating_sub(item.start.0).min(item.blocks as u64);
+        let first = from.max(start + below);
+        let last = to.min(start + item.blocks as u64);
+        if first >= last {
+            return Ok(last.max(from + 1));
+        }
+        if item.counted || item.birth < store.births_below(inode.ino) {
+            done.shared += last - first;
+            return Ok(last);
+        }
+        let near = goal.unwrap_or_else(|| store.data_goal(inode.ino, inode.ino));
+        let want = (last - first).min(promise.blocks());
+        let new = store.alloc_data(near, want, Some(&mut promise))?;
+        let mut taken = Taken { store, extents: vec![new] };
+        let old = Extent::new(BlockNo(item.start.0 + first - start), new.blocks);
+        let seq = if item.unwritten { None } else { Some(self.copy_blocks(old, new)?) };
+        let mut set = ExtentSet::default();
+        set.load(store, inode.ino, first, first + new.blocks, usize::MAX)?;
+        set.remove(first, first + new.blocks);
+        set.insert_new(first, new, item.unwritten, store.birth());
+        let mut record = RecordBuilder::new(RecordOp::WriteBack);
+        set.emit(&mut record, inode.ino);
+        record.alloc(new);
+        record.free(old);
+        let mut changes = lock_metas(&[&**inode]);
+        if let Some(seq) = seq {
+            changes[0].meta.progress.write_seq = seq;
+        }
+        commit(&mut handle, record, &mut changes)?;
+        taken.extents.clear(); // the file's now
+        // The next block after one that is beyond the limit would be there, too.
+        let meta = &mut changes[0].meta;
+        if meta.goal.is_some_and(|goal| goal >= end) {
+            meta.goal = Some(new.end());
+        }
+        *goal = Some(new.end());
+        done.blocks += new.blocks;
+        Ok(first + new.blocks)
+    }
+
+    /// Copies blocks on the device.
+    fn copy_blocks(&self, from: Extent, to: Extent) -> Result<kedge_store::WriteSeq> {
+        let (store, mut buf) = (self.engine.store(), IoBuf::zeroed(from.blocks as usize));
+        store.device().read(from.start.byte_offset(), &mut buf)?;
+        store.device().write(to.start.byte_offset(), &buf, false)?;
+        trace::note(|| Event::Wrote(to));
+        Ok(store.note_data_write())
+    }
+}

@@ -1,0 +1,312 @@
+//! An image becomes smaller while it is used: what lies beyond the new end moves.
+
+#![allow(clippy::unwrap_used)]
+
+use kedge_base::SystemClock;
+use kedge_device::{Device, MemDevice};
+use kedge_format::alloc::GROUP_BLOCKS;
+use kedge_fsck::{CheckOptions, StoreReplay};
+use kedgefs::{FallocateMode, FileFlags, FileSystem, FormatOptions, Ino, MountOptions, Owner};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+
+const MIB: u64 = 1 << 20;
+const GROUP: u64 = GROUP_BLOCKS * 4096;
+const OWNER: Owner = Owner { uid: 0, gid: 0 };
+
+fn make_with(size: u64, options: FormatOptions) -> Arc<MemDevice> {
+    let device = Arc::new(MemDevice::new(size));
+    let options = FormatOptions { size: Some(size), log_size: Some(4 * MIB), ..options };
+    FileSystem::format(device.clone(), Arc::new(SystemClock::default()), &options).unwrap();
+    device
+}
+
+fn make(size: u64) -> Arc<MemDevice> {
+    make_with(size, FormatOptions::default())
+}
+
+fn open(device: &Arc<MemDevice>) -> FileSystem {
+    FileSystem::open(device.clone(), Arc::new(SystemClock::default()), MountOptions::default()).unwrap()
+}
+
+/// The image passes fsck, with the bytes of files where they have checksums.
+fn check(device: &MemDevice) {
+    let options = CheckOptions { replay: Some(Arc::new(StoreReplay)), data: true, ..CheckOptions::default() };
+    let report = kedge_fsck::check(Arc::new(device.fork()), &options);
+    assert!(report.is_clean(), "{report}");
+}
+
+fn size(fs: &FileSystem) -> u64 {
+    fs.statfs().blocks * 4096
+}
+
+fn content(i: u64, len: usize) -> Vec<u8> {
+    (0..len).map(|at| (i as usize + at / 4096 + at) as u8).collect()
+}
+
+fn create(fs: &FileSystem, dir: Ino, name: &str, data: &[u8]) -> Ino {
+    let ino = fs.create(dir, name.as_bytes(), 0o644, OWNER).unwrap().ino;
+    assert_eq!(fs.write(ino, 0, data).unwrap(), data.len());
+    fs.fsync(ino, false).unwrap();
+    ino
+}
+
+fn has(fs: &FileSystem, name: &str, data: &[u8]) {
+    let ino = fs.lookup(Ino::ROOT, name.as_bytes()).unwrap().ino;
+    assert_eq!(fs.getattr(ino).unwrap().size, data.len() as u64, "{name}");
+    let mut is = vec![0; data.len()];
+    assert_eq!(fs.read(ino, 0, &mut is).unwrap(), is.len());
+    assert!(is == data, "{name}");
+}
+
+/// Fills the image and keeps only each `nth` file of 64 KiB, so that what is left lies everywhere.
+fn scatter(fs: &FileSystem, nth: u64) -> Vec<u64> {
+    let mut files = 0;
+    while fs.statfs().blocks_available > 256 {
+        create(fs, Ino::ROOT, &files.to_string(), &content(files, 65_536));
+        files += 1;
+    }
+    let (kept, gone): (Vec<u64>, Vec<u64>) = (0..files).partition(|i| i % nth == nth - 1);
+    gone.iter().for_each(|i| fs.unlink(Ino::ROOT, i.to_string().as_bytes()).unwrap());
+    kept
+}
+
+fn all_there(fs: &FileSystem, kept: &[u64]) {
+    kept.iter().for_each(|i| has(fs, &i.to_string(), &content(*i, 65_536)));
+}
+
+#[test]
+fn an_image_shrinks_to_the_size_that_it_names_and_keeps_its_files() {
+    for group_sizes in [64 * MIB, 3 * GROUP + 20 * MIB] {
+        let device = make(group_sizes);
+        let fs = open(&device);
+        let kept = scatter(&fs, 8);
+        fs.sync().unwrap();
+        let refused = fs.resize(Some(15 * MIB)).unwrap_err();
+        assert_eq!(refused.errno(), 22, "{refused}");
+        let smallest = fs.smallest();
+        assert!(refused.to_string().contains(&format!("the smallest size is {smallest}")), "{refused}");
+        assert!(smallest < group_sizes / 2, "{smallest}");
+        assert_eq!(size(&fs), group_sizes);
+        // In two steps, the last to the least that is possible.
+        for to in [group_sizes / 4 * 3, fs.smallest()] {
+            let free = fs.statfs().blocks_free;
+            let went = (size(&fs) - to) / 4096;
+            assert_eq!(fs.resize(Some(to)).unwrap(), to);
+            assert_eq!((size(&fs), device.geometry().size), (to, to));
+            assert!(fs.statfs().blocks_free + went <= free + 1024, "{:?}, {free}", fs.statfs());
+            check(&device);
+            all_there(&fs, &kept);
+        }
+        // It works as before, full or not.
+        fs.unlink(Ino::ROOT, kept[0].to_string().as_bytes()).unwrap();
+        fs.sync().unwrap();
+        create(&fs, Ino::ROOT, "new", &content(7, 20_000));
+        drop(fs);
+        let fs = open(&device);
+        assert_eq!(fs.resize(Some(group_sizes)).unwrap(), group_sizes);
+        all_there(&fs, &kept[1..]);
+        has(&fs, "new", &content(7, 20_000));
+        create(&fs, Ino::ROOT, "large", &content(9, 8 << 20));
+        fs.close().unwrap();
+        check(&device);
+    }
+}
+
+/// Maps in the data area stay, go back before the log, or move to free blocks.
+#[test]
+fn moved_maps_lie_below_the_new_end() {
+    let device = make(32 * MIB);
+    let fs = open(&device);
+    create(&fs, Ino::ROOT, "first", &content(1, 3 << 20));
+    let sizes = [
+        3 * GROUP,           // the maps move to the end of the first 32 MiB
+        9 * GROUP + 3 * MIB, // and to the end of the three groups
+        6 * GROUP,           // they stay, and become shorter
+        2 * GROUP + 5 * MIB, // they lie beyond
+        4 * GROUP + 9 * MIB, // and move again
+        GROUP / 2,           // back before the log
+        5 * GROUP,
+        24 * MIB,
+    ];
+    for (i, to) in sizes.into_iter().enumerate() {
+        let name = format!("file {i}");
+        assert_eq!(fs.resize(Some(to)).unwrap(), to, "step {i}");
+        check(&device);
+        create(&fs, Ino::ROOT, &name, &content(i as u64, 1 << 20));
+        has(&fs, "first", &content(1, 3 << 20));
+        check(&device);
+    }
+    fs.close().unwrap();
+    let fs = open(&device);
+    assert_eq!(size(&fs), 24 * MIB);
+    for i in 0..sizes.len() {
+        has(&fs, &format!("file {i}"), &content(i as u64, 1 << 20));
+    }
+}
+
+/// Files with checksums, without, preallocated blocks, and bytes that are only in the log.
+#[test]
+fn all_kinds_of_blocks_move() {
+    let device = make_with(64 * MIB, FormatOptions { data_checksums: true, ..FormatOptions::default() });
+    let fs = open(&device);
+    let filler = create(&fs, Ino::ROOT, "filler", &content(0, 38 << 20));
+    let summed = create(&fs, Ino::ROOT, "summed", &content(1, 3 << 20));
+    let plain_dir = fs.mkdir(Ino::ROOT, b"plain", 0o755, OWNER).unwrap().ino;
+    fs.set_flags(plain_dir, FileFlags::NOCOW).unwrap();
+    let plain = create(&fs, plain_dir, "plain", &content(2, 1 << 20));
+    let empty = create(&fs, Ino::ROOT, "empty", &[]);
+    fs.fallocate(empty, FallocateMode::Allocate { keep_size: false }, 0, 2 << 20).unwrap();
+    fs.write(empty, 1 << 20, &content(3, 10_000)).unwrap();
+    fs.fallocate(empty, FallocateMode::Allocate { keep_size: true }, 2 << 20, 40_960).unwrap();
+    fs.sync().unwrap();
+    let blocks = fs.getattr(empty).unwrap().blocks;
+    // Logged, and in no block yet.
+    fs.write(summed, 5_000, &[9; 100]).unwrap();
+    fs.fsync(summed, false).unwrap();
+    // Dirty, and not even in the log.
+    fs.write(plain, 7_000, &[8; 100]).unwrap();
+    let times = fs.getattr(empty).unwrap();
+    fs.unlink(Ino::ROOT, b"filler").unwrap();
+    let _ = filler;
+    assert_eq!(fs.resize(Some(28 * MIB)).unwrap(), 28 * MIB);
+    check(&device);
+    let left = Arc::new(device.fork());
+    drop(fs);
+    for device in [left, device] {
+        let fs = open(&device);
+        let mut summed = content(1, 3 << 20);
+        summed[5_000..5_100].fill(9);
+        has(&fs, "summed", &summed);
+        let mut is = vec![0; 1 << 20];
+        assert_eq!(fs.read(plain, 0, &mut is).unwrap(), is.len());
+        let mut bytes = content(2, 1 << 20);
+        bytes[7_000..7_100].fill(8);
+        assert!(is == bytes, "it was synced with the shrink");
+        let mut bytes = vec![0; 2 << 20];
+        bytes[1 << 20..][..10_000].copy_from_slice(&content(3, 10_000));
+        has(&fs, "empty", &bytes);
+        let now = fs.getattr(empty).unwrap();
+        assert_eq!((now.blocks, now.mtime, now.ctime), (blocks, times.mtime, times.ctime));
+        fs.close().unwrap();
+        check(&device);
+    }
+}
+
+#[test]
+fn what_cannot_be_is_refused_and_changes_nothing() {
+    let device = make(64 * MIB);
+    let fs = open(&device);
+    fs.freeze().unwrap();
+    assert_eq!(fs.resize(Some(32 * MIB)).unwrap_err().errno(), 16);
+    fs.thaw().unwrap();
+    assert!(fs.resize(Some(15 * MIB)).unwrap_err().to_string().contains("the smallest size is"));
+    // Blocks that two files share.
+    create(&fs, Ino::ROOT, "filler", &content(0, 35 << 20));
+    let source = create(&fs, Ino::ROOT, "source", &content(1, 1 << 20));
+    let target = create(&fs, Ino::ROOT, "target", &[]);
+    fs.clone_file(source, target).unwrap();
+    fs.unlink(Ino::ROOT, b"filler").unwrap();
+    let refused = fs.resize(Some(32 * MIB)).unwrap_err();
+    assert!(refused.errno() == 22 && refused.to_string().contains("share"), "{refused}");
+    assert_eq!((size(&fs), device.geometry().size), (64 * MIB, 64 * MIB));
+    // The limit is gone: the whole image can be used.
+    create(&fs, Ino::ROOT, "large", &content(5, 45 << 20));
+    fs.unlink(Ino::ROOT, b"large").unwrap();
+    fs.unlink(Ino::ROOT, b"source").unwrap();
+    fs.unlink(Ino::ROOT, b"target").unwrap();
+    assert_eq!(fs.resize(Some(32 * MIB)).unwrap(), 32 * MIB);
+    fs.close().unwrap();
+    check(&device);
+    let read_only = MountOptions { read_only: true, ..MountOptions::default() };
+    let fs = FileSystem::open(device.clone(), Arc::new(SystemClock::default()), read_only).unwrap();
+    assert_eq!(fs.resize(Some(30 * MIB)).unwrap_err().errno(), 30);
+}
+
+/// A fork and its origin share what was there when it was made.
+#[test]
+fn blocks_of_forks_are_refused_by_name() {
+    let device = make(64 * MIB);
+    let fs = open(&device);
+    create(&fs, Ino::ROOT, "filler", &content(0, 35 << 20));
+    create(&fs, Ino::ROOT, "shared", &content(1, 1 << 20));
+    fs.unlink(Ino::ROOT, b"filler").unwrap();
+    fs.sync().unwrap();
+    fs.fork(Ino::ROOT, Ino::ROOT, b"fork", false).unwrap();
+    let refused = fs.resize(Some(32 * MIB)).unwrap_err();
+    assert!(refused.to_string().contains("forks"), "{refused}");
+    assert_eq!(size(&fs), 64 * MIB);
+    has(&fs, "shared", &content(1, 1 << 20));
+    fs.close().unwrap();
+    check(&device);
+}
+
+/// Files are written, fsynced, renamed and deleted while the image becomes smaller and larger; then
+/// the process dies.
+#[test]
+fn writers_go_on_while_the_image_shrinks() {
+    let device = make(3 * GROUP);
+    let fs = open(&device);
+    let stop = Arc::new(AtomicBool::new(false));
+    let writers: Vec<_> = (0..4u64)
+        .map(|w| {
+            let (fs, stop) = (fs.clone(), stop.clone());
+            kedge_base::spawn_named("writer", move || {
+                let mut files = 0u64;
+                while !stop.load(SeqCst) {
+                    let (name, len) = (format!("{w}-{files}"), 1 + (files as usize * 7919) % 300_000);
+                    create(&fs, Ino::ROOT, &name, &content(files, len));
+                    files += 1;
+                    if files > 20 {
+                        fs.unlink(Ino::ROOT, format!("{w}-{}", files - 20).as_bytes()).unwrap();
+                    }
+                }
+                files
+            })
+            .unwrap()
+        })
+        .collect();
+    for round in 0..6 {
+        for to in [GROUP + 5 * MIB, 64 * MIB, 48 * MIB + 4096 * round, 3 * GROUP] {
+            assert_eq!(fs.resize(Some(to)).unwrap(), to);
+            check(&device);
+        }
+    }
+    assert_eq!(fs.resize(Some(52 * MIB)).unwrap(), 52 * MIB);
+    stop.store(true, SeqCst);
+    let made: Vec<u64> = writers.into_iter().map(|w| w.join().unwrap()).collect();
+    let left = Arc::new(device.fork());
+    drop(fs);
+    check(&left);
+    let fs = open(&left);
+    assert_eq!(size(&fs), 52 * MIB);
+    for (w, files) in made.iter().enumerate() {
+        assert!(*files > 20, "{files}");
+        for i in files - 18..*files {
+            has(&fs, &format!("{w}-{i}"), &content(i, 1 + (i as usize * 7919) % 300_000));
+        }
+    }
+}
+
+/// An image made for a tree of many nodes: those beyond the end move, however the tree is cached.
+#[test]
+fn nodes_beyond_the_end_move() {
+    let device = make(2 * GROUP);
+    let small = MountOptions { cache_size: 16 << 20, ..MountOptions::default() };
+    let fs = FileSystem::open(device.clone(), Arc::new(SystemClock::default()), small).unwrap();
+    create(&fs, Ino::ROOT, "filler", &content(0, 120 << 20));
+    let dir = fs.mkdir(Ino::ROOT, b"dir", 0o755, OWNER).unwrap().ino;
+    for i in 0..20_000 {
+        fs.create(dir, format!("a file with a long name that fills nodes {i}").as_bytes(), 0o644, OWNER)
+            .unwrap();
+    }
+    fs.sync().unwrap();
+    fs.unlink(Ino::ROOT, b"filler").unwrap();
+    let to = 64 * MIB;
+    assert_eq!(fs.resize(Some(to)).unwrap(), to);
+    check(&device);
+    fs.close().unwrap();
+    check(&device);
+    let fs = open(&device);
+    assert!(fs.lookup(dir, b"a file with a long name that fills nodes 19999").is_ok());
+}

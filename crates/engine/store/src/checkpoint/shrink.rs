@@ -1,0 +1,172 @@
+//! Making an image smaller, in use or not.
+//!
+//! # Steps
+//! | | what | a crash here |
+//! |---|---|---|
+//! | 1 | nothing from the new end on is allocated any more ([`Alloc::fence`]) | the old size: the limit is in memory only |
+//! | 2 | the caller moves what files have there, by records | the old size; each record took effect or did not |
+//! | 3 | nodes that lie there are copied, and a checkpoint writes the copies | as in 2: the last checkpoint keeps what it names |
+//! | 4 | a checkpoint of the next generation in the new layout ([`Alloc::shrink`]) | before its slot is durable, the old size; afterwards, the new one |
+//! | 5 | one more checkpoint, so that the other slot names the new size too | the new size: a mount takes the newer slot |
+//! | 6 | the device gives up the rest: a file is truncated | the file is longer than the image, which is permitted |
+//!
+//! Step 4 does nothing if a block beyond the end is in use: an operation had taken it before step
+//! 1, and its record came meanwhile. The caller then repeats 2 and 3.
+//!
+//! [`Alloc::fence`]: kedge_alloc::Alloc::fence
+//! [`Alloc::shrink`]: kedge_alloc::Alloc::shrink
+
+use super::cause::{By, CheckpointCause, Kind};
+use crate::need::{Class, Need};
+use crate::store::Store;
+use kedge_base::atomic::Ordering;
+use kedge_base::broken::{self, Variant};
+use kedge_base::{BLOCK_SIZE, BlockNo, Error, Extent, Result};
+use kedge_format::Key;
+use kedge_format::shrink::Maps;
+use kedge_format::superblock::Geometry;
+use kedge_log::ForceCause;
+
+const BLOCK: u64 = BLOCK_SIZE as u64;
+
+/// A shrink under way: its drop lifts the limit for new allocations.
+#[must_use = "dropping it ends the shrink"]
+pub struct Shrinking<'a> {
+    store: &'a Store,
+    new: Geometry,
+    /// Blocks for allocation maps that move to the data area, until they are the format's.
+    maps: Option<Extent>,
+}
+
+impl Store {
+    /// The smallest size, in bytes, that the image can get with what it contains now.
+    pub fn smallest_bytes(&self) -> u64 {
+        self.alloc.smallest() * BLOCK
+    }
+
+    /// Begins to make the image `bytes` long, rounded down to whole blocks and less than it is now.
+    /// Changes nothing on the device.
+    pub fn begin_shrink(&self, bytes: u64) -> Result<Shrinking<'_>> {
+        if self.read_only {
+            return Err(Error::ReadOnly);
+        }
+        self.check_alive()?;
+        let (old, total) = (self.alloc.geometry(), bytes / BLOCK);
+        assert!(total < old.total_blocks, "the image becomes smaller");
+        let smallest = self.alloc.smallest();
+        if total < smallest {
+            let what = "are too few for what the image contains; the smallest size is";
+            return Err(Error::invalid(format!("{bytes} bytes {what} {}", smallest * BLOCK)));
+        }
+        let plan = old.shrunk(total, None);
+        self.alloc.fence(plan.vacated_from()).map_err(|_| {
+            Error::Busy("the space below the new end, which running operations were promised,".into())
+        })?;
+        // Its drop lifts the fence.
+        let mut shrinking = Shrinking { store: self, new: plan, maps: None };
+        if let Maps::Move(blocks) = old.maps_after_shrink(total) {
+            let maps = self.alloc.claim_maps(blocks).map_err(|_| {
+                let what = format!("{blocks} adjacent free blocks for the allocation maps");
+                Error::invalid(format!("{bytes} bytes: below that there are no {what}"))
+            })?;
+            shrinking.new = old.shrunk(total, Some(maps.start));
+            shrinking.maps = Some(maps);
+        }
+        Ok(shrinking)
+    }
+}
+
+impl Shrinking<'_> {
+    /// The first block from which on nothing may be used.
+    pub fn end(&self) -> BlockNo {
+        self.new.vacated_from()
+    }
+
+    /// Copies the nodes of the first tree that lie beyond the end, and makes two checkpoints: the
+    /// first writes nodes that were made before the limit, so that they can be copied, the second
+    /// the copies. Returns the number of copied paths.
+    pub fn move_nodes(&self) -> Result<u64> {
+        let store = self.store;
+        store.checkpoint(CheckpointCause::Request)?;
+        let (mut moved, mut at) = (0, Key::MIN);
+        while let Some(key) = store.first_node_beyond(at, self.end())? {
+            store.alloc.evict_slots();
+            store.renew_path(key)?;
+            (moved, at) = (moved + 1, key);
+        }
+        if broken::is(Variant::CutBeforeSlot) {
+            // Broken on purpose: what the last checkpoint and the durable records name is gone.
+            store.device.cut(self.new.total_blocks * BLOCK)?;
+        }
+        store.checkpoint(CheckpointCause::Request)?;
+        store.force(store.head_lsn(), ForceCause::Checkpoint)?;
+        store.alloc.durable(store.durable_lsn());
+        store.alloc.evict_slots();
+        Ok(moved)
+    }
+
+    /// Makes the image smaller if nothing is left beyond the end. Returns whether it did.
+    ///
+    /// After an error the image has its old size, unless the host of the image became full in the
+    /// last step: the next checkpoint then completes the shrink, and the device keeps its size.
+    pub fn finish(&mut self) -> Result<bool> {
+        let store = self.store;
+        let old = store.alloc.geometry();
+        let mut single = store.checkpoint.alone(CheckpointCause::Request);
+        store.check_alive()?;
+        if store.checkpoint.is_frozen() || store.closed.load(Ordering::Acquire) {
+            return Err(Error::Busy("the file system is frozen or being unmounted".into()));
+        }
+        if !store.alloc.is_vacant() {
+            return Ok(false);
+        }
+        let mut run = |kind| store.run_checkpoint(&mut single, CheckpointCause::Request, By::Operation, kind);
+        let done = run(Kind::Shrink(&self.new));
+        if store.total_blocks() != self.new.total_blocks {
+            return done.map(|()| false);
+        }
+        // They are the format's now.
+        self.maps = None;
+        done?;
+        run(Kind::Plain)?;
+        drop(single);
+        store.device.cut(self.new.total_blocks * BLOCK)?;
+        // On a device that keeps its size no later repair must take these for copies of this image.
+        let has = store.device.geometry().size;
+        let stale = old.copies().filter(|copy| copy.0 >= self.new.total_blocks);
+        for copy in stale.filter(|copy| (copy.0 + 1) * BLOCK <= has) {
+            store.device.write_zeroes(copy.byte_offset(), BLOCK)?;
+        }
+        Ok(true)
+    }
+}
+
+impl Drop for Shrinking<'_> {
+    fn drop(&mut self) {
+        if let Some(maps) = self.maps.take()
+            && self.store.check_alive().is_ok()
+        {
+            self.store.alloc.release_data(maps);
+        }
+        self.store.alloc.unfence();
+    }
+}
+
+impl Store {
+    fn first_node_beyond(&self, from: Key, end: BlockNo) -> Result<Option<Key>> {
+        self.forest.first().tree.node_beyond(from, end)
+    }
+
+    /// Copies the nodes of an older generation on the way to a leaf of the first tree. No record
+    /// says so: the items are the same, and replay needs no such copy.
+    fn renew_path(&self, key: Key) -> Result<()> {
+        let handle = self.begin(Need::record(Class::Normal).puts(1, 0))?;
+        // What `Handle::commit` does for the keys of a record.
+        let _pins = self.forest.pin(&[key])?;
+        let inside = self.guard.enter();
+        let renewed = self.forest.first().tree.renew(key);
+        drop(inside);
+        drop(handle);
+        renewed
+    }
+}
