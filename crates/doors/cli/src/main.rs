@@ -117,7 +117,7 @@ enum Command {
     Scrub(scrub::Args),
     /// Change the label of an image that is not mounted
     Tune(tune::Args),
-    /// Make an image larger, also while it is mounted
+    /// Make an image larger or smaller, also while it is mounted
     Resize(resize::Args),
     /// Make a writable copy of a tree at once, which shares all blocks with it
     Fork(fork::Args),

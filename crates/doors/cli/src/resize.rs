@@ -1,4 +1,4 @@
-//! `kedge resize`: makes an image larger, mounted or not.
+//! `kedge resize`: makes an image larger or smaller, mounted or not.
 //!
 //! The serving process of a mount does the work, so that files stay open and changes continue. The
 //! size goes to it as an attribute of the root directory, as options do (`kedge remount`). An image
@@ -60,13 +60,14 @@ fn offline(image: &Path, size: Option<u64>) -> Result<(u64, u64)> {
 }
 
 fn online(dir: &Path, size: Option<u64>) -> Result<(u64, u64)> {
-    let before = size_of(dir)?;
+    let before = size_of(dir, "size_bytes")?;
+    let smallest = size_of(dir, "smallest_bytes")?;
     if let Some(size) = size
-        && size < before
+        && size < before.min(smallest)
     {
-        let (size, before) = (show_size(size), show_size(before));
+        let (size, smallest) = (show_size(size), show_size(smallest));
         bail!(
-            "resize {}: {size} are less than the {before} that it has; an image can only grow",
+            "resize {}: {size} are too few for its contents; the smallest size is {smallest}",
             dir.display()
         );
     }
@@ -75,19 +76,21 @@ fn online(dir: &Path, size: Option<u64>) -> Result<(u64, u64)> {
         .map_err(|e| match e {
             Errno::PERM => anyhow!("only root and the owner of the mount may resize it"),
             Errno::NOTCONN => anyhow!("the serving process has died"),
-            Errno::BUSY => anyhow!("it is frozen, or being resized already"),
+            Errno::BUSY => anyhow!("it is frozen, being resized already, or in use where it would end"),
             Errno::INVAL => {
-                anyhow!("the device cannot have that size; the log of the serving process says why")
+                anyhow!(
+                    "the image or its device cannot have that size; the log of the serving process says why"
+                )
             }
             e => e.into(),
         })
         .with_context(|| format!("resize {}", dir.display()))?;
-    Ok((before, size_of(dir)?))
+    Ok((before, size_of(dir, "size_bytes")?))
 }
 
-/// The size of a mount's image in bytes.
-fn size_of(dir: &Path) -> Result<u64> {
+/// A size in bytes that a mount names of its image.
+fn size_of(dir: &Path, field: &str) -> Result<u64> {
     let info: Value = serde_json::from_str(&mounts::attribute(dir, mounts::XATTR_INFO)?)
         .with_context(|| format!("read the state of {}", dir.display()))?;
-    info["size_bytes"].as_u64().with_context(|| format!("{} names no size", dir.display()))
+    info[field].as_u64().with_context(|| format!("{} names no {field}", dir.display()))
 }

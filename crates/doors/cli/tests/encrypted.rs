@@ -51,6 +51,10 @@ fn every_command_opens_an_encrypted_image_with_its_key() {
     assert_eq!(fs::metadata(place.path("disk.kedge")).unwrap().len(), (48 << 20) + (64 << 10));
     let shown: serde_json::Value = serde_json::from_str(&place.run(info).ok()).unwrap();
     assert_eq!(shown["size_bytes"], 48 << 20);
+    place.run("resize --key-file key disk.kedge 24M").ok();
+    assert_eq!(fs::metadata(place.path("disk.kedge")).unwrap().len(), (24 << 20) + (64 << 10));
+    let read = place.run("cat --key-file key disk.kedge:/a-name-to-look-for").ok();
+    assert_eq!(read, TEXT.repeat(200));
     assert_eq!(place.run("fsck --key-file key -f disk.kedge").code, 0);
     assert!(!holds(&place, "disk.kedge", TEXT) && !holds(&place, "disk.kedge", "renamed"));
 }

@@ -1,4 +1,4 @@
-//! `kedge resize`: images grow, mounted and not.
+//! `kedge resize`: images grow and shrink, mounted and not.
 
 #![allow(clippy::unwrap_used)]
 
@@ -42,7 +42,7 @@ fn an_image_that_is_not_mounted_grows() {
     let said = place.run("resize disk.kedge").ok();
     assert!(said.contains("as before"), "{said}");
     place.run("fsck -n -f disk.kedge").ok();
-    place.run("resize disk.kedge 1G").refused(1, &["can only grow"]);
+    place.run("resize disk.kedge 8M").refused(1, &["the smallest size is"]);
     place.run("resize disk.kedge 2048T").refused(1, &["the largest image"]);
     place.run("resize no.kedge 1G").refused(1, &["no.kedge"]);
     assert_eq!(size(&place, "disk.kedge"), 11 << 30);
@@ -82,7 +82,7 @@ fn a_mount_grows_beside_writers_and_a_crash_loses_nothing() {
     place.run("freeze mnt").ok();
     place.run("resize mnt 4000M").refused(1, &["frozen"]);
     place.run("thaw mnt").ok();
-    place.run("resize mnt 100M").refused(1, &["can only grow"]);
+    place.run("resize mnt 1M").refused(1, &["the smallest size is"]);
     kill(&place, "mnt");
     until_dead(&place, "mnt");
     place.run("umount mnt").refused(1, &["the serving process had died"]);
@@ -96,6 +96,99 @@ fn a_mount_grows_beside_writers_and_a_crash_loses_nothing() {
     }
     // More than the first size had room for.
     write_and_fsync(&mnt.join("large"), &vec![9; 100 << 20]);
+    place.unmount_and_check("disk.kedge");
+}
+
+/// Writes files of 100 KB until `total` bytes are written, and deletes all but each tenth.
+fn scatter(dir: &Path, total: u64) -> Vec<u64> {
+    let files = total / 100_000;
+    for i in 0..files {
+        fs::write(dir.join(i.to_string()), scattered(i)).unwrap();
+    }
+    let (kept, gone): (Vec<u64>, Vec<u64>) = (0..files).partition(|i| i % 10 == 9);
+    gone.iter().for_each(|i| fs::remove_file(dir.join(i.to_string())).unwrap());
+    kept
+}
+
+fn scattered(i: u64) -> Vec<u8> {
+    (0..100_000).map(|at| (at / 4096 * 7 + i) as u8).collect()
+}
+
+#[test]
+fn an_image_that_is_not_mounted_shrinks_and_grows_again() {
+    needs_fuse!();
+    let place = Place::after("mount --create 200M disk.kedge mnt");
+    let kept = scatter(&place.path("mnt"), 100 << 20);
+    place.unmount_and_check("disk.kedge");
+    place.run("resize disk.kedge 8M").refused(1, &["the smallest size is"]);
+    assert_eq!(fs::metadata(place.path("disk.kedge")).unwrap().len(), 200 * MIB);
+    let said = place.run("resize disk.kedge 64M").ok();
+    assert_eq!(said, "disk.kedge: 64 MiB instead of 200 MiB\n");
+    assert_eq!(fs::metadata(place.path("disk.kedge")).unwrap().len(), 64 * MIB);
+    place.run("fsck -n -f disk.kedge").ok();
+    let smallest = place.info("disk.kedge")["smallest_bytes"].as_u64().unwrap();
+    assert!(smallest < 64 * MIB, "{smallest}");
+    place.run(&format!("resize disk.kedge {smallest}")).ok();
+    place.run("fsck -n -f disk.kedge").ok();
+    place.run("resize disk.kedge 300M").ok();
+    place.run("mount disk.kedge mnt").ok();
+    for i in kept {
+        assert!(fs::read(place.path("mnt").join(i.to_string())).unwrap() == scattered(i), "file {i}");
+    }
+    place.unmount_and_check("disk.kedge");
+}
+
+#[test]
+fn a_mount_shrinks_beside_writers_and_a_crash_loses_nothing() {
+    needs_fuse!();
+    let place = Place::after("mount --create 400M disk.kedge mnt");
+    let mnt = place.path("mnt");
+    let kept = scatter(&mnt, 150 << 20);
+    let stop = AtomicBool::new(false);
+    let made = std::thread::scope(|scope| {
+        let writers: Vec<_> = (0..4)
+            .map(|w| {
+                let (mnt, stop) = (&mnt, &stop);
+                scope.spawn(move || {
+                    let mut made = 0;
+                    while made < 20 || !stop.load(Ordering::SeqCst) {
+                        write_and_fsync(&mnt.join(format!("{w}-{}", made % 20)), &[w as u8; 50_000]);
+                        made += 1;
+                    }
+                    made
+                })
+            })
+            .collect();
+        for to in [300, 100, 500, 90, 80] {
+            place.run(&format!("resize mnt {to}M")).ok();
+            assert_eq!(df(&mnt), to * MIB);
+            assert_eq!(fs::metadata(place.path("disk.kedge")).unwrap().len(), to * MIB);
+        }
+        stop.store(true, Ordering::SeqCst);
+        writers.into_iter().map(|w| w.join().unwrap()).sum::<i32>()
+    });
+    assert!(made >= 80, "{made} files");
+    place.run("resize mnt 20M").refused(1, &["the smallest size is"]);
+    place.run("freeze mnt").ok();
+    place.run("resize mnt 79M").refused(1, &["frozen"]);
+    place.run("thaw mnt").ok();
+    kill(&place, "mnt");
+    until_dead(&place, "mnt");
+    place.run("umount mnt").refused(1, &["the serving process had died"]);
+    place.run("fsck disk.kedge").ok();
+    place.run("mount disk.kedge mnt").ok();
+    assert_eq!(df(&mnt), 80 * MIB);
+    for w in 0..4u8 {
+        for i in 0..20 {
+            assert_eq!(fs::read(mnt.join(format!("{w}-{i}"))).unwrap(), vec![w; 50_000]);
+        }
+    }
+    for i in kept {
+        assert!(fs::read(mnt.join(i.to_string())).unwrap() == scattered(i), "file {i}");
+    }
+    place.unmount();
+    place.run("mount -o ro disk.kedge mnt").ok();
+    place.run("resize mnt 70M").refused(1, &["Read-only"]);
     place.unmount_and_check("disk.kedge");
 }
 

@@ -64,6 +64,9 @@ fn an_image_grows_within_its_window() {
     place.kedge(["resize", &uri]).ok();
     assert_eq!(place.info(&uri)["size_bytes"], 32 * MIB);
     place.kedge(["resize", &uri, "33M"]).refused(1, &["33554432 bytes", "34603008 are wanted"]);
+    // The file around it keeps its size.
+    place.kedge(["resize", &uri, "20M"]).ok();
+    assert_eq!(place.info(&uri)["size_bytes"], 20 * MIB);
     assert_eq!(place.kedge(["fsck", "-f", &uri]).code, 0);
     assert!(is_untouched(&place, &[10]));
 }

@@ -46,7 +46,7 @@ pub fn set_options(ops: &impl Ops, header: &InHeader, list: &[u8]) -> Answer<()>
     Ok(())
 }
 
-/// Makes the image larger.
+/// Makes the image larger or smaller.
 pub fn resize(ops: &impl Ops, header: &InHeader, value: &[u8]) -> Answer<()> {
     check_owner(header)?;
     let bytes = match std::str::from_utf8(value).map(str::parse) {
