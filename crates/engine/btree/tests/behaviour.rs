@@ -384,3 +384,35 @@ fn reading_ahead_fills_a_quarter_of_the_cache_at_most() {
     cold.tree.prefetch(&keys);
     assert_eq!(cold.device.reads.load(Relaxed) - before, 16);
 }
+
+/// Every node of the last checkpoint that ends beyond a block is found and copied, at each level,
+/// and no other one.
+#[test]
+fn nodes_beyond_a_block_are_found_and_renewed() {
+    for end in [0, 100, 2_000] {
+        let world = World::new(PLENTY);
+        for n in 0..60_000 {
+            world.tree.put(key(n), &[1; 112]).unwrap();
+        }
+        world.checkpoint();
+        let before = world.contents();
+        let old = world.tree.generation();
+        let beyond = || {
+            let nodes = world.check().nodes;
+            nodes.iter().filter(|node| node.generation < old && node.addr.0 + 4 > end).count()
+        };
+        assert!(beyond() > 0, "some lie beyond {end}");
+        let (mut at, mut paths) = (Key::MIN, 0);
+        while let Some(key) = world.tree.node_beyond(at, BlockNo(end)).unwrap() {
+            assert!(key >= at);
+            world.tree.renew(key).unwrap();
+            (at, paths) = (key, paths + 1);
+        }
+        assert_eq!(beyond(), 0);
+        assert!(paths <= world.check().nodes.len());
+        assert_eq!(world.tree.node_beyond(Key::MIN, BlockNo(end)).unwrap(), None);
+        assert!(world.contents() == before);
+        world.checkpoint();
+        world.check();
+    }
+}
