@@ -560,8 +560,8 @@ impl Group {
         fresh
     }
 
-    /// The group is beyond the end of the image: the format owns all of it, as of one that the image
-    /// has yet to gain. Returns how many blocks were not owned.
+    /// The group is beyond the end of the image: the format owns all of it, as of one that the
+    /// image has yet to gain. Returns how many blocks were not owned.
     pub(crate) fn leave_image(&mut self, full: &Arc<Bitmap>) -> u32 {
         let fresh = self.owned_free;
         let watches = self.watches_frees();

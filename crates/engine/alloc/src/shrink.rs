@@ -6,9 +6,9 @@
 //!    memory only: after a crash the image is as large as before, and all of it is free for use.
 //! 2. The caller moves what is there: files' blocks by records, nodes by copying them.
 //!    [`Alloc::evict_slots`] removes the slots of the node pool.
-//! 3. [`Alloc::shrink`], under the exclusive epoch guard that the cut of a checkpoint holds as well:
-//!    if nothing uses a block beyond the end, and no operation is about to, the layout becomes the
-//!    smaller one. Otherwise nothing changes, and the caller tries again.
+//! 3. [`Alloc::shrink`], under the exclusive epoch guard that the cut of a checkpoint holds as
+//!    well: if nothing uses a block beyond the end, and no operation is about to, the layout
+//!    becomes the smaller one. Otherwise nothing changes, and the caller tries again.
 //! 4. The checkpoint of that cut writes the bitmaps and the index of the remaining groups, then the
 //!    slot that names the size. Maps that moved are in blocks that nothing had used
 //!    ([`Alloc::claim_maps`]). Those that they leave are free once the slot is durable, as in a
