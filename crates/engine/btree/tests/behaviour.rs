@@ -389,7 +389,7 @@ fn reading_ahead_fills_a_quarter_of_the_cache_at_most() {
 /// and no other one.
 #[test]
 fn nodes_beyond_a_block_are_found_and_renewed() {
-    for end in [0, 100, 2_000] {
+    for end in [0, 100] {
         let world = World::new(PLENTY);
         for n in 0..60_000 {
             world.tree.put(key(n), &[1; 112]).unwrap();
