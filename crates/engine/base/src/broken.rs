@@ -128,6 +128,8 @@ pub enum Variant {
     LateNumber,
     /// A punch decides by the size that the file had before its lock where the file ends.
     StaleEnd,
+    /// A sync shares the writing of another one that began before it was called.
+    SyncJoinsRunning,
 }
 
 impl Variant {
@@ -140,6 +142,7 @@ impl Variant {
         Variant::UngrantedReturn,
         Variant::LateNumber,
         Variant::StaleEnd,
+        Variant::SyncJoinsRunning,
     ];
 
     /// Variants that a check of `kedge-sim` catches.

@@ -557,7 +557,7 @@ impl FileSystem {
     /// Makes everything durable that completed before the call.
     pub fn sync(&self) -> Result<()> {
         self.timed(OpKind::sync, |fs| match fs.engine().sync_work() {
-            Some(_work) => fs.syncer().sync(ForceCause::Sync),
+            Some(_work) => fs.syncer().sync_shared(),
             None => fs.syncer().sync_at_once(),
         })
     }

@@ -30,9 +30,10 @@ pub fn counterpart(variant: Variant) -> Counterpart {
             Without(Rule::ForceBeforeAck)
         }
         Variant::FdatasyncSkipsFlush => Without(Rule::FlushBeforeAck),
-        Variant::ErrorNotPropagated | Variant::WaitWithoutLook | Variant::GroupedAckEarly => {
-            Without(Rule::WritebackBeforeAck)
-        }
+        Variant::ErrorNotPropagated
+        | Variant::WaitWithoutLook
+        | Variant::GroupedAckEarly
+        | Variant::SyncJoinsRunning => Without(Rule::WritebackBeforeAck),
         Variant::ReuseFreedBlock => Without(Rule::BlockQuarantine),
         Variant::DiscardEarly => Without(Rule::DiscardQuarantine),
         Variant::ReuseReplacedNode => Without(Rule::NodeQuarantine),

@@ -28,6 +28,7 @@ const FINDS: &[(Variant, &str, u64)] = &[
     (Variant::UngrantedReturn, "space", 0),
     (Variant::LateNumber, "roots", 3840),
     (Variant::StaleEnd, "punched", 0),
+    (Variant::SyncJoinsRunning, "syncs", 0),
 ];
 
 #[test]

@@ -70,6 +70,11 @@ fn an_fsync_that_succeeds_says_the_truth() {
 }
 
 #[test]
+fn a_sync_that_shares_a_round_says_the_truth() {
+    holds(scenario("syncs"), 200);
+}
+
+#[test]
 fn each_reservation_of_log_space_is_granted_in_the_end() {
     holds(scenario("space"), 1000);
 }
@@ -101,5 +106,5 @@ fn a_punch_beside_a_write_is_before_or_after_it() {
 
 #[test]
 fn each_scenario_is_run() {
-    assert_eq!(scenarios::ALL.len(), 11, "add a test for a new scenario");
+    assert_eq!(scenarios::ALL.len(), 12, "add a test for a new scenario");
 }

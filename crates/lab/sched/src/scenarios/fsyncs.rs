@@ -1,5 +1,5 @@
-//! fsyncs of one file and of several, some on a device that fails once: an fsync that succeeds says
-//! the truth, whatever others do. Power fails right after each success.
+//! fsyncs of one file and of several, and syncs, some on a device that fails once: a call that
+//! succeeds says the truth, whatever others do. Power fails right after each success.
 
 use super::stage::{self, Stage, text};
 use crate::run::Run;
@@ -41,12 +41,21 @@ fn prepare() -> Result<(MemDevice, [Ino; FILES]), String> {
     Ok((device.view(), files))
 }
 
-/// The pieces of each file that writes have accepted, as bits. A later fsync that succeeds makes
-/// them durable.
+/// The pieces of each file that writes have accepted, as bits. A later fsync or sync that succeeds
+/// makes them durable.
 type Accepted = Arc<[AtomicU64; FILES]>;
 
-/// A file, the pieces that a successful fsync answered for, and the medium after it.
+/// A file, the pieces that a successful call answered for, and the medium after it.
 type Answered = (usize, u64, MemDevice);
+
+/// What makes the pieces durable.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Call {
+    Fsync,
+    /// An fsync that another thread answers.
+    Later,
+    Sync,
+}
 
 struct Caller {
     fs: FileSystem,
@@ -54,8 +63,7 @@ struct Caller {
     accepted: Accepted,
     file: usize,
     piece: usize,
-    /// The call is answered by another thread.
-    later: bool,
+    call: Call,
 }
 
 impl Caller {
@@ -68,7 +76,9 @@ impl Caller {
         let covers = self.accepted[self.file].load(SeqCst);
         let device = self.device.clone();
         let after = move |ok: bool| ok.then(|| device.crash_as(Choice::None));
-        let medium = if self.later {
+        let medium = if self.call == Call::Sync {
+            after(self.fs.sync().is_ok())
+        } else if self.call == Call::Later {
             let slot = Arc::new((Mutex::new(Rank::Leaf, None), Condvar::new()));
             let answer = slot.clone();
             let done = Box::new(move |result: kedgefs::Result<()>| {
@@ -90,12 +100,12 @@ impl Caller {
     }
 }
 
-fn body(seed: u64) -> Result<Vec<Answered>, String> {
+fn body(seed: u64, syncs: bool) -> Result<Vec<Answered>, String> {
     let mut rng = SmallRng::seed_from_u64(seed);
     let stage = Stage::open(IMAGE.0.fork(), &stage::setup().mount, seed)?;
     let callers = rng.random_range(2..=CALLERS_MAX);
     // A crowd waits in the queue of a group.
-    let later = callers > 3;
+    let later = callers > 3 && !syncs;
     if !later && rng.random() {
         let nth = rng.random_range(0..4);
         let kind = if rng.random_ratio(1, 4) { OpKind::Flush } else { OpKind::Write };
@@ -110,7 +120,11 @@ fn body(seed: u64) -> Result<Vec<Answered>, String> {
             accepted: accepted.clone(),
             file: if later { piece % FILES } else { rng.random_range(0..3) / 2 },
             piece,
-            later,
+            call: match later {
+                _ if syncs => Call::Sync,
+                true => Call::Later,
+                false => Call::Fsync,
+            },
         };
         let span = if later { Duration::from_micros(20) } else { SPAN };
         threads.push(stage::start(&mut rng, "caller", span, move || caller.run())?);
@@ -132,7 +146,7 @@ fn judge(answered: Vec<Answered>) -> Result<(), String> {
             fs.read(IMAGE.1[file], (piece * PIECE) as u64, &mut bytes).map_err(text("read"))?;
             if let Some(at) = bytes.iter().position(|byte| *byte != 2) {
                 return Err(format!(
-                    "an fsync of file {file} succeeded, and byte {at} of piece {piece} is lost"
+                    "a call for file {file} succeeded, and byte {at} of piece {piece} is lost"
                 ));
             }
         }
@@ -143,5 +157,10 @@ fn judge(answered: Vec<Answered>) -> Result<(), String> {
 
 pub fn play(seed: u64, plan: &Plan) -> Run {
     LazyLock::force(&IMAGE);
-    stage::play(seed, plan, move || body(seed), judge)
+    stage::play(seed, plan, move || body(seed, false), judge)
+}
+
+pub fn play_syncs(seed: u64, plan: &Plan) -> Run {
+    LazyLock::force(&IMAGE);
+    stage::play(seed, plan, move || body(seed, true), judge)
 }

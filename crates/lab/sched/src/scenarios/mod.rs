@@ -27,6 +27,7 @@ pub const ALL: &[Scenario] = &[
     Scenario { name: "forks", play: forks::play },
     Scenario { name: "freeze", play: freeze::play },
     Scenario { name: "fsyncs", play: fsyncs::play },
+    Scenario { name: "syncs", play: fsyncs::play_syncs },
     Scenario { name: "space", play: space::play },
     Scenario { name: "roots", play: roots::play },
     Scenario { name: "deleted", play: inodes::play_deleted },

@@ -22,7 +22,8 @@ const FULL_TRIES: usize = 20;
 const TURN_INODES: usize = 1024;
 
 /// A sync whose data is written.
-struct Call {
+#[derive(Clone)]
+pub(super) struct Call {
     seq: WriteSeq,
     /// The first error of the data, returned at the end: it does not keep the rest from becoming
     /// durable.
@@ -30,15 +31,32 @@ struct Call {
 }
 
 impl Syncer {
+    /// A sync of the file system itself. Shares its work with no other.
     pub(crate) fn sync(&self, cause: ForceCause) -> Result<()> {
-        let (call, store) = (self.begin_sync(cause)?, self.engine.store());
+        self.force_sync(self.begin_sync(cause)?, cause)
+    }
+
+    /// A sync of a caller. Concurrent ones share the writing of the data: see
+    /// [`super::rounds`].
+    pub(crate) fn sync_shared(&self) -> Result<()> {
+        self.force_sync(self.begin_shared()?, ForceCause::Sync)
+    }
+
+    fn begin_shared(&self) -> Result<Call> {
+        self.engine.check_open()?;
+        self.rounds.share(|| self.begin_sync(ForceCause::Sync))
+    }
+
+    fn force_sync(&self, call: Call, cause: ForceCause) -> Result<()> {
+        let store = self.engine.store();
         let forced = store.force(store.head_lsn(), cause);
         self.end_sync(call, forced)
     }
 
-    /// Calls `done` with the result, without holding the calling thread while the log is forced.
+    /// [`Syncer::sync_shared`]. Calls `done` with the result, without holding the calling thread
+    /// while the log is forced.
     pub(crate) fn sync_async(self: &Arc<Self>, done: Done) {
-        let call = match self.begin_sync(ForceCause::Sync) {
+        let call = match self.begin_shared() {
             Err(e) => return done(Err(e)),
             Ok(call) => call,
         };

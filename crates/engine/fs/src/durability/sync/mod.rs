@@ -4,6 +4,7 @@
 mod all;
 mod fsync;
 mod group;
+mod rounds;
 mod small;
 mod times;
 
@@ -12,9 +13,11 @@ use crate::durability::slow::{SlowFsync, SlowFsyncs, Trace};
 use crate::durability::writeback::Writeback;
 use crate::engine::Engine;
 use crate::error::Result;
+use all::Call;
 use group::Group;
 use kedge_base::{Histogram, HistogramSnapshot};
 use kedge_store::WriteSeq;
+use rounds::Rounds;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -33,6 +36,7 @@ pub(crate) struct Syncer {
     writeback: Arc<Writeback>,
     slow: SlowFsyncs,
     group: Arc<Group>,
+    rounds: Rounds<Result<Call>>,
     /// Nanoseconds of fsyncs and fdatasyncs during which a checkpoint ran, even if only for a part.
     meanwhile: Histogram,
 }
@@ -45,6 +49,7 @@ impl Syncer {
             writeback,
             slow: SlowFsyncs::default(),
             group: Group::new(),
+            rounds: Rounds::new(),
             meanwhile: Histogram::default(),
         }
     }
