@@ -95,7 +95,7 @@ impl Own {
         if let Some(shared) = self.shared.as_mut().filter(|shared| shared.of_point || !own) {
             match shared.data.last_mut() {
                 Some((last, of)) if *of == birth && last.end() == extent.start => {
-                    last.blocks += extent.blocks
+                    last.blocks += extent.blocks;
                 }
                 _ => shared.data.push((extent, birth)),
             }

@@ -153,13 +153,17 @@ impl Strategy for Stall {
         }
         let Some((thread, left)) = &mut self.stalled else { return self.pct.choose(look) };
         let others: Vec<usize> = look.ready.iter().copied().filter(|ready| ready != thread).collect();
-        if others.is_empty() {
-            if look.sleeper && *left > 0 {
-                *left -= 1;
-                return Choice::Jump;
-            }
+        // A thread that spins may wait for the stalled one.
+        let waits = others.is_empty() || look.what == Some(Step::Spin);
+        if waits && (*left == 0 || others.is_empty() && !look.sleeper) {
             self.stalled = None;
             return self.pct.choose(look);
+        }
+        if waits {
+            *left -= 1;
+        }
+        if others.is_empty() {
+            return Choice::Jump;
         }
         let current = look.current.filter(|current| current != thread);
         self.pct.choose(&Look { ready: &others, current, ..*look })
