@@ -35,6 +35,7 @@ mod maps;
 mod msync;
 mod output;
 mod outside;
+mod processes;
 mod recording;
 mod recovery;
 mod rules;

@@ -1,27 +1,24 @@
 //! The growing recording.
 
 use crate::output::Output;
+use crate::processes::{Found, Processes};
 use crate::stack::Stacks;
 use kedge_base::{Clock, SystemClock};
 use kedge_crash::kcr::{KcrError, Writer};
 use kedge_crash::{Call, Event};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::BufWriter;
 use std::sync::{Arc, OnceLock};
 
-/// Bytes of a command line shown to people.
-const COMMAND_MAX: usize = 200;
-/// Threads whose process is kept. At the limit all are dropped, and a process may get a second
-/// event.
-const THREADS_MAX: usize = 1 << 16;
-
 /// The log of all threads. Its lock is held over a change of the file system and its record, so
 /// that the recording has the order in which calls took effect. It is taken before any lock of the
-/// file system.
+/// file system. A thread that holds it waits for no lock of a process: the kernel may hold that
+/// until this mount has served a WRITE, which needs the log.
 pub struct Log {
     state: Mutex<State>,
+    processes: Processes,
     clock: SystemClock,
     /// The command's standard output, if lines of it are promises.
     output: OnceLock<Arc<Output>>,
@@ -40,7 +37,6 @@ pub struct State {
     pub bytes: u64,
     /// Why recording stopped.
     failed: Option<KcrError>,
-    processes: HashMap<u32, u32>,
     /// For each inode: how often a failed fsync has dropped its pages.
     dropped: HashMap<u64, u64>,
     drops: u64,
@@ -92,12 +88,12 @@ impl Log {
             stores: 0,
             bytes: 0,
             failed: None,
-            processes: HashMap::new(),
             dropped: HashMap::new(),
             drops: 0,
         };
         let (output, stacks) = (OnceLock::new(), OnceLock::new());
-        Log { state: Mutex::new(state), clock: SystemClock::default(), output, stacks }
+        let (state, processes) = (Mutex::new(state), Processes::default());
+        Log { state, processes, clock: SystemClock::default(), output, stacks }
     }
 
     /// Records the callers of each later call.
@@ -126,32 +122,25 @@ impl Log {
         state
     }
 
+    /// Looks at the process of a thread, before the log is locked for its call. See
+    /// [`Processes::look_at`].
+    pub fn look_at(&self, tid: u32, may_wait: bool) {
+        self.processes.look_at(tid, may_wait);
+    }
+
     /// Records a call. `false`: power failed before, and the call is in no state that the crash
     /// could leave.
     pub fn append(&self, state: &mut State, tid: u32, errno: i32, call: Call) -> bool {
-        let pid = match tid {
-            0 => 0,
-            tid => match state.processes.get(&tid) {
-                Some(pid) => *pid,
-                None => self.meet(state, tid),
-            },
+        let pid = match self.processes.of(tid) {
+            Found::Known(pid) => pid,
+            // The first call of a process gets an event.
+            Found::New { pid, name, command } => {
+                self.put(state, pid, tid, 0, Call::Process { pid, name, command });
+                pid
+            }
         };
         self.put(state, pid, tid, errno, call);
         !matches!(state.out, Sink::Cut)
-    }
-
-    /// Returns the thread's process; the first call of a process gets an event.
-    fn meet(&self, state: &mut State, tid: u32) -> u32 {
-        let (pid, name, command) = look_at(tid);
-        if state.processes.len() >= THREADS_MAX {
-            state.processes.clear();
-        }
-        let is_known = state.processes.values().any(|p| *p == pid);
-        state.processes.insert(tid, pid);
-        if !is_known {
-            self.put(state, pid, tid, 0, Call::Process { pid, name, command });
-        }
-        pid
     }
 
     fn put(&self, state: &mut State, pid: u32, tid: u32, errno: i32, call: Call) {
@@ -231,16 +220,4 @@ impl Log {
         }
         Ok(Counts { events: state.count, marks: state.marks, stores: state.stores })
     }
-}
-
-/// Process, name and command line of a thread, as far as /proc still has them.
-fn look_at(tid: u32) -> (u32, String, String) {
-    let text = |file: &str| fs::read_to_string(format!("/proc/{tid}/{file}")).unwrap_or_default();
-    let status = text("status");
-    let field = |name: &str| {
-        status.lines().find_map(|l| l.strip_prefix(name)).map(|v| v.trim().to_owned()).unwrap_or_default()
-    };
-    let pid = field("Tgid:").parse().unwrap_or(tid);
-    let command: String = text("cmdline").replace('\0', " ").trim().chars().take(COMMAND_MAX).collect();
-    (pid, field("Name:"), command)
 }

@@ -21,10 +21,7 @@
 //! recorder needs an open file too, to ask for the write. It opens the file by its number in a
 //! directory that no listing shows, since the program may have renamed or removed the name.
 //!
-//! # What could wait forever
-//! One such case is not found yet: two dozen threads that store to, write(2), and truncate one file
-//! sometimes stop. The time limit of the recording ends them.
-//!
+//! # Why nothing waits forever
 //! The thread that collects waits for the kernel, which waits for WRITEs to the mount. Other
 //! workers of the mount serve these, without collecting. What else could hold a write up:
 //! - *Locks of the calling thread*, which waits for the recorder. Writing pages takes no lock of an
@@ -35,6 +32,8 @@
 //!   pages of that file are left out.
 //! - *Another thread that collects* may wait for just these pages. So a thread with one of the two
 //!   requests never waits for another thread that collects.
+//! - *A worker that holds the log*, which a WRITE needs. It waits for no lock of a process
+//!   ([`crate::processes`]): munmap holds the mmap lock while it writes pages.
 //! - *Too few workers*: so only a few threads collect or wait to collect at a time. A call that
 //!   comes in between is recorded without; its stores follow later, and are counted.
 

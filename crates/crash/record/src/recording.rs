@@ -61,11 +61,13 @@ impl Recording {
         dir == Ino::ROOT && (is_mark || self.mapped.is_some() && name == FILES_DIR.as_bytes())
     }
 
-    /// Records what programs stored through mappings so far.
-    fn collect(&self, except: &Except) {
+    /// Before the log is locked for a call: records what programs stored through mappings so far,
+    /// and looks at the calling process. The pages in `except` wait for the reply.
+    fn prepare(&self, except: &Except) {
         if let Some(mapped) = &self.mapped {
             mapped.collect(except);
         }
+        self.log.look_at(caller(), matches!(except, Except::None));
     }
 
     /// Attributes for the kernel: the root's count of links is without the directory that no
@@ -93,7 +95,7 @@ impl Recording {
 
     /// Runs a call and records it as one step.
     fn change<T>(&self, run: impl FnOnce() -> Result<T>, call: impl FnOnce(&Result<T>) -> Call) -> Result<T> {
-        self.collect(&Except::None);
+        self.prepare(&Except::None);
         self.change_now(run, call)
     }
 
@@ -135,7 +137,7 @@ impl Recording {
 
     fn removed(&self, dir: Ino, name: &[u8], is_dir: bool, run: impl FnOnce() -> Result<()>) -> Result<()> {
         self.refuse_control(dir, name)?;
-        self.collect(&Except::None);
+        self.prepare(&Except::None);
         let mut log = self.log.lock();
         let ino = self.fs.lookup(dir, name).map_or(0, |a| a.ino.0);
         let result = run();
@@ -145,7 +147,7 @@ impl Recording {
     }
 
     fn mark(&self, data: &[u8]) {
-        self.collect(&Except::None);
+        self.prepare(&Except::None);
         let mut log = self.log.lock();
         for line in String::from_utf8_lossy(data).lines().filter(|l| !l.trim().is_empty()) {
             self.log.append(&mut log, caller(), 0, Call::Mark { text: line.trim().to_owned() });
@@ -161,7 +163,7 @@ impl Recording {
         let ranges = ino.zip(self.mapped.as_ref()).and_then(|(ino, mapped)| mapped.msync_ranges(ino, tid));
         // After `since`: the kernel has written what the call promises. What is collected now, it
         // does not promise.
-        self.collect(&Except::None);
+        self.prepare(&Except::None);
         Box::new(move |result| {
             let call = match (ino, ranges) {
                 (Some(ino), Some(ranges)) => Call::Msync { ino: ino.0, ranges, since },
@@ -197,7 +199,7 @@ impl Ops for Recording {
         if Some(ino) == self.mark_ino {
             return self.fs.getattr(ino);
         }
-        self.collect(&if set.size.is_some() { Except::File(ino) } else { Except::None });
+        self.prepare(&if set.size.is_some() { Except::File(ino) } else { Except::None });
         let mut log = self.log.lock();
         let result = self.fs.setattr(ino, set);
         self.record_setattr(&mut log, ino, set, errno(&result));
@@ -251,7 +253,7 @@ impl Ops for Recording {
             // A recording has no such call, and its replay would build another tree.
             return Err(Error::Invalid("a recording has no whiteouts"));
         }
-        self.collect(&Except::None);
+        self.prepare(&Except::None);
         let mut log = self.log.lock();
         let ino = self.fs.lookup(dir, name).map_or(0, |a| a.ino.0);
         let victim = self.fs.lookup(new_dir, new_name).ok().map(|a| a.ino.0);
@@ -278,17 +280,11 @@ impl Ops for Recording {
             return Ok(data.len());
         }
         let mapped = caller() == 0;
-        match &self.mapped {
-            Some(stores) if mapped => {
-                stores.stored();
-                return self.record_stores(ino, offset, data, mode);
-            }
-            Some(_) => {
-                let end = offset.saturating_add(data.len() as u64);
-                self.collect(&Except::Bytes(ino, offset..end));
-            }
-            None => {}
+        if let Some(stores) = self.mapped.as_ref().filter(|_| mapped) {
+            stores.stored();
+            return self.record_stores(ino, offset, data, mode);
         }
+        self.prepare(&Except::Bytes(ino, offset..offset.saturating_add(data.len() as u64)));
         self.change_now(
             || self.fs.write_with(ino, offset, data, mode),
             |written| {
@@ -320,7 +316,7 @@ impl Ops for Recording {
 
     fn sync(&self) -> Result<()> {
         let since = self.log.lock().count;
-        self.collect(&Except::None);
+        self.prepare(&Except::None);
         let result = self.fs.sync();
         let mut log = self.log.lock();
         self.log.append(&mut log, caller(), errno(&result), Call::Sync { since });

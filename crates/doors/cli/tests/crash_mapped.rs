@@ -198,3 +198,118 @@ fn the_recorder_leaves_no_trace_in_the_directory() {
     let run = record(&place, &["--mappings"], program);
     assert_eq!(run.ok(), "saved\n");
 }
+
+const MANY_THREADS_C: &str = r#"
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+enum { FILES = 2, BORN = 6, ROUNDS = 10, MAPPED = 4 * 4096 };
+static int born;
+
+static void *work(void *arg) {
+    long me = (long)arg;
+    unsigned seed = me + 1 + 1000 * born;
+    char shared[32], own[32], moved[32];
+    snprintf(shared, sizeof shared, "shared%ld", me % FILES);
+    snprintf(own, sizeof own, "own%ld", me);
+    snprintf(moved, sizeof moved, "moved%ld", me);
+    int fd = open(shared, O_RDWR | O_CREAT, 0644);
+    if (fd < 0 || ftruncate(fd, 16 * 4096)) return "open";
+    char *map = mmap(0, MAPPED, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (map == MAP_FAILED) return "mmap";
+    for (int n = 0; n < ROUNDS; n++) {
+        /* Each thread has a byte of each page, so the result does not depend on the order. */
+        for (int page = 0; page < 4; page++) map[page * 4096 + me] = born * ROUNDS + n + 1;
+        int failed = 0, other;
+        switch (rand_r(&seed) % 9) {
+        case 0: failed = fsync(fd); break;
+        case 1: failed = msync(map + 4096, 4096, MS_SYNC); break;
+        case 2: failed = pwrite(fd, &(char){n}, 1, 64 + me) != 1; break;
+        /* Beyond the mapping, so that no store meets the end of the file. */
+        case 3: failed = ftruncate(fd, (8 + rand_r(&seed) % 8) * 4096); break;
+        case 4:
+            other = open(own, O_RDWR | O_CREAT | O_TRUNC, 0644);
+            failed = other < 0 || write(other, own, 4) != 4 || close(other) || rename(own, moved);
+            break;
+        case 5:
+            failed = munmap(map, MAPPED);
+            map = mmap(0, MAPPED, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+            failed |= map == MAP_FAILED;
+            break;
+        case 6: failed = fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 6 * 4096, 4096); break;
+        case 7: failed = fdatasync(fd); break;
+        default: failed = msync(map, MAPPED, MS_SYNC); break;
+        }
+        if (failed) return "a call";
+    }
+    return munmap(map, MAPPED) || close(fd) ? "close" : 0;
+}
+
+/* The first call of a new thread finds others of its process in munmap. */
+int main(int argc, char **argv) {
+    int count = atoi(argv[1]);
+    pthread_t threads[count];
+    void *failed = 0;
+    for (born = 0; born < BORN; born++) {
+        for (long n = 0; n < count; n++)
+            if (pthread_create(&threads[n], 0, work, (void *)n)) return 2;
+        for (int n = 0; n < count; n++) {
+            void *result;
+            pthread_join(threads[n], &result);
+            if (result) failed = result;
+        }
+    }
+    if (failed) { perror(failed); return 1; }
+    return 0;
+}
+"#;
+
+/// Every call that holds pages back, beside others that write these pages: none waits forever, and
+/// the recording ends with what the program left.
+fn many_threads_end(threads: &str, options: &[&str]) {
+    let place = Place::new();
+    fs::write(place.path("many.c"), MANY_THREADS_C).unwrap();
+    let mut cc = place.command("cc");
+    cc.args(["-O1", "-pthread", "-o", "many", "many.c"]);
+    common::tool(cc, "gcc");
+    let many = place.path("many").display().to_string();
+    let left = place.path("left").display().to_string();
+    let script = format!("{many} {threads} && sync . && cp -a . {left}");
+    let words = ["crash", "record", "--size", "64M", "--cd", "--timeout", "120s"];
+    let words = words.into_iter().chain(options.iter().copied());
+    let run = place.kedge(words.chain(["--", "sh", "-ec", &script]));
+    assert_eq!(run.code, 0, "{}{}", run.out, run.err);
+    let trace = trace(&place);
+    let has_ranges = trace.events.iter().any(|e| matches!(e.call, Call::Msync { .. }));
+    assert_eq!(has_ranges, options.contains(&"--mappings"));
+    let is_many = |e: &Event| matches!(&e.call, Call::Process { command, .. } if command.contains("many "));
+    assert!(trace.events.iter().any(is_many), "the command line is recorded");
+    place.run(&format!("crash replay run.kcr --state {} --keep found", trace.events.len())).ok();
+    let mut diff = place.command("diff");
+    let output = diff.args(["-r", "left", "found"]).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+}
+
+#[test]
+fn many_threads_store_and_change_the_same_files() {
+    needs_fuse!();
+    many_threads_end("8", &["--mappings"]);
+}
+
+#[test]
+fn many_threads_with_mappings_end_without_the_option_too() {
+    needs_fuse!();
+    many_threads_end("8", &[]);
+}
+
+#[test]
+fn more_threads_than_may_collect_end() {
+    needs_fuse!();
+    many_threads_end("24", &["--mappings"]);
+}
