@@ -105,6 +105,12 @@ enum Command {
     /// Run by a keeper: prints what this program can serve
     #[command(hide = true, name = kedge_host::handover::OFFER)]
     ServerOffer,
+    /// Run by a server: sends notifications to the kernel
+    #[command(hide = true, name = kedge_host::courier::COURIER)]
+    Courier {
+        #[arg(long)]
+        kept: bool,
+    },
     /// Give free space back to the device, or to the host of an image file
     Trim(trim::Args),
     /// Stop all changes of a mount, so that its image can be copied
@@ -200,6 +206,7 @@ fn main() -> ExitCode {
     if let Some(file) = cli.key_file.or(cli.key_fd.map(|fd| format!("/dev/fd/{fd}").into())) {
         host_key::give(file);
     }
+    kedge_host::courier::offer();
     let failure = if matches!(cli.command, Command::Diff(_)) { diff::TROUBLE } else { FAILURE };
     let outcome = match cli.command {
         Command::Mkfs(args) => mkfs::run(args),
@@ -210,6 +217,7 @@ fn main() -> ExitCode {
         Command::Umount(args) => umount::run(args),
         Command::UpgradeServer(args) => upgrade_server::run(args),
         Command::ServerOffer => upgrade_server::offer(),
+        Command::Courier { kept } => kedge_host::courier::run(kept).map(|()| ExitCode::SUCCESS),
         Command::Trim(args) => trim::run(args),
         Command::Freeze(args) => freeze::freeze(args),
         Command::Thaw(args) => freeze::thaw(args),

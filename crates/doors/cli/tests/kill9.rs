@@ -7,7 +7,8 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-use common::{Place, Run, needs_fuse, until, until_dead};
+use common::seeks::{Seeks, couriers, is_gone, stop_in_a_seek};
+use common::{Place, Run, needs_fuse, pid, until, until_dead};
 use kedge_base::HANG;
 use kedge_sim::backend::{Backend, Mounted};
 use kedge_sim::rig::{seed_from_env, within};
@@ -88,4 +89,59 @@ fn what_fsync_confirmed_to_many_writers_survives_a_kill() {
         println!("{what}");
         within(HANG, &what, move || kill_again_and_again(seed));
     }
+}
+
+/// Before a seek in a file with stored pages the kernel writes them, and waits for the server in a
+/// way that no signal ends.
+#[test]
+fn a_server_that_is_killed_beside_a_seek_ends_the_mount() {
+    needs_fuse!();
+    for options in ["nokeeper", "nokeeper,fuse"] {
+        let place = Place::after(&format!("mount --create 128M -o {options} disk.kedge mnt"));
+        let seeks = Seeks::start(&place);
+        let server = pid(&place, "mnt");
+        stop_in_a_seek(server);
+        kill_process(server, Signal::KILL).unwrap();
+        until("the server is gone", || is_gone(server));
+        println!("{options}: {}", seeks.failed());
+        until_dead(&place, "mnt");
+        assert_eq!(fsck(&place).code, 0);
+    }
+}
+
+/// The server has another process send notifications, which a user may kill.
+#[test]
+fn a_courier_that_is_killed_is_replaced() {
+    needs_fuse!();
+    let place = Place::after("mount --create 128M -o nokeeper disk.kedge mnt");
+    let seeks = Seeks::start(&place);
+    let server = pid(&place, "mnt");
+    for _ in 0..5 {
+        let courier = stop_in_a_seek(server);
+        assert_ne!(courier, server, "the server itself does not wait");
+        kill_process(courier, Signal::KILL).unwrap();
+        kill_process(server, Signal::CONT).unwrap();
+        until("the courier is gone", || is_gone(courier));
+    }
+    assert!(seeks.stop() > 0);
+    assert!(couriers(server).len() <= 1);
+    place.run("umount mnt").ok();
+    assert_eq!(place.run("fsck disk.kedge").code, 0);
+}
+
+/// No process is left that could reply: the kernel ends the mount on request.
+#[test]
+fn a_forced_unmount_ends_a_wait_for_a_server_and_a_courier_that_are_killed() {
+    needs_fuse!(root: "umount -f needs root");
+    let place = Place::after("mount --create 128M -o nokeeper disk.kedge mnt");
+    let seeks = Seeks::start(&place);
+    let server = pid(&place, "mnt");
+    let courier = stop_in_a_seek(server);
+    kill_process(courier, Signal::KILL).unwrap();
+    kill_process(server, Signal::KILL).unwrap();
+    // The program keeps the mount in use; its requests fail all the same.
+    let _busy = rustix::mount::unmount(place.path("mnt"), rustix::mount::UnmountFlags::FORCE);
+    println!("{}", seeks.failed());
+    until("both are gone", || is_gone(courier) && is_gone(server));
+    assert_eq!(fsck(&place).code, 0);
 }

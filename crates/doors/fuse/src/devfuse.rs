@@ -9,6 +9,7 @@
 //!
 //! The descriptors do not block. A worker that finds nothing polls, or sleeps in poll(2).
 
+use crate::courier::Courier;
 use crate::sys;
 use crate::transport::{Received, Request, RequestBuf, Transport, out_header};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
@@ -29,6 +30,8 @@ pub struct DevFuse {
     /// `None` if the connection ends with this server.
     bell: Option<OwnedFd>,
     stopped: AtomicBool,
+    /// `None`: this process sends all notifications.
+    courier: Option<Courier>,
 }
 
 impl DevFuse {
@@ -52,7 +55,7 @@ impl DevFuse {
                 tracing::warn!("reads from /dev/fuse wait: {e}");
             }
         }
-        DevFuse { channels, workers, bell: None, stopped: AtomicBool::new(false) }
+        DevFuse { channels, workers, bell: None, stopped: AtomicBool::new(false), courier: None }
     }
 
     /// Serves the connection of `fd`, which outlives this server. All workers share it.
@@ -60,6 +63,11 @@ impl DevFuse {
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         // A channel of its own would end with its server, and its requests with it.
         Ok(DevFuse { bell: Some(bell), ..DevFuse::new(fd, workers, false) })
+    }
+
+    /// Has a courier send the notifications that may wait.
+    pub(crate) fn with(self, courier: Option<Courier>) -> DevFuse {
+        DevFuse { courier, ..self }
     }
 
     fn send(&self, channel: usize, unique: u64, error: i32, parts: &[&[u8]]) -> io::Result<()> {
@@ -145,6 +153,7 @@ impl Transport for DevFuse {
     }
 
     fn notify(&self, code: i32, body: &[u8]) -> io::Result<()> {
-        self.send(0, 0, code, &[body])
+        let carried = self.courier.as_ref().and_then(|c| c.notify(&self.channels[0], code, body));
+        carried.unwrap_or_else(|| self.send(0, 0, code, &[body]))
     }
 }

@@ -8,6 +8,7 @@
 //! session, pool, handoff      the threads of one mount, and which of them receives
 //! placement, companion        a receiver on its client's processor
 //! devfuse                     requests from /dev/fuse      (under the trait in `transport`)
+//! courier                     a process for notifications for which the kernel may wait
 //! server                      the state of one mount's server, and what INIT negotiates
 //! handle, dispatch            request → call → reply       (over the trait in `ops`)
 //! args, errno                 parsed arguments, and errors
@@ -35,6 +36,7 @@ mod caller;
 mod companion;
 mod control;
 mod copy;
+pub mod courier;
 mod devfuse;
 mod dispatch;
 mod errno;

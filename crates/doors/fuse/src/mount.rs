@@ -13,6 +13,7 @@
 //! Root gets a privileged mount if possible, else a plain mount: a container may have no loop
 //! device, and in a user namespace the kernel accepts no block device at all.
 
+use crate::courier::Courier;
 use crate::devfuse::DevFuse;
 use crate::limits::raise_limits;
 use crate::mount_error::MountError;
@@ -106,7 +107,8 @@ pub fn mount_remote(name: &Path, dir: &Path, options: &FuseOptions) -> Result<Mo
 
 fn session(fd: OwnedFd, mount: MountPoint, options: &FuseOptions) -> MountedSession {
     raise_limits(&mount.dir);
-    let transport = DevFuse::new(fd, options.worker_range(), options.clone_channels);
+    let courier = options.courier.map(|word| Courier::new(word, false));
+    let transport = DevFuse::new(fd, options.worker_range(), options.clone_channels).with(courier);
     MountedSession::new(Arc::new(transport), mount, options.clone())
 }
 

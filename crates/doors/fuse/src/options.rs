@@ -58,6 +58,8 @@ pub struct FuseOptions {
     /// How long the kernel may use its cached names and attributes. All changes pass through the
     /// kernel or are notified to it, so only the width of a counter limits this time.
     pub cache_timeout: Duration,
+    /// The subcommand with which this program is a [`crate::courier`]. `None`: it has none.
+    pub courier: Option<&'static str>,
 }
 
 impl Default for FuseOptions {
@@ -81,6 +83,7 @@ impl Default for FuseOptions {
             handle_killpriv: true,
             auto_invalidate: false,
             cache_timeout: Duration::from_secs(3600),
+            courier: None,
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::abi;
 use crate::companion::Follower;
+use crate::courier::Courier;
 use crate::devfuse::DevFuse;
 use crate::freeze;
 use crate::handoff::{self, Wait};
@@ -88,7 +89,8 @@ impl MountedSession {
         };
         let transport = DevFuse::kept(fd, options.worker_range())
             .map_err(|error| MountError::MountPoint { dir: dir.to_owned(), error })?;
-        let transport: Arc<dyn Transport> = Arc::new(transport);
+        let courier = options.courier.map(|word| Courier::new(word, true));
+        let transport: Arc<dyn Transport> = Arc::new(transport.with(courier));
         let handover = Handover::new(life.area.clone(), transport.clone(), leave);
         let mut session = MountedSession::new(transport, mount, options);
         (session.life, session.handover) = (Some(life), Some(Arc::new(handover)));

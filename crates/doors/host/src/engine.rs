@@ -4,7 +4,7 @@ use crate::image::{check_kind, is_uri, locate};
 use crate::options::MountWords;
 use crate::text::show_size;
 use crate::usage::Usage;
-use crate::{clock, handover, key, memory, waits};
+use crate::{clock, courier, handover, key, memory, waits};
 use anyhow::{Context, Result, bail};
 use kedge_base::{Clock, SystemClock};
 use kedge_device::crypt::{CRYPT_AREA, CryptHeader};
@@ -325,6 +325,7 @@ pub(crate) fn fuse_options(words: &MountWords) -> FuseOptions {
         writeback_cache: words.writeback_cache.unwrap_or(defaults.writeback_cache),
         reflink: words.reflink.unwrap_or(defaults.reflink),
         tree: words.tree.clone(),
+        courier: courier::offered(),
         ..defaults
     }
 }

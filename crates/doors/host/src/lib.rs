@@ -16,6 +16,7 @@
 //! | [`serve`] | serves one mount until it ends |
 //! | [`keeper`] | starts the server of a mount, and another one when it dies |
 //! | [`handover`] | has another program serve a mount that has a keeper |
+//! | [`courier`] | the process that sends notifications for which the kernel may wait |
 //! | [`daemon`] | serves several mounts in one process |
 //! | [`background`] | starts the process that serves, and waits until the mount is live |
 //! | [`notify`] | reports readiness to the service manager |
@@ -29,6 +30,7 @@
 
 pub mod background;
 pub mod clock;
+pub mod courier;
 pub mod create;
 pub mod daemon;
 pub mod embed;

@@ -4,6 +4,7 @@
 pub mod io;
 pub mod keeper;
 pub mod postgres;
+pub mod seeks;
 pub mod source;
 
 use kedge_base::HANG;

@@ -13,7 +13,8 @@ mod postgres;
 mod program;
 mod upgrade;
 
-use common::keeper::{Killer, keeper, kill_server};
+use common::keeper::{Killer, keeper, kill_server, server};
+use common::seeks::{Seeks, is_gone, stop_in_a_seek};
 use common::{Place, needs_fuse, until};
 use kedge_base::{HANG, spawn_named};
 use kedge_sim::rig::{seed_from_env, within};
@@ -171,16 +172,66 @@ fn sqlite_does_not_notice() {
     place.unmount_and_check("disk.kedge");
 }
 
+fn parent_of(process: Pid) -> Pid {
+    let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap();
+    let parent = status.lines().find_map(|line| line.strip_prefix("PPid:")).unwrap().trim();
+    Pid::from_raw(parent.parse().unwrap()).unwrap()
+}
+
+/// Before such a seek the kernel writes the page, for which it needs a server. Each server is
+/// killed while the kernel waits for it.
+#[test]
+fn a_seek_in_a_mapped_file_does_not_notice() {
+    const DEATHS: u64 = 20;
+    needs_fuse!();
+    let place = Place::after("mount --create 128M -o keeper disk.kedge mnt");
+    let seeks = Seeks::start(&place);
+    for _ in 0..DEATHS {
+        let server = server(&place);
+        stop_in_a_seek(server);
+        kill_process(server, Signal::KILL).unwrap();
+        until("the server is gone", || is_gone(server));
+    }
+    println!("{} seeks, keeper: {}", seeks.stop(), keeper(&place));
+    assert_eq!(keeper(&place)["deaths"], DEATHS);
+    place.unmount_and_check("disk.kedge");
+}
+
+/// The process that waits in the kernel for pages to be written has the connection open, too.
+#[test]
+fn a_dead_keeper_ends_the_mount_beside_a_seek() {
+    needs_fuse!();
+    let place = Place::after("mount --create 128M -o keeper disk.kedge mnt");
+    let seeks = Seeks::start(&place);
+    let server = server(&place);
+    stop_in_a_seek(server);
+    kill_process(parent_of(server), Signal::KILL).unwrap();
+    println!("{}", seeks.failed());
+    common::until_dead(&place, "mnt");
+    until("the image is free", || place.run("mount -o nokeeper disk.kedge mnt").code == 0);
+    place.unmount_and_check("disk.kedge");
+}
+
+/// A handover does not wait for the pages, and the next server writes them.
+#[test]
+fn a_handover_beside_seeks_is_not_noticed() {
+    needs_fuse!();
+    let place = Place::after("mount --create 128M -o keeper disk.kedge mnt");
+    let seeks = Seeks::start(&place);
+    for _ in 0..10 {
+        place.run("upgrade-server mnt").ok();
+    }
+    println!("{} seeks, keeper: {}", seeks.stop(), keeper(&place));
+    place.unmount_and_check("disk.kedge");
+}
+
 #[test]
 fn a_dead_keeper_ends_the_mount() {
     needs_fuse!();
     let place = Place::after("mount --create 128M -o keeper disk.kedge mnt");
     fs::write(place.path("mnt/a"), "kept").unwrap();
     File::open(place.path("mnt/a")).unwrap().sync_all().unwrap();
-    let server = place.info("mnt")["mount"]["pid"].as_i64().unwrap();
-    let status = fs::read_to_string(format!("/proc/{server}/status")).unwrap();
-    let parent = status.lines().find_map(|line| line.strip_prefix("PPid:")).unwrap().trim();
-    kill_process(Pid::from_raw(parent.parse().unwrap()).unwrap(), Signal::KILL).unwrap();
+    kill_process(parent_of(server(&place)), Signal::KILL).unwrap();
     common::until_dead(&place, "mnt");
     until("the image is free", || place.run("mount -o nokeeper disk.kedge mnt").code == 0);
     assert_eq!(fs::read(place.path("mnt/a")).unwrap(), b"kept");

@@ -1,0 +1,128 @@
+//! A program that waits in lseek(2) for stored pages of a mapping, and servers that are stopped
+//! then.
+
+use super::io::Mapping;
+use super::{Place, until};
+use kedge_base::{BLOCK_SIZE, JoinHandle, spawn_named};
+use rustix::fs::SeekFrom;
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal, kill_process};
+use std::fs::{self, File};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::time::Duration;
+
+const PAGES: usize = 64;
+
+/// A thread that stores into holes of a mapped file of `mnt`, and looks for them as data.
+pub struct Seeks {
+    ended: Arc<AtomicBool>,
+    thread: JoinHandle<(u64, Option<Errno>)>,
+}
+
+impl Seeks {
+    pub fn start(place: &Place) -> Seeks {
+        let file = place.path("mnt/mapped");
+        let file = File::options().read(true).write(true).create_new(true).open(file).unwrap();
+        let ended = Arc::new(AtomicBool::new(false));
+        let ends = ended.clone();
+        let run = move || {
+            let mut seeks = 0;
+            while !ends.load(SeqCst) {
+                if let Err(e) = seek_in_all(&file, &mut seeks) {
+                    return (seeks, Some(e));
+                }
+            }
+            (seeks, None)
+        };
+        Seeks { ended, thread: spawn_named("seeks", run).unwrap() }
+    }
+
+    /// Waits for the error of a mount that has ended.
+    pub fn failed(self) -> Errno {
+        until("the program's seek returns", || self.thread.is_finished());
+        self.thread.join().unwrap().1.expect("the mount has ended")
+    }
+
+    /// Ends the program, which has seen no error. Returns the number of its seeks.
+    pub fn stop(self) -> u64 {
+        self.ended.store(true, SeqCst);
+        until("the program's seek returns", || self.thread.is_finished());
+        let (seeks, error) = self.thread.join().unwrap();
+        assert_eq!(error, None, "after {seeks} seeks");
+        seeks
+    }
+}
+
+fn seek_in_all(file: &File, seeks: &mut u64) -> rustix::io::Result<()> {
+    // All of it is a hole again.
+    rustix::fs::ftruncate(file, 0)?;
+    rustix::fs::ftruncate(file, (PAGES * BLOCK_SIZE) as u64)?;
+    let mapping = Mapping::new(file, 0, PAGES * BLOCK_SIZE).unwrap();
+    for at in (0..PAGES).map(|page| page * BLOCK_SIZE) {
+        mapping.write(at, b"stored");
+        let data = rustix::fs::seek(file, SeekFrom::Data(at as u64))?;
+        assert_eq!(data, at as u64, "what was stored is no hole");
+        *seeks += 1;
+    }
+    Ok(())
+}
+
+/// Stops the server while the kernel waits for it within a notification, until the caller kills it
+/// or lets it go on. Returns the process whose thread waits there.
+pub fn stop_in_a_seek(server: Pid) -> Pid {
+    let mut waits = None;
+    until("the kernel waits in a notification", || {
+        kill_process(server, Signal::STOP).unwrap();
+        std::thread::sleep(Duration::from_millis(5));
+        waits = [couriers(server), vec![server]].concat().into_iter().find(|process| {
+            let waits = || is_in_the_kernel(*process);
+            // A thread that waits for its device waits shortly.
+            waits()
+                && (0..5).all(|_| {
+                    std::thread::sleep(Duration::from_millis(10));
+                    waits()
+                })
+        });
+        if waits.is_none() {
+            kill_process(server, Signal::CONT).unwrap();
+        }
+        waits.is_some()
+    });
+    waits.unwrap()
+}
+
+/// What stat(5) of /proc has after the name: the state, then the parent.
+fn stat(path: &str) -> Vec<String> {
+    let text = fs::read_to_string(path).unwrap_or_default();
+    let fields = text.rsplit_once(") ").map_or("", |(_, fields)| fields);
+    fields.split(' ').map(str::to_owned).collect()
+}
+
+/// The processes that a server has started and that run.
+pub fn couriers(server: Pid) -> Vec<Pid> {
+    let parent = server.to_string();
+    let processes = fs::read_dir("/proc").unwrap().filter_map(|entry| {
+        let number: i32 = entry.unwrap().file_name().to_str()?.parse().ok()?;
+        let stat = stat(&format!("/proc/{number}/stat"));
+        let runs = stat.first().is_some_and(|state| state != "Z");
+        (runs && stat.get(1) == Some(&parent)).then(|| Pid::from_raw(number)).flatten()
+    });
+    processes.collect()
+}
+
+/// Whether a thread waits in a way that no signal ends.
+fn is_in_the_kernel(process: Pid) -> bool {
+    let Ok(threads) = fs::read_dir(format!("/proc/{process}/task")) else { return false };
+    threads.flatten().any(|thread| {
+        let stat = stat(thread.path().join("stat").to_str().unwrap());
+        stat.first().is_some_and(|state| state == "D")
+    })
+}
+
+/// Whether the process is gone with all of its threads, although its parent may not have seen it.
+pub fn is_gone(process: Pid) -> bool {
+    let threads = fs::read_dir(format!("/proc/{process}/task"));
+    threads.is_ok_and(|threads| threads.count() <= 1) && stat(&format!("/proc/{process}/stat"))[0] == "Z"
+        || !fs::exists(format!("/proc/{process}")).unwrap()
+}
