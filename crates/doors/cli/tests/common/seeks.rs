@@ -92,11 +92,13 @@ pub fn stop_in_a_seek(server: Pid) -> Pid {
     waits.unwrap()
 }
 
-/// What stat(5) of /proc has after the name: the state, then the parent.
-fn stat(path: &str) -> Vec<String> {
-    let text = fs::read_to_string(path).unwrap_or_default();
-    let fields = text.rsplit_once(") ").map_or("", |(_, fields)| fields);
-    fields.split(' ').map(str::to_owned).collect()
+/// A field of the status of a process or thread in /proc, empty if that is gone. The file `stat`
+/// would not do: the kernel makes its reader wait for a process that executes a program, and this
+/// may wait for the server, which is stopped.
+fn status(path: &str, field: &str) -> String {
+    let text = fs::read_to_string(format!("{path}/status")).unwrap_or_default();
+    let value = text.lines().find_map(|line| line.strip_prefix(field));
+    value.unwrap_or_default().trim().to_owned()
 }
 
 /// The processes that a server has started and that run.
@@ -104,9 +106,9 @@ pub fn couriers(server: Pid) -> Vec<Pid> {
     let parent = server.to_string();
     let processes = fs::read_dir("/proc").unwrap().filter_map(|entry| {
         let number: i32 = entry.unwrap().file_name().to_str()?.parse().ok()?;
-        let stat = stat(&format!("/proc/{number}/stat"));
-        let runs = stat.first().is_some_and(|state| state != "Z");
-        (runs && stat.get(1) == Some(&parent)).then(|| Pid::from_raw(number)).flatten()
+        let path = format!("/proc/{number}");
+        let runs = !status(&path, "State:").starts_with('Z');
+        (runs && status(&path, "PPid:") == parent).then(|| Pid::from_raw(number)).flatten()
     });
     processes.collect()
 }
@@ -114,15 +116,13 @@ pub fn couriers(server: Pid) -> Vec<Pid> {
 /// Whether a thread waits in a way that no signal ends.
 fn is_in_the_kernel(process: Pid) -> bool {
     let Ok(threads) = fs::read_dir(format!("/proc/{process}/task")) else { return false };
-    threads.flatten().any(|thread| {
-        let stat = stat(thread.path().join("stat").to_str().unwrap());
-        stat.first().is_some_and(|state| state == "D")
-    })
+    threads.flatten().any(|thread| status(thread.path().to_str().unwrap(), "State:").starts_with('D'))
 }
 
 /// Whether the process is gone with all of its threads, although its parent may not have seen it.
 pub fn is_gone(process: Pid) -> bool {
     let threads = fs::read_dir(format!("/proc/{process}/task"));
-    threads.is_ok_and(|threads| threads.count() <= 1) && stat(&format!("/proc/{process}/stat"))[0] == "Z"
+    threads.is_ok_and(|threads| threads.count() <= 1)
+        && status(&format!("/proc/{process}"), "State:").starts_with('Z')
         || !fs::exists(format!("/proc/{process}")).unwrap()
 }
