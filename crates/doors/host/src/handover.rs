@@ -395,12 +395,15 @@ pub fn is_kept(mount: &MountEntry) -> bool {
 
 /// Asks the keeper of a mount to have this program serve it.
 pub fn ask(mount: &MountEntry, program: &Path) -> Result<Done> {
+    const NONE: &str =
+        "no keeper of this user listens there: the mount has none (-o keeper), or another user's";
     let name = socket_name(&mount.device);
-    let dir = PrivateDir::all().find(|dir| dir.has(&name));
-    let dir = dir.with_context(|| {
-        "no keeper of this user listens there: the mount has none (-o keeper), or another user's".to_owned()
+    let dir = PrivateDir::all().find(|dir| dir.has(&name)).context(NONE)?;
+    let mut stream = dir.connect(&name, REQUEST_WAIT).map_err(|e| match e.kind() {
+        // The socket of a keeper that was killed, at a mount whose device number was used again.
+        io::ErrorKind::ConnectionRefused => anyhow!(NONE),
+        _ => anyhow::Error::new(e).context("connect to the keeper"),
     })?;
-    let mut stream = dir.connect(&name, REQUEST_WAIT).context("connect to the keeper")?;
     // Another request may be served first.
     let patience = 2 * (OFFER_WAIT + LEAVE_WAIT + SERVE_WAIT);
     stream.set_read_timeout(Some(patience)).context("wait for the keeper")?;
