@@ -131,7 +131,9 @@ pub fn is_dead(dir: &Path) -> Result<bool> {
         return Ok(false);
     }
     let mut value = [0; 64];
-    Ok(rustix::fs::getxattr(&dir, XATTR_PID, &mut value[..]) == Err(rustix::io::Errno::NOTCONN))
+    let asked = rustix::fs::getxattr(&dir, XATTR_PID, &mut value[..]);
+    // The latter while the connection of a process that was killed just now is ending.
+    Ok(matches!(asked, Err(rustix::io::Errno::NOTCONN | rustix::io::Errno::CONNABORTED)))
 }
 
 /// Reads an attribute of a mount's root through the status socket. A dedicated thread of the
