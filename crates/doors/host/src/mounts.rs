@@ -132,7 +132,7 @@ pub fn is_dead(dir: &Path) -> Result<bool> {
     }
     let mut value = [0; 64];
     let asked = rustix::fs::getxattr(&dir, XATTR_PID, &mut value[..]);
-    // The latter while the connection of a process that was killed just now is ending.
+    // The latter while the kernel ends the connection of a process that was killed.
     Ok(matches!(asked, Err(rustix::io::Errno::NOTCONN | rustix::io::Errno::CONNABORTED)))
 }
 
