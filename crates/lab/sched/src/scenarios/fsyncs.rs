@@ -52,7 +52,7 @@ type Answered = (usize, u64, MemDevice);
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Call {
     Fsync,
-    /// An fsync that another thread answers.
+    /// An fsync whose result another thread passes to the caller.
     Later,
     Sync,
 }
