@@ -15,7 +15,12 @@
 //!    `noasync_checkpoint`, a shutdown, or the end of the file system above the store. The waiting
 //!    operation ends the pause ([`super::control::Hurry`]); the pause notices the other reasons at
 //!    its next check, a millisecond later.
-//! 2. The pause after a slice has been as long as its bound. So every checkpoint ends, even if the
+//! 2. The log fills so fast that an unpaused checkpoint is needed: less is free, beyond the part in
+//!    which operations are delayed, than would come in while a checkpoint like the last one runs
+//!    without pauses. In a log of one MiB that is usual. Half of what was free would otherwise be
+//!    used up by the pauses, and the last steps, which no pause can shorten, would find the log
+//!    nearly full.
+//! 3. The pause after a slice has been as long as its bound. So every checkpoint ends, even if the
 //!    log no longer fills, and frees the tree nodes that only the last checkpoint uses.
 //!
 //! # A device with a long latency
@@ -89,9 +94,13 @@ pub(crate) struct Pace<'a> {
     store: &'a Store,
     /// Whether it may pause at all.
     paced: bool,
+    by: By,
     /// Free log, and room for dirty nodes, at the start.
     log: u64,
     nodes: u64,
+    /// What came into the log, from the start of the last checkpoint to this one's, in the time
+    /// that the last one took without pauses.
+    incoming: u64,
     /// Bytes written, and to be written in all.
     done: Cell<u64>,
     total: Cell<u64>,
@@ -147,7 +156,14 @@ impl Pace<'_> {
 
     fn may_pause(&self) -> bool {
         let ended = self.store.client.get().is_some_and(|c| c.strong_count() <= self.held.get());
-        self.paced && !ended && !self.store.checkpoint_must_hurry()
+        self.paced && !ended && !self.store.checkpoint_must_hurry() && !self.log_fills_fast()
+    }
+
+    /// Whether a background checkpoint is needed without pauses: see rule 2. The operation that
+    /// runs one itself has all others wait, so the log does not fill meanwhile.
+    pub(super) fn log_fills_fast(&self) -> bool {
+        let needed = self.store.throttle_below().saturating_add(self.incoming);
+        self.by == By::Background && self.store.log.free_bytes() < needed
     }
 
     fn is_ahead(&self) -> bool {
@@ -159,14 +175,16 @@ impl Pace<'_> {
 }
 
 impl Store {
-    /// The pace of a checkpoint that starts now.
-    pub(super) fn pace(&self, cause: CheckpointCause, by: By) -> Pace<'_> {
+    /// The pace of a checkpoint that starts now. For `incoming` see [`Store::incoming`].
+    pub(super) fn pace(&self, cause: CheckpointCause, by: By, incoming: u64) -> Pace<'_> {
         let has_time = matches!(cause, CheckpointCause::Background | CheckpointCause::DirtyNodes);
         let pace = Pace {
             store: self,
             paced: has_time && by == By::Background,
+            by,
             log: self.log.free_bytes(),
             nodes: self.room_for_dirty_nodes(),
+            incoming,
             done: Cell::new(0),
             total: Cell::new(0),
             paused: Cell::new(Duration::ZERO),

@@ -52,10 +52,10 @@ impl Store {
             return Err(reason);
         }
         let running = self.checkpoint.start();
-        let started = self.clock.monotonic();
+        let (started, incoming) = (self.clock.monotonic(), self.incoming());
         self.checkpoint.began_at.store(started.as_nanos() as u64, Ordering::Relaxed);
         self.checkpoint.began_lsn.store(self.log.head_lsn().0, Ordering::Relaxed);
-        let pace = self.pace(cause, by);
+        let pace = self.pace(cause, by, incoming);
         let result = without_panic("a checkpoint", || {
             if let Some(cut) = unwritten.take() {
                 // Not clean, since log records follow it.

@@ -41,8 +41,8 @@ impl Store {
 
     /// Whether a background checkpoint should start: the free part of the log is below the
     /// threshold, or below what would be filled while two checkpoints like the last one run, pauses
-    /// aside. Reserved and promised space is not free: operations wait for it as for space that
-    /// holds records.
+    /// aside, and the part in which operations are delayed. Reserved and promised space is not
+    /// free: operations wait for it as for space that holds records.
     pub(crate) fn log_below_threshold(&self) -> bool {
         let percent = self.async_percent();
         let (free, max) = (self.log.free_bytes(), self.log.free_bytes_max());
@@ -53,13 +53,20 @@ impl Store {
         if free < max * percent / 100 {
             return true;
         }
+        let incoming = self.incoming();
+        incoming > 0 && incoming.saturating_mul(2).saturating_add(self.throttle_below()) > free
+    }
+
+    /// Bytes that come into the log while a checkpoint like the last one runs, pauses aside, at the
+    /// rate since that one started.
+    pub(super) fn incoming(&self) -> u64 {
         let control = &self.checkpoint;
         let now = self.clock.monotonic().as_nanos() as u64;
         let elapsed = now.saturating_sub(control.began_at.load(Ordering::Relaxed));
         let came = self.log.head_lsn().0.saturating_sub(control.began_lsn.load(Ordering::Relaxed));
         let took = control.took.load(Ordering::Relaxed);
-        let incoming = came as u128 * took as u128 * 2 / elapsed.max(1) as u128;
-        elapsed > 0 && incoming > free as u128
+        let product = came as u128 * took as u128;
+        product.checked_div(elapsed.into()).map_or(0, |bytes| u64::try_from(bytes).unwrap_or(u64::MAX))
     }
 
     /// Delays an operation while the log is nearly full, so that the rest of its space lasts until

@@ -16,6 +16,8 @@ pub(crate) const FULL: usize = 2048;
 const WRITE_BLOCKS_MAX: usize = 256;
 /// Writes in one batch on a disk, which is also the minimum.
 const BATCH_WRITES: usize = 8;
+/// The same for a checkpoint that may not pause, on a disk that is not slow.
+const BATCH_WRITES_HURRY: usize = 32;
 /// The most writes in one batch.
 const BATCH_WRITES_MAX: usize = 128;
 /// A device on which a write takes longer is distant, or a slow disk.
@@ -26,18 +28,24 @@ const FAR: Duration = Duration::from_micros(500);
 /// So a batch has as many writes as the device completes in one round trip. A concurrent fsync then
 /// waits for at most one more round trip. A disk that serves one request after another keeps its
 /// eight, however slow it is.
-pub(crate) fn batch_writes(device: &dyn Device) -> usize {
+///
+/// A checkpoint that must `hurry` has larger batches on a fast disk: operations wait for it, or
+/// will soon. After each batch the thread waits for a processor, for milliseconds if all are busy.
+/// With a hundred nodes in batches of eight that was most of the time of a checkpoint of a small
+/// log.
+pub(crate) fn batch_writes(device: &dyn Device, hurry: bool) -> usize {
     let latency = device.latency();
     let known = |kind: &LatencyKind| Some((latency.typical(*kind)?, latency.at_once(*kind)?));
     match ROUND_TRIP.iter().find_map(known) {
         Some((round_trip, at_once)) if round_trip >= FAR => at_once.clamp(BATCH_WRITES, BATCH_WRITES_MAX),
+        Some(_) if hurry => BATCH_WRITES_HURRY,
         _ => BATCH_WRITES,
     }
 }
 
 /// Whether single requests take long, but many at a time take no longer.
 pub(crate) fn is_far_away(device: &dyn Device) -> bool {
-    batch_writes(device) > BATCH_WRITES
+    batch_writes(device, false) > BATCH_WRITES
 }
 
 /// The latencies that stand for the round trip of a write: before the first write, that of a read.
@@ -54,7 +62,6 @@ pub(crate) fn write_merged(
 ) -> Result<u64> {
     let mut bytes = 0;
     let (mut limit, mut gathered) = (wrote(0), 0);
-    let writes_max = batch_writes(device);
     let mut run: Option<(BlockNo, IoBuf)> = None;
     let mut batch: Vec<Io> = Vec::new();
     loop {
@@ -72,7 +79,8 @@ pub(crate) fn write_merged(
             gathered += buf.len() as u64;
             batch.push(Io { offset: start.byte_offset(), op: Op::Write { buf, fua: false } });
         }
-        let full = batch.len() >= writes_max || gathered >= (limit * BLOCK_SIZE) as u64;
+        let full =
+            batch.len() >= batch_writes(device, limit == FULL) || gathered >= (limit * BLOCK_SIZE) as u64;
         if full || ended {
             for completion in run_batch(device, std::mem::take(&mut batch)) {
                 completion.result?;
