@@ -9,7 +9,7 @@
 //! A module for each subcommand, or for two that are opposites (`freeze` and thaw). The others are
 //! what several of them parse or print (`mode`, `places`, `report`, `summary`), the server of the
 //! counters (`listen`), and the man pages (`manual`). They open, mount and check images only
-//! through [`kedge_host::engine`]. Only `dump` and `tune` know the format of an image; the others
+//! through [`kedge_host::engine`]. Only `dump`, `tune` and `upgrade` know the format of an image; others
 //! know at most its sizes and what it holds.
 #![deny(unsafe_code)]
 
@@ -52,6 +52,7 @@ mod top;
 mod trim;
 mod tune;
 mod umount;
+mod upgrade;
 mod upgrade_server;
 
 use clap::error::ErrorKind;
@@ -123,6 +124,8 @@ enum Command {
     Scrub(scrub::Args),
     /// Change the label of an image that is not mounted
     Tune(tune::Args),
+    /// Give an image of an older version what new images have, as far as that is possible in place
+    Upgrade(upgrade::Args),
     /// Make an image larger or smaller, also while it is mounted
     Resize(resize::Args),
     /// Make a writable copy of a tree at once, which shares all blocks with it
@@ -224,6 +227,7 @@ fn main() -> ExitCode {
         Command::Fsck(args) => fsck::run(args),
         Command::Scrub(args) => scrub::run(args),
         Command::Tune(args) => tune::run(args),
+        Command::Upgrade(args) => upgrade::run(args),
         Command::Resize(args) => resize::run(args),
         Command::Fork(args) => fork::run(args),
         Command::Snapshot(args) => snapshot::run(args),

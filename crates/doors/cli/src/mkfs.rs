@@ -68,7 +68,7 @@ enum ImageSize {
 
 /// The most bytes of a file whose data goes into the tree; 0 for no file.
 #[derive(Clone, Copy, Debug)]
-struct InlineMax(u64);
+pub(crate) struct InlineMax(pub(crate) u64);
 
 impl std::fmt::Display for InlineMax {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -76,7 +76,7 @@ impl std::fmt::Display for InlineMax {
     }
 }
 
-fn parse_inline(text: &str) -> Result<InlineMax, String> {
+pub(crate) fn parse_inline(text: &str) -> Result<InlineMax, String> {
     if text == "off" {
         return Ok(InlineMax(0));
     }

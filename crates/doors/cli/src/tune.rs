@@ -1,5 +1,6 @@
-//! `kedge tune`: changes the label of an image that is not mounted, and permits immutable files in
-//! it.
+//! `kedge tune`: changes the label of an image that is not mounted, permits immutable files in it,
+//! and has the data of small files in the tree. `kedge upgrade` ([`crate::upgrade`]) changes an
+//! image in the same way.
 //!
 //! The uuid cannot change: every node, log write and block of the allocation index contains it, so
 //! that no block of another image passes for one of this image. Mount options are not stored in the
@@ -17,19 +18,22 @@
 //! A slot is one sector, so each write is atomic. After step 1 and after step 2 there is one valid
 //! slot, that of the newest checkpoint, without or with the change. A mount uses this slot, with a
 //! warning about the other slot, and its first checkpoint writes the other slot. The image must
-//! have been unmounted, so that nothing needs the older checkpoint. The feature of immutable files
-//! only permits more in later operations, so it is valid for both checkpoints.
+//! have been unmounted, so that nothing needs the older checkpoint. The features only permit more
+//! in later operations, so they are valid for both checkpoints.
 
+use crate::mkfs;
 use anyhow::{Context, Result, bail};
 use kedge_base::{BLOCK_SIZE, IoBuf};
 use kedge_device::Device;
 use kedge_format::content::Content;
 use kedge_format::superblock::{
-    Geometry, INCOMPAT_KNOWN, LABEL_MAX, RO_COMPAT_IMMUTABLE, RO_COMPAT_KNOWN, SLOTS, Superblock,
+    Geometry, INCOMPAT_INLINE, INCOMPAT_KNOWN, LABEL_MAX, RO_COMPAT_IMMUTABLE, RO_COMPAT_KNOWN, SLOTS,
+    Superblock,
 };
 use kedge_host::{Usage, engine, key, mounts};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 
 #[derive(clap::Args, Debug)]
 pub struct Args {
@@ -40,6 +44,10 @@ pub struct Args {
     /// two requests. This cannot be undone
     #[arg(long)]
     immutable: bool,
+    /// Keep the data of files of up to this many bytes in the tree from now on, at most 2048. It
+    /// can become more, and neither less nor off. Older versions refuse the image then
+    #[arg(long, value_name = "SIZE", value_parser = mkfs::parse_inline)]
+    inline: Option<mkfs::InlineMax>,
     /// Refused: all metadata of an image is marked with its uuid
     #[arg(short = 'U', long, hide = true)]
     uuid: Option<String>,
@@ -51,21 +59,16 @@ pub fn run(args: Args) -> Result<ExitCode> {
     if args.uuid.is_some() {
         bail!(Usage("the uuid cannot be changed: all metadata of the image is marked with it".into()));
     }
-    if args.label.is_none() && !args.immutable {
-        bail!(Usage("nothing to change: -L names a label, --immutable permits chattr +i".into()));
+    if args.label.is_none() && !args.immutable && args.inline.is_none() {
+        let what = "-L names a label, --immutable permits chattr +i, --inline has data in the tree";
+        bail!(Usage(format!("nothing to change: {what}")));
     }
     if let Some(label) = &args.label
         && (label.len() > LABEL_MAX || label.bytes().any(|b| b == 0))
     {
         bail!(Usage(format!("label of {} bytes: the longest is {LABEL_MAX}", label.len())));
     }
-    if let Some(mount) = mounts::of_image(&args.image)? {
-        bail!("{} is mounted on {}: unmount it first", args.image.display(), mount.dir.display());
-    }
-    if let Content::Other(held) = key::image(&args.image)?.content()? {
-        bail!("{} holds {held}, no KedgeFS image", args.image.display());
-    }
-    let device = engine::open_device(&args.image, false)?;
+    let device = open(&args.image)?;
     let change = |geometry: &mut Geometry| {
         // An image of such a version may have bits set that were not flags then.
         if args.immutable && !geometry.has_flags() {
@@ -77,14 +80,36 @@ pub fn run(args: Args) -> Result<ExitCode> {
         if args.immutable {
             geometry.feature_ro_compat |= RO_COMPAT_IMMUTABLE;
         }
+        if let Some(inline) = &args.inline {
+            let (has, wanted) = (geometry.inline_max, inline.0);
+            // The tree may hold items of that length.
+            if wanted < has {
+                bail!("it has data of files of up to {has} bytes in the tree; that cannot become less");
+            }
+            if wanted > 0 {
+                geometry.feature_incompat |= INCOMPAT_INLINE;
+                geometry.inline_max = wanted;
+            }
+        }
         Ok(())
     };
     set(&*device, &change).with_context(|| format!("change {}", args.image.display()))?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Changes both slots.
-fn set(device: &dyn Device, change: &dyn Fn(&mut Geometry) -> Result<()>) -> Result<()> {
+/// The device of an image that is not mounted.
+pub(crate) fn open(image: &Path) -> Result<Arc<dyn Device>> {
+    if let Some(mount) = mounts::of_image(image)? {
+        bail!("{} is mounted on {}: unmount it first", image.display(), mount.dir.display());
+    }
+    if let Content::Other(held) = key::image(image)?.content()? {
+        bail!("{} holds {held}, no KedgeFS image", image.display());
+    }
+    engine::open_device(image, false)
+}
+
+/// Changes both slots, and the copies that checkpoints keep up to date. Returns what they had.
+pub(crate) fn set(device: &dyn Device, change: &dyn Fn(&mut Geometry) -> Result<()>) -> Result<Geometry> {
     let blocks = device.geometry().size / BLOCK_SIZE as u64;
     if blocks <= SLOTS[1].0 {
         bail!("no room for two superblock slots");
@@ -113,8 +138,9 @@ fn set(device: &dyn Device, change: &dyn Fn(&mut Geometry) -> Result<()>) -> Res
     }
     let mut changed = g.clone();
     change(&mut changed)?;
-    if changed == *g {
-        return Ok(());
+    let before = g.clone();
+    if changed == before {
+        return Ok(before);
     }
     if let Some(older) = &older {
         device.write(older.block().byte_offset(), &IoBuf::zeroed(1), true)?;
@@ -131,7 +157,7 @@ fn set(device: &dyn Device, change: &dyn Fn(&mut Geometry) -> Result<()>) -> Res
     for place in copied.geometry.current_copies() {
         device.write(place.byte_offset(), &bytes, true)?;
     }
-    Ok(())
+    Ok(before)
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@ use super::*;
 use kedge_base::{Error, ManualClock};
 use kedge_device::MemDevice;
 use kedge_fsck::{CheckOptions, FindingKind, StoreReplay};
-use kedgefs::{FileSystem, FormatOptions, MountOptions};
+use kedgefs::{FileSystem, FormatOptions, Ino, MountOptions, Owner};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -100,6 +100,37 @@ fn a_crash_at_each_write_leaves_an_image_that_mounts() {
         set(&*device, &label("new")).unwrap();
         assert_eq!(labels(&device), vec!["new"; whole], "again, after {writes} writes");
         mount(&device).close().unwrap();
+    }
+}
+
+/// A mount may use the slot of either checkpoint, and small files go into the tree as that slot
+/// says.
+#[test]
+fn a_crash_while_data_in_the_tree_is_permitted_leaves_an_image_that_takes_small_files() {
+    let change = |geometry: &mut Geometry| {
+        geometry.feature_incompat |= INCOMPAT_INLINE;
+        geometry.inline_max = 512;
+        Ok(())
+    };
+    for writes in 0..=4 {
+        let crashing = Crashing { device: image(), writes: writes.into() };
+        let done = set(&crashing, &change);
+        assert_eq!(done.is_ok(), writes == 4, "after {writes} writes: {done:?}");
+        let device = crashing.device;
+        for name in ["first", "second"] {
+            let clock = Arc::new(ManualClock::default());
+            let fs = FileSystem::open(device.clone(), clock, MountOptions::default()).unwrap();
+            let file = fs.create(Ino::ROOT, name.as_bytes(), 0o644, Owner::default()).unwrap().ino;
+            fs.write(file, 0, &[b's'; 300]).unwrap();
+            fs.fsync(file, false).unwrap();
+            let blocks = fs.getattr(file).unwrap().blocks;
+            fs.close().unwrap();
+            // In the tree: as many sectors as the bytes take, instead of a block.
+            let in_tree = writes >= 2 || name == "second";
+            assert_eq!(blocks, if in_tree { 1 } else { 8 }, "{name} after {writes} writes");
+            assert_eq!(errors(&device), vec![], "{name} after {writes} writes");
+            set(&*device, &change).unwrap();
+        }
     }
 }
 
