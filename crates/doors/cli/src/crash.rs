@@ -1,11 +1,14 @@
 //! `kedge crash`: crash tests of other programs.
 
 mod again;
+mod bisect;
+mod commits;
 mod explore;
 mod judge;
 mod live;
 mod record;
 mod replay;
+mod watch;
 
 use anyhow::{Context, Result, bail};
 use clap::Subcommand;
@@ -33,6 +36,10 @@ enum Command {
     Explore(Box<explore::Args>),
     /// Show one crash state again
     Replay(Box<replay::Args>),
+    /// Find the first commit of a git repository whose crash test fails
+    Bisect(Box<bisect::Args>),
+    /// Run a crash test of each new commit of a git repository
+    Watch(Box<watch::Args>),
     /// Record that a promise was made to the user at this point
     Mark(record::MarkArgs),
     /// List the models of what a file system may lose
@@ -50,6 +57,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
         Command::Record(args) => record::run(args),
         Command::Explore(args) => judged(explore::run(*args)),
         Command::Replay(args) => judged(replay::run(*args)),
+        Command::Bisect(args) => judged(bisect::run(*args)),
+        Command::Watch(args) => judged(watch::run(*args)),
         Command::Mark(args) => record::mark(args),
         Command::Mount(args) => live::mount(args),
         Command::Now(args) => live::now(args),

@@ -9,8 +9,8 @@
 //! A module for each subcommand, or for two that are opposites (`freeze` and thaw). The others are
 //! what several of them parse or print (`mode`, `places`, `report`, `summary`), the server of the
 //! counters (`listen`), and the man pages (`manual`). They open, mount and check images only
-//! through [`kedge_host::engine`]. Only `dump`, `tune` and `upgrade` know the format of an image; others
-//! know at most its sizes and what it holds.
+//! through [`kedge_host::engine`]. Only `dump`, `tune` and `upgrade` know the format of an image;
+//! others know at most its sizes and what it holds.
 #![deny(unsafe_code)]
 
 mod cat;
