@@ -128,6 +128,11 @@ const ELSEWHERE: &[(&str, &str, &str)] = &[
     ),
     (
         "docs/CRASH_TESTING.md",
+        "kedge crash bisect v1.0 main --build 'make -j2' --ack '^saved' --check ./check.sh -- ./my-program",
+        "needs a repository; tests/crash_commits.rs runs both commands in one",
+    ),
+    (
+        "docs/CRASH_TESTING.md",
         "- uses: OWNER/kedgefs/.github/actions/crash-test@main",
         "needs GitHub; tests/ci.rs runs the steps of the action",
     ),
