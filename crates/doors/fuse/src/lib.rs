@@ -25,7 +25,8 @@
 //! failures                    counts requests that failed
 //! caller, task                the thread that made a request, and its rights
 //! abi                         the wire format
-//! sys                         the system calls without a safe wrapper: all `unsafe`
+//! sys                         the system calls without a safe wrapper: all `unsafe`, but for the
+//!                             mapping in `keep::words`
 //! ```
 #![deny(unsafe_code)]
 

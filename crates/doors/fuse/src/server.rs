@@ -278,7 +278,7 @@ impl<O: Ops> Server<O> {
                 acls: u32::from(acls),
                 flags_checked: u32::from(self.flags_checked.load(Ordering::Relaxed)),
             };
-            kept.negotiated(negotiated).map_err(|e| Errno(e.raw_os_error().unwrap_or(libc::EIO)))?;
+            kept.negotiated(negotiated);
         }
         // The kernel's offer is older than `raise_limits` in `mount`; the kernel uses the smaller
         // of its own limit and this value.

@@ -206,8 +206,8 @@ fn open_as(path: &Path, words: &MountWords, extra: Extra) -> Result<Opened> {
     let fs = match extra.life.filter(Life::is_second) {
         None => FileSystem::open(device.clone(), clock, options),
         Some(life) => FileSystem::open_again(device.clone(), clock, options, |end| {
-            life.recovered(end)
-                .map_err(|e| kedge_base::Error::io("note in the keeper's memory", 0, 0, &e).into())
+            life.recovered(end);
+            Ok(())
         }),
     };
     let fs = fs.with_context(|| format!("open {}", path.display()))?;

@@ -186,7 +186,7 @@ impl Keeper {
             if let (Some(old), Some(why)) = (before.take(), end.of_start(has_served)) {
                 tracing::error!("the new program does not serve: {why}");
                 if let End::Died { signal, .. } = end {
-                    self.area.note_death(signal).context("note the death of a server")?;
+                    self.area.note_death(signal);
                 }
                 program = old;
                 self.handovers.failed(&why);
@@ -201,7 +201,7 @@ impl Keeper {
                 End::Refused(why) => return Err(anyhow!(why)),
                 End::Died { signal, served } => {
                     failed_starts = if served { 0 } else { failed_starts + 1 };
-                    let deaths = self.area.note_death(signal).context("note the death of a server")?;
+                    let deaths = self.area.note_death(signal);
                     let name = Signal::from_named_raw(signal).map(|s| format!("{s:?}")).unwrap_or_default();
                     tracing::warn!(deaths = deaths.deaths, "the server died of signal {signal} {name}");
                     if first.is_some() {
@@ -301,7 +301,7 @@ pub fn serve(mount: &Mount<'_>, fds: KeptFds, keep_stderr: bool) -> Result<ExitC
     let (connection, area) = (connection.context("the connection")?, area.context("the memory")?);
     let child = Child::start(keep_stderr)?;
     let mut live = false;
-    let served = Area::inherited(area).and_then(Life::begin).context("go on with the keeper's memory");
+    let served = Area::inherited(area).map(Life::begin).context("go on with the keeper's memory");
     let served = served.and_then(|life| {
         in_foreground_kept(mount, connection, life, || {
             child.ready()?;

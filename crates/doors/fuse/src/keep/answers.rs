@@ -7,7 +7,6 @@
 
 use super::area::{ANSWERS, ANSWERS_AT, Area, fields};
 use std::collections::BTreeMap;
-use std::io;
 use zerocopy::{FromZeros, IntoBytes};
 
 fields!(
@@ -23,20 +22,23 @@ pub(crate) struct Answers {
 }
 
 impl Answers {
-    pub(crate) fn load(area: &Area) -> io::Result<Answers> {
+    pub(crate) fn load(area: &Area) -> Answers {
         let mut ring = vec![Answered::new_zeroed(); ANSWERS as usize];
-        area.get(ANSWERS_AT, ring.as_mut_bytes())?;
+        area.get(ANSWERS_AT, ring.as_mut_bytes());
         let number = ring.iter().map(|one| one.number).max().unwrap_or(0) + 1;
         let held = ring.into_iter().filter(|one| one.number > 0).map(|one| (one.unique, one)).collect();
-        Ok(Answers { held, number })
+        Answers { held, number }
     }
 
-    pub(crate) fn add(&mut self, area: &Area, answered: Answered) -> io::Result<()> {
-        let answered = Answered { number: self.number, ..answered };
-        area.put(ANSWERS_AT + self.number % ANSWERS * 64, answered.as_bytes())?;
+    pub(crate) fn add(&mut self, area: &Area, answered: Answered) {
+        let place = ANSWERS_AT + self.number % ANSWERS * size_of::<Answered>() as u64;
+        let number_at = place + std::mem::offset_of!(Answered, number) as u64;
+        // The number makes the others valid. It is 0 while they belong to two results.
+        area.store(number_at, 0);
+        area.put(place, Answered { number: 0, ..answered }.as_bytes());
+        area.store(number_at, self.number);
+        self.held.insert(answered.unique, Answered { number: self.number, ..answered });
         self.number += 1;
-        self.held.insert(answered.unique, answered);
-        Ok(())
     }
 
     pub(crate) fn take(&mut self, unique: u64) -> Option<Answered> {

@@ -9,12 +9,16 @@
 //! | `HALVES_AT` | the two halves of the journal (`journal`) | the server |
 //! | `PINS_AT` | counts of pins (`pins`) | the server |
 //!
-//! It is written with pwrite(2) and not through a mapping: no `unsafe`, no signal from a page that
-//! cannot be had, and a write of a few bytes within a page is done as a whole or not at all when
-//! the process is killed, since the kernel looks for a deadly signal only between pages. So a field
-//! of at most 64 bytes that does not cross a page is replaced atomically; every validity here
-//! rests on such a field. Only the death of processes matters: with the machine the memory is gone.
+//! It is written through a mapping, because a system call for each field costs more than most
+//! changes. When its process is killed, a word is stored or not, and the stores before it are
+//! done (`words`). So every validity here rests on one word, and each field says which:
+//! - a field that one word replaces, such as a count: that word;
+//! - a field that [`Area::put`] replaces: its first word, which is stored last;
+//! - others name the word and the order at the place that stores them.
+//!
+//! Only the death of processes matters: with the machine the memory is gone.
 
+use super::words::Words;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use std::io;
@@ -95,7 +99,10 @@ impl Head {
 }
 const _: () = assert!(size_of::<Head>() as u64 <= DEATHS_AT);
 
-pub struct Area(OwnedFd);
+pub struct Area {
+    fd: OwnedFd,
+    words: Words,
+}
 
 impl Area {
     /// Makes an area, and takes its memory except for the pins.
@@ -104,77 +111,82 @@ impl Area {
         rustix::fs::ftruncate(&fd, SIZE)?;
         rustix::fs::fallocate(&fd, FallocateFlags::empty(), 0, PINS_AT)?;
         rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-        let area = Area(fd);
+        let area = Area { words: Words::map(fd.as_fd())?, fd };
         let head = Head { magic: MAGIC, version: VERSION, ..Head::new_zeroed() };
-        area.put(0, head.as_bytes())?;
+        area.put(0, head.as_bytes());
         Ok(area)
     }
 
     /// The area that another process has made.
     pub fn inherited(fd: OwnedFd) -> io::Result<Area> {
-        let area = Area(fd);
-        let head: Head = area.read(0)?;
-        let size = rustix::fs::fstat(&area.0)?.st_size as u64;
-        if head.magic != MAGIC || head.version != VERSION || size != SIZE {
-            let what = format!("the keeper's memory is of version {}, not {VERSION}", head.version);
-            return Err(io::Error::new(io::ErrorKind::InvalidData, what));
+        let invalid = |what| Err(io::Error::new(io::ErrorKind::InvalidData, what));
+        let size = rustix::fs::fstat(&fd)?.st_size as u64;
+        if size != SIZE {
+            return invalid(format!("the keeper's memory has {size} bytes, not {SIZE}"));
+        }
+        let area = Area { words: Words::map(fd.as_fd())?, fd };
+        let head: Head = area.read(0);
+        if head.magic != MAGIC || head.version != VERSION {
+            return invalid(format!("the keeper's memory is of version {}, not {VERSION}", head.version));
         }
         Ok(area)
     }
 
     pub fn fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.fd.as_fd()
     }
 
-    pub(crate) fn put(&self, mut at: u64, mut bytes: &[u8]) -> io::Result<()> {
-        while !bytes.is_empty() {
-            match rustix::io::pwrite(&self.0, bytes, at) {
-                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-                Ok(n) => (at, bytes) = (at + n as u64, &bytes[n..]),
+    /// Takes memory for a range, so that stores there find it.
+    pub(crate) fn allocate(&self, at: u64, len: u64) -> io::Result<()> {
+        loop {
+            match rustix::fs::fallocate(&self.fd, FallocateFlags::empty(), at, len) {
                 Err(rustix::io::Errno::INTR) => {}
-                Err(e) => return Err(e.into()),
+                done => return Ok(done?),
             }
         }
-        Ok(())
     }
 
-    pub(crate) fn get(&self, mut at: u64, mut buf: &mut [u8]) -> io::Result<()> {
-        while !buf.is_empty() {
-            match rustix::io::pread(&self.0, &mut *buf, at) {
-                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Ok(n) => {
-                    at += n as u64;
-                    buf = &mut buf[n..];
-                }
-                Err(rustix::io::Errno::INTR) => {}
-                Err(e) => return Err(e.into()),
-            }
-        }
-        Ok(())
+    /// Replaces one word.
+    pub(crate) fn store(&self, at: u64, value: u64) {
+        self.words.store(at, value);
     }
 
-    pub(crate) fn read<T: FromBytes + FromZeros + IntoBytes>(&self, at: u64) -> io::Result<T> {
+    /// Replaces a field. Its first word is stored last.
+    pub(crate) fn put(&self, at: u64, field: &[u8]) {
+        self.words.put(at, field);
+    }
+
+    /// Stores bytes that another field makes valid.
+    pub(crate) fn fill(&self, at: u64, bytes: &[u8]) {
+        self.words.fill(at, bytes);
+    }
+
+    pub(crate) fn get(&self, at: u64, buf: &mut [u8]) {
+        self.words.get(at, buf);
+    }
+
+    pub(crate) fn read<T: FromBytes + FromZeros + IntoBytes>(&self, at: u64) -> T {
         let mut value = T::new_zeroed();
-        self.get(at, value.as_mut_bytes())?;
-        Ok(value)
+        self.get(at, value.as_mut_bytes());
+        value
     }
 
     /// The keeper saw a server die by a signal.
-    pub fn note_death(&self, signal: i32) -> io::Result<Deaths> {
-        let before: Deaths = self.read(DEATHS_AT)?;
+    pub fn note_death(&self, signal: i32) -> Deaths {
+        let before = self.deaths();
         let deaths =
             Deaths { deaths: before.deaths + 1, signal: signal.cast_unsigned(), at_ns: now_ns(), ..before };
-        self.put(DEATHS_AT, deaths.as_bytes())?;
-        Ok(deaths)
+        self.put(DEATHS_AT, deaths.as_bytes());
+        deaths
     }
 
     /// How long requests waited for the server that took a mount over last.
-    pub fn last_handover(&self) -> io::Result<Duration> {
-        let head: Head = self.read(0)?;
-        Ok(Duration::from_nanos(head.handover_last_ns))
+    pub fn last_handover(&self) -> Duration {
+        let head: Head = self.read(0);
+        Duration::from_nanos(head.handover_last_ns)
     }
 
-    pub(crate) fn deaths(&self) -> io::Result<Deaths> {
+    pub(crate) fn deaths(&self) -> Deaths {
         self.read(DEATHS_AT)
     }
 }

@@ -35,12 +35,9 @@ impl Handover {
         Handover { area, transport, begun: AtomicBool::new(false), leave }
     }
 
-    /// Leaves. The caller has made most of the file system durable, while it was served. Returns
-    /// only if nothing has happened.
-    pub fn begin(&self) -> io::Error {
-        if let Err(e) = self.area.put(at!(handover_ns), &now_ns().to_ne_bytes()) {
-            return e;
-        }
+    /// Leaves. The caller has made most of the file system durable, while it was served.
+    pub fn begin(&self) -> ! {
+        self.area.store(at!(handover_ns), now_ns());
         self.begun.store(true, SeqCst);
         self.transport.stop();
         SystemClock::default().sleep(PATIENCE);

@@ -3,7 +3,10 @@
 //! # An entry
 //! [`EntryHead`], then the arguments of the request as the kernel sent them. The head is written
 //! first, under the lock of the journal, so that heads lie one after another; then the arguments;
-//! then the change is made. Three fields are filled in later, each by one atomic write ([`Area`]):
+//! then the change is made. An entry is there when the first word of its head is, which is stored
+//! last. Before that this word is 0, whatever the half held at its last use: each entry sets it
+//! for the next one. Two fields are filled in later, and are there with their first word
+//! ([`Area`]):
 //! - [`Mark`], by the commit of the change's record, before the record can become durable: the
 //!   life, the end of the record in the log, the number of a new inode;
 //! - [`Outcome`], before the reply: done or refused, and the result.
@@ -18,6 +21,7 @@
 //! fail with its error. So the memory is bounded, and so is the work of a new server.
 
 use super::area::{Area, HALF, HALVES_AT, fields};
+use super::steps::{self, Broken};
 use crate::transport::Request;
 use kedge_base::{Ino, Lsn, Timespec};
 use parking_lot::{Condvar, Mutex};
@@ -63,7 +67,7 @@ impl EntryHead {
     }
 
     /// The checksum of the head as it is first written, and of the arguments.
-    fn checksum(&self, arguments: &[u8]) -> u32 {
+    pub(crate) fn checksum(&self, arguments: &[u8]) -> u32 {
         let fixed = EntryHead { check: 0, mark: Mark::new_zeroed(), outcome: Outcome::new_zeroed(), ..*self };
         crc32c::crc32c_append(crc32c::crc32c(fixed.as_bytes()), arguments)
     }
@@ -135,27 +139,27 @@ impl Journal {
     }
 
     /// Frees both halves. The caller has no use for what they hold.
-    pub(crate) fn clear(&self) -> io::Result<()> {
-        (0..2).try_for_each(|half| self.area.put(start(half), &0u64.to_ne_bytes()))
+    pub(crate) fn clear(&self) {
+        (0..2).for_each(|half| self.area.store(start(half), 0));
     }
 
     /// The entries in sequence.
     pub(crate) fn scan(area: &Area) -> io::Result<Vec<Entry>> {
         let mut entries = Vec::new();
         for half in 0..2 {
-            let generation: u64 = area.read(start(half))?;
+            let generation: u64 = area.read(start(half));
             if generation == 0 {
                 continue;
             }
             let mut at = ENTRIES_AT;
             while at + size_of::<EntryHead>() as u64 <= HALF {
-                let head: EntryHead = area.read(start(half) + at)?;
+                let head: EntryHead = area.read(start(half) + at);
                 let whole = (size_of::<EntryHead>() as u64 + u64::from(head.len)).next_multiple_of(128);
                 if head.magic != MAGIC || head.generation != generation || at + whole > HALF {
                     break;
                 }
                 let mut arguments = vec![0; head.len as usize];
-                area.get(start(half) + at + size_of::<EntryHead>() as u64, &mut arguments)?;
+                area.get(start(half) + at + size_of::<EntryHead>() as u64, &mut arguments);
                 let complete = head.outcome.state != BEGUN || head.mark.life != 0;
                 if complete && head.checksum(&arguments) != head.check {
                     let what = format!("entry {} of the request journal has a wrong checksum", head.seq);
@@ -191,12 +195,10 @@ impl Journal {
             kedge_base::wait::about_to_wait();
             self.changed.wait(&mut state);
         };
-        let failed = |e: io::Error| e.raw_os_error().unwrap_or(libc::EIO);
         if state.halves[half].generation == 0 {
             let generation = state.generation + 1;
-            // The entries of an older use must not be taken for new ones, and are not: they have
-            // the number of that use.
-            self.area.put(start(half), &generation.to_ne_bytes()).map_err(failed)?;
+            self.end_entries(half, ENTRIES_AT);
+            self.area.store(start(half), generation);
             state.generation = generation;
             state.halves[half] = Half { generation, used: ENTRIES_AT, ..Half::default() };
         }
@@ -221,28 +223,36 @@ impl Journal {
         };
         head.check = head.checksum(request.body);
         let at = start(half) + place.at;
-        self.area.put(at, head.as_bytes()).map_err(failed)?;
+        self.end_entries(half, place.at + whole);
+        self.area.put(at, head.as_bytes());
         let taken = &mut state.halves[half];
         taken.used += whole;
         taken.entries += 1;
         taken.open += 1;
         drop(state);
-        if let Err(e) = self.area.put(at + size_of::<EntryHead>() as u64, request.body) {
-            self.close(place);
-            return Err(failed(e));
-        }
+        self.area.fill(at + size_of::<EntryHead>() as u64, request.body);
         Ok(place)
+    }
+
+    /// No entry is at `at`. What an older use of the half left there, which programs may have
+    /// chosen, must not be taken for one.
+    fn end_entries(&self, half: usize, at: u64) {
+        if at < HALF && !steps::is_broken(Broken::OldEntryTaken) {
+            self.area.store(start(half) + at, 0);
+        }
     }
 
     /// The record of the change is in the log and not durable yet.
     pub(crate) fn mark(area: &Area, place: Place, life: u64, end: Lsn, ino: Option<Ino>) {
         let mark = Mark { life, end: end.0, ino: ino.map_or(0, |ino| ino.0) };
-        put_or_die(area, start(place.half) + place.at + MARK_AT, mark.as_bytes());
+        // While the life is that of an earlier mark, the end is already beyond the cut-off of that
+        // life: the record counts as lost, and is, because it cannot be durable yet.
+        area.put(start(place.half) + place.at + MARK_AT, mark.as_bytes());
     }
 
     /// The change is made, or refused, and its reply follows.
     pub(crate) fn finish(&self, place: Place, outcome: Outcome) {
-        put_or_die(&self.area, start(place.half) + place.at + OUTCOME_AT, outcome.as_bytes());
+        self.area.put(start(place.half) + place.at + OUTCOME_AT, outcome.as_bytes());
     }
 
     /// The reply is sent: the request cannot come again.
@@ -289,12 +299,9 @@ impl Journal {
                 continue;
             };
             let synced = parking_lot::MutexGuard::unlocked(&mut state, &sync);
-            let freed = synced.and_then(|()| {
-                let freed = self.area.put(start(half), &0u64.to_ne_bytes());
-                freed.map_err(|e| e.raw_os_error().unwrap_or(libc::EIO))
-            });
-            state.failed = freed.err();
+            state.failed = synced.err();
             if state.failed.is_none() {
+                self.area.store(start(half), 0);
                 state.halves[half] = Half::default();
             }
             self.changed.notify_all();
@@ -310,14 +317,5 @@ impl Journal {
     pub(crate) fn end(&self) {
         self.state.lock().ended = true;
         self.changed.notify_all();
-    }
-}
-
-/// A note that cannot be written, of a change that is made. The change would be lost or made twice
-/// after a death, so the server dies now, while the journal still says what is so.
-fn put_or_die(area: &Area, at: u64, bytes: &[u8]) {
-    if let Err(e) = area.put(at, bytes) {
-        tracing::error!("the keeper's memory cannot be written: {e}");
-        std::process::abort();
     }
 }

@@ -20,6 +20,7 @@ pub(crate) mod handover;
 pub(crate) mod journal;
 pub(crate) mod pins;
 pub(crate) mod steps;
+mod words;
 
 pub use area::{Area, Deaths};
 pub use handover::Handover;
@@ -49,12 +50,12 @@ pub struct Life {
 
 impl Life {
     /// Begins a life in the area that the keeper has made.
-    pub fn begin(area: Area) -> io::Result<Life> {
-        let head: Head = area.read(0)?;
+    pub fn begin(area: Area) -> Life {
+        let head: Head = area.read(0);
         let number = head.life + 1;
-        area.put(cutoff_at(number), &0u64.to_ne_bytes())?;
-        area.put(at!(life), &number.to_ne_bytes())?;
-        Ok(Life { area: Arc::new(area), number })
+        area.store(cutoff_at(number), 0);
+        area.store(at!(life), number);
+        Life { area: Arc::new(area), number }
     }
 
     /// Whether there was a server before.
@@ -64,14 +65,13 @@ impl Life {
 
     /// Recovery found that the log ends at `end`, and nothing was appended to it yet. That is the
     /// cut-off of the last life, and of lives that ended before they appended anything.
-    pub fn recovered(&self, end: Lsn) -> io::Result<()> {
-        let head: Head = self.area.read(0)?;
+    pub fn recovered(&self, end: Lsn) {
+        let head: Head = self.area.read(0);
         for life in self.number.saturating_sub(area::LIVES as u64 - 1).max(1)..self.number {
             if head.cutoffs[slot_of(life)] == 0 {
-                self.area.put(cutoff_at(life), &end.0.to_ne_bytes())?;
+                self.area.store(cutoff_at(life), end.0);
             }
         }
-        Ok(())
     }
 }
 
@@ -111,19 +111,19 @@ thread_local! {
 }
 
 impl Kept {
-    pub(crate) fn start(life: &Life) -> io::Result<Kept> {
+    pub(crate) fn start(life: &Life) -> Kept {
         let Life { area, number } = life.clone();
-        let head: Head = area.read(0)?;
-        let deaths = area.deaths()?;
+        let head: Head = area.read(0);
+        let deaths = area.deaths();
         let crashed = !head.is_handed_over(&deaths)
             && !matches!(deaths.signal.cast_signed(), 0 | libc::SIGKILL | libc::SIGTERM);
         let suspect = match head.suspect {
             Suspect { under_way: 1, deaths, .. } if crashed => Suspect { deaths: deaths + 1, ..head.suspect },
             suspect => suspect,
         };
-        let pins = Pins::load(&area)?;
-        let answers = Answers::load(&area)?;
-        Ok(Kept {
+        let pins = Pins::load(&area);
+        let answers = Answers::load(&area);
+        Kept {
             journal: Journal::new(area.clone(), number),
             area,
             life: number,
@@ -137,7 +137,7 @@ impl Kept {
             workers: AtomicU32::new(0),
             owed: AtomicU64::new(0),
             history: Value::Null,
-        })
+        }
     }
 
     /// The number of the calling thread.
@@ -150,8 +150,18 @@ impl Kept {
         })
     }
 
-    pub(crate) fn negotiated(&self, now: Negotiated) -> io::Result<()> {
-        self.area.put(at!(negotiated), now.as_bytes())
+    pub(crate) fn negotiated(&self, now: Negotiated) {
+        self.area.put(at!(negotiated), now.as_bytes());
+    }
+
+    /// A request is served alone, because it may be the cause of a death (`under_way`), or it has
+    /// been.
+    pub(crate) fn suspects(&self, suspect: Suspect) {
+        let under_way_at = at!(suspect) + std::mem::offset_of!(Suspect, under_way) as u64;
+        // A death while the field belongs to two requests is neither one's.
+        self.area.store(under_way_at, 0);
+        self.area.put(at!(suspect), Suspect { under_way: 0, ..suspect }.as_bytes());
+        self.area.store(under_way_at, suspect.under_way);
     }
 
     pub(crate) fn history(&self) -> &Value {
@@ -168,10 +178,7 @@ impl Kept {
     }
 
     pub(crate) fn unpin(&self, ino: Ino, count: u64) {
-        if let Err(e) = self.pins.lock().release(&self.area, ino, count) {
-            tracing::error!("the keeper's memory cannot be written: {e}");
-            std::process::abort();
-        }
+        self.pins.lock().release(&self.area, ino, count);
     }
 
     /// A change has begun, with or without an entry, whose reply ends with the returned value.

@@ -4,13 +4,21 @@
 //! free slot. Slots lie side by side, so the area takes as many pages as there are inodes.
 //!
 //! A pin is noted before the reply that makes the kernel know the inode, and a release before the
-//! engine deletes anything. So a server that is killed in between leaves a count that is too high,
-//! never one that is too low: at worst an unlinked file keeps its space until the unmount.
+//! engine deletes anything. A slot gets its inode while its count is 0, and then its count. So a
+//! server that is killed in between leaves a count that is too high, never one that is too low: at
+//! worst an unlinked file keeps its space until the unmount.
 
 use super::area::{Area, PINS, PINS_AT};
 use kedge_base::{Ino, InoMap};
 use std::io;
 use zerocopy::IntoBytes;
+
+const SLOT: u64 = 16;
+const COUNT_AT: u64 = 8;
+
+fn slot_at(slot: u32) -> u64 {
+    PINS_AT + u64::from(slot) * SLOT
+}
 
 pub(crate) struct Pins {
     /// Slot and count.
@@ -18,15 +26,20 @@ pub(crate) struct Pins {
     free: Vec<u32>,
     /// Slots that were ever used.
     used: u32,
+    /// Slots whose memory is there.
+    allocated: u32,
 }
+
+/// Slots whose memory is taken at a time.
+const PART: u32 = 4096;
 
 impl Pins {
     /// Reads what an earlier server has noted.
-    pub(crate) fn load(area: &Area) -> io::Result<Pins> {
-        let mut pins = Pins { known: InoMap::default(), free: Vec::new(), used: 0 };
-        let mut part = vec![[0u64; 2]; 4096];
+    pub(crate) fn load(area: &Area) -> Pins {
+        let mut pins = Pins { known: InoMap::default(), free: Vec::new(), used: 0, allocated: 0 };
+        let mut part = vec![[0u64; 2]; PART as usize];
         'all: while u64::from(pins.used) < PINS {
-            area.get(PINS_AT + u64::from(pins.used) * 16, part.as_mut_bytes())?;
+            area.get(slot_at(pins.used), part.as_mut_bytes());
             for [ino, count] in &part {
                 match (ino, count) {
                     // Slots are used in sequence.
@@ -37,7 +50,8 @@ impl Pins {
                 pins.used += 1;
             }
         }
-        Ok(pins)
+        pins.allocated = pins.used;
+        pins
     }
 
     pub(crate) fn all(&self) -> impl Iterator<Item = (Ino, u64)> {
@@ -54,26 +68,33 @@ impl Pins {
             None => match self.free.pop() {
                 Some(slot) => (slot, 0),
                 None if u64::from(self.used) < PINS => {
+                    if self.used == self.allocated {
+                        let part = PART.min(PINS as u32 - self.used);
+                        area.allocate(slot_at(self.used), u64::from(part) * SLOT)?;
+                        self.allocated += part;
+                    }
                     self.used += 1;
                     (self.used - 1, 0)
                 }
                 None => return Err(io::ErrorKind::OutOfMemory.into()),
             },
         };
-        area.put(PINS_AT + u64::from(slot) * 16, [ino.0, count + 1].as_bytes())?;
+        if count == 0 {
+            area.store(slot_at(slot), ino.0);
+        }
+        area.store(slot_at(slot) + COUNT_AT, count + 1);
         self.known.insert(ino, (slot, count + 1));
         Ok(())
     }
 
-    pub(crate) fn release(&mut self, area: &Area, ino: Ino, by: u64) -> io::Result<()> {
-        let Some(known) = self.known.get_mut(&ino) else { return Ok(()) };
+    pub(crate) fn release(&mut self, area: &Area, ino: Ino, by: u64) {
+        let Some(known) = self.known.get_mut(&ino) else { return };
         known.1 = known.1.saturating_sub(by);
         let (slot, count) = *known;
-        area.put(PINS_AT + u64::from(slot) * 16, [ino.0, count].as_bytes())?;
+        area.store(slot_at(slot) + COUNT_AT, count);
         if count == 0 {
             self.known.remove(&ino);
             self.free.push(slot);
         }
-        Ok(())
     }
 }

@@ -24,6 +24,10 @@ pub(crate) enum Broken {
     AnswerRepeated,
     /// Changes whose record is durable are made again.
     MarkIgnored,
+    /// The first word of a field, which makes it valid, is stored before the others.
+    FirstWordFirst,
+    /// What an older use of the journal has left is taken for an entry.
+    OldEntryTaken,
     /// Pins of the last life are forgotten.
     OrphanDropped,
     /// All writes are made again, also those whose bytes have newer values.
@@ -36,6 +40,8 @@ pub(crate) enum Broken {
 thread_local! {
     static DEATH: RefCell<(Step, Box<dyn Fn()>)> = RefCell::new((Step::Never, Box::new(|| ())));
     static REDOING: RefCell<Option<Box<dyn Fn()>>> = const { RefCell::new(None) };
+    /// Stores to the memory until the death, while it is above 0; then those that were made.
+    static STORES: Cell<(u64, u64)> = const { Cell::new((0, 0)) };
     static BROKEN: Cell<Broken> = const { Cell::new(Broken::Nothing) };
 }
 
@@ -43,6 +49,13 @@ thread_local! {
 #[cfg(test)]
 pub(crate) fn die_at(step: Step, first: Box<dyn Fn()>) {
     DEATH.set((step, first));
+}
+
+/// The calling thread panics after this many stores to the memory; 0: never. Returns the number of
+/// stores since the last call.
+#[cfg(test)]
+pub(crate) fn die_after(stores: u64) -> u64 {
+    STORES.replace((stores, 0)).1
 }
 
 /// Calls `each` after each change that the calling thread makes again.
@@ -77,6 +90,17 @@ pub(crate) fn at(step: Step) {
     }
 }
 
+/// A word of the memory was stored.
+#[inline]
+pub(crate) fn stored() {
+    if cfg!(test) {
+        let (left, made) = STORES.get();
+        STORES.set((left.saturating_sub(1), made + 1));
+        assert!(left != 1, "dies after {made} stores");
+    }
+}
+
+#[inline]
 pub(crate) fn is_broken(rule: Broken) -> bool {
     cfg!(test) && BROKEN.get() == rule
 }

@@ -37,9 +37,9 @@ impl<O: Ops> Server<O> {
     /// server are in a state in which all changes were made that had a reply. Then the caller lets
     /// the kernel send again what had none.
     pub(crate) fn resume(self, life: &Life) -> io::Result<Server<O>> {
-        let head: Head = life.area.read(0)?;
+        let head: Head = life.area.read(0);
         let mut server = self;
-        server.kept = Some(Arc::new(Kept::start(life)?));
+        server.kept = Some(Arc::new(Kept::start(life)));
         server.writeback.store(head.negotiated.writeback != 0, Relaxed);
         server.acls.store(head.negotiated.acls != 0, Relaxed);
         server.flags_checked.store(head.negotiated.flags_checked != 0, Relaxed);
@@ -47,10 +47,10 @@ impl<O: Ops> Server<O> {
         if life.is_second() {
             redone = server.redo()?;
         }
-        let deaths = life.area.deaths()?;
-        let history = note_pause(&life.area, &deaths, redone, life)?;
+        let deaths = life.area.deaths();
+        let history = note_pause(&life.area, &deaths, redone, life);
         let kept = server.kept.as_mut().and_then(Arc::get_mut).expect("not shared yet");
-        kept.journal.clear()?;
+        kept.journal.clear();
         kept.history = history;
         Ok(server)
     }
@@ -91,20 +91,11 @@ impl<O: Ops> Server<O> {
                 node,
                 "the request has killed {DEATHS_MAX} servers, and is refused"
             );
-            let head: io::Result<Head> = kept.area.read(0);
-            let counted =
-                head.and_then(|head| kept.area.put(at!(poisoned), &(head.poisoned + 1).to_ne_bytes()));
-            if let Err(e) = counted {
-                tracing::error!("the keeper's memory cannot be written: {e}");
-            }
+            let head: Head = kept.area.read(0);
+            kept.area.store(at!(poisoned), head.poisoned + 1);
             return reply.err(libc::EIO);
         }
-        let mark = |under_way| {
-            let suspect = Suspect { unique, node, opcode, deaths, under_way };
-            if let Err(e) = kept.area.put(at!(suspect), suspect.as_bytes()) {
-                tracing::error!("the keeper's memory cannot be written: {e}");
-            }
-        };
+        let mark = |under_way| kept.suspects(Suspect { unique, node, opcode, deaths, under_way });
         mark(1);
         self.serve_classed(kept, request, reply, out);
         mark(0);
@@ -239,18 +230,18 @@ fn counted(pauses: &[u64; PAUSES]) -> Value {
 
 /// Counts the pause since the death or the handover, and returns the history for
 /// `system.kedgefs.info`.
-fn note_pause(area: &Area, deaths: &Deaths, redone: u64, life: &Life) -> io::Result<Value> {
-    let mut head: Head = area.read(0)?;
+fn note_pause(area: &Area, deaths: &Deaths, redone: u64, life: &Life) -> Value {
+    let mut head: Head = area.read(0);
     if life.is_second() && head.is_handed_over(deaths) {
         let pause = now_ns().saturating_sub(head.handover_ns);
         head.handover_pauses[class_of(pause)] += 1;
         head.handovers += 1;
         head.handover_last_ns = pause;
         head.handover_max_ns = head.handover_max_ns.max(pause);
-        area.put(at!(handover_pauses), head.handover_pauses.as_bytes())?;
-        area.put(at!(handovers), &head.handovers.to_ne_bytes())?;
-        area.put(at!(handover_last_ns), &head.handover_last_ns.to_ne_bytes())?;
-        area.put(at!(handover_max_ns), &head.handover_max_ns.to_ne_bytes())?;
+        area.put(at!(handover_pauses), head.handover_pauses.as_bytes());
+        area.store(at!(handovers), head.handovers);
+        area.store(at!(handover_last_ns), head.handover_last_ns);
+        area.store(at!(handover_max_ns), head.handover_max_ns);
         tracing::info!(pause_ms = pause / 1_000_000, redone, "another server goes on after a handover");
     } else if life.is_second() && deaths.deaths > 0 {
         let pause = now_ns().saturating_sub(deaths.at_ns);
@@ -258,10 +249,10 @@ fn note_pause(area: &Area, deaths: &Deaths, redone: u64, life: &Life) -> io::Res
         head.pause_last_ns = pause;
         head.pause_max_ns = head.pause_max_ns.max(pause);
         head.redone += redone;
-        area.put(at!(pauses), head.pauses.as_bytes())?;
-        area.put(at!(pause_max_ns), &head.pause_max_ns.to_ne_bytes())?;
-        area.put(at!(pause_last_ns), &head.pause_last_ns.to_ne_bytes())?;
-        area.put(at!(redone), &head.redone.to_ne_bytes())?;
+        area.put(at!(pauses), head.pauses.as_bytes());
+        area.store(at!(pause_max_ns), head.pause_max_ns);
+        area.store(at!(pause_last_ns), head.pause_last_ns);
+        area.store(at!(redone), head.redone);
         tracing::warn!(
             pause_ms = pause / 1_000_000,
             redone,
@@ -269,7 +260,7 @@ fn note_pause(area: &Area, deaths: &Deaths, redone: u64, life: &Life) -> io::Res
             "another server goes on in place of one that died"
         );
     }
-    Ok(json!({
+    json!({
         "life": life.number,
         "deaths": deaths.deaths,
         "last_signal": deaths.signal,
@@ -282,7 +273,7 @@ fn note_pause(area: &Area, deaths: &Deaths, redone: u64, life: &Life) -> io::Res
         "handover_last_ms": head.handover_last_ns / 1_000_000,
         "handover_max_ms": head.handover_max_ns / 1_000_000,
         "handover_pauses": counted(&head.handover_pauses),
-    }))
+    })
 }
 
 #[cfg(test)]

@@ -67,14 +67,14 @@ impl Machine {
         area: &OwnedFd,
         rng: &mut SmallRng,
     ) -> (FileSystem, Server<FileSystem>, Arc<Wire>) {
-        let life = Life::begin(Area::inherited(area.try_clone().unwrap()).unwrap()).unwrap();
+        let life = Life::begin(Area::inherited(area.try_clone().unwrap()).unwrap());
         let clock = Arc::new(ManualClock::default());
         // Each life opens the medium through a device of its own, as another process would.
         let below: Arc<dyn Device> = Arc::new(WatchedDevice::new(device.clone(), clock.clone()));
         let fs = match life.is_second() {
             false => FileSystem::open(below, clock, mount()).unwrap(),
             true => FileSystem::open_again(below, clock, mount(), |end| {
-                life.recovered(end).unwrap();
+                life.recovered(end);
                 Ok(())
             })
             .unwrap(),

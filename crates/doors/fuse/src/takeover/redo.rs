@@ -91,7 +91,7 @@ impl<O: Ops> Server<O> {
     /// Returns how many changes were made again.
     pub(super) fn redo(&self) -> io::Result<u64> {
         let kept = self.kept.as_ref().expect("a server with a keeper");
-        let head: Head = kept.area.read(0)?;
+        let head: Head = kept.area.read(0);
         let mut entries = Journal::scan(&kept.area)?;
         for (ino, count) in kept.pins.lock().all().filter(|_| !steps::is_broken(Broken::OrphanDropped)) {
             self.ops.pin_by(ino, count);
@@ -127,7 +127,7 @@ impl<O: Ops> Server<O> {
             }
             .map_err(|e| failed(&format!("the time of inode {ino}"), &e))?;
         }
-        self.keep_answers(kept, &entries)?;
+        self.keep_answers(kept, &entries);
         kept.redoing.store(false, Relaxed);
         self.ops.delete_forgotten().map_err(|e| failed("the deletion of nameless inodes", &e))?;
         if !steps::is_broken(Broken::UnforcedIsDurable) {
@@ -246,7 +246,7 @@ impl<O: Ops> Server<O> {
     }
 
     /// Keeps the results of requests whose reply may not have reached the kernel.
-    fn keep_answers(&self, kept: &Kept, entries: &[Entry]) -> io::Result<()> {
+    fn keep_answers(&self, kept: &Kept, entries: &[Entry]) {
         let mut last = BTreeMap::new();
         for entry in entries {
             last.insert((entry.head.life, entry.head.worker), entry);
@@ -273,10 +273,9 @@ impl<O: Ops> Server<O> {
                     number: 0,
                     unused: [0; 2],
                 };
-                answers.add(&kept.area, answered)?;
+                answers.add(&kept.area, answered);
             }
         }
-        Ok(())
     }
 }
 
