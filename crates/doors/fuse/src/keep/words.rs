@@ -5,8 +5,8 @@
 //! before that stay in the pages of the file, which outlive the process; an aligned store of eight
 //! bytes is there as a whole or not at all. So only the order of stores in the program matters. A
 //! compiler may change that order, but moves no store past a later one with release ordering.
-//! [`Words::put`] stores the first word last and in this way. A reader that finds the first word finds
-//! the others.
+//! [`Words::put`] stores the first word last and in this way. A reader that finds the first word
+//! finds the others.
 //!
 //! # Why it is sound
 //! All accesses are atomic. So another thread or process may store at the same time, and a reader
