@@ -153,7 +153,9 @@ impl Again<'_> {
                 continue;
             }
             (stale, recordings) = (0, recordings - 1);
-            let case = Case { recipe: &recipe, state: &state, told: &told, within: &ground.within, job: 0 };
+            let moment = ground.trace.time_before(recipe.at);
+            let case =
+                Case { recipe: &recipe, state: &state, told: &told, moment, within: &ground.within, job: 0 };
             let recovery = match self.recorder.record(&case) {
                 Ok(trace) => trace,
                 Err(why) if self.budget.stop.load(Ordering::Relaxed) => {

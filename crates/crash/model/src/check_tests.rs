@@ -18,7 +18,7 @@ fn disk() -> Disk {
 
 fn judge(checker: &CommandChecker, told: &[&str]) -> Verdict {
     let recipe = Recipe::new(7, Pick::Durable);
-    checker.check(&Case { recipe: &recipe, state: &disk().state(), told, within: "", job: 0 })
+    checker.check(&Case { recipe: &recipe, state: &disk().state(), told, moment: 0, within: "", job: 0 })
 }
 
 #[test]
@@ -71,8 +71,14 @@ fn a_place_without_room_is_no_verdict() {
     let huge = Disk::new();
     huge.create("f").unwrap().set_len(1 << 62).unwrap();
     let recipe = Recipe::new(1, Pick::All);
-    let verdict =
-        checker.check(&Case { recipe: &recipe, state: &huge.state(), told: &[], within: "", job: 0 });
+    let verdict = checker.check(&Case {
+        recipe: &recipe,
+        state: &huge.state(),
+        told: &[],
+        moment: 0,
+        within: "",
+        job: 0,
+    });
     assert!(matches!(verdict, Verdict::Good | Verdict::Broken(_)), "{verdict:?}");
     fs::remove_dir_all(checker.work.path()).unwrap();
     fs::write(checker.work.path(), "a file in the way").unwrap();

@@ -153,8 +153,14 @@ pub(crate) fn with_calls(trace: &Trace, calls: &[Candidate]) -> Trace {
     let event = |c: Candidate| {
         let near = &trace.events[c.before as usize];
         let call = Call::Fsync { ino: c.ino, datasync: false, since: u64::from(c.before) };
-        let event =
-            Event { time: near.time, pid: near.pid, tid: near.tid, errno: 0, call, stack: Vec::new() };
+        let event = Event {
+            time: trace.time_before(c.before),
+            pid: near.pid,
+            tid: near.tid,
+            errno: 0,
+            call,
+            stack: Vec::new(),
+        };
         (c.before as usize, event)
     };
     trace.with_events(ordered(calls).into_iter().map(event).collect())
@@ -444,7 +450,8 @@ impl Explainer<'_> {
     fn still_fails(&self, trace: &Trace, history: &History, recipe: &Recipe) -> bool {
         let state = history.state(recipe);
         let told = trace.marks(recipe.at as usize);
-        let case = crate::run::Case { recipe, state: &state, told: &told, within: "", job: 0 };
+        let moment = trace.time_before(recipe.at);
+        let case = crate::run::Case { recipe, state: &state, told: &told, moment, within: "", job: 0 };
         self.watched.check(&case) != crate::run::Verdict::Good
     }
 

@@ -77,6 +77,16 @@ impl<'a> Plan<'a> {
         Plan { history, first, represented, lists, turn: 0, rng, taken: 0 }
     }
 
+    /// The representatives that are not yet taken, in order.
+    pub(crate) fn first(&self) -> &[Recipe] {
+        self.first.as_slice()
+    }
+
+    /// The next systematic recipe.
+    pub(crate) fn next_systematic(&mut self) -> Option<Recipe> {
+        (!self.is_random()).then(|| self.next())
+    }
+
     /// How many representatives are not yet taken.
     #[cfg(test)]
     pub fn representatives(&self) -> usize {

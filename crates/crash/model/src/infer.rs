@@ -163,7 +163,7 @@ impl InferChecker {
         let recipe = Recipe::new(at, Pick::All);
         let state = self.history.state(&recipe);
         let told: Vec<&str> = self.told.iter().take(told).map(String::as_str).collect();
-        let case = Case { recipe: &recipe, state: &state, told: &told, within: "", job };
+        let case = Case { recipe: &recipe, state: &state, told: &told, moment: 0, within: "", job };
         self.runner.observe(&case, self.files.is_wanted())
     }
 

@@ -17,6 +17,7 @@
 //! shrink, explain       the smallest failing state; in words, with the call that prevents it
 //! campaign, explaining  a whole run; what its explanations cost, and their limit
 //! causes, early         failures grouped by what prevents them; those before the first promise
+//! cluster               several recordings on one clock, all crashed at one moment
 //! again, recoveries     crashes the recoveries from crash states; what came of it
 //! workdir, beneath      directories that outlive no run; files that lie below one
 //! loops                 files as block devices
@@ -30,6 +31,7 @@ mod bits;
 mod campaign;
 mod causes;
 pub mod check;
+pub mod cluster;
 pub mod describe;
 pub mod disk;
 mod early;

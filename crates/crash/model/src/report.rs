@@ -37,18 +37,7 @@ impl Told<'_> {
     /// How much was tried, and why the search ended.
     pub fn coverage(&self) -> String {
         let outcome = &self.report.outcome;
-        let systematic = match outcome.unreached {
-            0 => format!("all {} systematic states were tried", outcome.planned),
-            n => format!("{n} of {} systematic states were NOT tried", outcome.planned),
-        };
-        match outcome.ended {
-            Ended::Covered => format!("{systematic}, and chance finds no other"),
-            Ended::States => format!("the budget of states ended the search; {systematic}"),
-            Ended::Time => format!("the budget of time ended the search; {systematic}"),
-            Ended::Failures => format!("the limit of failures ended the search; {systematic}"),
-            Ended::Stopped => format!("the search was interrupted; {systematic}"),
-            Ended::Broken => "the search ended early".to_owned(),
-        }
+        coverage_of(outcome.planned, outcome.unreached, outcome.ended)
     }
 
     /// The verdict in one line.
@@ -301,6 +290,22 @@ impl Told<'_> {
     }
 }
 
+/// How many systematic states were tried, and why the search ended.
+pub(crate) fn coverage_of(planned: u64, unreached: u64, ended: Ended) -> String {
+    let systematic = match unreached {
+        0 => format!("all {planned} systematic states were tried"),
+        n => format!("{n} of {planned} systematic states were NOT tried"),
+    };
+    match ended {
+        Ended::Covered => format!("{systematic}, and chance finds no other"),
+        Ended::States => format!("the budget of states ended the search; {systematic}"),
+        Ended::Time => format!("the budget of time ended the search; {systematic}"),
+        Ended::Failures => format!("the limit of failures ended the search; {systematic}"),
+        Ended::Stopped => format!("the search was interrupted; {systematic}"),
+        Ended::Broken => "the search ended early".to_owned(),
+    }
+}
+
 /// The checker's message in lines: the first, which has the exit code, and the last ones. The last
 /// one alone may be the mark of a compiler, such as `^`.
 fn last_lines(message: &str) -> Vec<&str> {
@@ -313,7 +318,7 @@ fn last_lines(message: &str) -> Vec<&str> {
 }
 
 /// The checker's message for a terminal.
-fn said(message: &str) -> String {
+pub(crate) fn said(message: &str) -> String {
     let lines = last_lines(message);
     let mut text = format!("   checker: {}\n", lines.first().unwrap_or(&""));
     for line in lines.iter().skip(1) {

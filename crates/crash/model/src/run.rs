@@ -33,7 +33,10 @@ pub struct Case<'a> {
     pub state: &'a State,
     /// The marks before the crash.
     pub told: &'a [&'a str],
-    /// The names of the crash states in whose recovery this crash comes, each followed by a `/`.
+    /// The time of the last event before the crash.
+    pub moment: u64,
+    /// The part of the state's name before the recipe: the names of the crash states in whose
+    /// recovery this crash comes, each followed by a `/`; in a cluster, the states of other nodes.
     pub within: &'a str,
     /// Which of the parallel checkers this is, from 0.
     pub job: usize,
@@ -270,7 +273,9 @@ impl Search<'_> {
             let next = self.next(&mut source.lock(), marks, clock);
             let Some((number, recipe, state)) = next else { return };
             let told = marks.before(recipe.at);
-            let verdict = self.checker.check(&Case { recipe: &recipe, state: &state, told, within: "", job });
+            let moment = self.trace.time_before(recipe.at);
+            let verdict =
+                self.checker.check(&Case { recipe: &recipe, state: &state, told, moment, within: "", job });
             if self.is_stopped() {
                 return source.lock().end_without_verdict(Ended::Stopped);
             }

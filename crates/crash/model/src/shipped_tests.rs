@@ -244,7 +244,8 @@ fn huge_files_give_no_verdict() {
         let checker = checker(name, files, &trace).unwrap();
         let recipe = crate::recipe::Recipe::new(trace.events.len() as u32, crate::recipe::Pick::All);
         let (state, told) = (disk.state(), &[][..]);
-        let verdict = checker.check(&Case { recipe: &recipe, state: &state, told, within: "", job: 0 });
+        let verdict =
+            checker.check(&Case { recipe: &recipe, state: &state, told, moment: 0, within: "", job: 0 });
         assert!(matches!(&verdict, Verdict::Broken(why) if why.contains("more than")), "{verdict:?}");
     }
 }

@@ -52,7 +52,9 @@ impl<'a> Shrinker<'a> {
         self.checks.set(self.checks.get() + 1);
         let state = self.history.state(recipe);
         let told = self.trace.marks(recipe.at as usize);
-        match self.checker.check(&Case { recipe, state: &state, told: &told, within: "", job: 0 }) {
+        let moment = self.trace.time_before(recipe.at);
+        let case = Case { recipe, state: &state, told: &told, moment, within: "", job: 0 };
+        match self.checker.check(&case) {
             Verdict::Bad(message) => Some(message),
             Verdict::Good | Verdict::Broken(_) => None,
         }

@@ -11,7 +11,7 @@ use crate::sparse::Sparse;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use siphasher::sip128::{Hasher128, SipHasher13};
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::hash::Hasher;
 use std::sync::{Arc, OnceLock};
 
@@ -339,6 +339,34 @@ impl State {
         });
     }
 
+    /// A tree with these trees as directories of its root.
+    pub(crate) fn join<'a>(trees: impl Iterator<Item = (&'a str, &'a State)>) -> State {
+        let mut joined = State::default();
+        let mut next = ROOT + 1;
+        for (name, tree) in trees {
+            let numbers: HashMap<u64, u64> = tree.nodes().map(|(ino, _)| ino).zip(next..).collect();
+            next += numbers.len() as u64;
+            for (ino, node) in tree.nodes() {
+                let node = match &node.body {
+                    Body::Dir(entries) => {
+                        let entries = entries.iter();
+                        let known =
+                            entries.filter_map(|(name, ino)| Some((name.clone(), *numbers.get(ino)?)));
+                        Arc::new(Node { body: Body::Dir(known.collect()), ..Node::clone(node) })
+                    }
+                    _ => node.clone(),
+                };
+                joined.nodes.set(numbers[&ino], node);
+            }
+            if let Some(root) = numbers.get(&ROOT) {
+                joined.change_dir(ROOT, |entries| {
+                    entries.insert(name.as_bytes().into(), *root);
+                });
+            }
+        }
+        joined
+    }
+
     /// The largest inode number.
     pub fn ino_max(&self) -> u64 {
         self.nodes.range(0).last().map_or(ROOT, |(ino, _)| ino)
@@ -381,7 +409,7 @@ impl State {
     /// number.
     pub fn digest(&self) -> Digest {
         let mut h = SipHasher13::new();
-        let mut seen = std::collections::HashMap::new();
+        let mut seen = HashMap::new();
         self.walk(&mut |path, ino, node| {
             h.write_usize(path.len());
             h.write(path);

@@ -238,6 +238,12 @@ impl Trace {
         })
     }
 
+    /// The time of the last event before crash point `at`; 0 at the very beginning.
+    pub(crate) fn time_before(&self, at: u32) -> u64 {
+        let last = (at as usize).checked_sub(1).and_then(|last| self.events.get(last));
+        last.map_or(0, |event| event.time)
+    }
+
     /// Whether the recorder saw the program end.
     pub fn end(&self) -> Option<i32> {
         self.events.iter().rev().find_map(|e| match e.call {

@@ -91,6 +91,11 @@ impl<'a> Classes<'a> {
         recipes.take(SCANNED_MAX).filter(is_new).take(CHOSEN_MAX).collect()
     }
 
+    /// The class of an edit. Edits of other recordings of the same program have the same classes.
+    pub(crate) fn of_edit(&self, n: u32) -> Option<u64> {
+        self.of.get(n as usize).copied()
+    }
+
     fn class(&self, recipe: &Recipe) -> u64 {
         let classes = |edits: &mut dyn Iterator<Item = u32>| -> BTreeSet<u64> {
             edits.take(EDITS_MAX).filter_map(|n| self.of.get(n as usize).copied()).collect()

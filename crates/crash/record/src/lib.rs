@@ -14,6 +14,7 @@
 //! device      a block device for the command
 //! error       why a recording cannot be made
 //! run         mount, fill, run the command, unmount
+//! cluster     as run, with a mount for each node of a cluster
 //! recovery    records what a checker does in a crash state
 //! live        a mount that loses power on request
 //! rules       rules: which calls of it fail or crash
@@ -26,6 +27,7 @@
 #![forbid(unsafe_code)]
 
 mod changed;
+mod cluster;
 mod device;
 mod error;
 mod live;
@@ -43,6 +45,7 @@ mod run;
 mod stack;
 mod tree;
 
+pub use cluster::{ClusterOptions, ClusterRecorded, Node, record_cluster};
 pub use device::Device;
 pub use error::RecordError;
 pub use live::{Crashed, Live};

@@ -70,8 +70,13 @@ impl State {
 
 impl Log {
     pub fn new(file: File) -> Result<Log, KcrError> {
+        Log::on_clock(file, SystemClock::default())
+    }
+
+    /// A recording whose times are those of `clock`. Recordings with one clock can be put in order.
+    pub fn on_clock(file: File, clock: SystemClock) -> Result<Log, KcrError> {
         let out = Writer::new(BufWriter::with_capacity(1 << 20, file))?;
-        Ok(Log::with(Sink::File(out), 0))
+        Ok(Log { clock, ..Log::with(Sink::File(out), 0) })
     }
 
     /// A recording in memory that starts with these events.

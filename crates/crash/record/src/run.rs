@@ -29,9 +29,9 @@ use std::time::Duration;
 
 pub(crate) const POLL: Duration = Duration::from_millis(5);
 /// How long to wait for processes that the command left and that still use the mount.
-const LEFTOVERS_WAIT: Duration = Duration::from_secs(3);
+pub(crate) const LEFTOVERS_WAIT: Duration = Duration::from_secs(3);
 /// The mount's name below the recorder's directory.
-const MOUNT_DIR: &str = "dir";
+pub(crate) const MOUNT_DIR: &str = "dir";
 /// How often the open files outside the mount are sampled.
 const OUTSIDE_EVERY: Duration = Duration::from_millis(100);
 const MOUNT_WAIT: Duration = Duration::from_secs(10);
@@ -123,14 +123,14 @@ pub fn record(options: &Options, started: &dyn Fn(u32)) -> Result<Recorded, Reco
 /// A recording that gets its name only when the command has started: a failure before leaves an
 /// older recording of that name unchanged. From then on the file grows under its name, so that a
 /// killed recorder leaves what it had.
-struct Draft {
+pub(crate) struct Draft {
     name: PathBuf,
     /// `None`: the file has its name, or the name does not belong to a regular file.
     temp: Mutex<Option<tempfile::TempPath>>,
 }
 
 impl Draft {
-    fn new(out: &Path) -> io::Result<(File, Draft)> {
+    pub fn new(out: &Path) -> io::Result<(File, Draft)> {
         // Replaces the target of a symbolic link, not the link.
         let name = match out.canonicalize() {
             Ok(name) => name,
@@ -157,7 +157,7 @@ impl Draft {
         Ok((file, Draft { name, temp: Mutex::new(Some(temp)) }))
     }
 
-    fn keep(&self) -> io::Result<()> {
+    pub fn keep(&self) -> io::Result<()> {
         match self.temp.lock().take() {
             Some(temp) => temp.persist(&self.name).map_err(|e| e.error),
             None => Ok(()),
@@ -169,10 +169,16 @@ impl Draft {
 pub(crate) fn detach_dead(temp: &Path) -> io::Result<()> {
     let dir = temp.join(MOUNT_DIR);
     loops::detach_below(&dir);
-    match kedge_fuse::mount_at(&dir) {
-        Some(_) => kedge_fuse::unmount(&dir, true).map_err(io::Error::other),
-        None => Ok(()),
+    if kedge_fuse::mount_at(&dir).is_some() {
+        return kedge_fuse::unmount(&dir, true).map_err(io::Error::other);
     }
+    // The mounts of a cluster are one level deeper.
+    for node in std::fs::read_dir(&dir).into_iter().flatten().flatten() {
+        if kedge_fuse::mount_at(&node.path()).is_some() {
+            kedge_fuse::unmount(&node.path(), true).map_err(io::Error::other)?;
+        }
+    }
+    Ok(())
 }
 
 fn run_on(
@@ -229,17 +235,27 @@ impl Mount {
     /// Mounts the file system below `temp`. Its changes are recorded, stores through `mappings`
     /// before the next call.
     pub fn new(temp: &Path, fs: FileSystem, log: Arc<Log>, mappings: bool) -> Result<Mount, RecordError> {
-        let (image, dir) = (temp.join("image"), temp.join(MOUNT_DIR));
+        Mount::at(&temp.join("image"), &temp.join(MOUNT_DIR), fs, log, mappings)
+    }
+
+    /// As [`Mount::new`], on the new directory `dir`. `image` is a new file elsewhere.
+    pub fn at(
+        image: &Path,
+        dir: &Path,
+        fs: FileSystem,
+        log: Arc<Log>,
+        mappings: bool,
+    ) -> Result<Mount, RecordError> {
         // A file for the loop device: it provides the mount's name, not its content.
-        File::create(&image).and_then(|f| f.set_len(1 << 20)).map_err(io_error("a temporary file"))?;
-        std::fs::create_dir(&dir).map_err(io_error("a temporary directory"))?;
+        File::create(image).and_then(|f| f.set_len(1 << 20)).map_err(io_error("a temporary file"))?;
+        std::fs::create_dir(dir).map_err(io_error("a temporary directory"))?;
         let fuse = FuseOptions { writeback_cache: false, no_open: !mappings, ..FuseOptions::default() };
         let recording = Recording::with_marks(fs.clone(), log, owner())?;
         let (recording, mapped) = match mappings {
             true => recording.collecting(owner()).map(|(recording, mapped)| (recording, Some(mapped)))?,
             false => (recording, None),
         };
-        let session = kedge_fuse::mount(&image, &dir, &fuse)?;
+        let session = kedge_fuse::mount(image, dir, &fuse)?;
         let point = session.mount_point().clone();
         let served =
             spawn_named("kedge-record", move || session.run_and_close(recording, move || fs.close()))
@@ -309,7 +325,7 @@ fn users_of(dir: &Path) -> Vec<String> {
     users
 }
 
-fn fill(from: &Path, dir: &Path) -> Result<(), RecordError> {
+pub(crate) fn fill(from: &Path, dir: &Path) -> Result<(), RecordError> {
     let output = Command::new("cp")
         .arg("-a")
         .arg("--")

@@ -3,6 +3,7 @@
 mod again;
 mod bisect;
 mod commits;
+mod cluster;
 mod explore;
 mod judge;
 mod live;
@@ -42,6 +43,8 @@ enum Command {
     Watch(Box<watch::Args>),
     /// Record that a promise was made to the user at this point
     Mark(record::MarkArgs),
+    /// Record and explore a cluster whose nodes lose power together
+    Cluster(cluster::Args),
     /// List the models of what a file system may lose
     Models,
     /// Mount an image that loses power on request
@@ -60,6 +63,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         Command::Bisect(args) => judged(bisect::run(*args)),
         Command::Watch(args) => judged(watch::run(*args)),
         Command::Mark(args) => record::mark(args),
+        Command::Cluster(args) => cluster::run(args),
         Command::Mount(args) => live::mount(args),
         Command::Now(args) => live::now(args),
         Command::Fault(args) => live::fault(args),

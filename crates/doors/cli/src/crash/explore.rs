@@ -23,11 +23,11 @@ const RECOVERIES_DEFAULT: u64 = 32;
 /// the search.
 pub const NO_VERDICT: u8 = 3;
 /// Exit code: the only failures lie before the first promise, and no file was there at the start.
-const ONLY_EARLY: u8 = 4;
+pub const ONLY_EARLY: u8 = 4;
 const PROGRESS_MILLIS: u64 = 250;
 
 /// For `--help`; the man page has its own section.
-const EXIT_CODES: &str = "\
+pub const EXIT_CODES: &str = "\
 Exit codes:
   0  no failure was found
   1  the check fails on a state that a crash may leave
@@ -110,7 +110,7 @@ fn order_parser() -> impl TypedValueParser<Value = SearchOrder> {
     })
 }
 
-fn parse_budget(text: &str) -> Result<Limit, String> {
+pub fn parse_budget(text: &str) -> Result<Limit, String> {
     let limit = match text.parse() {
         Ok(states) => Limit::States(states),
         Err(_) => Limit::Time(parse_time(text)?),
@@ -192,16 +192,8 @@ fn search(
     let (failures, explain) = (args.max_failures, args.explain);
     let (seed, order) = (args.seed, args.order);
     let budget = Budget { states, time, explain, failures, seed, order, jobs, stop };
-    let shown = AtomicU64::new(0);
-    let is_shown = !args.quiet && std::io::stderr().is_terminal();
-    let hear = |progress: Progress| {
-        // Draw every quarter of a second, and when another phase begins.
-        let now = u64::try_from(progress.time.as_millis()).unwrap_or(u64::MAX) / PROGRESS_MILLIS;
-        let now = now * 3 + progress.phase as u64;
-        if is_shown && shown.swap(now, Ordering::Relaxed) != now {
-            eprint!("\r\x1b[K{}", progress_line(progress));
-        }
-    };
+    let shown = Shown::new(args.quiet);
+    let hear = |progress| shown.show(progress);
     let hear = Some(&hear as Hear<'_>);
     let mut report = Campaign { trace, model, checker, budget: budget.clone(), hear }.run();
     let is_sound = report.outcome.broken.is_none()
@@ -212,10 +204,36 @@ fn search(
         let again = Again { trace, model, checker, recorder, depth, recoveries, budget, hear };
         report.again = Some(again.run());
     }
-    if is_shown {
-        eprint!("\r\x1b[K");
-    }
+    shown.end();
     report
+}
+
+/// Shows the progress of a search on a terminal.
+pub struct Shown {
+    is_shown: bool,
+    /// The quarter of a second and the phase that were shown last.
+    last: AtomicU64,
+}
+
+impl Shown {
+    pub fn new(is_quiet: bool) -> Shown {
+        Shown { is_shown: !is_quiet && std::io::stderr().is_terminal(), last: AtomicU64::new(0) }
+    }
+
+    /// Draws every quarter of a second, and when another phase begins.
+    pub fn show(&self, progress: Progress) {
+        let now = u64::try_from(progress.time.as_millis()).unwrap_or(u64::MAX) / PROGRESS_MILLIS;
+        let now = now * 3 + progress.phase as u64;
+        if self.is_shown && self.last.swap(now, Ordering::Relaxed) != now {
+            eprint!("\r\x1b[K{}", progress_line(progress));
+        }
+    }
+
+    pub fn end(&self) {
+        if self.is_shown {
+            eprint!("\r\x1b[K");
+        }
+    }
 }
 
 fn progress_line(progress: Progress) -> String {

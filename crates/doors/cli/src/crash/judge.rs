@@ -59,6 +59,38 @@ pub struct Judge {
     pub work: Option<PathBuf>,
 }
 
+/// The options that say how a state of a cluster is checked.
+#[derive(clap::Args, Debug, Clone)]
+pub struct ClusterJudge {
+    /// A shell command that starts the cluster in its working directory, which has a directory for
+    /// each node, and exits 0 if all promises are kept. A relative path at its beginning is first
+    /// searched for in the current directory
+    #[arg(long, value_name = "CMD")]
+    pub check: Option<String>,
+    /// Time limit of a check; a slower one fails
+    #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = "30s")]
+    pub timeout: Duration,
+    /// Limit on the address space of a check
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub memory: Option<u64>,
+    /// Directory for states [default: in memory, /dev/shm]
+    #[arg(long, value_name = "DIR")]
+    pub work: Option<PathBuf>,
+}
+
+impl ClusterJudge {
+    /// Builds the checker. When `stop` is set, it ends its running command.
+    pub fn build(&self, stop: &Arc<AtomicBool>) -> Result<Option<CommandChecker>> {
+        let Some(check) = &self.check else { return Ok(None) };
+        let here = std::env::current_dir().context("find the present directory")?;
+        let command = found_from(check, &here);
+        let mut runner = CommandChecker::new(&command, self.timeout, self.memory, self.work.as_deref())
+            .context("make a directory for the states")?;
+        runner.stop = stop.clone();
+        Ok(Some(runner))
+    }
+}
+
 impl Judge {
     /// The checker, as reports show it.
     pub fn name(&self) -> String {

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use kedge_crash::again::Recorder;
 use kedge_crash::describe::Paths;
 use kedge_crash::{Case, Checker, History, Model, Recipe, State, Trace, Verdict, check};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 #[derive(clap::Args, Debug)]
@@ -53,12 +53,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     print_lost(&place.trace, &history, recipe);
     let state = history.state(recipe);
     if let Some(dir) = &args.keep {
-        std::fs::create_dir_all(dir).with_context(|| format!("create {}", dir.display()))?;
-        if std::fs::read_dir(dir).with_context(|| format!("read {}", dir.display()))?.next().is_some() {
-            bail!("{} is not empty", dir.display());
-        }
-        check::materialise(&state, dir).with_context(|| format!("make the state in {}", dir.display()))?;
-        println!("the state is in {}", dir.display());
+        keep(&state, dir)?;
     }
     match checker {
         Some(checker) => judge(&checker, &place, recipe, &state),
@@ -68,7 +63,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
 
 fn judge(checker: &Built, place: &Place, recipe: &Recipe, state: &State) -> Result<ExitCode> {
     let told = place.told(recipe);
-    match checker.check(&Case { recipe, state, told: &told, within: &place.within, job: 0 }) {
+    match checker.check(&Case { recipe, state, told: &told, moment: 0, within: &place.within, job: 0 }) {
         Verdict::Good => {
             println!("the checker accepts it");
             Ok(ExitCode::SUCCESS)
@@ -81,7 +76,18 @@ fn judge(checker: &Built, place: &Place, recipe: &Recipe, state: &State) -> Resu
     }
 }
 
-fn print_lost(trace: &Trace, history: &History, recipe: &Recipe) {
+/// Leaves a state in a directory that has nothing else.
+pub fn keep(state: &State, dir: &Path) -> Result<()> {
+    std::fs::create_dir_all(dir).with_context(|| format!("create {}", dir.display()))?;
+    if std::fs::read_dir(dir).with_context(|| format!("read {}", dir.display()))?.next().is_some() {
+        bail!("{} is not empty", dir.display());
+    }
+    check::materialise(state, dir).with_context(|| format!("make the state in {}", dir.display()))?;
+    println!("the state is in {}", dir.display());
+    Ok(())
+}
+
+pub fn print_lost(trace: &Trace, history: &History, recipe: &Recipe) {
     let paths = Paths::of(trace);
     println!("crash after the first {} events; lost:", recipe.at);
     let lost = history.lost(recipe);
@@ -126,7 +132,7 @@ impl Place {
     fn after_recovery(self, recipe: &Recipe, model: Model, recorder: &Recoveries<'_>) -> Result<Place> {
         let state = self.history(recipe, model)?.state(recipe);
         let told = self.told(recipe);
-        let case = Case { recipe, state: &state, told: &told, within: &self.within, job: 0 };
+        let case = Case { recipe, state: &state, told: &told, moment: 0, within: &self.within, job: 0 };
         let trace = recorder.record(&case).map_err(anyhow::Error::msg).context("record the recovery")?;
         let told = told.iter().map(|text| (*text).to_owned()).collect();
         Ok(Place { trace, told, within: format!("{}{recipe}/", self.within) })

@@ -1,0 +1,33 @@
+//! A cluster whose nodes all lose power at one moment.
+//!
+//! ```text
+//! manifest   which recordings belong together
+//! clock      the recordings with one order of all events; crash points of the cluster
+//! plan       which combinations of the nodes' states are tried, in which order
+//! search     the search
+//! node       one node's states while the others keep theirs, judged as the cluster's
+//! explain    the smallest failing state; which nodes lose what, and the call that prevents it
+//! report     text and JSON
+//! ```
+//!
+//! A state of the cluster is a state of each node, at one moment of the common clock. Each is legal
+//! by the model of its node's file system, and every combination of legal states is legal, since
+//! the disks of machines know nothing of each other.
+
+mod clock;
+mod explain;
+mod manifest;
+mod node;
+mod plan;
+mod report;
+mod search;
+
+pub use clock::{BadState, Cluster};
+pub use explain::{ClusterExplanation, NodeLoss};
+pub use manifest::{BadNode, Manifest, NODES_MAX, check_names, recording_of};
+pub use report::ClusterTold;
+pub use search::{ClusterCampaign, ClusterFailure, ClusterReport, judge};
+
+#[cfg(test)]
+#[path = "cluster_tests.rs"]
+mod tests;

@@ -1,0 +1,261 @@
+//! Tries states of a cluster until the budget ends.
+//!
+//! States are taken and built under one lock, so that the states tried depend on the recordings,
+//! the model, the seed and a budget counted in states, never on thread scheduling.
+
+use super::clock::Cluster;
+use super::explain::{ClusterExplanation, explain};
+use super::plan::{Plan, Recipes};
+use crate::explaining::Explaining;
+use crate::model::Model;
+use crate::page::Digest;
+use crate::recipe::{Pick, Recipe};
+use crate::run::{Budget, Case, Checker, Ended, Hear, Phase, Progress, Verdict};
+use crate::state::State;
+use kedge_base::{Clock, SystemClock};
+use parking_lot::Mutex;
+use std::collections::HashSet;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// After this many states in a row that were judged before, random search stops.
+const STALE_MAX: u64 = 2000;
+/// Failing states kept for the report; all are counted.
+const FAILURES_KEPT_MAX: usize = 200;
+
+#[derive(Clone, Debug)]
+pub struct ClusterFailure {
+    pub recipes: Vec<Recipe>,
+    pub message: String,
+    /// The ordinal of the state in the search.
+    pub number: u64,
+}
+
+/// The result of a run.
+#[derive(Clone, Debug)]
+pub struct ClusterReport {
+    pub model: Model,
+    pub seed: u64,
+    /// Distinct states judged.
+    pub states: u64,
+    /// Systematic states, and how many of them the budget did not reach.
+    pub planned: u64,
+    pub unreached: u64,
+    pub failing: u64,
+    /// How many of the failing states lie before the first promise.
+    pub failing_early: u64,
+    /// The first failing states, in the order in which they were tried.
+    pub failures: Vec<ClusterFailure>,
+    pub ended: Ended,
+    pub broken: Option<String>,
+    pub took: Duration,
+    /// The checker's message if it fails on the complete state.
+    pub fails_uncrashed: Option<String>,
+    /// One for each cause.
+    pub causes: Vec<ClusterExplanation>,
+    pub explaining: Explaining,
+}
+
+impl ClusterReport {
+    /// The checker judged states, and accepts the complete one.
+    pub fn is_judged(&self) -> bool {
+        self.broken.is_none() && self.fails_uncrashed.is_none() && self.states > 0
+    }
+
+    /// All failures lie before the first promise, and no file was there at the start.
+    pub fn is_early(&self) -> bool {
+        self.failing > 0 && self.failing == self.failing_early
+    }
+
+    /// Every systematic state was tried.
+    pub fn is_whole(&self) -> bool {
+        self.unreached == 0 && self.broken.is_none()
+    }
+}
+
+/// A run over the recordings of a cluster.
+pub struct ClusterCampaign<'a> {
+    pub cluster: &'a Cluster,
+    /// Judges a tree with a directory for each node.
+    pub checker: &'a dyn Checker,
+    pub budget: Budget,
+    pub hear: Option<Hear<'a>>,
+}
+
+struct Source<'a> {
+    plan: Plan<'a>,
+    /// States that were taken: the visible contents, and the number of promises before the crash.
+    seen: HashSet<(Vec<Digest>, usize)>,
+    states: u64,
+    taken: u64,
+    stale: u64,
+    /// States that were taken and not judged.
+    unjudged: u64,
+    ended: Option<Ended>,
+}
+
+#[derive(Default)]
+struct Found {
+    failing: u64,
+    failing_early: u64,
+    judged: u64,
+    failures: Vec<ClusterFailure>,
+    broken: Option<String>,
+}
+
+/// Judges one state of a cluster.
+pub fn judge(
+    cluster: &Cluster,
+    checker: &dyn Checker,
+    recipes: &[Recipe],
+    states: &[State],
+    told: &[&str],
+    job: usize,
+) -> Verdict {
+    let state = cluster.join(states);
+    // The name ends with the recipe of the last node.
+    let name = cluster.name(recipes);
+    let last = recipes.last().expect("a cluster has nodes");
+    let within = name.strip_suffix(&last.to_string()).expect("the name ends with it");
+    checker.check(&Case { recipe: last, state: &state, told, moment: 0, within, job })
+}
+
+impl ClusterCampaign<'_> {
+    pub fn run(&self) -> ClusterReport {
+        let mut report = self.search();
+        if report.ended != Ended::Broken && report.fails_uncrashed.is_none() {
+            (report.causes, report.explaining) = explain(self, &report.failures, report.failing);
+        }
+        report
+    }
+
+    /// The search without explanations.
+    pub(super) fn search(&self) -> ClusterReport {
+        let clock = SystemClock::default();
+        let source = Mutex::new(Source {
+            plan: Plan::new(self.cluster, self.budget.seed),
+            seen: HashSet::new(),
+            states: 0,
+            taken: 0,
+            stale: 0,
+            unjudged: 0,
+            ended: None,
+        });
+        let found = Mutex::new(Found::default());
+        let jobs = self.budget.jobs.clamp(1, 256);
+        std::thread::scope(|scope| {
+            for job in 1..jobs {
+                let (source, found, clock) = (&source, &found, &clock);
+                scope.spawn(move || self.work(job, source, found, clock));
+            }
+            self.work(0, &source, &found, &clock);
+        });
+        let took = clock.monotonic();
+        let (source, mut found) = (source.into_inner(), found.into_inner());
+        found.failures.sort_by_key(|f| f.number);
+        let (taken, left) = source.plan.finish();
+        let whole = self.whole();
+        let fails_uncrashed = found.failures.iter().find(|f| f.recipes == whole).map(|f| f.message.clone());
+        ClusterReport {
+            model: self.cluster.model,
+            seed: self.budget.seed,
+            states: source.states,
+            planned: taken + left,
+            unreached: left + source.unjudged,
+            failing: found.failing,
+            failing_early: found.failing_early,
+            failures: found.failures,
+            ended: source.ended.unwrap_or(Ended::Covered),
+            broken: found.broken,
+            took,
+            fails_uncrashed,
+            causes: Vec::new(),
+            explaining: Explaining::default(),
+        }
+    }
+
+    /// The end of the recordings, with nothing lost.
+    fn whole(&self) -> Recipes {
+        self.cluster.all(self.cluster.moments().len() - 1, &Pick::All)
+    }
+
+    fn work(&self, job: usize, source: &Mutex<Source<'_>>, found: &Mutex<Found>, clock: &SystemClock) {
+        loop {
+            let next = self.next(&mut source.lock(), clock);
+            let Some((number, recipes, states)) = next else { return };
+            let told = self.cluster.told(&recipes);
+            let verdict = judge(self.cluster, self.checker, &recipes, &states, &told, job);
+            let mut end = None;
+            let mut found = found.lock();
+            match verdict {
+                _ if self.is_stopped() => end = Some(Ended::Stopped),
+                Verdict::Good => found.judged += 1,
+                Verdict::Bad(message) => {
+                    found.judged += 1;
+                    found.failing += 1;
+                    found.failing_early += u64::from(self.cluster.is_early(&recipes));
+                    if found.failures.len() < FAILURES_KEPT_MAX {
+                        found.failures.push(ClusterFailure { recipes, message, number });
+                    }
+                    if self.budget.failures.is_some_and(|max| found.failing >= max) {
+                        source.lock().ended.get_or_insert(Ended::Failures);
+                    }
+                }
+                Verdict::Broken(why) => {
+                    found.broken.get_or_insert(why);
+                    end = Some(Ended::Broken);
+                }
+            }
+            if let Some(why) = end {
+                let mut source = source.lock();
+                source.states -= 1;
+                source.unjudged += 1;
+                source.ended.get_or_insert(why);
+            }
+            if let Some(hear) = self.hear {
+                let (checked, failing, time) = (found.judged, found.failing, clock.monotonic());
+                hear(Progress { phase: Phase::Search, checked, failing, time });
+            }
+        }
+    }
+
+    /// The next state that has not been judged.
+    fn next(&self, source: &mut Source<'_>, clock: &SystemClock) -> Option<(u64, Recipes, Vec<State>)> {
+        loop {
+            if source.ended.is_none() {
+                source.ended = self.end(source, clock.monotonic());
+            }
+            if source.ended.is_some() {
+                return None;
+            }
+            // The complete state is tried first: if it fails, the failures are not due to crashes.
+            let recipes = if source.taken == 0 { self.whole() } else { source.plan.next() };
+            source.taken += 1;
+            let states = self.cluster.states(&recipes);
+            let told = self.cluster.told(&recipes).len();
+            if source.seen.insert((states.iter().map(State::digest).collect(), told)) {
+                source.states += 1;
+                source.stale = 0;
+                return Some((source.states, recipes, states));
+            }
+            source.stale += 1;
+        }
+    }
+
+    pub(super) fn is_stopped(&self) -> bool {
+        self.budget.stop.load(Ordering::Relaxed)
+    }
+
+    fn end(&self, source: &Source<'_>, now: Duration) -> Option<Ended> {
+        if self.is_stopped() {
+            return Some(Ended::Stopped);
+        }
+        if self.budget.states.is_some_and(|max| source.states >= max) {
+            return Some(Ended::States);
+        }
+        if self.budget.time.is_some_and(|max| now >= max) {
+            return Some(Ended::Time);
+        }
+        (source.stale >= STALE_MAX && source.plan.is_random()).then_some(Ended::Covered)
+    }
+}
