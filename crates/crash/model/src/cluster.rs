@@ -4,9 +4,11 @@
 //! manifest   which recordings belong together
 //! clock      the recordings with one order of all events; crash points of the cluster
 //! plan       which combinations of the nodes' states are tried, in which order
+//! judge      the verdict on one state
 //! search     the search
 //! node       one node's states while the others keep theirs, judged as the cluster's
 //! explain    the smallest failing state; which nodes lose what, and the call that prevents it
+//! campaign   a whole run
 //! report     text and JSON
 //! ```
 //!
@@ -14,19 +16,23 @@
 //! by the model of its node's file system, and every combination of legal states is legal, since
 //! the disks of machines know nothing of each other.
 
+mod campaign;
 mod clock;
 mod explain;
+mod judge;
 mod manifest;
 mod node;
 mod plan;
 mod report;
 mod search;
 
+pub use campaign::{ClusterReport, explore_cluster};
 pub use clock::{BadState, Cluster};
 pub use explain::{ClusterExplanation, NodeLoss};
+pub use judge::judge;
 pub use manifest::{BadNode, Manifest, NODES_MAX, check_names, recording_of};
 pub use report::ClusterTold;
-pub use search::{ClusterCampaign, ClusterFailure, ClusterReport, judge};
+pub use search::{ClusterFailure, ClusterOutcome, ClusterSearch};
 
 #[cfg(test)]
 #[path = "cluster_tests.rs"]

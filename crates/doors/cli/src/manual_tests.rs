@@ -62,9 +62,13 @@ fn each_page_has_the_exit_codes_of_its_command() {
         let page = pages.iter().find(|p| p.file == name).unwrap();
         String::from_utf8(page.roff.clone()).unwrap()
     };
-    for name in ["kedge-crash-explore.8", "kedge-crash-replay.8"] {
+    let judged = ["explore", "replay", "cluster-explore", "cluster-replay"];
+    for name in judged.map(|name| format!("kedge-crash-{name}.8")) {
+        let name = &name;
         let text = page(name);
         assert!(text.contains("No verdict") && !text.contains("names what failed and where"), "{text}");
     }
-    assert!(page("kedge-crash-record.8").contains("exit code of the command"));
+    for name in ["kedge-crash-record.8", "kedge-crash-cluster-record.8"] {
+        assert!(page(name).contains("exit code of the command"));
+    }
 }

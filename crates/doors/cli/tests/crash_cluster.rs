@@ -92,7 +92,7 @@ const SYNC: &str = "os.fsync(log)";
 const NO_SYNC: &str = "pass";
 /// The node with the longest log becomes the leader.
 const LONGEST: &str = "test ${#log} -gt ${#leader}";
-/// A node becomes the leader although its log may be behind.
+/// A node becomes the leader although its log may lack entries.
 const ANY: &str = "test $node = c";
 
 const CLUSTER: &str = r#"
@@ -169,7 +169,7 @@ fn a_log_that_acknowledges_before_it_syncs_is_found() {
 }
 
 #[test]
-fn a_log_that_syncs_at_a_majority_is_not_accused_and_a_leader_that_is_behind_is_found() {
+fn a_log_that_syncs_at_a_majority_is_not_accused_and_a_leader_that_lacks_entries_is_found() {
     needs_fuse!();
     let place = recorded(SYNC);
     for model in ["ext4", "posix"] {
@@ -180,7 +180,7 @@ fn a_log_that_syncs_at_a_majority_is_not_accused_and_a_leader_that_is_behind_is_
     assert_eq!(run.code, 0, "{}{}", run.out, run.err);
     assert!(report["complete"] == true && report["states"].as_u64().unwrap() > 20, "{report:#}");
 
-    // Only one node differs: the slow one is behind.
+    // Only one node differs: the slow one lacks an entry.
     let (run, report) = explore(&place, ANY);
     assert_eq!(run.code, 1, "{}{}", run.out, run.err);
     let nodes = lossy(&report);

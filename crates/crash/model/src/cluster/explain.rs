@@ -7,9 +7,10 @@
 //! searched again.
 
 use super::clock::Cluster;
+use super::judge::judge;
 use super::node::NodeView;
 use super::plan::Recipes;
-use super::search::{ClusterCampaign, ClusterFailure, judge};
+use super::search::{ClusterFailure, ClusterSearch};
 use crate::describe::Paths;
 use crate::explain::{Candidate, Explainer, Explanation, with_calls};
 use crate::explaining::{Explaining, Watched};
@@ -76,7 +77,7 @@ impl Mending {
 }
 
 struct Run<'a, 'b> {
-    campaign: &'a ClusterCampaign<'b>,
+    search: &'a ClusterSearch<'b>,
     clock: SystemClock,
     failing: u64,
     /// Runs of the checker so far.
@@ -86,20 +87,20 @@ struct Run<'a, 'b> {
 
 /// Explains failures, one for each cause, and says what that cost.
 pub(super) fn explain(
-    campaign: &ClusterCampaign<'_>,
+    search: &ClusterSearch<'_>,
     failures: &[ClusterFailure],
     failing: u64,
 ) -> (Vec<ClusterExplanation>, Explaining) {
-    let mut run = Run { campaign, clock: SystemClock::default(), failing, checks: 0, is_cut: false };
+    let mut run = Run { search, clock: SystemClock::default(), failing, checks: 0, is_cut: false };
     let mut causes: Vec<(ClusterExplanation, Vec<Mending>)> = Vec::new();
     for failure in failures {
         let is_full = causes.len() >= CAUSES_MAX;
         let known = causes.iter_mut().find(|(_, mendings)| {
-            mendings.iter().any(|mending| mending.prevents(campaign.cluster, &failure.recipes))
+            mendings.iter().any(|mending| mending.prevents(search.cluster, &failure.recipes))
         });
         match known {
             Some((cause, _)) => cause.also += 1,
-            None if is_full || run.is_over() || campaign.is_stopped() => {}
+            None if is_full || run.is_over() || search.is_stopped() => {}
             None => {
                 let found = run.explain(failure);
                 // A state that shrinks to one that is known has its cause.
@@ -117,7 +118,7 @@ pub(super) fn explain(
 
 impl Run<'_, '_> {
     fn limit(&self) -> Option<Duration> {
-        self.campaign.budget.explain_time()
+        self.search.budget.explain_time()
     }
 
     fn is_over(&mut self) -> bool {
@@ -127,14 +128,14 @@ impl Run<'_, '_> {
     }
 
     fn hear(&self) {
-        if let Some(hear) = self.campaign.hear {
+        if let Some(hear) = self.search.hear {
             let (checked, failing, time) = (self.checks, self.failing, self.clock.monotonic());
             hear(Progress { phase: Phase::Explain, checked, failing, time });
         }
     }
 
     fn explain(&mut self, failure: &ClusterFailure) -> (ClusterExplanation, Vec<Mending>) {
-        let cluster = self.campaign.cluster;
+        let cluster = self.search.cluster;
         let (mut recipes, mut message) = (failure.recipes.clone(), failure.message.clone());
         self.give_back_nodes(&mut recipes, &mut message);
         let mut shrunk: Vec<(usize, Shrunk)> = Vec::new();
@@ -176,14 +177,14 @@ impl Run<'_, '_> {
 
     /// Why a state fails. `None`: it passes, or is not judged.
     fn fails(&mut self, recipes: &[Recipe]) -> Option<String> {
-        if self.is_over() || self.campaign.is_stopped() {
+        if self.is_over() || self.search.is_stopped() {
             return None;
         }
         self.checks += 1;
         self.hear();
-        let cluster = self.campaign.cluster;
+        let cluster = self.search.cluster;
         let (states, told) = (cluster.states(recipes), cluster.told(recipes));
-        match judge(cluster, self.campaign.checker, recipes, &states, &told, 0) {
+        match judge(cluster, self.search.checker, recipes, &states, &told, 0) {
             Verdict::Bad(message) => Some(message),
             Verdict::Good | Verdict::Broken(_) => None,
         }
@@ -194,7 +195,7 @@ impl Run<'_, '_> {
         for node in 0..recipes.len() {
             let mut fewer = recipes.clone();
             fewer[node] = Recipe::new(recipes[node].at, Pick::All);
-            if fewer[node] == recipes[node] || !has_loss(self.campaign.cluster, node, recipes) {
+            if fewer[node] == recipes[node] || !has_loss(self.search.cluster, node, recipes) {
                 *recipes = fewer;
                 continue;
             }
@@ -205,10 +206,10 @@ impl Run<'_, '_> {
     }
 
     fn shrink_node(&mut self, node: usize, recipes: &mut Recipes, message: &mut String) {
-        let cluster = self.campaign.cluster;
+        let cluster = self.search.cluster;
         let Some(moment) = cluster.moment_of(recipes) else { return };
         let given = recipes.clone();
-        let view = NodeView { cluster, checker: self.campaign.checker, node, recipes: &given, moment };
+        let view = NodeView { cluster, checker: self.search.checker, node, recipes: &given, moment };
         let (trace, history) = (&cluster.traces[node], &cluster.histories[node]);
         let found = self
             .watching(&view, |watched| Shrinker::new(trace, history, watched).shrink(&given[node], message));
@@ -219,12 +220,12 @@ impl Run<'_, '_> {
     }
 
     fn explain_node(&mut self, node: usize, shrunk: &Shrunk, recipes: &[Recipe]) -> Explanation {
-        let cluster = self.campaign.cluster;
+        let cluster = self.search.cluster;
         let moment = cluster.moment_of(recipes).expect("a state of the search is at a moment");
-        let view = NodeView { cluster, checker: self.campaign.checker, node, recipes, moment };
+        let view = NodeView { cluster, checker: self.search.checker, node, recipes, moment };
         let (trace, history) = (&cluster.traces[node], &cluster.histories[node]);
         let paths = Paths::of(trace);
-        let budget = self.campaign.budget.of_states(VERIFY_STATES);
+        let budget = self.search.budget.of_states(VERIFY_STATES);
         self.watching(&view, |watched| {
             Explainer { trace, paths: &paths, history, watched, budget: &budget }.explain(shrunk)
         })
@@ -234,14 +235,14 @@ impl Run<'_, '_> {
     fn watching<T>(&mut self, view: &NodeView<'_>, step: impl FnOnce(&Watched<'_>) -> T) -> T {
         let left = self.limit().map(|limit| limit.saturating_sub(self.clock.monotonic()));
         let (before, start) = (self.checks, self.clock.monotonic());
-        let told = self.campaign.hear;
+        let told = self.search.hear;
         let hear = |p: Progress| {
             if let Some(told) = told {
                 told(Progress { checked: before + p.checked, time: start + p.time, ..p });
             }
         };
         let watched =
-            Watched::new(view, left, &self.campaign.budget.stop, Some(&hear as Hear<'_>), self.failing);
+            Watched::new(view, left, &self.search.budget.stop, Some(&hear as Hear<'_>), self.failing);
         let result = step(&watched);
         let (cost, is_cut) = (watched.cost(), watched.is_cut());
         self.checks += cost.checks;
@@ -251,20 +252,19 @@ impl Run<'_, '_> {
 
     /// Searches the cluster again with the missing calls of all nodes.
     fn mended(&mut self, mendings: &[Mending]) -> Option<(u64, u64)> {
-        if mendings.is_empty() || self.is_over() || self.campaign.is_stopped() {
+        if mendings.is_empty() || self.is_over() || self.search.is_stopped() {
             return None;
         }
-        let cluster = self.campaign.cluster;
+        let cluster = self.search.cluster;
         let mut traces = cluster.traces.clone();
         for mending in mendings {
             traces[mending.node] = with_calls(&cluster.traces[mending.node], &mending.calls);
         }
         let mended = Cluster::with(cluster.names.clone(), traces, cluster.model);
         let left = self.limit().map(|limit| limit.saturating_sub(self.clock.monotonic()));
-        let budget = Budget { time: left, ..self.campaign.budget.of_states(MENDED_STATES) };
-        let campaign =
-            ClusterCampaign { cluster: &mended, checker: self.campaign.checker, budget, hear: None };
-        let outcome = campaign.search();
+        let budget = Budget { time: left, ..self.search.budget.of_states(MENDED_STATES) };
+        let search = ClusterSearch { cluster: &mended, checker: self.search.checker, budget, hear: None };
+        let outcome = search.run();
         self.checks += outcome.states;
         (outcome.states > 0 && outcome.broken.is_none()).then_some((outcome.states, outcome.failing))
     }

@@ -5,7 +5,7 @@
 //! there.
 
 use super::clock::Cluster;
-use super::search::judge;
+use super::judge::judge;
 use crate::recipe::Recipe;
 use crate::run::{Case, Checker, Verdict};
 

@@ -1,7 +1,7 @@
 //! The results of a cluster's run as text and as JSON.
 
+use super::campaign::ClusterReport;
 use super::explain::ClusterExplanation;
-use super::search::ClusterReport;
 use crate::describe::count;
 use crate::report::{coverage_of, escape_json, said};
 use kedge_base::printable;
@@ -25,37 +25,39 @@ impl ClusterTold<'_> {
     /// The verdict in one line.
     pub fn verdict(&self) -> String {
         let report = self.report;
-        if let Some(why) = &report.broken {
+        if let Some(why) = &report.outcome.broken {
             return format!("no verdict: {why}");
         }
-        if let Some(why) = &report.fails_uncrashed {
+        if let Some(why) = &report.outcome.fails_uncrashed {
             return format!("no verdict: the checker fails without any crash, on the complete state: {why}");
         }
-        if report.states == 0 {
+        if report.outcome.states == 0 {
             return "no verdict: the search ended before any state was judged".to_owned();
         }
-        let states = count(report.states, "distinct crash state");
+        let states = count(report.outcome.states, "distinct crash state");
         let of = format!("{states} of {} nodes", self.nodes.len());
-        let early = match report.failing_early {
+        let early = match report.outcome.failing_early {
             0 => String::new(),
-            n if n == report.failing => "; all of them before the first promise".to_owned(),
+            n if n == report.outcome.failing => "; all of them before the first promise".to_owned(),
             n => format!("; {n} of them before the first promise"),
         };
-        match (report.failing, report.unreached) {
-            (0, 0) => format!("no failure in {of} under {}", report.model.name),
-            (0, _) => format!("no failure so far, in {of} under {}; not all was tried", report.model.name),
-            (n, _) => format!("{n} of {of} fail under {}{early}", report.model.name),
+        match (report.outcome.failing, report.outcome.unreached) {
+            (0, 0) => format!("no failure in {of} under {}", report.outcome.model.name),
+            (0, _) => {
+                format!("no failure so far, in {of} under {}; not all was tried", report.outcome.model.name)
+            }
+            (n, _) => format!("{n} of {of} fail under {}{early}", report.outcome.model.name),
         }
     }
 
     /// Failing states that no cause accounts for.
     fn unexplained(&self) -> u64 {
         let explained: u64 = self.report.causes.iter().map(|cause| 1 + cause.also).sum();
-        self.report.failing.saturating_sub(explained)
+        self.report.outcome.failing.saturating_sub(explained)
     }
 
     fn coverage(&self) -> String {
-        coverage_of(self.report.planned, self.report.unreached, self.report.ended)
+        coverage_of(self.report.outcome.planned, self.report.outcome.unreached, self.report.outcome.ended)
     }
 
     /// Text for a terminal. Control characters are escaped.
@@ -90,17 +92,21 @@ impl ClusterTold<'_> {
                 line(format!("   {} prevented as well", count(cause.also, "other failing state")));
             }
         }
-        if self.unexplained() > 0 && report.is_judged() {
+        if let (true, Some(first)) = (report.causes.is_empty(), report.outcome.failures.first()) {
+            line(format!("the first failing state is {}", first.name));
+            line(said(&first.message).trim_end().to_owned());
+        }
+        if self.unexplained() > 0 && report.outcome.is_judged() {
             line(format!("\n{} not examined", count(self.unexplained(), "failing state")));
         }
         if let Some(limit) = report.explaining.cut_at {
             line(format!("explaining was cut off at its limit of {:.1} s (--explain)", limit.as_secs_f64()));
         }
-        line(format!("\n{}; seed {}", self.coverage(), report.seed));
+        line(format!("\n{}; seed {}", self.coverage(), report.outcome.seed));
         line(format!(
             "searching took {:.1} s ({}), explaining {:.1} s ({})",
-            report.took.as_secs_f64(),
-            count(report.states, "state"),
+            report.outcome.took.as_secs_f64(),
+            count(report.outcome.states, "state"),
             report.explaining.took.as_secs_f64(),
             count(report.explaining.checks, "check")
         ));
@@ -130,23 +136,23 @@ impl ClusterTold<'_> {
             "recording_cut": self.cut,
             "nodes": self.nodes,
             "checker": self.checker,
-            "model": report.model.name,
-            "seed": report.seed,
+            "model": report.outcome.model.name,
+            "seed": report.outcome.seed,
             "verdict": self.verdict(),
-            "passed": report.is_judged() && report.failing == 0,
-            "complete": report.is_whole(),
+            "passed": report.outcome.is_judged() && report.outcome.failing == 0,
+            "complete": report.outcome.is_whole(),
             "coverage": self.coverage(),
-            "states": report.states,
-            "systematic": report.planned,
-            "systematic_not_tried": report.unreached,
-            "failing": report.failing,
-            "failing_before_first_promise": report.failing_early,
-            "seconds": report.took.as_secs_f64(),
+            "states": report.outcome.states,
+            "systematic": report.outcome.planned,
+            "systematic_not_tried": report.outcome.unreached,
+            "failing": report.outcome.failing,
+            "failing_before_first_promise": report.outcome.failing_early,
+            "seconds": report.outcome.took.as_secs_f64(),
             "explain_seconds": report.explaining.took.as_secs_f64(),
             "explain_checks": report.explaining.checks,
             "explain_cut": report.explaining.cut_at.is_some(),
-            "fails_uncrashed": report.fails_uncrashed,
-            "broken": report.broken,
+            "fails_uncrashed": report.outcome.fails_uncrashed,
+            "broken": report.outcome.broken,
             "causes": report.causes,
             "unexplained": self.unexplained(),
         })

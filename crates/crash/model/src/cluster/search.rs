@@ -4,13 +4,12 @@
 //! the model, the seed and a budget counted in states, never on thread scheduling.
 
 use super::clock::Cluster;
-use super::explain::{ClusterExplanation, explain};
+use super::judge::judge;
 use super::plan::{Plan, Recipes};
-use crate::explaining::Explaining;
 use crate::model::Model;
 use crate::page::Digest;
 use crate::recipe::{Pick, Recipe};
-use crate::run::{Budget, Case, Checker, Ended, Hear, Phase, Progress, Verdict};
+use crate::run::{Budget, Checker, Ended, Hear, Phase, Progress, Verdict};
 use crate::state::State;
 use kedge_base::{Clock, SystemClock};
 use parking_lot::Mutex;
@@ -26,14 +25,16 @@ const FAILURES_KEPT_MAX: usize = 200;
 #[derive(Clone, Debug)]
 pub struct ClusterFailure {
     pub recipes: Vec<Recipe>,
+    /// The name of the state.
+    pub name: String,
     pub message: String,
     /// The ordinal of the state in the search.
     pub number: u64,
 }
 
-/// The result of a run.
+/// The result of a search.
 #[derive(Clone, Debug)]
-pub struct ClusterReport {
+pub struct ClusterOutcome {
     pub model: Model,
     pub seed: u64,
     /// Distinct states judged.
@@ -51,12 +52,9 @@ pub struct ClusterReport {
     pub took: Duration,
     /// The checker's message if it fails on the complete state.
     pub fails_uncrashed: Option<String>,
-    /// One for each cause.
-    pub causes: Vec<ClusterExplanation>,
-    pub explaining: Explaining,
 }
 
-impl ClusterReport {
+impl ClusterOutcome {
     /// The checker judged states, and accepts the complete one.
     pub fn is_judged(&self) -> bool {
         self.broken.is_none() && self.fails_uncrashed.is_none() && self.states > 0
@@ -73,8 +71,8 @@ impl ClusterReport {
     }
 }
 
-/// A run over the recordings of a cluster.
-pub struct ClusterCampaign<'a> {
+/// One search through the states of a cluster.
+pub struct ClusterSearch<'a> {
     pub cluster: &'a Cluster,
     /// Judges a tree with a directory for each node.
     pub checker: &'a dyn Checker,
@@ -103,34 +101,8 @@ struct Found {
     broken: Option<String>,
 }
 
-/// Judges one state of a cluster.
-pub fn judge(
-    cluster: &Cluster,
-    checker: &dyn Checker,
-    recipes: &[Recipe],
-    states: &[State],
-    told: &[&str],
-    job: usize,
-) -> Verdict {
-    let state = cluster.join(states);
-    // The name ends with the recipe of the last node.
-    let name = cluster.name(recipes);
-    let last = recipes.last().expect("a cluster has nodes");
-    let within = name.strip_suffix(&last.to_string()).expect("the name ends with it");
-    checker.check(&Case { recipe: last, state: &state, told, moment: 0, within, job })
-}
-
-impl ClusterCampaign<'_> {
-    pub fn run(&self) -> ClusterReport {
-        let mut report = self.search();
-        if report.ended != Ended::Broken && report.fails_uncrashed.is_none() {
-            (report.causes, report.explaining) = explain(self, &report.failures, report.failing);
-        }
-        report
-    }
-
-    /// The search without explanations.
-    pub(super) fn search(&self) -> ClusterReport {
+impl ClusterSearch<'_> {
+    pub fn run(&self) -> ClusterOutcome {
         let clock = SystemClock::default();
         let source = Mutex::new(Source {
             plan: Plan::new(self.cluster, self.budget.seed),
@@ -156,7 +128,7 @@ impl ClusterCampaign<'_> {
         let (taken, left) = source.plan.finish();
         let whole = self.whole();
         let fails_uncrashed = found.failures.iter().find(|f| f.recipes == whole).map(|f| f.message.clone());
-        ClusterReport {
+        ClusterOutcome {
             model: self.cluster.model,
             seed: self.budget.seed,
             states: source.states,
@@ -169,8 +141,6 @@ impl ClusterCampaign<'_> {
             broken: found.broken,
             took,
             fails_uncrashed,
-            causes: Vec::new(),
-            explaining: Explaining::default(),
         }
     }
 
@@ -195,7 +165,12 @@ impl ClusterCampaign<'_> {
                     found.failing += 1;
                     found.failing_early += u64::from(self.cluster.is_early(&recipes));
                     if found.failures.len() < FAILURES_KEPT_MAX {
-                        found.failures.push(ClusterFailure { recipes, message, number });
+                        found.failures.push(ClusterFailure {
+                            name: self.cluster.name(&recipes),
+                            recipes,
+                            message,
+                            number,
+                        });
                     }
                     if self.budget.failures.is_some_and(|max| found.failing >= max) {
                         source.lock().ended.get_or_insert(Ended::Failures);

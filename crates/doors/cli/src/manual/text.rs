@@ -336,6 +336,69 @@ const PAGES: &[(&str, &[Section])] = &[
         ],
     ),
     ("kedge-crash-replay", &[EXIT_REPLAYED]),
+    (
+        "kedge-crash-cluster",
+        &[
+            (
+                "EXAMPLES",
+                &[
+                    Text("Does a replicated store keep what it acknowledged if all nodes lose power?"),
+                    Code(
+                        "kedge crash cluster record cluster.toml --ack '^committed'\n\
+                         kedge crash cluster explore --model ext4 --check ./check.sh",
+                    ),
+                ],
+            ),
+            EXIT,
+        ],
+    ),
+    (
+        "kedge-crash-cluster-record",
+        &[
+            (
+                "DESCRIPTION OF THE CLUSTER",
+                &[
+                    Text(
+                        "The first `command` is that of the whole cluster. It has the directories of all \
+                         nodes in `$KEDGE_DIR`, by their names. When it ends, the commands of the nodes \
+                         are ended. Each command is optional, but one must be there.",
+                    ),
+                    Code(
+                        "command = \"./client.py\"\n\
+                         \n\
+                         [[node]]\n\
+                         name = \"a\"\n\
+                         command = \"exec ./server.py --port 7001\"\n\
+                         \n\
+                         [[node]]\n\
+                         name = \"b\"\n\
+                         command = \"exec ./server.py --port 7002\"\n\
+                         from = \"initial\"",
+                    ),
+                    Text(
+                        "A node's command has its directory in `$KEDGE_DIR` and its name in \
+                         `$KEDGE_NODE`. `from` is its initial content, relative to this file.",
+                    ),
+                ],
+            ),
+            EXIT_RECORD,
+        ],
+    ),
+    (
+        "kedge-crash-cluster-explore",
+        &[
+            (
+                "ORDER",
+                &[Text(
+                    "All nodes in the same kind of state come first, then one node that differs from the \
+                     others, then two. If a budget ends first, the report says how many systematic \
+                     states were not tried.",
+                )],
+            ),
+            EXIT_JUDGED,
+        ],
+    ),
+    ("kedge-crash-cluster-replay", &[EXIT_REPLAYED]),
     ("kedge-crash-record", &[EXIT_RECORD]),
     (
         "kedge-crash",

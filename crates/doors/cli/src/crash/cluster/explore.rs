@@ -7,7 +7,7 @@ use super::super::judge::ClusterJudge;
 use super::super::{model_parser, parse_time, usage};
 use super::{OUT_DEFAULT, load};
 use anyhow::{Context, Result};
-use kedge_crash::cluster::{ClusterCampaign, ClusterReport, ClusterTold};
+use kedge_crash::cluster::{ClusterOutcome, ClusterSearch, ClusterTold, explore_cluster};
 use kedge_crash::{Budget, Ended, Hear, MODELS, Model, SearchOrder};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -76,13 +76,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     };
     let shown = Shown::new(args.quiet);
     let hear = |progress| shown.show(progress);
-    let campaign = ClusterCampaign {
-        cluster: &loaded.cluster,
-        checker: &checker,
-        budget,
-        hear: Some(&hear as Hear<'_>),
-    };
-    let report = campaign.run();
+    let search =
+        ClusterSearch { cluster: &loaded.cluster, checker: &checker, budget, hear: Some(&hear as Hear<'_>) };
+    let report = explore_cluster(&search);
     shown.end();
     let told = ClusterTold {
         report: &report,
@@ -101,14 +97,14 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             print!("{}", told.text());
         }
     }
-    Ok(ExitCode::from(exit_code(&report, stop.load(Ordering::Relaxed))))
+    Ok(ExitCode::from(exit_code(&report.outcome, stop.load(Ordering::Relaxed))))
 }
 
-fn exit_code(report: &ClusterReport, was_stopped: bool) -> u8 {
-    match report.is_judged() {
-        true if report.is_early() => ONLY_EARLY,
-        true if report.failing > 0 => crate::FAILURE,
-        true if report.ended != Ended::Stopped && !was_stopped => 0,
+fn exit_code(outcome: &ClusterOutcome, was_stopped: bool) -> u8 {
+    match outcome.is_judged() {
+        true if outcome.is_early() => ONLY_EARLY,
+        true if outcome.failing > 0 => crate::FAILURE,
+        true if outcome.ended != Ended::Stopped && !was_stopped => 0,
         _ => NO_VERDICT,
     }
 }
