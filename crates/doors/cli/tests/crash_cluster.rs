@@ -5,7 +5,8 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-use common::{Place, Run, needs_fuse};
+use common::{Place, Run, needs_fuse, until};
+use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
@@ -211,6 +212,54 @@ command = "cd $KEDGE_DIR; for n in 1 2 3; do until grep -q $n $OLDPWD/box; do sl
     // The check can fail: without the condition there are such states.
     let words = ["crash", "cluster", "explore", "two", "--quiet", "--check", "test -e a/3 || ! test -e a/1"];
     assert_eq!(place.kedge(words).code, 1);
+}
+
+#[test]
+fn a_killed_recorder_leaves_recordings_and_the_next_one_removes_its_mounts() {
+    needs_fuse!();
+    let place = Place::new();
+    fs::create_dir(place.path("tmp")).unwrap();
+    let node = |name: &str| {
+        format!(
+            "[[node]]\nname = \"{name}\"\ncommand = \"echo $$ > {name}.pid; echo x > $KEDGE_DIR/f; \
+             echo > {name}.done; exec sleep 600\"\n"
+        )
+    };
+    fs::write(place.path("sleep.toml"), node("a") + &node("b")).unwrap();
+    let record = |out: &str| {
+        let mut kedge = place.command(env!("CARGO_BIN_EXE_kedge"));
+        kedge.args(["crash", "cluster", "record", "sleep.toml", "--size", "64M", "-o", out]);
+        kedge.env("TMPDIR", place.path("tmp"));
+        kedge
+    };
+    let mounts = || {
+        let mounts = fs::read_to_string("/proc/mounts").unwrap();
+        mounts.lines().filter(|line| line.contains(&*place.path("tmp").to_string_lossy())).count()
+    };
+    let mut recorder = record("one").spawn().unwrap();
+    until("both nodes have written", || {
+        ["a.done", "b.done", "one/cluster.toml"].iter().all(|name| place.path(name).exists())
+    });
+    recorder.kill().unwrap();
+    recorder.wait().unwrap();
+    assert_eq!(mounts(), 2);
+    for node in ["a.pid", "b.pid"] {
+        let pid = fs::read_to_string(place.path(node)).unwrap().trim().parse().unwrap();
+        kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
+    }
+    // What the killed one recorded can be explored.
+    let run = place.run("crash cluster explore one --quiet --check true");
+    assert!(run.err.contains("one/a.kcr: the end of the command is missing"), "{}", run.err);
+    run.ok();
+
+    let run = common::output_of({
+        let mut kedge = record("two");
+        kedge.args(["--timeout", "1s"]);
+        kedge
+    });
+    let err = String::from_utf8(run.unwrap().stderr).unwrap();
+    assert!(err.contains("its time was over"), "{err}");
+    assert!(mounts() == 0 && fs::read_dir(place.path("tmp")).unwrap().count() == 0, "{err}");
 }
 
 #[test]
