@@ -2,8 +2,8 @@
 
 mod again;
 mod bisect;
-mod commits;
 mod cluster;
+mod commits;
 mod explore;
 mod judge;
 mod live;
