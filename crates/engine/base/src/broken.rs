@@ -108,6 +108,10 @@ pub enum Variant {
     CountsInReplay,
     /// Recovery completes a block from the log without its bytes in the tree.
     InlineInReplay,
+    /// The record that takes a small file out of the tree does not flush the block that it gets.
+    InlineOutUnflushed,
+    /// An fallocate or a clone deletes the bytes of a small file in the tree without logging them.
+    InlineOutUnlogged,
     /// A shrink gives up what lies beyond the new end before the slot that names it is durable.
     CutBeforeSlot,
     /// A tree that is opened keeps the marks that it had before it was read.
@@ -196,6 +200,8 @@ impl Variant {
         Variant::CloneWithoutFlag,
         Variant::CountsInReplay,
         Variant::InlineInReplay,
+        Variant::InlineOutUnflushed,
+        Variant::InlineOutUnlogged,
         Variant::CutBeforeSlot,
     ];
 }

@@ -19,12 +19,13 @@ const LIMITS: &str = "there are no limits";
 const FREEZE: &str = "there is no freeze and no clean mark";
 const MEMORY: &str = "the fault is in memory: what reaches the device follows the protocol";
 const ANSWERS: &str = "the model has no results of calls but those of fsync and sync";
+const SMALL_FILES: &str = "a file of the model is one block, written as a whole";
 
 /// The counterpart of a broken engine in the model.
 pub fn counterpart(variant: Variant) -> Counterpart {
     use Counterpart::{None, Without};
     match variant {
-        Variant::SkipDataFlush => Without(Rule::FlushBeforeLogWrite),
+        Variant::SkipDataFlush | Variant::InlineOutUnflushed => Without(Rule::FlushBeforeLogWrite),
         // The numbers that an inode keeps for fsync and for fdatasync are one number here.
         Variant::AckBeforeForce | Variant::ForgetDatasyncOnSize | Variant::ForgetEvicted => {
             Without(Rule::ForceBeforeAck)
@@ -72,7 +73,7 @@ pub fn counterpart(variant: Variant) -> Counterpart {
         | Variant::LateNumber
         | Variant::StaleEnd => None(MEMORY),
         Variant::ShortWhole | Variant::ForgetLosses | Variant::TouchInWriteback => None(ANSWERS),
-        Variant::InlineInReplay => None("a file of the model is one block, written as a whole"),
+        Variant::InlineInReplay | Variant::InlineOutUnlogged => None(SMALL_FILES),
         Variant::CutBeforeSlot => None("the device of the model keeps its size"),
         Variant::UnkeyedLog => None("the data of a file never looks like a log write"),
         Variant::DiscardWithoutFlush => {

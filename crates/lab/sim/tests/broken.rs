@@ -23,7 +23,7 @@ use kedge_sim::crash::{History, Promise, check_state};
 use kedge_sim::forks::{Steps, check};
 use kedge_sim::generate::{Generator, Profile};
 use kedge_sim::model::Model;
-use kedge_sim::ops::{Executor, Fill, Op, Rename, Target, XattrFlag};
+use kedge_sim::ops::{Executor, Falloc, Fill, Op, Rename, Target, XattrFlag};
 use kedge_sim::races;
 use kedge_sim::rig::{self, Setup, panic_text, within};
 use kedge_sim::writers::{Writers, verify_after};
@@ -72,6 +72,7 @@ const CHECKS: &[Check] = &[
     ("recovery of a file with checksums", checksums_in_the_log),
     ("the first tree replaced", root_replaced),
     ("small files that leave the tree", out_of_the_tree),
+    ("small files that are punched", taken_out),
     ("recovery of small files", small_files_in_the_log),
     ("trees that are forked", forked),
     ("files that are cloned", cloned),
@@ -176,6 +177,9 @@ const CAUGHT_BY: &[(&str, &[Variant])] = &[
     ("an image that becomes smaller", &[Variant::CutBeforeSlot]),
     ("overwrites of a file with checksums", &[Variant::StaleChecksum, Variant::SumsInPlace]),
     ("recovery of a file with checksums", &[Variant::SumsInReplay]),
+    ("small files that leave the tree", &[Variant::InlineOutUnflushed]),
+    ("small files that are punched", &[Variant::InlineOutUnlogged]),
+    ("recovery of small files", &[Variant::InlineInReplay]),
     ("trees that are forked", &[Variant::ReuseReplacedNode, Variant::FreeSharedNode, Variant::BirthIgnored]),
     (
         "files that are cloned",
@@ -465,6 +469,15 @@ fn checksums_in_the_log() -> Result<(), String> {
 fn out_of_the_tree() -> Result<(), String> {
     let mut tape = Tape::new(Setup { inline_max: 2048, ..small() })?;
     tape.ops([create("a"), write("a", 0, 900, 1), fsync("a"), write("a", 900, 3000, 2), Op::Sync])?;
+    tape.explore(16, 1)
+}
+
+/// A durable file whose data is in the tree leaves it for a hole. Another file's fsync forces the
+/// log, so that the record of the first is durable without an fsync of its file.
+fn taken_out() -> Result<(), String> {
+    let mut tape = Tape::new(Setup { inline_max: 2048, ..small() })?;
+    let punch = Op::Fallocate { on: on("a"), how: Falloc::Punch, offset: 100, len: 50 };
+    tape.ops([create("a"), write("a", 0, 900, 1), fsync("a"), punch, create("b"), fsync("b")])?;
     tape.explore(16, 1)
 }
 

@@ -18,7 +18,11 @@ impl Pass<'_> {
     pub(super) fn complete(&mut self, durable: bool) -> Result<()> {
         let store = self.store();
         let in_place = self.parts.iter().flatten().any(|part| !part.is_in_tree());
-        let seq = (!durable && in_place).then(|| store.note_data_write());
+        // Broken on purpose: no flush comes between the block and the record that deletes its bytes
+        // in the tree.
+        let unflushed =
+            broken::is(Variant::InlineOutUnflushed) && self.parts.iter().flatten().any(Part::leaves_tree);
+        let seq = (!durable && in_place && !unflushed).then(|| store.note_data_write());
         let mut record = RecordBuilder::new(RecordOp::WriteBack);
         let has_counts = self.parts.iter().flatten().any(Part::changes_counts);
         let _counts = has_counts.then(|| store.lock_counts());
