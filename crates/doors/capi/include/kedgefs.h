@@ -525,7 +525,8 @@ int kedgefs_commit_tree(kedgefs_t *fs, const char *fork, const char *tree, uint3
 
 // Makes the contents of file `to` those of file `from`, of the same file system and tree, by
 // sharing its blocks. No space is taken until one of them is written. Durable after kedgefs_fsync
-// of `to`.
+// of `to`. Other callers and a crash find the old contents or the new ones, except for files with
+// many extents, which take several steps that begin with an empty file.
 //
 // Returns 0, or
 // -EBADF: `to` is not open for writing;

@@ -104,6 +104,8 @@ pub enum Variant {
     SharedBlockFreed,
     /// A clone does not mark the extents of its source as shared.
     CloneWithoutFlag,
+    /// A clone of a whole file is a truncate of the target and then a clone.
+    CloneAfterTruncate,
     /// Recovery writes into a block that files share.
     CountsInReplay,
     /// Recovery completes a block from the log without its bytes in the tree.
@@ -198,6 +200,7 @@ impl Variant {
         Variant::AtomicWrittenEarly,
         Variant::SharedBlockFreed,
         Variant::CloneWithoutFlag,
+        Variant::CloneAfterTruncate,
         Variant::CountsInReplay,
         Variant::InlineInReplay,
         Variant::InlineOutUnflushed,

@@ -474,8 +474,14 @@ impl FileSystem {
     /// Makes the contents of file `target` those of file `source`, of the same tree, by sharing its
     /// blocks: the time does not depend on their number but on that of the extents, and no space is
     /// taken. A later write to either file takes new blocks for what it writes. Not durable before
-    /// an fsync of the target. A crash before that may leave any prefix of the contents; it leaves
-    /// all or nothing of a file with few extents, if the target was empty.
+    /// an fsync of the target.
+    ///
+    /// The clone is one change: other callers and a crash find the old contents of the target or
+    /// those of the source, and an error leaves the old ones. Files with many extents (128 of
+    /// either file, or more than 256 different counts of shared blocks, or more than 16 MiB with
+    /// checksums) are an exception: the target is truncated, and then the contents arrive from the
+    /// start on. Other callers, a crash and an error may find it empty, with any prefix of the new
+    /// contents as its size, or, where the source ends with a hole, without that hole.
     ///
     /// Fails with [`Error::CrossTree`] for files of two trees, and with [`Error::Invalid`] if only
     /// one of them has checksums of its data.

@@ -14,6 +14,7 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 const MIB: u64 = 1 << 20;
 const BLOCK: u64 = BLOCK_SIZE as u64;
@@ -306,7 +307,9 @@ fn each_reference_counts_for_a_limit() {
     fs.clone_file(source, target).unwrap();
     assert_eq!(fs.limit_of(dir).unwrap().unwrap().bytes, MIB);
     let other = fs.create(dir, b"b", 0o644, OWNER).unwrap().ino;
+    fs.write(other, 0, b"kept").unwrap();
     assert_eq!(fs.clone_file(source, other).unwrap_err().errno(), 122);
+    assert_eq!(contents(&fs, other), b"kept", "after a clone that was refused");
     fs.clone_range(source, 0, other, 0, MIB / 2).unwrap();
     assert_eq!(fs.limit_of(dir).unwrap().unwrap().bytes, 3 * MIB / 2);
     // The range is replaced by as many blocks.
@@ -315,6 +318,66 @@ fn each_reference_counts_for_a_limit() {
     assert_eq!(fs.limit_of(dir).unwrap().unwrap().bytes, MIB / 2);
     fs.close().unwrap();
     check(&device);
+}
+
+/// A reader beside clones of two files of different lengths to a third sees one or the other.
+#[test]
+fn a_clone_of_a_file_is_one_change_for_readers() {
+    let device = make(64 * MIB);
+    let fs = open(&device);
+    let sources = [vec![1; 9000], vec![2; 70_000]];
+    let inos = [put(&fs, Ino::ROOT, "one", &sources[0]), put(&fs, Ino::ROOT, "two", &sources[1])];
+    let target = put(&fs, Ino::ROOT, "target", &sources[0]);
+    let (end, reads) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut found = vec![0; 80_000];
+            while !end.load(Ordering::Relaxed) {
+                let read = fs.read(target, 0, &mut found).unwrap();
+                assert!(sources.iter().any(|source| *source == found[..read]), "{read} bytes");
+                let size = fs.getattr(target).unwrap().size as usize;
+                assert!(sources.iter().any(|source| source.len() == size), "{size} bytes");
+                reads.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        let mut clones = 0;
+        while clones < 300 || reads.load(Ordering::Relaxed) < 300 {
+            fs.clone_file(inos[clones % 2], target).unwrap();
+            clones += 1;
+        }
+        end.store(true, Ordering::Relaxed);
+    });
+    fs.close().unwrap();
+    check(&device);
+}
+
+/// Files of more extents than a record takes, of more counts, and of more checksums.
+#[test]
+fn clones_of_files_that_no_record_holds_are_whole() {
+    for data_checksums in [false, true] {
+        let options = FormatOptions { log_size: Some(8 * MIB), data_checksums, ..FormatOptions::default() };
+        let device = make_with(128 * MIB, options);
+        let fs = open(&device);
+        let mut rng = SmallRng::seed_from_u64(5);
+        let [few, many, long, target] = ["few", "many", "long", "target"].map(|name| new(&fs, name));
+        fs.write(few, 0, &noise(&mut rng, 50_000)).unwrap();
+        for n in 0..400 {
+            fs.write(many, n * 3 * BLOCK, &noise(&mut rng, 5000)).unwrap();
+        }
+        fs.write(long, 0, &noise(&mut rng, 20 * MIB as usize)).unwrap();
+        truncate(&fs, long, 21 * MIB);
+        for source in [few, many, few, long, many, long, few] {
+            fs.clone_file(source, target).unwrap();
+            assert_eq!(contents(&fs, target), contents(&fs, source));
+            fs.fsync(target, false).unwrap();
+            // Single counts among those of the whole extents.
+            for n in 0..300 {
+                fs.clone_range(source, n % 12 * BLOCK, target, (1000 + 2 * n) * BLOCK, BLOCK).unwrap();
+            }
+        }
+        fs.close().unwrap();
+        check(&device);
+    }
 }
 
 /// The files of a tree and what they should have.

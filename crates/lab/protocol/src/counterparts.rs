@@ -59,6 +59,7 @@ pub fn counterpart(variant: Variant) -> Counterpart {
         | Variant::NamesAfterRoot
         | Variant::SharedBlockFreed
         | Variant::CloneWithoutFlag
+        | Variant::CloneAfterTruncate
         | Variant::CountsInReplay => None(SHARING),
         Variant::StaleChecksum | Variant::SumsInPlace | Variant::SumsInReplay => None(SUMS),
         Variant::ForgetRenameVictim | Variant::KeepOldParts => None(NAMES),

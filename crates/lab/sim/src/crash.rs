@@ -58,7 +58,7 @@ impl Step {
     /// moved blocks. The first clone makes a checkpoint, and so does a resize.
     fn may_force(&self) -> bool {
         let moves = matches!(self.op, Op::Fallocate { how: Falloc::Collapse | Falloc::Insert, .. });
-        let checkpoints = matches!(self.op, Op::Clone { .. } | Op::Resize { .. });
+        let checkpoints = matches!(self.op, Op::Clone { .. } | Op::CloneFile { .. } | Op::Resize { .. });
         moves || checkpoints || self.effect.persist.is_some()
     }
 }

@@ -401,6 +401,9 @@ impl Generator {
     /// Half of the clones are of whole files.
     fn clone_op(&mut self, model: &Model, on: Target) -> Op {
         let source = self.file(model);
+        if self.chance(250) {
+            return Op::CloneFile { source, on };
+        }
         if self.chance(500) {
             let to = if self.chance(200) { self.offset() / 4096 * 4096 } else { 0 };
             return Op::Clone { source, from: 0, on, to, len: 0 };

@@ -448,6 +448,7 @@ impl Model {
             }
             Op::Truncate { on, .. }
             | Op::Clone { on, .. }
+            | Op::CloneFile { on, .. }
             | Op::Chmod { on, .. }
             | Op::Chown { on, .. }
             | Op::Utimes { on, .. }
@@ -866,6 +867,7 @@ impl Model {
             Op::Truncate { on, size } => self.truncate(on, *size),
             Op::Fallocate { on, how, offset, len } => self.fallocate(on, *how, *offset, *len),
             Op::Clone { source, from, on, to, len } => self.clone_range(source, *from, on, *to, *len),
+            Op::CloneFile { source, on } => self.clone_file(source, on),
             Op::Fsync { on } => {
                 let id = self.target(on)?;
                 Ok(persist(Persist::Inode { id, datasync: false }))
@@ -1004,6 +1006,25 @@ impl Model {
         inode.content.write(to, &bytes);
         (inode.mtime, inode.ctime) = (None, None);
         let data = Some(DataChange { id, from: to, to: to_end, sets_size: to_end > old, grew: false });
+        Ok((Outcome::Done, Effect { ordered: true, datasync: true, touched: vec![id], data, persist: None }))
+    }
+
+    /// One change of bytes and size.
+    fn clone_file(&mut self, source: &Target, on: &Target) -> Answer {
+        let (_, _) = (self.target(source)?, self.target(on)?);
+        let (source, id) = (self.data_target(source)?, self.data_target(on)?);
+        if self.tree_of(source) != self.tree_of(id) {
+            return Err(No::Unspecified);
+        }
+        if source == id {
+            return Ok((Outcome::Done, Effect::default()));
+        }
+        let content = self.get(source).content.clone();
+        let inode = self.edit(id);
+        let sets_size = content.size() != inode.content.size();
+        inode.content = content;
+        (inode.mtime, inode.ctime) = (None, None);
+        let data = Some(DataChange { id, from: 0, to: u64::MAX, sets_size, grew: false });
         Ok((Outcome::Done, Effect { ordered: true, datasync: true, touched: vec![id], data, persist: None }))
     }
 

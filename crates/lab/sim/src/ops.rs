@@ -238,6 +238,11 @@ pub enum Op {
         to: u64,
         len: u64,
     },
+    /// Makes the contents of `on` those of `source`, by sharing blocks.
+    CloneFile {
+        source: Target,
+        on: Target,
+    },
     Chmod {
         on: Target,
         mode: u32,
@@ -307,7 +312,7 @@ pub enum Op {
         fork: String,
         path: String,
     },
-    /// Makes the image larger.
+    /// Makes the image larger or smaller.
     Resize {
         bytes: u64,
     },
@@ -686,6 +691,9 @@ impl Executor {
             Op::Clone { source, from, on, to, len } => {
                 let source = self.target_or_errno(source)?;
                 fs.clone_range(source, *from, self.target_or_errno(on)?, *to, *len)?;
+            }
+            Op::CloneFile { source, on } => {
+                fs.clone_file(self.target_or_errno(source)?, self.target_or_errno(on)?)?;
             }
             Op::Fsync { on } => fs.fsync(self.target_or_errno(on)?, false)?,
             Op::Fdatasync { on } => fs.fsync(self.target_or_errno(on)?, true)?,

@@ -76,6 +76,7 @@ const CHECKS: &[Check] = &[
     ("recovery of small files", small_files_in_the_log),
     ("trees that are forked", forked),
     ("files that are cloned", cloned),
+    ("a file that gets the contents of another", cloned_whole),
     ("blocks of a deleted fork", refilled),
     ("directories with limits", limited),
     ("atomic writes", atomic),
@@ -185,6 +186,7 @@ const CAUGHT_BY: &[(&str, &[Variant])] = &[
         "files that are cloned",
         &[Variant::SharedBlockFreed, Variant::CloneWithoutFlag, Variant::CountsInReplay],
     ),
+    ("a file that gets the contents of another", &[Variant::CloneAfterTruncate]),
     ("blocks of a deleted fork", &[Variant::ReuseFreedTree]),
     ("directories with limits", &[Variant::LimitCountedTwice, Variant::LimitUnpromised]),
     ("atomic writes", &[Variant::AtomicInParts, Variant::AtomicWrittenEarly]),
@@ -479,6 +481,27 @@ fn taken_out() -> Result<(), String> {
     let punch = Op::Fallocate { on: on("a"), how: Falloc::Punch, offset: 100, len: 50 };
     tape.ops([create("a"), write("a", 0, 900, 1), fsync("a"), punch, create("b"), fsync("b")])?;
     tape.explore(16, 1)
+}
+
+/// A file has the contents of before a clone or those of its source. The first clone writes a
+/// checkpoint before its record; the fsync of another file makes the second one durable.
+fn cloned_whole() -> Result<(), String> {
+    let clone = |source: &str, target: &str| Op::CloneFile { source: on(source), on: on(target) };
+    script([
+        create("a"),
+        write("a", 0, 50_000, 1),
+        create("b"),
+        write("b", 0, 20_000, 2),
+        Op::Sync,
+        clone("a", "b"),
+        create("c"),
+        write("c", 0, 70_000, 3),
+        fsync("c"),
+        clone("c", "a"),
+        fsync("a"),
+        write("b", 100, 10, 4),
+        fsync("b"),
+    ])
 }
 
 /// The log holds a part of a block whose other bytes are in the tree.

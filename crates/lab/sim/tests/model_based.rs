@@ -56,7 +56,7 @@ fn random_clones_share_blocks() {
     for _ in 0..1500 {
         let op = generator.next(&rig.model);
         let outcome = rig.step(&op).unwrap();
-        if matches!(op, Op::Clone { .. }) {
+        if matches!(op, Op::Clone { .. } | Op::CloneFile { .. }) {
             clones += 1;
             done += usize::from(outcome.is_some_and(|outcome| outcome.is_ok()));
         }

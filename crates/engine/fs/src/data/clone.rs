@@ -13,6 +13,10 @@
 //! A record clones a bounded number of extents. A range with more takes several, from its start
 //! on, and a crash may leave a prefix of it cloned; the target's size grows with the prefix.
 //!
+//! A clone of a whole file is one record under the locks of both files, with the end of all that
+//! the target had, and with its new size. If either file has too many extents, counts or checksums
+//! for one record, the target is truncated first, and the clone is that of a range.
+//!
 //! # Crash argument
 //! - The blocks hold the source's bytes before a record names them for the target: writeback has
 //!   completed, and the log write of the record flushes the device first.
@@ -66,6 +70,20 @@ pub(crate) struct CloneRange {
     pub len: u64,
 }
 
+/// One record of a clone.
+struct Step {
+    /// File blocks of the source.
+    from: (u64, u64),
+    /// The file block of the target that becomes the first of them.
+    to: u64,
+    /// File blocks of the target whose contents end.
+    replaced: (u64, u64),
+    /// The size of the target afterwards.
+    size: u64,
+    /// Items of checksums after the last cloned block that end, at most.
+    sums_max: usize,
+}
+
 /// The two files, with their locks: `io` exclusively, then `wb`, each in ascending order.
 struct Locked<'a> {
     handle: Handle<'a>,
@@ -117,11 +135,60 @@ impl Files {
         if from.has_sums() != to.has_sums() {
             return Err(Error::Invalid("only one of the files has checksums of its data"));
         }
+        // Broken on purpose: readers and a crash find the target empty.
+        if !broken::is(Variant::CloneAfterTruncate) && self.clone_whole(&from, &to)? {
+            return Ok(());
+        }
         self.truncate(&to, 0)?;
         self.clone_range(source, target, CloneRange { from: 0, to: 0, len: 0 })?;
         let size = from.meta.lock().core.size;
         // A source that is a hole at its end.
         if to.meta.lock().core.size < size { self.truncate(&to, size) } else { Ok(()) }
+    }
+
+    /// [`Files::clone_file`] in one record. Returns false, without a change, if that cannot hold
+    /// it.
+    fn clone_whole(&self, source: &Arc<Inode>, target: &Arc<Inode>) -> Result<bool> {
+        let store = self.engine.store();
+        if store.is_read_only() {
+            return Err(kedge_base::Error::ReadOnly.into());
+        }
+        flags::check_change(&target.meta.lock().core)?;
+        self.take_out(source)?;
+        self.take_out(target)?;
+        store.allow_clones()?;
+        let mut locked =
+            self.lock_clean(source, target, CloneRange { from: 0, to: 0, len: FILE_SIZE_MAX })?;
+        flags::check_change(&target.meta.lock().core)?;
+        let size = source.meta.lock().core.size;
+        let blocks = size.div_ceil(BLOCK);
+        let sums = blocks.div_ceil(SUMS_BLOCKS);
+        if blocks == 0 || target.has_sums() && blocks > STEP_SUMS {
+            return Ok(false);
+        }
+        let (mut sources, mut targets) = (ExtentSet::default(), ExtentSet::default());
+        let few = sources.load(store, source.ino, 0, blocks, STEP_EXTENTS)? < STEP_EXTENTS
+            && targets.load(store, target.ino, 0, u64::MAX, STEP_EXTENTS)? < STEP_EXTENTS;
+        if !few {
+            return Ok(false);
+        }
+        let end = targets.end().unwrap_or(0).max(blocks);
+        let sums_max = (STEP_SUMS / SUMS_BLOCKS + 1 - sums.min(STEP_SUMS / SUMS_BLOCKS)) as usize;
+        if target.has_sums() && sums::count(store, target.ino, blocks, sums_max)? >= sums_max {
+            return Ok(false);
+        }
+        let mut counting = self.count();
+        for (extents, end) in [(&sources, blocks), (&targets, end)] {
+            let counted: Vec<_> =
+                extents.parts(0, end).into_iter().filter(|(_, item)| item.counted).collect();
+            let max = counting.changes.edits_max() + STEP_COUNTS;
+            if counting.load(target.ino, &counted, max)?.is_some() {
+                return Ok(false);
+            }
+        }
+        let step = Step { from: (0, blocks), to: 0, replaced: (0, u64::MAX), size, sums_max };
+        self.clone_step(&mut locked.handle, &mut counting, (source, target), step)?;
+        Ok(true)
     }
 
     /// Reserves, and locks both files in a state in which no truncate is unfinished and no byte of
@@ -206,22 +273,23 @@ impl Files {
                 upto = upto.min(end - start);
             }
         }
-        self.clone_step(&mut locked.handle, &mut counting, (source, target), range, (done, upto))?;
+        let (from, to) = ((from + done, from + upto), (to + done, to + upto));
+        let size = (range.to + range.len).min(to.1 * BLOCK).max(target.meta.lock().core.size);
+        let step = Step { from, to: to.0, replaced: to, size, sums_max: 0 };
+        self.clone_step(&mut locked.handle, &mut counting, (source, target), step)?;
         Ok(upto)
     }
 
-    /// The record for file blocks `[done, upto)` of a range, which the caller has found to fit.
+    /// The record of a step, which the caller has found to fit.
     fn clone_step(
         &self,
         handle: &mut Handle<'_>,
         counting: &mut Counting<'_>,
         (source, target): (&Arc<Inode>, &Arc<Inode>),
-        range: CloneRange,
-        (done, upto): (u64, u64),
+        step: Step,
     ) -> Result<()> {
         let store = self.engine.store();
-        let from = (range.from / BLOCK + done, range.from / BLOCK + upto);
-        let to = (range.to / BLOCK + done, range.to / BLOCK + upto);
+        let Step { from, to, replaced, size: named, sums_max } = step;
         let mut record = RecordBuilder::new(RecordOp::Clone);
         // In one file both ranges are parts of one set.
         let mut set = ExtentSet::default();
@@ -241,26 +309,25 @@ impl Files {
         if source.ino != target.ino {
             std::mem::take(&mut set).emit(&mut record, source.ino);
         }
-        set.load(store, target.ino, to.0, to.1, usize::MAX)?;
-        let removed = set.remove(to.0, to.1);
+        set.load(store, target.ino, replaced.0, replaced.1, usize::MAX)?;
+        let removed = set.remove(replaced.0, replaced.1);
         for (first, item) in &shared {
-            set.insert(first - from.0 + to.0, ExtentItem { counted: true, ..*item });
+            set.insert(first - from.0 + to, ExtentItem { counted: true, ..*item });
         }
         set.emit(&mut record, target.ino);
         counting.emit(&mut record, target.ino, &removed)?;
         removed.freed.iter().for_each(|extent| record.free(*extent));
         if target.has_sums() {
-            self.clone_sums(&mut record, (source.ino, target.ino), &shared, (from.0, to.0))?;
+            self.clone_sums(&mut record, (source.ino, target.ino), &shared, (from.0, to))?;
+            let behind = to + from.1 - from.0;
+            sums::remove(store, &mut record, target.ino, (behind, u64::MAX), sums_max)?;
         }
-        let (size, named) = {
-            let size = target.meta.lock().core.size;
-            (size, (range.to + range.len).min(to.1 * BLOCK).max(size))
-        };
-        if named > size && to.0 * BLOCK > size {
+        let size = target.meta.lock().core.size;
+        if named > size && to * BLOCK > size {
             let end = size.next_multiple_of(BLOCK).min(named);
             self.zero_range_of_block(target, &mut record, size, end)?;
         }
-        let void = (to.0 * BLOCK, to.1 * BLOCK);
+        let void = (replaced.0 * BLOCK, replaced.1.saturating_mul(BLOCK));
         if store.is_resident(target.ino, void.0, void.1 - void.0) {
             record.drop_data(target.ino, void.0, void.1 - void.0);
         }
@@ -273,7 +340,7 @@ impl Files {
             change.set(InodeMask::BLOCKS, |core| {
                 core.blocks = (core.blocks + mapped).saturating_sub(removed.blocks);
             });
-            if named > size {
+            if named != size {
                 change.set(InodeMask::SIZE, |core| core.size = named);
             }
         }
@@ -284,7 +351,7 @@ impl Files {
         }
         // What is in memory of the source stays, but its blocks are shared now.
         source.pages.lock().share(from.0..from.1);
-        self.forget_pages(target, to.0, to.1);
+        self.forget_pages(target, replaced.0, replaced.1);
         Ok(())
     }
 
