@@ -8,7 +8,7 @@
 
 use crate::explore::{Explorer, Failure, Memory, Plan, Tally, base_image};
 use crate::shrink::shrink;
-use crate::workload::{Catalogue, Workload, WorkloadId};
+use crate::workload::{Catalogue, Kind, Workload, WorkloadId};
 use kedge_base::{Clock, SystemClock, spawn_named};
 use kedge_device::MemDevice;
 use parking_lot::Mutex;
@@ -35,8 +35,31 @@ pub struct Options {
     pub switched: bool,
     /// All states of every medium, however many workloads there are.
     pub thorough: bool,
+    pub files: Files,
+}
+
+/// The files of the workloads, and the image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Files {
+    Usual,
     /// Small files, in an image with their data in the tree.
-    pub inline: bool,
+    Small,
+    /// Files around the length of the longest one in the tree, in such an image.
+    Edges,
+}
+
+impl Files {
+    fn kind(self) -> Kind {
+        if self == Files::Edges { Kind::Edges } else { Kind::All }
+    }
+
+    fn base(self) -> anyhow::Result<MemDevice> {
+        base_image(self != Files::Usual).map_err(anyhow::Error::msg)
+    }
+
+    fn shaped(self, workload: Workload) -> Workload {
+        if self == Files::Small { workload.small() } else { workload }
+    }
 }
 
 /// Failures printed in full; the rest is counted.
@@ -52,7 +75,7 @@ struct Part {
     deadline: Option<Duration>,
     plan: Plan,
     switched: Option<u64>,
-    inline: bool,
+    files: Files,
 }
 
 struct Shared {
@@ -125,7 +148,7 @@ fn run_part(
     limit: Option<Duration>,
     clock: SystemClock,
 ) -> anyhow::Result<(Tally, Tally)> {
-    let catalogue = Catalogue::new(seq, options.seed);
+    let catalogue = Catalogue::of(options.files.kind(), seq, options.seed);
     let seed = if seq < 3 { 0 } else { options.seed };
     let (done, before) = match &options.resume {
         Some(file) => load(file, seq, seed)?,
@@ -156,9 +179,9 @@ fn run_part(
             deadline,
             plan,
             switched,
-            inline: options.inline,
+            files: options.files,
         },
-        base: base_image(options.inline).map_err(anyhow::Error::msg)?,
+        base: options.files.base()?,
         memory: Arc::default(),
         clock,
         progress: Mutex::new(Progress {
@@ -197,7 +220,7 @@ fn work(shared: &Shared) -> anyhow::Result<()> {
         let next = part.next.fetch_add(1, Ordering::Relaxed);
         let Some(&skeleton) = part.order.get(next) else { return Ok(()) };
         for workload in part.catalogue.variants(skeleton) {
-            let workload = if part.inline { workload.small() } else { workload };
+            let workload = part.files.shaped(workload);
             if part.deadline.is_some_and(|deadline| shared.clock.monotonic() >= deadline) {
                 shared.progress.lock().tally += explorer.tally;
                 return Ok(());
@@ -234,7 +257,11 @@ impl Shared {
     }
 
     fn report(&self, failure: &Failure) {
-        let how = if self.part.inline { "with --inline: " } else { "" };
+        let how = match self.part.files {
+            Files::Usual => "",
+            Files::Small => "with --inline: ",
+            Files::Edges => "with --edges: ",
+        };
         {
             let mut progress = self.progress.lock();
             progress.printed += 1;
@@ -264,14 +291,14 @@ fn shorten(base: &MemDevice, part: &Part, failure: &Failure) -> Option<Box<Failu
 
 /// Runs one workload, or one state of it. Returns whether all is well.
 pub fn run_one(options: &Options, id: WorkloadId, state: Option<u64>) -> anyhow::Result<bool> {
-    let workload = Catalogue::workload(id).ok_or_else(|| anyhow::anyhow!("there is no workload {id}"))?;
-    let workload = if options.inline { workload.small() } else { workload };
+    let workload = Catalogue::workload(options.files.kind(), id)
+        .ok_or_else(|| anyhow::anyhow!("there is no workload {id}"))?;
+    let workload = options.files.shaped(workload);
     println!("{workload}");
     let Options { seed, thorough, switched, .. } = *options;
     let plan = if thorough || id.seq == 1 { Plan::thorough(seed) } else { Plan::quick(seed) };
     let switched = (switched || id.seq == 3).then_some(seed);
-    let mut explorer =
-        Explorer::new(&base_image(options.inline).map_err(anyhow::Error::msg)?, plan).switched(switched);
+    let mut explorer = Explorer::new(&options.files.base()?, plan).switched(switched);
     let failure = explorer.explore(&workload, state);
     println!("{:?}", explorer.tally);
     match &failure {

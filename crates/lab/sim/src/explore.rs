@@ -23,7 +23,7 @@ use crate::model::Model;
 use crate::ops::{Executor, OWNER, Op, Outcome};
 use crate::rig::{self, Setup, panic_text};
 use crate::view::{Found, View};
-use crate::workload::{GROWN, Workload};
+use crate::workload::{DEVICE, IMAGE, Workload};
 use kedge_base::{BLOCK_SIZE, ManualClock};
 use kedge_device::sim::{FaultPlan, Recording, SimDevice, StatePlan};
 use kedge_device::{Device, MemDevice};
@@ -179,7 +179,7 @@ pub fn setup() -> Setup {
         ..MountOptions::default()
     };
     Setup {
-        image: 16 << 20,
+        image: IMAGE,
         log: 1 << 20,
         mount,
         promise: Promise::Prefix,
@@ -195,7 +195,7 @@ pub fn setup() -> Setup {
 pub fn base_image(inline: bool) -> Result<MemDevice, String> {
     let setup = setup();
     let inline_max = if inline { kedge_format::inline::INLINE_MAX as u64 } else { 0 };
-    rig::format_within(GROWN, setup.image, setup.log, inline_max)
+    rig::format_within(DEVICE, setup.image, setup.log, inline_max)
 }
 
 impl Explorer {

@@ -66,6 +66,8 @@ pub enum Core {
     Tmpfile(&'static str),
     /// From one file to another; the last is an index into `CLONES`.
     Clone(&'static str, &'static str, usize),
+    /// The second file gets the contents of the first.
+    CloneFile(&'static str, &'static str),
     /// Forks the first tree to this name.
     Fork(&'static str),
     DeleteTree(&'static str),
@@ -77,6 +79,8 @@ pub enum Core {
     CommitRoot(&'static str),
     /// The image grows, beside a file.
     Resize(&'static str),
+    /// The image becomes smaller, with bytes of a file beyond its new end.
+    Shrink(&'static str),
     /// A directory with a file gets a limit.
     Limit(&'static str),
 }
@@ -84,13 +88,22 @@ pub enum Core {
 /// The name of the fork, and a file in it.
 const TREE: &str = "S";
 const IN_TREE: &str = "S/foo";
-/// Bytes of the device, to which workloads make the image grow.
-pub const GROWN: u64 = 18 << 20;
+/// Bytes of the image at first, which are the fewest that an image can have, and after a shrink.
+pub const IMAGE: u64 = 16 << 20;
+/// Bytes of the image after a growth.
+const GROWN: u64 = 18 << 20;
+/// Bytes of the device, and of the image before a shrink.
+pub const DEVICE: u64 = 24 << 20;
+/// A file whose bytes take the space before the new end, so that what is written after it lies
+/// beyond the new end. It is deleted before the shrink.
+const FILLER: (&str, u64) = ("filler", 15 << 20);
+/// Bytes that are written after it: more than an fsync puts into the log.
+const FAR_BYTES: u32 = 70_000;
 /// What no workload reaches.
 const LIMIT: (u64, u64) = (1 << 40, 1 << 30);
 
 /// Mode, offset, length.
-const FALLOCS: [(Falloc, u64, u64); 8] = [
+const FALLOCS: [(Falloc, u64, u64); BLOCKWISE + 9] = [
     (Falloc::Alloc, 8192, 16384),
     (Falloc::Keep, 8192, 16384),
     (Falloc::Punch, 3000, 4000),
@@ -99,12 +112,30 @@ const FALLOCS: [(Falloc, u64, u64); 8] = [
     (Falloc::ZeroKeep, 2000, 16384),
     (Falloc::Collapse, 4096, 4096),
     (Falloc::Insert, 4096, 8192),
+    (Falloc::Alloc, 1000, 1048),
+    (Falloc::Alloc, 0, 5000),
+    (Falloc::Keep, 1000, 8000),
+    (Falloc::Punch, 500, 300),
+    (Falloc::Punch, 0, 4096),
+    (Falloc::Zero, 1000, 1048),
+    (Falloc::Zero, 1000, 1049),
+    (Falloc::ZeroKeep, 200, 4096),
+    (Falloc::Insert, 0, 4096),
 ];
+/// The first of [`FALLOCS`] are for files of some blocks, the others for files in the tree.
+const BLOCKWISE: usize = 8;
 /// Overwrites a block, inside blocks, across the end, beyond the end.
 const WRITES: [(u64, u32); 4] = [(0, 4096), (1000, 5000), (7000, 9000), (20000, 3000)];
 /// Offset in the source, offset in the target, length: the whole file, and one block.
 const CLONES: [(u64, u64, u64); 2] = [(0, 0, 0), (4096, 0, 4096)];
 const SIZES: [u64; 3] = [0, 3000, 20000];
+/// Around the length of the longest file in the tree, which is 2048: below, at and above it, over
+/// the end of a prepared file and over its block, and beyond them.
+const EDGE_WRITES: [(u64, u32); 8] =
+    [(0, 2047), (0, 2048), (0, 2049), (1500, 548), (1500, 549), (1000, 1500), (2048, 1), (5000, 100)];
+const EDGE_SIZES: [u64; 5] = [0, 700, 2048, 2049, 5000];
+/// Bytes of a prepared file in these workloads.
+const EDGE_BYTES: u32 = 1500;
 
 fn other(name: &'static str) -> &'static str {
     match name {
@@ -131,7 +162,7 @@ impl Core {
             all.extend([Core::Unlink(f), Core::SetXattr(f), Core::RemoveXattr(f)]);
             all.extend(WRITES.map(|(offset, len)| Core::Write(f, offset, len)));
             all.extend(SIZES.map(|size| Core::Truncate(f, size)));
-            all.extend((0..FALLOCS.len()).map(|i| Core::Fallocate(f, i)));
+            all.extend((0..BLOCKWISE).map(|i| Core::Fallocate(f, i)));
             for to in FILES.into_iter().filter(|to| *to != f) {
                 all.extend([Core::Link(f, to), Core::Rename(f, to, false), Core::Rename(f, to, true)]);
                 if f < to {
@@ -163,6 +194,7 @@ impl Core {
         all.extend(["foo", "bar"].map(Core::ShrinkXattr));
         for (from, to) in [("foo", "bar"), ("bar", "foo"), ("foo", "A/foo"), ("bar", "A/bar")] {
             all.extend((0..CLONES.len()).map(|i| Core::Clone(from, to, i)));
+            all.push(Core::CloneFile(from, to));
         }
         all.extend(Core::trees());
         all
@@ -179,9 +211,32 @@ impl Core {
             Core::Limit("A"),
         ];
         all.extend(["foo", "bar"].map(Core::Resize));
+        all.extend(["foo", "bar"].map(Core::Shrink));
         all.extend([Core::Create(IN_TREE), Core::Append(IN_TREE), Core::Unlink(IN_TREE)]);
         all.extend(WRITES.map(|(offset, len)| Core::Write(IN_TREE, offset, len)));
         all.extend([Core::Truncate(IN_TREE, 3000), Core::Fallocate(IN_TREE, 3)]);
+        all
+    }
+
+    /// Those that take the data of a file into the tree and out of it, and others on such a file.
+    fn edges() -> Vec<Core> {
+        let mut all = vec![
+            Core::Append("foo"),
+            Core::Unlink("foo"),
+            Core::Rename("foo", "bar", true),
+            Core::Rename("bar", "foo", true),
+            Core::Link("foo", "bar"),
+            Core::Clone("foo", "bar", 0),
+            Core::CloneFile("foo", "bar"),
+            Core::CloneFile("bar", "foo"),
+            Core::Fork(TREE),
+            Core::RollBackRoot(TREE),
+            Core::Append(IN_TREE),
+            Core::Shrink("foo"),
+        ];
+        all.extend(EDGE_WRITES.map(|(offset, len)| Core::Write("foo", offset, len)));
+        all.extend(EDGE_SIZES.map(|size| Core::Truncate("foo", size)));
+        all.extend((BLOCKWISE..FALLOCS.len()).map(|i| Core::Fallocate("foo", i)));
         all
     }
 
@@ -189,7 +244,7 @@ impl Core {
     fn is_tree(self) -> bool {
         match self {
             Core::Fork(_) | Core::DeleteTree(_) | Core::RollBack(_) | Core::RollBackRoot(_) => true,
-            Core::CommitRoot(_) | Core::Resize(_) | Core::Limit(_) => true,
+            Core::CommitRoot(_) | Core::Resize(_) | Core::Shrink(_) | Core::Limit(_) => true,
             other => other.uses().contains(&IN_TREE),
         }
     }
@@ -234,7 +289,9 @@ impl Core {
             Core::SetFlags(f) => Core::SetFlags(other(f)),
             Core::Tmpfile(f) => Core::Tmpfile(other(f)),
             Core::Clone(f, to, i) => Core::Clone(other(f), other(to), i),
+            Core::CloneFile(f, to) => Core::CloneFile(other(f), other(to)),
             Core::Resize(f) => Core::Resize(other(f)),
+            Core::Shrink(f) => Core::Shrink(other(f)),
             Core::Mkdir(_) | Core::Rmdir(_) | Core::Limit(_) => self,
             Core::Fork(_) | Core::DeleteTree(_) | Core::RollBack(_) => self,
             Core::RollBackRoot(_) | Core::CommitRoot(_) => self,
@@ -250,8 +307,8 @@ impl Core {
             Core::Tmpfile(f) | Core::SetAcl(f) | Core::DefaultAcl(f) | Core::ChmodAcl(f) => vec![f],
             Core::SetFlags(f) | Core::ShrinkXattr(f) => vec![f],
             Core::Link(a, b) | Core::Rename(a, b, _) | Core::Exchange(a, b) => vec![a, b],
-            Core::Whiteout(a, b, _) | Core::Clone(a, b, _) => vec![a, b],
-            Core::Resize(f) | Core::Limit(f) => vec![f],
+            Core::Whiteout(a, b, _) | Core::Clone(a, b, _) | Core::CloneFile(a, b) => vec![a, b],
+            Core::Resize(f) | Core::Shrink(f) | Core::Limit(f) => vec![f],
             Core::Fork(f) | Core::DeleteTree(f) | Core::RollBack(f) => vec![f, "foo"],
             Core::RollBackRoot(f) | Core::CommitRoot(f) => vec![f, "foo"],
         }
@@ -271,14 +328,16 @@ struct Script {
     model: Model,
     ops: Vec<Op>,
     fills: u32,
+    /// Bytes of a prepared file.
+    file_bytes: u32,
 }
 
 /// The core cannot be prepared: a directory would have to be moved into itself.
 struct Impossible;
 
 impl Script {
-    fn new() -> Script {
-        Script { model: Model::new(), ops: Vec::new(), fills: 0 }
+    fn new(file_bytes: u32) -> Script {
+        Script { model: Model::new(), ops: Vec::new(), fills: 0, file_bytes }
     }
 
     fn push(&mut self, op: Op) -> Result<(), Impossible> {
@@ -324,6 +383,21 @@ impl Script {
         }
     }
 
+    /// Makes the image larger than at first, with bytes of a file there.
+    fn need_far(&mut self, at: &str) -> Result<(), Impossible> {
+        let (filler, len) = FILLER;
+        self.push(Op::Resize { bytes: DEVICE })?;
+        self.push(Op::Create { path: path(filler), mode: MODE })?;
+        self.push(Op::Fallocate { on: on(filler), how: Falloc::Alloc, offset: 0, len })?;
+        self.need_file(at)?;
+        let offset = self.model.find(at).and_then(|id| self.model.inode(id)).map_or(0, |i| i.content.size());
+        let fill = self.fill();
+        self.push(Op::Write { on: on(at), offset, len: FAR_BYTES, fill })?;
+        // Few bytes would stay in the log, and get a block when that of the filler is free.
+        self.push(Op::Fdatasync { on: on(at) })?;
+        self.push(Op::Unlink { path: path(filler) })
+    }
+
     fn need_dir(&mut self, at: &str) -> Result<(), Impossible> {
         self.need_parent(at)?;
         if self.is_dir(at) != Some(true) {
@@ -344,7 +418,7 @@ impl Script {
         }
         if !there || empty {
             let fill = self.fill();
-            self.push(Op::Write { on: on(at), offset: 0, len: FILE_BYTES, fill })?;
+            self.push(Op::Write { on: on(at), offset: 0, len: self.file_bytes, fill })?;
         }
         Ok(())
     }
@@ -390,7 +464,8 @@ impl Script {
                 // Ranges are removed from the middle only.
                 let (how, offset, len) = FALLOCS[i];
                 let anywhere = !matches!(how, Falloc::Collapse | Falloc::Insert);
-                if anywhere || inode.content.size() > offset + len {
+                let inserts = how == Falloc::Insert && offset == 0;
+                if anywhere || inserts || inode.content.size() > offset + len {
                     return Ok(());
                 }
                 let fill = self.fill();
@@ -400,7 +475,7 @@ impl Script {
                 self.need_name(f)?;
                 self.need_free(to)
             }
-            Core::Clone(f, to, _) => {
+            Core::Clone(f, to, _) | Core::CloneFile(f, to) => {
                 self.need_file(f)?;
                 self.need_file(to)
             }
@@ -418,6 +493,7 @@ impl Script {
                 self.change(IN_TREE)
             }
             Core::Resize(f) => self.need_file(f),
+            Core::Shrink(f) => self.need_far(f),
             Core::Limit(_) => self.need_file("A/foo"),
             Core::Unlink(f) => self.need_name(f),
             Core::Rmdir(d) => {
@@ -523,6 +599,7 @@ impl Script {
                 let (from, at, len) = CLONES[i];
                 self.push(Op::Clone { source: on(f), from, on: on(to), to: at, len })
             }
+            Core::CloneFile(f, to) => self.push(Op::CloneFile { source: on(f), on: on(to) }),
             trees => self.run_trees(trees),
         }
     }
@@ -535,6 +612,7 @@ impl Script {
             Core::RollBackRoot(f) => Op::RollBack { source: path(f), path: path(".") },
             Core::CommitRoot(f) => Op::CommitTree { fork: path(f), path: path(".") },
             Core::Resize(_) => Op::Resize { bytes: GROWN },
+            Core::Shrink(_) => Op::Resize { bytes: IMAGE },
             Core::Limit(d) => Op::SetLimit { path: path(d), bytes: LIMIT.0, files: LIMIT.1 },
             _ => return Err(Impossible),
         })
@@ -545,7 +623,7 @@ impl Script {
         let handle = self.model.handles().len() as u8;
         let fill = self.fill();
         self.push(Op::Tmpfile { dir: path(dir), handle, mode: MODE })?;
-        self.push(Op::Write { on: Target::Handle(handle), offset: 0, len: FILE_BYTES, fill })?;
+        self.push(Op::Write { on: Target::Handle(handle), offset: 0, len: self.file_bytes, fill })?;
         self.push(Op::Link { from: Target::Handle(handle), path: path(f) })
     }
 
@@ -573,7 +651,7 @@ impl Script {
 
 impl Clone for Script {
     fn clone(&self) -> Script {
-        Script { model: self.model.clone(), ops: self.ops.clone(), fills: self.fills }
+        Script { model: self.model.clone(), ops: self.ops.clone(), ..*self }
     }
 }
 
@@ -648,8 +726,17 @@ impl fmt::Display for Workload {
     }
 }
 
+/// Which workloads a catalogue has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    All,
+    /// Those with one file around the length of the longest file in the tree.
+    Edges,
+}
+
 /// The skeletons of one length.
 pub struct Catalogue {
+    kind: Kind,
     seq: u8,
     seed: u64,
     skeletons: Vec<Vec<Core>>,
@@ -662,7 +749,11 @@ const SAMPLED: u64 = 1 << 20;
 impl Catalogue {
     /// `seed` matters only for three operations, which are sampled.
     pub fn new(seq: u8, seed: u64) -> Catalogue {
-        let all = Core::all();
+        Catalogue::of(Kind::All, seq, seed)
+    }
+
+    pub fn of(kind: Kind, seq: u8, seed: u64) -> Catalogue {
+        let all = if kind == Kind::Edges { Core::edges() } else { Core::all() };
         let skeletons = match seq {
             1 => all.iter().map(|core| vec![*core]).collect(),
             2 => all.iter().flat_map(|a| all.iter().map(|b| vec![*a, *b])).collect(),
@@ -670,10 +761,11 @@ impl Catalogue {
         };
         let canonical = |skeleton: &Vec<Core>| {
             let exchanged: Vec<Core> = skeleton.iter().map(|core| core.exchanged()).collect();
-            *skeleton >= exchanged
+            kind == Kind::Edges || *skeleton >= exchanged
         };
         let skeletons = skeletons.into_iter().filter(canonical).collect();
-        Catalogue { seq, seed: if seq < 3 { 0 } else { seed }, skeletons, cores: Core::biased() }
+        let cores = if kind == Kind::Edges { all } else { Core::biased() };
+        Catalogue { kind, seq, seed: if seq < 3 { 0 } else { seed }, skeletons, cores }
     }
 
     /// Number of skeletons, including those without a variant.
@@ -715,12 +807,16 @@ impl Catalogue {
         numbered.map(|((ops, settled), i)| Workload { id: id(i), ops, settled }).collect()
     }
 
-    pub fn workload(id: WorkloadId) -> Option<Workload> {
-        let catalogue = Catalogue::new(id.seq, id.seed);
+    pub fn workload(kind: Kind, id: WorkloadId) -> Option<Workload> {
+        let catalogue = Catalogue::of(kind, id.seq, id.seed);
         if id.skeleton >= catalogue.len() {
             return None;
         }
         catalogue.variants(id.skeleton).into_iter().nth(id.variant as usize)
+    }
+
+    fn script(&self) -> Script {
+        Script::new(if self.kind == Kind::Edges { EDGE_BYTES } else { FILE_BYTES })
     }
 
     fn settle(
@@ -729,7 +825,7 @@ impl Catalogue {
         settle: Option<Op>,
         out: &mut Vec<(Vec<Op>, usize)>,
     ) -> Result<(), Impossible> {
-        let mut script = Script::new();
+        let mut script = self.script();
         script.prepare(cores[0])?;
         let mut settled = 0;
         if let Some(op) = settle {
@@ -774,8 +870,8 @@ impl Catalogue {
     fn sample(&self, skeleton: u64) -> Option<(Vec<Op>, usize)> {
         let mut rng =
             SmallRng::seed_from_u64(self.seed ^ skeleton.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x5e93);
-        let all = Core::all();
-        let mut script = Script::new();
+        let all = if self.kind == Kind::Edges { Core::edges() } else { Core::all() };
+        let mut script = self.script();
         let (mut settled, mut used) = (0, Vec::new());
         for at in 0..3 {
             let from = if rng.random_bool(0.75) { &self.cores } else { &all };

@@ -3,7 +3,12 @@ use std::collections::HashSet;
 
 #[test]
 fn all_operations_of_a_workload_succeed() {
-    let catalogue = Catalogue::new(1, 0);
+    for kind in [Kind::All, Kind::Edges] {
+        all_operations_succeed(&Catalogue::of(kind, 1, 0));
+    }
+}
+
+fn all_operations_succeed(catalogue: &Catalogue) {
     for skeleton in 0..catalogue.len() {
         let variants = catalogue.variants(skeleton);
         assert!(variants.len() >= 3, "{:?}", catalogue.skeletons[skeleton as usize]);
@@ -25,7 +30,7 @@ fn a_workload_is_found_by_its_name() {
         for skeleton in (0..catalogue.len()).step_by(1009).take(30) {
             for workload in catalogue.variants(skeleton).into_iter().step_by(5) {
                 let id: WorkloadId = workload.id.to_string().parse().unwrap();
-                assert_eq!(Catalogue::workload(id), Some(workload));
+                assert_eq!(Catalogue::workload(Kind::All, id), Some(workload));
             }
         }
     }

@@ -2,13 +2,18 @@
 
 use kedge_sim::explore::{Explorer, Plan, base_image};
 use kedge_sim::ops::{Op, parse_ops};
-use kedge_sim::workload::{Catalogue, Workload, WorkloadId};
+use kedge_sim::workload::{Catalogue, Kind, Workload, WorkloadId};
 
 fn explore(text: &str) {
+    explore_on(false, text);
+}
+
+/// `inline`: in an image with the data of small files in the tree.
+fn explore_on(inline: bool, text: &str) {
     let ops: Vec<Op> = parse_ops(text).expect("operations as JSON lines");
     let id = WorkloadId { seq: 1, seed: 0, skeleton: 0, variant: 0 };
     let workload = Workload { id, ops, settled: 0 };
-    let mut explorer = Explorer::new(&base_image(false).expect("an image is made"), Plan::thorough(1));
+    let mut explorer = Explorer::new(&base_image(inline).expect("an image is made"), Plan::thorough(1));
     if let Some(failure) = explorer.explore(&workload, None) {
         panic!("{failure}");
     }
@@ -76,4 +81,71 @@ fn small_files_survive_each_crash() {
     }
     println!("{:?}", explorer.tally);
     assert!(explorer.tally.states > 5000, "{:?}", explorer.tally);
+}
+
+/// Workloads of one and of two operations on a file around the length of the longest in the tree:
+/// writes, truncates and appends to below it, to it and beyond it, every fallocate, clones, forks
+/// and a shrink. `KEDGE_LONG=1` explores all of them, as `--edges` does.
+#[test]
+fn files_around_the_longest_in_the_tree_survive_each_crash() {
+    let is_long = std::env::var_os("KEDGE_LONG").is_some_and(|value| value == "1");
+    let base = base_image(true).expect("an image is made");
+    for (seq, one_in, least) in [(1, 6, 40), (2, 1500, 20)] {
+        let one_in = if is_long { 1 } else { one_in };
+        let catalogue = Catalogue::of(Kind::Edges, seq, 0);
+        let mut explorer = Explorer::new(&base, Plan::quick(1));
+        for workload in (0..catalogue.len()).flat_map(|skeleton| catalogue.variants(skeleton)) {
+            if !workload.id.mixed().is_multiple_of(one_in) {
+                continue;
+            }
+            if let Some(failure) = explorer.explore(&workload, None) {
+                panic!("{failure}");
+            }
+        }
+        println!("{:?}", explorer.tally);
+        assert!(explorer.tally.workloads > least && explorer.tally.states > 1000, "{:?}", explorer.tally);
+    }
+}
+
+/// A clone of a whole file was a truncate of the target and then a clone, which begins with a
+/// checkpoint if it is the first. A crash after that left the target empty.
+#[test]
+fn a_clone_of_a_file_is_one_change() {
+    for target in [20_000, 3000] {
+        explore(&format!(
+            r#"{{"create":{{"path":"foo","mode":420}}}}
+            {{"write":{{"on":{{"path":"foo"}},"offset":0,"len":9000,"fill":{{"seed":1}}}}}}
+            {{"create":{{"path":"bar","mode":420}}}}
+            {{"write":{{"on":{{"path":"bar"}},"offset":0,"len":{target},"fill":{{"seed":2}}}}}}
+            "sync"
+            {{"clone_file":{{"source":{{"path":"foo"}},"on":{{"path":"bar"}}}}}}
+            {{"write":{{"on":{{"path":"foo"}},"offset":100,"len":50,"fill":{{"seed":3}}}}}}
+            {{"fsync":{{"on":{{"path":"foo"}}}}}}
+            {{"fsync":{{"on":{{"path":"bar"}}}}}}"#
+        ));
+    }
+}
+
+/// The bytes of a file in the tree, over which newer ones of an fsync lay in the log, were logged
+/// after these when an fallocate took the file out of the tree: a crash brought them back.
+#[test]
+fn older_bytes_of_the_tree_lay_over_newer_ones_of_the_log() {
+    for falloc in [
+        r#"{"fallocate":{"on":{"path":"foo"},"how":"alloc","offset":1000,"len":1048}}"#,
+        r#"{"fallocate":{"on":{"path":"foo"},"how":"punch","offset":500,"len":300}}"#,
+    ] {
+        explore_on(
+            true,
+            &format!(
+                r#"{{"create":{{"path":"foo","mode":420}}}}
+                {{"write":{{"on":{{"path":"foo"}},"offset":0,"len":1500,"fill":{{"seed":1}}}}}}
+                "sync"
+                {{"write":{{"on":{{"path":"foo"}},"offset":0,"len":2049,"fill":{{"seed":2}}}}}}
+                {{"fsync":{{"on":{{"path":"foo"}}}}}}
+                {falloc}
+                {{"create":{{"path":"bar","mode":420}}}}
+                {{"fsync":{{"on":{{"path":"bar"}}}}}}"#
+            ),
+        );
+    }
 }

@@ -2,18 +2,19 @@
 
 use anyhow::{Context, bail};
 use kedge_base::{Clock, SystemClock};
-use kedge_sim::campaign::{Options, run, run_one};
-use kedge_sim::workload::{Catalogue, WorkloadId};
+use kedge_sim::campaign::{Files, Options, run, run_one};
+use kedge_sim::workload::{Catalogue, Kind, WorkloadId};
 use std::process::ExitCode;
 use std::time::Duration;
 
 const USAGE: &str =
     "crash-states [--full] [--thorough] [--seed N] [--minutes M] [--seq 1|2|3]... [--resume FILE]
-            [--threads N] [--count] [--switched] [--inline] [--workload ID [--state K]]
+            [--threads N] [--count] [--switched] [--inline|--edges] [--workload ID [--state K]]
 
 Without --full: a slice of the given minutes (KEDGE_CRASH_MINUTES, else 2), all lengths in turn, in an order given by the
 seed, with the mount's switches set by the seed, too (as by --switched). Without --seed: another one every day.
-With --inline, and in slices of odd seeds: small files, in an image with their data in the tree.";
+With --inline, and in slices of odd seeds: small files, in an image with their data in the tree. With --edges, and in
+slices of every other odd seed: files around the length of the longest of them.";
 
 const MINUTES: f64 = 2.0;
 
@@ -24,6 +25,7 @@ struct Args {
     count: bool,
     switched: bool,
     inline: bool,
+    edges: bool,
     seed: Option<u64>,
     minutes: Option<f64>,
     seqs: Vec<u8>,
@@ -43,6 +45,7 @@ fn parse() -> anyhow::Result<Args> {
             "--thorough" => args.thorough = true,
             "--switched" => args.switched = true,
             "--inline" => args.inline = true,
+            "--edges" => args.edges = true,
             "--count" => args.count = true,
             "--seed" => args.seed = Some(value()?.parse()?),
             "--minutes" => args.minutes = Some(value()?.parse()?),
@@ -60,9 +63,9 @@ fn parse() -> anyhow::Result<Args> {
     Ok(args)
 }
 
-fn count(seqs: &[u8]) {
+fn count(kind: Kind, seqs: &[u8]) {
     for &seq in seqs {
-        let catalogue = Catalogue::new(seq, 0);
+        let catalogue = Catalogue::of(kind, seq, 0);
         let workloads: usize = match seq {
             3 => catalogue.len() as usize,
             _ => (0..catalogue.len()).map(|i| catalogue.variants(i).len()).sum(),
@@ -89,7 +92,7 @@ fn main() -> anyhow::Result<ExitCode> {
         (true, false) => vec![1, 2, 3],
     };
     if args.count {
-        count(&seqs);
+        count(if args.edges { Kind::Edges } else { Kind::All }, &seqs);
         return Ok(ExitCode::SUCCESS);
     }
     let minutes = match (args.minutes, args.full) {
@@ -97,14 +100,22 @@ fn main() -> anyhow::Result<ExitCode> {
         (minutes, _) => minutes,
     };
     let share = minutes.map(|m| Duration::from_secs_f64(m * 60.0 / seqs.len() as f64));
+    let slice = !args.full && args.workload.is_none();
+    let files = match (args.inline, args.edges) {
+        (_, true) => Files::Edges,
+        (true, _) => Files::Small,
+        _ if slice && seed % 4 == 3 => Files::Edges,
+        _ if slice && seed % 4 == 1 => Files::Small,
+        _ => Files::Usual,
+    };
     let options = Options {
         seed,
         parts: seqs.into_iter().map(|seq| (seq, share)).collect(),
         resume: args.resume.map(Into::into),
         threads: args.threads.unwrap_or(2),
         thorough: args.thorough,
-        switched: args.switched || (!args.full && args.workload.is_none()),
-        inline: args.inline || (!args.full && args.workload.is_none() && seed % 2 == 1),
+        switched: args.switched || slice,
+        files,
     };
     if let Some(id) = args.workload {
         let well = run_one(&options, id, args.state)?;
