@@ -2,9 +2,10 @@
 //! bytes in memory.
 //!
 //! Writes of all sizes, truncates, every mode of fallocate, clones of whole files and of ranges,
-//! within a file and between files; fsync, sync, checkpoints, small caches, and images that are
-//! opened again, after a close and after none. After each operation the sizes are compared, after
-//! each read the bytes, and occasionally everything and fsck.
+//! within a file and between files, with small files in the tree and without; fsync, sync,
+//! checkpoints, small caches, and images that are opened again, after a close and after none. After
+//! each operation the sizes are compared, after each read the bytes, and occasionally everything
+//! and fsck.
 //!
 //! `KEDGE_SEED` repeats one run, `KEDGE_LONG=1` makes a million operations.
 
@@ -35,8 +36,12 @@ struct Fsx {
     inos: Vec<Ino>,
     bytes: Vec<Vec<u8>>,
     rng: SmallRng,
+    /// If not 0, half of the changes reach only a little beyond this offset.
+    small: u64,
     done: VecDeque<String>,
     clones: u64,
+    /// Fsyncs of files whose data was in the tree.
+    in_tree: u64,
 }
 
 fn open(device: &Arc<MemDevice>) -> FileSystem {
@@ -45,15 +50,18 @@ fn open(device: &Arc<MemDevice>) -> FileSystem {
 }
 
 impl Fsx {
-    fn new(seed: u64, data_checksums: bool) -> Fsx {
+    /// `inline_max`: the length of the longest file whose data is in the tree.
+    fn new(seed: u64, data_checksums: bool, inline_max: u64) -> Fsx {
         let device = Arc::new(MemDevice::new(32 << 20));
-        let options = FormatOptions { log_size: Some(2 << 20), data_checksums, ..FormatOptions::default() };
+        let options =
+            FormatOptions { log_size: Some(2 << 20), data_checksums, inline_max, ..FormatOptions::default() };
         FileSystem::format(device.clone(), Arc::new(ManualClock::default()), &options).unwrap();
         let fs = open(&device);
         let make = |n: usize| fs.create(Ino::ROOT, n.to_string().as_bytes(), 0o644, OWNER).unwrap().ino;
         let inos = (0..FILES).map(make).collect();
         let rng = SmallRng::seed_from_u64(seed);
-        Fsx { device, fs, inos, bytes: vec![Vec::new(); FILES], rng, done: VecDeque::new(), clones: 0 }
+        let (bytes, done) = (vec![Vec::new(); FILES], VecDeque::new());
+        Fsx { device, fs, inos, bytes, rng, small: inline_max, done, clones: 0, in_tree: 0 }
     }
 
     fn size(&self, file: usize) -> u64 {
@@ -63,6 +71,10 @@ impl Fsx {
     /// A random length, and an offset at which the largest file has room for it.
     fn range(&mut self) -> (u64, u64) {
         let longest = if self.rng.random_ratio(1, 2) { 5000 } else { LEN_MAX };
+        if self.small > 0 && self.rng.random_ratio(1, 2) {
+            let len = self.rng.random_range(1..=self.small);
+            return (self.rng.random_range(0..=self.small - len + 1), len);
+        }
         let len = self.rng.random_range(1..=longest);
         (self.rng.random_range(0..SIZE_MAX - len), len)
     }
@@ -80,11 +92,16 @@ impl Fsx {
             280..480 => self.read(file),
             480..560 => self.truncate(file),
             560..700 => self.fallocate(file),
+            // A clone or an fallocate keeps a file out of the tree while it is in memory.
+            700..740 if self.small > 0 => self.remove(file),
+            740..800 if self.small > 0 => self.write(file),
             700..860 => self.clone_range(file),
             860..900 => self.clone_file(file),
             900..950 => {
                 let datasync = self.rng.random();
                 self.fs.fsync(self.inos[file], datasync)?;
+                let attr = self.fs.getattr(self.inos[file])?;
+                self.in_tree += u64::from(attr.blocks > 0 && attr.blocks * 512 < BLOCK);
                 Ok(format!("fsync {file}, data alone: {datasync}"))
             }
             950..970 => self.fs.sync().map(|()| "sync".into()),
@@ -120,7 +137,8 @@ impl Fsx {
     }
 
     fn truncate(&mut self, file: usize) -> Result<String, Error> {
-        let to = self.rng.random_range(0..SIZE_MAX);
+        let small = self.small > 0 && self.rng.random_ratio(2, 3);
+        let to = self.rng.random_range(0..if small { self.small + 2 } else { SIZE_MAX });
         self.fs.setattr(self.inos[file], &SetAttr { size: Some(to), ..SetAttr::default() })?;
         self.bytes[file].resize(to as usize, 0);
         Ok(format!("truncate {file} to {to}"))
@@ -303,9 +321,10 @@ fn random_changes_with_clones_are_those_of_copies() {
     };
     for seed in seeds {
         println!("KEDGE_SEED={seed}");
-        let mut fsx = Fsx::new(seed, seed % 2 == 0);
+        let mut fsx = Fsx::new(seed, seed % 2 == 0, if seed % 4 >= 2 { 2048 } else { 0 });
         fsx.run(steps);
-        println!("{steps} operations, {} clones", fsx.clones);
+        println!("{steps} operations, {} clones, {} fsyncs of files in the tree", fsx.clones, fsx.in_tree);
+        assert_eq!(fsx.in_tree > steps / 2000, fsx.small > 0, "{} fsyncs of files in the tree", fsx.in_tree);
         assert!(fsx.clones > steps / 20, "{} clones", fsx.clones);
     }
 }
