@@ -1001,9 +1001,16 @@ impl Model {
         if len == 0 {
             return Ok((Outcome::Done, Effect::default()));
         }
-        let bytes = self.get(source).content.read(from, len as usize);
+        // By chunks, since the file may be a hole of terabytes.
+        let content = self.get(source).content.clone();
         let inode = self.edit(id);
-        inode.content.write(to, &bytes);
+        inode.content.set_size(old.max(to_end));
+        inode.content.zero(to, to_end);
+        let chunks = content.chunk_numbers().map(|number| number * CHUNK);
+        for base in chunks.filter(|base| (from..from_end).contains(base)) {
+            let bytes = content.read(base, CHUNK.min(from_end - base) as usize);
+            inode.content.write(base - from + to, &bytes);
+        }
         (inode.mtime, inode.ctime) = (None, None);
         let data = Some(DataChange { id, from: to, to: to_end, sets_size: to_end > old, grew: false });
         Ok((Outcome::Done, Effect { ordered: true, datasync: true, touched: vec![id], data, persist: None }))
