@@ -1,0 +1,184 @@
+//! The bytes of files: reads, writes with the semantics that the kernel expects, space, and seeks.
+
+use crate::abi::InHeader;
+use crate::args::Args;
+use crate::atomics::Span;
+use crate::errno::{Answer, EINVAL, Errno};
+use crate::ops::Ops;
+use crate::server::Server;
+use crate::settle::{PageJob, SettledJob, Then};
+use crate::task::Capability;
+use crate::transport::{Reply, Request};
+use crate::{abi, caller};
+use kedge_base::IoBuf;
+use kedgefs::{FallocateMode, FileFlags, Ino, SeekKind, WriteMode};
+use std::sync::atomic::Ordering;
+
+impl<O: Ops> Server<O> {
+    pub(super) fn read(&self, node: Ino, args: &mut Args<'_>, out: &mut IoBuf) -> Answer<usize> {
+        let asked: abi::ReadIn = args.take()?;
+        let buf = out.as_mut_bytes();
+        let len = buf.len().min(asked.size as usize);
+        Ok(self.ops.read_uncached(node, asked.offset, &mut buf[..len])?)
+    }
+
+    pub(super) fn write(&self, request: &Request<'_>, args: &mut Args<'_>, reply: Reply) {
+        let node = Ino(request.header.nodeid);
+        match args.take::<abi::WriteIn>() {
+            Err(e) => reply.err(e.0),
+            Ok(asked) => {
+                if let Some(staged) = self.staged(&request.header, &asked, args) {
+                    return match staged {
+                        Ok((written, span)) => {
+                            reply.finish(Ok::<_, Errno>(written));
+                            self.page_job(PageJob::Drop(node, span));
+                        }
+                        Err(e) => reply.err(e.0),
+                    };
+                }
+                let appends = self.is_append_only(node);
+                let written = match appends && self.has_capability(node) {
+                    true => Err(Errno(libc::EPERM)),
+                    false => self.written(&request.header, &asked, args),
+                };
+                match written {
+                    // The append has bypassed the page cache, so stale pages must be dropped.
+                    Ok(written) if appends => {
+                        let then = Then::Written(written);
+                        self.settle(SettledJob { reply, ino: node, from: asked.offset, then });
+                    }
+                    written => reply.finish(written),
+                }
+            }
+        }
+    }
+
+    /// Stages the bytes if the caller writes the file atomically. `None` if it does not.
+    fn staged(
+        &self,
+        header: &InHeader,
+        asked: &abi::WriteIn,
+        args: &mut Args<'_>,
+    ) -> Option<Answer<(abi::WriteOut, Span)>> {
+        if asked.write_flags & abi::WRITE_CACHE != 0 || !self.atomics.is_used() {
+            return None;
+        }
+        let data = match args.bytes(asked.size) {
+            Ok(data) => data,
+            Err(e) => return Some(Err(e)),
+        };
+        let staged = self.atomics.stage(header, asked.offset, data)?;
+        let dropped = match asked.write_flags & abi::WRITE_KILL_SUIDGID {
+            0 => Ok(()),
+            _ => {
+                let attr = self.ops.getattr(Ino(header.nodeid)).map_err(Errno::from);
+                attr.and_then(|attr| self.drop_privilege(&attr, header, false, || true))
+            }
+        };
+        Some(staged.and_then(|span| {
+            dropped?;
+            Ok((abi::WriteOut { size: asked.size, padding: 0 }, span))
+        }))
+    }
+
+    fn written(&self, header: &InHeader, asked: &abi::WriteIn, args: &mut Args<'_>) -> Answer<abi::WriteOut> {
+        let node = Ino(header.nodeid);
+        let data = args.bytes(asked.size)?;
+        tracing::trace!(
+            node = node.0,
+            offset = asked.offset,
+            size = asked.size,
+            write_flags = asked.write_flags,
+            open_flags = format_args!("{:#o}", asked.flags),
+            "write"
+        );
+        if asked.write_flags & abi::WRITE_KILL_SUIDGID != 0 {
+            let attr = self.ops.getattr(node)?;
+            self.drop_privilege(&attr, header, asked.offset >= attr.size, || true)?;
+        }
+        let size = self.ops.write_with(node, asked.offset, data, self.write_mode(asked))?;
+        Ok(abi::WriteOut { size: size as u32, padding: 0 })
+    }
+
+    /// The semantics that the kernel expects of a WRITE.
+    ///
+    /// - Writes from its cache (writeback, msync, a store through a shared mapping, in either cache
+    ///   mode): it ignores a short count and considers the pages written. So the data is accepted
+    ///   as a whole, or the request fails.
+    /// - `O_DIRECT`: the data is on the device before the reply. The kernel may split such a write
+    ///   into requests and wait for all of them; a short count then becomes EIO. So these also fail
+    ///   as a whole, with the true errno.
+    /// - With a writeback cache the kernel sets the time stamps at write(2), and sends them in a
+    ///   SETATTR that may overtake the data. So the data does not change them.
+    ///
+    /// `O_SYNC` and `O_DSYNC` need nothing here: the kernel sends an FSYNC after the WRITE.
+    fn write_mode(&self, asked: &abi::WriteIn) -> WriteMode {
+        let direct = asked.flags & libc::O_DIRECT as u32 != 0;
+        let cached = asked.write_flags & abi::WRITE_CACHE != 0;
+        WriteMode::default()
+            .with_whole(cached || direct)
+            .with_through(direct && !cached)
+            .with_keep_times(self.writeback.load(Ordering::Relaxed))
+    }
+
+    /// Whether a program file has capabilities, which must be removed before its bytes change. The
+    /// kernel removes them, but not with `FOPEN_DIRECT_IO`, and an append-only file cannot lose its
+    /// attributes.
+    fn has_capability(&self, node: Ino) -> bool {
+        !matches!(self.ops.getxattr(node, b"security.capability"), Err(kedgefs::Error::NoXattr))
+    }
+
+    fn is_append_only(&self, node: Ino) -> bool {
+        !self.options.no_open && self.ops.getattr(node).is_ok_and(|attr| attr.flags.has(FileFlags::APPEND))
+    }
+
+    pub(super) fn fallocate(&self, request: &Request<'_>, args: &mut Args<'_>) -> Answer<()> {
+        const KEEP_SIZE: u32 = 0x01;
+        const PUNCH_HOLE: u32 = 0x02;
+        const COLLAPSE_RANGE: u32 = 0x08;
+        const ZERO_RANGE: u32 = 0x10;
+        const INSERT_RANGE: u32 = 0x20;
+        const PUNCH_HOLE_KEEP_SIZE: u32 = PUNCH_HOLE | KEEP_SIZE;
+        let asked: abi::FallocateIn = args.take()?;
+        let keep_size = asked.mode & KEEP_SIZE != 0;
+        let mode = match asked.mode {
+            PUNCH_HOLE_KEEP_SIZE => FallocateMode::PunchHole,
+            COLLAPSE_RANGE => FallocateMode::CollapseRange,
+            INSERT_RANGE => FallocateMode::InsertRange,
+            mode => match mode & !KEEP_SIZE {
+                0 => FallocateMode::Allocate { keep_size },
+                ZERO_RANGE => FallocateMode::ZeroRange { keep_size },
+                _ => return Err(Errno(libc::EOPNOTSUPP)),
+            },
+        };
+        let node = Ino(request.header.nodeid);
+        // FALLOCATE is the only change of content for which the kernel sends no kill flag. A change
+        // that is made again has no caller any more, whose capabilities would count: its journal
+        // has the mode that it left.
+        let made_again = self.kept.as_ref().is_some_and(|kept| kept.is_redoing());
+        if self.options.handle_killpriv && !made_again {
+            let before_append = matches!(mode, FallocateMode::Allocate { .. });
+            let applies = || !caller::is_capable(&request.header, Capability::Fsetid);
+            self.drop_privilege(&self.ops.getattr(node)?, &request.header, before_append, applies)?;
+        }
+        Ok(self.ops.fallocate(node, mode, asked.offset, asked.length)?)
+    }
+
+    /// See [`crate::settle`]: the kernel may have dirty pages that it has not written yet.
+    pub(super) fn lseek(&self, node: Ino, args: &mut Args<'_>, reply: Reply) {
+        let asked = args.take().and_then(|asked: abi::LseekIn| match asked.whence as i32 {
+            libc::SEEK_DATA => Ok((asked.offset, SeekKind::Data)),
+            libc::SEEK_HOLE => Ok((asked.offset, SeekKind::Hole)),
+            _ => Err(EINVAL),
+        });
+        let (offset, kind) = match asked {
+            Ok(asked) => asked,
+            Err(e) => return reply.err(e.0),
+        };
+        // A dirty page can only turn a hole into data.
+        if kind == SeekKind::Data && self.ops.seek(node, offset, kind).is_ok_and(|found| found == offset) {
+            return reply.finish(Ok::<_, Errno>(abi::LseekOut { offset }));
+        }
+        self.settle(SettledJob { reply, ino: node, from: offset, then: Then::Seek(kind) });
+    }
+}

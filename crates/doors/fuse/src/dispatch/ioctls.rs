@@ -1,0 +1,128 @@
+//! The ioctls: flags of inodes, and what an administrator asks of the mount.
+
+use crate::abi::{InHeader, ioctl};
+use crate::args::Args;
+use crate::atomics::Atomics;
+use crate::errno::Errno;
+use crate::ops::Ops;
+use crate::parking::Job;
+use crate::server::Server;
+use crate::settle::{SettledJob, Then};
+use crate::transport::{Reply, Request};
+use crate::tree_limits::LimitCall;
+use crate::trees::TreeCall;
+use crate::{abi, control, flags};
+use kedgefs::Ino;
+use std::sync::atomic::Ordering;
+use zerocopy::FromZeros;
+
+impl<O: Ops> Server<O> {
+    pub(super) fn ioctl(&self, request: &Request<'_>, args: &mut Args<'_>, reply: Reply) {
+        let header = &request.header;
+        match args.take::<abi::IoctlIn>() {
+            Ok(asked) if asked.cmd == ioctl::SHUTDOWN => {
+                let stopped = control::shutdown(&*self.ops, header, asked.arg);
+                reply.finish(stopped.map(|()| abi::IoctlOut::new_zeroed()));
+            }
+            Ok(asked) if asked.cmd == ioctl::TRIM => {
+                reply.finish(args.take().and_then(|range| control::trim(&*self.ops, header, range)));
+            }
+            Ok(asked) if TreeCall::is_asked(asked.cmd) => match TreeCall::parse(asked.cmd, header, args) {
+                Ok(call) => {
+                    let ino = Ino(header.nodeid);
+                    self.settle(SettledJob { reply, ino, from: 0, then: Then::Tree(call) });
+                }
+                Err(e) => reply.err(e.0),
+            },
+            Ok(asked) if asked.cmd == ioctl::SET_LIMIT => match LimitCall::parse(header, args) {
+                Ok(call) => {
+                    let ino = Ino(header.nodeid);
+                    self.settle(SettledJob { reply, ino, from: 0, then: Then::Limit(call) });
+                }
+                Err(e) => reply.err(e.0),
+            },
+            Ok(asked)
+                if matches!(
+                    asked.cmd,
+                    ioctl::F2FS_GET_FEATURES
+                        | ioctl::F2FS_START_ATOMIC_WRITE
+                        | ioctl::F2FS_COMMIT_ATOMIC_WRITE
+                        | ioctl::F2FS_ABORT_ATOMIC_WRITE
+                ) =>
+            {
+                self.atomic(asked.cmd, header, reply);
+            }
+            Ok(asked) if matches!(asked.cmd, ioctl::FREEZE | ioctl::THAW) => {
+                self.freeze_or_thaw(asked.cmd, args, header, reply);
+            }
+            Ok(asked) => self.ioctl_of_flags(asked.cmd, Ino(header.nodeid), args, reply),
+            Err(e) => reply.err(e.0),
+        }
+    }
+
+    /// Carries out [`ioctl::FREEZE`] and [`ioctl::THAW`].
+    fn freeze_or_thaw(&self, cmd: u32, args: &mut Args<'_>, header: &InHeader, reply: Reply) {
+        let checked = control::check_owner(header).and_then(|()| match cmd {
+            ioctl::FREEZE => args.take(),
+            _ => Ok(0),
+        });
+        match (checked, &self.parking) {
+            (Err(e), _) => reply.err(e.0),
+            (_, None) => reply.err(libc::EOPNOTSUPP),
+            (Ok(seconds), Some(parking)) if cmd == ioctl::FREEZE => {
+                parking.send(Job::Freeze { reply, seconds });
+            }
+            (Ok(_), Some(parking)) => parking.send(Job::Thaw { reply }),
+        }
+    }
+
+    fn ioctl_of_flags(&self, cmd: u32, node: Ino, args: &mut Args<'_>, reply: Reply) {
+        let asked = match cmd {
+            ioctl::GETFLAGS => return reply.finish(flags::get(&*self.ops, node)),
+            ioctl::FSGETXATTR => return reply.finish(flags::get_fsxattr(&*self.ops, node)),
+            // An old kernel passes the ioctl on for any caller that can open the file.
+            ioctl::SETFLAGS | ioctl::FSSETXATTR if !self.flags_checked.load(Ordering::Relaxed) => {
+                return reply.err(libc::EOPNOTSUPP);
+            }
+            ioctl::SETFLAGS => args.take().and_then(flags::asked),
+            ioctl::FSSETXATTR => args.take().and_then(|set| flags::asked_of_fsxattr(&*self.ops, node, set)),
+            _ => return reply.err(libc::ENOTTY),
+        };
+        match asked {
+            Ok(set) if flags::refuses_writes(set) => {
+                let then = Then::SetFlags(set, self.opens.clone());
+                self.settle(SettledJob { reply, ino: node, from: 0, then });
+            }
+            Ok(set) => {
+                let done = flags::set(&*self.ops, node, set);
+                // The kernel does not know that an ioctl changes the inode's times.
+                self.forget_attributes(node.0);
+                reply.finish(done);
+            }
+            Err(e) => reply.err(e.0),
+        }
+    }
+
+    /// The ioctls of F2FS, in [`crate::atomics`].
+    fn atomic(&self, cmd: u32, header: &InHeader, reply: Reply) {
+        let ino = Ino(header.nodeid);
+        if self.writeback.load(Ordering::Relaxed) {
+            return match cmd {
+                ioctl::F2FS_GET_FEATURES => reply.finish(Ok::<_, Errno>(abi::IoctlFlags::new_zeroed())),
+                _ => reply.err(libc::EOPNOTSUPP),
+            };
+        }
+        let then = match cmd {
+            ioctl::F2FS_GET_FEATURES => {
+                return reply.finish(Ok::<_, Errno>(Atomics::features(&*self.ops, header)));
+            }
+            ioctl::F2FS_START_ATOMIC_WRITE => return reply.finish(self.atomics.start(&*self.ops, header)),
+            ioctl::F2FS_COMMIT_ATOMIC_WRITE => self.atomics.take(header).map(Then::Commit),
+            _ => self.atomics.take(header).map(Then::Abort),
+        };
+        match then {
+            Ok(then) => self.settle(SettledJob { reply, ino, from: 0, then }),
+            Err(e) => reply.err(e.0),
+        }
+    }
+}
