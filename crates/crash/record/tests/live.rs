@@ -5,8 +5,8 @@
 
 #![allow(clippy::unwrap_used)]
 
-use kedge_base::SystemClock;
 use kedge_base::errno::EIO;
+use kedge_base::{HANG, SystemClock};
 use kedge_crash::{MODELS, Model};
 use kedge_crash_record::{Crash, Live, Lose};
 use kedge_device::MemDevice;
@@ -15,7 +15,6 @@ use kedgefs::{FileSystem, FormatOptions, Ino, MountOptions, Owner, Result, Write
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, channel};
-use std::time::Duration;
 
 /// Numbers that a file has room for; a later one takes the place of an older one.
 const SLOTS: u64 = 1024;
@@ -189,7 +188,7 @@ fn a_history_that_is_full_makes_no_fsync_fail() {
         let synced: Result<Vec<()>> = (0..200)
             .map(|n| {
                 live.write_with(f, n * 8, &[2; 8], WriteMode::default())?;
-                fsync(&live, f).recv_timeout(Duration::from_secs(60)).expect("an answer")
+                fsync(&live, f).recv_timeout(HANG).expect("an answer")
             })
             .collect();
         stop.store(true, Ordering::Relaxed);

@@ -174,7 +174,7 @@ fn copies_share_blocks_until_one_is_written() {
         let bytes: Vec<u8> = (0..LEN + 100).map(|i| (i / 1000) as u8).collect();
         common::write_and_fsync(&place.path("mnt/large"), &bytes);
         let before = free(&place);
-        let took = || (before - free(&place)) * 4096;
+        let took = || before.saturating_sub(free(&place)) * 4096;
         runs(&place, "cp mnt/large mnt/coreutils", "coreutils");
         let mut python = place.command("python3");
         python.args(["-c", COPY]);

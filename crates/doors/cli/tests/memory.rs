@@ -156,7 +156,7 @@ fn a_large_file_streams_through_a_small_cache_below_a_writeback_cache() {
 /// exists: the machine's tasks then wait for memory. Exit code 77: there can be no such group here,
 /// or there is no PSI.
 const SHORT_OF_MEMORY: &str = r#"
-import mmap, os, random, sys, time
+import errno, mmap, os, random, sys, time
 old, new = "/sys/fs/cgroup/memory", "/sys/fs/cgroup"
 try:
     open("/proc/pressure/memory").read()
@@ -188,8 +188,15 @@ for _ in range(3):
 for _ in range(3):
     os.wait()
 open(f"{top}/cgroup.procs", "w").write(str(os.getpid()))
-time.sleep(0.3)
-os.rmdir(group)
+# A process that has ended leaves the group a moment later than its parent learns of the end.
+for left in reversed(range(6000)):
+    try:
+        os.rmdir(group)
+        break
+    except OSError as e:
+        if e.errno != errno.EBUSY or left == 0:
+            raise
+        time.sleep(0.01)
 "#;
 
 #[test]
@@ -197,18 +204,23 @@ fn a_cache_is_given_back_while_memory_is_short() {
     needs_fuse!();
     let place = Place::after("mount --create 1G --cache-size 512M disk.kedge mnt");
     let bytes = block(7);
-    for number in 0..160 {
-        fs::write(place.path(&format!("mnt/f{number}")), &bytes).unwrap();
-    }
-    rustix::fs::sync();
     let cache = |key: &str| {
         let stats = place.kedge(["stats", "--json", "mnt"]).ok();
         let stats: serde_json::Value = serde_json::from_str(&stats).unwrap();
         stats["cache"][key].as_u64().unwrap()
     };
-    let before = (cache("pages") * 4096, memory(&place).0);
-    assert!(before.0 > 100 * MIB && before.1 > 100 * MIB, "{before:?}");
-    assert_eq!((cache("pages_max") * 4096, cache("times_given_back")), (192 * MIB, 0));
+    assert_eq!(cache("pages_max") * 4096, 192 * MIB);
+    // Other programs may make memory short too: then the cache is filled again.
+    let mut before = (0, 0);
+    until("the cache is full", || {
+        for number in 0..160 {
+            fs::write(place.path(&format!("mnt/f{number}")), &bytes).unwrap();
+        }
+        rustix::fs::sync();
+        before = (cache("pages") * 4096, memory(&place).0);
+        before.0 > 100 * MIB && before.1 > 100 * MIB
+    });
+    let given_back = cache("times_given_back");
     let enough = place.path("enough");
     let mut hog = place.command("python3");
     hog.args(["-c", SHORT_OF_MEMORY]).arg(place.path("hog")).arg(&enough);
@@ -218,7 +230,7 @@ fn a_cache_is_given_back_while_memory_is_short() {
         after = (cache("pages") * 4096, memory(&place).0);
         ended = hog.try_wait().unwrap();
         let is_less = after.0 <= before.0 / 4 * 3 && after.1 <= before.1 / 4 * 3;
-        ended.is_some() || cache("times_given_back") > 0 && is_less
+        ended.is_some() || cache("times_given_back") > given_back && is_less
     });
     if ended.is_some_and(|status| status.code() == Some(77)) {
         return kedge_base::skip::note("no control group for memory, or no PSI");

@@ -232,11 +232,12 @@ fn a_device_that_hangs_is_seen() {
     assert!(picture.contains("\nTHE DEVICE does not answer since 20"), "{picture}");
     server.release();
     readers.into_iter().for_each(|mut reader| assert!(reader.wait().unwrap().success()));
+    // A read-ahead of the engine may outlive the readers.
+    until("no request is outstanding", || {
+        let info = place.info("mnt");
+        info["device_state"] == "answers" && info["device_requests"]["outstanding"] == 0
+    });
     let info = place.info("mnt");
-    assert_eq!(
-        (&info["device_state"], &info["device_requests"]["outstanding"]),
-        (&"answers".into(), &0.into())
-    );
     assert!(info["device_requests"]["answered_late"].as_u64().unwrap() >= 1, "{info}");
     place.unmount_and_check(&uri);
 }

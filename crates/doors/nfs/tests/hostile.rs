@@ -4,6 +4,7 @@
 
 mod common;
 use common::*;
+use kedge_base::HANG;
 use kedge_nfs::{Limits, Rights, Server, Squash};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -11,10 +12,12 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
+const POLL: Duration = Duration::from_millis(10);
+
 /// Whether the peer has closed the connection.
 fn is_closed(c: &mut Client) -> bool {
     let mut byte = [0];
-    c.stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    c.stream.set_read_timeout(Some(HANG)).unwrap();
     match c.stream.read(&mut byte) {
         Ok(n) => n == 0,
         Err(e) => e.kind() == ErrorKind::ConnectionReset,
@@ -136,8 +139,8 @@ fn connections_beyond_the_limit_are_closed_and_later_ones_served() {
     assert!(is_closed(&mut further));
     live.pop();
     // The server notices the end of a connection a moment later.
-    let served = (0..3000).any(|_| {
-        kedge_base::pause(Duration::from_millis(10));
+    let served = (0..HANG.as_millis() / POLL.as_millis()).any(|_| {
+        kedge_base::pause(POLL);
         let mut c = Client::of(server.address(), 0, 0, &[]);
         let head = c.head(NFS, 3, 0);
         c.send(&head.0).is_ok() && c.receive().is_ok()

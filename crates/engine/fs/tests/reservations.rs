@@ -4,7 +4,7 @@
 
 #![allow(clippy::unwrap_used, clippy::disallowed_methods)]
 
-use kedge_base::spawn_named;
+use kedge_base::{HANG, spawn_named};
 use kedge_device::MemDevice;
 use kedgefs::*;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -71,13 +71,13 @@ fn all_end(what: &str, bodies: Vec<Box<dyn FnOnce() + Send>>) {
         };
         spawn_named("one of many", run).unwrap();
     }
-    // Long enough for a busy machine: it bounds a hang and is not a measurement.
-    for _ in 0..2400 {
+    const POLL: Duration = Duration::from_millis(50);
+    for _ in 0..HANG.as_millis() / POLL.as_millis() {
         if left.load(Ordering::SeqCst) == 0 {
             assert!(!failed.load(Ordering::SeqCst), "{what}: a thread has failed");
             return;
         }
-        std::thread::sleep(Duration::from_millis(50));
+        std::thread::sleep(POLL);
     }
     panic!("{what}: {} of {count} threads hang", left.load(Ordering::SeqCst));
 }

@@ -4,7 +4,7 @@
 mod common;
 
 use common::{MemDevice, Setup};
-use kedge_base::{BLOCK_SIZE, Error, Lsn, Result};
+use kedge_base::{BLOCK_SIZE, Error, HANG, Lsn, Result};
 use kedge_log::{ForceCause, Log, RECORD_MAX, RECORD_OVERHEAD, ReserveClass, SpacePressure, StopReason};
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, mpsc};
@@ -26,13 +26,16 @@ fn spawn<T: Send + 'static>(body: impl FnOnce() -> T + Send + 'static) -> std::t
     kedge_base::spawn_named("test", body).unwrap()
 }
 
+const POLL: Duration = Duration::from_millis(2);
+
 /// Polls until `what` holds; the bound only turns a hang into a failure.
+#[track_caller]
 fn until(what: impl Fn() -> bool) {
-    for _ in 0..5000 {
+    for _ in 0..HANG.as_millis() / POLL.as_millis() {
         if what() {
             return;
         }
-        std::thread::sleep(Duration::from_millis(2));
+        std::thread::sleep(POLL);
     }
     panic!("condition not reached");
 }
@@ -253,7 +256,7 @@ fn a_callback_may_drop_the_last_handle() {
     log.force_async(at.end, ForceCause::Close, Box::new(done));
     drop(log);
     go.send(()).unwrap();
-    assert!(receiver.recv_timeout(Duration::from_secs(10)).unwrap());
+    assert!(receiver.recv_timeout(HANG).unwrap());
 }
 
 #[test]
@@ -464,7 +467,7 @@ fn each_reservation_of_many_threads_is_granted() {
             ended.send(()).unwrap();
         });
     }
-    (0..THREADS).for_each(|_| ends.recv_timeout(Duration::from_secs(60)).expect("no thread waits for ever"));
+    (0..THREADS).for_each(|_| ends.recv_timeout(HANG).expect("no thread waits for ever"));
     let space = log.space();
     assert_eq!((space.reserved_bytes, log.stats().records.get()), (0, THREADS * EACH / 500));
     assert_eq!(log.free_bytes(), log.free_bytes_max() - space.used_bytes);
@@ -545,9 +548,9 @@ fn writes_complete_in_any_order_and_are_acknowledged_in_lsn_order() {
     // many forces arrive.
     for i in 1..40 {
         force(i);
-        std::thread::sleep(Duration::from_millis(1));
+        // A writer thread that starts late would cover several forces with one write.
+        until(|| s.device.writes() as u32 == (i + 1).min(4));
     }
-    until(|| s.device.writes() == 4);
     std::thread::sleep(Duration::from_millis(20));
     assert_eq!((s.device.writes(), log.durable_lsn()), (4, Lsn(0)));
     assert!(receiver.try_recv().is_err(), "nothing is durable before what lies before it");
@@ -698,7 +701,7 @@ fn a_panic_in_a_write_is_told_to_all_who_wait() {
         })
         .collect();
     let answers = waiters.into_iter().map(|t| t.join().expect("the panic stays inside"));
-    for answer in answers.chain([told.recv_timeout(Duration::from_secs(60)).expect("it is called")]) {
+    for answer in answers.chain([told.recv_timeout(HANG).expect("it is called")]) {
         let error = answer.unwrap_err().to_string();
         assert!(error.contains("a panic in a log write: the barrier panics"), "{error}");
     }
@@ -735,7 +738,7 @@ fn a_panic_in_a_callback_shuts_the_log_down_and_the_other_callbacks_are_called()
     }
     s.device.release();
     for _ in 0..30 {
-        told.recv_timeout(Duration::from_secs(60)).expect("each is called");
+        told.recv_timeout(HANG).expect("each is called");
     }
     log.stop();
 }

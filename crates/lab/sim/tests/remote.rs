@@ -203,7 +203,7 @@ impl Nbdkit {
             .spawn()
             .unwrap();
         let server = Nbdkit { child, dir: dir.to_owned() };
-        let there = (0..3000).any(|_| {
+        let there = (0..HANG.as_millis() / 10).any(|_| {
             std::thread::sleep(Duration::from_millis(10));
             UnixStream::connect(&socket).is_ok()
         });
