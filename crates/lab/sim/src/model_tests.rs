@@ -1,6 +1,7 @@
 use super::*;
 use crate::ops::errno::*;
-use crate::ops::{Fill, acl_bits};
+use crate::ops::{Falloc, Fill, Rename, XattrFlag, acl_bits, acl_bytes};
+use kedge_format::item::FILE_SIZE_MAX;
 
 fn p(path: &str) -> Target {
     Target::Path(path.to_owned())

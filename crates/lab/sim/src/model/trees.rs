@@ -8,13 +8,12 @@
 //! names of one file in two trees or below two limits, nor to a tree that is renamed as a directory
 //! is: such operations are unspecified. Its limits are never reached.
 
-use super::{Answer, Effect, Id, Inode, Model, No, Outcome, Persist, ROOT};
-use crate::ops::{Op, components, errno};
+use super::Model;
+use super::effect::{Answer, Effect, No, Persist};
+use super::inode::{Id, Inode, Limit, ROOT};
+use crate::ops::{Op, Outcome, components, errno};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-
-/// The most bytes and files below a directory.
-pub type Limit = (u64, u64);
 
 fn done(touched: Vec<Id>) -> Answer {
     let persist = Some(Persist::All);
