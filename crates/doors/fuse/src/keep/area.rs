@@ -13,7 +13,7 @@
 //! changes. When its process is killed, a word is stored or not, and the stores before it are
 //! done (`words`). So every validity here rests on one word, and each field says which:
 //! - a field that one word replaces, such as a count: that word;
-//! - a field that [`Area::put`] replaces: its first word, which is stored last;
+//! - a field that `Area::put` replaces: its first word, which is stored last;
 //! - others name the word and the order at the place that stores them.
 //!
 //! Only the death of processes matters: with the machine the memory is gone.

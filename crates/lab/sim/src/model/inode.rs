@@ -40,8 +40,8 @@ pub struct Inode {
     /// The access control list, which is also one of `xattrs`; and a directory's default list.
     pub access: Option<AclBits>,
     pub default: Option<AclBits>,
-    /// Times where they are known: set explicitly or [learned](Model::learn_times), and unchanged
-    /// since.
+    /// Times where they are known: set explicitly or [learned](super::Model::learn_times), and
+    /// unchanged since.
     pub atime: Option<Timespec>,
     pub mtime: Option<Timespec>,
     pub ctime: Option<Timespec>,
