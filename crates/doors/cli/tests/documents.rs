@@ -213,6 +213,11 @@ const GIVEN: &[(&str, &str, &str)] = &[
     ),
     (
         "docs/CRASH_TESTING.md",
+        "kedge crash cluster record cluster.toml --ack '^committed'    # writes the directory run.cluster",
+        "program client.py; program server.py; mkdir initial",
+    ),
+    (
+        "docs/CRASH_TESTING.md",
         "kedge crash explore sqlite.kcr --model ext4 --budget 200 --infer 'sqlite3 t.db \"select * from t\"'",
         "kedge crash record --ack '^saved' -o sqlite.kcr -- sh -c 'cd $KEDGE_DIR; sqlite3 t.db \"create table t(a)\"
          for i in 1 2; do sqlite3 t.db \"pragma synchronous=extra; insert into t values($i)\"; echo saved $i; done'",
@@ -283,12 +288,19 @@ const PRINTS: &[(&str, &str, i32, &[&str])] = &[
         0,
         &["recoveries changed nothing", "crashed to depth 2"],
     ),
+    (
+        "docs/CRASH_TESTING.md",
+        "kedge crash cluster record cluster.toml --ack '^committed'    # writes the directory run.cluster",
+        1,
+        &["All nodes lose power after the promise", "can lose bytes of", "write(\"log\", 7 bytes"],
+    ),
     ("docs/CRASH_TESTING.md", "- run: sudo apt-get install -y fuse3", 0, &["no failure in"]),
     ("docs/CRASH_TESTING.md", "def test_save_survives_power_failure(kedge_crash):", 0, &["1 passed"]),
 ];
 
 /// Programs that a reader brings: a program that saves correctly; its checker; a database that
-/// continues where it was and promises only synced rows.
+/// continues where it was and promises only synced rows; a client and the servers of a cluster,
+/// which acknowledge what they have not synced.
 const PROGRAMS: &[(&str, &str)] = &[
     (
         "my-program",
@@ -309,6 +321,14 @@ const PROGRAMS: &[(&str, &str)] = &[
     (
         "save.py",
         "import os\nos.chdir(os.environ['KEDGE_DIR'])\nfor text in ['one', 'two']:\n    f = open('doc.tmp', 'w'); f.write(text); f.flush(); os.fsync(f.fileno()); f.close()\n    os.rename('doc.tmp', 'doc')\n    d = os.open('.', os.O_RDONLY); os.fsync(d); os.close(d)\n    print('saved', text, flush=True)\n",
+    ),
+    (
+        "client.py",
+        "#!/usr/bin/env python3\nimport socket, time\ndef send(node, entry):\n    while True:\n        try:\n            peer = socket.socket(socket.AF_UNIX)\n            peer.connect(node + '.sock')\n            break\n        except OSError:\n            time.sleep(0.01)\n    peer.sendall(entry.encode())\n    assert peer.recv(2) == b'ok'\nfor n in (1, 2, 3):\n    entry = f'entry{n}\\n'\n    send('a', entry)\n    send('b', entry)\n    print('committed', entry, end='', flush=True)\n    send('c', entry)\n",
+    ),
+    (
+        "server.py",
+        "#!/usr/bin/env python3\nimport os, socket, sys\nlog = open(os.environ['KEDGE_DIR'] + '/log', 'ab', buffering=0)\nos.fsync(log.fileno())\ntop = os.open(os.environ['KEDGE_DIR'], os.O_RDONLY)\nos.fsync(top)\nlistener = socket.socket(socket.AF_UNIX)\nlistener.bind(sys.argv[1])\nlistener.listen()\nwhile True:\n    peer, _ = listener.accept()\n    log.write(peer.recv(100))\n    peer.sendall(b'ok')\n    peer.close()\n",
     ),
     (
         "bin/my-database",
