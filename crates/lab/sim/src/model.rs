@@ -23,6 +23,7 @@ use kedge_format::item::NAME_MAX;
 use kedgefs::FileKind;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use trees::Sharing;
 
 pub use effect::{Applied, DataChange, Effect, Persist};
 pub use inode::{Id, Inode, Limit, ROOT};
@@ -33,6 +34,7 @@ pub struct Model {
     inodes: BTreeMap<Id, Arc<Inode>>,
     handles: BTreeMap<u8, Id>,
     next: Id,
+    sharing: Sharing,
 }
 
 impl Default for Model {
@@ -48,13 +50,13 @@ impl Model {
         root.nlink = 2;
         root.parent = ROOT;
         (root.uid, root.gid) = (0, 0);
-        Model { inodes: BTreeMap::from([(ROOT, Arc::new(root))]), handles: BTreeMap::new(), next: ROOT + 1 }
+        Model { next: ROOT + 1, ..Model::from_inodes(BTreeMap::from([(ROOT, Arc::new(root))])) }
     }
 
     /// A model that holds what was found on an image; `inodes` must be consistent.
     pub(crate) fn from_inodes(inodes: BTreeMap<Id, Arc<Inode>>) -> Model {
         let next = inodes.keys().next_back().map_or(ROOT, |id| id + 1);
-        Model { inodes, handles: BTreeMap::new(), next }
+        Model { inodes, handles: BTreeMap::new(), next, sharing: Sharing::default() }
     }
 
     pub fn inode(&self, id: Id) -> Option<&Inode> {
@@ -167,7 +169,7 @@ impl Model {
     /// Runs the operation. `None`: unspecified, nothing changed.
     pub fn apply(&mut self, op: &Op) -> Option<Applied> {
         match self.run_permitted(op) {
-            Ok((outcome, effect)) => Some(Applied { outcome, or: Vec::new(), effect }),
+            Ok((outcome, effect)) => Some(Applied { outcome, or: self.sharing.refusals(op), effect }),
             Err(No::Errno(errors)) => {
                 Some(Applied { outcome: Outcome::Failed(errors[0]), or: errors, effect: Effect::default() })
             }

@@ -301,3 +301,18 @@ fn lists_and_modes_follow_each_other() {
     assert_eq!(acl_bits(&text), Some([1, 2, 3, 4, 5]));
     assert_eq!(acl_bits("short"), None);
 }
+
+#[test]
+fn only_a_shrink_beside_shared_blocks_may_be_refused() {
+    let resize = |mib: u64| Op::Resize { bytes: mib << 20 };
+    let mut model = Model::new();
+    let mut refusals = |op: &Op| model.apply(op).unwrap().or;
+    for op in [resize(24), resize(16), Op::Fork { source: ".".into(), path: "S".into() }, resize(24)] {
+        assert_eq!(refusals(&op), Vec::<i32>::new(), "{op:?}");
+    }
+    // The second follows one that may have been refused.
+    for op in [resize(16), resize(20)] {
+        assert_eq!(refusals(&op), [errno::EINVAL], "{op:?}");
+    }
+    assert_eq!(refusals(&resize(32)), Vec::<i32>::new());
+}

@@ -20,6 +20,35 @@ fn done(touched: Vec<Id>) -> Answer {
     Ok((Outcome::Done, Effect { ordered: true, datasync: true, touched, persist, ..Effect::default() }))
 }
 
+/// What decides whether a shrink may be refused.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Sharing {
+    /// Whether files or trees may share blocks, or have shared some that are not reclaimed yet.
+    shares: bool,
+    /// The size that the last resize gave the image.
+    size: Option<u64>,
+}
+
+impl Sharing {
+    /// What a successful operation may return instead: a shrink moves no block that clones or forks
+    /// share.
+    pub(super) fn refusals(&mut self, op: &Op) -> Vec<i32> {
+        match op {
+            Op::Fork { .. }
+            | Op::RollBack { .. }
+            | Op::CommitTree { .. }
+            | Op::Clone { .. }
+            | Op::CloneFile { .. } => self.shares = true,
+            Op::Resize { bytes } if self.shares && self.size.is_some_and(|size| *bytes < size) => {
+                return vec![errno::EINVAL];
+            }
+            Op::Resize { bytes } => self.size = Some(*bytes),
+            _ => {}
+        }
+        Vec::new()
+    }
+}
+
 impl Model {
     pub(super) fn run_trees(&mut self, op: &Op) -> Answer {
         match op {
