@@ -5,13 +5,15 @@ use crate::core::Fs;
 use crate::error::{Error, Result};
 use crate::gate::Phase;
 use kedge_base::BLOCK_SIZE;
-use kedge_store::ForceCause;
+use kedge_store::{CheckpointCause, ForceCause, Shrinking};
 use std::time::Duration;
 
 /// How often a shrink looks again for what operations that were under way put beyond the new end.
 const SHRINK_TRIES: u32 = 64;
 /// The pause before it does.
 const SHRINK_PAUSE: Duration = Duration::from_millis(10);
+/// Checkpoints after which everything that was given up is free.
+const SETTLING: u32 = 2;
 
 impl Fs {
     /// Excludes freeze, thaw and close: a frozen image must not be written. Changes continue.
@@ -38,7 +40,7 @@ impl Fs {
         }
         // What waits for blocks gets them, so that nothing is promised twice over.
         self.syncer().sync(ForceCause::Sync)?;
-        let mut shrinking = store.begin_shrink(bytes)?;
+        let mut shrinking = self.begin_shrink(bytes)?;
         for _ in 0..SHRINK_TRIES {
             let moved = self.files().relocate(shrinking.end())?;
             let paths = shrinking.move_nodes()?;
@@ -55,5 +57,18 @@ impl Fs {
             self.engine().clock().sleep(SHRINK_PAUSE);
         }
         Err(Error::Busy("the end of the image, which is in use,"))
+    }
+
+    /// Blocks below the new end that files gave up last are free only after a checkpoint. Without
+    /// them there may be fewer than are promised.
+    fn begin_shrink(&self, bytes: u64) -> Result<Shrinking<'_>> {
+        let store = self.engine().store();
+        for _ in 0..SETTLING {
+            match store.begin_shrink(bytes) {
+                Err(kedge_base::Error::Busy(_)) => store.checkpoint(CheckpointCause::Request)?,
+                begun => return Ok(begun?),
+            }
+        }
+        Ok(store.begin_shrink(bytes)?)
     }
 }

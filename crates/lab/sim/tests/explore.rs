@@ -149,3 +149,27 @@ fn older_bytes_of_the_tree_lay_over_newer_ones_of_the_log() {
         );
     }
 }
+
+/// A block below the new end is promised to bytes in the log while all blocks there were just given
+/// up, and are free only after a checkpoint: the shrink makes one.
+#[test]
+fn a_shrink_waits_for_blocks_that_were_just_given_up() {
+    explore_on(
+        true,
+        r#"{"create":{"path":"bar","mode":420}}
+        {"write":{"on":{"path":"bar"},"offset":0,"len":1125,"fill":{"seed":1}}}
+        "sync"
+        {"fallocate":{"on":{"path":"bar"},"how":"punch","offset":3000,"len":4000}}
+        {"fsync":{"on":{"path":"."}}}
+        {"resize":{"bytes":25165824}}
+        {"create":{"path":"filler","mode":420}}
+        {"fallocate":{"on":{"path":"filler"},"how":"alloc","offset":0,"len":15728640}}
+        {"create":{"path":"foo","mode":420}}
+        {"write":{"on":{"path":"foo"},"offset":0,"len":1125,"fill":{"seed":2}}}
+        {"write":{"on":{"path":"foo"},"offset":1125,"len":8750,"fill":{"seed":3}}}
+        {"fdatasync":{"on":{"path":"foo"}}}
+        {"unlink":{"path":"filler"}}
+        {"resize":{"bytes":16777216}}
+        {"fdatasync":{"on":{"path":"bar"}}}"#,
+    );
+}
