@@ -79,6 +79,23 @@ pub struct Budget {
     pub stop: Arc<AtomicBool>,
 }
 
+impl Budget {
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
+    /// Why a search that has tried this many states ends now, if it does.
+    pub(crate) fn ended(&self, states: u64, now: Duration) -> Option<Ended> {
+        if self.is_stopped() {
+            Some(Ended::Stopped)
+        } else if self.states.is_some_and(|max| states >= max) {
+            Some(Ended::States)
+        } else {
+            self.time.is_some_and(|max| now >= max).then_some(Ended::Time)
+        }
+    }
+}
+
 impl Default for Budget {
     fn default() -> Budget {
         Budget {
@@ -339,19 +356,11 @@ impl Search<'_> {
     }
 
     fn is_stopped(&self) -> bool {
-        self.budget.stop.load(Ordering::Relaxed)
+        self.budget.is_stopped()
     }
 
     fn end(&self, source: &mut Source<'_>, now: Duration) -> Option<Ended> {
-        if self.is_stopped() {
-            return Some(Ended::Stopped);
-        }
-        if self.budget.states.is_some_and(|max| source.states >= max) {
-            return Some(Ended::States);
-        }
-        if self.budget.time.is_some_and(|max| now >= max) {
-            return Some(Ended::Time);
-        }
-        (source.stale >= STALE_MAX && source.plan.is_random()).then_some(Ended::Covered)
+        let is_covered = source.stale >= STALE_MAX && source.plan.is_random();
+        self.budget.ended(source.states, now).or_else(|| is_covered.then_some(Ended::Covered))
     }
 }

@@ -10,8 +10,9 @@ use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
-/// A node. The leader `a` passes each entry on and answers the user when one follower has it: with
-/// itself a majority. `SYNC` is what a node does before it acknowledges.
+/// The program of each node. The leader `a` sends each entry to its followers. It acknowledges the
+/// entry to the user once a follower has acknowledged it, since two of three nodes are a majority.
+/// `SYNC` stands for what a node does before it acknowledges.
 const NODE: &str = r#"
 import os, select, socket, time
 

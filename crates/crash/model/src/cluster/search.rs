@@ -14,7 +14,6 @@ use crate::state::State;
 use kedge_base::{Clock, SystemClock};
 use parking_lot::Mutex;
 use std::collections::HashSet;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// After this many states in a row that were judged before, random search stops.
@@ -218,19 +217,11 @@ impl ClusterSearch<'_> {
     }
 
     pub(super) fn is_stopped(&self) -> bool {
-        self.budget.stop.load(Ordering::Relaxed)
+        self.budget.is_stopped()
     }
 
     fn end(&self, source: &Source<'_>, now: Duration) -> Option<Ended> {
-        if self.is_stopped() {
-            return Some(Ended::Stopped);
-        }
-        if self.budget.states.is_some_and(|max| source.states >= max) {
-            return Some(Ended::States);
-        }
-        if self.budget.time.is_some_and(|max| now >= max) {
-            return Some(Ended::Time);
-        }
-        (source.stale >= STALE_MAX && source.plan.is_random()).then_some(Ended::Covered)
+        let is_covered = source.stale >= STALE_MAX && source.plan.is_random();
+        self.budget.ended(source.states, now).or_else(|| is_covered.then_some(Ended::Covered))
     }
 }

@@ -15,6 +15,9 @@ use std::process::{Command, Output, Stdio};
 /// worktree.
 const GIT_VARIABLES: [&str; 4] = ["GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX"];
 
+/// The worktree's name in its temporary directory.
+const TREE: &str = "tree";
+
 /// What is done with each commit.
 #[derive(clap::Args, Debug)]
 pub struct Test {
@@ -90,16 +93,16 @@ impl<'a> Commits<'a> {
         let top = git(&here, &["rev-parse", "--show-toplevel"].map(OsStr::new))?;
         let place =
             tempfile::Builder::new().prefix("kedge-commits-").tempdir().context("make a directory")?;
-        let commits = Commits { test, repository: PathBuf::from(top.trim_end()), place };
-        let worktree = commits.worktree();
+        let repository = PathBuf::from(top.trim_end());
+        let worktree = place.path().join(TREE);
         let words: [&OsStr; 4] =
             ["worktree".as_ref(), "add".as_ref(), "--detach".as_ref(), worktree.as_ref()];
-        git(&commits.repository, &words)?;
-        Ok(commits)
+        git(&repository, &words)?;
+        Ok(Commits { test, repository, place })
     }
 
     fn worktree(&self) -> PathBuf {
-        self.place.path().join("tree")
+        self.place.path().join(TREE)
     }
 
     /// The hash of a commit of the user's repository.

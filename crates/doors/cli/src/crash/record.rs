@@ -115,19 +115,20 @@ pub fn run(args: Args) -> Result<ExitCode> {
         );
     }
     report_stores(&recorded, options.mappings || options.device.is_some());
-    if !recorded.leftovers.is_empty() {
-        eprintln!(
-            "kedge: these processes still used the directory and were not waited for: {}",
-            kedge_base::printable(&recorded.leftovers.join(", "))
-        );
-    }
-    if !recorded.outside.is_empty() {
-        eprintln!(
-            "kedge: open for writing outside the directory, and not recorded: {}",
-            kedge_base::printable(&recorded.outside.join(", "))
-        );
-    }
+    report_unrecorded(&recorded.leftovers, &recorded.outside);
     Ok(ExitCode::from(u8::try_from(recorded.code).unwrap_or(crate::FAILURE)))
+}
+
+/// Reports processes that were left behind, and files that the commands wrote elsewhere.
+pub fn report_unrecorded(leftovers: &[String], outside: &[String]) {
+    for (what, names) in [
+        ("these processes still used the directory and were not waited for", leftovers),
+        ("open for writing outside the directory, and not recorded", outside),
+    ] {
+        if !names.is_empty() {
+            eprintln!("kedge: {what}: {}", kedge_base::printable(&names.join(", ")));
+        }
+    }
 }
 
 /// Reports stores through mappings that are not in their place.

@@ -2,6 +2,7 @@
 
 use super::super::explore::stop_at_signals;
 use super::super::parse_time;
+use super::super::record::report_unrecorded;
 use super::{OUT_DEFAULT, file};
 use anyhow::Result;
 use kedge_crash_record::{ClusterOptions, record_cluster};
@@ -52,17 +53,6 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         recorded.code,
         if recorded.timed_out { " (its time was over)" } else { "" }
     );
-    if !recorded.leftovers.is_empty() {
-        eprintln!(
-            "kedge: these processes still used a directory and were not waited for: {}",
-            kedge_base::printable(&recorded.leftovers.join(", "))
-        );
-    }
-    if !recorded.outside.is_empty() {
-        eprintln!(
-            "kedge: open for writing outside the directories, and not recorded: {}",
-            kedge_base::printable(&recorded.outside.join(", "))
-        );
-    }
+    report_unrecorded(&recorded.leftovers, &recorded.outside);
     Ok(ExitCode::from(u8::try_from(recorded.code).unwrap_or(crate::FAILURE)))
 }

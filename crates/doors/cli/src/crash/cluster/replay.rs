@@ -2,12 +2,12 @@
 
 use super::super::explore::stop_at_signals;
 use super::super::judge::ClusterJudge;
-use super::super::replay::{keep, print_lost};
+use super::super::replay::{keep, print_lost, say};
 use super::super::{model_parser, usage};
 use super::{OUT_DEFAULT, load};
-use anyhow::{Result, bail};
+use anyhow::Result;
 use kedge_crash::cluster::judge;
-use kedge_crash::{MODELS, Model, Verdict};
+use kedge_crash::{MODELS, Model};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -42,15 +42,5 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         keep(&cluster.join(&states), dir)?;
     }
     let Some(checker) = args.judge.build(&stop)? else { return Ok(ExitCode::SUCCESS) };
-    match judge(&cluster, &checker, &recipes, &states, &cluster.told(&recipes), 0) {
-        Verdict::Good => {
-            println!("the checker accepts it");
-            Ok(ExitCode::SUCCESS)
-        }
-        Verdict::Bad(why) => {
-            println!("the checker refuses it: {}", kedge_base::printable(&why));
-            Ok(ExitCode::from(crate::FAILURE))
-        }
-        Verdict::Broken(why) => bail!("no verdict: {why}"),
-    }
+    say(judge(&cluster, &checker, &recipes, &states, &cluster.told(&recipes), 0))
 }
