@@ -1,20 +1,27 @@
-//! Runs the test programs of a `cargo test`, two at a time.
+//! Runs the test programs of a `cargo test` in lanes, side by side.
 //!
 //! Most test programs wait for half of their time: for a device, for a server that ends, for a
 //! commit interval. cargo runs them one after another. So cargo's runner only writes down what it
 //! was asked to start, with directory and environment, and the programs run when all are built.
 //!
-//! The programs of one package, the command line's, mount and look for mounts of the whole machine.
-//! They run one after another, beside those of all other packages.
+//! There are three lanes, and in each the programs run one after another:
+//!
+//! - The programs of one package, the command line's, mount and look for mounts of the whole
+//!   machine. When they have ended, this lane helps the next one.
+//! - The programs of all other packages.
+//! - Programs that use a processor for a third of their time or less. They mount, too, but no test
+//!   sees the mounts of these.
 
 use crate::tally::Tally;
 use anyhow::{Context, Result, bail};
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io::{Read, Seek, SeekFrom, Write};
+use std::iter;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 
 /// The environment variable that names the directory of the queue.
@@ -23,6 +30,16 @@ pub const QUEUE: &str = "KEDGE_TEST_QUEUE";
 pub const RUNNER: &str = "test-program";
 /// The package whose programs run one after another in a lane of their own.
 const ALONE: &str = "kedge";
+/// Package and name of the programs that mostly wait.
+const WAITING: &[(&str, &str)] = &[
+    ("kedge", "rbd"),
+    ("kedge", "host_full"),
+    ("kedge", "fsck"),
+    ("kedge", "commit"),
+    ("kedge-sim", "commit_timer"),
+    ("kedgefs-sqlite", "sqlite"),
+    ("kedgefs-capi", "c"),
+];
 
 /// A test program to run.
 #[derive(Debug, PartialEq, Eq)]
@@ -34,6 +51,13 @@ struct Job {
 }
 
 impl Job {
+    /// Whether the program is one of [`WAITING`]. Its file has a hash after the name.
+    fn waits(&self) -> bool {
+        let file = Path::new(&self.words[0]).file_name().unwrap_or_default().to_string_lossy();
+        let name = file.rsplit_once('-').map_or(&*file, |(name, _)| name);
+        WAITING.contains(&(self.package.as_str(), name))
+    }
+
     /// Four lists, each closed by an empty element. No element is empty, nor holds a zero byte.
     fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
@@ -103,15 +127,21 @@ fn run_by(queue: &Path, tally: &mut Tally, run_one: &(dyn Fn(&Job) -> Result<End
     let read = |path: &PathBuf| Job::decode(&fs::read(path).ok()?);
     let jobs: Option<Vec<Job>> = paths.iter().map(read).collect();
     let jobs = jobs.context("read the queue of test programs")?;
-    let (alone, others): (Vec<&Job>, Vec<&Job>) = jobs.iter().partition(|job| job.package == ALONE);
+    let (waiting, computing): (Vec<&Job>, Vec<&Job>) = jobs.iter().partition(|job| job.waits());
+    let (alone, others): (Vec<&Job>, Vec<&Job>) = computing.into_iter().partition(|job| job.package == ALONE);
+    let taken = AtomicUsize::new(0);
+    let next = || others.get(taken.fetch_add(1, Ordering::Relaxed)).copied();
     let (ended, news) = channel();
     let mut failed = Vec::new();
     std::thread::scope(|scope| {
-        for lane in [alone, others] {
+        let lanes: [Box<dyn Iterator<Item = &Job> + Send>; 3] = [
+            Box::new(alone.into_iter().chain(iter::from_fn(next))),
+            Box::new(iter::from_fn(next)),
+            Box::new(waiting.into_iter()),
+        ];
+        for mut lane in lanes {
             let ended = ended.clone();
-            scope.spawn(move || {
-                lane.into_iter().try_for_each(|job| ended.send((&job.words[0], run_one(job))))
-            });
+            scope.spawn(move || lane.try_for_each(|job| ended.send((&job.words[0], run_one(job)))));
         }
         drop(ended);
         for (program, outcome) in news {

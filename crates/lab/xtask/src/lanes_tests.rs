@@ -1,4 +1,5 @@
 use super::*;
+use std::sync::Barrier;
 
 fn job(package: &str, script: &str) -> Job {
     Job {
@@ -42,4 +43,41 @@ fn failures_are_counted_and_named() {
     assert_eq!((tally.programs, tally.passed, tally.failed, tally.ignored), (2, 4, 0, 2));
     fs::write(queue.path().join("0003"), b"no job").unwrap();
     assert!(run_by(queue.path(), &mut tally, &run).is_err(), "a program that is lost is no success");
+}
+
+/// Two programs of other packages wait for each other. They end only if the lane that has no
+/// program of its own runs one of them.
+#[test]
+fn a_lane_that_has_ended_helps() {
+    let (queue, met) = (tempfile::tempdir().unwrap(), Barrier::new(2));
+    for name in ["0000", "0001"] {
+        fs::write(queue.path().join(name), job("kedgefs", "true").encode()).unwrap();
+    }
+    let run = |_: &Job| {
+        met.wait();
+        Ok(Ended { ok: true, output: Vec::new() })
+    };
+    run_by(queue.path(), &mut Tally::default(), &run).unwrap();
+}
+
+#[test]
+fn programs_that_wait_are_known_by_package_and_name() {
+    let waits = |package: &str, program: &str| {
+        let mut job = job(package, "true");
+        job.words[0] = program.into();
+        job.waits()
+    };
+    assert!(waits("kedge", "/target/debug/deps/rbd-0123456789abcdef"));
+    assert!(!waits("kedge-ceph", "/target/debug/deps/rbd-0123456789abcdef"));
+    assert!(!waits("kedge", "/target/debug/deps/rbd_other-0123456789abcdef"));
+}
+
+/// A name in the list that no program has would put the program back into the lane of all others.
+#[test]
+fn each_program_that_waits_exists() {
+    let packages = cargo_metadata::MetadataCommand::new().no_deps().exec().unwrap().packages;
+    for (package, name) in WAITING {
+        let package = packages.iter().find(|known| *known.name == *package).expect(package);
+        assert!(package.targets.iter().any(|target| target.is_test() && target.name == *name), "{name}");
+    }
 }

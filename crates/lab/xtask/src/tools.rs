@@ -102,7 +102,7 @@ pub fn check_msrv() -> Result<()> {
 }
 
 /// [`cargo_with`] for test runs: adds their results to the tally. The programs run when all are
-/// built, two at a time.
+/// built, in lanes.
 pub fn cargo_tests(args: &[&str], env: &[(&str, &OsStr)], tally: &mut Tally) -> Result<()> {
     let runner = std::env::current_exe()?;
     let runner = format!("target.'cfg(all())'.runner = ['{}', '{}']", runner.display(), lanes::RUNNER);
