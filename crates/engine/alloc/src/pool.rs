@@ -59,7 +59,7 @@ pub enum NodeClass {
 
 #[derive(Debug)]
 pub(crate) struct NodePool {
-    /// From the size of the data area; a resize changes them.
+    /// Computed from the size of the data area, and again after a resize.
     promised_max: AtomicU64,
     reclaim: AtomicU64,
     /// Derived from the state, and read without the lock.
@@ -303,7 +303,8 @@ impl NodePool {
         }
         self.offer(slots);
         if self.waiting.load(SeqCst) > 0 {
-            // With the mutex: a thread that is counted and not yet asleep holds it.
+            // A waiter increments `waiting` and falls asleep under the mutex. Taking the mutex
+            // here keeps the notification from coming between the two.
             let _state = self.state.lock();
             self.returned.notify_all();
         }

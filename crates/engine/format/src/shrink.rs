@@ -53,7 +53,7 @@ impl Geometry {
                 new.feature_incompat &= !INCOMPAT_MOVED_MAPS;
                 FIRST_AREA
             }
-            // Without a place: for its number of blocks alone.
+            // A caller that needs only the number of blocks gives no place: any will do.
             (Maps::Move(_), at) => at.unwrap_or(self.data_start).0,
         };
         let (index, groups) = (new.index_blocks, new.groups());

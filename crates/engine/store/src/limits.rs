@@ -451,8 +451,8 @@ impl Drop for Charge {
     }
 }
 
-/// Checks how the limits refer to each other and to trees, of which `is_head` says whether they can
-/// be used. Each way of parents is then short.
+/// Checks how the limits refer to each other and to trees: `is_head` returns whether a tree exists
+/// and is in use. A limit that passes has at most [`DEPTH_MAX`] limits on its path of parents.
 pub(crate) fn check(entries: &BTreeMap<LimitId, LimitEntry>, is_head: impl Fn(u32) -> bool) -> Result<()> {
     let bad = |id: &LimitId, what: &str| {
         let what = format!("table of trees: limit {} of tree {} {what}", id.number, id.tree);

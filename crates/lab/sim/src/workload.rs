@@ -218,7 +218,7 @@ impl Core {
         all
     }
 
-    /// Those that take the data of a file into the tree and out of it, and others on such a file.
+    /// Operations that move the data of a file into the tree or out of it, and others on such a file.
     fn edges() -> Vec<Core> {
         let mut all = vec![
             Core::Append("foo"),

@@ -74,7 +74,8 @@ fn a_small_cache_makes_no_rename_force_and_no_fsync_lie() {
     }
     assert!(count(&fs, "cache.inodes") * 2 < DIRS * FILES, "most of the inodes are evicted");
 
-    // Fsynced since the last checkpoint, evicted, reread: no call has to wait for the new name.
+    // The inode was fsynced since the last checkpoint, evicted and read again. A new name of it
+    // then forces no log.
     let forces = ["rename", "fsync", "commit_timer"].map(|cause| count(&fs, &format!("log.forces.{cause}")));
     for &(dir, file) in &chosen {
         fs.rename(dirs[dir], &name(file), dirs[(dir + 1) % dirs.len()], b"moved", RenameMode::Replace)

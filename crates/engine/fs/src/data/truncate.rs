@@ -55,8 +55,8 @@ const NARROW: StepMax = StepMax { extents: 64, xattrs: 4, counts: 0 };
 /// An operation that frees space must never need more nodes than are kept for it: in this step each
 /// extent may lie in a leaf of its own.
 const LEAST: StepMax = StepMax { extents: 8, xattrs: 2, counts: 0 };
-/// The same steps in an image in which files share blocks. The least one changes the counts of one
-/// extent.
+/// The same steps in an image in which files share blocks. The smallest
+/// one changes at most three counts.
 const COUNTED: [StepMax; 3] = [
     StepMax { extents: 256, xattrs: 8, counts: 256 },
     StepMax { extents: 32, xattrs: 4, counts: 32 },

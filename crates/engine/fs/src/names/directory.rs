@@ -64,7 +64,8 @@ pub(crate) struct Make<'a> {
 #[derive(Clone, Copy)]
 enum Number {
     Next,
-    /// This one, of the tree of the directory. The caller lets no other inode of the tree be made.
+    /// This number, in the tree of the directory. The caller prevents that the tree gets other
+    /// inodes meanwhile.
     Given(Ino),
 }
 

@@ -81,7 +81,7 @@ pub(super) struct Group {
     changed: Condvar,
     /// Calls under way that write in place, queued ones too.
     calls: AtomicU32,
-    /// Calls for which the crowd still counts as there.
+    /// The number of further calls that are handled as a part of the crowd.
     crowd: AtomicU32,
     /// Calls that found [`HELD_MAX`] others and no crowd.
     borderline: AtomicU32,

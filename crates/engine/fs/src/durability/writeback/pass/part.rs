@@ -102,7 +102,7 @@ pub(super) struct Part {
     pub new: Vec<NewRun>,
     /// File blocks written, as ranges.
     pub ranges: Vec<(u64, u64)>,
-    /// Those of them whose blocks counted as unwritten.
+    /// Subranges of `ranges` that lay in unwritten extents before this pass.
     pub unwritten: Vec<(u64, u64)>,
     /// Largest size when pages were copied.
     pub size: u64,
