@@ -314,8 +314,8 @@ impl Handovers {
         }
     }
 
-    /// Notes that the server has ended. Returns the program that takes its place, if the server ended
-    /// for a handover (`has_left`) and not by a death.
+    /// Notes that the server has ended. Returns the program that takes its place, if the server
+    /// ended for a handover (`has_left`) and not by a death.
     pub(crate) fn ended(&self, has_left: bool) -> Option<Program> {
         let mut state = self.state.lock();
         state.server = None;

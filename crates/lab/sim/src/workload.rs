@@ -218,7 +218,8 @@ impl Core {
         all
     }
 
-    /// Operations that move the data of a file into the tree or out of it, and others on such a file.
+    /// Operations that move the data of a file into the tree or out of it, and others on such a
+    /// file.
     fn edges() -> Vec<Core> {
         let mut all = vec![
             Core::Append("foo"),
