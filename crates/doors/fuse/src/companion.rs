@@ -5,8 +5,8 @@ use kedge_base::{Counter, spawn_named};
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::sync::Arc;
-use std::sync::atomic::AtomicI32;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicI32};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::time::Duration;
 
@@ -17,6 +17,8 @@ pub(crate) struct Companion {
     tid: AtomicI32,
     /// The processor to which it is bound; -1: none.
     processor: AtomicI32,
+    /// It receives no more.
+    ends: AtomicBool,
     /// Changes of the processor.
     pub(crate) moves: Counter,
     /// Processors of a client that could not be read.
@@ -75,6 +77,12 @@ impl Companion {
         self.processor.store(-1, Relaxed);
     }
 
+    /// It is to end soon, also where other programs compute.
+    pub(crate) fn hasten_end(&self) {
+        self.ends.store(true, SeqCst);
+        self.release();
+    }
+
     /// Lets it run on every processor, with an ordinary policy if this process may give it.
     pub(crate) fn release(&self) {
         self.unbind();
@@ -84,6 +92,16 @@ impl Companion {
             tracing::debug!("the companion keeps its policy: {e}");
         }
     }
+}
+
+/// Whether this process may give a thread that has been the companion the ordinary policy again.
+pub(crate) fn may_release() -> bool {
+    let both = || {
+        let tid = rustix::thread::gettid();
+        sys::set_policy(tid, libc::SCHED_IDLE).and_then(|()| sys::set_policy(tid, libc::SCHED_OTHER))
+    };
+    let tried = spawn_named("kedge-fuse-try", both).map(std::thread::JoinHandle::join);
+    matches!(tried, Ok(Ok(Ok(()))))
 }
 
 /// The processors on which this process may run: the set of its first thread, which nothing here
@@ -167,6 +185,9 @@ impl<'a> Follower<'a> {
         // The watcher may have given it another policy.
         if let Err(e) = sys::set_policy(rustix::thread::gettid(), libc::SCHED_IDLE) {
             tracing::debug!("the companion's policy: {e}");
+        }
+        if self.companion.ends.load(SeqCst) {
+            self.companion.release();
         }
         self.served = Self::SERVED - 1;
         self.sampled = Duration::ZERO;

@@ -343,6 +343,13 @@ impl WorkerPool {
         self.slots[worker].served.fetch_add(1, SeqCst);
     }
 
+    /// The workers are about to end, and that is not to wait for a busy processor.
+    pub(crate) fn hasten_end(&self) {
+        if let Some(placement) = &self.placement {
+            placement.companion.hasten_end();
+        }
+    }
+
     /// The connection has ended, or a worker has.
     pub(crate) fn close(&self) {
         self.state.lock().ended = true;

@@ -1,13 +1,13 @@
 //! A mount that is being served: its threads, and how it ends.
 
 use crate::abi;
-use crate::companion::Follower;
+use crate::companion::{Follower, may_release};
 use crate::courier::Courier;
 use crate::devfuse::DevFuse;
 use crate::freeze;
 use crate::handoff::{self, Wait};
 use crate::keep::handover::Leave;
-use crate::keep::{Handover, Life};
+use crate::keep::{Handover, Life, sentinel};
 use crate::limits::become_io_flusher;
 use crate::mount_error::MountError;
 use crate::mountinfo;
@@ -75,9 +75,13 @@ impl MountedSession {
         life: Life,
         leave: Leave,
     ) -> Result<MountedSession, MountError> {
-        // The companion has the lowest priority. On a busy machine its end takes seconds, and the
-        // next server waits for the end of each thread.
-        let options = FuseOptions { placement: PlacementMode::Off, ..options };
+        let failed = |error| MountError::MountPoint { dir: dir.to_owned(), error };
+        // The next server waits for the end of each thread of this one.
+        let placement = match sentinel::start(&life.area).map_err(failed)? && may_release() {
+            true => options.placement,
+            false => PlacementMode::Off,
+        };
+        let options = FuseOptions { placement, ..options };
         let entry = mountinfo::mount_at(dir).ok_or_else(|| MountError::NotMounted(dir.to_owned()))?;
         let mount = MountPoint {
             image: image.to_owned(),
@@ -87,8 +91,7 @@ impl MountedSession {
             source: entry.source,
             why_plain: None,
         };
-        let transport = DevFuse::kept(fd, options.worker_range())
-            .map_err(|error| MountError::MountPoint { dir: dir.to_owned(), error })?;
+        let transport = DevFuse::kept(fd, options.worker_range()).map_err(failed)?;
         let courier = options.courier.map(|word| Courier::new(word, true));
         let transport: Arc<dyn Transport> = Arc::new(transport.with(courier));
         let handover = Handover::new(life.area.clone(), transport.clone(), leave);
@@ -212,6 +215,9 @@ impl MountedSession {
         };
         if self.life.as_ref().is_some_and(Life::is_second) {
             transport.notify(abi::NOTIFY_RESEND, &[])?;
+        }
+        if let Some(handover) = &self.handover {
+            handover.serves(&server.pool);
         }
         let result = serve(&server, &transport);
         let handover = self.handover.as_ref().filter(|handover| handover.is_begun());

@@ -19,11 +19,11 @@ use crate::usage::Usage;
 use anyhow::{Context, Result, anyhow, bail};
 use kedge_device::Device;
 use kedge_fuse::Bound;
-use kedge_fuse::keep::{Area, Life};
+use kedge_fuse::keep::{Area, Life, sentinel};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::io::{FdFlags, fcntl_setfd};
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal};
 use std::ffi::{OsStr, OsString};
 use std::io::{BufRead, BufReader};
 use std::os::unix::net::UnixStream;
@@ -225,6 +225,7 @@ impl Keeper {
         begun: &mut dyn FnMut(UnixStream) -> Result<()>,
     ) -> Result<End> {
         let (connection, area) = (self.connection.as_raw_fd(), self.area.fd().as_raw_fd());
+        sentinel::expect(&self.area);
         let (ours, theirs) = UnixStream::pair().context("make a socket for a server")?;
         let started = program
             .command()
@@ -252,6 +253,10 @@ impl Keeper {
         let live = if served { begun(ours) } else { Ok(()) };
         if live.is_err() {
             server.kill().context("end a server whose mount is not wanted any more")?;
+        }
+        // Without it the end takes longer on a busy machine.
+        if let Err(e) = sentinel::hasten(&self.area, Pid::from_child(&server)) {
+            tracing::debug!("the end of the server is not hastened: {e}");
         }
         let status = server.wait().context("wait for a server")?;
         live?;

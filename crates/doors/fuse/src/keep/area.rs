@@ -68,7 +68,7 @@ fields!(
     pub(crate) Suspect = 32 { unique: u64, node: u64, opcode: u32, deaths: u32, under_way: u64 }
 );
 fields!(
-    pub(crate) Head = 904 {
+    pub(crate) Head = 920 {
         magic: u64, version: u32, padding: u32, life: u64, negotiated: Negotiated, suspect: Suspect,
         // By life: the end of the log that recovery found after it; 0 for a life that is not over.
         cutoffs: [u64; LIVES],
@@ -76,6 +76,10 @@ fields!(
         // When the last handover began; then as for deaths.
         handover_ns: u64, handovers: u64, handover_last_ns: u64, handover_max_ns: u64,
         handover_pauses: [u64; PAUSES],
+        // Not 0: the keeper hastens the end of a server by its sentinel (`sentinel`).
+        hastens: u64,
+        // The thread id of the server's sentinel; 0: it has none.
+        sentinel: u64,
     }
 );
 fields!(

@@ -8,11 +8,12 @@
 
 use super::Kept;
 use super::area::{Area, at, now_ns};
+use crate::pool::WorkerPool;
 use crate::transport::Transport;
 use kedge_base::{Clock, SystemClock};
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// For requests that were received. One that waits for its device may take longer.
@@ -27,18 +28,29 @@ pub struct Handover {
     area: Arc<Area>,
     transport: Arc<dyn Transport>,
     begun: AtomicBool,
+    /// Set when the session is served.
+    pool: OnceLock<Arc<WorkerPool>>,
     leave: Leave,
 }
 
 impl Handover {
     pub(crate) fn new(area: Arc<Area>, transport: Arc<dyn Transport>, leave: Leave) -> Handover {
-        Handover { area, transport, begun: AtomicBool::new(false), leave }
+        Handover { area, transport, begun: AtomicBool::new(false), pool: OnceLock::new(), leave }
+    }
+
+    /// The workers that have to end.
+    pub(crate) fn serves(&self, pool: &Arc<WorkerPool>) {
+        // A session is served once.
+        let _first = self.pool.set(pool.clone());
     }
 
     /// Leaves. The caller has made most of the file system durable, while it was served.
     pub fn begin(&self) -> ! {
         self.area.store(at!(handover_ns), now_ns());
         self.begun.store(true, SeqCst);
+        if let Some(pool) = self.pool.get() {
+            pool.hasten_end();
+        }
         self.transport.stop();
         SystemClock::default().sleep(PATIENCE);
         tracing::warn!("some requests did not end; the next server begins them again");

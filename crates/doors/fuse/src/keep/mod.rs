@@ -19,6 +19,7 @@ pub mod area;
 pub(crate) mod handover;
 pub(crate) mod journal;
 pub(crate) mod pins;
+pub mod sentinel;
 pub(crate) mod steps;
 mod words;
 

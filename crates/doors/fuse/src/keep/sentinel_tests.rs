@@ -1,0 +1,31 @@
+use super::*;
+
+fn own_pid() -> Pid {
+    rustix::process::getpid()
+}
+
+#[test]
+fn a_keeper_of_another_version_gets_no_sentinel() {
+    let area = Area::make().unwrap();
+    assert!(!start(&area).unwrap());
+    assert!(!hasten(&area, own_pid()).unwrap());
+    expect(&area);
+    assert!(start(&area).unwrap());
+    let head: Head = area.read(0);
+    let sentinel = Pid::from_raw(head.sentinel as i32).unwrap();
+    assert!(threads(own_pid()).unwrap().contains(&sentinel));
+    // The next server may be of a version without one.
+    expect(&area);
+    let head: Head = area.read(0);
+    assert_eq!(head.sentinel, 0);
+}
+
+/// The memory is what a server has written.
+#[test]
+fn a_thread_of_another_process_is_not_taken_for_the_sentinel() {
+    let area = Area::make().unwrap();
+    for wrong in [1, u64::MAX, u64::from(u32::MAX), 1 << 30] {
+        area.store(at!(sentinel), wrong);
+        assert!(!hasten(&area, own_pid()).unwrap_or(false), "{wrong}");
+    }
+}
