@@ -25,6 +25,17 @@ pub(crate) struct Companion {
     pub(crate) unseen: Counter,
 }
 
+/// How a thread has got processors since its start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Standing {
+    /// Its waits for a processor. The kernel adds a wait at its end.
+    pub(crate) waited: Duration,
+    /// Nanoseconds for which it ran, and how often it got a processor.
+    pub(crate) ran: (u64, u64),
+    /// It runs or waits for a processor now.
+    pub(crate) runnable: bool,
+}
+
 impl Companion {
     pub(crate) fn processor(&self) -> Option<u32> {
         u32::try_from(self.processor.load(Relaxed)).ok()
@@ -34,11 +45,13 @@ impl Companion {
         self.tid.load(Relaxed) != 0
     }
 
-    /// How long it has waited for a processor since its start.
-    pub(crate) fn waited(&self) -> Option<Duration> {
-        let tid = self.tid.load(Relaxed);
-        let text = std::fs::read_to_string(format!("/proc/self/task/{tid}/schedstat")).ok()?;
-        text.split_ascii_whitespace().nth(1)?.parse().ok().map(Duration::from_nanos)
+    /// How it has got processors since its start.
+    pub(crate) fn standing(&self) -> Option<Standing> {
+        let dir = format!("/proc/self/task/{}", self.tid.load(Relaxed));
+        let [ran, waited, slices] = numbers(&std::fs::read_to_string(format!("{dir}/schedstat")).ok()?)?;
+        let stat = std::fs::read_to_string(format!("{dir}/stat")).ok()?;
+        let runnable = stat.rsplit_once(')')?.1.trim_start().starts_with('R');
+        Some(Standing { waited: Duration::from_nanos(waited), ran: (ran, slices), runnable })
     }
 
     /// The processor to which the companion is not bound, if the process may use two.
@@ -92,6 +105,12 @@ impl Companion {
             tracing::debug!("the companion keeps its policy: {e}");
         }
     }
+}
+
+/// Numbers in decimal, with spaces between.
+fn numbers<const N: usize>(text: &str) -> Option<[u64; N]> {
+    let numbers: Vec<u64> = text.split_ascii_whitespace().map_while(|n| n.parse().ok()).collect();
+    numbers.try_into().ok()
 }
 
 /// Whether this process may give a thread that has been the companion the ordinary policy again.

@@ -102,7 +102,7 @@ fn its_waits_for_a_processor_can_be_read() {
         let companion = companion.clone();
         kedge_base::spawn_named("companion", move || {
             let follower = Follower::new(&companion).unwrap();
-            assert!(companion.is_there() && companion.waited().is_some());
+            assert!(companion.is_there() && companion.standing().is_some_and(|now| now.runnable));
             drop(follower);
         })
     };

@@ -33,7 +33,7 @@
 //! ordinary policy for the rest of its request where the process has the right to give it
 //! (`CAP_SYS_NICE`). Without the right its request takes at most 341 times as long as it computes.
 
-use crate::companion::Companion;
+use crate::companion::{Companion, Standing};
 use crate::handoff::Moment;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
@@ -264,7 +264,7 @@ impl Trials {
 #[derive(Debug, Default)]
 pub(crate) struct Starvation {
     /// When and what the last look found.
-    last: Option<(Moment, Duration)>,
+    last: Option<(Moment, Standing)>,
     /// Ticks in a row in which the companion starved.
     ticks: u32,
 }
@@ -285,19 +285,21 @@ impl Starvation {
     const REQUESTS: u64 = 8;
     const TICK_MIN: Duration = Duration::from_millis(2);
 
-    /// `waited`: how long the companion has been runnable without running, since its start.
-    pub(crate) fn look(&mut self, now: Moment, waited: Duration) -> bool {
-        let Some((before, waited_before)) = self.last else {
-            self.last = Some((now, waited));
+    /// Whether the companion has been without a processor for most of the time since the last look.
+    pub(crate) fn look(&mut self, now: Moment, standing: Standing) -> bool {
+        let Some((before, standing_before)) = self.last else {
+            self.last = Some((now, standing));
             return false;
         };
         let time = now.at.saturating_sub(before.at);
         if time < Self::TICK_MIN {
             return false;
         }
-        self.last = Some((now, waited));
+        self.last = Some((now, standing));
         let few = now.received.saturating_sub(before.received) < Self::REQUESTS;
-        few && waited.saturating_sub(waited_before) > time / 2
+        // The wait of this moment is not in `waited`, and may be one of seconds.
+        let waits = standing.runnable && standing_before.runnable && standing.ran == standing_before.ran;
+        few && (waits || standing.waited.saturating_sub(standing_before.waited) > time / 2)
     }
 
     /// `starves`: what [`Starvation::look`] found, while some client waits.

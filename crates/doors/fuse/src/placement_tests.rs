@@ -149,16 +149,22 @@ fn without_trials_only_starvation_ends_it() {
 #[test]
 fn starvation_is_to_wait_for_a_processor_and_to_serve_little() {
     let moment = |millis: u64, received| Moment { at: Duration::from_millis(millis), received };
+    let standing =
+        |millis, ran, runnable| Standing { waited: Duration::from_millis(millis), ran: (ran, ran), runnable };
     let mut look = Starvation::default();
-    assert!(!look.look(moment(0, 0), Duration::ZERO), "there is nothing to compare with");
-    assert!(!look.look(moment(5, 3), Duration::from_millis(1)));
-    assert!(look.look(moment(10, 6), Duration::from_millis(5)));
+    assert!(!look.look(moment(0, 0), standing(0, 1, true)), "there is nothing to compare with");
+    assert!(!look.look(moment(5, 3), standing(1, 2, true)));
+    assert!(look.look(moment(10, 6), standing(5, 3, true)));
     // Clients on its processor run between its requests.
-    assert!(!look.look(moment(15, 500), Duration::from_millis(9)));
+    assert!(!look.look(moment(15, 500), standing(9, 4, true)));
+    // The kernel adds a wait when it is over.
+    assert!(look.look(moment(20, 500), standing(9, 4, true)));
+    assert!(!look.look(moment(25, 500), standing(9, 4, false)), "it sleeps");
+    assert!(!look.look(moment(30, 500), standing(9, 4, true)), "it has just been woken");
     let remedies = [false, true, true, false, true].map(|starves| look.remedy(starves));
     use Remedy::{Leave, None, Release};
     assert_eq!(remedies, [None, Leave, Release, None, Leave]);
     look.forget();
     assert_eq!(look.remedy(true), Leave);
-    assert!(!look.look(moment(20, 500), Duration::from_millis(14)));
+    assert!(!look.look(moment(35, 500), standing(14, 4, true)));
 }

@@ -18,6 +18,12 @@
 //! - The *companion* receives instead of the others, or the others instead of the companion:
 //!   [`crate::placement`].
 //!
+//! # A companion without a processor
+//! The companion has the policy `SCHED_IDLE`, and may get no time for seconds where programs compute
+//! on all processors. It may hold the lock of the pool then, also because it got it as the one that
+//! had slept for it longest. So the watcher waits for that lock no longer than a tick, and sleeps
+//! with another one. On an idle mount another worker receives, because the watcher sleeps.
+//!
 //! # When there is no request
 //! The last receiver polls for a short time before it sleeps in the kernel ([`AdaptivePoll`]): a
 //! client that got its reply often sends the next request before a sleeping thread could wake.
@@ -45,6 +51,8 @@ use std::time::Duration;
 /// The interval of the watcher. On a busy machine a worker may not run for some milliseconds
 /// although it does not wait.
 const TICK: Duration = Duration::from_millis(5);
+/// Rounds of the watcher without a request after which the companion receives no more.
+const IDLE_TICKS: u32 = 8;
 /// Requests without a pause after which one more worker receives.
 const PRESSURE: u32 = 64;
 
@@ -58,8 +66,11 @@ pub(crate) struct WorkerPool {
     /// The companion is to receive.
     with_companion: AtomicBool,
     placement: Option<Placement>,
-    /// The watcher sleeps here.
+    /// The watcher sleeps here, with a lock that the companion never takes.
     bell: Condvar,
+    bell_lock: Mutex<()>,
+    /// What `State::ended` says, for a watcher that sleeps.
+    closed: AtomicBool,
     slots: Vec<Slot>,
     /// Workers that may be started, without the companion.
     workers_max: AtomicUsize,
@@ -155,6 +166,8 @@ impl WorkerPool {
             with_companion: AtomicBool::new(false),
             placement,
             bell: Condvar::new(),
+            bell_lock: Mutex::new(()),
+            closed: AtomicBool::new(false),
             slots: (0..slots).map(|_| Slot::default()).collect(),
             workers_max: AtomicUsize::new(workers_max),
             receivers_max: receivers_max.clamp(1, workers_max.saturating_sub(1).max(1)),
@@ -317,7 +330,7 @@ impl WorkerPool {
         self.slots[worker].served.fetch_add(1, SeqCst);
         // Either the watcher reads the new count, or this thread reads that the watcher sleeps.
         if !self.watched.load(SeqCst) && !self.watched.swap(true, SeqCst) {
-            let _state = self.state.lock();
+            let _bell = self.bell_lock.lock();
             self.bell.notify_one();
         }
     }
@@ -355,6 +368,8 @@ impl WorkerPool {
         self.state.lock().ended = true;
         self.turn.notify_all();
         self.companion_turn.notify_all();
+        self.closed.store(true, SeqCst);
+        let _bell = self.bell_lock.lock();
         self.bell.notify_all();
     }
 
@@ -394,25 +409,26 @@ impl WorkerPool {
         let mut trials = Trials::new(mode, self.moment(clock.monotonic()));
         let mut starvation = Starvation::default();
         let mut spare = None;
-        let mut state = self.state.lock();
-        while !state.ended {
-            if !self.watched.load(SeqCst) {
-                self.bell.wait(&mut state);
+        let mut idle_ticks = 0;
+        while !self.closed.load(SeqCst) {
+            if !self.sleep_until_tick() {
                 // The idle time until now says nothing about the load that begins.
                 spare = self.placement.is_some().then(|| Spare::new(clock.monotonic()));
                 continue;
             }
-            self.bell.wait_for(&mut state, TICK);
-            self.counts.ticks.inc();
             let now = self.moment(clock.monotonic());
-            let no_spare = MutexGuard::unlocked(&mut state, || {
-                spare.as_mut().is_some_and(|spare: &mut Spare| spare.are_busy(now.at))
-            });
+            let no_spare = spare.as_mut().is_some_and(|spare: &mut Spare| spare.are_busy(now.at));
+            let mut state = self.lock_at_tick();
+            self.counts.ticks.inc();
             self.place(&mut state, &mut trials, &mut starvation, (now, no_spare), has_request);
             let busy = self.look(&mut state, &mut seen);
             self.grow(&mut state, start);
+            idle_ticks = if busy { 0 } else { idle_ticks + 1 };
             if !busy {
                 self.set_companion(&state, trials.idle());
+                if !self.dismiss_companion(&mut state, idle_ticks) {
+                    continue;
+                }
                 starvation.forget();
                 self.watched.store(false, SeqCst);
                 // A request that began before the store did not notify.
@@ -421,6 +437,56 @@ impl WorkerPool {
                 }
             }
         }
+    }
+
+    /// Sleeps for a tick. `false`: it was a longer sleep, without a request to watch.
+    fn sleep_until_tick(&self) -> bool {
+        let mut bell = self.bell_lock.lock();
+        if self.watched.load(SeqCst) {
+            self.bell.wait_for(&mut bell, TICK);
+            return true;
+        }
+        // Closing the pool takes the lock after it has set this.
+        if !self.closed.load(SeqCst) {
+            self.bell.wait(&mut bell);
+        }
+        false
+    }
+
+    /// Only a starved companion keeps the lock for a tick. It may have got it while it slept.
+    fn lock_at_tick(&self) -> MutexGuard<'_, State> {
+        loop {
+            if let Some(state) = self.state.try_lock_for(TICK) {
+                return state;
+            }
+            if let Some(placement) = &self.placement {
+                placement.companion.release();
+            }
+        }
+    }
+
+    /// Has another worker receive on an idle mount. Programs may begin to compute on all processors
+    /// while the watcher sleeps. Then the next request would wait for the companion, and only a
+    /// request that was received wakes the watcher. `false`: not yet.
+    fn dismiss_companion(&self, state: &mut State, idle_ticks: u32) -> bool {
+        // It may have been woken for its turn, and wait for a processor to take it.
+        let has_it = |worker: &usize| self.holds_turn(*worker) || self.with_companion.load(Relaxed);
+        let Some(companion) = self.companion().filter(has_it) else { return true };
+        // Short pauses would otherwise cost the companion its turn again and again.
+        if idle_ticks < IDLE_TICKS || state.waiting == 0 {
+            return false;
+        }
+        self.set_companion(state, false);
+        // It wakes with the next request, and may receive that one beside the other worker.
+        self.return_in(state, companion);
+        true
+    }
+
+    /// The companion may have a request, or is the one to get the next.
+    fn companion_serves(&self) -> bool {
+        self.companion().is_some_and(|worker| {
+            self.holds_turn(worker) || !self.slots[worker].served.load(SeqCst).is_multiple_of(2)
+        })
     }
 
     /// Decides whether the companion receives, at a tick of the watcher. `busy`: no processor is
@@ -434,10 +500,10 @@ impl WorkerPool {
         has_request: &dyn Fn() -> bool,
     ) {
         let Some(placement) = self.placement.as_ref().filter(|p| p.companion.is_there()) else { return };
-        let on = self.with_companion.load(Relaxed);
+        let on = self.with_companion.load(Relaxed) || self.companion_serves();
         // A client that computes on the companion's processor delays no client.
         let starves = on
-            && placement.companion.waited().is_some_and(|waited| starvation.look(now, waited))
+            && placement.companion.standing().is_some_and(|standing| starvation.look(now, standing))
             && (has_request() || self.owes_a_reply());
         let remedy = starvation.remedy(starves);
         let on = match remedy {

@@ -240,3 +240,39 @@ fn the_companion_and_the_others_receive_in_turn() {
     assert!(thread.join().unwrap());
     assert_eq!(pool.state.lock().receivers, 1);
 }
+
+/// On an idle mount the companion sleeps in the kernel and holds the turn. Where programs begin to
+/// compute meanwhile, it would get no time to receive the next request.
+#[test]
+fn the_companion_of_an_idle_mount_loses_its_turn() {
+    let pool = Arc::new(WorkerPool::new(2..=2, 1, Some(Placement::new(PlacementMode::On))));
+    let companion = pool.companion().unwrap();
+    let (first, _told) = takes_turn(&pool, 0);
+    assert!(first.join().unwrap());
+    let (thread, _told) = takes_turn(&pool, companion);
+    while pool.state.lock().companion_away {
+        std::thread::yield_now();
+    }
+    pool.set_companion(&pool.state.lock(), true);
+    assert!(pool.hand_over(0) && thread.join().unwrap());
+    let watcher = {
+        let pool = pool.clone();
+        spawn_named("watcher", move || pool.watch(&|| false, &|_| Ok(()))).unwrap()
+    };
+    pool.begin(companion);
+    pool.end(companion);
+    kedge_base::pause(4 * TICK * IDLE_TICKS);
+    assert!(pool.holds_turn(companion), "no other worker could take it");
+    let (other, _told) = takes_turn(&pool, 1);
+    assert!(other.join().unwrap() && !pool.holds_turn(companion));
+    while pool.watched.load(SeqCst) {
+        std::thread::yield_now();
+    }
+    // It may receive once more.
+    pool.begin(companion);
+    assert!(pool.companion_serves() && pool.watched.load(SeqCst));
+    pool.end(companion);
+    assert!(!pool.companion_serves());
+    pool.close();
+    watcher.join().unwrap();
+}

@@ -420,7 +420,8 @@ impl<O: Ops> Work<'_, O> {
                 Received::Nothing => {
                     report_wait(self.pool, &self.wait, self.clock, false);
                     in_a_row = 0;
-                    if self.pool.leave_if_spare(self.worker) {
+                    // The watcher takes the turn of a companion that sleeps.
+                    if !self.pool.holds_turn(self.worker) || self.pool.leave_if_spare(self.worker) {
                         return Ok(true);
                     }
                     self.pause(&mut paused)?;
