@@ -59,6 +59,7 @@ const OFFER_MAX: u64 = 4096;
 const REQUEST_WAIT: Duration = Duration::from_secs(5);
 const OFFER_WAIT: Duration = Duration::from_secs(10);
 const OFFER_PAUSE: Duration = Duration::from_millis(5);
+const NOTED_PAUSE: Duration = Duration::from_millis(1);
 /// For the old server, which first makes everything durable.
 const LEAVE_WAIT: Duration = Duration::from_secs(60);
 /// For the new server, and for the old one again if that does not serve.
@@ -274,8 +275,9 @@ impl Handovers {
         let geometry = Image::open(image)?.superblock()?.geometry;
         offer.check(&Offer::own(), &geometry)?;
         let to = program.version.clone();
+        let before = (area.handovers(), area.deaths().deaths);
         let from = self.replace(program)?;
-        let pause = area.last_handover();
+        let pause = noted_pause(area, before)?;
         tracing::info!(pause_ms = pause.as_millis() as u64, "{} serves now", request.program.display());
         Ok(Done { from, to, pause })
     }
@@ -333,6 +335,23 @@ impl Handovers {
         self.state.lock().outcome = Some(Err(format!("{why}; the old program serves again")));
         self.changed.notify_all();
     }
+}
+
+/// The new server says that it serves, and then makes again what it has to, and notes the pause.
+/// `before`: the numbers of handovers and of deaths before.
+fn noted_pause(area: &Area, before: (u64, u64)) -> Result<Duration> {
+    let clock = SystemClock::default();
+    let begun = clock.monotonic();
+    while area.handovers() == before.0 {
+        ensure!(
+            area.deaths().deaths == before.1,
+            "a server died while the mount was taken over; another one of the new program takes its place"
+        );
+        let late = clock.since(begun) > SERVE_WAIT;
+        ensure!(!late, "the new server did not note its pause within {} seconds", SERVE_WAIT.as_secs());
+        clock.sleep(NOTED_PAUSE);
+    }
+    Ok(area.last_handover())
 }
 
 /// Returns when the server has ended.

@@ -95,7 +95,9 @@ fn a_handover_is_short() {
     let program = place.path("other");
     copy_program(&program);
     for _ in 0..HANDOVERS {
-        upgrade(&place, &program, &["mnt"]);
+        let said = upgrade(&place, &program, &["mnt"]);
+        let pause = keeper(&place)["handover_last_ms"].as_u64().unwrap();
+        assert!(said.contains(&format!("waited for {pause} ms")), "{said}");
     }
     ended.store(true, SeqCst);
     println!("calls by milliseconds: {:?}, keeper: {}", waits.join().unwrap(), keeper(&place));

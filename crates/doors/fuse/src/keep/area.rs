@@ -190,7 +190,13 @@ impl Area {
         Duration::from_nanos(head.handover_last_ns)
     }
 
-    pub(crate) fn deaths(&self) -> Deaths {
+    /// Handovers whose next server serves.
+    pub fn handovers(&self) -> u64 {
+        let head: Head = self.read(0);
+        head.handovers
+    }
+
+    pub fn deaths(&self) -> Deaths {
         self.read(DEATHS_AT)
     }
 }

@@ -239,9 +239,10 @@ fn note_pause(area: &Area, deaths: &Deaths, redone: u64, life: &Life) -> Value {
         head.handover_last_ns = pause;
         head.handover_max_ns = head.handover_max_ns.max(pause);
         area.put(at!(handover_pauses), head.handover_pauses.as_bytes());
-        area.store(at!(handovers), head.handovers);
         area.store(at!(handover_last_ns), head.handover_last_ns);
         area.store(at!(handover_max_ns), head.handover_max_ns);
+        // The keeper waits for this one, and then reads the others.
+        area.store(at!(handovers), head.handovers);
         tracing::info!(pause_ms = pause / 1_000_000, redone, "another server goes on after a handover");
     } else if life.is_second() && deaths.deaths > 0 {
         let pause = now_ns().saturating_sub(deaths.at_ns);
