@@ -16,7 +16,7 @@ mod upgrade;
 use common::keeper::{Killer, keeper, kill_server, server};
 use common::seeks::{Seeks, is_gone, stop_in_a_seek};
 use common::{Place, needs_fuse, until};
-use kedge_base::{HANG, spawn_named};
+use kedge_base::{Clock, HANG, SystemClock, spawn_named};
 use kedge_sim::rig::{seed_from_env, within};
 use program::{Program, difference};
 use rand::rngs::SmallRng;
@@ -222,6 +222,50 @@ fn a_handover_beside_seeks_is_not_noticed() {
         place.run("upgrade-server mnt").ok();
     }
     println!("{} seeks, keeper: {}", seeks.stop(), keeper(&place));
+    place.unmount_and_check("disk.kedge");
+}
+
+/// Programs compute on all processors, so a thread of SCHED_IDLE gets one after seconds. Neither the
+/// end of a server nor the next one waits for that.
+#[test]
+fn the_companion_delays_no_server_on_a_busy_machine() {
+    const DEATHS: usize = 9;
+    const WAIT_MAX: Duration = Duration::from_millis(1500);
+    needs_fuse!(root: "only root may give a thread the ordinary policy again");
+    let place = Place::after("mount --create 128M -o keeper,placement=on disk.kedge mnt");
+    let stats = place.run("stats mnt --json").ok();
+    assert!(stats.contains("\"companion\""), "there is a placement");
+    let ended = Arc::new(AtomicBool::new(false));
+    let processors = std::thread::available_parallelism().unwrap().get();
+    let busy: Vec<_> = (0..4 * processors)
+        .map(|_| {
+            let ended = ended.clone();
+            let spin = move || {
+                while !ended.load(SeqCst) {
+                    std::hint::spin_loop();
+                }
+            };
+            spawn_named("busy", spin).unwrap()
+        })
+        .collect();
+    let clock = SystemClock::default();
+    let mut waits: Vec<_> = (0..DEATHS)
+        .map(|n| {
+            fs::write(place.path(&format!("mnt/{n}")), "before").unwrap();
+            std::thread::sleep(Duration::from_millis(300));
+            let server = server(&place);
+            let begun = clock.monotonic();
+            kill_process(server, Signal::KILL).unwrap();
+            until("the server is gone", || is_gone(server));
+            fs::write(place.path(&format!("mnt/{n}")), "after").unwrap();
+            clock.since(begun)
+        })
+        .collect();
+    ended.store(true, SeqCst);
+    busy.into_iter().for_each(|thread| thread.join().unwrap());
+    waits.sort();
+    println!("{waits:?}, keeper: {}", keeper(&place));
+    assert!(waits[DEATHS / 2] < WAIT_MAX, "{waits:?}");
     place.unmount_and_check("disk.kedge");
 }
 
