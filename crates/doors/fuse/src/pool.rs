@@ -19,10 +19,10 @@
 //!   [`crate::placement`].
 //!
 //! # A companion without a processor
-//! The companion has the policy `SCHED_IDLE`, and may get no time for seconds where programs compute
-//! on all processors. It may hold the lock of the pool then, also because it got it as the one that
-//! had slept for it longest. So the watcher waits for that lock no longer than a tick, and sleeps
-//! with another one. On an idle mount another worker receives, because the watcher sleeps.
+//! The companion has the policy `SCHED_IDLE`, and may get no time for seconds where programs
+//! compute on all processors. It may hold the lock of the pool then, also because it got it as the
+//! one that had slept for it longest. So the watcher waits for that lock no longer than a tick, and
+//! sleeps with another one. On an idle mount another worker receives, because the watcher sleeps.
 //!
 //! # When there is no request
 //! The last receiver polls for a short time before it sleeps in the kernel ([`AdaptivePoll`]): a

@@ -225,8 +225,8 @@ fn a_handover_beside_seeks_is_not_noticed() {
     place.unmount_and_check("disk.kedge");
 }
 
-/// Programs compute on all processors, so a thread of SCHED_IDLE gets one after seconds. Neither the
-/// end of a server nor the next one waits for that.
+/// Programs compute on all processors, so a thread of SCHED_IDLE gets one after seconds. Neither
+/// the end of a server nor the next one waits for that.
 #[test]
 fn the_companion_delays_no_server_on_a_busy_machine() {
     const DEATHS: usize = 9;
