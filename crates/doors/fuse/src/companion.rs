@@ -2,13 +2,16 @@
 
 use crate::sys;
 use kedge_base::{Counter, spawn_named};
-use rustix::process::Pid;
+use rustix::process::{Pid, getpriority_process, setpriority_process};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicI32};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::time::Duration;
+
+/// The nice value of the lowest priority.
+const NICE_MAX: i32 = 19;
 
 /// The companion's thread, as the watcher and the statistics see it.
 #[derive(Debug, Default)]
@@ -114,13 +117,20 @@ fn numbers<const N: usize>(text: &str) -> Option<[u64; N]> {
 }
 
 /// Whether this process may give a thread that has been the companion the ordinary policy again.
+///
+/// The kernel asks for the same right when a thread lowers its nice value to the one it had. A
+/// thread that left `SCHED_IDLE` to try it might wait for a processor meanwhile.
 pub(crate) fn may_release() -> bool {
-    let both = || {
-        let tid = rustix::thread::gettid();
-        sys::set_policy(tid, libc::SCHED_IDLE).and_then(|()| sys::set_policy(tid, libc::SCHED_OTHER))
+    let lower = || -> rustix::io::Result<bool> {
+        let own = Some(rustix::thread::gettid());
+        let nice = getpriority_process(own)?;
+        setpriority_process(own, nice + 1)?;
+        setpriority_process(own, nice)?;
+        // The kernel knows no higher value, so nothing was lowered.
+        Ok(nice < NICE_MAX)
     };
-    let tried = spawn_named("kedge-fuse-try", both).map(std::thread::JoinHandle::join);
-    matches!(tried, Ok(Ok(Ok(()))))
+    let tried = spawn_named("kedge-fuse-try", lower).map(std::thread::JoinHandle::join);
+    matches!(tried, Ok(Ok(Ok(true))))
 }
 
 /// The processors on which this process may run: the set of its first thread, which nothing here

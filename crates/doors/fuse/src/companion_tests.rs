@@ -150,3 +150,14 @@ fn short_sleeps_lead_it_to_the_other_of_two_processors() {
         assert!((5..25).contains(&moves), "{moves} changes in one second");
     });
 }
+
+/// The right is what CAP_SYS_NICE gives: the thread that tries it is not the one that needs it.
+#[test]
+fn the_right_to_release_the_companion_is_found_without_using_it() {
+    in_a_thread(|_| {
+        let may = may_release();
+        let tid = rustix::thread::gettid();
+        sys::set_policy(tid, libc::SCHED_IDLE).unwrap();
+        assert_eq!(sys::set_policy(tid, libc::SCHED_OTHER).is_ok(), may);
+    });
+}
