@@ -318,6 +318,190 @@ class Tdb:
         found = self.db.get(b"key%04d" % n)
         return found and found.decode()
 
+class Lmdb:
+    package = "lmdb"
+
+    def __init__(self, **options):
+        import lmdb
+
+        self.env = lmdb.open("zoo", map_size=1 << 22, **options)
+
+    def put(self, n):
+        with self.env.begin(write=True) as transaction:
+            transaction.put(b"key%04d" % n, value(n).encode())
+
+    def get(self, n):
+        with self.env.begin() as transaction:
+            found = transaction.get(b"key%04d" % n)
+        return found and bytes(found).decode()
+
+
+class Mdbx:
+    package = "libmdbx"
+
+    def __init__(self):
+        import mdbx
+
+        os.makedirs("zoo", exist_ok=True)
+        size = mdbx.Geometry(size_lower=1 << 20, size_now=1 << 20, size_upper=4 << 20)
+        flags = mdbx.MDBXEnvFlags.MDBX_SYNC_DURABLE | mdbx.MDBXEnvFlags.MDBX_LIFORECLAIM
+        self.env = mdbx.Env("zoo", flags=flags, geometry=size)
+
+    def put(self, n):
+        with self.env.rw_transaction() as transaction:
+            with transaction.open_map() as table:
+                table.put(transaction, b"key%04d" % n, value(n).encode())
+            transaction.commit()
+
+    def get(self, n):
+        found = self.env.get(b"key%04d" % n)
+        return found and found.decode()
+
+
+class Turso:
+    package = "pyturso"
+
+    def __init__(self):
+        import turso
+
+        self.db = turso.connect("zoo.db")
+        self.db.execute("create table if not exists t (n integer primary key, v text)")
+        self.db.commit()
+
+    def put(self, n):
+        self.db.execute("insert into t values (?, ?)", (n, value(n)))
+        self.db.commit()
+
+    def get(self, n):
+        found = self.db.execute("select v from t where n = ?", (n,)).fetchone()
+        return found and found[0]
+
+
+class Ladybug:
+    package = "ladybug"
+
+    def __init__(self):
+        import ladybug
+
+        self.db = ladybug.Connection(ladybug.Database("zoo.lbug", buffer_pool_size=64 << 20))
+        self.db.execute("create node table if not exists t (n int64 primary key, v string)")
+
+    def put(self, n):
+        self.db.execute("create (:t {n: $n, v: $v})", {"n": n, "v": value(n)})
+
+    def get(self, n):
+        found = self.db.execute("match (t:t) where t.n = $n return t.v", {"n": n})
+        return found.get_next()[0] if found.has_next() else None
+
+
+class LibGit:
+    """Each value is a commit of its own on one branch."""
+
+    package = "pygit2"
+
+    def __init__(self):
+        import pygit2
+
+        pygit2.settings.enable_fsync_gitdir(True)
+        if not os.path.exists("zoo.git/HEAD"):
+            pygit2.init_repository("zoo.git", bare=True)
+        self.git = pygit2
+        self.repo = pygit2.Repository("zoo.git")
+
+    def put(self, n):
+        blob = self.repo.create_blob(value(n).encode())
+        branch = "refs/heads/zoo"
+        old = self.repo.references.get(branch)
+        tree = self.repo.TreeBuilder(self.repo.get(old.target).tree) if old else self.repo.TreeBuilder()
+        tree.insert(f"key{n:04}", blob, self.git.GIT_FILEMODE_BLOB)
+        by = self.git.Signature("zoo", "zoo@example.org", 1700000000 + n, 0)
+        self.repo.create_commit(branch, by, by, f"commit {n}", tree.write(), [old.target] if old else [])
+
+    def get(self, n):
+        branch = self.repo.references.get("refs/heads/zoo")
+        tree = branch and self.repo.get(branch.target).tree
+        return self.repo.get(tree[f"key{n:04}"].id).data.decode() if tree and f"key{n:04}" in tree else None
+
+
+class Dulwich:
+    package = "dulwich"
+
+    def __init__(self):
+        from dulwich import porcelain, repo
+
+        if not os.path.exists("zoo/.git/HEAD"):
+            os.makedirs("zoo", exist_ok=True)
+            porcelain.init("zoo")
+        self.porcelain = porcelain
+        self.repo = repo.Repo("zoo")
+
+    def put(self, n):
+        with open(f"zoo/key{n:04}", "w") as file:
+            file.write(value(n))
+        self.porcelain.add("zoo", [os.path.abspath(f"zoo/key{n:04}")])
+        by = b"zoo <zoo@example.org>"
+        self.porcelain.commit("zoo", message=b"commit %d" % n, author=by, committer=by)
+
+    def get(self, n):
+        try:
+            tree = self.repo[self.repo[b"HEAD"].tree]
+        except KeyError:
+            return None
+        name = b"key%04d" % n
+        return self.repo[tree[name][1]].data.decode() if name in tree else None
+
+
+class AtomicWrites:
+    """One file, replaced each time."""
+
+    package = "atomicwrites"
+
+    def __init__(self):
+        import atomicwrites
+
+        self.write = atomicwrites.atomic_write
+        self.all = []
+        if os.path.exists("zoo"):
+            with open("zoo") as file:
+                self.all = file.read().splitlines()
+
+    def put(self, n):
+        self.all.append(value(n))
+        with self.write("zoo", overwrite=True) as file:
+            file.write("\n".join(self.all))
+
+    def get(self, n):
+        return self.all[n] if n < len(self.all) else None
+
+
+class Maildir:
+    """Of Python's library."""
+
+    package = None
+
+    def __init__(self):
+        import mailbox
+
+        self.box = mailbox.Maildir("box")
+        self.found = None
+
+    def put(self, n):
+        self.box.add(f"Subject: {n}\n\n{value(n)}\n")
+        self.box.flush()
+
+    def get(self, n):
+        if self.found is None:
+            self.found = {mail["subject"]: mail.get_payload().strip() for mail in self.box}
+        return self.found.get(str(n))
+
+
+class Mbox(Maildir):
+    def __init__(self):
+        import mailbox
+
+        self.box = mailbox.mbox("mbox")
+        self.found = None
+
 
 STORES = {
     "diskcache": lambda: DiskCache(sqlite_synchronous=2),
@@ -337,6 +521,15 @@ STORES = {
     "unqlite": UnQlite,
     "berkeleydb": BerkeleyDb,
     "tdb": Tdb,
+    "lmdb-writemap": lambda: Lmdb(writemap=True),
+    "mdbx": Mdbx,
+    "turso": Turso,
+    "ladybug": Ladybug,
+    "libgit2": LibGit,
+    "dulwich": Dulwich,
+    "atomicwrites": AtomicWrites,
+    "maildir": Maildir,
+    "mbox": Mbox,
 }
 
 

@@ -55,6 +55,9 @@ pub struct Description {
     needs: Vec<Requirement>,
     #[serde(default = "usual_models")]
     models: Vec<String>,
+    /// Stores through shared mappings are recorded before the next call.
+    #[serde(default)]
+    mappings: bool,
     states: Option<u32>,
     /// States of the device for each try of the replay: more where the check is quick and the
     /// moment is short.
@@ -141,7 +144,7 @@ impl Quarry {
             program: "sh",
             prepare: root.join(&prepare).is_file().then(|| keep(prepare)),
             run: Box::leak(run.into_boxed_slice()),
-            mappings: false,
+            mappings: about.mappings,
             check: keep(check),
             show: "",
             expect: &[],

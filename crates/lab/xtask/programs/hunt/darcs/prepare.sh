@@ -1,0 +1,1 @@
+HOME="$PROGRAM_TEMP" darcs init --quiet --repodir "$PROGRAM_FROM" 

@@ -1,0 +1,1 @@
+chmod 700 "$PROGRAM_FROM"

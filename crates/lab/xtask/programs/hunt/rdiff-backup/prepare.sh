@@ -1,0 +1,1 @@
+mkdir -p "$PROGRAM_TEMP/data" "$PROGRAM_FROM/backup"
