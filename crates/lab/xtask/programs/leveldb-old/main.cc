@@ -1,18 +1,24 @@
 // Puts keys with sync, each promised when Put has returned, or checks that they are there.
-// Arguments: run DIR COUNT, check DIR.
+// Arguments: run DIR COUNT [BYTES], check DIR COUNT [BYTES]. With BYTES, corruption is reported and
+// not passed over.
 #include <cstdio>
 #include <cstdlib>
 #include <string>
 #include "leveldb/db.h"
 
 static std::string key(int n) { return "key" + std::to_string(n); }
-static std::string value(int n) { return std::string(900, 'a' + n); }
+static size_t bytes = 900;
+static std::string value(int n) { return std::string(bytes, 'a' + n); }
 
 int main(int argc, char** argv) {
   if (argc < 3) return 2;
   leveldb::DB* db;
   leveldb::Options options;
   options.create_if_missing = true;
+  if (argc > 4 && *argv[4]) {
+    bytes = atoi(argv[4]);
+    options.paranoid_checks = true;
+  }
   leveldb::Status status = leveldb::DB::Open(options, argv[2], &db);
   if (!status.ok()) {
     printf("does not open: %s\n", status.ToString().c_str());

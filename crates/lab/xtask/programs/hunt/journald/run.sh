@@ -13,6 +13,8 @@ until test -S /run/systemd/journal/stdout; do sleep 0.1; kill -0 $server || { ca
 journalctl --flush > "$PROGRAM_TEMP/flush" 2>&1
 for n in 1 2 3; do
     echo "message $n $(head -c 2000 /dev/zero | tr '\0' $n)" | systemd-cat -t zoo || exit 1
+    # The daemon has read the message, and has it in its journal.
+    until journalctl -q -t zoo -o cat 2> "$PROGRAM_TEMP/err" | grep -q "^message $n "; do sleep 0.05; done
     journalctl --sync || exit 1
     echo "ack $n"
 done

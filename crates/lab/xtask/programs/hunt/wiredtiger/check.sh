@@ -1,0 +1,2 @@
+# The store opens and has each promised key.
+exec wiredtiger-store check

@@ -1,0 +1,53 @@
+"""WiredTiger with a log that each commit syncs. Arguments: run COUNT, check, version."""
+import os
+import sys
+
+import wiredtiger
+
+SETTINGS = "create,log=(enabled=true,file_max=100K,prealloc=false),transaction_sync=(enabled=true,method=fsync)"
+
+
+def value(n):
+    return f"value{n}." * 300
+
+
+def open_in(home):
+    os.makedirs(home, exist_ok=True)
+    session = wiredtiger.wiredtiger_open(home, SETTINGS).open_session()
+    session.create("table:zoo", "key_format=i,value_format=S")
+    return session, session.open_cursor("table:zoo")
+
+
+def run(home, count):
+    session, cursor = open_in(home)
+    for n in range(count):
+        session.begin_transaction()
+        cursor[n] = value(n)
+        session.commit_transaction()
+        print("ack", n, flush=True)
+    # Without a close: power fails while a program runs.
+    os._exit(0)
+
+
+def check(home):
+    try:
+        session, cursor = open_in(home)
+    except wiredtiger.WiredTigerError as error:
+        print("does not open:", error)
+        os._exit(1)
+    for n in range(int(os.environ["KEDGE_ACKED_COUNT"])):
+        cursor.set_key(n)
+        if cursor.search() != 0 or cursor.get_value() != value(n):
+            print(f"key {n} was promised and is not there")
+            os._exit(1)
+    os._exit(0)
+
+
+task = sys.argv[1]
+if task == "version":
+    print(wiredtiger.WIREDTIGER_VERSION_STRING.split()[1].rstrip(":"))
+elif task == "check":
+    check("zoo")
+else:
+    os.chdir(os.environ["KEDGE_DIR"])
+    run("zoo", int(sys.argv[2]))
