@@ -1,10 +1,15 @@
-"""WiredTiger with a log that each commit syncs. Arguments: run COUNT, check, version."""
+"""WiredTiger with a log that each commit syncs. Arguments: run COUNT, check, version; backup
+DIR: a backup of a database with three keys is put there; open: the backup is opened for the first
+time; check-backup: it has its keys."""
 import os
+import shutil
 import sys
 
 import wiredtiger
 
 SETTINGS = "create,log=(enabled=true,file_max=100K,prealloc=false),transaction_sync=(enabled=true,method=fsync)"
+
+BACKED_UP = 3
 
 
 def value(n):
@@ -29,13 +34,13 @@ def run(home, count):
     os._exit(0)
 
 
-def check(home):
+def check(home, count):
     try:
         session, cursor = open_in(home)
     except wiredtiger.WiredTigerError as error:
         print("does not open:", error)
         os._exit(1)
-    for n in range(int(os.environ["KEDGE_ACKED_COUNT"])):
+    for n in range(count):
         cursor.set_key(n)
         if cursor.search() != 0 or cursor.get_value() != value(n):
             print(f"key {n} was promised and is not there")
@@ -43,11 +48,34 @@ def check(home):
     os._exit(0)
 
 
+def backup(to):
+    session, cursor = open_in("original")
+    for n in range(BACKED_UP):
+        session.begin_transaction()
+        cursor[n] = value(n)
+        session.commit_transaction()
+    session.checkpoint()
+    os.makedirs(to)
+    names = session.open_cursor("backup:")
+    while names.next() == 0:
+        shutil.copy(f"original/{names.get_key()}", to)
+
+
+def open_backup(home):
+    open_in(home)
+    print("ack opened", flush=True)
+    os._exit(0)
+
+
 task = sys.argv[1]
 if task == "version":
     print(wiredtiger.WIREDTIGER_VERSION_STRING.split()[1].rstrip(":"))
 elif task == "check":
-    check("zoo")
+    check("zoo", int(os.environ["KEDGE_ACKED_COUNT"]))
+elif task == "check-backup":
+    check("zoo", BACKED_UP)
+elif task == "backup":
+    backup(sys.argv[2])
 else:
     os.chdir(os.environ["KEDGE_DIR"])
-    run("zoo", int(sys.argv[2]))
+    run("zoo", int(sys.argv[2])) if task == "run" else open_backup("zoo")

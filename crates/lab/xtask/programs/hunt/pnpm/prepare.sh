@@ -1,0 +1,1 @@
+exec sh "$PROGRAMS/npm-prepare.sh"

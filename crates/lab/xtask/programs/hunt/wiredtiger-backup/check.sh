@@ -1,0 +1,2 @@
+# It has its keys, which were there before.
+exec wiredtiger-old check-backup

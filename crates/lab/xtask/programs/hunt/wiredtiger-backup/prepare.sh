@@ -1,0 +1,2 @@
+# A backup of a database.
+cd "$PROGRAM_TEMP" && exec wiredtiger-old backup "$PROGRAM_FROM/zoo"

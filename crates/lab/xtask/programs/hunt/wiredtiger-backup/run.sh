@@ -1,0 +1,2 @@
+# The backup is opened for the first time.
+exec wiredtiger-old open
