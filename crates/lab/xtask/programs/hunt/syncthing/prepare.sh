@@ -2,7 +2,6 @@
 set -e
 cd "$PROGRAM_TEMP"
 mkdir -p far/.stfolder "$PROGRAM_FROM/near/.stfolder"
-head -c 9000 /dev/zero | tr '\0' o > "$PROGRAM_FROM/near/file1"; cp -a "$PROGRAM_FROM/near/file1" far/
 for side in far near; do syncthing generate --home="$side.home" --no-default-folder > "$side.log" 2>&1; done
 far=$(syncthing --device-id --home=far.home) near=$(syncthing --device-id --home=near.home)
 for side in far near; do
@@ -10,7 +9,7 @@ for side in far near; do
     cat > $side.home/config.xml <<END
 <configuration version="36">
   <folder id="zoo" path="$path" type="$kind" rescanIntervalS="3600" fsWatcherEnabled="false">
-    <device id="$far"/><device id="$near"/><minDiskFree unit="%">0</minDiskFree>
+    <device id="$far"/><device id="$near"/><minDiskFree unit="%">0</minDiskFree><maxConflicts>10</maxConflicts>
   </folder>
   <device id="$far" name="far"><address>tcp://127.0.0.1:22041</address></device>
   <device id="$near" name="near"><address>tcp://127.0.0.1:22042</address></device>

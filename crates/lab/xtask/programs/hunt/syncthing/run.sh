@@ -1,4 +1,5 @@
-# Files are sent, each promised when the receiver reports that it lacks nothing and has that many files.
+# A file is sent and then changed twice, each time promised when the receiver reports that it has that
+# size and is idle.
 cd "$PROGRAM_TEMP"
 rm -rf run; mkdir run; cp -r far.home near.home run/
 sed -i "s#@NEAR@#$KEDGE_DIR/near#" run/near.home/config.xml
@@ -11,10 +12,10 @@ for side in far near; do
 done
 for port in 23041 23042; do until ask "http://127.0.0.1:$port/rest/system/ping" | grep -q pong; do sleep 0.2; done; done
 for n in 1 2 3; do
-    head -c 9001 /dev/zero | tr '\0' $n > far/file$n
+    head -c $((9000 + n)) /dev/zero | tr '\0' $n > far/file
     ask -X POST "http://127.0.0.1:23041/rest/db/scan?folder=zoo"
     tries=0
-    until ask "http://127.0.0.1:23042/rest/db/file?folder=zoo&file=file$n" | tr -d ' \n' | grep -q '"local":{[^}]*"size":9001'; do
+    until ask "http://127.0.0.1:23042/rest/db/file?folder=zoo&file=file" | tr -d ' \n' | grep -q '"local":{[^}]*"size":'$((9000 + n)); do
         sleep 0.2; tries=$((tries + 1))
         test $tries -lt 200 || { tail -2 run/near.log; stop; exit 1; }
     done
@@ -22,5 +23,5 @@ for n in 1 2 3; do
     echo "ack $n"
 done
 stop; wait $far $near 2> /dev/null
-head -c 9000 /dev/zero | tr '\0' o > far/file1; rm -f far/file2 far/file3
+rm -f far/file
 exit 0
