@@ -13,5 +13,4 @@ build() { # the package's version, LevelDB's version, the program
             ../../../../../main.cc $sources -o "$BIN/$3" -lpthread)
 }
 build 0.8.0 1.11.0 leveldb-old
-build 0.10.2 1.14.0 leveldb-1.14
 build 1.0.7 1.17.0 leveldb-1.17
