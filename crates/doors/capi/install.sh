@@ -1,6 +1,7 @@
 #!/bin/sh
 # Builds the C library and installs it: install.sh PREFIX, such as /usr/local or ~/.local.
 # DESTDIR, if set, is the root of a package: files go below it, and name PREFIX.
+# KEDGEFS_PROFILE names a profile of cargo other than `release`, for tests.
 set -eu
 
 if [ $# -ne 1 ]; then
@@ -15,10 +16,15 @@ here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../../.." && pwd)
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' "$root/Cargo.toml" | head -n 1)
 abi=$(sed -n 's/^#define KEDGEFS_ABI //p' "$here/include/kedgefs.h")
-built=${CARGO_TARGET_DIR:-$root/target}/release
+profile=${KEDGEFS_PROFILE:-release}
+case $profile in
+  dev) folder=debug ;;
+  *) folder=$profile ;;
+esac
+built=${CARGO_TARGET_DIR:-$root/target}/$folder
 to=${DESTDIR:-}$prefix
 
-(cd "$root" && cargo build --release -p kedgefs-capi)
+(cd "$root" && cargo build --profile "$profile" -p kedgefs-capi)
 
 mkdir -p "$to/include" "$to/lib/pkgconfig"
 # A library that a program uses at this moment keeps its own file.

@@ -1,23 +1,24 @@
-//! A Debian package: `kedge install-helpers` lays out the files, and cargo-deb packs them as
-//! specified by the table `package.metadata.deb` of crates/doors/cli.
+//! Debian packages: of the program, whose files `kedge install-helpers` lays out, and of the
+//! libraries. cargo-deb packs them as specified by the tables `package.metadata.deb`.
 
 use crate::tools;
 use anyhow::{Context, Result, bail};
-use cargo_metadata::MetadataCommand;
+use cargo_metadata::{Metadata, MetadataCommand};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The directory for the files, below the workspace; the table names it.
 const STAGE: &str = "target/deb/root";
+/// The same for the libraries.
+const LIBRARY_STAGE: &str = "target/deb/libraries";
+/// The name of the package of the program.
+const PACKAGE: &str = "kedgefs";
 
 /// Builds the package and returns its path. The profile `dev` is for tests.
 pub fn make(profile: &str) -> Result<PathBuf> {
     let metadata = MetadataCommand::new().no_deps().exec()?;
     let root = metadata.workspace_root.as_std_path();
-    let built = metadata.target_directory.as_std_path().join(match profile {
-        "dev" => "debug",
-        other => other,
-    });
+    let built = built_in(&metadata, profile);
     tools::cargo(&["build", "--locked", "--profile", profile, "-p", "kedge"])?;
     let stage = root.join(STAGE);
     if stage.exists() {
@@ -26,9 +27,54 @@ pub fn make(profile: &str) -> Result<PathBuf> {
     let mut install = Command::new(built.join("kedge"));
     install.args(["install-helpers", "--prefix", "/usr", "--sbin", "/usr/sbin", "--root"]).arg(&stage);
     tools::run(&mut install)?;
-    let package = root.join("target/deb/kedge.deb");
+    strip(&stage.join("usr/bin/kedge"), "--strip-all")?;
+    pack(root, PACKAGE, &["-p", "kedge"])
+}
+
+fn built_in(metadata: &Metadata, profile: &str) -> PathBuf {
+    metadata.target_directory.as_std_path().join(match profile {
+        "dev" => "debug",
+        other => other,
+    })
+}
+
+/// Builds the packages of the libraries, and returns their paths.
+pub fn make_libraries(profile: &str) -> Result<Vec<PathBuf>> {
+    let metadata = MetadataCommand::new().no_deps().exec()?;
+    let root = metadata.workspace_root.as_std_path();
+    let stage = root.join(LIBRARY_STAGE);
+    if stage.exists() {
+        std::fs::remove_dir_all(&stage).with_context(|| format!("empty {}", stage.display()))?;
+    }
+    let mut install = Command::new(root.join("crates/doors/capi/install.sh"));
+    tools::run(install.arg("/usr").env("DESTDIR", &stage).env("KEDGEFS_PROFILE", profile))?;
+    tools::cargo(&["build", "--locked", "--profile", profile, "-p", "kedgefs-sqlite"])?;
+    let extension = "libkedgefs_sqlite.so";
+    let (built, lib) = (built_in(&metadata, profile), stage.join("usr/lib"));
+    std::fs::copy(built.join(extension), lib.join(extension)).context("copy the extension of SQLite")?;
+    let shared = format!("libkedgefs.so.{}", crate::dist::version(&metadata)?);
+    for (library, how) in
+        [(&*shared, "--strip-unneeded"), (extension, "--strip-unneeded"), ("libkedgefs.a", "--strip-debug")]
+    {
+        strip(&lib.join(library), how)?;
+    }
+    Ok(vec![
+        pack(root, "libkedgefs0", &["-p", "kedgefs-capi"])?,
+        pack(root, "libkedgefs-dev", &["-p", "kedgefs-capi", "--variant", "dev"])?,
+        pack(root, "kedgefs-sqlite", &["-p", "kedgefs-sqlite"])?,
+    ])
+}
+
+/// The debug information is larger than the program.
+fn strip(file: &Path, how: &str) -> Result<()> {
+    tools::run(Command::new("strip").arg(how).arg(file))
+}
+
+fn pack(root: &Path, name: &str, what: &[&str]) -> Result<PathBuf> {
+    let package = root.join(format!("target/deb/{name}.deb"));
     let out = package.to_str().context("the path of the workspace is not text")?;
-    tools::run(&mut tools::cargo_deb(&["--no-build", "--locked", "-p", "kedge", "--output", out])?)?;
+    let args = [&["--no-build", "--no-strip", "--locked", "--output", out], what].concat();
+    tools::run(&mut tools::cargo_deb(&args)?)?;
     println!("{}", package.display());
     Ok(package)
 }
@@ -45,9 +91,9 @@ pub fn untried() -> Option<String> {
     if !version.is_ok_and(|output| output.status.success()) {
         return Some("cargo deb is not installed (cargo install cargo-deb)".into());
     }
-    let there = Command::new("dpkg-query").args(["-W", "kedge"]).output();
+    let there = Command::new("dpkg-query").args(["-W", PACKAGE]).output();
     if there.is_ok_and(|o| o.status.success()) {
-        return Some("a package kedge is installed, which the test would remove".into());
+        return Some("a package kedgefs is installed, which the test would remove".into());
     }
     None
 }
@@ -82,8 +128,8 @@ pub fn test() -> Result<()> {
     if tried.is_err() && mounted.exists() {
         let _ = tools::run(Command::new("umount").arg("-l").arg(&mounted));
     }
-    let listed = Command::new("dpkg").args(["-L", "kedge"]).output().context("list the package's files")?;
-    tools::run(Command::new("dpkg").args(["-r", "kedge"]))?;
+    let listed = Command::new("dpkg").args(["-L", PACKAGE]).output().context("list the package's files")?;
+    tools::run(Command::new("dpkg").args(["-r", PACKAGE]))?;
     tried?;
     let files = String::from_utf8_lossy(&listed.stdout).into_owned();
     let left: Vec<&str> = files.lines().filter(|f| is_left(Path::new(f))).collect();

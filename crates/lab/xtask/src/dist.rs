@@ -1,5 +1,5 @@
 //! Static programs for machines without a toolchain: an archive for each architecture, a list of
-//! what is compiled into them, and checksums.
+//! what is compiled into them, checksums, and a formula of Homebrew that installs them.
 
 use crate::tools;
 use anyhow::{Context, Result, bail};
@@ -11,25 +11,41 @@ use std::process::Command;
 
 pub const TARGETS: [&str; 2] = ["x86_64-unknown-linux-musl", "aarch64-unknown-linux-musl"];
 const PACKAGE: &str = "kedge";
+/// The name that every package has, whichever program or library is in it.
+pub const NAME: &str = "kedgefs";
+const FORMULA: &str = "crates/doors/cli/packaging/kedgefs.rb.in";
 const SUMS: &str = "SHA256SUMS";
 
-/// Makes the archives in `target/dist`, and returns that folder.
-pub fn make(targets: &[String]) -> Result<PathBuf> {
+/// The folder of the archives.
+pub fn folder(metadata: &Metadata) -> PathBuf {
+    metadata.target_directory.as_std_path().join("dist")
+}
+
+pub fn version(metadata: &Metadata) -> Result<String> {
+    let of = |package: &&Package| package.name.as_str() == PACKAGE;
+    Ok(metadata.packages.iter().find(of).context("no package kedge")?.version.to_string())
+}
+
+/// The name of an archive without its suffix, which is also that of the directory in it.
+pub fn archive_name(metadata: &Metadata, target: &str) -> Result<String> {
+    Ok(format!("{NAME}-{}-{target}", version(metadata)?))
+}
+
+/// Makes the archives in `target/dist`, and returns that folder. `url` is where they will be had.
+pub fn make(targets: &[String], url: Option<&str>) -> Result<PathBuf> {
     let metadata = MetadataCommand::new().no_deps().exec()?;
-    let out = metadata.target_directory.as_std_path().join("dist");
+    let out = folder(&metadata);
     if out.exists() {
         std::fs::remove_dir_all(&out).with_context(|| format!("empty {}", out.display()))?;
     }
     std::fs::create_dir_all(&out).with_context(|| format!("make {}", out.display()))?;
-    let of = |package: &&Package| package.name.as_str() == PACKAGE;
-    let version = &metadata.packages.iter().find(of).context("no package kedge")?.version;
     // The helpers are text, and the same for all: the program of this machine writes them.
     tools::cargo(&["build", "--locked", "-p", PACKAGE])?;
     let native = metadata.target_directory.as_std_path().join("debug").join(PACKAGE);
     let mut files = Vec::new();
     for target in targets {
         let program = build(&metadata, target)?;
-        let name = format!("{PACKAGE}-{version}-{target}");
+        let name = archive_name(&metadata, target)?;
         let stage = out.join(&name);
         let mut install = Command::new(&native);
         install.args(["install-helpers", "--prefix", "/", "--sbin", "/sbin", "--root"]).arg(&stage);
@@ -50,16 +66,39 @@ pub fn make(targets: &[String]) -> Result<PathBuf> {
     if !sums.status.success() {
         bail!("sha256sum: {}", String::from_utf8_lossy(&sums.stderr));
     }
-    std::fs::write(out.join(SUMS), sums.stdout).context("write the checksums")?;
+    std::fs::write(out.join(SUMS), &sums.stdout).context("write the checksums")?;
+    if TARGETS.iter().all(|target| targets.iter().any(|t| t == target)) {
+        let here = format!("file://{}", out.display());
+        let formula = formula(&metadata, &String::from_utf8(sums.stdout)?, url.unwrap_or(&here))?;
+        std::fs::write(out.join(format!("{NAME}.rb")), formula).context("write the formula")?;
+    }
     println!("{}", out.display());
     Ok(out)
+}
+
+/// The formula of Homebrew, which needs the checksums of all archives.
+fn formula(metadata: &Metadata, sums: &str, url: &str) -> Result<String> {
+    let path = metadata.workspace_root.as_std_path().join(FORMULA);
+    let text = std::fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
+    let mut text = text.replace("@URL@", url).replace("@VERSION@", &version(metadata)?);
+    for target in TARGETS {
+        let archive = format!("{}.tar.gz", archive_name(metadata, target)?);
+        let line = sums.lines().find(|line| line.ends_with(&archive));
+        let sum = line.and_then(|line| line.split(' ').next());
+        let sum = sum.with_context(|| format!("no checksum of {archive}"))?;
+        let (arch, _) = target.split_once('-').context("a target without an architecture")?;
+        text = text.replace(&format!("@SHA256_{arch}@"), sum);
+    }
+    Ok(text)
 }
 
 /// Builds the program for a target, without symbols.
 fn build(metadata: &Metadata, target: &str) -> Result<PathBuf> {
     let linker = format!("CARGO_TARGET_{}_LINKER", target.to_uppercase().replace('-', "_"));
     let mut cargo =
-        tools::cargo_command(&["build", "--locked", "--release", "-p", PACKAGE, "--target", target]);
+        tools::cargo_command(&["rustc", "--locked", "--release", "-p", PACKAGE, "--target", target]);
+    // Functions with the same code become one: without it the program passes the limit of its size.
+    cargo.args(["--bin", PACKAGE, "--", "-C", "link-arg=--icf=all"]);
     // Rust brings the linker and the C library of these targets.
     cargo.env(linker, "rust-lld").env("CARGO_PROFILE_RELEASE_STRIP", "symbols");
     tools::run(&mut cargo)
@@ -143,7 +182,7 @@ fn closure<'a>(
 /// Unpacks the archive of this machine, and uses the program without any library of this machine.
 pub fn test() -> Result<()> {
     let target = TARGETS.iter().find(|t| t.starts_with(std::env::consts::ARCH)).context("no such archive")?;
-    let out = make(&[(*target).to_owned()])?;
+    let out = make(&[(*target).to_owned()], None)?;
     tools::run(Command::new("sha256sum").args(["--check", "--strict", SUMS]).current_dir(&out))?;
     let place = tempfile::tempdir().context("make a directory")?;
     let mut tried = Command::new("sh");
@@ -154,7 +193,7 @@ pub fn test() -> Result<()> {
 /// `$1` is an empty directory, which becomes the root of the program; `$2` has the archive.
 const TRY: &str = r#"
 set -eux
-tar -xzf "$2"/kedge-*.tar.gz -C "$1" --strip-components=1
+tar -xzf "$2"/kedgefs-*.tar.gz -C "$1" --strip-components=1
 size=$(stat -c %s "$1/bin/kedge")
 test "$size" -lt $((15 << 20))
 cd "$1"

@@ -12,8 +12,10 @@ mod deps;
 mod dist;
 mod docs;
 mod header;
+mod installs;
 mod lanes;
 mod levels;
+mod oci;
 mod programs;
 mod quick;
 mod results;
@@ -77,6 +79,9 @@ enum Task {
     },
     /// A Debian package of the program, its man pages, completions and units (needs cargo-deb)
     Deb {
+        /// Packages of the libraries for C and SQLite instead
+        #[arg(long, conflicts_with = "test")]
+        libraries: bool,
         /// Install it, use it and remove it, too: as root
         #[arg(long)]
         test: bool,
@@ -87,9 +92,26 @@ enum Task {
         /// By default x86_64-unknown-linux-musl and aarch64-unknown-linux-musl
         #[arg(long = "target")]
         targets: Vec<String>,
+        /// Where the archives will be had, for the formula of Homebrew (default: target/dist)
+        #[arg(long)]
+        url: Option<String>,
         /// Make that of this machine, and use it in an empty root
         #[arg(long)]
         test: bool,
+    },
+    /// OCI images of the archives that `dist` made, in target/dist (needs buildah)
+    Oci {
+        /// By default x86_64-unknown-linux-musl and aarch64-unknown-linux-musl
+        #[arg(long = "target")]
+        targets: Vec<String>,
+    },
+    /// Tries ways of installing, by default all, in clean containers of a minimal Debian without a
+    /// network, as root (needs podman, runc and mmdebstrap)
+    Installs {
+        ways: Vec<installs::Way>,
+        /// The profile of what is not static
+        #[arg(long, default_value = "release")]
+        profile: String,
     },
     /// A wheel of the Python package, with the command kedge, in target/wheel (needs pip)
     Wheel,
@@ -180,15 +202,24 @@ fn main() -> ExitCode {
         Task::TestProgram { words } => {
             return tools::test_program(&words).map_or_else(failed, |()| ExitCode::SUCCESS);
         }
-        Task::Deb { test: false } => steps.run("Debian package", || deb::make("release").map(drop)),
+        Task::Deb { libraries: true, .. } => {
+            steps.run("Debian packages of libraries", || deb::make_libraries("release").map(drop));
+        }
+        Task::Deb { test: false, .. } => steps.run("Debian package", || deb::make("release").map(drop)),
         Task::Dist { test: true, .. } => steps.run(DIST_TEST, dist::test),
-        Task::Dist { targets, .. } => {
+        Task::Dist { targets, url, .. } => {
             let all = dist::TARGETS.map(str::to_owned).to_vec();
             let targets = if targets.is_empty() { all } else { targets };
-            steps.run("static programs", || dist::make(&targets).map(drop));
+            steps.run("static programs", || dist::make(&targets, url.as_deref()).map(drop));
         }
-        Task::Deb { test: true } => steps.run_unless(DEB_TEST, deb::untried(), deb::test),
-        Task::Wheel => steps.run("Python wheel", tools::wheel),
+        Task::Oci { targets } => {
+            let given: Vec<&str> = targets.iter().map(String::as_str).collect();
+            let targets = if given.is_empty() { dist::TARGETS.to_vec() } else { given };
+            steps.run_unless("OCI images", oci::missing(), || oci::make(&targets));
+        }
+        Task::Installs { ways, profile } => installs::run(&mut steps, &ways, &profile),
+        Task::Deb { test: true, .. } => steps.run_unless(DEB_TEST, deb::untried(), deb::test),
+        Task::Wheel => steps.run("Python wheel", || tools::wheel("release")),
         Task::Ci => {
             quick_checks(&mut steps);
             slow_checks(&mut steps);

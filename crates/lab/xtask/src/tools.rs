@@ -164,13 +164,14 @@ pub fn installed(name: &str, args: &[&str]) -> Result<Command> {
 }
 
 /// Makes the wheel of the Python package, as `pip install ./python` does.
-pub fn wheel() -> Result<()> {
+pub fn wheel(profile: &str) -> Result<()> {
     let metadata = MetadataCommand::new().no_deps().exec()?;
     let to = metadata.target_directory.as_std_path().join("wheel");
     let mut pip = Command::new("python3");
     pip.args(["-m", "pip", "wheel", "--no-deps", "--wheel-dir"]).arg(&to);
     // Set by the cargo that runs xtask: they are for this package.
     pip.arg(metadata.workspace_root.as_std_path().join("python")).env_remove("CARGO");
+    pip.env("KEDGEFS_WHEEL_PROFILE", profile);
     run(&mut pip)?;
     println!("{}", to.display());
     Ok(())

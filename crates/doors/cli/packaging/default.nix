@@ -1,0 +1,4 @@
+# nix-build crates/doors/cli/packaging
+{ pkgs ? import <nixpkgs> { } }:
+
+pkgs.callPackage ./kedgefs.nix { }
