@@ -80,7 +80,8 @@ pub fn run(steps: &mut Steps, ways: &[Way], profile: &str) {
     for way in ways {
         match way {
             Way::Static => {
-                steps.run_unless("static program in a clean system", podman(), || STATIC.run(&dist_folder()?))
+                steps
+                    .run_unless("static program in a clean system", podman(), || STATIC.run(&dist_folder()?));
             }
             Way::Arm64 => {
                 steps.run_unless("static program of arm64", program_missing(QEMU, &["--version"]), arm64);
@@ -98,7 +99,7 @@ pub fn run(steps: &mut Steps, ways: &[Way], profile: &str) {
                 DEB.run(package.parent().context("a package has a folder")?)
             }),
             Way::Libraries => {
-                steps.run_unless("libraries in a clean system", podman(), || libraries(profile))
+                steps.run_unless("libraries in a clean system", podman(), || libraries(profile));
             }
             Way::Wheel => steps.run_unless("wheel in a clean system", podman(), || {
                 tools::wheel(profile)?;

@@ -1,5 +1,5 @@
 # In a clean system with fuse3: /given has the package.
-apt-get install --yes --no-download /given/kedgefs.deb
+apt-get install --yes /given/kedgefs.deb
 man -w kedge mount.kedgefs 5 kedgefs
 useradd --create-home person
 cd /home/person

@@ -1,6 +1,6 @@
 # In a clean system with a C compiler and sqlite3: /given has the packages, and the program of
 # docs/C.md.
-apt-get install --yes --no-download /given/libkedgefs0.deb /given/libkedgefs-dev.deb /given/kedgefs-sqlite.deb
+apt-get install --yes /given/libkedgefs0.deb /given/libkedgefs-dev.deb /given/kedgefs-sqlite.deb
 cd /root
 cc /given/save.c -o save $(pkg-config --cflags --libs kedgefs)
 ./save notes.kedge "buy milk"
