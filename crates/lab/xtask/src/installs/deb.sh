@@ -6,11 +6,11 @@ cd /home/person
 cat > try.sh <<'SCRIPT'
 cd ~
 mkfs -t kedgefs --size 64M disk.kedge
+mkdir -p mnt
 kedge mount disk.kedge mnt
 echo kept > mnt/a
 sync mnt/a
 kill -9 "$(kedge info mnt | awk '$1 == "mount.pid" { print $2 }')"
-kedge mount disk.kedge mnt
 test "$(cat mnt/a)" = kept
 kedge umount mnt
 fsck.kedgefs -f disk.kedge
