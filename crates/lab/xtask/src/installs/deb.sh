@@ -11,6 +11,7 @@ kedge mount disk.kedge mnt
 echo kept > mnt/a
 sync mnt/a
 kill -9 "$(kedge info mnt | awk '$1 == "mount.pid" { print $2 }')"
+kedge mount disk.kedge mnt
 test "$(cat mnt/a)" = kept
 kedge umount mnt
 fsck.kedgefs -f disk.kedge
