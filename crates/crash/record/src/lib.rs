@@ -17,6 +17,7 @@
 //! cluster     as run, with a mount for each node of a cluster
 //! recovery    records what a checker does in a crash state
 //! live        a mount that loses power on request
+//! lazy        such a mount with the faults of LazyFS
 //! rules       rules: which calls of it fail or crash
 //! tree        converts a file system's tree to a recording, and back
 //! ```
@@ -30,6 +31,7 @@ mod changed;
 mod cluster;
 mod device;
 mod error;
+mod lazy;
 mod live;
 mod log;
 mod mapped;
@@ -48,7 +50,10 @@ mod tree;
 pub use cluster::{ClusterOptions, ClusterRecorded, Node, record_cluster};
 pub use device::Device;
 pub use error::RecordError;
-pub use live::{Crashed, Live};
+pub use lazy::{
+    Clear, Due, Fault, Faults, Kept, Lazy, Named, Notice, Op, Parts, Seen, Takes, Timing, TornOp, TornSeq,
+};
+pub use live::{Crashed, Live, LostBytes, Unsynced};
 pub use mapped::Unseen;
 pub use recording::MARK_FILE;
 pub(crate) use recording::Recording;

@@ -31,6 +31,7 @@
 //! If the state cannot be built (for lack of room, say), the tree is neither old nor new: from then
 //! on every operation fails, and the error gives the reason.
 
+use crate::lazy::Kept;
 use crate::log::Log;
 use crate::recording::{Recording, cut_off as stale};
 use crate::rules::{Action, Crash, Kill, Like, Lose, On, Rule, Rules};
@@ -154,7 +155,20 @@ impl Live {
     /// Loses what is not persistent. The processes in `kill` are killed first, under the gate, so
     /// that none of their calls comes in between.
     pub fn crash(&self, crash: &Crash, kill: &[i32]) -> Crashed {
+        self.crash_but(crash, kill, &[], &|_, _| ())
+    }
+
+    /// As [`Live::crash`], but the parts of writes in `kept` survive, as far as their files do.
+    /// `then` runs before any other operation, with the files that do not.
+    pub fn crash_but(
+        &self,
+        crash: &Crash,
+        kill: &[i32],
+        kept: &[Kept],
+        then: &dyn Fn(&Crashed, &[Vec<u8>]),
+    ) -> Crashed {
         let inner = &self.0;
+        let mut missing = Vec::new();
         let mut world = inner.gate.write();
         kill.iter().for_each(|pid| end(*pid));
         let generation = inner.generation.load(Ordering::Relaxed) + 1;
@@ -172,7 +186,17 @@ impl Live {
                 // Inode numbers that the kernel still holds from the first generation would be
                 // valid again.
                 n if n > GENERATION_MAX => Some("too many crashes of one mount: mount it again".to_owned()),
-                _ => inner.lose(&mut world, crash, &mut told).err().map(|e| e.to_string()),
+                _ => {
+                    let lost = inner.lose(&mut world, crash, &mut told).and_then(|()| {
+                        bytes::keep(inner, kept, &mut missing)?;
+                        if kept.is_empty() {
+                            Ok(())
+                        } else {
+                            inner.fs.sync().and_then(|()| inner.begin(&mut world))
+                        }
+                    });
+                    lost.err().map(|e| e.to_string())
+                }
             };
         }
         told.error = world.failed.clone();
@@ -180,6 +204,7 @@ impl Live {
         inner.generation.store(generation, Ordering::Relaxed);
         *inner.last.lock() = Some(told.clone());
         inner.crashed.notify_all();
+        then(&told, &missing);
         told
     }
 
@@ -235,7 +260,7 @@ impl Live {
     }
 
     /// The path of an inode below the mount, or of a name in a directory.
-    fn path(&self, ino: Ino, name: Option<&[u8]>) -> Vec<u8> {
+    pub(crate) fn path(&self, ino: Ino, name: Option<&[u8]>) -> Vec<u8> {
         let names = self.0.names.lock();
         let mut parts: Vec<&[u8]> = name.into_iter().collect();
         let mut next = without_generation(ino);
@@ -474,5 +499,8 @@ fn torn(history: &History, at: u32, told: &mut Crashed) -> Recipe {
     }
 }
 
+#[path = "live_bytes.rs"]
+mod bytes;
 #[path = "live_ops.rs"]
 mod ops;
+pub use bytes::{LostBytes, Unsynced};

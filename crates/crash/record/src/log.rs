@@ -203,6 +203,14 @@ impl Log {
         }
     }
 
+    /// Shows the events kept to `look`, which leaves them as they are. No call is recorded
+    /// meanwhile.
+    pub fn look(&self, look: impl FnOnce(&mut Vec<Event>)) {
+        if let Sink::Memory(events) = &mut self.state.lock().out {
+            look(events);
+        }
+    }
+
     /// Changes the events kept because an fsync of this inode failed and dropped its pages.
     pub fn revise(&self, ino: u64, revise: impl FnOnce(&mut Vec<Event>)) {
         let mut state = self.state.lock();
