@@ -6,6 +6,7 @@ mod cluster;
 mod commits;
 mod explore;
 mod judge;
+mod lazyfs;
 mod live;
 mod record;
 mod replay;
@@ -53,6 +54,8 @@ enum Command {
     Now(live::NowArgs),
     /// Let calls on such a mount fail, wait, or trigger a crash
     Fault(live::FaultArgs),
+    /// Mount a directory in place of LazyFS: its configuration, commands and faults
+    Lazyfs(Box<lazyfs::Args>),
 }
 
 pub fn run(args: Args) -> Result<ExitCode> {
@@ -67,6 +70,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         Command::Mount(args) => live::mount(args),
         Command::Now(args) => live::now(args),
         Command::Fault(args) => live::fault(args),
+        Command::Lazyfs(args) => lazyfs::run(&args),
         Command::Models => {
             for model in every_model() {
                 println!("{:15} {}", model.name, model.about);

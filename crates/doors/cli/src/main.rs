@@ -287,6 +287,7 @@ fn is_broken_pipe(e: &anyhow::Error) -> bool {
 
 /// mount(8), mkfs(8) and fsck(8) call helpers by name: `mount.kedgefs IMAGE DIR -o …` is `kedge
 /// mount …`. mount.fuse(8) calls the program after the file system's type: `kedgefs`.
+/// Programs that use LazyFS call it by that name.
 fn with_subcommand(mut args: Vec<OsString>) -> Vec<OsString> {
     let name = args
         .first()
@@ -294,6 +295,10 @@ fn with_subcommand(mut args: Vec<OsString>) -> Vec<OsString> {
         .unwrap_or_default()
         .to_string_lossy()
         .into_owned();
+    if name == "lazyfs" {
+        args.splice(1..1, ["crash", "lazyfs"].map(OsString::from));
+        return args;
+    }
     let subcommand = match name.split_once('.') {
         Some((command @ ("mount" | "umount" | "mkfs" | "fsck"), _)) => Some(command),
         _ if name == "kedgefs" => Some("mount"),

@@ -123,6 +123,16 @@ const ELSEWHERE: &[(&str, &str, &str)] = &[
     ),
     (
         "docs/CRASH_TESTING.md",
+        "ln -s \"$(command -v kedge)\" lazyfs/build/lazyfs     # instead of building LazyFS",
+        "needs the scripts of LazyFS; tests/crash_lazyfs.rs gives the command the same words",
+    ),
+    (
+        "docs/CRASH_TESTING.md",
+        "(defn lose-unsynced [db fifo done]",
+        "needs Jepsen; tests/crash_lazyfs.rs does the same at the pipes",
+    ),
+    (
+        "docs/CRASH_TESTING.md",
         "truncate -s 16M base; mkfs.ext4 -q base",
         "needs root and loop devices; tests/crash_device.rs does the same with them",
     ),

@@ -59,7 +59,8 @@ pub fn spawn(args: &[&OsStr], log_file: Option<&Path>, secret: Option<&[u8]>) ->
     }
 }
 
-fn open_log(path: &Path) -> Result<File> {
+/// Opens a log for appending, and makes it if it is not there.
+pub fn open_log(path: &Path) -> Result<File> {
     // In a directory that other users can write to, another user may have made the name: a link to
     // any file, which would then get the log lines, or a pipe, whose open would wait for a reader.
     let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY;

@@ -1,7 +1,7 @@
 //! `kedge crash cluster`: nodes that lose power together.
 
 mod explore;
-mod file;
+pub(super) mod file;
 mod record;
 mod replay;
 

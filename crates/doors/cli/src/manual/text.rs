@@ -399,6 +399,38 @@ const PAGES: &[(&str, &[Section])] = &[
         ],
     ),
     ("kedge-crash-cluster-replay", &[EXIT_REPLAYED]),
+    (
+        "kedge-crash-lazyfs",
+        &[
+            (
+                "NOTES",
+                &[
+                    Text(
+                        "A loss takes the bytes and sizes that no fsync of their file covers; names are \
+                         durable at once. With a model of `kedge crash models` names are lost as well. The \
+                         root directory has the image `lazyfs.kedge` with what survives. A link called \
+                         `lazyfs` to `kedge` is this command.",
+                    ),
+                    Text(
+                        "The commands at `fifo_path` are `lazyfs::clear-cache`, `cache-checkpoint`, \
+                         `display-cache-usage`, `unsynced-data-report`, `crash`, `torn-op`, `torn-seq` and \
+                         `help`. `finished::clear-cache` is written to `fifo_path_completed`.",
+                    ),
+                ],
+            ),
+            EXIT,
+            (
+                "EXAMPLES",
+                &[
+                    Text("Mount, and lose what was not synced:"),
+                    Code(
+                        "kedge crash lazyfs -c default.toml -m /tmp/lazyfs.mnt -r /tmp/lazyfs.root\n\
+                         echo lazyfs::clear-cache > /tmp/faults.fifo",
+                    ),
+                ],
+            ),
+        ],
+    ),
     ("kedge-crash-record", &[EXIT_RECORD]),
     (
         "kedge-crash",
