@@ -95,10 +95,9 @@ pub trait Device: Send + Sync + 'static {
     /// Makes the range read as zeros, with the durability of a plain write.
     fn write_zeroes(&self, offset: u64, len: u64) -> Result<()>;
 
-    /// Gives the device room for `size` bytes, durably: a file is extended, and a block device that
-    /// was enlarged elsewhere is measured again. Exports and Ceph images keep the size that they
-    /// had when they were opened. A device that has the room already is left as it is. Fails if the
-    /// device cannot have that size.
+    /// Gives the device room for `size` bytes, durably: a file and a Ceph image are extended; a
+    /// block device or an export that was enlarged elsewhere is measured again. A device that has
+    /// the room already is left as it is. Fails if the device cannot have that size.
     fn grow(&self, size: u64) -> Result<()> {
         let has = self.geometry().size;
         if size <= has {
@@ -107,17 +106,17 @@ pub trait Device: Send + Sync + 'static {
         Err(Error::invalid(format!("{} has {has} bytes, {size} are wanted", self.name())))
     }
 
-    /// Gives up what lies beyond `size` bytes: a file is truncated, durably. Other devices keep
-    /// their size. Nothing beyond is read or written afterwards, unless the device grows again.
+    /// Gives up what lies beyond `size` bytes: a file and a Ceph image are truncated, durably. Block
+    /// devices and exports keep their size. Nothing beyond is read or written afterwards, unless the device grows again.
     fn cut(&self, size: u64) -> Result<()> {
         let _ = size;
         Ok(())
     }
 
     /// The size in bytes to which an image on the device may grow without a change of the device:
-    /// that of the block device or of the file, as it is now.
-    fn room(&self) -> u64 {
-        self.geometry().size
+    /// that of the file, the block device, the export or the Ceph image, as it is now.
+    fn room(&self) -> Result<u64> {
+        Ok(self.geometry().size)
     }
 
     /// Free bytes of the file system that holds the device, if the device is a file. The file may
@@ -210,7 +209,7 @@ macro_rules! delegate {
         }
     };
     (@ room { $($below:tt)+ }) => {
-        fn room(&self) -> u64 {
+        fn room(&self) -> $crate::base::Result<u64> {
             self.$($below)+.room()
         }
     };

@@ -116,10 +116,10 @@ impl Device for WindowDevice {
         Ok(())
     }
 
-    fn room(&self) -> u64 {
+    fn room(&self) -> Result<u64> {
         match self.open_ended {
-            true => self.below.room().saturating_sub(self.offset),
-            false => self.geometry().size,
+            true => Ok(self.below.room()?.saturating_sub(self.offset)),
+            false => Ok(self.geometry().size),
         }
     }
 

@@ -25,7 +25,7 @@ impl Fs {
         }
         self.engine().check_open()?;
         let store = self.engine().store();
-        let bytes = bytes.unwrap_or_else(|| store.device().room());
+        let bytes = bytes.map_or_else(|| store.device().room(), Ok)?;
         let block = BLOCK_SIZE as u64;
         match bytes / block < store.total_blocks() {
             true => self.shrink(bytes / block * block),

@@ -263,8 +263,8 @@ impl Device for FileDevice {
         self.file.truncate(size)
     }
 
-    fn room(&self) -> u64 {
-        self.file.len().unwrap_or(self.geometry().size)
+    fn room(&self) -> Result<u64> {
+        self.file.len()
     }
 
     fn stats(&self) -> &DeviceStats {

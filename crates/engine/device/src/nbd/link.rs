@@ -14,6 +14,8 @@ use super::work::{Coverage, Owner, Part};
 use kedge_base::{Clock, SystemClock};
 use parking_lot::{Condvar, Mutex};
 use std::collections::BTreeMap;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::time::Duration;
 
 /// Messages without a reply on one connection.
@@ -26,6 +28,10 @@ pub struct Link {
     room: Condvar,
     clock: SystemClock,
     timeout: Duration,
+    /// No job is sent here any more. Changes under the lock of the queue of jobs.
+    retired: AtomicBool,
+    /// All messages are answered and no other will be sent.
+    ended: AtomicBool,
 }
 
 #[derive(Default)]
@@ -80,7 +86,36 @@ impl Link {
             room: Condvar::new(),
             clock: SystemClock::default(),
             timeout,
+            retired: AtomicBool::new(false),
+            ended: AtomicBool::new(false),
         }
+    }
+
+    /// Has the sender stop.
+    pub fn retire(&self) {
+        self.retired.store(true, Relaxed);
+    }
+
+    pub fn is_retired(&self) -> bool {
+        self.retired.load(Relaxed)
+    }
+
+    /// Waits for the replies to all messages, and disconnects. The caller knows that no other
+    /// message will be sent.
+    pub fn end(&self) {
+        let mut table = self.table.lock();
+        while !table.flights.is_empty() && !table.dead {
+            self.room.wait(&mut table);
+        }
+        drop(table);
+        self.ended.store(true, Release);
+        self.say_goodbye();
+        self.stream.shut();
+    }
+
+    /// Whether the end of the connection is due to [`Link::end`].
+    pub fn has_ended(&self) -> bool {
+        self.ended.load(Acquire)
     }
 
     /// Waits until another message may be sent. `false` if the connection is dead.

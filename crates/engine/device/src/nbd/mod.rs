@@ -23,6 +23,13 @@
 //! flush. Nor can the client know when the last write of the old connection lands: it may land
 //! after a repeated write.
 //!
+//! # A larger export
+//! A server states the size of an export when a connection begins. So [`Device::room`] connects
+//! once more, and [`Device::grow`] replaces all connections by new ones, without a pause for
+//! requests: those that the old connections have are answered there. This takes a server with
+//! `NBD_FLAG_CAN_MULTI_CONN`, since a flush on a new connection must cover what completed on the
+//! old ones. With any other server the export keeps its size until it is opened again.
+//!
 //! # Crash argument
 //! The server's replies are the device's completions. A flush or a FUA write completes only with
 //! the server's success. A reply is matched to its request by a number that is never used twice. A
@@ -45,6 +52,7 @@ mod work;
 
 use crate::interface::OPTIMAL_IO;
 use crate::location::NbdUri;
+use crate::sizes::Sizes;
 use crate::{Completion, CompletionSink, Device, DeviceStats, FuaKind, Geometry};
 use crate::{Op, OpenOptions, Request};
 use handshake::Export;
@@ -53,7 +61,7 @@ use kedge_base::wait::about_to_wait;
 use kedge_base::{BLOCK_SIZE, Error, IoBuf, Result, spawn_named};
 use link::{Answer, Link, Sent};
 pub(crate) use lock::is_unlocked;
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, RwLock};
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -76,20 +84,32 @@ thread_local! {
 }
 
 pub struct NbdDevice {
+    uri: NbdUri,
     shared: Arc<Shared>,
-    geometry: Geometry,
+    sizes: Sizes,
     stats: DeviceStats,
     read_only: bool,
     /// Picks the connection of the next synchronous request, round robin.
     next_link: AtomicUsize,
-    threads: Vec<JoinHandle<()>>,
+    served: Mutex<Vec<Served>>,
     _lock: Option<lock::Lock>,
+}
+
+/// A connection and its threads.
+struct Served {
+    link: Arc<Link>,
+    sends: JoinHandle<()>,
+    receives: JoinHandle<()>,
 }
 
 struct Shared {
     name: String,
+    /// As it was when the device was opened; only its size may change.
     export: Export,
-    links: Vec<Link>,
+    /// Those that get new requests. Held for reading while a synchronous request is sent.
+    links: RwLock<Vec<Arc<Link>>>,
+    /// Those and the ones that still wait for replies.
+    open_links: Mutex<Vec<Arc<Link>>>,
     state: Mutex<State>,
     /// Signalled when a job is queued, and at the end.
     work: Condvar,
@@ -123,31 +143,22 @@ impl NbdDevice {
                 return Err(failed(why.into()));
             }
         }
-        let mut links = vec![first];
-        while export.can(CAN_MULTI_CONN) && links.len() < uri.connections {
-            match connect(uri) {
-                Ok((link, same)) if same == export => links.push(link),
-                Ok(_) => return Err(failed("the server describes the export in two ways".into())),
-                Err(why) => {
-                    tracing::warn!("{uri}: going on with {} connections: {why}", links.len());
-                    break;
-                }
-            }
-        }
-        NbdDevice::start(uri, export, links, options.read_only, lock)
-            .map_err(|e| failed(format!("no thread: {e}")))
+        let links = connect_more(uri, first, &export).map_err(failed)?;
+        let device = NbdDevice::new(uri, export, options.read_only, lock);
+        device.start(links).map_err(|e| failed(format!("no thread: {e}")))?;
+        Ok(Arc::new(device))
     }
 
-    fn start(
-        uri: &NbdUri,
-        export: Export,
-        links: Vec<Link>,
-        read_only: bool,
-        lock: Option<lock::Lock>,
-    ) -> std::io::Result<Arc<NbdDevice>> {
-        let state = Mutex::default();
-        let (work, room) = (Condvar::new(), Condvar::new());
-        let shared = Arc::new(Shared { name: uri.to_string(), export, links, state, work, room });
+    fn new(uri: &NbdUri, export: Export, read_only: bool, lock: Option<lock::Lock>) -> NbdDevice {
+        let shared = Arc::new(Shared {
+            name: uri.to_string(),
+            export,
+            links: RwLock::default(),
+            open_links: Mutex::default(),
+            state: Mutex::default(),
+            work: Condvar::new(),
+            room: Condvar::new(),
+        });
         let trims = !read_only && export.can(CAN_TRIM);
         let geometry = Geometry {
             size: export.size - export.size % BLOCK_SIZE as u64,
@@ -156,26 +167,42 @@ impl NbdDevice {
             discard_zeroes: false,
             fua: if export.can(CAN_FUA) { FuaKind::Native } else { FuaKind::Emulated },
         };
-        let mut device = NbdDevice {
-            shared: shared.clone(),
-            geometry,
+        NbdDevice {
+            uri: uri.clone(),
+            shared,
+            sizes: Sizes::new(geometry),
             stats: DeviceStats::default(),
             read_only,
             next_link: AtomicUsize::new(0),
-            threads: Vec::new(),
+            served: Mutex::default(),
             _lock: lock,
-        };
-        for i in 0..shared.links.len() {
-            // A failure half-way drops the device, which ends the threads that did start.
-            let (sends, receives) = (shared.clone(), shared.clone());
-            device.threads.push(spawn_named("nbd-send", move || sends.serve(|s| s.sender(i)))?);
-            device.threads.push(spawn_named("nbd-receive", move || receives.serve(|s| s.receiver(i)))?);
         }
-        Ok(Arc::new(device))
+    }
+
+    /// Starts the threads of new connections, which get all requests from now on. Returns the
+    /// connections before.
+    fn start(&self, links: Vec<Link>) -> std::io::Result<Vec<Served>> {
+        let mut started = Vec::new();
+        for link in links.into_iter().map(Arc::new) {
+            self.shared.open_links.lock().push(link.clone());
+            match Served::start(&self.shared, link) {
+                Ok(served) => started.push(served),
+                Err(e) => {
+                    self.shared.retire(started);
+                    return Err(e);
+                }
+            }
+        }
+        if self.shared.state.lock().dead {
+            // It may have died before the new connections were known.
+            started.iter().flat_map(|served| served.link.kill()).for_each(|owner| self.shared.lose(owner));
+        }
+        *self.shared.links.write() = started.iter().map(|served| served.link.clone()).collect();
+        Ok(std::mem::replace(&mut *self.served.lock(), started))
     }
 
     pub fn connections(&self) -> usize {
-        self.shared.links.len()
+        self.shared.links.read().len()
     }
 
     /// Sends all parts of an operation from the calling thread.
@@ -190,11 +217,14 @@ impl NbdDevice {
             // The receiver fills the caller's buffer and returns it with the reply.
             let lent = buf.as_deref_mut().map(|buf| (std::mem::take(buf), plan.range(&part).start));
             let waiter = Arc::new(Waiter::default());
-            let link = &self.shared.links[self.next_link.fetch_add(1, Relaxed) % self.shared.links.len()];
+            let links = self.shared.links.read();
+            let link = &links[self.next_link.fetch_add(1, Relaxed) % links.len()];
             if link.wait_for_room() {
                 let sent = link.send(part, Owner::Waiter(waiter.clone(), lent), Some(payload));
+                drop(links);
                 self.shared.after_send(sent);
             } else {
+                drop(links);
                 waiter.answer(Err(Error::OutcomeUnknown), lent.map(|(buf, _)| buf));
             }
             let (result, back) = waiter.wait();
@@ -213,7 +243,7 @@ impl NbdDevice {
 
     /// Refuses requests that must not be sent at all.
     fn check(&self, request: &Request) -> Result<()> {
-        self.geometry.check_request(request)?;
+        self.geometry().check_request(request)?;
         let kind = Job::kind(request);
         if !matches!(kind, Kind::Read | Kind::Flush) {
             self.writable()?;
@@ -221,12 +251,57 @@ impl NbdDevice {
         if kind == Kind::Discard { self.can_discard(request.offset, request.op.len()) } else { Ok(()) }
     }
 
+    /// A new connection, and the export as the server describes it now.
+    fn look_again(&self) -> Result<(Link, Export)> {
+        let failed = |why: String| Error::invalid(format!("cannot look at {} again: {why}", self.uri));
+        let (link, export) = connect(&self.uri).map_err(failed)?;
+        if (Export { size: self.shared.export.size, ..export }) != self.shared.export {
+            return Err(failed("the server describes it in another way than before".into()));
+        }
+        Ok((link, export))
+    }
+
     fn can_discard(&self, offset: u64, len: u64) -> Result<()> {
-        if self.geometry.discard_granularity > 0 {
+        if self.geometry().discard_granularity > 0 {
             return Ok(());
         }
         Err(Error::Io { op: "discard", offset, len, errno: libc::EOPNOTSUPP })
     }
+}
+
+impl Served {
+    fn start(shared: &Arc<Shared>, link: Arc<Link>) -> std::io::Result<Served> {
+        let (from, to) = ((shared.clone(), link.clone()), (shared.clone(), link.clone()));
+        let sends = spawn_named("nbd-send", move || from.0.serve(|s| s.sender(&from.1)))?;
+        match spawn_named("nbd-receive", move || to.0.serve(|s| s.receiver(&to.1))) {
+            Ok(receives) => Ok(Served { link, sends, receives }),
+            Err(e) => {
+                // It has sent nothing: no other thread knows the connection.
+                let state = shared.state.lock();
+                link.retire();
+                drop(state);
+                shared.work.notify_all();
+                join(sends);
+                Err(e)
+            }
+        }
+    }
+}
+
+/// Further connections to an export, as many as it is to have.
+fn connect_more(uri: &NbdUri, first: Link, export: &Export) -> Result<Vec<Link>, String> {
+    let mut links = vec![first];
+    while export.can(CAN_MULTI_CONN) && links.len() < uri.connections {
+        match connect(uri) {
+            Ok((link, same)) if same == *export => links.push(link),
+            Ok(_) => return Err("the server describes the export in two ways".into()),
+            Err(why) => {
+                tracing::warn!("{uri}: going on with {} connections: {why}", links.len());
+                break;
+            }
+        }
+    }
+    Ok(links)
 }
 
 fn connect(uri: &NbdUri) -> Result<(Link, Export), String> {
@@ -251,10 +326,9 @@ impl Shared {
         }
     }
 
-    fn sender(&self, number: usize) -> Result<(), String> {
-        let link = &self.links[number];
+    fn sender(&self, link: &Link) -> Result<(), String> {
         while link.wait_for_room()
-            && let Some(job) = self.next_job()
+            && let Some(job) = self.next_job(link)
         {
             match job.plan.next(&self.export) {
                 Some(part) => self.after_send(link.send(part, Owner::Job(Box::new(job)), None)),
@@ -264,8 +338,7 @@ impl Shared {
         Ok(())
     }
 
-    fn receiver(&self, number: usize) -> Result<(), String> {
-        let link = &self.links[number];
+    fn receiver(&self, link: &Link) -> Result<(), String> {
         loop {
             match link.receive(self.export.structured) {
                 Ok(Some(answer)) => self.answered(answer),
@@ -274,16 +347,19 @@ impl Shared {
                     let state = self.state.lock();
                     let ended = state.closed && state.unanswered == 0;
                     drop(state);
-                    return if ended { Ok(()) } else { Err(why) };
+                    return if ended || link.has_ended() { Ok(()) } else { Err(why) };
                 }
             }
         }
     }
 
-    /// The next job; `None` if there will be none.
-    fn next_job(&self) -> Option<Job> {
+    /// The next job for a connection; `None` if there will be none.
+    fn next_job(&self, link: &Link) -> Option<Job> {
         let mut state = self.state.lock();
         loop {
+            if link.is_retired() {
+                return None;
+            }
             if let Some(job) = state.jobs.pop_front() {
                 if state.jobs.len() < QUEUED_MAX {
                     self.room.notify_all();
@@ -387,10 +463,34 @@ impl Shared {
         drop(state);
         self.work.notify_all();
         self.room.notify_all();
-        for owner in self.links.iter().flat_map(Link::kill) {
+        let links = self.open_links.lock().clone();
+        for owner in links.iter().flat_map(|link| link.kill()) {
             self.lose(owner);
         }
         jobs.into_iter().for_each(|job| self.complete(job, Err(Error::OutcomeUnknown)));
+    }
+
+    /// Ends connections that get no new requests, when theirs are answered.
+    fn retire(&self, served: Vec<Served>) {
+        let state = self.state.lock();
+        served.iter().for_each(|one| one.link.retire());
+        drop(state);
+        self.work.notify_all();
+        for Served { link, sends, receives } in served {
+            join(sends);
+            link.end();
+            join(receives);
+            self.open_links.lock().retain(|open| !Arc::ptr_eq(open, &link));
+        }
+    }
+}
+
+fn join(thread: JoinHandle<()>) {
+    let me = std::thread::current().id();
+    // A completion may drop the last reference to the device on one of its threads, which then ends
+    // by itself.
+    if thread.thread().id() != me && thread.join().is_err() {
+        tracing::error!("a device thread panicked");
     }
 }
 
@@ -404,24 +504,21 @@ impl Drop for NbdDevice {
         }
         drop(state);
         self.shared.work.notify_all();
-        for link in &self.shared.links {
+        let served = std::mem::take(self.served.get_mut());
+        for Served { link, .. } in &served {
             link.say_goodbye();
             link.stream.shut();
         }
-        let me = std::thread::current().id();
-        for thread in self.threads.drain(..) {
-            // A completion may drop the last reference on one of these threads, which then ends by
-            // itself.
-            if thread.thread().id() != me && thread.join().is_err() {
-                tracing::error!("a device thread panicked");
-            }
+        for Served { sends, receives, .. } in served {
+            join(sends);
+            join(receives);
         }
     }
 }
 
 impl Device for NbdDevice {
     fn geometry(&self) -> &Geometry {
-        &self.geometry
+        self.sizes.now()
     }
 
     fn submit(&self, batch: Vec<Request>, sink: Arc<dyn CompletionSink>) {
@@ -445,14 +542,14 @@ impl Device for NbdDevice {
     fn read(&self, offset: u64, buf: &mut IoBuf) -> Result<()> {
         let len = buf.len() as u64;
         self.stats.count_read(buf.len());
-        self.geometry.check("read", offset, len)?;
+        self.geometry().check("read", offset, len)?;
         self.call(Plan::new(Kind::Read, offset, len), &[], Some(buf))
     }
 
     fn write(&self, offset: u64, buf: &IoBuf, fua: bool) -> Result<()> {
         let len = buf.len() as u64;
         self.stats.count_write(buf.len(), fua);
-        self.geometry.check("write", offset, len)?;
+        self.geometry().check("write", offset, len)?;
         self.writable()?;
         self.call(Plan::new(Kind::Write { fua }, offset, len), buf.as_bytes(), None)
     }
@@ -466,16 +563,51 @@ impl Device for NbdDevice {
     }
 
     fn discard(&self, offset: u64, len: u64) -> Result<()> {
-        self.geometry.check("discard", offset, len)?;
+        self.geometry().check("discard", offset, len)?;
         self.writable()?;
         self.can_discard(offset, len)?;
         self.call(Plan::new(Kind::Discard, offset, len), &[], None)
     }
 
     fn write_zeroes(&self, offset: u64, len: u64) -> Result<()> {
-        self.geometry.check("write_zeroes", offset, len)?;
+        self.geometry().check("write_zeroes", offset, len)?;
         self.writable()?;
         self.call(Plan::new(Kind::WriteZeroes, offset, len), &[], None)
+    }
+
+    fn grow(&self, size: u64) -> Result<()> {
+        let has = self.geometry().size;
+        if size <= has {
+            return Ok(());
+        }
+        self.writable()?;
+        let failed = |why: String| Error::invalid(format!("cannot take the new size of {}: {why}", self.uri));
+        if !self.shared.export.can(CAN_MULTI_CONN) {
+            let why =
+                format!("it had {has} bytes when it was opened, and the server takes one connection only");
+            return Err(failed(why));
+        }
+        let (first, export) = self.look_again()?;
+        if export.size < size {
+            return Err(Error::invalid(format!("{} has {} bytes, {size} are wanted", self.uri, export.size)));
+        }
+        let links = connect_more(&self.uri, first, &export).map_err(failed)?;
+        let before = self.start(links).map_err(|e| failed(format!("no thread: {e}")))?;
+        self.sizes.set(export.size);
+        self.shared.retire(before);
+        match self.shared.state.lock().dead {
+            true => Err(Error::OutcomeUnknown),
+            false => Ok(()),
+        }
+    }
+
+    fn room(&self) -> Result<u64> {
+        if !self.shared.export.can(CAN_MULTI_CONN) {
+            return Ok(self.geometry().size);
+        }
+        let (link, export) = self.look_again()?;
+        link.say_goodbye();
+        Ok(export.size)
     }
 
     fn stats(&self) -> &DeviceStats {
@@ -490,3 +622,7 @@ impl Device for NbdDevice {
 #[cfg(test)]
 #[path = "nbd_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "growth_tests.rs"]
+mod growth_tests;

@@ -9,25 +9,25 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use tempfile::TempDir;
 
-const B: u64 = BLOCK_SIZE as u64;
+pub const B: u64 = BLOCK_SIZE as u64;
 
-fn open(uri: &str, options: OpenOptions) -> Result<Arc<dyn Device>> {
+pub fn open(uri: &str, options: OpenOptions) -> Result<Arc<dyn Device>> {
     crate::open(&Location::parse(Path::new(uri)).unwrap(), options)
 }
 
 /// Servers that live as long as this value.
-struct Servers {
-    made: Mutex<Vec<NbdServer>>,
+pub struct Servers {
+    pub made: Mutex<Vec<NbdServer>>,
     dir: TempDir,
 }
 
 impl Servers {
-    fn new() -> Servers {
+    pub fn new() -> Servers {
         Servers { dir: tempfile::tempdir().unwrap(), made: Mutex::default() }
     }
 
     /// Serves a device; returns its URI.
-    fn serve(&self, device: Arc<dyn Device>, manners: Manners) -> String {
+    pub fn serve(&self, device: Arc<dyn Device>, manners: Manners) -> String {
         let mut made = self.made.lock();
         let socket = self.dir.path().join(made.len().to_string());
         made.push(NbdServer::serve(&socket, device, manners).unwrap());
@@ -70,14 +70,14 @@ fn other_peoples_servers_keep_it() {
     }
 }
 
-struct Server {
+pub struct Server {
     program: &'static str,
     package: &'static str,
     /// The words SOCKET and IMAGE are replaced.
     words: &'static str,
 }
 
-const NBDKIT: Server = Server {
+pub const NBDKIT: Server = Server {
     program: "nbdkit",
     package: "nbdkit",
     words: "--foreground --exit-with-parent --unix SOCKET file IMAGE",
@@ -95,9 +95,9 @@ const QEMU: Server = Server {
     words: "--persistent --format=raw --export-name= --shared=8 --discard=unmap --socket=SOCKET IMAGE",
 };
 
-struct Foreign(&'static Server);
+pub struct Foreign(&'static Server);
 
-struct Process(Child);
+pub struct Process(Child);
 
 impl Drop for Process {
     fn drop(&mut self) {
@@ -110,7 +110,7 @@ impl Drop for Process {
 impl Foreign {
     /// `None` if the server is not installed; the skip is then reported.
     #[track_caller]
-    fn probe(server: &'static Server) -> Option<Foreign> {
+    pub fn probe(server: &'static Server) -> Option<Foreign> {
         let found = Command::new(server.program).arg("--version").stdout(Stdio::null()).status().is_ok();
         if !found {
             let Server { program, package, .. } = server;
@@ -120,7 +120,7 @@ impl Foreign {
     }
 
     /// Serves a new image of zeros.
-    fn serve(&self, size: u64) -> (TempDir, Process, String) {
+    pub fn serve(&self, size: u64) -> (TempDir, Process, String) {
         let dir = tempfile::tempdir().unwrap();
         let (image, socket) = (dir.path().join("image"), dir.path().join("socket"));
         std::fs::File::create(&image).unwrap().set_len(size).unwrap();

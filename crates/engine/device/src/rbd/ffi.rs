@@ -59,6 +59,7 @@ api! {
         fn rbd_open_read_only(Ptr, *const c_char, *mut Ptr, *const c_char) -> c_int;
         fn rbd_close(Ptr) -> c_int;
         fn rbd_get_size(Ptr, *mut u64) -> c_int;
+        fn rbd_resize(Ptr, u64) -> c_int;
         fn rbd_get_features(Ptr, *mut u64) -> c_int;
         fn rbd_metadata_set(Ptr, *const c_char, *const c_char) -> c_int;
         fn rbd_metadata_get(Ptr, *const c_char, *mut c_char, *mut usize) -> c_int;
@@ -313,6 +314,13 @@ impl Image {
         // SAFETY: live image, out pointer.
         check(unsafe { (self.api().rbd_get_size)(self.handle, &raw mut size) })?;
         Ok(size)
+    }
+
+    /// Makes the image larger, or smaller: what lies beyond the new end is lost. Waits until it is
+    /// done.
+    pub fn resize(&self, size: u64) -> Result<(), i32> {
+        // SAFETY: live image.
+        check(unsafe { (self.api().rbd_resize)(self.handle, size) })
     }
 
     pub fn features(&self) -> Result<u64, i32> {

@@ -31,6 +31,10 @@
 //! second. If the lock has an owner, the reader's device ends as if it were fenced, because what it
 //! has read so far and what it would read from then on need not belong to one moment.
 //!
+//! # The size
+//! An image is extended and truncated as a file is: the owner of the lock changes its size, which is
+//! durable when the call returns. An image that has been enlarged by other means is left as it is.
+//!
 //! # Errors that end the device
 //! `ESHUTDOWN` or `EROFS` mean that this client was fenced or has lost the lock: from then on every
 //! request fails with [`Error::Fenced`]. `ETIMEDOUT` means that the outcome is unknown: from then
@@ -41,6 +45,7 @@ mod ffi;
 
 use crate::interface::OPTIMAL_IO;
 use crate::location::RbdUri;
+use crate::sizes::Sizes;
 use crate::{Completion, CompletionSink, Device, DeviceStats, FuaKind, Geometry};
 use crate::{Op, OpenOptions, Request};
 use ffi::{Cluster, DISCARD_BYTES_MIN, Image, Landed, Pool};
@@ -76,7 +81,7 @@ thread_local! {
 
 pub struct RbdDevice {
     shared: Arc<Shared>,
-    geometry: Geometry,
+    sizes: Sizes,
     stats: DeviceStats,
     read_only: bool,
     /// Checks the lock for a reader that was asked to respect it.
@@ -214,7 +219,8 @@ impl RbdDevice {
         let serves = shared.clone();
         let thread = spawn_named("rbd", move || serves.serve()).map_err(|e| failed(e.to_string()))?;
         let (stats, read_only) = (DeviceStats::default(), options.read_only);
-        Ok(Arc::new(RbdDevice { shared, geometry, stats, read_only, watch, thread: Some(thread) }))
+        let sizes = Sizes::new(geometry);
+        Ok(Arc::new(RbdDevice { shared, sizes, stats, read_only, watch, thread: Some(thread) }))
     }
 
     /// Ends a reader's device if the image has a writer now.
@@ -518,7 +524,7 @@ impl Drop for RbdDevice {
 
 impl Device for RbdDevice {
     fn geometry(&self) -> &Geometry {
-        &self.geometry
+        self.sizes.now()
     }
 
     fn submit(&self, batch: Vec<Request>, sink: Arc<dyn CompletionSink>) {
@@ -532,7 +538,7 @@ impl Device for RbdDevice {
             };
             let changes = !matches!(op, Op::Read(_) | Op::Flush);
             let request = Request { tag, offset, op };
-            let checked = self.geometry.check_request(&request);
+            let checked = self.geometry().check_request(&request);
             let checked = checked.and_then(|()| if changes { self.writable() } else { self.check_lock() });
             let Request { op, .. } = request;
             match checked {
@@ -550,7 +556,7 @@ impl Device for RbdDevice {
     fn read(&self, offset: u64, buf: &mut IoBuf) -> Result<()> {
         let len = buf.len() as u64;
         self.stats.count_read(buf.len());
-        self.geometry.check("read", offset, len)?;
+        self.geometry().check("read", offset, len)?;
         match len {
             0 => Ok(()),
             _ => {
@@ -563,7 +569,7 @@ impl Device for RbdDevice {
     fn write(&self, offset: u64, buf: &IoBuf, fua: bool) -> Result<()> {
         let len = buf.len() as u64;
         self.stats.count_write(buf.len(), fua);
-        self.geometry.check("write", offset, len)?;
+        self.geometry().check("write", offset, len)?;
         self.writable()?;
         if len == 0 {
             return Ok(());
@@ -580,7 +586,7 @@ impl Device for RbdDevice {
     }
 
     fn discard(&self, offset: u64, len: u64) -> Result<()> {
-        self.geometry.check("discard", offset, len)?;
+        self.geometry().check("discard", offset, len)?;
         self.writable()?;
         match len {
             0 => Ok(()),
@@ -590,12 +596,46 @@ impl Device for RbdDevice {
     }
 
     fn write_zeroes(&self, offset: u64, len: u64) -> Result<()> {
-        self.geometry.check("write_zeroes", offset, len)?;
+        self.geometry().check("write_zeroes", offset, len)?;
         self.writable()?;
         match len {
             0 => Ok(()),
             _ => self.call("write_zeroes", offset, len, |image| image.write_zeroes(offset, len)),
         }
+    }
+
+    fn grow(&self, size: u64) -> Result<()> {
+        let has = self.geometry().size;
+        if size <= has {
+            return Ok(());
+        }
+        self.writable()?;
+        self.call("grow", has, size - has, |image| match image.size()? {
+            room if room < size => image.resize(size),
+            _ => Ok(()),
+        })?;
+        self.sizes.set(size);
+        Ok(())
+    }
+
+    fn cut(&self, size: u64) -> Result<()> {
+        let has = self.geometry().size;
+        if size >= has {
+            return Ok(());
+        }
+        self.writable()?;
+        // Refused from now on, since the library would make no error of a read beyond the end.
+        self.sizes.set(size);
+        self.call("truncate", size, has - size, |image| match image.size()? {
+            room if room > size => image.resize(size),
+            _ => Ok(()),
+        })
+    }
+
+    fn room(&self) -> Result<u64> {
+        let mut size = 0;
+        self.call("size", 0, 0, |image| image.size().map(|now| size = now))?;
+        Ok(size)
     }
 
     fn stats(&self) -> &DeviceStats {

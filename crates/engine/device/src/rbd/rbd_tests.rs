@@ -72,6 +72,37 @@ fn a_reader_ends_when_somebody_writes() {
     crate::open(&location, read_only).unwrap().read(0, &mut IoBuf::zeroed(1)).unwrap();
 }
 
+/// The owner of the lock changes the size, also while another handle looks; what it had before it
+/// was truncated reads as zeros when it has grown again.
+#[test]
+fn an_image_is_extended_and_truncated() {
+    let Some(conf) = cluster() else { return };
+    let location = image(&conf, SIZE);
+    let device = crate::open(&location, OpenOptions::default()).unwrap();
+    let size_now = || {
+        let read_only = OpenOptions { read_only: true, lock: false, ..OpenOptions::default() };
+        let other = crate::open(&location, read_only).unwrap();
+        assert!(matches!(other.grow(9 * SIZE), Err(Error::ReadOnly)));
+        assert!(matches!(other.cut(0), Err(Error::ReadOnly)));
+        (device.geometry().size, device.room().unwrap(), other.geometry().size)
+    };
+    let (last, data) = (SIZE - BLOCK_SIZE as u64, IoBuf::from_bytes(&[7; BLOCK_SIZE]));
+    device.write(last, &data, true).unwrap();
+    device.grow(4 * SIZE).unwrap();
+    assert_eq!(size_now(), (4 * SIZE, 4 * SIZE, 4 * SIZE));
+    device.write(4 * last, &data, true).unwrap();
+    device.grow(2 * SIZE).unwrap();
+    assert_eq!(size_now(), (4 * SIZE, 4 * SIZE, 4 * SIZE));
+    device.cut(SIZE / 2).unwrap();
+    assert_eq!(size_now(), (SIZE / 2, SIZE / 2, SIZE / 2));
+    assert!(device.read(last, &mut IoBuf::zeroed(1)).is_err(), "beyond the end");
+    // An image that was enlarged by other means is not truncated by a smaller growth.
+    device.grow(SIZE).unwrap();
+    let mut found = IoBuf::from_bytes(&[9; BLOCK_SIZE]);
+    device.read(last, &mut found).unwrap();
+    assert!(found.as_bytes().iter().all(|byte| *byte == 0));
+}
+
 /// The OSD is killed between a write and the flush that would have made it durable, and the client
 /// falls silent: it releases no lock, and is fenced. Every write that the OSD has acknowledged as
 /// durable is there after its restart.
