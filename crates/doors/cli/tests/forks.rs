@@ -376,8 +376,7 @@ db = sqlite3.connect(sys.argv[1] + '/db')
 print(db.execute('pragma integrity_check').fetchone()[0],
       db.execute('select count(*), max(n) from t').fetchone())
 ";
-    // With KEDGE_LONG=1 a hundred.
-    let of_each = if std::env::var_os("KEDGE_LONG").is_some_and(|v| v == "1") { 50 } else { 15 };
+    let of_each = if std::env::var_os("KEDGE_LONG").is_some_and(|v| v == "1") { 100 } else { 15 };
     let mut forks: Vec<(PathBuf, u64)> = Vec::new();
     for mode in ["wal", "delete"] {
         let mut writer =
@@ -406,6 +405,11 @@ print(db.execute('pragma integrity_check').fetchone()[0],
             writer.wait().unwrap();
         });
     }
+    println!(
+        "{} forks; the last ones of each mode had at least {:?} rows",
+        forks.len(),
+        [of_each - 1, 2 * of_each - 1].map(|n| forks[n].1)
+    );
     for (dir, least) in forks {
         let output = place.command("python3").args(["-c", check]).arg(&dir).output().unwrap();
         let said = String::from_utf8(output.stdout).unwrap();
