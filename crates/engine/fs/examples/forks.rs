@@ -1,9 +1,10 @@
 //! What forks cost, on an image file: `cargo run --release -p kedgefs --example forks -- IMAGE
-//! FILES`.
+//! FILES [BYTES]`.
 //!
-//! Makes a tree of FILES files of 4 KiB and prints the time and the bytes written of a fork of it,
-//! then the time of creations and fsyncs in the tree before it was forked, after it was forked, and
-//! in a fork, and last what a thousand forks do to them.
+//! Makes a tree of FILES files of BYTES each (4,096 by default, 0 leaves them empty) and prints the
+//! time and the bytes written of a fork of it, then the time of creations and fsyncs in the tree
+//! before it was forked, after it was forked, and in a fork, and last what a thousand forks do to
+//! them.
 
 use kedge_device::{Device, FileDevice, OpenOptions};
 use kedgefs::{Clock, FileSystem, FormatOptions, Ino, MountOptions, Owner, SystemClock};
@@ -81,6 +82,7 @@ fn main() -> Outcome<()> {
     let mut args = std::env::args().skip(1);
     let image = args.next().ok_or("which image file?")?;
     let files: u64 = args.next().map_or(Ok(1000), |n| n.parse())?;
+    let bytes: usize = args.next().map_or(Ok(4096), |n| n.parse())?;
     let _ = std::fs::remove_file(&image);
     let size = (files << 14).max(2 << 30);
     let device = FileDevice::create(std::path::Path::new(&image), size, OpenOptions::default())?;
@@ -93,7 +95,7 @@ fn main() -> Outcome<()> {
             dir = fs.mkdir(Ino::ROOT, format!("d{i}").as_bytes(), 0o755, Owner::default())?.ino;
         }
         let file = fs.create(dir, format!("file{i}").as_bytes(), 0o644, Owner::default())?;
-        fs.write(file.ino, 0, &[7; 4096])?;
+        fs.write(file.ino, 0, &vec![7; bytes])?;
     }
     fs.sync()?;
     fs.checkpoint()?;

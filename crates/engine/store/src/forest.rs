@@ -489,25 +489,27 @@ impl Forest {
         self.state.read().open.values().cloned().collect()
     }
 
+    /// Folds a figure of all open trees, beginning with that of the first. Each operation asks for
+    /// some, so with many forks a copy of the list would cost more than the operation.
+    fn fold<T>(&self, of: impl Fn(&Tree) -> T, join: impl Fn(T, T) -> T) -> T {
+        let first = of(&self.first().tree);
+        if !self.is_forked() {
+            return first;
+        }
+        self.state.read().open.values().fold(first, |all, member| join(all, of(&member.tree)))
+    }
+
     /// The height and the number of nodes of the largest tree.
     pub(crate) fn largest(&self) -> (u32, u64) {
-        let first = self.first();
-        let sizes = |tree: &Tree| (tree.height(), tree.node_count());
-        self.open_members().iter().fold(sizes(&first.tree), |(height, nodes), member| {
-            let (h, n) = sizes(&member.tree);
-            (height.max(h), nodes.max(n))
-        })
+        self.fold(|tree| (tree.height(), tree.node_count()), |a, b| (a.0.max(b.0), a.1.max(b.1)))
     }
 
     pub(crate) fn dirty_bytes(&self) -> usize {
-        let others = self.open_members();
-        self.first().tree.dirty_bytes() + others.iter().map(|member| member.tree.dirty_bytes()).sum::<usize>()
+        self.fold(Tree::dirty_bytes, usize::saturating_add)
     }
 
     pub(crate) fn cached_bytes(&self) -> usize {
-        let others = self.open_members();
-        self.first().tree.cached_bytes()
-            + others.iter().map(|member| member.tree.cached_bytes()).sum::<usize>()
+        self.fold(Tree::cached_bytes, usize::saturating_add)
     }
 
     pub(crate) fn cache_bytes(&self) -> u64 {
