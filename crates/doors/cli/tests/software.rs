@@ -1,7 +1,8 @@
 //! Common software on the mount: a database server that is killed or loses its file system, a
 //! build, mount(8) with an fstab.
 //!
-//! With `KEDGE_LONG=1` (`cargo xtask test --long`) PostgreSQL is also killed, and forked more often.
+//! With `KEDGE_LONG=1` (`cargo xtask test --long`) PostgreSQL is also killed, and forked more
+//! often.
 #![allow(clippy::unwrap_used)]
 
 mod common;

@@ -106,8 +106,9 @@ pub trait Device: Send + Sync + 'static {
         Err(Error::invalid(format!("{} has {has} bytes, {size} are wanted", self.name())))
     }
 
-    /// Gives up what lies beyond `size` bytes: a file and a Ceph image are truncated, durably. Block
-    /// devices and exports keep their size. Nothing beyond is read or written afterwards, unless the device grows again.
+    /// Gives up what lies beyond `size` bytes: a file and a Ceph image are truncated, durably.
+    /// Block devices and exports keep their size. Nothing beyond is read or written afterwards,
+    /// unless the device grows again.
     fn cut(&self, size: u64) -> Result<()> {
         let _ = size;
         Ok(())

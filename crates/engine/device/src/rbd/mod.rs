@@ -32,8 +32,9 @@
 //! has read so far and what it would read from then on need not belong to one moment.
 //!
 //! # The size
-//! An image is extended and truncated as a file is: the owner of the lock changes its size, which is
-//! durable when the call returns. An image that has been enlarged by other means is left as it is.
+//! An image is extended and truncated as a file is: the owner of the lock changes its size, which
+//! is durable when the call returns. An image that has been enlarged by other means is left as it
+//! is.
 //!
 //! # Errors that end the device
 //! `ESHUTDOWN` or `EROFS` mean that this client was fenced or has lost the lock: from then on every
