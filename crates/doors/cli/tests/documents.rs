@@ -18,6 +18,8 @@ use std::path::{Path, PathBuf};
 
 const ELSEWHERE_C: &str = "the page runs as a whole in the tests of kedgefs-capi, which has the library";
 
+const PACKAGES: &str = "needs podman and release builds; cargo xtask installs does it";
+
 const ELSEWHERE_PYTHON: &str =
     "the page runs as a whole in the tests of kedgefs-python, which has the package";
 
@@ -120,6 +122,26 @@ const ELSEWHERE: &[(&str, &str, &str)] = &[
         "docs/PERFORMANCE.md",
         "target/release/kedge-lab bench baseline --markdown --out docs/results/baseline.md",
         "measurements",
+    ),
+    (
+        "docs/KEEPER.md",
+        "KEDGE_KEEPER_DEATHS=1000 cargo test -p kedge --test keeper -- --nocapture deaths_of_the_server",
+        "a thousand deaths take minutes; the test has some without the variable",
+    ),
+    (
+        "docs/INSTALL.md",
+        "podman run --detach --name disk --device /dev/fuse --cap-add SYS_ADMIN --security-opt apparmor=unconfined --volume /srv:/srv:rshared kedgefs:0.1.0 mount --foreground --create 1G /srv/disk.kedge /srv/mnt",
+        PACKAGES,
+    ),
+    (
+        "docs/INSTALL.md",
+        "podman run --detach --name disk --volume /srv:/srv kedgefs:0.1.0 serve nfs --any-port /srv/disk.kedge",
+        PACKAGES,
+    ),
+    (
+        "docs/INSTALL.md",
+        "cargo xtask installs                 # all ways, or some: static arm64 brew nix image deb libraries wheel cargo",
+        PACKAGES,
     ),
     (
         "docs/CRASH_TESTING.md",
