@@ -54,7 +54,7 @@ enum Command {
     Now(live::NowArgs),
     /// Let calls on such a mount fail, wait, or trigger a crash
     Fault(live::FaultArgs),
-    /// Mount a directory in place of LazyFS: its configuration, commands and faults
+    /// Mount a directory in place of LazyFS, with its configuration and commands
     Lazyfs(Box<lazyfs::Args>),
 }
 
