@@ -11,6 +11,8 @@ use std::process::Command;
 
 pub const TARGETS: [&str; 2] = ["x86_64-unknown-linux-musl", "aarch64-unknown-linux-musl"];
 const PACKAGE: &str = "kedge";
+/// The profile of the workspace that makes small programs without symbols.
+const PROFILE: &str = "dist";
 /// The name that every package has, whichever program or library is in it.
 pub const NAME: &str = "kedgefs";
 const FORMULA: &str = "crates/doors/cli/packaging/kedgefs.rb.in";
@@ -92,18 +94,18 @@ fn formula(metadata: &Metadata, sums: &str, url: &str) -> Result<String> {
     Ok(text)
 }
 
-/// Builds the program for a target, without symbols.
+/// Builds the program for a target.
 fn build(metadata: &Metadata, target: &str) -> Result<PathBuf> {
     let linker = format!("CARGO_TARGET_{}_LINKER", target.to_uppercase().replace('-', "_"));
-    let mut cargo =
-        tools::cargo_command(&["rustc", "--locked", "--release", "-p", PACKAGE, "--target", target]);
+    let mut cargo = tools::cargo_command(&["rustc", "--locked", "--profile", PROFILE]);
+    cargo.args(["-p", PACKAGE, "--target", target]);
     // Functions with the same code become one: without it the program passes the limit of its size.
     cargo.args(["--bin", PACKAGE, "--", "-C", "link-arg=--icf=all"]);
     // Rust brings the linker and the C library of these targets.
-    cargo.env(linker, "rust-lld").env("CARGO_PROFILE_RELEASE_STRIP", "symbols");
+    cargo.env(linker, "rust-lld");
     tools::run(&mut cargo)
         .with_context(|| format!("is the target installed (rustup target add {target})?"))?;
-    Ok(metadata.target_directory.as_std_path().join(target).join("release").join(PACKAGE))
+    Ok(metadata.target_directory.as_std_path().join(target).join(PROFILE).join(PACKAGE))
 }
 
 fn copy(from: &Path, to: &Path) -> Result<()> {
