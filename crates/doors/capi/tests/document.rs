@@ -56,7 +56,7 @@ fn the_page_about_c() {
     fs::create_dir(&bin).unwrap();
     fs::create_dir(&home).unwrap();
     let cargo = format!(
-        "#!/bin/sh -eu\ntest \"$*\" = 'build --release -p kedgefs-capi'\nmkdir -p \"$CARGO_TARGET_DIR/release\"\n\
+        "#!/bin/sh -eu\ntest \"$*\" = 'build --profile release -p kedgefs-capi'\nmkdir -p \"$CARGO_TARGET_DIR/release\"\n\
          ln -s {} {} \"$CARGO_TARGET_DIR/release/\"\n",
         built("libkedgefs_c.so").display(),
         built("libkedgefs_c.a").display()

@@ -1,7 +1,7 @@
 //! The sentinel: the thread of a server by whose end the keeper sees that the server is dying.
 //!
 //! A process that is killed ends with its last thread, and only then does waitpid(2) return. The
-//! companion ([`crate::placement`]) has the policy `SCHED_IDLE`. Where programs compute on all
+//! companion (module `placement`) has the policy `SCHED_IDLE`. Where programs compute on all
 //! processors, such a thread gets its first time to end after seconds, and programs wait for the
 //! next server all the while. So the keeper gives each thread of a dying server the ordinary policy
 //! and all processors ([`hasten`]).

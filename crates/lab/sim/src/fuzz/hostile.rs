@@ -5,7 +5,7 @@
 //! superblock, an index entry, a bitmap, a node's header, a slot, an item of each kind, a child
 //! pointer, a log header, an edit of each kind. Half of the new values are absurd by themselves
 //! (zero, the largest numbers, places in the format's own areas), the other half only in their
-//! context (another file's block, a neighbour's key). [`judge`] checks what must hold for every
+//! context (another file's block, a neighbour's key). [`judge()`] checks what must hold for every
 //! image.
 //!
 //! # What must hold
