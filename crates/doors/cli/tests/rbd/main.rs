@@ -12,6 +12,7 @@ mod common;
 mod fence;
 mod input;
 mod load;
+mod resize;
 mod takeover;
 
 use common::{Place, Run, no_fuse, output_of, until};
