@@ -11,7 +11,7 @@ use std::process::Command;
 
 pub const TARGETS: [&str; 2] = ["x86_64-unknown-linux-musl", "aarch64-unknown-linux-musl"];
 const PACKAGE: &str = "kedge";
-/// The profile of the workspace that makes small programs without symbols.
+/// The profile of the workspace that makes small programs.
 const PROFILE: &str = "dist";
 /// The name that every package has, whichever program or library is in it.
 pub const NAME: &str = "kedgefs";
@@ -100,7 +100,8 @@ fn build(metadata: &Metadata, target: &str) -> Result<PathBuf> {
     let mut cargo = tools::cargo_command(&["rustc", "--locked", "--profile", PROFILE]);
     cargo.args(["-p", PACKAGE, "--target", target]);
     // Functions with the same code become one: without it the program passes the limit of its size.
-    cargo.args(["--bin", PACKAGE, "--", "-C", "link-arg=--icf=all"]);
+    // A profile that has another `opt-level` for the program's package would not strip it.
+    cargo.args(["--bin", PACKAGE, "--", "-C", "strip=symbols", "-C", "link-arg=--icf=all"]);
     // Rust brings the linker and the C library of these targets.
     cargo.env(linker, "rust-lld");
     tools::run(&mut cargo)
