@@ -164,23 +164,8 @@ pub fn run(mut args: Args) -> Result<ExitCode> {
 /// The keeper's process, which `kedge mount` has started.
 fn keep_in_background(args: &Args, words: &MountWords) -> Result<ExitCode> {
     let keep_stderr = args.log_file.is_some();
-    let child = background::Child::start(keep_stderr)?;
-    let mut live = false;
     let mount = mount(args, &args.image, &args.dir, words);
-    let kept = server_words(args).and_then(|words| {
-        keeper::run(&mount, &words, keep_stderr, || {
-            child.ready()?;
-            live = true;
-            Ok(())
-        })
-    });
-    kept.or_else(|e| match live {
-        true => Err(e),
-        false => {
-            child.failed(&e);
-            Ok(ExitCode::FAILURE)
-        }
-    })
+    background::run(keep_stderr, |live| keeper::run(&mount, &server_words(args)?, keep_stderr, live))
 }
 
 /// The words of the command line of a keeper's server.

@@ -14,7 +14,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitCode, Stdio};
 
 const READY: &str = "ready";
 /// The line of a process that serves.
@@ -81,6 +81,28 @@ pub fn open_log(path: &Path) -> Result<File> {
 /// The reason in the line of a process that does not serve.
 pub(crate) fn reason(line: &str) -> Option<&str> {
     line.trim_end().strip_prefix(FAILED)
+}
+
+/// Serves in the process that [`spawn`] started. `serve` calls its argument when the mount is live.
+/// Until then the parent gets the error, and afterwards the caller. `keep_stderr`: [`Child::start`].
+pub fn run(
+    keep_stderr: bool,
+    serve: impl FnOnce(&mut dyn FnMut() -> Result<()>) -> Result<ExitCode>,
+) -> Result<ExitCode> {
+    let child = Child::start(keep_stderr)?;
+    let mut live = false;
+    let served = serve(&mut || {
+        child.ready()?;
+        live = true;
+        Ok(())
+    });
+    match served {
+        Err(e) if !live => {
+            child.failed(&e);
+            Ok(ExitCode::FAILURE)
+        }
+        served => served,
+    }
 }
 
 /// The background process's end of the pipe that [`spawn`] made.

@@ -8,7 +8,7 @@
 //! A server gets both descriptors by inheritance: the keeper is the only process of the two that
 //! starts programs, and they are servers, or fusermount3, which ends at once.
 
-use crate::background::{Child, STARTED};
+use crate::background::{self, STARTED};
 use crate::engine;
 use crate::handover::{HANDED_OVER, Handovers, Program};
 use crate::image;
@@ -260,7 +260,7 @@ impl Keeper {
         }
         let status = server.wait().context("wait for a server")?;
         live?;
-        Ok(match (status.signal(), crate::background::reason(&line)) {
+        Ok(match (status.signal(), background::reason(&line)) {
             (_, Some(why)) => End::Refused(why.to_owned()),
             (Some(signal), None) => End::Died { signal, served },
             (None, None) if served && status.code() == Some(HANDED_OVER.into()) => End::Left,
@@ -304,23 +304,10 @@ pub fn serve(mount: &Mount<'_>, fds: KeptFds, keep_stderr: bool) -> Result<ExitC
     }
     let [connection, area] = [fds.connection, fds.area].map(os::inherited);
     let (connection, area) = (connection.context("the connection")?, area.context("the memory")?);
-    let child = Child::start(keep_stderr)?;
-    let mut live = false;
-    let served = Area::inherited(area).map(Life::begin).context("go on with the keeper's memory");
-    let served = served.and_then(|life| {
-        in_foreground_kept(mount, connection, life, || {
-            child.ready()?;
-            live = true;
-            Ok(())
-        })
-    });
-    match served {
-        Err(e) if !live => {
-            child.failed(&e);
-            Ok(ExitCode::FAILURE)
-        }
-        served => served.map(|()| ExitCode::SUCCESS),
-    }
+    background::run(keep_stderr, |live| {
+        let life = Area::inherited(area).map(Life::begin).context("go on with the keeper's memory")?;
+        in_foreground_kept(mount, connection, life, live).map(|()| ExitCode::SUCCESS)
+    })
 }
 
 /// The words of a server's command line that repeat those of its keeper.

@@ -30,20 +30,7 @@ pub struct Mount<'a> {
 /// Serves a mount in the process that [`background::spawn`] started. `keep_stderr` says that
 /// standard error is a log file. If the mount fails, the parent gets the error.
 pub fn in_background(mount: &Mount<'_>, keep_stderr: bool) -> Result<ExitCode> {
-    let child = background::Child::start(keep_stderr)?;
-    let mut live = false;
-    let served = in_foreground(mount, || {
-        child.ready()?;
-        live = true;
-        Ok(())
-    });
-    match served {
-        Err(e) if !live => {
-            child.failed(&e);
-            Ok(ExitCode::FAILURE)
-        }
-        served => served.map(|()| ExitCode::SUCCESS),
-    }
+    background::run(keep_stderr, |live| in_foreground(mount, live).map(|()| ExitCode::SUCCESS))
 }
 
 /// Opens, mounts, calls `live`, and serves until the mount has ended. The image is closed in any

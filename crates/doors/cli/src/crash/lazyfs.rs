@@ -82,22 +82,7 @@ struct Setup {
 
 pub fn run(args: &Args) -> Result<ExitCode> {
     if args.as_daemon {
-        let child = background::Child::start(false)?;
-        let mut is_live = false;
-        let served = set_up(args).and_then(|setup| {
-            serve(setup, false, || {
-                child.ready()?;
-                is_live = true;
-                Ok(())
-            })
-        });
-        return match served {
-            Err(e) if !is_live => {
-                child.failed(&e);
-                Ok(ExitCode::from(crate::FAILURE))
-            }
-            served => served.map(|()| ExitCode::SUCCESS),
-        };
+        return background::run(false, |live| serve(set_up(args)?, false, live).map(|()| ExitCode::SUCCESS));
     }
     let setup = set_up(args)?;
     mounts::detach_dead(&setup.dirs.mount, &setup.image)?;

@@ -151,20 +151,8 @@ struct Met {
 
 pub fn mount(args: MountArgs) -> Result<ExitCode> {
     if args.as_daemon {
-        let child = background::Child::start(args.log_file.is_some())?;
-        let mut is_live = false;
-        let served = serve(&args, || {
-            child.ready()?;
-            is_live = true;
-            Ok(())
-        });
-        return match served {
-            Err(e) if !is_live => {
-                child.failed(&e);
-                Ok(ExitCode::from(crate::FAILURE))
-            }
-            served => served.map(|()| ExitCode::SUCCESS),
-        };
+        let keep_stderr = args.log_file.is_some();
+        return background::run(keep_stderr, |live| serve(&args, live).map(|()| ExitCode::SUCCESS));
     }
     mounts::detach_dead(&args.dir, &args.image)?;
     mounts::refuse_busy(&args.dir)?;
