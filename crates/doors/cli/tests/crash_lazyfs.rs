@@ -135,24 +135,19 @@ fn a_crash_by_command_and_a_sequence_lose_what_is_not_synced() {
     again(&place);
     assert_eq!(read(&place, "log"), "aa\0\0cc");
 
-    command(&place, "lazyfs::crash::timing=before::op=fsync::from_rgx=lo[g]");
-    logged(&place, "received: VALID crash fault");
-    let mut log = File::options().append(true).open(place.path("mnt/log")).unwrap();
-    log.write_all(b"dd").unwrap();
-    log.sync_all().unwrap_err();
-    drop(log);
-    again(&place);
-    assert_eq!(read(&place, "log"), "aa\0\0cc");
-
     // After the fsync everything is there.
-    command(&place, "lazyfs::crash::timing=after::op=fsync::from_rgx=log");
-    logged(&place, "received: VALID crash fault");
-    let mut log = File::options().append(true).open(place.path("mnt/log")).unwrap();
-    log.write_all(b"dd").unwrap();
-    log.sync_all().unwrap_err();
-    drop(log);
-    again(&place);
-    assert_eq!(read(&place, "log"), "aa\0\0ccdd");
+    for (rule, left) in
+        [("before::op=fsync::from_rgx=lo[g]", "aa\0\0cc"), ("after::op=fsync::from_rgx=log", "aa\0\0ccdd")]
+    {
+        command(&place, &format!("lazyfs::crash::timing={rule}"));
+        logged(&place, "received: VALID crash fault");
+        let mut log = File::options().append(true).open(place.path("mnt/log")).unwrap();
+        log.write_all(b"dd").unwrap();
+        log.sync_all().unwrap_err();
+        drop(log);
+        again(&place);
+        assert_eq!(read(&place, "log"), left, "{rule}");
+    }
     place.unmount_and_check("root/lazyfs.kedge");
 }
 

@@ -90,8 +90,8 @@ fn a_reader_does_not_grow() {
     assert!(matches!(device.grow(2 * SIZE), Err(Error::ReadOnly)));
 }
 
-/// The server never answers a request of an old connection: the growth ends with it, and so does
-/// the device, whose new connections are alive.
+/// The server never replies to a request on an old connection. The growth fails when that request
+/// times out, and the device fails every later request, although its new connections work.
 #[test]
 fn a_growth_does_not_outlive_a_lost_request() {
     let servers = Servers::new();
