@@ -84,7 +84,8 @@ pub(crate) fn reason(line: &str) -> Option<&str> {
 }
 
 /// Serves in the process that [`spawn`] started. `serve` calls its argument when the mount is live.
-/// Until then the parent gets the error, and afterwards the caller. `keep_stderr`: [`Child::start`].
+/// Until then the parent gets the error, and afterwards the caller. `keep_stderr` says that
+/// standard error is a log file.
 pub fn run(
     keep_stderr: bool,
     serve: impl FnOnce(&mut dyn FnMut() -> Result<()>) -> Result<ExitCode>,
