@@ -215,8 +215,8 @@ impl<'a> Build<'a> {
         lost.iter().map(|n| self.history.last_without(*n)).min()
     }
 
-    /// These lost, at the last point at which they can be, and at the first point after event
-    /// `event`.
+    /// States in which the edits `lost` are lost: one at the last crash point at which all of them
+    /// can be missing, and one right after event `event`.
     fn lose(&self, lost: Vec<u32>, event: u32) -> impl Iterator<Item = Recipe> + use<> {
         let last = self.last_without(&lost);
         let places = last

@@ -88,9 +88,9 @@ struct State {
     started: usize,
     /// Of these, the workers that wait for a turn.
     waiting: usize,
-    /// Turns that are held.
+    /// Workers that hold a turn, which is the right to receive requests.
     receivers: usize,
-    /// Turns that may be held; at least one.
+    /// The most workers that may hold a turn; at least one.
     receivers_wanted: usize,
     /// The companion lost its turn while it serves a request: until it is back, others receive.
     companion_away: bool,

@@ -498,8 +498,7 @@ impl PinSet {
         self.own.load(Acquire) > 0 || self.inherited.iter().any(|p| p.load(Acquire) > 0)
     }
 
-    /// Takes over the pins of a node whose keys moved here. A pin that is no longer held need not
-    /// follow.
+    /// Takes over the pins of a node whose keys moved here, except those that are no longer held.
     pub(crate) fn inherit(&mut self, from: &PinSet) {
         self.inherited.retain(|p| p.load(Acquire) > 0);
         for pin in from.inherited.iter().chain([&from.own]) {

@@ -674,7 +674,7 @@ fn the_first_tree_is_rolled_back_in_one_step() {
         assert_eq!(fs.trees().len(), 3);
     };
     expect(&fs);
-    // What was known of the old contents finds nothing, open or not.
+    // Inode numbers of the old contents are stale, of open files, too.
     assert_eq!(errno(fs.getattr(file)), ESTALE);
     assert_eq!(errno(fs.write(file, 0, b"lost")), ESTALE);
     assert_eq!(errno(fs.read(file, 0, &mut [0; 10])), ESTALE);

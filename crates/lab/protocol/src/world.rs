@@ -19,7 +19,7 @@ const ITEMS: u64 = 100;
 pub struct File {
     pub value: u8,
     pub dirty: bool,
-    /// Its last data write.
+    /// The number of the last data write to the file.
     pub seq: u64,
     /// The block that was written and that no record names yet.
     pub put: Option<u8>,

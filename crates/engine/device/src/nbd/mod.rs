@@ -470,7 +470,7 @@ impl Shared {
         jobs.into_iter().for_each(|job| self.complete(job, Err(Error::OutcomeUnknown)));
     }
 
-    /// Ends connections that get no new requests, when theirs are answered.
+    /// Ends connections that get no new requests, after the replies to their last ones.
     fn retire(&self, served: Vec<Served>) {
         let state = self.state.lock();
         served.iter().for_each(|one| one.link.retire());

@@ -452,7 +452,7 @@ const SEEN: [(&str, &str, Figure); 4] = [
     ("migrations", "/s", Whereabouts::migrations),
 ];
 
-/// Whether the contestant can do it.
+/// Whether the contestant can run the load.
 fn fits(peer: Peer, load: &Load) -> bool {
     match peer {
         Peer::Raw => load.durable,

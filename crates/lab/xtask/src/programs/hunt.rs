@@ -308,7 +308,8 @@ impl Suite {
                 .context("explore")
         };
         let mut explored = explore(row.failures, EXPLAIN)?;
-        // The failures that ended the search lie before the first promise: is that all?
+        // Enough failures ended the search, but all lie before the first promise. Searches on for
+        // failures after it.
         if explored.status.code() == Some(4) {
             explored = explore(row.states, "0")?;
         }
