@@ -1,7 +1,7 @@
 //! The worker that runs on its client's processor. [`crate::placement`] says why and when.
 
 use crate::sys;
-use kedge_base::{Counter, spawn_named};
+use kedge_base::{Counter, JoinHandle, spawn_named};
 use rustix::process::{Pid, getpriority_process, setpriority_process};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::sync::Arc;
@@ -129,7 +129,7 @@ pub(crate) fn may_release() -> bool {
         // The kernel knows no higher value, so nothing was lowered.
         Ok(nice < NICE_MAX)
     };
-    let tried = spawn_named("kedge-fuse-try", lower).map(std::thread::JoinHandle::join);
+    let tried = spawn_named("kedge-fuse-try", lower).map(JoinHandle::join);
     matches!(tried, Ok(Ok(Ok(true))))
 }
 
