@@ -129,6 +129,8 @@ pub enum Variant {
     /// A reservation that waits for log space does not look at the space again once other threads
     /// can see that it waits.
     UngrantedReturn,
+    /// A log write takes a batch in which a record has its place and not yet its bytes.
+    UnfilledBatch,
     /// A call that changes something computes the inode number that it returns after it has left
     /// the gate.
     LateNumber,
@@ -146,6 +148,7 @@ impl Variant {
         Variant::UnwokenFreeze,
         Variant::LookBetweenEdits,
         Variant::UngrantedReturn,
+        Variant::UnfilledBatch,
         Variant::LateNumber,
         Variant::StaleEnd,
         Variant::SyncJoinsRunning,

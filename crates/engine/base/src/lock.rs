@@ -81,6 +81,8 @@ ranks! {
     /// An allocation group. Order 0 is the refill of the pool of node slots, order `group + 1` the
     /// group itself.
     AllocGroup = 90 no_io,
+    /// Records of a stripe of threads that no log write has taken yet.
+    LogLane = 95 no_io,
     /// The state of the log.
     LogState = 100 no_io,
     /// The state of the shared device flush. Released while the flush runs.

@@ -161,6 +161,9 @@ mod sink {
 #[cfg(feature = "trace")]
 pub use sink::{note, start, take};
 
+/// Whether this build notes events.
+pub const COLLECTS: bool = cfg!(feature = "trace");
+
 /// Nothing: the feature is off.
 #[cfg(not(feature = "trace"))]
 #[inline(always)]

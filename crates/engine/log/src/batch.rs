@@ -1,24 +1,23 @@
-//! A batch: the bytes of one log write, from the first append until they are on the device.
-//!
-//! The buffer is always zero from `used` on: it grows with zeros and shrinks only to block
-//! boundaries. So padding needs no work when the batch is sealed.
+//! A closed batch: one log write, from the moment at which its last record has a place until it is
+//! on the device.
 
+use crate::stage::Stage;
 use crate::stats::ForceCause;
 use kedge_base::{BLOCK_SIZE, Epoch, IoBuf, Lsn};
-use kedge_format::logwrite::{FRAME_SIZE, HEADER_SIZE, LogKey, WriteHeader};
+use kedge_format::logwrite::{HEADER_SIZE, LogKey, WriteHeader};
 
-/// Bytes by which the buffer grows for a short record. Its vector doubles what it allocates.
-const GROW: usize = 4 * BLOCK_SIZE;
-
-/// Records between two block-aligned positions. Open while records are appended, then sealed.
+/// Records between two block-aligned positions. None is empty.
 pub(crate) struct Batch {
     /// Position of the header.
     pub base: Lsn,
-    buf: IoBuf,
-    /// Bytes used, header included; [`HEADER_SIZE`] when there is no record.
-    used: usize,
-    pub records: u32,
-    /// Forces whose target is in this batch.
+    /// End of the last record.
+    pub head: Lsn,
+    pub wanted: Wanted,
+}
+
+/// What is known of the forces whose target is in a batch.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wanted {
     pub forces: u32,
     pub asked: Asked,
 }
@@ -32,6 +31,10 @@ pub(crate) enum Asked {
     ByOperation,
 }
 
+impl Wanted {
+    pub(crate) const NOT: Wanted = Wanted { forces: 0, asked: Asked::No };
+}
+
 impl Asked {
     pub(crate) fn by(cause: ForceCause) -> Asked {
         match cause {
@@ -43,88 +46,46 @@ impl Asked {
 }
 
 impl Batch {
-    pub(crate) fn new(base: Lsn, mut buf: IoBuf) -> Batch {
-        buf.resize(0);
-        Batch { base, buf, used: HEADER_SIZE, records: 0, forces: 0, asked: Asked::No }
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.records == 0
-    }
-
-    /// End of the last record; `base` if there is none, because an empty batch is never written.
-    pub(crate) fn head(&self) -> Lsn {
-        if self.is_empty() { self.base } else { Lsn(self.base.0 + self.used as u64) }
-    }
-
-    fn blocks(&self) -> usize {
-        if self.is_empty() { 0 } else { self.used.div_ceil(BLOCK_SIZE) }
-    }
-
-    /// Bytes on the device if it is sealed now.
+    /// Bytes on the device.
     pub(crate) fn padded(&self) -> u64 {
-        (self.blocks() * BLOCK_SIZE) as u64
+        (self.head.0 - self.base.0).next_multiple_of(BLOCK_SIZE as u64)
     }
 
-    /// Where the next batch starts if this one is sealed now.
+    /// Where the next batch starts.
     pub(crate) fn end(&self) -> Lsn {
         Lsn(self.base.0 + self.padded())
     }
 
-    pub(crate) fn fits(&self, record: usize, batch_bytes_max: usize) -> bool {
-        self.used + FRAME_SIZE + record <= batch_bytes_max
-    }
-
-    /// Appends a record with its frame. Returns its position.
-    pub(crate) fn push(&mut self, record: &[u8], batch_bytes_max: usize) -> Lsn {
-        let at = self.used;
-        let end = at + FRAME_SIZE + record.len();
-        if end > self.buf.len() {
-            // In small steps: the log's mutex is held while zeros are written.
-            let step = (self.buf.len() + GROW).min(batch_bytes_max);
-            self.buf.resize(end.max(step).div_ceil(BLOCK_SIZE));
-        }
-        let bytes = &mut self.buf.as_mut_bytes()[at..end];
-        bytes[..FRAME_SIZE].copy_from_slice(&(record.len() as u32).to_le_bytes());
-        bytes[FRAME_SIZE..].copy_from_slice(record);
-        self.used = end;
-        self.records += 1;
-        Lsn(self.base.0 + at as u64)
-    }
-
-    /// The log write, complete except for its header, which [`Write::seal`] computes outside of the
-    /// lock.
-    pub(crate) fn into_write(mut self, epoch: Epoch, tail_lsn: Lsn, durable_lsn: Lsn) -> Write {
-        let blocks = self.blocks();
-        self.buf.resize(blocks);
+    /// The log write, except for its records, which [`Write::fill`] adds without the log's mutex.
+    pub(crate) fn into_write(self, buf: IoBuf, epoch: Epoch, tail_lsn: Lsn, durable_lsn: Lsn) -> Write {
         let header = WriteHeader {
             epoch,
             lsn: self.base,
-            blocks: blocks as u32,
+            blocks: (self.padded() / BLOCK_SIZE as u64) as u32,
             tail_lsn,
             durable_lsn,
-            payload_bytes: (self.used - HEADER_SIZE) as u32,
-            records: self.records,
+            payload_bytes: (self.head.0 - self.base.0) as u32 - HEADER_SIZE as u32,
+            records: 0,
         };
-        Write { header, buf: self.buf, forces: self.forces, asked: self.asked }
-    }
-
-    /// Returns the buffer for reuse; its contents are no longer needed.
-    pub(crate) fn into_buf(self) -> IoBuf {
-        self.buf
+        Write { header, head: self.head, buf, wanted: self.wanted }
     }
 }
 
 /// A batch that a leader has taken to write it.
 pub(crate) struct Write {
     pub header: WriteHeader,
+    head: Lsn,
     pub buf: IoBuf,
-    pub forces: u32,
-    pub asked: Asked,
+    pub wanted: Wanted,
 }
 
 impl Write {
-    pub(crate) fn seal(&mut self, key: &LogKey) {
+    /// Adds the records, and the header that seals them.
+    pub(crate) fn fill(&mut self, stage: &Stage, key: &LogKey) {
+        // Padding and gaps are zero.
+        self.buf.resize(0);
+        self.buf.resize(self.header.blocks as usize);
+        self.header.records = stage.fill(self.header.lsn, self.head, &mut self.buf);
         self.header.seal(key, self.buf.as_mut_bytes());
     }
 }

@@ -1,5 +1,6 @@
 use super::*;
-use kedge_format::logwrite::{LogSecret, WRITE_BLOCKS_MAX};
+use crate::tip::Tip;
+use kedge_format::logwrite::{FRAME_SIZE, LogSecret, WRITE_BLOCKS_MAX};
 use proptest::prelude::*;
 
 const KEY: LogKey = LogKey { uuid: uuid::Uuid::from_u128(7), secret: LogSecret(*b"sixteen of bytes") };
@@ -14,32 +15,36 @@ proptest! {
         block in 0..1_000u64,
     ) {
         let base = Lsn(block * BLOCK_SIZE as u64);
-        let mut batch = Batch::new(base, IoBuf::default());
-        prop_assert_eq!((batch.head(), batch.end()), (base, base), "an empty batch takes no space");
+        let (tip, stage) = (Tip::new(base, MAX as u64), Stage::new());
+        prop_assert_eq!((tip.head(), tip.end(), tip.close()), (base, base, None), "an empty batch takes no space");
         let mut pushed: Vec<(Lsn, Vec<u8>)> = Vec::new();
         for (number, len) in lens.into_iter().enumerate() {
-            if !batch.fits(len, MAX) {
-                break;
-            }
             let record = vec![number as u8; len];
-            let before = batch.head();
-            let at = batch.push(&record, MAX);
+            let (head, end) = (tip.head(), tip.end());
+            let Some(placed) = tip.place(len) else { break };
             let gap = if number == 0 { HEADER_SIZE } else { 0 };
-            prop_assert_eq!(at, Lsn(before.0 + gap as u64), "records leave no gap");
-            prop_assert_eq!(batch.head(), Lsn(at.0 + (FRAME_SIZE + len) as u64));
-            let padding = batch.end().0 - batch.head().0;
-            prop_assert!(padding < BLOCK_SIZE as u64 && batch.end().0.is_multiple_of(BLOCK_SIZE as u64));
-            pushed.push((at, record));
+            prop_assert_eq!(placed.start, Lsn(head.0 + gap as u64), "records leave no gap");
+            prop_assert_eq!(placed.end, Lsn(placed.start.0 + (FRAME_SIZE + len) as u64));
+            prop_assert_eq!((placed.base, placed.end), (base, tip.head()));
+            prop_assert_eq!((placed.padded_end(), placed.grown), (tip.end(), tip.end().0 - end.0));
+            stage.lane().add(&placed, &record);
+            pushed.push((placed.start, record));
         }
-        let end = batch.end();
-        let mut write = batch.into_write(Epoch(3), Lsn(0), Lsn(0));
-        write.seal(&KEY);
+        let end = tip.end();
+        let (base, head) = tip.close().expect("records");
+        prop_assert_eq!((tip.head(), tip.base()), (end, end), "the next batch starts after the padding");
+        let batch = Batch { base, head, wanted: Wanted::NOT };
+        // The buffer of an earlier batch.
+        let old = IoBuf::from_bytes(&[0xaa; 3 * BLOCK_SIZE]);
+        let mut write = batch.into_write(old, Epoch(3), Lsn(0), Lsn(0));
+        write.fill(&stage, &KEY);
         let bytes = write.buf.as_bytes();
         prop_assert!(bytes.len() <= MAX);
         let header = WriteHeader::peek(&KEY, &bytes[..BLOCK_SIZE]).expect("a header");
         prop_assert_eq!(header, write.header);
-        prop_assert_eq!(header.end_lsn(), end);
+        prop_assert_eq!((header.end_lsn(), header.records as usize), (end, pushed.len()));
         prop_assert!(header.is_whole(&KEY, bytes));
+        prop_assert!(bytes[(head.0 - base.0) as usize..].iter().all(|byte| *byte == 0), "the padding is zero");
         let found = header.records(bytes).expect("frames that divide the payload");
         let pushed: Vec<(Lsn, &[u8])> = pushed.iter().map(|(at, record)| (*at, &record[..])).collect();
         prop_assert_eq!(found, pushed);

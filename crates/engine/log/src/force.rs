@@ -79,7 +79,7 @@ impl Log {
         }
         let mut wake = Wake::default();
         let mut state = shared.state.lock();
-        let target = upto.min(state.open.head());
+        let target = upto.min(state.tip.head());
         let now = match state.check_alive() {
             Err(error) => Some(Err(error)),
             Ok(()) if state.durable >= target => Some(Ok(())),
@@ -118,7 +118,7 @@ impl Shared {
     fn force(&self, upto: Lsn, cause: ForceCause) -> Result<()> {
         let mut parker = None;
         let mut state = self.state.lock();
-        let target = upto.min(state.open.head());
+        let target = upto.min(state.tip.head());
         state.count_target(target, cause);
         loop {
             state.check_alive()?;
@@ -149,9 +149,7 @@ impl Shared {
 
     /// Takes the oldest unwritten batch to write it.
     pub(crate) fn take(&self, state: &mut State, wake: &mut Wake) -> Write {
-        let write = state.take(self.epoch, wake);
-        self.head.0.store(state.open.head().0, Release);
-        write
+        state.take(self.epoch, wake)
     }
 
     /// A leader's work: barrier, seal, write, wake. After the barrier, all records in the batch
@@ -172,7 +170,7 @@ impl Shared {
             }
             barrier_over = self.clock.monotonic();
             self.check_alive()?;
-            write.seal(&self.key);
+            write.fill(&self.stage, &self.key);
             trace::note(|| Event::LogWrite { end: write.header.end_lsn() });
             self.ring.write(&*self.device, write.header.lsn, &write.buf)
         });
@@ -180,11 +178,11 @@ impl Shared {
             tracing::error!(%error, lsn = %write.header.lsn, "log write not made, the log shuts down");
         } else {
             self.stats.writes.inc();
-            self.stats.commits.add((write.asked > Asked::No).into());
-            self.stats.commits_requested.add((write.asked > Asked::ByTimer).into());
+            self.stats.commits.add((write.wanted.asked > Asked::No).into());
+            self.stats.commits_requested.add((write.wanted.asked > Asked::ByTimer).into());
             self.stats.bytes_written.add(write.buf.len() as u64);
             self.stats.group_records.record(write.header.records.into());
-            self.stats.group_forces.record(write.forces.into());
+            self.stats.group_forces.record(write.wanted.forces.into());
             let (end, done) = (write.header.end_lsn(), self.clock.monotonic());
             self.stats.write_latency.record(done.saturating_sub(started).as_nanos() as u64);
             self.recent.push(WriteTimes { end, began: started, flushed: barrier_over, done });

@@ -4,12 +4,13 @@
 //! # Life of a record
 //! 1. **reserve** (`reserve`): promises log bytes. This is the only step that may wait, for space
 //!    or for memory. Where the ring has holes, it fills them ahead of the log (`backing`).
-//! 2. **append** (`append`): copies the record into the *open batch* at its final position, which
-//!    is its LSN. It waits for no space and does no IO.
+//! 2. **append** (`append`): gives the record its final position in the *open batch*, which is its
+//!    LSN, and keeps its bytes (`tip`, `stage`). It waits for no space and does no IO.
 //! 3. **seal** (`batch`): the open batch is closed and padded to a block. The next one starts after
 //!    the padding.
-//! 4. **force** (`force`): a leader writes the oldest batch with one FUA write (group commit). A
-//!    force that waits for a record in it returns once everything before it is durable too.
+//! 4. **force** (`force`): a leader collects the bytes of the oldest batch and writes it with one
+//!    FUA write (group commit). A force that waits for a record in it returns once everything
+//!    before it is durable too.
 //! 5. **tail** (`tail`): a checkpoint makes the record unnecessary. Its place in the ring may be
 //!    reserved again.
 //! 6. **scan** (`scan`): after a crash, recovery finds what was forced and not checkpointed.
@@ -33,17 +34,18 @@
 //! # Files
 //! A file uses only those before it:
 //! 1. values: `config`, `stats`, `ring` (positions), `wait` (waiters);
-//! 2. the state and its transitions, without IO and without waiting: `batch`, `room` and `queue`
-//!    (log bytes), `backing` (holes), `state`;
+//! 2. the state and its transitions, without IO and without waiting: `room` and `queue` (log
+//!    bytes), `tip` and `stage` (places and bytes of records), `batch`, `backing` (holes), `state`;
 //! 3. `shared`: the locked state beside the device, the clock and the barrier;
 //! 4. operations: `reserve`, `append`, `tail`, `force`, then `writer`;
 //! 5. this file puts the log together. Recovery's `scan` uses only `config` and `ring`.
 //!
 //! # Locks
-//! One short mutex (`Rank::LogState`) guards everything above, except that most reservations change
-//! one atomic number instead (`room`). The mutex is never held across IO, a
-//! barrier or a callback. Each waiter sleeps on its own parker (`Rank::Leaf`), so a completed write
-//! wakes only the waiters whose force it completes.
+//! One short mutex (`Rank::LogState`) guards everything above, except that most reservations and
+//! appends change one atomic number instead (`room`, `tip`). An append copies its record under the
+//! lock of its lane (`Rank::LogLane`, `stage`). None of these is held across IO, a barrier or a
+//! callback. Each waiter sleeps on its own parker (`Rank::Leaf`), so a completed write wakes only
+//! the waiters whose force it completes.
 #![forbid(unsafe_code)]
 #![warn(unreachable_pub)]
 
@@ -58,9 +60,11 @@ mod ring;
 mod room;
 pub mod scan;
 mod shared;
+mod stage;
 mod state;
 mod stats;
 mod tail;
+mod tip;
 mod wait;
 mod writer;
 
@@ -81,8 +85,8 @@ use kedge_base::lock::{Condvar, Mutex, Rank};
 use kedge_base::{BLOCK_SIZE, Clock, Error};
 use kedge_device::Device;
 use ring::Ring;
-use room::Line;
 use shared::Shared;
+use stage::Stage;
 use state::State;
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -114,11 +118,12 @@ impl Log {
             epoch: config.epoch,
             ring,
             room: state.reserve.room.clone(),
+            tip: state.tip.clone(),
+            stage: Stage::new(),
             state: Mutex::new(Rank::LogState, state),
             writers: Condvar::new(),
             backed: Condvar::new(),
             pressure: Mutex::new(Rank::Leaf, None),
-            head: Line(AtomicU64::new(config.head.0)),
             durable: AtomicU64::new(config.head.0),
             tail: AtomicU64::new(config.tail.0),
             dead: AtomicBool::new(false),

@@ -43,42 +43,24 @@ struct Waiter {
 pub(crate) struct ReserveQueue {
     pub room: Arc<Room>,
     pub staged_max: u64,
-    /// The most that was reserved at once when a record was appended or a waiter was served.
-    pub reserved_max: u64,
-    pub promised: u64,
     normal: VecDeque<Waiter>,
     reclaim: VecDeque<Waiter>,
 }
 
 impl ReserveQueue {
     pub(crate) fn new(room: Arc<Room>, staged_max: u64) -> ReserveQueue {
-        ReserveQueue {
-            room,
-            staged_max,
-            reserved_max: 0,
-            promised: 0,
-            normal: VecDeque::new(),
-            reclaim: VecDeque::new(),
-        }
+        ReserveQueue { room, staged_max, normal: VecDeque::new(), reclaim: VecDeque::new() }
     }
 
     pub(crate) fn is_waited_for(&self) -> bool {
         !self.normal.is_empty() || !self.reclaim.is_empty()
     }
 
-    /// Bytes held by reservations, of a log that uses `used`. Other threads reserve and return
-    /// bytes meanwhile.
+    /// Bytes held by reservations, of a log that used `used` just before. Other threads reserve,
+    /// append and return bytes meanwhile: what they append is taken before it is used.
     pub(crate) fn reserved(&self, used: u64) -> u64 {
-        self.reserved_of(self.room.taken(), used)
-    }
-
-    fn reserved_of(&self, taken: u64, used: u64) -> u64 {
-        taken.checked_sub(used + self.promised).expect("what the log uses and has promised is taken")
-    }
-
-    /// Notes what reservations held at a moment at which `taken` bytes were taken.
-    pub(crate) fn note_reserved(&mut self, taken: u64, used: u64) {
-        self.reserved_max = self.reserved_max.max(self.reserved_of(taken, used));
+        let given = used + self.room.promised();
+        self.room.taken().checked_sub(given).expect("what the log uses and has promised is taken")
     }
 
     pub(crate) fn must_queue(&self, class: ReserveClass) -> bool {

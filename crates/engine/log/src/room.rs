@@ -10,8 +10,9 @@
 //! 1. `taken = used + reserved + promised` of [`crate::queue`], or more. Bytes are
 //!    taken before the ring is filled with them, and returned after they are free. So the number is
 //!    never too low, and the ring never overflows.
-//! 2. `used` and `promised` change only under the log's mutex; so under it `reserved` is the rest
-//!    of `taken`.
+//! 2. `promised` changes only under the log's mutex, and `used` shrinks only under it. So a thread
+//!    that holds the mutex and reads `used` before `taken` gets `reserved` as the rest, and perhaps
+//!    what others have appended in between.
 //! 3. While a flag is set, reservations take the mutex and look at everything. The flags change
 //!    under the mutex only. A thread that read them just before a change acts as if it had come
 //!    before the change: it takes no more than fits ([`Room::try_take`]). The flag for holes is
@@ -21,6 +22,7 @@
 //!    four are sequentially consistent. So the waiter sees the bytes, or the other thread the flag;
 //!    that thread then takes the mutex and grants.
 
+use kedge_base::Counter;
 use kedge_base::atomic::AtomicU64;
 use kedge_base::atomic::Ordering::{Relaxed, SeqCst};
 
@@ -37,6 +39,9 @@ pub(crate) const HOLES: u64 = 8;
 pub(crate) struct Room {
     ring: u64,
     taken: Line,
+    promised: AtomicU64,
+    /// The most that was reserved when a record was appended or a waiter was served.
+    reserved_max: Counter,
     /// Why a reservation must take the mutex.
     flags: Line,
 }
@@ -58,11 +63,13 @@ pub(crate) struct Line(pub AtomicU64);
 impl Room {
     /// `used`: between tail and head at opening.
     pub(crate) fn new(ring: u64, used: u64) -> Room {
-        Room { ring, taken: Line(AtomicU64::new(used)), flags: Line(AtomicU64::new(0)) }
-    }
-
-    pub(crate) fn ring(&self) -> u64 {
-        self.ring
+        Room {
+            ring,
+            taken: Line(AtomicU64::new(used)),
+            promised: AtomicU64::new(0),
+            reserved_max: Counter::new(),
+            flags: Line(AtomicU64::new(0)),
+        }
     }
 
     /// Bytes of the ring that reservations of `class` may fill.
@@ -72,6 +79,36 @@ impl Room {
 
     pub(crate) fn taken(&self) -> u64 {
         self.taken.0.load(SeqCst)
+    }
+
+    /// Bytes that are promised to records for which there is no reservation yet.
+    pub(crate) fn promised(&self) -> u64 {
+        self.promised.load(Relaxed)
+    }
+
+    /// Changes them by `delta`, and what is taken. The mutex is held.
+    pub(crate) fn promise(&self, delta: i64) -> Option<Returned> {
+        let promised = self.promised().checked_add_signed(delta).expect("a promise is kept at most once");
+        if delta < 0 {
+            self.promised.store(promised, Relaxed);
+            return Some(self.give_back(delta.unsigned_abs()));
+        }
+        self.take(delta as u64);
+        self.promised.store(promised, Relaxed);
+        None
+    }
+
+    /// Notes what reservations held at a moment at which `taken` bytes were taken. An estimate if
+    /// other threads append or promise meanwhile.
+    pub(crate) fn note_reserved(&self, taken: u64, used: u64) {
+        let reserved = taken.saturating_sub(used + self.promised());
+        if reserved > self.reserved_max.get() {
+            self.reserved_max.raise(reserved);
+        }
+    }
+
+    pub(crate) fn reserved_max(&self) -> u64 {
+        self.reserved_max.get()
     }
 
     /// Takes `charge` bytes if they fit. Returns whether it did.

@@ -2,9 +2,11 @@
 //! shutdown.
 
 use crate::ring::Ring;
-use crate::room::{Line, Room};
+use crate::room::Room;
+use crate::stage::Stage;
 use crate::state::{State, after_shutdown};
 use crate::stats::{LogStats, Recent};
+use crate::tip::Tip;
 use crate::wait::Wake;
 use kedge_base::atomic::Ordering::{Acquire, Release};
 use kedge_base::atomic::{AtomicBool, AtomicU64};
@@ -40,8 +42,10 @@ pub(crate) struct Shared {
     pub key: LogKey,
     pub epoch: Epoch,
     pub ring: Ring,
-    /// The same as that of `state`.
+    /// The same as those of `state`.
     pub room: Arc<Room>,
+    pub tip: Arc<Tip>,
+    pub stage: Stage,
     pub state: Mutex<State>,
     /// Where writer threads sleep.
     pub writers: Condvar,
@@ -49,7 +53,6 @@ pub(crate) struct Shared {
     pub backed: Condvar,
     pub pressure: Mutex<Option<Weak<dyn SpacePressure>>>,
     // Copies of fields that `state` guards, for readers without the lock.
-    pub head: Line,
     pub durable: AtomicU64,
     pub tail: AtomicU64,
     pub dead: AtomicBool,

@@ -2,12 +2,13 @@
 //! happen after the mutex is released is collected in a [`Wake`].
 
 use crate::backing::{Backing, spare};
-use crate::batch::{Asked, Batch, Write};
+use crate::batch::{Asked, Batch, Wanted, Write};
 use crate::config::{IN_FLIGHT_MAX, LogConfig};
 use crate::queue::ReserveQueue;
 use crate::ring::Ring;
 use crate::room::{DEAD, HOLES, ReserveClass, Room, STAGED, WAITED};
 use crate::stats::ForceCause;
+use crate::tip::Tip;
 use crate::wait::{Callback, ForceWaiter, Parker, Signal, WaiterKind, Wake};
 use kedge_base::JoinHandle;
 use kedge_base::broken::{self, Variant};
@@ -27,11 +28,12 @@ struct InFlight {
 pub(crate) struct State {
     /// Fixed after opening.
     pub in_flight_max: usize,
-    pub batch_bytes_max: usize,
 
-    /// The batch that takes appends.
-    pub open: Batch,
-    /// Full batches not yet handed to a leader; in LSN order, right before `open`.
+    /// The batch that takes appends. Appends change it without the mutex.
+    pub tip: Arc<Tip>,
+    /// The forces whose target is in it.
+    pub wanted: Wanted,
+    /// Full batches not yet handed to a leader; in LSN order, right before the open one.
     pub sealed: VecDeque<Batch>,
     /// Batches handed to leaders, in LSN order, right before `sealed`. A completed one keeps its
     /// slot until all before it are completed. So no write starts more than `in_flight_max` writes
@@ -69,10 +71,11 @@ pub(crate) struct State {
 impl State {
     pub(crate) fn new(config: &LogConfig, ring: Ring, backing: Backing) -> State {
         let room = Arc::new(Room::new(ring.bytes(), config.head.0 - config.tail.0));
+        let batch_bytes_max = (u64::from(WRITE_BLOCKS_MAX) * BLOCK_SIZE as u64).min(ring.bytes());
         let state = State {
             in_flight_max: config.in_flight_max.clamp(1, IN_FLIGHT_MAX),
-            batch_bytes_max: (WRITE_BLOCKS_MAX as usize * BLOCK_SIZE).min(ring.bytes() as usize),
-            open: Batch::new(config.head, IoBuf::default()),
+            tip: Arc::new(Tip::new(config.head, batch_bytes_max)),
+            wanted: Wanted::NOT,
             sealed: VecDeque::new(),
             in_flight: VecDeque::new(),
             taken: config.head,
@@ -116,9 +119,10 @@ impl State {
         self.in_flight.iter().filter(|w| !w.done).map(|w| w.forces).sum()
     }
 
-    /// Bytes of the ring between the tail and the end of the open batch, padding included.
+    /// Bytes of the ring between the tail and the end of the open batch, padding included. Appends
+    /// make it grow at any time.
     pub(crate) fn used(&self) -> u64 {
-        self.open.end().0 - self.tail.0
+        self.tip.end().0 - self.tail.0
     }
 
     /// Fails with the reason once the log is shut down.
@@ -129,53 +133,49 @@ impl State {
         }
     }
 
-    /// Closes the open batch, which holds records, and starts the next after its padding.
-    fn close_open(&mut self) -> Batch {
-        let next = Batch::new(self.open.end(), self.pool.pop().unwrap_or_default());
-        let batch = std::mem::replace(&mut self.open, next);
-        trace::note(|| Event::Sealed { end: self.open.base });
+    /// Closes the open batch, if it holds records, and starts the next after its padding.
+    fn close_open(&mut self) -> Option<Batch> {
+        let (base, head) = self.tip.close()?;
+        let batch = Batch { base, head, wanted: std::mem::replace(&mut self.wanted, Wanted::NOT) };
+        trace::note(|| Event::Sealed { end: batch.end() });
         self.staged += batch.padded();
         self.note_flags();
-        self.write_starts.push_back(batch.base);
-        batch
+        self.write_starts.push_back(base);
+        Some(batch)
     }
 
     /// Queues the open batch for writing, if it holds records.
     pub(crate) fn seal_open(&mut self, wake: &mut Wake) {
-        if self.open.is_empty() {
-            return;
-        }
-        let batch = self.close_open();
+        let Some(batch) = self.close_open() else { return };
         if self.dead.is_some() {
             // The batch will never be written, and the queue of sealed batches must not grow
             // without bound.
-            self.drop_sealed(batch);
+            self.drop_sealed(&batch);
         } else {
             self.sealed.push_back(batch);
             self.pump(wake);
         }
     }
 
-    fn drop_sealed(&mut self, batch: Batch) {
+    fn drop_sealed(&mut self, batch: &Batch) {
         self.staged -= batch.padded();
         self.note_flags();
-        self.recycle(batch.into_buf());
     }
 
     /// Hands the oldest unwritten batch to the caller. The caller must write it, then call
     /// [`State::leave`], and then [`State::complete`] or [`State::latch`].
     pub(crate) fn take(&mut self, epoch: Epoch, wake: &mut Wake) -> Write {
-        let batch = self.sealed.pop_front().unwrap_or_else(|| self.close_open());
-        assert!(!batch.is_empty() && batch.base == self.taken, "batches are written in order, none empty");
+        let batch = self.sealed.pop_front().or_else(|| self.close_open()).expect("there is a batch to write");
+        assert_eq!(batch.base, self.taken, "batches are written in order");
         self.taken = batch.end();
-        self.in_flight.push_back(InFlight { end: self.taken, forces: batch.forces, done: false });
+        self.in_flight.push_back(InFlight { end: self.taken, forces: batch.wanted.forces, done: false });
         self.pump(wake);
-        batch.into_write(epoch, self.tail, self.durable)
+        batch.into_write(self.pool.pop().unwrap_or_default(), epoch, self.tail, self.durable)
     }
 
     /// Ends a leader's write, whether it succeeded or not.
     pub(crate) fn leave(&mut self, write: Write) {
-        self.staged -= write.buf.len() as u64;
+        self.staged -= write.header.end_lsn().0 - write.header.lsn.0;
         self.note_flags();
         self.recycle(write.buf);
     }
@@ -223,13 +223,13 @@ impl State {
         self.reserve.refuse_all(&after_shutdown(reason), wake);
         self.note_flags();
         while let Some(batch) = self.sealed.pop_front() {
-            self.drop_sealed(batch);
+            self.drop_sealed(&batch);
         }
         wake.writers_all = true;
     }
 
     fn recycle(&mut self, buf: IoBuf) {
-        if self.pool.len() < self.in_flight_max + 1 {
+        if self.pool.len() < self.in_flight_max {
             self.pool.push(buf);
         }
     }
@@ -238,7 +238,7 @@ impl State {
 
     /// Whether a leader may take a batch now, if there is one.
     pub(crate) fn may_start(&self) -> bool {
-        let gathered = !self.sealed.is_empty() || self.open.forces >= self.forces_in_flight().max(1);
+        let gathered = !self.sealed.is_empty() || self.wanted.forces >= self.forces_in_flight().max(1);
         gathered && self.in_flight() < self.in_flight_max
     }
 
@@ -273,11 +273,11 @@ impl State {
     /// only the open one needs the count.
     pub(crate) fn count_target(&mut self, target: Lsn, cause: ForceCause) {
         let asked = Asked::by(cause);
-        if target > self.open.base {
-            self.open.forces += 1;
-            self.open.asked = self.open.asked.max(asked);
+        if target > self.tip.base() {
+            self.wanted.forces += 1;
+            self.wanted.asked = self.wanted.asked.max(asked);
         } else if let Some(batch) = self.sealed.iter_mut().rfind(|batch| batch.base < target) {
-            batch.asked = batch.asked.max(asked);
+            batch.wanted.asked = batch.wanted.asked.max(asked);
         }
     }
 
@@ -295,7 +295,8 @@ impl State {
     pub(crate) fn grant(&mut self, wake: &mut Wake) {
         if self.reserve.is_waited_for() {
             self.reserve.grant(self.staged, wake);
-            self.reserve.note_reserved(self.reserve.room.taken(), self.used());
+            let used = self.used();
+            self.reserve.room.note_reserved(self.reserve.room.taken(), used);
             self.note_flags();
         }
     }
@@ -330,13 +331,6 @@ impl State {
         {
             wake.signals.push((parker.clone(), Signal::Look));
         }
-    }
-
-    /// The ring beyond the tail's next lap holds log that is still needed: a panic is better than
-    /// overwriting it.
-    pub(crate) fn assert_within_ring(&self) {
-        let (used, ring) = (self.used(), self.reserve.room.ring());
-        assert!(used <= ring, "log of {used} bytes in a ring of {ring}");
     }
 
     /// Grants a reservation, or returns why it has to wait.

@@ -28,7 +28,7 @@ pub struct LogSpace {
 impl Log {
     /// End of the last record appended.
     pub fn head_lsn(&self) -> Lsn {
-        Lsn(self.shared.head.0.load(Acquire))
+        self.shared.tip.head()
     }
 
     /// Everything below is durable.
@@ -56,11 +56,11 @@ impl Log {
             return;
         }
         assert!(lsn <= state.durable, "tail {lsn} beyond the durable log {}", state.durable);
-        let opened_before = state.write_starts.front().copied().unwrap_or(state.open.base);
+        let opened_before = state.write_starts.front().copied().unwrap_or(state.tip.base());
         while state.write_starts.front().is_some_and(|&start| start < lsn) {
             state.write_starts.pop_front();
         }
-        let next = state.write_starts.front().copied().unwrap_or(state.open.base);
+        let next = state.write_starts.front().copied().unwrap_or(state.tip.base());
         assert!(lsn == next || lsn <= opened_before, "tail {lsn} lies in the middle of a log write");
         let freed = lsn.0 - state.tail.0;
         state.tail = lsn;
@@ -79,12 +79,7 @@ impl Log {
     pub fn promise(&self, delta: i64) {
         let mut wake = Wake::default();
         let mut state = self.shared.state.lock();
-        let promised =
-            state.reserve.promised.checked_add_signed(delta).expect("a promise is kept at most once");
-        state.reserve.promised = promised;
-        if delta >= 0 {
-            self.shared.room.take(delta as u64);
-        } else if self.shared.room.give_back(delta.unsigned_abs()).waited {
+        if self.shared.room.promise(delta).is_some_and(|returned| returned.waited) {
             state.grant(&mut wake);
         }
         drop(state);
@@ -105,9 +100,9 @@ impl Log {
     pub fn space(&self) -> LogSpace {
         let state = self.shared.state.lock();
         let ring = self.shared.ring.bytes();
-        let (used, promised) = (state.used(), state.reserve.promised);
+        let (used, promised) = (state.used(), self.shared.room.promised());
         let reserved = state.reserve.reserved(used);
-        let reserved_bytes_max = state.reserve.reserved_max.max(reserved);
+        let reserved_bytes_max = self.shared.room.reserved_max().max(reserved);
         drop(state);
         let free = ring.saturating_sub(used + reserved + promised);
         LogSpace {

@@ -71,6 +71,7 @@ pub fn counterpart(variant: Variant) -> Counterpart {
         | Variant::LookBetweenEdits
         | Variant::CloseBesideChanges
         | Variant::UngrantedReturn
+        | Variant::UnfilledBatch
         | Variant::LateNumber
         | Variant::StaleEnd => None(MEMORY),
         Variant::ShortWhole | Variant::ForgetLosses | Variant::TouchInWriteback => None(ANSWERS),

@@ -26,6 +26,7 @@ const FINDS: &[(Variant, &str, u64)] = &[
     (Variant::GroupedAckEarly, "fsyncs", 0),
     (Variant::WaitWithoutLook, "fsyncs", 0),
     (Variant::UngrantedReturn, "space", 0),
+    (Variant::UnfilledBatch, "space", 0),
     (Variant::LateNumber, "roots", 3840),
     (Variant::StaleEnd, "punched", 0),
     (Variant::SyncJoinsRunning, "syncs", 0),
