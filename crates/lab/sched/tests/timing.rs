@@ -169,6 +169,40 @@ fn switches_wake_ups_and_cache_lines_cost_what_they_are_said_to() {
     assert!(profile.time("worker", Kind::CacheLine) > us(1400), "{:?}", profile.rows);
 }
 
+/// A thread that comes to a line at 51 µs does not wait for one that comes at 100 µs, though loads
+/// brought the second one there without a pass of the turn.
+#[test]
+fn a_cache_line_goes_to_the_thread_that_comes_first() {
+    use kedge_base::atomic::{AtomicU64, Ordering::AcqRel};
+    #[repr(align(64))]
+    #[derive(Default)]
+    struct Line(AtomicU64);
+    let lines: Arc<Vec<Line>> = Arc::new((0..51).map(|_| Line::default()).collect());
+    let (wanted, ended) = (lines.clone(), Arc::new(parking_lot::Mutex::new(Duration::ZERO)));
+    let end = ended.clone();
+    let work: Work = Arc::new(move |machine, i| {
+        let (first, others) = lines.split_first().expect("there are lines");
+        match i {
+            0 => others.iter().for_each(|line| _ = line.0.fetch_add(1, AcqRel)),
+            1 => {
+                compute(machine, us(50));
+                others.iter().for_each(|line| _ = line.0.load(kedge_base::atomic::Ordering::Acquire));
+                first.0.fetch_add(1, AcqRel);
+            }
+            _ => {
+                compute(machine, us(51));
+                let start = SystemClock::default().monotonic();
+                first.0.fetch_add(1, AcqRel);
+                *end.lock() = SystemClock::default().monotonic().saturating_sub(start);
+            }
+        }
+    });
+    let hardware = Hardware { transfer: 1000, ..Hardware::ideal(4) };
+    took(hardware, FREE, 3, work);
+    assert_eq!(*ended.lock(), Duration::ZERO, "the line was fresh");
+    assert_eq!(wanted[0].0.load(kedge_base::atomic::Ordering::Relaxed), 2);
+}
+
 /// A thread that spins sees the change, and does not keep the only processor from the other one.
 #[test]
 fn a_spinning_thread_waits_for_another() {

@@ -142,6 +142,16 @@ impl Clockwork {
         }
     }
 
+    /// [`Clockwork::pass`], and then takes the cache line of that address. The line is taken at the
+    /// thread's virtual time: taken before the turn is passed on, it would delay threads that come
+    /// to it earlier.
+    fn pass_and_touch(&self, state: MutexGuard<'_, State>, me: usize, address: usize) {
+        self.pass(state, me);
+        let mut state = self.state.lock();
+        state.touch(me, address, true, stretch::site());
+        self.leave_call(state);
+    }
+
     fn fail(&self, why: String) {
         self.why.lock().get_or_insert(why);
     }
@@ -241,9 +251,8 @@ impl Machine for Clockwork {
         let entered = self.entered();
         let mut state = self.state.lock();
         self.charge(&mut state, me, What::Lock, entered);
-        state.touch(me, place, true, stretch::site());
         state.tick(me);
-        self.pass(state, me);
+        self.pass_and_touch(state, me, place);
     }
 
     fn touch(&self, me: usize, address: usize, writes: bool) {
@@ -255,17 +264,15 @@ impl Machine for Clockwork {
             return self.leave_aside(state, entered);
         }
         self.charge(&mut state, me, What::Step, entered);
-        state.touch(me, address, true, stretch::site());
         state.tick(me);
-        self.pass(state, me);
+        self.pass_and_touch(state, me, address);
     }
 
     fn releasing(&self, me: usize, place: usize) {
         let entered = self.entered();
         let mut state = self.state.lock();
         self.charge(&mut state, me, What::Release, entered);
-        state.touch(me, place, true, stretch::site());
-        self.pass(state, me);
+        self.pass_and_touch(state, me, place);
     }
 
     fn freed(&self, me: usize, place: usize) {
