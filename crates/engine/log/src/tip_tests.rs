@@ -9,7 +9,7 @@ const MAX: u64 = 3 * BLOCK;
 /// The number of a full batch that needs no padding is where the next one starts, too: an append
 /// that has read it before the batch was closed must not succeed afterwards.
 #[test]
-fn a_batch_that_ends_on_a_block_is_told_from_the_next_one() {
+fn a_batch_that_ends_on_a_block_differs_from_the_next_one() {
     let tip = Tip::new(START, MAX);
     let full = BLOCK_SIZE - HEADER_SIZE - FRAME_SIZE;
     let placed = tip.place(full).expect("it fits");
