@@ -31,6 +31,8 @@ pub enum Variant {
     BirthIgnored,
     /// What a deleted tree used is used again before the checkpoint that frees it is durable.
     ReuseFreedTree,
+    /// A cut leaves out a tree that has changed since the last one.
+    ChangedTreeLeftOut,
     /// What only a deleted tree or point had is forgotten instead of freed.
     DeadListLost,
     /// The first tree keeps its old marks when a fork replaces it.
@@ -167,6 +169,7 @@ impl Variant {
         Variant::SumsInReplay,
         Variant::BirthIgnored,
         Variant::ReuseFreedTree,
+        Variant::ChangedTreeLeftOut,
         Variant::DeadListLost,
         Variant::ReplacedRootUnmarked,
         Variant::NamesAfterRoot,

@@ -10,6 +10,7 @@
 //! The tables have locks of rank `Leaf`. No frame is dropped under them.
 
 use crate::frame::{Frame, Shared};
+use crate::totals::Totals;
 use crate::tree_lock::TreeLock;
 use kedge_base::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use kedge_base::lock::{Mutex, Rank};
@@ -34,11 +35,11 @@ pub(crate) struct Cache {
 }
 
 impl Cache {
-    pub(crate) fn new(lock: TreeLock, limit: usize, absent: u64) -> Cache {
+    pub(crate) fn new(lock: TreeLock, limit: usize, absent: u64, totals: Arc<Totals>) -> Cache {
         Cache {
             limit: AtomicUsize::new(limit),
             absent: AtomicU64::new(absent),
-            shared: Arc::new(Shared::new(lock)),
+            shared: Arc::new(Shared::new(lock, totals)),
             dirty: std::array::from_fn(|_| Mutex::new(Rank::Leaf, DirtyTable::default())),
             ring: Mutex::new(Rank::Leaf, VecDeque::new()),
         }

@@ -24,7 +24,7 @@ pub struct Frozen {
     pub root: BlockNo,
     pub root_generation: Generation,
     pub root_level: u8,
-    /// The generation that ended.
+    /// The generation that ends.
     pub generation: Generation,
     /// Nodes of the whole tree.
     pub node_count: u64,
@@ -75,13 +75,13 @@ impl Frozen {
 }
 
 impl Tree {
-    /// Ends the current generation. No writer may be active; readers may. Copies nothing, so its
-    /// time depends neither on the size of the tree nor on how much of it is dirty.
+    /// Takes the nodes of the current generation. The caller then ends the generation, which it may
+    /// share with other trees; no writer may be active until it has. Readers may. Copies nothing, so
+    /// its time depends neither on the size of the tree nor on how much of it is dirty.
     pub fn freeze(&self) -> Frozen {
         let generation = self.generation();
         let (root, root_generation, root_level) = self.root();
         let dirty = self.cache.take_dirty();
-        self.next_generation();
         Frozen {
             root,
             root_generation,

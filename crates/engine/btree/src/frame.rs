@@ -14,6 +14,7 @@ use crate::epoch::Epochs;
 use crate::latch::{Latch, LatchWatch};
 use crate::routes::{Bounds, Routes, Words};
 use crate::stats::STRIPES;
+use crate::totals::Totals;
 use crate::tree_lock::TreeLock;
 use kedge_base::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::*};
 use kedge_base::{BlockNo, Generation};
@@ -76,18 +77,18 @@ pub(crate) struct Shared {
     /// Memory in use. The frames update it themselves, so it is correct whichever thread holds
     /// them. An evicted frame that only readers without latches may still see no longer counts.
     pub cached: AtomicUsize,
-    pub dirty: AtomicUsize,
+    pub totals: Arc<Totals>,
     pub frames: AtomicUsize,
     /// Reclamation of frames that readers without latches may still see.
     pub epochs: Epochs<Arc<Frame>>,
 }
 
 impl Shared {
-    pub(crate) fn new(lock: TreeLock) -> Shared {
+    pub(crate) fn new(lock: TreeLock, totals: Arc<Totals>) -> Shared {
         Shared {
             lock,
             cached: AtomicUsize::new(0),
-            dirty: AtomicUsize::new(0),
+            totals,
             frames: AtomicUsize::new(0),
             epochs: Epochs::new(STRIPES),
         }
@@ -148,9 +149,10 @@ impl Frame {
             ),
         });
         shared.cached.fetch_add(frame.cost(), Relaxed);
+        shared.totals.add_cached(frame.cost());
         shared.frames.fetch_add(1, Relaxed);
         if !clean {
-            shared.dirty.fetch_add(frame.cost(), Relaxed);
+            shared.totals.add_dirty(frame.cost());
         }
         frame
     }
@@ -243,6 +245,7 @@ impl Frame {
     pub(crate) fn uncount(&self) {
         if self.counted.swap(false, AcqRel) {
             self.shared.cached.fetch_sub(self.cost(), Relaxed);
+            self.shared.totals.remove_cached(self.cost());
         }
     }
 
@@ -291,7 +294,7 @@ impl Frame {
 
     pub(crate) fn mark_clean(&self) {
         if !self.clean.swap(true, AcqRel) {
-            self.shared.dirty.fetch_sub(self.cost(), Relaxed);
+            self.shared.totals.remove_dirty(self.cost());
         }
     }
 }

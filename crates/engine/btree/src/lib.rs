@@ -54,7 +54,7 @@
 //! A file uses only those before it:
 //! 1. the parts of a latch, which the model checker compiles alone (their `super::sync` is its own
 //!    there): `sync`, `epoch`, `routes`, `visible`, `pingpong::lock`;
-//! 2. a node in memory: `tree_lock`, `stats`, `pingpong::guard`, `latch`, `frame`,
+//! 2. a node in memory: `tree_lock`, `stats`, `totals`, `pingpong::guard`, `latch`, `frame`,
 //!    `pingpong::held`, `peek`, `cache`, `intent`;
 //! 3. `tree`: the descent;
 //! 4. what uses a descent: `evict`, `pingpong::path`, `read`, `prefetch`, `split`, `merge`,
@@ -87,6 +87,7 @@ mod routes;
 mod split;
 mod stats;
 mod sync;
+mod totals;
 mod tree;
 mod tree_lock;
 mod visible;
@@ -96,6 +97,7 @@ pub use check::TreeCheck;
 pub use checkpoint::Frozen;
 pub use frame::Pins;
 pub use stats::{LatchKind, LatchReport, TreeStats, histogram_text};
+pub use totals::Totals;
 pub use tree::{NodeIo, NodeSpace, Tree, TreeConfig};
 pub use tree_lock::TreeLock;
 

@@ -7,6 +7,7 @@ use crate::latch::LatchWatch;
 use crate::peek::{Step, child_of};
 use crate::routes::Words;
 use crate::stats::{LatchReport, Meter, TreeStats, stripe};
+use crate::totals::Totals;
 use crate::tree_lock::TreeLock;
 use kedge_base::atomic::{AtomicU8, AtomicU64, Ordering::*};
 use kedge_base::{BlockNo, Clock, CorruptKind, Error, Generation, IoBuf, Result, SystemClock};
@@ -53,12 +54,14 @@ pub struct TreeConfig {
     /// Measures waits.
     pub clock: Arc<dyn Clock>,
     pub lock: TreeLock,
+    /// Counts the nodes of this tree and of all others with the same totals.
+    pub totals: Arc<Totals>,
 }
 
 impl TreeConfig {
     pub fn new(uuid: uuid::Uuid, secret: LogSecret, cache_bytes: usize) -> TreeConfig {
         let (clock, lock) = (Arc::new(SystemClock::default()), TreeLock::default());
-        TreeConfig { uuid, secret, cache_bytes, clock, lock }
+        TreeConfig { uuid, secret, cache_bytes, clock, lock, totals: Arc::default() }
     }
 }
 
@@ -74,30 +77,33 @@ pub struct Tree {
     /// An inner node that exists in memory only and has the root as its one child. So the root is
     /// copied, evicted and looked up like any child.
     pub(crate) anchor: Arc<Frame>,
-    generation: AtomicU64,
+    /// Trees whose generations end together share it.
+    generation: Arc<AtomicU64>,
     pub(crate) nodes: AtomicU64,
     /// Level of the root, for callers that need only an estimate of the tree's size.
     pub(crate) root_level: AtomicU8,
 }
 
 impl Tree {
-    /// A new tree: one empty leaf, born in `generation`.
+    /// A new tree: one empty leaf, born in the current generation, which is the value of
+    /// `generation`.
     pub fn create(
         io: Arc<dyn NodeIo>,
         space: Arc<dyn NodeSpace>,
         config: TreeConfig,
-        generation: Generation,
+        generation: Arc<AtomicU64>,
     ) -> Result<Tree> {
         let addr = space.alloc_node(BlockNo(0))?;
-        let tree = Tree::with_root(io, space, config, Child { addr, generation }, 0, 0, generation);
-        let root = tree.new_frame(Child { addr, generation }, 0, KeyRange::ALL, |_| ());
+        let child = Child { addr, generation: Generation(generation.load(Acquire)) };
+        let tree = Tree::with_root(io, space, config, child, 0, 0, generation);
+        let root = tree.new_frame(child, 0, KeyRange::ALL, |_| ());
         tree.anchor.write(&tree.watch(), |a| a.children[0] = Some(root.clone()));
         tree.adopt(&root);
         Ok(tree)
     }
 
     /// Opens the tree of a checkpoint, given its root, the number of its nodes, and the generation
-    /// in which changed nodes will be born. That generation must be newer than every node on the
+    /// in which changed nodes are born. That generation must be newer than every node on the
     /// device. Reads the root.
     #[allow(clippy::too_many_arguments)]
     pub fn open(
@@ -108,15 +114,14 @@ impl Tree {
         root_generation: Generation,
         root_level: u8,
         nodes: u64,
-        generation: Generation,
+        generation: Arc<AtomicU64>,
     ) -> Result<Tree> {
-        if root_level > LEVEL_MAX || root_generation >= generation {
+        let current = Generation(generation.load(Acquire));
+        if root_level > LEVEL_MAX || root_generation >= current {
             return Err(Error::corrupt(
                 CorruptKind::Node,
                 root,
-                format!(
-                    "impossible root: level {root_level}, generation {root_generation} before {generation}"
-                ),
+                format!("impossible root: level {root_level}, generation {root_generation} before {current}"),
             ));
         }
         let root = Child { addr: root, generation: root_generation };
@@ -132,9 +137,9 @@ impl Tree {
         root: Child,
         root_level: u8,
         nodes: u64,
-        generation: Generation,
+        generation: Arc<AtomicU64>,
     ) -> Tree {
-        let cache = Cache::new(config.lock, config.cache_bytes, nodes);
+        let cache = Cache::new(config.lock, config.cache_bytes, nodes, config.totals);
         let (identity, level) = (Child { addr: BlockNo(u64::MAX), generation: ANCHOR }, root_level + 1);
         let mut anchor = Frame::new(&cache.shared, true, identity, level);
         let node = Frame::fill(&mut anchor);
@@ -149,7 +154,7 @@ impl Tree {
             meter: Arc::new(Meter::new(config.clock)),
             cache,
             anchor,
-            generation: AtomicU64::new(generation.0),
+            generation,
             nodes: AtomicU64::new(nodes),
             root_level: AtomicU8::new(root_level),
         }
@@ -158,10 +163,6 @@ impl Tree {
     /// The current generation, in which changed nodes are born.
     pub fn generation(&self) -> Generation {
         Generation(self.generation.load(Acquire))
-    }
-
-    pub(crate) fn next_generation(&self) {
-        self.generation.fetch_add(1, AcqRel);
     }
 
     /// Address, generation and level of the root.
@@ -205,11 +206,6 @@ impl Tree {
     /// Memory of all nodes held, dirty ones included.
     pub fn cached_bytes(&self) -> usize {
         self.cache.shared.cached.load(Relaxed)
-    }
-
-    /// Memory of nodes that cannot be evicted until a checkpoint has written them.
-    pub fn dirty_bytes(&self) -> usize {
-        self.cache.shared.dirty.load(Relaxed)
     }
 
     pub fn cache_bytes(&self) -> usize {
@@ -262,7 +258,8 @@ impl Tree {
     /// Registers a new node of the current generation, under the latches of the step that links it.
     pub(crate) fn adopt(&self, frame: &Arc<Frame>) {
         self.cache.add_dirty(frame);
-        self.nodes.fetch_add(1, Relaxed);
+        let nodes = self.nodes.fetch_add(1, Relaxed) + 1;
+        self.cache.shared.totals.note_size(nodes, self.height());
     }
 
     /// Unregisters a node and frees its blocks, under the latches of the step that killed it.

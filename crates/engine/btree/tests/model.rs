@@ -201,7 +201,7 @@ impl Run {
         self.act(Act::Check);
         self.pins.clear();
         self.world.tree.set_cache_bytes(0);
-        assert_eq!(self.world.tree.dirty_bytes(), 0);
+        assert_eq!(self.world.totals.dirty_bytes(), 0);
         let left = self.world.tree.cached_bytes();
         assert!(left < 24_000, "all but the root pointer can be evicted, {left} bytes are left");
         assert!(self.world.contents() == self.model);

@@ -128,7 +128,7 @@ fn who_waits_makes_its_path_blocking() {
             (Arc::new(common::Device::default()), Arc::new(common::Space::new(Generation(5))));
         let config = TreeConfig::new(common::UUID, common::SECRET, 1 << 30);
         let config = TreeConfig { lock, clock: clock.clone(), ..config };
-        let tree = Arc::new(Tree::create(device, space, config, Generation(5)).unwrap());
+        let tree = Arc::new(Tree::create(device, space, config, Arc::new(AtomicU64::new(5))).unwrap());
         fill(&tree);
         assert_eq!(clock.0.load(Acquire), 0, "one thread waits for nothing");
         let before = tree.latches();

@@ -3,31 +3,39 @@
 //! An image with one tree pays for this with one load of a flag. In an image that was forked, a
 //! tree is opened when an operation first needs it, and stays open until it is dropped.
 //!
+//! No operation and no cut visits all open trees, of which there may be thousands. The sums that
+//! operations ask for are kept as nodes come and go ([`Totals`]). A cut freezes the trees that have
+//! taken nodes since the last one ([`Changed`]); what it learns of their sizes corrects the largest
+//! size ([`Sizes`]).
+//!
 //! # Concurrency
 //! Entries of the table change at a cut alone, under the exclusive epoch guard, so an operation
 //! inside the guard sees one state of them. The lock of `state` guards the maps. A tree is opened
-//! without it; under it the tree joins the others, in the generation of their last freeze.
+//! without it, and joins the others under it. All trees share one generation, which each cut ends:
+//! a tree that was last frozen long ago takes its next nodes in the present generation.
 
 mod entries;
 mod first;
+mod sizes;
 
 pub(crate) use entries::{children, first_entry};
 
 use crate::counters::Counters;
 use crate::limits::{self, LimitId, Limits};
-use crate::space::{AllocNodes, Marks};
+use crate::space::{AllocNodes, ChangeNote, Changed, Marks};
 use entries::{check_entries, corrupt};
 use kedge_alloc::{Alloc, NodeReservation};
 use kedge_base::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
 use kedge_base::broken::{self, Variant};
 use kedge_base::lock::{Mutex, Rank, RwLock};
 use kedge_base::{Clock, Error, Generation, Ino, Result};
-use kedge_btree::{Frozen, NodeIo, Tree, TreeConfig, TreeLock};
+use kedge_btree::{Frozen, NodeIo, Totals, Tree, TreeConfig, TreeLock};
 use kedge_format::limits::{LimitEntry, number_of as limit_of};
 use kedge_format::logwrite::LogSecret;
 use kedge_format::superblock::TableState;
 use kedge_format::trees::{self, TREES_MAX, TreeEntry, TreeKind};
 use kedge_format::{InodeCore, ItemKind, Key};
+use sizes::Sizes;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 use std::sync::{Arc, OnceLock};
@@ -52,29 +60,38 @@ pub(crate) struct Common {
     pub lock: TreeLock,
     pub uuid: uuid::Uuid,
     pub secret: LogSecret,
+    /// Of all trees but the table, whose nodes are not evicted and count for no limit.
+    pub totals: Arc<Totals>,
+    pub changed: Arc<Changed>,
 }
 
 impl Common {
     pub(crate) fn config(&self, cache_bytes: u64) -> TreeConfig {
         let config = TreeConfig::new(self.uuid, self.secret, cache_bytes as usize);
-        TreeConfig { clock: self.clock.clone(), lock: self.lock, ..config }
+        TreeConfig { clock: self.clock.clone(), lock: self.lock, totals: self.totals.clone(), ..config }
     }
 
-    fn space(&self, marks: &Arc<Marks>) -> Arc<AllocNodes> {
+    fn table_config(&self) -> TreeConfig {
+        TreeConfig { totals: Arc::default(), ..self.config(u64::MAX / 4) }
+    }
+
+    /// Number 0 stands for the trees that each cut visits: the first tree and the table.
+    fn space(&self, number: u32, marks: &Arc<Marks>) -> Arc<AllocNodes> {
         let (alloc, generation) = (self.alloc.clone(), self.generation.clone());
-        Arc::new(AllocNodes { alloc, generation, marks: marks.clone() })
+        let changes = (number != 0).then(|| ChangeNote::new(number, self.changed.clone()));
+        Arc::new(AllocNodes { alloc, generation, marks: marks.clone(), changes })
     }
 
-    fn open(&self, entry: &TreeEntry, marks: &Arc<Marks>, cache_bytes: u64) -> Result<Tree> {
+    fn open(&self, number: u32, entry: &TreeEntry, marks: &Arc<Marks>, cache_bytes: u64) -> Result<Tree> {
         Tree::open(
             self.io.clone(),
-            self.space(marks),
+            self.space(number, marks),
             self.config(cache_bytes),
             entry.root,
             entry.root_generation,
             entry.root_level,
             entry.nodes,
-            Generation(self.generation.load(Relaxed)),
+            self.generation.clone(),
         )
     }
 }
@@ -89,8 +106,7 @@ struct State {
     later_first: Option<Arc<Member>>,
     /// What the first tree will be after the next cut, if that replaces it.
     next_first: Option<Arc<Member>>,
-    /// The generation in which the open trees change now.
-    generation: Generation,
+    sizes: Sizes,
     /// Where the search for an unused number starts. No number is used twice while an image is
     /// open, because a caller may still know inodes of a tree that was dropped.
     next_number: u32,
@@ -188,6 +204,7 @@ impl Forest {
             table: OnceLock::new(),
             promised: Mutex::new(Rank::Leaf, None),
         };
+        forest.note_size(&mut forest.state.write(), 0, &forest.opened_first.tree);
         if let Some(table) = table {
             forest.load(&table)?;
         }
@@ -197,13 +214,13 @@ impl Forest {
     fn load(&self, state: &TableState) -> Result<()> {
         let table = Tree::open(
             self.common.io.clone(),
-            self.common.space(&Arc::default()),
-            self.common.config(u64::MAX / 4),
+            self.common.space(0, &Arc::default()),
+            self.common.table_config(),
             state.root,
             state.root_generation,
             state.root_level,
             state.nodes,
-            Generation(self.common.generation.load(Relaxed)),
+            self.common.generation.clone(),
         )?;
         let mut entries = BTreeMap::new();
         let mut limits = BTreeMap::new();
@@ -333,7 +350,7 @@ impl Forest {
         let marks = Arc::new(Marks::default());
         marks.set(entry.births_below, entry.nodes_below);
         let counters = Counters::of(entry.next_ino, entry.inodes, entry.orphans);
-        let tree = self.common.open(&entry, &marks, CACHE_MIN)?;
+        let tree = self.common.open(number, &entry, &marks, CACHE_MIN)?;
         let member = Arc::new(Member { number, tree, counters, marks });
         let mut state = self.state.write();
         let current = state.entries.get(&number).filter(|now| now.root == entry.root);
@@ -344,11 +361,8 @@ impl Forest {
         if !broken::is(Variant::StaleMarks) {
             member.marks.set(current.births_below, current.nodes_below);
         }
-        // A cut since then has begun another generation.
-        while member.tree.generation() < state.generation {
-            drop(member.tree.freeze());
-        }
         let member = state.open.entry(number).or_insert(member).clone();
+        self.note_size(&mut state, number, &member.tree);
         drop(state);
         self.share_cache();
         Ok(member)
@@ -482,34 +496,28 @@ impl Forest {
 
     // ----- sizes -----
 
-    fn open_members(&self) -> Vec<Arc<Member>> {
-        if !self.is_forked() {
-            return Vec::new();
-        }
-        self.state.read().open.values().cloned().collect()
-    }
-
-    /// Folds a figure of all open trees, beginning with that of the first. Each operation asks for
-    /// some, so with many forks a copy of the list would cost more than the operation.
-    fn fold<T>(&self, of: impl Fn(&Tree) -> T, join: impl Fn(T, T) -> T) -> T {
-        let first = of(&self.first().tree);
-        if !self.is_forked() {
-            return first;
-        }
-        self.state.read().open.values().fold(first, |all, member| join(all, of(&member.tree)))
-    }
-
-    /// The height and the number of nodes of the largest tree.
+    /// The height and the number of nodes of the largest open tree, or more: without forks those of
+    /// the first, with forks the most since the last cut.
     pub(crate) fn largest(&self) -> (u32, u64) {
-        self.fold(|tree| (tree.height(), tree.node_count()), |a, b| (a.0.max(b.0), a.1.max(b.1)))
+        if self.is_forked() {
+            return self.common.totals.largest();
+        }
+        let first = self.first();
+        (first.tree.height(), first.tree.node_count())
+    }
+
+    /// Notes the size of a tree that joins the open ones. The lock of `state` keeps a cut away.
+    fn note_size(&self, state: &mut State, number: u32, tree: &Tree) {
+        state.sizes.set(number, tree);
+        self.common.totals.note_size(tree.node_count(), tree.height());
     }
 
     pub(crate) fn dirty_bytes(&self) -> usize {
-        self.fold(Tree::dirty_bytes, usize::saturating_add)
+        self.common.totals.dirty_bytes()
     }
 
     pub(crate) fn cached_bytes(&self) -> usize {
-        self.fold(Tree::cached_bytes, usize::saturating_add)
+        self.common.totals.cached_bytes()
     }
 
     pub(crate) fn cache_bytes(&self) -> u64 {
@@ -523,16 +531,20 @@ impl Forest {
 
     /// Half of the memory is the first tree's; the others share the other half.
     fn share_cache(&self) {
-        let (bytes, others) = (self.cache_bytes.load(Relaxed), self.open_members());
-        let first = if others.is_empty() { bytes } else { bytes / 2 };
+        let bytes = self.cache_bytes.load(Relaxed);
+        let state = self.state.read();
+        let each = (bytes / 2).checked_div(state.open.len() as u64);
+        let each = each.map_or(0, |each| each.max(CACHE_MIN));
+        let has_other = |member: &&Arc<Member>| member.tree.cache_bytes() as u64 != each;
+        let others: Vec<_> = state.open.values().filter(has_other).cloned().collect();
+        let first = if state.open.is_empty() { bytes } else { bytes / 2 };
+        // What follows may evict nodes.
+        drop(state);
         if self.first().tree.cache_bytes() as u64 != first {
             self.first().tree.set_cache_bytes(first as usize);
         }
-        for member in &others {
-            let each = (bytes / 2 / others.len() as u64).max(CACHE_MIN);
-            if member.tree.cache_bytes() as u64 != each {
-                member.tree.set_cache_bytes(each as usize);
-            }
+        for member in others {
+            member.tree.set_cache_bytes(each as usize);
         }
     }
 
@@ -683,10 +695,11 @@ impl Forest {
     }
 
     /// An open tree with an empty root directory, for the cut that ends this generation.
-    fn create(&self, number: u32, core: &InodeCore, generation: Generation) -> Result<Arc<Member>> {
+    fn create(&self, number: u32, core: &InodeCore) -> Result<Arc<Member>> {
         let marks = Arc::new(Marks::default());
-        let space = self.common.space(&marks);
-        let tree = Tree::create(self.common.io.clone(), space, self.common.config(CACHE_MIN), generation)?;
+        let space = self.common.space(number, &marks);
+        let (config, generation) = (self.common.config(CACHE_MIN), self.common.generation.clone());
+        let tree = Tree::create(self.common.io.clone(), space, config, generation)?;
         tree.put(Key::inode(Ino::ROOT), &core.encode())?;
         let counters = Counters::of(Ino::ROOT.0 + 1, 1, 0);
         Ok(Arc::new(Member { number, tree, counters, marks }))
@@ -699,8 +712,15 @@ impl Forest {
         Some(self.root_generation(&state, tree, entry))
     }
 
-    /// Freezes all trees but the first, which `first` is, and writes the entries that change into
-    /// the table. No record may be applied meanwhile. Returns `None` in an image with one tree.
+    /// Freezes the trees that changed, but for the first, which `first` is, and writes the entries
+    /// that change into the table. No record may be applied meanwhile, nor until the caller has
+    /// ended the generation. Returns `None` in an image with one tree.
+    ///
+    /// # Crash argument
+    /// A tree that has taken no node since the last cut has no dirty node, and its entry names the
+    /// root that an earlier checkpoint has written. So the checkpoint is the same as if the cut had
+    /// frozen it too. A tree is listed before its first node of a generation is linked, within the
+    /// epoch guard, which the cut excludes.
     pub(crate) fn freeze(&self, first: &Frozen, changes: &[Change]) -> Result<Option<FrozenForest>> {
         if !self.is_forked() && changes.is_empty() {
             return Ok(None);
@@ -709,9 +729,9 @@ impl Forest {
         let table = match self.table.get() {
             Some(table) => table,
             None => {
-                let space = self.common.space(&Arc::default());
-                let config = self.common.config(u64::MAX / 4);
-                let table = Tree::create(self.common.io.clone(), space, config, generation)?;
+                let space = self.common.space(0, &Arc::default());
+                let (io, config) = (self.common.io.clone(), self.common.table_config());
+                let table = Tree::create(io, space, config, self.common.generation.clone())?;
                 self.table.get_or_init(|| table)
             }
         };
@@ -719,7 +739,7 @@ impl Forest {
         let mut state = self.state.write();
         for change in changes {
             if let Change::Create { number, core, dir, name, created } = change {
-                let member = self.create(*number, core, generation)?;
+                let member = self.create(*number, core)?;
                 // The table has an entry of the first tree, even without a fork.
                 state.entries.entry(0).or_insert_with(|| {
                     changed.insert(0);
@@ -732,9 +752,12 @@ impl Forest {
                 state.open.insert(*number, member);
             }
         }
-        state.generation = generation.next();
-        let members: Vec<_> = state.open.values().map(|m| (m.tree.freeze(), m.clone())).collect();
+        let listed = self.common.changed.take();
+        // A dropped tree may have changed before.
+        let changed_trees = listed.iter().filter_map(|number| state.open.get(number));
+        let members: Vec<_> = changed_trees.map(|m| (m.tree.freeze(), m.clone())).collect();
         for (frozen, member) in &members {
+            state.sizes.set(member.number, &member.tree);
             let entry = state.entries.get_mut(&member.number).expect("an open tree has an entry");
             let moved = frozen.root_generation == generation;
             if moved || entry.orphans != member.counters.orphans.load(Relaxed) {
@@ -748,6 +771,9 @@ impl Forest {
         for change in changes {
             self.apply(&mut state, change, first, &mut changed, &mut dropped);
         }
+        let first = self.first_in(&state.later_first).clone();
+        state.sizes.set(0, &first.tree);
+        state.sizes.set_largest(&self.common.totals);
         let writes: Vec<(u32, Option<TreeEntry>)> =
             changed.into_iter().map(|number| (number, state.entries.get(&number).cloned())).collect();
         drop(state);
@@ -811,6 +837,7 @@ impl Forest {
                 self.limits.delete_tree(*number);
                 unname(&mut state.named, dir, &name);
                 dropped.extend(state.open.remove(number));
+                state.sizes.remove(*number);
                 changed.insert(*number);
             }
             Change::FreedBelow { number, key } => {

@@ -76,14 +76,16 @@ pub fn format(device: Arc<dyn Device>, clock: Arc<dyn Clock>, params: &FormatPar
     write_log_ring(&*device, &geometry)?;
 
     let alloc = Arc::new(Alloc::format(&geometry));
+    let generation = Arc::new(AtomicU64::new(FIRST.0));
     let space = AllocNodes {
         alloc: alloc.clone(),
-        generation: Arc::new(AtomicU64::new(FIRST.0)),
+        generation: generation.clone(),
         marks: Arc::default(),
+        changes: None,
     };
     let config =
         TreeConfig { clock: clock.clone(), ..TreeConfig::new(geometry.uuid, geometry.log_secret, 1 << 20) };
-    let tree = Tree::create(Arc::new(DeviceNodes(device.clone())), Arc::new(space), config, FIRST)?;
+    let tree = Tree::create(Arc::new(DeviceNodes(device.clone())), Arc::new(space), config, generation)?;
     let root = InodeCore {
         mode: FileKind::Directory.mode_bits() | 0o755,
         uid: params.uid,

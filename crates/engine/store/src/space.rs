@@ -1,8 +1,9 @@
 //! Connects the tree to the allocator and the device, so that `btree` depends on neither.
 
 use kedge_alloc::Alloc;
-use kedge_base::atomic::{AtomicU32, AtomicU64, Ordering};
+use kedge_base::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use kedge_base::broken::{self, Variant};
+use kedge_base::lock::{Mutex, Rank};
 use kedge_base::{BlockNo, Generation, IoBuf, Result};
 use kedge_btree::{NodeIo, NodeSpace};
 use kedge_device::{Completion, Device, Io, Op, run_batch};
@@ -63,16 +64,66 @@ impl Marks {
     }
 }
 
+/// The trees, other than the first, that have taken nodes since the last cut: only these have nodes
+/// that the next one must write. Each stands here once.
+pub(crate) struct Changed(Mutex<Vec<Arc<ChangeNote>>>);
+
+impl Changed {
+    pub(crate) fn new() -> Arc<Changed> {
+        Arc::new(Changed(Mutex::new(Rank::Leaf, Vec::new())))
+    }
+
+    /// Takes the numbers of the trees. The caller holds the exclusive epoch guard, so no tree changes
+    /// meanwhile.
+    pub(crate) fn take(&self) -> Vec<u32> {
+        let mut notes = std::mem::take(&mut *self.0.lock());
+        for note in &notes {
+            note.is_listed.store(false, Ordering::Release);
+        }
+        // Broken on purpose: a cut does without a tree that changed.
+        if broken::is(Variant::ChangedTreeLeftOut) {
+            notes.pop();
+        }
+        notes.iter().map(|note| note.number).collect()
+    }
+}
+
+/// Lists a tree among those that changed.
+pub(crate) struct ChangeNote {
+    number: u32,
+    is_listed: AtomicBool,
+    list: Arc<Changed>,
+}
+
+impl ChangeNote {
+    pub(crate) fn new(number: u32, list: Arc<Changed>) -> Arc<ChangeNote> {
+        Arc::new(ChangeNote { number, is_listed: AtomicBool::new(false), list })
+    }
+
+    fn note(self: &Arc<ChangeNote>) {
+        // Of the threads that change the tree for the first time, one lists it.
+        if !self.is_listed.load(Ordering::Relaxed) && !self.is_listed.swap(true, Ordering::AcqRel) {
+            self.list.0.lock().push(self.clone());
+        }
+    }
+}
+
 pub(crate) struct AllocNodes {
     pub alloc: Arc<Alloc>,
     /// The tree's current generation.
     pub generation: Arc<AtomicU64>,
     pub marks: Arc<Marks>,
+    /// Every node that a cut must write was taken here, so the first one of a generation shows that
+    /// the tree changes. `None`: each cut visits the tree anyway.
+    pub changes: Option<Arc<ChangeNote>>,
 }
 
 impl NodeSpace for AllocNodes {
     fn alloc_node(&self, near: BlockNo) -> Result<BlockNo> {
         TAKEN.set(TAKEN.get() + 1);
+        if let Some(changes) = &self.changes {
+            changes.note();
+        }
         self.alloc.alloc_node(near)
     }
 

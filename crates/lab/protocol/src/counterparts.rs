@@ -54,6 +54,7 @@ pub fn counterpart(variant: Variant) -> Counterpart {
         Variant::FreeSharedNode
         | Variant::BirthIgnored
         | Variant::ReuseFreedTree
+        | Variant::ChangedTreeLeftOut
         | Variant::DeadListLost
         | Variant::ReplacedRootUnmarked
         | Variant::NamesAfterRoot

@@ -181,7 +181,15 @@ const CAUGHT_BY: &[(&str, &[Variant])] = &[
     ("small files that leave the tree", &[Variant::InlineOutUnflushed]),
     ("small files that are punched", &[Variant::InlineOutUnlogged]),
     ("recovery of small files", &[Variant::InlineInReplay]),
-    ("trees that are forked", &[Variant::ReuseReplacedNode, Variant::FreeSharedNode, Variant::BirthIgnored]),
+    (
+        "trees that are forked",
+        &[
+            Variant::ReuseReplacedNode,
+            Variant::FreeSharedNode,
+            Variant::BirthIgnored,
+            Variant::ChangedTreeLeftOut,
+        ],
+    ),
     (
         "files that are cloned",
         &[Variant::SharedBlockFreed, Variant::CloneWithoutFlag, Variant::CountsInReplay],

@@ -2,7 +2,7 @@
 #![allow(dead_code, clippy::unwrap_used)]
 
 use kedge_base::{BlockNo, CorruptKind, Error, Generation, IoBuf, Result};
-use kedge_btree::{Frozen, Key, NodeIo, NodeSpace, Tree, TreeCheck, TreeConfig, TreeLock};
+use kedge_btree::{Frozen, Key, NodeIo, NodeSpace, Totals, Tree, TreeCheck, TreeConfig, TreeLock};
 use kedge_format::logwrite::LogSecret;
 use kedge_format::node::{Child, NODE_BLOCKS};
 use parking_lot::Mutex;
@@ -125,6 +125,8 @@ pub struct World {
     pub device: Arc<Device>,
     pub space: Arc<Space>,
     pub tree: Tree,
+    generation: Arc<AtomicU64>,
+    pub totals: Arc<Totals>,
 }
 
 pub struct Checkpoint {
@@ -141,13 +143,15 @@ impl World {
         let generation = Generation(5);
         let (device, space) = (Arc::new(Device::default()), Arc::new(Space::new(generation)));
         let config = TreeConfig { lock, ..TreeConfig::new(UUID, SECRET, cache_bytes) };
-        let tree = Tree::create(device.clone(), space.clone(), config, generation).unwrap();
-        World { device, space, tree }
+        let (generation, totals) = (Arc::new(AtomicU64::new(generation.0)), config.totals.clone());
+        let tree = Tree::create(device.clone(), space.clone(), config, generation.clone()).unwrap();
+        World { device, space, tree, generation, totals }
     }
 
     /// No writer may be active.
     pub fn freeze(&self) -> Checkpoint {
         let frozen = self.tree.freeze();
+        self.generation.fetch_add(1, AcqRel);
         let mut state = self.space.state.lock();
         assert!(state.held_by_frozen.is_empty(), "one checkpoint at a time");
         state.current += 1;
@@ -201,17 +205,19 @@ impl World {
         let device = Device { nodes: Mutex::new(nodes), quota: Some(u64::MAX.into()), ..Default::default() };
         let device = Arc::new(device);
         let space = Arc::new(Space::with_owned(checkpoint.owned.clone(), current));
+        let config = TreeConfig { lock: self.tree.lock(), ..TreeConfig::new(UUID, SECRET, cache_bytes) };
+        let (generation, totals) = (Arc::new(AtomicU64::new(current.0)), config.totals.clone());
         let tree = Tree::open(
             device.clone(),
             space.clone(),
-            TreeConfig { lock: self.tree.lock(), ..TreeConfig::new(UUID, SECRET, cache_bytes) },
+            config,
             frozen.root,
             frozen.root_generation,
             frozen.root_level,
             frozen.node_count,
-            current,
+            generation.clone(),
         )?;
-        Ok(World { device, space, tree })
+        Ok(World { device, space, tree, generation, totals })
     }
 
     /// Walks the tree and compares the nodes that it uses with those that were allocated.

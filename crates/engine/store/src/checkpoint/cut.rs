@@ -41,7 +41,10 @@ impl Cut {
         let first = forest.first().shared();
         let tree = first.tree.freeze();
         // Changes the table, which takes nodes, so the allocator is frozen after it.
-        let others = forest.freeze(&tree, changes)?;
+        let others = forest.freeze(&tree, changes).inspect_err(|_| {
+            // The frozen nodes must not change in the moment before the store is shut down.
+            generation.fetch_add(1, Ordering::Relaxed);
+        })?;
         if others.is_some() {
             alloc.set_has_trees(forest.limits.is_used());
         }

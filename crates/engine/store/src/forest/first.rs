@@ -62,7 +62,7 @@ impl Forest {
         let entry = entry.ok_or(Error::NoTree(source))?;
         let marks = Arc::new(Marks::default());
         let counters = Counters::of(entry.next_ino, entry.inodes, entry.orphans);
-        let tree = self.common.open(&entry, &marks, self.cache_bytes() / 2)?;
+        let tree = self.common.open(0, &entry, &marks, self.cache_bytes() / 2)?;
         let member = Arc::new(Member { number: 0, tree, counters, marks });
         self.state.write().next_first = Some(member);
         Ok(())
@@ -115,10 +115,6 @@ impl Forest {
         self.limits.delete_tree(0);
         self.limits.fork(source, 0);
         let member = state.next_first.take().expect("it was prepared");
-        // The generation of the open trees is that after the cut.
-        while member.tree.generation() < state.generation {
-            drop(member.tree.freeze());
-        }
         member.marks.set(in_place.births_below, in_place.nodes_below);
         state.entries.insert(0, in_place);
         changed.insert(0);

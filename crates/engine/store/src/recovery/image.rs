@@ -3,7 +3,7 @@
 use crate::counters::Counters;
 use crate::forest::{Common, Forest};
 use crate::residents::Residents;
-use crate::space::{AllocNodes, DeviceNodes, Marks};
+use crate::space::{AllocNodes, Changed, DeviceNodes, Marks};
 use crate::stats::ReplaySummary;
 use kedge_alloc::{Alloc, DataReservation};
 use kedge_base::atomic::AtomicU64;
@@ -104,7 +104,12 @@ impl Recovery {
         let alloc = Arc::new(Alloc::load(&*device, &sb.geometry, c.generation)?);
         let generation = Arc::new(AtomicU64::new(c.generation.0 + 1));
         let marks = Arc::new(Marks::default());
-        let space = AllocNodes { alloc: alloc.clone(), generation: generation.clone(), marks: marks.clone() };
+        let space = AllocNodes {
+            alloc: alloc.clone(),
+            generation: generation.clone(),
+            marks: marks.clone(),
+            changes: None,
+        };
         let common = Common {
             io: Arc::new(DeviceNodes(device.clone())),
             alloc: alloc.clone(),
@@ -113,6 +118,8 @@ impl Recovery {
             lock: options.tree_lock,
             uuid: sb.geometry.uuid,
             secret: sb.geometry.log_secret,
+            totals: Arc::default(),
+            changed: Changed::new(),
         };
         let tree = Tree::open(
             common.io.clone(),
@@ -122,7 +129,7 @@ impl Recovery {
             c.root_generation,
             c.root_level,
             c.nodes,
-            c.generation.next(),
+            generation.clone(),
         )?;
         let counters = Counters::of(c.next_ino.0, c.inodes, 0);
         let forest = Forest::open(common, tree, counters, marks, c.trees, options.node_cache_bytes)?;

@@ -1,0 +1,42 @@
+//! What operations cost beside forks, to be counted in instructions: `valgrind --tool=callgrind
+//! target/release/examples/fork_cost FORKS OPERATIONS`.
+//!
+//! Makes FORKS forks of a small tree in memory, opens all of them, and then creates, writes and
+//! fsyncs OPERATIONS files in one of them (in the tree itself without forks). What an operation
+//! costs is the difference of two runs divided by the difference of OPERATIONS. The checkpoints of
+//! other threads are part of it.
+
+use kedge_device::MemDevice;
+use kedgefs::{FileSystem, FormatOptions, Ino, MountOptions, Owner, SystemClock};
+use std::error::Error;
+use std::sync::Arc;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let mut args = std::env::args().skip(1);
+    let mut number = |what| args.next().ok_or(what)?.parse::<usize>().map_err(Box::<dyn Error>::from);
+    let (forks, operations) = (number("how many forks?")?, number("how many operations?")?);
+    let device = Arc::new(MemDevice::new(1 << 30));
+    let clock = Arc::new(SystemClock::default());
+    FileSystem::format(device.clone(), clock.clone(), &FormatOptions::default())?;
+    let fs = FileSystem::open(device, clock, MountOptions::default())?;
+    for i in 0..1000 {
+        let file = fs.create(Ino::ROOT, format!("file{i}").as_bytes(), 0o644, Owner::default())?;
+        fs.write(file.ino, 0, &[7; 4096])?;
+    }
+    let mut root = Ino::ROOT;
+    for i in 0..forks {
+        root = fs.fork(Ino::ROOT, Ino::ROOT, format!("fork{i}").as_bytes(), false)?.ino;
+    }
+    let dir = fs.mkdir(root, b"dir", 0o755, Owner::default())?.ino;
+    fs.checkpoint()?;
+    for i in 0..operations {
+        let file = fs.create(dir, format!("{i}").as_bytes(), 0o644, Owner::default())?;
+        fs.write(file.ino, 0, &[7; 4096])?;
+        fs.fsync(file.ino, false)?;
+        if i % 500 == 499 {
+            fs.checkpoint()?;
+        }
+    }
+    fs.close()?;
+    Ok(())
+}
