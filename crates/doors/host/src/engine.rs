@@ -280,7 +280,7 @@ fn set_up(opened: &Opened, mut session: MountedSession, words: &MountWords) -> R
 }
 
 /// The tree at a path of the image.
-fn find_tree(fs: &FileSystem, image: &Path, path: &str) -> Result<TreeInfo> {
+pub fn find_tree(fs: &FileSystem, image: &Path, path: &str) -> Result<TreeInfo> {
     let refused = |why: &str| Usage(format!("mount option tree={path}: {why} of {}", image.display()));
     let mut here = Ino::ROOT;
     for name in path.split('/').filter(|name| !name.is_empty() && *name != ".") {

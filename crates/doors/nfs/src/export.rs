@@ -5,8 +5,9 @@ use crate::handle;
 use crate::rpc::Credential;
 use crate::status::{Outcome, Status, of_handle};
 use crate::wire::{Around, Identity};
+use crate::xdr::Writer;
 use kedge_base::{Clock, SystemClock};
-use kedgefs::{Attr, Error, FileKind, FileSystem, Ino, Owner};
+use kedgefs::{Attr, Error, FileKind, FileSystem, Ino, Owner, TreeInfo};
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -24,6 +25,9 @@ pub struct Rights {
     /// Admits clients on any port. Otherwise only on those below 1024, which on most systems only
     /// programs of root may use: then the client's kernel names the users, and not any program.
     pub any_port: bool,
+    /// The root of the tree that clients see, together with the trees that are named in it.
+    /// [`Ino::ROOT`]: all of the image.
+    pub tree: Ino,
 }
 
 impl Rights {
@@ -71,12 +75,51 @@ impl Export {
     /// The attributes of the inode that a handle names.
     pub(crate) fn resolve(&self, handle: &[u8]) -> Outcome<Attr> {
         let (ino, generation) = handle::decode(&self.identity.0, handle)?;
+        let tree = self.fs.tree_of(ino).map_err(of_handle)?;
+        if !self.is_seen(tree.as_ref()) {
+            return Err(Status::Stale);
+        }
         let attr = self.fs.getattr(ino).map_err(of_handle)?;
         // An inode without a name lives only as long as a caller of the library uses it.
-        match attr.nlink > 0 && handle::generation(&attr) == generation {
+        match attr.nlink > 0 && handle::generation(&attr, tree.as_ref()) == generation {
             true => Ok(attr),
             false => Err(Status::Stale),
         }
+    }
+
+    /// Whether clients may reach an inode of this tree. A handle can be guessed, so that no name
+    /// leads to an inode is not enough.
+    fn is_seen(&self, tree: Option<&TreeInfo>) -> bool {
+        let shown = self.rights.tree;
+        if shown == Ino::ROOT || tree.is_some_and(|tree| tree.root == shown) {
+            return true;
+        }
+        // The way up ends at the first tree, for which this is `None`.
+        let Some(dir) = tree.map(|tree| tree.dir) else { return false };
+        self.fs.tree_of(dir).is_ok_and(|above| self.is_seen(above.as_ref()))
+    }
+
+    /// The handle of an inode. Fails if its tree was deleted.
+    pub(crate) fn handle(&self, attr: &Attr) -> Outcome<[u8; handle::LEN]> {
+        let tree = self.fs.tree_of(attr.ino).map_err(of_handle)?;
+        Ok(handle::encode(&self.identity.0, attr, tree.as_ref()))
+    }
+
+    /// `post_op_fh3`. A client looks up what has no handle here.
+    pub(crate) fn post_op_handle(&self, w: &mut Writer, attr: Option<&Attr>) {
+        let handle = attr.and_then(|attr| self.handle(attr).ok());
+        w.optional(handle.as_ref(), |w, handle| w.opaque(handle));
+    }
+
+    /// Whether `dir` is the root that clients see, above which `..` does not lead.
+    pub(crate) fn is_top(&self, dir: Ino) -> bool {
+        dir == self.rights.tree
+    }
+
+    /// Whether nothing can be changed there: the server or the tree is read-only.
+    pub(crate) fn is_read_only(&self, ino: Ino) -> Outcome<bool> {
+        let tree = self.fs.tree_of(ino).map_err(of_handle)?;
+        Ok(self.read_only || tree.is_some_and(|tree| tree.read_only))
     }
 
     pub(crate) fn resolve_dir(&self, handle: &[u8]) -> Outcome<Attr> {

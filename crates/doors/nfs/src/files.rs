@@ -130,7 +130,7 @@ fn granted(export: &Export, caller: &Caller, attr: &Attr) -> Outcome<u32> {
     }
     // A device file or a pipe is the client's, whose kernel writes to it.
     let is_here = matches!(attr.kind, FileKind::Regular | FileKind::Directory | FileKind::Symlink);
-    if !(export.read_only && is_here) && may(WRITE)? {
+    if !(is_here && export.is_read_only(attr.ino)?) && may(WRITE)? {
         granted |= ACCESS_MODIFY | ACCESS_EXTEND;
         if is_dir {
             granted |= ACCESS_DELETE;

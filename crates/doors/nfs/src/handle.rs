@@ -5,16 +5,19 @@
 //! ```
 //!
 //! A handle holds nothing of this process, so it stays valid when the server starts again. Inode
-//! numbers are not reused, but for one case: a number that was given out and lost in a crash before
-//! it was durable. No reply that makes a file is sent before the file is durable, but a LOOKUP of
-//! another client may have seen the file a moment earlier. The *generation* covers this case. It is
-//! the inode's time of creation, which nothing changes.
+//! numbers are not reused, but for two cases, which the *generation* covers:
+//! - A number was given out and lost in a crash before it was durable. No reply that makes a file is
+//!   sent before the file is durable, but a LOOKUP of another client may have seen the file a moment
+//!   earlier. So the inode's time of creation, which nothing changes, is in the generation.
+//! - A fork or a snapshot was deleted, and a later mount gave its number to another one. Both may
+//!   come from one tree, and then they have the same inode numbers and times of creation. So the
+//!   second in which the tree was made is in the generation too.
 //!
 //! A handle is no secret: it can be guessed, like the user in a credential.
 
 use crate::status::{Outcome, Status};
 use crate::xdr::{Decoded, Reader};
-use kedgefs::{Attr, Ino};
+use kedgefs::{Attr, Ino, TreeInfo};
 
 const MAGIC: [u8; 4] = *b"KFS1";
 /// The length of a handle in bytes.
@@ -27,12 +30,12 @@ pub(crate) fn read<'a>(args: &mut Reader<'a>) -> Decoded<&'a [u8]> {
     args.opaque(PROTOCOL_MAX)
 }
 
-pub(crate) fn encode(uuid: &[u8; 16], attr: &Attr) -> [u8; LEN] {
+pub(crate) fn encode(uuid: &[u8; 16], attr: &Attr, tree: Option<&TreeInfo>) -> [u8; LEN] {
     let mut bytes = [0; LEN];
     bytes[..4].copy_from_slice(&MAGIC);
     bytes[4..20].copy_from_slice(uuid);
     bytes[20..28].copy_from_slice(&attr.ino.0.to_be_bytes());
-    bytes[28..].copy_from_slice(&generation(attr).to_be_bytes());
+    bytes[28..].copy_from_slice(&generation(attr, tree).to_be_bytes());
     bytes
 }
 
@@ -49,6 +52,11 @@ pub(crate) fn decode(uuid: &[u8; 16], handle: &[u8]) -> Outcome<(Ino, u64)> {
     }
 }
 
-pub(crate) fn generation(attr: &Attr) -> u64 {
-    (attr.btime.sec as u64).wrapping_mul(1_000_000_000).wrapping_add(attr.btime.nsec.into())
+/// Odd, so that trees of different seconds have different products.
+const TREE_STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// `tree`: the fork or snapshot that the inode is in.
+pub(crate) fn generation(attr: &Attr, tree: Option<&TreeInfo>) -> u64 {
+    let of_inode = (attr.btime.sec as u64).wrapping_mul(1_000_000_000).wrapping_add(attr.btime.nsec.into());
+    of_inode.wrapping_add(tree.map_or(0, |tree| TREE_STEP.wrapping_mul(tree.created as u64)))
 }

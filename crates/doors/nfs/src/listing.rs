@@ -59,7 +59,8 @@ fn collect(export: &Export, caller: &Caller, asked: &Asked<'_>) -> Outcome<Page>
         total += len + asked.extra;
         let fits = names <= asked.names_max && total <= asked.reply_max;
         if fits {
-            entries.push(Entry { ino: entry.ino, name: entry.name.to_vec(), cookie: entry.cookie });
+            let ino = if entry.name == b".." && export.is_top(dir.ino) { dir.ino } else { entry.ino };
+            entries.push(Entry { ino, name: entry.name.to_vec(), cookie: entry.cookie });
         }
         is_end &= fits;
         fits
@@ -128,7 +129,7 @@ pub(crate) fn readdirplus(
         // An entry that was removed meanwhile has neither; the client looks it up.
         let attr = export.fs.getattr(entry.ino).ok().filter(|attr| attr.nlink > 0);
         export.identity.post_op(w, attr.as_ref());
-        export.identity.post_op_handle(w, attr.as_ref());
+        export.post_op_handle(w, attr.as_ref());
     });
     Ok(())
 }

@@ -1,7 +1,8 @@
 //! The MOUNT protocol, version 3 (appendix I of RFC 1813): the handle of the root, or of a
 //! directory below it.
 //!
-//! The whole image is exported. A path leads from its root and through no symbolic link. The server
+//! The whole image is exported, or one tree. A path leads from its root, through trees that are
+//! named on it and through no symbolic link. The server
 //! keeps no list of mounts, because such a list says nothing reliable.
 
 use crate::export::Export;
@@ -9,7 +10,7 @@ use crate::handle;
 use crate::rpc::{AUTH_SYS, Call, Refusal};
 use crate::status::{Outcome, Status};
 use crate::xdr::Writer;
-use kedgefs::{Attr, FileKind, Ino};
+use kedgefs::FileKind;
 
 pub(crate) const PROGRAM: u32 = 100_005;
 const VERSION: u32 = 3;
@@ -30,7 +31,7 @@ pub(crate) fn execute(export: &Export, call: &mut Call<'_>, results: &mut Writer
         MNT => match find(export, call.args.opaque(PATH_MAX)?) {
             Ok(root) => {
                 results.u32(0);
-                results.opaque(&handle::encode(&export.identity.0, &root));
+                results.opaque(&root);
                 results.u32(1);
                 results.u32(AUTH_SYS);
             }
@@ -49,8 +50,8 @@ pub(crate) fn execute(export: &Export, call: &mut Call<'_>, results: &mut Writer
     Ok(())
 }
 
-fn find(export: &Export, path: &[u8]) -> Outcome<Attr> {
-    let mut here = export.fs.getattr(Ino::ROOT)?;
+fn find(export: &Export, path: &[u8]) -> Outcome<[u8; handle::LEN]> {
+    let mut here = export.fs.getattr(export.rights.tree)?;
     for name in path.split(|b| *b == b'/').filter(|name| !name.is_empty()) {
         if name == b".." {
             return Err(Status::Acces);
@@ -60,7 +61,7 @@ fn find(export: &Export, path: &[u8]) -> Outcome<Attr> {
             return Err(Status::NotDir);
         }
     }
-    Ok(here)
+    export.handle(&here)
 }
 
 /// `mountstat3`.

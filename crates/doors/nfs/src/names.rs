@@ -48,15 +48,17 @@ pub(crate) fn lookup(export: &Export, caller: &Caller, args: &mut Reader<'_>, w:
     let found = dir.and_then(|dir| {
         caller.check(&export.fs, &dir, EXECUTE)?;
         match place.name {
+            b".." if export.is_top(dir.ino) => return Ok((export.handle(&dir)?, dir)),
             b"." | b".." => {}
             _ => place.check(Status::Inval)?,
         }
-        Ok(export.fs.lookup(dir.ino, place.name)?)
+        let attr = export.fs.lookup(dir.ino, place.name)?;
+        Ok((export.handle(&attr)?, attr))
     });
     match &found {
-        Ok(attr) => {
+        Ok((handle, attr)) => {
             w.u32(OK);
-            w.opaque(&handle::encode(&export.identity.0, attr));
+            w.opaque(handle);
             export.identity.post_op(w, Some(attr));
         }
         Err(status) => w.u32(*status as u32),
@@ -81,7 +83,7 @@ fn make(
     match &made {
         Ok(attr) => {
             w.u32(OK);
-            export.identity.post_op_handle(w, Some(attr));
+            export.post_op_handle(w, Some(attr));
             export.identity.post_op(w, Some(attr));
         }
         Err(status) => w.u32(*status as u32),
@@ -171,7 +173,7 @@ pub(crate) fn create(export: &Export, caller: &Caller, args: &mut Reader<'_>, w:
 
 /// Under the file's own lock, which cannot be taken while the directory's is held.
 fn truncate(export: &Export, caller: &Caller, file: &Attr, size: u64) -> Outcome<Attr> {
-    let handle = handle::encode(&export.identity.0, file);
+    let handle = export.handle(file)?;
     export.change(&handle, &mut Around::default(), |attr| {
         let wanted = Wanted { size: Some(size), ..Wanted::default() };
         let set = checked(export, caller, attr, &wanted)?;

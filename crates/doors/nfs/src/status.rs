@@ -54,6 +54,7 @@ impl From<kedgefs::Error> for Status {
             errno::ENAMETOOLONG => Status::NameTooLong,
             errno::ENOTEMPTY => Status::NotEmpty,
             errno::EDQUOT => Status::DQuot,
+            errno::ESTALE => Status::Stale,
             errno::EOPNOTSUPP => Status::NotSupp,
             _ => {
                 tracing::warn!("a request failed: {e}");

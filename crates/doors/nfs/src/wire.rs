@@ -1,6 +1,5 @@
 //! The structures that several procedures share: attributes, and the attributes around a change.
 
-use crate::handle;
 use crate::status::{Outcome, Status};
 use crate::xdr::{Decoded, Reader, Writer};
 use kedgefs::{Attr, FileKind, SetTime, Timespec};
@@ -41,11 +40,6 @@ impl Identity {
     /// `post_op_attr`.
     pub(crate) fn post_op(&self, w: &mut Writer, attr: Option<&Attr>) {
         w.optional(attr, |w, attr| self.attr(w, attr));
-    }
-
-    /// `post_op_fh3`.
-    pub(crate) fn post_op_handle(&self, w: &mut Writer, attr: Option<&Attr>) {
-        w.optional(attr, |w, attr| w.opaque(&handle::encode(&self.0, attr)));
     }
 
     /// `wcc_data`.

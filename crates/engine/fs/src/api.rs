@@ -402,6 +402,16 @@ impl FileSystem {
         trees
     }
 
+    /// The fork or snapshot that the inode is in, with the count of inodes that the last checkpoint
+    /// had; `None` in the first tree. Whether there is such an inode is not looked up.
+    ///
+    /// # Errors
+    /// ESTALE: the tree was deleted.
+    pub fn tree_of(&self, ino: Ino) -> Result<Option<TreeInfo>> {
+        let tree = self.fs.steady(ino, |ino| self.fs.tree_of(ino))?;
+        Ok(tree.map(|tree| TreeInfo { dir: self.fs.numbers().outward(tree.dir), ..tree }))
+    }
+
     /// The root of the tree that has this name in the directory.
     pub fn tree_named(&self, dir: Ino, name: &[u8]) -> Option<Ino> {
         self.fs.names().tree_named(self.fs.numbers().inward(dir), name)

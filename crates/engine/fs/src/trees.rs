@@ -45,6 +45,19 @@ pub struct TreeInfo {
     pub inodes: u64,
 }
 
+impl TreeInfo {
+    fn of(number: u32, entry: TreeEntry) -> TreeInfo {
+        TreeInfo {
+            root: Ino::ROOT.in_tree(number),
+            dir: entry.dir,
+            name: entry.name,
+            read_only: entry.read_only,
+            created: entry.created,
+            inodes: entry.inodes,
+        }
+    }
+}
+
 /// How the first tree is replaced.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Root {
@@ -356,17 +369,15 @@ impl Fs {
                 trees[0].created = entry.created;
             } else if entry.kind == TreeKind::Head {
                 trees[0].inodes = trees[0].inodes.saturating_sub(entry.inodes);
-                trees.push(TreeInfo {
-                    root: Ino::ROOT.in_tree(number),
-                    dir: entry.dir,
-                    name: entry.name,
-                    read_only: entry.read_only,
-                    created: entry.created,
-                    inodes: entry.inodes,
-                });
+                trees.push(TreeInfo::of(number, entry));
             }
         }
         trees
+    }
+
+    pub(crate) fn tree_of(&self, ino: Ino) -> Result<Option<TreeInfo>> {
+        let tree = self.engine().store().tree_of(ino)?;
+        Ok(tree.map(|(number, entry)| TreeInfo::of(number, entry)))
     }
 
     pub(crate) fn tree_space(&self, root: Ino) -> Result<TreeSpace> {

@@ -127,6 +127,16 @@ impl Store {
         self.forest.named_count(dir)
     }
 
+    /// The number and the entry of the tree that the inode is in; `None` for the first tree.
+    pub fn tree_of(&self, ino: Ino) -> Result<Option<(u32, TreeEntry)>> {
+        let number = self.forest.tree_of(ino);
+        if number == 0 {
+            return Ok(None);
+        }
+        let entry = self.forest.entry(number).filter(|entry| entry.kind == TreeKind::Head);
+        Ok(Some((number, entry.ok_or(Error::NoTree(number))?)))
+    }
+
     /// The root of the tree that the directory gives this name.
     pub fn tree_named(&self, dir: Ino, name: &[u8]) -> Option<Ino> {
         self.forest.named(dir, name).map(|number| Ino::ROOT.in_tree(number))

@@ -125,6 +125,10 @@ const SERVE_NFS_NOTES: Section = (
              the client has closed or synced the file. SIGTERM, SIGINT and SIGHUP end the server and \
              close the image cleanly. After any other end a client waits for the next start and goes on.",
         ),
+        Text(
+            "Forks and snapshots are directories, which a client can mount by their paths. `-o tree=PATH` \
+             serves one of them alone.",
+        ),
         Text("There are no locks between clients: mount with `nolock`. TCP only, version 3 only."),
     ],
 );

@@ -7,7 +7,7 @@ use kedge_host::options::{MountWords, parse_cache_size};
 use kedge_host::os::{self, TerminationSignals};
 use kedge_host::{Usage, image, memory, notify, tag};
 use kedge_nfs::{Limits, Rights, Server, Squash};
-use kedgefs::Owner;
+use kedgefs::{Ino, Owner};
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -16,8 +16,8 @@ const HELP: &str = "\
 To mount, where the server listens on port 2049 of 127.0.0.1:
   Linux    mount -t nfs -o vers=3,tcp,nolock,port=2049,mountport=2049 127.0.0.1:/ DIR
   macOS    mount_nfs -o vers=3,tcp,nolocks,resvport,port=2049,mountport=2049 127.0.0.1:/ DIR
-Mount options: ro, rw, commit=SECONDS, cache_size=SIZE, noatime, relatime, discard, nodiscard and
-  those of checkpoints, as kedgefs(5) explains.";
+Mount options: ro, rw, tree=PATH, commit=SECONDS, cache_size=SIZE, noatime, relatime, discard,
+  nodiscard and those of checkpoints, as kedgefs(5) explains.";
 
 #[derive(clap::Args, Debug)]
 #[command(after_help = HELP)]
@@ -85,6 +85,7 @@ fn parse_options(lists: &[String]) -> Result<MountWords> {
         offset: words.offset,
         sizelimit: words.sizelimit,
         key_file: words.key_file.clone(),
+        tree: words.tree.clone(),
         ..MountWords::default()
     };
     if opening != words {
@@ -113,7 +114,9 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let fs = opened.fs.clone();
     drop(opened);
     let memory = memory::Watch::start(&fs);
-    let served = serve(&args, &fs, listener, &signals);
+    let tree = words.tree.as_deref().map(|path| engine::find_tree(&fs, &image, path)).transpose();
+    let tree = tree.map(|tree| tree.map_or(Ino::ROOT, |tree| tree.root));
+    let served = tree.and_then(|tree| serve(&args, &fs, tree, listener, &signals));
     drop(memory);
     fs.close().with_context(|| format!("close {}", image.display()))?;
     served.map(|()| ExitCode::SUCCESS)
@@ -123,6 +126,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
 fn serve(
     args: &Args,
     fs: &kedgefs::FileSystem,
+    tree: Ino,
     listener: TcpListener,
     signals: &TerminationSignals,
 ) -> Result<()> {
@@ -134,7 +138,7 @@ fn serve(
         None if local => Squash::None,
         None => Squash::Root,
     };
-    let rights = Rights { squash, anonymous: args.anonymous, any_port: args.any_port };
+    let rights = Rights { squash, anonymous: args.anonymous, any_port: args.any_port, tree };
     let server =
         Server::start(fs.clone(), listener, rights, Limits::default()).context("start the server")?;
     let address = server.address();

@@ -3,7 +3,7 @@
 
 use kedge_nfs::{Limits, Rights, Server, Squash};
 use kedgefs::device::{Device, MemDevice};
-use kedgefs::{FileSystem, FormatOptions, MountOptions, Owner, SystemClock};
+use kedgefs::{FileSystem, FormatOptions, Ino, MountOptions, Owner, SystemClock};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
@@ -562,7 +562,7 @@ impl Client {
 pub const NOBODY: Owner = Owner { uid: 65534, gid: 65534 };
 
 pub fn rights(squash: Squash) -> Rights {
-    Rights { squash, anonymous: NOBODY, any_port: true }
+    Rights { squash, anonymous: NOBODY, any_port: true, tree: Ino::ROOT }
 }
 
 pub fn clock() -> Arc<SystemClock> {
