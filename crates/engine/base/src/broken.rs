@@ -118,6 +118,8 @@ pub enum Variant {
     InlineOutUnlogged,
     /// A shrink gives up what lies beyond the new end before the slot that names it is durable.
     CutBeforeSlot,
+    /// A file that is moved to the copy of blocks that it shared does not count there.
+    MoveUncounted,
     /// A tree that is opened keeps the marks that it had before it was read.
     StaleMarks,
     /// A removal of extents decides by the inode's names and death as they were before its lock.
@@ -212,6 +214,7 @@ impl Variant {
         Variant::InlineOutUnflushed,
         Variant::InlineOutUnlogged,
         Variant::CutBeforeSlot,
+        Variant::MoveUncounted,
     ];
 }
 

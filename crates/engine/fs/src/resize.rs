@@ -13,6 +13,8 @@ use std::time::Duration;
 const SHRINK_TRIES: u32 = 64;
 /// The pause between two passes, in which such operations end.
 const SHRINK_PAUSE: Duration = Duration::from_millis(10);
+/// Names of trees in a refusal.
+const NAMES_MAX: usize = 8;
 /// Checkpoints after which everything that was given up is free.
 const SETTLING: u32 = 2;
 
@@ -49,15 +51,31 @@ impl Fs {
                 return Ok(bytes);
             }
             if moved.shared > 0 || store.is_forked() && moved.blocks + paths == 0 {
-                let what =
-                    "blocks that clones, forks or snapshots share lie beyond that size, and cannot move";
-                return Err(kedge_base::Error::invalid(format!("{bytes} bytes: {what}")).into());
+                return Err(kedge_base::Error::invalid(self.refused_for_trees(bytes)).into());
             }
             // What was placed there before the limit is recorded now.
             self.syncer().sync(ForceCause::Sync)?;
             self.engine().clock().sleep(SHRINK_PAUSE);
         }
         Err(Error::Busy("the end of the image, which is in use,"))
+    }
+
+    /// A point of the past may hold the blocks, which only the trees that came from it can give up.
+    fn refused_for_trees(&self, bytes: u64) -> String {
+        let trees = self.trees();
+        let mut names: Vec<String> = trees[1..]
+            .iter()
+            .take(NAMES_MAX)
+            .map(|tree| String::from_utf8_lossy(&tree.name).into_owned())
+            .collect();
+        if trees.len() > 1 + NAMES_MAX {
+            names.push(format!("{} more", trees.len() - 1 - NAMES_MAX));
+        }
+        let what = "bytes: blocks and nodes of forks or snapshots lie beyond that size, and cannot move";
+        match names.is_empty() {
+            true => format!("{bytes} {what} until those that were deleted are freed"),
+            false => format!("{bytes} {what}; there are: {}", names.join(", ")),
+        }
     }
 
     /// Blocks below the new end that files gave up last are free only after a checkpoint. Without

@@ -170,6 +170,18 @@ impl<'a> CountChanges<'a> {
         Ok(freed)
     }
 
+    /// The birth of the blocks, which have been loaded, if all have counts and one birth.
+    pub fn birth_of(&self, of: Ino, extent: Extent) -> Option<u32> {
+        let (mut at, mut birth) = (extent.start.0, None);
+        for (start, item) in self.overlapping(self.forest.tree_of(of), extent) {
+            if start > at || birth.is_some_and(|birth| birth != item.birth) {
+                return None;
+            }
+            (at, birth) = (item.extent(start).end().0, Some(item.birth));
+        }
+        birth.filter(|_| at >= extent.end().0)
+    }
+
     fn overlapping(&self, tree: u32, extent: Extent) -> impl Iterator<Item = (u64, CountItem)> + '_ {
         let first = self.now.range((tree, 0)..=(tree, extent.start.0)).next_back();
         let from = first.map_or(extent.start.0, |((_, at), _)| *at);

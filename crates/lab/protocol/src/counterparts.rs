@@ -61,6 +61,7 @@ pub fn counterpart(variant: Variant) -> Counterpart {
         | Variant::SharedBlockFreed
         | Variant::CloneWithoutFlag
         | Variant::CloneAfterTruncate
+        | Variant::MoveUncounted
         | Variant::CountsInReplay => None(SHARING),
         Variant::StaleChecksum | Variant::SumsInPlace | Variant::SumsInReplay => None(SUMS),
         Variant::ForgetRenameVictim | Variant::KeepOldParts => None(NAMES),

@@ -23,6 +23,8 @@ pub struct Course {
     /// were made after it, whose blocks and nodes therefore lie further on.
     filler: usize,
     small: usize,
+    /// The small files of several blocks have two clones each.
+    clones: bool,
 }
 
 /// Growth inside the last group, growth that moves the maps into the data area, and growth that
@@ -32,6 +34,7 @@ pub const GROWTH: Course = Course {
     file: 3 << 20,
     filler: 0,
     small: 0,
+    clones: false,
 };
 
 /// A shrink inside the last group, growth that moves the maps into the data area, a shrink that
@@ -42,6 +45,7 @@ pub const SHRINK: Course = Course {
     file: 1 << 20,
     filler: 13 << 20,
     small: 60,
+    clones: true,
 };
 
 /// Bytes of the n-th small file: in the log, in a block, in several.
@@ -51,6 +55,11 @@ fn small_bytes(n: usize) -> Vec<u8> {
 
 fn small_name(n: usize) -> Vec<u8> {
     format!("small {n}").into_bytes()
+}
+
+fn clones_of(course: &Course, n: usize) -> impl Iterator<Item = Vec<u8>> {
+    let count = if course.clones && n % 3 == 2 { 2 } else { 0 };
+    (0..count).map(move |clone| format!("clone {clone} of {n}").into_bytes())
 }
 
 /// Checks every crash state that `plan` selects. Returns their number, and the number of states of
@@ -69,6 +78,13 @@ pub fn check(course: &Course, plan: StatePlan) -> Result<(usize, Vec<usize>), St
         make(&fs, b"filler", &vec![1; course.filler])?;
         for n in 0..course.small {
             make(&fs, &small_name(n), &small_bytes(n))?;
+            for clone in clones_of(course, n) {
+                make(&fs, &clone, &[])?;
+                let ino = |name: &[u8]| fs.lookup(Ino::ROOT, name).map(|attr| attr.ino);
+                ino(&small_name(n))
+                    .and_then(|source| fs.clone_file(source, ino(&clone)?))
+                    .map_err(|e| format!("clone: {e}"))?;
+            }
         }
         fs.unlink(Ino::ROOT, b"filler").map_err(|e| format!("unlink: {e}"))?;
         fs.close().map_err(|e| format!("close: {e}"))?;
@@ -121,7 +137,9 @@ fn judge(course: &Course, medium: MemDevice, mark: u64) -> Result<usize, String>
         return Err(format!("{size} bytes after {changed} steps"));
     }
     for n in 0..course.small {
-        has(&fs, &small_name(n), &small_bytes(n))?;
+        for name in std::iter::once(small_name(n)).chain(clones_of(course, n)) {
+            has(&fs, &name, &small_bytes(n))?;
+        }
     }
     for n in 0..durable {
         has(&fs, n.to_string().as_bytes(), &content(course, n))?;

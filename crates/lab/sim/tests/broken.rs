@@ -175,7 +175,7 @@ const CAUGHT_BY: &[(&str, &[Variant])] = &[
         &[Variant::ReuseFreedBlock, Variant::DiscardEarly, Variant::DiscardWithoutFlush],
     ),
     ("freeze and thaw", &[Variant::ThawKeepsClean, Variant::UngatedWriter]),
-    ("an image that becomes smaller", &[Variant::CutBeforeSlot]),
+    ("an image that becomes smaller", &[Variant::CutBeforeSlot, Variant::MoveUncounted]),
     ("overwrites of a file with checksums", &[Variant::StaleChecksum, Variant::SumsInPlace]),
     ("recovery of a file with checksums", &[Variant::SumsInReplay]),
     ("small files that leave the tree", &[Variant::InlineOutUnflushed]),

@@ -14,11 +14,14 @@
 //! - The old blocks are used by no one again: they are beyond the limit. A crash lifts the limit,
 //!   but then the record that frees them is durable or lost.
 //!
-//! Blocks that other files or trees use too are left where they are.
+//! Blocks that files of the tree share move with their counts ([`shared`]). Blocks that other trees
+//! use too are left where they are.
+
+mod shared;
 
 use super::Files;
 use super::taken::Taken;
-use crate::cache::commit::{commit, lock_metas};
+use crate::cache::commit::{Change, commit, lock_metas};
 use crate::cache::inode::Inode;
 use crate::error::{Error, Result};
 use crate::extents::{self, ExtentSet};
@@ -28,6 +31,7 @@ use kedge_format::item::ExtentItem;
 use kedge_format::record::{RecordBuilder, RecordOp};
 use kedge_format::{ItemKind, Key};
 use kedge_store::{Class, Need};
+use shared::{Moves, Shared};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
@@ -43,8 +47,16 @@ const NEED: Need = Need::record(Class::Normal).patches(1).extents(5).runs(2);
 pub(crate) struct Relocated {
     /// Blocks that were moved.
     pub blocks: u64,
-    /// Blocks that stay, since another file or tree uses them too.
+    /// Blocks that stay, since another tree uses them too.
     pub shared: u64,
+}
+
+/// The next block after one that is beyond the limit would be there, too.
+fn keep_goal_below(change: &mut Change<'_>, end: BlockNo, new: Extent) {
+    let meta = &mut change.meta;
+    if meta.goal.is_some_and(|goal| goal >= end) {
+        meta.goal = Some(new.end());
+    }
 }
 
 /// A part of a file that lies beyond the limit.
@@ -57,11 +69,11 @@ struct Found {
 impl Files {
     /// Moves the blocks of the files of the first tree that lie at or after `end`.
     pub(crate) fn relocate(&self, end: BlockNo) -> Result<Relocated> {
-        let (mut at, mut done) = (Key::MIN, Relocated::default());
+        let (mut at, mut done, mut moves) = (Key::MIN, Relocated::default(), Moves::default());
         loop {
             let (found, next) = self.list_beyond(at, end)?;
             for part in &found {
-                self.relocate_part(part, end, &mut done)?;
+                self.relocate_part(part, end, &mut moves, &mut done)?;
             }
             match next {
                 Some(next) => at = next,
@@ -98,16 +110,23 @@ impl Files {
         bad.map_or(Ok((found, next)), |e| Err(e.into()))
     }
 
-    fn relocate_part(&self, part: &Found, end: BlockNo, done: &mut Relocated) -> Result<()> {
+    fn relocate_part(
+        &self,
+        part: &Found,
+        end: BlockNo,
+        moves: &mut Moves,
+        done: &mut Relocated,
+    ) -> Result<()> {
         let inode = match self.inodes.get_file(part.ino) {
             Ok(inode) => inode,
             // Deleted meanwhile.
             Err(Error::NotFound) => return Ok(()),
             Err(e) => return Err(e),
         };
-        let (mut at, mut goal) = (part.from, None);
+        let mut at = part.from;
+        moves.goal = None;
         while at < part.to {
-            match self.relocate_step(&inode, (at, part.to), end, &mut goal, done) {
+            match self.relocate_step(&inode, (at, part.to), end, moves, done) {
                 Ok(reached) => at = reached,
                 Err(Error::NotFound) => return Ok(()),
                 Err(e) => return Err(e),
@@ -122,7 +141,7 @@ impl Files {
         inode: &Arc<Inode>,
         (from, to): (u64, u64),
         end: BlockNo,
-        goal: &mut Option<BlockNo>,
+        moves: &mut Moves,
         done: &mut Relocated,
     ) -> Result<u64> {
         let store = self.engine.store();
@@ -132,7 +151,8 @@ impl Files {
             Err(kedge_base::Error::NoSpace) => store.reserve_data(1)?,
             other => other?,
         };
-        let (mut handle, _io) = self.begin_with_io(inode, NEED)?;
+        let need = if store.has_clones() { shared::NEED } else { NEED };
+        let (mut handle, _io) = self.begin_with_io(inode, need)?;
         let _wb = inode.wb.lock();
         // What lies there may have changed since it was listed.
         let found = extents::find(store, inode.ino, from, to, 1)?;
@@ -143,12 +163,19 @@ impl Files {
         if first >= last {
             return Ok(last.max(from + 1));
         }
-        if item.counted || item.birth < store.births_below(inode.ino) {
+        if item.birth < store.births_below(inode.ino) {
             done.shared += last - first;
             return Ok(last);
         }
-        let near = goal.unwrap_or_else(|| store.data_goal(inode.ino, inode.ino));
+        let near = moves.goal.unwrap_or_else(|| store.data_goal(inode.ino, inode.ino));
         let want = (last - first).min(promise.blocks());
+        if item.counted {
+            let old = Extent::new(BlockNo(item.start.0 + first - start), want);
+            let shared = Shared { inode, first, old, unwritten: item.unwritten, near, end };
+            let blocks = self.relocate_shared(&mut handle, &shared, moves, &mut promise)?;
+            done.blocks += blocks;
+            return Ok(first + blocks);
+        }
         let new = store.alloc_data(near, want, Some(&mut promise))?;
         let mut taken = Taken { store, extents: vec![new] };
         let old = Extent::new(BlockNo(item.start.0 + first - start), new.blocks);
@@ -167,12 +194,8 @@ impl Files {
         }
         commit(&mut handle, record, &mut changes)?;
         taken.extents.clear(); // the file's now
-        // The next block after one that is beyond the limit would be there, too.
-        let meta = &mut changes[0].meta;
-        if meta.goal.is_some_and(|goal| goal >= end) {
-            meta.goal = Some(new.end());
-        }
-        *goal = Some(new.end());
+        keep_goal_below(&mut changes[0], end, new);
+        moves.goal = Some(new.end());
         done.blocks += new.blocks;
         Ok(first + new.blocks)
     }
