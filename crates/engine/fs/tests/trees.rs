@@ -838,3 +838,36 @@ fn the_first_tree_is_replaced_beside_readers_and_writers() {
     fs.close().unwrap();
     check(&device);
 }
+
+/// The name of a fork is there before its checkpoint has written the root of the fork: a reader that
+/// finds the name must not take what the device holds there for a node.
+#[test]
+fn a_fork_is_found_while_its_checkpoint_writes_it() {
+    const FORKS: u32 = 60;
+    let device = make(128 * MIB);
+    let fs = open(&device);
+    let reader = {
+        let fs = fs.clone();
+        kedge_base::spawn_named("reader", move || {
+            for n in 0..FORKS {
+                let name = format!("fork {n}");
+                loop {
+                    match fs.lookup(Ino::ROOT, name.as_bytes()) {
+                        Ok(fork) => break assert!(fs.lookup(fork.ino, b"0").is_ok()),
+                        Err(Error::NotFound) => {}
+                        Err(e) => panic!("{name}: {e}"),
+                    }
+                }
+            }
+        })
+    };
+    for n in 0..FORKS {
+        for file in 0..20 {
+            put(&fs, Ino::ROOT, &(n * 20 + file).to_string(), b"");
+        }
+        fs.fork(Ino::ROOT, Ino::ROOT, format!("fork {n}").as_bytes(), false).unwrap();
+    }
+    reader.unwrap().join().unwrap();
+    fs.close().unwrap();
+    check(&device);
+}

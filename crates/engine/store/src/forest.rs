@@ -39,9 +39,13 @@ use sizes::Sizes;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 /// Least memory for the nodes of a tree that is not the first, in bytes.
 const CACHE_MIN: u64 = 1 << 20;
+
+/// How long a thread rests that waits for a checkpoint to write a tree.
+const WRITING_REST: Duration = Duration::from_millis(1);
 
 /// An open tree.
 pub(crate) struct Member {
@@ -124,6 +128,9 @@ pub(crate) struct Forest {
     cache_bytes: AtomicU64,
     state: RwLock<State>,
     pub limits: Arc<Limits>,
+    /// A checkpoint that changes the table is being written: what its entries name may not be on the
+    /// device yet.
+    writing: AtomicBool,
     /// Made by the first fork. Its nodes are never evicted, because a cut changes them.
     table: OnceLock<Tree>,
     /// Nodes that a cut may need for the table. The promise is kept as long as the image is open.
@@ -201,6 +208,7 @@ impl Forest {
             cache_bytes: AtomicU64::new(cache_bytes),
             state: RwLock::new(Rank::Trees, State { next_number: 1, ..State::default() }),
             limits: Arc::new(Limits::new()),
+            writing: AtomicBool::new(false),
             table: OnceLock::new(),
             promised: Mutex::new(Rank::Leaf, None),
         };
@@ -346,6 +354,13 @@ impl Forest {
             let entry = state.entries.get(&number).filter(|entry| entry.kind == TreeKind::Head);
             entry.cloned().ok_or(Error::NoTree(number))?
         };
+        // A fork can be found by its name from the cut on, which is before its root is on the device.
+        // This thread is not inside the epoch guard, for which that checkpoint may wait: a commit has
+        // opened its trees before it enters. Nothing else that a thread holds stops a checkpoint after
+        // its cut.
+        while self.writing.load(Acquire) {
+            self.common.clock.sleep(WRITING_REST);
+        }
         // Without the lock, because it reads. The root of a tree that is not open does not change.
         let marks = Arc::new(Marks::default());
         marks.set(entry.births_below, entry.nodes_below);
@@ -737,6 +752,9 @@ impl Forest {
         };
         let mut changed = BTreeSet::new();
         let mut state = self.state.write();
+        if !changes.is_empty() {
+            self.writing.store(true, Release);
+        }
         for change in changes {
             if let Change::Create { number, core, dir, name, created } = change {
                 let member = self.create(*number, core)?;
@@ -933,6 +951,11 @@ impl Forest {
         }
         changed.insert(source);
         entry
+    }
+
+    /// The checkpoint has been written, or has failed.
+    pub(crate) fn end_writing(&self) {
+        self.writing.store(false, Release);
     }
 
     /// The frozen trees are durable.

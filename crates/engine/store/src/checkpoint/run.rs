@@ -71,6 +71,7 @@ impl Store {
             let cut = self.cut(kind)?;
             self.write_cut(unwritten, cut, (cause, clean), &pace, prepare)
         });
+        self.forest.end_writing();
         match &result {
             Ok(()) => running.completed(),
             Err(_) if unwritten.is_some() => {}
