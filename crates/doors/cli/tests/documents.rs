@@ -69,6 +69,11 @@ const ELSEWHERE: &[(&str, &str, &str)] = &[
         "needs an NFS client in the kernel",
     ),
     (
+        "docs/NFS.md",
+        "sudo mount -t nfs -o vers=3,tcp,nolock,port=2049,mountport=2049 127.0.0.1:/monday /mnt",
+        "needs an NFS client in the kernel",
+    ),
+    (
         "docs/PERFORMANCE.md",
         "cargo run --release -p kedge-nfs --example creates -- bench.kedge 2",
         "measurements",

@@ -97,6 +97,7 @@ fn wrong_words_are_refused() {
     place.run("serve nfs -o volatile disk.kedge").refused(2, &["volatile", "durable"]);
     place.run("serve nfs -o nosuid disk.kedge").refused(2, &["client's mount"]);
     place.run("serve nfs -o foo disk.kedge").refused(2, &["foo"]);
+    place.run("serve nfs --listen 0 -o tree=none disk.kedge").refused(2, &["tree=none", "no such path"]);
     place.run("serve nfs --listen here disk.kedge").refused(2, &["--listen here"]);
     place.run("serve nfs --anonymous 5 disk.kedge").refused(2, &["UID:GID"]);
     place.run("serve nfs --squash some disk.kedge").refused(2, &["some"]);
@@ -117,6 +118,13 @@ fn options_reach_the_image_and_the_users() {
     if c.getattr(&root).unwrap().uid != 7 {
         assert_eq!(c.create(&root, "f", &mode(0o600)).err(), Some(client::ACCES));
     }
+    assert_eq!(served.end(), 0);
+    place.run("snapshot create disk.kedge disk.kedge:/monday").ok();
+    let served = Served::start(&place, &["-o", "tree=monday"]);
+    let mut c = served.client();
+    let root = c.root();
+    assert_eq!(c.mount("/monday").err(), Some(client::NOENT));
+    assert_eq!(c.mkdir(&root, "d", &mode(0o700)).err(), Some(client::ROFS));
     assert_eq!(served.end(), 0);
     let served = Served::start(&place, &["-o", "ro"]);
     let mut c = served.client();
