@@ -5,13 +5,15 @@
 //! the device hangs, so their lock is a leaf, held during neither a request nor a completion.
 //! Memory is bounded by the requests that the device takes at a time.
 //!
+//! A process whose device another one takes over ends its use here ([`WatchedDevice::retire`]).
+//!
 //! Late requests are only reported. Acting on them is up to the device (a remote device has a time
 //! limit) and to administrators.
 
 use crate::latency::SMALL;
 use crate::{Completion, CompletionSink, Device, DeviceErrors, Latency, LatencyKind, Request};
 use kedge_base::{Clock, IoBuf, Result};
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -52,10 +54,14 @@ struct Notes {
     clock: Arc<dyn Clock>,
     errors: DeviceErrors,
     list: Mutex<List>,
+    /// No request is in flight, and the device is retired.
+    idle: Condvar,
 }
 
 #[derive(Default)]
 struct List {
+    /// No request begins any more.
+    retired: bool,
     next: u64,
     /// In the order in which they began.
     begun: BTreeMap<u64, Begun>,
@@ -72,8 +78,22 @@ impl WatchedDevice {
     pub fn new(inner: Arc<dyn Device>, clock: Arc<dyn Clock>) -> WatchedDevice {
         WatchedDevice {
             inner,
-            notes: Arc::new(Notes { clock, errors: DeviceErrors::default(), list: Mutex::default() }),
+            notes: Arc::new(Notes {
+                clock,
+                errors: DeviceErrors::default(),
+                list: Mutex::default(),
+                idle: Condvar::new(),
+            }),
         }
+    }
+
+    /// Ends the use of the device by this process, for good: returns when no request is in flight.
+    /// A thread that begins one later sleeps as long as the process lives. An error instead would
+    /// be one of the device to its caller, who would report it to users.
+    pub fn retire(&self) {
+        let mut list = self.notes.list.lock();
+        list.retired = true;
+        self.notes.idle.wait_while(&mut list, |list| !list.begun.is_empty());
     }
 
     /// The requests in flight at this moment. Does not wait for the device.
@@ -91,6 +111,12 @@ impl WatchedDevice {
             }),
             answered_late: list.answered_late,
         }
+    }
+
+    /// A change of size. Its errors are no errors of requests.
+    fn resize(&self, op: &'static str, f: impl FnOnce(&dyn Device) -> Result<()>) -> Result<()> {
+        let _noted = Noted { number: Some(self.notes.begin(&[op])), notes: &self.notes };
+        f(&*self.inner)
     }
 
     /// `kind`: the kind under which its latency is sampled.
@@ -113,10 +139,14 @@ impl WatchedDevice {
 }
 
 impl Notes {
-    /// Records requests, and returns the number of the first. The numbers of the others follow.
+    /// Records requests unless the device is retired, and returns the number of the first. The
+    /// numbers of the others follow.
     fn begin(&self, ops: &[&'static str]) -> u64 {
         let (at, since) = (self.clock.monotonic(), self.clock.now().sec);
         let mut list = self.list.lock();
+        while list.retired {
+            self.idle.wait(&mut list);
+        }
         let first = list.next;
         list.next += ops.len() as u64;
         list.begun.extend((first..).zip(ops.iter().map(|op| Begun { op, at, since })));
@@ -128,6 +158,9 @@ impl Notes {
         let now = self.clock.monotonic();
         let mut list = self.list.lock();
         let begun = list.begun.remove(&number);
+        if list.retired && list.begun.is_empty() {
+            self.idle.notify_all();
+        }
         let took = begun.map_or(Duration::ZERO, |begun| now.saturating_sub(begun.at));
         if took >= LATE {
             list.answered_late += 1;
@@ -253,7 +286,7 @@ impl WatchedDevice {
 }
 
 impl Device for WatchedDevice {
-    crate::delegate!(inner: geometry, grow, cut, room, host_free, first_hole, stats, latency, name);
+    crate::delegate!(inner: geometry, room, host_free, first_hole, stats, latency, name);
 
     fn submit(&self, batch: Vec<Request>, sink: Arc<dyn CompletionSink>) {
         let (batch, answers) = self.noted(batch, sink, Some(self.latency().clone()));
@@ -287,6 +320,14 @@ impl Device for WatchedDevice {
 
     fn write_zeroes(&self, offset: u64, len: u64) -> Result<()> {
         self.call("write_zeroes", None, |device| device.write_zeroes(offset, len))
+    }
+
+    fn grow(&self, size: u64) -> Result<()> {
+        self.resize("grow", |device| device.grow(size))
+    }
+
+    fn cut(&self, size: u64) -> Result<()> {
+        self.resize("cut", |device| device.cut(size))
     }
 
     fn errors(&self) -> Option<&DeviceErrors> {

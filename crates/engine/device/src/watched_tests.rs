@@ -132,6 +132,44 @@ fn what_hangs_is_told_and_forgotten_when_it_is_answered() {
     assert_eq!(device.pending(), Pending { answered_late: 1, ..Pending::default() });
 }
 
+/// What is in flight completes first. Later requests, of each kind, never reach the device.
+#[test]
+fn a_retired_device_gets_no_request() {
+    let hangs = Hangs::new();
+    let device = Arc::new(WatchedDevice::new(hangs.clone(), Arc::new(SystemClock::default())));
+    let start = |name: &str, body: fn(&WatchedDevice)| {
+        let device = device.clone();
+        spawn_named(name, move || body(&device)).unwrap()
+    };
+    let writes = start("writes", |device| device.write(0, &IoBuf::zeroed(1), true).unwrap());
+    until(|| hangs.waiting.load(SeqCst) == 1);
+    let retires = start("retires", WatchedDevice::retire);
+    until(|| device.notes.list.lock().retired);
+    let begun = Arc::new(AtomicUsize::new(0));
+    // These threads sleep until the process of the tests ends.
+    let late: [fn(&WatchedDevice); 3] = [
+        |device| device.flush().unwrap(),
+        |device| drop(run_batch(device, vec![Io { offset: 0, op: Op::Flush }])),
+        |device| device.grow(65 * B).unwrap(),
+    ];
+    for body in late {
+        let (device, begun) = (device.clone(), begun.clone());
+        let begins = move || {
+            begun.fetch_add(1, SeqCst);
+            body(&device);
+            begun.fetch_add(1, SeqCst);
+        };
+        drop(spawn_named("late", begins).unwrap());
+    }
+    until(|| begun.load(SeqCst) == 3);
+    assert!(!retires.is_finished(), "a write is in flight");
+    hangs.release();
+    writes.join().unwrap();
+    retires.join().unwrap();
+    kedge_base::pause(Duration::from_millis(20));
+    assert_eq!((hangs.waiting.load(SeqCst), begun.load(SeqCst)), (1, 3));
+}
+
 fn until(done: impl Fn() -> bool) {
     while !done() {
         std::thread::yield_now();
