@@ -104,7 +104,7 @@ enum Command {
     /// Have this program serve mounts that have a keeper, without an unmount
     UpgradeServer(upgrade_server::Args),
     /// Run by a keeper: prints what this program can serve
-    #[command(hide = true, name = kedge_host::handover::OFFER)]
+    #[command(hide = true, name = kedge_host::offer::OFFER)]
     ServerOffer,
     /// Run by a server: sends notifications to the kernel
     #[command(hide = true, name = kedge_host::courier::COURIER)]

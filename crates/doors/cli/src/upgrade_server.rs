@@ -3,7 +3,8 @@
 
 use anyhow::{Context, Result, bail};
 use kedge_fuse::MountEntry;
-use kedge_host::handover::{self, Offer};
+use kedge_host::handover;
+use kedge_host::offer::Offer;
 use kedge_host::{Usage, mounts};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

@@ -142,7 +142,7 @@ impl Child {
     }
 }
 
-fn report(line: &str) -> std::io::Result<()> {
+pub(crate) fn report(line: &str) -> std::io::Result<()> {
     let mut out = std::io::stdout().lock();
     out.write_all(line.as_bytes())?;
     out.write_all(b"\n")?;

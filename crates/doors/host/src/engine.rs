@@ -259,7 +259,8 @@ pub fn take_over(
     connection: OwnedFd,
     life: Life,
 ) -> Result<MountedSession> {
-    let session = MountedSession::kept(connection, image, dir, fuse_options(words), life, handover::leave)?;
+    let leave = handover::leave(Arc::downgrade(&opened.device));
+    let session = MountedSession::kept(connection, image, dir, fuse_options(words), life, leave)?;
     let session = set_up(opened, session, words)?;
     handover::obey(&opened.fs, &session)?;
     Ok(session)

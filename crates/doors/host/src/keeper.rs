@@ -8,36 +8,40 @@
 //! A server gets both descriptors by inheritance: the keeper is the only process of the two that
 //! starts programs, and they are servers, or fusermount3, which ends at once.
 
-use crate::background::{self, STARTED};
+use crate::background;
 use crate::engine;
-use crate::handover::{HANDED_OVER, Handovers, Program};
+use crate::handover::{self, Handovers};
 use crate::image;
+use crate::kept_server::{End, KeptServer, LEAVE, LEFT, Launch, REFUSED, SERVE, WAITS};
+use crate::offer::Program;
 use crate::options::MountWords;
 use crate::os::{self, TerminationSignals};
 use crate::serve::{Mount, in_foreground_kept, unmount_on_signal};
 use crate::usage::Usage;
 use anyhow::{Context, Result, anyhow, bail};
+use kedge_base::{Clock, SystemClock};
 use kedge_device::Device;
 use kedge_fuse::Bound;
 use kedge_fuse::keep::{Area, Life, sentinel};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::io::{FdFlags, fcntl_setfd};
-use rustix::process::{Pid, Signal};
+use rustix::process::Signal;
 use std::ffi::{OsStr, OsString};
-use std::io::{BufRead, BufReader};
-use std::os::unix::net::UnixStream;
-use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
-use std::process::{ExitCode, ExitStatus, Stdio};
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
 /// Servers that may die one after another before they serve.
 const FAILED_STARTS_MAX: u32 = 5;
-/// How long a program may take to serve that takes a mount over. After a handover there is little
-/// to recover.
+/// For a new program, until it waits for its turn.
+const START_PATIENCE: Duration = Duration::from_secs(20);
+/// For the old server, which first makes everything durable.
+const LEAVE_PATIENCE: Duration = Duration::from_secs(60);
+/// For the new server, until it serves. After a handover there is little to recover.
 const PATIENCE: Duration = Duration::from_secs(30);
+const DIED: &str = "the server died, or the mount ended, before the handover";
 /// The first Linux that sends requests again.
 const LINUX: (u32, u32) = (6, 9);
 
@@ -104,14 +108,21 @@ pub fn run(
     if let Some(weaker) = engine::plain_mount_notice(&point) {
         eprintln!("kedge: warning: {weaker}");
     }
-    let handovers = Arc::new(Handovers::default());
+    let handovers = Arc::new(Handovers::new().context("get a descriptor")?);
     let socket = handovers.listen(point.device.as_deref(), mount.image, &area);
     let socket = socket.inspect_err(|e| tracing::warn!("the server cannot be replaced: {e:#}")).ok();
     let keeper = Keeper { connection, area, handovers, _socket: socket, _image: image };
     for fd in [keeper.connection.as_fd(), keeper.area.fd()] {
         fcntl_setfd(fd, FdFlags::empty()).context("let servers inherit the connection")?;
     }
-    let ended = keeper.keep(mount, words, keep_stderr, live, || {
+    let launch = Launch {
+        image: mount.image.to_owned(),
+        dir: mount.dir.to_owned(),
+        words: words.to_vec(),
+        keep_stderr,
+        kept: (keeper.connection.as_raw_fd(), keeper.area.fd().as_raw_fd()),
+    };
+    let ended = keeper.keep(&launch, live, || {
         let point = point.clone();
         // The thread is detached: it waits forever and ends with the process.
         kedge_base::spawn_named("signals", move || unmount_on_signal(&signals, &point)).map(drop)
@@ -127,39 +138,54 @@ pub fn run(
     ended
 }
 
-/// What became of a server.
-enum End {
-    /// It was killed, after it had served or before.
-    Died {
-        signal: i32,
-        served: bool,
-    },
-    Exited(ExitStatus),
-    /// It has left its place for another program.
-    Left,
-    /// It says why it does not serve.
-    Refused(String),
+/// The server of another program. It waits for its turn.
+struct Successor {
+    program: Program,
+    server: KeptServer,
+    /// It waits only for the end of the old server, which is asked to leave.
+    has_turn: bool,
+    /// Of its start, or of its turn.
+    since: Duration,
 }
 
-impl End {
-    /// Why a server ended that has not served.
-    fn of_start(&self, served: bool) -> Option<String> {
-        match self {
-            _ if served => None,
-            End::Died { signal, .. } => Some(format!("it died of signal {signal} before it served")),
-            End::Exited(status) => Some(format!("it ended before it served: {status}")),
-            End::Left => None,
-            End::Refused(why) => Some(why.clone()),
-        }
+impl Successor {
+    fn start(program: Program, launch: &Launch) -> Result<Successor> {
+        let server = KeptServer::start(&program, launch)?;
+        Ok(Successor { program, server, has_turn: false, since: SystemClock::default().monotonic() })
     }
+
+    /// How long it may take from now on.
+    fn left(&self) -> Duration {
+        let patience = if self.has_turn { LEAVE_PATIENCE } else { START_PATIENCE };
+        patience.saturating_sub(SystemClock::default().since(self.since))
+    }
+}
+
+/// What happens beside a server that serves.
+enum Event {
+    /// It begins to end.
+    Ends,
+    /// It says something, or its socket has ended.
+    Says,
+    /// Another program is to serve.
+    Wanted,
+    /// The successor waits for its turn, or ends.
+    Starts,
+    /// The successor, or the server that is asked to leave, takes too long.
+    Late,
+}
+
+/// The end of a server.
+struct Ended {
+    end: End,
+    served: bool,
+    successor: Option<Successor>,
 }
 
 impl Keeper {
     fn keep(
         &self,
-        mount: &Mount<'_>,
-        words: &[OsString],
-        keep_stderr: bool,
+        launch: &Launch,
         live: impl FnOnce() -> Result<()>,
         serves: impl FnOnce() -> std::io::Result<()>,
     ) -> Result<ExitCode> {
@@ -168,115 +194,163 @@ impl Keeper {
         let mut program = Program::own();
         // The program that served before, until the new one serves.
         let mut before: Option<Program> = None;
+        let mut waiting: Option<KeptServer> = None;
         loop {
-            let mut has_served = false;
             let is_new = before.is_some();
-            let mut begun = |server: UnixStream| -> Result<()> {
+            let mut begun = |program: &Program| -> Result<()> {
                 if let Some((live, serves)) = first.take() {
                     serves().context("start a thread")?;
                     live()?;
                 }
-                has_served = true;
-                self.handovers.serves(server, &program, is_new);
+                self.handovers.serves(program.version(), is_new);
                 Ok(())
             };
+            let server = waiting.take().map_or_else(|| KeptServer::start(&program, launch), Ok)?;
             let patience = is_new.then_some(PATIENCE);
-            let end = self.one_server((&program, patience), mount, words, keep_stderr, &mut begun)?;
-            let next = self.handovers.ended(matches!(end, End::Left));
-            if let (Some(old), Some(why)) = (before.take(), end.of_start(has_served)) {
+            let Ended { end, served, successor } =
+                self.one_server(server, &program, patience, launch, &mut begun)?;
+            if let Some(old) = before.take().filter(|_| !served) {
+                let why = end.of_start();
                 tracing::error!("the new program does not serve: {why}");
-                if let End::Died { signal, .. } = end {
+                if let End::Died { signal } = end {
                     self.area.note_death(signal);
                 }
                 program = old;
-                self.handovers.failed(&why);
+                self.handovers.fail(format!("{why}; the old program serves again"));
                 continue;
             }
-            match end {
-                End::Left => {
-                    before = next.map(|next| std::mem::replace(&mut program, next));
+            match (end, successor) {
+                (End::Left, Some(next)) => {
+                    before = Some(std::mem::replace(&mut program, next.program));
+                    waiting = Some(next.server);
                 }
-                End::Exited(status) if status.success() => return Ok(ExitCode::SUCCESS),
-                End::Exited(status) => bail!("the server of {} ended: {status}", mount.dir.display()),
-                End::Refused(why) => return Err(anyhow!(why)),
-                End::Died { signal, served } => {
-                    failed_starts = if served { 0 } else { failed_starts + 1 };
-                    let deaths = self.area.note_death(signal);
-                    let name = Signal::from_named_raw(signal).map(|s| format!("{s:?}")).unwrap_or_default();
-                    tracing::warn!(deaths = deaths.deaths, "the server died of signal {signal} {name}");
-                    if first.is_some() {
-                        bail!("the server died of signal {signal} before the mount was live");
+                (End::Left, None) => {}
+                (end, successor) => {
+                    if successor.is_some() {
+                        self.handovers.fail(DIED.to_owned());
                     }
-                    if failed_starts >= FAILED_STARTS_MAX {
-                        bail!("{failed_starts} servers died one after another before they served");
+                    failed_starts = if served { 0 } else { failed_starts + 1 };
+                    if let Some(code) = self.is_over(end, failed_starts, first.is_some(), launch)? {
+                        return Ok(code);
                     }
                 }
             }
         }
     }
 
-    /// Starts a server and waits for its end.
+    /// Whether the end of a server is that of the mount.
+    fn is_over(&self, end: End, starts: u32, is_first: bool, launch: &Launch) -> Result<Option<ExitCode>> {
+        let signal = match end {
+            End::Exited(status) if status.success() => return Ok(Some(ExitCode::SUCCESS)),
+            End::Exited(status) => bail!("the server of {} ended: {status}", launch.dir.display()),
+            End::Refused(why) => return Err(anyhow!(why)),
+            End::Left => return Ok(None),
+            End::Died { signal } => signal,
+        };
+        let deaths = self.area.note_death(signal);
+        let name = Signal::from_named_raw(signal).map(|s| format!("{s:?}")).unwrap_or_default();
+        tracing::warn!(deaths = deaths.deaths, "the server died of signal {signal} {name}");
+        if is_first {
+            bail!("the server died of signal {signal} before the mount was live");
+        }
+        if starts >= FAILED_STARTS_MAX {
+            bail!("{starts} servers died one after another before they served");
+        }
+        Ok(None)
+    }
+
+    /// Has a server serve that waits, until its end.
     fn one_server(
         &self,
-        (program, patience): (&Program, Option<Duration>),
-        mount: &Mount<'_>,
-        words: &[OsString],
-        keep_stderr: bool,
-        begun: &mut dyn FnMut(UnixStream) -> Result<()>,
-    ) -> Result<End> {
-        let (connection, area) = (self.connection.as_raw_fd(), self.area.fd().as_raw_fd());
+        mut server: KeptServer,
+        program: &Program,
+        patience: Option<Duration>,
+        launch: &Launch,
+        begun: &mut dyn FnMut(&Program) -> Result<()>,
+    ) -> Result<Ended> {
         sentinel::expect(&self.area);
-        let (ours, theirs) = UnixStream::pair().context("make a socket for a server")?;
-        let started = program
-            .command()
-            .args(["mount", "--foreground"])
-            .arg(format!("--kept={connection},{area}"))
-            .args(words)
-            .arg("--")
-            .args([mount.image, mount.dir])
-            .stdin(OwnedFd::from(theirs))
-            .stdout(Stdio::piped())
-            .stderr(if keep_stderr { Stdio::inherit() } else { Stdio::null() })
-            .spawn();
-        let mut server = match started {
-            Ok(server) => server,
-            Err(e) => return Ok(End::Refused(format!("start a server: {e}"))),
-        };
-        let mut line = String::new();
-        if let Some(pipe) = server.stdout.take() {
-            if !is_ready_within(&pipe, patience)? {
-                server.kill().context("end a server that does not serve")?;
-            }
-            BufReader::new(pipe).read_line(&mut line).context("wait for a server")?;
+        server.say(SERVE);
+        if !server.serves(patience)? {
+            return Ok(Ended { end: server.end()?, served: false, successor: None });
         }
-        let served = line.trim_end() == STARTED;
-        let live = if served { begun(ours) } else { Ok(()) };
-        if live.is_err() {
-            server.kill().context("end a server whose mount is not wanted any more")?;
-        }
-        // Without it the end takes longer on a busy machine.
-        if let Err(e) = sentinel::hasten(&self.area, Pid::from_child(&server)) {
-            tracing::debug!("the end of the server is not hastened: {e}");
-        }
-        let status = server.wait().context("wait for a server")?;
-        live?;
-        Ok(match (status.signal(), background::reason(&line)) {
-            (_, Some(why)) => End::Refused(why.to_owned()),
-            (Some(signal), None) => End::Died { signal, served },
-            (None, None) if served && status.code() == Some(HANDED_OVER.into()) => End::Left,
-            (None, None) => End::Exited(status),
-        })
+        begun(program)?;
+        let (has_left, successor) = self.watch(&mut server, launch)?;
+        // A server that has left needs time to give its memory back, and programs wait.
+        let end = if has_left { server.end_later()? } else { server.end()? };
+        Ok(Ended { end, served: true, successor })
     }
-}
 
-/// Whether a pipe can be read, or has ended, within this time.
-fn is_ready_within(pipe: &impl AsFd, patience: Option<Duration>) -> Result<bool> {
-    let limit = patience.map(Timespec::try_from).transpose()?;
-    loop {
-        match poll(&mut [PollFd::new(pipe, PollFlags::IN)], limit.as_ref()) {
-            Ok(ready) => return Ok(ready > 0),
-            Err(rustix::io::Errno::INTR) => {}
-            Err(e) => return Err(e).context("wait for a server"),
+    /// Returns when a server has left (`true`) or is ending, with the one that is to follow it.
+    fn watch(&self, server: &mut KeptServer, launch: &Launch) -> Result<(bool, Option<Successor>)> {
+        server.expect_end(&self.area);
+        let mut successor = None;
+        loop {
+            let event = self.next_event(server, successor.as_ref())?;
+            let failed = match (event, successor.take()) {
+                (Event::Ends, next) => return Ok((false, next)),
+                (Event::Says, next) => match &*server.line()? {
+                    LEFT => return Ok((true, next)),
+                    "" => return Ok((false, next)),
+                    line => line.strip_prefix(REFUSED).unwrap_or("the server refuses to leave").to_owned(),
+                },
+                (Event::Wanted, _) => {
+                    match self.handovers.wanted().map(|program| Successor::start(program, launch)).transpose()
+                    {
+                        Ok(next) => {
+                            successor = next;
+                            continue;
+                        }
+                        Err(e) => format!("{e:#}"),
+                    }
+                }
+                (Event::Starts, Some(mut next)) => match &*next.server.start_line()? {
+                    WAITS => {
+                        server.say(LEAVE);
+                        (next.has_turn, next.since) = (true, SystemClock::default().monotonic());
+                        successor = Some(next);
+                        continue;
+                    }
+                    _ => next.server.end()?.of_start(),
+                },
+                // It may leave later, and is then started again.
+                (Event::Late, Some(next)) if next.has_turn => {
+                    format!("the server does not leave within {} seconds", LEAVE_PATIENCE.as_secs())
+                }
+                (Event::Late, Some(_)) => {
+                    format!("it does not start within {} seconds", START_PATIENCE.as_secs())
+                }
+                (Event::Starts | Event::Late, None) => continue,
+            };
+            self.handovers.fail(failed);
+        }
+    }
+
+    /// Waits for what happens next beside a server that serves.
+    fn next_event(&self, server: &KeptServer, successor: Option<&Successor>) -> Result<Event> {
+        // One request at a time. A successor that has the turn says nothing until then.
+        let third = match successor {
+            None => Some((self.handovers.bell(), Event::Wanted)),
+            Some(next) if !next.has_turn => Some((next.server.starts(), Event::Starts)),
+            Some(_) => None,
+        };
+        loop {
+            let limit = successor.map(Successor::left).map(Timespec::try_from).transpose()?;
+            // What it has said comes before its end.
+            let mut fds = vec![PollFd::from_borrowed_fd(server.says(), PollFlags::IN)];
+            fds.push(PollFd::from_borrowed_fd(server.ends(), PollFlags::IN));
+            fds.extend(third.iter().map(|(fd, _)| PollFd::from_borrowed_fd(*fd, PollFlags::IN)));
+            match poll(&mut fds, limit.as_ref()) {
+                Err(rustix::io::Errno::INTR) => continue,
+                Err(e) => return Err(e).context("wait for a server"),
+                Ok(0) => return Ok(Event::Late),
+                Ok(_) => {}
+            }
+            let ready = fds.iter().position(|fd| !fd.revents().is_empty());
+            return Ok(match (ready, third) {
+                (Some(0), _) => Event::Says,
+                (Some(2), Some((_, event))) => event,
+                _ => Event::Ends,
+            });
         }
     }
 }
@@ -305,7 +379,9 @@ pub fn serve(mount: &Mount<'_>, fds: KeptFds, keep_stderr: bool) -> Result<ExitC
     let [connection, area] = [fds.connection, fds.area].map(os::inherited);
     let (connection, area) = (connection.context("the connection")?, area.context("the memory")?);
     background::run(keep_stderr, |live| {
-        let life = Area::inherited(area).map(Life::begin).context("go on with the keeper's memory")?;
+        let area = Area::inherited(area).context("go on with the keeper's memory")?;
+        handover::await_turn()?;
+        let life = Life::begin(area);
         in_foreground_kept(mount, connection, life, live).map(|()| ExitCode::SUCCESS)
     })
 }

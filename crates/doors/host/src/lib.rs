@@ -16,6 +16,8 @@
 //! | [`serve`] | serves one mount until it ends |
 //! | [`keeper`] | starts the server of a mount, and another one when it dies |
 //! | [`handover`] | has another program serve a mount that has a keeper |
+//! | [`offer`] | what a program can serve |
+//! | `kept_server` | the process of a server, as its keeper sees it |
 //! | [`courier`] | the process that sends notifications for which the kernel may wait |
 //! | [`daemon`] | serves several mounts in one process |
 //! | [`background`] | starts the process that serves, and waits until the mount is live |
@@ -38,11 +40,13 @@ pub mod engine;
 pub mod handover;
 pub mod image;
 pub mod keeper;
+mod kept_server;
 pub mod key;
 pub mod logging;
 pub mod memory;
 pub mod mounts;
 pub mod notify;
+pub mod offer;
 pub mod options;
 pub mod os;
 pub mod serve;

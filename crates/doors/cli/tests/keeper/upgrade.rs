@@ -1,6 +1,7 @@
 //! `kedge upgrade-server`: another program serves a mount, and no program notices.
 
 use crate::common::keeper::{keeper, kill_server, server};
+use crate::common::seeks::is_gone;
 use crate::common::{LET_GO, Place, copy_program, needs_fuse, until};
 use crate::{beside_programs, has, seed_from_env, within};
 use kedge_base::{Clock, HANG, SystemClock, spawn_named};
@@ -154,11 +155,21 @@ impl Other {
                 let name = std::env::current_exe().unwrap();
                 if std::env::args().nth(1).unwrap() == "server-offer" {
                     print!("{}", std::fs::read_to_string(name.with_extension("offer")).unwrap());
-                } else if name.with_extension("dies").exists() {
-                    std::process::abort();
-                } else {
-                    std::process::exit(3);
+                    return;
                 }
+                let does = |what: &str| name.with_extension(what).exists();
+                while does("hangs") {
+                    std::fs::write(name.with_extension("pid"), std::process::id().to_string()).unwrap();
+                    std::thread::sleep(std::time::Duration::from_millis(20));
+                }
+                if does("waits") {
+                    println!("waits");
+                    std::io::stdin().read_line(&mut String::new()).unwrap();
+                }
+                if does("dies") {
+                    std::process::abort();
+                }
+                std::process::exit(3);
             }"#,
         )
         .unwrap();
@@ -177,6 +188,17 @@ impl Other {
             offer[name] = value.clone();
         }
         fs::write(self.program.with_extension("offer"), offer.to_string()).unwrap();
+    }
+
+    /// What the program does from now on.
+    fn does(&self, words: &[&str]) {
+        for word in ["hangs", "waits", "dies"] {
+            let file = self.program.with_extension(word);
+            match words.contains(&word) {
+                true => fs::write(file, "").unwrap(),
+                false => drop(fs::remove_file(file)),
+            }
+        }
     }
 
     fn asks(&self, program: &Path) -> String {
@@ -222,16 +244,31 @@ fn what_does_not_fit_is_refused() {
 }
 
 #[test]
+fn a_program_that_does_not_start_is_not_noticed() {
+    needs_fuse!();
+    let Some(other) = Other::new() else { return };
+    let place = &other.place;
+    other.offers(json!({}));
+    let before = server(place);
+    for (does, why) in [(&[][..], "exit status: 3"), (&["dies"], "signal 6")] {
+        other.does(does);
+        let said = other.asks(&other.program);
+        assert!(said.contains(why) && !said.contains("again"), "{said}");
+    }
+    assert_eq!(server(place), before, "nothing has happened");
+    assert_eq!((keeper(place)["handovers"].as_u64(), keeper(place)["deaths"].as_u64()), (Some(0), Some(0)));
+    place.unmount_and_check("disk.kedge");
+}
+
+#[test]
 fn the_old_program_serves_if_the_new_one_does_not() {
     needs_fuse!();
     let Some(other) = Other::new() else { return };
     let place = &other.place;
     fs::write(place.path("mnt/a"), "told").unwrap();
     other.offers(json!({}));
-    for (n, why) in [(1, "exit status: 3"), (2, "signal 6")] {
-        if n == 2 {
-            fs::write(other.program.with_extension("dies"), "").unwrap();
-        }
+    for (does, why) in [(&["waits"][..], "exit status: 3"), (&["waits", "dies"], "signal 6")] {
+        other.does(does);
         let before = server(place);
         let said = other.asks(&other.program);
         assert!(said.contains(why) && said.contains("the old program serves again"), "{said}");
@@ -245,6 +282,34 @@ fn the_old_program_serves_if_the_new_one_does_not() {
     // The program that died counts as a death.
     assert_eq!((keeper(place)["handovers"].as_u64(), keeper(place)["deaths"].as_u64()), (Some(1), Some(2)));
     place.unmount_and_check("disk.kedge");
+}
+
+/// The server dies while its successor starts, and another request waits for the first one.
+#[test]
+fn a_death_beside_a_program_that_starts_is_an_ordinary_death() {
+    needs_fuse!();
+    let Some(other) = Other::new() else { return };
+    let place = other.place.path("mnt");
+    other.offers(json!({}));
+    other.does(&["hangs"]);
+    let asks = |program: PathBuf| {
+        let mount = kedge_fuse::mount_at(&place.canonicalize().unwrap()).unwrap();
+        spawn_named("asks", move || handover::ask(&mount, &program).map_err(|e| format!("{e:#}"))).unwrap()
+    };
+    let before = server(&other.place);
+    let first = asks(other.program.clone());
+    let started = || fs::read_to_string(other.program.with_extension("pid")).ok()?.parse().ok();
+    until("the program starts", || started().is_some());
+    let successor = Pid::from_raw(started().unwrap()).unwrap();
+    let second = asks(PathBuf::from(env!("CARGO_BIN_EXE_kedge")));
+    kill_process(before, Signal::KILL).unwrap();
+    let said = first.join().unwrap().unwrap_err();
+    assert!(said.contains("before the handover"), "{said}");
+    second.join().unwrap().unwrap();
+    assert!(is_gone(successor), "it was ended");
+    let seen = keeper(&other.place);
+    assert_eq!((seen["handovers"].as_u64(), seen["deaths"].as_u64()), (Some(1), Some(1)));
+    other.place.unmount_and_check("disk.kedge");
 }
 
 #[test]

@@ -1,10 +1,16 @@
 //! The end of a server that leaves its place to another one.
 //!
 //! It stops receiving, finishes what it has received, makes everything durable, frees the journal,
-//! and its process ends. What it has not received stays with the kernel. Whatever it has not
-//! finished after [`PATIENCE`] is left to the journal and to the kernel, as by a death. So a
-//! handover promises what a death promises, and only its pause is shorter: the next server finds an
-//! empty journal and a short log.
+//! gives the image up, and its process ends. What it has not received stays with the kernel.
+//! Whatever it has not finished after [`PATIENCE`] is left to the journal and to the kernel, as by
+//! a death. So a handover promises what a death promises, and only its pause is shorter: the next
+//! server finds an empty journal and a short log, and need not wait for the end of this process.
+//!
+//! # Why the next server may begin before this process has ended
+//! Once the image is given up, no worker runs, each reply is sent, no request of this process is at
+//! the device, and none can begin. The journal is free, so its thread sleeps. So nothing of this
+//! process reaches the image or the keeper's memory any more. A thread that notifies the kernel may
+//! go on until the process ends: the kernel refuses its replies to requests that were sent again.
 
 use super::Kept;
 use super::area::{Area, at, now_ns};
@@ -20,8 +26,13 @@ use std::time::Duration;
 const PATIENCE: Duration = Duration::from_secs(1);
 const POLL: Duration = Duration::from_millis(1);
 
-/// Ends the process without running anything else.
-pub type Leave = fn() -> !;
+/// The end of a server.
+pub struct Leave {
+    /// Ends the use of the image by this process, and says that the next server may begin.
+    pub give_up: Box<dyn Fn() + Send + Sync>,
+    /// Ends the process without running anything else.
+    pub exit: fn() -> !,
+}
 
 /// The handover of one server.
 pub struct Handover {
@@ -54,7 +65,7 @@ impl Handover {
         self.transport.stop();
         SystemClock::default().sleep(PATIENCE);
         tracing::warn!("some requests did not end; the next server begins them again");
-        (self.leave)()
+        (self.leave.exit)()
     }
 
     pub(crate) fn is_begun(&self) -> bool {
@@ -71,6 +82,7 @@ impl Handover {
         while kept.owes_replies() {
             SystemClock::default().sleep(POLL);
         }
-        (self.leave)()
+        (self.leave.give_up)();
+        (self.leave.exit)()
     }
 }

@@ -24,7 +24,7 @@ pub(crate) mod steps;
 mod words;
 
 pub use area::{Area, Deaths};
-pub use handover::Handover;
+pub use handover::{Handover, Leave};
 
 use answers::Answers;
 use area::{Head, Negotiated, Suspect, at};

@@ -57,26 +57,28 @@ pub fn expect(area: &Area) {
     area.store(at!(hastens), 1);
 }
 
-/// Returns when a server has ended, and makes its end fast. An error, or `false`: the server has no
-/// sentinel, and may still live.
-pub fn hasten(area: &Area, server: Pid) -> io::Result<bool> {
+/// A pidfd of the sentinel of a server, which is ready when the server begins to end. `None`: it
+/// has no sentinel.
+pub fn watch(area: &Area, server: Pid) -> io::Result<Option<OwnedFd>> {
     let head: Head = area.read(0);
     let Some(sentinel) = i32::try_from(head.sentinel).ok().and_then(Pid::from_raw) else {
-        return Ok(false);
+        return Ok(None);
     };
-    let process = pidfd_open(server, PidfdFlags::empty())?;
     let thread = pidfd_open(sentinel, PidfdFlags::from_bits_retain(libc::PIDFD_THREAD))?;
     // The number is what a server has written.
-    if !threads(server)?.contains(&sentinel) {
-        return Ok(false);
-    }
-    await_end(&thread, None)?;
+    Ok(threads(server)?.contains(&sentinel).then_some(thread))
+}
+
+/// Returns when a server has ended, and makes its end fast from the end of its sentinel on.
+/// `process` is a pidfd of it.
+pub fn hasten(sentinel: &OwnedFd, process: &OwnedFd, server: Pid) -> io::Result<()> {
+    await_end(sentinel, None)?;
     let mut again = AGAIN;
     loop {
         // No list: the process has ended.
         threads(server).unwrap_or_default().into_iter().for_each(relieve);
-        if await_end(&process, Some(again))? {
-            return Ok(true);
+        if await_end(process, Some(again))? {
+            return Ok(());
         }
         again = (2 * again).min(AGAIN_MAX);
     }

@@ -129,8 +129,10 @@ impl<O: Ops> Server<O> {
         }
         self.keep_answers(kept, &entries);
         kept.redoing.store(false, Relaxed);
-        self.ops.delete_forgotten().map_err(|e| failed("the deletion of nameless inodes", &e))?;
-        if !steps::is_broken(Broken::UnforcedIsDurable) {
+        let deleted = self.ops.delete_forgotten();
+        let deleted = deleted.map_err(|e| failed("the deletion of nameless inodes", &e))?;
+        // Otherwise there is only what recovery found, and its checkpoint has made that durable.
+        if redone + deleted > 0 && !steps::is_broken(Broken::UnforcedIsDurable) {
             self.ops.sync().map_err(|e| failed("the sync of what was made again", &e))?;
         }
         Ok(redone)

@@ -1,0 +1,234 @@
+//! The process of a server, as its keeper sees it.
+//!
+//! A server writes lines to its standard output until it serves: [`WAITS`], then `ready`, or
+//! `failed` and the reason. Its standard input is a socket, over which lines go both ways:
+//!
+//! | line | from | says |
+//! |---|---|---|
+//! | [`SERVE`] | the keeper | it is the mount's server from now on |
+//! | [`LEAVE`] | the keeper | make everything durable and leave |
+//! | [`LEFT`] | the server | it has left: it uses neither the image nor the memory any more |
+//! | [`REFUSED`] | the server | it serves on, and the reason |
+//!
+//! Before [`SERVE`] a server neither reads the image nor changes the keeper's memory, so it may be
+//! started while another one serves.
+
+use crate::background::{self, STARTED};
+use crate::offer::Program;
+use anyhow::{Context, Result};
+use kedge_base::spawn_named;
+use kedge_fuse::keep::{Area, sentinel};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use std::ffi::OsString;
+use std::io::{self, BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
+use std::process::{Child, ChildStdout, ExitStatus, Stdio};
+use std::time::Duration;
+
+pub(crate) const WAITS: &str = "waits";
+pub(crate) const SERVE: &str = "serve";
+pub(crate) const LEAVE: &str = "leave";
+pub(crate) const LEFT: &str = "left";
+pub(crate) const REFUSED: &str = "refused ";
+
+/// The exit status of a server that has left.
+pub(crate) const HANDED_OVER: u8 = 120;
+
+/// How servers of a mount are started.
+pub(crate) struct Launch {
+    pub image: PathBuf,
+    pub dir: PathBuf,
+    /// The words of a server's command line before its image.
+    pub words: Vec<OsString>,
+    /// Give servers the standard error of this process.
+    pub keep_stderr: bool,
+    /// The descriptors that servers inherit: the connection and the memory.
+    pub kept: (i32, i32),
+}
+
+/// What became of a server.
+#[derive(Debug)]
+pub(crate) enum End {
+    Died {
+        signal: i32,
+    },
+    Exited(ExitStatus),
+    /// It has left.
+    Left,
+    /// It says why it does not serve.
+    Refused(String),
+}
+
+impl End {
+    /// Why a server ended that has not served.
+    pub(crate) fn of_start(&self) -> String {
+        match self {
+            End::Died { signal } => format!("it died of signal {signal} before it served"),
+            End::Exited(status) => format!("it ended before it served: {status}"),
+            End::Left => "it left before it served".to_owned(),
+            End::Refused(why) => why.clone(),
+        }
+    }
+}
+
+/// A process that serves, or waits until it shall. Dropped, it is killed.
+pub(crate) struct KeptServer {
+    child: Child,
+    pid: Pid,
+    out: BufReader<ChildStdout>,
+    socket: BufReader<UnixStream>,
+    /// Ready when the process has ended.
+    process: OwnedFd,
+    /// Ready when the process begins to end (`keep::sentinel`).
+    sentinel: Option<OwnedFd>,
+    /// Why it does not serve.
+    refused: Option<String>,
+    served: bool,
+}
+
+impl Drop for KeptServer {
+    fn drop(&mut self) {
+        let ended = match self.child.try_wait() {
+            Ok(None) => self.child.kill().and_then(|()| self.child.wait()).map(drop),
+            ended => ended.map(drop),
+        };
+        if let Err(e) = ended {
+            tracing::warn!("a server that is not wanted is not ended: {e}");
+        }
+    }
+}
+
+impl KeptServer {
+    /// Starts a server. It waits for [`SERVE`].
+    pub(crate) fn start(program: &Program, launch: &Launch) -> Result<KeptServer> {
+        let (ours, theirs) = UnixStream::pair().context("make a socket for a server")?;
+        let (connection, area) = launch.kept;
+        let mut child = program
+            .command()
+            .args(["mount", "--foreground"])
+            .arg(format!("--kept={connection},{area}"))
+            .args(&launch.words)
+            .arg("--")
+            .args([&launch.image, &launch.dir])
+            .stdin(OwnedFd::from(theirs))
+            .stdout(Stdio::piped())
+            .stderr(if launch.keep_stderr { Stdio::inherit() } else { Stdio::null() })
+            .spawn()
+            .context("start a server")?;
+        let pid = Pid::from_child(&child);
+        let process = pidfd_open(pid, PidfdFlags::empty()).context("watch a server")?;
+        let out = BufReader::new(child.stdout.take().expect("stdout was asked to be a pipe"));
+        let socket = BufReader::new(ours);
+        Ok(KeptServer { child, pid, out, socket, process, sentinel: None, refused: None, served: false })
+    }
+
+    /// Says a line to the server. An error means that it has ended, which its end shows.
+    pub(crate) fn say(&mut self, line: &str) {
+        if let Err(e) = self.socket.get_mut().write_all(format!("{line}\n").as_bytes()) {
+            tracing::debug!("a server does not get '{line}': {e}");
+        }
+    }
+
+    /// Returns when the server serves (`true`), or does not and ends. `patience`: it is killed if
+    /// it takes longer.
+    pub(crate) fn serves(&mut self, patience: Option<Duration>) -> Result<bool> {
+        loop {
+            if self.out.buffer().is_empty() && !is_ready_within(self.out.get_ref(), patience)? {
+                self.kill()?;
+            }
+            let line = self.start_line()?;
+            if line != WAITS {
+                self.served = line == STARTED;
+                return Ok(self.served);
+            }
+        }
+    }
+
+    /// Reads a line of its start, which a server writes as a whole; an empty one at its end.
+    pub(crate) fn start_line(&mut self) -> Result<String> {
+        let mut line = String::new();
+        self.out.read_line(&mut line).context("wait for a server")?;
+        self.refused = background::reason(&line).map(str::to_owned);
+        Ok(line.trim_end().to_owned())
+    }
+
+    /// Can be read when [`KeptServer::start_line`] returns at once. It has read all lines before.
+    pub(crate) fn starts(&self) -> BorrowedFd<'_> {
+        self.out.get_ref().as_fd()
+    }
+
+    /// Reads a line of a server that serves, which it writes as a whole; an empty one at its end.
+    pub(crate) fn line(&mut self) -> Result<String> {
+        let mut line = String::new();
+        match self.socket.read_line(&mut line) {
+            // It has ended with bytes unread.
+            Err(e) if e.kind() == io::ErrorKind::ConnectionReset => {}
+            read => drop(read.context("listen to a server")?),
+        }
+        Ok(line.trim_end().to_owned())
+    }
+
+    /// Can be read when [`KeptServer::line`] returns at once.
+    pub(crate) fn says(&self) -> BorrowedFd<'_> {
+        self.socket.get_ref().as_fd()
+    }
+
+    /// Finds what shows that a server which serves begins to end.
+    pub(crate) fn expect_end(&mut self, area: &Area) {
+        self.sentinel = sentinel::watch(area, self.pid).unwrap_or_else(|e| {
+            tracing::debug!("the end of the server is not hastened: {e}");
+            None
+        });
+    }
+
+    /// Ready when the server begins to end, or has ended.
+    pub(crate) fn ends(&self) -> BorrowedFd<'_> {
+        self.sentinel.as_ref().unwrap_or(&self.process).as_fd()
+    }
+
+    /// Waits for the end of a server that is ending.
+    pub(crate) fn end(mut self) -> Result<End> {
+        if let Some(sentinel) = &self.sentinel
+            && let Err(e) = sentinel::hasten(sentinel, &self.process, self.pid)
+        {
+            tracing::debug!("the end of the server is not hastened: {e}");
+        }
+        let status = self.child.wait().context("wait for a server")?;
+        Ok(match (status.signal(), self.refused.take()) {
+            (_, Some(why)) => End::Refused(why),
+            (Some(signal), None) => End::Died { signal },
+            (None, None) if self.served && status.code() == Some(HANDED_OVER.into()) => End::Left,
+            (None, None) => End::Exited(status),
+        })
+    }
+
+    /// Awaits the end of a server that has left on a thread of its own.
+    pub(crate) fn end_later(self) -> Result<End> {
+        let wait = move || match self.end() {
+            Ok(_) => {}
+            Err(e) => tracing::warn!("a server that has left is not awaited: {e:#}"),
+        };
+        spawn_named("reaper", wait).context("start a thread")?;
+        Ok(End::Left)
+    }
+
+    fn kill(&mut self) -> Result<()> {
+        self.child.kill().context("end a server")
+    }
+}
+
+/// Whether a descriptor can be read, or has ended, within this time.
+fn is_ready_within(fd: &impl AsFd, patience: Option<Duration>) -> Result<bool> {
+    let limit = patience.map(Timespec::try_from).transpose()?;
+    loop {
+        match poll(&mut [PollFd::new(fd, PollFlags::IN)], limit.as_ref()) {
+            Ok(ready) => return Ok(ready > 0),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(e) => return Err(e).context("wait for a server"),
+        }
+    }
+}

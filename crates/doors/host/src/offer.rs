@@ -1,0 +1,147 @@
+//! What a program can serve, so that a keeper refuses one that does not fit.
+
+use anyhow::{Context, Result, bail, ensure};
+use kedge_base::{Clock, SystemClock};
+use kedge_format::superblock::{Geometry, INCOMPAT_KNOWN, RO_COMPAT_KNOWN};
+use kedge_fuse::keep::area::VERSION as MEMORY;
+use rustix::fd::AsRawFd;
+use rustix::fs::MemfdFlags;
+use serde::{Deserialize, Serialize};
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+/// How keeper and server talk: `--kept`, and what [`crate::kept_server`] lists.
+const PROTOCOL: u32 = 2;
+/// The hidden subcommand that prints the [`Offer`] of a program.
+pub const OFFER: &str = "server-offer";
+
+/// What a program prints is written to memory of its own and read to at most this many bytes.
+const OFFER_MAX: u64 = 4096;
+const OFFER_WAIT: Duration = Duration::from_secs(10);
+const OFFER_PAUSE: Duration = Duration::from_millis(5);
+
+/// What a program can serve.
+#[derive(Serialize, Deserialize, Clone, Debug)]
+pub struct Offer {
+    version: String,
+    /// [`PROTOCOL`].
+    protocol: u32,
+    /// The layout of the keeper's memory.
+    memory: u32,
+    incompat: u64,
+    ro_compat: u64,
+}
+
+impl Offer {
+    /// That of this program.
+    pub fn own() -> Offer {
+        Offer {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            protocol: PROTOCOL,
+            memory: MEMORY,
+            incompat: INCOMPAT_KNOWN,
+            ro_compat: RO_COMPAT_KNOWN,
+        }
+    }
+
+    /// Refuses a program that cannot serve this image for a keeper of version `own`.
+    pub(crate) fn check(&self, own: &Offer, image: &Geometry) -> Result<()> {
+        let same = [
+            ("keepers of protocol", self.protocol, own.protocol),
+            ("a keeper's memory of layout", self.memory, own.memory),
+        ];
+        for (what, theirs, ours) in same {
+            ensure!(
+                theirs == ours,
+                "version {} serves {what} {theirs}, and the keeper of this mount, version {}, has {ours}; an \
+                 unmount and a mount are needed",
+                self.version,
+                own.version
+            );
+        }
+        let unknown = [image.feature_incompat & !self.incompat, image.feature_ro_compat & !self.ro_compat];
+        ensure!(
+            unknown == [0, 0],
+            "version {} does not know features of the image (incompat {:#x}, ro_compat {:#x})",
+            self.version,
+            unknown[0],
+            unknown[1]
+        );
+        Ok(())
+    }
+}
+
+/// A program that serves.
+pub(crate) struct Program {
+    /// `None`: that of this process.
+    file: Option<File>,
+    version: String,
+}
+
+impl Program {
+    pub(crate) fn own() -> Program {
+        Program { file: None, version: Offer::own().version }
+    }
+
+    /// Opens a program, and asks it what it can serve.
+    pub(crate) fn open(path: &Path) -> Result<(Program, Offer)> {
+        ensure!(path.is_absolute(), "{}: the path is not absolute", path.display());
+        let named = || format!("open the program {}", path.display());
+        // A pipe would wait for a writer.
+        let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path);
+        let file = file.with_context(named)?;
+        let meta = file.metadata().with_context(named)?;
+        ensure!(meta.is_file(), "{} is no regular file", path.display());
+        ensure!(meta.permissions().mode() & 0o111 != 0, "{} is not executable", path.display());
+        let mut program = Program { file: Some(file), version: String::new() };
+        let offer = program.offer().with_context(|| format!("ask {} what it can serve", path.display()))?;
+        program.version.clone_from(&offer.version);
+        Ok((program, offer))
+    }
+
+    pub(crate) fn version(&self) -> &str {
+        &self.version
+    }
+
+    /// The command of the program. The file that was opened is run, whatever its path names by now.
+    pub(crate) fn command(&self) -> Command {
+        let path = match &self.file {
+            // It runs this binary even if its file has been replaced or deleted.
+            None => PathBuf::from("/proc/self/exe"),
+            Some(file) => PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd())),
+        };
+        let mut command = Command::new(path);
+        command.arg0("kedge");
+        command
+    }
+
+    fn offer(&self) -> Result<Offer> {
+        let said = File::from(rustix::fs::memfd_create("kedge-offer", MemfdFlags::CLOEXEC)?);
+        let mut command = self.command();
+        command.arg(OFFER).stdin(Stdio::null()).stdout(said.try_clone()?).stderr(Stdio::null());
+        let mut child = command.spawn().context("run it")?;
+        let clock = SystemClock::default();
+        let begun = clock.monotonic();
+        let status = loop {
+            match child.try_wait()? {
+                Some(status) => break status,
+                None if clock.since(begun) > OFFER_WAIT => {
+                    child.kill()?;
+                    child.wait()?;
+                    bail!("it does not end within {} seconds", OFFER_WAIT.as_secs());
+                }
+                None => clock.sleep(OFFER_PAUSE),
+            }
+        };
+        ensure!(status.success(), "it is no kedge that can take a mount over ({status})");
+        let len = said.metadata()?.len();
+        ensure!(len <= OFFER_MAX, "it printed {len} bytes");
+        let mut text = vec![0; len as usize];
+        said.read_exact_at(&mut text, 0)?;
+        serde_json::from_slice(&text).context("it is no kedge that can take a mount over")
+    }
+}
