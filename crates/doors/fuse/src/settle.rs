@@ -156,7 +156,7 @@ impl<O: Ops> Pool<O> {
     }
 }
 
-fn answer<O: Ops>(ops: &O, transport: &dyn Transport, job: SettledJob) {
+pub(crate) fn answer<O: Ops>(ops: &O, transport: &dyn Transport, job: SettledJob) {
     let SettledJob { reply, ino, from, then } = job;
     let then = match then {
         Then::Tree(call) => return call.answer(ops, transport, reply),

@@ -38,6 +38,8 @@ pub(crate) struct TreeCall {
     dir: Ino,
     name: Vec<u8>,
     kind: Kind,
+    /// A server that died has made the change, and the rest is left to do.
+    is_made: bool,
 }
 
 enum Kind {
@@ -89,21 +91,27 @@ impl TreeCall {
             }
             _ => return Err(Errno(libc::EINVAL)),
         };
-        Ok(TreeCall { dir: Ino(header.nodeid), name, kind })
+        Ok(TreeCall { dir: Ino(header.nodeid), name, kind, is_made: false })
     }
 
     pub(crate) fn rmdir(dir: Ino, name: &[u8]) -> TreeCall {
-        TreeCall { dir, name: name.to_vec(), kind: Kind::Rmdir }
+        TreeCall { dir, name: name.to_vec(), kind: Kind::Rmdir, is_made: false }
     }
 
     pub(crate) fn rename(dir: Ino, name: &[u8], to: (Ino, &[u8]), mode: RenameMode) -> TreeCall {
         let kind = Kind::Rename { new_dir: to.0, new_name: to.1.to_vec(), mode };
-        TreeCall { dir, name: name.to_vec(), kind }
+        TreeCall { dir, name: name.to_vec(), kind, is_made: false }
+    }
+
+    /// The call, whose change is made.
+    pub(crate) fn made(self) -> TreeCall {
+        TreeCall { is_made: true, ..self }
     }
 
     pub(crate) fn answer<O: Ops>(self, ops: &O, transport: &dyn Transport, reply: Reply) {
-        let TreeCall { dir, name, kind } = self;
+        let TreeCall { dir, name, kind, is_made } = self;
         let done = match kind {
+            _ if is_made => Ok(()),
             Kind::RollBack { source } if name.is_empty() => {
                 return finish(reply, replace_root(ops, transport, dir, || ops.roll_back_root(source)));
             }
@@ -114,8 +122,14 @@ impl TreeCall {
             Kind::Delete => ops.delete_tree(dir, &name),
             Kind::RollBack { source } => ops.roll_back(source, dir, &name).map(drop),
             Kind::Commit { fork, force } => {
-                // The name that the fork has now is gone afterwards.
+                // The name that the fork has now is gone afterwards. A server that dies in between
+                // has no name to forget any more, so the kernel forgets it before, too.
                 let old = ops.trees().into_iter().find(|tree| tree.root == fork);
+                if let Some(old) = &old
+                    && let Err(e) = forget_name(transport, old.dir, &old.name)
+                {
+                    return reply.err(e.0);
+                }
                 let done = ops.commit_tree(fork, dir, &name, force).map_err(Errno::from);
                 let forgotten = old.map_or(Ok(()), |old| forget_name(transport, old.dir, &old.name));
                 return finish(reply, done.and(forgotten).and_then(|()| forget_name(transport, dir, &name)));

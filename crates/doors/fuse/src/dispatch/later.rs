@@ -36,7 +36,7 @@ impl<O: Ops> Server<O> {
     }
 
     /// Passes a request to the threads that first make the kernel write dirty pages.
-    pub(super) fn settle(&self, job: SettledJob) {
+    pub(crate) fn settle(&self, job: SettledJob) {
         self.page_job(PageJob::Request(job));
     }
 

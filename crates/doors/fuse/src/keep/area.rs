@@ -5,6 +5,7 @@
 //! |---|---|---|
 //! | 0 | `Head`: version, lives, what INIT negotiated, the suspect | the server |
 //! | `DEATHS_AT` | `Deaths` | the keeper |
+//! | `FORCED_AT` | `FORCED` changes that the journal does not cover (`forced`) | the server |
 //! | `ANSWERS_AT` | a ring of `ANSWERS` results of requests that may be sent again | the server |
 //! | `HALVES_AT` | the two halves of the journal (`journal`) | the server |
 //! | `PINS_AT` | counts of pins (`pins`) | the server |
@@ -27,9 +28,12 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"kedgkeep");
 /// Increases with each change of the layout. A server of another version refuses the area.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 pub(crate) const DEATHS_AT: u64 = 2048;
+pub(crate) const FORCED_AT: u64 = 2560;
+/// Changes that the journal does not cover and that may be under way at the same time.
+pub(crate) const FORCED: u64 = 48;
 pub(crate) const ANSWERS_AT: u64 = 4096;
 pub(crate) const ANSWERS: u64 = 1024;
 pub(crate) const HALVES_AT: u64 = ANSWERS_AT + ANSWERS * 64;
@@ -102,6 +106,7 @@ impl Head {
     }
 }
 const _: () = assert!(size_of::<Head>() as u64 <= DEATHS_AT);
+const _: () = assert!(DEATHS_AT + size_of::<Deaths>() as u64 <= FORCED_AT);
 
 pub struct Area {
     fd: OwnedFd,

@@ -16,6 +16,7 @@
 
 pub(crate) mod answers;
 pub mod area;
+pub(crate) mod forced;
 pub(crate) mod handover;
 pub(crate) mod journal;
 pub(crate) mod pins;
@@ -28,6 +29,7 @@ pub use handover::{Handover, Leave};
 
 use answers::Answers;
 use area::{Head, Negotiated, Suspect, at};
+use forced::Slots;
 use journal::{Journal, Place};
 use kedge_base::{Ino, Lsn};
 use parking_lot::Mutex;
@@ -91,6 +93,7 @@ pub(crate) struct Kept {
     pub(crate) journal: Journal,
     pub(crate) pins: Mutex<Pins>,
     pub(crate) answers: Mutex<Answers>,
+    pub(crate) forced: Mutex<Slots>,
     pub(crate) stripes: Vec<Mutex<()>>,
     /// Held by a request that may have killed its server.
     pub(crate) alone: Mutex<()>,
@@ -124,12 +127,14 @@ impl Kept {
         };
         let pins = Pins::load(&area);
         let answers = Answers::load(&area);
+        let forced = Slots::load(&area);
         Kept {
             journal: Journal::new(area.clone(), number),
             area,
             life: number,
             pins: Mutex::new(pins),
             answers: Mutex::new(answers),
+            forced: Mutex::new(forced),
             stripes: (0..STRIPES).map(|_| Mutex::new(())).collect(),
             alone: Mutex::new(()),
             crashed,

@@ -22,6 +22,8 @@ pub(crate) enum Broken {
     Nothing,
     /// A request that is sent again is served as a new one.
     AnswerRepeated,
+    /// A change that the journal does not cover is served as a new one, although it is made.
+    ForcedRepeated,
     /// Changes whose record is durable are made again.
     MarkIgnored,
     /// The first word of a field, which makes it valid, is stored before the others.

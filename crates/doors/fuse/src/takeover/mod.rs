@@ -1,11 +1,12 @@
 //! What a server with a keeper does: it takes the place of one that died, notes each change in the
 //! memory of [`crate::keep`], and lets nothing have an effect twice.
 //!
-//! [`class`] says which requests are journaled. What is not is made durable before its reply, or
-//! refused. [`redo`] makes changes again.
+//! [`class`] says which requests are journaled. What is not is made durable before its reply
+//! ([`forced`]), or refused. [`redo`] makes changes again.
 
 mod class;
 mod content;
+mod forced;
 mod redo;
 
 use crate::abi::{self, UNIQUE_RESEND, op, op_name};
@@ -78,6 +79,7 @@ impl<O: Ops> Server<O> {
         if let Some(answered) = answered {
             return self.answer_again(&answered, reply);
         }
+        let Some(reply) = self.forced_again(kept, request, reply) else { return };
         if !kept.crashed {
             return self.serve_classed(kept, request, reply, out);
         }
@@ -105,19 +107,7 @@ impl<O: Ops> Server<O> {
         match self.class(request) {
             Class::Free => self.dispatch(request, reply, out),
             Class::Refused(errno) => reply.err(errno),
-            Class::Forced => {
-                // What the journal holds must not be made again after this change.
-                if let Err(errno) = kept.journal.barrier() {
-                    return reply.err(errno);
-                }
-                let (kept, owed) = (kept.clone(), kept.owe(None));
-                let durable = move |error: i32, _: &[&[u8]]| match error {
-                    0 => kept.journal.barrier().map_or_else(|errno| -errno, |()| 0),
-                    error => error,
-                };
-                let reply = reply.after(Box::new(durable)).holding(Box::new(owed));
-                self.dispatch(request, reply, out);
-            }
+            Class::Forced => self.force(kept, request, reply, out),
             Class::Journaled(rule) => self.journal(kept, rule, request, reply, out),
         }
     }
