@@ -182,7 +182,7 @@ impl Handovers {
     /// Takes the program of a request, which the caller settles.
     pub(crate) fn wanted(&self) -> Option<Program> {
         let mut count = [0; 8];
-        // The bell may have been rung for nobody.
+        // An error means that the bell was not rung.
         let _rung = rustix::io::read(&self.bell, &mut count);
         self.state.lock().wanted.take()
     }

@@ -88,8 +88,8 @@ impl WatchedDevice {
     }
 
     /// Ends the use of the device by this process, for good: returns when no request is in flight.
-    /// A thread that begins one later sleeps as long as the process lives. An error instead would
-    /// be one of the device to its caller, who would report it to users.
+    /// A thread that begins one later sleeps as long as the process lives. With an error instead it
+    /// would report a fault of the device to users.
     pub fn retire(&self) {
         let mut list = self.notes.list.lock();
         list.retired = true;
