@@ -13,24 +13,26 @@
 //! Every crash state could have its recovery recorded, but a recording needs a mount. So of each
 //! recording the states are taken in the order of the search, whose first states are the most
 //! suspicious, until enough of them had a recovery that changed something.
+//!
+//! A cluster recovers as a whole: its check runs on a mount for each node, and the recordings of
+//! all nodes are again a cluster that loses power. What differs from the recording of one program
+//! is the trait [`Subject`].
 
-use crate::campaign::{Campaign, Report};
-use crate::explore::Plan;
-use crate::history::History;
+mod recording;
+
 use crate::model::Model;
 use crate::page::Digest;
-use crate::recipe::{Pick, Recipe};
+use crate::recipe::Recipe;
 use crate::recoveries::{FailingRecovery, Recoveries};
-use crate::run::{Budget, Case, Checker, Ended, Hear, Phase, Progress, Verdict};
+use crate::run::{Budget, Case, Checker, Hear, Phase, Progress, Verdict};
+use crate::state::State;
 use crate::trace::Trace;
 use kedge_base::{Clock, SystemClock};
-use std::borrow::Cow;
+use recording::Recording;
 use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// States tried of one recovery.
-const STATES_OF_ONE: u64 = 1000;
 /// Recordings for each recovery that changes something: in most states there may be nothing to do.
 const RECORDINGS_EACH: u64 = 4;
 /// Recipes in a row that lead to no new state, after which a recording has no more states to take.
@@ -40,23 +42,21 @@ const EXPLAINED_MAX: usize = 4;
 /// Failing recoveries after which the search ends.
 const FAILING_MAX: u64 = 16;
 
-/// Records what the check does in a crash state.
-pub trait Recorder: Sync {
-    fn record(&self, case: &Case<'_>) -> Result<Trace, String>;
+/// Records what the check does in a crash state: `T` is a recording, or one for each node.
+pub trait Recorder<T>: Sync {
+    fn record(&self, case: &Case<'_>) -> Result<T, String>;
 }
 
-impl<F: Fn(&Case<'_>) -> Result<Trace, String> + Sync> Recorder for F {
-    fn record(&self, case: &Case<'_>) -> Result<Trace, String> {
+impl<T, F: Fn(&Case<'_>) -> Result<T, String> + Sync> Recorder<T> for F {
+    fn record(&self, case: &Case<'_>) -> Result<T, String> {
         self(case)
     }
 }
 
-/// A run over the recoveries of a recording.
-pub struct Again<'a> {
-    pub trace: &'a Trace,
-    pub model: Model,
+/// A run over the recoveries of a recording, or of those of a cluster.
+pub struct Again<'a, T> {
     pub checker: &'a dyn Checker,
-    pub recorder: &'a dyn Recorder,
+    pub recorder: &'a dyn Recorder<T>,
     /// How often a recovery is crashed in turn.
     pub depth: u32,
     /// At each depth: recoveries that are crashed.
@@ -65,9 +65,60 @@ pub struct Again<'a> {
     pub hear: Option<Hear<'a>>,
 }
 
+/// What has crash states whose recoveries are recorded.
+pub(crate) trait Subject {
+    /// Names a crash state.
+    type Recipe;
+    /// What the recorder returns.
+    type Recorded;
+    /// States tried of one recovery.
+    const STATES_OF_ONE: u64;
+
+    /// The crash states, in the order of the search, without an end.
+    fn crash_states<'s>(&'s self, budget: &Budget) -> Box<dyn FnMut() -> Self::Recipe + 's>;
+    fn crashed(&self, recipe: &Self::Recipe) -> Crashed;
+    /// The promises before a crash.
+    fn marks(&self, recipe: &Self::Recipe) -> Vec<&str>;
+    /// The name of the state without a crash.
+    fn whole(&self) -> String;
+    /// The recording of a recovery from one of the states.
+    fn recovery(&self, recorded: Self::Recorded) -> Self;
+    /// The exit code of the recorded command.
+    fn end(&self) -> Option<i32>;
+    /// Whether the recorded command changed nothing.
+    fn is_idle(&self) -> bool;
+    /// Searches the crash states, and explains what fails.
+    fn search(&self, checker: &dyn Checker, budget: Budget) -> Searched;
+}
+
+/// A crash state.
+pub(crate) struct Crashed {
+    pub state: State,
+    pub recipe: Recipe,
+    /// The part of its name before the recipe, within the recording.
+    pub within: String,
+    pub moment: u64,
+}
+
+/// What a search through the states of a recovery found.
+pub(crate) struct Searched {
+    pub states: u64,
+    pub failing: u64,
+    /// A limit ended the search before its end.
+    pub is_cut: bool,
+    pub broken: Option<String>,
+    pub passed: bool,
+    /// The checker's message if it fails on the complete state.
+    pub fails_uncrashed: Option<String>,
+    /// One for each cause, with names within the recording.
+    pub causes: Vec<FailingRecovery>,
+    /// The first failing state, and what the checker said of it.
+    pub first: Option<(String, String)>,
+}
+
 /// A recording whose crash states have recoveries: the program's, or that of a recovery.
-struct Ground<'a> {
-    trace: Cow<'a, Trace>,
+struct Ground<S> {
+    subject: S,
     /// The names of the crash states that led here, each with a `/`.
     within: String,
     /// The promises made before.
@@ -75,31 +126,36 @@ struct Ground<'a> {
 }
 
 /// The checker for the states of a recovery.
-struct Within<'a> {
+struct Within<'a, S> {
     checker: &'a dyn Checker,
-    ground: &'a Ground<'a>,
+    ground: &'a Ground<S>,
 }
 
-impl Within<'_> {
+impl<S> Within<'_, S> {
     fn all_told<'t>(&'t self, told: &[&'t str]) -> Vec<&'t str> {
         self.ground.told.iter().map(String::as_str).chain(told.iter().copied()).collect()
     }
 }
 
-impl Checker for Within<'_> {
+impl<S: Sync> Checker for Within<'_, S> {
     fn check(&self, case: &Case<'_>) -> Verdict {
-        let told = self.all_told(case.told);
-        self.checker.check(&Case { told: &told, within: &self.ground.within, ..*case })
+        let (told, within) = (self.all_told(case.told), format!("{}{}", self.ground.within, case.within));
+        self.checker.check(&Case { told: &told, within: &within, ..*case })
     }
 }
 
-impl Again<'_> {
-    pub fn run(&self) -> Recoveries {
+impl Again<'_, Trace> {
+    pub fn run(&self, trace: &Trace, model: Model) -> Recoveries {
+        self.run_on(Recording::of(trace, model))
+    }
+}
+
+impl<T> Again<'_, T> {
+    pub(crate) fn run_on<S: Subject<Recorded = T> + Sync>(&self, first: S) -> Recoveries {
         let clock = SystemClock::default();
         let mut found = Recoveries { depth: self.depth, ..Recoveries::default() };
         let mut seen = HashSet::new();
-        let first = Ground { trace: Cow::Borrowed(self.trace), within: String::new(), told: Vec::new() };
-        let mut grounds = vec![first];
+        let mut grounds = vec![Ground { subject: first, within: String::new(), told: Vec::new() }];
         for depth in 1..=self.depth {
             let each = self.recoveries.div_ceil(grounds.len().max(1) as u64);
             let mut next = Vec::new();
@@ -129,57 +185,57 @@ impl Again<'_> {
     }
 
     /// Records recoveries of a recording's crash states and crashes them.
-    fn crash(
+    fn crash<S: Subject<Recorded = T> + Sync>(
         &self,
-        ground: &Ground<'_>,
+        ground: &Ground<S>,
         mut left: u64,
         seen: &mut HashSet<(Digest, usize)>,
         found: &mut Recoveries,
-        mut keep: impl FnMut(Ground<'static>),
+        mut keep: impl FnMut(Ground<S>),
         clock: &SystemClock,
     ) {
-        let history = History::new(&ground.trace, self.model);
-        let mut plan = Plan::new(&ground.trace, &history, self.budget.seed, self.budget.order);
+        let subject = &ground.subject;
+        let mut next = subject.crash_states(&self.budget);
         let within = Within { checker: self.checker, ground };
         let mut recordings = left * RECORDINGS_EACH;
         let mut stale = 0;
         while left > 0 && recordings > 0 && stale < STALE_MAX && !self.is_over(found, clock) {
-            let recipe = plan.next();
-            let state = history.state(&recipe);
-            let marks = ground.trace.marks(recipe.at as usize);
+            let recipe = next();
+            let Crashed { state, recipe: last, within: inner, moment } = subject.crashed(&recipe);
+            let marks = subject.marks(&recipe);
             let told = within.all_told(&marks);
             if !seen.insert((state.digest(), told.len())) {
                 stale += 1;
                 continue;
             }
             (stale, recordings) = (0, recordings - 1);
-            let moment = ground.trace.time_before(recipe.at);
-            let case =
-                Case { recipe: &recipe, state: &state, told: &told, moment, within: &ground.within, job: 0 };
+            let inner = format!("{}{inner}", ground.within);
+            let name = format!("{inner}{last}");
+            let case = Case { recipe: &last, state: &state, told: &told, moment, within: &inner, job: 0 };
             let recovery = match self.recorder.record(&case) {
-                Ok(trace) => trace,
+                Ok(recorded) => subject.recovery(recorded),
                 Err(why) if self.budget.stop.load(Ordering::Relaxed) => {
                     tracing::debug!("a recording was stopped: {why}");
                     continue;
                 }
                 Err(why) => {
-                    found.broken = Some(format!("the recovery from state {}{recipe}: {why}", case.within));
+                    found.broken = Some(format!("the recovery from state {name}: {why}"));
                     return;
                 }
             };
             if recovery.end() != Some(0) {
-                found.broken = self.refused(&case, &recovery);
+                found.broken = self.refused(&case, &name, recovery.end());
                 continue;
             }
             found.recorded += 1;
-            if recovery.events.iter().skip(recovery.start()).all(|e| e.call.is_note()) {
+            if recovery.is_idle() {
                 found.idle += 1;
                 continue;
             }
             left -= 1;
             let ground = Ground {
-                trace: Cow::Owned(recovery),
-                within: format!("{}{recipe}/", ground.within),
+                subject: recovery,
+                within: format!("{name}/"),
                 told: told.iter().map(|text| (*text).to_owned()).collect(),
             };
             if self.judge(&ground, found, clock) {
@@ -191,13 +247,11 @@ impl Again<'_> {
     /// A check that fails while it is recorded has failed in the search as well, which tries the
     /// same states first, unless a limit ended that. Otherwise it needs something that the
     /// recorder's mount does not have.
-    fn refused(&self, case: &Case<'_>, recovery: &Trace) -> Option<String> {
+    fn refused(&self, case: &Case<'_>, name: &str, end: Option<i32>) -> Option<String> {
         match self.checker.check(case) {
             Verdict::Good => Some(format!(
-                "the check accepts state {}{} and fails there while it is recorded (exit code {})",
-                case.within,
-                case.recipe,
-                recovery.end().unwrap_or(-1)
+                "the check accepts state {name} and fails there while it is recorded (exit code {})",
+                end.unwrap_or(-1)
             )),
             Verdict::Bad(_) => None,
             Verdict::Broken(why) => Some(why),
@@ -206,34 +260,35 @@ impl Again<'_> {
 
     /// Judges the crash states of a recovery. `true`: none fails, so that their recoveries can be
     /// crashed in turn.
-    fn judge(&self, ground: &Ground<'_>, found: &mut Recoveries, clock: &SystemClock) -> bool {
+    fn judge<S: Subject + Sync>(
+        &self,
+        ground: &Ground<S>,
+        found: &mut Recoveries,
+        clock: &SystemClock,
+    ) -> bool {
         let within = Within { checker: self.checker, ground };
-        let mut budget = self.budget.of_states(STATES_OF_ONE);
+        let mut budget = self.budget.of_states(S::STATES_OF_ONE);
         budget.time = self.budget.time.map(|time| time.saturating_sub(clock.monotonic()));
         if found.failures.len() >= EXPLAINED_MAX {
             budget.explain = Some(Duration::ZERO);
         }
-        let campaign =
-            Campaign { trace: &ground.trace, model: self.model, checker: &within, budget, hear: None };
-        let report = campaign.run();
-        found.states += report.outcome.states;
-        found.failing += report.outcome.failing;
-        found.is_cut |= matches!(report.outcome.ended, Ended::Time | Ended::Stopped)
-            || (report.outcome.ended == Ended::States && report.outcome.unreached > 0);
-        if let Some(why) = &report.outcome.broken {
+        let searched = ground.subject.search(&within, budget);
+        found.states += searched.states;
+        found.failing += searched.failing;
+        found.is_cut |= searched.is_cut;
+        if let Some(why) = &searched.broken {
             found.broken = Some(format!("the recovery from state {}: {why}", ground.within));
         }
         if let Some(hear) = self.hear {
             let (checked, failing, time) = (found.states, found.failing, clock.monotonic());
             hear(Progress { phase: Phase::Again, checked, failing, time });
         }
-        if !report.failed() {
-            return report.passed();
+        if searched.failing == 0 {
+            return searched.passed;
         }
         found.failing_recoveries += 1;
-        for failure in failures(ground, &report) {
-            let cause = |f: &FailingRecovery| f.explanation.as_ref().map(|e| e.cause.clone());
-            let is_known = found.failures.iter().any(|known| cause(known) == cause(&failure));
+        for failure in failures(ground, searched) {
+            let is_known = found.failures.iter().any(|known| known.cause() == failure.cause());
             if !is_known && found.failures.len() < EXPLAINED_MAX {
                 found.failures.push(failure);
             }
@@ -243,35 +298,32 @@ impl Again<'_> {
 }
 
 /// The failures of a recovery, one for each cause.
-fn failures(ground: &Ground<'_>, report: &Report) -> Vec<FailingRecovery> {
+fn failures<S: Subject>(ground: &Ground<S>, searched: Searched) -> Vec<FailingRecovery> {
     let from = ground.within.trim_end_matches('/');
-    let whole = Recipe::new(ground.trace.events.len() as u32, Pick::All);
-    if let Some(message) = &report.fails_uncrashed {
+    let plain = |state: &str, sentence: String, message: String| {
+        let state = format!("{}{state}", ground.within);
+        vec![FailingRecovery { state, sentence, message, explanation: None, losses: Vec::new() }]
+    };
+    if let Some(message) = searched.fails_uncrashed {
         let sentence = format!(
             "The check accepts the crash state {from} and recovers from it. It fails when it runs once more on what it \
              left, without a crash in between: the recovery, or the check itself, cannot be repeated."
         );
-        let state = format!("{}{whole}", ground.within);
-        return vec![FailingRecovery { state, sentence, message: message.clone(), explanation: None }];
+        return plain(&ground.subject.whole(), sentence, message);
     }
-    let name = |state: &dyn std::fmt::Display| format!("{}{state}", ground.within);
-    let explained = report.failures.iter().map(|e| FailingRecovery {
-        state: name(&e.state),
-        sentence: format!("In the recovery from the crash state {from}: {}", e.sentence),
-        message: e.message.clone(),
-        explanation: Some(e.clone()),
-    });
-    let explained: Vec<FailingRecovery> = explained.collect();
-    match (explained.is_empty(), report.outcome.failures.first()) {
-        (true, Some(first)) => vec![FailingRecovery {
-            state: name(&first.recipe),
-            sentence: format!(
-                "A crash during the recovery from the crash state {from} leaves a state that fails."
-            ),
-            message: first.message.clone(),
-            explanation: None,
-        }],
-        _ => explained,
+    match (searched.causes.is_empty(), searched.first) {
+        (true, Some((state, message))) => {
+            let sentence =
+                format!("A crash during the recovery from the crash state {from} leaves a state that fails.");
+            plain(&state, sentence, message)
+        }
+        _ => { searched.causes.into_iter() }
+            .map(|cause| FailingRecovery {
+                state: format!("{}{}", ground.within, cause.state),
+                sentence: format!("In the recovery from the crash state {from}: {}", cause.sentence),
+                ..cause
+            })
+            .collect(),
     }
 }
 

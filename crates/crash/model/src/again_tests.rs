@@ -1,6 +1,7 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
+use crate::campaign::Campaign;
 use crate::disk::Disk;
 use crate::state::{Body, State};
 use crate::trace::{Call, Event};
@@ -52,7 +53,7 @@ fn crash(trace: &Trace, recover: Recover, depth: u32) -> Recoveries {
     let report = Campaign { trace, model, checker: &checker, budget: budget.clone(), hear: None }.run();
     assert!(report.passed(), "the first recovery works: {:#?}", report.failures);
     let (checker, recorder) = (&checker, &recorder);
-    Again { trace, model, checker, recorder, depth, recoveries: 32, budget, hear: None }.run()
+    Again { checker, recorder, depth, recoveries: 32, budget, hear: None }.run(trace, model)
 }
 
 fn write(disk: &Disk, path: &str, bytes: &[u8]) -> IoResult<()> {
@@ -210,9 +211,9 @@ fn a_check_that_the_recorder_cannot_run_is_no_verdict() {
     let trace = transfer();
     let checker = |_: &Case<'_>| Verdict::Good;
     let model = Model::by_name("posix").unwrap();
-    let run = |recorder: &dyn Recorder| {
+    let run = |recorder: &dyn Recorder<Trace>| {
         let (budget, checker) = (Budget::default(), &checker);
-        Again { trace: &trace, model, checker, recorder, depth: 1, recoveries: 4, budget, hear: None }.run()
+        Again { checker, recorder, depth: 1, recoveries: 4, budget, hear: None }.run(&trace, model)
     };
     let fails = |case: &Case<'_>| Ok(ended(&holding(case.state), 7));
     assert!(run(&fails).broken.unwrap().contains("while it is recorded (exit code 7)"));

@@ -5,11 +5,13 @@
 //! clock      the recordings with one order of all events; crash points of the cluster
 //! plan       which combinations of the nodes' states are tried, in which order
 //! judge      the verdict on one state
+//! recovery   the recovery of all nodes, crashed again
 //! search     the search
 //! node       one node's states while the others keep theirs, judged as the cluster's
 //! explain    the smallest failing state; which nodes lose what, and the call that prevents it
 //! campaign   a whole run
-//! report     text and JSON
+//! report     text, JSON, and what CI servers need
+//! html       the HTML page
 //! ```
 //!
 //! A state of the cluster is a state of each node, at one moment of the common clock. Each is legal
@@ -19,17 +21,20 @@
 mod campaign;
 mod clock;
 mod explain;
+mod html;
 mod judge;
 mod manifest;
 mod node;
 mod plan;
+mod recovery;
 mod report;
 mod search;
 
+pub use crate::explain::NodeLoss;
 pub use campaign::{ClusterReport, explore_cluster};
 pub use clock::{BadState, Cluster};
-pub use explain::{ClusterExplanation, NodeLoss};
-pub use judge::judge;
+pub use explain::ClusterExplanation;
+pub use judge::with_case;
 pub use manifest::{BadNode, Manifest, NODES_MAX, check_names, recording_of};
 pub use report::ClusterTold;
 pub use search::{ClusterFailure, ClusterOutcome, ClusterSearch};

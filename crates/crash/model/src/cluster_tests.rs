@@ -53,6 +53,11 @@ fn a_state_has_a_directory_for_each_node() {
     let joined = cluster.join(&cluster.states(&cluster.all(5, &Pick::All)));
     assert!(joined.find(b"a/x").is_some() && joined.find(b"b/y").is_some());
     assert!(joined.find(b"a/y").is_none() && joined.find(b"x").is_none());
+    let states = cluster.states(&cluster.all(5, &Pick::All));
+    for (name, state) in cluster.names.iter().zip(&states) {
+        assert_eq!(joined.below(name).map(|tree| tree.digest()), Some(state.digest()), "{name}");
+    }
+    assert!(joined.below("c").is_none());
     let joined = cluster.join(&cluster.states(&cluster.all(5, &Pick::Durable)));
     assert!(joined.find(b"a/x").is_some() && joined.find(b"b").is_some() && joined.find(b"b/y").is_none());
 }

@@ -119,6 +119,14 @@ pub struct Explanation {
     pub cause: String,
 }
 
+/// What one node of a cluster loses.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct NodeLoss {
+    pub node: String,
+    #[serde(flatten)]
+    pub explanation: Explanation,
+}
+
 pub struct Explainer<'a> {
     pub trace: &'a Trace,
     pub paths: &'a Paths,

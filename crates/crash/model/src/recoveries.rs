@@ -1,7 +1,9 @@
 //! What came of the recoveries that were crashed.
 
-use crate::explain::Explanation;
+use crate::describe::count;
+use crate::explain::{Explanation, NodeLoss};
 use serde::Serialize;
+use serde_json::{Value, json};
 use std::time::Duration;
 
 /// The recoveries that were crashed.
@@ -37,4 +39,66 @@ pub struct FailingRecovery {
     /// The calls of the recovery that were lost and the calls that are missing in it. `None`: the
     /// check fails although no second crash came in between, or time was over.
     pub explanation: Option<Explanation>,
+    /// In a cluster: what each node lost.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub losses: Vec<NodeLoss>,
+}
+
+impl FailingRecovery {
+    /// Equal for failures of one cause.
+    pub(crate) fn cause(&self) -> Vec<&str> {
+        self.explanations().map(|(_, explanation)| &*explanation.cause).collect()
+    }
+
+    /// What was lost, with the node that lost it.
+    pub(crate) fn explanations(&self) -> impl Iterator<Item = (Option<&str>, &Explanation)> {
+        let own = self.explanation.iter().map(|explanation| (None, explanation));
+        own.chain(self.losses.iter().map(|loss| (Some(&*loss.node), &loss.explanation)))
+    }
+}
+
+impl Recoveries {
+    /// What became of the recoveries, in one line.
+    pub(crate) fn verdict(&self) -> String {
+        let recovered = self.recorded - self.idle;
+        let states = count(self.states, "crash state");
+        let tried = format!("{states} of {}", counted(recovered));
+        match (&self.broken, self.failing, recovered) {
+            (Some(why), 0, _) => format!("no verdict on recoveries: {why}"),
+            (_, 0, 0) => format!("{} changed nothing, so none could be crashed", counted(self.idle)),
+            (_, 0, _) => format!("no failure in {tried}"),
+            (_, n, _) => format!("{n} of {tried} fail"),
+        }
+    }
+
+    /// How much of the recoveries was tried.
+    pub(crate) fn coverage(&self) -> String {
+        let cut = if self.is_cut { "; a limit or a signal ended that early" } else { "" };
+        format!(
+            "{} recorded, of which {} changed nothing; crashed to depth {} in {:.1} s{cut}",
+            counted(self.recorded),
+            self.idle,
+            self.depth,
+            self.took.as_secs_f64()
+        )
+    }
+
+    pub(crate) fn json(&self) -> Value {
+        json!({
+            "depth": self.depth,
+            "recoveries": self.recorded,
+            "idle": self.idle,
+            "states": self.states,
+            "failing": self.failing,
+            "failing_recoveries": self.failing_recoveries,
+            "complete": !self.is_cut && self.broken.is_none(),
+            "broken": self.broken,
+            "seconds": self.took.as_secs_f64(),
+            "causes": self.failures,
+        })
+    }
+}
+
+fn counted(n: u64) -> String {
+    if n == 1 { "1 recovery".to_owned() } else { format!("{n} recoveries") }
 }

@@ -1,18 +1,24 @@
 //! The results of a run as text for a terminal, JSON, JUnit XML and SARIF for CI servers, and an
 //! HTML page.
 
-mod html;
-mod junit;
-mod sarif;
+pub(crate) mod html;
+pub(crate) mod junit;
+pub(crate) mod sarif;
+mod summary;
+
+pub(crate) use summary::{Finding, Summary};
 
 use crate::campaign::Report;
-use crate::describe::{Paths, count};
+use crate::describe::count;
+use crate::history::History;
+use crate::recoveries::Recoveries;
 use crate::run::Ended;
 use crate::trace::Trace;
 use kedge_base::{is_acted_upon, printable};
 use serde_json::{Value, json};
 use std::fmt::Write;
 use std::path::Path;
+use std::time::Duration;
 
 /// Lines of the checker's output shown in text, besides the first one.
 const CHECKER_LINES: usize = 4;
@@ -43,39 +49,10 @@ impl Told<'_> {
     /// The verdict in one line.
     pub fn verdict(&self) -> String {
         let of_search = self.verdict_of_search();
-        match self.recoveries() {
-            Some(recoveries) => format!("{of_search}; {recoveries}"),
+        match &self.report.again {
+            Some(again) => format!("{of_search}; {}", again.verdict()),
             None => of_search,
         }
-    }
-
-    /// What became of the recoveries that were crashed.
-    fn recoveries(&self) -> Option<String> {
-        let again = self.report.again.as_ref()?;
-        let recovered = again.recorded - again.idle;
-        let states = count(again.states, "crash state");
-        let tried = format!("{states} of {}", recoveries(recovered));
-        Some(match (&again.broken, again.failing, recovered) {
-            (Some(why), 0, _) => format!("no verdict on recoveries: {why}"),
-            (_, 0, 0) => {
-                format!("{} changed nothing, so none could be crashed", recoveries(again.idle))
-            }
-            (_, 0, _) => format!("no failure in {tried}"),
-            (_, n, _) => format!("{n} of {tried} fail"),
-        })
-    }
-
-    /// How much of the recoveries was tried.
-    fn recoveries_coverage(&self) -> Option<String> {
-        let again = self.report.again.as_ref()?;
-        let cut = if again.is_cut { "; a limit or a signal ended that early" } else { "" };
-        Some(format!(
-            "{} recorded, of which {} changed nothing; crashed to depth {} in {:.1} s{cut}",
-            recoveries(again.recorded),
-            again.idle,
-            again.depth,
-            again.took.as_secs_f64()
-        ))
     }
 
     fn verdict_of_search(&self) -> String {
@@ -160,12 +137,6 @@ impl Told<'_> {
         ))
     }
 
-    /// Text for a terminal. Control characters are escaped: names, stacks and the checker's output
-    /// are untrusted.
-    pub fn text(&self) -> String {
-        printable(&self.plain_text())
-    }
-
     fn plain_text(&self) -> String {
         let mut text = format!("{}\n", self.verdict());
         if let Some(cut) = self.cut {
@@ -218,8 +189,8 @@ impl Told<'_> {
         }
         writeln!(text, "\n{}; seed {}\n{}", self.coverage(), self.report.seed, self.took())
             .expect("strings take any text");
-        if let Some(coverage) = self.recoveries_coverage() {
-            writeln!(text, "{coverage}").expect("strings take any text");
+        if let Some(again) = &self.report.again {
+            writeln!(text, "{}", again.coverage()).expect("strings take any text");
         }
         text
     }
@@ -254,39 +225,81 @@ impl Told<'_> {
             "mended_states": self.report.mended.map(|m| m.0),
             "mended_failing": self.report.mended.map(|m| m.1),
             "unexplained": self.report.unexplained,
-            "again": self.report.again.as_ref().map(|again| json!({
-                "depth": again.depth,
-                "recoveries": again.recorded,
-                "idle": again.idle,
-                "states": again.states,
-                "failing": again.failing,
-                "failing_recoveries": again.failing_recoveries,
-                "complete": !again.is_cut && again.broken.is_none(),
-                "broken": again.broken,
-                "seconds": again.took.as_secs_f64(),
-                "causes": again.failures,
-            })),
+            "again": self.report.again.as_ref().map(Recoveries::json),
         })
     }
 
+    fn summary(&self) -> Summary<'_> {
+        let (report, outcome) = (self.report, &self.report.outcome);
+        let of_search = report.failures.iter().map(|failure| Finding {
+            state: &failure.state,
+            sentence: failure.sentence.clone(),
+            message: &failure.message,
+            in_recovery: false,
+            losses: vec![(None, failure)],
+            place: self.name.to_owned(),
+        });
+        let again = report.again.as_ref();
+        let of_recoveries = again.into_iter().flat_map(|again| again.findings(|_| self.name.to_owned()));
+        let took = outcome.took + report.explaining.took + again.map_or(Duration::ZERO, |again| again.took);
+        Summary {
+            name: self.name,
+            model: report.model,
+            checker: self.checker,
+            seed: report.seed,
+            verdict: self.verdict(),
+            coverage: self.coverage(),
+            is_whole: outcome.is_whole(),
+            is_judged: outcome.broken.is_none()
+                && report.fails_uncrashed.is_none()
+                && outcome.states > 0
+                && (report.failed() || report.passed()),
+            failed: report.failed(),
+            took: self.took(),
+            seconds: took.as_secs_f64(),
+            cuts: self.cut.iter().map(|cut| (*cut).to_owned()).collect(),
+            explaining_cut: self.explaining_cut(),
+            recoveries: again.map(Recoveries::coverage),
+            findings: of_search.chain(of_recoveries).collect(),
+            first: outcome.failures.first().map(|first| (first.recipe.to_string(), &*first.message)),
+        }
+    }
+}
+
+/// A report in each of its forms.
+pub trait Rendered {
+    /// Text for a terminal. Control characters are escaped: names, stacks and the checker's output
+    /// are untrusted.
+    fn text(&self) -> String;
     /// The JSON as text. It may be printed to a terminal, so control characters are escaped.
-    pub fn json_text(&self) -> String {
+    fn json_text(&self) -> String;
+    /// XML for CI servers.
+    fn junit(&self) -> String;
+    /// SARIF for code scanning. Files below `sources` are named relative to it.
+    fn sarif(&self, sources: &Path) -> String;
+    /// A self-contained HTML page.
+    fn html(&self) -> String;
+}
+
+impl Rendered for Told<'_> {
+    fn text(&self) -> String {
+        printable(&self.plain_text())
+    }
+
+    fn json_text(&self) -> String {
         escape_json(&format!("{:#}\n", self.json()))
     }
 
-    /// XML for CI servers.
-    pub fn junit(&self) -> String {
-        junit::render(self)
+    fn junit(&self) -> String {
+        junit::render(&self.summary())
     }
 
-    /// SARIF for code scanning. Files below `sources` are named relative to it.
-    pub fn sarif(&self, sources: &Path) -> String {
-        escape_json(&format!("{:#}\n", sarif::render(self, sources)))
+    fn sarif(&self, sources: &Path) -> String {
+        sarif::render(&self.summary(), sources)
     }
 
-    /// A self-contained HTML page.
-    pub fn html(&self) -> String {
-        html::render(self, &Paths::of(self.trace))
+    fn html(&self) -> String {
+        html::render(self, &History::new(self.trace, self.report.model))
     }
 }
 
@@ -327,10 +340,6 @@ pub(crate) fn said(message: &str) -> String {
     text
 }
 
-fn recoveries(n: u64) -> String {
-    if n == 1 { "1 recovery".to_owned() } else { format!("{n} recoveries") }
-}
-
 /// Equivalent JSON without control characters. They occur only in strings.
 pub fn escape_json(json: &str) -> String {
     let mut out = String::with_capacity(json.len());
@@ -346,7 +355,7 @@ pub fn escape_json(json: &str) -> String {
 
 /// Text inside an element or attribute of XML or HTML. Characters that XML does not allow, and
 /// those that reorder a line (bidi), become a box.
-fn escape(text: &str) -> String {
+pub(crate) fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
         match c {

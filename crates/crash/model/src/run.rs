@@ -140,6 +140,13 @@ pub enum Ended {
     Broken,
 }
 
+impl Ended {
+    /// Whether a limit or a signal left states untried.
+    pub(crate) fn is_cut(self, unreached: u64) -> bool {
+        matches!(self, Ended::Time | Ended::Stopped) || (self == Ended::States && unreached > 0)
+    }
+}
+
 #[derive(Clone, Debug)]
 pub struct Failure {
     pub recipe: Recipe,

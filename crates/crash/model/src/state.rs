@@ -367,6 +367,19 @@ impl State {
         joined
     }
 
+    /// The tree below a directory of the root: what [`State::join`] made of one tree.
+    pub fn below(&self, name: &str) -> Option<State> {
+        let (ino, dir) = self.find(name.as_bytes())?;
+        let mut tree = State::default();
+        tree.nodes.set(ROOT, dir.clone());
+        self.walk_below(ino, &mut Vec::new(), &mut HashSet::new(), 0, &mut |path, ino, node| {
+            if !path.is_empty() {
+                tree.nodes.set(ino, node.clone());
+            }
+        });
+        Some(tree)
+    }
+
     /// The largest inode number.
     pub fn ino_max(&self) -> u64 {
         self.nodes.range(0).last().map_or(ROOT, |(ino, _)| ino)

@@ -252,6 +252,11 @@ impl Trace {
         })
     }
 
+    /// Whether no call changed anything.
+    pub fn is_unchanged(&self) -> bool {
+        self.events.iter().skip(self.start()).all(|event| event.call.is_note())
+    }
+
     /// The marks before event `at`.
     pub fn marks(&self, at: usize) -> Vec<&str> {
         let told = self.events[..at.min(self.events.len())].iter();

@@ -57,6 +57,6 @@ pub use live::{Crashed, Live, LostBytes, Unsynced};
 pub use mapped::Unseen;
 pub use recording::MARK_FILE;
 pub(crate) use recording::Recording;
-pub use recovery::record_recovery;
+pub use recovery::{record_cluster_recovery, record_recovery};
 pub use rules::{Action, BadRule, Crash, Kill, Like, Lose, On, Rule};
 pub use run::{Options, Recorded, record};

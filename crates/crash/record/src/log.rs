@@ -85,6 +85,11 @@ impl Log {
         Log::with(Sink::Memory(events), count)
     }
 
+    /// The recording with times of a clock that others share.
+    pub fn with_clock(self, clock: SystemClock) -> Log {
+        Log { clock, ..self }
+    }
+
     fn with(out: Sink, count: u64) -> Log {
         let state = State {
             out,

@@ -7,15 +7,17 @@
 use crate::MARK_FILE;
 use crate::error::{RecordError, io_error};
 use crate::log::Log;
-use crate::run::{Mount, POLL, detach_dead, file_system};
+use crate::run::{MOUNT_DIR, Mount, POLL, detach_dead, file_system};
 use crate::tree::{baseline, restore};
 use kedge_base::{Clock, SystemClock};
 use kedge_crash::check::tame;
 use kedge_crash::state::{Body, State};
 use kedge_crash::workdir::WorkDir;
 use kedge_crash::{Call, Trace};
+use kedgefs::FileSystem;
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process_group};
+use std::fs;
 use std::io;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
@@ -37,22 +39,89 @@ pub fn record_recovery(
     timeout: Duration,
     stop: &AtomicBool,
 ) -> Result<Trace, RecordError> {
-    let state = tame(state);
     let temp = WorkDir::new(&std::env::temp_dir(), "kedge-record-", detach_dead)
         .map_err(io_error("a temporary directory"))?;
-    let fs = file_system(SIZE_MIN.max(bytes_of(&state).saturating_mul(2)))?;
-    restore(&fs, &state)?;
-    let log = Arc::new(Log::in_memory(baseline(&fs)?));
-    let mount = Mount::new(temp.path(), fs, log.clone(), false)?;
-    let ran = run(&mount, temp.path(), make, timeout, stop);
-    if let Ok(code) = &ran {
-        let mut state = log.lock();
-        log.append(&mut state, 0, 0, Call::End { code: *code });
+    let machine =
+        Machine::new(state, SystemClock::default(), |fs, log| Mount::new(temp.path(), fs, log, false))?;
+    let dir = machine.mount.point.dir.clone();
+    let mut traces = recorded(vec![machine], &dir, temp.path(), make, timeout, stop)?;
+    Ok(traces.pop().expect("a recording for each mount"))
+}
+
+/// As [`record_recovery`], for a cluster: a mount for each node, in one directory by its name. The
+/// recordings have times of one clock.
+pub fn record_cluster_recovery(
+    nodes: &[(String, State)],
+    make: impl FnOnce(&Path, &Path) -> io::Result<Command>,
+    timeout: Duration,
+    stop: &AtomicBool,
+) -> Result<Vec<Trace>, RecordError> {
+    let temp = WorkDir::new(&std::env::temp_dir(), "kedge-record-", detach_dead)
+        .map_err(io_error("a temporary directory"))?;
+    let top = temp.path().join(MOUNT_DIR);
+    fs::create_dir(&top).map_err(io_error("a temporary directory"))?;
+    let clock = SystemClock::default();
+    let mut machines = Vec::new();
+    for (number, (name, state)) in nodes.iter().enumerate() {
+        let image = temp.path().join(format!("image{number}"));
+        let made = Machine::new(state, clock, |fs, log| Mount::at(&image, &top.join(name), fs, log, false));
+        match made {
+            Ok(machine) => machines.push(machine),
+            Err(e) => {
+                // The mounts that were made are ended all the same.
+                for machine in machines {
+                    machine.mount.end()?;
+                }
+                return Err(e);
+            }
+        }
     }
-    let ended = mount.end();
+    recorded(machines, &top, temp.path(), make, timeout, stop)
+}
+
+/// A mount that holds a state, and its recording.
+struct Machine {
+    log: Arc<Log>,
+    mount: Mount,
+}
+
+impl Machine {
+    fn new(
+        state: &State,
+        clock: SystemClock,
+        mount: impl FnOnce(FileSystem, Arc<Log>) -> Result<Mount, RecordError>,
+    ) -> Result<Machine, RecordError> {
+        let state = tame(state);
+        let fs = file_system(SIZE_MIN.max(bytes_of(&state).saturating_mul(2)))?;
+        restore(&fs, &state)?;
+        let log = Arc::new(Log::in_memory(baseline(&fs)?).with_clock(clock));
+        Ok(Machine { mount: mount(fs, log.clone())?, log })
+    }
+}
+
+/// Runs the command in `dir`, and ends the mounts.
+fn recorded(
+    machines: Vec<Machine>,
+    dir: &Path,
+    temp: &Path,
+    make: impl FnOnce(&Path, &Path) -> io::Result<Command>,
+    timeout: Duration,
+    stop: &AtomicBool,
+) -> Result<Vec<Trace>, RecordError> {
+    let mark = machines.first().map(|machine| machine.mount.point.dir.join(MARK_FILE));
+    let ran = run(dir, mark.as_deref(), temp, make, timeout, stop);
+    if let Ok(code) = &ran {
+        for Machine { log, .. } in &machines {
+            let mut state = log.lock();
+            log.append(&mut state, 0, 0, Call::End { code: *code });
+        }
+    }
+    // Every mount is ended, also after an error.
+    let ended: Vec<_> = machines.into_iter().map(|machine| (machine.mount.end(), machine.log)).collect();
     ran?;
-    ended?;
-    Ok(Trace { events: log.settle() })
+    let settle =
+        |(ended, log): (Result<_, RecordError>, Arc<Log>)| ended.map(|_| Trace { events: log.settle() });
+    ended.into_iter().map(settle).collect()
 }
 
 /// The bytes of data in a state.
@@ -67,15 +136,16 @@ fn bytes_of(state: &State) -> u64 {
 }
 
 fn run(
-    mount: &Mount,
+    dir: &Path,
+    mark: Option<&Path>,
     temp: &Path,
     make: impl FnOnce(&Path, &Path) -> io::Result<Command>,
     timeout: Duration,
     stop: &AtomicBool,
 ) -> Result<i32, RecordError> {
-    let dir = &mount.point.dir;
     let mut command = make(dir, temp).map_err(io_error("the command of the check"))?;
-    command.env("KEDGE_MARK", dir.join(MARK_FILE)).stdout(Stdio::null()).stderr(Stdio::null());
+    command.envs(mark.map(|mark| ("KEDGE_MARK", mark)));
+    command.stdout(Stdio::null()).stderr(Stdio::null());
     let mut child = command.spawn().map_err(io_error("the check cannot be started"))?;
     let status = wait(&mut child, timeout, stop);
     // Processes that the check left running would keep the mount.

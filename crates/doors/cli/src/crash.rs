@@ -4,12 +4,14 @@ mod again;
 mod bisect;
 mod cluster;
 mod commits;
+mod effort;
 mod explore;
 mod judge;
 mod lazyfs;
 mod live;
 mod record;
 mod replay;
+mod reports;
 mod watch;
 
 use anyhow::{Context, Result, bail};
@@ -45,7 +47,7 @@ enum Command {
     /// Record that a promise was made to the user at this point
     Mark(record::MarkArgs),
     /// Record and explore a cluster whose nodes lose power together
-    Cluster(cluster::Args),
+    Cluster(Box<cluster::Args>),
     /// List the models of what a file system may lose
     Models,
     /// Mount an image that loses power on request
@@ -66,7 +68,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         Command::Bisect(args) => judged(bisect::run(*args)),
         Command::Watch(args) => judged(watch::run(*args)),
         Command::Mark(args) => record::mark(args),
-        Command::Cluster(args) => cluster::run(args),
+        Command::Cluster(args) => cluster::run(*args),
         Command::Mount(args) => live::mount(args),
         Command::Now(args) => live::now(args),
         Command::Fault(args) => live::fault(args),

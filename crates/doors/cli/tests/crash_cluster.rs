@@ -116,26 +116,39 @@ command = "exec python3 node.py"
 /// A recording of three entries.
 fn recorded(sync: &str) -> Place {
     let place = Place::new();
-    fs::write(place.path("node.py"), NODE.replace("SYNC", sync)).unwrap();
+    record(&place, &NODE.replace("SYNC", sync));
+    place
+}
+
+fn record(place: &Place, node: &str) {
+    fs::write(place.path("node.py"), node).unwrap();
     fs::write(place.path("client.py"), CLIENT).unwrap();
     fs::write(place.path("cluster.toml"), CLUSTER).unwrap();
     let run = place.run("crash cluster record cluster.toml --size 64M --ack ^committed --timeout 60s");
     assert!(run.err.contains("3 marks recorded in run.cluster"), "{}", run.err);
     assert_eq!(run.ok(), "committed entry1\ncommitted entry2\ncommitted entry3\n");
-    place
 }
 
-fn explore(place: &Place, elect: &str) -> (Run, serde_json::Value) {
+fn explore(place: &Place, elect: &str, model: &str) -> (Run, serde_json::Value) {
+    write_check(place, &CHECK.replace("ELECT", elect));
+    let line = "crash cluster explore --jobs 2 --json=report.json --junit junit.xml --sarif report.sarif \
+                --html report.html --check ./check.sh --model";
+    let run = place.kedge(line.split_whitespace().chain([model]));
+    (run, json(place, "report.json"))
+}
+
+fn json(place: &Place, name: &str) -> serde_json::Value {
+    serde_json::from_slice(&fs::read(place.path(name)).unwrap()).unwrap()
+}
+
+fn write_check(place: &Place, text: &str) {
     // Written under another name by another process: a child of another test may have inherited an
     // open file, and what is open for writing cannot be run.
-    fs::write(place.path("check.new"), CHECK.replace("ELECT", elect)).unwrap();
+    fs::write(place.path("check.new"), text).unwrap();
     let mut copy = place.command("cp");
     copy.args(["check.new", "check.sh"]);
     common::tool(copy, "coreutils");
     fs::set_permissions(place.path("check.sh"), fs::Permissions::from_mode(0o755)).unwrap();
-    let run = place.run("crash cluster explore --model ext4 --jobs 2 --json=report.json --check ./check.sh");
-    let report = fs::read(place.path("report.json")).unwrap();
-    (run, serde_json::from_slice(&report).unwrap())
 }
 
 fn lossy(report: &serde_json::Value) -> Vec<&str> {
@@ -147,7 +160,7 @@ fn lossy(report: &serde_json::Value) -> Vec<&str> {
 fn a_log_that_acknowledges_before_it_syncs_is_found() {
     needs_fuse!();
     let place = recorded(NO_SYNC);
-    let (run, report) = explore(&place, LONGEST);
+    let (run, report) = explore(&place, LONGEST, "ext4");
     assert_eq!(run.code, 1, "{}{}", run.out, run.err);
     assert_eq!(report["causes"].as_array().unwrap().len(), 1, "{report:#}");
     // The entry is lost only if the leader and the follower that acknowledged it lose it. The third
@@ -160,8 +173,23 @@ fn a_log_that_acknowledges_before_it_syncs_is_found() {
     assert_eq!(report["causes"][0]["mended"][1], 0, "{report:#}");
     assert!(run.out.contains("must lose something") || run.out.contains("every node loses"), "{}", run.out);
 
-    // The report's state is made again.
+    // Each report names the state, and the nodes with what each of them lost.
     let state = report["causes"][0]["state"].as_str().unwrap();
+    let read = |name: &str| fs::read_to_string(place.path(name)).unwrap();
+    let (junit, page) = (read("junit.xml"), read("report.html"));
+    assert!(junit.contains("failures=\"1\" errors=\"0\"") && junit.contains(state), "{junit}");
+    assert!(junit.contains(" a: A crash after") && junit.contains(" b: A crash after"), "{junit}");
+    for words in ["<h3>Node a</h3>", "<h3>Node b</h3>", "All calls of node c", "missing here", state] {
+        assert!(page.contains(words), "{words} is missing in {page}");
+    }
+    let found = &json(&place, "report.sarif")["runs"][0]["results"];
+    assert_eq!(found.as_array().unwrap().len(), 1, "{found:#}");
+    assert_eq!(found[0]["ruleId"], "missing-persistence-call", "{found:#}");
+    assert_eq!(found[0]["properties"]["state"], state, "{found:#}");
+    let place_of = &found[0]["locations"][0]["physicalLocation"]["artifactLocation"]["uri"];
+    assert_eq!(place_of, "run.cluster/a.kcr", "{found:#}");
+
+    // The report's state is made again.
     let words = ["crash", "cluster", "replay", "--model", "ext4", "--check", "./check.sh", "--keep", "kept"];
     let again = place.kedge(words.into_iter().chain(["--state", state]));
     assert_eq!(again.code, 1, "{}{}", again.out, again.err);
@@ -175,19 +203,109 @@ fn a_log_that_syncs_at_a_majority_is_not_accused_and_a_leader_that_lacks_entries
     needs_fuse!();
     let place = recorded(SYNC);
     for model in ["ext4", "posix"] {
-        let line = format!("crash cluster explore --model {model} --jobs 2 --check true");
-        place.run(&line).ok();
+        let (run, report) = explore(&place, LONGEST, model);
+        assert_eq!(run.code, 0, "{}{}", run.out, run.err);
+        assert!(report["complete"] == true && report["states"].as_u64().unwrap() > 20, "{report:#}");
+        let junit = fs::read_to_string(place.path("junit.xml")).unwrap();
+        assert!(junit.contains("tests=\"1\" failures=\"0\" errors=\"0\""), "{junit}");
+        let results = &json(&place, "report.sarif")["runs"][0]["results"];
+        assert_eq!(results, &serde_json::json!([]), "{results:#}");
     }
-    let (run, report) = explore(&place, LONGEST);
-    assert_eq!(run.code, 0, "{}{}", run.out, run.err);
-    assert!(report["complete"] == true && report["states"].as_u64().unwrap() > 20, "{report:#}");
 
     // Only one node differs: the slow one lacks an entry.
-    let (run, report) = explore(&place, ANY);
+    let (run, report) = explore(&place, ANY, "ext4");
     assert_eq!(run.code, 1, "{}{}", run.out, run.err);
     let nodes = lossy(&report);
     assert!(nodes.is_empty() || nodes == ["c"], "{report:#}");
     assert!(run.out.contains("committed, and the leader has"), "{}", run.out);
+}
+
+/// The name of a new log is durable without an fsync of its directory on ext4, and not by POSIX.
+#[test]
+fn a_log_whose_name_is_not_synced_is_found_under_posix_only() {
+    needs_fuse!();
+    let place = Place::new();
+    let sync_name = "os.fsync(os.open(DIR, os.O_RDONLY))";
+    assert!(NODE.contains(sync_name));
+    record(&place, &NODE.replace(sync_name, "pass").replace("SYNC", SYNC));
+    for (model, code) in [("ext4", 0), ("posix", 1)] {
+        let (run, report) = explore(&place, LONGEST, model);
+        assert_eq!(run.code, code, "{model}: {}{}", run.out, run.err);
+        let calls = report["causes"][0]["losses"].as_array().into_iter().flatten();
+        let calls: Vec<&str> = calls.filter_map(|loss| loss["fixes"][0]["call"].as_str()).collect();
+        assert!(
+            calls.iter().all(|call| *call == "fsync(\".\")") && calls.is_empty() == (code == 0),
+            "{calls:?}"
+        );
+    }
+}
+
+/// Two accounts on two machines. A transfer of 10 has a redo record when power fails, and `APPLY`
+/// stands for what the recovery makes of it.
+const RECOVER: &str = r#"#!/bin/sh -e
+put() { echo "$2" > "$1/sum.tmp"; sync "$1/sum.tmp"; mv "$1/sum.tmp" "$1/sum"; sync "$1"; }
+if test -e a/log; then
+  n=$(cat a/log)
+  APPLY
+  rm a/log
+  sync a
+fi
+test $(($(cat a/sum) + $(cat b/sum))) = 200
+"#;
+
+#[test]
+fn a_recovery_of_two_nodes_that_cannot_be_repeated_is_found() {
+    needs_fuse!();
+    let place = Place::new();
+    let text = r#"
+[[node]]
+name = "a"
+from = "from"
+command = "cd $KEDGE_DIR; echo 10 > log.tmp; sync log.tmp; mv log.tmp log; sync .; echo saved"
+[[node]]
+name = "b"
+from = "from"
+"#;
+    fs::create_dir(place.path("from")).unwrap();
+    fs::write(place.path("from/sum"), "100\n").unwrap();
+    fs::write(place.path("cluster.toml"), text).unwrap();
+    place.run("crash cluster record cluster.toml --size 64M --ack ^saved --timeout 60s").ok();
+    let again = |apply: &str| {
+        write_check(&place, &RECOVER.replace("APPLY", apply));
+        let line = "crash cluster explore --model ext4 --jobs 2 --again 1 --again-recoveries 2 --json=report.json \
+                    --junit junit.xml --check ./check.sh";
+        let run = place.run(line);
+        let report = json(&place, "report.json");
+        assert_eq!(report["failing"], 0, "{report:#}");
+        (run, report)
+    };
+    // Without a second crash nothing is found. The record is applied at a only, and then once more.
+    let (run, report) = again("put a $(($(cat a/sum) - n)); put b $(($(cat b/sum) + n))");
+    assert_eq!(run.code, 1, "{}{}", run.out, run.err);
+    assert!(report["again"]["failing"].as_u64().unwrap() > 0 && report["passed"] == false, "{report:#}");
+    let state = report["again"]["causes"][0]["state"].as_str().unwrap();
+    assert!(
+        run.out.contains("In the recovery from the crash state a=") && run.out.contains(state),
+        "{}",
+        run.out
+    );
+    let junit = fs::read_to_string(place.path("junit.xml")).unwrap();
+    assert!(junit.contains("failures=\"1\"") && junit.contains(state), "{junit}");
+
+    // The report's state is made again, with the recovery's calls.
+    let words = ["crash", "cluster", "replay", "--model", "ext4", "--check", "./check.sh", "--keep", "kept"];
+    let replayed = place.kedge(words.into_iter().chain(["--state", state]));
+    assert_eq!(replayed.code, 1, "{}{}", replayed.out, replayed.err);
+    assert!(replayed.out.contains("rename(\"sum.tmp\", \"sum\")"), "{}", replayed.out);
+    let sum = |node: &str| fs::read_to_string(place.path("kept").join(node).join("sum")).unwrap();
+    assert!(sum("a") == "90\n" && place.path("kept/a/log").exists(), "the record was not applied as a whole");
+
+    // Values can be written once more.
+    let (run, report) = again("put a $((100 - n)); put b $((100 + n))");
+    assert_eq!(run.code, 0, "{}{}", run.out, run.err);
+    let (states, idle) = (&report["again"]["states"], &report["again"]["idle"]);
+    assert!(report["again"]["complete"] == true && states.as_u64().unwrap() > 5, "{report:#}");
+    assert!(report["again"]["recoveries"].as_u64() > idle.as_u64(), "{report:#}");
 }
 
 /// The writer of `b` starts when `a` says so. Without one clock there would be states with the
@@ -293,4 +411,10 @@ fn a_directory_without_recordings_is_refused() {
     fs::write(place.path("run.cluster/cluster.toml"), "nodes = [\"a\", \"b\"]\n").unwrap();
     explore().refused(3, &["run.cluster/a.kcr"]);
     place.run("crash cluster explore").refused(2, &["no checker is given"]);
+    place
+        .run("crash cluster explore --infer cat")
+        .refused(2, &["--infer does not judge a cluster", "--check"]);
+    let judged_apart = ["--checker and --check-files judge files of one program"];
+    place.run("crash cluster explore --checker sqlite").refused(2, &judged_apart);
+    place.run("crash cluster replay --state a=1,b=1 --check-files").refused(2, &judged_apart);
 }

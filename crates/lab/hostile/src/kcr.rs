@@ -6,7 +6,7 @@
 use crate::drive::{Target, outcome, words_of};
 use kedge_base::is_acted_upon;
 use kedge_crash::kcr::{self, Loaded, RECORD_MAX};
-use kedge_crash::report::Told;
+use kedge_crash::report::{Rendered, Told};
 use kedge_crash::{Budget, Campaign, Checker, FilesChecker, History, MODELS, Model, Pick, Recipe, check};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;

@@ -3,6 +3,7 @@
 use super::explain::{ClusterExplanation, explain};
 use super::search::{ClusterOutcome, ClusterSearch};
 use crate::explaining::Explaining;
+use crate::recoveries::Recoveries;
 use crate::run::Ended;
 
 /// The result of a run.
@@ -12,6 +13,26 @@ pub struct ClusterReport {
     /// One for each cause.
     pub causes: Vec<ClusterExplanation>,
     pub explaining: Explaining,
+    /// The recoveries that were crashed, if the user asked for it.
+    pub again: Option<Recoveries>,
+}
+
+impl ClusterReport {
+    pub fn failed(&self) -> bool {
+        self.outcome.failing > 0 || self.again.as_ref().is_some_and(|again| again.failing > 0)
+    }
+
+    /// All failures lie before the first promise, and no file was there at the start.
+    pub fn is_early(&self) -> bool {
+        let in_recoveries = self.again.as_ref().map_or(0, |again| again.failing);
+        self.outcome.failing > 0 && self.outcome.failing == self.outcome.failing_early && in_recoveries == 0
+    }
+
+    /// At least one state was judged and none failed.
+    pub fn passed(&self) -> bool {
+        let is_judged = self.again.as_ref().is_none_or(|again| again.broken.is_none());
+        !self.failed() && self.outcome.is_judged() && is_judged
+    }
 }
 
 /// Searches, and explains what was found.
@@ -22,5 +43,5 @@ pub fn explore_cluster(search: &ClusterSearch<'_>) -> ClusterReport {
     if outcome.ended != Ended::Broken && outcome.fails_uncrashed.is_none() {
         (causes, explaining) = explain(search, &outcome.failures, outcome.failing);
     }
-    ClusterReport { outcome, causes, explaining }
+    ClusterReport { outcome, causes, explaining, again: None }
 }

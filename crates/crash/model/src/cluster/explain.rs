@@ -11,8 +11,8 @@ use super::judge::judge;
 use super::node::NodeView;
 use super::plan::Recipes;
 use super::search::{ClusterFailure, ClusterSearch};
-use crate::describe::Paths;
-use crate::explain::{Candidate, Explainer, Explanation, with_calls};
+use crate::describe::{Paths, count};
+use crate::explain::{Candidate, Explainer, Explanation, NodeLoss, with_calls};
 use crate::explaining::{Explaining, Watched};
 use crate::history::History;
 use crate::recipe::{Pick, Recipe};
@@ -28,14 +28,6 @@ const CAUSES_MAX: usize = 5;
 const VERIFY_STATES: u64 = 40;
 /// States of the cluster that are tried with all missing calls inserted.
 const MENDED_STATES: u64 = 100;
-
-/// What one node loses.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct NodeLoss {
-    pub node: String,
-    #[serde(flatten)]
-    pub explanation: Explanation,
-}
 
 /// A failure of the cluster explained.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -56,6 +48,40 @@ pub struct ClusterExplanation {
     pub also: u64,
     /// States of the cluster tried with the missing calls put in, and how many of them failed.
     pub mended: Option<(u64, u64)>,
+}
+
+impl ClusterExplanation {
+    /// When the nodes lose power, and which of them must lose something.
+    pub(super) fn opening(&self, nodes: &[String]) -> String {
+        let when = match &self.told {
+            Some(told) => format!("after the promise {told:?}"),
+            None => "before the first promise".to_owned(),
+        };
+        let lossy: Vec<&str> = self.losses.iter().map(|loss| loss.node.as_str()).collect();
+        let what = match lossy.len() {
+            0 => "no node loses anything, and the state does not pass the check".to_owned(),
+            n if n == nodes.len() => "every node loses something".to_owned(),
+            _ => format!("{} must lose something, and the others nothing", lossy.join(" and ")),
+        };
+        format!("All nodes lose power {when}: {what}.")
+    }
+
+    /// The failure in words, with the loss of each node.
+    pub(super) fn sentence(&self, nodes: &[String]) -> String {
+        let of_nodes =
+            self.losses.iter().map(|loss| format!(" {}: {}", loss.node, loss.explanation.sentence));
+        [self.opening(nodes)].into_iter().chain(of_nodes).collect()
+    }
+
+    /// The effect of the missing calls of all nodes together.
+    pub(super) fn effect(&self) -> Option<String> {
+        let (states, failing) = self.mended?;
+        let states = count(states, "state");
+        Some(match failing {
+            0 => format!("With the missing calls put in, none of {states} of the cluster fails."),
+            n => format!("With the missing calls put in, {n} of {states} of the cluster still fail."),
+        })
+    }
 }
 
 /// Missing calls in the recording of a node.

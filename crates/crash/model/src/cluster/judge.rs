@@ -1,12 +1,27 @@
 //! Judges one state of a cluster: a tree with a directory for each node.
 
 use super::clock::Cluster;
+use crate::again::Crashed;
 use crate::recipe::Recipe;
 use crate::run::{Case, Checker, Verdict};
 use crate::state::State;
 
+/// Calls `f` with a state as the check gets it. `within`: the names of the crash states in whose
+/// recovery it comes, each with a `/`.
+pub fn with_case<T>(
+    cluster: &Cluster,
+    recipes: &[Recipe],
+    told: &[&str],
+    within: &str,
+    f: impl FnOnce(&Case<'_>) -> T,
+) -> T {
+    let Crashed { state, recipe, within: inner, moment } =
+        crashed(cluster, recipes, &cluster.states(recipes));
+    f(&Case { recipe: &recipe, state: &state, told, moment, within: &format!("{within}{inner}"), job: 0 })
+}
+
 /// Judges one state of a cluster.
-pub fn judge(
+pub(super) fn judge(
     cluster: &Cluster,
     checker: &dyn Checker,
     recipes: &[Recipe],
@@ -14,10 +29,15 @@ pub fn judge(
     told: &[&str],
     job: usize,
 ) -> Verdict {
-    let state = cluster.join(states);
+    let Crashed { state, recipe, within, moment } = crashed(cluster, recipes, states);
+    checker.check(&Case { recipe: &recipe, state: &state, told, moment, within: &within, job })
+}
+
+/// One tree of the nodes' states.
+pub(super) fn crashed(cluster: &Cluster, recipes: &[Recipe], states: &[State]) -> Crashed {
     // The name ends with the recipe of the last node.
     let name = cluster.name(recipes);
-    let last = recipes.last().expect("a cluster has nodes");
-    let within = name.strip_suffix(&last.to_string()).expect("the name ends with it");
-    checker.check(&Case { recipe: last, state: &state, told, moment: 0, within, job })
+    let recipe = recipes.last().expect("a cluster has nodes").clone();
+    let within = name.strip_suffix(&recipe.to_string()).expect("the name ends with it").to_owned();
+    Crashed { state: cluster.join(states), recipe, within, moment: 0 }
 }

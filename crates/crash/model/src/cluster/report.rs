@@ -1,18 +1,22 @@
 //! The results of a cluster's run as text and as JSON.
 
 use super::campaign::ClusterReport;
-use super::explain::ClusterExplanation;
+use super::clock::Cluster;
+use super::html;
+use super::manifest::{Manifest, recording_of};
 use crate::describe::count;
-use crate::report::{coverage_of, escape_json, said};
+use crate::recoveries::Recoveries;
+use crate::report::{Finding, Rendered, Summary, coverage_of, escape_json, junit, said, sarif};
 use kedge_base::printable;
 use serde_json::{Value, json};
 use std::fmt::Write;
+use std::path::Path;
+use std::time::Duration;
 
 /// A report and its context.
 pub struct ClusterTold<'a> {
     pub report: &'a ClusterReport,
-    /// The names of the nodes.
-    pub nodes: &'a [String],
+    pub cluster: &'a Cluster,
     /// The directory of the recordings.
     pub name: &'a str,
     /// The checker, as the user gave it.
@@ -24,6 +28,14 @@ pub struct ClusterTold<'a> {
 impl ClusterTold<'_> {
     /// The verdict in one line.
     pub fn verdict(&self) -> String {
+        let of_search = self.verdict_of_search();
+        match &self.report.again {
+            Some(again) => format!("{of_search}; {}", again.verdict()),
+            None => of_search,
+        }
+    }
+
+    fn verdict_of_search(&self) -> String {
         let report = self.report;
         if let Some(why) = &report.outcome.broken {
             return format!("no verdict: {why}");
@@ -35,7 +47,7 @@ impl ClusterTold<'_> {
             return "no verdict: the search ended before any state was judged".to_owned();
         }
         let states = count(report.outcome.states, "distinct crash state");
-        let of = format!("{states} of {} nodes", self.nodes.len());
+        let of = format!("{states} of {} nodes", self.cluster.len());
         let early = match report.outcome.failing_early {
             0 => String::new(),
             n if n == report.outcome.failing => "; all of them before the first promise".to_owned(),
@@ -56,13 +68,25 @@ impl ClusterTold<'_> {
         self.report.outcome.failing.saturating_sub(explained)
     }
 
-    fn coverage(&self) -> String {
-        coverage_of(self.report.outcome.planned, self.report.outcome.unreached, self.report.outcome.ended)
+    /// The time of the run: search and explaining separately.
+    fn took(&self) -> String {
+        let (outcome, explaining) = (&self.report.outcome, &self.report.explaining);
+        format!(
+            "searching took {:.1} s ({}), explaining {:.1} s ({})",
+            outcome.took.as_secs_f64(),
+            count(outcome.states, "state"),
+            explaining.took.as_secs_f64(),
+            count(explaining.checks, "check")
+        )
     }
 
-    /// Text for a terminal. Control characters are escaped.
-    pub fn text(&self) -> String {
-        printable(&self.plain_text())
+    fn explaining_cut(&self) -> Option<String> {
+        let limit = self.report.explaining.cut_at?;
+        Some(format!("explaining was cut off at its limit of {:.1} s (--explain)", limit.as_secs_f64()))
+    }
+
+    fn coverage(&self) -> String {
+        coverage_of(self.report.outcome.planned, self.report.outcome.unreached, self.report.outcome.ended)
     }
 
     fn plain_text(&self) -> String {
@@ -72,21 +96,16 @@ impl ClusterTold<'_> {
         for cut in self.cut {
             line(format!("a recording is not whole: {cut}"));
         }
+        let nodes = &self.cluster.names;
         for (number, cause) in report.causes.iter().enumerate() {
-            line(format!("\n{}. {}", number + 1, self.opening(cause)));
+            line(format!("\n{}. {}", number + 1, cause.opening(nodes)));
             for loss in &cause.losses {
                 line(format!("   {}: {}", loss.node, loss.explanation.sentence));
             }
             line(said(&cause.message).trim_end().to_owned());
             line(format!("   state:   {}", cause.state));
-            if let Some((states, failing)) = cause.mended {
-                let states = count(states, "state");
-                line(match failing {
-                    0 => format!("   With the missing calls put in, none of {states} of the cluster fails."),
-                    n => format!(
-                        "   With the missing calls put in, {n} of {states} of the cluster still fail."
-                    ),
-                });
+            if let Some(effect) = cause.effect() {
+                line(format!("   {effect}"));
             }
             if cause.also > 0 {
                 line(format!("   {} prevented as well", count(cause.also, "other failing state")));
@@ -99,32 +118,18 @@ impl ClusterTold<'_> {
         if self.unexplained() > 0 && report.outcome.is_judged() {
             line(format!("\n{} not examined", count(self.unexplained(), "failing state")));
         }
-        if let Some(limit) = report.explaining.cut_at {
-            line(format!("explaining was cut off at its limit of {:.1} s (--explain)", limit.as_secs_f64()));
+        for failure in report.again.iter().flat_map(|again| &again.failures) {
+            line(format!("\n{}", failure.sentence));
+            line(format!("{}   state:   {}", said(&failure.message), failure.state));
         }
-        line(format!("\n{}; seed {}", self.coverage(), report.outcome.seed));
-        line(format!(
-            "searching took {:.1} s ({}), explaining {:.1} s ({})",
-            report.outcome.took.as_secs_f64(),
-            count(report.outcome.states, "state"),
-            report.explaining.took.as_secs_f64(),
-            count(report.explaining.checks, "check")
-        ));
+        if let Some(cut) = self.explaining_cut() {
+            line(cut);
+        }
+        line(format!("\n{}; seed {}\n{}", self.coverage(), report.outcome.seed, self.took()));
+        if let Some(again) = &report.again {
+            line(again.coverage());
+        }
         text
-    }
-
-    fn opening(&self, cause: &ClusterExplanation) -> String {
-        let when = match &cause.told {
-            Some(told) => format!("after the promise {told:?}"),
-            None => "before the first promise".to_owned(),
-        };
-        let lossy: Vec<&str> = cause.losses.iter().map(|loss| loss.node.as_str()).collect();
-        let what = match lossy.len() {
-            0 => "no node loses anything, and the state does not pass the check".to_owned(),
-            n if n == self.nodes.len() => "every node loses something".to_owned(),
-            _ => format!("{} must lose something, and the others nothing", lossy.join(" and ")),
-        };
-        format!("All nodes lose power {when}: {what}.")
     }
 
     /// JSON for programs. Members are only ever added.
@@ -134,12 +139,12 @@ impl ClusterTold<'_> {
             "version": 1,
             "recording": self.name,
             "recording_cut": self.cut,
-            "nodes": self.nodes,
+            "nodes": self.cluster.names,
             "checker": self.checker,
             "model": report.outcome.model.name,
             "seed": report.outcome.seed,
             "verdict": self.verdict(),
-            "passed": report.outcome.is_judged() && report.outcome.failing == 0,
+            "passed": report.passed(),
             "complete": report.outcome.is_whole(),
             "coverage": self.coverage(),
             "states": report.outcome.states,
@@ -155,11 +160,66 @@ impl ClusterTold<'_> {
             "broken": report.outcome.broken,
             "causes": report.causes,
             "unexplained": self.unexplained(),
+            "again": report.again.as_ref().map(Recoveries::json),
         })
     }
 
-    /// The JSON as text, without control characters.
-    pub fn json_text(&self) -> String {
+    fn summary(&self) -> Summary<'_> {
+        let (report, outcome) = (self.report, &self.report.outcome);
+        let recording = |node: Option<&str>| {
+            let file = node.map_or_else(|| Manifest::FILE.to_owned(), recording_of);
+            Path::new(self.name).join(file).to_string_lossy().into_owned()
+        };
+        let of_search = report.causes.iter().map(|cause| Finding {
+            state: &cause.state,
+            sentence: cause.sentence(&self.cluster.names),
+            message: &cause.message,
+            in_recovery: false,
+            place: recording(cause.losses.first().map(|loss| &*loss.node)),
+            losses: cause.losses.iter().map(|loss| (Some(&*loss.node), &loss.explanation)).collect(),
+        });
+        let again = report.again.as_ref();
+        let of_recoveries = again.into_iter().flat_map(|again| again.findings(recording));
+        let took = outcome.took + report.explaining.took + again.map_or(Duration::ZERO, |again| again.took);
+        Summary {
+            name: self.name,
+            model: outcome.model,
+            checker: self.checker,
+            seed: outcome.seed,
+            verdict: self.verdict(),
+            coverage: self.coverage(),
+            is_whole: outcome.is_whole(),
+            is_judged: outcome.is_judged() && (report.failed() || report.passed()),
+            failed: report.failed(),
+            took: self.took(),
+            seconds: took.as_secs_f64(),
+            cuts: self.cut.to_vec(),
+            explaining_cut: self.explaining_cut(),
+            recoveries: again.map(Recoveries::coverage),
+            findings: of_search.chain(of_recoveries).collect(),
+            first: outcome.failures.first().map(|first| (first.name.clone(), &*first.message)),
+        }
+    }
+}
+
+impl Rendered for ClusterTold<'_> {
+    fn text(&self) -> String {
+        printable(&self.plain_text())
+    }
+
+    fn json_text(&self) -> String {
         escape_json(&format!("{:#}\n", self.json()))
+    }
+
+    fn junit(&self) -> String {
+        junit::render(&self.summary())
+    }
+
+    fn sarif(&self, sources: &Path) -> String {
+        sarif::render(&self.summary(), sources)
+    }
+
+    fn html(&self) -> String {
+        html::render(self.cluster, self.report, &self.summary())
     }
 }

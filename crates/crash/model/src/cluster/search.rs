@@ -59,11 +59,6 @@ impl ClusterOutcome {
         self.broken.is_none() && self.fails_uncrashed.is_none() && self.states > 0
     }
 
-    /// All failures lie before the first promise, and no file was there at the start.
-    pub fn is_early(&self) -> bool {
-        self.failing > 0 && self.failing == self.failing_early
-    }
-
     /// Every systematic state was tried.
     pub fn is_whole(&self) -> bool {
         self.unreached == 0 && self.broken.is_none()

@@ -4,13 +4,14 @@
 //! It is one file without scripts or external resources, so that it can be stored with a CI run and
 //! read in any browser. Colours follow the reader's choice of light or dark.
 
-use super::{EARLY, FRAMES_MAX, Told, escape};
+use super::{EARLY, FRAMES_MAX, Summary, Told, escape};
 use crate::describe::{Paths, count};
 use crate::explain::Explanation;
 use crate::history::History;
 use crate::recipe::{Pick, Recipe};
+use crate::recoveries::Recoveries;
 use crate::state::{Body, State};
-use crate::trace::Call;
+use crate::trace::{Call, Trace};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
@@ -24,15 +25,42 @@ const DIFFERENCES_MAX: usize = 20;
 
 const STYLE: &str = include_str!("style.css");
 
-pub fn render(told: &Told<'_>, paths: &Paths) -> String {
-    let history = History::new(told.trace, told.report.model);
+/// A recording and what it means.
+pub(crate) struct Recorded<'a> {
+    pub trace: &'a Trace,
+    pub history: &'a History,
+    pub paths: Paths,
+}
+
+impl<'a> Recorded<'a> {
+    pub fn of(trace: &'a Trace, history: &'a History) -> Recorded<'a> {
+        Recorded { trace, history, paths: Paths::of(trace) }
+    }
+}
+
+pub fn render(told: &Told<'_>, history: &History) -> String {
+    let summary = told.summary();
+    let recorded = Recorded::of(told.trace, history);
+    page(&summary, |page| {
+        for (i, failure) in told.report.failures.iter().enumerate() {
+            cause(page, i + 1, failure, told, &recorded);
+        }
+        recoveries(page, told.report.again.as_ref(), &summary, "kedge crash replay");
+        if let Some(mended) = told.mended() {
+            put(page, format_args!("<p class=\"fix\">{}</p>\n", escape(&mended)));
+        }
+        calls(page, "All calls", &recorded);
+    })
+}
+
+/// The page of a run, around what `fill` adds.
+pub(crate) fn page(summary: &Summary<'_>, fill: impl FnOnce(&mut String)) -> String {
     let mut page = String::new();
-    let title = escape(told.name);
-    let failed = told.report.failed();
-    let class = match (&told.report.outcome.broken, failed) {
-        (Some(_), _) => "none",
-        (None, true) => "bad",
-        (None, false) => "good",
+    let title = escape(summary.name);
+    let class = match (summary.failed, summary.is_judged) {
+        (true, _) => "bad",
+        (false, true) => "good",
+        (false, false) => "none",
     };
     put(
         &mut page,
@@ -42,37 +70,35 @@ pub fn render(told: &Told<'_>, paths: &Paths) -> String {
          <meta name=\"color-scheme\" content=\"light dark\">\
          <title>kedge crash: {title}</title><style>{STYLE}</style></head><body><main>\n\
          <h1>Crash test of <code>{title}</code></h1>\n<p class=\"verdict {class}\">{}</p>\n",
-            escape(&sentence_case(&told.verdict()))
+            escape(&sentence_case(&summary.verdict))
         ),
     );
-    facts(&mut page, told);
-    for (i, failure) in told.report.failures.iter().enumerate() {
-        cause(&mut page, i + 1, failure, told, paths, &history);
-    }
-    for failure in told.report.again.iter().flat_map(|again| &again.failures) {
-        put(
-            &mut page,
-            format_args!(
-                "<section><h2>Failure in a recovery</h2>\n<p class=\"sentence\">{}</p>\n\
-                 <p>The checker said:</p><pre>{}</pre>\n<p class=\"again\">See it again: \
-                 <code>kedge crash replay {} --model {} --state {} --check CMD --keep DIR</code></p></section>\n",
-                escape(&failure.sentence),
-                escape(&failure.message),
-                escape(told.name),
-                told.report.model.name,
-                escape(&failure.state)
-            ),
-        );
-    }
-    if let Some(mended) = told.mended() {
-        put(&mut page, format_args!("<p class=\"fix\">{}</p>\n", escape(&mended)));
-    }
-    calls(&mut page, told, paths, &history);
+    facts(&mut page, summary);
+    fill(&mut page);
     page.push_str("</main></body></html>\n");
     page
 }
 
-fn put(page: &mut String, text: std::fmt::Arguments<'_>) {
+/// The failures in recoveries.
+pub(crate) fn recoveries(page: &mut String, again: Option<&Recoveries>, summary: &Summary<'_>, replay: &str) {
+    for failure in again.iter().flat_map(|again| &again.failures) {
+        put(
+            page,
+            format_args!(
+                "<section><h2>Failure in a recovery</h2>\n<p class=\"sentence\">{}</p>\n\
+                 <p>The checker said:</p><pre>{}</pre>\n<p class=\"again\">See it again: \
+                 <code>{replay} {} --model {} --state {} --check CMD --keep DIR</code></p></section>\n",
+                escape(&failure.sentence),
+                escape(&failure.message),
+                escape(summary.name),
+                summary.model.name,
+                escape(&failure.state)
+            ),
+        );
+    }
+}
+
+pub(crate) fn put(page: &mut String, text: std::fmt::Arguments<'_>) {
     page.write_fmt(text).expect("strings take any text");
 }
 
@@ -81,44 +107,53 @@ fn sentence_case(text: &str) -> String {
     chars.next().map_or_else(String::new, |c| c.to_uppercase().chain(chars).collect::<String>() + ".")
 }
 
-fn facts(page: &mut String, told: &Told<'_>) {
-    let report = told.report;
+fn facts(page: &mut String, summary: &Summary<'_>) {
     page.push_str("<dl class=\"facts\">");
     let mut fact = |name: &str, value: &str| {
         put(page, format_args!("<div><dt>{name}</dt><dd>{}</dd></div>", escape(value)));
     };
-    fact("Model", &format!("{} ({})", report.model.name, report.model.about));
-    fact("Checker", told.checker);
-    fact("Coverage", &told.coverage());
-    if let Some(coverage) = told.recoveries_coverage() {
-        fact("Recoveries", &coverage);
-    }
-    if let Some(cut) = told.cut {
-        fact("Recording", &format!("not whole: {cut}"));
-    }
-    fact("Run", &format!("{}; seed {}", told.took(), report.seed));
-    if let Some(cut) = told.explaining_cut() {
-        fact("Limit", &cut);
-    }
+    fact("Model", &format!("{} ({})", summary.model.name, summary.model.about));
+    fact("Checker", summary.checker);
+    fact("Coverage", &summary.coverage);
+    summary.recoveries.iter().for_each(|coverage| fact("Recoveries", coverage));
+    summary.cuts.iter().for_each(|cut| fact("Recording", &format!("not whole: {cut}")));
+    fact("Run", &format!("{}; seed {}", summary.took, summary.seed));
+    summary.explaining_cut.iter().for_each(|cut| fact("Limit", cut));
     page.push_str("</dl>\n");
 }
 
-fn cause(
-    page: &mut String,
-    number: usize,
-    failure: &Explanation,
-    told: &Told<'_>,
-    paths: &Paths,
-    history: &History,
-) {
+fn cause(page: &mut String, number: usize, failure: &Explanation, told: &Told<'_>, recorded: &Recorded<'_>) {
+    begin(page, number, failure.is_early, &failure.sentence);
+    missing(page, failure);
+    put(page, format_args!("<p>The checker said:</p><pre>{}</pre>\n", escape(&failure.message)));
+    if lost(page, failure, recorded) {
+        put(
+            page,
+            format_args!(
+                "<p class=\"again\">See it again: <code>kedge crash replay {} --model {} --state {} --keep DIR</code></p>",
+                escape(told.name),
+                told.report.model.name,
+                escape(&failure.state)
+            ),
+        );
+    }
+    page.push_str("</section>\n");
+}
+
+/// The beginning of a failure's section.
+pub(crate) fn begin(page: &mut String, number: usize, is_early: bool, sentence: &str) {
     put(
         page,
         format_args!(
             "<section><h2>Failure {number}{}</h2>\n<p class=\"sentence\">{}</p>\n",
-            if failure.is_early { format!(": {}", EARLY.to_lowercase()) } else { String::new() },
-            escape(&failure.sentence)
+            if is_early { format!(": {}", EARLY.to_lowercase()) } else { String::new() },
+            escape(sentence)
         ),
     );
+}
+
+/// The missing calls, and where.
+pub(crate) fn missing(page: &mut String, failure: &Explanation) {
     for also in &failure.also {
         put(
             page,
@@ -155,33 +190,20 @@ fn cause(
             ),
         );
     }
-    put(page, format_args!("<p>The checker said:</p><pre>{}</pre>\n", escape(&failure.message)));
-    let Ok(recipe) = failure.state.parse::<Recipe>() else {
-        page.push_str("</section>\n");
-        return;
-    };
-    picture(page, failure, &recipe, told, paths, history);
-    difference(page, failure, &recipe, history);
-    put(
-        page,
-        format_args!(
-            "<p class=\"again\">See it again: <code>kedge crash replay {} --model {} --state {} --keep DIR</code></p></section>\n",
-            escape(told.name),
-            told.report.model.name,
-            escape(&failure.state)
-        ),
-    );
+}
+
+/// The calls around the failure, and the directory after it. `false`: the state has no name of this
+/// recording.
+pub(crate) fn lost(page: &mut String, failure: &Explanation, recorded: &Recorded<'_>) -> bool {
+    let Ok(recipe) = failure.state.parse::<Recipe>() else { return false };
+    picture(page, failure, &recipe, recorded);
+    difference(page, failure, &recipe, recorded.history);
+    true
 }
 
 /// The calls around the failure, each with its fate.
-fn picture(
-    page: &mut String,
-    failure: &Explanation,
-    recipe: &Recipe,
-    told: &Told<'_>,
-    paths: &Paths,
-    history: &History,
-) {
+fn picture(page: &mut String, failure: &Explanation, recipe: &Recipe, recorded: &Recorded<'_>) {
+    let Recorded { trace, history, paths } = recorded;
     let set = history.set(recipe);
     let first = failure.lost.iter().map(|c| c.number).min().unwrap_or(recipe.at.saturating_sub(1));
     let start = *history.points().start();
@@ -199,7 +221,7 @@ fn picture(
                 ),
             );
         }
-        let event = &told.trace.events[n as usize];
+        let event = &trace.events[n as usize];
         if matches!(event.call, Call::Process { .. }) {
             return;
         }
@@ -343,13 +365,15 @@ fn show(state: &State, path: &[u8]) -> String {
     }
 }
 
-fn calls(page: &mut String, told: &Told<'_>, paths: &Paths, history: &History) {
+/// All calls of a recording, each with the call that made it durable.
+pub(crate) fn calls(page: &mut String, title: &str, recorded: &Recorded<'_>) {
+    let Recorded { trace, history, paths } = recorded;
     let start = *history.points().start() as usize;
-    let events = &told.trace.events[start..];
+    let events = &trace.events[start..];
     put(
         page,
         format_args!(
-            "<section><h2>All calls</h2>\n<p>{} of {} on {}. <b>Safe by</b> is the persistence call that made it durable \
+            "<section><h2>{title}</h2>\n<p>{} of {} on {}. <b>Safe by</b> is the persistence call that made it durable \
          under this model.</p>\n<div class=\"scroll\"><table class=\"calls\"><thead><tr><th>#</th><th>ms</th><th>process</th><th>call</th>\
          <th>safe by</th></tr></thead><tbody>\n",
             count(events.iter().filter(|e| !e.call.is_note()).count() as u64, "call"),

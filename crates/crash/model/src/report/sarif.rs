@@ -5,7 +5,7 @@
 //! is missing, otherwise of the first lost call. Without callers it is the recording. What is no
 //! finding (no verdict, states that were not tried) is a notification of the run.
 
-use super::{Told, last_lines};
+use super::{Finding, Summary, escape_json, last_lines};
 use crate::explain::Explanation;
 use crate::page::digest_of;
 use serde_json::{Value, json};
@@ -43,25 +43,26 @@ const RULES: [Rule; 4] = [
     ),
 ];
 
-pub fn render(told: &Told<'_>, sources: &Path) -> Value {
-    let report = told.report;
-    let of_search = report.failures.iter().map(|failure| {
-        let rule = usize::from(failure.fixes.is_empty());
-        result(told, sources, rule, &failure.state, &failure.sentence, &failure.message, Some(failure))
-    });
-    let of_recoveries = report.again.iter().flat_map(|again| &again.failures).map(|failure| {
-        let (sentence, message) = (&failure.sentence, &failure.message);
-        result(told, sources, 2, &failure.state, sentence, message, failure.explanation.as_ref())
-    });
-    let is_judged = report.outcome.broken.is_none()
-        && report.fails_uncrashed.is_none()
-        && report.outcome.states > 0
-        && (report.failed() || report.passed());
-    let mut results: Vec<Value> =
-        if is_judged { of_search.chain(of_recoveries).collect() } else { Vec::new() };
-    if let (true, true, Some(first)) = (is_judged, results.is_empty(), report.outcome.failures.first()) {
-        let (state, verdict) = (first.recipe.to_string(), told.verdict());
-        results.push(result(told, sources, 3, &state, &verdict, &first.message, None));
+pub fn render(summary: &Summary<'_>, sources: &Path) -> String {
+    escape_json(&format!("{:#}\n", value(summary, sources)))
+}
+
+fn value(summary: &Summary<'_>, sources: &Path) -> Value {
+    let is_judged = summary.is_judged;
+    let mut results: Vec<Value> = match is_judged {
+        true => summary.findings.iter().map(|finding| result(summary, sources, finding)).collect(),
+        false => Vec::new(),
+    };
+    if let (true, true, Some((state, message))) = (is_judged, results.is_empty(), &summary.first) {
+        let finding = Finding {
+            state,
+            sentence: summary.verdict.clone(),
+            message,
+            in_recovery: false,
+            losses: Vec::new(),
+            place: summary.name.to_owned(),
+        };
+        results.push(result(summary, sources, &finding));
     }
     let rules = RULES.map(|(id, short, help)| {
         json!({
@@ -81,10 +82,10 @@ pub fn render(told: &Told<'_>, sources: &Path) -> Value {
                 "semanticVersion": env!("CARGO_PKG_VERSION"),
                 "rules": rules,
             } },
-            "automationDetails": { "id": format!("kedge-crash/{}/", report.model.name) },
+            "automationDetails": { "id": format!("kedge-crash/{}/", summary.model.name) },
             "invocations": [{
                 "executionSuccessful": is_judged,
-                "toolExecutionNotifications": notifications(told, is_judged),
+                "toolExecutionNotifications": notifications(summary),
             }],
             "results": results,
         }],
@@ -93,39 +94,42 @@ pub fn render(told: &Told<'_>, sources: &Path) -> Value {
 
 /// What the reader must know besides the results: the verdict, what was not tried, and what was
 /// wrong with the recording.
-fn notifications(told: &Told<'_>, is_judged: bool) -> Vec<Value> {
-    let note = |level: &str, text: String| json!({ "level": level, "message": { "text": text } });
-    let mut all = vec![note(if is_judged { "note" } else { "error" }, told.verdict())];
-    let is_whole = told.report.outcome.is_whole();
-    all.push(note(if is_whole { "note" } else { "warning" }, told.coverage()));
-    if let Some(cut) = told.cut {
-        all.push(note("warning", format!("the recording is not whole: {cut}")));
-    }
-    all.extend(told.explaining_cut().map(|cut| note("warning", cut)));
-    all.extend(told.recoveries_coverage().map(|coverage| note("note", coverage)));
+fn notifications(summary: &Summary<'_>) -> Vec<Value> {
+    let note = |level: &str, text: &str| json!({ "level": level, "message": { "text": text } });
+    let level = if summary.is_judged { "note" } else { "error" };
+    let mut all = vec![note(level, &summary.verdict)];
+    all.push(note(if summary.is_whole { "note" } else { "warning" }, &summary.coverage));
+    let cuts = summary.cuts.iter().map(|cut| format!("the recording is not whole: {cut}"));
+    all.extend(cuts.map(|cut| note("warning", &cut)));
+    all.extend(summary.explaining_cut.iter().map(|cut| note("warning", cut)));
+    all.extend(summary.recoveries.iter().map(|coverage| note("note", coverage)));
     all
 }
 
-fn result(
-    told: &Told<'_>,
-    sources: &Path,
-    rule: usize,
-    state: &str,
-    sentence: &str,
-    message: &str,
-    explanation: Option<&Explanation>,
-) -> Value {
-    let stacks = explanation.map(stacks).unwrap_or_default();
+/// The index of its rule.
+fn rule(finding: &Finding<'_>) -> usize {
+    match finding {
+        Finding { in_recovery: true, .. } => 2,
+        Finding { losses, .. } if losses.is_empty() => 3,
+        Finding { losses, .. } => usize::from(losses.iter().all(|(_, loss)| loss.fixes.is_empty())),
+    }
+}
+
+fn result(summary: &Summary<'_>, sources: &Path, finding: &Finding<'_>) -> Value {
+    let rule = rule(finding);
+    let stacks: Vec<(String, &[String])> =
+        finding.losses.iter().flat_map(|(node, loss)| stacks(*node, loss)).collect();
     let place = stacks.iter().find_map(|(_, frames)| frames.iter().find_map(|frame| source(frame, sources)));
     // A server that shows the result needs a line, and a recording has none.
-    let (uri, line) = place.unwrap_or_else(|| (uri(told.name), 1));
-    let said = last_lines(message).join("\n");
+    let (uri, line) = place.unwrap_or_else(|| (uri(&finding.place), 1));
+    let said = last_lines(finding.message).join("\n");
     let text = match said.is_empty() {
-        true => sentence.to_owned(),
-        false => format!("{sentence} The checker said: {said}"),
+        true => finding.sentence.clone(),
+        false => format!("{} The checker said: {said}", finding.sentence),
     };
     // Equal for the same cause in other recordings of the same program.
-    let cause = explanation.map_or(message, |explanation| &explanation.cause);
+    let causes: Vec<&str> = finding.losses.iter().map(|(_, loss)| &*loss.cause).collect();
+    let cause = if causes.is_empty() { finding.message.to_owned() } else { causes.join("; ") };
     let print = digest_of(format!("{}: {cause}", RULES[rule].0).as_bytes());
     let stacks = stacks.iter().map(|(call, frames)| {
         let frames = frames.iter().take(FRAMES_MAX).map(|frame| {
@@ -145,19 +149,21 @@ fn result(
         "locations": [{ "physicalLocation": physical(&uri, line) }],
         "partialFingerprints": { "cause/v1": format!("{print:032x}") },
         "stacks": stacks.collect::<Vec<_>>(),
-        "properties": { "model": told.report.model.name, "state": state },
+        "properties": { "model": summary.model.name, "state": finding.state },
     })
 }
 
 /// The calls with their callers: those before which a call is missing come first.
-fn stacks(explanation: &Explanation) -> Vec<(String, &[String])> {
+fn stacks<'a>(node: Option<&str>, explanation: &'a Explanation) -> Vec<(String, &'a [String])> {
+    let on = node.map_or_else(String::new, |node| format!("{node}: "));
     let fixes = explanation.fixes.iter().map(|fix| {
-        (format!("{} is missing before #{} {}", fix.call, fix.before, fix.before_text), &fix.before_stack[..])
+        let text = format!("{on}{} is missing before #{} {}", fix.call, fix.before, fix.before_text);
+        (text, &fix.before_stack[..])
     });
     let lost = explanation
         .lost
         .iter()
-        .map(|call| (format!("lost: #{} {}", call.number, call.text), &call.stack[..]));
+        .map(|call| (format!("{on}lost: #{} {}", call.number, call.text), &call.stack[..]));
     fixes.chain(lost).filter(|(_, frames)| !frames.is_empty()).collect()
 }
 

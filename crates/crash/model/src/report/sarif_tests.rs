@@ -4,6 +4,7 @@ use super::*;
 use crate::campaign::{Report, explore_in_memory};
 use crate::disk::Disk;
 use crate::model::Model;
+use crate::report::{Rendered, Told};
 use crate::run::Ended;
 use crate::trace::Trace;
 
@@ -213,6 +214,7 @@ fn a_failure_of_a_recovery_is_a_finding() {
         sentence: "In the recovery: it fails.".to_owned(),
         message: "bad".to_owned(),
         explanation,
+        losses: Vec::new(),
     };
     let failures = vec![failure];
     report.again = Some(crate::recoveries::Recoveries { failing: 1, failures, ..Default::default() });

@@ -29,7 +29,7 @@ impl<'a> Recoveries<'a> {
     }
 }
 
-impl Recorder for Recoveries<'_> {
+impl Recorder<Trace> for Recoveries<'_> {
     fn record(&self, case: &Case<'_>) -> Result<Trace, String> {
         // In this state a checker of files has none to run its command on.
         if let Built::Shipped(checker) = self.checker

@@ -1,5 +1,6 @@
 //! `kedge crash cluster`: nodes that lose power together.
 
+mod again;
 mod explore;
 pub(super) mod file;
 mod record;
@@ -83,7 +84,7 @@ fn load(dir: &Path, model: Model) -> Result<Loaded> {
     }
     // After the end of a damaged recording, the states of its node are not known.
     recordings.iter_mut().for_each(|(_, trace)| shorten(trace, limit));
-    if recordings.iter().all(|(_, trace)| is_unchanged(trace)) {
+    if recordings.iter().all(|(_, trace)| trace.is_unchanged()) {
         bail!("{} holds no change of a file: did the commands write into $KEDGE_DIR?", dir.display());
     }
     Ok(Loaded { cluster: Cluster::new(recordings, model), cut })
@@ -92,8 +93,4 @@ fn load(dir: &Path, model: Model) -> Result<Loaded> {
 fn shorten(trace: &mut Trace, limit: u64) {
     let end = trace.events.iter().position(|event| event.time > limit);
     trace.events.truncate(end.unwrap_or(usize::MAX));
-}
-
-fn is_unchanged(trace: &Trace) -> bool {
-    trace.events.iter().skip(trace.start()).all(|event| event.call.is_note())
 }

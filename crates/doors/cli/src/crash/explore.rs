@@ -1,20 +1,21 @@
 //! `kedge crash explore`.
 
 use super::again::Recoveries;
+use super::effort::Effort;
 use super::judge::{Built, Judge};
-use super::{load, parse_time, usage};
+use super::reports::Reports;
+use super::{load, usage};
 use anyhow::{Context, Result};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use kedge_crash::again::Again;
 use kedge_crash::report::Told;
-use kedge_crash::{Budget, Campaign, Ended, Hear, Model, Phase, Progress, Report, SearchOrder, Trace};
+use kedge_crash::{Campaign, Ended, Hear, Model, Phase, Progress, Report, SearchOrder, Trace};
 use kedge_host::os::TerminationSignals;
 use std::io::IsTerminal;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
 
 /// The budget of states if the user sets neither states nor time.
 const STATES_DEFAULT: u64 = 10_000;
@@ -48,54 +49,19 @@ pub struct Args {
     /// device]
     #[arg(long, value_parser = super::model_parser(&super::every_model()))]
     model: Option<Model>,
-    /// Limit of the search: a number of states, or a time such as 5m [default: 10000 states]
-    #[arg(long, value_name = "TIME|STATES", value_parser = parse_budget)]
-    budget: Option<Limit>,
-    /// Limit of the time in which failing states are shrunk and explained; 0: do not explain
-    /// [default: the budget's time, at least 30s; no limit without such a budget]
-    #[arg(long, value_name = "TIME", value_parser = parse_time)]
-    explain: Option<Duration>,
-    /// Record what the check does in crash states, crash that recovery as well, and its recovery in
-    /// turn, up to N deep
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=8))]
-    again: Option<u32>,
-    /// With --again: recoveries to crash at each depth
-    #[arg(long, value_name = "N", default_value_t = RECOVERIES_DEFAULT, value_parser = clap::value_parser!(u64).range(1..))]
-    again_recoveries: u64,
-    /// Stop after this number of failing states
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
-    max_failures: Option<u64>,
-    /// Seed of the random part
-    #[arg(long, default_value_t = 1)]
-    seed: u64,
+    #[command(flatten)]
+    effort: Effort,
     /// The order in which states are tried
     #[arg(long, value_name = "ORDER", default_value = "updates", value_parser = order_parser())]
     order: SearchOrder,
     /// Checkers to run in parallel [default: one for each processor]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     jobs: Option<u16>,
-    /// Print the report as JSON, or write it to a file
-    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-", require_equals = true)]
-    json: Option<PathBuf>,
-    /// Write the report as JUnit XML
-    #[arg(long, value_name = "FILE")]
-    junit: Option<PathBuf>,
-    /// Write the findings as SARIF 2.1.0, for code scanning; with `record --backtrace` they have
-    /// places in the sources below the current directory
-    #[arg(long, value_name = "FILE")]
-    sarif: Option<PathBuf>,
-    /// Write the report as one HTML page
-    #[arg(long, value_name = "FILE")]
-    html: Option<PathBuf>,
+    #[command(flatten)]
+    reports: Reports,
     /// Show no progress
     #[arg(long, short)]
     quiet: bool,
-}
-
-#[derive(Clone, Copy, Debug)]
-pub enum Limit {
-    States(u64),
-    Time(Duration),
 }
 
 /// A parser of orders, which completions and man pages list.
@@ -108,17 +74,6 @@ fn order_parser() -> impl TypedValueParser<Value = SearchOrder> {
         "turns" => SearchOrder::Turns,
         _ => SearchOrder::Updates,
     })
-}
-
-pub fn parse_budget(text: &str) -> Result<Limit, String> {
-    let limit = match text.parse() {
-        Ok(states) => Limit::States(states),
-        Err(_) => Limit::Time(parse_time(text)?),
-    };
-    match limit {
-        Limit::States(0) | Limit::Time(Duration::ZERO) => Err("nothing could be tried".into()),
-        limit => Ok(limit),
-    }
 }
 
 /// A flag that the first signal sets: running checkers are then ended and the findings reported.
@@ -156,21 +111,25 @@ pub fn run(args: Args) -> Result<ExitCode> {
         ));
     };
     let model = super::model_for(args.model, &loaded.trace)?;
-    if args.again.is_some() && model.is_disk {
+    if args.effort.again.is_some() && model.is_disk {
         return Err(usage("--again cannot crash recoveries of a device"));
     }
-    let recorder = args.again.map(|_| Recoveries::new(&checker, &args.judge, &stop)).transpose()?;
+    let recorder = args.effort.again.map(|_| Recoveries::new(&checker, &args.judge, &stop)).transpose()?;
     let report = search(&args, model, &loaded.trace, &checker, recorder.as_ref(), stop.clone());
     let cut = super::cut(&loaded);
     let (name, judge) = (recording.to_string_lossy(), args.judge.name());
     let told =
         Told { report: &report, trace: &loaded.trace, name: &name, checker: &judge, cut: cut.as_deref() };
-    deliver(&args, &told)?;
+    args.reports.deliver(&told)?;
     if let Built::Infer(checker) = &checker {
         eprintln!("kedge: {}", checker.summary());
     }
     let was_stopped = stop.load(Ordering::Relaxed);
-    Ok(ExitCode::from(exit_code(&report, was_stopped)))
+    let outcome = &report.outcome;
+    let is_judged = outcome.broken.is_none() && report.fails_uncrashed.is_none() && outcome.states > 0;
+    let is_ended = outcome.ended != Ended::Stopped && !was_stopped;
+    let end = Judged { failed: report.failed(), is_early: report.is_early(), passed: report.passed() };
+    Ok(end.code(is_judged, is_ended))
 }
 
 /// Searches, and crashes the recoveries if that is asked for and makes sense.
@@ -182,16 +141,9 @@ fn search(
     recorder: Option<&Recoveries<'_>>,
     stop: Arc<AtomicBool>,
 ) -> Report {
-    let (states, time) = match args.budget {
-        None => (Some(STATES_DEFAULT), None),
-        Some(Limit::States(n)) => (Some(n), None),
-        Some(Limit::Time(t)) => (None, Some(t)),
-    };
     let processors = || std::thread::available_parallelism().map_or(1, |n| n.get());
     let jobs = args.jobs.map_or_else(processors, usize::from);
-    let (failures, explain) = (args.max_failures, args.explain);
-    let (seed, order) = (args.seed, args.order);
-    let budget = Budget { states, time, explain, failures, seed, order, jobs, stop };
+    let budget = args.effort.budget(STATES_DEFAULT, jobs, args.order, stop);
     let shown = Shown::new(args.quiet);
     let hear = |progress| shown.show(progress);
     let hear = Some(&hear as Hear<'_>);
@@ -199,10 +151,10 @@ fn search(
     let is_sound = report.outcome.broken.is_none()
         && report.fails_uncrashed.is_none()
         && report.outcome.ended != Ended::Stopped;
-    if let (true, Some(depth), Some(recorder)) = (is_sound, args.again, recorder) {
-        let recoveries = args.again_recoveries;
-        let again = Again { trace, model, checker, recorder, depth, recoveries, budget, hear };
-        report.again = Some(again.run());
+    if let (true, Some(depth), Some(recorder)) = (is_sound, args.effort.again, recorder) {
+        let recoveries = args.effort.again_recoveries.unwrap_or(RECOVERIES_DEFAULT);
+        let again = Again { checker, recorder, depth, recoveries, budget, hear };
+        report.again = Some(again.run(trace, model));
     }
     shown.end();
     report
@@ -248,42 +200,25 @@ fn progress_line(progress: Progress) -> String {
     }
 }
 
-fn exit_code(report: &Report, was_stopped: bool) -> u8 {
-    let outcome = &report.outcome;
-    let is_judged = outcome.broken.is_none() && report.fails_uncrashed.is_none() && outcome.states > 0;
-    match is_judged {
-        true if report.failed() && report.is_early() => ONLY_EARLY,
-        true if report.failed() => crate::FAILURE,
-        true if report.passed() && outcome.ended != Ended::Stopped && !was_stopped => 0,
-        _ => NO_VERDICT,
-    }
+/// What came of a search.
+pub struct Judged {
+    pub failed: bool,
+    /// All failures lie before the first promise, and no file was there at the start.
+    pub is_early: bool,
+    pub passed: bool,
 }
 
-fn deliver(args: &Args, told: &Told<'_>) -> Result<()> {
-    let write = |path: &Path, text: &str| {
-        std::fs::write(path, text).with_context(|| format!("write {}", path.display()))
-    };
-    if let Some(path) = &args.junit {
-        write(path, &told.junit())?;
+impl Judged {
+    /// The exit code. `is_judged`: the check can judge. `is_ended`: no signal ended the search.
+    pub fn code(&self, is_judged: bool, is_ended: bool) -> ExitCode {
+        ExitCode::from(match self {
+            _ if !is_judged => NO_VERDICT,
+            Judged { failed: true, is_early: true, .. } => ONLY_EARLY,
+            Judged { failed: true, .. } => crate::FAILURE,
+            Judged { passed: true, .. } if is_ended => 0,
+            _ => NO_VERDICT,
+        })
     }
-    if let Some(path) = &args.sarif {
-        let here = std::env::current_dir().context("find the present directory")?;
-        write(path, &told.sarif(&here))?;
-    }
-    if let Some(path) = &args.html {
-        write(path, &told.html())?;
-    }
-    let json = args.json.as_ref().map(|path| (path, told.json_text()));
-    match json {
-        Some((path, json)) if path == Path::new("-") => print!("{json}"),
-        json => {
-            if let Some((path, json)) = json {
-                write(path, &json)?;
-            }
-            print!("{}", told.text());
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]

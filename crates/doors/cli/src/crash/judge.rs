@@ -67,6 +67,13 @@ pub struct ClusterJudge {
     /// searched for in the current directory
     #[arg(long, value_name = "CMD")]
     pub check: Option<String>,
+    /// Judges of one recording, refused with the reason
+    #[arg(long, value_name = "CMD", hide = true)]
+    infer: Option<String>,
+    #[arg(long, value_name = "NAME", hide = true)]
+    checker: Option<String>,
+    #[arg(long, hide = true)]
+    check_files: bool,
     /// Time limit of a check; a slower one fails
     #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = "30s")]
     pub timeout: Duration,
@@ -79,6 +86,23 @@ pub struct ClusterJudge {
 }
 
 impl ClusterJudge {
+    /// Refuses the judges that know one program only.
+    pub fn refuse_others(&self) -> Result<()> {
+        if self.infer.is_some() {
+            return Err(usage(
+                "--infer does not judge a cluster: it would have to start the cluster at each of its moments, and \
+                 nodes that catch up with each other show more than they had; give --check 'CMD'",
+            ));
+        }
+        if self.checker.is_some() || self.check_files {
+            return Err(usage(
+                "--checker and --check-files judge files of one program: give --check 'CMD', or explore the recording \
+                 of a node by itself",
+            ));
+        }
+        Ok(())
+    }
+
     /// Builds the checker. When `stop` is set, it ends its running command.
     pub fn build(&self, stop: &Arc<AtomicBool>) -> Result<Option<CommandChecker>> {
         let Some(check) = &self.check else { return Ok(None) };

@@ -46,7 +46,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         let recorder = Recoveries::new(checker, &args.judge, &stop)?;
         place = place.after_recovery(recipe, model, &recorder)?;
         println!("recovered from {}; the recovery made these calls:", place.within.trim_end_matches('/'));
-        place.print_calls();
+        print_calls(&place.trace);
     }
     let recipe = &args.state.last;
     let history = place.history(recipe, model)?;
@@ -108,6 +108,15 @@ pub fn print_lost(trace: &Trace, history: &History, recipe: &Recipe) {
     }
 }
 
+pub fn print_calls(trace: &Trace) {
+    let paths = Paths::of(trace);
+    for (number, event) in trace.events.iter().enumerate().skip(trace.start()) {
+        if !event.call.is_note() {
+            println!("  #{number} {}", paths.call(number, event));
+        }
+    }
+}
+
 /// The recording in which a state lies: the program's, or that of a recovery.
 struct Place {
     trace: Trace,
@@ -141,14 +150,5 @@ impl Place {
         let trace = recorder.record(&case).map_err(anyhow::Error::msg).context("record the recovery")?;
         let told = told.iter().map(|text| (*text).to_owned()).collect();
         Ok(Place { trace, told, within: format!("{}{recipe}/", self.within) })
-    }
-
-    fn print_calls(&self) {
-        let paths = Paths::of(&self.trace);
-        for (number, event) in self.trace.events.iter().enumerate().skip(self.trace.start()) {
-            if !event.call.is_note() {
-                println!("  #{number} {}", paths.call(number, event));
-            }
-        }
     }
 }

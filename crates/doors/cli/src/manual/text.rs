@@ -399,6 +399,13 @@ const PAGES: &[(&str, &[Section])] = &[
                      states were not tried.",
                 )],
             ),
+            (
+                "RECOVERIES",
+                &[Text(
+                    "With `--again` the check runs on a mount for each node, is recorded there, and all \
+                     nodes lose power once more while it brings the cluster back.",
+                )],
+            ),
             EXIT_JUDGED,
         ],
     ),

@@ -2,12 +2,14 @@
 
 use super::super::explore::stop_at_signals;
 use super::super::judge::ClusterJudge;
-use super::super::replay::{keep, print_lost, say};
+use super::super::replay::{keep, print_calls, print_lost, say};
 use super::super::{model_parser, usage};
+use super::again::Recoveries;
 use super::{OUT_DEFAULT, load};
-use anyhow::Result;
-use kedge_crash::cluster::judge;
-use kedge_crash::{MODELS, Model};
+use anyhow::{Context, Result};
+use kedge_crash::again::Recorder;
+use kedge_crash::cluster::{Cluster, with_case};
+use kedge_crash::{Checker, MODELS, Model, Recipe};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -31,8 +33,28 @@ pub struct Args {
 
 pub fn run(args: &Args) -> Result<ExitCode> {
     let stop = stop_at_signals()?;
-    let cluster = load(&args.recordings, args.model)?.cluster;
-    let recipes = cluster.parse(&args.state).map_err(|e| usage(&e.to_string()))?;
+    args.judge.refuse_others()?;
+    let checker = args.judge.build(&stop)?;
+    let mut cluster = load(&args.recordings, args.model)?.cluster;
+    let (before, last) = match args.state.rsplit_once('/') {
+        Some((before, last)) => (before.split('/').collect(), last),
+        None => (Vec::new(), &*args.state),
+    };
+    let mut place = Place::default();
+    for name in before {
+        let Some(checker) = &checker else {
+            return Err(usage("a state in a recovery needs the check that recovers: --check CMD"));
+        };
+        let names = cluster.names.clone();
+        let recorder = Recoveries { names: &names, checker, timeout: args.judge.timeout, stop: &stop };
+        (cluster, place) = place.after_recovery(&cluster, name, &recorder)?;
+        println!("recovered from {}; the recovery made these calls:", place.within.trim_end_matches('/'));
+        for (name, trace) in cluster.names.iter().zip(&cluster.traces) {
+            println!("{name}:");
+            print_calls(trace);
+        }
+    }
+    let recipes = cluster.parse(last).map_err(|e| usage(&e.to_string()))?;
     let states = cluster.states(&recipes);
     for (node, recipe) in recipes.iter().enumerate() {
         print!("{}: ", cluster.names[node]);
@@ -41,6 +63,40 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     if let Some(dir) = &args.keep {
         keep(&cluster.join(&states), dir)?;
     }
-    let Some(checker) = args.judge.build(&stop)? else { return Ok(ExitCode::SUCCESS) };
-    say(judge(&cluster, &checker, &recipes, &states, &cluster.told(&recipes), 0))
+    let Some(checker) = checker else { return Ok(ExitCode::SUCCESS) };
+    let told = place.told(&cluster, &recipes);
+    say(with_case(&cluster, &recipes, &told, &place.within, |case| checker.check(case)))
+}
+
+/// Where the recordings come from: those of the cluster, or of a recovery.
+#[derive(Default)]
+struct Place {
+    /// The names of the crash states before, each with a `/`.
+    within: String,
+    /// The promises made before.
+    told: Vec<String>,
+}
+
+impl Place {
+    fn told<'a>(&'a self, cluster: &'a Cluster, recipes: &[Recipe]) -> Vec<&'a str> {
+        self.told.iter().map(String::as_str).chain(cluster.told(recipes)).collect()
+    }
+
+    /// The recordings of the recovery from a state. A recovery that does not always make the same
+    /// calls has other states than those of the report.
+    fn after_recovery(
+        &self,
+        cluster: &Cluster,
+        name: &str,
+        recorder: &Recoveries<'_>,
+    ) -> Result<(Cluster, Place)> {
+        let recipes = cluster.parse(name).map_err(|e| usage(&e.to_string()))?;
+        let told = self.told(cluster, &recipes);
+        let recorded = with_case(cluster, &recipes, &told, &self.within, |case| recorder.record(case));
+        let traces = recorded.map_err(anyhow::Error::msg).context("record the recovery")?;
+        let told = told.iter().map(|text| (*text).to_owned()).collect();
+        let recordings = cluster.names.iter().cloned().zip(traces).collect();
+        let within = format!("{}{name}/", self.within);
+        Ok((Cluster::new(recordings, cluster.model), Place { within, told }))
+    }
 }
