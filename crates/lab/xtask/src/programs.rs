@@ -15,6 +15,7 @@
 //! `--write` puts the results into the table of `docs/CRASH_TESTING.md`; rows that were not run
 //! keep theirs.
 
+mod clusters;
 mod cut;
 mod hunt;
 mod inferred;
@@ -211,6 +212,11 @@ impl Suite {
     }
 
     fn prepare_and_record(&self, row: &Row) -> Result<()> {
+        self.prepare(row)?;
+        self.record(row)
+    }
+
+    fn prepare(&self, row: &Row) -> Result<()> {
         let from = self.temp.join("from");
         std::fs::create_dir(&from).with_context(|| format!("create {}", from.display()))?;
         if let Some(script) = row.prepare {
@@ -219,6 +225,10 @@ impl Suite {
                 bail!("not prepared: {}", text(&prepared));
             }
         }
+        Ok(())
+    }
+
+    fn record(&self, row: &Row) -> Result<()> {
         let (script, args) = row.run.split_first().context("a script")?;
         // Programs that were built here are found by their name.
         let script = match row.program {
@@ -230,7 +240,7 @@ impl Suite {
             .args(["crash", "record", "--ack", "^ack", "--timeout", "5m"])
             .args(row.mappings.then_some("--mappings"))
             .arg("--from")
-            .arg(&from)
+            .arg(self.temp.join("from"))
             .arg("-o")
             .arg(self.temp.join("run.kcr"))
             .args(["--", row.program])

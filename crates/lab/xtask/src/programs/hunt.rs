@@ -7,12 +7,14 @@
 //! repeated on the kernel's file systems, see module `cut`, and only then called
 //! shown. Reports are kept in the cache's directory `hunt`.
 //!
+//! A row with `nodes` is a cluster: module `clusters`.
+//!
 //! A row may also repeat a *published* fault, in a version that has it: then the search has to find
 //! it within its usual limit, and no fault is placed by hand.
 
 use super::needs::Need;
 use super::rows::Row;
-use super::{Suite, cut, states_in, text};
+use super::{Suite, clusters, cut, states_in, text};
 use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 use std::path::Path;
@@ -55,6 +57,9 @@ pub struct Description {
     needs: Vec<Requirement>,
     #[serde(default = "usual_models")]
     models: Vec<String>,
+    /// The program is a cluster of these nodes: module `clusters`.
+    #[serde(default)]
+    nodes: Vec<String>,
     /// Stores through shared mappings are recorded before the next call.
     #[serde(default)]
     mappings: bool,
@@ -279,7 +284,10 @@ impl Suite {
             }
             return Ok(());
         }
-        self.prepare_and_record(&quarry.row)?;
+        match &quarry.about.nodes[..] {
+            [] => self.prepare_and_record(&quarry.row)?,
+            nodes => self.prepare_and_record_cluster(&quarry.row, nodes)?,
+        }
         let version = self.version(quarry)?;
         for model in &quarry.about.models {
             self.judge(quarry, model, &version)?;
@@ -299,11 +307,16 @@ impl Suite {
         let (row, start) = (&quarry.row, Instant::now());
         let check = row.check.replace("$PROGRAMS", &self.dir.to_string_lossy());
         let explore = |failures: u32, explain: &str| {
+            let (kind, recording): (&[&str], _) = match quarry.about.nodes.is_empty() {
+                true => (&["crash", "explore"], "run.kcr"),
+                false => (&clusters::EXPLORE, clusters::RECORDINGS),
+            };
             self.command(&self.kedge)
-                .args(["crash", "explore", "--quiet", "--timeout", "1m", "--explain", explain])
+                .args(kind)
+                .args(["--quiet", "--timeout", "1m", "--explain", explain])
                 .args(["--budget", &row.states.to_string(), "--max-failures", &failures.to_string()])
                 .args(["--model", model, "--check", &check])
-                .arg(self.temp.join("run.kcr"))
+                .arg(self.temp.join(recording))
                 .output()
                 .context("explore")
         };
@@ -321,7 +334,7 @@ impl Suite {
         let about = &quarry.about;
         let real = match code {
             // Without a promise there is nothing to show.
-            Some(1) if !about.promises_nothing && about.published.is_none() => {
+            Some(1) if !about.promises_nothing && about.published.is_none() && about.nodes.is_empty() => {
                 self.cut(row, &check, about.device_states.unwrap_or(cut::STATES))?
             }
             _ => String::new(),
