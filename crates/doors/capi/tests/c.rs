@@ -156,11 +156,7 @@ fn the_library_stays_when_a_program_lets_go_of_it() {
     let place = Place::new();
     let image = place.path("image");
     // Not linked to the library, which then would stay anyway.
-    let program = place.path("unload");
-    let mut cc = Command::new("cc");
-    cc.args(["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-DNO_LIBRARY", "-I"]).arg(root().join("include"));
-    cc.arg(root().join("tests/c/unload.c")).arg("-o").arg(&program).arg("-ldl");
-    ok(&mut cc);
+    let program = place.compile_with("unload", &["-DNO_LIBRARY".as_ref(), "-ldl".as_ref()]);
     ok(Command::new(&program).arg(place.path("libkedgefs.so.0")).arg(&image));
     check(&image);
     let fs = FileSystem::open_image(&image).unwrap();
@@ -170,23 +166,36 @@ fn the_library_stays_when_a_program_lets_go_of_it() {
 
 /// No access to memory that is not the library's or the program's, and nothing allocated that is
 /// lost when all is closed. The program with handles is not forked there: what threads of the
-/// parent hold is lost in a child.
+/// parent hold is lost in a child. `KEDGE_LONG=1` runs the slow programs as well.
 #[test]
 fn valgrind_finds_no_error() {
     if !is_there("valgrind") {
         return kedge_base::skip::note("valgrind is not installed: the C programs did not run under it");
     }
     let place = Place::new();
-    for (name, more) in [("uses", &[][..]), ("handles", &["whole"])] {
+    let mut programs = vec![("uses", ""), ("handles", "whole")];
+    if std::env::var_os("KEDGE_LONG").is_some_and(|value| value == "1") {
+        let other = place.path("other").to_string_lossy().into_owned();
+        programs.extend([
+            ("trees", &*other.leak()),
+            ("refused", ""),
+            ("threads", ""),
+            ("failing", ""),
+            ("busy", ""),
+        ]);
+    }
+    for (name, more) in programs {
         let image = place.path(&format!("{name}.image"));
         let mut valgrind = Command::new("valgrind");
         valgrind.args([
             "--quiet",
             "--error-exitcode=9",
             "--leak-check=full",
-            "--errors-for-leak-kinds=definite",
+            "--errors-for-leak-kinds=definite,possible",
         ]);
-        ok(valgrind.arg(place.compile(name)).arg(&image).args(more));
+        valgrind.arg(format!("--suppressions={}", root().join("tests/c/valgrind.supp").display()));
+        valgrind.arg(place.compile(name)).arg(&image);
+        ok(valgrind.args((!more.is_empty()).then_some(more)).current_dir(place.path("")));
         check(&image);
     }
 }

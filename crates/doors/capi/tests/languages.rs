@@ -3,7 +3,8 @@
 
 mod common;
 
-use common::{Place, ok, output_of, root};
+use common::{Place, is_there, ok, output_of, root};
+use std::path::Path;
 use std::process::Command;
 
 /// Go without cgo calls through purego, which is downloaded once.
@@ -28,6 +29,22 @@ fn a_program_in_go() {
     let program = place.path("program");
     ok(go(&["build", "-o"]).arg(&program).arg("."));
     let mut run = Command::new(&program);
+    let printed = ok(run.arg(place.path("libkedgefs.so.0")).arg(place.path("image")));
+    assert_eq!(printed, "saved 64 notes\n");
+}
+
+/// Java calls through JNA, of which Debian has a package.
+#[test]
+fn a_program_in_java() {
+    let jna = Path::new("/usr/share/java/jna.jar");
+    if !is_there("javac") || !jna.exists() {
+        return kedge_base::skip::note(
+            "a JDK or JNA (Debian's package libjna-java) is not installed: the program in Java did not run",
+        );
+    }
+    let place = Place::new();
+    let mut run = Command::new("java");
+    run.arg("-cp").arg(jna).arg(root().join("tests/java/Main.java"));
     let printed = ok(run.arg(place.path("libkedgefs.so.0")).arg(place.path("image")));
     assert_eq!(printed, "saved 64 notes\n");
 }

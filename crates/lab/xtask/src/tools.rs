@@ -15,7 +15,7 @@ use std::process::{Command, Stdio};
 /// Debian packages and their users: fuse3 for unprivileged mounts, e2fsprogs for foreign images
 /// that mkfs must refuse; it and the next two make the file systems that the crash models are
 /// compared with. nbdkit and qemu-utils are NBD servers. man-db to systemd are for what `kedge
-/// install-helpers` installs, the last two for the C library. The mount tests run the other
+/// install-helpers` installs, the last three for the C library. The mount tests run the other
 /// programs on the file system.
 const PACKAGES: &[&str] = &[
     "fuse3",
@@ -39,6 +39,7 @@ const PACKAGES: &[&str] = &[
     "systemd",
     "pkg-config",
     "valgrind",
+    "libjna-java",
 ];
 
 /// Additional packages for a long run.

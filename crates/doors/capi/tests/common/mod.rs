@@ -11,6 +11,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::mpsc;
 
+/// More options for the compiler, separated by blanks: `cargo xtask sanitize` sets it.
+const FLAGS: &str = "KEDGEFS_C_FLAGS";
+/// The shared library to use instead of the one that cargo built with the tests.
+const LIBRARY: &str = "KEDGEFS_C_LIBRARY";
+
 pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).to_owned()
 }
@@ -62,7 +67,9 @@ impl Place {
     pub fn new() -> Place {
         let place = Place(tempfile::tempdir().unwrap());
         for name in ["libkedgefs.so", "libkedgefs.so.0"] {
-            symlink(built("libkedgefs_c.so"), place.path(name)).unwrap();
+            let library = std::env::var_os(LIBRARY).map(PathBuf::from);
+            let library = library.unwrap_or_else(|| built("libkedgefs_c.so"));
+            symlink(library, place.path(name)).unwrap();
         }
         place
     }
@@ -74,6 +81,14 @@ impl Place {
     /// Compiles `tests/c/NAME.c` without a warning.
     #[track_caller]
     pub fn compile(&self, name: &str) -> PathBuf {
+        let place = self.0.path();
+        let rpath = format!("-Wl,-rpath,{}", place.display());
+        self.compile_with(name, &["-L".as_ref(), place.as_ref(), "-lkedgefs".as_ref(), rpath.as_ref()])
+    }
+
+    /// The same with other options for the linker.
+    #[track_caller]
+    pub fn compile_with(&self, name: &str, linker: &[&OsStr]) -> PathBuf {
         let (root, program) = (root(), self.path(name));
         let mut cc = Command::new("cc");
         cc.args([
@@ -87,10 +102,10 @@ impl Place {
             "-Werror",
             "-pthread",
         ]);
+        cc.args(std::env::var(FLAGS).unwrap_or_default().split_whitespace());
         cc.arg("-I").arg(root.join("include")).arg("-I").arg(root.join("tests/c"));
         cc.arg(root.join(format!("tests/c/{name}.c"))).arg("-o").arg(&program);
-        cc.arg("-L").arg(self.0.path()).arg("-lkedgefs");
-        ok(cc.arg(format!("-Wl,-rpath,{}", self.0.path().display())));
+        ok(cc.args(linker));
         program
     }
 
