@@ -26,8 +26,9 @@ pub(crate) struct OpenFile {
     level: Level,
     /// Slots of the WAL index; `None` before it is mapped.
     held: Option<Held>,
-    /// The path to remove at the end.
-    doomed: Option<String>,
+    path: String,
+    /// The path is removed at the end.
+    doomed: bool,
     errno: i32,
     image: Use,
 }
@@ -54,9 +55,9 @@ impl OpenFile {
             |e: &io::Error| Refused { code: sqlite::SQLITE_CANTOPEN, ..Refused::io(0, &name.to_string(), e) };
         let file = root.open_with(&name.path, &how_to).map_err(|e| cannot(&e))?;
         let shared = image.volume().shared(file.ino());
-        let doomed = how.delete_on_close.then(|| name.path.clone());
+        let (path, doomed) = (name.path.clone(), how.delete_on_close);
         let (level, held) = (Level::None, None);
-        Ok(OpenFile { file, atomic: None, shared, level, held, doomed, errno: 0, image })
+        Ok(OpenFile { file, atomic: None, shared, level, held, path, doomed, errno: 0, image })
     }
 
     pub(crate) fn close(mut self) -> Outcome<()> {
@@ -68,12 +69,21 @@ impl OpenFile {
         }
         self.unmap();
         self.unlock(Level::None);
-        match self.doomed.take() {
-            Some(path) => {
-                let removed = self.image.volume().root.remove_file(&path);
-                removed.map_err(|e| Refused::io(sqlite::SQLITE_IOERR_DELETE, &path, &e))
-            }
-            None => Ok(()),
+        if !self.doomed {
+            return Ok(());
+        }
+        let removed = self.image.volume().root.remove_file(&self.path);
+        removed.map_err(|e| Refused::io(sqlite::SQLITE_IOERR_DELETE, &self.path, &e))
+    }
+
+    /// Whether the path leads to another file now, or to none. Then SQLite leaves the journal and
+    /// the WAL at that path alone: they belong to the database that replaced this one.
+    pub(crate) fn has_moved(&self) -> Outcome<bool> {
+        self.image.check_process()?;
+        match self.image.volume().root.metadata(&self.path) {
+            Ok(attr) => Ok(attr.ino != self.file.ino()),
+            Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => Ok(true),
+            Err(e) => Err(Refused::io(sqlite::SQLITE_IOERR_FSTAT, &self.path, &e)),
         }
     }
 

@@ -201,6 +201,11 @@ unsafe extern "C" fn file_control(
             sqlite::SQLITE_FCNTL_LOCKSTATE => unsafe { *argument.cast::<c_int>() = file.level() as c_int },
             // SAFETY: as above.
             sqlite::SQLITE_FCNTL_LAST_ERRNO => unsafe { *argument.cast::<c_int>() = file.errno() },
+            sqlite::SQLITE_FCNTL_HAS_MOVED => {
+                let has_moved = file.has_moved()?;
+                // SAFETY: SQLite gives a place for an int.
+                unsafe { *argument.cast::<c_int>() = has_moved.into() };
+            }
             // SAFETY: as above.
             sqlite::SQLITE_FCNTL_VFSNAME => unsafe { *argument.cast::<*mut c_void>() = copy_of_name() },
             _ => return Ok(SQLITE_NOTFOUND),

@@ -113,6 +113,13 @@ fn what_cannot_be_opened_is_refused_with_the_reason() {
 }
 
 #[test]
+fn a_connection_leaves_the_wal_of_a_database_that_replaced_its_own() {
+    let Some(place) = Place::new(64 * MIB) else { return };
+    assert_eq!(place.run("replaced.py", &[]), "done\n");
+    place.check();
+}
+
+#[test]
 fn an_image_that_is_open_elsewhere_is_refused() {
     let Some(place) = Place::new(32 * MIB) else { return };
     let fs = FileSystem::open_image(place.image()).unwrap();
