@@ -41,18 +41,24 @@ pub fn make(targets: &[String], url: Option<&str>) -> Result<PathBuf> {
         std::fs::remove_dir_all(&out).with_context(|| format!("empty {}", out.display()))?;
     }
     std::fs::create_dir_all(&out).with_context(|| format!("make {}", out.display()))?;
-    // The helpers are text, and the same for all: the program of this machine writes them.
-    tools::cargo(&["build", "--locked", "-p", PACKAGE])?;
-    let native = metadata.target_directory.as_std_path().join("debug").join(PACKAGE);
+    let programs = targets.iter().map(|target| build(&metadata, target)).collect::<Result<Vec<_>>>()?;
+    // The helpers are text, and the same for all: a program that runs on this machine writes them.
+    let native = targets.iter().position(|target| target.starts_with(std::env::consts::ARCH));
+    let native = match native {
+        Some(of) => programs[of].clone(),
+        None => {
+            tools::cargo(&["build", "--locked", "-p", PACKAGE])?;
+            metadata.target_directory.as_std_path().join("debug").join(PACKAGE)
+        }
+    };
     let mut files = Vec::new();
-    for target in targets {
-        let program = build(&metadata, target)?;
+    for (target, program) in targets.iter().zip(&programs) {
         let name = archive_name(&metadata, target)?;
         let stage = out.join(&name);
         let mut install = Command::new(&native);
         install.args(["install-helpers", "--prefix", "/", "--sbin", "/sbin", "--root"]).arg(&stage);
         tools::run(&mut install)?;
-        copy(&program, &stage.join("bin").join(PACKAGE))?;
+        copy(program, &stage.join("bin").join(PACKAGE))?;
         for text in ["LICENSE-APACHE", "LICENSE-MIT", "README.md", "CHANGELOG.md"] {
             copy(metadata.workspace_root.as_std_path().join(text).as_path(), &stage.join(text))?;
         }

@@ -74,7 +74,10 @@ pub fn run(steps: &mut Steps, ways: &[Way], profile: &str) {
     let ways = if ways.is_empty() { &ALL[..] } else { ways };
     let wants = |of: &[Way]| ways.iter().any(|way| of.contains(way));
     if wants(&[Way::Static, Way::Arm64, Way::Brew, Way::Image]) {
-        let targets = TARGETS.map(str::to_owned);
+        let mut targets = TARGETS.map(str::to_owned).to_vec();
+        if !wants(&[Way::Arm64, Way::Brew, Way::Image]) {
+            targets.retain(|target| target.starts_with(std::env::consts::ARCH));
+        }
         steps.run("static programs", || dist::make(&targets, None).map(drop));
     }
     for way in ways {
@@ -190,8 +193,12 @@ impl Try {
             let place = tempfile::tempdir().context("make a directory")?;
             let tar = place.path().join("system.tar");
             let mut make = Command::new("mmdebstrap");
-            make.args(["--variant=minbase", &format!("--include={}", self.packages.join(",")), SUITE]);
-            tools::run(make.arg(&tar))?;
+            make.arg("--variant=minbase");
+            // An empty list is an error of mmdebstrap.
+            if !self.packages.is_empty() {
+                make.arg(format!("--include={}", self.packages.join(",")));
+            }
+            tools::run(make.arg(SUITE).arg(&tar))?;
             tools::run(Command::new("podman").args(["import", "--quiet"]).arg(&tar).arg(&name))?;
         }
         Ok(name)

@@ -3,18 +3,25 @@ tar -xzf /given/kedgefs-*-"$(uname -m)"-unknown-linux-musl.tar.gz --strip-compon
 size=$(stat -c %s /usr/local/bin/kedge)
 echo "bytes of the program: $size"
 test "$size" -lt $((15 << 20))
-# The fastest of many starts: the machine may have other work.
+# The processor time of a start, and how long the fastest took: on a busy machine that says little.
 set +x
 fastest=
+times >/tmp/before
 for _ in $(seq 50); do
     from=$(date +%s%N)
     kedge --version >/dev/null
     took=$((($(date +%s%N) - from) / 1000))
     if test -z "$fastest" || test "$took" -lt "$fastest"; then fastest=$took; fi
 done
-echo "microseconds of the fastest start, with date(1): $fastest"
+times >/tmp/after
+# The second line is that of the programs that ended: minutes and seconds, as user and as system.
+used=$(cat /tmp/before /tmp/after | awk '
+    function seconds(text) { split(text, part, /[ms]/); return part[1] * 60 + part[2] }
+    NR == 2 { before = seconds($1) + seconds($2) }
+    NR == 4 { printf "%d", (seconds($1) + seconds($2) - before) * 1000000 / 50 }')
+echo "microseconds of a start, with two of date(1): $used of the processor, the fastest took $fastest"
 set -x
-test "$fastest" -lt 20000
+test "$used" -lt 20000
 cd /root
 kedge mount --create 64M disk.kedge mnt
 echo kept > mnt/a
