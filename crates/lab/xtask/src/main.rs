@@ -19,6 +19,8 @@ mod oci;
 mod programs;
 mod quick;
 mod results;
+mod sanitize;
+mod sqlite;
 mod steps;
 mod tally;
 mod tools;
@@ -112,6 +114,22 @@ enum Task {
         /// The profile of what is not static
         #[arg(long, default_value = "release")]
         profile: String,
+    },
+    /// The C programs that test the C library under AddressSanitizer and
+    /// UndefinedBehaviorSanitizer, with an instrumented library if there is a nightly compiler, and
+    /// under valgrind
+    Sanitize,
+    /// SQLite's own tests on a mount and in an image, beside the host's file system, as root (needs
+    /// apt-get, make, a C compiler and Debian's tcl-dev). NAMES: some of its test files
+    SqliteSuite {
+        names: Vec<String>,
+        /// How many of the usual files, from the first
+        #[arg(long, conflicts_with = "names")]
+        files: Option<usize>,
+        /// A directory on the file system to compare with, which also gets the images (default: in
+        /// the target directory)
+        #[arg(long)]
+        host: Option<std::path::PathBuf>,
     },
     /// A wheel of the Python package, with the command kedge, in target/wheel (needs pip)
     Wheel,
@@ -219,6 +237,12 @@ fn main() -> ExitCode {
         }
         Task::Installs { ways, profile } => installs::run(&mut steps, &ways, &profile),
         Task::Deb { test: true, .. } => steps.run_unless(DEB_TEST, deb::untried(), deb::test),
+        Task::Sanitize => sanitize::run(&mut steps),
+        Task::SqliteSuite { names, files, host } => {
+            steps.run_unless("SQLite's own tests", sqlite::missing(), || {
+                sqlite::run(&names, files, host.as_deref())
+            });
+        }
         Task::Wheel => steps.run("Python wheel", || tools::wheel("release")),
         Task::Ci => {
             quick_checks(&mut steps);
