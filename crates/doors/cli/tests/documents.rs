@@ -46,7 +46,7 @@ const ELSEWHERE: &[(&str, &str, &str)] = &[
     (
         "docs/SQLITE.md",
         "let mut write = file.atomic()?;",
-        "an excerpt; kedgefs --test atomic makes such writes",
+        "an excerpt; kedgefs --test library atomic makes such writes",
     ),
     (
         "docs/DISTRIBUTED.md",

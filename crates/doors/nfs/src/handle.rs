@@ -6,9 +6,9 @@
 //!
 //! A handle holds nothing of this process, so it stays valid when the server starts again. Inode
 //! numbers are not reused, but for two cases, which the *generation* covers:
-//! - A number was given out and lost in a crash before it was durable. No reply that makes a file is
-//!   sent before the file is durable, but a LOOKUP of another client may have seen the file a moment
-//!   earlier. So the inode's time of creation, which nothing changes, is in the generation.
+//! - A number was given out and lost in a crash before it was durable. No reply that makes a file
+//!   is sent before the file is durable, but a LOOKUP of another client may have seen the file a
+//!   moment earlier. So the inode's time of creation, which nothing changes, is in the generation.
 //! - A fork or a snapshot was deleted, and a later mount gave its number to another one. Both may
 //!   come from one tree, and then they have the same inode numbers and times of creation. So the
 //!   second in which the tree was made is in the generation too.

@@ -76,8 +76,8 @@ impl Frozen {
 
 impl Tree {
     /// Takes the nodes of the current generation. The caller then ends the generation, which it may
-    /// share with other trees; no writer may be active until it has. Readers may. Copies nothing, so
-    /// its time depends neither on the size of the tree nor on how much of it is dirty.
+    /// share with other trees; no writer may be active until it has. Readers may. Copies nothing,
+    /// so its time depends neither on the size of the tree nor on how much of it is dirty.
     pub fn freeze(&self) -> Frozen {
         let generation = self.generation();
         let (root, root_generation, root_level) = self.root();

@@ -8,8 +8,8 @@ use kedge_base::BLOCK_SIZE;
 use kedge_store::{CheckpointCause, ForceCause, Shrinking};
 use std::time::Duration;
 
-/// The most passes of a shrink. Another pass is needed when an operation that began before the shrink
-/// has placed blocks beyond the new end.
+/// The most passes of a shrink. Another pass is needed when an operation that began before the
+/// shrink has placed blocks beyond the new end.
 const SHRINK_TRIES: u32 = 64;
 /// The pause between two passes, in which such operations end.
 const SHRINK_PAUSE: Duration = Duration::from_millis(10);

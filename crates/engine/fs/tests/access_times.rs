@@ -1,10 +1,8 @@
 //! Access times follow relatime, for files that are read, directories that are listed, and symbolic
 //! links that are followed.
-#![allow(clippy::unwrap_used, clippy::disallowed_methods)]
+#![allow(clippy::disallowed_methods)]
 
-mod common;
-
-use common::failing::Failing;
+use crate::common::failing::Failing;
 use kedgefs::*;
 use std::time::Duration;
 

@@ -1,8 +1,7 @@
 //! Access control lists in the library: the lists that are accepted, their effect on the mode, and
 //! inheritance.
 
-#![allow(clippy::unwrap_used)]
-
+use crate::common::images::open_still;
 use kedge_device::MemDevice;
 use kedgefs::acl::{ACCESS, Acl, DEFAULT, Entry, Tag};
 use kedgefs::*;
@@ -11,12 +10,8 @@ use std::sync::Arc;
 fn fresh() -> (Arc<MemDevice>, FileSystem) {
     let device = Arc::new(MemDevice::new(32 << 20));
     FileSystem::format(device.clone(), Arc::new(ManualClock::default()), &FormatOptions::default()).unwrap();
-    let fs = open(&device);
+    let fs = open_still(&device);
     (device, fs)
-}
-
-fn open(device: &Arc<MemDevice>) -> FileSystem {
-    FileSystem::open(device.clone(), Arc::new(ManualClock::default()), MountOptions::default()).unwrap()
 }
 
 /// A list with the owner, `named` users, the owning group, the mask and the others.
@@ -83,7 +78,7 @@ fn the_longest_list_is_inherited_and_durable() {
     fs.fsync(dir, false).unwrap();
     drop(fs);
 
-    let fs = open(&device);
+    let fs = open_still(&device);
     let found = |path: &str| fs.lookup(dir, path.as_bytes()).unwrap().ino;
     let file = list(507, [6, 6, 5, 6, 4]);
     for name in ["file0", "file19", "named"] {
@@ -118,7 +113,7 @@ fn a_whiteout_inherits() {
     fs.rename(dir, b"f", dir, b"victim", whiteout).unwrap();
     fs.fsync(dir, false).unwrap();
     drop(fs);
-    let fs = open(&device);
+    let fs = open_still(&device);
     let left = fs.lookup(dir, b"f").unwrap();
     assert_eq!((left.kind, left.rdev, left.mode & 0o7777), (FileKind::CharDevice, 0, 0));
     assert_eq!(fs.getxattr(left.ino, ACCESS).unwrap(), list(507, [0, 6, 5, 0, 0]));

@@ -1,13 +1,10 @@
 //! Atomic writes of one file: what readers see, what a commit makes durable, and what refuses it.
 
-#![allow(clippy::unwrap_used)]
-
+use crate::common::images::{assert_clean, open};
 use kedge_base::{BLOCK_SIZE, SystemClock, spawn_named};
 use kedge_device::MemDevice;
-use kedge_fsck::{CheckOptions, Replay, StoreReplay};
 use kedgefs::{
-    Error, FallocateMode, FileFlags, FileSystem, FormatOptions, Ino, MountOptions, OpenOptions, Owner,
-    SetAttr, SetLimit,
+    Error, FallocateMode, FileFlags, FileSystem, FormatOptions, Ino, OpenOptions, Owner, SetAttr, SetLimit,
 };
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -25,21 +22,9 @@ fn make(size: u64, log: u64, data_checksums: bool) -> Arc<MemDevice> {
     device
 }
 
-fn open(device: &Arc<MemDevice>) -> FileSystem {
-    FileSystem::open(device.clone(), Arc::new(SystemClock::default()), MountOptions::default()).unwrap()
-}
-
 /// What a process that is killed now leaves, opened again.
 fn killed(device: &MemDevice) -> FileSystem {
     open(&Arc::new(device.fork()))
-}
-
-#[track_caller]
-fn assert_clean(device: MemDevice) {
-    let replay = Some(Arc::new(StoreReplay) as Arc<dyn Replay>);
-    let options = CheckOptions { replay, data: true, ..CheckOptions::default() };
-    let report = kedge_fsck::check(Arc::new(device), &options);
-    assert!(report.is_clean(), "{report}");
 }
 
 fn contents(fs: &FileSystem, ino: Ino) -> Vec<u8> {
@@ -88,7 +73,7 @@ fn what_is_staged_is_seen_by_its_handle_alone_and_by_all_after_the_commit() {
     assert!(contents(&killed(&device), file.ino()) == shall);
     fs.close().unwrap();
     assert!(contents(&open(&device), file.ino()) == shall);
-    assert_clean(device.fork());
+    assert_clean(&device.fork());
 }
 
 #[test]
@@ -172,7 +157,7 @@ fn beside_every_other_change_the_bytes_are_those_of_the_model() {
         }
         fs.close().unwrap();
         assert!(contents(&open(&device), ino) == shall, "seed {seed}");
-        assert_clean(device.fork());
+        assert_clean(&device.fork());
     }
 }
 
@@ -203,7 +188,7 @@ fn more_than_the_bound_is_refused_and_the_bound_fits_each_log() {
         assert_eq!(found.len() as u64, (2 * pages - 1) * BLOCK);
         assert!(found.chunks(BLOCK_SIZE).step_by(2).all(|page| page == [9; BLOCK_SIZE]));
         fs.close().unwrap();
-        assert_clean(device.fork());
+        assert_clean(&device.fork());
     }
 }
 
@@ -245,7 +230,7 @@ fn a_full_image_or_limit_refuses_the_whole_and_changes_nothing() {
     write.commit().unwrap();
     assert!(contents(&killed(&device), small) == vec![4; 60_000]);
     fs.close().unwrap();
-    assert_clean(device.fork());
+    assert_clean(&device.fork());
 }
 
 #[test]
@@ -277,7 +262,7 @@ fn flags_kinds_and_deletion_refuse_it() {
     write.commit().unwrap();
     assert!(matches!(fs.getattr(ino), Err(Error::NotFound)));
     fs.close().unwrap();
-    assert_clean(device.fork());
+    assert_clean(&device.fork());
 }
 
 #[test]
@@ -309,5 +294,5 @@ fn threads_that_write_one_file_atomically_never_mix() {
     }
     threads.into_iter().for_each(|thread| thread.join().unwrap());
     fs.close().unwrap();
-    assert_clean(device.fork());
+    assert_clean(&device.fork());
 }

@@ -1,7 +1,5 @@
 //! Recovery of an image on a device on which writes to the block of log-resident data fail.
 
-#![allow(clippy::unwrap_used)]
-
 use kedge_base::BLOCK_SIZE;
 use kedge_base::errno::EIO;
 use kedge_device::sim::{FaultPlan, OpKind, SimDevice, StatePlan};

@@ -1,7 +1,6 @@
 //! The first operations in one process: names, data, fsync, reopening, crashing.
 
-#![allow(clippy::unwrap_used)]
-
+use crate::common::images::open_still;
 use kedge_device::MemDevice;
 use kedgefs::*;
 use std::sync::Arc;
@@ -20,10 +19,6 @@ fn fresh(size: u64) -> (Arc<MemDevice>, FileSystem) {
     .unwrap();
     let fs = FileSystem::open(device.clone(), clock(), MountOptions::default()).unwrap();
     (device, fs)
-}
-
-fn reopen(device: &Arc<MemDevice>) -> FileSystem {
-    FileSystem::open(device.clone(), clock(), MountOptions::default()).unwrap()
 }
 
 fn content(fs: &FileSystem, ino: Ino) -> Vec<u8> {
@@ -53,7 +48,7 @@ fn an_uncached_read_leaves_nothing_in_memory() {
     let mut bytes: Vec<u8> = (0..100_000u32).map(|i| i as u8 ^ (i >> 8) as u8).collect();
     fs.write(ino, 0, &bytes).unwrap();
     fs.close().unwrap();
-    let fs = reopen(&device);
+    let fs = open_still(&device);
     let reads = |fs: &FileSystem| -> u64 {
         let stats: serde_json::Value = serde_json::from_str(&fs.stats_json()).unwrap();
         stats["data"]["reads"].as_u64().unwrap()
@@ -93,7 +88,7 @@ fn a_closed_image_comes_back_as_it_was() {
     fs.symlink(d.ino, b"s", b"target", Owner::default()).unwrap();
     fs.setxattr(d.ino, b"user.a", b"v", XattrMode::Any).unwrap();
     fs.close().unwrap();
-    let fs = reopen(&device);
+    let fs = open_still(&device);
     let d = fs.lookup(Ino::ROOT, b"d").unwrap();
     assert_eq!(names(&fs, d.ino).len(), 503);
     for i in 0..500u32 {
@@ -119,7 +114,7 @@ fn fsynced_data_survives_dropping_the_file_system() {
     fs.write(small.ino, 5, b" world").unwrap();
     fs.fsync(small.ino, true).unwrap();
     drop(fs);
-    let fs = reopen(&device);
+    let fs = open_still(&device);
     let small = fs.lookup(Ino::ROOT, b"small").unwrap();
     assert_eq!(content(&fs, small.ino), b"hello world");
     let big = fs.lookup(Ino::ROOT, b"big").unwrap();
@@ -145,7 +140,7 @@ fn renames_move_replace_and_exchange() {
     assert_eq!(fs.lookup(b.ino, b"a").unwrap().ino, f.ino);
     fs.fsync(b.ino, false).unwrap();
     drop(fs);
-    let fs = reopen(&device);
+    let fs = open_still(&device);
     assert_eq!(names(&fs, b.ino), [".", "..", "a", "g"]);
     fs.close().unwrap();
 }
@@ -164,7 +159,7 @@ fn closing_puts_log_resident_data_in_place() {
     let report = kedge_fsck::check(device.clone(), &kedge_fsck::CheckOptions::default());
     assert!(report.is_clean(), "{report}");
     assert!(report.superblock.as_ref().unwrap().clean);
-    let fs = reopen(&device);
+    let fs = open_still(&device);
     for (i, ino) in inos.iter().enumerate() {
         assert_eq!(content(&fs, *ino), [i as u8; 100]);
     }

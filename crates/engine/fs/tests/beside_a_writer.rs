@@ -1,10 +1,7 @@
 //! fsync and sync while another thread writes to the same files all the time: data written before
 //! the call is durable after it.
-#![allow(clippy::unwrap_used)]
 
-#[path = "common/watched.rs"]
-mod watched;
-
+use crate::common::watched::{Watch, Watched};
 use kedge_base::{IoBuf, Result, spawn_named};
 use kedge_device::sim::{Choice, SimDevice};
 use kedge_device::{CompletionSink, Device, DeviceStats, Geometry, MemDevice, Request};
@@ -12,7 +9,6 @@ use kedgefs::*;
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Duration;
-use watched::{Watch, Watched};
 
 const PAGE: usize = 4096;
 /// More than one pass of writeback takes.

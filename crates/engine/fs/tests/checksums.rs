@@ -1,14 +1,8 @@
 //! Checksums of file data: what they are of after every kind of change, and what a reader gets when
 //! the device returns other bytes.
 
-#![allow(clippy::unwrap_used)]
-
-#[path = "common/contents.rs"]
-mod contents;
-#[path = "common/watched.rs"]
-mod watched;
-
-use contents::{assert_clean, check, contents, noise, open};
+use crate::common::images::{assert_clean, check, contents, noise, open};
+use crate::common::watched::{Watch, Watched};
 use kedge_base::{BLOCK_SIZE, IoBuf, SystemClock, spawn_named};
 use kedge_device::{Device, MemDevice};
 use kedge_fsck::FindingKind;
@@ -19,7 +13,6 @@ use parking_lot::Mutex;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use std::sync::Arc;
-use watched::{Watch, Watched};
 
 const MIB: u64 = 1 << 20;
 const BLOCK: u64 = BLOCK_SIZE as u64;

@@ -1,14 +1,11 @@
 //! Clones: files that share blocks, what the sharing never shows, and what is left when it ends.
 
-#![allow(clippy::unwrap_used)]
-
+use crate::common::images::{assert_clean, noise, open, put};
 use kedge_base::{BLOCK_SIZE, SystemClock};
 use kedge_device::MemDevice;
 use kedge_format::superblock::INCOMPAT_CLONES;
-use kedge_fsck::{CheckOptions, StoreReplay};
 use kedgefs::{
-    Error, FallocateMode, FileFlags, FileSystem, FormatOptions, Ino, MountOptions, Owner, SetAttr, SetLimit,
-    WriteMode,
+    Error, FallocateMode, FileFlags, FileSystem, FormatOptions, Ino, Owner, SetAttr, SetLimit, WriteMode,
 };
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -30,27 +27,6 @@ fn make(size: u64) -> Arc<MemDevice> {
     make_with(size, FormatOptions { log_size: Some(4 * MIB), ..FormatOptions::default() })
 }
 
-fn open(device: &Arc<MemDevice>) -> FileSystem {
-    FileSystem::open(device.clone(), Arc::new(SystemClock::default()), MountOptions::default()).unwrap()
-}
-
-#[track_caller]
-fn check(device: &MemDevice) {
-    let replay = Some(Arc::new(StoreReplay) as Arc<dyn kedge_fsck::Replay>);
-    let options = CheckOptions { replay, data: true, ..CheckOptions::default() };
-    let report = kedge_fsck::check(Arc::new(device.fork()), &options);
-    assert!(report.is_clean(), "{report}");
-}
-
-fn put(fs: &FileSystem, dir: Ino, name: &str, data: &[u8]) -> Ino {
-    let ino = match fs.lookup(dir, name.as_bytes()) {
-        Ok(attr) => attr.ino,
-        Err(_) => fs.create(dir, name.as_bytes(), 0o644, OWNER).unwrap().ino,
-    };
-    assert_eq!(fs.write(ino, 0, data).unwrap(), data.len());
-    ino
-}
-
 fn new(fs: &FileSystem, name: &str) -> Ino {
     fs.create(Ino::ROOT, name.as_bytes(), 0o644, OWNER).unwrap().ino
 }
@@ -70,10 +46,6 @@ fn free(fs: &FileSystem) -> u64 {
 
 fn truncate(fs: &FileSystem, ino: Ino, size: u64) {
     fs.setattr(ino, &SetAttr { size: Some(size), ..SetAttr::default() }).unwrap();
-}
-
-fn noise(rng: &mut SmallRng, len: usize) -> Vec<u8> {
-    (0..len).map(|_| rng.random()).collect()
 }
 
 #[test]
@@ -103,18 +75,18 @@ fn a_clone_and_its_source_go_their_own_ways() {
     expect(&fs);
     let apart = free(&fs);
     assert!((257..270).contains(&(cloned - apart)), "{cloned} {apart}");
-    check(&device);
+    assert_clean(&device);
     expect(&open(&Arc::new(device.fork())));
     fs.unlink(Ino::ROOT, b"source").unwrap();
     // What the target overwrote, and the first block.
     let gone = free(&fs);
     assert!((257..270).contains(&(gone - apart)), "{gone} {apart}");
-    check(&device);
+    assert_clean(&device);
     fs.unlink(Ino::ROOT, b"target").unwrap();
     let none = free(&fs);
     assert!(none - gone >= 3 * MIB / BLOCK, "{none} {gone}");
     fs.close().unwrap();
-    check(&device);
+    assert_clean(&device);
 }
 
 #[test]
@@ -137,7 +109,7 @@ fn an_image_gets_the_feature_with_the_first_clone() {
     let fs = open(&device);
     assert_eq!(contents(&fs, target), [1; 8192]);
     fs.close().unwrap();
-    check(&device);
+    assert_clean(&device);
 }
 
 #[test]
@@ -179,7 +151,7 @@ fn ranges_that_cannot_be_shared() {
     shall.copy_within(..12_288, 12_288);
     assert!(contents(&fs, target) == shall);
     fs.close().unwrap();
-    check(&device);
+    assert_clean(&device);
 }
 
 #[test]
@@ -199,7 +171,7 @@ fn sixty_five_thousand_references_to_one_block() {
     }
     assert_eq!(fs.getattr(target).unwrap().size, 65_000 * BLOCK);
     fs.sync().unwrap();
-    check(&device);
+    assert_clean(&device);
     let shared = free(&fs);
     assert!(before - shared < 2600, "nodes only, no data: {before} {shared}");
     let read = contents(&fs, target);
@@ -209,7 +181,7 @@ fn sixty_five_thousand_references_to_one_block() {
     }
     fs.unlink(Ino::ROOT, b"source").unwrap();
     fs.sync().unwrap();
-    check(&device);
+    assert_clean(&device);
     let read = contents(&fs, target);
     for (block, bytes) in read.chunks(BLOCK_SIZE).enumerate() {
         let shall = if [0, 1, 777, 64_999].contains(&block) { 8 } else { 7 };
@@ -218,7 +190,7 @@ fn sixty_five_thousand_references_to_one_block() {
     truncate(&fs, target, 0);
     assert!(free(&fs) > before, "the source is gone too");
     fs.close().unwrap();
-    check(&device);
+    assert_clean(&device);
 }
 
 #[test]
@@ -237,27 +209,27 @@ fn an_extent_across_many_counts() {
         fs.write(target, block * BLOCK, &[9]).unwrap();
     }
     fs.sync().unwrap();
-    check(&device);
+    assert_clean(&device);
     fs.clone_file(source, again).unwrap();
     assert!(contents(&fs, again) == old);
     fs.sync().unwrap();
-    check(&device);
+    assert_clean(&device);
     let collapse = fs.fallocate(source, FallocateMode::CollapseRange, BLOCK, 5000 * BLOCK);
     assert_eq!(collapse.unwrap_err().errno(), 27, "too many for a record");
     fs.fallocate(source, FallocateMode::CollapseRange, BLOCK, 100 * BLOCK).unwrap();
     fs.fallocate(again, FallocateMode::PunchHole, 0, 3000 * BLOCK).unwrap();
     fs.sync().unwrap();
-    check(&device);
+    assert_clean(&device);
     truncate(&fs, source, 100);
     fs.sync().unwrap();
-    check(&device);
+    assert_clean(&device);
     for name in [&b"source"[..], b"again", b"target"] {
         fs.unlink(Ino::ROOT, name).unwrap();
     }
     let after = free(&fs);
     assert!(empty - after <= 16, "{empty} {after}");
     fs.close().unwrap();
-    check(&device);
+    assert_clean(&device);
 }
 
 #[test]
@@ -292,7 +264,7 @@ fn an_overwrite_of_shared_blocks_needs_space_and_says_so_at_once() {
     fs.unlink(Ino::ROOT, b"filler").unwrap();
     fs.write(target, 0, &vec![4; 4 * MIB as usize]).unwrap();
     fs.close().unwrap();
-    check(&device);
+    assert_clean(&device);
 }
 
 #[test]
@@ -317,7 +289,7 @@ fn each_reference_counts_for_a_limit() {
     fs.unlink(dir, b"a").unwrap();
     assert_eq!(fs.limit_of(dir).unwrap().unwrap().bytes, MIB / 2);
     fs.close().unwrap();
-    check(&device);
+    assert_clean(&device);
 }
 
 /// A reader beside clones of two files of different lengths to a third sees one or the other.
@@ -348,7 +320,7 @@ fn a_clone_of_a_file_is_one_change_for_readers() {
         end.store(true, Ordering::Relaxed);
     });
     fs.close().unwrap();
-    check(&device);
+    assert_clean(&device);
 }
 
 /// Files of more extents than a record takes, of more counts, and of more checksums.
@@ -376,7 +348,7 @@ fn clones_of_files_that_no_record_holds_are_whole() {
             }
         }
         fs.close().unwrap();
-        check(&device);
+        assert_clean(&device);
     }
 }
 
@@ -537,7 +509,7 @@ fn random_changes(seed: u64, data_checksums: bool, steps: usize) {
             }
             2 => {
                 fs.sync().unwrap();
-                check(&device);
+                assert_clean(&device);
                 trees.iter().for_each(|tree| tree.verify(&fs, seed, step));
             }
             3 => {
@@ -559,7 +531,7 @@ fn random_changes(seed: u64, data_checksums: bool, steps: usize) {
         fs.reclaim().unwrap();
     }
     fs.sync().unwrap();
-    check(&device);
+    assert_clean(&device);
     trees[0].verify(&fs, seed, steps);
     for name in trees[0].files.keys() {
         fs.unlink(Ino::ROOT, name.as_bytes()).unwrap();
@@ -568,7 +540,7 @@ fn random_changes(seed: u64, data_checksums: bool, steps: usize) {
     let after = free(&fs);
     assert!(empty - after <= 24, "seed {seed}: {empty} blocks were free, {after} are");
     fs.close().unwrap();
-    check(&device);
+    assert_clean(&device);
 }
 
 #[test]
@@ -602,5 +574,5 @@ fn only_one_of_the_files_has_checksums() {
     fs.sync().unwrap();
     assert_eq!(contents(&fs, source), [1; 8192]);
     fs.close().unwrap();
-    check(&device);
+    assert_clean(&device);
 }

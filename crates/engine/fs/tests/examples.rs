@@ -1,5 +1,4 @@
 //! The examples behave as they claim.
-#![allow(clippy::unwrap_used)]
 
 #[path = "../examples/crash.rs"]
 mod crash;

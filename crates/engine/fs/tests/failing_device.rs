@@ -1,10 +1,9 @@
 //! A device that fails writes: fsync never lies, every call that the failure concerns reports it,
 //! and no other call does.
-#![allow(clippy::unwrap_used, clippy::disallowed_methods)]
+#![allow(clippy::disallowed_methods)]
 
-mod common;
-
-use common::failing::{Failing, MARK, PAGE};
+use crate::common::failing::{Failing, MARK, PAGE};
+use crate::common::images::errno;
 use kedge_base::HANG;
 use kedge_base::errno::{EIO, ENOSPC};
 use kedge_device::sim::{FaultPlan, OpKind};
@@ -20,10 +19,6 @@ fn marked(pages: usize) -> Vec<u8> {
     let mut bytes = bytes(b'x', pages);
     bytes.chunks_exact_mut(PAGE).for_each(|page| page[..MARK.len()].copy_from_slice(MARK));
     bytes
-}
-
-fn errno<T: std::fmt::Debug>(result: Result<T>) -> i32 {
-    result.unwrap_err().errno()
 }
 
 /// The fsync may once report an earlier failure.

@@ -1,8 +1,6 @@
 //! The effect of the flags of chattr(1) in the library, their inheritance, and their state after a
 //! crash.
 
-#![allow(clippy::unwrap_used)]
-
 use kedge_device::MemDevice;
 use kedgefs::*;
 use std::sync::Arc;

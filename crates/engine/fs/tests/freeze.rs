@@ -1,12 +1,9 @@
 //! Freeze and thaw, through the library: which calls wait, which continue, and what the device
 //! holds.
-#![allow(clippy::unwrap_used, clippy::disallowed_methods)]
+#![allow(clippy::disallowed_methods)]
 
-#[path = "common/failing.rs"]
-#[allow(dead_code)]
-mod failing;
-
-use failing::{Failing, MARK, PAGE};
+use crate::common::failing::{Failing, MARK, PAGE};
+use crate::common::images::errno;
 use kedge_base::errno::{EBUSY, EINVAL, EIO, ENOSPC};
 use kedge_base::{HANG, Timespec, spawn_named};
 use kedge_device::MemDevice;
@@ -19,10 +16,6 @@ use std::time::Duration;
 
 /// Long enough for what does not wait to be done. Nothing fails if it is too short.
 const A_WHILE: Duration = Duration::from_millis(50);
-
-fn errno<T: std::fmt::Debug>(result: Result<T>) -> i32 {
-    result.unwrap_err().errno()
-}
 
 fn check(medium: MemDevice) -> kedge_fsck::Report {
     let options = CheckOptions { replay: Some(Arc::new(StoreReplay)), ..Default::default() };

@@ -9,8 +9,6 @@
 //!
 //! `KEDGE_SEED` repeats one run, `KEDGE_LONG=1` makes a million operations.
 
-#![allow(clippy::unwrap_used)]
-
 use kedge_base::ManualClock;
 use kedge_device::MemDevice;
 use kedge_fsck::{CheckOptions, StoreReplay};

@@ -1,7 +1,6 @@
 //! An image of an earlier build, with records in its log, is read correctly.
 
-#![allow(clippy::unwrap_used)]
-
+use crate::common::images::{assert_clean, open_still};
 use kedge_base::IoBuf;
 use kedge_device::{Device, MemDevice};
 use kedgefs::*;
@@ -53,7 +52,7 @@ fn an_image_of_version_1_is_refused_by_mount_fsck_and_repair_and_stays_as_it_is(
 #[test]
 fn the_golden_image_is_read_as_it_was_meant() {
     let device = image(GOLDEN);
-    check(&device);
+    assert_clean(&device);
 
     let fs =
         FileSystem::open(device.clone(), Arc::new(ManualClock::default()), MountOptions::default()).unwrap();
@@ -85,18 +84,7 @@ fn the_golden_image_is_read_as_it_was_meant() {
         assert!(matches!(set, Err(Error::NotSupported(_))), "{set:?}");
     }
     fs.close().unwrap();
-    check(&device);
-}
-
-fn check(device: &Arc<MemDevice>) {
-    let replay: Option<Arc<dyn kedge_fsck::Replay>> = Some(Arc::new(kedge_fsck::StoreReplay));
-    let options = kedge_fsck::CheckOptions { replay, ..kedge_fsck::CheckOptions::default() };
-    let report = kedge_fsck::check(device.clone(), &options);
-    assert!(report.is_clean(), "{report}");
-}
-
-fn open(device: &Arc<MemDevice>) -> FileSystem {
-    FileSystem::open(device.clone(), Arc::new(ManualClock::default()), MountOptions::default()).unwrap()
+    assert_clean(&device);
 }
 
 #[test]
@@ -106,8 +94,8 @@ fn lists_flags_and_whiteouts_of_the_golden_images_are_read_as_they_were_meant() 
 
 fn has_features(blocks: &[u8]) {
     let device = image(blocks);
-    check(&device);
-    let fs = open(&device);
+    assert_clean(&device);
+    let fs = open_still(&device);
     let at = |dir: Ino, name: &[u8]| fs.lookup(dir, name).unwrap();
     let listed = at(Ino::ROOT, b"listed");
     assert_eq!((listed.mode & 0o777, fs.getxattr(listed.ino, acl::ACCESS).unwrap()), (0o750, LIST.to_vec()));
@@ -123,19 +111,19 @@ fn has_features(blocks: &[u8]) {
     assert_eq!((whiteout.kind, whiteout.rdev), (FileKind::CharDevice, 0));
     assert_eq!(at(Ino::ROOT, b"above").kind, FileKind::Regular);
     fs.close().unwrap();
-    check(&device);
+    assert_clean(&device);
 }
 
 #[test]
 fn large_attributes_of_the_golden_image_are_read_as_they_were_meant() {
     let device = image(LARGE_XATTRS);
     for _ in 0..2 {
-        let fs = open(&device);
+        let fs = open_still(&device);
         let value =
             |name: &[u8]| fs.getxattr(fs.lookup(Ino::ROOT, name).unwrap().ino, b"user.large").unwrap();
         assert!(value(b"listed") == [b'S'; 5000] && value(b"dir") == [b'D'; 13_000]);
         fs.close().unwrap();
-        check(&device);
+        assert_clean(&device);
     }
 }
 
@@ -143,12 +131,12 @@ fn large_attributes_of_the_golden_image_are_read_as_they_were_meant() {
 #[test]
 fn an_image_without_the_feature_takes_no_large_values() {
     let device = image(FEATURES);
-    let fs = open(&device);
+    let fs = open_still(&device);
     let dir = fs.lookup(Ino::ROOT, b"dir").unwrap().ino;
     let set = |len| fs.setxattr(dir, b"user.x", &vec![b'x'; len], XattrMode::Any);
     set(4096).unwrap();
     assert!(matches!(set(4097), Err(Error::XattrTooLarge)));
     assert_eq!(fs.getxattr(dir, b"user.x").unwrap(), [b'x'; 4096]);
     fs.close().unwrap();
-    check(&device);
+    assert_clean(&device);
 }

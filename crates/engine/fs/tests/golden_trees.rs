@@ -1,8 +1,7 @@
 //! Images of an earlier build, with trees and with records in their logs, are read correctly and
 //! can be changed. `golden.rs` has those without trees.
 
-#![allow(clippy::unwrap_used)]
-
+use crate::common::images::{assert_clean, open_still};
 use kedge_base::IoBuf;
 use kedge_device::{Device, MemDevice};
 use kedge_format::superblock::{
@@ -24,17 +23,6 @@ fn image(blocks: &[u8], size: u64) -> Arc<MemDevice> {
         device.write(number * 4096, &IoBuf::from_bytes(block), false).unwrap();
     }
     Arc::new(device)
-}
-
-fn check(device: &Arc<MemDevice>) {
-    let replay: Option<Arc<dyn kedge_fsck::Replay>> = Some(Arc::new(kedge_fsck::StoreReplay));
-    let options = kedge_fsck::CheckOptions { replay, data: true, ..kedge_fsck::CheckOptions::default() };
-    let report = kedge_fsck::check(device.clone(), &options);
-    assert!(report.is_clean(), "{report}");
-}
-
-fn open(device: &Arc<MemDevice>) -> FileSystem {
-    FileSystem::open(device.clone(), Arc::new(ManualClock::default()), MountOptions::default()).unwrap()
 }
 
 fn at(fs: &FileSystem, from: Ino, path: &str) -> Ino {
@@ -86,8 +74,8 @@ fn has_what_was_written(fs: &FileSystem) {
 fn the_golden_images_are_read_as_they_were_meant_and_can_be_changed() {
     for (blocks, size) in [TREES, ALL].into_iter().zip(SIZES) {
         let device = image(blocks, size);
-        check(&device);
-        let fs = open(&device);
+        assert_clean(&device);
+        let fs = open_still(&device);
         has_what_was_written(&fs);
         let owner = Owner::default();
         let more = fs.create(at(&fs, Ino::ROOT, "late/dir"), b"more", 0o644, owner).unwrap().ino;
@@ -96,8 +84,8 @@ fn the_golden_images_are_read_as_they_were_meant_and_can_be_changed() {
         fs.fork(at(&fs, Ino::ROOT, "snapshot"), Ino::ROOT, b"fork", false).unwrap();
         fs.reclaim().unwrap();
         fs.close().unwrap();
-        check(&device);
-        let fs = open(&device);
+        assert_clean(&device);
+        let fs = open_still(&device);
         reads(&fs, "late/dir/more", &[(b'm', 10_000)]);
         reads(&fs, "fork/dir/small", &[(b's', 300)]);
         reads(&fs, "dir/clone", &[(b'l', 4096), (b'c', 4096), (b'l', 40_000 - 8192)]);

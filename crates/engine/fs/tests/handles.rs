@@ -1,5 +1,4 @@
 //! Paths and open files on an image behave as in std::fs.
-#![allow(clippy::unwrap_used)]
 
 use kedgefs::device::{FileDevice, OpenOptions as DeviceOptions};
 use kedgefs::*;

@@ -1,12 +1,7 @@
 //! Small files whose data is in the tree: every kind of change, the space that they take, what
 //! shares them, and what a damaged item does.
 
-#![allow(clippy::unwrap_used)]
-
-#[path = "common/contents.rs"]
-mod contents;
-
-use contents::{assert_clean, check, contents, noise, open};
+use crate::common::images::{assert_clean, check, contents, noise, open};
 use kedge_base::{BLOCK_SIZE, IoBuf, SystemClock};
 use kedge_device::{Device, MemDevice};
 use kedge_fsck::FindingKind;

@@ -1,23 +1,18 @@
 //! Values of extended attributes that are larger than an item of the tree.
 
-#![allow(clippy::unwrap_used)]
-
+use crate::common::images::{assert_clean, open_still};
 use kedge_device::MemDevice;
 use kedgefs::*;
 use std::sync::Arc;
 
 const X: &[u8] = b"user.x";
 
-fn open(device: &Arc<MemDevice>) -> FileSystem {
-    FileSystem::open(device.clone(), Arc::new(ManualClock::default()), MountOptions::default()).unwrap()
-}
-
 /// An image of the smallest size.
 fn fresh() -> (Arc<MemDevice>, FileSystem) {
     let device = Arc::new(MemDevice::new(16 << 20));
     let options = FormatOptions { log_size: Some(1 << 20), ..Default::default() };
     FileSystem::format(device.clone(), Arc::new(ManualClock::default()), &options).unwrap();
-    let fs = open(&device);
+    let fs = open_still(&device);
     (device, fs)
 }
 
@@ -27,13 +22,6 @@ fn value(seed: usize, len: usize) -> Vec<u8> {
 
 fn file(fs: &FileSystem, name: &[u8]) -> Ino {
     fs.create(Ino::ROOT, name, 0o644, Owner::default()).unwrap().ino
-}
-
-fn check(device: &Arc<MemDevice>) {
-    let replay: Option<Arc<dyn kedge_fsck::Replay>> = Some(Arc::new(kedge_fsck::StoreReplay));
-    let options = kedge_fsck::CheckOptions { replay, ..kedge_fsck::CheckOptions::default() };
-    let report = kedge_fsck::check(device.clone(), &options);
-    assert!(report.is_clean(), "{report}");
 }
 
 #[test]
@@ -57,13 +45,13 @@ fn values_of_every_size_replace_one_another() {
             }
         }
         fs.checkpoint().unwrap();
-        check(&Arc::new(device.fork()));
+        assert_clean(&Arc::new(device.fork()));
     }
     assert_eq!(fs.getxattr(f, b"user.other").unwrap(), b"stays");
     fs.setxattr(f, X, &value(seed, 65536), XattrMode::Any).unwrap();
     fs.close().unwrap();
-    check(&device);
-    assert_eq!(open(&device).getxattr(f, X).unwrap(), value(seed, 65536));
+    assert_clean(&device);
+    assert_eq!(open_still(&device).getxattr(f, X).unwrap(), value(seed, 65536));
 }
 
 #[test]
@@ -115,7 +103,7 @@ fn a_deleted_inode_leaves_nothing() {
             fs.setxattr(f, name.as_bytes(), &value(n, 65536 - 5000 * n), XattrMode::Any).unwrap();
         }
         fs.unlink(Ino::ROOT, b"f").unwrap();
-        check(&Arc::new(device.fork()));
+        assert_clean(&Arc::new(device.fork()));
     }
     fs.checkpoint().unwrap();
     let free = nodes(&fs);
@@ -125,7 +113,7 @@ fn a_deleted_inode_leaves_nothing() {
     fs.checkpoint().unwrap();
     assert_eq!(nodes(&fs), free);
     fs.close().unwrap();
-    check(&device);
+    assert_clean(&device);
 }
 
 /// Until an image is full each value is stored completely or not at all, and stored values can be
@@ -152,7 +140,7 @@ fn a_full_image_refuses_a_value_as_a_whole_and_gives_all_back() {
     }
     assert!(files.len() > 60, "{} files", files.len());
     fs.sync().unwrap();
-    check(&Arc::new(device.fork()));
+    assert_clean(&Arc::new(device.fork()));
     for (n, f) in files.iter().enumerate() {
         match fs.removexattr(*f, X) {
             Ok(()) | Err(Error::NoXattr) => {}
@@ -161,5 +149,5 @@ fn a_full_image_refuses_a_value_as_a_whole_and_gives_all_back() {
     }
     fs.setxattr(files[0], X, &value(1, 65536), XattrMode::Any).unwrap();
     fs.close().unwrap();
-    check(&device);
+    assert_clean(&device);
 }

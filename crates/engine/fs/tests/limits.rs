@@ -1,13 +1,11 @@
 //! Limits of directory trees: what they refuse, what they count, and what is left after a crash.
 
-#![allow(clippy::unwrap_used)]
-
+use crate::common::images::{assert_clean, open};
 use kedge_base::SystemClock;
 use kedge_device::MemDevice;
-use kedge_fsck::{CheckOptions, StoreReplay};
 use kedgefs::{
-    Error, FallocateMode, FileKind, FileSystem, FormatOptions, Ino, Limit, MountOptions, Owner, RenameMode,
-    SetAttr, SetLimit,
+    Error, FallocateMode, FileKind, FileSystem, FormatOptions, Ino, Limit, Owner, RenameMode, SetAttr,
+    SetLimit,
 };
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -24,16 +22,6 @@ fn make() -> Arc<MemDevice> {
     let options = FormatOptions { size: Some(64 * MIB), log_size: Some(4 * MIB), ..FormatOptions::default() };
     FileSystem::format(device.clone(), Arc::new(SystemClock::default()), &options).unwrap();
     device
-}
-
-fn open(device: &Arc<MemDevice>) -> FileSystem {
-    FileSystem::open(device.clone(), Arc::new(SystemClock::default()), MountOptions::default()).unwrap()
-}
-
-fn check(device: &MemDevice) {
-    let options = CheckOptions { replay: Some(Arc::new(StoreReplay)), ..CheckOptions::default() };
-    let report = kedge_fsck::check(Arc::new(device.fork()), &options);
-    assert!(report.is_clean(), "{report}");
 }
 
 fn bytes(n: u64) -> SetLimit {
@@ -109,7 +97,7 @@ fn a_limit_of_bytes_refuses_the_write_and_nothing_later() {
     let outside = file(&fs, Ino::ROOT, "outside");
     assert_eq!(fs.write(outside, 0, &data).unwrap(), data.len());
     fs.close().unwrap();
-    check(&device);
+    assert_clean(&device);
 }
 
 #[test]
@@ -141,7 +129,7 @@ fn a_limit_of_files_refuses_each_kind_of_creation() {
     fs.unpin(open_file, 1);
     file(&fs, sub, "c");
     fs.close().unwrap();
-    check(&device);
+    assert_clean(&device);
 }
 
 #[test]
@@ -180,7 +168,7 @@ fn limits_inside_one_another_both_hold() {
     assert_eq!(of(&fs, deep).dir, inner);
     assert_eq!(fs.limits().len(), 3);
     fs.close().unwrap();
-    check(&device);
+    assert_clean(&device);
     let fs = open(&device);
     assert_eq!(fs.limits().len(), 3);
     assert_eq!((of(&fs, outer).bytes, of(&fs, outer).files), recount(&fs, outer));
@@ -222,7 +210,7 @@ fn names_do_not_leave_a_limit() {
     fs.unlink(Ino::ROOT, b"another").unwrap();
     fs.set_limit(d, files(10)).unwrap();
     fs.close().unwrap();
-    check(&device);
+    assert_clean(&device);
 }
 
 #[test]
@@ -258,7 +246,7 @@ fn a_limit_below_what_is_used_refuses_what_is_new() {
     fs.setattr(a, &SetAttr { size: Some(MIB / 2 - BLOCK), ..SetAttr::default() }).unwrap();
     fs.write(a, MIB / 2 - BLOCK, b"x").unwrap();
     fs.close().unwrap();
-    check(&device);
+    assert_clean(&device);
 }
 
 #[test]
@@ -277,7 +265,7 @@ fn a_limit_goes_with_its_directory() {
         assert_eq!(fs.limits(), []);
     }
     fs.close().unwrap();
-    check(&device);
+    assert_clean(&device);
 }
 
 #[test]
@@ -303,12 +291,12 @@ fn a_fork_has_limits_of_its_own() {
     assert_eq!(of(&fs, a).bytes_max, Some(MIB));
     assert_eq!(fs.limits().len(), 2);
     fs.sync().unwrap();
-    check(&device);
+    assert_clean(&device);
     fs.delete_tree(Ino::ROOT, b"fork").unwrap();
     fs.reclaim().unwrap();
     assert_eq!(fs.limits().len(), 1);
     fs.close().unwrap();
-    check(&device);
+    assert_clean(&device);
 }
 
 #[test]
@@ -364,7 +352,7 @@ fn writers_side_by_side_never_pass_a_limit() {
     });
     assert_eq!((of(&fs, outer).bytes, of(&fs, outer).files), recount(&fs, outer));
     fs.sync().unwrap();
-    check(&device);
+    assert_clean(&device);
 }
 
 /// Random operations below three limits, and a count of what is really there after each. Half of
@@ -408,7 +396,7 @@ fn counts_are_exact_whatever_happens() {
                         fs.close().unwrap();
                     }
                     drop(fs);
-                    check(&device);
+                    assert_clean(&device);
                     fs = open(&device);
                 }
                 (3, Ok(ino)) => fs.fsync(ino, false).unwrap(),
@@ -456,6 +444,6 @@ fn counts_are_exact_whatever_happens() {
         }
         fs.close().unwrap();
         drop(fs);
-        check(&device);
+        assert_clean(&device);
     }
 }

@@ -1,9 +1,6 @@
 //! `new_name=sync` makes a new name durable before it releases the directories.
-#![allow(clippy::unwrap_used)]
 
-#[path = "common/watched.rs"]
-mod watched;
-
+use crate::common::watched::{Watch, Watched};
 use kedge_base::spawn_named;
 use kedge_device::{Device, MemDevice};
 use kedgefs::*;
@@ -11,7 +8,6 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
-use watched::{Watch, Watched};
 
 type Work = Box<dyn FnOnce() + Send>;
 

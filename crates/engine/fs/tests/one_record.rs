@@ -1,8 +1,6 @@
 //! Operations that consist of several changes write one record to the log. A record takes effect
 //! completely or not at all, so no crash leaves one change without the others.
 
-#![allow(clippy::unwrap_used)]
-
 use kedge_device::MemDevice;
 use kedgefs::acl::{ACCESS, Acl, DEFAULT, Entry, Tag};
 use kedgefs::*;

@@ -1,5 +1,4 @@
 //! Opening: features of later versions, read-only, lost superblock slots.
-#![allow(clippy::unwrap_used)]
 
 use kedge_base::{IoBuf, Lsn};
 use kedge_device::{Device, MemDevice, WatchedDevice};

@@ -1,16 +1,12 @@
 //! A tree is opened while other trees come and go.
-#![allow(clippy::unwrap_used)]
 
-#[path = "common/watched.rs"]
-mod watched;
-
+use crate::common::watched::{Watch, Watched};
 use kedge_base::{HANG, spawn_named};
 use kedge_device::{Device, MemDevice};
 use kedge_fsck::{CheckOptions, StoreReplay};
 use kedgefs::*;
 use parking_lot::Mutex;
 use std::sync::{Arc, mpsc};
-use watched::{Watch, Watched};
 
 const FILES: u32 = 400;
 

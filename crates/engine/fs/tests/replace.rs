@@ -1,8 +1,7 @@
 //! A file takes the name of another: it is created without a name, written, and named in one
 //! record.
 
-#![allow(clippy::unwrap_used)]
-
+use crate::common::images::open_still;
 use kedge_device::MemDevice;
 use kedgefs::*;
 use std::sync::Arc;
@@ -13,16 +12,12 @@ fn fresh() -> (Arc<MemDevice>, FileSystem) {
     let device = Arc::new(MemDevice::new(32 << 20));
     let options = FormatOptions { immutable: true, ..FormatOptions::default() };
     FileSystem::format(device.clone(), clock(), &options).unwrap();
-    let fs = open(&device);
+    let fs = open_still(&device);
     (device, fs)
 }
 
 fn clock() -> Arc<dyn Clock> {
     Arc::new(ManualClock::default())
-}
-
-fn open(device: &Arc<MemDevice>) -> FileSystem {
-    FileSystem::open(device.clone(), clock(), MountOptions::default()).unwrap()
 }
 
 fn content(fs: &FileSystem, name: &[u8]) -> Vec<u8> {
@@ -76,7 +71,7 @@ fn a_name_passes_to_another_file_in_one_record() {
     assert!(matches!(fs.link_over(new, Ino::ROOT, b"dir"), Err(Error::IsDirectory)));
     assert!(matches!(fs.link(new, Ino::ROOT, b"second"), Err(Error::Exists)));
     fs.close().unwrap();
-    let fs = open(&device);
+    let fs = open_still(&device);
     assert_eq!(content(&fs, b"file"), [2; 70_000]);
     assert_eq!(content(&fs, b"third"), [2; 70_000]);
     assert_eq!(content(&fs, b"second"), b"newer");
@@ -123,7 +118,7 @@ fn files_of_all_kinds_come_without_a_name() {
     fs.sync().unwrap();
     let crashed = Arc::new(device.fork());
     drop(fs);
-    let fs = open(&crashed);
+    let fs = open_still(&crashed);
     assert!(matches!(fs.getattr(left), Err(Error::NotFound)), "recovery deletes it");
     assert_eq!(fs.readlink(fs.lookup(Ino::ROOT, b"link").unwrap().ino).unwrap(), b"target");
     assert!(fs.statfs().blocks_free <= blocks);

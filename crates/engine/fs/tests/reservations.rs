@@ -2,7 +2,7 @@
 //! for either while it holds some. The debug build asserts both at each commit; these tests build
 //! the records that need the most.
 
-#![allow(clippy::unwrap_used, clippy::disallowed_methods)]
+#![allow(clippy::disallowed_methods)]
 
 use kedge_base::{HANG, spawn_named};
 use kedge_device::MemDevice;

@@ -1,11 +1,9 @@
 //! An image grows while it is used, and after it was full. `shrink.rs` makes images smaller.
 
-#![allow(clippy::unwrap_used)]
-
+use crate::common::images::{assert_clean, open};
 use kedge_base::SystemClock;
 use kedge_device::{Device, MemDevice};
 use kedge_format::alloc::GROUP_BLOCKS;
-use kedge_fsck::{CheckOptions, StoreReplay};
 use kedgefs::{Error, FileSystem, FormatOptions, Ino, MountOptions, Owner};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -19,16 +17,6 @@ fn make(size: u64) -> Arc<MemDevice> {
     let options = FormatOptions { size: Some(size), log_size: Some(4 * MIB), ..FormatOptions::default() };
     FileSystem::format(device.clone(), Arc::new(SystemClock::default()), &options).unwrap();
     device
-}
-
-fn open(device: &Arc<MemDevice>) -> FileSystem {
-    FileSystem::open(device.clone(), Arc::new(SystemClock::default()), MountOptions::default()).unwrap()
-}
-
-fn check(device: &MemDevice) {
-    let options = CheckOptions { replay: Some(Arc::new(StoreReplay)), ..CheckOptions::default() };
-    let report = kedge_fsck::check(Arc::new(device.fork()), &options);
-    assert!(report.is_clean(), "{report}");
 }
 
 fn size(fs: &FileSystem) -> u64 {
@@ -74,21 +62,21 @@ fn a_full_image_grows_and_takes_more() {
         assert_eq!(size(&fs), to);
         let gained = (to / 4096 - before.blocks) * 9 / 10;
         assert!(fs.statfs().blocks_available >= before.blocks_available + gained, "{before:?}");
-        check(&device);
+        assert_clean(&device);
         let room = fs.statfs().blocks_available / 256;
         let from = files + 1;
         files = fill(&fs, from);
         let more = files - from;
         assert!(more as f64 >= room as f64 * 0.9, "{more} files, there was room for {room}");
     }
-    check(&device);
+    assert_clean(&device);
     drop(fs);
     let fs = open(&device);
     assert_eq!(size(&fs), 5 * GROUP + 12 * 4096 + 4 * MIB);
     has(&fs, 0..first);
     has(&fs, files - 3..files);
     fs.close().unwrap();
-    check(&device);
+    assert_clean(&device);
 }
 
 #[test]
@@ -105,7 +93,7 @@ fn what_cannot_be_is_refused_and_changes_nothing() {
     assert_eq!(size(&fs), 64 * MIB);
     assert_eq!(device.geometry().size, 64 * MIB);
     fs.close().unwrap();
-    check(&device);
+    assert_clean(&device);
     let read_only = MountOptions { read_only: true, ..MountOptions::default() };
     let fs = FileSystem::open(device.clone(), Arc::new(SystemClock::default()), read_only).unwrap();
     assert_eq!(fs.resize(Some(65 * MIB)).unwrap_err().errno(), 30);
@@ -119,7 +107,7 @@ fn a_group_without_room_for_more_than_its_maps_is_left_out() {
     assert_eq!(fs.resize(Some(GROUP + 6 * 4096)).unwrap(), GROUP);
     assert_eq!(fs.resize(Some(GROUP + 7 * 4096)).unwrap(), GROUP + 7 * 4096);
     fs.close().unwrap();
-    check(&device);
+    assert_clean(&device);
 }
 
 /// Files grow and are fsynced while the image grows again and again; then the process dies.
@@ -152,13 +140,13 @@ fn writers_go_on_while_the_image_grows() {
     while to < 9 * GROUP {
         to += 37 * MIB + 4096;
         assert_eq!(fs.resize(Some(to)).unwrap(), to);
-        check(&device);
+        assert_clean(&device);
     }
     stop.store(true, SeqCst);
     let made: Vec<u64> = writers.into_iter().map(|w| w.join().unwrap()).collect();
     let left = Arc::new(device.fork());
     drop(fs);
-    check(&left);
+    assert_clean(&left);
     let fs = open(&left);
     assert_eq!(size(&fs), to);
     for (w, files) in made.iter().enumerate() {

@@ -1,11 +1,9 @@
 //! An image becomes smaller while it is used: what lies beyond the new end moves.
 
-#![allow(clippy::unwrap_used)]
-
+use crate::common::images::{assert_clean, open};
 use kedge_base::SystemClock;
 use kedge_device::{Device, MemDevice};
 use kedge_format::alloc::GROUP_BLOCKS;
-use kedge_fsck::{CheckOptions, StoreReplay};
 use kedgefs::{FallocateMode, FileFlags, FileSystem, FormatOptions, Ino, MountOptions, Owner};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -23,17 +21,6 @@ fn make_with(size: u64, options: FormatOptions) -> Arc<MemDevice> {
 
 fn make(size: u64) -> Arc<MemDevice> {
     make_with(size, FormatOptions::default())
-}
-
-fn open(device: &Arc<MemDevice>) -> FileSystem {
-    FileSystem::open(device.clone(), Arc::new(SystemClock::default()), MountOptions::default()).unwrap()
-}
-
-/// The image passes fsck, with the bytes of files where they have checksums.
-fn check(device: &MemDevice) {
-    let options = CheckOptions { replay: Some(Arc::new(StoreReplay)), data: true, ..CheckOptions::default() };
-    let report = kedge_fsck::check(Arc::new(device.fork()), &options);
-    assert!(report.is_clean(), "{report}");
 }
 
 fn size(fs: &FileSystem) -> u64 {
@@ -95,7 +82,7 @@ fn an_image_shrinks_to_the_size_that_it_names_and_keeps_its_files() {
             assert_eq!(fs.resize(Some(to)).unwrap(), to);
             assert_eq!((size(&fs), device.geometry().size), (to, to));
             assert!(fs.statfs().blocks_free + went <= free + 1024, "{:?}, {free}", fs.statfs());
-            check(&device);
+            assert_clean(&device);
             all_there(&fs, &kept);
         }
         // It works as before, full or not.
@@ -109,7 +96,7 @@ fn an_image_shrinks_to_the_size_that_it_names_and_keeps_its_files() {
         has(&fs, "new", &content(7, 20_000));
         create(&fs, Ino::ROOT, "large", &content(9, 8 << 20));
         fs.close().unwrap();
-        check(&device);
+        assert_clean(&device);
     }
 }
 
@@ -132,10 +119,10 @@ fn moved_maps_lie_below_the_new_end() {
     for (i, to) in sizes.into_iter().enumerate() {
         let name = format!("file {i}");
         assert_eq!(fs.resize(Some(to)).unwrap(), to, "step {i}");
-        check(&device);
+        assert_clean(&device);
         create(&fs, Ino::ROOT, &name, &content(i as u64, 1 << 20));
         has(&fs, "first", &content(1, 3 << 20));
-        check(&device);
+        assert_clean(&device);
     }
     fs.close().unwrap();
     let fs = open(&device);
@@ -170,7 +157,7 @@ fn all_kinds_of_blocks_move() {
     fs.unlink(Ino::ROOT, b"filler").unwrap();
     let _ = filler;
     assert_eq!(fs.resize(Some(28 * MIB)).unwrap(), 28 * MIB);
-    check(&device);
+    assert_clean(&device);
     let left = Arc::new(device.fork());
     drop(fs);
     for device in [left, device] {
@@ -189,7 +176,7 @@ fn all_kinds_of_blocks_move() {
         let now = fs.getattr(empty).unwrap();
         assert_eq!((now.blocks, now.mtime, now.ctime), (blocks, times.mtime, times.ctime));
         fs.close().unwrap();
-        check(&device);
+        assert_clean(&device);
     }
 }
 
@@ -216,7 +203,7 @@ fn what_cannot_be_is_refused_and_changes_nothing() {
     fs.reclaim().unwrap();
     assert_eq!(fs.resize(Some(32 * MIB)).unwrap(), 32 * MIB);
     fs.close().unwrap();
-    check(&device);
+    assert_clean(&device);
     let read_only = MountOptions { read_only: true, ..MountOptions::default() };
     let fs = FileSystem::open(device.clone(), Arc::new(SystemClock::default()), read_only).unwrap();
     assert_eq!(fs.resize(Some(30 * MIB)).unwrap_err().errno(), 30);
@@ -256,7 +243,7 @@ fn clones_move_together() {
     bytes[0][..8192].fill(5);
     fs.unlink(Ino::ROOT, b"3").unwrap();
     fs.close().unwrap();
-    check(&device);
+    assert_clean(&device);
     let fs = open(&device);
     for (n, bytes) in bytes[..3].iter().enumerate() {
         has(&fs, &n.to_string(), bytes);
@@ -279,7 +266,7 @@ fn blocks_of_forks_are_refused_by_name() {
     assert_eq!(size(&fs), 64 * MIB);
     has(&fs, "shared", &content(1, 1 << 20));
     fs.close().unwrap();
-    check(&device);
+    assert_clean(&device);
 }
 
 /// Files are written, fsynced, renamed and deleted while the image becomes smaller and larger; then
@@ -310,7 +297,7 @@ fn writers_go_on_while_the_image_shrinks() {
     for round in 0..6 {
         for to in [GROUP + 5 * MIB, 64 * MIB, 48 * MIB + 4096 * round, 3 * GROUP] {
             assert_eq!(fs.resize(Some(to)).unwrap(), to);
-            check(&device);
+            assert_clean(&device);
         }
     }
     assert_eq!(fs.resize(Some(52 * MIB)).unwrap(), 52 * MIB);
@@ -318,7 +305,7 @@ fn writers_go_on_while_the_image_shrinks() {
     let made: Vec<u64> = writers.into_iter().map(|w| w.join().unwrap()).collect();
     let left = Arc::new(device.fork());
     drop(fs);
-    check(&left);
+    assert_clean(&left);
     let fs = open(&left);
     assert_eq!(size(&fs), 52 * MIB);
     for (w, files) in made.iter().enumerate() {
@@ -345,9 +332,9 @@ fn nodes_beyond_the_end_move() {
     fs.unlink(Ino::ROOT, b"filler").unwrap();
     let to = 64 * MIB;
     assert_eq!(fs.resize(Some(to)).unwrap(), to);
-    check(&device);
+    assert_clean(&device);
     fs.close().unwrap();
-    check(&device);
+    assert_clean(&device);
     let fs = open(&device);
     assert!(fs.lookup(dir, b"a file with a long name that fills nodes 19999").is_ok());
 }

@@ -1,8 +1,6 @@
 //! statfs reports correct numbers: for a new image, while data waits for its place, and right after
 //! a file is deleted.
 
-#![allow(clippy::unwrap_used)]
-
 use kedge_device::MemDevice;
 use kedgefs::{FileSystem, FormatOptions, Ino, ManualClock, MountOptions, Owner};
 use std::sync::Arc;

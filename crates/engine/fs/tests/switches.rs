@@ -1,15 +1,11 @@
 //! The old rules that the switches select have their documented costs, and the new ones do not.
-#![allow(clippy::unwrap_used)]
 
-#[path = "common/watched.rs"]
-mod watched;
-
+use crate::common::watched::{Watch, Watched};
 use kedge_device::{Device, MemDevice};
 use kedgefs::*;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
-use watched::{Watch, Watched};
 
 fn open(options: MountOptions) -> FileSystem {
     let device = Arc::new(MemDevice::new(64 << 20));

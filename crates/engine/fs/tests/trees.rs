@@ -1,13 +1,11 @@
 //! Forks of trees: what they share, what they do not, and what is left when they are gone.
 
-#![allow(clippy::unwrap_used)]
-
+use crate::common::images::{assert_clean, errno, names, open, put};
 use kedge_base::SystemClock;
 use kedge_device::MemDevice;
-use kedge_fsck::{CheckOptions, StoreReplay};
 use kedgefs::{
-    Attr, Error, FallocateMode, FileSystem, FormatOptions, Ino, MountOptions, Owner, RenameMode, SetAttr,
-    WriteMode, XattrMode,
+    Attr, Error, FallocateMode, FileSystem, FormatOptions, Ino, Owner, RenameMode, SetAttr, WriteMode,
+    XattrMode,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,25 +20,6 @@ fn make(size: u64) -> Arc<MemDevice> {
     device
 }
 
-fn open(device: &Arc<MemDevice>) -> FileSystem {
-    FileSystem::open(device.clone(), Arc::new(SystemClock::default()), MountOptions::default()).unwrap()
-}
-
-fn check(device: &MemDevice) {
-    let options = CheckOptions { replay: Some(Arc::new(StoreReplay)), ..CheckOptions::default() };
-    let report = kedge_fsck::check(Arc::new(device.fork()), &options);
-    assert!(report.is_clean(), "{report}");
-}
-
-fn put(fs: &FileSystem, dir: Ino, name: &str, data: &[u8]) -> Ino {
-    let ino = match fs.lookup(dir, name.as_bytes()) {
-        Ok(attr) => attr.ino,
-        Err(_) => fs.create(dir, name.as_bytes(), 0o644, OWNER).unwrap().ino,
-    };
-    assert_eq!(fs.write(ino, 0, data).unwrap(), data.len());
-    ino
-}
-
 fn get(fs: &FileSystem, dir: Ino, name: &str) -> Vec<u8> {
     let attr = fs.lookup(dir, name.as_bytes()).unwrap();
     contents(fs, &attr)
@@ -50,27 +29,6 @@ fn contents(fs: &FileSystem, attr: &Attr) -> Vec<u8> {
     let mut data = vec![0xee; attr.size as usize];
     assert_eq!(fs.read_uncached(attr.ino, 0, &mut data).unwrap(), data.len());
     data
-}
-
-fn names(fs: &FileSystem, dir: Ino) -> Vec<String> {
-    let (mut names, mut cookie) = (Vec::new(), 0);
-    // One entry at a time, as a caller with a small buffer lists.
-    loop {
-        let before = cookie;
-        fs.readdir(dir, cookie, &mut |entry| {
-            cookie = entry.cookie;
-            if entry.name != b"." && entry.name != b".." {
-                names.push(String::from_utf8(entry.name.to_vec()).unwrap());
-            }
-            false
-        })
-        .unwrap();
-        if cookie == before {
-            break;
-        }
-    }
-    names.sort();
-    names
 }
 
 fn free(fs: &FileSystem) -> u64 {
@@ -116,10 +74,10 @@ fn a_fork_and_its_source_go_their_own_ways() {
     };
     expect(&fs);
     fs.sync().unwrap();
-    check(&device);
+    assert_clean(&device);
     expect(&open(&Arc::new(device.fork())));
     fs.close().unwrap();
-    check(&device);
+    assert_clean(&device);
     expect(&open(&device));
 }
 
@@ -141,7 +99,7 @@ fn the_space_of_a_fork_comes_back() {
     fs.delete_tree(Ino::ROOT, b"fork").unwrap();
     assert_eq!(fs.getattr(fork).unwrap_err().errno(), 116);
     fs.reclaim().unwrap();
-    check(&device);
+    assert_clean(&device);
     assert_eq!(names(&fs, Ino::ROOT), ["a"]);
     let after = free(&fs);
     // The table of trees stays.
@@ -165,7 +123,7 @@ fn the_source_may_change_while_many_forks_come_and_go() {
         let after = free(&fs);
         assert!(before - after <= 8, "round {round}: {before} {after}");
     }
-    check(&device);
+    assert_clean(&device);
 }
 
 #[test]
@@ -213,7 +171,7 @@ fn names_that_trees_cannot_have() {
     fs.rmdir(fork, b"inner").unwrap();
     fs.delete_tree(Ino::ROOT, b"moved").unwrap();
     fs.sync().unwrap();
-    check(&device);
+    assert_clean(&device);
     let roots: Vec<Ino> = fs.trees().iter().map(|tree| tree.root).collect();
     assert_eq!(roots, [Ino::ROOT, third]);
 }
@@ -245,7 +203,7 @@ fn nothing_changes_in_a_snapshot() {
     fs.set_tree_read_only(snap, false).unwrap();
     put(&fs, snap, "file", b"thawed");
     fs.sync().unwrap();
-    check(&device);
+    assert_clean(&device);
     let again = open(&Arc::new(device.fork()));
     for (tree, data) in [(Ino::ROOT, "after!"), (snap, "thawed"), (fork, "forked")] {
         assert_eq!(get(&again, tree, "file"), data.as_bytes());
@@ -268,7 +226,7 @@ fn a_fork_does_not_keep_files_without_names() {
     fs.unpin(nameless, 1);
     fs.unpin(file, 1);
     fs.sync().unwrap();
-    check(&device);
+    assert_clean(&device);
     assert_eq!(fs.trees()[1].inodes, 1);
     assert_eq!(get(&fs, Ino::ROOT, "named"), vec![8; MIB as usize]);
 }
@@ -304,14 +262,14 @@ fn a_full_image_refuses_what_it_cannot_move() {
     // Everything that was accepted is written.
     fs.fsync(file, false).unwrap();
     fs.sync().unwrap();
-    check(&device);
+    assert_clean(&device);
     for tree in fs.trees().into_iter().skip(1) {
         fs.delete_tree(tree.dir, &tree.name).unwrap();
     }
     fs.reclaim().unwrap();
     put(&fs, Ino::ROOT, "file", &vec![4; 8 * MIB as usize]);
     fs.sync().unwrap();
-    check(&device);
+    assert_clean(&device);
 }
 
 /// A small random number generator, so that a seed repeats a run.
@@ -427,7 +385,7 @@ impl Run {
             self.fs.sync().unwrap();
         }
         self.device = Arc::new(self.device.fork());
-        check(&self.device);
+        assert_clean(&self.device);
         self.fs = open(&self.device);
     }
 
@@ -478,7 +436,7 @@ fn forks_are_as_separate_as_copies() {
             run.fs.unlink(Ino::ROOT, name.as_bytes()).unwrap();
         }
         let after = free(&run.fs);
-        check(&run.device);
+        assert_clean(&run.device);
         assert!(before - after <= 12, "seed {seed}: {before} free blocks before, {after} after");
     }
 }
@@ -513,7 +471,7 @@ fn a_file_system_closes_while_deleted_trees_are_freed() {
         }
         fs.close().unwrap_or_else(|e| panic!("round {round}: {e}"));
         drop(fs);
-        check(&device);
+        assert_clean(&device);
         let fs = open(&device);
         assert_eq!(get(&fs, Ino::ROOT, "7"), [1; 3000]);
         fs.close().unwrap();
@@ -554,7 +512,7 @@ fn the_space_of_a_tree_is_counted_beside_checkpoints() {
     fs.checkpoint().unwrap();
     assert_eq!(fs.tree_space(fork).unwrap().own_data, 300 * 8192);
     fs.close().unwrap();
-    check(&device);
+    assert_clean(&device);
 }
 
 #[test]
@@ -595,7 +553,7 @@ fn a_tree_is_replaced_by_a_fork_in_one_step() {
     fs.delete_tree(again, b"inside").unwrap();
     fs.reclaim().unwrap();
     fs.close().unwrap();
-    check(&device);
+    assert_clean(&device);
     let fs = open(&device);
     let base = fs.lookup(Ino::ROOT, b"base").unwrap().ino;
     assert_eq!(get(&fs, base, "file"), b"worked first tree");
@@ -626,20 +584,16 @@ fn a_tree_with_orphans_of_a_crash_is_forked() {
     fs.unlink(fork, b"gone").unwrap();
     fs.sync().unwrap();
     let crashed = Arc::new(crashed.fork());
-    check(&crashed);
+    assert_clean(&crashed);
     let fs = open(&crashed);
     let inodes = |fs: &FileSystem| fs.trees().into_iter().map(|tree| tree.inodes).collect::<Vec<_>>();
     fs.checkpoint().unwrap();
     assert_eq!(inodes(&fs), [2, 3], "the root and its files");
     assert_eq!(get(&fs, fork, "kept"), b"kept");
     fs.close().unwrap();
-    check(&crashed);
+    assert_clean(&crashed);
     drop(fs);
     assert_eq!(names(&open(&crashed), fork), ["kept", "new"]);
-}
-
-fn errno<T>(result: kedgefs::Result<T>) -> i32 {
-    result.map(drop).unwrap_err().errno()
 }
 
 const ESTALE: i32 = 116;
@@ -689,25 +643,25 @@ fn the_first_tree_is_rolled_back_in_one_step() {
     assert!(get(&fs, monday, "file") == old, "the snapshot is as it was");
     fs.reclaim().unwrap();
     fs.checkpoint().unwrap();
-    check(&device);
+    assert_clean(&device);
     // The state that a crash leaves is the same.
     fs.sync().unwrap();
     let crashed = Arc::new(device.fork());
     let again = open(&crashed);
     assert_eq!(&get(&again, Ino::ROOT, "file")[..3], b"new");
     again.close().unwrap();
-    check(&crashed);
+    assert_clean(&crashed);
 
     fs.roll_back_root(monday).unwrap();
     expect(&fs);
     assert_eq!(errno(fs.getattr(now)), ESTALE);
     fs.close().unwrap();
-    check(&device);
+    assert_clean(&device);
     let fs = open(&device);
     expect(&fs);
     fs.reclaim().unwrap();
     fs.close().unwrap();
-    check(&device);
+    assert_clean(&device);
 }
 
 #[test]
@@ -738,7 +692,7 @@ fn a_fork_takes_the_place_of_the_first_tree() {
     assert_eq!(names(&fs, Ino::ROOT), ["done", "file", "kept"]);
     fs.reclaim().unwrap();
     fs.close().unwrap();
-    check(&device);
+    assert_clean(&device);
     let fs = open(&device);
     assert_eq!(get(&fs, Ino::ROOT, "done"), b"done");
     assert_eq!(fs.trees().len(), 2);
@@ -765,7 +719,7 @@ fn a_tree_that_would_lose_its_path_prevents_the_replacement() {
     fs.roll_back_root(empty).unwrap();
     assert_eq!(names(&fs, Ino::ROOT), ["empty", "full", "taken"]);
     fs.close().unwrap();
-    check(&device);
+    assert_clean(&device);
 }
 
 /// The replaced tree's limits are those of the tree that replaces it, and count what that has.
@@ -788,7 +742,7 @@ fn limits_come_with_the_contents() {
     assert!(fs.write(ino, 0, &vec![1; 2 * MIB as usize]).unwrap() < MIB as usize);
     fs.reclaim().unwrap();
     fs.close().unwrap();
-    check(&device);
+    assert_clean(&device);
 }
 
 /// Threads that read, write and list beside replacements get the bytes of one state or an error.
@@ -836,11 +790,11 @@ fn the_first_tree_is_replaced_beside_readers_and_writers() {
     }
     fs.reclaim().unwrap();
     fs.close().unwrap();
-    check(&device);
+    assert_clean(&device);
 }
 
-/// The name of a fork is there before its checkpoint has written the root of the fork: a reader that
-/// finds the name must not take what the device holds there for a node.
+/// The name of a fork is there before its checkpoint has written the root of the fork: a reader
+/// that finds the name must not take what the device holds there for a node.
 #[test]
 fn a_fork_is_found_while_its_checkpoint_writes_it() {
     const FORKS: u32 = 60;
@@ -869,5 +823,5 @@ fn a_fork_is_found_while_its_checkpoint_writes_it() {
     }
     reader.unwrap().join().unwrap();
     fs.close().unwrap();
-    check(&device);
+    assert_clean(&device);
 }

@@ -1,9 +1,7 @@
 //! `volatile`: fsync and sync make nothing durable, and nothing else changes.
-#![allow(clippy::unwrap_used, clippy::disallowed_methods)]
+#![allow(clippy::disallowed_methods)]
 
-mod common;
-
-use common::failing::{Failing, MARK, PAGE};
+use crate::common::failing::{Failing, MARK, PAGE};
 use kedge_base::errno::EIO;
 use kedgefs::*;
 use std::sync::mpsc::channel;

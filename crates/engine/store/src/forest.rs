@@ -128,8 +128,8 @@ pub(crate) struct Forest {
     cache_bytes: AtomicU64,
     state: RwLock<State>,
     pub limits: Arc<Limits>,
-    /// A checkpoint that changes the table is being written: what its entries name may not be on the
-    /// device yet.
+    /// A checkpoint that changes the table is being written: what its entries name may not be on
+    /// the device yet.
     writing: AtomicBool,
     /// Made by the first fork. Its nodes are never evicted, because a cut changes them.
     table: OnceLock<Tree>,
@@ -354,10 +354,10 @@ impl Forest {
             let entry = state.entries.get(&number).filter(|entry| entry.kind == TreeKind::Head);
             entry.cloned().ok_or(Error::NoTree(number))?
         };
-        // A fork can be found by its name from the cut on, which is before its root is on the device.
-        // This thread is not inside the epoch guard, for which that checkpoint may wait: a commit has
-        // opened its trees before it enters. Nothing else that a thread holds stops a checkpoint after
-        // its cut.
+        // A fork can be found by its name from the cut on, which is before its root is on the
+        // device. This thread is not inside the epoch guard, for which that checkpoint may wait: a
+        // commit has opened its trees before it enters. Nothing else that a thread holds stops a
+        // checkpoint after its cut.
         while self.writing.load(Acquire) {
             self.common.clock.sleep(WRITING_REST);
         }

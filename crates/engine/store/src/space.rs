@@ -73,8 +73,8 @@ impl Changed {
         Arc::new(Changed(Mutex::new(Rank::Leaf, Vec::new())))
     }
 
-    /// Takes the numbers of the trees. The caller holds the exclusive epoch guard, so no tree changes
-    /// meanwhile.
+    /// Takes the numbers of the trees. The caller holds the exclusive epoch guard, so no tree
+    /// changes meanwhile.
     pub(crate) fn take(&self) -> Vec<u32> {
         let mut notes = std::mem::take(&mut *self.0.lock());
         for note in &notes {
@@ -101,7 +101,7 @@ impl ChangeNote {
     }
 
     fn note(self: &Arc<ChangeNote>) {
-        // Of the threads that change the tree for the first time, one lists it.
+        // Several threads may change the tree for the first time; one of them lists it.
         if !self.is_listed.load(Ordering::Relaxed) && !self.is_listed.swap(true, Ordering::AcqRel) {
             self.list.0.lock().push(self.clone());
         }

@@ -179,3 +179,26 @@ fn walks_pass_through_functions_that_exist() {
     }
     assert!(steps > 20, "{steps} steps");
 }
+
+/// Where a crate's tests are modules of one program, a file that the program does not name would
+/// not be compiled, and nothing would report it.
+#[test]
+fn each_file_of_tests_is_compiled() {
+    let mut modules = 0;
+    for dir in crate::circles::crates(&root().join("crates")).unwrap() {
+        let manifest = std::fs::read_to_string(dir.join("Cargo.toml")).unwrap();
+        if !manifest.contains("autotests = false") {
+            continue;
+        }
+        let main = std::fs::read_to_string(dir.join("tests/main.rs")).unwrap();
+        for entry in std::fs::read_dir(dir.join("tests")).unwrap() {
+            let file = entry.unwrap().file_name().into_string().unwrap();
+            let Some(name) = file.strip_suffix(".rs").filter(|name| *name != "main") else { continue };
+            let is_module = main.lines().any(|line| line == format!("mod {name};"));
+            let is_program = manifest.contains(&format!("[[test]]\nname = \"{name}\""));
+            assert!(is_module != is_program, "{}: {file}", dir.display());
+            modules += u32::from(is_module);
+        }
+    }
+    assert!(modules > 20, "{modules} modules");
+}

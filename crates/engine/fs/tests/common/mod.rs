@@ -1,4 +1,5 @@
 //! Code that the tests share.
 
-#[allow(dead_code, reason = "each test uses a part")]
 pub mod failing;
+pub mod images;
+pub mod watched;

@@ -1,5 +1,5 @@
-//! The sizes of the open trees as of the last cut, which finds the largest in the time of those that
-//! changed.
+//! The sizes of the open trees as of the last cut, which finds the largest in the time of those
+//! that changed.
 
 use kedge_btree::{Totals, Tree};
 use std::collections::{BTreeMap, BTreeSet};

@@ -12,9 +12,9 @@
 //! - Both have the same bytes. Nothing writes to a block that has a count, and the log write of the
 //!   first step flushes the copy first.
 //! - The copy may be gone when the next file is moved: the files that had it were written to, and
-//!   its blocks may hold anything. So a step looks, under the lock of the counts, whether the blocks
-//!   have counts, and compares their bytes with those of the old blocks. That is enough, however
-//!   they came by them. If they differ, the file gets a copy of its own.
+//!   its blocks may hold anything. So a step looks, under the lock of the counts, whether the
+//!   blocks have counts, and compares their bytes with those of the old blocks. That is enough,
+//!   however they came by them. If they differ, the file gets a copy of its own.
 //!
 //! The alternative, one record for all files, is not bounded, and needs the locks of all of them.
 
