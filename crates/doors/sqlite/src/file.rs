@@ -29,6 +29,8 @@ pub(crate) struct OpenFile {
     path: String,
     /// The path is removed at the end.
     doomed: bool,
+    /// SQLite keeps the WAL when the last connection closes.
+    persists_wal: bool,
     errno: i32,
     image: Use,
 }
@@ -57,7 +59,8 @@ impl OpenFile {
         let shared = image.volume().shared(file.ino());
         let (path, doomed) = (name.path.clone(), how.delete_on_close);
         let (level, held) = (Level::None, None);
-        Ok(OpenFile { file, atomic: None, shared, level, held, path, doomed, errno: 0, image })
+        let (persists_wal, errno) = (false, 0);
+        Ok(OpenFile { file, atomic: None, shared, level, held, path, doomed, persists_wal, errno, image })
     }
 
     pub(crate) fn close(mut self) -> Outcome<()> {
@@ -90,6 +93,14 @@ impl OpenFile {
     /// Notes the number of the host's or engine's error, which SQLite may ask for.
     pub(crate) fn note<T>(&mut self, outcome: Outcome<T>) -> Outcome<T> {
         outcome.inspect_err(|refused| self.errno = refused.errno)
+    }
+
+    /// Sets whether the WAL stays, unless `choice` is negative. Returns whether it stays.
+    pub(crate) fn persist_wal(&mut self, choice: i32) -> bool {
+        if choice >= 0 {
+            self.persists_wal = choice != 0;
+        }
+        self.persists_wal
     }
 
     pub(crate) fn errno(&self) -> i32 {

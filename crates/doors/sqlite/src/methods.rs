@@ -206,6 +206,11 @@ unsafe extern "C" fn file_control(
                 // SAFETY: SQLite gives a place for an int.
                 unsafe { *argument.cast::<c_int>() = has_moved.into() };
             }
+            sqlite::SQLITE_FCNTL_PERSIST_WAL => {
+                // SAFETY: SQLite gives an int, which holds the choice and gets the result.
+                let choice = unsafe { &mut *argument.cast::<c_int>() };
+                *choice = file.persist_wal(*choice).into();
+            }
             // SAFETY: as above.
             sqlite::SQLITE_FCNTL_VFSNAME => unsafe { *argument.cast::<*mut c_void>() = copy_of_name() },
             _ => return Ok(SQLITE_NOTFOUND),

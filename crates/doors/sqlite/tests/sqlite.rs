@@ -120,6 +120,16 @@ fn a_connection_leaves_the_wal_of_a_database_that_replaced_its_own() {
 }
 
 #[test]
+fn the_wal_stays_where_a_program_asks_for_it() {
+    for (choice, left) in [("0", &["app.db"][..]), ("1", &["app.db", "app.db-wal"])] {
+        let Some(place) = Place::new(64 * MIB) else { return };
+        assert_eq!(place.run("persists.py", &[choice]), "done\n");
+        assert_eq!(names(&place.image()), left);
+        place.check();
+    }
+}
+
+#[test]
 fn an_image_that_is_open_elsewhere_is_refused() {
     let Some(place) = Place::new(32 * MIB) else { return };
     let fs = FileSystem::open_image(place.image()).unwrap();
