@@ -84,7 +84,7 @@ pub(super) struct Shared<'a> {
 struct Place<'a> {
     new: Extent,
     birth: u32,
-    /// Of a new copy.
+    /// A new copy: its blocks until the record names them, and the write that filled them.
     copied: Option<(Taken<'a>, Option<WriteSeq>)>,
 }
 
