@@ -599,5 +599,5 @@ fn failures_before_the_first_promise_have_their_own_exit_code() {
 
     let help = place.run("crash explore --help").ok();
     assert!(help.contains("4  the check fails only on states before the first promise"), "{help}");
-    assert!(help.contains("[default: 10000 states]"), "{help}");
+    assert!(help.contains("[default: 10000 states; 1000 of a cluster]"), "{help}");
 }

@@ -119,7 +119,7 @@ fn options_reach_the_image_and_the_users() {
         assert_eq!(c.create(&root, "f", &mode(0o600)).err(), Some(client::ACCES));
     }
     assert_eq!(served.end(), 0);
-    place.run("snapshot create disk.kedge disk.kedge:/monday").ok();
+    place.run("snapshot create disk.kedge:/ disk.kedge:/monday").ok();
     let served = Served::start(&place, &["-o", "tree=monday"]);
     let mut c = served.client();
     let root = c.root();

@@ -15,8 +15,8 @@ use std::process::{Command, Stdio};
 /// Debian packages and their users: fuse3 for unprivileged mounts, e2fsprogs for foreign images
 /// that mkfs must refuse; it and the next two make the file systems that the crash models are
 /// compared with. nbdkit and qemu-utils are NBD servers. man-db to systemd are for what `kedge
-/// install-helpers` installs, the last three for the C library. The mount tests run the other
-/// programs on the file system.
+/// install-helpers` installs, the last three for the C library. lmdb-utils and rocksdb-tools make
+/// databases that crash tests judge. The mount tests run the other programs on the file system.
 const PACKAGES: &[&str] = &[
     "fuse3",
     "fsmark",
@@ -33,6 +33,8 @@ const PACKAGES: &[&str] = &[
     "attr",
     "bubblewrap",
     "stress-ng",
+    "lmdb-utils",
+    "rocksdb-tools",
     "man-db",
     "zsh",
     "fish",
