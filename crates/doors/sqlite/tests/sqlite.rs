@@ -71,11 +71,12 @@ fn each_journal_works() {
     place.check();
 }
 
-/// The names in the root directory, and the log writes of a replayed image.
+/// The names in the root directory.
 fn names(image: &Path) -> Vec<String> {
     let fs = FileSystem::open_image(image).unwrap();
     let names = fs.root().read_dir("/").unwrap();
-    let names = names.map(|entry| entry.unwrap().name.to_string_lossy().into_owned()).collect();
+    let mut names: Vec<_> = names.map(|entry| entry.unwrap().name.to_string_lossy().into_owned()).collect();
+    names.sort();
     fs.close().unwrap();
     names
 }
