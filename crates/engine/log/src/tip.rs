@@ -107,11 +107,21 @@ impl Tip {
         if self.head.0.load(SeqCst) & EMPTY != 0 {
             return None;
         }
-        let (base, head) = (self.base(), self.head.0.fetch_or(CLOSING, SeqCst));
-        let next = head.next_multiple_of(BLOCK);
+        let (base, head) = (self.base(), self.mark());
+        self.open_next(head);
+        Some((base, head))
+    }
+
+    /// From now on no append succeeds. Returns the end of the last record.
+    fn mark(&self) -> Lsn {
+        Lsn(self.head.0.fetch_or(CLOSING, SeqCst))
+    }
+
+    /// Appends succeed again, into the next batch.
+    fn open_next(&self, head: Lsn) {
+        let next = head.0.next_multiple_of(BLOCK);
         self.base.0.store(next, SeqCst);
         self.head.0.store(next | EMPTY, SeqCst);
-        Some((base, Lsn(head)))
     }
 }
 

@@ -29,9 +29,11 @@ fn no_place_is_given_beyond_the_largest_batch_or_while_a_batch_is_closed() {
     let most = MAX as usize - HEADER_SIZE - FRAME_SIZE;
     assert_eq!(tip.place(most + 1), None);
     tip.place(most / 2).expect("it fits");
-    tip.head.0.fetch_or(CLOSING, SeqCst);
-    assert_eq!(tip.place(1), None);
-    assert_eq!(tip.head(), Lsn(START.0 + (HEADER_SIZE + FRAME_SIZE + most / 2) as u64));
+    let end = Lsn(START.0 + (HEADER_SIZE + FRAME_SIZE + most / 2) as u64);
+    let head = tip.mark();
+    assert_eq!((tip.place(1), head, tip.head()), (None, end, end));
+    tip.open_next(head);
+    assert_eq!(tip.place(1).map(|placed| placed.base), Some(tip.base()));
 }
 
 /// Threads take places while another one closes batches. The places and the batches divide the log
