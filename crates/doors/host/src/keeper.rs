@@ -144,7 +144,7 @@ struct Successor {
     server: KeptServer,
     /// It waits only for the end of the old server, which is asked to leave.
     has_turn: bool,
-    /// Of its start, or of its turn.
+    /// When it was started, or got its turn.
     since: Duration,
 }
 

@@ -91,12 +91,19 @@ impl Export {
     /// leads to an inode is not enough.
     fn is_seen(&self, tree: Option<&TreeInfo>) -> bool {
         let shown = self.rights.tree;
-        if shown == Ino::ROOT || tree.is_some_and(|tree| tree.root == shown) {
+        if shown == Ino::ROOT {
             return true;
         }
-        // The way up ends at the first tree, for which this is `None`.
-        let Some(dir) = tree.map(|tree| tree.dir) else { return false };
-        self.fs.tree_of(dir).is_ok_and(|above| self.is_seen(above.as_ref()))
+        // The way up ends at the first tree, for which this is `None`. It may be as long as an
+        // image has trees, so it is a loop and not a recursion.
+        let mut at = tree.cloned();
+        while let Some(tree) = at {
+            if tree.root == shown {
+                return true;
+            }
+            at = self.fs.tree_of(tree.dir).ok().flatten();
+        }
+        false
     }
 
     /// The handle of an inode. Fails if its tree was deleted.

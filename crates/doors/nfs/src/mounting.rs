@@ -2,8 +2,8 @@
 //! directory below it.
 //!
 //! The whole image is exported, or one tree. A path leads from its root, through trees that are
-//! named on it and through no symbolic link. The server
-//! keeps no list of mounts, because such a list says nothing reliable.
+//! named on it and through no symbolic link. The server keeps no list of mounts, because such a
+//! list says nothing reliable.
 
 use crate::export::Export;
 use crate::handle;
