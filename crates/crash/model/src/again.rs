@@ -16,7 +16,7 @@
 //!
 //! A cluster recovers as a whole: its check runs on a mount for each node, and the recordings of
 //! all nodes are again a cluster that loses power. What differs from the recording of one program
-//! is the trait [`Subject`].
+//! is the trait `Subject`.
 
 mod recording;
 

@@ -367,7 +367,7 @@ impl State {
         joined
     }
 
-    /// The tree below a directory of the root: what [`State::join`] made of one tree.
+    /// The tree below a directory of the root: what `State::join` made of one tree.
     pub fn below(&self, name: &str) -> Option<State> {
         let (ino, dir) = self.find(name.as_bytes())?;
         let mut tree = State::default();

@@ -4,9 +4,9 @@
 //! 2. The keeper opens that file with its own rights, and runs it once to learn what it can serve
 //!    ([`Offer`]). If that does not fit the mount, nothing has happened.
 //! 3. The keeper starts the new program, which does all that it can do without the image, and
-//!    waits ([`await_turn`]). If it ends instead, nothing has happened.
+//!    waits (`await_turn`). If it ends instead, nothing has happened.
 //! 4. The keeper asks the server to leave. The server makes everything durable while it serves,
-//!    stops receiving, makes the rest durable, gives the image up ([`leave`]), and says so.
+//!    stops receiving, makes the rest durable, gives the image up (`leave`), and says so.
 //! 5. The keeper says to the new program that it serves. Meanwhile the old process ends. If the
 //!    new program does not serve, the keeper starts the old one.
 //!
