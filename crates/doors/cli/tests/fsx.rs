@@ -291,10 +291,10 @@ fn random_io_with_writes_passed_through() {
 
 #[test]
 fn random_io_while_servers_are_killed() {
-    fsx(" -o keeper");
+    fsx(" -o keeper,placement=on");
 }
 
 #[test]
-fn random_io_with_the_kernels_writeback_cache() {
-    fsx(" -o writeback_cache");
+fn random_io_with_the_kernels_writeback_cache_on_the_clients_processor() {
+    fsx(" -o writeback_cache,placement=on");
 }

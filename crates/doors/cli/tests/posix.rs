@@ -107,13 +107,13 @@ fn pjdfstest_with_writes_passed_through() {
 }
 
 #[test]
-fn pjdfstest_with_the_kernels_writeback_cache() {
-    pjdfstest(" -o writeback_cache");
+fn pjdfstest_with_the_kernels_writeback_cache_on_the_clients_processor() {
+    pjdfstest(" -o writeback_cache,placement=on");
 }
 
 #[test]
 fn pjdfstest_while_servers_are_killed() {
-    pjdfstest(" -o keeper");
+    pjdfstest(" -o keeper,placement=on");
 }
 
 /// stress-ng's programs that need features missing on FUSE or on this machine: binder, block

@@ -65,6 +65,8 @@ pub struct Settings {
     pub written: bool,
     /// The program that commands call `kedge`.
     pub kedge: PathBuf,
+    /// The program that commands call `kedge-before`: an earlier version to compare with.
+    pub before: Option<PathBuf>,
     pub interrupt: Interrupt,
     /// Receives progress messages.
     pub progress: fn(&str),

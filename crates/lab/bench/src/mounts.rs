@@ -33,6 +33,14 @@ pub fn kedge_lines(size: u64, written: bool) -> Vec<String> {
     lines
 }
 
+/// The same with an earlier version's program.
+pub fn before_lines(size: u64) -> Vec<String> {
+    let mut lines = vec![make_file("before", size, true)];
+    let commands = ["kedge-before mkfs before.img", "mkdir before", "kedge-before mount before.img before"];
+    lines.extend(commands.map(String::from));
+    lines
+}
+
 /// The two `lazy` options only move work of the first minutes into mkfs, where it does not disturb
 /// the measurement. `nodiscard` keeps written blocks allocated.
 pub fn ext4_lines(size: u64, written: bool) -> Vec<String> {
@@ -138,6 +146,10 @@ impl<'a> Mounted<'a> {
         Mounted::make(shell, "kedge", "kedge umount kedge", &kedge_lines(size, written))
     }
 
+    pub fn before(shell: &'a Shell, size: u64) -> Result<Mounted<'a>> {
+        Mounted::make(shell, "before", "kedge-before umount before", &before_lines(size))
+    }
+
     pub fn ext4(shell: &'a Shell, size: u64, written: bool) -> Result<Mounted<'a>> {
         Mounted::make(shell, "ext4", "umount ext4", &ext4_lines(size, written))
     }
@@ -227,7 +239,7 @@ impl<'a> Mounted<'a> {
         self.shell.dir.join(self.name)
     }
 
-    /// The process number of the server of `kedge`.
+    /// The process number of the server of a mount of KedgeFS.
     pub fn server(&self) -> Result<String> {
         let dir = self.path();
         for entry in std::fs::read_dir("/proc").context("read /proc")? {
@@ -247,7 +259,7 @@ impl<'a> Mounted<'a> {
             return Ok(Some(child.id()));
         }
         match self.name {
-            "kedge" => Ok(Some(self.server()?.parse().context("the number of a process")?)),
+            "kedge" | "before" => Ok(Some(self.server()?.parse().context("the number of a process")?)),
             "fuse2fs" | "redoxfs" => process_of(self.name).map(Some),
             _ => Ok(None),
         }

@@ -30,7 +30,8 @@ impl Place {
         let mounts = std::fs::read_to_string("/proc/self/mountinfo").context("read the list of mounts")?;
         let status = std::fs::read_to_string("/proc/self/status").context("read our own status")?;
         Ok(Place {
-            shell: Shell::new(&path, &settings.kedge, &settings.interrupt),
+            shell: Shell::new(&path, &settings.kedge, &settings.interrupt)
+                .with_before(settings.before.clone()),
             root: effective_uid(&status) == Some(0),
             host: kind_of_mount(&mounts, &path).unwrap_or_else(|| "unknown".into()),
             _dir: dir,

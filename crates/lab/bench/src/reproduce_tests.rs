@@ -10,6 +10,7 @@ fn report(experiment: Experiment, part: Part) -> Report {
         quick: true,
         written: false,
         kedge: "none is needed off the mount".into(),
+        before: None,
         interrupt: Interrupt::new(|_| {}),
         progress: |_| {},
     };

@@ -49,6 +49,7 @@ impl Interrupt {
 pub struct Shell {
     pub dir: PathBuf,
     kedge: PathBuf,
+    before: Option<PathBuf>,
     interrupt: Interrupt,
     clock: SystemClock,
 }
@@ -58,9 +59,15 @@ impl Shell {
         Shell {
             dir: dir.to_owned(),
             kedge: kedge.to_owned(),
+            before: None,
             interrupt: interrupt.clone(),
             clock: SystemClock::default(),
         }
+    }
+
+    /// Lets commands call `program` by the name `kedge-before`.
+    pub fn with_before(self, program: Option<PathBuf>) -> Shell {
+        Shell { before: program, ..self }
     }
 
     /// Runs a line of words without spaces inside, and returns its standard output.
@@ -101,6 +108,7 @@ impl Shell {
         let name = words.next().unwrap_or_default();
         let program = match name {
             "kedge" => self.kedge.clone(),
+            "kedge-before" => self.before.clone().context("no earlier program was given")?,
             _ => need(name)?,
         };
         // Files, since pipes would have to be read while waiting.

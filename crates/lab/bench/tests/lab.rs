@@ -133,7 +133,7 @@ fn a_comparison_in_process() {
     assert!(text.contains("Left out: null") && text.contains("append 100 bytes"), "{text}");
     let report: serde_json::Value = serde_json::from_slice(&std::fs::read(json).unwrap()).unwrap();
     let outcomes = report["sections"][0]["outcomes"].as_array().unwrap();
-    assert_eq!(outcomes.len(), 2 * 23, "free, and on one processor: {report:#}");
+    assert_eq!(outcomes.len(), 2 * 26, "free, and on one processor: {report:#}");
     for side in outcomes.iter().flat_map(|outcome| outcome["sides"].as_array().unwrap()) {
         assert!(side["failed"].is_null(), "{side:#}");
         assert!(side["samples"][0]["median"].as_f64().unwrap() > 0.0, "{side:#}");
@@ -162,6 +162,15 @@ fn a_comparison_names_kedgefs_without_being_asked() {
     let (code, names, fine, out) = run("raw");
     assert_eq!((names, fine), (vec!["KedgeFS".to_owned(), "durable writes".to_owned()], false), "{out}");
     assert_eq!(run("kedge,raw").0, code);
+    // An earlier version takes part exactly when its program is named.
+    let (_, names, ..) = run("raw --before /bin/false");
+    assert_eq!(names, ["KedgeFS", "KedgeFS before", "durable writes"]);
+    for (asked, part) in
+        [("--peers before", "--before PROGRAM"), ("--before gone", "the program of --before")]
+    {
+        let refused = place.run(&format!("bench compare --quick {asked}"));
+        assert!(refused.code == 1 && refused.err.contains(part), "{asked}: {}", refused.err);
+    }
     assert!(place.is_empty(), "nothing is left");
     // The library runs no program of the host, which the report says.
     let text = place.run("bench compare --quick --rounds 1 --size 256M --only dbench --peers library").ok();

@@ -38,11 +38,18 @@ fn loads_are_chosen_by_a_part_of_their_title() {
 
 #[test]
 fn kedgefs_always_takes_part() {
-    assert_eq!(contestants(&[]), Peer::value_variants());
-    let asked = contestants(&[Peer::Fuse2fs, Peer::Ext4]);
+    let all: Vec<Peer> = Peer::value_variants().iter().copied().filter(|p| *p != Peer::Before).collect();
+    assert_eq!(contestants(&[], false), all);
+    assert_eq!(contestants(&[], true), Peer::value_variants());
+    let asked = contestants(&[Peer::Fuse2fs, Peer::Ext4], false);
     assert_eq!(asked, [Peer::Kedge, Peer::Ext4, Peer::Fuse2fs], "in the order of reports");
-    assert_eq!(contestants(&[Peer::Raw, Peer::Library]), [Peer::Library, Peer::Raw], "as it was asked for");
-    assert_eq!(contestants(&[Peer::Kedge]), [Peer::Kedge]);
+    assert_eq!(
+        contestants(&[Peer::Raw, Peer::Library], false),
+        [Peer::Library, Peer::Raw],
+        "as it was asked for"
+    );
+    assert_eq!(contestants(&[Peer::Kedge], false), [Peer::Kedge]);
+    assert_eq!(contestants(&[Peer::Kedge], true), [Peer::Kedge, Peer::Before]);
 }
 
 /// A round that is pinned has the title of its load and says where it ran, with a figure for each
@@ -60,6 +67,7 @@ fn a_round_says_where_its_threads_ran() {
         quick: true,
         written: false,
         kedge: "kedge".into(),
+        before: None,
         interrupt: crate::Interrupt::new(|_| ()),
         progress: |_| (),
     };
@@ -78,7 +86,7 @@ fn a_round_says_where_its_threads_ran() {
 #[test]
 fn what_is_durable_is_compared_with_durable_writes() {
     let durable = LOADS.iter().filter(|load| fits(Peer::Raw, load)).count();
-    assert_eq!(durable, 13);
+    assert_eq!(durable, 16);
     assert!(LOADS.iter().all(|load| fits(Peer::Ext4, load)));
     assert!(LOADS.iter().filter(|load| !fits(Peer::Library, load)).count() == 3, "programs need a mount");
     assert!(LOADS.iter().all(|load| fits(Peer::Redoxfs, load) != load.durable), "its fsync does nothing");

@@ -127,7 +127,7 @@ const fn synced_after(title: &'static str, threads: usize, reverse: bool) -> Loa
     wanted(bars, durable(calls(title, "files/s", threads, 100 * threads as u64, work)))
 }
 
-pub static LOADS: [Load; 26] = [
+pub static LOADS: [Load; 29] = [
     wanted(&CREATED, calls("4 KiB files, 1 thread", "files/s", 1, 500, plain_files)),
     wanted(&CREATED, calls("4 KiB files, 4 threads", "files/s", 4, 500, plain_files)),
     wanted(&CREATED, calls("4 KiB files, 16 threads", "files/s", 16, 500, plain_files)),
@@ -151,8 +151,11 @@ pub static LOADS: [Load; 26] = [
     synced_after("4 KiB files, then fsync of each from the last, 4 threads", 4, true),
     synced_after("4 KiB files, then fsync of each from the last, 16 threads", 16, true),
     durable(calls("overwrite 4 KiB, fdatasync", "writes/s", 1, 100, overwrites)),
+    durable(calls("overwrite 4 KiB, fdatasync, 4 threads", "writes/s", 4, 400, overwrites)),
+    durable(calls("overwrite 4 KiB, fdatasync, 16 threads", "writes/s", 16, 800, overwrites)),
     durable(calls("append 100 bytes, fdatasync", "writes/s", 1, 100, appends)),
     wanted(&REPLACED, durable(calls("replace a file safely, 16 clients", "files/s", 16, 160, replacements))),
+    durable(calls("replace a file safely, 16 clients in one directory", "files/s", 16, 160, rename_storm)),
     wanted(&TREE, calls("unpack a tree of small files", "files/s", 1, 500, unpack)),
     wanted(&TREE, calls("remove that tree", "files/s", 1, 500, remove)),
     wanted(
@@ -260,18 +263,29 @@ fn sync_after(dir: &Root, items: u64, reverse: bool) -> Result<()> {
     Ok(())
 }
 
-fn overwrites(root: &Root, _: usize, items: u64) -> Result<f64> {
-    let file = root.create("f")?;
-    (0..OVERWRITTEN).try_for_each(|i| file.write_at(i * BLOCK.len() as u64, &BLOCK))?;
-    file.sync()?;
-    let took = timed(|| {
-        (0..items).try_for_each(|i| {
-            // Distant blocks in sequence.
-            file.write_at(i * 389 % OVERWRITTEN * BLOCK.len() as u64, &BLOCK)?;
-            file.sync_data()
-        })
+/// Each thread overwrites its own file.
+fn overwrites(root: &Root, threads: usize, items: u64) -> Result<f64> {
+    let each = (items / threads as u64).max(1);
+    let mut files = Vec::new();
+    for i in 0..threads {
+        let file = root.create(&format!("f{i}"))?;
+        (0..OVERWRITTEN).try_for_each(|i| file.write_at(i * BLOCK.len() as u64, &BLOCK))?;
+        file.sync()?;
+        files.push(file);
+    }
+    let mut files = files.into_iter();
+    let (took, _) = in_threads(threads, |_| {
+        let file = files.next();
+        move || {
+            let file = file.context("each thread has a file")?;
+            (0..each).try_for_each(|i| {
+                // Distant blocks in sequence.
+                file.write_at(i * 389 % OVERWRITTEN * BLOCK.len() as u64, &BLOCK)?;
+                file.sync_data()
+            })
+        }
     })?;
-    Ok(rate(items, took))
+    Ok(rate(each * threads as u64, took))
 }
 
 fn appends(root: &Root, _: usize, items: u64) -> Result<f64> {
@@ -297,6 +311,24 @@ fn replacements(root: &Root, threads: usize, items: u64) -> Result<f64> {
             dir.sync()
         })
     })
+}
+
+/// The same, with all files in one directory.
+fn rename_storm(root: &Root, threads: usize, items: u64) -> Result<f64> {
+    let each = (items / threads as u64).max(1);
+    let (took, _) = in_threads(threads, |i| {
+        let dir = root.clone();
+        move || {
+            (0..each).try_for_each(|_| {
+                let mut file = dir.create(&format!("new{i}"))?;
+                file.write(&BLOCK)?;
+                file.sync()?;
+                dir.rename(&format!("new{i}"), &format!("f{i}"))?;
+                dir.sync()
+            })
+        }
+    })?;
+    Ok(rate(each * threads as u64, took))
 }
 
 /// The work of tar: directories, files of 1 KiB, their modes and times.

@@ -34,6 +34,8 @@ use std::path::PathBuf;
 pub enum Peer {
     /// KedgeFS, mounted
     Kedge,
+    /// An earlier version of KedgeFS, mounted: the program that `--before` names
+    Before,
     /// KedgeFS, in process
     Library,
     /// A file system that does nothing, behind the same mount
@@ -57,6 +59,7 @@ impl Peer {
     pub const fn name(self) -> &'static str {
         match self {
             Peer::Kedge => "KedgeFS",
+            Peer::Before => "KedgeFS before",
             Peer::Library => "KedgeFS in process",
             Peer::Null => "null",
             Peer::NullLog => "null with a log",
@@ -75,6 +78,7 @@ impl Peer {
     const fn is(self) -> &'static str {
         match self {
             Peer::Kedge => "mounted, defaults",
+            Peer::Before => "an earlier version, mounted, defaults",
             Peer::Library => "the library, without the kernel",
             Peer::Null => "a file system in memory behind the same mount: what the kernel's interface costs",
             Peer::NullLog => "the same; each fsync waits for a durable write, which others may share",
@@ -101,7 +105,7 @@ impl Peer {
     /// Why the contestant cannot be measured here.
     fn missing(self, place: &Place, kedge: &std::path::Path) -> Option<String> {
         let (tools, root): (&[&str], bool) = match self {
-            Peer::Kedge => (&["umount"], false),
+            Peer::Kedge | Peer::Before => (&["umount"], false),
             Peer::Library | Peer::Raw => (&[], false),
             Peer::Null | Peer::NullLog => return mounts::null_program(kedge).err(),
             Peer::Ext4 | Peer::Ext4Fast => (&["mkfs.ext4", "mount", "umount"], true),
@@ -248,11 +252,12 @@ pub fn loads(texts: &[String]) -> Vec<&'static Load> {
 }
 
 /// The requested contestants and KedgeFS, mounted unless only `library` is requested; without a
-/// request, all. Ratios compare the first with the others: without KedgeFS they would compare
-/// peers.
-pub fn contestants(asked: &[Peer]) -> Vec<Peer> {
+/// request, all. An earlier version takes part if there is one. Ratios compare the first with the
+/// others: without KedgeFS they would compare peers.
+pub fn contestants(asked: &[Peer], before: bool) -> Vec<Peer> {
     let ours = asked.iter().any(|peer| peer.is_ours());
     let takes_part = |peer: &Peer| match peer {
+        Peer::Before => before,
         _ if asked.is_empty() => true,
         Peer::Kedge if !ours => true,
         peer => asked.contains(peer),
@@ -324,6 +329,7 @@ impl Compare<'_> {
             Peer::Kedge => {
                 (mounts::kedge_lines(size, true), Mounted::kedge(shell, size, true).map(Ground::Mounted))
             }
+            Peer::Before => (mounts::before_lines(size), Mounted::before(shell, size).map(Ground::Mounted)),
             Peer::Ext4 => {
                 (mounts::ext4_lines(size, true), Mounted::ext4(shell, size, true).map(Ground::Mounted))
             }

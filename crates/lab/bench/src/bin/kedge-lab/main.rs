@@ -152,6 +152,9 @@ struct CompareArgs {
     /// named without `kedge`
     #[arg(long, value_name = "PEER,…", value_delimiter = ',')]
     peers: Vec<Peer>,
+    /// An earlier version's `kedge`, which takes part as `before`
+    #[arg(long, value_name = "PROGRAM")]
+    before: Option<PathBuf>,
     /// Only loads whose title has TEXT in it; may be repeated
     #[arg(long, value_name = "TEXT")]
     only: Vec<String>,
@@ -277,7 +280,11 @@ fn asked<T: ValueEnum + PartialEq>(only: &[T]) -> Vec<T> {
 }
 
 fn bench_compare(args: &CompareArgs) -> Result<ExitCode> {
-    let peers = compare::contestants(&args.peers);
+    let peers = compare::contestants(&args.peers, args.before.is_some());
+    ensure!(
+        args.before.is_some() || !args.peers.contains(&Peer::Before),
+        "`before` takes part with --before PROGRAM"
+    );
     let loads = compare::loads(&args.only);
     ensure!(!loads.is_empty(), "no load has \"{}\" in its title", args.only.join("\" or \""));
     args.json.iter().chain(&args.html).try_for_each(|file| can_be_kept(file))?;
@@ -291,7 +298,10 @@ fn bench_compare(args: &CompareArgs) -> Result<ExitCode> {
         markdown: false,
         out: None,
     };
-    let report = compare::run(&common.settings()?, &peers, &loads, args.places.places())?;
+    let before = args.before.as_ref().map(|program| program.canonicalize());
+    let before = before.transpose().context("find the program of --before")?;
+    let settings = Settings { before, ..common.settings()? };
+    let report = compare::run(&settings, &peers, &loads, args.places.places())?;
     let write = |file: &PathBuf, text: String| {
         std::fs::write(file, text).with_context(|| format!("write {}", file.display()))
     };
@@ -415,6 +425,7 @@ impl Common {
             quick: self.quick,
             written: self.written,
             kedge,
+            before: None,
             interrupt,
             progress: |line| eprintln!("{line}"),
         })
