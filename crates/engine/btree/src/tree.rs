@@ -7,6 +7,7 @@ use crate::latch::LatchWatch;
 use crate::peek::{Step, child_of};
 use crate::routes::Words;
 use crate::stats::{LatchReport, Meter, TreeStats, stripe};
+use crate::sync::relax;
 use crate::totals::Totals;
 use crate::tree_lock::TreeLock;
 use kedge_base::atomic::{AtomicU8, AtomicU64, Ordering::*};
@@ -389,8 +390,11 @@ impl Tree {
     #[inline]
     pub(crate) fn optimistic<R>(&self, key: &Key, mut f: impl FnMut(&Frame) -> Option<R>) -> Option<R> {
         let active = self.cache.shared.epochs.enter(stripe());
-        let key = words(key);
-        for _ in 0..OPTIMISTIC_TRIES {
+        let (key, mut looks) = (words(key), 0);
+        for attempt in 0..OPTIMISTIC_TRIES {
+            // A split takes a few microseconds from its first change of a leaf to the parent's
+            // route table. A descent with latches would sleep meanwhile.
+            (1..1u32 << attempt).for_each(|_| relax(&mut looks));
             let done = match self.descend(&active, &key) {
                 Step::Child(leaf) => f(leaf),
                 Step::Missing => break,

@@ -181,6 +181,14 @@ const LOADS: &[Load] = &[
         play: own_creates,
     },
     Load {
+        name: "grown-creates",
+        title: "empty files, 64 threads, a directory of 512 files each",
+        rules: &["default"],
+        metrics: own_metrics,
+        published: &[],
+        play: grown_creates,
+    },
+    Load {
         name: "own-fsyncs",
         title: "files of 4 KiB with fsync, 64 threads, one directory",
         rules: &["default"],
@@ -199,7 +207,7 @@ const LOADS: &[Load] = &[
 ];
 
 /// The loads that show which lock of our own is the first that stops scaling.
-pub const OWN: [&str; 3] = ["own-creates", "own-fsyncs", "own-lookups"];
+pub const OWN: [&str; 4] = ["own-creates", "grown-creates", "own-fsyncs", "own-lookups"];
 
 fn library(options: MountOptions, format: &FormatOptions) -> Result<Library> {
     let disk = TimedDisk::new(IMAGE, SPEED).context("start the device's thread")?;
@@ -413,6 +421,23 @@ fn named_dirs(library: &Library) -> Result<Arc<Vec<Ino>>> {
 fn own_creates(_: &str, amount: Amount) -> Result<Vec<f64>> {
     let library = usual(MountOptions { cache_size: CACHE, ..MountOptions::default() })?;
     let dirs = named_dirs(&library)?;
+    own(&library, amount.pick(50, 300), move |library, thread, i| {
+        let name = format!("t{thread}f{i:07}");
+        library.fs().create(dirs[thread], name.as_bytes(), 0o644, Owner::default())?;
+        Ok(())
+    })
+}
+
+/// The same in directories whose names and inodes fill leaves of their own.
+fn grown_creates(_: &str, amount: Amount) -> Result<Vec<f64>> {
+    const FILES: u64 = 512;
+    let library = usual(MountOptions { cache_size: CACHE, ..MountOptions::default() })?;
+    let dirs = named_dirs(&library)?;
+    for dir in dirs.iter() {
+        for i in 0..FILES {
+            library.fs().create(*dir, format!("f{i:07}").as_bytes(), 0o644, Owner::default())?;
+        }
+    }
     own(&library, amount.pick(50, 300), move |library, thread, i| {
         let name = format!("t{thread}f{i:07}");
         library.fs().create(dirs[thread], name.as_bytes(), 0o644, Owner::default())?;
