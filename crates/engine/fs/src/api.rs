@@ -1,20 +1,21 @@
 //! Public API: [`FileSystem`] and its operations, each counted and timed.
 
+mod space;
+mod trees;
+
 use crate::core::{Fs, Membership};
 use crate::data::atomic::Staged;
 use crate::data::clone::CloneRange;
 use crate::data::read::Keep;
 use crate::error::{Done, Error, Result};
 use crate::gate::{Entrant, Thawed};
-use crate::limits::{Limit, SetLimit};
 use crate::names::directory::Make;
 use crate::policy::options::{FormatOptions, MountOptions};
 use crate::policy::switches::Switches;
 use crate::stats::OpKind;
-use crate::trees::{Root, TreeInfo, TreeSpace};
 use crate::types::*;
 use kedge_base::broken::{self, Variant};
-use kedge_base::{BLOCK_SIZE, Clock, Ino, Lsn};
+use kedge_base::{Clock, Ino, Lsn};
 use kedge_device::Device;
 use kedge_format::{FileFlags, FileKind};
 use kedge_store::ForceCause;
@@ -147,13 +148,6 @@ impl FileSystem {
     /// [`FileSystem::look`] that returns what a caller sees of an inode, for the same reason.
     fn look_attr(&self, op: OpKind, at: Ino, run: impl FnOnce(&Fs, Ino) -> Result<Attr>) -> Result<Attr> {
         self.look(op, at, |fs, at| run(fs, at).map(|attr| fs.numbers().attr(attr)))
-    }
-
-    /// What a caller sees of a limit.
-    fn shown_limit(&self, mut limit: Limit) -> Limit {
-        limit.dir = self.fs.numbers().outward(limit.dir);
-        limit.inside = limit.inside.map(|dir| self.fs.numbers().outward(dir));
-        limit
     }
 
     /// The inode of the entry `name` in `dir`; `.` and `..` work.
@@ -297,126 +291,6 @@ impl FileSystem {
         })
     }
 
-    /// Forks the tree whose root directory is `source` ([`Ino::ROOT`], or the root of a fork): all
-    /// of it, as it is at one moment, becomes a tree of its own with the name `name` in `dir`. Both
-    /// are independent from then on. Time and space do not depend on the size of the tree: nodes
-    /// and blocks are shared until one of the trees changes them. Returns the root of the fork,
-    /// which is durable. `read_only`: a snapshot, in which nothing can be changed.
-    ///
-    /// Inode numbers of a fork differ from those of its source in the upper bits. Trees that are
-    /// named in `source` are not part of the fork. Links and renames between trees are refused with
-    /// EXDEV.
-    ///
-    /// # Errors
-    /// EINVAL: `source` is not the root of a tree. EEXIST: the name is taken. EROFS: `dir` is in a
-    /// snapshot. ENOSPC: there is no room for the table of trees. EBUSY: frozen, or another fork
-    /// is under way.
-    pub fn fork(&self, source: Ino, dir: Ino, name: &[u8], read_only: bool) -> Result<Attr> {
-        self.timed(OpKind::fork, |fs| fs.fork(source, dir, name, read_only))
-    }
-
-    /// Deletes a tree with everything in it. Its name is gone at once, durably; its space is freed
-    /// in the background. Inodes of it that are still open get ESTALE.
-    ///
-    /// # Errors
-    /// ENOENT: the name is not that of a tree. ENOTEMPTY: another tree is named in it.
-    pub fn delete_tree(&self, dir: Ino, name: &[u8]) -> Result<()> {
-        self.timed(OpKind::delete_tree, |fs| fs.delete_tree(dir, name))?;
-        self.fs.start_reclaim();
-        Ok(())
-    }
-
-    /// Replaces a tree by a fork of `source`, a snapshot of it for instance: the tree of this name
-    /// is deleted, and its name is that of a new fork, in one step and durably. Returns the root of
-    /// the fork.
-    ///
-    /// # Errors
-    /// As for [`FileSystem::fork`] and [`FileSystem::delete_tree`].
-    pub fn roll_back(&self, source: Ino, dir: Ino, name: &[u8]) -> Result<Attr> {
-        let made = self.timed(OpKind::fork, |fs| fs.roll_back(source, dir, name));
-        // The tree may be replaced although the call fails: its space is freed all the same.
-        self.fs.start_reclaim();
-        made
-    }
-
-    /// Replaces the contents of the first tree by a fork of `source`, a snapshot of it for
-    /// instance, in one step and durably: the root directory has what that of `source` has. What
-    /// was there before is deleted, and its space is freed in the background.
-    ///
-    /// The root directory keeps its number. All other inodes of the first tree that a caller knows
-    /// are gone, open ones too: calls with their numbers fail with ESTALE. Inodes of the new
-    /// contents show numbers that were never shown before, until the file system is opened again.
-    ///
-    /// Trees that are named in the first tree keep their paths.
-    ///
-    /// # Errors
-    /// EINVAL: `source` is the first tree, or not the root of a tree. ENOTEMPTY: a tree would lose
-    /// its path, because `source` has no such directory or has something else there:
-    /// [`FileSystem::rename_tree`] it first. Others as for [`FileSystem::fork`].
-    pub fn roll_back_root(&self, source: Ino) -> Result<()> {
-        let done = self.timed(OpKind::fork, |fs| fs.replace_root(source, Root::RolledBack));
-        self.fs.start_reclaim();
-        done
-    }
-
-    /// Puts the fork whose root is `fork` in the place of the first tree, as
-    /// [`FileSystem::roll_back_root`] does, in one step. The name of the fork is gone. Unless
-    /// `force` is set, the first tree must not have changed since it was forked.
-    ///
-    /// # Errors
-    /// As for [`FileSystem::roll_back_root`] and [`FileSystem::commit_tree`]. ENOTEMPTY also if
-    /// another tree is named in the fork.
-    pub fn commit_root(&self, fork: Ino, force: bool) -> Result<()> {
-        let done = self.timed(OpKind::rename, |fs| fs.replace_root(fork, Root::Committed { force }));
-        self.fs.start_reclaim();
-        done
-    }
-
-    /// Replaces a tree by a fork: the tree of this name is deleted, and its name becomes that of
-    /// the fork whose root is `fork`, in one step and durably. Unless `force` is set, the tree must
-    /// not have changed since it was forked; an access time is a change.
-    ///
-    /// # Errors
-    /// EBUSY: the tree was changed, or it is not the one that was forked. EROFS: the fork is a
-    /// snapshot. Others as for [`FileSystem::delete_tree`].
-    pub fn commit_tree(&self, fork: Ino, dir: Ino, name: &[u8], force: bool) -> Result<()> {
-        self.timed(OpKind::rename, |fs| fs.commit_tree(fork, dir, name, force))?;
-        self.fs.start_reclaim();
-        Ok(())
-    }
-
-    /// Gives a tree another name, durably. Nothing is replaced: EEXIST if the name is taken.
-    pub fn rename_tree(&self, dir: Ino, name: &[u8], new_dir: Ino, new_name: &[u8]) -> Result<()> {
-        self.timed(OpKind::rename, |fs| fs.rename_tree((dir, name), (new_dir, new_name)))
-    }
-
-    /// Makes a fork a snapshot, in which nothing can be changed, or a snapshot a fork.
-    pub fn set_tree_read_only(&self, root: Ino, read_only: bool) -> Result<()> {
-        self.timed(OpKind::setattr, |fs| fs.set_tree_read_only(root, read_only))
-    }
-
-    /// All trees; the first tree comes first.
-    pub fn trees(&self) -> Vec<TreeInfo> {
-        let mut trees = self.fs.trees();
-        trees.iter_mut().for_each(|tree| tree.dir = self.fs.numbers().outward(tree.dir));
-        trees
-    }
-
-    /// The fork or snapshot that the inode is in, with the count of inodes that the last checkpoint
-    /// had; `None` in the first tree. Whether there is such an inode is not looked up.
-    ///
-    /// # Errors
-    /// ESTALE: the tree was deleted.
-    pub fn tree_of(&self, ino: Ino) -> Result<Option<TreeInfo>> {
-        let tree = self.fs.steady(ino, |ino| self.fs.tree_of(ino))?;
-        Ok(tree.map(|tree| TreeInfo { dir: self.fs.numbers().outward(tree.dir), ..tree }))
-    }
-
-    /// The root of the tree that has this name in the directory.
-    pub fn tree_named(&self, dir: Ino, name: &[u8]) -> Option<Ino> {
-        self.fs.names().tree_named(self.fs.numbers().inward(dir), name)
-    }
-
     /// The path of a directory from the root, with a slash before each name. Reads the directories
     /// above it.
     ///
@@ -424,17 +298,6 @@ impl FileSystem {
     /// ENOENT: the directory was removed meanwhile.
     pub fn path_of(&self, dir: Ino) -> Result<Vec<u8>> {
         self.fs.steady(dir, |dir| self.fs.names().path_of(dir))
-    }
-
-    /// What a tree takes that no other uses. Reads the nodes that are its own.
-    pub fn tree_space(&self, root: Ino) -> Result<TreeSpace> {
-        self.fs.tree_space(root)
-    }
-
-    /// Frees what deleted trees have left, as the background does. Returns when nothing is left.
-    pub fn reclaim(&self) -> Result<()> {
-        while self.fs.reclaim()? {}
-        Ok(())
     }
 
     /// Passes the entries after `cookie` (0: all) to `visit` until it returns false.
@@ -646,110 +509,6 @@ impl FileSystem {
     /// Releases `count` pins; the last pin of a nameless inode deletes it.
     pub fn unpin(&self, ino: Ino, count: u64) {
         self.fs.files().unpin(self.fs.numbers().inward(ino), count);
-    }
-
-    /// For tests: the work of the commit timer with `discard`.
-    #[doc(hidden)]
-    pub fn discard_now(&self) {
-        self.fs.engine().discard_turn();
-    }
-
-    /// Discards free space on the device, or on the host of an image file (FITRIM). Discards free
-    /// runs of at least `min_len` bytes among the `len` bytes of the device at `offset`, and
-    /// returns their total in bytes. Includes everything freed before the call, because the log is
-    /// forced first.
-    ///
-    /// Waits while the file system is frozen; a freeze can start between two parts of the work.
-    /// Under a [`FileSystem::pass_or`] the call then ends early and returns the bytes discarded so
-    /// far.
-    pub fn trim(&self, offset: u64, len: u64, min_len: u64) -> Result<u64> {
-        self.fs.engine().trim(offset, len, min_len)
-    }
-
-    /// Makes the image larger or smaller, while it is in use: to `bytes`, or by `None` to the size
-    /// that its device has now. Returns the new size in bytes. After a growth it may be a little
-    /// less than `bytes`, if the last group of blocks would have no room for more than the
-    /// allocation maps that it adds.
-    ///
-    /// A file is extended, and stays sparse, or truncated. A block device or an export must have a
-    /// larger size already, and keeps its size when the image becomes smaller. A crash leaves the
-    /// old size or the new one.
-    ///
-    /// To become smaller, the image moves what lies beyond the new end, which may take long;
-    /// changes continue. Blocks that files or trees share are not moved. [`FileSystem::smallest`]
-    /// is the least size for what the image contains.
-    ///
-    /// Fails with EINVAL if the image would become smaller than that, or larger than the format or
-    /// the device permits, or if shared blocks lie beyond the new end; with EBUSY while the file
-    /// system is frozen or being resized, with EROFS if it is open for reading only, and with
-    /// ENOSPC if the host has no space for the allocation maps. After ENOSPC the next checkpoint
-    /// may complete the change.
-    pub fn resize(&self, bytes: Option<u64>) -> Result<u64> {
-        self.fs.resize(bytes)
-    }
-
-    /// The smallest size in bytes to which [`FileSystem::resize`] can make the image now, if no
-    /// shared blocks lie beyond it.
-    pub fn smallest(&self) -> u64 {
-        self.fs.engine().store().smallest_bytes()
-    }
-
-    /// Space and inodes, used and free.
-    ///
-    /// Free blocks are those that neither a file nor a tree node has or is promised, including
-    /// blocks that were just freed and wait for the log or a checkpoint. Available blocks are those
-    /// that data can have: some of the free ones are kept for nodes.
-    pub fn statfs(&self) -> StatFs {
-        let counts = self.fs.engine().store().alloc().free_counts();
-        let free = counts.owned_free.saturating_sub(counts.reserved);
-        let available = counts.available_soon.min(free);
-        let inodes = self.fs.engine().store().inode_count();
-        StatFs {
-            block_size: BLOCK_SIZE as u32,
-            blocks: self.fs.engine().store().total_blocks(),
-            blocks_free: free,
-            blocks_available: available,
-            // Inodes are made on demand, so this many more fit into the available space.
-            inodes: inodes + available * 8,
-            inodes_free: available * 8,
-            name_max: kedge_format::item::NAME_MAX as u32,
-        }
-    }
-
-    /// [`FileSystem::statfs`] as it looks from a directory or file: size and free space are no more
-    /// than the limits above it leave ([`FileSystem::set_limit`]).
-    pub fn statfs_at(&self, ino: Ino) -> Result<StatFs> {
-        self.fs.steady(ino, |ino| self.fs.statfs_at(ino, self.statfs()))
-    }
-
-    /// Limits how many bytes of file data and how many inodes may be used at and below a directory,
-    /// durably. From then on a write, fallocate or creation that would need more fails with EDQUOT;
-    /// data that was accepted is never refused later. A limit below what is in use is allowed: it
-    /// refuses what is new. Directories below may have limits of their own, and both then hold.
-    ///
-    /// The first limit of a directory visits everything below it while changes wait; a change of a
-    /// limit does not. Links and renames into or out of the directory fail with EXDEV from then on.
-    /// A fork has the limits of its source, and counts for itself. A tree that is named below the
-    /// directory is not a part of it.
-    ///
-    /// # Errors
-    /// EINVAL: less than a block or a file, or more than 32 limits inside one another. EMLINK: a
-    /// file has another name outside of the directory. EROFS, EBUSY, ENOSPC: as for
-    /// [`FileSystem::fork`].
-    pub fn set_limit(&self, dir: Ino, change: SetLimit) -> Result<Limit> {
-        let limit = self.timed(OpKind::setattr, |fs| fs.set_limit(dir, change))?;
-        Ok(self.shown_limit(limit))
-    }
-
-    /// The nearest limit at or above an inode.
-    pub fn limit_of(&self, ino: Ino) -> Result<Option<Limit>> {
-        let limit = self.fs.steady(ino, |ino| self.fs.limit_of(ino))?;
-        Ok(limit.map(|limit| self.shown_limit(limit)))
-    }
-
-    /// All limits that have a maximum.
-    pub fn limits(&self) -> Vec<Limit> {
-        self.fs.limits().into_iter().map(|limit| self.shown_limit(limit)).collect()
     }
 
     /// The number of inodes deleted so far whose last name had been removed while they were
