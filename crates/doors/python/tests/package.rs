@@ -8,6 +8,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::sync::OnceLock;
 
 /// What the tests import, beside the package. Where one of them cannot be had, the tests of it are
 /// skipped.
@@ -56,13 +57,19 @@ fn environment(dir: &Path, packages: &[&str]) -> Result<PathBuf, String> {
     }
     let installed = output(
         Command::new(&python)
-            .args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"])
+            .args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile"])
             .args(packages),
     );
     match installed.status.success() {
         true => Ok(python),
         false => Err(String::from_utf8_lossy(&installed.stderr).trim().to_owned()),
     }
+}
+
+/// A Python with [`PACKAGES`], which the tests share: pip takes half a minute of processor time.
+fn shared_environment() -> Result<PathBuf, String> {
+    static MADE: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+    MADE.get_or_init(|| environment(&built().join("python"), PACKAGES)).clone()
 }
 
 /// Runs pytest, and reports what it skipped.
@@ -72,7 +79,9 @@ fn pytest(python: &Path, kedge: Option<&Path>, path: Option<&Path>) {
     command
         .args(["-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "--basetemp"])
         .arg(cache.path().join("t"));
-    command.current_dir(root().join("python")).env("PYTHONDONTWRITEBYTECODE", "1").env_remove("PYTHONPATH");
+    // Bytecode of what is imported is kept, but not beside the sources.
+    command.current_dir(root().join("python")).env_remove("PYTHONPATH");
+    command.env("PYTHONPYCACHEPREFIX", built().join("python-cache"));
     if let Some(path) = path {
         command.env("PYTHONPATH", path);
     }
@@ -136,7 +145,7 @@ fn the_tests_of_the_package() {
     if let Some(why) = missing() {
         return kedge_base::skip::note(&format!("{why}: the tests of the Python package did not run"));
     }
-    let python = match environment(&built().join("python"), PACKAGES) {
+    let python = match shared_environment() {
         Ok(python) => python,
         Err(why) => {
             return kedge_base::skip::note(&format!(
@@ -176,8 +185,7 @@ fn the_page_about_python() {
         return kedge_base::skip::note(&format!("{why}: the commands of docs/PYTHON.md did not run"));
     }
     let place = tempfile::tempdir().unwrap();
-    let packages = ["pytest", "fsspec", "pandas", "pyarrow"];
-    let python = match environment(&place.path().join("python"), &packages) {
+    let python = match shared_environment() {
         Ok(python) => python,
         Err(why) => {
             return kedge_base::skip::note(&format!(
@@ -185,8 +193,8 @@ fn the_page_about_python() {
             ));
         }
     };
-    let bin = python.parent().unwrap();
-    fs::remove_file(bin.join("pip")).unwrap();
+    let bin = place.path().join("bin");
+    fs::create_dir(&bin).unwrap();
     symlink("/bin/true", bin.join("pip")).unwrap();
     symlink(kedge(), bin.join("kedge")).unwrap();
     let (package, home) = (place.path().join("package"), place.path().join("home"));
@@ -210,9 +218,11 @@ fn the_page_about_python() {
             None => commands += &text,
         }
     }
-    let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
+    let (programs, others) = (python.parent().unwrap(), std::env::var("PATH").unwrap());
+    let path = format!("{}:{}:{others}", bin.display(), programs.display());
     let mut shell = Command::new("sh");
     shell.args(["-euc", &commands]).current_dir(&home).env("PATH", path).env("PYTHONPATH", &package);
+    shell.env("PYTHONPYCACHEPREFIX", built().join("python-cache"));
     let printed = ok(&mut shell);
     for line in ["saved\nthe last note: buy milk\nsaved\nbuy bread", "1 passed"] {
         assert!(printed.contains(line), "{printed}");
