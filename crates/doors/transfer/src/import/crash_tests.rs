@@ -15,8 +15,12 @@ use std::sync::Arc;
 
 const SIZE: u64 = 64 << 20;
 const FILES: usize = 150;
+
 /// Bytes of the archive between two crash points.
-const STEP: usize = 40 << 10;
+fn step() -> usize {
+    let is_long = std::env::var_os("KEDGE_LONG").is_some_and(|v| v == "1");
+    if is_long { 40 << 10 } else { 100 << 10 }
+}
 
 fn name(number: usize) -> String {
     format!("dir{}/file{number}", number / 20)
@@ -87,18 +91,19 @@ impl<'a> Moments<'a> {
     }
 }
 
-/// A reader of the archive that takes a crash image every [`STEP`] bytes.
+/// A reader of the archive that takes a crash image every `step` bytes.
 struct Watched<'a> {
     archive: &'a [u8],
     at: usize,
+    step: usize,
     moments: &'a Moments<'a>,
 }
 
 impl Read for Watched<'_> {
     fn read(&mut self, buf: &mut [u8]) -> std::io::Result<usize> {
         let rest = &self.archive[self.at..];
-        let n = rest.len().min(buf.len()).min(STEP - self.at % STEP);
-        if self.at.is_multiple_of(STEP) {
+        let n = rest.len().min(buf.len()).min(self.step - self.at % self.step);
+        if self.at.is_multiple_of(self.step) {
             self.moments.take();
         }
         buf[..n].copy_from_slice(&rest[..n]);
@@ -157,7 +162,7 @@ fn import(over: bool, fill: impl FnOnce(&FileSystem, Watched<'_>)) {
         make_old(&fs);
     }
     let (archive, moments) = (archive(), Moments::new(&fs, &sim));
-    fill(&fs, Watched { archive: &archive, at: 0, moments: &moments });
+    fill(&fs, Watched { archive: &archive, at: 0, step: step(), moments: &moments });
     fs.sync().expect("durable");
     let mut left = moments.left.take();
     left.push(sim.crash_as(Choice::None));
