@@ -23,7 +23,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 
-const IMAGES: u64 = 300;
+/// Images of an ordinary run; of a long one (`KEDGE_LONG=1`) three times as many.
+const IMAGES: u64 = 100;
 /// Memory that all mounts and checks of an image may use together.
 const MEMORY: u64 = 1 << 30;
 /// A hundred times what the slowest image takes on an idle machine: it ends a hang and does not
@@ -39,7 +40,8 @@ fn hostile_images_neither_harm_the_process_nor_divide_fsck_and_mount() {
     if let Ok(range) = std::env::var(CHILD) {
         return child(&range);
     }
-    let images = std::env::var("KEDGE_HOSTILE_IMAGES").map_or(IMAGES, |n| n.parse().expect("a number"));
+    let usual = if std::env::var_os("KEDGE_LONG").is_some_and(|v| v == "1") { 3 * IMAGES } else { IMAGES };
+    let images = std::env::var("KEDGE_HOSTILE_IMAGES").map_or(usual, |n| n.parse().expect("a number"));
     let first = seed_from_env().unwrap_or(1);
     let (mut next, end) = (first, first + images);
     let mut failures = Vec::new();
