@@ -1,7 +1,5 @@
 //! How failures are grouped: by the call that prevents them, and by whether a promise was broken.
 
-#![allow(clippy::unwrap_used)]
-
 use kedge_crash::{Disk, Model, Report, explore_in_memory};
 
 fn explore(disk: &Disk, model: &str, judge: impl Fn(&Disk, &[&str]) -> Result<(), String> + Sync) -> Report {

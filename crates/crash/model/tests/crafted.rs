@@ -1,5 +1,4 @@
 //! Recordings made by an attacker: every path they name stays below the state's directory.
-#![allow(clippy::unwrap_used)]
 
 use kedge_crash::check::materialise;
 use kedge_crash::disk::ROOT_INO;

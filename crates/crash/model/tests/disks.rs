@@ -1,7 +1,5 @@
 //! The models of block devices: which states a crash may leave of a device.
 
-#![allow(clippy::unwrap_used)]
-
 use kedge_crash::loops::DEVICE_FILE;
 use kedge_crash::trace::Space;
 use kedge_crash::{Call, Event, History, Model, Pick, Recipe, Torn, Trace};

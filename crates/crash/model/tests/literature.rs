@@ -9,8 +9,6 @@
 //!
 //! The programs are the reported patterns of calls, reduced to the minimum.
 
-#![allow(clippy::unwrap_used)]
-
 use kedge_crash::{Call, Disk, MODELS, Model, Report, Trace, explore_in_memory};
 use std::io::Result;
 

@@ -2,8 +2,6 @@
 //! found and named, and no correct program accused. Under `posix` every one of their calls is
 //! needed, which the gaps prove.
 
-#![allow(clippy::unwrap_used)]
-
 use kedge_crash::{Disk, DiskFile, MODELS, Model, Report, explore_in_memory};
 use std::io::Result;
 

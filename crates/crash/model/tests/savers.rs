@@ -1,8 +1,6 @@
 //! The ways in which programs save a file, correct and wrong. Each wrong one must be found, with
 //! the missing call; no correct one may be accused.
 
-#![allow(clippy::unwrap_used)]
-
 use kedge_crash::{Budget, Campaign, Case, Disk, Model, Report, Verdict, explore_in_memory};
 use std::io::Result;
 

@@ -28,14 +28,14 @@ const ELSEWHERE: &[(&str, &str, &str)] = &[
     (
         "docs/CRASH_TESTING.md",
         "kedge crash record --mappings --ack '^saved' -o run.kcr -- ./my-mapped-log",
-        "needs a program that maps files; crash_mapped.rs records some in this way",
+        "needs a program that maps files; tests/crash/mapped.rs records some in this way",
     ),
     ("README.md", "let mut file = fs.root().create(\"greeting\")?;", "an excerpt of the program below it"),
     ("README.md", "cargo xtask test", "it is what runs this test"),
     (
         "docs/OPERATIONS.md",
         "cargo build --release                        # Rust 1.88 or newer; gives target/release/kedge",
-        "writes below /usr/local; tests/install.rs does it below another prefix",
+        "writes below /usr/local; tests/command/install.rs does it below another prefix",
     ),
     (
         "docs/SQLITE.md",
@@ -51,7 +51,7 @@ const ELSEWHERE: &[(&str, &str, &str)] = &[
     (
         "docs/DISTRIBUTED.md",
         "# where the bytes are (Debian: nbdkit, or qemu-utils for qemu-nbd)",
-        "needs nbdkit and a second host; tests/remote.rs mounts over NBD",
+        "needs nbdkit and a second host; tests/command/remote.rs mounts over NBD",
     ),
     (
         "docs/DISTRIBUTED.md",
@@ -61,7 +61,7 @@ const ELSEWHERE: &[(&str, &str, &str)] = &[
     (
         "docs/NFS.md",
         "kedge serve nfs disk.kedge          # stays in the foreground, on port 2049 of 127.0.0.1",
-        "stays in the foreground; tests/nfs.rs starts and ends it",
+        "stays in the foreground; tests/command/nfs.rs starts and ends it",
     ),
     (
         "docs/NFS.md",
@@ -151,32 +151,32 @@ const ELSEWHERE: &[(&str, &str, &str)] = &[
     (
         "docs/CRASH_TESTING.md",
         "ln -s \"$(command -v kedge)\" lazyfs/build/lazyfs     # instead of building LazyFS",
-        "needs the scripts of LazyFS; tests/crash_lazyfs.rs gives the command the same words",
+        "needs the scripts of LazyFS; tests/crash/lazyfs.rs gives the command the same words",
     ),
     (
         "docs/CRASH_TESTING.md",
         "(defn lose-unsynced [db fifo done]",
-        "needs Jepsen; tests/crash_lazyfs.rs does the same at the pipes",
+        "needs Jepsen; tests/crash/lazyfs.rs does the same at the pipes",
     ),
     (
         "docs/CRASH_TESTING.md",
         "truncate -s 16M base; mkfs.ext4 -q base",
-        "needs root and loop devices; tests/crash_device.rs does the same with them",
+        "needs root and loop devices; tests/crash/device.rs does the same with them",
     ),
     (
         "docs/CRASH_TESTING.md",
         "kedge crash bisect v1.0 main --build 'make -j2' --ack '^saved' --check ./check.sh -- ./my-program",
-        "needs a repository; tests/crash_commits.rs runs both commands in one",
+        "needs a repository; tests/crash/commits.rs runs both commands in one",
     ),
     (
         "docs/CRASH_TESTING.md",
         "- uses: OWNER/kedgefs/.github/actions/crash-test@main",
-        "needs GitHub; tests/ci.rs runs the steps of the action",
+        "needs GitHub; tests/crash/ci.rs runs the steps of the action",
     ),
     (
         "docs/CRASH_TESTING.md",
         "include: { project: GROUP/kedgefs, file: /.gitlab/crash-test.yml }",
-        "needs GitLab; tests/ci.rs runs the scripts of the job",
+        "needs GitLab; tests/crash/ci.rs runs the scripts of the job",
     ),
     (
         "docs/PERFORMANCE.md",

@@ -1,9 +1,6 @@
 //! A clean mark alone is not trusted: log writes after it count, as they do for a mount.
-#![allow(clippy::unwrap_used)]
 
-mod common;
-
-use common::{check, clock, newest, open, slot};
+use crate::common::{check, clock, newest, open, slot};
 use kedge_base::{BLOCK_SIZE, IoBuf};
 use kedge_device::{Device, MemDevice};
 use kedge_format::superblock::SLOTS;

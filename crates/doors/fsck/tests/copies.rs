@@ -3,11 +3,8 @@
 //!
 //! Each file holds bytes that its inode number determines, so that a lost block (zeros) differs
 //! from a foreign one.
-#![allow(clippy::unwrap_used)]
 
-mod common;
-
-use common::{clock, open, with_replay};
+use crate::common::{clock, open, with_replay};
 use kedge_base::{BLOCK_SIZE, BlockNo, Generation, IoBuf};
 use kedge_device::sim::{Event, SimDevice, StatePlan};
 use kedge_device::{Device, MemDevice};

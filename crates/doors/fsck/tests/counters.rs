@@ -1,10 +1,7 @@
 //! Superblocks with valid checksums whose counters are near their maximum: mount and fsck agree,
 //! and no mount writes a slot that the next mount refuses.
-#![allow(clippy::unwrap_used)]
 
-mod common;
-
-use common::{check, clock, slot};
+use crate::common::{check, clock, slot};
 use kedge_base::{BLOCK_SIZE, Epoch, Generation, Ino, IoBuf, Lsn};
 use kedge_device::{Device, MemDevice};
 use kedge_format::alloc::{decode_index_block, encode_index_block};

@@ -1,10 +1,7 @@
 //! A superblock that records data lost at an unmount: fsck reports the loss on each path, and a
 //! repair reports and clears it.
-#![allow(clippy::unwrap_used)]
 
-mod common;
-
-use common::{SIZE, check, clock};
+use crate::common::{SIZE, check, clock};
 use kedge_device::MemDevice;
 use kedge_format::logwrite::LogSecret;
 use kedge_fsck::{Ending, FindingKind, RepairKind, RepairMode, RepairOptions, repair};

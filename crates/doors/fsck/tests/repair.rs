@@ -3,11 +3,8 @@
 //!
 //! Each byte of each file is a function of the inode number and the offset, so that foreign bytes
 //! are detected whatever their source.
-#![allow(clippy::unwrap_used)]
 
-mod common;
-
-use common::{SIZE, check, clock, open, with_replay};
+use crate::common::{SIZE, check, clock, open, with_replay};
 use kedge_base::{BLOCK_SIZE, BlockNo, Ino};
 use kedge_device::sim::{FaultPlan, OpKind, SimDevice, StatePlan};
 use kedge_device::{Device, MemDevice};
@@ -190,7 +187,7 @@ fn damage(device: &MemDevice, random: &mut SmallRng) -> String {
                 said.push(format!("tail of block {at} overwritten"));
             }
         }
-        if common::newest(device).is_none() {
+        if crate::common::newest(device).is_none() {
             break;
         }
     }
@@ -198,7 +195,7 @@ fn damage(device: &MemDevice, random: &mut SmallRng) -> String {
 }
 
 fn newest(device: &MemDevice) -> Superblock {
-    common::newest(device).unwrap().1
+    crate::common::newest(device).unwrap().1
 }
 
 fn options(mode: RepairMode) -> RepairOptions {
@@ -517,7 +514,7 @@ fn a_device_that_fails_in_a_repair_leaves_what_can_be_repaired() {
         let seed = 0x6661_696c_7300 + i;
         let damaged = image(seed);
         let said = damage(&damaged, &mut SmallRng::seed_from_u64(seed));
-        if common::newest(&damaged).is_none() {
+        if crate::common::newest(&damaged).is_none() {
             continue;
         }
         for nth in 1..60 {

@@ -1,11 +1,8 @@
 //! Images with clones, forks, limits and checksums, made by random operations and damaged: a repair
 //! leaves a clean image, files that the damage cannot reach keep what they have in every tree, and
 //! the image works on without a block that is shared wrongly.
-#![allow(clippy::unwrap_used)]
 
-mod common;
-
-use common::{clock, newest, open, with_replay};
+use crate::common::{clock, newest, open, with_replay};
 use kedge_base::{BLOCK_SIZE, BlockNo, Ino};
 use kedge_device::MemDevice;
 use kedge_device::sim::{SimDevice, StatePlan};
@@ -24,7 +21,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-const SIZE: u64 = common::SIZE;
+const SIZE: u64 = crate::common::SIZE;
 const BLOCK: u64 = BLOCK_SIZE as u64;
 const OWNER: Owner = Owner { uid: 0, gid: 0 };
 
@@ -509,8 +506,9 @@ struct Seen {
 #[test]
 fn images_whose_files_and_trees_share_blocks_are_repaired() {
     // `KEDGE_FSCK_SHARED` sets the number of damaged images, `KEDGE_FSCK_SEED` the first seed.
+    let long = || std::env::var_os("KEDGE_LONG").is_some_and(|v| v == "1");
     let number = |name: &str| std::env::var(name).ok().map(|n| n.parse::<u64>().expect("a number"));
-    let images = number("KEDGE_FSCK_SHARED").unwrap_or(1000);
+    let images = number("KEDGE_FSCK_SHARED").unwrap_or(if long() { 1000 } else { 300 });
     let first = number("KEDGE_FSCK_SEED").unwrap_or(0x6b65_6467_0000);
     const CASES: u64 = 30;
     let (next, seen) = (AtomicU64::new(0), Seen::default());
@@ -648,7 +646,9 @@ fn a_missing_feature_is_set_again() {
     let before = contents(&open(Arc::new(device.fork())).unwrap());
     for (slot, at) in SLOTS.iter().enumerate() {
         let block = SIZE / BLOCK;
-        let Ok(mut sb) = Superblock::decode(&common::slot(&device, slot), slot, block) else { continue };
+        let Ok(mut sb) = Superblock::decode(&crate::common::slot(&device, slot), slot, block) else {
+            continue;
+        };
         sb.geometry.feature_incompat &= !INCOMPAT_CLONES;
         let mut bytes = vec![0; BLOCK_SIZE];
         sb.encode(&mut bytes);

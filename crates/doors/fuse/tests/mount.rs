@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-#[path = "../../cli/tests/cases/mapping.rs"]
+#[path = "../../cli/tests/common/mapping.rs"]
 mod mapping;
 mod memfs;
 mod mounted;

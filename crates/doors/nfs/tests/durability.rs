@@ -1,9 +1,6 @@
 //! What a reply promises, when the machine or the device fails.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-use common::*;
+use crate::common::*;
 use kedge_fsck::{CheckOptions, StoreReplay};
 use kedge_nfs::{Server, Squash};
 use kedgefs::device::MemDevice;

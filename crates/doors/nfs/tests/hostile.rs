@@ -1,9 +1,6 @@
 //! Peers that mean harm: no bytes end the server, and what a peer takes is bounded.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-use common::*;
+use crate::common::*;
 use kedge_base::HANG;
 use kedge_nfs::{Limits, Rights, Server, Squash};
 use rand::rngs::SmallRng;

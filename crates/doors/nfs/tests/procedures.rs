@@ -1,9 +1,6 @@
 //! Each procedure, and its errors.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-use common::*;
+use crate::common::*;
 use kedgefs::{FileFlags, Ino, MountOptions, Owner, SetLimit};
 
 #[test]

@@ -1,9 +1,6 @@
 //! Forks and snapshots, to a client.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-use common::*;
+use crate::common::*;
 use kedge_base::ManualClock;
 use kedge_nfs::{Limits, Rights, Server, Squash};
 use kedgefs::{FileSystem, Ino, MountOptions};

@@ -1,9 +1,6 @@
 //! Permissions, with the user and the groups of the call.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-use common::*;
+use crate::common::*;
 use kedge_nfs::Squash;
 use kedgefs::acl::{self, Acl, Entry, Tag};
 use kedgefs::{Ino, XattrMode};

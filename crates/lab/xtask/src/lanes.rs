@@ -7,10 +7,10 @@
 //! There are three lanes, and in each the programs run one after another:
 //!
 //! - The programs of one package, the command line's, mount and look for mounts of the whole
-//!   machine. When they have ended, this lane helps the next one.
+//!   machine. When they have ended, this lane helps the second one.
 //! - The programs of all other packages.
 //! - Programs that use a processor for a third of their time or less. They mount, too, but no test
-//!   sees the mounts of these.
+//!   sees the mounts of these. When they have ended, this lane helps the second one.
 
 use crate::tally::Tally;
 use anyhow::{Context, Result, bail};
@@ -33,9 +33,7 @@ const ALONE: &str = "kedge";
 /// Package and name of the programs that mostly wait.
 const WAITING: &[(&str, &str)] = &[
     ("kedge", "rbd"),
-    ("kedge", "host_full"),
-    ("kedge", "fsck"),
-    ("kedge", "commit"),
+    ("kedge", "waiting"),
     ("kedge-sim", "commit_timer"),
     ("kedgefs-sqlite", "sqlite"),
     ("kedgefs-capi", "c"),
@@ -137,7 +135,7 @@ fn run_by(queue: &Path, tally: &mut Tally, run_one: &(dyn Fn(&Job) -> Result<End
         let lanes: [Box<dyn Iterator<Item = &Job> + Send>; 3] = [
             Box::new(alone.into_iter().chain(iter::from_fn(next))),
             Box::new(iter::from_fn(next)),
-            Box::new(waiting.into_iter()),
+            Box::new(waiting.into_iter().chain(iter::from_fn(next))),
         ];
         for mut lane in lanes {
             let ended = ended.clone();

@@ -45,12 +45,12 @@ fn failures_are_counted_and_named() {
     assert!(run_by(queue.path(), &mut tally, &run).is_err(), "a program that is lost is no success");
 }
 
-/// Two programs of other packages wait for each other. They end only if the lane that has no
-/// program of its own runs one of them.
+/// Three programs of other packages wait for each other. They end only if the two lanes that have
+/// no programs of their own each run one of them.
 #[test]
-fn a_lane_that_has_ended_helps() {
-    let (queue, met) = (tempfile::tempdir().unwrap(), Barrier::new(2));
-    for name in ["0000", "0001"] {
+fn lanes_that_have_ended_help() {
+    let (queue, met) = (tempfile::tempdir().unwrap(), Barrier::new(3));
+    for name in ["0000", "0001", "0002"] {
         fs::write(queue.path().join(name), job("kedgefs", "true").encode()).unwrap();
     }
     let run = |_: &Job| {

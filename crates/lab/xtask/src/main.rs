@@ -394,6 +394,8 @@ const BROKEN: &[&str] = &[
     "--test",
     "races",
     "--test",
+    "forged_log",
+    "--test",
     "machine",
     "--test",
     "schedules",
@@ -411,10 +413,7 @@ const BROKEN: &[&str] = &[
 /// exploration covers more states, the mounts more races.
 const FAST: &[(&str, &[&str])] = &[
     ("tests, at full speed: crash exploration", &["-p", "kedge-sim"]),
-    (
-        "tests, at full speed: killed mounts",
-        &["-p", "kedge", "--test", "kill9", "--test", "mount", "--test", "cases"],
-    ),
+    ("tests, at full speed: killed mounts", &["-p", "kedge", "--test", "mount", "--test", "cases"]),
 ];
 
 /// Runs all tests with debug assertions (lock ranks among them), in one profile, so that nothing is

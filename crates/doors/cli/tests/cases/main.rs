@@ -9,7 +9,6 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod expect;
-mod mapping;
 mod operate;
 
 use common::{Place, needs_fuse, until};

@@ -1,6 +1,6 @@
 //! Runs the operations of a case as system calls.
 
-use crate::mapping::Mapping;
+use crate::common::mapping::Mapping;
 use kedge_base::{BLOCK_SIZE, IoBuf};
 use kedge_sim::cases::numbered;
 use rustix::fs::{CWD, FallocateFlags, FileType, Mode, OFlags, RenameFlags, XattrFlags};

@@ -3,6 +3,7 @@
 
 pub mod io;
 pub mod keeper;
+pub mod mapping;
 pub mod postgres;
 pub mod seeks;
 pub mod source;
@@ -61,6 +62,11 @@ pub fn tool(mut command: Command, package: &str) -> String {
 /// Whether the large amounts are requested, which take minutes.
 pub fn full() -> bool {
     std::env::var_os("KEDGE_FULL").is_some_and(|v| v == "1")
+}
+
+/// Whether the long forms of the tests are requested (`KEDGE_LONG=1`).
+pub fn long() -> bool {
+    std::env::var_os("KEDGE_LONG").is_some_and(|v| v == "1")
 }
 
 /// The result of a run of `kedge`.

@@ -15,7 +15,7 @@ mod load;
 mod resize;
 mod takeover;
 
-use common::{Place, Run, no_fuse, output_of, until};
+use common::{Place, Run, long, no_fuse, output_of, until};
 use kedge_ceph::{Cluster, Layout, USER};
 use kedge_sim::backend::{Backend, Mounted};
 use parking_lot::{Mutex, MutexGuard};
@@ -49,11 +49,6 @@ fn cluster() -> Option<MutexGuard<'static, Cluster>> {
         Mutex::new(Cluster::start(layout).unwrap())
     };
     Some(CLUSTER.get_or_init(start).lock())
-}
-
-/// Whether the long forms of the tests are requested.
-fn long() -> bool {
-    std::env::var_os("KEDGE_LONG").is_some_and(|v| v == "1")
 }
 
 /// The URI of an image of this name, which no other test uses.

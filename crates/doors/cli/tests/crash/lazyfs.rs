@@ -1,0 +1,196 @@
+//! `kedge crash lazyfs`: what a user of LazyFS wrote for it works here.
+
+use crate::common::{Place, needs_fuse, until, until_dead};
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::os::unix::fs::FileTypeExt;
+
+/// A place with `root` on `mnt`, as mount-lazyfs.sh mounts it, and `more` in the configuration.
+fn lazyfs(more: &str) -> Place {
+    let place = Place::new();
+    for dir in ["root", "mnt"] {
+        fs::create_dir(place.path(dir)).unwrap();
+    }
+    configure(&place, more);
+    mount(&place);
+    place
+}
+
+fn configure(place: &Place, more: &str) {
+    let path = |name: &str| place.path(name).display().to_string();
+    let text = format!(
+        "[faults]\nfifo_path=\"{}\"\nfifo_path_completed=\"{}\"\n[cache]\napply_eviction=false\n\
+         [cache.simple]\ncustom_size=\"0.5GB\"\nblocks_per_page=1\n\
+         [filesystem]\nlog_all_operations=true\nlogfile=\"{}\"\n{more}",
+        path("fifo"),
+        path("done"),
+        path("log")
+    );
+    fs::write(place.path("lazyfs.toml"), text).unwrap();
+}
+
+fn mount(place: &Place) {
+    place.run("crash lazyfs -c lazyfs.toml -m mnt -r root --size 64M").ok();
+}
+
+/// After the file system has ended: mounts it again without faults, as LazyFS's scripts do.
+fn again(place: &Place) {
+    until_dead(place, "mnt");
+    logged(place, "Killing LazyFS pid");
+    configure(place, "");
+    mount(place);
+}
+
+fn command(place: &Place, line: &str) {
+    // Without O_CREAT: a pipe must be there.
+    let mut pipe = File::options().write(true).open(place.path("fifo")).unwrap();
+    pipe.write_all(format!("{line}\n").as_bytes()).unwrap();
+}
+
+/// Loses data, and waits as Jepsen does.
+fn clear(place: &Place) {
+    command(place, "lazyfs::clear-cache");
+    let mut notice = String::new();
+    File::open(place.path("done")).unwrap().read_to_string(&mut notice).unwrap();
+    assert_eq!(notice, "finished::clear-cache\n");
+}
+
+fn logged(place: &Place, words: &str) {
+    until(words, || fs::read_to_string(place.path("log")).unwrap().contains(words));
+}
+
+fn read(place: &Place, name: &str) -> String {
+    String::from_utf8(fs::read(place.path("mnt").join(name)).unwrap()).unwrap()
+}
+
+fn create(place: &Place, name: &str, text: &str) -> File {
+    let mut file = File::create(place.path("mnt").join(name)).unwrap();
+    file.write_all(text.as_bytes()).unwrap();
+    file
+}
+
+#[test]
+fn what_no_fsync_covers_is_lost_and_the_rest_stays() {
+    needs_fuse!();
+    let place = lazyfs("");
+    // The fault: acknowledged without fsync. Beside it the right way.
+    create(&place, "wrong", "acknowledged");
+    let mut right = create(&place, "right", "acknowledged");
+    right.sync_all().unwrap();
+    fs::rename(place.path("mnt/right"), place.path("mnt/renamed")).unwrap();
+    right.write_all(b", and more").unwrap();
+    command(&place, "lazyfs::unsynced-data-report");
+    logged(&place, "report: total number of bytes un-fsynced: 22 bytes.");
+    clear(&place);
+    // Names are durable at once, as in LazyFS.
+    assert_eq!(read(&place, "wrong"), "");
+    assert_eq!(read(&place, "renamed"), "acknowledged");
+
+    // Open files stay usable.
+    right.sync_all().unwrap();
+    create(&place, "wrong", "second");
+    command(&place, "lazyfs::cache-checkpoint");
+    logged(&place, "checkpoint is done.");
+    clear(&place);
+    assert_eq!(read(&place, "wrong"), "second");
+    logged(&place, "lfs_write(path=");
+
+    command(&place, "lazyfs::clear-cash");
+    logged(&place, "INVALID clear-cash fault: there is no command");
+    drop(right);
+    place.unmount_and_check("root/lazyfs.kedge");
+    // The root directory keeps what survived.
+    mount(&place);
+    assert_eq!(read(&place, "renamed"), "acknowledged");
+    place.unmount_and_check("root/lazyfs.kedge");
+}
+
+#[test]
+fn a_write_is_torn_and_the_file_system_ends() {
+    needs_fuse!();
+    let torn = "[[injection]]\ntype=\"torn-op\"\nfile=\"log\"\noccurrence=2\nparts=2\npersist=[2]\n";
+    let place = lazyfs(torn);
+    let mut log = create(&place, "log", "first.");
+    log.sync_all().unwrap();
+    // The write does not return.
+    log.write_all(b"abcdefgh").unwrap_err();
+    drop(log);
+    again(&place);
+    assert_eq!(read(&place, "log"), "first.\0\0\0\0efgh");
+    place.unmount_and_check("root/lazyfs.kedge");
+}
+
+#[test]
+fn a_crash_by_command_and_a_sequence_lose_what_is_not_synced() {
+    needs_fuse!();
+    let place =
+        lazyfs("[[injection]]\ntype=\"torn-seq\"\nop=\"write\"\nfile=\"log\"\noccurrence=1\npersist=[1,3]\n");
+    let mut log = create(&place, "log", "aa");
+    log.write_all(b"bb").unwrap();
+    log.write_all(b"cc").unwrap_err();
+    drop(log);
+    again(&place);
+    assert_eq!(read(&place, "log"), "aa\0\0cc");
+
+    // After the fsync everything is there.
+    for (rule, left) in
+        [("before::op=fsync::from_rgx=lo[g]", "aa\0\0cc"), ("after::op=fsync::from_rgx=log", "aa\0\0ccdd")]
+    {
+        command(&place, &format!("lazyfs::crash::timing={rule}"));
+        logged(&place, "received: VALID crash fault");
+        let mut log = File::options().append(true).open(place.path("mnt/log")).unwrap();
+        log.write_all(b"dd").unwrap();
+        log.sync_all().unwrap_err();
+        drop(log);
+        again(&place);
+        assert_eq!(read(&place, "log"), left, "{rule}");
+    }
+    place.unmount_and_check("root/lazyfs.kedge");
+}
+
+#[test]
+fn the_pipe_comes_back_and_the_command_line_is_that_of_lazyfs() {
+    needs_fuse!();
+    let place = Place::new();
+    for dir in ["root", "mnt"] {
+        fs::create_dir(place.path(dir)).unwrap();
+    }
+    fs::write(place.path("root/initial"), "was there").unwrap();
+    configure(&place, "");
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_kedge"), place.path("lazyfs")).unwrap();
+    let mut lazyfs = place.command("./lazyfs");
+    lazyfs.args("mnt --config-path lazyfs.toml -o allow_other -o modules=subdir".split(' '));
+    lazyfs.args(["-o".to_owned(), format!("subdir={}", place.path("root").display())]);
+    lazyfs.args(["--model", "posix"]);
+    let run = crate::common::output_of(lazyfs).unwrap();
+    assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
+    assert_eq!(read(&place, "initial"), "was there");
+
+    fs::remove_file(place.path("fifo")).unwrap();
+    let is_pipe = || fs::symlink_metadata(place.path("fifo")).is_ok_and(|m| m.file_type().is_fifo());
+    until("the pipe is made again", is_pipe);
+    logged(&place, "was removed or replaced");
+    // By POSIX a name needs an fsync of its directory.
+    create(&place, "file", "text").sync_all().unwrap();
+    clear(&place);
+    assert!(!place.path("mnt/file").exists());
+    place.unmount_and_check("root/lazyfs.kedge");
+}
+
+#[test]
+fn bad_configurations_are_refused_before_anything_is_mounted() {
+    let place = Place::new();
+    for dir in ["root", "mnt"] {
+        fs::create_dir(place.path(dir)).unwrap();
+    }
+    let line = "crash lazyfs -c lazyfs.toml -m mnt -r root";
+    place.run(line).refused(1, &["lazyfs.toml"]);
+    configure(&place, "[[injection]]\ntype=\"torn-op\"\nfile=\"a\"\n");
+    place.run(line).refused(2, &["lazyfs.toml: line 12: [[injection]]: one of parts"]);
+    configure(&place, "");
+    place.run(&format!("{line} --model fast")).refused(2, &["there is no model \"fast\""]);
+    place.run(&format!("{line} -o sync_read")).refused(2, &["-o sync_read"]);
+    place.run("crash lazyfs -c lazyfs.toml -m mnt").refused(2, &["--root.dir"]);
+    fs::write(place.path("fifo"), "a file").unwrap();
+    place.run(line).refused(1, &["fifo_path", "is there and is no named pipe"]);
+}
