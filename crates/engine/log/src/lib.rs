@@ -73,7 +73,7 @@ pub use queue::RECORD_OVERHEAD;
 pub use reserve::Reservation;
 pub use ring::RecordLsn;
 pub use room::{CHECKPOINT_BYTES, ReserveClass};
-pub use scan::{ScanConfig, ScanEnd, StopReason, scan};
+pub use scan::{ScanConfig, ScanEnd, StopReason, scan, scan_again};
 pub use shared::{Barrier, Log, SpacePressure};
 pub use stats::{ForceCause, LogStats, WriteTimes};
 pub use tail::LogSpace;

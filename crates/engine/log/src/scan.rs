@@ -49,6 +49,14 @@
 //!
 //! The scan reads nothing beyond `from + ring`, where it would meet the blocks with which it began.
 //!
+//! Beyond the stop a write is read as a whole only if its header would decide something. If the
+//! header is that of row @M, @N or @R, its body makes no difference, because @K decides the same.
+//!
+//! # Reading a part again
+//! A caller that cannot keep all records calls [`scan_again`] for the rest. It needs no proof of
+//! the end: the scan has found it, and nothing was written since. So it reads nothing beyond the
+//! end.
+//!
 //! # Reading ahead
 //! The walk judges one position after another, but the reads need not wait for it. They are in
 //! flight up to `AHEAD` bytes ahead of it, the distance that the walk reads beyond the stop. So
@@ -243,57 +251,27 @@ pub fn scan(
     config: ScanConfig,
     visit: &mut dyn FnMut(RecordLsn, &[u8]) -> Result<()>,
 ) -> Result<ScanEnd> {
-    // All of it is from the superblock slot.
-    if !config.from.0.is_multiple_of(BLOCK)
-        || config.from.0 > LSN_MAX
-        || !(1..=RING_MAX).contains(&config.ring_blocks)
-    {
-        let what = format!("scan from LSN {} in a ring of {} blocks", config.from, config.ring_blocks);
-        return Err(Error::corrupt(CorruptKind::Superblock, config.ring_start, what));
-    }
-    let mut walk = Walk::new(device, config);
-    let mut end =
-        ScanEnd { head: walk.config.from, writes: 0, records: 0, bytes: 0, stop: StopReason::RingEnd };
-    while end.head < walk.limit {
-        let at = end.head;
-        let (facts, header) = walk.look(at, at)?;
-        let row = decide(&AT_EXPECTED, &facts);
-        match (row.then, header) {
-            (Decision::Take, Some(header)) => {
-                for (start, record) in frames(&header, walk.bytes(at, header.blocks as u64 * BLOCK)?) {
-                    let lsn = RecordLsn {
-                        start,
-                        end: Lsn(start.0 + (FRAME_SIZE + record.len()) as u64),
-                        write_start: at,
-                    };
-                    visit(lsn, record)?;
-                    end.records += 1;
-                    end.bytes += record.len() as u64;
-                }
-                end.writes += 1;
-                end.head = header.end_lsn();
-            }
-            (Decision::Stop(reason), _) => {
-                end.stop = reason;
-                tracing::debug!(lsn = %at, row = %row.label, ?reason, "the log ends");
-                break;
-            }
-            (_, header) => return Err(walk.corrupt(row, at, at, header)),
-        }
-    }
-    let stop = end.head;
-    let behind = walk.limit.min(Lsn(stop.0 + LOOK_BEYOND));
-    walk.horizon = Lsn(behind.0 + BLOCK).min(walk.limit);
-    let mut at = Lsn(stop.0 + BLOCK);
-    while at <= behind && at < walk.limit {
-        let (facts, header) = walk.look(at, stop)?;
-        let row = decide(&BEYOND_STOP, &facts);
-        match row.then {
-            Decision::Nothing => at = Lsn(at.0 + BLOCK),
-            _ => return Err(walk.corrupt(row, at, stop, header)),
-        }
-    }
+    let mut walk = Walk::new(device, config, None)?;
+    let end = walk.take(visit)?;
+    walk.look_beyond(end.head)?;
     Ok(end)
+}
+
+/// Visits the records of the writes from `config.from` to `end` once more. A scan has found that
+/// the log ends at `end`, and nothing was written since.
+pub fn scan_again(
+    device: &dyn Device,
+    config: ScanConfig,
+    end: Lsn,
+    visit: &mut dyn FnMut(RecordLsn, &[u8]) -> Result<()>,
+) -> Result<()> {
+    let mut walk = Walk::new(device, config, Some(end))?;
+    let found = walk.take(visit)?.head;
+    if found != end {
+        let what = format!("LSN {found}: the log write there was valid, and is not when it is read again");
+        return Err(Error::corrupt(CorruptKind::Log, walk.ring.block(found), what));
+    }
+    Ok(())
 }
 
 /// The frames of a write's payload, up to the first that does not fit into it. Lazy, without
@@ -344,7 +322,7 @@ struct Walk<'a> {
     unread: Lsn,
     config: ScanConfig,
     ring: Ring,
-    /// `from + ring`.
+    /// `from + ring`, or the known end of the log.
     limit: Lsn,
     /// Position of `data`'s first byte.
     data_start: Lsn,
@@ -353,11 +331,22 @@ struct Walk<'a> {
 }
 
 impl<'a> Walk<'a> {
-    fn new(device: &'a dyn Device, config: ScanConfig) -> Walk<'a> {
+    /// `end`: the end of the log, if it is known.
+    fn new(device: &'a dyn Device, config: ScanConfig, end: Option<Lsn>) -> Result<Walk<'a>> {
+        // All of it is from the superblock slot.
+        if !config.from.0.is_multiple_of(BLOCK)
+            || config.from.0 > LSN_MAX
+            || !(1..=RING_MAX).contains(&config.ring_blocks)
+        {
+            let what = format!("scan from LSN {} in a ring of {} blocks", config.from, config.ring_blocks);
+            return Err(Error::corrupt(CorruptKind::Superblock, config.ring_start, what));
+        }
         let ring = Ring::new(config.ring_start, config.ring_blocks);
-        let limit = Lsn(config.from.0 + ring.bytes());
+        let lap = Lsn(config.from.0 + ring.bytes());
+        let limit = end.unwrap_or(lap);
+        assert!(config.from <= limit && limit <= lap, "the log fits its ring");
         let (data_start, data, asked, unread) = (config.from, Vec::new(), config.from, config.from);
-        Walk {
+        Ok(Walk {
             device,
             pieces: ReadAhead::new(device),
             asked,
@@ -368,7 +357,61 @@ impl<'a> Walk<'a> {
             limit,
             data_start,
             data,
+        })
+    }
+
+    /// Visits the records of valid writes until the stop.
+    fn take(&mut self, visit: &mut dyn FnMut(RecordLsn, &[u8]) -> Result<()>) -> Result<ScanEnd> {
+        let (head, stop) = (self.config.from, StopReason::RingEnd);
+        let mut end = ScanEnd { head, writes: 0, records: 0, bytes: 0, stop };
+        while end.head < self.limit {
+            let at = end.head;
+            let (facts, header) = self.look(at)?;
+            let row = decide(&AT_EXPECTED, &facts);
+            match (row.then, header) {
+                (Decision::Take, Some(header)) => {
+                    for (start, record) in frames(&header, self.bytes(at, header.blocks as u64 * BLOCK)?) {
+                        let lsn = RecordLsn {
+                            start,
+                            end: Lsn(start.0 + (FRAME_SIZE + record.len()) as u64),
+                            write_start: at,
+                        };
+                        visit(lsn, record)?;
+                        end.records += 1;
+                        end.bytes += record.len() as u64;
+                    }
+                    end.writes += 1;
+                    end.head = header.end_lsn();
+                }
+                (Decision::Stop(reason), _) => {
+                    end.stop = reason;
+                    tracing::debug!(lsn = %at, row = %row.label, ?reason, "the log ends");
+                    break;
+                }
+                (_, header) => return Err(self.corrupt(row, at, at, header)),
+            }
         }
+        Ok(end)
+    }
+
+    /// Fails if something beyond the stop proves that it is not the end of the log.
+    fn look_beyond(&mut self, stop: Lsn) -> Result<()> {
+        let last = self.limit.min(Lsn(stop.0 + LOOK_BEYOND));
+        self.horizon = Lsn(last.0 + BLOCK).min(self.limit);
+        let mut at = Lsn(stop.0 + BLOCK);
+        while at <= last && at < self.limit {
+            let (mut facts, header) = self.peek(at, stop)?;
+            // Most headers prove nothing whether or not their write is whole.
+            if decide(&BEYOND_STOP, &Facts { crc: true, ..facts }).then != Decision::Nothing {
+                self.read_whole(at, header, &mut facts)?;
+            }
+            let row = decide(&BEYOND_STOP, &facts);
+            match row.then {
+                Decision::Nothing => at = Lsn(at.0 + BLOCK),
+                _ => return Err(self.corrupt(row, at, stop, header)),
+            }
+        }
+        Ok(())
     }
 
     /// The bytes of `[at, at + len)`. The range must end at or below the limit, and must not start
@@ -441,8 +484,16 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// Collects the facts about the bytes at `at`. `stop` is the stop, or `at` before there is one.
-    fn look(&mut self, at: Lsn, stop: Lsn) -> Result<(Facts, Option<WriteHeader>)> {
+    /// Collects the facts about the bytes at the expected position.
+    fn look(&mut self, at: Lsn) -> Result<(Facts, Option<WriteHeader>)> {
+        let (mut facts, header) = self.peek(at, at)?;
+        self.read_whole(at, header, &mut facts)?;
+        Ok((facts, header))
+    }
+
+    /// Collects the facts that a header at `at` shows. `stop` is the stop, or `at` before there is
+    /// one.
+    fn peek(&mut self, at: Lsn, stop: Lsn) -> Result<(Facts, Option<WriteHeader>)> {
         let mut facts = Facts {
             header: false,
             crc: false,
@@ -454,15 +505,11 @@ impl<'a> Walk<'a> {
         };
         let key = self.config.key;
         let Some(header) = WriteHeader::peek(&key, self.bytes(at, BLOCK)?) else { return Ok((facts, None)) };
-        let bytes = header.blocks as u64 * BLOCK;
-        if bytes > self.limit.0 - at.0 {
+        if header.blocks as u64 * BLOCK > self.limit.0 - at.0 {
             // Rule 6: it would overlap the place at which the walk began.
             return Ok((facts, None));
         }
-        let write = self.bytes(at, bytes)?;
         facts.header = true;
-        facts.crc = header.is_whole(&key, write);
-        facts.frames = facts.crc && frames_divide(&header, write);
         facts.epoch = header.epoch.cmp(&self.config.epoch);
         facts.lap = match header.lsn.0.checked_sub(at.0) {
             Some(0) => Lap::Expected,
@@ -472,6 +519,16 @@ impl<'a> Walk<'a> {
         facts.tail_above_slot = header.tail_lsn > self.config.slot_tail;
         facts.durable_above_stop = header.durable_lsn > stop;
         Ok((facts, Some(header)))
+    }
+
+    /// Adds the facts that depend on the whole write.
+    fn read_whole(&mut self, at: Lsn, header: Option<WriteHeader>, facts: &mut Facts) -> Result<()> {
+        let Some(header) = header else { return Ok(()) };
+        let key = self.config.key;
+        let write = self.bytes(at, header.blocks as u64 * BLOCK)?;
+        facts.crc = header.is_whole(&key, write);
+        facts.frames = facts.crc && frames_divide(&header, write);
+        Ok(())
     }
 
     fn corrupt(&self, row: &Row, at: Lsn, stop: Lsn, header: Option<WriteHeader>) -> Error {

@@ -233,16 +233,8 @@ fn a_full_ring_ends_at_its_end() {
 #[test]
 fn an_error_of_the_visitor_ends_the_scan() {
     let s = written(32, Lsn(0), &[&[10, 10], &[10]]);
-    let config = kedge_log::ScanConfig {
-        key: s.key,
-        epoch: s.epoch,
-        ring_start: kedge_base::BlockNo(RING_START),
-        ring_blocks: s.ring_blocks,
-        from: Lsn(0),
-        slot_tail: Lsn(0),
-    };
     let mut seen = 0;
-    let result = kedge_log::scan(&*s.device, config, &mut |_, _| {
+    let result = kedge_log::scan(&*s.device, s.scan_config(Lsn(0)), &mut |_, _| {
         seen += 1;
         if seen == 2 { Err(Error::NoSpace) } else { Ok(()) }
     });
@@ -369,4 +361,65 @@ fn a_device_that_is_gone_fails_the_scan_at_once() {
     device.write(0, &IoBuf::zeroed(1), false).unwrap_err();
     let result = s.scan_device(&device, Lsn(0));
     assert!(matches!(result, Err(Error::OutcomeUnknown)), "{result:?}");
+}
+
+/// The headers of most writes beyond the stop prove nothing, so the rest of these is not read.
+#[test]
+fn a_write_beyond_the_stop_is_read_only_if_its_header_decides() {
+    let (s, image) = nearly_full(8192, 0, 7000);
+    let last = 1000 + AHEAD / BLOCK;
+    let body = last + 2 * PIECE / BLOCK;
+    let scan = |header: WriteHeader| {
+        let fork = image.fork();
+        let mut buf = IoBuf::zeroed(200);
+        buf.as_mut_bytes()[HEADER_SIZE..HEADER_SIZE + 7].copy_from_slice(b"\x03\0\0\0abc");
+        header.seal(&s.key, buf.as_mut_bytes());
+        fork.write((RING_START + last) * BLOCK, &buf, false).unwrap();
+        let device = SimDevice::new(fork);
+        let place = (RING_START + body) * BLOCK;
+        device.set_plan(FaultPlan::new(1).bad_range(OpKind::Read, place..place + BLOCK, 5));
+        (s.scan_device(&device, Lsn(0)), device.struck())
+    };
+    let lsn = last * BLOCK;
+    let in_flight = WriteHeader { blocks: 200, ..header(lsn, 1000 * BLOCK) };
+    let older = WriteHeader { epoch: Epoch(0), ..in_flight };
+    let misplaced = WriteHeader { lsn: Lsn(lsn + BLOCK), ..in_flight };
+    for header in [in_flight, older, misplaced] {
+        let (result, struck) = scan(header);
+        assert_eq!((result.unwrap().0.head, struck), (Lsn(1000 * BLOCK), 0), "{header:?}");
+    }
+    let proof = WriteHeader { durable_lsn: Lsn(1001 * BLOCK), ..in_flight };
+    let (result, struck) = scan(proof);
+    assert!(matches!(result, Err(Error::Io { .. })) && struck > 0, "{result:?}");
+}
+
+#[test]
+fn a_part_is_read_again_and_nothing_beyond_it() {
+    // From the middle of the ring on, across its end.
+    let (ring, start) = (8192, 3 * 8192 + 5000);
+    let (s, image) = nearly_full(ring, start, 150);
+    let (end, all) = s.scan_device(&image, Lsn(start * BLOCK)).unwrap();
+    let device = DistantDevice::new(Arc::new(image.fork()), Duration::ZERO);
+    let first = all.len() - 15;
+    let from = all[first].0.write_start;
+    let mut found = Vec::new();
+    s.scan_again(&device, from, end.head, &mut |lsn, record| {
+        found.push((lsn, record.to_vec()));
+        Ok(())
+    })
+    .unwrap();
+    assert_eq!(found, all[first..]);
+    // The part may cross the ring's end.
+    let pieces = (end.head.0 - from.0).div_ceil(PIECE);
+    assert!((pieces..=pieces + 1).contains(&device.requests()), "{} requests", device.requests());
+    // The medium has changed since the scan.
+    let place = (RING_START + (from.0 / BLOCK + 3 * 200) % ring) * BLOCK;
+    image.write(place, &IoBuf::zeroed(1), false).unwrap();
+    let again = s.scan_again(&image, from, end.head, &mut |_, _| Ok(()));
+    match again {
+        Err(Error::Corrupt { kind: CorruptKind::Log, what, .. }) => {
+            assert!(what.contains("when it is read again"), "{what}");
+        }
+        other => panic!("{other:?}"),
+    }
 }

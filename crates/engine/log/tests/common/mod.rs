@@ -380,20 +380,33 @@ impl Setup {
         device: &dyn Device,
         from: kedge_base::Lsn,
     ) -> Result<(kedge_log::ScanEnd, Vec<Found>)> {
-        let config = kedge_log::ScanConfig {
+        let mut found = Vec::new();
+        let end = kedge_log::scan(device, self.scan_config(from), &mut |lsn, record| {
+            found.push((lsn, record.to_vec()));
+            Ok(())
+        })?;
+        Ok((end, found))
+    }
+
+    pub fn scan_again(
+        &self,
+        device: &dyn Device,
+        from: kedge_base::Lsn,
+        end: kedge_base::Lsn,
+        visit: &mut dyn FnMut(kedge_log::RecordLsn, &[u8]) -> Result<()>,
+    ) -> Result<()> {
+        kedge_log::scan_again(device, self.scan_config(from), end, visit)
+    }
+
+    pub fn scan_config(&self, from: kedge_base::Lsn) -> kedge_log::ScanConfig {
+        kedge_log::ScanConfig {
             key: self.key,
             epoch: self.epoch,
             ring_start: kedge_base::BlockNo(RING_START),
             ring_blocks: self.ring_blocks,
             from,
             slot_tail: from,
-        };
-        let mut found = Vec::new();
-        let end = kedge_log::scan(device, config, &mut |lsn, record| {
-            found.push((lsn, record.to_vec()));
-            Ok(())
-        })?;
-        Ok((end, found))
+        }
     }
 }
 
