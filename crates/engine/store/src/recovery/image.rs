@@ -13,7 +13,7 @@ use kedge_base::{Clock, Epoch, Error, Lsn, Result};
 use kedge_btree::{Tree, TreeLock};
 use kedge_device::{Device, OverlayDevice};
 use kedge_format::superblock::Superblock;
-use kedge_log::{RecordLsn, ScanConfig, ScanEnd, scan};
+use kedge_log::{RecordLsn, ScanConfig, ScanEnd, scan, scan_again};
 use std::sync::Arc;
 
 /// Keys that are gathered before their leaves are read in, in parallel.
@@ -45,22 +45,27 @@ impl Default for OpenOptions {
     }
 }
 
+/// The log that a slot describes, from the log write at `from` on.
+fn log_of(sb: &Superblock, from: Lsn) -> ScanConfig {
+    let (g, c) = (&sb.geometry, &sb.checkpoint);
+    ScanConfig {
+        key: g.log_key(),
+        epoch: c.epoch,
+        ring_start: g.log_start,
+        ring_blocks: g.log_blocks,
+        from,
+        slot_tail: c.tail_lsn,
+    }
+}
+
 /// Scans the log that a slot describes.
 fn scan_log(
     device: &dyn Device,
     sb: &Superblock,
     visit: &mut dyn FnMut(RecordLsn, &[u8]) -> Result<()>,
 ) -> Result<ScanEnd> {
-    let (g, c) = (&sb.geometry, &sb.checkpoint);
-    let config = ScanConfig {
-        key: g.log_key(),
-        epoch: c.epoch,
-        ring_start: g.log_start,
-        ring_blocks: g.log_blocks,
-        from: c.tail_lsn,
-        slot_tail: c.tail_lsn,
-    };
-    let end = scan(device, config, visit)?;
+    let c = &sb.checkpoint;
+    let end = scan(device, log_of(sb, c.tail_lsn), visit)?;
     if end.head < c.checkpoint_lsn {
         return Err(Error::corrupt_log(
             end.head,
@@ -86,6 +91,8 @@ pub(crate) struct Recovery {
     pub residents: Residents,
     pub generation: Arc<AtomicU64>,
     pub summary: ReplaySummary,
+    /// Bytes of records that replay keeps in memory at most.
+    pub kept_max: u64,
     /// Blocks promised for overlay data that has no block yet.
     pub promised: Option<DataReservation>,
     /// The overlay device of a read-only open.
@@ -139,12 +146,34 @@ impl Recovery {
         let summary = ReplaySummary { clean: c.clean, tail_lsn: c.tail_lsn.0, ..Default::default() };
         let residents = Residents::new();
         let sb = sb.clone();
-        let (promised, read_only) = (None, None);
-        Ok(Recovery { device, clock, sb, alloc, forest, residents, generation, summary, promised, read_only })
+        let (kept_max, promised, read_only) = (options.node_cache_bytes / 2, None, None);
+        Ok(Recovery {
+            device,
+            clock,
+            sb,
+            alloc,
+            forest,
+            residents,
+            generation,
+            summary,
+            kept_max,
+            promised,
+            read_only,
+        })
     }
 
     pub(super) fn scan(&self, visit: &mut dyn FnMut(RecordLsn, &[u8]) -> Result<()>) -> Result<ScanEnd> {
         scan_log(&*self.device, &self.sb, visit)
+    }
+
+    /// Visits the records of the log writes from `from` to the end of the log again.
+    pub(super) fn scan_again(
+        &self,
+        from: Lsn,
+        end: Lsn,
+        visit: &mut dyn FnMut(RecordLsn, &[u8]) -> Result<()>,
+    ) -> Result<()> {
+        scan_again(&*self.device, log_of(&self.sb, from), end, visit)
     }
 
     /// The end of a record that would follow the replayed log: what a free with this LSN frees is

@@ -5,8 +5,8 @@
 //! | | what | a crash here |
 //! |---|---|---|
 //! | 1 | both slots are decoded; the valid one of the higher generation is taken | nothing was written |
-//! | 2 | the log is scanned from the tail: blocks that records take are held, so that replay's own nodes stay clear of them | nothing was written |
-//! | 3 | the log is scanned again: records below the cut feed the overlay, records from it on are applied | nothing was written: all nodes are dirty in memory |
+//! | 2 | the log is scanned from the tail: blocks that records take are held, so that replay's own nodes stay clear of them; the records are kept in memory | nothing was written |
+//! | 3 | records below the cut feed the overlay, records from it on are applied; those for which there was no room in memory are read again | nothing was written: all nodes are dirty in memory |
 //! | 4 | what remains of the overlay is written in place | the next recovery starts from the same slot and log and writes the same bytes; blocks that this one newly took have no owner in that slot's view |
 //! | 5 | a checkpoint of the next generation: tail = cut = head, epoch + 1 | before its slot is durable as in 4; afterwards the image is recovered |
 //!
@@ -15,8 +15,8 @@
 //! # Waiting for the device
 //! A remote device takes milliseconds for each request, and a full log names tens of thousands of
 //! nodes and blocks. So blocks that are known to be needed are never read one after another: the
-//! scan reads ahead ([`mod@kedge_log::scan`]), step 3 gathers records and reads the leaves that
-//! they touch in parallel before it applies them, in order, and step 4 works in batches
+//! scan reads ahead ([`mod@kedge_log::scan`]), step 3 reads the leaves that many records
+//! touch in parallel before it applies them, in order, and step 4 works in batches
 //! (`overlay`). The sizes bound memory and do not follow the measured latency, since on a
 //! fast device they cost nothing.
 //!

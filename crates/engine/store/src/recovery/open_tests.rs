@@ -2,6 +2,7 @@ use super::*;
 use crate::test_images::formatted;
 use crate::{CheckpointCause, Class, ForceCause, Need};
 use kedge_base::{Ino, IoBuf, Lsn, ManualClock};
+use kedge_device::MemDevice;
 use kedge_format::item::ExtentItem;
 use kedge_format::record::{InodeMask, RecordBuilder, RecordOp};
 use kedge_format::{FileKind, InodeCore, ItemKind, Key};
@@ -115,4 +116,44 @@ fn log_resident_bytes_are_in_place_after_recovery() {
     let mut block = IoBuf::zeroed(1);
     device.read(extent.start.byte_offset(), &mut block).unwrap();
     assert_eq!(&block.as_bytes()[..7], b"logged\0");
+}
+
+/// Whether or not its records have room in memory, a log leads to the same items. Without room it
+/// is read twice, and else once.
+#[test]
+fn records_without_room_in_memory_are_read_again() {
+    const RECORDS: u64 = 600;
+    let (device, store) = fresh();
+    for n in 0..RECORDS {
+        let ino = store.take_inos(Ino::ROOT, 1).unwrap();
+        let core = InodeCore { mode: FileKind::Regular.mode_bits(), nlink: 1, ..Default::default() };
+        let mut record = RecordBuilder::new(RecordOp::Create);
+        record.inode(ino, InodeMask::CREATE | InodeMask::MODE | InodeMask::NLINK, &core);
+        record.put(xattr(n), &n.to_le_bytes().repeat(40));
+        let end = commit(&store, record);
+        // Log writes of 16 records: the memory ends within one.
+        if n % 16 == 15 || n == RECORDS - 1 {
+            force(&store, end);
+        }
+    }
+    drop(store);
+    let image = |cache: u64| {
+        let mem = Arc::new(MemDevice::new(device.geometry().size));
+        let mut buf = IoBuf::zeroed((device.geometry().size / BLOCK_SIZE as u64) as usize);
+        device.read(0, &mut buf).unwrap();
+        mem.write(0, &buf, false).unwrap();
+        let options = OpenOptions { node_cache_bytes: cache, ..OpenOptions::default() };
+        let store = Store::open(mem.clone(), Arc::new(ManualClock::default()), &options).unwrap();
+        let read = mem.stats().read_bytes.get();
+        let items: Vec<_> = (0..RECORDS).map(|n| store.get(xattr(n)).unwrap().unwrap()).collect();
+        assert_eq!((store.inode_count(), store.replay_summary().records), (RECORDS + 1, RECORDS));
+        (items, store.replay_summary().bytes, read)
+    };
+    let (items, bytes, once) = image(128 << 20);
+    for room in [0, bytes / 3, bytes * 2 / 3] {
+        let (again, _, read) = image(2 * room);
+        assert!(again == items, "room for {room} bytes");
+        let (more, least) = (read - once, bytes - room);
+        assert!(more >= least && more < least + (512 << 10), "{more} more bytes, at least {least}");
+    }
 }

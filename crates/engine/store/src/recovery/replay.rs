@@ -1,48 +1,49 @@
 //! Steps 2 and 3 of [`super`]: the records of the log are applied again.
+//!
+//! The log is read once. The scan of step 2 keeps the records in memory, and step 3 applies them
+//! from there. Records beyond [`Recovery::kept_max`] are read again for step 3, without a look
+//! beyond the end of the log, which step 2 has found.
+//!
+//! Step 3 must not begin before the end of step 2, although both change memory only: a node that
+//! replay changes gets a new block, and a later record may name that block for data. So all blocks
+//! that records take are held first.
 
 use super::image::{KEYS_AT_A_TIME, Recovery};
 use crate::apply::{Target, apply, apply_resident, keys};
-use crate::forest::Forest;
 use kedge_base::broken::{self, Variant};
 use kedge_base::{Lsn, Result};
 use kedge_format::Key;
 use kedge_format::record::{Edit, Record};
 use kedge_log::{RecordLsn, ScanEnd};
 
-/// Bytes of records that are gathered before they are applied. The longest record is smaller.
+/// Bytes of records that are applied before the next ones are read again.
 const CHUNK_BYTES: usize = 4 << 20;
 
-/// Records to be applied, in log order, and the keys that they touch.
+/// Records to be applied, in log order.
 #[derive(Default)]
 struct Chunk {
     bytes: Vec<u8>,
     /// The position of each record in the log, and its end in `bytes`.
     records: Vec<(RecordLsn, usize)>,
-    keys: Vec<Key>,
 }
 
 impl Chunk {
-    /// Adds a record. Records below `cut` do not touch the tree.
-    fn push(&mut self, lsn: RecordLsn, record: &[u8], forest: &Forest, cut: Lsn) -> Result<()> {
-        if lsn.start >= cut && !forest.is_in_memory() {
-            self.keys.extend(keys(&Record::decode(lsn.start, record)?.edits));
-        }
+    fn push(&mut self, lsn: RecordLsn, record: &[u8]) {
         self.bytes.extend_from_slice(record);
         self.records.push((lsn, self.bytes.len()));
-        Ok(())
     }
 
     fn is_full(&self) -> bool {
-        self.bytes.len() >= CHUNK_BYTES || self.keys.len() >= KEYS_AT_A_TIME
+        self.bytes.len() >= CHUNK_BYTES
     }
 
     /// Applies the records, in order, and forgets them. Records below `cut` only feed the overlay.
     fn apply(&mut self, target: &Target<'_>, cut: Lsn) -> Result<()> {
-        self.keys.sort_unstable();
-        self.keys.dedup();
-        target.forest.prefetch(&self.keys);
-        let mut from = 0;
-        for &(lsn, end) in &self.records {
+        let (mut from, mut read) = (0, 0);
+        for (i, &(lsn, end)) in self.records.iter().enumerate() {
+            if i >= read {
+                read = self.prefetch(target, cut, i, from)?;
+            }
             let mut record = Record::decode(lsn.start, &self.bytes[from..end])?;
             from = end;
             if broken::is(Variant::PartialRecord) && record.edits.len() > 1 {
@@ -58,8 +59,54 @@ impl Chunk {
         }
         self.bytes.clear();
         self.records.clear();
-        self.keys.clear();
         Ok(())
+    }
+
+    /// Reads the leaves that the records from the `first` on touch, which begins at `from` in
+    /// `bytes`. Returns the first record whose leaves were not read.
+    fn prefetch(&self, target: &Target<'_>, cut: Lsn, first: usize, mut from: usize) -> Result<usize> {
+        if target.forest.is_in_memory() {
+            return Ok(self.records.len());
+        }
+        let mut wanted: Vec<Key> = Vec::new();
+        let mut next = first;
+        for &(lsn, end) in &self.records[first..] {
+            if wanted.len() >= KEYS_AT_A_TIME {
+                break;
+            }
+            if lsn.start >= cut {
+                wanted.extend(keys(&Record::decode(lsn.start, &self.bytes[from..end])?.edits));
+            }
+            (from, next) = (end, next + 1);
+        }
+        wanted.sort_unstable();
+        wanted.dedup();
+        target.forest.prefetch(&wanted);
+        Ok(next)
+    }
+}
+
+/// The records of a log, as far as they are kept in memory.
+struct Kept {
+    chunks: Vec<Chunk>,
+    /// Bytes that may still be kept.
+    room: u64,
+    /// The first record that is not kept.
+    rest: Option<RecordLsn>,
+}
+
+impl Kept {
+    fn push(&mut self, lsn: RecordLsn, record: &[u8]) {
+        let bytes = (record.len() + size_of::<(RecordLsn, usize)>()) as u64;
+        if self.rest.is_some() || bytes > self.room {
+            self.rest.get_or_insert(lsn);
+            return;
+        }
+        self.room -= bytes;
+        if self.chunks.last().is_none_or(Chunk::is_full) {
+            self.chunks.push(Chunk::default());
+        }
+        self.chunks.last_mut().expect("there is one").push(lsn, record);
     }
 }
 
@@ -67,14 +114,12 @@ impl Recovery {
     /// Replays the whole log, and promises blocks for what [`Recovery::write_overlay`] will write.
     pub(super) fn replay(&mut self) -> Result<ScanEnd> {
         let cut = self.sb.checkpoint.checkpoint_lsn;
-        self.scan(&mut |lsn, bytes| {
+        let mut kept = Kept { chunks: Vec::new(), room: self.kept_max, rest: None };
+        let end = self.scan(&mut |lsn, bytes| {
             if lsn.start >= cut {
-                for edit in Record::decode(lsn.start, bytes)?.edits {
-                    if let Edit::Alloc(extent) = edit {
-                        self.alloc.hold_for_replay(extent)?;
-                    }
-                }
+                self.hold(lsn, bytes)?;
             }
+            kept.push(lsn, bytes);
             Ok(())
         })?;
         let target = Target {
@@ -84,12 +129,12 @@ impl Recovery {
             spent: &[],
             replay: true,
         };
-        let mut chunk = Chunk::default();
-        let end = self.scan(&mut |lsn, bytes| {
-            chunk.push(lsn, bytes, target.forest, cut)?;
-            if chunk.is_full() { chunk.apply(&target, cut) } else { Ok(()) }
-        })?;
-        chunk.apply(&target, cut)?;
+        for mut chunk in kept.chunks {
+            chunk.apply(&target, cut)?;
+        }
+        if let Some(rest) = kept.rest {
+            self.replay_rest(&target, cut, rest, end.head)?;
+        }
         self.alloc.durable(end.head);
         self.promised = Some(self.alloc.replay_done_with(self.overlay_holes()?));
         self.summary.log_writes = end.writes;
@@ -97,5 +142,28 @@ impl Recovery {
         self.summary.bytes = end.bytes;
         self.summary.head_lsn = end.head.0;
         Ok(end)
+    }
+
+    /// Holds the blocks that a record takes.
+    fn hold(&self, lsn: RecordLsn, record: &[u8]) -> Result<()> {
+        for edit in Record::decode(lsn.start, record)?.edits {
+            if let Edit::Alloc(extent) = edit {
+                self.alloc.hold_for_replay(extent)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads the records from `rest` on again, and applies them.
+    fn replay_rest(&self, target: &Target<'_>, cut: Lsn, rest: RecordLsn, end: Lsn) -> Result<()> {
+        let mut chunk = Chunk::default();
+        self.scan_again(rest.write_start, end, &mut |lsn, bytes| {
+            // The records before it in its log write are applied.
+            if lsn.start >= rest.start {
+                chunk.push(lsn, bytes);
+            }
+            if chunk.is_full() { chunk.apply(target, cut) } else { Ok(()) }
+        })?;
+        chunk.apply(target, cut)
     }
 }
