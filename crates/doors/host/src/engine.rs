@@ -205,7 +205,7 @@ fn open_as(path: &Path, words: &MountWords, extra: Extra) -> Result<Opened> {
     }
     let fs = match extra.life.filter(Life::is_second) {
         None => FileSystem::open(device.clone(), clock, options),
-        Some(life) => FileSystem::open_again(device.clone(), clock, options, |end| {
+        Some(life) => FileSystem::open_again(device.clone(), clock, options, None, |end| {
             life.recovered(end);
             Ok(())
         }),

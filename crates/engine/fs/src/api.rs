@@ -3,7 +3,7 @@
 mod space;
 mod trees;
 
-use crate::core::{Fs, Membership};
+use crate::core::{Again, Fs, Membership};
 use crate::data::atomic::Staged;
 use crate::data::clone::CloneRange;
 use crate::data::read::Keep;
@@ -53,14 +53,17 @@ impl FileSystem {
     /// As [`FileSystem::open`], for a server that takes the place of one that died: nameless inodes
     /// stay until [`FileSystem::delete_forgotten`]. Before anything is appended to the log,
     /// `recovered` gets its end: of the records that [`kedge_base::witness`] saw, the image has
-    /// exactly those that end there or before.
+    /// exactly those that end there or before. `frozen` is the start of a freeze, in seconds since
+    /// 1970, that goes on: nothing is written to the device before [`FileSystem::thaw`].
     pub fn open_again(
         device: Arc<dyn Device>,
         clock: Arc<dyn Clock>,
         options: MountOptions,
+        frozen: Option<i64>,
         mut recovered: impl FnMut(Lsn) -> Result<()>,
     ) -> Result<FileSystem> {
-        let fs = Fs::open(device, clock, options, Some(&mut recovered))?;
+        let again = Again { recovered: &mut recovered, frozen };
+        let fs = Fs::open(device, clock, options, Some(again))?;
         Ok(FileSystem { _membership: Arc::new(Membership(fs.clone())), fs })
     }
 

@@ -81,14 +81,21 @@ impl Shares {
     }
 }
 
+/// An open by a server that takes the place of one that died.
+pub(crate) struct Again<'a> {
+    /// Called with the end of the recovered log before anything is appended to it.
+    pub recovered: &'a mut dyn FnMut(Lsn) -> Result<()>,
+    /// Start of the freeze that continues, in seconds since 1970.
+    pub frozen: Option<i64>,
+}
+
 impl Fs {
-    /// Opens a file system, recovering it if it was not closed. `again` is called with the end of
-    /// the recovered log before anything is appended to it, and nameless inodes are kept.
+    /// Opens a file system, recovering it if it was not closed.
     pub(crate) fn open(
         device: Arc<dyn Device>,
         clock: Arc<dyn Clock>,
         options: MountOptions,
-        again: Option<&mut dyn FnMut(Lsn) -> Result<()>>,
+        again: Option<Again<'_>>,
     ) -> Result<Arc<Fs>> {
         if let Some(percent) = options.async_checkpoint {
             kedge_store::check_async_percent(percent)?;
@@ -100,14 +107,15 @@ impl Fs {
             node_cache_bytes: shares.node_bytes,
             async_checkpoint: options.async_checkpoint,
             tree_lock: options.tree_lock,
+            frozen: again.as_ref().is_some_and(|again| again.frozen.is_some()),
             ..Default::default()
         };
         let store = Store::open(device.clone(), clock.clone(), &open).map_err(|e| name_other(&*device, e))?;
-        let nameless = match again {
-            None => Nameless::Deleted,
-            Some(recovered) => {
+        let (nameless, frozen) = match again {
+            None => (Nameless::Deleted, None),
+            Some(Again { recovered, frozen }) => {
                 recovered(store.head_lsn())?;
-                Nameless::Kept
+                (Nameless::Kept, frozen)
             }
         };
         let (set, watch) = dirty_set(&options);
@@ -119,6 +127,9 @@ impl Fs {
             Writeback::new(engine.clone(), inodes.clone(), dirty, shares.page_bytes, shared, member.clone());
         let fs = Fs::join(engine, inodes, Arc::new(writeback));
         fs.start(&member, nameless)?;
+        if let Some(since) = frozen {
+            fs.engine.gate().set_frozen(since);
+        }
         if !fs.engine.store().is_read_only() {
             fs.start_reclaim();
         }

@@ -85,7 +85,7 @@ fn server(device: &Arc<MemDevice>, area: &OwnedFd) -> Serving {
     let options = MountOptions::default();
     let fs = match life.is_second() {
         false => FileSystem::open(device.clone(), clock, options).unwrap(),
-        true => FileSystem::open_again(device.clone(), clock, options, |end| {
+        true => FileSystem::open_again(device.clone(), clock, options, None, |end| {
             life.recovered(end);
             Ok(())
         })

@@ -73,7 +73,7 @@ impl Machine {
         let below: Arc<dyn Device> = Arc::new(WatchedDevice::new(device.clone(), clock.clone()));
         let fs = match life.is_second() {
             false => FileSystem::open(below, clock, mount()).unwrap(),
-            true => FileSystem::open_again(below, clock, mount(), |end| {
+            true => FileSystem::open_again(below, clock, mount(), None, |end| {
                 life.recovered(end);
                 Ok(())
             })

@@ -31,6 +31,9 @@ pub struct OpenOptions {
     pub tree_lock: TreeLock,
     /// Log writes in flight at once.
     pub log_writes_max: usize,
+    /// The image was frozen ([`crate::Store::freeze`]) by a process that died: it is clean, and
+    /// nothing is written to it before [`crate::Store::thaw`].
+    pub frozen: bool,
 }
 
 impl Default for OpenOptions {
@@ -41,6 +44,7 @@ impl Default for OpenOptions {
             async_checkpoint: Some(50),
             tree_lock: TreeLock::default(),
             log_writes_max: 4,
+            frozen: false,
         }
     }
 }

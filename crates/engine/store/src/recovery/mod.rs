@@ -10,7 +10,8 @@
 //! | 4 | what remains of the overlay is written in place | the next recovery starts from the same slot and log and writes the same bytes; blocks that this one newly took have no owner in that slot's view |
 //! | 5 | a checkpoint of the next generation: tail = cut = head, epoch + 1 | before its slot is durable as in 4; afterwards the image is recovered |
 //!
-//! A read-only open does the same on an overlay in memory: the image is not touched.
+//! A read-only open does the same on an overlay in memory: the image is not touched. An open of a
+//! frozen image finds nothing to replay, and leaves step 5 to the thaw.
 //!
 //! # Waiting for the device
 //! A remote device takes milliseconds for each request, and a full log names tens of thousands of

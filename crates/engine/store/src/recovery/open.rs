@@ -16,7 +16,7 @@ use kedge_base::trace::{self, Event};
 use kedge_base::{BLOCK_SIZE, Clock, Error, Generation, Lsn, Result, spawn_named};
 use kedge_device::{Device, OverlayDevice};
 use kedge_format::superblock::{INCOMPAT_CLONES, INCOMPAT_KNOWN, RO_COMPAT_KNOWN, Superblock};
-use kedge_log::{Log, LogConfig};
+use kedge_log::{Log, LogConfig, ScanEnd};
 use std::sync::{Arc, OnceLock};
 
 impl Store {
@@ -46,7 +46,10 @@ impl Store {
         recovery.summary.damaged_slot = damaged.map(|e| e.to_string());
         recovery.write_overlay()?;
         recovery.promised = None;
-        recovery.checkpoint(end.head)?;
+        match options.frozen {
+            true => recovery.check_frozen(&end)?,
+            false => recovery.checkpoint(end.head)?,
+        }
         recovery.into_store(end.head, read_only, options)
     }
 }
@@ -66,6 +69,16 @@ fn check_features(sb: &Superblock, read_only: bool) -> Result<bool> {
 }
 
 impl Recovery {
+    /// A frozen image needs no checkpoint before the thaw, which makes that of this recovery: it
+    /// names the new epoch, and until then nothing is appended.
+    fn check_frozen(&self, end: &ScanEnd) -> Result<()> {
+        if self.sb.checkpoint.clean && end.writes == 0 {
+            return Ok(());
+        }
+        let what = "the image was frozen, and has changed since".to_owned();
+        Err(Error::corrupt_log(end.head, what))
+    }
+
     fn checkpoint(&mut self, head: Lsn) -> Result<()> {
         trace::note(|| Event::Replayed { head });
         let cut = Cut::take(&self.forest, &self.alloc, &[], &self.generation, head, head)?;
@@ -135,6 +148,8 @@ impl Recovery {
             closed: AtomicBool::new(false),
             requests: requests.clone(),
         });
+        // No other thread has the store yet.
+        store.checkpoint.set_frozen(options.frozen);
         let weak = Arc::downgrade(&store);
         let pressure: std::sync::Weak<dyn kedge_log::SpacePressure> = weak.clone();
         store.log.set_pressure(pressure);
