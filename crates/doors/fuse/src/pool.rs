@@ -45,7 +45,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use serde_json::{Value, json};
 use std::ops::{Range, RangeInclusive};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 use std::time::Duration;
 
 /// The interval of the watcher. On a busy machine a worker may not run for some milliseconds
@@ -103,6 +103,8 @@ struct Slot {
     turn: AtomicBool,
     /// Odd while the worker serves a request. Increases at each begin and end.
     served: AtomicU64,
+    /// The opcode of the request.
+    opcode: AtomicU32,
     /// The value of `served` at the last reply. Until it changes, no client waits for this worker.
     answered: AtomicU64,
 }
@@ -325,8 +327,9 @@ impl WorkerPool {
         }
     }
 
-    pub(crate) fn begin(&self, worker: usize) {
+    pub(crate) fn begin(&self, worker: usize, opcode: u32) {
         self.received.fetch_add(1, Relaxed);
+        self.slots[worker].opcode.store(opcode, Relaxed);
         self.slots[worker].served.fetch_add(1, SeqCst);
         // Either the watcher reads the new count, or this thread reads that the watcher sleeps.
         if !self.watched.load(SeqCst) && !self.watched.swap(true, SeqCst) {
@@ -342,6 +345,12 @@ impl WorkerPool {
             let slot = &self.slots[worker];
             slot.answered.store(slot.served.load(Relaxed), Release);
         }
+    }
+
+    /// The opcodes of the requests that workers serve.
+    pub(crate) fn serves(&self) -> Vec<u32> {
+        let serving = self.slots.iter().filter(|slot| slot.served.load(SeqCst) % 2 == 1);
+        serving.map(|slot| slot.opcode.load(Relaxed)).collect()
     }
 
     /// Whether some worker serves a request that has no reply yet.

@@ -42,16 +42,16 @@ fn a_turn_that_nobody_needed_is_kept() {
     while pool.counts.kept.get() == 0 {
         assert!(pool.counts.passed.get() < 100, "the turn is passed on without end");
         assert!(pool.holds_turn(0) || pool.take_turn(0));
-        pool.begin(0);
+        pool.begin(0, 0);
         let wait = pool.about_to_wait(0, began);
         assert_eq!(pool.holds_turn(0), wait.kept);
         pool.waited(wait, ended, false);
         pool.end(0);
     }
-    pool.begin(0);
+    pool.begin(0, 0);
     let wait = pool.about_to_wait(0, began);
     assert!(wait.kept && pool.holds_turn(0));
-    pool.begin(0);
+    pool.begin(0, 0);
     pool.waited(wait, ended, true);
     pool.about_to_wait(0, began);
     assert!(!pool.holds_turn(0));
@@ -85,7 +85,7 @@ fn the_watcher_takes_the_turn_of_a_worker_that_hangs() {
         spawn_named("watcher", move || pool.watch(&|| true, &|_| Ok(()))).unwrap()
     };
     assert!(pool.take_turn(0));
-    pool.begin(0);
+    pool.begin(0, 0);
     assert!(pool.take_turn(1), "it is taken from the first");
     assert!(!pool.holds_turn(0));
     assert_eq!((pool.counts.taken.get(), pool.counts.passed.get()), (1, 0));
@@ -97,7 +97,7 @@ fn the_watcher_takes_the_turn_of_a_worker_that_hangs() {
     }
     assert!(!pool.watched.load(SeqCst), "there is nothing to watch any more");
     // It wakes again for the next request.
-    pool.begin(1);
+    pool.begin(1, 0);
     pool.end(0);
     assert!(pool.take_turn(0));
     assert_eq!(pool.counts.taken.get(), 2);
@@ -129,7 +129,7 @@ fn workers_are_started_while_all_wait() {
             assert_eq!(news.recv_timeout(kedge_base::HANG).unwrap(), worker);
         }
         assert!(pool.take_turn(worker));
-        pool.begin(worker);
+        pool.begin(worker, 0);
         pool.pass_on(worker);
     }
     while pool.workers_max.load(Relaxed) > 12 {
@@ -168,14 +168,14 @@ fn a_busy_worker_keeps_its_turn() {
     assert!(pool.take_turn(0));
     let mut seen = [0, 0];
     for _ in 0..10 {
-        pool.begin(0);
+        pool.begin(0, 0);
         assert!(pool.look(&mut pool.state.lock(), &mut seen));
         pool.end(0);
     }
     assert!(pool.look(&mut pool.state.lock(), &mut seen), "it was busy until now");
     assert!(!pool.look(&mut pool.state.lock(), &mut seen));
     assert!(pool.holds_turn(0));
-    pool.begin(0);
+    pool.begin(0, 0);
     assert!(pool.look(&mut pool.state.lock(), &mut seen));
     assert!(!pool.look(&mut pool.state.lock(), &mut seen), "served for a whole tick");
     assert!(!pool.holds_turn(0));
@@ -259,7 +259,7 @@ fn the_companion_of_an_idle_mount_loses_its_turn() {
         let pool = pool.clone();
         spawn_named("watcher", move || pool.watch(&|| false, &|_| Ok(()))).unwrap()
     };
-    pool.begin(companion);
+    pool.begin(companion, 0);
     pool.end(companion);
     kedge_base::pause(4 * TICK * IDLE_TICKS);
     assert!(pool.holds_turn(companion), "no other worker could take it");
@@ -269,7 +269,7 @@ fn the_companion_of_an_idle_mount_loses_its_turn() {
         std::thread::yield_now();
     }
     // It may receive once more.
-    pool.begin(companion);
+    pool.begin(companion, 0);
     assert!(pool.companion_serves() && pool.watched.load(SeqCst));
     pool.end(companion);
     assert!(!pool.companion_serves());

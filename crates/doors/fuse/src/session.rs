@@ -402,7 +402,7 @@ impl<O: Ops> Work<'_, O> {
                     paused = None;
                     in_a_row = in_a_row.wrapping_add(1);
                     self.pool.feel_pressure(in_a_row);
-                    self.pool.begin(self.worker);
+                    self.pool.begin(self.worker, request.header.opcode);
                     let asks = request.header.pid;
                     if let Some(follower) = &mut self.follower {
                         follower.received(asks, || self.clock.monotonic());

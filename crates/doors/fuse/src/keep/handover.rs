@@ -14,9 +14,11 @@
 
 use super::Kept;
 use super::area::{Area, at, now_ns};
+use crate::abi::op_name;
 use crate::pool::WorkerPool;
 use crate::transport::Transport;
 use kedge_base::{Clock, SystemClock};
+use parking_lot::Mutex;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock};
@@ -25,6 +27,15 @@ use std::time::Duration;
 /// For requests that were received. One that waits for its device may take longer.
 const PATIENCE: Duration = Duration::from_secs(1);
 const POLL: Duration = Duration::from_millis(1);
+
+/// What a server that leaves waits for, one after another.
+#[derive(Clone, Copy, Debug)]
+enum Stage {
+    Requests,
+    Journal,
+    Replies,
+    Device,
+}
 
 /// The end of a server.
 pub struct Leave {
@@ -41,12 +52,14 @@ pub struct Handover {
     begun: AtomicBool,
     /// Set when the session is served.
     pool: OnceLock<Arc<WorkerPool>>,
+    stage: Mutex<Stage>,
     leave: Leave,
 }
 
 impl Handover {
     pub(crate) fn new(area: Arc<Area>, transport: Arc<dyn Transport>, leave: Leave) -> Handover {
-        Handover { area, transport, begun: AtomicBool::new(false), pool: OnceLock::new(), leave }
+        let (begun, stage) = (AtomicBool::new(false), Mutex::new(Stage::Requests));
+        Handover { area, transport, begun, pool: OnceLock::new(), stage, leave }
     }
 
     /// The workers that have to end.
@@ -64,7 +77,13 @@ impl Handover {
         }
         self.transport.stop();
         SystemClock::default().sleep(PATIENCE);
-        tracing::warn!("some requests did not end; the next server begins them again");
+        let serves = self.pool.get().map(|pool| pool.serves()).unwrap_or_default();
+        let requests: Vec<_> = serves.into_iter().map(op_name).collect();
+        tracing::warn!(
+            waits_for = ?*self.stage.lock(),
+            ?requests,
+            "the server does not leave in time; the next server begins again what has no reply"
+        );
         (self.leave.exit)()
     }
 
@@ -74,14 +93,18 @@ impl Handover {
 
     /// All workers have ended.
     pub(crate) fn complete(&self, kept: &Kept) -> ! {
+        let begins = |stage| *self.stage.lock() = stage;
+        begins(Stage::Journal);
         if let Err(errno) = kept.journal.barrier() {
             let why = io::Error::from_raw_os_error(errno);
             tracing::warn!("the next server makes changes again, which could not be synced: {why}");
         }
         // Threads other than workers send some replies.
+        begins(Stage::Replies);
         while kept.owes_replies() {
             SystemClock::default().sleep(POLL);
         }
+        begins(Stage::Device);
         (self.leave.give_up)();
         (self.leave.exit)()
     }
