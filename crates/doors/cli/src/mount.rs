@@ -325,8 +325,7 @@ fn check_keeper(args: &Args, words: &MountWords) -> Result<()> {
         let with = if args.daemon.is_some() { "--daemon" } else { "--volatile" };
         return Err(Usage(format!("mount option keeper: it cannot be combined with {with}")).into());
     }
-    let encrypted = create::exists(&args.image)? && key::header_of(&args.image)?.is_some();
-    keeper::check(&args.image, words, encrypted)
+    keeper::check(&args.image, words)
 }
 
 /// Refuses an image below its own mount point: the mount would hide the image, so that no command

@@ -19,6 +19,7 @@
 
 use crate::abi;
 use crate::errno::{Answer, Errno};
+use crate::keep::{Frozen, Kept};
 use crate::limits::become_io_flusher;
 use crate::ops::Ops;
 use crate::parking::Job;
@@ -67,7 +68,9 @@ pub(crate) fn serve<O: Ops>(server: &Weak<Server<O>>, ops: &Arc<O>, jobs: &Recei
     let clock = SystemClock::default();
     // Replies to changes are short.
     let mut out = IoBuf::zeroed(1);
-    let mut timers = Timers::default();
+    let kept = || server.upgrade().and_then(|server| server.kept.clone());
+    let left = kept().and_then(|kept| kept.area.frozen()?.left);
+    let mut timers = Timers { thaw: left.map(|left| clock.monotonic() + left), ..Timers::default() };
     loop {
         let job = match timers.next() {
             None => jobs.recv().ok(),
@@ -85,16 +88,16 @@ pub(crate) fn serve<O: Ops>(server: &Weak<Server<O>>, ops: &Arc<O>, jobs: &Recei
                 let Some(server) = server.upgrade() else { return };
                 parked.serve(|request, reply| server.answer(request, reply, &mut out));
             }
-            Some(Job::Freeze { reply, seconds }) => {
-                let frozen = attempt(&**ops, O::freeze);
-                if frozen.is_ok() {
-                    let time = Duration::from_secs(seconds.into());
-                    timers.thaw = (seconds > 0).then(|| clock.monotonic() + time);
+            Some(Job::Freeze { reply, seconds, unique }) => {
+                let left = (seconds > 0).then(|| Duration::from_secs(seconds.into()));
+                let frozen = freeze(&**ops, kept().as_deref(), unique, left);
+                if let Ok(Freezes::Now) = frozen {
+                    timers.thaw = left.map(|left| clock.monotonic() + left);
                 }
-                reply.finish(frozen.map(|()| abi::IoctlOut::new_zeroed()));
+                reply.finish(frozen.map(|_| abi::IoctlOut::new_zeroed()));
             }
-            Some(Job::Thaw { reply }) => {
-                let thawed = attempt(&**ops, O::thaw);
+            Some(Job::Thaw { reply, unique }) => {
+                let thawed = thaw(&**ops, kept().as_deref(), Some(unique));
                 if thawed.is_ok() {
                     timers.thaw = None;
                 }
@@ -130,7 +133,10 @@ impl Timers {
         let now = clock.monotonic();
         if self.thaw.take_if(|at| *at <= now).is_some() {
             tracing::warn!("the time of the freeze is over");
-            if let Err(e) = attempt(ops, O::thaw) {
+            let kept = server.upgrade().and_then(|server| server.kept.clone());
+            // A server that leaves waits for the thaw.
+            let _owed = kept.as_ref().map(|kept| kept.owe(None));
+            if let Err(e) = thaw(ops, kept.as_deref(), None) {
                 // EINVAL means that a program that links the library has thawed the file system.
                 tracing::warn!("thaw: errno {}", e.0);
                 // ENOSPC means that the image's host has no space and the file system is still
@@ -148,6 +154,44 @@ impl Timers {
             self.look = (!self.interrupted.is_empty()).then(|| now + LOOK_EVERY);
         }
     }
+}
+
+/// When a freeze was made.
+enum Freezes {
+    Now,
+    /// By a server that died before its reply.
+    Before,
+}
+
+/// Freezes for `left`, and has the next server go on with it.
+fn freeze<O: Ops>(ops: &O, kept: Option<&Kept>, unique: u64, left: Option<Duration>) -> Answer<Freezes> {
+    if kept.is_some_and(|kept| kept.area.has_changed_freeze(unique, true)) {
+        return Ok(Freezes::Before);
+    }
+    attempt(ops, O::freeze)?;
+    let Some(kept) = kept else { return Ok(Freezes::Now) };
+    // What the journal holds is durable, and the next server could not make it again.
+    if let Err(errno) = kept.journal.barrier() {
+        attempt(ops, O::thaw)?;
+        return Err(Errno(errno));
+    }
+    let since = SystemClock::default().now().sec;
+    kept.area.note_frozen(&Frozen { unique, since, left });
+    Ok(Freezes::Now)
+}
+
+/// Thaws for a request, or because the time of the freeze is over.
+fn thaw<O: Ops>(ops: &O, kept: Option<&Kept>, unique: Option<u64>) -> Answer<()> {
+    let Some((kept, frozen)) = kept.and_then(|kept| Some((kept, kept.area.frozen()?))) else {
+        let again = kept.zip(unique).is_some_and(|(kept, u)| kept.area.has_changed_freeze(u, false));
+        return if again { Ok(()) } else { attempt(ops, O::thaw) };
+    };
+    kept.area.note_thaw(unique);
+    attempt(ops, O::thaw).inspect_err(|e| {
+        if e.0 == libc::ENOSPC {
+            kept.area.note_frozen(&frozen);
+        }
+    })
 }
 
 /// Runs a freeze or thaw. A panic shuts the file system down, as in a worker. The thread goes on,

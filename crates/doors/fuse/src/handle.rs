@@ -47,16 +47,20 @@ impl<O: Ops> Server<O> {
         }
     }
 
-    /// Serves a request now, or parks it for the thread if it has to wait for a thaw.
     fn serve(&self, request: &Request<'_>, reply: Reply, out: &mut IoBuf) {
         if let Some(kept) = &self.kept {
             return self.serve_kept(kept, request, reply, out);
         }
+        self.unless_frozen(request, reply, |reply| self.dispatch(request, reply, out));
+    }
+
+    /// Serves a request now, or parks it for the thread if it has to wait for a thaw.
+    pub(crate) fn unless_frozen(&self, request: &Request<'_>, reply: Reply, mut serve: impl FnMut(Reply)) {
         let Some(parking) = self.parking.as_ref().filter(|_| self.is_change(request)) else {
-            return self.dispatch(request, reply, out);
+            return serve(reply);
         };
         let (reply, refused) = (Cell::new(Some(reply)), Cell::new(None));
-        let mut now = || self.dispatch(request, reply.take().expect("one of the two takes it"), out);
+        let mut now = || serve(reply.take().expect("one of the two takes it"));
         let mut later = || {
             let parked = parking.park(request, reply.take().expect("one of the two takes it"));
             parked.unwrap_or_else(|reply| {

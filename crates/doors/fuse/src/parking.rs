@@ -43,9 +43,11 @@ pub(crate) enum Job {
     Freeze {
         reply: Reply,
         seconds: u32,
+        unique: u64,
     },
     Thaw {
         reply: Reply,
+        unique: u64,
     },
     /// A signal was sent to the caller of the request with this number.
     Interrupt(u64),

@@ -31,7 +31,7 @@ use std::cell::Cell;
 use std::io;
 use std::path::Path;
 use std::rc::Rc;
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// A mount made by [`crate::mount()`]. The kernel waits until [`MountedSession::run`] serves it;
@@ -189,10 +189,10 @@ impl MountedSession {
         let (server, jobs) = Server::new(ops.clone(), transport.clone(), options, state, on_destroy);
         let server = server.offering(self.visits.take(), self.device_requests.take());
         let server = server.with_changes(&self.changes);
-        let (server, late) = match &self.life {
-            None => server.freezable(),
-            // A freeze would end with its server.
-            Some(life) => (server.resume(life)?, mpsc::channel().1),
+        let (server, late) = server.freezable();
+        let server = match &self.life {
+            None => server,
+            Some(life) => server.resume(life)?,
         };
         let server = Arc::new(server);
         if let Some(device) = &self.mount.device {

@@ -205,10 +205,13 @@ fn open_as(path: &Path, words: &MountWords, extra: Extra) -> Result<Opened> {
     }
     let fs = match extra.life.filter(Life::is_second) {
         None => FileSystem::open(device.clone(), clock, options),
-        Some(life) => FileSystem::open_again(device.clone(), clock, options, None, |end| {
-            life.recovered(end);
-            Ok(())
-        }),
+        Some(life) => {
+            let frozen = life.frozen().map(|frozen| frozen.since);
+            FileSystem::open_again(device.clone(), clock, options, frozen, |end| {
+                life.recovered(end);
+                Ok(())
+            })
+        }
     };
     let fs = fs.with_context(|| format!("open {}", path.display()))?;
     let notice = (words.volatile && !words.read_only).then(|| volatile_notice(path));

@@ -20,12 +20,13 @@
 //! # Bounds
 //! One request at a time, each step with a time limit.
 
-use crate::background;
 use crate::image::Image;
-use crate::kept_server::{HANDED_OVER, LEAVE, LEFT, REFUSED, SERVE, WAITS};
+use crate::kept_server::{HANDED_OVER, LEAVE, LEFT, REFUSED, WAITS, await_serve};
+use crate::key::ImageKey;
 use crate::offer::{Offer, Program};
 use crate::os;
 use crate::text::one_line;
+use crate::{background, key};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use kedge_base::{Clock, SystemClock, spawn_named};
 use kedge_device::WatchedDevice;
@@ -88,6 +89,8 @@ pub(crate) struct Handovers {
     changed: Condvar,
     /// An eventfd, ready while there is a request.
     bell: OwnedFd,
+    /// That of an encrypted image.
+    key: Option<ImageKey>,
 }
 
 #[derive(Default)]
@@ -101,9 +104,14 @@ struct State {
 }
 
 impl Handovers {
-    pub(crate) fn new() -> io::Result<Handovers> {
+    pub(crate) fn new(key: Option<ImageKey>) -> io::Result<Handovers> {
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Handovers { state: Mutex::default(), changed: Condvar::new(), bell })
+        Ok(Handovers { state: Mutex::default(), changed: Condvar::new(), bell, key })
+    }
+
+    /// The key that each server gets.
+    pub(crate) fn key(&self) -> Option<&ImageKey> {
+        self.key.as_ref()
     }
 
     /// Listens for requests as long as the returned socket lives.
@@ -153,8 +161,14 @@ impl Handovers {
         BufReader::new(stream.take(REQUEST_MAX)).read_line(&mut line).context("read the request")?;
         let request: Request = serde_json::from_str(&line).context("read the request")?;
         let (program, offer) = Program::open(&request.program)?;
-        let geometry = Image::open(image)?.superblock()?.geometry;
-        offer.check(&Offer::own(), &geometry)?;
+        let readable = self.key.as_ref().map_or_else(|| Image::open(image), |key| key.image(image))?;
+        let special = match (self.key.is_some(), area.frozen().is_some(), area.has_options()) {
+            (true, ..) => Some("an encrypted image"),
+            (_, true, _) => Some("a frozen mount"),
+            (.., true) => Some("a mount whose options a remount has changed"),
+            _ => None,
+        };
+        offer.check(&Offer::own(), &readable.superblock()?.geometry, special)?;
         let to = program.version().to_owned();
         let before = (area.handovers(), area.deaths().deaths);
         let from = self.replace(program)?;
@@ -224,11 +238,10 @@ fn noted_pause(area: &Area, before: (u64, u64)) -> Result<Duration> {
 /// Waits until the keeper says that this process is the mount's server. Before that another one is.
 pub(crate) fn await_turn() -> Result<()> {
     background::report(WAITS).context("the keeper is gone")?;
-    let mut line = String::new();
-    // The keeper says nothing more before this process serves, so no byte is lost with the buffer.
     let keeper = rustix::stdio::stdin().try_clone_to_owned().context("use standard input")?;
-    BufReader::new(UnixStream::from(keeper)).read_line(&mut line).context("wait for the keeper")?;
-    ensure!(line.trim_end() == SERVE, "the keeper does not want this server");
+    if let Some(key) = await_serve(UnixStream::from(keeper))? {
+        key::take(key);
+    }
     Ok(())
 }
 

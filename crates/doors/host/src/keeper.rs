@@ -1,9 +1,10 @@
 //! The keeper: the process that starts the server of a mount, and another one when it dies.
 //!
-//! It holds what must outlive a server: the connection to the kernel, the lock on the image, and
-//! the memory in which a server notes what the next one needs ([`kedge_fuse::keep`]). It reads no
-//! request and writes no image, so what kills a server does not kill it. If it dies itself, its
-//! server dies with it (PR_SET_PDEATHSIG), and the mount is as dead as any whose server died.
+//! It holds what must outlive a server: the connection to the kernel, the lock on the image, the
+//! key of an encrypted one, and the memory in which a server notes what the next one needs
+//! ([`kedge_fuse::keep`]). It reads no request and writes no image, so what kills a server does not
+//! kill it. If it dies itself, its server dies with it (PR_SET_PDEATHSIG), and the mount is as dead
+//! as any whose server died.
 //!
 //! A server gets both descriptors by inheritance: the keeper is the only process of the two that
 //! starts programs, and they are servers, or fusermount3, which ends at once.
@@ -12,7 +13,8 @@ use crate::background;
 use crate::engine;
 use crate::handover::{self, Handovers};
 use crate::image;
-use crate::kept_server::{End, KeptServer, LEAVE, LEFT, Launch, REFUSED, SERVE, WAITS};
+use crate::kept_server::{End, KeptServer, LEAVE, LEFT, Launch, REFUSED, WAITS};
+use crate::key::{self, ImageKey};
 use crate::offer::Program;
 use crate::options::MountWords;
 use crate::os::{self, TerminationSignals};
@@ -46,14 +48,11 @@ const DIED: &str = "the server died, or the mount ended, before the handover";
 const LINUX: (u32, u32) = (6, 9);
 
 /// Refuses a mount for which there can be no keeper.
-pub fn check(image: &Path, words: &MountWords, encrypted: bool) -> Result<()> {
+pub fn check(image: &Path, words: &MountWords) -> Result<()> {
     let refused = |why: &str| Err(Usage(format!("mount option keeper: {why}")).into());
     let location = image::locate(image)?;
     if location.is_uri() {
         return refused("the image must be a file or a block device as a whole");
-    }
-    if encrypted {
-        return refused("a new server could not get the key of an encrypted image");
     }
     for (set, word) in [
         (words.tree.is_some(), "tree"),
@@ -66,7 +65,7 @@ pub fn check(image: &Path, words: &MountWords, encrypted: bool) -> Result<()> {
         }
     }
     let immutable = |sb: kedge_format::superblock::Superblock| sb.geometry.has_immutable();
-    if image.exists() && image::Image::open(image)?.superblock().is_ok_and(immutable) {
+    if image.exists() && key::image(image)?.superblock().is_ok_and(immutable) {
         return refused(
             "the image may hold immutable files, for which the server has to know each open file",
         );
@@ -102,13 +101,15 @@ pub fn run(
 ) -> Result<ExitCode> {
     let signals = TerminationSignals::block().context("block signals")?;
     let image = engine::open_locked(mount.image)?;
+    let key = ImageKey::of(mount.image, &*image)?;
+    key::forget();
     let area = Area::make().context("get memory for what outlives a server")?;
     let options = engine::fuse_options(mount.words);
     let (connection, point) = kedge_fuse::make_for_keeper(mount.image, mount.dir, &options)?;
     if let Some(weaker) = engine::plain_mount_notice(&point) {
         eprintln!("kedge: warning: {weaker}");
     }
-    let handovers = Arc::new(Handovers::new().context("get a descriptor")?);
+    let handovers = Arc::new(Handovers::new(key).context("get a descriptor")?);
     let socket = handovers.listen(point.device.as_deref(), mount.image, &area);
     let socket = socket.inspect_err(|e| tracing::warn!("the server cannot be replaced: {e:#}")).ok();
     let keeper = Keeper { connection, area, handovers, _socket: socket, _image: image };
@@ -269,7 +270,7 @@ impl Keeper {
         begun: &mut dyn FnMut(&Program) -> Result<()>,
     ) -> Result<Ended> {
         sentinel::expect(&self.area);
-        server.say(SERVE);
+        server.say_serve(self.handovers.key());
         if !server.serves(patience)? {
             return Ok(Ended { end: server.end()?, served: false, successor: None });
         }
@@ -382,7 +383,10 @@ pub fn serve(mount: &Mount<'_>, fds: KeptFds, keep_stderr: bool) -> Result<ExitC
         let area = Area::inherited(area).context("go on with the keeper's memory")?;
         handover::await_turn()?;
         let life = Life::begin(area);
-        in_foreground_kept(mount, connection, life, live).map(|()| ExitCode::SUCCESS)
+        let mut words = mount.words.clone();
+        words.switches.add(&life.options().context("go on with the options")?);
+        let mount = Mount { words: &words, extra: mount.extra.clone(), ..*mount };
+        in_foreground_kept(&mount, connection, life, live).map(|()| ExitCode::SUCCESS)
     })
 }
 

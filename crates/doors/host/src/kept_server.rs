@@ -6,6 +6,7 @@
 //! | line | from | says |
 //! |---|---|---|
 //! | [`SERVE`] | the keeper | it is the mount's server from now on |
+//! | [`SERVE_WITH_KEY`] | the keeper | the same; the key of the encrypted image follows, as bytes |
 //! | [`LEAVE`] | the keeper | make everything durable and leave |
 //! | [`LEFT`] | the server | it has left: it uses neither the image nor the memory any more |
 //! | [`REFUSED`] | the server | it serves on, and the reason |
@@ -14,23 +15,27 @@
 //! started while another one serves.
 
 use crate::background::{self, STARTED};
+use crate::key::ImageKey;
 use crate::offer::Program;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use kedge_base::spawn_named;
+use kedge_device::crypt::CRYPT_KEY;
 use kedge_fuse::keep::{Area, sentinel};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::ffi::OsString;
-use std::io::{self, BufRead, BufReader, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Child, ChildStdout, ExitStatus, Stdio};
 use std::time::Duration;
+use zeroize::Zeroizing;
 
 pub(crate) const WAITS: &str = "waits";
-pub(crate) const SERVE: &str = "serve";
+const SERVE: &str = "serve";
+const SERVE_WITH_KEY: &str = "serve with key";
 pub(crate) const LEAVE: &str = "leave";
 pub(crate) const LEFT: &str = "left";
 pub(crate) const REFUSED: &str = "refused ";
@@ -126,6 +131,18 @@ impl KeptServer {
         Ok(KeptServer { child, pid, out, socket, process, sentinel: None, refused: None, served: false })
     }
 
+    /// Says to the server that it serves. An error means that it has ended, which its end shows.
+    pub(crate) fn say_serve(&mut self, key: Option<&ImageKey>) {
+        let Some(key) = key else { return self.say(SERVE) };
+        let mut message = Zeroizing::new(Vec::with_capacity(SERVE_WITH_KEY.len() + 1 + CRYPT_KEY));
+        message.extend_from_slice(SERVE_WITH_KEY.as_bytes());
+        message.push(b'\n');
+        message.extend_from_slice(key.bytes());
+        if let Err(e) = self.socket.get_mut().write_all(&message) {
+            tracing::debug!("a server does not get its key: {e}");
+        }
+    }
+
     /// Says a line to the server. An error means that it has ended, which its end shows.
     pub(crate) fn say(&mut self, line: &str) {
         if let Err(e) = self.socket.get_mut().write_all(format!("{line}\n").as_bytes()) {
@@ -219,6 +236,25 @@ impl KeptServer {
     fn kill(&mut self) -> Result<()> {
         self.child.kill().context("end a server")
     }
+}
+
+/// Waits in a server until the keeper says that it serves. Returns the key of an encrypted image.
+/// Nothing is read beyond that, and no copy of the key stays in a buffer.
+pub(crate) fn await_serve(mut keeper: UnixStream) -> Result<Option<Zeroizing<[u8; CRYPT_KEY]>>> {
+    let mut line = Vec::new();
+    while line.last() != Some(&b'\n') && line.len() <= SERVE_WITH_KEY.len() {
+        let mut byte = [0];
+        keeper.read_exact(&mut byte).context("wait for the keeper")?;
+        line.push(byte[0]);
+    }
+    let line = line.strip_suffix(b"\n").unwrap_or(&line);
+    if line == SERVE.as_bytes() {
+        return Ok(None);
+    }
+    ensure!(line == SERVE_WITH_KEY.as_bytes(), "the keeper does not want this server");
+    let mut key = Zeroizing::new([0; CRYPT_KEY]);
+    keeper.read_exact(&mut *key).context("get the key from the keeper")?;
+    Ok(Some(key))
 }
 
 /// Whether a descriptor can be read, or has ended, within this time.

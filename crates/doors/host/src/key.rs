@@ -8,7 +8,7 @@ use crate::image::{Image, check_kind, locate};
 use crate::usage::Usage;
 use anyhow::{Context, Result, bail};
 use kedge_base::{BLOCK_SIZE, IoBuf};
-use kedge_device::crypt::{CRYPT_KEY, Cost, CryptDevice, CryptHeader, Secret, has_magic};
+use kedge_device::crypt::{CRYPT_KEY, Cost, CryptDevice, CryptHeader, Locked, Secret, has_magic};
 use kedge_device::{Device, OpenOptions};
 use kedge_format::superblock::{Losses, Superblock};
 use parking_lot::Mutex;
@@ -28,9 +28,11 @@ struct Given {
     secret: Option<Arc<Secret>>,
     /// The keys of images that were opened, by the header's UUID: to derive one takes time.
     keys: Vec<([u8; 16], Zeroizing<[u8; CRYPT_KEY]>)>,
+    /// The key of the only image of this process, which its keeper has handed over.
+    handed: Option<Zeroizing<[u8; CRYPT_KEY]>>,
 }
 
-static GIVEN: Mutex<Given> = Mutex::new(Given { file: None, secret: None, keys: Vec::new() });
+static GIVEN: Mutex<Given> = Mutex::new(Given { file: None, secret: None, keys: Vec::new(), handed: None });
 
 /// Names the file that holds the key, before any image is opened.
 pub fn give(file: PathBuf) {
@@ -43,6 +45,38 @@ pub fn forget() {
     let mut given = GIVEN.lock();
     given.secret = None;
     given.keys.clear();
+    given.handed = None;
+}
+
+/// Takes the key that this process's keeper has handed over.
+pub(crate) fn take(key: Zeroizing<[u8; CRYPT_KEY]>) {
+    GIVEN.lock().handed = Some(key);
+}
+
+/// The key of an encrypted image, in locked memory, for the servers of a keeper.
+pub(crate) struct ImageKey(Locked<Zeroizing<[u8; CRYPT_KEY]>>);
+
+impl ImageKey {
+    /// `None` if the image is not encrypted. Uses the key of this process.
+    pub(crate) fn of(image: &Path, device: &dyn Device) -> Result<Option<ImageKey>> {
+        if !is_encrypted(device)? {
+            return Ok(None);
+        }
+        let open = || -> Result<ImageKey> {
+            let (_, key) = CryptHeader::read(device)?.unlock(&*secret(image)?)?;
+            Ok(ImageKey(Locked::new(key)))
+        };
+        open().map(Some).with_context(|| format!("open {}", image.display()))
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8; CRYPT_KEY] {
+        self.0.get()
+    }
+
+    /// The image to examine, below its encryption.
+    pub(crate) fn image(&self, path: &Path) -> Result<Image> {
+        Ok(Image::on(path, Arc::new(CryptDevice::with_key(open_without_lock(path)?, self.bytes())?)))
+    }
 }
 
 /// Whether this process has a key without asking a user.
@@ -105,7 +139,8 @@ pub fn unlocked(image: &Path, device: Arc<dyn Device>, file: Option<&Path>) -> R
     let open = || -> Result<CryptDevice> {
         let header = CryptHeader::read(&*device)?;
         let known = |given: &Given| {
-            given.keys.iter().find(|(uuid, _)| *uuid == header.uuid).map(|(_, key)| key.clone())
+            let found = given.keys.iter().find(|(uuid, _)| *uuid == header.uuid).map(|(_, key)| key);
+            found.or(given.handed.as_ref()).cloned()
         };
         let known = known(&GIVEN.lock()).filter(|_| file.is_none());
         let key = match (known, file) {

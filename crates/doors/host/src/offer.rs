@@ -16,6 +16,9 @@ use std::time::Duration;
 
 /// How keeper and server talk: `--kept`, and what [`crate::kept_server`] lists.
 const PROTOCOL: u32 = 2;
+/// What programs of this protocol have learnt, and older ones do not know: 1: the key of an
+/// encrypted image, options that a remount has changed, a freeze.
+const KNOWS: u32 = 1;
 /// The hidden subcommand that prints the [`Offer`] of a program.
 pub const OFFER: &str = "server-offer";
 
@@ -34,6 +37,9 @@ pub struct Offer {
     memory: u32,
     incompat: u64,
     ro_compat: u64,
+    /// [`KNOWS`].
+    #[serde(default)]
+    knows: u32,
 }
 
 impl Offer {
@@ -45,11 +51,13 @@ impl Offer {
             memory: MEMORY,
             incompat: INCOMPAT_KNOWN,
             ro_compat: RO_COMPAT_KNOWN,
+            knows: KNOWS,
         }
     }
 
-    /// Refuses a program that cannot serve this image for a keeper of version `own`.
-    pub(crate) fn check(&self, own: &Offer, image: &Geometry) -> Result<()> {
+    /// Refuses a program that cannot serve this image for a keeper of version `own`. `special`:
+    /// what is special about the mount.
+    pub(crate) fn check(&self, own: &Offer, image: &Geometry, special: Option<&str>) -> Result<()> {
         let same = [
             ("keepers of protocol", self.protocol, own.protocol),
             ("a keeper's memory of layout", self.memory, own.memory),
@@ -62,6 +70,9 @@ impl Offer {
                 self.version,
                 own.version
             );
+        }
+        if let Some(special) = special.filter(|_| self.knows < KNOWS) {
+            bail!("version {} cannot serve {special} for a keeper", self.version);
         }
         let unknown = [image.feature_incompat & !self.incompat, image.feature_ro_compat & !self.ro_compat];
         ensure!(

@@ -11,6 +11,7 @@ mod common;
 mod memory;
 mod postgres;
 mod program;
+mod state;
 mod upgrade;
 
 use common::keeper::{Killer, keeper, kill_server, server};
@@ -293,8 +294,4 @@ fn what_cannot_have_a_keeper_is_refused() {
     place.run("mount -o keeper --daemon x disk.kedge mnt").refused(2, &["--daemon"]);
     place.run("mount --foreground --kept=1,x disk.kedge mnt").refused(2, &["descriptors"]);
     place.run("mount --foreground --kept=900,901 disk.kedge mnt").refused(1, &["connection"]);
-    place.run("mount -o keeper disk.kedge mnt").ok();
-    // A freeze would end with its server, and options too.
-    place.run("freeze mnt").refused(1, &["not supported"]);
-    place.unmount_and_check("disk.kedge");
 }

@@ -224,6 +224,10 @@ fn what_does_not_fit_is_refused() {
         let said = other.asks(&other.program);
         assert!(said.contains(why), "{said}");
     }
+    place.run("remount -o commit=9 mnt").ok();
+    other.offers(json!({ "knows": 0 }));
+    let said = other.asks(&other.program);
+    assert!(said.contains("cannot serve a mount whose options a remount has changed"), "{said}");
     fs::write(other.program.with_extension("offer"), "x".repeat(10_000)).unwrap();
     assert!(other.asks(&other.program).contains("10000 bytes"));
     fs::write(place.path("plain"), "text").unwrap();

@@ -66,13 +66,18 @@ impl<O: Ops> Server<O> {
             ioctl::FREEZE => args.take(),
             _ => Ok(0),
         });
+        let reply = match &self.kept {
+            // A server that leaves waits for the note of the freeze.
+            Some(kept) => reply.holding(Box::new(kept.owe(None))),
+            None => reply,
+        };
         match (checked, &self.parking) {
             (Err(e), _) => reply.err(e.0),
             (_, None) => reply.err(libc::EOPNOTSUPP),
             (Ok(seconds), Some(parking)) if cmd == ioctl::FREEZE => {
-                parking.send(Job::Freeze { reply, seconds });
+                parking.send(Job::Freeze { reply, seconds, unique: header.unique });
             }
-            (Ok(_), Some(parking)) => parking.send(Job::Thaw { reply }),
+            (Ok(_), Some(parking)) => parking.send(Job::Thaw { reply, unique: header.unique }),
         }
     }
 

@@ -79,7 +79,11 @@ impl<O: Ops> Server<O> {
         let name = args.text()?;
         let value = args.bytes(asked.size)?;
         if node == Ino::ROOT && name == control::XATTR_OPTIONS {
-            return control::set_options(&*self.ops, &request.header, value);
+            let set = || control::set_options(&*self.ops, &request.header, value);
+            return match &self.kept {
+                None => set(),
+                Some(kept) => kept.options.lock().change(&kept.area, value, set),
+            };
         }
         if node == Ino::ROOT && name == control::XATTR_SIZE {
             return control::resize(&*self.ops, &request.header, value);

@@ -5,6 +5,7 @@
 //! |---|---|---|
 //! | 0 | `Head`: version, lives, what INIT negotiated, the suspect | the server |
 //! | `DEATHS_AT` | `Deaths` | the keeper |
+//! | `OPTIONS_AT` | `OPTIONS` places for the options that remounts have changed (`options`) | the server |
 //! | `FORCED_AT` | `FORCED` changes that the journal does not cover (`forced`) | the server |
 //! | `ANSWERS_AT` | a ring of `ANSWERS` results of requests that may be sent again | the server |
 //! | `HALVES_AT` | the two halves of the journal (`journal`) | the server |
@@ -30,6 +31,10 @@ const MAGIC: u64 = u64::from_le_bytes(*b"kedgkeep");
 /// Increases with each change of the layout. A server of another version refuses the area.
 pub const VERSION: u32 = 3;
 
+pub(crate) const OPTIONS_AT: u64 = 1024;
+pub(crate) const OPTIONS: u64 = 2;
+/// Bytes of one place.
+pub(crate) const OPTIONS_MAX: u64 = 512;
 pub(crate) const DEATHS_AT: u64 = 2048;
 pub(crate) const FORCED_AT: u64 = 2560;
 /// Changes that the journal does not cover and that may be under way at the same time.
@@ -72,7 +77,7 @@ fields!(
     pub(crate) Suspect = 32 { unique: u64, node: u64, opcode: u32, deaths: u32, under_way: u64 }
 );
 fields!(
-    pub(crate) Head = 920 {
+    pub(crate) Head = 960 {
         magic: u64, version: u32, padding: u32, life: u64, negotiated: Negotiated, suspect: Suspect,
         // By life: the end of the log that recovery found after it; 0 for a life that is not over.
         cutoffs: [u64; LIVES],
@@ -84,6 +89,11 @@ fields!(
         hastens: u64,
         // The thread id of the server's sentinel; 0: it has none.
         sentinel: u64,
+        // The options that remounts have changed (`options`).
+        options: u64,
+        // A freeze (`frozen`): the request that made it, 0 for none; when it began, in seconds
+        // since 1970; when it ends by itself, 0 for never; the last request that ended one.
+        frozen: u64, frozen_since: u64, thaw_at_ns: u64, thawed: u64,
     }
 );
 fields!(
@@ -105,7 +115,8 @@ impl Head {
         self.handover_ns > deaths.at_ns
     }
 }
-const _: () = assert!(size_of::<Head>() as u64 <= DEATHS_AT);
+const _: () = assert!(size_of::<Head>() as u64 <= OPTIONS_AT);
+const _: () = assert!(OPTIONS_AT + OPTIONS * OPTIONS_MAX <= DEATHS_AT);
 const _: () = assert!(DEATHS_AT + size_of::<Deaths>() as u64 <= FORCED_AT);
 
 pub struct Area {

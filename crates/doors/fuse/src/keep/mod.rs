@@ -17,14 +17,17 @@
 pub(crate) mod answers;
 pub mod area;
 pub(crate) mod forced;
+mod frozen;
 pub(crate) mod handover;
 pub(crate) mod journal;
+mod options;
 pub(crate) mod pins;
 pub mod sentinel;
 pub(crate) mod steps;
 mod words;
 
 pub use area::{Area, Deaths};
+pub use frozen::Frozen;
 pub use handover::{Handover, Leave};
 
 use answers::Answers;
@@ -32,6 +35,7 @@ use area::{Head, Negotiated, Suspect, at};
 use forced::Slots;
 use journal::{Journal, Place};
 use kedge_base::{Ino, Lsn};
+use options::Options;
 use parking_lot::Mutex;
 use pins::Pins;
 use serde_json::Value;
@@ -66,6 +70,11 @@ impl Life {
         self.number > 1
     }
 
+    /// The freeze that goes on.
+    pub fn frozen(&self) -> Option<Frozen> {
+        self.area.frozen()
+    }
+
     /// Recovery found that the log ends at `end`, and nothing was appended to it yet. That is the
     /// cut-off of the last life, and of lives that ended before they appended anything.
     pub fn recovered(&self, end: Lsn) {
@@ -94,6 +103,7 @@ pub(crate) struct Kept {
     pub(crate) pins: Mutex<Pins>,
     pub(crate) answers: Mutex<Answers>,
     pub(crate) forced: Mutex<Slots>,
+    pub(crate) options: Mutex<Options>,
     pub(crate) stripes: Vec<Mutex<()>>,
     /// Held by a request that may have killed its server.
     pub(crate) alone: Mutex<()>,
@@ -115,7 +125,7 @@ thread_local! {
 }
 
 impl Kept {
-    pub(crate) fn start(life: &Life) -> Kept {
+    pub(crate) fn start(life: &Life) -> io::Result<Kept> {
         let Life { area, number } = life.clone();
         let head: Head = area.read(0);
         let deaths = area.deaths();
@@ -128,13 +138,15 @@ impl Kept {
         let pins = Pins::load(&area);
         let answers = Answers::load(&area);
         let forced = Slots::load(&area);
-        Kept {
+        let options = Options::load(&area)?;
+        Ok(Kept {
             journal: Journal::new(area.clone(), number),
             area,
             life: number,
             pins: Mutex::new(pins),
             answers: Mutex::new(answers),
             forced: Mutex::new(forced),
+            options: Mutex::new(options),
             stripes: (0..STRIPES).map(|_| Mutex::new(())).collect(),
             alone: Mutex::new(()),
             crashed,
@@ -143,7 +155,7 @@ impl Kept {
             workers: AtomicU32::new(0),
             owed: AtomicU64::new(0),
             history: Value::Null,
-        }
+        })
     }
 
     /// The number of the calling thread.

@@ -2,7 +2,6 @@
 
 use crate::abi::{self, fattr, ioctl, op};
 use crate::args::Args;
-use crate::control;
 use crate::ops::Ops;
 use crate::server::Server;
 use crate::transport::Request;
@@ -64,14 +63,7 @@ impl<O: Ops> Server<O> {
                 Ok(_) if self.is_tree(node, args.name().ok()) => Forced,
                 _ => record(RecordOp::Rename),
             },
-            op::SETXATTR if node == Ino::ROOT && self.sets_options(Args::new(request.body)) => {
-                // Options would be lost with their server.
-                let options = request.body.windows(control::XATTR_OPTIONS.len());
-                match options.into_iter().any(|bytes| bytes == control::XATTR_OPTIONS) {
-                    true => Refused(libc::EOPNOTSUPP),
-                    false => Forced,
-                }
-            }
+            op::SETXATTR if node == Ino::ROOT && self.sets_options(Args::new(request.body)) => Forced,
             op::SETXATTR | op::REMOVEXATTR => record(RecordOp::Xattr),
             // The kernel then copies by reads and writes.
             op::COPY_FILE_RANGE | op::COPY_FILE_RANGE_64 => Refused(libc::ENOSYS),

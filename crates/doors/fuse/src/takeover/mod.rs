@@ -40,7 +40,7 @@ impl<O: Ops> Server<O> {
     pub(crate) fn resume(self, life: &Life) -> io::Result<Server<O>> {
         let head: Head = life.area.read(0);
         let mut server = self;
-        server.kept = Some(Arc::new(Kept::start(life)));
+        server.kept = Some(Arc::new(Kept::start(life)?));
         server.writeback.store(head.negotiated.writeback != 0, Relaxed);
         server.acls.store(head.negotiated.acls != 0, Relaxed);
         server.flags_checked.store(head.negotiated.flags_checked != 0, Relaxed);
@@ -69,7 +69,7 @@ impl<O: Ops> Server<O> {
     /// Serves a request of a mount that has a keeper.
     pub(crate) fn serve_kept(&self, kept: &Arc<Kept>, request: &Request<'_>, reply: Reply, out: &mut IoBuf) {
         if request.header.unique & UNIQUE_RESEND == 0 {
-            return self.serve_classed(kept, request, reply, out);
+            return self.serve_unless_frozen(kept, request, reply, out);
         }
         let unique = request.header.unique & !UNIQUE_RESEND;
         if steps::is_broken(Broken::UnforcedIsDurable) && request.header.opcode == op::FSYNC {
@@ -81,7 +81,7 @@ impl<O: Ops> Server<O> {
         }
         let Some(reply) = self.forced_again(kept, request, reply) else { return };
         if !kept.crashed {
-            return self.serve_classed(kept, request, reply, out);
+            return self.serve_unless_frozen(kept, request, reply, out);
         }
         let _alone = kept.alone.lock();
         let deaths = if kept.suspect.unique == unique { kept.suspect.deaths } else { 0 };
@@ -99,8 +99,13 @@ impl<O: Ops> Server<O> {
         }
         let mark = |under_way| kept.suspects(Suspect { unique, node, opcode, deaths, under_way });
         mark(1);
-        self.serve_classed(kept, request, reply, out);
+        self.serve_unless_frozen(kept, request, reply, out);
         mark(0);
+    }
+
+    /// A change that waits for a thaw has no entry in the journal, and is sent again after a death.
+    fn serve_unless_frozen(&self, kept: &Arc<Kept>, request: &Request<'_>, reply: Reply, out: &mut IoBuf) {
+        self.unless_frozen(request, reply, |reply| self.serve_classed(kept, request, reply, out));
     }
 
     fn serve_classed(&self, kept: &Arc<Kept>, request: &Request<'_>, reply: Reply, out: &mut IoBuf) {

@@ -129,7 +129,8 @@ impl<O: Ops> Server<O> {
         }
         self.keep_answers(kept, &entries);
         kept.redoing.store(false, Relaxed);
-        let deleted = self.ops.delete_forgotten();
+        // In a freeze nothing is written. A later open deletes them.
+        let deleted = if kept.area.frozen().is_some() { Ok(0) } else { self.ops.delete_forgotten() };
         let deleted = deleted.map_err(|e| failed("the deletion of nameless inodes", &e))?;
         // Otherwise there is only what recovery found, and its checkpoint has made that durable.
         if redone + deleted > 0 && !steps::is_broken(Broken::UnforcedIsDurable) {

@@ -19,7 +19,7 @@ mod slot;
 mod xts;
 
 pub use header::{AREA as CRYPT_AREA, Header as CryptHeader, SLOTS as CRYPT_SLOTS, has_magic};
-pub use secret::Secret;
+pub use secret::{Locked, Secret};
 pub use slot::Cost;
 pub use xts::KEY as CRYPT_KEY;
 

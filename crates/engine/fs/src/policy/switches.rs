@@ -77,6 +77,18 @@ impl Switches {
         Ok(true)
     }
 
+    /// Adds later changes.
+    pub fn add(&mut self, later: &Switches) {
+        self.async_checkpoint = later.async_checkpoint.or(self.async_checkpoint);
+        self.commit = later.commit.or(self.commit);
+        self.new_name = later.new_name.or(self.new_name);
+        self.fdatasync = later.fdatasync.or(self.fdatasync);
+        self.plug = later.plug.or(self.plug);
+        self.noatime = later.noatime.or(self.noatime);
+        self.discard = later.discard.or(self.discard);
+        self.writeback_order = later.writeback_order.or(self.writeback_order);
+    }
+
     /// Applies these changes to `options`.
     pub fn apply(&self, options: &mut MountOptions) {
         if let Some(percent) = self.async_checkpoint {
@@ -91,6 +103,26 @@ impl Switches {
         if let Some(word) = self.writeback_order {
             options.writeback_order = word.order();
         }
+    }
+}
+
+impl std::fmt::Display for Switches {
+    /// The list of words that makes these changes.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let either = |on: bool, yes: &str, no: &str| if on { yes.to_owned() } else { no.to_owned() };
+        let words = [
+            self.async_checkpoint.map(|percent| {
+                percent.map_or("noasync_checkpoint".to_owned(), |n| format!("async_checkpoint={n}"))
+            }),
+            self.commit.map(|every| format!("commit={}", every.as_secs())),
+            self.new_name.map(|rule| format!("new_name={}", rule.word())),
+            self.fdatasync.map(|rule| format!("fdatasync={}", rule.word())),
+            self.plug.map(|on| either(on, "plug", "noplug")),
+            self.noatime.map(|on| either(on, "noatime", "relatime")),
+            self.discard.map(|on| either(on, "discard", "nodiscard")),
+            self.writeback_order.map(|order| format!("writeback_order={}", order.word())),
+        ];
+        f.write_str(&words.into_iter().flatten().collect::<Vec<_>>().join(","))
     }
 }
 

@@ -24,6 +24,25 @@ fn words_are_read_and_written_alike() {
 }
 
 #[test]
+fn a_list_of_words_makes_the_same_changes_again() {
+    for list in [
+        "async_checkpoint=30,commit=7,new_name=sync,fdatasync=relog,noplug,noatime,discard",
+        "noasync_checkpoint,plug,relatime,nodiscard,writeback_order=location",
+        "",
+    ] {
+        let switches: Switches = list.parse().unwrap();
+        assert_eq!(switches.to_string(), list);
+        let mut all: Switches = "commit=9,noplug,noatime,async_checkpoint=5".parse().unwrap();
+        let mut one_by_one = all;
+        all.add(&switches);
+        for word in list.split(',').filter(|word| !word.is_empty()) {
+            assert!(one_by_one.take(word).unwrap());
+        }
+        assert_eq!(all, one_by_one);
+    }
+}
+
+#[test]
 fn a_wrong_word_is_named_with_what_would_be_right() {
     let refused = |text: &str| text.parse::<Switches>().unwrap_err().to_string();
     for (text, part) in [
