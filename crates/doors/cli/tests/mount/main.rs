@@ -23,7 +23,6 @@ mod limits;
 mod losses;
 mod one_tree;
 mod overlay;
-mod placement;
 mod promises;
 mod remount;
 mod resize;

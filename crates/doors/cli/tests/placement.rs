@@ -1,7 +1,10 @@
 //! The worker that serves on its client's processor: clients that move, a server whose processors
 //! change, and a processor on which others compute. None may fail or stop.
 
-use crate::common::{Place, needs_fuse, no_fuse, not_root, pid, until, write_and_fsync};
+#![allow(clippy::unwrap_used)]
+
+mod common;
+use common::{Place, needs_fuse, no_fuse, not_root, pid, until, write_and_fsync};
 use parking_lot::{Mutex, MutexGuard};
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
