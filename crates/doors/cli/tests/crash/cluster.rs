@@ -330,6 +330,37 @@ command = "cd $KEDGE_DIR; for n in 1 2 3; do until grep -q $n $OLDPWD/box; do sl
     assert_eq!(place.kedge(words).code, 1);
 }
 
+/// One program with directories on two file systems. Between them, mv(1) copies a file and removes
+/// the old one, without a sync.
+#[test]
+fn a_file_that_moves_between_two_file_systems_is_lost_unless_its_copy_is_synced() {
+    needs_fuse!();
+    let place = Place::new();
+    fs::create_dir(place.path("from")).unwrap();
+    fs::write(place.path("from/doc"), "text\n").unwrap();
+    let synced = "cp a/doc b; sync b/doc b; rm a/doc; sync a";
+    for (calls, code) in [("mv a/doc b", 1), (synced, 0)] {
+        let text = format!(
+            "command = \"cd $KEDGE_DIR; {calls}; echo moved\"\n[[node]]\nname = \"a\"\nfrom = \"from\"\n\
+             [[node]]\nname = \"b\"\n"
+        );
+        fs::write(place.path("two.toml"), text).unwrap();
+        place.run("crash cluster record two.toml --size 64M --ack ^moved --timeout 60s").ok();
+        for model in ["ext4", "posix"] {
+            let words =
+                ["crash", "cluster", "explore", "--jobs", "2", "--json=report.json", "--model", model];
+            let run = place.kedge(words.into_iter().chain(["--check", "grep -qsx text a/doc b/doc"]));
+            assert_eq!(run.code, code, "{calls}, {model}: {}{}", run.out, run.err);
+            let report = json(&place, "report.json");
+            if code == 1 {
+                assert_eq!(lossy(&report), ["b"], "{model}: {report:#}");
+            } else {
+                assert!(report["complete"] == true && report["states"].as_u64() > Some(5), "{report:#}");
+            }
+        }
+    }
+}
+
 #[test]
 fn a_killed_recorder_leaves_recordings_and_the_next_one_removes_its_mounts() {
     needs_fuse!();

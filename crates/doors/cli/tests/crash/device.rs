@@ -112,6 +112,51 @@ fn a_head_written_after_a_flush_is_accused_by_no_disk_that_keeps_sectors_whole()
     assert!(sentence.contains("garbage") && sentence.contains("No flush prevents it"), "{sentence}");
 }
 
+/// As [`PROGRAM`], with a checksum in the head. The heads are written to the first page, or to the
+/// first two in turn.
+const SUMS: &str = r#"
+import mmap, os, sys, zlib
+f = os.open(os.environ["KEDGE_CRASH_DEVICE"], os.O_RDWR | os.O_DIRECT)
+def put(at, data):
+    page = mmap.mmap(-1, len(data))
+    page.write(data)
+    assert os.pwrite(f, page, at) == len(data)
+    os.fsync(f)
+for n in range(1, 4):
+    count = b"%d" % n
+    put(4096 * (1 + n), count * 4096)
+    put(4096 * (n % int(sys.argv[1])), (b"%s %d" % (count, zlib.crc32(count))).ljust(512, b"\0"))
+    print("saved", n, flush=True)
+"#;
+
+const SUMS_CHECK: &str = r#"
+import os, zlib
+device = open(os.environ["KEDGE_CRASH_DEVICE"], "rb").read()
+def head(at):
+    words = device[at:at + 512].rstrip(b"\0").split(b" ")
+    is_whole = len(words) == 2 and words[1] == b"%d" % zlib.crc32(words[0])
+    return int(words[0]) if is_whole else 0
+newest = max(head(0), head(4096))
+assert newest >= int(os.environ["KEDGE_ACKED_COUNT"]), "a promised head is not there"
+for n in range(1, newest + 1):
+    assert device[4096 * (1 + n):4096 * (2 + n)] == b"%d" % n * 4096, f"block {n} is not there"
+"#;
+
+#[test]
+fn heads_with_checksums_in_two_places_survive_garbage_and_one_head_does_not() {
+    needs_loop!();
+    let place = Place::new();
+    fs::write(place.path("sums.py"), SUMS).unwrap();
+    fs::write(place.path("check.py"), SUMS_CHECK).unwrap();
+    let check = format!("python3 {}", place.path("check.py").display());
+    for (heads, code) in [("1", 1), ("2", 0)] {
+        record(&place, &["1M"], &["python3", "sums.py", heads]).ok();
+        let (found, report) = explore(&place, "disk-garbage", &["--jobs", "2", "--explain", "0"], &check);
+        assert_eq!((found, &report["complete"]), (code, &true.into()), "{heads}: {report:#}");
+        assert!(report["states"].as_u64().unwrap() > 5, "{heads}: {report:#}");
+    }
+}
+
 /// Makes files on ext4 and promises each after its fsync.
 const LOAD: &str = "mkdir m; mount -t ext4 -o noatime,$OPTION \"$KEDGE_CRASH_DEVICE\" m; cd m; \
     for n in 1 2; do echo $n > f$n; sync f$n; sync .; echo saved $n; done; mv f1 g; cd ..; umount m";
