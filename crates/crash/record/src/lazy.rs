@@ -208,6 +208,16 @@ impl Ops for Lazy {
         self.run(&seen, |live| live.rename(dir, name, new_dir, new_name, mode))
     }
 
+    fn opening(&self, ino: Ino, open: &mut dyn FnMut() -> bool) {
+        let path = self.0.live.path(ino, None);
+        let after = self.begin(&Seen { op: Op::Open, from: &path, to: None, bytes: None });
+        if open()
+            && let Some(due) = after
+        {
+            self.apply(Op::Open, Timing::After, &due);
+        }
+    }
+
     fn read_uncached(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize> {
         self.one(Op::Read, ino, None, |live| live.read_uncached(ino, offset, buf))
     }

@@ -1,5 +1,5 @@
 //! `kedge crash` for programs that make their calls in other ways: through io_uring, from many
-//! threads, in a container. Of each kind a planted bug is found, and the program without it is not
+//! threads, in a container. A planted bug of each kind is found, and the program without it is not
 //! accused.
 
 #![allow(clippy::unwrap_used)]

@@ -44,6 +44,11 @@ pub trait Ops: Send + Sync + 'static {
     }
     fn seek(&self, ino: Ino, offset: u64, kind: SeekKind) -> Result<u64>;
     fn fsync_async(&self, ino: Ino, datasync: bool, done: Done);
+    /// A file is opened. `open` does that and returns whether it succeeded; it is called once. Only
+    /// on a mount without `no_open`, and not for the open of a file that the same request made.
+    fn opening(&self, _ino: Ino, open: &mut dyn FnMut() -> bool) {
+        open();
+    }
     /// A file was opened for reading and writing, so that a shared mapping of it can store into its
     /// pages. Called before the reply, and only on a mount without `no_open`.
     fn opened_to_store(&self, _ino: Ino) {}

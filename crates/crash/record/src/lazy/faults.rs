@@ -7,13 +7,14 @@ use regex::bytes::Regex;
 use std::fmt;
 use std::ops::Range;
 
-/// The calls at which a fault can be due. LazyFS also has `open` and `access`, which a mount that
-/// needs no request for them does not see.
+/// The calls at which a fault can be due. LazyFS also has `access`, for which the kernel needs no
+/// request, because it knows the rights of all files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
     Create,
     Fsync,
     Link,
+    Open,
     Read,
     Rename,
     Symlink,
@@ -23,10 +24,11 @@ pub enum Op {
 }
 
 impl Op {
-    pub const ALL: [Op; 9] = [
+    pub const ALL: [Op; 10] = [
         Op::Create,
         Op::Fsync,
         Op::Link,
+        Op::Open,
         Op::Read,
         Op::Rename,
         Op::Symlink,
@@ -40,6 +42,7 @@ impl Op {
             Op::Create => "create",
             Op::Fsync => "fsync",
             Op::Link => "link",
+            Op::Open => "open",
             Op::Read => "read",
             Op::Rename => "rename",
             Op::Symlink => "symlink",

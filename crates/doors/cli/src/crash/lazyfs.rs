@@ -185,11 +185,13 @@ fn serve(setup: Setup, prints: bool, ready: impl FnOnce() -> Result<()>) -> Resu
         let listener = journal.clone();
         let lazy = Lazy::new(live, takes, faults, move |notice| listener.notice(notice));
         let mount = dirs.mount.clone();
-        // The kernel must cache nothing, because a loss changes files without a request. A plain
-        // mount, as that of LazyFS is.
+        // The kernel must cache nothing, because a loss changes files without a request, and open
+        // no file without a request, because a fault may be due. A plain mount, as that of LazyFS
+        // is.
         let fuse = FuseOptions {
             cache_timeout: Duration::ZERO,
             auto_invalidate: true,
+            no_open: false,
             privileged: Some(false),
             allow_other: allow_other.then_some(true),
             ..FuseOptions::default()

@@ -148,6 +148,34 @@ fn a_crash_by_command_and_a_sequence_lose_what_is_not_synced() {
     place.unmount_and_check("root/lazyfs.kedge");
 }
 
+/// A fault is due at an open, before or after the open truncates the file.
+#[test]
+fn data_is_lost_at_an_open() {
+    needs_fuse!();
+    let fault = |timing: &str, nth: u32| {
+        format!(
+            "[[injection]]\ntype=\"clear-cache\"\nop=\"open\"\nfrom=\"log\"\ntiming=\"{timing}\"\n\
+             occurrence={nth}\ncrash=false\n"
+        )
+    };
+    let place = lazyfs(&format!("{}{}", fault("before", 2), fault("after", 3)));
+    let open = |truncate| File::options().write(true).truncate(truncate).open(place.path("mnt/log"));
+    // The file is made by a call of another kind.
+    let mut log = create(&place, "log", "synced.");
+    log.sync_all().unwrap();
+    log.write_all(b"more").unwrap();
+    open(false).unwrap();
+    assert_eq!(fs::metadata(place.path("mnt/log")).unwrap().len(), 11);
+    open(false).unwrap();
+    assert_eq!(fs::metadata(place.path("mnt/log")).unwrap().len(), 7, "lost before the second open");
+    // What the open itself did is lost after it.
+    open(true).unwrap();
+    assert_eq!(read(&place, "log"), "synced.");
+    logged(&place, "lfs_open(path=");
+    drop(log);
+    place.unmount_and_check("root/lazyfs.kedge");
+}
+
 #[test]
 fn the_pipe_comes_back_and_the_command_line_is_that_of_lazyfs() {
     needs_fuse!();

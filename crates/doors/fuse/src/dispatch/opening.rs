@@ -31,6 +31,14 @@ impl<O: Ops> Server<O> {
             return Err(Errno(libc::ENOSYS));
         }
         let asked: abi::OpenIn = args.take()?;
+        let mut opened = None;
+        self.ops.opening(Ino(request.header.nodeid), &mut || {
+            opened.insert(self.open_with(request, &asked)).is_ok()
+        });
+        opened.expect("`opening` calls its argument")
+    }
+
+    fn open_with(&self, request: &Request<'_>, asked: &abi::OpenIn) -> Answer<abi::OpenOut> {
         let node = Ino(request.header.nodeid);
         let flags = asked.flags as i32;
         let store = self.can_store(asked.flags).then(|| self.opens.store(node)).transpose()?;

@@ -279,7 +279,7 @@ fn counted(key: &str, number: u64) -> Result<u64, String> {
 
 pub fn operation(name: &str) -> Result<Op, String> {
     Op::by_name(name).ok_or_else(|| match name {
-        "open" | "access" => format!("op {name:?}: this mount does not see it, the kernel does it alone"),
+        "access" => format!("op {name:?}: this mount does not see it, the kernel does it alone"),
         _ => format!("there is no op {name:?}: {}", Op::ALL.map(Op::name).join(", ")),
     })
 }

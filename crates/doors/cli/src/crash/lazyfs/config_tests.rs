@@ -73,7 +73,7 @@ fn what_is_not_understood_is_named_with_its_line() {
         ("\n[[injection]]\ntype=\"torn\"\n", "line 2: [[injection]]: there is no type \"torn\""),
         ("[[injection]]\nfile=\"a\"\n", "type is missing"),
         (&format!("{clear}op=\"fly\"\n"), "there is no op \"fly\""),
-        (&format!("{clear}op=\"open\"\n"), "op \"open\": this mount does not see it"),
+        (&format!("{clear}op=\"access\"\n"), "op \"access\": this mount does not see it"),
         (&format!("{clear}op=\"fsync\"\nfrom=\"/other/a\"\n"), "from \"/other/a\" is no file below /r or /m"),
         (&format!("{clear}op=\"rename\"\nfrom=\"a\"\n"), "op \"rename\" needs from and to"),
         (&format!("{clear}op=\"fsync\"\nfrom=\"a\"\ntiming=\"now\"\n"), "timing \"now\""),
