@@ -150,6 +150,9 @@ enum Task {
         /// Only the programs of docs/hunt/TABLE.md, where --write puts the results
         #[arg(long, conflicts_with_all = ["infer", "order"])]
         hunt: bool,
+        /// Measure what recording costs programs that commit
+        #[arg(long, conflicts_with_all = ["infer", "order", "hunt", "write"])]
+        cost: bool,
     },
     /// The crash models beside the kernel's ext4, XFS and Btrfs, as root: [--quick] [--random N]
     /// [--seed N] [--states N] [--out FILE]. Without arguments it writes
@@ -204,11 +207,12 @@ fn main() -> ExitCode {
             let args: Vec<&str> = args.iter().map(String::as_str).collect();
             steps.run("crash states", || crash(&args));
         }
-        Task::CrashPrograms { words, write, infer, order, hunt } => {
-            let purpose = match (infer, order, hunt) {
+        Task::CrashPrograms { words, write, infer, order, hunt, cost } => {
+            let purpose = match (infer, order, hunt, cost) {
                 (true, ..) => programs::Purpose::Inferred,
-                (_, true, _) => programs::Purpose::Order,
-                (.., true) => programs::Purpose::Hunt,
+                (_, true, ..) => programs::Purpose::Order,
+                (_, _, true, _) => programs::Purpose::Hunt,
+                (.., true) => programs::Purpose::Cost,
                 _ => programs::Purpose::Documented,
             };
             steps.run("crashes of programs", || programs::run(&words, write, purpose));

@@ -10,12 +10,13 @@
 //! module `hunt`.
 //!
 //! With `--infer` and `--order` the same recordings are used to measure the search itself: modules
-//! `inferred` and `order`.
+//! `inferred` and `order`. With `--cost`, other programs measure the recorder: module `cost`.
 //!
 //! `--write` puts the results into the table of `docs/CRASH_TESTING.md`; rows that were not run
 //! keep theirs.
 
 mod clusters;
+mod cost;
 mod cut;
 mod hunt;
 mod inferred;
@@ -58,6 +59,8 @@ pub enum Purpose {
     Order,
     /// Programs of `programs/hunt`, in settings that are documented as safe.
     Hunt,
+    /// The time of programs that commit, on a plain mount and under the recorder.
+    Cost,
 }
 
 pub fn run(words: &[String], write: bool, purpose: Purpose) -> Result<()> {
@@ -76,6 +79,7 @@ pub fn run(words: &[String], write: bool, purpose: Purpose) -> Result<()> {
         Purpose::Inferred => inferred::HEAD,
         Purpose::Order => order::HEAD,
         Purpose::Hunt => hunt::HEAD,
+        Purpose::Cost => cost::HEAD,
     };
     println!("{head}");
     if purpose == Purpose::Hunt {
@@ -83,11 +87,13 @@ pub fn run(words: &[String], write: bool, purpose: Purpose) -> Result<()> {
     }
     let (mut inferred, mut order) = (inferred::Tally::default(), order::Tally::default());
     let is_wanted = |row: &&Row| words.is_empty() || words.iter().any(|w| row.name.contains(w.as_str()));
-    for row in ROWS.iter().filter(is_wanted) {
+    let rows = if purpose == Purpose::Cost { cost::ROWS } else { ROWS };
+    for row in rows.iter().filter(is_wanted) {
         suite.with_temp(row.name, |suite| match purpose {
             Purpose::Documented => suite.row(row),
             Purpose::Inferred => suite.infer(row, &mut inferred),
             Purpose::Order => suite.compare_orders(row, &mut order),
+            Purpose::Cost => suite.cost(row),
             Purpose::Hunt => Ok(()),
         })?;
         // After each row, so that an interrupted run keeps its results.
@@ -96,7 +102,7 @@ pub fn run(words: &[String], write: bool, purpose: Purpose) -> Result<()> {
         }
     }
     match purpose {
-        Purpose::Documented | Purpose::Hunt => {}
+        Purpose::Documented | Purpose::Hunt | Purpose::Cost => {}
         Purpose::Inferred => inferred.print(),
         Purpose::Order => order.print(),
     }

@@ -62,7 +62,7 @@ pub const IN_SAFE_SETTINGS: &[&str] = &[
 type Expected = &'static [(&'static str, Expect)];
 type Words = &'static [&'static str];
 
-const ROW: Row = Row {
+pub const ROW: Row = Row {
     name: "",
     needs: &[],
     program: "sh",
