@@ -12,12 +12,14 @@
 //! then that /proc is refused.
 //!
 //! The directory of a thread is opened once, and everything is read below it: the descriptor stays
-//! that thread's and returns errors after the thread's end, even if the id is reused.
+//! that thread's and returns errors after the thread's end, even if the id is reused. /proc itself
+//! is opened and checked once for the process, whose pid namespace never changes.
 
 use rustix::fd::OwnedFd;
 use rustix::fs::{AtFlags, Mode, OFlags, fstatfs, openat, statat};
 use std::fs::File;
 use std::io::{self, Read};
+use std::sync::OnceLock;
 
 const PROC_MAGIC: i64 = 0x9fa0;
 /// The longest `status` that is read. The kernel writes about 1,500 bytes, more with many groups.
@@ -53,9 +55,27 @@ impl Namespace {
     }
 }
 
+const DIRECTORY: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+
+/// The /proc of this process's pid namespace.
+fn proc() -> io::Result<&'static OwnedFd> {
+    static PROC: OnceLock<OwnedFd> = OnceLock::new();
+    if let Some(proc) = PROC.get() {
+        return Ok(proc);
+    }
+    let proc = rustix::fs::open("/proc", DIRECTORY, Mode::empty())?;
+    if fstatfs(&proc)?.f_type as i64 != PROC_MAGIC {
+        return Err(refused("/proc is no proc file system"));
+    }
+    let own = Task { dir: openat(&proc, "self", DIRECTORY, Mode::empty())? };
+    if own.status()?.numbers.len() != 1 {
+        return Err(refused("/proc is another pid namespace's"));
+    }
+    Ok(PROC.get_or_init(|| proc))
+}
+
 /// A thread, or a process by its first thread.
 pub(crate) struct Task {
-    proc: OwnedFd,
     dir: OwnedFd,
 }
 
@@ -65,18 +85,8 @@ impl Task {
         if tid == 0 {
             return Err(refused("the thread has no number here"));
         }
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let proc = rustix::fs::open("/proc", flags, Mode::empty())?;
-        if fstatfs(&proc)?.f_type as i64 != PROC_MAGIC {
-            return Err(refused("/proc is no proc file system"));
-        }
-        let own = openat(&proc, "self", flags, Mode::empty())?;
-        let own = Task { dir: own, proc: proc.try_clone()? };
-        if own.status()?.numbers.len() != 1 {
-            return Err(refused("/proc is another pid namespace's"));
-        }
-        let dir = openat(&proc, tid.to_string(), flags | OFlags::NOFOLLOW, Mode::empty())?;
-        Ok(Task { proc, dir })
+        let dir = openat(proc()?, tid.to_string(), DIRECTORY | OFlags::NOFOLLOW, Mode::empty())?;
+        Ok(Task { dir })
     }
 
     /// Opens a file of the thread's directory.
@@ -93,7 +103,7 @@ impl Task {
 
     /// Whether the thread is in the same namespace as this process.
     pub(crate) fn shares(&self, namespace: Namespace) -> io::Result<bool> {
-        let own = statat(&self.proc, format!("self/{}", namespace.name()), AtFlags::empty())?;
+        let own = statat(proc()?, format!("self/{}", namespace.name()), AtFlags::empty())?;
         let its = statat(&self.dir, namespace.name(), AtFlags::empty())?;
         Ok((own.st_dev, own.st_ino) == (its.st_dev, its.st_ino))
     }
