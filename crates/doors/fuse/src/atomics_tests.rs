@@ -1,5 +1,7 @@
 use super::*;
+use crate::transport::{Received, Request, RequestBuf};
 use kedgefs::{FileSystem, Owner};
+use zerocopy::FromBytes;
 
 fn header(ino: Ino, pid: u32) -> InHeader {
     InHeader { nodeid: ino.0, pid, ..InHeader::new_zeroed() }
@@ -17,28 +19,28 @@ fn own_tid() -> u32 {
 
 #[test]
 fn writes_of_the_thread_that_started_are_staged_and_others_are_not() {
-    let ((fs, ino), atomics) = (file(), Atomics::default());
+    let ((fs, ino), atomics) = (file(), Arc::new(Atomics::default()));
     let own = header(ino, own_tid());
     assert!(atomics.stage(&own, 0, b"before").is_none());
     assert!(matches!(atomics.take(&own), Err(EINVAL)));
     atomics.start(&fs, &own).expect("started");
     assert!(atomics.is_used());
-    let span = atomics.stage(&own, 4096, b"staged").expect("staged").expect("within the bound");
-    assert_eq!(span, Span { from: 4096, len: 6 });
+    let job = atomics.stage(&own, 4096, b"staged").expect("staged").expect("within the bound");
+    assert!(job.is_some(), "its page is to be dropped");
     for other in [header(ino, own.pid + 1), header(Ino(ino.0 + 1), own.pid), header(ino, 0)] {
         assert!(atomics.stage(&other, 0, b"other").is_none());
         assert!(atomics.take(&other).is_err());
     }
-    let write = atomics.take(&own).expect("its own");
-    assert_eq!(write.ranges().collect::<Vec<_>>(), [(4096, 4096)]);
-    write.commit().expect("committed");
+    let ended = atomics.take(&own).expect("its own").commit();
+    assert_eq!(ended.wrong, [Span { from: 4096, len: 4096 }]);
+    ended.result.expect("committed");
     assert_eq!(fs.getattr(ino).expect("the file").size, 4102);
     assert!(!atomics.is_used());
 }
 
 #[test]
 fn what_a_thread_left_is_never_committed() {
-    let ((fs, ino), atomics) = (file(), Atomics::default());
+    let ((fs, ino), atomics) = (file(), Arc::new(Atomics::default()));
     let left = std::thread::scope(|scope| {
         let begin = || {
             let its = header(ino, own_tid());
@@ -62,7 +64,7 @@ fn what_a_thread_left_is_never_committed() {
 
 #[test]
 fn a_second_start_forgets_the_first_and_their_number_is_bounded() {
-    let ((fs, _), atomics) = (file(), Atomics::default());
+    let ((fs, _), atomics) = (file(), Arc::new(Atomics::default()));
     let files: Vec<Ino> = (0..=STAGINGS_MAX)
         .map(|n| fs.create(Ino::ROOT, format!("{n}").as_bytes(), 0o644, Owner::default()).expect("new").ino)
         .collect();
@@ -73,7 +75,7 @@ fn a_second_start_forgets_the_first_and_their_number_is_bounded() {
     let last = header(files[STAGINGS_MAX], own_tid());
     assert_eq!(atomics.start(&fs, &last).map(drop).expect_err("too many"), Errno(libc::EBUSY));
     atomics.start(&fs, &header(files[0], own_tid())).expect("its place is free");
-    assert!(atomics.take(&header(files[0], own_tid())).expect("its own").is_empty());
+    assert!(atomics.take(&header(files[0], own_tid())).expect("its own").write.is_empty());
     atomics.start(&fs, &last).expect("a place is free");
     atomics.clear();
     assert!(!atomics.is_used());
@@ -81,7 +83,7 @@ fn a_second_start_forgets_the_first_and_their_number_is_bounded() {
 
 #[test]
 fn a_caller_that_cannot_be_recognised_gets_no_atomic_write() {
-    let ((fs, ino), atomics) = (file(), Atomics::default());
+    let ((fs, ino), atomics) = (file(), Arc::new(Atomics::default()));
     assert_eq!(Atomics::features(&fs, &header(ino, own_tid())).flags, FEATURE_ATOMIC_WRITE);
     assert_eq!(Atomics::features(&fs, &header(ino, 0)).flags, 0);
     assert_eq!(Atomics::features(&fs, &header(Ino::ROOT, own_tid())).flags, 0);
@@ -91,4 +93,101 @@ fn a_caller_that_cannot_be_recognised_gets_no_atomic_write() {
     );
     let dir = atomics.start(&fs, &header(Ino::ROOT, own_tid())).map(drop).expect_err("a directory");
     assert_eq!(dir, Errno(libc::EISDIR));
+}
+
+/// Records the notifications, and sends nothing.
+#[derive(Default)]
+struct Wire(Mutex<Vec<(u64, i64, i64)>>);
+
+impl Wire {
+    fn notified(&self) -> Vec<(u64, i64, i64)> {
+        std::mem::take(&mut *self.0.lock())
+    }
+}
+
+impl Transport for Wire {
+    fn name(&self) -> &'static str {
+        "test"
+    }
+
+    fn workers(&self) -> usize {
+        1
+    }
+
+    fn receive<'a>(&'a self, _worker: usize, _buf: &'a mut RequestBuf) -> std::io::Result<Received<'a>> {
+        Ok(Received::Ended)
+    }
+
+    fn wait(&self, _worker: usize) -> std::io::Result<()> {
+        Ok(())
+    }
+
+    fn reply(&self, _token: u32, _unique: u64, _error: i32, _parts: &[&[u8]]) -> std::io::Result<()> {
+        Ok(())
+    }
+
+    fn notify(&self, code: i32, body: &[u8]) -> std::io::Result<()> {
+        assert_eq!(code, abi::NOTIFY_INVAL_INODE);
+        let asked = abi::InvalInodeOut::read_from_bytes(body).expect("a whole notification");
+        self.0.lock().push((asked.ino, asked.off, asked.len));
+        Ok(())
+    }
+}
+
+/// What the reply to the end of an atomic write has the kernel drop.
+fn replied(ended: Ended) -> (Vec<(u64, i64, i64)>, bool) {
+    let (wire, waits) = (Arc::new(Wire::default()), ended.has_pages());
+    let request = Request { header: InHeader::new_zeroed(), body: &[], token: 0 };
+    ended.reply(&*wire, Reply::new(wire.clone(), Arc::default(), &request));
+    (wire.notified(), waits)
+}
+
+#[test]
+fn a_commit_has_pages_dropped_only_if_the_kernel_may_have_them() {
+    let ((fs, ino), atomics, wire) = (file(), Arc::new(Atomics::default()), Wire::default());
+    let own = header(ino, own_tid());
+    let stage = |page: i64| {
+        let staged = atomics.stage(&own, page as u64 * PAGE, &[1; BLOCK_SIZE]).expect("of its thread");
+        staged.expect("within the bound")
+    };
+    let attributes = (ino.0, -1, 0);
+    let page = |n: i64, count: i64| (ino.0, n * PAGE as i64, count * PAGE as i64);
+
+    // No READ comes, and the jobs are done: the end has no page to drop.
+    for end in [Taken::commit as fn(Taken) -> Ended, Taken::forget] {
+        atomics.start(&fs, &own).expect("started");
+        let job = stage(3).expect("a job");
+        assert!(stage(1).is_none() && stage(4).is_none(), "the job that is queued is for these pages too");
+        job.drop_written(&wire);
+        assert_eq!(wire.notified(), [page(1, 1), page(3, 2)]);
+        assert_eq!(replied(end(atomics.take(&own).expect("its own"))), (vec![attributes], false));
+    }
+
+    // A READ or another WRITE before the commit, or while it is being made.
+    for is_late in [false, true] {
+        atomics.start(&fs, &own).expect("started");
+        stage(1).expect("a job").drop_written(&wire);
+        atomics.note_other(Ino(ino.0 + 1));
+        if !is_late {
+            atomics.note_other(ino);
+        }
+        let taken = atomics.take(&own).expect("its own");
+        if is_late {
+            atomics.note_other(ino);
+        }
+        assert_eq!(replied(taken.commit()), (vec![page(1, 1), attributes], true));
+    }
+
+    // A job that has not begun, or not ended.
+    for has_begun in [false, true] {
+        atomics.start(&fs, &own).expect("started");
+        let job = stage(2).expect("a job");
+        if has_begun {
+            job.pages.lock().dropping += 1;
+            job.pages.lock().written.clear();
+        }
+        let taken = atomics.take(&own).expect("its own");
+        assert_eq!(replied(taken.commit()), (vec![page(2, 1), attributes], true));
+    }
+    assert!(!atomics.is_used());
 }

@@ -113,7 +113,7 @@ pub struct Server<O> {
     pub(crate) flags_checked: AtomicBool,
     /// Opens that can store into pages.
     pub(crate) opens: Opens,
-    pub(crate) atomics: Atomics,
+    pub(crate) atomics: Arc<Atomics>,
     pub(crate) settled: mpsc::Sender<PageJob>,
     /// Run by DESTROY, so it completes before umount(2) returns.
     on_destroy: Mutex<Option<OnDestroy>>,
@@ -161,7 +161,7 @@ impl<O: Ops> Server<O> {
             acls: AtomicBool::new(false),
             flags_checked: AtomicBool::new(false),
             opens: Opens::default(),
-            atomics: Atomics::default(),
+            atomics: Arc::default(),
             settled,
             on_destroy: Mutex::new(Some(on_destroy)),
             requests: [const { Counter::new() }; OPCODES],

@@ -10,8 +10,8 @@
 //! - A WRITE to an append-only file: it bypasses the kernel's page cache (see the module `opens`),
 //!   whose last page a reader may have cached with the old bytes.
 //!
-//! Atomic writes are served here too (the module `atomics`): their pages must be dropped, and a
-//! commit waits for the log.
+//! Atomic writes are served here too (the module `atomics`): their pages must be dropped, and
+//! commits beside others wait for the log.
 //!
 //! Changes of whole trees are served here too (the module `trees`): they wait for a
 //! checkpoint, and for the kernel to drop a name. So are changes of limits (`tree_limits`).
@@ -35,7 +35,7 @@
 //! or every later lseek(2) would wait forever.
 
 use crate::abi::{self, LseekOut, WriteOut};
-use crate::atomics::{self, Span};
+use crate::atomics::{Ended, Shown, Taken};
 use crate::errno::{Answer, Errno};
 use crate::flags;
 use crate::opens::{Bar, Opens};
@@ -45,7 +45,7 @@ use crate::tree_limits::LimitCall;
 use crate::trees::TreeCall;
 use kedge_base::JoinHandle;
 use kedge_base::{Clock, SystemClock, spawn_named, without_panic};
-use kedgefs::{AtomicWrite, FileFlags, Ino, SeekKind};
+use kedgefs::{FileFlags, Ino, SeekKind};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -56,8 +56,8 @@ use zerocopy::IntoBytes;
 /// Work for the threads.
 pub enum PageJob {
     Request(SettledJob),
-    /// Makes the kernel drop pages of an atomic write, whose WRITE has its reply.
-    Drop(Ino, Span),
+    /// Makes the kernel drop what it shows of an atomic write.
+    Drop(Arc<Shown>),
 }
 
 /// A request that waits for dirty pages to be written.
@@ -78,8 +78,9 @@ pub(crate) enum Then {
     Written(WriteOut),
     Tree(TreeCall),
     Limit(LimitCall),
-    Commit(AtomicWrite),
-    Abort(AtomicWrite),
+    Commit(Taken),
+    /// The reply to a commit or an abort, for which the kernel has to drop pages.
+    Ended(Ended),
 }
 
 /// The most threads for jobs. If all are busy, further jobs wait.
@@ -137,13 +138,13 @@ impl<O: Ops> Pool<O> {
     fn answer(&self, job: PageJob) {
         let ino = match &job {
             PageJob::Request(job) => job.ino.0,
-            PageJob::Drop(ino, _) => ino.0,
+            PageJob::Drop(shown) => shown.ino().0,
         };
         // The reply is sent with EIO when the stack unwinds over it.
         let answered = without_panic("the thread for dirty pages", || {
             match job {
                 PageJob::Request(job) => answer(&*self.ops, &*self.transport, job),
-                PageJob::Drop(ino, span) => atomics::drop_pages(&*self.transport, ino, span),
+                PageJob::Drop(shown) => shown.drop_written(&*self.transport),
             }
             Ok(())
         });
@@ -161,8 +162,8 @@ pub(crate) fn answer<O: Ops>(ops: &O, transport: &dyn Transport, job: SettledJob
     let then = match then {
         Then::Tree(call) => return call.answer(ops, transport, reply),
         Then::Limit(call) => return call.answer(ops, reply),
-        Then::Commit(write) => return atomics::commit(transport, ino, write, reply),
-        Then::Abort(write) => return atomics::abort(transport, ino, write, reply),
+        Then::Commit(taken) => return taken.commit().reply(transport, reply),
+        Then::Ended(ended) => return ended.reply(transport, reply),
         then => then,
     };
     let bar = match &then {
@@ -189,7 +190,7 @@ pub(crate) fn answer<O: Ops>(ops: &O, transport: &dyn Transport, job: SettledJob
             reply.finish(set);
         }
         Then::Written(written) => reply.finish(Ok::<_, Errno>(written)),
-        Then::Tree(_) | Then::Limit(_) | Then::Commit(_) | Then::Abort(_) => {
+        Then::Tree(_) | Then::Limit(_) | Then::Commit(_) | Then::Ended(_) => {
             unreachable!("answered above")
         }
     }

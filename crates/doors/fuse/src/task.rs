@@ -95,6 +95,11 @@ impl Task {
         Ok(File::from(openat(&self.dir, name, flags, Mode::empty())?))
     }
 
+    /// Whether the thread has not ended.
+    pub(crate) fn is_there(&self) -> bool {
+        statat(&self.dir, "status", AtFlags::SYMLINK_NOFOLLOW).is_ok()
+    }
+
     pub(crate) fn status(&self) -> io::Result<Status> {
         let mut text = String::new();
         self.file("status")?.take(STATUS_MAX).read_to_string(&mut text)?;

@@ -77,6 +77,16 @@ fcntl.ioctl(fd, COMMIT)
 new = new[:100] + b"4" * 10 + new[110:4 * BLOCK + 5] + b"5" * 10 + new[4 * BLOCK + 15:]
 content(new)
 
+# What another thread writes to the same page is lost at the commit, in the kernel's cache too.
+fcntl.ioctl(fd, START)
+os.pwrite(fd, b"b" * BLOCK, BLOCK)
+thread = threading.Thread(target=os.pwrite, args=(fd, b"a" * BLOCK, BLOCK))
+thread.start()
+thread.join()
+fcntl.ioctl(fd, COMMIT)
+new = new[:BLOCK] + b"b" * BLOCK + new[2 * BLOCK:]
+content(new)
+
 # What another thread writes is not staged.
 fcntl.ioctl(fd, START)
 os.pwrite(fd, b"6" * BLOCK, 2 * BLOCK)

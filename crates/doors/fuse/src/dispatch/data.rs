@@ -2,7 +2,7 @@
 
 use crate::abi::InHeader;
 use crate::args::Args;
-use crate::atomics::Span;
+use crate::atomics::Shown;
 use crate::errno::{Answer, EINVAL, Errno};
 use crate::ops::Ops;
 use crate::server::Server;
@@ -12,6 +12,7 @@ use crate::transport::{Reply, Request};
 use crate::{abi, caller};
 use kedge_base::IoBuf;
 use kedgefs::{FallocateMode, FileFlags, Ino, SeekKind, WriteMode};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 impl<O: Ops> Server<O> {
@@ -19,6 +20,7 @@ impl<O: Ops> Server<O> {
         let asked: abi::ReadIn = args.take()?;
         let buf = out.as_mut_bytes();
         let len = buf.len().min(asked.size as usize);
+        self.atomics.note_other(node);
         Ok(self.ops.read_uncached(node, asked.offset, &mut buf[..len])?)
     }
 
@@ -27,15 +29,11 @@ impl<O: Ops> Server<O> {
         match args.take::<abi::WriteIn>() {
             Err(e) => reply.err(e.0),
             Ok(asked) => {
-                if let Some(staged) = self.staged(&request.header, &asked, args) {
-                    return match staged {
-                        Ok((written, span)) => {
-                            reply.finish(Ok::<_, Errno>(written));
-                            self.page_job(PageJob::Drop(node, span));
-                        }
-                        Err(e) => reply.err(e.0),
-                    };
+                if let Some((staged, shown)) = self.staged(&request.header, &asked, args) {
+                    reply.finish(staged);
+                    return shown.into_iter().for_each(|shown| self.page_job(PageJob::Drop(shown)));
                 }
+                self.atomics.note_other(node);
                 let appends = self.is_append_only(node);
                 let written = match appends && self.has_capability(node) {
                     true => Err(Errno(libc::EPERM)),
@@ -53,21 +51,25 @@ impl<O: Ops> Server<O> {
         }
     }
 
-    /// Stages the bytes if the caller writes the file atomically. `None` if it does not.
+    /// Stages the bytes if the caller writes the file atomically. `None` if it does not. The job is
+    /// for after the reply.
     fn staged(
         &self,
         header: &InHeader,
         asked: &abi::WriteIn,
         args: &mut Args<'_>,
-    ) -> Option<Answer<(abi::WriteOut, Span)>> {
+    ) -> Option<(Answer<abi::WriteOut>, Option<Arc<Shown>>)> {
         if asked.write_flags & abi::WRITE_CACHE != 0 || !self.atomics.is_used() {
             return None;
         }
         let data = match args.bytes(asked.size) {
             Ok(data) => data,
-            Err(e) => return Some(Err(e)),
+            Err(e) => return Some((Err(e), None)),
         };
-        let staged = self.atomics.stage(header, asked.offset, data)?;
+        let shown = match self.atomics.stage(header, asked.offset, data)? {
+            Ok(shown) => shown,
+            Err(e) => return Some((Err(e), None)),
+        };
         let dropped = match asked.write_flags & abi::WRITE_KILL_SUIDGID {
             0 => Ok(()),
             _ => {
@@ -75,10 +77,7 @@ impl<O: Ops> Server<O> {
                 attr.and_then(|attr| self.drop_privilege(&attr, header, false, || true))
             }
         };
-        Some(staged.and_then(|span| {
-            dropped?;
-            Ok((abi::WriteOut { size: asked.size, padding: 0 }, span))
-        }))
+        Some((dropped.map(|()| abi::WriteOut { size: asked.size, padding: 0 }), shown))
     }
 
     fn written(&self, header: &InHeader, asked: &abi::WriteIn, args: &mut Args<'_>) -> Answer<abi::WriteOut> {

@@ -2,7 +2,7 @@
 
 use crate::abi::{InHeader, ioctl};
 use crate::args::Args;
-use crate::atomics::Atomics;
+use crate::atomics::{Atomics, Taken};
 use crate::errno::Errno;
 use crate::ops::Ops;
 use crate::parking::Job;
@@ -117,17 +117,32 @@ impl<O: Ops> Server<O> {
                 _ => reply.err(libc::EOPNOTSUPP),
             };
         }
-        let then = match cmd {
+        match cmd {
             ioctl::F2FS_GET_FEATURES => {
-                return reply.finish(Ok::<_, Errno>(Atomics::features(&*self.ops, header)));
+                reply.finish(Ok::<_, Errno>(Atomics::features(&*self.ops, header)));
             }
-            ioctl::F2FS_START_ATOMIC_WRITE => return reply.finish(self.atomics.start(&*self.ops, header)),
-            ioctl::F2FS_COMMIT_ATOMIC_WRITE => self.atomics.take(header).map(Then::Commit),
-            _ => self.atomics.take(header).map(Then::Abort),
+            ioctl::F2FS_START_ATOMIC_WRITE => reply.finish(self.atomics.start(&*self.ops, header)),
+            _ => match self.atomics.take(header) {
+                Ok(taken) => self.end_atomic(cmd, taken, ino, reply),
+                Err(e) => reply.err(e.0),
+            },
+        }
+    }
+
+    /// Commits or forgets an atomic write. A commit waits for the log: one alone does so here,
+    /// since another thread would first have to wake; several of them would take all workers.
+    fn end_atomic(&self, cmd: u32, taken: Taken, ino: Ino, reply: Reply) {
+        let settle = |reply, then| self.settle(SettledJob { reply, ino, from: 0, then });
+        let ended = match cmd {
+            ioctl::F2FS_COMMIT_ATOMIC_WRITE if !self.atomics.is_single() => {
+                return settle(reply, Then::Commit(taken));
+            }
+            ioctl::F2FS_COMMIT_ATOMIC_WRITE => taken.commit(),
+            _ => taken.forget(),
         };
-        match then {
-            Ok(then) => self.settle(SettledJob { reply, ino, from: 0, then }),
-            Err(e) => reply.err(e.0),
+        match ended.has_pages() {
+            true => settle(reply, Then::Ended(ended)),
+            false => ended.reply(&*self.transport, reply),
         }
     }
 }
