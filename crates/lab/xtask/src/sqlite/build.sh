@@ -11,7 +11,9 @@ get() {
 get "$1" update
 get "$1" source --download-only sqlite3
 tar -xf sqlite3_*.orig.tar.xz --strip-components=1 -C source
-options="-DSQLITE_ENABLE_BATCH_ATOMIC_WRITE -DSQLITE_EXTRA_INIT=extension_as_default"
+# Without posix_fallocate(3) SQLite allocates by writing bytes, which an atomic write forgets when it
+# becomes too large.
+options="-DSQLITE_ENABLE_BATCH_ATOMIC_WRITE -DSQLITE_EXTRA_INIT=extension_as_default -DHAVE_POSIX_FALLOCATE=1"
 cd built
 ../source/configure --with-tcl="$(dirname "$(find /usr/lib -name tclConfig.sh | head -n 1)")" CFLAGS=-O1
 make sqlite3.c OPTS="$options"
