@@ -75,8 +75,11 @@ pub fn run(steps: &mut Steps, ways: &[Way], profile: &str) {
     let wants = |of: &[Way]| ways.iter().any(|way| of.contains(way));
     if wants(&[Way::Static, Way::Arm64, Way::Brew, Way::Image]) {
         let mut targets = TARGETS.map(str::to_owned).to_vec();
-        if !wants(&[Way::Arm64, Way::Brew, Way::Image]) {
-            targets.retain(|target| target.starts_with(std::env::consts::ARCH));
+        if !wants(&[Way::Brew, Way::Image]) {
+            targets.retain(|target| {
+                let is_native = target.starts_with(std::env::consts::ARCH);
+                is_native && wants(&[Way::Static]) || target.starts_with("aarch64") && wants(&[Way::Arm64])
+            });
         }
         steps.run("static programs", || dist::make(&targets, None).map(drop));
     }
