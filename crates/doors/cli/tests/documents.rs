@@ -185,6 +185,11 @@ const ELSEWHERE: &[(&str, &str, &str)] = &[
     ),
     (
         "docs/PERFORMANCE.md",
+        "git worktree add before 5ed6b645 && (cd before && cargo build --release -p kedge)",
+        "builds of two versions and measurements",
+    ),
+    (
+        "docs/PERFORMANCE.md",
         "cargo build --release -p kedge -p kedge-bench && cargo build --release -p kedge-fuse --example null",
         "a release build and measurements",
     ),
