@@ -94,5 +94,6 @@ fn discards_stay_above() {
 fn secrets_are_not_printed() {
     assert_eq!(format!("{:?}", secret()), "Secret");
     let header = CryptHeader::new(&[7; KEY], &secret(), CHEAP).unwrap();
-    assert!(!format!("{header:?}").contains("7, 7"), "{header:?}");
+    // Other numbers, as those of the random UUID, may begin or end with a 7.
+    assert!(!format!("{header:?}").contains("7, 7, 7, 7, 7"), "{header:?}");
 }
