@@ -80,7 +80,10 @@ impl Fs {
 
     pub(crate) fn thaw(&self) -> Result<()> {
         let gate = self.engine().gate();
-        let Some(_single) = gate.try_single().filter(|_| gate.phase() == Phase::Frozen) else {
+        // The thread that frees deleted trees, another freeze or a resize may hold the lock for the
+        // moment in which it finds that the file system is frozen.
+        let frozen = || gate.phase() == Phase::Frozen;
+        let Some(_single) = frozen().then(|| gate.single()).filter(|_| frozen()) else {
             // A shutdown has ended the freeze; its error is returned.
             self.engine().check_open()?;
             self.engine().store().check_alive()?;

@@ -1,7 +1,8 @@
 use super::*;
 use crate::durability::flushers::Flushed;
 use crate::{FileSystem, Owner};
-use kedge_base::Ino;
+use kedge_base::{Clock, Ino, SystemClock};
+use std::time::Duration;
 
 /// The turn of a flusher has left the gate before its panic is handled, so a freeze may have
 /// completed.
@@ -12,4 +13,26 @@ fn a_panic_of_a_flusher_ends_a_freeze() {
     fs.fs.syncer().panicked("for the test");
     assert_eq!(fs.fs.engine().gate().phase(), Phase::Open);
     assert_eq!(fs.create(Ino::ROOT, b"a", 0o644, Owner::default()).unwrap_err().errno(), 5);
+}
+
+/// The thread that frees deleted trees takes the lock, and finds the file system frozen.
+#[test]
+fn a_thaw_waits_for_a_thread_that_finds_the_freeze() {
+    let fs = FileSystem::in_memory(32 << 20).unwrap();
+    fs.freeze().unwrap();
+    let held = fs.fs.engine().gate().single();
+    let (begin, began) = std::sync::mpsc::channel();
+    let thaw = kedge_base::spawn_named("thaw", {
+        let fs = fs.clone();
+        move || {
+            begin.send(()).unwrap();
+            fs.thaw()
+        }
+    });
+    began.recv().unwrap();
+    // Without the wait the thaw has failed by now, or fails.
+    SystemClock::default().sleep(Duration::from_millis(20));
+    drop(held);
+    thaw.unwrap().join().unwrap().unwrap();
+    assert_eq!(fs.fs.engine().gate().phase(), Phase::Open);
 }

@@ -256,12 +256,7 @@ impl Gate {
 
     // ----- freezing -----
 
-    /// For a freeze, a thaw or a close. `None` if another is running.
-    pub(crate) fn try_single(&self) -> Option<MutexGuard<'_, ()>> {
-        self.single.try_lock()
-    }
-
-    /// The same for a close, which waits for the other.
+    /// Excludes other freezes, thaws, closes, resizes and changes of trees.
     pub(crate) fn single(&self) -> MutexGuard<'_, ()> {
         self.single.lock()
     }

@@ -97,7 +97,7 @@ fn nobody_is_inside_a_shut_gate() {
         if round >= ROUNDS && all_served() {
             break;
         }
-        let single = gate.try_single().unwrap();
+        let single = gate.single();
         shut_both(&gate);
         for _ in 0..20 {
             assert_eq!(inside.load(SeqCst), 0, "round {round}");
