@@ -1,12 +1,13 @@
 //! Mounts in restricted environments: without a loop device, in a user namespace, without
-//! privilege, without PATH; and a mount as the store of a container tool.
+//! privilege, without PATH; and a mount as the store of a container tool. Tests that make mount
+//! namespaces of their own are here, since a namespace holds the mounts of the tests beside it.
 
 #![allow(clippy::unwrap_used)]
 
 mod common;
-use common::{Place, copy_program, kill, needs_fuse, output_of};
+use common::{LET_GO, Place, copy_program, kill, needs_fuse, output_of, tool};
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
 
 const NEEDS_ROOT: &str = "only root can take its own privileges away";
 
@@ -228,4 +229,123 @@ fn podman_keeps_its_layers_on_a_mount_that_is_killed() {
     let said = run(SECOND_RUN);
     assert_eq!(said.lines().collect::<Vec<_>>(), ["below", "new", "other", "1"], "{said}");
     place.unmount_and_check("disk.kedge");
+}
+
+/// A mount made below one directory does not appear below the other, even if their parent directory
+/// propagates mounts, as systemd configures it. There each mount is its own peer group.
+#[test]
+fn a_second_mount_is_no_peer_of_the_first() {
+    needs_fuse!(root: "only root can mount a file system twice");
+    let place = Place::after("mkfs --size 64M disk.kedge");
+    let script = format!(
+        "set -eu\n\
+         {LET_GO}\
+         mkdir top; mount -t tmpfs none top; mount --make-shared top; mkdir top/a top/b\n\
+         trap '$K umount top/a; $K umount top/b' EXIT\n\
+         group() {{ findmnt -no OPT-FIELDS $1; }}\n\
+         $K mount disk.kedge top/a\n\
+         $K mount -o nodev disk.kedge top/b\n\
+         mkdir top/a/dir; mount -t tmpfs none top/a/dir; touch top/a/dir/file\n\
+         test ! -e top/b/dir/file; umount top/a/dir\n\
+         findmnt -no OPTIONS top/b | grep -q nodev\n\
+         group top/a; group top/b"
+    );
+    let mut command = place.command("unshare");
+    command.args(["-m", "--propagation", "private", "sh", "-c", &script]);
+    command.env("K", env!("CARGO_BIN_EXE_kedge"));
+    let out = output_of(command).unwrap();
+    let (said, errors) = (String::from_utf8(out.stdout).unwrap(), String::from_utf8(out.stderr).unwrap());
+    assert!(out.status.success(), "{said}{errors}");
+    let groups: Vec<&str> = said.lines().map(str::trim).collect();
+    assert!(groups.iter().all(|group| group.starts_with("shared:")), "{said}");
+    assert!(matches!(groups[..], [a, b] if a != b), "{said}");
+    assert_eq!(place.info("disk.kedge")["clean"], true);
+}
+
+/// `mount -a` mounts the lines of fstab that are not mounted yet.
+#[test]
+fn mount_all_of_fstab() {
+    needs_fuse!(root: "only root can lay files over /etc");
+    let place = Place::new();
+    fs::create_dir(place.path("helpers")).unwrap();
+    symlink(env!("CARGO_BIN_EXE_kedge"), place.path("helpers/mount.kedgefs")).unwrap();
+    let mut table = String::new();
+    for name in ["a", "b", "c"] {
+        place.run(&format!("mkfs --size 16M {name}.kedge")).ok();
+        fs::create_dir(place.path(name)).unwrap();
+        let (image, dir) = (place.path(&format!("{name}.kedge")), place.path(name));
+        let options = match name {
+            "a" => "nofail,commit=3",
+            // Options that were written for ext4.
+            "b" => "acl,user_xattr,lazytime,errors=remount-ro",
+            _ => "noauto",
+        };
+        table += &format!("{} {} kedgefs {options} 0 0\n", image.display(), dir.display());
+    }
+    fs::write(place.path("fstab"), table).unwrap();
+    let script = "mount --bind $HERE/helpers /sbin
+        mount --bind $HERE/fstab /etc/fstab
+        trap 'umount $HERE/a $HERE/b' EXIT
+        mount -a -t kedgefs
+        mount -a -t kedgefs
+        echo kept > a/file; sync a/file
+        grep \" $HERE/. \" /proc/self/mounts | grep -c kedgefs
+        findmnt -no FSTYPE c || echo noauto
+        $K info --json a | grep commit";
+    let mut command = place.command("unshare");
+    command.args(["-m", "--propagation", "private", "sh", "-c", &format!("set -eu\n{LET_GO}{script}")]);
+    command.env("K", env!("CARGO_BIN_EXE_kedge")).env("HERE", place.path("").canonicalize().unwrap());
+    let said = tool(command, "mount");
+    let lines: Vec<&str> = said.lines().map(str::trim).collect();
+    assert_eq!(&lines[..2], ["2", "noauto"], "{said}");
+    assert!(lines[2].contains("\"commit\"") && lines[2].contains('3'), "{said}");
+    assert_eq!(place.run("cat a.kedge:/file").ok(), "kept\n");
+}
+
+/// No space on the host: root mounts a small tmpfs that only this test's child sees.
+#[test]
+fn a_host_without_room_is_named_with_the_name_that_was_given() {
+    let place = Place::new();
+    if common::not_root("only root can mount a host without room") {
+        return;
+    }
+    fs::create_dir(place.path("from")).unwrap();
+    let script = "mount -t tmpfs -o size=1M none from && \
+                  (\"$K\" mkfs --size 64M from/new.kedge; \"$K\" mount --create 64M from/new.kedge mnt; ls -A from)";
+    let mut command = place.command("unshare");
+    command.args(["-m", "sh", "-c", &format!("{LET_GO}{script}")]).env("K", env!("CARGO_BIN_EXE_kedge"));
+    let out = output_of(command).unwrap();
+    let errors = String::from_utf8(out.stderr).unwrap();
+    assert_eq!(errors.matches("create from/new.kedge: ").count(), 2, "{errors}");
+    assert_eq!(errors.matches("No space left").count(), 2, "{errors}");
+    assert!(!errors.contains(".new"), "{errors}");
+    assert_eq!(String::from_utf8(out.stdout).unwrap(), "", "nothing was left");
+}
+
+/// With the real mount(8), as for any file system: both directories show the same running file
+/// system.
+#[test]
+fn a_block_device_is_mounted_on_two_directories_by_mount_8() {
+    needs_fuse!(root: "only root attaches a loop device and lays a directory over /sbin");
+    let place = Place::after("mkfs --size 32M disk.kedge");
+    for dir in ["one", "two", "helpers"] {
+        fs::create_dir(place.path(dir)).unwrap();
+    }
+    let helper = place.path("helpers/mount.kedgefs");
+    symlink(env!("CARGO_BIN_EXE_kedge"), helper).unwrap();
+    let script = r"set -eu
+        LOOP=$(losetup --find --show disk.kedge)
+        trap 'umount -q two || true; umount -q one || true; umount /sbin; losetup --detach $LOOP' EXIT
+        mount --bind helpers /sbin
+        mount -t kedgefs $LOOP one 2>&1
+        mount -t kedgefs -o defaults,nofail $LOOP two 2>&1
+        echo text > one/file
+        cat two/file
+        umount one
+        echo more >> two/file
+        [ $(wc -l < two/file) = 2 ] && echo both";
+    let mut command = place.command("unshare");
+    command.args(["-m", "--propagation", "private", "sh", "-c", &format!("{LET_GO}{script}")]);
+    assert_eq!(tool(command, "mount"), "text\nboth\n");
+    assert_eq!(place.info("disk.kedge")["clean"], true);
 }

@@ -13,7 +13,6 @@ mod image;
 mod import;
 mod inside;
 mod install;
-mod label;
 mod metadata_copy;
 mod next;
 mod nfs;

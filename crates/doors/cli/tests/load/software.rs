@@ -1,14 +1,13 @@
 //! Common software on the mount: a database server that is killed or loses its file system, a
-//! build, mount(8) with an fstab.
+//! build.
 //!
 //! With `KEDGE_LONG=1` (`cargo xtask test --long`) PostgreSQL is also killed, and forked more
 //! often.
 
 use crate::common::postgres::Postgres;
-use crate::common::{LET_GO, Place, kill, long, needs_fuse, output_of, tool, until};
+use crate::common::{Place, kill, long, needs_fuse, output_of, tool, until};
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
-use std::os::unix::fs::symlink;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
@@ -221,44 +220,4 @@ fn cargo_builds_this_workspace() {
     place.remount("disk.kedge", "");
     assert!(!build().contains("Compiling "), "nothing has changed");
     place.unmount_and_check("disk.kedge");
-}
-
-/// `mount -a` mounts the lines of fstab that are not mounted yet.
-#[test]
-fn mount_all_of_fstab() {
-    needs_fuse!(root: NEEDS_ROOT);
-    let place = Place::new();
-    fs::create_dir(place.path("helpers")).unwrap();
-    symlink(env!("CARGO_BIN_EXE_kedge"), place.path("helpers/mount.kedgefs")).unwrap();
-    let mut table = String::new();
-    for name in ["a", "b", "c"] {
-        place.run(&format!("mkfs --size 16M {name}.kedge")).ok();
-        fs::create_dir(place.path(name)).unwrap();
-        let (image, dir) = (place.path(&format!("{name}.kedge")), place.path(name));
-        let options = match name {
-            "a" => "nofail,commit=3",
-            // Options that were written for ext4.
-            "b" => "acl,user_xattr,lazytime,errors=remount-ro",
-            _ => "noauto",
-        };
-        table += &format!("{} {} kedgefs {options} 0 0\n", image.display(), dir.display());
-    }
-    fs::write(place.path("fstab"), table).unwrap();
-    let script = "mount --bind $HERE/helpers /sbin
-        mount --bind $HERE/fstab /etc/fstab
-        trap 'umount $HERE/a $HERE/b' EXIT
-        mount -a -t kedgefs
-        mount -a -t kedgefs
-        echo kept > a/file; sync a/file
-        grep \" $HERE/. \" /proc/self/mounts | grep -c kedgefs
-        findmnt -no FSTYPE c || echo noauto
-        $K info --json a | grep commit";
-    let mut command = place.command("unshare");
-    command.args(["-m", "--propagation", "private", "sh", "-c", &format!("set -eu\n{LET_GO}{script}")]);
-    command.env("K", env!("CARGO_BIN_EXE_kedge")).env("HERE", place.path("").canonicalize().unwrap());
-    let said = tool(command, "mount");
-    let lines: Vec<&str> = said.lines().map(str::trim).collect();
-    assert_eq!(&lines[..2], ["2", "noauto"], "{said}");
-    assert!(lines[2].contains("\"commit\"") && lines[2].contains('3'), "{said}");
-    assert_eq!(place.run("cat a.kedge:/file").ok(), "kept\n");
 }

@@ -1,6 +1,6 @@
 //! The real mount: daemon, crash, unmount.
 
-use crate::common::{LET_GO, Place, kill, needs_fuse, output_of, pid, tool, until, write_and_fsync};
+use crate::common::{Place, kill, needs_fuse, pid, tool, until, write_and_fsync};
 use rustix::process::{Signal, kill_process};
 use std::fs;
 
@@ -109,37 +109,6 @@ fn what_is_mounted_can_be_mounted_on_a_second_directory() {
     until("the image is closed", || kedge_fuse::mounts_of(&image).is_empty());
     until("the image is clean", || place.info("disk.kedge")["clean"] == true);
     assert!(!other.join("file").exists());
-}
-
-/// A mount made below one directory does not appear below the other, even if their parent directory
-/// propagates mounts, as systemd configures it. There each mount is its own peer group.
-#[test]
-fn a_second_mount_is_no_peer_of_the_first() {
-    needs_fuse!(root: "only root can mount a file system twice");
-    let place = Place::after("mkfs --size 64M disk.kedge");
-    let script = format!(
-        "set -eu\n\
-         {LET_GO}\
-         mkdir top; mount -t tmpfs none top; mount --make-shared top; mkdir top/a top/b\n\
-         trap '$K umount top/a; $K umount top/b' EXIT\n\
-         group() {{ findmnt -no OPT-FIELDS $1; }}\n\
-         $K mount disk.kedge top/a\n\
-         $K mount -o nodev disk.kedge top/b\n\
-         mkdir top/a/dir; mount -t tmpfs none top/a/dir; touch top/a/dir/file\n\
-         test ! -e top/b/dir/file; umount top/a/dir\n\
-         findmnt -no OPTIONS top/b | grep -q nodev\n\
-         group top/a; group top/b"
-    );
-    let mut command = place.command("unshare");
-    command.args(["-m", "--propagation", "private", "sh", "-c", &script]);
-    command.env("K", env!("CARGO_BIN_EXE_kedge"));
-    let out = output_of(command).unwrap();
-    let (said, errors) = (String::from_utf8(out.stdout).unwrap(), String::from_utf8(out.stderr).unwrap());
-    assert!(out.status.success(), "{said}{errors}");
-    let groups: Vec<&str> = said.lines().map(str::trim).collect();
-    assert!(groups.iter().all(|group| group.starts_with("shared:")), "{said}");
-    assert!(matches!(groups[..], [a, b] if a != b), "{said}");
-    assert_eq!(place.info("disk.kedge")["clean"], true);
 }
 
 #[test]
@@ -383,34 +352,6 @@ fn a_block_device_is_mounted_read_only_on_two_directories() {
     assert!(lines[1].starts_with("ro") && !lines[1].contains("noexec"), "{said}");
     assert!(lines[2].starts_with("ro") && lines[2].contains("noexec"), "{said}");
     assert_eq!(lines[3], "same");
-}
-
-/// With the real mount(8), as for any file system: both directories show the same running file
-/// system.
-#[test]
-fn a_block_device_is_mounted_on_two_directories_by_mount_8() {
-    needs_fuse!(root: "only root attaches a loop device and lays a directory over /sbin");
-    let place = Place::after("mkfs --size 32M disk.kedge");
-    for dir in ["one", "two", "helpers"] {
-        fs::create_dir(place.path(dir)).unwrap();
-    }
-    let helper = place.path("helpers/mount.kedgefs");
-    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_kedge"), helper).unwrap();
-    let script = r"set -eu
-        LOOP=$(losetup --find --show disk.kedge)
-        trap 'umount -q two || true; umount -q one || true; umount /sbin; losetup --detach $LOOP' EXIT
-        mount --bind helpers /sbin
-        mount -t kedgefs $LOOP one 2>&1
-        mount -t kedgefs -o defaults,nofail $LOOP two 2>&1
-        echo text > one/file
-        cat two/file
-        umount one
-        echo more >> two/file
-        [ $(wc -l < two/file) = 2 ] && echo both";
-    let mut command = place.command("unshare");
-    command.args(["-m", "--propagation", "private", "sh", "-c", &format!("{LET_GO}{script}")]);
-    assert_eq!(tool(command, "mount"), "text\nboth\n");
-    assert_eq!(place.info("disk.kedge")["clean"], true);
 }
 
 /// Reading changes access times as with relatime, or not at all with noatime.

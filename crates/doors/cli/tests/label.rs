@@ -1,6 +1,10 @@
-//! Images named by their label or uuid.
+//! Images named by their label or uuid. A program of its own: the mount namespace of a test holds
+//! the mounts of the tests beside it.
 
-use crate::common::{LET_GO, Place, needs_fuse, tool};
+#![allow(clippy::unwrap_used)]
+
+mod common;
+use common::{LET_GO, Place, needs_fuse, tool};
 use std::fs;
 use std::io::Read;
 use std::os::unix::fs::symlink;
