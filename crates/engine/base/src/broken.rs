@@ -90,6 +90,8 @@ pub enum Variant {
     ThawKeepsClean,
     /// Writes do not wait for the end of a freeze.
     UngatedWriter,
+    /// A server that goes on with a freeze writes a checkpoint when it opens the image.
+    FrozenOpenWrites,
     /// A shorter value of an attribute leaves parts of the one that it replaces.
     KeepOldParts,
     /// An fsync that shares a pass with others returns before that pass.
@@ -200,6 +202,7 @@ impl Variant {
         Variant::TailBeforeSlot,
         Variant::ThawKeepsClean,
         Variant::UngatedWriter,
+        Variant::FrozenOpenWrites,
         Variant::KeepOldParts,
         Variant::GroupedAckEarly,
         Variant::LimitCountedTwice,

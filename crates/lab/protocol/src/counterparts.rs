@@ -66,7 +66,10 @@ pub fn counterpart(variant: Variant) -> Counterpart {
         Variant::StaleChecksum | Variant::SumsInPlace | Variant::SumsInReplay => None(SUMS),
         Variant::ForgetRenameVictim | Variant::KeepOldParts => None(NAMES),
         Variant::LimitCountedTwice | Variant::LimitUnpromised => None(LIMITS),
-        Variant::ThawKeepsClean | Variant::UngatedWriter | Variant::UnwokenFreeze => None(FREEZE),
+        Variant::ThawKeepsClean
+        | Variant::UngatedWriter
+        | Variant::FrozenOpenWrites
+        | Variant::UnwokenFreeze => None(FREEZE),
         Variant::StaleInode
         | Variant::StaleMarks
         | Variant::EarlyRemoval

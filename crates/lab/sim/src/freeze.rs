@@ -29,12 +29,13 @@ const DIRTY: (&str, usize) = ("dirty", 70_000);
 const BESIDE: (&str, usize) = ("beside", 5000);
 const LATER: (&str, usize) = ("later", 300);
 
-/// Checks every crash state that `plan` selects. Returns their number, and how many of them were
+/// Checks every crash state that `plan` selects. `death`: the process dies while it is frozen, and
+/// another one goes on with the freeze. Returns the number of states, and how many of them were
 /// frozen.
-pub fn check(plan: StatePlan) -> Result<(usize, usize), String> {
+pub fn check(plan: StatePlan, death: bool) -> Result<(usize, usize), String> {
     let setup = crate::explore::setup();
     let device = Arc::new(SimDevice::new(rig::format(setup.image, setup.log)?));
-    let fs = rig::open(&device, &Arc::new(ManualClock::default()), &setup)?;
+    let mut fs = rig::open(&device, &Arc::new(ManualClock::default()), &setup)?;
     make(&fs, LOGGED)?;
     fs.fsync(find(&fs, LOGGED.0)?, false).map_err(failed("fsync"))?;
     device.mark(FSYNCED);
@@ -42,6 +43,10 @@ pub fn check(plan: StatePlan) -> Result<(usize, usize), String> {
     fs.create(Ino::ROOT, BESIDE.0.as_bytes(), 0o644, OWNER).map_err(failed("create"))?;
     fs.freeze().map_err(failed("freeze"))?;
     device.mark(FROZEN);
+    if death {
+        drop(fs);
+        fs = open_frozen(&device, &setup)?;
+    }
     let writer = fs.clone();
     let (done, written) = mpsc::channel();
     let thread = spawn_named("writer", move || {
@@ -72,6 +77,13 @@ pub fn check(plan: StatePlan) -> Result<(usize, usize), String> {
         judge(state.medium, state.mark.unwrap_or(0)).map_err(|e| format!("{place}: {e}"))?;
     }
     Ok((count, frozen))
+}
+
+fn open_frozen(device: &Arc<SimDevice>, setup: &rig::Setup) -> Result<FileSystem, String> {
+    let (device, clock) = (rig::unlocked(device.clone())?, Arc::new(ManualClock::default()));
+    let opened = FileSystem::open_again(device, clock, setup.mount.clone(), Some(1), |_| Ok(()));
+    let fs = opened.map_err(failed("open"))?;
+    if fs.frozen_since() == Some(1) { Ok(fs) } else { Err("the freeze has ended with its process".into()) }
 }
 
 fn judge(medium: MemDevice, mark: u64) -> Result<(), String> {

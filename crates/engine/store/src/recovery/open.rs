@@ -11,6 +11,7 @@ use crate::slots::{read_superblock, refresh_copies};
 use crate::stats::StoreStats;
 use crate::store::Store;
 use kedge_base::atomic::{AtomicBool, AtomicU64, Ordering};
+use kedge_base::broken::{self, Variant};
 use kedge_base::lock::{Mutex, Rank};
 use kedge_base::trace::{self, Event};
 use kedge_base::{BLOCK_SIZE, Clock, Error, Generation, Lsn, Result, spawn_named};
@@ -47,8 +48,9 @@ impl Store {
         recovery.write_overlay()?;
         recovery.promised = None;
         match options.frozen {
-            true => recovery.check_frozen(&end)?,
-            false => recovery.checkpoint(end.head)?,
+            // Broken on purpose: the image is not clean any more.
+            true if !broken::is(Variant::FrozenOpenWrites) => recovery.check_frozen(&end)?,
+            _ => recovery.checkpoint(end.head)?,
         }
         recovery.into_store(end.head, read_only, options)
     }

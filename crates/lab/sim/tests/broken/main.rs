@@ -192,7 +192,7 @@ const CAUGHT_BY: &[(&str, &[Variant])] = &[
         "blocks given back to the device",
         &[Variant::ReuseFreedBlock, Variant::DiscardEarly, Variant::DiscardWithoutFlush],
     ),
-    ("freeze and thaw", &[Variant::ThawKeepsClean, Variant::UngatedWriter]),
+    ("freeze and thaw", &[Variant::ThawKeepsClean, Variant::UngatedWriter, Variant::FrozenOpenWrites]),
     ("an image that becomes smaller", &[Variant::CutBeforeSlot, Variant::MoveUncounted]),
     ("overwrites of a file with checksums", &[Variant::StaleChecksum, Variant::SumsInPlace]),
     ("recovery of a file with checksums", &[Variant::SumsInReplay]),
@@ -260,8 +260,13 @@ fn discarded() -> Result<(), String> {
 }
 
 fn frozen() -> Result<(), String> {
-    let (states, frozen) = kedge_sim::freeze::check(StatePlan::default())?;
-    if states > 50 && frozen > 0 { Ok(()) } else { Err(format!("{states} states, {frozen} frozen")) }
+    for death in [false, true] {
+        let (states, frozen) = kedge_sim::freeze::check(StatePlan::default(), death)?;
+        if states <= 50 || frozen == 0 {
+            return Err(format!("{states} states, {frozen} frozen"));
+        }
+    }
+    Ok(())
 }
 
 fn grown() -> Result<(), String> {
