@@ -302,15 +302,15 @@ fn appends(root: &Root, _: usize, items: u64) -> Result<f64> {
 
 /// Writes a new file, fsync, rename, fsync of the directory.
 fn replacements(root: &Root, threads: usize, items: u64) -> Result<f64> {
-    shared(root, threads, items, |dir, each| {
-        (0..each).try_for_each(|_| {
-            let mut file = dir.create("new")?;
-            file.write(&BLOCK)?;
-            file.sync()?;
-            dir.rename("new", "f")?;
-            dir.sync()
-        })
-    })
+    shared(root, threads, items, |dir, each| (0..each).try_for_each(|_| replace(dir, "new", "f")))
+}
+
+fn replace(dir: &Root, new: &str, name: &str) -> Result<()> {
+    let mut file = dir.create(new)?;
+    file.write(&BLOCK)?;
+    file.sync()?;
+    dir.rename(new, name)?;
+    dir.sync()
 }
 
 /// The same, with all files in one directory.
@@ -319,13 +319,8 @@ fn rename_storm(root: &Root, threads: usize, items: u64) -> Result<f64> {
     let (took, _) = in_threads(threads, |i| {
         let dir = root.clone();
         move || {
-            (0..each).try_for_each(|_| {
-                let mut file = dir.create(&format!("new{i}"))?;
-                file.write(&BLOCK)?;
-                file.sync()?;
-                dir.rename(&format!("new{i}"), &format!("f{i}"))?;
-                dir.sync()
-            })
+            let (new, name) = (format!("new{i}"), format!("f{i}"));
+            (0..each).try_for_each(|_| replace(&dir, &new, &name))
         }
     })?;
     Ok(rate(each * threads as u64, took))

@@ -421,7 +421,11 @@ fn named_dirs(library: &Library) -> Result<Arc<Vec<Ino>>> {
 fn own_creates(_: &str, amount: Amount) -> Result<Vec<f64>> {
     let library = usual(MountOptions { cache_size: CACHE, ..MountOptions::default() })?;
     let dirs = named_dirs(&library)?;
-    own(&library, amount.pick(50, 300), move |library, thread, i| {
+    creates_in(&library, dirs, amount)
+}
+
+fn creates_in(library: &Library, dirs: Arc<Vec<Ino>>, amount: Amount) -> Result<Vec<f64>> {
+    own(library, amount.pick(50, 300), move |library, thread, i| {
         let name = format!("t{thread}f{i:07}");
         library.fs().create(dirs[thread], name.as_bytes(), 0o644, Owner::default())?;
         Ok(())
@@ -438,11 +442,7 @@ fn grown_creates(_: &str, amount: Amount) -> Result<Vec<f64>> {
             library.fs().create(*dir, format!("f{i:07}").as_bytes(), 0o644, Owner::default())?;
         }
     }
-    own(&library, amount.pick(50, 300), move |library, thread, i| {
-        let name = format!("t{thread}f{i:07}");
-        library.fs().create(dirs[thread], name.as_bytes(), 0o644, Owner::default())?;
-        Ok(())
-    })
+    creates_in(&library, dirs, amount)
 }
 
 fn own_fsyncs(_: &str, amount: Amount) -> Result<Vec<f64>> {
