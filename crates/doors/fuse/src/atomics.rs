@@ -213,7 +213,7 @@ impl Atomics {
         }
     }
 
-    /// Whether there is one at most.
+    /// Whether at most one atomic write is open on this mount.
     pub(crate) fn is_single(&self) -> bool {
         self.count.load(Ordering::Acquire) <= 1
     }

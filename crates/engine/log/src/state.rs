@@ -31,7 +31,7 @@ pub(crate) struct State {
 
     /// The batch that takes appends. Appends change it without the mutex.
     pub tip: Arc<Tip>,
-    /// The forces whose target is in it.
+    /// The forces whose target is in the open batch.
     pub wanted: Wanted,
     /// Full batches not yet handed to a leader; in LSN order, right before the open one.
     pub sealed: VecDeque<Batch>,
