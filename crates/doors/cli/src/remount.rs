@@ -176,6 +176,7 @@ fn refuse_fixed(asked: &MountWords, kernel: &[&str], mount: &MountEntry, info: &
         ("dirty_tracking", asked.dirty_tracking.map(|v| v.word().into()), &engine["dirty_tracking"]),
         ("workers", asked.workers.map(Value::from), &fuse["workers"]),
         ("placement", asked.placement.map(|v| v.name().into()), &fuse["placement"]),
+        ("transport", asked.transport.map(|v| v.name().into()), &fuse["transport"]),
         ("writeback_cache", asked.writeback_cache.map(Value::from), &fuse["writeback_cache"]),
         ("reflink", asked.reflink.map(Value::from), &fuse["reflink"]),
         ("tree", asked.tree.as_deref().map(Value::from), &fuse["tree"]),

@@ -201,6 +201,7 @@ pub mod init2 {
     /// reply.
     pub const HAS_RESEND: u32 = 1 << 7;
     pub const ALLOW_IDMAP: u32 = 1 << 8;
+    pub const OVER_IO_URING: u32 = 1 << 9;
 }
 
 /// [`InHeader::uid`] and [`InHeader::gid`] of a request that makes no inode, where idmapped mounts

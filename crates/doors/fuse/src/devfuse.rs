@@ -58,16 +58,22 @@ impl DevFuse {
         DevFuse { channels, workers, bell: None, stopped: AtomicBool::new(false), courier: None }
     }
 
-    /// Serves the connection of `fd`, which outlives this server. All workers share it.
-    pub(crate) fn kept(fd: OwnedFd, workers: RangeInclusive<usize>) -> io::Result<DevFuse> {
+    /// Serves the connection of `fd`, which all workers share, until it ends or is stopped.
+    pub(crate) fn stoppable(fd: OwnedFd, workers: RangeInclusive<usize>) -> io::Result<DevFuse> {
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        // A channel of its own would end with its server, and its requests with it.
+        // If the connection outlives this server, a channel of its own would end with its server,
+        // and its requests with it.
         Ok(DevFuse { bell: Some(bell), ..DevFuse::new(fd, workers, false) })
     }
 
     /// Has a courier send the notifications that may wait.
     pub(crate) fn with(self, courier: Option<Courier>) -> DevFuse {
         DevFuse { courier, ..self }
+    }
+
+    /// The first channel.
+    pub(crate) fn descriptor(&self) -> &OwnedFd {
+        &self.channels[0]
     }
 
     fn send(&self, channel: usize, unique: u64, error: i32, parts: &[&[u8]]) -> io::Result<()> {

@@ -8,6 +8,7 @@
 //! session, pool, handoff      the threads of one mount, and which of them receives
 //! placement, companion        a receiver on its client's processor
 //! devfuse                     requests from /dev/fuse      (under the trait in `transport`)
+//! uring                       requests from rings of io_uring
 //! courier                     a process for notifications for which the kernel may wait
 //! server                      the state of one mount's server, and what INIT negotiates
 //! handle, dispatch            request → call → reply       (over the trait in `ops`)
@@ -26,7 +27,7 @@
 //! caller, task                the thread that made a request, and its rights
 //! abi                         the wire format
 //! sys                         the system calls without a safe wrapper: all `unsafe`, but for the
-//!                             mapping in `keep::words`
+//!                             mapping in `keep::words` and the rings in `uring`
 //! ```
 #![deny(unsafe_code)]
 
@@ -75,6 +76,7 @@ pub mod transport;
 mod tree_limits;
 mod trees;
 mod unmount;
+pub mod uring;
 
 pub use caller::caller;
 pub use limits::become_io_flusher;
@@ -84,7 +86,7 @@ pub use mountinfo::{MountEntry, asks_strangers, mount_at, mount_of, mounts, moun
 pub use notify::{Changing, Notifier};
 pub use one_tree::OneTree;
 pub use ops::{Done, Ops};
-pub use options::FuseOptions;
+pub use options::{FuseOptions, TransportKind};
 pub use peer::Peer;
 pub use placement::PlacementMode;
 pub use private::{Bound, PrivateDir, connect_within};

@@ -18,9 +18,10 @@ use crate::devfuse::DevFuse;
 use crate::limits::raise_limits;
 use crate::mount_error::MountError;
 use crate::mountinfo::{self, SUBTYPE};
-use crate::options::FuseOptions;
+use crate::options::{FuseOptions, TransportKind};
 use crate::session::MountedSession;
-use crate::unmount::MountPoint;
+use crate::unmount::{self, MountPoint};
+use crate::uring::{self, OverUring};
 use crate::{abi, helper, loopdev, sys};
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, statx};
@@ -36,8 +37,9 @@ use std::sync::Arc;
 /// Mounts `image` on the directory `dir`. Accesses to the mount wait until [`MountedSession::run`]
 /// is called.
 pub fn mount(image: &Path, dir: &Path, options: &FuseOptions) -> Result<MountedSession, MountError> {
+    check_transport(options)?;
     let (fd, mount) = make(image, dir, options)?;
-    Ok(session(fd, mount, options))
+    session(fd, mount, options)
 }
 
 /// As [`mount`], for a keeper, which passes the connection to one server after another
@@ -91,6 +93,7 @@ fn make(image: &Path, dir: &Path, options: &FuseOptions) -> Result<(OwnedFd, Mou
 /// As [`mount`], for an image that is not in a file of this machine. `name` is the source that the
 /// mount table shows. The caller must hold a lock on the image.
 pub fn mount_remote(name: &Path, dir: &Path, options: &FuseOptions) -> Result<MountedSession, MountError> {
+    check_transport(options)?;
     let dir = check_mount_point(dir)?;
     let root = rustix::process::geteuid().is_root();
     if options.privileged == Some(true) {
@@ -102,14 +105,26 @@ pub fn mount_remote(name: &Path, dir: &Path, options: &FuseOptions) -> Result<Mo
     let image = name.to_owned();
     let device = mountinfo::device_of(&dir);
     let mount = MountPoint { image, device, dir, source, privileged: false, why_plain };
-    Ok(session(fd, mount, options))
+    session(fd, mount, options)
 }
 
-fn session(fd: OwnedFd, mount: MountPoint, options: &FuseOptions) -> MountedSession {
+fn session(fd: OwnedFd, mount: MountPoint, options: &FuseOptions) -> Result<MountedSession, MountError> {
     raise_limits(&mount.dir);
     let courier = options.courier.map(|word| Courier::new(word, false));
-    let transport = DevFuse::new(fd, options.worker_range(), options.clone_channels).with(courier);
-    MountedSession::new(Arc::new(transport), mount, options.clone())
+    let workers = options.worker_range();
+    if options.transport == TransportKind::Dev {
+        let transport = DevFuse::new(fd, workers, options.clone_channels).with(courier);
+        return Ok(MountedSession::new(Arc::new(transport), mount, options.clone()));
+    }
+    let transport = DevFuse::stoppable(fd, workers).and_then(|device| OverUring::new(device.with(courier)));
+    match transport {
+        Ok(transport) => Ok(MountedSession::new(Arc::new(transport), mount, options.clone())),
+        Err(e) => {
+            // Nothing serves the connection.
+            unmount::unmount_as(&mount.dir, mount.privileged, true)?;
+            Err(MountError::Uring(e.to_string()))
+        }
+    }
 }
 
 /// Whether the error means that privileged mounts are not available here, and not that this mount
@@ -145,6 +160,11 @@ pub fn mount_again(from: &Path, dir: &Path, options: &FuseOptions) -> Result<(),
         flags.iter().filter(|(on, _)| *on).fold(MountAttrFlags::empty(), |all, (_, flag)| all | *flag);
     sys::make_private(&copy, flags).map_err(fail)?;
     move_mount(&copy, "", CWD, &dir, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH).map_err(|e| fail(e.into()))
+}
+
+fn check_transport(options: &FuseOptions) -> Result<(), MountError> {
+    let why_not = (options.transport == TransportKind::IoUring).then(uring::why_not).flatten();
+    why_not.map_or(Ok(()), |why| Err(MountError::Uring(why)))
 }
 
 fn check_mount_point(dir: &Path) -> Result<PathBuf, MountError> {

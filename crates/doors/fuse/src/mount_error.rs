@@ -28,6 +28,8 @@ pub enum MountError {
     Loop { image: PathBuf, error: io::Error },
     #[error("{} cannot be mounted on {}: {error}", source_dev.display(), dir.display())]
     Mount { source_dev: PathBuf, dir: PathBuf, error: io::Error },
+    #[error("FUSE over io_uring cannot be used: {0}")]
+    Uring(String),
     #[error("neither fusermount3 nor fusermount was found; mount as root or install fuse3")]
     NoHelper,
     #[error("fusermount3: {0}")]

@@ -13,6 +13,36 @@ const WORKERS_MAX: usize = 64;
 /// its requests need, so the workers take at most a quarter of what the cache takes.
 const CACHE_OF_WORKER: u64 = 8 << 20;
 
+/// The way on which the kernel sends requests and gets replies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TransportKind {
+    /// Reads and writes of `/dev/fuse`.
+    #[default]
+    Dev,
+    /// Rings, one for each processor: [`crate::uring`].
+    IoUring,
+}
+
+impl TransportKind {
+    pub const ALL: [TransportKind; 2] = [TransportKind::Dev, TransportKind::IoUring];
+
+    /// The value of the mount option.
+    pub fn name(self) -> &'static str {
+        match self {
+            TransportKind::Dev => "dev",
+            TransportKind::IoUring => "io_uring",
+        }
+    }
+}
+
+impl std::str::FromStr for TransportKind {
+    type Err = ();
+
+    fn from_str(name: &str) -> Result<TransportKind, ()> {
+        TransportKind::ALL.into_iter().find(|kind| kind.name() == name).ok_or(())
+    }
+}
+
 #[derive(Clone, Debug)]
 pub struct FuseOptions {
     /// Whether to make a `fuseblk` mount, for which this process must be root, or a plain mount.
@@ -35,6 +65,8 @@ pub struct FuseOptions {
     pub workers: Option<usize>,
     /// Whether one more worker receives on the processor of its client.
     pub placement: PlacementMode,
+    /// The way of requests and replies. With io_uring `placement` has no effect.
+    pub transport: TransportKind,
     /// Gives each worker its own channel to the kernel if that is permitted.
     pub clone_channels: bool,
     /// The kernel gathers small writes in its page cache and owns size and times of files that are
@@ -75,6 +107,7 @@ impl Default for FuseOptions {
             noatime: false,
             workers: None,
             placement: PlacementMode::default(),
+            transport: TransportKind::default(),
             clone_channels: true,
             writeback_cache: false,
             reflink: true,
@@ -114,6 +147,7 @@ impl FuseOptions {
 
     pub(crate) fn placed(&self) -> bool {
         match self.placement {
+            _ if self.transport == TransportKind::IoUring => false,
             PlacementMode::Off => false,
             PlacementMode::Auto => std::thread::available_parallelism().is_ok_and(|n| n.get() > 1),
             PlacementMode::On => true,
@@ -135,6 +169,7 @@ impl FuseOptions {
             "noexec": self.noexec,
             "workers": self.worker_count(),
             "placement": self.placement.name(),
+            "transport": self.transport.name(),
             "writeback_cache": self.writeback_cache,
             "reflink": self.reflink,
             "tree": self.tree,

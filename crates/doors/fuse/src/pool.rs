@@ -80,6 +80,8 @@ pub(crate) struct WorkerPool {
     /// Requests received.
     received: AtomicU64,
     handoff: HandOff,
+    /// Whether a receiver may keep its turn while it waits.
+    keeps: bool,
     pub(crate) counts: Counts,
 }
 
@@ -176,8 +178,15 @@ impl WorkerPool {
             watched: AtomicBool::new(false),
             received: AtomicU64::new(0),
             handoff: HandOff::default(),
+            keeps: true,
             counts: Counts::default(),
         }
+    }
+
+    /// The workers of a lane. A receiver never keeps its turn while it waits, because only the
+    /// worker with the turn sends the replies of other threads.
+    pub(crate) fn of_lane(workers: RangeInclusive<usize>) -> WorkerPool {
+        WorkerPool { keeps: false, ..WorkerPool::new(workers, 1, None) }
     }
 
     /// Waits until `worker` may receive. `false`: the connection has ended.
@@ -268,7 +277,7 @@ impl WorkerPool {
 
     /// The worker is about to wait. Returns the argument for [`WorkerPool::waited`].
     pub(crate) fn about_to_wait(&self, worker: usize, now: Duration) -> Wait {
-        let wait = Wait { began: self.moment(now), ended: None, kept: self.handoff.keeps() };
+        let wait = Wait { began: self.moment(now), ended: None, kept: self.keeps && self.handoff.keeps() };
         if wait.kept {
             self.counts.kept.inc();
         } else {

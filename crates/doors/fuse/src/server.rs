@@ -260,6 +260,13 @@ impl<O: Ops> Server<O> {
         let extended = offer.flags & init::INIT_EXT != 0;
         let offer2 = if extended { args.take()? } else { abi::InitInExt::new_zeroed() };
         answer.flags2 = upper_flags(offer.minor, offer2.flags2);
+        if self.transport.has_lanes() {
+            if offer2.flags2 & init2::OVER_IO_URING == 0 {
+                tracing::error!("the kernel does not offer FUSE over io_uring");
+                return Err(Errno(libc::EPROTO));
+            }
+            answer.flags2 |= init2::OVER_IO_URING;
+        }
         if answer.flags2 & init2::NO_EXPORT_SUPPORT != 0 {
             wanted &= !init::EXPORT_SUPPORT;
         }

@@ -91,7 +91,7 @@ impl MountedSession {
             source: entry.source,
             why_plain: None,
         };
-        let transport = DevFuse::kept(fd, options.worker_range()).map_err(failed)?;
+        let transport = DevFuse::stoppable(fd, options.worker_range()).map_err(failed)?;
         let courier = options.courier.map(|word| Courier::new(word, true));
         let transport: Arc<dyn Transport> = Arc::new(transport.with(courier));
         let handover = Handover::new(life.area.clone(), transport.clone(), leave);
@@ -260,17 +260,46 @@ impl Drop for MountedSession {
     }
 }
 
-/// Receives and replies on as many threads as the transport takes, this one included, until the
-/// connection ends. The module `pool` decides which of them receives, and when more are started.
+/// Receives and replies on as many threads as the transport and its lanes take, this one included,
+/// until the connection ends. The module `pool` decides which of them receives, and when more are
+/// started.
 pub fn serve<O: Ops>(server: &Arc<Server<O>>, transport: &Arc<dyn Transport>) -> io::Result<()> {
-    let pool = server.pool.clone();
+    let mut lanes = Vec::new();
+    for lane in transport.clone().lanes() {
+        let server = server.clone();
+        let pool = Arc::new(WorkerPool::of_lane(lane.workers()..=lane.workers_max()));
+        let serve = move || {
+            let result = serve_lane(&server, &lane, &pool);
+            // The kernel would still send requests this way.
+            lane.stop();
+            result
+        };
+        lanes.push(spawn_named("kedge-fuse-lane", serve)?);
+    }
+    let mut result = serve_lane(server, transport, &server.pool);
+    transport.stop();
+    for lane in lanes {
+        let ended = lane.join().unwrap_or_else(|_| Err(io::Error::other("a lane of the mount panicked")));
+        result = result.and(ended);
+    }
+    result
+}
+
+/// Serves what comes through one transport, on this thread and others.
+fn serve_lane<O: Ops>(
+    server: &Arc<Server<O>>,
+    transport: &Arc<dyn Transport>,
+    pool: &Arc<WorkerPool>,
+) -> io::Result<()> {
     let threads = Arc::new(Mutex::new(Vec::new()));
     let start = {
         let (server, transport, threads) = (server.clone(), transport.clone(), threads.clone());
+        let pool = pool.clone();
         move |worker| {
-            let (server, transport) = (server.clone(), transport.clone());
-            let thread =
-                spawn_named(&format!("kedge-fuse-{worker}"), move || work(&server, &*transport, worker))?;
+            let (server, transport, pool) = (server.clone(), transport.clone(), pool.clone());
+            let thread = spawn_named(&format!("kedge-fuse-{worker}"), move || {
+                work(&server, &transport, &pool, worker)
+            })?;
             threads.lock().push(thread);
             Ok(())
         }
@@ -284,7 +313,7 @@ pub fn serve<O: Ops>(server: &Arc<Server<O>>, transport: &Arc<dyn Transport>) ->
             tracing::warn!("only {worker} workers: {e}");
         }
     }
-    let mut result = work(server, &**transport, 0);
+    let mut result = work(server, transport, pool, 0);
     pool.close();
     if watcher.join().is_err() {
         tracing::error!("the thread that watches the workers panicked");
@@ -298,14 +327,24 @@ pub fn serve<O: Ops>(server: &Arc<Server<O>>, transport: &Arc<dyn Transport>) ->
     result
 }
 
-fn work<O: Ops>(server: &Server<O>, transport: &dyn Transport, worker: usize) -> io::Result<()> {
+fn work<O: Ops>(
+    server: &Server<O>,
+    transport: &Arc<dyn Transport>,
+    pool: &Arc<WorkerPool>,
+    worker: usize,
+) -> io::Result<()> {
     become_io_flusher();
-    let pool = server.pool.clone();
+    transport.adopt_thread();
     let clock = SystemClock::default();
     let wait = Rc::new(Cell::new(None));
     {
-        let (pool, wait) = (pool.clone(), wait.clone());
-        set_stand_in(move || wait.set(Some(pool.about_to_wait(worker, clock.monotonic()))));
+        let (pool, wait, transport) = (pool.clone(), wait.clone(), transport.clone());
+        set_stand_in(move || {
+            if let Err(e) = transport.flush(worker, false) {
+                tracing::error!(worker, "replies are delayed: {e}");
+            }
+            wait.set(Some(pool.about_to_wait(worker, clock.monotonic())));
+        });
     }
     {
         let (pool, wait) = (pool.clone(), wait.clone());
@@ -331,17 +370,21 @@ fn work<O: Ops>(server: &Server<O>, transport: &dyn Transport, worker: usize) ->
         // would fail the request that it copies there.
         buf.as_mut_bytes().fill(0);
     }
+    let processors = match transport.polls() {
+        true => std::thread::available_parallelism().map_or(1, |n| n.get()),
+        false => 1,
+    };
     let mut work = Work {
         server,
         follower,
-        transport,
-        pool: &pool,
+        transport: &**transport,
+        pool,
         worker,
         buf,
         out: IoBuf::zeroed(abi::MAX_IO / kedge_base::BLOCK_SIZE),
         clock,
         wait,
-        adaptive_poll: AdaptivePoll::new(std::thread::available_parallelism().map_or(1, |n| n.get())),
+        adaptive_poll: AdaptivePoll::new(processors),
     };
     loop {
         match work.turn() {
@@ -385,6 +428,7 @@ const YIELD_MAX: Duration = Duration::from_micros(10);
 impl<O: Ops> Work<'_, O> {
     /// Receives and serves while this worker has the turn. `false`: the connection has ended.
     fn turn(&mut self) -> io::Result<bool> {
+        self.transport.flush(self.worker, true)?;
         if !self.pool.take_turn(self.worker) {
             return Ok(false);
         }

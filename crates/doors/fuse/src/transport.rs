@@ -60,6 +60,27 @@ pub trait Transport: Send + Sync + 'static {
     /// From now on no worker receives a request: `receive` returns [`Received::Ended`], although
     /// the connection goes on. A transport whose connection cannot outlive its server does nothing.
     fn stop(&self) {}
+    /// Whether there are [`Transport::lanes`], for which INIT must ask.
+    fn has_lanes(&self) -> bool {
+        false
+    }
+    /// Further ways on which requests come, each with workers of its own. Their replies may be sent
+    /// by this transport, too.
+    fn lanes(self: Arc<Self>) -> Vec<Arc<dyn Transport>> {
+        Vec::new()
+    }
+    /// The reply to INIT is sent, with which the kernel begins to use the lanes.
+    fn negotiated(&self) {}
+    /// Whether a worker that finds no request may poll for a moment.
+    fn polls(&self) -> bool {
+        true
+    }
+    /// The calling thread is a worker from now on.
+    fn adopt_thread(&self) {}
+    /// Sends the replies that wait for the worker's next call. `is_done`: it has no request.
+    fn flush(&self, _worker: usize, _is_done: bool) -> io::Result<()> {
+        Ok(())
+    }
     /// Whether a request waits to be received. A transport that does not know returns `true`.
     fn has_request(&self) -> bool {
         true

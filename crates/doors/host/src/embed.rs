@@ -101,6 +101,7 @@ fn refuse_mount_words(words: &MountWords) -> Outcome<()> {
         ("fuse and fuseblk", words.privileged.is_some()),
         ("workers", words.workers.is_some()),
         ("placement", words.placement.is_some()),
+        ("transport", words.transport.is_some()),
         ("writeback_cache", words.writeback_cache.is_some()),
         ("reflink", words.reflink.is_some()),
         ("tree", words.tree.is_some()),

@@ -326,6 +326,7 @@ pub(crate) fn fuse_options(words: &MountWords) -> FuseOptions {
         noatime: words.switches.noatime.unwrap_or(false),
         workers: words.workers,
         placement: words.placement.unwrap_or(defaults.placement),
+        transport: words.transport.unwrap_or(defaults.transport),
         writeback_cache: words.writeback_cache.unwrap_or(defaults.writeback_cache),
         reflink: words.reflink.unwrap_or(defaults.reflink),
         tree: words.tree.clone(),

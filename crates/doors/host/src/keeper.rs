@@ -23,8 +23,8 @@ use crate::usage::Usage;
 use anyhow::{Context, Result, anyhow, bail};
 use kedge_base::{Clock, SystemClock};
 use kedge_device::Device;
-use kedge_fuse::Bound;
 use kedge_fuse::keep::{Area, Life, sentinel};
+use kedge_fuse::{Bound, TransportKind};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::io::{FdFlags, fcntl_setfd};
@@ -59,6 +59,7 @@ pub fn check(image: &Path, words: &MountWords) -> Result<()> {
         (words.read_only, "ro"),
         (words.volatile, "volatile"),
         (words.writeback_cache == Some(true), "writeback_cache"),
+        (words.transport == Some(TransportKind::IoUring), "transport=io_uring"),
     ] {
         if set {
             return refused(&format!("it cannot be combined with {word}"));

@@ -3,7 +3,7 @@
 use crate::text::show_size;
 use crate::usage::Usage;
 use kedge_device::location::TIMEOUT_SECS_MAX;
-use kedge_fuse::PlacementMode;
+use kedge_fuse::{PlacementMode, TransportKind};
 use kedgefs::{DirtyTracking, SWITCH_WORDS, Switches, TreeLock};
 
 pub use kedge_base::parse_size;
@@ -35,6 +35,8 @@ pub struct MountWords {
     pub privileged: Option<bool>,
     pub workers: Option<usize>,
     pub placement: Option<PlacementMode>,
+    /// The way of requests and replies.
+    pub transport: Option<TransportKind>,
     pub writeback_cache: Option<bool>,
     /// Whether copies within the mount share blocks.
     pub reflink: Option<bool>,
@@ -71,6 +73,7 @@ pub const KNOWN: &[&str] = &[
     "dirty_tracking=per_sb|shared",
     "workers=N",
     "placement=auto|on|off",
+    "transport=dev|io_uring",
     "writeback_cache",
     "nowriteback_cache",
     "reflink",
@@ -202,6 +205,12 @@ impl MountWords {
                     Usage(format!("mount option {word}: the value must be one of {names}"))
                 })?);
             }
+            ("transport", Some(v)) => {
+                self.transport = Some(v.parse().map_err(|()| {
+                    let names = TransportKind::ALL.map(TransportKind::name).join(", ");
+                    Usage(format!("mount option {word}: the value must be one of {names}"))
+                })?);
+            }
             ("offset", Some(v)) => self.offset = Some(bytes(word, v)?),
             ("sizelimit", Some(v)) => self.sizelimit = Some(bytes(word, v)?),
             ("key-file", Some(v)) if !v.is_empty() => self.key_file = Some(v.into()),
@@ -294,6 +303,7 @@ Mount options (those marked * may change while mounted):
   volatile                     fsync and sync make nothing durable: for scratch data
   workers=N                    threads that serve requests, 2 to 64; by default as many as wait
   placement=auto|on|off        whether one more thread may serve on its client's processor
+  transport=dev|io_uring       how requests reach the server; io_uring needs Linux 6.14
   offset=BYTES, sizelimit=BYTES
                                the part of the file that holds the image
   key-file=FILE                the file that holds the key of an encrypted image

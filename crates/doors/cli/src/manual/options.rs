@@ -83,6 +83,14 @@ pub const TABLE: &[Row] = &[
         "`placement=auto`",
     ),
     row(
+        "`transport=dev|io_uring`",
+        FIXED,
+        "how requests reach the server: through `/dev/fuse`, or through a ring of io_uring for each \
+         processor, which several programs at a time use faster; needs Linux 6.14 with \
+         `enable_uring` of its module `fuse` on, and excludes `keeper` and `placement`",
+        "`transport=dev`",
+    ),
+    row(
         "`workers=N`",
         FIXED,
         "threads that serve requests, 2 to 64",

@@ -26,7 +26,10 @@ impl<O: Ops> Server<O> {
         let mut args = Args::new(request.body);
         let args = &mut args;
         match request.header.opcode {
-            op::INIT => reply.finish(self.init(request)),
+            op::INIT => {
+                reply.finish(self.init(request));
+                self.transport.negotiated();
+            }
             op::DESTROY => {
                 self.destroy();
                 reply.finish(Ok::<_, Errno>(()));

@@ -1,0 +1,155 @@
+//! The memory of one ring entry, which the kernel and this process use in turns.
+//!
+//! An entry is with the kernel from its registration, or from the commit of a reply, until the
+//! completion that brings a request. Then it is with this process until that request's reply is
+//! committed. Small requests are copied out. A worker reads a large one in place, while another
+//! thread may reply; then the reply is stored beside the entry, and the later of the two commits.
+//!
+//! ```text
+//! block 0      the headers (`UringHeaders`) at its begin, and a copy of the operation's own
+//!              header at its end, so that header and payload are one slice
+//! block 1..    the payload: what follows the operation's header, or what the reply holds
+//! ```
+
+#![allow(unsafe_code)]
+
+use super::wire::{HEADERS, OP_MAX, PAYLOAD_SIZE_AT, UringHeaders};
+use crate::abi::{InHeader, MAX_IO, OutHeader};
+use kedge_base::{BLOCK_SIZE, IoBuf};
+use parking_lot::Mutex;
+use std::io;
+use std::sync::atomic::AtomicU8;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
+use zerocopy::{FromBytes, IntoBytes};
+
+/// A request of at most this many bytes is copied out of its entry.
+pub(super) const COPIED_MAX: usize = BLOCK_SIZE;
+
+pub(super) struct Entry {
+    /// The kernel's number of the queue.
+    pub queue: u16,
+    memory: *mut u8,
+    /// The two parts of `memory`, as the registration names them.
+    parts: [libc::iovec; 2],
+    /// Of the worker that reads the request in place and the thread that replies, those that are
+    /// not done.
+    holders: AtomicU8,
+    /// The reply to a request that a worker reads in place.
+    stored: Mutex<Option<(OutHeader, Vec<u8>)>>,
+    _owner: IoBuf,
+}
+
+// SAFETY: the pointers lead into `_owner`. The protocol above gives its bytes to one side at a
+// time, and `holders` decides when both users on this side are done.
+unsafe impl Send for Entry {}
+// SAFETY: as above.
+unsafe impl Sync for Entry {}
+
+/// What a completion brought.
+pub(super) struct Arrived {
+    pub header: InHeader,
+    /// Bytes of the operation's header, and of what follows it.
+    pub op_len: usize,
+    pub payload_len: usize,
+}
+
+impl Entry {
+    pub(super) fn new(queue: u16) -> Entry {
+        let mut owner = IoBuf::zeroed(1 + MAX_IO / BLOCK_SIZE);
+        let memory = owner.as_mut_bytes().as_mut_ptr();
+        let part = |at: usize, len| libc::iovec { iov_base: memory.wrapping_add(at).cast(), iov_len: len };
+        let parts = [part(0, HEADERS), part(BLOCK_SIZE, MAX_IO)];
+        Entry { queue, memory, parts, holders: AtomicU8::new(0), stored: Mutex::default(), _owner: owner }
+    }
+
+    /// The address of the two parts, for the registration.
+    pub(super) fn parts(&self) -> u64 {
+        self.parts.as_ptr() as u64
+    }
+
+    fn headers(&self) -> UringHeaders {
+        // SAFETY: the first block holds as many bytes, and the entry is with this process.
+        let bytes = unsafe { std::slice::from_raw_parts(self.memory, HEADERS) };
+        UringHeaders::read_from_bytes(bytes).expect("the slice has the size of the struct")
+    }
+
+    /// Reads what a completion has brought. An error if its lengths contradict each other.
+    pub(super) fn arrived(&self) -> io::Result<Arrived> {
+        let headers = self.headers();
+        let (header, _) = InHeader::read_from_prefix(&headers.in_out).expect("the field is larger");
+        let payload_len = headers.entry.payload_sz as usize;
+        let op_len = (header.len as usize).checked_sub(size_of::<InHeader>() + payload_len);
+        match op_len {
+            Some(op_len) if op_len <= OP_MAX && payload_len <= MAX_IO => {
+                Ok(Arrived { header, op_len, payload_len })
+            }
+            _ => Err(io::Error::other(format!(
+                "the kernel's request {} of {} bytes has {payload_len} bytes of payload",
+                header.unique, header.len
+            ))),
+        }
+    }
+
+    /// The bytes after the request's first header. They are valid until the caller's release.
+    pub(super) fn body(&self, arrived: &Arrived) -> &[u8] {
+        let Arrived { op_len, payload_len, .. } = *arrived;
+        let at = BLOCK_SIZE - op_len;
+        // SAFETY: both ranges are in the first block and do not overlap, because the headers end
+        // far before the copy begins; the kernel does not use the entry now.
+        unsafe {
+            let from = self.memory.add(std::mem::offset_of!(UringHeaders, op_in));
+            std::ptr::copy_nonoverlapping(from, self.memory.add(at), op_len);
+            std::slice::from_raw_parts(self.memory.add(at), op_len + payload_len)
+        }
+    }
+
+    /// The request has arrived. `in_place`: the worker reads it where it is, and releases it.
+    pub(super) fn begin(&self, in_place: bool) {
+        self.holders.store(if in_place { 2 } else { 1 }, Release);
+    }
+
+    /// Returns whether this was the last release, after which the reply is to be committed.
+    #[must_use]
+    pub(super) fn release(&self) -> bool {
+        self.holders.fetch_sub(1, AcqRel) == 1
+    }
+
+    /// Takes the reply from the thread that has the right to it. Returns whether it is to be
+    /// committed now.
+    #[must_use]
+    pub(super) fn reply(&self, header: OutHeader, parts: &[&[u8]]) -> bool {
+        // Only the worker's release can come meanwhile, and then the reply is stored needlessly.
+        if self.holders.load(Acquire) > 1 {
+            *self.stored.lock() = Some((header, parts.concat()));
+        } else {
+            self.store(header, parts);
+        }
+        self.release()
+    }
+
+    /// Stores the reply in the memory. No thread reads the request any more.
+    fn store(&self, header: OutHeader, parts: &[&[u8]]) {
+        let mut at = BLOCK_SIZE;
+        for part in parts {
+            assert!(at + part.len() <= BLOCK_SIZE + MAX_IO, "replies are at most a mebibyte");
+            // SAFETY: the range was checked, and this thread alone uses the entry.
+            unsafe { std::ptr::copy_nonoverlapping(part.as_ptr(), self.memory.add(at), part.len()) };
+            at += part.len();
+        }
+        let payload = u32::try_from(at - BLOCK_SIZE).expect("checked above");
+        let (header, payload) = (header.as_bytes(), payload.to_ne_bytes());
+        // SAFETY: both fields are in the headers, and this thread alone uses the entry.
+        unsafe {
+            std::ptr::copy_nonoverlapping(header.as_ptr(), self.memory, header.len());
+            std::ptr::copy_nonoverlapping(payload.as_ptr(), self.memory.add(PAYLOAD_SIZE_AT), payload.len());
+        }
+    }
+
+    /// The number by which the kernel finds the request, before its reply is committed.
+    pub(super) fn commit_id(&self) -> u64 {
+        if let Some((header, bytes)) = self.stored.lock().take() {
+            self.store(header, &[&bytes]);
+        }
+        self.headers().entry.commit_id
+    }
+}

@@ -1,0 +1,395 @@
+//! The ring of one processor: the queues of the kernel that it serves, and their entries.
+//!
+//! # Which thread submits
+//! The kernel runs a submitted command's later steps in the thread that submitted it, and cancels
+//! the command when that thread ends. So only the lane's workers submit, which live as long as the
+//! connection. Any other thread that has a reply, above all one of the log's, puts it into the
+//! *outbox* and rings the bell, an eventfd that the ring reads. The worker that receives takes the
+//! outbox along.
+//!
+//! A worker's own reply goes to the kernel with its next call: one system call commits a reply and
+//! waits for a request.
+//!
+//! # Why the entries do not run out
+//! Each request holds an entry until its reply, and some requests wait for others: a write while
+//! the file system is frozen, a seek for the pages of the file. So a lane registers more entries
+//! before the last one is used. The limit is above the number of threads that wait in practice.
+
+#![allow(unsafe_code)]
+
+use super::entry::{Arrived, COPIED_MAX, Entry};
+use super::wire::{COMMIT_AND_FETCH, REGISTER, UringCommand};
+use crate::abi::OutHeader;
+use crate::transport::{Received, Request, RequestBuf};
+use io_uring::squeue::Entry128;
+use io_uring::{EnterFlags, IoUring, cqueue, opcode, types};
+use parking_lot::{Condvar, Mutex, RwLock};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fd::{AsRawFd, OwnedFd, RawFd};
+use rustix::io::Errno;
+use std::cell::{Cell, UnsafeCell};
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::SeqCst;
+use zerocopy::IntoBytes;
+
+/// Entries of a queue at first: for the queue of this lane's processor, and for any other.
+const ENTRIES: (usize, usize) = (16, 2);
+/// The most entries of a lane. Each has 1 MiB of memory that is used as requests need it.
+const ENTRIES_MAX: usize = 1 << 14;
+/// The most entries by which a queue grows at a time. Until then it doubles.
+const MORE_MAX: usize = 256;
+const SUBMISSIONS: u32 = 512;
+const PUSHES_MAX: usize = 1000;
+/// `user_data` of the read of the bell.
+const BELL: u64 = u64::MAX;
+
+/// The state that only a thread with the lock changes.
+struct State {
+    registered: bool,
+    bell_armed: bool,
+    /// Entries with the kernel and all entries, by queue, in the sequence of `Lane::queues`.
+    counts: Vec<(usize, usize)>,
+    /// The requests that workers read in place, by worker.
+    in_place: Vec<(usize, u32)>,
+}
+
+/// Replies of threads that are no workers of this lane.
+#[derive(Default)]
+struct Outbox {
+    replies: Vec<u32>,
+    /// A worker waits in the kernel, and only the bell wakes it for the outbox.
+    asleep: bool,
+}
+
+pub(super) struct Lane {
+    /// The processor on which its workers run.
+    pub processor: u16,
+    /// The queues that it serves, the processor's own first.
+    queues: Vec<u16>,
+    device: RawFd,
+    ring: IoUring<Entry128, cqueue::Entry>,
+    /// Held by the thread that uses the two queues of `ring`.
+    state: Mutex<State>,
+    entries: RwLock<Vec<Arc<Entry>>>,
+    outbox: Mutex<Outbox>,
+    bell: OwnedFd,
+    /// Where the ring reads the bell.
+    rung: Box<UnsafeCell<u64>>,
+    stopped: AtomicBool,
+    /// The connection is negotiated, or ends.
+    started: Mutex<bool>,
+    starts: Condvar,
+}
+
+// SAFETY: only the kernel writes to `rung`, and no thread reads it. All else is Sync.
+unsafe impl Sync for Lane {}
+
+thread_local! {
+    /// The processor of the lane of which this thread is a worker.
+    static WORKS_FOR: Cell<Option<u16>> = const { Cell::new(None) };
+}
+
+impl Lane {
+    /// A lane for the connection of `device`, which must outlive it.
+    pub(super) fn new(device: &OwnedFd, processor: u16, others: Vec<u16>) -> io::Result<Lane> {
+        let ring =
+            IoUring::builder().setup_coop_taskrun().setup_cqsize(4 * SUBMISSIONS).build(SUBMISSIONS)?;
+        let queues: Vec<u16> = [processor].into_iter().chain(others).collect();
+        let counts = vec![(0, 0); queues.len()];
+        Ok(Lane {
+            processor,
+            queues,
+            device: device.as_raw_fd(),
+            ring,
+            state: Mutex::new(State { registered: false, bell_armed: false, counts, in_place: Vec::new() }),
+            entries: RwLock::default(),
+            outbox: Mutex::default(),
+            bell: eventfd(0, EventfdFlags::CLOEXEC)?,
+            rung: Box::new(UnsafeCell::new(0)),
+            stopped: AtomicBool::new(false),
+            started: Mutex::new(false),
+            starts: Condvar::new(),
+        })
+    }
+
+    /// The connection is negotiated: the workers register the entries and receive.
+    pub(super) fn start(&self) {
+        *self.started.lock() = true;
+        self.starts.notify_all();
+    }
+
+    /// No worker receives any more.
+    pub(super) fn stop(&self) {
+        self.stopped.store(true, SeqCst);
+        self.start();
+        self.ring_bell();
+    }
+
+    /// The calling thread becomes a worker of this lane, on its processor if it may run there.
+    pub(super) fn adopt_thread(&self) {
+        WORKS_FOR.set(Some(self.processor));
+        let mut set = rustix::thread::CpuSet::new();
+        set.set(self.processor.into());
+        if let Err(e) = rustix::thread::sched_setaffinity(None, &set) {
+            tracing::debug!("a worker of processor {} runs anywhere: {e}", self.processor);
+        }
+    }
+
+    fn ring_bell(&self) {
+        if let Err(e) = rustix::io::write(&self.bell, &1u64.to_ne_bytes()) {
+            // Only a counter that is full is an error, and then the bell rings already.
+            tracing::debug!("the bell of a lane: {e}");
+        }
+    }
+
+    pub(super) fn receive<'a>(
+        &'a self,
+        worker: usize,
+        buf: &'a mut RequestBuf,
+        token: u32,
+    ) -> io::Result<Received<'a>> {
+        if self.stopped.load(SeqCst) {
+            return Ok(Received::Ended);
+        }
+        let mut state = self.state.lock();
+        if !state.registered {
+            if !*self.started.lock() {
+                return Ok(Received::Nothing);
+            }
+            for queue in 0..self.queues.len() {
+                let count = if queue == 0 { ENTRIES.0 } else { ENTRIES.1 };
+                self.register(&mut state, queue, count)?;
+            }
+            state.registered = true;
+        }
+        self.release_of(&mut state, worker)?;
+        self.take_outbox(&mut state)?;
+        if !state.bell_armed {
+            let read = opcode::Read::new(types::Fd(self.bell.as_raw_fd()), self.rung.get().cast(), 8);
+            self.push(&read.build().user_data(BELL).into())?;
+            state.bell_armed = true;
+        }
+        // SAFETY: `state` is locked.
+        let next = unsafe { self.ring.completion_shared() }.next();
+        let Some(completion) = next else { return Ok(Received::Nothing) };
+        if completion.user_data() == BELL {
+            state.bell_armed = false;
+            // The caller looks again before it waits, because the bell is not armed.
+            return Ok(Received::Nothing);
+        }
+        self.submit()?;
+        self.received(&mut state, worker, buf, &completion, token)
+    }
+
+    fn received<'a>(
+        &'a self,
+        state: &mut State,
+        worker: usize,
+        buf: &'a mut RequestBuf,
+        completion: &cqueue::Entry,
+        token: u32,
+    ) -> io::Result<Received<'a>> {
+        match Errno::from_raw_os_error(-completion.result().min(0)) {
+            _ if completion.result() >= 0 => {}
+            Errno::NOTCONN | Errno::CONNABORTED | Errno::CANCELED => {
+                self.stop();
+                return Ok(Received::Ended);
+            }
+            e => return Err(e.into()),
+        }
+        let number = completion.user_data() as usize;
+        let entry = self.entries.read()[number].clone();
+        let queue = self.place_of(&entry);
+        state.counts[queue].0 -= 1;
+        if let (0, all) = state.counts[queue] {
+            self.register(state, queue, all.min(MORE_MAX))?;
+            self.submit()?;
+        }
+        let arrived = entry.arrived()?;
+        let Arrived { header, op_len, payload_len } = arrived;
+        let len = op_len + payload_len;
+        let in_place = len > COPIED_MAX;
+        entry.begin(in_place);
+        let token = token | number as u32;
+        let body: &'a [u8] = if in_place {
+            state.in_place.push((worker, number as u32));
+            let body = entry.body(&arrived);
+            // SAFETY: entries are never dropped before the lane, and these bytes are not changed
+            // before the release, which this worker makes when it receives the next request.
+            unsafe { std::slice::from_raw_parts(body.as_ptr(), body.len()) }
+        } else {
+            let copy = &mut buf.as_mut_bytes()[..len];
+            copy.copy_from_slice(entry.body(&arrived));
+            copy
+        };
+        Ok(Received::Request(Request { header, body, token }))
+    }
+
+    /// The worker is done with the request that it read in place.
+    fn release_of(&self, state: &mut State, worker: usize) -> io::Result<()> {
+        while let Some(at) = state.in_place.iter().position(|(reader, _)| *reader == worker) {
+            let (_, number) = state.in_place.swap_remove(at);
+            if self.entries.read()[number as usize].release() {
+                self.commit(state, number)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn take_outbox(&self, state: &mut State) -> io::Result<()> {
+        let replies = std::mem::take(&mut self.outbox.lock().replies);
+        for number in replies {
+            self.commit(state, number)?;
+        }
+        Ok(())
+    }
+
+    /// Gives the kernel `count` more entries for a queue of `Lane::queues`.
+    fn register(&self, state: &mut State, queue: usize, count: usize) -> io::Result<()> {
+        for _ in 0..count {
+            let (number, entry) = {
+                let mut entries = self.entries.write();
+                if entries.len() == ENTRIES_MAX {
+                    tracing::warn!(
+                        "{ENTRIES_MAX} requests of processor {} wait; more have to queue",
+                        self.processor
+                    );
+                    return Ok(());
+                }
+                entries.push(Arc::new(Entry::new(self.queues[queue])));
+                (entries.len() - 1, entries[entries.len() - 1].clone())
+            };
+            let command = UringCommand { queue: entry.queue, ..UringCommand::default() };
+            self.push(&self.command(REGISTER, command, number, Some(entry.parts())))?;
+            state.counts[queue].0 += 1;
+            state.counts[queue].1 += 1;
+        }
+        Ok(())
+    }
+
+    fn commit(&self, state: &mut State, number: u32) -> io::Result<()> {
+        let entry = self.entries.read()[number as usize].clone();
+        let command =
+            UringCommand { commit_id: entry.commit_id(), queue: entry.queue, ..UringCommand::default() };
+        self.push(&self.command(COMMIT_AND_FETCH, command, number as usize, None))?;
+        state.counts[self.place_of(&entry)].0 += 1;
+        Ok(())
+    }
+
+    /// The place of an entry's queue in `Lane::queues`.
+    fn place_of(&self, entry: &Entry) -> usize {
+        let place = self.queues.iter().position(|queue| *queue == entry.queue);
+        place.expect("a lane's entries are of its queues")
+    }
+
+    fn command(&self, operation: u32, command: UringCommand, number: usize, parts: Option<u64>) -> Entry128 {
+        let mut bytes = [0; 80];
+        bytes[..size_of::<UringCommand>()].copy_from_slice(command.as_bytes());
+        let fd = types::Fd(self.device);
+        let built = opcode::UringCmd80::new(fd, operation).cmd(bytes).addr(parts).build();
+        let mut built = built.user_data(number as u64);
+        if parts.is_some() {
+            const LEN_AT: usize = 24;
+            // SAFETY: the struct has the layout of the kernel's 128 bytes, whose field `len` has no
+            // method: here it is the number of parts.
+            unsafe {
+                (&raw mut built).cast::<u8>().add(LEN_AT).cast::<u32>().write_unaligned(2);
+            }
+        }
+        built
+    }
+
+    /// Puts a submission into the ring; the caller holds the state's lock.
+    fn push(&self, entry: &Entry128) -> io::Result<()> {
+        // The first call may submit what fills the ring; a kernel without memory may refuse that.
+        for _ in 0..PUSHES_MAX {
+            // SAFETY: the state is locked by the caller. The memory that the entry names belongs to
+            // this lane, which outlives the ring's commands.
+            if unsafe { self.ring.submission_shared().push(entry) }.is_ok() {
+                return Ok(());
+            }
+            self.submit()?;
+        }
+        Err(io::Error::other("the kernel takes no submissions"))
+    }
+
+    /// Submits what is in the ring, without waiting.
+    fn submit(&self) -> io::Result<()> {
+        // SAFETY: the state is locked by the caller.
+        let len = unsafe { self.ring.submission_shared() }.len();
+        if len > 0 { self.enter(len, false) } else { Ok(()) }
+    }
+
+    fn enter(&self, submissions: usize, waits: bool) -> io::Result<()> {
+        let flags = if waits { EnterFlags::GETEVENTS.bits() } else { 0 };
+        // SAFETY: no argument points anywhere.
+        let entered = unsafe {
+            self.ring.submitter().enter::<libc::sigset_t>(submissions as u32, u32::from(waits), flags, None)
+        };
+        match entered {
+            Ok(_) => Ok(()),
+            Err(e) => match e.raw_os_error() {
+                // EBUSY and EAGAIN: the caller reaps completions and comes back.
+                Some(libc::EINTR | libc::EBUSY | libc::EAGAIN) => Ok(()),
+                _ => Err(e),
+            },
+        }
+    }
+
+    /// Commits what is ready, and waits until there is a completion.
+    pub(super) fn wait(&self) -> io::Result<()> {
+        {
+            let mut started = self.started.lock();
+            while !*started {
+                self.starts.wait(&mut started);
+            }
+        }
+        if self.stopped.load(SeqCst) {
+            return Ok(());
+        }
+        let state = self.state.lock();
+        {
+            let mut outbox = self.outbox.lock();
+            if !outbox.replies.is_empty() || !state.bell_armed {
+                return Ok(());
+            }
+            outbox.asleep = true;
+        }
+        // SAFETY: the state is locked.
+        let submissions = unsafe { self.ring.submission_shared() }.len();
+        drop(state);
+        let waited = self.enter(submissions, true);
+        self.outbox.lock().asleep = false;
+        waited
+    }
+
+    /// Sends the replies that wait in the ring for the calling worker's next call.
+    pub(super) fn flush(&self, worker: usize, is_done: bool) -> io::Result<()> {
+        let mut state = self.state.lock();
+        if is_done {
+            self.release_of(&mut state, worker)?;
+        }
+        self.submit()
+    }
+
+    pub(super) fn reply(&self, number: u32, header: OutHeader, parts: &[&[u8]]) -> io::Result<()> {
+        let entry = self.entries.read()[number as usize].clone();
+        if !entry.reply(header, parts) {
+            return Ok(());
+        }
+        if WORKS_FOR.get() == Some(self.processor) {
+            return self.commit(&mut self.state.lock(), number);
+        }
+        let wakes = {
+            let mut outbox = self.outbox.lock();
+            outbox.replies.push(number);
+            std::mem::take(&mut outbox.asleep)
+        };
+        if wakes {
+            self.ring_bell();
+        }
+        Ok(())
+    }
+}
