@@ -269,10 +269,12 @@ pub fn serve<O: Ops>(server: &Arc<Server<O>>, transport: &Arc<dyn Transport>) ->
         let server = server.clone();
         let pool = Arc::new(WorkerPool::of_lane(lane.workers()..=lane.workers_max()));
         let serve = move || {
-            let result = serve_lane(&server, &lane, &pool);
-            // The kernel would still send requests this way.
-            lane.stop();
-            result
+            // The kernel would still send requests this way, also after a panic.
+            let _end = OnDrop(|| {
+                pool.close();
+                lane.stop();
+            });
+            serve_lane(&server, &lane, &pool)
         };
         lanes.push(spawn_named("kedge-fuse-lane", serve)?);
     }
@@ -283,6 +285,15 @@ pub fn serve<O: Ops>(server: &Arc<Server<O>>, transport: &Arc<dyn Transport>) ->
         result = result.and(ended);
     }
     result
+}
+
+/// Makes a call when it is dropped.
+struct OnDrop<F: Fn()>(F);
+
+impl<F: Fn()> Drop for OnDrop<F> {
+    fn drop(&mut self) {
+        (self.0)();
+    }
 }
 
 /// Serves what comes through one transport, on this thread and others.

@@ -26,7 +26,6 @@ use io_uring::{EnterFlags, IoUring, cqueue, opcode, types};
 use parking_lot::{Condvar, Mutex, RwLock};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsRawFd, OwnedFd, RawFd};
-use rustix::io::Errno;
 use std::cell::{Cell, UnsafeCell};
 use std::io;
 use std::sync::Arc;
@@ -191,13 +190,13 @@ impl Lane {
         completion: &cqueue::Entry,
         token: u32,
     ) -> io::Result<Received<'a>> {
-        match Errno::from_raw_os_error(-completion.result().min(0)) {
-            _ if completion.result() >= 0 => {}
-            Errno::NOTCONN | Errno::CONNABORTED | Errno::CANCELED => {
+        match -completion.result() {
+            ..=0 => {}
+            libc::ENOTCONN | libc::ECONNABORTED | libc::ECANCELED => {
                 self.stop();
                 return Ok(Received::Ended);
             }
-            e => return Err(e.into()),
+            errno => return Err(io::Error::from_raw_os_error(errno)),
         }
         let number = completion.user_data() as usize;
         let entry = self.entries.read()[number].clone();
