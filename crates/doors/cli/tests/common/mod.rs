@@ -5,6 +5,7 @@ pub mod io;
 pub mod keeper;
 pub mod mapping;
 pub mod postgres;
+pub mod rings;
 pub mod seeks;
 pub mod source;
 

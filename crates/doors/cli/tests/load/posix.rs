@@ -4,6 +4,7 @@
 //! `cargo xtask test` builds pjdfstest if possible. If it is missing, its tests count as skipped.
 
 use crate::common::keeper::{Killer, keeper};
+use crate::common::rings::rings_are_on;
 use crate::common::{Place, needs_fuse, output_of};
 use std::collections::BTreeSet;
 use std::fs;
@@ -106,6 +107,13 @@ fn pjdfstest_with_writes_passed_through() {
 #[test]
 fn pjdfstest_with_the_kernels_writeback_cache_on_the_clients_processor() {
     pjdfstest(" -o writeback_cache,placement=on");
+}
+
+#[test]
+fn pjdfstest_through_rings() {
+    if rings_are_on() {
+        pjdfstest(" -o transport=io_uring");
+    }
 }
 
 #[test]

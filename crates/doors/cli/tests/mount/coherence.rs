@@ -14,6 +14,7 @@
 //! `KEDGE_SEED` repeats one run, `KEDGE_LONG=1` makes forty times as many steps.
 
 use crate::common::io::{Aio, Mapping};
+use crate::common::rings::rings_are_on;
 use crate::common::{Place, needs_fuse};
 use kedge_base::{BLOCK_SIZE, IoBuf};
 use rand::rngs::SmallRng;
@@ -732,6 +733,13 @@ fn caches_of_a_mount_that_sees_opens() {
 #[test]
 fn caches_of_a_mount_that_sees_opens_with_the_kernels_writeback() {
     coherence(" --immutable", " -o writeback_cache");
+}
+
+#[test]
+fn caches_of_a_mount_with_rings() {
+    if rings_are_on() {
+        coherence("", " -o transport=io_uring");
+    }
 }
 
 /// The worker on the client's processor serves programs that execute others meanwhile.

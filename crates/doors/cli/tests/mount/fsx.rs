@@ -9,6 +9,7 @@
 
 use crate::common::io::Mapping;
 use crate::common::keeper::{Killer, keeper};
+use crate::common::rings::rings_are_on;
 use crate::common::{Place, needs_fuse};
 use kedge_base::{BLOCK_SIZE, IoBuf};
 use rand::rngs::SmallRng;
@@ -289,6 +290,13 @@ fn random_io_with_writes_passed_through() {
 #[test]
 fn random_io_while_servers_are_killed() {
     fsx(" -o keeper,placement=on");
+}
+
+#[test]
+fn random_io_through_rings() {
+    if rings_are_on() {
+        fsx(" -o transport=io_uring");
+    }
 }
 
 #[test]

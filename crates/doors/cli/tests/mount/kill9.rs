@@ -4,8 +4,9 @@
 //! This process, not the file system, keeps the acknowledgements. `KEDGE_SEED` repeats one
 //! image's rounds.
 
+use crate::common::rings::rings_are_on;
 use crate::common::seeks::{Seeks, couriers, is_gone, stop_in_a_seek};
-use crate::common::{Place, Run, needs_fuse, pid, until, until_dead};
+use crate::common::{Place, Run, long, needs_fuse, pid, until, until_dead};
 use kedge_base::HANG;
 use kedge_sim::backend::{Backend, Mounted};
 use kedge_sim::rig::{seed_from_env, within};
@@ -53,26 +54,26 @@ fn fsck(place: &Place) -> Run {
     judged.unwrap()
 }
 
-fn kill_again_and_again(seed: u64) {
+fn kill_again_and_again(options: &str, seed: u64, rounds: u64) {
     let place = Place::new();
     let mut rng = SmallRng::seed_from_u64(seed);
-    place.run("mount --create 512M disk.kedge mnt").ok();
+    place.run(&format!("mount --create 512M{options} disk.kedge mnt")).ok();
     let mut past = Vec::new();
     let mut fsyncs = 0;
-    for number in 0..ROUNDS {
+    for number in 0..rounds {
         let (acked, begun) = round(&place, number, &mut rng);
         fsyncs += acked.fsyncs();
         past.push((acked, begun));
         let judged = fsck(&place);
         assert_eq!(judged.code, 0, "round {number}: {}{}", judged.out, judged.err);
-        place.run("mount disk.kedge mnt").ok();
+        place.run(&format!("mount{options} disk.kedge mnt")).ok();
         for (i, (acked, begun)) in past.iter().enumerate() {
             if let Err(e) = verify_after(&Mounted(place.path("mnt")), acked, begun) {
                 panic!("round {number}, files of round {i}: {e}");
             }
         }
     }
-    assert!(fsyncs > 10 * ROUNDS, "{fsyncs} acknowledged fsyncs");
+    assert!(fsyncs > 10 * rounds, "{fsyncs} acknowledged fsyncs");
     place.run("umount mnt").ok();
     assert_eq!(place.run("fsck disk.kedge").code, 0);
 }
@@ -84,7 +85,26 @@ fn what_fsync_confirmed_to_many_writers_survives_a_kill() {
     for seed in seeds {
         let what = format!("KEDGE_SEED={seed}");
         println!("{what}");
-        within(HANG, &what, move || kill_again_and_again(seed));
+        within(HANG, &what, move || kill_again_and_again("", seed, ROUNDS));
+    }
+}
+
+/// The kernel ends the requests in the rings of a killed server: no writer waits for ever, and
+/// neither does sync(2), which asks all file systems of the machine.
+#[test]
+fn a_server_with_rings_is_killed_and_no_process_waits_for_ever() {
+    needs_fuse!();
+    if !rings_are_on() {
+        return;
+    }
+    let images = if long() { 50 } else { 1 };
+    for seed in seed_from_env().map_or_else(|| (1..=images).collect(), |seed| vec![seed]) {
+        let what = format!("KEDGE_SEED={seed} with rings");
+        println!("{what}");
+        within(HANG, &what, move || {
+            kill_again_and_again(" -o transport=io_uring", seed, ROUNDS);
+            rustix::fs::sync();
+        });
     }
 }
 

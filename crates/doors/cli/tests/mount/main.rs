@@ -26,6 +26,7 @@ mod overlay;
 mod promises;
 mod remount;
 mod resize;
+mod rings;
 mod sweep;
 mod times;
 mod trim;

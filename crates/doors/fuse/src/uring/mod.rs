@@ -35,10 +35,14 @@ const ENTRY_MASK: u32 = (1 << LANE_AT) - 1;
 
 /// Why FUSE over io_uring cannot be used here. `None`: it can.
 pub fn why_not() -> Option<String> {
-    match std::fs::read_to_string(ENABLED) {
+    why_not_by(ENABLED)
+}
+
+fn why_not_by(path: &str) -> Option<String> {
+    match std::fs::read_to_string(path) {
         Ok(text) if text.trim() == "Y" => None,
-        Ok(_) => Some(format!("it is off in this kernel: `echo Y > {ENABLED}` as root turns it on")),
-        Err(e) => Some(format!("this kernel has none (Linux 6.14 is the first): {ENABLED}: {e}")),
+        Ok(_) => Some(format!("it is off in this kernel: `echo Y > {path}` as root turns it on")),
+        Err(e) => Some(format!("this kernel has none (Linux 6.14 is the first): {path}: {e}")),
     }
 }
 
