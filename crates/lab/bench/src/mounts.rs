@@ -33,6 +33,15 @@ pub fn kedge_lines(size: u64, written: bool) -> Vec<String> {
     lines
 }
 
+/// The same with requests through rings.
+pub fn rings_lines(size: u64) -> Vec<String> {
+    let mut lines = vec![make_file("rings", size, true)];
+    let commands =
+        ["kedge mkfs rings.img", "mkdir rings", "kedge mount -o transport=io_uring rings.img rings"];
+    lines.extend(commands.map(String::from));
+    lines
+}
+
 /// The same with an earlier version's program.
 pub fn before_lines(size: u64) -> Vec<String> {
     let mut lines = vec![make_file("before", size, true)];
@@ -144,6 +153,10 @@ pub fn make_file(name: &str, size: u64, written: bool) -> String {
 impl<'a> Mounted<'a> {
     pub fn kedge(shell: &'a Shell, size: u64, written: bool) -> Result<Mounted<'a>> {
         Mounted::make(shell, "kedge", "kedge umount kedge", &kedge_lines(size, written))
+    }
+
+    pub fn rings(shell: &'a Shell, size: u64) -> Result<Mounted<'a>> {
+        Mounted::make(shell, "rings", "kedge umount rings", &rings_lines(size))
     }
 
     pub fn before(shell: &'a Shell, size: u64) -> Result<Mounted<'a>> {
@@ -259,7 +272,9 @@ impl<'a> Mounted<'a> {
             return Ok(Some(child.id()));
         }
         match self.name {
-            "kedge" | "before" => Ok(Some(self.server()?.parse().context("the number of a process")?)),
+            "kedge" | "rings" | "before" => {
+                Ok(Some(self.server()?.parse().context("the number of a process")?))
+            }
             "fuse2fs" | "redoxfs" => process_of(self.name).map(Some),
             _ => Ok(None),
         }

@@ -153,3 +153,7 @@ impl Entry {
         self.headers().entry.commit_id
     }
 }
+
+#[cfg(test)]
+#[path = "entry_tests.rs"]
+mod tests;

@@ -86,8 +86,8 @@ pub(super) struct Lane {
 unsafe impl Sync for Lane {}
 
 thread_local! {
-    /// The processor of the lane of which this thread is a worker.
-    static WORKS_FOR: Cell<Option<u16>> = const { Cell::new(None) };
+    /// The address of the lane of which this thread is a worker; 0: of none.
+    static WORKS_FOR: Cell<usize> = const { Cell::new(0) };
 }
 
 impl Lane {
@@ -128,12 +128,17 @@ impl Lane {
 
     /// The calling thread becomes a worker of this lane, on its processor if it may run there.
     pub(super) fn adopt_thread(&self) {
-        WORKS_FOR.set(Some(self.processor));
+        WORKS_FOR.set(self.address());
         let mut set = rustix::thread::CpuSet::new();
         set.set(self.processor.into());
         if let Err(e) = rustix::thread::sched_setaffinity(None, &set) {
             tracing::debug!("a worker of processor {} runs anywhere: {e}", self.processor);
         }
+    }
+
+    /// What tells it from all others while it exists.
+    fn address(&self) -> usize {
+        std::ptr::from_ref(self).addr()
     }
 
     fn ring_bell(&self) {
@@ -378,7 +383,7 @@ impl Lane {
         if !entry.reply(header, parts) {
             return Ok(());
         }
-        if WORKS_FOR.get() == Some(self.processor) {
+        if WORKS_FOR.get() == self.address() {
             return self.commit(&mut self.state.lock(), number);
         }
         let wakes = {

@@ -29,11 +29,16 @@ use root::Root;
 use std::cell::RefCell;
 use std::path::PathBuf;
 
+/// Whether the kernel has FUSE over io_uring on.
+const RINGS: &str = "/sys/module/fuse/parameters/enable_uring";
+
 /// A contestant.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum, Debug)]
 pub enum Peer {
     /// KedgeFS, mounted
     Kedge,
+    /// The same with requests through rings of io_uring, where the kernel has them on
+    Rings,
     /// An earlier version of KedgeFS, mounted: the program that `--before` names
     Before,
     /// KedgeFS, in process
@@ -59,6 +64,7 @@ impl Peer {
     pub const fn name(self) -> &'static str {
         match self {
             Peer::Kedge => "KedgeFS",
+            Peer::Rings => "KedgeFS, rings",
             Peer::Before => "KedgeFS before",
             Peer::Library => "KedgeFS in process",
             Peer::Null => "null",
@@ -78,6 +84,7 @@ impl Peer {
     const fn is(self) -> &'static str {
         match self {
             Peer::Kedge => "mounted, defaults",
+            Peer::Rings => "mounted with -o transport=io_uring",
             Peer::Before => "an earlier version, mounted, defaults",
             Peer::Library => "the library, without the kernel",
             Peer::Null => "a file system in memory behind the same mount: what the kernel's interface costs",
@@ -104,8 +111,11 @@ impl Peer {
 
     /// Why the contestant cannot be measured here.
     fn missing(self, place: &Place, kedge: &std::path::Path) -> Option<String> {
+        if self == Peer::Rings && !std::fs::read_to_string(RINGS).is_ok_and(|on| on.trim() == "Y") {
+            return Some(format!("{RINGS} is not Y"));
+        }
         let (tools, root): (&[&str], bool) = match self {
-            Peer::Kedge | Peer::Before => (&["umount"], false),
+            Peer::Kedge | Peer::Rings | Peer::Before => (&["umount"], false),
             Peer::Library | Peer::Raw => (&[], false),
             Peer::Null | Peer::NullLog => return mounts::null_program(kedge).err(),
             Peer::Ext4 | Peer::Ext4Fast => (&["mkfs.ext4", "mount", "umount"], true),
@@ -329,6 +339,7 @@ impl Compare<'_> {
             Peer::Kedge => {
                 (mounts::kedge_lines(size, true), Mounted::kedge(shell, size, true).map(Ground::Mounted))
             }
+            Peer::Rings => (mounts::rings_lines(size), Mounted::rings(shell, size).map(Ground::Mounted)),
             Peer::Before => (mounts::before_lines(size), Mounted::before(shell, size).map(Ground::Mounted)),
             Peer::Ext4 => {
                 (mounts::ext4_lines(size, true), Mounted::ext4(shell, size, true).map(Ground::Mounted))

@@ -68,7 +68,7 @@ fn peer_of(side: &Side) -> Option<Peer> {
 
 fn class(peer: Option<Peer>) -> &'static str {
     match peer {
-        Some(Peer::Kedge | Peer::Before) => "ours",
+        Some(Peer::Kedge | Peer::Rings | Peer::Before) => "ours",
         Some(Peer::Library) => "library",
         Some(peer) if peer.is_reference() => "reference",
         _ => "peer",
