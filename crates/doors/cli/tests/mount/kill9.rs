@@ -89,10 +89,10 @@ fn what_fsync_confirmed_to_many_writers_survives_a_kill() {
     }
 }
 
-/// The kernel ends the requests in the rings of a killed server: no writer waits for ever, and
+/// The kernel ends the requests in the rings of a killed server: no writer waits without end, and
 /// neither does sync(2), which asks all file systems of the machine.
 #[test]
-fn a_server_with_rings_is_killed_and_no_process_waits_for_ever() {
+fn a_server_with_rings_is_killed_and_no_process_waits_without_end() {
     needs_fuse!();
     if !rings_are_on() {
         return;

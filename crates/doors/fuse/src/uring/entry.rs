@@ -31,8 +31,8 @@ pub(super) struct Entry {
     memory: *mut u8,
     /// The two parts of `memory`, as the registration names them.
     parts: [libc::iovec; 2],
-    /// Of the worker that reads the request in place and the thread that replies, those that are
-    /// not done.
+    /// How many of two are not done: the worker that reads the request in place, and the thread
+    /// that replies.
     holders: AtomicU8,
     /// The reply to a request that a worker reads in place.
     stored: Mutex<Option<(OutHeader, Vec<u8>)>>,

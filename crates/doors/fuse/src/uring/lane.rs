@@ -136,7 +136,7 @@ impl Lane {
         }
     }
 
-    /// What tells it from all others while it exists.
+    /// Distinguishes it from all other lanes while it exists.
     fn address(&self) -> usize {
         std::ptr::from_ref(self).addr()
     }
