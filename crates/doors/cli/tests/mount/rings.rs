@@ -4,6 +4,7 @@
 use crate::common::io::Mapping;
 use crate::common::rings::rings_are_on;
 use crate::common::{Place, needs_fuse, until};
+use kedge_base::spawn_named;
 use rustix::thread::CpuSet;
 use std::fs::{self, File, OpenOptions};
 use std::io::{Seek, SeekFrom, Write};
@@ -86,12 +87,13 @@ fn more_writers_than_entries_wait_for_a_thaw() {
         .into_iter()
         .map(|file| {
             let begun = begun.clone();
-            std::thread::spawn(move || {
+            spawn_named("late-writer", move || {
                 to_one_processor();
                 begun.fetch_add(1, SeqCst);
                 file.write_all_at(b"late", 0).unwrap();
                 file.sync_all().unwrap();
             })
+            .unwrap()
         })
         .collect();
     until("all writers have begun", || begun.load(SeqCst) == MANY);
@@ -122,7 +124,7 @@ fn more_seeks_than_entries_wait_for_stored_pages() {
     let seekers: Vec<_> = (0..MANY)
         .map(|i| {
             let path = place.path(&format!("mnt/{i}"));
-            std::thread::spawn(move || {
+            spawn_named("seeker", move || {
                 to_one_processor();
                 let mut file =
                     OpenOptions::new().read(true).write(true).create(true).truncate(true).open(path).unwrap();
@@ -136,6 +138,7 @@ fn more_seeks_than_entries_wait_for_stored_pages() {
                     assert_eq!(data, at, "stored before the seek");
                 }
             })
+            .unwrap()
         })
         .collect();
     seekers.into_iter().for_each(|seeker| seeker.join().unwrap());
