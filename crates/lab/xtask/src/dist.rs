@@ -11,8 +11,7 @@ use std::process::Command;
 
 pub const TARGETS: [&str; 2] = ["x86_64-unknown-linux-musl", "aarch64-unknown-linux-musl"];
 const PACKAGE: &str = "kedge";
-/// The profile of the workspace that makes small programs.
-const PROFILE: &str = "small";
+const PROFILE: &str = "release";
 /// The name that every package has, whichever program or library is in it.
 pub const NAME: &str = "kedgefs";
 const FORMULA: &str = "crates/doors/cli/packaging/kedgefs.rb.in";

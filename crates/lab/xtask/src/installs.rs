@@ -53,6 +53,8 @@ const SUITE: &str = "bookworm";
 /// Open files and processes of a container: more than it needs.
 const LIMIT_MAX: u64 = 1000;
 const QEMU: &str = "qemu-aarch64-static";
+/// The program has fewer bytes, whichever way it is installed.
+const BYTES_MAX: u64 = 15 << 20;
 
 /// A script, and the Debian packages of the system that it runs in.
 struct Try {
@@ -102,6 +104,7 @@ pub fn run(steps: &mut Steps, ways: &[Way], profile: &str) {
             Way::Image => steps.run_unless("OCI image", podman().or_else(oci::missing), image),
             Way::Deb => steps.run_unless("Debian package in a clean system", podman(), || {
                 let package = deb::make(profile)?;
+                check_size("target/deb/root/usr/bin/kedge", profile)?;
                 DEB.run(package.parent().context("a package has a folder")?)
             }),
             Way::Libraries => {
@@ -109,6 +112,7 @@ pub fn run(steps: &mut Steps, ways: &[Way], profile: &str) {
             }
             Way::Wheel => steps.run_unless("wheel in a clean system", podman(), || {
                 tools::wheel(profile)?;
+                check_size("python/kedgefs.data/scripts/kedge", profile)?;
                 WHEEL.run(&metadata_target()?.join("wheel"))
             }),
             Way::Cargo => steps.run_unless("cargo install", podman(), || cargo(profile)),
@@ -127,6 +131,15 @@ fn metadata_target() -> Result<PathBuf> {
 
 fn dist_folder() -> Result<PathBuf> {
     Ok(dist::folder(&MetadataCommand::new().no_deps().exec()?))
+}
+
+/// Fails if a program of the workspace is too large, in the profile in which it is installed.
+fn check_size(program: &str, profile: &str) -> Result<()> {
+    let program = MetadataCommand::new().no_deps().exec()?.workspace_root.join(program);
+    let size = std::fs::metadata(&program).with_context(|| format!("find {program}"))?.len();
+    println!("bytes of {program}: {size}");
+    ensure!(profile != "release" || size < BYTES_MAX, "{program} has {BYTES_MAX} bytes or more");
+    Ok(())
 }
 
 // ----- containers -----
@@ -294,5 +307,6 @@ fn cargo(profile: &str) -> Result<()> {
     let to = place.path().to_str().context("the path of a directory is not text")?;
     let from = metadata.workspace_root.join("crates/doors/cli");
     tools::cargo(&["install", "--locked", "--path", from.as_str(), "--root", to, "--profile", profile])?;
+    check_size(&format!("{to}/bin/kedge"), profile)?;
     CARGO.run(&place.path().join("bin"))
 }
