@@ -5,6 +5,7 @@ use kedge_fsck::{CheckOptions, StoreReplay};
 use kedge_nfs::{Server, Squash};
 use kedgefs::device::MemDevice;
 use kedgefs::device::sim::{Choice, FaultPlan, OpKind, SimDevice};
+use kedgefs::{FileSystem, MountOptions};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -219,6 +220,46 @@ fn a_bad_place_in_the_data_fails_one_commit_and_the_client_sends_again() {
     });
     server.stop();
     fs.close().unwrap();
+}
+
+/// Its bytes are written back when they need the memory. After a crash each of them is as it was
+/// written, or zero.
+#[test]
+fn a_client_that_never_commits_takes_no_memory_and_nothing_of_another() {
+    const CACHE: u64 = 4 << 20;
+    const CHUNK: usize = 256 << 10;
+    const CHUNKS: usize = 48;
+    let device = sim(64 << 20);
+    let options = MountOptions { cache_size: CACHE, ..MountOptions::default() };
+    let fs = FileSystem::open(device.clone(), clock(), options).unwrap();
+    let mut rig = Rig::on(fs.clone(), Squash::None);
+    let (mut careless, root) = (rig.user(0, 0, &[]), rig.root.clone());
+    let (loose, _) = careless.create(&root, "loose", &mode(0o600)).unwrap();
+    let mut kept = Vec::new();
+    for n in 0..CHUNKS {
+        careless.write(&loose, (n * CHUNK) as u64, &[n as u8 + 1; CHUNK], UNSTABLE).unwrap();
+        let stats: serde_json::Value = serde_json::from_str(&fs.stats_json()).unwrap();
+        let dirty = stats["cache"]["dirty_pages"].as_u64().unwrap() * 4096;
+        assert!(dirty <= CACHE, "{dirty} bytes after {n} chunks");
+        if n % 8 == 0 {
+            let (file, _) = rig.client.create(&root, &format!("{n}"), &mode(0o600)).unwrap();
+            rig.client.write(&file, 0, &[n as u8 + 1; 20_000], UNSTABLE).unwrap();
+            rig.client.commit(&file).unwrap();
+            kept.push((file, n as u8 + 1));
+        }
+    }
+    for choice in [Choice::None, Choice::Torn(1)] {
+        after_crash(device.crash_as(choice), |c| {
+            for (file, byte) in &kept {
+                assert!(c.read(file, 0, 30_000).unwrap().0 == [*byte; 20_000], "{byte} was committed");
+            }
+            for n in 0..CHUNKS {
+                let (found, _) = c.read(&loose, (n * CHUNK) as u64, CHUNK as u32).unwrap();
+                assert!(found.iter().all(|byte| [0, n as u8 + 1].contains(byte)), "chunk {n}");
+            }
+        });
+    }
+    rig.end();
 }
 
 #[test]

@@ -126,14 +126,20 @@ fn half_messages_and_silent_peers_are_given_up() {
 
 #[test]
 fn connections_beyond_the_limit_are_closed_and_later_ones_served() {
+    const FURTHER: usize = 2000;
     let fs = open(formatted(64 << 20));
     let server = serve_with(&fs, Squash::None, Limits { connections: 3, ..Limits::default() });
     let mut live: Vec<Client> = (0..3).map(|_| Client::of(server.address(), 0, 0, &[])).collect();
     for c in &mut live {
         c.root();
     }
-    let mut further = Client::of(server.address(), 0, 0, &[]);
-    assert!(is_closed(&mut further));
+    for n in 0..FURTHER {
+        let mut further = Client::of(server.address(), 0, 0, &[]);
+        assert!(is_closed(&mut further));
+        if n % 100 == 0 {
+            live.iter_mut().for_each(|c| assert!(!c.root().is_empty()));
+        }
+    }
     live.pop();
     // The server notices the end of a connection a moment later.
     let served = (0..HANG.as_millis() / POLL.as_millis()).any(|_| {
