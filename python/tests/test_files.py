@@ -99,6 +99,8 @@ def test_layers_are_those_of_io(fs):
     assert (type(text), text.mode, text.name, text.encoding) == (io.TextIOWrapper, "w", "a", "utf-16")
     text.write("ä\n")  # line buffered
     assert fs.read_bytes("a") == "ä\r\n".encode("utf-16")
+    fs.write_bytes("latin", b"\xe4")
+    assert fs.open("latin", encoding="utf-8", errors="replace").read() == "\ufffd"
     raw = fs.open("a", "rb", 0)
     assert isinstance(raw, io.RawIOBase)
     assert repr(raw) == "<kedgefs.RawFile name='a' mode='rb'>"

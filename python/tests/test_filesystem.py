@@ -138,6 +138,10 @@ def test_directories(fs):
     assert stat.S_IMODE(fs.stat("a").st_mode) == 0o700
     fs.makedirs("a/b/c/")
     fs.makedirs("/a/b/c", exist_ok=True)
+    # As with os.makedirs the mode is that of the last one.
+    fs.makedirs("n/o", mode=0o750)
+    assert [stat.S_IMODE(fs.stat(path).st_mode) for path in ("n", "n/o")] == [0o777, 0o750]
+    fs.rmtree("n")
     with pytest.raises(FileExistsError):
         fs.makedirs("a/b/c")
     fs.write_bytes("a/file", b"")
@@ -356,6 +360,11 @@ def test_extended_attributes(fs):
     assert caught.value.errno == errno.EINVAL
     fs.removexattr("f", "user.a")
     assert fs.listxattr("f") == ["user.b"]
+    fs.setxattr("l", "user.l", b"3", follow_symlinks=False)
+    assert fs.listxattr("l", follow_symlinks=False) == ["user.l"] and fs.listxattr("f") == ["user.b"]
+    assert fs.getxattr("l", "user.l", follow_symlinks=False) == b"3"
+    fs.removexattr("l", "user.l", follow_symlinks=False)
+    assert fs.listxattr("l", follow_symlinks=False) == []
 
 
 # ----- forks, freeze -----
@@ -375,6 +384,11 @@ def test_forks_and_snapshots(image):
         with pytest.raises(OSError) as caught:
             fs.write_bytes("monday/f", b"")
         assert caught.value.errno == errno.EROFS
+        fs.fork("/", "tuesday", readonly=True)
+        with pytest.raises(OSError) as caught:
+            fs.write_bytes("tuesday/f", b"")
+        assert caught.value.errno == errno.EROFS
+        fs.delete_tree("tuesday")
         with pytest.raises(FileExistsError):
             fs.fork("/", "try")
         with pytest.raises(OSError) as caught:
@@ -424,6 +438,9 @@ def test_a_frozen_image_can_be_copied(image, tmp_path, kedge):
         assert fs.exists("later")
         with pytest.raises(OSError):
             fs.thaw()
+        fs.freeze()
+        fs.thaw()
+        fs.rmdir("later")
     assert "clean" in subprocess.run([kedge, "info", copy], check=True, capture_output=True, text=True).stdout
     with kedgefs.open(copy, readonly=True) as fs:
         assert fs.listdir() == ["f"]
