@@ -130,6 +130,10 @@ enum Task {
         /// the target directory)
         #[arg(long)]
         host: Option<std::path::PathBuf>,
+        /// A directory with kedge and libkedgefs_sqlite.so (default: they are built, with the
+        /// assertions of the engine)
+        #[arg(long)]
+        programs: Option<std::path::PathBuf>,
     },
     /// A wheel of the Python package, with the command kedge, in target/wheel (needs pip)
     Wheel,
@@ -242,9 +246,9 @@ fn main() -> ExitCode {
         Task::Installs { ways, profile } => installs::run(&mut steps, &ways, &profile),
         Task::Deb { test: true, .. } => steps.run_unless(DEB_TEST, deb::untried(), deb::test),
         Task::Sanitize => sanitize::run(&mut steps),
-        Task::SqliteSuite { names, files, host } => {
+        Task::SqliteSuite { names, files, host, programs } => {
             steps.run_unless("SQLite's own tests", sqlite::missing(), || {
-                sqlite::run(&names, files, host.as_deref())
+                sqlite::run(&names, files, host.as_deref(), programs.as_deref())
             });
         }
         Task::Wheel => steps.run("Python wheel", || tools::wheel("release")),

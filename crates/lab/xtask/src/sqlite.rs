@@ -50,9 +50,15 @@ struct Suite {
     wrong: Vec<String>,
 }
 
-/// `names`: the files to run. Without any it is the list, or its first `files`.
-pub fn run(names: &[String], files: Option<usize>, host: Option<&Path>) -> Result<()> {
-    let mut suite = Suite::new(host)?;
+/// `names`: the files to run. Without any it is the list, or its first `files`. `programs` has
+/// `kedge` and the extension; otherwise they are built, with the assertions of the engine.
+pub fn run(
+    names: &[String],
+    files: Option<usize>,
+    host: Option<&Path>,
+    programs: Option<&Path>,
+) -> Result<()> {
+    let mut suite = Suite::new(host, programs)?;
     let names: Vec<&str> = match names {
         [] => FILES.split_whitespace().take(files.unwrap_or(usize::MAX)).collect(),
         names => names.iter().map(String::as_str).collect(),
@@ -119,7 +125,7 @@ impl Found {
 }
 
 impl Suite {
-    fn new(host: Option<&Path>) -> Result<Suite> {
+    fn new(host: Option<&Path>, programs: Option<&Path>) -> Result<Suite> {
         let target = MetadataCommand::new().no_deps().exec()?.target_directory.into_std_path_buf();
         let at = target.join("programs/sqlite");
         if !at.join("complete").exists() {
@@ -128,15 +134,20 @@ impl Suite {
             let mut build = Command::new("bash");
             tools::run(build.args(["-eux"]).arg(own.join("build.sh")).arg(&at).arg(&own))?;
         }
-        // With the assertions of the engine.
-        tools::cargo(&["build", "--quiet", "-p", "kedge", "-p", "kedgefs-sqlite"])?;
+        let programs = match programs {
+            Some(programs) => programs.canonicalize().context("find the programs")?,
+            None => {
+                tools::cargo(&["build", "--quiet", "-p", "kedge", "-p", "kedgefs-sqlite"])?;
+                target.join("debug")
+            }
+        };
         let place = host.map_or_else(|| target.join("tmp"), Path::to_owned);
         std::fs::create_dir_all(&place).with_context(|| format!("create {}", place.display()))?;
         Ok(Suite {
             built: at.join("built"),
             source: at.join("source"),
-            kedge: target.join("debug/kedge"),
-            extension: target.join("debug/libkedgefs_sqlite.so"),
+            kedge: programs.join("kedge"),
+            extension: programs.join("libkedgefs_sqlite.so"),
             place: tempfile::tempdir_in(place).context("make a directory")?,
             wrong: Vec::new(),
         })
