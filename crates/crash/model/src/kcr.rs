@@ -13,7 +13,8 @@
 //! A record is valid if it is whole, its checksum is right and its payload is one event and nothing
 //! else. A recording ends at the first record that is not valid: the records before it are used,
 //! and [`Loaded::cut`] says where and why it ended. So the recording of a killed recorder can still
-//! be explored.
+//! be explored. The recorder writes zeros ahead of its records and removes them at the end, so a
+//! record that begins with 8 zeros is an end like that of the file.
 //!
 //! A valid record whose event no program can have caused (the module `vet`) is no damage but a
 //! forgery, so the whole recording is refused.
@@ -25,6 +26,8 @@ use std::io::{self, Read, Write};
 const MAGIC: &[u8; 8] = b"KEDGEKCR";
 pub const VERSION: u32 = 1;
 const HEAD: usize = 16;
+/// The length and the checksum of a record.
+const RECORD_HEAD: usize = 8;
 /// More than the largest call the kernel hands over, a write of one mebibyte.
 pub const RECORD_MAX: usize = 16 << 20;
 
@@ -44,9 +47,11 @@ pub enum KcrError {
     Event { number: u64, why: &'static str },
 }
 
-/// Writes a recording event by event.
+/// Writes a recording event by event, each with one write to `out`.
 pub struct Writer<W: Write> {
     out: W,
+    /// The last record. Kept, so that the next one need not allocate.
+    record: Vec<u8>,
 }
 
 impl<W: Write> Writer<W> {
@@ -57,29 +62,28 @@ impl<W: Write> Writer<W> {
         let sum = crc32c::crc32c(&head[..12]);
         head[12..].copy_from_slice(&sum.to_le_bytes());
         out.write_all(&head)?;
-        Ok(Writer { out })
+        Ok(Writer { out, record: Vec::new() })
     }
 
     pub fn append(&mut self, event: &Event) -> Result<(), KcrError> {
-        let payload = postcard::to_stdvec(event).map_err(KcrError::Encode)?;
+        let mut record = std::mem::take(&mut self.record);
+        record.clear();
+        record.extend_from_slice(&[0; RECORD_HEAD]);
+        record = postcard::to_extend(event, record).map_err(KcrError::Encode)?;
+        let (head, payload) = record.split_at_mut(RECORD_HEAD);
         if payload.len() > RECORD_MAX {
             return Err(KcrError::TooLarge(payload.len()));
         }
         let len = (payload.len() as u32).to_le_bytes();
-        self.out.write_all(&len)?;
-        self.out.write_all(&record_sum(&len, &payload).to_le_bytes())?;
-        self.out.write_all(&payload)?;
+        head[..4].copy_from_slice(&len);
+        head[4..].copy_from_slice(&record_sum(&len, payload).to_le_bytes());
+        self.out.write_all(&record)?;
+        self.record = record;
         Ok(())
     }
 
-    /// Writes buffered records to `out`.
-    pub fn flush(&mut self) -> Result<(), KcrError> {
-        Ok(self.out.flush()?)
-    }
-
-    pub fn finish(mut self) -> Result<W, KcrError> {
-        self.flush()?;
-        Ok(self.out)
+    pub fn into_inner(self) -> W {
+        self.out
     }
 }
 
@@ -97,8 +101,7 @@ pub struct Loaded {
 
 pub fn write(trace: &Trace, out: impl Write) -> Result<(), KcrError> {
     let mut writer = Writer::new(out)?;
-    trace.events.iter().try_for_each(|e| writer.append(e))?;
-    writer.finish().map(|_| ())
+    trace.events.iter().try_for_each(|e| writer.append(e))
 }
 
 pub fn read(mut from: impl Read) -> Result<Loaded, KcrError> {
@@ -140,10 +143,12 @@ enum Record {
 }
 
 fn record(from: &mut impl Read, payload: &mut Vec<u8>) -> io::Result<Record> {
-    let mut head = [0; 8];
+    let mut head = [0; RECORD_HEAD];
     match fill(from, &mut head)? {
         0 => return Ok(Record::End),
-        8 => {}
+        // A killed recorder's space ahead of the records.
+        RECORD_HEAD if head == [0; RECORD_HEAD] => return Ok(Record::End),
+        RECORD_HEAD => {}
         _ => return Ok(Record::Bad("it is cut off inside a record")),
     }
     let len = u32::from_le_bytes([head[0], head[1], head[2], head[3]]) as usize;

@@ -73,3 +73,11 @@ fn other_files_and_versions_are_refused() {
     future[12..16].copy_from_slice(&sum.to_le_bytes());
     assert!(matches!(read(&future[..]), Err(KcrError::Version(2))));
 }
+
+#[test]
+fn a_recording_ends_before_the_zeros_ahead_of_its_records() {
+    let mut bytes = bytes();
+    bytes.resize(bytes.len() + 70_000, 0);
+    let loaded = read(&bytes[..]).unwrap();
+    assert_eq!((loaded.trace, loaded.cut), (trace(), None));
+}

@@ -2,6 +2,7 @@
 //! own and records each call before it returns.
 //!
 //! ```text
+//! ahead       a growing file, whose space is made before it is needed
 //! log         the growing recording; processes of the calls
 //! recording   the file system that records its calls
 //! output      the command's standard output, which may contain promises
@@ -27,6 +28,7 @@
 //! time, or before each recorded call, if the recorder collects them; their thread is unknown.
 #![forbid(unsafe_code)]
 
+mod ahead;
 mod changed;
 mod cluster;
 mod device;

@@ -1,5 +1,6 @@
 //! The growing recording.
 
+use crate::ahead::Ahead;
 use crate::output::Output;
 use crate::processes::{Found, Processes};
 use crate::stack::Stacks;
@@ -9,7 +10,6 @@ use kedge_crash::{Call, Event};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::BufWriter;
 use std::sync::{Arc, OnceLock};
 
 /// The log of all threads. Its lock is held over a change of the file system and its record, so
@@ -52,7 +52,7 @@ pub struct Counts {
 
 /// The destination of events.
 enum Sink {
-    File(Writer<BufWriter<File>>),
+    File(Writer<Ahead>),
     /// Kept in memory, for a crash at any moment.
     Memory(Vec<Event>),
     /// Closed: the recording could not be written, or everything in it counts as durable.
@@ -75,7 +75,7 @@ impl Log {
 
     /// A recording whose times are those of `clock`. Recordings with one clock can be put in order.
     pub fn on_clock(file: File, clock: SystemClock) -> Result<Log, KcrError> {
-        let out = Writer::new(BufWriter::with_capacity(1 << 20, file))?;
+        let out = Writer::new(Ahead::new(file)?)?;
         Ok(Log { clock, ..Log::with(Sink::File(out), 0) })
     }
 
@@ -171,7 +171,7 @@ impl Log {
                 Ok(())
             }
             // Written to the kernel at once: a killed recorder loses no call that has returned.
-            Sink::File(out) => out.append(&event).and_then(|()| out.flush()),
+            Sink::File(out) => out.append(&event),
         };
         match put {
             Ok(()) => {
@@ -234,7 +234,7 @@ impl Log {
             return Err(e);
         }
         if let Sink::File(out) = std::mem::replace(&mut state.out, Sink::Closed) {
-            out.finish()?;
+            out.into_inner().end()?;
         }
         Ok(Counts { events: state.count, marks: state.marks, stores: state.stores })
     }
