@@ -12,9 +12,6 @@ pub(crate) struct Mapping<'a> {
     pub range: Range<u64>,
     pub offset: u64,
     pub is_code: bool,
-    /// The device of the file, its major and its minor number.
-    pub device: (u32, u32),
-    pub ino: u64,
     pub path: &'a str,
 }
 
@@ -34,12 +31,9 @@ pub(crate) fn mappings(maps: &str) -> impl Iterator<Item = Mapping<'_>> {
         let mut words = line.splitn(6, ' ');
         let (start, end) = words.next()?.split_once('-')?;
         let (rights, offset) = (words.next()?, hex(words.next()?)?);
-        let (major, minor) = words.next()?.split_once(':')?;
-        let number = |text: &str| u32::from_str_radix(text, 16).ok();
-        let device = (number(major)?, number(minor)?);
-        let ino = words.next()?.parse().ok()?;
-        let path = words.next().unwrap_or("").trim_start();
+        // Between them are the device and the inode.
+        let path = words.nth(2).unwrap_or("").trim_start();
         let (range, is_code) = (hex(start)?..hex(end)?, rights.contains('x'));
-        Some(Mapping { range, offset, is_code, device, ino, path })
+        Some(Mapping { range, offset, is_code, path })
     })
 }

@@ -4,9 +4,14 @@
 //! dirty pages of the range, and only these, when the request arrives. Pages of the file that are
 //! outside the range, and that it wrote earlier at the recorder's wish, are in no place that msync
 //! promises. So the range matters, and `/proc/TID/syscall` has it, as addresses.
+//!
+//! The kernel is asked for the mappings at these addresses alone. The list of all mappings of a
+//! process takes it longer than all else that is done for an msync.
 
-use crate::maps::{self, Mapping, hex, mappings};
-use std::{fs, io};
+use crate::maps::hex;
+use kedge_fuse::{FileMapping, file_mapping};
+use std::fs::{self, File};
+use std::io;
 
 /// What a thread waits for that makes a file durable.
 #[derive(Debug, PartialEq, Eq)]
@@ -32,7 +37,8 @@ pub(crate) fn waits_for(tid: u32, file: Named) -> io::Result<Persists> {
     match msync(&call) {
         None => Ok(Persists::File),
         Some((start, end)) => {
-            let ranges = ranges(&maps::read(tid)?, start, end, file);
+            let maps = File::open(format!("/proc/{tid}/maps"))?;
+            let ranges = ranges(|at| file_mapping(&maps, at), start, end, file)?;
             match ranges.is_empty() {
                 true => Err(io::Error::new(io::ErrorKind::NotFound, "the mapping of the msync is gone")),
                 false => Ok(Persists::Ranges(ranges)),
@@ -50,15 +56,24 @@ fn msync(call: &str) -> Option<(u64, u64)> {
     (number == libc::SYS_msync).then_some((start, start.saturating_add(len)))
 }
 
-/// The parts of a file that are mapped between two addresses.
-fn ranges(maps: &str, start: u64, end: u64, file: Named) -> Vec<(u64, u64)> {
-    let part = |m: Mapping<'_>| {
-        let (from, to) = (m.range.start.max(start), m.range.end.min(end));
-        let is_inside = m.device == file.device && m.ino == file.ino && from < to;
-        let place = |at: u64| m.offset.saturating_add(at - m.range.start);
-        is_inside.then(|| (place(from), place(to)))
-    };
-    mappings(maps).filter_map(part).collect()
+/// The parts of a file that are mapped between two addresses. `mapping` returns the first mapping
+/// of a file at or after an address.
+fn ranges(
+    mut mapping: impl FnMut(u64) -> io::Result<Option<FileMapping>>,
+    start: u64,
+    end: u64,
+    file: Named,
+) -> io::Result<Vec<(u64, u64)>> {
+    let (mut ranges, mut at) = (Vec::new(), start);
+    while let Some(found) = mapping(at)?.filter(|found| found.addresses.start < end) {
+        let (from, to) = (found.addresses.start.max(start), found.addresses.end.min(end));
+        let place = |at: u64| found.offset.saturating_add(at - found.addresses.start);
+        if found.device == file.device && found.ino == file.ino && from < to {
+            ranges.push((place(from), place(to)));
+        }
+        at = found.addresses.end;
+    }
+    Ok(ranges)
 }
 
 #[cfg(test)]

@@ -1,24 +1,35 @@
+#![allow(clippy::unwrap_used)]
+
 use super::*;
 
-const MAPS: &str = "\
-55d0-55d1 r--p 00000000 fe:01 42 /usr/bin/x
-7f0000000000-7f0000003000 rw-s 00001000 00:2a 7 /mnt/a b
-7f0000003000-7f0000004000 rw-s 00009000 00:2a 7 /mnt/a b (deleted)
-7f0000004000-7f0000005000 rw-s 00000000 00:2a 8 /mnt/other
-7f0000005000-7f0000006000 rw-p 00000000 00:00 0 
-";
-
 const FILE: Named = Named { device: (0, 0x2a), ino: 7 };
+const BASE: u64 = 0x7f00_0000_0000;
+
+/// Two mappings of the file, one of another file, and one of a file of another device.
+fn mapping(at: u64) -> io::Result<Option<FileMapping>> {
+    let file = |start: u64, pages: u64, offset, device, ino| FileMapping {
+        addresses: start..start + pages * 0x1000,
+        offset,
+        device,
+        ino,
+    };
+    let all = [
+        file(0x55d0_0000, 1, 0, (0xfe, 1), 7),
+        file(BASE, 3, 0x1000, FILE.device, FILE.ino),
+        file(BASE + 0x3000, 1, 0x9000, FILE.device, FILE.ino),
+        file(BASE + 0x4000, 1, 0, FILE.device, 8),
+    ];
+    Ok(all.into_iter().find(|mapping| mapping.addresses.end > at))
+}
 
 #[test]
 fn addresses_become_ranges_of_the_file() {
-    let base = 0x7f00_0000_0000;
-    assert_eq!(ranges(MAPS, base + 0x1000, base + 0x2000, FILE), [(0x2000, 0x3000)]);
-    assert_eq!(ranges(MAPS, base + 0x1000, base + 0x1010, FILE), [(0x2000, 0x2010)]);
-    // Two mappings of the file and one of another file.
-    assert_eq!(ranges(MAPS, base + 0x2000, base + 0x6000, FILE), [(0x3000, 0x4000), (0x9000, 0xa000)]);
-    assert_eq!(ranges(MAPS, base + 0x4000, u64::MAX, FILE), []);
-    assert_eq!(ranges(MAPS, 0, u64::MAX, Named { ino: 42, ..FILE }), [], "another device");
+    let ranges = |start, end| ranges(mapping, start, end, FILE).unwrap();
+    assert_eq!(ranges(BASE + 0x1000, BASE + 0x2000), [(0x2000, 0x3000)]);
+    assert_eq!(ranges(BASE + 0x1000, BASE + 0x1010), [(0x2000, 0x2010)]);
+    assert_eq!(ranges(BASE + 0x2000, BASE + 0x6000), [(0x3000, 0x4000), (0x9000, 0xa000)]);
+    assert_eq!(ranges(BASE + 0x4000, u64::MAX), []);
+    assert_eq!(ranges(0, BASE), [], "another device");
 }
 
 #[test]

@@ -93,6 +93,9 @@ pub use private::{Bound, PrivateDir, connect_within};
 pub use server::{DeviceState, Server};
 pub use session::{MountedSession, serve};
 pub use status::{VISIT, Visits, ask as ask_status, visit};
-pub use sys::{commit_tree, delete_tree, fork, freeze, roll_back, set_limit, thaw, trim, write_back};
+pub use sys::{
+    FileMapping, commit_tree, delete_tree, file_mapping, fork, freeze, roll_back, set_limit, thaw, trim,
+    write_back,
+};
 pub use task::Capability;
 pub use unmount::{MountPoint, unmount};

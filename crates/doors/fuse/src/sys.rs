@@ -7,6 +7,7 @@ use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 use rustix::mount::MountAttrFlags;
 use std::io;
+use std::ops::Range;
 use zerocopy::IntoBytes;
 
 const FUSE_DEV_IOC_CLONE: u32 = 0x8004_e500;
@@ -16,6 +17,9 @@ const LOOP_CONFIGURE: u32 = 0x4c0a;
 const SO_PEERPIDFD: libc::c_int = 77;
 const LO_FLAGS_READ_ONLY: u32 = 1;
 const LO_FLAGS_AUTOCLEAR: u32 = 4;
+const PROCMAP_QUERY: u32 = 0xc068_6611;
+const PROCMAP_QUERY_COVERING_OR_NEXT_VMA: u64 = 0x10;
+const PROCMAP_QUERY_FILE_BACKED_VMA: u64 = 0x20;
 
 /// `struct loop_info64` of `linux/loop.h`.
 #[repr(C)]
@@ -53,7 +57,39 @@ struct MountAttr {
     userns: u64,
 }
 
-const _: () = assert!(size_of::<MountAttr>() == 32);
+/// `struct procmap_query` of `linux/fs.h`.
+#[repr(C)]
+#[derive(Default)]
+struct ProcmapQuery {
+    size: u64,
+    flags: u64,
+    address: u64,
+    start: u64,
+    end: u64,
+    mapping_flags: u64,
+    page_size: u64,
+    offset: u64,
+    inode: u64,
+    major: u32,
+    minor: u32,
+    name_size: u32,
+    build_id_size: u32,
+    name: u64,
+    build_id: u64,
+}
+
+/// A file in the memory of a process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FileMapping {
+    pub addresses: Range<u64>,
+    /// The place in the file.
+    pub offset: u64,
+    /// The device of the file, its major and its minor number.
+    pub device: (u32, u32),
+    pub ino: u64,
+}
+
+const _: () = assert!(size_of::<MountAttr>() == 32 && size_of::<ProcmapQuery>() == 104);
 const _: () = assert!(size_of::<LoopInfo64>() == 232 && size_of::<LoopConfig>() == 304);
 
 /// Opens the FUSE device, not yet connected to a mount.
@@ -90,6 +126,32 @@ pub fn write_back(file: impl AsFd, from: u64, to: u64) -> io::Result<()> {
         libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
     // SAFETY: the call takes no pointer; the descriptor is open.
     check(unsafe { libc::sync_file_range(file.as_fd().as_raw_fd(), from, len, how) }).map(drop)
+}
+
+/// The mapping of a file that contains this address, or the next one after it, in the process whose
+/// `/proc/PID/maps` is open. It needs Linux 6.11. The kernel takes the mmap lock of the process.
+pub fn file_mapping(maps: impl AsFd, address: u64) -> io::Result<Option<FileMapping>> {
+    let mut query = ProcmapQuery {
+        size: size_of::<ProcmapQuery>() as u64,
+        flags: PROCMAP_QUERY_COVERING_OR_NEXT_VMA | PROCMAP_QUERY_FILE_BACKED_VMA,
+        address,
+        ..ProcmapQuery::default()
+    };
+    // SAFETY: the ioctl reads and writes one structure through the pointer, which outlives the
+    // call. It asks for no name and no build id, so the kernel follows no pointer in it. The
+    // descriptor is open.
+    let got = check(unsafe { libc::ioctl(maps.as_fd().as_raw_fd(), number(PROCMAP_QUERY), &raw mut query) });
+    match got {
+        Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Ok(None),
+        got => got.map(|_| {
+            Some(FileMapping {
+                addresses: query.start..query.end,
+                offset: query.offset,
+                device: (query.major, query.minor),
+                ino: query.inode,
+            })
+        }),
+    }
 }
 
 /// Freezes the file system of the open directory. It thaws automatically after `seconds`; 0 means
