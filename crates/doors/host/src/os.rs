@@ -51,6 +51,13 @@ const MMAP_BYTES_MIN: libc::c_int = 256 << 10;
 #[cfg(target_env = "gnu")]
 const TRIM_BYTES_MIN: libc::c_int = 1 << 20;
 
+/// The step by which the heap of [`grow_in_large_steps`] grows.
+#[cfg(target_env = "gnu")]
+const GROWTH_BYTES: libc::c_int = 4 << 20;
+/// Buffers of at least this size are not in that heap. It is the most that glibc permits.
+#[cfg(target_env = "gnu")]
+const LARGE_BYTES_MIN: libc::c_int = 32 << 20;
+
 /// Keeps the C library's heaps from holding several times the memory in use. By default glibc
 /// serves large buffers from the heaps once some have been freed. Long-lived cached pages are then
 /// scattered between short-lived buffers, so the holes cannot be used and the heaps cannot shrink.
@@ -68,6 +75,21 @@ pub fn give_large_buffers_back() {
         libc::mallopt(libc::M_MMAP_THRESHOLD, MMAP_BYTES_MIN);
         libc::mallopt(libc::M_TRIM_THRESHOLD, TRIM_BYTES_MIN);
         libc::malloc_trim(0);
+    }
+}
+
+/// For a process that keeps most of what it allocates, such as a file system in memory: one heap,
+/// which grows by megabytes and does not shrink. glibc grows the heap of a thread by as much as one
+/// allocation lacks, so that each block that stays costs a system call. Must be called before
+/// threads are started, since each may get a heap then.
+pub fn grow_in_large_steps() {
+    // SAFETY: mallopt takes two integers, and a value that it refuses changes nothing.
+    #[cfg(target_env = "gnu")]
+    unsafe {
+        libc::mallopt(libc::M_ARENA_MAX, 1);
+        libc::mallopt(libc::M_TOP_PAD, GROWTH_BYTES);
+        libc::mallopt(libc::M_TRIM_THRESHOLD, libc::c_int::MAX);
+        libc::mallopt(libc::M_MMAP_THRESHOLD, LARGE_BYTES_MIN);
     }
 }
 

@@ -4,7 +4,7 @@ use anyhow::{Context, Result, bail};
 use kedge_crash::workdir::unnamed;
 use kedge_crash_record::{Device, MARK_FILE, Options, Recorded, Unseen, record};
 use kedge_host::options::parse_size;
-use kedge_host::os::TerminationSignals;
+use kedge_host::os::{self, TerminationSignals};
 use kedge_host::{engine, mounts};
 use kedge_transfer::to_host::Target;
 use regex::Regex;
@@ -62,6 +62,7 @@ pub struct Args {
 }
 
 pub fn run(args: Args) -> Result<ExitCode> {
+    os::grow_in_large_steps();
     let signals = TerminationSignals::block().context("block signals")?;
     let child = Arc::new(AtomicI32::new(NOT_STARTED));
     let to_end = child.clone();

@@ -7,6 +7,7 @@ use super::{OUT_DEFAULT, file};
 use anyhow::Result;
 use kedge_crash_record::{ClusterOptions, record_cluster};
 use kedge_host::options::parse_size;
+use kedge_host::os;
 use regex::Regex;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -32,6 +33,7 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
+    os::grow_in_large_steps();
     let described = file::read(&args.file)?;
     let options = ClusterOptions {
         size: args.size,
