@@ -1,8 +1,9 @@
 //! `crash-programs --cost`: what recording costs a program.
 //!
 //! The program commits again and again on a plain mount and under the recorder, in turns, so that
-//! whatever else the machine does slows all of them. All images are in memory. The program measures
-//! its commits itself, without its start and its end.
+//! whatever else the machine does slows all of them. All images are in memory; the recording is a
+//! file in the directory for temporary files. The program measures its commits itself, without its
+//! start and its end.
 
 use super::needs::Need;
 use super::rows::{ROW, Row};
@@ -23,21 +24,30 @@ const fn cost(name: &'static str, needs: &'static [Need], run: &'static [&'stati
     Row { name, needs, program: "python3", run, ..ROW }
 }
 
-/// Programs that commit, each with fsync or msync.
+/// Programs that commit, each with fsync or msync, for some two seconds on two processors: the
+/// placement of a mount's workers needs the first tenths of a second.
 pub const ROWS: &[Row] = &[
-    cost("SQLite WAL, FULL", &[], &["cost.py", "sqlite", "1000"]),
+    cost("SQLite WAL, FULL", &[], &["cost.py", "sqlite", "10000"]),
     Row {
         prepare: Some("postgres-prepare.sh"),
         ..cost(
             "PostgreSQL, fsync = on",
             &[Need::Root, Need::Debian("/usr/lib/postgresql", "postgresql")],
-            &["cost.py", "postgres", "1000"],
+            &["cost.py", "postgres", "10000"],
         )
     },
-    cost("RocksDB, sync", &[Need::Python("rocksdict", "rocksdict")], &["cost.py", "rocksdb", "1000", "sync"]),
+    cost(
+        "RocksDB, sync",
+        &[Need::Python("rocksdict", "rocksdict")],
+        &["cost.py", "rocksdb", "12000", "sync"],
+    ),
     Row {
         mappings: true,
-        ..cost("LMDB, MDB_WRITEMAP", &[Need::Python("lmdb", "lmdb")], &["cost.py", "lmdb", "300", "writemap"])
+        ..cost(
+            "LMDB, MDB_WRITEMAP",
+            &[Need::Python("lmdb", "lmdb")],
+            &["cost.py", "lmdb", "3000", "writemap"],
+        )
     },
 ];
 
