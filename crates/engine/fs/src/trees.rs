@@ -183,8 +183,8 @@ impl Fs {
             let dir = self.numbers().inward(dir);
             let old = self.replaceable(dir, name, fork)?;
             self.check_changeable(fork)?;
-            let above = store.trees().remove(&fork.tree()).ok_or(Error::NotFound)?.dir;
-            self.check_changeable(above)?;
+            let (_, above) = store.tree_of(fork)?.ok_or(Error::NotFound)?;
+            self.check_changeable(above.dir)?;
             if self.is_below(dir, fork)? {
                 return Err(Error::Invalid("a directory cannot move into itself"));
             }
@@ -322,8 +322,8 @@ impl Fs {
     pub(crate) fn set_tree_read_only(&self, root: Ino, read_only: bool) -> Result<()> {
         self.quietly(|| {
             let store = self.engine().store();
-            let entry = store.trees().remove(&root.tree()).filter(|_| store.is_tree_root(root));
-            let entry = entry.ok_or(Error::Invalid("the directory is not the root of a fork"))?;
+            let tree = if store.is_tree_root(root) { store.tree_of(root)? } else { None };
+            let (_, entry) = tree.ok_or(Error::Invalid("the directory is not the root of a fork"))?;
             Ok(store.name_tree(root, entry.dir, &entry.name, read_only)?)
         })
     }

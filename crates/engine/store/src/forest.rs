@@ -21,12 +21,12 @@ mod items;
 mod sizes;
 
 pub(crate) use cut::{Change, FrozenForest};
-pub(crate) use entries::{children, first_entry};
+pub(crate) use entries::{ToFree, first_entry};
 
 use crate::counters::Counters;
 use crate::limits::{self, LimitId, Limits};
 use crate::space::{AllocNodes, ChangeNote, Changed, Marks};
-use entries::{check_entries, corrupt};
+use entries::{Entries, check_entries, corrupt};
 use kedge_alloc::{Alloc, NodeReservation};
 use kedge_base::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
 use kedge_base::broken::{self, Variant};
@@ -105,7 +105,7 @@ impl Common {
 
 #[derive(Default)]
 struct State {
-    entries: BTreeMap<u32, TreeEntry>,
+    entries: Entries,
     /// Heads by the directory that names them, and their name.
     named: BTreeMap<Ino, BTreeMap<Vec<u8>, u32>>,
     open: BTreeMap<u32, Arc<Member>>,
@@ -224,7 +224,7 @@ impl Forest {
             }
         }
         now.next_number = entries.last_key_value().map_or(0, |(number, _)| *number) + 1;
-        now.entries = entries;
+        now.entries = Entries::from(entries);
         drop(now);
         self.birth.store(state.birth, Relaxed);
         assert!(self.table.set(table).is_ok(), "a forest is loaded once");
@@ -369,7 +369,7 @@ impl Forest {
     /// The entries, with the present counters of open trees.
     pub(crate) fn entries(&self) -> BTreeMap<u32, TreeEntry> {
         let state = self.state.read();
-        let mut entries = state.entries.clone();
+        let mut entries: BTreeMap<u32, TreeEntry> = (*state.entries).clone();
         for (number, member) in &state.open {
             if let Some(entry) = entries.get_mut(number) {
                 member.counters.store_in(entry);
@@ -380,6 +380,16 @@ impl Forest {
 
     pub(crate) fn entry(&self, number: u32) -> Option<TreeEntry> {
         self.state.read().entries.get(&number).cloned()
+    }
+
+    /// What can be freed next; `quiet`: while nothing changes.
+    pub(crate) fn to_free(&self, quiet: bool) -> ToFree {
+        self.state.read().entries.to_free(quiet)
+    }
+
+    /// Whether nothing is left that [`Forest::to_free`] would find, now or while nothing changes.
+    pub(crate) fn is_all_in_use(&self) -> bool {
+        self.state.read().entries.is_all_in_use()
     }
 
     /// Whether this tree must not be changed; `None` if it is not there or dying.
@@ -458,11 +468,14 @@ impl Forest {
         if !self.is_forked() {
             return first;
         }
-        let heads = |(number, entry): (u32, TreeEntry)| {
-            (number != 0 && entry.kind == TreeKind::Head).then_some(entry.inodes)
+        let state = self.state.read();
+        let heads = |(number, entry): (&u32, &TreeEntry)| {
+            let open = || state.open.get(number).map(|member| member.counters.inodes.load(Relaxed));
+            let is_head = *number != 0 && entry.kind == TreeKind::Head;
+            is_head.then(|| open().unwrap_or(entry.inodes))
         };
         // The counts of a corrupt image may be anything.
-        self.entries().into_iter().filter_map(heads).fold(first, u64::saturating_add)
+        state.entries.iter().filter_map(heads).fold(first, u64::saturating_add)
     }
 
     /// Numbers that no tree has had since the image was opened.

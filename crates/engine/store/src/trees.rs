@@ -29,7 +29,7 @@
 
 use crate::checkpoint::CheckpointCause;
 use crate::checkpoint::cause::Freed;
-use crate::forest::{Change, children};
+use crate::forest::{Change, ToFree};
 use crate::store::Store;
 use crate::walk::Root;
 use kedge_base::atomic::Ordering;
@@ -359,43 +359,23 @@ impl Store {
         if !self.forest.is_forked() || self.read_only {
             return Ok(Reclaimed::Nothing);
         }
-        let mut answer = Reclaimed::Nothing;
-        let entries = self.forest.entries();
-        for (number, entry) in &entries {
-            let heirs: Vec<u32> = children(&entries, *number).collect();
-            match (entry.kind, heirs.as_slice()) {
-                (TreeKind::Dying, []) => return self.free_part(*number, entry),
-                (TreeKind::Point, []) => {
-                    self.change_trees(&[Change::Dying { number: *number }], &Freed::default(), 0)?;
-                    return Ok(Reclaimed::Some);
-                }
-                (TreeKind::Point, [heir]) => {
-                    // Entry 0 is that of the first tree.
-                    let heir_entry = entries.get(heir).expect("just listed");
-                    if heir_entry.kind == TreeKind::Dying {
-                        continue; // it goes first
-                    }
-                    if quiet || heir_entry.kind == TreeKind::Point {
-                        self.merge((*number, entry), (*heir, heir_entry))?;
-                        return Ok(Reclaimed::Some);
-                    }
-                    answer = Reclaimed::NeedsQuiet;
-                }
-                _ => {}
+        match self.forest.to_free(quiet) {
+            ToFree::Nothing => return Ok(Reclaimed::Nothing),
+            ToFree::NeedsQuiet => return Ok(Reclaimed::NeedsQuiet),
+            ToFree::Tree(number, entry) => self.free_part(number, &entry)?,
+            ToFree::Point(number) => {
+                self.change_trees(&[Change::Dying { number }], &Freed::default(), 0)?;
+            }
+            ToFree::Merge((point, entry), (heir, heir_entry)) => {
+                self.merge((point, &entry), (heir, &heir_entry))?;
             }
         }
-        Ok(answer)
+        Ok(Reclaimed::Some)
     }
 
     /// Whether [`Store::reclaim`] has something to free.
     pub fn has_work_for_reclaim(&self) -> bool {
-        let entries = self.forest.entries();
-        let mut all = entries.iter();
-        all.any(|(number, entry)| match entry.kind {
-            TreeKind::Head => false,
-            TreeKind::Point => children(&entries, *number).count() < 2,
-            TreeKind::Dying => true,
-        })
+        !self.forest.is_all_in_use()
     }
 
     pub(crate) fn root_of(&self, number: u32, entry: &TreeEntry) -> Root {
@@ -407,7 +387,7 @@ impl Store {
     }
 
     /// Frees extents of a dying tree; once there are none, its nodes and its entry.
-    fn free_part(&self, number: u32, entry: &TreeEntry) -> Result<Reclaimed> {
+    fn free_part(&self, number: u32, entry: &TreeEntry) -> Result<()> {
         let root = self.root_of(number, entry);
         let mut freed = Freed::default();
         let mut next = None;
@@ -433,8 +413,7 @@ impl Store {
             },
         )?;
         if let Some(key) = next {
-            self.change_trees(&[Change::FreedBelow { number, key }], &freed, 0)?;
-            return Ok(Reclaimed::Some);
+            return self.change_trees(&[Change::FreedBelow { number, key }], &freed, 0);
         }
         let mut enters = |node: kedge_format::node::Child, _| {
             let own = node.generation >= entry.nodes_below;
@@ -442,8 +421,7 @@ impl Store {
             own
         };
         self.walk(root, &mut enters, &mut |_| Ok(ControlFlow::Continue(())))?;
-        self.change_trees(&[Change::Drop { number }], &freed, 0)?;
-        Ok(Reclaimed::Some)
+        self.change_trees(&[Change::Drop { number }], &freed, 0)
     }
 
     /// Frees what a point has and its one child does not refer to. The child takes its place.

@@ -1,6 +1,6 @@
 //! What a checkpoint takes of the trees at its cut, and the changes of the table that it makes.
 
-use super::{CACHE_MIN, Forest, Member, State, children, first_entry};
+use super::{CACHE_MIN, Forest, Member, State, first_entry};
 use crate::counters::Counters;
 use crate::limits::LimitId;
 use crate::space::Marks;
@@ -109,11 +109,7 @@ impl Forest {
         for change in changes {
             if let Change::Create { number, core, dir, name, created } = change {
                 let member = self.create(*number, core)?;
-                // The table has an entry of the first tree, even without a fork.
-                state.entries.entry(0).or_insert_with(|| {
-                    changed.insert(0);
-                    first_entry(*created)
-                });
+                self.ensure_first(&mut state, &mut changed, *created);
                 let of_name =
                     TreeEntry { read_only: true, dir: *dir, name: name.clone(), ..first_entry(*created) };
                 state.entries.insert(*number, of_name);
@@ -127,14 +123,15 @@ impl Forest {
         let members: Vec<_> = changed_trees.map(|m| (m.tree.freeze(), m.clone())).collect();
         for (frozen, member) in &members {
             state.sizes.set(member.number, &member.tree);
-            let entry = state.entries.get_mut(&member.number).expect("an open tree has an entry");
-            let moved = frozen.root_generation == generation;
-            if moved || entry.orphans != member.counters.orphans.load(Relaxed) {
-                (entry.root, entry.root_generation) = (frozen.root, frozen.root_generation);
-                (entry.root_level, entry.nodes) = (frozen.root_level, frozen.node_count);
-                member.counters.store_in(entry);
-                changed.insert(member.number);
-            }
+            state.entries.change(member.number, |entry| {
+                let moved = frozen.root_generation == generation;
+                if moved || entry.orphans != member.counters.orphans.load(Relaxed) {
+                    (entry.root, entry.root_generation) = (frozen.root, frozen.root_generation);
+                    (entry.root_level, entry.nodes) = (frozen.root_level, frozen.node_count);
+                    member.counters.store_in(entry);
+                    changed.insert(member.number);
+                }
+            });
         }
         let mut dropped = Vec::new();
         for change in changes {
@@ -147,15 +144,20 @@ impl Forest {
             changed.into_iter().map(|number| (number, state.entries.get(&number).cloned())).collect();
         drop(state);
         drop(dropped);
-        for (number, entry) in writes {
+        self.write_table(table, writes)?;
+        let members = members.into_iter().map(|(frozen, member)| (member, frozen)).collect();
+        self.forked.store(true, Release);
+        Ok(Some(FrozenForest { members, table: table.freeze(), birth: self.birth() }))
+    }
+
+    /// Writes the entries that change into the table. Its nodes are in memory, and those that this
+    /// takes are promised.
+    fn write_table(&self, table: &Tree, entries: Vec<(u32, Option<TreeEntry>)>) -> Result<()> {
+        for (number, entry) in entries {
             match entry {
-                Some(entry) => {
-                    table.put(trees::key(number), &entry.encode())?;
-                }
-                None => {
-                    table.delete(trees::key(number))?;
-                }
-            }
+                Some(entry) => table.put(trees::key(number), &entry.encode())?,
+                None => table.delete(trees::key(number))?,
+            };
         }
         for (key, entry) in self.limits.take_changes() {
             match entry {
@@ -163,9 +165,7 @@ impl Forest {
                 None => table.delete(key)?,
             };
         }
-        let members = members.into_iter().map(|(frozen, member)| (member, frozen)).collect();
-        self.forked.store(true, Release);
-        Ok(Some(FrozenForest { members, table: table.freeze(), birth: self.birth() }))
+        Ok(())
     }
 
     fn apply(
@@ -180,8 +180,9 @@ impl Forest {
             Change::Create { .. } => {} // before the cut
             Change::Fork { source, fork, point, dir, name, read_only, created } => {
                 self.fork(state, (*source, *fork, *point), first, changed, *created);
-                let entry = state.entries.get_mut(fork).expect("just made");
-                (entry.dir, entry.name, entry.read_only) = (*dir, name.clone(), *read_only);
+                state.entries.change(*fork, |entry| {
+                    (entry.dir, entry.name, entry.read_only) = (*dir, name.clone(), *read_only);
+                });
                 state.named.entry(*dir).or_default().insert(name.clone(), *fork);
                 changed.insert(*fork);
             }
@@ -190,39 +191,44 @@ impl Forest {
                 state.entries.insert(*source, entry);
             }
             Change::Name { number, dir, name, read_only } => {
-                let Some(entry) = state.entries.get_mut(number) else { return };
-                let old_dir = std::mem::replace(&mut entry.dir, *dir);
-                let old_name = std::mem::replace(&mut entry.name, name.clone());
-                entry.read_only = *read_only;
-                unname(&mut state.named, old_dir, &old_name);
-                state.named.entry(*dir).or_default().insert(name.clone(), *number);
-                changed.insert(*number);
+                let State { entries, named, .. } = state;
+                entries.change(*number, |entry| {
+                    let old_dir = std::mem::replace(&mut entry.dir, *dir);
+                    let old_name = std::mem::replace(&mut entry.name, name.clone());
+                    entry.read_only = *read_only;
+                    unname(named, old_dir, &old_name);
+                    named.entry(*dir).or_default().insert(name.clone(), *number);
+                    changed.insert(*number);
+                });
             }
             Change::Dying { number } => {
-                let Some(entry) = state.entries.get_mut(number) else { return };
-                let dir = std::mem::replace(&mut entry.dir, Ino(0));
-                let name = std::mem::take(&mut entry.name);
-                entry.kind = TreeKind::Dying;
-                self.limits.delete_tree(*number);
-                unname(&mut state.named, dir, &name);
-                dropped.extend(state.open.remove(number));
-                state.sizes.remove(*number);
-                changed.insert(*number);
+                let State { entries, named, open, sizes, .. } = state;
+                entries.change(*number, |entry| {
+                    let dir = std::mem::replace(&mut entry.dir, Ino(0));
+                    let name = std::mem::take(&mut entry.name);
+                    entry.kind = TreeKind::Dying;
+                    self.limits.delete_tree(*number);
+                    unname(named, dir, &name);
+                    dropped.extend(open.remove(number));
+                    sizes.remove(*number);
+                    changed.insert(*number);
+                });
             }
             Change::FreedBelow { number, key } => {
-                if let Some(entry) = state.entries.get_mut(number) {
+                state.entries.change(*number, |entry| {
                     entry.freed_below = *key;
                     changed.insert(*number);
-                }
+                });
             }
             Change::Drop { number } => {
-                let Some(gone) = state.entries.remove(number) else { return };
+                let Some(gone) = state.entries.remove(*number) else { return };
                 changed.insert(*number);
-                let heirs: Vec<u32> = children(&state.entries, *number).collect();
+                let heirs: Vec<u32> = state.entries.heirs(*number).collect();
                 for heir in heirs {
-                    let entry = state.entries.get_mut(&heir).expect("just listed");
-                    entry.point = gone.point;
-                    (entry.births_below, entry.nodes_below) = (gone.births_below, gone.nodes_below);
+                    state.entries.change(heir, |entry| {
+                        entry.point = gone.point;
+                        (entry.births_below, entry.nodes_below) = (gone.births_below, gone.nodes_below);
+                    });
                     let member = if heir == 0 {
                         Some(self.first_in(&state.later_first))
                     } else {
@@ -238,14 +244,18 @@ impl Forest {
                 self.replace_first(state, (*source, *old, *point), first, changed, *created);
             }
             Change::Limit { id, entry, begins, now } => {
-                // The table has an entry of the first tree, even without a fork.
-                if let std::collections::btree_map::Entry::Vacant(first) = state.entries.entry(0) {
-                    first.insert(first_entry(*now));
-                    changed.insert(0);
-                }
+                self.ensure_first(state, changed, *now);
                 self.limits.set(*id, *entry, *begins);
             }
             Change::Nest { id, parent } => self.limits.nest(*id, *parent),
+        }
+    }
+
+    /// The table has an entry of the first tree, even without a fork.
+    fn ensure_first(&self, state: &mut State, changed: &mut BTreeSet<u32>, now: i64) {
+        if !state.entries.contains_key(&0) {
+            state.entries.insert(0, first_entry(now));
+            changed.insert(0);
         }
     }
 

@@ -3,11 +3,132 @@
 use kedge_base::{BlockNo, CorruptKind, Error, Generation, Ino, Result};
 use kedge_format::Key;
 use kedge_format::trees::{TreeEntry, TreeKind};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Deref;
 
-/// The entries whose point `point` is.
-pub(crate) fn children(entries: &BTreeMap<u32, TreeEntry>, point: u32) -> impl Iterator<Item = u32> + '_ {
-    entries.iter().filter(move |(_, entry)| point != 0 && entry.point == point).map(|(number, _)| *number)
+/// The entries by number, and what follows from them: finding what can be freed takes no walk over
+/// all of them, of which there may be thousands, each freed by a step of its own.
+#[derive(Default)]
+pub(crate) struct Entries {
+    of: BTreeMap<u32, TreeEntry>,
+    /// A point, and an entry whose point it is.
+    heirs: BTreeSet<(u32, u32)>,
+    dying: BTreeSet<u32>,
+    /// Points with one heir or none.
+    spent: BTreeSet<u32>,
+}
+
+/// What can be freed next.
+#[derive(Debug)]
+pub(crate) enum ToFree {
+    Nothing,
+    /// What is left can be freed only while nothing changes.
+    NeedsQuiet,
+    /// A dying tree.
+    Tree(u32, TreeEntry),
+    /// A point that nothing refers to.
+    Point(u32),
+    /// A point, and the one entry that has it.
+    Merge((u32, TreeEntry), (u32, TreeEntry)),
+}
+
+/// To read the entries. They change through the methods of [`Entries`] alone.
+impl Deref for Entries {
+    type Target = BTreeMap<u32, TreeEntry>;
+
+    fn deref(&self) -> &BTreeMap<u32, TreeEntry> {
+        &self.of
+    }
+}
+
+impl From<BTreeMap<u32, TreeEntry>> for Entries {
+    fn from(all: BTreeMap<u32, TreeEntry>) -> Entries {
+        let mut entries = Entries::default();
+        for (number, entry) in all {
+            entries.insert(number, entry);
+        }
+        entries
+    }
+}
+
+impl Entries {
+    pub(crate) fn insert(&mut self, number: u32, entry: TreeEntry) {
+        self.remove(number);
+        let point = entry.point;
+        self.of.insert(number, entry);
+        self.count(point, number);
+        self.sort(number);
+    }
+
+    pub(crate) fn remove(&mut self, number: u32) -> Option<TreeEntry> {
+        let gone = self.of.remove(&number)?;
+        self.heirs.remove(&(gone.point, number));
+        self.sort(number);
+        self.sort(gone.point);
+        Some(gone)
+    }
+
+    /// Changes an entry. Does nothing without it.
+    pub(crate) fn change(&mut self, number: u32, change: impl FnOnce(&mut TreeEntry)) {
+        let Some(entry) = self.of.get_mut(&number) else { return };
+        let (kind, point) = (entry.kind, entry.point);
+        change(entry);
+        let now = (entry.kind, entry.point);
+        if point != now.1 {
+            self.heirs.remove(&(point, number));
+            self.sort(point);
+            self.count(now.1, number);
+        }
+        if kind != now.0 {
+            self.sort(number);
+        }
+    }
+
+    /// Counts an heir of a point; 0 is none.
+    fn count(&mut self, point: u32, heir: u32) {
+        if point != 0 {
+            self.heirs.insert((point, heir));
+            self.sort(point);
+        }
+    }
+
+    /// The entries whose point `point` is.
+    pub(crate) fn heirs(&self, point: u32) -> impl Iterator<Item = u32> + '_ {
+        self.heirs.range((point, 0)..=(point, u32::MAX)).map(|(_, heir)| *heir)
+    }
+
+    /// Corrects what is kept of an entry whose kind or heirs have changed.
+    fn sort(&mut self, number: u32) {
+        let kind = self.of.get(&number).map(|entry| entry.kind);
+        let set = |set: &mut BTreeSet<u32>, is_in| match is_in {
+            true => set.insert(number),
+            false => set.remove(&number),
+        };
+        let is_spent = kind == Some(TreeKind::Point) && self.heirs(number).nth(1).is_none();
+        set(&mut self.dying, kind == Some(TreeKind::Dying));
+        set(&mut self.spent, is_spent);
+    }
+
+    pub(crate) fn is_all_in_use(&self) -> bool {
+        self.dying.is_empty() && self.spent.is_empty()
+    }
+
+    /// A tree or point that can be freed; `quiet`: while nothing changes. Dying trees come first:
+    /// a point with one of them as its only heir has none afterwards.
+    pub(crate) fn to_free(&self, quiet: bool) -> ToFree {
+        let with_entry = |number: u32| (number, self.of[&number].clone());
+        if let Some(number) = self.dying.first() {
+            let (number, entry) = with_entry(*number);
+            return ToFree::Tree(number, entry);
+        }
+        for point in &self.spent {
+            let Some(heir) = self.heirs(*point).next() else { return ToFree::Point(*point) };
+            if quiet || self.of[&heir].kind == TreeKind::Point {
+                return ToFree::Merge(with_entry(*point), with_entry(heir));
+            }
+        }
+        if self.spent.is_empty() { ToFree::Nothing } else { ToFree::NeedsQuiet }
+    }
 }
 
 pub(crate) fn first_entry(created: i64) -> TreeEntry {
@@ -83,3 +204,7 @@ fn check_ends(
     }
     Ok(())
 }
+
+#[cfg(test)]
+#[path = "entries_tests.rs"]
+mod tests;
