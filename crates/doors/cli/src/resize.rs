@@ -79,8 +79,8 @@ fn online(dir: &Path, size: Option<u64>) -> Result<(u64, u64)> {
             Errno::BUSY => anyhow!("it is frozen, being resized already, or in use where it would end"),
             Errno::INVAL if size.is_some_and(|size| size < before) => {
                 anyhow!(
-                    "what clones, forks or snapshots share lies beyond that size and cannot move, or there is no room \
-                     for the allocation maps; the log of the serving process says which"
+                    "what forks or snapshots share lies beyond that size and cannot move, or there is no room for the \
+                     allocation maps; the log of the serving process says which"
                 )
             }
             Errno::INVAL => {

@@ -4,7 +4,8 @@
 use crate::core::Fs;
 use crate::error::{Error, Result};
 use crate::gate::Phase;
-use kedge_base::BLOCK_SIZE;
+use kedge_base::atomic::Ordering::SeqCst;
+use kedge_base::{BLOCK_SIZE, BlockNo, CorruptKind};
 use kedge_store::{CheckpointCause, ForceCause, Shrinking};
 use std::time::Duration;
 
@@ -41,17 +42,22 @@ impl Fs {
         if store.is_read_only() {
             return Err(kedge_base::Error::ReadOnly.into());
         }
+        // What deleted trees have left is free afterwards, unless a comparison of trees needs it.
+        while self.engine().moments.load(SeqCst) == 0 && self.reclaim_alone()? {}
         // What waits for blocks gets them, so that nothing is promised twice over.
         self.syncer().sync(ForceCause::Sync)?;
         let mut shrinking = self.begin_shrink(bytes)?;
+        self.check_points(bytes, shrinking.end())?;
         for _ in 0..SHRINK_TRIES {
-            let moved = self.files().relocate(shrinking.end())?;
-            let paths = shrinking.move_nodes()?;
+            let stay = self.files().relocate(shrinking.end())?;
+            if stay > 0 {
+                // No point has them, and none is made meanwhile.
+                let what = "blocks below the marks of a tree belong to no point";
+                return Err(kedge_base::Error::corrupt(CorruptKind::Item, shrinking.end(), what).into());
+            }
+            shrinking.move_nodes()?;
             if shrinking.finish()? {
                 return Ok(bytes);
-            }
-            if moved.shared > 0 || store.is_forked() && moved.blocks + paths == 0 {
-                return Err(kedge_base::Error::invalid(self.refused_for_trees(bytes)).into());
             }
             // What was placed there before the limit is recorded now.
             self.syncer().sync(ForceCause::Sync)?;
@@ -60,22 +66,35 @@ impl Fs {
         Err(Error::Busy("the end of the image, which is in use,"))
     }
 
-    /// A point of the past may hold the blocks, which only the trees that came from it can give up.
-    fn refused_for_trees(&self, bytes: u64) -> String {
-        let trees = self.trees();
-        let mut names: Vec<String> = trees[1..]
-            .iter()
-            .take(NAMES_MAX)
-            .map(|tree| String::from_utf8_lossy(&tree.name).into_owned())
-            .collect();
-        if trees.len() > 1 + NAMES_MAX {
-            names.push(format!("{} more", trees.len() - 1 - NAMES_MAX));
+    /// Refuses what only the deletion of trees makes possible: the nodes of a point do not change,
+    /// so what it owns stays where it is. Points come and go only with `gate.single()`.
+    fn check_points(&self, bytes: u64, end: BlockNo) -> Result<()> {
+        let store = self.engine().store();
+        let (points, last) = store.points_beyond(end)?;
+        if points.is_empty() {
+            return Ok(());
         }
-        let what = "bytes: blocks and nodes of forks or snapshots lie beyond that size, and cannot move";
-        match names.is_empty() {
-            true => format!("{bytes} {what} until those that were deleted are freed"),
-            false => format!("{bytes} {what}; there are: {}", names.join(", ")),
+        let entries = store.trees();
+        let has_one = |number: u32| {
+            let above =
+                |number: &u32| entries.get(number).map(|entry| entry.point).filter(|point| *point != 0);
+            std::iter::successors(Some(number), above).any(|number| points.contains(&number))
+        };
+        let heads = entries.iter().filter(|(number, entry)| entry.dir.0 != 0 && has_one(**number));
+        let mut names: Vec<_> = heads.map(|(_, entry)| String::from_utf8_lossy(&entry.name)).collect();
+        let more = names.len().saturating_sub(NAMES_MAX);
+        names.truncate(NAMES_MAX);
+        if more > 0 {
+            names.push(format!("{more} more").into());
         }
+        let reach = last.0 * BLOCK_SIZE as u64;
+        let what =
+            format!("{bytes} bytes: forks or snapshots have blocks up to byte {reach}, which cannot move");
+        let refused = match names.is_empty() {
+            true => format!("{what} until those that were deleted are freed"),
+            false => format!("{what} until these are deleted: {}", names.join(", ")),
+        };
+        Err(kedge_base::Error::invalid(refused).into())
     }
 
     /// Blocks below the new end that files gave up last are free only after a checkpoint. Without

@@ -390,9 +390,14 @@ impl Fs {
 
     /// Frees a part of what deleted trees have left. Returns whether there may be more.
     pub(crate) fn reclaim(&self) -> Result<bool> {
-        let store = self.engine().store();
         let gate = self.engine().gate();
         let _single = gate.single();
+        self.reclaim_alone()
+    }
+
+    /// [`Fs::reclaim`] for a caller that excludes freezes and others like it.
+    pub(crate) fn reclaim_alone(&self) -> Result<bool> {
+        let store = self.engine().store();
         self.check_usable()?;
         if self.engine().moments.load(SeqCst) > 0 {
             return Err(Error::Busy("trees are being compared or sent"));

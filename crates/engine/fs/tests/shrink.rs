@@ -1,7 +1,7 @@
 //! An image becomes smaller while it is used: what lies beyond the new end moves.
 
 use crate::common::images::{assert_clean, open};
-use kedge_base::SystemClock;
+use kedge_base::{IoBuf, SystemClock};
 use kedge_device::{Device, MemDevice};
 use kedge_format::alloc::GROUP_BLOCKS;
 use kedgefs::{FallocateMode, FileFlags, FileSystem, FormatOptions, Ino, MountOptions, Owner};
@@ -39,7 +39,11 @@ fn create(fs: &FileSystem, dir: Ino, name: &str, data: &[u8]) -> Ino {
 }
 
 fn has(fs: &FileSystem, name: &str, data: &[u8]) {
-    let ino = fs.lookup(Ino::ROOT, name.as_bytes()).unwrap().ino;
+    has_in(fs, Ino::ROOT, name, data);
+}
+
+fn has_in(fs: &FileSystem, dir: Ino, name: &str, data: &[u8]) {
+    let ino = fs.lookup(dir, name.as_bytes()).unwrap().ino;
     assert_eq!(fs.getattr(ino).unwrap().size, data.len() as u64, "{name}");
     let mut is = vec![0; data.len()];
     assert_eq!(fs.read(ino, 0, &mut is).unwrap(), is.len());
@@ -251,20 +255,95 @@ fn clones_move_together() {
     fs.close().unwrap();
 }
 
-/// A fork and its origin share what was there when it was made.
+/// The blocks of the device, below the size of the image, that have this byte only.
+fn places(device: &MemDevice, byte: u8) -> Vec<u64> {
+    let mut buf = IoBuf::zeroed(1);
+    let mut found = Vec::new();
+    for block in 0..device.geometry().size / 4096 {
+        device.read(block * 4096, &mut buf).unwrap();
+        if buf.as_bytes().iter().all(|is| *is == byte) {
+            found.push(block);
+        }
+    }
+    found
+}
+
+/// What a point has cannot move: the refusal names the trees that keep it there, and comes before
+/// anything has moved.
 #[test]
 fn blocks_of_forks_are_refused_by_name() {
     let device = make(64 * MIB);
     let fs = open(&device);
+    fs.fork(Ino::ROOT, Ino::ROOT, b"before", true).unwrap();
     create(&fs, Ino::ROOT, "filler", &content(0, 35 << 20));
     create(&fs, Ino::ROOT, "shared", &content(1, 1 << 20));
     fs.unlink(Ino::ROOT, b"filler").unwrap();
     fs.sync().unwrap();
-    fs.fork(Ino::ROOT, Ino::ROOT, b"fork", false).unwrap();
+    let fork = fs.fork(Ino::ROOT, Ino::ROOT, b"fork", false).unwrap().ino;
+    fs.fork(fork, fork, b"inner", true).unwrap();
+    // Below the end are only the blocks that the filler has given up.
+    create(&fs, Ino::ROOT, "filler", &content(0, 36 << 20));
+    create(&fs, Ino::ROOT, "own", &vec![0xa7; 1 << 20]);
+    fs.unlink(Ino::ROOT, b"filler").unwrap();
+    fs.sync().unwrap();
+    let own = places(&device, 0xa7);
+    assert!(own.len() == 256 && own[0] >= 8192, "{own:?}");
     let refused = fs.resize(Some(32 * MIB)).unwrap_err();
-    assert!(refused.to_string().ends_with("there are: fork"), "{refused}");
-    assert_eq!(size(&fs), 64 * MIB);
+    assert!(refused.to_string().ends_with("until these are deleted: fork, inner"), "{refused}");
+    assert_eq!((size(&fs), places(&device, 0xa7)), (64 * MIB, own));
     has(&fs, "shared", &content(1, 1 << 20));
+    assert_clean(&device);
+    // What deleted trees leave is freed on the way.
+    fs.delete_tree(fork, b"inner").unwrap();
+    fs.delete_tree(Ino::ROOT, b"fork").unwrap();
+    assert_eq!(fs.resize(Some(32 * MIB)).unwrap(), 32 * MIB);
+    assert_eq!(places(&device, 0xa7).len(), 256);
+    fs.close().unwrap();
+    assert_clean(&device);
+    let fs = open(&device);
+    has(&fs, "shared", &content(1, 1 << 20));
+    has(&fs, "own", &vec![0xa7; 1 << 20]);
+}
+
+/// Files, clones and nodes that a fork or the first tree has alone move, and stay shared as far as
+/// they were.
+#[test]
+fn what_a_tree_has_alone_moves() {
+    let device = make(64 * MIB);
+    let fs = open(&device);
+    create(&fs, Ino::ROOT, "shared", &content(1, 1 << 20));
+    let fork = fs.fork(Ino::ROOT, Ino::ROOT, b"fork", false).unwrap().ino;
+    fs.fork(fork, Ino::ROOT, b"snapshot", true).unwrap();
+    create(&fs, Ino::ROOT, "filler", &content(0, 40 << 20));
+    for (n, dir) in [Ino::ROOT, fork].into_iter().enumerate() {
+        let n = n as u64;
+        for i in 0..60 {
+            create(&fs, dir, &format!("{i}"), &content(i + n, 40_000));
+        }
+        let source = create(&fs, dir, "cloned", &content(70 + n, 500_000));
+        let clone = create(&fs, dir, "clone", &[]);
+        fs.clone_file(source, clone).unwrap();
+    }
+    fs.unlink(Ino::ROOT, b"filler").unwrap();
+    fs.sync().unwrap();
+    let used = |fs: &FileSystem| fs.statfs().blocks - fs.statfs().blocks_free;
+    let before = used(&fs);
+    assert_eq!(fs.resize(Some(32 * MIB)).unwrap(), 32 * MIB);
+    assert_clean(&device);
+    // The maps are smaller or as large; two files that had lost their share would add 244.
+    assert!(used(&fs) < before + 100, "{} blocks, {before} before", used(&fs));
+    drop(fs);
+    let fs = open(&device);
+    let fork = fs.lookup(Ino::ROOT, b"fork").unwrap().ino;
+    for (n, dir) in [Ino::ROOT, fork].into_iter().enumerate() {
+        let n = n as u64;
+        has_in(&fs, dir, "shared", &content(1, 1 << 20));
+        for i in 0..60 {
+            has_in(&fs, dir, &format!("{i}"), &content(i + n, 40_000));
+        }
+        has_in(&fs, dir, "cloned", &content(70 + n, 500_000));
+        has_in(&fs, dir, "clone", &content(70 + n, 500_000));
+    }
     fs.close().unwrap();
     assert_clean(&device);
 }
@@ -322,6 +401,7 @@ fn nodes_beyond_the_end_move() {
     let device = make(2 * GROUP);
     let small = MountOptions { cache_size: 16 << 20, ..MountOptions::default() };
     let fs = FileSystem::open(device.clone(), Arc::new(SystemClock::default()), small).unwrap();
+    fs.fork(Ino::ROOT, Ino::ROOT, b"fork", true).unwrap();
     create(&fs, Ino::ROOT, "filler", &content(0, 120 << 20));
     let dir = fs.mkdir(Ino::ROOT, b"dir", 0o755, OWNER).unwrap().ino;
     for i in 0..20_000 {
@@ -329,6 +409,8 @@ fn nodes_beyond_the_end_move() {
             .unwrap();
     }
     fs.sync().unwrap();
+    // The table of trees lies there, too.
+    fs.rename_tree(Ino::ROOT, b"fork", Ino::ROOT, b"snapshot").unwrap();
     fs.unlink(Ino::ROOT, b"filler").unwrap();
     let to = 64 * MIB;
     assert_eq!(fs.resize(Some(to)).unwrap(), to);

@@ -392,6 +392,20 @@ impl Forest {
         self.state.read().entries.is_all_in_use()
     }
 
+    /// The trees that have changed since they were last forked, or never were: these alone have
+    /// blocks and nodes that no point has.
+    pub(crate) fn changed_heads(&self) -> Vec<u32> {
+        let state = self.state.read();
+        let changed = |(number, entry): &(&u32, &TreeEntry)| {
+            let is_head = entry.kind == TreeKind::Head;
+            is_head && self.root_generation(&state, **number, entry) >= entry.nodes_below
+        };
+        match state.entries.is_empty() {
+            true => vec![0],
+            false => state.entries.iter().filter(changed).map(|(number, _)| *number).collect(),
+        }
+    }
+
     /// Whether this tree must not be changed; `None` if it is not there or dying.
     pub(crate) fn head_is_read_only(&self, number: u32) -> Option<bool> {
         let state = self.state.read();

@@ -112,15 +112,6 @@ impl Store {
         self.forest.scan(from, to, visit)
     }
 
-    /// Passes the items of the first tree from `from` on to `visit` until it breaks.
-    pub fn scan_first_tree(
-        &self,
-        from: Key,
-        visit: &mut dyn FnMut(Key, &[u8]) -> ControlFlow<()>,
-    ) -> Result<()> {
-        self.forest.first().tree.scan(from, Key::MAX, visit)
-    }
-
     // ----- the log -----
 
     pub fn head_lsn(&self) -> Lsn {

@@ -37,7 +37,7 @@ use kedge_base::broken::{self, Variant};
 use kedge_base::{BLOCK_SIZE, BlockNo, Error, Extent, Generation, Ino, Result};
 use kedge_format::counts::CountItem;
 use kedge_format::item::{BIRTH_MAX, ExtentItem};
-use kedge_format::node::{NODE_SIZE, NodeView};
+use kedge_format::node::{NODE_BLOCKS, NODE_SIZE, NodeView};
 use kedge_format::superblock::CheckpointState;
 use kedge_format::trees::{TreeEntry, TreeKind};
 use kedge_format::{InodeCore, ItemKind, Key};
@@ -114,6 +114,11 @@ impl Store {
     /// The entries of the table, by number. Entry 0 is there once the first tree was forked.
     pub fn trees(&self) -> BTreeMap<u32, TreeEntry> {
         self.forest.entries()
+    }
+
+    /// The numbers of the trees that can be used and have blocks or nodes that no point has.
+    pub fn changed_trees(&self) -> Vec<u32> {
+        self.forest.changed_heads()
     }
 
     /// The trees that the directory names.
@@ -476,6 +481,50 @@ impl Store {
             freed = Freed::default();
         }
         self.change_trees(&[Change::Drop { number: point }], &freed, 0)
+    }
+
+    /// The points, and trees being freed, that own blocks or nodes at or after `end`, and where the
+    /// last of these ends. They cannot move: a point does not change. Reads the nodes of all of
+    /// them. The caller excludes forks and [`Store::reclaim`] meanwhile.
+    pub fn points_beyond(&self, end: BlockNo) -> Result<(BTreeSet<u32>, BlockNo)> {
+        let (mut found, mut last) = (BTreeSet::new(), end);
+        for (number, entry) in self.forest.entries() {
+            if entry.kind == TreeKind::Head {
+                continue;
+            }
+            let reaches = self.reaches(&entry)?;
+            if reaches > end {
+                found.insert(number);
+                last = last.max(reaches);
+            }
+        }
+        Ok((found, last))
+    }
+
+    /// The end of the last node or block that a point or a tree being freed owns.
+    fn reaches(&self, entry: &TreeEntry) -> Result<BlockNo> {
+        let (mut nodes, mut blocks) = (BlockNo(0), BlockNo(0));
+        let root = Root { addr: entry.root, generation: entry.root_generation, level: entry.root_level };
+        self.walk(
+            root,
+            &mut |node, _| {
+                let own = node.generation >= entry.nodes_below;
+                if own {
+                    nodes = nodes.max(BlockNo(node.addr.0 + NODE_BLOCKS));
+                }
+                own
+            },
+            &mut |view| {
+                for owned in owned_runs(view) {
+                    let (key, run) = owned?;
+                    if key >= entry.freed_below && run.birth >= entry.births_below {
+                        blocks = blocks.max(run.extent.end());
+                    }
+                }
+                Ok(ControlFlow::Continue(()))
+            },
+        )?;
+        Ok(nodes.max(blocks))
     }
 
     /// What the tree refers to alone, as of the last checkpoint. Reads the nodes that are its own.

@@ -10,7 +10,7 @@ use crate::rig::{self, Setup};
 use kedge_base::{Clock, ManualClock, SystemClock};
 use kedge_device::MemDevice;
 use kedge_device::sim::{FaultPlan, OpKind, SimDevice, StatePlan};
-use kedgefs::{Error, FileSystem, Ino};
+use kedgefs::{Error, FallocateMode, FileSystem, Ino};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use std::collections::BTreeMap;
@@ -24,6 +24,11 @@ const SECTOR: usize = 512;
 const BLOCKS: usize = 6;
 const TREES_MAX: usize = 6;
 const FILES_MAX: usize = 12;
+const MIB: u64 = 1 << 20;
+const LARGE: u64 = 24 * MIB;
+const SMALL: u64 = 17 * MIB;
+/// The name of the tree that makes new blocks lie beyond the small size, and its bytes.
+const FILLER: (&[u8], u64) = (b"x", 16 * MIB);
 
 /// What a crash may leave of a file.
 #[derive(Clone)]
@@ -108,6 +113,12 @@ enum Step {
         fork: u32,
     },
     Reclaim,
+    /// The image becomes smaller, unless trees forbid it, or as large as at first. While it is
+    /// large a tree that no judge sees has most blocks of the small one, so that new blocks lie
+    /// beyond.
+    Resize {
+        large: bool,
+    },
     /// Makes blocks of a file those of another, and creates the file if need be.
     Clone {
         tree: u32,
@@ -125,13 +136,19 @@ pub enum Steps {
     Forks,
     /// Those, and clones of files.
     Clones,
+    /// Those, and shrinks and growths of the image.
+    Sizes,
 }
 
 /// Checks every crash state that `plan` selects, of `steps` random steps. Returns their number.
 pub fn check(kind: Steps, seed: u64, steps: usize, plan: StatePlan) -> Result<usize, String> {
-    let setup = Setup { image: 24 << 20, ..crate::explore::setup() };
+    let setup = Setup { image: LARGE, ..crate::explore::setup() };
     let device = Arc::new(SimDevice::new(rig::format(setup.image, setup.log)?));
     let fs = rig::open(&device, &Arc::new(ManualClock::default()), &setup)?;
+    if kind == Steps::Sizes {
+        take(&fs, Step::Resize { large: true }).map_err(|e| format!("filler: {e}"))?;
+    }
+    let (mut size, mut shrinks) = (LARGE, 0);
     let mut random = SmallRng::seed_from_u64(seed);
     let mut models = vec![Model(BTreeMap::from([(0, Files::new())]))];
     let mut done = Vec::new();
@@ -139,6 +156,9 @@ pub fn check(kind: Steps, seed: u64, steps: usize, plan: StatePlan) -> Result<us
         let mut model = models.last().expect("the first").clone();
         let step = choose(&mut random, kind, &model, n as u32 + 1);
         take(&fs, step).map_err(|e| format!("step {n}, {step:?}: {e}"))?;
+        let now = fs.statfs().blocks * BLOCK as u64;
+        shrinks += usize::from(now < size);
+        size = now;
         foresee(&mut model, step);
         models.push(model);
         done.push(step);
@@ -146,6 +166,9 @@ pub fn check(kind: Steps, seed: u64, steps: usize, plan: StatePlan) -> Result<us
     }
     fs.close().map_err(|e| format!("close: {e}"))?;
     drop(fs);
+    if kind == Steps::Sizes && shrinks == 0 {
+        return Err(format!("seed {seed}: the image never became smaller"));
+    }
     let mut count = 0;
     for state in device.recording().states(plan) {
         count += 1;
@@ -179,6 +202,9 @@ fn choose(random: &mut SmallRng, kind: Steps, model: &Model, stamp: u32) -> Step
         if file != source {
             return Step::Clone { tree, source, file, from, to };
         }
+    }
+    if kind == Steps::Sizes && random.random_bool(0.1) {
+        return Step::Resize { large: random.random_bool(0.5) };
     }
     match random.random_range(0..100) {
         0..12 if trees.len() < TREES_MAX => Step::Fork { source: tree, name: stamp },
@@ -246,7 +272,7 @@ fn foresee(model: &mut Model, step: Step) {
         Step::Fsync { tree, file } => {
             model.0.get_mut(&tree).expect("chosen").get_mut(&file).expect("chosen").settle();
         }
-        Step::Sync => model.settle(),
+        Step::Sync | Step::Resize { .. } => model.settle(),
         // It writes what is durable to its place; what is not durable may become so.
         Step::Checkpoint | Step::Reclaim => {}
         Step::Fork { source, name } => {
@@ -331,6 +357,34 @@ fn take(fs: &FileSystem, step: Step) -> Result<(), Error> {
         Step::RollBackRoot { source } => fs.roll_back_root(root(fs, source)?),
         Step::CommitRoot { fork } => fs.commit_root(root(fs, fork)?, true),
         Step::Reclaim => fs.reclaim(),
+        Step::Resize { large } => resize(fs, large),
+    }
+}
+
+fn resize(fs: &FileSystem, large: bool) -> Result<(), Error> {
+    let (name, len) = FILLER;
+    fs.sync()?;
+    let filler = match fs.lookup(Ino::ROOT, name) {
+        Err(Error::NotFound) => None,
+        found => Some(found?.ino),
+    };
+    if large {
+        fs.resize(Some(LARGE))?;
+        if filler.is_none() {
+            let root = fs.fork(Ino::ROOT, Ino::ROOT, name, false)?.ino;
+            let ino = fs.create(root, name, 0o644, OWNER)?.ino;
+            fs.fallocate(ino, FallocateMode::Allocate { keep_size: false }, 0, len)?;
+            fs.fsync(ino, false)?;
+        }
+        return Ok(());
+    }
+    if filler.is_some() {
+        fs.delete_tree(Ino::ROOT, name)?;
+    }
+    match fs.resize(Some(SMALL)) {
+        // Points have blocks there.
+        Err(e) if e.errno() == 22 => Ok(()),
+        done => done.map(drop),
     }
 }
 

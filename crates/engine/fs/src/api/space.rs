@@ -36,20 +36,20 @@ impl FileSystem {
     /// old size or the new one.
     ///
     /// To become smaller, the image moves what lies beyond the new end, which may take long;
-    /// changes continue. Blocks that files or trees share are not moved. [`FileSystem::smallest`]
-    /// is the least size for what the image contains.
+    /// changes continue. Blocks that trees share are not moved. [`FileSystem::smallest`] is the
+    /// least size for what the image contains.
     ///
     /// Fails with EINVAL if the image would become smaller than that, or larger than the format or
-    /// the device permits, or if shared blocks lie beyond the new end; with EBUSY while the file
-    /// system is frozen or being resized, with EROFS if it is open for reading only, and with
-    /// ENOSPC if the host has no space for the allocation maps. After ENOSPC the next checkpoint
-    /// may complete the change.
+    /// the device permits, or if blocks that trees share lie beyond the new end; with EBUSY while
+    /// the file system is frozen or being resized, with EROFS if it is open for reading only, and
+    /// with ENOSPC if the host has no space for the allocation maps. After ENOSPC the next
+    /// checkpoint may complete the change.
     pub fn resize(&self, bytes: Option<u64>) -> Result<u64> {
         self.fs.resize(bytes)
     }
 
     /// The smallest size in bytes to which [`FileSystem::resize`] can make the image now, if no
-    /// shared blocks lie beyond it.
+    /// blocks that trees share lie beyond it.
     pub fn smallest(&self) -> u64 {
         self.fs.engine().store().smallest_bytes()
     }

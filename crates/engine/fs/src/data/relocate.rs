@@ -14,8 +14,9 @@
 //! - The old blocks are used by no one again: they are beyond the limit. A crash lifts the limit,
 //!   but then the record that frees them is durable or lost.
 //!
-//! Blocks that files of the tree share move with their counts ([`shared`]). Blocks that other trees
-//! use too are left where they are.
+//! Blocks that files of the tree share move with their counts ([`shared`]). Each tree that can be
+//! used moves what it has alone. Blocks of a point, which several trees may use, are left where
+//! they are.
 
 mod shared;
 
@@ -42,21 +43,17 @@ const LIST_MAX: usize = 4096;
 /// The need of a record: an extent is cut in three, and the new one may join both neighbours.
 const NEED: Need = Need::record(Class::Normal).patches(1).extents(5).runs(2);
 
-/// What a walk over all files did.
-#[derive(Clone, Copy, Default, Debug)]
-pub(crate) struct Relocated {
-    /// Blocks that were moved.
-    pub blocks: u64,
-    /// Blocks that stay, since another tree uses them too.
-    pub shared: u64,
-}
-
 /// The next block after one that is beyond the limit would be there, too.
 fn keep_goal_below(change: &mut Change<'_>, end: BlockNo, new: Extent) {
     let meta = &mut change.meta;
     if meta.goal.is_some_and(|goal| goal >= end) {
         meta.goal = Some(new.end());
     }
+}
+
+/// The first key of a tree.
+fn first_key(number: u32) -> Key {
+    Key { ino: Ino(0).in_tree(number).0, ..Key::MIN }
 }
 
 /// A part of a file that lies beyond the limit.
@@ -67,25 +64,27 @@ struct Found {
 }
 
 impl Files {
-    /// Moves the blocks of the files of the first tree that lie at or after `end`.
-    pub(crate) fn relocate(&self, end: BlockNo) -> Result<Relocated> {
-        let (mut at, mut done, mut moves) = (Key::MIN, Relocated::default(), Moves::default());
-        loop {
-            let (found, next) = self.list_beyond(at, end)?;
-            for part in &found {
-                self.relocate_part(part, end, &mut moves, &mut done)?;
-            }
-            match next {
-                Some(next) => at = next,
-                None => return Ok(done),
+    /// Moves the blocks of files that lie at or after `end`. Returns the number of blocks that
+    /// stay, since a point has them.
+    pub(crate) fn relocate(&self, end: BlockNo) -> Result<u64> {
+        let mut stay = 0;
+        for number in self.engine.store().changed_trees() {
+            let (mut at, mut moves) = (Some(first_key(number)), Moves::default());
+            while let Some(from) = at {
+                let (found, next) = self.list_beyond(from, end)?;
+                for part in &found {
+                    stay += self.relocate_part(part, end, &mut moves)?;
+                }
+                at = next;
             }
         }
+        Ok(stay)
     }
 
     /// Parts of files beyond the limit, in the order of their keys, and where the list continues.
     fn list_beyond(&self, from: Key, end: BlockNo) -> Result<(Vec<Found>, Option<Key>)> {
         let (mut found, mut next, mut bad) = (Vec::new(), None, None);
-        self.engine.store().scan_first_tree(from, &mut |key, value| {
+        self.engine.store().scan(from, Key::MAX, &mut |key, value| {
             if key.kind != ItemKind::Extent as u8 {
                 return ControlFlow::Continue(());
             }
@@ -110,39 +109,35 @@ impl Files {
         bad.map_or(Ok((found, next)), |e| Err(e.into()))
     }
 
-    fn relocate_part(
-        &self,
-        part: &Found,
-        end: BlockNo,
-        moves: &mut Moves,
-        done: &mut Relocated,
-    ) -> Result<()> {
+    /// Returns the number of blocks that stay.
+    fn relocate_part(&self, part: &Found, end: BlockNo, moves: &mut Moves) -> Result<u64> {
         let inode = match self.inodes.get_file(part.ino) {
             Ok(inode) => inode,
             // Deleted meanwhile.
-            Err(Error::NotFound) => return Ok(()),
+            Err(Error::NotFound) => return Ok(0),
             Err(e) => return Err(e),
         };
-        let mut at = part.from;
+        let (mut at, mut stay) = (part.from, 0);
         moves.goal = None;
         while at < part.to {
-            match self.relocate_step(&inode, (at, part.to), end, moves, done) {
+            match self.relocate_step(&inode, (at, part.to), end, moves, &mut stay) {
                 Ok(reached) => at = reached,
-                Err(Error::NotFound) => return Ok(()),
+                Err(Error::NotFound) => break,
                 Err(e) => return Err(e),
             }
         }
-        Ok(())
+        Ok(stay)
     }
 
-    /// Moves up to a step of file blocks `[from, to)`. Returns how far it got.
+    /// Moves up to a step of file blocks `[from, to)`. Returns how far it got, and adds up the
+    /// blocks that stay.
     fn relocate_step(
         &self,
         inode: &Arc<Inode>,
         (from, to): (u64, u64),
         end: BlockNo,
         moves: &mut Moves,
-        done: &mut Relocated,
+        stay: &mut u64,
     ) -> Result<u64> {
         let store = self.engine.store();
         // Blocks that were just freed may wait for the log, or for a checkpoint.
@@ -164,7 +159,7 @@ impl Files {
             return Ok(last.max(from + 1));
         }
         if item.birth < store.births_below(inode.ino) {
-            done.shared += last - first;
+            *stay += last - first;
             return Ok(last);
         }
         let near = moves.goal.unwrap_or_else(|| store.data_goal(inode.ino, inode.ino));
@@ -172,9 +167,7 @@ impl Files {
         if item.counted {
             let old = Extent::new(BlockNo(item.start.0 + first - start), want);
             let shared = Shared { inode, first, old, unwritten: item.unwritten, near, end };
-            let blocks = self.relocate_shared(&mut handle, &shared, moves, &mut promise)?;
-            done.blocks += blocks;
-            return Ok(first + blocks);
+            return Ok(first + self.relocate_shared(&mut handle, &shared, moves, &mut promise)?);
         }
         let new = store.alloc_data(near, want, Some(&mut promise))?;
         let mut taken = Taken { store, extents: vec![new] };
@@ -196,7 +189,6 @@ impl Files {
         taken.extents.clear(); // the file's now
         keep_goal_below(&mut changes[0], end, new);
         moves.goal = Some(new.end());
-        done.blocks += new.blocks;
         Ok(first + new.blocks)
     }
 

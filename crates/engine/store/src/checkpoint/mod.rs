@@ -36,7 +36,7 @@
 //! The [`crate::Store`] holds the state of checkpoints (`control`, `requests`). That state and what
 //! is written (`cut`, `write`) know nothing of the store. The other files are steps of the store,
 //! and each uses only those before it: `pace`, `prepare`, `commit`, `run`, `trigger`, `clean`,
-//! `grow`, `shrink` and `table`, `background`.
+//! `grow` and `table`, `shrink`, `background`.
 
 mod background;
 pub(crate) mod cause;

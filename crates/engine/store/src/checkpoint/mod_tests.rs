@@ -1,11 +1,14 @@
+use super::cause::Freed;
 use super::control::Retry;
 use super::*;
+use crate::forest::Change;
 use crate::slots::read_superblock;
 use crate::test_images::formatted;
 use crate::{Class, Need, OpenOptions, Store};
 use kedge_base::lock::{Mutex, Rank};
-use kedge_base::{BLOCK_SIZE, Clock, Error, Ino, IoBuf, Lsn, ManualClock, Result};
+use kedge_base::{BLOCK_SIZE, BlockNo, Clock, Error, Ino, IoBuf, Lsn, ManualClock, Result};
 use kedge_device::{Device, Op};
+use kedge_format::node::NODE_BLOCKS;
 use kedge_format::superblock::{CheckpointState, Losses, SLOTS};
 use kedge_log::ForceCause;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -285,6 +288,23 @@ fn a_checkpoint_that_was_asked_for_does_not_wait_for_its_host_for_ever() {
         assert!(store.get(key(number)).unwrap().is_some(), "{number}");
     }
     store.close().unwrap();
+}
+
+/// No entry of the table changes, and yet a shrink has to move it.
+#[test]
+fn the_nodes_of_the_table_of_trees_move() {
+    let (device, store) = fresh();
+    put(&store, 1);
+    store.fork(Ino::ROOT, Ino::ROOT, b"fork", true).unwrap();
+    let root = || read_superblock(&*device).unwrap().0.checkpoint.trees.unwrap().root;
+    let vacate = |end| store.change_trees(&[Change::Vacate { end }], &Freed::default(), 0).unwrap();
+    let first = root();
+    vacate(BlockNo(first.0 + NODE_BLOCKS));
+    assert_eq!(root(), first, "it ends there");
+    vacate(BlockNo(first.0 + 1));
+    assert_ne!(root(), first);
+    store.close().unwrap();
+    assert!(reopened(&device).tree_named(Ino::ROOT, b"fork").is_some());
 }
 
 #[test]

@@ -10,13 +10,18 @@
 //! | 5 | one more checkpoint, so that the other slot names the new size too | the new size: a mount takes the newer slot |
 //! | 6 | the device gives up the rest: a file is truncated | the file is longer than the image, which is permitted |
 //!
+//! In an image that was forked, steps 2 and 3 move what trees have that can be used. What a point
+//! owns cannot move ([`Store::points_beyond`]); the caller checks that before step 2. The nodes of
+//! the table of trees move in the cut of the second checkpoint of step 3.
+//!
 //! Step 4 does nothing if a block beyond the end is in use: an operation had taken it before step
 //! 1, and its record came meanwhile. The caller then repeats 2 and 3.
 //!
 //! [`Alloc::fence`]: kedge_alloc::Alloc::fence
 //! [`Alloc::shrink`]: kedge_alloc::Alloc::shrink
 
-use super::cause::{By, CheckpointCause, Kind};
+use super::cause::{By, CheckpointCause, Freed, Kind};
+use crate::forest::{Change, Member};
 use crate::need::{Class, Need};
 use crate::store::Store;
 use kedge_base::atomic::Ordering;
@@ -82,27 +87,33 @@ impl Shrinking<'_> {
         self.new.vacated_from()
     }
 
-    /// Copies the nodes of the first tree that lie beyond the end, and makes two checkpoints: the
-    /// first writes nodes that were made before the limit, so that they can be copied, the second
-    /// the copies. Returns the number of copied paths.
-    pub fn move_nodes(&self) -> Result<u64> {
+    /// Copies the nodes of all trees that lie beyond the end, and makes two checkpoints: the first
+    /// writes nodes that were made before the limit, so that they can be copied, the second the
+    /// copies. A node above one that a tree has alone is its own, too, so nothing shared is copied.
+    pub fn move_nodes(&self) -> Result<()> {
         let store = self.store;
         store.checkpoint(CheckpointCause::Request)?;
-        let (mut moved, mut at) = (0, Key::MIN);
-        while let Some(key) = store.first_node_beyond(at, self.end())? {
-            store.alloc.evict_slots();
-            store.renew_path(key)?;
-            (moved, at) = (moved + 1, key);
+        for number in store.forest.changed_heads() {
+            let member = store.forest.member(number)?;
+            let mut at = Key::MIN;
+            while let Some(key) = member.tree.node_beyond(at, self.end())? {
+                store.alloc.evict_slots();
+                store.renew_path(&member, key)?;
+                at = key;
+            }
         }
         if broken::is(Variant::CutBeforeSlot) {
             // Broken on purpose: what the last checkpoint and the durable records name is gone.
             store.device.cut(self.new.total_blocks * BLOCK)?;
         }
-        store.checkpoint(CheckpointCause::Request)?;
+        match store.is_forked() {
+            true => store.change_trees(&[Change::Vacate { end: self.end() }], &Freed::default(), 0)?,
+            false => store.checkpoint(CheckpointCause::Request)?,
+        }
         store.force(store.head_lsn(), ForceCause::Checkpoint)?;
         store.alloc.durable(store.durable_lsn());
         store.alloc.evict_slots();
-        Ok(moved)
+        Ok(())
     }
 
     /// Makes the image smaller if nothing is left beyond the end. Returns whether it did.
@@ -153,18 +164,14 @@ impl Drop for Shrinking<'_> {
 }
 
 impl Store {
-    fn first_node_beyond(&self, from: Key, end: BlockNo) -> Result<Option<Key>> {
-        self.forest.first().tree.node_beyond(from, end)
-    }
-
-    /// Copies the nodes of an older generation on the way to a leaf of the first tree. No record
-    /// says so: the items are the same, and replay needs no such copy.
-    fn renew_path(&self, key: Key) -> Result<()> {
+    /// Copies the nodes of an older generation on the way to a leaf. No record says so: the items
+    /// are the same, and replay needs no such copy.
+    fn renew_path(&self, member: &Member, key: Key) -> Result<()> {
         let handle = self.begin(Need::record(Class::Normal).puts(1, 0))?;
         // What `Handle::commit` does for the keys of a record.
-        let _pins = self.forest.pin(&[key])?;
+        let _pins = member.tree.pin(&[key])?;
         let inside = self.guard.enter();
-        let renewed = self.forest.first().tree.renew(key);
+        let renewed = member.tree.renew(key);
         drop(inside);
         drop(handle);
         renewed

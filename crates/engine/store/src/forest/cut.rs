@@ -5,7 +5,7 @@ use crate::counters::Counters;
 use crate::limits::LimitId;
 use crate::space::Marks;
 use kedge_base::atomic::Ordering::*;
-use kedge_base::{Ino, Result};
+use kedge_base::{BlockNo, Ino, Result};
 use kedge_btree::{Frozen, Tree};
 use kedge_format::limits::LimitEntry;
 use kedge_format::superblock::TableState;
@@ -40,6 +40,8 @@ pub(crate) enum Change {
     Limit { id: LimitId, entry: LimitEntry, begins: bool, now: i64 },
     /// A limit gets another parent.
     Nest { id: LimitId, parent: u32 },
+    /// The nodes of the table that lie at or after this block move.
+    Vacate { end: BlockNo },
 }
 
 /// What a cut takes of a forked image.
@@ -144,7 +146,7 @@ impl Forest {
             changed.into_iter().map(|number| (number, state.entries.get(&number).cloned())).collect();
         drop(state);
         drop(dropped);
-        self.write_table(table, writes)?;
+        self.write_table(table, writes, changes)?;
         let members = members.into_iter().map(|(frozen, member)| (member, frozen)).collect();
         self.forked.store(true, Release);
         Ok(Some(FrozenForest { members, table: table.freeze(), birth: self.birth() }))
@@ -152,7 +154,12 @@ impl Forest {
 
     /// Writes the entries that change into the table. Its nodes are in memory, and those that this
     /// takes are promised.
-    fn write_table(&self, table: &Tree, entries: Vec<(u32, Option<TreeEntry>)>) -> Result<()> {
+    fn write_table(
+        &self,
+        table: &Tree,
+        entries: Vec<(u32, Option<TreeEntry>)>,
+        changes: &[Change],
+    ) -> Result<()> {
         for (number, entry) in entries {
             match entry {
                 Some(entry) => table.put(trees::key(number), &entry.encode())?,
@@ -164,6 +171,15 @@ impl Forest {
                 Some(entry) => table.put(key, &entry.encode())?,
                 None => table.delete(key)?,
             };
+        }
+        for change in changes {
+            if let Change::Vacate { end } = change {
+                let mut at = Key::MIN;
+                while let Some(key) = table.node_beyond(at, *end)? {
+                    table.renew(key)?;
+                    at = key;
+                }
+            }
         }
         Ok(())
     }
@@ -177,7 +193,7 @@ impl Forest {
         dropped: &mut Vec<Arc<Member>>,
     ) {
         match change {
-            Change::Create { .. } => {} // before the cut
+            Change::Create { .. } | Change::Vacate { .. } => {} // before and after the entries
             Change::Fork { source, fork, point, dir, name, read_only, created } => {
                 self.fork(state, (*source, *fork, *point), first, changed, *created);
                 state.entries.change(*fork, |entry| {

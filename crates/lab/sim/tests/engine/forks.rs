@@ -27,6 +27,14 @@ fn a_crash_leaves_each_file_the_bytes_of_a_copy() {
 }
 
 #[test]
+fn a_crash_leaves_each_tree_whole_while_the_image_changes_its_size() {
+    let plan = StatePlan { subsets: 2, samples: 2, torn: 1, ..StatePlan::default() };
+    let states = run(Steps::Sizes, 2, 60, plan);
+    println!("{states} states");
+    assert!(states > 500, "{states} states");
+}
+
+#[test]
 fn blocks_of_a_deleted_fork_are_used_again_once_that_is_durable() {
     let plan = StatePlan { subsets: 3, samples: 2, torn: 0, ..StatePlan::default() };
     let states = kedge_sim::forks::check_reuse(plan).unwrap_or_else(|e| panic!("{e}"));
