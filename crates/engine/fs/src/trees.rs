@@ -141,10 +141,17 @@ impl Fs {
             if store.has_trees_below(root) {
                 return Err(Error::NotEmpty);
             }
-            store.delete_tree(root)?;
-            self.forget_tree(root);
-            Ok(())
+            let deleted = store.delete_tree(root);
+            self.forget_if_gone(root);
+            Ok(deleted?)
         })
+    }
+
+    /// After an error, too: a later checkpoint may make the deletion durable.
+    fn forget_if_gone(&self, root: Ino) {
+        if self.engine().store().check_tree(root).is_err() {
+            self.forget_tree(root);
+        }
     }
 
     /// The tree of this name, if it may be replaced by the tree `by`.
@@ -166,8 +173,9 @@ impl Fs {
         let ino = self.quietly(|| {
             let dir = self.numbers().inward(dir);
             let old = self.replaceable(dir, name, source)?;
-            let ino = self.engine().store().replace_by_fork(source, old, dir, name)?;
-            self.forget_tree(old);
+            let made = self.engine().store().replace_by_fork(source, old, dir, name);
+            self.forget_if_gone(old);
+            let ino = made?;
             self.files().drop_orphans_of(ino.tree());
             Ok(ino)
         })?;
@@ -191,8 +199,9 @@ impl Fs {
             if !force && !store.is_as_forked(old, fork) {
                 return Err(Error::Busy("the tree was changed since it was forked, and"));
             }
-            store.replace_by_tree(fork, old, dir, name)?;
-            self.forget_tree(old);
+            let replaced = store.replace_by_tree(fork, old, dir, name);
+            self.forget_if_gone(old);
+            replaced?;
             if let Some(inode) = self.inodes().cached(fork) {
                 inode.meta.lock().core.parent = dir;
             }

@@ -1,5 +1,6 @@
 //! Forks of trees: what they share, what they do not, and what is left when they are gone.
 
+use crate::common::failing::Failing;
 use crate::common::images::{assert_clean, errno, names, open, put};
 use kedge_base::SystemClock;
 use kedge_device::MemDevice;
@@ -824,4 +825,35 @@ fn a_fork_is_found_while_its_checkpoint_writes_it() {
     reader.unwrap().join().unwrap();
     fs.close().unwrap();
     assert_clean(&device);
+}
+
+/// On a full host of a sparse image a fork fails before anything of it is there. A tree can be
+/// deleted; the error says that the deletion is not durable yet.
+#[test]
+fn a_full_host_refuses_forks_and_lets_trees_go() {
+    const ENOSPC: i32 = 28;
+    let device = Failing::new();
+    let fs = device.open();
+    device.create(&fs, b"file");
+    let fork = |name: &[u8]| fs.fork(Ino::ROOT, Ino::ROOT, name, false);
+    let old = fork(b"old").unwrap().ino;
+    let inside = fs.lookup(old, b"file").unwrap().ino;
+    device.host_full(true);
+    assert_eq!(fork(b"new").unwrap_err().errno(), ENOSPC);
+    assert_eq!(fs.roll_back(Ino::ROOT, Ino::ROOT, b"old").unwrap_err().errno(), ENOSPC);
+    assert_eq!(fs.lookup(Ino::ROOT, b"old").unwrap().ino, old);
+    assert!(matches!(fs.lookup(Ino::ROOT, b"new"), Err(Error::NotFound)));
+    assert_eq!(fs.delete_tree(Ino::ROOT, b"old").unwrap_err().errno(), ENOSPC);
+    assert!(matches!(fs.lookup(Ino::ROOT, b"old"), Err(Error::NotFound)));
+    assert_eq!(fs.getattr(inside).unwrap_err().errno(), 116);
+    // Everything continues, in the log.
+    let ino = device.create(&fs, b"later");
+    fs.fsync(ino, false).unwrap();
+    device.host_full(false);
+    fork(b"new").unwrap();
+    fs.reclaim().unwrap();
+    drop(fs);
+    let fs = device.after_power_loss();
+    assert_eq!(names(&fs, Ino::ROOT), ["file", "later", "new"]);
+    fs.close().unwrap();
 }

@@ -39,7 +39,7 @@ use kedge_format::logwrite::LogSecret;
 use kedge_format::superblock::TableState;
 use kedge_format::trees::{self, TREES_MAX, TreeEntry, TreeKind};
 use sizes::Sizes;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -114,6 +114,8 @@ struct State {
     /// What the first tree will be after the next cut, if that replaces it.
     next_first: Option<Arc<Member>>,
     sizes: Sizes,
+    /// Trees whose entries a cut has changed that is not on the device yet, nor is what these name.
+    unwritten: BTreeSet<u32>,
     /// Where the search for an unused number starts. No number is used twice while an image is
     /// open, because a caller may still know inodes of a tree that was dropped.
     next_number: u32,
@@ -131,9 +133,8 @@ pub(crate) struct Forest {
     cache_bytes: AtomicU64,
     state: RwLock<State>,
     pub limits: Arc<Limits>,
-    /// A checkpoint that changes the table is being written: what its entries name may not be on
-    /// the device yet.
-    writing: AtomicBool,
+    /// Why the checkpoint of the last cut was not written, until a later one is.
+    unwritten_why: Mutex<Option<Error>>,
     /// Made by the first fork. Its nodes are never evicted, because a cut changes them.
     table: OnceLock<Tree>,
     /// Nodes that a cut may need for the table. The promise is kept as long as the image is open.
@@ -159,7 +160,7 @@ impl Forest {
             cache_bytes: AtomicU64::new(cache_bytes),
             state: RwLock::new(Rank::Trees, State { next_number: 1, ..State::default() }),
             limits: Arc::new(Limits::new()),
-            writing: AtomicBool::new(false),
+            unwritten_why: Mutex::new(Rank::Leaf, None),
             table: OnceLock::new(),
             promised: Mutex::new(Rank::Leaf, None),
         };
@@ -273,21 +274,26 @@ impl Forest {
         if number == 0 {
             return Ok(self.first().shared());
         }
-        let entry = {
+        // A fork can be found by its name from the cut on, which is before its root is on the
+        // device. This thread is not inside the epoch guard, for which that checkpoint may wait: a
+        // commit has opened its trees before it enters. Nothing else that a thread holds stops a
+        // checkpoint after its cut.
+        let entry = loop {
             let state = self.state.read();
             if let Some(member) = state.open.get(&number) {
                 return Ok(member.clone());
             }
             let entry = state.entries.get(&number).filter(|entry| entry.kind == TreeKind::Head);
-            entry.cloned().ok_or(Error::NoTree(number))?
-        };
-        // A fork can be found by its name from the cut on, which is before its root is on the
-        // device. This thread is not inside the epoch guard, for which that checkpoint may wait: a
-        // commit has opened its trees before it enters. Nothing else that a thread holds stops a
-        // checkpoint after its cut.
-        while self.writing.load(Acquire) {
+            let entry = entry.ok_or(Error::NoTree(number))?;
+            if !state.unwritten.contains(&number) {
+                break entry.clone();
+            }
+            if let Some(why) = &*self.unwritten_why.lock() {
+                return Err(why.clone());
+            }
+            drop(state);
             self.common.clock.sleep(WRITING_REST);
-        }
+        };
         // Without the lock, because it reads. The root of a tree that is not open does not change.
         let marks = Arc::new(Marks::default());
         marks.set(entry.births_below, entry.nodes_below);
@@ -308,6 +314,11 @@ impl Forest {
         drop(state);
         self.share_cache();
         Ok(member)
+    }
+
+    /// Whether the last cut that changed the table is not on the device yet.
+    pub(crate) fn is_unwritten(&self) -> bool {
+        !self.state.read().unwritten.is_empty()
     }
 
     // ----- sizes -----

@@ -227,6 +227,7 @@ impl Store {
         if self.read_only {
             return roots.iter().map(|root| self.moment(self.forest.tree_of(*root))).collect();
         }
+        self.write_deferred()?;
         let numbers: BTreeSet<u32> = roots.iter().map(|root| self.forest.tree_of(*root)).collect();
         let mut changes = Vec::new();
         for source in numbers {

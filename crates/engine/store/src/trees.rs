@@ -356,6 +356,12 @@ impl Store {
         Ok(())
     }
 
+    /// Writes the cut of a deferred checkpoint, if there is one: what the table says of a tree must
+    /// be on the device before it is read there.
+    pub(crate) fn write_deferred(&self) -> Result<()> {
+        if self.forest.is_unwritten() { self.checkpoint(CheckpointCause::Request) } else { Ok(()) }
+    }
+
     // ----- freeing -----
 
     /// Frees a part of what trees that are gone have left. `quiet`: no change runs meanwhile, and
@@ -364,6 +370,7 @@ impl Store {
         if !self.forest.is_forked() || self.read_only {
             return Ok(Reclaimed::Nothing);
         }
+        self.write_deferred()?;
         match self.forest.to_free(quiet) {
             ToFree::Nothing => return Ok(Reclaimed::Nothing),
             ToFree::NeedsQuiet => return Ok(Reclaimed::NeedsQuiet),
@@ -487,6 +494,7 @@ impl Store {
     /// last of these ends. They cannot move: a point does not change. Reads the nodes of all of
     /// them. The caller excludes forks and [`Store::reclaim`] meanwhile.
     pub fn points_beyond(&self, end: BlockNo) -> Result<(BTreeSet<u32>, BlockNo)> {
+        self.write_deferred()?;
         let (mut found, mut last) = (BTreeSet::new(), end);
         for (number, entry) in self.forest.entries() {
             if entry.kind == TreeKind::Head {
@@ -532,6 +540,7 @@ impl Store {
     /// The nodes of a checkpoint stay as they are until the next one ends, so a walk counts if no
     /// checkpoint ran meanwhile. After some attempts checkpoints wait for the walk.
     pub fn tree_use(&self, root: Ino) -> Result<TreeUse> {
+        self.write_deferred()?;
         for _ in 0..USE_ATTEMPTS {
             let turn = self.checkpoint_turn();
             if !turn.is_multiple_of(2) {

@@ -20,8 +20,9 @@ impl FileSystem {
     ///
     /// # Errors
     /// EINVAL: `source` is not the root of a tree. EEXIST: the name is taken. EROFS: `dir` is in a
-    /// snapshot. ENOSPC: there is no room for the table of trees. EBUSY: frozen, or another fork
-    /// is under way.
+    /// snapshot. ENOSPC: there is no room for the table of trees, in the image or on its host; if
+    /// the host fills up in this moment, the fork may be there, and is durable once the host has
+    /// room. EBUSY: frozen, or another fork is under way.
     pub fn fork(&self, source: Ino, dir: Ino, name: &[u8], read_only: bool) -> Result<Attr> {
         self.timed(OpKind::fork, |fs| fs.fork(source, dir, name, read_only))
     }
@@ -30,11 +31,13 @@ impl FileSystem {
     /// in the background. Inodes of it that are still open get ESTALE.
     ///
     /// # Errors
-    /// ENOENT: the name is not that of a tree. ENOTEMPTY: another tree is named in it.
+    /// ENOENT: the name is not that of a tree. ENOTEMPTY: another tree is named in it. ENOSPC: the
+    /// host of the image is full; the name is gone, and durably so once the host has room.
     pub fn delete_tree(&self, dir: Ino, name: &[u8]) -> Result<()> {
-        self.timed(OpKind::delete_tree, |fs| fs.delete_tree(dir, name))?;
+        let done = self.timed(OpKind::delete_tree, |fs| fs.delete_tree(dir, name));
+        // The tree may be gone although the call fails: its space is freed all the same.
         self.fs.start_reclaim();
-        Ok(())
+        done
     }
 
     /// Replaces a tree by a fork of `source`, a snapshot of it for instance: the tree of this name
@@ -45,7 +48,6 @@ impl FileSystem {
     /// As for [`FileSystem::fork`] and [`FileSystem::delete_tree`].
     pub fn roll_back(&self, source: Ino, dir: Ino, name: &[u8]) -> Result<Attr> {
         let made = self.timed(OpKind::fork, |fs| fs.roll_back(source, dir, name));
-        // The tree may be replaced although the call fails: its space is freed all the same.
         self.fs.start_reclaim();
         made
     }
@@ -91,9 +93,9 @@ impl FileSystem {
     /// EBUSY: the tree was changed, or it is not the one that was forked. EROFS: the fork is a
     /// snapshot. Others as for [`FileSystem::delete_tree`].
     pub fn commit_tree(&self, fork: Ino, dir: Ino, name: &[u8], force: bool) -> Result<()> {
-        self.timed(OpKind::rename, |fs| fs.commit_tree(fork, dir, name, force))?;
+        let done = self.timed(OpKind::rename, |fs| fs.commit_tree(fork, dir, name, force));
         self.fs.start_reclaim();
-        Ok(())
+        done
     }
 
     /// Gives a tree another name, durably. Nothing is replaced: EEXIST if the name is taken.

@@ -101,6 +101,11 @@ impl Device for Refusing {
         self.host.full.load(Ordering::SeqCst).then_some(0)
     }
 
+    fn first_hole(&self, offset: u64, _len: u64) -> Option<u64> {
+        let full = self.host.full.load(Ordering::SeqCst);
+        (full && !self.host.log.contains(&offset)).then_some(offset)
+    }
+
     fn stats(&self) -> &DeviceStats {
         self.sim.stats()
     }
@@ -228,7 +233,7 @@ impl Failing {
         })
     }
 
-    fn after_power_loss(&self) -> FileSystem {
+    pub fn after_power_loss(&self) -> FileSystem {
         let medium = Arc::new(self.sim.crash_as(Choice::None));
         let options = MountOptions { read_only: true, ..Default::default() };
         FileSystem::open(medium, self.clock.clone(), options).unwrap()

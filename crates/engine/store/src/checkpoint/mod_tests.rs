@@ -158,11 +158,12 @@ fn a_checkpoint_that_panics_shuts_the_store_down_with_its_words() {
 }
 
 /// An image on a host that has space for nothing but the log and the superblock while `full` is
-/// set.
+/// set. Whether that can be found out is `shows_holes`.
 struct OnHost {
     inner: Arc<dyn Device>,
     log: std::ops::Range<u64>,
     full: AtomicBool,
+    shows_holes: AtomicBool,
 }
 
 impl OnHost {
@@ -220,6 +221,11 @@ impl Device for OnHost {
         Some(0)
     }
 
+    fn first_hole(&self, offset: u64, _len: u64) -> Option<u64> {
+        let shown = self.shows_holes.load(Ordering::SeqCst) && self.full.load(Ordering::SeqCst);
+        (shown && !self.log.contains(&offset)).then_some(offset)
+    }
+
     fn stats(&self) -> &kedge_device::DeviceStats {
         self.inner.stats()
     }
@@ -235,7 +241,8 @@ fn on_host(tries: u32) -> (Arc<OnHost>, Arc<Store>) {
     let geometry = read_superblock(&*inner).unwrap().0.geometry;
     let log = geometry.log_start.byte_offset();
     let log = log..log + geometry.log_blocks * BLOCK_SIZE as u64;
-    let device = Arc::new(OnHost { inner, log, full: AtomicBool::new(false) });
+    let (full, shows_holes) = Default::default();
+    let device = Arc::new(OnHost { inner, log, full, shows_holes });
     let clock: Arc<dyn Clock> = Arc::new(ManualClock::default());
     let store = Store::open(device.clone(), clock, &OpenOptions::default()).unwrap();
     let rest = Duration::from_millis(1);
@@ -288,6 +295,38 @@ fn a_checkpoint_that_was_asked_for_does_not_wait_for_its_host_for_ever() {
         assert!(store.get(key(number)).unwrap().is_some(), "{number}");
     }
     store.close().unwrap();
+}
+
+/// A fork is refused before its cut if the host is known to lack the space. Otherwise the cut has
+/// made it: nothing reads what is not on the device, and a later checkpoint writes it.
+#[test]
+fn a_fork_without_space_on_the_host_is_not_made_or_completed_later() {
+    for known in [true, false] {
+        let (device, store) = on_host(3);
+        device.shows_holes.store(known, Ordering::SeqCst);
+        put(&store, 1);
+        store.checkpoint(CheckpointCause::Request).unwrap();
+        device.full.store(true, Ordering::SeqCst);
+        let refused = store.fork(Ino::ROOT, Ino::ROOT, b"fork", false).unwrap_err();
+        assert!(refused.errno() == 28 && store.check_alive().is_ok(), "{refused}");
+        let fork = store.tree_named(Ino::ROOT, b"fork");
+        assert_eq!(fork.is_none(), known);
+        if let Some(root) = fork {
+            let inside = kedge_format::Key::new(root, kedge_format::ItemKind::Xattr, 1);
+            assert_eq!(store.get(inside).unwrap_err().errno(), 28);
+            assert_eq!(store.tree_use(root).unwrap_err().errno(), 28);
+            assert_eq!(store.reclaim(true).unwrap_err().errno(), 28);
+            device.full.store(false, Ordering::SeqCst);
+            store.checkpoint(CheckpointCause::Request).unwrap();
+            assert!(store.get(inside).unwrap().is_some());
+        }
+        device.full.store(false, Ordering::SeqCst);
+        drop(store);
+        let device: Arc<dyn Device> = device;
+        let store = reopened(&device);
+        assert_eq!(store.tree_named(Ino::ROOT, b"fork"), fork);
+        store.close().unwrap();
+    }
 }
 
 /// No entry of the table changes, and yet a shrink has to move it.

@@ -71,7 +71,9 @@ impl Store {
             let cut = self.cut(kind)?;
             self.write_cut(unwritten, cut, (cause, clean), &pace, prepare)
         });
-        self.forest.end_writing();
+        if let Err(e) = &result {
+            self.forest.not_written(e);
+        }
         match &result {
             Ok(()) => running.completed(),
             Err(_) if unwritten.is_some() => {}

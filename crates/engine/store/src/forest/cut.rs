@@ -5,7 +5,7 @@ use crate::counters::Counters;
 use crate::limits::LimitId;
 use crate::space::Marks;
 use kedge_base::atomic::Ordering::*;
-use kedge_base::{BlockNo, Ino, Result};
+use kedge_base::{BlockNo, Error, Ino, Result};
 use kedge_btree::{Frozen, Tree};
 use kedge_format::limits::LimitEntry;
 use kedge_format::superblock::TableState;
@@ -105,9 +105,6 @@ impl Forest {
         };
         let mut changed = BTreeSet::new();
         let mut state = self.state.write();
-        if !changes.is_empty() {
-            self.writing.store(true, Release);
-        }
         for change in changes {
             if let Change::Create { number, core, dir, name, created } = change {
                 let member = self.create(*number, core)?;
@@ -142,6 +139,10 @@ impl Forest {
         let first = self.first_in(&state.later_first).clone();
         state.sizes.set(0, &first.tree);
         state.sizes.set_largest(&self.common.totals);
+        if !changes.is_empty() {
+            state.unwritten.extend(&changed);
+            *self.unwritten_why.lock() = None;
+        }
         let writes: Vec<(u32, Option<TreeEntry>)> =
             changed.into_iter().map(|number| (number, state.entries.get(&number).cloned())).collect();
         drop(state);
@@ -330,9 +331,9 @@ impl Forest {
         entry
     }
 
-    /// The checkpoint has been written, or has failed.
-    pub(crate) fn end_writing(&self) {
-        self.writing.store(false, Release);
+    /// The checkpoint of the last cut was not written.
+    pub(crate) fn not_written(&self, why: &Error) {
+        *self.unwritten_why.lock() = Some(why.clone());
     }
 
     /// The frozen trees are durable.
@@ -341,6 +342,8 @@ impl Forest {
             member.tree.written(frozen);
         }
         self.table.get().expect("it was frozen").written(frozen.table);
+        self.state.write().unwritten.clear();
+        *self.unwritten_why.lock() = None;
         if self.replaced() != 0 && self.opened_first.tree.cache_bytes() > 0 {
             self.opened_first.tree.set_cache_bytes(0);
         }
