@@ -1,10 +1,10 @@
 //! What operations cost beside forks, to be counted in instructions: `valgrind --tool=callgrind
-//! target/release/examples/fork_cost FORKS OPERATIONS`.
+//! target/release/examples/fork_cost FORKS OPERATIONS [each]`.
 //!
 //! Makes FORKS forks of a small tree in memory, opens all of them, and then creates, writes and
-//! fsyncs OPERATIONS files in one of them (in the tree itself without forks). What an operation
-//! costs is the difference of two runs divided by the difference of OPERATIONS. The checkpoints of
-//! other threads are part of it.
+//! fsyncs OPERATIONS files in one of them (in the tree itself without forks), or with `each` in all
+//! of them, twenty in one after the other. What an operation costs is the difference of two runs
+//! divided by the difference of OPERATIONS. The checkpoints of other threads are part of it.
 
 use kedge_device::MemDevice;
 use kedgefs::{FileSystem, FormatOptions, Ino, MountOptions, Owner, SystemClock};
@@ -15,6 +15,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut args = std::env::args().skip(1);
     let mut number = |what| args.next().ok_or(what)?.parse::<usize>().map_err(Box::<dyn Error>::from);
     let (forks, operations) = (number("how many forks?")?, number("how many operations?")?);
+    let each = args.next().is_some_and(|word| word == "each");
     let device = Arc::new(MemDevice::new(1 << 30));
     let clock = Arc::new(SystemClock::default());
     FileSystem::format(device.clone(), clock.clone(), &FormatOptions::default())?;
@@ -23,13 +24,16 @@ fn main() -> Result<(), Box<dyn Error>> {
         let file = fs.create(Ino::ROOT, format!("file{i}").as_bytes(), 0o644, Owner::default())?;
         fs.write(file.ino, 0, &[7; 4096])?;
     }
-    let mut root = Ino::ROOT;
+    let mut roots = vec![Ino::ROOT];
     for i in 0..forks {
-        root = fs.fork(Ino::ROOT, Ino::ROOT, format!("fork{i}").as_bytes(), false)?.ino;
+        roots.push(fs.fork(Ino::ROOT, Ino::ROOT, format!("fork{i}").as_bytes(), false)?.ino);
     }
-    let dir = fs.mkdir(root, b"dir", 0o755, Owner::default())?.ino;
+    let used = if each { &roots[..] } else { &roots[roots.len() - 1..] };
+    let mkdir = |root: &Ino| fs.mkdir(*root, b"dir", 0o755, Owner::default());
+    let dirs = used.iter().map(mkdir).collect::<Result<Vec<_>, _>>()?;
     fs.checkpoint()?;
     for i in 0..operations {
+        let dir = dirs[i / 20 % dirs.len()].ino;
         let file = fs.create(dir, format!("{i}").as_bytes(), 0o644, Owner::default())?;
         fs.write(file.ino, 0, &[7; 4096])?;
         fs.fsync(file.ino, false)?;
