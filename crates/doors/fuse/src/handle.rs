@@ -4,6 +4,7 @@
 use crate::abi::{self, ioctl, op, op_name};
 use crate::args::Args;
 use crate::caller::with_caller;
+use crate::keep::steps::{self, Step};
 use crate::ops::Ops;
 use crate::server::Server;
 use crate::transport::{Reply, Request};
@@ -49,7 +50,9 @@ impl<O: Ops> Server<O> {
 
     fn serve(&self, request: &Request<'_>, reply: Reply, out: &mut IoBuf) {
         if let Some(kept) = &self.kept {
-            return self.serve_kept(kept, request, reply, out);
+            steps::at(Step::Received, request.header.opcode);
+            self.serve_kept(kept, request, reply, out);
+            return steps::at(Step::Served, request.header.opcode);
         }
         self.unless_frozen(request, reply, |reply| self.dispatch(request, reply, out));
     }

@@ -19,6 +19,7 @@ pub mod area;
 pub(crate) mod forced;
 mod frozen;
 pub(crate) mod handover;
+mod injected;
 pub(crate) mod journal;
 mod options;
 pub(crate) mod pins;
@@ -45,6 +46,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use zerocopy::IntoBytes;
 
+/// Whether servers of this build die where `KEDGE_DEATHS` asks for it (`injected`).
+pub const INJECTS: bool = cfg!(debug_assertions);
+
 /// Locks that order the changes of one file.
 const STRIPES: usize = 256;
 
@@ -62,6 +66,7 @@ impl Life {
         let number = head.life + 1;
         area.store(cutoff_at(number), 0);
         area.store(at!(life), number);
+        steps::begin(number);
         Life { area: Arc::new(area), number }
     }
 

@@ -1,11 +1,14 @@
-//! For tests: a death at a step of a change, and rules that are broken on purpose.
+//! For tests: a death at a step of a request, and rules that are broken on purpose.
 
+use super::injected;
 use std::cell::{Cell, RefCell};
 
-/// A moment of a change.
+/// A moment of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Step {
     Never,
+    /// Nothing was done.
+    Received,
     /// The entry is written, the change not made.
     Begun,
     /// The record is in the log and noted, and cannot be durable.
@@ -14,6 +17,10 @@ pub(crate) enum Step {
     Made,
     /// The outcome is noted, and the reply not sent.
     Finished,
+    /// The reply is sent, or another thread sends it.
+    Served,
+    /// The next server has looked at its entry, and made the change again where that was needed.
+    Redone,
 }
 
 /// A rule that is broken.
@@ -66,7 +73,15 @@ pub(crate) fn redoing(each: Option<Box<dyn Fn()>>) {
     REDOING.set(each);
 }
 
-pub(crate) fn redone() {
+/// The life of this process begins.
+pub(crate) fn begin(life: u64) {
+    if super::INJECTS {
+        injected::begin(life);
+    }
+}
+
+pub(crate) fn redone(opcode: u32) {
+    at(Step::Redone, opcode);
     if cfg!(test) {
         REDOING.with_borrow(|each| {
             if let Some(each) = each {
@@ -81,7 +96,8 @@ pub(crate) fn break_rule(rule: Broken) {
     BROKEN.set(rule);
 }
 
-pub(crate) fn at(step: Step) {
+/// A request of this kind is at this step.
+pub(crate) fn at(step: Step, opcode: u32) {
     if cfg!(test) {
         DEATH.with_borrow(|(death, first)| {
             if *death == step {
@@ -89,6 +105,9 @@ pub(crate) fn at(step: Step) {
                 panic!("dies at {step:?}");
             }
         });
+    }
+    if super::INJECTS {
+        injected::at(step, opcode);
     }
 }
 

@@ -131,11 +131,12 @@ impl<O: Ops> Server<O> {
                 Some(UnderWay { kept: kept.clone(), slot })
             }
         };
-        steps::at(Step::Begun);
+        let opcode = request.header.opcode;
+        steps::at(Step::Begun, opcode);
         let (noted, ops) = (kept.clone(), self.ops.clone());
         let shown = seen.zip(under_way.as_ref().map(|under_way| under_way.slot));
         let durable = move |error: i32, _: &[&[u8]]| {
-            steps::at(Step::Made);
+            steps::at(Step::Made, opcode);
             // The journal may be empty, and a flag or a whiteout is only in the log's memory.
             let durable = || ops.sync().map_err(|e| e.errno()).and_then(|()| noted.journal.barrier());
             let error = if error == 0 { durable().map_or_else(|errno| -errno, |()| 0) } else { error };
@@ -143,7 +144,7 @@ impl<O: Ops> Server<O> {
                 let made = if error == 0 { seen.now(&*ops) } else { REFUSED };
                 noted.forced.lock().made(&noted.area, slot, made);
             }
-            steps::at(Step::Finished);
+            steps::at(Step::Finished, opcode);
             error
         };
         let owed = (under_way, kept.owe(None));

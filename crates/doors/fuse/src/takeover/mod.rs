@@ -127,13 +127,13 @@ impl<O: Ops> Server<O> {
             Ok(place) => place,
             Err(errno) => return reply.err(errno),
         };
-        steps::at(Step::Begun);
-        let committed = marking(kept, place, rule, request.header.opcode);
         let (ops, node, opcode) = (self.ops.clone(), request.header.nodeid, request.header.opcode);
+        steps::at(Step::Begun, opcode);
+        let committed = marking(kept, place, rule, opcode);
         let clears = may_clear_bits(request);
         let noted = kept.clone();
         let finish = move |error: i32, parts: &[&[u8]]| {
-            steps::at(Step::Made);
+            steps::at(Step::Made, opcode);
             let result = match (opcode, parts.first()) {
                 (op::WRITE, Some(part)) => u32::from_ne_bytes(part[..4].try_into().expect("a WriteOut")),
                 _ => 0,
@@ -144,7 +144,7 @@ impl<O: Ops> Server<O> {
             };
             let state = if error == 0 { DONE } else { REFUSED };
             noted.journal.finish(place, Outcome { state, result, mode, padding: 0 });
-            steps::at(Step::Finished);
+            steps::at(Step::Finished, opcode);
             error
         };
         let witness = Witness { time: Some(now), number: None, committed };
@@ -192,7 +192,7 @@ fn marking(kept: &Kept, place: Place, rule: Rule, opcode: u32) -> Option<OnCommi
     Some(Box::new(move |found, end, ino| {
         if found == kind as u8 && (!marked.replace(true) || each) {
             Journal::mark(&area, place, life, end, ino);
-            steps::at(Step::Marked);
+            steps::at(Step::Marked, opcode);
         }
     }))
 }

@@ -114,7 +114,7 @@ impl<O: Ops> Server<O> {
         for entry in &mut entries {
             let parts = left.remove(&entry.head.seq);
             redone += u64::from(self.redo_one(kept, entry, parts, &found, &mut touched, &mut out)?);
-            steps::redone();
+            steps::redone(entry.head.opcode);
         }
         // A change of content that was made again has set the time of a change that preceded the
         // last one, unless a later one was made again, too.

@@ -1,0 +1,126 @@
+//! For tests of a whole mount: deaths inside of requests, in builds with debug assertions.
+//!
+//! `KEDGE_DEATHS=SEED,FILE` has every second server of a mount die at one step of one kind of
+//! request, by a panic or by abort(3). The seed and the number of the life choose them, so that
+//! rare kinds get as many tries as common ones. The lives between end by other causes: a request
+//! that kills three servers one after another is refused. `KEDGE_DEATHS=READ/Received,FILE` has the
+//! first server die by a panic at this step of its first such request. Before its death a server
+//! appends a line to FILE.
+
+use super::steps::Step;
+use crate::abi::{op, op_name};
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::path::PathBuf;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+const VARIABLE: &str = "KEDGE_DEATHS";
+/// The first passages of a step, at one of which a server dies.
+const PASSAGES: u64 = 4;
+
+/// Kinds of requests that change something.
+const CHANGES: &[u32] = &[
+    op::SETATTR,
+    op::SYMLINK,
+    op::MKNOD,
+    op::MKDIR,
+    op::UNLINK,
+    op::RMDIR,
+    op::RENAME,
+    op::RENAME2,
+    op::LINK,
+    op::WRITE,
+    op::SETXATTR,
+    op::REMOVEXATTR,
+    op::FALLOCATE,
+    op::TMPFILE,
+];
+const OF_CHANGES: &[Step] =
+    &[Step::Received, Step::Begun, Step::Marked, Step::Made, Step::Finished, Step::Served, Step::Redone];
+const OTHERS: &[u32] = &[
+    op::LOOKUP,
+    op::FORGET,
+    op::GETATTR,
+    op::READLINK,
+    op::READ,
+    op::STATFS,
+    op::FSYNC,
+    op::GETXATTR,
+    op::LISTXATTR,
+    op::READDIR,
+    op::READDIRPLUS,
+    op::FSYNCDIR,
+    op::LSEEK,
+    op::SYNCFS,
+    op::IOCTL,
+];
+const OF_OTHERS: &[Step] = &[Step::Received, Step::Served];
+
+static DEATH: OnceLock<Option<Death>> = OnceLock::new();
+
+/// The death of this process.
+struct Death {
+    opcode: u32,
+    step: Step,
+    panics: bool,
+    /// Passages of the step until then.
+    left: AtomicU64,
+    file: PathBuf,
+}
+
+impl Death {
+    fn of(life: u64) -> Option<Death> {
+        let words = std::env::var(VARIABLE).ok()?;
+        let (which, file) = words.split_once(',')?;
+        let pairs = |opcodes: &'static [u32], steps: &'static [Step]| {
+            opcodes.iter().flat_map(|opcode| steps.iter().map(|step| (*opcode, *step)))
+        };
+        let mut all = pairs(CHANGES, OF_CHANGES).chain(pairs(OTHERS, OF_OTHERS));
+        let Ok(seed) = which.parse::<u64>() else {
+            let named = |(opcode, step): &(u32, Step)| format!("{}/{step:?}", op_name(*opcode)) == which;
+            let (opcode, step) = all.find(named).filter(|_| life == 1)?;
+            return Some(Death { opcode, step, panics: true, left: AtomicU64::new(1), file: file.into() });
+        };
+        let mut random = Random(seed.wrapping_add(life << 32));
+        let count = all.clone().count() as u64;
+        let (opcode, step) = all.nth(random.below(count) as usize).filter(|_| life.is_multiple_of(2))?;
+        let left = AtomicU64::new(1 + random.below(PASSAGES));
+        Some(Death { opcode, step, panics: random.below(2) == 0, left, file: file.into() })
+    }
+
+    fn die(&self) -> ! {
+        let how = if self.panics { "panic" } else { "abort" };
+        let line = format!("{} {:?} {how}\n", op_name(self.opcode), self.step);
+        let noted = OpenOptions::new().append(true).open(&self.file);
+        let noted = noted.and_then(|mut file| file.write_all(line.as_bytes()));
+        assert!(!self.panics, "a death that {VARIABLE} asks for, {line}noted: {noted:?}");
+        std::process::abort()
+    }
+}
+
+/// splitmix64.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, end: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) % end
+    }
+}
+
+/// The life of this process begins.
+pub(super) fn begin(life: u64) {
+    DEATH.get_or_init(|| Death::of(life));
+}
+
+/// A request of this kind is at this step.
+pub(super) fn at(step: Step, opcode: u32) {
+    let Some(Some(death)) = DEATH.get() else { return };
+    if (death.step, death.opcode) == (step, opcode) && death.left.fetch_sub(1, Relaxed) == 1 {
+        death.die();
+    }
+}
