@@ -19,6 +19,7 @@ use crate::offer::Program;
 use crate::options::MountWords;
 use crate::os::{self, TerminationSignals};
 use crate::serve::{Mount, in_foreground_kept, unmount_on_signal};
+use crate::syslog;
 use crate::usage::Usage;
 use anyhow::{Context, Result, anyhow, bail};
 use kedge_base::{Clock, SystemClock};
@@ -380,6 +381,7 @@ pub fn serve(mount: &Mount<'_>, fds: KeptFds, keep_stderr: bool) -> Result<ExitC
     }
     let [connection, area] = [fds.connection, fds.area].map(os::inherited);
     let (connection, area) = (connection.context("the connection")?, area.context("the memory")?);
+    die_of_panics();
     background::run(keep_stderr, |live| {
         let area = Area::inherited(area).context("go on with the keeper's memory")?;
         handover::await_turn()?;
@@ -389,6 +391,17 @@ pub fn serve(mount: &Mount<'_>, fds: KeptFds, keep_stderr: bool) -> Result<ExitC
         let mount = Mount { words: &words, extra: mount.extra.clone(), ..*mount };
         in_foreground_kept(&mount, connection, life, live).map(|()| ExitCode::SUCCESS)
     })
+}
+
+/// Has a panic of any thread end the process before its stack unwinds, which would send replies
+/// with EIO and shut the file system down. The next server takes this one's place.
+fn die_of_panics() {
+    let print = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        print(panic);
+        syslog::error(&panic.to_string());
+        std::process::abort();
+    }));
 }
 
 /// The words of a server's command line that repeat those of its keeper.
