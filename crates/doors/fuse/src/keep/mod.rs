@@ -136,10 +136,10 @@ impl Kept {
         let deaths = area.deaths();
         let crashed = !head.is_handed_over(&deaths)
             && !matches!(deaths.signal.cast_signed(), 0 | libc::SIGKILL | libc::SIGTERM);
-        let suspect = match head.suspect {
-            Suspect { under_way: 1, deaths, .. } if crashed => Suspect { deaths: deaths + 1, ..head.suspect },
-            suspect => suspect,
-        };
+        let deaths = head.suspect.deaths + u32::from(crashed && head.suspect.under_way == 1);
+        let suspect = Suspect { deaths, under_way: 0, ..head.suspect };
+        // The next death is its own only if it is served alone again.
+        note_suspect(&area, suspect);
         let pins = Pins::load(&area);
         let answers = Answers::load(&area);
         let forced = Slots::load(&area);
@@ -180,11 +180,7 @@ impl Kept {
     /// A request is served alone, because it may be the cause of a death (`under_way`), or it has
     /// been.
     pub(crate) fn suspects(&self, suspect: Suspect) {
-        let under_way_at = at!(suspect) + std::mem::offset_of!(Suspect, under_way) as u64;
-        // A death while the field belongs to two requests is neither one's.
-        self.area.store(under_way_at, 0);
-        self.area.put(at!(suspect), Suspect { under_way: 0, ..suspect }.as_bytes());
-        self.area.store(under_way_at, suspect.under_way);
+        note_suspect(&self.area, suspect);
     }
 
     pub(crate) fn history(&self) -> &Value {
@@ -221,6 +217,14 @@ impl Kept {
     pub(crate) fn stripe(&self, ino: u64) -> &Mutex<()> {
         &self.stripes[ino as usize % STRIPES]
     }
+}
+
+fn note_suspect(area: &Area, suspect: Suspect) {
+    let under_way_at = at!(suspect) + std::mem::offset_of!(Suspect, under_way) as u64;
+    // A death while the field belongs to two requests is neither one's.
+    area.store(under_way_at, 0);
+    area.put(at!(suspect), Suspect { under_way: 0, ..suspect }.as_bytes());
+    area.store(under_way_at, suspect.under_way);
 }
 
 /// A change whose reply was not sent.

@@ -518,6 +518,32 @@ fn bytes_of_a_program_are_never_an_entry() {
     assert!(taken, "the forged entry is one but for the rule");
 }
 
+/// A slow request is under way when its server is killed, and others die of other causes.
+#[test]
+fn a_request_beside_the_deaths_of_others_is_not_refused() {
+    let mut world = World::new();
+    let area = Area::inherited(world.area.try_clone().unwrap()).unwrap();
+    let (node, body) = (world.ino("a"), write(0, b"slow"));
+    let slow = 1000 | UNIQUE_RESEND;
+    let hook = std::panic::take_hook();
+    std::panic::set_hook(Box::new(|_| ()));
+    for _ in 0..DEATHS_MAX {
+        area.note_death(libc::SIGABRT);
+        world.next_life();
+        die_at(Step::Begun, Box::new(|| ()));
+        let died = AssertUnwindSafe(|| world.send(slow, op::WRITE, node, &body));
+        assert!(catch_unwind(died).is_err(), "its server dies while it is served alone");
+        die_at(Step::Never, Box::new(|| ()));
+        area.note_death(libc::SIGKILL);
+        world.next_life();
+    }
+    std::panic::set_hook(hook);
+    area.note_death(libc::SIGABRT);
+    world.next_life();
+    world.send(slow, op::WRITE, node, &body);
+    assert_eq!(world.last().0, 0);
+}
+
 #[test]
 fn a_request_that_kills_three_servers_is_refused() {
     let mut world = World::new();
