@@ -4,12 +4,12 @@ use crate::image::{check_kind, is_uri, locate};
 use crate::options::MountWords;
 use crate::text::show_size;
 use crate::usage::Usage;
-use crate::{clock, courier, handover, key, memory, waits};
+use crate::{clock, courier, handover, key, memory, os, waits};
 use anyhow::{Context, Result, bail};
 use kedge_base::{Clock, SystemClock};
 use kedge_device::crypt::{CRYPT_AREA, CryptHeader};
 use kedge_device::sim::{ScriptedDevice, VolatileDevice};
-use kedge_device::{Device, FileDevice, OpenOptions, WatchedDevice};
+use kedge_device::{Device, FileDevice, Location, OpenOptions, WatchedDevice};
 use kedge_fsck::{CheckOptions, Progress, RepairMode, RepairOptions, StoreReplay};
 use kedge_fuse::keep::Life;
 use kedge_fuse::{FuseOptions, MountError, MountPoint, MountedSession};
@@ -122,6 +122,8 @@ pub struct Extra {
     pub takeover: bool,
     /// The life of a server that has a keeper, which holds the lock on the image.
     pub life: Option<Life>,
+    /// The file of the image, which the keeper has locked: its name may mean another one by now.
+    pub file: Option<Arc<OwnedFd>>,
     /// A budget for dirty pages that is shared with other images.
     pub shared_budget: Option<Arc<SharedBudget>>,
 }
@@ -175,13 +177,16 @@ pub fn host_free(path: &Path) -> Option<u64> {
 }
 
 fn open_as(path: &Path, words: &MountWords, extra: Extra) -> Result<Opened> {
-    check_kind(path)?;
     let mut how = OpenOptions { takeover: extra.takeover, ..device_options(words.read_only) };
     if extra.life.is_some() {
         // Requests in a ring may end after their process, and would write beside its successor.
         (how.lock, how.io_uring) = (false, false);
     }
-    let mut device: Arc<dyn Device> = kedge_device::open(&locate(path)?, how)?;
+    let location = match &extra.file {
+        None => check_kind(path).and_then(|()| locate(path))?,
+        Some(file) => Location::Path(os::path_of(file)),
+    };
+    let mut device: Arc<dyn Device> = kedge_device::open(&location, how)?;
     if words.key_file.is_some() && !key::is_encrypted(&*device)? {
         bail!("{} is not encrypted, and mount option key-file names a key", path.display());
     }

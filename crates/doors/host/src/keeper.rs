@@ -10,7 +10,7 @@
 //! starts programs, and they are servers, or fusermount3, which ends at once.
 
 use crate::background;
-use crate::engine;
+use crate::engine::{self, Extra};
 use crate::handover::{self, Handovers};
 use crate::image;
 use crate::kept_server::{End, KeptServer, LEAVE, LEFT, Launch, REFUSED, WAITS};
@@ -21,7 +21,7 @@ use crate::os::{self, TerminationSignals};
 use crate::serve::{Mount, in_foreground_kept, unmount_on_signal};
 use crate::syslog;
 use crate::usage::Usage;
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use kedge_base::{Clock, SystemClock};
 use kedge_device::Device;
 use kedge_fuse::keep::{Area, Life, sentinel};
@@ -31,6 +31,8 @@ use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::Signal;
 use std::ffi::{OsStr, OsString};
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -44,6 +46,9 @@ const START_PATIENCE: Duration = Duration::from_secs(20);
 const LEAVE_PATIENCE: Duration = Duration::from_secs(60);
 /// For the new server, until it serves. After a handover there is little to recover.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// For the system to have a process and memory for a server.
+const SHORTAGE_PATIENCE: Duration = Duration::from_secs(10);
+const SHORTAGE_PAUSE: Duration = Duration::from_millis(20);
 const DIED: &str = "the server died, or the mount ended, before the handover";
 /// The first Linux that sends requests again.
 const LINUX: (u32, u32) = (6, 9);
@@ -73,12 +78,15 @@ pub fn check(image: &Path, words: &MountWords) -> Result<()> {
         );
     }
     let release = rustix::system::uname().release().to_string_lossy().into_owned();
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).filter_map(|n| n.parse().ok());
-    let found: (u32, u32) = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
-    if found < LINUX {
+    if is_too_old(&release) {
         return refused(&format!("it needs Linux {}.{}, and this is {release}", LINUX.0, LINUX.1));
     }
     Ok(())
+}
+
+fn is_too_old(release: &str) -> bool {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).filter_map(|n| n.parse().ok());
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) < LINUX
 }
 
 /// Holds what outlives a server.
@@ -90,6 +98,8 @@ struct Keeper {
     _socket: Option<Bound>,
     /// Holds the lock on the image.
     _image: Arc<dyn Device>,
+    /// The same file, which servers open whatever its name means by then.
+    file: File,
 }
 
 /// Mounts the image, and keeps a server for it until the mount has ended. `words` are those of the
@@ -102,7 +112,7 @@ pub fn run(
     live: impl FnOnce() -> Result<()>,
 ) -> Result<ExitCode> {
     let signals = TerminationSignals::block().context("block signals")?;
-    let image = engine::open_locked(mount.image)?;
+    let (image, file) = open_image(mount.image)?;
     let key = ImageKey::of(mount.image, &*image)?;
     key::forget();
     let area = Area::make().context("get memory for what outlives a server")?;
@@ -112,10 +122,11 @@ pub fn run(
         eprintln!("kedge: warning: {weaker}");
     }
     let handovers = Arc::new(Handovers::new(key).context("get a descriptor")?);
-    let socket = handovers.listen(point.device.as_deref(), mount.image, &area);
+    let socket = handovers.listen(point.device.as_deref(), &os::path_of(&file), &area);
     let socket = socket.inspect_err(|e| tracing::warn!("the server cannot be replaced: {e:#}")).ok();
-    let keeper = Keeper { connection, area, handovers, _socket: socket, _image: image };
-    for fd in [keeper.connection.as_fd(), keeper.area.fd()] {
+    area.note_image(file.as_raw_fd());
+    let keeper = Keeper { connection, area, handovers, _socket: socket, _image: image, file };
+    for fd in [keeper.connection.as_fd(), keeper.area.fd(), keeper.file.as_fd()] {
         fcntl_setfd(fd, FdFlags::empty()).context("let servers inherit the connection")?;
     }
     let launch = Launch {
@@ -141,6 +152,22 @@ pub fn run(
     ended
 }
 
+/// Takes the lock on an image. The returned file gives no access: servers open it again, and need
+/// the right to.
+fn open_image(image: &Path) -> Result<(Arc<dyn Device>, File)> {
+    let named = || format!("open {}", image.display());
+    let file = OpenOptions::new().read(true).custom_flags(libc::O_PATH).open(image).with_context(named)?;
+    let locked = engine::open_locked(image)?;
+    let [opened, now] = [file.metadata(), fs::metadata(image)].map(|meta| meta.with_context(named));
+    let (opened, now) = (opened?, now?);
+    ensure!(
+        (opened.dev(), opened.ino()) == (now.dev(), now.ino()),
+        "{} was replaced while it was opened",
+        image.display()
+    );
+    Ok((locked, file))
+}
+
 /// The server of another program. It waits for its turn.
 struct Successor {
     program: Program,
@@ -161,6 +188,21 @@ impl Successor {
     fn left(&self) -> Duration {
         let patience = if self.has_turn { LEAVE_PATIENCE } else { START_PATIENCE };
         patience.saturating_sub(SystemClock::default().since(self.since))
+    }
+}
+
+/// Starts a server. A system that has no process or no memory for it may have them in a moment.
+fn start_patiently(program: &Program, launch: &Launch) -> Result<KeptServer> {
+    let clock = SystemClock::default();
+    let begun = clock.monotonic();
+    loop {
+        match KeptServer::start(program, launch) {
+            Err(e) if os::is_shortage(&e) && clock.since(begun) < SHORTAGE_PATIENCE => {
+                tracing::warn!("{e:#}; trying again");
+                clock.sleep(SHORTAGE_PAUSE);
+            }
+            started => return started,
+        }
     }
 }
 
@@ -208,7 +250,7 @@ impl Keeper {
                 self.handovers.serves(program.version(), is_new);
                 Ok(())
             };
-            let server = waiting.take().map_or_else(|| KeptServer::start(&program, launch), Ok)?;
+            let server = waiting.take().map_or_else(|| start_patiently(&program, launch), Ok)?;
             let patience = is_new.then_some(PATIENCE);
             let Ended { end, served, successor } =
                 self.one_server(server, &program, patience, launch, &mut begun)?;
@@ -388,7 +430,9 @@ pub fn serve(mount: &Mount<'_>, fds: KeptFds, keep_stderr: bool) -> Result<ExitC
         let life = Life::begin(area);
         let mut words = mount.words.clone();
         words.switches.add(&life.options().context("go on with the options")?);
-        let mount = Mount { words: &words, extra: mount.extra.clone(), ..*mount };
+        let file = life.image().map(os::inherited).transpose().context("the image's file")?;
+        let extra = Extra { file: file.map(Arc::new), ..mount.extra.clone() };
+        let mount = Mount { words: &words, extra, ..*mount };
         in_foreground_kept(&mount, connection, life, live).map(|()| ExitCode::SUCCESS)
     })
 }
@@ -420,3 +464,7 @@ pub fn words_of(options: &str, more: &[(&str, Option<&OsStr>)]) -> Vec<OsString>
     }
     words
 }
+
+#[cfg(test)]
+#[path = "keeper_tests.rs"]
+mod tests;

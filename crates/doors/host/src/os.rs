@@ -1,10 +1,11 @@
 //! The system calls for which the dependencies have no safe wrapper.
 #![allow(unsafe_code)]
 
-use rustix::fd::{FromRawFd, OwnedFd};
+use rustix::fd::{AsRawFd, FromRawFd, OwnedFd};
 use rustix::io::{FdFlags, fcntl_setfd};
 use std::io;
 use std::mem::MaybeUninit;
+use std::path::PathBuf;
 
 /// Signals that ask a mount to end.
 const TERMINATION: [libc::c_int; 3] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP];
@@ -118,6 +119,17 @@ pub fn inherit_standard_streams_only() {
 pub(crate) fn leave(status: u8) -> ! {
     // SAFETY: the call takes an integer and does not return. The kernel frees what the process has.
     unsafe { libc::_exit(status.into()) }
+}
+
+/// A path of an open file of this process, whatever its name means by now.
+pub(crate) fn path_of(file: &impl AsRawFd) -> PathBuf {
+    format!("/proc/self/fd/{}", file.as_raw_fd()).into()
+}
+
+/// Whether an error is one that passes when other processes end.
+pub(crate) fn is_shortage(e: &anyhow::Error) -> bool {
+    let errno = e.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error);
+    matches!(errno, Some(libc::EAGAIN | libc::ENOMEM | libc::ENFILE))
 }
 
 /// Takes a descriptor that this process has inherited, and passes it on to no other program. Call

@@ -77,7 +77,7 @@ fields!(
     pub(crate) Suspect = 32 { unique: u64, node: u64, opcode: u32, deaths: u32, under_way: u64 }
 );
 fields!(
-    pub(crate) Head = 960 {
+    pub(crate) Head = 968 {
         magic: u64, version: u32, padding: u32, life: u64, negotiated: Negotiated, suspect: Suspect,
         // By life: the end of the log that recovery found after it; 0 for a life that is not over.
         cutoffs: [u64; LIVES],
@@ -94,6 +94,8 @@ fields!(
         // A freeze (`frozen`): the request that made it, 0 for none; when it began, in seconds
         // since 1970; when it ends by itself, 0 for never; the last request that ended one.
         frozen: u64, frozen_since: u64, thaw_at_ns: u64, thawed: u64,
+        // The descriptor by which servers inherit the image's file; 0: they open its path.
+        image: u64,
     }
 );
 fields!(
@@ -135,6 +137,11 @@ impl Area {
         let head = Head { magic: MAGIC, version: VERSION, ..Head::new_zeroed() };
         area.put(0, head.as_bytes());
         Ok(area)
+    }
+
+    /// Servers inherit the image's file as this descriptor.
+    pub fn note_image(&self, fd: i32) {
+        self.store(at!(image), u64::from(fd.unsigned_abs()));
     }
 
     /// The area that another process has made.

@@ -80,6 +80,12 @@ impl Life {
         self.area.frozen()
     }
 
+    /// The descriptor of the image's file, which the keeper has open.
+    pub fn image(&self) -> Option<i32> {
+        let head: Head = self.area.read(0);
+        i32::try_from(head.image).ok().filter(|fd| *fd > 0)
+    }
+
     /// Recovery found that the log ends at `end`, and nothing was appended to it yet. That is the
     /// cut-off of the last life, and of lives that ended before they appended anything.
     pub fn recovered(&self, end: Lsn) {
