@@ -163,6 +163,11 @@ impl Area {
         self.fd.as_fd()
     }
 
+    /// Maps the pages of the journal.
+    pub(crate) fn populate(&self) -> io::Result<()> {
+        self.words.populate(HALVES_AT, 2 * HALF)
+    }
+
     /// Takes memory for a range, so that stores there find it.
     pub(crate) fn allocate(&self, at: u64, len: u64) -> io::Result<()> {
         loop {

@@ -42,6 +42,11 @@ impl Words {
         Ok(Words(map))
     }
 
+    /// Maps the pages of a range, which the file has. Otherwise the first store to each is a fault.
+    pub(super) fn populate(&self, at: u64, len: u64) -> io::Result<()> {
+        self.0.advise_range(Advice::PopulateWrite, at as usize, len as usize)
+    }
+
     fn words(&self) -> &[AtomicU64] {
         // SAFETY: the mapping is readable and writable, begins at a page, and is as long as the
         // file, which keeps its size. The words live as long as the mapping, which `self` owns.

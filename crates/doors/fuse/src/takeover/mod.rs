@@ -58,6 +58,10 @@ impl<O: Ops> Server<O> {
 
     /// Frees what the journal no longer needs, until the server ends.
     pub(crate) fn recycle(kept: &Kept, ops: &O) {
+        // Changes go on meanwhile, and have faults where this has not come by yet.
+        if let Err(e) = kept.area.populate() {
+            tracing::debug!("the pages of the journal are mapped one by one: {e}");
+        }
         kept.journal.recycle(|| {
             ops.sync().map_err(|e| {
                 tracing::error!("changes cannot be made durable, and wait in the keeper's memory: {e}");
