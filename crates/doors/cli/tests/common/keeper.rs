@@ -1,9 +1,12 @@
 //! Mounts with a keeper, whose servers are killed.
 
-use super::{Place, until};
+use super::{Place, tool, until};
 use kedge_base::{JoinHandle, spawn_named};
 use parking_lot::{Mutex, MutexGuard};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fd::OwnedFd;
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -32,9 +35,76 @@ pub fn kill_server(place: &Place, signal: Signal) {
 
 fn kill_server_of(dir: &Path, signal: Signal) {
     let pid = server_of(dir).unwrap();
-    kill_process(pid, signal).unwrap();
+    // It may die by itself meanwhile.
+    assert!(matches!(kill_process(pid, signal), Ok(()) | Err(rustix::io::Errno::SRCH)));
     // The last request may be served by a thread that has not seen the signal.
     until("another server serves", || server_of(dir).unwrap() != pid);
+}
+
+/// Mounts a new image whose servers die inside of requests, as `KEDGE_DEATHS` says. Returns the
+/// file where they note that.
+pub fn mount_dying(place: &Place, words: &[&str], which: &str) -> PathBuf {
+    let noted = place.path("deaths");
+    fs::write(&noted, "").unwrap();
+    let mut command = place.command(env!("CARGO_BIN_EXE_kedge"));
+    command.arg("mount").args(words).args(["-o", "keeper", "disk.kedge", "mnt"]);
+    command.env("KEDGE_DEATHS", format!("{which},{}", noted.display()));
+    tool(command, "kedge");
+    noted
+}
+
+/// What the keeper's memory shows of the servers before.
+pub struct History {
+    pub life: u64,
+    pub deaths: u64,
+    pub refused: u64,
+    pub last_signal: i32,
+    pub pause_last_ms: u64,
+}
+
+/// The reply waits for a server.
+pub fn history(dir: &Path) -> History {
+    let mut text = vec![0; 1 << 16];
+    let len = rustix::fs::getxattr(dir, "system.kedgefs.info", &mut text[..]).unwrap();
+    let info: serde_json::Value = serde_json::from_slice(&text[..len]).unwrap();
+    let number = |name: &str| info["mount"]["keeper"][name].as_u64().unwrap();
+    History {
+        life: number("life"),
+        deaths: number("deaths"),
+        refused: number("refused"),
+        last_signal: number("last_signal") as i32,
+        pause_last_ms: number("pause_last_ms"),
+    }
+}
+
+/// The server of the moment, and no process that gets its number later.
+pub struct JustServer {
+    pub pid: Pid,
+    process: OwnedFd,
+}
+
+impl JustServer {
+    pub fn of(dir: &Path) -> JustServer {
+        loop {
+            let pid = server_of(dir).unwrap();
+            // It may have died meanwhile.
+            if let Ok(process) = pidfd_open(pid, PidfdFlags::empty())
+                && server_of(dir).unwrap() == pid
+            {
+                return JustServer { pid, process };
+            }
+        }
+    }
+
+    /// An error means that it is gone.
+    pub fn kill(&self, signal: Signal) -> rustix::io::Result<()> {
+        pidfd_send_signal(&self.process, signal)
+    }
+
+    pub fn is_gone(&self) -> bool {
+        let mut ended = [PollFd::new(&self.process, PollFlags::IN)];
+        poll(&mut ended, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() > 0
+    }
 }
 
 /// A thread that kills the servers of `mnt` again and again.

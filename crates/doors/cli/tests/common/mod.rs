@@ -1,9 +1,11 @@
 //! Runs the program as a user would.
 #![allow(dead_code, unused_imports, unused_macros, clippy::unwrap_used)]
 
+pub mod fsx;
 pub mod io;
 pub mod keeper;
 pub mod mapping;
+pub mod pjdfstest;
 pub mod postgres;
 pub mod rings;
 pub mod seeks;

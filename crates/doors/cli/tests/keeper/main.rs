@@ -8,16 +8,20 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod loads;
 mod memory;
 mod postgres;
 mod program;
 mod state;
+mod trouble;
 mod upgrade;
+mod whole;
 
-use common::keeper::{Killer, keeper, kill_server, server};
+use common::keeper::{Killer, keeper, kill_server, mount_dying, server};
 use common::seeks::{Seeks, is_gone, stop_in_a_seek};
 use common::{Place, needs_fuse, until};
 use kedge_base::{Clock, HANG, SystemClock, spawn_named};
+use kedge_fuse::keep::INJECTS;
 use kedge_sim::rig::{seed_from_env, within};
 use program::{Program, difference};
 use rand::rngs::SmallRng;
@@ -30,11 +34,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
 
-const DEATHS: u64 = 100;
+const DEATHS: u64 = 85;
 const PROGRAMS: u64 = 3;
 
+/// `KEDGE_KEEPER_DEATHS`.
+fn deaths_of() -> Option<u64> {
+    std::env::var("KEDGE_KEEPER_DEATHS").ok().map(|n| n.parse().expect("a number of deaths"))
+}
+
 fn deaths_wanted() -> u64 {
-    std::env::var("KEDGE_KEEPER_DEATHS").map_or(DEATHS, |n| n.parse().expect("a number of deaths"))
+    deaths_of().unwrap_or(DEATHS)
 }
 
 /// Runs programs on the mount while `events` happen, each after a pause of up to `pause_max`.
@@ -81,17 +90,16 @@ fn beside_programs(place: &Place, seed: u64, events: u64, pause_max: Duration, m
     place.unmount_and_check("disk.kedge");
 }
 
-fn kill_again_and_again(place: &Place, seed: u64) {
+fn kill_again_and_again(place: &Place, noted: &Path, seed: u64) {
     let wanted = deaths_wanted();
     beside_programs(place, seed, wanted, Duration::from_millis(60), |death| {
-        let signal = match death % 20 {
-            0 => Signal::ILL,
-            10 => Signal::ABORT,
-            _ => Signal::KILL,
-        };
-        kill_server(place, signal);
+        kill_server(place, Signal::KILL);
         if death == wanted {
-            assert_eq!(keeper(place)["deaths"].as_u64(), Some(wanted));
+            let inside = fs::read_to_string(noted).unwrap().lines().count() as u64;
+            println!("{inside} servers died inside of requests");
+            assert!(inside > 0 || !INJECTS, "servers die inside of requests, too");
+            let deaths = keeper(place)["deaths"].as_u64().unwrap();
+            assert!((wanted..=wanted + inside).contains(&deaths), "{deaths} deaths");
             assert!(keeper(place)["redone"].as_u64().unwrap() > wanted, "changes were made again");
         }
     });
@@ -102,9 +110,10 @@ fn programs_do_not_notice_deaths_of_the_server() {
     needs_fuse!();
     let seed = seed_from_env().unwrap_or(1);
     println!("KEDGE_SEED={seed}");
-    let place = Place::after("mount --create 512M -o keeper disk.kedge mnt");
+    let place = Place::new();
+    let noted = mount_dying(&place, &["--create", "512M"], &seed.to_string());
     within(HANG * (1 + deaths_wanted() as u32 / 2000), "deaths of the server", move || {
-        kill_again_and_again(&place, seed);
+        kill_again_and_again(&place, &noted, seed);
     });
 }
 
@@ -117,6 +126,30 @@ fn a_plain_mount_has_a_keeper_too() {
     assert_eq!(fs::read(place.path("mnt/a")).unwrap(), b"told");
     assert_eq!(keeper(&place)["deaths"], 1);
     place.unmount_and_check("disk.kedge");
+}
+
+/// Nothing is sent while the stack of the request unwinds, neither by a worker nor by a thread that
+/// replies for it.
+#[test]
+fn a_panic_in_a_request_is_a_death_that_no_program_notices() {
+    needs_fuse!();
+    if !INJECTS {
+        return kedge_base::skip::note("servers of this build die inside of no request by themselves");
+    }
+    for which in ["READ/Received", "FSYNC/Received", "MKNOD/Made"] {
+        let place = Place::new();
+        let noted = mount_dying(&place, &["--create", "64M"], which);
+        fs::write(place.path("mnt/a"), "told").unwrap();
+        let file = File::open(place.path("mnt/a")).unwrap();
+        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+        file.sync_all().unwrap();
+        drop(file);
+        assert_eq!(fs::read(place.path("mnt/a")).unwrap(), b"told", "{which}");
+        assert_eq!(keeper(&place)["deaths"], 1, "{which}");
+        assert_eq!(keeper(&place)["last_signal"], 6, "{which}");
+        assert_eq!(fs::read_to_string(noted).unwrap().lines().count(), 1, "{which}");
+        place.unmount_and_check("disk.kedge");
+    }
 }
 
 fn has(program: &str) -> bool {

@@ -4,6 +4,7 @@ use crate::common::keeper::{keeper, server};
 use crate::common::{Place, needs_fuse, until};
 use crate::{beside_programs, seed_from_env, within};
 use kedge_base::HANG;
+use rustix::process::Pid;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -13,11 +14,11 @@ const KILLS: u64 = 10;
 const LEFT: &str = "65536";
 
 /// A control group without memory.
-struct Group(PathBuf);
+pub struct Group(PathBuf);
 
 impl Group {
     /// `None` where there can be no such group.
-    fn new() -> Option<Group> {
+    pub fn new() -> Option<Group> {
         let old = Path::new("/sys/fs/cgroup/memory");
         let (top, limit) = match old.join("memory.limit_in_bytes").exists() {
             true => (old, "memory.limit_in_bytes"),
@@ -29,8 +30,9 @@ impl Group {
         Some(group)
     }
 
-    fn put(&self, pid: i32) {
-        fs::write(self.0.join("cgroup.procs"), pid.to_string()).unwrap();
+    /// Takes the memory of a process. `false`: it has ended.
+    pub fn take(&self, process: Pid) -> bool {
+        fs::write(self.0.join("cgroup.procs"), process.to_string()).is_ok()
     }
 }
 
@@ -55,7 +57,7 @@ fn programs_do_not_notice_a_lack_of_memory() {
     within(HANG, "servers without memory", move || {
         beside_programs(&place, seed, KILLS, Duration::from_millis(100), |kill| {
             let pid = server(&place);
-            group.put(pid.as_raw_nonzero().get());
+            assert!(group.take(pid));
             until("the kernel kills the server", || server(&place) != pid);
             if kill == KILLS {
                 assert_eq!(keeper(&place)["deaths"].as_u64(), Some(KILLS));

@@ -4,6 +4,7 @@
 //! `cargo xtask test` builds pjdfstest if possible. If it is missing, its tests count as skipped.
 
 use crate::common::keeper::{Killer, keeper};
+use crate::common::pjdfstest::{self, Said};
 use crate::common::rings::rings_are_on;
 use crate::common::{Place, needs_fuse, output_of};
 use std::collections::BTreeSet;
@@ -18,57 +19,10 @@ const LEFT_OUT: &str = "link::link_count_max";
 /// The number of tests that the suite has for this configuration.
 const TESTS_MIN: usize = 398;
 
-const CONFIGURATION: &str = r#"
-[features]
-posix_fallocate = {}
-rename_ctime = {}
-stat_st_birthtime = {}
-utime_now = {}
-utimensat = {}
-
-[settings]
-naptime = 0.01
-allow_remount = REMOUNT
-
-[dummy_auth]
-entries = [["nobody", "nogroup"], ["daemon", "daemon"]]
-"#;
-
 /// Between two deaths of a server that has a keeper.
 const EVERY: Duration = Duration::from_millis(300);
 
-/// The result of one run of the suite.
-struct Said {
-    passed: usize,
-    skipped: Vec<String>,
-}
-
-/// Runs the tests whose names contain `pattern`; none may fail. `None` if pjdfstest is not
-/// installed.
-fn run(place: &Place, pattern: &str, remount: bool) -> Option<Said> {
-    let configuration = CONFIGURATION.replace("REMOUNT", &remount.to_string());
-    fs::write(place.path("pjdfstest.toml"), configuration).unwrap();
-    let mut command = place.command("pjdfstest");
-    command.args(["-c", "pjdfstest.toml", "-p"]).arg(place.path("mnt")).arg("-s").arg(place.path("other"));
-    command.arg(pattern);
-    let out = match output_of(command) {
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
-            kedge_base::skip::note("no pjdfstest: cargo install pjdfstest");
-            return None;
-        }
-        out => out.unwrap(),
-    };
-    let said = String::from_utf8(out.stdout).unwrap();
-    let errors = String::from_utf8_lossy(&out.stderr);
-    assert!(out.status.success() && said.contains("Summary: 0 failed, "), "{said}{errors}");
-    let ending = |word: &str| {
-        let lines = said.lines().filter_map(|line| line.strip_suffix(word));
-        lines.map(|line| line.trim_end().to_owned()).collect::<Vec<_>>()
-    };
-    Some(Said { passed: ending(" ok").len(), skipped: ending(" skipped") })
-}
-
-fn pjdfstest(options: &str) {
+fn suite(options: &str) {
     needs_fuse!();
     if !rustix::process::geteuid().is_root() {
         return kedge_base::skip::note("pjdfstest becomes other users, which only root can");
@@ -82,7 +36,7 @@ fn pjdfstest(options: &str) {
         fs::set_permissions(place.path(dir), fs::Permissions::from_mode(0o755)).unwrap();
     }
     let killer = options.contains("keeper").then(|| Killer::start(&place, EVERY));
-    let Some(Said { passed, mut skipped }) = run(&place, "", false) else { return };
+    let Some(Said { passed, mut skipped }) = pjdfstest::run(&place, "", false) else { return };
     if let Some(killer) = killer {
         println!("{} servers died: {}", killer.stop(), keeper(&place));
     }
@@ -90,9 +44,9 @@ fn pjdfstest(options: &str) {
     assert!(others.is_some() && skipped.iter().all(|name| name.contains("::erofs_")), "{skipped:?}");
     // These tests make the mount read-only. The suite leaves files open, so after other tests the
     // kernel would refuse that on any file system.
-    let remounts = run(&place, "erofs", true).unwrap();
-    assert_eq!((remounts.passed, remounts.skipped.len()), (skipped.len(), 0), "{skipped:?}");
-    let tests = passed + remounts.passed + 1;
+    let remounts = pjdfstest::run(&place, "erofs", true).unwrap();
+    assert_eq!((remounts.passed.len(), remounts.skipped.len()), (skipped.len(), 0), "{skipped:?}");
+    let tests = passed.len() + remounts.passed.len() + 1;
     assert!(tests >= TESTS_MIN, "only {tests} tests");
     println!("pjdfstest{options}: {} passed, 1 left out ({LEFT_OUT})", tests - 1);
     place.run("umount other").ok();
@@ -101,12 +55,12 @@ fn pjdfstest(options: &str) {
 
 #[test]
 fn pjdfstest_with_writes_passed_through() {
-    pjdfstest("");
+    suite("");
 }
 
 #[test]
 fn pjdfstest_with_the_kernels_writeback_cache_on_the_clients_processor() {
-    pjdfstest(" -o writeback_cache,placement=on");
+    suite(" -o writeback_cache,placement=on");
 }
 
 #[test]
@@ -118,7 +72,7 @@ fn pjdfstest_through_rings() {
 
 #[test]
 fn pjdfstest_while_servers_are_killed() {
-    pjdfstest(" -o keeper,placement=on");
+    suite(" -o keeper,placement=on");
 }
 
 /// stress-ng's programs that need features missing on FUSE or on this machine: binder, block

@@ -1,0 +1,116 @@
+//! What the machine does to a mount with a keeper: its image gets another name, its program is
+//! replaced, no process can be started, and all its processes are killed.
+
+use crate::common::keeper::{keeper, kill_server, server};
+use crate::common::{Place, copy_program, needs_fuse, tool, until, until_dead};
+use crate::parent_of;
+use kedge_base::spawn_named;
+use rustix::process::{Signal, kill_process};
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// The next server opens the file of the mount, and not what has its name by then.
+#[test]
+fn the_image_may_be_renamed_and_its_name_given_to_another() {
+    needs_fuse!();
+    let place = Place::after("mount --create 64M -o keeper disk.kedge mnt");
+    fs::write(place.path("mnt/a"), "told").unwrap();
+    fs::rename(place.path("disk.kedge"), place.path("renamed.kedge")).unwrap();
+    kill_server(&place, Signal::KILL);
+    place.run("mkfs --size 64M disk.kedge").ok();
+    let other = fs::read(place.path("disk.kedge")).unwrap();
+    fs::write(place.path("mnt/b"), "told, too").unwrap();
+    kill_server(&place, Signal::KILL);
+    place.run("upgrade-server mnt").ok();
+    assert_eq!(fs::read(place.path("mnt/a")).unwrap(), b"told");
+    assert_eq!(fs::read(place.path("mnt/b")).unwrap(), b"told, too");
+    place.unmount_and_check("renamed.kedge");
+    assert!(fs::read(place.path("disk.kedge")).unwrap() == other, "another image was changed");
+}
+
+#[test]
+fn the_image_and_the_program_may_be_removed() {
+    needs_fuse!();
+    let place = Place::new();
+    let program = place.path("kedge");
+    copy_program(&program);
+    let mut command = place.command(program.to_str().unwrap());
+    command.args("mount --create 64M -o keeper disk.kedge mnt".split(' '));
+    tool(command, "kedge");
+    fs::write(place.path("mnt/a"), "told").unwrap();
+    fs::remove_file(place.path("disk.kedge")).unwrap();
+    fs::remove_file(&program).unwrap();
+    fs::write(&program, "no program").unwrap();
+    kill_server(&place, Signal::KILL);
+    assert_eq!(fs::read(place.path("mnt/a")).unwrap(), b"told");
+    place.run("umount mnt").refused(1, &["unmounted, but how its image was closed cannot be seen"]);
+}
+
+#[test]
+fn a_keeper_and_a_server_that_are_killed_end_the_mount() {
+    needs_fuse!();
+    let place = Place::after("mount --create 64M -o keeper disk.kedge mnt");
+    fs::write(place.path("mnt/a"), "kept").unwrap();
+    fs::File::open(place.path("mnt/a")).unwrap().sync_all().unwrap();
+    let server = server(&place);
+    let keeper = parent_of(server);
+    kill_process(server, Signal::KILL).unwrap();
+    kill_process(keeper, Signal::KILL).unwrap();
+    until_dead(&place, "mnt");
+    until("the image is free", || place.run("mount -o nokeeper disk.kedge mnt").code == 0);
+    assert_eq!(fs::read(place.path("mnt/a")).unwrap(), b"kept");
+    place.unmount_and_check("disk.kedge");
+}
+
+/// A control group whose processes can start no other.
+struct Alone(PathBuf);
+
+impl Alone {
+    /// `None` where there can be no such group.
+    fn new() -> Option<Alone> {
+        let old = PathBuf::from("/sys/fs/cgroup/pids");
+        let top = if old.is_dir() { old } else { PathBuf::from("/sys/fs/cgroup") };
+        let group = Alone(top.join(format!("kedge-alone-{}", std::process::id())));
+        fs::create_dir(&group.0).ok()?;
+        group.0.join("pids.max").exists().then_some(group)
+    }
+
+    fn set(&self, file: &str, value: &str) {
+        fs::write(self.0.join(file), value).unwrap();
+    }
+}
+
+impl Drop for Alone {
+    fn drop(&mut self) {
+        // A group whose processes have ended can be removed.
+        if let Err(e) = fs::remove_dir(&self.0) {
+            eprintln!("{}: {e}", self.0.display());
+        }
+    }
+}
+
+#[test]
+fn a_keeper_that_can_start_no_process_tries_again() {
+    needs_fuse!(root: "only root can limit the number of processes");
+    let Some(group) = Alone::new() else {
+        return kedge_base::skip::note("no control group for processes");
+    };
+    let place = Place::after("mount --create 64M -o keeper disk.kedge mnt");
+    fs::write(place.path("mnt/a"), "told").unwrap();
+    let server = server(&place);
+    group.set("cgroup.procs", &parent_of(server).to_string());
+    group.set("pids.max", "1");
+    kill_process(server, Signal::KILL).unwrap();
+    let file = place.path("mnt/b");
+    let waits = spawn_named("waits", move || fs::write(file, "waits")).unwrap();
+    let refused = || fs::read_to_string(group.0.join("pids.events")).unwrap();
+    until("a server is not started", || !refused().contains("max 0"));
+    std::thread::sleep(Duration::from_millis(50));
+    assert!(!waits.is_finished(), "there is no server");
+    group.set("pids.max", "max");
+    waits.join().unwrap().unwrap();
+    assert_eq!(fs::read(place.path("mnt/a")).unwrap(), b"told");
+    assert_eq!(keeper(&place)["deaths"], 1);
+    place.unmount_and_check("disk.kedge");
+}
