@@ -7,7 +7,7 @@
 //! first server die by a panic at this step of its first such request. Before its death a server
 //! appends a line to FILE.
 
-use super::steps::Step;
+use super::step::Step;
 use crate::abi::{op, op_name};
 use std::fs::OpenOptions;
 use std::io::Write;

@@ -24,6 +24,7 @@ pub(crate) mod journal;
 mod options;
 pub(crate) mod pins;
 pub mod sentinel;
+mod step;
 pub(crate) mod steps;
 mod words;
 

@@ -1,27 +1,8 @@
 //! For tests: a death at a step of a request, and rules that are broken on purpose.
 
 use super::injected;
+pub(crate) use super::step::Step;
 use std::cell::{Cell, RefCell};
-
-/// A moment of a request.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Step {
-    Never,
-    /// Nothing was done.
-    Received,
-    /// The entry is written, the change not made.
-    Begun,
-    /// The record is in the log and noted, and cannot be durable.
-    Marked,
-    /// The change is made, without an outcome.
-    Made,
-    /// The outcome is noted, and the reply not sent.
-    Finished,
-    /// The reply is sent, or another thread sends it.
-    Served,
-    /// The next server has looked at its entry, and made the change again where that was needed.
-    Redone,
-}
 
 /// A rule that is broken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
