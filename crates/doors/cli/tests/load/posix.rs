@@ -66,7 +66,7 @@ fn pjdfstest_with_the_kernels_writeback_cache_on_the_clients_processor() {
 #[test]
 fn pjdfstest_through_rings() {
     if rings_are_on() {
-        pjdfstest(" -o transport=io_uring");
+        suite(" -o transport=io_uring");
     }
 }
 

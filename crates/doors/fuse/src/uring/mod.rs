@@ -1,7 +1,7 @@
 //! The transport over io_uring: the kernel has a queue for each processor, and puts a request into
 //! the queue of the processor on which its caller runs.
 //!
-//! For each processor that this process may use there is a [`lane`](lane::Lane): a ring, and
+//! For each processor that this process may use there is a *lane*: a ring, and
 //! workers that run on that processor. So a caller and the worker that serves it take turns on one
 //! processor, and callers on different processors share no queue and no lock. A lane also serves
 //! the queues of processors that this process may not use.
