@@ -18,6 +18,7 @@ use crate::abi::{InHeader, MAX_IO, OutHeader};
 use kedge_base::{BLOCK_SIZE, IoBuf};
 use parking_lot::Mutex;
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU8;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use zerocopy::{FromBytes, IntoBytes};
@@ -36,10 +37,10 @@ pub(super) struct Entry {
     holders: AtomicU8,
     /// The reply to a request that a worker reads in place.
     stored: Mutex<Option<(OutHeader, Vec<u8>)>>,
-    _owner: IoBuf,
+    _slab: Arc<IoBuf>,
 }
 
-// SAFETY: the pointers lead into `_owner`. The protocol above gives its bytes to one side at a
+// SAFETY: the pointers lead into `_slab`, of which no two entries have the same part. The protocol above gives its bytes to one side at a
 // time, and `holders` decides when both users on this side are done.
 unsafe impl Send for Entry {}
 // SAFETY: as above.
@@ -54,12 +55,19 @@ pub(super) struct Arrived {
 }
 
 impl Entry {
-    pub(super) fn new(queue: u16) -> Entry {
-        let mut owner = IoBuf::zeroed(1 + MAX_IO / BLOCK_SIZE);
-        let memory = owner.as_mut_bytes().as_mut_ptr();
+    /// Makes entries of one allocation, of which only what is used takes memory.
+    pub(super) fn slab(queue: u16, count: usize) -> Vec<Entry> {
+        let mut slab = IoBuf::zeroed(count * (1 + MAX_IO / BLOCK_SIZE));
+        let memory = slab.as_mut_bytes().as_mut_ptr();
+        let slab = Arc::new(slab);
+        let at = |entry: usize| memory.wrapping_add(entry * (BLOCK_SIZE + MAX_IO));
+        (0..count).map(|entry| Entry::at(queue, at(entry), slab.clone())).collect()
+    }
+
+    fn at(queue: u16, memory: *mut u8, slab: Arc<IoBuf>) -> Entry {
         let part = |at: usize, len| libc::iovec { iov_base: memory.wrapping_add(at).cast(), iov_len: len };
         let parts = [part(0, HEADERS), part(BLOCK_SIZE, MAX_IO)];
-        Entry { queue, memory, parts, holders: AtomicU8::new(0), stored: Mutex::default(), _owner: owner }
+        Entry { queue, memory, parts, holders: AtomicU8::new(0), stored: Mutex::default(), _slab: slab }
     }
 
     /// The address of the two parts, for the registration.

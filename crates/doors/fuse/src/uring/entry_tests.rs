@@ -9,6 +9,11 @@ use zerocopy::FromZeros;
 
 const COMMIT_ID: u64 = 77;
 
+/// The second entry of two, so that a wrong place would be seen.
+fn one(queue: u16) -> Entry {
+    Entry::slab(queue, 2).pop().unwrap()
+}
+
 /// Stores a request as the kernel does. `len`: the length in its header, if it is a wrong one.
 fn bring(entry: &Entry, op_header: &[u8], payload: &[u8], len: Option<u32>) {
     let whole = (size_of::<InHeader>() + op_header.len() + payload.len()) as u32;
@@ -37,7 +42,7 @@ fn taken(entry: &Entry) -> (OutHeader, Vec<u8>) {
 
 #[test]
 fn header_and_payload_are_one_slice() {
-    let entry = Entry::new(3);
+    let entry = one(3);
     let op_header = [7u8; size_of::<WriteIn>()];
     for payload in [vec![], vec![1; 10], (0..MAX_IO).map(|i| i as u8).collect()] {
         bring(&entry, &op_header, &payload, None);
@@ -51,7 +56,7 @@ fn header_and_payload_are_one_slice() {
 
 #[test]
 fn lengths_that_contradict_each_other_are_refused() {
-    let entry = Entry::new(0);
+    let entry = one(0);
     for (op_header, payload, len) in [(40, 100, 139), (40, 100, 20), (100, 0, 40 + 129)] {
         bring(&entry, &vec![0; op_header], &vec![0; payload], Some(len));
         let error = entry.arrived().err().unwrap().to_string();
@@ -66,7 +71,7 @@ fn lengths_that_contradict_each_other_are_refused() {
 /// the one after which the reply is committed.
 #[test]
 fn a_reply_waits_for_the_reader_of_its_request() {
-    let entry = Entry::new(0);
+    let entry = one(0);
     let payload = vec![5; 8000];
     bring(&entry, &[], &payload, None);
     let arrived = entry.arrived().unwrap();
@@ -83,7 +88,7 @@ fn a_reply_waits_for_the_reader_of_its_request() {
 
 #[test]
 fn a_reader_that_is_done_first_leaves_the_commit_to_the_reply() {
-    let entry = Entry::new(0);
+    let entry = one(0);
     for in_place in [true, false] {
         bring(&entry, &[], &[5; 8000], None);
         entry.begin(in_place);

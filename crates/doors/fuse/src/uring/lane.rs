@@ -12,8 +12,10 @@
 //!
 //! # Why the entries do not run out
 //! Each request holds an entry until its reply, and some requests wait for others: a write while
-//! the file system is frozen, a seek for the pages of the file. So a lane registers more entries
-//! before the last one is used. The limit is above the number of threads that wait in practice.
+//! the file system is frozen, a seek for the pages of the file. The kernel queues a request that
+//! finds no entry, and takes it from the queue only when a reply is committed, not when an entry is
+//! registered. If all entries are held by requests that wait for a queued one, nothing goes on. So a
+//! lane registers as many entries again as soon as half of them are held.
 
 #![allow(unsafe_code)]
 
@@ -34,7 +36,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use zerocopy::IntoBytes;
 
 /// Entries of a queue at first: for the queue of this lane's processor, and for any other.
-const ENTRIES: (usize, usize) = (16, 2);
+const ENTRIES: (usize, usize) = (256, 64);
 /// The most entries of a lane. Each has 1 MiB of memory that is used as requests need it.
 const ENTRIES_MAX: usize = 1 << 14;
 /// The most entries by which a queue grows at a time. Until then it doubles.
@@ -207,7 +209,8 @@ impl Lane {
         let entry = self.entries.read()[number].clone();
         let queue = self.place_of(&entry);
         state.counts[queue].0 -= 1;
-        if let (0, all) = state.counts[queue] {
+        let (free, all) = state.counts[queue];
+        if free < all / 2 {
             self.register(state, queue, all.min(MORE_MAX))?;
             self.submit()?;
         }
@@ -252,19 +255,15 @@ impl Lane {
 
     /// Gives the kernel `count` more entries for a queue of `Lane::queues`.
     fn register(&self, state: &mut State, queue: usize, count: usize) -> io::Result<()> {
-        for _ in 0..count {
-            let (number, entry) = {
-                let mut entries = self.entries.write();
-                if entries.len() == ENTRIES_MAX {
-                    tracing::warn!(
-                        "{ENTRIES_MAX} requests of processor {} wait; more have to queue",
-                        self.processor
-                    );
-                    return Ok(());
-                }
-                entries.push(Arc::new(Entry::new(self.queues[queue])));
-                (entries.len() - 1, entries[entries.len() - 1].clone())
-            };
+        let first = self.entries.read().len();
+        let count = count.min(ENTRIES_MAX - first);
+        if count == 0 {
+            tracing::warn!("{ENTRIES_MAX} requests of processor {} wait; more have to queue", self.processor);
+            return Ok(());
+        }
+        for (number, entry) in (first..).zip(Entry::slab(self.queues[queue], count)) {
+            let entry = Arc::new(entry);
+            self.entries.write().push(entry.clone());
             let command = UringCommand { queue: entry.queue, ..UringCommand::default() };
             self.push(&self.command(REGISTER, command, number, Some(entry.parts())))?;
             state.counts[queue].0 += 1;
