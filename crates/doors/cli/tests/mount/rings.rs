@@ -12,7 +12,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
-/// Callers on one processor: so many that a ring needs more entries than it has at first.
+/// Callers on one processor: more than half of the entries that a ring has at first.
 const MANY: usize = 200;
 
 const MOUNT: &str = "mount --create 128M -o transport=io_uring disk.kedge mnt";

@@ -40,8 +40,9 @@ pub(super) struct Entry {
     _slab: Arc<IoBuf>,
 }
 
-// SAFETY: the pointers lead into `_slab`, of which no two entries have the same part. The protocol above gives its bytes to one side at a
-// time, and `holders` decides when both users on this side are done.
+// SAFETY: the pointers lead into `_slab`, of which no two entries have the same part. The protocol
+// above gives its bytes to one side at a time, and `holders` decides when both users on this side
+// are done.
 unsafe impl Send for Entry {}
 // SAFETY: as above.
 unsafe impl Sync for Entry {}

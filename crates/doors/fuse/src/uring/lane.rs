@@ -14,8 +14,8 @@
 //! Each request holds an entry until its reply, and some requests wait for others: a write while
 //! the file system is frozen, a seek for the pages of the file. The kernel queues a request that
 //! finds no entry, and takes it from the queue only when a reply is committed, not when an entry is
-//! registered. If all entries are held by requests that wait for a queued one, nothing goes on. So a
-//! lane registers as many entries again as soon as half of them are held.
+//! registered. If all entries are held by requests that wait for a queued one, nothing goes on. So
+//! a lane registers as many entries again as soon as half of them are held.
 
 #![allow(unsafe_code)]
 
