@@ -193,6 +193,11 @@ const ELSEWHERE: &[(&str, &str, &str)] = &[
         "cargo build --release -p kedge -p kedge-bench && cargo build --release -p kedge-fuse --example null",
         "a release build and measurements",
     ),
+    (
+        "docs/PERFORMANCE.md",
+        "echo Y > /sys/module/fuse/parameters/enable_uring",
+        "a switch of the kernel, and measurements",
+    ),
 ];
 
 /// The state that a block presupposes: document, first line, commands that make it.
