@@ -1,5 +1,5 @@
-//! The system calls that have no safe wrapper. All `unsafe` of this crate is here,
-//! but for the mapping in `keep::words`.
+//! The system calls that have no safe wrapper. All `unsafe` of this crate is here, but for the
+//! mapping in `keep::words` and the rings in `uring`.
 #![allow(unsafe_code)]
 
 use crate::abi::{LIMIT_BYTES, LIMIT_FILES, LimitIn, TREE_FORCE, TREE_READ_ONLY, TreeIn, ioctl};

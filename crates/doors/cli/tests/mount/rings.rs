@@ -9,11 +9,11 @@ use rustix::thread::CpuSet;
 use std::fs::{self, File, OpenOptions};
 use std::io::{Seek, SeekFrom, Write};
 use std::os::unix::fs::FileExt;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
-/// Callers on one processor: more than half of the entries that a ring has at first.
-const MANY: usize = 200;
+/// Callers that wait on one processor: more than a ring has entries at first.
+const MANY: usize = 300;
+/// Callers that may begin at once: fewer than the entries that are always free.
+const AT_ONCE: usize = 50;
 
 const MOUNT: &str = "mount --create 128M -o transport=io_uring disk.kedge mnt";
 
@@ -82,21 +82,22 @@ fn more_writers_than_entries_wait_for_a_thaw() {
     let files: Vec<File> =
         (0..MANY).map(|i| File::create(place.path(&format!("mnt/{i}"))).unwrap()).collect();
     place.run("freeze mnt").ok();
-    let begun = Arc::new(AtomicUsize::new(0));
-    let writers: Vec<_> = files
-        .into_iter()
-        .map(|file| {
-            let begun = begun.clone();
-            spawn_named("late-writer", move || {
-                to_one_processor();
-                begun.fetch_add(1, SeqCst);
-                file.write_all_at(b"late", 0).unwrap();
-                file.sync_all().unwrap();
-            })
-            .unwrap()
-        })
-        .collect();
-    until("all writers have begun", || begun.load(SeqCst) == MANY);
+    let mut writers = Vec::new();
+    for file in files {
+        let write = move || {
+            to_one_processor();
+            file.write_all_at(b"late", 0).unwrap();
+            file.sync_all().unwrap();
+        };
+        writers.push(spawn_named("late-writer", write).unwrap());
+        if writers.len().is_multiple_of(AT_ONCE) {
+            until("the server has the requests of all writers", || {
+                let stats = place.run("stats --json mnt").ok();
+                let stats: serde_json::Value = serde_json::from_str(&stats).unwrap();
+                stats["fuse"]["requests"]["WRITE"] == writers.len()
+            });
+        }
+    }
     // A request of the same processor is served while they wait.
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -115,13 +116,13 @@ fn more_writers_than_entries_wait_for_a_thaw() {
 /// A seek waits until the kernel has written the stored pages of its file, for which it sends
 /// requests through the same ring.
 #[test]
-fn more_seeks_than_entries_wait_for_stored_pages() {
+fn many_seeks_wait_for_stored_pages_on_one_processor() {
     needs_fuse!();
     if !rings_are_on() {
         return;
     }
     let place = Place::after(MOUNT);
-    let seekers: Vec<_> = (0..MANY)
+    let seekers: Vec<_> = (0..2 * AT_ONCE)
         .map(|i| {
             let path = place.path(&format!("mnt/{i}"));
             spawn_named("seeker", move || {
