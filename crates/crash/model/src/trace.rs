@@ -267,7 +267,7 @@ impl Trace {
         .collect()
     }
 
-    /// The marks for every moment, without a walk over all events each time.
+    /// All marks, from which those up to any moment are found without a walk over the events.
     pub(crate) fn all_marks(&self) -> Marks<'_> {
         let mut marks = Marks { events: Vec::new(), texts: Vec::new() };
         for (number, event) in self.events.iter().enumerate() {

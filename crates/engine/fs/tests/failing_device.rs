@@ -370,7 +370,7 @@ fn a_direct_write_is_on_the_device_or_fails() {
     data[300 * PAGE..][..MARK.len()].copy_from_slice(MARK);
     assert_eq!(fs.write_with(ino, 0, &data, WriteMode::direct()).unwrap(), 1 << 20);
     assert_eq!(errno(fs.write_with(ino, 0, &data, WriteMode::direct().with_whole(true))), EIO);
-    // Beyond the recorded size, with buffered bytes in between.
+    // A direct write beyond the recorded size, while the pages before it are only in the cache.
     device.refuse_marked(false);
     let new = device.create(&fs, b"new");
     fs.write(new, 0, &bytes(b'b', 30)).unwrap();

@@ -75,7 +75,7 @@ impl Shared {
 
     /// Latches shutdown in the locked state. Waiting forces get `to_waiters`.
     pub(crate) fn latch(&self, state: &mut State, reason: &Error, to_waiters: &Error, wake: &mut Wake) {
-        // The first time is kept, like the first reason.
+        // A second shutdown changes neither the time nor the reason.
         self.dead_since.get_or_init(|| self.clock.now().sec);
         state.latch(reason, to_waiters, wake);
         self.dead.store(true, Release);

@@ -95,10 +95,10 @@ pub struct Processor {
     time_max: Duration,
 }
 
-/// What a run was.
+/// What a run did, in numbers, and how it ended.
 #[derive(Clone, Debug)]
 pub struct Account {
-    /// The same for two runs that did the same.
+    /// A hash of the schedule and its steps. Equal for two runs that took the same steps.
     pub trace: u64,
     pub steps: u64,
     pub choices: u64,

@@ -117,7 +117,7 @@ pub(crate) struct Member {
     asked: AtomicBool,
 }
 
-/// A turn for a worker to run without the lock.
+/// One turn of a file system, taken from the pool. A worker runs it without the pool's lock.
 struct Turn {
     id: u64,
     target: Weak<dyn Flushed>,

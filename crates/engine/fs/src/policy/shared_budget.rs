@@ -52,7 +52,8 @@ impl SharedBudget {
         self.dirty.fetch_add(dirty, Ordering::Relaxed);
     }
 
-    /// The used part of the second half of the way between two limits: above 0 writers are delayed.
+    /// How far the dirty pages are beyond the middle of the background and the hard limit: 0 at the
+    /// middle, 1 at the hard limit. Above 0 writers are delayed.
     pub(crate) fn pressure(&self) -> f64 {
         pressure(self.dirty_pages(), self.background, self.hard)
     }

@@ -44,7 +44,7 @@ pub(crate) enum Change {
     Vacate { end: BlockNo },
 }
 
-/// What a cut takes of a forked image.
+/// The trees of a forked image as they are at the cut of a checkpoint, with the nodes to write.
 pub(crate) struct FrozenForest {
     members: Vec<(Arc<Member>, Frozen)>,
     pub table: Frozen,

@@ -30,7 +30,7 @@ pub struct Hardware {
 }
 
 impl Hardware {
-    /// Where nothing costs anything but computing.
+    /// A machine on which only computing takes time: switches, wake-ups and cache lines are free.
     pub fn ideal(processors: usize) -> Hardware {
         Hardware {
             processors,

@@ -32,9 +32,9 @@ use std::time::Duration;
 /// What computing costs between two points at which the thread may lose its turn.
 #[derive(Clone, Debug)]
 pub enum Computing {
-    /// The same for each, so that a run can be predicted and repeated.
+    /// Each stretch of computing costs this much, so that a run can be predicted and repeated.
     Fixed(Duration),
-    /// What it takes, less what the machine takes; the table learns it.
+    /// The time that it takes here, less the scheduler's own part; the table learns it.
     Measured(Arc<Table>),
     /// What the table has learnt for the same two points.
     Learnt(Arc<Table>),
