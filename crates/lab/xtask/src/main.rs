@@ -27,6 +27,7 @@ mod tools;
 mod words;
 mod wrap;
 
+use anyhow::Context;
 use clap::{Parser, Subcommand};
 use std::ffi::OsStr;
 use std::process::ExitCode;
@@ -276,19 +277,35 @@ const FULL_SPEED: &[&str] = &["--profile", "soak"];
 /// of the time.
 const KEEP_MEMORY: (&str, &str) =
     ("GLIBC_TUNABLES", "glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=268435456");
+/// The environment variable that sets how long a slice takes, and the minutes beside a build.
+const MINUTES: &str = "KEDGE_CRASH_MINUTES";
+const MINUTES_BESIDE: &str = "3";
 
 fn crash(args: &[&str]) -> anyhow::Result<()> {
     let run = ["--quiet", "-p", "kedge-sim", "--bin", "crash-states", "--"];
     tools::cargo_with(&[&["run"], FULL_SPEED, &run, args].concat(), &[KEEP_MEMORY])
 }
 
-/// A slice of the crash states, by the program that the tests of the workspace have just built.
-/// `cargo run` of this one package would choose other features for its dependencies, and build the
-/// engine again.
-fn crash_slice() -> anyhow::Result<()> {
+/// A slice of the crash states, by the program that the tests of the workspace have just built, and
+/// beside it the build of [`BROKEN`]. The engine's crates wait for one another, so that the build
+/// keeps little more than one processor busy.
+fn crash_slice_and_build(env: &[(&str, &OsStr)]) -> anyhow::Result<()> {
     let metadata = cargo_metadata::MetadataCommand::new().no_deps().exec()?;
-    let program = metadata.target_directory.as_std_path().join("debug/crash-states");
-    tools::run(std::process::Command::new(program).envs([KEEP_MEMORY]))
+    let dir = metadata.target_directory.as_std_path().join("debug");
+    let (program, copy) = (dir.join("crash-states"), dir.join("crash-states-slice"));
+    // The build replaces the program.
+    std::fs::copy(&program, &copy).with_context(|| program.display().to_string())?;
+    let minutes = std::env::var_os(MINUTES).unwrap_or_else(|| MINUTES_BESIDE.into());
+    let mut slice = std::process::Command::new(&copy)
+        .envs([KEEP_MEMORY])
+        .env(MINUTES, minutes)
+        .spawn()
+        .with_context(|| copy.display().to_string())?;
+    let build = [&["test", "--no-run"], BROKEN].concat();
+    let built = tools::run(tools::cargo_command(&build).envs(env.iter().copied()));
+    let status = slice.wait().context("wait for the slice")?;
+    anyhow::ensure!(status.success(), "the slice: {status}");
+    built
 }
 
 fn crash_reality(args: &[String]) -> anyhow::Result<()> {
@@ -447,8 +464,7 @@ fn tests(steps: &mut Steps, long: bool) {
     };
     test(steps, "tests", &[], &["--workspace"]);
     if !long {
-        // The broken engines replace its program.
-        steps.run("crash states, a slice", crash_slice);
+        steps.run("crash states, a slice, and the build of broken engines", || crash_slice_and_build(&env));
     }
     test(steps, "tests: broken engines are caught, schedules of simulated threads, traces", &[], BROKEN);
     if long {
