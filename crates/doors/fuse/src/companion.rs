@@ -190,16 +190,18 @@ impl<'a> Follower<'a> {
 
     /// Makes the calling thread the companion, and starts its sampler. An error: the thread must
     /// not serve.
+    ///
+    /// The thread keeps the ordinary policy until it receives ([`Follower::begins`]). It makes its
+    /// buffers first, which takes the lock of the address space. Where programs compute on all
+    /// processors, a thread of `SCHED_IDLE` would hold that lock for seconds, and the first
+    /// requests of the mount, or the end of a killed server, would wait for it.
     pub(crate) fn new(companion: &'a Arc<Companion>) -> std::io::Result<Follower<'a>> {
         let (clients, wanted) = sync_channel(1);
         let mut sampler = Sampler { companion: companion.clone(), other: None };
-        // Started before the change of policy, which it would inherit. Not joined, because it may
-        // wait for a client. It ends with the channel.
+        // Not joined, because it may wait for a client. It ends with the channel.
         spawn_named("kedge-fuse-cpu", move || wanted.iter().for_each(|client| sampler.sample(client)))?;
-        let tid = rustix::thread::gettid();
-        sys::set_policy(tid, libc::SCHED_IDLE)?;
         companion.processor.store(-1, Relaxed);
-        companion.tid.store(tid.as_raw_nonzero().get(), Relaxed);
+        companion.tid.store(rustix::thread::gettid().as_raw_nonzero().get(), Relaxed);
         Ok(Follower::of(companion, clients))
     }
 
@@ -211,7 +213,7 @@ impl<'a> Follower<'a> {
 
     /// The companion receives from now on.
     pub(crate) fn begins(&mut self) {
-        // The watcher may have given it another policy.
+        // It has not received before, or the watcher has given it another policy.
         if let Err(e) = sys::set_policy(rustix::thread::gettid(), libc::SCHED_IDLE) {
             tracing::debug!("the companion's policy: {e}");
         }

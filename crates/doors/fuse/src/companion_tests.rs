@@ -35,6 +35,8 @@ fn it_goes_to_the_processor_on_which_its_client_is() {
         let first = (0..CpuSet::MAX_CPU).find(|cpu| allowed.is_set(*cpu)).unwrap();
         let last = (0..CpuSet::MAX_CPU).rfind(|cpu| allowed.is_set(*cpu)).unwrap();
         let mut follower = Follower::new(companion).unwrap();
+        assert_eq!(own_policy(), libc::SCHED_OTHER, "until it receives");
+        follower.begins();
         assert_eq!(own_policy(), libc::SCHED_IDLE);
         // A client that stays on one processor until it is sent to another.
         let (go, gone) = channel::<usize>();

@@ -9,7 +9,7 @@
 //! The scheduler wakes a thread on an idle processor if there is one. So it is not enough that the
 //! receiver follows its client: the reply wakes the client elsewhere. But a processor that runs
 //! only threads of the policy `SCHED_IDLE` counts as idle for a wake-up (`sched_idle_cpu` in
-//! `kernel/sched/fair.c`). One worker, the *companion*, has this policy for its whole life and
+//! `kernel/sched/fair.c`). One worker, the *companion*, has this policy from its first turn on and
 //! binds itself to the processor of the client ([`crate::companion`]). A reply then wakes the
 //! client where it was, and the client preempts the companion. An ordinary process may take this
 //! policy, and may not leave it: therefore a worker of its own, instead of a change of policy with
