@@ -28,6 +28,9 @@ const COMMIT_PLAIN: Duration = Duration::from_secs(1);
 /// served the mount still holds the lock: on an unprivileged mount while it writes the last
 /// checkpoint, otherwise until it has ended. An image in the mount table is refused immediately.
 const LOCK_WAIT: Duration = Duration::from_secs(15);
+/// The part of the log that a server with a keeper uses, where the image has a larger one. Programs
+/// wait while the next server reads it.
+const KEPT_LOG_MAX: u64 = 64 << 20;
 /// The number of attempts to unmount: a running lookup, by udev or by a desktop that opens new
 /// mounts, makes the mount busy for a moment.
 const UNMOUNT_ATTEMPTS: u32 = 40;
@@ -204,6 +207,7 @@ fn open_as(path: &Path, words: &MountWords, extra: Extra) -> Result<Opened> {
     words.switches.apply(&mut options);
     options.dirty_tracking = words.dirty_tracking.unwrap_or_default();
     options.volatile = words.volatile;
+    options.log_use_max = extra.life.as_ref().map(|_| KEPT_LOG_MAX);
     options.cache_size = extra.cache_size.or(words.cache_size).unwrap_or_else(memory::default_cache);
     if let Some(lock) = words.tree_lock {
         options.tree_lock = lock;

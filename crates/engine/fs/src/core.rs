@@ -107,6 +107,7 @@ impl Fs {
             node_cache_bytes: shares.node_bytes,
             async_checkpoint: options.async_checkpoint,
             tree_lock: options.tree_lock,
+            log_use_max: options.log_use_max,
             frozen: again.as_ref().is_some_and(|again| again.frozen.is_some()),
             ..Default::default()
         };

@@ -230,6 +230,38 @@ fn without_async_checkpoint_only_a_full_log_starts_one() {
     assert!(most > ring / 2, "it was full but for what is reserved: {most} of {ring} bytes");
 }
 
+/// With a bound, the largest log is like a small one: to operations, which find it full, and to a
+/// recovery, which reads what is used.
+#[test]
+fn a_log_of_which_a_part_is_used_is_full_when_that_part_is() {
+    const USED_MAX: u64 = 1 << 20;
+    let device = Arc::new(MemDevice::new(64 << 20));
+    let clock: Arc<dyn Clock> = Arc::new(SystemClock::default());
+    let format = FormatOptions { log_size: Some(16 << 20), ..FormatOptions::default() };
+    FileSystem::format(device.clone(), clock.clone(), &format).unwrap();
+    let options = MountOptions { log_use_max: Some(USED_MAX), ..MountOptions::default() };
+    let fs = FileSystem::open(device.clone(), clock.clone(), options.clone()).unwrap();
+    let mut appended = 0;
+    for i in 0.. {
+        fs.create(Ino::ROOT, format!("{i}").as_bytes(), 0o644, Owner::default()).unwrap();
+        if i % 64 != 0 {
+            continue;
+        }
+        let used = count(&fs, "log.used_bytes");
+        assert!(used <= USED_MAX, "{used}");
+        appended = count(&fs, "log.head_lsn");
+        if appended > 3 * USED_MAX && used > USED_MAX / 4 {
+            break;
+        }
+    }
+    fs.sync().unwrap();
+    assert!(count(&fs, "log.ring_bytes") > appended, "the log had more room");
+    let again = FileSystem::open(Arc::new(device.fork()), clock, options).unwrap();
+    let info: serde_json::Value = serde_json::from_str(&again.info_json()).unwrap();
+    let read = info["recovery"]["bytes"].as_u64().unwrap();
+    assert!((1..=USED_MAX).contains(&read), "{read}");
+}
+
 /// Files of 4 KiB, written by the timer or by sync. Without `async_checkpoint`, and with one file
 /// that is overwritten, the fsyncs find the log full and checkpoint.
 #[test]

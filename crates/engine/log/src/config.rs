@@ -16,6 +16,8 @@ pub struct LogConfig {
     pub epoch: Epoch,
     pub ring_start: BlockNo,
     pub ring_blocks: u64,
+    /// Bytes of the ring that are used at a time, at most: the most that recovery has to read.
+    pub use_bytes_max: u64,
     /// Position of the first write: a block boundary. Everything below counts as durable.
     pub head: Lsn,
     /// Oldest position still needed: the start of a log write.

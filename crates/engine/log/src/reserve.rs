@@ -5,7 +5,7 @@
 //! wait for the device.
 
 use crate::queue::RECORD_OVERHEAD;
-use crate::room::{ReserveClass, limit};
+use crate::room::ReserveClass;
 use crate::shared::{Log, Shared};
 use crate::state::{Lacks, State};
 use crate::wait::{Parker, Signal, Wake};
@@ -142,7 +142,7 @@ impl Log {
     }
 
     fn charge(&self, bytes: u64, class: ReserveClass) -> Result<u64> {
-        let max = limit(self.shared.ring.bytes(), class).saturating_sub(RECORD_OVERHEAD);
+        let max = self.shared.room.limit(class).saturating_sub(RECORD_OVERHEAD);
         if bytes > max {
             return Err(Error::TooLarge { need: bytes, max });
         }

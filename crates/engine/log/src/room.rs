@@ -37,7 +37,8 @@ pub(crate) const HOLES: u64 = 8;
 
 /// See the module.
 pub(crate) struct Room {
-    ring: u64,
+    /// Bytes of the ring that may be used.
+    bytes: u64,
     taken: Line,
     promised: AtomicU64,
     /// The most that was reserved when a record was appended or a waiter was served.
@@ -61,10 +62,10 @@ pub(crate) struct Returned {
 pub(crate) struct Line(pub AtomicU64);
 
 impl Room {
-    /// `used`: between tail and head at opening.
-    pub(crate) fn new(ring: u64, used: u64) -> Room {
+    /// `bytes` of the ring may be used. `used`: between tail and head at opening.
+    pub(crate) fn new(bytes: u64, used: u64) -> Room {
         Room {
-            ring,
+            bytes,
             taken: Line(AtomicU64::new(used)),
             promised: AtomicU64::new(0),
             reserved_max: Counter::new(),
@@ -72,9 +73,14 @@ impl Room {
         }
     }
 
+    /// Bytes of the ring that may be used.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
     /// Bytes of the ring that reservations of `class` may fill.
     pub(crate) fn limit(&self, class: ReserveClass) -> u64 {
-        limit(self.ring, class)
+        limit(self.bytes, class)
     }
 
     pub(crate) fn taken(&self) -> u64 {

@@ -70,7 +70,8 @@ pub(crate) struct State {
 
 impl State {
     pub(crate) fn new(config: &LogConfig, ring: Ring, backing: Backing) -> State {
-        let room = Arc::new(Room::new(ring.bytes(), config.head.0 - config.tail.0));
+        let usable = ring.bytes().min(config.use_bytes_max);
+        let room = Arc::new(Room::new(usable, config.head.0 - config.tail.0));
         let batch_bytes_max = (u64::from(WRITE_BLOCKS_MAX) * BLOCK_SIZE as u64).min(ring.bytes());
         let state = State {
             in_flight_max: config.in_flight_max.clamp(1, IN_FLIGHT_MAX),

@@ -1,7 +1,7 @@
 //! The tail, which advances after a checkpoint. Free space is between the head and the tail's next
 //! lap.
 
-use crate::room::{ReserveClass, limit};
+use crate::room::ReserveClass;
 use crate::shared::Log;
 use crate::wait::Wake;
 use kedge_base::Lsn;
@@ -94,24 +94,24 @@ impl Log {
 
     /// [`Log::free_bytes`] of an empty log.
     pub fn free_bytes_max(&self) -> u64 {
-        limit(self.shared.ring.bytes(), ReserveClass::Normal)
+        self.shared.room.limit(ReserveClass::Normal)
     }
 
     pub fn space(&self) -> LogSpace {
         let state = self.shared.state.lock();
-        let ring = self.shared.ring.bytes();
+        let (ring, usable) = (self.shared.ring.bytes(), self.shared.room.bytes());
         let (used, promised) = (state.used(), self.shared.room.promised());
         let reserved = state.reserve.reserved(used);
         let reserved_bytes_max = self.shared.room.reserved_max().max(reserved);
         drop(state);
-        let free = ring.saturating_sub(used + reserved + promised);
+        let free = usable.saturating_sub(used + reserved + promised);
         LogSpace {
             ring_bytes: ring,
             used_bytes: used,
             reserved_bytes: reserved,
             reserved_bytes_max,
             promised_bytes: promised,
-            free_percent: (free * 100 / ring) as u8,
+            free_percent: (free * 100 / usable) as u8,
         }
     }
 }

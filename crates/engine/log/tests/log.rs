@@ -295,6 +295,28 @@ fn reservations_never_let_the_ring_overflow() {
 }
 
 #[test]
+fn a_part_of_the_ring_is_used_as_if_it_were_all() {
+    const USED_MAX: u64 = 2 << 20;
+    let mut s = setup(8 * MIB + 3);
+    s.use_bytes_max = USED_MAX;
+    let log = s.open(Lsn(0), Lsn(0));
+    assert_eq!(log.free_bytes_max(), USED_MAX - USED_MAX / 8);
+    assert!(log.reserve(USED_MAX, ReserveClass::Normal).is_err(), "it would wait forever");
+    let mut appended = 0;
+    while appended < 2 * log.space().ring_bytes {
+        let Some(mut reservation) = log.try_reserve(100_000, ReserveClass::Normal).unwrap() else {
+            log.advance_tail(log.durable_lsn());
+            continue;
+        };
+        let at = log.append(&mut reservation, &[1; 100_000]);
+        log.force(at.end, ForceCause::Fsync).unwrap();
+        appended += 100_000;
+        assert!(log.space().used_bytes <= USED_MAX, "{:?}", log.space());
+    }
+    assert_eq!(log.space().ring_bytes, 8 << 20);
+}
+
+#[test]
 fn a_reservation_for_several_records_counts_the_overhead_of_each() {
     let s = setup(2 * MIB);
     let log = s.open(Lsn(0), Lsn(0));

@@ -186,7 +186,8 @@ struct Promises {
 impl Files {
     /// The most pages of an atomic write.
     pub(crate) fn atomic_pages_max(&self) -> u64 {
-        let share = self.engine.store().geometry().log_bytes() / LOG_SHARE;
+        let log = self.engine.store().geometry().log_bytes();
+        let share = log.min(self.engine.options().log_use_max.unwrap_or(log)) / LOG_SHARE;
         (share / LOG_BYTES_PER_PAGE).clamp(1, PAGES_MAX)
     }
 

@@ -154,6 +154,10 @@ pub struct MountOptions {
     /// Background checkpoints start when free log space falls below this percentage (1..=99);
     /// `None`: the operation that finds no space checkpoints.
     pub async_checkpoint: Option<u8>,
+    /// Bytes of the log that are used at a time, at most, where the image has a larger one: what a
+    /// recovery reads, and with it the time that it takes, is bounded by it. `None`: all of it.
+    /// Fixed at open.
+    pub log_use_max: Option<u64>,
     /// Whether a new name of an fsynced inode forces the log.
     pub new_name: NewName,
     /// Whether time stamps alone force the log at fdatasync.
@@ -191,6 +195,7 @@ impl Default for MountOptions {
             commit: Duration::from_secs(5),
             cache_size: 256 << 20,
             async_checkpoint: Some(50),
+            log_use_max: None,
             new_name: NewName::Lazy,
             fdatasync: FdatasyncRule::Seq,
             plug: true,

@@ -323,6 +323,7 @@ pub struct Setup {
     pub ring_blocks: u64,
     pub in_flight_max: usize,
     pub staged_bytes_max: u64,
+    pub use_bytes_max: u64,
 }
 
 impl Setup {
@@ -339,6 +340,7 @@ impl Setup {
             ring_blocks,
             in_flight_max: 4,
             staged_bytes_max: 8 << 20,
+            use_bytes_max: u64::MAX,
         }
     }
 
@@ -361,6 +363,7 @@ impl Setup {
                 epoch: self.epoch,
                 ring_start: kedge_base::BlockNo(RING_START),
                 ring_blocks: self.ring_blocks,
+                use_bytes_max: self.use_bytes_max,
                 head,
                 tail,
                 in_flight_max: self.in_flight_max,

@@ -31,6 +31,8 @@ pub struct OpenOptions {
     pub tree_lock: TreeLock,
     /// Log writes in flight at once.
     pub log_writes_max: usize,
+    /// Bytes of the log that are used at a time, at most. `None`: all of it.
+    pub log_use_max: Option<u64>,
     /// The image was frozen ([`crate::Store::freeze`]) by a process that died: it is clean, and
     /// nothing is written to it before [`crate::Store::thaw`].
     pub frozen: bool,
@@ -44,6 +46,7 @@ impl Default for OpenOptions {
             async_checkpoint: Some(50),
             tree_lock: TreeLock::default(),
             log_writes_max: 4,
+            log_use_max: None,
             frozen: false,
         }
     }

@@ -16,7 +16,7 @@ use kedge_base::lock::{Mutex, Rank};
 use kedge_base::trace::{self, Event};
 use kedge_base::{BLOCK_SIZE, Clock, Error, Generation, Lsn, Result, spawn_named};
 use kedge_device::{Device, OverlayDevice};
-use kedge_format::superblock::{INCOMPAT_CLONES, INCOMPAT_KNOWN, RO_COMPAT_KNOWN, Superblock};
+use kedge_format::superblock::{INCOMPAT_CLONES, INCOMPAT_KNOWN, LOG_MIN, RO_COMPAT_KNOWN, Superblock};
 use kedge_log::{Log, LogConfig, ScanEnd};
 use std::sync::{Arc, OnceLock};
 
@@ -117,6 +117,7 @@ impl Recovery {
                 epoch: self.epoch(),
                 ring_start: g.log_start,
                 ring_blocks: g.log_blocks,
+                use_bytes_max: options.log_use_max.map_or(u64::MAX, |max| max.max(LOG_MIN)),
                 head,
                 tail: head,
                 in_flight_max: options.log_writes_max,

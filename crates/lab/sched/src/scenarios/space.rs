@@ -34,6 +34,7 @@ fn open() -> Arc<Log> {
         epoch: Epoch(1),
         ring_start: BlockNo(0),
         ring_blocks: RING_BLOCKS,
+        use_bytes_max: u64::MAX,
         head: Lsn(0),
         tail: Lsn(0),
         in_flight_max: 2,
