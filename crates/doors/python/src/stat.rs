@@ -1,9 +1,10 @@
 //! Attributes and figures as the classes of `os` have them.
 
 use kedgefs::{Attr, StatFs, Timespec};
+use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::PyDict;
+use pyo3::types::PyTuple;
 
 const NANOS: i128 = 1_000_000_000;
 
@@ -15,44 +16,82 @@ fn nanos(time: Timespec) -> i128 {
     i128::from(time.sec) * NANOS + i128::from(time.nsec)
 }
 
-/// `os.stat_result`. The fields after the first ten are named, since their order is not the same in
-/// each version of Python.
+/// The fields of `os.stat_result` after the first ten, in the order of [`values`].
+const NAMED: [&str; 9] = [
+    "st_atime",
+    "st_mtime",
+    "st_ctime",
+    "st_atime_ns",
+    "st_mtime_ns",
+    "st_ctime_ns",
+    "st_blksize",
+    "st_blocks",
+    "st_rdev",
+];
+const POSITIONAL: usize = 10;
+const VALUES: usize = POSITIONAL + NAMED.len();
+
+/// The class, and for each of its fields the index of its value in [`values`], if it has one.
+struct Layout {
+    class: Py<PyAny>,
+    fields: Vec<Option<usize>>,
+}
+
+/// The order of the named fields is not the same in each version of Python. An object whose fields
+/// are their own positions shows it. The class also takes a dictionary of the named fields, from
+/// which each call would look up each name as a new string.
+fn layout(py: Python<'_>) -> PyResult<&'static Layout> {
+    static LAYOUT: PyOnceLock<Layout> = PyOnceLock::new();
+    LAYOUT.get_or_try_init(py, || {
+        let class = py.import("os")?.getattr("stat_result")?;
+        let len: usize = class.getattr("n_fields")?.extract()?;
+        let numbered = class.call1((PyTuple::new(py, 0..len)?,))?;
+        let mut fields: Vec<Option<usize>> = (0..len).map(|at| (at < POSITIONAL).then_some(at)).collect();
+        for (value, name) in (POSITIONAL..).zip(NAMED) {
+            let at: usize = numbered.getattr(name)?.extract()?;
+            fields[at] = Some(value);
+        }
+        Ok(Layout { class: class.unbind(), fields })
+    })
+}
+
+fn values<'py>(py: Python<'py>, attr: &Attr) -> PyResult<[Bound<'py, PyAny>; VALUES]> {
+    Ok([
+        attr.mode.into_bound_py_any(py)?,
+        attr.ino.0.into_bound_py_any(py)?,
+        0.into_bound_py_any(py)?,
+        attr.nlink.into_bound_py_any(py)?,
+        attr.uid.into_bound_py_any(py)?,
+        attr.gid.into_bound_py_any(py)?,
+        attr.size.into_bound_py_any(py)?,
+        attr.atime.sec.into_bound_py_any(py)?,
+        attr.mtime.sec.into_bound_py_any(py)?,
+        attr.ctime.sec.into_bound_py_any(py)?,
+        seconds(attr.atime).into_bound_py_any(py)?,
+        seconds(attr.mtime).into_bound_py_any(py)?,
+        seconds(attr.ctime).into_bound_py_any(py)?,
+        nanos_object(py, attr.atime)?,
+        nanos_object(py, attr.mtime)?,
+        nanos_object(py, attr.ctime)?,
+        kedge_base::BLOCK_SIZE.into_bound_py_any(py)?,
+        attr.blocks.into_bound_py_any(py)?,
+        attr.rdev.into_bound_py_any(py)?,
+    ])
+}
+
+/// `os.stat_result`.
 pub(crate) fn stat_result<'py>(py: Python<'py>, attr: &Attr) -> PyResult<Bound<'py, PyAny>> {
-    static CLASS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-    let class = CLASS.import(py, "os", "stat_result")?;
-    let first = (
-        attr.mode,
-        attr.ino.0,
-        0,
-        attr.nlink,
-        attr.uid,
-        attr.gid,
-        attr.size,
-        attr.atime.sec,
-        attr.mtime.sec,
-        attr.ctime.sec,
-    );
-    let more = PyDict::new(py);
-    for (time, name, name_ns) in [
-        (attr.atime, pyo3::intern!(py, "st_atime"), pyo3::intern!(py, "st_atime_ns")),
-        (attr.mtime, pyo3::intern!(py, "st_mtime"), pyo3::intern!(py, "st_mtime_ns")),
-        (attr.ctime, pyo3::intern!(py, "st_ctime"), pyo3::intern!(py, "st_ctime_ns")),
-    ] {
-        more.set_item(name, seconds(time))?;
-        more.set_item(name_ns, nanos_object(py, time)?)?;
-    }
-    more.set_item(pyo3::intern!(py, "st_blksize"), kedge_base::BLOCK_SIZE)?;
-    more.set_item(pyo3::intern!(py, "st_blocks"), attr.blocks)?;
-    more.set_item(pyo3::intern!(py, "st_rdev"), attr.rdev)?;
-    class.call1((first, more))
+    let (layout, values, none) = (layout(py)?, values(py, attr)?, py.None().into_bound(py));
+    let fields = layout.fields.iter().map(|value| value.map_or(&none, |at| &values[at]));
+    layout.class.bind(py).call1((PyTuple::new(py, fields)?,))
 }
 
 /// Nanoseconds since 1970. Most times fit into 64 bits, which Python converts faster.
 fn nanos_object(py: Python<'_>, time: Timespec) -> PyResult<Bound<'_, PyAny>> {
     let all = nanos(time);
     match i64::try_from(all) {
-        Ok(short) => Ok(short.into_pyobject(py)?.into_any()),
-        Err(_) => Ok(all.into_pyobject(py)?.into_any()),
+        Ok(short) => short.into_bound_py_any(py),
+        Err(_) => all.into_bound_py_any(py),
     }
 }
 
