@@ -284,10 +284,10 @@ impl Explorer {
     ) -> Result<(), String> {
         let closing = workload.ops.len() as u64;
         let mut judged = HashSet::new();
-        let mut states = run.recording.states(self.plan.states);
+        let mut states = run.recording.states(self.plan.states).from_mark(workload.settled as u64);
         let mut number = 0;
         while let Some(state) = states.next() {
-            let Some(mark) = state.mark.filter(|mark| *mark >= workload.settled as u64) else { continue };
+            let mark = state.mark.expect("the states begin at a mark");
             if mark == closing {
                 states.set_plan(self.plan.closing);
             }

@@ -13,6 +13,35 @@ fn a_workload_records_the_same_twice() {
     assert_eq!(media(first), media(second));
 }
 
+/// What lets workloads leave crashes to others with the same beginning.
+#[test]
+fn operations_in_common_leave_the_same_media() {
+    let base = base_image(false).unwrap();
+    let (quick, thorough) = (Plan::quick(1), Plan::thorough(1));
+    let media = |plan: Plan, workload: &Workload, until: usize| -> HashSet<(Option<u64>, u64)> {
+        let run = Explorer::new(&base, plan).record(workload).unwrap();
+        let states = run.recording.states(plan.states).take_while(|s| s.mark < Some(until as u64));
+        states.map(|s| (s.mark, s.medium.difference_hash(&base))).collect()
+    };
+    let ones = Catalogue::new(1, 0);
+    let ones: Vec<Workload> = (0..ones.len()).flat_map(|skeleton| ones.variants(skeleton)).collect();
+    let mut beginnings = 0;
+    for skeleton in [4321, 12_345, 20_000] {
+        let workloads = Catalogue::new(2, 0).variants(skeleton);
+        for pair in workloads.windows(2).step_by(9) {
+            let same = pair[0].ops.iter().zip(&pair[1].ops).take_while(|(a, b)| a == b).count();
+            let [a, b] = [&pair[0], &pair[1]].map(|workload| media(quick, workload, same));
+            assert!(a == b, "{} media, {} of {}", a.len(), b.len(), pair[1]);
+            let Some(one) = ones.iter().find(|one| pair[1].ops.starts_with(&one.ops)) else { continue };
+            let all = media(thorough, one, one.ops.len());
+            let left = media(quick, &pair[1], one.ops.len());
+            assert!(left.is_subset(&all), "{} media, {} of {}", all.len(), left.len(), pair[1]);
+            beginnings += 1;
+        }
+    }
+    assert!(beginnings > 5, "{beginnings} beginnings");
+}
+
 /// The shrinks of the workloads are no idle ones: written blocks lie between the new end and the
 /// old one.
 #[test]

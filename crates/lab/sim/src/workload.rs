@@ -8,11 +8,17 @@
 //! and thaw, before and after the operation.
 //!
 //! # Symmetry
-//! 1. `foo` and `bar` are interchangeable: of two skeletons that differ by exchanging them, only
-//!    the first is kept.
+//! 1. `foo` and `bar` are interchangeable, and so are `A/foo` and `A/bar`: a name is looked up in
+//!    its directory alone. Of skeletons that differ by exchanging them, only one is kept. An
+//!    operation with names of both pairs exchanges both pairs or none, since a move that keeps the
+//!    name may be a case of its own. An operation on trees prepares `foo`, and one on limits
+//!    `A/foo`, so that skeletons with it do not exchange that pair.
 //! 2. Two names of one inode persist the same, so only one of them is synced.
 //! 3. Only workloads whose last persistence point is earlier have nothing after the last operation:
 //!    such a workload is a prefix of another.
+//! 4. The states that a crash can leave follow from the operations up to the one in progress. So
+//!    crashes among operations with which several workloads begin are judged in one of them.
+//!    Crashes before the second of two operations are judged in the workloads of one.
 
 use crate::model::{Id, Model};
 use crate::ops::{Falloc, Fill, Op, Rename, Special, Target, XattrFlag, print_ops, split};
@@ -137,14 +143,43 @@ const EDGE_SIZES: [u64; 5] = [0, 700, 2048, 2049, 5000];
 /// Bytes of a prepared file in these workloads.
 const EDGE_BYTES: u32 = 1500;
 
-fn other(name: &'static str) -> &'static str {
+/// Pairs of interchangeable names, as bits: those in the root, and those in `A`.
+const IN_ROOT: u8 = 1;
+const IN_A: u8 = 2;
+
+fn pair(name: &str) -> u8 {
     match name {
+        "foo" | "bar" => IN_ROOT,
+        "A/foo" | "A/bar" => IN_A,
+        _ => 0,
+    }
+}
+
+/// The other name of its pair, if that is one of `pairs`.
+fn other(name: &'static str, pairs: u8) -> &'static str {
+    match name {
+        same if pair(same) & pairs == 0 => same,
         "foo" => "bar",
         "bar" => "foo",
         "A/foo" => "A/bar",
-        "A/bar" => "A/foo",
-        same => same,
+        _ => "A/foo",
     }
+}
+
+/// The exchanges of pairs that make another skeleton of the same kind of this one.
+fn exchanges(skeleton: &[Core]) -> impl Iterator<Item = u8> + use<> {
+    let bound = skeleton.iter().fold(0, |all, core| all | core.bound_pair());
+    let spans = skeleton.iter().any(|core| core.pairs() == IN_ROOT | IN_A);
+    let all = [IN_ROOT, IN_A, IN_ROOT | IN_A].into_iter();
+    all.filter(move |pairs| pairs & bound == 0 && (!spans || *pairs == IN_ROOT | IN_A))
+}
+
+/// Whether this skeleton is kept of those that differ by exchanging names.
+fn is_kept(skeleton: &[Core]) -> bool {
+    exchanges(skeleton).all(|pairs| {
+        let exchanged = skeleton.iter().map(|core| core.exchanged(pairs));
+        skeleton.iter().copied().ge(exchanged)
+    })
 }
 
 impl Core {
@@ -264,7 +299,23 @@ impl Core {
         Core::all().into_iter().filter(kept).collect()
     }
 
-    fn exchanged(self) -> Core {
+    /// The pairs of its names.
+    fn pairs(self) -> u8 {
+        self.uses().into_iter().fold(0, |all, name| all | pair(name))
+    }
+
+    /// The pair of which it prepares one name itself.
+    fn bound_pair(self) -> u8 {
+        match self {
+            Core::Resize(_) | Core::Shrink(_) => 0,
+            Core::Limit(_) => IN_A,
+            core if core.is_tree() => IN_ROOT,
+            _ => 0,
+        }
+    }
+
+    fn exchanged(self, pairs: u8) -> Core {
+        let other = |name| other(name, pairs);
         match self {
             Core::Create(f) => Core::Create(other(f)),
             Core::Mknod(f) => Core::Mknod(other(f)),
@@ -700,9 +751,23 @@ impl std::str::FromStr for WorkloadId {
 pub struct Workload {
     pub id: WorkloadId,
     pub ops: Vec<Op>,
-    /// Operations at the front that end in a sync, or that a freeze follows: other workloads cover
-    /// crashes among them.
+    /// Operations at the front among which crashes are judged in other workloads, or that are only
+    /// what the others need.
     pub settled: usize,
+}
+
+/// Operations, and their [`Workload::settled`].
+type Built = (Vec<Op>, usize);
+
+/// Leaves crashes among operations with which the workload before begins as well to that. Those
+/// with the longest beginning in common follow one another.
+fn judge_once(workloads: &mut [Built]) {
+    for i in (1..workloads.len()).rev() {
+        let (before, from) = workloads.split_at_mut(i);
+        let ((before, _), (ops, settled)) = (&before[i - 1], &mut from[0]);
+        let same = before.iter().zip(&*ops).take_while(|(a, b)| a == b).count();
+        *settled = same.max(*settled);
+    }
 }
 
 impl Workload {
@@ -760,11 +825,8 @@ impl Catalogue {
             2 => all.iter().flat_map(|a| all.iter().map(|b| vec![*a, *b])).collect(),
             _ => Vec::new(),
         };
-        let canonical = |skeleton: &Vec<Core>| {
-            let exchanged: Vec<Core> = skeleton.iter().map(|core| core.exchanged()).collect();
-            kind == Kind::Edges || *skeleton >= exchanged
-        };
-        let skeletons = skeletons.into_iter().filter(canonical).collect();
+        let kept = |skeleton: &Vec<Core>| kind == Kind::Edges || is_kept(skeleton);
+        let skeletons = skeletons.into_iter().filter(kept).collect();
         let cores = if kind == Kind::Edges { all } else { Core::biased() };
         Catalogue { kind, seq, seed: if seq < 3 { 0 } else { seed }, skeletons, cores }
     }
@@ -800,7 +862,10 @@ impl Catalogue {
             let freeze = (self.seq == 1).then_some(Some(Op::Freeze));
             for settle in [Some(Op::Sync), None].into_iter().chain(freeze) {
                 // Impossible skeletons have no variants.
-                let _ = self.settle(&self.skeletons[skeleton as usize], settle, &mut out);
+                let mut settled = Vec::new();
+                let _ = self.settle(&self.skeletons[skeleton as usize], settle, &mut settled);
+                judge_once(&mut settled);
+                out.extend(settled);
             }
         }
         let id = |variant| WorkloadId { seq: self.seq, seed: self.seed, skeleton, variant };
@@ -820,12 +885,7 @@ impl Catalogue {
         Script::new(if self.kind == Kind::Edges { EDGE_BYTES } else { FILE_BYTES })
     }
 
-    fn settle(
-        &self,
-        cores: &[Core],
-        settle: Option<Op>,
-        out: &mut Vec<(Vec<Op>, usize)>,
-    ) -> Result<(), Impossible> {
+    fn settle(&self, cores: &[Core], settle: Option<Op>, out: &mut Vec<Built>) -> Result<(), Impossible> {
         let mut script = self.script();
         script.prepare(cores[0])?;
         let mut settled = 0;
@@ -848,7 +908,7 @@ impl Catalogue {
         cores: &[Core],
         mut used: Vec<&'static str>,
         settled: usize,
-        out: &mut Vec<(Vec<Op>, usize)>,
+        out: &mut Vec<Built>,
     ) {
         let Some((core, rest)) = cores.split_first() else {
             out.push((script.ops, settled));
@@ -863,12 +923,13 @@ impl Catalogue {
             let mut next = script.clone();
             let ends_bare = point.is_none() && rest.is_empty();
             if !ends_bare && point.is_none_or(|op| next.push(op).is_ok()) {
+                let settled = if rest.is_empty() { settled } else { next.ops.len() };
                 self.extend(next, rest, used.clone(), settled, out);
             }
         }
     }
 
-    fn sample(&self, skeleton: u64) -> Option<(Vec<Op>, usize)> {
+    fn sample(&self, skeleton: u64) -> Option<Built> {
         let mut rng =
             SmallRng::seed_from_u64(self.seed ^ skeleton.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x5e93);
         let all = if self.kind == Kind::Edges { Core::edges() } else { Core::all() };

@@ -1,5 +1,5 @@
 use super::*;
-use crate::sim::StatePlan;
+use crate::sim::{CrashState, StatePlan};
 use crate::testing::{self, BLOCKS, SIZE, Step, pattern, refuses_bad_ranges, steps};
 use crate::{Io, run_batch};
 use proptest::prelude::*;
@@ -283,6 +283,24 @@ fn all_subsets_are_enumerated_once() {
 
 /// A crash may find a FUA write torn until it has completed, over any of the writes before it, and
 /// never afterwards.
+#[test]
+fn media_before_a_mark_are_left_out() {
+    let device = sim();
+    for mark in 0..4 {
+        device.mark(mark);
+        (0..3).for_each(|at| device.write((mark * 3 + at) * B, &filled(mark as u8 + 1), at == 2).unwrap());
+    }
+    let recording = device.recording();
+    let plan = StatePlan::default();
+    let of = |state: CrashState| (state.at, state.mark, state.medium.bytes(0, 12 * BLOCK_SIZE));
+    let all: Vec<_> = recording.states(plan).map(of).collect();
+    for from in 0..4 {
+        let left: Vec<_> = recording.states(plan).from_mark(from).map(of).collect();
+        let wanted: Vec<_> = all.iter().filter(|(_, mark, _)| *mark >= Some(from)).cloned().collect();
+        assert!(left == wanted && left.len() > 10, "from {from}: {} of {}", left.len(), all.len());
+    }
+}
+
 #[test]
 fn a_fua_write_tears_before_it_completes() {
     let device = sim();

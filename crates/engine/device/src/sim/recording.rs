@@ -150,7 +150,7 @@ impl Recording {
     pub fn states(&self, plan: StatePlan) -> States<'_> {
         let medium = Medium::new(self.base.fork());
         let (todo, torn) = (VecDeque::new(), VecDeque::new());
-        let mut states = States { recording: self, plan, at: 0, mark: None, medium, todo, torn };
+        let mut states = States { recording: self, plan, at: 0, mark: None, from: None, medium, todo, torn };
         if !plan.at_marks_only {
             states.todo.push_back(Choice::None);
         }
@@ -165,6 +165,8 @@ pub struct States<'a> {
     plan: StatePlan,
     at: usize,
     mark: Option<u64>,
+    /// See [`States::from_mark`].
+    from: Option<u64>,
     medium: Medium,
     todo: VecDeque<Choice>,
     /// Ways in which the next FUA write may be torn.
@@ -210,6 +212,19 @@ impl Iterator for States<'_> {
 }
 
 impl States<'_> {
+    /// Leaves out the media before this mark, of marks that ascend. The others are the same as
+    /// without.
+    pub fn from_mark(mut self, mark: u64) -> Self {
+        self.from = Some(mark);
+        self.todo.clear();
+        self.torn.clear();
+        self
+    }
+
+    fn is_left_out(&self) -> bool {
+        self.mark < self.from
+    }
+
     /// Changes the plan from the next event on.
     pub fn set_plan(&mut self, plan: StatePlan) {
         self.plan = plan;
@@ -226,7 +241,7 @@ impl States<'_> {
         // A write of nothing is legal and has no part to tear.
         let tears =
             matches!(next, Some(Event::Write { fua: true, torn: None, data, .. }) if data.blocks() > 0);
-        if !self.plan.at_marks_only && tears {
+        if !self.plan.at_marks_only && tears && !self.is_left_out() {
             let mut rng = self.rng(0xf0a);
             self.torn.extend((0..self.plan.torn).map(|_| rng.random::<u64>()));
         }
@@ -247,6 +262,9 @@ impl States<'_> {
     }
 
     fn plan_choices(&mut self, with_newest: bool) {
+        if self.is_left_out() {
+            return;
+        }
         let pending = self.medium.pending();
         let newest = with_newest && pending > 0;
         let free = pending - usize::from(newest);
