@@ -1,10 +1,12 @@
 //! What operations cost beside forks, to be counted in instructions: `valgrind --tool=callgrind
-//! target/release/examples/fork_cost FORKS OPERATIONS [each]`.
+//! target/release/examples/fork_cost FORKS OPERATIONS [each|reclaim]`.
 //!
 //! Makes FORKS forks of a small tree in memory, opens all of them, and then creates, writes and
 //! fsyncs OPERATIONS files in one of them (in the tree itself without forks), or with `each` in all
 //! of them, twenty in one after the other. What an operation costs is the difference of two runs
-//! divided by the difference of OPERATIONS. The checkpoints of other threads are part of it.
+//! divided by the difference of OPERATIONS. The checkpoints of other threads are part of it. With
+//! `reclaim` all forks are deleted at the end, and their space is freed: the difference from a run
+//! with `each`.
 
 use kedge_device::MemDevice;
 use kedgefs::{FileSystem, FormatOptions, Ino, MountOptions, Owner, SystemClock};
@@ -15,7 +17,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut args = std::env::args().skip(1);
     let mut number = |what| args.next().ok_or(what)?.parse::<usize>().map_err(Box::<dyn Error>::from);
     let (forks, operations) = (number("how many forks?")?, number("how many operations?")?);
-    let each = args.next().is_some_and(|word| word == "each");
+    let word = args.next();
+    let (each, reclaim) = (word.is_some(), word.is_some_and(|word| word == "reclaim"));
     let device = Arc::new(MemDevice::new(1 << 30));
     let clock = Arc::new(SystemClock::default());
     FileSystem::format(device.clone(), clock.clone(), &FormatOptions::default())?;
@@ -40,6 +43,12 @@ fn main() -> Result<(), Box<dyn Error>> {
         if i % 500 == 499 {
             fs.checkpoint()?;
         }
+    }
+    if reclaim {
+        for i in 0..forks {
+            fs.delete_tree(Ino::ROOT, format!("fork{i}").as_bytes())?;
+        }
+        fs.reclaim()?;
     }
     fs.close()?;
     Ok(())

@@ -171,6 +171,7 @@ fn names_that_trees_cannot_have() {
     fs.rmdir(inner, b"dir").unwrap();
     fs.rmdir(fork, b"inner").unwrap();
     fs.delete_tree(Ino::ROOT, b"moved").unwrap();
+    assert_eq!(errno(fs.fork(fork, Ino::ROOT, b"late", false)), 116);
     fs.sync().unwrap();
     assert_clean(&device);
     let roots: Vec<Ino> = fs.trees().iter().map(|tree| tree.root).collect();
