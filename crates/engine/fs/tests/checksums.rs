@@ -131,8 +131,11 @@ fn blocks_of(device: &MemDevice, data: &[u8]) -> Vec<u64> {
     found
 }
 
+/// 500 bits, of which a check names each fiftieth; with `KEDGE_LONG=1` 10,000, each of them named.
 #[test]
 fn no_flipped_bit_reaches_a_reader() {
+    let is_long = std::env::var_os("KEDGE_LONG").is_some_and(|value| value == "1");
+    let (rounds, named) = if is_long { (10_000, 1) } else { (500, 50) };
     let mut rng = SmallRng::seed_from_u64(7);
     let device = make(64 * MIB);
     let fs = open(&device);
@@ -144,7 +147,7 @@ fn no_flipped_bit_reaches_a_reader() {
     assert_clean(&device);
     let places = blocks_of(&device, &data);
     assert_eq!(places.len(), 300);
-    for round in 0..500 {
+    for round in 0..rounds {
         let at = places[rng.random_range(0..places.len())];
         let bit = rng.random_range(0..BLOCK_SIZE * 8);
         let damaged = Arc::new(device.fork());
@@ -174,7 +177,7 @@ fn no_flipped_bit_reaches_a_reader() {
         let stats: serde_json::Value = serde_json::from_str(&fs.stats_json()).unwrap();
         assert_eq!(stats["data"]["checksum_errors"], 1);
         drop(fs);
-        if round % 50 == 0 {
+        if round % named == 0 {
             let report = check(&damaged);
             let found: Vec<_> = report.findings.iter().map(|f| (f.kind, f.block, f.paths.clone())).collect();
             assert_eq!(found, [(FindingKind::DataBad, Some(at), vec!["/dir/file".to_owned()])]);
