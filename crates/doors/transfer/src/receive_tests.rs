@@ -3,7 +3,7 @@
 use super::{Partial, forget, partial, receive};
 use crate::diff::tests::{Random, Whole, change_at_random, make, put, read};
 use crate::send::{Options, send};
-use kedge_base::SystemClock;
+use kedge_base::{BLOCK_SIZE, SystemClock};
 use kedge_device::sim::{Choice, SimDevice};
 use kedge_device::{Device, MemDevice};
 use kedge_fsck::{CheckOptions, StoreReplay};
@@ -379,6 +379,51 @@ fn damaged_and_hostile_streams_are_refused() {
     assert_eq!(&own, b"mine");
     assert_eq!(to.trees().len(), 2);
     get(&to, &streams[0], false).unwrap();
+}
+
+/// A damaged block or node of a snapshot ends the stream before its end, which a receiver refuses.
+#[test]
+fn a_damaged_snapshot_is_not_sent() {
+    let (fs, device) = make(32 * MIB, true);
+    let bytes: Vec<u8> = (0..20 * BLOCK_SIZE).map(|at| (at / BLOCK_SIZE + 1) as u8).collect();
+    put(&fs, Ino::ROOT, "file", &bytes);
+    for i in 0..300 {
+        put(&fs, Ino::ROOT, &format!("name{i}"), b"");
+    }
+    snapshot(&fs, Ino::ROOT, "snap");
+    fs.close().unwrap();
+    let open = |device: MemDevice| {
+        FileSystem::open(Arc::new(device), Arc::new(SystemClock::default()), MountOptions::default())
+    };
+    let whole = {
+        let fs = open(device.fork()).unwrap();
+        sent(&fs, root(&fs, "snap"), None, &Options::default())
+    };
+    let (mut data, mut nodes) = (0, 0);
+    for at in (0..32 * MIB).step_by(BLOCK_SIZE) {
+        let block = device.bytes(at, BLOCK_SIZE);
+        let (is_data, is_node) =
+            (bytes.chunks(BLOCK_SIZE).any(|part| part == block), block.starts_with(b"KEDGENOD"));
+        if !is_data && !is_node {
+            continue;
+        }
+        let damaged = device.fork();
+        damaged.corrupt(at + 2000, |bytes| bytes[0] ^= 1);
+        // Without the table of trees nothing is opened.
+        let Ok(fs) = open(damaged) else { continue };
+        let mut stream = Vec::new();
+        match send(&fs, root(&fs, "snap"), None, &mut stream, &Options::default()) {
+            Ok(()) => assert!(stream == whole && is_node, "block {at}: damage is sent"),
+            Err(_) => {
+                let (to, to_device) = make(32 * MIB, true);
+                get(&to, &stream, false).unwrap_err();
+                assert_eq!(to.tree_named(Ino::ROOT, b"snap"), None);
+                check(&to, &to_device);
+                *(if is_data { &mut data } else { &mut nodes }) += 1;
+            }
+        }
+    }
+    assert!(data == 20 && nodes > 1, "{data} blocks and {nodes} nodes");
 }
 
 /// Changes, drops, repeats or exchanges records, and makes all checksums right again.

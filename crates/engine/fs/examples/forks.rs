@@ -3,9 +3,10 @@
 //!
 //! Makes a tree of FILES files of BYTES each (4,096 by default, 0 leaves them empty) and prints the
 //! time and the bytes written of a fork of it, then the time of creations and fsyncs in the tree
-//! before it was forked, after it was forked, and in a fork, and last what a thousand forks do to
-//! them.
+//! before it was forked, after it was forked, and in a fork, what a thousand forks do to them, and
+//! what the deletion of a fork does to fsyncs beside it.
 
+use kedge_base::spawn_named;
 use kedge_device::{Device, FileDevice, OpenOptions};
 use kedgefs::{Clock, FileSystem, FormatOptions, Ino, MountOptions, Owner, SystemClock};
 use std::error::Error;
@@ -16,8 +17,11 @@ type Outcome<T> = Result<T, Box<dyn Error>>;
 
 const ROUND: usize = 500;
 
+/// Files that a fork has alone whose deletion is measured.
+const ALONE: usize = 20_000;
+
 struct Bench {
-    fs: FileSystem,
+    fs: Arc<FileSystem>,
     clock: Arc<SystemClock>,
     made: usize,
 }
@@ -71,6 +75,49 @@ impl Bench {
         }
         Ok(())
     }
+
+    /// The times of fsyncs of an overwritten block for one second.
+    fn fsyncs(&self, file: Ino, times: &mut Vec<Duration>) -> Outcome<()> {
+        let started = self.clock.monotonic();
+        while self.clock.since(started) < Duration::from_secs(1) {
+            let byte = times.len() as u8;
+            times.push(self.timed(|| {
+                self.fs.write(file, 0, &[byte; 4096])?;
+                self.fs.fsync(file, true)
+            })?);
+        }
+        Ok(())
+    }
+
+    /// Prints what fsyncs take in the second in which a fork is deleted that has files alone, and
+    /// in the second before.
+    fn deletions(&self) -> Outcome<()> {
+        let file = self.fs.create(Ino::ROOT, b"steady", 0o644, Owner::default())?.ino;
+        let (mut before, mut beside) = (Vec::new(), Vec::new());
+        for _ in 0..5 {
+            let fork = self.fs.fork(Ino::ROOT, Ino::ROOT, b"doomed", false)?.ino;
+            for i in 0..ALONE {
+                let file = self.fs.create(fork, format!("own{i}").as_bytes(), 0o644, Owner::default())?;
+                self.fs.write(file.ino, 0, &[7; 4096])?;
+            }
+            self.fs.sync()?;
+            self.fs.checkpoint()?;
+            self.fsyncs(file, &mut before)?;
+            let fs = self.fs.clone();
+            let deletion = spawn_named("deletion", move || {
+                fs.delete_tree(Ino::ROOT, b"doomed")?;
+                fs.reclaim()
+            })?;
+            self.fsyncs(file, &mut beside)?;
+            deletion.join().map_err(|_| "the deletion panicked")??;
+        }
+        for (what, times) in [("before", &mut before), ("beside", &mut beside)] {
+            let middle = median(times);
+            let most = times[times.len() * 99 / 100];
+            println!("fsyncs {what} a deletion: {}, median {middle:?}, p99 {most:?}", times.len());
+        }
+        Ok(())
+    }
 }
 
 fn median(times: &mut [Duration]) -> Duration {
@@ -99,7 +146,7 @@ fn main() -> Outcome<()> {
     }
     fs.sync()?;
     fs.checkpoint()?;
-    let mut bench = Bench { fs, clock, made: 0 };
+    let mut bench = Bench { fs: Arc::new(fs), clock, made: 0 };
     bench.rounds(&[("not forked", Ino::ROOT)])?;
     bench.fs.sync()?;
     bench.fs.checkpoint()?;
@@ -138,6 +185,7 @@ fn main() -> Outcome<()> {
     println!("a deletion: {:?}", bench.clock.since(started) / 999);
     let reclaimed = bench.timed(|| bench.fs.reclaim())?;
     println!("their space: {reclaimed:?}");
+    bench.deletions()?;
     bench.fs.close()?;
     Ok(())
 }
