@@ -1,7 +1,7 @@
 //! Time as a dependency: core crates take a [`Clock`], tests drive a [`ManualClock`].
 
 use crate::machine;
-use rustix::time::{ClockId, clock_gettime};
+use rustix::time::{ClockId, clock_getres, clock_gettime};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -63,6 +63,14 @@ pub struct SystemClock {
     start: std::time::Instant,
 }
 
+impl SystemClock {
+    /// How often the operating system's wall clock advances.
+    pub fn tick() -> Duration {
+        let tick = clock_getres(WALL);
+        Duration::new(tick.tv_sec as u64, tick.tv_nsec as u32)
+    }
+}
+
 impl Default for SystemClock {
     #[allow(clippy::disallowed_methods)]
     fn default() -> Self {
@@ -72,7 +80,7 @@ impl Default for SystemClock {
 
 impl Clock for SystemClock {
     fn now(&self) -> Timespec {
-        if let Some(now) = machine::now() {
+        if let Some(now) = machine::wall() {
             return Timespec { sec: SIMULATED_START + now.as_secs() as i64, nsec: now.subsec_nanos() };
         }
         let now = clock_gettime(WALL);

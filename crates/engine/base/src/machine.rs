@@ -44,6 +44,10 @@ pub trait Machine: Send + Sync + 'static {
     fn wake(&self, place: usize, all: bool);
     /// Virtual time.
     fn now(&self) -> Duration;
+    /// Virtual time as wall clocks show it, which may advance in ticks.
+    fn wall(&self) -> Duration {
+        self.now()
+    }
     /// A new thread, which waits for its turn: its number.
     fn add(&self, name: &str) -> usize;
     /// The new thread could not be started.
@@ -254,6 +258,11 @@ mod on {
         seat().map(|seat| seat.machine.now())
     }
 
+    /// The virtual time of wall clocks; `None` without a machine.
+    pub fn wall() -> Option<Duration> {
+        seat().map(|seat| seat.machine.wall())
+    }
+
     /// Lets virtual time pass. `false`: the thread belongs to no machine.
     #[track_caller]
     pub fn sleep(time: Duration) -> bool {
@@ -358,6 +367,11 @@ mod off {
 
     #[inline(always)]
     pub const fn now() -> Option<Duration> {
+        None
+    }
+
+    #[inline(always)]
+    pub const fn wall() -> Option<Duration> {
         None
     }
 

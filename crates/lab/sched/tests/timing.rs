@@ -52,6 +52,24 @@ fn threads_share_a_processor_and_run_side_by_side_on_two() {
 }
 
 #[test]
+fn the_wall_clock_advances_in_ticks() {
+    let hardware = Hardware { tick: ms(4).as_nanos() as u64, ..Hardware::ideal(1) };
+    let ran = run(hardware, FREE, |_| {
+        let clock = SystemClock::default();
+        let stamps = (0..9).map(|_| {
+            pause(ms(1));
+            clock.now()
+        });
+        let mut stamps: Vec<_> = stamps.collect();
+        stamps.dedup();
+        (stamps, clock.monotonic())
+    });
+    let (stamps, monotonic) = ran.expect("the run ends").result;
+    assert_eq!(stamps.iter().map(|stamp| stamp.nsec).collect::<Vec<_>>(), [0, 4_000_000, 8_000_000]);
+    assert_eq!(monotonic, ms(9), "intervals have no ticks");
+}
+
+#[test]
 fn a_slice_ends_and_others_run() {
     let ends = Arc::new(parking_lot::Mutex::new(Vec::new()));
     let seen = ends.clone();

@@ -312,6 +312,11 @@ impl Machine for Clockwork {
         Duration::from_nanos(now)
     }
 
+    fn wall(&self) -> Duration {
+        let (now, tick) = (self.now().as_nanos() as u64, self.state.lock().hardware.tick);
+        Duration::from_nanos(now - now % tick)
+    }
+
     fn add(&self, name: &str) -> usize {
         let (entered, me) = (self.entered(), self.turn.load(SeqCst));
         let mut state = self.state.lock();

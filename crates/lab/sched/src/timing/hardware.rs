@@ -1,15 +1,15 @@
 //! What depends on the number of processors, and what it costs on this machine.
 
 use super::stretch::monotonic;
-use kedge_base::{pause, spawn_named};
+use kedge_base::{SystemClock, pause, spawn_named};
 use parking_lot::{Condvar, Mutex};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
 
-/// Costs in nanoseconds. Each is measured on this machine, but for the quantum, which is the
-/// kernel's.
+/// Times in nanoseconds. Each is measured on this machine, but for the quantum and the tick, which
+/// are the kernel's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Hardware {
     pub processors: usize,
@@ -27,6 +27,9 @@ pub struct Hardware {
     pub spin: u64,
     /// How long a thread keeps its processor while others are ready.
     pub quantum: u64,
+    /// How often the wall clock advances. Time stamps of files change no more often than that, so a
+    /// finer clock would have more of them logged than the real machine logs.
+    pub tick: u64,
 }
 
 impl Hardware {
@@ -41,14 +44,15 @@ impl Hardware {
             look: 20,
             spin: 0,
             quantum: slice(processors),
+            tick: 1,
         }
     }
 
     /// With costs that were measured before, in the order of [`Hardware::costs`].
     pub fn with_costs(processors: usize, costs: [u64; 6]) -> Hardware {
         let [switch, wake, wake_latency, transfer, look, spin] = costs;
-        let quantum = slice(processors);
-        Hardware { processors, switch, wake, wake_latency, transfer, look: look.max(1), spin, quantum }
+        let (quantum, tick) = (slice(processors), tick());
+        Hardware { processors, switch, wake, wake_latency, transfer, look: look.max(1), spin, quantum, tick }
     }
 
     /// What was measured.
@@ -77,6 +81,7 @@ impl Hardware {
             // A yield to another program would last as long as its slice.
             spin: (0..2000).map(|_| spun_before_sleep()).min().unwrap_or(0),
             quantum: slice(1),
+            tick: tick(),
         })
     }
 }
@@ -85,14 +90,15 @@ impl fmt::Display for Hardware {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "switch {} ns, wake-up call {} ns, wake-up latency {} ns, cache line from another processor {} ns, a look while spinning {} ns, spinning before sleep {} ns, slice {} µs",
+            "switch {} ns, wake-up call {} ns, wake-up latency {} ns, cache line from another processor {} ns, a look while spinning {} ns, spinning before sleep {} ns, slice {} µs, tick {} µs",
             self.switch,
             self.wake,
             self.wake_latency,
             self.transfer,
             self.look,
             self.spin,
-            self.quantum / 1000
+            self.quantum / 1000,
+            self.tick / 1000
         )
     }
 }
@@ -100,6 +106,10 @@ impl fmt::Display for Hardware {
 /// Linux's base slice (`sysctl_sched_base_slice`, 0.7 ms), scaled by the processors as it does.
 fn slice(processors: usize) -> u64 {
     700_000 * (1 + u64::from(processors.clamp(1, 8).ilog2()))
+}
+
+fn tick() -> u64 {
+    (SystemClock::tick().as_nanos() as u64).max(1)
 }
 
 /// The twentieth part of all samples is below. Other programs on the machine make most of them
