@@ -95,7 +95,7 @@ pub(crate) trait Subject {
 pub(crate) struct Crashed {
     pub state: State,
     pub recipe: Recipe,
-    /// The part of its name before the recipe, within the recording.
+    /// The state's name up to its recipe, without the name of the recording.
     pub within: String,
     pub moment: u64,
 }

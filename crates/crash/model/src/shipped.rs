@@ -62,9 +62,9 @@ enum Find {
 enum How {
     /// A function of this process that judges a file.
     Built(fn(&FileBody) -> Result<(), Fault>),
-    /// This process looks for the promises in all files.
+    /// This process searches the files for each promised `key=value`.
     Ledger,
-    /// This process looks for the messages in all files.
+    /// This process searches the mail folders for each promised message.
     Mail(Format),
     /// A shell command whose arguments are the files. With a query, that is the first argument.
     Command(&'static str),

@@ -31,7 +31,8 @@ pub(crate) struct Named {
     pub ino: u64,
 }
 
-/// What the thread waits for, which called for the persistence of this file.
+/// What the thread's current call makes durable: the ranges of this file in an msync(2), or the
+/// whole file in any other call.
 pub(crate) fn waits_for(tid: u32, file: Named) -> io::Result<Persists> {
     let call = fs::read_to_string(format!("/proc/{tid}/syscall"))?;
     match msync(&call) {

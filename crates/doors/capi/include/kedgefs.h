@@ -113,7 +113,7 @@ typedef struct {
   uint32_t block_size;
   // Bytes of the longest name.
   uint32_t name_max;
-  // 0.
+  // Zeros, for fields of later versions.
   uint64_t reserved[2];
 } kedgefs_statvfs_t;
 
@@ -123,7 +123,7 @@ typedef struct {
   int64_t sec;
   // Nanoseconds, 0 to 999999999.
   uint32_t nsec;
-  // 0.
+  // Zeros, for fields of later versions.
   uint32_t reserved;
 } kedgefs_time_t;
 
@@ -181,7 +181,7 @@ typedef struct {
   uint64_t files_max;
   // Inodes in use.
   uint64_t files;
-  // 0.
+  // Zeros, for fields of later versions.
   uint64_t reserved[3];
 } kedgefs_limit_t;
 

@@ -72,7 +72,7 @@ pub struct KedgeTime {
     pub sec: i64,
     /// Nanoseconds, 0 to 999999999.
     pub nsec: u32,
-    /// 0.
+    /// Zeros, for fields of later versions.
     pub reserved: u32,
 }
 
@@ -162,7 +162,7 @@ pub struct KedgeStatvfs {
     pub block_size: u32,
     /// Bytes of the longest name.
     pub name_max: u32,
-    /// 0.
+    /// Zeros, for fields of later versions.
     pub reserved: [u64; 2],
 }
 
@@ -195,7 +195,7 @@ pub struct KedgeLimit {
     pub files_max: u64,
     /// Inodes in use.
     pub files: u64,
-    /// 0.
+    /// Zeros, for fields of later versions.
     pub reserved: [u64; 3],
 }
 

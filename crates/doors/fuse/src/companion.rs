@@ -93,7 +93,7 @@ impl Companion {
         self.processor.store(-1, Relaxed);
     }
 
-    /// It is to end soon, also where other programs compute.
+    /// Asks the thread to end, and lets it run at once even if other programs use all processors.
     pub(crate) fn hasten_end(&self) {
         self.ends.store(true, SeqCst);
         self.release();

@@ -196,7 +196,7 @@ pub fn read_full(reader: &mut impl Read, buf: &mut [u8]) -> std::io::Result<usiz
     Ok(done)
 }
 
-/// A path for messages.
+/// The path as messages print it: `.` for the root, control characters escaped.
 fn show(path: &[u8]) -> String {
     match path {
         b"" => ".".into(),

@@ -93,9 +93,9 @@ pub enum TreeChange<'a> {
         dir: Ino,
         /// The name.
         name: &'a [u8],
-        /// The inode of the name before, and its type.
+        /// The inode to which the name referred before, and its type. `None`: there was no such name.
         before: Option<(Ino, FileKind)>,
-        /// The inode of the name now.
+        /// The same now.
         after: Option<(Ino, FileKind)>,
     },
     /// A range of a file, in whole blocks, is in other blocks than before. Its bytes may be those

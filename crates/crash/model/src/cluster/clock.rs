@@ -116,7 +116,8 @@ impl Cluster {
         self.moments[moment].at.iter().map(|at| Recipe::new(*at, pick.clone())).collect()
     }
 
-    /// The recipe of a node at another moment. `None`: it names edits that do not exist yet.
+    /// The same choice of edits for the node at another moment. `None`: some of these edits were
+    /// made after that moment.
     pub(super) fn moved(&self, node: usize, recipe: &Recipe, moment: usize) -> Option<Recipe> {
         let at = self.moments[moment].at[node];
         let upto = self.histories[node].upto(at) as u32;
