@@ -1,19 +1,27 @@
 //! Blocks in memory that images share, so that a snapshot of a memory device is cheap.
 //!
-//! A [`Page`] is one immutable block. [`Pages`] maps block numbers to pages through chunks with
-//! shared pointers. A clone copies one pointer per 256 KiB in use. The first write to a chunk after
-//! a clone copies its 64 slots. A block is copied only by a write to a part of it.
+//! A [`Page`] is one immutable block, and its hash once that was computed. [`Pages`] maps block
+//! numbers to pages through chunks with shared pointers. A clone copies one pointer per 256 KiB in
+//! use. The first write to a chunk after a clone copies its 64 slots. A block is copied only by a
+//! write to a part of it.
 
 use kedge_base::{BLOCK_SIZE, IoBuf};
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::Arc;
+use std::hash::Hasher;
+use std::sync::{Arc, OnceLock};
 
 static ZEROS: [u8; BLOCK_SIZE] = [0; BLOCK_SIZE];
 
 /// The content of one block. All-zero blocks take no memory.
 #[derive(Clone)]
-pub(crate) struct Page(Option<Arc<[u8; BLOCK_SIZE]>>);
+pub(crate) struct Page(Option<Arc<Content>>);
+
+struct Content {
+    bytes: [u8; BLOCK_SIZE],
+    /// Images that share the page share its hash: crash tests compare many images of few pages.
+    hash: OnceLock<u64>,
+}
 
 impl Page {
     pub const ZERO: Page = Page(None);
@@ -23,12 +31,25 @@ impl Page {
         if bytes == ZEROS {
             Page::ZERO
         } else {
-            Page(Some(Arc::new(bytes.try_into().expect("a page is one block"))))
+            let bytes = bytes.try_into().expect("a page is one block");
+            Page(Some(Arc::new(Content { bytes, hash: OnceLock::new() })))
         }
     }
 
     pub fn bytes(&self) -> &[u8; BLOCK_SIZE] {
-        self.0.as_deref().unwrap_or(&ZEROS)
+        self.0.as_deref().map_or(&ZEROS, |content| &content.bytes)
+    }
+
+    /// A hash of the bytes, 0 for zeros. Computed once.
+    pub fn hash(&self) -> u64 {
+        let of = |content: &Arc<Content>| {
+            *content.hash.get_or_init(|| {
+                let mut hasher = std::hash::DefaultHasher::new();
+                hasher.write(&content.bytes);
+                hasher.finish()
+            })
+        };
+        self.0.as_ref().map_or(0, of)
     }
 
     pub fn is_zero(&self) -> bool {
@@ -98,6 +119,10 @@ impl Chunk {
     }
 }
 
+fn page_in(chunk: Option<&Arc<Chunk>>, slot: usize) -> &Page {
+    chunk.and_then(|chunk| chunk.slots[slot].as_ref()).unwrap_or(&Page::ZERO)
+}
+
 /// A sparse map from block number to page. The owner decides what an absent block means.
 #[derive(Clone, Default)]
 pub(crate) struct Pages {
@@ -156,13 +181,13 @@ impl Pages {
         })
     }
 
-    /// Blocks whose bytes differ from `base`, ascending. The cost depends on the chunks that the
-    /// two do not share.
-    pub fn differing(&self, base: &Pages) -> Vec<(u64, Page)> {
+    /// A hash of the blocks whose bytes differ from those of `base`. The cost depends on the chunks
+    /// that the two do not share, and on the pages in them that no earlier call has seen.
+    pub fn difference_hash(&self, base: &Pages) -> u64 {
         let mut numbers: Vec<u64> = self.chunks.keys().chain(base.chunks.keys()).copied().collect();
         numbers.sort_unstable();
         numbers.dedup();
-        let mut out = Vec::new();
+        let mut hasher = std::hash::DefaultHasher::new();
         for number in numbers {
             let (ours, theirs) = (self.chunks.get(&number), base.chunks.get(&number));
             if let (Some(ours), Some(theirs)) = (ours, theirs)
@@ -171,16 +196,14 @@ impl Pages {
                 continue;
             }
             for slot in 0..CHUNK as usize {
-                let page = |chunk: Option<&Arc<Chunk>>| {
-                    chunk.and_then(|c| c.slots[slot].clone()).unwrap_or(Page::ZERO)
-                };
-                let (a, b) = (page(ours), page(theirs));
-                if !a.same(&b) && a.bytes() != b.bytes() {
-                    out.push((number * CHUNK + slot as u64, a));
+                let (ours, theirs) = (page_in(ours, slot), page_in(theirs, slot));
+                if !ours.same(theirs) && ours.hash() != theirs.hash() {
+                    hasher.write_u64(number * CHUNK + slot as u64);
+                    hasher.write_u64(ours.hash());
                 }
             }
         }
-        out
+        hasher.finish()
     }
 
     /// The pages of a range that are present, with their places in the range.
