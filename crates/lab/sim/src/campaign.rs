@@ -110,7 +110,7 @@ pub fn run(options: &Options) -> anyhow::Result<Tally> {
 
 fn describe(tally: &Tally, took: Duration) -> String {
     format!(
-        "{} workloads, {} crash states ({} distinct media recovered, {} states during recovery), {:.0} states/s, \
+        "{} workloads, {} crash states ({} recoveries that differ, {} states during recovery), {:.0} states/s, \
          {} violations, {:.1} minutes",
         tally.workloads,
         tally.states,

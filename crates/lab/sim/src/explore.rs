@@ -2,8 +2,8 @@
 //!
 //! A workload runs once, in this process, on a recording device over a fork of one formatted image.
 //! The media come from the recording: at each event all subsets of the unflushed writes (a sample
-//! if there are many), torn writes, and FUA writes torn before they completed. Each *distinct*
-//! medium is
+//! if there are many), torn writes, and FUA writes torn before they completed. Of media that differ
+//! only in what recovery and checks do not read ([`crate::courses`]), the first is
 //! 1. inspected: if it is marked clean, its log is empty; then opened, and fsck checks the
 //!    checkpoint that recovery left;
 //! 2. walked;
@@ -18,6 +18,7 @@
 //! The recording is reproducible: the clock is a counter, one thread does all the work, and the
 //! engine's own threads are idle (the commit interval is an hour, and no workload fills the log).
 
+use crate::courses::{Courses, Reads, Traced};
 use crate::crash::{History, Promise, check_view};
 use crate::model::Model;
 use crate::ops::{Executor, OWNER, Op, Outcome};
@@ -25,7 +26,7 @@ use crate::rig::{self, Setup, panic_text};
 use crate::view::{Found, View};
 use crate::workload::{DEVICE, IMAGE, Workload};
 use kedge_base::{BLOCK_SIZE, ManualClock};
-use kedge_device::sim::{FaultPlan, Recording, SimDevice, StatePlan};
+use kedge_device::sim::{Event, FaultPlan, Recording, SimDevice, StatePlan};
 use kedge_device::{Device, MemDevice};
 use kedge_format::superblock::{SLOTS, Superblock};
 use kedge_fsck::{CheckOptions, Replay, StoreReplay};
@@ -33,6 +34,7 @@ use kedgefs::{FileKind, FileSystem, Ino, MountOptions};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::AddAssign;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -44,9 +46,9 @@ pub struct Plan {
     pub states: StatePlan,
     /// Media for each event of the final checkpoint, when the file system is closed.
     pub closing: StatePlan,
-    /// One of this many distinct media is also crashed during its recovery.
+    /// One of this many recoveries that differ is also crashed at its writes.
     pub recovery_every: u64,
-    /// One of this many distinct media is used after its recovery.
+    /// One of this many recoveries that differ is used.
     pub use_every: u64,
 }
 
@@ -76,7 +78,7 @@ pub struct Tally {
     pub workloads: u64,
     /// Crash states: the sum over all points of their media, including crashes during recovery.
     pub states: u64,
-    /// Distinct media that were recovered.
+    /// Recoveries that were run: of media that differ in what a recovery or its checks read.
     pub distinct: u64,
     /// Crash states during recovery.
     pub recovery: u64,
@@ -122,6 +124,13 @@ impl fmt::Display for Failure {
 /// The result of recovering one medium: the tree, or the error.
 pub type Recovered = Result<View, String>;
 
+/// A result with a number of its own. Equal trees have one number as long as they are remembered.
+#[derive(Clone)]
+struct Known {
+    number: u64,
+    recovered: Arc<Recovered>,
+}
+
 /// The recording of a workload.
 struct Run {
     recording: Recording,
@@ -137,24 +146,25 @@ pub struct Explorer {
     faults: FaultPlan,
     /// Seed of the mount's switches; `None`: their defaults.
     switched: Option<u64>,
+    /// A hash of `setup`.
+    setting: u64,
     recovered: Arc<Mutex<Memory>>,
     pub tally: Tally,
 }
 
-/// Recently recovered media by hash: workloads with the same beginning share them, and so do
-/// threads.
-#[derive(Default)]
-pub struct Memory {
-    young: HashMap<u64, Arc<Recovered>>,
-    /// The previous generation, dropped when the current one is full.
-    old: HashMap<u64, Arc<Recovered>>,
+/// A map in two generations: the older one is dropped when the younger one is full.
+struct Recent<T> {
+    young: HashMap<u64, T>,
+    old: HashMap<u64, T>,
+    max: usize,
 }
 
-impl Memory {
-    /// Trees in one generation, each of about ten KiB.
-    const MAX: usize = 20_000;
+impl<T: Clone> Recent<T> {
+    fn new(max: usize) -> Recent<T> {
+        Recent { young: HashMap::new(), old: HashMap::new(), max }
+    }
 
-    fn get(&mut self, hash: u64) -> Option<Arc<Recovered>> {
+    fn get(&mut self, hash: u64) -> Option<T> {
         if let Some(known) = self.young.get(&hash) {
             return Some(known.clone());
         }
@@ -163,11 +173,62 @@ impl Memory {
         Some(known)
     }
 
-    fn put(&mut self, hash: u64, recovered: Arc<Recovered>) {
-        if self.young.len() >= Self::MAX {
+    fn put(&mut self, hash: u64, known: T) {
+        if self.young.len() >= self.max {
             self.old = std::mem::take(&mut self.young);
         }
-        self.young.insert(hash, recovered);
+        self.young.insert(hash, known);
+    }
+}
+
+/// Recently recovered media by hash: workloads with the same beginning share them, and so do
+/// threads. Many media have the same tree, which is kept once.
+pub struct Memory {
+    media: Recent<Known>,
+    /// By the hash of the tree.
+    trees: Recent<Known>,
+    courses: Courses<Known>,
+    next_number: u64,
+}
+
+impl Default for Memory {
+    fn default() -> Memory {
+        let (media, trees) = (Recent::new(MEDIA_MAX), Recent::new(TREES_MAX));
+        Memory { media, trees, courses: Courses::default(), next_number: 0 }
+    }
+}
+
+/// Media in one generation.
+const MEDIA_MAX: usize = 100_000;
+/// Trees in one generation, each of about ten KiB.
+const TREES_MAX: usize = 20_000;
+
+impl Memory {
+    /// The result of the same medium, or of one that differs only in what a recovery with this
+    /// setting does not read.
+    fn find(&mut self, setting: u64, hash: u64, medium: &MemDevice) -> Option<Known> {
+        if let Some(known) = self.media.get(hash) {
+            return Some(known);
+        }
+        let known = self.courses.find(setting, medium)?;
+        self.media.put(hash, known.clone());
+        Some(known)
+    }
+
+    /// The number of a result.
+    fn known(&mut self, recovered: Recovered) -> Known {
+        let tree = recovered.as_ref().ok().map(View::fingerprint);
+        if let Some(known) = tree.and_then(|tree| self.trees.get(tree))
+            && *known.recovered == recovered
+        {
+            return known;
+        }
+        self.next_number += 1;
+        let known = Known { number: self.next_number, recovered: Arc::new(recovered) };
+        if let Some(tree) = tree {
+            self.trees.put(tree, known.clone());
+        }
+        known
     }
 }
 
@@ -191,6 +252,12 @@ pub fn setup() -> Setup {
     }
 }
 
+fn setting(setup: &Setup) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    format!("{setup:?}").hash(&mut hasher);
+    hasher.finish()
+}
+
 /// The image that all workloads start from. `inline`: one with the data of small files in the tree.
 pub fn base_image(inline: bool) -> Result<MemDevice, String> {
     let setup = setup();
@@ -201,7 +268,8 @@ pub fn base_image(inline: bool) -> Result<MemDevice, String> {
 impl Explorer {
     pub fn new(base: &MemDevice, plan: Plan) -> Explorer {
         let (setup, faults, tally) = (setup(), FaultPlan::default(), Tally::default());
-        Explorer { setup, base: base.fork(), plan, faults, switched: None, recovered: Arc::default(), tally }
+        let (base, setting, recovered) = (base.fork(), setting(&setup), Arc::default());
+        Explorer { setup, base, plan, faults, switched: None, setting, recovered, tally }
     }
 
     /// Shares results with other explorers of the same plan.
@@ -230,6 +298,7 @@ impl Explorer {
         let mut at = (None, String::new());
         if let Some(seed) = self.switched {
             self.setup = setup().switched(seed.wrapping_add(workload.id.mixed()));
+            self.setting = setting(&self.setup);
         }
         let result = catch_unwind(AssertUnwindSafe(|| {
             let run = self.record(workload)?;
@@ -283,7 +352,7 @@ impl Explorer {
         crash: &mut (Option<u64>, String),
     ) -> Result<(), String> {
         let closing = workload.ops.len() as u64;
-        let mut judged = HashSet::new();
+        let (mut judged, mut judged_trees) = (HashSet::new(), HashSet::new());
         let mut states = run.recording.states(self.plan.states).from_mark(workload.settled as u64);
         let mut number = 0;
         while let Some(state) = states.next() {
@@ -301,8 +370,12 @@ impl Explorer {
                 continue;
             }
             *crash = (Some(number), format!("{state:?}"));
-            let recovered = self.recover(hash, &state.medium);
-            let view = (*recovered).as_ref().map_err(Clone::clone)?;
+            let known = self.recover(hash, &state.medium);
+            let view = (*known.recovered).as_ref().map_err(Clone::clone)?;
+            // The judgement follows from the tree and from the operations that had returned.
+            if !judged_trees.insert((known.number, mark)) {
+                continue;
+            }
             let done = mark as usize;
             check_view(Ok(view), &run.history, done, &run.history.persists_before(done))
                 .map_err(|violation| violation.to_string())?;
@@ -310,45 +383,73 @@ impl Explorer {
         Ok(())
     }
 
-    /// Recovers a medium, or returns the remembered result of the same medium.
-    fn recover(&mut self, hash: u64, medium: &MemDevice) -> Arc<Recovered> {
-        if let Some(known) = self.recovered.lock().get(hash) {
+    /// Recovers a medium, or returns the remembered result of a recovery that would be the same.
+    fn recover(&mut self, hash: u64, medium: &MemDevice) -> Known {
+        if let Some(known) = self.recovered.lock().find(self.setting, hash, medium) {
             return known;
         }
         self.tally.distinct += 1;
-        let recovered = Arc::new(self.recover_anew(hash, medium));
-        self.recovered.lock().put(hash, recovered.clone());
-        recovered
+        let reads = Reads::of(medium);
+        let recovered = self.recover_anew(medium, &reads);
+        let mut memory = self.recovered.lock();
+        let known = memory.known(recovered);
+        memory.media.put(hash, known.clone());
+        memory.courses.learn(self.setting, medium, reads.lock().runs(), known.clone());
+        known
     }
 
-    fn recover_anew(&mut self, hash: u64, medium: &MemDevice) -> Recovered {
-        mark_is_true(medium)?;
-        let (device, fs) = self.open(medium)?;
+    /// Notes in `reads` all that the result depends on.
+    fn recover_anew(&mut self, medium: &MemDevice, reads: &Arc<Mutex<Reads>>) -> Recovered {
+        mark_is_true(medium, reads)?;
+        let (device, traced, fs) = self.open(medium, reads)?;
         let recording = device.recording();
-        fsck(&device, "after recovery")?;
+        fsck(&device, &traced, "after recovery")?;
         let view = View::of(&fs)?;
         // The hash decides, so that every run makes the same choices.
+        let hash = reads.lock().hash_on(medium);
         if hash.is_multiple_of(self.plan.use_every) {
             exercise(&fs, &view, (hash / self.plan.use_every) & 1 == 0)?;
             fs.close().map_err(|e| format!("close after recovery: {e}"))?;
-            fsck(&device, "after recovery, use and close")?;
+            fsck(&device, &traced, "after recovery, use and close")?;
         }
         drop(fs);
         if (hash >> 8).is_multiple_of(self.plan.recovery_every) {
-            self.crash_recovery(&recording, &view)?;
+            self.crash_recovery(&recording, &view, reads)?;
         }
         Ok(view)
     }
 
-    fn open(&self, medium: &MemDevice) -> Result<(Arc<SimDevice>, FileSystem), String> {
+    fn open(
+        &self,
+        medium: &MemDevice,
+        reads: &Arc<Mutex<Reads>>,
+    ) -> Result<(Arc<SimDevice>, Arc<Traced>, FileSystem), String> {
         let device = Arc::new(SimDevice::new(medium.fork()));
-        let fs = rig::open(&device, &Arc::new(ManualClock::default()), &self.setup)?;
-        Ok((device, fs))
+        let traced = Arc::new(Traced::new(device.clone(), reads.clone()));
+        let fs = rig::open_on(traced.clone(), &Arc::new(ManualClock::default()), &self.setup)?;
+        Ok((device, traced, fs))
     }
 
     /// Crashes at each write of a recovery; the second recovery must find the same tree as the
     /// first.
-    fn crash_recovery(&mut self, recording: &Recording, view: &View) -> Result<(), String> {
+    fn crash_recovery(
+        &mut self,
+        recording: &Recording,
+        view: &View,
+        reads: &Arc<Mutex<Reads>>,
+    ) -> Result<(), String> {
+        // A torn write leaves a part of what the block held before.
+        for event in &recording.events {
+            match event {
+                Event::Write { offset, data, .. } => {
+                    reads.lock().note(*offset, data.blocks() * BLOCK_SIZE as u64);
+                }
+                Event::WriteZeroes { offset, len, .. } | Event::Discard { offset, len, .. } => {
+                    reads.lock().note(*offset, *len);
+                }
+                Event::Flush { .. } | Event::FlushLost { .. } | Event::Mark(_) => {}
+            }
+        }
         let plan = StatePlan { subsets: 0, samples: 2, torn: 1, ..self.plan.states };
         let mut seen = HashSet::from([recording.base.difference_hash(&self.base)]);
         for state in recording.states(plan) {
@@ -359,8 +460,8 @@ impl Explorer {
             }
             self.tally.distinct += 1;
             let said = |e: String| format!("in recovery, {state:?}: {e}");
-            let (device, fs) = self.open(&state.medium).map_err(said)?;
-            fsck(&device, "after the second recovery").map_err(said)?;
+            let (device, traced, fs) = self.open(&state.medium, reads).map_err(said)?;
+            fsck(&device, &traced, "after the second recovery").map_err(said)?;
             let again = View::of(&fs).map_err(said)?;
             same_view(view, &again).map_err(said)?;
         }
@@ -369,15 +470,16 @@ impl Explorer {
 }
 
 /// A slot that is marked clean has no log after its tail.
-fn mark_is_true(medium: &MemDevice) -> Result<(), String> {
+fn mark_is_true(medium: &MemDevice, reads: &Arc<Mutex<Reads>>) -> Result<(), String> {
     let blocks = medium.geometry().size / BLOCK_SIZE as u64;
     let slot = |slot: usize| {
+        reads.lock().note(SLOTS[slot].byte_offset(), BLOCK_SIZE as u64);
         let bytes = medium.bytes(SLOTS[slot].byte_offset(), BLOCK_SIZE);
         Superblock::decode(&bytes, slot, blocks).ok()
     };
     let newest = slot(0).into_iter().chain(slot(1)).max_by_key(|sb| sb.checkpoint.generation);
     let Some(sb) = newest.filter(|sb| sb.checkpoint.clean) else { return Ok(()) };
-    match StoreReplay.log_writes(medium, &sb) {
+    match StoreReplay.log_writes(&Traced::new(Arc::new(medium.fork()), reads.clone()), &sb) {
         Ok(0) => Ok(()),
         Ok(writes) => Err(format!("the image is marked clean, and {writes} log writes follow")),
         Err(e) => Err(format!("the image is marked clean, and its log cannot be read: {e}")),
@@ -385,8 +487,9 @@ fn mark_is_true(medium: &MemDevice) -> Result<(), String> {
 }
 
 /// Checks the newest checkpoint on the device without replay.
-fn fsck(device: &SimDevice, when: &str) -> Result<(), String> {
-    let report = kedge_fsck::check(Arc::new(device.view()), &CheckOptions::default());
+fn fsck(device: &SimDevice, traced: &Traced, when: &str) -> Result<(), String> {
+    let now = Arc::new(traced.now(Arc::new(device.view())));
+    let report = kedge_fsck::check(now, &CheckOptions::default());
     if report.is_clean() { Ok(()) } else { Err(format!("fsck {when}: {report}")) }
 }
 

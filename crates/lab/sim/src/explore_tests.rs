@@ -42,6 +42,40 @@ fn operations_in_common_leave_the_same_media() {
     assert!(beginnings > 5, "{beginnings} beginnings");
 }
 
+/// A medium that takes the result of another recovery, because that read nothing in which the two
+/// differ, has the same result by a recovery of its own.
+#[test]
+fn a_recovery_that_reads_the_same_finds_the_same() {
+    for inline in [false, true] {
+        let base = base_image(inline).unwrap();
+        let plan = Plan { recovery_every: 16, use_every: 8, ..Plan::quick(1) };
+        let (mut taken, mut run) = (0, 0);
+        for (seq, skeleton) in [(1, 3), (1, 11), (2, 4321), (2, 12_345), (2, 20_000)] {
+            let workload = Catalogue::new(seq, 0).variants(skeleton).pop().unwrap();
+            let mut explorer = Explorer::new(&base, plan);
+            let recorded = explorer.record(&workload).unwrap();
+            let mut seen = HashSet::new();
+            for state in recorded.recording.states(plan.closing) {
+                let hash = state.medium.difference_hash(&base);
+                if !seen.insert(hash) {
+                    continue;
+                }
+                let before = explorer.tally.distinct;
+                let known = explorer.recover(hash, &state.medium);
+                run += 1;
+                if explorer.tally.distinct > before {
+                    continue;
+                }
+                taken += 1;
+                let anew = explorer.recover_anew(&state.medium, &Reads::of(&state.medium));
+                assert_eq!(*known.recovered, anew, "{state:?} of {workload}");
+            }
+        }
+        println!("{taken} of {run} media took the result of another");
+        assert!(taken * 4 > run, "{taken} of {run} media took the result of another");
+    }
+}
+
 /// The shrinks of the workloads are no idle ones: written blocks lie between the new end and the
 /// old one.
 #[test]

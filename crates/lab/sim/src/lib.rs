@@ -11,6 +11,7 @@ pub mod backend;
 pub mod campaign;
 pub mod cases;
 pub mod content;
+mod courses;
 pub mod crash;
 pub mod deltas;
 pub mod discard;

@@ -349,7 +349,15 @@ pub fn learn_times(model: &mut Model, fs: &FileSystem, to: kedgefs::Timespec) ->
 
 /// Opens the file system on the rig's device.
 pub fn open(device: &Arc<SimDevice>, clock: &Arc<ManualClock>, setup: &Setup) -> Result<FileSystem, String> {
-    let device: Arc<dyn Device> = device.clone();
+    open_on(device.clone(), clock, setup)
+}
+
+/// [`open()`] on a device that may be above the simulated one.
+pub fn open_on(
+    device: Arc<dyn Device>,
+    clock: &Arc<ManualClock>,
+    setup: &Setup,
+) -> Result<FileSystem, String> {
     let clock: Arc<dyn Clock> = clock.clone();
     if setup.far {
         // A simulated device is not measured, so the value stays.

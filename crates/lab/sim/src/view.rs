@@ -11,6 +11,7 @@ use crate::ops::{acl_bits, acl_name};
 use kedgefs::{Attr, DirEntry, Error, FileKind, FileSystem, Ino, SeekKind};
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 /// Files up to this size are read whole, larger ones only where SEEK_DATA finds data.
@@ -19,7 +20,7 @@ const READ_WHOLE_MAX: u64 = 8 << 20;
 const READDIR_BATCH: usize = 7;
 
 /// An inode as found.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
     pub attr: Attr,
     pub content: Content,
@@ -33,7 +34,7 @@ pub struct Found {
 }
 
 /// The whole tree below the root.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct View {
     pub inodes: BTreeMap<Ino, Found>,
 }
@@ -109,6 +110,21 @@ impl View {
             }
         }
         Ok(view)
+    }
+
+    /// A hash of what most often differs: equal trees have the same.
+    pub fn fingerprint(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        for (ino, found) in &self.inodes {
+            let attr = &found.attr;
+            (ino.0, attr.size, attr.nlink, attr.mode, attr.blocks).hash(&mut hasher);
+            (attr.atime, attr.mtime, attr.ctime).hash(&mut hasher);
+            (&found.entries, &found.xattrs, &found.limit).hash(&mut hasher);
+            for number in found.content.chunk_numbers() {
+                (number, found.content.chunk(number)).hash(&mut hasher);
+            }
+        }
+        hasher.finish()
     }
 
     pub fn at(&self, path: &str) -> Option<&Found> {
