@@ -121,15 +121,23 @@ impl Fs {
 
     pub(crate) fn fork(&self, source: Ino, dir: Ino, name: &[u8], read_only: bool) -> Result<Attr> {
         self.check_tree(source)?;
-        let ino = self.quietly(|| {
+        self.quietly(|| {
             let dir = self.numbers().inward(dir);
             self.check_changeable(dir)?;
             self.names().check_free(dir, name)?;
+            let attr = self.attr_of_fork(source)?;
             let ino = self.engine().store().fork(source, dir, name, read_only)?;
             self.files().drop_orphans_of(ino.tree());
-            Ok(ino)
-        })?;
-        self.names().getattr(ino)
+            Ok(Attr { ino, ..attr })
+        })
+    }
+
+    /// The attributes that the root of a fork of `source` gets, but for its number. The caller lets
+    /// nothing change, and nothing is dirty, so those in memory are those of the tree at the cut.
+    /// The new tree is not opened: that would read nodes which the source has in memory.
+    fn attr_of_fork(&self, source: Ino) -> Result<Attr> {
+        // Trees that are named in the source are not part of the fork.
+        self.inodes().get(source)?.attr()
     }
 
     pub(crate) fn delete_tree(&self, dir: Ino, name: &[u8]) -> Result<()> {
@@ -170,16 +178,16 @@ impl Fs {
 
     pub(crate) fn roll_back(&self, source: Ino, dir: Ino, name: &[u8]) -> Result<Attr> {
         self.check_tree(source)?;
-        let ino = self.quietly(|| {
+        self.quietly(|| {
             let dir = self.numbers().inward(dir);
             let old = self.replaceable(dir, name, source)?;
+            let attr = self.attr_of_fork(source)?;
             let made = self.engine().store().replace_by_fork(source, old, dir, name);
             self.forget_if_gone(old);
             let ino = made?;
             self.files().drop_orphans_of(ino.tree());
-            Ok(ino)
-        })?;
-        self.names().getattr(ino)
+            Ok(Attr { ino, ..attr })
+        })
     }
 
     pub(crate) fn commit_tree(&self, fork: Ino, dir: Ino, name: &[u8], force: bool) -> Result<()> {

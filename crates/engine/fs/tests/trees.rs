@@ -3,7 +3,7 @@
 use crate::common::failing::Failing;
 use crate::common::images::{assert_clean, errno, names, open, put};
 use kedge_base::SystemClock;
-use kedge_device::MemDevice;
+use kedge_device::{Device, MemDevice};
 use kedgefs::{
     Attr, Error, FallocateMode, FileSystem, FormatOptions, Ino, Owner, RenameMode, SetAttr, WriteMode,
     XattrMode,
@@ -80,6 +80,46 @@ fn a_fork_and_its_source_go_their_own_ways() {
     fs.close().unwrap();
     assert_clean(&device);
     expect(&open(&device));
+}
+
+/// A fork shares its nodes with its source, which has them in memory.
+#[test]
+fn a_fork_of_a_cached_tree_reads_nothing() {
+    let device = make(64 * MIB);
+    let fs = open(&device);
+    for i in 0..2000 {
+        fs.create(Ino::ROOT, format!("file{i}").as_bytes(), 0o644, OWNER).unwrap();
+    }
+    let mode = SetAttr { mode: Some(0o711), ..SetAttr::default() };
+    fs.setattr(Ino::ROOT, &mode).unwrap();
+    let reads = || device.stats().reads.get();
+    let forked = |source: Ino, name: &[u8]| {
+        let before = reads();
+        let attr = fs.fork(source, Ino::ROOT, name, false).unwrap();
+        assert_eq!(reads(), before, "reads of the fork {}", String::from_utf8_lossy(name));
+        attr
+    };
+    let first = forked(Ino::ROOT, b"first");
+    // The source has a directory more now, which is no part of its next fork.
+    let second = forked(Ino::ROOT, b"second");
+    assert_eq!((first.size, second.size, second.nlink), (2000, 2000, 2));
+    // A fork that is open, and has changed, is forked without a read, too.
+    fs.mkdir(second.ino, b"dir", 0o755, OWNER).unwrap();
+    let third = forked(second.ino, b"third");
+    let replaced = fs.roll_back(second.ino, Ino::ROOT, b"first").unwrap();
+    for attr in [&second, &third, &replaced] {
+        assert_eq!(attr.mode & 0o7777, 0o711);
+    }
+    assert_eq!((third.size, third.nlink), (2001, 3));
+    // What the calls returned is what the trees have.
+    let check = |fs: &FileSystem, attr: &Attr| assert_eq!(fs.getattr(attr.ino).unwrap(), *attr);
+    let both = [&third, &replaced];
+    both.iter().for_each(|attr| check(&fs, attr));
+    fs.close().unwrap();
+    let fs = open(&device);
+    both.iter().for_each(|attr| check(&fs, attr));
+    drop(fs);
+    assert_clean(&device);
 }
 
 #[test]

@@ -181,6 +181,10 @@ impl Files {
     /// [`Files::recover_orphans_of`] a fork, which nothing else can reach. The fork is durable
     /// already, so a failure is no error of it: the next mount finishes what is left.
     pub(crate) fn drop_orphans_of(&self, tree: u32) {
+        // A fork without such items is not opened, which would read its nodes.
+        if tree != 0 && self.engine.store().orphan_count(tree) == 0 {
+            return;
+        }
         if let Err(e) = self.recover_orphans_of(tree, Nameless::Deleted)
             && self.engine.store().check_alive().is_ok()
         {
