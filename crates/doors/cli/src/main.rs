@@ -189,15 +189,14 @@ fn main() -> ExitCode {
     let args = with_subcommand(std::env::args_os().collect());
     let is_fsck = args.get(1).is_some_and(|a| a == "fsck" || a == "scrub");
     let usage_code = if is_fsck { fsck::USAGE } else { USAGE };
-    let help = help_command(&args);
-    let cli = match Cli::try_parse_from(args) {
+    let cli = match Cli::try_parse_from(&args) {
         Ok(cli) => cli,
         Err(e) if e.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand || !e.use_stderr() => {
             let code = if e.use_stderr() { usage_code } else { 0 };
             return ExitCode::from(if e.print().is_ok() { code } else { FAILURE });
         }
         Err(e) => {
-            eprintln!("kedge: {} (see {help})", one_line(&first_paragraphs(&e)));
+            eprintln!("kedge: {} (see {})", one_line(&first_paragraphs(&e)), help_command(&args));
             return ExitCode::from(usage_code);
         }
     };
