@@ -8,6 +8,7 @@
 //! sizes of all files, but not always their bytes. The third try does the same on XFS, which does
 //! not write the bytes of a file that is renamed over another, as ext4 does.
 
+use super::needs::Need;
 use super::rows::Row;
 use super::{Suite, states_in, text};
 use anyhow::{Context, Result, bail};
@@ -16,6 +17,8 @@ use std::process::Output;
 /// File system, size of the device, and whether there is a neighbour. `mkfs.xfs` makes none that
 /// is smaller.
 const TRIES: [(&str, &str, bool); 3] = [("ext4", "96M", false), ("ext4", "96M", true), ("xfs", "300M", true)];
+/// What makes the file systems of [`TRIES`].
+const NEEDS: [Need; 2] = [Need::Debian("mkfs.ext4", "e2fsprogs"), Need::Debian("mkfs.xfs", "xfsprogs")];
 /// States of the device for each try, where the row says nothing.
 pub(super) const STATES: u32 = 40;
 /// Cache barriers work and sectors are not torn: what any disk in use promises.
@@ -59,6 +62,9 @@ impl Suite {
     pub(super) fn cut(&self, row: &Row, check: &str, states: u32) -> Result<String> {
         if !rustix::process::geteuid().is_root() {
             return Ok("not replayed: it needs root".to_owned());
+        }
+        for need in NEEDS {
+            self.cache.get(need).context("the replay lacks a program")?;
         }
         let mut tried = 0;
         for (kind, size, has_neighbour) in TRIES {
@@ -126,3 +132,7 @@ impl Suite {
             .env("FROM_EMPTY", if row.prepare.is_none() { "1" } else { "" }))
     }
 }
+
+#[cfg(test)]
+#[path = "cut_tests.rs"]
+mod tests;
