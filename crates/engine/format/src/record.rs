@@ -214,6 +214,9 @@ crate::layout::layout!(LAYOUT: RawRecord, RECORD_HEADER, {
     edits: 2, 2, "count; the edits follow";
 });
 
+/// Room for the edits of an inode and of a small range, which most records of data have as well.
+const AFTER_DATA: usize = (size::PATCH + size::RANGE) as usize;
+
 /// Bytes of an encoded record's header.
 pub const RECORD_HEADER: usize = 4;
 
@@ -446,6 +449,8 @@ impl RecordBuilder {
     }
 
     pub fn data(&mut self, ino: Ino, offset: u64, bytes: &[u8]) {
+        // Without room for the edits that follow, they would move all of these bytes once more.
+        self.bytes.reserve(size::DATA as usize + bytes.len() + AFTER_DATA);
         self.edit(tag::DATA);
         self.u64(ino.0).u64(offset).u32(bytes.len() as u32);
         self.bytes.extend_from_slice(bytes);
