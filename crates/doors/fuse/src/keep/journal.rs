@@ -2,17 +2,17 @@
 //!
 //! # An entry
 //! [`EntryHead`], then the arguments of the request as the kernel sent them. The head is written
-//! first, under the lock of the journal, so that heads lie one after another; then the arguments;
-//! then the change is made. An entry is there when the first word of its head is, which is stored
-//! last. Before that this word is 0, whatever the half held at its last use: each entry sets it
-//! for the next one. Two fields are filled in later, and are there with their first word
-//! ([`Area`]):
+//! first, under the lock of the journal, so that heads lie one after another; then, without the
+//! lock, the arguments and the checksum; then the change is made. An entry is there when the first
+//! word of its head is, which is stored last. Before that this word is 0, whatever the half held at
+//! its last use: each entry sets it for the next one. Two fields are filled in later, and are there
+//! with their first word ([`Area`]):
 //! - [`Mark`], by the commit of the change's record, before the record can become durable: the
 //!   life, the end of the record in the log, the number of a new inode;
 //! - [`Outcome`], before the reply: done or refused, and the result.
 //!
-//! An entry without an outcome is of a request that has no reply, and whose arguments may be
-//! incomplete if it has no mark either.
+//! An entry without an outcome is of a request that has no reply. If it has no mark either, its
+//! arguments may be incomplete and its checksum may be missing, so the checksum is not verified.
 //!
 //! # Two halves
 //! Entries go to one half. When it is full, the other one takes over, and a thread waits until the
@@ -60,6 +60,10 @@ pub(crate) const REFUSED: u32 = 2;
 
 const MARK_AT: u64 = std::mem::offset_of!(EntryHead, mark) as u64;
 const OUTCOME_AT: u64 = std::mem::offset_of!(EntryHead, outcome) as u64;
+/// The word that has the checksum. Its first half is `nsec`.
+const CHECK_AT: u64 = std::mem::offset_of!(EntryHead, nsec) as u64;
+const _: () =
+    assert!(CHECK_AT.is_multiple_of(8) && std::mem::offset_of!(EntryHead, check) as u64 == CHECK_AT + 4);
 
 impl EntryHead {
     pub(crate) fn time(&self) -> Timespec {
@@ -70,6 +74,15 @@ impl EntryHead {
     pub(crate) fn checksum(&self, arguments: &[u8]) -> u32 {
         let fixed = EntryHead { check: 0, mark: Mark::new_zeroed(), outcome: Outcome::new_zeroed(), ..*self };
         crc32c::crc32c_append(crc32c::crc32c(fixed.as_bytes()), arguments)
+    }
+
+    /// The word at [`CHECK_AT`], with the checksum.
+    fn checked(&self, arguments: &[u8]) -> u64 {
+        let mut word = [0u8; 8];
+        let (nsec, check) = word.split_at_mut(4);
+        nsec.copy_from_slice(&self.nsec.to_ne_bytes());
+        check.copy_from_slice(&self.checksum(arguments).to_ne_bytes());
+        u64::from_ne_bytes(word)
     }
 }
 
@@ -205,7 +218,9 @@ impl Journal {
         state.seq += 1;
         let place = Place { half, at: state.halves[half].used };
         let header = &request.header;
-        let mut head = EntryHead {
+        // Without its checksum: computing that reads all arguments, while other changes would wait
+        // for the lock.
+        let head = EntryHead {
             magic: MAGIC,
             len: request.body.len() as u32,
             generation: state.halves[half].generation,
@@ -221,7 +236,6 @@ impl Journal {
             nsec: now.nsec,
             ..EntryHead::new_zeroed()
         };
-        head.check = head.checksum(request.body);
         let at = start(half) + place.at;
         self.end_entries(half, place.at + whole);
         self.area.put(at, head.as_bytes());
@@ -231,6 +245,7 @@ impl Journal {
         taken.open += 1;
         drop(state);
         self.area.fill(at + size_of::<EntryHead>() as u64, request.body);
+        self.area.store(at + CHECK_AT, head.checked(request.body));
         Ok(place)
     }
 
