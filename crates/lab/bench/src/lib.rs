@@ -4,6 +4,7 @@
 //! baseline                 the experiment behind docs/PERFORMANCE.md
 //! compare                  all peers, all loads; the report as a page with charts
 //! reproduce                the experiments behind docs/EXPERIMENTS.md: what others published of a change, beside our switch for it
+//! reproduce::run_later     what Linux's file systems changed later: bytes, flushes and sharing
 //! scale                    costs by the number of files, opening after a crash, fsck: a plot of each
 //! remote                   what the distance to an image costs: docs/DISTRIBUTED.md
 //! bars                     what an experiment has to reach

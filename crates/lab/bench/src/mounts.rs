@@ -230,6 +230,16 @@ impl<'a> Mounted<'a> {
         Mounted::make(shell, "kedge", "kedge umount kedge", lines)
     }
 
+    /// A file system of the kernel, made and mounted by these commands, on the directory `name`.
+    pub fn kernel_by(
+        shell: &'a Shell,
+        name: &'static str,
+        unmount: &'static str,
+        lines: &[String],
+    ) -> Result<Mounted<'a>> {
+        Mounted::make(shell, name, unmount, lines)
+    }
+
     fn make(
         shell: &'a Shell,
         name: &'static str,

@@ -10,6 +10,7 @@ mod cpu;
 mod dbench;
 mod delay;
 mod fdatasync;
+mod later;
 mod marks;
 mod overwrite;
 mod processors;
@@ -140,6 +141,11 @@ pub fn run_simulated(settings: &Settings, experiment: Option<Experiment>, asked:
         }),
         None => report(settings, "bench processors", 3, &[], None, |run| processors::own(run, asked)),
     }
+}
+
+/// What Linux's file systems changed after these experiments: each change on this machine.
+pub fn run_later(settings: &Settings) -> Result<Report> {
+    report(settings, "bench later", 5, &later::PARTS, None, later::run)
 }
 
 fn report(

@@ -118,6 +118,15 @@ enum Bench {
         #[arg(long)]
         check: bool,
     },
+    /// What Linux's file systems changed after the experiments of `reproduce`: renames after an
+    /// fsync, durable direct writes, and what an fsync writes beside ext4 (most of it needs root)
+    Later {
+        #[command(flatten)]
+        common: Common,
+        /// Exit with 1 if a bar is missed, and print each missed bar
+        #[arg(long)]
+        check: bool,
+    },
     /// What distance costs: durable writes, and small files with fsync in this process, on images
     /// in files, behind NBD (nbd://HOST/EXPORT, nbd+unix:///EXPORT?socket=PATH) and on Ceph
     /// (rbd:POOL/IMAGE). Their contents are lost
@@ -243,6 +252,7 @@ fn main() -> ExitCode {
         Command::Bench(Bench::Baseline { common, only }) => bench_baseline(&common, &only),
         Command::Bench(Bench::Compare(args)) => bench_compare(&args),
         Command::Bench(Bench::Scale { common, svg, check }) => bench_scale(&common, svg.as_deref(), check),
+        Command::Bench(Bench::Later { common, check }) => bench_later(&common, check),
         Command::Bench(Bench::Remote { images, rounds, seconds }) => bench_remote(&images, rounds, seconds),
         Command::Bench(Bench::Processors { common, processors, validate }) => {
             bench_processors(&common, None, processors, validate, false)
@@ -324,6 +334,12 @@ fn bench_scale(common: &Common, svg: Option<&Path>, check: bool) -> Result<ExitC
     if let Some(file) = svg {
         std::fs::write(file, scale::svg(&report)).with_context(|| format!("write {}", file.display()))?;
     }
+    let code = common.print(&report)?;
+    Ok(judged(&report, check, code))
+}
+
+fn bench_later(common: &Common, check: bool) -> Result<ExitCode> {
+    let report = reproduce::run_later(&common.settings()?)?;
     let code = common.print(&report)?;
     Ok(judged(&report, check, code))
 }

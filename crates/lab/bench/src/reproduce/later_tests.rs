@@ -1,0 +1,37 @@
+use super::super::{later, report};
+use super::*;
+use crate::{Interrupt, Settings};
+
+/// The rows that need neither root nor a mount have figures. Counts do not depend on the machine,
+/// so their bars are met in a short run, too.
+#[test]
+fn in_process() {
+    let dir = tempfile::tempdir().unwrap();
+    let settings = Settings {
+        dir: Some(dir.path().to_owned()),
+        size: 1 << 30,
+        rounds: Some(1),
+        quick: true,
+        written: false,
+        kedge: "none is needed off the mount".into(),
+        before: None,
+        interrupt: Interrupt::new(|_| {}),
+        progress: |_| {},
+    };
+    let report = report(&settings, "bench later", 1, &[Part::Process], None, later::run).unwrap();
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "nothing is left");
+    assert!(report.failures.is_empty(), "{:?}", report.failures);
+    assert_eq!(report.sections.len(), 2);
+    for outcome in report.outcomes() {
+        let first = &outcome.sides[0];
+        assert!(first.failed.is_none(), "{outcome:#?}");
+        assert!(first.samples.iter().all(|s| s.median().is_finite()), "{first:#?}");
+    }
+    let renames: Vec<_> = report.bars.iter().filter(|bar| bar.what.contains("lazy")).collect();
+    assert_eq!(renames.len(), 3, "{:#?}", report.bars);
+    assert!(renames.iter().all(|bar| bar.met), "{renames:#?}");
+    // The old rule does force the log, so a bar of no forces means something.
+    let outcome = &report.sections[0].outcomes[0];
+    assert!(outcome.median(0, "200 files: log forces by rename") > 0.0, "{outcome:#?}");
+    assert!(report.bars.iter().all(|bar| bar.reached.is_some()), "{:#?}", report.bars);
+}
