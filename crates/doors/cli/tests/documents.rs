@@ -111,6 +111,11 @@ const ELSEWHERE: &[(&str, &str, &str)] = &[
     ),
     (
         "docs/EXPERIMENTS.md",
+        "sudo target/release/kedge-lab bench later --markdown --out docs/results/later.md",
+        "measurements",
+    ),
+    (
+        "docs/EXPERIMENTS.md",
         "for e in rename fdatasync checkpoint tree-lock writeback sync; do",
         "an hour of measurements",
     ),
