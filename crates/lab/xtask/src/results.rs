@@ -59,6 +59,8 @@ const fn row(
     Row { change, file, contest, metric, places, kind }
 }
 
+const COMMITS: &str = "commits (jbd2: transactions)";
+
 const ALL: &[(&str, &str)] = &[MODEL, PROCESS, MOUNT];
 const BOTH: &[(&str, &str)] = &[PROCESS, MOUNT];
 
@@ -102,9 +104,9 @@ const ROWS: &[Row] = &[
     row("ext4, checkpoints: files/s of S1", "checkpoint", "S1", "files, /s", BOTH, Kind::Change),
     row("files/s of S3", "checkpoint", "S3", "files, /s", BOTH, Kind::Change),
     row("files/s of S5", "checkpoint", "S5", "files, /s", BOTH, Kind::Change),
-    row("commits of S1", "checkpoint", "S1", "commits (jbd2: transactions)", BOTH, Kind::Change),
-    row("commits of S3", "checkpoint", "S3", "commits (jbd2: transactions)", BOTH, Kind::Change),
-    row("commits of S5", "checkpoint", "S5", "commits (jbd2: transactions)", BOTH, Kind::Change),
+    row("commits of S1", "checkpoint", "S1", COMMITS, BOTH, Kind::Change),
+    row("commits of S3", "checkpoint", "S3", COMMITS, BOTH, Kind::Change),
+    row("commits of S5", "checkpoint", "S5", COMMITS, BOTH, Kind::Change),
     row("Btrfs, latches: wall time", "tree-lock", "empty files", "wall time, s", &[PROCESS], Kind::Change),
     row("write lock calls", "tree-lock", "empty files", "write lock calls", &[PROCESS], Kind::Change),
     row("throughput of dbench", "tree-lock", "dbench", "throughput, MB/s", &[PROCESS], Kind::Change),
@@ -160,6 +162,8 @@ const PROCESS_SYNC: (&str, &str) = ("two libraries in this process", "in process
 /// The section of a run on simulated processors, and the name that says so.
 const TWELVE: (&str, &str) = ("on 12 processors that are simulated", "12 simulated processors");
 
+const SIXTEEN: (&str, &str) = ("on 16 processors that are simulated", "16 simulated processors");
+
 /// The rows that two real processors cannot show.
 const SIMULATED: &[Row] = &[
     row(
@@ -206,6 +210,44 @@ const SIMULATED: &[Row] = &[
         Kind::Change,
     ),
     row("throughput of dbench", "processors-rename", "dbench", "throughput, MB/s", &[TWELVE], Kind::Change),
+    row(
+        "XFS, fdatasync: log forces for each call",
+        "processors-fdatasync",
+        "1 thread",
+        "log forces per fdatasync",
+        &[SIXTEEN],
+        Kind::FromTo,
+    ),
+    row(
+        "runtime of 1,000 overwrites",
+        "processors-fdatasync",
+        "1 thread",
+        "runtime of 1,000 overwrites, s",
+        &[SIXTEEN],
+        Kind::Change,
+    ),
+    row(
+        "ext4, checkpoints: files/s of S1",
+        "processors-checkpoint",
+        "S1",
+        "files, /s",
+        &[SIXTEEN],
+        Kind::Change,
+    ),
+    row("files/s of S3", "processors-checkpoint", "S3", "files, /s", &[SIXTEEN], Kind::Change),
+    row("files/s of S5", "processors-checkpoint", "S5", "files, /s", &[SIXTEEN], Kind::Change),
+    row("commits of S1", "processors-checkpoint", "S1", COMMITS, &[SIXTEEN], Kind::Change),
+    row("commits of S3", "processors-checkpoint", "S3", COMMITS, &[SIXTEEN], Kind::Change),
+    row("commits of S5", "processors-checkpoint", "S5", COMMITS, &[SIXTEEN], Kind::Change),
+    row("Linux, plug: files/s", "processors-writeback", "files", "files, /s", &[SIXTEEN], Kind::Change),
+    row(
+        "device writes a second",
+        "processors-writeback",
+        "files",
+        "device writes per second, /s",
+        &[SIXTEEN],
+        Kind::Change,
+    ),
 ];
 
 /// The text of the first generated part.
