@@ -93,7 +93,8 @@ pub enum TreeChange<'a> {
         dir: Ino,
         /// The name.
         name: &'a [u8],
-        /// The inode to which the name referred before, and its type. `None`: there was no such name.
+        /// The inode to which the name referred before, and its type. `None`: there was no such
+        /// name.
         before: Option<(Ino, FileKind)>,
         /// The same now.
         after: Option<(Ino, FileKind)>,

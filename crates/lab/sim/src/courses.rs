@@ -2,14 +2,14 @@
 //!
 //! A recovery is reproducible: the clock is a counter, and one thread does all the work. So what it
 //! does follows from the contents that it reads. It reads the same block first on every medium, and
-//! which one it reads next follows from the contents of those before. A medium on which all reads of
-//! a remembered recovery find the contents that these found needs no recovery of its own: it would
-//! go the same way, to the same result. Most media of a crash among unfinished writes are of this
-//! kind, because nothing refers to the blocks of such writes yet.
+//! which one it reads next follows from the contents of those before. A medium on which all reads
+//! of a remembered recovery find the contents that these found needs no recovery of its own: it
+//! would go the same way, to the same result. Most media of a crash among unfinished writes are of
+//! this kind, because nothing refers to the blocks of such writes yet.
 //!
-//! [`Traced`] notes in [`Reads`] which blocks of the medium are read, each once, unless the recovery
-//! has written the block before. [`Courses`] remembers them as a tree: a node has the blocks that
-//! are read next, an edge the hash of their contents, a leaf the result.
+//! [`Traced`] notes in [`Reads`] which blocks of the medium are read, each once, unless the
+//! recovery has written the block before. [`Courses`] remembers them as a tree: a node has the
+//! blocks that are read next, an edge the hash of their contents, a leaf the result.
 
 use kedge_base::{BLOCK_SIZE, IoBuf, Result};
 use kedge_device::{CompletionSink, Device, MemDevice, Op, Request, delegate};

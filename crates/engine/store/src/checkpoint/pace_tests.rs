@@ -16,8 +16,8 @@ const MIB: u64 = 1 << 20;
 #[test]
 fn an_allowance_is_half_of_what_was_left() {
     let half_done = |left| Allowance { left, at_first: 1000 }.lags_behind(50, 100);
-    // The allowance is 500, half of the 1,000 at first. With half of the work done, the log may have
-    // used 250 of it, which leaves 750.
+    // The allowance is 500, half of the 1,000 at first. With half of the work done, the log may
+    // have used 250 of it, which leaves 750.
     assert!(half_done(1000) && half_done(751));
     assert!(!half_done(750) && !half_done(0));
     assert!(half_done(2000), "more is left than at first");
