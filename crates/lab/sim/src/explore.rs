@@ -3,7 +3,7 @@
 //! A workload runs once, in this process, on a recording device over a fork of one formatted image.
 //! The media come from the recording: at each event all subsets of the unflushed writes (a sample
 //! if there are many), torn writes, and FUA writes torn before they completed. Of media that differ
-//! only in what recovery and checks do not read ([`crate::courses`]), the first is
+//! only in what recovery and checks do not read (`courses.rs`), the first is
 //! 1. inspected: if it is marked clean, its log is empty; then opened, and fsck checks the
 //!    checkpoint that recovery left;
 //! 2. walked;
