@@ -92,6 +92,10 @@ pub enum Part {
     Model,
 }
 
+/// Names of contestants.
+const EXT4: &str = "ext4";
+const XFS: &str = "XFS";
+
 /// The log of the images in the checkpoint experiment.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum, Debug)]
 pub enum LogSize {
@@ -239,6 +243,20 @@ impl<'a> Run<'a> {
 
     fn kedge(&self) -> Result<Made<Mounted<'a>>> {
         self.made(Mounted::kedge(&self.place.shell, self.settings.size, self.settings.written))
+    }
+
+    /// ext4 and XFS on loop mounts, which take root; their commands are added to `setup`.
+    fn ext4_and_xfs(&self, setup: &mut Vec<String>) -> Result<Vec<(&'static str, Made<Mounted<'a>>)>> {
+        if !self.place.root {
+            return Ok(Vec::new());
+        }
+        let (shell, size, written) = (&self.place.shell, self.settings.size, self.settings.written);
+        setup.extend(mounts::ext4_lines(size, written));
+        setup.extend(mounts::xfs_lines(size, written));
+        Ok(vec![
+            (EXT4, self.made(Mounted::ext4(shell, size, written))?),
+            (XFS, self.made(Mounted::xfs(shell, size, written))?),
+        ])
     }
 
     /// A file system behind the same mount that keeps no data: its figure is the cost of FUSE and

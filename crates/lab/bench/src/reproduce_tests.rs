@@ -1,10 +1,10 @@
 use super::*;
 use crate::Interrupt;
 
-fn report(experiment: Experiment, part: Part) -> Report {
-    let dir = tempfile::tempdir().unwrap();
-    let settings = Settings {
-        dir: Some(dir.path().to_owned()),
+/// One short round off the mount.
+pub(super) fn quick_in(dir: &std::path::Path) -> Settings {
+    Settings {
+        dir: Some(dir.to_owned()),
         size: 1 << 30,
         rounds: Some(1),
         quick: true,
@@ -13,7 +13,12 @@ fn report(experiment: Experiment, part: Part) -> Report {
         before: None,
         interrupt: Interrupt::new(|_| {}),
         progress: |_| {},
-    };
+    }
+}
+
+fn report(experiment: Experiment, part: Part) -> Report {
+    let dir = tempfile::tempdir().unwrap();
+    let settings = quick_in(dir.path());
     let report = run(&settings, experiment, &[part], None).unwrap();
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "nothing is left");
     report

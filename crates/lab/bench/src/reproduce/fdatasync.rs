@@ -6,7 +6,7 @@
 //! logged and force nothing. With KedgeFS's own `fdatasync=seq`, write does not log them either.
 
 use super::overwrite::{self, HostFile, LibraryFile, Sum, Target};
-use super::{LIBRARY_SETUP, Made, NULL, Part, Run, contestant};
+use super::{EXT4, LIBRARY_SETUP, Made, NULL, Part, Run, XFS, contestant};
 use crate::bars::{Bar, Want, change};
 use crate::contest::{Amount, Better, Contest, Contestant, Metric, Outcome, Published, Round};
 use crate::counters::Counters;
@@ -23,8 +23,6 @@ pub(super) const RULES: [&str; 3] = ["relog", "fields", SEQ_RULE];
 const SEQ_RULE: &str = "seq";
 /// Its index.
 const SEQ: usize = 2;
-const EXT4: &str = "ext4";
-const XFS: &str = "XFS";
 
 /// Bytes of each file before it grows.
 const FILE: u64 = 16 << 20;
@@ -214,7 +212,7 @@ fn mount_contestant<'c>(
 
 /// KedgeFS in process or on the mount, beside ext4 and XFS.
 fn with_others(run: &mut Run<'_>, part: Part) -> Result<()> {
-    let (shell, size, written) = (&run.place.shell, run.settings.size, run.settings.written);
+    let (size, written) = (run.settings.size, run.settings.written);
     let in_process = part == Part::Process;
     let library = match in_process {
         true => run.library(&FormatOptions::default(), MountOptions::default())?,
@@ -222,13 +220,7 @@ fn with_others(run: &mut Run<'_>, part: Part) -> Result<()> {
     };
     let kedge = if in_process { Err("not in this part".into()) } else { run.kedge()? };
     let mut setup = if in_process { vec![LIBRARY_SETUP.into()] } else { mounts::kedge_lines(size, written) };
-    let mut others = Vec::new();
-    if run.place.root {
-        others.push((EXT4, run.made(Mounted::ext4(shell, size, written))?));
-        others.push((XFS, run.made(Mounted::xfs(shell, size, written))?));
-        setup.extend(mounts::ext4_lines(size, written));
-        setup.extend(mounts::xfs_lines(size, written));
-    }
+    let mut others = run.ext4_and_xfs(&mut setup)?;
     if !in_process && let Some(null) = run.null()? {
         others.push((NULL, null));
         setup.extend(mounts::null_lines());

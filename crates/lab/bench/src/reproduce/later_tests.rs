@@ -1,23 +1,13 @@
+use super::super::tests::quick_in;
 use super::super::{later, report};
 use super::*;
-use crate::{Interrupt, Settings};
 
 /// The rows that need neither root nor a mount have figures. Counts do not depend on the machine,
 /// so their bars are met in a short run, too.
 #[test]
 fn in_process() {
     let dir = tempfile::tempdir().unwrap();
-    let settings = Settings {
-        dir: Some(dir.path().to_owned()),
-        size: 1 << 30,
-        rounds: Some(1),
-        quick: true,
-        written: false,
-        kedge: "none is needed off the mount".into(),
-        before: None,
-        interrupt: Interrupt::new(|_| {}),
-        progress: |_| {},
-    };
+    let settings = quick_in(dir.path());
     let report = report(&settings, "bench later", 1, &[Part::Process], None, later::run).unwrap();
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "nothing is left");
     assert!(report.failures.is_empty(), "{:?}", report.failures);

@@ -9,7 +9,7 @@ use crate::bars::{Bar, Want};
 use crate::contest::{Amount, Better, Contest, Contestant, Metric, Outcome, Round};
 use crate::counters::Counters;
 use crate::library::{Library, in_threads};
-use crate::mounts::{self, Mounted};
+use crate::mounts::Mounted;
 use crate::report::{Reading, Section};
 use crate::times::Times;
 use anyhow::{Context, Result, bail, ensure};
@@ -23,8 +23,6 @@ use std::time::Duration;
 
 const THREADS: [usize; 3] = [1, 4, 16];
 const FILE: u64 = 256 << 20;
-const EXT4: &str = "ext4";
-const XFS: &str = "xfs";
 const GAIN: &str = "16 threads by one";
 /// The measures of a number of threads.
 const MEASURES: [(&str, &str, Better); 4] = [
@@ -66,16 +64,10 @@ pub fn run(run: &mut Run<'_>) -> Result<()> {
     if !run.does(Part::Process) {
         return Ok(());
     }
-    let (shell, size, written) = (&run.place.shell, run.settings.size, run.settings.written);
     let library = run.library(&FormatOptions::default(), MountOptions::default())?;
     let mut setup = vec![LIBRARY_SETUP.to_owned()];
-    let mut others = Vec::new();
-    if run.place.root {
-        others.push((EXT4, run.made(Mounted::ext4(shell, size, written))?));
-        others.push((XFS, run.made(Mounted::xfs(shell, size, written))?));
-        setup.extend(mounts::ext4_lines(size, written));
-        setup.extend(mounts::xfs_lines(size, written));
-    } else {
+    let others = run.ext4_and_xfs(&mut setup)?;
+    if others.is_empty() {
         run.note("Left out: ext4 and XFS beside durable direct writes (loop mounts take root).".into());
     }
     let interrupt = run.settings.interrupt.clone();
