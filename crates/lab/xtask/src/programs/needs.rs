@@ -72,7 +72,9 @@ impl Cache {
                     rustix::process::geteuid().is_root(),
                     "{program} is missing: apt-get install {package} as root"
                 );
-                let words = ["install", "-y", "-q", "--no-install-recommends", package];
+                // Another process may be installing packages: wait for its lock, 5 minutes at most.
+                let words = ["-o", "DPkg::Lock::Timeout=300", "install", "-y", "-q"];
+                let words = words.into_iter().chain(["--no-install-recommends", package]);
                 output(Command::new("apt-get").args(words).env("DEBIAN_FRONTEND", "noninteractive"))?;
                 ensure!(is_program(program), "{package} was installed and has no {program}");
                 Ok(())
