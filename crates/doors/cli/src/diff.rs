@@ -13,7 +13,7 @@ use std::process::ExitCode;
 
 /// The exit code if the trees differ.
 const DIFFER: u8 = 1;
-/// The exit code of an error, as of diff(1).
+/// The exit code after an error, as in diff(1).
 pub const TROUBLE: u8 = 2;
 
 #[derive(clap::Args, Debug)]
@@ -51,7 +51,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     Ok(if found.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(DIFFER) })
 }
 
-/// The letter of a difference.
+/// The letter that the text output prints for a kind of difference.
 fn letter(what: What) -> &'static str {
     match what {
         What::Created => "+",

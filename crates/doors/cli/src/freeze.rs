@@ -1,8 +1,8 @@
 //! `kedge freeze` and `kedge thaw`: make the image of a mount consistent and keep it unchanged
 //! while it is copied.
 //!
-//! Both are ioctls on the mounted directory, because an ioctl needs no kernel lock that is held by
-//! a change that waits for the thaw.
+//! Both are ioctls on the mounted directory: an ioctl needs none of the kernel's locks that a
+//! change holds while it waits for the thaw.
 
 use anyhow::{Context, Result, anyhow, bail};
 use kedge_host::mounts;

@@ -31,7 +31,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         true => status::of_mount(&args.target)?,
         false => of_image(&args.target)?,
     };
-    // For a directory no further request is made, for the same reason.
+    // Skip this for a directory: the lookup would send a request to the mount.
     if !is_dir && let Some(mount) = mounts::of_image(&args.target)? {
         value["mounted_on"] = json!(mount.dir.to_string_lossy());
         value["state"] = json!("mounted");
@@ -40,7 +40,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What is known of an image. Without its key, of an encrypted one: its header.
+/// Describes an image by its superblock. Of an encrypted image without its key, it shows only the
+/// header.
 pub fn of_image(image: &Path) -> Result<Value> {
     let Some(header) = key::header_of(image)? else {
         return Ok(status::image_json(image, &Image::open(image)?.superblock()?));
@@ -53,7 +54,7 @@ pub fn of_image(image: &Path) -> Result<Value> {
     Ok(value)
 }
 
-/// What the header shows without a key.
+/// The encryption header as JSON. Reading it needs no key.
 pub fn header_json(header: &CryptHeader) -> Value {
     let slots: Vec<Value> = header
         .used()

@@ -81,7 +81,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Changes the header of an image that is locked meanwhile.
+/// Changes the header of an image, which is locked until the change is written.
 fn change(image: &Path, change: impl FnOnce(&mut CryptHeader) -> Result<String>) -> Result<()> {
     if let Some(mount) = mounts::of_image(image)? {
         bail!("{} is mounted on {}: unmount it first", image.display(), mount.dir.display());

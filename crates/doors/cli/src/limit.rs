@@ -109,7 +109,8 @@ fn set(path: &Path, new: SetLimit) -> Result<()> {
     if !dir.metadata().with_context(|| format!("read {}", path.display()))?.is_dir() {
         bail!("{} is not a directory", path.display());
     }
-    // What the kernel holds then counts, and is not refused when the kernel writes it.
+    // Flush the kernel's dirty pages first: their bytes then count as used, and the new limit
+    // cannot refuse them at writeback.
     rustix::fs::syncfs(&dir).with_context(|| format!("write what is cached of {}", path.display()))?;
     let max = |max: Option<Option<u64>>| max.map(|max| max.unwrap_or(0));
     kedge_fuse::set_limit(&dir, max(new.bytes), max(new.files)).map_err(|e| refused(path, e))
@@ -135,7 +136,7 @@ fn refused(path: &Path, e: io::Error) -> anyhow::Error {
     }
 }
 
-/// The members of a limit of an image.
+/// A limit of an unmounted image as the JSON object that is shown.
 fn row(listed: &Listed) -> Value {
     let Listed { limit, path } = listed;
     json!({
@@ -149,14 +150,14 @@ fn row(listed: &Listed) -> Value {
     })
 }
 
-/// The limit of a directory of a mount, with the path of the directory that has it.
+/// The limit that applies to a directory of a mount, with the path of the directory that has it.
 fn nearest(path: &Path) -> Result<Value> {
     drop(open(path)?);
     let text = mounts::attribute_of(path, mounts::XATTR_LIMIT)?;
     let mut row: Value = serde_json::from_str(&text)
         .with_context(|| format!("read {} of {}", mounts::XATTR_LIMIT, path.display()))?;
     if let Some(ino) = row["dir"].as_u64() {
-        // A user who may not look at the directories above gets no path.
+        // Without search permission on the directories above, the output has no path.
         let above = std::fs::canonicalize(path).ok();
         let mut above = above.as_deref().into_iter().flat_map(Path::ancestors);
         let found = above.find(|dir| dir.metadata().is_ok_and(|at| at.ino() == ino && at.is_dir()));
@@ -186,7 +187,7 @@ fn show(dir: &Place, json: bool) -> Result<()> {
     Ok(())
 }
 
-/// What is used of bytes and of files, as text.
+/// The used bytes and files as text, each with its maximum if there is one.
 fn figures(row: &Value) -> (String, String) {
     let size = |member: &str| row[member].as_u64().map(show_size);
     let bytes = size("bytes").unwrap_or_default();

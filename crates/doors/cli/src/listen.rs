@@ -142,7 +142,7 @@ fn read_head(connection: &mut TcpStream, clock: &SystemClock) -> std::io::Result
 #[derive(PartialEq, Eq, Debug)]
 enum Request {
     Metrics,
-    /// The status of the reply.
+    /// Any other request, with the status line of its reply.
     Other(&'static str),
 }
 
@@ -168,7 +168,7 @@ fn request(head: &[u8]) -> Request {
 #[derive(Clone, Default)]
 struct Asked(Arc<Mutex<HashMap<PathBuf, Arc<Slot>>>>);
 
-/// The place of a mount's result.
+/// Receives the result of a query; connections wait on it.
 #[derive(Default)]
 struct Slot {
     answered: Mutex<Option<Answered>>,
@@ -185,7 +185,7 @@ impl Drop for Asking {
 }
 
 impl Asked {
-    /// Starts a thread that queries a mount, unless one does already.
+    /// Starts a thread that queries a mount, unless such a thread runs already.
     fn start(&self, dir: &Path, ask: fn(&Path) -> Answered) -> Arc<Slot> {
         let slot = match self.0.lock().entry(dir.to_owned()) {
             Entry::Occupied(there) => return there.get().clone(),

@@ -42,7 +42,7 @@ fn a_mount_that_does_not_answer_takes_one_thread_and_stops_no_other() {
     let asked = Asked::default();
     let dirs = [PathBuf::from("/hung"), PathBuf::from("/well")];
     for _ in 0..3 {
-        // Again if the thread of the second mount got no processor in time.
+        // Retry if the thread of the second mount got no processor in time.
         let mut all = std::iter::repeat_with(|| gather(&dirs, &asked, ask)).take(TRIES);
         let is_well = |tree: &Answered| *tree == (json!({ "up": true }), "/well".to_owned());
         let trees = all.find(|trees| is_well(&trees[1])).expect("it answers");

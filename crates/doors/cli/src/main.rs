@@ -6,11 +6,11 @@
 //! is one line on stderr that starts with `kedge:` and names what failed and where.
 //!
 //! # Shape
-//! A module for each subcommand, or for two that are opposites (`freeze` and thaw). The others are
-//! what several of them parse or print (`mode`, `places`, `report`, `summary`), the server of the
-//! counters (`listen`), and the man pages (`manual`). They open, mount and check images only
-//! through [`kedge_host::engine`]. Only `dump`, `tune` and `upgrade` know the format of an image;
-//! others know at most its sizes and what it holds.
+//! There is one module for each subcommand, or for two that are opposites (`freeze` and thaw). The
+//! other modules parse or print what several subcommands share (`mode`, `places`, `report`,
+//! `summary`), serve the counters (`listen`) or make the man pages (`manual`). Modules open, mount
+//! and check images only through [`kedge_host::engine`]. Only `dump`, `tune` and `upgrade` know the
+//! format of an image; the others know at most its sizes and its contents.
 #![deny(unsafe_code)]
 
 mod cat;
@@ -284,9 +284,9 @@ fn is_broken_pipe(e: &anyhow::Error) -> bool {
     e.downcast_ref::<std::io::Error>().is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
 }
 
-/// mount(8), mkfs(8) and fsck(8) call helpers by name: `mount.kedgefs IMAGE DIR -o …` is `kedge
-/// mount …`. mount.fuse(8) calls the program after the file system's type: `kedgefs`.
-/// Programs that use LazyFS call it by that name.
+/// Inserts the subcommand if the program was called by another name. mount(8), mkfs(8) and fsck(8)
+/// call helpers by name: `mount.kedgefs IMAGE DIR -o …` is `kedge mount …`. mount.fuse(8) calls
+/// `kedgefs`, the file system's type. Programs that use LazyFS call the program `lazyfs`.
 fn with_subcommand(mut args: Vec<OsString>) -> Vec<OsString> {
     let name = args
         .first()

@@ -1,8 +1,8 @@
-//! The mode of a file in letters.
+//! Formats the mode of a file as letters.
 
 use kedgefs::{Attr, FileKind};
 
-/// As ls(1) writes it: `drwxr-xr-x`.
+/// The mode as ls(1) prints it: `drwxr-xr-x`.
 pub fn mode_text(attr: &Attr) -> String {
     let kind = match attr.kind {
         FileKind::Regular => '-',
@@ -14,7 +14,8 @@ pub fn mode_text(attr: &Attr) -> String {
         FileKind::Socket => 's',
     };
     let mut text = String::from(kind);
-    // For each class: the bit of execution, and what it becomes with set-user-id and its like.
+    // For user, group and others: the shift of the permission bits, the special bit (set-user-id,
+    // set-group-id, sticky), and its letters with and without execute permission.
     for (shift, special, with, without) in
         [(6, 0o4000, 's', 'S'), (3, 0o2000, 's', 'S'), (0, 0o1000, 't', 'T')]
     {

@@ -161,14 +161,14 @@ pub fn run(mut args: Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The keeper's process, which `kedge mount` has started.
+/// Runs the keeper in the background process that `kedge mount` has started.
 fn keep_in_background(args: &Args, words: &MountWords) -> Result<ExitCode> {
     let keep_stderr = args.log_file.is_some();
     let mount = mount(args, &args.image, &args.dir, words);
     background::run(keep_stderr, |live| keeper::run(&mount, &server_words(args)?, keep_stderr, live))
 }
 
-/// The words of the command line of a keeper's server.
+/// The command line with which a keeper starts a server.
 fn server_words(args: &Args) -> Result<Vec<OsString>> {
     let cache_size = args.cache_size.map(|bytes| OsString::from(bytes.to_string()));
     let faults = args.faults.as_ref().map(std::path::absolute).transpose().context("find the faults")?;
@@ -183,7 +183,8 @@ fn server_words(args: &Args) -> Result<Vec<OsString>> {
     ))
 }
 
-/// The daemon opens the key file itself, from a directory of its own.
+/// Requires an absolute path of the key file: the daemon opens it, and has another working
+/// directory.
 fn check_key_for_daemon(image: &Path, words: &MountWords) -> Result<()> {
     let named = words.key_file.as_ref().is_some_and(|file| file.is_absolute());
     if !named && key::header_of(image)?.is_some() {
@@ -193,12 +194,14 @@ fn check_key_for_daemon(image: &Path, words: &MountWords) -> Result<()> {
     Ok(())
 }
 
-/// A mount of the image that can be attached to a second directory: of the whole file system, and
-/// writable if the caller wants to write. A read-only mount of a file gets its own process, but for
-/// a block device the kernel has at most one file system of this type. `--takeover` is meant to end
-/// the process that serves the image, so it never shares that mount.
+/// Finds a mount of the image that can be attached to a second directory: one that shows the whole
+/// file system and has the requested access, read-only or writable. A read-only mount of an image
+/// file gets its own process instead, but for a block device the kernel has at most one file system
+/// of this type. `--takeover` is meant to end the process that serves the image, so it never shares
+/// that mount.
 fn mounted_already(args: &Args, words: &MountWords) -> Result<Option<MountEntry>> {
-    // A part of a file system that is mounted is a directory of that mount.
+    // `tree=` needs no second directory: a mount of the whole file system shows the tree as a
+    // directory.
     let wants_own = args.takeover || words.tree.is_some() || may_share(args, words)?;
     if wants_own || !rustix::process::geteuid().is_root() || !create::exists(&args.image)? {
         return Ok(None);
@@ -404,7 +407,7 @@ fn is_rbd(image: &Path) -> Result<bool> {
 
 fn spawn(args: &Args, image: &Path, dir: &Path) -> Result<()> {
     let cache_size = args.cache_size.map(|bytes| bytes.to_string());
-    // The key goes another way.
+    // The key itself is passed to the child on standard input (`--key-fd 0`).
     let options = MountWords::without_key_file(&args.options);
     let log_file =
         args.log_file.as_ref().map(std::path::absolute).transpose().context("find the log file")?;

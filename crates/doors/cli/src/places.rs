@@ -20,7 +20,7 @@ pub fn place() -> impl TypedValueParser<Value = Place> {
     })
 }
 
-/// The error of a command that got a place of each kind.
+/// The error of a command whose two places are not both in a mount or both in an image.
 pub fn mixed() -> Error {
     Usage("both must be in a mount, or both in an image".into()).into()
 }

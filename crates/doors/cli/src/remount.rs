@@ -126,9 +126,9 @@ fn name(word: &str) -> &str {
     word.split_once('=').map_or(word, |(name, _)| name)
 }
 
-/// The words to send, empty if all are in force. If two words set one option, the later one counts,
-/// here and in the serving process: mount(8) puts the words of fstab before those of its command
-/// line.
+/// The words to send to the serving process; empty if all are in force. If two words set one
+/// option, the later one counts, here and in the serving process: mount(8) puts the words of fstab
+/// before those of its command line.
 fn changes(words: &[&str], in_force: &Value) -> Result<String> {
     let mut switches = Switches::default();
     let mut ours = Vec::new();

@@ -208,7 +208,8 @@ fn sample(value: &Value) -> Option<String> {
     }
 }
 
-/// Whether a value is a present state; all others count events since the mount.
+/// Whether a value is a gauge, that is, a present state. All other values count events since the
+/// mount.
 fn is_gauge(path: &str) -> bool {
     const NOW: &[&str] = &[
         "free_percent",

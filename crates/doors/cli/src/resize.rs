@@ -94,7 +94,7 @@ fn online(dir: &Path, size: Option<u64>) -> Result<(u64, u64)> {
     Ok((before, size_of(dir, "size_bytes")?))
 }
 
-/// A size in bytes that a mount names of its image.
+/// A size in bytes from the state that the mount at `dir` reports.
 fn size_of(dir: &Path, field: &str) -> Result<u64> {
     let info: Value = serde_json::from_str(&mounts::attribute(dir, mounts::XATTR_INFO)?)
         .with_context(|| format!("read the state of {}", dir.display()))?;

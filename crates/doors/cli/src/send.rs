@@ -60,8 +60,8 @@ pub fn send(args: SendArgs) -> Result<ExitCode> {
         _ => return Err(mixed()),
     };
     match sent.and_then(|()| out.flush().context("write the stream")) {
-        // Other commands end well if their reader has seen enough. A part of a stream is no
-        // snapshot.
+        // Other commands succeed if their reader closes the pipe early. An incomplete stream is no
+        // snapshot, so this command fails.
         Err(e) if is_closed(&e) => bail!("the reader of the stream has ended before the stream"),
         sent => sent.map(|()| ExitCode::SUCCESS),
     }
@@ -113,7 +113,7 @@ pub fn receive(args: ReceiveArgs) -> Result<ExitCode> {
     }
 }
 
-/// How an interrupted transfer goes on.
+/// The token with which an interrupted transfer can be resumed, if there is one.
 fn token(target: &Place) -> Result<Option<String>, Error> {
     match target {
         Place::Image(target) => Ok(trees::partial(target)?.map(|partial| partial.token.to_string())),

@@ -1,4 +1,4 @@
-//! `kedge serve`: offers an image through another door than a mount.
+//! `kedge serve`: offers an image by other means than a mount.
 
 mod nfs;
 

@@ -1,7 +1,7 @@
 //! `kedge snapshot`: snapshots and forks, mounted or not.
 //!
 //! On a mount the serving process does the work: an ioctl on the directory that names the tree. A
-//! rename is a rename(2) as of any directory. An image that is not mounted is opened here.
+//! tree is renamed by rename(2), like any directory. An image that is not mounted is opened here.
 
 use crate::places::{mixed, place};
 use anyhow::{Context, Result, anyhow, bail};
@@ -138,7 +138,7 @@ fn open_for(dir: &Path, path: &Path) -> Result<File> {
     Ok(file)
 }
 
-/// Opens the directory of a name.
+/// Opens the parent directory of `path`. Returns it with the last component of `path`.
 fn open_parent(path: &Path) -> Result<(File, &[u8])> {
     let name = path.file_name().with_context(|| format!("{} has no name", path.display()))?;
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -157,8 +157,8 @@ fn root_of_mount(dir: &Path) -> Result<Option<File>> {
     Ok(Some(file).filter(|_| mount.is_some_and(|mount| mount.is_kedgefs())))
 }
 
-/// Returns the directory and the name of `target` with the inode number of the root of the tree at
-/// `source`.
+/// Checks that the tree at `source` can be copied to `at`, the directory and name of `target`.
+/// Returns `at` with the inode number of the root of the source.
 fn two<'a>(source: &Path, target: &Path, at: (File, &'a [u8])) -> Result<(File, u64, &'a [u8])> {
     let from = open(source)?;
     let (dir, name) = at;
@@ -169,7 +169,8 @@ fn two<'a>(source: &Path, target: &Path, at: (File, &'a [u8])) -> Result<(File, 
     if at.dev() != dir.metadata().with_context(|| format!("read {}", target.display()))?.dev() {
         bail!("{} and {} are in two mounts", source.display(), target.display());
     }
-    // Write what the kernel holds. The serving process adds what it holds itself.
+    // Flush the kernel's dirty pages of the source. The serving process adds its own dirty data to
+    // the tree.
     rustix::fs::syncfs(&from).with_context(|| format!("write what is cached of {}", source.display()))?;
     Ok((dir, at.ino(), name))
 }

@@ -12,7 +12,7 @@ use std::fmt::Write as _;
 /// The most rows of the table of operations.
 const OPERATIONS_MAX: usize = 12;
 
-/// The page: the operations, and a line for each part of the file system.
+/// The whole page: the table of operations, and a line for each part of the file system.
 pub fn page(stats: &Value) -> String {
     let mut out = operations(&stats["operations"]);
     for (name, line) in [
@@ -111,7 +111,7 @@ fn log(of: &Value) -> String {
     )
 }
 
-/// Where the requests of the mount are served.
+/// On which processor the requests of the mount are served, and the rates that were measured.
 pub fn placement(of: &Value) -> String {
     let n = |name| number(of, name);
     let rates = match n("/trials") {
@@ -165,7 +165,7 @@ fn none_or(parts: Vec<String>) -> String {
     if parts.is_empty() { "none".into() } else { parts.join(", ") }
 }
 
-/// The causes for which operations had to wait.
+/// What operations had to wait for, and how often.
 fn waits(stats: &Value) -> String {
     let waits = [
         ("/log/space_stall_ns/count", "log space"),

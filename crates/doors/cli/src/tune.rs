@@ -1,6 +1,6 @@
 //! `kedge tune`: changes the label of an image that is not mounted, permits immutable files in it,
-//! and has the data of small files in the tree. `kedge upgrade` ([`crate::upgrade`]) changes an
-//! image in the same way.
+//! and sets up to which size the data of a file is kept in the tree. `kedge upgrade`
+//! ([`crate::upgrade`]) changes an image in the same way.
 //!
 //! The uuid cannot change: every node, log write and block of the allocation index contains it, so
 //! that no block of another image passes for one of this image. Mount options are not stored in the
@@ -70,7 +70,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     }
     let device = open(&args.image)?;
     let change = |geometry: &mut Geometry| {
-        // An image of such a version may have bits set that were not flags then.
+        // In an image of a version without file flags, the bits of the flags may have any value.
         if args.immutable && !geometry.has_flags() {
             bail!("an older version made it, and its files have no flags");
         }
@@ -82,7 +82,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         }
         if let Some(inline) = &args.inline {
             let (has, wanted) = (geometry.inline_max, inline.0);
-            // The tree may hold items of that length.
+            // The tree may already hold file data of `has` bytes.
             if wanted < has {
                 bail!("it has data of files of up to {has} bytes in the tree; that cannot become less");
             }
@@ -97,7 +97,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The device of an image that is not mounted.
+/// Opens the device of an image. Fails if the image is mounted.
 pub(crate) fn open(image: &Path) -> Result<Arc<dyn Device>> {
     if let Some(mount) = mounts::of_image(image)? {
         bail!("{} is mounted on {}: unmount it first", image.display(), mount.dir.display());
@@ -108,7 +108,8 @@ pub(crate) fn open(image: &Path) -> Result<Arc<dyn Device>> {
     engine::open_device(image, false)
 }
 
-/// Changes both slots, and the copies that checkpoints keep up to date. Returns what they had.
+/// Applies `change` to both superblock slots and to the copies that checkpoints keep up to date.
+/// Returns the geometry before the change.
 pub(crate) fn set(device: &dyn Device, change: &dyn Fn(&mut Geometry) -> Result<()>) -> Result<Geometry> {
     let blocks = device.geometry().size / BLOCK_SIZE as u64;
     if blocks <= SLOTS[1].0 {
@@ -124,7 +125,7 @@ pub(crate) fn set(device: &dyn Device, change: &dyn Fn(&mut Geometry) -> Result<
         (Ok(a), Ok(b)) if a.geometry != b.geometry => bail!("the two superblock slots disagree"),
         (Ok(a), Ok(b)) if a.checkpoint.generation > b.checkpoint.generation => (a, Some(b)),
         (Ok(a), Ok(b)) => (b, Some(a)),
-        // As after step 1 or 2, or in a new image.
+        // The other slot is blank after step 1 or 2 of an interrupted run, and in a new image.
         (Ok(a), Err(_)) if is_blank(1) => (a, None),
         (Err(_), Ok(b)) if is_blank(0) => (b, None),
         (Err(e), _) | (_, Err(e)) => return Err(e).context("a superblock slot is damaged; see kedge fsck"),

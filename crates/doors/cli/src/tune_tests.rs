@@ -6,7 +6,7 @@ use kedgefs::{FileSystem, FormatOptions, Ino, MountOptions, Owner};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A device that completes a number of writes and fails all later ones, as in a crash.
+/// A device that completes a number of writes and fails all later writes, as in a crash.
 struct Crashing {
     device: Arc<MemDevice>,
     writes: AtomicU64,
@@ -82,7 +82,8 @@ fn errors(device: &MemDevice) -> Vec<FindingKind> {
 
 #[test]
 fn a_crash_at_each_write_leaves_an_image_that_mounts() {
-    // The image is small and has one copy of the superblock.
+    // A complete change has four writes: one for each of the steps 1 to 3, and one for the only
+    // superblock copy of this small image.
     for writes in 0..=4 {
         let crashing = Crashing { device: image(), writes: writes.into() };
         let done = set(&crashing, &label("new"));
@@ -96,15 +97,15 @@ fn a_crash_at_each_write_leaves_an_image_that_mounts() {
         let fs = mount(&device);
         ["a", "b", "c"].iter().for_each(|name| drop(fs.root().open(name).unwrap()));
         fs.close().unwrap();
-        // A second run completes the change.
+        // A second run completes the interrupted change.
         set(&*device, &label("new")).unwrap();
         assert_eq!(labels(&device), vec!["new"; whole], "again, after {writes} writes");
         mount(&device).close().unwrap();
     }
 }
 
-/// A mount may use the slot of either checkpoint, and small files go into the tree as that slot
-/// says.
+/// After a crash a mount may use the slot of either checkpoint. That slot decides whether the data
+/// of small files goes into the tree.
 #[test]
 fn a_crash_while_data_in_the_tree_is_permitted_leaves_an_image_that_takes_small_files() {
     let change = |geometry: &mut Geometry| {
@@ -125,7 +126,7 @@ fn a_crash_while_data_in_the_tree_is_permitted_leaves_an_image_that_takes_small_
             fs.fsync(file, false).unwrap();
             let blocks = fs.getattr(file).unwrap().blocks;
             fs.close().unwrap();
-            // In the tree: as many sectors as the bytes take, instead of a block.
+            // In the tree the data takes as many sectors as its length needs, instead of a block.
             let in_tree = writes >= 2 || name == "second";
             assert_eq!(blocks, if in_tree { 1 } else { 8 }, "{name} after {writes} writes");
             assert_eq!(errors(&device), vec![], "{name} after {writes} writes");

@@ -8,10 +8,10 @@
 //! not report a failure. The superblock records data that the server could not write.
 //!
 //! # A host without space
-//! A mount keeps accepted bytes that do not fit on the file system that holds the image file; its
-//! end loses them. So this command refuses then and says how much space is missing; `--force` drops
-//! the bytes. The serving process ends in any case: it waits some seconds for space, first for the
-//! data, then for the last checkpoint, and ends.
+//! If the file system that holds the image file is full, a mount keeps accepted bytes in memory,
+//! and its end would lose them. So this command then refuses to unmount and reports how much space
+//! is missing; `--force` drops the bytes. A serving process ends in any case: it waits some seconds
+//! for space, first for the data, then for the last checkpoint, and ends.
 
 use anyhow::{Context, Result, anyhow, bail};
 use kedge_fuse::{MountEntry, MountError};
@@ -172,7 +172,8 @@ impl Stuck {
 
 /// The data for which the image's host has no space. The kernel has just written its cache, and on
 /// a mount through a block device the serving process has written its dirty data too. So data that
-/// is still dirty there has met a full host. A plain mount gets a moment to notice that.
+/// is still dirty found the host full. A plain mount may need up to [`FULL_CHECKS`] checks to
+/// notice that.
 fn stuck(dir: &Path, image: &Path) -> Result<Option<Stuck>> {
     for _ in 0..FULL_CHECKS {
         let Some(free) = engine::host_free(image) else { return Ok(None) };
@@ -223,8 +224,8 @@ fn sync(dir: &Path) -> Result<()> {
     Ok(rustix::fs::syncfs(root)?)
 }
 
-/// A pidfd of the process that serves a mount, opened while that process still serves, so that the
-/// pid cannot have been reused.
+/// Returns a pidfd of the process that serves a mount. It is opened while that process still
+/// serves, so the pid cannot have been reused.
 fn server(dir: &Path) -> Result<OwnedFd> {
     let text = mounts::attribute(dir, mounts::XATTR_PID)?;
     let pid =
@@ -233,8 +234,8 @@ fn server(dir: &Path) -> Result<OwnedFd> {
         .with_context(|| format!("find process {pid:?} that serves {}", dir.display()))
 }
 
-/// Waits until the process has ended or has released the image, because one process may serve
-/// several mounts.
+/// Waits until the process has ended or has released the image. One process may serve several
+/// mounts and then goes on.
 fn wait_for_end(server: &OwnedFd, mount: &MountEntry) -> Result<()> {
     let image = &mount.image();
     let mut waited = 0u64;

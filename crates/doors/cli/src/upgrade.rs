@@ -1,10 +1,10 @@
-//! `kedge upgrade`: gives an image of an older version what new images have, as far as that only
-//! permits more in later operations, and names the rest.
+//! `kedge upgrade`: adds to an image of an older version the features of new images that only
+//! permit more in later operations, and lists the features that it cannot add.
 //!
-//! The change is that of [`crate::tune`], whose crash argument holds: an image without access
-//! control lists and large attribute values is valid in either form. What else mkfs gives a new
-//! image needs blocks that files may use, or fields that older versions did not clear
-//! (`docs/rfcs/0046-a-format-that-stays.md`).
+//! The change is that of [`crate::tune`], whose crash argument holds: an image that has neither
+//! access control lists nor large attribute values is valid with or without these features. The
+//! other features that mkfs gives a new image need blocks that files may use, or fields that older
+//! versions did not clear (`docs/rfcs/0046-a-format-that-stays.md`).
 
 use crate::tune;
 use anyhow::{Context, Result};
@@ -18,7 +18,7 @@ pub struct Args {
     image: PathBuf,
 }
 
-/// Features that only permit more.
+/// The features that can be added in place, because they only permit more.
 const ADDED: [(u64, &str); 2] =
     [(INCOMPAT_ACL, "access control lists"), (INCOMPAT_LARGE_XATTRS, "attribute values of up to 64 KiB")];
 

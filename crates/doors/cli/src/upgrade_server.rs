@@ -1,4 +1,4 @@
-//! `kedge upgrade-server`: this program takes over mounts whose servers are of another version,
+//! `kedge upgrade-server`: lets this program take over mounts whose servers are of another version,
 //! without an unmount.
 
 use anyhow::{Context, Result, bail};
@@ -20,8 +20,8 @@ pub struct Args {
 }
 
 pub fn run(args: Args) -> Result<ExitCode> {
-    // The keeper opens it by this name. A program whose file was replaced has a name that ends with
-    // "(deleted)" and does not exist.
+    // The keeper opens this program by its path. If the file of a running program was replaced, the
+    // path ends with "(deleted)" and does not exist.
     let program = std::env::current_exe().context("find the file of this program")?;
     match (args.dir, args.all) {
         (Some(dir), _) => {
@@ -42,7 +42,7 @@ pub fn offer() -> Result<ExitCode> {
 }
 
 fn all(program: &Path) -> Result<()> {
-    // A file system may be mounted on several directories.
+    // A file system may be mounted on several directories; its server is replaced once.
     let mut seen = BTreeSet::new();
     let own = kedge_fuse::mounts().into_iter().filter(|m| m.is_kedgefs() && !m.is_foreign());
     let kept: Vec<MountEntry> =

@@ -1,6 +1,6 @@
-//! Attackers that must not command a mount: a container's root without capabilities, root of a user
-//! namespace, ordinary users, servers that only look like KedgeFS. None of their attempts succeeds,
-//! and none delays a command of other users for long.
+//! Attackers that must not command a mount: root of a container without capabilities, root of a
+//! user namespace, ordinary users, servers that only look like KedgeFS. None of their attempts
+//! succeeds, and none delays a command of another user for long.
 //!
 //! The tests need root, as the target and to drop its rights. Without root they report that they
 //! are skipped.
@@ -25,8 +25,8 @@ fn left_out() -> bool {
     no_fuse() || not_root(NEEDS_ROOT)
 }
 
-/// Tries everything that would command the mount of a directory or plant files in it, and prints
-/// each attempt that succeeded or took longer than a bounded wait.
+/// Tries everything that would command the mount of a directory or plant files in it. Prints each
+/// attempt that succeeded or that took longer than a bounded wait.
 const ATTACK: &str = r#"
 import array, ctypes, errno, fcntl, os, socket, struct, sys, time
 view, expected = sys.argv[1:3]
@@ -124,7 +124,7 @@ fn link_to(target: &str) -> Vec<u8> {
     [header.as_bytes().to_vec(), vec![0; 1024]].concat()
 }
 
-/// The lines that an attacker printed.
+/// Runs the attack as another user, through a view of the mount. Returns the lines that it printed.
 #[track_caller]
 fn attack(place: &Place, become_one: &str, view: &str, expected: &str) -> Vec<String> {
     let script = format!(
@@ -185,7 +185,7 @@ fn nobody_without_capabilities_here_commands_a_mount() {
         &format!("{ordinary} unshare --user --map-root-user --net"),
         set_group,
     ] {
-        // Make the network namespace while the rights for it are still there.
+        // Make the network namespace while the process still has the rights for it.
         let words = match become_one.strip_suffix(" unshare_net") {
             Some(less) => format!("unshare --net {less}"),
             None => become_one.to_owned(),
@@ -374,7 +374,7 @@ fn a_directory_that_another_user_made_is_not_used() {
     if left_out() {
         return;
     }
-    // A user that has a name on every system, which the mount helper looks up.
+    // The mount helper looks up the name of its user, and this user exists on every system.
     const USER: u32 = 2;
     let place = Place::new();
     let _squatter = Squatter::start(&place, &[USER]);
@@ -515,7 +515,7 @@ fn a_copy_goes_to_no_other_file_system_and_to_no_other_process() {
     drop(server);
 }
 
-/// A user's sandbox has fewer rights than the user: the same uid in other namespaces has no rights.
+/// The same uid has no rights from a sandbox, that is, in other namespaces.
 #[test]
 fn a_user_commands_the_own_mount_but_not_from_a_sandbox() {
     if left_out() {
@@ -550,8 +550,8 @@ fn a_user_commands_the_own_mount_but_not_from_a_sandbox() {
         format!("{user} unshare --user"),
         format!("{user} unshare --user --map-root-user --mount --propagation private"),
         sandbox,
-        // Without a user namespace: a service that root runs as the user, with another view of the
-        // file systems.
+        // A sandbox without a user namespace: a service that root runs as the user, with another
+        // view of the file systems.
         format!("unshare --mount --propagation private {user}"),
     ] {
         let (ok, said, errors) = run(&become_one, &format!("{view} 2> /dev/null; {attack}"));
@@ -561,7 +561,7 @@ fn a_user_commands_the_own_mount_but_not_from_a_sandbox() {
     assert!(ok && said.is_empty(), "{said}{errors}");
     assert_eq!(place.run("fsck disk.kedge").code, 0);
 
-    // Files of other users in the image stay unchanged, as they would through the kernel.
+    // Files of other users in the image stay unchanged, as with any mount through the kernel.
     fs::write(place.path("mine"), "").unwrap();
     fs::create_dir_all(place.path("tree/theirs")).unwrap();
     fs::write(place.path("tree/theirs/new"), "").unwrap();

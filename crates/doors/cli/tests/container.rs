@@ -1,6 +1,7 @@
 //! Mounts in restricted environments: without a loop device, in a user namespace, without
 //! privilege, without PATH; and a mount as the store of a container tool. Tests that make mount
-//! namespaces of their own are here, since a namespace holds the mounts of the tests beside it.
+//! namespaces are in this program, because such a namespace holds the mounts of all tests that run
+//! at the time.
 
 #![allow(clippy::unwrap_used)]
 
@@ -32,7 +33,7 @@ fn shell(place: &Place, program: &str, args: &str, script: &str) -> (String, Str
     (said, errors)
 }
 
-/// Writes, shows the type, unmounts, and checks the image.
+/// A script that writes to a new mount, shows its type, unmounts, and checks the image.
 const TOUR: &str = "
     findmnt -no FSTYPE mnt
     $K info --json mnt | grep -c '\"commit\": 1.0' || true
@@ -165,7 +166,7 @@ fn an_image_that_is_open_already() {
     assert!(said.contains("/dev/fd/3 has no name by which a mount of it could be known"), "{said}");
 }
 
-/// Calls podman in its own mount namespace.
+/// A script that sets podman up in its own mount namespace.
 const PODMAN: &str = r#"
     if [ -d /sys/fs/cgroup/unified ]; then
         # Both versions of cgroups at once, which no current runtime takes.
@@ -177,7 +178,8 @@ const PODMAN: &str = r#"
         --cgroup-manager cgroupfs --events-backend none"
 "#;
 
-/// Makes an image with a shell and the files that a few commands need, copied from this machine.
+/// A script that makes an image with a shell and the files that a few commands need, copied from
+/// this machine.
 const FIRST_RUN: &str = r#"
     mkdir -p .config/containers rootfs/bin rootfs/etc/dir
     mkdir rootfs/proc rootfs/sys rootfs/dev rootfs/tmp rootfs/run
@@ -213,7 +215,7 @@ const SECOND_RUN: &str = r"
 #[test]
 fn podman_keeps_its_layers_on_a_mount_that_is_killed() {
     needs_fuse!(root: "rootless podman needs more than this test can set up");
-    // runc, which podman takes instead of crun, does not run without cgroups.
+    // runc, which podman uses if crun is missing, does not run without cgroups.
     for program in ["podman", "crun"] {
         let found = std::process::Command::new(program).arg("--version").output();
         if found.is_err_and(|e| e.kind() == std::io::ErrorKind::NotFound) {
@@ -232,7 +234,7 @@ fn podman_keeps_its_layers_on_a_mount_that_is_killed() {
 }
 
 /// A mount made below one directory does not appear below the other, even if their parent directory
-/// propagates mounts, as systemd configures it. There each mount is its own peer group.
+/// propagates mounts, as systemd configures it. Then each mount is a peer group of its own.
 #[test]
 fn a_second_mount_is_no_peer_of_the_first() {
     needs_fuse!(root: "only root can mount a file system twice");
@@ -276,7 +278,7 @@ fn mount_all_of_fstab() {
         let (image, dir) = (place.path(&format!("{name}.kedge")), place.path(name));
         let options = match name {
             "a" => "nofail,commit=3",
-            // Options that were written for ext4.
+            // Options that a user wrote for ext4.
             "b" => "acl,user_xattr,lazytime,errors=remount-ro",
             _ => "noauto",
         };

@@ -1,6 +1,6 @@
 //! `kedge crash` for programs that make their calls in other ways: through io_uring, from many
-//! threads, in a container. A planted bug of each kind is found, and the program without it is not
-//! accused.
+//! threads, in a container. A planted bug of each kind is found, and the program without the bug is
+//! not accused.
 
 #![allow(clippy::unwrap_used)]
 
@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 use std::fs;
 
 const MODELS: [&str; 2] = ["posix", "ext4"];
-/// Distinct states: a check takes some milliseconds.
+/// The budget in distinct states. A check takes some milliseconds.
 const BUDGET: &str = "100";
 
 /// Records a command that runs in the directory.
@@ -34,7 +34,7 @@ fn calls(place: &Place) -> Vec<Event> {
     trace.events.into_iter().skip(start).filter(|e| e.errno == 0 && !e.call.is_note()).collect()
 }
 
-/// The recording fails under each model, and this call prevents it.
+/// Asserts that a check fails under each model, and that the report names this call as a fix.
 #[track_caller]
 fn is_found(place: &Place, check: &str, call: &str) {
     for model in MODELS {
@@ -161,8 +161,8 @@ fn a_missing_fsync_in_a_ring_is_found_and_a_whole_chain_is_not_accused() {
     is_found(&place, check, "fsync(\"doc.tmp\")");
 }
 
-/// Each of 64 threads writes a file of its own, makes it and its name durable, and promises it, all
-/// at the same time. With an argument, the thread of this number leaves its fsync out.
+/// Each of 64 threads writes a file of its own, makes the file and its name durable, and promises
+/// it, all at the same time. With an argument, the thread of this number leaves its fsync out.
 const THREADS_C: &str = r#"
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -222,7 +222,7 @@ fn one_thread_of_64_that_forgets_its_fsync_is_found() {
     is_found(&place, check, "fsync(\"f37\")");
 }
 
-/// A program in a container has other names for the directory, for itself and for its processes.
+/// In a container the directory, the user and the processes have other names and numbers.
 #[test]
 fn a_program_in_a_container_is_recorded_like_any_other() {
     needs_fuse!();
@@ -231,7 +231,7 @@ fn a_program_in_a_container_is_recorded_like_any_other() {
         --chdir /mnt env -i sh -ec";
     let save = |sync: &str| {
         let save = format!("echo $n > doc.tmp; {sync}; mv doc.tmp doc; sync .; echo saved $n");
-        // Root of a container, and its first or second process.
+        // In the container the user is root, and the shell is the first or second process.
         format!("{sandbox} 'test $$ -lt 9; for n in 1 2 3; do {save}; done; echo all > .kedge-mark'")
     };
     let check = "n=$(cat doc | tr '\\0' 0); test $KEDGE_ACKED_COUNT = 0 || \
@@ -240,7 +240,7 @@ fn a_program_in_a_container_is_recorded_like_any_other() {
     assert_eq!(run.out, "saved 1\nsaved 2\nsaved 3\n", "{}", run.err);
     assert!(run.err.contains("4 marks"), "{}", run.err);
     is_not_accused(&place, check);
-    // The numbers of processes are those of this machine.
+    // The recording has the numbers that the processes have on this machine.
     assert!(calls(&place).iter().all(|e| e.pid >= 9), "{:?}", calls(&place));
 
     record(&place, &[], &["sh", "-c", &save(":")]).ok();

@@ -351,9 +351,9 @@ const PRINTS: &[(&str, &str, i32, &[&str])] = &[
     ("docs/CRASH_TESTING.md", "def test_save_survives_power_failure(kedge_crash):", 0, &["1 passed"]),
 ];
 
-/// Programs that a reader brings: a program that saves correctly; its checker; a database that
-/// continues where it was and promises only synced rows; a client and the servers of a cluster,
-/// which acknowledge what they have not synced.
+/// The programs that a reader brings: a program that saves correctly; its checker; a database that
+/// continues where it stopped and promises only synced rows; a client and the servers of a cluster,
+/// which acknowledge entries that they have not synced.
 const PROGRAMS: &[(&str, &str)] = &[
     (
         "my-program",
@@ -451,7 +451,7 @@ fn write_program(path: &Path, text: &str) {
 }
 
 /// The environment of a section: its directory, and the programs of a machine that is set up as the
-/// documents demand.
+/// documents require.
 struct Shop {
     place: Place,
     programs: tempfile::TempDir,
@@ -461,8 +461,8 @@ impl Shop {
     fn new() -> Shop {
         let programs = tempfile::tempdir().unwrap();
         let kedge = env!("CARGO_BIN_EXE_kedge");
-        // A stand-in for cargo: the programs are built already and are linked to where cargo would
-        // put them.
+        // A stand-in for cargo: it links the programs, which are built already, to the paths where
+        // cargo would put them.
         let cargo = format!(
             "#!/bin/sh -eu\ncase \"$*\" in\n'build --release') mkdir -p target/release; ln -sf {kedge} target/release/kedge ;;\n\
              'install --path crates/doors/cli') test -f {root}/crates/doors/cli/Cargo.toml ;;\n\
@@ -480,7 +480,8 @@ impl Shop {
         Shop { place: Place::new(), programs }
     }
 
-    /// Runs the commands, each of which must succeed. Returns the exit code and the output.
+    /// Runs the commands, each of which must succeed, after the commands `given`. Returns the exit
+    /// code and the output.
     fn shell(&self, given: &str, commands: &str) -> (i32, String) {
         let program = "program() { cp \"$SHOP/given-$(echo \"$1\" | tr / -)\" \"$1\"; }";
         let path = format!("{}:{}", self.programs.path().display(), std::env::var("PATH").unwrap());
@@ -525,7 +526,7 @@ impl Shop {
 }
 
 impl Drop for Shop {
-    /// A section may end with a mount left in place.
+    /// Unmounts a mount that the section has left.
     fn drop(&mut self) {
         if kedge_fuse::mount_at(&self.place.path("mnt")).is_some() {
             let run = self.place.run("umount mnt");
@@ -565,7 +566,7 @@ fn is_elsewhere(block: &Block) -> bool {
     ELSEWHERE.iter().any(|(document, first, _)| block.is(document, first))
 }
 
-/// Whether a block is text, or Rust, which documentation tests run.
+/// Whether no shell runs the block: a block of text, or of Rust, which documentation tests run.
 fn is_not_for_a_shell(block: &Block) -> bool {
     matches!(&block.language[..], "" | "text" | "rust" | "rust,no_run")
 }

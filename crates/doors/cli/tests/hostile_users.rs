@@ -1,7 +1,8 @@
-//! Unprivileged users against root: their mounts, names and writes neither block nor mislead root's
-//! commands.
+//! Unprivileged users against root: their mounts, file names and writes neither block nor mislead
+//! root's commands.
 //!
-//! The tests need root, to act as both. Without root they report that they are skipped.
+//! The tests need root, to act as root and as the user. Without root they report that they are
+//! skipped.
 
 #![allow(clippy::unwrap_used)]
 
@@ -24,8 +25,8 @@ fn left_out() -> bool {
     no_fuse() || unprivileged
 }
 
-/// Mounts with the set-user-id helper, as any user can, under a source of the user's choice, and
-/// never replies to a request.
+/// A server that any user can run: it mounts with the set-user-id helper, under a source of the
+/// user's choice, and never replies to a request.
 const SILENT_SERVER: &str = r#"
 import array, os, socket, subprocess, sys, time
 ours, theirs = socket.socketpair()
@@ -61,7 +62,7 @@ fn as_user(program: &str) -> Command {
     command
 }
 
-/// A directory of root that other users may read, and a directory of the user in it.
+/// Makes a directory of root that other users may read, and a directory of the user in it.
 fn place() -> (Place, PathBuf) {
     let place = Place::new();
     fs::set_permissions(place.path("."), fs::Permissions::from_mode(0o755)).unwrap();
@@ -156,7 +157,7 @@ fn a_server_that_hangs_holds_up_nobody() {
     drop(server);
 }
 
-/// The same with a server that has served requests and was then stopped.
+/// As above, with a server that has served requests and was then stopped.
 #[test]
 fn a_server_that_was_stopped_holds_up_nobody() {
     if left_out() {
@@ -191,7 +192,8 @@ fn a_server_that_was_stopped_holds_up_nobody() {
     drop(server);
 }
 
-/// Regression: root's serving process wrote its messages through any link or pipe under the name.
+/// Regression: root's serving process wrote its messages through any symlink or pipe at the path of
+/// its log file.
 #[test]
 fn a_log_file_is_a_file_and_ones_own() {
     if left_out() {
@@ -366,8 +368,8 @@ os.unlink("all")
 print("done", flush=True)
 "#;
 
-/// A user in an own directory on root's mount gets errors; root's files stay unchanged, the mount
-/// goes on, and the image is clean.
+/// A user in a directory of the user's own on root's mount gets errors; root's files stay
+/// unchanged, the mount continues, and the image is clean.
 #[test]
 fn a_user_at_the_limits_harms_neither_mount_nor_others() {
     if left_out() {

@@ -1,5 +1,5 @@
-//! Images named by their label or uuid. A program of its own: the mount namespace of a test holds
-//! the mounts of the tests beside it.
+//! Images named by their label or uuid. These tests are a program of their own, because a mount
+//! namespace of one test holds the mounts of all tests that run at the time.
 
 #![allow(clippy::unwrap_used)]
 
@@ -11,7 +11,7 @@ use std::os::unix::fs::symlink;
 
 const NEEDS_ROOT: &str = "only root has block devices to look for";
 
-/// A loop device with an image, which is detached at the end.
+/// A loop device with an image, detached on drop.
 struct Loop<'a> {
     place: &'a Place,
     device: String,
@@ -77,8 +77,8 @@ fn a_device_is_not_read_through_its_page_cache() {
     // The device's pages stay cached while the device is open.
     let mut cached = fs::File::open(&one.device).unwrap();
     cached.read_exact(&mut [0; 1 << 20]).unwrap();
-    // Change the file without the device, which has the same effect as direct IO at an unlucky
-    // moment.
+    // Change the file without the device. The device's page cache is then stale, as after direct IO
+    // that races with the read.
     place.run("tune --label after one.kedge").ok();
     assert_eq!(place.info(&one.device)["label"], "after");
 }

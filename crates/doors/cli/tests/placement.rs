@@ -1,5 +1,5 @@
-//! The worker that serves on its client's processor: clients that move, a server whose processors
-//! change, and a processor on which others compute. None may fail or stop.
+//! The worker that serves on its client's processor: with clients that move, with a server whose
+//! processors change, and on a processor that other programs use. No request may fail or hang.
 
 #![allow(clippy::unwrap_used)]
 
@@ -36,7 +36,7 @@ fn threads(server: Pid) -> impl Iterator<Item = Pid> {
     tasks.map(|task| Pid::from_raw(task.unwrap().file_name().to_str().unwrap().parse().unwrap()).unwrap())
 }
 
-/// One test at a time: one of them keeps all processors busy.
+/// Lets one test run at a time, because one of the tests keeps all processors busy.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock()
@@ -67,7 +67,7 @@ impl Client {
         Client { stop, thread: thread.unwrap() }
     }
 
-    /// Returns how many files it made.
+    /// Stops the program. Returns how many files it made.
     fn end(self) -> u32 {
         self.stop.store(true, SeqCst);
         self.thread.join().unwrap()
@@ -87,7 +87,8 @@ fn judge(place: &Place, dir: &str, made: u32) {
     assert_eq!(fs::read_dir(place.path("mnt").join(dir)).unwrap().count() as u32, made / 2, "{dir}");
 }
 
-/// Serves requests until the companion has moved more often than `moves`.
+/// Waits until the companion, the worker on its client's processor, has moved more than `moves`
+/// times. Returns the number of its moves.
 fn until_moved(place: &Place, moves: u64) -> u64 {
     let mut now = moves;
     until("the companion follows its client", || {
@@ -110,7 +111,7 @@ fn the_server_follows_a_client_from_processor_to_processor() {
     for (round, cpu) in [cpus[0], cpus[1], cpus[0]].into_iter().enumerate() {
         let client = Client::start(dir.join(round.to_string()), Some(cpu));
         moves = until_moved(&place, moves);
-        // Where other programs compute, the companion rests, for longer each time.
+        // On a busy processor the companion rests, each time for longer.
         let starved = || placement(&place)["starved"].as_u64().unwrap();
         let rests = starved();
         until("it is where the client is, or gets no processor", || {
@@ -129,7 +130,7 @@ fn the_server_follows_a_client_from_processor_to_processor() {
     place.unmount_and_check("disk.kedge");
 }
 
-/// The thread is bound to one processor, and then the server may no longer use that one.
+/// The server's worker is bound to one processor, which the server then may no longer use.
 #[test]
 fn a_server_that_is_given_other_processors_uses_them() {
     let cpus = processors();
@@ -141,7 +142,7 @@ fn a_server_that_is_given_other_processors_uses_them() {
     let server = pid(&place, "mnt");
     let client = Client::start(place.path("mnt/d"), Some(cpus[0]));
     until("the companion is with its client", || placement(&place)["processor"] == cpus[0]);
-    // As `taskset -a -p` does it.
+    // Bind every thread of the server, as `taskset -a -p` does.
     threads(server).for_each(|thread| sched_setaffinity(Some(thread), &one(cpus[1])).unwrap());
     write_and_fsync(&place.path("mnt/after"), b"served");
     let made = client.end();
@@ -159,8 +160,8 @@ fn a_server_that_is_given_other_processors_uses_them() {
     place.unmount_and_check("disk.kedge");
 }
 
-/// On each processor another program computes. The companion gets little of its own then, and
-/// others serve.
+/// A program computes on each processor. The companion then gets little processor time, and other
+/// workers serve.
 #[test]
 fn a_busy_processor_stops_no_request() {
     needs_fuse!();

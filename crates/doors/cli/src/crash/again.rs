@@ -12,7 +12,7 @@ use std::str::FromStr;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-/// What the check does when the program restarts, recorded on a mount of its own.
+/// Runs the check on a crash state and records the calls that it makes, on a mount of its own.
 pub struct Recoveries<'a> {
     checker: &'a Built,
     timeout: Duration,
@@ -20,7 +20,8 @@ pub struct Recoveries<'a> {
 }
 
 impl<'a> Recoveries<'a> {
-    /// Fails if the checker runs no command: it only reads, and there is nothing to crash.
+    /// Fails if the checker runs no command: such a checker only reads, so there is no recovery to
+    /// crash.
     pub fn new(checker: &'a Built, judge: &Judge, stop: &'a AtomicBool) -> Result<Recoveries<'a>> {
         if !judge.runs_a_command() {
             return Err(usage(&format!("{} recovers nothing that could be crashed again", judge.name())));
@@ -31,7 +32,7 @@ impl<'a> Recoveries<'a> {
 
 impl Recorder<Trace> for Recoveries<'_> {
     fn record(&self, case: &Case<'_>) -> Result<Trace, String> {
-        // In this state a checker of files has none to run its command on.
+        // Without a file to judge in this state, the shipped checker runs no command.
         if let Built::Shipped(checker) = self.checker
             && checker.command_in(case, Path::new(""), Path::new("")).is_none()
         {
@@ -49,14 +50,14 @@ impl Recorder<Trace> for Recoveries<'_> {
     }
 }
 
-/// The recording of a check without calls.
+/// The recording of a check that makes no calls.
 fn of_nothing(code: i32) -> Trace {
     let event = |call| Event { time: 0, pid: 0, tid: 0, errno: 0, call, stack: Vec::new() };
     Trace { events: vec![event(Call::Baseline), event(Call::End { code })] }
 }
 
-/// The name of a state in a recovery: the names of the crash states that led to it, and its own,
-/// with a `/` between them.
+/// The name of a state in a recovery: the names of the crash states that led to it and then its
+/// own, separated by `/`.
 #[derive(Clone, Debug)]
 pub struct StateName {
     pub before: Vec<Recipe>,

@@ -1,7 +1,7 @@
 //! `kedge crash bisect`: the first commit whose crash test fails.
 //!
-//! git chooses the commits, as in `git bisect`. Its state belongs to the worktree in which they are
-//! tested, so a bisection of the user's is not disturbed.
+//! git chooses the commits, as in `git bisect`. The state of the bisection belongs to the worktree
+//! in which the commits are tested, so a bisection of the user's own is not disturbed.
 
 use super::commits::{Commits, Test, Verdict};
 use super::explore::{NO_VERDICT, stop_at_signals};
@@ -31,7 +31,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         anyhow::Ok(verdict)
     };
     let (bad, good) = (commits.find(&args.bad)?, commits.find(&args.good)?);
-    // A premise that is wrong would give some commit as the result.
+    // Verify both ends first: if one of them were wrong, git would still name some commit.
     commits.check_out(&bad)?;
     if !matches!(judge()?, Verdict::Bad(_)) {
         bail!("{}: its crash test does not fail, so there is nothing to search for", args.bad);
@@ -50,7 +50,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
             Verdict::Bad(_) => "bad",
             Verdict::None(_) => "skip",
         };
-        // It fails if only commits are left that cannot be tested.
+        // git fails if all commits that are left cannot be tested.
         if let Err(e) = commits.git(&["bisect", word]) {
             let log = commits.git(&["bisect", "log"])?;
             let left: Vec<&str> =

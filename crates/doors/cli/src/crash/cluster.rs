@@ -45,7 +45,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
 /// The recordings of a cluster.
 struct Loaded {
     cluster: Cluster,
-    /// Which recordings are not whole, and why.
+    /// The incomplete recordings, each with the reason.
     cut: Vec<String>,
 }
 
@@ -74,7 +74,7 @@ fn load(dir: &Path, model: Model) -> Result<Loaded> {
             cut.push(format!("{}: {why} at byte {at}", path.display()));
             limit = limit.min(loaded.trace.events.last().map_or(0, |event| event.time));
         } else if loaded.trace.end().is_none() {
-            // The recorder was killed. Every call that had returned is there.
+            // The recorder was killed. The recording has every call that had returned.
             cut.push(format!("{}: the end of the command is missing", path.display()));
         }
         recordings.push((name, loaded.trace));
@@ -82,7 +82,8 @@ fn load(dir: &Path, model: Model) -> Result<Loaded> {
     for why in &cut {
         eprintln!("kedge: a recording is not whole: {why}; what comes before is used");
     }
-    // After the end of a damaged recording, the states of its node are not known.
+    // Cut all recordings where the first damaged one ends: the later states of its node are not
+    // known.
     recordings.iter_mut().for_each(|(_, trace)| shorten(trace, limit));
     if recordings.iter().all(|(_, trace)| trace.is_unchanged()) {
         bail!("{} holds no change of a file: did the commands write into $KEDGE_DIR?", dir.display());

@@ -1,8 +1,8 @@
 //! A crash test of one commit of a repository, for `bisect` and `watch`.
 //!
 //! The commit is checked out in a worktree of its own, so that the user's files stay as they are.
-//! Building, recording and exploring are commands like those that a user gives; their exit codes
-//! decide.
+//! The build, the recording and the search are run as commands, as a user would run them. Their
+//! exit codes decide the verdict.
 
 use super::usage;
 use anyhow::{Context, Result, bail};
@@ -11,8 +11,8 @@ use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-/// What git sets for its hooks. It names the repository in which the hook runs, and not the
-/// worktree.
+/// The environment variables that git sets for its hooks. They name the repository in which the
+/// hook runs, and would override the worktree.
 const GIT_VARIABLES: [&str; 4] = ["GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX"];
 
 /// The worktree's name in its temporary directory.
@@ -51,9 +51,9 @@ pub struct Test {
 #[derive(Debug, PartialEq, Eq)]
 pub enum Verdict {
     Good,
-    /// With the first cause.
+    /// The crash test fails; the text is the first cause.
     Bad(String),
-    /// The commit cannot be tested: why.
+    /// The commit cannot be tested, for this reason.
     None(String),
 }
 
@@ -87,7 +87,7 @@ impl Drop for Commits<'_> {
 }
 
 impl<'a> Commits<'a> {
-    /// Makes a worktree of the repository around the present directory.
+    /// Makes a worktree of the repository that contains the current directory.
     pub fn new(test: &'a Test) -> Result<Commits<'a>> {
         let here = std::env::current_dir().context("find the present directory")?;
         let top = git(&here, &["rev-parse", "--show-toplevel"].map(OsStr::new))?;
@@ -171,7 +171,7 @@ impl<'a> Commits<'a> {
         }
     }
 
-    /// The directory for `--from`, which the user names from where the command was started.
+    /// The absolute path of `--from`, which the user names relative to the current directory.
     fn from(&self) -> Result<Option<OsString>> {
         let from = self.test.from.as_ref().map(std::path::absolute).transpose().context("find --from")?;
         Ok(from.map(PathBuf::into_os_string))
@@ -208,14 +208,15 @@ fn git(dir: &Path, words: &[&OsStr]) -> Result<String> {
     String::from_utf8(out.stdout).context("what git prints")
 }
 
-/// The last line that a command printed, on standard error if there is one.
+/// The last line that is not blank of standard error, else of standard output, else the exit
+/// status.
 fn last_line(out: &Output) -> String {
     let lines = [&out.stderr, &out.stdout].map(|bytes| String::from_utf8_lossy(bytes).into_owned());
     let last = lines.iter().find_map(|text| text.lines().rev().find(|line| !line.trim().is_empty()));
     last.map_or_else(|| out.status.to_string(), str::to_owned)
 }
 
-/// The error of this program, without its name.
+/// The error message of this program, without the prefix `kedge: `.
 fn words_of(out: &Output) -> String {
     let line = last_line(out);
     line.strip_prefix("kedge: ").map(str::to_owned).unwrap_or(line)

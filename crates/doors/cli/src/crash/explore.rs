@@ -1,4 +1,4 @@
-//! `kedge crash explore`.
+//! `kedge crash explore`: tries the crash states of a recording.
 
 use super::again::Recoveries;
 use super::effort::Effort;
@@ -27,7 +27,7 @@ pub const NO_VERDICT: u8 = 3;
 pub const ONLY_EARLY: u8 = 4;
 const PROGRESS_MILLIS: u64 = 250;
 
-/// For `--help`; the man page has its own section.
+/// The exit codes as `--help` shows them. The man page has a section of its own.
 pub const EXIT_CODES: &str = "\
 Exit codes:
   0  no failure was found
@@ -76,8 +76,8 @@ fn order_parser() -> impl TypedValueParser<Value = SearchOrder> {
     })
 }
 
-/// A flag that the first signal sets: running checkers are then ended and the findings reported.
-/// The second signal ends the process; a later run removes the files that it leaves.
+/// Returns a flag that the first signal sets: running checkers are then ended and the findings
+/// reported. The second signal ends the process; a later run removes the files that it leaves.
 pub fn stop_at_signals() -> Result<Arc<AtomicBool>> {
     let signals = TerminationSignals::block().context("block signals")?;
     let stop = Arc::new(AtomicBool::new(false));
@@ -132,7 +132,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
     Ok(end.code(is_judged, is_ended))
 }
 
-/// Searches, and crashes the recoveries if that is asked for and makes sense.
+/// Searches the crash states. With `--again` it then crashes the recoveries, unless the check could
+/// not judge or a signal ended the search.
 fn search(
     args: &Args,
     model: Model,
@@ -163,7 +164,7 @@ fn search(
 /// Shows the progress of a search on a terminal.
 pub struct Shown {
     is_shown: bool,
-    /// The quarter of a second and the phase that were shown last.
+    /// When and in which phase the progress was last drawn, as one number.
     last: AtomicU64,
 }
 
@@ -200,7 +201,7 @@ fn progress_line(progress: Progress) -> String {
     }
 }
 
-/// What came of a search.
+/// The result of a search, from which the exit code follows.
 pub struct Judged {
     pub failed: bool,
     /// All failures lie before the first promise, and no file was there at the start.

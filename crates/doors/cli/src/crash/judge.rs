@@ -86,7 +86,7 @@ pub struct ClusterJudge {
 }
 
 impl ClusterJudge {
-    /// Refuses the judges that know one program only.
+    /// Refuses the judges that work on one recording only.
     pub fn refuse_others(&self) -> Result<()> {
         if self.infer.is_some() {
             return Err(usage(
@@ -142,7 +142,7 @@ impl Judge {
         }
     }
 
-    /// Prints the table of checkers, if that is what the user asked for.
+    /// Whether the user asked for the table of checkers, which is then printed.
     pub fn list(&self) -> bool {
         let is_asked = self.checker == Some(Chosen::List);
         if is_asked {
@@ -159,8 +159,8 @@ impl Judge {
 
     /// Builds the checker. When `stop` is set, the checker ends its running command.
     pub fn build(&self, trace: &Trace, stop: &Arc<AtomicBool>) -> Result<Option<Built>> {
-        // clap's `requires` would not do: beside --check, which excludes --checker, it asks
-        // nothing.
+        // clap's `requires` does not work here: --check conflicts with --checker, and clap then no
+        // longer requires --checker.
         let takes_files = self.checker.is_some() || self.infer.is_some();
         if !takes_files && !self.files.is_empty() || self.checker.is_none() && self.query.is_some() {
             return Err(usage("--files and --query need --checker NAME"));

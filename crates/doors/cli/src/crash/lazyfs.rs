@@ -1,8 +1,9 @@
 //! `kedge crash lazyfs`: a drop-in for LazyFS: its command line, configuration, pipes and log.
 //!
 //! LazyFS shows a root directory on a mount point and keeps what is written in its own cache, until
-//! an fsync. Here the root directory has an image, and the calls since the last loss are kept in
-//! memory ([`Lazy`]). What LazyFS prints and other programs wait for is printed in the same words.
+//! an fsync. Here an image in the root directory holds the files, and the calls since the last loss
+//! are kept in memory ([`Lazy`]). Messages that other programs wait for are printed in the words of
+//! LazyFS.
 
 mod command;
 mod config;
@@ -35,9 +36,9 @@ use std::time::Duration;
 const IMAGE: &str = "lazyfs.kedge";
 /// The model of LazyFS itself: names are durable at once, bytes and sizes with an fsync.
 const OWN_MODEL: &str = "lazyfs";
-/// Bytes of calls that are kept, if the configuration names no size of a cache.
+/// The default limit on the bytes of calls that are kept in memory.
 const CACHE_DEFAULT: u64 = 1 << 30;
-/// What is written to the second pipe when data has been lost.
+/// The line on the second pipe after data has been lost on request.
 const CLEARED: &str = "finished::clear-cache\n";
 
 #[derive(clap::Args, Debug)]
@@ -71,7 +72,7 @@ pub struct Args {
     as_daemon: bool,
 }
 
-/// What the words of the command line say.
+/// The parsed command line.
 struct Setup {
     dirs: Dirs,
     image: PathBuf,
@@ -132,8 +133,8 @@ fn set_up(args: &Args) -> Result<Setup> {
     Ok(Setup { image: dirs.root.join(IMAGE), dirs, takes, allow_other, config })
 }
 
-/// Makes the image beside the root directory, since it contains that directory's files, and moves
-/// it there.
+/// Makes the image from the files of the root directory. It is made beside that directory, so that
+/// it does not contain itself, and then moved into it.
 fn make_image(setup: &Setup, size: u64) -> Result<()> {
     let root = &setup.dirs.root;
     let source = import::Source::open(root, root)?;
@@ -185,9 +186,9 @@ fn serve(setup: Setup, prints: bool, ready: impl FnOnce() -> Result<()>) -> Resu
         let listener = journal.clone();
         let lazy = Lazy::new(live, takes, faults, move |notice| listener.notice(notice));
         let mount = dirs.mount.clone();
-        // The kernel must cache nothing, because a loss changes files without a request, and open
-        // no file without a request, because a fault may be due. A plain mount, as that of LazyFS
-        // is.
+        // The kernel must cache nothing, because a loss changes files without a request. Every open
+        // must be a request, because a fault may be due at it. The mount is a plain FUSE mount, as
+        // that of LazyFS is.
         let fuse = FuseOptions {
             cache_timeout: Duration::ZERO,
             auto_invalidate: true,
@@ -230,7 +231,7 @@ fn serve(setup: Setup, prints: bool, ready: impl FnOnce() -> Result<()>) -> Resu
     closed.with_context(|| format!("close {}", image.display()))
 }
 
-/// Obeys the commands of the pipe.
+/// Executes the commands that arrive on the pipe.
 struct Worker {
     lazy: Lazy,
     dirs: Dirs,

@@ -37,7 +37,7 @@ const REQUEST_MAX: u64 = 64 << 10;
 const CLIENTS_MAX: usize = 64;
 /// The time limit for connecting.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// The seconds of a wait without a limit of its own.
+/// The time limit in seconds of a `wait` request that names none.
 const WAIT_DEFAULT: f64 = 60.0;
 
 #[derive(clap::Args, Debug)]
@@ -313,7 +313,7 @@ fn accept(listener: &UnixListener, live: &Live) {
     }
 }
 
-/// Whether the client is the user who serves the mount, or root with its capabilities.
+/// Whether the client is the user that serves the mount, or root with its capabilities.
 fn is_own(stream: &UnixStream) -> bool {
     kedge_fuse::Peer::may_command(stream)
 }
@@ -382,7 +382,7 @@ fn answer(request: Request, live: &Live) -> Result<Answer> {
     })
 }
 
-/// Sends requests to the process that serves a directory; returns the last reply.
+/// Sends requests to the process that serves a directory. Returns the last reply.
 fn ask(dir: &Path, socket: Option<&Path>, requests: &[Request]) -> Result<Answer> {
     let path = match socket {
         Some(path) => path.to_owned(),

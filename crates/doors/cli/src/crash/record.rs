@@ -1,4 +1,4 @@
-//! `kedge crash record` and `kedge crash mark`.
+//! `kedge crash record` and `kedge crash mark`: record a command, and mark promises in a recording.
 
 use anyhow::{Context, Result, bail};
 use kedge_crash::workdir::unnamed;
@@ -18,9 +18,9 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::Duration;
 
 const SIZE_DEFAULT: &str = "1G";
-/// In place of the command's pid: the command has not started.
+/// The value in place of a pid before the command has started.
 const NOT_STARTED: i32 = 0;
-/// In place of the command's pid: the command has not started, and a signal asked it to end.
+/// The same after a signal: the command must be ended as soon as it has started.
 const ENDED_BEFORE: i32 = -1;
 
 #[derive(clap::Args, Debug)]
@@ -81,7 +81,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         None => (None, from),
     };
     let options = Options {
-        // Room for the device and the file system's own data.
+        // Twice the size of the device leaves room for the file system's own data.
         size: args.size.max(args.device.unwrap_or(0).saturating_mul(2)),
         from,
         device,
@@ -132,7 +132,7 @@ pub fn report_unrecorded(leftovers: &[String], outside: &[String]) {
     }
 }
 
-/// Reports stores through mappings that are not in their place.
+/// Warns about stores through mappings that are recorded later than the program made them.
 fn report_stores(recorded: &Recorded, is_collected: bool) {
     if recorded.stores > 0 && !is_collected {
         eprintln!(

@@ -1,4 +1,4 @@
-//! `kedge crash replay`.
+//! `kedge crash replay`: makes one crash state again, shows it and judges it.
 
 use super::again::{Recoveries, StateName};
 use super::explore::stop_at_signals;
@@ -81,7 +81,7 @@ pub fn say(verdict: Verdict) -> Result<ExitCode> {
     }
 }
 
-/// Leaves a state in a directory that has nothing else.
+/// Writes a state into a directory, which must be empty or not exist.
 pub fn keep(state: &State, dir: &Path) -> Result<()> {
     std::fs::create_dir_all(dir).with_context(|| format!("create {}", dir.display()))?;
     if std::fs::read_dir(dir).with_context(|| format!("read {}", dir.display()))?.next().is_some() {
@@ -120,7 +120,7 @@ pub fn print_calls(trace: &Trace) {
 /// The recording in which a state lies: the program's, or that of a recovery.
 struct Place {
     trace: Trace,
-    /// The promises made before it.
+    /// The promises made before this recording.
     told: Vec<String>,
     within: String,
 }
@@ -141,8 +141,8 @@ impl Place {
         self.told.iter().map(String::as_str).chain(here).collect()
     }
 
-    /// The recording of the recovery from a state. A recovery that does not always make the same
-    /// calls has other states than those of the report.
+    /// Records the recovery from a state. If the recovery does not always make the same calls, the
+    /// states of this recording differ from those of the report.
     fn after_recovery(self, recipe: &Recipe, model: Model, recorder: &Recoveries<'_>) -> Result<Place> {
         let state = self.history(recipe, model)?.state(recipe);
         let told = self.told(recipe);

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// The pause between two looks at the branch.
+/// The interval at which the branch is read.
 const PAUSE: Duration = Duration::from_millis(500);
 
 #[derive(clap::Args, Debug)]

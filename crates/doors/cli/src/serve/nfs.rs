@@ -67,7 +67,7 @@ fn parse_owner(text: &str) -> Result<Owner, String> {
     }
 }
 
-/// The options that say how to open the image. Others are the kernel's or the mount's.
+/// Parses the mount options. Refuses those that do not control how the image is opened.
 fn parse_options(lists: &[String]) -> Result<MountWords> {
     let words = MountWords::parse(lists.iter().map(String::as_str))?;
     if words.volatile {
@@ -103,7 +103,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let signals = TerminationSignals::block().context("block signals")?;
     // The port is taken before the image is opened, so that an error changes nothing.
     let listener = TcpListener::bind(address).with_context(|| format!("listen on {address}"))?;
-    // The client may be this machine's kernel, which may need this process to get memory back.
+    // The NFS client may be this machine's kernel, which may need this process to free memory.
     kedge_fuse::become_io_flusher();
     let extra = Extra { cache_size: args.cache_size, volatile: args.volatile, ..Extra::default() };
     let opened = engine::open(&image, &mut words, extra)?;

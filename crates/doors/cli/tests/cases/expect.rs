@@ -11,7 +11,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 
 type Wanted = BTreeMap<String, Value>;
 
-/// Checks all expectations after the crash of this number.
+/// Checks all expectations of a case for its crash number `crash`.
 pub fn all(case: &Case, crash: usize, hands: &mut Hands) -> Result<(), String> {
     for wanted in &case.expect_after_crash {
         let at = wanted.get("crash").and_then(Value::as_u64).map_or(case.crashes(), |n| n as usize);

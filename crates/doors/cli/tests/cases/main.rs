@@ -48,7 +48,7 @@ impl Machine {
         self.place.kedge(["mount", "-o", self.options, IMAGE, "mnt", "--volatile"]).ok();
     }
 
-    /// SIGKILL loses the daemon's memory and with it the unflushed writes. The image must be
+    /// Kills the daemon, which loses its memory and with it the unflushed writes. The image must be
     /// consistent then.
     fn power_off(&mut self) -> Result<(), String> {
         let pid = self.place.info("mnt")["mount"]["pid"].as_i64().unwrap() as i32;
@@ -57,7 +57,8 @@ impl Machine {
         self.fsck("after the crash")
     }
 
-    /// The killed process releases its mount and the image a moment after the signal.
+    /// Checks the image, with retries: the killed process releases the mount and the image a moment
+    /// after the signal.
     fn fsck(&self, when: &str) -> Result<(), String> {
         let mut judged = None;
         until("the image is free", || {
@@ -122,8 +123,8 @@ fn run_all(cases: Vec<Case>, options: &'static str) {
     assert!(failures.is_empty(), "{} cases fail:\n{}", failures.len(), failures.join("\n\n"));
 }
 
-/// With a writeback cache all written bytes stay in the kernel's pages until a sync, not only those
-/// stored through a mapping.
+/// With a writeback cache all written bytes stay in the kernel's pages until a sync. Without one
+/// only bytes that were stored through a mapping do.
 #[test]
 fn bytes_alone_hold_below_a_writeback_cache_too() {
     needs_fuse!();
@@ -134,7 +135,8 @@ fn bytes_alone_hold_below_a_writeback_cache_too() {
     run_all(cases, "commit=300,writeback_cache");
 }
 
-/// The kernel passes the ioctl of reflinks to no FUSE server; cases clone by copy_file_range(2).
+/// The kernel passes the ioctl of reflinks to no FUSE server. The cases clone by copy_file_range(2)
+/// instead.
 #[test]
 fn the_ioctl_of_reflinks_is_refused_cleanly() {
     needs_fuse!();

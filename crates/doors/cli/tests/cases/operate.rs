@@ -48,7 +48,7 @@ impl Hands {
         if path == "." { self.root.clone() } else { self.root.join(path) }
     }
 
-    /// Closes everything, after the mount has died.
+    /// Closes all files and mappings, after the mount has died.
     pub fn let_go(&mut self) {
         self.held.clear();
         self.mapped.clear();
@@ -64,8 +64,8 @@ impl Hands {
             "chmod" | "setxattr" | "removexattr" => self.attributes(name, &args),
             "fsync" | "fdatasync" | "sync" | "syncfs" => self.persist(name, &args),
             "mwrite" | "msync" => self.stores(name, &args),
-            // sync_range promises nothing. drop_caches would drop those of the whole machine, and
-            // each crash empties the caches of this mount anyway.
+            // sync_range promises nothing. drop_caches would drop the caches of the whole machine,
+            // and each crash empties the caches of this mount anyway.
             "sync_range" | "drop_caches" => Ok(()),
             "sleep" => {
                 let seconds = args.0.first().and_then(Value::as_f64).ok_or("sleep needs seconds")?;
@@ -193,7 +193,7 @@ impl Hands {
         Ok(())
     }
 
-    /// Syncs through a descriptor that is open only for reading, which must work too.
+    /// Syncs through a read-only descriptor, which must work too.
     fn persist(&self, name: &str, args: &Args<'_>) -> Done {
         let open = |path: &Path| File::open(path).map_err(os);
         match name {
@@ -232,7 +232,7 @@ fn filled(args: &Args<'_>) -> Result<Vec<u8>, String> {
     Ok(vec![args.number(3)? as u8; args.number(2)? as usize])
 }
 
-/// Makes a second name for the inode itself, even if it is a symlink.
+/// Makes a second name for the inode, even if the inode is a symlink.
 fn link(from: &Path, to: &Path) -> Done {
     let linked: io::Result<()> = fs::hard_link(from, to);
     linked.map_err(os)

@@ -10,7 +10,7 @@ use std::path::Path;
 
 const MIB: usize = 1 << 20;
 
-/// Files that are no images, by name, with the words that mkfs uses for their contents.
+/// Files that are no images, each with the words by which mkfs describes its contents.
 fn foreign(place: &Place) -> Vec<(&'static str, &'static str)> {
     fs::write(place.path("text"), "what somebody wrote down\n".repeat(MIB)).unwrap();
     fs::write(place.path("random"), Fill::Seed(1).bytes(0, 20 * MIB)).unwrap();
@@ -211,11 +211,11 @@ fn a_mounted_image_has_one_process() {
     std::os::unix::fs::symlink("disk.kedge", place.path("link")).unwrap();
     let holder = place.path("mnt").canonicalize().unwrap();
     let holder = holder.to_str().unwrap();
-    // Under every name of the image.
+    // Test every name of the image.
     for name in ["disk.kedge", "alias", "link"] {
         for mount in [format!("mount {name} other"), format!("mount --create 16M {name} other")] {
             let run = place.run(&mount);
-            // Root gets the same file system on a second directory.
+            // For root the mount succeeds: the second directory shows the same file system.
             if rustix::process::geteuid().is_root() {
                 run.ok();
                 assert_eq!(fs::read(place.path("other/file")).unwrap(), b"content");
@@ -228,7 +228,7 @@ fn a_mounted_image_has_one_process() {
         place.run(&format!("mkfs {name}")).refused(1, &[name, "mounted on", holder]);
         place.run(&format!("mkfs -f {name}")).refused(1, &[name, "mounted on", holder]);
         place.run(&format!("fsck {name}")).refused(8, &[name, "mounted on", holder]);
-        // These commands only read, and show the last checkpoint.
+        // These commands only read the image, and show its last checkpoint.
         assert!(place.run(&format!("dump {name}")).ok().contains("slot 0"));
         assert!(place.run(&format!("dump --tree {name}")).ok().contains("(1 Inode 0)"));
         assert_eq!(place.info(name)["mounted_on"], holder);
@@ -321,8 +321,8 @@ fn an_image_that_is_somebody_elses() {
     assert_eq!(place.run("fsck disk.kedge").code, 0);
 }
 
-/// A read-only view of a directory, to which not even root can write. Only root can make it; for
-/// other users the mode bits are enough.
+/// A read-only view of a directory, to which not even root can write. Only root can make the view;
+/// for other users the mode bits suffice.
 struct ReadOnlyView<'a>(&'a Path);
 
 impl ReadOnlyView<'_> {
@@ -350,7 +350,7 @@ fn an_image_file_that_is_read_only() {
     fs::create_dir(place.path("view")).unwrap();
     place.run("mount --create 16M real/disk.kedge mnt").ok();
     write_and_fsync(&place.path("mnt/file"), b"content");
-    // The copy was not unmounted, so it has a log, which a read-only mount has to replay in memory.
+    // The copied image was not unmounted, so a read-only mount has to replay its log in memory.
     fs::copy(place.path("real/disk.kedge"), place.path("real/killed.kedge")).unwrap();
     place.unmount_and_check("real/disk.kedge");
     let before = fs::read(place.path("real/killed.kedge")).unwrap();
@@ -376,7 +376,7 @@ fn an_image_file_that_is_read_only() {
     assert!(fs::read(place.path("real/killed.kedge")).unwrap() == before, "the image has other bytes");
 }
 
-/// A bad filter causes no failure; the default filter applies.
+/// A log filter that cannot be parsed causes no failure; the default filter applies.
 #[test]
 fn a_log_filter_that_makes_no_sense() {
     let place = Place::new();

@@ -1,5 +1,5 @@
 //! `kedge cp` and `kedge tar -x` into a mounted image: the files equal their sources and are
-//! durable, the kernel shows them immediately, and no user gets more rights than the mount gives.
+//! durable, the kernel shows them immediately, and no user gets more rights than through the mount.
 
 use crate::common::source::{assert_like_source, make_source};
 use crate::common::{Place, copy_program, kill, needs_fuse, output_of, until};
@@ -29,7 +29,7 @@ fn names(place: &Place, dir: &str) -> Vec<String> {
     names
 }
 
-/// The power fails when the serving process dies.
+/// With `--volatile` the end of the serving process acts as a power failure.
 #[test]
 fn what_was_copied_is_there_and_durable() {
     needs_fuse!();
@@ -40,7 +40,7 @@ fn what_was_copied_is_there_and_durable() {
     kill(&place, "mnt");
     place.run("mount disk.kedge mnt").ok();
     assert_like_source(&place, "mnt/source");
-    // Again over the existing files; under another name; and from an archive.
+    // Copy again: over the existing files, under another name, and from an archive.
     place.run("cp -r source/. mnt/source").ok();
     place.run("cp -r source mnt/other").ok();
     place.unmount_and_check("disk.kedge");
@@ -89,7 +89,7 @@ fn the_kernel_shows_at_once_what_was_copied() {
     open.seek(SeekFrom::Start(0)).unwrap();
     open.read_to_end(&mut after).unwrap();
     assert_eq!(after, before);
-    // One file, over the existing file and under a new name.
+    // Copy one file, under a new name and over the existing file.
     fs::write(place.path("single"), "single").unwrap();
     place.run("cp single mnt/dir/new").ok();
     assert_eq!(fs::read_to_string(at("dir/new")).unwrap(), "single");
@@ -100,7 +100,7 @@ fn the_kernel_shows_at_once_what_was_copied() {
     place.unmount_and_check("disk.kedge");
 }
 
-/// A dropped name of the directory would make the kernel detach the mount.
+/// If a copy dropped the name of the directory, the kernel would detach the mount on it.
 #[test]
 fn a_mount_below_a_directory_that_is_copied_over_stays() {
     needs_fuse!(root: NEEDS_ROOT);
@@ -115,7 +115,7 @@ fn a_mount_below_a_directory_that_is_copied_over_stays() {
     assert_eq!(fs::metadata(&over).unwrap().dev(), device, "it is mounted still");
     rustix::mount::unmount(&over, UnmountFlags::empty()).unwrap();
     assert_eq!(fs::read_to_string(over.join("file")).unwrap(), "text");
-    // Also through a mount of a part of the file system.
+    // Copy also through a bind mount of a directory of the file system.
     fs::create_dir(place.path("part")).unwrap();
     rustix::mount::mount_bind(place.path("mnt/source"), place.path("part")).unwrap();
     let copied = place.run("cp source/sub/file part/bound");
@@ -160,8 +160,7 @@ fn what_a_user_copies_is_his_own() {
     copy_program(&place.path("kedge"));
     open_to_all(&place, "");
     make_source(&place);
-    // Remove or change the files that only root can copy: a device, and a file that others may not
-    // read.
+    // Remove the device and open the unreadable file to all, since only root can copy them.
     fs::remove_file(place.path("source/device")).unwrap();
     let readable = fs::Permissions::from_mode(0o4755);
     fs::set_permissions(place.path("source/deep/large"), readable).unwrap();
@@ -243,12 +242,13 @@ fn half_a_file() -> Vec<u8> {
 
 const HALF_BLOCKS: u64 = (2 << 20) / 4096;
 
-/// The free blocks. A file that arrives takes space, and has no name before it is complete.
+/// The free blocks. They show how much of a file has arrived, because the file has no name before
+/// it is complete.
 fn free_blocks(place: &Place) -> u64 {
     rustix::fs::statvfs(place.path("mnt")).unwrap().f_bfree
 }
 
-/// A client that has sent one file and half of another, and waits for its own input.
+/// Starts a client that has sent one file and half of another, and waits for its own input.
 fn client_in_the_middle(place: &Place) -> (Child, ChildStdin) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kedge"));
     command.args(["tar", "-x"]).arg(place.path("mnt")).stdin(Stdio::piped()).stderr(Stdio::piped());
@@ -277,10 +277,10 @@ fn an_interrupted_copy_leaves_whole_files() {
     place.unmount_and_check("disk.kedge");
 }
 
-/// A connection that is admitted to copy into `dir` and does not keep `dir` open.
+/// Returns a connection that is admitted to copy into `dir` and does not keep `dir` open.
 fn admitted(dir: &Path) -> UnixStream {
     let mount = kedge_fuse::mount_at(&dir.canonicalize().unwrap()).unwrap();
-    // The socket exists as soon as a request has its reply.
+    // Send a request first: the socket exists when its reply arrives.
     let dir = File::open(dir).unwrap();
     dir.metadata().unwrap();
     let mut client = kedge_fuse::visit(&mount, HANG).unwrap();
@@ -296,7 +296,7 @@ fn admitted(dir: &Path) -> UnixStream {
     client
 }
 
-/// A client that does not hold the mount open and sends nothing more.
+/// The client does not hold the mount open and sends nothing more.
 #[test]
 fn the_end_of_the_mount_ends_a_copy() {
     needs_fuse!();

@@ -44,8 +44,8 @@ fn mounts_of_one_daemon_share_a_process_that_ends_with_the_last() {
     place.run("mount --daemon ../x a.kedge a").refused(2, &["../x"]);
 }
 
-/// A mount whose file system has shut down is unmounted, and the command reports that the image was
-/// not closed, although the process goes on.
+/// One of two file systems of a process shuts down. Its unmount reports that the image was not
+/// closed, although the process continues to serve the other.
 #[test]
 fn an_unmount_waits_for_the_image_not_for_a_clean_mark() {
     needs_fuse!();
@@ -112,7 +112,7 @@ fn a_file_says_what_a_daemon_serves() {
         fs::write(place.path("wrong.toml"), text).unwrap();
         place.run("daemon wrong.toml").refused(2, &[part]);
     }
-    // If one image cannot be mounted, the others are cleanly unmounted.
+    // If one image cannot be mounted, the other images are cleanly unmounted.
     fs::write(place.path("half.toml"), file.replace("b.kedge", "none.kedge")).unwrap();
     place.run("daemon half.toml").refused(1, &["none.kedge"]);
     place.run("fsck -n a.kedge").ok();

@@ -1,7 +1,7 @@
 //! Images with a flipped bit, and full images, on the real mount.
 //!
 //! A flipped bit in the metadata of an image (superblocks, allocation, log, tree) causes an error
-//! or has no effect: `fsck`, `dump` and a mount that is read and written to end in time, and none
+//! or has no effect: `fsck`, `dump` and a mount that programs read and write end in time, and none
 //! of them panics. `KEDGE_SEED` repeats one flip.
 
 use crate::common::{Place, long, needs_fuse, no_fuse, until, write_and_fsync};
@@ -19,7 +19,7 @@ use std::io::{self, Read, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-/// Flipped bits, one in each image; with `KEDGE_LONG=1` 200.
+/// The number of images, each with one flipped bit; 200 with `KEDGE_LONG=1`.
 const FLIPS: u64 = 80;
 const IMAGE: u64 = 16 << 20;
 
@@ -83,7 +83,7 @@ fn metadata(image: &[u8]) -> Vec<Range<usize>> {
     ranges
 }
 
-/// Reads everything and counts errors.
+/// Reads everything below a directory. Returns the number of objects read, and counts errors.
 fn read_all(dir: &Path, errors: &mut u32) -> u32 {
     let mut read = 0;
     let mut note = |e: io::Error| {

@@ -1,11 +1,11 @@
-//! A mount that has failed reports it where operators look: in `info`, `stats` and the system's
-//! log.
+//! A mount that has failed reports this where operators look: in `info`, in `stats` and in the
+//! system's log.
 
 use crate::common::{Place, Run, needs_fuse, output_of, write_and_fsync};
 use std::fs::{self, File};
 use std::os::unix::net::UnixDatagram;
 
-/// A socket in place of the system's log, for one test.
+/// A socket that replaces the system's log in one test.
 struct Syslog(UnixDatagram);
 
 impl Syslog {
@@ -51,7 +51,7 @@ fn a_mount_that_shut_down_is_visible() {
 
     fs::write(place.path("faults"), "write 5 0 KEDGELOG\n").unwrap();
     for name in ["a", "b", "c", "d", "e", "f"] {
-        // The first fsync fails, later creations do.
+        // The first fsync fails; after it creations fail.
         if let Ok(file) = File::create(place.path("mnt").join(name)) {
             let e = file.sync_all().unwrap_err();
             assert_eq!(e.raw_os_error(), Some(libc::EIO));

@@ -46,7 +46,7 @@ fn a_directory_comes_out_as_it_went_in() {
     make_source(&place);
     place.run("mkfs --from source disk.kedge").ok();
     assert_same(&place, "disk.kedge", true, true);
-    // Into an existing file, and with a given size.
+    // Import into an existing file, and with a given size.
     place.run("mkfs -f --size 96M --from source disk.kedge").ok();
     assert_same(&place, "disk.kedge", true, true);
 }
@@ -71,7 +71,7 @@ fn archives_of_gnu_tar_come_out_as_they_went_in() {
         // Without --sparse the archive stores holes as data.
         assert_same(&place, "disk.kedge", with_xattrs, options.contains(&"--sparse"));
     }
-    // The same archive from standard input.
+    // Import the same archive from standard input.
     let mut command = place.command(env!("CARGO_BIN_EXE_kedge"));
     command.args(["mkfs", "--from", "-", "piped.kedge"]);
     command.stdin(Stdio::from(File::open(place.path("posix-sparse.tar")).unwrap()));
@@ -87,7 +87,7 @@ fn what_is_exported_is_what_was_imported() {
     make_source(&place);
     place.run("mkfs --from source disk.kedge").ok();
     place.run("tar -c -f out.tar disk.kedge:/").ok();
-    // Extract by GNU tar onto another file system.
+    // GNU tar extracts the archive on another file system.
     fs::create_dir(place.path("back")).unwrap();
     let mut command = place.command("tar");
     command.args(["--xattrs", "--xattrs-include=*", "--numeric-owner", "-xpf", "out.tar", "-C", "back"]);
@@ -98,7 +98,7 @@ fn what_is_exported_is_what_was_imported() {
     assert_eq!(tool(command, "rsync"), "", "out.tar is another");
     let blocks = |name: &str| fs::metadata(place.path(name)).unwrap().blocks();
     assert!(blocks("back/hole") <= blocks("source/hole").max(64), "the archive has the holes");
-    // Extract by `kedge tar` from standard input into an existing image.
+    // `kedge tar` extracts the archive from standard input into an existing image.
     place.run("mkfs --size 64M second.kedge").ok();
     let mut command = place.command(env!("CARGO_BIN_EXE_kedge"));
     command.args(["tar", "-x", "second.kedge:/"]);
@@ -106,7 +106,7 @@ fn what_is_exported_is_what_was_imported() {
     let out = output_of(command).unwrap();
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
     assert_same(&place, "second.kedge", true, true);
-    // And again over the existing files.
+    // Extract again over the existing files.
     place.run("tar -x -f out.tar second.kedge:/").ok();
     assert_same(&place, "second.kedge", true, true);
     place.run("tar -x -f out.tar second.kedge:/small").refused(2, &["not a directory"]);
@@ -130,7 +130,8 @@ fn the_same_source_gives_the_same_bytes() {
     let place = Place::new();
     make_source(&place);
     let first = make_again(&place, &["--from", "source"]);
-    // Reading has changed access times, and another run takes a different time.
+    // The new mtime must change the image. The access time that the read changes, and the time that
+    // a run takes, must not.
     set_mtime(&place.path("source/deep/large"), 1_400_000_000, 0);
     let _ = fs::read(place.path("source/small")).unwrap();
     let changed = make_again(&place, &["--from", "source"]);
@@ -148,8 +149,8 @@ fn the_same_source_gives_the_same_bytes() {
     assert!(make_again(&place, &plain) == make_again(&place, &plain), "empty images, too");
 }
 
-/// The file exceeds the flusher's dirty limit, but no write may happen at a time that the flusher
-/// chooses.
+/// The file exceeds the flusher's dirty limit, but the flusher must not choose the time of any
+/// write.
 #[test]
 fn a_large_file_gives_the_same_bytes() {
     let place = Place::new();
@@ -248,7 +249,7 @@ fn archives_that_lie_are_refused_and_leave_nothing() {
 fn a_size_that_no_data_follows_makes_no_image_of_that_size() {
     let place = Place::new();
     fs::write(place.path("bad.tar"), raw("big", EntryType::Regular, "", 1 << 30, b"short")).unwrap();
-    // The numbers determine the size of a sparse file on the host, but not the memory used.
+    // Sizes in an archive determine the size of a sparse file on the host, but not the memory used.
     place.run("mkfs --size auto --from bad.tar new.kedge").refused(1, &["big", "ends after"]);
     assert!(!place.path("new.kedge").exists());
 }
@@ -262,7 +263,7 @@ fn an_image_that_fills_up_names_the_file() {
     }
     place.run("mkfs --size 32M --from source new.kedge").refused(1, &["the image is full", "--size", ": f"]);
     assert_eq!(fs::read_dir(place.path("")).unwrap().count(), 1, "nothing is left");
-    // In an existing file a consistent image with only complete files is left.
+    // An existing file is left as a consistent image with only complete files.
     File::create(place.path("disk.kedge")).unwrap().set_len(32 << 20).unwrap();
     place.run("mkfs -f --from source disk.kedge").refused(1, &["filled only in part", "full"]);
     let judged = place.run("fsck -f disk.kedge");
@@ -306,7 +307,7 @@ fn a_source_that_changes_while_it_is_read_is_noticed() {
     assert!(!place.path("new.kedge").exists());
 }
 
-/// The image's name refers to a complete image or does not exist.
+/// After an interrupted run the name of the image refers to a complete image or does not exist.
 #[test]
 fn an_interrupted_run_leaves_no_image() {
     let place = Place::new();
@@ -367,7 +368,7 @@ fn copies_within_an_image_share_blocks_if_asked_to() {
     place.run("cp a.kedge:/copy a.kedge:/copy2").ok();
     assert!(before - free() > 2000, "{before} {}", free());
     place.run("fsck -f a.kedge").ok();
-    // Not within one image.
+    // Blocks cannot be shared between images, nor with files of this machine.
     place.run("mkfs --size 64M b.kedge").ok();
     let words = &["cannot share blocks"];
     place.run("cp --reflink=always a.kedge:/copy b.kedge:/").refused(2, words);
@@ -376,7 +377,7 @@ fn copies_within_an_image_share_blocks_if_asked_to() {
     place.run("cp --reflink=auto a.kedge:/copy b.kedge:/").ok();
     place.run("cp --reflink=auto a.kedge:/copy out").ok();
     assert!(fs::read(place.path("out")).unwrap() == [7; 8 << 20]);
-    // Nor between its trees.
+    // Blocks cannot be shared between the trees of an image.
     place.run("fork a.kedge:/ a.kedge:/fork").ok();
     place.run("cp --reflink=always a.kedge:/copy a.kedge:/fork/x").refused(1, &["different trees"]);
     place.run("cp --reflink=auto a.kedge:/copy a.kedge:/fork/x").ok();
@@ -403,7 +404,7 @@ fn copies_are_what_they_are_copies_of() {
         assert_eq!(judged.code, 0, "{}{}", judged.out, judged.err);
         assert_eq!(place.info(image)["clean"], true, "closed, and so durable");
     }
-    // Again over the existing files.
+    // Copy again over the existing files.
     place.run("cp -r source/. a.kedge:/in").ok();
     place.run("cp -r --privileged a.kedge:/in/ out/").ok();
     assert_like_source(&place, "out/in");

@@ -9,7 +9,7 @@ use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A place with everything installed below `usr`.
+/// A directory with everything installed below `usr`.
 fn installed() -> Place {
     let place = Place::new();
     let prefix = place.path("usr");
@@ -125,7 +125,7 @@ fn systemd_finds_no_fault_in_the_units() {
     let text = fs::read_to_string(&unit).unwrap();
     assert!(text.contains(&format!("ExecStart={}/bin/kedge daemon", usr.display())), "{text}");
     assert!(text.contains("\nType=notify\n"), "the manager waits for the mounts: {text}");
-    // The check can fail, as for a unit whose program does not exist.
+    // systemd-analyze finds a fault: the check fails for a unit whose program does not exist.
     fs::write(&unit, text.replace("bin/kedge daemon", "bin/gone daemon")).unwrap();
     let mut command = place.command("systemd-analyze");
     command.arg("verify").arg(&unit);
@@ -159,7 +159,7 @@ fn what_others_installed_stays() {
 
     install(&["--force"]).ok();
     assert_eq!(fs::read_link(&helper).unwrap(), Path::new("../bin/kedge"));
-    // Again over the existing files; also if a link leads to an older program.
+    // Install again over the existing files. A link to an older program is replaced.
     fs::remove_file(&helper).unwrap();
     symlink("/opt/old/kedge", &helper).unwrap();
     install(&[]).ok();

@@ -116,7 +116,7 @@ fn the_copy_is_checked_like_the_image() {
         fs::write(place.path("disk.kedge"), bytes).unwrap();
         assert_eq!(place.run("fsck disk.kedge").code, 0);
         copies_agree(&place);
-        // A plain copy has the texts that a scrambled copy must not have.
+        // A plain copy has these texts, so the test can detect them in a scrambled copy.
         place.run("image disk.kedge plain").ok();
         let plain = fs::read(place.path("plain")).unwrap();
         assert!(holds(&plain, NAME.as_bytes()) && holds(&plain, b"/target"));

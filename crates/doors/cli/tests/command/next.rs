@@ -16,7 +16,7 @@ fn beside_a_short_lock(place: &Place, line: &str) {
     std::thread::scope(|scope| {
         let next = scope.spawn(|| place.run(line));
         until("the command has the image open", || next.is_finished() || is_open_elsewhere(&image));
-        // It has tried to take the lock by then, on most machines.
+        // Give the command time to try the lock.
         std::thread::sleep(Duration::from_millis(50));
         drop(owner);
         next.join().unwrap().ok();
@@ -30,7 +30,7 @@ fn is_open_elsewhere(file: &Path) -> bool {
         let pid = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok());
         pid.is_some_and(|pid| pid != std::process::id())
     });
-    // A process may end while it is looked at.
+    // A process may end while this loop reads its files.
     let open_files =
         others.filter_map(|process| fs::read_dir(process.path().join("fd")).ok()).flatten().flatten();
     open_files.into_iter().any(|open| fs::read_link(open.path()).is_ok_and(|to| to == file))
@@ -81,12 +81,12 @@ fn fsck_and_mount_right_behind_umount() {
     }
 }
 
-/// udev and desktops read new mounts, which keeps them busy for a moment.
+/// udev and desktops read new mounts, which keeps the mounts busy for a moment.
 #[test]
 fn a_mount_that_is_in_use_for_a_moment_is_unmounted() {
     needs_fuse!();
     let place = Place::after("mount --create 64M disk.kedge mnt");
-    // Repeated where the machine is so busy that the file is closed too late.
+    // Repeat this on a machine that is so busy that the file is closed too late.
     until("it is unmounted", || {
         let file = fs::File::create(place.path("mnt/file")).unwrap();
         std::thread::scope(|scope| {

@@ -1,4 +1,5 @@
-//! `kedge serve nfs`: its life as a process. What it serves is tested in `kedge-nfs`.
+//! `kedge serve nfs` as a process: its start, its end, its death. The protocol is tested in
+//! `kedge-nfs`.
 
 #[path = "../../../nfs/tests/common/mod.rs"]
 mod client;
@@ -14,7 +15,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A server that was started, and where it listens. Killed on drop.
+/// A running server and the address at which it listens. Killed on drop.
 struct Served {
     child: Child,
     address: SocketAddr,
@@ -37,7 +38,7 @@ impl Served {
         kill_process(Pid::from_raw(self.child.id() as i32).unwrap(), signal).unwrap();
     }
 
-    /// Ends it with SIGTERM. Returns the exit code.
+    /// Ends the server with SIGTERM. Returns its exit code.
     fn end(mut self) -> i32 {
         self.signal(Signal::TERM);
         self.child.wait().unwrap().code().expect("ends by itself")
@@ -55,7 +56,7 @@ impl Served {
 
 impl Drop for Served {
     fn drop(&mut self) {
-        // It has usually ended.
+        // Errors do not matter: usually the server has ended already.
         let _ended = self.child.kill().and_then(|()| self.child.wait());
     }
 }
@@ -79,7 +80,7 @@ fn a_signal_ends_it_and_all_is_on_the_image() {
     let info: serde_json::Value = serde_json::from_str(&place.run("info --json disk.kedge").ok()).unwrap();
     assert_eq!(info["state"], "clean");
     place.run("fsck -f disk.kedge").ok();
-    // The handle of before is valid in the next process.
+    // A handle of the last process is valid in the next one.
     let served = Served::start(&place, &[]);
     let mut c = served.client();
     assert_eq!(c.read(&file, 0, 100).unwrap().0, b"not committed");
@@ -111,7 +112,8 @@ fn options_reach_the_image_and_the_users() {
     let served = Served::start(&place, &["--squash", "all", "--anonymous", "7:8"]);
     let mut c = served.client();
     let root = c.root();
-    // The root directory belongs to the user that runs this test, perhaps root.
+    // The owner of the root directory is the user that runs this test, perhaps root. Other users
+    // may not create files in it.
     if c.getattr(&root).unwrap().uid != 7 {
         assert_eq!(c.create(&root, "f", &mode(0o600)).err(), Some(client::ACCES));
     }
@@ -129,7 +131,7 @@ fn options_reach_the_image_and_the_users() {
     assert_eq!(served.end(), 0);
 }
 
-/// What the server has promised: contents by name.
+/// The contents that the server has promised to be durable, by name.
 type Promised = Mutex<BTreeMap<String, Vec<u8>>>;
 
 /// Writes files until the server is dead, alternately with FILE_SYNC and with COMMIT.
@@ -159,8 +161,8 @@ fn write_until_dead(address: SocketAddr, writer: String, promised: &Promised) {
     }
 }
 
-/// The process is killed under load, again and again. Unflushed writes are lost with it, as in a
-/// power failure.
+/// The server is killed under load, again and again. With `--volatile` unflushed writes are lost,
+/// as in a power failure.
 #[test]
 fn sigkill_loses_nothing_that_was_promised() {
     let place = image();

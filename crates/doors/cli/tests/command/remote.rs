@@ -1,7 +1,6 @@
 //! Images that another process serves: every command that names an image accepts a URI.
 //!
-//! The server is that of `kedge_device::sim`, in this process, so that nothing needs to be
-//! installed.
+//! The server (`kedge_device::sim`) runs in this process, so that nothing needs to be installed.
 
 use crate::common::{Place, Run, needs_fuse, until, write_and_fsync};
 use kedge_device::MemDevice;
@@ -11,7 +10,8 @@ use std::sync::Arc;
 
 const SIZE: u64 = 64 << 20;
 
-/// Starts a server with its socket in the place. Returns the URI of its export too.
+/// Starts a server with its socket in the test's directory. Returns the server and the URI of its
+/// export.
 fn serve(place: &Place) -> (NbdServer, String) {
     let device = Arc::new(MemDevice::new(SIZE));
     let server = NbdServer::serve(&place.path("socket"), device, Manners::default()).unwrap();
@@ -100,7 +100,7 @@ fn a_missing_or_old_library_is_named_with_its_package() {
     let uri = "rbd:pool/image";
     std::fs::write(place.path("librados.so.2"), b"").unwrap();
     info(uri).refused(1, &[uri, "librados.so.2", "file too short", "apt-get install librados2"]);
-    // Any other library.
+    // Put a library of another kind in place of Ceph's.
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let other = maps.lines().filter_map(|line| line.split_whitespace().nth(5));
     let other = other.into_iter().find(|path| path.contains("libgcc_s")).unwrap();
@@ -126,11 +126,11 @@ fn an_export_is_mounted_written_and_found_again() {
         assert!(mounted.err.contains("plain fuse mount"), "{}", mounted.err);
     }
     write_and_fsync(&place.path("mnt/file"), b"far away");
-    // Every command reports that the image is in use, under each of its names.
+    // Every command reports that the image is in use, whatever spelling of the URI names it.
     let same = format!("{uri}&timeout=9");
     for uri in [&uri, &same] {
         match rustix::process::geteuid().is_root() {
-            // Root gets the same file system on a second directory.
+            // For root the mount succeeds: the second directory shows the same file system.
             true => {
                 place.kedge(["mount", uri, "other"]).ok();
                 assert_eq!(std::fs::read(place.path("other/file")).unwrap(), b"far away");
@@ -152,7 +152,7 @@ fn an_export_is_mounted_written_and_found_again() {
     place.kedge(["mount", "-o", "fuseblk", &uri, "mnt"]).refused(1, &["no block device"]);
 }
 
-/// After the crash durable data is on the mount and on the server; other data is lost.
+/// After the crash the mount and the server have the durable data; other data is lost.
 #[test]
 fn a_mounted_export_loses_power_when_it_is_told_to() {
     needs_fuse!();
@@ -172,8 +172,8 @@ fn a_mounted_export_loses_power_when_it_is_told_to() {
     assert_eq!(place.kedge(["cat", &format!("{uri}:/kept")]).ok(), "kept");
 }
 
-/// A server that hangs and then goes on. Every worker of the mount waits for it meanwhile, but the
-/// status of the mount can still be read.
+/// The server hangs and later goes on. Every worker of the mount waits for it meanwhile, but the
+/// state of the mount can still be read.
 #[test]
 fn a_device_that_hangs_is_seen() {
     needs_fuse!();
@@ -199,11 +199,12 @@ fn a_device_that_hangs_is_seen() {
     place.unmount();
     mount();
     server.hold();
-    // Other processes read. If this process had files open on the mount, each child would first
-    // close them, which is a request too.
+    // Read in other processes. If this process had files open on the mount, each child would first
+    // close its copies of them, which is a request too.
     let read = |i| place.command("cmp").args([format!("mnt/{i}"), format!("copy-{i}")]).spawn().unwrap();
     let readers: Vec<_> = (0..4).map(read).collect();
-    // The workers need the same node of the tree, which is read once.
+    // All readers need the same node of the tree, which is read once, so that only one device
+    // request waits.
     until("a request is late", || place.info("mnt")["device_requests"]["late"].as_u64().unwrap() >= 1);
     let info = place.info("mnt");
     let told = info["device_state"].as_str().unwrap();
@@ -273,7 +274,8 @@ fn a_device_that_hangs_for_too_long_is_given_up() {
     place.unmount_and_check(&uri);
 }
 
-/// The commands for mounted images work on an export too. The server accepts several clients.
+/// Commands for mounted images work on a mounted export too, because the server accepts several
+/// clients.
 #[test]
 fn a_mounted_export_is_scrubbed_and_not_changed() {
     needs_fuse!();
@@ -331,8 +333,8 @@ fn a_mount_whose_server_is_gone_says_so() {
     let e = file.and_then(|file| file.sync_all()).unwrap_err();
     assert_eq!(e.raw_os_error(), Some(libc::EIO), "{e}");
     assert!(!place.info("mnt")["shut_down"].is_null());
-    // Another host takes the image over and leaves it clean, which is still no success of this
-    // mount.
+    // Another host opens the image and leaves it clean. The unmount here still fails, because this
+    // mount had shut down.
     let clock = Arc::new(kedge_base::SystemClock::default());
     let other = FileSystem::open(device, clock, MountOptions::default()).unwrap();
     other.close().unwrap();

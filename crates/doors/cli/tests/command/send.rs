@@ -1,4 +1,4 @@
-//! `kedge diff`, `kedge send` and `kedge receive` by the command.
+//! The commands `kedge diff`, `kedge send` and `kedge receive`.
 
 use crate::common::{Place, Run, copy_program, kill, needs_fuse, output_of, until};
 use kedge_base::HANG;
@@ -55,14 +55,14 @@ fn received(place: &Place) -> Vec<String> {
     place.run("ls back.kedge:/").ok().lines().map(str::to_owned).collect()
 }
 
-/// Nothing is visible in `back.kedge`, which is as it should be.
+/// Asserts that `back.kedge` shows no names and that fsck finds no error in it.
 #[track_caller]
 fn nothing_there(place: &Place) {
     assert_eq!(received(place), Vec::<String>::new());
     place.run("fsck -n -f back.kedge").ok();
 }
 
-/// The archives of two directories are the same, but for the times of access.
+/// Asserts that the archives of two directories are equal. Archives do not contain access times.
 #[track_caller]
 fn same_files(place: &Place, a: &str, b: &str) {
     script(place, &format!("cmp <(kedge tar -c {a}) <(kedge tar -c {b})")).ok();
@@ -84,7 +84,8 @@ fn snapshots_reach_another_image_through_pipes() {
         let there = place.run("diff back.kedge:/old back.kedge:/later");
         (there.code, there.out)
     });
-    // The received snapshot is the base of the way back, where its source is the same state.
+    // The received snapshot is the base for the way back, because the sender's snapshot has the
+    // same state.
     script(&place, "kedge fork back.kedge:/later back.kedge:/work && kedge mkdir back.kedge:/work/x").ok();
     script(&place, "kedge snapshot create back.kedge:/work back.kedge:/last").ok();
     let back = "kedge send --from back.kedge:/later back.kedge:/last | kedge receive disk.kedge:/last";
@@ -156,7 +157,7 @@ fn what_cannot_be_sent_or_received_is_refused() {
     script(&place, "kedge receive back.kedge:/old < whole").ok();
     script(&place, "kedge receive back.kedge:/old < whole").refused(1, &["old is there already"]);
     script(&place, "kedge receive back.kedge:/old/x < whole").refused(1, &["read-only"]);
-    // A file that only its owner's rights protect, which root's capabilities override.
+    // The mode alone must protect the file, so root's capabilities to override modes are dropped.
     fs::set_permissions(place.path("back.kedge"), fs::Permissions::from_mode(0o444)).unwrap();
     let bare = match rustix::process::geteuid().is_root() {
         true => "setpriv --bounding-set -dac_override,-dac_read_search ",
@@ -166,7 +167,7 @@ fn what_cannot_be_sent_or_received_is_refused() {
         .refused(1, &["back.kedge", "ermission denied"]);
     fs::set_permissions(place.path("back.kedge"), fs::Permissions::from_mode(0o644)).unwrap();
     assert_eq!(received(&place), ["old"]);
-    // Its base is there, but it was changed.
+    // The snapshot that the stream is based on exists by its name, but has other contents.
     let changed = "kedge fork back.kedge:/old back.kedge:/own && kedge mkdir back.kedge:/own/x &&
         kedge snapshot delete back.kedge:/old && kedge snapshot create back.kedge:/own back.kedge:/old";
     script(&place, changed).ok();
@@ -246,7 +247,7 @@ fn an_interrupted_transfer_goes_on() {
         &[&format!("kedge send --resume-from {token} … | kedge receive --resume back.kedge:/snap")],
     );
     assert_eq!(received(&place), [".kedge-receive.snap"]);
-    // Only the rest of this transfer goes on with it.
+    // Only the stream with the rest of this transfer resumes it.
     let refused = |script_: &str, words: &[&str]| script(&place, script_).refused(1, words);
     refused("kedge receive --resume back.kedge:/snap < whole", &["needs --resume-from", &token]);
     script(&place, "kedge send --resume-from 2-00 disk.kedge:/snap > rest; exit $?")
@@ -261,7 +262,7 @@ fn an_interrupted_transfer_goes_on() {
     assert_eq!(received(&place), ["snap"]);
     same_files(&place, "disk.kedge:/snap", "back.kedge:/snap");
     place.run("fsck -n -f back.kedge").ok();
-    // What an interrupted transfer has left is deleted.
+    // `--forget` deletes what an interrupted transfer has left.
     script(&place, "kedge snapshot delete back.kedge:/snap").ok();
     assert_eq!(script(&place, "head -c 70M whole | kedge receive back.kedge:/snap").code, 1);
     place.run("receive --forget back.kedge:/snap").ok();
@@ -291,7 +292,7 @@ fn end_both(place: &Place) {
 fn snapshots_of_a_mount_reach_another_mount() {
     needs_fuse!();
     let place = two_mounted();
-    // The kernel knows that the names do not exist.
+    // Look the names up first, so that the kernel has cached that they do not exist.
     assert!(!place.path("back/old").exists() && !place.path("back/later").exists());
     script(&place, "kedge send mnt/old | kedge receive back/old").ok();
     script(&place, "kedge send --from mnt/old mnt/new | (cd back && kedge receive later)").ok();
@@ -305,7 +306,7 @@ fn snapshots_of_a_mount_reach_another_mount() {
     let lines = "- gone\n+ more/\n+ more/other\n";
     let run = place.run("diff back/old back/later");
     assert_eq!((run.code, run.out.as_str(), run.err.as_str()), (1, lines, ""));
-    // The serving process does not know these bytes yet.
+    // Write bytes that the kernel has not sent to the serving process yet.
     place.run("fork mnt/new mnt/fork").ok();
     fs::write(place.path("mnt/fork/unsynced"), vec![1; 100_000]).unwrap();
     fs::write(place.path("mnt/fork/dir/file"), "short").unwrap();
@@ -374,7 +375,7 @@ fn a_mount_refuses_what_an_image_refuses() {
     end_both(&place);
 }
 
-/// What a mount shows of a tree while it is received must not stay in the kernel's caches.
+/// The kernel must not keep what it has cached of a tree that is still being received.
 #[test]
 fn the_kernel_forgets_what_it_has_seen_of_an_unfinished_tree() {
     needs_fuse!();
@@ -385,7 +386,7 @@ fn the_kernel_forgets_what_it_has_seen_of_an_unfinished_tree() {
     let mut command = place.command(env!("CARGO_BIN_EXE_kedge"));
     let mut receiver = command.args(["receive", "back/new"]).stdin(Stdio::piped()).spawn().unwrap();
     let mut input = receiver.stdin.take().unwrap();
-    // The first record, with which the tree is made. The rest changes it.
+    // Send the first record, with which the receiver makes the tree. The other records change it.
     input.write_all(&step[..150]).unwrap();
     input.flush().unwrap();
     let part = place.path("back/.kedge-receive.new.part");
@@ -428,7 +429,7 @@ fn a_transfer_to_a_mount_is_interrupted_and_goes_on() {
     let mut input = receiver.stdin.take().unwrap();
     input.write_all(&rest[..2 << 20]).unwrap();
     kill(&place, "back");
-    // The client may have ended already.
+    // This write fails if the client has ended already.
     let _ = input.write_all(&rest[2 << 20..]);
     drop(input);
     let output = receiver.wait_with_output().unwrap();
@@ -447,7 +448,8 @@ fn a_transfer_to_a_mount_is_interrupted_and_goes_on() {
     end_both(&place);
 }
 
-/// A mount ends although a client, which does not hold it open, takes nothing of what it asked for.
+/// A client does not hold the mount open and does not read the stream that it requested. The mount
+/// ends all the same.
 #[test]
 fn a_client_that_does_not_read_does_not_keep_a_mount() {
     needs_fuse!();

@@ -1,4 +1,4 @@
-//! Atomic writes on a mount: the ioctls of F2FS, and an SQLite that uses them.
+//! Atomic writes on a mount: by the ioctls of F2FS, and by an SQLite that uses them.
 
 #[path = "../../../sqlite/tests/library/mod.rs"]
 mod library;
@@ -39,7 +39,7 @@ fn a_commit_shows_all_pages_to_all_readers_and_an_abort_none() {
         let place = mounted(options);
         assert_eq!(run(script(&place, "ioctls.py", &["mnt/f", "with"])), "done\n");
         let kept = fs::read(place.path("mnt/f")).unwrap();
-        // All of it was committed, so that a killed server keeps it.
+        // Everything was committed, so it survives the death of the server.
         kill(&place, "mnt");
         crate::common::until("the image is free", || place.run("fsck disk.kedge").code != 8);
         place.run(&format!("mount{options} disk.kedge mnt")).ok();
@@ -98,7 +98,7 @@ fn a_killed_server_keeps_whole_transactions_and_all_that_were_committed() {
         for line in lines.by_ref().take(30 + 11 * round) {
             last = line.unwrap().parse().unwrap();
         }
-        // It is in the middle of a transaction when the server ends.
+        // Kill the server in the middle of a transaction.
         kill(&place, "mnt");
         for line in lines {
             last = line.unwrap().parse().unwrap();
@@ -114,8 +114,8 @@ fn a_killed_server_keeps_whole_transactions_and_all_that_were_committed() {
     place.unmount_and_check("disk.kedge");
 }
 
-/// A recording of an SQLite whose database is in an image: the writes and flushes of the image's
-/// file. `explore` then cuts the power.
+/// A recording of the writes and flushes of an image file in which SQLite has its database.
+/// `explore` then cuts the power.
 struct Database<'a> {
     place: Place,
     library: &'a Path,

@@ -5,7 +5,7 @@ use rustix::fs::XattrFlags;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 
-/// An image of the first release of version 2, as a crash left it.
+/// An image of the first release of format version 2, as a crash left it.
 const VERSION_2: &[u8] = include_bytes!("../../../../engine/fs/tests/golden/v2.blocks");
 const FEATURES: &[u8] = include_bytes!("../../../../engine/fs/tests/golden/v2-features.blocks");
 
@@ -34,12 +34,12 @@ fn an_image_of_version_2_gets_what_can_be_added_in_place() {
     assert_eq!(place.info("old.kedge")["features"]["incompat"], "0x3");
     assert!(place.run("tar -c old.kedge:/").ok() == before, "files differ after the upgrade");
     assert!(place.run("upgrade old.kedge").ok().contains("nothing to add in place"));
-    // What the second of these images has already is not added again.
+    // A feature that the second image has already is not added again.
     image(&place, "later.kedge", FEATURES);
     place.run("fsck -p later.kedge");
     let said = place.run("upgrade later.kedge").ok();
     assert!(said.contains("can now hold attribute values") && !said.contains("flags"), "{said}");
-    // The copy that the message names.
+    // The message names these commands, which make a copy with the other features.
     let archive = place.path("old.tar");
     place.run("tar -c -f old.tar old.kedge:/").ok();
     assert!(archive.exists());

@@ -1,4 +1,4 @@
-//! `kedge stats --listen` with a scraper's requests, and `kedge top` on a terminal.
+//! `kedge stats --listen` queried as by a scraper, and `kedge top` on a terminal.
 
 use crate::common::{Place, kill, needs_fuse, tool, until, write_and_fsync};
 use kedge_base::HANG;
@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::process::{Child, Command, Stdio};
 
-/// A `kedge stats --listen` that is killed on drop.
+/// A process of `kedge stats --listen`, killed on drop.
 struct Server {
     child: Child,
     address: SocketAddr,
@@ -92,7 +92,8 @@ fn a_scraper_gets_the_counters_of_all_mounts() {
     until("a connection beyond the limit is closed before the first one", || {
         let silent: Vec<TcpStream> = (0..24).map(|_| server.connect()).collect();
         until("one is closed", || silent.iter().any(is_closed));
-        // The server ends those that it serves in their order, when their time is over.
+        // The server closes the silent connections in the order in which it accepted them, when
+        // their time limit has passed.
         !is_closed(&silent[0])
     });
 

@@ -1,9 +1,9 @@
-//! Random reads and writes of one file, through every interface that a program has, compared with
-//! the same bytes in memory.
+//! Random reads and writes of one file, through every interface that a program has, compared with a
+//! copy of the bytes in memory.
 //!
-//! Buffered, direct and through a shared mapping, by `copy_file_range`, with truncates and all
-//! modes of fallocate(2) that the kernel passes on; with `fsync`, `msync` and dropped caches
-//! between. After each operation the size is compared, after each read the bytes, and
+//! The operations are buffered, direct and mapped IO, `copy_file_range`, truncates and all modes of
+//! fallocate(2) that the kernel passes on, with `fsync`, `msync` and dropped caches in between.
+//! After each operation the size is compared, after each read the bytes that were read, and
 //! occasionally the whole file.
 
 use super::io::Mapping;
@@ -47,7 +47,7 @@ impl Fsx {
         Fsx { path: path.to_owned(), rng, file, direct, bytes: Vec::new(), done: VecDeque::new() }
     }
 
-    /// Closes the file, so that its mount can be ended. /dev/null takes its place.
+    /// Closes the file, so that its mount can be ended. The descriptor then refers to /dev/null.
     pub fn close(&mut self) {
         let elsewhere = || File::open("/dev/null").unwrap();
         (self.file, self.direct) = (elsewhere(), elsewhere());
@@ -63,7 +63,7 @@ impl Fsx {
         self.bytes.len() as u64
     }
 
-    /// A random length, and an offset at which the largest file has room for it.
+    /// Returns a random offset and length that end within the largest size of the file.
     fn range(&mut self) -> (u64, u64) {
         let longest = if self.rng.random_ratio(1, 2) { 5000 } else { LEN_MAX };
         let len = self.rng.random_range(1..=longest);
@@ -83,7 +83,7 @@ impl Fsx {
         bytes
     }
 
-    /// Records that the bytes were written at `offset`.
+    /// Writes bytes to the copy in memory.
     fn put(&mut self, offset: u64, bytes: &[u8]) {
         let end = offset as usize + bytes.len();
         self.bytes.resize(self.bytes.len().max(end), 0);

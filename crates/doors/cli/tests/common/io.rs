@@ -7,7 +7,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 
-/// A shared mapping of a file from a page on.
+/// A shared mapping of a file, from a page offset on.
 pub struct Mapping {
     at: *mut u8,
     len: usize,
@@ -27,18 +27,20 @@ impl Mapping {
 
     pub fn read(&self, from: usize, to: &mut [u8]) {
         assert!(from + to.len() <= self.len);
-        // SAFETY: inside the mapping, whose pages the file has.
+        // SAFETY: the assertion above keeps the range inside the mapping, and the file has all
+        // mapped pages.
         unsafe { self.at.add(from).copy_to_nonoverlapping(to.as_mut_ptr(), to.len()) }
     }
 
     pub fn write(&self, from: usize, bytes: &[u8]) {
         assert!(from + bytes.len() <= self.len);
-        // SAFETY: inside the mapping, whose pages the file has.
+        // SAFETY: the assertion above keeps the range inside the mapping, and the file has all
+        // mapped pages.
         unsafe { self.at.add(from).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) }
     }
 
     pub fn sync(&self) -> io::Result<()> {
-        // SAFETY: the mapping lives.
+        // SAFETY: `self` owns the mapping of `len` bytes, which lives until `drop`.
         unsafe { msync(self.at.cast(), self.len, MsyncFlags::SYNC)? };
         Ok(())
     }
@@ -46,7 +48,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: mapped by `new`, and no reference into it is left.
+        // SAFETY: `new` mapped exactly this range, and no reference into it is left.
         unsafe { munmap(self.at.cast(), self.len).unwrap() }
     }
 }
@@ -80,7 +82,8 @@ struct Event {
 
 const _: () = assert!(size_of::<Iocb>() == 64 && size_of::<Event>() == 32);
 
-/// Submitted writes that may not have completed, so their buffers must stay valid.
+/// An AIO context, with the submitted writes that may not have completed. Their buffers must stay
+/// valid.
 pub struct Aio {
     context: libc::c_ulong,
     in_flight: Vec<(Box<Iocb>, IoBuf)>,
@@ -89,7 +92,8 @@ pub struct Aio {
 impl Aio {
     pub fn new(depth: usize) -> io::Result<Aio> {
         let mut context: libc::c_ulong = 0;
-        // SAFETY: the call writes one number through the pointer.
+        // SAFETY: the call writes one number through the pointer to `context`, which outlives the
+        // call.
         let made = unsafe { libc::syscall(libc::SYS_io_setup, depth as libc::c_uint, &raw mut context) };
         if made < 0 { Err(io::Error::last_os_error()) } else { Ok(Aio { context, in_flight: Vec::new() }) }
     }

@@ -12,12 +12,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
 
-/// What the mount `mnt` shows of its keeper.
+/// What `kedge info` shows of the keeper of `mnt`.
 pub fn keeper(place: &Place) -> serde_json::Value {
     place.info("mnt")["mount"]["keeper"].clone()
 }
 
-/// The process that serves `mnt`. The reply waits for one.
+/// The process that serves `mnt`. While no process serves it, this call waits.
 pub fn server(place: &Place) -> Pid {
     server_of(&place.path("mnt")).unwrap()
 }
@@ -35,14 +35,14 @@ pub fn kill_server(place: &Place, signal: Signal) {
 
 fn kill_server_of(dir: &Path, signal: Signal) {
     let pid = server_of(dir).unwrap();
-    // It may die by itself meanwhile.
+    // The server may have died by itself since.
     assert!(matches!(kill_process(pid, signal), Ok(()) | Err(rustix::io::Errno::SRCH)));
-    // The last request may be served by a thread that has not seen the signal.
+    // A thread of the dying server that has not seen the signal yet may serve one more request.
     until("another server serves", || server_of(dir).unwrap() != pid);
 }
 
 /// Mounts a new image whose servers die inside of requests, as `KEDGE_DEATHS` says. Returns the
-/// file where they note that.
+/// file in which they note their deaths.
 pub fn mount_dying(place: &Place, words: &[&str], which: &str) -> PathBuf {
     let noted = place.path("deaths");
     fs::write(&noted, "").unwrap();
@@ -53,7 +53,7 @@ pub fn mount_dying(place: &Place, words: &[&str], which: &str) -> PathBuf {
     noted
 }
 
-/// What the keeper's memory shows of the servers before.
+/// What the keeper's memory shows of the earlier servers.
 pub struct History {
     pub life: u64,
     pub deaths: u64,
@@ -62,7 +62,7 @@ pub struct History {
     pub pause_last_ms: u64,
 }
 
-/// The reply waits for a server.
+/// Reads the history. While no process serves the mount, this call waits.
 pub fn history(dir: &Path) -> History {
     let mut text = vec![0; 1 << 16];
     let len = rustix::fs::getxattr(dir, "system.kedgefs.info", &mut text[..]).unwrap();
@@ -77,7 +77,8 @@ pub fn history(dir: &Path) -> History {
     }
 }
 
-/// The server of the moment, and no process that gets its number later.
+/// The process that serves a mount, held by a pidfd, so that no later process with its number is
+/// meant.
 pub struct JustServer {
     pub pid: Pid,
     process: OwnedFd,
@@ -87,7 +88,7 @@ impl JustServer {
     pub fn of(dir: &Path) -> JustServer {
         loop {
             let pid = server_of(dir).unwrap();
-            // It may have died meanwhile.
+            // Retry if the server has died between the two calls.
             if let Ok(process) = pidfd_open(pid, PidfdFlags::empty())
                 && server_of(dir).unwrap() == pid
             {
@@ -96,7 +97,7 @@ impl JustServer {
         }
     }
 
-    /// An error means that it is gone.
+    /// Sends a signal. An error means that the process is gone.
     pub fn kill(&self, signal: Signal) -> rustix::io::Result<()> {
         pidfd_send_signal(&self.process, signal)
     }
@@ -131,12 +132,12 @@ impl Killer {
         Killer { ended, pause, thread: spawn_named("killer", kill).unwrap() }
     }
 
-    /// No server is killed while the guard lives.
+    /// Returns a guard; while it lives, no server is killed.
     pub fn pause(&self) -> MutexGuard<'_, ()> {
         self.pause.lock()
     }
 
-    /// Returns how many servers were killed.
+    /// Stops the thread. Returns how many servers it has killed.
     pub fn stop(self) -> u64 {
         self.ended.store(true, SeqCst);
         self.thread.join().expect("each server that is killed is replaced")

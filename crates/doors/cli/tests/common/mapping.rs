@@ -29,14 +29,15 @@ impl Mapping {
     /// Stores bytes. The page faults of the first access read the pages from the file system.
     pub fn store(&mut self, offset: usize, bytes: &[u8]) {
         assert!(offset + bytes.len() <= self.len, "a store beyond the end of the file");
-        // SAFETY: inside the mapping, as asserted above; no reference into the mapping exists.
+        // SAFETY: the range is inside the mapping, as asserted above; no reference into the mapping
+        // exists.
         unsafe {
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.at.cast::<u8>().add(offset), bytes.len());
         };
     }
 
     pub fn sync(&self) -> io::Result<()> {
-        // SAFETY: exactly the range that was mapped.
+        // SAFETY: this is exactly the range that was mapped.
         let synced = unsafe { msync(self.at, self.len, MsyncFlags::SYNC) };
         Ok(synced?)
     }
@@ -44,7 +45,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: exactly the range that was mapped, and nothing points into it.
+        // SAFETY: this is exactly the range that was mapped, and nothing points into it.
         let unmapped = unsafe { munmap(self.at, self.len) };
         assert_eq!(unmapped, Ok(()), "a whole mapping can be unmapped");
     }

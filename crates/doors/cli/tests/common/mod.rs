@@ -62,7 +62,7 @@ pub fn tool(mut command: Command, package: &str) -> String {
     out
 }
 
-/// Whether the large amounts are requested, which take minutes.
+/// Whether the large amounts are requested (`KEDGE_FULL=1`). They take minutes.
 pub fn full() -> bool {
     std::env::var_os("KEDGE_FULL").is_some_and(|v| v == "1")
 }
@@ -87,8 +87,8 @@ impl Run {
         self.out
     }
 
-    /// Fails unless the exit code was `code` and stderr is one line that has all of `words`. A line
-    /// before it may say that an unmount waits: another program's mount namespace can hold any
+    /// Fails unless the exit code was `code` and stderr is one line that has all of `words`. Lines
+    /// before it may say that an unmount waits: the mount namespace of another program can hold any
     /// mount for a while.
     #[track_caller]
     pub fn refused(self, code: i32, words: &[&str]) {
@@ -144,7 +144,7 @@ impl Place {
     pub fn command(&self, program: &str) -> Command {
         let mut command = Command::new(program);
         command.current_dir(self.0.path()).stdin(Stdio::null());
-        // The runner of the tests sets it for them alone.
+        // cargo sets this variable for the tests; it is not for the programs that they run.
         command.env_remove("RUSTC_BOOTSTRAP");
         command
     }
@@ -167,8 +167,8 @@ impl Place {
         });
     }
 
-    /// [`Place::unmount_and_check`] of a mount with a writeback cache some of whose data was
-    /// refused. Programs have got the error; the unmount reports it too, unless nothing was left to
+    /// Like [`Place::unmount_and_check`], for a mount with a writeback cache that has refused some
+    /// data. Programs have got the error. The unmount reports it too, unless nothing was left to
     /// report.
     #[track_caller]
     pub fn unmount_refused_and_check(&self, image: &str) {
@@ -229,8 +229,8 @@ pub fn not_root(why: &str) -> bool {
     not
 }
 
-/// Ends the test, which is then reported as skipped, where tests that mount are switched off; with
-/// `root`, also where it does not run as root.
+/// Ends the test as skipped where tests that mount are switched off; with `root:`, also for users
+/// other than root.
 macro_rules! needs_fuse {
     () => {
         if $crate::common::no_fuse() {

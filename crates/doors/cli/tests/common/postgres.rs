@@ -11,7 +11,7 @@ use std::process::{Child, Command};
 pub struct Postgres<'a> {
     place: &'a Place,
     programs: PathBuf,
-    /// Its directory.
+    /// The directory of the cluster, below the test's directory.
     pub data: &'static str,
 }
 

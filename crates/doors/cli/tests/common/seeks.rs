@@ -1,5 +1,5 @@
 //! A program that waits in lseek(2) for stored pages of a mapping, and servers that are stopped
-//! then.
+//! during that wait.
 
 use super::io::Mapping;
 use super::{Place, until};
@@ -14,7 +14,8 @@ use std::time::Duration;
 
 const PAGES: usize = 64;
 
-/// A thread that stores into holes of a mapped file of `mnt`, and looks for them as data.
+/// A thread that stores into holes of a mapped file of `mnt`, and finds the stored bytes by
+/// SEEK_DATA.
 pub struct Seeks {
     ended: Arc<AtomicBool>,
     thread: JoinHandle<(u64, Option<Errno>)>,
@@ -38,13 +39,13 @@ impl Seeks {
         Seeks { ended, thread: spawn_named("seeks", run).unwrap() }
     }
 
-    /// Waits for the error of a mount that has ended.
+    /// Waits until a seek fails because the mount has ended. Returns its error.
     pub fn failed(self) -> Errno {
         until("the program's seek returns", || self.thread.is_finished());
         self.thread.join().unwrap().1.expect("the mount has ended")
     }
 
-    /// Ends the program, which has seen no error. Returns the number of its seeks.
+    /// Ends the thread, which must have seen no error. Returns the number of its seeks.
     pub fn stop(self) -> u64 {
         self.ended.store(true, SeqCst);
         until("the program's seek returns", || self.thread.is_finished());
@@ -55,7 +56,7 @@ impl Seeks {
 }
 
 fn seek_in_all(file: &File, seeks: &mut u64) -> rustix::io::Result<()> {
-    // All of it is a hole again.
+    // Make the whole file a hole again.
     rustix::fs::ftruncate(file, 0)?;
     rustix::fs::ftruncate(file, (PAGES * BLOCK_SIZE) as u64)?;
     let mapping = Mapping::new(file, 0, PAGES * BLOCK_SIZE).unwrap();
@@ -68,8 +69,8 @@ fn seek_in_all(file: &File, seeks: &mut u64) -> rustix::io::Result<()> {
     Ok(())
 }
 
-/// Stops the server while the kernel waits for it within a notification, until the caller kills it
-/// or lets it go on. Returns the process whose thread waits there.
+/// Stops the server while the kernel waits for it inside a notification. The server stays stopped
+/// until the caller kills or continues it. Returns the process whose thread waits there.
 pub fn stop_in_a_seek(server: Pid) -> Pid {
     let mut waits = None;
     until("the kernel waits in a notification", || {
@@ -77,7 +78,7 @@ pub fn stop_in_a_seek(server: Pid) -> Pid {
         std::thread::sleep(Duration::from_millis(5));
         waits = [couriers(server), vec![server]].concat().into_iter().find(|process| {
             let waits = || is_in_the_kernel(*process);
-            // A thread that waits for its device waits shortly.
+            // Look several times, because a thread that waits for its device waits only shortly.
             waits()
                 && (0..5).all(|_| {
                     std::thread::sleep(Duration::from_millis(10));
@@ -92,16 +93,16 @@ pub fn stop_in_a_seek(server: Pid) -> Pid {
     waits.unwrap()
 }
 
-/// A field of the status of a process or thread in /proc, empty if that is gone. The file `stat`
-/// would not do: the kernel makes its reader wait for a process that executes a program, and this
-/// may wait for the server, which is stopped.
+/// A field of the status file of a process or thread in /proc; empty if the process is gone. The
+/// file `stat` is no alternative: a reader of `stat` waits for a process that is in execve(2), and
+/// that process may wait for the stopped server.
 fn status(path: &str, field: &str) -> String {
     let text = fs::read_to_string(format!("{path}/status")).unwrap_or_default();
     let value = text.lines().find_map(|line| line.strip_prefix(field));
     value.unwrap_or_default().trim().to_owned()
 }
 
-/// The processes that a server has started and that run.
+/// The running child processes of a server.
 pub fn couriers(server: Pid) -> Vec<Pid> {
     let parent = server.to_string();
     let processes = fs::read_dir("/proc").unwrap().filter_map(|entry| {
@@ -113,13 +114,13 @@ pub fn couriers(server: Pid) -> Vec<Pid> {
     processes.collect()
 }
 
-/// Whether a thread waits in a way that no signal ends.
+/// Whether a thread of the process is in uninterruptible sleep.
 fn is_in_the_kernel(process: Pid) -> bool {
     let Ok(threads) = fs::read_dir(format!("/proc/{process}/task")) else { return false };
     threads.flatten().any(|thread| status(thread.path().to_str().unwrap(), "State:").starts_with('D'))
 }
 
-/// Whether the process is gone with all of its threads, although its parent may not have seen it.
+/// Whether the process and all of its threads have ended, even if the parent has not reaped it yet.
 pub fn is_gone(process: Pid) -> bool {
     let threads = fs::read_dir(format!("/proc/{process}/task"));
     threads.is_ok_and(|threads| threads.count() <= 1)

@@ -7,8 +7,8 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::process::Stdio;
 
-/// A transfer of 10 from `a` to `b` has a redo record when power fails. `APPLY` stands for what the
-/// recovery makes of it.
+/// The check of a transfer of 10 from `a` to `b`, which has a redo record when power fails. `APPLY`
+/// stands for how the recovery applies the record.
 const RECOVER: &str = r#"#!/bin/sh -e
 put() { echo "$2" > "$1.tmp"; sync "$1.tmp"; mv "$1.tmp" "$1"; sync .; }
 if test -e log; then
@@ -19,11 +19,11 @@ if test -e log; then
 fi
 test $(($(cat a) + $(cat b))) = 200
 "#;
-/// The recovery can be repeated.
+/// Applies absolute values, so the recovery can be repeated.
 const VALUES: &str = "put a $((100 - n)); put b $((100 + n))";
-/// A recovery that is crashed in the middle is applied twice.
+/// Applies differences: a recovery that crashes in the middle applies them twice.
 const DIFFERENCES: &str = "put a $(($(cat a) - n)); put b $(($(cat b) + n))";
-/// The log is removed while the values may be lost.
+/// Does not sync the values, so they may be lost although the log is removed.
 const NOT_SYNCED: &str = "echo $((100 - n)) > a.tmp; mv a.tmp a; echo $((100 + n)) > b.tmp; mv b.tmp b";
 
 /// A recording of the transfer.
@@ -47,8 +47,8 @@ fn record(place: &Place, script: &str) {
 
 fn write_check(place: &Place, text: &str) {
     let path = place.path("check.sh");
-    // Written under another name: a child of another test may have inherited the open file, and
-    // what is open for writing cannot be run.
+    // Write another file first and let cp(1) copy it: a child of another test may have inherited
+    // the open file, and a file that is open for writing cannot be run.
     fs::write(place.path("check.new"), text).unwrap();
     let mut copy = place.command("cp");
     copy.args(["check.new", "check.sh"]);
@@ -56,7 +56,8 @@ fn write_check(place: &Place, text: &str) {
     fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
 }
 
-/// Explores with `check.sh`. Temporary files are made in the place, and none may be left.
+/// Explores with `check.sh`. Temporary files are made in the test's directory, and none may be
+/// left.
 fn explore(place: &Place, model: &str, depth: &str) -> (Run, serde_json::Value) {
     let words =
         ["crash", "explore", "run.kcr", "--json=report.json", "--check", "./check.sh", "--model", model];
@@ -75,7 +76,7 @@ fn a_recovery_that_cannot_be_repeated_is_found_in_one_command() {
     needs_fuse!();
     let place = place();
     write_check(&place, &RECOVER.replace("APPLY", DIFFERENCES));
-    // Without a second crash nothing is found.
+    // Without crashes of the recovery nothing is found.
     place.run("crash explore run.kcr --check ./check.sh").ok();
     for model in ["posix", "ext4"] {
         let (run, report) = explore(&place, model, "1");
@@ -84,7 +85,7 @@ fn a_recovery_that_cannot_be_repeated_is_found_in_one_command() {
         assert!(report["again"]["failing"].as_u64().unwrap() > 0 && report["passed"] == false, "{report:#}");
         assert!(run.out.contains("In the recovery from the crash state "), "{}", run.out);
 
-        // The report's state is made again, with the recovery's calls.
+        // Replay the state that the report names. The replay prints the calls of the recovery.
         let state = report["again"]["causes"][0]["state"].as_str().unwrap();
         assert!(state.contains('/'), "{state}");
         let words =
@@ -210,7 +211,7 @@ fn checks_that_recover_nothing_are_refused() {
     place.run("crash replay run.kcr --state 4/x --check true").refused(2, &["4/x"]);
 }
 
-/// JUnit and HTML have the failure, too.
+/// JUnit and HTML reports have the failure of the recovery too.
 #[test]
 fn every_report_has_the_failure_of_a_recovery() {
     needs_fuse!();

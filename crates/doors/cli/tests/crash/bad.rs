@@ -15,7 +15,7 @@ fn end_of(mut child: Child) -> (ExitStatus, String, String) {
     (output.status, text(output.stdout), text(output.stderr))
 }
 
-/// Whether the process has yet to take the signal.
+/// Whether the signal has been sent but not yet delivered.
 fn is_pending(child: &Child, signal: Signal) -> bool {
     let status = fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
     let sets =
@@ -28,7 +28,7 @@ fn signal(child: &Child, signal: Signal) {
     kill_process(Pid::from_raw(child.id() as i32).unwrap(), signal).unwrap();
 }
 
-/// `kedge` in the background, with its temporary files in the place.
+/// Starts `kedge` in the background, with its temporary files in the test's directory.
 fn start(place: &Place, words: &[&str]) -> Child {
     kedge(place, words).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
@@ -115,7 +115,7 @@ fn what_a_killed_search_left_goes_with_the_next() {
     assert!(!end_of(child).0.success());
     kill_process(Pid::from_raw(checker).unwrap(), Signal::KILL).unwrap();
     assert_eq!(left_in(&place.path("work")).len(), 1);
-    // The files of a running search are kept.
+    // A later run keeps the files of a search that is still running.
     let (living, checker) = explore_slowly(&place);
     assert_eq!(left_in(&place.path("work")).len(), 1);
     place.run("crash explore run.kcr --check true --work work").ok();
@@ -175,7 +175,7 @@ fn a_command_that_ignores_the_first_signal_is_killed_by_the_second() {
     );
     until("the command", || place.path("ready").exists());
     signal(&child, Signal::TERM);
-    // Two signals at once would be one.
+    // Wait, because two pending signals of one kind are delivered as one.
     until("the first signal is handled", || !is_pending(&child, Signal::TERM));
     signal(&child, Signal::TERM);
     let (status, out, err) = end_of(child);
@@ -188,7 +188,7 @@ fn a_command_that_ignores_the_first_signal_is_killed_by_the_second() {
 fn files_elsewhere_are_named() {
     needs_fuse!();
     let place = place();
-    // The recorder looks at open files from time to time, on a busy machine rarely.
+    // The recorder checks open files from time to time, which is rare on a busy machine.
     let mut err = String::new();
     for seconds in [2, 20, 200] {
         let beside = format!("(exec 3> \"$TMPDIR/elsewhere.db\"; echo y >&3; sleep {seconds}; true)");

@@ -4,13 +4,13 @@
 use crate::common::{Place, Run, needs_fuse, tool};
 use std::fs;
 
-/// A program: the script, with the persistence calls of the correct one in `SYNC` and `SYNC_DIR`.
+/// A program to record. In its script `SYNC` and `SYNC_DIR` stand for the persistence calls.
 struct Program {
     checker: &'static [&'static str],
-    /// What is there at the start.
+    /// Makes the initial contents of the directory.
     from: fn(&Place),
     script: &'static str,
-    /// What the correct program, and the wrong one, does in place of the words.
+    /// What the correct and the wrong program have in place of `SYNC` and `SYNC_DIR`.
     right: [(&'static str, &'static str); 2],
     wrong: [(&'static str, &'static str); 2],
     model: &'static str,
@@ -19,9 +19,9 @@ struct Program {
 }
 
 const SYNCS: [(&str, &str); 2] = [("SYNC_DIR", "sync ."), ("SYNC", "sync")];
-/// The bytes of the file are not synced.
+/// The replacements of a program that does not sync the bytes of the file.
 const NO_BYTES: [(&str, &str); 2] = [("SYNC_DIR", "sync ."), ("SYNC", ": sync")];
-/// The promise comes before the name is durable.
+/// The replacements of a program that promises the file before its name is durable.
 const NO_NAME: [(&str, &str); 2] = [("SYNC_DIR", ":"), ("SYNC", "sync")];
 
 fn nothing(_: &Place) {}
@@ -44,7 +44,7 @@ fn maildir(place: &Place) {
     }
 }
 
-/// A mailbox with one message, and another message.
+/// A mailbox with one message, and a file with another message.
 fn mailbox(place: &Place) {
     let message =
         |n: u32| format!("From a Thu Jan  1 00:00:00 1970\nSubject: {n}\n\n{}\n\n", "x".repeat(5000));
@@ -52,7 +52,7 @@ fn mailbox(place: &Place) {
     fs::write(place.path("from/message"), message(2)).unwrap();
 }
 
-/// A file of LMDB with rows, under a name that is not judged.
+/// A store of LMDB with rows, under a name that the checker does not judge.
 fn lmdb(place: &Place) {
     let rows = (0..200).map(|n| format!(" key{n:03}\n {}\n", "v".repeat(100))).collect::<String>();
     let dump = format!("VERSION=3\nformat=print\ntype=btree\nHEADER=END\n{rows}DATA=END\n");
@@ -217,7 +217,7 @@ fn record(place: &Place, script: &str) {
     tool(kedge, "fuse3");
 }
 
-/// Explores and returns the printed report and the one in JSON.
+/// Explores. Returns the run, which has the printed report, and the JSON report.
 fn explore(place: &Place, program: &Program) -> (Run, serde_json::Value) {
     let words =
         ["crash", "explore", "run.kcr", "--json=report.json", "--budget", "300", "--max-failures", "1"];
@@ -295,13 +295,14 @@ fn checkers_that_do_not_exist_or_have_nothing_to_judge() {
     place.run("crash explore run.kcr --checker ledger --files file").refused(3, &["no promise"]);
     place.run("crash explore run.kcr --checker json --query x").refused(2, &["json takes no --query"]);
     place.run("crash explore run.kcr --check true --files *.json").refused(2, &["need --checker"]);
-    // `1` is JSON, and the file under its name is written in two steps.
+    // The file has the contents `1`, which is JSON, but is written in two steps under its final
+    // name.
     let run = place.run("crash explore run.kcr --checker json --files file --model ext4");
     assert!(run.code == 1 && run.out.contains("file: no JSON"), "{}{}", run.out, run.err);
 }
 
-/// A cluster of PostgreSQL with `fsync` on loses no promised row, and with `fsync` off it does.
-/// Each check starts a server, so few states are tried. Only root can start one as another user.
+/// With `fsync` on, a cluster of PostgreSQL loses no promised row; with `fsync` off it does. Each
+/// check starts a server, so few states are tried. Only root can start a server as another user.
 #[test]
 fn postgres_is_judged_by_starting_a_server() {
     needs_fuse!();
@@ -321,7 +322,7 @@ fn postgres_is_judged_by_starting_a_server() {
         let run = place.kedge(words.into_iter().chain(checker));
         assert_eq!(run.code, code, "fsync = {fsync}: {}{}", run.out, run.err);
         if code == 1 {
-            // The table itself may be lost.
+            // The loss of the table itself is also a failure.
             let messages = ["./data: ", "not a row: saved ", "relation \"t\" does not exist"];
             assert!(messages.iter().any(|message| run.out.contains(message)), "{}", run.out);
         }

@@ -139,8 +139,8 @@ const INCLUDE: &str = ".gitlab/crash-test.yml";
 const PROGRAM: &str =
     "cd \"$KEDGE_DIR\"; echo '{}' > new; sync new; mv new a.json; SYNC sync .; echo 'saved it'";
 
-/// A machine of a CI server: a place with a checkout of the user's project, and the programs that
-/// the steps need besides those of the system. `kedge` is not installed yet.
+/// A machine of a CI server: a directory with a checkout of the user's project, and the programs
+/// that the steps need besides those of the system. `kedge` is not installed yet.
 struct Machine {
     place: Place,
     env: BTreeMap<String, String>,
@@ -154,8 +154,8 @@ impl Machine {
         }
         let kedge = env!("CARGO_BIN_EXE_kedge");
         let bin = place.path("bin");
-        // Builds nothing: checks where kedge is to be built from, and installs the one of this
-        // test.
+        // A stand-in for cargo. It builds nothing: it checks from which source kedge would be
+        // built, and links the program of this test.
         let cargo = format!(
             "#!/bin/sh -eu\ncase \"$*\" in\n\
              'install --locked --path '*) grep -q '^name = \"kedge\"' \"$4/Cargo.toml\" ;;\n\
@@ -165,7 +165,8 @@ impl Machine {
             bin = bin.display()
         );
         let sudo = "#!/bin/sh\nexec \"$@\"\n";
-        // On a machine without fusermount3 the tests run as root, which needs none.
+        // apt-get installs nothing. On a machine without fusermount3 the tests run as root, which
+        // does not need it.
         for (name, text) in [("cargo", &cargo[..]), ("sudo", sudo), ("apt-get", "#!/bin/sh\n")] {
             fs::write(bin.join(name), text).unwrap();
             fs::set_permissions(bin.join(name), fs::Permissions::from_mode(0o755)).unwrap();
@@ -176,7 +177,7 @@ impl Machine {
         Machine { place, env }
     }
 
-    /// Runs a script with more variables. Returns the exit code and the output.
+    /// Runs a script with additional environment variables. Returns the exit code and the output.
     fn run(&self, shell: &[&str], script: &str, env: &[(String, String)]) -> (i32, String) {
         let mut command = self.place.command(shell[0]);
         command.args(&shell[1..]).arg(script).env_remove("KEDGE_LOG").envs(&self.env);
@@ -191,7 +192,7 @@ impl Machine {
     }
 }
 
-/// Puts inputs in place of `${{ inputs.NAME }}`.
+/// Replaces `${{ inputs.NAME }}` by the inputs.
 fn evaluate(text: &str, inputs: &BTreeMap<&str, &str>) -> String {
     let mut text = text.to_owned();
     for (name, value) in inputs {
@@ -227,7 +228,7 @@ fn act(machine: &Machine, given: &[(&str, &str)]) -> (i32, String) {
         }
         env.push(("GITHUB_ACTION_PATH".into(), action_path.clone()));
         let script = step.get("run").text();
-        // An input that is part of a script would be run by the shell.
+        // The shell would execute an input that is inserted into a script.
         assert!(!script.contains("${{"), "{script}");
         let (code, text) =
             machine.run(&["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c"], script, &env);
@@ -318,8 +319,8 @@ fn the_action_uses_what_it_declares() {
     assert!(steps.iter().any(|step| step.find("id").is_some_and(|id| id.text() == "explore")));
 }
 
-/// Runs the scripts of the job with these variables. GitLab joins the lines of both into one
-/// script.
+/// Runs the scripts of the job with these variables. GitLab joins the lines of `before_script` and
+/// `script` into one script.
 fn run_job(machine: &Machine, given: &[(&str, &str)]) -> (i32, String) {
     let include = Yaml::read(INCLUDE);
     let job = include.get(".kedge-crash-test");
@@ -353,7 +354,7 @@ fn the_job_for_gitlab_says_whether_a_program_survives() {
         let (found, text) = run_job(&machine, &given);
         assert_eq!(found, code, "{text}");
         assert_eq!(text.contains("fsync(\".\")"), code == 1, "{text}");
-        // What the job keeps is there.
+        // The files that the job keeps exist.
         let include = Yaml::read(INCLUDE);
         let kept = include.get(".kedge-crash-test").get("artifacts");
         assert!(kept.get("paths").list().iter().all(|path| machine.place.path(path.text()).is_dir()));

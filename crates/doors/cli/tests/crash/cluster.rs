@@ -1,6 +1,6 @@
-//! `kedge crash cluster`: a replicated log on three nodes loses power. Bugs that need all nodes, or
-//! one that differs, are found; a log that syncs at a majority before it acknowledges is not
-//! accused.
+//! `kedge crash cluster`: a replicated log on three nodes loses power. Bugs that need a loss on all
+//! nodes, or on one node only, are found; a log that syncs on a majority before it acknowledges is
+//! not accused.
 
 use crate::common::{Place, Run, needs_fuse, until};
 use rustix::process::{Pid, Signal, kill_process};
@@ -53,7 +53,7 @@ for line in user.makefile("r"):
         wait_for_one(peers, line)
     user.sendall(line.encode())
 "#;
-/// The user. It ends when the slow node has everything.
+/// The client, which is the user of the cluster. It ends when the slow node has all entries.
 const CLIENT: &str = r#"
 import os, socket, time
 while not os.path.exists("a.sock"):
@@ -68,7 +68,7 @@ for n in range(1, 4):
 while os.path.getsize(os.environ["KEDGE_DIR"] + "/c/log") < 3 * len("entry1\n"):
     time.sleep(0.005)
 "#;
-/// The cluster starts again: a leader is elected, and must have every entry that was committed.
+/// Restarts the cluster: a leader is elected, and must have every entry that was committed.
 const CHECK: &str = r#"#!/bin/sh
 # The entries of a node's log, up to the first that is not whole.
 entries() {
@@ -89,9 +89,9 @@ done
 "#;
 const SYNC: &str = "os.fsync(log)";
 const NO_SYNC: &str = "pass";
-/// The node with the longest log becomes the leader.
+/// Elects the node with the longest log.
 const LONGEST: &str = "test ${#log} -gt ${#leader}";
-/// A node becomes the leader although its log may lack entries.
+/// Elects a fixed node, whose log may lack entries.
 const ANY: &str = "test $node = c";
 
 const CLUSTER: &str = r#"
@@ -110,7 +110,7 @@ name = "c"
 command = "exec python3 node.py"
 "#;
 
-/// A recording of three entries.
+/// Records a cluster that commits three entries.
 fn recorded(sync: &str) -> Place {
     let place = Place::new();
     record(&place, &NODE.replace("SYNC", sync));
@@ -139,8 +139,8 @@ fn json(place: &Place, name: &str) -> serde_json::Value {
 }
 
 fn write_check(place: &Place, text: &str) {
-    // Written under another name by another process: a child of another test may have inherited an
-    // open file, and what is open for writing cannot be run.
+    // Write another file first and let cp(1) copy it: a child of another test may have inherited an
+    // open file, and a file that is open for writing cannot be run.
     fs::write(place.path("check.new"), text).unwrap();
     let mut copy = place.command("cp");
     copy.args(["check.new", "check.sh"]);
@@ -160,8 +160,8 @@ fn a_log_that_acknowledges_before_it_syncs_is_found() {
     let (run, report) = explore(&place, LONGEST, "ext4");
     assert_eq!(run.code, 1, "{}{}", run.out, run.err);
     assert_eq!(report["causes"].as_array().unwrap().len(), 1, "{report:#}");
-    // The entry is lost only if the leader and the follower that acknowledged it lose it. The third
-    // node, too, if it had the entry by then.
+    // The entry is lost only if the leader and the follower that acknowledged it both lose it, and
+    // the third node too if it had received the entry by then.
     let nodes = lossy(&report);
     assert!(nodes.starts_with(&["a", "b"]), "{report:#}");
     for loss in report["causes"][0]["losses"].as_array().unwrap() {
@@ -186,7 +186,7 @@ fn a_log_that_acknowledges_before_it_syncs_is_found() {
     let place_of = &found[0]["locations"][0]["physicalLocation"]["artifactLocation"]["uri"];
     assert_eq!(place_of, "run.cluster/a.kcr", "{found:#}");
 
-    // The report's state is made again.
+    // Replay the state that the report names.
     let words = ["crash", "cluster", "replay", "--model", "ext4", "--check", "./check.sh", "--keep", "kept"];
     let again = place.kedge(words.into_iter().chain(["--state", state]));
     assert_eq!(again.code, 1, "{}{}", again.out, again.err);
@@ -209,7 +209,7 @@ fn a_log_that_syncs_at_a_majority_is_not_accused_and_a_leader_that_lacks_entries
         assert_eq!(results, &serde_json::json!([]), "{results:#}");
     }
 
-    // Only one node differs: the slow one lacks an entry.
+    // In the failing states only the slow node differs: it lacks an entry.
     let (run, report) = explore(&place, ANY, "ext4");
     assert_eq!(run.code, 1, "{}{}", run.out, run.err);
     let nodes = lossy(&report);
@@ -237,8 +237,8 @@ fn a_log_whose_name_is_not_synced_is_found_under_posix_only() {
     }
 }
 
-/// Two accounts on two machines. A transfer of 10 has a redo record when power fails, and `APPLY`
-/// stands for what the recovery makes of it.
+/// The check of a transfer of 10 between accounts on two nodes, which has a redo record when power
+/// fails. `APPLY` stands for how the recovery applies the record.
 const RECOVER: &str = r#"#!/bin/sh -e
 put() { echo "$2" > "$1/sum.tmp"; sync "$1/sum.tmp"; mv "$1/sum.tmp" "$1/sum"; sync "$1"; }
 if test -e a/log; then
@@ -276,7 +276,8 @@ from = "from"
         assert_eq!(report["failing"], 0, "{report:#}");
         (run, report)
     };
-    // Without a second crash nothing is found. The record is applied at a only, and then once more.
+    // Only a crash of the recovery fails: the recovery has applied the record on `a` alone, and
+    // then applies it again.
     let (run, report) = again("put a $(($(cat a/sum) - n)); put b $(($(cat b/sum) + n))");
     assert_eq!(run.code, 1, "{}{}", run.out, run.err);
     assert!(report["again"]["failing"].as_u64().unwrap() > 0 && report["passed"] == false, "{report:#}");
@@ -289,7 +290,7 @@ from = "from"
     let junit = fs::read_to_string(place.path("junit.xml")).unwrap();
     assert!(junit.contains("failures=\"1\"") && junit.contains(state), "{junit}");
 
-    // The report's state is made again, with the recovery's calls.
+    // Replay the state that the report names. The replay prints the calls of the recovery.
     let words = ["crash", "cluster", "replay", "--model", "ext4", "--check", "./check.sh", "--keep", "kept"];
     let replayed = place.kedge(words.into_iter().chain(["--state", state]));
     assert_eq!(replayed.code, 1, "{}{}", replayed.out, replayed.err);
@@ -297,7 +298,7 @@ from = "from"
     let sum = |node: &str| fs::read_to_string(place.path("kept").join(node).join("sum")).unwrap();
     assert!(sum("a") == "90\n" && place.path("kept/a/log").exists(), "the record was not applied as a whole");
 
-    // Values can be written once more.
+    // Absolute values can be written again.
     let (run, report) = again("put a $((100 - n)); put b $((100 + n))");
     assert_eq!(run.code, 0, "{}{}", run.out, run.err);
     let (states, idle) = (&report["again"]["states"], &report["again"]["idle"]);
@@ -305,8 +306,8 @@ from = "from"
     assert!(report["again"]["recoveries"].as_u64() > idle.as_u64(), "{report:#}");
 }
 
-/// The writer of `b` starts when `a` says so. Without one clock there would be states with the
-/// effect and without its cause.
+/// The writer on `b` waits for a message from `a`. Without a common clock there would be states
+/// with the effect of a message and without its cause.
 #[test]
 fn what_a_message_caused_is_in_no_state_without_its_cause() {
     needs_fuse!();
@@ -325,12 +326,12 @@ command = "cd $KEDGE_DIR; for n in 1 2 3; do until grep -q $n $OLDPWD/box; do sl
     let causes = "for n in 1 2 3; do if test -e b/$n; then test -s a/$n || exit 1; fi; done";
     let words = ["crash", "cluster", "explore", "two", "--quiet", "--check", causes];
     place.kedge(words).ok();
-    // The check can fail: without the condition there are such states.
+    // A check can fail here: some states have `a/1` and lack `a/3`.
     let words = ["crash", "cluster", "explore", "two", "--quiet", "--check", "test -e a/3 || ! test -e a/1"];
     assert_eq!(place.kedge(words).code, 1);
 }
 
-/// One program with directories on two file systems. Between them, mv(1) copies a file and removes
+/// One program uses directories on two file systems. Between these, mv(1) copies a file and removes
 /// the old one, without a sync.
 #[test]
 fn a_file_that_moves_between_two_file_systems_is_lost_unless_its_copy_is_synced() {
@@ -394,7 +395,7 @@ fn a_killed_recorder_leaves_recordings_and_the_next_one_removes_its_mounts() {
         let pid = fs::read_to_string(place.path(node)).unwrap().trim().parse().unwrap();
         kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
     }
-    // What the killed one recorded can be explored.
+    // The recording that the killed recorder left can be explored.
     let run = place.run("crash cluster explore one --quiet --check true");
     assert!(run.err.contains("one/a.kcr: the end of the command is missing"), "{}", run.err);
     run.ok();

@@ -26,7 +26,8 @@ fn explore(place: &Place, model: &str, options: &[&str], check: &str) -> (i32, s
     (run.code, serde_json::from_str(&run.out).unwrap_or_else(|e| panic!("{e}: {}{}", run.out, run.err)))
 }
 
-/// Writes blocks, and after each the head, which counts them, without the page cache.
+/// Writes blocks without the page cache. After each block it writes the head, which holds the
+/// number of blocks.
 const PROGRAM: &str = r#"
 import mmap, os, sys
 f = os.open(os.environ["KEDGE_CRASH_DEVICE"], os.O_RDWR | os.O_DIRECT)
@@ -43,7 +44,7 @@ for n in range(1, 4):
     print("saved", n, flush=True)
 "#;
 
-/// The blocks that the head counts are there, and all that were promised.
+/// Checks that the device has all blocks that the head counts, and all that were promised.
 const CHECK: &str = r#"
 block() { dd if="$KEDGE_CRASH_DEVICE" bs=512 skip=$1 count=$2 status=none | tr '\0' 0; }
 head=$(block 0 1 | tr -s 0-9)
@@ -75,7 +76,7 @@ fn a_head_written_before_its_data_is_flushed_is_found() {
     let causes = report["causes"].as_array().unwrap();
     assert_eq!(causes.len(), 1, "{report:#}");
     let sentence = causes[0]["sentence"].as_str().unwrap();
-    // All of the write or a part of its page.
+    // The report names the whole write or a part of its page.
     assert!(sentence.contains("can lose ") && sentence.contains("write(4096 bytes at "), "{sentence}");
     assert!(sentence.contains("flush before #"), "{sentence}");
     assert_eq!(
@@ -83,7 +84,7 @@ fn a_head_written_before_its_data_is_flushed_is_found() {
         (&"flush".into(), &0.into())
     );
 
-    // The state can be looked at: the device is a file in its directory.
+    // The kept state can be examined: the device is a file in its directory.
     let state = causes[0]["state"].as_str().unwrap();
     let replay = ["crash", "replay", "run.kcr", "--state", state, "--keep", "kept", "--check", &check];
     let replay = place.kedge(replay);
@@ -103,17 +104,18 @@ fn a_head_written_after_a_flush_is_accused_by_no_disk_that_keeps_sectors_whole()
         assert_eq!(report["complete"], true, "{model}: {report:#}");
         assert!(report["states"].as_u64().unwrap() > 5, "{model}: {report:#}");
     }
-    // The head has no checksum.
+    // Garbage in the head is found, because the head has no checksum.
     let (code, report) = explore(&place, "disk-garbage", &[], &check);
     assert_eq!(code, 1, "{report:#}");
-    // The device was blank, so a head that is garbage before the first promise stands apart.
+    // The device was blank at the start, so states whose head is garbage before the first promise
+    // are counted separately.
     assert!(report["failing_before_first_promise"].as_u64().unwrap() > 0, "{report:#}");
     let sentence = report["causes"][0]["sentence"].as_str().unwrap();
     assert!(sentence.contains("garbage") && sentence.contains("No flush prevents it"), "{sentence}");
 }
 
-/// As [`PROGRAM`], with a checksum in the head. The heads are written to the first page, or to the
-/// first two in turn.
+/// Like [`PROGRAM`], with a checksum in the head. The heads are written to the first page or, with
+/// the argument 2, to the first two pages in turn.
 const SUMS: &str = r#"
 import mmap, os, sys, zlib
 f = os.open(os.environ["KEDGE_CRASH_DEVICE"], os.O_RDWR | os.O_DIRECT)
@@ -157,18 +159,18 @@ fn heads_with_checksums_in_two_places_survive_garbage_and_one_head_does_not() {
     }
 }
 
-/// Makes files on ext4 and promises each after its fsync.
+/// Mounts ext4 on the device, makes files, and promises each file after its fsync.
 const LOAD: &str = "mkdir m; mount -t ext4 -o noatime,$OPTION \"$KEDGE_CRASH_DEVICE\" m; cd m; \
     for n in 1 2; do echo $n > f$n; sync f$n; sync .; echo saved $n; done; mv f1 g; cd ..; umount m";
 
-/// Mounts it, looks for the promised files, and checks the file system.
+/// Mounts the device, looks for the promised files, and checks the file system.
 const FSCK: &str = "set -e; mkdir m; mount -t ext4 -o noatime \"$KEDGE_CRASH_DEVICE\" m; \
     n=1; while [ $n -le $KEDGE_ACKED_COUNT ]; do \
     test -s m/f$n || { test $n = 1 && test -s m/g; } || { echo f$n is lost; exit 1; }; n=$((n + 1)); done; \
     umount m; e2fsck -fn \"$KEDGE_CRASH_DEVICE\" > out 2>&1 || { cat out; exit 1; }";
 
-/// ext4 flushes the device where it must. Without barriers it does not, and a device that loses
-/// writes then loses promised files.
+/// With barriers ext4 flushes the device before it relies on the order of writes. Without barriers
+/// it does not, and a device that loses writes then loses promised files.
 #[test]
 fn ext4_keeps_its_promises_with_barriers_and_loses_files_without() {
     needs_loop!();

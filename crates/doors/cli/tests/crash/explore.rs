@@ -78,7 +78,7 @@ fn files_are_judged_without_a_program() {
     }
 }
 
-/// The final state of a recording of many kinds of calls equals the directory that the program
+/// The final state of a recording with many kinds of calls equals the directory that the program
 /// left.
 #[test]
 fn what_is_recorded_is_what_was_done() {
@@ -237,7 +237,8 @@ fn recordings_and_checkers_that_are_no_good() {
     place.run("crash replay run.kcr --state 4 --keep .").refused(3, &["not empty"]);
     place.run("crash mark hello").refused(1, &["nothing is being recorded"]);
 
-    // "No verdict" is neither pass nor failure of the program.
+    // A check that cannot judge gives "no verdict", which is neither pass nor failure of the
+    // program.
     for (check, word) in [("false", "without any crash"), ("no-such-checker", "cannot be run")] {
         let run = place.kedge(["crash", "explore", "run.kcr", "--check", check]);
         assert_eq!(run.code, 3, "{}{}", run.out, run.err);
@@ -343,7 +344,7 @@ fn explaining_can_be_left_out() {
     assert!(run.out.contains("explaining was cut off at its limit of 0.0 s (--explain)"), "{}", run.out);
 }
 
-/// Saves a file in the directory of its argument.
+/// A Rust program that writes a file in `$KEDGE_DIR`, renames it and promises it, without a sync.
 const SAVER_RUST: &str = r#"use std::fs;
 #[inline(never)]
 fn write_the_draft(dir: &str) {
@@ -361,7 +362,7 @@ fn main() {
 }
 "#;
 
-/// The same in C.
+/// The same program in C.
 const SAVER_C: &str = r#"#include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -385,7 +386,7 @@ int main(void) {
 }
 "#;
 
-/// The callers in a report of lost calls: those of the rename, and those of the write.
+/// The callers that the report shows for the lost rename and for the lost write.
 fn callers(place: &Place, command: &[&str]) -> [Vec<String>; 2] {
     let words = ["crash", "record", "--size", "64M", "--backtrace", "-o", "run.kcr", "--"];
     let run = place.kedge(words.iter().chain(command));
@@ -409,7 +410,8 @@ fn callers_are_recorded_by_name_and_line() {
         return kedge_base::skip::note("backtraces can be had on x86-64 only");
     }
     let place = Place::new();
-    // The wanted callers in this order, the outermost last, and none marked as a guess.
+    // Asserts that the stack ends with the wanted callers, the outermost last, and that no caller
+    // is marked as a guess.
     let are = |stack: &[String], wanted: [&str; 2]| {
         let from = stack.len().saturating_sub(2);
         assert!(stack[from..].iter().zip(wanted).all(|(f, w)| f.contains(w)), "{wanted:?}: {stack:#?}");
@@ -425,7 +427,7 @@ fn callers_are_recorded_by_name_and_line() {
         assert!(bytes[bytes.len() - 2].contains("saver.c:7"), "{bytes:#?}");
     }
     fs::write(place.path("saver.rs"), SAVER_RUST).unwrap();
-    // Rust's rules for the names of symbols: the compiler's default, and the new ones.
+    // Test both schemes of Rust for the names of symbols: the compiler's default, and the newer v0.
     for naming in [&[][..], &["-C", "symbol-mangling-version=v0"]] {
         let mut rustc = place.command("rustc");
         rustc.args(naming).args(["-O", "-g", "-o", "saver", "saver.rs"]);
@@ -466,7 +468,7 @@ func main() {
 }
 "#;
 
-/// Go's functions have no unwind tables but those of its runtime, which stripped programs have,
+/// Go's functions have unwind tables only in the form of Go's runtime, which stripped programs have
 /// too.
 #[test]
 fn callers_in_go_are_recorded_by_name_and_line() {
@@ -487,7 +489,7 @@ fn callers_in_go_are_recorded_by_name_and_line() {
         let words = ["crash", "record", "--size", "64M", "--backtrace", "-o", "run.kcr", "--", "./saver"];
         assert_eq!(place.kedge(words).ok(), "saved\n");
         let trace = kedge_crash::kcr::read(&fs::read(place.path("run.kcr")).unwrap()[..]).unwrap().trace;
-        // os.Rename is inlined, and then only the file is known.
+        // os.Rename is inlined, so only the file of its call is known.
         for (call, library, line) in [("write", "os.", "saver.go:10"), ("rename", "os.", "saver.go")] {
             let stack = &trace.events.iter().rfind(|e| e.call.name() == call).unwrap().stack;
             let [first, .., save, main] = &stack[..] else { panic!("{call}: {stack:#?}") };
@@ -518,7 +520,8 @@ fn a_finding_has_the_place_of_the_caller_in_the_sources() {
         serde_json::from_slice(&fs::read(place.path("crash.sarif")).unwrap()).unwrap();
     let result = &sarif["runs"][0]["results"][0];
     assert_eq!(result["ruleId"], "missing-persistence-call", "{sarif:#}");
-    // The call is missing before the promise, which main writes; the rename is in line 12.
+    // The finding is at the promise in main, before which a call is missing, or at the rename in
+    // line 12.
     let at = |place: &serde_json::Value| {
         let place = &place["physicalLocation"];
         (place["artifactLocation"]["uri"].as_str().map(str::to_owned), place["region"]["startLine"].as_u64())
@@ -531,14 +534,14 @@ fn a_finding_has_the_place_of_the_caller_in_the_sources() {
     assert!(places.any(|place| place == (Some("saver.c".to_owned()), Some(12))), "{sarif:#}");
 }
 
-/// gcc with these options.
+/// Compiles `saver.c` with these options of gcc.
 fn compile(place: &Place, options: &[&str]) {
     let mut cc = place.command("cc");
     cc.args(options).args(["-o", "saver", "saver.c"]);
     crate::common::tool(cc, "gcc");
 }
 
-/// A report names no wrong caller: where the stack cannot be unwound, it says so.
+/// A report names no wrong caller: where the stack cannot be unwound, the report says so.
 #[test]
 fn callers_that_are_not_certain_are_said_to_be_so() {
     needs_fuse!();
@@ -546,7 +549,7 @@ fn callers_that_are_not_certain_are_said_to_be_so() {
         return kedge_base::skip::note("backtraces can be had on x86-64 only");
     }
     let place = Place::new();
-    // A function that is called through a pointer and addresses its stack by the frame pointer.
+    // Let `publish` be called through a pointer; it addresses its stack by the frame pointer.
     let by_pointer = SAVER_C.replace(
         "    publish(\"doc\");",
         "    void (*volatile call)(const char *) = publish;\n    call(\"doc\");",

@@ -1,8 +1,9 @@
-//! `kedge crash explore --infer`: the program without a crash is the judge.
+//! `kedge crash explore --infer`: what the program shows without a crash is the standard for crash
+//! states.
 
 use crate::common::{Place, needs_fuse};
 
-/// Saves two versions, with the persistence calls `SYNC`.
+/// Saves two versions of a file. `SYNC` stands for the persistence call.
 const SAVE: &str = "for n in 1 2; do head -c 9000 /dev/zero | tr '\\0' $n > new; SYNC new; mv new doc; sync .; \
                     echo saved $n; done";
 const SHOW: &str = "echo now it is $(date +%s%N); test ! -e doc || cksum doc";
@@ -28,7 +29,7 @@ fn a_planted_bug_is_found_without_a_check_and_a_correct_program_is_not_accused()
     }
 }
 
-/// What SQLite has after its own recovery is what it had at some moment without a crash.
+/// After a crash and SQLite's own recovery, the rows must be those of some moment without a crash.
 #[test]
 fn a_database_is_judged_by_the_rows_that_it_shows() {
     needs_fuse!();
@@ -41,7 +42,7 @@ fn a_database_is_judged_by_the_rows_that_it_shows() {
         let run = place.kedge(words.into_iter().chain(["sqlite3 a.db 'select n from t'", "--budget", "300"]));
         assert_eq!(run.code, code, "{level}: {}{}", run.out, run.err);
         if code == 1 {
-            // Promises do not count with this option, but the database is damaged all the same.
+            // With `--infer-older` promises do not count, but the database is damaged all the same.
             let words = ["crash", "explore", "run.kcr", "--model", "posix", "--explain", "0", "--infer"];
             let more = ["sqlite3 a.db 'select n from t'", "--infer-older", "--budget", "300"];
             let run = place.kedge(words.into_iter().chain(more));
@@ -50,8 +51,8 @@ fn a_database_is_judged_by_the_rows_that_it_shows() {
     }
 }
 
-/// A recovery that is crashed must also lead to what the program has without a crash; and the
-/// replay of a state judges it in the same way.
+/// A recovery that was crashed must also lead to a state that the program has without a crash. A
+/// replay judges a state in the same way.
 #[test]
 fn recoveries_and_replays_are_judged_too() {
     needs_fuse!();

@@ -1,11 +1,11 @@
-//! `kedge crash lazyfs`: what a user of LazyFS wrote for it works here.
+//! `kedge crash lazyfs`: configurations and scripts that were written for LazyFS work here.
 
 use crate::common::{Place, needs_fuse, until, until_dead};
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::os::unix::fs::FileTypeExt;
 
-/// A place with `root` on `mnt`, as mount-lazyfs.sh mounts it, and `more` in the configuration.
+/// Mounts `root` on `mnt`, as mount-lazyfs.sh does, with `more` in the configuration.
 fn lazyfs(more: &str) -> Place {
     let place = Place::new();
     for dir in ["root", "mnt"] {
@@ -33,7 +33,8 @@ fn mount(place: &Place) {
     place.run("crash lazyfs -c lazyfs.toml -m mnt -r root --size 64M").ok();
 }
 
-/// After the file system has ended: mounts it again without faults, as LazyFS's scripts do.
+/// Waits until the file system has ended, and mounts it again without faults, as LazyFS's scripts
+/// do.
 fn again(place: &Place) {
     until_dead(place, "mnt");
     logged(place, "Killing LazyFS pid");
@@ -42,12 +43,12 @@ fn again(place: &Place) {
 }
 
 fn command(place: &Place, line: &str) {
-    // Without O_CREAT: a pipe must be there.
+    // Open without O_CREAT, so that a missing pipe is an error.
     let mut pipe = File::options().write(true).open(place.path("fifo")).unwrap();
     pipe.write_all(format!("{line}\n").as_bytes()).unwrap();
 }
 
-/// Loses data, and waits as Jepsen does.
+/// Loses data and waits for the notice, as Jepsen does.
 fn clear(place: &Place) {
     command(place, "lazyfs::clear-cache");
     let mut notice = String::new();
@@ -73,7 +74,7 @@ fn create(place: &Place, name: &str, text: &str) -> File {
 fn what_no_fsync_covers_is_lost_and_the_rest_stays() {
     needs_fuse!();
     let place = lazyfs("");
-    // The fault: acknowledged without fsync. Beside it the right way.
+    // `wrong` is acknowledged without an fsync, which is the bug to find. `right` is synced.
     create(&place, "wrong", "acknowledged");
     let mut right = create(&place, "right", "acknowledged");
     right.sync_all().unwrap();
@@ -82,7 +83,7 @@ fn what_no_fsync_covers_is_lost_and_the_rest_stays() {
     command(&place, "lazyfs::unsynced-data-report");
     logged(&place, "report: total number of bytes un-fsynced: 22 bytes.");
     clear(&place);
-    // Names are durable at once, as in LazyFS.
+    // As in LazyFS, names are durable at once.
     assert_eq!(read(&place, "wrong"), "");
     assert_eq!(read(&place, "renamed"), "acknowledged");
 
@@ -99,7 +100,7 @@ fn what_no_fsync_covers_is_lost_and_the_rest_stays() {
     logged(&place, "INVALID clear-cash fault: there is no command");
     drop(right);
     place.unmount_and_check("root/lazyfs.kedge");
-    // The root directory keeps what survived.
+    // After a remount the root directory has the data that survived.
     mount(&place);
     assert_eq!(read(&place, "renamed"), "acknowledged");
     place.unmount_and_check("root/lazyfs.kedge");
@@ -112,7 +113,7 @@ fn a_write_is_torn_and_the_file_system_ends() {
     let place = lazyfs(torn);
     let mut log = create(&place, "log", "first.");
     log.sync_all().unwrap();
-    // The write does not return.
+    // The file system ends during the write.
     log.write_all(b"abcdefgh").unwrap_err();
     drop(log);
     again(&place);
@@ -132,7 +133,7 @@ fn a_crash_by_command_and_a_sequence_lose_what_is_not_synced() {
     again(&place);
     assert_eq!(read(&place, "log"), "aa\0\0cc");
 
-    // After the fsync everything is there.
+    // A crash before the fsync loses the write; a crash after the fsync keeps it.
     for (rule, left) in
         [("before::op=fsync::from_rgx=lo[g]", "aa\0\0cc"), ("after::op=fsync::from_rgx=log", "aa\0\0ccdd")]
     {
@@ -148,7 +149,7 @@ fn a_crash_by_command_and_a_sequence_lose_what_is_not_synced() {
     place.unmount_and_check("root/lazyfs.kedge");
 }
 
-/// A fault is due at an open, before or after the open truncates the file.
+/// Faults are due at an open, before or after the open truncates the file.
 #[test]
 fn data_is_lost_at_an_open() {
     needs_fuse!();
@@ -160,7 +161,7 @@ fn data_is_lost_at_an_open() {
     };
     let place = lazyfs(&format!("{}{}", fault("before", 2), fault("after", 3)));
     let open = |truncate| File::options().write(true).truncate(truncate).open(place.path("mnt/log"));
-    // The file is made by a call of another kind.
+    // Creating the file does not count as an open.
     let mut log = create(&place, "log", "synced.");
     log.sync_all().unwrap();
     log.write_all(b"more").unwrap();
@@ -168,7 +169,7 @@ fn data_is_lost_at_an_open() {
     assert_eq!(fs::metadata(place.path("mnt/log")).unwrap().len(), 11);
     open(false).unwrap();
     assert_eq!(fs::metadata(place.path("mnt/log")).unwrap().len(), 7, "lost before the second open");
-    // What the open itself did is lost after it.
+    // A loss after the open also undoes the truncation by the open.
     open(true).unwrap();
     assert_eq!(read(&place, "log"), "synced.");
     logged(&place, "lfs_open(path=");
@@ -198,7 +199,7 @@ fn the_pipe_comes_back_and_the_command_line_is_that_of_lazyfs() {
     let is_pipe = || fs::symlink_metadata(place.path("fifo")).is_ok_and(|m| m.file_type().is_fifo());
     until("the pipe is made again", is_pipe);
     logged(&place, "was removed or replaced");
-    // By POSIX a name needs an fsync of its directory.
+    // By POSIX an fsync of the directory makes a name durable, so this name is lost.
     create(&place, "file", "text").sync_all().unwrap();
     clear(&place);
     assert!(!place.path("mnt/file").exists());

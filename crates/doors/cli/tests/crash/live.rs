@@ -77,7 +77,7 @@ fn what_is_not_persistent_goes_and_the_rest_goes_on() {
     assert_eq!(told["crashes"], 1);
     let calls = told["lost"].to_string();
     assert!(calls.contains("rename") && calls.contains("write"), "{told:#}");
-    // The name was synced with the directory, the bytes never were.
+    // The names were synced with their directory; the bytes of `lost` were never synced.
     assert_eq!(names(&place), ["dir", "kept", "lost", "soft"]);
     assert_eq!(read(&place, "kept").unwrap(), [1; 10_000]);
     assert_eq!(read(&place, "dir/link").unwrap(), [1; 10_000]);
@@ -123,7 +123,7 @@ fn the_model_decides_what_is_lost_and_a_seed_repeats_a_choice() {
     create(&place, "two", b"2").sync_all().unwrap();
     crash(&place, " --socket sock");
     assert_eq!(names(&place), ["one"]);
-    // Files from the start of the mount take part in the random choice.
+    // Remove the file durably: the random choices below start without files.
     fs::remove_file(place.path("mnt/one")).unwrap();
     sync_dir(&place);
     crash(&place, " --socket sock");
@@ -169,7 +169,7 @@ fn the_socket_answers_when_it_is_done_and_refuses_what_it_does_not_know() {
     garbage.write_all(&[0xff; 100]).unwrap();
     drop(garbage);
     assert_eq!(ask(&place, &json!({"do": "wait", "crashes": 1}))["crash"]["crashes"], 1);
-    // Without --socket the commands find the mount by its directory.
+    // Without --socket the commands find the socket by the mount's directory.
     place.unmount();
     place.run("crash mount image mnt").ok();
     place.run("crash now mnt").ok();
@@ -200,7 +200,8 @@ fn a_rule_crashes_at_the_chosen_call_and_kills_who_made_it() {
     let rules = place.run("crash fault mnt --socket sock").ok();
     assert!(rules.contains("2 calls, applied 1 times"), "{rules}");
 
-    // The crash comes after the call, so its effect is durable. Another process is killed too.
+    // The crash comes after the call, so the effect of the call is durable. Another process is
+    // killed too.
     let mut sleeper = place.command("sleep").arg("1000").spawn().unwrap();
     let rule = format!("on=fsync,path=9.db,do=crash,when=after,kill={}", sleeper.id());
     place.kedge(["crash", "fault", "mnt", "--clear", "--socket", "sock", &rule]).ok();
@@ -260,8 +261,8 @@ fn no_room_no_quota_and_a_slow_disk() {
     place.unmount_and_check("image");
 }
 
-/// fsync fails once, is retried and succeeds. Returns the contents of the file then, and after a
-/// crash. A part of the file was overwritten and a part was appended.
+/// Lets an fsync fail once, as on the file system `like`, and retries it. A part of the file was
+/// overwritten and a part was appended. Returns the contents after the retry, and after a crash.
 fn retried(like: &str) -> (Vec<u8>, Vec<u8>) {
     let place = live("");
     let file = create(&place, "f", b"old old old ");
@@ -317,8 +318,8 @@ fn too_long_a_history_counts_as_durable_and_that_is_said() {
     place.unmount_and_check("image");
 }
 
-/// Repeats pwrite, fsync and a note, with concurrent crashes by the command. The library's own test
-/// makes a thousand crashes in each model; this test adds the mount and the kernel.
+/// Repeats pwrite, fsync and a note while `kedge crash now` crashes the mount. The library's own
+/// test makes a thousand crashes in each model; this test adds the mount and the kernel.
 #[test]
 fn nothing_that_was_noted_after_an_fsync_is_lost_on_a_mount() {
     use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

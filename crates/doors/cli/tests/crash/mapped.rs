@@ -5,7 +5,7 @@ use kedge_crash::{Call, Event, Trace};
 use std::fs;
 
 const MODELS: [&str; 3] = ["posix", "ext4", "btrfs"];
-/// Distinct states: a check takes some milliseconds.
+/// The budget in distinct states. A check takes some milliseconds.
 const BUDGET: &str = "200";
 
 /// Records a program in Python that has a mapping of three pages of the file `m`, whose name and
@@ -49,7 +49,7 @@ fn ring_log(between: &str) -> String {
     )
 }
 
-/// The record that the number names is whole, and no older than the last promise.
+/// The record that the number names is complete, and no older than the last promise.
 const RING_CHECK: &str = "test $KEDGE_ACKED_COUNT = 0 && exit 0
     n=$(od -An -tu1 -N1 m | tr -d ' ')
     test $n -ge $KEDGE_ACKED_COUNT || exit 1
@@ -59,7 +59,7 @@ const RING_CHECK: &str = "test $KEDGE_ACKED_COUNT = 0 && exit 0
 fn a_mapped_log_that_commits_before_its_record_is_durable_is_found() {
     needs_fuse!();
     let place = Place::new();
-    // Without a call between record and number, or with one that orders nothing.
+    // Between the record and the number there is no call, or a call that orders nothing.
     for between in ["pass", "os.write(os.open('other', os.O_WRONLY | os.O_CREAT), b'x')"] {
         record(&place, &["--mappings"], &ring_log(between)).ok();
         for model in MODELS {
@@ -120,7 +120,8 @@ fn stores_are_recorded_before_the_next_call() {
     assert_eq!(shown[from..], wanted.map(str::to_owned));
 }
 
-/// A word that is set and cleared between two calls: without the option no crash state has it.
+/// A word is set and cleared between two calls of the program. Without the option no crash state
+/// has the word set.
 #[test]
 fn a_word_that_is_set_for_a_while_is_in_a_crash_state() {
     needs_fuse!();
@@ -138,13 +139,13 @@ fn a_word_that_is_set_for_a_while_is_in_a_crash_state() {
     assert_eq!(run.code, 0, "{}", run.err);
     let (code, report) = explore(&place, "ext4", check);
     assert_eq!(code, 1, "{report:#}");
-    // The user learns of the option where it would help.
+    // The recorder suggests the option where it would help.
     let stores = "m[0] = 1\n";
     assert!(record(&place, &[], stores).err.contains("--mappings"));
     assert!(!record(&place, &["--mappings"], stores).err.contains("mapped"));
 }
 
-/// A page that was recorded before another call is not made durable by an msync of another page.
+/// An msync does not make a page outside its range durable, even if that page is recorded already.
 #[test]
 fn an_msync_of_other_pages_is_no_promise() {
     needs_fuse!();
@@ -166,8 +167,8 @@ fn an_msync_of_other_pages_is_no_promise() {
     }
 }
 
-/// The recorder opens files by number: nothing of that is seen, and a removed file gives its space
-/// back.
+/// The recorder opens mapped files by inode number. The program sees no trace of this, and a
+/// removed file releases its space.
 #[test]
 fn the_recorder_leaves_no_trace_in_the_directory() {
     needs_fuse!();
@@ -267,8 +268,8 @@ int main(int argc, char **argv) {
 }
 "#;
 
-/// Every call that holds pages back, beside others that write these pages: none waits forever, and
-/// the recording ends with what the program left.
+/// Threads make every call for which the recorder holds pages back, while other threads write these
+/// pages. No thread waits forever, and the last state of the recording is what the program left.
 fn many_threads_end(threads: &str, options: &[&str]) {
     let place = Place::new();
     fs::write(place.path("many.c"), MANY_THREADS_C).unwrap();

@@ -1,5 +1,5 @@
-//! Seven loads of other programs. Each returns what it has left, byte by byte and the same in every
-//! run, and removes it.
+//! Seven loads of other programs. Each returns a description of all files that it has left, which
+//! is the same in every run, and removes these files.
 
 use crate::common::fsx::Fsx;
 use crate::common::postgres::Postgres;
@@ -13,9 +13,9 @@ use std::path::Path;
 
 pub struct Load {
     pub name: &'static str,
-    /// That of the image.
+    /// The size of the image.
     pub size: &'static str,
-    /// Uses the directory `mnt` of the place, which is as before afterwards.
+    /// Runs the load below the directory `mnt`, where nothing of it is left afterwards.
     pub run: fn(&Place) -> String,
 }
 
@@ -29,7 +29,7 @@ pub const LOADS: &[Load] = &[
     Load { name: "pjdfstest", size: "64M", run: pjdfstest },
 ];
 
-/// What two runs have left differently.
+/// The first line in which the results of two runs differ.
 pub fn first_difference(found: &str, known: &str) -> String {
     let lines = found.lines().zip(known.lines()).find(|(found, known)| found != known);
     format!("{} and {} lines, first difference: {lines:?}", found.lines().count(), known.lines().count())
@@ -41,8 +41,9 @@ fn hash(bytes: &[u8]) -> u64 {
     hasher.finish()
 }
 
-/// Type, mode, size and bytes of everything below a directory, but for one name; with times if they
-/// are those of an archive.
+/// Describes everything below a directory: type, mode, links, size and a hash of the bytes. It
+/// leaves out the entry `without`. With `times` it adds mtimes, which are the same in every run if
+/// they come from an archive.
 fn tree(root: &Path, without: &str, times: bool) -> String {
     let (mut lines, mut left) = (Vec::new(), vec![root.to_owned()]);
     while let Some(dir) = left.pop() {
@@ -77,7 +78,7 @@ fn script(place: &Place, script: &str) -> String {
     tool(command, "coreutils, tar, git, sqlite3")
 }
 
-/// Makes an archive beside the mount, once.
+/// Makes the archive beside the mount, unless it exists.
 fn archive(place: &Place) {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     script(
@@ -120,7 +121,7 @@ fn git(place: &Place) -> String {
     left
 }
 
-/// The database is the same in each byte when its log is gone.
+/// When its log is gone, the database is the same in every run, byte for byte.
 fn sqlite(place: &Place) -> String {
     let mut sql = "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; PRAGMA wal_autocheckpoint=30;
          CREATE TABLE t(k INTEGER PRIMARY KEY, v TEXT);\n"
@@ -147,7 +148,7 @@ fn sqlite(place: &Place) -> String {
     left
 }
 
-/// The order of transactions is not the same in each run, but their sums are.
+/// The order of the transactions differs from run to run, but their sums do not.
 fn postgres(place: &Place) -> String {
     let db = Postgres::new(place);
     let mut server = db.start();
@@ -173,7 +174,7 @@ fn postgres(place: &Place) -> String {
     left
 }
 
-/// Compares each byte with a copy in memory itself.
+/// [`Fsx`] itself compares each byte with a copy in memory.
 fn fsx(place: &Place) -> String {
     let path = place.path("mnt/file");
     let mut fsx = Fsx::new(&path, 11);
@@ -184,10 +185,10 @@ fn fsx(place: &Place) -> String {
     left
 }
 
-/// The files are the same in each run, but for their names and places.
+/// The files are the same in each run, except for their names and directories.
 fn fs_mark(place: &Place) -> String {
     let mut command = place.command("fs_mark");
-    // Threads of one directory may choose the same names.
+    // Use one thread for each directory: threads of one directory may choose the same names.
     command.args("-d mnt/a -d mnt/b -t 1 -n 150 -s 5000 -S 1 -D 4 -k -l fs_mark.log".split(' '));
     tool(command, "fsmark");
     let mut files = BTreeMap::new();

@@ -1,7 +1,7 @@
 //! `mount -o keeper`: the serving process is killed again and again, and no program notices.
 //!
 //! Programs of this process write, create with O_EXCL, rename, link, remove, truncate, set times,
-//! fsync, and read files whose name is gone, and compare each result with what they know.
+//! fsync, and read files whose names were removed. They compare each result with the expected one.
 //! `KEDGE_KEEPER_DEATHS=10000` kills that many servers; `KEDGE_SEED` repeats the programs' choices.
 
 #![allow(clippy::unwrap_used)]
@@ -37,7 +37,7 @@ use std::time::Duration;
 const DEATHS: u64 = 85;
 const PROGRAMS: u64 = 3;
 
-/// `KEDGE_KEEPER_DEATHS`.
+/// The number of deaths in `KEDGE_KEEPER_DEATHS`, if it is set.
 fn deaths_of() -> Option<u64> {
     std::env::var("KEDGE_KEEPER_DEATHS").ok().map(|n| n.parse().expect("a number of deaths"))
 }
@@ -46,8 +46,8 @@ fn deaths_wanted() -> u64 {
     deaths_of().unwrap_or(DEATHS)
 }
 
-/// Runs programs on the mount while `events` happen, each after a pause of up to `pause_max`.
-/// Unmounts in the end, and checks all.
+/// Runs programs on the mount while `event` is called `events` times, each time after a pause of up
+/// to `pause_max`. Then unmounts and checks everything.
 fn beside_programs(place: &Place, seed: u64, events: u64, pause_max: Duration, mut event: impl FnMut(u64)) {
     let (ended, operations) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
     let programs: Vec<_> = (0..PROGRAMS)
@@ -128,8 +128,8 @@ fn a_plain_mount_has_a_keeper_too() {
     place.unmount_and_check("disk.kedge");
 }
 
-/// Nothing is sent while the stack of the request unwinds, neither by a worker nor by a thread that
-/// replies for it.
+/// While the stack of a panicking request unwinds, neither its worker nor a thread that replies for
+/// it sends a reply.
 #[test]
 fn a_panic_in_a_request_is_a_death_that_no_program_notices() {
     needs_fuse!();
@@ -161,7 +161,7 @@ fn has(program: &str) -> bool {
     found
 }
 
-/// Runs a script on the mount while servers are killed.
+/// Runs a script on the mount while servers are killed. Returns its output.
 fn script_beside_deaths(place: &Place, script: &str) -> String {
     let mut command = place.command("sh");
     command.args(["-ec", script]);
@@ -212,8 +212,8 @@ fn parent_of(process: Pid) -> Pid {
     Pid::from_raw(parent.parse().unwrap()).unwrap()
 }
 
-/// Before such a seek the kernel writes the page, for which it needs a server. Each server is
-/// killed while the kernel waits for it.
+/// Before a seek in a mapped file the kernel writes the stored pages, for which it needs a server.
+/// Each server is killed while the kernel waits for it.
 #[test]
 fn a_seek_in_a_mapped_file_does_not_notice() {
     const DEATHS: u64 = 20;
@@ -231,7 +231,7 @@ fn a_seek_in_a_mapped_file_does_not_notice() {
     place.unmount_and_check("disk.kedge");
 }
 
-/// The process that waits in the kernel for pages to be written has the connection open, too.
+/// The process that waits in the kernel for pages to be written also holds the connection open.
 #[test]
 fn a_dead_keeper_ends_the_mount_beside_a_seek() {
     needs_fuse!();
@@ -246,7 +246,7 @@ fn a_dead_keeper_ends_the_mount_beside_a_seek() {
     place.unmount_and_check("disk.kedge");
 }
 
-/// A handover does not wait for the pages, and the next server writes them.
+/// A handover does not wait for the stored pages. The next server writes them.
 #[test]
 fn a_handover_beside_seeks_is_not_noticed() {
     needs_fuse!();
@@ -259,8 +259,8 @@ fn a_handover_beside_seeks_is_not_noticed() {
     place.unmount_and_check("disk.kedge");
 }
 
-/// Programs compute on all processors, so a thread of SCHED_IDLE gets one after seconds. Neither
-/// the end of a server nor the next one waits for that.
+/// Programs compute on all processors, so a thread of SCHED_IDLE may wait seconds for one. Neither
+/// the end of a server nor the start of the next one waits for such a thread.
 #[test]
 fn the_companion_delays_no_server_on_a_busy_machine() {
     const DEATHS: usize = 9;

@@ -10,14 +10,14 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 const KILLS: u64 = 10;
-/// What a server may still take, which is less than any request needs.
+/// The bytes of memory that a server may still use, fewer than any request needs.
 const LEFT: &str = "65536";
 
-/// A control group without memory.
+/// A memory control group with the limit [`LEFT`].
 pub struct Group(PathBuf);
 
 impl Group {
-    /// `None` where there can be no such group.
+    /// Returns `None` where such a group cannot be made.
     pub fn new() -> Option<Group> {
         let old = Path::new("/sys/fs/cgroup/memory");
         let (top, limit) = match old.join("memory.limit_in_bytes").exists() {
@@ -30,7 +30,7 @@ impl Group {
         Some(group)
     }
 
-    /// Takes the memory of a process. `false`: it has ended.
+    /// Moves a process into the group. Returns `false` if the process has ended.
     pub fn take(&self, process: Pid) -> bool {
         fs::write(self.0.join("cgroup.procs"), process.to_string()).is_ok()
     }
@@ -38,7 +38,7 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // A group whose processes have ended can be removed.
+        // The group can be removed only when its processes have ended.
         if let Err(e) = fs::remove_dir(&self.0) {
             eprintln!("{}: {e}", self.0.display());
         }

@@ -1,4 +1,4 @@
-//! PostgreSQL, with its checksums, while its file system's servers die.
+//! PostgreSQL with data checksums, while the servers of its file system die.
 
 use crate::common::keeper::{Killer, keeper};
 use crate::common::postgres::Postgres;

@@ -1,4 +1,4 @@
-//! A program that knows what its files must hold, and compares.
+//! A program that knows what its files must contain, and compares.
 
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -8,11 +8,11 @@ use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
 
-/// A program in a directory of its own, and what it knows of it.
+/// A program with a directory of its own, and the expected contents of its files.
 pub struct Program {
     pub dir: PathBuf,
     pub files: BTreeMap<String, Vec<u8>>,
-    /// Open files without a name.
+    /// Open files whose names were removed, with their contents.
     nameless: Vec<(File, Vec<u8>)>,
     rng: SmallRng,
     made: u64,
@@ -34,7 +34,7 @@ impl Program {
         self.dir.join(name)
     }
 
-    /// One operation. Every error and every difference is a failure.
+    /// Makes one operation. Every error and every difference is a failure.
     pub fn step(&mut self) -> io::Result<()> {
         let bytes = vec![self.rng.random::<u8>(); self.rng.random_range(1..20_000)];
         let at = self.rng.random_range(0..30_000u64);

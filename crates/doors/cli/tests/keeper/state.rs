@@ -1,5 +1,5 @@
-//! What a mount has besides its files, and the next server must have too: a freeze, changed
-//! options, the key of an encrypted image.
+//! The state that a mount has besides its files, and that the next server must have too: a freeze,
+//! changed options, the key of an encrypted image.
 
 use crate::common::keeper::{keeper, kill_server, server};
 use crate::common::{Place, copy_program, needs_fuse};
@@ -7,7 +7,7 @@ use kedge_base::spawn_named;
 use rustix::process::Signal;
 use std::fs;
 
-/// Two deaths and a handover.
+/// Replaces the server three times: by two deaths and a handover.
 fn three_servers(place: &Place) {
     let deaths = keeper(place)["deaths"].as_u64().unwrap();
     kill_server(place, Signal::KILL);
@@ -27,7 +27,8 @@ fn a_freeze_outlives_its_server() {
     needs_fuse!();
     let place = Place::after("mount --create 64M -o keeper disk.kedge mnt");
     fs::write(place.path("mnt/a"), "before").unwrap();
-    // A remount needs the lock of the root directory, which a change there would hold.
+    // Change another directory than the root: a remount needs the lock of the root directory, which
+    // a waiting change there would hold.
     fs::create_dir(place.path("mnt/d")).unwrap();
     let open = fs::File::create(place.path("mnt/nameless")).unwrap();
     fs::remove_file(place.path("mnt/nameless")).unwrap();
@@ -49,7 +50,7 @@ fn a_freeze_outlives_its_server() {
     kill_server(&place, Signal::KILL);
     assert_eq!(fs::read(place.path("mnt/d/b")).unwrap(), b"waits");
     assert!(place.info("mnt")["frozen_since"].is_null());
-    // The time of a freeze goes on beside a death.
+    // The time limit of a freeze continues across a death.
     place.run("freeze --for 1 mnt").ok();
     kill_server(&place, Signal::KILL);
     assert!(!place.info("mnt")["frozen_since"].is_null());

@@ -1,5 +1,5 @@
-//! What the machine does to a mount with a keeper: its image gets another name, its program is
-//! replaced, no process can be started, and all its processes are killed.
+//! What the machine does to a mount with a keeper: the image is renamed, the program is replaced,
+//! no process can be started, or all processes of the mount are killed.
 
 use crate::common::keeper::{keeper, kill_server, server};
 use crate::common::{Place, copy_program, needs_fuse, tool, until, until_dead};
@@ -10,7 +10,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// The next server opens the file of the mount, and not what has its name by then.
+/// The next server opens the file that was mounted, even if another file has its name by then.
 #[test]
 fn the_image_may_be_renamed_and_its_name_given_to_another() {
     needs_fuse!();
@@ -63,11 +63,11 @@ fn a_keeper_and_a_server_that_are_killed_end_the_mount() {
     place.unmount_and_check("disk.kedge");
 }
 
-/// A control group whose processes can start no other.
+/// A control group that can forbid its processes to start others.
 struct Alone(PathBuf);
 
 impl Alone {
-    /// `None` where there can be no such group.
+    /// Returns `None` where such a group cannot be made.
     fn new() -> Option<Alone> {
         let old = PathBuf::from("/sys/fs/cgroup/pids");
         let top = if old.is_dir() { old } else { PathBuf::from("/sys/fs/cgroup") };
@@ -83,7 +83,7 @@ impl Alone {
 
 impl Drop for Alone {
     fn drop(&mut self) {
-        // A group whose processes have ended can be removed.
+        // The group can be removed only when its processes have ended.
         if let Err(e) = fs::remove_dir(&self.0) {
             eprintln!("{}: {e}", self.0.display());
         }

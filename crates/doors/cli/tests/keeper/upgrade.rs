@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
 
 const HANDOVERS: u64 = 10;
-/// The longest pause of a handover on a machine that does nothing else, in milliseconds.
+/// The longest pause of a handover in milliseconds, on a machine that does nothing else.
 const PAUSE_MAX: u64 = 50;
 
 fn handovers_wanted() -> u64 {
@@ -39,7 +39,7 @@ fn upgrade(place: &Place, program: &Path, words: &[&str]) -> String {
     out.into_owned()
 }
 
-/// Writes and reads again and again, and counts how long that takes, by classes of milliseconds.
+/// Writes and reads again and again, and counts the durations by classes of milliseconds.
 fn latencies(file: File, ended: Arc<AtomicBool>) -> BTreeMap<u64, u64> {
     let (clock, mut classes) = (SystemClock::default(), BTreeMap::new());
     while !ended.load(SeqCst) {
@@ -83,8 +83,8 @@ fn programs_do_not_notice_another_program() {
     });
 }
 
-/// Without other load. With KEDGE_FULL=1, on a machine that does nothing else, the pause has a
-/// bound.
+/// Handovers without other load. With KEDGE_FULL=1, on a machine that does nothing else, the pause
+/// is at most `PAUSE_MAX`.
 #[test]
 fn a_handover_is_short() {
     needs_fuse!();
@@ -127,7 +127,7 @@ fn a_server_may_die_in_a_handover() {
                 crate::common::output_of(command).unwrap()
             });
             std::thread::sleep(Duration::from_millis(3 * n));
-            // It may have left by then.
+            // The old server may have ended already.
             let _ = kill_process(pid, Signal::KILL);
             let output = asks.unwrap().join().unwrap();
             println!("{n}: {}", String::from_utf8_lossy(&output.stderr).trim());
@@ -136,14 +136,14 @@ fn a_server_may_die_in_a_handover() {
     });
 }
 
-/// A program that offers and serves what its test says.
+/// A program whose offer and behaviour as a server the test chooses.
 struct Other {
     place: Place,
     program: PathBuf,
 }
 
 impl Other {
-    /// `None` without a compiler.
+    /// Returns `None` without a compiler.
     fn new() -> Option<Other> {
         if !has("rustc") {
             return None;
@@ -180,7 +180,7 @@ impl Other {
         Some(Other { place, program })
     }
 
-    /// The offer of `kedge` with some other members.
+    /// Sets the offer of the program: that of `kedge` with other values for some members.
     fn offers(&self, change: Value) {
         let mut offer: Value = serde_json::from_str(&self.place.run("server-offer").ok()).unwrap();
         for (name, value) in change.as_object().unwrap() {
@@ -190,7 +190,7 @@ impl Other {
         fs::write(self.program.with_extension("offer"), offer.to_string()).unwrap();
     }
 
-    /// What the program does from now on.
+    /// Sets how the program behaves as a server from now on.
     fn does(&self, words: &[&str]) {
         for word in ["hangs", "waits", "dies"] {
             let file = self.program.with_extension(word);
@@ -280,15 +280,15 @@ fn the_old_program_serves_if_the_new_one_does_not() {
         assert_ne!(after, before);
         assert_eq!(program_of(after), Path::new(env!("CARGO_BIN_EXE_kedge")).canonicalize().unwrap());
     }
-    // It also takes the place of a server that dies.
+    // The keeper starts the old program again also after a death.
     kill_server(place, Signal::KILL);
     assert_eq!(fs::read(place.path("mnt/a")).unwrap(), b"told");
-    // The program that died counts as a death.
+    // The failed start of the other program counts as a death.
     assert_eq!((keeper(place)["handovers"].as_u64(), keeper(place)["deaths"].as_u64()), (Some(1), Some(2)));
     place.unmount_and_check("disk.kedge");
 }
 
-/// The server dies while its successor starts, and another request waits for the first one.
+/// The old server dies while its successor starts, and another request waits for the first one.
 #[test]
 fn a_death_beside_a_program_that_starts_is_an_ordinary_death() {
     needs_fuse!();

@@ -1,6 +1,6 @@
-//! The whole of what a keeper promises, by one command: seven loads of other programs while their
-//! servers die of SIGKILL, SIGABRT, SIGILL, a lack of memory, and panics and aborts at each step
-//! of each kind of request.
+//! All promises of a keeper, tested by one command: seven loads of other programs while their
+//! servers die of SIGKILL, SIGABRT, SIGILL, a lack of memory, and panics and aborts at each step of
+//! each kind of request.
 //!
 //! ```text
 //! KEDGE_KEEPER_DEATHS=10000 cargo test --release \
@@ -8,9 +8,10 @@
 //!     -p kedge --test keeper -- --nocapture seven_loads
 //! ```
 //!
-//! Each round makes an image, lets a hundred servers die below one load, compares what each run of
-//! the load leaves with what a run on a mount without a keeper left, unmounts, and checks the
-//! image. The loads take turns. `KEDGE_SEED` repeats the moments, and begins with another load.
+//! Each round makes an image and lets a hundred servers die below one load. It compares what each
+//! run of the load leaves with what a run on a mount without a keeper left, unmounts, and checks
+//! the image. The rounds use the loads in turn. `KEDGE_SEED` repeats the moments of the deaths, and
+//! chooses the first load.
 
 use crate::common::keeper::{JustServer, history, mount_dying};
 use crate::common::{Place, needs_fuse, until};
@@ -28,35 +29,37 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-/// Deaths of one round.
+/// The number of deaths in one round.
 const ROUND: u64 = 100;
-/// From the first reply of a server to the signal that kills it.
+/// The longest time from the first reply of a server to the signal that kills it.
 const LIFE_MAX: Duration = Duration::from_millis(40);
-/// Deaths for each one that is a lack of memory.
+/// One death in this number is caused by a lack of memory.
 const LACKS: u64 = 20;
-/// For the kernel to kill a server that has no memory left, which may need none.
+/// How long to wait until the kernel kills a server without memory. A server that needs no memory
+/// survives.
 const LACK_MAX: Duration = Duration::from_millis(200);
 
-/// Lines of the log that a failure shows.
+/// The number of lines of the log that a failure shows.
 const LOGGED: usize = 40;
 
-/// How servers died, and how long programs waited for the next.
+/// How servers died, and how long programs waited for the next server.
 #[derive(Clone, Default)]
 struct Tally {
     runs: u64,
     deaths: u64,
-    /// Deaths by cause. Two deaths between two looks at the mount count only among `deaths`.
+    /// Deaths by cause. Deaths between the same two readings of the history have no cause here.
     causes: BTreeMap<&'static str, u64>,
-    /// In milliseconds, from a server's end until the next one goes on.
+    /// Milliseconds from the end of a server until the next one serves, as the keeper measures
+    /// them.
     pauses: Vec<u64>,
-    /// In milliseconds, from a signal until the next server's reply.
+    /// Milliseconds from a signal to the next server's first reply.
     waits: Vec<u64>,
-    /// Deaths inside of requests, by request, step and kind.
+    /// Deaths inside of requests, by request, step and kind of death.
     steps: BTreeMap<String, u64>,
 }
 
 impl Tally {
-    /// Counts what the servers noted that died inside of requests.
+    /// Counts the deaths inside of requests, which the servers have noted in `file`.
     fn noted(&mut self, file: &Path) {
         for line in fs::read_to_string(file).unwrap().lines() {
             *self.steps.entry(line.to_owned()).or_insert(0) += 1;
@@ -105,7 +108,7 @@ fn histogram(pauses: &[u64]) -> BTreeMap<u64, u64> {
     classes
 }
 
-/// Kills servers of `dir` until `wanted` have died, of whatever cause.
+/// Kills servers of `dir` until `wanted` have died of any cause.
 fn kill(dir: &Path, group: Option<&Group>, seed: u64, wanted: u64) -> Tally {
     let mut tally = Tally::default();
     let mut rng = SmallRng::seed_from_u64(seed);
@@ -116,14 +119,15 @@ fn kill(dir: &Path, group: Option<&Group>, seed: u64, wanted: u64) -> Tally {
         std::thread::sleep(Duration::from_micros(rng.random_range(0..LIFE_MAX.as_micros() as u64)));
         let choice = rng.random_range(0..LACKS);
         let lacked = choice == 0 && group.is_some_and(|group| lacks_memory(group, &server));
-        // In the other lives such a death would be a sign that a request kills each server.
+        // Abort only in every second life: two such deaths in a row would mean that a request kills
+        // each server.
         let signal = match choice {
             1..4 if lives.is_multiple_of(2) => Signal::ABORT,
             4 if lives.is_multiple_of(2) => Signal::ILL,
             _ => Signal::KILL,
         };
         let killed = clock.monotonic();
-        // It may have died by itself.
+        // The server may have died by itself since.
         let died = server.kill(signal).is_err();
         let mut now = history(dir);
         until("another server serves", || {
@@ -150,7 +154,7 @@ fn kill(dir: &Path, group: Option<&Group>, seed: u64, wanted: u64) -> Tally {
     tally
 }
 
-/// Takes the memory of a server. Returns whether the kernel has killed it for that.
+/// Leaves a server without memory. Returns whether the kernel has killed it for that.
 fn lacks_memory(group: &Group, server: &JustServer) -> bool {
     if !group.take(server.pid) {
         return false;
@@ -196,11 +200,11 @@ fn round(load: &Load, reference: &str, group: Option<&Group>, seed: u64, wanted:
     });
     let seen = history(&dir);
     assert_eq!(seen.refused, 0, "{tally}");
-    // The last server may have died by itself.
+    // A server may have died by itself after the last signal.
     tally.deaths = seen.deaths;
     tally.noted(&noted);
     place.unmount();
-    // The keeper holds the image until its last server's memory is given back.
+    // The keeper holds the image until the memory of its last server is freed.
     until("the image is free", || {
         let judged = place.run("fsck disk.kedge");
         let busy = judged.err.contains("in use by another process");

@@ -1,5 +1,5 @@
-//! Requests for features that a mount lacks are refused, and never get an untrue result. The
-//! requests come from commonly used programs.
+//! Requests for features that a mount lacks are refused and never get an untrue result. The
+//! requests come from common programs.
 
 use crate::common::{Place, kill, needs_fuse, not_root, output_of, tool};
 use rustix::fs::{AtFlags, CWD, StatxAttributes, StatxFlags, statx};
@@ -8,7 +8,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 
 const SIZE: usize = 1 << 20;
-/// All kinds of mounts that users can make.
+/// The options of all kinds of mounts that users can make.
 const KINDS: [&str; 3] = ["", " -o fuse", " -o writeback_cache"];
 
 /// A mount with the file `mnt/file`, every block of which is allocated and durable.
@@ -19,7 +19,7 @@ fn mounted(options: &str) -> Place {
     place
 }
 
-/// Runs a program that must fail and say `words`, in the language C.
+/// Runs a program, which must fail and print `words`, in the locale C.
 #[track_caller]
 fn refused(place: &Place, line: &str, words: &str) {
     let (program, args) = line.split_once(' ').unwrap();
@@ -41,14 +41,14 @@ fn runs(place: &Place, line: &str, package: &str) -> String {
 
 /// Calls an ioctl that takes a pointer to `room`.
 fn ioctl(file: &File, number: libc::c_ulong, room: &mut [u64]) -> std::io::Result<()> {
-    // SAFETY: the ioctls that are asked for read and write less than `room` has, which outlives the
-    // call; the descriptor is open.
+    // SAFETY: the ioctls of these tests read and write less than the size of `room`, which outlives
+    // the call; the descriptor is open.
     let done = unsafe { libc::ioctl(file.as_raw_fd(), number, room.as_mut_ptr()) };
     if done < 0 { Err(std::io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Both interfaces to the flags, of a file and of a directory. statx(2) shows no flags, because the
-/// kernel requests only times and sizes from a FUSE server.
+/// Sets and reads flags by both ioctl interfaces, on a file and on a directory. statx(2) shows no
+/// flags, because the kernel requests only times and sizes from a FUSE server.
 #[test]
 fn file_flags_have_two_interfaces() {
     needs_fuse!();
@@ -70,7 +70,7 @@ fn file_flags_have_two_interfaces() {
             assert_eq!((get(FS_IOC_GETFLAGS), get(FS_IOC_FSGETXATTR)), (0x40, 0x80));
             ioctl(&file, FS_IOC_FSSETXATTR, &mut [0x40, 0, 0, 0]).unwrap();
             assert_eq!((get(FS_IOC_GETFLAGS), get(FS_IOC_FSGETXATTR)), (0x80, 0x40));
-            // The compressed flag, and an extent size hint with its own bit.
+            // Set the compressed flag, and an extent size hint, which has a flag of its own.
             for (number, words) in [(FS_IOC_SETFLAGS, [4, 0]), (FS_IOC_FSSETXATTR, [0x1000 << 32 | 0x800, 0])]
             {
                 let answer = ioctl(&file, number, &mut [words[0], words[1], 0, 0]);
@@ -104,7 +104,7 @@ fn blocks_have_no_addresses() {
         assert_eq!(fiemap.raw_os_error(), Some(libc::EOPNOTSUPP));
         drop(file);
         // Root's filefrag then requests each block (FIBMAP). The kernel itself returns that there
-        // is none, whatever a server replies.
+        // is no such block, whatever a server replies.
         if !not_root("only root may ask for single blocks") {
             let said = runs(&place, "filefrag mnt/file", "e2fsprogs");
             assert!(said.contains("mnt/file: 0 extents found"), "{said}");
@@ -154,7 +154,7 @@ fn copies_are_whole() {
     }
 }
 
-/// Blocks that are free once nothing waits to be written or freed.
+/// The free blocks, after all pending writes have been made.
 fn free(place: &Place) -> u64 {
     rustix::fs::sync();
     rustix::fs::statvfs(place.path("mnt")).unwrap().f_bfree
@@ -184,7 +184,8 @@ fn copies_share_blocks_until_one_is_written() {
         runs(&place, "cp --reflink=never mnt/large mnt/never", "coreutils");
         assert!(took() > LEN as u64 / 2, "{options}: {}", took());
 
-        // Each file goes its own way, with the pages that the kernel has of it.
+        // After the copies each file changes independently, and so do the pages that the kernel
+        // caches of it.
         let overwrite = |name: &str, at: u64, with: &[u8]| {
             let file = fs::OpenOptions::new().write(true).open(place.path(name)).unwrap();
             file.write_all_at(with, at).unwrap();
@@ -203,7 +204,7 @@ fn copies_share_blocks_until_one_is_written() {
             assert!(fs::read(place.path("mnt/python")).unwrap() == bytes);
         };
         check();
-        // A range whose pages are dirty in the kernel, over others that are.
+        // Copy a range whose pages are dirty in the kernel over a range with dirty pages.
         let large = File::open(place.path("mnt/large")).unwrap();
         let target = fs::OpenOptions::new().write(true).open(place.path("mnt/never")).unwrap();
         let dirty = fs::OpenOptions::new().write(true).open(place.path("mnt/large")).unwrap();
@@ -266,7 +267,7 @@ fn a_copy_to_a_descriptor_with_o_sync_is_durable() {
         File::open(place.path("mnt")).unwrap().sync_all().unwrap();
         let mut copied = 0;
         while copied < SIZE {
-            // All but the last bytes may be shared, and these are copied then.
+            // The aligned part may be shared; the last bytes are then copied.
             copied += rustix::fs::copy_file_range(&from, None, &to, None, SIZE - copied).unwrap();
         }
         kill(&place, "mnt");

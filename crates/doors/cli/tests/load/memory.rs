@@ -71,7 +71,7 @@ fn many_files(options: &str, files: u32, limit: u64) {
     check(&place, &format!("{what}, made"), limit);
     assert_eq!(walk(&place.path("mnt")), files + DIRS);
     check(&place, &format!("{what}, walked"), limit);
-    // A new process and a kernel with empty caches.
+    // Continue with a new serving process and with empty kernel caches.
     place.remount("disk.kedge", options);
     assert_eq!(walk(&place.path("mnt")), files + DIRS);
     check(&place, &format!("{what}, walked after a remount"), limit);
@@ -85,7 +85,8 @@ fn many_files(options: &str, files: u32, limit: u64) {
 #[test]
 fn a_million_files_with_a_large_cache() {
     if !no_fuse() {
-        // Fewer files than below, whose state fits into this cache.
+        // Without KEDGE_FULL there are fewer files than below, and their state fits into this
+        // cache.
         let (files, limit) = if full() { (1_000_000, 512 * MIB) } else { (40_000, 256 * MIB) };
         many_files(" --cache-size 256M", files, limit);
     }
@@ -96,7 +97,8 @@ fn a_million_files_with_a_small_cache() {
     if !no_fuse() {
         match full() {
             true => many_files(" --cache-size 64M", 1_000_000, SMALL_CACHE + OVERHEAD),
-            // About 48 MiB are used; 600 bytes more for each file would exceed the limit.
+            // About 48 MiB are used. If each file needed 600 bytes more, the limit would be
+            // exceeded.
             false => many_files(" --cache-size 16M", 60_000, 80 * MIB),
         }
     }
@@ -119,7 +121,7 @@ fn stream(options: &str, limit: u64) {
     file.sync_all().unwrap();
     check(&place, &format!("{options}: synced"), limit);
     drop(file);
-    // Once more over the existing data, which takes no new blocks.
+    // Write over the existing data, which takes no new blocks.
     let file = File::options().write(true).open(&path).unwrap();
     for number in 0..STREAM / MIB {
         std::os::unix::fs::FileExt::write_all_at(&file, &block(number), number * MIB).unwrap();
@@ -154,9 +156,9 @@ fn a_large_file_streams_through_a_small_cache_below_a_writeback_cache() {
     }
 }
 
-/// A control group that reads more than its memory holds, until the file of the second argument
-/// exists: the machine's tasks then wait for memory. Exit code 77: there can be no such group here,
-/// or there is no PSI.
+/// A control group that reads more than its memory holds, so that tasks of the machine wait for
+/// memory, until the file of the second argument exists. Exit code 77 means that no such group can
+/// be made or that the kernel has no PSI.
 const SHORT_OF_MEMORY: &str = r#"
 import errno, mmap, os, random, sys, time
 old, new = "/sys/fs/cgroup/memory", "/sys/fs/cgroup"
@@ -212,7 +214,7 @@ fn a_cache_is_given_back_while_memory_is_short() {
         stats["cache"][key].as_u64().unwrap()
     };
     assert_eq!(cache("pages_max") * 4096, 192 * MIB);
-    // Other programs may make memory short too: then the cache is filled again.
+    // Fill the cache again if another program has made memory short meanwhile.
     let mut before = (0, 0);
     until("the cache is full", || {
         for number in 0..160 {

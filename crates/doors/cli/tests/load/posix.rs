@@ -12,14 +12,14 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
-/// The test that the suite skips by itself: pathconf(3) returns the largest link count only for
-/// file systems that glibc knows by their magic number. FUSE is not among them, and no request
+/// The test that the suite skips by itself. pathconf(3) returns the largest link count only for
+/// file systems that glibc knows by their magic number; FUSE is not among these, and no request
 /// reaches the server.
 const LEFT_OUT: &str = "link::link_count_max";
 /// The number of tests that the suite has for this configuration.
 const TESTS_MIN: usize = 398;
 
-/// Between two deaths of a server that has a keeper.
+/// The time between two deaths of a server that has a keeper.
 const EVERY: Duration = Duration::from_millis(300);
 
 fn suite(options: &str) {
@@ -90,8 +90,9 @@ fn stress_ng_on_files() {
         true => ("--class filesystem --sequential 1 -t 1s", &[0, 3]),
         false => ("--dentry 1 --rename 1 --fallocate 1 --hdd 1 --link 1 --xattr 1 --utime 1 -t 2s", &[0]),
     };
-    // Far less than the file system holds. A write that a full file system cuts short leaves a
-    // hole in the file of `hdd`, which continues after it, and reports the hole as wrong data.
+    // The sizes are far below that of the file system. A write that a full file system cuts short
+    // leaves a hole in the file of `hdd`, which continues behind it and later reports the hole as
+    // wrong data.
     let sizes = "--hdd-bytes 64M --fallocate-bytes 64M";
     let place = Place::after("mount --create 1G disk.kedge mnt");
     fs::create_dir(place.path("mnt/t")).unwrap();

@@ -15,8 +15,8 @@ const NEEDS_ROOT: &str = "only root can run programs as other users and lay file
 /// The number of acknowledged inserts before a kill.
 const INSERTS: usize = 400;
 
-/// Inserts rows one by one until `INSERTS` have been acknowledged, and then calls `end`, which
-/// ends the server. Returns the ids that were acknowledged before and during that.
+/// Inserts rows one by one until `INSERTS` have been acknowledged, and then calls `end`, which ends
+/// the server. Returns the ids that were acknowledged before the end of the server.
 fn insert_until_killed(db: &Postgres<'_>, from: u64, end: impl FnOnce()) -> Vec<u64> {
     let mut acknowledged = Vec::new();
     let mut end = Some(end);
@@ -30,8 +30,8 @@ fn insert_until_killed(db: &Postgres<'_>, from: u64, end: impl FnOnce()) -> Vec<
     acknowledged
 }
 
-/// Inserts rows one by one until the server ends, and passes on the id of each row that it
-/// acknowledges.
+/// Inserts rows one by one until the server ends. Passes the id of each acknowledged row to
+/// `acknowledged`.
 fn insert(db: &Postgres<'_>, from: u64, acknowledged: &mut dyn FnMut(u64)) {
     let mut command = db.command("psql");
     command.args(["-XAtq", "-d", "postgres"]);
@@ -41,7 +41,7 @@ fn insert(db: &Postgres<'_>, from: u64, acknowledged: &mut dyn FnMut(u64)) {
     let feed = kedge_base::spawn_named("inserts", move || {
         for id in from..from + 1_000_000 {
             let text = "x".repeat((id % 300) as usize);
-            // Fails once psql has lost its server.
+            // This write fails after psql has lost its server.
             if writeln!(input, "insert into t values ({id}, '{text}') returning id;").is_err() {
                 return;
             }
@@ -98,9 +98,9 @@ fn postgres_keeps_what_it_acknowledged() {
     place.unmount_and_check("disk.kedge");
 }
 
-/// A server is forked while it works: a hundred times with `KEDGE_LONG=1`, and otherwise a few
-/// times where PostgreSQL is installed. Each fork recovers, and has all rows that were acknowledged
-/// before the fork began.
+/// A server is forked while it works: a hundred times with `KEDGE_LONG=1`, otherwise a few times if
+/// PostgreSQL is installed. Each fork recovers, and has all rows that were acknowledged before the
+/// fork began.
 #[test]
 fn postgres_is_forked_while_it_works() {
     let long = long();
@@ -129,7 +129,8 @@ fn postgres_is_forked_while_it_works() {
     until_free(&place);
     println!("{} rows were acknowledged before the last of {forks} forks", least[forks - 1]);
     for (n, least) in least.into_iter().enumerate() {
-        // One at a time takes the name, because each recovery takes space.
+        // Recover the forks one after another under the same name, because each recovery takes
+        // space.
         fs::rename(place.path(&format!("mnt/fork{n}")), place.path("mnt/now")).unwrap();
         db.data = "mnt/now/db";
         let mut server = db.start();
@@ -180,7 +181,7 @@ fn cargo_builds_a_crate() {
         String::from_utf8(out.stdout).unwrap()
     };
     assert_eq!(build("pub fn two() -> i32 { 2 }\n"), "3\n");
-    // cargo detects by file times which part has changed.
+    // cargo detects by file times which parts have changed.
     place.remount("disk.kedge", "");
     assert_eq!(build("pub fn two() -> i32 { 40 + 1 }\n"), "42\n");
     assert!(place.path("mnt/hello/target/debug/hello").exists());
@@ -213,7 +214,7 @@ fn cargo_builds_this_workspace() {
         said
     };
     assert!(build().contains("Compiling kedgefs "));
-    // cargo finds complete files, or builds them again.
+    // cargo finds only complete files, and builds the others again.
     kill(&place, "mnt");
     place.run("mount disk.kedge mnt").ok();
     println!("after the kill: {}", build().trim());

@@ -35,15 +35,15 @@ fn tree(root: &Path) -> Tree {
     found
 }
 
-/// fs_mark's clients derive file names from the time, and in one of a hundred runs two clients get
-/// the same names and write the same files, on any file system. Then the run is repeated; files
-/// missing three times in a row are no coincidence.
+/// fs_mark's clients derive file names from the time. In one of a hundred runs two clients get the
+/// same names and write the same files, on any file system. Then the run is repeated; files missing
+/// in three runs in a row are no coincidence.
 fn fs_mark(method: u64) {
     let alike = (0..3).take_while(|_| !fs_mark_once(method)).count();
     assert!(alike < 3, "-S {method}: files of whole clients are missing, three times in a row");
 }
 
-/// False if two clients wrote the same files.
+/// Returns `false` if two clients wrote the same files.
 fn fs_mark_once(method: u64) -> bool {
     let place = Place::new();
     let files = if full() { 2000 } else { 100 };
@@ -83,8 +83,8 @@ fn dbench_with_sixteen_clients() {
     let mut command = place.command("dbench");
     command.args(["-t", seconds, "-D", "mnt", &CLIENTS.to_string()]);
     let out = tool(command, "dbench");
-    // dbench goes on after errors and reports them in its progress output.
-    // Without its semaphore it starts its clients all the same.
+    // dbench continues after errors and reports them in its progress output. It also starts its
+    // clients if it cannot make its semaphore.
     let faults = out.replace("failed to create barrier semaphore", "");
     assert!(!faults.contains("failed") && !faults.contains("ERROR"), "{out}");
     let result = out.lines().find(|l| l.starts_with("Throughput ")).expect("a result");
@@ -159,8 +159,8 @@ fn tar(place: &Place, args: &[&str]) {
     tool(command, "tar");
 }
 
-/// More files than the caches of the server and the kernel hold, so that not all reads are served
-/// from memory.
+/// There are more files than the caches of the server and the kernel hold, so some reads are not
+/// served from memory.
 #[test]
 fn tar_unpacks_many_small_files() {
     needs_fuse!();
@@ -183,7 +183,7 @@ fn tar_unpacks_many_small_files() {
         let (name, bytes) = tar_file(number);
         assert!(fs::read(place.path("mnt").join(&name)).unwrap() == bytes, "{name} has other bytes");
     }
-    // In the other direction: tar compares the files with the archive.
+    // Let tar compare the files with the archive too.
     tar(&place, &["df", "files.tar", "-C", "mnt"]);
     place.unmount_and_check("disk.kedge");
 }

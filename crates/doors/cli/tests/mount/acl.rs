@@ -24,7 +24,7 @@ fn setfacl(place: &Place, args: &str) {
     tool(command, "acl");
 }
 
-/// The entries of a file's lists, in one line.
+/// The entries of a file's access control list, in one line.
 fn getfacl(place: &Place, path: &str) -> String {
     let mut command = place.command("getfacl");
     command.args(["-nc", "--no-effective", path]);
@@ -62,7 +62,7 @@ fn a_list_grants_and_denies_and_survives_a_crash() {
     place.run("mount disk.kedge mnt").ok();
     assert_eq!((getfacl(&place, "mnt/f").as_str(), mode(&place, "mnt/f")), (list, 0o660));
 
-    // The mode sets the mask, and so limits the named users and groups. (The mask is not empty,
+    // chmod sets the mask, which limits the named users and groups. (The mask here is not empty,
     // because Linux does not evaluate a list whose mask is empty.)
     fs::set_permissions(place.path("mnt/f"), fs::Permissions::from_mode(0o614)).unwrap();
     assert_eq!(
@@ -73,7 +73,7 @@ fn a_list_grants_and_denies_and_survives_a_crash() {
 
     setfacl(&place, "-b mnt/f");
     setfacl(&place, "-b mnt/f");
-    // setfacl gives the group no more rights than it had through the mask.
+    // When setfacl removes the list, the group keeps only the rights that the mask left it.
     assert_eq!(getfacl(&place, "mnt/f"), "user::rw-,group::---,other::r--");
     assert_eq!(mode(&place, "mnt/f"), 0o604);
     place.unmount_and_check("disk.kedge");
@@ -88,7 +88,7 @@ fn inherits(options: &str) {
         "default:user::rwx,default:user:65534:rwx,default:group::r-x,default:mask::rwx,default:other::---";
     assert_eq!(getfacl(&place, "mnt/d"), format!("user::rwx,group::r-x,other::r-x,{default}"));
 
-    // The default list replaces the umask.
+    // The default list of a directory replaces the umask.
     let made =
         "umask 077; cd mnt/d; echo x > file; mkdir dir; mkfifo fifo; ln -s file link; echo y > dir/deep";
     assert!(may(&place, "0", made));
@@ -101,7 +101,7 @@ fn inherits(options: &str) {
     assert_eq!(getfacl(&place, "mnt/d/dir"), format!("{dir},{default}"));
     assert!(may(&place, NOBODY, "cat mnt/d/file mnt/d/dir/deep && echo z > mnt/d/dir/own"));
     assert!(!may(&place, DAEMON, "cat mnt/d/file"));
-    // Elsewhere the umask applies.
+    // In a directory without a default list the umask applies.
     assert!(may(&place, "0", "umask 027; cd mnt; echo x > plain; mkdir plaindir; mkfifo -m 666 plainfifo"));
     assert_eq!((mode(&place, "mnt/plain"), mode(&place, "mnt/plaindir")), (0o640, 0o750));
     assert_eq!(mode(&place, "mnt/plainfifo"), 0o666);

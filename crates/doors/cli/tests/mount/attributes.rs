@@ -3,7 +3,7 @@
 use crate::common::{Place, kill, needs_fuse, tool, write_and_fsync};
 use std::fs::{self, File};
 
-/// A value that shares no part with any other value.
+/// A value of `len` bytes; no part of it occurs in a value with another `word`.
 fn text(word: &str, len: usize) -> String {
     let mut text: String = (0..).map(|n| format!("{word}{n} ")).take(len).collect();
     text.truncate(len);
@@ -68,7 +68,7 @@ fn values_of_64_kib_are_copied_whole_and_told_to_nobody() {
     let place = Place::new();
     let values = with_values(&place);
     place.run("mkfs --from mnt from-mount.kedge").ok();
-    // The values are in the log when the mount is killed.
+    // The fsync puts the values into the log before the mount is killed.
     write_and_fsync(&place.path("mnt/f"), b"data");
     kill(&place, "mnt");
     place.run("umount mnt").refused(1, &["had died"]);

@@ -27,7 +27,7 @@ fn direct(path: &Path) -> File {
     OpenOptions::new().read(true).write(true).custom_flags(flags).open(path).unwrap()
 }
 
-/// The blocks of a file on the device.
+/// Reads blocks of a file from the device, by direct IO.
 fn read_direct(path: &Path, blocks: usize) -> Vec<u8> {
     let mut buf = IoBuf::zeroed(blocks);
     direct(path).read_exact_at(buf.as_mut_bytes(), 0).unwrap();
@@ -95,7 +95,7 @@ fn what_asynchronous_direct_io_has_written_is_what_is_read() {
             assert_eq!(old, 0, "{options}, round {round}: old bytes after the write has completed");
         }
         drop(readers);
-        // Store one byte into a page that could be stale.
+        // Store one byte into a page. If the page is stale, this writes its old bytes back.
         file.sync_all().unwrap();
         let buffered = OpenOptions::new().read(true).write(true).open(&path).unwrap();
         let mapping = Mapping::new(&buffered, 0, BLOCKS * BLOCK_SIZE).unwrap();
@@ -174,7 +174,7 @@ fn a_file_that_is_watched_while_it_is_copied_is_whole() {
     for options in CACHES {
         let place = mounted(options);
         let path = place.path("mnt/file");
-        // First as a new file, then over the existing file.
+        // Copy a new file, and then over the existing file.
         for round in 0..2u8 {
             let bytes: Vec<u8> = (0..SIZE).map(|i| (i / 1000) as u8 ^ round).collect();
             let mut command = Command::new(env!("CARGO_BIN_EXE_kedge"));

@@ -24,7 +24,7 @@ fn noise(seed: u32, len: usize) -> Vec<u8> {
     (0..len).map(|_| next()).collect()
 }
 
-/// A directory with its image mounted on `mnt`.
+/// A directory that has an image with checksums mounted on `mnt`.
 fn mounted() -> Place {
     let place = Place::after("mkfs --checksums --size 64M disk.kedge");
     fs::create_dir(place.path("mnt")).unwrap();
@@ -94,7 +94,7 @@ fn a_directory_may_be_without_checksums() {
     assert_eq!((lsattr("mnt/db/file"), lsattr("mnt/file")), ("C".into(), String::new()));
     let refused = place.command("chattr").args(["+C", "mnt/file"]).output().unwrap();
     assert!(!refused.status.success(), "a file with data keeps its checksums");
-    // Other flags, set by an ioctl that does not know this one, leave it alone.
+    // An ioctl that sets other flags and does not know this flag leaves it set.
     chattr("+d mnt/db/file");
     assert_eq!(lsattr("mnt/db/file"), "dC");
     place.run("umount mnt").ok();

@@ -45,7 +45,7 @@ enum Node {
     Link(String),
 }
 
-/// An open file.
+/// A file that is kept open, and mapped if it is not empty.
 struct Held {
     node: usize,
     file: File,
@@ -62,8 +62,8 @@ struct Coherence {
     files: BTreeMap<String, usize>,
     nodes: BTreeMap<usize, Node>,
     next: usize,
-    /// Files that lost or gained a name by a copy. With a writeback cache the kernel still shows
-    /// their cached ctime.
+    /// Files that lost or gained a name by a copy, without the kernel. With a writeback cache the
+    /// kernel still shows their cached ctime.
     linked_beside: BTreeSet<usize>,
     held: Vec<Held>,
     done: VecDeque<String>,
@@ -175,7 +175,7 @@ impl Coherence {
         name.to_owned()
     }
 
-    /// A path, which may or may not exist.
+    /// A random path, whose file may or may not exist.
     fn any_path(&mut self) -> String {
         let dirs: Vec<&str> = self.dirs.iter().copied().chain([""]).collect();
         let (dir, name) = (self.pick(&dirs).unwrap(), self.pick(&NAMES).unwrap());
@@ -187,7 +187,7 @@ impl Coherence {
         self.pick(&files)
     }
 
-    /// The path of a file with bytes, and its node.
+    /// A random file with bytes: its path and its node.
     fn regular(&mut self) -> Option<(String, usize)> {
         let is_regular = |node: &usize| matches!(self.nodes[node], Node::Bytes(_));
         let files: Vec<_> = self.files.iter().filter(|(_, node)| is_regular(node)).collect();
@@ -253,7 +253,7 @@ impl Coherence {
             return Some(format!("symlink {path}"));
         }
         match self.files.get(&path).copied() {
-            // The existing file is truncated and written.
+            // If the file exists, it is truncated and written.
             Some(node) if matches!(self.nodes[&node], Node::Bytes(_)) => {
                 fs::write(self.mnt(&path), &bytes).unwrap();
                 *self.bytes(node) = bytes;
@@ -511,7 +511,7 @@ impl Coherence {
 
     fn archive(&self) {
         let mut tar = self.place.command("sh");
-        // Without an entry for the directory itself.
+        // The archive has no entry for the top directory itself.
         tar.args(["-c", "cd source && tar -cf ../all.tar --no-recursion $(find . -mindepth 1)"]);
         assert!(tar.status().unwrap().success());
     }
@@ -589,7 +589,7 @@ impl Coherence {
         all.map(|path| (path.to_owned(), stat(path))).collect()
     }
 
-    /// The attributes of a file that the serving process returns, whatever the kernel has cached.
+    /// The attributes that the serving process returns for a file, whatever the kernel has cached.
     fn asked(&self, path: &str) -> Shown {
         let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_FORCE_SYNC;
         let s = statx(CWD, self.mnt(path), flags, StatxFlags::BASIC_STATS).unwrap();
@@ -742,7 +742,7 @@ fn caches_of_a_mount_with_rings() {
     }
 }
 
-/// The worker on the client's processor serves programs that execute others meanwhile.
+/// The worker on the client's processor serves programs that start other programs meanwhile.
 #[test]
 fn caches_with_the_kernels_writeback_on_the_clients_processor() {
     coherence(" --immutable", " -o writeback_cache,placement=on");

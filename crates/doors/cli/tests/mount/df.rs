@@ -6,7 +6,7 @@ use std::fs;
 
 const FILES: u64 = 100;
 const LARGE_KIB: u64 = 20 << 10;
-/// The blocks of directories and of the tree.
+/// The most that directories and the tree take, in KiB.
 const SLACK_KIB: u64 = 1 << 10;
 
 fn words(place: &Place, program: &str, args: &[&str]) -> Vec<u64> {
@@ -51,7 +51,7 @@ fn deleted_space_comes_back(options: &str) {
         fs::remove_file(place.path(&format!("mnt/{i}"))).unwrap();
     }
     assert!(du(&place) < du_empty + SLACK_KIB, "names are gone at once");
-    // The kernel releases the last inodes a little later. Nothing is written meanwhile.
+    // The kernel releases the last inodes a little later, without any further write.
     until("what was deleted is free", || {
         let now = df(&place);
         now[0] < empty[0] + SLACK_KIB && now[1] + SLACK_KIB > empty[1] && now[2] == empty[2]

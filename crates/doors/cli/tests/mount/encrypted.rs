@@ -1,5 +1,5 @@
-//! Encrypted images through every command: keys from files and descriptors, wrong keys, changes of
-//! slots, and what is on the medium.
+//! Encrypted images with every command: keys from files and descriptors, wrong keys, changes of
+//! slots, and which bytes are on the medium.
 
 use crate::common::{Place, needs_fuse, write_and_fsync};
 use std::fs;
@@ -73,7 +73,8 @@ fn wrong_keys_and_damaged_headers_are_named() {
         .run("mkfs --size 32M disk.kedge")
         .refused(1, &["holds an encrypted KedgeFS image", "-f overwrites"]);
     let good = fs::read(place.path("disk.kedge")).unwrap();
-    // One copy of the header is enough; without both, or without the end, the error says so.
+    // One valid copy of the header suffices. If both are damaged, or the image is truncated, the
+    // error names this.
     let mut bad = good.clone();
     bad[..4096].fill(0x55);
     fs::write(place.path("disk.kedge"), &bad).unwrap();
@@ -83,7 +84,7 @@ fn wrong_keys_and_damaged_headers_are_named() {
     place.run("ls --key-file key disk.kedge:/").refused(1, &["damaged header", "wrong checksum"]);
     fs::write(place.path("disk.kedge"), &good[..60 << 10]).unwrap();
     place.run("ls --key-file key disk.kedge:/").refused(1, &["truncated"]);
-    // An image without encryption in its place leaves nothing of it.
+    // An image without encryption that replaces the encrypted one leaves no copy of its header.
     fs::write(place.path("disk.kedge"), &good).unwrap();
     place.run("mkfs -f disk.kedge").ok();
     place.run("ls disk.kedge:/").ok();

@@ -54,14 +54,15 @@ fn what_is_immutable_stays_as_it_was_when_it_became_so() {
         let text = "a line\n".repeat(10_000);
         let file = fs::File::create(&path).unwrap();
         (&file).write_all(text.as_bytes()).unwrap();
-        // A store through a shared mapping, which is only in the kernel's page cache.
+        // Store through a shared mapping; the bytes are only in the kernel's page cache.
         let store =
             "import mmap\nwith open('mnt/f', 'r+b') as f, mmap.mmap(f.fileno(), 0) as m: m[:5] = b'STORE'";
         let mut python = place.command("python3");
         python.args(["-c", store]);
         tool(python, "python3");
         if !options.is_empty() {
-            // This descriptor could still store into the kernel's pages.
+            // The flag is refused, because this descriptor could still store into the kernel's
+            // pages.
             let busy = chattr_refused(&place, "+id mnt/f");
             assert!(busy.contains("Text file busy"), "{busy}");
         }
@@ -118,8 +119,8 @@ fn what_is_append_only_grows_at_its_end() {
     }
 }
 
-/// A change of the contents by a user other than root clears the file's set-id bits. A change that
-/// an append-only file refuses clears nothing.
+/// A change of the contents by a user other than root clears the set-id bits of the file. A change
+/// that the append-only flag forbids clears no bits.
 #[test]
 fn an_append_drops_the_privilege_of_an_append_only_file() {
     needs_fuse!(root: NEEDS_ROOT);
@@ -152,7 +153,7 @@ fn an_append_drops_the_privilege_of_an_append_only_file() {
     }
 }
 
-/// Both kinds of ioctl, on a directory whose flags are inherited.
+/// Uses both ioctl interfaces, on a directory whose new files inherit its flags.
 #[test]
 fn tools_see_and_set_what_a_directory_hands_on() {
     needs_fuse!(root: NEEDS_ROOT);
@@ -189,8 +190,8 @@ fn the_kernel_asks_who_may() {
     assert_eq!(lsattr(&place, "mnt/f"), "d");
 }
 
-/// The results of open(2) and of a shared mapping of a flagged file; then the bytes that another
-/// program reads, and the result of its syncfs.
+/// Prints the results of open(2) and of a shared mapping of a flagged file, then the bytes that
+/// another program reads, and the result of its syncfs.
 const OPENS: &str = r#"
 import errno, mmap, os, subprocess
 os.chdir("mnt")
@@ -259,7 +260,7 @@ fn what_is_flagged_is_not_opened_for_writing() {
     }
 }
 
-/// A mount that does not see opens could not enforce the flags.
+/// A mount that receives no opens (`no_open`) could not enforce the flags of files.
 #[test]
 fn an_image_without_the_feature_refuses_until_it_is_tuned() {
     needs_fuse!(root: NEEDS_ROOT);
@@ -271,7 +272,7 @@ fn an_image_without_the_feature_refuses_until_it_is_tuned() {
     }
     chattr(&place, "+dA mnt/f");
     assert_eq!(place.info("mnt")["mount"]["options"]["no_open"], true);
-    // Each change of a directory is a request to the mount.
+    // The flag is permitted for a directory: each change of a directory is a request to the mount.
     fs::create_dir(place.path("mnt/dir")).unwrap();
     chattr(&place, "+i mnt/dir");
     assert_eq!(errno(fs::File::create(place.path("mnt/dir/new"))), EPERM);
@@ -288,7 +289,7 @@ fn an_image_without_the_feature_refuses_until_it_is_tuned() {
     place.unmount_and_check("disk.kedge");
 }
 
-/// The kernel does not know that the ioctl changes the ctime.
+/// The kernel does not know that the ioctl changes the ctime, so it must not show a cached one.
 #[test]
 fn chattr_moves_the_ctime_that_stat_shows() {
     needs_fuse!(root: NEEDS_ROOT);

@@ -17,7 +17,7 @@ fn names(dir: &Path) -> Vec<String> {
     names
 }
 
-/// The kinds and paths of the trees.
+/// For each tree of `target`, whether it is read-only, and its path.
 fn listed(place: &Place, target: &str) -> Vec<(bool, String)> {
     let said = place.run(&format!("snapshot list --json {target}")).ok();
     let row = |line: &str| {
@@ -41,7 +41,7 @@ fn a_fork_of_a_mount_is_a_tree_of_its_own() {
     fs::create_dir(mnt.join("dir")).unwrap();
     fs::write(mnt.join("dir/file"), vec![1; 100_000]).unwrap();
     fs::hard_link(mnt.join("dir/file"), mnt.join("link")).unwrap();
-    // The kernel knows that these names do not exist.
+    // Look the names up first, so that the kernel has cached that they do not exist.
     assert!(!mnt.join("fork").exists() && !mnt.join("snap").exists());
     place.run("fork mnt mnt/fork").ok();
     place.run("snapshot create mnt/fork mnt/dir/snap").ok();
@@ -53,7 +53,7 @@ fn a_fork_of_a_mount_is_a_tree_of_its_own() {
     let trees = [(false, "/"), (false, "/fork"), (true, "/dir/snap")].map(|(r, p)| (r, p.to_owned()));
     assert_eq!(listed(&place, "mnt"), trees);
     assert_eq!(listed(&place, "disk.kedge"), trees);
-    // A fork holds no tree that its source names, and a name in the source changes nothing in it.
+    // A fork contains no trees of its source. A name added to the source is not in the fork.
     assert_eq!(names(&mnt.join("fork")), ["dir", "link"]);
     assert_eq!(names(&mnt.join("fork/dir")), ["file"]);
     assert_eq!(names(&mnt), ["dir", "fork", "link"]);
@@ -62,7 +62,7 @@ fn a_fork_of_a_mount_is_a_tree_of_its_own() {
     assert_eq!((first.nlink(), second.nlink()), (2, 2));
     assert_ne!(first.ino(), second.ino());
     assert_eq!(fs::metadata(&mnt).unwrap().nlink(), 4, "itself, two directories and a fork");
-    // All are independent.
+    // Each tree changes independently.
     OpenOptions::new().write(true).open(mnt.join("fork/link")).unwrap().write_at(&[2; 4096], 4096).unwrap();
     fs::remove_file(mnt.join("dir/file")).unwrap();
     fs::write(mnt.join("fork/new"), b"new").unwrap();
@@ -79,14 +79,14 @@ fn a_fork_of_a_mount_is_a_tree_of_its_own() {
         |result: std::io::Result<()>| assert_eq!(result.unwrap_err().raw_os_error(), Some(libc::EXDEV));
     exdev(fs::hard_link(mnt.join("link"), mnt.join("fork/other")));
     exdev(fs::rename(mnt.join("link"), mnt.join("fork/other")));
-    // Names of trees.
+    // Rename trees, by command and by rename(2).
     place.run("snapshot rename mnt/dir/snap mnt/fork/old").ok();
     place.run("snapshot rename mnt/dir mnt/d").refused(1, &["mnt/dir is not a fork or a snapshot"]);
     place.run("snapshot rename mnt/fork mnt/dir").refused(1, &["mnt/dir is there already"]);
     assert_eq!(fs::read(mnt.join("fork/old/link")).unwrap(), vec![1; 100_000]);
     fs::rename(mnt.join("fork/old"), mnt.join("old")).unwrap();
     assert_eq!(fs::remove_dir(mnt.join("fork")).unwrap_err().raw_os_error(), Some(libc::ENOTEMPTY));
-    // A killed server loses none of it.
+    // After the death of the server every change is still there.
     write_and_fsync(&mnt.join("fork/synced"), b"synced");
     kill(&place, "mnt");
     until_dead(&place, "mnt");
@@ -120,7 +120,7 @@ fn deleted_space_is_free_within_a_second() {
     rustix::fs::syncfs(File::open(&mnt).unwrap()).unwrap();
     assert!(used(&mnt) > before + 9_000_000, "{} bytes are used, {before} before", used(&mnt));
     place.run("snapshot delete mnt/fork").ok();
-    // The tree of the source still has the nodes that it changed since.
+    // The nodes that the source changed since the fork stay in use.
     until("the blocks are free", || used(&mnt) < before + (1 << 20));
     for i in 0..200 {
         assert_eq!(fs::read(mnt.join(format!("{i}"))).unwrap(), vec![1; 50_000]);
@@ -154,7 +154,7 @@ fn images_that_are_not_mounted_are_forked() {
     place.run("snapshot list --space disk.kedge").ok();
     place.run("fsck -n -f disk.kedge").ok();
     place.run("scrub disk.kedge").ok();
-    // A copy of the metadata has that of all trees.
+    // A copy of the metadata has the metadata of all trees.
     place.run("image disk.kedge copy.kedge").ok();
     place.run("fsck -n -f copy.kedge").ok();
     assert_eq!(place.run("ls copy.kedge:/fork/old").ok(), "file\n");
@@ -235,7 +235,7 @@ for name in 'trees.0', 'tree.0':
     place.unmount();
 }
 
-/// What a program that has a file of a deleted tree open sees.
+/// A program has a file of a deleted tree open.
 #[test]
 fn open_files_of_a_deleted_tree_are_stale() {
     needs_fuse!();
@@ -255,7 +255,7 @@ fn open_files_of_a_deleted_tree_are_stale() {
     stale(fs::metadata(mnt.join("fork/file")).map(drop));
     drop(file);
     assert_eq!(fs::read(mnt.join("file")).unwrap(), vec![1; 1 << 20]);
-    // The name is free for another tree.
+    // The name of the deleted tree can be used again.
     place.run("fork mnt mnt/fork").ok();
     assert_eq!(fs::read(mnt.join("fork/file")).unwrap(), vec![1; 1 << 20]);
     place.unmount_and_check("disk.kedge");
@@ -274,7 +274,7 @@ fn a_fork_is_rolled_back_or_committed() {
     fs::write(mnt.join("base/file"), "second").unwrap();
     place.run("snapshot rollback mnt/kept mnt/base").ok();
     assert_eq!(read("base/file"), "first");
-    // A fork of base replaces it, if base stayed as it was.
+    // `work`, a fork of `base`, replaces `base` if `base` was not changed since.
     place.run("fork mnt/base mnt/work").ok();
     fs::write(mnt.join("work/file"), "worked").unwrap();
     place.run("snapshot commit mnt/work mnt/base").ok();
@@ -305,7 +305,7 @@ fn a_fork_is_rolled_back_or_committed() {
     place.run("fsck -n -f disk.kedge").ok();
 }
 
-/// The loop of an agent: fork, work, keep or drop; many side by side.
+/// Many agents at once, each of which forks a tree, works in the fork, and keeps or drops it.
 #[test]
 fn a_hundred_forks_are_changed_side_by_side() {
     needs_fuse!();
@@ -332,7 +332,7 @@ fn a_hundred_forks_are_changed_side_by_side() {
             scope.spawn(move || (thread..100).step_by(4).for_each(work));
         }
     });
-    // Every third is dropped.
+    // Every third fork is dropped.
     for i in (0..100).step_by(3) {
         place.run(&format!("snapshot delete mnt/work{i}")).ok();
     }
@@ -347,8 +347,8 @@ fn a_hundred_forks_are_changed_side_by_side() {
     place.unmount_and_check("disk.kedge");
 }
 
-/// A program that appends lines and acknowledges each after fsync: a fork has every line that was
-/// acknowledged before it, and is what a crash could leave.
+/// A program appends lines and acknowledges each after its fsync. A fork has every line that was
+/// acknowledged before the fork began, and is a state that a crash could leave.
 #[test]
 fn a_database_is_forked_while_it_works() {
     needs_fuse!();
@@ -430,7 +430,7 @@ fn what_does_not_fit_is_refused_and_nothing_is_lost() {
     let filled = std::iter::repeat_with(|| full.write_all(&[7; 1 << 16])).find_map(Result::err);
     assert_eq!(filled.unwrap().raw_os_error(), Some(libc::ENOSPC));
     let _ = full.sync_all();
-    // A full image is forked or refused, again and again.
+    // On a full image each fork either succeeds or is refused.
     let mut made = 0;
     for i in 0..30 {
         let forked = place.run(&format!("fork mnt mnt/full{i}"));
@@ -458,8 +458,8 @@ fn what_does_not_fit_is_refused_and_nothing_is_lost() {
     place.unmount();
 }
 
-/// The root of a mount goes back to a snapshot: what is open of the old contents is stale, whatever
-/// the kernel has cached, and names that come back or go are seen at once.
+/// The root of a mount is rolled back to a snapshot. Open files of the old contents become stale,
+/// whatever the kernel has cached, and changed names are seen at once.
 #[test]
 fn the_root_of_a_mount_is_rolled_back() {
     needs_fuse!();
@@ -491,7 +491,7 @@ fn the_root_of_a_mount_is_rolled_back() {
         assert_eq!(fs::read(mnt.join("dir/inside/gone")).unwrap(), b"gone");
     };
     expect();
-    // Writes and syncs of the old contents fail; none of them reaches the new ones.
+    // Writes and syncs through the old open files fail, and none of them reaches the new contents.
     let stale = |result: std::io::Result<()>| {
         let errno = result.unwrap_err().raw_os_error();
         assert!(matches!(errno, Some(libc::ESTALE | libc::EIO | libc::ENOENT)), "{errno:?}");
@@ -503,14 +503,15 @@ fn the_root_of_a_mount_is_rolled_back() {
     fs::write(mnt.join("file"), b"changed").unwrap();
     fs::write(mnt.join("dir/later"), b"later").unwrap();
     assert_eq!(fs::read(mnt.join("file")).unwrap(), b"changed");
-    // Again, and by the fork of it.
+    // Roll back again, and then replace the root by a fork of it.
     place.run("snapshot rollback mnt/monday mnt/.").ok();
     expect();
     place.run("fork mnt mnt/try").ok();
     fs::write(mnt.join("try/done"), b"done").unwrap();
     place.run("snapshot commit mnt/try mnt").ok();
     assert_eq!(names(&mnt), ["dir", "done", "file", "gone", "monday"]);
-    // What would lose its place, and what is no tree.
+    // Refused are a rollback that would remove a tree's directory, and directories that are no
+    // trees.
     fs::create_dir(mnt.join("later")).unwrap();
     place.run("fork mnt mnt/later/tree").ok();
     place.run("snapshot rollback mnt/monday mnt").refused(1, &["would lose its place"]);
@@ -520,7 +521,7 @@ fn the_root_of_a_mount_is_rolled_back() {
     let root = fs::metadata(&mnt).unwrap();
     assert_eq!(std::os::unix::fs::MetadataExt::ino(&root), 1);
     drop((old, old_dir));
-    // The state that a kill leaves.
+    // A kill right after a rollback leaves the new contents.
     place.run("snapshot rollback mnt/monday mnt").ok();
     kill(&place, "mnt");
     place.run("umount mnt").refused(1, &["had died"]);
@@ -528,7 +529,7 @@ fn the_root_of_a_mount_is_rolled_back() {
     place.run("mount disk.kedge mnt").ok();
     expect();
     place.unmount_and_check("disk.kedge");
-    // The same without a mount, and in a mount of one tree.
+    // Do the same without a mount, and in a mount of one tree.
     place.run("mkdir disk.kedge:/more").ok();
     place.run("snapshot rollback disk.kedge:/monday disk.kedge:/").ok();
     place.run("snapshot rollback disk.kedge:/dir disk.kedge:/").refused(1, &["not the root of a tree"]);

@@ -13,18 +13,18 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// More than the number of workers.
+/// More writers than the server has workers.
 const WRITERS: usize = 12;
 
 /// A freeze with a time limit, because after a failed test all waiting programs and the mount would
 /// hang forever.
 const FREEZE: &str = "freeze --for 600 mnt";
 
-/// The size of the buffer from which the writers take their bytes.
+/// The size of the buffer from which the writers take their bytes, in bytes.
 const SOURCE_BYTES: usize = 1 << 16;
 
-/// The newest files of a writer that stay. It removes the older ones, so that no machine is so fast
-/// that the image becomes full.
+/// How many of a writer's newest files stay. The writer removes older ones, so that the image does
+/// not become full on a fast machine.
 const KEPT: &str = "200";
 
 /// One of several programs that make files one after another, each durable before the next, and
@@ -80,7 +80,7 @@ fn content(n: usize) -> Vec<u8> {
     source()[n % 4096..][..8 + n * 613 % 7200].to_vec()
 }
 
-/// The copy of a frozen image is clean, and mounts without replay.
+/// Asserts that the copy of a frozen image is clean, and mounts without replay.
 #[track_caller]
 fn assert_clean(place: &Place, image: &str) {
     let said = place.run(&format!("fsck {image}")).ok();
@@ -162,9 +162,9 @@ fn open_newest(writer: &Writer, dir: &Path) -> (usize, fs::File) {
     }
 }
 
-/// The copy of a writer's directory has all files from its oldest to the last of the `done` that
-/// the writer had reported, and perhaps newer ones. Each has its contents; the newest may be one
-/// that the writer was making.
+/// Asserts that the copy of a writer's directory has all files from its oldest one to number
+/// `done`, which the writer had reported, and perhaps newer ones. Each file has its contents,
+/// except the newest if the writer was just making it.
 #[track_caller]
 fn assert_complete(dir: &Path, done: usize, round: usize) {
     let names = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name());
@@ -182,7 +182,7 @@ fn assert_complete(dir: &Path, done: usize, round: usize) {
     }
 }
 
-/// Every command reports the freeze.
+/// Asserts that every command reports the freeze.
 fn assert_frozen(place: &Place) {
     let info = place.info("mnt");
     assert_eq!(info["state"], "frozen");
@@ -193,7 +193,7 @@ fn assert_frozen(place: &Place) {
     place.run("freeze mnt").refused(1, &["mnt is frozen already"]);
 }
 
-/// Bytes of the parked requests.
+/// The bytes of the parked requests.
 fn parked(place: &Place) -> u64 {
     let text = place.run("stats --json mnt").ok();
     let stats: serde_json::Value = serde_json::from_str(&text).unwrap();
@@ -226,8 +226,8 @@ fn a_program_that_waits_can_be_killed() {
         status.unwrap().signal()
     };
     let process = |child: &Child| Pid::from_raw(child.id() as i32).unwrap();
-    // The shell itself makes the changes, each in another directory, because a change holds its
-    // directory's lock.
+    // The shell itself makes the changes. Each is in another directory, because a waiting change
+    // holds its directory's lock.
     let mut create = waits("trap : USR1; echo killed > mnt/a/new");
     let mut write = waits("echo killed 1<> mnt/file");
     let mut spared = waits("trap : USR1; echo spared > mnt/b/spared");

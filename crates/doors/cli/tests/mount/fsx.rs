@@ -7,9 +7,9 @@ use crate::common::rings::rings_are_on;
 use crate::common::{Place, needs_fuse};
 use std::time::Duration;
 
-/// Between two deaths of a server.
+/// The time between two deaths of a server.
 const EVERY: Duration = Duration::from_millis(150);
-/// Operations between two mounts.
+/// The number of operations between two mounts.
 const STEPS: u32 = 500;
 
 fn fsx(options: &'static str) {

@@ -13,7 +13,7 @@ use std::path::Path;
 use std::process::Stdio;
 
 const NEEDS_ROOT: &str = "only root makes idmapped mounts";
-/// The uid as which root of the file system is shown.
+/// The uid that the mapped mount shows for root of the file system.
 const FIRST: u32 = 100_000;
 
 /// A user namespace whose users 0 to 65535 are the host's users from [`FIRST`] on.
@@ -32,10 +32,10 @@ fn namespace(place: &Place) -> File {
     namespace
 }
 
-/// Gives a mount that is not attached yet the id mapping of `namespace`.
+/// Gives a mount that is not yet attached the id mapping of `namespace`.
 fn set_idmap(tree: &OwnedFd, namespace: &File) -> io::Result<()> {
     const MOUNT_ATTR_IDMAP: u64 = 0x0010_0000;
-    // `struct mount_attr`: to set, to clear, propagation, namespace.
+    // The fields of `struct mount_attr`: flags to set, flags to clear, propagation, namespace.
     let attr = [MOUNT_ATTR_IDMAP, 0, 0, namespace.as_raw_fd() as u64];
     // SAFETY: the call reads an empty string and `attr`, whose size is passed; both outlive the
     // call, and the descriptors are open.
@@ -70,7 +70,7 @@ fn idmap(place: &Place, from: &str, to: &str) -> bool {
     true
 }
 
-/// Runs a shell script with this uid and gid.
+/// Runs a shell script with this uid and gid. Returns whether it succeeds.
 fn as_user(place: &Place, user: u32, script: &str) -> bool {
     let mut command = place.command("setpriv");
     let user = user.to_string();
@@ -78,7 +78,7 @@ fn as_user(place: &Place, user: u32, script: &str) -> bool {
     command.env("PATH", "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin").env("LC_ALL", "C");
     let out = output_of(command).unwrap();
     let errors = String::from_utf8_lossy(&out.stderr);
-    // Any other failure is an error of the test.
+    // A failure for any other reason is an error of the test.
     let refused = ["Permission denied", "Operation not permitted"];
     assert!(out.status.success() || refused.iter().any(|why| errors.contains(why)), "{script}: {errors}");
     out.status.success()
@@ -101,7 +101,7 @@ fn run(place: &Place, program: &str, args: &str, package: &str) {
     tool(command, package);
 }
 
-/// The owners of new files and of files whose owner changes.
+/// Tests the owners of new files and of files whose owner changes.
 fn owners(place: &Place) {
     let (plain, mapped) = (|name| place.path("mnt").join(name), |name| place.path("mapped").join(name));
     fs::write(plain("old"), "text").unwrap();
@@ -118,7 +118,7 @@ fn owners(place: &Place) {
     }
     chown(mapped("file"), Some(FIRST + 3), Some(FIRST + 4)).unwrap();
     assert_eq!(owner(plain("file")), (3, 4));
-    // A user without a mapping, root included, gets no rights and makes no files.
+    // A user without a mapping, such as root, cannot own a file through the mapped mount.
     let refused = |result: io::Result<()>| {
         let errno = result.unwrap_err().raw_os_error().unwrap();
         assert_eq!(Errno::from_raw_os_error(errno), Errno::OVERFLOW);
@@ -127,7 +127,7 @@ fn owners(place: &Place) {
     refused(fs::write(mapped("roots"), "x"));
     assert_eq!(owner(plain("file")), (3, 4));
     assert!(!plain("roots").exists());
-    // The same user under both ids.
+    // The owner of the file has one id on each mount, and no rights with the other id.
     fs::set_permissions(plain("file"), fs::Permissions::from_mode(0o600)).unwrap();
     assert!(as_user(place, 3, "cat mnt/file") && !as_user(place, 3, "cat mapped/file"));
     assert!(as_user(place, FIRST + 3, "cat mapped/file") && !as_user(place, FIRST + 3, "cat mnt/file"));
@@ -148,7 +148,7 @@ fn lists(place: &Place) {
     assert_eq!(owner(place.path("mnt/dir/heir")), (3, 3));
 }
 
-/// Root of the file system is not root of the machine.
+/// Root of the file system has no rights of the machine's root.
 fn rights(place: &Place) {
     let set = "setfattr -n system.kedgefs.options -v commit=7";
     for (user, dir) in [(FIRST, "mapped"), (FIRST, "mnt"), (65534, "mnt")] {
@@ -192,7 +192,7 @@ fn ids_are_mapped_in_both_directions() {
         owners(&place);
         lists(&place);
         rights(&place);
-        // A child that another test has just started may still have the mount's files open.
+        // A child that another test has just started may still have files of the mount open.
         until("no process uses the mount", || {
             unmount(place.path("mapped"), UnmountFlags::NOFOLLOW) != Err(Errno::BUSY)
         });

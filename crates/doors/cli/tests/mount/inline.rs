@@ -1,5 +1,5 @@
-//! Small files whose data is in the tree, on a mount: they are created, grow, are cut, mapped,
-//! cloned and forked, and survive a remount and a killed process.
+//! Small files whose data is in the tree, on a mount: they are created, extended, truncated,
+//! mapped, cloned and forked, and they survive a remount and the death of the server.
 
 use crate::common::io::Mapping;
 use crate::common::{Place, kill, needs_fuse, until_dead, write_and_fsync};
@@ -8,10 +8,10 @@ use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
-/// The longest file whose data is in the tree of these images.
+/// The largest size of a file whose data these images keep in the tree, in bytes.
 const LONGEST: usize = 1024;
 
-/// What each file should have.
+/// The expected contents of each file, by name.
 type Contents = BTreeMap<String, Vec<u8>>;
 
 fn bytes(seed: usize, len: usize) -> Vec<u8> {
@@ -28,7 +28,7 @@ fn assert_like(dir: &Path, contents: &Contents) {
     }
 }
 
-/// Files of lengths around the longest, each fsynced.
+/// Makes files of sizes around [`LONGEST`], each fsynced.
 fn create(dir: &Path) -> Contents {
     let lens = [1, 93, LONGEST - 1, LONGEST, LONGEST + 1, 4096, 5000];
     let files = (0..70).map(|i| (format!("file {i}"), bytes(i, lens[i % lens.len()])));
@@ -39,14 +39,14 @@ fn create(dir: &Path) -> Contents {
     contents
 }
 
-/// Changes files in the ways in which their data enters and leaves the tree.
+/// Changes files in all ways that move data into or out of the tree.
 fn change(dir: &Path, contents: &mut Contents) {
     for (n, (name, is)) in contents.iter_mut().enumerate() {
         let path = dir.join(name);
         let file = open(&path);
         match n % 6 {
             0 => {
-                // It grows beyond the longest.
+                // Extend the file beyond the longest size.
                 let more = bytes(n + 1, 2000);
                 file.write_all_at(&more, is.len() as u64).unwrap();
                 is.extend(more);
@@ -56,7 +56,7 @@ fn change(dir: &Path, contents: &mut Contents) {
                 is.resize(50, 0);
             }
             2 => {
-                // What follows the cut reads as zeros.
+                // The bytes behind the cut read as zeros.
                 file.set_len(10).unwrap();
                 file.set_len(3000).unwrap();
                 is.resize(10, 0);
@@ -94,7 +94,7 @@ fn small_files_live_on_a_mount() {
     let dir = mnt.join("dir");
     let mut contents = create(&dir);
     assert_like(&dir, &contents);
-    // A program must not take a file without blocks for a hole.
+    // A file with data must have blocks: programs take a file without blocks for a hole.
     assert!(fs::metadata(dir.join("file 1")).unwrap().blocks() > 0);
     place.unmount_and_check("disk.kedge");
 
@@ -102,7 +102,7 @@ fn small_files_live_on_a_mount() {
     assert_like(&dir, &contents);
     change(&dir, &mut contents);
     assert_like(&dir, &contents);
-    // A fork and clones have the bytes of their moment.
+    // The fork and the clones keep the bytes that the files have now.
     place.run("fork mnt mnt/fork").ok();
     let (forked, fork) = (contents.clone(), mnt.join("fork/dir"));
     let clones = mnt.join("clones");
@@ -151,6 +151,7 @@ fn small_files_take_no_blocks() {
         place.info("disk.kedge")["used_bytes"].as_u64().unwrap()
     };
     let (within, outside) = (used("1K"), used("off"));
-    // A block for each file but those of the nodes that are filled with their bytes.
+    // Without data in the tree each file takes a block. With it, only the nodes that hold the bytes
+    // do.
     assert!(within + 2000 * 3000 < outside, "{within} bytes with, {outside} without");
 }

@@ -89,8 +89,8 @@ fn what_fsync_confirmed_to_many_writers_survives_a_kill() {
     }
 }
 
-/// The kernel ends the requests in the rings of a killed server: no writer waits without end, and
-/// neither does sync(2), which asks all file systems of the machine.
+/// The kernel ends the requests in the rings of a killed server, so neither a writer waits forever
+/// nor sync(2), which calls all file systems of the machine.
 #[test]
 fn a_server_with_rings_is_killed_and_no_process_waits_without_end() {
     needs_fuse!();
@@ -108,8 +108,8 @@ fn a_server_with_rings_is_killed_and_no_process_waits_without_end() {
     }
 }
 
-/// Before a seek in a file with stored pages the kernel writes them, and waits for the server in a
-/// way that no signal ends.
+/// Before a seek in a file with stored pages the kernel writes them, and waits for the server in
+/// uninterruptible sleep.
 #[test]
 fn a_server_that_is_killed_beside_a_seek_ends_the_mount() {
     needs_fuse!();
@@ -126,7 +126,7 @@ fn a_server_that_is_killed_beside_a_seek_ends_the_mount() {
     }
 }
 
-/// The server has another process send notifications, which a user may kill.
+/// The server sends notifications through another process, its courier, which a user may kill.
 #[test]
 fn a_courier_that_is_killed_is_replaced() {
     needs_fuse!();
@@ -146,7 +146,7 @@ fn a_courier_that_is_killed_is_replaced() {
     assert_eq!(place.run("fsck disk.kedge").code, 0);
 }
 
-/// No process is left that could reply: the kernel ends the mount on request.
+/// When no process is left that could reply, the kernel ends the mount on request.
 #[test]
 fn a_forced_unmount_ends_a_wait_for_a_server_and_a_courier_that_are_killed() {
     needs_fuse!(root: "umount -f needs root");
@@ -156,7 +156,7 @@ fn a_forced_unmount_ends_a_wait_for_a_server_and_a_courier_that_are_killed() {
     let courier = stop_in_a_seek(server);
     kill_process(courier, Signal::KILL).unwrap();
     kill_process(server, Signal::KILL).unwrap();
-    // The program keeps the mount in use; its requests fail all the same.
+    // The unmount fails because the program uses the mount, but it ends the program's requests.
     let _busy = rustix::mount::unmount(place.path("mnt"), rustix::mount::UnmountFlags::FORCE);
     println!("{}", seeks.failed());
     until("both are gone", || is_gone(courier) && is_gone(server));

@@ -1,4 +1,4 @@
-//! The real mount: daemon, crash, unmount.
+//! The life of a mount: daemon, crash, unmount.
 
 use crate::common::{Place, kill, needs_fuse, pid, tool, until, write_and_fsync};
 use rustix::process::{Signal, kill_process};
@@ -73,7 +73,8 @@ fn a_mounted_image_is_left_alone() {
     place.run("umount mnt").ok();
 }
 
-/// As with any Linux file system: one file system, which ends with its last mount.
+/// As with any Linux file system, both directories show one file system, which ends with its last
+/// mount.
 #[test]
 fn what_is_mounted_can_be_mounted_on_a_second_directory() {
     needs_fuse!(root: "only root can mount a file system twice");
@@ -87,7 +88,7 @@ fn what_is_mounted_can_be_mounted_on_a_second_directory() {
     let flags = |dir| rustix::fs::statvfs(place.path(dir)).unwrap().f_flag;
     let nosuid = rustix::fs::StatVfsMountFlags::NOSUID;
     assert!(flags("other").contains(nosuid) && !flags("mnt").contains(nosuid));
-    // The process lives until the last mount has ended, whichever that is.
+    // The process lives until the last mount has ended, in whatever order they end.
     place.run("umount mnt").ok();
     fs::write(place.path("other/more"), "text").unwrap();
     place.run("mount disk.kedge mnt").ok();
@@ -216,7 +217,7 @@ fn a_live_mount_tells_of_itself() {
         assert!(name.starts_with("kedgefs_") && name.ends_with('}'), "{line}");
         value.parse::<f64>().unwrap();
     }
-    // The latency of the device: the fsync above made a durable write.
+    // The latency of the device is known, because the fsync above made a durable write.
     assert!(info["device_latency"]["durable_write_ns"].as_u64().unwrap() > 0, "{info}");
     assert!(stats["device"]["latency"]["durable_write_ns"].as_u64().unwrap() > 0, "{stats}");
     assert!(place.run("info mnt").ok().contains("device_latency.durable_write_ns "));
@@ -239,7 +240,7 @@ fn a_mount_that_fails_says_why_and_leaves_no_process() {
     place.run("mkfs --size 16M disk.kedge").ok();
     place.run("mount disk.kedge file").refused(1, &["file is not a directory"]);
     place.run("mount disk.kedge nowhere").refused(1, &["nowhere"]);
-    // No process holds the image.
+    // The failed mounts left no process that holds the image.
     place.run("mkfs -f disk.kedge").ok();
 }
 
@@ -252,7 +253,7 @@ fn messages_go_to_the_log_file() {
     assert!(place.path("log").exists());
 }
 
-/// One base image serves many overlays.
+/// One base image can be mounted for many overlays at once.
 #[test]
 fn a_clean_image_is_mounted_read_only_many_times() {
     needs_fuse!();
@@ -272,7 +273,7 @@ fn a_clean_image_is_mounted_read_only_many_times() {
     for dir in dirs {
         place.run(&format!("umount {dir}")).ok();
     }
-    // A writer excludes readers.
+    // A writable mount excludes read-only mounts.
     place.run("mount disk.kedge mnt").ok();
     place.run("mount -o ro disk.kedge a").refused(1, &["disk.kedge is in use"]);
     place.unmount_and_check("disk.kedge");

@@ -9,7 +9,7 @@ use std::path::Path;
 
 const MIB: usize = 1 << 20;
 
-/// Size and available space as df(1) shows them, in bytes, and the inodes.
+/// The size and the available space in bytes, as df(1) shows them; the inodes, and the free ones.
 fn df(dir: &Path) -> (u64, u64, u64, u64) {
     let stat = rustix::fs::statvfs(dir).unwrap();
     (stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize, stat.f_files, stat.f_ffree)
@@ -44,7 +44,8 @@ fn a_directory_of_a_mount_is_limited() {
     assert_eq!(df(&mnt.join("box/sub")), (size, free, 10, 7));
     assert!(df(&mnt).0 > 100 << 20);
 
-    // write(2) is refused, with what fits, and nothing later.
+    // write(2) writes as much as the limit permits and then fails. What was accepted is never
+    // refused later.
     let mut file = File::create(mnt.join("box/sub/large")).unwrap();
     let data = vec![2; MIB];
     let written: usize = (0..5).map_while(|_| file.write(&data).ok()).sum();
@@ -55,13 +56,13 @@ fn a_directory_of_a_mount_is_limited() {
     assert_eq!(df(&mnt.join("box")).1, 0);
     fs::write(mnt.join("outside"), &data).unwrap();
     fs::remove_file(mnt.join("box/before")).unwrap();
-    // The room of a removed file is free although the kernel forgets the file a moment later.
+    // The space of a removed file is free at once, although the kernel forgets the file later.
     fs::write(mnt.join("box/small"), &data).unwrap();
     for _ in 0..100 {
         fs::remove_file(mnt.join("box/small")).unwrap();
         fs::write(mnt.join("box/small"), &data).unwrap();
     }
-    // While it is open, it keeps its room.
+    // A removed file keeps its space while it is open.
     let open = File::open(mnt.join("box/small")).unwrap();
     fs::remove_file(mnt.join("box/small")).unwrap();
     over(fs::write(mnt.join("box/second"), &data));
@@ -69,7 +70,7 @@ fn a_directory_of_a_mount_is_limited() {
     drop(open);
     fs::write(mnt.join("box/small"), &data).unwrap();
     fs::remove_file(mnt.join("box/second")).unwrap();
-    // Files.
+    // The limit of files holds for every kind of inode.
     for i in 0..6 {
         File::create(mnt.join(format!("box/{i}"))).unwrap();
     }
@@ -79,7 +80,7 @@ fn a_directory_of_a_mount_is_limited() {
     let moved = fs::rename(mnt.join("box/0"), mnt.join("0")).unwrap_err();
     assert_eq!(moved.raw_os_error(), Some(libc::EXDEV));
 
-    // A killed server loses nothing of it.
+    // After the death of the server the limit and the usage are still there.
     place.run("limit --files 11 mnt/box").ok();
     write_and_fsync(&mnt.join("box/last"), b"");
     kill(&place, "mnt");

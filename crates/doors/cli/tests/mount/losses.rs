@@ -8,7 +8,7 @@ use std::fs;
 use std::io::Write;
 
 const LINE: &str = "mount --create 64M disk.kedge mnt -o commit=300 --log-file log --faults faults";
-/// Too large for the log: data in place.
+/// The contents of a file. They are too large for the log, so they are written in place.
 static DATA: [u8; 300_000] = [b'S'; 300_000];
 
 fn place_with_data() -> Place {
@@ -76,8 +76,8 @@ fn what_the_kernel_could_not_pass_on_is_said() {
         return kedge_base::skip::note("the kernel passes syncfs(2) on to a mount as root only");
     }
     let place = Place::after("mount --create 32M disk.kedge mnt -o writeback_cache");
-    // More data than the image has space for, not synced, and written by a process that ignores
-    // errors at close.
+    // A process that ignores errors at close writes more data than the image has space for, and
+    // does not sync it.
     let file =
         fs::File::options().read(true).write(true).create_new(true).open(place.path("mnt/file")).unwrap();
     file.set_len(64 << 20).unwrap();
@@ -95,7 +95,7 @@ fn what_the_kernel_could_not_pass_on_is_said() {
     assert_eq!(place.run("fsck disk.kedge").code, 0);
 }
 
-/// The kernel has written back data by itself, the mount has refused it, and no program has synced
+/// The kernel has written data back by itself, the mount has refused it, and no program has synced
 /// since.
 #[test]
 fn what_was_refused_in_the_background_is_said() {

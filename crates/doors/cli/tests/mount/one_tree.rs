@@ -42,7 +42,8 @@ fn a_mount_shows_one_tree() {
     place.run("mount -o tree=dir/work disk.kedge mnt").ok();
     assert_eq!(names(&mnt), ["dir", "inner", "sub", "top"]);
     assert_eq!(place.info("mnt")["mount"]["options"]["tree"], "dir/work");
-    // The root is a root: by its number, its parent, and its place in the mount table.
+    // The root of the tree is the root of the mount: by its inode number, its parent, and the mount
+    // table.
     let root = fs::metadata(&mnt).unwrap();
     assert_eq!(root.ino(), 1);
     assert_eq!(fs::metadata(mnt.join("sub/..")).unwrap().ino(), 1);
@@ -52,7 +53,7 @@ fn a_mount_shows_one_tree() {
     );
     assert_eq!(root.dev(), fs::metadata(mnt.join("sub/file")).unwrap().dev());
     assert_ne!(fs::metadata(mnt.join("..")).unwrap().dev(), root.dev());
-    // Every kind of change, in the root too.
+    // Make every kind of change, in the root too.
     write_and_fsync(&mnt.join("new"), b"new");
     fs::create_dir(mnt.join("made")).unwrap();
     fs::rename(mnt.join("sub/file"), mnt.join("made/moved")).unwrap();
@@ -67,7 +68,7 @@ fn a_mount_shows_one_tree() {
     File::open(&mnt).unwrap().sync_all().unwrap();
     assert_eq!(names(&mnt), ["dir", "inner", "link", "made", "new", "sub", "symlink"]);
     assert_eq!(errno(fs::hard_link(mnt.join("new"), mnt.join("inner/new"))), Some(libc::EXDEV));
-    // What was synced survives, in this tree alone.
+    // Synced changes survive, in this tree alone.
     kill(&place, "mnt");
     place.run("umount mnt").refused(1, &["had died"]);
     place.run("fsck -n -f disk.kedge").ok();
@@ -101,7 +102,7 @@ fn trees_are_made_in_a_mount_of_one_tree() {
     place.run("snapshot list --space mnt").ok();
     place.run("snapshot rollback mnt/before mnt/inner").ok();
     assert_eq!(fs::read_to_string(mnt.join("inner/sub/file")).unwrap(), "first");
-    // The kernel learns of copies beside it, in the root too.
+    // A copy without the kernel (`kedge cp`) is visible at once, in the root too.
     assert!(!mnt.join("copied").exists());
     fs::write(place.path("copied"), "copied").unwrap();
     place.run("cp copied mnt").ok();
@@ -128,7 +129,7 @@ fn a_snapshot_is_mounted_read_only() {
     assert_eq!(errno(fs::write(mnt.join("new"), "new")), Some(libc::EROFS));
     assert_eq!(errno(fs::remove_file(mnt.join("top"))), Some(libc::EROFS));
     place.unmount();
-    // Read-only mounts of several trees side by side.
+    // Mount several trees at once, read-only.
     for (tree, dir) in [("snap", "mnt"), ("dir/work", "other")] {
         fs::create_dir_all(place.path(dir)).unwrap();
         place.run(&format!("mount -o ro,tree={tree} disk.kedge {dir}")).ok();
@@ -161,7 +162,7 @@ fn what_is_no_tree_or_is_mounted_is_refused() {
     let beside = place.run("mount -o tree=snap disk.kedge other");
     beside.refused(1, &["disk.kedge is in use: it is mounted on", "mnt", "mount --bind"]);
     place.unmount();
-    // And the other way round: one tree is not taken for the whole.
+    // A mount of one tree is not taken for a mount of the whole file system.
     place.run("mount -o tree=dir/work disk.kedge mnt").ok();
     place.run("mount disk.kedge other").refused(1, &["disk.kedge is in use: it is mounted on"]);
     place.run("remount mnt -o tree=snap").refused(2, &["tree cannot change while mounted"]);

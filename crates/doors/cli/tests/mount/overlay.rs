@@ -71,8 +71,8 @@ fn an_upper_layer_hides_changes_and_moves_what_is_below() {
     place.unmount_and_check("disk.kedge");
 }
 
-/// Both layers are on the mount, as in the store of a container tool. The overlay stores with a
-/// changed file the handle of the lower file that it was copied from, and looks that file up.
+/// Both layers are on the mount, as in the store of a container tool. With a copied-up file the
+/// overlay stores the handle of the lower file, and looks that file up by it.
 #[test]
 fn what_was_copied_up_is_there_after_a_remount() {
     needs_fuse!(root: NEEDS_ROOT);
@@ -91,7 +91,7 @@ fn what_was_copied_up_is_there_after_a_remount() {
         no_overlay(&place);
         place.remount("disk.kedge", options);
         overlay(&place, "mnt/lower");
-        // The second access revalidates the result of the first.
+        // The second access uses and revalidates the dentries of the first.
         for _ in 0..2 {
             assert_eq!(fs::read_to_string(merged.join("changed")).unwrap(), "new", "{options}");
             assert_eq!(fs::read_to_string(merged.join("dir/new")).unwrap(), "dir/moved", "{options}");
@@ -102,7 +102,7 @@ fn what_was_copied_up_is_there_after_a_remount() {
     }
 }
 
-/// Containers share the layers of one image in this way; each mount has its own process.
+/// Containers share the layers of one image in this way. Each read-only mount has its own process.
 #[test]
 fn two_overlays_lie_over_two_read_only_mounts_of_one_image() {
     needs_fuse!(root: NEEDS_ROOT);
@@ -153,7 +153,7 @@ fn a_rename_leaves_a_whiteout() {
     assert_eq!(rename("b", "a", RenameFlags::NOREPLACE), Err(rustix::io::Errno::EXIST));
     rename("b", "a", RenameFlags::empty()).unwrap();
     assert_eq!((fs::read_to_string(at("a")).unwrap().as_str(), is_whiteout(&at("b"))), ("a", true));
-    // The replaced directory is removed, and its parent has one subdirectory less.
+    // The replaced directory is removed, so its parent has one subdirectory less.
     assert_eq!(fs::metadata(place.path("mnt")).unwrap().nlink(), 3);
     fs::create_dir(at("e")).unwrap();
     rename("e", "d/e", RenameFlags::NOREPLACE).unwrap();

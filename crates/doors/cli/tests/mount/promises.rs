@@ -97,7 +97,8 @@ fn full_image(options: &str) {
     place.run(&format!("mount --create 64M {options} disk.kedge mnt")).ok();
     let path = |promise| place.path(&format!("mnt/{promise:?}"));
     for promise in PROMISES {
-        // The beginning of the later write has space, so a request could get a short count.
+        // The first blocks exist, so that a later write has space for its beginning and could get a
+        // short count.
         let file = File::create(path(promise)).unwrap();
         file.write_all_at(&[b'0'; 16 * BLOCK], 0).unwrap();
         file.set_len(MIB as u64).unwrap();

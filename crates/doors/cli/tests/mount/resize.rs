@@ -21,7 +21,7 @@ fn df(dir: &Path) -> u64 {
     stat.f_blocks * stat.f_frsize
 }
 
-/// Stops the writers also when an assertion fails beside them.
+/// Stops the writers on drop, so that they also stop when an assertion fails.
 struct Stop<'a>(&'a AtomicBool);
 
 impl Drop for Stop<'_> {
@@ -30,7 +30,7 @@ impl Drop for Stop<'_> {
     }
 }
 
-/// Four threads write and fsync files while `work` runs, each at least 20.
+/// Runs `work` while four threads write and fsync files, at least 20 files each.
 fn beside_writers(mnt: &Path, work: impl FnOnce()) {
     let stop = AtomicBool::new(false);
     let made = std::thread::scope(|scope| {
@@ -63,7 +63,7 @@ fn has_what_they_wrote(mnt: &Path) {
     }
 }
 
-/// The serving process dies; the image passes fsck and is mounted again.
+/// Kills the serving process, checks the image and mounts it again.
 fn crash(place: &Place, image: &str) {
     kill(place, "mnt");
     place.run("umount mnt").refused(1, &["the serving process had died"]);
@@ -83,7 +83,7 @@ fn an_image_that_is_not_mounted_grows() {
     place.run("fsck -n -f disk.kedge").ok();
     let taken = fs::metadata(place.path("disk.kedge")).unwrap().blocks() * 512;
     assert!(taken < 64 * MIB, "the image stays sparse, and takes {taken} bytes");
-    // A file that was extended by other means: the image takes all of it.
+    // Another program extends the file; the image then takes all of it.
     let file = fs::OpenOptions::new().write(true).open(place.path("disk.kedge")).unwrap();
     file.set_len(11 << 30).unwrap();
     drop(file);
@@ -108,7 +108,7 @@ fn a_mount_grows_beside_writers_and_a_crash_loses_nothing() {
             place.run(&format!("resize mnt {to}M")).ok();
             assert_eq!(df(&mnt), to * MIB);
         }
-        // The image names its mount.
+        // A command that names the image resizes its mount.
         place.run("resize disk.kedge 3000M").ok();
         assert_eq!(df(&mnt), 3000 * MIB);
     });
@@ -119,12 +119,13 @@ fn a_mount_grows_beside_writers_and_a_crash_loses_nothing() {
     crash(&place, "disk.kedge");
     assert_eq!(df(&mnt), 3000 * MIB);
     has_what_they_wrote(&mnt);
-    // More than the first size had room for.
+    // Write more than the first size had space for.
     write_and_fsync(&mnt.join("large"), &vec![9; 100 << 20]);
     place.unmount_and_check("disk.kedge");
 }
 
-/// Writes files of 100 KB until `total` bytes are written, and deletes all but each tenth.
+/// Writes files of 100 KB until `total` bytes are written, and deletes nine of each ten. Returns
+/// the numbers of the others.
 fn scatter(dir: &Path, total: u64) -> Vec<u64> {
     let files = total / 100_000;
     for i in 0..files {
@@ -207,7 +208,7 @@ impl Loop<'_> {
         Loop { place, name: tool(command, "util-linux").trim().to_owned() }
     }
 
-    /// Changes the size of the file, and has the device take it.
+    /// Changes the size of the file and then of the loop device.
     fn set_size(&self, bytes: u64) {
         let file = fs::OpenOptions::new().write(true).open(self.place.path("backing")).unwrap();
         file.set_len(bytes).unwrap();
@@ -225,8 +226,8 @@ impl Drop for Loop<'_> {
     }
 }
 
-/// The device changes first when the image grows, and last when it shrinks, by other tools. Between
-/// the two it is larger than the image.
+/// Other tools change the size of the device: before the image grows, and after it has shrunk. In
+/// between the device is larger than the image.
 #[test]
 fn a_block_device_and_its_image_change_one_after_the_other() {
     needs_fuse!(root: "only root attaches a loop device");
@@ -236,13 +237,13 @@ fn a_block_device_and_its_image_change_one_after_the_other() {
     let (name, mnt) = (device.name.as_str(), place.path("mnt"));
     place.kedge(["mkfs", name]).ok();
     fs::create_dir(&mnt).unwrap();
-    // Not mounted.
+    // The image is not mounted.
     place.kedge(["resize", name, "100M"]).refused(1, &[name, "67108864 bytes", "are wanted"]);
     device.set_size(100 * MIB);
     place.kedge(["fsck", "-n", "-f", name]).ok();
     place.kedge(["resize", name]).ok();
     assert_eq!(size(&place, name), 100 * MIB);
-    // Mounted, as a disk and as a plain mount, with a crash between the steps.
+    // The image is mounted, as fuseblk and as a plain mount, with a crash between the steps.
     for (options, to) in [("fuseblk", 400 * MIB), ("fuse", 700 * MIB)] {
         place.kedge(["mount", "-o", options, name, "mnt"]);
         place.kedge(["resize", "mnt", &to.to_string()]).refused(1, &["its device cannot have that size"]);
@@ -273,12 +274,12 @@ fn a_block_device_and_its_image_change_one_after_the_other() {
         }
         place.unmount_and_check(name);
     }
-    // Smaller than the image.
+    // The device is now smaller than the image.
     device.set_size(80 * MIB);
     place.kedge(["mount", name, "mnt"]).refused(1, &[name, "truncated"]);
 }
 
-/// The server measures its export for each connection.
+/// The server determines the size of its export anew for each connection.
 #[test]
 fn an_export_and_its_image_change_one_after_the_other() {
     needs_fuse!();
@@ -314,7 +315,7 @@ fn an_export_and_its_image_change_one_after_the_other() {
     place.unmount_and_check(&uri);
     place.kedge(["resize", &uri, "80M"]).ok();
     assert_eq!(size(&place, &uri), 80 * MIB);
-    // The server gives up the rest, and more than that.
+    // The server first cuts off the unused rest, and then a part of the image.
     medium.cut(80 * MIB).unwrap();
     place.kedge(["fsck", "-n", "-f", &uri]).ok();
     medium.cut(70 * MIB).unwrap();

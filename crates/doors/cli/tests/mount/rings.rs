@@ -1,5 +1,5 @@
-//! A mount whose requests come through rings of io_uring: what must not use all entries of a ring
-//! up, and what such a mount refuses.
+//! A mount whose requests come through rings of io_uring: which requests must not use up all
+//! entries of a ring, and what such a mount refuses.
 
 use crate::common::io::Mapping;
 use crate::common::rings::rings_are_on;
@@ -10,9 +10,9 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{Seek, SeekFrom, Write};
 use std::os::unix::fs::FileExt;
 
-/// Callers that wait on one processor: more than a ring has entries at first.
+/// The number of callers that wait on one processor, more than a ring has entries at first.
 const MANY: usize = 300;
-/// Callers that may begin at once: fewer than the entries that are always free.
+/// The number of callers that may start at once, fewer than the entries that are always free.
 const AT_ONCE: usize = 50;
 
 const MOUNT: &str = "mount --create 128M -o transport=io_uring disk.kedge mnt";
@@ -39,7 +39,7 @@ fn files_of_many_threads_are_as_written() {
             scope.spawn(move || {
                 let dir = place.path(&format!("mnt/{thread}"));
                 fs::create_dir(&dir).unwrap();
-                // Requests that are copied out of their entry, and such as are read in place.
+                // Small requests are copied out of their entry, large ones are read in place.
                 for len in [0, 1, 100, 4000, 4096, 5000, 70_000, 1 << 20, (1 << 20) + 1, 3 << 20] {
                     let (new, path) = (dir.join("new"), dir.join(len.to_string()));
                     let mut file = File::create(&new).unwrap();
@@ -98,7 +98,7 @@ fn more_writers_than_entries_wait_for_a_thaw() {
             });
         }
     }
-    // A request of the same processor is served while they wait.
+    // Another request of the same processor is served while the writers wait.
     std::thread::scope(|scope| {
         scope.spawn(|| {
             to_one_processor();

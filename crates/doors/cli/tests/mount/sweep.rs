@@ -35,7 +35,7 @@ const FILES: usize = 4;
 /// The largest size of a file in bytes.
 const REACH: u64 = 400 << 10;
 const STEPS: usize = 60;
-/// Steps before the device begins to fail.
+/// The number of steps before the device begins to fail.
 const GOOD_STEPS: usize = 8;
 const CASES: u64 = 200;
 const CASES_FULL: u64 = 2000;
@@ -44,7 +44,7 @@ struct Mount {
     sim: Arc<SimDevice>,
     point: MountPoint,
     server: Option<JoinHandle<io::Result<kedgefs::Result<()>>>>,
-    // Dropped last: the mount point is in it.
+    // This field is dropped last, because the mount point is in this directory.
     temp: tempfile::TempDir,
 }
 
@@ -73,7 +73,7 @@ impl Mount {
         Mount { sim, point, server: Some(server), temp }
     }
 
-    /// Unmounts and returns the result of the close.
+    /// Unmounts. Returns the result of closing the file system.
     fn end(mut self) -> kedgefs::Result<()> {
         crate::common::until("the mount is not in use", || self.point.request_unmount().is_ok());
         self.server.take().unwrap().join().unwrap().unwrap()
@@ -247,7 +247,7 @@ fn judge(media: MemDevice, ledgers: &[ledger::File]) -> Result<(), String> {
 #[derive(Debug, Default)]
 struct Counts {
     cases: u64,
-    /// Cases in which the device failed a request.
+    /// The number of cases in which the device failed a request.
     struck: u64,
     requests: u64,
     calls: u64,

@@ -1,5 +1,5 @@
-//! Time stamps through the mount, to the nanosecond: the stamps that stat showed are the same after
-//! each kind of end, and each operation changes the same stamps as on ext4.
+//! Time stamps through the mount, to the nanosecond: the stamps that stat showed survive each kind
+//! of end, and each operation changes the same stamps as on ext4.
 
 use crate::common::mapping::Mapping;
 use crate::common::{Place, kill, needs_fuse, no_fuse, tool};
@@ -11,10 +11,10 @@ use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 const MODES: [&str; 2] = ["nowriteback_cache", "writeback_cache"];
-/// A few ticks of the clock.
+/// A pause of some ticks of the clock of time stamps.
 const WHILE: Duration = Duration::from_millis(40);
 
-/// mtime, ctime, btime.
+/// The mtime, ctime and btime of a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Times {
     mtime: (i64, i64),
@@ -39,19 +39,20 @@ fn mounted(options: &str) -> Place {
     Place::after(&format!("mount --create 256M -o commit=300,{options} disk.kedge mnt"))
 }
 
-/// The call that makes the work durable before the end.
+/// The call that makes the changes durable before the mount ends.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Before {
     Nothing,
     Fsync,
-    /// The kernel's writeback of all files, whose WRITEs and SETATTRs overtake one another.
+    /// syncfs(2): the kernel writes all files back, and its WRITEs and SETATTRs overtake one
+    /// another.
     Syncfs,
 }
 
 const FILES: usize = 40;
 
-/// Half of the files are held open and half are closed: the stamps that stat shows at the end
-/// survive.
+/// Tests that the stamps that stat shows last survive the end of the mount, for files that are held
+/// open and for closed files.
 fn survive(options: &str, before: Before, killed: bool) {
     let place = mounted(options);
     let path = |i: usize| place.path(&format!("mnt/{i}"));
@@ -77,7 +78,7 @@ fn survive(options: &str, before: Before, killed: bool) {
     open.truncate(FILES / 2);
     std::thread::sleep(WHILE);
     if before == Before::Syncfs {
-        // Syncfs writes a part of the files while others wait, so some requests are sent late.
+        // syncfs writes some files while others wait, so some requests are sent late.
         syncfs(&place.path("mnt"));
     }
     if before == Before::Fsync {
@@ -222,7 +223,7 @@ fn edit(dir: &Path) -> File {
     OpenOptions::new().read(true).write(true).open(dir.join("f")).unwrap()
 }
 
-/// The stamps that each operation changes: mtime and ctime of the file, mtime and ctime of its
+/// For each operation, whether it changes mtime and ctime of the file, and mtime and ctime of its
 /// directory.
 fn moved(root: &Path) -> Vec<(&'static str, [bool; 4])> {
     let dirs: Vec<_> = (0..OPERATIONS.len()).map(|i| root.join(i.to_string())).collect();
@@ -282,8 +283,8 @@ fn operations_move_the_stamps_that_they_move_on_ext4() {
     }
 }
 
-/// The stamps of a read do not hide a write: a file that is read after it was written keeps the
-/// time of the write.
+/// The stamps of a read do not replace those of a write: a file that is read after a write keeps
+/// the time of the write.
 #[test]
 fn reads_leave_the_stamps_of_writes() {
     needs_fuse!();

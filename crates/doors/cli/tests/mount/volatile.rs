@@ -21,7 +21,7 @@ fn fsync_makes_nothing_durable_and_a_crash_does_no_harm() {
         crate::common::until("the image is free", || place.run("fsck disk.kedge").code != 8);
         assert_eq!(place.run("fsck disk.kedge").code, 0);
 
-        // Without the option the same fsync makes data durable, and a remount cannot switch that
+        // Without the option the same fsync makes data durable, and a remount cannot switch this
         // off.
         let run = mount("");
         assert!(!run.err.contains("volatile"), "{}", run.err);
@@ -33,7 +33,7 @@ fn fsync_makes_nothing_durable_and_a_crash_does_no_harm() {
         kill(&place, "mnt");
         crate::common::until("the image is free", || place.run("fsck disk.kedge").code != 8);
 
-        // Unmounting makes all durable.
+        // An unmount makes everything durable.
         mount(",volatile").ok();
         assert_eq!(fs::read(place.path("mnt/kept")).unwrap(), b"durable");
         fs::write(place.path("mnt/scratch"), b"not synced").unwrap();

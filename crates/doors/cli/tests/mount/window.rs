@@ -15,7 +15,7 @@ fn window(at: usize) -> String {
     format!("file:big?offset={}&sizelimit={}", at * MIB, 32 * MIB)
 }
 
-/// The bytes of the file outside the windows at `starts`.
+/// Whether the bytes of the file outside the windows at `starts` are unchanged.
 fn is_untouched(place: &Place, starts: &[usize]) -> bool {
     let bytes = std::fs::read(place.path("big")).unwrap();
     assert_eq!(bytes.len(), 100 * MIB);
@@ -45,7 +45,7 @@ fn a_window_is_an_image_for_every_command() {
     assert_eq!(place.kedge(["ls", &format!("{uri}:/")]).ok(), "copy\nfile\n");
     assert_eq!(place.kedge(["scrub", &uri]).code, 0);
     assert_eq!(place.kedge(["fsck", "-f", "-y", &uri]).code, 0);
-    // The image is not that of the whole file, nor that of another window.
+    // The whole file and other windows have no image.
     place.kedge(["info", "big"]).refused(1, &["no valid superblock"]);
     place.kedge(["info", &window(11)]).refused(1, &["no valid superblock"]);
     assert!(is_untouched(&place, &[10]));
@@ -61,7 +61,7 @@ fn an_image_grows_within_its_window() {
     place.kedge(["resize", &uri]).ok();
     assert_eq!(place.info(&uri)["size_bytes"], 32 * MIB);
     place.kedge(["resize", &uri, "33M"]).refused(1, &["33554432 bytes", "34603008 are wanted"]);
-    // The file around it keeps its size.
+    // The file around the window keeps its size.
     place.kedge(["resize", &uri, "20M"]).ok();
     assert_eq!(place.info(&uri)["size_bytes"], 20 * MIB);
     assert_eq!(place.kedge(["fsck", "-f", &uri]).code, 0);
@@ -109,7 +109,7 @@ fn two_windows_of_a_file_are_mounted_at_once() {
     assert_eq!(place.kedge(["cat", &format!("{}:/file", window(48))]).ok(), "second");
     assert_eq!(place.kedge(["cat", &format!("{}:/file", window(0))]).ok(), "first");
     assert!(is_untouched(&place, &[0, 48]));
-    // A file that ends with the window, cut below the size of the image.
+    // Cut the file, which ended with the window, below the size of the image.
     let file = std::fs::OpenOptions::new().write(true).open(place.path("big")).unwrap();
     file.set_len(60 * MIB as u64).unwrap();
     file.write_all_at(&[0], 0).unwrap();

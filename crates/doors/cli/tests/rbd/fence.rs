@@ -30,7 +30,7 @@ fn stop_in_the_middle(host: &Host, dir: &Path, uri: &str, seed: u64) -> Stopped 
 /// writers had begun.
 fn goes_on(host: &Host, dir: &Path, old: Stopped) -> Snapshot {
     kill_process(old.pid, Signal::CONT).unwrap();
-    // Each writer soon needs the device.
+    // Each writer soon needs the device, and then gets an error.
     until("the fenced mount refuses its writers", || old.writers.ended());
     let begun = old.writers.stop();
     let errors = begun.errors();
@@ -85,7 +85,7 @@ fn an_owner_that_was_stopped_never_writes_again() {
     beta.unmount(&dir);
 }
 
-/// The blocklist entry that breaking a lock adds has expired, and no host has the image open: any
+/// The blocklist entry of a broken lock has expired, and no other host has the image open: any
 /// change of the image now comes from the old owner.
 #[test]
 fn an_owner_that_was_stopped_for_long_never_writes_again() {

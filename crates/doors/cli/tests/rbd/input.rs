@@ -1,4 +1,4 @@
-//! Mistakes of users and clusters that do not respond: each gives one clear line, in bounded time.
+//! Mistakes of users, and clusters that do not respond: each gives one clear line, in bounded time.
 
 use crate::common::{Place, write_and_fsync};
 use crate::{Host, cluster, directory, mkfs, until, uri};
@@ -36,7 +36,7 @@ fn what_is_not_there_or_not_allowed_is_named() {
     mount(&format!("rbd:rbd/none?id={USER}&conf={conf}"), &["rbd:rbd/none", "does not exist"]);
     mount(&format!("rbd:rbd/none?id=nobody&conf={conf}"), &["client.nobody"]);
     mount("rbd:rbd/none?conf=/nonexistent", &["/nonexistent", "No such file"]);
-    // A key that the cluster does not know.
+    // Use a key that the cluster does not know.
     let keys = place.path("keys");
     let mut forge = cluster.command("ceph-authtool");
     forge.arg("-C").arg(&keys).args(["--gen-key", "-n", "client.fs"]);
@@ -44,11 +44,11 @@ fn what_is_not_there_or_not_allowed_is_named() {
     let other = conf_with(&cluster, &place, "other.conf", &format!("keyring = {}", keys.display()));
     let wrong = format!("rbd:rbd/none?id={USER}&conf={}", other.display());
     mount(&wrong, &["connect as client.fs", "Permission denied"]);
-    // A monitor that does not exist.
+    // Use a monitor that does not exist.
     let other = conf_with(&cluster, &place, "away.conf", "mon_host = [v2:10.77.0.1:9/0]");
     let away = format!("rbd:rbd/none?id={USER}&conf={}&timeout=2", other.display());
     mount(&away, &["connect as client.fs", "timed out"]);
-    // A user who may not write.
+    // Make a user that may not write.
     cluster
         .ceph(&[
             "auth",
@@ -76,11 +76,11 @@ fn images_that_are_not_ours_are_left_alone() {
     let host = Host::new(&cluster, "alpha");
     let mnt = directory(&place, "mnt");
     let mnt = mnt.to_str().unwrap();
-    // An image that is empty and lacks the exclusive-lock feature.
+    // Make an image that is empty and lacks the exclusive-lock feature.
     let plain = uri(&cluster, "plain");
     cluster.rbd(&["create", "--size", "64M", "--image-feature", "layering", "rbd/plain"]).unwrap();
     refused(&host, &["mkfs", &plain], 1, &["rbd:rbd/plain", "no exclusive lock", "feature enable"]);
-    // An image of another file system.
+    // Import an image of another file system.
     let file = place.path("ext4");
     let mut make = place.command("mke2fs");
     make.args(["-q", "-t", "ext4"]).arg(&file).arg("32M");
@@ -89,7 +89,7 @@ fn images_that_are_not_ours_are_left_alone() {
     let foreign = uri(&cluster, "foreign");
     refused(&host, &["mount", &foreign, mnt], 1, &["rbd:rbd/foreign", "no KedgeFS magic"]);
     refused(&host, &["mkfs", &foreign], 1, &["rbd:rbd/foreign", "ext4", "-f"]);
-    // An image that was shrunk between two mounts.
+    // Shrink an image that is not mounted.
     let shrunk = uri(&cluster, "shrunk");
     mkfs(&host, &shrunk, &["--size", "64M"]);
     cluster.rbd(&["resize", "--no-progress", "--allow-shrink", "--size", "32M", "rbd/shrunk"]).unwrap();
@@ -158,12 +158,12 @@ fn a_cluster_that_is_down_is_waited_for_and_not_for_ever() {
     let host = Host::new(&cluster, "alpha");
     let (dir, uri) = (directory(&place, "mnt"), uri(&cluster, "down"));
     mkfs(&host, &uri, &["--size", "64M"]);
-    // The cluster is down at the mount.
+    // The cluster is down at the time of the mount.
     cluster.pause().unwrap();
     let run = host.kedge(["mount", "-o", "rbd_timeout=6", &uri, dir.to_str().unwrap()]);
     cluster.resume().unwrap();
     run.refused(1, &["rbd:rbd/down", "connect as client.fs", "timed out"]);
-    // The cluster hangs later and comes back in time: programs wait.
+    // The cluster hangs during the mount and resumes in time: programs wait.
     host.mount(&dir, &uri, &["-o", "rbd_timeout=600"]);
     let writers = Writers::start(&host.backend(&dir), 2, "patient", 5).unwrap();
     until("the writers are at work", || writers.operations() > 10);
@@ -207,8 +207,8 @@ fn goes_down(cluster: &Cluster, host: &Host, dir: &Path, uri: &str) {
     host.fsck(uri);
 }
 
-/// A snapshot of a mounted image is its state at one moment, as a crash leaves it. Several hosts
-/// may read it while the owner writes.
+/// A snapshot of a mounted image is a state of one moment, as a crash would leave it. Several hosts
+/// may read the snapshot while the owner writes.
 #[test]
 fn a_snapshot_of_a_mounted_image_is_a_moment_of_it() {
     let Some(cluster) = cluster() else { return };

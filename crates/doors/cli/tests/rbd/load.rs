@@ -8,17 +8,17 @@ use std::ffi::OsStr;
 use std::path::Path;
 use std::time::Duration;
 
-/// `$1`: a directory; `$2`: the number of files.
+/// Arguments: `$1` is a directory, `$2` the number of files.
 const FS_MARK: &str = r#"
 fs_mark -d "$1/fs_mark" -D 4 -t 4 -n "$2" -s 4096 -S 1 -l /dev/null -k
 test "$(find "$1/fs_mark" -type f -size 4096c | wc -l)" = $((4 * $2))"#;
-/// `$1`: a directory; `$2`: seconds. dbench goes on after errors.
+/// Arguments: `$1` is a directory, `$2` the duration in seconds. dbench continues after errors.
 const DBENCH: &str = r#"
 mkdir "$1/dbench"
 # dbench prints a warning when it shares semaphores with another dbench, and goes on.
 out=$(dbench -t "$2" -D "$1/dbench" 2 | grep -v 'barrier semaphore')
 case $out in *failed*|*ERROR*) echo "$out"; exit 1;; *Throughput*) ;; *) exit 1;; esac"#;
-/// `$1`: a directory; `$2`: the number of transactions.
+/// Arguments: `$1` is a directory, `$2` the number of transactions.
 const SQLITE: &str = r#"
 {
   echo '.timeout 120000'
@@ -27,8 +27,8 @@ const SQLITE: &str = r#"
 } | sqlite3 -batch -bail "$1/db""#;
 const SQLITE_CHECK: &str = r#"
 test "$(sqlite3 -batch "$1/db" 'PRAGMA integrity_check; SELECT count(*) FROM t;' | tr '\n' ' ')" = "ok $2 ""#;
-/// `$1`: a directory; `$2`: the number of transactions of each of two clients. PostgreSQL does not
-/// run as root.
+/// Arguments: `$1` is a directory, `$2` the number of transactions of each of two clients.
+/// PostgreSQL does not run as root.
 const POSTGRES: &str = r#"
 bin=$(ls -d /usr/lib/postgresql/*/bin | tail -n 1)
 run=$(mktemp -d); trap 'rm -rf "$run"' EXIT
@@ -85,7 +85,7 @@ fn programs_do_not_notice_that_an_osd_dies() {
         cluster.kill(&victim).unwrap();
         let before = writers.operations();
         std::thread::sleep(Duration::from_secs(2));
-        // The programs go on without the OSD.
+        // The programs continue without the OSD.
         until("things move on after the loss of an OSD", || writers.operations() > before + 20);
         cluster.revive(&victim).unwrap();
     });

@@ -67,8 +67,8 @@ impl Host {
     fn new(cluster: &Cluster, name: &str) -> Host {
         static HOSTS: AtomicU32 = AtomicU32::new(2);
         let address = format!("10.77.0.{}", HOSTS.fetch_add(1, Relaxed));
-        // The anchor process ends with the thread that started it, whatever ends that thread.
-        // `read` waits for a line that is never sent.
+        // The anchor process keeps the namespaces. It ends with the thread that started it, however
+        // that thread ends: its `read` waits for a line that is never sent.
         let script = "echo \"$0\" >/proc/sys/kernel/hostname; echo up; read line";
         let mut anchor = Command::new("unshare")
             .args(["--mount", "--net", "--uts", "--propagation", "private"])

@@ -7,7 +7,7 @@ use rustix::process::{Signal, kill_process};
 
 const MIB: u64 = 1 << 20;
 
-/// The size of the image as the tools of the cluster name it.
+/// The size of the image as the cluster's tools show it.
 fn size_in_cluster(cluster: &Cluster, image: &str) -> u64 {
     let said = cluster.rbd(&["info", "--format", "json", &format!("rbd/{image}")]).unwrap();
     let said: serde_json::Value = serde_json::from_str(&said).unwrap();
@@ -39,7 +39,7 @@ fn an_image_is_extended_and_truncated_with_its_file_system() {
     }
     host.kedge(["resize", mnt, "100M"]).ok();
     assert_eq!(in_cluster(), 100 * MIB);
-    // Enlarged by other means, and the server dies before the file system follows.
+    // Another tool enlarges the image, and the server dies before the file system has the new size.
     cluster.rbd(&["resize", "--no-progress", "--size", "200M", "rbd/sized"]).unwrap();
     kill_process(server, Signal::KILL).unwrap();
     host.kedge(["umount", mnt]).refused(1, &["had died"]);

@@ -15,7 +15,7 @@ const ROUNDS: u64 = 4;
 const ROUNDS_LONG: u64 = 50;
 const WRITERS: usize = 3;
 
-/// The work of a mount at the time it was killed.
+/// What a mount had done when it was killed.
 struct Killed {
     acked: Snapshot,
     begun: Snapshot,

@@ -17,14 +17,14 @@ use std::time::Duration;
 const COMMIT: Duration = Duration::from_secs(1);
 /// Shorter than `COMMIT`, so that the test fails if the timer misses one interval.
 const SLACK: Duration = Duration::from_millis(700);
-/// The number of threads that may each have to wait for a processor, one after another, on a busy
-/// machine.
+/// How many threads may have to wait for a processor, one after another, on a busy machine.
 const HOPS: u32 = 8;
-/// Measurements for each seed until one is in time. The delay of a busy machine does not repeat, a
-/// late timer does.
+/// The most measurements for each seed until one is in time. A delay of a busy machine does not
+/// repeat; a timer that is late repeats.
 const TRIES: usize = 3;
 
-/// Works for some seconds, kills the server, and returns the age of the oldest lost work.
+/// Works for some seconds and kills the server. Returns the age of the oldest lost change at the
+/// kill.
 fn lost_age(options: &str, seed: u64) -> Duration {
     let data = !options.contains(",writeback_cache");
     let bytes =
@@ -46,7 +46,8 @@ fn lost_age(options: &str, seed: u64) -> Duration {
     }
     kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
     let killed = clock.monotonic();
-    // Exit code 8: the process has not quite ended, and it or its mount still holds the image.
+    // Exit code 8 means that the process has not ended yet, and that it or its mount still holds
+    // the image.
     crate::common::until("the image is free", || place.run("fsck disk.kedge").code != 8);
     assert_eq!(place.run("fsck disk.kedge").code, 0);
     place.run("mount disk.kedge mnt").ok();
@@ -87,7 +88,7 @@ fn names_and_data_are_durable_in_time() {
     }
 }
 
-/// The test can fail: with a long interval work is lost.
+/// The test can detect losses: with a long interval changes are lost.
 #[test]
 fn with_a_long_interval_work_is_lost() {
     if !no_fuse() {

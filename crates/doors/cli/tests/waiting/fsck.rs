@@ -103,7 +103,7 @@ fn an_image_whose_beginning_was_overwritten_comes_back() {
     assert_eq!(place.run("fsck big.kedge").code, 0);
     let file = std::fs::File::options().read(true).write(true).open(place.path("big.kedge")).unwrap();
     file.write_all_at(&vec![0; 16 << 20], 0).unwrap();
-    // Each command names the repair.
+    // Each command names the repair that is needed.
     for command in ["info big.kedge", "cat big.kedge:/file", "dump --tree big.kedge"] {
         place.run(command).refused(1, &["big.kedge", "holds a copy", "kedge fsck -y"]);
     }

@@ -8,7 +8,7 @@ use std::process::Command;
 
 const MIB: usize = 1 << 20;
 
-/// A small file system with an image that is larger.
+/// A small file system that holds an image with a larger size.
 struct Host(Place);
 
 impl Host {
@@ -56,7 +56,7 @@ impl Drop for Host {
     }
 }
 
-/// Appends a mebibyte and fsyncs it. The error is the failed call with its errno.
+/// Appends a mebibyte to a file and fsyncs it. An error names the failed call and its errno.
 fn append(path: &Path) -> Result<(), (&'static str, i32)> {
     let errno = |call| move |e: std::io::Error| (call, e.raw_os_error().unwrap());
     let mut file = File::options().append(true).create(true).open(path).map_err(errno("open"))?;
@@ -92,7 +92,8 @@ fn writers_hear_that_the_host_is_full_and_go_on_when_it_is_not() {
     assert!(report.contains("clean"), "{report}");
 }
 
-/// Writes to new files until the host is full. Returns how many bytes of each were accepted.
+/// Writes to new files until the host is full. Returns the files, each with the number of its
+/// accepted bytes.
 fn fill_with_unsynced(host: &Host) -> Vec<(std::path::PathBuf, usize)> {
     let mut accepted = Vec::new();
     for i in 0..2 {
@@ -122,7 +123,8 @@ fn an_unmount_says_what_does_not_fit_on_its_host() {
         );
         assert_eq!(host.0.info("mnt")["state"], "mounted");
 
-        // All data is kept meanwhile, and an unmount with enough space reports nothing.
+        // The mount keeps all data until its host has space again; then the unmount reports no
+        // loss.
         let mut grow = Command::new("mount");
         grow.args(["-o", "remount,size=400M"]).arg(host.path("host"));
         assert!(grow.status().unwrap().success(), "grow the tmpfs");
@@ -130,7 +132,7 @@ fn an_unmount_says_what_does_not_fit_on_its_host() {
         assert_eq!(host.0.info("host/disk.kedge")["lost_files"], 0);
         host.0.run("mount host/disk.kedge mnt").ok();
         for (path, bytes) in accepted {
-            // A failed write(2) may have written a part.
+            // A failed write(2) may have written a part of its bytes.
             let found = fs::read(path).unwrap();
             assert!(found.len() >= bytes && found.iter().all(|b| *b == b'u'), "{options}");
         }
@@ -232,8 +234,8 @@ fn a_log_that_has_no_space_to_be_replayed_can_be_read() {
     host.0.unmount_and_check("host/disk.kedge");
 }
 
-/// The log of a large image is written as it is first used. Old bytes of the file there are not
-/// read as log, and a file whose space is reserved gets its log immediately.
+/// The log area of a large image is written only when it is first used. Old bytes of the file there
+/// are not read as log. A file whose space is reserved gets its whole log immediately.
 #[test]
 fn a_large_sparse_image_takes_little_of_its_host() {
     use std::os::unix::fs::MetadataExt;

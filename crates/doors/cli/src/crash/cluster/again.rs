@@ -6,7 +6,7 @@ use kedge_crash_record::record_cluster_recovery;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-/// What the check does when the cluster restarts, recorded on a mount for each node.
+/// Runs the check on a crash state and records the calls of each node, on a mount for each node.
 pub struct Recoveries<'a> {
     /// The names of the nodes.
     pub names: &'a [String],

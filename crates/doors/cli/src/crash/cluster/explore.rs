@@ -16,7 +16,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// A cluster takes longer to start than one program.
+/// The budget of states by default. A cluster starts more slowly than one program.
 const STATES_DEFAULT: u64 = 1000;
 const RECOVERIES_DEFAULT: u64 = 8;
 
@@ -66,7 +66,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     Ok(end.code(report.outcome.is_judged(), is_ended))
 }
 
-/// Searches, and crashes the recoveries if that is asked for and makes sense.
+/// Searches the crash states. With `--again` it then crashes the recoveries, unless the check could
+/// not judge or a signal ended the search.
 fn search(
     args: &Args,
     cluster: &Arc<Cluster>,

@@ -55,7 +55,8 @@ pub fn line_of(text: &str, at: usize) -> usize {
 pub fn read(path: &Path) -> Result<Described> {
     let text = fs::read_to_string(path).with_context(|| format!("read {}", path.display()))?;
     let written: Written = parse(path, &text)?;
-    // Names are checked one by one more, so that the error has the line of the first bad one.
+    // Check the first name, then the first two, and so on, so that the error has the line of the
+    // first bad name.
     for count in 1..=written.node.len() {
         let names = written.node[..count].iter().map(|node| node.name.get_ref().as_str());
         if let Err(e) = check_names(names)

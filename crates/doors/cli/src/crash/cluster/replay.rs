@@ -68,12 +68,12 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     say(with_case(&cluster, &recipes, &told, &place.within, |case| checker.check(case)))
 }
 
-/// Where the recordings come from: those of the cluster, or of a recovery.
+/// The recordings in which a state lies: those of the cluster, or those of a recovery.
 #[derive(Default)]
 struct Place {
-    /// The names of the crash states before, each with a `/`.
+    /// The names of the crash states that led to these recordings, each followed by `/`.
     within: String,
-    /// The promises made before.
+    /// The promises made before these recordings.
     told: Vec<String>,
 }
 
@@ -82,8 +82,8 @@ impl Place {
         self.told.iter().map(String::as_str).chain(cluster.told(recipes)).collect()
     }
 
-    /// The recordings of the recovery from a state. A recovery that does not always make the same
-    /// calls has other states than those of the report.
+    /// Records the recovery from a state. If the recovery does not always make the same calls, the
+    /// states of this recording differ from those of the report.
     fn after_recovery(
         &self,
         cluster: &Cluster,

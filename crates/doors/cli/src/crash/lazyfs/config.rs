@@ -10,15 +10,15 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use toml::Spanned;
 
-/// Bytes of a page, if the file gives none.
+/// The default size of a page in bytes.
 const PAGE: u64 = 4096;
-/// The name of the pipe for commands, if the file gives none.
+/// The default name of the pipe for commands.
 const FIFO_DEFAULT: &str = "faults.fifo";
 
 pub struct Config {
     pub fifo: PathBuf,
     pub completed: Option<PathBuf>,
-    /// Bytes of the cache, if the file limits it.
+    /// The limit of the cache in bytes, if the file sets one.
     pub cache: Option<u64>,
     pub log_all: bool,
     pub logfile: Option<PathBuf>,
@@ -91,15 +91,15 @@ pub struct Injection {
     pub crash: Option<bool>,
 }
 
-/// The two directories, whose paths stand in configurations.
+/// The root directory and the mount point. Paths in configurations are below either.
 pub struct Dirs {
     pub root: PathBuf,
     pub mount: PathBuf,
 }
 
 impl Dirs {
-    /// The path below the mount of a file that a fault names: below the root directory, as LazyFS
-    /// wants it, below the mount, or relative to either.
+    /// Converts a path that a fault names to a path below the mount. The given path may be below
+    /// the root directory, as LazyFS requires, below the mount, or relative to either.
     fn inside(&self, key: &str, path: &str) -> Result<Vec<u8>, String> {
         let named = Path::new(path);
         let inside = match named.is_absolute() {
@@ -191,7 +191,7 @@ impl Injection {
         let op = operation(&required("op", self.op.take())?)?;
         let path = |key, path: Option<String>| path.map(|path| dirs.inside(key, &path)).transpose();
         let from = match self.from.take() {
-            // The first path of a symbolic link is its target, which may be anything.
+            // For a symlink `from` is its target, which may be any path.
             Some(target) if op == Op::Symlink => Some(target.into_bytes()),
             from => path("from", from)?,
         };
@@ -235,7 +235,7 @@ impl Injection {
         Ok(TornSeq { file, occurrence, persist: self.persisted()? })
     }
 
-    /// Takes `op`, which can only be a write here, and may be left out.
+    /// Takes `op`, which may be missing. The only permitted value is a write.
     fn only_writes(&mut self) -> Result<(), String> {
         match self.op.take().as_deref() {
             None | Some("write") => Ok(()),
@@ -251,7 +251,7 @@ impl Injection {
         }
     }
 
-    /// A key that no kind of fault has taken.
+    /// The name of a key that is set, but that this kind of fault does not use.
     fn left(&self) -> Option<&'static str> {
         let keys = [
             ("file", self.file.is_some()),

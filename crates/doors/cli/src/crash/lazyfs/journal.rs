@@ -44,7 +44,7 @@ impl Journal {
         self.put("critical", &format!("[lazyfs.{part}]: {text}"));
     }
 
-    /// Without a part of the program before it.
+    /// Logs a line without the name of a part of the program before it.
     pub fn plain(&self, text: &str) {
         self.put("info", text);
     }
@@ -67,7 +67,7 @@ impl Journal {
         self.root.join(OsStr::from_bytes(path)).display().to_string()
     }
 
-    /// Which files have data that no fsync covers.
+    /// Logs the files that have data which no fsync covers.
     pub fn report(&self, files: &[Unsynced]) {
         self.warn("cmds", "report generated.");
         if files.is_empty() {

@@ -1,4 +1,4 @@
-//! The named pipes: one with commands, and one with notices that a command is done.
+//! The named pipes: one with commands, and one that reports that a command is done.
 
 use anyhow::{Context, Result, bail};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -9,15 +9,15 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// How often to look whether the pipe still has its name.
+/// The interval of the checks whether the pipe still has its name.
 const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
-/// How often, and how many times, to look for a reader of a notice.
+/// The interval of the checks for a reader of a notice, and their number.
 const READER_POLL: Duration = Duration::from_millis(10);
 const READER_POLLS: u32 = 200;
 /// The longest command in bytes.
 const LINE_MAX: usize = 64 << 10;
 
-/// Makes the pipe, unless it is there.
+/// Makes the pipe unless it exists.
 fn make(path: &Path, mode: u32) -> Result<()> {
     match mknodat(CWD, path, FileType::Fifo, Mode::from_raw_mode(mode), 0) {
         Ok(()) => Ok(()),
@@ -41,7 +41,8 @@ pub struct Pipe {
 impl Pipe {
     pub fn open(path: &Path) -> Result<Pipe> {
         make(path, 0o600)?;
-        // Open for writing as well: it has no end when a writer goes, and the open waits for none.
+        // Open for reading and writing: then the open waits for no writer, and the end of a writer
+        // is no end of the file.
         let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let file = open(path, flags, Mode::empty()).with_context(|| format!("open {}", path.display()))?;
         let file = File::from(file);
@@ -110,8 +111,9 @@ impl Completed {
         Ok(Completed(path.to_owned()))
     }
 
-    /// Writes a notice to the present reader, or to one that comes soon. Without a reader there is
-    /// nothing to wait for: a notice that stays in the pipe would end the next wait too early.
+    /// Writes a notice to the present reader, or to one that opens the pipe soon. Without a reader
+    /// it returns an error and writes nothing: a notice that stays in the pipe would end the next
+    /// wait too early.
     pub fn write(&self, notice: &str) -> io::Result<()> {
         let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         for _ in 0..READER_POLLS {
