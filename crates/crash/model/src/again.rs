@@ -1,22 +1,23 @@
-//! Crashes recoveries again.
+//! Crashes programs a second time, while they recover from a crash.
 //!
 //! The check does what the program does when it restarts, so in a crash state it may repair files:
-//! roll a transaction back, replay a log, remove what is unfinished. Power can fail during that as
-//! well. Here the check's own run in a crash state is recorded, and the crash states of that
-//! recording are judged by the same check; their recoveries are recorded in turn, to a given depth.
+//! roll a transaction back, replay a log, remove unfinished files. Power can fail during that as
+//! well. So the run of the check in a crash state is recorded here, and the crash states of that
+//! recording are judged by the same check. The recoveries from these states are recorded in turn,
+//! to a given depth.
 //!
 //! What a recovery has read is durable, so its recording starts from the crash state, and the
-//! promises made before the first crash still hold. The recording's complete state comes first: the
-//! check runs again on what it left, without a second crash. If that fails, the recovery, or the
-//! check, cannot be repeated.
+//! promises made before the first crash still hold. The complete state of the recording comes
+//! first: the check runs again on the files that the recovery left, without a second crash. If that
+//! fails, the recovery, or the check, cannot be repeated.
 //!
-//! Every crash state could have its recovery recorded, but a recording needs a mount. So of each
-//! recording the states are taken in the order of the search, whose first states are the most
+//! The recovery from every crash state could be recorded, but a recording needs a mount. So the
+//! states of each recording are taken in the order of the search, whose first states are the most
 //! suspicious, until enough of them had a recovery that changed something.
 //!
 //! A cluster recovers as a whole: its check runs on a mount for each node, and the recordings of
-//! all nodes are again a cluster that loses power. What differs from the recording of one program
-//! is the trait `Subject`.
+//! all nodes are again a cluster that loses power. The trait `Subject` has all that differs between
+//! a program and a cluster.
 
 mod recording;
 
@@ -33,16 +34,17 @@ use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Recordings for each recovery that changes something: in most states there may be nothing to do.
+/// The most recordings for each recovery that is to be crashed: in most states the program may have
+/// nothing to recover.
 const RECORDINGS_EACH: u64 = 4;
-/// Recipes in a row that lead to no new state, after which a recording has no more states to take.
+/// After this many recipes in a row without a new state, a recording has no more states to take.
 const STALE_MAX: u64 = 500;
-/// Failing recoveries that are explained; the others are counted.
+/// The number of failing recoveries that are explained; further ones are only counted.
 const EXPLAINED_MAX: usize = 4;
-/// Failing recoveries after which the search ends.
+/// The number of failing recoveries after which the search ends.
 const FAILING_MAX: u64 = 16;
 
-/// Records what the check does in a crash state: `T` is a recording, or one for each node.
+/// Records the calls of the check in a crash state. `T` is one recording, or one for each node.
 pub trait Recorder<T>: Sync {
     fn record(&self, case: &Case<'_>) -> Result<T, String>;
 }
@@ -53,28 +55,29 @@ impl<T, F: Fn(&Case<'_>) -> Result<T, String> + Sync> Recorder<T> for F {
     }
 }
 
-/// A run over the recoveries of a recording, or of those of a cluster.
+/// A run that crashes the recoveries from the crash states of a program, or of a cluster.
 pub struct Again<'a, T> {
     pub checker: &'a dyn Checker,
     pub recorder: &'a dyn Recorder<T>,
-    /// How often a recovery is crashed in turn.
+    /// How many times in a row a recovery is crashed: 1 crashes only recoveries of the program
+    /// itself.
     pub depth: u32,
-    /// At each depth: recoveries that are crashed.
+    /// The most recoveries that are crashed at each depth.
     pub recoveries: u64,
     pub budget: Budget,
     pub hear: Option<Hear<'a>>,
 }
 
-/// What has crash states whose recoveries are recorded.
+/// A program or a cluster whose crash states have recoveries that can be recorded.
 pub(crate) trait Subject {
-    /// Names a crash state.
+    /// The name of a crash state.
     type Recipe;
     /// What the recorder returns.
     type Recorded;
-    /// States tried of one recovery.
+    /// The most states that are tried of one recovery.
     const STATES_OF_ONE: u64;
 
-    /// The crash states, in the order of the search, without an end.
+    /// The crash states in the order of the search. The sequence has no end.
     fn crash_states<'s>(&'s self, budget: &Budget) -> Box<dyn FnMut() -> Self::Recipe + 's>;
     fn crashed(&self, recipe: &Self::Recipe) -> Crashed;
     /// The promises before a crash.
@@ -87,7 +90,7 @@ pub(crate) trait Subject {
     fn end(&self) -> Option<i32>;
     /// Whether the recorded command changed nothing.
     fn is_idle(&self) -> bool;
-    /// Searches the crash states, and explains what fails.
+    /// Searches the crash states, and explains the failures.
     fn search(&self, checker: &dyn Checker, budget: Budget) -> Searched;
 }
 
@@ -95,7 +98,7 @@ pub(crate) trait Subject {
 pub(crate) struct Crashed {
     pub state: State,
     pub recipe: Recipe,
-    /// The state's name up to its recipe, without the name of the recording.
+    /// The beginning of the state's name before its recipe, without the names of earlier states.
     pub within: String,
     pub moment: u64,
 }
@@ -110,22 +113,22 @@ pub(crate) struct Searched {
     pub passed: bool,
     /// The checker's message if it fails on the complete state.
     pub fails_uncrashed: Option<String>,
-    /// One for each cause, with names within the recording.
+    /// One failure for each cause. The names of states are those within the recording.
     pub causes: Vec<FailingRecovery>,
-    /// The first failing state, and what the checker said of it.
+    /// The name of the first failing state, and the checker's message.
     pub first: Option<(String, String)>,
 }
 
-/// A recording whose crash states have recoveries: the program's, or that of a recovery.
+/// A recording whose crash states are recovered from: that of the program, or of a recovery.
 struct Ground<S> {
     subject: S,
-    /// The names of the crash states that led here, each with a `/`.
+    /// The names of the crash states that led to this recording, each followed by `/`.
     within: String,
-    /// The promises made before.
+    /// The promises made before this recording.
     told: Vec<String>,
 }
 
-/// The checker for the states of a recovery.
+/// The checker, with the names and promises of earlier recordings added to each case.
 struct Within<'a, S> {
     checker: &'a dyn Checker,
     ground: &'a Ground<S>,
@@ -161,7 +164,7 @@ impl<T> Again<'_, T> {
             let mut next = Vec::new();
             for ground in &grounds {
                 let left = self.recoveries.saturating_sub(next.len() as u64).min(each);
-                // A recording holds the whole tree, so the last ones are not kept.
+                // A recording holds a whole tree, so the recordings of the last depth are not kept.
                 let keep = |recovery| {
                     if depth < self.depth {
                         next.push(recovery);
@@ -184,7 +187,7 @@ impl<T> Again<'_, T> {
         is_over || found.broken.is_some()
     }
 
-    /// Records recoveries of a recording's crash states and crashes them.
+    /// Records recoveries from crash states of a recording, and crashes each of them.
     fn crash<S: Subject<Recorded = T> + Sync>(
         &self,
         ground: &Ground<S>,
@@ -244,9 +247,9 @@ impl<T> Again<'_, T> {
         }
     }
 
-    /// A check that fails while it is recorded has failed in the search as well, which tries the
-    /// same states first, unless a limit ended that. Otherwise it needs something that the
-    /// recorder's mount does not have.
+    /// Explains why a check failed while it was recorded. Normally such a check has failed in the
+    /// search as well, which tries the same states first unless a limit ended it. Otherwise the
+    /// check needs something that the recorder's mount lacks: then this returns the reason.
     fn refused(&self, case: &Case<'_>, name: &str, end: Option<i32>) -> Option<String> {
         match self.checker.check(case) {
             Verdict::Good => Some(format!(
@@ -258,8 +261,8 @@ impl<T> Again<'_, T> {
         }
     }
 
-    /// Judges the crash states of a recovery. `true`: none fails, so that their recoveries can be
-    /// crashed in turn.
+    /// Judges the crash states of a recovery. Returns `true` if none fails, so that the recoveries
+    /// from these states can be crashed in turn.
     fn judge<S: Subject + Sync>(
         &self,
         ground: &Ground<S>,

@@ -7,10 +7,11 @@ use crate::state::{Body, State};
 use crate::trace::{Call, Event};
 use std::io::Result as IoResult;
 
-/// A program's recovery: what it does on a disk when it restarts, or why it fails.
+/// A program's recovery: it works on a disk with the promises so far. The inner error is why it
+/// fails.
 type Recover = fn(&Disk, &[&str]) -> IoResult<Result<(), String>>;
 
-/// A disk whose recording starts with this state.
+/// Makes a disk whose recording starts with this state.
 fn holding(state: &State) -> Disk {
     let disk = Disk::new();
     state.walk(&mut |path, _, node| {
@@ -85,13 +86,13 @@ fn store(disk: &Disk, path: &str, n: i64) -> IoResult<()> {
     file.sync_data()
 }
 
-/// The sum must remain.
+/// Checks that the sum is unchanged.
 fn is_sound(disk: &Disk) -> IoResult<Result<(), String>> {
     let sum = number(disk, "a")? + number(disk, "b")?;
     Ok(if sum == 200 { Ok(()) } else { Err(format!("a and b are {sum} together")) })
 }
 
-/// The record holds a difference, so a crash in the middle of the recovery applies it twice.
+/// The record has a difference, so a recovery that is crashed in the middle applies it twice.
 fn applies_differences(disk: &Disk, _: &[&str]) -> IoResult<Result<(), String>> {
     if disk.exists("log") {
         let n = number(disk, "log")?;
@@ -103,7 +104,7 @@ fn applies_differences(disk: &Disk, _: &[&str]) -> IoResult<Result<(), String>> 
     is_sound(disk)
 }
 
-/// The recovery decides from the record what the values must be, and can be repeated.
+/// The record determines the new values, so the recovery can be repeated.
 fn applies_values(disk: &Disk, _: &[&str]) -> IoResult<Result<(), String>> {
     if disk.exists("log") {
         let n = number(disk, "log")?;
@@ -115,7 +116,7 @@ fn applies_values(disk: &Disk, _: &[&str]) -> IoResult<Result<(), String>> {
     is_sound(disk)
 }
 
-/// The same, but the log is removed before the values are durable.
+/// As above, but this recovery removes the log before the values are durable.
 fn removes_the_log_first(disk: &Disk, _: &[&str]) -> IoResult<Result<(), String>> {
     if disk.exists("log") {
         let n = number(disk, "log")?;
@@ -127,7 +128,7 @@ fn removes_the_log_first(disk: &Disk, _: &[&str]) -> IoResult<Result<(), String>
     is_sound(disk)
 }
 
-/// The recovery works once: it leaves a file that it does not expect.
+/// The recovery works only once, because it leaves a file that it does not expect.
 fn works_once(disk: &Disk, _: &[&str]) -> IoResult<Result<(), String>> {
     if disk.exists("recovered") {
         return Ok(Err("recovered twice".to_owned()));
@@ -176,7 +177,7 @@ fn a_recovery_that_works_only_once_is_told_apart_from_a_crash() {
     assert!(first.explanation.is_none() && first.message == "recovered twice", "{first:#?}");
 }
 
-/// A second failure that only a second crash reveals: the recovery of the recovery.
+/// This recovery fails only after two crashes: in the recovery from a crash of the recovery.
 fn needs_two_crashes(disk: &Disk, _: &[&str]) -> IoResult<Result<(), String>> {
     if disk.exists("two") {
         return Ok(Err("the third recovery finds the second unfinished".to_owned()));

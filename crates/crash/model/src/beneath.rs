@@ -1,10 +1,10 @@
 //! Opens files below a directory, whatever their names are and even if another process changes the
 //! directory meanwhile.
 //!
-//! A path is made of plain names, and each but the last is a directory: no `..`, no link and no
-//! magic link of /proc leads anywhere else. `openat2` resolves such a path in one call. Without it
-//! (an old kernel, or a seccomp filter that refuses it) the path is opened name by name with
-//! O_NOFOLLOW, which with plain names cannot leave the directory either.
+//! A path is made of plain names, each of which except the last must be a directory: neither `..`
+//! nor a symlink nor a magic link of /proc leads anywhere else. `openat2` resolves such a path in
+//! one call. Without `openat2` (an old kernel, or a seccomp filter that refuses it) the path is
+//! opened name by name with O_NOFOLLOW, which with plain names cannot leave the directory either.
 
 use crate::vet::is_plain_name;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -17,13 +17,13 @@ use std::path::Path;
 
 const DIR: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
-/// A directory whose paths cannot lead outside of it.
+/// A directory from which no path leads outside.
 pub(crate) struct Beneath {
     root: OwnedFd,
 }
 
 impl Beneath {
-    /// The caller guarantees that `dir` itself is safe to open.
+    /// Opens the root, whose own path the caller must know to be safe.
     pub fn open(dir: &Path) -> io::Result<Beneath> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         Ok(Beneath { root: rustix::fs::open(dir, flags, Mode::empty())? })
@@ -59,7 +59,7 @@ impl Beneath {
     }
 }
 
-/// The path of the directory that holds the last name, and the name.
+/// Splits a path into the path of the directory and the last name.
 pub(crate) fn last(path: &[u8]) -> io::Result<(&[u8], &OsStr)> {
     let (dir, name) = match path.iter().rposition(|b| *b == b'/') {
         Some(at) => (&path[..at], &path[at + 1..]),

@@ -29,7 +29,7 @@ fn both_ways_lead_below_the_directory_or_nowhere() {
     for path in outside.into_iter().chain(neither) {
         assert!(beneath.dir(path.as_bytes()).is_err(), "{path}");
         assert!(beneath.name_by_name(path.as_bytes()).is_err(), "{path}");
-        // `openat2` itself, without the check of names before it.
+        // Call `openat2` itself, without the check of the names.
         assert!(!outside.contains(&path) || beneath.at_once(path.as_bytes()).is_err(), "{path}");
     }
     assert!(last(b"a/b/..").is_err() && last(b"a/").is_err() && last(b"").is_err());

@@ -19,7 +19,7 @@ impl Bits {
         bits
     }
 
-    /// Every number in the set is below this.
+    /// The number of bits. Every number in the set is smaller.
     pub fn len(&self) -> usize {
         self.len
     }

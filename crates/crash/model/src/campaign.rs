@@ -12,9 +12,9 @@ use crate::recoveries::Recoveries;
 use crate::run::{Budget, Case, Checker, Ended, Failure, Hear, Outcome, Search, Verdict};
 use crate::trace::Trace;
 
-/// States tried with all missing calls inserted.
+/// The most states that are tried with all missing calls inserted.
 const MENDED_STATES: u64 = 1000;
-/// How often missing calls are inserted and the rest is explained.
+/// How many times the missing calls are inserted and the remaining failures explained.
 const MENDINGS_MAX: usize = 3;
 
 /// The result of a run.
@@ -23,16 +23,16 @@ pub struct Report {
     pub model: Model,
     pub seed: u64,
     pub outcome: Outcome,
-    /// One for each cause.
+    /// The explained failures, one for each cause.
     pub failures: Vec<Explanation>,
-    /// The checker's message if it fails on the complete state: then its failures are not due to a
-    /// crash.
+    /// The checker's message if it fails on the complete state. Then no failure is due to a crash.
     pub fails_uncrashed: Option<String>,
     /// Failing states that were not examined.
     pub unexplained: u64,
-    /// States tried with all missing calls inserted together, and how many of them failed.
+    /// The number of states tried with all missing calls inserted together, and of those that
+    /// failed.
     pub mended: Option<(u64, u64)>,
-    /// The recoveries that were crashed, if the user asked for it.
+    /// The recoveries that were crashed, if the user requested that.
     pub again: Option<Recoveries>,
     /// The cost of explaining the failures; [`Outcome::took`] is the cost of the search.
     pub explaining: Explaining,
@@ -43,14 +43,14 @@ impl Report {
         self.outcome.failing > 0 || self.again.as_ref().is_some_and(|again| again.failing > 0)
     }
 
-    /// All failures lie before the first promise, and no file was there at the start.
+    /// Whether all failures lie before the first promise, and no file was there at the start.
     pub fn is_early(&self) -> bool {
         let in_recoveries = self.again.as_ref().map_or(0, |again| again.failing);
         self.outcome.failing > 0 && self.outcome.failing == self.outcome.failing_early && in_recoveries == 0
     }
 
-    /// At least one state was judged and none failed. [`Outcome::is_whole`] says whether all were
-    /// tried.
+    /// Whether at least one state was judged and none failed. [`Outcome::is_whole`] says whether
+    /// all states were tried.
     pub fn passed(&self) -> bool {
         let is_judged = self.again.as_ref().is_none_or(|again| again.broken.is_none());
         !self.failed() && self.outcome.broken.is_none() && is_judged && self.outcome.states > 0
@@ -101,8 +101,8 @@ impl Campaign<'_> {
         report
     }
 
-    /// Explains the failures, inserts the missing calls, and searches again. What fails then has a
-    /// cause that others had hidden, and is explained in turn.
+    /// Explains the failures, inserts the missing calls, and searches again. Failures that remain
+    /// have causes that the first ones had hidden, and are explained in turn.
     fn explain(&self, history: &History, watched: &Watched<'_>, report: &mut Report) {
         let paths = Paths::of(self.trace);
         let explainer =
@@ -124,8 +124,8 @@ impl Campaign<'_> {
         report.failures = causes.into_found();
     }
 
-    /// Searches again with every missing call inserted: how many states were tried and failed, and
-    /// the failing ones as states of the recording itself.
+    /// Searches again with every missing call inserted. Returns how many states were tried and how
+    /// many failed, and the failures converted to states of the recording itself.
     fn mend(&self, found: &[Explanation], watched: &Watched<'_>) -> Option<((u64, u64), Vec<Failure>)> {
         let fixes = found.iter().flat_map(|f| &f.fixes);
         let places: Vec<Candidate> = fixes.flat_map(|f| f.places.iter().copied()).collect();
@@ -136,7 +136,7 @@ impl Campaign<'_> {
         let mended = History::new(&trace, self.model);
         let budget = self.budget.of_states(MENDED_STATES);
         let outcome = Search { trace: &trace, history: &mended, checker: watched, budget, hear: None }.run();
-        // If time ran out, the states tried before still count.
+        // If time ran out, the verdicts before still count.
         let is_judged = outcome.broken.is_none() || watched.is_cut();
         let is_counted = is_judged && outcome.states > 0 && outcome.ended != Ended::Stopped;
         let hidden = outcome
@@ -147,8 +147,9 @@ impl Campaign<'_> {
     }
 }
 
-/// The state of a recording with inserted calls as a state of the recording without them. The edits
-/// are the same, and what can be lost with the calls can be lost without them.
+/// Converts a state of the recording with inserted calls to the same state of the recording without
+/// them. The edits are the same, and edits that can be lost with the calls can be lost without
+/// them.
 fn without_calls(recipe: &Recipe, places: &[Candidate], mended: &History) -> Recipe {
     let lost = mended.lost(recipe);
     let kept = (0..mended.upto(recipe.at) as u32).filter(|n| lost.binary_search(n).is_err());

@@ -1,14 +1,14 @@
-//! The causes of failing states: each failing state is shrunk and explained, and those that the
-//! same missing calls prevent are merged.
+//! The causes of failing states. Each failing state is shrunk and explained, and states that the
+//! same missing calls prevent are merged into one cause.
 
 use crate::early::Early;
 use crate::explain::{Also, Explainer, Explanation};
 use crate::run::Failure;
 use crate::shrink::Shrinker;
 
-/// Causes explained in a report; failing states beyond them are only counted.
+/// The most causes that a report explains; the failing states of others are only counted.
 const CAUSES_MAX: usize = 8;
-/// Failing states of one search that are shrunk to find causes.
+/// The most failing states of one search that are shrunk to find causes.
 const SHRUNK_MAX: usize = 24;
 
 pub(crate) struct Causes<'a> {
@@ -36,14 +36,14 @@ impl<'a> Causes<'a> {
     /// The causes, broken promises first.
     pub fn into_found(mut self) -> Vec<Explanation> {
         self.found.sort_by_key(|e| e.is_early);
-        // A state that was explained itself later is not listed below another one.
+        // If a state was explained itself later, do not list it below another one.
         let own: Vec<String> = self.found.iter().map(|e| e.state.clone()).collect();
         self.found.iter_mut().for_each(|e| e.also.retain(|also| !own.contains(&also.state)));
         self.found
     }
 
-    /// Explains failing states. A state that lacks all that the smallest form of an earlier one
-    /// lacks is taken to have the same cause. Returns how many were not examined.
+    /// Explains failing states. A state that lacks everything that the smallest form of an earlier
+    /// state lacks counts as having the same cause. Returns how many states were not examined.
     pub fn explain(&mut self, failures: &[Failure]) -> u64 {
         let (explainer, watched) = (self.explainer, self.explainer.watched);
         let mut known: Vec<(bool, Vec<u32>)> = Vec::new();
@@ -75,7 +75,7 @@ impl<'a> Causes<'a> {
             }
             let explanation = explainer.explain(&shrunk);
             if watched.is_stopped() {
-                // The last attempt got no verdict, so the sentence might be wrong.
+                // The checker was stopped, so the explanation might be wrong.
                 unexamined += 1;
                 continue;
             }
@@ -87,8 +87,8 @@ impl<'a> Causes<'a> {
         unexamined
     }
 
-    /// Merges failures that the same missing calls prevent: the calls that prevent most are kept,
-    /// with the other failures below them.
+    /// Merges failures that the same missing calls prevent. Those whose calls prevent most failures
+    /// are kept; the others are listed below them.
     pub fn merge(&mut self) {
         let count = self.found.len();
         let of = |i: usize| (0..count).filter(|j| *j != i && self.prevents(i, *j)).collect();
@@ -98,7 +98,7 @@ impl<'a> Causes<'a> {
         let mut below: Vec<Option<usize>> = vec![None; count];
         for i in order {
             if below[i].is_none() {
-                // A failure that already has others below it stays.
+                // A failure that already has others listed below it stays a cause of its own.
                 let is_free = |j: &&usize| below[**j].is_none() && !below.contains(&Some(**j));
                 let free: Vec<usize> = prevented[i].iter().filter(is_free).copied().collect();
                 free.into_iter().for_each(|j| below[j] = Some(i));
@@ -118,7 +118,7 @@ impl<'a> Causes<'a> {
 
     fn prevents(&self, i: usize, j: usize) -> bool {
         let (one, other) = (&self.found[i], &self.found[j]);
-        // A broken promise is not hidden below a failure before the first promise.
+        // Do not list a broken promise below a failure before the first promise.
         one.is_early <= other.is_early && self.explainer.prevents(&one.fixes, other)
     }
 }

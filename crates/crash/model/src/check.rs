@@ -1,15 +1,17 @@
 //! A program as the judge: each state is materialised as a directory, a command runs in it, and its
 //! exit code is the verdict.
 //!
-//! Each state is built in a new directory. Reusing one would need to know what the last checker
-//! changed, and time stamps do not show it: a write through a shared mapping on tmpfs leaves none.
-//! The directory is on tmpfs if there is one, so that building it costs a copy in memory.
+//! Each state is made in a new directory. To reuse a directory, this program would have to know
+//! what the last checker changed there, and time stamps do not show it: a write through a shared
+//! mapping on tmpfs changes none. The directory is on tmpfs if there is one, so that making it
+//! costs a copy in memory.
 //!
-//! The command runs in its own process group, with a limit of memory and of time. When it ends or
-//! its time is over, the whole group is killed. If memory runs out, the kernel kills a checker
+//! The command runs in its own process group, with limits of memory and time. When the command ends
+//! or its time is over, the whole group is killed. If memory runs out, the kernel kills a checker
 //! before any other process. Only the last part of its standard output and error is kept.
 //!
-//! If no room is left, a checker's failure says nothing about the program and counts as no verdict.
+//! If the disk is full, the failure of a checker says nothing about the program and counts as no
+//! verdict.
 
 use crate::beneath::{self, Beneath};
 use crate::edit::Edit;
@@ -35,25 +37,25 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Bytes of a checker's output that are kept.
+/// The number of bytes kept of a checker's output.
 const OUTPUT_KEPT: u64 = 4096;
-/// An environment variable longer than this does not fit.
+/// The longest environment variable with promises in bytes; the kernel refuses longer ones.
 const TOLD_BYTES_MAX: usize = 64 << 10;
 const POLL_MAX: Duration = Duration::from_millis(5);
-/// A checker that prints more is killed, since its output is kept in memory.
+/// The most bytes that a checker may print before it is killed, since its output is kept in memory.
 const OUTPUT_MAX: u64 = 64 << 20;
-/// With less free space than this, a checker may have failed for lack of space.
+/// Free bytes below which a checker may have failed for lack of space.
 const ROOM_MIN: u64 = 256 << 10;
 
 /// A shell command that judges states.
 pub struct CommandChecker {
     pub command: String,
     pub timeout: Duration,
-    /// Bytes of address space; `None`: no limit.
+    /// The limit of the address space in bytes; `None` for no limit.
     pub memory: Option<u64>,
     /// When set, running checkers are killed and give no verdict.
     pub stop: Arc<AtomicBool>,
-    /// The states are of a block device.
+    /// How the checker gets the block device, if one was recorded.
     pub device: Option<DeviceAs>,
     work: WorkDir,
 }
@@ -74,7 +76,7 @@ enum End {
 }
 
 impl CommandChecker {
-    /// States are built below `dir`, or on tmpfs if `dir` is `None`.
+    /// Makes a checker whose states are made below `dir`, or on tmpfs if `dir` is `None`.
     pub fn new(
         command: &str,
         timeout: Duration,
@@ -111,8 +113,8 @@ impl CommandChecker {
         self.with_room(self.verdict(&end, &tail(&output)?))
     }
 
-    /// Runs the command on a state and returns what it shows, or the verdict if it did not end by
-    /// itself.
+    /// Runs the command on a state. Returns what the command shows, or the verdict if it did not
+    /// end by itself.
     pub(crate) fn observe(
         &self,
         case: &Case<'_>,
@@ -131,13 +133,13 @@ impl CommandChecker {
         let code = status.code().or(status.signal().map(|signal| 128 + signal)).unwrap_or(-1);
         let dir = root.join("state");
         let tree = if is_tree_wanted { read_tree(&dir)? } else { BTreeMap::new() };
-        // Each of the parallel checkers has its own directory.
+        // Replace the name of the directory: each of the parallel checkers has its own.
         let out = without(&fs::read(root.join("output"))?, dir.as_os_str().as_bytes());
         let last_line = said.lines().last().unwrap_or_default().to_owned();
         Ok(Ok(Observed { code, out, last_line, tree }))
     }
 
-    /// Makes the state in a new directory, `state` below the one that is returned.
+    /// Makes the state in a new directory. Returns that directory; the tree is in `state` below it.
     fn make(&self, case: &Case<'_>) -> io::Result<PathBuf> {
         let root = self.work.path().join(format!("job{}", case.job));
         clear(&root)?;
@@ -170,7 +172,8 @@ impl CommandChecker {
         Ok(end)
     }
 
-    /// A checker may fail for lack of space.
+    /// Changes a failure to "no verdict" if there is too little space: the checker may have failed
+    /// for that.
     fn with_room(&self, verdict: Verdict) -> io::Result<Verdict> {
         match verdict {
             Verdict::Bad(_) if !has_room(self.work.path())? => Ok(Verdict::Broken(format!(
@@ -193,7 +196,7 @@ impl CommandChecker {
         let told = case.told.join("\n");
         let told_file = root.join("acked");
         fs::write(&told_file, format!("{told}\n"))?;
-        // What a checker mounts ends with it, even if it is killed.
+        // A mount namespace of its own ends the checker's mounts with it, even if it is killed.
         let start = if self.device.is_some() { loops::with_own_mounts() } else { &[] };
         let mut words = start.iter().copied().chain(["/bin/sh", "-c"]);
         let mut command = Command::new(words.next().expect("the shell at least"));
@@ -315,7 +318,7 @@ fn has_room(dir: &Path) -> io::Result<bool> {
     Ok(stat.f_bavail.saturating_mul(stat.f_frsize) >= ROOM_MIN && (!is_counted || stat.f_favail > 0))
 }
 
-/// A new file for what a command prints.
+/// Makes a new file for the output of a command.
 fn scratch(path: &Path) -> io::Result<File> {
     File::options().create(true).truncate(true).read(true).write(true).open(path)
 }
@@ -328,11 +331,11 @@ fn tail(mut output: &File) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&bytes).trim().to_owned())
 }
 
-/// Makes the tree in an empty directory. Owners are set by root alone; pipes, sockets, devices and
-/// set-id bits are left out: a checker may run what it finds as root, and the recording may come
-/// from somebody else.
+/// Makes the tree in an empty directory. Only root sets owners. Pipes, sockets, devices and set-id
+/// bits are left out: a checker may run files of the state as root, and the recording may come from
+/// another person.
 ///
-/// Nothing is made outside of the directory and nothing is written through a link (`Beneath`):
+/// Nothing is made outside of the directory and nothing is written through a symlink (`Beneath`):
 /// each name is created in a directory that is held open.
 pub fn materialise(state: &State, dir: &Path) -> io::Result<()> {
     let mut maker = Maker {
@@ -357,15 +360,15 @@ fn show(path: &[u8]) -> String {
     kedge_base::printable(&String::from_utf8_lossy(path))
 }
 
-/// A tree under construction.
+/// A tree while it is made.
 struct Maker {
     top: Beneath,
     is_root: bool,
     /// The first path of each inode.
     made: HashMap<u64, Vec<u8>>,
-    /// Directories, which get their permissions at the end.
+    /// The directories, whose permissions are set at the end.
     dirs: Vec<(Vec<u8>, u32)>,
-    /// The directory opened last: most names are in the same directory as the name before.
+    /// The directory that was opened last: most names are in the directory of the name before.
     above: Option<(Vec<u8>, OwnedFd)>,
 }
 
@@ -402,7 +405,7 @@ impl Maker {
         }
         let (uid, gid) = (node.meta.uid, node.meta.gid);
         if self.is_root && (uid, gid) != (0, 0) {
-            // chown(2) takes the largest number as "leave unchanged", and no user has it.
+            // chown(2) takes the largest number for "leave unchanged", so no user has this number.
             let uid = (uid != u32::MAX).then(|| Uid::from_raw(uid));
             let gid = (gid != u32::MAX).then(|| Gid::from_raw(gid));
             rustix::fs::chownat(dir, name, uid, gid, AtFlags::SYMLINK_NOFOLLOW)?;
@@ -418,7 +421,8 @@ impl Maker {
         Ok(())
     }
 
-    /// Inner directories first: the mode of an outer one may forbid access to them.
+    /// Sets the permissions of directories, the inner ones first: the mode of an outer directory
+    /// may forbid access to them.
     fn finish(self) -> io::Result<()> {
         for (path, mode) in self.dirs.into_iter().rev() {
             rustix::fs::fchmod(self.top.dir(&path)?, allowed(mode) | Mode::RWXU)?;
@@ -427,8 +431,9 @@ impl Maker {
     }
 }
 
-/// The state as [`materialise`] would make it, for a file system in memory: without what a checker
-/// must not get from a recording, and with the owner that a user without privilege would give it.
+/// The state as [`materialise`] would make it, for a file system in memory: without the parts of a
+/// recording that a checker must not get, and with the owner that a user without privilege would
+/// give it.
 pub fn tame(state: &State) -> State {
     let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
     let owner = (!uid.is_root()).then(|| (uid.as_raw(), gid.as_raw()));
@@ -465,7 +470,8 @@ fn write_file(dir: &OwnedFd, name: &OsStr, file: &FileBody, node: &Node) -> io::
     set_xattrs(&out, node)
 }
 
-/// Only the namespace `user.`: the others carry privileges.
+/// Whether the inode has attributes that are set: only those of `user.`, since others carry
+/// privileges.
 fn has_xattrs(node: &Node) -> bool {
     node.xattrs.keys().any(|name| name.starts_with(b"user."))
 }

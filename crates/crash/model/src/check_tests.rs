@@ -87,7 +87,7 @@ fn a_place_without_room_is_no_verdict() {
     fs::create_dir(checker.work.path()).unwrap();
 }
 
-/// A recorded recovery runs with the checker's rights, as a checker does.
+/// A recorded recovery runs with the rights of a checker, so its state must not have others.
 #[test]
 fn a_tame_state_has_no_privileges() {
     let mut state = disk().state();

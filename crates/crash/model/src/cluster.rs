@@ -1,4 +1,4 @@
-//! A cluster whose nodes all lose power at one moment.
+//! A cluster whose nodes all lose power at the same time.
 //!
 //! ```text
 //! manifest   which recordings belong together
@@ -14,9 +14,9 @@
 //! html       the HTML page
 //! ```
 //!
-//! A state of the cluster is a state of each node, at one moment of the common clock. Each is legal
-//! by the model of its node's file system, and every combination of legal states is legal, since
-//! the disks of machines know nothing of each other.
+//! A state of the cluster has a state of each node, all at one moment of the common clock. Each is
+//! legal by the model of the node's file system. Every combination of legal states is legal, since
+//! the disks of different machines are independent.
 
 mod campaign;
 mod clock;

@@ -33,7 +33,7 @@ fn cluster() -> Cluster {
 #[test]
 fn crash_points_are_consistent_cuts_of_the_common_clock() {
     let at: Vec<Vec<u32>> = cluster().moments().iter().map(|m| m.at.clone()).collect();
-    // The promise comes in both recordings at once.
+    // Both recordings have the promise at the same moment.
     assert_eq!(at, [[1, 1], [2, 1], [3, 1], [4, 2], [4, 3], [4, 4]]);
 }
 
@@ -73,7 +73,7 @@ fn all_nodes_alike_come_first_then_one_that_differs() {
             (moment, recipes.iter().filter(|r| r.pick != recipes[0].pick).count())
         })
         .collect();
-    // The end and the promise first, with all nodes in one kind of state.
+    // The order begins with the end and the promise, with all nodes in the same kind of state.
     assert_eq!(kinds[..4], [(5, 0), (5, 0), (3, 0), (3, 0)]);
     let first_different = kinds.iter().position(|(_, different)| *different > 0).expect("one differs");
     assert!(kinds[..first_different].iter().any(|(moment, _)| *moment == 1), "before the sync");
@@ -91,6 +91,6 @@ fn a_state_is_found_by_its_name() {
     assert_eq!(cluster.parse(&name), Ok(recipes));
     assert!(matches!(cluster.parse("a=4.durable"), Err(BadState::Form(..))));
     assert!(matches!(cluster.parse("a=4,c=3"), Err(BadState::Form(..))));
-    // Node a made its promise before b made a file.
+    // Node a made its promise before b made a file, so this state is impossible.
     assert!(matches!(cluster.parse("a=2,b=3"), Err(BadState::Moment(..))));
 }

@@ -1,4 +1,4 @@
-//! Describes calls in the words that a person needs to find one in the program.
+//! Describes calls in words by which a person finds them in the program.
 
 use crate::state::ROOT;
 use crate::trace::{Call, Event, Space, Trace};
@@ -7,9 +7,10 @@ use std::collections::HashMap;
 
 /// The paths of inodes, as they were when each call was made.
 pub struct Paths {
-    /// For each event: the path of the file or directory it changes, and the second path, if any.
+    /// For each event, the path of the file or directory that it changes, and a second path if it
+    /// has one.
     of: Vec<(String, String)>,
-    /// Where each inode got a name: event, directory, name.
+    /// For each inode, the events that gave it a name: event number, directory, name.
     names: HashMap<u64, Vec<(usize, u64, Vec<u8>)>>,
     /// The file that stands for a block device.
     device: Option<u64>,
@@ -18,9 +19,9 @@ pub struct Paths {
 /// The persistence call of a block device.
 const FLUSH: &str = "flush";
 
-/// Bounds a loop of directories, which only a damaged recording has.
+/// The longest path in names. Only a damaged recording has more, in a loop of directories.
 const DEPTH_MAX: usize = 256;
-/// A longer path is shown from its middle on, since the report shows one for each call.
+/// The longest path in bytes that is shown; of a longer one the report shows the end.
 const PATH_MAX: usize = 4096;
 
 impl Paths {
@@ -53,7 +54,8 @@ impl Paths {
         self.of.get(event).map_or("", |p| &p.0)
     }
 
-    /// The path of an inode just before event `at`. A file without a name has its last one.
+    /// The path of an inode just before event `at`. A file whose name was removed has its last
+    /// path.
     pub fn inode(&self, ino: u64, at: usize) -> String {
         let (mut parts, mut len) = (Vec::new(), 0);
         let mut next = ino;
@@ -96,7 +98,7 @@ impl Paths {
                 both
             }
             Call::Remove { dir, name, .. } => {
-                // A file that is still open keeps this name in reports.
+                // Reports show an open file under this name even after its removal.
                 (self.child(*dir, name, at), none())
             }
             Call::Rename { dir, name, new_dir, new_name, ino, victim, exchange } => {
@@ -176,7 +178,7 @@ impl Paths {
     }
 }
 
-/// `1 state`, `2 states`.
+/// A number with its noun: `1 state`, `2 states`.
 pub fn count(n: u64, what: &str) -> String {
     if n == 1 { format!("1 {what}") } else { format!("{n} {what}s") }
 }

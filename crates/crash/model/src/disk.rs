@@ -116,7 +116,7 @@ impl Disk {
         self.inner.lock().state.clone()
     }
 
-    /// Marks a promise: from here on the user relies on `text`.
+    /// Marks a promise: from now on the user relies on `text`.
     pub fn tell(&self, text: &str) {
         self.inner.lock().run(Call::Mark { text: text.to_owned() });
     }

@@ -1,9 +1,9 @@
 //! Failures before the first promise.
 //!
 //! A program that starts in an empty directory and has promised nothing yet has no data that a
-//! crash could take from its user. That it does not start after such a crash is a fault too, but
-//! one that an installer may mend by starting over. So reports and the exit code show these
-//! failures apart. If there were files at the start, the user has them, and no failure is early.
+//! crash could take from its user. If it does not start after such a crash, this is a fault too,
+//! but an installer may repair it by starting again. So reports and the exit code distinguish these
+//! failures. If there were files at the start, the user has these, and no failure is early.
 
 use crate::history::History;
 use crate::trace::{Call, Trace};
@@ -11,7 +11,7 @@ use crate::trace::{Call, Trace};
 /// The part of a recording before its first promise.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Early {
-    /// The number of the first promise. `None`: no failure is early.
+    /// The number of the first promise; `None` if no failure counts as early.
     first: Option<u32>,
 }
 
@@ -27,8 +27,8 @@ impl Early {
         self.first.is_some_and(|first| at <= first)
     }
 
-    /// The first crash point on the same side of the first promise. A failure after a promise stays
-    /// one when the crash is moved to an earlier point.
+    /// The first crash point on the same side of the first promise as `at`. A failure that breaks a
+    /// promise must still do so when the crash is moved to an earlier point.
     pub fn first_like(&self, at: u32) -> u32 {
         self.first.filter(|first| at > *first).map_or(0, |first| first + 1)
     }

@@ -28,7 +28,7 @@ impl Meta {
     }
 }
 
-/// Bytes of one write call, shared by the edits it is split into.
+/// Bytes of one write call; the edits of that call share them.
 #[derive(Clone, Debug)]
 pub struct Slice {
     pub of: Arc<[u8]>,
@@ -59,7 +59,8 @@ pub enum Edit {
         name: Name,
         ino: u64,
     },
-    /// One edit: every model treats rename as atomic.
+    /// A rename. It is a single edit, because every model treats rename as atomic, except where
+    /// `rename_may_link` splits it.
     Rename {
         dir: u64,
         name: Name,
@@ -82,7 +83,7 @@ pub enum Edit {
         ino: u64,
         size: u64,
     },
-    /// truncate(2), to a smaller or larger size.
+    /// Sets the size of a file by truncate(2), to a smaller or a larger value.
     Truncate {
         ino: u64,
         size: u64,
@@ -92,7 +93,7 @@ pub enum Edit {
         from: u64,
         to: u64,
     },
-    /// fallocate's collapse and insert: the bytes from `from` on move to `to`.
+    /// Moves the bytes from `from` on to `to`, as fallocate's collapse and insert do.
     Shift {
         ino: u64,
         from: u64,
@@ -110,15 +111,16 @@ pub enum Edit {
         name: Name,
         value: Option<Arc<[u8]>>,
     },
-    /// The time stamps that a write sets. They are not visible in a state, but have a place in the
-    /// order of metadata.
+    /// Sets the time stamps of a write. These are not part of a state, but the edit has a position
+    /// in the order of metadata.
     Touch {
         ino: u64,
     },
 }
 
 impl Edit {
-    /// The inode whose own state the edit changes (not a directory's entries).
+    /// The inode whose contents or attributes the edit changes. Changes of a directory's entries do
+    /// not count.
     pub fn own(&self) -> Option<u64> {
         match self {
             Edit::Inode { ino, .. }

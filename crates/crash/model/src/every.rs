@@ -1,9 +1,9 @@
 //! Every legal state at a crash point, for recordings short enough to enumerate.
 //!
-//! Edits are taken in the order of the recording. Each edit that may be missing is tried both kept
-//! and lost; it may be kept if all that it needs, and all that precedes it in the log, is kept: see
-//! [`History`] for what is legal. A page may also be torn: a contiguous run of its sectors is
-//! written, and every edit that needs the page is lost.
+//! The enumeration takes the edits in the order of the recording. It tries each edit that may be
+//! missing both kept and lost; an edit may be kept if all that it needs, and all that precedes it
+//! in the log, is kept ([`History`] defines what is legal). A page may also be torn: a contiguous
+//! run of its sectors is written, and every edit that needs the page is lost.
 
 use crate::edit::Edit;
 use crate::history::History;
@@ -11,7 +11,7 @@ use crate::page::Digest;
 use crate::state::{SECTOR, State};
 use std::collections::HashSet;
 
-/// Bound on the choices followed; [`Every::is_cut`] reports that it was reached.
+/// The most choices that are followed. [`Every::is_cut`] reports that this bound was reached.
 const CHOICES_MAX: u64 = 2_000_000;
 
 /// The legal states at a crash point.
@@ -29,11 +29,11 @@ struct Search<'a> {
     choices: u64,
 }
 
-/// The result of the choices made so far.
+/// The state that the choices so far lead to.
 #[derive(Clone)]
 struct Partial {
     state: State,
-    /// For each edit so far, whether it and all it depends on are kept.
+    /// For each edit so far, whether it and all that it depends on are kept.
     whole: Vec<bool>,
     is_torn: bool,
 }
@@ -49,8 +49,8 @@ impl History {
 }
 
 impl Search<'_> {
-    /// Continues from a choice of the first edits. The loop loses an edit; the recursion keeps or
-    /// tears it, so its depth is the number of edits that are kept but could be lost.
+    /// Enumerates all choices for the remaining edits. The loop loses an edit; the recursion keeps
+    /// or tears it, so its depth is the number of edits that are kept but could be lost.
     fn follow(&mut self, mut partial: Partial) {
         while partial.whole.len() < self.history.upto(self.at) {
             let n = partial.whole.len() as u32;

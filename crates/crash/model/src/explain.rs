@@ -1,11 +1,11 @@
 //! Explains a failing state: which calls were lost, and which persistence call at which place
 //! prevents it.
 //!
-//! A persistence call helps if, with it in the recording, the state is no longer legal. Candidates
-//! are fsyncs of the files and directories whose edits were lost, inserted before the first later
-//! call that survived or before the promise that was broken. The first candidate that makes the
-//! state illegal is inserted into the recording and the search runs again; only what that search
-//! found is reported.
+//! A persistence call helps if the state is no longer legal in the recording with this call.
+//! Candidates are fsyncs of the files and directories whose edits were lost. They are inserted
+//! before the first later call that survived, or before the promise that was broken, or right after
+//! the lost call. The first candidate that makes the state illegal is inserted into the recording
+//! and the search runs again; only the result of that search is reported.
 
 use crate::describe::{Paths, count};
 use crate::early::Early;
@@ -18,18 +18,18 @@ use crate::shrink::Shrunk;
 use crate::trace::{Call, Event, Trace};
 use serde::Serialize;
 
-/// States tried with the missing call inserted.
+/// The most states that are tried with the missing call inserted.
 const VERIFY_STATES: u64 = 400;
-/// Pairs of missing calls that are tried where no single one helps.
+/// The most pairs of missing calls that are tried if no single call helps.
 const PAIRS_MAX: usize = 60;
-/// The part of a create or mkdir that a directory holds.
+/// The name of the part of a create or mkdir that changes the directory.
 const ENTRY: &str = "the directory entry";
-/// Moments before a crash that are tried as the last good state.
+/// The most crash points that are tried to find the last good state.
 const GOOD_TRIED_MAX: usize = 20;
-/// Places of one missing call that are fixed together.
+/// The most other positions of one missing call at which it is inserted too.
 const ALIKE_MAX: usize = 1000;
 
-/// A call of the recording, as reports show it.
+/// A call of the recording as reports show it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct CallRef {
     /// The number of the event.
@@ -37,9 +37,9 @@ pub struct CallRef {
     pub text: String,
     /// The part of the call that was lost.
     pub what: String,
-    /// The whole call was lost.
+    /// Whether the whole call was lost.
     pub is_whole: bool,
-    /// The call is a mark: a promise to the user.
+    /// Whether the call is a mark: a promise to the user.
     pub is_mark: bool,
     pub pid: u32,
     pub stack: Vec<String>,
@@ -58,7 +58,7 @@ impl CallRef {
 /// A persistence call that is missing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Fix {
-    /// `fsync("dir")`.
+    /// The call as text, such as `fsync("dir")`.
     pub call: String,
     pub path: String,
     /// The event before which the call is inserted.
@@ -66,18 +66,18 @@ pub struct Fix {
     pub before_text: String,
     /// The callers of that event, innermost first.
     pub before_stack: Vec<String>,
-    /// Other places of the recording where the same call is missing in the same way. The search ran
-    /// with all of them inserted.
+    /// The numbers of other events before which the same call is missing in the same way. The
+    /// search ran with all of them inserted.
     pub also_before: Vec<u32>,
-    /// States tried with the call inserted, and how many of them failed.
+    /// The number of states tried with the call inserted, and of those that failed.
     pub tried: u64,
     pub failing: u64,
-    /// The inserted calls: of which inode, before which event.
+    /// The inserted calls: the inode of each, and the event before which it is inserted.
     #[serde(skip)]
     pub(crate) places: Vec<Candidate>,
 }
 
-/// A failure that has its missing calls in common with another.
+/// Another failure that the missing calls of the main one prevent too.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Also {
     pub state: String,
@@ -88,38 +88,39 @@ pub struct Also {
 /// A failure explained in words.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Explanation {
-    /// The name that reproduces the state.
+    /// The name by which the state can be reproduced.
     pub state: String,
     /// The checker's message.
     pub message: String,
-    /// The last state before the crash with nothing lost that passes the check. `None`: none of the
-    /// last few passes, or time ran out ([`Explanation::is_cut`]).
+    /// The last crash point before the crash at which a state without losses passes the check.
+    /// `None` if none of the last few passes, or if time ran out ([`Explanation::is_cut`]).
     pub last_good_state: Option<String>,
-    /// Time ran out before all was tried: the state may not be the smallest, and a field that is
-    /// empty was perhaps not searched for.
+    /// Whether time ran out before everything was tried. Then the state may not be the smallest
+    /// one, and empty fields may mean that their values were not searched for.
     pub is_cut: bool,
-    /// The crash came after this call.
+    /// The last call before the crash.
     pub after: Option<CallRef>,
     pub lost: Vec<CallRef>,
-    /// The first later call that survived.
+    /// The first call after a lost one that survived.
     pub kept: Option<CallRef>,
     pub fixes: Vec<Fix>,
-    /// The last mark before the crash.
+    /// The text of the last promise before the crash.
     pub told: Option<String>,
-    /// The crash comes before the first promise, and no file was there at the start.
+    /// Whether the crash comes before the first promise, and no file was there at the start.
     pub is_early: bool,
-    /// Other failures that the missing calls prevent as well.
+    /// Other failures that the missing calls prevent too.
     pub also: Vec<Also>,
-    /// The loss in words.
+    /// The loss as a sentence.
     pub loss: String,
-    /// All of the above in words.
+    /// All of the above as one sentence.
     pub sentence: String,
-    /// Identifies the cause: lost calls and fix, equal for failures of one cause.
+    /// A text that identifies the cause: the lost calls and the fix. It is equal for all failures
+    /// of one cause.
     #[serde(skip)]
     pub cause: String,
 }
 
-/// What one node of a cluster loses.
+/// The loss of one node of a cluster.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct NodeLoss {
     pub node: String,
@@ -131,15 +132,15 @@ pub struct Explainer<'a> {
     pub trace: &'a Trace,
     pub paths: &'a Paths,
     pub history: &'a History,
-    /// The checker.
+    /// The checker, which counts its runs and enforces the time limit.
     pub(crate) watched: &'a Watched<'a>,
     /// The budget of the search that found the failures.
     pub budget: &'a Budget,
 }
 
 impl Explanation {
-    /// The calls to show with callers: the lost ones, and those before which a call is missing.
-    /// Each with its description.
+    /// The calls that are shown with their callers: the lost ones, and those before which a call is
+    /// missing. Each has its description.
     pub(crate) fn stacks(&self) -> Vec<(String, &[String])> {
         let lost = self.lost.iter().map(|c| (format!("#{} {}", c.number, c.text), &c.stack[..]));
         let fixes = self.fixes.iter().map(|f| {
@@ -149,7 +150,7 @@ impl Explanation {
     }
 }
 
-/// A place where a missing call could be inserted.
+/// A position in the recording at which a missing call could be inserted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Candidate {
     pub ino: u64,
@@ -181,7 +182,8 @@ fn ordered(calls: &[Candidate]) -> Vec<Candidate> {
     ordered
 }
 
-/// A crash point of the recording with these fsyncs inserted, as one of the recording without them.
+/// Converts a crash point of the recording with these fsyncs inserted to one of the recording
+/// without them.
 pub(crate) fn point_without_calls(calls: &[Candidate], at: u32) -> u32 {
     let calls = ordered(calls);
     let inserted = (0u32..).zip(&calls).filter(|(n, c)| c.before + n < at);
@@ -192,7 +194,7 @@ impl Explainer<'_> {
     pub fn explain(&self, shrunk: &Shrunk) -> Explanation {
         let recipe = &shrunk.recipe;
         let lost = self.history.lost(recipe);
-        // A torn page is a loss too, and the call that makes the page durable prevents it.
+        // A torn page is a loss too: the call that makes the page durable prevents it.
         let mut missing = shrunk.roots.clone();
         missing.extend(recipe.torn.as_ref().map(|t| t.micro));
         let kept = self.first_kept(recipe, &missing);
@@ -259,7 +261,7 @@ impl Explainer<'_> {
         }
     }
 
-    /// The lost edits, grouped by call.
+    /// The lost calls: the lost edits, grouped by call.
     fn calls(&self, roots: &[u32], lost: &[u32]) -> Vec<CallRef> {
         let mut calls: Vec<(u32, Vec<&'static str>)> = Vec::new();
         for n in roots {
@@ -289,14 +291,15 @@ impl Explainer<'_> {
             edits.all(|n| lost.binary_search(&n).is_ok())
         };
         let call = |(event, parts): (u32, Vec<&str>)| {
-            // Without its entry a new file cannot be seen, whatever else of it is lost.
+            // Without its directory entry a new file is invisible, whatever other parts of the call
+            // are lost.
             let what = if parts.contains(&ENTRY) { ENTRY.to_owned() } else { parts.join(" and ") };
             CallRef { is_whole: whole(event), ..self.call(event, what) }
         };
         calls.into_iter().map(call).collect()
     }
 
-    /// The first call after a lost one that had a lasting effect or made a promise.
+    /// The first call after a lost one that changed something or made a promise.
     fn first_kept(&self, recipe: &Recipe, roots: &[u32]) -> Option<u32> {
         let first = roots.iter().map(|n| self.history.micros[*n as usize].event).min()?;
         let set = self.history.set(recipe);
@@ -316,7 +319,7 @@ impl Explainer<'_> {
         for n in roots {
             let micro = &self.history.micros[*n as usize];
             let event = micro.event;
-            // Not before the lost call: nothing of it would exist yet to persist.
+            // An fsync before the lost call would have nothing to persist.
             let places = [kept, event + 1].into_iter().filter(|p| *p > event);
             for before in places {
                 let [dir, new_dir] = micro.edit.dirs();
@@ -332,7 +335,7 @@ impl Explainer<'_> {
         if let Some(fix) = candidates.iter().find_map(|c| self.try_fix(&[*c], recipe, lost)) {
             return fix;
         }
-        // No single call helps: try two, and then one for each lost call.
+        // If no single call helps, try pairs, and then one call for each lost one.
         candidates.sort_by_key(|c| c.before != kept);
         let pairs = candidates
             .iter()
@@ -349,8 +352,9 @@ impl Explainer<'_> {
         self.try_fix(&all, recipe, lost).unwrap_or_default()
     }
 
-    /// Whether the check passes with these calls in the recording where `recipe` lost these edits,
-    /// because the calls make some of them durable. Returns the recording with the calls.
+    /// Returns the recording with these calls inserted if they prevent the failure: the state is no
+    /// longer legal, and the check passes on the state that is left. `recipe` is the state that
+    /// lost these edits.
     fn prevented(&self, calls: &[Candidate], recipe: &Recipe, lost: &[u32]) -> Option<(Trace, History)> {
         let trace = with_calls(self.trace, calls);
         let history = History::new(&trace, self.history.model);
@@ -375,10 +379,10 @@ impl Explainer<'_> {
             && self.prevented(&places, &recipe, &self.history.lost(&recipe)).is_some()
     }
 
-    /// The calls as fixes, if they make the state illegal.
+    /// The calls as fixes, if inserting them makes the state illegal.
     fn try_fix(&self, calls: &[Candidate], recipe: &Recipe, lost: &[u32]) -> Option<Vec<Fix>> {
         self.prevented(calls, recipe, lost)?;
-        // A program that omits a call in a loop omits it in each round.
+        // A program that omits a call in a loop omits it in each round, so insert it in all rounds.
         let missing: Vec<u32> = lost.iter().copied().chain(recipe.torn.as_ref().map(|t| t.micro)).collect();
         let others: Vec<Vec<Candidate>> = calls.iter().map(|c| self.alike(c, &missing)).collect();
         let all: Vec<Candidate> = calls.iter().copied().chain(others.iter().flatten().copied()).collect();
@@ -412,8 +416,8 @@ impl Explainer<'_> {
         kind(&self.paths.call(event as usize, &self.trace.events[event as usize]))
     }
 
-    /// Other places where a call like the lost one is followed by one like the call before which
-    /// the fsync is missing.
+    /// Finds other positions for the fsync: after a call like the lost one, and before a call like
+    /// the one before which the fsync is missing.
     fn alike(&self, candidate: &Candidate, lost: &[u32]) -> Vec<Candidate> {
         let persists = |n: u32| {
             let edit = &self.history.micros[n as usize].edit;
@@ -445,8 +449,8 @@ impl Explainer<'_> {
         places
     }
 
-    /// Whether anything that event `done` changed of an inode can still be lost just before event
-    /// `before`. If not, the program makes the call there already.
+    /// Whether a change of an inode by event `done` can still be lost just before event `before`.
+    /// If not, the program makes the missing call there already.
     fn lacks(&self, ino: u64, done: u32, before: u32) -> bool {
         self.history.of_event(done).any(|n| {
             let edit = &self.history.micros[n as usize].edit;
@@ -530,7 +534,7 @@ fn loss(lost: &[CallRef], after: Option<&CallRef>, kept: Option<&CallRef>, told:
 }
 
 /// The kind of a call: its text without numbers, since a loop makes the same call on files with
-/// other numbers.
+/// different numbers.
 fn kind(text: &str) -> String {
     let name = text.split(['(', ' ']).next().unwrap_or_default();
     if name == "mark" {

@@ -5,8 +5,8 @@ use crate::disk::Disk;
 use crate::run::{Case, Verdict};
 use std::sync::atomic::AtomicBool;
 
-/// Two log files, neither synced: a state that lacks both, as a search without time to reduce it
-/// leaves.
+/// Two log files are not synced, and the state lacks both, as a search leaves it that has no time
+/// to shrink it.
 #[test]
 fn two_calls_are_named_where_no_single_one_helps() {
     let disk = Disk::new();

@@ -2,8 +2,8 @@
 //! over.
 //!
 //! Shrinking and trying fixes run the same checker as the search, often more times than the search
-//! did. So all of these runs go through [`Watched`]. When time is over, it gives no more verdicts:
-//! the step in progress ends within one check, and its result is dropped.
+//! did. So all of these runs go through [`Watched`]. When the time limit is reached, it gives no
+//! more verdicts: the step in progress ends within one check, and its result is dropped.
 
 use crate::run::{Case, Checker, Hear, Phase, Progress, Verdict};
 use kedge_base::{Clock, SystemClock};
@@ -13,24 +13,24 @@ use std::time::Duration;
 /// The cost of explaining.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Explaining {
-    /// Runs of the checker.
+    /// The number of runs of the checker.
     pub checks: u64,
     pub took: Duration,
-    /// The time limit, if it was reached before all was explained.
+    /// The time limit, if it was reached before everything was explained.
     pub cut_at: Option<Duration>,
 }
 
-/// The checker while failures are explained.
+/// The checker that is used while failures are explained.
 pub(crate) struct Watched<'a> {
     checker: &'a dyn Checker,
     clock: SystemClock,
     checks: AtomicU64,
     time: Option<Duration>,
-    /// A check was refused because time was over.
+    /// Whether a check was refused because the time limit was reached.
     is_cut: AtomicBool,
     stop: &'a AtomicBool,
     hear: Option<Hear<'a>>,
-    /// Failing states of the search, passed on with progress.
+    /// The number of failing states of the search, which is passed on with the progress.
     failing: u64,
 }
 
@@ -50,8 +50,8 @@ impl<'a> Watched<'a> {
         self.stop.load(Ordering::Relaxed)
     }
 
-    /// Whether time is over. The caller asks only when it wants to do more, so a positive result is
-    /// noted in the report.
+    /// Whether the time limit is reached. Only callers that still have work call this, so a
+    /// positive result is recorded for the report.
     pub fn is_over(&self) -> bool {
         let is_over = self.time.is_some_and(|time| self.clock.monotonic() >= time);
         if is_over {
@@ -60,7 +60,7 @@ impl<'a> Watched<'a> {
         is_over
     }
 
-    /// Whether a check was refused because time was over.
+    /// Whether work was left out because the time limit was reached.
     pub fn is_cut(&self) -> bool {
         self.is_cut.load(Ordering::Relaxed)
     }

@@ -1,8 +1,8 @@
 //! Which crash states are tried, and in which order.
 //!
-//! Most bugs in the literature lose one thing and keep all the rest. So the systematic part is a
-//! set of lists, each linear in the recording and with its most suspicious states first. States are
-//! taken from the lists in turn:
+//! Most bugs in the literature show if one thing is lost and all the rest is kept. So the
+//! systematic part is a set of lists. Each is linear in the length of the recording and begins with
+//! its most suspicious states. States are taken from the lists in turn:
 //! - edits lost although a mark promised that they are durable,
 //! - bytes of renamed files, names, whole calls, whole files, torn pages,
 //! - single edits lost, and single edits kept,
@@ -27,12 +27,12 @@ use rand::{Rng, SeedableRng};
 use std::collections::{BTreeMap, HashSet};
 use std::iter::Peekable;
 
-/// With at most this many pending edits, every choice of them is tried.
+/// The most pending edits of which every choice is tried.
 const EVERY_CHOICE_MAX: usize = 10;
-/// Inodes whose entire loss is tried at one moment.
+/// The most inodes whose entire loss is tried at one crash point.
 const FILES_AT_ONCE_MAX: usize = 16;
-/// Writes to a device since its last flush of which all pairs are lost and kept. If there are more,
-/// the last ones count.
+/// The most writes to a device since its last flush whose pairs are all lost and kept. If there are
+/// more, the last ones are used.
 const PAIRED_MAX: usize = 24;
 
 /// Recipes in order. They are built lazily: a long recording has millions.
@@ -41,20 +41,20 @@ type List<'a> = Peekable<Box<dyn Iterator<Item = Recipe> + Send + 'a>>;
 /// The order in which states are tried.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SearchOrder {
-    /// One state for each way in which the program updates its files, then as
+    /// First one state for each way in which the program updates its files, then the order of
     /// [`SearchOrder::Turns`].
     #[default]
     Updates,
-    /// From each list in turn.
+    /// States are taken from each list in turn.
     Turns,
 }
 
-/// An endless list of recipes: each systematic one once, then random ones.
+/// An endless sequence of recipes: each systematic one once, then random ones.
 pub struct Plan<'a> {
     history: &'a History,
-    /// The representatives that are not yet taken, in order.
+    /// The representatives that were not yet taken, in order.
     first: std::vec::IntoIter<Recipe>,
-    /// All representatives. They are in the lists as well, and not taken again.
+    /// All representatives. The lists contain them too, and they are not taken again from there.
     represented: HashSet<Recipe>,
     lists: Vec<List<'a>>,
     turn: usize,
@@ -77,7 +77,7 @@ impl<'a> Plan<'a> {
         Plan { history, first, represented, lists, turn: 0, rng, taken: 0 }
     }
 
-    /// The representatives that are not yet taken, in order.
+    /// The representatives that were not yet taken, in order.
     pub(crate) fn first(&self) -> &[Recipe] {
         self.first.as_slice()
     }
@@ -87,13 +87,13 @@ impl<'a> Plan<'a> {
         (!self.is_random()).then(|| self.next())
     }
 
-    /// How many representatives are not yet taken.
+    /// How many representatives were not yet taken.
     #[cfg(test)]
     pub fn representatives(&self) -> usize {
         self.first.len()
     }
 
-    /// All systematic recipes have been taken.
+    /// Whether all systematic recipes have been taken.
     pub fn is_random(&mut self) -> bool {
         let is_taken = |recipe: &Recipe| self.represented.contains(recipe);
         self.first.len() == 0
@@ -144,7 +144,7 @@ struct Build<'a> {
 }
 
 impl<'a> Build<'a> {
-    /// The lists that are taken from in turn.
+    /// The lists that the plan takes recipes from in turn.
     fn lists(self) -> Vec<Boxed<'a>> {
         vec![
             Box::new(self.promises()),
@@ -160,8 +160,8 @@ impl<'a> Build<'a> {
         ]
     }
 
-    /// The lists from which representatives are chosen: of promises, the last one first, and the
-    /// others.
+    /// The lists from which representatives are chosen: the promises, the last one first, and then
+    /// the other lists.
     fn suspects(self) -> (Boxed<'a>, Vec<Boxed<'a>>) {
         let is_mark = move |at: &u32| {
             *at > *self.history.points().start()
@@ -181,8 +181,8 @@ impl<'a> Build<'a> {
         (Box::new(promises), others)
     }
 
-    /// Right after each promise: one name or size lost of those that were changed since the promise
-    /// before it.
+    /// Right after each promise, states that lack one name or size of those that were changed since
+    /// the promise before it.
     fn updates(self) -> impl Iterator<Item = Recipe> + Send + 'a {
         let mut before = *self.history.points().start();
         let events = before..*self.history.points().end();
@@ -210,7 +210,7 @@ impl<'a> Build<'a> {
         self.history.micros.iter().enumerate().map(|(n, micro)| (n as u32, micro))
     }
 
-    /// The last crash point at which all of these can be missing.
+    /// The last crash point at which all of these edits can be missing.
     fn last_without(&self, lost: &[u32]) -> Option<u32> {
         lost.iter().map(|n| self.history.last_without(*n)).min()
     }
@@ -225,7 +225,7 @@ impl<'a> Build<'a> {
         places.map(move |at| Recipe::new(at, Pick::Lose(lost.clone())))
     }
 
-    /// Everything a crash may lose right after a mark, and at the end.
+    /// States right after each mark, and at the end, that lack everything that the crash may lose.
     fn promises(self) -> impl Iterator<Item = Recipe> + Send + 'a {
         let is_mark = move |at: &u32| {
             *at > *self.history.points().start()
@@ -278,7 +278,8 @@ impl<'a> Build<'a> {
         })
     }
 
-    /// At each moment before a persistence call: all that is pending of one file or directory.
+    /// Before each persistence call, states that lose or keep all pending edits of one file or
+    /// directory.
     fn files(self) -> impl Iterator<Item = Recipe> + Send + 'a {
         self.moments().flat_map(move |at| {
             let mut pending: BTreeMap<u64, Vec<u32>> = BTreeMap::new();
@@ -296,7 +297,7 @@ impl<'a> Build<'a> {
         })
     }
 
-    /// The points before a persistence call, before a mark, and the last.
+    /// The crash points before a persistence call and before a mark, and the last crash point.
     fn moments(self) -> impl Iterator<Item = u32> + Send + 'a {
         let end = *self.history.points().end();
         self.points().filter(move |at| {
@@ -327,12 +328,12 @@ impl<'a> Build<'a> {
             .map(|sectors| Torn::new(n, sectors))
             .into();
         if self.history.model.is_disk {
-            // Shorn writes: the last sector is not written, or 5 of 8.
+            // Shorn writes: the last sector, or 5 of 8 sectors, are not written.
             parts.extend([0..SECTORS - 1, 0..SECTORS * 3 / 8].map(|sectors| Torn::new(n, sectors)));
             parts.extend([first..last, first..first + 1, middle..middle + 1].map(|s| Torn::garbled(n, s)));
         }
         if is_one_sector {
-            // One sector cannot be torn.
+            // A single sector cannot be torn.
             parts.retain(|torn| torn.is_garbage && torn.sectors == (first..last));
         }
         let points = [point, micro.event + 1];
@@ -353,7 +354,8 @@ impl<'a> Build<'a> {
         self.points().flat_map(|at| [Pick::All, Pick::Durable].map(|pick| Recipe::new(at, pick)))
     }
 
-    /// Before each flush of a device: two whole writes lost, and two kept alone.
+    /// Before each flush of a device, states that lose two whole writes, and states that keep only
+    /// two.
     fn pairs(self) -> impl Iterator<Item = Recipe> + Send + 'a {
         let moments = self.moments().filter(move |_| self.history.model.is_disk);
         moments.flat_map(move |at| {

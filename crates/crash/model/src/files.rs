@@ -1,6 +1,6 @@
 //! The judge that needs no program: each file must hold one of its versions.
 //!
-//! Judged are the files that existed at the start or at a mark; without any mark, those that
+//! The judged files are those that existed at the start or at a mark; without any mark, those that
 //! existed at the end. Others, such as a temporary file before its rename, are ignored.
 //!
 //! A file has *versions*: its content at each mark, when it got a name (create aside) or lost it,
@@ -17,13 +17,13 @@ use crate::state::{Body, State};
 use crate::trace::{Call, Trace};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A file's content from an event on; `None`: the file did not exist.
+/// The content of a file from an event on; `None` from there on if the file did not exist.
 type Version = (u32, Option<Digest>);
 
 pub struct FilesChecker {
     versions: BTreeMap<Vec<u8>, Vec<Version>>,
     judged: BTreeSet<Vec<u8>>,
-    /// The crash points after the marks.
+    /// The crash points right after the marks.
     marks: Vec<u32>,
     /// The first crash point.
     start: u32,
@@ -44,12 +44,13 @@ impl FilesChecker {
         FilesChecker::with(trace, |_, _| {})
     }
 
-    /// Calls `look` with the complete state at the start, at each mark and at the end, and whether
-    /// the user may rely on that state: not on the last one, if no mark follows its calls.
+    /// Calls `look` with the complete state at the start, at each mark and at the end. The second
+    /// argument is whether the user may rely on that state: not on the last one if no mark follows
+    /// its calls.
     pub(crate) fn with(trace: &Trace, mut look: impl FnMut(&State, bool)) -> FilesChecker {
         let history = History::new(trace, STRICT);
         let start = *history.points().start();
-        // What was promised before the start is in its state.
+        // Promises from before the start are part of the state at the start.
         let before = trace.marks(start as usize).len();
         let mut checker = FilesChecker {
             versions: BTreeMap::new(),
@@ -106,16 +107,16 @@ impl FilesChecker {
         }
     }
 
-    /// The first version that a crash after `told` marks may show. Marks are counted because event
-    /// numbers move where a missing call is inserted into the recording.
+    /// The first version that a crash after `told` marks may show. Marks are counted, because event
+    /// numbers change when a missing call is inserted into the recording.
     fn oldest(&self, versions: &[Version], told: usize) -> usize {
         let last = told.min(self.marks.len());
         let last = last.checked_sub(1).map(|n| self.marks[n]);
         last.map_or(0, |told| versions.iter().rposition(|v| v.0 <= told).unwrap_or(0))
     }
 
-    /// Whether the file at a path was there at the last of `told` marks, or at the start, and has
-    /// not been removed since: no crash may lose it.
+    /// Whether no crash may lose the file at a path: it existed at the last of `told` marks, or at
+    /// the start, and has not been removed since.
     pub(crate) fn must_be_there(&self, path: &[u8], told: usize) -> bool {
         let Some(versions) = self.versions.get(path) else { return false };
         let oldest =

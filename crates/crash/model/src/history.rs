@@ -1,15 +1,16 @@
 //! A recording under a model: which crash states are legal.
 //!
-//! A *crash point* `at` lies after the first `at` events. A state at it is a set `S` of edits of
-//! those events. It is legal if `S` = `A` ∪ `D`. `D` is what persistence calls made durable before
-//! the point. `A` is any set that has, with each edit, all that it needs and all that is before it
-//! in the log. `D` is closed under needing. It is closed under the log too, except where fsync
-//! bypasses it ([`Order::Transaction`]).
+//! A *crash point* `at` is the position after the first `at` events. A state at this point is a set
+//! `S` of edits of those events. It is legal if `S` = `A` ∪ `D`. `D` is the set that persistence
+//! calls made durable before the point. `A` is any set that contains, with each edit, all edits
+//! that it needs and all that precede it in the log. `D` contains all that its edits need. It also
+//! contains all that precedes them in the log, except where fsync bypasses the log
+//! ([`Order::Transaction`]).
 //!
 //! Edits are applied in the order of the recording. A state is built from the last copy of the
-//! whole tree before the crash point. Only the [`Parts`] that lack an edit are rebuilt, from the
-//! copy before the first edit that they lack. So a state costs what changed in these parts, however
-//! long ago an edit was lost that nothing made durable.
+//! whole tree before the crash point. Only those [`Parts`] that lack an edit are rebuilt, from the
+//! copy before the first edit that they lack. So the cost of a state depends on the changes in
+//! these parts, however long ago a lost edit was made that nothing made durable.
 
 use crate::bits::Bits;
 use crate::model::{Model, Order};
@@ -21,18 +22,18 @@ use crate::trace::{Call, Trace};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
-/// A copy of the tree is kept every this many edits.
+/// A copy of the whole tree is kept every this many edits.
 const SNAPSHOT_EVERY: usize = 32;
-/// Edits whose durability is looked up together: those in one word of a set.
+/// The number of edits whose durability is looked up at once: those in one word of a set.
 const BLOCK: usize = 64;
 const NEVER: u32 = u32::MAX;
 
 pub struct History {
     pub model: Model,
     pub micros: Vec<Micro>,
-    /// The event that made an edit durable, for each edit.
+    /// For each edit, the event that made it durable.
     durable_at: Vec<u32>,
-    /// The latest of these events in each block of edits.
+    /// For each block of edits, the latest of these events.
     block_durable_at: Vec<u32>,
     /// The number of edits in the first `at` events, for each `at`.
     upto: Vec<u32>,
@@ -74,7 +75,8 @@ impl History {
                     continue;
                 }
                 _ if !event.ok() => continue,
-                // A total order persists as a whole: an fsync cannot skip earlier edits.
+                // In a total order a persistence call persists everything before it: it cannot skip
+                // earlier edits.
                 Call::Fsync { since, .. } | Call::Msync { since, .. } | Call::Sync { since }
                     if is_total(model, &event.call) =>
                 {
@@ -106,7 +108,7 @@ impl History {
         self.start..=self.upto.len() as u32 - 1
     }
 
-    /// How many edits there are at a crash point.
+    /// The number of edits before a crash point.
     pub fn upto(&self, at: u32) -> usize {
         self.upto[at as usize] as usize
     }
@@ -136,7 +138,7 @@ impl History {
         self.pending_from(at, 0)
     }
 
-    /// Those of them from edit `from` on.
+    /// The edits from edit `from` on that a crash at this point may lose.
     fn pending_from(&self, at: u32, from: u32) -> impl Iterator<Item = u32> {
         let (from, len) = (from as usize, self.upto(at));
         (from / BLOCK..len.div_ceil(BLOCK))
@@ -146,8 +148,8 @@ impl History {
             .filter(move |n| !self.is_durable(*n, at))
     }
 
-    /// The durable edits include all their dependencies, so that a lost edit never takes a durable
-    /// one with it.
+    /// Whether the durable edits always include all their dependencies, so that a lost edit never
+    /// takes a durable edit with it.
     fn is_durable_closed(&self) -> bool {
         self.model.order != Order::Transaction
     }
@@ -157,7 +159,7 @@ impl History {
         self.snapshots[0].clone()
     }
 
-    /// Whether no file was there at the start, and nothing on the device.
+    /// Whether no file existed at the start, and a recorded device was blank.
     pub(crate) fn starts_empty(&self, device: Option<u64>) -> bool {
         let start = &self.snapshots[0];
         let is_blank = |ino: &u64| match start.node(*ino).map(|node| &node.body) {
@@ -175,7 +177,8 @@ impl History {
         micro.needs.iter().copied().chain(micro.after)
     }
 
-    /// The set of a recipe. An edit that the recipe loses but that is durable stays in the set.
+    /// The edits that the recipe's state has. A durable edit stays even if the recipe names it as
+    /// lost.
     pub fn set(&self, recipe: &Recipe) -> Bits {
         let len = self.upto(recipe.at);
         match &recipe.pick {
@@ -196,7 +199,7 @@ impl History {
         }
     }
 
-    /// All edits but these and the edits that need them, plus the durable ones.
+    /// All edits without `lost` and the edits that need them, plus the durable ones.
     fn without(&self, at: u32, lost: &[u32]) -> Bits {
         let mut set = Bits::all(self.upto(at));
         let lost: Vec<u32> = lost.iter().copied().filter(|n| set.has(*n)).collect();
@@ -222,11 +225,11 @@ impl History {
         set
     }
 
-    /// The durable edits, plus these with all they need.
+    /// The durable edits, plus `kept` with all that these need.
     fn with(&self, at: u32, kept: impl Iterator<Item = u32>) -> Bits {
         let len = self.upto(at) as u32;
         let durable = self.durable(at);
-        // A closed set of durable edits has no dependency left to add.
+        // If the durable set includes its dependencies, start from it: then its edits add nothing.
         let mut set = if self.is_durable_closed() { durable.clone() } else { Bits::none(len as usize) };
         let mut todo: Vec<u32> = kept.filter(|n| *n < len).collect();
         while let Some(n) = todo.pop() {
@@ -244,7 +247,8 @@ impl History {
         self.set(recipe).missing().collect()
     }
 
-    /// The lost edits that need no other lost one: losing these loses all.
+    /// Those of the lost edits that need no other lost edit. Their loss implies the loss of all
+    /// others.
     pub fn roots(&self, lost: &[u32]) -> Vec<u32> {
         let is_lost = |n: u32| lost.binary_search(&n).is_ok();
         lost.iter().copied().filter(|n| !self.behind(*n).any(is_lost)).collect()
@@ -255,8 +259,8 @@ impl History {
         let mut set = self.set(recipe);
         let torn = recipe.torn.as_ref().filter(|t| self.may_be_torn(t, recipe.at));
         if let Some(torn) = torn {
-            // Every edit that needs the page needs all of it, including later bytes of the same
-            // page.
+            // Every edit that needs the torn one needs its whole page, even later bytes of that
+            // page, so it is lost.
             set.intersect(&self.without(recipe.at, &[torn.micro]));
         }
         let len = set.len() as u32;
@@ -317,13 +321,13 @@ impl History {
             && !self.is_durable(n, at)
     }
 
-    /// Whether a crash at this point may leave a page so.
+    /// Whether a crash at this point may leave a page torn in this way.
     pub fn may_be_torn(&self, torn: &Torn, at: u32) -> bool {
         self.may_tear(torn.micro, at) && (self.model.garbage || !torn.is_garbage)
     }
 
-    /// Whether a crash may leave exactly what the recipe asks for: none of the edits it loses is
-    /// durable.
+    /// Whether none of these edits is durable, so that a crash at this point may lose exactly
+    /// these.
     pub fn allows(&self, at: u32, lost: &[u32]) -> bool {
         lost.iter().all(|n| (*n as usize) < self.upto(at) && !self.is_durable(*n, at))
     }
@@ -341,7 +345,7 @@ fn upto_event(splitter: &Splitter, since: u64) -> Vec<u32> {
 /// When each edit became durable, for the part of the recording read so far.
 struct Durable {
     at: Vec<u32>,
-    /// Every durable edit has all its predecessors in the log durable.
+    /// Whether every durable edit makes all its predecessors in the log durable too.
     by_log: bool,
 }
 

@@ -76,7 +76,7 @@ fn every_state_that_is_tried_is_legal() {
     }
 }
 
-/// The state of a recipe by the simplest code: the edits asked for, closed under needing, applied
+/// The state of a recipe by the simplest code: the requested edits with all that they need, applied
 /// in order.
 fn slowly(history: &History, recipe: &Recipe) -> (Vec<u32>, State) {
     let len = history.upto(recipe.at) as u32;
@@ -107,7 +107,7 @@ fn slowly(history: &History, recipe: &Recipe) -> (Vec<u32>, State) {
         Pick::Durable => with(&[]),
         Pick::Lose(lost) => without(lost),
         Pick::Keep(kept) => with(kept),
-        // Which edits a sample picks is not under test here.
+        // This test does not cover which edits a sample picks.
         Pick::Sample(_) => history.set(recipe).iter().collect(),
     };
     let torn = recipe.torn.as_ref().filter(|t| history.may_tear(t.micro, recipe.at));
@@ -179,8 +179,8 @@ fn names_of_states_are_read_back() {
     }
 }
 
-/// The contents of `f` after a crash at the end, over all states tried: `-` if missing, else its
-/// distinct bytes.
+/// The contents of `f` after a crash at the end, in all states tried: `-` if the file is missing,
+/// else its bytes without repetitions.
 fn after_crash(model: &str, run: impl FnOnce(&Disk)) -> BTreeSet<String> {
     let disk = Disk::new();
     run(&disk);
@@ -296,7 +296,7 @@ fn a_longer_file_in_the_block_that_it_has() {
     assert!(!found.contains("0"), "a file that is cut to nothing has no block: {found:?}");
 }
 
-/// The contents of `f` in all states at the end, as distinct bytes.
+/// The contents of `f` in all legal states at the end, as bytes without repetitions.
 fn every_content(model: &str, run: impl FnOnce(&Disk)) -> BTreeSet<String> {
     let disk = Disk::new();
     run(&disk);
@@ -314,7 +314,7 @@ fn every_content(model: &str, run: impl FnOnce(&Disk)) -> BTreeSet<String> {
         legal.insert(state.digest());
         contents.insert(bytes.iter().map(|b| if *b == 0 { '0' } else { char::from(*b) }).collect());
     }
-    // The enumeration contains these, and if pages are never torn, no others.
+    // The enumeration has all of these states; if pages are never torn, it has no others.
     let every = history.every(*history.points().end());
     assert!(!every.is_cut);
     assert!(legal.iter().all(|digest| every.states.contains(digest)), "{model}");
@@ -324,7 +324,7 @@ fn every_content(model: &str, run: impl FnOnce(&Disk)) -> BTreeSet<String> {
     contents
 }
 
-/// Seen on ext4 and XFS: of the page with both writes, the sectors of the second alone.
+/// Observed on ext4 and XFS: a page with two writes may have only the sectors of the second write.
 #[test]
 fn two_writes_in_one_page_are_independent_where_pages_are_torn() {
     let run = |at: u64| {
@@ -345,7 +345,7 @@ fn two_writes_in_one_page_are_independent_where_pages_are_torn() {
     }
 }
 
-/// Seen on ext4: the zeros past the new end are written before the journal has the new size.
+/// Observed on ext4: the zeros past the new end are written before the journal has the new size.
 #[test]
 fn a_cut_may_show_its_zeros_first() {
     let run = |disk: &Disk| {
@@ -361,7 +361,7 @@ fn a_cut_may_show_its_zeros_first() {
     }
 }
 
-/// Seen on Btrfs, after an fsync of the directory that the file was moved to.
+/// Observed on Btrfs after an fsync of the directory to which the file was moved.
 #[test]
 fn a_file_moved_to_another_directory_may_keep_its_old_name() {
     let run = |target: &'static str, synced: &'static str| {
@@ -461,7 +461,7 @@ fn a_call_after_the_start_of_an_fsync_is_not_covered() {
     assert_eq!(state.content(b"f").unwrap(), b"a");
 }
 
-/// Half of a page past the old end of a file, and the new size.
+/// A page past the old end of a file is torn, and the new size shows it.
 #[test]
 fn the_list_of_all_states_has_torn_pages_that_a_later_size_shows() {
     let disk = Disk::new();
@@ -484,8 +484,8 @@ fn the_list_of_all_states_has_torn_pages_that_a_later_size_shows() {
     assert_eq!(sizes, [4096].into(), "the size came without the page");
 }
 
-/// An msync makes the bytes of its pages durable and no others, and what fdatasync does beside
-/// bytes.
+/// An msync makes durable the bytes of its pages and no others, and everything else that fdatasync
+/// makes durable.
 #[test]
 fn an_msync_promises_its_range() {
     let disk = Disk::new();
@@ -509,7 +509,7 @@ fn an_msync_promises_its_range() {
     let [first, second, third] = [0, page + 100, 2 * page].map(&mut store);
     let grown = push(Call::Truncate { ino, size: 4 * page });
     let since = u64::from(grown) + 1;
-    // A part of the second page, which msync rounds to pages.
+    // The range is a part of the second page, which msync rounds to the whole page.
     let msync = push(Call::Msync { ino, ranges: vec![(page, page + 8)], since });
     for model in MODELS {
         let history = History::new(&trace, model);
@@ -517,8 +517,8 @@ fn an_msync_promises_its_range() {
             let mut edits = history.of_event(event).filter(|n| history.micros[*n as usize].edit.is_data());
             edits.all(|n| history.is_durable(n, msync + 1))
         };
-        // Only a file system that persists everything in order keeps the first page with the
-        // second, and the third with the size.
+        // Only in a total order the first page persists with the second, and the third with the
+        // size.
         let is_total = model.order == Order::Total;
         assert_eq!([first, second, third].map(is_durable), [is_total, true, is_total], "{}", model.name);
         assert!(history.of_event(grown).all(|n| !history.micros[n as usize].edit.is_data()));

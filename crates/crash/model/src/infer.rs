@@ -1,21 +1,23 @@
-//! The judge that needs no check: the program itself, without a crash.
+//! The judge that needs no check: the behaviour of the program without a crash is the standard.
 //!
-//! The user gives the command that restarts the program and shows what it has. A crash state must
-//! show what some *prefix* shows: the directory as it was after one of the calls, where the program
-//! was killed but power did not fail. That prefix must not be older than the last promise before
-//! the crash, and it comes before the next promise. So a promise that is broken, a mixture of old
-//! and new, and a store that does not open all differ from each prefix.
+//! The user gives a command that restarts the program and prints what the program has. A crash
+//! state must show what some *prefix* shows. A prefix is the directory as it was after one of the
+//! calls, as if the program had been killed there without a power failure. That prefix must not be
+//! older than the last promise before the crash, and must come before the next promise. So a broken
+//! promise, a mixture of old and new contents, and a store that does not open all differ from each
+//! prefix.
 //!
-//! Compared are the exit code, the standard output, and the files that the command leaves, if the
-//! user names some or if it prints nothing at all. What varies between two runs on the same state
-//! is not compared (module `volatile`).
+//! The comparison covers the exit code, the standard output, and the files that the command leaves,
+//! if the user names some or if the command prints nothing at all. What differs between two runs on
+//! the same state is not compared (module `volatile`).
 //!
-//! The command may fail on prefixes before the first promise, where the program is not yet set up.
-//! After it, a prefix on which the command fails counts for no crash state, and fails itself. If
-//! the directory was empty at the start, only the exit code is compared before the first promise:
-//! the user has nothing yet.
+//! The command may fail on prefixes before the first promise, when the program is not yet set up.
+//! After the first promise, a prefix on which the command fails matches no crash state. If the
+//! directory was empty at the start, only the exit code is compared before the first promise, since
+//! the user has no data yet.
 //!
-//! Prefixes are run when a crash state needs them, the promised one first, and once each.
+//! A prefix is run when a crash state needs it, and only once. The prefix at the last promise comes
+//! first.
 
 mod seen;
 mod volatile;
@@ -40,13 +42,13 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 use volatile::Volatile;
 
-/// Prefixes that are run twice, to learn what varies.
+/// The most prefixes that are run twice, to find what varies.
 const TWICE_MAX: usize = 8;
-/// The two runs are at least this far apart, so that a time in seconds differs.
+/// The pause between the two runs, so that a time in seconds differs.
 const APART: Duration = Duration::from_millis(1100);
 const NAP: Duration = Duration::from_millis(20);
 
-/// What a prefix shows; `None`: it counts for no crash state.
+/// What a prefix shows; `None` if it matches no crash state.
 type Shown = Option<Arc<Seen>>;
 
 /// Judges crash states by what the program shows without a crash.
@@ -55,13 +57,13 @@ pub struct InferChecker {
     history: History,
     /// The texts of all promises.
     told: Vec<String>,
-    /// Promises before the first crash point.
+    /// The number of promises before the first crash point.
     before: usize,
-    /// The crash points after each number of promises.
+    /// For each number of promises, the crash points after that many and before the next.
     spans: Vec<RangeInclusive<u32>>,
-    /// Nothing was there before the first promise.
+    /// Whether no data existed before the first promise.
     starts_empty: bool,
-    /// A crash state may be older than the last promise.
+    /// Whether a crash state may be older than the last promise.
     is_older_allowed: bool,
     volatile: Volatile,
     /// Which files are compared.
@@ -70,8 +72,8 @@ pub struct InferChecker {
 }
 
 impl InferChecker {
-    /// `patterns` name the files to compare. Fails if the command does not succeed on the complete
-    /// states, or never shows the same.
+    /// Makes the checker. `patterns` name the files to compare. Fails if the command does not
+    /// succeed on the complete states, or if its output differs in every run.
     pub fn new(
         trace: &Trace,
         runner: CommandChecker,
@@ -109,7 +111,7 @@ impl InferChecker {
     fn learn(&mut self, starts: &[u32], end: u32) -> Result<(), String> {
         let clock = SystemClock::default();
         let broken = |e: io::Error| format!("the command cannot be run without a crash: {e}");
-        // The states that were promised; the others may be of a program that is not set up.
+        // Use the states at promises, since at other states the program may not be set up yet.
         let firm = starts.iter().copied().enumerate().skip(1).chain([(starts.len() - 1, end)]);
         let mut firm: Vec<(usize, u32)> = firm.collect();
         let step = firm.len().div_ceil(TWICE_MAX);
@@ -172,7 +174,7 @@ impl InferChecker {
         Seen { code: observed.code, lines: self.volatile.normal(&observed.out), files }
     }
 
-    /// What the prefix shows.
+    /// What the prefix after `at` events shows, with `told` promises.
     fn prefix(&self, at: u32, told: usize, job: usize) -> Result<Shown, Verdict> {
         let digest = self.history.state(&Recipe::new(at, Pick::All)).digest();
         if let Some(shown) = self.shown.lock().get(&(digest, told)) {
@@ -180,7 +182,7 @@ impl InferChecker {
         }
         let observed = match self.observe_prefix(at, told, job) {
             Ok(Ok(observed)) => Some(observed),
-            // It runs on forever, or prints too much.
+            // The command did not end by itself or printed too much.
             Ok(Err(Verdict::Bad(_) | Verdict::Good)) => None,
             Ok(Err(broken)) => return Err(broken),
             Err(e) => return Err(Verdict::Broken(format!("the state after {at} events: {e}"))),
@@ -192,7 +194,7 @@ impl InferChecker {
         Ok(shown)
     }
 
-    /// The numbers of promises whose prefixes count for a crash after `told` of them, last first.
+    /// Which promises' prefixes may match a crash state after `told` promises, the last one first.
     fn spans_for(&self, told: usize) -> impl Iterator<Item = usize> + use<> {
         let last = told.saturating_sub(self.before).min(self.spans.len() - 1);
         let first = if self.is_older_allowed { 0 } else { last };
@@ -229,7 +231,7 @@ impl InferChecker {
         Ok(Verdict::Bad(seen.unlike(promised.as_deref(), &last_line)))
     }
 
-    /// What was compared with what, for people.
+    /// Describes for a person what was compared.
     pub fn summary(&self) -> String {
         let shown = self.shown.lock();
         let prefixes = shown.len();

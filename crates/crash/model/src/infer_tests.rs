@@ -29,7 +29,7 @@ fn passes(report: Result<Report, String>) {
     assert!(report.passed() && report.outcome.is_whole() && report.outcome.states > 3, "{report:#?}");
 }
 
-/// Whether a message of the failing states has the word.
+/// Asserts that the search fails, and that a message of a failing state has the word.
 #[track_caller]
 fn fails(report: Result<Report, String>, word: &str) {
     let report = report.unwrap();
@@ -38,7 +38,7 @@ fn fails(report: Result<Report, String>, word: &str) {
     assert!(messages.iter().any(|message| message.contains(word)), "{messages:#?}");
 }
 
-/// Saves two versions of a file, with these persistence calls.
+/// Saves two versions of a file; `syncs` names the persistence calls that are made.
 fn save(syncs: &'static [&'static str]) -> impl Fn(&Disk) {
     move |disk| {
         for n in 1..=2 {
@@ -62,7 +62,7 @@ fn a_promise_that_is_broken_is_found_without_a_check() {
     passes(explore(SHOW, &[], false, save(&["bytes", "name"])));
     fails(explore(SHOW, &[], false, save(&["bytes"])), "after the last promise it prints \"version 2\"");
     fails(explore(SHOW, &[], false, save(&["name"])), "no state without a crash gives this output");
-    // Without promises an older version is as good as a newer one, but zeros are not.
+    // If promises do not count, an older version is accepted too, but zeros are not.
     passes(explore(SHOW, &[], true, save(&["bytes"])));
     fails(explore(SHOW, &[], true, save(&[])), "no state without a crash gives this output");
 }
@@ -72,7 +72,7 @@ fn a_command_that_prints_nothing_is_judged_by_the_files_that_it_leaves() {
     let recover = "rm -f new";
     passes(explore(recover, &[], false, save(&["bytes", "name"])));
     fails(explore(recover, &[], false, save(&["bytes"])), "it leaves ");
-    // The files that the user names are compared beside the output.
+    // The files that the user names are compared in addition to the output.
     passes(explore("echo x", &[], false, save(&[])));
     fails(explore("echo x; rm -f new", &["doc"], false, save(&[])), "it leaves ");
     passes(explore("echo x; rm -f new", &["other"], false, save(&[])));
@@ -83,7 +83,8 @@ fn what_varies_between_two_runs_is_not_compared() {
     let run = "echo started at $(date +%s%N), process $$, in $KEDGE_DIR; test ! -e doc || cat doc";
     passes(explore(run, &[], false, save(&["bytes", "name"])));
     fails(explore(run, &[], false, save(&["bytes"])), "prints");
-    // A file with the time is left out, and the other one counts.
+    // The command writes the time to one file, which is left out of the comparison. The other file
+    // counts.
     let run = "date +%s%N > log; rm -f new";
     passes(explore(run, &[], false, save(&["bytes", "name"])));
     fails(explore(run, &[], false, save(&["bytes"])), "doc");
@@ -91,7 +92,7 @@ fn what_varies_between_two_runs_is_not_compared() {
 
 #[test]
 fn a_program_that_does_not_survive_being_killed_is_found() {
-    // The old file is removed before the new one has its name.
+    // The buggy program removes the old file before the new one has its name.
     let run = |is_careful: bool| {
         move |disk: &Disk| {
             for n in 1..=2 {

@@ -26,9 +26,10 @@ use std::io::{self, Read, Write};
 const MAGIC: &[u8; 8] = b"KEDGEKCR";
 pub const VERSION: u32 = 1;
 const HEAD: usize = 16;
-/// The length and the checksum of a record.
+/// The bytes of the length and the checksum of a record.
 const RECORD_HEAD: usize = 8;
-/// More than the largest call the kernel hands over, a write of one mebibyte.
+/// The largest payload in bytes. It is more than the largest call that the kernel sends, a write of
+/// one mebibyte.
 pub const RECORD_MAX: usize = 16 << 20;
 
 #[derive(Debug, thiserror::Error)]
@@ -50,7 +51,7 @@ pub enum KcrError {
 /// Writes a recording event by event, each with one write to `out`.
 pub struct Writer<W: Write> {
     out: W,
-    /// The last record. Kept, so that the next one need not allocate.
+    /// The buffer of the last record, which is reused.
     record: Vec<u8>,
 }
 
@@ -95,7 +96,7 @@ fn record_sum(len: &[u8], payload: &[u8]) -> u32 {
 #[derive(Debug)]
 pub struct Loaded {
     pub trace: Trace,
-    /// Why reading stopped before the end of the file, and at which byte.
+    /// If reading stopped before the end of the file: the byte at which it stopped, and the reason.
     pub cut: Option<(u64, &'static str)>,
 }
 
@@ -146,7 +147,7 @@ fn record(from: &mut impl Read, payload: &mut Vec<u8>) -> io::Result<Record> {
     let mut head = [0; RECORD_HEAD];
     match fill(from, &mut head)? {
         0 => return Ok(Record::End),
-        // A killed recorder's space ahead of the records.
+        // A killed recorder leaves zeros after the records.
         RECORD_HEAD if head == [0; RECORD_HEAD] => return Ok(Record::End),
         RECORD_HEAD => {}
         _ => return Ok(Record::Bad("it is cut off inside a record")),
@@ -156,7 +157,7 @@ fn record(from: &mut impl Read, payload: &mut Vec<u8>) -> io::Result<Record> {
         return Ok(Record::Bad("a record has an impossible length"));
     }
     payload.clear();
-    // Allocates for the bytes present, not for the length claimed.
+    // Memory is allocated for the bytes that are there, not for the length in the record's head.
     if from.by_ref().take(len as u64).read_to_end(payload)? < len {
         return Ok(Record::Bad("it is cut off inside a record"));
     }

@@ -1,6 +1,6 @@
 //! Crash tests for other people's programs. From the recording of a program's calls to a file
-//! system: every state that a crash may leave, a verdict on each, and the persistence call that is
-//! missing.
+//! system, this crate finds the states that a crash may leave, judges each, and names the
+//! persistence call that is missing.
 //!
 //! ```text
 //! trace, kcr, vet       what the program did; its file; what an event may say
@@ -10,7 +10,7 @@
 //! parts                 which edits change which part of the tree
 //! every                 all legal states of a short recording
 //! recipe, explore       names of states; which are tried, in which order
-//! updates               which states stand for others like them
+//! updates               which states represent others like them
 //! run, check, files     the search; a command, or the versions of files, as the judge
 //! infer, observed       the program without a crash as the judge; what a command shows
 //! shipped, pattern      checkers that come with the tool; which files they judge
@@ -18,7 +18,7 @@
 //! campaign, explaining  a whole run; what its explanations cost, and their limit
 //! causes, early         failures grouped by what prevents them; those before the first promise
 //! cluster               several recordings on one clock, all crashed at one moment
-//! again, recoveries     crashes the recoveries from crash states; what came of it
+//! again, recoveries     crashes the recoveries from crash states; the results
 //! workdir, beneath      directories that outlive no run; files that lie below one
 //! loops                 files as block devices
 //! disk                  a file system in memory, for tests in Rust
@@ -83,7 +83,7 @@ pub use shipped::{SHIPPED, Shipped, ShippedChecker};
 pub use state::State;
 pub use trace::{Call, Event, Trace};
 
-/// The snippet of the document runs with the tests of documentation.
+/// Runs the code blocks of docs/CRASH_TESTING.md with the documentation tests.
 #[cfg(doctest)]
 #[doc = include_str!("../../../../docs/CRASH_TESTING.md")]
 struct CrashTesting;

@@ -10,7 +10,7 @@ pub const DEVICE_FILE: &str = "device";
 /// The environment variable with the path of the device.
 pub const DEVICE_VARIABLE: &str = "KEDGE_CRASH_DEVICE";
 
-/// Why there are no loop devices here.
+/// Why loop devices cannot be used here; `None` if they can.
 pub fn missing() -> Option<String> {
     if !rustix::process::geteuid().is_root() {
         return Some("loop devices need root".to_owned());
@@ -24,7 +24,7 @@ pub fn missing() -> Option<String> {
     }
 }
 
-/// A file as a block device. Dropping it detaches it.
+/// A loop device of a file. Dropping it detaches the file.
 #[derive(Debug)]
 pub struct Loop {
     path: PathBuf,
@@ -52,7 +52,8 @@ impl Loop {
         &self.path
     }
 
-    /// Detaches the file, now or when the last user of the device closes it.
+    /// Detaches the file. If the device is still open, the kernel detaches the file at the last
+    /// close.
     pub fn detach(&mut self) -> io::Result<()> {
         self.is_attached = false;
         losetup(&["--detach".as_ref(), &self.path]).map(drop)
@@ -80,17 +81,17 @@ pub fn detach_below(dir: &Path) {
     for entry in fs::read_dir("/sys/block").into_iter().flatten().flatten() {
         let file = fs::read_to_string(entry.path().join("loop/backing_file")).unwrap_or_default();
         if Path::new(file.trim()).starts_with(dir) {
-            // Dropped at once, which detaches it.
+            // Dropping the value detaches the device.
             drop(Loop { path: Path::new("/dev").join(entry.file_name()), is_attached: true });
         }
     }
 }
 
-/// The start of a command that runs with mounts of its own: what it mounts ends with it. Empty
-/// without root: only root can mount.
+/// The beginning of a command line that runs a command in its own mount namespace, so that the
+/// command's mounts end with it. It is empty for other users than root, who cannot mount.
 pub fn with_own_mounts() -> &'static [&'static str] {
     match rustix::process::geteuid().is_root() {
-        // What is unmounted outside is unmounted inside too.
+        // With `slave` an unmount outside also unmounts inside.
         true => &["unshare", "--mount", "--propagation", "slave", "--"],
         false => &[],
     }

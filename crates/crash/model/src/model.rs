@@ -6,10 +6,10 @@
 //! 1. A name needs the inode it names, and the earlier edit of the same name in the same directory.
 //! 2. Bytes need the inode, the earlier bytes of the same sectors (of the same page where pages are
 //!    never torn), and the last truncate, hole or shift of the file before them.
-//! 3. rename is one edit, but for files that change their directory under `btrfs` and `posix`: the
-//!    old name may stay beside the new one; at least one of them exists. Removing a directory needs
-//!    all earlier changes of its entries; moving a directory needs all earlier moves of
-//!    directories.
+//! 3. rename is one edit, except for files that change their directory under `btrfs` and `posix`:
+//!    the old name may stay beside the new one, and at least one of them exists. Removing a
+//!    directory needs all earlier changes of its entries; moving a directory needs all earlier
+//!    moves of directories.
 //! 4. Attributes need the earlier attributes of the inode, an xattr the earlier edit of its name.
 //! 5. A persistence call that failed promises nothing. On Linux the next one does not write what it
 //!    failed to write: the pages count as clean, on ext4, XFS and Btrfs alike (Rebello et al., "Can
@@ -21,7 +21,7 @@
 //! model is a rule set, not a measurement: a state that it allows need not be one that a given
 //! kernel on a given disk can be brought to. `cargo xtask crash-reality` compares.
 
-/// Which metadata edits persist in which order.
+/// The order in which metadata edits persist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
     /// Any order that the needs of the edits allow.
@@ -42,41 +42,42 @@ pub struct Model {
     /// One line for the list of models.
     pub about: &'static str,
     pub order: Order,
-    /// The size that a write made needs the bytes of that page.
+    /// A size that a write set needs the bytes that the write put into the page below that size.
     pub size_needs_data: bool,
-    /// The same where the page held bytes before and the write allocated no block. If unset, such a
-    /// size needs only the write that allocated the block.
+    /// As above, for a page that held bytes before, so that the write allocated no block. If unset,
+    /// such a size needs only the write that allocated the block.
     pub size_in_old_block_needs_data: bool,
-    /// The size that a write made needs the smaller sizes before it: a file may be too short, but
+    /// A size that a write set needs the smaller sizes before it: a file may be too short, but it
     /// has no holes of zeros.
     pub size_in_order: bool,
     /// A rename over an existing file needs the bytes and sizes written to the renamed file before.
     pub rename_needs_data: bool,
-    /// A write's time stamps have a place in the log, so that fsync persists the metadata before
-    /// them.
+    /// A write's time stamps have a position in the log, so an fsync of the file persists the
+    /// metadata before them.
     pub write_is_logged: bool,
     /// fsync of a file or directory persists the inode's own names too.
     pub fsync_keeps_names: bool,
     /// A page written when power fails may hold some of its sectors only.
     pub torn_pages: bool,
-    /// A truncate inside a page writes zeros past the new end, which may be on the disk before the
+    /// A truncate inside a page writes zeros past the new end, which may reach the disk before the
     /// new size.
     pub cut_zeroes_first: bool,
-    /// A rename into another directory adds the new name and then removes the old one. Each is
-    /// persisted with its directory, and a crash between them leaves both.
+    /// A rename into another directory adds the new name and then removes the old one. Each of
+    /// these edits is persisted with its directory, and a crash between them leaves both names.
     pub rename_may_link: bool,
     /// Bytes whose persistence call failed stay dirty: the next call that succeeds writes them. If
-    /// unset, it does not.
+    /// unset, no later call writes them.
     pub failed_fsync_keeps: bool,
-    /// The recording is of a block device. Bytes that a discard zeroes are lost or zeroed apart
-    /// from all other writes.
+    /// The recording is of a block device. A discard is lost or applied independently of all other
+    /// writes.
     pub is_disk: bool,
     /// Sectors of a write in progress may hold bytes that are neither old nor new.
     pub garbage: bool,
 }
 
-/// KedgeFS: docs/CRASH_MODEL.md. G12 orders all metadata, G9 puts bytes before the size that shows
-/// them, G1 persists names. Bytes that overwrite others persist in any order before fsync.
+/// KedgeFS, as docs/CRASH_MODEL.md promises: G12 orders all metadata, G9 puts bytes before the size
+/// that shows them, G1 persists names. Bytes that overwrite others persist in any order before
+/// fsync.
 const KEDGEFS: Model = Model {
     name: "kedgefs",
     about: "KedgeFS: metadata in order, bytes before the size that shows them, fsync persists names",
@@ -95,9 +96,9 @@ const KEDGEFS: Model = Model {
     garbage: false,
 };
 
-/// Every edit needs the one before it. No file system promises it. A program that fails here fails
-/// on every file system: its calls are in the wrong order, or none of them makes its promises
-/// durable.
+/// Every edit needs the one before it. No file system promises this order. A program that fails
+/// here fails on every file system: its calls are in the wrong order, or none of them makes its
+/// promises durable.
 pub(crate) const STRICT: Model = Model {
     name: "strict",
     about: "everything in the order of the calls: what fails here fails everywhere",
@@ -116,7 +117,7 @@ pub(crate) const STRICT: Model = Model {
     garbage: false,
 };
 
-/// ext4 with data=ordered as documented: delalloc, auto_da_alloc. It behaves so with the mount
+/// ext4 with data=ordered as documented: delalloc, auto_da_alloc. ext4 behaves so with the mount
 /// option dioread_lock, and with kernels before 5.6.
 ///
 /// Sources: Linux Documentation/admin-guide/ext4.rst, data=ordered ("All data are forced directly
@@ -129,15 +130,16 @@ pub(crate) const STRICT: Model = Model {
 /// replace-by-truncate rule of auto_da_alloc starts the write when the file is closed and waits for
 /// nothing, so an empty file stays legal; closes are not recorded and the rule is not used.
 ///
-/// Ordered mode writes data only for blocks that the transaction allocates. A write that makes a
-/// file longer inside a block that it already has allocates none: its size waits for no bytes, and
-/// zeros show (fs/ext4/inode.c, ext4_da_write_end; seen by `cargo xtask crash-reality`). Looser
-/// than that: a page that is a hole before the file's end counts as a block.
+/// Ordered mode writes data only for blocks that the transaction allocates. A write that extends a
+/// file inside a block that the file already has allocates none: its size does not wait for the
+/// bytes, and zeros show (fs/ext4/inode.c, ext4_da_write_end; observed by `cargo xtask
+/// crash-reality`). The model is looser than that: a page that is a hole before the file's end
+/// counts as a block.
 ///
-/// Nothing documented orders the sizes of one file: later pages may be written first, and zeros
-/// show before them. That an fsync persists the metadata before a write in place rests on the
-/// write's time stamp: mount option lazytime, or two writes in one tick of the clock, take it away,
-/// and no document promises it.
+/// No document orders the sizes of one file: later pages may be written first, and zeros show
+/// before them. An fsync persists the metadata before a write in place only because of the write's
+/// time stamp. With the mount option lazytime, or with two writes in one tick of the clock, there
+/// is no time stamp, and no document promises one.
 const EXT4_ORDERED: Model = Model {
     name: "ext4-ordered",
     about: "ext4 data=ordered by its documentation: new blocks after their bytes, replace by rename keeps the bytes",
@@ -150,14 +152,14 @@ const EXT4_ORDERED: Model = Model {
     ..KEDGEFS
 };
 
-/// ext4 as it is mounted by default since Linux 5.6: the option dioread_nolock is on. Blocks are
-/// allocated as unwritten; that they are written is a second change, which may come in a later
-/// transaction than the size, and than the rename, that show them. The bytes are on the disk by
-/// then and the file reads as zeros.
+/// ext4 as it is mounted by default since Linux 5.6, with the option dioread_nolock. Blocks are
+/// allocated as unwritten. The change that marks them written may come in a later transaction than
+/// the size, or the rename, that shows them. The bytes are on the disk by then, and the file reads
+/// as zeros.
 ///
 /// Sources: fs/ext4/inode.c: mpage_map_and_submit_extent moves the size on disk when the write has
 /// been submitted, and ext4_map_blocks puts inodes on the list of ordered data only if their new
-/// extents are not unwritten. `cargo xtask crash-reality` shows it on Linux 6.18, for appended
+/// extents are not unwritten. `cargo xtask crash-reality` observes this on Linux 6.18, for appended
 /// bytes and for replace by rename.
 const EXT4: Model = Model {
     name: "ext4",
@@ -167,10 +169,10 @@ const EXT4: Model = Model {
     ..EXT4_ORDERED
 };
 
-/// ext4 with data=writeback. The rules are those of `ext4`; the bytes that are missing may be what
-/// the blocks held before ("can potentially leave stale data exposed in recently written files"),
-/// which no state that is built here has. A program that accepts stale bytes also accepts zeros,
-/// unless it checks for zeros.
+/// ext4 with data=writeback. The rules are those of `ext4`. Missing bytes may be the old contents
+/// of the blocks ("can potentially leave stale data exposed in recently written files"), which the
+/// states built here never contain. A program that accepts stale bytes also accepts zeros, unless
+/// it checks for zeros.
 ///
 /// Source: ext4.rst: "Data ordering is not preserved, data may be written into the main file system
 /// after its metadata has been committed to the journal".
@@ -180,15 +182,15 @@ const EXT4_WRITEBACK: Model = Model {
     ..EXT4
 };
 
-/// XFS: one log, and the size on disk moves when the write of those bytes has completed
-/// (fs/xfs/xfs_aops.c, ioends). Two ioends of one file complete in any order, so that zeros may
-/// stand before bytes that are there. No rule for replace by rename.
+/// XFS has one log, and the size on disk moves when the write of the bytes has completed
+/// (fs/xfs/xfs_aops.c, ioends). Two ioends of one file complete in any order, so zeros may precede
+/// bytes that are written. There is no rule for replace by rename.
 ///
 /// Sources: one log, replayed in order whatever the order of the writes: Linux
 /// Documentation/filesystems/xfs/xfs-delayed-logging-design.rst; D. Chinner, linux-fsdevel,
-/// February 2019 (spinics msg139771). There he promises less than the code does: an fsync persists
-/// "all the previous dependent modifications to the objects we need to persist", not all that came
-/// before. The model follows the code here. J. Mohan, linux-fsdevel, 12 March 2019 (spinics
+/// February 2019 (spinics msg139771). That message promises less than the code does: an fsync
+/// persists "all the previous dependent modifications to the objects we need to persist", not all
+/// earlier ones. The model follows the code here. J. Mohan, linux-fsdevel, 12 March 2019 (spinics
 /// msg140896), a description of the guarantees of XFS, ext4, F2FS and Btrfs that was never merged.
 /// Not found in any document: that ioends of one file may complete in any order.
 const XFS: Model = Model {
@@ -199,15 +201,15 @@ const XFS: Model = Model {
     ..EXT4_ORDERED
 };
 
-/// Btrfs: a transaction is a prefix of all metadata; fsync logs one inode, with its new names and
+/// Btrfs: a transaction is a prefix of all metadata. fsync logs one inode, with its new names and
 /// the new directories above it, without earlier metadata of other inodes. Bytes are never
-/// overwritten in place, and each block has a checksum: no torn page. Renaming starts the write of
-/// the bytes and does not wait.
+/// overwritten in place, and each block has a checksum, so no page is torn. A rename starts the
+/// write of the bytes and does not wait for it.
 ///
-/// An fsync of the directory that a file was moved to persists the new name and leaves the old one:
-/// seen by `cargo xtask crash-reality` on Linux 6.18, and any process may call it. The file is
-/// under both names then; its fsync, or that of both directories, makes the move whole. Renames
-/// inside one directory are atomic.
+/// An fsync of the directory to which a file was moved persists the new name and leaves the old one
+/// (observed by `cargo xtask crash-reality` on Linux 6.18); any process may call it. The file then
+/// has both names. An fsync of the file, or of both directories, completes the move. Renames inside
+/// one directory are atomic.
 ///
 /// Sources: order of renames: D. Chinner, as for ext4. btrfs(5), flushoncommit ("buffered writes
 /// may last more than one transaction commit" when it is off, the default); fs/btrfs/tree-log.c,
@@ -233,10 +235,10 @@ const BTRFS: Model = Model {
     garbage: false,
 };
 
-/// The least that POSIX guarantees once rename inside a directory is taken to be atomic: fsync
+/// The least that POSIX guarantees, if rename inside a directory is taken to be atomic: fsync
 /// persists one inode, its names need an fsync of their directory, and everything else may be
-/// missing in any combination. It allows every state that the other models allow, except that it
-/// adds no order of its own.
+/// missing in any combination. This model allows every state that the other models allow, except
+/// that it adds no order of its own.
 ///
 /// Sources: POSIX.1-2024, fsync() and fdatasync(), rationale; Pillai et al., "All File Systems Are
 /// Not Created Equal", OSDI 2014 (the abstract persistence model of ALICE); fsync(2) ("does not
@@ -262,10 +264,10 @@ const POSIX: Model = Model {
 /// All models, from the strictest to the loosest.
 pub const MODELS: [Model; 8] = [STRICT, KEDGEFS, EXT4_ORDERED, XFS, BTRFS, EXT4, EXT4_WRITEBACK, POSIX];
 
-/// A disk with a volatile write cache: of the writes since the last flush any subset survives, in
-/// any order. A sector of 512 bytes is written whole or not at all. A page of 4 KiB may have any
-/// part of its sectors, at the first, a middle or the last place; shorn writes, of which 3 or 7 of
-/// 8 sectors are there, are among them.
+/// A disk with a volatile write cache: any subset of the writes since the last flush survives, in
+/// any order. A sector of 512 bytes is written whole or not at all. Any contiguous run of the
+/// sectors of a page of 4 KiB may be written. That includes shorn writes, of which 3 or 7 of 8
+/// sectors are written.
 ///
 /// Sources: Linux Documentation/block/writeback_cache_control.rst; NVMe base specification, atomic
 /// write unit power fail (AWUPF, at least one block); Zheng et al., "Understanding the Robustness
@@ -285,11 +287,11 @@ const DISK_4K: Model = Model {
     ..DISK
 };
 
-/// As [`DISK`], and in one page that was being written a sector may hold garbage, and so may all
-/// sectors of the write.
+/// Like [`DISK`]. In addition, one sector of a page that was being written, or all sectors of the
+/// write, may hold garbage.
 ///
 /// Source: Zheng et al., as above: bit corruption in 3 of 15 SSDs, and shorn writes whose rest held
-/// neither old nor new data. No specification allows it; a program that detects it has checksums.
+/// neither old nor new data. No specification allows this; a program can detect it by checksums.
 const DISK_GARBAGE: Model = Model {
     name: "disk-garbage",
     about: "as disk, and sectors that were being written may hold garbage",

@@ -7,9 +7,9 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// Replaces the directory of the state in an output.
+/// The text that replaces the name of the state's directory in an output.
 const DIR: &[u8] = b"$KEDGE_DIR";
-/// Directories below each other that are read.
+/// The most levels of directories that are read.
 const DEPTH_MAX: usize = 256;
 
 pub struct Observed {
@@ -19,11 +19,11 @@ pub struct Observed {
     pub out: Vec<u8>,
     /// The last line of standard error, or else of the output.
     pub last_line: String,
-    /// The regular files that it leaves, if they were wanted.
+    /// The regular files that the command leaves, if the caller wanted them.
     pub tree: BTreeMap<Vec<u8>, Digest>,
 }
 
-/// The output without the name of the directory, which differs from run to run.
+/// The output with `$KEDGE_DIR` for the name of the directory, which differs from run to run.
 pub fn without(out: &[u8], dir: &[u8]) -> Vec<u8> {
     let mut left = Vec::with_capacity(out.len());
     let mut rest = out;
@@ -55,7 +55,8 @@ fn read_below(top: &Path, dir: &Path, depth: usize, tree: &mut BTreeMap<Vec<u8>,
         } else if kind.is_file() {
             let bytes = fs::read(&path)?;
             let below = path.strip_prefix(top).unwrap_or(&path);
-            // The length too: the digest of zeros does not depend on it.
+            // Add the length to the digest, since the digest of zeros does not depend on their
+            // number.
             let digest =
                 digest_of(&[&digest_of(&bytes).to_le_bytes()[..], &bytes.len().to_le_bytes()].concat());
             tree.insert(below.as_os_str().as_bytes().to_vec(), digest);

@@ -5,7 +5,7 @@ use twox_hash::XxHash3_128;
 
 pub const PAGE: usize = 4096;
 pub type Name = Arc<[u8]>;
-/// Digest of the visible content. With 128 bits, states with equal digests are taken to be equal.
+/// The digest of visible contents. It has 128 bits, so states with equal digests count as equal.
 pub type Digest = u128;
 
 /// One page of a file, with the digest of its bytes.
@@ -39,11 +39,11 @@ impl Page {
     }
 }
 
-/// The digest of a missing page, and of a page of zeros: both read the same.
+/// The digest of a missing page and of a page of zeros, since both read the same.
 pub const ZEROS: Digest = 0;
 
-/// Compares whole cache lines, which the compiler turns into a few instructions each: byte by byte
-/// it would cost more than the digest.
+/// Compares chunks of the size of a cache line, which the compiler turns into a few instructions
+/// each. A comparison byte by byte would cost more than the digest.
 fn is_zero(bytes: &[u8]) -> bool {
     bytes.chunks(64).all(|line| line.iter().fold(0, |seen, byte| seen | byte) == 0)
 }

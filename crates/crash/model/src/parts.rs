@@ -1,20 +1,20 @@
 //! Groups the edits of a recording by what they change.
 //!
-//! An edit of a file's content or attributes changes only that file. An edit of names may change
-//! two directories at once, so all directories together are one *part*, and each file is one. Parts
-//! are independent: a state that differs from another in a few edits differs only in the parts of
-//! these, and only they have to be rebuilt.
+//! An edit of a file's contents or attributes changes only that file. An edit of names may change
+//! two directories at once. So all directories together are one *part*, and each file is a part.
+//! Parts are independent: two states that differ in a few edits differ only in the parts of these
+//! edits, and only those parts have to be rebuilt.
 
 use crate::edit::{Edit, Meta};
 use crate::split::Micro;
 use crate::state::{Body, ROOT, State};
 use std::collections::{BTreeSet, HashMap};
 
-/// The part of all directories.
+/// The number of the part that has all directories.
 pub(crate) const DIRS: u32 = 0;
 
 pub(crate) struct Parts {
-    /// The part of each edit.
+    /// The part of each edit, by the edit's number.
     of: Vec<u32>,
     /// The edits of each part, in the order of the recording.
     edits: Vec<Vec<u32>>,
@@ -23,7 +23,7 @@ pub(crate) struct Parts {
 }
 
 impl Parts {
-    /// `base` is the tree before the first edit.
+    /// Assigns the edits to parts. `base` is the tree before the first edit.
     pub fn new(base: &State, micros: &[Micro]) -> Parts {
         let mut dirs: BTreeSet<u64> = BTreeSet::from([ROOT]);
         dirs.extend(base.nodes().filter(|(_, node)| matches!(node.body, Body::Dir(_))).map(|(ino, _)| ino));
@@ -64,7 +64,7 @@ impl Parts {
         &self.inodes[part as usize]
     }
 
-    /// The part's edits in `from..to`.
+    /// The edits of a part whose numbers are in `from..to`.
     pub fn edits(&self, part: u32, from: u32, to: u32) -> &[u32] {
         let edits = &self.edits[part as usize];
         let place = |n: u32| edits.partition_point(|e| *e < n);

@@ -16,7 +16,7 @@ enum Token {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pattern {
     tokens: Vec<Token>,
-    /// The pattern contains a slash and matches the whole path.
+    /// Whether the pattern has a slash, so that it must match the whole path.
     is_path: bool,
 }
 
@@ -35,8 +35,9 @@ impl Pattern {
         Pattern { tokens, is_path: text.contains('/') || text.contains("**") }
     }
 
-    /// Whether the path matches. Keeps the set of all places of the text that the tokens so far can
-    /// reach, so that matching costs at most the pattern's length times the text's.
+    /// Whether the path matches. The function keeps the set of all positions in the path that the
+    /// tokens so far can reach. So matching costs at most the pattern's length times the path's
+    /// length.
     pub fn matches(&self, path: &[u8]) -> bool {
         let text = match self.is_path {
             true => path,

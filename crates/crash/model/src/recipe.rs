@@ -29,7 +29,8 @@ pub struct Torn {
     pub micro: u32,
     /// Sectors of the page.
     pub sectors: Range<usize>,
-    /// These sectors hold garbage, and those before them are written.
+    /// Whether these sectors hold garbage, and those before them are written. Otherwise only these
+    /// sectors are written.
     pub is_garbage: bool,
 }
 

@@ -1,4 +1,4 @@
-//! What came of the recoveries that were crashed.
+//! The results for the recoveries that were crashed.
 
 use crate::describe::count;
 use crate::explain::{Explanation, NodeLoss};
@@ -10,17 +10,17 @@ use std::time::Duration;
 #[derive(Clone, Debug, Default)]
 pub struct Recoveries {
     pub depth: u32,
-    /// Recoveries that were recorded, and those of them that changed nothing.
+    /// The number of recoveries that were recorded, and of those that changed nothing.
     pub recorded: u64,
     pub idle: u64,
-    /// Crash states of recoveries that were judged, and those of them that fail.
+    /// The number of crash states of recoveries that were judged, and of those that fail.
     pub states: u64,
     pub failing: u64,
-    /// Recoveries with a failing state.
+    /// The number of recoveries with a failing state.
     pub failing_recoveries: u64,
-    /// The first of them, each with another cause.
+    /// The first failures, each with a different cause.
     pub failures: Vec<FailingRecovery>,
-    /// The run ended before it reached its limits.
+    /// Whether the run ended before it reached its limits of depth and number.
     pub is_cut: bool,
     /// Why a recovery could not be recorded or judged.
     pub broken: Option<String>,
@@ -30,14 +30,15 @@ pub struct Recoveries {
 /// A failure in the crash states of one recovery.
 #[derive(Clone, Debug, Serialize)]
 pub struct FailingRecovery {
-    /// The name that reproduces the state: those of the crash states before it, separated by `/`.
+    /// The name by which the state can be reproduced: the names of the crash states before it and
+    /// its own, separated by `/`.
     pub state: String,
     /// The failure in words.
     pub sentence: String,
     /// The checker's message.
     pub message: String,
-    /// The calls of the recovery that were lost and the calls that are missing in it. `None`: the
-    /// check fails although no second crash came in between, or time was over.
+    /// The lost calls of the recovery, and the calls that are missing in it. `None` if the check
+    /// fails without a second crash, or if the time limit was reached.
     pub explanation: Option<Explanation>,
     /// In a cluster: what each node lost.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -45,12 +46,12 @@ pub struct FailingRecovery {
 }
 
 impl FailingRecovery {
-    /// Equal for failures of one cause.
+    /// A key that is equal for failures of one cause.
     pub(crate) fn cause(&self) -> Vec<&str> {
         self.explanations().map(|(_, explanation)| &*explanation.cause).collect()
     }
 
-    /// What was lost, with the node that lost it.
+    /// The explanations, in a cluster each with the node that lost something.
     pub(crate) fn explanations(&self) -> impl Iterator<Item = (Option<&str>, &Explanation)> {
         let own = self.explanation.iter().map(|explanation| (None, explanation));
         own.chain(self.losses.iter().map(|loss| (Some(&*loss.node), &loss.explanation)))
@@ -58,7 +59,7 @@ impl FailingRecovery {
 }
 
 impl Recoveries {
-    /// What became of the recoveries, in one line.
+    /// The result for the recoveries, in one line.
     pub(crate) fn verdict(&self) -> String {
         let recovered = self.recorded - self.idle;
         let states = count(self.states, "crash state");
@@ -71,7 +72,7 @@ impl Recoveries {
         }
     }
 
-    /// How much of the recoveries was tried.
+    /// How many of the recoveries were tried.
     pub(crate) fn coverage(&self) -> String {
         let cut = if self.is_cut { "; a limit or a signal ended that early" } else { "" };
         format!(

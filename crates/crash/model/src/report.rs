@@ -20,11 +20,11 @@ use std::fmt::Write;
 use std::path::Path;
 use std::time::Duration;
 
-/// Lines of the checker's output shown in text, besides the first one.
+/// The most lines of the checker's output that the text shows besides the first one.
 const CHECKER_LINES: usize = 4;
-/// Precedes the failures before the first promise.
+/// The text before the failures that lie before the first promise.
 const EARLY: &str = "Before the first promise";
-/// Callers shown for a call.
+/// The most callers that are shown for a call.
 const FRAMES_MAX: usize = 8;
 
 /// A report and its context.
@@ -35,7 +35,7 @@ pub struct Told<'a> {
     pub name: &'a str,
     /// The checker, as the user gave it.
     pub checker: &'a str,
-    /// Why reading the recording stopped before its end.
+    /// Why reading the recording stopped before the end of the file, if it did.
     pub cut: Option<&'a str>,
 }
 
@@ -84,7 +84,7 @@ impl Told<'_> {
         }
     }
 
-    /// How many failures lie before the first promise.
+    /// A text with the number of failures before the first promise, if there are any.
     fn early(&self) -> Option<String> {
         let outcome = &self.report.outcome;
         match outcome.failing_early {
@@ -96,7 +96,7 @@ impl Told<'_> {
         }
     }
 
-    /// The effect of all missing calls together.
+    /// A text about the effect of all missing calls together.
     pub fn mended(&self) -> Option<String> {
         let (states, failing) = self.report.mended?;
         let calls = self.report.failures.iter().map(|f| f.fixes.len() as u64).sum();
@@ -108,7 +108,7 @@ impl Told<'_> {
         })
     }
 
-    /// The time of the run: search and explaining separately.
+    /// A text with the duration of the run: search and explaining separately.
     pub fn took(&self) -> String {
         let (outcome, explaining) = (&self.report.outcome, &self.report.explaining);
         let search = format!(
@@ -124,7 +124,8 @@ impl Told<'_> {
         }
     }
 
-    /// That explaining reached its limit, and what was left unexplained.
+    /// A text that explaining reached its limit and what was left unexplained; `None` if it did
+    /// not.
     pub fn explaining_cut(&self) -> Option<String> {
         let limit = self.report.explaining.cut_at?;
         let left = match self.report.unexplained {
@@ -195,7 +196,7 @@ impl Told<'_> {
         text
     }
 
-    /// JSON for programs. Members are only ever added.
+    /// The report as JSON for programs. Later versions only add members.
     pub fn json(&self) -> Value {
         let outcome = &self.report.outcome;
         json!({
@@ -273,7 +274,7 @@ pub trait Rendered {
     fn text(&self) -> String;
     /// The JSON as text. It may be printed to a terminal, so control characters are escaped.
     fn json_text(&self) -> String;
-    /// XML for CI servers.
+    /// JUnit XML for CI servers.
     fn junit(&self) -> String;
     /// SARIF for code scanning. Files below `sources` are named relative to it.
     fn sarif(&self, sources: &Path) -> String;
@@ -319,8 +320,8 @@ pub(crate) fn coverage_of(planned: u64, unreached: u64, ended: Ended) -> String 
     }
 }
 
-/// The checker's message in lines: the first, which has the exit code, and the last ones. The last
-/// one alone may be the mark of a compiler, such as `^`.
+/// The lines of the checker's message that are shown: the first, which has the exit code, and the
+/// last ones. The last line alone may be only the mark of a compiler, such as `^`.
 fn last_lines(message: &str) -> Vec<&str> {
     let mut lines: Vec<&str> = message.lines().filter(|line| !line.trim().is_empty()).collect();
     if lines.len() > CHECKER_LINES + 1 {
@@ -330,7 +331,7 @@ fn last_lines(message: &str) -> Vec<&str> {
     lines
 }
 
-/// The checker's message for a terminal.
+/// The checker's message as it is shown on a terminal.
 pub(crate) fn said(message: &str) -> String {
     let lines = last_lines(message);
     let mut text = format!("   checker: {}\n", lines.first().unwrap_or(&""));
@@ -340,7 +341,7 @@ pub(crate) fn said(message: &str) -> String {
     text
 }
 
-/// Equivalent JSON without control characters. They occur only in strings.
+/// Replaces control characters in JSON, where they occur only in strings, by escapes.
 pub fn escape_json(json: &str) -> String {
     let mut out = String::with_capacity(json.len());
     for c in json.chars() {
@@ -353,8 +354,8 @@ pub fn escape_json(json: &str) -> String {
     out
 }
 
-/// Text inside an element or attribute of XML or HTML. Characters that XML does not allow, and
-/// those that reorder a line (bidi), become a box.
+/// Escapes text inside an element or attribute of XML or HTML. Characters that XML does not permit,
+/// and those that reorder a line (bidi), become a box.
 pub(crate) fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {

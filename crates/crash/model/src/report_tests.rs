@@ -39,7 +39,7 @@ fn nothing_that_a_program_wrote_becomes_markup() {
     assert!(!xml.contains("<it>") && !xml.contains('\u{1}'), "{xml}");
 }
 
-/// Terminal escape sequences in names, in the checker's output and in marks.
+/// Terminal escape sequences in names, in the checker's output and in marks are escaped.
 #[test]
 fn no_report_has_a_character_that_a_terminal_acts_upon() {
     let disk = Disk::new();
@@ -64,7 +64,7 @@ fn no_report_has_a_character_that_a_terminal_acts_upon() {
 
 #[test]
 fn a_failure_stands_beside_the_last_good_state() {
-    // The complete state: the file is overwritten in two steps, and between them the check fails.
+    // The check fails when only the first of two overwrites was made, which needs no crash.
     let disk = Disk::new();
     let file = disk.create("f").unwrap();
     file.write_at(0, b"old old").unwrap();
@@ -212,7 +212,7 @@ fn search_and_explaining_are_counted_apart_and_announced() {
 
 #[test]
 fn a_limit_on_explaining_holds_and_is_said_where_it_cut() {
-    // No check begins after the limit and each takes at least 5 ms, so no more than these fit.
+    // No check begins after the limit, and each takes at least 5 ms, so at most 11 checks are made.
     let limit = std::time::Duration::from_millis(50);
     let (report, trace, _) = slow_campaign(Some(limit), None);
     assert!((1..=11).contains(&report.explaining.checks), "{:?}", report.explaining);
@@ -222,7 +222,7 @@ fn a_limit_on_explaining_holds_and_is_said_where_it_cut() {
     for text in [told_of.text(), told_of.junit(), told_of.html(), told_of.json().to_string()] {
         assert!(text.contains(sentence), "{text}");
     }
-    // The report does not claim that a fix is absent if it was not searched for.
+    // The report must not claim that no fix exists if none was searched for.
     for failure in report.failures.iter().filter(|f| f.fixes.is_empty()) {
         assert!(failure.is_cut && !failure.sentence.contains("No single persistence call"), "{failure:?}");
     }
@@ -237,7 +237,7 @@ fn a_limit_on_explaining_holds_and_is_said_where_it_cut() {
     assert!(text.contains("the first failing state is"), "{text}");
 }
 
-/// The last line alone may be the mark below a line of source.
+/// The last line of a checker's output may be only the mark below a line of source.
 #[test]
 fn the_checkers_last_lines_are_shown_with_its_exit_code() {
     let (mut report, trace) = failing();

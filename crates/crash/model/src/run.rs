@@ -1,8 +1,8 @@
 //! Tries crash states until the budget ends, and reports what was covered.
 //!
-//! Recipes are taken and their states built under one lock, so that the states tried depend on
-//! recording, model, seed and a budget counted in states, never on thread scheduling. Checkers run
-//! in parallel.
+//! Recipes are taken and their states are built under one lock. So the states tried depend on the
+//! recording, the model, the seed and a budget counted in states, and never on the scheduling of
+//! threads. Checkers run in parallel.
 
 use crate::early::Early;
 use crate::explore::{Plan, SearchOrder};
@@ -18,27 +18,28 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// After this many recipes in a row without a new state, random search stops.
+/// The number of recipes in a row without a new state after which random search stops.
 const STALE_MAX: u64 = 5000;
-/// Failing states kept for the report; all are counted.
+/// The most failing states that are kept for the report. All are counted.
 const FAILURES_KEPT_MAX: usize = 200;
 
-/// If no limit was set for explaining, it may take as long as the search's time limit, but at least
-/// this.
+/// The minimal time for explaining if the user set no limit. Without a limit, explaining may take
+/// as long as the search's time limit.
 const EXPLAIN_MIN: Duration = Duration::from_secs(30);
 
 /// A crash state to be judged.
 pub struct Case<'a> {
     pub recipe: &'a Recipe,
     pub state: &'a State,
-    /// The marks before the crash.
+    /// The texts of the marks before the crash.
     pub told: &'a [&'a str],
-    /// The time of the last event before the crash.
+    /// The time of the last event before the crash, in nanoseconds since the recording began.
     pub moment: u64,
-    /// The part of the state's name before the recipe: the names of the crash states in whose
-    /// recovery this crash comes, each followed by a `/`; in a cluster, the states of other nodes.
+    /// The beginning of the state's name before the recipe: the names of the crash states in whose
+    /// recovery this crash comes, each followed by `/`; in a cluster also the states of other
+    /// nodes.
     pub within: &'a str,
-    /// Which of the parallel checkers this is, from 0.
+    /// The number of the parallel checker, from 0.
     pub job: usize,
 }
 
@@ -46,9 +47,9 @@ pub struct Case<'a> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
     Good,
-    /// The program does not recover, or broke a promise; with the reason.
+    /// The program does not recover, or broke a promise, for this reason.
     Bad(String),
-    /// The state could not be judged; this is no verdict on the program.
+    /// The state could not be judged, for this reason. This is no verdict on the program.
     Broken(String),
 }
 
@@ -64,18 +65,17 @@ impl<F: Fn(&Case<'_>) -> Verdict + Sync> Checker for F {
 
 #[derive(Clone, Debug)]
 pub struct Budget {
-    /// Limit of distinct states.
+    /// The most distinct states that are judged.
     pub states: Option<u64>,
     pub time: Option<Duration>,
-    /// Limit of time for explaining. `None`: as long as the search's limit, and at least 30
-    /// seconds.
+    /// The time limit for explaining. `None`: the limit of the search, but at least 30 seconds.
     pub explain: Option<Duration>,
-    /// Stop after this many failing states.
+    /// The number of failing states after which the search stops.
     pub failures: Option<u64>,
     pub seed: u64,
     pub order: SearchOrder,
     pub jobs: usize,
-    /// When set, the search ends at once.
+    /// The caller sets this to end the search at once.
     pub stop: Arc<AtomicBool>,
 }
 
@@ -84,7 +84,7 @@ impl Budget {
         self.stop.load(Ordering::Relaxed)
     }
 
-    /// Why a search that has tried this many states ends now, if it does.
+    /// The reason to end a search that has tried this many states; `None` if it should continue.
     pub(crate) fn ended(&self, states: u64, now: Duration) -> Option<Ended> {
         if self.is_stopped() {
             Some(Ended::Stopped)
@@ -118,8 +118,8 @@ impl Budget {
     }
 
     /// A budget for a search with a missing call inserted: at most `most` states, and no more than
-    /// the user allowed for the search itself, since a check may take seconds. The time limit is
-    /// that of explaining, which the checker enforces ([`crate::explaining`]).
+    /// the user set for the search itself, since a check may take seconds. Its time limit is that
+    /// of explaining, which the checker enforces ([`crate::explaining`]).
     pub(crate) fn of_states(&self, most: u64) -> Budget {
         let states = self.states.map_or(most, |states| states.min(most));
         Budget { states: Some(states), time: None, failures: None, ..self.clone() }
@@ -129,14 +129,14 @@ impl Budget {
 /// Why the search ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// All systematic states were tried, and random ones repeat.
+    /// All systematic states were tried, and random recipes lead to no new states.
     Covered,
     States,
     Time,
     Failures,
-    /// The caller asked for it.
+    /// The caller set [`Budget::stop`].
     Stopped,
-    /// A state could not be judged, see [`Outcome::broken`].
+    /// A state could not be judged; [`Outcome::broken`] has the reason.
     Broken,
 }
 
@@ -151,18 +151,18 @@ impl Ended {
 pub struct Failure {
     pub recipe: Recipe,
     pub message: String,
-    /// The ordinal of the state in the search.
+    /// The number of the state in the order of the search.
     pub number: u64,
 }
 
 /// The result of a search.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// Distinct states judged.
+    /// The number of distinct states that were judged.
     pub states: u64,
-    /// Recipes taken; the others led to states already judged.
+    /// The number of recipes that were taken. Some led to states that were already judged.
     pub recipes: u64,
-    /// Systematic recipes, and how many of them the budget did not reach.
+    /// The number of systematic recipes, and of those that the budget did not reach.
     pub planned: u64,
     pub unreached: u64,
     pub failing: u64,
@@ -176,7 +176,7 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// Nothing failed and every systematic state was tried.
+    /// Whether nothing failed and every systematic state was tried.
     pub fn is_whole(&self) -> bool {
         self.unreached == 0 && self.broken.is_none()
     }
@@ -194,31 +194,33 @@ pub enum Phase {
 #[derive(Clone, Copy, Debug)]
 pub struct Progress {
     pub phase: Phase,
-    /// States judged by the search, runs of the checker during explaining, or states of recoveries.
+    /// The number of states judged by the search, of the checker's runs during explaining, or of
+    /// states of recoveries.
     pub checked: u64,
-    /// Failing states that the search found.
+    /// The number of failing states that the search found.
     pub failing: u64,
-    /// Time since the phase began.
+    /// The time since the phase began.
     pub time: Duration,
 }
 
-/// Receives the progress of a run.
+/// A function that receives the progress of a run.
 pub type Hear<'a> = &'a (dyn Fn(Progress) + Sync);
 
 struct Source<'a> {
     plan: Plan<'a>,
-    /// States that were taken: the visible content, and the number of marks before the crash.
+    /// The states that were taken, as the digest of the visible contents and the number of marks
+    /// before the crash.
     seen: HashSet<(Digest, usize)>,
     states: u64,
     recipes: u64,
     stale: u64,
-    /// States that were taken and not judged.
+    /// The number of states that were taken and not judged.
     unjudged: u64,
     ended: Option<Ended>,
 }
 
 impl Source<'_> {
-    /// The last state taken, or one taken with it, has no verdict.
+    /// Ends the search because the last state taken, or one taken with it, has no verdict.
     fn end_without_verdict(&mut self, why: Ended) {
         self.states -= 1;
         self.unjudged += 1;
@@ -344,8 +346,8 @@ impl Search<'_> {
             if source.ended.is_some() {
                 return None;
             }
-            // The complete states are tried first: if one fails, the checker's failures are not due
-            // to crashes.
+            // Try the complete state first: if it fails, the checker's failures are not due to
+            // crashes.
             let recipe = match source.recipes {
                 0 => Recipe::new(*self.history.points().end(), Pick::All),
                 _ => source.plan.next(),

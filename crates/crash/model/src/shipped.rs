@@ -1,13 +1,13 @@
 //! The checkers that come with the tool, for programs whose files have a well-known format:
 //! [`SHIPPED`] is the table.
 //!
-//! A checker judges *subjects*: the files, or the directories of a store, of its format that the
-//! complete states at the start, at the promises and at the end contain, or those that the user's
-//! patterns match. A temporary file, which is gone by then, is no subject. In a crash state each
-//! subject that is there must be whole, and one that was there at the last promise must be there.
+//! A checker judges *subjects*: the files, or the directories of a store, that have its format.
+//! They are taken from the complete states at the start, at the promises and at the end, or from
+//! the user's patterns. A temporary file that is gone in all of these states is no subject. In a
+//! crash state each subject that exists must be complete, and a subject that existed at the last
+//! promise must exist.
 //!
-//! A checker that would judge nothing refuses the recording: a search without subjects would always
-//! pass.
+//! A checker without subjects refuses the recording, since such a search would always pass.
 
 mod commands;
 mod ledger;
@@ -32,8 +32,7 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::Path;
 use std::process::Command;
 
-/// A file that is read into memory as a whole may have this many bytes. A larger one gives no
-/// verdict.
+/// The most bytes of a file that is read into memory as a whole. A larger file gives no verdict.
 const BYTES_MAX: u64 = 64 << 20;
 
 /// A row of the table.
@@ -44,16 +43,17 @@ pub struct Shipped {
     how: How,
 }
 
-/// Which subjects a checker has if the user gives no pattern.
+/// How subjects are found if the user gives no pattern.
 enum Find {
     /// Files whose last name matches one of these patterns.
     Named(&'static [&'static str]),
     /// Files that have these bytes at this offset.
     Magic(u64, &'static [u8]),
-    /// Directories with a file of this name for which the function holds. One is judged only from
-    /// the promise on that it is there: `git init` and `initdb` are not one atomic step.
+    /// Directories that contain a file of this name and for which the function returns true. A
+    /// store is judged only after a promise at which it existed: `git init` and `initdb` are not
+    /// one atomic step.
     Stores(&'static [u8], fn(&State, &[u8]) -> bool),
-    /// The user must name the files.
+    /// The user must name the files by patterns.
     Given,
     /// The checker looks at every file.
     All,
@@ -66,18 +66,19 @@ enum How {
     Ledger,
     /// This process searches the mail folders for each promised message.
     Mail(Format),
-    /// A shell command whose arguments are the files. With a query, that is the first argument.
+    /// A shell command whose arguments are the files. For some checkers a query is the first
+    /// argument.
     Command(&'static str),
 }
 
 /// Why a file is not accepted.
 enum Fault {
     Bad(String),
-    /// The file cannot be judged.
+    /// The file cannot be judged, for this reason.
     Unjudged(String),
 }
 
-/// Judges the tree of a state as a whole.
+/// A judge of the whole tree of a state.
 trait Whole: Send + Sync {
     fn check(&self, case: &Case<'_>) -> Result<(), Fault>;
 }
@@ -172,7 +173,8 @@ pub const SHIPPED: &[Shipped] = &[
     },
 ];
 
-/// The magic number of a meta page, after the header of the page, on a little-endian machine.
+/// The magic number in a meta page of LMDB, as a little-endian machine writes it. It follows the
+/// header of the page.
 const LMDB_MAGIC: [u8; 4] = 0xBEEF_C0DE_u32.to_le_bytes();
 
 impl Shipped {
@@ -180,7 +182,7 @@ impl Shipped {
         SHIPPED.iter().find(|row| row.name == name)
     }
 
-    /// The shell command that judges. `None`: this process judges.
+    /// The shell command that judges; `None` if this process judges.
     pub fn command(&self) -> Option<&'static str> {
         match self.how {
             How::Command(command) => Some(command),
@@ -188,7 +190,7 @@ impl Shipped {
         }
     }
 
-    /// The user must name the files.
+    /// Whether the user must name the files.
     pub fn needs_files(&self) -> bool {
         matches!(self.find, Find::Given)
     }
@@ -198,23 +200,23 @@ impl Shipped {
     }
 }
 
-/// One of the table's checkers with the subjects of a recording.
+/// A checker of the table with the subjects of one recording.
 pub struct ShippedChecker {
     row: &'static Shipped,
-    /// Paths of files. A store is named by the file that marks it.
+    /// The paths of the subjects. A store is represented by the file that marks it.
     subjects: BTreeSet<Vec<u8>>,
-    /// When which file must be there.
+    /// Knows which subjects must exist after which promises.
     files: FilesChecker,
-    /// Judges the whole tree instead of subjects.
+    /// Judges the whole tree, if that replaces the judging of subjects.
     whole: Option<Box<dyn Whole>>,
     query: OsString,
-    /// Runs the command, if there is one.
+    /// Runs the command of the checker, if it has one.
     runner: Option<CommandChecker>,
 }
 
 impl ShippedChecker {
-    /// `patterns` name the subjects; without any, they are found. `runner` runs the row's command
-    /// ([`Shipped::command`]). Fails if there is nothing that could be judged.
+    /// Makes the checker. `patterns` name the subjects; without any, they are found. `runner` runs
+    /// the row's command ([`Shipped::command`]). Fails if there is nothing that could be judged.
     pub fn new(
         row: &'static Shipped,
         trace: &Trace,
@@ -250,7 +252,7 @@ impl ShippedChecker {
         Ok(ShippedChecker { row, subjects, files, whole, query, runner })
     }
 
-    /// The subjects that must be judged in a state, or the one that is missing.
+    /// The subjects that must be judged in a state. The error is the path of a missing one.
     fn due<'a>(&'a self, case: &Case<'a>) -> Result<Vec<(&'a [u8], &'a FileBody)>, &'a [u8]> {
         let mut due = Vec::new();
         for path in &self.subjects {
@@ -298,7 +300,7 @@ impl Checker for ShippedChecker {
 
 impl ShippedChecker {
     /// The command that judges a state whose tree is in `dir` ([`CommandChecker::command_in`]).
-    /// `None`: this process judges it, or there is nothing to judge.
+    /// `None` if this process judges the state, or if there is nothing to judge.
     pub fn command_in(&self, case: &Case<'_>, dir: &Path, root: &Path) -> Option<io::Result<Command>> {
         let due = self.due(case).ok().filter(|due| !due.is_empty())?;
         let runner = self.runner.as_ref()?;
@@ -320,7 +322,7 @@ impl ShippedChecker {
     }
 }
 
-/// The directory of a path; empty for the root.
+/// The path of the directory above a path; empty for the root.
 fn above(path: &[u8]) -> &[u8] {
     path.iter().rposition(|b| *b == b'/').map_or(b"", |slash| &path[..slash])
 }
@@ -367,7 +369,7 @@ fn is_file(state: &State, dir: &[u8], name: &[u8]) -> bool {
     matches!(within(state, dir, name), Some(Body::File(_)))
 }
 
-/// The bytes of a file. A sparse file may be larger than the recording justifies.
+/// Reads a whole file. A sparse file may be much larger than the recording.
 fn whole(file: &FileBody) -> Result<Vec<u8>, Fault> {
     if file.size > BYTES_MAX {
         let why = format!("{} bytes are more than the {BYTES_MAX} that can be judged", file.size);
@@ -389,7 +391,8 @@ fn toml(bytes: &[u8]) -> Result<(), Fault> {
     parsed.map(drop).map_err(|e| Fault::Bad(format!("no TOML: {}", e.message())))
 }
 
-/// An empty file is YAML, too, but no program means it: it is what a crash leaves.
+/// Refuses an empty file: it is valid YAML, but no program writes it intentionally, and a crash may
+/// leave it.
 fn yaml(bytes: &[u8]) -> Result<(), Fault> {
     let text = std::str::from_utf8(bytes).map_err(|e| Fault::Bad(format!("no YAML: {e}")))?;
     let mut documents = 0;

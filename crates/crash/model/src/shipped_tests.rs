@@ -92,15 +92,15 @@ fn a_file_that_was_promised_must_be_there() {
         }
         disk.tell("there");
     };
-    // Before the promise it may be missing, but it may not be there empty: a file that is written
-    // under its own name is a fault by itself.
+    // Before the promise the file may be missing. It may not be empty: writing a file under its
+    // final name is itself a bug.
     let report = explore("json", &[], |disk| save(disk, true));
     assert!(found(&report).starts_with("a.json: no JSON: "), "{}", found(&report));
     let report = explore("json", &[], |disk| save(disk, false));
     let is_missing = |f: &crate::run::Failure| f.message == "a.json is missing, though it was promised";
     assert!(report.outcome.failures.iter().any(is_missing), "{:?}", report.outcome.failures);
 
-    // What was there at the start needs no promise, and what the program removes may be gone.
+    // A file from the start needs no promise, and a file that the program removes may be missing.
     let remove = |disk: &Disk| {
         disk.create("a.json").unwrap().write_at(0, b"[1]").unwrap();
         disk.settle();
@@ -122,7 +122,7 @@ fn names_of_files_narrow_and_widen_what_is_judged() {
     assert!(explore("json", &["*.conf", "*.json"], run).failed());
 }
 
-/// A temporary file that is gone at each promise and at the end is no subject.
+/// A temporary file that exists at no promise and not at the end is no subject.
 #[test]
 fn files_that_nobody_was_promised_are_not_judged() {
     let run = |disk: &Disk| {
@@ -165,7 +165,8 @@ fn a_promised_line_must_be_in_the_ledger() {
     assert!(found(&report).contains("not in the ledger: "), "{}", found(&report));
 }
 
-/// A file that holds the last value of each key is replaced before the new value is promised.
+/// The file holds only the last value of each key, and is replaced before the new value is
+/// promised.
 #[test]
 fn a_later_value_of_a_key_stands_for_an_earlier_one() {
     let save = |disk: &Disk, n: u32, is_synced: bool| {
@@ -203,11 +204,11 @@ fn archives_are_whole_or_not() {
     let mut changed = whole.clone();
     changed[3] ^= 1;
     assert_eq!(tar_of(&changed), Err("the header at 0 has another checksum".to_owned()));
-    // A page of zeros in place of a header does not end the archive.
+    // A header of zeros inside the archive does not end it.
     let mut torn = whole;
     torn[5632..6144].fill(0);
     assert!(tar_of(&torn).unwrap_err().contains("does not end the archive"));
-    // Sizes that overflow.
+    // The size fields have values that overflow.
     for size in [&b"\x80\0\0\0\xff\xff\xff\xff\xff\xff\xff\xff"[..], b"77777777777\0"] {
         let mut huge = member("a", b"x");
         huge[124..136].copy_from_slice(size);
@@ -225,11 +226,11 @@ fn what_is_yaml() {
     for bad in [&b""[..], b"\n\n", b"a: [1, 2", b"a: 'text", b"a: 1\n\0\0\0", b"\xff", b"a: b: c"] {
         assert!(!is_yaml(bad), "{bad:?}");
     }
-    // Deep nesting takes no stack.
+    // Deeply nested YAML must not overflow the stack.
     assert!(!is_yaml(&b"[".repeat(1 << 20)));
 }
 
-/// Sparse files of an exabyte, or many that are each within the limit, take no memory.
+/// Sparse files of an exabyte, and many files that are each within the limit, must not use memory.
 #[test]
 fn huge_files_give_no_verdict() {
     for name in ["json", "toml", "yaml", "ledger"] {

@@ -1,8 +1,8 @@
 //! Reduces a failing state to its smallest form.
 //!
-//! A state is described by what it lacks. Lost edits are restored, halves first, as long as the
-//! checker still fails; then the crash is moved to an earlier event. In the result no single lost
-//! call can be restored without the failure going away.
+//! A state is described by its lost edits. Lost edits are restored, halves first, as long as the
+//! checker still fails; then the crash is moved to an earlier event. At the end the failure
+//! disappears if any single lost call is restored.
 
 use crate::early::Early;
 use crate::history::History;
@@ -11,9 +11,9 @@ use crate::run::{Case, Checker, Verdict};
 use crate::trace::Trace;
 use std::cell::Cell;
 
-/// A limit, since a check may take seconds.
+/// The most checks for one state, since a check may take seconds.
 const CHECKS_MAX: u32 = 150;
-/// Moments before a crash that are compared with the state.
+/// The most crash points before the crash at which the complete tree is compared with the state.
 const PREFIXES_MAX: usize = 500;
 
 /// A failing state in its smallest form.
@@ -23,9 +23,9 @@ pub struct Shrunk {
     /// The edits whose loss implies the loss of all others.
     pub roots: Vec<u32>,
     pub message: String,
-    /// Checks that shrinking took.
+    /// The number of checks that shrinking took.
     pub checks: u32,
-    /// The limit of checks was reached.
+    /// Whether the limit of checks was reached.
     pub is_cut: bool,
 }
 
@@ -43,8 +43,8 @@ impl<'a> Shrinker<'a> {
         Shrinker { trace, history, checker, early, checks: Cell::new(0) }
     }
 
-    /// Why the state fails. `None`: it passes, it cannot be judged, or the limit of checks was
-    /// reached.
+    /// The checker's message if the state fails. `None` if the state passes or cannot be judged, or
+    /// if the limit of checks was reached.
     fn fails(&self, recipe: &Recipe) -> Option<String> {
         if self.checks.get() >= CHECKS_MAX {
             return None;
@@ -83,8 +83,8 @@ impl<'a> Shrinker<'a> {
         Shrunk { recipe: best.0, roots, message: best.1, checks: self.checks.get(), is_cut }
     }
 
-    /// The moment without losses whose tree equals the state, if there is one; or the moment before
-    /// the first lost call.
+    /// Looks for a failing state without losses: at a crash point whose complete tree equals the
+    /// state, or else before the first lost call.
     fn as_prefix(&self, recipe: &Recipe) -> Option<(Recipe, String)> {
         let digest = self.history.state(recipe).digest();
         let first_lost = self.history.lost(recipe).first().map(|n| self.history.micros[*n as usize].event);
@@ -95,12 +95,12 @@ impl<'a> Shrinker<'a> {
         [same, before].into_iter().flatten().find_map(|r| self.fails(&r).map(|message| (r, message)))
     }
 
-    /// The first point to which the crash may be moved.
+    /// The earliest crash point to which the crash may be moved.
     fn first_point(&self, recipe: &Recipe) -> u32 {
         self.early.first_like(recipe.at).max(*self.history.points().start())
     }
 
-    /// Drops the tear if the state fails without it.
+    /// Replaces the torn page by the whole one if the state still fails.
     fn try_whole_page(&self, best: &mut (Recipe, String)) {
         if best.0.torn.is_some() {
             let whole = Recipe { torn: None, ..best.0.clone() };
@@ -110,7 +110,7 @@ impl<'a> Shrinker<'a> {
         }
     }
 
-    /// Names the state by its lost edits, however it was found.
+    /// Replaces a recipe of any kind by one that names the lost edits, if that state fails.
     fn by_roots(&self, best: &mut (Recipe, String), roots: &[u32]) {
         if matches!(best.0.pick, Pick::All | Pick::Lose(_)) {
             return;
@@ -147,9 +147,9 @@ impl<'a> Shrinker<'a> {
         self.lose_later_part(best, roots);
     }
 
-    /// Restores the beginning of the lost edits, halves first. An edit needs earlier ones only, so
-    /// any beginning can be restored. In a log the first lost edit takes all later ones with it,
-    /// and is seldom the one that matters.
+    /// Restores a prefix of the lost edits, halves first. An edit needs only earlier ones, so every
+    /// prefix can be restored. In a log the loss of the first edit implies the loss of all later
+    /// ones, and the first is seldom the cause.
     fn give_back_beginning(&self, best: &mut (Recipe, String), roots: &mut Vec<u32>) {
         let mut lost = self.history.lost(&best.0);
         let mut part = lost.len() / 2;
@@ -171,8 +171,8 @@ impl<'a> Shrinker<'a> {
         }
     }
 
-    /// For each root: tries to restore it and lose only the edits that need it, which may be what
-    /// matters.
+    /// For each root: tries to restore it and to lose only the edits that need it, which may be the
+    /// cause.
     fn lose_later_part(&self, best: &mut (Recipe, String), roots: &mut Vec<u32>) {
         self.give_back_beginning(best, roots);
         let mut tried = 0;
@@ -196,7 +196,7 @@ impl<'a> Shrinker<'a> {
         }
     }
 
-    /// Moves the crash earlier, which leaves fewer calls to read.
+    /// Moves the crash to an earlier event, which leaves fewer calls in the report.
     fn crash_earlier(&self, best: &mut (Recipe, String), roots: &[u32]) {
         if matches!(best.0.pick, Pick::Sample(_)) {
             return;
@@ -204,7 +204,7 @@ impl<'a> Shrinker<'a> {
         let first = roots.iter().map(|n| self.history.micros[*n as usize].event + 1).max();
         let torn = best.0.torn.as_ref().map(|t| self.history.micros[t.micro as usize].event + 1);
         let first = first.max(torn).unwrap_or_default().max(self.first_point(&best.0));
-        // Steps backwards by halves, then by one.
+        // Step back by half of the distance, and then by smaller and smaller steps.
         let mut step = (best.0.at.saturating_sub(first)).div_ceil(2);
         while step > 0 && best.0.at > first {
             let at = best.0.at.saturating_sub(step).max(first);

@@ -1,7 +1,7 @@
 //! A sparse array whose copies share unchanged leaves.
 //!
-//! Copying costs one pointer for each used leaf of 64 places, and changing a place copies its leaf
-//! once. So a crash state costs what differs from its source, not its size.
+//! A copy costs one pointer for each used leaf of 64 slots, and a change of a slot copies its leaf
+//! once. So a crash state costs memory for its differences from its source, not for its size.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -38,7 +38,7 @@ impl<T> Sparse<T> {
         leaf.binary_search_by_key(&place, |e| e.0).ok().map(|i| &leaf[i].1)
     }
 
-    /// The place to change. It may be shared with copies: the caller uses [`Arc::make_mut`].
+    /// The slot to change. Copies may share it, so the caller uses [`Arc::make_mut`].
     pub fn get_mut(&mut self, at: u64) -> Option<&mut Arc<T>> {
         let (leaf, place) = split(at);
         let leaf = self.leaves.get_mut(&leaf)?;
@@ -66,7 +66,7 @@ impl<T> Sparse<T> {
         }
     }
 
-    /// The used places from `from` on, in order.
+    /// The used slots from `from` on, in order.
     pub fn range(&self, from: u64) -> impl Iterator<Item = (u64, &Arc<T>)> {
         self.leaves
             .range(from / LEAF..)
@@ -76,12 +76,12 @@ impl<T> Sparse<T> {
             .filter(move |(at, _)| *at >= from)
     }
 
-    /// Drops everything from `from` on.
+    /// Empties all slots from `from` on.
     pub fn cut(&mut self, from: u64) {
         self.remove_range(from, u64::MAX);
     }
 
-    /// Drops the places in `from..to`.
+    /// Empties the slots in `from..to`.
     pub fn remove_range(&mut self, from: u64, to: u64) {
         let gone: Vec<u64> = self.range(from).map(|(at, _)| at).take_while(|at| *at < to).collect();
         for at in gone {

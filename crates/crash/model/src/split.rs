@@ -1,7 +1,7 @@
 //! Splits calls into edits, and records which edits each one needs.
 //!
-//! One pass over the recording. For each inode the newest edit of each of its parts is kept, so
-//! that an edit needs a few others directly and the rest through them.
+//! This takes one pass over the recording. For each inode it keeps the newest edit of each of the
+//! inode's parts. So an edit needs a few others directly and the rest through these.
 
 use crate::edit::{Edit, Meta, Slice};
 use crate::model::{Model, Order};
@@ -17,43 +17,43 @@ const SECTORS: usize = PAGE / SECTOR;
 /// An edit in a recording.
 #[derive(Clone, Debug)]
 pub struct Micro {
-    /// The number of the call that it is part of.
+    /// The number of the call to which the edit belongs.
     pub event: u32,
     pub edit: Edit,
-    /// Edits that every state with this one contains.
+    /// The edits that every state with this edit contains.
     pub needs: SmallVec<[u32; 4]>,
-    /// The edit before it in the file system's log. Separate from `needs`, because fsync may bypass
-    /// it.
+    /// The previous edit in the file system's log. It is separate from `needs`, because fsync may
+    /// bypass the log.
     pub after: Option<u32>,
 }
 
-/// The state of an inode at this place of the recording.
+/// What is known of an inode at the present position in the recording.
 #[derive(Debug, Default)]
 struct Known {
     is_dir: bool,
     size: u64,
     inode: Option<u32>,
-    /// The last edit that moved or removed bytes: truncate, hole, shift.
+    /// The last edit that moved or removed bytes: a truncate, hole or shift.
     barrier: Option<u32>,
     grown: Option<u32>,
     /// The last shift, which needs all edits before it.
     shifted: Option<u32>,
     attr: Option<u32>,
     xattrs: HashMap<Name, u32>,
-    /// For each page the newest edit of each of its sectors. Where pages are never torn, all
-    /// sectors of a page are one.
+    /// For each page, the newest edit of each sector. Where pages are never torn, the entries of a
+    /// page are all the same.
     pages: HashMap<u64, [Option<u32>; SECTORS]>,
     /// For each page past the old end of the file, the data edit that allocated its block.
     took_block: HashMap<u64, u32>,
-    /// Bytes and sizes that no rename has waited for.
+    /// Edits of bytes and sizes that no rename has waited for yet.
     unflushed: Vec<u32>,
     /// Edits of the inode itself that nothing has made persistent yet.
     own: Vec<u32>,
-    /// The same for edits of its names.
+    /// Edits of the inode's names that nothing has made persistent yet.
     names: Vec<u32>,
-    /// The same for a directory's entries.
+    /// Edits of a directory's entries that nothing has made persistent yet.
     entries: Vec<u32>,
-    /// A directory's newest edit of each name.
+    /// In a directory, the newest edit of each name.
     newest: BTreeMap<Name, u32>,
 }
 
@@ -63,7 +63,8 @@ pub struct Splitter {
     known: HashMap<u64, Known>,
     logged: Option<u32>,
     dir_moves: Option<u32>,
-    /// Bytes and sizes that a failed persistence call marked clean: no later call writes them.
+    /// Edits of bytes and sizes that a failed persistence call marked clean: no later call writes
+    /// them.
     pub given_up: HashSet<u32>,
     event: u32,
 }
@@ -95,9 +96,9 @@ impl Splitter {
         std::mem::take(&mut self.micros)
     }
 
-    /// The numbers of edits that an fsync of `ino` persists by itself, not counting what they need.
-    /// They leave the lists: the caller marks them persistent. With `ranges`, bytes of other pages
-    /// are not among them.
+    /// The numbers of the edits that an fsync of `ino` persists by itself, not counting what they
+    /// need. They are removed from the lists; the caller marks them persistent. With `ranges`,
+    /// edits of bytes in other pages are not included.
     pub fn take_synced(
         &mut self,
         ino: u64,
@@ -138,8 +139,9 @@ impl Splitter {
         taken
     }
 
-    /// A persistence call failed (`None`: on the whole file system). Linux then marks the pages
-    /// clean, so that the next call neither writes them nor fails. With `ranges`, only those pages.
+    /// Handles a failed persistence call on the inode, or on the whole file system for `None`.
+    /// Linux marks the pages clean after a failure, so that the next call neither writes them nor
+    /// fails. With `ranges`, only the pages in these.
     pub fn give_up(&mut self, ino: Option<u64>, since: u64, ranges: Option<&[(u64, u64)]>) {
         let micros = &self.micros;
         let is_lost = |n: &u32| {
@@ -243,7 +245,7 @@ impl Splitter {
         known.is_dir = meta.kind() == Meta::DIR;
     }
 
-    /// What an edit of a name needs: the previous edit of that name, and the directory.
+    /// The edits that an edit of a name needs: the previous edit of that name, and the directory.
     fn name_needs(&mut self, dir: u64, name: &Name) -> Needs {
         self.needs(dir, |d| [d.newest.get(name).copied(), d.inode])
     }
@@ -349,8 +351,8 @@ impl Splitter {
         }
     }
 
-    /// Bytes inside one page. They need the earlier bytes of the same sectors only: the rest of a
-    /// page can be torn.
+    /// Adds an edit of bytes inside one page. It needs only the earlier edits of the same sectors,
+    /// since the rest of a page may be torn.
     fn bytes(&mut self, ino: u64, page: u64, at: usize, bytes: Slice, whole: Option<Arc<Page>>) -> u32 {
         let end = at + bytes.as_slice().len();
         let sectors = match self.model.torn_pages {
@@ -370,7 +372,7 @@ impl Splitter {
         n
     }
 
-    /// Write `data` extended the file to `size`.
+    /// Adds the edit that extends the file to `size`, because of the write `data`.
     fn grow(&mut self, ino: u64, size: u64, data: u32) {
         let mut needs = self.needs(ino, |k| [k.barrier.or(k.inode)]);
         let took_block = self.of(ino).took_block.get(&(size.saturating_sub(1) / PAGE as u64)).copied();
@@ -411,8 +413,8 @@ impl Splitter {
         self.fence(ino, n, size);
     }
 
-    /// A truncate inside a page zeroes the bytes past the new end. The zeros are written like data,
-    /// and may be on the disk before the new size.
+    /// Adds the zeros that a truncate inside a page writes past the new end. They are written like
+    /// data, and may reach the disk before the new size.
     fn zero_tail(&mut self, ino: u64, size: u64) {
         let (page, at) = (size / PAGE as u64, (size % PAGE as u64) as usize);
         let old = self.of(ino).size.saturating_sub(page * PAGE as u64).min(PAGE as u64) as usize;
@@ -440,8 +442,8 @@ impl Splitter {
                     Space::Collapse => (end, offset, size.saturating_sub(len)),
                     _ => (offset, end, size.saturating_add(len)),
                 };
-                // All edits before it, the older ones through the previous shift: otherwise many
-                // shifts would cost quadratic space.
+                // The shift needs all edits before it. The older ones are needed through the
+                // previous shift: otherwise many shifts would cost quadratic space.
                 let known = self.of(ino);
                 let since = known.shifted;
                 let newer = known.own.iter().copied().filter(|n| since.is_none_or(|since| *n > since));
@@ -449,7 +451,8 @@ impl Splitter {
                 let n = self.push(Edit::Shift { ino, from, to, size }, needs);
                 self.of(ino).shifted = Some(n);
                 self.fence(ino, n, size);
-                // The shift needs all bytes before it, so the pages they were in no longer matter.
+                // The shift needs all bytes before it, so it no longer matters which pages
+                // allocated blocks.
                 self.of(ino).took_block.clear();
             }
         }
@@ -457,7 +460,8 @@ impl Splitter {
 
     fn zero(&mut self, ino: u64, from: u64, to: u64) {
         if self.model.is_disk {
-            // A discard: later writes do not need it, and what it needs is overwritten by it.
+            // A discard is no barrier: later writes do not need it. It needs no earlier writes,
+            // since it overwrites them.
             let needs = self.needs(ino, |k| [k.inode]);
             self.push(Edit::Zero { ino, from, to }, needs);
             return;
@@ -470,15 +474,15 @@ impl Splitter {
     }
 }
 
-/// Whether an msync of these ranges of the file writes the edit. All but bytes belongs to the whole
-/// file.
+/// Whether an msync of these ranges writes the edit. Edits other than of bytes belong to the whole
+/// file, so every msync writes them.
 fn is_inside(edit: &Edit, ranges: Option<&[(u64, u64)]>) -> bool {
     let Edit::Data { page, .. } = edit else { return true };
     let of_page = |(from, to): &(u64, u64)| (from / PAGE as u64..to.div_ceil(PAGE as u64)).contains(page);
     ranges.is_none_or(|ranges| ranges.iter().any(of_page))
 }
 
-/// Whether fdatasync may skip the edit.
+/// Whether fdatasync may leave the edit out.
 fn is_soft(edit: &Edit) -> bool {
     matches!(edit, Edit::Attr { .. } | Edit::Xattr { .. } | Edit::Touch { .. })
 }

@@ -1,8 +1,8 @@
 //! A directory tree in memory, cheap to copy, to which [`Edit`]s are applied.
 //!
-//! An edit applies to any tree: the inodes it names may be missing, because a crash state is a
-//! choice of edits. [`crate::History`] decides which choices are legal. Nothing here fails, and
-//! nothing here reads from outside.
+//! An edit can be applied to any tree: the inodes that it names may be missing, because a crash
+//! state is a choice of edits. [`crate::History`] decides which choices are legal. No function here
+//! fails or reads from outside.
 
 use crate::edit::{Edit, Meta};
 use crate::page::{Digest, Name, PAGE, Page, ZEROS, digest_of};
@@ -18,14 +18,15 @@ use std::sync::{Arc, OnceLock};
 pub const SECTOR: usize = 512;
 /// Inode number of the root directory.
 pub const ROOT: u64 = 1;
-/// A walk stops at this depth: no real tree is deeper, and a damaged recording must not exhaust the
-/// stack.
+/// The deepest level to which a walk goes. No real tree is deeper, and a damaged recording must not
+/// exhaust the stack.
 const DEPTH_MAX: usize = 1024;
 
 #[derive(Clone, Debug, Default)]
 pub struct FileBody {
     pub size: u64,
-    /// May hold bytes past the size: data whose size was lost. They are not visible.
+    /// The pages by number. They may hold bytes past the size, if the edit of the size was lost;
+    /// these are not visible.
     pages: Sparse<Page>,
 }
 
@@ -46,7 +47,7 @@ impl FileBody {
         len
     }
 
-    /// The pages that hold data, each with the part of it that is inside the file.
+    /// The pages that hold data, each with its bytes inside the file.
     pub fn pieces(&self) -> impl Iterator<Item = (u64, &[u8])> {
         let size = self.size;
         self.pages
@@ -94,7 +95,7 @@ impl FileBody {
         }
     }
 
-    /// Moves the bytes from `from` on to `to`; both are page-aligned, as fallocate(2) demands.
+    /// Moves the bytes from `from` on to `to`. Both are page-aligned, as fallocate(2) requires.
     fn shift(&mut self, from: u64, to: u64) {
         let (from_page, to_page) = (from / PAGE as u64, to / PAGE as u64);
         let moved: Vec<(u64, Arc<Page>)> = self.pages.range(from_page).map(|(n, p)| (n, p.clone())).collect();
@@ -137,12 +138,12 @@ pub struct Node {
     pub meta: Meta,
     pub xattrs: BTreeMap<Name, Arc<[u8]>>,
     pub body: Body,
-    /// Digest of the node without its children.
+    /// The digest of the node without its children, once it has been computed.
     digest: OnceLock<Digest>,
 }
 
 impl Clone for Node {
-    /// A copy is made to be changed, so it does not inherit the digest.
+    /// Copies the node without its digest, because a copy is made in order to be changed.
     fn clone(&self) -> Node {
         Node {
             meta: self.meta,
@@ -186,10 +187,10 @@ impl Node {
     }
 }
 
-/// Called with a path, an inode number and the node.
+/// A function that is called with a path, an inode number and the node.
 pub type Visit<'v, 'a> = &'v mut dyn FnMut(&[u8], u64, &'a Arc<Node>);
 
-/// A whole tree. Clones share what neither changes.
+/// A whole tree. Clones share all nodes that neither has changed.
 #[derive(Clone, Debug)]
 pub struct State {
     nodes: Sparse<Node>,
@@ -224,7 +225,8 @@ impl State {
     fn change(&mut self, ino: u64, change: impl FnOnce(&mut Node)) {
         if let Some(slot) = self.nodes.get_mut(ino) {
             let node = Arc::make_mut(slot);
-            // The node may be unshared, and then `make_mut` did not clone it and reset the digest.
+            // If the node was not shared, `make_mut` did not clone it, and the digest must be reset
+            // here.
             node.digest = OnceLock::new();
             change(node);
         }
@@ -307,7 +309,7 @@ impl State {
         }
     }
 
-    /// Applies the part of a data edit that a torn page has.
+    /// Applies the sectors of a data edit that are written in a torn page.
     pub fn apply_part(&mut self, edit: &Edit, torn: &Torn) {
         if !torn.is_garbage {
             return self.apply_torn(edit, torn.sectors.clone());
@@ -339,7 +341,7 @@ impl State {
         });
     }
 
-    /// A tree with these trees as directories of its root.
+    /// A tree with the given trees as directories of its root.
     pub(crate) fn join<'a>(trees: impl Iterator<Item = (&'a str, &'a State)>) -> State {
         let mut joined = State::default();
         let mut next = ROOT + 1;
@@ -367,7 +369,7 @@ impl State {
         joined
     }
 
-    /// The tree below a directory of the root: what `State::join` made of one tree.
+    /// The tree below a directory of the root. This is the inverse of `State::join` for one tree.
     pub fn below(&self, name: &str) -> Option<State> {
         let (ino, dir) = self.find(name.as_bytes())?;
         let mut tree = State::default();
@@ -386,8 +388,8 @@ impl State {
     }
 
     /// Visits every reachable name, parents first, with its path from the root (the root's path is
-    /// empty). A directory is visited under one name only: no file system gives it two, and in a
-    /// forged recording each level could double the number of paths.
+    /// empty). A directory is visited under one name only: no file system gives it two names, and
+    /// in a forged recording each level could double the number of paths.
     pub fn walk<'a>(&'a self, visit: Visit<'_, 'a>) {
         self.walk_below(ROOT, &mut Vec::new(), &mut HashSet::new(), 0, visit);
     }
@@ -418,8 +420,8 @@ impl State {
         }
     }
 
-    /// Digest of all that a program can see: which names share an inode, but not the inode's
-    /// number.
+    /// The digest of everything that a program can see. That includes which names share an inode,
+    /// but not the inode numbers.
     pub fn digest(&self) -> Digest {
         let mut h = SipHasher13::new();
         let mut seen = HashMap::new();
@@ -445,8 +447,8 @@ impl State {
         Some((ino, self.node(ino)?))
     }
 
-    /// The whole content of the file at a path. `None`: there is no file, or it does not fit in
-    /// memory (a sparse file may be huge).
+    /// The whole contents of the file at a path. `None` if there is no file, or if its contents do
+    /// not fit in memory (a sparse file may be huge).
     pub fn content(&self, path: &[u8]) -> Option<Vec<u8>> {
         match &self.find(path)?.1.body {
             Body::File(file) => {

@@ -51,7 +51,8 @@ fn a_number_for_what_is_seen() {
     };
     let base = make(&|_| {});
     assert_eq!(base, make(&|_| {}));
-    // The digest ignores history, inode numbers, and zeros in place of holes.
+    // The digest does not depend on history, on inode numbers, or on whether a hole is written with
+    // zeros.
     assert_eq!(
         base,
         make(&|disk| {

@@ -10,11 +10,11 @@ use serde::{Deserialize, Serialize};
 pub struct Event {
     /// Nanoseconds since the recording began.
     pub time: u64,
-    /// The process. 0: the kernel itself, or unknown.
+    /// The process that made the call; 0 if it was the kernel itself, or if it is unknown.
     pub pid: u32,
-    /// The thread in it.
+    /// The thread that made the call.
     pub tid: u32,
-    /// 0: the call succeeded.
+    /// The error of the call; 0 if it succeeded.
     pub errno: i32,
     pub call: Call,
     /// The callers, innermost first. Empty if they were not recorded.
@@ -37,7 +37,7 @@ pub enum Space {
     Insert,
 }
 
-/// Variants are only ever added at the end: their position is their number in a file.
+/// New variants are only added at the end: a variant's position is its number in a file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Call {
     /// A process that appears in the recording: its name and command line.
@@ -87,7 +87,7 @@ pub enum Call {
         #[serde(with = "serde_bytes")]
         new_name: Vec<u8>,
         ino: u64,
-        /// The inode that had the new name before.
+        /// The inode that had the new name before, if any.
         victim: Option<u64>,
         exchange: bool,
     },
@@ -96,8 +96,8 @@ pub enum Call {
         offset: u64,
         #[serde(with = "serde_bytes")]
         data: Vec<u8>,
-        /// The kernel wrote back pages of a memory mapping; the program that changed them is not
-        /// known.
+        /// Whether the kernel wrote back pages of a mapping. The program that changed the pages is
+        /// not known then.
         mapped: bool,
     },
     Truncate {
@@ -120,38 +120,38 @@ pub enum Call {
         ino: u64,
         #[serde(with = "serde_bytes")]
         name: Vec<u8>,
-        /// `None`: removed.
+        /// The new value; `None` if the attribute was removed.
         #[serde(with = "serde_bytes")]
         value: Option<Vec<u8>>,
     },
-    /// fsync(2), fdatasync(2), and what a write with O_SYNC or O_DSYNC does after it; msync(2) too,
-    /// unless its range is known. It covers the events with numbers below `since`: those that had
-    /// returned when it was called.
+    /// fsync(2), fdatasync(2), and the same effect of a write with O_SYNC or O_DSYNC; msync(2) too,
+    /// unless its range is known. The call covers the events with numbers below `since`, which are
+    /// those that had returned when the call was made.
     Fsync {
         ino: u64,
         datasync: bool,
         since: u64,
     },
-    /// sync(2), syncfs(2).
+    /// sync(2) or syncfs(2).
     Sync {
         since: u64,
     },
-    /// A promise: from here on the user relies on `text`.
+    /// A promise: from now on the user relies on `text`.
     Mark {
         text: String,
     },
-    /// Everything before is what the program found at its start: no crash loses it.
+    /// The end of what the program found at its start. No crash loses any event before this one.
     Baseline,
     /// The program ended with this exit code, or 128 plus the number of the signal that killed it.
     End {
         code: i32,
     },
-    /// The file stands for a block device: its persistence calls are flushes.
+    /// Declares that the file stands for a block device, so that its persistence calls are flushes.
     Device {
         ino: u64,
     },
-    /// msync(2): fdatasync(2) for the pages of these ranges of the file, each with its first byte
-    /// and the one after its last. `since` as in `Fsync`.
+    /// msync(2) has the effect of fdatasync(2) on the pages of these ranges of the file. Each range
+    /// has its first byte and the byte after its last. `since` has the meaning as in `Fsync`.
     Msync {
         ino: u64,
         ranges: Vec<(u64, u64)>,
@@ -205,7 +205,7 @@ impl Call {
         }
     }
 
-    /// A mark in the recording rather than a call of the program.
+    /// Whether the event is a mark of the recorder rather than a call of the program.
     pub fn is_note(&self) -> bool {
         matches!(
             self,
@@ -230,7 +230,7 @@ impl Trace {
         self.events.iter().rposition(|e| e.call == Call::Baseline).map_or(0, |i| i + 1)
     }
 
-    /// The file that stands for a block device, if a device was recorded.
+    /// The inode of the file that stands for a block device, if a device was recorded.
     pub fn device(&self) -> Option<u64> {
         self.events.iter().find_map(|e| match e.call {
             Call::Device { ino } => Some(ino),
@@ -244,7 +244,7 @@ impl Trace {
         last.map_or(0, |event| event.time)
     }
 
-    /// Whether the recorder saw the program end.
+    /// The exit code of the program, if the recorder saw the program end.
     pub fn end(&self) -> Option<i32> {
         self.events.iter().rev().find_map(|e| match e.call {
             Call::End { code } => Some(code),
@@ -257,7 +257,7 @@ impl Trace {
         self.events.iter().skip(self.start()).all(|event| event.call.is_note())
     }
 
-    /// The marks before event `at`.
+    /// The texts of the marks before event `at`.
     pub fn marks(&self, at: usize) -> Vec<&str> {
         let told = self.events[..at.min(self.events.len())].iter();
         told.filter_map(|e| match &e.call {
@@ -267,7 +267,7 @@ impl Trace {
         .collect()
     }
 
-    /// All marks, from which those up to any moment are found without a walk over the events.
+    /// All marks, in a form that finds those before any event without a walk over the events.
     pub(crate) fn all_marks(&self) -> Marks<'_> {
         let mut marks = Marks { events: Vec::new(), texts: Vec::new() };
         for (number, event) in self.events.iter().enumerate() {
@@ -279,8 +279,8 @@ impl Trace {
         marks
     }
 
-    /// The trace with events inserted, each before the event with its number. A persistence call
-    /// covers the same calls as before, plus those inserted between them.
+    /// The recording with events inserted, each before the event with its number. A persistence
+    /// call covers the same calls as before, and those inserted between them.
     pub fn with_events(&self, mut new: Vec<(usize, Event)>) -> Trace {
         new.sort_by_key(|(before, _)| *before);
         let places: Vec<usize> = new.iter().map(|(before, _)| *before).collect();
@@ -305,7 +305,7 @@ impl Trace {
     }
 }
 
-/// The marks and their events.
+/// The texts of the marks, with the numbers of their events.
 pub(crate) struct Marks<'a> {
     /// The numbers of the events.
     events: Vec<usize>,
@@ -313,7 +313,7 @@ pub(crate) struct Marks<'a> {
 }
 
 impl<'a> Marks<'a> {
-    /// The marks before event `at`.
+    /// The texts of the marks before event `at`.
     pub fn before(&self, at: u32) -> &[&'a str] {
         &self.texts[..self.events.partition_point(|n| *n < at as usize)]
     }

@@ -1,17 +1,17 @@
-//! Which crash states stand for others like them.
+//! Which crash states represent others like them.
 //!
 //! A program updates its files in a few ways, again and again: it appends to a log, replaces a file
-//! by a rename, overwrites a page. A bug in one way shows wherever that way is used. So states are
-//! put into classes by what they lose, and the first state of each class is tried before any other
-//! state of the same class: Pathfinder (OOPSLA 2025) calls it a representative.
+//! by a rename, overwrites a page. A bug in one of these ways shows wherever the program uses it.
+//! So states are classified by what they lose, and the first state of each class is tried before
+//! any other state of the same class: Pathfinder (OOPSLA 2025) calls it a representative.
 //!
-//! The class of an edit is its kind, the file that it changes with all digits of its name left out,
-//! its place in the file (the first page, the end, or between), and the call's innermost caller if
-//! callers were recorded. The class of a state is made of the classes of the edits
-//! that it is asked to lose or keep, which sectors of a page are written, and whether the crash
+//! The class of an edit consists of its kind, the name of the file that it changes without digits,
+//! its position in the file (the first page, the end, or between), and the call's innermost caller
+//! if callers were recorded. The class of a state consists of the classes of the edits that the
+//! recipe names to lose or keep, the sectors of a page that are written, and whether the crash
 //! comes before any promise, right after one, or elsewhere.
 //!
-//! Only the beginning of a long list is looked at.
+//! Only the beginning of a long list is classified.
 
 use crate::describe::Paths;
 use crate::edit::Edit;
@@ -23,24 +23,24 @@ use siphasher::sip::SipHasher13;
 use std::collections::{BTreeSet, HashSet};
 use std::hash::{Hash, Hasher};
 
-/// Recipes of a list that are looked at.
+/// The most recipes of a list that are classified.
 const SCANNED_MAX: usize = 4096;
-/// Representatives of a list.
+/// The most representatives of a list.
 const CHOSEN_MAX: usize = 64;
-/// Edits of a state that are looked at.
+/// The most edits of a state that are classified.
 const EDITS_MAX: usize = 256;
 
 /// The classes of the edits of a recording.
 pub struct Classes<'a> {
     trace: &'a Trace,
     history: &'a History,
-    /// For each edit.
+    /// The class of each edit, by the edit's number.
     of: Vec<u64>,
-    /// The first promise.
+    /// The number of the first event that is a promise.
     first_promise: usize,
 }
 
-/// Where a crash comes, with regard to promises.
+/// The position of a crash relative to promises.
 #[derive(Hash)]
 enum Moment {
     BeforeAny,
@@ -62,9 +62,9 @@ impl<'a> Classes<'a> {
         Classes { trace, history, of: of.collect(), first_promise }
     }
 
-    /// The first recipe of each class. Those after the first promise come first, since before it
-    /// the user has nothing that could be lost: first from the list of promises, then from the
-    /// others in turn.
+    /// The first recipe of each class. Recipes after the first promise come first, since before it
+    /// the user has nothing that could be lost. Of these, the first come from the list of promises,
+    /// then from the others in turn.
     pub fn representatives<I: Iterator<Item = Recipe>>(
         &self,
         lists: impl Fn() -> (I, Vec<I>),
@@ -128,7 +128,7 @@ fn is_promise(call: &Call) -> bool {
     matches!(call, Call::Mark { .. })
 }
 
-/// The place in a file that an edit changes.
+/// The position in a file of an edit's bytes: the first page, the end, or between.
 fn place(edit: &Edit) -> u8 {
     match edit {
         Edit::Data { page: 0, .. } => 0,

@@ -6,7 +6,7 @@ use crate::explore::{Plan, SearchOrder};
 use crate::model::Model;
 use crate::run::{Budget, Case, Search, Verdict};
 
-/// Appends records to a log and promises each. The last one is not synced.
+/// Appends records to a log and promises each. The last record is not synced.
 fn appends(count: usize) -> Trace {
     let disk = Disk::new();
     let log = disk.create("log").unwrap();
@@ -64,7 +64,7 @@ fn the_number_of_representatives_does_not_grow_with_repetition() {
         assert!(left == 0 && taken > first as u64);
         first
     };
-    // A log that reaches its second page has classes of its own.
+    // A log that reaches its second page has additional classes.
     assert_eq!(number(10), number(30));
     assert!(number(400) <= 3 * number(10), "{} and {}", number(400), number(10));
 }
@@ -80,7 +80,7 @@ fn states_after_a_promise_come_first() {
     let late = representatives.iter().take_while(|recipe| !is_early(recipe)).count();
     assert!(late > 2 && representatives[late..].iter().all(is_early), "{representatives:?}");
     assert!(representatives.len() > late + 2, "{representatives:?}");
-    // The last promise comes first.
+    // The state at the last promise comes first.
     assert_eq!(representatives[0], Recipe::new(*history.points().end(), Pick::Durable));
     let unique: HashSet<&Recipe> = representatives.iter().collect();
     assert_eq!(unique.len(), representatives.len());

@@ -1,30 +1,30 @@
 //! Vets the events of a recording.
 //!
-//! People exchange recordings, so each is read as if an attacker had made it: where its names and
-//! numbers lead must not depend on the code that uses them. An event is refused unless
+//! People exchange recordings, so each is read as if an attacker had made it: no code that uses its
+//! names and numbers must have to check them. An event is refused unless
 //! 1. each name of a directory is one that a directory can hold: not empty, neither `.` nor `..`,
 //!    without `/` and NUL, and of at most 255 bytes;
-//! 2. the target of a link and the name of an attribute are neither empty nor hold a NUL, and are
-//!    no longer than Linux lets them be;
+//! 2. the target of a symlink and the name of an attribute are neither empty nor contain a NUL, and
+//!    are no longer than Linux permits;
 //! 3. a new inode has a number other than 0 and the root's;
 //! 4. no range and no size goes beyond the largest file;
 //! 5. a persistence call covers only events that come before it;
 //! 6. the ranges of an msync do not end before they begin.
 //!
-//! Failed calls are vetted as far as they are used: reports show their names, which may be too
+//! Failed calls are vetted too, as far as they are used: reports show their names, which may be too
 //! long, and a failed persistence call has an effect.
 
 use crate::state::ROOT;
 use crate::trace::{Call, Event};
 
-/// Longest name in a directory, and of an attribute.
+/// The longest name of a directory entry and of an attribute, in bytes.
 const NAME_MAX: usize = 255;
-/// Longest target of a link.
+/// The longest target of a symlink, in bytes.
 const TARGET_MAX: usize = 4095;
-/// Largest size of a file.
+/// The largest size of a file, in bytes.
 const SIZE_MAX: u64 = i64::MAX as u64;
 
-/// Whether a directory can hold the name, so that it leads only to one of its entries.
+/// Whether a directory can contain the name, so that the name as a path leads only to an entry.
 pub fn is_plain_name(name: &[u8]) -> bool {
     is_plain_of(name, NAME_MAX)
 }
@@ -34,14 +34,14 @@ fn is_plain_of(name: &[u8], longest: usize) -> bool {
     names_an_entry && !name.contains(&b'/') && !name.contains(&0) && name.len() <= longest
 }
 
-/// Why event number `number` cannot be part of a recording.
+/// Checks an event. The error is why event number `number` cannot be part of a recording.
 pub(crate) fn vet(event: &Event, number: u64) -> Result<(), &'static str> {
     names(event)?;
     match &event.call {
         Call::Fsync { since, .. } | Call::Msync { since, .. } | Call::Sync { since } if *since > number => {
             Err("it makes events durable that come after it")
         }
-        // Reports show the ranges of a failed call too.
+        // The ranges of a failed call are checked too, since reports show them.
         Call::Msync { ranges, .. } if ranges.iter().any(|(from, to)| from > to || *to > SIZE_MAX) => {
             Err("its range is none of a file")
         }

@@ -1,8 +1,8 @@
 //! A temporary directory of a run. If the run is killed, a later run removes it.
 //!
 //! The process holds a lock on its directory. The kernel releases the lock however the process
-//! ends, so a directory with a free lock is abandoned. A process number in the name would not do:
-//! it may have been reused, or belong to another container.
+//! ends, so a directory whose lock is free was abandoned. A process number in the name would not
+//! suffice: it may have been reused, or belong to another container.
 
 use rustix::fs::{FlockOperation, flock};
 use std::fs::{self, File};
@@ -10,21 +10,20 @@ use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// How often to try again when another process removes the new directory before this process has
-/// locked it.
+/// The most attempts if other processes remove the new directory before this process has locked it.
 const TRIES: u32 = 16;
 
 #[derive(Debug)]
 pub struct WorkDir {
     path: PathBuf,
-    /// Held only for the lock.
+    /// The open directory, which holds the lock.
     _lock: File,
 }
 
 impl WorkDir {
-    /// Creates a directory in `place` with a name that begins with `prefix`. First removes those
-    /// that killed processes of this user left there. `release` prepares such a directory for
-    /// removal, since it may hold a mount.
+    /// Creates a directory in `place` with a name that begins with `prefix`. First it removes the
+    /// directories that killed processes of this user left there. `release` prepares such a
+    /// directory for removal, since it may contain a mount.
     pub fn new(place: &Path, prefix: &str, release: impl Fn(&Path) -> io::Result<()>) -> io::Result<WorkDir> {
         sweep(place, prefix, &release);
         for _ in 0..TRIES {
@@ -36,7 +35,7 @@ impl WorkDir {
                 .keep();
             match lock(&path)? {
                 Some(lock) => return Ok(WorkDir { path, _lock: lock }),
-                // Another process is starting, found the directory unlocked, and removed it.
+                // Another process that is starting found the directory unlocked, and removed it.
                 None => continue,
             }
         }
@@ -48,7 +47,7 @@ impl WorkDir {
     }
 }
 
-/// An error of a temporary file in `place`, without the file's name, which means nothing to a user.
+/// The error of a temporary file in `place` without the file's name, which a user does not know.
 pub fn unnamed(e: &io::Error, place: &Path) -> io::Error {
     io::Error::new(e.kind(), format!("{} in {}", e.kind(), place.display()))
 }
@@ -61,7 +60,8 @@ impl Drop for WorkDir {
     }
 }
 
-/// Locks a directory. `None`: another process holds the lock, or the directory is gone.
+/// Locks a directory. Returns `None` if another process holds the lock, or if the directory is
+/// gone.
 fn lock(path: &Path) -> io::Result<Option<File>> {
     let flags = rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::NOFOLLOW;
     let open = File::options().read(true).custom_flags(flags.bits() as i32).open(path);
@@ -75,7 +75,7 @@ fn lock(path: &Path) -> io::Result<Option<File>> {
         Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
         Err(e) => return Err(e.into()),
     }
-    // Its owner may have removed it between open and lock.
+    // The owner may have removed the directory between the open and the lock.
     match fs::symlink_metadata(path) {
         Ok(there) if (there.dev(), there.ino()) == (dir.metadata()?.dev(), dir.metadata()?.ino()) => {
             Ok(Some(dir))
@@ -86,8 +86,8 @@ fn lock(path: &Path) -> io::Result<Option<File>> {
     }
 }
 
-/// Removes what killed processes of this user left. A directory that cannot be removed stays and
-/// does not prevent the start.
+/// Removes directories that killed processes of this user left. A directory that cannot be removed
+/// stays and does not prevent the start.
 fn sweep(place: &Path, prefix: &str, release: &impl Fn(&Path) -> io::Result<()>) {
     let uid = rustix::process::geteuid().as_raw();
     for entry in fs::read_dir(place).into_iter().flatten().flatten() {
@@ -95,8 +95,8 @@ fn sweep(place: &Path, prefix: &str, release: &impl Fn(&Path) -> io::Result<()>)
             continue;
         }
         let path = entry.path();
-        // Directories of another user are not touched, even by root: a name in a directory that
-        // everybody may write to proves nothing.
+        // Directories of other users are not touched, even by root: in a directory that all users
+        // can write to, a name proves nothing.
         let is_own = |m: fs::Metadata| m.is_dir() && m.uid() == uid;
         if !fs::symlink_metadata(&path).is_ok_and(is_own) {
             continue;
@@ -111,7 +111,7 @@ fn sweep(place: &Path, prefix: &str, release: &impl Fn(&Path) -> io::Result<()>)
     }
 }
 
-/// Removes a directory in which a program may have left others without permissions.
+/// Removes a directory, even if a program has left directories without permissions in it.
 pub(crate) fn clear(root: &Path) -> io::Result<()> {
     match fs::remove_dir_all(root) {
         Ok(()) => Ok(()),

@@ -13,11 +13,11 @@ fn what_nobody_holds_is_removed_and_nothing_else() {
     let place = tempfile::tempdir().unwrap();
     let living = WorkDir::new(place.path(), PREFIX, |_| Ok(())).unwrap();
     fs::write(living.path().join("file"), "in use").unwrap();
-    // Left by a killed process: its lock is free.
+    // A killed process left this directory, whose lock is free.
     let dead = place.path().join("work-1-abandoned");
     fs::create_dir_all(dead.join("job0/state")).unwrap();
     fs::write(dead.join("job0/state/file"), "left").unwrap();
-    // Without the prefix, so it stays.
+    // This directory stays, because its name has another prefix.
     let other = place.path().join("other");
     fs::create_dir(&other).unwrap();
     let target = tempfile::tempdir().unwrap();

@@ -1,4 +1,5 @@
-//! How failures are grouped: by the call that prevents them, and by whether a promise was broken.
+//! How failures are grouped into causes: by the call that prevents them, and by whether a promise
+//! was broken.
 
 use kedge_crash::{Disk, Model, Report, explore_in_memory};
 
@@ -21,7 +22,7 @@ fn is_there(disk: &Disk, name: &str) -> bool {
 }
 
 /// Without the directory's fsync each of the names can be lost alone, and one call prevents all of
-/// that.
+/// these losses.
 #[test]
 fn failures_that_one_call_prevents_are_one_cause() {
     let disk = Disk::new();
@@ -54,10 +55,11 @@ fn failures_that_one_call_prevents_are_one_cause() {
     }
 }
 
-/// Two calls are missing, and neither prevents what the other does: these are two causes.
+/// Two calls are missing, and neither prevents the losses that the other prevents: these are two
+/// causes.
 #[test]
 fn failures_of_different_calls_stay_apart() {
-    // What is lost without the first call is also lost without the second, which hides it.
+    // The losses without the first call also occur without the second, which hides them.
     let disk = Disk::new();
     disk.create("old").unwrap();
     disk.settle();
@@ -71,7 +73,7 @@ fn failures_of_different_calls_stay_apart() {
     assert_eq!(report.mended.map(|m| m.1), Some(0), "{report:#?}");
 }
 
-/// A log is synced after each entry but one. Only that place lacks the call.
+/// A log is synced after each entry except one. Only that position is reported.
 #[test]
 fn places_that_have_the_call_are_not_named() {
     let disk = Disk::new();
@@ -99,7 +101,7 @@ fn places_that_have_the_call_are_not_named() {
     }
 }
 
-/// A program that makes its files in two steps, and never syncs the second promise.
+/// A program that makes its files in two steps, and never syncs after the second promise.
 fn starts_up() -> Disk {
     let disk = Disk::new();
     write(&disk, "head");
@@ -137,7 +139,7 @@ fn failures_before_the_first_promise_stand_apart() {
     assert!(broken.iter().any(|f| f.message == "saved and lost"), "{broken:#?}");
 }
 
-/// With files at the start there is something to lose before any promise.
+/// Files that exist at the start can be lost before any promise.
 #[test]
 fn with_files_at_the_start_no_failure_is_early() {
     let disk = Disk::new();

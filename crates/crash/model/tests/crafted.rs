@@ -1,4 +1,4 @@
-//! Recordings made by an attacker: every path they name stays below the state's directory.
+//! Recordings made by an attacker: every path in them stays below the state's directory.
 
 use kedge_crash::check::materialise;
 use kedge_crash::disk::ROOT_INO;
@@ -37,7 +37,7 @@ fn trace(calls: Vec<Call>) -> Trace {
     Trace { events: calls.into_iter().map(event).collect() }
 }
 
-/// The last state of a recording that was not read from a file, so that its names were not vetted.
+/// The last state of a recording that was not read from a file, so its names were not vetted.
 fn state(calls: Vec<Call>) -> State {
     let trace = trace(calls);
     let history = History::new(&trace, Model::by_name("strict").unwrap());
@@ -53,7 +53,7 @@ fn reading(calls: Vec<Call>) -> Result<Trace, KcrError> {
 const BAD_NAMES: [&[u8]; 9] =
     [b"", b".", b"..", b"/", b"/etc/passwd", b"../out", b"a/b", b"a\0b", &[b'x'; 256]];
 
-/// Sequences of calls, each with the given name in one of the calls that take a name.
+/// Sequences of calls. In each, one of the calls that take a name has this name.
 fn naming(name: &[u8]) -> Vec<Vec<Call>> {
     let name = name.to_vec();
     vec![
@@ -102,7 +102,7 @@ fn a_recording_with_a_name_that_is_none_is_refused() {
     }
 }
 
-/// Reports show the names of failed calls.
+/// Reports show the names of failed calls, so these names are vetted too.
 #[test]
 fn names_of_calls_that_failed_are_looked_at_too() {
     let failed = |name: &[u8]| {
@@ -112,7 +112,7 @@ fn names_of_calls_that_failed_are_looked_at_too() {
         kcr::read(&bytes[..])
     };
     assert!(matches!(failed(b"../../x"), Err(KcrError::Event { .. })));
-    // The reported reason of the failure.
+    // A failed call may have a name that is too long, since that may be why it failed.
     assert!(failed(&[b'x'; 300]).is_ok());
 }
 
@@ -157,7 +157,7 @@ fn no_state_leaves_its_directory() {
         assert!(made.is_err(), "{name:?}");
         assert_eq!(fs::read_dir(&out).unwrap().count(), 0, "{name:?}");
     }
-    // A directory whose name contains a path.
+    // A directory's name contains a path.
     let place = top.path().join("through");
     fs::create_dir(&place).unwrap();
     let calls = vec![dir(ROOT_INO, b"../out", 2), file(2, b"planted", 3), write(3)];
@@ -165,19 +165,19 @@ fn no_state_leaves_its_directory() {
     assert_eq!(fs::read_dir(&out).unwrap().count(), 0);
 }
 
-/// A link is content; no write follows it.
+/// A symlink is contents of the state; no write follows it.
 #[test]
 fn links_are_made_and_never_followed() {
     let top = tempfile::tempdir().unwrap();
     let (out, place) = (top.path().join("out"), top.path().join("state"));
     fs::create_dir(&out).unwrap();
     fs::create_dir(&place).unwrap();
-    // One name is a link, and a path through it follows: the order in which they are made.
+    // The first name is a symlink, and a later path goes through it: states are made in this order.
     let calls = vec![link(ROOT_INO, b"a", 2, &out), file(ROOT_INO, b"a/planted", 3), write(3)];
     assert!(materialise(&state(calls), &place).is_err());
     assert_eq!(fs::read_dir(&out).unwrap().count(), 0);
     assert_eq!(fs::read_link(place.join("a")).unwrap(), out);
-    // A link that exists in the directory beforehand is not followed either.
+    // A symlink that is in the directory beforehand is not followed either.
     let place = top.path().join("state2");
     fs::create_dir(&place).unwrap();
     std::os::unix::fs::symlink(&out, place.join("d")).unwrap();
@@ -211,8 +211,8 @@ fn no_rights_and_no_devices_are_made_for_a_checker() {
     assert_eq!(names, ["sgid", "sticky", "suid"].map(Into::into).into());
 }
 
-/// Two names for each directory would double the paths at each level: each directory is walked
-/// once.
+/// If each directory has two names, the number of paths doubles at each level. A walk visits each
+/// directory once.
 #[test]
 fn directories_with_many_names_do_not_multiply() {
     let mut calls = Vec::new();
@@ -221,7 +221,7 @@ fn directories_with_many_names_do_not_multiply() {
         calls.push(dir(above, b"a", n + 2));
         calls.push(Call::Link { ino: n + 2, dir: above, name: b"b".to_vec() });
     }
-    // A cycle.
+    // Add a cycle of directories.
     calls.push(Call::Link { ino: 2, dir: 30, name: b"up".to_vec() });
     let state = state(calls);
     let mut seen = 0u64;

@@ -1,4 +1,4 @@
-//! The models of block devices: which states a crash may leave of a device.
+//! The models of block devices: the states of a device that a crash may leave.
 
 use kedge_crash::loops::DEVICE_FILE;
 use kedge_crash::trace::Space;
@@ -25,7 +25,7 @@ fn flush(since: u64) -> Call {
     Call::Fsync { ino: DEVICE, datasync: false, since }
 }
 
-/// The first byte of each page, in every state that keeps some of the pending edits.
+/// The first bytes of all pages, in every state that keeps some of the pending edits.
 fn every_choice(trace: &Trace, model: &str) -> BTreeSet<String> {
     let history = History::new(trace, Model::by_name(model).unwrap());
     let mut seen = BTreeSet::new();
@@ -53,7 +53,7 @@ fn any_of_the_writes_since_the_last_flush_may_be_lost() {
     assert_eq!(every_choice(&trace, "disk-4k"), every_choice(&trace, "disk"));
 }
 
-/// A discard is one more write: it orders nothing.
+/// A discard is only one more write and orders no other writes.
 #[test]
 fn a_discard_can_be_lost_while_a_later_write_survives() {
     let punch = Call::Allocate { ino: DEVICE, how: Space::Punch, offset: 0, len: 2 * PAGE as u64 };

@@ -1,5 +1,5 @@
-//! Crash-consistency bugs from the literature, reproduced on a [`Disk`]: each is found under the
-//! models that allow it, not found under the others, and found nowhere once the program is fixed.
+//! Crash-consistency bugs from the literature, reproduced on a [`Disk`]. Each is found under the
+//! models that allow it and not under the others. The fixed program passes under all models.
 //!
 //! | | source |
 //! |---|---|
@@ -16,24 +16,25 @@ type Verdict = std::result::Result<(), String>;
 
 struct Bug {
     source: &'static str,
-    /// Prepares the state that is durable when the program starts.
+    /// Makes the state that is durable when the program starts.
     before: fn(&Disk) -> Result<()>,
     /// The program with the bug.
     run: fn(&Disk) -> Result<()>,
     judge: fn(&Disk, &[&str]) -> Verdict,
-    /// The models under which the bug must be found; under all others it must not.
+    /// The models under which the bug must be found. Under all others it must not be found.
     found: &'static [&'static str],
     /// The fixed program, which passes under every model.
     mended: fn(&Disk) -> Result<()>,
-    /// Which fsync of the program fails with EIO, from 0.
+    /// The index of the fsync of the program that fails with EIO, if one fails.
     fails: Option<usize>,
 }
 
 const ALL: &[&str] =
     &["strict", "kedgefs", "ext4-ordered", "xfs", "btrfs", "ext4", "ext4-writeback", "posix"];
-/// All models of real file systems: only `strict` orders the bytes of one file before another's.
+/// All models of real file systems. Only `strict` orders the bytes of one file before those of
+/// another.
 const REAL: &[&str] = &["kedgefs", "ext4-ordered", "xfs", "btrfs", "ext4", "ext4-writeback", "posix"];
-/// All real ones but KedgeFS.
+/// All models of real file systems except KedgeFS.
 const OTHERS: &[&str] = &["ext4-ordered", "xfs", "btrfs", "ext4", "ext4-writeback", "posix"];
 const POSIX: &[&str] = &["posix"];
 
@@ -104,7 +105,7 @@ fn zero_length_files_after_replace_by_rename() {
             disk.rename("conf.new", "conf")
         },
         judge: |disk, _| expect("conf is old or new", is(disk, "conf", OLD) || is(disk, "conf", &NEW)),
-        // Only ext4-ordered promises it, and that is no longer ext4's default.
+        // Only ext4-ordered promises this order, and it is no longer ext4's default.
         found: &["kedgefs", "xfs", "btrfs", "ext4", "ext4-writeback", "posix"],
         mended: |disk| {
             put_synced(disk, "conf.new", &NEW)?;
@@ -213,11 +214,11 @@ fn leveldb_keeps_a_later_put_and_loses_an_earlier_one() {
     });
 }
 
-/// A log of one-page records, each filled with its record number.
+/// Checks a log of one-page records, each filled with its record number.
 fn etcd_is_prefix(found: &[u8]) -> bool {
     let end = found.iter().position(|b| *b == 0).unwrap_or(found.len());
-    // From the first zero on, all must be zero, the end that was never written; otherwise a record
-    // is broken, not torn.
+    // All bytes from the first zero on must be zero, as the part that was never written is.
+    // Otherwise a record is broken, not torn.
     found[end..].iter().all(|b| *b == 0)
 }
 
@@ -233,10 +234,10 @@ fn etcd_finds_a_later_page_of_its_log_without_an_earlier_one() {
             wal.sync_data()
         },
         judge: |disk, _| expect("a prefix", disk.read("wal").is_ok_and(|found| etcd_is_prefix(&found))),
-        // In KedgeFS a size needs the sizes before it.
+        // Under KedgeFS the size of a file needs the smaller sizes before it.
         found: OTHERS,
-        // Each append is one page whose size is already durable. Only a torn page remains possible,
-        // and each sector's own byte stands for the checksum that such a log needs.
+        // Each append is one page whose size is already durable. Only a torn page remains possible;
+        // each sector's own byte replaces the checksum that such a log needs.
         mended: |disk| {
             let wal = disk.open("wal")?;
             for sector in 0..2 * PAGE / 512 {
@@ -264,11 +265,11 @@ fn bbolt_cannot_open_a_database_whose_first_write_was_torn() {
             disk.sync("")
         },
         judge: |disk, _| {
-            // A missing or empty file is created again.
+            // The program creates a missing or empty file again.
             let found = disk.read("db").unwrap_or_default();
             expect("db is empty or whole", found.is_empty() || found == bbolt_pages())
         },
-        // No order of calls helps: a write of four pages is atomic on no file system.
+        // No order of calls helps: no file system writes four pages atomically.
         found: ALL,
         mended: |disk| {
             put_synced(disk, "db.init", &bbolt_pages())?;
@@ -302,7 +303,7 @@ fn sqlite_rolls_a_commit_back_because_its_journal_came_again() {
             let hot = is(disk, "db-journal", b"old");
             expect("committed", told.is_empty() || !hot && is(disk, "db", b"new"))
         },
-        // Nothing made the removal durable, so no order of calls helps.
+        // No call made the removal durable, so no order of calls helps.
         found: ALL,
         mended: |disk| sqlite_commit(disk, true),
         fails: None,
@@ -331,8 +332,8 @@ fn git_refers_to_an_object_that_is_empty() {
             let name = String::from_utf8(head).map_err(|e| e.to_string())?;
             expect("the object that HEAD names is whole", name.is_empty() || is(disk, &name, b"object"))
         },
-        // Also on ext4: the object's rename replaces nothing, so auto_da_alloc does not apply. The
-        // directory's fsync orders the names everywhere.
+        // The bug is found on ext4 too: the object's rename replaces no file, so auto_da_alloc does
+        // not apply. The directory's fsync orders the names under all models.
         found: REAL,
         mended: |disk| git_commit(disk, true),
         fails: None,
@@ -423,7 +424,7 @@ fn a_new_directory_is_missing_although_it_was_synced() {
 
 fn postgres_checkpoint(disk: &Disk, trust_second: bool) -> Result<()> {
     disk.open("heap")?.write_at(0, &[b'n'; 2 * PAGE])?;
-    // Fails.
+    // This fsync fails.
     disk.sync("heap")?;
     // The checkpointer retries, and this fsync reports success.
     disk.sync("heap")?;
@@ -445,10 +446,10 @@ fn postgres_trusts_the_second_fsync_after_one_that_failed() {
         },
         run: |disk| postgres_checkpoint(disk, true),
         judge: |disk, _| expect("heap or its log", disk.exists("wal") || is(disk, "heap", &[b'n'; 2 * PAGE])),
-        // KedgeFS keeps the bytes dirty, or refuses every later fsync; `strict` orders them in any
-        // case.
+        // KedgeFS keeps the bytes dirty or refuses every later fsync; `strict` orders the bytes
+        // anyway.
         found: OTHERS,
-        // Since PostgreSQL 11.2, 10.7 and 9.6.12: stop, and replay the log.
+        // The fix of PostgreSQL 11.2, 10.7 and 9.6.12: stop, and replay the log.
         mended: |disk| postgres_checkpoint(disk, false),
         fails: Some(0),
     });
@@ -484,7 +485,7 @@ fn postgres_finds_a_recycled_log_under_its_old_name() {
 fn append_after_failure(disk: &Disk, again: bool) -> Result<()> {
     let log = disk.open("log")?;
     log.write_at(PAGE as u64, &[b'1'; PAGE])?;
-    // Fails, and the program continues.
+    // This fsync fails, and the program continues.
     log.sync_all()?;
     if again {
         log.write_at(PAGE as u64, &[b'1'; PAGE])?;
@@ -506,7 +507,7 @@ fn a_log_goes_on_after_an_fsync_that_failed() {
             expect("all three records", told.is_empty() || is(disk, "log", &whole))
         },
         found: OTHERS,
-        // The bytes are written again, which makes the page dirty again.
+        // Writing the bytes again makes the page dirty again.
         mended: |disk| append_after_failure(disk, true),
         fails: Some(0),
     });

@@ -1,5 +1,5 @@
-//! Crash tests of recorded and of planted programs. The tests are one program, so that the engine
-//! is linked once.
+//! Crash tests of recorded and of planted programs. All tests are in one program, so that the
+//! engine is linked once.
 #![allow(clippy::unwrap_used)]
 
 mod causes;

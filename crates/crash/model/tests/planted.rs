@@ -1,11 +1,11 @@
-//! Correct programs, and the same programs with one persistence call removed: each gap must be
-//! found and named, and no correct program accused. Under `posix` every one of their calls is
-//! needed, which the gaps prove.
+//! Correct programs, and the same programs with one persistence call removed. Each removal must be
+//! found and named, and no correct program accused. Under `posix` every call of the correct
+//! programs is needed, which these tests prove.
 
 use kedge_crash::{Disk, DiskFile, MODELS, Model, Report, explore_in_memory};
 use std::io::Result;
 
-/// Makes a program's persistence calls, except one.
+/// Makes the persistence calls of a program, except one.
 struct Syncs {
     skip: Option<usize>,
     done: usize,
@@ -28,7 +28,7 @@ type Judge = fn(&Disk, &[&str], usize) -> std::result::Result<(), String>;
 
 struct Program {
     name: &'static str,
-    /// Prepares the disk before the program starts.
+    /// Makes the state of the disk at the start of the program.
     before: fn(&Disk, usize) -> Result<()>,
     run: fn(&Disk, &mut Syncs, usize) -> Result<()>,
     judge: Judge,
@@ -53,7 +53,7 @@ fn expect(what: &str, holds: bool) -> std::result::Result<(), String> {
     if holds { Ok(()) } else { Err(what.to_owned()) }
 }
 
-/// A file is replaced.
+/// The program replaces a file.
 const REPLACE: Program = Program {
     name: "replace",
     before: |disk, size| write(disk, "doc", &text("old", size)).map(|_| ()),
@@ -73,7 +73,7 @@ const REPLACE: Program = Program {
     calls: 2,
 };
 
-/// A log is begun and appended to.
+/// The program begins a log and appends to it.
 const LOG: Program = Program {
     name: "log",
     before: |_, _| Ok(()),
@@ -96,8 +96,8 @@ const LOG: Program = Program {
     calls: 3,
 };
 
-/// Two pages of a file are changed in place; their old content is in a journal that is valid while
-/// it exists and is complete.
+/// The program changes two pages of a file in place. The old contents are in a journal, which is
+/// valid while it exists and is complete.
 const JOURNAL: Program = Program {
     name: "journal",
     before: |disk, _| write(disk, "db", &[b'o'; 8192]).map(|_| ()),
@@ -128,7 +128,7 @@ const JOURNAL: Program = Program {
     calls: 4,
 };
 
-/// A file in a new directory.
+/// The program makes a file in a new directory.
 const DIRECTORY: Program = Program {
     name: "directory",
     before: |_, _| Ok(()),
@@ -147,7 +147,7 @@ const DIRECTORY: Program = Program {
     calls: 3,
 };
 
-/// A table, and then a manifest that names it.
+/// The program writes a table, and then a manifest that names it.
 const MANIFEST: Program = Program {
     name: "manifest",
     before: |disk, _| write(disk, "manifest", b"none").map(|_| ()),
@@ -171,7 +171,7 @@ const MANIFEST: Program = Program {
 };
 
 const PROGRAMS: [Program; 5] = [REPLACE, LOG, JOURNAL, DIRECTORY, MANIFEST];
-/// Less than one page, and more than two.
+/// Sizes of a file in bytes: less than one page, and more than two.
 const SIZES: [usize; 2] = [100, 10_000];
 
 fn explore(program: &Program, skip: Option<usize>, size: usize, model: Model) -> (Report, Syncs) {

@@ -1,5 +1,5 @@
-//! The ways in which programs save a file, correct and wrong. Each wrong one must be found, with
-//! the missing call; no correct one may be accused.
+//! The ways in which programs save a file, correct and wrong. Each wrong way must be found, with
+//! the missing call; no correct way may be accused.
 
 use kedge_crash::{Budget, Campaign, Case, Disk, Model, Report, Verdict, explore_in_memory};
 use std::io::Result;
@@ -20,7 +20,7 @@ fn saved(save: impl FnOnce(&Disk) -> Result<()>) -> Disk {
     disk
 }
 
-/// `doc` holds the old or the new text; after the mark only the new one.
+/// `doc` must hold the old or the new text; after the mark only the new text.
 fn judge(disk: &Disk, told: &[&str]) -> std::result::Result<(), String> {
     let found = disk.read("doc").map_err(|e| format!("doc: {e}"))?;
     match found {
@@ -119,8 +119,8 @@ fn the_right_way_is_accused_by_no_model() {
     }
 }
 
-/// A record that spans two pages, and a header that declares it, without a persistence call in
-/// between.
+/// A header declares a record that spans two pages, without a persistence call between the record
+/// and the header.
 #[test]
 fn a_torn_page_is_prevented_by_the_call_that_makes_it_durable() {
     let disk = Disk::new();
@@ -138,7 +138,7 @@ fn a_torn_page_is_prevented_by_the_call_that_makes_it_durable() {
         let report = explore_in_memory(&disk.trace(), model, |disk, _| {
             let log = disk.read("log").map_err(|e| e.to_string())?;
             let is_whole = log[4096..].iter().all(|b| *b == b'r');
-            // This program detects that all bytes are missing, but not a torn page.
+            // This program detects that all bytes are missing, but does not detect a torn page.
             let is_missing = log[4096..].iter().all(|b| *b == b'0');
             if log[0] == b'0' || is_whole || is_missing { Ok(()) } else { Err("half a record".into()) }
         });

@@ -1,10 +1,10 @@
 //! Mounts the running kernel's file systems on a device whose writes are recorded.
 //!
-//! The device is a loop device, and its file lies in a directory that [`kedge_crash_record`]
-//! records. A write to the device is a write of that file, a flush an fsync. The kernel's loop
-//! driver has no forced unit access, so the block layer makes a flush of that too. One kernel
-//! thread serves the device in order, so a flush also covers writes that were in flight when it was
-//! submitted. A real disk guarantees that only for completed writes.
+//! The device is a loop device, whose backing file lies in a directory that [`kedge_crash_record`]
+//! records. So a write to the device is a write of that file, and a flush is an fsync. The kernel's
+//! loop driver has no forced unit access, so the block layer turns such a write into a write and a
+//! flush. One kernel thread serves the device in order, so a flush also covers writes that were in
+//! flight when it was submitted. A real disk guarantees that only for completed writes.
 
 use crate::workload::Workload;
 use anyhow::{Context, Result, bail, ensure};
@@ -18,17 +18,17 @@ use std::time::Duration;
 
 /// The name of the device's backing file.
 pub const DISK: &str = "disk";
-/// The mark after which the crash test begins.
+/// The mark at which the crash test begins.
 const BEGUN: &str = "0";
 const RECORD_TIMEOUT: Duration = Duration::from_secs(600);
-/// Size of the sparse backing file.
+/// The size of the sparse backing file in bytes.
 const RECORDING_SIZE: u64 = 1 << 30;
 
-/// A file system with the options to make and mount it.
+/// A file system, with the options to make it and to mount it.
 #[derive(Clone, Copy, Debug)]
 pub struct Kind {
     pub name: &'static str,
-    /// The type for mount(8).
+    /// The file-system type for mount(8).
     fs: &'static str,
     pub model: &'static str,
     mkfs: &'static [&'static str],
@@ -41,8 +41,8 @@ pub struct Kind {
 const EXT4: &[&str] =
     &["mkfs.ext4", "-q", "-F", "-b", "4096", "-E", "lazy_itable_init=0,lazy_journal_init=0"];
 
-/// Default options except for sizes, since most systems use these. In addition ext4 with the
-/// options that its documentation describes.
+/// The file systems with default options except for sizes, since most systems use the defaults; and
+/// ext4 also with the options that its documentation describes.
 pub const KINDS: [Kind; 5] = [
     Kind {
         name: "ext4, dioread_lock",
@@ -101,7 +101,7 @@ pub fn run(program: &str, args: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// The directory for devices: on tmpfs, if that has room.
+/// The directory for devices. It is on tmpfs if that has enough space.
 pub fn place() -> PathBuf {
     let shm = Path::new("/dev/shm");
     if shm.is_dir() { shm.to_owned() } else { std::env::temp_dir() }
@@ -148,17 +148,17 @@ impl Kind {
         run("mount", &["-t", self.fs, "-o", &options, path_str(disk)?, path_str(dir)?])
     }
 
-    /// Mounts the state after a crash. Not read-only: the loop device would be read-only too, and
-    /// the log could not be replayed.
+    /// Mounts the state after a crash. The mount is writable: with a read-only mount the loop
+    /// device would be read-only too, and the log could not be replayed.
     pub fn mount_again(&self, disk: &Path, dir: &Path) -> Result<()> {
         self.mount(disk, dir, self.again)
     }
 
-    /// Plays a workload in the recorded directory. The process is a child of the recorder.
+    /// Runs a workload in the recorded directory. The recorder starts the process that calls this.
     pub fn play(&self, workload: &Workload, mount: &Path) -> Result<()> {
         let dir = std::env::var_os("KEDGE_DIR").context("KEDGE_DIR")?;
         let mark = std::env::var_os("KEDGE_MARK").context("KEDGE_MARK")?;
-        // Permissions are part of the states that are compared.
+        // Set the umask, since the compared states contain permissions.
         rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
         self.mount(&Path::new(&dir).join(DISK), mount, "")?;
         let played = workload.play(mount, &mut |done| {

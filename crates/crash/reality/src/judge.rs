@@ -1,5 +1,5 @@
-//! The running kernel as the judge: it mounts each crash state of the device, and the tree that it
-//! shows is looked up in the model.
+//! The judge is the running kernel: it mounts each crash state of the device, and its tree is
+//! looked up among those that the model allows.
 
 use crate::device::{DISK, Kind, run};
 use crate::workload::Workload;
@@ -16,7 +16,8 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// The trees that the model allows after each number of steps; the next step may be in progress.
+/// For each number of completed steps, the trees that the model allows while the next step is in
+/// progress.
 pub struct Allowed {
     after: Vec<HashSet<Digest>>,
 }
@@ -52,23 +53,23 @@ impl Allowed {
     }
 }
 
-/// A state that the kernel showed and the model forbids.
+/// A tree that the kernel showed and the model forbids.
 #[derive(Clone, Debug)]
 pub struct Strange {
-    /// The recipe of the device's state, for `replay`.
+    /// The recipe of the device's state, as `replay` accepts it.
     pub recipe: String,
     pub done: usize,
     pub shown: String,
 }
 
-/// What the kernel showed.
+/// What the kernel showed in all mounts.
 #[derive(Default)]
 pub struct Shown {
     pub mounts: u64,
     pub trees: HashSet<Digest>,
     pub strange: BTreeMap<(usize, Digest), Strange>,
-    /// Mount errors of states without a torn block, and the number of mount errors of the others:
-    /// file systems may take a block write to be atomic.
+    /// Mount errors of states without a torn block, and the number of mount errors of other states.
+    /// File systems may rely on atomic writes of blocks.
     pub unmountable: Vec<String>,
     pub torn_unmountable: u64,
 }
@@ -78,7 +79,7 @@ pub struct Judge<'a> {
     pub allowed: &'a Allowed,
     /// The directory for devices and mount points.
     pub temp: PathBuf,
-    /// Receives the devices that showed a forbidden tree.
+    /// The directory to which devices that showed a forbidden tree are copied.
     pub keep: Option<PathBuf>,
     pub shown: Mutex<Shown>,
 }
@@ -115,8 +116,8 @@ impl Judge<'_> {
 
 impl Checker for Judge<'_> {
     fn check(&self, case: &Case<'_>) -> Verdict {
-        // All observations are judged together at the end: no single state of the device is wrong
-        // by itself.
+        // Accept the state here. All observations are judged together at the end, since no single
+        // state of the device is wrong by itself.
         match self.look(case) {
             Ok(()) => Verdict::Good,
             Err(e) => Verdict::Broken(format!("{}: {e:#}", case.recipe)),
@@ -124,11 +125,11 @@ impl Checker for Judge<'_> {
     }
 }
 
-/// Writes the device's backing file as the crash left it.
+/// Writes the contents of the device's backing file after the crash.
 fn lay_out(state: &State, disk: &Path) -> Result<()> {
     let (_, node) = state.find(DISK.as_bytes()).context("the recording has no device")?;
     let Body::File(body) = &node.body else { bail!("the device is no file") };
-    // A new file each time: the previous mount wrote to the last one.
+    // Make a new file each time: the last mount has changed the last file.
     let file = File::create(disk)?;
     file.set_len(body.size)?;
     for (at, bytes) in body.pieces().filter(|(_, bytes)| bytes.iter().any(|b| *b != 0)) {
@@ -137,7 +138,7 @@ fn lay_out(state: &State, disk: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Reads a real tree into the form that models use.
+/// Reads a real tree into a state of the models.
 pub fn observe(dir: &Path) -> Result<State> {
     let mut state = State::default();
     let mut inodes = HashMap::new();
@@ -182,7 +183,7 @@ fn add_inode(state: &mut State, ino: u64, path: &Path, meta: &Metadata) -> Resul
     Ok(())
 }
 
-/// `f: 100×A 20×0; d/`
+/// Describes a tree in one line: `f: 100×A 20×0; d/`.
 pub fn describe(state: &State) -> String {
     let mut names: Vec<String> = Vec::new();
     let mut paths: HashMap<u64, String> = HashMap::new();

@@ -1,8 +1,8 @@
-//! Tests whether file systems do only what the crash models allow: the kernel's ext4, XFS and
-//! Btrfs, cut off at every write.
+//! Tests whether file systems show only states that the crash models allow: the kernel's ext4, XFS
+//! and Btrfs lose power at every write.
 //!
 //! ```text
-//! workload  small programs: played for real, and for the model
+//! workload  small programs, which run on a real file system and on the model
 //! table     the workloads; random ones
 //! device    a file system on a device whose writes are recorded
 //! judge     mounts crash states of the device, and looks up in the model the tree each shows
@@ -95,7 +95,7 @@ fn main() -> Result<ExitCode> {
     }
 }
 
-/// The same command in a mount namespace of its own.
+/// Runs the same command again in a mount namespace of its own.
 fn with_own_mounts() -> Result<ExitCode> {
     let status = Command::new("unshare")
         .args(["--mount", "--propagation", "private", "--"])

@@ -9,25 +9,25 @@ use kedge_crash::{Budget, History, Model, Search};
 use parking_lot::Mutex;
 use std::fmt::Write;
 
-/// States that cannot be mounted are counted; at most this many are described.
+/// The most mount errors that are described. All are counted.
 const TOLD_MAX: usize = 3;
 
-/// The result for one file system and workload.
+/// The result of one workload on one file system.
 pub struct Row {
     kind: &'static str,
     model: &'static str,
     workload: Workload,
-    /// Writes and flushes of the device.
+    /// The number of writes and of flushes of the device.
     writes: usize,
     flushes: usize,
     mounts: u64,
-    /// Trees that the model allows, and how many of them were observed.
+    /// The number of trees that the model allows, and of those that were observed.
     allowed: usize,
     seen: usize,
     strange: Vec<Strange>,
     unmountable: Vec<String>,
     torn_unmountable: u64,
-    /// Planned states that the budget did not reach.
+    /// The number of planned states that the budget did not reach.
     unreached: u64,
 }
 
@@ -37,14 +37,14 @@ pub struct Report {
     left_out: Vec<String>,
 }
 
-/// Plays a workload and mounts its crash states.
+/// Runs a workload and mounts its crash states.
 pub fn row(kind: &Kind, workload: &Workload, run: &Run, states: u64) -> Result<Row> {
     let model = Model::by_name(run.model.as_deref().unwrap_or(kind.model)).context("no such model")?;
     let allowed = Allowed::new(workload, model)?;
     let temp = tempfile::Builder::new().prefix("kedge-reality-").tempdir_in(device::place())?;
     let trace = kind.record(workload, temp.path())?;
-    // A device guarantees least: a crash keeps any of the writes since the last flush, whole or
-    // torn. `posix` allows the same for one file.
+    // A device guarantees least: a crash keeps any subset of the writes since the last flush, whole
+    // or torn. The model `posix` allows the same for one file.
     let device = Model::by_name("posix").expect("it is a model");
     let history = History::new(&trace, device);
     let judge = Judge {
@@ -133,7 +133,7 @@ impl Report {
 }
 
 impl Report {
-    /// The page in `docs/results`.
+    /// The page for `docs/results` as Markdown.
     pub fn markdown(&self, run: &Run, states: u64) -> Result<String> {
         let mut text = String::from(HEAD);
         let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease")?;

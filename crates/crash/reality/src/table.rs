@@ -1,4 +1,4 @@
-//! The workloads: one rule of the models at a time, and random ones.
+//! The workloads: a table in which each tests one rule of the models, and random ones.
 
 use crate::device;
 use crate::workload::Workload;
@@ -7,10 +7,10 @@ use rand::rngs::SmallRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 
-/// Steps of a random workload.
+/// The number of steps of a random workload.
 const STEPS: std::ops::Range<usize> = 5..10;
 
-/// (whether it is part of the quick slice, the workload)
+/// The workloads of the table. The flag says whether `--quick` runs the workload.
 const TABLE: &[(bool, &str)] = &[
     // Names, sizes and bytes of a new file, with and without fsync, and with early writeback.
     (true, "create f; write f 0+100; out f; other; fsync f"),

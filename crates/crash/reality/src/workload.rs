@@ -1,4 +1,4 @@
-//! Small programs as text, run on a real directory and on the model's disk.
+//! Small programs as text, which run on a real directory and on the model's disk.
 //!
 //! A workload is a list of steps, separated by `;`. The part before `|` is durable when the crash
 //! test begins. Paths are relative to the directory `w`; `.` is that directory.
@@ -128,8 +128,8 @@ fn place(name: &str) -> &str {
 }
 
 impl Workload {
-    /// Runs the workload on the model: the recording, and for each number of steps done the crash
-    /// point after them.
+    /// Runs the workload on the model. Returns the recording, and for each number of completed
+    /// steps the crash point after them.
     pub fn trace(&self) -> Result<(Trace, Vec<u32>)> {
         let disk = Disk::new();
         for (n, step) in self.before.iter().enumerate() {
@@ -145,7 +145,7 @@ impl Workload {
     }
 
     /// Runs the workload on a file system mounted at `root`. Calls `told` after each step with the
-    /// number of steps done; 0 means that the preparation is durable.
+    /// number of completed steps. The number 0 means that the preparation is durable.
     pub fn play(&self, root: &Path, told: &mut dyn FnMut(usize) -> Result<()>) -> Result<()> {
         let real = Real { dir: root.join("w"), other: root.join("other") };
         fs::create_dir(&real.dir)?;
@@ -153,8 +153,8 @@ impl Workload {
         for (n, step) in self.before.iter().enumerate() {
             real.play(step, n).with_context(|| format!("{step}"))?;
         }
-        // Twice: the first sync leaves deferred work, such as logs that it made obsolete, which
-        // would show up as writes of the workload.
+        // Sync twice. The first sync leaves deferred work, such as obsolete log space, which would
+        // appear as writes of the workload.
         for _ in 0..2 {
             syncfs(File::open(root)?)?;
         }
@@ -212,8 +212,8 @@ impl Real {
             Step::Cut { file, size } => writable(file)?.set_len(*size)?,
             Step::Fsync { file, datasync: false } => File::open(self.path(file))?.sync_all()?,
             Step::Fsync { file, datasync: true } => File::open(self.path(file))?.sync_data()?,
-            // The advice starts writeback of dirty pages without waiting, as the flusher may at any
-            // time.
+            // The advice starts writeback of dirty pages without waiting for it, as the flusher may
+            // do at any time.
             Step::Out { file, page } => {
                 let (at, len) = page.map_or((0, None), |page| (page * PAGE, NonZeroU64::new(PAGE)));
                 fadvise(File::open(self.path(file))?, at, len, Advice::DontNeed)?;
@@ -232,8 +232,8 @@ impl Real {
 }
 
 impl Workload {
-    /// Whether the kernel accepts every step, in a directory in `place`. It refuses more than the
-    /// model's disk: a second `create` of a name, a write to a directory.
+    /// Whether the kernel accepts every step in a directory in `place`. The kernel refuses more
+    /// than the model's disk does, such as a second `create` of a name or a write to a directory.
     pub fn is_real(&self, place: &Path) -> bool {
         tempfile::tempdir_in(place).is_ok_and(|dir| self.play(dir.path(), &mut |_| Ok(())).is_ok())
     }

@@ -1,9 +1,9 @@
 //! A short comparison for the file systems that this kernel has, and a test that the comparison can
-//! fail.
+//! find a difference.
 
 use std::process::{Command, Output};
 
-/// The exit code if the program could test no file system.
+/// The exit code of the program if it could test no file system.
 const NOTHING: i32 = 3;
 
 fn reality(args: &[&str]) -> Output {
@@ -15,7 +15,7 @@ fn text(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 
-/// Whether something was tested; otherwise the skip is logged.
+/// Whether a file system was tested; otherwise the skip is reported.
 fn was_tried(output: &Output) -> bool {
     let text = text(output);
     for line in text.lines().filter(|l| l.contains(": left out: ")) {
@@ -43,7 +43,8 @@ fn what_the_kernel_shows_is_allowed() {
     }
 }
 
-/// `strict` allows one tree for each step, which excludes pages that the kernel wrote out of order.
+/// `strict` allows only one tree for each step, which excludes pages that the kernel wrote in
+/// another order.
 #[test]
 fn a_model_that_is_too_strict_is_found_out() {
     if is_left_out() {

@@ -1,12 +1,12 @@
 //! Records a cluster: one mount for each node, all served by this process.
 //!
-//! All recordings have their times from one clock, and an event gets its time after its call took
-//! effect and before the call returns. So if a node does something because of a message that
-//! another node sent after a call, its time is the later one, however the message was sent. Calls
-//! that overlap have either order.
+//! The times of all recordings come from one clock, and an event gets its time after its call took
+//! effect and before the call returns. So if a node makes a call because of a message that another
+//! node sent after its own call, the first node's call has the later time, however the message was
+//! sent. Calls that overlap may have either order.
 //!
-//! A promise on standard output is in the recording of the node that makes the next call. It has
-//! the clock's time, too, and counts for the whole cluster.
+//! A promise on standard output is in the recording of the node that makes the next call. It has a
+//! time of the same clock and counts for the whole cluster.
 
 use crate::error::{RecordError, io_error};
 use crate::log::Log;
@@ -29,50 +29,50 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// How long a command may take to end after SIGTERM.
+/// The time in which a command must end after SIGTERM.
 const END_WAIT: Duration = Duration::from_secs(5);
-/// How often the open files outside the mounts are sampled.
+/// The interval at which the open files outside the mounts are sampled.
 const OUTSIDE_EVERY: Duration = Duration::from_millis(100);
 
 /// One machine of the cluster.
 #[derive(Debug, Clone)]
 pub struct Node {
     pub name: String,
-    /// The initial content of its directory.
+    /// The directory with the initial contents of the node, if any.
     pub from: Option<PathBuf>,
-    /// A shell command that runs on it.
+    /// The shell command that runs on the node, if any.
     pub command: Option<String>,
 }
 
 #[derive(Debug, Clone)]
 pub struct ClusterOptions {
-    /// Bytes of each image, which is kept in memory.
+    /// The size of each image in bytes. The images are kept in memory.
     pub size: u64,
     pub nodes: Vec<Node>,
     /// A shell command for the whole cluster. When it ends, the commands of the nodes are ended.
     pub command: Option<String>,
-    /// Lines of standard output that match are promises.
+    /// Lines of standard output that match this pattern are promises.
     pub ack: Option<Regex>,
     pub timeout: Option<Duration>,
     /// The directory of the recordings.
     pub out: PathBuf,
-    /// When set, all commands are ended.
+    /// The caller sets this to end all commands.
     pub stop: Arc<AtomicBool>,
 }
 
 /// The result of a recording.
 #[derive(Debug, Clone)]
 pub struct ClusterRecorded {
-    /// For each node: its name, and the events of its recording since the start.
+    /// For each node, its name and the number of events in its recording since the start.
     pub events: Vec<(String, u64)>,
     pub marks: u64,
-    /// The exit code of the cluster's command; without one, the first that is not 0 of the nodes'
-    /// commands.
+    /// The exit code of the cluster's command. Without such a command, the first exit code of the
+    /// nodes' commands that is not 0.
     pub code: i32,
     pub timed_out: bool,
-    /// Processes that still used a mount after the commands ended.
+    /// The processes that still used a mount after the commands had ended.
     pub leftovers: Vec<String>,
-    /// Files elsewhere that were open for writing.
+    /// The files outside the mounts that were open for writing.
     pub outside: Vec<String>,
 }
 
@@ -84,14 +84,14 @@ struct Machine {
     mount: Mount,
 }
 
-/// A running command. `node`: on which node it runs; `None`: the cluster's.
+/// A running command. `node` is the node on which it runs; `None` for the command of the cluster.
 struct Running {
     node: Option<usize>,
     child: Child,
     code: Option<i32>,
 }
 
-/// Runs the commands on mounts of their own and records them.
+/// Runs the commands, each node's on a mount of its own, and records them.
 pub fn record_cluster(options: &ClusterOptions) -> Result<ClusterRecorded, RecordError> {
     fs::create_dir_all(&options.out).map_err(io_error(format!("the directory {}", options.out.display())))?;
     let temp = WorkDir::new(&std::env::temp_dir(), "kedge-record-", detach_dead)
@@ -114,7 +114,7 @@ pub fn record_cluster(options: &ClusterOptions) -> Result<ClusterRecorded, Recor
     let run = run.and_then(|()| run_on(&machines, options, &top));
     let logs: Vec<(String, Arc<Log>)> =
         machines.iter().map(|m| (m.node.name.clone(), m.log.clone())).collect();
-    // Every mount is ended, also after an error.
+    // End every mount, also after an error.
     let ended: Vec<_> = machines.into_iter().map(|m| m.mount.end()).collect();
     let mut recorded = run?;
     for leftovers in ended {
@@ -144,7 +144,8 @@ fn machine(
     Ok(Machine { node: node.clone(), log, draft, mount })
 }
 
-/// Runs the commands. In the result, the events of a node are those before the start.
+/// Runs the commands. In the result, the number of events of a node covers only those before the
+/// start.
 fn run_on(
     machines: &[Machine],
     options: &ClusterOptions,
@@ -174,7 +175,8 @@ fn run_on(
     let mut running = Vec::new();
     let started = start_all(machines, options, top, pipe.as_ref(), &mut running)
         .and_then(|()| keep_all(machines, &options.out));
-    // The reader sees the pipe's end when the commands have closed it, too.
+    // Close this end of the pipe: the reader sees the end of the pipe when the commands have closed
+    // it too.
     drop(pipe);
     if let Err(e) = started {
         end_all(&mut running).map_err(io_error("the commands"))?;
@@ -207,8 +209,8 @@ fn run_on(
     Ok(ClusterRecorded { events, marks: 0, code, timed_out, leftovers, outside })
 }
 
-/// The recordings get their names when the commands have started. The manifest is written last:
-/// without it, they do not belong together.
+/// Gives the recordings their names, once the commands have started. It writes the manifest last:
+/// without it the recordings do not count as a cluster.
 fn keep_all(machines: &[Machine], out: &Path) -> Result<(), RecordError> {
     let path = out.join(Manifest::FILE);
     match fs::remove_file(&path) {
@@ -236,7 +238,7 @@ fn start_all(
     let mut start = |text: &str, node: Option<usize>| -> Result<(), RecordError> {
         let machine = node.map(|n| &machines[n]);
         let dir = machine.map_or(top, |m| &m.mount.point.dir);
-        // A promise counts for the cluster, wherever it is recorded.
+        // A promise counts for the whole cluster, so its recording may be that of any node.
         let mark = machine.unwrap_or(&machines[0]).mount.point.dir.join(MARK_FILE);
         let mut command = Command::new("/bin/sh");
         command.args(["-c", text]).env("KEDGE_DIR", dir).env("KEDGE_MARK", mark);
@@ -263,7 +265,8 @@ fn start_all(
     }
 }
 
-/// Waits for the cluster's command, or else for those of all nodes. `true`: their time is over.
+/// Waits for the cluster's command, or without one for those of all nodes. Returns `true` if the
+/// time limit was reached.
 fn wait(running: &mut [Running], options: &ClusterOptions, outside: &mut Outside) -> io::Result<bool> {
     let clock = SystemClock::default();
     let mut look_at = Duration::ZERO;
@@ -294,7 +297,7 @@ fn reap(running: &mut [Running]) -> io::Result<()> {
     Ok(())
 }
 
-/// Ends the commands that still run: asks them, and kills them when that does not help.
+/// Ends the commands that still run: by SIGTERM, and by SIGKILL if that does not suffice.
 fn end_all(running: &mut [Running]) -> io::Result<()> {
     let clock = SystemClock::default();
     reap(running)?;

@@ -1,10 +1,10 @@
-//! A block device for the command: a loop device whose file lies on the recorded mount.
+//! A block device for the command: a loop device whose backing file lies on the recorded mount.
 //!
-//! A write to the device is a write of the file, and a flush is an fsync of it. The loop driver of
-//! the kernel has no forced unit access (FUA): the block layer makes a write and a flush of it. So
-//! a program that relies on FUA to order other writes is not found out. One kernel thread serves
-//! the device in order, so that a flush also covers writes that were in flight when it was
-//! submitted; a disk promises that for completed writes only.
+//! A write to the device is a write of the file, and a flush is an fsync of it. The kernel's loop
+//! driver has no forced unit access (FUA): the block layer turns an FUA write into a write and a
+//! flush. So the recorder cannot detect that a program relies on FUA to order other writes. One
+//! kernel thread serves the device in order, so a flush also covers writes that were in flight when
+//! it was submitted; a disk promises that for completed writes only.
 
 use crate::error::{RecordError, io_error};
 use crate::log::Log;
@@ -17,16 +17,16 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Bytes copied at once.
+/// The number of bytes that are copied at once.
 const PIECE: usize = 1 << 20;
-/// The size of a device is a multiple of this.
+/// The size of a device must be a multiple of this number of bytes.
 const UNIT: u64 = 4096;
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
 #[derive(Debug, Clone)]
 pub struct Device {
     pub size: u64,
-    /// A file with its first bytes; the rest is zeros.
+    /// A file with the first contents of the device. The rest of the device is zero.
     pub from: Option<PathBuf>,
 }
 
@@ -36,7 +36,7 @@ pub(crate) struct Attached {
 }
 
 impl Device {
-    /// Fails if no device can be made here, or not this one.
+    /// Fails if this process cannot make a device, or not a device with these options.
     pub(crate) fn check(&self) -> Result<(), RecordError> {
         if let Some(why) = loops::missing() {
             return Err(RecordError::NoDevice(why));
@@ -47,7 +47,7 @@ impl Device {
         Ok(())
     }
 
-    /// Makes the device's file and records what it is.
+    /// Makes the device's backing file, and records that it is one.
     pub(crate) fn make(&self, dir: &Path, log: &Log) -> Result<PathBuf, RecordError> {
         let path = dir.join(DEVICE_FILE);
         let file = File::options().write(true).create_new(true).mode(0o600).open(&path);
@@ -63,7 +63,7 @@ impl Device {
     }
 }
 
-/// Copies without zeros.
+/// Copies the blocks that are not zero.
 fn copy(from: &Path, to: &File, size: u64) -> io::Result<()> {
     let mut from = File::open(from)?;
     let mut piece = vec![0; PIECE];
@@ -92,8 +92,8 @@ impl Attached {
         self.device.path()
     }
 
-    /// Detaches the device and waits until its last writes are recorded. `false`: it is still in
-    /// use after that time.
+    /// Detaches the device and waits until its last writes are recorded. Returns `false` if it is
+    /// still in use after `wait`.
     pub fn end(mut self, wait: Duration) -> Result<bool, RecordError> {
         self.device.detach().map_err(io_error("the loop device"))?;
         let clock = SystemClock::default();

@@ -1,12 +1,12 @@
-//! A mount with the faults of LazyFS, over [`Live`]: which calls lose data, and whether the file
-//! system ends with them.
+//! A mount with the faults of LazyFS, on top of [`Live`]: certain calls lose data, and the file
+//! system may end with them.
 //!
 //! A loss takes the bytes and sizes that no fsync covers, in place ([`Live::lose_bytes`]), or
 //! whatever a model allows ([`Live::crash`]). The file system ends as LazyFS does, by SIGKILL to
-//! its own process: the image holds what survives by then, and no operation comes in between.
+//! its own process. The image then holds what survives, and no operation comes in between.
 //!
-//! A fault that is due *before* a call comes before the call has any effect. One that is due
-//! *after* it comes when the call has succeeded, and before its caller gets the result.
+//! A fault that is due *before* a call is applied before the call has any effect. A fault that is
+//! due *after* a call is applied when the call has succeeded, before its caller gets the result.
 
 mod faults;
 
@@ -24,16 +24,17 @@ use kedgefs::{
 use parking_lot::Mutex;
 use std::sync::Arc;
 
-/// What a loss takes.
+/// What is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Takes {
     /// Bytes and sizes that no fsync of their file covers. Names are durable at once.
     Bytes,
-    /// All that this model allows. Open files are dead, as after a restart.
+    /// Everything that this model allows to be lost. Open files cannot be used any more, as after a
+    /// restart.
     Model(Model),
 }
 
-/// What happens on the mount.
+/// An event on the mount, for the log.
 #[derive(Debug)]
 pub enum Notice<'a> {
     Call(&'a Seen<'a>),
@@ -43,11 +44,11 @@ pub enum Notice<'a> {
     Refused(Op, &'a str),
     Lost(&'a LostBytes),
     Crashed(&'a Crashed),
-    /// This part of a write should have survived, and its file did not.
+    /// This part of a write should have survived, but its file did not survive.
     Missing(&'a [u8]),
-    /// The process is killed next.
+    /// The process will be killed now.
     Ending,
-    /// The process could not be killed.
+    /// The process could not be killed, for this reason.
     StillThere(&'a str),
 }
 
@@ -60,12 +61,12 @@ struct Inner {
     listener: Box<Listener>,
 }
 
-/// See the module.
+/// A mount with the faults of LazyFS; see the module.
 #[derive(Clone)]
 pub struct Lazy(Arc<Inner>);
 
 impl Lazy {
-    /// Everything that happens is passed to `listener`, some of it while no operation can run.
+    /// Passes every event to `listener`; during some of these calls no operation can run.
     pub fn new(
         live: Live,
         takes: Takes,
@@ -84,7 +85,7 @@ impl Lazy {
         self.0.faults.lock().add(fault);
     }
 
-    /// Loses data now. The file system goes on.
+    /// Loses data now. The file system continues.
     pub fn clear(&self) {
         self.lose(&Due { kept: Vec::new(), crash: false });
     }
@@ -131,7 +132,8 @@ impl Lazy {
         self.lose(due);
     }
 
-    /// Counts a call, and applies what is due before it. Returns what is due after it.
+    /// Counts a call, and applies the fault that is due before it. Returns the fault that is due
+    /// after it.
     fn begin(&self, seen: &Seen<'_>) -> Option<Due> {
         self.notice(&Notice::Call(seen));
         let met = self.0.faults.lock().meet(seen);
@@ -153,7 +155,7 @@ impl Lazy {
         result
     }
 
-    /// Runs a call that has one path.
+    /// Runs a call with one path, and the faults that are due at it.
     fn one<T>(
         &self,
         op: Op,
@@ -229,7 +231,7 @@ impl Ops for Lazy {
     }
 
     fn fsync_opened(&self, handle: u64, ino: Ino, datasync: bool, done: Done) {
-        // LazyFS does not see the fsync of a directory.
+        // LazyFS counts no fsync of a directory, so no fault is due at it.
         if self.0.live.getattr(ino).is_ok_and(|attr| attr.kind == FileKind::Directory) {
             return self.0.live.fsync_opened(handle, ino, datasync, done);
         }
@@ -241,12 +243,12 @@ impl Ops for Lazy {
             if result.is_err() {
                 return done(result);
             }
-            // On its own thread: this one may be the log's, and a loss waits for the log.
+            // Use a separate thread: the present one may hold up the log, for which a loss waits.
             let losing = spawn_named("kedge-crash", move || {
                 lazy.apply(Op::Fsync, Timing::After, &due);
                 done(result);
             });
-            // The closure owned `done`; dropping it completes with EIO.
+            // `done` was dropped with the closure; the drop completes the fsync with EIO.
             if let Err(e) = losing {
                 tracing::error!("no data is lost: a thread cannot be started: {e}");
             }

@@ -1,5 +1,5 @@
-//! Records what a program does to a file system: mounts a KedgeFS in memory on a directory of its
-//! own and records each call before it returns.
+//! Records the calls of a program to a file system: it mounts a KedgeFS in memory on a directory of
+//! its own and records each call before the call returns.
 //!
 //! ```text
 //! ahead       a growing file, whose space is made before it is needed
@@ -19,13 +19,14 @@
 //! recovery    records what a checker does in a crash state
 //! live        a mount that loses power on request
 //! lazy        such a mount with the faults of LazyFS
-//! rules       rules: which calls of it fail or crash
+//! rules       rules: which calls fail or trigger a crash
 //! tree        converts a file system's tree to a recording, and back
 //! ```
 //!
 //! The mount is write-through: each write(2) is one request of the calling thread. Stores to shared
-//! mappings arrive when the kernel writes the pages back: at msync, fsync, munmap or at any other
-//! time, or before each recorded call, if the recorder collects them; their thread is unknown.
+//! mappings arrive when the kernel writes the pages back: at msync, fsync, munmap or any other
+//! time, or before each recorded call if the recorder collects them. The thread that made a store
+//! is unknown.
 #![forbid(unsafe_code)]
 
 mod ahead;

@@ -1,19 +1,20 @@
-//! A mount that can lose power at any moment, and whose calls can be made to fail by rules.
+//! A mount that can lose power at any time, and whose calls can be made to fail by rules.
 //!
-//! All calls since the last crash are kept in memory. A crash picks a state that the model allows
-//! for them, makes the file system hold that state, and continues from there. Nothing is unmounted.
+//! All calls since the last crash are kept in memory. A crash chooses a state that the model allows
+//! after these calls, makes the file system hold that state, and continues from there. Nothing is
+//! unmounted.
 //!
 //! # Generations
-//! After a crash, open files are gone, as after a restart of the machine. The kernel identifies
-//! inodes by number, so the number that it gets has the count of crashes in its upper bits, and a
-//! request for an inode of an earlier generation returns EIO. Only the root directory keeps its
-//! number. So each open of a directory gets the generation as its handle, and a listing or an fsync
-//! of the root with the handle of an earlier generation returns EIO, too. The kernel asks for each
-//! name again (it may cache nothing on these mounts), so that programs that start after the crash
-//! see the new state.
+//! After a crash, open files can no longer be used, as after a restart of the machine. The kernel
+//! identifies inodes by number. So the number that the kernel gets has the count of crashes in its
+//! upper bits, and a request for an inode of an earlier generation returns EIO. Only the root
+//! directory keeps its number. So each open of a directory gets the generation as its handle, and a
+//! listing or an fsync of the root with a handle of an earlier generation returns EIO too. The
+//! kernel may cache nothing on these mounts and looks up each name again, so programs that start
+//! after the crash see the new state.
 //!
-//! sync(2) and syncfs(2) come without a handle. After a crash they apply to the new state, whatever
-//! descriptor they were called with.
+//! sync(2) and syncfs(2) arrive without a handle. After a crash they apply to the new state,
+//! whatever descriptor they were called with.
 //!
 //! # The gate
 //! Each operation holds the gate for reading while it runs; a crash holds it for writing. So a
@@ -52,27 +53,29 @@ use std::time::Duration;
 
 const GENERATION_SHIFT: u32 = 48;
 const GENERATION_MAX: u64 = u16::MAX as u64;
-/// Lost calls named in the reply to a crash; all are counted.
+/// The most lost calls that the reply to a crash names. All are counted.
 const NAMED_MAX: usize = 100;
-/// Depth of directories; a deeper path is truncated.
+/// The most levels of directories in a path; deeper paths are truncated.
 const DEPTH_MAX: usize = 256;
-/// Names kept in memory. At the limit all are dropped, and the kernel's next lookups refill them.
+/// The most names that are kept in memory. At the limit all are dropped, and the kernel's next
+/// lookups refill them.
 const NAMES_MAX: usize = 1 << 20;
 
 /// The result of a crash.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
 pub struct Crashed {
-    /// Crashes of this mount, including this one.
+    /// The number of crashes of this mount, including this one.
     pub crashes: u64,
     pub model: String,
-    /// The calls that were lost, in whole or in part; only the first are named.
+    /// The calls that were lost, entirely or in part. Only the first are listed; `lost_count` counts
+    /// all.
     pub lost: Vec<String>,
     pub lost_count: u64,
-    /// Earlier calls that counted as durable because too many were kept in memory.
+    /// The number of earlier calls that counted as durable because too many were kept in memory.
     pub forgotten: u64,
-    /// For a torn write: which bytes of its last page survive.
+    /// Which bytes of the last page survive, if a write was torn.
     pub torn: Option<String>,
-    /// Why the tree could not be built; every operation fails from then on.
+    /// Why the tree could not be built. Every operation fails from then on.
     pub error: Option<String>,
 }
 
@@ -87,34 +90,34 @@ struct World {
 struct Inner {
     fs: FileSystem,
     gate: RwLock<World>,
-    /// Crashes so far. Changes only under the gate.
+    /// The number of crashes so far. It changes only while the gate is held for writing.
     generation: AtomicU64,
     rules: Mutex<Rules>,
-    /// Directory and name of each inode that the kernel has looked up.
+    /// The directory and the name of each inode that the kernel has looked up.
     names: Mutex<HashMap<Ino, (Ino, Vec<u8>)>>,
-    /// The last crash, with a condition variable for waiters.
+    /// The last crash, and a condition variable that signals it.
     last: Mutex<Option<Crashed>>,
     crashed: Condvar,
-    /// Limit of the bytes of calls kept in memory.
+    /// The most bytes of calls that are kept in memory.
     history_max: u64,
 }
 
-/// The target of an fsync.
+/// The file or directory of an fsync.
 #[derive(Clone, Copy)]
 struct Synced {
     ino: Ino,
-    /// The handle from its open, if known.
+    /// The handle that its open returned, if known.
     handle: Option<u64>,
     datasync: bool,
 }
 
-/// See the module.
+/// A mount that can lose power; see the module.
 #[derive(Clone)]
 pub struct Live(Arc<Inner>);
 
 impl Live {
-    /// The current content of the file system is durable. At most `history_max` bytes of calls are
-    /// kept in memory.
+    /// Takes a file system whose present contents count as durable. At most `history_max` bytes of
+    /// calls are kept in memory.
     pub fn new(fs: FileSystem, history_max: u64) -> Result<Live> {
         let log = Arc::new(Log::in_memory(baseline(&fs)?));
         let recording = Recording::plain(fs.clone(), log.clone());
@@ -139,12 +142,13 @@ impl Live {
         self.0.rules.lock().clear();
     }
 
-    /// Each rule, how many calls it matched, and how often it was applied.
+    /// Each rule, with the number of calls that it matched and the number of times that it was
+    /// applied.
     pub fn rules(&self) -> Vec<(String, u64, u64)> {
         self.0.rules.lock().list()
     }
 
-    /// Waits up to `time` until there have been `crashes` crashes, and returns the last one.
+    /// Waits up to `time` until there have been `crashes` crashes. Returns the last crash.
     pub fn wait(&self, crashes: u64, time: Duration) -> Option<Crashed> {
         let mut last = self.0.last.lock();
         let is_early = |last: &mut Option<Crashed>| last.as_ref().map_or(0, |l| l.crashes) < crashes;
@@ -152,14 +156,15 @@ impl Live {
         if late { None } else { last.clone() }
     }
 
-    /// Loses what is not persistent. The processes in `kill` are killed first, under the gate, so
-    /// that none of their calls comes in between.
+    /// Loses what is not persistent. First kills the processes in `kill`, under the gate, so that
+    /// none of their calls comes in between.
     pub fn crash(&self, crash: &Crash, kill: &[i32]) -> Crashed {
         self.crash_but(crash, kill, &[], &|_, _| ())
     }
 
-    /// As [`Live::crash`], but the parts of writes in `kept` survive, as far as their files do.
-    /// `then` runs before any other operation, with the files that do not.
+    /// Crashes like [`Live::crash`], but the parts of writes in `kept` survive if their files do.
+    /// Before any other operation it calls `then` with the paths of those files that do not
+    /// survive.
     pub fn crash_but(
         &self,
         crash: &Crash,
@@ -183,8 +188,8 @@ impl Live {
         };
         if world.failed.is_none() {
             world.failed = match generation {
-                // Inode numbers that the kernel still holds from the first generation would be
-                // valid again.
+                // Otherwise the inode numbers that the kernel still holds from the first generation
+                // would become valid again.
                 n if n > GENERATION_MAX => Some("too many crashes of one mount: mount it again".to_owned()),
                 _ => {
                     let lost = inner.lose(&mut world, crash, &mut told).and_then(|()| {
@@ -208,9 +213,9 @@ impl Live {
         told
     }
 
-    /// Each operation enters here. The lock is recursive, since readdir looks up entries while it
-    /// runs. An operation that had to wait for a crash fails: it was made before power failed, and
-    /// its process may be dead.
+    /// Enters the gate for an operation. The lock is recursive, since readdir looks up entries
+    /// while it runs. An operation that had to wait for a crash fails: it was made before power
+    /// failed, and its process may be dead.
     fn enter(&self) -> Result<RwLockReadGuard<'_, World>> {
         let generation = self.0.generation.load(Ordering::Relaxed);
         let world = self.0.gate.read_recursive();
@@ -218,7 +223,7 @@ impl Live {
         if is_late || world.failed.is_some() { Err(stale()) } else { Ok(world) }
     }
 
-    /// The inode for a number that the kernel has.
+    /// Converts an inode number of the kernel to the file system's number.
     fn real(&self, ino: Ino) -> Result<Ino> {
         if ino == Ino::ROOT {
             return Ok(ino);
@@ -229,8 +234,8 @@ impl Live {
         }
     }
 
-    /// The inode of a request with an open file. Only for the root, whose number never changes,
-    /// does the handle decide the generation.
+    /// Converts the inode number of a request with an open file. The handle determines the
+    /// generation only for the root, whose number never changes.
     fn real_opened(&self, ino: Ino, handle: Option<u64>) -> Result<Ino> {
         let generation = self.0.generation.load(Ordering::Relaxed);
         match ino == Ino::ROOT && handle.is_some_and(|handle| handle != generation) {
@@ -239,7 +244,7 @@ impl Live {
         }
     }
 
-    /// The number that the kernel gets for an inode.
+    /// Converts an inode number to the number that the kernel gets.
     fn shown(&self, ino: Ino) -> Ino {
         match ino {
             Ino::ROOT => ino,
@@ -281,7 +286,7 @@ impl Live {
         self.0.rules.lock().meet(on, &paths)
     }
 
-    /// Runs a call that changes something, unless a rule makes it fail or crash.
+    /// Runs a call that changes something, unless a rule lets it fail or crash.
     fn change<T>(
         &self,
         on: On,
@@ -306,7 +311,7 @@ impl Live {
         result
     }
 
-    /// Marks all calls durable when too many are kept in memory.
+    /// Counts all calls as durable if too many are kept in memory.
     fn forget(&self) {
         let inner = &self.0;
         let is_full = |world: &World| world.log.lock().bytes > inner.history_max;
@@ -327,7 +332,7 @@ impl Live {
         }
     }
 
-    /// Fails the completion if a crash came since, even if the cut log contains the call.
+    /// Makes the completion fail if a crash came since, even if the cut log contains the fsync.
     fn unless_crashed(&self, done: Done) -> Done {
         let inner = self.0.clone();
         let generation = inner.generation.load(Ordering::Relaxed);
@@ -341,10 +346,11 @@ impl Live {
         let live = self.clone();
         let finish: Done = Box::new(move |result| {
             let Some((crash, kill)) = crash_after else { return done(result) };
-            // On its own thread: this one may be the log's, and a crash waits for the log.
+            // Use a separate thread: the present one may hold up the log, for which a crash waits.
             let crashing = spawn_named("kedge-crash", move || {
                 live.crash(&crash, &kill);
-                // Fails by then: the caller did not survive to see success.
+                // `done` fails now, because of the crash: the caller did not survive to see
+                // success.
                 done(result);
             });
             if let Err(e) = crashing {
@@ -374,7 +380,7 @@ fn end(pid: i32) {
 fn processes(kill: Option<Kill>, caller: u32) -> Vec<i32> {
     let pid = match kill {
         Some(Kill::Process(pid)) => Some(pid),
-        // A signal to a thread's number kills its whole process.
+        // SIGKILL to a thread's number kills its whole process.
         Some(Kill::Caller) if caller > 0 => i32::try_from(caller).ok(),
         Some(Kill::Caller) | None => None,
     };
@@ -382,7 +388,7 @@ fn processes(kill: Option<Kill>, caller: u32) -> Vec<i32> {
 }
 
 impl Inner {
-    /// Starts a new history from the current content.
+    /// Starts a new history with the current contents.
     fn begin(&self, world: &mut World) -> Result<()> {
         world.log = Arc::new(Log::in_memory(baseline(&self.fs)?));
         world.recording = Recording::plain(self.fs.clone(), world.log.clone());
@@ -440,7 +446,8 @@ impl Inner {
             for event in lost {
                 let event = &mut events[event as usize];
                 let Call::Write { ino: of, offset, data, .. } = &mut event.call else {
-                    // Where the file falls back to its old size, the new size is dropped as well.
+                    // If the file reverts to its old size, the truncate that set the new size is
+                    // dropped as well.
                     if like == Like::Btrfs
                         && matches!(event.call, Call::Truncate { ino: of, .. } if of == ino.0)
                     {
@@ -480,7 +487,7 @@ impl Inner {
     }
 }
 
-/// Everything survives except part of the last page written.
+/// The state that loses only a part of the last page written.
 fn torn(history: &History, at: u32, told: &mut Crashed) -> Recipe {
     let last = (0..history.micros.len() as u32).rev().find(|n| history.may_tear(*n, at));
     let Some(micro) = last else { return Recipe::new(at, Pick::All) };
@@ -494,7 +501,7 @@ fn torn(history: &History, at: u32, told: &mut Crashed) -> Recipe {
     let torn = (cut > 0).then_some(Torn::new(micro, 0..cut));
     match torn {
         Some(torn) => Recipe { at, pick: Pick::All, torn: Some(torn) },
-        // A write within one sector is atomic.
+        // A write within one sector is atomic, so it is lost entirely.
         None => Recipe::new(at, Pick::Lose(vec![micro])),
     }
 }

@@ -1,9 +1,9 @@
-//! A live crash test in which names are durable at once, and bytes and sizes with the next fsync of
-//! their file.
+//! A live crash test in which names are durable at once. Bytes and sizes become durable with the
+//! next fsync of their file.
 //!
-//! That is what LazyFS simulates. Here a loss needs no other tree: each file that lacks an fsync
-//! gets back the bytes and the size of its last one, in place. So inodes keep their numbers, and
-//! open files stay usable.
+//! LazyFS simulates this. A loss here needs no new tree: each file with changes that no fsync
+//! covers gets back the bytes and the size at its last fsync, in place. So inodes keep their
+//! numbers, and open files stay usable.
 
 use super::{Inner, Live, World};
 use crate::lazy::Kept;
@@ -16,9 +16,9 @@ use std::collections::BTreeMap;
 /// A file with bytes that no fsync covers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unsynced {
-    /// Relative to the mount. A file without a name has its last one.
+    /// The path relative to the mount. A file whose name was removed has its last path.
     pub path: Vec<u8>,
-    /// Bytes written since the last fsync. Zero if only the size changed.
+    /// The number of bytes written since the last fsync; zero if only the size changed.
     pub bytes: u64,
 }
 
@@ -26,14 +26,14 @@ pub struct Unsynced {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LostBytes {
     pub files: Vec<Unsynced>,
-    /// Parts of writes that should have survived, and whose file is not there.
+    /// The paths of files that do not exist, although parts of writes to them should have survived.
     pub missing: Vec<Vec<u8>>,
-    /// Why the loss could not be made; every operation fails from then on.
+    /// Why the loss could not be made. Every operation fails from then on.
     pub error: Option<String>,
 }
 
 impl Live {
-    /// Loses the bytes and sizes that no fsync covers, except `kept`. `then` runs before any other
+    /// Loses the bytes and sizes that no fsync covers, except `kept`. Calls `then` before any other
     /// operation.
     pub fn lose_bytes(&self, kept: &[Kept], then: &dyn Fn(&LostBytes)) -> LostBytes {
         let mut world = self.0.gate.write();
@@ -59,7 +59,7 @@ impl Live {
         files.into_iter().map(|(ino, bytes)| Unsynced { path: self.path(Ino(ino), None), bytes }).collect()
     }
 
-    /// Counts everything so far as durable.
+    /// Counts all calls so far as durable.
     pub fn checkpoint(&self) -> Result<()> {
         let mut world = self.0.gate.write();
         let full = world.log.clone();
@@ -80,7 +80,7 @@ impl Live {
                 _ => None,
             });
             match put_back(&inner.fs, Ino(*ino), &synced.unwrap_or_default()) {
-                // Removed since: there is nothing to lose.
+                // The file was removed since, so there is nothing to lose.
                 Err(Error::NotFound) => continue,
                 put => put?,
             }
@@ -92,18 +92,18 @@ impl Live {
     }
 }
 
-/// What no fsync covers.
+/// The changes that no fsync covers.
 struct Pending {
     history: History,
     durable: Recipe,
-    /// Files by number, each with the bytes written to it since its last fsync.
+    /// For each file number, the number of bytes written since its last fsync.
     files: BTreeMap<u64, u64>,
 }
 
 impl Pending {
     fn of(trace: &Trace) -> Pending {
-        // Of all models it promises the least: an fsync covers its own file, and nothing else does.
-        // Names are not looked at.
+        // This model promises least: an fsync covers only its own file, and nothing else covers it.
+        // The names of this model are not used here.
         let posix = Model::by_name("posix").expect("this model exists");
         let history = History::new(trace, posix);
         let durable = Recipe::new(*history.points().end(), Pick::Durable);
@@ -130,7 +130,7 @@ fn put_back(fs: &FileSystem, ino: Ino, file: &FileBody) -> Result<()> {
     set_size(fs, ino, file.size)
 }
 
-/// Writes the parts of writes that survive. `missing` gets the files that are not there.
+/// Writes the parts of writes that survive. Adds the paths of files that do not exist to `missing`.
 pub(super) fn keep(inner: &Inner, kept: &[Kept], missing: &mut Vec<Vec<u8>>) -> Result<()> {
     for part in kept {
         let mut ino = Some(Ino::ROOT);

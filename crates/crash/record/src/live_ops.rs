@@ -24,7 +24,7 @@ impl Live {
         })
     }
 
-    /// Fails an fsync and leaves the pages as that file system would.
+    /// Makes an fsync fail, and leaves the pages as the file system `like` would.
     fn fail_fsync(&self, ino: Ino, errno: i32, like: crate::rules::Like) -> Error {
         let mut world = self.0.gate.write();
         let dropped = self.real(ino).and_then(|ino| self.0.drop_dirty(&world, ino, like));
@@ -37,8 +37,8 @@ impl Live {
         }
     }
 
-    /// Runs an fsync, unless a rule makes it fail or crash. It belongs to the generation in which
-    /// it arrived, even if a rule delays it.
+    /// Runs an fsync, unless a rule lets it fail or crash. The fsync belongs to the generation in
+    /// which it arrived, even if a rule delays it.
     fn ruled_fsync(&self, of: Synced, done: Done) {
         let done = self.unless_crashed(done);
         match self.meet(On::Fsync, &[(of.ino, None)]) {
@@ -57,7 +57,7 @@ impl Live {
                     std::thread::sleep(time);
                     live.fsync(of, None, done);
                 });
-                // The closure owned `done`; dropping it completes with EIO.
+                // `done` was dropped with the closure; the drop completes the fsync with EIO.
                 if let Err(e) = waiting {
                     tracing::error!("no slow fsync: a thread cannot be started: {e}");
                 }
@@ -150,7 +150,7 @@ impl Ops for Live {
         self.change(On::Rename, &[(dir, Some(name)), (new_dir, Some(new_name))], |world| {
             let (dir, new_dir) = (self.real(dir)?, self.real(new_dir)?);
             world.recording.rename(dir, name, new_dir, new_name, mode)?;
-            // An exchange moves a second name; look it up before its path is used again.
+            // An exchange also moves the file with the new name; look it up before the call.
             if let Ok(moved) = world.recording.lookup(new_dir, new_name) {
                 self.learn(new_dir, new_name, moved.ino);
             }
@@ -207,7 +207,7 @@ impl Ops for Live {
     }
 
     fn sync(&self) -> Result<()> {
-        // Under the gate: no crash comes before it returns.
+        // Hold the gate, so that no crash comes before the sync returns.
         self.enter()?.recording.sync()
     }
 
@@ -238,7 +238,7 @@ impl Ops for Live {
         self.enter()?.recording.pin(self.real(ino)?)
     }
 
-    /// The kernel also forgets inodes of earlier generations.
+    /// The kernel also releases inodes of earlier generations.
     fn unpin(&self, ino: Ino, count: u64) {
         self.0.fs.unpin(without_generation(ino), count);
     }

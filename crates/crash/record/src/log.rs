@@ -12,15 +12,15 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::sync::{Arc, OnceLock};
 
-/// The log of all threads. Its lock is held over a change of the file system and its record, so
-/// that the recording has the order in which calls took effect. It is taken before any lock of the
-/// file system. A thread that holds it waits for no lock of a process: the kernel may hold that
-/// until this mount has served a WRITE, which needs the log.
+/// The log of all threads. Its lock is held over a change of the file system and over its record,
+/// so that the recording has the order in which calls took effect. The lock is taken before any
+/// lock of the file system. A thread that holds it must not wait for a lock of a process: the
+/// kernel may hold such a lock until this mount has served a WRITE, and a WRITE needs the log.
 pub struct Log {
     state: Mutex<State>,
     processes: Processes,
     clock: SystemClock,
-    /// The command's standard output, if lines of it are promises.
+    /// The command's standard output, if lines of it can be promises.
     output: OnceLock<Arc<Output>>,
     /// Finds the callers of each call, if enabled.
     stacks: OnceLock<Stacks>,
@@ -28,41 +28,41 @@ pub struct Log {
 
 pub struct State {
     out: Sink,
-    /// Number of events so far.
+    /// The number of events so far.
     pub count: u64,
     pub marks: u64,
-    /// Events of stores through mappings.
+    /// The number of events of stores through mappings.
     pub stores: u64,
-    /// Bytes of the events kept in memory, without the baseline.
+    /// The bytes of the events that are kept in memory, without the baseline.
     pub bytes: u64,
-    /// Why recording stopped.
+    /// Why recording has stopped, if it has.
     failed: Option<KcrError>,
-    /// For each inode: how often a failed fsync has dropped its pages.
+    /// For each inode, how many times a failed fsync has dropped its pages.
     dropped: HashMap<u64, u64>,
     drops: u64,
 }
 
-/// What a recording has.
+/// The numbers of events in a recording.
 pub struct Counts {
     pub events: u64,
     pub marks: u64,
-    /// Events of stores through mappings.
+    /// The number of events of stores through mappings.
     pub stores: u64,
 }
 
-/// The destination of events.
+/// Where events go.
 enum Sink {
     File(Writer<Ahead>),
-    /// Kept in memory, for a crash at any moment.
+    /// The events are kept in memory, for a crash at any time.
     Memory(Vec<Event>),
     /// Closed: the recording could not be written, or everything in it counts as durable.
     Closed,
-    /// Closed by a power failure. Later calls are in no state that the crash could leave.
+    /// Closed by a power failure. No state that the crash could leave has later calls.
     Cut,
 }
 
 impl State {
-    /// How often a failed fsync has dropped pages of this inode, or of any inode.
+    /// How many times a failed fsync has dropped pages of this inode, or for `None` of any inode.
     pub fn drops(&self, ino: Option<u64>) -> u64 {
         ino.map_or(self.drops, |ino| self.dropped.get(&ino).copied().unwrap_or(0))
     }
@@ -73,19 +73,20 @@ impl Log {
         Log::on_clock(file, SystemClock::default())
     }
 
-    /// A recording whose times are those of `clock`. Recordings with one clock can be put in order.
+    /// Makes a recording whose times are those of `clock`. Recordings with one clock can be merged
+    /// in order.
     pub fn on_clock(file: File, clock: SystemClock) -> Result<Log, KcrError> {
         let out = Writer::new(Ahead::new(file)?)?;
         Ok(Log { clock, ..Log::with(Sink::File(out), 0) })
     }
 
-    /// A recording in memory that starts with these events.
+    /// Makes a recording in memory that starts with these events.
     pub fn in_memory(events: Vec<Event>) -> Log {
         let count = events.len() as u64;
         Log::with(Sink::Memory(events), count)
     }
 
-    /// The recording with times of a clock that others share.
+    /// The same recording with times of a clock that other recordings share.
     pub fn with_clock(self, clock: SystemClock) -> Log {
         Log { clock, ..self }
     }
@@ -106,24 +107,24 @@ impl Log {
         Log { state, processes, clock: SystemClock::default(), output, stacks }
     }
 
-    /// Records the callers of each later call.
+    /// Lets the callers of each later call be recorded.
     pub fn look_at_stacks(&self, stacks: Stacks) {
-        // Called once for each command.
+        // The recorder does this once for each command.
         assert!(self.stacks.set(stacks).is_ok(), "a log looks at stacks or does not");
     }
 
-    /// Calls whose callers were searched for and not found.
+    /// The number of calls whose callers were searched for and not found.
     pub fn without_stack(&self) -> u64 {
         self.stacks.get().map_or(0, Stacks::missing)
     }
 
-    /// Reads this output before each later call.
+    /// Lets this output be read before each later call.
     pub fn listen(&self, output: Arc<Output>) {
-        // Called once for each command.
+        // The recorder does this once for each command.
         assert!(self.output.set(output).is_ok(), "a log listens once");
     }
 
-    /// Locks the log and first records the promises printed so far.
+    /// Locks the log, after recording the promises printed so far.
     pub fn lock(&self) -> MutexGuard<'_, State> {
         let mut state = self.state.lock();
         if let Some(output) = self.output.get() {
@@ -132,18 +133,19 @@ impl Log {
         state
     }
 
-    /// Looks at the process of a thread, before the log is locked for its call. See
+    /// Reads about the process of a thread, before the log is locked for its call. See
+    /// [`Processes::look_at`].
     /// [`Processes::look_at`].
     pub fn look_at(&self, tid: u32, may_wait: bool) {
         self.processes.look_at(tid, may_wait);
     }
 
-    /// Records a call. `false`: power failed before, and the call is in no state that the crash
-    /// could leave.
+    /// Records a call. Returns `false` if power has failed before, so that no state which the crash
+    /// could leave has the call.
     pub fn append(&self, state: &mut State, tid: u32, errno: i32, call: Call) -> bool {
         let pid = match self.processes.of(tid) {
             Found::Known(pid) => pid,
-            // The first call of a process gets an event.
+            // This is the first call of the process, so the process gets an event.
             Found::New { pid, name, command } => {
                 self.put(state, pid, tid, 0, Call::Process { pid, name, command });
                 pid
@@ -157,7 +159,7 @@ impl Log {
         let time = u64::try_from(self.clock.monotonic().as_nanos()).unwrap_or(u64::MAX);
         let is_mark = matches!(call, Call::Mark { .. });
         let is_store = matches!(call, Call::Write { mapped: true, .. });
-        // A request that no thread made, such as writeback by the kernel, has no stack.
+        // A request that no thread made, such as writeback by the kernel, has no callers.
         let stack = match self.stacks.get().filter(|_| tid != 0 && !matches!(call, Call::Process { .. })) {
             Some(stacks) => stacks.of(pid, tid),
             None => Vec::new(),
@@ -170,7 +172,8 @@ impl Log {
                 events.push(event);
                 Ok(())
             }
-            // Written to the kernel at once: a killed recorder loses no call that has returned.
+            // Write the event to the kernel at once: then a killed recorder loses no call that has
+            // returned.
             Sink::File(out) => out.append(&event),
         };
         match put {
@@ -179,8 +182,8 @@ impl Log {
                 state.marks += u64::from(is_mark);
                 state.stores += u64::from(is_store);
             }
-            // A recording with a hole would blame the program for calls it did not omit, so
-            // recording stops here, and the end reports it.
+            // Stop recording: a recording with a hole would blame the program for calls that it did
+            // not omit. The end of the recording reports the error.
             Err(e) => {
                 tracing::error!("the recording cannot be written: {e}");
                 state.failed = Some(e);
@@ -189,14 +192,14 @@ impl Log {
         }
     }
 
-    /// Cuts the log at a power failure and returns the events kept. An fsync that completes later
+    /// Cuts the log at a power failure. Returns the events in memory. An fsync that completes later
     /// finds the log cut and fails.
     pub fn cut(&self) -> Vec<Event> {
         self.end_with(Sink::Cut)
     }
 
-    /// Marks everything kept as durable and returns it. An fsync that completes later has nothing
-    /// to add, and succeeds.
+    /// Counts all events in memory as durable, and returns them. An fsync that completes later has
+    /// nothing to add, and succeeds.
     pub fn settle(&self) -> Vec<Event> {
         self.end_with(Sink::Closed)
     }
@@ -208,7 +211,7 @@ impl Log {
         }
     }
 
-    /// Shows the events kept to `look`, which leaves them as they are. No call is recorded
+    /// Shows the events in memory to `look`, which must leave them unchanged. No call is recorded
     /// meanwhile.
     pub fn look(&self, look: impl FnOnce(&mut Vec<Event>)) {
         if let Sink::Memory(events) = &mut self.state.lock().out {
@@ -216,7 +219,7 @@ impl Log {
         }
     }
 
-    /// Changes the events kept because an fsync of this inode failed and dropped its pages.
+    /// Changes the events in memory, because an fsync of this inode failed and dropped its pages.
     pub fn revise(&self, ino: u64, revise: impl FnOnce(&mut Vec<Event>)) {
         let mut state = self.state.lock();
         let state = &mut *state;

@@ -1,41 +1,41 @@
-//! Collects what programs store through shared mappings: before each recorded call, the kernel
-//! writes the dirty pages of the files that may be mapped.
+//! Collects what programs store through shared mappings: before each recorded call, the recorder
+//! lets the kernel write the dirty pages of the files that may be mapped.
 //!
-//! A store makes no request. The mount sees it when the kernel writes the page, which without this
-//! module is at msync, fsync, munmap or at any other time. By then a later store may have replaced
-//! it. A call of the program waits for the mount's reply, so the pages that the kernel writes
-//! before the reply have what the calling thread stored before the call. Written pages are
-//! write-protected, and the next store makes them dirty again. So each store is recorded before the
-//! next recorded call of its thread.
+//! A store makes no request. The mount gets it when the kernel writes the page. Without this module
+//! that happens at msync, fsync, munmap or at any other time, when a later store may have replaced
+//! the first. A call of the program waits for the mount's reply, so the pages that the kernel
+//! writes before the reply contain what the calling thread stored before the call. Written pages
+//! are write-protected, and the next store makes them dirty again. So each store is recorded before
+//! the next recorded call of its thread.
 //!
-//! # Why no state is invented
-//! The kernel may write a dirty page at any time, and the pages are recorded as bytes that nothing
-//! made durable. A store that is recorded later than it was made is one that a crash may lose until
-//! then, which it may anyhow: msync and fsync write the pages that they promise before they reach
-//! the mount. They promise no others: an msync makes only its own range durable ([`crate::msync`]),
-//! and a persistence call covers the events before it arrived, not the pages collected for it.
+//! # Why no impossible state is recorded
+//! The kernel may write a dirty page at any time, and the pages are recorded as bytes that no call
+//! made durable. A store that is recorded late is one that a crash may lose until then, which it
+//! may in any case: msync and fsync write the pages that they promise before they reach the mount.
+//! They promise no other pages: an msync makes only its own range durable ([`crate::msync`]), and a
+//! persistence call covers the events before it arrived, not the pages collected for it.
 //!
 //! # Which files
-//! A shared mapping that can be stored to needs a file that is open for reading and writing, and
-//! keeps it open. The mount sees these opens ([`Ops::opened_to_store`](kedge_fuse::Ops)). The
-//! recorder needs an open file too, to ask for the write. It opens the file by its number in a
-//! directory that no listing shows, since the program may have renamed or removed the name.
+//! A shared writable mapping needs a file that is open for reading and writing, and keeps the file
+//! open. The mount sees these opens ([`Ops::opened_to_store`](kedge_fuse::Ops)). The recorder needs
+//! an open file too, to make the kernel write its pages. It opens the file by its inode number in a
+//! directory that no listing shows, since the program may have renamed or removed the file's name.
 //!
-//! # Why nothing waits forever
+//! # Why no thread waits forever
 //! The thread that collects waits for the kernel, which waits for WRITEs to the mount. Other
-//! workers of the mount serve these, without collecting. What else could hold a write up:
+//! workers of the mount serve these WRITEs, without collecting. What else could delay a WRITE:
 //! - *Locks of the calling thread*, which waits for the recorder. Writing pages takes no lock of an
-//!   inode. Opening by number locks only the directory for that, which no program uses.
+//!   inode. Opening by number locks only the directory of these numbers, which no program uses.
 //! - *Pages that the calling thread writes with write(2)*: the kernel has locked them until the
-//!   reply. They are left out.
+//!   reply. The recorder leaves them out.
 //! - *A change of the size* of a file: the kernel writes no page of it until the reply. So the
 //!   pages of that file are left out.
-//! - *Another thread that collects* may wait for just these pages. So a thread with one of the two
-//!   requests never waits for another thread that collects.
-//! - *A worker that holds the log*, which a WRITE needs. It waits for no lock of a process
+//! - *Another thread that collects* may wait for just these pages. So a thread with a write or a
+//!   change of the size never waits for another thread that collects.
+//! - *A worker that holds the log*, which a WRITE needs. The worker waits for no lock of a process
 //!   ([`crate::processes`]): munmap holds the mmap lock while it writes pages.
-//! - *Too few workers*: so only a few threads collect or wait to collect at a time. A call that
-//!   comes in between is recorded without; its stores follow later, and are counted.
+//! - *Too few workers*: so only a few threads collect or wait to collect at a time. A further call
+//!   is recorded without collecting; its stores follow later, and are counted.
 
 use crate::error::RecordError;
 use crate::msync::{Named, Persists, waits_for};
@@ -53,46 +53,48 @@ use std::sync::OnceLock;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 
-/// Older kernels copy a dirty page, count it as written, and send the copy later.
+/// The oldest suitable kernel: older ones copy a dirty page, count it as written, and send the copy
+/// later.
 const LINUX_MIN: (u32, u32) = (6, 16);
-/// The directory below the root in which files are opened by number.
+/// The name of the directory below the root in which files are opened by number.
 pub(crate) const FILES_DIR: &str = ".kedge-mapped";
-/// Threads that collect or wait to collect; far fewer than a mount has workers.
+/// The most threads that collect or wait to collect. This is far below the number of a mount's
+/// workers.
 const THREADS_MAX: usize = 16;
-/// The files that are open at most, as a share of the descriptors that this process may have.
+/// The recorder opens at most the number of descriptors of this process divided by this.
 const FILES_SHARE: u64 = 2;
 
-/// The pages that a call leaves out.
+/// The pages that a call excludes from collecting.
 pub(crate) enum Except {
     None,
-    /// Those of a file whose size changes.
+    /// The pages of a file whose size changes.
     File(Ino),
-    /// Those of a file that contain these bytes.
+    /// The pages of a file that contain these bytes.
     Bytes(Ino, Range<u64>),
 }
 
 /// Stores that could not be recorded before the next call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Unseen {
-    /// Calls that were recorded while other threads collected.
+    /// The number of calls that were recorded while other threads collected.
     pub calls: u64,
-    /// Files that the recorder could not open.
+    /// The number of files that the recorder could not open.
     pub files: u64,
-    /// Calls of msync that are recorded as an fsync, because their range was not found.
+    /// The number of msync calls that are recorded as an fsync, because their range was not found.
     pub msyncs: u64,
 }
 
-/// See the module.
+/// The collector of stores; see the module.
 pub(crate) struct Mapped {
     /// The inode of [`FILES_DIR`].
     pub dir: Ino,
     opens: Mutex<Opens>,
     files: Mutex<Files>,
-    /// The device of the mount.
+    /// The device number of the mount (major, minor).
     device: OnceLock<(u32, u32)>,
-    /// There are open files, or some to close.
+    /// Whether the recorder must collect: it has files open, or files to open or close.
     is_needed: AtomicBool,
-    /// The kernel has written stores, so that it may do so at the next call.
+    /// Whether the kernel has written stores so far. Then it may write some at the next call too.
     has_stores: AtomicBool,
     threads: AtomicUsize,
     calls_missed: AtomicU64,
@@ -103,20 +105,20 @@ pub(crate) struct Mapped {
 #[derive(Default)]
 struct Opens {
     counts: BTreeMap<u64, u64>,
-    /// `counts` has other files than when the recorder last looked.
+    /// Whether `counts` has other files than at the recorder's last look.
     has_changed: bool,
 }
 
 /// The files that the recorder has open.
 #[derive(Default)]
 struct Files {
-    /// [`FILES_DIR`], while the mount is served.
+    /// The open [`FILES_DIR`], while the mount is served.
     dir: Option<OwnedFd>,
     open: BTreeMap<u64, OwnedFd>,
     refused: BTreeSet<u64>,
 }
 
-/// Permission to wait for other workers.
+/// One of [`THREADS_MAX`] permissions to wait for other workers.
 struct Slot<'a>(&'a AtomicUsize);
 
 impl Drop for Slot<'_> {
@@ -126,7 +128,7 @@ impl Drop for Slot<'_> {
 }
 
 impl Mapped {
-    /// Fails if this kernel does not wait until the mount has the pages.
+    /// Fails if this kernel's writeback does not wait until the mount has the pages.
     pub fn check() -> Result<(), RecordError> {
         let release = rustix::system::uname().release().to_string_lossy().into_owned();
         match version(&release).is_some_and(|version| version >= LINUX_MIN) {
@@ -149,18 +151,18 @@ impl Mapped {
         }
     }
 
-    /// The mount on this directory is served from now on.
+    /// Starts collecting. The mount on this directory is served from now on.
     pub fn begin(&self, mount: &Path) -> std::io::Result<()> {
         let how = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let dir = open(mount.join(FILES_DIR), how, Mode::empty())?;
         let device = fstat(&dir)?.st_dev;
-        // A mount begins once.
+        // `begin` is called once for each mount.
         assert!(self.device.set((major(device), minor(device))).is_ok(), "the device of a mount is known");
         self.files.lock().dir = Some(dir);
         Ok(())
     }
 
-    /// Closes everything that would keep the mount in use.
+    /// Closes all files that would keep the mount in use.
     pub fn end(&self) {
         let mut files = self.files.lock();
         files.dir = None;
@@ -188,7 +190,7 @@ impl Mapped {
         }
     }
 
-    /// The kernel writes stores to the mount.
+    /// Notes that the kernel has written stores to the mount.
     pub fn stored(&self) {
         self.has_stores.store(true, Relaxed);
     }
@@ -198,8 +200,8 @@ impl Mapped {
         (self.threads.fetch_add(1, Relaxed) < THREADS_MAX).then_some(slot)
     }
 
-    /// Has the kernel write all dirty pages of the files that may be mapped. The caller holds no
-    /// lock that a WRITE needs.
+    /// Makes the kernel write all dirty pages of the files that may be mapped. The caller must hold
+    /// no lock that a WRITE needs.
     pub fn collect(&self, except: &Except) {
         if !self.is_needed.load(Relaxed) {
             return;
@@ -223,7 +225,7 @@ impl Mapped {
     fn files_for(&self, except: &Except) -> Option<MutexGuard<'_, Files>> {
         let free = self.files.try_lock();
         match except {
-            // See the module: this thread must not wait for another one that collects.
+            // This thread must not wait for another one that collects (see the module).
             Except::File(_) | Except::Bytes(..) => free,
             Except::None => Some(free.unwrap_or_else(|| {
                 about_to_wait();
@@ -232,7 +234,7 @@ impl Mapped {
         }
     }
 
-    /// Opens and closes files as the program did.
+    /// Opens and closes files to follow the opens of the program.
     fn follow(&self, files: &mut Files) {
         let wanted: BTreeSet<u64> = {
             let mut opens = self.opens.lock();
@@ -261,14 +263,15 @@ impl Mapped {
         }
     }
 
-    /// The ranges that an msync promises in which a thread waits. `None`: the call promises the
-    /// whole file.
+    /// The ranges that the msync promises in which a thread waits. `None` if the thread's call
+    /// promises the whole file.
     pub fn msync_ranges(&self, ino: Ino, tid: u32) -> Option<Vec<(u64, u64)>> {
         let device = *self.device.get()?;
         if tid == 0 || !self.opens.lock().counts.contains_key(&ino.0) {
             return None;
         }
-        // Reading the mappings of a process may wait until another thread's munmap has written.
+        // Reading the mappings of a process waits for its mmap lock, which another thread's munmap
+        // may hold while it writes pages.
         let slot = self.slot();
         about_to_wait();
         let found = match slot {
@@ -295,7 +298,7 @@ impl Mapped {
     }
 }
 
-/// The first two numbers of a kernel's release.
+/// The first two numbers of a kernel's release string.
 fn version(release: &str) -> Option<(u32, u32)> {
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|n| n.parse().ok());
     Some((numbers.next()??, numbers.next()??))

@@ -1,38 +1,38 @@
-//! The range of the file that msync(2) writes, in which a thread waits.
+//! Finds the range of the file that an msync(2) writes, in which a thread waits.
 //!
 //! FUSE has one request for fsync(2) and msync(2), without a range. The kernel has written the
-//! dirty pages of the range, and only these, when the request arrives. Pages of the file that are
-//! outside the range, and that it wrote earlier at the recorder's wish, are in no place that msync
-//! promises. So the range matters, and `/proc/TID/syscall` has it, as addresses.
+//! dirty pages of the range, and only these, when the request arrives. Pages outside the range may
+//! have been written earlier for the recorder, but msync does not promise them. So the range
+//! matters. `/proc/TID/syscall` shows it as addresses.
 //!
-//! The kernel is asked for the mappings at these addresses alone. The list of all mappings of a
-//! process takes it longer than all else that is done for an msync.
+//! Only the mappings at these addresses are requested from the kernel. The list of all mappings of
+//! a process would take more time than all other work for an msync.
 
 use crate::maps::hex;
 use kedge_fuse::{FileMapping, file_mapping};
 use std::fs::{self, File};
 use std::io;
 
-/// What a thread waits for that makes a file durable.
+/// What the call in which a thread waits makes durable.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Persists {
-    /// fsync(2), fdatasync(2) or a write with `O_SYNC`.
+    /// The whole file, by fsync(2), fdatasync(2) or a write with `O_SYNC`.
     File,
-    /// msync(2), with these ranges of the file: more than one if several mappings of it lie next to
-    /// each other. The kernel then sends a request for each, and the first is taken for all of
-    /// them.
+    /// These ranges of the file, by msync(2). There are several ranges if several mappings of the
+    /// file are adjacent. The kernel then sends a request for each, and the first request counts
+    /// for all ranges.
     Ranges(Vec<(u64, u64)>),
 }
 
-/// A file, as a list of mappings names it.
+/// A file as a list of mappings identifies it.
 #[derive(Clone, Copy)]
 pub(crate) struct Named {
     pub device: (u32, u32),
     pub ino: u64,
 }
 
-/// What the thread's current call makes durable: the ranges of this file in an msync(2), or the
-/// whole file in any other call.
+/// What the thread's current call makes durable: ranges of this file in an msync(2), or the whole
+/// file in any other call.
 pub(crate) fn waits_for(tid: u32, file: Named) -> io::Result<Persists> {
     let call = fs::read_to_string(format!("/proc/{tid}/syscall"))?;
     match msync(&call) {
@@ -48,8 +48,8 @@ pub(crate) fn waits_for(tid: u32, file: Named) -> io::Result<Persists> {
     }
 }
 
-/// The addresses of an msync, from the line that the kernel has for a waiting thread: the number of
-/// the call and its arguments.
+/// The range of addresses of an msync, from the line that /proc shows for a waiting thread: the
+/// number of the call and its arguments. `None` for another call.
 fn msync(call: &str) -> Option<(u64, u64)> {
     let mut words = call.split_whitespace();
     let number: i64 = words.next()?.parse().ok()?;
@@ -57,7 +57,7 @@ fn msync(call: &str) -> Option<(u64, u64)> {
     (number == libc::SYS_msync).then_some((start, start.saturating_add(len)))
 }
 
-/// The parts of a file that are mapped between two addresses. `mapping` returns the first mapping
+/// The ranges of a file that are mapped between two addresses. `mapping` returns the first mapping
 /// of a file at or after an address.
 fn ranges(
     mut mapping: impl FnMut(u64) -> io::Result<Option<FileMapping>>,

@@ -5,7 +5,7 @@ use super::*;
 const FILE: Named = Named { device: (0, 0x2a), ino: 7 };
 const BASE: u64 = 0x7f00_0000_0000;
 
-/// Two mappings of the file, one of another file, and one of a file of another device.
+/// Returns two mappings of the file, one of another file, and one of a file on another device.
 fn mapping(at: u64) -> io::Result<Option<FileMapping>> {
     let file = |start: u64, pages: u64, offset, device, ino| FileMapping {
         addresses: start..start + pages * 0x1000,

@@ -1,13 +1,13 @@
-//! The command's standard output, in which lines may be promises.
+//! The command's standard output. Lines of it can be promises.
 //!
-//! What a thread printed before a call is in the pipe when the call arrives. So the thread that
-//! records a call first reads the pipe: a promise is recorded after the calls that had returned
-//! before it was printed, and before the calls made after it. It may be recorded later than it was
-//! printed, never earlier.
+//! What a thread has printed before a call is in the pipe when the call arrives. So the thread that
+//! records a call first reads the pipe. A promise is then recorded after the calls that had
+//! returned before it was printed, and before the calls that are made after it. It may be recorded
+//! later than it was printed, but never earlier.
 //!
-//! Passing the lines on may block on their reader, so a separate thread does that. If it lags by
-//! more than [`WAITING_MAX`] bytes, the pipe is not read until the thread has caught up; promises
-//! are then recorded late.
+//! Passing the lines on may block until their reader reads, so a separate thread does that. If this
+//! thread has more than [`WAITING_MAX`] bytes to pass on, the pipe is not read until it has caught
+//! up; promises are then recorded late.
 
 use parking_lot::Mutex;
 use regex::Regex;
@@ -17,14 +17,14 @@ use rustix::io::{Errno, read, retry_on_intr, write};
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 
-/// Bytes that were read and not yet passed on.
+/// The most bytes that were read and not yet passed on.
 const WAITING_MAX: usize = 1 << 20;
-/// Only this much of a longer line is matched.
+/// The most bytes of a line that are matched with the pattern.
 const LINE_MAX: usize = 64 << 10;
 
 pub struct Output {
     pipe: OwnedFd,
-    /// Wakes the thread that passes lines on.
+    /// An eventfd that wakes the thread which passes lines on.
     wake: OwnedFd,
     ack: Regex,
     inner: Mutex<Inner>,
@@ -39,9 +39,9 @@ struct Inner {
 }
 
 impl Output {
-    /// Lines that match `ack` are promises.
+    /// Takes the reading end of the pipe. Lines that match `ack` are promises.
     pub fn new(pipe: OwnedFd, ack: Regex) -> io::Result<Output> {
-        // Non-blocking at this end only: the command's writes block as before.
+        // Make only this end non-blocking: the command's writes block as before.
         fcntl_setfl(&pipe, fcntl_getfl(&pipe)? | OFlags::NONBLOCK)?;
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(Output { pipe, wake, ack, inner: Mutex::default() })
@@ -71,8 +71,8 @@ impl Output {
         }
         let is_new = !was_waiting && !inner.waiting.is_empty();
         drop(inner);
-        // EAGAIN would mean that the counter is full: the thread was woken many times and has not
-        // read it.
+        // EAGAIN means that the counter is full: the thread was woken many times and has not read
+        // the counter, so it will run.
         if is_new
             && let Err(e) = write(&self.wake, &1u64.to_ne_bytes())
             && e != Errno::AGAIN
@@ -105,8 +105,8 @@ impl Output {
         inner.line.clear();
     }
 
-    /// Passes everything on until all writers have closed the pipe. `read_pipe` calls
-    /// [`Output::take_in`] in the order of the recorded calls.
+    /// Passes everything on until all writers have closed the pipe. `read_pipe` must call
+    /// [`Output::take_in`], in the order of the recorded calls.
     pub fn pass_on(&self, read_pipe: impl Fn()) {
         loop {
             let mut fds = [PollFd::new(&self.pipe, PollFlags::IN), PollFd::new(&self.wake, PollFlags::IN)];
@@ -114,7 +114,7 @@ impl Output {
                 return tracing::error!("the command's output is not passed on: {e}");
             }
             let mut count = [0; 8];
-            // EAGAIN: the pipe woke this thread.
+            // EAGAIN means that the pipe woke this thread, not the counter.
             if let Err(e) = retry_on_intr(|| read(&self.wake, &mut count))
                 && e != Errno::AGAIN
             {

@@ -1,24 +1,25 @@
-//! Finds files outside the mount that the command has open for writing: no crash state contains
+//! Finds files outside the mount that the command has open for writing. No crash state contains
 //! them, and the report warns of them.
 //!
-//! Sampled from /proc, for the command and all its descendants. A file that is open only briefly
-//! can be missed, so an empty list does not prove that nothing was written elsewhere.
+//! The open files of the command and all its descendants are sampled from /proc. A file that is
+//! open only briefly can be missed, so an empty list does not prove that no file was written
+//! elsewhere.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// Files named in the report; there may be more.
+/// The most files that the report names; there may be more.
 const NAMED_MAX: usize = 16;
-/// Processes examined in each sample.
+/// The most processes that a sample examines.
 const PROCESSES_MAX: usize = 256;
-/// Places without durable files.
+/// Directories without durable files.
 const NOT_KEPT: [&str; 4] = ["/dev", "/proc", "/sys", "/memfd:"];
 
 pub struct Outside {
     dir: PathBuf,
-    /// Files that are expected to be open: the command's output, and the recording.
+    /// The files that are expected to be open: the command's output, and the recording.
     given: BTreeSet<(u64, u64)>,
     found: BTreeMap<PathBuf, String>,
 }
@@ -30,7 +31,7 @@ impl Outside {
         Outside { dir: dir.to_owned(), given: given.collect(), found: BTreeMap::new() }
     }
 
-    /// Samples a process and all its descendants.
+    /// Samples the open files of a process and all its descendants.
     pub fn look(&mut self, process: u32) {
         let mut todo = vec![process];
         let mut seen = BTreeSet::new();
@@ -65,13 +66,13 @@ impl Outside {
         }
     }
 
-    /// The files, each with the process that had it open.
+    /// The files that were found, each with the process that had it open.
     pub fn told(&self) -> Vec<String> {
         self.found.iter().map(|(path, who)| format!("{} (by {who})", path.display())).collect()
     }
 }
 
-/// Device and inode number of a regular file.
+/// The device and inode number of a regular file.
 fn identity(path: &Path) -> Option<(u64, u64)> {
     let found = fs::metadata(path).ok().filter(fs::Metadata::is_file)?;
     Some((found.dev(), found.ino()))

@@ -1,16 +1,18 @@
-//! The processes of the calling threads, by what /proc has of them.
+//! The processes of the calling threads, as /proc shows them.
 //!
-//! # Why no command line is waited for
-//! Reading a command line takes the mmap lock of the process. Another thread of it may hold that
-//! lock while it waits for this mount: munmap writes the dirty pages of a mapping. So:
-//! - The command line is read before the log is locked, which the recording of these pages needs.
-//! - If the caller has its memory for itself, it holds no such lock, since it waits for the mount.
+//! # Why no thread waits for a command line without a bound
+//! Reading a command line takes the mmap lock of the process. Another thread of the process may
+//! hold that lock while it waits for this mount: munmap writes the dirty pages of a mapping. So:
+//! - The command line is read before the log is locked, since recording these pages needs the log.
+//! - If no other thread shares the caller's memory, no thread holds that lock, since the caller
+//!   itself waits for the mount.
 //! - Otherwise a few threads read at a time, far fewer than a mount has workers.
-//! - Some calls hold pages back until their reply: a write(2) those that it writes, a truncate all
-//!   of the file. munmap may wait for just these. Such a call of a process that shares its memory
-//!   reads nothing.
+//! - Some calls hold pages back until their reply: a write(2) the pages that it writes, a truncate
+//!   all pages of the file. munmap may wait for just these. For such a call of a process that
+//!   shares its memory, no command line is read.
 //!
-//! Where it is not read, the recording has the name of the process alone, which needs no lock.
+//! If the command line is not read, the recording has only the name of the process, which needs no
+//! lock.
 
 use kedge_base::wait::about_to_wait;
 use parking_lot::Mutex;
@@ -19,24 +21,25 @@ use std::fs;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Bytes of a command line shown to people.
+/// The most bytes of a command line that are recorded, since people read it.
 const COMMAND_MAX: usize = 200;
-/// Threads whose process is kept. At the limit all are dropped, and a process may get a second
-/// event.
+/// The most threads whose process is remembered. At the limit all are dropped, and a process may
+/// get a second event.
 const THREADS_MAX: usize = 1 << 16;
-/// Threads that read a command line at a time. At the limit a process has none in the recording.
+/// The most threads that read a command line at a time. At the limit the recording of a process has
+/// none.
 const READERS_MAX: usize = 16;
 
-/// The place of the flags in `/proc/PID/stat`, counted after the name.
+/// The index of the flags in `/proc/PID/stat`, counted after the name.
 const STAT_FLAGS: usize = 6;
 /// The flag of a process that was forked and has run no program since (`PF_FORKNOEXEC`).
 const FORKED_ONLY: u32 = 0x40;
 
-/// The process of a thread that calls.
+/// The process of the calling thread.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Found {
     Known(u32),
-    /// The recording has no call of this process yet.
+    /// The recording has no call of this process yet. `command` is empty if it was not read.
     New {
         pid: u32,
         name: String,
@@ -44,7 +47,8 @@ pub(crate) enum Found {
     },
 }
 
-/// See the module. Its lock is taken with that of the log held, and held over no wait.
+/// The processes of the recorded calls. Its lock is taken while that of the log is held, and no
+/// thread waits while it holds it.
 #[derive(Default)]
 pub(crate) struct Processes {
     known: Mutex<Known>,
@@ -66,8 +70,8 @@ impl Known {
 }
 
 impl Processes {
-    /// Reads what [`Processes::of`] needs for a call of this thread. `may_wait`: the call holds no
-    /// pages back. The caller holds no lock that a WRITE needs.
+    /// Reads what [`Processes::of`] needs for a call of this thread. `may_wait` says that the call
+    /// holds no pages back. The caller must hold no lock that a WRITE needs.
     pub fn look_at(&self, tid: u32, may_wait: bool) {
         if tid == 0 || self.known.lock().recorded.contains_key(&tid) {
             return;
@@ -91,7 +95,8 @@ impl Processes {
         }
     }
 
-    /// The command line of a process of which another thread may hold the mmap lock.
+    /// The command line of a process whose memory other threads may share, so that one of them may
+    /// hold the mmap lock. `None` if [`READERS_MAX`] threads are reading.
     fn command_of_shared(&self, tid: u32) -> Option<String> {
         let is_free = self.readers.fetch_add(1, Relaxed) < READERS_MAX;
         let read = || {
@@ -124,11 +129,11 @@ impl Processes {
 }
 
 fn text(tid: u32, file: &str) -> String {
-    // A thread that is gone has no entry, and the recording then has its number only.
+    // A thread that has ended has no entry; the recording then has only its number.
     fs::read_to_string(format!("/proc/{tid}/{file}")).unwrap_or_default()
 }
 
-/// What the kernel has of a process without any lock of it.
+/// The facts about a process that /proc shows without taking any lock of it.
 struct Status {
     pid: u32,
     name: String,
@@ -145,20 +150,22 @@ impl Status {
     }
 }
 
-/// Whether a process with one thread shares its memory with no other process. The child of a
-/// vfork(2) does until it runs a program; that of a fork(2), which does not, looks the same.
+/// Whether a process with one thread certainly shares its memory with no other process. The child
+/// of a vfork(2) shares memory until it runs a program. The child of a fork(2) does not, but cannot
+/// be distinguished from it.
 fn has_own_memory(tid: u32) -> bool {
     has_run_program(&text(tid, "stat"))
 }
 
-/// By the line `/proc/PID/stat`, whose second field is a name in parentheses. False if not known.
+/// Whether the process has run a program since it was forked, by the line `/proc/PID/stat`, whose
+/// second field is a name in parentheses. False if that is not known.
 fn has_run_program(stat: &str) -> bool {
     let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields);
     let flags = fields.split_whitespace().nth(STAT_FLAGS).and_then(|flags| flags.parse::<u32>().ok());
     flags.is_some_and(|flags| flags & FORKED_ONLY == 0)
 }
 
-/// The command line of a thread's process. The kernel takes the mmap lock of the process for that.
+/// The command line of a thread's process. The kernel takes the mmap lock of the process for this.
 fn command(tid: u32) -> String {
     text(tid, "cmdline").replace('\0', " ").trim().chars().take(COMMAND_MAX).collect()
 }

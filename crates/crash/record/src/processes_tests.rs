@@ -16,7 +16,7 @@ fn the_first_call_of_a_process_has_its_command_line() {
     assert_eq!(pid, std::process::id());
     assert!(!name.is_empty() && command.contains("record"), "{name}, {command}");
     assert_eq!(processes.of(tid), Found::Known(pid));
-    // The first call of another thread is not the first of the process.
+    // The first call of a second thread is not the first call of the process.
     let of_other = std::thread::scope(|s| s.spawn(|| processes.of(own_thread())).join().unwrap());
     assert_eq!(of_other, Found::Known(pid));
 }
@@ -30,7 +30,7 @@ fn a_call_that_holds_pages_back_does_not_wait_for_other_threads() {
         processes.of(tid)
     };
     let found = std::thread::scope(|s| {
-        // A second thread until the look is over.
+        // Keep a second thread alive until the command line was requested.
         let (end, ended) = std::sync::mpsc::channel::<()>();
         s.spawn(move || ended.recv().unwrap_err());
         let found = look();

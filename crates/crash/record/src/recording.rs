@@ -1,4 +1,4 @@
-//! The file system that records its calls.
+//! A file system that records its calls.
 
 use crate::changed::changed;
 use crate::log::{Log, State};
@@ -23,7 +23,7 @@ pub struct Recording {
     log: Arc<Log>,
     /// The inode of [`MARK_FILE`], if there is one.
     mark_ino: Option<Ino>,
-    /// Stores through mappings, if they are collected.
+    /// The collector of stores through mappings, if they are collected.
     mapped: Option<Arc<Mapped>>,
 }
 
@@ -37,13 +37,13 @@ fn errno<T>(result: &Result<T>) -> i32 {
 }
 
 impl Recording {
-    /// With a file for marks, owned by `owner`.
+    /// Makes a recording with a file for marks, which `owner` owns.
     pub fn with_marks(fs: FileSystem, log: Arc<Log>, owner: Owner) -> Result<Recording> {
         let attr = fs.create(Ino::ROOT, MARK_FILE.as_bytes(), 0o622, owner)?;
         Ok(Recording { fs, log, mark_ino: Some(attr.ino), mapped: None })
     }
 
-    /// Collects stores through shared mappings before each call.
+    /// Lets stores through shared mappings be collected before each call.
     pub fn collecting(mut self, owner: Owner) -> Result<(Recording, Arc<Mapped>)> {
         let dir = self.fs.mkdir(Ino::ROOT, FILES_DIR.as_bytes(), 0o700, owner)?;
         let mapped = Arc::new(Mapped::new(dir.ino));
@@ -51,7 +51,7 @@ impl Recording {
         Ok((self, mapped))
     }
 
-    /// Without a file for marks: every name belongs to the user.
+    /// Makes a recording without a file for marks, so that every name belongs to the user.
     pub fn plain(fs: FileSystem, log: Arc<Log>) -> Recording {
         Recording { fs, log, mark_ino: None, mapped: None }
     }
@@ -61,8 +61,9 @@ impl Recording {
         dir == Ino::ROOT && (is_mark || self.mapped.is_some() && name == FILES_DIR.as_bytes())
     }
 
-    /// Before the log is locked for a call: records what programs stored through mappings so far,
-    /// and looks at the calling process. The pages in `except` wait for the reply.
+    /// Prepares a call before the log is locked: records what programs have stored through mappings
+    /// so far, and reads about the calling process. The pages in `except` are locked until the
+    /// reply.
     fn prepare(&self, except: &Except) {
         if let Some(mapped) = &self.mapped {
             mapped.collect(except);
@@ -70,8 +71,8 @@ impl Recording {
         self.log.look_at(caller(), matches!(except, Except::None));
     }
 
-    /// Attributes for the kernel: the root's count of links is without the directory that no
-    /// listing shows.
+    /// The attributes that the kernel gets: the link count of the root does not include the hidden
+    /// directory.
     fn shown(&self, attr: Attr) -> Attr {
         match self.mapped.is_some() && attr.ino == Ino::ROOT {
             true => Attr { nlink: attr.nlink.saturating_sub(1), ..attr },
@@ -79,7 +80,7 @@ impl Recording {
         }
     }
 
-    /// Records the bytes that programs stored in pages that the kernel writes.
+    /// Records the changed bytes of pages that the kernel writes back from mappings.
     fn record_stores(&self, ino: Ino, offset: u64, data: &[u8], mode: WriteMode) -> Result<usize> {
         let mut log = self.log.lock();
         let mut old = vec![0; data.len()];
@@ -93,7 +94,7 @@ impl Recording {
         result
     }
 
-    /// Runs a call and records it as one step.
+    /// Runs a call and records it in one step, under the log's lock.
     fn change<T>(&self, run: impl FnOnce() -> Result<T>, call: impl FnOnce(&Result<T>) -> Call) -> Result<T> {
         self.prepare(&Except::None);
         self.change_now(run, call)
@@ -161,8 +162,8 @@ impl Recording {
         let (since, drops) = (state.count, state.drops(number));
         drop(state);
         let ranges = ino.zip(self.mapped.as_ref()).and_then(|(ino, mapped)| mapped.msync_ranges(ino, tid));
-        // After `since`: the kernel has written what the call promises. What is collected now, it
-        // does not promise.
+        // Collect after `since` is read: the kernel has already written what the call promises, and
+        // the call does not promise what is collected now.
         self.prepare(&Except::None);
         Box::new(move |result| {
             let call = match (ino, ranges) {
@@ -171,18 +172,18 @@ impl Recording {
                 (None, _) => Call::Sync { since },
             };
             let mut state = log.lock();
-            // Pages that another fsync dropped meanwhile are not durable through this one.
+            // If another fsync has dropped pages meanwhile, this fsync does not make them durable.
             let result = if state.drops(number) == drops { result } else { Err(cut_off()) };
-            // The log decides success, under its lock, because at a power failure exactly its
-            // content is durable. A later decision could follow the cut, and a separate generation
-            // number could change before or after the cut.
+            // The log decides on success under its lock, because at a power failure exactly its
+            // contents are durable. A decision after this could follow the cut, and a separate
+            // generation number could change before or after the cut.
             let is_recorded = log.append(&mut state, tid, errno(&result), call);
             drop(state);
             done(if is_recorded { result } else { Err(cut_off()) });
         })
     }
 
-    /// Records the parts of a setattr that a crash can lose. Times are not among them.
+    /// Records the changes of a setattr that a crash can lose. Times are not among them.
     fn record_setattr(&self, log: &mut State, ino: Ino, set: &SetAttr, errno: i32) {
         if let Some(size) = set.size {
             self.log.append(log, caller(), errno, Call::Truncate { ino: ino.0, size });
@@ -250,7 +251,7 @@ impl Ops for Recording {
         self.refuse_control(dir, name)?;
         self.refuse_control(new_dir, new_name)?;
         if matches!(mode, RenameMode::Whiteout { .. }) {
-            // A recording has no such call, and its replay would build another tree.
+            // A recording has no event for a whiteout, so its replay would build another tree.
             return Err(Error::Invalid("a recording has no whiteouts"));
         }
         self.prepare(&Except::None);
@@ -366,7 +367,8 @@ impl Ops for Recording {
         }
     }
 
-    /// A name in the directory of the recorder would keep a removed file.
+    /// Whether the kernel may keep names of this directory: a name in the hidden directory would
+    /// keep a removed file.
     fn may_keep_names(&self, dir: Ino) -> bool {
         self.mapped.as_ref().is_none_or(|mapped| mapped.dir != dir)
     }

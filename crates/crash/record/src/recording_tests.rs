@@ -6,7 +6,7 @@ use kedge_device::MemDevice;
 use kedgefs::{FormatOptions, MountOptions};
 use parking_lot::Mutex;
 
-/// A recording in memory, a file in it, and an fsync of that file in progress.
+/// A recording in memory with a file and an fsync in progress.
 struct Begun {
     log: Arc<Log>,
     ino: Ino,
@@ -32,7 +32,7 @@ fn fsyncs(events: &[Event]) -> usize {
     events.iter().filter(|e| e.errno == 0 && matches!(e.call, Call::Fsync { .. } | Call::Sync { .. })).count()
 }
 
-/// An fsync succeeds exactly if its end is in the log when power fails.
+/// An fsync succeeds exactly if its completion is in the log when power fails.
 #[test]
 fn success_is_what_the_log_has_when_power_fails() {
     for of in [Some, |_| None] {
@@ -46,7 +46,7 @@ fn success_is_what_the_log_has_when_power_fails() {
         end(Ok(()));
         assert_eq!(answer.lock().take().unwrap().unwrap_err().errno(), kedge_base::errno::EIO);
 
-        // Everything counts as durable, so the fsync has nothing to wait for.
+        // All calls count as durable, so the fsync succeeds.
         let Begun { log, end, answer, .. } = begun(of);
         log.settle();
         end(Ok(()));

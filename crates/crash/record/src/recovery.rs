@@ -1,8 +1,8 @@
-//! Records what a checker does in a crash state: its recovery.
+//! Records the calls of a checker in a crash state, that is, its recovery.
 //!
-//! The file system in memory first gets the state as its content, which no crash loses, without the
-//! copy through the mount that `record --from` makes. The checker's output and exit code say what
-//! they say in the search; here only its calls count.
+//! The file system in memory first gets the state as its contents, which no crash loses; no copy
+//! through the mount is needed, as `record --from` makes. The search has already judged the
+//! checker's output and exit code; here only its calls matter.
 
 use crate::MARK_FILE;
 use crate::error::{RecordError, io_error};
@@ -26,13 +26,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// The least size of the file system.
+/// The minimal size of the file system in bytes.
 const SIZE_MIN: u64 = 1 << 30;
 
-/// Runs a command on a mount that holds the state, and returns its recording. `make` builds the
+/// Runs a command on a mount that holds the state, and returns the recording. `make` builds the
 /// command for the mounted directory; its second argument is a directory for other files, which
-/// outlives the command. The command leads a process group of its own, and the whole group is
-/// killed when the command ends, after `timeout`, or when `stop` is set.
+/// outlives the command. The command leads a process group of its own. The whole group is killed
+/// when the command ends, after `timeout`, or when `stop` is set.
 pub fn record_recovery(
     state: &State,
     make: impl FnOnce(&Path, &Path) -> io::Result<Command>,
@@ -48,8 +48,8 @@ pub fn record_recovery(
     Ok(traces.pop().expect("a recording for each mount"))
 }
 
-/// As [`record_recovery`], for a cluster: a mount for each node, in one directory by its name. The
-/// recordings have times of one clock.
+/// Does the same for a cluster: each node has a mount, and one directory contains all mounts by the
+/// names of the nodes. The recordings have times of one clock.
 pub fn record_cluster_recovery(
     nodes: &[(String, State)],
     make: impl FnOnce(&Path, &Path) -> io::Result<Command>,
@@ -68,7 +68,7 @@ pub fn record_cluster_recovery(
         match made {
             Ok(machine) => machines.push(machine),
             Err(e) => {
-                // The mounts that were made are ended all the same.
+                // End the mounts that were made before the error.
                 for machine in machines {
                     machine.mount.end()?;
                 }
@@ -99,7 +99,7 @@ impl Machine {
     }
 }
 
-/// Runs the command in `dir`, and ends the mounts.
+/// Runs the command in `dir` and ends the mounts. Returns the recordings.
 fn recorded(
     machines: Vec<Machine>,
     dir: &Path,
@@ -116,7 +116,7 @@ fn recorded(
             log.append(&mut state, 0, 0, Call::End { code: *code });
         }
     }
-    // Every mount is ended, also after an error.
+    // End every mount, also after an error.
     let ended: Vec<_> = machines.into_iter().map(|machine| (machine.mount.end(), machine.log)).collect();
     ran?;
     let settle =
@@ -148,7 +148,7 @@ fn run(
     command.stdout(Stdio::null()).stderr(Stdio::null());
     let mut child = command.spawn().map_err(io_error("the check cannot be started"))?;
     let status = wait(&mut child, timeout, stop);
-    // Processes that the check left running would keep the mount.
+    // Kill the group: processes that the check left running would keep the mount in use.
     let killed = match i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
         Some(group) => kill_process_group(group, Signal::KILL),
         None => Ok(()),
@@ -159,7 +159,7 @@ fn run(
     }
     let status = match status {
         Ok(Some(status)) => status,
-        // Its time is over: the kill above ended it.
+        // The time limit was reached, and the kill above has ended the check.
         Ok(None) => child.wait().map_err(io_error("the check"))?,
         Err(e) => {
             child.wait().map_err(io_error("the check"))?;
@@ -169,7 +169,7 @@ fn run(
     Ok(status.code().or(status.signal().map(|signal| 128 + signal)).unwrap_or(-1))
 }
 
-/// Waits for the check. `None`: its time is over.
+/// Waits for the check. Returns `None` if the time limit was reached or `stop` was set.
 fn wait(child: &mut Child, timeout: Duration, stop: &AtomicBool) -> io::Result<Option<ExitStatus>> {
     let clock = SystemClock::default();
     loop {

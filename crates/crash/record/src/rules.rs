@@ -1,6 +1,6 @@
-//! Rules: what happens at which call of a live crash test.
+//! Rules for a live crash test: what happens at which call.
 //!
-//! A rule is one line of words: `on=CALL,do=ACTION` and optional ones.
+//! A rule is one line of words: `on=CALL,do=ACTION` and optional further words.
 //!
 //! | word | |
 //! |---|---|
@@ -22,7 +22,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// Limit of `slow` in milliseconds: a caller cannot be killed while it waits.
+/// The most milliseconds of `slow`: a caller cannot be killed while it waits.
 const SLOW_MAX: u64 = 600_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,7 +36,7 @@ pub enum On {
     Fsync,
 }
 
-/// What a failed fsync leaves in the page cache and on the disk. In each case the pages are clean
+/// What a failed fsync leaves in the page cache and on the disk. In all cases the pages are clean
 /// afterwards, and the next fsync succeeds without writing them.
 ///
 /// Sources: Rebello et al., "Can Applications Recover from fsync Failures?", USENIX ATC 2020,
@@ -46,13 +46,12 @@ pub enum On {
 /// (`btrfs_finish_one_ordered`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Like {
-    /// Readers still see what was written. The new size is kept, with old bytes or zeros below
-    /// it.
+    /// Readers still see the written bytes. The new size is kept, with old bytes or zeros below it.
     Ext4,
-    /// Readers still see what was written. The size on disk moves only with the bytes, so it stays
-    /// the old one.
+    /// Readers still see the written bytes. The size on disk changes only with the bytes, so it
+    /// remains the old one.
     Xfs,
-    /// Bytes and size revert to what is on disk, for readers too.
+    /// Bytes and size revert to those on disk, for readers too.
     Btrfs,
 }
 
@@ -61,7 +60,7 @@ pub enum Like {
 pub enum Lose {
     All,
     Random(u64),
-    /// Only a part of the last write.
+    /// The crash loses a part of the last write and nothing else.
     Torn,
 }
 
@@ -115,7 +114,7 @@ impl FromStr for Rule {
     }
 }
 
-/// The words of a rule, each of which may occur once.
+/// The words of a rule that were not used yet. Each word may occur once.
 #[derive(Default)]
 struct Words<'a>(Vec<(&'a str, &'a str)>);
 
@@ -227,7 +226,7 @@ fn parse_failure(errno: i32, on: On, words: &mut Words<'_>) -> Result<Action, St
     Ok(Action::Fail { errno, like })
 }
 
-/// Rules, with a count of matches for each.
+/// The rules, each with its count of matches.
 #[derive(Default)]
 pub struct Rules(Vec<Armed>);
 
@@ -250,12 +249,14 @@ impl Rules {
         self.0.clear();
     }
 
-    /// Each rule, how many calls it matched, and how often it was applied.
+    /// Each rule, with the number of calls that it matched and the number of times that it was
+    /// applied.
     pub fn list(&self) -> Vec<(String, u64, u64)> {
         self.0.iter().map(|a| (a.rule.to_string(), a.seen, a.done)).collect()
     }
 
-    /// Matches a call with its paths. Every rule counts it; the first one that is due is applied.
+    /// Counts a call with its paths in every rule that matches it. Returns the action of the first
+    /// rule that is due.
     pub fn meet(&mut self, on: On, paths: &[Vec<u8>]) -> Option<Action> {
         let mut action = None;
         for armed in &mut self.0 {

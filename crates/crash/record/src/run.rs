@@ -28,31 +28,31 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub(crate) const POLL: Duration = Duration::from_millis(5);
-/// How long to wait for processes that the command left and that still use the mount.
+/// How long to wait for processes that the command has left and that still use the mount.
 pub(crate) const LEFTOVERS_WAIT: Duration = Duration::from_secs(3);
-/// The mount's name below the recorder's directory.
+/// The name of the mounted directory below the recorder's directory.
 pub(crate) const MOUNT_DIR: &str = "dir";
-/// How often the open files outside the mount are sampled.
+/// The interval at which the open files outside the mount are sampled.
 const OUTSIDE_EVERY: Duration = Duration::from_millis(100);
 const MOUNT_WAIT: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Bytes of the image, which is kept in memory.
+    /// The size of the image in bytes. The image is kept in memory.
     pub size: u64,
-    /// The initial content of the directory.
+    /// The directory with the initial contents, if any.
     pub from: Option<PathBuf>,
-    /// The command gets a block device.
+    /// The block device that the command gets, if any.
     pub device: Option<Device>,
-    /// The command starts in the mounted directory.
+    /// Whether the command starts in the mounted directory.
     pub cd: bool,
-    /// Lines of the command's standard output that match are marks.
+    /// Lines of the command's standard output that match this pattern are marks.
     pub ack: Option<Regex>,
     pub timeout: Option<Duration>,
     pub out: PathBuf,
-    /// Record the callers of each call.
+    /// Whether the callers of each call are recorded.
     pub backtrace: bool,
-    /// Record stores through shared mappings before the next call.
+    /// Whether stores through shared mappings are recorded before the next call.
     pub mappings: bool,
     pub command: Vec<OsString>,
 }
@@ -60,22 +60,22 @@ pub struct Options {
 /// The result of a recording.
 #[derive(Debug, Clone)]
 pub struct Recorded {
-    /// Events since the command started, including marks.
+    /// The number of events since the command started, including marks.
     pub events: u64,
     pub marks: u64,
     /// The command's exit code, or 128 plus the number of the signal that killed it.
     pub code: i32,
     pub timed_out: bool,
-    /// Processes that still used the mount after the command ended.
+    /// The processes that still used the mount after the command had ended.
     pub leftovers: Vec<String>,
-    /// Files elsewhere that the command had open for writing, each with its process. Files open
-    /// only briefly can be missed.
+    /// The files elsewhere that the command had open for writing, each with its process. Files that
+    /// were open only briefly can be missed.
     pub outside: Vec<String>,
-    /// Calls whose callers were searched for and not found.
+    /// The number of calls whose callers were searched for and not found.
     pub without_stack: u64,
-    /// Events of stores through shared mappings.
+    /// The number of events of stores through shared mappings.
     pub stores: u64,
-    /// With [`Options::mappings`]: the stores that were recorded late nevertheless.
+    /// With [`Options::mappings`], the stores that were nevertheless recorded late.
     pub unseen: Unseen,
 }
 
@@ -84,12 +84,12 @@ struct Ended {
     code: i32,
     timed_out: bool,
     outside: Vec<String>,
-    /// The device is still in use.
+    /// Whether the device is still in use.
     keeps_device: bool,
 }
 
-/// Runs the command on a mount of its own and records it. Calls `started` with its process number,
-/// for passing signals on.
+/// Runs the command on a mount of its own and records it. Calls `started` with the command's
+/// process number, so that signals can be passed on.
 pub fn record(options: &Options, started: &dyn Fn(u32)) -> Result<Recorded, RecordError> {
     if options.backtrace && !IS_SUPPORTED {
         return Err(RecordError::NoBacktrace);
@@ -120,18 +120,19 @@ pub fn record(options: &Options, started: &dyn Fn(u32)) -> Result<Recorded, Reco
     Ok(Recorded { events, marks, code, timed_out, leftovers, outside, without_stack, stores, unseen })
 }
 
-/// A recording that gets its name only when the command has started: a failure before leaves an
-/// older recording of that name unchanged. From then on the file grows under its name, so that a
-/// killed recorder leaves what it had.
+/// A recording that gets its name only when the command has started, so that an earlier failure
+/// leaves an older recording of that name unchanged. From then on the file grows under its name, so
+/// that a killed recorder leaves what it has recorded.
 pub(crate) struct Draft {
     name: PathBuf,
-    /// `None`: the file has its name, or the name does not belong to a regular file.
+    /// The temporary name. `None` if the file has its final name, or if that name is not of a
+    /// regular file.
     temp: Mutex<Option<tempfile::TempPath>>,
 }
 
 impl Draft {
     pub fn new(out: &Path) -> io::Result<(File, Draft)> {
-        // Replaces the target of a symbolic link, not the link.
+        // Replace the target of a symlink, not the link itself.
         let name = match out.canonicalize() {
             Ok(name) => name,
             Err(e) if e.kind() == io::ErrorKind::NotFound => out.to_owned(),
@@ -147,7 +148,7 @@ impl Draft {
             Err(_) => None,
         };
         let dir = name.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        // Opened here, since tempfile's errors would name the draft.
+        // Open the file here, since errors of tempfile would name the temporary file.
         let open = |path: &Path| File::options().write(true).create_new(true).mode(0o666).open(path);
         let temp = tempfile::Builder::new().prefix(".kedge-record-").make_in(dir, open)?;
         let (file, temp) = temp.into_parts();
@@ -172,7 +173,7 @@ pub(crate) fn detach_dead(temp: &Path) -> io::Result<()> {
     if kedge_fuse::mount_at(&dir).is_some() {
         return kedge_fuse::unmount(&dir, true).map_err(io::Error::other);
     }
-    // The mounts of a cluster are one level deeper.
+    // The mounts of a cluster are one level below.
     for node in std::fs::read_dir(&dir).into_iter().flatten().flatten() {
         if kedge_fuse::mount_at(&node.path()).is_some() {
             kedge_fuse::unmount(&node.path(), true).map_err(io::Error::other)?;
@@ -223,22 +224,22 @@ pub(crate) fn file_system(size: u64) -> Result<FileSystem, RecordError> {
     Ok(FileSystem::open(device, clock, MountOptions::default())?)
 }
 
-/// The image, mounted and served.
+/// The image, which is mounted and served.
 pub(crate) struct Mount {
     pub point: MountPoint,
-    /// Stores through mappings, if they are collected.
+    /// The collector of stores through mappings, if they are collected.
     mapped: Option<Arc<Mapped>>,
     served: std::thread::JoinHandle<io::Result<kedgefs::Result<()>>>,
 }
 
 impl Mount {
-    /// Mounts the file system below `temp`. Its changes are recorded, stores through `mappings`
-    /// before the next call.
+    /// Mounts the file system below `temp`. Changes are recorded; with `mappings`, stores through
+    /// mappings are recorded before the next call.
     pub fn new(temp: &Path, fs: FileSystem, log: Arc<Log>, mappings: bool) -> Result<Mount, RecordError> {
         Mount::at(&temp.join("image"), &temp.join(MOUNT_DIR), fs, log, mappings)
     }
 
-    /// As [`Mount::new`], on the new directory `dir`. `image` is a new file elsewhere.
+    /// Does the same on the new directory `dir`. `image` is a new file outside of it.
     pub fn at(
         image: &Path,
         dir: &Path,
@@ -246,7 +247,7 @@ impl Mount {
         log: Arc<Log>,
         mappings: bool,
     ) -> Result<Mount, RecordError> {
-        // A file for the loop device: it provides the mount's name, not its content.
+        // Make a file for the loop device, which gives the mount its name and no contents.
         File::create(image).and_then(|f| f.set_len(1 << 20)).map_err(io_error("a temporary file"))?;
         std::fs::create_dir(dir).map_err(io_error("a temporary directory"))?;
         let fuse = FuseOptions { writeback_cache: false, no_open: !mappings, ..FuseOptions::default() };
@@ -279,8 +280,8 @@ impl Mount {
         Ok(())
     }
 
-    /// Unmounts. Processes that still use the mount get some time; after that they are reported and
-    /// left behind.
+    /// Unmounts. Waits some time for processes that still use the mount; after that they are
+    /// returned and left behind.
     pub fn end(self) -> Result<Vec<String>, RecordError> {
         let clock = SystemClock::default();
         let mut leftovers = Vec::new();
@@ -294,8 +295,8 @@ impl Mount {
                 Err(MountError::Busy(_)) => {
                     leftovers = users_of(&self.point.dir);
                     kedge_fuse::unmount(&self.point.dir, true)?;
-                    // The mount lives as long as these processes; the recorder does not wait for
-                    // them.
+                    // The mount lives as long as these processes, and the recorder does not wait
+                    // for them.
                     return Ok(leftovers);
                 }
                 Err(e) => return Err(e.into()),
@@ -351,7 +352,8 @@ fn run_command(
     started: &dyn Fn(u32) -> io::Result<()>,
 ) -> Result<Ended, RecordError> {
     let (program, args) = options.command.split_first().expect("the command line asks for one word at least");
-    // What the command mounts ends with it, and with it the last use of the device.
+    // A mount namespace of its own ends the command's mounts with it, and with them the last use of
+    // the device.
     let start = if device.is_some() { loops::with_own_mounts() } else { &[] };
     let mut words = start.iter().map(OsStr::new).chain([program.as_os_str()]);
     let mut command = Command::new(words.next().expect("the program at least"));
@@ -362,7 +364,8 @@ fn run_command(
     if options.cd {
         command.current_dir(dir);
     }
-    // Lines that the command prints before its first call are recorded before that call.
+    // Read the output before each call, so that lines which the command prints before its first
+    // call are recorded before it.
     let output = match options.ack.clone() {
         Some(ack) => {
             let (pipe, stdout) = io::pipe().map_err(io_error("the command's output"))?;
@@ -373,25 +376,26 @@ fn run_command(
         }
         None => None,
     };
-    // At a terminal the command must stay in the foreground; elsewhere its own group lets the
-    // recorder kill it with all its descendants.
+    // At a terminal the command must stay in the foreground. Elsewhere its own process group lets
+    // the recorder kill it with all its descendants.
     let own_group = !io::stdin().is_terminal();
     if own_group {
         command.process_group(0);
     }
     let mut child = command.spawn().map_err(|error| RecordError::Start { command: program.into(), error })?;
-    // `command` holds the writing end of the pipe; the reader sees its end only after all copies
-    // are closed.
+    // Drop the writing end of the pipe that `command` holds: the reader sees the end of the pipe
+    // only after all copies are closed.
     drop(command);
     if let Err(error) = started(child.id()) {
-        // Its calls could not be recorded.
+        // Kill the command, because its calls could not be recorded.
         child.kill().and_then(|()| child.wait()).map_err(io_error("the command"))?;
         return Err(RecordError::Recording { path: options.out.clone(), error: error.into() });
     }
     let pass_on = |output: Arc<Output>| {
         let (log, mapped) = (log.clone(), mapped.cloned());
         let read_pipe = move || {
-            // What was stored before a promise was printed is recorded before it, as a rule.
+            // Normally this records stores that were made before a promise was printed before the
+            // promise.
             if let Some(mapped) = &mapped {
                 mapped.collect(&Except::None);
             }
@@ -411,7 +415,7 @@ fn run_command(
         }
     }
     let code = status.code().or(status.signal().map(|s| 128 + s)).unwrap_or(-1);
-    // Files on a file system of the device are recorded, but look like files elsewhere.
+    // Files on a file system of the device are recorded, but look like files outside the mount.
     let outside = if device.is_some() { Vec::new() } else { outside.told() };
     Ok(Ended { code, timed_out, outside, keeps_device: false })
 }

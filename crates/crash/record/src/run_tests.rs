@@ -1,7 +1,7 @@
 use super::*;
 use kedge_crash::Call;
 
-/// The recorder may be delayed right after it started the command.
+/// The recorder may be delayed right after it has started the command.
 #[test]
 fn what_is_printed_at_once_stands_before_the_first_call() {
     let dir = tempfile::tempdir().unwrap();

@@ -4,24 +4,24 @@
 //! `/proc/TID/syscall` has its program counter and stack pointer. The callers are found with the
 //! tables that compilers emit for exceptions (`.eh_frame`).
 //!
-//! A wrong caller is worse than none, so no unknown register is guessed, and each return address
-//! must follow a call instruction. Unwinders of profilers silently fall back to the frame pointer
-//! where tables have no entry; this one stops there and says so.
+//! A wrong caller is worse than none. So no unknown register is guessed, and each return address
+//! must follow a call instruction. Unwinders of profilers silently use the frame pointer where the
+//! tables have no entry; this one stops there and reports that.
 //!
-//! A function that addresses its stack by the frame pointer needs that register, and only the
-//! kernel knows it. So it is searched for on the stack: a saved frame pointer next to a return
-//! address that follows a call of this very function, from where the tables lead on. If there are
-//! several, or only indirect calls that may have called the function, the report marks the callers
-//! as a guess.
+//! A function that addresses its stack by the frame pointer needs that register, which only the
+//! kernel knows. So the register's value is searched for on the stack: a saved frame pointer next
+//! to a return address that follows a call of this very function, and from which the tables lead
+//! on. If there are several candidates, or only indirect calls that may have called the function,
+//! the report marks the callers as a guess.
 //!
-//! Go's functions have no such tables. They are found with the table that Go's runtime has for
-//! itself.
+//! Go's functions have no such tables. Their callers are found with the table that Go's runtime
+//! uses itself.
 //!
 //! # A separate thread
-//! Reading the memory of a process takes its mmap lock. One of its threads may hold that lock while
-//! it waits for this mount: at munmap the kernel writes pages back. So a thread that serves
-//! requests must not wait without a limit. It asks a separate thread, and continues without a stack
-//! if that takes too long.
+//! Reading the memory of a process takes its mmap lock. One of the threads of the process may hold
+//! that lock while it waits for this mount: at munmap the kernel writes pages back. So a thread
+//! that serves requests must not wait without a bound. It sends a question to a separate thread,
+//! and continues without callers if the reply takes too long.
 
 mod binary;
 mod go;
@@ -38,22 +38,22 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Duration;
 
-/// Limit for reading the other process, whose mmap lock may be held; see above.
+/// The time limit for reading the other process, whose mmap lock may be held (see above).
 const READ_WAIT: Duration = Duration::from_secs(1);
-/// Limit for names and lines, which need no lock: the first look at a large program reads all of
-/// it.
+/// The time limit for names and lines. These need no lock, but the first use of a large program
+/// reads all of it.
 const NAMES_WAIT: Duration = Duration::from_secs(60);
-/// Callers kept for a call.
+/// The most callers that are kept for a call.
 const FRAMES_MAX: usize = 24;
-/// Processes whose mappings are kept. At the limit all are dropped.
+/// The most processes whose mappings are kept. At the limit all are dropped.
 const PROCESSES_MAX: usize = 256;
 
 /// Whether this architecture is supported.
 pub(crate) const IS_SUPPORTED: bool = cfg!(target_arch = "x86_64");
 
-/// The replies to one question, in this order.
+/// The replies to a question, which are sent in this order.
 enum Answer {
-    /// The other process has been read; its lock is no longer needed.
+    /// The other process was read, and its lock is no longer needed.
     IsRead,
     Frames(Vec<String>),
 }
@@ -71,11 +71,12 @@ pub(crate) struct Stacks {
 }
 
 impl Stacks {
-    /// Files below `mount` are not read: the asking thread would have to serve that.
+    /// Starts the thread. Files below `mount` are not read: the thread that asks would have to
+    /// serve the read.
     pub fn start(mount: &Path) -> io::Result<Stacks> {
         let (ask, questions) = sync_channel(1);
         let mount = mount.to_owned();
-        // Detached: it ends when all senders are gone.
+        // The thread is detached. It ends when all senders are dropped.
         spawn_named("kedge-stacks", move || serve(&questions, mount))?;
         Ok(Stacks { ask, missing: AtomicU64::new(0) })
     }
@@ -92,8 +93,8 @@ impl Stacks {
 
     fn look(&self, pid: u32, tid: u32) -> Option<Vec<String>> {
         let (answer, heard) = sync_channel(2);
-        // If the thread is stuck at a process that cannot be read, one more question waits equally
-        // long; a third is refused.
+        // If the thread is stuck on a process that cannot be read, one more question waits for its
+        // full time limit; a third is refused at once.
         self.ask.try_send(Question { pid, tid, answer }).ok()?;
         match heard.recv_timeout(READ_WAIT).ok()? {
             Answer::Frames(frames) => Some(frames),
@@ -104,7 +105,7 @@ impl Stacks {
         }
     }
 
-    /// Calls without a stack.
+    /// The number of calls whose callers were not found.
     pub fn missing(&self) -> u64 {
         self.missing.load(Ordering::Relaxed)
     }
@@ -116,7 +117,7 @@ fn serve(questions: &Receiver<Question>, mount: PathBuf) {
     while let Ok(Question { pid, tid, answer }) = questions.recv() {
         let frames = match Snapshot::take(pid, tid) {
             Ok(snapshot) => {
-                // The asking thread may have stopped waiting, and then needs no names either.
+                // If the asking thread has stopped waiting, it needs no names either.
                 if answer.send(Answer::IsRead).is_err() {
                     continue;
                 }
@@ -133,7 +134,7 @@ fn serve(questions: &Receiver<Question>, mount: PathBuf) {
                 Vec::new()
             }
         };
-        // As above.
+        // The asking thread may have stopped waiting.
         let _nobody_waits = answer.send(Answer::Frames(frames));
     }
 }
@@ -141,16 +142,17 @@ fn serve(questions: &Receiver<Question>, mount: PathBuf) {
 /// A function on the stack.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Frame {
-    /// `None`: no table has a name for it.
+    /// The name; `None` if no table has one.
     name: Option<String>,
-    /// File and line, or the binary and the offset in it.
+    /// The file and line, or the binary and the offset in it.
     place: String,
-    /// Whether it belongs to the C or the Rust library.
+    /// Whether the function belongs to the C or the Rust library.
     is_library: bool,
 }
 
-/// The useful frames: the program's, and the functions it called. The frames inside the language's
-/// library, and those from there to `main`, are the same everywhere.
+/// Selects the useful frames: those of the program, and the library functions that it called. The
+/// frames inside the language's library, and those from there to `main`, are the same in all
+/// programs.
 fn told(mut frames: Vec<Frame>) -> Vec<String> {
     while let [first, second, ..] = &frames[..]
         && first.is_library
@@ -162,8 +164,8 @@ fn told(mut frames: Vec<Frame>) -> Vec<String> {
     let is_main = |f: &Frame| matches!(f.name.as_deref(), Some("main" | "main.main"));
     if let Some(start) = frames.iter().position(is_start) {
         frames.truncate(start);
-        // The frame through which Rust calls `main`: by the old rules of naming
-        // `FnOnce::call_once`, by the new ones (v0) `FnOnce<()>>::call_once`.
+        // The frame through which Rust calls `main`: `FnOnce::call_once` by the old rules of
+        // naming, `FnOnce<()>>::call_once` by the new ones (v0).
         let calls_main = |name: &str| name.contains("FnOnce") && name.ends_with("::call_once");
         frames.pop_if(|f| f.name.as_deref().is_some_and(calls_main));
     } else if let Some(main) = frames.iter().position(is_main) {

@@ -31,7 +31,7 @@ fn what_is_the_same_in_every_program_is_left_out() {
     assert_eq!(told(vec![only]), ["libc.so.6+0x10"]);
 }
 
-/// Waits for a byte. The work after each call keeps its frame on the stack (no tail call).
+/// Waits for a byte. The work after the read keeps this frame on the stack (no tail call).
 #[inline(never)]
 fn innermost(stream: &mut UnixStream) -> usize {
     let mut byte = [0];
@@ -74,8 +74,7 @@ fn is_named(frame: &Frame, name: &str) -> bool {
     frame.name.as_deref().is_some_and(|n| n.rsplit("::").next() == Some(name))
 }
 
-/// Like any Rust program, this one is linked so that its first page of code begins with bytes that
-/// are no code.
+/// As in any Rust program, the first page of code begins with bytes that are no code.
 #[test]
 fn callers_are_found_up_to_the_start_of_the_thread() {
     if !IS_SUPPORTED {

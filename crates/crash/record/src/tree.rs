@@ -5,10 +5,10 @@ use kedge_crash::{Call, Event};
 use kedgefs::{Attr, FileKind, FileSystem, Ino, Owner, Result, SetAttr, WriteMode, XattrMode};
 use std::collections::{HashMap, HashSet};
 
-/// Bytes per read or write.
+/// The number of bytes that are read or written at once.
 const CHUNK: usize = 1 << 20;
 
-/// Names in a directory, without "." and "..".
+/// The names in a directory, without "." and "..".
 fn entries(fs: &FileSystem, dir: Ino) -> Result<Vec<Vec<u8>>> {
     let mut names = Vec::new();
     fs.readdir(dir, 0, &mut |entry| {
@@ -79,7 +79,7 @@ impl Reader<'_> {
             if len == 0 {
                 break;
             }
-            // Holes stay holes.
+            // Skip zeros, so that holes stay holes.
             if buf[..len].iter().any(|b| *b != 0) {
                 let data = buf[..len].to_vec();
                 self.put(Call::Write { ino: attr.ino.0, offset, data, mapped: false });
@@ -106,9 +106,9 @@ pub fn restore(fs: &FileSystem, state: &State) -> Result<()> {
     fs.sync()
 }
 
-/// Removes everything below a directory, including the space of files that are still open.
+/// Removes everything below a directory. This also frees the space of files that are still open.
 fn empty(fs: &FileSystem, dir: Ino) -> Result<()> {
-    // Collected parents first, removed in reverse.
+    // Collect directories parents first, and remove them in reverse order.
     let mut dirs = vec![(dir, None)];
     let mut next = 0;
     while next < dirs.len() {
@@ -131,9 +131,9 @@ fn empty(fs: &FileSystem, dir: Ino) -> Result<()> {
 
 struct Writer<'a> {
     fs: &'a FileSystem,
-    /// Directories by path.
+    /// The new directories by path.
     dirs: HashMap<Vec<u8>, Ino>,
-    /// Files by their number in the state.
+    /// The new files by their inode number in the state.
     made: HashMap<u64, Ino>,
 }
 
@@ -147,7 +147,7 @@ impl Writer<'_> {
             Some(slash) => (&path[..slash], &path[slash + 1..]),
             None => (&path[..0], path),
         };
-        // A walk visits parents first.
+        // The walk visits parents first, so a missing parent was left out.
         let Some(dir) = self.dirs.get(above).copied() else { return Ok(()) };
         let owner = Owner { uid: node.meta.uid, gid: node.meta.gid };
         let mode = node.meta.mode & 0o7777;
@@ -175,8 +175,8 @@ impl Writer<'_> {
         for (name, value) in &node.xattrs {
             self.fs.setxattr(attr.ino, name, value, XattrMode::Any)?;
         }
-        // Creating and writing may have changed the mode: a directory's set-group-id bit,
-        // set-user-id bits.
+        // Set the mode again, since creating and writing may have changed it: a directory may
+        // inherit the set-group-id bit, and a write clears set-id bits.
         let set =
             SetAttr { mode: Some(mode), uid: Some(owner.uid), gid: Some(owner.gid), ..SetAttr::default() };
         match node.body {

@@ -1,7 +1,7 @@
 //! The promises of a live crash test: no fsync that succeeded is lost, and no file that was open
-//! before a crash works after it.
+//! before a crash can be used after it.
 //!
-//! Without a mount: the test calls the file system as the server of a mount does.
+//! There is no mount: the test calls the file system as the server of a mount does.
 
 #![allow(clippy::unwrap_used)]
 
@@ -16,10 +16,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 
-/// Numbers that a file has room for; a later one takes the place of an older one.
+/// The number of slots for numbers in a file. A later number replaces an older one in its slot.
 const SLOTS: u64 = 1024;
 const WRITERS: usize = 2;
-/// Crashes of each model.
+/// The number of crashes in each model.
 const CRASHES: u64 = 1000;
 
 fn live(history_max: u64) -> Live {
@@ -30,7 +30,7 @@ fn live(history_max: u64) -> Live {
     Live::new(fs, history_max).unwrap()
 }
 
-/// Receives the result of an fsync.
+/// Starts an fsync. Returns the receiver of its result.
 fn fsync(live: &Live, ino: Ino) -> Receiver<Result<()>> {
     let (send, answer) = channel();
     // Sending fails only if the test no longer waits.
@@ -48,7 +48,7 @@ fn open_root(live: &Live) -> u64 {
     live.dir_handle(Ino::ROOT).unwrap().expect("a directory that is open has a number")
 }
 
-/// The file, with its name durable.
+/// Makes or finds the file, and makes its name durable.
 fn file(live: &Live, name: &[u8]) -> Result<Ino> {
     if let Ok(attr) = live.lookup(Ino::ROOT, name) {
         return Ok(attr.ino);
@@ -59,7 +59,8 @@ fn file(live: &Live, name: &[u8]) -> Result<Ino> {
     Ok(ino)
 }
 
-/// pwrite, fsync, note; after an error it starts over like a restarted program.
+/// Repeats pwrite, fsync and a note. After an error it opens the file again, like a restarted
+/// program.
 fn write_and_note(live: &Live, name: &[u8], noted: &AtomicU64, stop: &AtomicBool) {
     let mut number = 0_u64;
     while !stop.load(Ordering::Relaxed) {
@@ -78,7 +79,7 @@ fn write_and_note(live: &Live, name: &[u8], noted: &AtomicU64, stop: &AtomicBool
     }
 }
 
-/// Each number noted is in the file, or a later one that overwrote it.
+/// Checks that each noted number, or a later number in its slot, is in the file.
 fn check(live: &Live, name: &[u8], noted: u64, about: &str) {
     let oldest = noted.saturating_sub(SLOTS - 1).max(1);
     let mut bytes = vec![0; SLOTS as usize * 8];
@@ -102,7 +103,7 @@ fn nothing_noted_is_missing(model: Model, crashes: u64) {
     let stop = AtomicBool::new(false);
     let name = |writer: usize| format!("file{writer}").into_bytes();
     std::thread::scope(|scope| {
-        // Stops the writers even if a check fails.
+        // Stop the writers on drop, so that they also stop when a check fails.
         struct Stop<'a>(&'a AtomicBool);
         impl Drop for Stop<'_> {
             fn drop(&mut self) {
@@ -173,7 +174,7 @@ fn an_fsync_that_a_crash_overtakes_fails() {
     }
 }
 
-/// Calls dropped from the history count as durable, also for an fsync in progress.
+/// Calls dropped from the history count as durable, even for an fsync in progress.
 #[test]
 fn a_history_that_is_full_makes_no_fsync_fail() {
     let live = live(4096);

@@ -1,4 +1,4 @@
-//! The recording of one program, or of its recovery.
+//! The recording of one program, or of its recovery, as a subject.
 
 use super::{Crashed, Searched, Subject};
 use crate::campaign::Campaign;
@@ -15,7 +15,8 @@ use std::sync::OnceLock;
 pub(super) struct Recording<'a> {
     trace: Cow<'a, Trace>,
     model: Model,
-    /// Built when the recoveries of its states are recorded: those of the last depth are not.
+    /// Built on demand: it is needed only if recoveries from the states are recorded, which is not
+    /// the case at the last depth.
     history: OnceLock<History>,
 }
 

@@ -10,10 +10,10 @@ use crate::run::Ended;
 #[derive(Clone, Debug)]
 pub struct ClusterReport {
     pub outcome: ClusterOutcome,
-    /// One for each cause.
+    /// The explained failures, one for each cause.
     pub causes: Vec<ClusterExplanation>,
     pub explaining: Explaining,
-    /// The recoveries that were crashed, if the user asked for it.
+    /// The recoveries that were crashed, if the user requested that.
     pub again: Option<Recoveries>,
 }
 
@@ -22,20 +22,20 @@ impl ClusterReport {
         self.outcome.failing > 0 || self.again.as_ref().is_some_and(|again| again.failing > 0)
     }
 
-    /// All failures lie before the first promise, and no file was there at the start.
+    /// Whether all failures lie before the first promise, and no file was there at the start.
     pub fn is_early(&self) -> bool {
         let in_recoveries = self.again.as_ref().map_or(0, |again| again.failing);
         self.outcome.failing > 0 && self.outcome.failing == self.outcome.failing_early && in_recoveries == 0
     }
 
-    /// At least one state was judged and none failed.
+    /// Whether at least one state was judged and none failed.
     pub fn passed(&self) -> bool {
         let is_judged = self.again.as_ref().is_none_or(|again| again.broken.is_none());
         !self.failed() && self.outcome.is_judged() && is_judged
     }
 }
 
-/// Searches, and explains what was found.
+/// Searches the states of the cluster, and explains the failures.
 pub fn explore_cluster(search: &ClusterSearch<'_>) -> ClusterReport {
     let outcome = search.run();
     let (mut causes, mut explaining) = (Vec::new(), Explaining::default());

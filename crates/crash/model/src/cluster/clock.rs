@@ -1,12 +1,12 @@
 //! The recordings of the nodes on one clock.
 //!
-//! The recorder gives each event its time after its call took effect and before the call returns.
-//! So an event that another one caused, over whatever connection, has a later time, and the events
-//! up to any time are a consistent cut. A *moment* is a crash point of the cluster: for each node,
-//! how many of its events come before the crash.
+//! The recorder assigns each event its time after its call took effect and before the call returns.
+//! So an event that another event caused, over whatever connection, has a later time, and the
+//! events up to any time are a consistent cut. A *moment* is a crash point of the cluster: for each
+//! node, how many of its events come before the crash.
 //!
-//! Times are replaced by positions in the common order. Promises are made to users of the whole
-//! cluster, so each is put into the recording of every node.
+//! Times are replaced by positions in the common order. Promises are made to the users of the whole
+//! cluster, so each is inserted into the recording of every node.
 
 use crate::early::Early;
 use crate::history::History;
@@ -22,16 +22,16 @@ pub struct Cluster {
     pub traces: Vec<Trace>,
     pub histories: Vec<History>,
     pub model: Model,
-    /// In the order of time.
+    /// The moments in the order of time.
     moments: Vec<Moment>,
 }
 
 /// A crash point of the cluster.
 #[derive(Clone, Debug)]
 pub(super) struct Moment {
-    /// Events have happened up to this time.
+    /// The position of the last event before the crash in the common order.
     pub time: u64,
-    /// For each node: the crash point in its recording.
+    /// For each node, the crash point in its recording.
     pub at: Vec<u32>,
 }
 
@@ -44,13 +44,13 @@ pub enum BadState {
 }
 
 impl Cluster {
-    /// The recordings as they were made, with the names of their nodes.
+    /// Makes a cluster from recordings as the recorder made them, with the names of their nodes.
     pub fn new(recordings: Vec<(String, Trace)>, model: Model) -> Cluster {
         let (names, traces): (Vec<_>, Vec<_>) = recordings.into_iter().unzip();
         Cluster::with(names, on_one_clock(traces), model)
     }
 
-    /// Recordings that are on one clock.
+    /// Makes a cluster from recordings that are already on one clock.
     pub(super) fn with(names: Vec<String>, traces: Vec<Trace>, model: Model) -> Cluster {
         let histories = traces.iter().map(|trace| History::new(trace, model)).collect();
         let moments = moments(&traces);
@@ -69,7 +69,7 @@ impl Cluster {
         &self.moments
     }
 
-    /// The first and the last moment at which a node is at a crash point of its recording.
+    /// The first and the last moment at which a node is at crash point `at` of its recording.
     pub(super) fn range(&self, node: usize, at: u32) -> (usize, usize) {
         let first = self.moments.partition_point(|m| m.at[node] < at);
         let end = self.moments.partition_point(|m| m.at[node] <= at);
@@ -79,7 +79,7 @@ impl Cluster {
 
     /// The moment of a state.
     pub(super) fn moment_of(&self, recipes: &[Recipe]) -> Option<usize> {
-        // Each moment has more events than the one before.
+        // Find the moment by the total number of events, which grows from moment to moment.
         let sum = |at: &mut dyn Iterator<Item = u32>| at.map(u64::from).sum::<u64>();
         let wanted = sum(&mut recipes.iter().map(|r| r.at));
         let found = self.moments.binary_search_by_key(&wanted, |m| sum(&mut m.at.iter().copied())).ok()?;
@@ -87,7 +87,7 @@ impl Cluster {
         is_same.then_some(found)
     }
 
-    /// The calls after which a moment lies, each with its node.
+    /// The last calls before a moment, each with its node.
     pub(super) fn last_calls(&self, moment: usize) -> impl Iterator<Item = (usize, &Call)> {
         let Moment { time, at } = &self.moments[moment];
         self.traces.iter().zip(at).enumerate().filter_map(move |(node, (trace, at))| {
@@ -100,7 +100,7 @@ impl Cluster {
         moment > 0 && self.last_calls(moment).any(|(_, call)| matches!(call, Call::Mark { .. }))
     }
 
-    /// The promises before a moment. They are in all recordings.
+    /// The promises before a state's moment. They are in the recordings of all nodes.
     pub fn told(&self, recipes: &[Recipe]) -> Vec<&str> {
         self.traces[0].marks(recipes[0].at as usize)
     }
@@ -111,13 +111,13 @@ impl Cluster {
         { parts }.all(|((trace, history), recipe)| Early::of(trace, history).has(recipe.at))
     }
 
-    /// One pick for all nodes.
+    /// The same pick for all nodes at a moment.
     pub(super) fn all(&self, moment: usize, pick: &Pick) -> Vec<Recipe> {
         self.moments[moment].at.iter().map(|at| Recipe::new(*at, pick.clone())).collect()
     }
 
-    /// The same choice of edits for the node at another moment. `None`: some of these edits were
-    /// made after that moment.
+    /// The recipe with the same choice of edits for the node at another moment. `None` if some of
+    /// these edits were made after that moment.
     pub(super) fn moved(&self, node: usize, recipe: &Recipe, moment: usize) -> Option<Recipe> {
         let at = self.moments[moment].at[node];
         let upto = self.histories[node].upto(at) as u32;
@@ -144,7 +144,7 @@ impl Cluster {
         parts.collect::<Vec<_>>().join(",")
     }
 
-    /// The state of a name.
+    /// Parses the name of a state.
     pub fn parse(&self, name: &str) -> Result<Vec<Recipe>, BadState> {
         let parts: Vec<&str> = name.split(',').collect();
         let recipe = |(node, part): (&String, &&str)| {
@@ -162,13 +162,13 @@ impl Cluster {
     }
 }
 
-/// The recordings with positions in the common order as times, and with all promises.
+/// Converts the times of the recordings to positions in the common order, and inserts all promises.
 fn on_one_clock(mut traces: Vec<Trace>) -> Vec<Trace> {
     let mut order: Vec<(u64, usize, usize)> = Vec::new();
     for (node, trace) in traces.iter().enumerate() {
         let mut latest = 0;
         for (number, event) in trace.events.iter().enumerate() {
-            // A recording may come from elsewhere. Its order counts more than its times.
+            // The recording may be forged: if times and order of events disagree, the order counts.
             latest = event.time.max(latest);
             order.push((latest, node, number));
         }

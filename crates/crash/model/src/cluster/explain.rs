@@ -1,10 +1,10 @@
 //! The smallest failing state of a cluster, and for each node that loses something: what it loses,
 //! and the persistence call that prevents the failure.
 //!
-//! First whole nodes get back all that they lost, as long as the check still fails. Then the loss
-//! of each node that is left is shrunk and explained as that of a single recording, while the
-//! others keep theirs. At last all missing calls are put into the recordings, and the cluster is
-//! searched again.
+//! First, everything that a node lost is restored, node by node, as long as the check still fails.
+//! Then the loss of each remaining node is shrunk and explained like that of a single recording,
+//! while the other nodes keep theirs. Finally all missing calls are inserted into the recordings,
+//! and the cluster is searched again.
 
 use super::clock::Cluster;
 use super::judge::judge;
@@ -22,36 +22,37 @@ use kedge_base::{Clock, SystemClock};
 use serde::Serialize;
 use std::time::Duration;
 
-/// Causes that are explained.
+/// The most causes that are explained.
 const CAUSES_MAX: usize = 5;
-/// States of a node that are tried with a missing call inserted. A cluster takes long to start.
+/// The most states of a node that are tried with a missing call inserted. A cluster starts slowly.
 const VERIFY_STATES: u64 = 40;
-/// States of the cluster that are tried with all missing calls inserted.
+/// The most states of the cluster that are tried with all missing calls inserted.
 const MENDED_STATES: u64 = 100;
 
 /// A failure of the cluster explained.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ClusterExplanation {
-    /// The name that reproduces the state.
+    /// The name by which the state can be reproduced.
     pub state: String,
     /// The checker's message.
     pub message: String,
     /// The last promise before the crash.
     pub told: Option<String>,
-    /// The crash comes before the first promise, and no file was there at the start.
+    /// Whether the crash comes before the first promise, and no file was there at the start.
     pub is_early: bool,
-    /// Time ran out before all was tried.
+    /// Whether the time limit was reached before everything was tried.
     pub is_cut: bool,
     /// The nodes that must lose something; the others lose nothing.
     pub losses: Vec<NodeLoss>,
-    /// Other failing states that the missing calls prevent as well.
+    /// The number of other failing states that the missing calls prevent too.
     pub also: u64,
-    /// States of the cluster tried with the missing calls put in, and how many of them failed.
+    /// The number of states of the cluster tried with the missing calls inserted, and of those that
+    /// failed.
     pub mended: Option<(u64, u64)>,
 }
 
 impl ClusterExplanation {
-    /// When the nodes lose power, and which of them must lose something.
+    /// A sentence about when the nodes lose power and which of them must lose something.
     pub(super) fn opening(&self, nodes: &[String]) -> String {
         let when = match &self.told {
             Some(told) => format!("after the promise {told:?}"),
@@ -66,14 +67,14 @@ impl ClusterExplanation {
         format!("All nodes lose power {when}: {what}.")
     }
 
-    /// The failure in words, with the loss of each node.
+    /// The failure as text, with the loss of each node.
     pub(super) fn sentence(&self, nodes: &[String]) -> String {
         let of_nodes =
             self.losses.iter().map(|loss| format!(" {}: {}", loss.node, loss.explanation.sentence));
         [self.opening(nodes)].into_iter().chain(of_nodes).collect()
     }
 
-    /// The effect of the missing calls of all nodes together.
+    /// A text about the effect of the missing calls of all nodes together.
     pub(super) fn effect(&self) -> Option<String> {
         let (states, failing) = self.mended?;
         let states = count(states, "state");
@@ -84,7 +85,7 @@ impl ClusterExplanation {
     }
 }
 
-/// Missing calls in the recording of a node.
+/// The missing calls of one node, inserted into its recording.
 struct Mending {
     node: usize,
     calls: Vec<Candidate>,
@@ -92,7 +93,7 @@ struct Mending {
 }
 
 impl Mending {
-    /// Whether a state is illegal with the calls.
+    /// Whether a state is illegal with the calls inserted.
     fn prevents(&self, cluster: &Cluster, recipes: &[Recipe]) -> bool {
         let recipe = &recipes[self.node];
         let mut lost = cluster.histories[self.node].lost(recipe);
@@ -106,12 +107,12 @@ struct Run<'a, 'b> {
     search: &'a ClusterSearch<'b>,
     clock: SystemClock,
     failing: u64,
-    /// Runs of the checker so far.
+    /// The number of runs of the checker so far.
     checks: u64,
     is_cut: bool,
 }
 
-/// Explains failures, one for each cause, and says what that cost.
+/// Explains failures, one for each cause. Returns them with the cost of explaining.
 pub(super) fn explain(
     search: &ClusterSearch<'_>,
     failures: &[ClusterFailure],
@@ -129,7 +130,7 @@ pub(super) fn explain(
             None if is_full || run.is_over() || search.is_stopped() => {}
             None => {
                 let found = run.explain(failure);
-                // A state that shrinks to one that is known has its cause.
+                // A state that shrinks to a known one has the same cause.
                 match causes.iter_mut().find(|(cause, _)| cause.state == found.0.state) {
                     Some((cause, _)) => cause.also += 1,
                     None => causes.push(found),
@@ -201,7 +202,7 @@ impl Run<'_, '_> {
         (explanation, mendings)
     }
 
-    /// Why a state fails. `None`: it passes, or is not judged.
+    /// The checker's message if a state fails. `None` if it passes or is not judged.
     fn fails(&mut self, recipes: &[Recipe]) -> Option<String> {
         if self.is_over() || self.search.is_stopped() {
             return None;
@@ -216,7 +217,7 @@ impl Run<'_, '_> {
         }
     }
 
-    /// Gives whole nodes back what they lost.
+    /// Restores everything that a node lost, node by node, as long as the check still fails.
     fn give_back_nodes(&mut self, recipes: &mut Recipes, message: &mut String) {
         for node in 0..recipes.len() {
             let mut fewer = recipes.clone();
@@ -257,7 +258,7 @@ impl Run<'_, '_> {
         })
     }
 
-    /// Runs a step whose checks count, within the time that is left.
+    /// Runs a step with a checker that counts the checks and enforces the remaining time.
     fn watching<T>(&mut self, view: &NodeView<'_>, step: impl FnOnce(&Watched<'_>) -> T) -> T {
         let left = self.limit().map(|limit| limit.saturating_sub(self.clock.monotonic()));
         let (before, start) = (self.checks, self.clock.monotonic());
@@ -276,7 +277,7 @@ impl Run<'_, '_> {
         result
     }
 
-    /// Searches the cluster again with the missing calls of all nodes.
+    /// Searches the cluster again with the missing calls of all nodes inserted.
     fn mended(&mut self, mendings: &[Mending]) -> Option<(u64, u64)> {
         if mendings.is_empty() || self.is_over() || self.search.is_stopped() {
             return None;

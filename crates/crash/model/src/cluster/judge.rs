@@ -6,8 +6,8 @@ use crate::recipe::Recipe;
 use crate::run::{Case, Checker, Verdict};
 use crate::state::State;
 
-/// Calls `f` with a state as the check gets it. `within`: the names of the crash states in whose
-/// recovery it comes, each with a `/`.
+/// Calls `f` with a state as the check gets it. `within` has the names of the crash states in whose
+/// recovery the state comes, each followed by `/`.
 pub fn with_case<T>(
     cluster: &Cluster,
     recipes: &[Recipe],
@@ -33,9 +33,9 @@ pub(super) fn judge(
     checker.check(&Case { recipe: &recipe, state: &state, told, moment, within: &within, job })
 }
 
-/// One tree of the nodes' states.
+/// A state of the cluster as one tree, which has a directory for each node.
 pub(super) fn crashed(cluster: &Cluster, recipes: &[Recipe], states: &[State]) -> Crashed {
-    // The name ends with the recipe of the last node.
+    // The name of the state ends with the recipe of the last node, so that recipe stands for it.
     let name = cluster.name(recipes);
     let recipe = recipes.last().expect("a cluster has nodes").clone();
     let within = name.strip_suffix(&recipe.to_string()).expect("the name ends with it").to_owned();

@@ -2,11 +2,12 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Nodes of a cluster. Each is a mount, and each state has a directory for each.
+/// The most nodes of a cluster. Each node has a mount, and each state a directory for each node.
 pub const NODES_MAX: usize = 32;
 const NAME_MAX: usize = 32;
 
-/// The names of the nodes, in order: the file `cluster.toml` beside their recordings.
+/// The names of the nodes in order, which are stored in the file `cluster.toml` beside the
+/// recordings.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Manifest {
@@ -23,7 +24,7 @@ pub enum BadNode {
     Twice(String),
 }
 
-/// Names become directories and parts of the names of states.
+/// Refuses names that cannot be names of directories and parts of the names of states.
 pub fn check_names<'a>(names: impl Iterator<Item = &'a str>) -> Result<(), BadNode> {
     let mut seen = std::collections::BTreeSet::new();
     for name in names {

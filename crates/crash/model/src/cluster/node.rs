@@ -1,8 +1,8 @@
 //! One node's states while the other nodes keep theirs, judged as states of the cluster.
 //!
-//! So shrinking and explaining a node's loss are those of a single recording. A state at another
-//! crash point of the node moves the whole cluster to the nearest moment at which the node is
-//! there.
+//! So the loss of a node is shrunk and explained with the code for a single recording. A state at
+//! another crash point of the node moves the whole cluster to the nearest moment at which the node
+//! is at that point.
 
 use super::clock::Cluster;
 use super::judge::judge;
@@ -13,14 +13,14 @@ pub(super) struct NodeView<'a> {
     pub cluster: &'a Cluster,
     pub checker: &'a dyn Checker,
     pub node: usize,
-    /// The state of the cluster; that of this node is replaced.
+    /// The state of the cluster, in which the recipe of this node is replaced.
     pub recipes: &'a [Recipe],
     pub moment: usize,
 }
 
 impl NodeView<'_> {
-    /// The moment nearest to the present one at which the node's events up to `time` have happened,
-    /// and no later one. The recording may have more events, which have the times of others.
+    /// The moment nearest to the present one at which exactly the node's events up to `time` have
+    /// happened. The recording may contain inserted events, which have the times of others.
     pub fn moment_at(&self, time: u64) -> usize {
         let events = &self.cluster.traces[self.node].events;
         let at = events.partition_point(|event| event.time <= time) as u32;
@@ -28,7 +28,7 @@ impl NodeView<'_> {
         self.moment.clamp(first, last)
     }
 
-    /// The state of the cluster at another moment. `None`: another node has no such state there.
+    /// The state of the cluster at another moment. `None` if another node has no such state there.
     pub fn moved(&self, own: &Recipe, moment: usize) -> Option<Vec<Recipe>> {
         let others = self.recipes.iter().enumerate();
         others
@@ -43,7 +43,7 @@ impl NodeView<'_> {
 impl Checker for NodeView<'_> {
     fn check(&self, case: &Case<'_>) -> Verdict {
         let moment = self.moment_at(case.moment);
-        // What the cluster cannot be in does not fail.
+        // A state that the cluster cannot be in must not count as a failure.
         let Some(recipes) = self.moved(case.recipe, moment) else { return Verdict::Good };
         let states: Vec<_> = (self.cluster.histories.iter().zip(&recipes).enumerate())
             .map(|(node, (history, recipe))| match node == self.node {

@@ -1,19 +1,20 @@
 //! Which states of a cluster are tried, and in which order.
 //!
-//! The product of the nodes' states is far too large. Nodes run the same program, so that most bugs
-//! show when all nodes are in the same kind of state, or when one or two differ from the others
-//! (Alagappan et al., OSDI 2016). So the order is, each round to its end:
+//! The product of the nodes' states is far too large. The nodes run the same program, so most bugs
+//! show when all nodes are in the same kind of state, or when one or two nodes differ from the
+//! others (Alagappan et al., OSDI 2016). So the order is as follows; each round is completed before
+//! the next:
 //!
-//! 1. *Same*: all nodes lose all that is not durable, or nothing: after each promise, the last one
-//!    first, and before each call that persists or promises. Then all nodes lose updates of one
-//!    class.
-//! 2. *One*: one node loses all that is not durable while the others lose nothing, and the other
-//!    way round. Then one node is in any of the states that the search of a single recording tries,
-//!    while the others lose nothing or all.
-//! 3. *Pairs*: two nodes differ from the others, also with the representative states of both.
+//! 1. *Same*: all nodes lose everything that is not durable, or nothing: after each promise, the
+//!    last one first, and before each call that persists or promises. Then all nodes lose updates
+//!    of one class.
+//! 2. *One*: one node loses everything that is not durable while the others lose nothing, and the
+//!    reverse. Then one node is in any of the states that the search of a single recording tries,
+//!    while the others lose nothing or everything.
+//! 3. *Pairs*: two nodes differ from the others. This includes the representative states of both.
 //! 4. The first two rounds at every other moment.
 //!
-//! A seeded sample follows.
+//! An endless seeded sample follows.
 
 use super::clock::Cluster;
 use crate::explore::{Plan as NodePlan, SearchOrder};
@@ -29,9 +30,9 @@ use std::sync::Arc;
 pub(super) type Recipes = Vec<Recipe>;
 type Round<'a> = Box<dyn Iterator<Item = Recipes> + Send + 'a>;
 
-/// The kinds of states that need no search: nothing is lost, or all that is not durable.
+/// The picks that need no search: nothing is lost, or everything that is not durable.
 const KINDS: [Pick; 2] = [Pick::All, Pick::Durable];
-/// Representative states of a node that are combined.
+/// The most representative states of a node that are combined with those of another.
 const REPRESENTATIVES_MAX: usize = 96;
 
 pub(super) struct Plan<'a> {
@@ -84,7 +85,7 @@ impl<'a> Plan<'a> {
         recipes
     }
 
-    /// All systematic states have been taken, as far as is known.
+    /// Whether all systematic states that are known so far have been taken.
     pub fn is_random(&self) -> bool {
         self.rounds.is_empty()
     }
@@ -115,8 +116,8 @@ impl<'a> Build<'a> {
         self.node_plan(node).first().iter().take(REPRESENTATIVES_MAX).cloned().collect()
     }
 
-    /// The moments to try first, and the others: promises from the last to the first, the end, and
-    /// the moments before a call that persists or promises.
+    /// Splits the moments into those to try first and the others. The first are the promises from
+    /// the last to the first, the end, and the moments before a call that persists or promises.
     fn main_moments(self) -> (Vec<usize>, Vec<usize>) {
         let end = self.cluster.moments().len() - 1;
         let promises = (0..end).rev().filter(|m| self.cluster.is_promise(*m));
@@ -144,7 +145,8 @@ impl<'a> Build<'a> {
         })
     }
 
-    /// All nodes lose updates of the classes that one of them loses in a representative state.
+    /// States in which all nodes lose updates of the classes that one node loses in a
+    /// representative state.
     fn alike(self, chosen: &[Vec<Recipe>]) -> impl Iterator<Item = Recipes> + Send + use<'a> {
         let classes: Vec<Classes<'a>> = self
             .nodes()
@@ -183,8 +185,8 @@ impl<'a> Build<'a> {
         })
     }
 
-    /// One node's state of the search of its recording, the others lose nothing or all; the nodes
-    /// take turns.
+    /// States in which one node is in a state that the search of its recording tries, and the
+    /// others lose nothing or everything. The nodes take turns.
     fn one_searched(self) -> impl Iterator<Item = Recipes> + Send + 'a {
         let mut plans: VecDeque<(usize, NodePlan<'a>)> =
             self.nodes().map(|node| (node, self.node_plan(node))).collect();
@@ -209,7 +211,7 @@ impl<'a> Build<'a> {
         })
     }
 
-    /// The moments at which a node can be in a state: the last and the first.
+    /// The last and the first moment at which a node can be in a state.
     fn places(self, node: usize, recipe: &Recipe) -> Vec<usize> {
         let (first, last) = self.cluster.range(node, recipe.at);
         if first == last { vec![last] } else { vec![last, first] }
@@ -220,7 +222,8 @@ impl<'a> Build<'a> {
     }
 
     fn two(self, moments: Arc<[usize]>) -> impl Iterator<Item = Recipes> + Send + 'a {
-        // With three nodes, two differ from the third as one does from the others.
+        // With three nodes, two that differ from the third are the same as one that differs from
+        // two.
         let is_new = self.cluster.len() > 3;
         (0..if is_new { moments.len() } else { 0 }).flat_map(move |n| {
             let moment = moments[n];
@@ -235,8 +238,8 @@ impl<'a> Build<'a> {
         })
     }
 
-    /// Two nodes in representative states that can be at one moment; the others lose nothing or
-    /// all.
+    /// States in which two nodes are in representative states that can occur at one moment, and the
+    /// others lose nothing or everything.
     fn pairs(self, chosen: Arc<Vec<Vec<Recipe>>>) -> impl Iterator<Item = Recipes> + Send + 'a {
         self.node_pairs().flat_map(move |(i, j)| {
             let chosen = chosen.clone();

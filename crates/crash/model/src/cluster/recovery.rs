@@ -21,7 +21,7 @@ impl Again<'_, Vec<Trace>> {
 impl Subject for Arc<Cluster> {
     type Recipe = Recipes;
     type Recorded = Vec<Trace>;
-    // A cluster takes long to start.
+    // A cluster starts slowly, so few states are tried.
     const STATES_OF_ONE: u64 = 100;
 
     fn crash_states<'s>(&'s self, budget: &Budget) -> Box<dyn FnMut() -> Recipes + 's> {
@@ -46,7 +46,7 @@ impl Subject for Arc<Cluster> {
         Arc::new(Cluster::new(recordings, self.model))
     }
 
-    /// All recordings end with the exit code of the check.
+    /// The exit code of the check, with which all recordings end.
     fn end(&self) -> Option<i32> {
         self.traces.first()?.end()
     }

@@ -21,7 +21,7 @@ pub struct ClusterTold<'a> {
     pub name: &'a str,
     /// The checker, as the user gave it.
     pub checker: &'a str,
-    /// Which recordings are not whole, and why.
+    /// The incomplete recordings, each with the reason.
     pub cut: &'a [String],
 }
 
@@ -62,13 +62,13 @@ impl ClusterTold<'_> {
         }
     }
 
-    /// Failing states that no cause accounts for.
+    /// The number of failing states that no cause explains.
     fn unexplained(&self) -> u64 {
         let explained: u64 = self.report.causes.iter().map(|cause| 1 + cause.also).sum();
         self.report.outcome.failing.saturating_sub(explained)
     }
 
-    /// The time of the run: search and explaining separately.
+    /// A text with the duration of the run: search and explaining separately.
     fn took(&self) -> String {
         let (outcome, explaining) = (&self.report.outcome, &self.report.explaining);
         format!(
@@ -132,7 +132,7 @@ impl ClusterTold<'_> {
         text
     }
 
-    /// JSON for programs. Members are only ever added.
+    /// The report as JSON for programs. Later versions only add members.
     pub fn json(&self) -> Value {
         let report = self.report;
         json!({

@@ -1,7 +1,7 @@
 //! Tries states of a cluster until the budget ends.
 //!
-//! States are taken and built under one lock, so that the states tried depend on the recordings,
-//! the model, the seed and a budget counted in states, never on thread scheduling.
+//! States are taken and built under one lock. So the states tried depend on the recordings, the
+//! model, the seed and a budget counted in states, and never on the scheduling of threads.
 
 use super::clock::Cluster;
 use super::judge::judge;
@@ -16,9 +16,9 @@ use parking_lot::Mutex;
 use std::collections::HashSet;
 use std::time::Duration;
 
-/// After this many states in a row that were judged before, random search stops.
+/// The number of states in a row that were already judged after which random search stops.
 const STALE_MAX: u64 = 2000;
-/// Failing states kept for the report; all are counted.
+/// The most failing states that are kept for the report. All are counted.
 const FAILURES_KEPT_MAX: usize = 200;
 
 #[derive(Clone, Debug)]
@@ -27,7 +27,7 @@ pub struct ClusterFailure {
     /// The name of the state.
     pub name: String,
     pub message: String,
-    /// The ordinal of the state in the search.
+    /// The number of the state in the order of the search.
     pub number: u64,
 }
 
@@ -36,9 +36,9 @@ pub struct ClusterFailure {
 pub struct ClusterOutcome {
     pub model: Model,
     pub seed: u64,
-    /// Distinct states judged.
+    /// The number of distinct states that were judged.
     pub states: u64,
-    /// Systematic states, and how many of them the budget did not reach.
+    /// The number of systematic states, and of those that the budget did not reach.
     pub planned: u64,
     pub unreached: u64,
     pub failing: u64,
@@ -54,12 +54,12 @@ pub struct ClusterOutcome {
 }
 
 impl ClusterOutcome {
-    /// The checker judged states, and accepts the complete one.
+    /// Whether the checker judged states, and accepts the complete one.
     pub fn is_judged(&self) -> bool {
         self.broken.is_none() && self.fails_uncrashed.is_none() && self.states > 0
     }
 
-    /// Every systematic state was tried.
+    /// Whether every systematic state was tried.
     pub fn is_whole(&self) -> bool {
         self.unreached == 0 && self.broken.is_none()
     }
@@ -76,12 +76,13 @@ pub struct ClusterSearch<'a> {
 
 struct Source<'a> {
     plan: Plan<'a>,
-    /// States that were taken: the visible contents, and the number of promises before the crash.
+    /// The states that were taken, as the digests of the visible contents and the number of
+    /// promises before the crash.
     seen: HashSet<(Vec<Digest>, usize)>,
     states: u64,
     taken: u64,
     stale: u64,
-    /// States that were taken and not judged.
+    /// The number of states that were taken and not judged.
     unjudged: u64,
     ended: Option<Ended>,
 }
@@ -138,7 +139,7 @@ impl ClusterSearch<'_> {
         }
     }
 
-    /// The end of the recordings, with nothing lost.
+    /// The state at the end of the recordings with nothing lost.
     fn whole(&self) -> Recipes {
         self.cluster.all(self.cluster.moments().len() - 1, &Pick::All)
     }

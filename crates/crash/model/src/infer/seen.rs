@@ -1,4 +1,4 @@
-//! What a run of the command shows, as far as it is compared.
+//! The parts of a command's run that are compared.
 
 use crate::page::Digest;
 use crate::pattern::Pattern;
@@ -16,7 +16,7 @@ pub struct Seen {
 }
 
 impl Seen {
-    /// In which way this differs from what was promised.
+    /// Describes how this run differs from the run at the last promise.
     pub fn unlike(&self, promised: Option<&Seen>, last_line: &str) -> String {
         let Some(promised) = promised else {
             return self.itself(last_line);
@@ -55,7 +55,7 @@ impl Seen {
     }
 }
 
-/// The beginning of a line.
+/// The beginning of a line, short enough for a message.
 fn shorten(line: &[u8]) -> String {
     const SHOWN: usize = 80;
     let text = printable(&String::from_utf8_lossy(line));
@@ -68,12 +68,12 @@ fn shorten(line: &[u8]) -> String {
 /// Which files are compared.
 #[derive(Debug)]
 pub enum Files {
-    /// Those that the complete states have, if the command prints nothing.
+    /// Not known yet: the files of the complete states are compared if the command prints nothing.
     Undecided,
     None,
-    /// Those that the command leaves on a complete state.
+    /// These files, which the command leaves on a complete state.
     Promised(BTreeSet<Vec<u8>>),
-    /// Those of the user's patterns, without the ones that vary.
+    /// The files that match the user's patterns, except these, which vary.
     Named(Vec<Pattern>, BTreeSet<Vec<u8>>),
 }
 
@@ -89,12 +89,12 @@ impl Files {
         matches!(self, Files::Undecided)
     }
 
-    /// Whether the tree is looked at.
+    /// Whether the files of a run must be read.
     pub fn is_wanted(&self) -> bool {
         !matches!(self, Files::None)
     }
 
-    /// Adds the files of a complete state.
+    /// Adds the files that a run on a complete state has left.
     pub fn add(&mut self, tree: &Tree) {
         if let Files::Promised(paths) = self {
             paths.extend(tree.keys().cloned());

@@ -1,35 +1,35 @@
-//! What a program prints differently each time it starts: times, process numbers, ports.
+//! The parts of an output that differ each time the program starts: times, process numbers, ports.
 //!
-//! Two runs on the same state are compared, line by line. Where two lines differ, the differing
-//! words are volatile in every line of that shape. A line that only one of the runs has is left out
-//! everywhere. If the runs print the same lines in another order, the order is volatile.
+//! Two runs on the same state are compared line by line. Where two lines differ, the words that
+//! differ are volatile in every line of that shape. A line that only one of the runs has is left
+//! out everywhere. If the runs print the same lines in another order, the order is volatile.
 
 use std::collections::HashMap;
 
-/// With more shapes than this, the output is volatile as a whole.
+/// The most shapes of lines. With more, the whole output is volatile.
 const SHAPES_MAX: usize = 64;
-/// Stands for a volatile word.
+/// The text that replaces a volatile word.
 const WORD: &[u8] = b"#";
 
 /// A kind of line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Shape {
-    /// Words and the bytes between them; `None`: volatile.
+    /// Words and the bytes between them; `None` for a volatile word.
     Words(Vec<Option<Vec<u8>>>),
-    /// The first and the last words; what lies between them is volatile.
+    /// The first and the last words. The words between them are volatile.
     Ends(Vec<Vec<u8>>, Vec<Vec<u8>>),
-    /// This line is there or not.
+    /// A line that may be missing.
     Line(Vec<u8>),
 }
 
-/// The volatile parts that were found.
+/// The volatile parts of an output that were found so far.
 #[derive(Clone, Debug, Default)]
 pub struct Volatile {
     shapes: Vec<Shape>,
     is_order: bool,
 }
 
-/// Words of letters and digits, and single bytes between them.
+/// Splits a line into words of letters and digits, and the single bytes between them.
 fn words(line: &[u8]) -> Vec<&[u8]> {
     let is_word = |b: &u8| b.is_ascii_alphanumeric() || *b == b'_' || *b >= 0x80;
     let mut words = Vec::new();
@@ -63,7 +63,8 @@ impl Shape {
         Shape::Ends(owned(&a[..head]), owned(&a[a.len() - tail..]))
     }
 
-    /// A line of this shape without its volatile part; empty if all of it is.
+    /// The line without its volatile part if it has this shape; empty if the whole line is
+    /// volatile.
     fn mask(&self, line: &[u8]) -> Option<Vec<u8>> {
         match self {
             Shape::Line(whole) => (line == whole).then(Vec::new),
@@ -97,7 +98,7 @@ impl Shape {
 }
 
 impl Volatile {
-    /// Learns from what two runs on one state print. Fails if they have too little in common.
+    /// Compares what two runs on one state print. Fails if they have too little in common.
     pub fn learn(&mut self, one: &[u8], other: &[u8]) -> Result<(), String> {
         let (one, other) = (self.normal(one), self.normal(other));
         if one == other {
@@ -126,7 +127,7 @@ impl Volatile {
         }
     }
 
-    /// The lines of an output without their volatile parts.
+    /// The lines of an output with the volatile parts replaced or removed.
     pub fn normal(&self, out: &[u8]) -> Vec<Vec<u8>> {
         let mask = |line: &[u8]| self.shapes.iter().find_map(|shape| Some((shape, shape.mask(line)?)));
         let mut normal: Vec<Vec<u8>> = lines(out)
@@ -143,7 +144,7 @@ impl Volatile {
         normal
     }
 
-    /// The volatile parts, for people.
+    /// Descriptions of the volatile parts for a person.
     pub fn shown(&self) -> Vec<String> {
         let order = self.is_order.then(|| "the order of the lines".to_owned());
         let shapes = self.shapes.iter().map(|shape| {
@@ -154,7 +155,7 @@ impl Volatile {
     }
 }
 
-/// The lines of `a` that `b` has less often.
+/// The lines of `a` that occur less often in `b`.
 fn missing(a: &[Vec<u8>], b: &[Vec<u8>]) -> Vec<Vec<u8>> {
     let mut left: HashMap<&[u8], usize> = HashMap::new();
     b.iter().for_each(|line| *left.entry(line).or_default() += 1);

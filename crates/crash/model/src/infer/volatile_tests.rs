@@ -27,7 +27,7 @@ fn lines_of_another_length_keep_their_ends() {
     let volatile = learned("took 1.5 ms in all\nx\n", "took 900 us in all\nx\n");
     assert!(is_same(&volatile, "took 3 h in all\nx", "took 1.25 s in all\nx"));
     assert!(!is_same(&volatile, "took 3 h in part\nx", "took 1.25 s in all\nx"));
-    // The ends do not overlap.
+    // The first and the last words must not overlap.
     let volatile = learned("a b a\n", "a b b a\n");
     assert!(is_same(&volatile, "a b x b a", "a b b a") && !is_same(&volatile, "a", "a b a"));
 }

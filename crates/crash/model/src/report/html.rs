@@ -15,17 +15,17 @@ use crate::trace::{Call, Trace};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
-/// Calls shown around a failure.
+/// The most calls that are shown before and after a failure.
 const AROUND: u32 = 12;
-/// Calls shown in the list of all calls.
+/// The most calls that are shown in the list of all calls.
 const CALLS_MAX: usize = 2000;
-/// Bytes of a file shown in a difference.
+/// The most bytes of a file that are shown in a difference.
 const SHOWN_BYTES: usize = 160;
 const DIFFERENCES_MAX: usize = 20;
 
 const STYLE: &str = include_str!("style.css");
 
-/// A recording and what it means.
+/// A recording with its history, for the sections of the page.
 pub(crate) struct Recorded<'a> {
     pub trace: &'a Trace,
     pub history: &'a History,
@@ -53,7 +53,7 @@ pub fn render(told: &Told<'_>, history: &History) -> String {
     })
 }
 
-/// The page of a run, around what `fill` adds.
+/// The page of a run: its head and end, and between them what `fill` adds.
 pub(crate) fn page(summary: &Summary<'_>, fill: impl FnOnce(&mut String)) -> String {
     let mut page = String::new();
     let title = escape(summary.name);
@@ -79,7 +79,7 @@ pub(crate) fn page(summary: &Summary<'_>, fill: impl FnOnce(&mut String)) -> Str
     page
 }
 
-/// The failures in recoveries.
+/// Adds the failures in recoveries to the page.
 pub(crate) fn recoveries(page: &mut String, again: Option<&Recoveries>, summary: &Summary<'_>, replay: &str) {
     for failure in again.iter().flat_map(|again| &again.failures) {
         put(
@@ -140,7 +140,7 @@ fn cause(page: &mut String, number: usize, failure: &Explanation, told: &Told<'_
     page.push_str("</section>\n");
 }
 
-/// The beginning of a failure's section.
+/// Adds the beginning of a failure's section.
 pub(crate) fn begin(page: &mut String, number: usize, is_early: bool, sentence: &str) {
     put(
         page,
@@ -152,7 +152,7 @@ pub(crate) fn begin(page: &mut String, number: usize, is_early: bool, sentence: 
     );
 }
 
-/// The missing calls, and where.
+/// Adds the missing calls and their positions.
 pub(crate) fn missing(page: &mut String, failure: &Explanation) {
     for also in &failure.also {
         put(
@@ -192,8 +192,8 @@ pub(crate) fn missing(page: &mut String, failure: &Explanation) {
     }
 }
 
-/// The calls around the failure, and the directory after it. `false`: the state has no name of this
-/// recording.
+/// Adds the calls around the failure, and the directory after it. Returns `false` if the name is
+/// not that of a state of this recording.
 pub(crate) fn lost(page: &mut String, failure: &Explanation, recorded: &Recorded<'_>) -> bool {
     let Ok(recipe) = failure.state.parse::<Recipe>() else { return false };
     picture(page, failure, &recipe, recorded);
@@ -201,7 +201,7 @@ pub(crate) fn lost(page: &mut String, failure: &Explanation, recorded: &Recorded
     true
 }
 
-/// The calls around the failure, each with its fate.
+/// Adds the calls around the failure, each with its fate.
 fn picture(page: &mut String, failure: &Explanation, recipe: &Recipe, recorded: &Recorded<'_>) {
     let Recorded { trace, history, paths } = recorded;
     let set = history.set(recipe);
@@ -269,8 +269,8 @@ fn picture(page: &mut String, failure: &Explanation, recipe: &Recipe, recorded: 
     page.push_str("<tr class=\"crash\"><td></td><td>crash</td><td></td></tr></tbody></table>\n");
 }
 
-/// The directory after the crash compared with the last good state, or with what the program saw if
-/// none is known.
+/// Adds the directory after the crash, compared with the last good state, or with what the program
+/// saw if no good state is known.
 fn difference(page: &mut String, failure: &Explanation, recipe: &Recipe, history: &History) {
     let good = failure.last_good_state.as_ref().and_then(|name| name.parse::<Recipe>().ok());
     let beside = if good.is_some() { "the last good state" } else { "the program had" };
@@ -365,7 +365,7 @@ fn show(state: &State, path: &[u8]) -> String {
     }
 }
 
-/// All calls of a recording, each with the call that made it durable.
+/// Adds all calls of a recording, each with the call that made it durable.
 pub(crate) fn calls(page: &mut String, title: &str, recorded: &Recorded<'_>) {
     let Recorded { trace, history, paths } = recorded;
     let start = *history.points().start() as usize;

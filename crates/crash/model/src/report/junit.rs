@@ -1,4 +1,4 @@
-//! JUnit's XML: one test case for the search, one for each cause of failures.
+//! JUnit XML: one test case for the search, and one for each cause of failures.
 
 use super::{Summary, escape};
 
@@ -10,7 +10,7 @@ pub fn render(summary: &Summary<'_>) -> String {
         true => findings.len().max(usize::from(summary.failed)),
     };
     let tests = failures.max(1);
-    // CI servers add up the times of the cases.
+    // CI servers add up the times of the cases, so each case gets an equal share.
     let each = seconds / tests as f64;
     let mut cases = String::new();
     let mut case = |name: &str, body: &str| {

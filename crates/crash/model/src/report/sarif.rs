@@ -1,9 +1,11 @@
-//! SARIF 2.1.0, the format in which servers and editors take findings: one result for each cause.
+//! SARIF 2.1.0, the format in which servers and editors accept findings. There is one result for
+//! each cause.
 //!
-//! A result needs a place in a file. If callers were recorded, it is the innermost caller whose
-//! source file lies below the directory of the sources: of the call before which a persistence call
-//! is missing, otherwise of the first lost call. Without callers it is the recording. What is no
-//! finding (no verdict, states that were not tried) is a notification of the run.
+//! A result needs a position in a file. If callers were recorded, this is the position of the
+//! innermost caller whose source file lies below the directory of the sources. The callers are
+//! those of the call before which a persistence call is missing, otherwise those of the first lost
+//! call. Without callers the position is the recording. Everything that is no finding (no verdict,
+//! states that were not tried) is a notification of the run.
 
 use super::{Finding, Summary, escape_json, last_lines};
 use crate::explain::Explanation;
@@ -12,7 +14,7 @@ use serde_json::{Value, json};
 use std::path::Path;
 
 const SCHEMA: &str = "https://json.schemastore.org/sarif-2.1.0.json";
-/// Callers of one call in a result.
+/// The most callers of one call in a result.
 const FRAMES_MAX: usize = 32;
 
 /// Identifier, short description and advice of a rule.
@@ -92,8 +94,8 @@ fn value(summary: &Summary<'_>, sources: &Path) -> Value {
     })
 }
 
-/// What the reader must know besides the results: the verdict, what was not tried, and what was
-/// wrong with the recording.
+/// Everything besides the results that the reader must know: the verdict, what was not tried, and
+/// what was wrong with the recording.
 fn notifications(summary: &Summary<'_>) -> Vec<Value> {
     let note = |level: &str, text: &str| json!({ "level": level, "message": { "text": text } });
     let level = if summary.is_judged { "note" } else { "error" };
@@ -106,7 +108,7 @@ fn notifications(summary: &Summary<'_>) -> Vec<Value> {
     all
 }
 
-/// The index of its rule.
+/// The index of the finding's rule.
 fn rule(finding: &Finding<'_>) -> usize {
     match finding {
         Finding { in_recovery: true, .. } => 2,
@@ -120,14 +122,14 @@ fn result(summary: &Summary<'_>, sources: &Path, finding: &Finding<'_>) -> Value
     let stacks: Vec<(String, &[String])> =
         finding.losses.iter().flat_map(|(node, loss)| stacks(*node, loss)).collect();
     let place = stacks.iter().find_map(|(_, frames)| frames.iter().find_map(|frame| source(frame, sources)));
-    // A server that shows the result needs a line, and a recording has none.
+    // A server shows a result only with a line. A recording has no lines, so use line 1.
     let (uri, line) = place.unwrap_or_else(|| (uri(&finding.place), 1));
     let said = last_lines(finding.message).join("\n");
     let text = match said.is_empty() {
         true => finding.sentence.clone(),
         false => format!("{} The checker said: {said}", finding.sentence),
     };
-    // Equal for the same cause in other recordings of the same program.
+    // The fingerprint is equal for the same cause in other recordings of the same program.
     let causes: Vec<&str> = finding.losses.iter().map(|(_, loss)| &*loss.cause).collect();
     let cause = if causes.is_empty() { finding.message.to_owned() } else { causes.join("; ") };
     let print = digest_of(format!("{}: {cause}", RULES[rule].0).as_bytes());
@@ -153,7 +155,7 @@ fn result(summary: &Summary<'_>, sources: &Path, finding: &Finding<'_>) -> Value
     })
 }
 
-/// The calls with their callers: those before which a call is missing come first.
+/// The calls with their callers. Those before which a call is missing come first.
 fn stacks<'a>(node: Option<&str>, explanation: &'a Explanation) -> Vec<(String, &'a [String])> {
     let on = node.map_or_else(String::new, |node| format!("{node}: "));
     let fixes = explanation.fixes.iter().map(|fix| {
@@ -187,7 +189,7 @@ fn source(frame: &str, sources: &Path) -> Option<(String, u64)> {
     is_there.then(|| (uri(&below.to_string_lossy()), line))
 }
 
-/// A path as a reference by URI.
+/// Encodes a path as a relative URI reference.
 fn uri(path: &str) -> String {
     let mut out = if path.starts_with('/') { "file://".to_owned() } else { String::new() };
     for byte in path.bytes() {

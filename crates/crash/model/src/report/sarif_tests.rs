@@ -8,8 +8,9 @@ use crate::report::{Rendered, Told};
 use crate::run::Ended;
 use crate::trace::Trace;
 
-/// What the schema of SARIF 2.1.0 says of the objects that a report may have: the name of the
-/// object, its required properties, and its other ones that are used here. It allows no others.
+/// The part of the schema of SARIF 2.1.0 for objects that a report may have: the object's path, its
+/// required properties, and the other properties that are used here. Further properties are not
+/// permitted.
 const SCHEMA_OF: &[(&str, &[&str], &[&str])] = &[
     ("", &["version", "runs"], &["$schema"]),
     ("/runs/*", &["tool"], &["automationDetails", "invocations", "results"]),
@@ -51,7 +52,7 @@ const SCHEMA_OF: &[(&str, &[&str], &[&str])] = &[
 ];
 const LEVELS: [&str; 4] = ["none", "note", "warning", "error"];
 
-/// Compares each object with the schema, and the values that the schema limits.
+/// Checks each object against the schema, and the values that the schema limits.
 fn validate(at: &str, value: &Value) {
     match value {
         Value::Array(list) => list.iter().for_each(|item| validate(&format!("{at}/*"), item)),
@@ -78,7 +79,7 @@ fn validate(at: &str, value: &Value) {
     }
 }
 
-/// A valid report.
+/// The SARIF report, which must be valid.
 fn sarif(report: &Report, trace: &Trace, sources: &Path) -> Value {
     let told = Told { report, trace, name: "runs/a b.kcr", checker: "check", cut: None };
     let sarif: Value = serde_json::from_str(&told.sarif(sources)).unwrap();
@@ -98,7 +99,7 @@ fn results(sarif: &Value) -> &[Value] {
     sarif["runs"][0]["results"].as_array().unwrap()
 }
 
-/// A file is promised whose name was not synced.
+/// A report of a program that promises a file whose name was not synced.
 fn failing() -> (Report, Trace) {
     let disk = Disk::new();
     let file = disk.create("f").unwrap();
@@ -127,7 +128,7 @@ fn a_finding_has_all_that_the_schema_demands() {
         text.contains("fsync(\".\")") && text.ends_with("The checker said: first line\nf is lost"),
         "{text}"
     );
-    // Without callers the place is the recording.
+    // Without callers the position is the recording.
     let place = &result["locations"][0]["physicalLocation"];
     assert_eq!(place["artifactLocation"]["uri"], "runs/a%20b.kcr");
     assert_eq!(sarif["runs"][0]["invocations"][0]["executionSuccessful"], true);
@@ -184,11 +185,11 @@ fn a_run_without_findings_says_what_was_tried() {
     let good = sarif(&report, &trace, Path::new("/"));
     assert!(results(&good).is_empty());
     assert!(texts(&good)[0].1.contains("no failure in"), "{good:#}");
-    // A search that the budget ended is no plain success.
+    // A search that ended at its budget is not reported as a plain success.
     (report.outcome.ended, report.outcome.unreached) = (Ended::States, 5);
     let cut = sarif(&report, &trace, Path::new("/"));
     assert!(texts(&cut).iter().any(|(level, text)| level == "warning" && text.contains("NOT tried")));
-    // No verdict.
+    // The run has no verdict.
     report.outcome.broken = Some("the checker cannot be run".to_owned());
     let broken = sarif(&report, &trace, Path::new("/"));
     assert_eq!(broken["runs"][0]["invocations"][0]["executionSuccessful"], false);

@@ -1,4 +1,4 @@
-//! What a run found, in the form that CI servers need: over one recording, or over those of a
+//! The results of a run in the form that CI servers need, for one recording or for those of a
 //! cluster.
 
 use crate::explain::Explanation;
@@ -13,21 +13,21 @@ pub(crate) struct Summary<'a> {
     pub seed: u64,
     pub verdict: String,
     pub coverage: String,
-    /// Every systematic state was tried.
+    /// Whether every systematic state was tried.
     pub is_whole: bool,
-    /// There is a verdict.
+    /// Whether there is a verdict.
     pub is_judged: bool,
     pub failed: bool,
     pub took: String,
     pub seconds: f64,
-    /// What is missing in recordings that are not whole.
+    /// What is missing in incomplete recordings.
     pub cuts: Vec<String>,
-    /// That explaining reached its limit.
+    /// A text that explaining reached its limit, if it did.
     pub explaining_cut: Option<String>,
-    /// How much of the recoveries was tried.
+    /// A text with how many of the recoveries were tried, if any were.
     pub recoveries: Option<String>,
     pub findings: Vec<Finding<'a>>,
-    /// The first failing state, and what the checker said of it.
+    /// The name of the first failing state, and the checker's message.
     pub first: Option<(String, &'a str)>,
 }
 
@@ -38,14 +38,14 @@ pub(crate) struct Finding<'a> {
     /// The checker's message.
     pub message: &'a str,
     pub in_recovery: bool,
-    /// What was lost, in a cluster with the node that lost it.
+    /// The explained losses. In a cluster each has the node that lost something.
     pub losses: Vec<(Option<&'a str>, &'a Explanation)>,
-    /// The file of the recording that has the lost calls.
+    /// The path of the recording that has the lost calls.
     pub place: String,
 }
 
 impl Recoveries {
-    /// The failures. `place` is the recording of a node, or of the only program.
+    /// The findings. `place` returns the path of the recording of a node, or of the only program.
     pub(crate) fn findings<'s>(
         &'s self,
         place: impl Fn(Option<&str>) -> String + 's,

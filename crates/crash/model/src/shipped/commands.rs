@@ -1,12 +1,12 @@
 //! The shell commands of the checkers that need a program. The first argument is the query, the
 //! others are the subjects, each with a `./` in front.
 //!
-//! The exit code of a command that fails is the checker's, and the last line that it prints is in
+//! If a command fails, its exit code is that of the checker, and the last line that it prints is in
 //! the report.
 
 /// Opening a database rolls an unfinished transaction back, as the program does when it restarts.
-/// Before the first promise the query may name tables that do not exist yet. awk reads the rows
-/// first, and then the promises.
+/// Before the first promise the query may name tables that do not exist yet. awk first reads the
+/// rows and then the promises.
 pub const SQLITE: &str = r#"query=$1; shift
 for f; do
   found=$(sqlite3 -batch -init /dev/null "$f" 'PRAGMA integrity_check') || { code=$?; echo "$f: $found"; exit "$code"; }
@@ -19,7 +19,8 @@ printf '%s\n' "$rows" | awk 'NR == FNR { rows[$0]; next }
   END { exit missing }' - "$KEDGE_ACKED_FILE""#;
 
 /// The repository of a state may belong to another user than this process, which Git refuses by
-/// default. Variables of a Git command that called this program must not lead elsewhere.
+/// default. The variables of a Git command that called this program are removed, since they name
+/// another repository.
 pub const GIT: &str = r#"shift
 unset GIT_DIR GIT_WORK_TREE GIT_INDEX_FILE GIT_OBJECT_DIRECTORY GIT_ALTERNATE_OBJECT_DIRECTORIES
 for f; do
@@ -27,9 +28,9 @@ for f; do
   git -c safe.directory='*' --git-dir="$f" fsck --full --no-progress || exit
 done"#;
 
-/// The server is started on a copy, since it refuses to run as root and needs a directory that
-/// belongs to its user. `postmaster.pid` names a process from before the crash; a torn one stops
-/// the start until it is removed. `pg_dumpall` reads every row.
+/// The server is started on a copy of the directory, since it refuses to run as root and needs a
+/// directory that belongs to its user. `postmaster.pid` names a process from before the crash; a
+/// torn file prevents the start, so it is removed. `pg_dumpall` reads every row.
 pub const POSTGRES: &str = r#"query=$1; shift
 bin=$(ls -d /usr/lib/postgresql/*/bin/pg_ctl 2> /dev/null | sort -V | tail -n 1)
 bin=$(dirname "$(readlink -f "$(command -v "${bin:-pg_ctl}")")")
@@ -55,7 +56,7 @@ awk 'FILENAME != ARGV[2] { rows[$0]; next }
   $0 != "" && !($0 in rows) { print "promised, and not a row: " $0; missing = 1 }
   END { exit missing }' "$copy/rows" "$KEDGE_ACKED_FILE""#;
 
-/// `mdb_dump` reads every row of the main database, and of each that it names.
+/// `mdb_dump` reads every row of the main database and of each database named in it.
 pub const LMDB: &str = r#"shift
 for f; do
   echo "$f:"

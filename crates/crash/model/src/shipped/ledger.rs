@@ -1,8 +1,9 @@
-//! Whether the files contain what was promised, line by line.
+//! Checks whether the files contain what was promised, line by line.
 //!
-//! A promise is a line of a file. If it has the form `key=value`, with or without words before the
-//! key (`saved a=1`), the line is `key=value`, and a value of that key that is promised later, even
-//! after the crash, stands for it: the program may have replaced the line already.
+//! Each promise must be a line of a file. If the promise has the form `key=value`, with or without
+//! words before the key (`saved a=1`), the line is `key=value`. A value of that key that is
+//! promised later, even after the crash, is accepted instead: the program may have replaced the
+//! line already.
 
 use super::{BYTES_MAX, Fault, Whole, show, whole};
 use crate::pattern::Pattern;
@@ -13,7 +14,7 @@ use std::collections::{HashMap, HashSet};
 
 pub struct Ledger {
     patterns: Vec<Pattern>,
-    /// All promises of the recording.
+    /// The lines that all promises of the recording name.
     lines: Vec<Vec<u8>>,
 }
 
@@ -28,8 +29,8 @@ impl Ledger {
         Ok(Ledger { patterns, lines })
     }
 
-    /// The content of all files of the ledger. The limit is that of one file, since a forged
-    /// recording may have many that are sparse.
+    /// The contents of all files of the ledger. The limit for one file applies to all of them
+    /// together, since a forged recording may have many sparse files.
     fn files(&self, state: &State) -> Result<Vec<Vec<u8>>, Fault> {
         let (mut files, mut size) = (Vec::new(), 0u64);
         state.walk(&mut |path, _, node| {
@@ -52,7 +53,8 @@ impl Whole for Ledger {
     fn check(&self, case: &Case<'_>) -> Result<(), Fault> {
         let files = self.files(case.state)?;
         let there: HashSet<&[u8]> = files.iter().flat_map(|bytes| bytes.split(|b| *b == b'\n')).collect();
-        // For each key: the last of its promises whose line is there. It stands for all before it.
+        // For each key, the last promise whose line exists. It replaces all earlier promises of the
+        // key.
         let mut last: HashMap<&[u8], usize> = HashMap::new();
         for (number, line) in self.lines.iter().enumerate() {
             if let Some(key) = key(line).filter(|_| there.contains(&line[..])) {

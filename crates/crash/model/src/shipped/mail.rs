@@ -1,10 +1,10 @@
-//! Mail: directories with a file for each message, and files with all messages one after the other.
+//! Judges mail: maildirs, which have a file for each message, and mboxes, which have all messages
+//! one after the other.
 //!
-//! A message never changes once it is delivered. So a message that was there at a promise, and was
-//! not removed by the next promise or the end, must be there after a crash, byte for byte. Whether
-//! any other message is whole is judged by its form: in a maildir it begins with a header and holds
-//! no zeros. At the end of an mbox a message that was not promised may be cut off, since it is
-//! appended.
+//! A message never changes once it is delivered. So a message that existed at a promise, and was
+//! not removed by the next promise or the end, must exist after a crash, byte for byte. Any other
+//! message is judged by its form: in a maildir it must begin with a header and contain no zeros.
+//! The last message of an mbox may be cut off if it was not promised, since it is appended.
 
 use super::{Fault, Whole, above, show, whole};
 use crate::files::FilesChecker;
@@ -21,7 +21,8 @@ pub enum Format {
     Mbox,
 }
 
-/// A message: the path of its mailbox; in a maildir, its name without flags; its bytes.
+/// A message: the path of its mailbox; in a maildir, its name without flags; the digest of its
+/// bytes.
 type Message = (Vec<u8>, Vec<u8>, Digest);
 
 pub struct Mail {
@@ -29,11 +30,11 @@ pub struct Mail {
     patterns: Vec<Pattern>,
     /// The messages that no crash may lose, after each number of promises.
     kept: Vec<BTreeSet<Message>>,
-    /// Promises that were made before the recording started.
+    /// The number of promises that were made before the recording started.
     before: usize,
-    /// What each name of a message in a maildir may hold.
+    /// For each name of a message in a maildir, the contents that it may have.
     known: HashMap<(Vec<u8>, Vec<u8>), HashSet<Digest>>,
-    /// The mailboxes that were there at a promise, at the start or at the end.
+    /// The mailboxes that existed at a promise, at the start or at the end.
     boxes: BTreeSet<Vec<u8>>,
 }
 
@@ -63,7 +64,7 @@ impl Mail {
         for (path, name, bytes) in mail.kept.iter().flatten() {
             mail.known.entry((path.clone(), name.clone())).or_default().insert(*bytes);
         }
-        // What the program removes later may be gone at any time before.
+        // A message that is gone at a later promise may be missing in any crash before that promise.
         for at in (1..mail.kept.len()).rev() {
             let (earlier, later) = mail.kept.split_at_mut(at);
             earlier[at - 1].retain(|message| later[0].contains(message));
@@ -71,7 +72,8 @@ impl Mail {
         Ok(mail)
     }
 
-    /// The mailboxes of a state with their files. In a crash state these are the known ones.
+    /// The mailboxes of a state with their files. In a crash state only known mailboxes are
+    /// returned.
     fn mailboxes<'a>(
         &self,
         state: &'a State,
@@ -137,7 +139,7 @@ impl Mail {
         Ok(messages)
     }
 
-    /// A message that is not among those of the recording, by its form.
+    /// Judges a message that is not among those of the recording by its form.
     fn form(&self, mailbox: &[u8], path: &[u8], bytes: &[u8]) -> Result<(), String> {
         if bytes.is_empty() && matches!(self.format, Format::Mbox) {
             return Ok(());
@@ -190,21 +192,21 @@ impl Whole for Mail {
 
 const FROM: &[u8; 5] = b"From ";
 
-/// The name of a message, which it keeps when it is moved to `cur` and gets flags.
+/// The name of a message without flags. It stays the same when the message is moved to `cur`.
 fn unique(path: &[u8]) -> Vec<u8> {
     let name = path.rsplit(|b| *b == b'/').next().unwrap_or(path);
     name.split(|b| *b == b':').next().unwrap_or(name).to_vec()
 }
 
-/// Whether the first line is a field of a header: `Name: …`.
+/// Whether the first line is a field of a mail header: `Name: …`.
 fn has_header(bytes: &[u8]) -> bool {
     let line = bytes.split(|b| *b == b'\n').next().unwrap_or(bytes);
     let colon = line.iter().position(|b| *b == b':').unwrap_or(0);
     line.starts_with(FROM) || colon > 0 && line[..colon].iter().all(u8::is_ascii_graphic)
 }
 
-/// The messages of an mbox, without the empty lines after them. One begins at a line `From …` at
-/// the start, or after an empty line.
+/// Splits an mbox into messages, without the empty lines after them. A message begins at a line
+/// `From …` at the start of the file, or after an empty line.
 fn split(bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
     const NEXT: &[u8] = b"\n\nFrom ";
     let starts = bytes.windows(NEXT.len()).enumerate().filter(|(_, w)| *w == NEXT).map(|(at, _)| at + 2);

@@ -10,7 +10,7 @@ fn long(word: &str) -> Vec<u8> {
     [MESSAGE, word.repeat(3000).as_bytes(), b"\n"].concat()
 }
 
-/// Delivers a message as a maildir wants it: under `tmp`, and then by a rename.
+/// Delivers a message as maildir requires: it is written in `tmp` and then renamed.
 fn deliver(disk: &Disk, name: &str, bytes: &[u8], syncs: &[&str]) {
     let temp = format!("mail/tmp/{name}");
     disk.create(&temp).unwrap().write_at(0, bytes).unwrap();
@@ -38,12 +38,12 @@ fn messages_of_a_maildir_are_whole_and_there_if_promised() {
         move |disk: &Disk| {
             maildir(disk);
             deliver(disk, "1.a", &long("one "), syncs);
-            // Flags follow the name, and a message that is read moves to `cur`.
+            // A message that is read moves to `cur`, with its flags after its name.
             disk.rename("mail/new/1.a", "mail/cur/1.a:2,S").unwrap();
             disk.sync("mail/cur").unwrap();
             disk.sync("mail/new").unwrap();
             deliver(disk, "2.b", &long("two "), syncs);
-            // A message that the user removes may be gone.
+            // A message that the user removes may be missing.
             disk.remove("mail/new/2.b").unwrap();
             disk.sync("mail/new").unwrap();
             disk.tell("removed");
@@ -52,7 +52,7 @@ fn messages_of_a_maildir_are_whole_and_there_if_promised() {
     passes(&explore("maildir", &[], run(&["bytes", "name"])));
     passes(&explore("maildir", &["mail"], run(&["bytes", "name"])));
     let report = explore("maildir", &[], run(&["name"]));
-    // Under whichever name a state has the message.
+    // The message may have any of its names in the failing state.
     let said = found(&report).to_string();
     assert!(said.starts_with("mail/") && said.contains("/1.a") && said.contains(": it has "), "{said}");
     let report = explore("maildir", &[], run(&["bytes"]));
@@ -79,7 +79,7 @@ fn messages_of_an_mbox_are_there_if_promised() {
         append(disk, 0, true);
         disk.settle();
     };
-    // Under strict only prefixes of an append are left: the message that it brings may be cut.
+    // Under `strict` a crash can only cut an append, and the appended message may be cut.
     let model = crate::model::Model::by_name("strict").unwrap();
     for (is_synced, is_good) in [(true, true), (false, false)] {
         let disk = Disk::new();
@@ -94,7 +94,7 @@ fn messages_of_an_mbox_are_there_if_promised() {
             assert_eq!(found(&report), "mbox: the message is missing, though it was promised");
         }
     }
-    // Under posix the size may come before the bytes.
+    // Under `posix` the size may be durable before the bytes.
     let report = explore("mbox", &[], |disk| {
         first(disk);
         (1..4).for_each(|n| append(disk, n, true));

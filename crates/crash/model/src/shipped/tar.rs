@@ -1,21 +1,21 @@
-//! Whether a tar archive is whole: each header has its checksum, each member its bytes, and two
-//! blocks of zeros end the archive.
+//! Judges whether a tar archive is complete: each header must have its checksum, each member its
+//! bytes, and two blocks of zeros must end the archive.
 //!
-//! Listing it with tar(1) would not do: an archive that ends between two members, and a file of
-//! zeros, are lists that tar accepts. The bytes of members have no checksum, so a lost page inside
-//! of one cannot be seen here.
+//! Listing the archive by tar(1) would not suffice: tar accepts an archive that ends between two
+//! members, and a file of zeros. The bytes of members have no checksum, so a lost page inside a
+//! member cannot be detected.
 
 use crate::state::FileBody;
 
 const BLOCK: usize = 512;
 type Block = [u8; BLOCK];
 
-/// Where the checksum, the size and the type of a member are in its header.
+/// The positions of the checksum, the size and the type in the header of a member.
 const SUM: std::ops::Range<usize> = 148..156;
 const SIZE: std::ops::Range<usize> = 124..136;
 const KIND: usize = 156;
-/// GNU tar's sparse members: whether a block with more of the map follows the header, or such a
-/// block.
+/// The positions of the flag of GNU tar's sparse members that another block of the map follows: in
+/// the header, and in such a block.
 const MORE_IN_HEADER: usize = 482;
 const MORE_IN_MAP: usize = 504;
 
@@ -62,13 +62,13 @@ fn cut(file: &FileBody) -> String {
     format!("the archive is cut off: it has {} bytes", file.size)
 }
 
-/// The sum of the header's bytes, where its own place counts as blanks.
+/// The sum of the header's bytes, with blanks in place of the checksum field.
 fn sum(header: &Block) -> u64 {
     let plain = header.iter().enumerate().filter(|(i, _)| !SUM.contains(i));
     plain.map(|(_, byte)| u64::from(*byte)).sum::<u64>() + u64::from(b' ') * SUM.len() as u64
 }
 
-/// A number in octal digits, or in base 256 if the first bit is set.
+/// Parses a number in octal digits, or in base 256 if the first bit is set.
 fn number(field: &[u8]) -> Option<u64> {
     if field[0] & 0x80 != 0 {
         let (high, low) = field.split_at(field.len() - 8);

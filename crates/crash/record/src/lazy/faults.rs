@@ -1,14 +1,14 @@
-//! Faults in the manner of LazyFS: which calls lose data, and what of a write survives.
+//! Faults in the manner of LazyFS: at which calls data is lost, and which part of a write survives.
 //!
 //! Each fault counts the calls that it matches. A fault that names an occurrence is due at that
-//! call and never again; one without is due at each.
+//! call and never again; a fault without one is due at each matching call.
 
 use regex::bytes::Regex;
 use std::fmt;
 use std::ops::Range;
 
-/// The calls at which a fault can be due. LazyFS also has `access`, for which the kernel needs no
-/// request, because it knows the rights of all files.
+/// The calls at which a fault can be due. LazyFS also has `access`, but the kernel sends no request
+/// for it, because the kernel itself knows the rights of all files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
     Create,
@@ -74,12 +74,12 @@ impl fmt::Display for Timing {
     }
 }
 
-/// Which paths a fault is about. Paths are relative to the mount, and patterns see them as LazyFS
-/// shows them: below its root directory.
+/// The paths that a fault matches. Paths are relative to the mount. Patterns are matched with paths
+/// as LazyFS shows them, below its root directory.
 #[derive(Clone, Debug)]
 pub enum Named {
     Path(Vec<u8>),
-    /// Matches if it is found anywhere in `root/path`.
+    /// The pattern must match somewhere in `root/path`.
     Pattern(Regex),
 }
 
@@ -92,23 +92,23 @@ impl Named {
     }
 }
 
-/// Data is lost before or after a call.
+/// A fault that loses data before or after a call.
 #[derive(Clone, Debug)]
 pub struct Clear {
     pub op: Op,
     pub timing: Timing,
     pub from: Option<Named>,
     pub to: Option<Named>,
-    /// Due at this matching call, counted from 1; without, at each.
+    /// The matching call at which the fault is due, counted from 1. `None` for every matching call.
     pub occurrence: Option<u64>,
-    /// The file system ends, too.
+    /// Whether the file system ends with the loss.
     pub crash: bool,
 }
 
-/// How a write is divided.
+/// How a write is divided into parts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Parts {
-    /// This number of parts of equal size; the last one also has the rest.
+    /// This number of parts of equal size; the last part also has the remainder.
     Equal(u64),
     /// Parts of these sizes, which must add up to the size of the write.
     Bytes(Vec<u64>),
@@ -122,7 +122,7 @@ impl Parts {
         }
     }
 
-    /// The bytes of part `part`, counted from 1, in a write of `len` bytes.
+    /// The range of part `part`, counted from 1, in a write of `len` bytes.
     fn range(&self, part: u64, len: u64) -> Option<Range<u64>> {
         match self {
             Parts::Equal(count) => {
@@ -139,24 +139,25 @@ impl Parts {
     }
 }
 
-/// One write survives in part, and the file system ends.
+/// A fault by which one write survives in part and the file system ends.
 #[derive(Clone, Debug)]
 pub struct TornOp {
     pub file: Vec<u8>,
-    /// Which write to the file, counted from 1.
+    /// The number of the write to the file, counted from 1.
     pub occurrence: u64,
     pub parts: Parts,
-    /// The parts that survive, counted from 1.
+    /// The numbers of the parts that survive, counted from 1.
     pub persist: Vec<u64>,
 }
 
-/// Of writes to a file without an fsync between them some survive, and the file system ends.
+/// A fault by which some of several writes to a file without an fsync between them survive, and the
+/// file system ends.
 #[derive(Clone, Debug)]
 pub struct TornSeq {
     pub file: Vec<u8>,
-    /// Which group of at least two writes, counted from 1.
+    /// The number of the group of at least two writes, counted from 1.
     pub occurrence: u64,
-    /// The writes of the group that survive, counted from 1.
+    /// The numbers of the group's writes that survive, counted from 1.
     pub persist: Vec<u64>,
 }
 
@@ -170,40 +171,40 @@ pub enum Fault {
 /// A part of a write that survives.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kept {
-    /// The file, relative to the mount.
+    /// The path of the file relative to the mount.
     pub path: Vec<u8>,
     pub offset: u64,
     pub bytes: Vec<u8>,
 }
 
-/// A call, as faults see it.
+/// A call as faults match it.
 #[derive(Clone, Copy, Debug)]
 pub struct Seen<'a> {
     pub op: Op,
-    /// The path of the call, or its first one; the target of a symbolic link.
+    /// The path of the call, or its first path. For a symlink this is its target.
     pub from: &'a [u8],
     pub to: Option<&'a [u8]>,
-    /// Offset and bytes of a write.
+    /// The offset and the bytes of a write.
     pub bytes: Option<(u64, &'a [u8])>,
 }
 
-/// What a fault that is due does.
+/// The effect of a fault that is due.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Due {
     pub kept: Vec<Kept>,
     pub crash: bool,
 }
 
-/// What is due at a call.
+/// The faults that are due at a call.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Met {
     pub before: Option<Due>,
     pub after: Option<Due>,
-    /// A fault that cannot be applied to the call at which it is due.
+    /// Why a fault cannot be applied to the call at which it is due.
     pub refused: Option<String>,
 }
 
-/// Faults, with what each has counted.
+/// All faults, each with its counts.
 #[derive(Default)]
 pub struct Faults {
     root: Vec<u8>,
@@ -213,14 +214,14 @@ pub struct Faults {
 struct Armed {
     fault: Fault,
     seen: u64,
-    /// For a sequence: the writes of the present group that survive, should the fault be due in
-    /// it, and how many writes the group has.
+    /// For a sequence: the writes of the present group that survive if the fault is due in it, and
+    /// the number of writes in the group.
     group: Vec<Kept>,
     writes: u64,
 }
 
 impl Faults {
-    /// Patterns match paths below this directory.
+    /// Makes an empty set of faults. Patterns match paths below `root`.
     pub fn below(root: Vec<u8>) -> Faults {
         Faults { root, armed: Vec::new() }
     }
@@ -229,8 +230,8 @@ impl Faults {
         self.armed.push(Armed { fault, seen: 0, group: Vec::new(), writes: 0 });
     }
 
-    /// Every fault counts the call; the first that is due before it, and the first that is due
-    /// after it, are returned.
+    /// Counts a call in every fault. Returns the first fault that is due before the call, and the
+    /// first that is due after it.
     pub fn meet(&mut self, seen: &Seen<'_>) -> Met {
         let mut met = Met::default();
         for armed in &mut self.armed {

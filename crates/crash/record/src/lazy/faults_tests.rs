@@ -32,7 +32,7 @@ fn parts_of_the_write_that_is_meant_survive() {
     let mut faults = torn_op(Parts::Equal(3), &[1, 3]);
     assert_eq!(faults.meet(&write("log", 0, "first")), Met::default());
     assert_eq!(faults.meet(&write("other", 0, "first")), Met::default());
-    // 10 bytes in 3 parts: the last part has the rest.
+    // 10 bytes are divided into 3 parts; the last part has the remainder.
     let met = faults.meet(&write("log", 100, "abcdefghij"));
     assert_eq!(kept(&met), [(100, "abc".into()), (106, "ghij".into())]);
     assert_eq!(faults.meet(&write("log", 0, "third")), Met::default());
@@ -46,7 +46,7 @@ fn parts_of_the_write_that_is_meant_survive() {
     let met = faults.meet(&write("log", 0, "abcdefghij"));
     assert!(met.refused.unwrap().contains("10 bytes") && met.after.is_none());
 
-    // More parts than bytes: all but the last are empty.
+    // If there are more parts than bytes, all parts except the last are empty.
     let mut faults = torn_op(Parts::Equal(5), &[1, 5]);
     faults.meet(&write("log", 0, ""));
     assert_eq!(kept(&faults.meet(&write("log", 0, "ab"))), [(0, String::new()), (0, "ab".into())]);
@@ -64,7 +64,7 @@ fn writes_of_the_group_that_is_meant_survive() {
         meet(&mut faults, write("log", 0, text));
     }
     meet(&mut faults, fsync("log"));
-    // One write alone is no group.
+    // A single write is no group.
     meet(&mut faults, write("log", 0, "alone"));
     meet(&mut faults, fsync("log"));
     meet(&mut faults, write("log", 5, "a"));
@@ -72,7 +72,7 @@ fn writes_of_the_group_that_is_meant_survive() {
     meet(&mut faults, write("log", 6, "b"));
     assert_eq!(kept(&faults.meet(&write("log", 7, "c"))), [(5, "a".into()), (7, "c".into())]);
 
-    // The first write of a group is due when the second one shows that there is a group.
+    // A fault in a group's first write is due at the second write, which makes the group.
     let mut faults = torn(&[1]);
     for text in ["1", "2"] {
         meet(&mut faults, write("log", 0, text));
@@ -94,7 +94,7 @@ fn data_is_lost_at_the_call_that_is_meant() {
     assert!(found(&mut faults, fsync("log")));
     assert!(!found(&mut faults, fsync("log")));
 
-    // A pattern sees the root directory, and is due each time.
+    // A pattern is matched with the path below the root directory, and is due at each match.
     let pattern = |text| Some(Named::Pattern(Regex::new(text).unwrap()));
     let mut faults = clear(pattern("^/root/wal/[0-9]+$"), None, Op::Fsync, None);
     assert!(found(&mut faults, fsync("wal/12")) && found(&mut faults, fsync("wal/13")));

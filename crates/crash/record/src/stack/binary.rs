@@ -1,4 +1,4 @@
-//! Programs and libraries: their unwind tables, names and lines.
+//! Programs and libraries: their unwind tables, and the names and lines of their functions.
 //!
 //! Files are read whole, not mapped: SIGBUS would kill this process if a mapped file were
 //! truncated.
@@ -17,20 +17,20 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Larger files are not read.
+/// The largest file in bytes that is read.
 const SIZE_MAX: u64 = 1 << 30;
-/// Files kept in memory. At the limit all are dropped.
+/// The most files that are kept in memory. At the limit all are dropped.
 const KEPT_MAX: usize = 512;
 
-/// The longest call instruction, without prefixes.
+/// The bytes of the longest call instruction, without prefixes.
 const CALL_MAX: usize = 7;
 
-/// Device, inode, and time of the last change (seconds, nanoseconds).
+/// A file by its device, inode, and time of the last change (seconds, nanoseconds).
 type Identity = (u64, u64, i64, i64);
 
 /// All files read so far.
 pub(super) struct Binaries {
-    /// Files below the mount are not read.
+    /// The mount, below which no file is read.
     mount: PathBuf,
     known: HashMap<Identity, Option<Arc<Binary>>>,
 }
@@ -40,12 +40,13 @@ impl Binaries {
         Binaries { mount, known: HashMap::new() }
     }
 
-    /// The file that a process has mapped. `None`: it is no file, is deleted or cannot be read.
+    /// The file that a process has mapped. `None` if the path is no regular file, or if the file
+    /// was deleted or cannot be read.
     pub fn get(&mut self, pid: u32, path: &str) -> Option<Arc<Binary>> {
         if !path.starts_with('/') || PathBuf::from(path).starts_with(&self.mount) {
             return None;
         }
-        // Through the root directory of that process.
+        // Open the path through the root directory of that process.
         let file = File::open(format!("/proc/{pid}/root{path}")).ok()?;
         let found = file.metadata().ok()?;
         let identity = (found.dev(), found.ino(), found.mtime(), found.mtime_nsec());
@@ -65,9 +66,9 @@ struct Symbol {
     name: String,
 }
 
-/// A loaded segment of code.
+/// A segment with code.
 struct Load {
-    /// Its offset in the file.
+    /// The offset of the segment in the file.
     offset: u64,
     address: u64,
     bytes: Vec<u8>,
@@ -76,19 +77,20 @@ struct Load {
 /// A call instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Call {
-    /// A call of the function at this address of the file.
+    /// A direct call of the function at this address of the file.
     To(u64),
-    /// A call through a pointer at this address of the file.
+    /// A call through a pointer that is at this address of the file.
     By(u64),
-    /// A call through a register, or through memory that only the running program knows.
+    /// A call through a register, or through memory whose contents only the running program knows.
     Indirect,
 }
 
 pub(super) struct Binary {
     loads: Vec<Load>,
-    /// Locations that hold the address of a function of this file, and that function.
+    /// For each address that holds a pointer to a function of this file, the address of that
+    /// function.
     pointers: HashMap<u64, u64>,
-    /// The unwind tables.
+    /// The unwind tables of `.eh_frame`.
     pub tables: Option<Tables>,
     /// Go's own table.
     pub go: Option<GoTable>,
@@ -124,11 +126,11 @@ impl Binary {
         })
     }
 
-    /// The difference between addresses in memory and in the file, when the code at `offset` of the
-    /// file is mapped at `start`.
+    /// The difference between addresses in memory and in the file, if the page at `offset` of the
+    /// file is mapped at `start`. `None` if no code is there.
     pub fn bias(&self, start: u64, offset: u64) -> Option<u64> {
-        // A mapping begins at a page boundary, a segment not always: the page may begin with the
-        // end of another, non-code segment.
+        // A mapping begins at a page boundary, but a segment need not: the page may begin with the
+        // end of another segment that has no code.
         let is_there = |load: &&Load| {
             let end = load.offset.saturating_add(load.bytes.len() as u64);
             offset < end && offset >= load.offset.saturating_sub(load.offset % 4096)
@@ -137,7 +139,7 @@ impl Binary {
         Some(start.wrapping_sub(offset).wrapping_sub(load.address.wrapping_sub(load.offset)))
     }
 
-    /// The call instruction that ends right before an address.
+    /// The call instruction that ends at an address.
     pub fn call_before(&self, address: u64) -> Option<Call> {
         let before = |load: &Load| {
             let len = usize::try_from(address.checked_sub(load.address)?).ok()?;
@@ -150,7 +152,7 @@ impl Binary {
         })
     }
 
-    /// Name and line of each function at an address of the file, the innermost first.
+    /// The name and the line of each function at an address of the file, innermost first.
     pub fn functions(&self, address: u64) -> Vec<(Option<String>, Option<String>)> {
         let mut found = self.inlined(address);
         let go = || self.go.as_ref().and_then(|go| go.name(address));
@@ -189,7 +191,7 @@ impl Binary {
     }
 }
 
-/// From the relocations of position-independent programs.
+/// Finds pointers to functions in the relocations of position-independent programs.
 fn pointers(object: &object::File<'_>, tables: &Tables) -> HashMap<u64, u64> {
     let mut pointers = HashMap::new();
     for (place, relocation) in object.dynamic_relocations().into_iter().flatten() {
@@ -218,7 +220,7 @@ fn call_at_end(bytes: [u8; CALL_MAX], end: u64) -> Option<Call> {
         };
         mode >> 3 & 7 == 2 && then.len() == operand
     };
-    // Relative to the end of the instruction.
+    // The distance counts from the end of the instruction.
     let at = |distance| end.wrapping_add_signed(i32::from_le_bytes(distance).into());
     if let [_, 0xff, 0x15, distance @ ..] = bytes {
         return Some(Call::By(at(distance)));
@@ -232,16 +234,16 @@ fn call_at_end(bytes: [u8; CALL_MAX], end: u64) -> Option<Call> {
     }
 }
 
-/// Go's table, and with it the address from which it counts.
+/// Go's table, with the address from which its offsets count.
 fn go(object: &object::File<'_>) -> Option<GoTable> {
     let section = object.sections().find(|s| s.name().is_ok_and(|name| name.ends_with(".gopclntab")))?;
-    // A program that Go's linker made has nothing before Go's functions.
+    // A program linked by Go's linker has no code before Go's functions.
     let symbol = object.symbols().find(|s| s.name() == Ok("runtime.text")).map(|s| s.address());
     let text = symbol.or_else(|| object.section_by_name(".text").map(|s| s.address()))?;
     GoTable::read(section.data().ok()?, text)
 }
 
-/// Debug information, if the file itself contains it uncompressed.
+/// The debug information, if the file itself contains it uncompressed.
 fn lines(object: &object::File<'_>) -> Option<Context<Bytes>> {
     let load = |id: gimli::SectionId| -> Result<Bytes, gimli::Error> {
         let data = object.section_by_name(id.name()).and_then(|s| s.uncompressed_data().ok());

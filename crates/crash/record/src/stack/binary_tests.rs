@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// The call at the end of `code`, which lies before address 0x1000.
+/// The call at the end of `code`, which ends at address 0x1000.
 fn call(code: &[u8]) -> Option<Call> {
     let mut bytes = [0x90; CALL_MAX];
     bytes[CALL_MAX - code.len()..].copy_from_slice(code);
@@ -48,7 +48,7 @@ fn what_is_no_program_is_refused() {
     for bytes in [&b""[..], b"#!/bin/sh\n", &[0x7f, b'E', b'L', b'F'], &[0x7f; 4096]] {
         assert!(Binary::parse(bytes).is_err());
     }
-    // Any prefix or part of a program yields an error or a partial result, and no panic.
+    // A prefix or part of a program must give an error or a partial result, and no panic.
     let whole = std::fs::read("/proc/self/exe").unwrap();
     for part in (0..20).map(|n| &whole[..whole.len() / 20 * n]) {
         let _either = Binary::parse(part);

@@ -1,45 +1,45 @@
-//! Go's own table of functions (`.gopclntab`), which the runtime unwinds by. It is in stripped
-//! programs, too, while `.eh_frame` has nothing about Go's functions.
+//! Go's own table of functions (`.gopclntab`), by which Go's runtime unwinds. Stripped programs
+//! have it too, while `.eh_frame` has no entries for Go's functions.
 //!
-//! The layout is that of Go 1.18 and later, on 64-bit machines: `pcHeader` and `_func` of
-//! `runtime/symtab.go` and `runtime/runtime2.go`. Other layouts, and damage, give no answer. All
-//! numbers are little-endian.
+//! The layout is that of Go 1.18 and later on 64-bit machines: `pcHeader` and `_func` of
+//! `runtime/symtab.go` and `runtime/runtime2.go`. Other layouts and damaged tables give no result.
+//! All numbers are little-endian.
 
 use std::ops::Range;
 
-/// Go 1.18 and 1.19, and Go 1.20 and later.
+/// The magic numbers of Go 1.18 and 1.19, and of Go 1.20 and later.
 const MAGICS: [u32; 2] = [0xffff_fff0, 0xffff_fff1];
 /// The functions at which each stack of Go begins.
 const OUTERMOST: [&str; 4] = ["runtime.goexit", "runtime.mstart", "runtime.rt0_go", "runtime.mcall"];
-/// Longest name that is read.
+/// The most bytes of a name that are read.
 const NAME_MAX: usize = 4096;
-/// Steps of one table of values; a damaged one may be endless.
+/// The most steps in one table of values, because a damaged table may be endless.
 const STEPS_MAX: usize = 1 << 20;
 
 pub(super) struct GoTable {
     bytes: Vec<u8>,
-    /// The address of the first function.
+    /// The address of the first function, from which offsets count.
     text: u64,
-    /// The least length of an instruction.
+    /// The length in bytes by which code addresses count.
     quantum: u64,
     functions: usize,
     names: usize,
     units: usize,
     files: usize,
     values: usize,
-    /// The table of functions; offsets of functions are relative to it.
+    /// The offset of the table of functions, from which the offsets of descriptions count.
     table: usize,
 }
 
 /// A function of the table.
 struct Function {
     range: Range<u64>,
-    /// The offset of its description.
+    /// The offset of the function's description.
     at: usize,
 }
 
 impl GoTable {
-    /// `text`: the address that the runtime calls `runtime.text`.
+    /// Reads the table. `text` is the address that the runtime calls `runtime.text`.
     pub fn read(bytes: &[u8], text: u64) -> Option<GoTable> {
         let table = GoTable {
             bytes: bytes.to_vec(),
@@ -56,14 +56,14 @@ impl GoTable {
         (is_known && table.quantum > 0).then_some(table)
     }
 
-    /// Where the function with this number begins, relative to the first one.
+    /// The offset of function number `number` from the first function.
     fn entry(&self, number: usize) -> Option<u64> {
         half(&self.bytes, self.table.checked_add(number.checked_mul(8)?)?).map(u64::from)
     }
 
     fn find(&self, address: u64) -> Option<Function> {
         let offset = address.checked_sub(self.text)?;
-        // The last entry is the end of the last function.
+        // Entry number `functions` is the end of the last function.
         let (mut low, mut high) = (0, self.functions);
         while low < high {
             let middle = low + (high - low) / 2;
@@ -86,7 +86,7 @@ impl GoTable {
         half(&self.bytes, function.at.checked_add(offset)?).map(|field| field as usize)
     }
 
-    /// The value at an address, of a table that gives one for each instruction.
+    /// The value at an address in a table that has a value for each instruction.
     fn value(&self, function: &Function, table: usize, address: u64) -> Option<i64> {
         let mut bytes = self.bytes.get(self.values.checked_add(table)?..)?.iter();
         let (mut value, mut pc) = (-1i64, function.range.start);

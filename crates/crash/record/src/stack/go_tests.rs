@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// A table of two functions, `a` of 16 bytes and `b` of 8. In `a` the return address is at the
-/// stack pointer for 4 bytes, then 32 bytes above it.
+/// A table of two functions, `a` of 16 bytes and `b` of 8. In the first 4 bytes of `a` the return
+/// address is at the stack pointer, after these 32 bytes above it.
 fn table() -> Vec<u8> {
     let mut bytes = vec![0xf1, 0xff, 0xff, 0xff, 0, 0, 1, 8];
     let (names, units, files, values, table) = (72u64, 76, 80, 96, 112);
@@ -13,7 +13,7 @@ fn table() -> Vec<u8> {
     bytes.extend(b"a\0b\0");
     bytes.extend(0u32.to_le_bytes());
     bytes.extend(b"/src/main.go\0\0\0\0");
-    // At 1 the distances, at 7 the file, at 11 the lines.
+    // At offset 1 are the distances, at 7 the file, at 11 the lines.
     bytes.extend([0, 2, 4, 64, 12, 0, 0, 2, 16, 0, 0, 22, 16, 0, 0, 0]);
     for (entry, function) in [(0u32, 20u32), (16, 64)] {
         bytes.extend(entry.to_le_bytes());
@@ -53,7 +53,7 @@ fn damage_gives_no_answer() {
             bytes[at] = byte;
             if let Some(table) = GoTable::read(&bytes, 0x1000) {
                 for address in (0xff0..0x1030).chain([0, u64::MAX]) {
-                    // The result is whatever the bytes say; it is there, and soon.
+                    // Any result is right for damaged bytes, but there must be one soon.
                     let _any = (table.name(address), table.frame(address));
                 }
             }

@@ -12,18 +12,18 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Bytes of the stack that are read, from the stack pointer on.
+/// The most bytes of the stack that are read, from the stack pointer on.
 const STACK_MAX: u64 = 512 << 10;
-/// A frame pointer is searched for within this distance of the stack pointer.
+/// The greatest distance from the stack pointer at which a frame pointer is searched for.
 const GUESS_MAX: u64 = 64 << 10;
-/// Frame pointer candidates that are tried.
+/// The most candidates for a frame pointer that are tried.
 const GUESSES_MAX: usize = 64;
-/// Precedes callers found with a guessed frame pointer.
+/// The note before callers that were found with a guessed frame pointer.
 const GUESSED: &str = "(the callers below are a guess)";
-/// Follows the last known caller if there are more.
+/// The note after the last known caller if there are further ones.
 const UNKNOWN: &str = "(callers unknown from here)";
 
-/// A waiting thread.
+/// The registers and the stack of a waiting thread.
 pub(super) struct Snapshot {
     pc: u64,
     sp: u64,
@@ -39,8 +39,8 @@ fn unreadable(what: &str) -> io::Error {
 impl Snapshot {
     pub fn take(pid: u32, tid: u32) -> io::Result<Snapshot> {
         let call = fs::read_to_string(format!("/proc/{tid}/syscall"))?;
-        // The number of the call, six arguments, stack pointer, program counter. A running thread
-        // has none: its call has returned.
+        // The line has the number of the call, six arguments, the stack pointer and the program
+        // counter. For a running thread, whose call has returned, it has none of these.
         let words: Vec<&str> = call.split_whitespace().collect();
         let [_, .., sp, pc] = words[..] else { return Err(unreadable("it does not wait")) };
         let (sp, pc) = hex(sp).zip(hex(pc)).ok_or_else(|| unreadable("registers"))?;
@@ -63,10 +63,10 @@ impl Snapshot {
     }
 }
 
-/// Code of a process.
+/// A range of code in the memory of a process.
 struct Code {
     range: Range<u64>,
-    /// Added to an address in the file to get the one in memory.
+    /// The number that is added to an address in the file to get the address in memory.
     bias: u64,
     name: String,
     binary: Option<Arc<Binary>>,
@@ -82,9 +82,9 @@ struct Place {
 
 /// Why the search for callers ended.
 enum End {
-    /// The outermost function, or enough frames.
+    /// The outermost function was reached, or enough frames were found.
     Top,
-    /// The frame pointer at this place is unknown.
+    /// The frame pointer of this function is unknown.
     NeedsFrame(Place),
     Unknown,
 }
@@ -96,16 +96,16 @@ enum GoStep {
     Top,
 }
 
-/// Evidence for a frame pointer.
+/// How certain it is that a return address belongs to a call of the function.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Sign {
-    /// The return address follows a direct call of this very function.
+    /// The return address follows a direct call of this function.
     Sure,
-    /// It follows an indirect call, which may have called this function.
+    /// The return address follows an indirect call, which may have called this function.
     May,
 }
 
-/// What is known of a process as long as its mappings do not change.
+/// The mappings and code of a process, which are valid as long as its mappings do not change.
 pub(super) struct Process {
     maps: String,
     codes: Vec<Code>,
@@ -128,7 +128,7 @@ impl Process {
         Process { maps: snapshot.maps.clone(), codes }
     }
 
-    /// Whether its mappings are unchanged.
+    /// Whether the process still has the same mappings.
     pub fn is_of(&self, snapshot: &Snapshot) -> bool {
         self.maps == snapshot.maps
     }
@@ -137,7 +137,7 @@ impl Process {
         self.codes.iter().find(|c| c.range.contains(&address))
     }
 
-    /// The callers, innermost first. A note precedes callers that are a guess.
+    /// The callers, innermost first. A note comes before callers that are a guess.
     pub fn frames(&self, snapshot: &Snapshot, max: usize) -> Vec<Frame> {
         let start = Place { at: snapshot.pc, registers: Registers::new(snapshot.pc, snapshot.sp) };
         let (places, end) = self.follow(snapshot, start, max);
@@ -158,8 +158,8 @@ impl Process {
         frames
     }
 
-    /// The place itself and its callers, as far as the tables and known registers lead. A return
-    /// address that follows no call instruction ends the search.
+    /// The addresses of a function and of its callers, as far as the tables and known registers
+    /// lead. A return address that does not follow a call instruction ends the search.
     fn follow(&self, snapshot: &Snapshot, start: Place, max: usize) -> (Vec<u64>, End) {
         let mut places = Vec::new();
         let mut place = start;
@@ -204,7 +204,8 @@ impl Process {
         }
         let slot = place.registers.get(X86_64::RSP)?.checked_add(frame)?;
         let back = snapshot.word(slot)?;
-        // The runtime pretends that a goroutine's first function was called by `goexit`.
+        // A goroutine's first function has the return address of `goexit`, although nothing called
+        // it.
         if go.is_outermost(back.wrapping_sub(code.bias)) {
             return Some(GoStep::Top);
         }
@@ -218,8 +219,9 @@ impl Process {
         Some((code, code.binary.as_ref()?.call_before(back.wrapping_sub(code.bias))?))
     }
 
-    /// The callers of a function whose frame pointer is unknown: from the only place on the stack
-    /// that proves a call of it, else from the nearest that may be one.
+    /// The callers of a function whose frame pointer is unknown. If exactly one slot of the stack
+    /// proves a call of the function, they are found from that slot, else from the nearest slot
+    /// that may be one.
     fn guess(&self, snapshot: &Snapshot, stuck: Place, max: usize) -> Option<(Sign, Vec<u64>, End)> {
         let code = self.code(stuck.at)?;
         let start = code.binary.as_ref()?.tables.as_ref()?.start(stuck.at.wrapping_sub(code.bias))?;
@@ -230,8 +232,8 @@ impl Process {
         for at in places {
             let (Some(saved), Some(back)) = (snapshot.word(at), snapshot.word(at + 8)) else { break };
             let Some(sign) = self.sign(back, start) else { continue };
-            // The outermost function has no frame pointer to save, and a caller that uses none may
-            // have any value in the register.
+            // The outermost function has no frame pointer to save, and a caller that does not use
+            // one may have any value in the register.
             let is_saved = saved <= 1 || (saved > at && saved < snapshot.end());
             if sign == Sign::May && !is_saved {
                 continue;
@@ -240,7 +242,7 @@ impl Process {
             registers.set(X86_64::RBP, Some(at));
             let place = Place { at: stuck.at, registers };
             let (places, end) = self.follow(snapshot, place, max.saturating_add(1));
-            // The first place is the function itself.
+            // The first address is that of the function itself.
             if places.len() > 1 {
                 found.push((sign, places[1..].to_vec(), end));
             }
@@ -252,7 +254,8 @@ impl Process {
         match sure[..] {
             [] => found.into_iter().find(|(_, _, end)| matches!(end, End::Top)),
             [one] => Some(found.swap_remove(one)),
-            // The function is recursive, or an earlier call left its return address on the stack.
+            // Either the function is recursive, or an earlier call has left its return address on
+            // the stack.
             [first, ..] => Some(found.swap_remove(first)).map(|(_, places, end)| (Sign::May, places, end)),
         }
     }
@@ -262,7 +265,8 @@ impl Process {
     fn sign(&self, back: u64, start: u64) -> Option<Sign> {
         match self.call_before(back)? {
             (code, Call::To(to)) if to.wrapping_add(code.bias) == start => Some(Sign::Sure),
-            // A call of another function, unless that is a stub that jumps through a pointer.
+            // A direct call of another function is no call of this one, unless its target is a stub
+            // that jumps through a pointer.
             (code, Call::To(to)) => {
                 let is_function = code.binary.as_ref()?.tables.as_ref()?.start(to) == Some(to);
                 (!is_function).then_some(Sign::May)
@@ -271,7 +275,7 @@ impl Process {
         }
     }
 
-    /// The functions at an address: several if the compiler inlined one into another.
+    /// The functions at an address. There are several if the compiler inlined one into another.
     fn named(&self, address: u64) -> Vec<Frame> {
         let Some(code) = self.code(address) else { return Vec::new() };
         let place = address.wrapping_sub(code.bias);
@@ -285,7 +289,7 @@ impl Process {
             return vec![Frame { name: None, place: unknown, is_library }];
         }
         let frame = |(name, line): (Option<String>, Option<String>)| {
-            // Rust's own library: `/rustc/`, the commit, and the file.
+            // Paths of Rust's own library have the form `/rustc/`, the commit, and the file.
             let inside = line.as_ref().and_then(|l| l.strip_prefix("/rustc/")?.split_once('/'));
             match inside {
                 Some((_, file)) => Frame { name, place: file.to_owned(), is_library: true },

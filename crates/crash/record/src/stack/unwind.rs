@@ -1,4 +1,4 @@
-//! Unwinds from a place in a function to its caller, by the tables that compilers emit for
+//! Unwinds from an address in a function to its caller, by the tables that compilers emit for
 //! exceptions.
 //!
 //! Only callee-saved registers can be known, and of these only values saved on the stack. An
@@ -12,14 +12,14 @@ use std::ops::Range;
 
 pub(super) type Bytes = EndianArcSlice<LittleEndian>;
 
-/// Limit of the steps of an expression that computes an address.
+/// The most steps of an expression that computes an address.
 const EXPRESSION_STEPS_MAX: u32 = 1000;
 /// The callee-saved registers of the x86-64 calling convention.
 const KEPT: [Register; 6] = [X86_64::RBX, X86_64::RBP, X86_64::R12, X86_64::R13, X86_64::R14, X86_64::R15];
-/// In addition, the program counter and the stack pointer.
+/// The program counter and the stack pointer, which are tracked in addition.
 const OTHERS: [Register; 2] = [X86_64::RA, X86_64::RSP];
 
-/// The registers of a function on the stack, callee-saved ones first.
+/// The registers in a function on the stack: first the callee-saved ones, then the others.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Registers([Option<u64>; KEPT.len() + OTHERS.len()]);
 
@@ -35,7 +35,7 @@ impl Registers {
         self.0[place(register)?]
     }
 
-    /// Sets a register; registers that are not tracked are ignored.
+    /// Sets a register. Registers that are not tracked are ignored.
     pub fn set(&mut self, register: Register, value: Option<u64>) {
         if let Some(place) = place(register) {
             self.0[place] = value;
@@ -64,7 +64,7 @@ struct Function {
     entry: EhFrameOffset,
 }
 
-/// `.eh_frame` of a binary.
+/// The unwind tables of a binary, from `.eh_frame`.
 pub(super) struct Tables {
     frames: EhFrame<Bytes>,
     bases: BaseAddresses,
@@ -73,7 +73,7 @@ pub(super) struct Tables {
 }
 
 impl Tables {
-    /// Malformed entries are skipped.
+    /// Reads the tables. Malformed entries are skipped.
     pub fn read(section: Bytes, address: u64) -> Tables {
         let frames = EhFrame::from(section);
         let bases = BaseAddresses::default().set_eh_frame(address);
@@ -94,12 +94,12 @@ impl Tables {
         self.functions[..behind].last().filter(|f| f.range.contains(&address))
     }
 
-    /// The start of the function at an address.
+    /// The address at which the function at an address begins.
     pub fn start(&self, address: u64) -> Option<u64> {
         self.find(address).map(|f| f.range.start)
     }
 
-    /// The caller of the function at an address. `word` reads the stack.
+    /// Unwinds the function at an address. `word` reads the stack.
     pub fn caller(&self, address: u64, now: &Registers, word: &dyn Fn(u64) -> Option<u64>) -> Step {
         self.try_caller(address, now, word).unwrap_or(Step::Unknown)
     }
@@ -115,7 +115,8 @@ impl Tables {
             return Some(Step::Top);
         }
         let cfa = match row.cfa() {
-            // After the saved frame pointer and the return address.
+            // The frame address is RBP plus 16, above the saved frame pointer and the return
+            // address.
             CfaRule::RegisterAndOffset { register: X86_64::RBP, offset: 16 }
                 if now.get(X86_64::RBP).is_none() =>
             {
@@ -126,12 +127,13 @@ impl Tables {
             }
             CfaRule::Expression(e) => self.evaluate(e, None, entry.cie().encoding(), now, word)?,
         };
-        // The stack grows down. A signal handler on an alternate stack ends the unwinding.
+        // The stack grows down, so a caller's frame must be above. A signal handler on an alternate
+        // stack ends the unwinding.
         if cfa <= now.get(X86_64::RSP)? {
             return None;
         }
         let value = |register, rule| match rule {
-            // Without a rule the calling convention applies.
+            // Without a rule the calling convention applies: the function has kept the register.
             None | Some(RegisterRule::SameValue) => now.get(register),
             Some(RegisterRule::Offset(offset)) => word(cfa.checked_add_signed(offset)?),
             Some(RegisterRule::ValOffset(offset)) => cfa.checked_add_signed(offset),
