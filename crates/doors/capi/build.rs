@@ -1,5 +1,5 @@
-//! Names the shared library: programs that link it ask the loader for this name. The number changes
-//! with each release that breaks programs built for the last one.
+//! Sets the name (soname) by which programs request the shared library from the loader. Its number
+//! changes with each release that breaks programs built for the last one.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

@@ -153,7 +153,7 @@ typedef struct {
   kedgefs_time_t ctime;
   // Creation.
   kedgefs_time_t btime;
-  // 0. Later versions may have more attributes here.
+  // Zeros, for attributes of later versions.
   uint64_t reserved[4];
 } kedgefs_stat_t;
 
@@ -173,11 +173,11 @@ typedef struct {
 typedef struct {
   // Inode number of the directory.
   uint64_t dir;
-  // Most bytes of file data; 0 if they have no limit of their own.
+  // Most bytes of file data; 0 if there is no such maximum.
   uint64_t bytes_max;
-  // Bytes in use, or promised to data that was accepted.
+  // Bytes in use, including those promised to accepted data that is not written yet.
   uint64_t bytes;
-  // Most inodes, the directory included; 0 if they have no limit of their own.
+  // Most inodes, the directory included; 0 if there is no such maximum.
   uint64_t files_max;
   // Inodes in use.
   uint64_t files;
@@ -187,11 +187,11 @@ typedef struct {
 
 // A piece of an atomic write.
 typedef struct {
-  // Where it begins in the file, 0 or more.
+  // Offset in the file in bytes, 0 or more.
   int64_t offset;
-  // Its bytes.
+  // The bytes to write.
   const void *data;
-  // Their number.
+  // The number of bytes to write.
   size_t len;
 } kedgefs_piece_t;
 
@@ -515,8 +515,9 @@ int kedgefs_delete_tree(kedgefs_t *fs, const char *path);
 // -ENOSPC, -EROFS, -EBUSY (frozen).
 int kedgefs_roll_back(kedgefs_t *fs, const char *snapshot, const char *tree);
 
-// Puts the fork at `fork` in the place of the tree at `tree` from which it was made, in one step.
-// Its own name is gone then. With KEDGEFS_FORCE in `flags` also if `tree` was changed since.
+// Replaces the tree at `tree` by the fork at `fork`, which was made from it, in one step. The name
+// of the fork is then gone. With KEDGEFS_FORCE in `flags`, `tree` may have been changed since the
+// fork.
 //
 // Returns 0: it is durable. Or
 // -EBUSY: `tree` was changed since, or the file system is frozen;
@@ -535,12 +536,13 @@ int kedgefs_commit_tree(kedgefs_t *fs, const char *fork, const char *tree, uint3
 // -ENOSPC, -EROFS, -EPERM, -EIO: as kedgefs_pwrite.
 int kedgefs_clone_file(kedgefs_file_t *from, kedgefs_file_t *to);
 
-// As kedgefs_clone_file, for `len` bytes at `from_offset`, or as many as the file has from there
-// on if `len` is 0, which replace those at `to_offset`. All three are multiples of 4096, except
-// that the range may end where `from` ends, if it ends there or beyond in `to` too.
+// Clones `len` bytes at `from_offset` of file `from`, or all bytes from there on if `len` is 0, as
+// kedgefs_clone_file does. They replace those at `to_offset` of file `to`. Offsets and length are
+// multiples of 4096. The range may instead end at the end of `from`, if in `to` it ends at or
+// after the end of that file.
 //
 // Returns 0, or
-// -EINVAL: an offset or the length is no such multiple or negative, or both ranges are in one file
+// -EINVAL: an offset or the length is negative or no such multiple, or both ranges are in one file
 // and overlap;
 // and the errors of kedgefs_clone_file.
 int kedgefs_clone_range(kedgefs_file_t *from,
@@ -566,13 +568,13 @@ int kedgefs_set_limit(kedgefs_t *fs, const char *path, uint64_t bytes_max, uint6
 int kedgefs_limit_of(kedgefs_t *fs, const char *path, kedgefs_limit_t *limit);
 
 // Writes `count` pieces to a file so that they become durable together: after a crash the file has
-// all of them or none, and when the call returns it has them. At most 896 KiB, less with a small
-// log.
+// all of them or none. They are durable when the call returns 0. All pieces together have at most
+// 896 KiB, less with a small log.
 //
 // Returns 0, or
 // -EBADF: the file is not open for writing;
 // -EINVAL: an offset is negative;
-// -EFBIG: it is more than fits;
+// -EFBIG: the pieces are too large;
 // -ENOSPC, -EDQUOT, -EROFS, -EPERM: the file is as it was;
 // -EIO: the log could not be written. The file system is shut down, and the next open finds all
 // pieces or none.

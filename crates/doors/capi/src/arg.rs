@@ -1,5 +1,5 @@
-//! Pointers of the caller. NULL is refused with EFAULT; nothing else about a pointer can be
-//! checked.
+//! Arguments that are pointers of the caller. NULL is refused with EFAULT; no other fault of a
+//! pointer can be detected.
 #![allow(unsafe_code, reason = "it is what makes references of the caller's pointers")]
 
 use crate::call::{Fault, Outcome};
@@ -18,24 +18,25 @@ fn check_len(len: usize) -> Outcome<()> {
     }
 }
 
-/// A string.
+/// A NUL-terminated string without its NUL.
 ///
 /// # Safety
-/// NULL, or a string that ends with a zero and does not change while the result is used.
+/// NULL, or a NUL-terminated string that does not change while the result is used.
 pub(crate) unsafe fn text<'a>(text: *const c_char, what: &str) -> Outcome<&'a [u8]> {
     if text.is_null() {
         return Err(null(what));
     }
-    // SAFETY: not NULL, and the caller's promise.
+    // SAFETY: `text` is not NULL, and the caller guarantees a NUL-terminated string that does not
+    // change.
     Ok(unsafe { CStr::from_ptr(text) }.to_bytes())
 }
 
 /// A path: the bytes of a string.
 ///
 /// # Safety
-/// As [`text`].
+/// The requirements are those of [`text`].
 pub(crate) unsafe fn path<'a>(path: *const c_char) -> Outcome<&'a Path> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees what [`text`] requires.
     let bytes = unsafe { text(path, "the path") }?;
     Ok(Path::new(OsStr::from_bytes(bytes)))
 }
@@ -43,12 +44,12 @@ pub(crate) unsafe fn path<'a>(path: *const c_char) -> Outcome<&'a Path> {
 /// A list of options, which must be UTF-8. NULL is the empty list.
 ///
 /// # Safety
-/// As [`text`].
+/// The requirements are those of [`text`].
 pub(crate) unsafe fn options<'a>(options: *const c_char) -> Outcome<&'a str> {
     if options.is_null() {
         return Ok("");
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees what [`text`] requires.
     let bytes = unsafe { text(options, "the options") }?;
     std::str::from_utf8(bytes).map_err(|_| Fault::invalid("the options are not UTF-8"))
 }
@@ -62,7 +63,8 @@ pub(crate) unsafe fn bytes<'a>(from: *const c_void, len: usize) -> Outcome<&'a [
     match len {
         0 => Ok(&[]),
         _ if from.is_null() => Err(null("the buffer")),
-        // SAFETY: not NULL, not longer than any object, and the caller's promise.
+        // SAFETY: `from` is not NULL, `len` is at most isize::MAX, and the caller guarantees `len`
+        // readable bytes that do not change.
         _ => Ok(unsafe { std::slice::from_raw_parts(from.cast(), len) }),
     }
 }
@@ -76,13 +78,14 @@ pub(crate) unsafe fn array<'a, T>(from: *const T, count: usize) -> Outcome<&'a [
     match count {
         0 => Ok(&[]),
         _ if from.is_null() => Err(null("the array")),
-        // SAFETY: not NULL, not longer than any object, and the caller's promise.
+        // SAFETY: `from` is not NULL, the size is at most isize::MAX, and the caller guarantees
+        // `count` readable structures that do not change.
         _ => Ok(unsafe { std::slice::from_raw_parts(from, count) }),
     }
 }
 
-/// Bytes to write. The caller may not have written them yet; the file system does not read them
-/// either before it has written them.
+/// A buffer to write to. It may be uninitialised; the file system does not read it before writing
+/// it.
 ///
 /// # Safety
 /// NULL, or `len` writable bytes that nothing else uses while the result is used.
@@ -91,25 +94,27 @@ pub(crate) unsafe fn buffer<'a>(to: *mut c_void, len: usize) -> Outcome<&'a mut 
     match len {
         0 => Ok(&mut []),
         _ if to.is_null() => Err(null("the buffer")),
-        // SAFETY: not NULL, not longer than any object, and the caller's promise.
+        // SAFETY: `to` is not NULL, `len` is at most isize::MAX, and the caller guarantees `len`
+        // writable bytes that nothing else uses.
         _ => Ok(unsafe { std::slice::from_raw_parts_mut(to.cast(), len) }),
     }
 }
 
-/// The place of a result. It is checked before the work begins, so that nothing is done whose
-/// result could not be returned.
+/// The pointer at which a result is stored. It is checked before the work begins, so that no change
+/// is made whose result could not be returned.
 pub(crate) struct Out<T>(*mut T);
 
 impl<T> Out<T> {
     /// # Safety
-    /// NULL, or a place of a `T` that nothing else uses while the result exists.
+    /// NULL, or a pointer to writable memory for a `T`, which nothing else uses while the result
+    /// exists.
     pub(crate) unsafe fn new(place: *mut T) -> Outcome<Out<T>> {
         if place.is_null() { Err(null("the place of the result")) } else { Ok(Out(place)) }
     }
 
     pub(crate) fn put(self, value: T) {
-        // SAFETY: not NULL, and the promise of the caller of `new`. What is there before may be
-        // uninitialised, so it is not dropped.
+        // SAFETY: `new` refuses NULL, and its caller guarantees writable memory for a `T`. The
+        // memory may be uninitialised, so its old contents are not dropped.
         unsafe { self.0.write(value) }
     }
 }
@@ -117,13 +122,13 @@ impl<T> Out<T> {
 /// A value that may be absent.
 ///
 /// # Safety
-/// NULL, or a `T`.
+/// NULL, or a pointer to a valid `T`.
 pub(crate) unsafe fn optional<T: Copy>(value: *const T) -> Option<T> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the pointer is not NULL, so the caller guarantees a valid `T` there.
     (!value.is_null()).then(|| unsafe { value.read() })
 }
 
-/// Copies a value into the caller's buffer and returns its length. An empty buffer asks for the
+/// Copies a value into the caller's buffer and returns its length. An empty buffer requests the
 /// length alone.
 pub(crate) fn copy_out(value: &[u8], buf: &mut [u8]) -> Outcome<i64> {
     match buf.len() {

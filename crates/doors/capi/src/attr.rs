@@ -22,7 +22,7 @@ pub unsafe extern "C" fn kedgefs_stat(
     path: *const c_char,
     result: *mut KedgeStat,
 ) -> c_int {
-    // SAFETY: a string, and the place of a structure, says the header.
+    // SAFETY: kedgefs.h requires a NUL-terminated string and a pointer to a structure.
     let (path, result) = unsafe { (arg::path(path), Out::new(result)) };
     on(
         "kedgefs_stat",
@@ -42,7 +42,7 @@ pub unsafe extern "C" fn kedgefs_lstat(
     path: *const c_char,
     result: *mut KedgeStat,
 ) -> c_int {
-    // SAFETY: a string, and the place of a structure, says the header.
+    // SAFETY: kedgefs.h requires a NUL-terminated string and a pointer to a structure.
     let (path, result) = unsafe { (arg::path(path), Out::new(result)) };
     on(
         "kedgefs_lstat",
@@ -74,7 +74,7 @@ fn set(volume: &Volume, path: &Path, flags: u32, set: &SetAttr) -> Outcome<i64> 
 /// Returns 0, or -ENOENT, -ENOTDIR, -ELOOP, -EROFS, -EPERM (immutable).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kedgefs_chmod(fs: *mut KedgeFs, path: *const c_char, mode: u32) -> c_int {
-    // SAFETY: a string, says the header.
+    // SAFETY: kedgefs.h requires a NUL-terminated string.
     let path = unsafe { arg::path(path) };
     on(
         "kedgefs_chmod",
@@ -98,7 +98,7 @@ pub unsafe extern "C" fn kedgefs_chown(
     gid: u32,
     flags: u32,
 ) -> c_int {
-    // SAFETY: a string, says the header.
+    // SAFETY: kedgefs.h requires a NUL-terminated string.
     let path = unsafe { arg::path(path) };
     on(
         "kedgefs_chown",
@@ -122,7 +122,7 @@ pub unsafe extern "C" fn kedgefs_utimens(
     mtime: *const KedgeTime,
     flags: u32,
 ) -> c_int {
-    // SAFETY: a string, and structures or NULL, says the header.
+    // SAFETY: kedgefs.h requires a NUL-terminated string, and pointers to structures or NULL.
     let (path, atime, mtime) = unsafe { (arg::path(path), arg::optional(atime), arg::optional(mtime)) };
     on(
         "kedgefs_utimens",
@@ -150,7 +150,7 @@ pub unsafe extern "C" fn kedgefs_getxattr(
     buf: *mut c_void,
     len: usize,
 ) -> i64 {
-    // SAFETY: strings, and a buffer of this length, says the header.
+    // SAFETY: kedgefs.h requires NUL-terminated strings and a buffer of `len` bytes.
     let (path, name, buf) = unsafe { (arg::path(path), arg::text(name, "the name"), arg::buffer(buf, len)) };
     on(
         "kedgefs_getxattr",
@@ -181,7 +181,7 @@ pub unsafe extern "C" fn kedgefs_setxattr(
     len: usize,
     flags: u32,
 ) -> c_int {
-    // SAFETY: strings, and a buffer of this length, says the header.
+    // SAFETY: kedgefs.h requires NUL-terminated strings and a buffer of `len` bytes.
     let (path, name, value) =
         unsafe { (arg::path(path), arg::text(name, "the name"), arg::bytes(value, len)) };
     on(
@@ -213,7 +213,7 @@ pub unsafe extern "C" fn kedgefs_listxattr(
     buf: *mut c_char,
     len: usize,
 ) -> i64 {
-    // SAFETY: a string, and a buffer of this length, says the header.
+    // SAFETY: kedgefs.h requires a NUL-terminated string and a buffer of `len` bytes.
     let (path, buf) = unsafe { (arg::path(path), arg::buffer(buf.cast::<c_void>(), len)) };
     on(
         "kedgefs_listxattr",
@@ -243,7 +243,7 @@ pub unsafe extern "C" fn kedgefs_removexattr(
     path: *const c_char,
     name: *const c_char,
 ) -> c_int {
-    // SAFETY: strings, says the header.
+    // SAFETY: kedgefs.h requires NUL-terminated strings.
     let (path, name) = unsafe { (arg::path(path), arg::text(name, "the name")) };
     on(
         "kedgefs_removexattr",

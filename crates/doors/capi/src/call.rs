@@ -31,11 +31,12 @@ thread_local! {
 fn remember(what: &str, fault: &Fault) {
     let text = format!("{what}: {}", fault.text).replace('\0', "?");
     let text = CString::new(text).expect("the zeros are replaced");
-    // A thread that ends has no place for the text any more. The caller has the number.
+    // A thread that is ending can no longer store the text. The caller gets the number all the
+    // same.
     let _ = LAST.try_with(|last| last.replace(text));
 }
 
-/// The text of this thread's last error, valid until its next error.
+/// The text of this thread's last error, valid until the next error of this thread.
 pub(crate) fn last_error() -> *const c_char {
     LAST.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"the thread is ending".as_ptr())
 }
@@ -49,15 +50,16 @@ pub(crate) fn call(what: &str, body: impl FnOnce() -> Outcome<i64>) -> i64 {
     })
 }
 
-/// What a handle names.
+/// An object that a handle refers to.
 pub(crate) trait Held {
     fn file_system(&self) -> &FileSystem;
 
-    /// Held while a call uses what it names.
+    /// The lock that a call holds shared while it uses the object.
     fn calls(&self) -> &RwLock<()>;
 }
 
-/// [`call`] on what `find` finds. After a panic its file system is shut down.
+/// Runs [`call`] with the object that `find` returns. After a panic the object's file system is
+/// shut down.
 pub(crate) fn on<T: Held>(
     what: &str,
     find: impl FnOnce() -> Outcome<Arc<T>>,
@@ -68,7 +70,7 @@ pub(crate) fn on<T: Held>(
         let _under_way = held.calls().read();
         catch_unwind(AssertUnwindSafe(|| body(&held))).unwrap_or_else(|panic| {
             let fault = Fault::panicked(&*panic);
-            // Without a flush nothing can fail here.
+            // A shutdown without a flush cannot fail.
             let _ = held.file_system().shutdown(false);
             Err(fault)
         })

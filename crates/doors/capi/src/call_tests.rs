@@ -15,7 +15,7 @@ impl Held for Image {
 
 #[allow(unsafe_code)]
 fn last() -> String {
-    // SAFETY: the text is this thread's, which has no error between the two calls.
+    // SAFETY: the text belongs to this thread, which has no error between the two calls.
     unsafe { CStr::from_ptr(last_error()) }.to_str().unwrap().to_owned()
 }
 

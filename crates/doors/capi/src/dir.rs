@@ -17,7 +17,7 @@ pub unsafe extern "C" fn kedgefs_opendir(
     path: *const c_char,
     dir: *mut *mut KedgeDir,
 ) -> c_int {
-    // SAFETY: a string, and the place of a handle, says the header.
+    // SAFETY: kedgefs.h requires a NUL-terminated string and a pointer to a handle.
     let (path, dir) = unsafe { (arg::path(path), Out::new(dir)) };
     on(
         "kedgefs_opendir",
@@ -38,7 +38,7 @@ pub unsafe extern "C" fn kedgefs_opendir(
 /// entries.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kedgefs_readdir(dir: *mut KedgeDir, entry: *mut KedgeDirent) -> c_int {
-    // SAFETY: the place of a structure, says the header.
+    // SAFETY: kedgefs.h requires a pointer to a structure.
     let entry = unsafe { Out::new(entry) };
     on(
         "kedgefs_readdir",

@@ -32,7 +32,7 @@ pub unsafe extern "C" fn kedgefs_file_open(
     mode: u32,
     file: *mut *mut KedgeFile,
 ) -> c_int {
-    // SAFETY: a string, and the place of a handle, says the header.
+    // SAFETY: kedgefs.h requires a NUL-terminated string and a pointer to a handle.
     let (path, file) = unsafe { (arg::path(path), Out::new(file)) };
     on(
         "kedgefs_file_open",
@@ -104,7 +104,7 @@ pub unsafe extern "C" fn kedgefs_pread(
     len: usize,
     offset: i64,
 ) -> i64 {
-    // SAFETY: a buffer of this length, says the header.
+    // SAFETY: kedgefs.h requires a buffer of this length.
     let buf = unsafe { arg::buffer(buf, len) };
     on(
         "kedgefs_pread",
@@ -135,7 +135,7 @@ pub unsafe extern "C" fn kedgefs_pwrite(
     len: usize,
     offset: i64,
 ) -> i64 {
-    // SAFETY: a buffer of this length, says the header.
+    // SAFETY: kedgefs.h requires a buffer of this length.
     let buf = unsafe { arg::bytes(buf, len) };
     on(
         "kedgefs_pwrite",
@@ -204,7 +204,7 @@ pub extern "C" fn kedgefs_ftruncate(file: *mut KedgeFile, size: i64) -> c_int {
 /// Returns 0 and sets *result.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kedgefs_fstat(file: *mut KedgeFile, result: *mut KedgeStat) -> c_int {
-    // SAFETY: the place of a structure, says the header.
+    // SAFETY: kedgefs.h requires a pointer to a structure.
     let result = unsafe { Out::new(result) };
     on(
         "kedgefs_fstat",

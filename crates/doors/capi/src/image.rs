@@ -44,7 +44,7 @@ pub extern "C" fn kedgefs_error() -> *const c_char {
 /// -ENOENT, -EACCES, -ENOSPC, ...: the host's error.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kedgefs_create(image: *const c_char, size: u64, options: *const c_char) -> c_int {
-    // SAFETY: strings, says the header.
+    // SAFETY: kedgefs.h requires NUL-terminated strings.
     let (image, options) = unsafe { (arg::path(image), arg::options(options)) };
     call("kedgefs_create", || {
         check_process()?;
@@ -102,7 +102,7 @@ pub unsafe extern "C" fn kedgefs_open(
     options: *const c_char,
     fs: *mut *mut KedgeFs,
 ) -> c_int {
-    // SAFETY: strings, and the place of a handle, says the header.
+    // SAFETY: kedgefs.h requires NUL-terminated strings and a pointer to a handle.
     let (image, options, fs) = unsafe { (arg::path(image), arg::options(options), Out::new(fs)) };
     call("kedgefs_open", || {
         check_process()?;
@@ -110,14 +110,14 @@ pub unsafe extern "C" fn kedgefs_open(
         refuse_forks()?;
         let engine = embed::open(image, options)?;
         let volume = Volume::new(engine.clone(), embed::owner());
-        // The image is closed again if there is no place for its handle.
+        // Close the image again if the table has no slot for its handle.
         let handle = volume.insert().or_else(|fault| engine.close().map_err(Fault::from).and(Err(fault)))?;
         fs.put(handle);
         Ok(0)
     }) as c_int
 }
 
-/// Has the children of this process refused from now on.
+/// Makes the children of this process unable to use the library from now on.
 fn refuse_forks() -> Outcome<()> {
     extern "C" fn in_child() {
         note_fork();
@@ -173,7 +173,7 @@ pub extern "C" fn kedgefs_sync(fs: *mut KedgeFs) -> c_int {
 /// Returns 0, or -EINVAL: an option is unknown, or cannot change.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kedgefs_set_options(fs: *mut KedgeFs, options: *const c_char) -> c_int {
-    // SAFETY: a string, says the header.
+    // SAFETY: kedgefs.h requires a NUL-terminated string.
     let options = unsafe { arg::options(options) };
     on(
         "kedgefs_set_options",
@@ -189,7 +189,7 @@ pub unsafe extern "C" fn kedgefs_set_options(fs: *mut KedgeFs, options: *const c
 /// Space and inodes, used and free.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kedgefs_statvfs(fs: *mut KedgeFs, result: *mut KedgeStatvfs) -> c_int {
-    // SAFETY: the place of a structure, says the header.
+    // SAFETY: kedgefs.h requires a pointer to a structure.
     let result = unsafe { Out::new(result) };
     on(
         "kedgefs_statvfs",

@@ -10,18 +10,18 @@
 //! | `attr` | attributes, extended attributes |
 //! | `tree` | forks and snapshots, clones, limits, atomic writes |
 //! | `types` | structures and numbers of the header |
-//! | `open`, `table` | what is open, and its handles |
+//! | `open`, `table` | the open objects, and their handles |
 //! | `call` | the boundary: errors, panics, threads, forks |
 //! | `arg` | pointers of the caller |
 //!
 //! # Handles
-//! A handle is not an address, although C sees a pointer. It is a place in a table, the number of
-//! times that the place was used, and the kind of handle. So a closed handle, a handle of another
-//! kind and NULL are refused with EBADF, and no caller can make the library use freed memory with
-//! them. The alternative is the address of a `Box`: a use after close would then corrupt the memory
-//! of the program, and of the image that it writes.
+//! A handle is not an address, although C sees a pointer. It consists of the index of a slot in a
+//! table, the number of times that the slot was used, and the kind of handle. So a closed handle, a
+//! handle of another kind and NULL are refused with EBADF, and no caller can make the library use
+//! freed memory by a handle. The alternative is the address of a `Box`: a use after close would
+//! then corrupt the memory of the program, and of the image that it writes.
 //!
-//! A call holds a reference to what its handle names. So one thread may close a handle during a
+//! A call holds a reference to the object of its handle. So one thread may close a handle during a
 //! call of another: the call ends as usual, and the object is freed after it.
 //!
 //! # What does not cross the boundary

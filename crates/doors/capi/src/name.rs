@@ -15,7 +15,7 @@ use std::os::unix::ffi::OsStrExt;
 /// Returns 0, or -EEXIST, -ENOENT, -ENOTDIR, -ENAMETOOLONG, -EMLINK, -ENOSPC, -EROFS.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kedgefs_mkdir(fs: *mut KedgeFs, path: *const c_char, mode: u32) -> c_int {
-    // SAFETY: a string, says the header.
+    // SAFETY: kedgefs.h requires a NUL-terminated string.
     let path = unsafe { arg::path(path) };
     on(
         "kedgefs_mkdir",
@@ -35,7 +35,7 @@ pub unsafe extern "C" fn kedgefs_mkdir(fs: *mut KedgeFs, path: *const c_char, mo
 /// with "." or "..".
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kedgefs_rmdir(fs: *mut KedgeFs, path: *const c_char) -> c_int {
-    // SAFETY: a string, says the header.
+    // SAFETY: kedgefs.h requires a NUL-terminated string.
     let path = unsafe { arg::path(path) };
     on(
         "kedgefs_rmdir",
@@ -54,7 +54,7 @@ pub unsafe extern "C" fn kedgefs_rmdir(fs: *mut KedgeFs, path: *const c_char) ->
 /// Returns 0, or -ENOENT, -EISDIR, -ENOTDIR, -EROFS, -EPERM.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kedgefs_unlink(fs: *mut KedgeFs, path: *const c_char) -> c_int {
-    // SAFETY: a string, says the header.
+    // SAFETY: kedgefs.h requires a NUL-terminated string.
     let path = unsafe { arg::path(path) };
     on(
         "kedgefs_unlink",
@@ -84,7 +84,7 @@ pub unsafe extern "C" fn kedgefs_rename(
     to: *const c_char,
     flags: u32,
 ) -> c_int {
-    // SAFETY: strings, says the header.
+    // SAFETY: kedgefs.h requires NUL-terminated strings.
     let (from, to) = unsafe { (arg::path(from), arg::path(to)) };
     on(
         "kedgefs_rename",
@@ -109,7 +109,7 @@ pub unsafe extern "C" fn kedgefs_rename(
 /// Returns 0, or -ENOENT, -EEXIST, -EPERM (a directory), -EMLINK (65000 links), -ENOSPC, -EROFS.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kedgefs_link(fs: *mut KedgeFs, from: *const c_char, to: *const c_char) -> c_int {
-    // SAFETY: strings, says the header.
+    // SAFETY: kedgefs.h requires NUL-terminated strings.
     let (from, to) = unsafe { (arg::path(from), arg::path(to)) };
     on(
         "kedgefs_link",
@@ -132,7 +132,7 @@ pub unsafe extern "C" fn kedgefs_symlink(
     target: *const c_char,
     path: *const c_char,
 ) -> c_int {
-    // SAFETY: strings, says the header.
+    // SAFETY: kedgefs.h requires NUL-terminated strings.
     let (target, path) = unsafe { (arg::path(target), arg::path(path)) };
     on(
         "kedgefs_symlink",
@@ -158,7 +158,7 @@ pub unsafe extern "C" fn kedgefs_readlink(
     buf: *mut c_char,
     len: usize,
 ) -> i64 {
-    // SAFETY: a string, and a buffer of this length, says the header.
+    // SAFETY: kedgefs.h requires a NUL-terminated string and a buffer of `len` bytes.
     let (path, buf) = unsafe { (arg::path(path), arg::buffer(buf.cast::<c_void>(), len)) };
     on(
         "kedgefs_readlink",
@@ -179,7 +179,7 @@ pub unsafe extern "C" fn kedgefs_readlink(
 /// Returns 0, or -ENOENT, -ENOTDIR, -EIO.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kedgefs_fsync_dir(fs: *mut KedgeFs, path: *const c_char) -> c_int {
-    // SAFETY: a string, says the header.
+    // SAFETY: kedgefs.h requires a NUL-terminated string.
     let path = unsafe { arg::path(path) };
     on(
         "kedgefs_fsync_dir",

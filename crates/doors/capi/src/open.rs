@@ -1,4 +1,4 @@
-//! What is open, by its handles.
+//! The open objects, found by their handles.
 
 use crate::call::{Fault, Held, Outcome};
 use crate::table::{Kind, OPEN_MAX, Table};
@@ -15,13 +15,13 @@ static DIRS: Table<OpenDir> = Table::new(Kind::Dir);
 /// Whether this process is a child of one that has opened an image.
 static FORKED: AtomicBool = AtomicBool::new(false);
 
-/// Marks this process as such a child.
+/// Marks this process as the child of a process that has opened an image.
 pub(crate) fn note_fork() {
     FORKED.store(true, Ordering::Relaxed);
 }
 
-/// Refuses the child of a process that has opened an image. Checked before any lock of the library,
-/// which a thread that the child does not have may hold.
+/// Refuses the child of a process that has opened an image. Callers check this before they take any
+/// lock of the library: a thread that the child does not have may hold it.
 pub(crate) fn check_process() -> Outcome<()> {
     match FORKED.load(Ordering::Relaxed) {
         false => Ok(()),
@@ -41,10 +41,10 @@ fn too_many() -> Fault {
 pub(crate) struct Volume {
     pub(crate) fs: FileSystem,
     pub(crate) root: Dir,
-    /// Held shared by each call, and exclusively by the close: it waits for the calls under way, so
-    /// that a write which one of them has accepted is durable when the close returns.
+    /// Held shared by each call, and exclusively by the close. So the close waits for the calls in
+    /// progress, and every write that one of them has accepted is durable when the close returns.
     pub(crate) calls: RwLock<()>,
-    /// Set by the close: a handle that another thread makes meanwhile is not valid either.
+    /// Set by the close: handles that another thread makes during the close are invalid too.
     closed: AtomicBool,
 }
 
@@ -57,7 +57,7 @@ pub(crate) struct OpenFile {
 
 pub(crate) struct OpenDir {
     volume: Arc<Volume>,
-    /// Held while the next entry is found. It has no rank, since no other lock is held when it is
+    /// Held while the next entry is read. It has no rank, since no other lock is held when it is
     /// taken.
     pub(crate) entries: Mutex<ReadDir>,
 }
@@ -93,7 +93,7 @@ impl Held for OpenDir {
 }
 
 impl Volume {
-    /// New files belong to `owner`.
+    /// A file system whose new files belong to `owner`.
     pub(crate) fn new(fs: FileSystem, owner: Owner) -> Volume {
         let root = fs.root().with_owner(owner);
         Volume { fs, root, calls: RwLock::new(()), closed: AtomicBool::new(false) }
@@ -113,7 +113,7 @@ impl Volume {
         FILE_SYSTEMS.get(handle.addr()).ok_or_else(|| bad("not the handle of an open file system"))
     }
 
-    /// Ends the handle, and those of all files and directories of the file system.
+    /// Removes the handle of the file system, and the handles of all its files and directories.
     pub(crate) fn take(handle: *mut KedgeFs) -> Outcome<Arc<Volume>> {
         check_process()?;
         let taken = FILE_SYSTEMS.remove(handle.addr());

@@ -1,12 +1,12 @@
-//! Handles: places in a table.
+//! Handles, which are indices of slots in a table.
 //!
 //! ```text
 //! bit 63         32 31                 8 7    4 3     0
-//!     generation    |  place in the table | kind | zeros
+//!     generation    |  index of the slot  | kind | zeros
 //! ```
-//! A place counts how often it was given away. A handle is valid only with the count of its own
-//! time. A place whose count has reached its largest value is not used again, so no handle becomes
-//! valid a second time. The zeros let the handle pass for an aligned pointer.
+//! The generation counts how often a slot was used. A handle is valid only while its slot has the
+//! same generation. A slot whose generation has reached its largest value is not used again, so no
+//! handle becomes valid a second time. The zeros make the handle look like an aligned pointer.
 
 use parking_lot::RwLock;
 use std::sync::Arc;
@@ -17,13 +17,13 @@ const GENERATION_SHIFT: u32 = 32;
 const KIND_MASK: usize = 0xf;
 const PLACE_MASK: usize = 0xff_ffff;
 
-/// Handles of one kind that may be open at the same time.
+/// The number of handles of one kind that may be open at the same time.
 pub(crate) const OPEN_MAX: usize = 1 << 20;
 
 const _: () = assert!(size_of::<usize>() == 8, "a handle needs 64 bits");
 const _: () = assert!(OPEN_MAX <= PLACE_MASK);
 
-/// The kind of a handle. Not zero, so that no handle is NULL.
+/// The kind of a handle. It is never zero, so no handle is NULL.
 #[derive(Clone, Copy)]
 #[repr(usize)]
 pub(crate) enum Kind {
@@ -44,8 +44,8 @@ struct Places<T> {
 
 /// The open handles of one kind.
 ///
-/// The lock has no rank, since no other lock is taken while it is held: what a handle named is
-/// dropped after the lock is released.
+/// The lock has no rank, since no other lock is taken while it is held: objects are dropped after
+/// the lock is released.
 pub(crate) struct Table<T> {
     kind: Kind,
     places: RwLock<Places<T>>,
@@ -56,7 +56,7 @@ impl<T> Table<T> {
         Table { kind, places: RwLock::new(Places { all: Vec::new(), free: Vec::new() }) }
     }
 
-    /// A new handle; `None` if too many are open.
+    /// Makes a handle. Returns `None` if [`OPEN_MAX`] handles are open.
     pub(crate) fn insert(&self, held: Arc<T>) -> Option<usize> {
         let mut places = self.places.write();
         let at = match places.free.pop() {
@@ -76,7 +76,7 @@ impl<T> Table<T> {
         (generation as usize) << GENERATION_SHIFT | at << PLACE_SHIFT | (self.kind as usize) << KIND_SHIFT
     }
 
-    /// The place that a handle names, if the handle has the right form.
+    /// The index of a handle's slot; `None` if the handle is of another kind or malformed.
     fn place(&self, handle: usize) -> Option<usize> {
         let kind = handle >> KIND_SHIFT & KIND_MASK;
         let is_ours = kind == self.kind as usize && handle.trailing_zeros() >= KIND_SHIFT;
@@ -90,7 +90,7 @@ impl<T> Table<T> {
         place.held.clone().filter(|_| self.handle(at, place.generation) == handle)
     }
 
-    /// Ends a handle. Only one of several threads gets what it named.
+    /// Removes a handle. Of several threads that remove it, only one gets the object.
     pub(crate) fn remove(&self, handle: usize) -> Option<Arc<T>> {
         let at = self.place(handle)?;
         let mut places = self.places.write();
@@ -101,7 +101,7 @@ impl<T> Table<T> {
         places.end(at)
     }
 
-    /// Ends all handles whose object `is_meant`.
+    /// Removes the handles of all objects for which `is_meant` returns true.
     pub(crate) fn remove_all(&self, is_meant: impl Fn(&T) -> bool) -> Vec<Arc<T>> {
         let mut places = self.places.write();
         let of = |place: &Place<T>| place.held.as_ref().is_some_and(|held| is_meant(held));

@@ -13,7 +13,7 @@ use std::ffi::{OsStr, c_char, c_int};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// The directory of a path's last name, and the name.
+/// Splits a path into its directory and its last name.
 fn split<'a>(volume: &Volume, path: &'a Path) -> Outcome<(Ino, &'a OsStr)> {
     let name =
         path.file_name().ok_or_else(|| Fault::invalid("the path does not end with a name")).at(path)?;
@@ -21,7 +21,7 @@ fn split<'a>(volume: &Volume, path: &'a Path) -> Outcome<(Ino, &'a OsStr)> {
     Ok((volume.root.dir(above).at(above)?.ino(), name))
 }
 
-/// Whether the path is the root's.
+/// Whether the path is that of the root.
 fn is_root(path: &Path) -> bool {
     path.has_root() && path.components().count() == 1
 }
@@ -50,7 +50,7 @@ pub unsafe extern "C" fn kedgefs_fork(
     to: *const c_char,
     flags: u32,
 ) -> c_int {
-    // SAFETY: strings, says the header.
+    // SAFETY: kedgefs.h requires NUL-terminated strings.
     let (from, to) = unsafe { (arg::path(from), arg::path(to)) };
     on(
         "kedgefs_fork",
@@ -75,7 +75,7 @@ pub unsafe extern "C" fn kedgefs_fork(
 /// -ENOSPC, -EROFS, -EBUSY (frozen).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kedgefs_delete_tree(fs: *mut KedgeFs, path: *const c_char) -> c_int {
-    // SAFETY: a string, says the header.
+    // SAFETY: kedgefs.h requires a NUL-terminated string.
     let path = unsafe { arg::path(path) };
     on(
         "kedgefs_delete_tree",
@@ -104,7 +104,7 @@ pub unsafe extern "C" fn kedgefs_roll_back(
     snapshot: *const c_char,
     tree: *const c_char,
 ) -> c_int {
-    // SAFETY: strings, says the header.
+    // SAFETY: kedgefs.h requires NUL-terminated strings.
     let (snapshot, tree) = unsafe { (arg::path(snapshot), arg::path(tree)) };
     on(
         "kedgefs_roll_back",
@@ -123,8 +123,9 @@ pub unsafe extern "C" fn kedgefs_roll_back(
     ) as c_int
 }
 
-/// Puts the fork at `fork` in the place of the tree at `tree` from which it was made, in one step.
-/// Its own name is gone then. With KEDGEFS_FORCE in `flags` also if `tree` was changed since.
+/// Replaces the tree at `tree` by the fork at `fork`, which was made from it, in one step. The name
+/// of the fork is then gone. With KEDGEFS_FORCE in `flags`, `tree` may have been changed since the
+/// fork.
 ///
 /// Returns 0: it is durable. Or
 /// -EBUSY: `tree` was changed since, or the file system is frozen;
@@ -136,7 +137,7 @@ pub unsafe extern "C" fn kedgefs_commit_tree(
     tree: *const c_char,
     flags: u32,
 ) -> c_int {
-    // SAFETY: strings, says the header.
+    // SAFETY: kedgefs.h requires NUL-terminated strings.
     let (fork, tree) = unsafe { (arg::path(fork), arg::path(tree)) };
     on(
         "kedgefs_commit_tree",
@@ -179,12 +180,13 @@ pub extern "C" fn kedgefs_clone_file(from: *mut KedgeFile, to: *mut KedgeFile) -
     ) as c_int
 }
 
-/// As kedgefs_clone_file, for `len` bytes at `from_offset`, or as many as the file has from there
-/// on if `len` is 0, which replace those at `to_offset`. All three are multiples of 4096, except
-/// that the range may end where `from` ends, if it ends there or beyond in `to` too.
+/// Clones `len` bytes at `from_offset` of file `from`, or all bytes from there on if `len` is 0, as
+/// kedgefs_clone_file does. They replace those at `to_offset` of file `to`. Offsets and length are
+/// multiples of 4096. The range may instead end at the end of `from`, if in `to` it ends at or
+/// after the end of that file.
 ///
 /// Returns 0, or
-/// -EINVAL: an offset or the length is no such multiple or negative, or both ranges are in one file
+/// -EINVAL: an offset or the length is negative or no such multiple, or both ranges are in one file
 /// and overlap;
 /// and the errors of kedgefs_clone_file.
 #[unsafe(no_mangle)]
@@ -210,7 +212,7 @@ pub extern "C" fn kedgefs_clone_range(
     ) as c_int
 }
 
-/// The file that is cloned to `target`.
+/// The inode of the file that is to be cloned to `target`. Refuses files that cannot be cloned so.
 fn source_of(from: *mut KedgeFile, target: &OpenFile) -> Outcome<Ino> {
     let source = OpenFile::find(from)?;
     check_writable(target)?;
@@ -239,7 +241,7 @@ pub unsafe extern "C" fn kedgefs_set_limit(
     bytes_max: u64,
     files_max: u64,
 ) -> c_int {
-    // SAFETY: a string, says the header.
+    // SAFETY: kedgefs.h requires a NUL-terminated string.
     let path = unsafe { arg::path(path) };
     let change = |max: u64| (max != KEDGEFS_KEEP_LIMIT).then_some(Some(max).filter(|max| *max > 0));
     on(
@@ -264,7 +266,7 @@ pub unsafe extern "C" fn kedgefs_limit_of(
     path: *const c_char,
     limit: *mut KedgeLimit,
 ) -> c_int {
-    // SAFETY: a string, and the place of a structure, says the header.
+    // SAFETY: kedgefs.h requires a NUL-terminated string and a pointer to a structure.
     let (path, limit) = unsafe { (arg::path(path), Out::new(limit)) };
     on(
         "kedgefs_limit_of",
@@ -281,13 +283,13 @@ pub unsafe extern "C" fn kedgefs_limit_of(
 }
 
 /// Writes `count` pieces to a file so that they become durable together: after a crash the file has
-/// all of them or none, and when the call returns it has them. At most 896 KiB, less with a small
-/// log.
+/// all of them or none. They are durable when the call returns 0. All pieces together have at most
+/// 896 KiB, less with a small log.
 ///
 /// Returns 0, or
 /// -EBADF: the file is not open for writing;
 /// -EINVAL: an offset is negative;
-/// -EFBIG: it is more than fits;
+/// -EFBIG: the pieces are too large;
 /// -ENOSPC, -EDQUOT, -EROFS, -EPERM: the file is as it was;
 /// -EIO: the log could not be written. The file system is shut down, and the next open finds all
 /// pieces or none.
@@ -297,7 +299,7 @@ pub unsafe extern "C" fn kedgefs_write_atomic(
     pieces: *const KedgePiece,
     count: usize,
 ) -> c_int {
-    // SAFETY: an array of this length, says the header.
+    // SAFETY: kedgefs.h requires an array of `count` structures.
     let pieces = unsafe { arg::array(pieces, count) };
     on(
         "kedgefs_write_atomic",
@@ -308,7 +310,7 @@ pub unsafe extern "C" fn kedgefs_write_atomic(
             for piece in pieces? {
                 let offset = u64::try_from(piece.offset)
                     .map_err(|_| Fault::invalid(format!("offset {} is negative", piece.offset)))?;
-                // SAFETY: a buffer of this length, says the header.
+                // SAFETY: kedgefs.h requires a buffer of this length.
                 write.write_at(offset, unsafe { arg::bytes(piece.data, piece.len) }?)?;
             }
             write.commit()?;

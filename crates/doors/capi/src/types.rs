@@ -120,7 +120,7 @@ pub struct KedgeStat {
     pub ctime: KedgeTime,
     /// Creation.
     pub btime: KedgeTime,
-    /// 0. Later versions may have more attributes here.
+    /// Zeros, for attributes of later versions.
     pub reserved: [u64; 4],
 }
 
@@ -187,11 +187,11 @@ impl From<StatFs> for KedgeStatvfs {
 pub struct KedgeLimit {
     /// Inode number of the directory.
     pub dir: u64,
-    /// Most bytes of file data; 0 if they have no limit of their own.
+    /// Most bytes of file data; 0 if there is no such maximum.
     pub bytes_max: u64,
-    /// Bytes in use, or promised to data that was accepted.
+    /// Bytes in use, including those promised to accepted data that is not written yet.
     pub bytes: u64,
-    /// Most inodes, the directory included; 0 if they have no limit of their own.
+    /// Most inodes, the directory included; 0 if there is no such maximum.
     pub files_max: u64,
     /// Inodes in use.
     pub files: u64,
@@ -216,11 +216,11 @@ impl From<Limit> for KedgeLimit {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct KedgePiece {
-    /// Where it begins in the file, 0 or more.
+    /// Offset in the file in bytes, 0 or more.
     pub offset: i64,
-    /// Its bytes.
+    /// The bytes to write.
     pub data: *const c_void,
-    /// Their number.
+    /// The number of bytes to write.
     pub len: usize,
 }
 
@@ -241,7 +241,7 @@ pub struct KedgeDirent {
 const _: () = assert!(KEDGEFS_NAME_MAX < 256);
 
 impl KedgeDirent {
-    /// The name is one that the file system has in a directory.
+    /// Makes the entry. The name comes from a directory of the file system, so it fits.
     pub(crate) fn new(ino: u64, kind: FileKind, name: &[u8]) -> KedgeDirent {
         let mut entry =
             KedgeDirent { ino, mode: kind.mode_bits(), name_len: name.len() as u32, name: [0; 256] };

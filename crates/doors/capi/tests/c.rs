@@ -17,7 +17,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::mpsc;
 
-/// fsck finds nothing to repair.
+/// Asserts that fsck finds nothing to repair.
 #[track_caller]
 fn check(image: &Path) {
     let device =
@@ -73,7 +73,7 @@ fn an_image_is_open_once() {
     run("busy");
 }
 
-/// The result of opening an image, and the text of the error.
+/// Opens the image in a C program. Returns the result and the text of the error.
 fn open(program: &Path, image: &Path, options: &str) -> (i32, String) {
     let line = ok(Command::new(program).arg(image).arg(options));
     let (number, text) = line.trim_end().split_once(' ').unwrap_or((line.trim_end(), ""));
@@ -86,7 +86,7 @@ fn a_damaged_image_is_refused() {
     let (program, image) = (place.compile("opens"), place.path("image"));
     FileSystem::create_image(&image, 16 << 20).unwrap().close().unwrap();
     assert_eq!(open(&program, &image, "ro"), (0, String::new()));
-    // Both slots of the superblock keep their beginning and lose a byte.
+    // Damage a byte in both superblock slots, but keep their beginning.
     let file = std::fs::File::options().read(true).write(true).open(&image).unwrap();
     for slot in [0, 1].map(|slot| kedge_format::superblock::SLOTS[slot].byte_offset()) {
         let mut byte = [0];
@@ -142,7 +142,7 @@ fn what_was_synced_survives_the_death_of_the_process() {
         }
         writer.kill().unwrap();
         writer.wait().unwrap();
-        // What it printed until then counts as well.
+        // The files that it reported before its death count as well.
         last = receive.iter().last().or(last);
         check(&image);
         ok(Command::new(&program).arg("check").arg(&image).arg(last.unwrap().to_string()));
@@ -150,12 +150,12 @@ fn what_was_synced_survives_the_death_of_the_process() {
     assert!(last.unwrap() + 1 >= ROUNDS * FILES);
 }
 
-/// Threads of the library would run in memory that is no longer there.
+/// If the library were unloaded, its threads would run in memory that is no longer mapped.
 #[test]
 fn the_library_stays_when_a_program_lets_go_of_it() {
     let place = Place::new();
     let image = place.path("image");
-    // Not linked to the library, which then would stay anyway.
+    // The program is not linked to the library: a linked library would stay loaded anyway.
     let program = place.compile_with("unload", &["-DNO_LIBRARY".as_ref(), "-ldl".as_ref()]);
     ok(Command::new(&program).arg(place.path("libkedgefs.so.0")).arg(&image));
     check(&image);
@@ -164,10 +164,10 @@ fn the_library_stays_when_a_program_lets_go_of_it() {
     fs.close().unwrap();
 }
 
-/// No access to memory that is not the library's or the program's, and nothing allocated that is
-/// lost when all is closed. The program with handles is not forked there: what threads of the
-/// parent hold is lost in a child. `KEDGE_LONG=1` runs slower programs as well; `threads` and
-/// `refused`, which makes 65,000 links, are too slow for valgrind.
+/// valgrind finds no invalid access to memory, and no memory that is still allocated when all is
+/// closed. The program with handles does not fork there: what threads of the parent hold is lost in
+/// a child. `KEDGE_LONG=1` runs slower programs as well; `threads` and `refused`, which makes
+/// 65,000 links, are too slow for valgrind.
 #[test]
 fn valgrind_finds_no_error() {
     if !is_there("valgrind") {

@@ -46,8 +46,9 @@ fn the_page_about_c() {
     if !has_python {
         kedge_base::skip::note("python3 is not installed: the program in Python did not run");
     }
-    // The checkout, with a stand-in for cargo, whose release build would take minutes: it puts the
-    // libraries that this test was built with where the release build puts its own.
+    // The checkout, with a stand-in for cargo, because a release build would take minutes. The
+    // stand-in puts the libraries that cargo built with this test where the release build puts its
+    // own.
     let place = Place::new();
     for name in ["Cargo.toml", "crates"] {
         symlink(workspace.join(name), place.path(name)).unwrap();
@@ -93,7 +94,7 @@ fn the_page_about_c() {
     assert_eq!(lines, wanted);
 }
 
-/// A package is made below another root, and the file of pkg-config names the final place.
+/// A package is built below another root. The file of pkg-config must name the final directory.
 #[test]
 fn the_library_is_installed_below_another_root() {
     let place = Place::new();

@@ -14,7 +14,7 @@ fn header() -> String {
     std::fs::read_to_string(root().join("include/kedgefs.h")).unwrap()
 }
 
-/// The names before a `(` in the declarations.
+/// The names of the declared functions: the word before each `(`.
 fn declared() -> BTreeSet<String> {
     let text = header();
     let code = text.lines().filter(|line| line.starts_with(|c: char| c.is_ascii_lowercase()));
@@ -31,7 +31,7 @@ fn defined() -> BTreeSet<String> {
             names.extend(part.split_once('(').map(|(name, _)| name.to_owned()));
         }
     }
-    // The handler of forks is called by the C library alone.
+    // Only the C library calls the handler of forks.
     assert!(names.remove("in_child"));
     names
 }
@@ -79,7 +79,7 @@ fn structures_and_numbers_are_those_of_the_library() {
     };
     let printed = Place::new().run("layout", [""; 0]);
     assert_eq!(printed.lines().collect::<Vec<_>>(), wanted);
-    // A number that the list above lacks would not be compared.
+    // Every number of the header must be in the list above, since only those are compared.
     let numbers = header().lines().filter(|line| line.starts_with("#define KEDGEFS_")).count();
     let listed = wanted.iter().filter(|line| line.starts_with("KEDGEFS_")).count();
     assert_eq!(numbers, listed + 2, "the guard and KEDGEFS_ABI are not in the list");

@@ -1,5 +1,5 @@
-//! The cost of single calls on cached data, in µs, as JSON: `calls [CALLS]`. `python/overhead.py`
-//! shows the same calls from Python beside it.
+//! The cost of single calls on cached data in µs, as JSON: `calls [CALLS]`. `python/overhead.py`
+//! shows it beside the cost of the same calls from Python.
 #![allow(clippy::disallowed_methods, reason = "it measures elapsed time for its user")]
 
 use kedgefs::{FileSystem, OpenOptions};

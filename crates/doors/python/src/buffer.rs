@@ -5,11 +5,11 @@ use pyo3::prelude::*;
 use pyo3::types::PySlice;
 use std::ops::Range;
 
-/// Bytes that are copied, and read or written, in one go. It bounds the memory of a call, and is
-/// large beside the cost of a call.
+/// The most bytes that are copied and then read or written at once. This bounds the memory of a
+/// call, and one piece costs much more than the call around it.
 pub(crate) const PIECE: usize = 1 << 20;
 
-/// The contiguous memory of a buffer, as bytes whatever its items are.
+/// The contiguous memory of a buffer as bytes, whatever the type of its items.
 pub(crate) struct Bytes<'py> {
     whole: PyBuffer<u8>,
     object: Bound<'py, PyAny>,
@@ -34,19 +34,19 @@ impl<'py> Bytes<'py> {
         self.whole.readonly()
     }
 
-    /// The buffer of a part of it.
+    /// The buffer of a range of the bytes.
     fn slice(&self, range: Range<usize>) -> PyResult<PyBuffer<u8>> {
         let slice = PySlice::new(self.object.py(), range.start as isize, range.end as isize, 1);
         PyBuffer::get(&view(&self.object)?.get_item(slice)?)
     }
 
-    /// A copy of a part.
+    /// A copy of a range of the bytes.
     pub(crate) fn part(&self, range: Range<usize>) -> PyResult<Vec<u8>> {
         let py = self.object.py();
         if range == (0..self.len()) { self.whole.to_vec(py) } else { self.slice(range)?.to_vec(py) }
     }
 
-    /// Overwrites a part.
+    /// Overwrites the bytes from `at` on.
     pub(crate) fn put(&self, at: usize, bytes: &[u8]) -> PyResult<()> {
         let py = self.object.py();
         match bytes.len() {

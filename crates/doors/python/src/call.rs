@@ -29,8 +29,8 @@ impl From<Fault> for Refusal {
     }
 }
 
-/// [`alone`] on an open image, which no close ends meanwhile. After a panic its file system is shut
-/// down: nothing that the panic left incomplete is written.
+/// Runs `body` as [`alone`] does, on an open image that no close ends meanwhile. After a panic its
+/// file system is shut down: nothing that the panic left incomplete is written.
 pub(crate) fn on<T: Send>(
     py: Python<'_>,
     opened: Arc<Opened>,
@@ -39,7 +39,7 @@ pub(crate) fn on<T: Send>(
     py.detach(move || {
         let Some(_inside) = opened.enter() else { return Err(Refusal::Closed) };
         let outcome = catch_unwind(AssertUnwindSafe(|| body(&opened))).unwrap_or_else(|panic| {
-            // Without a flush nothing can fail here.
+            // A shutdown without a flush cannot fail.
             let _ = opened.fs().shutdown(false);
             Err(Fault::panicked(&*panic))
         });
@@ -47,10 +47,10 @@ pub(crate) fn on<T: Send>(
     })
 }
 
-/// An `OSError`, which chooses its subclass by the number. The text is Python's own for the number,
-/// unless the engine's says more.
+/// Makes an `OSError`; Python chooses the subclass by the errno. The text is Python's own for this
+/// errno, unless the engine's text says more.
 ///
-/// A closed image gives the `ValueError` that files give.
+/// A closed image gives the same `ValueError` as a closed file of Python.
 pub(crate) fn os_error(py: Python<'_>, why: impl Into<Refusal>, paths: &[&PathArg<'_>]) -> PyErr {
     let Refusal::Fault(Fault { errno, text }) = why.into() else {
         return PyValueError::new_err(CLOSED);
@@ -70,7 +70,7 @@ pub(crate) fn os_error(py: Python<'_>, why: impl Into<Refusal>, paths: &[&PathAr
     }
 }
 
-/// `io.UnsupportedOperation`, as for a file that is not open for what is asked of it.
+/// Makes an `io.UnsupportedOperation`, as for a write to a file that is open only for reading.
 pub(crate) fn unsupported(py: Python<'_>, text: &str) -> PyErr {
     let class = py.import("io").and_then(|io| io.getattr("UnsupportedOperation"));
     match class.and_then(|class| class.call1((text,))) {

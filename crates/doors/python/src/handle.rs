@@ -12,7 +12,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use std::sync::Arc;
 
-/// A read of more bytes than this asks for the size first, so that it does not allocate what the
+/// A read of more bytes first queries the file's size, so that it does not allocate memory that the
 /// file cannot fill.
 const ASK_SIZE: usize = 64 << 10;
 
@@ -92,20 +92,20 @@ impl Handle {
     fn write_bytes(&self, py: Python<'_>, data: &Bound<'_, PyAny>, at: Option<i64>) -> PyResult<usize> {
         self.check_write(py)?;
         let append = self.access.append && at.is_none();
-        // Nothing changes `bytes`.
+        // Python never changes an object of type `bytes`, so it is not copied.
         if let Ok(bytes) = data.cast_exact::<PyBytes>() {
             let bytes = bytes.as_bytes();
             return self.run(py, |file, opened| write(file, opened, bytes, at, append));
         }
         let buffer = Bytes::of(data)?;
-        // An append is one write, between which and the look at the end no other append comes.
+        // An append is one write: no other append may come between reading the size and the write.
         let piece = if append { buffer.len() } else { PIECE };
         let mut done = 0;
         while done < buffer.len() || done == 0 {
             let bytes = buffer.part(done..(done + piece).min(buffer.len()))?;
             let at = at.map(|at| at.saturating_add(done as i64));
             let wrote = match self.run(py, |file, opened| write(file, opened, &bytes, at, append)) {
-                // The next call returns the error.
+                // Return the bytes written so far. The next call returns the error.
                 Err(_) if done > 0 => break,
                 wrote => wrote?,
             };
@@ -193,7 +193,7 @@ impl Handle {
             let want = piece.len().min(buffer.len() - done);
             let part = &mut piece[..want];
             let got = match self.run(py, |file, _| read(file, part, None)) {
-                // The next call returns the error.
+                // Return the bytes read so far. The next call returns the error.
                 Err(_) if done > 0 => break,
                 got => got?,
             };
@@ -260,7 +260,7 @@ impl Handle {
     /// usual.
     fn close(&self, py: Python<'_>) {
         let file = self.file.write().take();
-        // The last reference to a file without a name deletes it.
+        // Dropping the last reference to a file without a name deletes the file.
         py.detach(move || drop(file));
     }
 

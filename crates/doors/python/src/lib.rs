@@ -6,21 +6,21 @@
 //! | `volume` | the class `Volume`: an open image, and everything that takes a path |
 //! | `handle` | the class `Handle`: an open file |
 //! | `names`, `attributes`, `data`, `limits`, `trees` | what the methods of `Volume` do, without Python |
-//! | `open` | what is open, and what a child of the process may do with it |
+//! | `open` | the open images and files, and the refusal of child processes |
 //! | `call` | the boundary: the interpreter's lock, panics, errors |
-//! | `path`, `stat`, `buffer` | arguments and results as Python has them |
+//! | `path`, `stat`, `buffer` | conversion of arguments and results from and to Python |
 //!
 //! # The interpreter's lock
 //! Each call of the engine may wait for the device, so each releases the interpreter's lock (module
 //! `call`). A thread that holds a lock of this crate must not take the interpreter's lock again,
-//! since the thread that has it may wait for this crate's. So locks are taken and released while
-//! the interpreter's lock is not held, or held without a call in between.
+//! since the thread that holds that one may wait for the lock of this crate. So locks are taken and
+//! released while the interpreter's lock is not held, or held without a call in between.
 //!
 //! # Bytes
-//! While the interpreter's lock is released, other threads may change every buffer but `bytes`.
-//! So the engine gets a copy of a buffer, or the memory of a new `bytes` which no other thread
-//! knows yet. The alternative is to pass the buffer's memory on; a program with two threads could
-//! then make a data race in this library, and this crate would need unsafe code.
+//! While the interpreter's lock is released, other threads may change any buffer except `bytes`. So
+//! the engine gets a copy of the buffer, or the memory of a new `bytes` that no other thread can
+//! access yet. The alternative is to pass the buffer's own memory. A program with two threads could
+//! then cause a data race in this library, and this crate would need unsafe code.
 #![deny(unsafe_code)]
 
 mod attributes;

@@ -8,7 +8,7 @@ use std::ffi::OsStr;
 use std::path::Path;
 use std::sync::Arc;
 
-/// How a file is opened, besides the access to it.
+/// The options of open(2) other than the access.
 pub(crate) struct Creation {
     pub(crate) create: bool,
     pub(crate) exclusive: bool,
@@ -16,7 +16,7 @@ pub(crate) struct Creation {
     pub(crate) mode: u32,
 }
 
-/// What the flags of open(2) ask for.
+/// Converts the flags of open(2).
 pub(crate) fn how(flags: i32, mode: u32) -> (Access, Creation) {
     let has = |flag: i32| flags & flag != 0;
     let way = flags & libc::O_ACCMODE;
@@ -69,7 +69,7 @@ pub(crate) fn sync(opened: &Opened, path: &Path, datasync: bool) -> Outcome<()> 
     Ok(opened.fs().fsync(opened.root().resolve(path)?, datasync)?)
 }
 
-/// The directory of a path, and the last name of it.
+/// Splits a path into its directory and its last name.
 pub(crate) fn split(path: &Path) -> Outcome<(&Path, &OsStr)> {
     let name = path.file_name();
     let name = name.ok_or_else(|| Fault::invalid("the path does not end with a name"))?;

@@ -1,14 +1,14 @@
-//! What is open, and the children of this process.
+//! The open images and files, and how children of this process are refused.
 //!
 //! # Forks
 //! A child has a copy of the caches and of the log's position, but none of the engine's threads.
-//! Its writes would destroy the image of its parent, and locks and threads that the engine keeps
-//! for the whole process are not those of the child. So once a process has opened an image, its
-//! children are refused, as by the library for C. And a child drops nothing of the engine: its copy
-//! is left as it is until the child ends.
+//! Its writes would destroy the image of its parent, and the locks and threads that the engine
+//! keeps for the whole process are not valid in the child. So once a process has opened an image,
+//! its children are refused, as by the library for C. A child also drops no object of the engine:
+//! its copies stay as they are until the child ends.
 //!
-//! The process's number is asked from the kernel each time. `pthread_atfork` would save these 50
-//! ns, but it needs unsafe code and misses children that clone(2) makes.
+//! Each check asks the kernel for the process's number. `pthread_atfork` would save these 50 ns,
+//! but it needs unsafe code and misses children that clone(2) makes.
 
 use kedge_host::embed::{Fault, Outcome};
 use kedgefs::{Dir, File, FileSystem};
@@ -20,18 +20,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
-/// The process that opened an image first; 0 before.
+/// The process that was the first to open an image; 0 if none has.
 static OWNER: AtomicU32 = AtomicU32::new(0);
 
-/// Files that are open as images here. It has no rank, since no other lock is taken while it is
-/// held.
+/// The image files that this process has open. The lock has no rank, since no other lock is taken
+/// while it is held.
 static CLAIMS: Mutex<Vec<Claim>> = Mutex::new(Vec::new());
 
 fn of_parent(what: &str) -> Fault {
     Fault::new(libc::EBADF, format!("{what} in a process that was forked after an image was opened"))
 }
 
-/// Refuses the child of a process that has opened an image. From now on this process is one.
+/// Refuses the child of a process that has opened an image. Otherwise this process counts as one
+/// that has opened an image from now on.
 pub(crate) fn enter() -> Outcome<u32> {
     let here = process::id();
     match OWNER.compare_exchange(0, here, Ordering::SeqCst, Ordering::SeqCst) {
@@ -40,8 +41,8 @@ pub(crate) fn enter() -> Outcome<u32> {
     }
 }
 
-/// An image file that this process has open. The lock of the image says only that some process has,
-/// and only after a wait for the end of that process.
+/// An image file that this process has open. The lock on the image itself cannot show that it is
+/// this process, and reports a conflict only after a wait for the other process to end.
 #[derive(Clone, PartialEq)]
 struct Claim {
     dev: u64,
@@ -52,7 +53,8 @@ struct Claim {
 struct Claimed(Option<Claim>);
 
 impl Claimed {
-    /// A name that is no file is left to the engine, which says what is wrong with it.
+    /// Claims an image file. A path without a file is left to the engine, which reports what is
+    /// wrong with it.
     fn new(image: &Path, writes: bool) -> Outcome<Claimed> {
         let Ok(found) = std::fs::metadata(image) else { return Ok(Claimed(None)) };
         let claim = Claim { dev: found.dev(), ino: found.ino(), writes };
@@ -75,28 +77,29 @@ impl Drop for Claimed {
     }
 }
 
-/// Locks of appending writes: one of them is held from the look at a file's end to the write there.
+/// The number of locks for appending writes. A writer holds one from reading a file's end to
+/// writing there.
 const APPENDS: usize = 16;
 
-/// How often a close that waits for calls looks whether a freeze holds them up.
+/// How often a close that waits for calls checks whether a freeze blocks them.
 const LOOK: Duration = Duration::from_millis(50);
 
 struct Engine {
     root: Dir,
-    // Dropped last: until then the file is open.
+    // Dropped last: until then the image file is open.
     _claimed: Claimed,
 }
 
 /// An open image.
 pub(crate) struct Opened {
-    /// `None` after the drop began.
+    /// `None` once the drop has begun.
     engine: Option<Engine>,
     process: u32,
     /// Set by the close.
     closed: AtomicBool,
-    /// Shared by the calls that are under way. The close waits for them: a write that the engine
-    /// accepts in the middle of its close would be lost, and reported as lost. It has no rank,
-    /// since each thread takes it before any lock of the engine, and once.
+    /// Held shared by each call. The close waits for the calls in progress: a write that the engine
+    /// accepts during its close would be lost, and reported as lost. The lock has no rank, since
+    /// each thread takes it once, before any lock of the engine.
     calls: RwLock<()>,
     appends: [Mutex<()>; APPENDS],
 }
@@ -146,17 +149,17 @@ impl Opened {
         self.closed.load(Ordering::Acquire)
     }
 
-    /// Permission for a call; `None` once the close has begun.
+    /// Enters a call. Returns `None` once the close has begun.
     pub(crate) fn enter(&self) -> Option<RwLockReadGuard<'_, ()>> {
         let inside = self.calls.read();
         (!self.is_closed()).then_some(inside)
     }
 
-    /// Waits for the calls that are under way, and closes the image.
+    /// Waits for the calls in progress, and closes the image.
     pub(crate) fn close(&self) -> Outcome<()> {
         self.closed.store(true, Ordering::Release);
-        // Calls may wait for the end of a freeze, which may begin as one of them. If the thaw
-        // fails, the engine's close ends the freeze, and such calls fail.
+        // A call in progress may wait for the end of a freeze, or may be the freeze itself, so thaw
+        // first. If the thaw fails, the engine's close ends the freeze, and such calls fail.
         let _alone = loop {
             if self.fs().frozen_since().is_some() && self.fs().thaw().is_err() {
                 break None;
@@ -168,7 +171,7 @@ impl Opened {
         Ok(self.fs().close()?)
     }
 
-    /// The lock of appending writes to a file.
+    /// The lock for appending writes to a file. Several files may share one.
     pub(crate) fn append_lock(&self, file: &File) -> &Mutex<()> {
         &self.appends[file.ino().0 as usize % APPENDS]
     }
@@ -184,7 +187,7 @@ impl Drop for Opened {
 
 /// An open file, with its position.
 pub(crate) struct OpenFile {
-    /// `None` after the drop began.
+    /// `None` once the drop has begun.
     file: Option<File>,
     /// Held during a read or write that moves the position, never while a thread waits for the
     /// interpreter's lock.

@@ -19,12 +19,12 @@ impl<'py> PathArg<'py> {
         Path::new(&self.bytes)
     }
 
-    /// What the caller gave, for an error.
+    /// The object that the caller passed, for the text of an error.
     pub(crate) fn object(&self) -> &Bound<'py, PyAny> {
         &self.object
     }
 
-    /// A name of the file system: bytes if the path was bytes, else text.
+    /// Converts a name of the file system to the type of the path: bytes or text.
     pub(crate) fn named(&self, name: &OsStr) -> PyResult<Bound<'py, PyAny>> {
         named(self.object.py(), name, self.is_bytes)
     }

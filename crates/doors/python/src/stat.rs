@@ -1,4 +1,4 @@
-//! Attributes and figures as the classes of `os` have them.
+//! Attributes and statistics as objects of the classes of `os`.
 
 use kedgefs::{Attr, StatFs, Timespec};
 use pyo3::IntoPyObjectExt;
@@ -31,15 +31,16 @@ const NAMED: [&str; 9] = [
 const POSITIONAL: usize = 10;
 const VALUES: usize = POSITIONAL + NAMED.len();
 
-/// The class, and for each of its fields the index of its value in [`values`], if it has one.
+/// The class `os.stat_result`, and for each of its fields the index in [`values`], if there is a
+/// value.
 struct Layout {
     class: Py<PyAny>,
     fields: Vec<Option<usize>>,
 }
 
-/// The order of the named fields is not the same in each version of Python. An object whose fields
-/// are their own positions shows it. The class also takes a dictionary of the named fields, from
-/// which each call would look up each name as a new string.
+/// The order of the named fields differs between versions of Python. So this makes an object whose
+/// fields hold their own positions, and reads them. The alternative is a dictionary of the named
+/// fields, which the class accepts too; then each call would make each name as a new string.
 fn layout(py: Python<'_>) -> PyResult<&'static Layout> {
     static LAYOUT: PyOnceLock<Layout> = PyOnceLock::new();
     LAYOUT.get_or_try_init(py, || {

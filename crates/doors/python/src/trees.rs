@@ -33,12 +33,12 @@ pub(crate) fn rename(opened: &Opened, from: &Path, to: &Path) -> Outcome<()> {
     Ok(opened.fs().rename_tree(from, name.as_bytes(), to, new_name.as_bytes())?)
 }
 
-/// Whether the path is the root's.
+/// Whether the path is that of the root.
 fn is_root(path: &Path) -> bool {
     path.has_root() && path.components().count() == 1
 }
 
-/// The tree of the name `tree` becomes a new fork of `source`.
+/// Replaces the tree at `tree` by a new fork of `source`.
 pub(crate) fn roll_back(opened: &Opened, source: &Path, tree: &Path) -> Outcome<()> {
     let source = opened.root().resolve(source)?;
     if is_root(tree) {
@@ -49,7 +49,7 @@ pub(crate) fn roll_back(opened: &Opened, source: &Path, tree: &Path) -> Outcome<
     Ok(())
 }
 
-/// The fork takes the place of `tree`.
+/// Moves the fork to the path of `tree`, which it replaces.
 pub(crate) fn commit(opened: &Opened, fork: &Path, tree: &Path, force: bool) -> Outcome<()> {
     let fork = opened.root().resolve(fork)?;
     if is_root(tree) {
@@ -67,7 +67,7 @@ pub(crate) fn all(opened: &Opened) -> Outcome<Vec<Tree>> {
             true => Vec::new(),
             false => match opened.fs().path_of(info.dir) {
                 Ok(path) => path,
-                // It was removed since the list was made.
+                // The tree was removed after the list was made.
                 Err(kedgefs::Error::NotFound) => continue,
                 Err(e) => return Err(e.into()),
             },

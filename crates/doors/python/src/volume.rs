@@ -17,7 +17,7 @@ use pyo3::types::{PyBytes, PyList};
 use std::sync::Arc;
 
 type TreeRow<'py> = (Bound<'py, PyAny>, bool, i64, u64);
-/// The path of the directory; the maxima of bytes and files; what is used of both.
+/// The directory's path; the maxima of bytes and files; the used bytes and files.
 type LimitRow<'py> = (Bound<'py, PyAny>, Option<u64>, Option<u64>, u64, u64);
 
 /// An open image.
@@ -64,7 +64,8 @@ pub(crate) fn memory(py: Python<'_>, size: u64) -> PyResult<Opening> {
     Ok(Opening::new(opened, false))
 }
 
-/// An image on its way into a `Volume`: a class that Python derives makes its objects itself.
+/// An image that `Volume` will take: a class that Python derives from `Volume` makes its own
+/// objects.
 #[pyclass(frozen, module = "kedgefs._kedgefs")]
 pub(crate) struct Opening {
     opened: RwLock<Option<Arc<Opened>>>,
@@ -423,7 +424,7 @@ impl Volume {
         self.run(py, &[&path], |opened| data::write_atomic(opened, at, &pieces))
     }
 
-    /// Each maximum stays as it is without its flag.
+    /// Sets each maximum whose flag is true, and keeps the others.
     fn _set_limit(
         &self,
         py: Python<'_>,

@@ -10,11 +10,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
 
-/// What the tests import, beside the package. Where one of them cannot be had, the tests of it are
-/// skipped.
+/// The packages that the tests import. If one cannot be installed, its tests are skipped.
 const PACKAGES: &[&str] = &["pytest", "fsspec", "pandas", "pyarrow", "zarr", "dask"];
 
-/// The beginning of the summary's lines about skipped tests.
+/// How the lines about skipped tests begin in the summary of pytest.
 const SKIPPED: &str = "SKIPPED ";
 
 fn root() -> PathBuf {
@@ -40,7 +39,7 @@ fn ok(command: &mut Command) -> String {
     out.into_owned()
 }
 
-/// Why Python cannot run the tests.
+/// Why Python cannot run the tests here; `None` if it can.
 fn missing() -> Option<String> {
     let script = "import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))";
     let mut probe = Command::new("python3");
@@ -49,7 +48,7 @@ fn missing() -> Option<String> {
     (!is_there).then(|| "there is no python3 of version 3.11 or newer with venv and pip".to_owned())
 }
 
-/// A Python with packages, in `dir`.
+/// Makes a Python environment with packages in `dir`.
 fn environment(dir: &Path, packages: &[&str]) -> Result<PathBuf, String> {
     let python = dir.join("bin/python");
     if !python.exists() {
@@ -66,7 +65,8 @@ fn environment(dir: &Path, packages: &[&str]) -> Result<PathBuf, String> {
     }
 }
 
-/// A Python with [`PACKAGES`], which the tests share: pip takes half a minute of processor time.
+/// A Python environment with [`PACKAGES`], which all tests share: pip takes half a minute of
+/// processor time.
 fn shared_environment() -> Result<PathBuf, String> {
     static MADE: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     MADE.get_or_init(|| environment(&built().join("python"), PACKAGES)).clone()
@@ -79,7 +79,7 @@ fn pytest(python: &Path, kedge: Option<&Path>, path: Option<&Path>) {
     command
         .args(["-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "--basetemp"])
         .arg(cache.path().join("t"));
-    // Bytecode of what is imported is kept, but not beside the sources.
+    // Keep the bytecode of imported modules, but not beside the sources.
     command.current_dir(root().join("python")).env_remove("PYTHONPATH");
     command.env("PYTHONPYCACHEPREFIX", built().join("python-cache"));
     if let Some(path) = path {
@@ -96,8 +96,8 @@ fn pytest(python: &Path, kedge: Option<&Path>, path: Option<&Path>) {
     }
 }
 
-/// The package as the wheel would install it, in a directory: its files, the library that cargo has
-/// built, and the entry points.
+/// Lays the package out in a directory as the wheel would install it: its files, the library that
+/// cargo has built, and the entry points.
 fn lay_out(dir: &Path) {
     let sources = root().join("python/src");
     for package in ["kedgefs", "pytest_kedge_crash"] {
@@ -131,7 +131,7 @@ fn lay_out(dir: &Path) {
     fs::write(about.join("entry_points.txt"), entries).unwrap();
 }
 
-/// The command, which another package builds.
+/// The program `kedge`, which another package builds.
 fn kedge() -> PathBuf {
     let kedge = built().join("kedge");
     if !kedge.exists() {
@@ -158,7 +158,7 @@ fn the_tests_of_the_package() {
     pytest(&python, Some(&kedge()), Some(place.path()));
 }
 
-/// The blocks of docs/PYTHON.md in their order, with the file that each is, if any.
+/// The blocks of docs/PYTHON.md in order, each with its file name if it is a file.
 fn blocks() -> Vec<(Option<String>, String)> {
     let page = fs::read_to_string(root().join("docs/PYTHON.md")).unwrap();
     let (mut found, mut before) = (Vec::new(), "");
@@ -178,7 +178,7 @@ fn blocks() -> Vec<(Option<String>, String)> {
 }
 
 /// The programs and commands of docs/PYTHON.md work when a reader copies them, in the order of the
-/// page, with a stand-in for the `pip install` that the other test makes.
+/// page. A stand-in replaces `pip install`, which the other test runs.
 #[test]
 fn the_page_about_python() {
     if let Some(why) = missing() {
@@ -207,7 +207,7 @@ fn the_page_about_python() {
             Some(name) => {
                 fs::write(home.join(&name), &text).unwrap();
                 match &name[..] {
-                    // The commands of the page run it.
+                    // The page's commands run this program.
                     "note.py" => {}
                     name if name.starts_with("test_") => {
                         commands += "python3 -m pytest -q -p no:cacheprovider\n";

@@ -1,4 +1,4 @@
-//! Errors: a number of SQLite, and a text that says more.
+//! Errors: a code of SQLite, and a text with more detail.
 
 use kedge_base::panic_words;
 use kedge_host::embed::Fault;
@@ -7,15 +7,15 @@ use parking_lot::Mutex;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// What went wrong last in this process. A VFS cannot pass a text to its connection, so the SQL
-/// function `kedgefs_error()` returns it.
+/// The text of the last error in this process. A VFS cannot pass a text to its connection, so the
+/// SQL function `kedgefs_error()` returns it.
 static LAST: Mutex<String> = Mutex::new(String::new());
 
 pub(crate) fn last() -> String {
     LAST.lock().clone()
 }
 
-/// An error that SQLite gets.
+/// An error as it is returned to SQLite, with its text and errno.
 #[derive(Debug)]
 pub(crate) struct Refused {
     pub(crate) code: i32,
@@ -30,14 +30,14 @@ impl Refused {
         Refused { code, errno: 0, text: text.into() }
     }
 
-    /// An image that cannot be opened.
+    /// The error for an image that cannot be opened.
     pub(crate) fn image(image: &str, fault: &Fault) -> Refused {
         let text = format!("{image}: {}", fault.text);
         Refused { code: sqlite::SQLITE_CANTOPEN, errno: fault.errno, text }
     }
 
-    /// The failure of a call for which SQLite has this number. A full image has a number of its
-    /// own.
+    /// The error of a call whose failures have the code `code`. A write to a full image gets
+    /// SQLITE_FULL instead.
     pub(crate) fn io(code: i32, what: &str, e: &io::Error) -> Refused {
         let errno = e
             .get_ref()
@@ -48,14 +48,14 @@ impl Refused {
         Refused { code, errno, text: format!("{what}: {e}") }
     }
 
-    /// Notes the error for `kedgefs_error()`, and returns its number.
+    /// Stores the text for `kedgefs_error()`. Returns the code.
     pub(crate) fn note(self) -> i32 {
         *LAST.lock() = self.text;
         self.code
     }
 }
 
-/// Runs what SQLite calls. A panic is an error.
+/// Runs a function that SQLite calls. A panic becomes an error.
 pub(crate) fn guarded(code: i32, run: impl FnOnce() -> Outcome<i32>) -> i32 {
     let outcome = catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
         Err(Refused::new(code, format!("a panic in the library: {}", panic_words(&*panic))))

@@ -1,4 +1,4 @@
-//! An open file, and what SQLite does with it.
+//! An open file, and the operations of SQLite on it.
 
 use crate::error::{Outcome, Refused};
 use crate::locks::{Held, Level};
@@ -11,25 +11,25 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-/// Numbers of SQLite that are younger than the oldest version that the extension runs with.
+/// Constants of SQLite that the oldest supported version does not define.
 pub(crate) const IOCAP_BATCH_ATOMIC: i32 = 0x4000;
 pub(crate) const IOERR_BEGIN_ATOMIC: i32 = sqlite::SQLITE_IOERR | 29 << 8;
 pub(crate) const IOERR_COMMIT_ATOMIC: i32 = sqlite::SQLITE_IOERR | 30 << 8;
 
 /// An open file of an image.
 pub(crate) struct OpenFile {
-    // Dropped before the image may be closed.
+    // Dropped before `image`, which may close the image.
     file: File,
-    /// Bytes of a transaction that is being committed.
+    /// The bytes of a transaction that is being committed.
     atomic: Option<AtomicWrite>,
     shared: Arc<Shared>,
     level: Level,
-    /// Slots of the WAL index; `None` before it is mapped.
+    /// The locks that this connection holds on the WAL index; `None` before the index is mapped.
     held: Option<Held>,
     path: String,
-    /// The path is removed at the end.
+    /// Remove the file on close.
     doomed: bool,
-    /// SQLite keeps the WAL when the last connection closes.
+    /// Whether SQLite keeps the WAL when the last connection closes.
     persists_wal: bool,
     errno: i32,
     image: Use,
@@ -66,7 +66,7 @@ impl OpenFile {
     pub(crate) fn close(mut self) -> Outcome<()> {
         let checked = self.image.check_process();
         if checked.is_err() {
-            // The child of the process that opened it: its copies are left as they are.
+            // In a child of the process that opened the file, leave all objects as they are.
             std::mem::forget(self);
             return Ok(());
         }
@@ -79,7 +79,7 @@ impl OpenFile {
         removed.map_err(|e| Refused::io(sqlite::SQLITE_IOERR_DELETE, &self.path, &e))
     }
 
-    /// Whether the path leads to another file now, or to none. Then SQLite leaves the journal and
+    /// Whether the path now refers to another file or to none. SQLite then leaves the journal and
     /// the WAL at that path alone: they belong to the database that replaced this one.
     pub(crate) fn has_moved(&self) -> Outcome<bool> {
         self.image.check_process()?;
@@ -90,7 +90,7 @@ impl OpenFile {
         }
     }
 
-    /// Notes the number of the host's or engine's error, which SQLite may ask for.
+    /// Stores the errno of the outcome's error, which SQLite may query.
     pub(crate) fn note<T>(&mut self, outcome: Outcome<T>) -> Outcome<T> {
         outcome.inspect_err(|refused| self.errno = refused.errno)
     }
@@ -107,8 +107,8 @@ impl OpenFile {
         self.errno
     }
 
-    /// Fills the buffer, with zeros from the end of the file on. Returns whether all of it is in
-    /// the file.
+    /// Fills the buffer; bytes past the end of the file are zero. Returns whether the file has all
+    /// bytes.
     pub(crate) fn read(&self, offset: u64, buf: &mut [u8]) -> Outcome<bool> {
         self.image.check_process()?;
         let mut done = 0;
@@ -143,7 +143,8 @@ impl OpenFile {
         self.note(cut.map_err(|e| Refused::io(sqlite::SQLITE_IOERR_TRUNCATE, "truncate", &e)))
     }
 
-    /// What fdatasync leaves out are time stamps. The name of a new file is durable with it.
+    /// Makes the bytes durable by fdatasync, which leaves out only time stamps. It covers the name
+    /// of a new file.
     pub(crate) fn sync(&mut self) -> Outcome<()> {
         self.image.check_process()?;
         let synced = self.file.sync_data();
@@ -206,7 +207,7 @@ impl OpenFile {
 
     // ----- the WAL index -----
 
-    /// The address of a region; null if it does not exist.
+    /// The address of a region of the WAL index; null if the region does not exist.
     pub(crate) fn region(&mut self, at: usize, bytes: usize, extend: bool) -> Outcome<*mut u8> {
         self.image.check_process()?;
         let mut index = self.shared.index.lock();
@@ -223,7 +224,7 @@ impl OpenFile {
         }
     }
 
-    /// Returns whether the connection has all slots of `mask` now.
+    /// Takes the locks of `mask`. Returns whether the connection has all of them now.
     pub(crate) fn take_slots(&mut self, mask: u8, exclusive: bool) -> bool {
         let Some(held) = &mut self.held else { return false };
         self.shared.index.lock().slots.take(held, mask, exclusive)

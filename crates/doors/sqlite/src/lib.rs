@@ -15,8 +15,8 @@
 //! | `vfs`, `methods` | the functions that SQLite calls |
 //!
 //! # Processes
-//! An image belongs to one process, so all connections to its databases are in it, and locks and
-//! shared memory need no more than the memory of the process.
+//! An image is open in one process at a time, so all connections to its databases are in that
+//! process, and locks and shared memory need only the memory of the process.
 //!
 //! # Panics
 //! No panic leaves a function that SQLite calls: it becomes an error of SQLite.

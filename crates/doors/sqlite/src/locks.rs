@@ -1,5 +1,5 @@
-//! The locks of a database, as SQLite defines them: any number of SHARED, one RESERVED beside them,
-//! PENDING, which lets no further SHARED in, and EXCLUSIVE alone.
+//! The locks of a database, as SQLite defines them: any number of SHARED, one RESERVED beside
+//! these, PENDING, which admits no further SHARED, and EXCLUSIVE without any other.
 
 /// The level of a connection's lock, in the order of SQLite's numbers.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
@@ -23,17 +23,17 @@ impl Level {
 /// The locks of one file.
 #[derive(Default, Debug)]
 pub(crate) struct Locks {
-    /// Connections with at least SHARED.
+    /// The number of connections with at least SHARED.
     shared: usize,
     /// Whether a connection has RESERVED or more.
     reserved: bool,
-    /// Whether that connection has PENDING or EXCLUSIVE.
+    /// Whether the connection with RESERVED or more has PENDING or EXCLUSIVE.
     pending: bool,
 }
 
 impl Locks {
-    /// Raises the lock of a connection from `have`. Returns the level that it has afterwards: less
-    /// than `want` if another connection is in the way.
+    /// Raises the lock of a connection from `have`. Returns the level that the connection has
+    /// afterwards, which is below `want` if another connection is in the way.
     pub(crate) fn raise(&mut self, have: Level, want: Level) -> Level {
         if want <= have {
             return have;
@@ -82,7 +82,7 @@ impl Locks {
 #[derive(Default, Debug)]
 pub(crate) struct Slots([Slot; SLOTS]);
 
-/// How many there are.
+/// The number of locks of a WAL index.
 pub(crate) const SLOTS: usize = 8;
 
 #[derive(Default, Debug, Clone, Copy)]
@@ -91,7 +91,7 @@ struct Slot {
     exclusive: bool,
 }
 
-/// The slots that a connection has.
+/// The locks of the WAL index that a connection holds, as bit masks.
 #[derive(Default, Debug, Clone, Copy)]
 pub(crate) struct Held {
     shared: u8,
@@ -99,7 +99,8 @@ pub(crate) struct Held {
 }
 
 impl Slots {
-    /// Takes the slots of `mask` for a connection: all or none.
+    /// Takes the slots of `mask` for a connection. Returns `false`, and takes none, if one is not
+    /// free.
     pub(crate) fn take(&mut self, held: &mut Held, mask: u8, exclusive: bool) -> bool {
         let slots = || (0..SLOTS).filter(|slot| mask & 1 << slot != 0);
         let free = slots().all(|at| {
@@ -127,7 +128,7 @@ impl Slots {
         true
     }
 
-    /// Releases the slots of `mask` that the connection has.
+    /// Releases those slots of `mask` that the connection holds.
     pub(crate) fn release(&mut self, held: &mut Held, mask: u8) {
         for at in 0..SLOTS {
             let bit = 1 << at;
@@ -170,7 +171,7 @@ mod tests {
         assert_eq!(locks.raise(Level::None, Level::Shared), Level::Shared);
         locks.lower(Level::Shared, Level::None);
         locks.lower(Level::Shared, Level::None);
-        // A hot journal is rolled back by a connection that goes from SHARED to EXCLUSIVE.
+        // A connection goes from SHARED directly to EXCLUSIVE when it rolls a hot journal back.
         let level = locks.raise(Level::None, Level::Shared);
         assert_eq!(locks.raise(level, Level::Exclusive), Level::Exclusive);
         assert_eq!(Level::of(4), Some(Level::Exclusive));

@@ -10,21 +10,21 @@ use sqlite::{SQLITE_BUSY, SQLITE_IOERR, SQLITE_NOTFOUND, SQLITE_OK};
 use std::ffi::{c_int, c_void};
 use std::ptr;
 
-/// What SQLite has of an open file: it allocates `szOsFile` bytes for it.
+/// The memory of an open file that SQLite allocates: `szOsFile` bytes.
 #[repr(C)]
 pub(crate) struct Handle {
     base: sqlite::sqlite3_file,
     file: *mut OpenFile,
 }
 
-/// The smallest unit that a device writes as a whole or not.
+/// Bytes of the smallest unit that a crash leaves either written or not.
 const SECTOR_BYTES: c_int = 4096;
 const FCNTL_BEGIN_ATOMIC_WRITE: c_int = 31;
 const FCNTL_COMMIT_ATOMIC_WRITE: c_int = 32;
 const FCNTL_ROLLBACK_ATOMIC_WRITE: c_int = 33;
 
 static METHODS: sqlite::sqlite3_io_methods = sqlite::sqlite3_io_methods {
-    // 2: with shared memory, without mapped files.
+    // Version 2 has shared memory and no memory-mapped files.
     iVersion: 2,
     xClose: Some(close),
     xRead: Some(read),
@@ -46,46 +46,47 @@ static METHODS: sqlite::sqlite3_io_methods = sqlite::sqlite3_io_methods {
     xUnfetch: None,
 };
 
-/// Marks a handle as not open: SQLite then does not close it.
+/// Marks a handle as not open, so that SQLite does not close it.
 ///
 /// # Safety
-/// `handle` has room for a [`Handle`].
+/// `handle` must point to memory for a [`Handle`].
 pub(crate) unsafe fn set_closed(handle: *mut sqlite::sqlite3_file) {
-    // SAFETY: the caller says so.
+    // SAFETY: the caller guarantees memory for a [`Handle`].
     unsafe { (*handle).pMethods = ptr::null() };
 }
 
 /// Makes a handle the owner of an open file.
 ///
 /// # Safety
-/// `handle` has room for a [`Handle`].
+/// `handle` must point to memory for a [`Handle`].
 pub(crate) unsafe fn set_open(handle: *mut sqlite::sqlite3_file, file: OpenFile) {
     let own = Handle { base: sqlite::sqlite3_file { pMethods: &raw const METHODS }, file: ptr::null_mut() };
     let own = Handle { file: Box::into_raw(Box::new(file)), ..own };
-    // SAFETY: the caller says so; what was there has no drop.
+    // SAFETY: the caller guarantees memory for a [`Handle`]; its old contents need no drop.
     unsafe { handle.cast::<Handle>().write(own) };
 }
 
 /// Runs a method of an open file.
 ///
 /// # Safety
-/// `handle` is open, and no other thread uses it: SQLite serialises the calls for a file.
+/// `handle` must be open, and no other thread may use it: SQLite serialises the calls for a file.
 unsafe fn on(
     handle: *mut sqlite::sqlite3_file,
     code: c_int,
     run: impl FnOnce(&mut OpenFile) -> Outcome<c_int>,
 ) -> c_int {
     guarded(code, || {
-        // SAFETY: an open handle owns its file, and the caller has it alone.
+        // SAFETY: an open handle owns its file, and by the caller's guarantee no other thread uses
+        // it.
         run(unsafe { &mut *(*handle.cast::<Handle>()).file })
     })
 }
 
 unsafe extern "C" fn close(handle: *mut sqlite::sqlite3_file) -> c_int {
     guarded(SQLITE_IOERR, || {
-        // SAFETY: an open handle owns its file, which ends here; SQLite does not use it again.
+        // SAFETY: an open handle owns its file; SQLite does not use the handle after this call.
         let file = unsafe { Box::from_raw((*handle.cast::<Handle>()).file) };
-        // SAFETY: as above.
+        // SAFETY: the handle is memory of SQLite for a [`Handle`].
         unsafe { set_closed(handle) };
         file.close().map(|()| SQLITE_OK)
     })
@@ -99,14 +100,14 @@ unsafe extern "C" fn read(
 ) -> c_int {
     let run = |file: &mut OpenFile| {
         let (amount, offset) = extent(amount, offset)?;
-        // SAFETY: SQLite gives a buffer of this size, whose bytes are initialised or will be.
+        // SAFETY: SQLite passes a buffer of this size, which is zeroed before a reference is made.
         let buf = unsafe {
             buf.cast::<u8>().write_bytes(0, amount);
             std::slice::from_raw_parts_mut(buf.cast::<u8>(), amount)
         };
         Ok(if file.read(offset, buf)? { SQLITE_OK } else { sqlite::SQLITE_IOERR_SHORT_READ })
     };
-    // SAFETY: called by SQLite for an open file.
+    // SAFETY: SQLite calls methods only with an open handle, one call at a time.
     unsafe { on(handle, sqlite::SQLITE_IOERR_READ, run) }
 }
 
@@ -118,11 +119,11 @@ unsafe extern "C" fn write(
 ) -> c_int {
     let run = |file: &mut OpenFile| {
         let (amount, offset) = extent(amount, offset)?;
-        // SAFETY: SQLite gives a buffer of this size.
+        // SAFETY: SQLite passes an initialised buffer of this size.
         let data = unsafe { std::slice::from_raw_parts(buf.cast::<u8>(), amount) };
         file.write(offset, data).map(|()| SQLITE_OK)
     };
-    // SAFETY: called by SQLite for an open file.
+    // SAFETY: SQLite calls methods only with an open handle, one call at a time.
     unsafe { on(handle, sqlite::SQLITE_IOERR_WRITE, run) }
 }
 
@@ -138,23 +139,23 @@ unsafe extern "C" fn truncate(handle: *mut sqlite::sqlite3_file, size: i64) -> c
         let (_, size) = extent(0, size)?;
         file.truncate(size).map(|()| SQLITE_OK)
     };
-    // SAFETY: called by SQLite for an open file.
+    // SAFETY: SQLite calls methods only with an open handle, one call at a time.
     unsafe { on(handle, sqlite::SQLITE_IOERR_TRUNCATE, run) }
 }
 
 unsafe extern "C" fn sync(handle: *mut sqlite::sqlite3_file, _flags: c_int) -> c_int {
-    // SAFETY: called by SQLite for an open file.
+    // SAFETY: SQLite calls methods only with an open handle, one call at a time.
     unsafe { on(handle, sqlite::SQLITE_IOERR_FSYNC, |file| file.sync().map(|()| SQLITE_OK)) }
 }
 
 unsafe extern "C" fn file_size(handle: *mut sqlite::sqlite3_file, size: *mut i64) -> c_int {
     let run = |file: &mut OpenFile| {
         let found = i64::try_from(file.size()?).unwrap_or(i64::MAX);
-        // SAFETY: SQLite gives a place for the size.
+        // SAFETY: SQLite passes a pointer to an integer for the size.
         unsafe { *size = found };
         Ok(SQLITE_OK)
     };
-    // SAFETY: called by SQLite for an open file.
+    // SAFETY: SQLite calls methods only with an open handle, one call at a time.
     unsafe { on(handle, sqlite::SQLITE_IOERR_FSTAT, run) }
 }
 
@@ -163,7 +164,7 @@ unsafe extern "C" fn lock(handle: *mut sqlite::sqlite3_file, level: c_int) -> c_
         let level = Level::of(level).ok_or_else(|| Refused::new(SQLITE_IOERR, "an unknown lock"))?;
         Ok(if file.lock(level)? { SQLITE_OK } else { SQLITE_BUSY })
     };
-    // SAFETY: called by SQLite for an open file.
+    // SAFETY: SQLite calls methods only with an open handle, one call at a time.
     unsafe { on(handle, sqlite::SQLITE_IOERR_LOCK, run) }
 }
 
@@ -172,17 +173,17 @@ unsafe extern "C" fn unlock(handle: *mut sqlite::sqlite3_file, level: c_int) -> 
         file.unlock(Level::of(level).unwrap_or_default());
         Ok(SQLITE_OK)
     };
-    // SAFETY: called by SQLite for an open file.
+    // SAFETY: SQLite calls methods only with an open handle, one call at a time.
     unsafe { on(handle, sqlite::SQLITE_IOERR_UNLOCK, run) }
 }
 
 unsafe extern "C" fn check_reserved_lock(handle: *mut sqlite::sqlite3_file, result: *mut c_int) -> c_int {
     let run = |file: &mut OpenFile| {
-        // SAFETY: SQLite gives a place for the result.
+        // SAFETY: SQLite passes a pointer to an int for the result.
         unsafe { *result = file.is_reserved().into() };
         Ok(SQLITE_OK)
     };
-    // SAFETY: called by SQLite for an open file.
+    // SAFETY: SQLite calls methods only with an open handle, one call at a time.
     unsafe { on(handle, sqlite::SQLITE_IOERR_CHECKRESERVEDLOCK, run) }
 }
 
@@ -196,35 +197,37 @@ unsafe extern "C" fn file_control(
             FCNTL_BEGIN_ATOMIC_WRITE => file.begin_atomic()?,
             FCNTL_COMMIT_ATOMIC_WRITE => file.commit_atomic()?,
             FCNTL_ROLLBACK_ATOMIC_WRITE => file.abort_atomic(),
-            // SAFETY: SQLite documents the types of these arguments: a place for an int, for the
-            // number of the last error, and for a string that SQLite frees.
+            // SAFETY: SQLite documents the type behind `argument` for each operation: an int for
+            // this one.
             sqlite::SQLITE_FCNTL_LOCKSTATE => unsafe { *argument.cast::<c_int>() = file.level() as c_int },
-            // SAFETY: as above.
+            // SAFETY: for this operation `argument` points to an int, says SQLite's documentation.
             sqlite::SQLITE_FCNTL_LAST_ERRNO => unsafe { *argument.cast::<c_int>() = file.errno() },
             sqlite::SQLITE_FCNTL_HAS_MOVED => {
                 let has_moved = file.has_moved()?;
-                // SAFETY: SQLite gives a place for an int.
+                // SAFETY: SQLite passes a pointer to an int for this operation.
                 unsafe { *argument.cast::<c_int>() = has_moved.into() };
             }
             sqlite::SQLITE_FCNTL_PERSIST_WAL => {
-                // SAFETY: SQLite gives an int, which holds the choice and gets the result.
+                // SAFETY: SQLite passes a pointer to an int, which holds the choice and gets the
+                // result.
                 let choice = unsafe { &mut *argument.cast::<c_int>() };
                 *choice = file.persist_wal(*choice).into();
             }
-            // SAFETY: as above.
+            // SAFETY: for this operation `argument` points to a pointer to a string that SQLite
+            // frees.
             sqlite::SQLITE_FCNTL_VFSNAME => unsafe { *argument.cast::<*mut c_void>() = copy_of_name() },
             _ => return Ok(SQLITE_NOTFOUND),
         }
         Ok(SQLITE_OK)
     };
-    // SAFETY: called by SQLite for an open file.
+    // SAFETY: SQLite calls methods only with an open handle, one call at a time.
     unsafe { on(handle, SQLITE_IOERR, run) }
 }
 
-/// The name of the VFS in memory of SQLite; null if there is none.
+/// A copy of the name of the VFS in memory that SQLite frees; null if there is no memory.
 fn copy_of_name() -> *mut c_void {
     let name = VFS.to_bytes_with_nul();
-    // SAFETY: the memory has room for the name, unless it is null.
+    // SAFETY: the memory, unless it is null, has space for the name.
     unsafe {
         let copy = sqlite::sqlite3_malloc(name.len() as c_int);
         if !copy.is_null() {
@@ -238,7 +241,8 @@ unsafe extern "C" fn sector_size(_handle: *mut sqlite::sqlite3_file) -> c_int {
     SECTOR_BYTES
 }
 
-/// A crash during a write changes no byte beside it, and a transaction can be written as a whole.
+/// A crash during a write changes no byte outside its range, and a transaction can be written
+/// atomically.
 unsafe extern "C" fn device_characteristics(_handle: *mut sqlite::sqlite3_file) -> c_int {
     sqlite::SQLITE_IOCAP_POWERSAFE_OVERWRITE | IOCAP_BATCH_ATOMIC
 }
@@ -253,11 +257,11 @@ unsafe extern "C" fn shm_map(
     let run = |file: &mut OpenFile| {
         let ((at, _), (bytes, _)) = (extent(at, 0)?, extent(bytes, 0)?);
         let found = file.region(at, bytes, extend != 0)?;
-        // SAFETY: SQLite gives a place for the address.
+        // SAFETY: SQLite passes a pointer to a pointer for the address.
         unsafe { *region = found.cast() };
         Ok(SQLITE_OK)
     };
-    // SAFETY: called by SQLite for an open file.
+    // SAFETY: SQLite calls methods only with an open handle, one call at a time.
     unsafe { on(handle, sqlite::SQLITE_IOERR_SHMMAP, run) }
 }
 
@@ -280,7 +284,7 @@ unsafe extern "C" fn shm_lock(
         let exclusive = flags & sqlite::SQLITE_SHM_EXCLUSIVE != 0;
         Ok(if file.take_slots(mask, exclusive) { SQLITE_OK } else { SQLITE_BUSY })
     };
-    // SAFETY: called by SQLite for an open file.
+    // SAFETY: SQLite calls methods only with an open handle, one call at a time.
     unsafe { on(handle, sqlite::SQLITE_IOERR_SHMLOCK, run) }
 }
 
@@ -289,7 +293,7 @@ unsafe extern "C" fn shm_barrier(handle: *mut sqlite::sqlite3_file) {
         file.barrier();
         Ok(SQLITE_OK)
     };
-    // SAFETY: called by SQLite for an open file.
+    // SAFETY: SQLite calls methods only with an open handle, one call at a time.
     unsafe { on(handle, SQLITE_IOERR, run) };
 }
 
@@ -298,6 +302,6 @@ unsafe extern "C" fn shm_unmap(handle: *mut sqlite::sqlite3_file, _delete: c_int
         file.unmap();
         Ok(SQLITE_OK)
     };
-    // SAFETY: called by SQLite for an open file.
+    // SAFETY: SQLite calls methods only with an open handle, one call at a time.
     unsafe { on(handle, SQLITE_IOERR, run) }
 }

@@ -8,11 +8,11 @@ use std::path::Path;
 
 /// The name of the VFS.
 pub(crate) const VFS: &CStr = c"kedgefs";
-/// What separates the image from the path in it.
+/// The separator between the image and the path in the image.
 const BETWEEN: &str = ":/";
-/// The longest name that SQLite reserves memory for.
+/// The longest name in bytes for which SQLite reserves memory.
 pub(crate) const NAME_MAX: usize = 4096;
-/// SQLite appends these to the name of a database.
+/// The most bytes that SQLite appends to the name of a database.
 const SUFFIX_MAX: usize = "-journal".len() + "-mj00000000".len();
 
 /// A file in an image.
@@ -25,8 +25,8 @@ pub(crate) struct Name {
 }
 
 impl Name {
-    /// The name of a file as SQLite passes it on. The image may be named apart, by the parameter
-    /// `image` of a URI or by the environment.
+    /// Parses the name of a file that SQLite passes. If the name has no image, `apart` names the
+    /// image: the parameter `image` of the URI, or the environment variable.
     pub(crate) fn parse(text: &str, apart: Option<&str>) -> Outcome<Name> {
         let wrong = |why: &str| Refused::new(SQLITE_CANTOPEN, format!("{text}: {why}"));
         let (image, path) = match text.rfind(BETWEEN).map(|at| (&text[..at], &text[at + 1..])) {
@@ -53,7 +53,7 @@ impl Name {
         Ok(name)
     }
 
-    /// A name that was made here.
+    /// Parses a name that [`Name`] has formatted.
     fn parse_full(text: &str) -> Option<Name> {
         let at = text.rfind(BETWEEN)?;
         Some(Name { image: text[..at].to_owned(), path: text[at + 1..].to_owned() })

@@ -1,12 +1,12 @@
-//! What the connections to one file share.
+//! The locks and the WAL index that the connections to one file share.
 
 use crate::locks::{Held, Locks, Slots};
 use parking_lot::Mutex;
 use std::sync::atomic::AtomicU64;
 
-/// The most memory of a WAL index: that of a WAL of some 500 GiB.
+/// The most regions of a WAL index, enough for a WAL of some 500 GiB.
 const REGIONS_MAX: usize = 1 << 15;
-/// The largest region: SQLite asks for 32 KiB.
+/// The most bytes of a region. SQLite requests 32 KiB.
 const REGION_BYTES_MAX: usize = 1 << 20;
 
 #[derive(Default)]
@@ -15,17 +15,17 @@ pub(crate) struct Shared {
     pub(crate) index: Mutex<Index>,
 }
 
-/// The memory of the WAL index. SQLite orders its accesses by the slots and by barriers.
+/// The memory of the WAL index. SQLite orders its accesses by the locks in `slots` and by barriers.
 #[derive(Default)]
 pub(crate) struct Index {
     pub(crate) slots: Slots,
-    /// Each stays where it is until the last connection leaves.
+    /// The address of each region is valid until the last connection leaves.
     regions: Vec<Box<[AtomicU64]>>,
     connections: usize,
 }
 
 impl Index {
-    /// The address of a region of `bytes` bytes. `None` if it does not exist, unless `extend`.
+    /// The address of a region of `bytes` bytes. With `extend` a missing region is made.
     pub(crate) fn region(&mut self, at: usize, bytes: usize, extend: bool) -> Result<*mut u8, NoRegion> {
         if at >= REGIONS_MAX || bytes > REGION_BYTES_MAX {
             return Err(NoRegion::TooLarge);
@@ -47,7 +47,7 @@ impl Index {
         self.connections += 1;
     }
 
-    /// A connection leaves. The memory goes with the last.
+    /// Removes a connection. With the last connection the memory is freed.
     pub(crate) fn leave(&mut self, held: &mut Held) {
         self.slots.release(held, u8::MAX);
         self.connections -= 1;

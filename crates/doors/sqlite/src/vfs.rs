@@ -1,4 +1,4 @@
-//! The extension, and the functions that SQLite calls for names.
+//! The entry point of the extension, and the functions that SQLite calls for names.
 #![allow(unsafe_code, reason = "SQLite calls functions of C, with pointers")]
 
 use crate::error::{Outcome, Refused, guarded, last};
@@ -15,26 +15,27 @@ use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, Ordering};
 
-/// The image of databases whose names have none.
+/// The environment variable with the image of databases whose names have none.
 const IMAGE_VARIABLE: &str = "KEDGEFS_SQLITE_IMAGE";
-/// The SQL function with the text of the last error.
+/// The SQL function that returns the text of the last error.
 const ERROR_FUNCTION: &CStr = c"kedgefs_error";
-/// Files without a name, and those of one transaction: the host's file system has them.
+/// The kinds of files that the host's file system stores: those without a name, and those of one
+/// transaction.
 const TEMPORARY: c_int = sqlite::SQLITE_OPEN_TEMP_DB
     | sqlite::SQLITE_OPEN_TEMP_JOURNAL
     | sqlite::SQLITE_OPEN_TRANSIENT_DB
     | sqlite::SQLITE_OPEN_SUBJOURNAL;
 
-/// The number of the last error of a call without a file.
+/// The errno of the last failed call without a file.
 static ERRNO: AtomicI32 = AtomicI32::new(0);
 
-/// The VFS that was the default when the extension was loaded. It has temporary files, time, sleep
-/// and randomness.
+/// The VFS that was the default when the extension was loaded. It serves temporary files, time,
+/// sleep and randomness.
 struct Host(*mut sqlite::sqlite3_vfs);
 
 // SAFETY: SQLite keeps a registered VFS for the life of the process, and calls it from all threads.
 unsafe impl Send for Host {}
-// SAFETY: as above.
+// SAFETY: the VFS lives as long as the process, and SQLite itself calls it from all threads.
 unsafe impl Sync for Host {}
 
 static HOST: OnceLock<Host> = OnceLock::new();
@@ -47,7 +48,7 @@ fn host() -> *mut sqlite::sqlite3_vfs {
 /// ends.
 ///
 /// # Safety
-/// SQLite calls it, with its connection and its table of functions.
+/// Only SQLite may call this function, with a valid connection and its table of functions.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sqlite3_extension_init(
     db: *mut sqlite::sqlite3,
@@ -55,11 +56,12 @@ pub unsafe extern "C" fn sqlite3_extension_init(
     api: *mut sqlite::sqlite3_api_routines,
 ) -> c_int {
     guarded(SQLITE_ERROR, || {
-        // SAFETY: the table is SQLite's, and stays.
+        // SAFETY: the caller is SQLite, whose table of functions stays valid.
         unsafe { sqlite::rusqlite_extension_init2(api) }
             .map_err(|e| Refused::new(SQLITE_ERROR, e.to_string()))?;
         register()?;
-        // SAFETY: a connection, and the name and function of a scalar without arguments.
+        // SAFETY: `db` is SQLite's connection; the name is NUL-terminated and the function has no
+        // arguments.
         let made = unsafe {
             sqlite::sqlite3_create_function_v2(
                 db,
@@ -78,17 +80,17 @@ pub unsafe extern "C" fn sqlite3_extension_init(
 }
 
 fn register() -> Outcome<()> {
-    // SAFETY: a name that ends with a zero.
+    // SAFETY: the name is NUL-terminated.
     if !unsafe { sqlite::sqlite3_vfs_find(VFS.as_ptr()) }.is_null() {
         return Ok(());
     }
-    // SAFETY: null asks for the default.
+    // SAFETY: null is permitted and means the default VFS.
     let host = unsafe { sqlite::sqlite3_vfs_find(ptr::null()) };
     if host.is_null() {
         return Err(Refused::new(SQLITE_ERROR, "SQLite has no VFS for temporary files"));
     }
     let host = HOST.get_or_init(|| Host(host)).0;
-    // SAFETY: a registered VFS stays.
+    // SAFETY: a registered VFS is not freed.
     let host_bytes = unsafe { (*host).szOsFile };
     let vfs = sqlite::sqlite3_vfs {
         iVersion: 2,
@@ -114,7 +116,7 @@ fn register() -> Outcome<()> {
         xGetSystemCall: None,
         xNextSystemCall: None,
     };
-    // SAFETY: the structure is never freed.
+    // SAFETY: `vfs` is complete and is never freed.
     match unsafe { sqlite::sqlite3_vfs_register(Box::into_raw(Box::new(vfs)), 0) } {
         SQLITE_OK => Ok(()),
         code => Err(Refused::new(code, "SQLite does not register the VFS")),
@@ -137,9 +139,9 @@ unsafe extern "C" fn error_text(
 /// The text of a name.
 ///
 /// # Safety
-/// `name` is a string.
+/// `name` must be a NUL-terminated string.
 unsafe fn text<'a>(name: *const c_char) -> Outcome<&'a str> {
-    // SAFETY: the caller says so.
+    // SAFETY: the caller guarantees a NUL-terminated string.
     let name = unsafe { CStr::from_ptr(name) };
     name.to_str().map_err(|_| Refused::new(SQLITE_CANTOPEN, format!("{name:?} is no UTF-8")))
 }
@@ -147,18 +149,18 @@ unsafe fn text<'a>(name: *const c_char) -> Outcome<&'a str> {
 /// A parameter of the URI of a database; empty if it has none.
 ///
 /// # Safety
-/// `name` is a name that SQLite has passed on.
+/// `name` must be a name that SQLite has passed to the VFS.
 unsafe fn parameter(name: *const c_char, parameter: &CStr) -> Outcome<String> {
-    // SAFETY: the caller says so.
+    // SAFETY: the caller guarantees a name from SQLite; the parameter's name is NUL-terminated.
     let found = unsafe { sqlite::sqlite3_uri_parameter(name, parameter.as_ptr()) };
     if found.is_null() {
         return Ok(String::new());
     }
-    // SAFETY: SQLite returns a string.
+    // SAFETY: SQLite returns a NUL-terminated string.
     unsafe { text(found) }.map(str::to_owned)
 }
 
-/// Runs a function for a name, and notes the number of its error.
+/// Runs a function for a name, and stores the errno of its error.
 fn with(code: c_int, run: impl FnOnce() -> Outcome<c_int>) -> c_int {
     guarded(code, || run().inspect_err(|refused| ERRNO.store(refused.errno, Ordering::Relaxed)))
 }
@@ -172,15 +174,15 @@ unsafe extern "C" fn open(
 ) -> c_int {
     if name.is_null() || flags & TEMPORARY != 0 {
         let host = host();
-        // SAFETY: the handle has room for one of the host's VFS, which sets its methods.
+        // SAFETY: `handle` has space for a handle of the host's VFS, which sets its methods.
         return unsafe {
             (*host).xOpen.map_or(SQLITE_CANTOPEN, |open| open(host, name, handle, flags, out_flags))
         };
     }
-    // SAFETY: SQLite gives room for a handle.
+    // SAFETY: SQLite passes memory for a handle.
     unsafe { methods::set_closed(handle) };
     with(SQLITE_CANTOPEN, || {
-        // SAFETY: SQLite gives a string that `full_pathname` made, with the parameters of its URI.
+        // SAFETY: SQLite passes a string that `full_pathname` made, with the parameters of its URI.
         let (full, options) = unsafe { (text(name)?, parameter(name, c"options")?) };
         let has = |flag| flags & flag != 0;
         let how = How {
@@ -190,7 +192,7 @@ unsafe extern "C" fn open(
             delete_on_close: has(sqlite::SQLITE_OPEN_DELETEONCLOSE),
         };
         let file = OpenFile::open(&Name::parse(full, None)?, &options, how)?;
-        // SAFETY: SQLite gives room for a handle, and for the flags unless null.
+        // SAFETY: SQLite passes memory for a handle, and for the flags unless the pointer is null.
         unsafe {
             methods::set_open(handle, file);
             if !out_flags.is_null() {
@@ -203,7 +205,7 @@ unsafe extern "C" fn open(
 
 unsafe extern "C" fn delete(_vfs: *mut sqlite::sqlite3_vfs, name: *const c_char, sync_dir: c_int) -> c_int {
     with(sqlite::SQLITE_IOERR_DELETE, || {
-        // SAFETY: SQLite gives a string that `full_pathname` made.
+        // SAFETY: SQLite passes a string that `full_pathname` made.
         let name = Name::parse(unsafe { text(name)? }, None)?;
         let image = Use::of(&name, "")?;
         let failed = |code, e: &std::io::Error| Refused::io(code, &name.to_string(), e);
@@ -229,18 +231,18 @@ unsafe extern "C" fn access(
     result: *mut c_int,
 ) -> c_int {
     with(sqlite::SQLITE_IOERR_ACCESS, || {
-        // SAFETY: SQLite gives a string that `full_pathname` made.
+        // SAFETY: SQLite passes a string that `full_pathname` made.
         let name = Name::parse(unsafe { text(name)? }, None)?;
         let image = Use::of(&name, "")?;
         let is_there = match image.volume().root.metadata(&name.path) {
-            // An empty journal is none, as in SQLite's own VFS.
+            // An empty file counts as no journal, as in SQLite's own VFS.
             Ok(attr) => {
                 flags != sqlite::SQLITE_ACCESS_EXISTS || attr.kind != FileKind::Regular || attr.size > 0
             }
             Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => false,
             Err(e) => return Err(Refused::io(sqlite::SQLITE_IOERR_ACCESS, &name.to_string(), &e)),
         };
-        // SAFETY: SQLite gives a place for the result.
+        // SAFETY: SQLite passes a pointer to an int for the result.
         unsafe { *result = is_there.into() };
         Ok(SQLITE_OK)
     })
@@ -253,14 +255,14 @@ unsafe extern "C" fn full_pathname(
     out: *mut c_char,
 ) -> c_int {
     with(SQLITE_CANTOPEN, || {
-        // SAFETY: SQLite gives the name of a database, with the parameters of its URI.
+        // SAFETY: SQLite passes the name of a database, with the parameters of its URI.
         let (given, image) = unsafe { (text(name)?, parameter(name, c"image")?) };
         let apart = if image.is_empty() { std::env::var(IMAGE_VARIABLE).ok() } else { Some(image) };
         let full = Name::parse(given, apart.as_deref())?.to_string();
         if full.len() >= usize::try_from(room).unwrap_or(0) {
             return Err(Refused::new(SQLITE_CANTOPEN, format!("{full}: the name is too long")));
         }
-        // SAFETY: there is room for the name and its end.
+        // SAFETY: `out` has `room` bytes, which suffice for the name and its NUL.
         unsafe {
             out.cast::<u8>().copy_from_nonoverlapping(full.as_ptr(), full.len());
             *out.add(full.len()) = 0;
@@ -281,13 +283,13 @@ unsafe extern "C" fn get_last_error(
 
 unsafe extern "C" fn dl_open(_vfs: *mut sqlite::sqlite3_vfs, name: *const c_char) -> *mut c_void {
     let host = host();
-    // SAFETY: passed on as SQLite gave it.
+    // SAFETY: the host's VFS gets the arguments that SQLite passed to this function.
     unsafe { (*host).xDlOpen.map_or(ptr::null_mut(), |open| open(host, name)) }
 }
 
 unsafe extern "C" fn dl_error(_vfs: *mut sqlite::sqlite3_vfs, room: c_int, out: *mut c_char) {
     let host = host();
-    // SAFETY: passed on as SQLite gave it.
+    // SAFETY: the host's VFS gets the arguments that SQLite passed to this function.
     unsafe {
         if let Some(error) = (*host).xDlError {
             error(host, room, out);
@@ -303,13 +305,13 @@ unsafe extern "C" fn dl_sym(
     name: *const c_char,
 ) -> Symbol {
     let host = host();
-    // SAFETY: passed on as SQLite gave it.
+    // SAFETY: the host's VFS gets the arguments that SQLite passed to this function.
     unsafe { (*host).xDlSym.and_then(|symbol| symbol(host, library, name)) }
 }
 
 unsafe extern "C" fn dl_close(_vfs: *mut sqlite::sqlite3_vfs, library: *mut c_void) {
     let host = host();
-    // SAFETY: passed on as SQLite gave it.
+    // SAFETY: the host's VFS gets the arguments that SQLite passed to this function.
     unsafe {
         if let Some(close) = (*host).xDlClose {
             close(host, library);
@@ -319,25 +321,26 @@ unsafe extern "C" fn dl_close(_vfs: *mut sqlite::sqlite3_vfs, library: *mut c_vo
 
 unsafe extern "C" fn randomness(_vfs: *mut sqlite::sqlite3_vfs, bytes: c_int, out: *mut c_char) -> c_int {
     let host = host();
-    // SAFETY: passed on as SQLite gave it.
+    // SAFETY: the host's VFS gets the arguments that SQLite passed to this function.
     unsafe { (*host).xRandomness.map_or(0, |random| random(host, bytes, out)) }
 }
 
 unsafe extern "C" fn sleep(_vfs: *mut sqlite::sqlite3_vfs, microseconds: c_int) -> c_int {
     let host = host();
-    // SAFETY: passed on as SQLite gave it.
+    // SAFETY: the host's VFS gets the arguments that SQLite passed to this function.
     unsafe { (*host).xSleep.map_or(0, |sleep| sleep(host, microseconds)) }
 }
 
 unsafe extern "C" fn current_time(_vfs: *mut sqlite::sqlite3_vfs, time: *mut f64) -> c_int {
     let host = host();
-    // SAFETY: passed on as SQLite gave it.
+    // SAFETY: the host's VFS gets the arguments that SQLite passed to this function.
     unsafe { (*host).xCurrentTime.map_or(SQLITE_IOERR, |now| now(host, time)) }
 }
 
 unsafe extern "C" fn current_time_int64(_vfs: *mut sqlite::sqlite3_vfs, time: *mut i64) -> c_int {
     let host = host();
-    // SAFETY: passed on as SQLite gave it. The host's VFS may be of version 1, which has none.
+    // SAFETY: the host's VFS gets the arguments that SQLite passed to this function. A VFS of
+    // version 1 lacks this function.
     unsafe {
         match ((*host).iVersion >= 2).then_some((*host).xCurrentTimeInt64).flatten() {
             Some(now) => now(host, time),

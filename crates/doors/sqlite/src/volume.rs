@@ -1,4 +1,4 @@
-//! The open images of this process. An image is opened with its first file and closed with its
+//! The open images of this process. An image is opened with its first open file and closed with its
 //! last.
 
 use crate::error::{Outcome, Refused};
@@ -14,30 +14,31 @@ use std::path::Path;
 use std::process;
 use std::sync::{Arc, Weak};
 
-/// Open images by location. Held while one is opened or closed, so that a thread that opens an
-/// image waits for another that closes it.
+/// The open images by location. The lock is held while an image is opened or closed, so that a
+/// thread that opens an image waits for a thread that closes it.
 static IMAGES: Mutex<BTreeMap<String, Arc<Volume>>> = Mutex::new(BTreeMap::new());
 
 /// An open image.
 pub(crate) struct Volume {
     pub(crate) fs: FileSystem,
     pub(crate) root: Dir,
-    /// A child has a copy of the caches and none of the threads: it must not use the image.
+    /// The process that opened the image. A child has copies of the caches but none of the threads,
+    /// so it must not use the image.
     process: u32,
-    /// What the connections to each open file share.
+    /// The locks and the WAL index of each open file.
     files: Mutex<BTreeMap<Ino, Weak<Shared>>>,
 }
 
-/// A use of an open image. The drop of the last closes it.
+/// A reference to an open image. Dropping the last reference closes the image.
 pub(crate) struct Use {
     image: String,
-    /// `None` after the drop began.
+    /// `None` once the drop has begun.
     volume: Option<Arc<Volume>>,
 }
 
 impl Use {
-    /// Opens the image, unless it is open. `options` are those of a mount; they count for the first
-    /// open.
+    /// Opens the image, or adds a reference to the open one. `options` are mount options; they have
+    /// an effect only if this call opens the image.
     pub(crate) fn of(name: &Name, options: &str) -> Outcome<Use> {
         let mut images = IMAGES.lock();
         let volume = match images.get(&name.image) {
@@ -76,7 +77,7 @@ impl Drop for Use {
     fn drop(&mut self) {
         let Some(volume) = self.volume.take() else { return };
         if volume.process != process::id() {
-            // Threads and locks of the engine are the parent's.
+            // The threads and locks of the engine belong to the parent, so the child drops nothing.
             std::mem::forget(volume);
             return;
         }
@@ -93,7 +94,7 @@ impl Drop for Use {
 }
 
 impl Volume {
-    /// What the connections to a file share.
+    /// What the connections to a file share: the locks and the WAL index.
     pub(crate) fn shared(&self, ino: Ino) -> Arc<Shared> {
         let mut files = self.files.lock();
         files.retain(|_, shared| shared.strong_count() > 0);

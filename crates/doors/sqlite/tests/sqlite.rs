@@ -19,7 +19,7 @@ const MIB: u64 = 1 << 20;
 struct Place(tempfile::TempDir);
 
 impl Place {
-    /// A directory with a new image, unless SQLite cannot be run here.
+    /// A directory with a new image; `None` if SQLite cannot be run here.
     fn new(size: u64) -> Option<Place> {
         if let Err(why) = &*LIBRARY {
             skip::note(why);
@@ -160,7 +160,7 @@ fn a_killed_process_leaves_whole_transactions_and_all_that_were_committed() {
     }
 }
 
-/// The Python of the document, with the names of this machine.
+/// The Python program of the document works, with paths of this machine.
 #[test]
 fn the_document_works() {
     let Some(place) = Place::new(32 * MIB) else { return };

@@ -11,16 +11,17 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::mpsc;
 
-/// More options for the compiler, separated by blanks: `cargo xtask sanitize` sets it.
+/// A variable with more options for the compiler, separated by blanks. `cargo xtask sanitize` sets
+/// it.
 const FLAGS: &str = "KEDGEFS_C_FLAGS";
-/// The shared library to use instead of the one that cargo built with the tests.
+/// A variable with the shared library to use instead of the one that cargo built with the tests.
 const LIBRARY: &str = "KEDGEFS_C_LIBRARY";
 
 pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).to_owned()
 }
 
-/// A file that cargo built with this test: next to it.
+/// The path of a file that cargo built with this test; it is next to the test.
 pub fn built(name: &str) -> PathBuf {
     let path = std::env::current_exe().unwrap().with_file_name(name);
     assert!(path.exists(), "cargo built no {}", path.display());
@@ -86,7 +87,7 @@ impl Place {
         self.compile_with(name, &["-L".as_ref(), place.as_ref(), "-lkedgefs".as_ref(), rpath.as_ref()])
     }
 
-    /// The same with other options for the linker.
+    /// Compiles a program with other options for the linker.
     #[track_caller]
     pub fn compile_with(&self, name: &str, linker: &[&OsStr]) -> PathBuf {
         let (root, program) = (root(), self.path(name));

@@ -1,16 +1,17 @@
-//! The SQLite of the package `libsqlite3-sys`, built with atomic writes, for python3. The tests of
-//! the mount use it too.
+//! The SQLite of the package `libsqlite3-sys`, built with atomic writes, for use by python3. The
+//! tests of the mount use it too.
 #![allow(clippy::unwrap_used)]
 
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::LazyLock;
 
-/// The system's: one that loads extensions, and links with SQLite's library.
+/// The system's Python, which loads extensions and is linked with SQLite's shared library.
 pub const PYTHON: &str = "/usr/bin/python3";
 const TRY: &str = "import sqlite3; sqlite3.connect(':memory:').enable_load_extension(True)";
 
-/// The directory of the library, built once for each target directory; or why there is none.
+/// The directory of the library, which is built once for each target directory; or why it cannot be
+/// built.
 pub static LIBRARY: LazyLock<Result<PathBuf, String>> = LazyLock::new(|| {
     let python = Command::new(PYTHON).args(["-c", TRY]).output();
     if !python.is_ok_and(|output| output.status.success()) {
@@ -41,7 +42,7 @@ pub static LIBRARY: LazyLock<Result<PathBuf, String>> = LazyLock::new(|| {
     Ok(place)
 });
 
-/// The source of SQLite in the package of its bindings.
+/// The path of SQLite's source in the package `libsqlite3-sys`.
 fn amalgamation() -> PathBuf {
     let metadata =
         cargo_metadata::MetadataCommand::new().other_options(["--offline".to_owned()]).exec().unwrap();
