@@ -1,13 +1,13 @@
-//! The goals of an experiment, and whether they were reached.
+//! The goals (*bars*) of an experiment, and whether they were reached.
 //!
-//! The medians of the rounds decide. Each round is also compared by itself: if rounds disagree, the
+//! The medians of the rounds decide. Each round is also judged by itself: if rounds disagree, the
 //! machine was too noisy to decide, and the verdict says so.
 
 use crate::contest::Outcome;
 use crate::sample::number;
 use serde::Serialize;
 
-/// If a smaller part of the rounds agrees with the verdict of the medians, the rounds disagree.
+/// If a smaller fraction of the rounds agrees with the verdict of the medians, the rounds disagree.
 const AGREE: f64 = 0.8;
 
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
@@ -39,17 +39,17 @@ pub struct Bar {
     pub what: String,
     pub unit: &'static str,
     pub want: Want,
-    /// `None`: it was not measured, and so not reached.
+    /// The value reached. `None` if it was not measured: the bar is then not met.
     pub reached: Option<f64>,
     pub met: bool,
-    /// The part of the rounds whose own verdict is that of the medians.
+    /// Fraction of the rounds whose own verdict is that of the medians.
     pub agreeing: f64,
     /// Why the figure may be misleading.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub doubt: Option<String>,
 }
 
-/// The number that a bar judges, from the values of sides and metrics.
+/// Computes the number that a bar judges. It gets the value for each pair of side and metric.
 pub trait Figure: Fn(&dyn Fn(usize, &str) -> f64) -> f64 {}
 impl<F: Fn(&dyn Fn(usize, &str) -> f64) -> f64> Figure for F {}
 
@@ -114,7 +114,7 @@ fn figure(value: f64) -> String {
     if value == value.trunc() { format!("{value:.0}") } else { number(value) }
 }
 
-/// The change in percent; from zero to zero it is zero.
+/// The change from `old` to `new` in percent; zero if both are zero.
 pub fn change(old: f64, new: f64) -> f64 {
     match (old, new) {
         (0.0, 0.0) => 0.0,

@@ -1,9 +1,9 @@
-//! The figures of docs/PERFORMANCE.md: KedgeFS compared with ext4 on a loop device, both on images
-//! of one size in one directory.
+//! The figures of docs/PERFORMANCE.md: KedgeFS compared with ext4 on a loop device. Both use images
+//! of the same size in the same directory.
 //!
-//! Three parts, each on file systems made for it: fs_mark on the mounts, loops in this process on
-//! the library (ext4 through std::fs), dbench on the mounts. All parts of one report come from one
-//! run, so that they measure the same machine.
+//! There are three parts, each on newly made file systems: fs_mark on the mounts, loops in this
+//! process on the library (for ext4 through std::fs), and dbench on the mounts. All parts of one
+//! report come from one run, so that they measure the same machine.
 
 use crate::Settings;
 use crate::contest::{Amount, Better, Contest, Contestant, Goal, Metric, Plan, Round};
@@ -27,7 +27,8 @@ pub enum Part {
 
 const THREADS: [usize; 3] = [1, 4, 16];
 const DBENCH_CLIENTS: usize = 16;
-/// ext4 makes one inode for each 16 KiB; a round must leave some.
+/// Bytes of the image for each file. ext4 makes one inode for each 16 KiB, and a round must not use
+/// up all inodes.
 const BYTES_PER_FILE: u64 = 32 << 10;
 
 const KEDGE: &str = "KedgeFS";
@@ -37,8 +38,8 @@ const FILES: Metric = Metric { name: Cow::Borrowed(""), unit: "files/s", better:
 const THROUGHPUT: Metric = Metric { name: Cow::Borrowed(""), unit: "MB/s", better: Better::Higher };
 const MAX_LATENCY: Metric = Metric { name: Cow::Borrowed(""), unit: "ms at most", better: Better::Lower };
 
-/// Runs the parts and reports. An error means that there is no report: the directory is unusable,
-/// or an interrupt came.
+/// Runs the parts and makes the report. Fails, without a report, if the directory is unusable or an
+/// interrupt came.
 pub fn run(settings: &Settings, parts: &[Part]) -> Result<Report> {
     let place = Place::new(settings)?;
     let rounds = settings.rounds.unwrap_or(if settings.quick { 2 } else { 5 });
@@ -70,7 +71,7 @@ struct Baseline<'a> {
     settings: &'a Settings,
     place: &'a Place,
     plan: Plan<'a>,
-    /// Whether ext4 can be measured here.
+    /// Whether ext4 can be measured on this machine.
     ext4: bool,
     notes: Vec<String>,
     failures: Vec<String>,
@@ -120,7 +121,7 @@ impl<'a> Baseline<'a> {
         if self.settings.quick { 1.0 } else { 3.0 }
     }
 
-    /// The number of files that fits on each of the file systems.
+    /// The largest number of files that fits on each of the file systems.
     fn files_max(&self) -> u64 {
         self.settings.size / BYTES_PER_FILE
     }
@@ -249,7 +250,7 @@ impl<'a> Baseline<'a> {
         };
         let ours = Contestant::new(KEDGE, move |files| {
             let library = library.as_ref().map_err(|e| anyhow::anyhow!("{e}"))?;
-            // So that no writeback of earlier work remains.
+            // Syncs, so that no writeback of earlier work remains.
             library.sync()?;
             let rate = files_per_second(library, work, threads, each(files))?;
             let calls = if work == Work::Empty { "fs.create" } else { "fs.create, fs.write, fs.fsync" };

@@ -1,4 +1,4 @@
-//! Contestants that do the same work in turns.
+//! Contests: contestants do the same work in turns.
 
 use crate::Interrupt;
 use crate::sample::{Sample, number};
@@ -11,11 +11,11 @@ use std::borrow::Cow;
 pub enum Better {
     Higher,
     Lower,
-    /// Neither: it explains other metrics.
+    /// No value is better: the metric explains others.
     Neither,
 }
 
-/// One number that a round yields.
+/// One of the numbers that a round measures.
 #[derive(Clone, Debug, Serialize)]
 pub struct Metric {
     /// Empty if the contest's title gives the name.
@@ -24,13 +24,13 @@ pub struct Metric {
     pub better: Better,
 }
 
-/// The goal of the first contestant, in the first metric.
+/// The goal of the first contestant in the first metric.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Goal {
-    /// At least this multiple of the second contestant's figure.
+    /// At least this multiple of the second contestant's value.
     Ratio(f64),
-    /// At least this.
+    /// At least this value.
     Value(f64),
 }
 
@@ -38,13 +38,13 @@ pub enum Goal {
 #[derive(Clone, Copy, Debug)]
 pub enum Amount {
     Fixed(u64),
-    /// The first round does less.
+    /// The first round, which does not count, does less.
     Warmed {
         pilot: u64,
         amount: u64,
     },
     /// As much as the slowest contestant does in `seconds`, estimated from a first round of `pilot`
-    /// items. The first metric is a rate of items per second.
+    /// items. The first metric must be a rate of items per second.
     Scaled {
         pilot: u64,
         max: u64,
@@ -54,16 +54,16 @@ pub enum Amount {
 
 /// The result of one round.
 pub struct Round {
-    /// One for each metric.
+    /// One value for each metric.
     pub values: Vec<f64>,
     /// What was done, so that a reader can repeat it.
     pub command: String,
 }
 
-/// The first metrics, which the progress shows.
+/// Number of metrics that progress messages show.
 const SHOWN: usize = 3;
 
-/// Runs a round of that amount.
+/// Runs a round of this amount of work.
 type Body<'a> = Box<dyn FnMut(u64) -> Result<Round> + 'a>;
 
 pub struct Contestant<'a> {
@@ -82,7 +82,7 @@ pub struct Contest<'a> {
     pub metrics: Vec<Metric>,
     pub amount: Amount,
     pub goal: Option<Goal>,
-    /// In the order of their turns.
+    /// The contestants, in the order of their turns.
     pub contestants: Vec<Contestant<'a>>,
 }
 
@@ -106,9 +106,9 @@ pub struct Outcome {
 
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Published {
-    /// The name of the metric.
+    /// The name of the published metric.
     pub metric: &'static str,
-    /// One for each side that was published.
+    /// The figures by side: those that were published.
     pub figures: &'static [f64],
 }
 
@@ -116,13 +116,13 @@ pub struct Published {
 pub struct Side {
     pub name: &'static str,
     pub command: String,
-    /// One for each metric.
+    /// The samples by metric.
     pub samples: Vec<Sample>,
     /// Why the contestant left the contest.
     pub failed: Option<String>,
 }
 
-/// How contests are held.
+/// The number of rounds, and how to interrupt contests and report their progress.
 pub struct Plan<'a> {
     pub rounds: usize,
     pub interrupt: &'a Interrupt,
@@ -130,7 +130,7 @@ pub struct Plan<'a> {
 }
 
 impl Plan<'_> {
-    /// Runs the contest. A contestant that fails leaves it; an interrupt ends it.
+    /// Holds a contest. A contestant that fails leaves it. An interrupt ends it with an error.
     pub fn hold(&self, mut contest: Contest<'_>) -> Result<Outcome> {
         let title = &contest.title;
         let width = contest.metrics.len();
@@ -162,7 +162,8 @@ impl Plan<'_> {
                         Ok(Some(round.values))
                     }
                     Err(e) => {
-                        // A command that ended because of an interrupt has not failed.
+                        // A command that an interrupt has ended counts as interrupted, not as
+                        // failed.
                         self.interrupt.check()?;
                         (self.progress)(&format!("{title}, {what}: {} FAILED: {e:#}", side.name));
                         side.failed = Some(format!("{e:#}"));
@@ -197,7 +198,7 @@ impl Plan<'_> {
 }
 
 impl Amount {
-    /// The amount for a round, given the rates of the pilots.
+    /// Returns the amount of a counted round, given the contestants' rates in the first round.
     fn after(self, rates: &[f64]) -> u64 {
         match self {
             Amount::Fixed(n) | Amount::Warmed { amount: n, .. } => n,
@@ -210,7 +211,7 @@ impl Amount {
 }
 
 impl Outcome {
-    /// The median of a metric. NaN stands for an unknown value, which reaches no goal.
+    /// The median of a metric of a side. NaN stands for an unknown value, which reaches no goal.
     pub fn median(&self, side: usize, metric: &str) -> f64 {
         self.sample(side, metric).map_or(f64::NAN, Sample::median)
     }
@@ -231,7 +232,7 @@ impl Outcome {
         (b != 0.0).then(|| a / b)
     }
 
-    /// The figure that the goal judges.
+    /// The value that the goal judges.
     pub fn reached(&self) -> Option<f64> {
         match self.goal? {
             Goal::Ratio(_) => self.ratio(0),
@@ -239,7 +240,7 @@ impl Outcome {
         }
     }
 
-    /// `None`: there is no goal, or no figure to compare.
+    /// Whether the goal is met; `None` if there is no goal or no value.
     pub fn meets_goal(&self) -> Option<bool> {
         let (Goal::Ratio(want) | Goal::Value(want)) = self.goal?;
         Some(self.reached()? >= want)

@@ -1,7 +1,7 @@
 //! KedgeFS's own counters at one moment, and their differences since.
 //!
-//! A missing counter is an error. If it counted as zero, a misspelt name would meet every
-//! expectation of zero.
+//! A missing counter is an error. If it counted as zero, a misspelt name would meet every goal of
+//! zero.
 
 use crate::shell::Shell;
 use anyhow::{Context, Result};
@@ -45,14 +45,14 @@ impl Counters {
         FORCE_CAUSES.iter().map(|cause| self.since(before, &format!("log/forces/{cause}"))).sum()
     }
 
-    /// Nanoseconds of the longest operation of any kind.
+    /// The longest operation of any kind, in nanoseconds.
     pub fn longest(&self) -> Result<f64> {
         let all = self.0.pointer("/operations").and_then(Value::as_object).context("no operations")?;
         let mut longest = all.keys().map(|name| self.get(&format!("operations/{name}/max")));
         longest.try_fold(0.0, |most, next| Ok(next?.max(most)))
     }
 
-    /// Milliseconds that the engine itself took for an operation, on average.
+    /// The average time that the engine itself took for an operation, in milliseconds.
     pub fn average_since(&self, before: &Counters, operation: &str) -> f64 {
         let sum = |of: &Counters| {
             let get = |name: &str| of.get(&format!("operations/{operation}/{name}")).unwrap_or(0.0);
@@ -62,9 +62,9 @@ impl Counters {
         (now - old) / (count - old_count) / 1e6
     }
 
-    /// A quantile of latencies in nanoseconds, such as `operations/fsync`; NaN without any, since
-    /// operations that never ran are not listed. Within a bucket, which spans a factor of two,
-    /// values are assumed to be spread evenly, up to the maximum.
+    /// A quantile of latencies such as `operations/fsync`, in nanoseconds. NaN if there are none,
+    /// since operations that never ran are not listed. A histogram's bucket spans a factor of two.
+    /// Values within a bucket are assumed to be spread evenly, up to the maximum.
     pub fn quantile_since(&self, before: &Counters, latency: &str, q: f64) -> f64 {
         let max = self.get(&format!("{latency}/max")).unwrap_or(f64::INFINITY);
         let buckets = |of: &Counters| -> Vec<f64> {
@@ -88,7 +88,7 @@ impl Counters {
     }
 }
 
-/// The causes by the names in `log/forces`.
+/// The causes of log forces, by their names in `log/forces`.
 pub const FORCE_CAUSES: [&str; 9] =
     ["fsync", "fdatasync", "sync", "commit_timer", "rename", "fallocate", "space", "checkpoint", "close"];
 

@@ -1,7 +1,8 @@
 //! A loop device, and the kernel's counts for a block device.
 //!
-//! The requests of a mounted image file bypass the block layer: the serving process writes the file
-//! itself. On a loop device they pass through it, and the kernel counts them.
+//! The requests of a mounted image file bypass the block layer, since the serving process writes
+//! the file itself. On a loop device requests pass through the block layer, and the kernel counts
+//! them.
 
 use crate::mounts::make_file;
 use crate::shell::{Shell, find};
@@ -15,7 +16,7 @@ const SECTOR: u64 = 512;
 pub struct LoopDevice<'a> {
     shell: &'a Shell,
     image: PathBuf,
-    /// As `/dev/loop7`.
+    /// The path, such as `/dev/loop7`.
     pub path: String,
 }
 
@@ -30,10 +31,11 @@ impl<'a> LoopDevice<'a> {
         }
     }
 
-    /// Makes one on a new image `NAME.img`. It bypasses the host's cache, like the use of an image
-    /// file.
+    /// Makes a loop device on a new image `NAME.img`. It bypasses the host's cache, as KedgeFS does
+    /// with an image file.
     pub fn make(shell: &'a Shell, name: &str, size: u64) -> Result<LoopDevice<'a>> {
-        // Set before attaching, so that a half-made device is removed too.
+        // The value exists before the device is attached, so that drop removes a half-made device,
+        // too.
         let mut made =
             LoopDevice { shell, image: shell.dir.join(format!("{name}.img")), path: String::new() };
         shell.run(&make_file(name, size, false))?;
@@ -58,24 +60,24 @@ impl Drop for LoopDevice<'_> {
         {
             eprintln!("kedge-lab: {e:#}");
         }
-        // It may not exist; the experiment's directory is removed in any case.
+        // The image may not exist. In any case it is removed with the experiment's directory.
         let _ = std::fs::remove_file(&self.image);
     }
 }
 
-/// Requests as the device received them, after merging by the kernel.
+/// Counts of the requests that the device received, after merging by the kernel.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct DiskCounts {
-    /// Includes flushes without data.
+    /// Number of writes, including flushes without data.
     pub writes: u64,
-    /// Requests that were merged into others.
+    /// Number of requests that were merged into others.
     pub merges: u64,
     pub bytes: u64,
     pub flushes: u64,
 }
 
 impl DiskCounts {
-    /// The fields of `/sys/block/NAME/stat`, which `Documentation/block/stat.rst` names.
+    /// Parses `/sys/block/NAME/stat`, whose fields `Documentation/block/stat.rst` names.
     fn parse(text: &str) -> Option<DiskCounts> {
         let fields: Option<Vec<u64>> = text.split_whitespace().map(|word| word.parse().ok()).collect();
         let fields = fields?;

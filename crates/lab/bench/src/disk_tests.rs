@@ -15,7 +15,7 @@ fn the_fields_are_those_of_writes() {
     assert_eq!(counts.since(earlier), since);
 }
 
-/// The kernel counts the library's writes to the device, and nothing is left of it.
+/// The kernel counts the library's writes to a loop device. Drop removes the device.
 #[test]
 fn a_loop_device_counts() {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
@@ -38,8 +38,8 @@ fn a_loop_device_counts() {
     drop(device);
     let name = made.path.trim_start_matches("/dev/").to_owned();
     drop(made);
-    // The last user detaches it: a child process of another test, or udev, may have it open for a
-    // moment.
+    // The last process that closes the device detaches it. A child process of another test, or
+    // udev, may have it open for a moment.
     let backing = format!("/sys/block/{name}/loop/backing_file");
     let image = dir.path().join("t.img");
     let is_ours = || {

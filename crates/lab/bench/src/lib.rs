@@ -3,18 +3,18 @@
 //! ```text
 //! baseline                 the experiment behind docs/PERFORMANCE.md
 //! compare                  all peers, all loads; the report as a page with charts
-//! reproduce                the experiments behind docs/EXPERIMENTS.md: what others published of a change, beside our switch for it
+//! reproduce                the experiments behind docs/EXPERIMENTS.md: published changes of other file systems, measured with KedgeFS's switch for the same change
 //! reproduce::run_later     what Linux's file systems changed later: bytes, flushes and sharing
 //! scale                    costs by the number of files, opening after a crash, fsck: a plot of each
-//! remote                   what the distance to an image costs: docs/DISTRIBUTED.md
-//! bars                     what an experiment has to reach
+//! remote                   how much slower a distant image is: docs/DISTRIBUTED.md
+//! bars                     the goals of an experiment
 //! contest                  contestants, alternated rounds, the choice of how much to do
-//! report                   what came out, as text, Markdown and JSON
+//! report                   the results as text, Markdown and JSON
 //! sample, parse            medians and spread; what fs_mark and dbench print
 //! counters, disk, times    KedgeFS's own counters, the kernel's of a device, and latencies as a client sees them
-//! whereabouts              on which processors clients and server ran, and keeping them on one
+//! whereabouts              the processors on which clients and server ran; how to keep them on one
 //! library                  loops in this process, on the library or through std::fs
-//! mounts, place, shell     mounts, the directory and machine, commands: whatever has to be undone
+//! mounts, place, shell     mounts, the directory and the machine, commands: everything that must be undone
 //! ```
 //!
 //! # Rules of measurement
@@ -51,22 +51,23 @@ pub use shell::Interrupt;
 
 use std::path::PathBuf;
 
-/// Settings of all experiments.
+/// The settings of an experiment.
 pub struct Settings {
-    /// Parent of the experiment's own directory for images; `None`: the current directory.
+    /// The directory in which the experiment makes its own one for images; `None` for the current
+    /// directory.
     pub dir: Option<PathBuf>,
-    /// Bytes of each image.
+    /// Size of each image in bytes.
     pub size: u64,
-    /// Counted rounds for each contestant; `None`: the experiment's default.
+    /// Number of counted rounds for each contestant; `None` for the experiment's default.
     pub rounds: Option<usize>,
     /// Few and short rounds, to show that it works.
     pub quick: bool,
-    /// Write the images full before they are used, so that the host has no blocks to allocate under
-    /// them.
+    /// Whether the images are written full before they are used, so that the host allocates no
+    /// blocks during the measurement.
     pub written: bool,
-    /// The program that commands call `kedge`.
+    /// The program that commands run as `kedge`.
     pub kedge: PathBuf,
-    /// The program that commands call `kedge-before`: an earlier version to compare with.
+    /// The program that commands run as `kedge-before`: an earlier version of KedgeFS.
     pub before: Option<PathBuf>,
     pub interrupt: Interrupt,
     /// Receives progress messages.

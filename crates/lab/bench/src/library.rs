@@ -1,4 +1,4 @@
-//! The same loop on the library and, through std::fs, on a mounted file system.
+//! The same loops for the library and, through std::fs, for a mounted file system.
 
 use anyhow::{Context, Result, bail};
 use kedge_base::lock::{Condvar, Mutex, Rank};
@@ -19,7 +19,7 @@ pub trait Target: Clone + Send + 'static {
     fn create(&self, dir: &Self::Dir, name: &str) -> Result<()>;
     /// Creates a file and makes it durable before it returns.
     fn create_synced(&self, dir: &Self::Dir, name: &str, data: &[u8]) -> Result<()>;
-    /// Removes a directory of files.
+    /// Removes a directory and the files in it.
     fn remove_dir(&self, name: &str) -> Result<()>;
 }
 
@@ -28,13 +28,14 @@ pub trait Target: Clone + Send + 'static {
 pub enum Work {
     /// Empty files, one directory for each thread, no fsync.
     Empty,
-    /// 4 KiB and fsync, all in one directory: what `fs_mark -s 4096 -S 1` does.
+    /// Files of 4 KiB with an fsync each, all in one directory, as `fs_mark -s 4096 -S 1` makes
+    /// them.
     Synced,
 }
 
 const FILE: [u8; 4096] = [0x6b; 4096];
 
-/// Files per second by `threads` threads that make `each` files. Removes them.
+/// Files per second, if `threads` threads make `each` files. The files are removed afterwards.
 pub fn files_per_second<T: Target>(target: &T, work: Work, threads: usize, each: u64) -> Result<f64> {
     let took = make_files(target, work, threads, each)?;
     (0..dirs(work, threads)).try_for_each(|i| target.remove_dir(&dir_name(work, i)))?;
@@ -63,8 +64,8 @@ fn dir_name(work: Work, i: usize) -> String {
     }
 }
 
-/// Opens when all have come. Unlike a barrier of the standard library, threads of a simulated
-/// machine can wait at it.
+/// A gate that opens when all threads have come. Threads of a simulated machine can wait at it, but
+/// not at a barrier of the standard library.
 struct Gate {
     missing: Mutex<usize>,
     all: Condvar,
@@ -83,8 +84,8 @@ impl Gate {
     }
 }
 
-/// The results of `threads` threads, and the time from the start of the first to the end of the
-/// last. They start together.
+/// Runs `threads` threads, which start together. Returns the time from the start of the first to
+/// the end of the last, and the threads' results.
 pub fn in_threads<R: Send + 'static, W: FnOnce() -> Result<R> + Send + 'static>(
     threads: usize,
     mut make: impl FnMut(usize) -> W,
@@ -94,8 +95,8 @@ pub fn in_threads<R: Send + 'static, W: FnOnce() -> Result<R> + Send + 'static>(
     let mut workers = Vec::new();
     for i in 0..threads {
         let (work, start) = (make(i), start.clone());
-        // Each reads the clock itself: on a busy machine it may begin long before the waiting
-        // thread runs again.
+        // Each thread reads the clock itself: on a busy machine it may begin long before the
+        // waiting thread runs again.
         let body = move || {
             start.pass();
             let began = clock.monotonic();
@@ -104,7 +105,8 @@ pub fn in_threads<R: Send + 'static, W: FnOnce() -> Result<R> + Send + 'static>(
         };
         workers.push(spawn_named("bench", body).context("start a thread")?);
     }
-    // Joins all before it returns the first error: they use data that the caller may drop.
+    // All threads are joined before the first error is returned, since they use data that the
+    // caller may drop.
     let ended: Vec<_> = workers.into_iter().map(|w| w.join()).collect();
     let (mut first, mut last) = (Duration::MAX, Duration::ZERO);
     let mut answers = Vec::new();
@@ -135,7 +137,7 @@ fn create_files<T: Target>(target: &T, dir: &T::Dir, work: Work, thread: usize, 
 pub struct Library(FileSystem);
 
 impl Library {
-    /// Formats and opens an image with the defaults. The file may exist.
+    /// Formats an image with the default options and opens it. The file may exist.
     pub fn make(image: &Path, size: u64) -> Result<Library> {
         let device = FileDevice::create(image, size, OpenOptions::default())?;
         Library::on(device, &FormatOptions::default(), MountOptions::default())
@@ -161,7 +163,7 @@ impl Library {
         &self.0
     }
 
-    /// Creates a file whose bytes are only in memory.
+    /// Creates a file and writes its bytes, without making them durable.
     pub fn create_written(&self, dir: &Ino, name: &str, data: &[u8]) -> Result<Ino> {
         let file = self.0.create(*dir, name.as_bytes(), 0o644, Owner::default())?;
         if self.0.write(file.ino, 0, data)? != data.len() {
@@ -210,7 +212,7 @@ impl Target for Library {
     }
 }
 
-/// A mounted file system, by directory.
+/// A mounted file system, given by its directory.
 #[derive(Clone)]
 pub struct Host(pub PathBuf);
 

@@ -8,21 +8,21 @@ use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::time::Duration;
 
-/// Number of polls, and the pause between them, for a server to finish mounting.
+/// Number of polls, and the pause between them, until a server has finished mounting.
 const LOOKS: u32 = 500;
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
-/// The smallest default log of an image.
+/// Bytes of the log of the null file system: the smallest default log of an image.
 const NULL_LOG: u64 = 32 << 20;
 
 /// A mount. Drop unmounts it and removes its image.
 pub struct Mounted<'a> {
     shell: &'a Shell,
-    /// The name of the directory; the image is `NAME.img`.
+    /// The name of the directory. The image is `NAME.img`.
     name: &'static str,
     unmount: &'static str,
-    /// The command that mounts it; empty if this process serves it.
+    /// The command that mounts the file system; empty if this process serves it.
     mount: String,
-    /// The server, which runs in the foreground and ends with the mount.
+    /// The server if it runs in the foreground. It ends with the mount.
     server: Option<Child>,
 }
 
@@ -33,7 +33,7 @@ pub fn kedge_lines(size: u64, written: bool) -> Vec<String> {
     lines
 }
 
-/// The same with requests through rings.
+/// [`kedge_lines`] with requests through rings.
 pub fn rings_lines(size: u64) -> Vec<String> {
     let mut lines = vec![make_file("rings", size, true)];
     let commands =
@@ -42,7 +42,7 @@ pub fn rings_lines(size: u64) -> Vec<String> {
     lines
 }
 
-/// The same with an earlier version's program.
+/// [`kedge_lines`] with an earlier version's program.
 pub fn before_lines(size: u64) -> Vec<String> {
     let mut lines = vec![make_file("before", size, true)];
     let commands = ["kedge-before mkfs before.img", "mkdir before", "kedge-before mount before.img before"];
@@ -50,8 +50,8 @@ pub fn before_lines(size: u64) -> Vec<String> {
     lines
 }
 
-/// The two `lazy` options only move work of the first minutes into mkfs, where it does not disturb
-/// the measurement. `nodiscard` keeps written blocks allocated.
+/// The two `lazy` options move work of the first minutes into mkfs, where it does not disturb the
+/// measurement. `nodiscard` keeps written blocks allocated.
 pub fn ext4_lines(size: u64, written: bool) -> Vec<String> {
     let extended = if written {
         "lazy_itable_init=0,lazy_journal_init=0,nodiscard"
@@ -66,7 +66,8 @@ pub fn ext4_lines(size: u64, written: bool) -> Vec<String> {
     ]
 }
 
-/// ext4 that may put a small commit into its journal as a few blocks, not as a whole transaction.
+/// ext4 with fast commits: it may write a small commit to its journal as a few blocks instead of a
+/// whole transaction.
 pub fn ext4_fast_lines(size: u64) -> Vec<String> {
     vec![
         make_file("ext4-fast", size, true),
@@ -77,7 +78,7 @@ pub fn ext4_fast_lines(size: u64) -> Vec<String> {
     ]
 }
 
-/// The rest is default, the log included.
+/// All other options have their defaults, including the size of the log.
 pub fn xfs_lines(size: u64, written: bool) -> Vec<String> {
     let discard = if written { " -K" } else { "" };
     vec![
@@ -102,7 +103,7 @@ pub fn tmpfs_lines() -> Vec<String> {
     vec!["mkdir tmpfs".into(), "mount -t tmpfs tmpfs tmpfs".into()]
 }
 
-/// ext4 in user space. Its image is also written full.
+/// fuse2fs, which serves ext4 in user space. Its image is also written full.
 pub fn fuse2fs_lines(size: u64) -> Vec<String> {
     vec![
         make_file("fuse2fs", size, true),
@@ -112,7 +113,7 @@ pub fn fuse2fs_lines(size: u64) -> Vec<String> {
     ]
 }
 
-/// The file system of Redox OS, in user space.
+/// redoxfs, the file system of Redox OS, in user space.
 pub fn redoxfs_lines(size: u64) -> Vec<String> {
     vec![
         make_file("redoxfs", size, true),
@@ -122,8 +123,8 @@ pub fn redoxfs_lines(size: u64) -> Vec<String> {
     ]
 }
 
-/// The file system that keeps no data, which `cargo build` puts next to `kedge`. The error says how
-/// to build it.
+/// Returns the path of the file system that keeps no data, which `cargo build` puts next to
+/// `kedge`. The error says how to build it.
 pub fn null_program(kedge: &Path) -> std::result::Result<PathBuf, String> {
     let program = kedge.with_file_name("examples").join("null");
     if program.is_file() {
@@ -133,12 +134,12 @@ pub fn null_program(kedge: &Path) -> std::result::Result<PathBuf, String> {
     Err(format!("{} does not exist: {build}", program.display()))
 }
 
-/// The last line runs in the background.
+/// Commands of the null file system. The last one runs in the background.
 pub fn null_lines() -> Vec<String> {
     vec!["mkdir null".into(), "null null".into()]
 }
 
-/// The same, with a durable write to a log for each fsync.
+/// [`null_lines`] with a durable write to a log for each fsync.
 pub fn null_log_lines() -> Vec<String> {
     vec![make_file("null-log", NULL_LOG, true), "mkdir null-log".into(), "null null-log null-log.img".into()]
 }
@@ -191,7 +192,7 @@ impl<'a> Mounted<'a> {
         Mounted::make(shell, "redoxfs", "umount redoxfs", &redoxfs_lines(size))
     }
 
-    /// The file system that keeps no data, served by `program` in the foreground.
+    /// Mounts the file system that keeps no data, served by `program` in the foreground.
     pub fn null(shell: &'a Shell, program: &Path) -> Result<Mounted<'a>> {
         Mounted::served(shell, "null", "umount null", &null_lines(), program)
     }
@@ -200,7 +201,7 @@ impl<'a> Mounted<'a> {
         Mounted::served(shell, "null-log", "umount null-log", &null_log_lines(), program)
     }
 
-    /// The last line gives the arguments with which `program` serves the mount.
+    /// Mounts a file system that `program` serves. The last line contains its arguments.
     fn served(
         shell: &'a Shell,
         name: &'static str,
@@ -225,12 +226,12 @@ impl<'a> Mounted<'a> {
         bail!("{} has not mounted within {} s", program.display(), (LOOK_AGAIN * LOOKS).as_secs());
     }
 
-    /// KedgeFS, made and mounted by these commands, on the directory `kedge`.
+    /// Makes and mounts KedgeFS with these commands, on the directory `kedge`.
     pub fn kedge_by(shell: &'a Shell, lines: &[String]) -> Result<Mounted<'a>> {
         Mounted::make(shell, "kedge", "kedge umount kedge", lines)
     }
 
-    /// A file system of the kernel, made and mounted by these commands, on the directory `name`.
+    /// Makes and mounts a file system of the kernel with these commands, on the directory `name`.
     pub fn kernel_by(
         shell: &'a Shell,
         name: &'static str,
@@ -246,14 +247,15 @@ impl<'a> Mounted<'a> {
         unmount: &'static str,
         lines: &[String],
     ) -> Result<Mounted<'a>> {
-        // Set before the first command, so that a half-made mount is undone too.
+        // The value exists before the first command runs, so that drop removes a half-made mount,
+        // too.
         let mount = lines.last().cloned().unwrap_or_default();
         let mounted = Mounted { shell, name, unmount, mount, server: None };
         lines.iter().try_for_each(|line| shell.run(line).map(drop))?;
         Ok(mounted)
     }
 
-    /// The directory's name in commands.
+    /// The name of the directory in commands.
     pub fn name(&self) -> &'static str {
         self.name
     }
@@ -267,7 +269,7 @@ impl<'a> Mounted<'a> {
         let dir = self.path();
         for entry in std::fs::read_dir("/proc").context("read /proc")? {
             let entry = entry?;
-            // A process may end meanwhile, and an entry that is no process has no such file.
+            // A process may end meanwhile, and entries that are no processes have no such file.
             let Ok(words) = std::fs::read(entry.path().join("cmdline")) else { continue };
             if serves(&words, &dir) {
                 return Ok(entry.file_name().to_string_lossy().into_owned());
@@ -276,7 +278,7 @@ impl<'a> Mounted<'a> {
         bail!("no process serves {}", dir.display())
     }
 
-    /// The process that serves the mount. `None`: the kernel does.
+    /// The process that serves the mount; `None` if the kernel does.
     pub fn server_process(&self) -> Result<Option<u32>> {
         if let Some(child) = &self.server {
             return Ok(Some(child.id()));
@@ -290,7 +292,7 @@ impl<'a> Mounted<'a> {
         }
     }
 
-    /// An empty directory `NAME/work`, and nothing left to write back from before.
+    /// Makes an empty directory `NAME/work` and finishes earlier writeback.
     pub fn fresh(&self) -> Result<()> {
         let work = self.path().join("work");
         if work.try_exists().with_context(|| format!("look for {}", work.display()))? {
@@ -305,11 +307,11 @@ impl<'a> Mounted<'a> {
         self.shell.run(&format!("sync -f {}", self.name)).map(drop)
     }
 
-    /// Unmounts and mounts again without any cached data, including the image's: drops all caches
-    /// of the kernel.
+    /// Unmounts, drops all caches of the kernel, and mounts again, so that nothing of the file
+    /// system or its image is cached.
     pub fn remount_cold(&self) -> Result<()> {
         self.shell.run(self.unmount)?;
-        // A server may still write after its mount is gone.
+        // The server may still write to the image after its mount is gone.
         let image = self.shell.dir.join(format!("{}.img", self.name));
         let mut looks = 0..LOOKS;
         while is_open(&image)? {
@@ -320,13 +322,13 @@ impl<'a> Mounted<'a> {
         self.shell.run(&self.mount).map(drop)
     }
 
-    /// Unmounts, and returns the error: a failed unmount is a failure of the contestant.
+    /// Unmounts. The error of a failed unmount is a failure of the contestant.
     pub fn end(self) -> Result<()> {
         self.unmount()
     }
 
-    /// Looked up, since an interrupted mount command may have succeeded. A dead mount returns an
-    /// error.
+    /// Looks the mount up, since a mount command that was interrupted may have succeeded. A mount
+    /// whose server is dead counts, too.
     fn is_mounted(&self) -> bool {
         let dir = self.path();
         let device = |path: &Path| std::fs::metadata(path).map(|m| m.dev());
@@ -343,15 +345,15 @@ impl<'a> Mounted<'a> {
         }
         let first = self.shell.undo(self.unmount);
         if first.is_err() {
-            // A command that cannot be killed, or a hang, keeps it busy: at least remove it from
-            // the tree.
+            // A command that cannot be killed keeps the mount busy. It is at least removed from the
+            // tree.
             self.shell.undo(&format!("umount -l {}", self.name))?;
         }
         first.map(drop)
     }
 }
 
-/// The process whose program has that name.
+/// The process that runs the program with this name.
 fn process_of(program: &str) -> Result<u32> {
     for entry in std::fs::read_dir("/proc").context("read /proc")? {
         let entry = entry?;
@@ -365,9 +367,9 @@ fn process_of(program: &str) -> Result<u32> {
     bail!("no process called {program}")
 }
 
-/// Drops what the kernel has cached, so that it is read again. Needs root.
+/// Drops the kernel's caches, so that data is read from the device again. Needs root.
 pub fn drop_caches(shell: &Shell) -> Result<()> {
-    // Dirty pages cannot be dropped.
+    // Dirty pages cannot be dropped, so they are written first.
     shell.run("sync -f .")?;
     std::fs::write("/proc/sys/vm/drop_caches", "3").context("drop the kernel's caches")
 }
@@ -375,7 +377,7 @@ pub fn drop_caches(shell: &Shell) -> Result<()> {
 /// Whether a process has the file open.
 fn is_open(file: &Path) -> Result<bool> {
     for entry in std::fs::read_dir("/proc").context("read /proc")? {
-        // A process may end meanwhile, and an entry that is no process has no such directory.
+        // A process may end meanwhile, and entries that are no processes have no such directory.
         let Ok(open) = std::fs::read_dir(entry?.path().join("fd")) else { continue };
         let links = open.filter_map(|link| std::fs::read_link(link.ok()?.path()).ok());
         if links.into_iter().any(|link| link == file) {
@@ -385,8 +387,8 @@ fn is_open(file: &Path) -> Result<bool> {
     Ok(false)
 }
 
-/// Whether these arguments, each followed by a zero byte, are those with which `kedge mount` starts
-/// its server.
+/// Whether these arguments, each followed by a zero byte, are those of the server that `kedge
+/// mount` starts for the directory.
 fn serves(words: &[u8], dir: &Path) -> bool {
     let words: Vec<&[u8]> = words.split(|byte| *byte == 0).filter(|word| !word.is_empty()).collect();
     words.contains(&b"--as-daemon".as_slice()) && words.last() == Some(&dir.as_os_str().as_bytes())
@@ -401,7 +403,7 @@ impl Drop for Mounted<'_> {
             self.shell.end_server(server);
         }
         let (dir, image) = (self.path(), self.shell.dir.join(format!("{}.img", self.name)));
-        // It may not exist; the rest is removed with the experiment's directory.
+        // The directory may not exist. In any case it is removed with the experiment's directory.
         let _ = std::fs::remove_dir(dir);
         let _ = std::fs::remove_file(image);
     }

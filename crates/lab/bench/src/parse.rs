@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 pub fn fs_mark(output: &str) -> Result<f64> {
     let mut lines = output.lines().skip_while(|l| !l.trim_start().starts_with("FSUse%"));
     let header = lines.next().context("fs_mark printed no table")?;
-    // The column's name is one word, like those before it.
+    // The names of this column and of those before it are single words.
     let column = header.split_whitespace().position(|w| w == "Files/sec").context("no column Files/sec")?;
     let row = lines.filter(|l| !l.trim().is_empty()).last().context("fs_mark's table is empty")?;
     let word = row.split_whitespace().nth(column).with_context(|| format!("no rate in '{row}'"))?;
@@ -38,7 +38,7 @@ pub fn dbench(output: &str) -> Result<Dbench> {
     })
 }
 
-/// A row of dbench's table. Milliseconds.
+/// A row of dbench's table, with times in milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DbenchOperation {
     pub count: f64,

@@ -13,7 +13,7 @@ FSUse%        Count         Size    Files/sec     App Overhead
 #[test]
 fn fs_mark_table() {
     assert_eq!(fs_mark(FS_MARK).unwrap(), 1201.4, "the last loop");
-    // A slow run may print the table's head and then die.
+    // fs_mark may print the head of its table and then fail.
     let dead = FS_MARK.split("    73").next().unwrap();
     assert!(format!("{:#}", fs_mark(dead).unwrap_err()).contains("empty"));
     for bad in [

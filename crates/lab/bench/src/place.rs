@@ -1,4 +1,4 @@
-//! The directory of an experiment, and the machine.
+//! The directory of an experiment, and the properties of the machine.
 
 use crate::Settings;
 use crate::shell::Shell;
@@ -9,12 +9,12 @@ use serde::Serialize;
 use std::path::Path;
 use tempfile::TempDir;
 
-/// The experiment's own directory, removed on drop. Mounts inside must be undone before: hold them
-/// in values that borrow this one.
+/// The experiment's own directory, which is removed on drop. Mounts inside it must be undone
+/// before, so values that hold mounts borrow this one.
 pub struct Place {
     pub shell: Shell,
     pub root: bool,
-    /// Kind of the file system that holds it.
+    /// Kind of the file system that contains the directory.
     pub host: String,
     _dir: TempDir,
 }
@@ -38,18 +38,18 @@ impl Place {
         })
     }
 
-    /// On tmpfs a durable write waits for no disk.
+    /// Whether the directory is on tmpfs, where a durable write waits for no disk.
     pub fn in_memory(&self) -> bool {
         matches!(self.host.as_str(), "tmpfs" | "ramfs")
     }
 
-    /// Median microseconds of a durable write of one block: the lower bound of every fsync.
+    /// The median time of a durable write of one block, in microseconds. No fsync is faster.
     pub fn durable_write(&self) -> Result<f64> {
         const BLOCKS: usize = 256;
         let path = self.shell.dir.join("probe");
         let block = IoBuf::zeroed(1);
         let device = FileDevice::create(&path, (BLOCKS * BLOCK_SIZE) as u64, OpenOptions::default())?;
-        // Written first, so that the host allocates nothing during the measurement.
+        // The blocks are written before, so that the host allocates nothing during the measurement.
         device.write(0, &IoBuf::zeroed(BLOCKS), false)?;
         device.flush()?;
         let clock = SystemClock::default();
@@ -65,7 +65,7 @@ impl Place {
     }
 }
 
-/// The properties of the machine that figures depend on.
+/// The properties of the machine on which figures depend.
 #[derive(Serialize)]
 pub struct Machine {
     pub cores: usize,
@@ -73,9 +73,9 @@ pub struct Machine {
     pub kernel: String,
     /// Kind of the file system that holds the images.
     pub host: String,
-    /// Average number of runnable processes in the minute before.
+    /// Average number of runnable processes in the minute before the experiment.
     pub load: f64,
-    /// Microseconds, before and after the experiment.
+    /// Microseconds of a durable write, before and after the experiment.
     pub durable_write: Vec<f64>,
 }
 
@@ -104,8 +104,8 @@ pub(crate) fn effective_uid(status: &str) -> Option<u32> {
     status.lines().find_map(|l| l.strip_prefix("Uid:"))?.split_whitespace().nth(1)?.parse().ok()
 }
 
-/// Kind of the file system that contains `path`: that of the longest mount point above it, the last
-/// one if several are equal.
+/// The kind of the file system that contains `path`: that of the longest mount point above `path`,
+/// or the last such mount point if several are equal.
 fn kind_of_mount(mountinfo: &str, path: &Path) -> Option<String> {
     let mounts = mountinfo.lines().filter_map(|line| {
         let (place, kind) = line.split_once(" - ")?;

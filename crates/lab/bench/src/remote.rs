@@ -1,10 +1,11 @@
 //! The cost of distance: the same images in a file, through NBD and on Ceph.
 //!
-//! In this process, without a mount. For each image: durable writes of 4 KiB one after the other (a
-//! FUA write, or a write and a flush), which bound every fsync from below; then 4 KiB files with an
-//! fsync each, by 1, 4 and 16 clients (the work of `fs_mark -S 1`), with the latencies of the
-//! fsyncs. The images take turns, and the median of the rounds is reported. For a directory instead
-//! of an image, files are created in the file system that is mounted there.
+//! The measurements run in this process, without a mount. For each image: durable writes of 4 KiB
+//! one after the other (a FUA write, or a write and a flush), which no fsync can beat; then 4 KiB
+//! files with an fsync each, by 1, 4 and 16 clients (the work of `fs_mark -S 1`), with the
+//! latencies of the fsyncs. The images take turns, and the median of the rounds is reported. If a
+//! directory is given instead of an image, files are created in the file system that is mounted
+//! there.
 
 use crate::library::{Host, Library, Target, in_threads};
 use anyhow::{Context, Result};
@@ -20,11 +21,11 @@ use std::time::Duration;
 
 const CLIENTS: [usize; 3] = [1, 4, 16];
 const DURABLE_WRITES: u64 = 300;
-/// Offset of the durable writes.
+/// Offset in the image of the durable writes.
 const AREA: u64 = 1 << 20;
 const FILE: [u8; 4096] = [0x6b; 4096];
 
-/// Latencies, and their number per second.
+/// Number per second, and latencies.
 #[derive(Clone, Copy, Default, Debug)]
 struct Figures {
     p50: Duration,
@@ -32,7 +33,7 @@ struct Figures {
     per_second: f64,
 }
 
-/// A file system in which a file is first created, then fsynced.
+/// A file system in which the loop first creates a file and then fsyncs it.
 trait Synced: Target {
     type Open;
 
@@ -66,7 +67,7 @@ impl Synced for Host {
     }
 }
 
-/// Measures the images, whose contents are lost, and directories. Returns a table in Markdown.
+/// Measures the images, whose contents are lost, and the directories. Returns a table in Markdown.
 pub fn run(images: &[String], rounds: usize, each: Duration, progress: fn(&str)) -> Result<String> {
     let mut rows: Vec<Vec<Vec<Figures>>> = vec![vec![Vec::new(); 1 + CLIENTS.len()]; images.len()];
     for round in 1..=rounds {
@@ -94,7 +95,7 @@ fn open(image: &str) -> Result<Arc<dyn Device>> {
 
 fn durable_writes(device: &dyn Device) -> Result<Figures> {
     let (clock, block) = (SystemClock::default(), IoBuf::from_bytes(&FILE));
-    // Written before, like a log, so that no layer has to allocate space.
+    // The blocks were written before, like those of a log, so that no layer has to allocate space.
     device.write(AREA, &IoBuf::zeroed(DURABLE_WRITES as usize), true)?;
     let started = clock.monotonic();
     let mut took = Vec::new();
@@ -165,7 +166,7 @@ fn table(images: &[String], rows: Vec<Vec<Vec<Figures>>>) -> String {
     for (image, row) in images.iter().zip(rows) {
         let medians: Vec<Figures> = row.iter().map(|rounds| median(rounds)).collect();
         let alone = medians[0].p50;
-        // A directory has no device to write to.
+        // A directory has no device for durable writes.
         for (i, one) in medians.iter().enumerate().skip(row[0].is_empty() as usize) {
             let (work, share) = match i.checked_sub(1).map(|i| CLIENTS[i]) {
                 None => ("durable write of 4 KiB".to_owned(), String::new()),

@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// On a file and a directory, which need no server: a row for each number of clients, without empty
-/// cells.
+/// For a file and for a directory, which need no server, the table has a row for each number of
+/// clients, without empty cells.
 #[test]
 fn each_image_has_its_rows() {
     let dir = tempfile::tempdir().unwrap();

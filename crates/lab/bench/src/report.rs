@@ -8,9 +8,10 @@ use serde::Serialize;
 use std::borrow::Cow;
 use std::fmt::Write;
 
-/// Rounds farther than this from their median are remarked on.
+/// The report remarks on rounds that differ from their median by more than this fraction.
 pub(crate) const SPREAD_NOTED: f64 = 0.2;
-/// As are durable writes that differ by more than this factor between before and after.
+/// The report remarks on durable writes whose times before and after differ by more than this
+/// factor.
 const DISK_NOTED: f64 = 3.0;
 
 #[derive(Serialize)]
@@ -23,32 +24,32 @@ pub struct Report {
     /// The goals.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub bars: Vec<Bar>,
-    /// What was left out, and caveats.
+    /// What was not measured, and caveats.
     pub notes: Vec<String>,
-    /// Failures outside of rounds.
+    /// Failures that happened outside of rounds.
     pub failures: Vec<String>,
 }
 
 #[derive(Serialize)]
 pub struct Section {
     pub title: Cow<'static, str>,
-    /// The commands that made the contestants, exactly as they ran.
+    /// The commands that made and mounted the contestants, exactly as they ran.
     pub setup: Vec<String>,
     pub outcomes: Vec<Outcome>,
     pub reading: Reading,
 }
 
-/// How the first two contestants are compared.
+/// How tables compare the first two contestants.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Reading {
     /// Ratio of the first to the second.
     Ratio,
-    /// Change from the first to the second in percent, next to the published change.
+    /// Change from the first to the second in percent, beside the published change.
     Change,
 }
 
-/// Cells of a table; the first row is its head.
+/// The cells of a table by row. The first row is the head.
 type Grid = Vec<Vec<String>>;
 
 impl Report {
@@ -57,7 +58,7 @@ impl Report {
         !self.failures.is_empty() || self.outcomes().any(|o| o.sides.iter().any(|s| s.failed.is_some()))
     }
 
-    /// The failures of `--check`, one in each line.
+    /// The bars that `--check` reports as missed, one in each line.
     pub fn missed(&self) -> Vec<String> {
         self.bars.iter().filter(|b| !b.met).map(Bar::complaint).collect()
     }
@@ -134,8 +135,8 @@ impl Report {
         )
     }
 
-    /// One line for each reason: a file system that could not be made fails in all contests of a
-    /// section.
+    /// Returns one line for each reason, since a file system that could not be made fails in all
+    /// contests of a section.
     fn failed_sides(&self) -> Vec<String> {
         let mut reasons: Vec<(&str, &str, Vec<&str>)> = Vec::new();
         for outcome in self.outcomes() {
@@ -186,7 +187,7 @@ impl Report {
     }
 }
 
-/// A missed goal.
+/// Describes a missed goal.
 fn below(outcome: &Outcome) -> Option<String> {
     if outcome.meets_goal()? {
         return None;
@@ -210,7 +211,8 @@ fn below(outcome: &Outcome) -> Option<String> {
     })
 }
 
-/// A rate with a large spread. The maximum of many latencies always has one.
+/// Describes a rate with a large spread. The maximum of many latencies always has a large spread,
+/// so it is left out.
 fn noise(outcome: &Outcome) -> Option<String> {
     let noisy = |side: &crate::contest::Side| {
         let (sample, metric) = (side.samples.first()?, outcome.metrics.first()?);
@@ -260,13 +262,13 @@ impl Section {
     }
 }
 
-/// A metric that explains others, but whose values are all zero.
+/// Whether a metric that only explains others has no value but zero.
 fn is_silent(outcome: &Outcome, metric: usize) -> bool {
     let zero = |side: &crate::contest::Side| side.median(metric).is_none_or(|v| v == 0.0 || v.is_nan());
     outcome.metrics.get(metric).is_some_and(|m| m.better == Better::Neither) && outcome.sides.iter().all(zero)
 }
 
-/// The first cells of both kinds of rows.
+/// The first cells of a row, for both kinds of tables.
 fn cells(outcome: &Outcome, metric: usize, names: &[&str]) -> Vec<String> {
     let Some(m) = outcome.metrics.get(metric) else { return Vec::new() };
     let unit = match (m.better, &*m.name) {
@@ -281,7 +283,7 @@ fn cells(outcome: &Outcome, metric: usize, names: &[&str]) -> Vec<String> {
             None => "left out".into(),
             Some(side) if side.failed.is_some() => "FAILED".into(),
             Some(side) => match side.samples.get(metric) {
-                // Around a median of zero, a spread in percent is meaningless.
+                // With a median of zero a spread in percent is meaningless.
                 Some(s) if s.median() == 0.0 && s.spread() > 0.0 => {
                     format!("0.00, once {}", number(s.rounds().iter().copied().fold(0.0, f64::max)))
                 }
@@ -340,7 +342,7 @@ fn widths(grid: &Grid) -> Vec<usize> {
 fn padded(row: &[String], widths: &[usize]) -> Vec<String> {
     let pad = |(i, (cell, width)): (usize, (&String, &usize))| {
         let space = " ".repeat(width.saturating_sub(cell.chars().count()));
-        // Words to the left, figures to the right.
+        // Words are aligned to the left, figures to the right.
         if i < 2 || i + 1 == widths.len() { format!("{cell}{space}") } else { format!("{space}{cell}") }
     };
     row.iter().zip(widths).enumerate().map(pad).collect()

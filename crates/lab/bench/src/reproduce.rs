@@ -1,9 +1,10 @@
 //! Published changes of other file systems, measured with the equivalent switch of KedgeFS.
 //!
-//! Each experiment is a module with the published figures, the contests and the bars. To add one,
-//! write a variant of [`Experiment`] and a function that pushes sections and bars into a `Run`.
+//! Each experiment is a module with the published figures, the contests and the bars. A new one
+//! needs a variant of [`Experiment`] and a function that pushes sections and bars into a `Run`.
 //!
-//! Old and new take turns on the same image if the switch can be changed while mounted.
+//! If the switch can be changed while mounted, the old and the new behaviour take turns on one
+//! image.
 
 mod checkpoint;
 mod cpu;
@@ -39,11 +40,11 @@ use kedgefs::{FormatOptions, MountOptions};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A mount option: a load's size relates to the cache, whose default depends on the machine's
-/// memory.
+/// A mount option with a fixed cache size: the size of a load depends on the cache, whose default
+/// depends on the machine's memory.
 const CACHE: &str = "cache_size=256M";
 
-/// What can be reproduced.
+/// The experiments that can be reproduced.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum, Debug)]
 pub enum Experiment {
     /// Btrfs: rename and link no longer force the log (new_name)
@@ -72,7 +73,8 @@ impl Experiment {
         }
     }
 
-    /// An experiment with short rounds needs more of them, because of noise.
+    /// Number of rounds by default. Experiments with short rounds need more of them, because of
+    /// noise.
     fn rounds(self) -> usize {
         match self {
             Experiment::Fdatasync => 9,
@@ -81,7 +83,7 @@ impl Experiment {
     }
 }
 
-/// The platform of an experiment.
+/// Where an experiment runs.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum, Debug)]
 pub enum Part {
     /// On a mount
@@ -96,7 +98,7 @@ pub enum Part {
 const EXT4: &str = "ext4";
 const XFS: &str = "XFS";
 
-/// The log of the images in the checkpoint experiment.
+/// The size of the log in the checkpoint experiment.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum, Debug)]
 pub enum LogSize {
     /// In proportion to few files, so that it wraps often
@@ -114,9 +116,9 @@ impl LogSize {
     }
 }
 
-/// Runs the experiment and reports. An error means that there is no report: a tool is missing, the
-/// directory is unusable, or an interrupt came. `log`: `None` means all of them, and in a short run
-/// the small one.
+/// Runs the experiment and makes the report. Fails, without a report, if a tool is missing, the
+/// directory is unusable, or an interrupt came. `log`: `None` for all sizes, in a short run for the
+/// small one.
 pub fn run(
     settings: &Settings,
     experiment: Experiment,
@@ -137,7 +139,8 @@ pub fn run(
     report(settings, experiment.title(), experiment.rounds(), parts, log, body)
 }
 
-/// The experiment on simulated processors. `None`: the loads that show what stops scaling here.
+/// Runs the experiment on simulated processors. `None` stands for the loads that show what stops
+/// scaling in KedgeFS.
 pub fn run_simulated(settings: &Settings, experiment: Option<Experiment>, asked: &Asked) -> Result<Report> {
     match experiment {
         Some(experiment) => report(settings, experiment.title(), experiment.rounds(), &[], None, |run| {
@@ -147,7 +150,7 @@ pub fn run_simulated(settings: &Settings, experiment: Option<Experiment>, asked:
     }
 }
 
-/// What Linux's file systems changed after these experiments: each change on this machine.
+/// Measures on this machine what Linux's file systems changed after these experiments.
 pub fn run_later(settings: &Settings) -> Result<Report> {
     report(settings, "bench later", 5, &later::PARTS, None, later::run)
 }
@@ -215,18 +218,19 @@ impl<'a> Run<'a> {
         self.notes.push(note);
     }
 
-    /// The value in a short run, and in a full one.
+    /// Returns one of two values: for a short run, or for a full one.
     fn pick<T>(&self, quick: T, full: T) -> T {
         if self.settings.quick { quick } else { full }
     }
 
-    /// Items of a short run and of a full one. Small images get a tenth: they are for trials.
+    /// Returns the number of items for a short run or a full one. On small images, which are for
+    /// trials, it is a tenth.
     fn work(&self, quick: u64, full: u64) -> u64 {
         self.pick(quick, full) / if self.settings.size < SMALL_IMAGE { 10 } else { 1 }
     }
 
-    /// As many clients as the published dbench had; fewer on a small image, which cannot hold all
-    /// their files.
+    /// Number of dbench's clients: as many as in the published run, or fewer on a small image,
+    /// which cannot hold all their files.
     fn clients(&self) -> usize {
         if self.settings.size < SMALL_IMAGE { 2 } else { 16 }
     }
@@ -235,7 +239,7 @@ impl<'a> Run<'a> {
         tools.iter().try_for_each(|tool| need(tool).map(drop))
     }
 
-    /// An interrupt is an error of the experiment, any other error one of the contestant.
+    /// An interrupt is an error of the experiment. Any other error only makes the contestant fail.
     fn made<T>(&self, made: Result<T>) -> Result<Made<T>> {
         self.settings.interrupt.check()?;
         Ok(made.map_err(|e| format!("{e:#}")))
@@ -245,7 +249,7 @@ impl<'a> Run<'a> {
         self.made(Mounted::kedge(&self.place.shell, self.settings.size, self.settings.written))
     }
 
-    /// ext4 and XFS on loop mounts, which take root; their commands are added to `setup`.
+    /// ext4 and XFS on loop mounts, which need root. Their commands are added to `setup`.
     fn ext4_and_xfs(&self, setup: &mut Vec<String>) -> Result<Vec<(&'static str, Made<Mounted<'a>>)>> {
         if !self.place.root {
             return Ok(Vec::new());
@@ -259,8 +263,8 @@ impl<'a> Run<'a> {
         ])
     }
 
-    /// A file system behind the same mount that keeps no data: its figure is the cost of FUSE and
-    /// the kernel, not of KedgeFS. `None`: its program is missing, which is noted.
+    /// A file system that keeps no data, behind the same mount: its figure is the cost of FUSE and
+    /// the kernel, not of KedgeFS. `None` if its program is missing, which is noted.
     fn null(&mut self) -> Result<Option<Made<Mounted<'a>>>> {
         match mounts::null_program(&self.settings.kedge) {
             Ok(program) => self.made(Mounted::null(&self.place.shell, &program)).map(Some),
@@ -278,7 +282,8 @@ impl<'a> Run<'a> {
         self.made(device.map_err(anyhow::Error::from).and_then(|d| Library::on(d, format, options)))
     }
 
-    /// The library if only flushes matter: on a device in memory whose flushes take a millisecond.
+    /// The library for measurements in which only flushes matter: on a device in memory whose
+    /// flushes take a millisecond.
     fn model(&self, options: MountOptions) -> Result<Made<Library>> {
         let device = Arc::new(DelayedFlush::new(Arc::new(MemDevice::new(MODEL_IMAGE)), MODEL_FLUSH));
         self.made(Library::on(device, &FormatOptions::default(), options))
@@ -290,7 +295,7 @@ impl<'a> Run<'a> {
         {
             self.failures.push(format!("{e:#}"));
         }
-        // The experiment's directory is removed in any case.
+        // The image may not exist. In any case it is removed with the experiment's directory.
         let _ = std::fs::remove_file(self.place.shell.dir.join(LIBRARY_IMAGE));
     }
 
@@ -303,12 +308,12 @@ impl<'a> Run<'a> {
     }
 }
 
-/// dbench's 16 clients have up to 384 MB of files.
+/// Bytes below which an image is small: dbench's 16 clients have up to 384 MB of files.
 const SMALL_IMAGE: u64 = 1 << 30;
 const MODEL_IMAGE: u64 = 1 << 30;
 const MODEL_FLUSH: Duration = Duration::from_millis(1);
 const LIBRARY_IMAGE: &str = "library.img";
-/// The name of the file system that keeps no data, in tables.
+/// The name in tables of the file system that keeps no data.
 const NULL: &str = "null";
 pub(crate) const LIBRARY_SETUP: &str =
     "# FileDevice::create(\"library.img\"), FileSystem::format, FileSystem::open";

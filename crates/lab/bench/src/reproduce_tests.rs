@@ -1,7 +1,7 @@
 use super::*;
 use crate::Interrupt;
 
-/// One short round off the mount.
+/// The settings of one short round that needs no mount.
 pub(super) fn quick_in(dir: &std::path::Path) -> Settings {
     Settings {
         dir: Some(dir.to_owned()),
@@ -24,7 +24,7 @@ fn report(experiment: Experiment, part: Part) -> Report {
     report
 }
 
-/// All contestants of the first section have figures, and every bar was measured.
+/// Checks that all contestants of the first section have figures, and that every bar was measured.
 fn is_whole(report: &Report, contests: usize, contestants: usize, bars: usize) {
     assert!(report.failures.is_empty(), "{:?}", report.failures);
     let outcomes = &report.sections[0].outcomes;
@@ -59,7 +59,8 @@ fn writeback_in_process() {
                 let bytes = on_loop.median(side, "mean device write") * on_loop.median(side, "device writes");
                 let (counted, bytes) = (figure(side, "sectors") * 512.0, bytes * 1024.0);
                 assert!((counted / bytes - 1.0).abs() < 0.01, "{counted} of {bytes} bytes");
-                // Each write is one request, or was merged; a flush may count as one.
+                // Each write is one request or was merged into another. A flush may count as a
+                // request.
                 let requests = figure(side, "writes") + figure(side, "requests merged into another");
                 assert!(requests >= on_loop.median(side, "device writes"), "{on_loop:#?}");
             }
@@ -87,7 +88,7 @@ fn sync_in_process() {
     is_whole(&report, 1, 4, 3);
 }
 
-/// Other file systems, or the means to make them, may be missing here.
+/// Other file systems may be missing here, or the rights to make them.
 #[test]
 fn tree_lock_in_process() {
     let tools = ["mkfs.ext4", "mkfs.btrfs", "mount", "dbench"];
@@ -96,7 +97,7 @@ fn tree_lock_in_process() {
     } else {
         let report = report(Experiment::TreeLock, Part::Process);
         is_whole(&report, 2, 4, 2);
-        // A short run may have no wait to divide by. Everything else must be present.
+        // A short run may have no wait by which to divide. Everything else must be present.
         let figures: Vec<_> = report.bars.iter().filter(|b| !b.what.contains("longest wait")).collect();
         assert_eq!(figures.len(), report.bars.len() - 1, "{:#?}", report.bars);
         assert!(figures.len() >= 8 && figures.iter().all(|b| b.reached.is_some()), "{figures:#?}");

@@ -2,7 +2,7 @@
 
 use serde::{Serialize, Serializer};
 
-/// The rounds of one measure.
+/// The values of one metric, by round.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Sample(Vec<f64>);
 
@@ -19,7 +19,7 @@ impl Sample {
         &self.0
     }
 
-    /// With an even number of rounds, the mean of the middle two. NaN without any.
+    /// The median; with an even number of rounds the mean of the middle two; NaN without any.
     pub fn median(&self) -> f64 {
         let mut sorted = self.0.clone();
         sorted.sort_by(f64::total_cmp);
@@ -30,8 +30,8 @@ impl Sample {
         }
     }
 
-    /// The largest distance of a round from the median, relative to the median. With a handful of
-    /// rounds a standard deviation would claim too much.
+    /// The largest distance of a value from the median, relative to the median. For a handful of
+    /// rounds a standard deviation would promise too much precision.
     pub fn spread(&self) -> f64 {
         let median = self.median();
         let distance = self.0.iter().map(|v| (v - median).abs()).fold(0.0, f64::max);
@@ -51,7 +51,7 @@ impl Serialize for Sample {
     }
 }
 
-/// Three significant digits, and commas: `0.85`, `12.3`, `1,234,567`.
+/// Formats a number with three significant digits, and commas: `0.85`, `12.3`, `1,234,567`.
 pub fn number(value: f64) -> String {
     if !value.is_finite() {
         return "-".into();

@@ -18,7 +18,7 @@ const GRACE: Duration = Duration::from_secs(5);
 /// themselves.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
-/// A request to stop early. Everything is undone on the way out.
+/// A request to stop early. The experiment then undoes what it made and ends.
 #[derive(Clone)]
 pub struct Interrupt {
     raised: Arc<AtomicBool>,
@@ -26,9 +26,9 @@ pub struct Interrupt {
 }
 
 impl Interrupt {
-    /// `end_group` sends SIGTERM to a process group. Commands run in their own groups, because a
-    /// signal from the terminal must reach only this process, which then ends them and undoes the
-    /// rest.
+    /// `end_group` must send SIGTERM to a process group. Commands run in process groups of their
+    /// own: a signal from the terminal must reach only this process, which then ends the commands
+    /// and undoes the rest.
     pub fn new(end_group: fn(u32)) -> Interrupt {
         Interrupt { raised: Arc::default(), end_group }
     }
@@ -65,18 +65,18 @@ impl Shell {
         }
     }
 
-    /// Lets commands call `program` by the name `kedge-before`.
+    /// Lets commands run `program` by the name `kedge-before`.
     pub fn with_before(self, program: Option<PathBuf>) -> Shell {
         Shell { before: program, ..self }
     }
 
-    /// Runs a line of words without spaces inside, and returns its standard output.
+    /// Runs a command, whose words contain no spaces, and returns its standard output.
     pub fn run(&self, line: &str) -> Result<String> {
         self.interrupt.check()?;
         self.run_to_the_end(line, Some(&self.interrupt))
     }
 
-    /// Like [`Shell::run`], even after an interrupt: for undoing.
+    /// Like [`Shell::run`], but even after an interrupt, since it undoes something.
     pub fn undo(&self, line: &str) -> Result<String> {
         self.run_to_the_end(line, None)
     }
@@ -89,7 +89,7 @@ impl Shell {
         command.spawn().with_context(|| format!("start {}", program.display()))
     }
 
-    /// Its mount is gone: it ends by itself, or is killed.
+    /// Waits until a server ends by itself because its mount is gone, or kills it.
     pub fn end_server(&self, server: &mut Child) {
         let started = self.clock.monotonic();
         while self.clock.monotonic().saturating_sub(started) < GRACE {
@@ -111,7 +111,7 @@ impl Shell {
             "kedge-before" => self.before.clone().context("no earlier program was given")?,
             _ => need(name)?,
         };
-        // Files, since pipes would have to be read while waiting.
+        // Output goes to files, since pipes would have to be read during the wait.
         let (out, err) = (self.dir.join("stdout"), self.dir.join("stderr"));
         let file = |path: &Path| File::create(path).with_context(|| format!("create {}", path.display()));
         let mut child = Command::new(program)
@@ -165,13 +165,13 @@ impl Shell {
             }
             std::thread::sleep(LOOK_AGAIN);
         }
-        // Not waited for: a process that hangs in the kernel does not die of SIGKILL either.
+        // The process is not waited for: if it hangs in the kernel, even SIGKILL does not end it.
         child.kill()?;
         Ok(())
     }
 }
 
-/// Like [`find`]; the error says what to install.
+/// Like [`find`], but the error says what to install.
 pub fn need(name: &str) -> Result<PathBuf> {
     need_from(name, find(name))
 }
@@ -190,7 +190,8 @@ fn need_from(name: &str, found: Option<PathBuf>) -> Result<PathBuf> {
     found.with_context(|| format!("{name} is not installed{package}"))
 }
 
-/// Finds a program by name. Administrators' programs are not on every user's PATH.
+/// Finds a program by name. The PATH of many users lacks the directories of administrators'
+/// programs, so these are searched, too.
 pub fn find(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let admin = ["/usr/local/sbin", "/usr/sbin", "/sbin"].map(PathBuf::from);

@@ -27,7 +27,7 @@ fn an_interrupt_ends_what_runs_and_lets_undo_pass() {
         interrupt.raise();
     })
     .unwrap();
-    // This test forwards no signal, so the command is killed after the grace period.
+    // This test's `end_group` sends no signal, so the command is killed after the grace period.
     let clock = SystemClock::default();
     let error = format!("{:#}", shell.run("sleep 60").unwrap_err());
     raise.join().unwrap();
@@ -39,7 +39,7 @@ fn an_interrupt_ends_what_runs_and_lets_undo_pass() {
 
 #[test]
 fn a_missing_tool_names_its_package() {
-    // Whether installed here or not.
+    // The result does not depend on what is installed here.
     for (tool, package) in [("fs_mark", "fsmark"), ("mkfs.xfs", "xfsprogs"), ("dbench", "dbench")] {
         let missing = need_from(tool, None).unwrap_err().to_string();
         assert_eq!(missing, format!("{tool} is not installed (Debian package {package})"));

@@ -3,8 +3,8 @@
 use kedge_base::{Clock, SystemClock};
 use std::time::Duration;
 
-/// The latencies of one operation, in nanoseconds. All are kept, since high quantiles need single
-/// values.
+/// The latencies of one operation, in nanoseconds. All of them are kept, since high quantiles need
+/// single values.
 #[derive(Clone, Debug, Default)]
 pub struct Times(Vec<u32>);
 
@@ -13,7 +13,7 @@ impl Times {
         self.0.push(took.as_nanos().min(u32::MAX as u128) as u32);
     }
 
-    /// Runs `work` and records its time.
+    /// Runs `work` and records how long it takes.
     pub fn time<R>(&mut self, clock: &SystemClock, work: impl FnOnce() -> R) -> R {
         let started = clock.monotonic();
         let answer = work();
@@ -29,7 +29,8 @@ impl Times {
         self.0.len() as f64
     }
 
-    /// Milliseconds, as are all below. NaN without any.
+    /// The average in milliseconds; NaN without any latency. The methods below return milliseconds,
+    /// too.
     pub fn average(&self) -> f64 {
         self.0.iter().map(|ns| f64::from(*ns)).sum::<f64>() / self.count() / 1e6
     }

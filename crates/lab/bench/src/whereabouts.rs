@@ -1,11 +1,11 @@
-//! On which processors the threads of a round ran.
+//! The processors on which the threads of a round ran.
 //!
-//! A request that is answered on another processor wakes it, and that costs more than most requests
-//! do. So a rate says little without the processors on which its threads ran. While a round runs,
-//! the threads of the server and those of the clients (this process and all that it started) are
-//! sampled every few milliseconds in `/proc`: time on a processor, the processor (field 39 of
-//! `stat`), migrations and context switches. A thread that lives for less than the time between two
-//! samples is missed.
+//! If a request is served on another processor, that processor must be woken, which costs more than
+//! most requests do. So a rate means little without the processors on which its threads ran. While
+//! a round runs, the threads of the server and those of the clients (this process and all that it
+//! started) are sampled every few milliseconds in `/proc`: time on a processor, the processor
+//! (field 39 of `stat`), migrations and context switches. A thread that lives for less than the
+//! time between two samples is missed.
 
 use anyhow::{Context, Result};
 use kedge_base::JoinHandle;
@@ -19,16 +19,16 @@ use std::time::Duration;
 
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
-/// What a group of threads did.
+/// The activity of a group of threads.
 #[derive(Default, Debug, Clone, PartialEq)]
 struct Doings {
-    /// Nanoseconds, by processor.
+    /// Nanoseconds that the threads ran, by processor.
     ran: BTreeMap<usize, u64>,
     migrations: u64,
     switches: u64,
 }
 
-/// Where the threads of a round were.
+/// The activity of the threads of a round.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Whereabouts {
     clients: Doings,
@@ -37,8 +37,8 @@ pub struct Whereabouts {
 }
 
 impl Whereabouts {
-    /// How likely a moment of the server's and one of the clients' work were on the same processor,
-    /// in percent. NaN: there is no server, or one of them did nothing.
+    /// The probability in percent that a random moment of the clients' work and one of the server's
+    /// work were on the same processor. NaN if there is no server or one of the two did nothing.
     pub fn together(&self) -> f64 {
         let (of, by) = (&self.clients.ran, &self.server.ran);
         let all = |ran: &BTreeMap<usize, u64>| ran.values().sum::<u64>() as f64;
@@ -47,23 +47,23 @@ impl Whereabouts {
         100.0 * both / (all(of) * all(by))
     }
 
-    /// Moves of threads to another processor, in a second.
+    /// Moves of threads to another processor, per second.
     pub fn migrations(&self) -> f64 {
         (self.clients.migrations + self.server.migrations) as f64 / self.seconds
     }
 
-    /// Context switches in a second.
+    /// Context switches per second.
     pub fn switches(&self) -> f64 {
         (self.clients.switches + self.server.switches) as f64 / self.seconds
     }
 
-    /// Processor time of the server, as a part of a processor.
+    /// Processor time of the server, in percent of one processor.
     pub fn server_load(&self) -> f64 {
         100.0 * self.server.ran.values().sum::<u64>() as f64 / 1e9 / self.seconds
     }
 }
 
-/// One look at a thread.
+/// One sample of a thread.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Look {
     ran: u64,
@@ -73,7 +73,7 @@ struct Look {
 }
 
 impl Look {
-    /// `None`: it has ended.
+    /// Samples a thread. Returns `None` if it has ended.
     fn at(task: &Path) -> Option<Look> {
         let read = |file: &str| std::fs::read_to_string(task.join(file)).ok();
         Look::parse(&read("stat")?, &read("schedstat")?, &read("status")?, &read("sched").unwrap_or_default())
@@ -88,13 +88,13 @@ impl Look {
         };
         let switches =
             field(status, "voluntary_ctxt_switches")? + field(status, "nonvoluntary_ctxt_switches")?;
-        // Only kernels with CONFIG_SCHED_DEBUG have it.
+        // Only kernels with CONFIG_SCHED_DEBUG have this file.
         let migrations = field(sched, "se.nr_migrations").unwrap_or(0);
         Some(Look { ran: schedstat.split_whitespace().next()?.parse().ok()?, cpu, migrations, switches })
     }
 }
 
-/// The threads of one group, as they were last seen.
+/// The last sample of each thread of a group, and the group's activity.
 #[derive(Default)]
 struct Group {
     last: HashMap<u32, Look>,
@@ -102,7 +102,8 @@ struct Group {
 }
 
 impl Group {
-    /// `counts`: what a thread did before it was first seen is a part of the round.
+    /// Adds a sample of a thread. `counts`: whether what a thread did before its first sample
+    /// belongs to the round.
     fn see(&mut self, thread: u32, now: Look, counts: bool) {
         let fresh = Look { ran: 0, migrations: 0, switches: 0, ..now };
         let before = self.last.insert(thread, now).unwrap_or(if counts { fresh } else { now });
@@ -127,7 +128,7 @@ fn tasks(process: u32) -> Vec<(u32, PathBuf)> {
     entries.filter_map(|entry| named(entry.ok()?)).collect()
 }
 
-/// A process and all that it started, and those started.
+/// A process, and all its descendants.
 fn family(process: u32) -> Vec<u32> {
     let mut all = vec![process];
     let mut at = 0;
@@ -141,7 +142,7 @@ fn family(process: u32) -> Vec<u32> {
     all
 }
 
-/// Looks at the threads until [`Watch::end`].
+/// Samples the threads until [`Watch::end`].
 pub struct Watch {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<Whereabouts>,
@@ -180,8 +181,8 @@ fn watch(server: Option<u32>, stopped: &AtomicBool) -> Whereabouts {
     }
 }
 
-/// Keeps the threads of processes on one processor, with those that they start meanwhile, until it
-/// is dropped.
+/// Keeps the threads of processes, and the threads that these start, on one processor until it is
+/// dropped.
 pub struct Pinned {
     before: Vec<(u32, CpuSet)>,
     processes: Vec<u32>,
@@ -189,7 +190,8 @@ pub struct Pinned {
 }
 
 impl Pinned {
-    /// On the first processor that this process may use.
+    /// Moves the threads of this process and of the server to the first processor that this process
+    /// may use.
     pub fn new(server: Option<u32>) -> Result<Pinned> {
         let all = sched_getaffinity(None).context("ask which processors may be used")?;
         let cpu = (0..CpuSet::MAX_CPU).find(|cpu| all.is_set(*cpu)).context("no processor may be used")?;
@@ -198,7 +200,7 @@ impl Pinned {
         let processes: Vec<u32> = server.into_iter().chain([std::process::id()]).collect();
         let mut pinned = Pinned { before: Vec::new(), processes, cpu };
         for thread in pinned.threads() {
-            // A thread that has ended meanwhile needs no place.
+            // A thread that has ended meanwhile is left out.
             let Ok(before) = sched_getaffinity(Some(thread)) else { continue };
             pinned.before.push((thread.as_raw_nonzero().get() as u32, before));
             sched_setaffinity(Some(thread), &one).context("keep a thread on one processor")?;
@@ -217,7 +219,8 @@ impl Drop for Pinned {
         let before: HashMap<u32, CpuSet> = self.before.drain(..).collect();
         for process in &self.processes {
             for (thread, _) in tasks(*process) {
-                // A new thread gets what its process's first one had.
+                // A thread that was started meanwhile gets the processors of its process's first
+                // thread.
                 let set = before.get(&thread).or_else(|| before.get(process));
                 let (Some(set), Some(pid)) = (set, Pid::from_raw(thread as i32)) else { continue };
                 if let Err(e) = sched_setaffinity(Some(pid), set)

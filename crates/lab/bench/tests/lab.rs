@@ -1,12 +1,13 @@
 //! `kedge-lab` refuses invalid arguments before it creates anything. Its measurements take minutes
-//! and a quiet machine and are for people to judge; one short experiment shows that it measures.
+//! on a quiet machine, and their results are for people to judge. One short experiment shows that
+//! it measures.
 #![allow(clippy::unwrap_used)]
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A directory for each test, with the program and a stand-in for `kedge` next to it: nothing here
-/// mounts.
+/// A directory for each test, with the program and a stand-in for `kedge` next to it, since no test
+/// here mounts.
 struct Place {
     dir: tempfile::TempDir,
     lab: PathBuf,
@@ -24,8 +25,8 @@ impl Place {
         let lab = dir.path().join("bin/kedge-lab");
         std::fs::create_dir(dir.path().join("bin")).unwrap();
         std::fs::create_dir(dir.path().join("work")).unwrap();
-        // A hard link: a copy would be open for writing for a moment, also in a child of another
-        // test, and could not be executed then.
+        // A hard link, not a copy: during the copying a child process of another test could inherit
+        // the file open for writing, and the copy could not be executed then.
         std::fs::hard_link(env!("CARGO_BIN_EXE_kedge-lab"), &lab).unwrap();
         std::fs::write(dir.path().join("bin/kedge"), "").unwrap();
         Place { dir, lab }
@@ -46,7 +47,7 @@ impl Place {
         Run { code: output.status.code().unwrap(), out: text(output.stdout), err: text(output.stderr) }
     }
 
-    /// Nothing was created, or everything was removed.
+    /// Whether the directory contains nothing: nothing was created, or everything was removed.
     fn is_empty(&self) -> bool {
         std::fs::read_dir(self.work()).unwrap().count() == 0
     }
@@ -59,7 +60,8 @@ impl Run {
         self.out
     }
 
-    /// Fails unless the exit code was `code` and stderr is one line that contains all of `words`.
+    /// Asserts that the exit code is `code`, and that stderr is one line that contains all of
+    /// `words`.
     #[track_caller]
     fn refused(self, code: i32, words: &[&str]) {
         assert_eq!(self.code, code, "stdout: {}\nstderr: {}", self.out, self.err);
@@ -95,7 +97,7 @@ fn requests_that_make_no_sense() {
     assert!(place.run("bench baseline --help").ok().contains("--quick"));
 }
 
-/// Every contest of the report has the figures of both rules.
+/// Asserts that every contest of the report has the figures of both rules.
 fn has_both_rules(report: &serde_json::Value, contests: usize) {
     let outcomes = report["sections"][0]["outcomes"].as_array().unwrap();
     assert_eq!(outcomes.len(), contests, "{report:#}");
@@ -123,7 +125,7 @@ fn a_reproduction_in_memory() {
     assert!(place.is_empty(), "nothing is left");
 }
 
-/// Measures what needs no mount and no root; the report names the rest.
+/// A comparison measures what needs no mount and no root, and its report names the rest.
 #[test]
 fn a_comparison_in_process() {
     let place = Place::new();
@@ -145,8 +147,8 @@ fn a_comparison_in_process() {
     assert!(place.is_empty(), "nothing is left");
 }
 
-/// Nothing here mounts, so KedgeFS fails. The report still lists it, and the exit code is as for a
-/// requested contestant.
+/// No test here mounts, so the contestant KedgeFS fails. The report still lists it, and the exit
+/// code is that of a requested contestant.
 #[test]
 fn a_comparison_names_kedgefs_without_being_asked() {
     let place = Place::new();
@@ -172,12 +174,12 @@ fn a_comparison_names_kedgefs_without_being_asked() {
         assert!(refused.code == 1 && refused.err.contains(part), "{asked}: {}", refused.err);
     }
     assert!(place.is_empty(), "nothing is left");
-    // The library runs no program of the host, which the report says.
+    // The library runs no program such as dbench, and the report says so.
     let text = place.run("bench compare --quick --rounds 1 --size 256M --only dbench --peers library").ok();
     assert!(text.contains("Left out: dbench, 16 clients (none of the contestants can do it)"), "{text}");
 }
 
-/// ext4, XFS or loop devices may be missing here; KedgeFS is measured anyway.
+/// ext4, XFS or loop devices may be missing here. KedgeFS is measured anyway.
 #[test]
 fn a_reproduction_in_process() {
     let place = Place::new();

@@ -2,7 +2,7 @@ use super::*;
 use kedge_device::MemDevice;
 use std::sync::Arc;
 
-/// Each load that needs no mount runs on the library and on a directory.
+/// Each load that needs no mount does its work through the library and in a directory.
 #[test]
 fn loads_do_their_work_in_both_worlds() {
     let device = Arc::new(MemDevice::new(256 << 20));
@@ -52,8 +52,8 @@ fn kedgefs_always_takes_part() {
     assert_eq!(contestants(&[Peer::Kedge], true), [Peer::Kedge, Peer::Before]);
 }
 
-/// A round that is pinned has the title of its load and says where it ran, with a figure for each
-/// metric.
+/// The outcome of a round on one processor has the title of its load and says so, with a figure for
+/// each metric.
 #[test]
 fn a_round_says_where_its_threads_ran() {
     let device = Arc::new(MemDevice::new(64 << 20));
@@ -93,7 +93,8 @@ fn what_is_durable_is_compared_with_durable_writes() {
     assert_eq!(LOADS.iter().filter(|load| !fits(Peer::Tmpfs, load)).count(), 2, "it has nothing cold");
 }
 
-/// What a round prepared is still there in the next one, and a directory that differs is reported.
+/// A directory that a round prepared is reused by the next one. If its content differs, that is an
+/// error.
 #[test]
 fn what_is_kept_is_made_once() {
     let device = Arc::new(MemDevice::new(64 << 20));
@@ -109,7 +110,7 @@ fn what_is_kept_is_made_once() {
     assert_eq!(told, "22 were found where 20 files are");
 }
 
-/// The best of the measured contestants counts; without any there is no bar.
+/// A bar compares with the best of the measured contestants. Without any there is no bar.
 #[test]
 fn a_bar_is_by_the_best_of_those_that_are_there() {
     let outcome = |sides: &[(Peer, f64)]| {

@@ -1,5 +1,5 @@
-//! The loads of the contestants. Each load prepares, works between two readings of the clock, and
-//! returns a rate.
+//! The loads of the contestants. Each load prepares its work, does it between two readings of the
+//! clock, and returns a rate.
 
 use super::Peer;
 use super::root::Root;
@@ -12,33 +12,35 @@ use std::time::Duration;
 
 const BLOCK: [u8; 4096] = [0x6b; 4096];
 const MIB: usize = 1 << 20;
-/// Files in one directory of a tree.
+/// Number of files in each directory of a tree.
 const IN_DIR: u64 = 100;
-/// Blocks of a file that is overwritten.
+/// Number of blocks of a file that is overwritten.
 const OVERWRITTEN: u64 = 1024;
-/// Files created before the first of them is made durable, as in fs_mark's default.
+/// Number of files that are created before the first of them is made durable, as fs_mark does by
+/// default.
 const BEFORE_FSYNC: u64 = 1000;
-/// Amounts walked and read: files, and mebibytes.
+/// Number of files that are walked, and of mebibytes that are read.
 const WALKED: u64 = 100_000;
 const READ: u64 = 512;
 
-/// One load. It begins in an empty directory.
+/// One load. It starts in an empty directory.
 pub struct Load {
     pub title: &'static str,
     pub unit: &'static str,
     pub threads: usize,
-    /// Items of the first round, from which the amount of a round follows. For [`Work::Kept`]: all
-    /// items.
+    /// Number of items in the first round, from which the number in the counted rounds is computed.
+    /// [`Work::Kept`] has this number in all rounds.
     pub pilot: u64,
-    /// Bytes of the image for each item, which bound the number of items.
+    /// Bytes of the image that an item needs, which bound the number of items.
     pub item: u64,
-    /// Each item is at least one durable write, so it is compared with durable writes alone.
+    /// Whether each item needs at least one durable write, so that durable writes alone are a
+    /// contestant.
     pub durable: bool,
     pub wanted: &'static [Wanted],
     pub work: Work,
 }
 
-/// KedgeFS must reach `times` the rate of the best of `of`.
+/// A goal: KedgeFS (`whose`) must reach `times` the rate of the best of `of`.
 pub struct Wanted {
     pub whose: Peer,
     pub times: f64,
@@ -58,7 +60,7 @@ const EXT4: &[Peer] = &[Peer::Ext4];
 const XFS: &[Peer] = &[Peer::Xfs];
 const NULL: &[Peer] = &[Peer::Null];
 const NULL_LOG: &[Peer] = &[Peer::NullLog];
-/// Required of every load.
+/// The goals for every load.
 pub static ANY: [Wanted; 2] = [mounted(2.0, &[Peer::Fuse2fs]), mounted(2.0, &[Peer::Redoxfs])];
 static CREATED: [Wanted; 2] = [mounted(0.8, NULL), in_process(4.0, EXT4)];
 static FSYNCED_1: [Wanted; 3] =
@@ -73,17 +75,17 @@ static SEQUENTIAL: [Wanted; 1] = [mounted(0.8, EXT4)];
 static DBENCH: [Wanted; 1] = [mounted(0.85, NULL_LOG)];
 
 pub enum Work {
-    /// Through std::fs or the library. Returns items per second.
+    /// Calls through std::fs or the library. Returns items per second.
     Calls(fn(&Root, usize, u64) -> Result<f64>),
-    /// On a directory that is made once, under this name, and kept. `cold`: it is in no cache when
-    /// a round begins.
+    /// Work on a directory with this name, which is made once and kept. `cold`: no cache contains
+    /// it when a round begins.
     Kept {
         name: &'static str,
         prepare: fn(&Root, u64) -> Result<()>,
         run: fn(&Root, u64) -> Result<f64>,
         cold: bool,
     },
-    /// A program that needs a mount: the directory's name as in commands, and the directory.
+    /// A program that needs a mount. It gets the directory's name in commands, and the directory.
     Tool { program: &'static str, run: fn(&Place, &str, &Root, u64) -> Result<f64> },
 }
 
@@ -119,8 +121,8 @@ const fn read(title: &'static str, cold: bool) -> Load {
     Load { work: kept, ..wanted(&SEQUENTIAL, calls(title, "MiB/s", 1, READ, empty_files)) }
 }
 
-/// `fs_mark -S 3` and `-S 5`: creates all files, then reopens them and makes them durable one by
-/// one.
+/// `fs_mark -S 3` and `-S 5`: creates all files, then reopens them one by one and makes each
+/// durable.
 const fn synced_after(title: &'static str, threads: usize, reverse: bool) -> Load {
     let work = if reverse { reverse_synced_files } else { later_synced_files };
     let bars: &[Wanted] = if threads < 16 { &FSYNCED_LATER } else { &FSYNCED_LATER_16 };
@@ -209,7 +211,7 @@ fn timed(work: impl FnOnce() -> Result<()>) -> Result<Duration> {
     Ok(clock.monotonic().saturating_sub(started))
 }
 
-/// All threads together process `items`, each its share in its own directory.
+/// Shares `items` among the threads. Each works in its own directory.
 fn shared(root: &Root, threads: usize, items: u64, work: fn(&Root, u64) -> Result<()>) -> Result<f64> {
     let each = (items / threads as u64).max(1);
     let dirs: Vec<Root> = (0..threads).map(|i| root.make_dir(&format!("t{i}"))).collect::<Result<_>>()?;
@@ -263,7 +265,7 @@ fn sync_after(dir: &Root, items: u64, reverse: bool) -> Result<()> {
     Ok(())
 }
 
-/// Each thread overwrites its own file.
+/// Each thread overwrites blocks of a file of its own.
 fn overwrites(root: &Root, threads: usize, items: u64) -> Result<f64> {
     let each = (items / threads as u64).max(1);
     let mut files = Vec::new();
@@ -279,7 +281,7 @@ fn overwrites(root: &Root, threads: usize, items: u64) -> Result<f64> {
         move || {
             let file = file.context("each thread has a file")?;
             (0..each).try_for_each(|i| {
-                // Distant blocks in sequence.
+                // Blocks that follow one another in time are far apart in the file.
                 file.write_at(i * 389 % OVERWRITTEN * BLOCK.len() as u64, &BLOCK)?;
                 file.sync_data()
             })
@@ -300,7 +302,7 @@ fn appends(root: &Root, _: usize, items: u64) -> Result<f64> {
     Ok(rate(items, took))
 }
 
-/// Writes a new file, fsync, rename, fsync of the directory.
+/// Replaces files: writes a new file, fsyncs it, renames it, and fsyncs the directory.
 fn replacements(root: &Root, threads: usize, items: u64) -> Result<f64> {
     shared(root, threads, items, |dir, each| (0..each).try_for_each(|_| replace(dir, "new", "f")))
 }
@@ -313,7 +315,7 @@ fn replace(dir: &Root, new: &str, name: &str) -> Result<()> {
     dir.sync()
 }
 
-/// The same, with all files in one directory.
+/// [`replacements`] with all files in one directory.
 fn rename_storm(root: &Root, threads: usize, items: u64) -> Result<f64> {
     let each = (items / threads as u64).max(1);
     let (took, _) = in_threads(threads, |i| {
@@ -326,7 +328,7 @@ fn rename_storm(root: &Root, threads: usize, items: u64) -> Result<f64> {
     Ok(rate(each * threads as u64, took))
 }
 
-/// The work of tar: directories, files of 1 KiB, their modes and times.
+/// Does the work of tar: creates directories and files of 1 KiB, and sets modes and times.
 fn make_tree(root: &Root, items: u64) -> Result<()> {
     let tree = root.make_dir("tree")?;
     let mut dir = tree.clone();
@@ -350,7 +352,7 @@ fn remove(root: &Root, _: usize, items: u64) -> Result<f64> {
     Ok(rate(items, timed(|| root.remove_all("tree"))?))
 }
 
-/// Directories of empty files.
+/// Creates directories of empty files.
 fn make_names(root: &Root, items: u64) -> Result<()> {
     let mut dir = root.clone();
     for i in 0..items {

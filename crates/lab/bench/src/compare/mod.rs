@@ -1,10 +1,10 @@
-//! KedgeFS compared with its peers: KedgeFS mounted and in process; through the same kernel
-//! interface a file system that does nothing, or only what an fsync must do; ext4, XFS and Btrfs on
-//! loop devices, fuse2fs and redoxfs; tmpfs as the ceiling, durable writes alone as the limit of
-//! durable work.
+//! KedgeFS compared with its peers. KedgeFS runs mounted and in process. The peers are: through the
+//! same kernel interface a file system that does nothing, or only what an fsync must do; ext4, XFS
+//! and Btrfs on loop devices; fuse2fs and redoxfs; tmpfs as the upper limit; and durable writes
+//! alone as the limit of durable work.
 //!
-//! All images have one size, are in one directory, and are first written full. The report names
-//! what cannot be measured here. `page` renders it as one HTML file.
+//! All images have the same size, are in one directory, and are written full first. The report
+//! names what cannot be measured here. `page` renders it as one HTML file.
 
 mod loads;
 pub mod page;
@@ -29,7 +29,7 @@ use root::Root;
 use std::cell::RefCell;
 use std::path::PathBuf;
 
-/// Whether the kernel has FUSE over io_uring on.
+/// The kernel's switch of FUSE over io_uring.
 const RINGS: &str = "/sys/module/fuse/parameters/enable_uring";
 
 /// A contestant.
@@ -104,12 +104,12 @@ impl Peer {
         matches!(self, Peer::Kedge | Peer::Library)
     }
 
-    /// A contestant for reference that keeps no data or is no file system.
+    /// Whether the contestant is only for reference: it keeps no data, or is no file system.
     const fn is_reference(self) -> bool {
         matches!(self, Peer::Null | Peer::NullLog | Peer::Tmpfs | Peer::Raw)
     }
 
-    /// Why the contestant cannot be measured here.
+    /// Returns the reason if the contestant cannot be measured here.
     fn missing(self, place: &Place, kedge: &std::path::Path) -> Option<String> {
         if self == Peer::Rings && !std::fs::read_to_string(RINGS).is_ok_and(|on| on.trim() == "Y") {
             return Some(format!("{RINGS} is not Y"));
@@ -134,17 +134,17 @@ impl Peer {
     }
 }
 
-/// The file system on which a contestant works.
+/// What a contestant works on.
 enum Ground<'a> {
     Mounted(Mounted<'a>),
     Library(Reopened),
     Raw(PathBuf),
 }
 
-/// The library on an image that can be closed and reopened.
+/// The library on an image, which can be closed and reopened.
 struct Reopened {
     image: PathBuf,
-    /// `None`: reopening failed.
+    /// `None` after a failed attempt to reopen.
     library: RefCell<Option<Library>>,
 }
 
@@ -160,7 +160,7 @@ impl Reopened {
     fn reopen_cold(&self, shell: &Shell) -> Result<()> {
         let before = self.library.take().context("the image could not be opened again")?;
         before.close()?;
-        // It keeps the image open.
+        // The old library keeps the image open until it is dropped.
         drop(before);
         mounts::drop_caches(shell)?;
         let device = FileDevice::open(&self.image, OpenOptions::default())?;
@@ -178,7 +178,7 @@ impl Ground<'_> {
         }
     }
 
-    /// The process that serves it. `None`: the kernel does, or this process.
+    /// The process that serves the file system; `None` if the kernel or this process does.
     fn server(&self) -> Result<Option<u32>> {
         match self {
             Ground::Mounted(mounted) => mounted.server_process(),
@@ -186,7 +186,7 @@ impl Ground<'_> {
         }
     }
 
-    /// Nothing left to write back: it would be a part of others' rounds.
+    /// Finishes writeback, which would otherwise disturb the rounds of other contestants.
     fn settle(&self) -> Result<()> {
         match self {
             Ground::Mounted(mounted) => mounted.settle(),
@@ -208,7 +208,7 @@ impl Ground<'_> {
         Ok(work)
     }
 
-    /// The directory that an earlier round prepared, or prepares it.
+    /// Returns the directory that an earlier round prepared, or prepares it.
     fn kept(&self, name: &str, prepare: fn(&Root, u64) -> Result<()>, items: u64) -> Result<Root> {
         let top = self.top()?;
         if !top.has_dir(name)? {
@@ -218,7 +218,7 @@ impl Ground<'_> {
         top.below(name)
     }
 
-    /// Drops all caches of it.
+    /// Drops all caches of the file system.
     fn cool(&self, place: &Place) -> Result<()> {
         match self {
             Ground::Mounted(mounted) => mounted.remount_cold(),
@@ -228,7 +228,7 @@ impl Ground<'_> {
     }
 }
 
-/// Where the threads of clients and of a server may run. The kernel's own threads go on everywhere.
+/// Where the threads of clients and server may run. The kernel's own threads may run anywhere.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Places {
     Free,
@@ -248,22 +248,24 @@ struct Compare<'a> {
     settings: &'a Settings,
     place: &'a Place,
     plan: Plan<'a>,
-    /// The contestants that can be measured; one that could not be made fails in each contest.
+    /// The contestants that can be measured. A contestant that could not be made fails in each
+    /// contest.
     made: Vec<(Peer, Result<Ground<'a>, String>)>,
     setup: Vec<String>,
     notes: Vec<String>,
 }
 
-/// The loads whose titles contain one of these texts; all loads without any text.
+/// Returns the loads whose titles contain one of these texts, or all loads if there is no text.
 pub fn loads(texts: &[String]) -> Vec<&'static Load> {
     let asked =
         |load: &&Load| texts.is_empty() || texts.iter().any(|text| load.title.contains(text.as_str()));
     LOADS.iter().filter(asked).collect()
 }
 
-/// The requested contestants and KedgeFS, mounted unless only `library` is requested; without a
-/// request, all. An earlier version takes part if there is one. Ratios compare the first with the
-/// others: without KedgeFS they would compare peers.
+/// Returns the requested contestants and KedgeFS: mounted, unless only `library` is requested.
+/// Without a request, returns all contestants. An earlier version takes part if there is one.
+/// KedgeFS always takes part, since ratios compare the first contestant with the others, and would
+/// otherwise compare peers.
 pub fn contestants(asked: &[Peer], before: bool) -> Vec<Peer> {
     let ours = asked.iter().any(|peer| peer.is_ours());
     let takes_part = |peer: &Peer| match peer {
@@ -275,8 +277,8 @@ pub fn contestants(asked: &[Peer], before: bool) -> Vec<Peer> {
     Peer::value_variants().iter().copied().filter(takes_part).collect()
 }
 
-/// Runs the loads and reports. An error means that there is nothing to report: the directory is
-/// unusable, or an interrupt.
+/// Runs the loads and makes the report. Fails, without a report, if the directory is unusable or an
+/// interrupt came.
 pub fn run(settings: &Settings, peers: &[Peer], loads: &[&Load], places: &[Places]) -> Result<Report> {
     let place = Place::new(settings)?;
     let rounds = settings.rounds.unwrap_or(if settings.quick { 2 } else { 5 });
@@ -319,7 +321,7 @@ pub fn run(settings: &Settings, peers: &[Peer], loads: &[&Load], places: &[Place
 }
 
 impl Compare<'_> {
-    /// Once, though a load is measured in several places.
+    /// Notes each text once, even if a load is measured in several places.
     fn note(&mut self, note: String) {
         if !self.notes.contains(&note) {
             (self.settings.progress)(&note);
@@ -391,7 +393,8 @@ impl Compare<'_> {
         Ok(())
     }
 
-    /// `None`: the program for it is missing, or no file system here can do it. Both are noted.
+    /// Holds the contest of a load. Returns `None`, with a note, if its program is missing or no
+    /// contestant here can run it.
     fn hold(&mut self, load: &Load, places: Places) -> Result<Option<Outcome>> {
         let takes_part =
             |wanted: fn(Peer) -> bool| self.made.iter().any(|(peer, _)| wanted(*peer) && fits(*peer, load));
@@ -416,7 +419,7 @@ impl Compare<'_> {
         let seconds = if self.settings.quick { 0.3 } else { 2.0 };
         let max = (self.settings.size / load.item).max(1);
         let amount = match &load.work {
-            // The amount is in seconds, not in items.
+            // dbench's amount of work is given in seconds.
             Work::Tool { program: "dbench", .. } => {
                 Amount::Warmed { pilot: 2, amount: if self.settings.quick { 2 } else { 10 } }
             }
@@ -445,7 +448,7 @@ impl Compare<'_> {
     }
 }
 
-/// `None` without KedgeFS, or without the contestants to compare it with.
+/// Returns the bar of a goal; `None` if KedgeFS or all contestants for the comparison are missing.
 fn bar(wanted: &Wanted, outcome: &Outcome) -> Option<Bar> {
     let side = |peer: &Peer| outcome.sides.iter().position(|side| side.name == peer.name());
     let ours = side(&wanted.whose)?;
@@ -461,7 +464,7 @@ fn bar(wanted: &Wanted, outcome: &Outcome) -> Option<Bar> {
 
 type Figure = fn(&Whereabouts) -> f64;
 
-/// What a round says of its threads. See [`Whereabouts`].
+/// The metrics of a round's threads, as [`Whereabouts`] computes them.
 const SEEN: [(&str, &str, Figure); 4] = [
     ("clients and server on the same processor", "%", Whereabouts::together),
     ("server", "% of a processor", Whereabouts::server_load),
@@ -474,9 +477,9 @@ fn fits(peer: Peer, load: &Load) -> bool {
     match peer {
         Peer::Raw => load.durable,
         Peer::Library => !matches!(load.work, Work::Tool { .. }),
-        // Its fsync returns without doing anything.
+        // An fsync of redoxfs returns without doing anything.
         Peer::Redoxfs => !load.durable,
-        // A contestant that keeps no data has nothing to read cold.
+        // A contestant that keeps no data cannot be read cold.
         peer if peer.is_reference() => !matches!(load.work, Work::Kept { cold: true, .. }),
         _ => true,
     }
@@ -498,7 +501,8 @@ fn round(place: &Place, load: &Load, places: Places, ground: &Ground<'_>, items:
     Ok(Round { values, command })
 }
 
-/// The directory in which the work is done. After this the process that serves it stays the same.
+/// Prepares the directory for the work and returns it. After this the server's process stays the
+/// same.
 fn ready(place: &Place, load: &Load, ground: &Ground<'_>, items: u64) -> Result<Option<Root>> {
     match (ground, &load.work) {
         (Ground::Raw(_), _) => Ok(None),
@@ -508,7 +512,7 @@ fn ready(place: &Place, load: &Load, ground: &Ground<'_>, items: u64) -> Result<
             if !cold {
                 return Ok(Some(kept));
             }
-            // It would hold the image of the library.
+            // An open directory would keep the library's image open.
             drop(kept);
             ground.cool(place)?;
             ground.top()?.below(name).map(Some)
@@ -524,7 +528,7 @@ fn work(place: &Place, load: &Load, ground: &Ground<'_>, ready: Option<Root>, it
     match (ground, &load.work) {
         (_, Work::Calls(work)) => work(&root, load.threads, items),
         (_, Work::Kept { run, cold: true, .. }) => run(&root, items),
-        // Whatever this brings into a cache is there for all.
+        // The first run fills the caches of every contestant; the second one counts.
         (_, Work::Kept { run, cold: false, .. }) => run(&root, items).and_then(|_| run(&root, items)),
         (Ground::Mounted(mounted), Work::Tool { run, .. }) => {
             run(place, &format!("{}/work", mounted.name()), &root, items)
@@ -533,7 +537,8 @@ fn work(place: &Place, load: &Load, ground: &Ground<'_>, ready: Option<Root>, it
     }
 }
 
-/// As many threads as the load has, each writing its own blocks of 4 KiB, durable one by one.
+/// Runs as many threads as the load has. Each writes blocks of 4 KiB of its own, each of them
+/// durably.
 fn durable_writes(path: &std::path::Path, threads: usize, items: u64) -> Result<f64> {
     let device = FileDevice::open(path, OpenOptions::default())?;
     let each = (items / threads as u64).max(1);

@@ -1,8 +1,9 @@
 //! The report as one self-contained HTML file, with a chart for each load.
 //!
-//! Bars are linear and begin at zero. A chart ends a little above the fastest mounted file system
-//! that keeps its data. Faster contestants (the library, file systems in memory) would squeeze the
-//! others, so their bars end in an arrow, and the figure next to it gives the value.
+//! The bars of a chart are linear and begin at zero. The scale ends a little above the fastest
+//! mounted file system that keeps its data. Faster contestants (the library, file systems in
+//! memory) would make the other bars too short, so their bars end in an arrow, and the figure
+//! beside it gives the value.
 
 use super::Peer;
 use crate::bars::Bar;
@@ -17,7 +18,7 @@ const WIDTH: f64 = 640.0;
 const LABEL: f64 = 150.0;
 const FIGURE: f64 = 130.0;
 const ROW: f64 = 26.0;
-/// Scale of a chart relative to the fastest contestant that decides it.
+/// The scale's end relative to the fastest contestant that determines it.
 const ROOM: f64 = 1.25;
 
 const STYLE: &str = "
@@ -47,7 +48,7 @@ i.reference { background: var(--reference); }
 pre { overflow-x: auto; padding: 12px; background: var(--card); border: 1px solid var(--line); border-radius: 8px; font-size: 12px; }
 ";
 
-/// Text in HTML.
+/// Escapes text for HTML.
 fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {

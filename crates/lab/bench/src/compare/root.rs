@@ -1,4 +1,5 @@
-//! A working directory: on a mount, through std::fs, or in an image, through the library.
+//! A working directory: on a mount, accessed through std::fs, or in an image, accessed through the
+//! library.
 
 use anyhow::{Context, Result};
 use kedgefs::{Dir, SetAttr, SetTime, Timespec};
@@ -20,12 +21,12 @@ pub enum Handle {
     Image(kedgefs::File),
 }
 
-/// The mode that an archive restores for each file.
+/// The mode that `Root::describe` sets for each file.
 const MODE: u32 = 0o640;
 const MTIME: u64 = 1_700_000_000;
 
 impl Root {
-    /// A subdirectory of the same kind.
+    /// Opens a subdirectory.
     pub fn below(&self, name: &str) -> Result<Root> {
         Ok(match self {
             Root::Host(dir) => Root::Host(dir.join(name)),
@@ -42,7 +43,7 @@ impl Root {
         self.below(name)
     }
 
-    /// A new file.
+    /// Creates a file.
     pub fn create(&self, name: &str) -> Result<Handle> {
         let how = kedgefs::OpenOptions::new().read(true).write(true).create_new(true);
         let made = match self {
@@ -93,7 +94,7 @@ impl Root {
         .context("sync a directory")
     }
 
-    /// No error if it does not exist.
+    /// Removes a directory and its content. It need not exist.
     pub fn remove_all(&self, name: &str) -> Result<()> {
         let removed = match self {
             Root::Host(dir) => std::fs::remove_dir_all(dir.join(name)),
@@ -163,7 +164,7 @@ impl Handle {
         .context("write")
     }
 
-    /// Writes the next bytes, at the file's own position.
+    /// Writes bytes at the file's position, which then moves past them.
     pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
         match self {
             Handle::Host(file) => file.write_all(bytes),

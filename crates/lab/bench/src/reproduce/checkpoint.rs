@@ -2,13 +2,14 @@
 //! without and with background checkpoints.
 //!
 //! With `noasync_checkpoint` the operation that finds the log full runs the checkpoint while all
-//! others wait. Each round uses a new image. The modes run on two logs:
-//! 1. *Small*: in proportion to few files, so that it wraps often in a short time.
-//! 2. *Default*: mkfs's default, in the modes with an fsync for each file, and with enough files
-//!    that it wraps three times in S1. S3 and S5 would need more files than the image holds, and
-//!    the others hours.
+//! others wait. Each round uses a new image. The modes run with two sizes of the log:
+//! 1. *Small*: in proportion to few files, so that the log wraps often in a short time.
+//! 2. *Default*: as mkfs makes it. Only modes with an fsync for each file use it, with enough files
+//!    that the log wraps three times in S1. S3 and S5 would need more files than the image holds,
+//!    and the other modes would take hours.
 //!
-//! A row shows how often it wrapped; below three times, each verdict says so.
+//! A row shows how often the log wrapped. If it wrapped less than three times, each verdict says
+//! so.
 
 use super::cpu::Busy;
 use super::marks::{self, MODES, THREADS};
@@ -27,11 +28,12 @@ use kedge_device::{FileDevice, OpenOptions};
 use kedgefs::{FormatOptions, MountOptions, Switches};
 
 pub(super) const OPTIONS: [&str; 2] = ["noasync_checkpoint", "async_checkpoint"];
-/// How often a small log must wrap in all rounds of one setting, and a log of the default size in
-/// each round.
+/// How often a small log must wrap in all rounds of one setting together, and (`WRAPS_DEFAULT`) a
+/// log of the default size in each round.
 const WRAPS: f64 = 20.0;
 const WRAPS_DEFAULT: f64 = 3.0;
-/// With fewer wraps in a round, the figure says little about checkpoints.
+/// If the log wraps less often in a round, the figure says little about checkpoints, and the
+/// verdict says so.
 const WRAPS_TOLD: f64 = 3.0;
 
 const FILES: &str = "files";
@@ -40,23 +42,24 @@ const REQUESTED: &str = "commits requested";
 const STALL: &str = "wait for log space";
 const THROTTLE: &str = "slowed down for log space";
 const FSYNC: &str = "99.9 % of fsyncs";
-/// Only these fsyncs can be delayed by a checkpoint.
+/// The fsyncs while a checkpoint runs are the only ones that it can delay.
 const FSYNC_MEANWHILE: &str = "99.9 % of fsyncs while a checkpoint runs";
 const LOG_WRAPS: &str = "log wraps in a round";
 const LONGEST: &str = "longest operation of any kind";
 const WRITTEN: &str = "bytes written to the device";
-/// The whole machine: clients, file system and kernel. If all processors are busy, avoiding a
-/// wait gains nothing.
+/// Processor time of the whole machine: clients, file system and kernel. If all processors are
+/// busy, avoiding a wait gains nothing.
 pub(super) const BUSY: &str = "processors busy";
 pub(super) const CPU: &str = "processor time for each file";
 
-/// A sync mode, its published figure, and the required change of files/s in percent.
+/// A sync mode with its published figures, the required change of files/s in percent, and its
+/// sizes.
 pub(super) struct Mode {
     pub(super) published: &'static [Published],
     files: f64,
     mount: Size,
     process: Size,
-    /// Files of each thread with a log of the default size, on the mount and in process.
+    /// Number of files of each thread with a log of the default size: on the mount, and in process.
     default_log: Option<[u64; 2]>,
 }
 
@@ -72,25 +75,26 @@ impl Mode {
     }
 }
 
-/// Modes without an fsync for each file log little, and a mount creates files slowly: there, the
-/// log is smallest.
+/// The log and the number of files of a mode. Modes without an fsync for each file log little, and
+/// a mount creates files slowly. So these have the smallest logs.
 #[derive(Clone, Copy)]
 struct Size {
-    /// `None`: mkfs's default.
+    /// Size of the log in MiB; `None` for mkfs's default.
     log_mib: Option<u64>,
-    /// Files of each thread.
+    /// Number of files of each thread.
     files: u64,
 }
 
 impl Size {
-    /// A short run has an eighth of the files, and a log in proportion.
+    /// Returns the size for the run: a short run has an eighth of the files, and a log in
+    /// proportion.
     fn of(self, run: &Run<'_>) -> Size {
         let log_mib = self.log_mib.map(|mib| (mib / 8).max(1));
         let quick = Size { log_mib, files: (self.files / 8).max(20) };
         if run.settings.quick { quick } else { self }
     }
 
-    /// The option of mkfs.
+    /// The log size as an option of mkfs.
     fn option(self) -> String {
         self.log_mib.map_or(String::new(), |mib| format!("--log-size {mib}M "))
     }
@@ -150,11 +154,11 @@ pub(super) fn metrics() -> Vec<Metric> {
     ]
 }
 
-/// The result of a round, on a file system made for it.
+/// The measurements of a round, on a file system made for the round.
 struct Made {
     files: u64,
     rate: f64,
-    /// Milliseconds.
+    /// Latency in milliseconds.
     fsync: f64,
     create: f64,
     busy: Busy,
@@ -167,7 +171,7 @@ fn values(made: Made, before: &Counters, after: &Counters) -> Result<Vec<f64>> {
     Ok(values)
 }
 
-/// All but the processor time of the machine, in the order of [`metrics`].
+/// Returns all values but the machine's processor time, in the order of [`metrics`].
 pub(super) fn values_of(sum: &marks::Sum, before: &Counters, after: &Counters) -> Result<Vec<f64>> {
     own_values(sum.rate, sum.fsync.quantile(0.999), sum.create.quantile(0.999), before, after)
 }
@@ -233,7 +237,8 @@ pub fn run(run: &mut Run<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Contests with a log of the default size are long: one round shows the effect.
+/// Number of rounds. Contests with a log of the default size take long, and one round shows the
+/// effect.
 fn rounds(run: &Run<'_>, log: LogSize) -> usize {
     match log {
         LogSize::Default if run.settings.rounds.is_none() => 1,
@@ -332,7 +337,8 @@ fn in_process(run: &Run<'_>, mode: usize, option: &'static str, size: Size, each
     Ok(Round { values, command })
 }
 
-/// `wraps`: how often the log must wrap in all rounds. A short run creates too few files for that.
+/// `wraps`: how often the log must wrap in all rounds. `None` for a short run, which creates too
+/// few files.
 fn bars(outcome: &Outcome, place: &str, mode: usize, rounds: usize, wraps: Option<f64>) -> Vec<Bar> {
     let mut bars = vec![
         Bar::new(

@@ -83,7 +83,7 @@ fn there_is_a_value_for_each_metric() {
     let of = |library: &Library, mode: usize| {
         let before = Counters::of(library.fs()).unwrap();
         let sum = marks::run(library, mode, 30, &crate::Interrupt::new(|_| {})).unwrap();
-        library.fs().checkpoint().unwrap(); // at least one, without concurrent fsyncs
+        library.fs().checkpoint().unwrap(); // at least one, with no fsync meanwhile
         let after = Counters::of(library.fs()).unwrap();
         library.close().unwrap();
         let busy = Busy { busy: 3.0, idle: 1.0 };

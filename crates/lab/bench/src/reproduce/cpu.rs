@@ -1,11 +1,11 @@
-//! Processor time of a process, including all its threads, ended ones too; and of the machine.
+//! Processor time of a process, including its ended threads, and of the whole machine.
 //!
-//! Kernel threads belong to no process, so the work of loop devices and of other file systems'
-//! threads is missing from it. The machine's time includes it, and all other load.
+//! Kernel threads belong to no process. So the time of a process lacks the work of loop devices and
+//! of other file systems' threads. The machine's time includes that work, and all other load.
 
 use anyhow::{Context, Result};
 
-/// The unit of these times in Linux, whatever the kernel's tick.
+/// Units per second of these times in `/proc`, whatever the kernel's tick.
 const TICKS_PER_SECOND: f64 = 100.0;
 
 /// Processor seconds.
@@ -20,7 +20,7 @@ impl Cpu {
         Cpu::of("self")
     }
 
-    /// Of another process, by its number.
+    /// Reads the times of another process, which is given by its number.
     pub fn of(process: &str) -> Result<Cpu> {
         let path = format!("/proc/{process}/stat");
         let stat = std::fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
@@ -40,7 +40,7 @@ impl Cpu {
     }
 }
 
-/// The fields after the name, which may itself contain spaces and parentheses.
+/// Parses the fields after the name, which may itself contain spaces and parentheses.
 fn parse(stat: &str) -> Option<Cpu> {
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
     let mut seconds = || Some(fields.next()?.parse::<f64>().ok()? / TICKS_PER_SECOND);
@@ -70,7 +70,7 @@ impl Busy {
     }
 }
 
-/// The first line: user, nice, system, idle, iowait, irq, softirq.
+/// Parses the first line: user, nice, system, idle, iowait, irq, softirq.
 fn parse_machine(stat: &str) -> Option<Busy> {
     let line = stat.lines().next()?.strip_prefix("cpu ")?;
     let times: Vec<f64> =

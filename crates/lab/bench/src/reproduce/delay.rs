@@ -1,7 +1,7 @@
 //! A device whose flushes take a set time, for loads in which only the flush matters.
 //!
-//! The caller's thread sleeps before the request is passed on; `submit` may complete requests
-//! before it returns, so it may also sleep. A FUA write sleeps once, whatever its size, since a
+//! The caller's thread sleeps before the request is passed on. `submit` may sleep, too, since it
+//! may complete requests before it returns. A FUA write sleeps once, whatever its size, since a
 //! device does one flush for it.
 
 use kedge_base::{IoBuf, Result};
@@ -27,7 +27,7 @@ impl Device for DelayedFlush {
 
     fn submit(&self, batch: Vec<Request>, sink: Arc<dyn CompletionSink>) {
         let waits = |r: &Request| matches!(r.op, Op::Flush | Op::Write { fua: true, .. });
-        // The delays of one batch overlap.
+        // The requests of one batch wait at the same time.
         if batch.iter().any(waits) {
             std::thread::sleep(self.delay);
         }

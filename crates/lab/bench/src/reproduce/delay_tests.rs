@@ -20,7 +20,7 @@ fn only_what_makes_durable_takes_long() {
     let batch =
         |fua| (0..2).map(|i| Io { offset: i * 4096, op: Op::Write { buf: IoBuf::zeroed(1), fua } }).collect();
     assert!(took(|| drop(run_batch(&device, batch(true)))) >= DELAY);
-    // The fastest of several, since a busy machine may delay any of them.
+    // Only the fastest of several writes counts, since a busy machine may delay any of them.
     let fastest = (0..20).map(|_| took(|| device.write(0, &block, false).unwrap())).min().unwrap();
     assert!(fastest < DELAY, "{fastest:?}");
     assert_eq!((device.stats().flushes.get(), device.stats().fua_writes.get()), (1, 3));

@@ -1,9 +1,10 @@
 //! XFS, "optimise away log forces on timestamp updates for fdatasync": random overwrites with
-//! fdatasync, before and after, compared with ext4.
+//! fdatasync, before and after the change, compared with ext4.
 //!
-//! `fdatasync=relog` is the old behaviour: write logs new time stamps, and fdatasync forces the log
-//! for everything of the inode that is not durable. `fdatasync=fields` is the new one: stamps are
-//! logged and force nothing. With KedgeFS's own `fdatasync=seq`, write does not log them either.
+//! `fdatasync=relog` is the old behaviour: a write logs the new time stamps, and fdatasync forces
+//! the log for everything of the inode that is not durable. `fdatasync=fields` is the new one:
+//! stamps are logged, but force nothing. With KedgeFS's own `fdatasync=seq` a write does not log
+//! them either.
 
 use super::overwrite::{self, HostFile, LibraryFile, Sum, Target};
 use super::{EXT4, LIBRARY_SETUP, Made, NULL, Part, Run, XFS, contestant};
@@ -18,21 +19,21 @@ use kedgefs::{FormatOptions, MountOptions};
 use std::cell::Cell;
 use std::time::Duration;
 
-/// Contestants, in this order. The announced change is from the first to the second.
+/// The contestants, in this order. The published change is from the first to the second.
 pub(super) const RULES: [&str; 3] = ["relog", "fields", SEQ_RULE];
 const SEQ_RULE: &str = "seq";
-/// Its index.
+/// Index of [`SEQ_RULE`] in [`RULES`].
 const SEQ: usize = 2;
 
 /// Bytes of each file before it grows.
 const FILE: u64 = 16 << 20;
 
-/// Threads, and whether they share one file.
+/// Number of threads, and whether they share one file.
 const LOADS: [(usize, bool); 5] = [(1, false), (4, false), (4, true), (8, false), (8, true)];
 const MODEL_LOADS: [(usize, bool); 2] = [(1, false), (4, false)];
 
 const RATE: &str = "IOPS";
-/// The announcement does not say for how many overwrites.
+/// The published runtime is for a number of overwrites that the announcement does not name.
 const RUNTIME: &str = "runtime of 1,000 overwrites";
 const LATENCY: &str = "average latency";
 const FORCES: &str = "log forces";
@@ -40,11 +41,11 @@ const FORCES_PER_CALL: &str = "log forces per fdatasync";
 const CALLS: &str = "fdatasync calls";
 const FLUSHES: &str = "data flushes";
 const SHARED: &str = "flushes shared";
-/// Written with FUA, which flushes its own bytes.
+/// Writes with FUA, which need no flush for their own bytes.
 const DURABLE: &str = "durable data writes";
 
-/// For XFS before and after, and for ext4: average latency and runtime of 100 runs. Forces per
-/// fdatasync are forces per second divided by IOPS.
+/// For XFS before and after the change, and for ext4: average latency and runtime of 100 runs.
+/// Forces per fdatasync are the published forces per second divided by IOPS.
 pub(super) const PUBLISHED: &[Published] = &[
     Published { metric: RATE, figures: &[1000.0, 1500.0, f64::NAN, 2000.0] },
     Published { metric: RUNTIME, figures: &[2.45, 1.49, f64::NAN, 1.63] },
@@ -81,7 +82,7 @@ pub(super) fn values(sum: &Sum, counters: Option<(Counters, Counters)>) -> Resul
             after.since(&before, "data/durable_writes")?,
             after.since(&before, "device/fua_writes")?,
         ],
-        // Other file systems have no such counters.
+        // Other file systems have no counters for these.
         None => [f64::NAN, f64::NAN, sum.calls, f64::NAN, f64::NAN, f64::NAN, f64::NAN],
     });
     Ok(values)
@@ -115,7 +116,7 @@ pub fn run(run: &mut Run<'_>) -> Result<()> {
 struct Files<T>(Vec<T>);
 
 impl<T: Target> Files<T> {
-    /// Creates files for a load; those of the previous load are gone.
+    /// Creates the files of a load. Those of the previous load no longer exist.
     fn make(threads: usize, shared: bool, make: impl Fn(&str) -> Result<T>) -> Result<Files<T>> {
         let count = if shared { 1 } else { threads };
         Ok(Files(
@@ -157,7 +158,8 @@ fn host_contestant<'c>(
     })
 }
 
-/// The rules share the files, and each round appends to them, so each gets its own place.
+/// The rules share the files, and each round appends to them. So each round of each rule has its
+/// own offset and random sequence.
 fn sequence(round: u64, rule: &str) -> u64 {
     let place = RULES.iter().position(|r| *r == rule).expect("one of the rules");
     round * RULES.len() as u64 + place as u64
@@ -210,7 +212,7 @@ fn mount_contestant<'c>(
     })
 }
 
-/// KedgeFS in process or on the mount, beside ext4 and XFS.
+/// Measures KedgeFS in process or on the mount, beside ext4 and XFS.
 fn with_others(run: &mut Run<'_>, part: Part) -> Result<()> {
     let (size, written) = (run.settings.size, run.settings.written);
     let in_process = part == Part::Process;
@@ -307,7 +309,7 @@ fn model(run: &mut Run<'_>) -> Result<()> {
     Ok(())
 }
 
-/// `beside`: the required ratio to ext4 and XFS; `None` where they are only reported.
+/// `beside`: the required ratio to ext4's and XFS's IOPS; `None` if these are only reported.
 fn bars(outcome: &Outcome, place: &str, threads: usize, beside: Option<f64>) -> Vec<Bar> {
     let over = |at: &dyn Fn(usize, &str) -> f64| {
         change(at(SEQ, CALLS), at(SEQ, FLUSHES) + at(SEQ, DURABLE) + at(SEQ, SHARED))
@@ -320,8 +322,8 @@ fn bars(outcome: &Outcome, place: &str, threads: usize, beside: Option<f64>) -> 
             Want::AtMost(1.0),
             |at| over(at).abs(),
         ),
-        // Another flush may have covered a call's bytes before it began, so it shares a flush
-        // without joining one.
+        // Another call's flush may have covered a call's bytes before the call began. That call
+        // then shares a flush without joining one.
         _ => Bar::new(
             outcome,
             "flushes and durable writes with seq, above fdatasync calls less those shared",
@@ -349,14 +351,14 @@ fn bars(outcome: &Outcome, place: &str, threads: usize, beside: Option<f64>) -> 
     bars
 }
 
-/// The index of a contestant; one that was left out has no figures there.
+/// The index of a contestant; an index without figures if the contestant was left out.
 fn place_of(outcome: &Outcome, name: &str) -> usize {
     outcome.sides.iter().position(|side| side.name == name).unwrap_or(usize::MAX)
 }
 
-/// The kernel lets one thread at a time into a file for FSYNC and for a write. So the rate of a
-/// file system that keeps no data is the kernel's alone. It waits for no device: the second bar
-/// adds the time of a durable write, in seconds, to each of its calls.
+/// The kernel admits one thread at a time to a file for FSYNC and for a write. So the rate of a
+/// file system that keeps no data is the limit that the kernel sets. That file system waits for no
+/// device: the second bar adds the time of a durable write, in seconds, to each of its calls.
 fn null_bars(outcome: &Outcome, place: &str, durable_write: f64) -> Vec<Bar> {
     let null = place_of(outcome, NULL);
     let mut bars = vec![

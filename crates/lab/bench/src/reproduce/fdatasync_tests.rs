@@ -66,7 +66,7 @@ fn the_floor_is_that_of_one_file() {
         RATE => 900.0,
         _ => 1.0,
     };
-    // A call takes 0.1 ms in the kernel and 0.9 ms on the device.
+    // A call takes 0.1 ms in the kernel, and 0.9 ms on the device.
     let slow = null_bars(&outcome(figure), "t", 0.9e-3);
     assert!(!slow[0].met && slow[1].met, "{slow:?}");
     let mut without = outcome(figure);

@@ -1,8 +1,8 @@
-//! What Linux's file systems changed after the experiments here, each with the rules or the peers
-//! that show the same on this machine.
+//! What Linux's file systems changed after the other experiments: each change with the rules or the
+//! peers that show the same on this machine.
 //!
-//! No switch here is one of these changes, so there is no published figure beside the rows. The
-//! bars are about the shape: what must not grow, and what calls must share.
+//! No switch of KedgeFS is one of these changes, so the rows have no published figure. The bars are
+//! about the shape of the results: what must not grow, and what calls must share.
 
 mod beside;
 mod dsync;

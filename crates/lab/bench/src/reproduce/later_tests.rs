@@ -3,7 +3,7 @@ use super::super::{later, report};
 use super::*;
 
 /// The rows that need neither root nor a mount have figures. Counts do not depend on the machine,
-/// so their bars are met in a short run, too.
+/// so a short run meets their bars, too.
 #[test]
 fn in_process() {
     let dir = tempfile::tempdir().unwrap();
@@ -20,7 +20,7 @@ fn in_process() {
     let renames: Vec<_> = report.bars.iter().filter(|bar| bar.what.contains("lazy")).collect();
     assert_eq!(renames.len(), 3, "{:#?}", report.bars);
     assert!(renames.iter().all(|bar| bar.met), "{renames:#?}");
-    // The old rule does force the log, so a bar of no forces means something.
+    // The old rule does force the log, so that a bar of no forces can be missed.
     let outcome = &report.sections[0].outcomes[0];
     assert!(outcome.median(0, "200 files: log forces by rename") > 0.0, "{outcome:#?}");
     assert!(report.bars.iter().all(|bar| bar.reached.is_some()), "{:#?}", report.bars);

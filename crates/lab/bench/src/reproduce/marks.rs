@@ -1,8 +1,8 @@
 //! fs_mark on the library: `-D 16 -t 32 -s 4096 -N 256 -k -S MODE`, in threads rather than
 //! processes.
 //!
-//! Each thread creates its files in 16 directories shared by all threads, 256 in one directory
-//! before it moves to the next, writes 4 KiB to each, and then syncs as the mode says.
+//! The threads share 16 directories. Each thread creates 256 files in one directory before it moves
+//! to the next, writes 4 KiB to each file, and then syncs as the mode says.
 
 use crate::Interrupt;
 use crate::library::{Library, in_threads};
@@ -18,7 +18,7 @@ const FILE: [u8; 4096] = [0x6b; 4096];
 /// Files between two checks for an interrupt.
 const LOOK_AGAIN: u64 = 64;
 
-/// fs_mark's `-S`.
+/// The modes of fs_mark's option `-S`, by number.
 pub const MODES: [&str; 7] = [
     "no sync",
     "fsync before close",
@@ -36,7 +36,7 @@ pub struct Sum {
     pub fsync: Times,
 }
 
-/// Creates `each` files in each thread. The directories must not exist.
+/// Creates `each` files in each thread. The directories must not exist before.
 pub fn run(library: &Library, mode: usize, each: u64, interrupt: &Interrupt) -> Result<Sum> {
     let fs = library.fs();
     let dirs: Vec<Ino> = (0..DIRS)

@@ -1,7 +1,7 @@
 //! Random overwrites of 4 KiB, each made durable with fdatasync, in fully written files.
 //!
 //! The same loop runs on the library and, through std::fs, on a mount. Each round begins with a
-//! change of size: from then on the inode is dirty in more than its time stamps until something
+//! change of size: from then on more of the inode than its time stamps is dirty, until something
 //! makes that durable.
 
 use crate::Interrupt;
@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 const BLOCK: u64 = 4096;
-/// Bytes of one write that fills a file.
+/// Bytes of a write that fills a file.
 const FILL: usize = 1 << 20;
 
 /// An open file.
@@ -55,7 +55,7 @@ impl Target for HostFile {
     }
 }
 
-/// A written and durable file of `size` bytes. `name` must be new.
+/// Creates a durable file of `size` bytes, all of them written. `name` must be new.
 pub fn library_file(library: &Library, name: &str, size: u64) -> Result<LibraryFile> {
     let file = library.fs().create(Ino::ROOT, name.as_bytes(), 0o644, Owner::default())?;
     let file = LibraryFile(library.fs().clone(), file.ino);
@@ -63,7 +63,7 @@ pub fn library_file(library: &Library, name: &str, size: u64) -> Result<LibraryF
     Ok(file)
 }
 
-/// Like [`library_file`].
+/// Like [`library_file`], through std::fs.
 pub fn host_file(dir: &Path, name: &str, size: u64) -> Result<HostFile> {
     let path = dir.join(name);
     let file = File::create_new(&path).with_context(|| format!("create {}", path.display()))?;
@@ -82,16 +82,16 @@ pub struct Sum {
     /// Overwrites per second.
     pub rate: f64,
     pub seconds: f64,
-    /// Latency of write and fdatasync together.
+    /// Latencies of an overwrite and its fdatasync together.
     pub latency: Times,
-    /// fdatasyncs, including the one after the change of size. All of them had dirty data.
+    /// Number of fdatasyncs, including those after the change of size. All of them had dirty data.
     pub calls: f64,
 }
 
-/// One round: thread `i` works on `files[i % files.len()]`. `round` selects the random sequence and
-/// where the files grow, and must be larger than earlier ones on the same files. The round is
-/// bounded by time, since a shared disk may become a hundred times slower from one round to the
-/// next.
+/// Runs one round. Thread `i` works on `files[i % files.len()]`. `round` selects the random
+/// sequence and the offset at which the files grow, and must be larger than in earlier rounds on
+/// the same files. The round is limited by time, since a shared disk may become a hundred times
+/// slower from one round to the next.
 pub fn run<T: Target>(
     files: &[T],
     size: u64,
@@ -125,7 +125,8 @@ fn overwrite<T: Target>(
     let mut times = Times::default();
     let mut block = vec![0u8; BLOCK as usize];
     if first {
-        // One block farther in each round, however many contestants came before.
+        // The file grows by a block at a higher offset in each round, whichever contestants came
+        // before.
         let behind = size + (seed / 64) * BLOCK;
         file.write_at(behind, &block)?;
         file.fdatasync()?;

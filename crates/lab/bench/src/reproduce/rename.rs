@@ -1,9 +1,10 @@
 //! Btrfs, "do not commit logs and transactions during link and rename operations": dbench with 16
-//! clients before and after.
+//! clients, before and after the change.
 //!
-//! `new_name=sync` is the old rule: rename and link of an inode that was fsynced force the log.
+//! `new_name=sync` is the old rule: a rename or link of an inode that was fsynced forces the log.
 //! `new_name=lazy` leaves that to a later fsync. The cost of a force is mostly the device's flush,
-//! which differs between disks, so one part models a flush of a millisecond.
+//! which differs between disks. So one part uses a model of a device whose flush takes a
+//! millisecond.
 
 use super::dbench::{self, Load, OPERATIONS};
 use super::{LIBRARY_SETUP, NULL, Part, Run, contestant};
@@ -21,8 +22,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub(super) const CLIENTS: usize = 16;
-/// Enough for all files of the clients, 384 MB, as in the announcement and on the mount, where the
-/// kernel caches them.
+/// Bytes of cache, enough for all files of the clients, 384 MB. They fitted into memory in the
+/// published run, too, and on the mount the kernel caches them.
 const CACHE: u64 = 1 << 30;
 const RULES: [&str; 2] = ["sync", "lazy"];
 
@@ -108,7 +109,7 @@ fn on_the_mount(run: &mut Run<'_>) -> Result<()> {
         contestants.push(contestant(NULL, null, |mounted: &Mounted<'_>, seconds| {
             mounted.fresh()?;
             let (mut values, command) = dbench_on(shell, mounted, seconds)?;
-            // The null file system has no log.
+            // The null file system has no log, and so no values for these metrics.
             values.resize(metrics().len(), f64::NAN);
             Ok(Round { values, command })
         }));
@@ -149,19 +150,20 @@ fn dbench_on(shell: &Shell, mounted: &Mounted<'_>, seconds: u64) -> Result<(Vec<
     Ok((values, command))
 }
 
-/// The announced change without the cost of the kernel, which the null file system also has.
+/// The published change without the cost of the kernel, which is also the cost of the null file
+/// system.
 fn above_null(outcome: &Outcome) -> Bar {
     let what = "Rename average, less the null file system's";
     let mut bar = Bar::new(outcome, what, "%", Want::AtMost(-94.0), |at| {
         let own = |side| at(side, RENAME_AVERAGE) - at(RULES.len(), RENAME_AVERAGE);
-        // If null is as slow as the old rule, nothing can be concluded.
+        // If null is as slow as the old rule, the remaining time shows nothing.
         if own(0) > 0.0 { change(own(0), own(1)) } else { f64::NAN }
     });
     bar.what = format!("mount, {}", bar.what);
     bar
 }
 
-/// On an image file, or on the modelled device.
+/// Measures in process: on an image file, or on the modelled device.
 fn in_process(run: &mut Run<'_>, part: Part, load: &Arc<Load>) -> Result<()> {
     let options = MountOptions { cache_size: CACHE, ..MountOptions::default() };
     let (made, place, title, setup) = match part {
@@ -233,7 +235,7 @@ pub(super) fn metrics() -> Vec<Metric> {
     metrics
 }
 
-/// The figures of dbench's load in this process.
+/// The values that the load gives in this process.
 pub(super) fn values(sum: &dbench::Sum, before: &Counters, after: &Counters) -> Result<Vec<f64>> {
     let mut values = vec![sum.throughput, sum.max_latency];
     for times in &sum.operations {

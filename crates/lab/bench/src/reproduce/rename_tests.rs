@@ -2,7 +2,7 @@ use super::*;
 use crate::contest::Side;
 use crate::sample::Sample;
 
-/// The published figures reach their own bars.
+/// Applied to the published figures, the bars are met where the announcement claims an improvement.
 #[test]
 fn the_published_figures_meet_what_they_claim() {
     let metrics = metrics();
@@ -31,8 +31,8 @@ fn the_published_figures_meet_what_they_claim() {
     assert!(PUBLISHED.iter().all(|p| metrics.iter().any(|m| m.name == p.metric)), "every figure has a row");
 }
 
-/// A rename takes 1 ms with sync, 0.5 ms with lazy; the rest after subtracting the null file
-/// system's time counts.
+/// A rename takes 1 ms with sync and 0.5 ms with lazy. The time that is left after subtracting the
+/// null file system's counts.
 #[test]
 fn the_way_through_the_kernel_is_not_counted() {
     let reached = |null: Option<f64>| {

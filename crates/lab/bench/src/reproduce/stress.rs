@@ -1,14 +1,14 @@
-//! xfs/297: hundreds of clients change B at random and sync while B is frozen and thawed, and A's
-//! cache is full of clean inodes.
+//! xfs/297: hundreds of clients change file system B at random and sync, while B is frozen and
+//! thawed and the cache of file system A is full of clean inodes.
 //!
-//! The test of xfstests runs fsstress. Its operations, as far as KedgeFS has them, run here with
-//! fsstress's frequencies in threads of this process. One in 27 is a sync of all file systems of
-//! the process. Each client begins with files in its directory, so that most operations find what
-//! they need.
+//! The test of xfstests runs fsstress. Here its operations, as far as KedgeFS has them, run with
+//! fsstress's frequencies in threads of this process. One operation in 27 is a sync of all file
+//! systems of the process. Each client begins with files in its directory, so that most operations
+//! find what they need.
 //!
-//! A freeze begins when a certain part of the operations is done, and holds B for a fixed time. So
-//! each round has the same number of freezes, and their time can be subtracted. The time of a
-//! freeze itself is from the call to its return.
+//! A freeze begins when a certain fraction of the operations is done, and holds B for a fixed time.
+//! So each round has the same number of freezes, and their time can be subtracted. The time of a
+//! freeze itself is that of the call.
 
 use super::Run;
 use super::cpu::Cpu;
@@ -29,27 +29,27 @@ use std::time::Duration;
 
 const THREADS: usize = 200;
 const FREEZES: u64 = 10;
-/// How long B stays frozen.
+/// How long B stays frozen after a freeze.
 const FROZEN: Duration = Duration::from_millis(20);
 /// Interval of checks whether the next freeze is due.
 const LOOK: Duration = Duration::from_micros(200);
 const WRITE_MAX: usize = 8 << 10;
-/// All clients together stay far below the smallest image.
+/// Limit of a file's size in bytes: all clients together stay far below the smallest image.
 const SIZE_MAX: u64 = 8 << 10;
-/// Names of a client: few, so that operations collide.
+/// Number of names of a client: few, so that operations collide.
 const NAMES: u32 = 24;
-/// Files of a client at the start.
+/// Number of files of a client at the start.
 const FILES: u32 = 12;
 
-/// Factor by which a round with the old lists and a full cache is shortened.
+/// Factor by which a round is shortened if the old lists are used and the cache is full.
 const SHORTER: u64 = 20;
 
 const TIME: &str = "time without the holds";
 const FREEZE: &str = "freeze, median";
 const FREEZE_MAX: &str = "longest freeze";
 
-/// What xfs/297 took without and with cached inodes; the second is a lower bound, since that run
-/// was aborted.
+/// Seconds that xfs/297 took without and with cached inodes. The second figure is a lower bound,
+/// since that run was aborted.
 const PUBLISHED: &[Published] = &[Published { metric: TIME, figures: &[36.0, 900.0] }];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,7 +72,7 @@ enum Step {
     Sync,
 }
 
-/// Frequencies as in fsstress.
+/// The operations, with frequencies as in fsstress.
 const STEPS: [(Step, u32); 16] = [
     (Step::Create, 4),
     (Step::Write, 4),
@@ -93,7 +93,7 @@ const STEPS: [(Step, u32); 16] = [
 ];
 
 impl Step {
-    /// Whether the operation may return this error, given that names are random.
+    /// Whether the operation may return this error, since names are chosen at random.
     fn may_answer(self, errno: i32) -> bool {
         use Step::{
             Create, Link, Mkdir, Read, Rename, Rmdir, Setxattr, Symlink, Sync, Truncate, Unlink, Write,
@@ -103,7 +103,7 @@ impl Step {
             libc::EEXIST => matches!(self, Create | Link | Symlink | Mkdir),
             libc::EISDIR => matches!(self, Write | Read | Unlink | Rename | Truncate),
             libc::ENOTDIR => matches!(self, Rmdir | Rename),
-            // A symlink has no bytes, and a directory no second name.
+            // EINVAL: a symlink has no bytes. EPERM: a directory has no second name.
             libc::EINVAL => matches!(self, Write | Read | Truncate),
             libc::EPERM => matches!(self, Link | Setxattr),
             _ => false,
@@ -123,7 +123,7 @@ fn pick(rng: &mut SmallRng) -> Step {
     Step::Sync
 }
 
-/// One of fsstress's processes, in its own directory.
+/// A client, which does the work of one fsstress process in its own directory.
 struct Client {
     a: FileSystem,
     b: FileSystem,
@@ -144,8 +144,8 @@ impl Client {
         format!("f{}", self.rng.random_range(0..NAMES)).into_bytes()
     }
 
-    /// Runs one step. Returns false if a name is taken, missing or of another kind: then it does
-    /// nothing, as in fsstress.
+    /// Runs one step. Returns false if a name is taken, missing or of another kind: the step then
+    /// does nothing, as in fsstress.
     fn step(&mut self, step: Step) -> Result<bool> {
         let (name, other) = (self.name(), self.name());
         match self.try_step(step, &name, &other) {
@@ -194,11 +194,11 @@ struct Stressed {
     took: f64,
     freezes: Times,
     syncs: Times,
-    /// Steps that found what they needed.
+    /// Number of steps that found what they needed.
     did: u64,
 }
 
-/// Notifies the freezing thread that no more steps follow, however they ended.
+/// Notifies the freezing thread on drop that no more steps follow, even if a step failed.
 struct Ended {
     done: Arc<AtomicU64>,
     all: u64,
@@ -210,7 +210,7 @@ impl Drop for Ended {
     }
 }
 
-/// Each of `threads` clients runs `each` steps on B, with [`FREEZES`] freezes meanwhile.
+/// Runs `each` steps on B in each of `threads` clients, with [`FREEZES`] freezes meanwhile.
 fn stress(run: &Run<'_>, a: &FileSystem, b: &FileSystem, threads: usize, each: u64) -> Result<Stressed> {
     let clients: Vec<Client> = (0..threads).map(|i| Client::new(a, b, i)).collect::<Result<_>>()?;
     let mut clients = clients.into_iter();
@@ -250,7 +250,8 @@ fn stress(run: &Run<'_>, a: &FileSystem, b: &FileSystem, threads: usize, each: u
     Ok(Stressed { took: took.saturating_sub(frozen).as_secs_f64(), freezes, syncs, did })
 }
 
-/// Returns the times of the freezes, and the total time for which the file system was frozen.
+/// Freezes again and again. Returns the times of the freeze calls, and the total time for which the
+/// file system was frozen.
 fn freeze_often(fs: &FileSystem, done: &AtomicU64, all: u64) -> Result<(Times, Duration)> {
     let (clock, mut freezes, mut frozen) = (SystemClock::default(), Times::default(), Duration::ZERO);
     for i in 1..=FREEZES {

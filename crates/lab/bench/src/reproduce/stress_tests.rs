@@ -20,7 +20,7 @@ fn each_step_is_picked_as_often_as_it_should_be() {
     }
 }
 
-/// Every step has an effect, and the resulting file system is consistent.
+/// Every kind of step has an effect, and the resulting file system is consistent.
 #[test]
 fn clients_and_freezes_end_and_leave_a_file_system() {
     let (a, b) = (made(), made());

@@ -1,11 +1,11 @@
-//! Linux, "per-sb tracking of dirty inodes": a storm of syncs on one file system while another
-//! one's cache is full of clean inodes.
+//! Linux, "per-sb tracking of dirty inodes": a storm of syncs on one file system, while the cache
+//! of another one is full of clean inodes.
 //!
 //! With `dirty_tracking=shared` a sync of a file system walks all its cached inodes, under a lock
-//! shared by all file systems of the process; with `per_sb` it visits only the dirty ones. A is
-//! filled with empty files and synced, then eight threads write a small file on B and sync,
-//! repeatedly. They sync all file systems of the process, A and B, as sync(2) does. Each round uses
-//! new ones.
+//! that all file systems of the process share. With `per_sb` it visits only the dirty ones. File
+//! system A is filled with empty files and synced. Then each of eight threads repeatedly writes a
+//! small file on file system B and syncs all file systems of the process, A and B, as sync(2) does.
+//! Each round uses new file systems.
 
 use super::cpu::Cpu;
 use super::tracking::{Made, SIDES, fill, write_small};
@@ -23,12 +23,12 @@ use kedgefs::{DirtyTracking, FileSystem, Ino};
 use std::sync::{Arc, Barrier};
 
 const THREADS: usize = 8;
-/// Syncs of the clean file system that a round measures.
+/// Number of syncs of the clean file system that a round measures.
 const CLEAN: usize = 20;
-/// A storm that walks a million inodes for each sync is shortened to this part, and its time
-/// multiplied.
+/// A storm in which each sync walks a million inodes does only this fraction of its syncs, and its
+/// time is multiplied.
 const SHORTER: u64 = 10;
-/// Counted groups of parallel syncs.
+/// Number of counted groups of parallel syncs.
 const GROUPS: usize = 100;
 
 const STORM: &str = "storm";
@@ -49,8 +49,8 @@ pub fn run(run: &mut Run<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Each thread writes a small file on B and syncs both, `each` times. Returns seconds, and the
-/// latencies of the syncs.
+/// Each thread writes a small file on B and syncs both file systems, `each` times. Returns seconds,
+/// and the latencies of the syncs.
 fn storm(run: &Run<'_>, a: &Library, b: &Library, each: u64) -> Result<(f64, Times)> {
     let (a, b) = (a.fs(), b.fs());
     let (took, answers) = in_threads(THREADS, |thread| {
@@ -70,7 +70,7 @@ fn storm(run: &Run<'_>, a: &Library, b: &Library, each: u64) -> Result<(f64, Tim
     Ok((took.as_secs_f64(), times))
 }
 
-/// Median milliseconds of a sync without dirty data.
+/// The median time of a sync without dirty data, in milliseconds.
 fn clean_sync(a: &Library) -> Result<f64> {
     let clock = SystemClock::default();
     let mut sample = Sample::default();
@@ -146,8 +146,8 @@ fn storm_bars(outcome: &Outcome) -> Vec<Bar> {
     ]
 }
 
-/// Milliseconds from a common start until all `threads` syncs are done, as the median of many
-/// groups. The amount of dirty data is the same for one thread as for eight.
+/// The median time of a group of `threads` parallel syncs in milliseconds, from their common start
+/// until all are done. The amount of dirty data does not depend on the number of threads.
 fn group(run: &Run<'_>, fs: &FileSystem, threads: usize, groups: usize, label: &str) -> Result<f64> {
     let (start, end) = (Arc::new(Barrier::new(threads)), Arc::new(Barrier::new(threads)));
     let (_, answers) = in_threads(threads, |thread| {
@@ -155,7 +155,8 @@ fn group(run: &Run<'_>, fs: &FileSystem, threads: usize, groups: usize, label: &
         let (interrupt, label) = (run.settings.interrupt.clone(), label.to_owned());
         move || {
             let (clock, mut took) = (SystemClock::default(), Sample::default());
-            // An error must not leave the others at a barrier: it is returned at the end.
+            // After an error the thread continues, so that no other thread waits at a barrier
+            // forever. The error is returned at the end.
             let mut result = Ok(());
             for i in 0..groups {
                 if thread == 0 && interrupt.check().is_ok() {

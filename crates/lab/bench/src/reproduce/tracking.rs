@@ -1,4 +1,4 @@
-//! Libraries with either tracking of dirty inodes, for the experiments with syncs.
+//! Libraries with either way to track dirty inodes, for the experiments with syncs.
 
 use super::Run;
 use crate::counters::Counters;
@@ -10,7 +10,7 @@ use std::path::PathBuf;
 
 const FILL_THREADS: usize = 4;
 const FILE: [u8; 4096] = [0x6b; 4096];
-/// Enough for the library's maximum of cached inodes.
+/// Bytes of cache: enough for the largest number of inodes that the library caches.
 const CACHE: u64 = 8 << 30;
 
 /// How dirty inodes are tracked, and whether A's cache is full.
@@ -35,20 +35,20 @@ impl Made {
         Ok(Made { library: Library::on(device, &FormatOptions::default(), options)?, image })
     }
 
-    /// Closing would write the contents, which are not needed.
+    /// Drops the library without closing it: closing would write contents that are not needed.
     pub(super) fn end(self) -> Result<()> {
         drop(self.library);
         Ok(std::fs::remove_file(self.image)?)
     }
 }
 
-/// Fills A with `count` cached clean inodes. Returns how many there are.
+/// Fills the cache of A with `count` clean inodes. Returns how many are cached.
 pub(super) fn fill(a: &Library, count: u64) -> Result<f64> {
     if count > 0 {
         make_files(a, Work::Empty, FILL_THREADS, count / FILL_THREADS as u64)?;
     }
     a.sync()?;
-    // A background checkpoint must not disturb the storm, so it runs now.
+    // The checkpoint runs now, so that none runs in the background during the storm.
     a.fs().checkpoint()?;
     let counters = Counters::of(a.fs())?;
     let cached = counters.get("cache/inodes")?;

@@ -1,10 +1,10 @@
-//! Btrfs, "kill btrfs_clear_path_blocking": 1.6 million empty files by 16 threads in as many
-//! directories, and dbench with 16 clients, before and after.
+//! Btrfs, "kill btrfs_clear_path_blocking": 16 threads create 1.6 million empty files in as many
+//! directories, and dbench runs with 16 clients, before and after the change.
 //!
 //! `pingpong` is the old behaviour: the latches of a path spin, become blocking and go back to
 //! spinning. `blocking` is the new one: they never go back. The two differ in nothing else, so
 //! their comparison measures the change. `rwlock` and `optimistic` are later steps: reader-writer
-//! latches, and inner nodes read without latches.
+//! latches, and inner nodes that are read without latches.
 
 use super::cpu::Cpu;
 use super::dbench::{self, Load};
@@ -28,15 +28,16 @@ use std::time::Duration;
 
 pub(super) const THREADS: usize = 16;
 const FEW_THREADS: [usize; 4] = [1, 2, 4, 16];
-/// Large enough that nothing is read again, since latches are measured.
+/// Bytes of cache: enough that nothing is read again, since latches are measured.
 const CACHE: u64 = 3 << 30;
-/// ext4 makes one inode for each 16 KiB; a round must leave some.
+/// Bytes of the image for each file. ext4 makes one inode for each 16 KiB, and a round must not use
+/// up all inodes.
 const BYTES_PER_FILE: u64 = 32 << 10;
 
 const RATE: &str = "files";
 const WALL: &str = "wall time";
 const THROUGHPUT: &str = "throughput";
-/// The number that the announcement's probe counts: see `LatchKind::calls`.
+/// The number that the announcement's probe counts; see `LatchKind::calls`.
 const WRITE_CALLS: &str = "write lock calls";
 const READ_CALLS: &str = "read lock calls";
 const LONGEST: &str = "longest wait";
@@ -47,7 +48,7 @@ pub(super) const PUBLISHED_CREATE: &[Published] = &[
     Published { metric: "system time", figures: &[822.831, 496.495] },
     Published { metric: WRITE_CALLS, figures: &[2_467_493.0, 1_332_101.0] },
     Published { metric: READ_CALLS, figures: &[6_746_238.0, 6_857_393.0] },
-    // The upper bounds of their last rows.
+    // The upper bounds of the last rows of the published histograms.
     Published { metric: LONGEST, figures: &[1023.0, 127.0] },
 ];
 pub(super) const PUBLISHED_LOAD: &[Published] =
@@ -95,7 +96,7 @@ pub(super) fn metrics(first: Metric) -> Vec<Metric> {
 
 const KINDS: [&str; 4] = ["write_leaf", "write_inner", "read_leaf", "read_inner"];
 
-/// The counters of a file system that was made for the round.
+/// The values of the latch metrics, from the counters of a file system that was made for the round.
 pub(super) fn latch_values(counters: &Counters) -> Result<[f64; 10]> {
     let get = |kind: &str, what: &str| counters.get(&format!("tree/latches/{kind}/{what}"));
     let sum = |kinds: &[&str], what: &str| kinds.iter().map(|kind| get(kind, what)).sum::<Result<f64>>();
@@ -146,7 +147,7 @@ fn histograms(stats: &str) -> Result<Vec<String>> {
     Ok(lines)
 }
 
-/// Uses a new library for the round.
+/// Runs `body` on a new library.
 fn fresh<R>(run: &Run<'_>, tree_lock: TreeLock, body: impl FnOnce(&Library) -> Result<R>) -> Result<R> {
     run.settings.interrupt.check()?;
     let image = run.place.shell.dir.join(LIBRARY_IMAGE);
@@ -154,7 +155,7 @@ fn fresh<R>(run: &Run<'_>, tree_lock: TreeLock, body: impl FnOnce(&Library) -> R
     let options = MountOptions { tree_lock, cache_size: CACHE, ..MountOptions::default() };
     let library = Library::on(device, &FormatOptions::default(), options)?;
     let answer = body(&library);
-    // Closing would write the contents, which are not needed.
+    // The library is not closed: closing would write contents that are not needed.
     drop(library);
     std::fs::remove_file(image)?;
     answer
@@ -180,8 +181,8 @@ fn mode_contestants<'c>(
         .collect()
 }
 
-/// Each thread creates its files in a number of its own directories, one after the other, like
-/// fs_mark's `-D`. The directories exist before.
+/// Each thread creates its files in `dirs` directories of its own, one after the other, as fs_mark
+/// does with `-D`. The directories are made before the time counts.
 pub(super) fn make_spread(library: &Library, threads: usize, dirs: u64, each: u64) -> Result<Duration> {
     let fs = library.fs();
     let mut made: Vec<Vec<Ino>> = Vec::new();
@@ -201,7 +202,7 @@ pub(super) fn make_spread(library: &Library, threads: usize, dirs: u64, each: u6
     Ok(took)
 }
 
-/// With `dirs`, each thread has that number of directories, else one.
+/// Creates the files. With `dirs` each thread has that number of directories, otherwise one.
 fn create(
     run: &Run<'_>,
     lock: TreeLock,
@@ -239,7 +240,7 @@ fn old_and_new(run: &mut Run<'_>) -> Result<()> {
     let (load, clients) = (Arc::new(Load::installed()?), run.clients());
     let this = &*run;
     let creation = |lock: TreeLock, each: u64| {
-        // As announced: ten files in each directory.
+        // As in the announcement: ten files in each directory.
         let (round, stats) = create(this, lock, THREADS, Some((each / 10).max(1)), each)?;
         keep(lock, stats);
         Ok(round)
@@ -321,7 +322,7 @@ fn by_threads(run: &mut Run<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The same files on other file systems, for scale.
+/// Creates the same files on other file systems, for comparison.
 fn others(run: &mut Run<'_>) -> Result<()> {
     if !run.place.root {
         run.note("Left out: tmpfs, ext4 and Btrfs (it takes root to mount them).".into());
@@ -372,8 +373,8 @@ fn others(run: &mut Run<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The announced fs_mark run, on a new mount for each round, for scale: a creation switches between
-/// client and server several times.
+/// Runs fs_mark as announced, on a new mount for each round, for comparison: each creation switches
+/// between client and server several times.
 fn on_the_mount(run: &mut Run<'_>) -> Result<()> {
     let each = run.work(200, 1_000);
     let this = &*run;
@@ -414,7 +415,7 @@ fn on_the_mount(run: &mut Run<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The bars of the change alone; the last one is of the default.
+/// The bars of the published change; the last one is that of the default latch.
 pub(super) fn bars(created: &Outcome) -> Vec<Bar> {
     let times = |at: &dyn Fn(usize, &str) -> f64, metric: &str| at(1, metric) / at(0, metric);
     vec![

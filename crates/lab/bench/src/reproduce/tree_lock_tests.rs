@@ -27,10 +27,11 @@ fn outcome(first: Metric, published: &[Published]) -> Outcome {
 fn the_published_figures_meet_what_they_claim() {
     let mut created = PUBLISHED_CREATE.to_vec();
     created.push(Published { metric: RATE, figures: &[1.6e6 / 147.307, 1.6e6 / 62.273] });
-    // The longest wait fell to 127/1023, in a histogram of powers of two: to an eighth.
+    // In a histogram of powers of two the longest wait fell from the row up to 1023 to that up to
+    // 127: to an eighth.
     let of = |published: &[Published], name| outcome(Metric::new(name, "", Better::Higher), published);
     let bars = bars(&of(&created, RATE));
-    // 147.307 by 62.273 is 2.366: the bar is rounded up.
+    // 147.307 divided by 62.273 is 2.366. The bar is this ratio rounded up.
     assert!(bars[0].reached.unwrap() > 2.36);
     assert!(bars[1].met && bars[2].met);
     assert!(!bars[3].met, "not measured is not met");
@@ -38,7 +39,7 @@ fn the_published_figures_meet_what_they_claim() {
 
 fn stats() -> Value {
     let kind = |n: u64| {
-        // All in the bucket up to 2^20 - 1 ns.
+        // All waits are in the bucket up to 2^20 - 1 ns.
         let waits = [vec![0; 20], vec![n]].concat();
         json!({
             "acquisitions": n, "calls": n + 10, "wakeups": 2 * n,

@@ -1,12 +1,12 @@
 //! Linux, "writeback: plug writeback at a high level": 4 KiB files without sync, in eight
-//! directories, before and after.
+//! directories, before and after the change.
 //!
-//! `noplug` submits each inode's pages separately; `plug` collects those of many inodes, sorts and
-//! merges them. A round ends when everything is durable: remaining dirty data would be work not
-//! done.
+//! `noplug` submits each inode's pages separately. `plug` collects the pages of many inodes, sorts
+//! and merges them. A round ends when everything is durable: data that is still dirty would be work
+//! not done.
 //!
 //! Each part runs on an image file, and on a loop device, for which the kernel itself counts
-//! requests. On the mount the processor time of the server counts like the client's.
+//! requests. On the mount the processor time of the server counts as well as the client's.
 
 use super::cpu::Cpu;
 use super::{CACHE, LIBRARY_IMAGE, Part, Run};
@@ -34,7 +34,7 @@ const WRITES: &str = "device writes";
 const KERNEL_WRITES: &str = "the kernel's count: writes";
 const DATA_WRITES: &str = "data writes";
 const HARD_LIMITS: &str = "data, times the hard limit of dirty data";
-/// Amount of data, in hard limits, that keeps writeback busy all the time.
+/// Minimum of data that keeps writeback busy all the time, in multiples of [`hard_limit`].
 const HARD_LIMITS_WANTED: f64 = 4.0;
 
 pub(super) const PUBLISHED: &[Published] = &[
@@ -45,7 +45,7 @@ pub(super) const PUBLISHED: &[Published] = &[
     Published { metric: "bandwidth", figures: &[150.0, 280.0] },
 ];
 
-/// The place of the image.
+/// What contains the image.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Ground {
     File,
@@ -91,15 +91,15 @@ fn metrics(ground: Ground) -> Vec<Metric> {
     metrics
 }
 
-/// The measurements of a round, from its first file until all are durable.
+/// The measurements of a round, from its first file until all files are durable.
 struct Seen {
     files: u64,
     wall: f64,
-    /// Processor time of this process: the clients', in process also the library's.
+    /// Processor time of this process: the clients, and in process also the library.
     cpu: Cpu,
     /// Processor time of the process that serves a mount.
     server: Option<Cpu>,
-    /// `None`: the image is not on a loop device.
+    /// Counts of the loop device; `None` if the image is on none.
     disk: Option<DiskCounts>,
 }
 
@@ -135,7 +135,7 @@ fn values(seen: &Seen, before: &Counters, after: &Counters) -> Result<Vec<f64>> 
     Ok(values)
 }
 
-/// Bytes of dirty data at which writers write back themselves: half of the space for file pages,
+/// Bytes of dirty data above which writers write back themselves: half of the space for file pages,
 /// which is three eighths of the cache (`cache::budget` of the library).
 fn hard_limit(cache_size: u64) -> f64 {
     cache_size as f64 * 3.0 / 8.0 / 2.0
@@ -199,7 +199,8 @@ fn hold(run: &Run<'_>, part: Part, ground: Ground, each: u64) -> Result<Outcome>
     Ok(outcome)
 }
 
-/// The library and `kedge` get its path, or that of an image file.
+/// Makes a loop device if the image is to be on one. The library and `kedge` get its path instead
+/// of that of an image file.
 fn loop_device<'a>(run: &Run<'a>, ground: Ground, name: &str) -> Result<Option<LoopDevice<'a>>> {
     match ground {
         Ground::Loop => LoopDevice::make(&run.place.shell, name, run.settings.size).map(Some),
@@ -319,7 +320,7 @@ fn on_the_mount(run: &Run<'_>, ground: Ground, option: &'static str, each: u64) 
     Ok(Round { values, command })
 }
 
-/// A short run has too little data for the last one.
+/// A short run has too little data for the last bar.
 fn bars(outcome: &Outcome, place: &str, quick: bool) -> Vec<Bar> {
     let mut bars = vec![
         Bar::change(outcome, WRITES, Want::AtMost(-94.6)),

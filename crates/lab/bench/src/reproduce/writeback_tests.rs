@@ -5,7 +5,7 @@ use serde_json::json;
 
 const CPU_TIME: Cpu = Cpu { user: 1.0, system: 2.0 };
 
-/// In this process, on an image file.
+/// Measurements in this process, on an image file.
 fn seen() -> Seen {
     Seen { files: 100, wall: 2.0, cpu: CPU_TIME, server: None, disk: None }
 }

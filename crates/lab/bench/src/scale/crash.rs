@@ -1,4 +1,4 @@
-//! Images whose log is full at the crash, and the time to open them.
+//! Images with a filled log at the time of a crash, and the time to open them.
 
 use super::{BLOCK, OPENING, Scale, file_name, outcome};
 use crate::contest::{Better, Metric, Outcome};
@@ -13,28 +13,30 @@ use kedgefs::{FileSystem, FormatOptions, Ino, MountOptions, Owner, Switches};
 use std::path::Path;
 use std::sync::Arc;
 
-/// Fractions of what the log holds before a checkpoint must run. Part of a log is always reserved,
-/// for example for records that move log-resident data into place.
+/// How much of the log is filled, as fractions of what it holds before a checkpoint must run. A
+/// part of a log is always reserved, for example for records of log-resident data that is written
+/// in place.
 const FILLS: [(&str, f64); 4] = [("25 %", 0.25), ("50 %", 0.5), ("75 %", 0.75), ("95 %", 0.95)];
 const IMAGE: u64 = 4 << 30;
-/// Everything that the log refers to stays in memory: a full cache would start a checkpoint.
+/// Bytes of cache: everything that the log refers to stays in memory, since a full cache would
+/// start a checkpoint.
 const CACHE: u64 = 4 << 30;
-/// Threads that create files with an fsync.
+/// Number of threads that create files with an fsync.
 const THREADS: usize = 8;
 
-/// What fills the log.
+/// The operations that fill the log.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Filler {
-    /// Metadata alone, which gives the most records.
+    /// Creations of empty files, which give the most records.
     Creations,
-    /// Files of 4 KiB, whose bytes are in the log.
+    /// Files of 4 KiB with an fsync each, whose bytes are in the log.
     Synced,
 }
 
 const FILLERS: [Filler; 2] = [Filler::Creations, Filler::Synced];
 
 impl Filler {
-    /// Files created between two checks of the log.
+    /// Number of files that are created between two checks of the log.
     fn batch(self) -> u64 {
         match self {
             Filler::Creations => 512,
@@ -43,7 +45,7 @@ impl Filler {
     }
 }
 
-/// Two for each filler, in its order.
+/// For each filler, in their order, one metric for the library and one for the mount.
 const METRICS: [&str; 4] = [
     "library, creations",
     "kedge mount, creations",
@@ -67,7 +69,7 @@ impl Scale<'_> {
                     self.settings.interrupt.check()?;
                     fill_log(&image, self.log_size(), filler, Some(full * part))?;
                     self.place.shell.run("cp --sparse=always crash.img kedge.img")?;
-                    // So that the copy is on the disk, not in the host's cache.
+                    // The copy must be on the disk, not only in the host's cache.
                     self.place.shell.run("sync kedge.img")?;
                     samples[0].push(open(&image)?);
                     std::fs::remove_file(&image)?;
@@ -92,7 +94,7 @@ impl Scale<'_> {
         Ok(outcome(OPENING, metrics, sides))
     }
 
-    /// Mounts the copy, which is removed with the mount.
+    /// Mounts the copy and returns the seconds. The copy is removed with the mount.
     fn mount(&self) -> Result<f64> {
         let clock = SystemClock::default();
         let shell = &self.place.shell;
@@ -105,8 +107,8 @@ impl Scale<'_> {
     }
 }
 
-/// Makes an image that crashes in use with this many bytes in its log. `None`: until a checkpoint
-/// runs, which empties the log. Returns the maximum number of bytes that the log held.
+/// Makes an image that crashes in use with this many bytes in its log. With `None` fills the log
+/// until a checkpoint empties it. Returns the largest number of bytes that the log held.
 fn fill_log(image: &Path, log_size: u64, filler: Filler, bytes: Option<f64>) -> Result<f64> {
     let device = FileDevice::create(image, IMAGE, OpenOptions::default())?;
     let format = FormatOptions { log_size: Some(log_size), ..FormatOptions::default() };
@@ -135,7 +137,7 @@ fn fill_log(image: &Path, log_size: u64, filler: Filler, bytes: Option<f64>) -> 
     Ok(most)
 }
 
-/// Adds a directory with a batch of files.
+/// Adds a directory with `batch` files.
 fn fill(fs: &FileSystem, filler: Filler, batch: u64) -> Result<()> {
     let dir = fs.mkdir(Ino::ROOT, format!("dir{batch}").as_bytes(), 0o755, Owner::default())?.ino;
     let make = move |fs: &FileSystem, i: u64| -> Result<()> {
@@ -157,7 +159,7 @@ fn fill(fs: &FileSystem, filler: Filler, batch: u64) -> Result<()> {
     Ok(())
 }
 
-/// Seconds until the library is open.
+/// Opens the image with the library and returns the seconds.
 fn open(image: &Path) -> Result<f64> {
     let clock = SystemClock::default();
     let started = clock.monotonic();
@@ -165,12 +167,12 @@ fn open(image: &Path) -> Result<f64> {
     let fs = FileSystem::open(device, Arc::new(clock), MountOptions::default())?;
     let took = clock.since(started).as_secs_f64();
     ensure!(replayed(&fs)? > 0.0, "no log was replayed");
-    // Closing would write the contents, which are not needed.
+    // The file system is shut down, since closing would write contents that are not needed.
     fs.shutdown(false)?;
     Ok(took)
 }
 
-/// Bytes of the log that opening had to replay.
+/// Number of bytes of the log that were replayed when the image was opened.
 fn replayed(fs: &FileSystem) -> Result<f64> {
     Counters::parse(&fs.info_json())?.get("recovery/bytes")
 }

@@ -1,6 +1,6 @@
 use super::*;
 
-/// Opening replays as much as was filled in.
+/// Opening an image replays as many bytes as the log was filled with.
 #[test]
 fn the_log_is_as_full_as_was_asked_for() {
     const LOG: u64 = 8 << 20;
@@ -15,8 +15,8 @@ fn the_log_is_as_full_as_was_asked_for() {
         let clock = Arc::new(SystemClock::default());
         let fs = FileSystem::open(device, clock, MountOptions::default()).unwrap();
         let replayed = replayed(&fs).unwrap();
-        // The used space includes reservations for records about log-resident data, and at most one
-        // batch more than requested.
+        // The used space of the log includes reservations for records about log-resident data, and
+        // up to one batch more than requested.
         assert!(
             (want * 0.7..want + 0.1 * LOG as f64).contains(&replayed),
             "{filler:?}: {replayed} of {want}"

@@ -1,14 +1,14 @@
-//! How costs grow: operations with the number of files, opening an image after a crash with the
-//! fill of its log, fsck with the number of files.
+//! How costs grow: those of operations and of fsck with the number of files, and that of opening an
+//! image after a crash with the fill of its log.
 //!
-//! 1. *Operations*, in process: a population of files grows from size to size. A separate directory
-//!    is filled and emptied, and each kind of operation is timed as a whole. The last kind looks up
-//!    random files of the population; once they no longer fit into the cache, it reads from the
-//!    device.
-//! 2. *fsck* of the same image, closed, with the command.
-//! 3. *Opening after a crash*: the log is filled up to a part of its size without a checkpoint, by
-//!    creations alone or by small files with an fsync each. Then the file system stops as in a
-//!    crash. It is opened in process, and a copy of it by `kedge mount`.
+//! 1. *Operations*, in process: the number of files in an image (its *population*) grows from size
+//!    to size. At each size, each kind of operation is timed as a whole, in a separate directory
+//!    that is filled and emptied. The last kind looks up random files of the population: it reads
+//!    from the device once they no longer fit into the cache.
+//! 2. *fsck*: the command checks the same image, closed.
+//! 3. *Opening after a crash*: the log is filled up to a fraction of its size without a checkpoint,
+//!    by creations alone or by small files with an fsync each. Then the file system stops as in a
+//!    crash. The image is opened in process, and a copy of it by `kedge mount`.
 
 mod crash;
 mod plot;
@@ -30,7 +30,7 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use std::path::PathBuf;
 
-/// Files of the population.
+/// Numbers of files of the population, and their names in the report.
 const SIZES: [(&str, u64); 7] = [
     ("10,000", 10_000),
     ("30,000", 30_000),
@@ -41,10 +41,10 @@ const SIZES: [(&str, u64); 7] = [
     ("10,000,000", 10_000_000),
 ];
 const QUICK_SIZES: usize = 4;
-/// The size for fsck's bar.
+/// The size at which fsck has a bar.
 const FSCK_SIZE: &str = "1,000,000";
 const IN_DIR: u64 = 1_000;
-/// Every tenth file has a block of data.
+/// One in this many files has a block of data.
 const WRITTEN: u64 = 10;
 const BLOCK: [u8; 4096] = [0x6b; 4096];
 /// Files between two checks for an interrupt.
@@ -53,7 +53,7 @@ const LOOK_AGAIN: u64 = 1_024;
 const OPERATIONS: [&str; 6] =
     ["create", "look up", "write 4 KiB", "rename", "unlink", "look up any file of all"];
 
-/// Limit of the growth of an operation's cost; limits in seconds for the others.
+/// Limit of the factor by which an operation's cost grows. The limits that follow are in seconds.
 const GROWTH: f64 = 1.5;
 const FSCK_SECONDS: f64 = 10.0;
 const OPEN_SECONDS: f64 = 1.0;
@@ -62,7 +62,7 @@ const COSTS: &str = "cost of an operation, by the number of files";
 const FSCK: &str = "fsck, by the number of files";
 const OPENING: &str = "opening after a crash, by the part of the log that was full";
 
-/// Measures and reports. An error means that there is nothing to report.
+/// Runs the measurements and makes the report. Fails if there is nothing to report.
 pub fn run(settings: &Settings) -> Result<Report> {
     let place = Place::new(settings)?;
     let rounds = settings.rounds.unwrap_or(if settings.quick { 2 } else { 5 });
@@ -112,7 +112,7 @@ struct Scale<'a> {
     rounds: usize,
 }
 
-/// An outcome whose sides were measured in sequence.
+/// An outcome whose sides were measured one after the other, not in turns.
 fn outcome(title: &str, metrics: Vec<Metric>, sides: Vec<(&'static str, Vec<Sample>)>) -> Outcome {
     let side = |(name, samples)| Side { name, command: String::new(), samples, failed: None };
     Outcome {
@@ -125,7 +125,7 @@ fn outcome(title: &str, metrics: Vec<Metric>, sides: Vec<(&'static str, Vec<Samp
 }
 
 impl Scale<'_> {
-    /// Operations of each kind in a round.
+    /// Number of operations of each kind in a round.
     fn each(&self) -> u64 {
         if self.settings.quick { 2_000 } else { 20_000 }
     }
@@ -138,7 +138,7 @@ impl Scale<'_> {
         (self.settings.progress)(line);
     }
 
-    /// The costs of operations, and of fsck.
+    /// Measures the costs of operations, and of fsck, at each size.
     fn growth(
         &self,
         sizes: &[(&'static str, u64)],
@@ -188,7 +188,7 @@ impl Scale<'_> {
 /// An image with many files.
 struct Population {
     image: PathBuf,
-    /// `None`: closed.
+    /// `None` while the image is closed.
     library: Option<Library>,
     dirs: Vec<Ino>,
     files: u64,
@@ -222,7 +222,7 @@ impl Population {
         Ok(())
     }
 
-    /// Returns when nothing is left to write back.
+    /// Grows the population to `files`. Returns when nothing is left to write back.
     fn grow(&mut self, files: u64, interrupt: &Interrupt) -> Result<()> {
         let fs = self.library().fs().clone();
         while self.files < files {
@@ -244,7 +244,7 @@ impl Population {
         Ok(fs.checkpoint()?)
     }
 
-    /// Microseconds of each of [`OPERATIONS`], one sample for each round.
+    /// The costs of each of [`OPERATIONS`] in microseconds, one value for each round.
     fn costs(&self, rounds: usize, each: u64, interrupt: &Interrupt) -> Result<Vec<Sample>> {
         let mut samples = vec![Sample::default(); OPERATIONS.len()];
         for round in 0..rounds {

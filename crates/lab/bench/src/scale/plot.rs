@@ -8,18 +8,18 @@ use std::fmt::Write;
 
 const WIDTH: f64 = 860.0;
 const LEFT: f64 = 64.0;
-/// Space for the names of the lines.
+/// Width at the right for the names of the lines.
 const RIGHT: f64 = 300.0;
 const TOP: f64 = 46.0;
 const BOTTOM: f64 = 46.0;
 const PLOT: f64 = 220.0;
 const PANEL: f64 = TOP + PLOT + BOTTOM;
-/// Distance between the names of two lines.
+/// Minimum distance between the names of two lines.
 const NAME: f64 = 17.0;
 const MARGIN: f64 = 12.0;
-/// Values that differ by more than this factor have a logarithmic axis.
+/// If values differ by more than this factor, their axis is logarithmic.
 const FAR_APART: f64 = 50.0;
-/// Lines up to this number have distinct colours.
+/// Number of distinct colours of lines.
 const COLOURS: usize = 6;
 
 const STYLE: &str = "
@@ -45,7 +45,7 @@ path { fill: none; stroke-width: 2; }
 /// What a panel shows besides the figures.
 struct Panel<'a> {
     outcome: &'a Outcome,
-    /// Height of a horizontal line, for a bar that is a value of the vertical axis.
+    /// The value of a bar on the vertical axis, which is drawn as a horizontal line.
     bar: Option<f64>,
 }
 
@@ -93,12 +93,12 @@ fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
-/// The number in a side's name: `10,000`, `25 %`.
+/// Parses the number in a side's name: `10,000`, `25 %`.
 fn position(name: &str) -> Option<f64> {
     name.split(' ').next()?.replace(',', "").parse().ok()
 }
 
-/// Maps values to coordinates. Sizes that span powers of ten have a logarithmic axis.
+/// Maps values to coordinates. An axis of sizes that span powers of ten is logarithmic.
 struct Axis {
     from: f64,
     to: f64,
@@ -117,8 +117,8 @@ impl Axis {
     }
 }
 
-/// The axis of values and its labels. It begins at zero, except for values so far apart that the
-/// small ones would all be at the bottom.
+/// Returns the vertical axis and the values of its labels. It begins at zero, unless values are so
+/// far apart that the small ones would all be at the bottom.
 fn vertical(values: &[f64]) -> (Axis, Vec<f64>) {
     let most = values.iter().copied().fold(0.0, f64::max).max(1e-9);
     let least = values.iter().copied().filter(|v| *v > 0.0).fold(most, f64::min);
@@ -133,7 +133,7 @@ fn vertical(values: &[f64]) -> (Axis, Vec<f64>) {
     (Axis { from: 10f64.powi(from), to: 10f64.powi(to), logarithmic: true, start, end }, ticks)
 }
 
-/// A round number at or above `value`, and the number of steps up to it.
+/// Returns a round number at or above `value`, and the number of steps up to it.
 fn round_up(value: f64) -> (f64, usize) {
     let power = 10f64.powf(value.log10().floor());
     let steps = [(1.0, 5), (2.0, 4), (2.5, 5), (3.0, 3), (4.0, 4), (5.0, 5), (6.0, 6), (8.0, 4), (10.0, 5)];
@@ -225,7 +225,7 @@ fn draw(panel: &Panel<'_>, out: &mut String) {
     }
 }
 
-/// The names from top to bottom, moved apart where their lines end close together.
+/// Places the names from top to bottom, and moves them apart where their lines end close together.
 fn spread(mut names: Vec<(f64, usize, String)>) -> Vec<(f64, usize, String)> {
     names.sort_by(|a, b| a.0.total_cmp(&b.0));
     let mut next = f64::NEG_INFINITY;
@@ -233,7 +233,7 @@ fn spread(mut names: Vec<(f64, usize, String)>) -> Vec<(f64, usize, String)> {
         *at = at.max(next);
         next = *at + NAME;
     }
-    // Names pushed out at the bottom are moved up again.
+    // Names that were pushed below the bottom are moved up again.
     let mut limit = TOP + PLOT;
     for (at, ..) in names.iter_mut().rev() {
         *at = at.min(limit);

@@ -54,13 +54,13 @@ fn each_figure_has_its_place() {
     assert_eq!(picture.matches("<circle ").count(), (3 + 2 + 2 + 2 + 2) + 6, "points, and names");
     assert_eq!(picture.matches("class=\"bar\"").count(), 2, "fsck's and opening's");
     assert!(picture.contains("first &amp; best: 2.00 µs") && picture.contains("second: failed"), "{picture}");
-    // 2 of 4 µs is half of the height, and the middle size is in the middle.
+    // 2 of 4 µs is at half of the height, and the middle size is in the middle.
     let (middle, half) = (f64::midpoint(LEFT + MARGIN, WIDTH - RIGHT), TOP + PLOT / 2.0);
     let line = format!("d=\"M{:.1} {:.1} L{middle:.1}", LEFT + MARGIN, TOP + PLOT * 0.75);
     assert!(picture.contains(&line), "{line} in {picture}");
     assert!(picture.contains(&format!(" L{:.1} {half:.1}\"", WIDTH - RIGHT)), "{picture}");
     assert!(picture.contains("prefers-color-scheme: dark"));
-    // The picture refers to no other file.
+    // The picture refers to no other file: the name space is its only address.
     assert_eq!(picture.matches("http").count(), 1, "the name space alone");
     assert!(!picture.contains("NaN") && !picture.contains("inf"));
 }

@@ -1,8 +1,8 @@
 //! `kedge-lab`: experiments that compare KedgeFS with other file systems, on this machine.
 //!
-//! It is a separate program, so that `kedge` as installed contains no benchmark code. Mounts are
-//! made by the `kedge` in the same directory. Exit codes: 0 success, 1 failure or a missed bar, 2
-//! usage. An error is one line on stderr.
+//! `kedge-lab` is a separate program, so that the installed `kedge` contains no benchmark code.
+//! Mounts are made by the `kedge` in the same directory. Exit codes: 0 success, 1 failure or a
+//! missed bar, 2 wrong usage. An error is one line on stderr.
 #![forbid(unsafe_code)]
 
 use anyhow::{Context, Result, ensure};
@@ -18,7 +18,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// With a smaller image, the log and ext4's journal would be most of it.
+/// In a smaller image, the log and ext4's journal would take most of the space.
 const SIZE_MIN: u64 = 256 << 20;
 const FAILURE: u8 = 1;
 const USAGE: u8 = 2;
@@ -283,7 +283,7 @@ fn bench_baseline(common: &Common, only: &[Part]) -> Result<ExitCode> {
     common.print(&report)
 }
 
-/// The words of an option that may be repeated; without one, all of them.
+/// The values of an option that may be repeated; all possible values if it was not given.
 fn asked<T: ValueEnum + PartialEq>(only: &[T]) -> Vec<T> {
     let all = T::value_variants().iter();
     all.filter(|word| only.is_empty() || only.contains(word)).cloned().collect()
@@ -344,13 +344,13 @@ fn bench_later(common: &Common, check: bool) -> Result<ExitCode> {
     Ok(judged(&report, check, code))
 }
 
-/// Checked before the minutes of measurement, so that the report is not lost at the end.
+/// Checks that a report can be written, before minutes of measurement whose report would be lost.
 fn can_be_kept(file: &Path) -> Result<()> {
     let opened = std::fs::File::options().append(true).create(true).open(file);
     opened.map(drop).with_context(|| format!("open {}", file.display()))
 }
 
-/// Names the missed bars, if they are to be checked.
+/// Prints the missed bars if they are to be checked, and returns the exit code.
 fn judged(report: &kedge_bench::Report, check: bool, code: ExitCode) -> ExitCode {
     let missed = report.missed();
     missed.iter().filter(|_| check).for_each(|line| eprintln!("kedge-lab: bar missed: {line}"));
@@ -396,7 +396,7 @@ fn one_load(load: &str, rule: &str, short: bool, on: &On) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// More would not fit the machine's sets of processors.
+/// Limit of simulated processors: the machine keeps sets of processors in 64 bits.
 const PROCESSORS_MAX: usize = 64;
 
 fn processors(text: &str) -> Result<usize, String> {
@@ -406,8 +406,8 @@ fn processors(text: &str) -> Result<usize, String> {
     }
 }
 
-/// The `kedge` next to this program, which the same `cargo build` made. One on the PATH could be of
-/// another version.
+/// Returns the `kedge` next to this program, which the same `cargo build` made. A `kedge` on the
+/// PATH could be of another version.
 fn kedge_beside_this() -> Result<PathBuf> {
     let this = std::env::current_exe().context("find this program")?;
     let kedge = this.with_file_name("kedge");
@@ -420,13 +420,14 @@ fn kedge_beside_this() -> Result<PathBuf> {
 }
 
 impl Common {
-    /// Also handles the signals that would end the program, since mounts have to be undone.
+    /// Also installs handlers for the signals that would end the program, since mounts have to be
+    /// undone.
     fn settings(&self) -> Result<Settings> {
         let kedge = kedge_beside_this()?;
         let signals = TerminationSignals::block().context("block signals")?;
         let interrupt = Interrupt::new(end_group);
         let raise = interrupt.clone();
-        // Detached: it waits until the process ends.
+        // The thread is not joined: it waits until the process ends.
         kedge_base::spawn_named("signals", move || {
             while let Ok(signal) = signals.wait() {
                 eprintln!("kedge-lab: signal {signal}: cleaning up");
@@ -472,7 +473,7 @@ fn size(text: &str) -> Result<u64, String> {
     }
 }
 
-/// A group that no longer exists has ended, as requested.
+/// If the group no longer exists, its processes have ended, as requested.
 fn end_group(leader: u32) {
     if let Some(leader) = i32::try_from(leader).ok().and_then(Pid::from_raw) {
         let _ = kill_process_group(leader, Signal::TERM);

@@ -90,7 +90,7 @@ Close 2 NT_STATUS_OK
     assert!(one.client.locks.is_empty(), "closing the file gave up its last lock");
     assert!(one.client.open.iter().all(Option::is_none));
     assert_eq!(one.client.bytes, 50 + 70);
-    // As many as there are lines: an operation that makes several calls counts once.
+    // Each line of the load counts once, even if its operation makes several calls.
     assert_eq!((one.count("NTCreateX"), one.count("Close"), one.count("Flush")), (5.0, 4.0, 2.0));
     assert_eq!((one.count("Qpathinfo"), one.count("Find"), one.count("Mkdir")), (2.0, 1.0, 1.0));
     let forces =
@@ -119,7 +119,7 @@ Close 3 NT_STATUS_OK
 "#,
     ));
     one.act().unwrap();
-    // Files are removed, directories stay, as with dbench.
+    // Files are removed and directories stay, as with dbench.
     assert_eq!(one.root().read_dir("clients/client0/sub").unwrap().count(), 0);
     assert_eq!((one.count("Unlink"), one.count("Deltree"), one.count("Sfileinfo")), (2.0, 2.0, 1.0));
 }
@@ -166,7 +166,7 @@ fn what_ends_otherwise_is_an_error_with_its_line() {
     One::new(&with_dir(dir)).fails("the handle is a directory's");
 }
 
-/// A small load, repeated by several clients: the sums are right, and nothing is left.
+/// Several clients repeat a small load: the sums are right, and no files are left.
 #[test]
 fn a_run_counts_all_clients_and_leaves_nothing_behind() {
     let text = with_dir(
@@ -202,7 +202,7 @@ Deltree "\clients\client1" NT_STATUS_OK
     library.close().unwrap();
 }
 
-/// dbench's own file, if it is installed: one client runs all of it once.
+/// If dbench is installed, one client runs all of its load file once.
 #[test]
 fn the_installed_load_ends_as_it_says() {
     if !std::path::Path::new(load::PLACE).exists() {
@@ -211,7 +211,7 @@ fn the_installed_load_ends_as_it_says() {
     let load = Load::installed().unwrap();
     let count = |name: &str| load.steps.iter().filter(|step| OPERATIONS[step.op.row()] == name).count();
     assert!(OPERATIONS.iter().all(|name| count(name) > 0), "it has all operations of the table");
-    // A part of it, since all of it takes minutes in a debug build.
+    // Only a part of it runs, since all of it takes minutes in a debug build.
     let library = library();
     let mut client = Client::new(library.fs().root(), &load, 3);
     let part = load.steps.iter().take(20_000);

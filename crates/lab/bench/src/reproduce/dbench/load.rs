@@ -8,24 +8,24 @@
 //!
 //! The last word is the status that the operation had when it was recorded. Empty lines and lines
 //! that begin with `#` are ignored. All lines are parsed and checked before the first operation
-//! runs: an invalid line is an error with its number, where dbench would skip it.
+//! runs: an invalid line is an error that names its number, whereas dbench would skip it.
 
 use anyhow::{Context, Result, bail, ensure};
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::Path;
 
-/// Where Debian's package puts the file.
+/// The path at which Debian's package installs the file.
 pub const PLACE: &str = "/usr/share/dbench/client.txt";
 const FILE_MAX: u64 = 256 << 20;
-/// dbench's limit of open files for a client.
+/// Limit of open files of a client, as in dbench.
 pub const OPEN_MAX: usize = 200;
 /// Limit of one read or write. dbench's largest is 64 KiB.
 pub const BYTES_MAX: u64 = 1 << 20;
 /// The client's name in a load file.
 const CLIENT: &str = "client1";
 
-/// In the order of the announcement's table.
+/// The operations, in the order of the announcement's table.
 pub const OPERATIONS: [&str; 16] = [
     "NTCreateX",
     "Close",
@@ -55,7 +55,7 @@ pub struct Piece {
     pub file: FileAt,
     pub offset: u64,
     pub size: usize,
-    /// The bytes actually read or written.
+    /// Number of bytes that were actually read or written in the recording.
     pub done: usize,
 }
 
@@ -68,7 +68,7 @@ pub struct Range {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Op {
-    /// `file`: `None` if it is expected to fail.
+    /// Opens or creates a file or directory. `file` is `None` if it is expected to fail.
     Create {
         path: PathAt,
         directory: bool,
@@ -95,7 +95,7 @@ pub enum Op {
 }
 
 impl Op {
-    /// Its index in [`OPERATIONS`].
+    /// The operation's index in [`OPERATIONS`].
     pub fn row(self) -> usize {
         match self {
             Op::Create { .. } => 0,
@@ -122,7 +122,7 @@ impl Op {
 pub struct Step {
     pub line: usize,
     pub op: Op,
-    /// Whether it is expected to succeed.
+    /// Whether the operation is expected to succeed.
     pub succeeds: bool,
 }
 
@@ -133,7 +133,7 @@ pub struct Load {
 }
 
 impl Load {
-    /// The load file of the installed package.
+    /// Reads the load file of the installed package.
     pub fn installed() -> Result<Load> {
         Load::read(Path::new(PLACE))
     }
@@ -177,9 +177,9 @@ impl Load {
 struct Reader {
     steps: Vec<Step>,
     paths: BTreeMap<String, PathAt>,
-    /// Open handles: slot and line.
+    /// For each open handle: its slot, and the line that opened it.
     open: BTreeMap<u64, (FileAt, usize)>,
-    /// Slots of closed handles.
+    /// The slots of closed handles.
     free: Vec<FileAt>,
 }
 
@@ -220,7 +220,8 @@ fn words(line: &str) -> Result<Vec<&str>> {
     Ok(words)
 }
 
-/// For NTCreateX: the bit for directories, and the dispositions that create or truncate a file.
+/// Bits and values of NTCreateX: the bit for directories, and the dispositions that create or
+/// truncate a file.
 const DIRECTORY: u64 = 1;
 const OPEN: u64 = 1;
 const CREATE: u64 = 2;
@@ -236,7 +237,7 @@ impl Reader {
         let succeeds = matches!(*status, "NT_STATUS_OK" | "0x0" | "0x00000000");
         let mut words = Words { left: middle.iter() };
         let op = self.op(line, name, &mut words, succeeds)?;
-        // dbench checks the status of these only.
+        // Only for these operations dbench checks the status.
         let may_fail = matches!(
             op,
             Op::Create { .. } | Op::Rename(..) | Op::Unlink(_) | Op::QueryPath(_) | Op::Find(..)

@@ -1,6 +1,6 @@
 use super::*;
 
-/// Each operation once, in the form of dbench's own file.
+/// Each operation once, in the format of dbench's own file.
 const ALL: &str = r#"# a comment
 
 Deltree "\clients\client1" NT_STATUS_OK

@@ -1,14 +1,14 @@
-//! dbench on the library: runs dbench's load file in threads instead of processes, with the same
-//! file system calls for each operation as dbench.
+//! dbench on the library: runs dbench's load file in threads instead of processes. Each operation
+//! makes the same file system calls as in dbench.
 //!
-//! - Before dbench uses a name, it looks it up; if that fails, it reads the directory for a name
-//!   that differs only in case. That is part of NTCreateX, Rename, Unlink, Mkdir, Qpathinfo and
-//!   Find.
+//! - Before dbench uses a name, it looks the name up. If the lookup fails, it reads the directory
+//!   for a name that differs only in case. That is part of NTCreateX, Rename, Unlink, Mkdir,
+//!   Qpathinfo and Find.
 //! - Deltree removes files and leaves directories.
 //! - On a mount, the kernel handles locks. Here each client has its own lock table, since no two
 //!   clients share a file.
-//! - An operation with another status than in the load file is an error with the line's number. The
-//!   results of queries are not checked, as in dbench.
+//! - If an operation has another status than in the load file, that is an error that names the
+//!   line. The results of queries are not checked, as in dbench.
 
 mod load;
 
@@ -27,20 +27,20 @@ use std::time::Duration;
 
 /// The clients' directory.
 const WORK: &str = "dbench";
-/// Seconds that Sfileinfo subtracts from the time stamps.
+/// Seconds by which Sfileinfo makes the time stamps older.
 const OLDER_ACCESS: i64 = 10;
 const OLDER_CHANGE: i64 = 12;
 
 pub struct Sum {
-    /// Bytes read and written, in MB/s.
+    /// Data read and written, in MB/s.
     pub throughput: f64,
     /// Milliseconds.
     pub max_latency: f64,
-    /// In the order of [`OPERATIONS`].
+    /// The latencies by operation, in the order of [`OPERATIONS`].
     pub operations: Vec<Times>,
 }
 
-/// Each client repeats the load for that time. Removes what was created.
+/// Lets each client repeat the load for that time, then removes the files.
 pub fn run(
     library: &Library,
     load: &Arc<Load>,
@@ -81,18 +81,18 @@ pub fn run(
     })
 }
 
-/// A failed round may have left files.
+/// Removes the clients' directory: a failed round may have left files.
 fn remove(root: &Dir) -> Result<()> {
     present(root.remove_dir_all(WORK)).context("remove the clients' directory")?;
     Ok(())
 }
 
-/// Errors that mean a missing name. All others are failures.
+/// Whether an error means a missing name. Any other error is a failure.
 fn is_absent(e: &io::Error) -> bool {
     matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
 }
 
-/// `None` if it does not exist.
+/// Returns `None` if the name does not exist.
 fn present<T>(found: io::Result<T>) -> io::Result<Option<T>> {
     match found {
         Err(e) if is_absent(&e) => Ok(None),
@@ -101,7 +101,7 @@ fn present<T>(found: io::Result<T>) -> io::Result<Option<T>> {
 }
 
 enum Open {
-    /// The file, and the name that opened it.
+    /// The file, and the path that opened it.
     File(kedgefs::File, PathAt),
     Dir(Ino, PathAt),
 }
@@ -209,7 +209,7 @@ impl Client {
         })
     }
 
-    /// Searches for a name that may differ in case.
+    /// Looks a name up, and searches the directory for one that differs only in case.
     fn resolve(&self, path: PathAt) -> Result<()> {
         let path = self.path(path);
         if present(self.work.metadata(path))?.is_some() {
@@ -233,7 +233,7 @@ impl Client {
             make_dir(&self.work, name)?;
         } else {
             match self.work.open_with(name, how) {
-                // Opens the directory again, for reading.
+                // The path is a directory, which is opened for reading instead.
                 Err(e) if e.kind() == ErrorKind::IsADirectory => {}
                 opened => return opened.map(|file| Open::File(file, path)),
             }
@@ -255,7 +255,7 @@ impl Client {
         })
     }
 
-    /// Including those below.
+    /// Deletes the files in a directory and below.
     fn delete_files(&self, path: &str) -> Result<()> {
         let mut dirs = vec![path.to_owned()];
         while let Some(dir) = dirs.pop() {
@@ -272,7 +272,7 @@ impl Client {
         Ok(())
     }
 
-    /// By the name that opened the file, which may be gone.
+    /// Sets the times by the path that opened the file. The path may no longer exist.
     fn set_times(&self, at: FileAt) -> Result<()> {
         let attr = self.stat(at)?;
         let (Open::File(_, path) | Open::Dir(_, path)) = self.at(at)?;
@@ -310,7 +310,7 @@ impl Client {
     }
 }
 
-/// It may exist.
+/// Makes a directory, which may exist.
 fn make_dir(work: &Dir, path: &str) -> io::Result<()> {
     match work.create_dir(path) {
         Err(e) if e.kind() == ErrorKind::AlreadyExists => Ok(()),
@@ -318,8 +318,8 @@ fn make_dir(work: &Dir, path: &str) -> io::Result<()> {
     }
 }
 
-/// `None`: it failed as the load file says. A failure that a missing name does not explain is an
-/// error in any case.
+/// Compares a result with the load file. Returns `None` for a failure that the load file expects. A
+/// failure other than a missing name is always an error.
 fn expected<T>(step: &Step, done: io::Result<T>) -> Result<Option<T>> {
     let by_name = |e: &io::Error| {
         is_absent(e)

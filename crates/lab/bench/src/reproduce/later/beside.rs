@@ -1,5 +1,5 @@
-//! ext4's fast commits and their later improvements: what an fsync writes to the device, beside
-//! ext4 without and with them, as the kernel counts it.
+//! ext4's fast commits and their later improvements: what an fsync writes to the device, compared
+//! with ext4 with and without fast commits. The kernel counts the writes.
 
 use super::super::{Part, Run};
 use crate::bars::{Bar, Want};
@@ -18,10 +18,11 @@ use std::path::Path;
 
 const BYTES: &str = "bytes to the device for each fsync";
 const FLUSHES: &str = "flushes for each fsync";
-/// Messages that are kept; each new one replaces the oldest.
+/// Number of messages that are kept. Each new message replaces the oldest.
 const KEPT: u64 = 16;
 const MESSAGE: [u8; 4096] = [0x6b; 4096];
-/// The file whose regions are overwritten, and how many of them before an fsync.
+/// Bytes of the file of which random regions are overwritten, and the number of regions before an
+/// fsync.
 const FILE: u64 = 16 << 20;
 const REGIONS: u64 = 16;
 const REGION: usize = 4096;
@@ -44,10 +45,10 @@ impl Peer {
         }
     }
 
-    /// The commands that make and mount it on a device.
+    /// The commands that make the file system on a device and mount it.
     fn lines(self, device: &str) -> Vec<String> {
         let name = self.name();
-        // Work of the first minutes is moved into mkfs, where it is not counted.
+        // These options move work of the first minutes into mkfs, where it is not counted.
         let extended = "-E lazy_itable_init=0,lazy_journal_init=0";
         let (mkfs, mount) = match self {
             Peer::Kedge => (format!("kedge mkfs {device}"), format!("kedge mount {device} kedge")),
@@ -75,8 +76,7 @@ impl Load {
         }
     }
 
-    /// Does `count` fsyncs in `dir`. Whatever comes before the first one is done by
-    /// [`Load::prepare`].
+    /// Does `count` fsyncs in `dir`. [`Load::prepare`] has done what precedes the first fsync.
     fn work(self, dir: &Path, count: u64) -> Result<()> {
         match self {
             Load::Mail => (0..count).try_for_each(|i| mail(dir, i)),
@@ -103,7 +103,7 @@ impl Load {
     }
 }
 
-/// A message is delivered: it is durable under a temporary name before it gets its own.
+/// Delivers a message: it is durable under a temporary name before it gets its own name.
 fn mail(dir: &Path, i: u64) -> Result<()> {
     let temporary = dir.join("new");
     let mut file = File::create_new(&temporary).context("create")?;
@@ -148,7 +148,7 @@ pub fn run(run: &mut Run<'_>) -> Result<()> {
     Ok(())
 }
 
-/// One round on a new file system.
+/// Measures one round on a new file system.
 fn counted(run: &Run<'_>, peer: Peer, load: Load, count: u64) -> Result<Round> {
     let shell = &run.place.shell;
     let disk = LoopDevice::make(shell, peer.name(), run.settings.size)?;
@@ -191,7 +191,7 @@ fn values(counts: DiskCounts, fsyncs: u64, seconds: f64) -> Vec<f64> {
     ]
 }
 
-/// No more than either ext4.
+/// The bars: KedgeFS writes no more than ext4, with or without fast commits.
 fn bars(outcome: &Outcome) -> Vec<Bar> {
     let mut bars = Vec::new();
     for metric in [BYTES, FLUSHES] {

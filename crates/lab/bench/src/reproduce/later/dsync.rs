@@ -1,8 +1,9 @@
 //! XFS 6.18 made durable direct writes into unwritten extents faster, by not holding the inode's
-//! lock across a log force: threads that write 4 KiB blocks into one preallocated file.
+//! lock across a log force. Here threads write 4 KiB blocks into one preallocated file.
 //!
-//! Each write converts its extent, so each needs a record and a log write. If a call held a lock
-//! across its log write, the others could not share it, and more threads would not be faster.
+//! Each write converts its extent, so it needs a record and a log write. If a call held a lock
+//! across its log write, other calls could not share the log write, and more threads would not be
+//! faster.
 
 use super::super::{LIBRARY_SETUP, Part, Run, contestant};
 use crate::bars::{Bar, Want};
@@ -24,7 +25,7 @@ use std::time::Duration;
 const THREADS: [usize; 3] = [1, 4, 16];
 const FILE: u64 = 256 << 20;
 const GAIN: &str = "16 threads by one";
-/// The measures of a number of threads.
+/// The metrics of each number of threads.
 const MEASURES: [(&str, &str, Better); 4] = [
     ("writes", "/s", Better::Higher),
     ("99th percentile", "ms", Better::Lower),
@@ -33,7 +34,7 @@ const MEASURES: [(&str, &str, Better); 4] = [
 ];
 const LOG_WRITES: &str = "log writes for each write";
 
-/// A file whose blocks are allocated and unwritten.
+/// A file whose blocks are allocated but unwritten.
 trait Target: Clone + Send + 'static {
     /// Writes a block durably.
     fn write(&self, offset: u64, block: &IoBuf) -> Result<()>;
@@ -50,7 +51,7 @@ impl Target for LibraryFile {
     }
 }
 
-/// Opened with O_DIRECT and O_DSYNC.
+/// A file that is open with O_DIRECT and O_DSYNC.
 #[derive(Clone)]
 struct HostFile(Arc<File>);
 
@@ -144,7 +145,7 @@ fn bars(outcome: &Outcome) -> Vec<Bar> {
     ]
 }
 
-/// The round of all numbers of threads.
+/// One round, which measures each number of threads.
 fn rounds(ms: u64, round: impl Fn(usize) -> Result<Vec<f64>>) -> Result<Round> {
     let mut values = Vec::new();
     for threads in THREADS {
@@ -173,7 +174,7 @@ fn host_file(path: &Path) -> Result<HostFile> {
     Ok(HostFile(Arc::new(file)))
 }
 
-/// Each thread writes its own part of the file from its start, until the time is over.
+/// Lets each thread write its own range of the file from its beginning, until the time is over.
 fn write<T: Target>(
     file: &T,
     threads: usize,

@@ -1,5 +1,5 @@
-//! Btrfs 5.18 logs less for a rename: many renames in a directory after an fsync of it, with a cold
-//! cache.
+//! Btrfs 5.18 logs less for a rename: many renames in a directory that was fsynced before, with a
+//! cold cache.
 //!
 //! The bar is that the bytes logged for a rename do not depend on the directory's size.
 
@@ -17,11 +17,11 @@ use kedgefs::{FormatOptions, Ino, MountOptions, Owner, RenameMode};
 use std::fs::File;
 
 const RULES: [&str; 2] = ["sync", "lazy"];
-/// Renames of a full run.
+/// Number of renames in a full run.
 const RENAMES: u64 = 1_700;
-/// Files of the directory.
+/// Numbers of files in the directory.
 const SIZES: [u64; 2] = [2_000, 20_000];
-/// The measures of a size.
+/// The metrics of each size.
 const MEASURES: [(&str, &str, Better); 6] = [
     (APPENDED, "bytes", Better::Lower),
     ("bytes written to the log for each rename", "bytes", Better::Lower),
@@ -34,7 +34,7 @@ const APPENDED: &str = "bytes logged for each rename";
 const FORCES: &str = "log forces by rename";
 const GROWTH: &str = "bytes logged for each rename, the larger directory by the smaller";
 
-/// How much a round does.
+/// The amount of work of a round.
 #[derive(Clone, Copy)]
 struct Load {
     renames: u64,
@@ -119,7 +119,7 @@ fn bars(outcome: &Outcome, load: Load, place: &str) -> Vec<Bar> {
     bars
 }
 
-/// The figures of [`MEASURES`]. The cache is cold.
+/// Returns the values of [`MEASURES`]. The cache must be cold.
 fn measure(
     renames: u64,
     files: u64,
@@ -128,7 +128,7 @@ fn measure(
     fsync: impl Fn() -> Result<()>,
 ) -> Result<Vec<f64>> {
     ensure!(renames < files, "each rename needs a file of its own");
-    // Spread over the directory, so that each part of it is read.
+    // The renamed files are spread over the directory, so that all of it is read.
     let one = |i: u64| {
         let file = i * files / (renames + 1);
         rename(&old_name(file), &new_name(file))
@@ -159,7 +159,7 @@ fn old_name(file: u64) -> String {
     format!("file-{file:08}")
 }
 
-/// As long as the old one.
+/// A name of the same length as the old one.
 fn new_name(file: u64) -> String {
     format!("name-{file:08}")
 }

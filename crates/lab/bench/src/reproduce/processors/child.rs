@@ -1,8 +1,8 @@
-//! What a process of its own runs: one load under one rule, on real processors or on simulated
-//! ones.
+//! The work of a child process: it runs one load under one rule, on real or on simulated
+//! processors.
 //!
-//! A build for simulated processors has a scheduler in each lock, so real runs and simulated ones
-//! are two programs: `target/release/kedge-lab`, and `target/simulated/kedge-lab`.
+//! A build for simulated processors has a scheduler in each lock. So real and simulated runs are
+//! two programs: `target/release/kedge-lab` and `target/simulated/kedge-lab`.
 
 use super::loads::{self, Amount, Load};
 use anyhow::{Context, Result, ensure};
@@ -10,12 +10,13 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity, set_current_t
 use serde::{Deserialize, Serialize};
 use std::num::NonZeroU64;
 
-/// The answer of the process, as JSON.
+/// What the child prints, as JSON.
 #[derive(Serialize, Deserialize, Default, Debug)]
 pub struct Answer {
-    /// The costs that the simulation used, with their micro-benchmarks; empty on real processors.
+    /// The costs that the simulation used, with the micro-benchmarks that measured them; empty on
+    /// real processors.
     pub hardware: String,
-    /// The same as numbers, for other runs that must use the same.
+    /// The same costs as numbers, for other runs that must use them.
     pub costs: Vec<u64>,
     pub runs: Vec<One>,
 }
@@ -23,9 +24,9 @@ pub struct Answer {
 #[derive(Serialize, Deserialize, Debug)]
 pub struct One {
     pub processors: usize,
-    /// One for each metric; `None` stands for an unknown value.
+    /// One value for each metric; `None` if it is unknown.
     pub values: Vec<Option<f64>>,
-    /// Where the time of the load's threads went, one line for each place.
+    /// How the load's threads spent their time, one line for each place in the source code.
     pub profile: Vec<String>,
 }
 
@@ -36,11 +37,11 @@ impl One {
     }
 }
 
-/// The processors for a child.
+/// The processors on which a child runs the load.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum On {
     Real(usize),
-    /// With these costs; without any they are measured.
+    /// Simulated processors with these costs. If `costs` is empty, they are measured.
     Simulated {
         counts: Vec<usize>,
         costs: Vec<u64>,
@@ -58,7 +59,8 @@ pub fn answer(load: &str, rule: &str, short: bool, on: &On) -> Result<Answer> {
     }
 }
 
-/// Confines this process, and the threads that it starts, to the first of its processors.
+/// Confines this process, and the threads that it starts, to the first `processors` ones that it
+/// may use.
 fn confine(processors: usize) -> Result<()> {
     let allowed = sched_getaffinity(None).context("ask for the processors of this process")?;
     let all: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)).collect();
@@ -70,7 +72,8 @@ fn confine(processors: usize) -> Result<()> {
 
 fn real(load: &Load, rule: &str, amount: Amount, processors: usize) -> Result<Answer> {
     confine(processors)?;
-    // The device sleeps as long as a request takes. Threads inherit this.
+    // The device sleeps for the time of a request, which must be precise. Threads inherit the
+    // setting.
     set_current_timer_slack(NonZeroU64::new(1)).context("set the precision of sleeps")?;
     let values = load.play(rule, amount)?;
     Ok(Answer { runs: vec![One::new(processors, &values, vec![])], ..Answer::default() })
@@ -81,8 +84,8 @@ fn simulated(_: &Load, _: &str, _: Amount, _: &[usize], _: &[u64]) -> Result<Ans
     anyhow::bail!("this kedge-lab was built without simulated processors ({})", super::BUILD)
 }
 
-/// One processor is measured, and every thread keeps its turn there until it waits; the others take
-/// what was learnt.
+/// Runs the load on simulated processors. A run on one processor, on which every thread keeps its
+/// turn until it waits, measures the costs of computing. The other runs use these costs.
 #[cfg(feature = "simulated")]
 fn simulated(
     load: &'static Load,
@@ -100,7 +103,7 @@ fn simulated(
         }
         Err(_) => anyhow::bail!("--costs: {} numbers, not {}", hardware_costs(), costs.len()),
     };
-    // Handing the turn on is several times as fast within one processor.
+    // Passing the turn to another thread is several times as fast within one processor.
     confine(1)?;
     let table = Arc::new(Table::default());
     let one = |processors: usize, computing: Computing| -> Result<One> {
@@ -136,14 +139,14 @@ fn share(part: std::time::Duration, all: std::time::Duration) -> f64 {
     if all.is_zero() { 0.0 } else { part.as_secs_f64() / all.as_secs_f64() * 100.0 }
 }
 
-/// The places at which the load's threads spent at least this share of their time.
+/// Percentage of the threads' time from which on a place in the source code is listed.
 #[cfg(feature = "simulated")]
 const SHOWN: f64 = 1.0;
 
 #[cfg(feature = "simulated")]
 fn words(profile: &kedge_sched::timing::Profile) -> Vec<String> {
     use std::time::Duration;
-    /// The name that `library::in_threads` gives.
+    /// The name of the threads that `library::in_threads` starts.
     const LOAD: &str = "bench";
     let rows = || profile.rows.iter().filter(|row| row.thread == LOAD);
     let all: Duration = rows().map(|row| row.time).sum();

@@ -1,8 +1,8 @@
-//! A device in memory whose requests take time: the same on real threads and on simulated ones.
+//! A device in memory whose requests take time, on real threads as on simulated ones.
 //!
-//! Requests wait for one of `depth` channels, share the bandwidth, and then take the latency.
-//! Flushes and FUA writes take longer. The bytes are there at once, and the request completes
-//! later, as that of a device does.
+//! A request waits for one of `depth` channels, gets its share of the bandwidth, and then takes the
+//! latency. Flushes and FUA writes take longer. The bytes are changed at once, and the request
+//! completes later, as with a real device.
 
 use kedge_base::lock::{Condvar, Mutex, Rank};
 use kedge_base::{Clock, IoBuf, JoinHandle, Result, SystemClock, pause, spawn_named};
@@ -12,14 +12,14 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What requests take.
+/// The times that requests take.
 #[derive(Clone, Copy, Debug)]
 pub struct Speed {
     pub latency: Duration,
-    /// Requests served at a time.
+    /// Number of requests that are served at a time.
     pub depth: usize,
     pub bytes_per_second: u64,
-    /// What a flush or a FUA write takes more.
+    /// The additional time of a flush or a FUA write.
     pub flush: Duration,
 }
 
@@ -36,19 +36,19 @@ impl fmt::Display for Speed {
     }
 }
 
-/// Every device is named once, as the last lock of a thread.
+/// Order of the queue's lock: the last that a thread takes. There is only one such device.
 const LAST: u64 = u64::MAX - 1;
 
 type Done = (Completion, Arc<dyn CompletionSink>);
 
 #[derive(Default)]
 struct Queue {
-    /// By the moment of completion, and the order of submission.
+    /// By the time of completion and the order of submission.
     done: BTreeMap<(Duration, u64), Done>,
     submitted: u64,
-    /// When each channel is free.
+    /// The time at which each channel becomes free.
     channels: Vec<Duration>,
-    /// When the last byte has been transferred.
+    /// The time at which the last byte is transferred.
     link: Duration,
     closed: bool,
 }
@@ -64,7 +64,7 @@ struct Shared {
 /// See the module.
 pub struct TimedDisk {
     shared: Arc<Shared>,
-    /// `None` only while it is dropped.
+    /// `None` only during drop.
     completer: Option<JoinHandle<()>>,
 }
 
@@ -89,14 +89,14 @@ impl Drop for TimedDisk {
         self.shared.queue.lock().closed = true;
         self.shared.changed.notify_all();
         if let Some(completer) = self.completer.take() {
-            // A panic there was printed, and nothing can be returned from here.
+            // A panic of the thread was printed already, and drop cannot return it.
             let _ = completer.join();
         }
     }
 }
 
 impl Shared {
-    /// When a request that is submitted now completes.
+    /// The time at which a request completes that is submitted now.
     fn ends(&self, queue: &mut Queue, bytes: usize, flushes: bool) -> Duration {
         let now = self.clock.monotonic();
         let channel = queue.channels.iter_mut().min().expect("at least one channel");

@@ -8,7 +8,7 @@ const SPEED: Speed = Speed {
     flush: Duration::from_millis(5),
 };
 
-/// The moments follow from the speed; only lower bounds are judged, since the machine may be busy.
+/// The times follow from the speed. Only lower bounds are checked, since the machine may be busy.
 #[test]
 fn requests_wait_for_a_channel_for_the_bandwidth_and_for_the_latency() {
     let disk = TimedDisk::new(1 << 20, SPEED).expect("a test can start a thread");

@@ -1,5 +1,5 @@
-//! The loads of the experiments, on a device of which only the speed is given: they run on real
-//! threads and on simulated ones, and yield the same figures.
+//! The loads of the experiments on a device that is defined only by its speed. They run on real
+//! threads and on simulated ones, and give the same metrics.
 
 use super::disk::{Speed, TimedDisk};
 use crate::Interrupt;
@@ -17,8 +17,8 @@ use kedgefs::{DirtyTracking, FormatOptions, Ino, MountOptions, Owner, Switches, 
 use std::sync::Arc;
 use std::time::Duration;
 
-/// As the published experiments had a disk of which nothing is known, one of which only the flush
-/// matters. The device of the parts `model` has the same flush.
+/// The disks of the published experiments are not known, so this is a device on which only the
+/// flush matters. Its flush takes as long as that of the device in the parts `model`.
 pub const SPEED: Speed = Speed {
     latency: Duration::from_micros(20),
     depth: 32,
@@ -29,18 +29,18 @@ const IMAGE: u64 = 4 << 30;
 const CACHE: u64 = 2 << 30;
 const BLOCK: [u8; 4096] = [0x6b; 4096];
 
-/// A load of an experiment under each of its rules.
+/// A load of an experiment, and the rules under which it runs.
 pub struct Load {
     pub name: &'static str,
     pub title: &'static str,
     pub rules: &'static [&'static str],
     pub metrics: fn() -> Vec<Metric>,
     pub published: &'static [Published],
-    /// With a rule, and a share of the usual amount of work.
+    /// Runs the load under a rule, with this amount of work.
     play: fn(&str, Amount) -> Result<Vec<f64>>,
 }
 
-/// How much work a run does.
+/// The amount of work of a run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Amount {
     Short,
@@ -206,7 +206,7 @@ const LOADS: &[Load] = &[
     },
 ];
 
-/// The loads that show which lock of our own is the first that stops scaling.
+/// The loads that show which lock of KedgeFS is the first that stops scaling.
 pub const OWN: [&str; 4] = ["own-creates", "grown-creates", "own-fsyncs", "own-lookups"];
 
 fn library(options: MountOptions, format: &FormatOptions) -> Result<Library> {
@@ -218,12 +218,12 @@ fn usual(options: MountOptions) -> Result<Library> {
     library(options, &FormatOptions::default())
 }
 
-/// Nothing ends it early: the process that runs it is killed instead.
+/// An interrupt that never comes: if a run must end early, its process is killed.
 fn never() -> Interrupt {
     Interrupt::new(|_| {})
 }
 
-/// Without processor time, which a simulated thread spends no real one of.
+/// The latch metrics without processor time: a simulated thread has none of its own.
 fn latch_metrics(first: &'static str, unit: &'static str) -> Vec<Metric> {
     let mut metrics = tree_lock::metrics(Metric::new(first, unit, Better::Higher));
     metrics.retain(|metric| !matches!(&*metric.name, "user time" | "system time"));
@@ -234,7 +234,7 @@ fn creates(rule: &str, amount: Amount) -> Result<Vec<f64>> {
     let each = amount.pick(300, 1500);
     let tree_lock: TreeLock = parsed(rule)?;
     let library = usual(MountOptions { tree_lock, cache_size: CACHE, ..MountOptions::default() })?;
-    // As announced: ten files in each directory.
+    // As in the announcement: ten files in each directory.
     let took = tree_lock::make_spread(&library, tree_lock::THREADS, each / 10, each)?.as_secs_f64();
     let mut values = vec![(tree_lock::THREADS as u64 * each) as f64 / took, took];
     values.extend(tree_lock::latch_values(&Counters::of(library.fs())?)?);
@@ -292,7 +292,7 @@ fn checkpoint_metrics() -> Vec<Metric> {
 }
 
 fn marked(rule: &str, amount: Amount, mode: usize) -> Result<Vec<f64>> {
-    // Small in proportion to the files, so that it wraps.
+    // The log is small in proportion to the files, so that it wraps.
     let (log_mib, each) = amount.pick((1, 40), (2, 150));
     let mut options = MountOptions::default();
     rule.parse::<Switches>()?.apply(&mut options);
@@ -313,7 +313,7 @@ fn small_files(rule: &str, amount: Amount) -> Result<Vec<f64>> {
         "noplug" => false,
         other => bail!("no rule {other}"),
     };
-    // So little dirty data that writeback runs all the time.
+    // The cache is so small that writeback runs all the time.
     let options = MountOptions { plug, cache_size: 32 << 20, ..MountOptions::default() };
     let library = usual(options)?;
     let dirs: Vec<Ino> = (0..THREADS)
@@ -383,7 +383,7 @@ fn own_metrics() -> Vec<Metric> {
     ]
 }
 
-/// The same operation in each thread, and what it took.
+/// Runs the same operation in each thread. Returns the values of the metrics.
 fn own(
     library: &Library,
     each: u64,
@@ -432,7 +432,7 @@ fn creates_in(library: &Library, dirs: Arc<Vec<Ino>>, amount: Amount) -> Result<
     })
 }
 
-/// The same in directories whose names and inodes fill leaves of their own.
+/// [`own_creates`] in directories whose names and inodes fill whole leaves.
 fn grown_creates(_: &str, amount: Amount) -> Result<Vec<f64>> {
     const FILES: u64 = 512;
     let library = usual(MountOptions { cache_size: CACHE, ..MountOptions::default() })?;

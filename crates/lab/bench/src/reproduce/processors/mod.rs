@@ -1,7 +1,8 @@
-//! The experiments on simulated processors: the machines of the publications had twelve or sixteen.
+//! The experiments on simulated processors: the published ones ran on machines with twelve or
+//! sixteen.
 //!
 //! Each rule runs in a process of its own ([`child`]), on the machine of `kedge-sched` with virtual
-//! time, and its computing costs what it costs on one processor here. With *validation* the same
+//! time. Computing costs what it costs on one processor of this machine. With *validation* the same
 //! loads also run on real processors, in turns, and the report shows both.
 
 mod child;
@@ -22,22 +23,22 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-/// How the program for simulated processors is made.
+/// The command that builds the program for simulated processors.
 pub const BUILD: &str = "cargo build --profile simulated -p kedge-bench --features simulated";
-/// Polling interval for the end of a child. It affects no measurement.
+/// Polling interval for the end of a child process. It affects no measurement.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
-/// Real processors with which the prediction is compared.
+/// Numbers of real processors for which the prediction is validated.
 const VALIDATED: [usize; 2] = [1, 2];
 
-/// What is asked of the simulation.
+/// The requested simulation.
 #[derive(Clone, Debug)]
 pub struct Asked {
     pub processors: Vec<usize>,
-    /// Run the same loads on real processors, too.
+    /// Whether the same loads also run on real processors.
     pub validate: bool,
 }
 
-/// The published machine's processors.
+/// Number of processors of the published machine.
 fn published(experiment: Experiment) -> usize {
     match experiment {
         Experiment::Rename | Experiment::TreeLock => 12,
@@ -51,7 +52,8 @@ struct Programs {
 }
 
 impl Programs {
-    /// The profile directories of cargo are next to one another.
+    /// Finds the program for simulated processors, whose profile directory is next to this
+    /// program's.
     fn find() -> Result<Programs> {
         let this = std::env::current_exe().context("find this program")?;
         ensure!(
@@ -100,7 +102,7 @@ fn start(run: &Run<'_>, program: &Path, load: &Load, rule: &str, on: &On) -> Res
     serde_json::from_slice(&output.stdout).with_context(|| format!("understand the answer of {told}"))
 }
 
-/// The runs of one load: by processors and rule.
+/// The results of one load, by number of processors and index of the rule.
 #[derive(Default)]
 struct Runs {
     values: BTreeMap<(usize, usize), Vec<Sample>>,
@@ -127,8 +129,8 @@ impl Runs {
     }
 }
 
-/// `costs`: measured by the first process, so that all rules and loads have the same. Each round
-/// learns again what computing costs.
+/// `costs`: the first process measures them, so that all rules and loads have the same. The costs
+/// of computing are learnt again in each round.
 fn simulate(
     run: &Run<'_>,
     programs: &Programs,
@@ -153,7 +155,7 @@ fn simulate(
     Ok(runs)
 }
 
-/// In turns, since others may use the machine.
+/// The rules take turns, since other programs may use the machine.
 fn measure(run: &Run<'_>, programs: &Programs, load: &Load, counts: &[usize]) -> Result<Runs> {
     let mut runs = Runs::default();
     for round in 1..=run.plan.rounds {
@@ -174,12 +176,12 @@ fn outcome(load: &Load, title: String, sides: Vec<Side>) -> Outcome {
     Outcome { title, metrics: (load.metrics)(), goal: None, sides, published: vec![] }
 }
 
-/// The loads of an experiment.
+/// Runs the loads of an experiment.
 pub(super) fn run(run: &mut Run<'_>, experiment: Experiment, asked: &Asked) -> Result<()> {
     of_loads(run, &loads::of(experiment), asked, Some(experiment))
 }
 
-/// The loads that show what stops scaling here.
+/// Runs the loads that show what stops scaling in KedgeFS.
 pub(super) fn own(run: &mut Run<'_>, asked: &Asked) -> Result<()> {
     let own = loads::OWN.iter().map(|name| loads::named(name)).collect::<Result<Vec<_>>>()?;
     of_loads(run, &own, asked, None)
