@@ -1,9 +1,9 @@
 //! Atomic writes and crashes: a state after a power failure has all pieces of an atomic write or
-//! none, and every one whose commit returned, beside other writes, fsyncs, truncates and
-//! checkpoints.
+//! none, and has each atomic write whose commit returned. Other writes, fsyncs, truncates and
+//! checkpoints run in between.
 //!
-//! The judge is a model of its own: a file is a row of cells of one sector, and each cell has the
-//! stamps that a crash may leave, which begin with the last durable one.
+//! The judge has its own model: a file is a row of cells of one sector. For each cell the model has
+//! the stamps that a crash may leave, beginning with the last durable one.
 
 use crate::ops::OWNER;
 use crate::rig::{self, Setup};
@@ -18,16 +18,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// A cell has the bytes that a torn write leaves whole.
+/// Bytes of a cell: a sector, which a torn write leaves whole.
 const CELL: usize = 512;
 const BLOCK_CELLS: usize = 4096 / CELL;
-/// Cells of a file, at most.
+/// Limit of cells in a file.
 const CELLS: usize = 8 * BLOCK_CELLS;
 const FILES: usize = 3;
 const NAMES: [&[u8]; FILES] = [b"a", b"b", b"c"];
 
-/// What a crash may leave of a file: the durable stamp of each cell, then later ones. Stamp 0:
-/// zeros, or beyond the end.
+/// What a crash may leave of a file. For each cell: the durable stamp, then later ones. Stamp 0
+/// stands for zeros and for offsets beyond the end.
 #[derive(Clone)]
 struct File {
     stamps: Vec<Vec<u32>>,
@@ -47,13 +47,13 @@ enum Step {
         to: usize,
         stamp: u32,
     },
-    /// Runs of cells of one file.
+    /// Writes several runs of cells of one file.
     Atomic {
         file: usize,
         runs: Vec<(usize, usize)>,
         stamp: u32,
     },
-    /// An atomic write that is given up.
+    /// An atomic write that is dropped without a commit.
     Abort {
         file: usize,
         stamp: u32,
@@ -121,7 +121,7 @@ fn choose(random: &mut SmallRng, stamp: u32) -> Step {
     }
 }
 
-/// Whole blocks or parts of blocks, in random order.
+/// Chooses runs of whole blocks or of parts of blocks, in random order.
 fn some_runs(random: &mut SmallRng) -> Vec<(usize, usize)> {
     let whole = random.random_bool(0.5);
     let mut runs = Vec::new();
@@ -142,7 +142,7 @@ fn some_runs(random: &mut SmallRng) -> Vec<(usize, usize)> {
     runs
 }
 
-/// What the step does to the model.
+/// Applies the step to the model.
 fn foresee(model: &mut [File], step: &Step) {
     match step {
         Step::Write { file, from, to, stamp } => {
@@ -158,7 +158,8 @@ fn foresee(model: &mut [File], step: &Step) {
             model[*file].stamps[*cells..].iter_mut().for_each(|stamps| stamps.push(0));
         }
         Step::Fsync { file } => model[*file].settle(),
-        // It writes what is durable to its place; what is not durable may become so.
+        // A checkpoint may make anything durable, which the model allows already. It changes no
+        // content.
         Step::Checkpoint => {}
     }
 }
@@ -198,7 +199,7 @@ fn atomic(fs: &FileSystem, ino: Ino, runs: &[(usize, usize)], stamp: u32) -> Res
     write.commit()
 }
 
-/// `next`: the step that may have been under way.
+/// Checks a medium. `next` is the step that may have been in progress.
 fn judge(medium: MemDevice, setup: &Setup, model: &[File], next: Option<&Step>) -> Result<(), String> {
     rig::fsck(medium.fork())?;
     let device = Arc::new(SimDevice::new(medium));
@@ -229,7 +230,7 @@ fn judge(medium: MemDevice, setup: &Setup, model: &[File], next: Option<&Step>) 
             _ => {}
         }
         for (cell, (found, allowed)) in found.iter().zip(&allowed).enumerate() {
-            // A file that was not written up to here ends before, or has a hole.
+            // A cell that was never written is a hole, or beyond the end.
             let unwritten = *found == 0 && allowed.iter().all(|stamp| *stamp == 0);
             if !allowed.contains(found) && !unwritten {
                 return Err(format!(
@@ -242,7 +243,7 @@ fn judge(medium: MemDevice, setup: &Setup, model: &[File], next: Option<&Step>) 
     rig::fsck(device.view())
 }
 
-/// The stamp of each cell.
+/// Returns the stamp of each cell.
 fn read(fs: &FileSystem, file: usize) -> Result<Vec<u32>, String> {
     let ino = ino_of(fs, file).map_err(|e| format!("file {file}: {e}"))?;
     let mut all = vec![0; CELLS * CELL];
@@ -259,9 +260,9 @@ fn read(fs: &FileSystem, file: usize) -> Result<Vec<u32>, String> {
         .collect()
 }
 
-/// One thread commits atomic writes of scattered blocks, others write to and fsync the same file,
-/// and write checkpoints. In each state the blocks have one stamp, that of the last commit that
-/// returned or of the next. Returns the number of states.
+/// One thread commits atomic writes of scattered blocks. Other threads write to and fsync the same
+/// file, write it back, and make checkpoints. In each state these blocks have one stamp: that of
+/// the last commit that returned, or of the next. Returns the number of states.
 pub fn check_beside(seed: u64, commits: u32, plan: StatePlan) -> Result<usize, String> {
     let setup = crate::explore::setup();
     let device = Arc::new(SimDevice::new(setup.format()?));
@@ -270,7 +271,7 @@ pub fn check_beside(seed: u64, commits: u32, plan: StatePlan) -> Result<usize, S
     let ino = fs.create(Ino::ROOT, NAMES[0], 0o644, OWNER).map_err(said)?.ino;
     fs.write(ino, 0, &vec![0; CELLS * CELL]).map_err(said)?;
     fs.fsync(ino, false).map_err(said)?;
-    // The even blocks are the atomic writer's.
+    // The atomic writes have the even blocks, the other threads the odd ones.
     let runs: Vec<(usize, usize)> = (0..CELLS / BLOCK_CELLS)
         .step_by(2)
         .map(|block| (block * BLOCK_CELLS, (block + 1) * BLOCK_CELLS))

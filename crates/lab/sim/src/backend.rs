@@ -1,4 +1,4 @@
-//! The few calls that a workload needs, on a file system in this process or on a mounted one.
+//! The few calls that a workload needs, for a file system in this process or a mounted one.
 
 use crate::ops::{OWNER, list, resolve, split, write_all};
 use kedgefs::{Error, FileSystem, Ino, RenameMode};
@@ -22,7 +22,7 @@ pub trait Backend: Send + Sync {
     fn list(&self, dir: &str) -> io::Result<Vec<String>>;
 }
 
-/// Through the library.
+/// Calls through the library.
 pub struct InProcess(pub FileSystem);
 
 fn os(e: Error) -> io::Error {
@@ -83,7 +83,7 @@ impl Backend for InProcess {
     }
 }
 
-/// Through the kernel.
+/// Calls through the kernel.
 pub struct Mounted(pub PathBuf);
 
 impl Mounted {

@@ -1,10 +1,10 @@
-//! Explores many workloads on two threads, within a time limit or in full, and reports what was
-//! found.
+//! Explores many workloads on several threads, completely or within a time limit, and reports the
+//! violations.
 //!
-//! A slice takes skeletons in an order given by the seed, so that each seed gives another slice. A
-//! full run groups those with the same first operation, which share most of their media. Progress
-//! can be kept in a file, one line for each finished skeleton, so that an interrupted run continues
-//! there.
+//! With a time limit, skeletons are taken in an order that the seed gives, so that each seed gives
+//! another selection. A full run groups skeletons with the same first operation, since they share
+//! most media. Progress can be kept in a file, one line for each finished skeleton, so that an
+//! interrupted run continues there.
 
 use crate::explore::{Explorer, Failure, Memory, Plan, Tally, base_image};
 use crate::shrink::shrink;
@@ -27,24 +27,26 @@ use std::time::Duration;
 #[derive(Clone, Debug)]
 pub struct Options {
     pub seed: u64,
-    /// Lengths of workloads, and the time limit for each.
+    /// Numbers of operations of the workloads, with the time limit for each.
     pub parts: Vec<(u8, Option<Duration>)>,
     pub resume: Option<PathBuf>,
     pub threads: usize,
-    /// Set the mount's switches by the seed; workloads of three operations always do.
+    /// Whether the seed sets the mount's switches. For workloads of three operations it always
+    /// does.
     pub switched: bool,
-    /// All states of every medium, however many workloads there are.
+    /// Whether all states of every medium are checked, however many workloads there are.
     pub thorough: bool,
     pub files: Files,
 }
 
-/// The files of the workloads, and the image.
+/// The files of the workloads, and whether the image keeps the data of small files in the tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Files {
     Usual,
-    /// Small files, in an image with their data in the tree.
+    /// Small files, in an image that keeps their data in the tree.
     Small,
-    /// Files around the length of the longest one in the tree, in such an image.
+    /// Files around the length of the longest file whose data is kept in the tree, in such an
+    /// image.
     Edges,
 }
 
@@ -62,9 +64,9 @@ impl Files {
     }
 }
 
-/// Failures printed in full; the rest is counted.
+/// Failures that are printed in full. Further ones are only counted.
 const PRINTED_MAX: usize = 10;
-/// Runs of the explorer to shorten one failing workload.
+/// Limit of explorations to shorten one failing workload.
 const SHRINK_TRIES: usize = 40;
 const REPORT_EVERY: Duration = Duration::from_secs(30);
 
@@ -94,7 +96,7 @@ struct Progress {
     reported: Duration,
 }
 
-/// Runs all parts and returns the sum.
+/// Explores all parts and returns the sum of their counts.
 pub fn run(options: &Options) -> anyhow::Result<Tally> {
     let clock = SystemClock::default();
     let (mut total, mut now) = (Tally::default(), Tally::default());
@@ -122,14 +124,14 @@ fn describe(tally: &Tally, took: Duration) -> String {
     )
 }
 
-/// The finished skeletons of one length, and their counts.
+/// Reads the finished skeletons of one length, and their counts.
 fn load(file: &PathBuf, seq: u8, seed: u64) -> anyhow::Result<(HashSet<u64>, Tally)> {
     let (mut done, mut tally) = (HashSet::new(), Tally::default());
     let Ok(file) = File::open(file) else { return Ok((done, tally)) };
     for line in BufReader::new(file).lines() {
         let line = line?;
         let numbers: Result<Vec<u64>, _> = line.split(' ').map(str::parse).collect();
-        // A line that the end of the run cut off does not count.
+        // A line that was cut off by the end of the run does not count.
         let Ok(&[s, x, skeleton, workloads, states, distinct, recovery, violations]) = numbers.as_deref()
         else {
             continue;
@@ -141,7 +143,7 @@ fn load(file: &PathBuf, seq: u8, seed: u64) -> anyhow::Result<(HashSet<u64>, Tal
     Ok((done, tally))
 }
 
-/// Returns the counts of this run, and those from before it was resumed.
+/// Returns the counts of this run and of the runs that it resumes.
 fn run_part(
     options: &Options,
     seq: u8,
@@ -276,20 +278,20 @@ impl Shared {
     }
 }
 
-/// Fewer operations that still fail.
+/// Returns a failure with fewer operations.
 fn shorten(base: &MemDevice, part: &Part, failure: &Failure) -> Option<Box<Failure>> {
     let id = failure.workload.id;
     let fails = |ops: &[crate::ops::Op]| {
         let workload = Workload { id, ops: ops.to_vec(), settled: 0 };
         Explorer::new(base, part.plan).switched(part.switched).explore(&workload, None)
     };
-    // An operation that needs one that was left out fails in the model too, and that is no
-    // violation.
+    // If an operation was left out that another one needs, the other one fails in the model, too.
+    // That is no violation.
     let ops = shrink(failure.workload.ops.clone(), SHRINK_TRIES, |ops| fails(ops).is_some());
     if ops.len() == failure.workload.ops.len() { None } else { fails(&ops) }
 }
 
-/// Runs one workload, or one state of it. Returns whether all is well.
+/// Explores one workload, or one state of it. Returns whether it has no violation.
 pub fn run_one(options: &Options, id: WorkloadId, state: Option<u64>) -> anyhow::Result<bool> {
     let workload = Catalogue::workload(options.files.kind(), id)
         .ok_or_else(|| anyhow::anyhow!("there is no workload {id}"))?;

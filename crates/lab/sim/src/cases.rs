@@ -1,9 +1,9 @@
 //! Runs written-down fsync cases: operations, a power failure, and what must hold afterwards.
 //!
 //! A case is one JSON object a line: `test` and `variant` name it, `ops` are arrays of a word and
-//! arguments, `expect_after_crash` are objects with one expectation each. Power fails at each
-//! `crash` operation, or after the last operation if there is none. An expectation belongs to the
-//! crash that it names (`"crash": 1`), else to the last one.
+//! its arguments, `expect_after_crash` are objects with one expectation each. Power fails at each
+//! `crash` operation, or after the last operation if there is no `crash`. An expectation belongs to
+//! the crash that it names (`"crash": 1`), or to the last one.
 //!
 //! The strongest level is expected throughout: an fsync that forces the log makes everything before
 //! it durable.
@@ -23,8 +23,8 @@ use std::time::Duration;
 /// The cases, one a line.
 pub const FSYNC: &str = include_str!("../cases/fsync.jsonl");
 
-/// More operations than this from one word are not kept in the history, since the oracle needs a
-/// version for each.
+/// Limit of operations from one word that are kept in the history, since the oracle needs a version
+/// for each.
 const KEPT_MAX: usize = 500;
 
 /// One case as written.
@@ -58,7 +58,7 @@ impl Case {
         }
     }
 
-    /// How often power fails in the case.
+    /// Number of power failures in the case.
     pub fn crashes(&self) -> usize {
         self.ops.iter().filter(|op| op[0] == "crash").count().max(1)
     }
@@ -232,7 +232,7 @@ impl Run {
 
     fn translate_data(&mut self, word: &Word<'_>) -> Result<Vec<Op>, String> {
         let op = match word.name {
-            // Direct IO and stores through a mapping reach the file system as writes.
+            // The file system gets direct IO and stores through a mapping as writes.
             "write" | "dwrite" | "mwrite" => {
                 let path = word.path(0)?;
                 let mut ops = self.created(&path);
@@ -275,7 +275,8 @@ impl Run {
             "fsync" => Op::Fsync { on: word.target(0)? },
             "fdatasync" | "msync" => Op::Fdatasync { on: word.target(0)? },
             "sync" | "syncfs" => Op::Sync,
-            // Both promise nothing; the caches are the engine's own.
+            // Both promise nothing. `drop_caches` concerns the kernel's caches, and here are only
+            // the engine's.
             "sync_range" | "drop_caches" => return Ok(Vec::new()),
             _ => return self.translate_handles(word),
         };
@@ -359,7 +360,7 @@ impl Run {
     }
 }
 
-/// A simple expectation and the tree it applies to.
+/// A simple expectation, and the tree to which it applies.
 struct Expectation<'a> {
     view: &'a View,
     map: &'a BTreeMap<String, Value>,
@@ -464,7 +465,7 @@ impl Expectation<'_> {
         }
     }
 
-    /// Exactly the blocks of `ranges` are allocated, and `holes` contain no data.
+    /// Checks that exactly the blocks of `ranges` are allocated and that `holes` contain no data.
     fn allocated(&self, rig: &Rig) -> Result<(), String> {
         let found = self.found("allocated")?;
         let ranges: Vec<(u64, u64)> = self.list("ranges")?;

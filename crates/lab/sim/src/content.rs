@@ -1,5 +1,5 @@
-//! Sparse file bytes with cheap copies: the model keeps one version for each operation, so
-//! unchanged chunks are shared.
+//! Sparse file bytes with cheap copies: versions share unchanged chunks, since the model keeps one
+//! version for each operation.
 //!
 //! Invariant: no stored chunk is all zeros, none begins at or beyond `size`, and bytes of the last
 //! chunk beyond `size` are zero. So equal contents have equal maps.
@@ -26,12 +26,12 @@ impl Content {
         self.size
     }
 
-    /// Numbers of the chunks that hold a byte other than zero.
+    /// Numbers of the chunks that contain a byte other than zero.
     pub fn chunk_numbers(&self) -> impl Iterator<Item = u64> + '_ {
         self.chunks.keys().copied()
     }
 
-    /// The chunk's bytes; zeros if nothing is stored.
+    /// The bytes of a chunk; zeros if the chunk is not stored.
     pub fn chunk(&self, number: u64) -> &Chunk {
         self.chunks.get(&number).map_or(&ZEROS, |chunk| chunk)
     }
@@ -82,8 +82,8 @@ impl Content {
         self.size = size;
     }
 
-    /// A copy in which the chunks from `from` on are moved to `to`, those between are removed or
-    /// zero, and the size is `size`. Both offsets are multiples of the chunk size.
+    /// Returns a copy in which the chunks from `from` on lie at `to`. The chunks between are
+    /// removed or zero, and the size is `size`. Both offsets are multiples of the chunk size.
     pub fn shifted(&self, from: u64, to: u64, size: u64) -> Content {
         let (from, to) = (from / CHUNK, to / CHUNK);
         let keep = from.min(to);

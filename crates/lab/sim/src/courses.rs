@@ -1,14 +1,15 @@
-//! Media that differ only where a recovery reads nothing.
+//! Recognises media that differ only in blocks that a recovery does not read.
 //!
-//! A recovery is reproducible: the clock is a counter, and one thread does all the work. So what it
-//! does follows from the contents that it reads. It reads the same block first on every medium, and
-//! which one it reads next follows from the contents of those before. A medium on which all reads
-//! of a remembered recovery find the contents that these found needs no recovery of its own: it
-//! would go the same way, to the same result. Most media of a crash among unfinished writes are of
-//! this kind, because nothing refers to the blocks of such writes yet.
+//! A recovery is reproducible: the clock is a counter, and one thread does all the work. So what a
+//! recovery does follows from the contents that it reads. Every recovery reads the same block
+//! first, and the contents of the blocks read so far determine which block it reads next. If a
+//! medium has the same contents in all blocks that a remembered recovery read, a recovery of this
+//! medium would take the same course and have the same result. It need not be run. Most media of a
+//! crash among unfinished writes are of this kind, because nothing refers to the blocks of such
+//! writes yet.
 //!
-//! [`Traced`] notes in [`Reads`] which blocks of the medium are read, each once, unless the
-//! recovery has written the block before. [`Courses`] remembers them as a tree: a node has the
+//! [`Traced`] notes in [`Reads`] which blocks of the medium are read: each block once, unless the
+//! recovery has written it before. [`Courses`] keeps these courses as a tree: a node holds the
 //! blocks that are read next, an edge the hash of their contents, a leaf the result.
 
 use kedge_base::{BLOCK_SIZE, IoBuf, Result};
@@ -23,10 +24,11 @@ fn blocks(offset: u64, len: u64) -> Range<u64> {
     offset / BLOCK_SIZE as u64..(offset + len).div_ceil(BLOCK_SIZE as u64)
 }
 
-/// The blocks of one medium on which what was done with it depends, in the order of the reads.
+/// The blocks of a medium that were read, in the order of the reads. All that was done with the
+/// medium depends on these blocks only.
 pub struct Reads {
     noted: Vec<bool>,
-    /// Adjacent blocks that one call read.
+    /// Ranges of adjacent blocks. A call adds one or more.
     runs: Vec<Range<u64>>,
 }
 
@@ -36,7 +38,7 @@ impl Reads {
         Arc::new(Mutex::new(Reads { noted: vec![false; count], runs: Vec::new() }))
     }
 
-    /// Notes that what follows depends on these blocks as the medium has them.
+    /// Notes that later steps depend on the content that these blocks have on the medium.
     pub fn note(&mut self, offset: u64, len: u64) {
         self.note_unless(offset, len, |_| false);
     }
@@ -59,7 +61,8 @@ impl Reads {
         &self.runs
     }
 
-    /// A hash of what was read so far: equal for media on which a recovery has gone the same way.
+    /// A hash of the blocks read so far: equal for media on which the recovery took the same
+    /// course.
     pub fn hash_on(&self, medium: &MemDevice) -> u64 {
         let mut hasher = DefaultHasher::new();
         for run in &self.runs {
@@ -69,22 +72,23 @@ impl Reads {
     }
 }
 
-/// A device that notes what is read of the medium with which it began.
+/// A device that notes which blocks of its original content are read.
 pub struct Traced {
     below: Arc<dyn Device>,
     reads: Arc<Mutex<Reads>>,
-    /// Blocks that no longer hold what the medium held.
+    /// For each block, whether its original content was overwritten.
     written: Arc<Mutex<Vec<bool>>>,
 }
 
 impl Traced {
-    /// A device that holds the medium, or one that follows from blocks of it which were noted.
+    /// `below` must hold the medium, or content that follows from blocks of it that are noted in
+    /// `reads`.
     pub fn new(below: Arc<dyn Device>, reads: Arc<Mutex<Reads>>) -> Traced {
         let count = blocks(0, below.geometry().size).end as usize;
         Traced { below, reads, written: Arc::new(Mutex::new(vec![false; count])) }
     }
 
-    /// A device with what this one holds now.
+    /// Returns a device for the current content of this one, with the same notes.
     pub fn now(&self, below: Arc<dyn Device>) -> Traced {
         let written = Arc::new(Mutex::new(self.written.lock().clone()));
         Traced { below, reads: self.reads.clone(), written }
@@ -161,7 +165,7 @@ impl Device for Traced {
 }
 
 enum Node<T> {
-    /// Not known yet: the recovery that leads here is being added.
+    /// Not yet known: a recovery that leads here is being added.
     New,
     Reads(Range<u64>),
     End(T),
@@ -171,7 +175,7 @@ enum Node<T> {
 pub struct Courses<T> {
     nodes: Vec<Node<T>>,
     next: HashMap<(u32, u64), u32>,
-    /// By what else the course of a recovery depends on: the options of the mount.
+    /// Roots of the tree, by a hash of the mount options, on which the course also depends.
     roots: HashMap<u64, u32>,
 }
 
@@ -182,10 +186,10 @@ impl<T> Default for Courses<T> {
 }
 
 impl<T: Clone> Courses<T> {
-    /// Nodes that are kept, each of about a hundred bytes. Then all are forgotten.
+    /// Limit of nodes, each of about a hundred bytes. Beyond it all are forgotten.
     const MAX: usize = 4_000_000;
 
-    /// The result of a recovery that would go the same way on this medium.
+    /// Returns the result of a remembered recovery that would take the same course on this medium.
     pub fn find(&self, root: u64, medium: &MemDevice) -> Option<T> {
         let mut at = *self.roots.get(&root)?;
         loop {
@@ -197,8 +201,8 @@ impl<T: Clone> Courses<T> {
         }
     }
 
-    /// Remembers a recovery of the medium that has read these runs. One that does not agree with
-    /// those before, because its reads came in another order, is not remembered.
+    /// Remembers a recovery of the medium that has read these runs of blocks. It is not remembered
+    /// if it contradicts an earlier one because the reads came in another order.
     pub fn learn(&mut self, root: u64, medium: &MemDevice, runs: &[Range<u64>], result: T) {
         if self.nodes.len() >= Self::MAX {
             *self = Courses::default();

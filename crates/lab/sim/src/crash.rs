@@ -1,14 +1,14 @@
 //! The oracle: the states that a crash may leave.
 //!
 //! A [`History`] holds the operations and the model's state after each: state `i` is the state
-//! after `i` operations. The allowed states:
+//! after `i` operations. Allowed after a crash:
 //! 1. *Names and attributes* equal state `k` for one `k` for the whole file system. All metadata
 //!    operations form one sequence, of which a prefix survives. So each rename, link, unlink, chmod
 //!    etc. survives whole or not at all.
 //! 2. `k` is not below the *floor*: an fsync persists everything up to the last operation that
 //!    touched its inode, and everything before the fsync if it forced the log
 //!    ([`Promise::Prefix`]). A sync persists everything.
-//! 3. `k` is at most the number of completed operations, plus one if another was in progress.
+//! 3. `k` is at most the number of completed operations, plus one if another one was in progress.
 //! 4. *Bytes* of a file are outside the sequence: each is a value that the byte had between the
 //!    file's last persisted point and the crash. Offsets beyond the end count as zero. An operation
 //!    of the sequence that changes bytes (truncate, punch, zero) and is in the prefix moves the
@@ -33,14 +33,14 @@ use kedgefs::FileSystem;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-/// What an fsync that forces the log also makes durable.
+/// What an fsync that forces the log makes durable besides its own inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Promise {
-    /// Everything up to the last change of the inode. Holds whatever else forced the log before.
+    /// Everything up to the last change of the inode, even if the log was forced otherwise before.
     LastChange,
-    /// Everything that had completed before the fsync. Only if nothing but the history's own
-    /// operations forces the log (no commit timer, no checkpoint): otherwise an inode may already
-    /// be durable, and its fsync forces nothing.
+    /// Everything that had completed before the fsync. This holds only if nothing but the history's
+    /// own operations forces the log (no commit timer, no checkpoint). Otherwise the inode may
+    /// already be durable, and its fsync forces nothing.
     Prefix,
 }
 
@@ -54,8 +54,9 @@ pub struct Step {
 }
 
 impl Step {
-    /// Collapse and insert range move blocks, and force the log before anything is written to the
-    /// moved blocks. The first clone makes a checkpoint, and so does a resize.
+    /// Whether the operation may force the log by itself. Collapse and insert range force the log
+    /// before anything is written to the blocks that they moved. The first clone writes a
+    /// checkpoint, and so does a resize.
     fn may_force(&self) -> bool {
         let moves = matches!(self.op, Op::Fallocate { how: Falloc::Collapse | Falloc::Insert, .. });
         let checkpoints = matches!(self.op, Op::Clone { .. } | Op::CloneFile { .. } | Op::Resize { .. });
@@ -72,7 +73,7 @@ pub struct History {
 }
 
 impl History {
-    /// `start`: the durable state now.
+    /// Starts a history. `start` is the state that is durable now.
     pub fn new(start: Model, promise: Promise) -> History {
         History { start, steps: Vec::new(), promise }
     }
@@ -104,7 +105,7 @@ impl History {
         steps.filter(|(_, s)| s.effect.persist.is_some() && s.outcome.is_ok()).map(|(i, _)| i).collect()
     }
 
-    /// The lowest allowed prefix and the persisted point of each inode.
+    /// Returns the lowest allowed prefix, and the persisted point of each inode.
     fn floors(&self, persists: &[usize]) -> Floors {
         let mut floors = Floors::default();
         for &at in persists {
@@ -127,8 +128,8 @@ impl History {
                     let last = self.steps[..at].iter().rposition(needs);
                     floors.prefix = floors.prefix.max(last.map_or(0, |last| last + 1));
                     let grows = |step: &Step| step.effect.data.is_some_and(|d| d.id == id && d.grew);
-                    // Everything before this point may be durable already, so that nothing is
-                    // forced: a persistence operation may force more than required.
+                    // Everything before this point may be durable already: an earlier operation may
+                    // have forced more of the log than it must, and then this fsync forces nothing.
                     let forced =
                         self.steps[..at].iter().rposition(|step| step.may_force()).map_or(0, |i| i + 1);
                     let forces = self.steps[forced..at].iter().any(|step| needs(step) || grows(step));
@@ -159,9 +160,9 @@ impl History {
 
 #[derive(Default)]
 struct Floors {
-    /// The lowest state that names and attributes may equal.
+    /// The lowest state that names and attributes may have.
     prefix: usize,
-    /// All data up to this state is durable.
+    /// The state up to which all data is durable.
     all: usize,
     data: BTreeMap<Id, usize>,
     times: BTreeMap<Id, usize>,
@@ -184,7 +185,7 @@ pub struct Violation {
     /// Number of operations that had returned.
     pub crash_after: usize,
     pub floor: usize,
-    /// Why each allowed prefix does not fit.
+    /// For each allowed prefix, the reason why it does not fit.
     pub reasons: Vec<(usize, String)>,
     /// The operations up to the crash, printed.
     pub history: String,
@@ -238,7 +239,7 @@ pub fn check_view(
     let view = view.map_err(|e| violation(e, Vec::new()))?;
     let mut reasons = Vec::new();
     for k in floors.prefix..=last {
-        // Two prefixes differ only in operations of the sequence.
+        // Prefixes differ only by operations of the sequence, so others need no check of their own.
         if k > floors.prefix && !history.steps[k - 1].effect.ordered {
             continue;
         }
@@ -302,7 +303,7 @@ impl<'a> Window<'a> {
         let to = self.changes.iter().find(|(at, c, _)| set(*at, c) == (true, false)).map(|(at, ..)| *at);
         let (from, to) = (from.unwrap_or(self.low), to.unwrap_or(self.high));
         // Between two operations that set the size, only writes change it, and they extend the
-        // file: all sizes between are allowed.
+        // file. So all sizes between the two are allowed.
         let (least, most) = (self.content(from).size(), self.content(to).size());
         if (least..=most).contains(&size) {
             return Ok(());
@@ -358,7 +359,7 @@ impl<'a> Window<'a> {
     }
 }
 
-/// Time stamps that are known in the whole window.
+/// Checks the time stamps that the model knows in the whole window.
 fn check_times(
     history: &History,
     id: Id,
@@ -366,13 +367,14 @@ fn check_times(
     floor: usize,
     (k, last): (usize, usize),
 ) -> Result<(), String> {
-    // An inode had no times before its creation, so times that were not synced may be anything.
+    // An inode had no times before its creation. So times that no fsync made durable may be
+    // anything.
     if history.state(floor).inode(id).is_none() {
         return Ok(());
     }
-    // The last change among the metadata operations of the prefix. Plain writes have no place in
-    // the sequence: their times may come later or not at all. The same holds for utimes alone,
-    // which also waits for an fsync.
+    // The last change among the metadata operations of the prefix. Plain writes are outside of the
+    // sequence: their times may become durable later or not at all. So are operations that only set
+    // times, which become durable with an fsync.
     let lazy = |step: &Step| matches!(step.op, Op::Utimes { .. });
     let touches = |step: &Step| step.effect.ordered && step.effect.touched.contains(&id) && !lazy(step);
     let change = history.steps[..k].iter().rposition(touches).map_or(0, |at| at + 1);

@@ -4,7 +4,7 @@ use crate::ops::{Falloc, Fill, Target};
 use crate::view::Found;
 use kedgefs::{Attr, FileKind, Ino, Timespec};
 
-/// The view of a file system in the model's state.
+/// The view that a file system in this state of the model would give.
 fn show(model: &Model) -> View {
     let mut view = View { inodes: BTreeMap::new() };
     for (path, id) in model.paths() {
@@ -75,7 +75,7 @@ fn check(history: &History, view: &View, after: usize) -> Result<usize, Box<Viol
     check_view(Ok(view), history, after, &history.persists_before(after))
 }
 
-/// Which of the model's states are allowed after all operations.
+/// Returns the states of the model that are allowed after all operations.
 fn allowed(history: &History) -> Vec<usize> {
     let end = history.len();
     (0..=end).filter(|k| check(history, &show(history.state(*k)), end).is_ok()).collect()
@@ -121,7 +121,7 @@ fn an_fsync_that_forces_takes_all_before_it_along() {
 fn growth_forces_too() {
     let ops = [create("a"), Op::Sync, create("b"), write("a", 0, 10, 1), fsync("a")];
     assert_eq!(allowed(&history(Promise::Prefix, &ops)), [4, 5]);
-    // Without the stronger promise "b" may be lost, but never the bytes of "a".
+    // With the weaker promise "b" may be lost, but never the bytes of "a".
     let h = history(Promise::LastChange, &ops);
     let mut without = show(h.state(5));
     let b = without.inodes[&Ino::ROOT].entries["b"];
@@ -153,9 +153,9 @@ fn bytes_are_values_of_the_window() {
         assert_eq!(check(&h, &mixed(byte, at), 5).is_ok(), fine, "{byte} at {at}");
     }
     assert!(check(&h, &with_bytes(&h, 5, "a", |c| c.set_size(8999)), 5).is_err(), "synced size");
-    assert!(check(&h, &with_bytes(&h, 5, "a", |c| c.set_size(9001)), 5).is_err(), "it never was longer");
+    assert!(check(&h, &with_bytes(&h, 5, "a", |c| c.set_size(9001)), 5).is_err(), "never that long");
     assert!(check(&h, &mixed(3, 0), 4).is_err());
-    assert!(check(&h, &show(h.state(5)), 4).is_ok(), "the write under way");
+    assert!(check(&h, &show(h.state(5)), 4).is_ok(), "the write may have been in progress");
     assert!(check(&h, &show(h.state(5)), 3).is_err(), "a write that had not begun");
 }
 
@@ -206,11 +206,11 @@ fn a_durable_clone_is_whole() {
     let ops = [create("a"), create("b"), write("b", 0, 5000, 1), write("a", 0, 9000, 2), clone, fsync("b")];
     let h = history(Promise::Prefix, &ops);
     assert_eq!(allowed(&h), [5, 6]);
-    // One byte of before the clone, and a size of before it.
+    // A byte from before the clone, and the size from before it, are not allowed.
     assert!(check(&h, &with_bytes(&h, 6, "b", |c| c.write(30, &[1])), 6).is_err());
     assert!(check(&h, &with_bytes(&h, 6, "b", |c| c.set_size(5000)), 6).is_err());
     let h = history(Promise::Prefix, &ops[..5]);
-    assert!(check(&h, &show(h.state(4)), 5).is_ok(), "nothing forced it");
+    assert!(check(&h, &show(h.state(4)), 5).is_ok(), "nothing forced the log");
     assert!(check(&h, &with_bytes(&h, 4, "b", |c| c.set_size(9000)), 5).is_err());
 }
 
@@ -259,8 +259,8 @@ fn random_prefixes_are_allowed() {
     }
 }
 
-/// Found by crash exploration: an fdatasync forced the log for more than it had to. The following
-/// fsync had nothing to force, and the oracle demanded the directory entry between the two.
+/// Found by crash exploration: an fdatasync forced more of the log than it must. The following
+/// fsync had nothing to force, but the oracle demanded the directory entry created between the two.
 #[test]
 fn an_fdatasync_may_force_more_than_it_must() {
     let punch = Op::Fallocate { on: p("a"), how: Falloc::Punch, offset: 0, len: 4096 };
@@ -270,7 +270,7 @@ fn an_fdatasync_may_force_more_than_it_must() {
     assert_eq!(allowed(&history(Promise::Prefix, &ops)), [4, 5, 6, 7]);
 }
 
-/// With learned times, the oracle refuses a ctime that the file never had, one older than the
+/// With learned times, the oracle rejects a ctime that the file never had, a ctime older than the
 /// change that survived, and one older than what an fsync made durable.
 #[test]
 fn learned_times_are_those_of_a_state() {
@@ -286,7 +286,7 @@ fn learned_times_are_those_of_a_state() {
         model.learn_times((at(0), at(99)), |_| Ok(attr)).unwrap();
         history.push(op.clone(), applied.outcome, applied.effect, model.clone());
     }
-    // Only the clock sets a ctime.
+    // A ctime changes only by the clock.
     model.apply(&chmod(0o644)).unwrap();
     let attr = Attr { ctime: at(100), ..show(&model).inodes[&Ino::ROOT].attr };
     model.learn_times((at(0), at(99)), |_| Ok(attr)).unwrap_err();
@@ -299,7 +299,7 @@ fn learned_times_are_those_of_a_state() {
     with(13).unwrap();
     with(11).expect("the write may not be there, with its times");
     with(10).expect_err("older than the fsync");
-    with(12).expect_err("of no state");
+    with(12).expect_err("the ctime of no state");
     view = show(history.state(5));
     view.inodes.get_mut(&a).unwrap().attr.ctime = at(13);
     check(&history, &view, 5).map(|_| ()).expect_err("the change of the mode carries its time");

@@ -1,9 +1,10 @@
 //! A second way to track dirty inodes, which tests the extension point [`kedgefs::DirtySet`].
 //!
 //! Inodes are grouped in *deltas*, as in Tux3: an inode that becomes dirty joins the newest delta,
-//! and a full delta is followed by a new one. The background writes the inodes of the oldest delta,
-//! by number, and continues with the next delta when all inodes left in it are busy. So inodes that
-//! became dirty together are written together, and the order in the options does not matter.
+//! and a new delta follows a full one. Background writeback takes the inodes of the oldest delta by
+//! number. It continues with the next delta when all inodes left in the first are busy. So inodes
+//! that became dirty together are written together, and the order chosen in the options does not
+//! apply.
 
 use kedgefs::{DirtyHandle, DirtySet, Ino, WritebackOrder};
 use parking_lot::Mutex;
@@ -11,7 +12,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ops::Bound::{Excluded, Unbounded};
 use std::sync::Arc;
 
-/// Inodes in a delta.
+/// Limit of inodes in a delta.
 const DELTA: usize = 24;
 
 /// See the module.
@@ -20,18 +21,18 @@ pub struct Deltas(Mutex<State>);
 
 #[derive(Default)]
 struct State {
-    /// Oldest first. Only the newest may be empty.
+    /// The deltas, oldest first. Only the newest may be empty.
     deltas: VecDeque<BTreeMap<Ino, DirtyHandle>>,
     /// The number of the delta of each inode.
     delta_of: HashMap<Ino, u64>,
-    /// Number of the first delta.
+    /// Number of the first delta in `deltas`.
     oldest: u64,
-    /// The last inode that was given to the background: the next batch continues after it.
+    /// The last inode that background writeback was given. The next batch continues after it.
     given: Ino,
 }
 
 impl Deltas {
-    /// For [`kedgefs::MountOptions::dirty_set`].
+    /// Makes the set for [`kedgefs::MountOptions::dirty_set`].
     pub fn make() -> Arc<dyn DirtySet> {
         Arc::new(Deltas::default())
     }

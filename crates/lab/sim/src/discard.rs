@@ -1,5 +1,5 @@
-//! Discards and crashes: a file is deleted, its blocks are discarded, and power fails. Either the
-//! deletion is durable, or the file still exists with all its bytes.
+//! Discards and crashes: a file is deleted, its blocks are discarded, and power fails. Afterwards
+//! the deletion is durable, or the file still exists with all its bytes.
 
 use crate::ops::OWNER;
 use crate::rig;
@@ -8,16 +8,16 @@ use kedge_device::sim::{SimDevice, StatePlan};
 use kedgefs::{FileSystem, Ino};
 use std::sync::Arc;
 
-/// Too long for the log, and short enough for a durable write, which needs no flush; so earlier
-/// discards may not be flushed yet.
+/// Length of a file: too long for the log, and short enough for a durable write, which needs no
+/// flush. So earlier discards may not be flushed yet.
 const LEN: usize = 48 << 10;
 
-/// What discards the space.
+/// What discards the free space.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Giver {
     /// A trim request, which forces the log first.
     Trim,
-    /// The background, with the option `discard`: before the deletion is durable, and after.
+    /// The background thread, with the option `discard`, before and after the deletion is durable.
     Background,
 }
 
@@ -52,7 +52,7 @@ pub fn check(giver: Giver, plan: StatePlan) -> Result<usize, String> {
     device.mark(1);
     fs.unlink(Ino::ROOT, names[0]).map_err(failed("unlink"))?;
     giver.give(&fs)?;
-    // New data overwrites discarded blocks, and a deletion begins with a truncate.
+    // The new data may overwrite discarded blocks. A deletion begins with a truncate.
     let ino = fs.create(Ino::ROOT, b"d", 0o644, OWNER).map_err(failed("create"))?.ino;
     fs.write(ino, 0, &content(b"d")).map_err(failed("write"))?;
     fs.fsync(ino, false).map_err(failed("fsync"))?;
@@ -76,7 +76,7 @@ pub fn check(giver: Giver, plan: StatePlan) -> Result<usize, String> {
     Ok(count)
 }
 
-/// Each existing file has its bytes; after the sync, all files exist.
+/// Checks that each existing file has its bytes, and after the sync that all files exist.
 fn intact(fs: &FileSystem, synced: bool) -> Result<(), String> {
     for name in [b"a", b"b", b"c", b"d"] {
         let found = match fs.lookup(Ino::ROOT, name) {

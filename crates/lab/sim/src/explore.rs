@@ -1,19 +1,19 @@
 //! Checks every state that a crash during a workload can leave.
 //!
 //! A workload runs once, in this process, on a recording device over a fork of one formatted image.
-//! The media come from the recording: at each event all subsets of the unflushed writes (a sample
-//! if there are many), torn writes, and FUA writes torn before they completed. Of media that differ
-//! only in what recovery and checks do not read (`courses.rs`), the first is
+//! The recording gives the media: at each event all subsets of the unflushed writes (a sample if
+//! there are many), torn writes, and FUA writes torn before they completed. Some media differ only
+//! in blocks that recovery and checks do not read (`courses.rs`). The first of them is
 //! 1. inspected: if it is marked clean, its log is empty; then opened, and fsck checks the
 //!    checkpoint that recovery left;
-//! 2. walked;
 //! 3. used (a sample of the media): a file is created and removed in every directory, on every
+//!    second medium all names are removed, and the image is closed and checked by fsck again;
 //!    other medium all names are removed, and the image is closed and checked by fsck again;
 //! 4. crashed again at each write of its own recovery (a sample), and recovered again: the same
 //!    tree must result.
 //!
-//! The result of the walk is then compared with the oracle for the operations that had returned by
-//! that time.
+//! The result of the walk is then compared with the oracle for the operations that had returned
+//! before the crash.
 //!
 //! The recording is reproducible: the clock is a counter, one thread does all the work, and the
 //! engine's own threads are idle (the commit interval is an hour, and no workload fills the log).
@@ -46,9 +46,9 @@ pub struct Plan {
     pub states: StatePlan,
     /// Media for each event of the final checkpoint, when the file system is closed.
     pub closing: StatePlan,
-    /// One of this many recoveries that differ is also crashed at its writes.
+    /// One of this many different recoveries is also crashed at each of its writes.
     pub recovery_every: u64,
-    /// One of this many recoveries that differ is used.
+    /// After one of this many different recoveries the file system is used.
     pub use_every: u64,
 }
 
@@ -63,7 +63,8 @@ impl Plan {
         }
     }
 
-    /// For longer workloads, whose media are mostly those of shorter ones with few additions.
+    /// The plan for longer workloads, whose media are mostly those of shorter ones with few
+    /// additions.
     pub fn quick(seed: u64) -> Plan {
         let plan = Plan::thorough(seed);
         let closing = StatePlan { subsets: 4, samples: 4, torn: 1, ..plan.states };
@@ -72,15 +73,16 @@ impl Plan {
     }
 }
 
-/// The extent of an exploration.
+/// The counts of an exploration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
     pub workloads: u64,
-    /// Crash states: the sum over all points of their media, including crashes during recovery.
+    /// Number of crash states: the media at all points, including crashes during recovery.
     pub states: u64,
-    /// Recoveries that were run: of media that differ in what a recovery or its checks read.
+    /// Number of recoveries that were run. Media share one if they agree in all blocks that the
+    /// recovery and its checks read.
     pub distinct: u64,
-    /// Crash states during recovery.
+    /// Number of crash states during recovery.
     pub recovery: u64,
     pub violations: u64,
 }
@@ -101,9 +103,9 @@ pub struct Failure {
     pub workload: Workload,
     /// The seed of the mount's switches, if they were set by one.
     pub switched: Option<u64>,
-    /// The number of the crash state in the enumeration; `None`: the workload itself failed.
+    /// The number of the crash state in the enumeration; `None` if the workload itself failed.
     pub state: Option<u64>,
-    /// Where the crash is.
+    /// The event at which the crash happens.
     pub at: String,
     pub what: String,
 }
@@ -124,7 +126,7 @@ impl fmt::Display for Failure {
 /// The result of recovering one medium: the tree, or the error.
 pub type Recovered = Result<View, String>;
 
-/// A result with a number of its own. Equal trees have one number as long as they are remembered.
+/// A recovery's result and its number. Equal trees have the same number while they are remembered.
 #[derive(Clone)]
 struct Known {
     number: u64,
@@ -137,14 +139,14 @@ struct Run {
     history: History,
 }
 
-/// See the module. Each thread has its own.
+/// See the module. Each thread has its own explorer.
 pub struct Explorer {
     setup: Setup,
     base: MemDevice,
     plan: Plan,
     /// Faults of the device while the workload runs.
     faults: FaultPlan,
-    /// Seed of the mount's switches; `None`: their defaults.
+    /// Seed of the mount's switches; `None` for the defaults.
     switched: Option<u64>,
     /// A hash of `setup`.
     setting: u64,
@@ -152,7 +154,7 @@ pub struct Explorer {
     pub tally: Tally,
 }
 
-/// A map in two generations: the older one is dropped when the younger one is full.
+/// A map with two generations. The older one is dropped when the younger one is full.
 struct Recent<T> {
     young: HashMap<u64, T>,
     old: HashMap<u64, T>,
@@ -181,11 +183,11 @@ impl<T: Clone> Recent<T> {
     }
 }
 
-/// Recently recovered media by hash: workloads with the same beginning share them, and so do
+/// Results of recoveries by hash of the medium. Workloads that begin alike share them, and so do
 /// threads. Many media have the same tree, which is kept once.
 pub struct Memory {
     media: Recent<Known>,
-    /// By the hash of the tree.
+    /// Results by hash of the tree.
     trees: Recent<Known>,
     courses: Courses<Known>,
     next_number: u64,
@@ -198,14 +200,14 @@ impl Default for Memory {
     }
 }
 
-/// Media in one generation.
+/// Limit of media in one generation.
 const MEDIA_MAX: usize = 100_000;
-/// Trees in one generation, each of about ten KiB.
+/// Limit of trees in one generation, each of about ten KiB.
 const TREES_MAX: usize = 20_000;
 
 impl Memory {
-    /// The result of the same medium, or of one that differs only in what a recovery with this
-    /// setting does not read.
+    /// Returns the result for the same medium, or for one that differs only in blocks that a
+    /// recovery with this setting does not read.
     fn find(&mut self, setting: u64, hash: u64, medium: &MemDevice) -> Option<Known> {
         if let Some(known) = self.media.get(hash) {
             return Some(known);
@@ -215,7 +217,7 @@ impl Memory {
         Some(known)
     }
 
-    /// The number of a result.
+    /// Returns the result with its number.
     fn known(&mut self, recovered: Recovered) -> Known {
         let tree = recovered.as_ref().ok().map(View::fingerprint);
         if let Some(known) = tree.and_then(|tree| self.trees.get(tree))
@@ -232,7 +234,7 @@ impl Memory {
     }
 }
 
-/// A small image without background activity.
+/// The setup of a small image without background activity.
 pub fn setup() -> Setup {
     let mount = MountOptions {
         commit: std::time::Duration::from_secs(3600),
@@ -258,7 +260,8 @@ fn setting(setup: &Setup) -> u64 {
     hasher.finish()
 }
 
-/// The image that all workloads start from. `inline`: one with the data of small files in the tree.
+/// The image from which all workloads start. `inline`: whether it keeps the data of small files in
+/// the tree.
 pub fn base_image(inline: bool) -> Result<MemDevice, String> {
     let setup = setup();
     let inline_max = if inline { kedge_format::inline::INLINE_MAX as u64 } else { 0 };
@@ -272,27 +275,27 @@ impl Explorer {
         Explorer { setup, base, plan, faults, switched: None, setting, recovered, tally }
     }
 
-    /// Shares results with other explorers of the same plan.
+    /// Shares results with other explorers that have the same plan.
     pub fn sharing(mut self, recovered: &Arc<Mutex<Memory>>) -> Explorer {
         self.recovered = recovered.clone();
         self
     }
 
-    /// Sets the switches of each workload's mount by `seed` and the workload: every setting must be
-    /// crash-safe.
+    /// Sets the switches of each workload's mount by `seed` and the workload, since every
+    /// combination of switches must be crash-safe.
     pub fn switched(mut self, seed: Option<u64>) -> Explorer {
         self.switched = seed;
         self
     }
 
-    /// Runs workloads on a device that acknowledges flushes without performing them. An exploration
-    /// that finds no violation there cannot find any.
+    /// Runs workloads on a device that acknowledges flushes without performing them. If an
+    /// exploration finds no violation there, it proves nothing.
     pub fn on_lying_device(mut self) -> Explorer {
         self.faults = FaultPlan::new(0).lying();
         self
     }
 
-    /// Explores one workload and returns the first violation. `only`: check only this state.
+    /// Explores one workload and returns the first violation. With `only`, checks only this state.
     pub fn explore(&mut self, workload: &Workload, only: Option<u64>) -> Option<Box<Failure>> {
         self.tally.workloads += 1;
         let mut at = (None, String::new());
@@ -319,7 +322,8 @@ impl Explorer {
         }))
     }
 
-    /// Runs the operations, then closes. Each mark is the number of operations that have returned.
+    /// Runs the operations, then closes the file system. Each mark in the recording is the number
+    /// of operations that have returned.
     fn record(&self, workload: &Workload) -> Result<Run, String> {
         let device = Arc::new(SimDevice::new(self.base.fork()));
         let fs = rig::open(&device, &Arc::new(ManualClock::default()), &self.setup)?;
@@ -372,7 +376,7 @@ impl Explorer {
             *crash = (Some(number), format!("{state:?}"));
             let known = self.recover(hash, &state.medium);
             let view = (*known.recovered).as_ref().map_err(Clone::clone)?;
-            // The judgement follows from the tree and from the operations that had returned.
+            // Equal trees after the same number of operations have the same verdict.
             if !judged_trees.insert((known.number, mark)) {
                 continue;
             }
@@ -398,14 +402,14 @@ impl Explorer {
         known
     }
 
-    /// Notes in `reads` all that the result depends on.
+    /// Recovers a medium. Notes in `reads` all blocks on which the result depends.
     fn recover_anew(&mut self, medium: &MemDevice, reads: &Arc<Mutex<Reads>>) -> Recovered {
         mark_is_true(medium, reads)?;
         let (device, traced, fs) = self.open(medium, reads)?;
         let recording = device.recording();
         fsck(&device, &traced, "after recovery")?;
         let view = View::of(&fs)?;
-        // The hash decides, so that every run makes the same choices.
+        // The hash chooses the samples, so that every run makes the same choices.
         let hash = reads.lock().hash_on(medium);
         if hash.is_multiple_of(self.plan.use_every) {
             exercise(&fs, &view, (hash / self.plan.use_every) & 1 == 0)?;
@@ -430,7 +434,7 @@ impl Explorer {
         Ok((device, traced, fs))
     }
 
-    /// Crashes at each write of a recovery; the second recovery must find the same tree as the
+    /// Crashes a recovery at each of its writes. The second recovery must find the same tree as the
     /// first.
     fn crash_recovery(
         &mut self,
@@ -438,7 +442,8 @@ impl Explorer {
         view: &View,
         reads: &Arc<Mutex<Reads>>,
     ) -> Result<(), String> {
-        // A torn write leaves a part of what the block held before.
+        // A torn write leaves a part of the block's earlier content, on which the result then
+        // depends.
         for event in &recording.events {
             match event {
                 Event::Write { offset, data, .. } => {
@@ -469,7 +474,7 @@ impl Explorer {
     }
 }
 
-/// A slot that is marked clean has no log after its tail.
+/// Checks that no log follows the tail of a slot that is marked clean.
 fn mark_is_true(medium: &MemDevice, reads: &Arc<Mutex<Reads>>) -> Result<(), String> {
     let blocks = medium.geometry().size / BLOCK_SIZE as u64;
     let slot = |slot: usize| {
@@ -493,7 +498,7 @@ fn fsck(device: &SimDevice, traced: &Traced, when: &str) -> Result<(), String> {
     if report.is_clean() { Ok(()) } else { Err(format!("fsck {when}: {report}")) }
 }
 
-/// Creates and removes a file in every directory; `empty`: then removes everything.
+/// Creates and removes a file in every directory. With `empty`, then removes everything.
 fn exercise(fs: &FileSystem, view: &View, empty: bool) -> Result<(), String> {
     let dirs = view.inodes.iter().filter(|(_, found)| found.attr.kind == FileKind::Directory);
     for (dir, found) in dirs {

@@ -13,7 +13,7 @@ fn a_workload_records_the_same_twice() {
     assert_eq!(media(first), media(second));
 }
 
-/// What lets workloads leave crashes to others with the same beginning.
+/// For this reason a workload need not judge crashes among operations with which others begin.
 #[test]
 fn operations_in_common_leave_the_same_media() {
     let base = base_image(false).unwrap();
@@ -42,8 +42,8 @@ fn operations_in_common_leave_the_same_media() {
     assert!(beginnings > 5, "{beginnings} beginnings");
 }
 
-/// A medium that takes the result of another recovery, because that read nothing in which the two
-/// differ, has the same result by a recovery of its own.
+/// If a medium gets the result of another recovery, since that read no block in which the two media
+/// differ, its own recovery has the same result.
 #[test]
 fn a_recovery_that_reads_the_same_finds_the_same() {
     for inline in [false, true] {
@@ -76,7 +76,7 @@ fn a_recovery_that_reads_the_same_finds_the_same() {
     }
 }
 
-/// The shrinks of the workloads are no idle ones: written blocks lie between the new end and the
+/// The shrinks in the workloads have blocks to move: written blocks lie between the new end and the
 /// old one.
 #[test]
 fn a_shrink_has_something_to_move() {
@@ -90,7 +90,7 @@ fn a_shrink_has_something_to_move() {
             }
             let run = explorer.record(&workload).unwrap();
             let is_beyond = |event: &Event| match event {
-                // Not a copy of the superblock.
+                // The last block is a copy of the superblock, and does not count.
                 Event::Write { offset, .. } => (IMAGE..DEVICE - BLOCK_SIZE as u64).contains(offset),
                 _ => false,
             };

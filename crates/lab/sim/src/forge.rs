@@ -1,10 +1,10 @@
-//! Forged log writes: an attack by a user that knows the format and owns a file in the path of the
-//! log scan.
+//! Forged log writes: an attack by a user that knows the format and owns a file whose data lies
+//! where the log scan reads.
 //!
 //! Small fsynced data is stored verbatim in the log's ring. The user writes data that is a valid
-//! log write except for the image's secret: magic, uuid, epoch, LSN and checksum are correct.
-//! Neither a mount, nor a read-only mount, nor fsck, nor a repair may accept it as a log write,
-//! after a clean unmount or after a crash.
+//! log write except for the image's secret: magic, uuid, epoch, LSN and checksum are correct. No
+//! mount, read-only mount, fsck or repair may accept it as a log write, neither after a clean
+//! unmount nor after a crash.
 
 use crate::ops::OWNER;
 use crate::rig;
@@ -18,7 +18,8 @@ use std::sync::Arc;
 
 const IMAGE: u64 = 16 << 20;
 const LOG: u64 = 1 << 20;
-/// Contains a whole block of the ring at any alignment of the file's bytes.
+/// Length of the forged file: enough for a whole block of the ring, whatever the alignment of the
+/// file's bytes.
 const BYTES: usize = 3 * BLOCK_SIZE;
 const MARKER: &[u8; 16] = b"my bytes in here";
 
@@ -39,9 +40,9 @@ impl Claim {
     pub const ALL: [Claim; 4] =
         [Claim::NewerEpoch, Claim::NewerTail, Claim::LaterLap, Claim::DurableWriteLost];
 
-    /// `place`: the LSN of the forged write. `end`: the end of the log.
+    /// Returns the forged header. `place` is the LSN of the forged write, `end` the end of the log.
     fn header(self, epoch: Epoch, place: Lsn, end: Lsn) -> WriteHeader {
-        // After the end of the log, a scan takes what lies below it as one lap later.
+        // A scan expects blocks that lie below the end of the log one lap later.
         let seen_at = Lsn(if place < end { place.0 + LOG } else { place.0 });
         let fair = WriteHeader {
             epoch,
@@ -74,7 +75,7 @@ impl When {
     pub const ALL: [When; 2] = [When::Unmounted, When::Crashed];
 }
 
-/// An image with the forged write in its ring, past the end of the log.
+/// Returns an image with the forged write in its ring, past the end of the log.
 pub fn image(claim: Claim, when: When) -> Result<MemDevice, String> {
     let device = Arc::new(rig::format(IMAGE, LOG)?);
     let said = |e: kedgefs::Error| e.to_string();
@@ -84,8 +85,8 @@ pub fn image(claim: Claim, when: When) -> Result<MemDevice, String> {
     let create = |name: &[u8]| fs.create(Ino::ROOT, name, 0o644, OWNER).map(|file| file.ino).map_err(said);
     let write =
         |file: Ino, bytes: &[u8]| fs.write(file, 0, bytes).and_then(|_| fs.fsync(file, false)).map_err(said);
-    // Shows where the log puts bytes written like this. The next bytes, under a name of equal
-    // length, follow at the same distance.
+    // The probe shows where the log puts the bytes of such a file. The bytes of the next file,
+    // whose name has the same length, follow at the same distance.
     let mut bytes = [b'.'; BYTES];
     bytes[..MARKER.len()].copy_from_slice(MARKER);
     let probe = create(b"probe")?;
@@ -101,8 +102,8 @@ pub fn image(claim: Claim, when: When) -> Result<MemDevice, String> {
     let place = start + length + BLOCK_SIZE;
     let epoch = Epoch(sb.checkpoint.epoch.0 + (when == When::Crashed) as u64);
     let header = claim.header(epoch, Lsn(place as u64), Lsn((place + length) as u64));
-    // The block's checksum also covers what the log puts between two pages of the file, which
-    // includes its inode number.
+    // The block's checksum also covers the bytes of the log between two pages of the file, which
+    // include the file's inode number.
     let forge = create(b"forge")?;
     let mut block = log[start + BLOCK_SIZE..start + 2 * BLOCK_SIZE].to_vec();
     let number = block.windows(8).position(|w| w == probe.0.to_le_bytes());
@@ -185,7 +186,7 @@ fn open(medium: MemDevice, read_only: bool) -> Result<FileSystem, String> {
     FileSystem::open(Arc::new(medium), Arc::new(ManualClock::default()), options).map_err(|e| e.to_string())
 }
 
-/// The newest superblock, and where the ring begins.
+/// Returns the newest superblock, and the offset at which the ring begins.
 fn newest(device: &MemDevice) -> Result<(Superblock, u64), String> {
     let slots = (0..SLOTS.len()).filter_map(|i| {
         let block = device.bytes(SLOTS[i].byte_offset(), BLOCK_SIZE);

@@ -1,9 +1,9 @@
-//! Forks and crashes: a state after a power failure has the trees of the moment before a fork,
-//! deletion or renaming, or of the moment after it, and each tree has all that was made durable in
-//! it. No tree ever shows a change of another.
+//! Forks and crashes: a state after a power failure has the trees from before a fork, deletion or
+//! renaming, or those from after it. Each tree has all that was made durable in it. No tree ever
+//! shows a change of another.
 //!
-//! The judge is a model of its own: trees are maps of files, a fork is a deep copy, and each block
-//! of a file has the stamps that a crash may leave, which begin with the last durable one.
+//! The judge has its own model: trees are maps of files, and a fork is a deep copy. For each block
+//! of a file the model has the stamps that a crash may leave, beginning with the last durable one.
 
 use crate::ops::{OWNER, errno};
 use crate::rig::{self, Setup};
@@ -18,24 +18,26 @@ use std::sync::Arc;
 use std::time::Duration;
 
 const BLOCK: usize = 4096;
-/// Bytes that a torn write leaves whole.
+/// Bytes of a sector, which a torn write leaves whole.
 const SECTOR: usize = 512;
-/// Blocks of each file.
+/// Limit of blocks in a file.
 const BLOCKS: usize = 6;
 const TREES_MAX: usize = 6;
 const FILES_MAX: usize = 12;
 const MIB: u64 = 1 << 20;
 const LARGE: u64 = 24 * MIB;
 const SMALL: u64 = 17 * MIB;
-/// The name of the tree that makes new blocks lie beyond the small size, and its bytes.
+/// Name and length of the tree that fills the space below the small size, so that new blocks lie
+/// beyond.
 const FILLER: (&[u8], u64) = (b"x", 16 * MIB);
 
 /// What a crash may leave of a file.
 #[derive(Clone)]
 struct File {
-    /// Whether the name is there: the durable state, then later ones.
+    /// Whether the file has its name: the durable state, then later ones.
     named: Vec<bool>,
-    /// The durable stamp of each block, then later ones. Stamp 0: no such block, or zeros.
+    /// For each block the durable stamp, then later ones. Stamp 0 stands for zeros and for no
+    /// block.
     stamps: [Vec<u32>; BLOCKS],
 }
 
@@ -67,7 +69,7 @@ impl Model {
 
 #[derive(Clone, Copy, Debug)]
 enum Step {
-    /// Writes blocks of a file, and creates the file if need be.
+    /// Writes blocks of a file, which is created if it does not exist.
     Write {
         tree: u32,
         file: u32,
@@ -104,22 +106,22 @@ enum Step {
         fork: u32,
         name: u32,
     },
-    /// The first tree becomes a fork of the source.
+    /// Replaces the first tree by a fork of the source.
     RollBackRoot {
         source: u32,
     },
-    /// The fork takes the place of the first tree.
+    /// Moves the fork to the place of the first tree.
     CommitRoot {
         fork: u32,
     },
     Reclaim,
-    /// The image becomes smaller, unless trees forbid it, or as large as at first. While it is
-    /// large a tree that no judge sees has most blocks of the small one, so that new blocks lie
-    /// beyond.
+    /// Makes the image smaller, unless trees prevent it, or as large as at first. While the image
+    /// is large, a tree that the judge ignores has most blocks below the small size, so that new
+    /// blocks lie beyond it.
     Resize {
         large: bool,
     },
-    /// Makes blocks of a file those of another, and creates the file if need be.
+    /// Makes blocks of a file share those of another. The file is created if it does not exist.
     Clone {
         tree: u32,
         source: u32,
@@ -129,14 +131,14 @@ enum Step {
     },
 }
 
-/// Which steps are taken beside writes and fsyncs.
+/// The kinds of steps besides writes and fsyncs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Steps {
-    /// Those with trees.
+    /// Operations on trees.
     Forks,
-    /// Those, and clones of files.
+    /// Operations on trees, and clones of files.
     Clones,
-    /// Those, and shrinks and growths of the image.
+    /// Operations on trees, clones of files, and changes of the image's size.
     Sizes,
 }
 
@@ -233,7 +235,8 @@ fn choose(random: &mut SmallRng, kind: Steps, model: &Model, stamp: u32) -> Step
         33..45 if !named.is_empty() => Step::Fsync { tree, file: one(random) },
         45..50 if !named.is_empty() => Step::Unlink { tree, file: one(random) },
         _ => {
-            // A name is used once, so that a name after a crash is the file it was.
+            // A new file has a name that was never used, so that after a crash a name identifies
+            // the file.
             let file = if named.len() < FILES_MAX && random.random_bool(0.3) || named.is_empty() {
                 stamp
             } else {
@@ -247,7 +250,7 @@ fn choose(random: &mut SmallRng, kind: Steps, model: &Model, stamp: u32) -> Step
     }
 }
 
-/// What the step does to the model.
+/// Applies the step to the model.
 fn foresee(model: &mut Model, step: Step) {
     match step {
         Step::Write { tree, file, from, to, stamp } => {
@@ -273,7 +276,8 @@ fn foresee(model: &mut Model, step: Step) {
             model.0.get_mut(&tree).expect("chosen").get_mut(&file).expect("chosen").settle();
         }
         Step::Sync | Step::Resize { .. } => model.settle(),
-        // It writes what is durable to its place; what is not durable may become so.
+        // These steps may make anything durable, which the model allows already. They change no
+        // content.
         Step::Checkpoint | Step::Reclaim => {}
         Step::Fork { source, name } => {
             model.settle();
@@ -382,7 +386,7 @@ fn resize(fs: &FileSystem, large: bool) -> Result<(), Error> {
         fs.delete_tree(Ino::ROOT, name)?;
     }
     match fs.resize(Some(SMALL)) {
-        // Points have blocks there.
+        // A *point*, the common past of two trees, has blocks beyond the new end.
         Err(e) if e.errno() == 22 => Ok(()),
         done => done.map(drop),
     }
@@ -398,7 +402,7 @@ fn judge(medium: MemDevice, setup: &Setup, before: &Model, after: &Model, far: b
     if !far {
         return Ok(());
     }
-    // What a tree frees and what it overwrites now is not another's.
+    // Freeing and overwriting blocks of one tree must not change another tree.
     let said = |e: Error| format!("after the recovery: {e}");
     fs.reclaim().map_err(said)?;
     let mut expected = found;
@@ -428,7 +432,7 @@ fn judge(medium: MemDevice, setup: &Setup, before: &Model, after: &Model, far: b
     rig::fsck(device.view())
 }
 
-/// The stamps of the sectors of each block, each once, of each file of each tree.
+/// For each file of each tree: the distinct stamps of the sectors of each block.
 type Found = BTreeMap<u32, BTreeMap<u32, [Vec<u32>; BLOCKS]>>;
 
 fn read(fs: &FileSystem) -> Result<Found, String> {
@@ -504,8 +508,9 @@ fn compare(found: &Found, model: &Model) -> Result<(), String> {
     Ok(())
 }
 
-/// The first tree is replaced, and trees that are named in it keep their paths, although its
-/// directories get other numbers: in each state either tree has them.
+/// The first tree is replaced. Trees that are named in it keep their paths, although its
+/// directories get other inode numbers: in each state these paths exist, in the old first tree or
+/// in the new one.
 pub fn check_root(plan: StatePlan) -> Result<usize, String> {
     let said = |e: Error| e.to_string();
     let setup = Setup { image: 24 << 20, ..crate::explore::setup() };
@@ -561,8 +566,8 @@ pub fn check_root(plan: StatePlan) -> Result<usize, String> {
     Ok(count)
 }
 
-/// A full image gets files in the blocks that a deleted fork had, while checkpoints free them. Each
-/// state passes fsck, and has the files whose fsync returned.
+/// A full image gets files in the blocks of a deleted fork, while checkpoints free these blocks.
+/// Each state passes fsck, and has the files whose fsync returned.
 pub fn check_reuse(plan: StatePlan) -> Result<usize, String> {
     const FILE: usize = 64 << 10;
     let said = |e: Error| e.to_string();
@@ -582,7 +587,7 @@ pub fn check_reuse(plan: StatePlan) -> Result<usize, String> {
     while put(Ino::ROOT, format!("filler {filler}"), 2).is_ok() {
         filler += 1;
     }
-    // Slow enough that files are made while a checkpoint is written.
+    // The device is so slow that files are created while a checkpoint is written.
     device.set_plan(FaultPlan::new(1).latency(OpKind::Write, Duration::from_millis(2)));
     fs.delete_tree(Ino::ROOT, b"fork").map_err(said)?;
     let mut made = 0;
@@ -616,14 +621,14 @@ pub fn check_reuse(plan: StatePlan) -> Result<usize, String> {
             let mut bytes = vec![0; FILE];
             let len = fs.read(ino, 0, &mut bytes).map_err(said)?;
             if len != FILE || bytes.iter().any(|byte| *byte != 3) {
-                return Err(format!("file {i} has not its bytes\n{place}"));
+                return Err(format!("file {i} does not have its bytes\n{place}"));
             }
         }
     }
     Ok(count)
 }
 
-/// A file that was not even created has no name to remove.
+/// Ignores that a file was not found: its creation failed, so it has no name to remove.
 fn unnamed(e: Error) -> Result<(), Error> {
     if matches!(e, Error::NotFound) { Ok(()) } else { Err(e) }
 }

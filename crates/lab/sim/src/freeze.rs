@@ -1,5 +1,5 @@
-//! Freeze, thaw and crashes: if power fails, or a copy is made, while the file system is frozen,
-//! the image is clean and complete; and no image is marked clean when it is not.
+//! Freeze, thaw and crashes. If power fails or a copy is made while the file system is frozen, the
+//! image is clean and complete. An image that is not clean is never marked clean.
 
 use crate::ops::{OWNER, write_all};
 use crate::rig;
@@ -12,26 +12,26 @@ use kedgefs::{FileSystem, Ino};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-/// Marks of the recording: the operations that had returned.
+/// Marks in the recording, set when an operation has returned.
 const FSYNCED: u64 = 1;
 const FROZEN: u64 = 2;
 const THAWING: u64 = 3;
 const THAWED: u64 = 4;
 const AFTER: u64 = 5;
 
-/// How long a writer that should wait for the thaw is given to show that it does not.
+/// How long the test waits for a writer that should be blocked until the thaw.
 const CHANCE: Duration = Duration::from_millis(300);
 
-/// Files with their lengths: in the log at the freeze, in memory, written during the freeze, and
-/// after it.
+/// Names and lengths of files. At the freeze the first is in the log and the second in memory; the
+/// third is written during the freeze, the fourth after it.
 const LOGGED: (&str, usize) = ("logged", 700);
 const DIRTY: (&str, usize) = ("dirty", 70_000);
 const BESIDE: (&str, usize) = ("beside", 5000);
 const LATER: (&str, usize) = ("later", 300);
 
-/// Checks every crash state that `plan` selects. `death`: the process dies while it is frozen, and
-/// another one goes on with the freeze. Returns the number of states, and how many of them were
-/// frozen.
+/// Checks every crash state that `plan` selects. With `death` the process dies while the file
+/// system is frozen, and another process continues the freeze. Returns the number of states, and
+/// how many of them were frozen.
 pub fn check(plan: StatePlan, death: bool) -> Result<(usize, usize), String> {
     let setup = crate::explore::setup();
     let device = Arc::new(SimDevice::new(rig::format(setup.image, setup.log)?));
@@ -53,13 +53,13 @@ pub fn check(plan: StatePlan, death: bool) -> Result<(usize, usize), String> {
         let ino = find(&writer, BESIDE.0)?;
         write_all(&writer, ino, 0, &content(BESIDE)).map_err(failed("write"))?;
         writer.fsync(ino, false).map_err(failed("fsync"))?;
-        // If the writer waited as it should, the receiver is gone.
+        // If the writer was blocked as it should be, the receiver is gone.
         let _ = done.send(());
         Ok::<(), String>(())
     })
     .map_err(|e| e.to_string())?;
     let chance = if broken::is(Variant::UngatedWriter) { HANG } else { CHANCE };
-    // The crash states show whether it waited.
+    // The crash states show whether the writer was blocked.
     let _ = written.recv_timeout(chance);
     device.mark(THAWING);
     fs.thaw().map_err(failed("thaw"))?;
@@ -89,11 +89,11 @@ fn open_frozen(device: &Arc<SimDevice>, setup: &rig::Setup) -> Result<FileSystem
 fn judge(medium: MemDevice, mark: u64) -> Result<(), String> {
     let options = CheckOptions { replay: Some(Arc::new(StoreReplay)), ..CheckOptions::default() };
     let report = kedge_fsck::check(Arc::new(medium.fork()), &options);
-    // fsck reports a wrong clean mark as a warning, since recovery does not trust it.
+    // fsck reports a wrong clean mark only as a warning, since recovery does not rely on the mark.
     if !report.is_clean() || report.count(FindingKind::SuperblockCleanWithLog) > 0 {
         return Err(format!("fsck: {report}"));
     }
-    // From the end of the freeze until the thaw writes.
+    // Must hold from the end of the freeze until the thaw writes.
     let clean =
         report.superblock.as_ref().is_some_and(|sb| sb.clean) && matches!(report.replay, ReplayState::None);
     if mark == FROZEN && !clean {
@@ -126,7 +126,7 @@ fn make(fs: &FileSystem, file: (&str, usize)) -> Result<(), String> {
 fn has_all(fs: &FileSystem, file: (&str, usize)) -> Result<(), String> {
     let (name, mut is) = (file.0, vec![0; file.1 + 1]);
     let n = fs.read(find(fs, name)?, 0, &mut is).map_err(failed("read"))?;
-    if is[..n] != content(file)[..] { Err(format!("{name} has not its bytes, or not all")) } else { Ok(()) }
+    if is[..n] != content(file)[..] { Err(format!("{name} does not have all its bytes")) } else { Ok(()) }
 }
 
 fn content((name, len): (&str, usize)) -> Vec<u8> {

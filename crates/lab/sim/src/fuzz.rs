@@ -97,7 +97,7 @@ pub fn node(input: &[u8]) {
         assert_eq!(view.search(&key), Ok(i), "a key of a valid node is found");
         if level > 0 {
             let _ = view.child(i);
-            assert_eq!(view.child_index(&key), i, "a child answers for its own key");
+            assert_eq!(view.child_index(&key), i, "a child covers its own key");
         }
         let _ = (
             Dentry::decode(value),
@@ -144,7 +144,7 @@ pub fn image(input: &[u8]) {
 }
 
 /// fsck's own reader, with and without replay. The engine must be able to read an image that fsck
-/// calls clean, and a repaired image must be clean.
+/// calls clean. A repaired image must be clean.
 pub fn fsck(input: &[u8]) {
     let medium = damaged(input, &Kind::ALL);
     let _ = kedge_fsck::check(Arc::new(medium.fork()), &CheckOptions::default());
@@ -169,14 +169,15 @@ fn readable(medium: MemDevice, why: &str) {
     fs.close().unwrap_or_else(|e| panic!("{why}, but it cannot be closed: {e}"));
 }
 
-/// The structure that an input names first, with its edits.
+/// Returns the structure that an input names first, and the input's edits.
 fn one_of(kind: Kind, input: &[u8]) -> Option<(&'static damage::Structure, &[u8])> {
     let all: Vec<_> = base(*input.first()?).structures.iter().filter(|s| s.kind == kind).collect();
     let n = u16::from_le_bytes([*input.get(1)?, *input.get(2)?]) as usize;
     Some((all.get(n % all.len().max(1))?, &input[1..]))
 }
 
-/// Reads everything and changes a little of everything. A damaged image should give errors.
+/// Reads everything and changes a little of everything. A damaged image may return errors, but must
+/// not panic.
 fn use_image(medium: MemDevice) {
     let Ok(fs) = open(medium) else { return };
     let view = View::of(&fs);
@@ -211,14 +212,15 @@ fn change_names(fs: &FileSystem, dir: Ino) {
     }
 }
 
-/// A random input: usually one edit, so that all other bytes are correct and the damage is reached
-/// deep inside.
+/// Returns a random input: usually one edit, so that all other bytes are correct and code that runs
+/// long after the first checks meets the damage.
 pub fn random(rng: &mut SmallRng) -> Vec<u8> {
     let edits = if rng.random_bool(0.6) { 1 } else { rng.random_range(2..12) };
     let mut input = vec![0; 1 + edits * 8];
     rng.fill(&mut input[..]);
     input[0] = if rng.random_bool(0.05) { damage::flag::UNSEALED } else { 0 } | (input[0] & 1);
-    // The header of a node or record is a small part of it, but steers most decisions.
+    // The header is a small part of a node or record, but most decisions depend on it. So a third
+    // of the edits hit the beginning of their structure.
     for edit in input[1..].chunks_exact_mut(8) {
         if rng.random_bool(0.3) {
             edit[3] = 0;

@@ -1,5 +1,5 @@
-//! Seeded random operations that use the model, so that most of them name existing files and the
-//! rest miss on purpose.
+//! Seeded random operations. They use the model, so that most of them name existing files, and the
+//! others fail on purpose.
 
 use crate::model::{Inode, Model};
 use crate::ops::{Falloc, Fill, Op, Rename, Special, Target, XattrFlag, split};
@@ -10,7 +10,7 @@ use rand::{Rng, SeedableRng};
 /// Parameters of the operations.
 #[derive(Clone, Copy, Debug)]
 pub struct Profile {
-    /// Names per directory: few, so that they collide often.
+    /// Number of names in a directory: few, so that operations often meet the same name.
     pub names: u32,
     pub depth_max: usize,
     /// Writes and truncates begin below this offset.
@@ -22,9 +22,9 @@ pub struct Profile {
     pub crashes: u32,
     /// Per thousand: names that are too long, sizes that are too large, sparse files of terabytes.
     pub extremes: u32,
-    /// Per thousand data operations: collapse and insert range. An overwrite after a range
-    /// operation that is not durable shows up at another offset after a crash, as on other file
-    /// systems, so histories that crash do without.
+    /// Per thousand data operations: collapse and insert range. If such an operation is not durable
+    /// when a later overwrite is, the overwrite appears at another offset after a crash, as on
+    /// other file systems. So histories with crashes do not use them.
     pub shifts: u32,
     /// Per thousand data operations: clones.
     pub clones: u32,
@@ -85,7 +85,7 @@ impl Generator {
         self.pick(&NAMES[..count]).to_owned()
     }
 
-    /// A path of an inode for which `want` holds, if there is one.
+    /// Returns a path of an inode for which `want` holds, if there is one.
     fn existing(&mut self, model: &Model, want: impl Fn(&Inode) -> bool) -> Option<String> {
         let paths: Vec<String> = model
             .paths()
@@ -96,7 +96,7 @@ impl Generator {
         if paths.is_empty() { None } else { Some(self.pick(&paths)) }
     }
 
-    /// Some name in some directory, existing or not. Rarely below something that is not a
+    /// Returns some name in some directory, existing or not; rarely below an inode that is no
     /// directory.
     fn any_path(&mut self, model: &Model) -> String {
         let in_dir = !self.chance(15);
@@ -109,7 +109,7 @@ impl Generator {
         if dir == "." { name } else { format!("{dir}/{name}") }
     }
 
-    /// Usually an existing name, usually of the wanted kind.
+    /// Returns a path: usually an existing one, and usually of an inode for which `want` holds.
     fn path(&mut self, model: &Model, want: impl Fn(&Inode) -> bool) -> String {
         if self.chance(80) {
             return self.any_path(model);
@@ -173,7 +173,7 @@ impl Generator {
         Fill::Seed(self.fills)
     }
 
-    /// The next operation for a file system in the model's state.
+    /// Returns the next operation for a file system in the model's state.
     pub fn next(&mut self, model: &Model) -> Op {
         let Profile { persists, remounts, crashes, .. } = self.profile;
         let at = self.rng.random_range(0..1000);
@@ -204,7 +204,7 @@ impl Generator {
         }
     }
 
-    /// Clears a flag that forbids changes after a while: otherwise ever fewer changes would
+    /// Clears, after a while, a flag that forbids changes. Otherwise ever fewer changes would
     /// succeed.
     fn unfix(&mut self, model: &Model) -> Option<Op> {
         let fixed = |i: &Inode| i.flags.has(FileFlags::IMMUTABLE | FileFlags::APPEND);
@@ -213,7 +213,7 @@ impl Generator {
         self.chance(150).then_some(Op::SetFlags { on, flags: 0 })
     }
 
-    /// `None`: a tree that is needed is not there.
+    /// Returns an operation on trees, or `None` if the model lacks a directory for it.
     fn tree_op(&mut self, model: &Model) -> Option<Op> {
         const TREES_MAX: usize = 5;
         let trees: Vec<String> =
@@ -280,7 +280,7 @@ impl Generator {
         let to = match self.rng.random_range(0..6) {
             0 | 1 => self.free_path(model),
             2 => {
-                // The same kind, so that the replacement can succeed.
+                // The source has the kind of the target, so that the replacement can succeed.
                 let kind =
                     model.find(&from).and_then(|id| model.inode(id)).map_or(FileKind::Regular, |i| i.kind);
                 self.path(model, |inode| inode.kind == kind)
@@ -342,7 +342,8 @@ impl Generator {
                     0 => 0,
                     1 => self.rng.random_range(4000..4097),
                     2 if self.chance(self.profile.extremes * 10) => 65537,
-                    // Values stored in parts: two, two full ones, three, several, the maximum.
+                    // Values stored in parts: two parts, two full ones, three, several, the
+                    // maximum.
                     3 => self.pick(&[4097, 8192, 8193, 20_000, 65536]),
                     _ => self.rng.random_range(1..200),
                 };

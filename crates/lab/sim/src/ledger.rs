@@ -1,22 +1,22 @@
-//! A ledger of files whose bytes identify their writes, for failing devices: what was written,
-//! which results were returned, what was acknowledged as durable.
+//! A ledger of files whose bytes identify their writes, for failing devices: it records what was
+//! written, which results were returned, and what was acknowledged as durable.
 //!
 //! Every eight bytes encode the file, the write and the offset, so that
-//! - each word found is checked on its own: it must come from a write that may be there;
+//! - each word found is checked by itself: it must come from a write that the file may contain;
 //! - a failed request of the device identifies the files whose data it carried ([`owners`]).
 //!
 //! Unlike the oracle of [`crate::crash`], the ledger has no order between files, and it continues
-//! after a failed call: a write that returned an error may be there in part until a later write
-//! covers it.
+//! after a failed call: the file may contain a part of a write that returned an error, until a
+//! later write covers it.
 //!
 //! The rules for one file after a crash, with steps in the order in which they began (one at a
 //! time):
-//! 1. A step is *settled* if it succeeded before the call of an fsync (fdatasync, sync) of the file
-//!    that succeeded.
-//! 2. Each word holds what the last settled step left there, or what a later or a failed step
-//!    wrote.
-//! 3. The size is the one that settled steps leave, or between that and what the other steps would
-//!    make it.
+//! 1. A step is *settled* if it succeeded before the call of a successful fsync (fdatasync, sync)
+//!    of the file.
+//! 2. Each word has the content that the last settled step left, or the content of a later or
+//!    failed step.
+//! 3. The size is the one that settled steps leave, or lies between that and the size that the
+//!    other steps would make.
 
 use std::collections::BTreeSet;
 
@@ -24,7 +24,7 @@ use std::collections::BTreeSet;
 pub const WORD: u64 = 8;
 /// The first byte of each word.
 const TAG: u64 = 0xa5;
-/// Files are numbered from 0 to below this.
+/// Files are numbered from 0 to below this number.
 pub const FILES_MAX: usize = 256;
 const STEPS_MAX: u64 = 1 << 20;
 /// Limit of a word's offset, in words: a file has at most 64 MiB.
@@ -57,7 +57,7 @@ enum What {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Step {
     what: What,
-    /// The step succeeded.
+    /// Whether the step succeeded.
     done: bool,
 }
 
@@ -66,18 +66,18 @@ struct Step {
 pub struct File {
     number: usize,
     steps: Vec<Step>,
-    /// Steps below this one are settled if they succeeded.
+    /// Steps with lower indexes are settled if they succeeded.
     settled: usize,
 }
 
 impl File {
-    /// An empty file, durable.
+    /// The record of an empty durable file.
     pub fn new(number: usize) -> File {
         assert!(number < FILES_MAX, "the tag has eight bits for the file");
         File { number, steps: Vec::new(), settled: 0 }
     }
 
-    /// Begins a write and returns its bytes. It counts as failed until [`File::wrote`].
+    /// Begins a write and returns its bytes. The write counts as failed until [`File::wrote`].
     pub fn begin_write(&mut self, from: u64, len: u64) -> Vec<u8> {
         assert!((from | len).is_multiple_of(WORD), "whole words");
         self.steps.push(Step { what: What::Write { from, to: from + len }, done: false });
@@ -85,14 +85,15 @@ impl File {
         (from..from + len).step_by(8).flat_map(|at| word(self.number, step, at).to_le_bytes()).collect()
     }
 
-    /// The last write returned `bytes`. After a short write the rest is removed from the step.
+    /// Notes that the last write returned `bytes`. After a short write the rest is removed from the
+    /// step.
     pub fn wrote(&mut self, bytes: u64) {
         let Some(Step { what: What::Write { from, to }, done }) = self.steps.last_mut() else {
             panic!("no write was begun");
         };
         assert!(bytes <= *to - *from, "more than asked for");
-        // A short write may end inside a word, which then belongs to neither step; so it counts as
-        // failed.
+        // A short write may end inside a word. The word then belongs to neither step, so the step
+        // counts as failed.
         *done = bytes.is_multiple_of(WORD);
         if *done {
             *to = *from + bytes;
@@ -108,7 +109,7 @@ impl File {
         self.steps.last_mut().expect("a truncate was begun").done = true;
     }
 
-    /// The steps that an fsync called now covers.
+    /// Returns the mark for [`File::synced`]: the steps that an fsync called now covers.
     pub fn mark(&self) -> usize {
         // The last step may be in progress on another thread.
         self.steps.iter().rposition(|step| !step.done).map_or(self.steps.len(), |last| {
@@ -116,31 +117,31 @@ impl File {
         })
     }
 
-    /// An fsync (fdatasync, sync) called at `mark` succeeded.
+    /// Notes that an fsync (fdatasync, sync) called at `mark` succeeded.
     pub fn synced(&mut self, mark: usize) {
         self.settled = self.settled.max(mark);
     }
 
     /// A sync failed, and a cache marked pages clean that it could not write. What was written
     /// since the last success may be lost permanently, although each write succeeded and a later
-    /// sync may succeed too.
+    /// sync may succeed, too.
     pub fn disowned(&mut self) {
         for step in &mut self.steps[self.settled..] {
             step.done = false;
         }
     }
 
-    /// The later record of the same file, with the settled steps of this one.
+    /// Returns a later record of the same file with the settled steps of this record.
     pub fn settled_of(&self, later: &File) -> File {
         File { settled: self.settled, ..later.clone() }
     }
 
-    /// The record as if everything that succeeded had been synced.
+    /// Returns the record as if every step that succeeded had been synced.
     pub fn all_settled(&self) -> File {
         File { settled: self.steps.len(), ..self.clone() }
     }
 
-    /// The size if every completed step survives.
+    /// The size if every successful step survives.
     pub fn size(&self) -> u64 {
         self.sizes(self.steps.len()).1
     }
@@ -175,7 +176,7 @@ impl File {
         borders.into_iter().filter(|at| *at <= size).collect()
     }
 
-    /// Numbers of the writes whose bytes may be at `at`; 0 stands for zeros.
+    /// Numbers of the writes whose bytes the file may contain at `at`; 0 stands for zeros.
     fn fair(&self, at: u64) -> BTreeSet<u64> {
         let mut fair = BTreeSet::from([0]);
         for (i, step) in self.steps.iter().enumerate() {
@@ -192,7 +193,7 @@ impl File {
         fair
     }
 
-    /// Whether these may be the file's bytes after a crash.
+    /// Checks that the file may contain these bytes after a crash.
     pub fn check(&self, bytes: &[u8]) -> Result<(), String> {
         let (least, most) = self.sizes(self.settled);
         let size = bytes.len() as u64;

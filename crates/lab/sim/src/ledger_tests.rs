@@ -36,7 +36,7 @@ fn what_was_synced_must_be_there_and_the_rest_may() {
     mixed[16..24].copy_from_slice(&second[8..]);
     file.all_settled().check(&mixed).unwrap();
     file.all_settled().check(&first).unwrap_err();
-    // Bytes that no write made, or of another offset or file.
+    // Bytes that no write made, and bytes of another offset or file.
     mixed[32] ^= 1;
     file.check(&mixed).unwrap_err();
     file.check(&[&first[8..], &first[..8]].concat()).unwrap_err();

@@ -1,9 +1,9 @@
 //! The test apparatus: a reference file system, an oracle for crash states, workloads with
 //! acknowledged writes, and written-down fsync cases.
 //!
-//! Everything here uses the file system's public interface (and, on a mount, the kernel's) and the
-//! format of the device, never the log, tree, allocator or store, so that the checks are
-//! independent.
+//! Everything here uses the file system's public interface (on a mount, the kernel's) and the
+//! format of the device. It never uses the log, the tree, the allocator or the store, so that the
+//! checks are independent of them.
 #![forbid(unsafe_code)]
 
 pub mod atomic;

@@ -1,8 +1,8 @@
-//! Limits and crashes: a state after a power failure has the limits of before a change or of after
-//! it, counts exactly what is there, and has no more than was ever allowed.
+//! Limits and crashes: a state after a power failure has the limits from before a change or from
+//! after it. Their counts are exact, and no directory has more than its limit ever allowed.
 //!
-//! The counts are compared by fsck, and by a walk through the mounted image. The bound of a
-//! directory is its maximum, or what was in use when the maximum was set, if that was more.
+//! The counts are compared by fsck, and by a walk through the mounted image. The most that a
+//! directory may have is its maximum, or what it had when the maximum was set, if that was more.
 
 use crate::ops::OWNER;
 use crate::rig::{self, Setup};
@@ -28,7 +28,7 @@ enum Step {
         offset: u64,
         len: usize,
     },
-    /// Some bytes that an fsync puts into the log.
+    /// Writes few bytes, which an fsync puts into the log.
     Small {
         dir: usize,
         file: u32,
@@ -74,13 +74,13 @@ enum Step {
     Remove {
         dir: usize,
     },
-    /// A directory with a limit is made and removed.
+    /// Makes and removes a directory with a limit.
     Passing,
     Fork,
     DeleteFork,
 }
 
-/// Maxima and bounds of limited directories, in bytes and files.
+/// The maxima of a directory, in bytes and files, and the most that it may have after a crash.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Bound {
     max: (u64, u64),
@@ -124,7 +124,7 @@ pub fn check(seed: u64, steps: usize, plan: StatePlan) -> Result<usize, String> 
     let mut count = 0;
     let recording = device.recording();
     for state in recording.states(plan) {
-        // Before the first mark there are no directories to look at.
+        // Before the first mark the directories do not exist.
         let Some(mark) = state.mark.map(|mark| mark as usize) else { continue };
         count += 1;
         let around = done[..(mark + 1).min(done.len())].iter().rev().take(12).collect::<Vec<_>>();
@@ -165,7 +165,7 @@ fn choose(random: &mut SmallRng, forked: &mut bool) -> Step {
     }
 }
 
-/// Refusals that a step may meet.
+/// Accepts the refusals that a step may meet.
 fn allowed(result: Result<(), Error>) -> Result<(), Error> {
     match result {
         Err(Error::OverLimit | Error::CrossLimit | Error::NotFound) => Ok(()),
@@ -222,8 +222,8 @@ fn take(fs: &FileSystem, dirs: &[Ino; 3], step: Step) -> Result<(), Error> {
     allowed(outcome)
 }
 
-/// The bounds after a step. A limit inside another holds together with it, so each is looked at by
-/// itself.
+/// Computes the bounds after a step. A limit and the limits around it hold together, so each is
+/// checked by itself.
 fn foresee(fs: &FileSystem, dirs: &[Ino; 3], step: Step, bounds: &mut Bounds) -> Result<(), String> {
     match step {
         Step::Set { dir, blocks, files } => {
@@ -238,7 +238,7 @@ fn foresee(fs: &FileSystem, dirs: &[Ino; 3], step: Step, bounds: &mut Bounds) ->
     Ok(())
 }
 
-/// The limits of the first tree, by path, without a directory that passes.
+/// Returns the limits of the first tree by path, without those of a passing directory.
 fn limits(fs: &FileSystem) -> Result<BTreeMap<String, Limit>, String> {
     let mut limits = BTreeMap::new();
     for limit in fs.limits() {
@@ -260,7 +260,7 @@ fn live(fs: &FileSystem, bounds: &Bounds) -> Result<(), String> {
     Ok(())
 }
 
-/// Bytes and inodes at and below a directory, in its tree.
+/// Counts bytes and inodes of a directory and everything below it, in its tree only.
 fn recount(fs: &FileSystem, dir: Ino) -> Result<(u64, u64), String> {
     let mut seen = BTreeSet::from([dir]);
     let (mut dirs, mut sectors) = (vec![dir], 0);
@@ -318,7 +318,7 @@ fn judge(medium: MemDevice, setup: &Setup, around: (&Bounds, &Bounds), far: bool
     if far { go_on(&fs, &found).and_then(|()| rig::fsck(device.view())) } else { Ok(()) }
 }
 
-/// Fills each limit after the recovery: what is left is there, and no more.
+/// Fills each limit after the recovery: exactly what is left can be written.
 fn go_on(fs: &FileSystem, limits: &BTreeMap<String, Limit>) -> Result<(), String> {
     for limit in limits.values() {
         let now = || fs.limit_of(limit.dir).map_err(said)?.ok_or_else(|| "a limit is gone".to_owned());

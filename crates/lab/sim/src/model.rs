@@ -5,9 +5,9 @@
 //! inodes that do not change afterwards, so a history keeps one version per operation.
 //!
 //! Where POSIX and Linux leave the result open (extended user attributes of a fifo, reading a
-//! device), the operation is *unspecified*: [`Model::apply`] returns `None`, and the caller that
-//! drives both sides skips it. If several errors apply, the one that Linux reports comes first and
-//! the others are allowed.
+//! device), the operation is *unspecified*: [`Model::apply`] returns `None`, and the caller does
+//! not run it on the file system either. If several errors apply, the one that Linux reports comes
+//! first, and the others are allowed.
 
 mod attributes;
 mod data;
@@ -44,7 +44,7 @@ impl Default for Model {
 }
 
 impl Model {
-    /// A fresh image: only a root directory.
+    /// The model of a fresh image, which has only a root directory.
     pub fn new() -> Model {
         let mut root = Inode::new(FileKind::Directory, 0o755);
         root.nlink = 2;
@@ -53,7 +53,7 @@ impl Model {
         Model { next: ROOT + 1, ..Model::from_inodes(BTreeMap::from([(ROOT, Arc::new(root))])) }
     }
 
-    /// A model that holds what was found on an image; `inodes` must be consistent.
+    /// A model with the inodes that were found on an image; they must be consistent.
     pub(crate) fn from_inodes(inodes: BTreeMap<Id, Arc<Inode>>) -> Model {
         let next = inodes.keys().next_back().map_or(ROOT, |id| id + 1);
         Model { inodes, handles: BTreeMap::new(), next, sharing: Sharing::default() }
@@ -90,13 +90,13 @@ impl Model {
         Arc::make_mut(self.inodes.get_mut(&id).expect("ids come from the model's own maps"))
     }
 
-    /// The inode's data, mapping or entries changed.
+    /// Updates the times of an inode whose data, mapping or entries changed.
     fn modified(&mut self, id: Id) {
         let inode = self.edit(id);
         (inode.mtime, inode.ctime) = (None, None);
     }
 
-    /// The inode's attributes changed.
+    /// Updates the time of an inode whose attributes changed.
     fn changed(&mut self, id: Id) {
         self.edit(id).ctime = None;
     }
@@ -134,7 +134,7 @@ impl Model {
         Ok((self.resolve(dir)?, name))
     }
 
-    /// The directory and name of something to be made.
+    /// Returns the directory and the name for an inode to be made.
     fn vacant<'a>(&self, path: &'a str) -> Result<(Id, &'a str), No> {
         let (dir, name) = self.parent(path)?;
         match self.lookup(dir, name) {
@@ -166,7 +166,7 @@ impl Model {
         }
     }
 
-    /// Runs the operation. `None`: unspecified, nothing changed.
+    /// Runs the operation. Returns `None` if it is unspecified; then nothing has changed.
     pub fn apply(&mut self, op: &Op) -> Option<Applied> {
         match self.run_permitted(op) {
             Ok((outcome, effect)) => Some(Applied { outcome, or: self.sharing.refusals(op), effect }),
@@ -214,14 +214,14 @@ impl Model {
         }
     }
 
-    /// Handles end with the mount, and so do nameless inodes.
+    /// Drops all handles, which end with the mount, and the inodes without a name.
     pub fn forget_handles(&mut self) {
         for id in std::mem::take(&mut self.handles).into_values() {
             self.reap(id);
         }
     }
 
-    /// Removes the inode if no name or handle keeps it.
+    /// Removes the inode if it has neither a name nor a handle.
     fn reap(&mut self, id: Id) {
         let gone =
             self.inodes.get(&id).is_some_and(|i| i.nlink == 0) && !self.handles.values().any(|h| *h == id);

@@ -31,7 +31,7 @@ fn rmdir(path: &str) -> Op {
     Op::Rmdir { path: path.to_owned() }
 }
 
-/// d/ (with d/s/ and d/f), e/ (empty), f, g (also h), sym, fifo.
+/// Makes a tree: d/ with d/s/ and d/f, an empty e/, f, g with the second name h, sym, fifo.
 fn tree() -> Model {
     let mut model = Model::new();
     let symlink = Op::Symlink { target: "x".into(), path: "sym".into() };
@@ -155,7 +155,7 @@ fn clone(source: &str, from: u64, on: &str, to: u64, len: u64) -> Op {
     Op::Clone { source: p(source), from, on: p(on), to, len }
 }
 
-/// A clone has the bytes that the source had, and its own afterwards.
+/// A clone has the bytes of its source, and later changes of one do not affect the other.
 #[test]
 fn a_clone_is_a_copy() {
     let write = |on, offset, len, byte| Op::Write { on: p(on), offset, len, fill: Fill::Byte(byte) };
@@ -194,7 +194,7 @@ fn xattr_flags() {
     assert_eq!(model.inode(model.find("f").unwrap()).unwrap().xattrs["user.x"], "vv");
     assert!(
         model.apply(&xattr("fifo", 1, XattrFlag::Any)).is_none(),
-        "user attributes of a fifo are the kernel's question"
+        "user attributes of a fifo are unspecified"
     );
 }
 
@@ -310,7 +310,7 @@ fn only_a_shrink_beside_shared_blocks_may_be_refused() {
     for op in [resize(24), resize(16), Op::Fork { source: ".".into(), path: "S".into() }, resize(24)] {
         assert_eq!(refusals(&op), Vec::<i32>::new(), "{op:?}");
     }
-    // The second follows one that may have been refused.
+    // The second resize follows one that may have been refused.
     for op in [resize(16), resize(20)] {
         assert_eq!(refusals(&op), [errno::EINVAL], "{op:?}");
     }

@@ -1,8 +1,8 @@
 //! Operations of the file system's interface as data, and their execution.
 //!
-//! Paths are relative to the root, components joined by '/', "." is the root; every component is
-//! resolved by a lookup and symlinks are not followed. Handles are small numbers that stand for
-//! pinned inodes.
+//! Paths are relative to the root, their components are joined by '/', and "." is the root. Every
+//! component is resolved by a lookup, and symlinks are not followed. Handles are small numbers that
+//! stand for pinned inodes.
 
 use kedgefs::{
     Attr, DirEntry, Error, FallocateMode, FileFlags, FileKind, FileSystem, Ino, Owner, RenameMode, SetAttr,
@@ -25,7 +25,7 @@ pub enum Target {
 #[serde(rename_all = "snake_case")]
 pub enum Fill {
     Byte(u8),
-    /// Differs for each seed and offset, and is never zero, so that a misplaced block is noticed.
+    /// Differs for each seed and offset, and is never zero, so that a misplaced block is detected.
     Seed(u32),
 }
 
@@ -108,17 +108,17 @@ impl Falloc {
         }
     }
 
-    /// Whether it can extend the file.
+    /// Whether this kind can extend the file.
     pub fn grows(self) -> bool {
         matches!(self, Falloc::Alloc | Falloc::Zero)
     }
 
-    /// Whether it zeroes the range.
+    /// Whether this kind zeroes the range.
     pub fn zeroes(self) -> bool {
         matches!(self, Falloc::Punch | Falloc::Zero | Falloc::ZeroKeep)
     }
 
-    /// Whether it moves bytes to other offsets.
+    /// Whether this kind moves bytes to other offsets.
     pub fn shifts(self) -> bool {
         matches!(self, Falloc::Collapse | Falloc::Insert)
     }
@@ -145,7 +145,7 @@ impl XattrFlag {
 /// Permissions of the owner, of user 1000, of the owning group, of the mask, of the others.
 pub type AclBits = [u16; 5];
 
-/// The list in the xattr format of Linux.
+/// Returns the list in the xattr format of Linux.
 pub fn acl_bytes(list: AclBits) -> Vec<u8> {
     let mut bytes = vec![2, 0, 0, 0];
     for (tag, permissions) in [1, 2, 4, 16, 32].into_iter().zip(list) {
@@ -156,14 +156,15 @@ pub fn acl_bytes(list: AclBits) -> Vec<u8> {
     bytes
 }
 
-/// The permissions in a list from [`acl_bytes`], given as text with one character for each byte.
+/// Returns the permissions in a list from [`acl_bytes`], which is given as text with one character
+/// for each byte.
 pub fn acl_bits(text: &str) -> Option<AclBits> {
     let mut permissions = text.chars().skip(6).step_by(8).map(|c| c as u16);
     let list = [(); 5].map(|()| permissions.next());
     list.into_iter().collect::<Option<Vec<_>>>()?.try_into().ok()
 }
 
-/// The xattr name of the list.
+/// Returns the xattr name of the access control list, or of the default list.
 pub fn acl_name(default: bool) -> &'static str {
     if default { "system.posix_acl_default" } else { "system.posix_acl_access" }
 }
@@ -229,8 +230,8 @@ pub enum Op {
         offset: u64,
         len: u64,
     },
-    /// Makes a range of `on` that of `source`, at other offsets, by sharing blocks. The length 0
-    /// stands for up to the end of the source.
+    /// Makes a range of `on` share the blocks of a range of `source`, at another offset. The length
+    /// 0 stands for the range up to the end of the source.
     Clone {
         source: Target,
         from: u64,
@@ -238,7 +239,7 @@ pub enum Op {
         to: u64,
         len: u64,
     },
-    /// Makes the contents of `on` those of `source`, by sharing blocks.
+    /// Replaces the contents of `on` by those of `source`, whose blocks both then share.
     CloneFile {
         source: Target,
         on: Target,
@@ -278,7 +279,7 @@ pub enum Op {
         on: Target,
         flags: u32,
     },
-    /// Creates a nameless file and keeps it as `handle`.
+    /// Creates a file without a name and keeps it as `handle`.
     Tmpfile {
         dir: String,
         handle: u8,
@@ -302,12 +303,12 @@ pub enum Op {
     DeleteTree {
         path: String,
     },
-    /// Replaces a tree, or the first one by the path ".", by a fork.
+    /// Replaces a tree (with the path ".": the first one) by a fork.
     RollBack {
         source: String,
         path: String,
     },
-    /// Puts a fork in the place of a tree, though that was changed.
+    /// Moves a fork to the place of a tree, even if that tree was changed since the fork.
     CommitTree {
         fork: String,
         path: String,
@@ -355,7 +356,7 @@ pub enum Outcome {
     Done,
     Bytes(Vec<u8>),
     Names(Vec<(String, FileKind)>),
-    /// The errno.
+    /// The operation failed with this errno.
     Failed(i32),
 }
 
@@ -440,7 +441,7 @@ pub struct Executor {
     handles: BTreeMap<u8, Ino>,
 }
 
-/// An error of the file system, or one of the executor itself.
+/// An error of the file system, or an operation that the executor refuses.
 enum Refused {
     Fs(Error),
     Errno(i32),
@@ -481,7 +482,7 @@ impl Executor {
         }
     }
 
-    /// Runs one operation. Remounts are left to the rig; here they return EINVAL.
+    /// Runs one operation. Only the rig can remount; here a remount returns EINVAL.
     pub fn apply(&mut self, op: &Op) -> Outcome {
         match self.run(op) {
             Ok(outcome) => outcome,
@@ -591,8 +592,8 @@ impl Executor {
         Ok(Outcome::Done)
     }
 
-    /// What trees that are gone had is freed within the call, so that a recording is the same each
-    /// time.
+    /// Runs an operation on trees. The space of deleted trees is freed within the call, so that
+    /// every recording of the operations is the same.
     fn run_trees(&mut self, op: &Op) -> Result<Outcome, Refused> {
         let fs = &self.fs;
         match op {
@@ -729,12 +730,12 @@ fn expect_kind(attr: Attr, kind: FileKind) {
     );
 }
 
-/// The time stamp that `Utimes` sets for a number of seconds.
+/// The time stamp that `Utimes` sets for this number of seconds.
 pub fn stamp(sec: i64) -> Timespec {
     Timespec { sec, nsec: (sec.unsigned_abs() % 1_000_000_000) as u32 }
 }
 
-/// Writes all bytes, with as many calls as short writes require.
+/// Writes all bytes: after a short write it continues with the rest.
 pub fn write_all(fs: &FileSystem, ino: Ino, offset: u64, bytes: &[u8]) -> Result<(), Error> {
     let mut done = 0;
     loop {
@@ -747,7 +748,7 @@ pub fn write_all(fs: &FileSystem, ino: Ino, offset: u64, bytes: &[u8]) -> Result
     }
 }
 
-/// Names and kinds in a directory without "." and "..", in readdir's order.
+/// Returns names and kinds of a directory's entries without "." and "..", in readdir's order.
 pub fn list(fs: &FileSystem, dir: Ino) -> Result<Vec<(String, FileKind)>, Error> {
     let mut names = Vec::new();
     fs.readdir(dir, 0, &mut |entry: DirEntry<'_>| {
@@ -759,7 +760,7 @@ pub fn list(fs: &FileSystem, dir: Ino) -> Result<Vec<(String, FileKind)>, Error>
     Ok(names)
 }
 
-/// The operations as JSON lines, which [`parse_ops`] reads.
+/// Prints the operations as JSON lines, which [`parse_ops`] reads.
 pub fn print_ops(ops: &[Op]) -> String {
     ops.iter().map(|op| serde_json::to_string(op).expect("an operation is plain data") + "\n").collect()
 }

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// Files that are read to evict others from the smallest inode cache.
+/// Files that are looked up to evict others from the smallest inode cache.
 const CROWD: u32 = 3000;
 const BLOCK: u64 = kedge_base::BLOCK_SIZE as u64;
 /// Extents of a file whose truncate takes two steps.
@@ -42,7 +42,7 @@ impl Stage {
         Ok(Stage { setup, device, fs })
     }
 
-    /// A durable empty file: a file with cached pages would stay in the inode cache.
+    /// Creates a durable empty file. A file with cached pages would stay in the inode cache.
     fn file(&self, name: &str) -> Result<Ino, String> {
         let ino = self.fs.create(Ino::ROOT, name.as_bytes(), 0o644, OWNER).map_err(text)?.ino;
         self.fs.sync().map_err(text)?;
@@ -58,7 +58,8 @@ impl Stage {
 
     /// Evicts every unused inode from the cache.
     fn push_out(&self) -> Result<(), String> {
-        // Twice: an inode used since the last eviction pass survives one more pass.
+        // Two passes, since an inode that was used since the last pass of eviction survives one
+        // more.
         for i in (0..CROWD).chain(0..CROWD) {
             self.fs.lookup(Ino::ROOT, format!("crowd{i}").as_bytes()).map_err(text)?;
         }
@@ -74,16 +75,16 @@ impl Stage {
         self.fs.fsync(ino, false).map_err(text)
     }
 
-    /// The file system works, and is clean after closing.
+    /// Checks that the file system works, and is clean after it was closed.
     fn judge(self) -> Result<(), String> {
         self.fs.sync().map_err(|e| format!("sync: {e}"))?;
         self.fs.close().map_err(|e| format!("close: {e}"))?;
         rig::fsck(self.device.view())
     }
 
-    /// `first` runs until it stops at `point`, then `second` until it ends or waits for another
-    /// thread's read of an inode. If it ended, `after` runs next. Then all continue. Returns both
-    /// results.
+    /// Runs `first` until it stops at `point`, then `second` until it ends or waits for another
+    /// thread's read of an inode. If `second` has ended, runs `after`. Then lets all continue.
+    /// Returns the results of `first` and `second`.
     fn beside<A: Send, B: Send>(
         &self,
         point: Point,
@@ -113,8 +114,8 @@ impl Stage {
     }
 }
 
-/// A file is deleted while another thread reads its inode from the tree: it does not reappear, and
-/// the other thread's change (of its access time) does no harm.
+/// A file is deleted while another thread, which changes its access time, reads the inode from the
+/// tree. The file does not reappear, and the change is harmless.
 pub fn deleted_while_read() -> Result<(), String> {
     let stage = Stage::new()?;
     let ino = stage.file("f")?;
@@ -136,8 +137,8 @@ pub fn deleted_while_read() -> Result<(), String> {
     }
 }
 
-/// A file gets a second name while another thread reads its inode from the tree, and is evicted:
-/// both names count, and the file survives the removal of one.
+/// A file gets a second name and is evicted while another thread reads its inode from the tree.
+/// Both names count, and the file survives the removal of one.
 pub fn linked_while_read() -> Result<(), String> {
     let stage = Stage::new()?;
     let ino = stage.file("f")?;
@@ -183,8 +184,9 @@ pub fn linked_between_truncate_steps() -> Result<(), String> {
     stage.judge()
 }
 
-/// The same, and power fails when the name is durable and the truncate is not finished: truncated
-/// bytes do not reappear, even when the file grows.
+/// A nameless file gets a name between two steps of its truncate. Power fails when the name is
+/// durable and the truncate is not finished: truncated bytes do not reappear, even when the file
+/// grows.
 pub fn linked_between_truncate_steps_then_crash() -> Result<(), String> {
     let stage = Stage::new()?;
     let ino = stage.fs.tmpfile(Ino::ROOT, 0o644, OWNER).map_err(text)?.ino;
@@ -215,7 +217,8 @@ pub fn linked_between_truncate_steps_then_crash() -> Result<(), String> {
     Stage { fs, device, setup: stage.setup }.judge()
 }
 
-/// `change` runs when the record of the truncate's last step exists and is not committed.
+/// Runs `change` after the record of the truncate's last step was built, and before it is
+/// committed.
 fn beside_the_last_step(
     stage: &Stage,
     ino: Ino,
@@ -236,7 +239,7 @@ fn beside_the_last_step(
     cut.map_err(|e| format!("truncate: {e}"))
 }
 
-/// A file loses its last name during the last step of its truncate, and is freed with its last pin.
+/// A file loses its last name during the last step of its truncate. Its last unpin frees it.
 pub fn unlinked_beside_the_last_truncate_step() -> Result<(), String> {
     let stage = Stage::new()?;
     let ino = stage.file("f")?;
@@ -265,8 +268,8 @@ pub fn linked_beside_the_last_truncate_step() -> Result<(), String> {
     stage.judge()
 }
 
-/// A record that removes blocks from a file fails: bytes written there and not yet stored still
-/// belong to the file.
+/// The record that removes blocks from a file fails: bytes that were written there and are still
+/// dirty remain in the file.
 pub fn failed_removals_keep_the_bytes() -> Result<(), String> {
     type Removal = fn(&FileSystem, Ino) -> kedgefs::Result<()>;
     let removals: [(&str, Removal); 3] = [
@@ -279,7 +282,7 @@ pub fn failed_removals_keep_the_bytes() -> Result<(), String> {
         let ino = stage.file("f")?;
         let (bytes, mut found) = ([0xab; 3 * BLOCK as usize], [0; 3 * BLOCK as usize]);
         stage.fs.write(ino, 0, &bytes).map_err(text)?;
-        // The file has its blocks and its size, so the next write is an overwrite that waits in
+        // The file has its blocks and its size, so the next write is an overwrite that stays in
         // memory.
         stage.fs.sync().map_err(text)?;
         let bytes = bytes.map(|b| b ^ 0xff);
@@ -300,10 +303,10 @@ pub fn failed_removals_keep_the_bytes() -> Result<(), String> {
 // ----- many threads, a cache too small for their files, and slow reads -----
 
 const THREADS: usize = 4;
-/// Files of each thread: together more than the cache holds.
+/// Number of files of each thread. All together do not fit in the cache.
 const OWN: usize = 800;
 
-/// What a thread knows about one of its files.
+/// The state in which a thread left one of its files.
 #[derive(Clone, Copy)]
 struct Own {
     ino: Ino,
@@ -311,7 +314,7 @@ struct Own {
     second_name: bool,
 }
 
-/// A thread that changes its own files and touches those of all.
+/// A thread that changes its own files, and reads and touches files of all threads.
 struct Actor<'a> {
     fs: &'a FileSystem,
     me: usize,
@@ -319,7 +322,7 @@ struct Actor<'a> {
     own: Vec<Option<Own>>,
     /// Inode numbers of all files of all threads, including removed ones.
     inos: &'a [AtomicU64],
-    /// The index in `inos` at which each thread works, or worked last.
+    /// For each thread, the index in `inos` of the file on which it works, or worked last.
     watched: &'a [AtomicUsize],
 }
 
@@ -328,7 +331,7 @@ impl Actor<'_> {
         format!("{}-{file}{}", self.me, if second { "-second" } else { "" }).into_bytes()
     }
 
-    /// Chooses one of its files, preferably one in use by another thread.
+    /// Chooses a file of this thread, preferably one that another thread is using.
     fn pick(&mut self) -> usize {
         let mine = self.me * OWN..(self.me + 1) * OWN;
         let watched = self.watched.iter().map(|at| at.load(Ordering::SeqCst)).find(|at| mine.contains(at));
@@ -387,7 +390,7 @@ impl Actor<'_> {
         }
     }
 
-    /// The file is as its owner left it.
+    /// Checks that the file is as this thread, its owner, left it.
     fn check(&self, file: usize) -> Result<(), String> {
         let found = match (self.fs.lookup(Ino::ROOT, &self.name(file, false)), self.own[file]) {
             (Err(Error::NotFound), None) => return Ok(()),
@@ -401,8 +404,8 @@ impl Actor<'_> {
     }
 }
 
-/// Random operations of several threads. Returns how often an inode was read from the tree, and how
-/// often another thread waited for such a read.
+/// Runs random operations of several threads. Returns how often an inode was read from the tree,
+/// and how often another thread waited for such a read.
 pub fn small_cache(seed: u64, steps: usize) -> Result<(u64, u64), String> {
     let stage = Stage::new()?;
     let inos: Vec<AtomicU64> = (0..THREADS * OWN).map(|_| AtomicU64::new(0)).collect();

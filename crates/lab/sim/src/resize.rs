@@ -1,5 +1,5 @@
 //! Changes of the image's size and crashes: a state after a power failure has the old size or the
-//! new one, passes fsck, and has all that was made durable, before, during and after the change.
+//! new one, passes fsck, and has all that was made durable before, during and after the change.
 
 use crate::ops::{OWNER, write_all};
 use crate::rig;
@@ -14,16 +14,16 @@ use std::sync::Arc;
 const MIB: u64 = 1 << 20;
 const GROUP: u64 = GROUP_BLOCKS * 4096;
 
-/// The sizes of an image, one after another, and what is in it.
+/// The sizes that an image has one after another, and its content.
 pub struct Course {
     sizes: &'static [u64],
-    /// Bytes of the file that is made durable after each change, so large that it gets new blocks.
+    /// Bytes of the file that is made durable after each change: enough that it gets new blocks.
     file: usize,
     /// Bytes of a file that is deleted before the first change, and the number of small files that
-    /// were made after it, whose blocks and nodes therefore lie further on.
+    /// were made after it. So the blocks and nodes of the small files lie further on.
     filler: usize,
     small: usize,
-    /// The small files of several blocks have two clones each.
+    /// Whether each small file of several blocks has two clones.
     clones: bool,
 }
 
@@ -48,7 +48,7 @@ pub const SHRINK: Course = Course {
     clones: true,
 };
 
-/// Bytes of the n-th small file: in the log, in a block, in several.
+/// The content of the n-th small file. It lies in the log, in a block, or in several blocks.
 fn small_bytes(n: usize) -> Vec<u8> {
     vec![n as u8 + 100; [700, 5_000, 70_000][n % 3]]
 }
@@ -62,8 +62,8 @@ fn clones_of(course: &Course, n: usize) -> impl Iterator<Item = Vec<u8>> {
     (0..count).map(move |clone| format!("clone {clone} of {n}").into_bytes())
 }
 
-/// Checks every crash state that `plan` selects. Returns their number, and the number of states of
-/// each size.
+/// Checks every crash state that `plan` selects. Returns their number, and for each size the number
+/// of states that have it.
 pub fn check(course: &Course, plan: StatePlan) -> Result<(usize, Vec<usize>), String> {
     let setup = crate::explore::setup();
     let sizes = course.sizes;
@@ -111,14 +111,14 @@ pub fn check(course: &Course, plan: StatePlan) -> Result<(usize, Vec<usize>), St
     Ok((count, of_size))
 }
 
-/// Makes a file durable.
+/// Creates a file and makes it durable.
 fn make(fs: &FileSystem, name: &[u8], bytes: &[u8]) -> Result<(), String> {
     let ino = fs.create(Ino::ROOT, name, 0o644, OWNER).map_err(|e| format!("create: {e}"))?.ino;
     write_all(fs, ino, 0, bytes).map_err(|e| format!("write: {e}"))?;
     fs.fsync(ino, false).map_err(|e| format!("fsync: {e}"))
 }
 
-/// Returns which of the sizes the state has.
+/// Checks a state, and returns the index of its size.
 fn judge(course: &Course, medium: MemDevice, mark: u64) -> Result<usize, String> {
     let options = CheckOptions { replay: Some(Arc::new(StoreReplay)), ..CheckOptions::default() };
     let report = kedge_fsck::check(Arc::new(medium.fork()), &options);
@@ -131,7 +131,7 @@ fn judge(course: &Course, medium: MemDevice, mark: u64) -> Result<usize, String>
     let size = fs.statfs().blocks * 4096;
     let n =
         course.sizes.iter().position(|s| *s == size).ok_or(format!("{size} bytes, a size it never had"))?;
-    // An odd mark says that a change has returned, an even one that a fsync has.
+    // An odd mark was set after a change of the size, an even mark after the fsync that follows.
     let (changed, durable) = (mark.div_ceil(2) as usize, (mark / 2) as usize);
     if n + 1 < changed || n > changed {
         return Err(format!("{size} bytes after {changed} steps"));
@@ -153,7 +153,7 @@ fn has(fs: &FileSystem, name: &[u8], bytes: &[u8]) -> Result<(), String> {
     let mut is = vec![0; bytes.len()];
     let read = fs.read(ino, 0, &mut is).map_err(|e| format!("file {shown}: {e}"))?;
     if read != bytes.len() || is != bytes {
-        return Err(format!("file {shown} has not its bytes"));
+        return Err(format!("file {shown} does not have its bytes"));
     }
     Ok(())
 }

@@ -31,21 +31,22 @@ pub struct Setup {
     pub log: u64,
     pub mount: MountOptions,
     pub promise: Promise,
-    /// Compare the whole tree with the model after this many operations.
+    /// Number of operations after which the whole tree is compared with the model.
     pub compare_every: usize,
-    /// Sizes that depend on the device's latency are those for a remote device.
+    /// Whether sizes that depend on the device's latency are those for a remote device.
     pub far: bool,
-    /// The image is encrypted, below the engine and above the simulated device.
+    /// Whether the image is encrypted. The encryption lies between the engine and the simulated
+    /// device.
     pub encrypted: bool,
-    /// File data has checksums.
+    /// Whether the data of files has checksums.
     pub checksums: bool,
-    /// Files of up to this many bytes have their data in the tree.
+    /// Limit in bytes of files whose data is kept in the tree.
     pub inline_max: u64,
 }
 
 impl Default for Setup {
-    /// Only the operations force the log: the commit interval is an hour, and a history does not
-    /// fill the log enough to start checkpoints.
+    /// In these defaults only operations force the log: the commit interval is an hour, and a
+    /// history does not fill the log enough to start a checkpoint.
     fn default() -> Self {
         Setup {
             image: 256 << 20,
@@ -66,13 +67,15 @@ impl Default for Setup {
 }
 
 impl Setup {
-    /// Log and caches so small that checkpoints, evictions and writeback happen constantly.
+    /// A setup with a log and caches so small that checkpoints, evictions and writeback happen
+    /// constantly.
     pub fn cramped() -> Setup {
         let mount = MountOptions { cache_size: 2 << 20, ..Setup::default().mount };
         Setup { image: 96 << 20, log: 1 << 20, mount, promise: Promise::LastChange, ..Setup::default() }
     }
 
-    /// Formats an image of this setup, always the same but for the key of an encrypted one.
+    /// Formats an image of this setup. Except for the key of an encrypted one, it is always the
+    /// same.
     pub fn format(&self) -> Result<MemDevice, String> {
         if !self.encrypted {
             let device = Arc::new(MemDevice::new(self.image));
@@ -86,8 +89,8 @@ impl Setup {
         Ok(below.fork())
     }
 
-    /// Sets the mount's switches, the device's distance, whether data has checksums and whether
-    /// small files are in the tree by `seed`: every combination must be equally safe.
+    /// Lets `seed` choose the mount's switches, the device's latency, whether data has checksums
+    /// and whether small files are kept in the tree. Every combination must be equally safe.
     pub fn switched(mut self, seed: u64) -> Setup {
         self.far = seed / 7 % 2 == 1;
         self.checksums |= seed / 13 % 2 == 1;
@@ -101,8 +104,8 @@ impl Setup {
             (_, 0) => FdatasyncRule::Relog,
             _ => FdatasyncRule::Fields,
         };
-        // The old rules force the log, or append to it, where the new ones do not. A change of an
-        // inode may then be durable before its fsync, which then forces nothing and makes no other
+        // The old rules force the log, or append to it, where the new ones do not. So a change of
+        // an inode may be durable before its fsync, which then forces nothing and makes no other
         // operation durable.
         if mount.new_name == NewName::Sync || mount.fdatasync != FdatasyncRule::Seq {
             self.promise = Promise::LastChange;
@@ -124,7 +127,7 @@ pub struct Rig {
     pub clock: Arc<ManualClock>,
     pub exec: Executor,
     pub model: Model,
-    /// `None`: not kept (until the next sync), so the oracle does not judge a crash.
+    /// `None` if it is not kept (until the next sync). The oracle then does not judge a crash.
     pub history: Option<History>,
     since_compare: usize,
 }
@@ -133,14 +136,15 @@ fn said(what: &str) -> impl Fn(kedgefs::Error) -> String {
     move |e| format!("{what} fails: {e} (errno {})", e.errno())
 }
 
-/// The work to open a key slot, as little as possible: each crash opens one.
+/// The cost of opening a key slot, as low as possible, since each crash opens one.
 const CHEAP: Cost = Cost { memory_kib: 8, passes: 1, lanes: 1 };
 
 fn secret() -> Secret {
     Secret::new(b"the key of all simulated images".to_vec())
 }
 
-/// The device on which the engine runs: decrypted, if it holds an encrypted image.
+/// Returns the device on which the engine runs: a decrypted view if the device holds an encrypted
+/// image.
 pub fn unlocked(device: Arc<dyn Device>) -> Result<Arc<dyn Device>, String> {
     let said = |e: kedge_base::Error| format!("unlock: {e}");
     if !CryptHeader::is_there(&*device).map_err(said)? {
@@ -149,7 +153,7 @@ pub fn unlocked(device: Arc<dyn Device>) -> Result<Arc<dyn Device>, String> {
     Ok(Arc::new(CryptDevice::open(device, &secret()).map_err(said)?))
 }
 
-/// Formats an image in memory, always the same: name hash key and log secret are not random.
+/// Formats an image in memory. It is always the same: name hash key and log secret are not random.
 pub fn format(size: u64, log: u64) -> Result<MemDevice, String> {
     format_within(size, size, log, 0)
 }
@@ -185,7 +189,7 @@ fn format_on(
     for (i, slot) in SLOTS.iter().enumerate() {
         let mut block = IoBuf::zeroed(1);
         device.read(slot.byte_offset(), &mut block).map_err(|e| e.to_string())?;
-        // A fresh image contains no hashed name yet, and perhaps only one slot.
+        // A fresh image contains no hashed name yet, and may have only one valid slot.
         let Ok(mut sb) = Superblock::decode(block.as_bytes(), i, size / BLOCK_SIZE as u64) else { continue };
         sb.geometry.hash_seed = [0x5a; 16];
         sb.geometry.log_secret = LogSecret([0xc3; 16]);
@@ -199,7 +203,7 @@ fn format_on(
     Ok(())
 }
 
-/// Recovers by mounting.
+/// A replayer for fsck that mounts the image.
 struct ByMounting;
 
 impl kedge_fsck::Replay for ByMounting {
@@ -219,8 +223,8 @@ impl kedge_fsck::Replay for ByMounting {
     }
 }
 
-/// Runs fsck on an image with its log replayed into memory; an error lists the findings. The image
-/// is not changed.
+/// Runs fsck on an image whose log is replayed into memory. The image is not changed. The error
+/// lists the findings.
 pub fn fsck(device: MemDevice) -> Result<(), String> {
     let options = CheckOptions { replay: Some(Arc::new(ByMounting)), data: true, ..CheckOptions::default() };
     let report = kedge_fsck::check(unlocked(Arc::new(device))?, &options);
@@ -238,7 +242,8 @@ impl Rig {
         Ok(Rig { setup, device, clock, exec: Executor::new(fs), model, history, since_compare: 0 })
     }
 
-    /// Runs one operation on both sides. `Ok(None)`: it is unspecified and was skipped.
+    /// Runs one operation on the file system and on the model. Returns `Ok(None)` if it is
+    /// unspecified and was skipped.
     pub fn step(&mut self, op: &Op) -> Result<Option<Outcome>, String> {
         match op {
             Op::Remount => self.remount().map(|()| Some(Outcome::Done)),
@@ -292,16 +297,16 @@ impl Rig {
         self.compare().map_err(|e| format!("after a remount: {e}"))
     }
 
-    /// Loses power, opens the medium, and lets fsck and the oracle judge it. Returns the recovered
-    /// tree.
+    /// Loses power, reopens the medium that `choice` selects, and lets fsck and the oracle judge
+    /// it. Returns the recovered tree.
     pub fn crash(&mut self, choice: Choice) -> Result<View, String> {
         let medium = self.device.crash_as(choice);
         self.restart(medium)
     }
 
-    /// Continues with a medium that a crash left.
+    /// Continues with a medium that a crash left, as [`Rig::crash`] does.
     pub fn restart(&mut self, medium: MemDevice) -> Result<View, String> {
-        // The old instance ends on the old device; its last writes there do not matter.
+        // The old file system ends on the old device, so its last writes do not matter.
         let _ = self.exec.fs.shutdown(false);
         fsck(medium.fork()).map_err(|e| format!("after a crash: {e}"))?;
         self.device = Arc::new(SimDevice::new(medium));
@@ -320,7 +325,7 @@ impl Rig {
         Ok(view)
     }
 
-    /// Removes everything, and checks that all space is free again.
+    /// Removes everything, and checks that all space becomes free.
     pub fn empty(&mut self) -> Result<(), String> {
         for handle in self.model.handles().keys().copied().collect::<Vec<_>>() {
             self.step(&Op::Close { handle })?;
@@ -337,8 +342,8 @@ impl Rig {
     }
 }
 
-/// Reports to the model the times that an operation set, which ended at `to`. They are after the
-/// start of the clock.
+/// Reads the times that an operation set, and passes them to the model. They must lie between the
+/// start of the clock and `to`, the end of the operation.
 pub fn learn_times(model: &mut Model, fs: &FileSystem, to: kedgefs::Timespec) -> Result<(), String> {
     let start = ManualClock::default().now();
     model.learn_times((start, to), |path| {
@@ -352,7 +357,7 @@ pub fn open(device: &Arc<SimDevice>, clock: &Arc<ManualClock>, setup: &Setup) ->
     open_on(device.clone(), clock, setup)
 }
 
-/// [`open()`] on a device that may be above the simulated one.
+/// [`open()`] on a device that may be a layer above the simulated device.
 pub fn open_on(
     device: Arc<dyn Device>,
     clock: &Arc<ManualClock>,
@@ -360,7 +365,7 @@ pub fn open_on(
 ) -> Result<FileSystem, String> {
     let clock: Arc<dyn Clock> = clock.clone();
     if setup.far {
-        // A simulated device is not measured, so the value stays.
+        // The latency of a simulated device is not measured, so the value set here stays.
         for kind in LatencyKind::ALL {
             device.latency().record(kind, FAR);
             device.latency().record_interval(kind, Duration::ZERO);
@@ -369,7 +374,7 @@ pub fn open_on(
     FileSystem::open(unlocked(device)?, clock, setup.mount.clone()).map_err(said("open"))
 }
 
-/// Above the upper bound of every size that depends on the latency.
+/// A latency so high that every size that depends on it has its upper bound.
 const FAR: Duration = Duration::from_secs(1);
 
 /// Runs all operations; an error or panic names the operation that caused it.
@@ -421,8 +426,9 @@ pub fn within<T: Send + 'static>(
     }
 }
 
-/// Returns the result of `body`, and how late this machine woke a thread at worst meanwhile. Tests
-/// of timers subtract it: a busy machine's delay is not the timer's.
+/// Returns the result of `body`, and the longest delay with which this machine woke a thread
+/// meanwhile. Tests of timers subtract it, since the delay of a busy machine is no fault of the
+/// timer.
 pub fn with_lateness<T>(body: impl FnOnce() -> T) -> (T, Duration) {
     const NAP: Duration = Duration::from_millis(5);
     let stop = Arc::new(AtomicBool::new(false));
@@ -443,7 +449,7 @@ pub fn with_lateness<T>(body: impl FnOnce() -> T) -> (T, Duration) {
     (value, ruler.join().expect("it does not panic"))
 }
 
-/// The seed from the environment (`KEDGE_SEED`), for repeating a failure.
+/// Reads the seed from the environment (`KEDGE_SEED`), to repeat a failure.
 pub fn seed_from_env() -> Option<u64> {
     std::env::var("KEDGE_SEED").ok().map(|text| text.parse().expect("KEDGE_SEED is a number"))
 }

@@ -1,8 +1,8 @@
 use super::*;
 use std::collections::BTreeSet;
 
-/// Tests with random operations run a hundred seeds, which cover each pair of positions of any two
-/// switches.
+/// Tests with random operations run a hundred seeds. These cover, for any two switches, each pair
+/// of their positions.
 #[test]
 fn a_hundred_seeds_reach_all_pairs_of_positions() {
     let positions = |seed| {

@@ -2,8 +2,8 @@
 
 use crate::ops::Op;
 
-/// Removes runs of operations, long ones first, while `fails` still holds; calls it at most `tries`
-/// times.
+/// Removes runs of operations, long runs first, as long as `fails` holds for the rest. Calls
+/// `fails` at most `tries` times.
 pub fn shrink(mut ops: Vec<Op>, tries: usize, mut fails: impl FnMut(&[Op]) -> bool) -> Vec<Op> {
     let mut left = tries;
     let mut run = (ops.len() / 2).max(1);

@@ -1,9 +1,9 @@
-//! Power fails during background checkpoints, while fsyncs continue. Recovery must find the
-//! previous checkpoint or the new one, and the matching log.
+//! Power fails during background checkpoints while fsyncs continue. Recovery must find the previous
+//! checkpoint or the new one, and the log that matches it.
 //!
 //! The number of fsyncs during a checkpoint must not depend on thread scheduling. So the device
-//! holds each write of a superblock slot until files were created and fsynced past the cut. A rule
-//! that is broken before the slot is durable is then caught in every run.
+//! holds each write of a superblock slot until files were created and fsynced past the cut. Every
+//! run then detects an engine that breaks a rule before the slot is durable.
 
 use crate::ops::OWNER;
 use crate::rig::{self, Setup};
@@ -18,12 +18,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 const CHECKPOINTS: u64 = 4;
-/// Files that are fsynced while a slot is held.
+/// Number of files that are created and fsynced while a slot write is held.
 const BESIDE: u64 = 20;
-/// Percentage of free log below which no file is created until the slot is held: the checkpoint
-/// must not need space that only its own end frees.
+/// Percentage of the log. With less free, no file is created until the slot write is held:
+/// otherwise the files could need space that only the end of the held checkpoint frees.
 const FREE_MIN: u64 = 40;
-/// Limit of files: enough to fill the log ten times.
+/// Limit of files, which fill the log ten times.
 const FILES_MAX: u64 = 8000;
 const CRASHES: usize = 60;
 const BYTES: usize = 3000;
@@ -37,7 +37,7 @@ fn count(fs: &FileSystem, path: &str) -> Result<u64, String> {
     stats.pointer(path).and_then(|v| v.as_u64()).ok_or(format!("no counter {path}"))
 }
 
-/// An fsynced file with its own bytes, and three empty ones that need tree nodes.
+/// Makes an fsynced file with bytes of its own, and three empty ones, which need tree nodes.
 fn make(fs: &FileSystem, i: u64) -> Result<(), String> {
     for part in ["a", "b", "c"] {
         fs.create(Ino::ROOT, format!("{i}{part}").as_bytes(), 0o644, OWNER).map_err(said("create"))?;
@@ -62,7 +62,7 @@ impl Load {
         if self.made < FILES_MAX { Ok(()) } else { Err("too few checkpoints in the background".into()) }
     }
 
-    /// Creates files until the background thread is about to write a slot.
+    /// Creates files until the write of a slot by the background thread is held.
     fn until_held(&mut self) -> Result<(), String> {
         while self.device.held_up() == 0 {
             if count(&self.fs, "/log/free_percent")? >= FREE_MIN {
@@ -91,12 +91,12 @@ impl Load {
     }
 }
 
-/// Crashes before and after each slot, and at random moments.
+/// Checks crashes before and after each slot write, and at random events.
 pub fn check() -> Result<(), String> {
     let setup = Setup { image: 96 << 20, log: 2 << 20, ..Setup::default() };
     let device = Arc::new(SimDevice::new(rig::format(setup.image, setup.log)?));
     let fs = rig::open(&device, &Arc::new(ManualClock::default()), &setup)?;
-    // After formatting, nothing is written between the two slots.
+    // Formatting is over, and nothing else is written between the two slots.
     let area = SLOTS[0].byte_offset()..SLOTS[1].byte_offset() + BLOCK_SIZE as u64;
     let plan = (0..CHECKPOINTS).fold(FaultPlan::new(0), |plan, nth| plan.hold(OpKind::Write, nth));
     device.set_plan(plan.only_in(area));
@@ -129,7 +129,7 @@ pub fn check() -> Result<(), String> {
     Ok(())
 }
 
-/// The events that write slots.
+/// Returns the indexes of the events that write slots.
 fn slots(events: &[Event]) -> Vec<usize> {
     let is_slot = |event: &Event| match event {
         Event::Write { offset, .. } => SLOTS.iter().any(|slot| slot.byte_offset() == *offset),

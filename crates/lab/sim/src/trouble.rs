@@ -1,28 +1,27 @@
 //! Threads on a failing device, and the checks: which calls returned errors, which did not, and
-//! what the medium holds.
+//! what the medium contains.
 //!
 //! A *run* is one workload under one [`Fault`]. Each thread owns files recorded in a
 //! [`ledger`](crate::ledger) and creates entries in its own directory; threads also fsync one
 //! another's files. Afterwards everything is fsynced, the device is healed, everything is fsynced
 //! again, and the file system is closed. Media are checked as after a power failure: in the middle,
-//! after the first fsyncs, after the second, and at the end.
+//! after the first fsyncs, after the second ones, and at the end.
 //!
 //! What must hold:
 //! 1. *No loss.* Data covered by a successful fsync, sync or close is on every medium taken after
 //!    its return, and no medium holds bytes that were never written there.
-//! 2. *No lie.* If a device request with a file's data fails, a caller that it concerns gets an
-//!    error: a call on that file or on all files, or any call after a shutdown; or the counter of
-//!    writes that succeeded elsewhere covers it. Only a close that wrote the data again and
-//!    succeeds need not report it. A failed log write or flush shuts the file system down. A read
-//!    while the file system is up returns what was written last.
+//! 2. *No lie.* If a device request with a file's data fails, an affected caller gets an error:
+//!    from a call on that file or on all files, or from any call after a shutdown. Or the counter
+//!    of writes that succeeded elsewhere covers the failure. Only a close that wrote the data again
+//!    and succeeds need not report it. A failed log write or flush shuts the file system down. A
+//!    read while the file system is up returns what was written last.
 //! 3. *No innocent victim.* A call fails only if the device failed a request for metadata or for
-//!    the call's own file: since the call began; or, for an fsync, since the last one that
-//!    succeeded, or before that if the failure is still unreported; or if the call waited for a
-//!    read that another call had begun; or if the file system is shut down.
-//! 4. *No hang.* Calls end as long as the device completes requests, and nothing retries in a hot
-//!    loop.
+//!    the call's own file since the call began. An fsync may also fail for a request that failed
+//!    since the last successful fsync, or earlier if no call reported it. A call may fail that
+//!    waited for a read that another call had begun, and any call after a shutdown.
+//! 4. *No hang.* Calls end as long as the device completes requests. No call retries in a hot loop.
 //! 5. *It heals.* When the device works again and the file system is not shut down, the second
-//!    fsync succeeds; the first may still report an earlier failure.
+//!    fsync succeeds. The first may still report an earlier failure.
 
 mod run;
 mod verdict;
@@ -36,29 +35,29 @@ use kedge_format::superblock::{Geometry, SLOTS, Superblock};
 use std::fmt;
 use std::ops::Range;
 
-/// The data area is divided into this many ranges; a run writes to one of them.
+/// Number of ranges of the data area. In a run one of them may fail.
 const BAD_RANGES: u64 = 6;
 
 /// How the device fails.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fault {
-    /// One request.
+    /// One request of this kind fails.
     Once(OpKind),
-    /// One write, of which a part reaches the medium.
+    /// One write fails, and a part of it reaches the medium.
     Torn,
-    /// One write, which fails only after others have queued.
+    /// One write is held until others have queued, and then fails.
     HeldWrite,
-    /// One flush; the writes that it should have covered are lost.
+    /// One flush fails, and the writes that it should have covered are lost.
     LostFlush,
-    /// One block fails permanently.
+    /// One block fails permanently for requests of this kind.
     BadBlock(OpKind),
     /// One of `BAD_RANGES` ranges of the data area fails from the start.
     BadRange(OpKind),
-    /// One in this many requests of a kind.
+    /// One in this many requests of this kind fails.
     Sometimes(OpKind, u32),
-    /// All requests of a kind from some request on.
+    /// All requests of a kind fail, beginning with some request.
     From(OpKind),
-    /// All requests.
+    /// All requests fail.
     Gone,
     /// The host has no space for blocks that were never written.
     HostFull,
@@ -89,7 +88,8 @@ impl Fault {
 
     fn plan(self, nth: u64, seed: u64, data: Range<u64>) -> FaultPlan {
         let mut plan = FaultPlan::new(seed);
-        // A failed log write ends most runs, so half of the runs spare the log.
+        // A failed log write ends most runs. So in half of the runs only requests to the data area
+        // fail.
         if !matches!(self, Fault::Gone) && seed % 2 == 1 {
             plan = plan.only_in(data.clone());
         }
@@ -118,19 +118,19 @@ impl Fault {
 pub struct Scene {
     pub setup: Setup,
     pub threads: usize,
-    /// Files of each thread.
+    /// Number of files of each thread.
     pub files: usize,
-    /// Calls of each thread.
+    /// Number of calls of each thread.
     pub calls: usize,
-    /// Percentage of calls that fsync file 0, which one of the threads owns.
+    /// Percentage of calls that fsync file 0, which belongs to one of the threads.
     pub crowd: u32,
-    /// Real time and a short commit interval, so that the commit timer and the flushers meet the
-    /// fault too.
+    /// Whether time is real and the commit interval short, so that the commit timer and the
+    /// flushers meet the fault, too.
     pub background: bool,
 }
 
 impl Scene {
-    /// One thread without background work: a seed reproduces the run.
+    /// One thread without background work, so that a seed reproduces the run.
     pub fn alone() -> Scene {
         let mut setup = Setup::cramped();
         setup.mount.cache_size = 1 << 20;
@@ -164,7 +164,7 @@ pub enum Class {
     Innocent,
     Hang,
     Panic,
-    /// fsck, a mount, or a call that fails for any other reason.
+    /// A finding of fsck, a failed mount, or a call that fails for another reason.
     Other,
 }
 
@@ -172,12 +172,12 @@ pub enum Class {
 #[derive(Clone, Debug, Default)]
 pub struct Report {
     pub runs: u64,
-    /// Device requests that failed.
+    /// Number of device requests that failed.
     pub struck: u64,
-    /// Runs in which at least one did.
+    /// Number of runs with a failed request.
     pub met: u64,
     pub shutdowns: u64,
-    /// Calls that returned an error.
+    /// Number of calls that returned an error.
     pub told: u64,
     pub media: u64,
     pub findings: Vec<(Class, String)>,
@@ -227,7 +227,7 @@ impl fmt::Display for Report {
     }
 }
 
-/// The layout of an image.
+/// The byte ranges of an image's areas.
 #[derive(Clone, Debug)]
 pub(crate) struct Layout {
     pub log: Range<u64>,
@@ -255,7 +255,7 @@ impl Layout {
     }
 }
 
-/// Runs fsck and names its findings.
+/// Runs fsck. The error lists its findings.
 fn fsck(medium: &MemDevice) -> Result<(), String> {
     rig::fsck(medium.fork())
 }

@@ -2,8 +2,8 @@
 //! model.
 //!
 //! Reading already checks what holds in every state: readdir, lookup and getattr agree, "." and
-//! ".." are right, link counts equal the number of names, no directory has two names, sizes fit the
-//! bytes, holes read as zeros.
+//! ".." are right, link counts equal the number of names, no directory has two names, sizes match
+//! the bytes, and holes read as zeros.
 
 use crate::content::{CHUNK, Content};
 use crate::model::{Id, Inode, Limit, Model, ROOT};
@@ -16,10 +16,10 @@ use std::sync::Arc;
 
 /// Files up to this size are read whole, larger ones only where SEEK_DATA finds data.
 const READ_WHOLE_MAX: u64 = 8 << 20;
-/// Entries for each readdir call: few, so that continuing from a cookie is tested all the time.
+/// Entries of each readdir call: few, so that continuing from a cookie is tested often.
 const READDIR_BATCH: usize = 7;
 
-/// An inode as found.
+/// An inode as the file system shows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
     pub attr: Attr,
@@ -53,7 +53,8 @@ impl View {
         View::walk(fs, read_content)
     }
 
-    /// [`View::of`], where data may fail to match its checksum: the file's content is then empty.
+    /// [`View::of`] for an image whose data may not match its checksums: such a file's content is
+    /// empty.
     pub fn of_damaged(fs: &FileSystem) -> Result<View, String> {
         View::walk(fs, read_damaged)
     }
@@ -66,7 +67,7 @@ impl View {
             if view.inodes.contains_key(&ino) {
                 return Err(format!("{path}: directory {ino} is found twice"));
             }
-            // Attributes first: readdir may update the atime.
+            // getattr comes first, since readdir may update the atime.
             let mut found = read_inode_with(fs, ino, &path, content)?;
             let entries = read_entries(fs, ino, parent, &path)?;
             let mut subdirs = 0;
@@ -112,7 +113,7 @@ impl View {
         Ok(view)
     }
 
-    /// A hash of what most often differs: equal trees have the same.
+    /// A hash of what most often differs. Equal trees have equal hashes.
     pub fn fingerprint(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         for (ino, found) in &self.inodes {
@@ -292,7 +293,7 @@ fn read_range(fs: &FileSystem, ino: Ino, offset: u64, len: u64, path: &str) -> R
     Ok(buf)
 }
 
-/// Data ranges as reported by lseek(2).
+/// The data ranges of a file, as lseek(2) reports them.
 pub fn data_ranges(fs: &FileSystem, attr: &Attr, path: &str) -> Result<Vec<(u64, u64)>, String> {
     let mut ranges = Vec::new();
     let mut at = 0;
@@ -315,10 +316,10 @@ pub fn data_ranges(fs: &FileSystem, attr: &Attr, path: &str) -> Result<Vec<(u64,
     Ok(ranges)
 }
 
-/// How much of files [`compare_trees`] compares.
+/// How much of each file [`compare_trees`] compares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Depth {
-    /// Names and attributes only: after a crash, bytes and sizes follow their own rule.
+    /// Names and attributes only. After a crash, bytes and sizes have a rule of their own.
     Names,
     Everything,
 }
@@ -404,12 +405,12 @@ pub fn compare_inode(found: &Found, inode: &Inode, depth: Depth) -> Result<(), S
     Ok(())
 }
 
-/// Whether the file system holds what the model says.
+/// Checks that the content of the file system equals that of the model.
 pub fn compare(fs: &FileSystem, model: &Model) -> Result<(), String> {
     compare_trees(&View::of(fs)?, model, Depth::Everything).map(|_| ())
 }
 
-/// Like [`compare`], also for inodes that only handles keep.
+/// Like [`compare`], and also for inodes that only handles keep.
 pub fn compare_with_handles(exec: &crate::ops::Executor, model: &Model) -> Result<(), String> {
     compare(&exec.fs, model)?;
     for (handle, ino) in exec.handles() {
@@ -417,7 +418,7 @@ pub fn compare_with_handles(exec: &crate::ops::Executor, model: &Model) -> Resul
             return Err(format!("handle {handle} is open, not in the model"));
         };
         let found = read_inode(&exec.fs, *ino, &format!("handle {handle}"))?;
-        // Comparing the tree read the file and may have updated its atime.
+        // The comparison of the tree read the file and may have updated its atime.
         compare_inode(&found, &Inode { atime: None, ..inode.clone() }, Depth::Everything)?;
     }
     Ok(())

@@ -1,24 +1,25 @@
 //! Complete enumeration of small workloads: all sequences of one and of two operations over a few
 //! names, with every choice of what is made persistent after each.
 //!
-//! A *core* is one operation with its arguments; a *skeleton* is a sequence of cores. What an
-//! operation needs (a file with bytes, a free name, a directory) is prepared before it, so that
-//! each succeeds. A *variant* of a skeleton says what is persisted: whether the preparation of the
-//! first operation is, and what follows each operation. With one operation it may also be a freeze
-//! and thaw, before and after the operation.
+//! A *core* is one operation with its arguments. A *skeleton* is a sequence of cores. What an
+//! operation needs (a file with bytes, a free name, a directory) is prepared before it, so that it
+//! succeeds. A *variant* of a skeleton chooses what is persisted: whether the preparation of the
+//! first operation is, and which operation persists data after each operation. With one operation a
+//! variant may also freeze and thaw, before and after it.
 //!
 //! # Symmetry
-//! 1. `foo` and `bar` are interchangeable, and so are `A/foo` and `A/bar`: a name is looked up in
-//!    its directory alone. Of skeletons that differ by exchanging them, only one is kept. An
-//!    operation with names of both pairs exchanges both pairs or none, since a move that keeps the
-//!    name may be a case of its own. An operation on trees prepares `foo`, and one on limits
-//!    `A/foo`, so that skeletons with it do not exchange that pair.
+//! 1. `foo` and `bar` are interchangeable, and so are `A/foo` and `A/bar`, since a name is only
+//!    looked up in its own directory. Of skeletons that differ only by exchanging them, one is
+//!    kept. An operation with names of both pairs exchanges both pairs or none, since a move that
+//!    keeps the name may be a special case. An operation on trees prepares `foo`, and one on limits
+//!    `A/foo`, so skeletons with such an operation do not exchange that pair.
 //! 2. Two names of one inode persist the same, so only one of them is synced.
-//! 3. Only workloads whose last persistence point is earlier have nothing after the last operation:
-//!    such a workload is a prefix of another.
-//! 4. The states that a crash can leave follow from the operations up to the one in progress. So
-//!    crashes among operations with which several workloads begin are judged in one of them.
-//!    Crashes before the second of two operations are judged in the workloads of one.
+//! 3. Each workload persists something after its last operation: one that does not is a prefix of
+//!    another.
+//! 4. The states that a crash can leave follow from the operations up to the one in progress. If
+//!    several workloads begin with the same operations, crashes among these are judged in one of
+//!    the workloads. Crashes before the second of two operations are judged in the workloads of one
+//!    operation.
 
 use crate::model::{Id, Model};
 use crate::ops::{Falloc, Fill, Op, Rename, Special, Target, XattrFlag, print_ops, split};
@@ -30,7 +31,7 @@ use std::fmt;
 
 const FILES: [&str; 4] = ["foo", "bar", "A/foo", "A/bar"];
 const DIRS: [&str; 3] = ["A", "B", "A/C"];
-/// Bytes of a prepared file: two blocks and a part, so that its end is not aligned.
+/// Bytes of a prepared file: two blocks and a part of one, so that its end is not aligned.
 const FILE_BYTES: u32 = 9000;
 const MODE: u32 = 0o644;
 const DIR_MODE: u32 = 0o755;
@@ -42,23 +43,23 @@ pub enum Core {
     Mkdir(&'static str),
     Mknod(&'static str),
     Symlink(&'static str),
-    /// Offset and length.
+    /// File, offset, length.
     Write(&'static str, u64, u32),
     Append(&'static str),
     Truncate(&'static str, u64),
-    /// Index into `FALLOCS`.
+    /// File, and index into `FALLOCS`.
     Fallocate(&'static str, usize),
     Link(&'static str, &'static str),
     Unlink(&'static str),
     Rmdir(&'static str),
-    /// The last says whether the new name is taken.
+    /// Old name, new name, and whether the new name exists before.
     Rename(&'static str, &'static str, bool),
     Exchange(&'static str, &'static str),
-    /// A rename that leaves a whiteout; the last says whether the new name is taken.
+    /// A rename that leaves a whiteout; the same arguments as for `Rename`.
     Whiteout(&'static str, &'static str, bool),
     SetXattr(&'static str),
     RemoveXattr(&'static str),
-    /// Replaces a value stored in parts by one in fewer parts.
+    /// Replaces a value that is stored in several parts by one with fewer parts.
     ShrinkXattr(&'static str),
     /// Sets the access control list.
     SetAcl(&'static str),
@@ -68,44 +69,44 @@ pub enum Core {
     ChmodAcl(&'static str),
     /// Sets a flag that new entries of a directory inherit.
     SetFlags(&'static str),
-    /// A nameless file gets bytes and then this name.
+    /// Writes bytes to a nameless file, then links it to this name.
     Tmpfile(&'static str),
-    /// From one file to another; the last is an index into `CLONES`.
+    /// Source, target, and index into `CLONES`.
     Clone(&'static str, &'static str, usize),
-    /// The second file gets the contents of the first.
+    /// Gives the second file the contents of the first.
     CloneFile(&'static str, &'static str),
-    /// Forks the first tree to this name.
+    /// Forks the first tree; the fork gets this name.
     Fork(&'static str),
     DeleteTree(&'static str),
-    /// The fork becomes a new one of the first tree.
+    /// Replaces the fork by a new fork of the first tree.
     RollBack(&'static str),
-    /// The first tree becomes a fork of the fork.
+    /// Replaces the first tree by a fork of the fork.
     RollBackRoot(&'static str),
-    /// The fork takes the place of the first tree.
+    /// Moves the fork to the place of the first tree.
     CommitRoot(&'static str),
-    /// The image grows, beside a file.
+    /// Makes the image larger, while a file is changed.
     Resize(&'static str),
-    /// The image becomes smaller, with bytes of a file beyond its new end.
+    /// Makes the image smaller. Bytes of the file lie beyond the new end.
     Shrink(&'static str),
-    /// A directory with a file gets a limit.
+    /// Gives a limit to a directory that contains a file.
     Limit(&'static str),
 }
 
-/// The name of the fork, and a file in it.
+/// The name of the fork, and the path of a file in it.
 const TREE: &str = "S";
 const IN_TREE: &str = "S/foo";
-/// Bytes of the image at first, which are the fewest that an image can have, and after a shrink.
+/// Bytes of the image at first and after a shrink: the smallest size of an image.
 pub const IMAGE: u64 = 16 << 20;
 /// Bytes of the image after a growth.
 const GROWN: u64 = 18 << 20;
 /// Bytes of the device, and of the image before a shrink.
 pub const DEVICE: u64 = 24 << 20;
-/// A file whose bytes take the space before the new end, so that what is written after it lies
-/// beyond the new end. It is deleted before the shrink.
+/// Name and length of a file that takes the space before the new end. So what is written after it
+/// lies beyond the new end. The file is deleted before the shrink.
 const FILLER: (&str, u64) = ("filler", 15 << 20);
-/// Bytes that are written after it: more than an fsync puts into the log.
+/// Bytes that are written after the filler: more than an fsync puts into the log.
 const FAR_BYTES: u32 = 70_000;
-/// What no workload reaches.
+/// Limits in bytes and files that no workload reaches.
 const LIMIT: (u64, u64) = (1 << 40, 1 << 30);
 
 /// Mode, offset, length.
@@ -128,22 +129,23 @@ const FALLOCS: [(Falloc, u64, u64); BLOCKWISE + 9] = [
     (Falloc::ZeroKeep, 200, 4096),
     (Falloc::Insert, 0, 4096),
 ];
-/// The first of [`FALLOCS`] are for files of some blocks, the others for files in the tree.
+/// Number of [`FALLOCS`] for files with blocks. The rest is for files whose data is in the tree.
 const BLOCKWISE: usize = 8;
-/// Overwrites a block, inside blocks, across the end, beyond the end.
+/// Offset and length: overwrites a block, parts of blocks, across the end, beyond the end.
 const WRITES: [(u64, u32); 4] = [(0, 4096), (1000, 5000), (7000, 9000), (20000, 3000)];
 /// Offset in the source, offset in the target, length: the whole file, and one block.
 const CLONES: [(u64, u64, u64); 2] = [(0, 0, 0), (4096, 0, 4096)];
 const SIZES: [u64; 3] = [0, 3000, 20000];
-/// Around the length of the longest file in the tree, which is 2048: below, at and above it, over
-/// the end of a prepared file and over its block, and beyond them.
+/// Offset and length, around the longest file that is kept in the tree, which has 2048 bytes: below
+/// it, exactly it, and above it; over the end of a prepared file, over the end of its block, and
+/// beyond.
 const EDGE_WRITES: [(u64, u32); 8] =
     [(0, 2047), (0, 2048), (0, 2049), (1500, 548), (1500, 549), (1000, 1500), (2048, 1), (5000, 100)];
 const EDGE_SIZES: [u64; 5] = [0, 700, 2048, 2049, 5000];
-/// Bytes of a prepared file in these workloads.
+/// Bytes of a prepared file in the workloads of [`Kind::Edges`].
 const EDGE_BYTES: u32 = 1500;
 
-/// Pairs of interchangeable names, as bits: those in the root, and those in `A`.
+/// Pairs of interchangeable names, one bit each: the pair in the root, and the pair in `A`.
 const IN_ROOT: u8 = 1;
 const IN_A: u8 = 2;
 
@@ -155,7 +157,7 @@ fn pair(name: &str) -> u8 {
     }
 }
 
-/// The other name of its pair, if that is one of `pairs`.
+/// Returns the other name of the pair, if the name is in one of `pairs`.
 fn other(name: &'static str, pairs: u8) -> &'static str {
     match name {
         same if pair(same) & pairs == 0 => same,
@@ -166,7 +168,7 @@ fn other(name: &'static str, pairs: u8) -> &'static str {
     }
 }
 
-/// The exchanges of pairs that make another skeleton of the same kind of this one.
+/// Returns the sets of pairs whose exchange gives an equivalent skeleton.
 fn exchanges(skeleton: &[Core]) -> impl Iterator<Item = u8> + use<> {
     let bound = skeleton.iter().fold(0, |all, core| all | core.bound_pair());
     let spans = skeleton.iter().any(|core| core.pairs() == IN_ROOT | IN_A);
@@ -174,7 +176,7 @@ fn exchanges(skeleton: &[Core]) -> impl Iterator<Item = u8> + use<> {
     all.filter(move |pairs| pairs & bound == 0 && (!spans || *pairs == IN_ROOT | IN_A))
 }
 
-/// Whether this skeleton is kept of those that differ by exchanging names.
+/// Whether this skeleton is the one that is kept among those that differ by exchanging names.
 fn is_kept(skeleton: &[Core]) -> bool {
     exchanges(skeleton).all(|pairs| {
         let exchanged = skeleton.iter().map(|core| core.exchanged(pairs));
@@ -183,7 +185,7 @@ fn is_kept(skeleton: &[Core]) -> bool {
 }
 
 impl Core {
-    /// All of them.
+    /// All cores, except for those that only [`Kind::Edges`] has.
     pub fn all() -> Vec<Core> {
         let mut all = Vec::new();
         for f in FILES {
@@ -235,7 +237,7 @@ impl Core {
         all
     }
 
-    /// Those with trees, limits and the size of the image.
+    /// The cores on trees, limits and the size of the image.
     fn trees() -> Vec<Core> {
         let mut all = vec![
             Core::Fork(TREE),
@@ -253,7 +255,7 @@ impl Core {
         all
     }
 
-    /// Operations that move the data of a file into the tree or out of it, and others on such a
+    /// The cores that move the data of a file into the tree or out of it, and others on such a
     /// file.
     fn edges() -> Vec<Core> {
         let mut all = vec![
@@ -276,7 +278,7 @@ impl Core {
         all
     }
 
-    /// Whether it is one of [`Core::trees`].
+    /// Whether the core is one of [`Core::trees`].
     fn is_tree(self) -> bool {
         match self {
             Core::Fork(_) | Core::DeleteTree(_) | Core::RollBack(_) | Core::RollBackRoot(_) => true,
@@ -285,8 +287,8 @@ impl Core {
         }
     }
 
-    /// The cores that found most bugs in other file systems: names that are created, removed and
-    /// reused.
+    /// The cores that found most bugs in other file systems, where names are created, removed and
+    /// reused, and those on trees.
     fn biased() -> Vec<Core> {
         let kept = |core: &Core| {
             matches!(
@@ -299,12 +301,12 @@ impl Core {
         Core::all().into_iter().filter(kept).collect()
     }
 
-    /// The pairs of its names.
+    /// The pairs of which the core uses a name.
     fn pairs(self) -> u8 {
         self.uses().into_iter().fold(0, |all, name| all | pair(name))
     }
 
-    /// The pair of which it prepares one name itself.
+    /// The pair of which the preparation of this core uses one name.
     fn bound_pair(self) -> u8 {
         match self {
             Core::Resize(_) | Core::Shrink(_) => 0,
@@ -350,7 +352,7 @@ impl Core {
         }
     }
 
-    /// The names that it works on.
+    /// The names that the core uses.
     fn uses(self) -> Vec<&'static str> {
         match self {
             Core::Create(f) | Core::Mkdir(f) | Core::Mknod(f) | Core::Symlink(f) | Core::Append(f) => vec![f],
@@ -375,7 +377,7 @@ fn path(path: &str) -> String {
     path.to_owned()
 }
 
-/// Appends operations together with what they need. The model says what exists.
+/// Appends operations together with the preparations that they need. The model shows what exists.
 struct Script {
     model: Model,
     ops: Vec<Op>,
@@ -384,7 +386,7 @@ struct Script {
     file_bytes: u32,
 }
 
-/// The core cannot be prepared: a directory would have to be moved into itself.
+/// The core cannot be prepared, for example because a directory would have to be moved into itself.
 struct Impossible;
 
 impl Script {
@@ -411,7 +413,7 @@ impl Script {
         self.model.find(at).and_then(|id| self.model.inode(id)).map(|inode| inode.is_dir())
     }
 
-    /// Ensures a fork of the first tree, with a file in both.
+    /// Ensures that there is a fork of the first tree, and a file in both.
     fn need_tree(&mut self, at: &str) -> Result<(), Impossible> {
         if self.model.find(at).is_none() {
             self.need_file("foo")?;
@@ -420,7 +422,7 @@ impl Script {
         Ok(())
     }
 
-    /// Gives a file bytes that no other tree has.
+    /// Gives a file bytes that it does not share with another tree.
     fn change(&mut self, at: &str) -> Result<(), Impossible> {
         self.need_file(at)?;
         let fill = self.fill();
@@ -435,7 +437,7 @@ impl Script {
         }
     }
 
-    /// Makes the image larger than at first, with bytes of a file there.
+    /// Makes the image larger than at first, and puts bytes of a file there.
     fn need_far(&mut self, at: &str) -> Result<(), Impossible> {
         let (filler, len) = FILLER;
         self.push(Op::Resize { bytes: DEVICE })?;
@@ -445,7 +447,8 @@ impl Script {
         let offset = self.model.find(at).and_then(|id| self.model.inode(id)).map_or(0, |i| i.content.size());
         let fill = self.fill();
         self.push(Op::Write { on: on(at), offset, len: FAR_BYTES, fill })?;
-        // Few bytes would stay in the log, and get a block when that of the filler is free.
+        // This writes the bytes in place, before the filler's blocks are free. Fewer bytes would
+        // stay in the log.
         self.push(Op::Fdatasync { on: on(at) })?;
         self.push(Op::Unlink { path: path(filler) })
     }
@@ -459,7 +462,7 @@ impl Script {
         Ok(())
     }
 
-    /// Ensures a regular file with bytes.
+    /// Ensures that there is a regular file with bytes.
     fn need_file(&mut self, at: &str) -> Result<(), Impossible> {
         self.need_parent(at)?;
         let inode = self.model.find(at).and_then(|id| self.model.inode(id));
@@ -475,7 +478,7 @@ impl Script {
         Ok(())
     }
 
-    /// Ensures something other than a directory.
+    /// Ensures that there is an inode that is no directory.
     fn need_name(&mut self, at: &str) -> Result<(), Impossible> {
         self.need_parent(at)?;
         if self.is_dir(at) == Some(false) { Ok(()) } else { self.need_file(at) }
@@ -513,7 +516,7 @@ impl Script {
             Core::Fallocate(f, i) => {
                 self.need_file(f)?;
                 let inode = self.model.find(f).and_then(|id| self.model.inode(id)).ok_or(Impossible)?;
-                // Ranges are removed from the middle only.
+                // Collapse and insert range need a file that extends beyond the range.
                 let (how, offset, len) = FALLOCS[i];
                 let anywhere = !matches!(how, Falloc::Collapse | Falloc::Insert);
                 let inserts = how == Falloc::Insert && offset == 0;
@@ -599,7 +602,7 @@ impl Script {
         self.push(Op::SetAcl { on: on(at), default, list: [6, 7, 4, 5, 0] })
     }
 
-    /// `len`: the minimum length of the value.
+    /// Sets an attribute whose value has at least `len` bytes.
     fn set_xattr(&mut self, at: &str, len: usize, how: XattrFlag) -> Result<(), Impossible> {
         self.fills += 1;
         let value = format!("value {:0len$}", self.fills);
@@ -679,7 +682,7 @@ impl Script {
         self.push(Op::Link { from: Target::Handle(handle), path: path(f) })
     }
 
-    /// What may be persisted now; `None` is nothing.
+    /// Returns the possible persistence operations at this point; `None` persists nothing.
     fn points(&self, used: &[&'static str]) -> Vec<Option<Op>> {
         let mut points = vec![None, Some(Op::Sync)];
         let mut seen: Vec<Id> = Vec::new();
@@ -707,7 +710,7 @@ impl Clone for Script {
     }
 }
 
-/// Identifies a workload, which can be built from it again.
+/// Identifies a workload: the same workload can be built from it again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WorkloadId {
     /// Number of operations: 1 to 3.
@@ -719,7 +722,7 @@ pub struct WorkloadId {
 }
 
 impl WorkloadId {
-    /// A number that differs in many bits from that of a similar workload.
+    /// A number that differs in many bits between similar workloads.
     pub fn mixed(self) -> u64 {
         let id = (self.skeleton << 24) ^ ((self.variant as u64) << 4) ^ self.seq as u64;
         (id ^ self.seed.rotate_left(48)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20
@@ -746,21 +749,21 @@ impl std::str::FromStr for WorkloadId {
     }
 }
 
-/// Operations to run.
+/// The operations to run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Workload {
     pub id: WorkloadId,
     pub ops: Vec<Op>,
-    /// Operations at the front among which crashes are judged in other workloads, or that are only
-    /// what the others need.
+    /// Number of operations at the front among which crashes are judged in other workloads, or
+    /// which only prepare the others.
     pub settled: usize,
 }
 
-/// Operations, and their [`Workload::settled`].
+/// The operations of a workload, and its [`Workload::settled`].
 type Built = (Vec<Op>, usize);
 
-/// Leaves crashes among operations with which the workload before begins as well to that. Those
-/// with the longest beginning in common follow one another.
+/// Leaves crashes among operations with which the preceding workload begins, too, to that one.
+/// Workloads with the longest common beginning follow one another.
 fn judge_once(workloads: &mut [Built]) {
     for i in (1..workloads.len()).rev() {
         let (before, from) = workloads.split_at_mut(i);
@@ -771,8 +774,8 @@ fn judge_once(workloads: &mut [Built]) {
 }
 
 impl Workload {
-    /// The same operations with an eighth of each offset and length, except for those of fallocate
-    /// and clones: files of 1,125 bytes that grow beyond 2,048.
+    /// Returns the workload with an eighth of each offset and length, except for those of fallocate
+    /// and clones. Files then have 1,125 bytes and grow beyond 2,048.
     pub fn small(mut self) -> Workload {
         const BY: u32 = 8;
         for op in &mut self.ops {
@@ -792,11 +795,11 @@ impl fmt::Display for Workload {
     }
 }
 
-/// Which workloads a catalogue has.
+/// Which workloads a catalogue contains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     All,
-    /// Those with one file around the length of the longest file in the tree.
+    /// Workloads on one file around the length of the longest file that is kept in the tree.
     Edges,
 }
 
@@ -809,11 +812,11 @@ pub struct Catalogue {
     cores: Vec<Core>,
 }
 
-/// Sampled skeletons of three operations.
+/// Number of sampled skeletons of three operations.
 const SAMPLED: u64 = 1 << 20;
 
 impl Catalogue {
-    /// `seed` matters only for three operations, which are sampled.
+    /// The catalogue of [`Kind::All`]. `seed` matters only for three operations, which are sampled.
     pub fn new(seq: u8, seed: u64) -> Catalogue {
         Catalogue::of(Kind::All, seq, seed)
     }
@@ -840,13 +843,13 @@ impl Catalogue {
         self.len() == 0
     }
 
-    /// Whether one of the skeleton's operations is about trees, limits or the image's size. Sampled
-    /// skeletons are not known before they are made.
+    /// Whether an operation of the skeleton is about trees, limits or the image's size. True for
+    /// all sampled skeletons, which are not known before they are made.
     pub fn has_trees(&self, skeleton: u64) -> bool {
         self.seq == 3 || self.skeletons[skeleton as usize].iter().any(|core| core.is_tree())
     }
 
-    /// Length and seed, with which the [`WorkloadId`]s of this catalogue begin.
+    /// The length and the seed that the [`WorkloadId`]s of this catalogue share.
     pub fn id(&self) -> (u8, u64) {
         (self.seq, self.seed)
     }
@@ -857,7 +860,7 @@ impl Catalogue {
         if self.seq == 3 {
             out.extend(self.sample(skeleton));
         } else {
-            // With one operation only: with two, freezes would more than double the number of
+            // Only with one operation: with two, freezes would more than double the number of
             // workloads.
             let freeze = (self.seq == 1).then_some(Some(Op::Freeze));
             for settle in [Some(Op::Sync), None].into_iter().chain(freeze) {
@@ -891,9 +894,9 @@ impl Catalogue {
         let mut settled = 0;
         if let Some(op) = settle {
             if script.ops.is_empty() {
-                return Ok(()); // as without
+                return Ok(()); // nothing to persist: as with `None`
             }
-            // No other workload covers the freeze itself.
+            // No other workload covers crashes during the freeze itself.
             settled = script.ops.len() + usize::from(op == Op::Sync);
             script.push(op)?;
         }
@@ -901,7 +904,7 @@ impl Catalogue {
         Ok(())
     }
 
-    /// Adds the operations from here on, with all choices of persistence points.
+    /// Adds workloads for the operations from here on, with all choices of persistence points.
     fn extend(
         &self,
         mut script: Script,

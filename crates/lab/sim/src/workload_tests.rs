@@ -56,18 +56,19 @@ fn exchanging_the_names_twice_changes_nothing() {
     }
 }
 
-/// The catalogue of these skeletons, whether they are kept or not.
+/// Returns a catalogue of these skeletons, whether they are kept or not.
 fn catalogue_of(skeletons: Vec<Vec<Core>>) -> Catalogue {
     let (seq, cores) = (skeletons[0].len() as u8, Vec::new());
     Catalogue { kind: Kind::All, seq, seed: 0, skeletons, cores }
 }
 
-/// A skeleton that is left out has the operations of one that is kept, with names exchanged.
+/// A skeleton that is left out has the same operations as one that is kept, with names exchanged.
 #[test]
 fn skeletons_that_are_left_out_differ_by_names_alone() {
     let all = Core::all();
     let pairs = all.iter().flat_map(|a| all.iter().map(|b| vec![*a, *b]));
-    // The first of the names that an exchange exchanges is not that of the operation.
+    // `Core::Exchange` sorts its names, and exchanging names in the text does not. So exchanges are
+    // left out.
     let left_out =
         |cores: &Vec<Core>| !is_kept(cores) && !cores.iter().any(|core| matches!(core, Core::Exchange(..)));
     let mut count = 0;
@@ -78,7 +79,8 @@ fn skeletons_that_are_left_out_differ_by_names_alone() {
             [cores.clone(), exchanged(pairs)].map(|cores| catalogue_of(vec![cores]).variants(0));
         assert_eq!(out.len(), kept.len(), "{cores:?}");
         for (out, kept) in out.iter().zip(&kept) {
-            // A directory is emptied in the order of its names.
+            // The names of a directory are sorted when it is emptied, so the order of the lines may
+            // differ.
             let sorted = |text: String| text.lines().map(str::to_owned).collect::<BTreeSet<_>>();
             let renamed = with_names_exchanged(&print_ops(&out.ops), pairs);
             assert_eq!(sorted(renamed), sorted(print_ops(&kept.ops)), "{cores:?}");
@@ -95,7 +97,7 @@ fn with_names_exchanged(ops: &str, pairs: u8) -> String {
     names.fold(marked, |ops, name| ops.replace(&to(name, "*"), &to(other(name, pairs), "")))
 }
 
-/// A fork prepares `foo`, which is then no name like `bar`.
+/// A fork prepares `foo`, so `foo` and `bar` are not interchangeable after it.
 #[test]
 fn a_fork_is_followed_by_operations_on_both_names() {
     let catalogue = Catalogue::new(2, 0);
@@ -104,7 +106,7 @@ fn a_fork_is_followed_by_operations_on_both_names() {
     }
 }
 
-/// Crashes that a workload leaves to others are judged in one of them, and only there.
+/// Crashes that a workload leaves to others are judged in exactly one of them.
 #[test]
 fn each_crash_is_judged_once() {
     for cores in Catalogue::new(2, 0).skeletons.iter().step_by(499) {

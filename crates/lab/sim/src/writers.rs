@@ -5,15 +5,14 @@
 //! file, fsync it, rename it over the old one). Acknowledgements are recorded in this process,
 //! outside of the file system under test.
 //!
-//! After a crash, [`verify_after`] checks, given what was acknowledged before the crash and begun
-//! by then:
-//! 1. A file with an acknowledged fsync exists once, under the name it had then or a later one,
-//!    with at least the bytes it had then.
+//! After a crash, [`verify_after`] checks the files against what was acknowledged before the crash,
+//! and against what had begun by then:
+//! 1. A file with an acknowledged fsync exists once, under the name that it had then or a later
+//!    one, with at least the bytes that it had then.
 //! 2. No file has bytes that were never written to it: past the acknowledged length each byte is
-//!    its own or zero.
+//!    the file's own or zero.
 //! 3. A file whose removal was acknowledged (by fsync of the directory) does not exist.
-//! 4. A slot always holds one whole version, not older than the acknowledged one, and always
-//!    exists.
+//! 4. A slot always exists and contains one whole version, not older than the acknowledged one.
 //! 5. There are no other names.
 
 use crate::backend::Backend;
@@ -30,19 +29,19 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 const FILES_MAX: usize = 10;
 const FILE_SIZE_MAX: u64 = 300 << 10;
 const SLOTS: u32 = 2;
-/// Bytes of a slot's version number, which precedes a body whose length follows from it.
+/// Bytes of a slot's version number. A body follows, whose length depends on the version.
 const SLOT_HEADER: usize = 8;
 
 /// One file of a writer.
 #[derive(Clone, Debug)]
 struct FileState {
     fill: Fill,
-    /// All names that it had or was about to get.
+    /// All names that the file had or was about to get.
     names: Vec<String>,
-    /// Length including all writes begun.
+    /// Length including all writes that have begun.
     len: u64,
     removing: bool,
-    /// Index of the acknowledged name.
+    /// Index in `names` of the acknowledged name.
     acked_name: Option<usize>,
     acked_len: u64,
     acked_removal: bool,
@@ -50,7 +49,7 @@ struct FileState {
 
 #[derive(Clone, Debug, Default)]
 struct SlotState {
-    /// The newest version that may be in place.
+    /// The newest version that may be in the slot.
     begun: u64,
     acked: u64,
 }
@@ -64,17 +63,17 @@ struct WriterState {
     error: Option<String>,
 }
 
-/// What all writers had begun and what was acknowledged at one moment.
+/// What all writers had begun and what was acknowledged at the time of the snapshot.
 #[derive(Clone, Debug)]
 pub struct Snapshot(Vec<WriterState>);
 
 impl Snapshot {
-    /// Acknowledged fsyncs of all kinds.
+    /// Number of acknowledged fsyncs of all kinds.
     pub fn fsyncs(&self) -> u64 {
         self.0.iter().map(|w| w.fsyncs).sum()
     }
 
-    /// Why writers ended early.
+    /// The errors with which writers ended early.
     pub fn errors(&self) -> Vec<&str> {
         self.0.iter().filter_map(|w| w.error.as_deref()).collect()
     }
@@ -124,17 +123,18 @@ impl Writers {
         Ok(writers)
     }
 
-    /// Operations that all writers have completed.
+    /// Number of operations that all writers have completed.
     pub fn operations(&self) -> u64 {
         self.operations.load(Ordering::Relaxed)
     }
 
-    /// Whether all writers have ended (with errors).
+    /// Whether all writers have ended, which they do only with errors.
     pub fn ended(&self) -> bool {
         self.threads.iter().all(|t| t.is_finished())
     }
 
-    /// Take one snapshot before the crash (what is acknowledged) and one after it (what was begun).
+    /// Takes a snapshot. A test takes one before the crash (what is acknowledged) and one after it
+    /// (what was begun).
     pub fn snapshot(&self) -> Snapshot {
         Snapshot(self.states.iter().map(|s| s.lock().clone()).collect())
     }
@@ -157,7 +157,7 @@ struct Writer {
 }
 
 impl Writer {
-    /// One operation, recorded before it begins.
+    /// Runs one operation, which is recorded before it begins.
     fn step(&mut self) -> io::Result<()> {
         let live: Vec<usize> = {
             let state = self.state.lock();
@@ -198,7 +198,7 @@ impl Writer {
         self.backend.create(&self.path(&name))
     }
 
-    /// Path, name index, length and pattern of a file.
+    /// Returns path, name index, length and pattern of a file.
     fn look(&self, file: usize) -> (String, usize, u64, Fill) {
         let state = self.state.lock();
         let f = &state.files[file];
@@ -249,7 +249,8 @@ impl Writer {
         self.backend.unlink(&path)
     }
 
-    /// Fsync of the directory (names and removals) or sync of everything (lengths too).
+    /// An fsync of the directory, which covers names and removals, or a sync, which also covers
+    /// lengths.
     fn sync_directory(&mut self, everything: bool) -> io::Result<()> {
         let dir = self.state.lock().dir.clone();
         let everything =
@@ -276,7 +277,8 @@ impl Writer {
         for slot in state.slots.values_mut() {
             slot.acked = slot.begun;
         }
-        // Removed durably: nothing is left to check, and the record stays small.
+        // Files whose removal is durable need no further check, and dropping them keeps the record
+        // small.
         let gone = state.files.iter().filter(|f| f.acked_removal).count();
         if gone > 200 {
             state.files.retain(|f| !f.acked_removal);
@@ -317,7 +319,8 @@ fn slot_bytes(writer: u32, version: u64) -> Vec<u8> {
     bytes
 }
 
-/// Checks the files after a crash against what was acknowledged before it and begun by then.
+/// Checks the files after a crash against what was acknowledged before it and what had begun by
+/// then.
 pub fn verify_after(backend: &dyn Backend, acked: &Snapshot, begun: &Snapshot) -> Result<(), String> {
     for (i, (acked, begun)) in acked.0.iter().zip(&begun.0).enumerate() {
         verify_writer(backend, i as u32, acked, begun).map_err(|e| format!("{}: {e}", begun.dir))?;
@@ -370,7 +373,8 @@ fn verify_writer(
         let bytes = backend.read(&format!("{}/{name}", begun.dir)).map_err(|e| format!("{name}: {e}"))?;
         verify_slot(writer, &bytes, floor, slot.begun).map_err(|e| format!("{name}: {e}"))?;
     }
-    // The record of files removed long ago may have been dropped between the two snapshots.
+    // The files that were removed long ago may have been dropped from the record between the
+    // snapshots.
     let dropped = |name: &&str| acked.files.iter().any(|f| f.removing && f.names.iter().any(|n| n == name));
     match left.into_iter().find(|name| !dropped(name)) {
         Some(name) => Err(format!("{name:?} should not be there")),

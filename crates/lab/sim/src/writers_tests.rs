@@ -1,7 +1,7 @@
 use super::*;
 use crate::backend::Mounted;
 
-/// On a host directory without a crash, the workload and its check agree.
+/// On a directory of the host, without a crash, the check finds nothing wrong with the workload.
 #[test]
 fn nothing_is_missing_without_a_crash() {
     let root = tempfile::tempdir().unwrap();
@@ -15,7 +15,7 @@ fn nothing_is_missing_without_a_crash() {
     assert!(end.fsyncs() > 50);
     verify_after(&*backend, &end, &end).unwrap();
 
-    // Each kind of loss is detected.
+    // The check detects each kind of loss.
     let name = |wanted: &dyn Fn(&FileState) -> bool| {
         let w = end.0.iter().find(|w| w.files.iter().any(wanted)).expect("there are such files");
         let f = w.files.iter().find(|f| wanted(f)).unwrap();

@@ -1,11 +1,11 @@
 //! Without any fsync, a crash loses no work that had completed more than `commit` before it (G14),
 //! under any load.
 //!
-//! Uses real time and real threads, since it tests the timer. A writer records when each of its
-//! operations completed; power fails at a random moment; everything old enough must be recovered.
-//! `SLACK` is much shorter than `COMMIT`, so that a timer that is one interval late, or restarts
-//! with every request, fails. On a busy machine the lateness measured elsewhere is added several
-//! times, since the timer's work passes through several threads.
+//! The test uses real time and real threads, since it tests the timer. A writer records when each
+//! of its operations completed. Power fails at a random moment, and everything old enough must be
+//! recovered. `SLACK` is much shorter than `COMMIT`, so that a timer fails the test if it is one
+//! interval late or restarts with every request. On a busy machine, the lateness measured on
+//! another thread is added several times, since the timer's work passes through several threads.
 
 mod common;
 
@@ -24,31 +24,31 @@ use std::time::Duration;
 
 const COMMIT: Duration = Duration::from_millis(1500);
 const SLACK: Duration = Duration::from_millis(700);
-/// Threads in sequence that may each have to wait for a processor.
+/// Number of threads, one after another, that may each have to wait for a processor.
 const HOPS: u32 = 8;
-/// Measurements for each seed until one is in time. The delay of a busy machine does not repeat, a
-/// late timer does.
+/// Limit of measurements for each seed until one is in time. The delay of a busy machine does not
+/// repeat, a late timer does.
 const TRIES: usize = 3;
-/// Pause between operations. Faster ones would fill a log write, which is issued at once and hides
-/// a late timer.
+/// Pause between operations. Faster operations would fill a log write. That would be issued at once
+/// and hide a late timer.
 const PAUSE: Duration = Duration::from_millis(8);
 const IMAGE: u64 = 256 << 20;
 const LOG: u64 = 32 << 20;
 
-/// The writer's load besides creating files.
+/// What the writer does besides creating files.
 #[derive(Clone, Copy, Debug)]
 enum Load {
-    /// Names, links, renames: only the log.
+    /// Names, links and renames, which use only the log.
     Metadata,
-    /// Small files and overwrites: dirty pages.
+    /// Small files and overwrites, which leave dirty pages.
     Data,
     /// More dirty pages than the cache holds, so that the flusher runs constantly.
     Flood,
-    /// Idle for most of the first interval, then a flood: the timer must not start with it.
+    /// Idle for most of the first interval, then a flood: the timer must not start with the flood.
     LateFlood,
 }
 
-/// When an operation completed, and its visible effect: a file and its bytes.
+/// When an operation completed, and its visible effect: the bytes of a file.
 struct Done {
     at: Duration,
     name: String,
@@ -92,7 +92,7 @@ fn run_load(
     Ok(done)
 }
 
-/// Names and bytes that were recovered.
+/// Returns the names and bytes that were recovered.
 fn recovered(fs: &FileSystem) -> Result<BTreeMap<String, Vec<u8>>, String> {
     let said = |e: kedgefs::Error| e.to_string();
     let mut found = BTreeMap::new();
@@ -109,8 +109,8 @@ fn recovered(fs: &FileSystem) -> Result<BTreeMap<String, Vec<u8>>, String> {
     Ok(found)
 }
 
-/// Returns how much older than the crash the youngest lost work was: at most `COMMIT`, plus the
-/// slack.
+/// Returns how much older than the crash the youngest lost work was. It may be at most `COMMIT`
+/// plus the slack.
 fn lost_age(load: Load, commit: Duration, seed: u64) -> Result<Duration, String> {
     let mut rng = SmallRng::seed_from_u64(seed);
     let device = Arc::new(SimDevice::new(rig::format(IMAGE, LOG)?));
@@ -122,14 +122,15 @@ fn lost_age(load: Load, commit: Duration, seed: u64) -> Result<Duration, String>
     let (inner, inner_stop) = (fs.clone(), stop.clone());
     let writer = kedge_base::spawn_named("writer", move || run_load(&inner, &clock, load, &inner_stop))
         .map_err(|e| e.to_string())?;
-    // From before the second tick to after the third; if the timer starts late, before its first.
+    // From before the second tick until after the third. With `LateFlood`, before the first tick of
+    // a timer that starts only with the flood.
     let span = if matches!(load, Load::LateFlood) { COMMIT / 4 } else { COMMIT * 2 };
     let at = COMMIT + SLACK + Duration::from_millis(100) + rng.random_range(Duration::ZERO..span);
     std::thread::sleep(at.saturating_sub(clock.monotonic()));
     let crash = clock.monotonic();
     let medium = device.crash(rng.random());
     stop.store(true, Ordering::Relaxed);
-    // Power is off; what the writer and the timer still do has no effect.
+    // Power is off: what the writer and the timer still do has no effect.
     let done = writer.join().map_err(|p| rig::panic_text(&*p))??;
     let _ = fs.shutdown(false);
     rig::fsck(medium.fork())?;

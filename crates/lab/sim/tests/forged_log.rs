@@ -2,9 +2,9 @@
 
 use kedge_sim::forge;
 
-/// With the feature `broken`, first the engine that does not check the secret: it must accept each
-/// forged write, otherwise the check would prove nothing. A single test, since the switch applies
-/// to the whole process.
+/// With the feature `broken`, an engine that does not check the secret runs first. It must accept
+/// each forged write, otherwise the check would prove nothing. There is a single test, since the
+/// switch applies to the whole process.
 #[test]
 fn no_content_of_a_file_passes_for_a_log_write() {
     #[cfg(feature = "broken")]

@@ -19,13 +19,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 const SECONDS: f64 = 2.0;
-/// Random inputs for each target, even on a machine that is too busy for them in this time.
+/// Minimum of random inputs for each target, even on a machine that is too busy for them in this
+/// time.
 const RUNS_MIN: u64 = 20;
 
-/// Failures printed, since one cause has many inputs.
+/// Limit of failures that are printed, since many inputs find the same fault.
 const FAILURES_MAX: usize = 30;
 
-/// Panics of all threads of this process, including the engine's own, which no test catches.
+/// Number of panics on all threads of this process, including the engine's own, which no test
+/// catches.
 static PANICS: AtomicU64 = AtomicU64::new(0);
 
 fn count_panics() {
@@ -83,8 +85,8 @@ fn no_bytes_make_the_engine_or_fsck_panic() {
     assert!(failures.is_empty(), "{} inputs:\n{}", failures.len(), failures.join("\n"));
 }
 
-/// A log write of an epoch that no slot mentions, in an image that needs a repair: the repaired
-/// image opens.
+/// The log of an image that needs a repair contains a log write of an epoch that no slot mentions.
+/// The repaired image opens.
 #[test]
 fn a_repair_starts_above_every_epoch_in_the_log() {
     let device = Arc::new(rig::format(16 << 20, 1 << 20).expect("format"));
@@ -107,13 +109,13 @@ fn a_repair_starts_above_every_epoch_in_the_log() {
     header.seal(&geometry.log_key(), write.as_mut_bytes());
     let at = geometry.log_start.byte_offset() + tail.0 % geometry.log_bytes();
     device.write(at, &write, false).expect("in range");
-    // As after a power failure, so that the log is scanned.
+    // Without the clean mark, as after a power failure, the log is scanned.
     let mut unclean = sb.clone();
     unclean.checkpoint.clean = false;
     let mut block = IoBuf::zeroed(1);
     unclean.encode(block.as_mut_bytes());
     device.write(sb.block().byte_offset(), &block, false).expect("in range");
-    assert!(open(device.fork()).is_err(), "the log speaks of a newer slot");
+    assert!(open(device.fork()).is_err(), "the log has an epoch that no slot mentions");
     let repair = kedge_fsck::repair(device.clone(), &RepairOptions::new(RepairMode::Full));
     assert_eq!(repair.ending, Ending::Repaired, "{}", repair.message);
     let fs = open(device.fork()).unwrap_or_else(|e| panic!("repaired, but: {e}"));

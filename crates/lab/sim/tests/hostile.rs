@@ -1,11 +1,11 @@
 //! Crafted images, checked under a limit of memory.
 //!
-//! Each image is checked in a child process limited to 1 GiB, so that an absurd allocation ends in
-//! an abort that the parent sees, and a hang can be killed. The parent continues after the image at
-//! which a child died.
+//! Each image is checked in a child process with a limit of 1 GiB of memory. So an absurd
+//! allocation ends in an abort, which the parent sees, and the parent can kill a child that hangs.
+//! The parent continues after the image at which a child died.
 //!
 //! `KEDGE_HOSTILE_IMAGES` sets the number of images (10,000 before a release), `KEDGE_SEED` the
-//! first seed. Each seed makes one image: to check one again, give its seed and a number of one.
+//! first seed. Each seed makes one image. To check one image again, give its seed and the number 1.
 
 use kedge_base::{BLOCK_SIZE, Clock, HANG, SystemClock};
 use kedge_format::item::FILE_SIZE_MAX;
@@ -23,16 +23,15 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 
-/// Images of an ordinary run; of a long one (`KEDGE_LONG=1`) three times as many.
+/// Number of images of an ordinary run. A long run (`KEDGE_LONG=1`) checks three times as many.
 const IMAGES: u64 = 100;
-/// Memory that all mounts and checks of an image may use together.
+/// Limit in bytes of the memory that all mounts and checks of an image use together.
 const MEMORY: u64 = 1 << 30;
-/// A hundred times what the slowest image takes on an idle machine: it ends a hang and does not
-/// Failures printed, since one cause has many images.
+/// Limit of failures that are printed, since one fault fails on many images.
 const FAILURES_MAX: usize = 40;
 const CHILD: &str = "KEDGE_HOSTILE_CHILD";
 
-/// Panics of all threads, including the engine's own, which no test catches.
+/// Number of panics on all threads, including the engine's own, which no test catches.
 static PANICS: AtomicU64 = AtomicU64::new(0);
 
 #[test]
@@ -53,7 +52,7 @@ fn hostile_images_neither_harm_the_process_nor_divide_fsck_and_mount() {
     assert!(failures.is_empty(), "{} failures:\n{}", failures.len(), failures.join("\n"));
     assert_eq!(counts.judged, images);
     if images >= IMAGES {
-        // Images that everything accepts, or that everything refuses, would test little.
+        // Images that everything accepts, or that nothing accepts, would test little.
         let enough = images / 20;
         let Counts { opens, clean, repaired, .. } = counts;
         assert!(opens > enough && clean > enough && repaired > enough, "{counts:?}");
@@ -70,13 +69,13 @@ struct Counts {
     repaired: u64,
 }
 
-/// Watches a child check the images from `from` on. Returns where to continue.
+/// Watches a child that checks the images from `from` on. Returns the image at which to continue.
 fn watch(from: u64, end: u64, failures: &mut Vec<String>, counts: &mut Counts) -> u64 {
     let test = "hostile_images_neither_harm_the_process_nor_divide_fsck_and_mount";
     let mut child = Command::new(std::env::current_exe().expect("a test has a program"))
         .args(["--exact", test, "--nocapture"])
         .env(CHILD, format!("{from} {end}"))
-        // One malloc arena for all threads: the limit counts what each arena reserves.
+        // All threads use one malloc arena, since the limit counts what each arena reserves.
         .env("MALLOC_ARENA_MAX", "2")
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -111,7 +110,7 @@ fn watch(from: u64, end: u64, failures: &mut Vec<String>, counts: &mut Counts) -
         }
     };
     stop(&mut child);
-    // Without the indented lines of a backtrace.
+    // The indented lines of a backtrace are left out.
     let said: Vec<String> = errors.try_iter().filter(|line| !line.starts_with(' ')).collect();
     let said = said[said.len().saturating_sub(8)..].join("\n    ");
     failures.push(format!("KEDGE_SEED={at}: the process {ending}\n    {said}\n    {:?}", image(at).lies));
@@ -150,7 +149,7 @@ fn lines_of(stream: Option<impl std::io::Read + Send + 'static>) -> Receiver<Str
     receive
 }
 
-/// Checks images and reports each on standard output, a line at a time.
+/// Checks images and reports each on one line of standard output.
 fn child(range: &str) {
     let (from, end) = range.split_once(' ').expect("two numbers");
     let (from, end): (u64, u64) = (from.parse().expect("a number"), end.parse().expect("a number"));
@@ -194,12 +193,12 @@ fn child(range: &str) {
     tell("end".into());
 }
 
-/// Twenty-five bytes of log named 2^54 bytes to be zeroed. Mount and fsck listed their blocks until
-/// memory was exhausted, which killed all mounts of the process.
+/// Twenty-five bytes of the log named 2^54 bytes that are to be zeroed. Mount and fsck listed all
+/// their blocks and exhausted the memory, which killed all mounts of the process.
 #[test]
 fn few_bytes_of_log_do_not_name_many_blocks() {
     for len in [4097u64, 1 << 30, 1 << 54, u64::MAX >> 1] {
-        // For a file of the maximum size.
+        // First a patch gives the file its maximum size.
         let mut edits = vec![1];
         edits.extend_from_slice(&3u64.to_le_bytes());
         edits.extend_from_slice(&(1u32 << 5).to_le_bytes());
@@ -216,12 +215,12 @@ fn few_bytes_of_log_do_not_name_many_blocks() {
     }
 }
 
-/// `fsck -y` kept inodes whose numbers have no successor, and wrote a superblock that could not be
-/// read.
+/// `fsck -y` kept inodes with the largest numbers, which have no successor, and wrote a superblock
+/// that could not be read.
 #[test]
 fn a_repaired_image_has_a_next_inode_number() {
     for ino in [INO_MAX + 1, COUNTER_MAX - 1, COUNTER_MAX, 1 << 63, u64::MAX - 1, u64::MAX] {
-        // A file without a name, in an item and in a patch of the log.
+        // A file without a name: as an item, and as a patch in the log.
         let mut put = vec![2];
         put.extend_from_slice(&Key { ino, kind: 1, offset: 0 }.encode());
         put.extend_from_slice(&(InodeCore::SIZE as u16).to_le_bytes());
@@ -237,7 +236,8 @@ fn a_repaired_image_has_a_next_inode_number() {
     }
 }
 
-/// A counter that was accepted made a mount write a superblock that no mount accepts.
+/// A counter near its maximum was accepted. Then the mount wrote a superblock that no mount
+/// accepts.
 #[test]
 fn counters_near_their_end_are_used_up_for_fsck_and_mount_alike() {
     type Counter = fn(&mut Superblock, u64);
@@ -255,8 +255,7 @@ fn counters_near_their_end_are_used_up_for_fsck_and_mount_alike() {
         for n in [OPEN_MAX + 4096, COUNTER_MAX - 4096, COUNTER_MAX, COUNTER_MAX + 4096, u64::MAX] {
             let medium = with_slot(|sb| set(sb, n));
             let verdict = judge(&medium).unwrap_or_else(|e| panic!("{n}: {e}"));
-            // Above the largest number the slot is not valid, and the other one is a checkpoint
-            // older.
+            // Above the maximum the slot is not valid, and the other slot's checkpoint is older.
             if n <= COUNTER_MAX {
                 assert!(!verdict.opens && !verdict.clean, "{n}: {verdict:?}");
                 assert_eq!(verdict.repaired, repairable, "{n}: {verdict:?}");
@@ -265,7 +264,7 @@ fn counters_near_their_end_are_used_up_for_fsck_and_mount_alike() {
     }
 }
 
-/// A directory whose size claims 2^63 - 3 entries: the next power of two overflows.
+/// A directory has a size that implies 2^63 - 3 entries: the next power of two overflows.
 #[test]
 fn an_absurd_directory_size_does_not_stop_a_create() {
     let mut edit = vec![1];
@@ -276,7 +275,7 @@ fn an_absurd_directory_size_does_not_stop_a_create() {
     fs.create(Ino::ROOT, b"one more", 0o644, OWNER).expect("there is room");
 }
 
-/// Proves that the child's limit works; otherwise no absurd allocation would be noticed.
+/// Proves that the child's limit works. Otherwise no test would detect an absurd allocation.
 #[test]
 fn the_limit_of_memory_is_one() {
     if std::env::var(CHILD).is_ok() {
@@ -284,7 +283,7 @@ fn the_limit_of_memory_is_one() {
         setrlimit(Resource::Data, limit).expect("a limit may be lowered");
         let mut bytes: Vec<u8> = Vec::new();
         let refused = bytes.try_reserve_exact(MEMORY as usize + BLOCK_SIZE).is_err();
-        assert!(refused, "more than the limit is to be had");
+        assert!(refused, "an allocation above the limit succeeded");
         println!("refused");
         return;
     }

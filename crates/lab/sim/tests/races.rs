@@ -1,5 +1,5 @@
-//! Races between threads, made certain by stopping one of them at a mark, or likely by slowing all
-//! of them there.
+//! Races between threads. They are certain where a thread stops at a mark in the engine, or likely
+//! where all threads are slow there.
 //!
 //! The marks apply to the whole process, so the tests run one at a time.
 
@@ -63,6 +63,6 @@ fn a_cache_too_small_for_the_files_shows_none_of_them_as_it_was() {
         reads += counts.0;
         awaited += counts.1;
     }
-    println!("{reads} inodes read, {awaited} times somebody waited for another's read");
+    println!("{reads} inodes read, {awaited} waits for the read of another thread");
     assert!(reads > 1000 && awaited > 0, "{reads} reads, {awaited} waits: the cache was not small");
 }

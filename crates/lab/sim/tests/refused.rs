@@ -1,7 +1,8 @@
-//! Every reservation of space is refused once: the operation fails with ENOSPC and changes nothing,
-//! or succeeds without it; all others behave as if it had never been tried, also after a crash.
+//! Every reservation of space is refused once. The operation then fails with ENOSPC and changes
+//! nothing, or succeeds without the reservation. All other operations behave as if it had never
+//! been tried, even after a crash.
 //!
-//! A single test, since the counter is global. `KEDGE_SEED` repeats one workload.
+//! There is a single test, since the counter is global. `KEDGE_SEED` repeats one workload.
 
 mod common;
 
@@ -27,7 +28,7 @@ struct Tally {
     done_without: u64,
 }
 
-/// Random operations, chosen by the model alone.
+/// Returns random operations that the model alone chooses.
 fn workload(seed: u64) -> Vec<Op> {
     let profile = Profile {
         remounts: 0,
@@ -48,8 +49,8 @@ fn workload(seed: u64) -> Vec<Op> {
     ops
 }
 
-/// Runs the workload and refuses reservation `at`. Returns the number of reservations, and whether
-/// the refusal failed an operation.
+/// Runs the workload and refuses the reservation with the number `at`. Returns the number of
+/// reservations, and whether the refusal made an operation fail.
 fn run(setup: &Setup, ops: &[Op], at: Option<u64>) -> Result<(u64, bool), String> {
     let device = Arc::new(SimDevice::new(rig::format(setup.image, setup.log)?));
     device.stop_recording();
@@ -81,7 +82,7 @@ fn run(setup: &Setup, ops: &[Op], at: Option<u64>) -> Result<(u64, bool), String
     refusal::start(None);
     let done = history.len();
     compare_with_handles(&exec, &model).map_err(|e| format!("at the end: {e}"))?;
-    // Nothing unflushed survives; everything made durable must.
+    // This power failure loses everything unflushed. What was made durable must survive.
     let medium = device.crash_as(Choice::None);
     let _ = exec.fs.shutdown(false);
     rig::fsck(medium.fork())?;

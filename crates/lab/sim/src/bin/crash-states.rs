@@ -83,7 +83,7 @@ fn slice_minutes() -> anyhow::Result<f64> {
 
 fn main() -> anyhow::Result<ExitCode> {
     let args = parse()?;
-    // A different slice every day, and the same one all day.
+    // The seed changes with the date, so that each day explores other workloads.
     let days = SystemClock::default().now().sec as u64 / 86400;
     let seed = args.seed.unwrap_or(days);
     let seqs = match (args.seqs.is_empty(), args.full) {

@@ -1,8 +1,8 @@
-//! Damaged images from a few bytes: an input is a list of edits of an image's metadata.
+//! Images damaged by a few bytes: an input is a list of edits of an image's metadata.
 //!
 //! Edits of raw images would nearly always hit unused bytes or break a checksum. Instead an edit
-//! names a structure and a place in its used part, and the checksums are recomputed afterwards, so
-//! that the code after the checksum tests is reached.
+//! names a structure and an offset in its used part, and the checksums are recomputed afterwards.
+//! So the edits reach the code after the checksum tests.
 //!
 //! Input: one byte of flags, then eight bytes for each edit: structure (2), place (2), kind (1),
 //! arguments (3). Every input is valid.
@@ -33,13 +33,13 @@ const EDIT: usize = 8;
 
 /// Bits of an input's first byte.
 pub mod flag {
-    /// Use the unmounted image instead of the one that lost power.
+    /// Damage the unmounted image instead of the one that lost power.
     pub const UNMOUNTED: u8 = 1;
     /// Leave checksums wrong.
     pub const UNSEALED: u8 = 2;
     /// Use an image with forks.
     pub const FORKED: u8 = 4;
-    /// Use an image whose data has checksums, and with the data of small files in the tree.
+    /// Use an image whose data has checksums and which keeps the data of small files in the tree.
     pub const SUMS: u8 = 8;
 }
 
@@ -62,7 +62,7 @@ pub struct Structure {
     pub kind: Kind,
     pub at: u64,
     pub len: usize,
-    /// The used parts.
+    /// The parts of the structure that are in use.
     used: [Range<usize>; 2],
 }
 
@@ -78,7 +78,7 @@ impl Structure {
     }
 }
 
-/// A used image, and the places of its metadata.
+/// A used image, and where its metadata lies.
 pub struct Base {
     pub medium: MemDevice,
     pub geometry: Geometry,
@@ -94,7 +94,7 @@ pub fn base(flags: u8) -> &'static Base {
 /// Number of base images.
 pub(super) const BASES_COUNT: usize = 8;
 
-/// The number of the base image that the flags select.
+/// The number of the base image that the flags select, below [`BASES_COUNT`].
 pub(super) fn number(flags: u8) -> usize {
     usize::from(flags & flag::UNMOUNTED != 0)
         + 2 * usize::from(flags & flag::FORKED != 0)
@@ -109,8 +109,8 @@ pub fn open(medium: MemDevice) -> Result<FileSystem, kedgefs::Error> {
     FileSystem::open(Arc::new(medium), Arc::new(ManualClock::default()), mount_options())
 }
 
-/// A tree with several levels and all kinds of files; half of it in a checkpoint, the rest only in
-/// the log.
+/// Makes an image with a tree of several levels and all kinds of files. Half of it is in a
+/// checkpoint, the rest only in the log.
 fn make(flags: u8) -> Base {
     let (unmounted, forked) = (flags & flag::UNMOUNTED != 0, flags & flag::FORKED != 0);
     let checksums = flags & flag::SUMS != 0;
@@ -129,7 +129,7 @@ fn make(flags: u8) -> Base {
         let file = fs.create(dir, format!("small {n}").as_bytes(), 0o644, OWNER).expect("there is room").ino;
         fs.write(file, 0, &[n; 90]).expect("there is room");
     }
-    // Data in place now, not whenever a flusher thread writes it, so that extents exist.
+    // The data is written now, not when a flusher thread gets to it, so that extents exist.
     fs.sync().expect("the data is written");
     fs.checkpoint().expect("a checkpoint is written");
     if forked {
@@ -143,7 +143,7 @@ fn make(flags: u8) -> Base {
         let op = generator.next(&model);
         if let Some(expected) = model.apply(&op) {
             let outcome = exec.apply(&op);
-            // The model does not contain the files created before, so reads differ.
+            // The model lacks the files created before, so the results of reads differ.
             assert_eq!(outcome.is_ok(), expected.outcome.is_ok(), "{op:?} answers {outcome:?}");
             done += 1;
         }
@@ -166,8 +166,8 @@ fn make(flags: u8) -> Base {
     Base { medium, geometry, structures }
 }
 
-/// Makes limits inside one another, a fork that differs from its source and has them too, and a
-/// snapshot of it.
+/// Makes limits inside one another, a fork that has them too and differs from its source, and a
+/// snapshot of the fork.
 fn fork_and_change(fs: &FileSystem) -> Result<(), kedgefs::Error> {
     let limited = fs.mkdir(Ino::ROOT, b"limited", 0o755, OWNER)?.ino;
     let inner = fs.mkdir(limited, b"inner", 0o755, OWNER)?.ino;
@@ -242,7 +242,7 @@ const NUMBERS: [u64; 12] = [
     u64::MAX,
 ];
 
-/// One edit of `bytes` at `at`.
+/// Applies one edit to `bytes` at offset `at`.
 fn edit(bytes: &mut [u8], at: usize, kind: u8, args: [u8; 3]) {
     let at = if kind & 8 != 0 { at & !7 } else { at };
     let number = NUMBERS[args[0] as usize % NUMBERS.len()].wrapping_add_signed(args[1] as i8 as i64 / 32);
@@ -259,7 +259,7 @@ fn edit(bytes: &mut [u8], at: usize, kind: u8, args: [u8; 3]) {
         5 => bytes[at] ^= 1 << (args[0] & 7),
         6 => bytes[at] = bytes[at].wrapping_add(args[0]),
         _ => {
-            // Copies bytes from elsewhere in the structure: a key, an extent, another record.
+            // Copies bytes from another offset of the structure: a key, an extent, another record.
             let from = u16::from_le_bytes([args[1], args[2]]) as usize % bytes.len();
             let len = (args[0] as usize % 96).min(bytes.len() - at.max(from));
             bytes.copy_within(from..from + len, at);
@@ -275,7 +275,7 @@ pub fn edit_one(bytes: &mut [u8], structure: &Structure, edits: &[u8]) {
     }
 }
 
-/// The image with the input's edits of structures of these kinds.
+/// Returns the image with the input's edits of structures of these kinds.
 pub fn damaged(input: &[u8], kinds: &[Kind]) -> MemDevice {
     let (flags, edits) = input.split_first().unwrap_or((&0, &[]));
     let base = base(*flags);
@@ -307,7 +307,7 @@ pub fn put(medium: &MemDevice, at: u64, bytes: &[u8]) {
     medium.write(at, &buf, false).expect("a place inside the image");
 }
 
-/// A bitmap's checksum is stored in the index.
+/// Stores the new checksum of a bitmap, which lies in the index.
 pub(super) fn reseal_bitmap(base: &Base, medium: &MemDevice, bitmap: &Structure, bytes: &[u8]) {
     let copy = base.geometry.bitmap_start.iter().position(|start| start.byte_offset() == bitmap.at);
     for start in base.geometry.index_start {

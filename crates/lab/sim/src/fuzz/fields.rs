@@ -1,4 +1,4 @@
-//! The numbers in structures, for crafted images: name, offset and bytes of each.
+//! The numbers in structures, for crafted images: name, offset and length in bytes of each.
 
 /// The fields of an entry of the table of trees that describes a tree.
 pub(super) const TREE_FIELDS: [(&str, usize, usize); 17] = [
@@ -21,7 +21,7 @@ pub(super) const TREE_FIELDS: [(&str, usize, usize); 17] = [
     ("name", 104, 1),
 ];
 
-/// Numbers that a superblock does not hold.
+/// Numbers in a superblock's block that `Superblock` does not hold.
 pub(super) const FIXED: [(&str, usize, usize); 5] = [
     ("version", 8, 4),
     ("feature_incompat", 128, 8),
@@ -30,7 +30,7 @@ pub(super) const FIXED: [(&str, usize, usize); 5] = [
     ("group_blocks", 152, 8),
 ];
 
-/// A node header's numbers.
+/// The numbers of a node header.
 pub(super) const NODE_HEADER: [(&str, usize, usize); 6] = [
     ("level", 12, 1),
     ("items", 14, 2),
@@ -40,7 +40,7 @@ pub(super) const NODE_HEADER: [(&str, usize, usize); 6] = [
     ("garbage", 50, 2),
 ];
 
-/// An inode core's numbers.
+/// The numbers of an inode core.
 pub(super) const CORE: [(&str, usize, usize); 20] = [
     ("mode", 0, 4),
     ("flags", 4, 4),
@@ -64,7 +64,7 @@ pub(super) const CORE: [(&str, usize, usize); 20] = [
     ("size", 24, 8),
 ];
 
-/// A log header's numbers.
+/// The numbers of a log header.
 pub(super) const LOG_HEADER: [(&str, usize, usize); 7] = [
     ("blocks", 12, 4),
     ("epoch", 32, 8),

@@ -1,20 +1,19 @@
 //! Hostile images, made with knowledge of the format: all checksums are correct, and the values
-//! under them are absurd.
+//! that they cover are absurd.
 //!
-//! [`image`] takes a used image and changes a few values in it, by a seed: a number of a
-//! superblock, an index entry, a bitmap, a node's header, a slot, an item of each kind, a child
-//! pointer, a log header, an edit of each kind. Half of the new values are absurd by themselves
-//! (zero, the largest numbers, places in the format's own areas), the other half only in their
-//! context (another file's block, a neighbour's key). [`judge()`] checks what must hold for every
-//! image.
+//! [`image`] changes a few values in a used image, by a seed: a number of a superblock, an index
+//! entry, a bitmap, a node's header, a slot, an item of each kind, a child pointer, a log header,
+//! an edit of each kind. Half of the new values are absurd by themselves (zero, the largest
+//! numbers, addresses in the format's own areas). The other half are absurd only in their context
+//! (another file's block, a neighbour's key). [`judge()`] checks what must hold for every image.
 //!
 //! # What must hold
 //! 1. Nothing panics, nothing runs without end, and memory stays bounded by the image's size. The
-//!    caller watches this.
+//!    caller checks this.
 //! 2. An image that fsck calls clean opens read-only and read-write, can be walked, used and
-//!    closed, and is clean afterwards, unless a counter passed its last value.
+//!    closed, and is clean afterwards, unless a counter exceeded its maximum.
 //! 3. The same holds for images that `fsck -p` and `fsck -y` have repaired or found clean.
-//! 4. `fsck -y` ends in a clean image, unless no superblock is valid, a counter that it cannot
+//! 4. `fsck -y` leaves a clean image, unless no superblock is valid, a counter that fsck cannot
 //!    recompute is used up, or there is no space for a second tree.
 
 use super::damage::{Base, base, flag};
@@ -39,7 +38,7 @@ pub use judge::{Verdict, judge};
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
 
-/// Stands for the entries of the table of trees among the kinds of items.
+/// Stands for entries of the table of trees where a kind of items is chosen.
 const TREE: u8 = u8::MAX;
 
 /// An image and a description of the values changed in it.
@@ -48,7 +47,7 @@ pub struct Hostile {
     pub lies: Vec<String>,
 }
 
-/// The image of a seed.
+/// Returns the image of a seed.
 pub fn image(seed: u64) -> Hostile {
     let mut choice = SmallRng::seed_from_u64(!seed);
     let flags = if choice.random_bool(0.3) { flag::UNMOUNTED } else { 0 };
@@ -70,8 +69,8 @@ pub fn image(seed: u64) -> Hostile {
     Hostile { medium: liar.medium, lies: liar.lies }
 }
 
-/// The image that lost power, with a log write of these edits appended. `edits` is the number of
-/// edits in `bytes`.
+/// Returns the image that lost power, with a log write of these edits appended. `bytes` contains
+/// `edits` edits.
 pub fn with_edits(edits: u16, bytes: &[u8]) -> MemDevice {
     let mut liar = Liar::of(0, 0);
     let mut record = vec![1, 0];
@@ -84,7 +83,7 @@ pub fn with_edits(edits: u16, bytes: &[u8]) -> MemDevice {
     liar.medium
 }
 
-/// The image that lost power, with changes to the slot of its newest checkpoint.
+/// Returns the image that lost power, with changes to the slot of its newest checkpoint.
 pub fn with_slot(change: impl FnOnce(&mut Superblock)) -> MemDevice {
     let mut liar = Liar::of(0, 0);
     change(&mut liar.sb);
@@ -98,7 +97,7 @@ struct Liar {
     medium: MemDevice,
     base: &'static Base,
     inside: &'static Inside,
-    /// The newest slot, unchanged.
+    /// The newest slot as it was before any change.
     sb: Superblock,
     head: Lsn,
     lies: Vec<String>,
@@ -158,7 +157,7 @@ impl Liar {
         *of.choose(&mut self.rng).expect("a list of choices is not empty")
     }
 
-    /// A number to replace `was`.
+    /// Returns a number to replace `was`.
     fn number(&mut self, was: u64) -> u64 {
         match self.rng.random_range(0..10) {
             0..5 => self.one(&ABSURD),
@@ -169,7 +168,7 @@ impl Liar {
         }
     }
 
-    /// A block: of the format's areas, of the tree, of a file, or outside of all.
+    /// Returns a block: in an area of the format, of the tree, of a file, or outside of the image.
     fn block(&mut self) -> BlockNo {
         let g = &self.base.geometry;
         let places = [
@@ -203,7 +202,7 @@ impl Liar {
         }
     }
 
-    /// A directory of the base image.
+    /// Returns a directory of the base image.
     fn dir(&mut self) -> u64 {
         let entries = self.inside.keys.iter().filter(|key| key.kind == ItemKind::Dentry as u8);
         let mut dirs: Vec<u64> = entries.map(|key| key.ino).collect();

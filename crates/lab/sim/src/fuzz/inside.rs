@@ -1,4 +1,4 @@
-//! What a base image contains, for the values that a crafted image changes.
+//! The content of a base image: values that a crafted image may contain in a wrong context.
 
 use super::damage::{BASES_COUNT, Base, IMAGE, base, number};
 use kedge_base::{BLOCK_SIZE, BlockNo, Extent, Lsn};
@@ -18,7 +18,7 @@ const BLOCK: u64 = BLOCK_SIZE as u64;
 pub(super) struct Inside {
     /// Address and level of each node.
     pub nodes: Vec<(BlockNo, u8)>,
-    /// Those of the table of trees.
+    /// Addresses of the nodes of the table of trees.
     pub table: BTreeSet<BlockNo>,
     pub keys: Vec<Key>,
     pub extents: Vec<Extent>,
@@ -58,7 +58,7 @@ fn look_inside(base: &Base) -> Inside {
         let bytes = base.medium.bytes(addr.byte_offset(), NODE_SIZE);
         let view = NodeView::trusted(&bytes);
         for (i, (key, value)) in view.iter().enumerate() {
-            // Trees share nodes.
+            // Trees share nodes, so `known` keeps each node once.
             let of_table = found.table.contains(&addr);
             let below = match level {
                 0 if of_table => TreeEntry::decode(value).ok().map(|tree| (tree.root, tree.root_level)),

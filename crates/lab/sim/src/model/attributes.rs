@@ -79,14 +79,14 @@ impl Model {
         Ok((Outcome::Done, Effect { ordered: true, datasync, touched: vec![id], ..Effect::default() }))
     }
 
-    /// Only files and directories have user attributes.
+    /// Resolves the target; only files and directories have user attributes.
     fn xattr_target(&self, on: &Target) -> Result<Id, No> {
         let id = self.target(on)?;
         let inode = self.get(id);
         if inode.is_file() || inode.is_dir() { Ok(id) } else { Err(No::Unspecified) }
     }
 
-    /// Reads may have updated atimes (relatime), so they are unknown from here on.
+    /// Forgets all atimes, since reads may have updated them (relatime).
     pub fn forget_atimes(&mut self) {
         for inode in self.inodes.values_mut().filter(|inode| inode.atime.is_some()) {
             Arc::make_mut(inode).atime = None;
@@ -94,11 +94,12 @@ impl Model {
     }
 
     /// Reads the times that the last operation set, which the file system takes from its clock.
-    /// From here on they may not change without an operation. Call it after each operation, or
+    /// From here on they may change only by an operation. Must be called after each operation, or
     /// never. Inodes without a name are left out.
     ///
     /// # Errors
-    /// A ctime outside `from..=to`: it cannot be set by a caller, so it must come from the clock.
+    /// Fails if a ctime is outside of `from..=to`: callers cannot set it, so it must come from the
+    /// clock.
     pub fn learn_times(
         &mut self,
         (from, to): (Timespec, Timespec),

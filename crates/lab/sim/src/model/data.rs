@@ -1,4 +1,4 @@
-//! The bytes of the model's files: writes, sizes, space, copies; and what reads return.
+//! The bytes of the model's files: writes, sizes, allocation, clones, and the results of reads.
 
 use super::Model;
 use super::effect::{Answer, DataChange, Effect, No, Persist, persist};
@@ -128,13 +128,13 @@ impl Model {
         let (from, to) = if how.zeroes() { (offset, end) } else { (0, 0) };
         let sets_size = how.grows() && end > old;
         let data = Some(DataChange { id, from, to, sets_size, grew: false });
-        // If no byte changed, nothing must become durable; and bytes that exist only in memory may
-        // be dropped.
+        // If no byte changed, an fsync has nothing to make durable, and bytes that exist only in
+        // memory may be dropped.
         let touched = if inode.content == before { Vec::new() } else { vec![id] };
         Ok((Outcome::Done, Effect { ordered: true, datasync: sets_size, touched, data, persist: None }))
     }
 
-    /// Whole blocks, or up to the ends of both files.
+    /// Clones a range of whole blocks, or one up to the ends of both files.
     fn clone_range(&mut self, source: &Target, from: u64, on: &Target, to: u64, len: u64) -> Answer {
         let (_, _) = (self.target(source)?, self.target(on)?);
         let (source, id) = (self.data_target(source)?, self.data_target(on)?);
@@ -161,7 +161,7 @@ impl Model {
         if len == 0 {
             return Ok((Outcome::Done, Effect::default()));
         }
-        // By chunks, since the file may be a hole of terabytes.
+        // Reads chunk by chunk, since the file may be a hole of terabytes.
         let content = self.get(source).content.clone();
         let inode = self.edit(id);
         inode.content.set_size(old.max(to_end));
@@ -176,7 +176,7 @@ impl Model {
         Ok((Outcome::Done, Effect { ordered: true, datasync: true, touched: vec![id], data, persist: None }))
     }
 
-    /// One change of bytes and size.
+    /// Clones a whole file, as one change of bytes and size.
     fn clone_file(&mut self, source: &Target, on: &Target) -> Answer {
         let (_, _) = (self.target(source)?, self.target(on)?);
         let (source, id) = (self.data_target(source)?, self.data_target(on)?);
@@ -195,7 +195,7 @@ impl Model {
         Ok((Outcome::Done, Effect { ordered: true, datasync: true, touched: vec![id], data, persist: None }))
     }
 
-    /// Collapse and insert range: whole blocks, inside the file.
+    /// Collapse and insert range, for whole blocks inside the file.
     fn shift(&mut self, id: Id, how: Falloc, offset: u64, len: u64) -> Answer {
         let content = &self.get(id).content;
         let size = content.size();

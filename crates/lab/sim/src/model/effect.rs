@@ -1,19 +1,19 @@
-//! What an operation of the reference model returns, and its effect as far as the crash oracle
+//! The result of an operation of the reference model, and its effect as far as the crash oracle
 //! needs it.
 
 use super::inode::Id;
 use crate::ops::Outcome;
 
-/// A change of a file's bytes.
+/// The bytes of a file that an operation changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DataChange {
     pub id: Id,
-    /// Offsets whose bytes may have changed.
+    /// Range of offsets whose bytes may have changed.
     pub from: u64,
     pub to: u64,
-    /// The operation sets the size as part of the sequence (truncate, fallocate).
+    /// Whether the operation sets the size and is part of the sequence (truncate, fallocate).
     pub sets_size: bool,
-    /// A plain write extended the file.
+    /// Whether a plain write extended the file.
     pub grew: bool,
 }
 
@@ -27,11 +27,11 @@ pub enum Persist {
 /// The effect of an operation, as far as the crash oracle needs it.
 #[derive(Clone, Debug, Default)]
 pub struct Effect {
-    /// Whether it has a place in the sequence of metadata operations. Plain writes have none.
+    /// Whether the operation is part of the sequence of metadata operations. Plain writes are not.
     pub ordered: bool,
-    /// Whether an fdatasync of the touched inodes must make it durable.
+    /// Whether an fdatasync of the touched inodes must make the operation durable.
     pub datasync: bool,
-    /// Inodes whose fsync must make it durable.
+    /// Inodes whose fsync must make the operation durable.
     pub touched: Vec<Id>,
     pub data: Option<DataChange>,
     pub persist: Option<Persist>,
@@ -52,9 +52,9 @@ impl Applied {
     }
 }
 
-/// Why the model has no [`Applied`] with success.
+/// Why the model expects no success.
 pub(super) enum No {
-    /// The first is what Linux returns.
+    /// The possible errno values; the first is the one that Linux returns.
     Errno(Vec<i32>),
     Unspecified,
 }

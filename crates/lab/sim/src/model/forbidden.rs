@@ -1,4 +1,4 @@
-//! Operations that the flags of an inode forbid in the reference model.
+//! Flags of an inode in the reference model that forbid operations.
 
 use super::Model;
 use super::effect::{Answer, No};
@@ -7,7 +7,8 @@ use crate::ops::{Op, errno};
 use kedgefs::FileFlags;
 
 impl Model {
-    /// An operation that flags forbid returns EPERM, or another error that also applies.
+    /// Runs an operation. If flags forbid it, the result is EPERM or another error that also
+    /// applies.
     pub(super) fn run_permitted(&mut self, op: &Op) -> Answer {
         if !self.is_forbidden(op).unwrap_or(false) {
             return self.run(op);
@@ -22,8 +23,8 @@ impl Model {
         }
     }
 
-    /// Whether the inode's flags forbid the operation. `Err`: it names something that does not
-    /// exist.
+    /// Whether flags of an inode forbid the operation. Fails if the operation names an inode that
+    /// does not exist.
     fn is_forbidden(&self, op: &Op) -> Result<bool, No> {
         const FIXED: FileFlags = FileFlags::IMMUTABLE;
         let either = FIXED | FileFlags::APPEND;

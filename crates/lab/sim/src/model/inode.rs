@@ -1,5 +1,4 @@
-//! An inode of the reference model, and how its mode and its access control lists follow each
-//! other.
+//! An inode of the reference model, and how its mode and its access control list follow each other.
 
 use crate::content::Content;
 use crate::ops::{AclBits, OWNER, acl_bytes, acl_name};
@@ -11,7 +10,7 @@ pub type Id = u64;
 
 pub const ROOT: Id = 1;
 
-/// The most bytes and files below a directory.
+/// Maximum of bytes and of files below a directory.
 pub type Limit = (u64, u64);
 
 /// An inode of the model.
@@ -25,29 +24,30 @@ pub struct Inode {
     pub rdev: u64,
     pub flags: FileFlags,
     pub nlink: u32,
-    /// The last name was removed, so the inode cannot get another (a new nameless file can).
+    /// Whether the last name was removed: such an inode cannot get another name (a new nameless
+    /// file can).
     pub dead: bool,
     pub content: Content,
     pub entries: BTreeMap<String, Id>,
     /// For a directory: its parent.
     pub parent: Id,
     pub target: String,
-    /// The root of its tree.
+    /// The root of the inode's tree.
     pub tree: Id,
     /// The limit of a directory.
     pub limit: Option<Limit>,
     pub xattrs: BTreeMap<String, String>,
-    /// The access control list, which is also one of `xattrs`; and a directory's default list.
+    /// The access control list, which is also in `xattrs`, and the default list of a directory.
     pub access: Option<AclBits>,
     pub default: Option<AclBits>,
-    /// Times where they are known: set explicitly or [learned](super::Model::learn_times), and
-    /// unchanged since.
+    /// Times, where the model knows them: they were set explicitly or
+    /// [learned](super::Model::learn_times), and have not changed since.
     pub atime: Option<Timespec>,
     pub mtime: Option<Timespec>,
     pub ctime: Option<Timespec>,
 }
 
-/// The list with the classes of a mode.
+/// Returns the list with the permissions of a mode.
 fn with_perm([_, user, group, ..]: AclBits, perm: u32) -> AclBits {
     let class = |shift: u32| (perm >> shift & 7) as u16;
     [class(6), user, group, class(3), class(0)]
@@ -83,7 +83,7 @@ impl Inode {
         self.kind == FileKind::Directory
     }
 
-    /// Sets this list; the mode follows.
+    /// Sets a list. The access control list also changes the mode.
     pub(super) fn set_acl(&mut self, default: bool, list: AclBits) {
         let text = String::from_utf8_lossy(&acl_bytes(list)).into_owned();
         self.xattrs.insert(acl_name(default).to_owned(), text);
@@ -96,7 +96,7 @@ impl Inode {
         self.perm = self.perm & 0o7000 | owner << 6 | mask << 3 | others;
     }
 
-    /// Sets this mode; the list follows.
+    /// Sets the mode, which also changes the access control list.
     pub(super) fn set_perm(&mut self, perm: u32) {
         self.perm = perm & 0o7777;
         if let Some(list) = self.access {
@@ -104,7 +104,7 @@ impl Inode {
         }
     }
 
-    /// Inherits this default list of the parent directory.
+    /// Takes over the default list of the parent directory.
     pub(super) fn inherit(&mut self, list: AclBits) {
         if self.kind == FileKind::Symlink {
             return;

@@ -1,4 +1,4 @@
-//! Names in the reference model: new inodes, links, removals, renames, and the handles that keep an
+//! Names in the reference model: new inodes, links, removals, renames, and handles that keep an
 //! inode without a name.
 
 use super::Model;
@@ -71,7 +71,7 @@ impl Model {
     }
 
     pub(super) fn symlink(&mut self, target: &str, path: &str) -> Answer {
-        // The kernel checks the target first.
+        // The kernel checks the symlink's target before anything else.
         if target.is_empty() {
             return Err(errno::ENOENT.into());
         }
@@ -102,7 +102,7 @@ impl Model {
             return Err(errno::EPERM.into());
         }
         if self.get(id).dead {
-            return Err(No::Unspecified); // above a mount the kernel returns ENOENT
+            return Err(No::Unspecified); // on a mount the kernel itself returns ENOENT
         }
         self.edit(dir).entries.insert(name.to_owned(), id);
         self.modified(dir);
@@ -215,7 +215,7 @@ impl Model {
         Ok(ordered(touched))
     }
 
-    /// Puts a whiteout under a name that has just been removed.
+    /// Creates a whiteout under a name that has just been removed.
     fn whiteout(&mut self, dir: Id, name: &str) -> Id {
         let id = self.next;
         self.next += 1;

@@ -1,12 +1,12 @@
 //! Trees, limits and the size of the image in the reference model.
 //!
-//! A fork is a deep copy: its inodes are others than those of its source, and a name in a directory
-//! leads to its root. Each tree operation makes everything durable that completed before it, and
-//! itself.
+//! A fork is a deep copy: its inodes differ from those of its source, and a name in a directory
+//! refers to its root. Each tree operation makes itself and everything that completed before it
+//! durable.
 //!
-//! The model does not say what happens to inodes that a handle keeps in a tree that goes away, to
-//! names of one file in two trees or below two limits, nor to a tree that is renamed as a directory
-//! is: such operations are unspecified. Its limits are never reached.
+//! The model does not define what happens to inodes that a handle keeps in a tree that is removed,
+//! to names of one file in two trees or below two limits, or to a tree that is renamed like a
+//! directory. Such operations are unspecified. No operation reaches a limit.
 
 use super::Model;
 use super::effect::{Answer, Effect, No, Persist};
@@ -20,18 +20,18 @@ fn done(touched: Vec<Id>) -> Answer {
     Ok((Outcome::Done, Effect { ordered: true, datasync: true, touched, persist, ..Effect::default() }))
 }
 
-/// What decides whether a shrink may be refused.
+/// The state that decides whether a shrink may be refused.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Sharing {
-    /// Whether files or trees may share blocks, or have shared some that are not reclaimed yet.
+    /// Whether files or trees may share blocks, or shared some that are not reclaimed yet.
     shares: bool,
     /// The size that the last resize gave the image.
     size: Option<u64>,
 }
 
 impl Sharing {
-    /// What a successful operation may return instead: a shrink moves no block that clones or forks
-    /// share.
+    /// Returns the errors that are allowed instead of success: a shrink moves no block that clones
+    /// or forks share.
     pub(super) fn refusals(&mut self, op: &Op) -> Vec<i32> {
         match op {
             Op::Fork { .. }
@@ -57,7 +57,7 @@ impl Model {
             Op::RollBack { source, path } => self.roll_back(source, path),
             Op::CommitTree { fork, path } => self.commit_tree(fork, path),
             Op::SetLimit { path, bytes, files } => self.set_limit(path, (*bytes, *files)),
-            // A checkpoint, which promises nothing.
+            // A resize writes a checkpoint, but promises nothing.
             Op::Resize { .. } => Ok((Outcome::Done, Effect::default())),
             _ => unreachable!("sorted by run()"),
         }
@@ -78,11 +78,12 @@ impl Model {
         self.get(id).tree == id
     }
 
-    /// The directory whose limit holds for what is in a directory, or for a file.
+    /// Returns the directory whose limit applies to the inode.
     fn limited_by(&self, id: Id) -> Option<Id> {
         let mut at = id;
         loop {
-            // The directory in which a file was made may be gone, and with it the answer.
+            // The directory in which a file was made may have been removed, and its limit is then
+            // unknown.
             let Some(inode) = self.inodes.get(&at) else {
                 return self.inodes.values().any(|inode| inode.limit.is_some()).then_some(at);
             };
@@ -96,22 +97,22 @@ impl Model {
         }
     }
 
-    /// Refuses what would move or link between trees or limits.
+    /// Fails if a move or link between the two inodes would cross trees or limits.
     pub(super) fn same_place(&self, a: Id, b: Id) -> Result<(), No> {
         let same = self.tree_of(a) == self.tree_of(b) && self.limited_by(a) == self.limited_by(b);
         if same { Ok(()) } else { Err(No::Unspecified) }
     }
 
-    /// The tree with this path.
+    /// Returns the tree with this path.
     fn tree(&self, path: &str) -> Result<Id, No> {
         let id = self.resolve(path)?;
         if id == ROOT || self.is_tree_root(id) { Ok(id) } else { Err(errno::EINVAL.into()) }
     }
 
-    /// The directory and the name of a tree other than the first.
+    /// Returns the directory, the name and the root of a tree other than the first.
     fn named_tree<'a>(&self, path: &'a str) -> Result<(Id, &'a str, Id), No> {
         let (dir, name) = self.parent(path)?;
-        // There is no tree of that name, whatever else is wrong.
+        // If there is no tree of that name, ENOENT is correct, too, whatever other error applies.
         let id = self.lookup(dir, name).map_err(|no| match no {
             No::Errno(mut errors) => {
                 errors.push(errno::ENOENT);
@@ -126,7 +127,7 @@ impl Model {
         self.inodes.iter().filter(|(_, inode)| inode.tree == tree).map(|(id, _)| *id).collect()
     }
 
-    /// The trees that directories of a tree name: the directory, the name, the tree.
+    /// Returns the trees that directories of this tree name: directory, name, tree.
     fn named_in(&self, tree: Id) -> Vec<(Id, String, Id)> {
         let mut named = Vec::new();
         for (id, inode) in self.inodes.iter().filter(|(_, inode)| inode.tree == tree) {
@@ -141,7 +142,7 @@ impl Model {
         if open { Err(No::Unspecified) } else { Ok(()) }
     }
 
-    /// Copies of the inodes of a tree that have a name; its root becomes `root`.
+    /// Copies the inodes of a tree that have a name. The copy of its root becomes `root`.
     fn copied(&mut self, tree: Id, root: Option<Id>, parent: Id) -> (Id, BTreeMap<Id, Inode>) {
         let mut found = BTreeSet::from([tree]);
         let mut queue = vec![tree];
@@ -253,7 +254,7 @@ impl Model {
         done(vec![dir, root])
     }
 
-    /// Also if the tree was changed since.
+    /// Replaces a tree by a fork, even if the tree was changed since the fork.
     fn commit_tree(&mut self, fork: &str, path: &str) -> Answer {
         let (fork_dir, fork_name, fork) = self.named_tree(fork)?;
         if components(path).next().is_none() {
@@ -278,7 +279,7 @@ impl Model {
         done(vec![dir, fork_dir, fork])
     }
 
-    /// The first tree gets the contents of another, which `moves` there or is copied.
+    /// Gives the first tree the contents of another, which is moved (`moves`) or copied.
     fn replace_root(&mut self, source: Id, moves: bool) -> Answer {
         if source == ROOT {
             return Err(errno::EINVAL.into());

@@ -1,4 +1,4 @@
-//! The workload of a run, and its phases.
+//! The workload of a run, and the phases of a run.
 
 use super::verdict::{CLOSE, Call, Concern, Judge};
 use super::{Class, Fault, Layout, Report, Scene};
@@ -18,18 +18,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Together with the files of a few threads, much more than a cramped setup caches.
+/// Limit of a file's bytes. The files of a few threads have much more than a cramped setup caches.
 const FILE_SIZE_MAX: u64 = 400 << 10;
-/// Names that never change, so that the tree is larger than a cramped setup's cache.
+/// Number of names that never change. With them the tree is larger than a cramped setup's cache.
 const FILLERS: usize = 6000;
 const LOOKS: usize = 30;
 /// Limit of requests to a failing device while no call ends; more is a hot loop.
 const REQUESTS_PER_CALL_MAX: u64 = 100_000;
 const POLL: Duration = Duration::from_millis(1);
-/// Polls of a held request before it is released, so that others queue after it.
+/// Number of polls before a held request is released, so that other requests queue after it.
 const HELD_POLLS: u32 = 6;
 
-/// The entries that a thread made.
+/// The names of the entries that a thread has created.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Entries {
     pub begun: BTreeSet<String>,
@@ -37,7 +37,7 @@ pub(super) struct Entries {
     pub settled: BTreeSet<String>,
 }
 
-/// Everything written and acknowledged at one moment.
+/// Everything that was written and acknowledged up to some time.
 #[derive(Clone)]
 pub(super) struct Books {
     pub files: Vec<File>,
@@ -45,7 +45,8 @@ pub(super) struct Books {
 }
 
 impl Books {
-    /// What is settled here, with the steps begun until `later`.
+    /// Returns the steps that had begun until `later`, of which only those settled here are
+    /// settled.
     fn before(&self, later: &Books) -> Books {
         Books {
             files: self.files.iter().zip(&later.files).map(|(a, b)| a.settled_of(b)).collect(),
@@ -55,7 +56,7 @@ impl Books {
         }
     }
 
-    /// The books after a successful close.
+    /// Returns the books after a successful close.
     fn all_settled(&self) -> Books {
         Books {
             files: self.files.iter().map(File::all_settled).collect(),
@@ -73,7 +74,7 @@ pub(super) struct Shared {
     files: Vec<Mutex<File>>,
     entries: Vec<Mutex<Entries>>,
     calls: Mutex<Vec<Call>>,
-    /// For each call in progress, the failures at its start.
+    /// For each call in progress, the number of failed requests at its start.
     under_way: Mutex<Vec<u64>>,
     ended: AtomicU64,
     findings: Mutex<Vec<(Class, String)>>,
@@ -87,7 +88,7 @@ impl Shared {
         }
     }
 
-    /// Makes a call and records its concern, its result and the requests that failed meanwhile.
+    /// Makes a call. Records its concern, its result and the requests that failed during it.
     fn call<T>(
         &self,
         what: &'static str,
@@ -159,7 +160,7 @@ impl Shared {
         let size = self.files[file].lock().size();
         let at = if rng.random_bool(0.5) { size } else { rng.random_range(0..FILE_SIZE_MAX / WORD) * WORD };
         let from = at.min(FILE_SIZE_MAX - len);
-        // Locked during the call: only the owner writes, others read the mark.
+        // The lock is held during the call: only the owner writes, other threads read the mark.
         let bytes = self.files[file].lock().begin_write(from, len);
         let answer = self.call("write", Concern::File(file), |fs| fs.write(self.inos[file], from, &bytes));
         if let Some(written) = answer {
@@ -186,7 +187,7 @@ impl Shared {
         }
     }
 
-    /// Looks up names that are probably not cached.
+    /// Looks up names that probably are not cached.
     fn look(&self, rng: &mut SmallRng) {
         for _ in 0..LOOKS {
             let name = filler_name(rng.random_range(0..FILLERS));
@@ -194,7 +195,7 @@ impl Shared {
         }
     }
 
-    /// Unless the file system is down, a read returns what was written.
+    /// Reads and checks that the data is what was written, unless the file system is down.
     fn read(&self, file: usize) {
         let mut buf = vec![0; FILE_SIZE_MAX as usize];
         let read = |fs: &FileSystem| fs.read(self.inos[file], 0, &mut buf);
@@ -244,7 +245,7 @@ fn filler_name(number: usize) -> String {
     format!("a name that takes its share of a leaf of the tree {number}")
 }
 
-/// The image with which all runs of a scene begin.
+/// The image from which all runs of a scene start.
 pub struct Stage {
     medium: MemDevice,
     layout: Layout,
@@ -265,7 +266,7 @@ impl Stage {
         let every = FILLERS / (scene.threads * scene.files);
         for number in 0..FILLERS {
             make(filler, filler_name(number)).map_err(said)?;
-            // Spread over the tree: no two files have their inodes in one leaf.
+            // The files are spread over the tree, so that no two have their inodes in one leaf.
             if number % every == 0 && inos.len() < scene.threads * scene.files {
                 inos.push(make(Ino::ROOT, format!("f{}", inos.len())).map_err(said)?);
             }
@@ -293,7 +294,7 @@ fn open(device: Arc<SimDevice>, scene: &Scene) -> Result<FileSystem, String> {
     FileSystem::open(device, clock, mount).map_err(|e| format!("open: {e}"))
 }
 
-/// Waits until `over`, and releases held requests. An error is a hang: no call ends.
+/// Waits until `over` holds, and releases held requests. Fails if no call ends: that is a hang.
 fn watch(shared: &Shared, over: impl Fn() -> bool) -> Result<(), String> {
     let mut held = 0;
     let (mut calls, mut requests, mut polls) = (0, 0, 0u32);
@@ -328,7 +329,7 @@ fn spawn<T: Send + 'static>(
     kedge_base::spawn_named("trouble", move || body(&shared)).map_err(|e| e.to_string())
 }
 
-/// One step of the ending, on its own thread, so that a hang is detected.
+/// Runs a step of the ending on a thread of its own, so that a hang is detected.
 fn watched<T: Send + 'static>(
     shared: &Arc<Shared>,
     body: impl FnOnce(&Shared) -> T + Send + 'static,
@@ -338,12 +339,12 @@ fn watched<T: Send + 'static>(
     thread.join().map_err(|panic| (Class::Panic, panic_text(&*panic)))
 }
 
-/// A medium and what it must hold.
+/// A medium, and the books with what it must contain.
 struct Medium {
     when: &'static str,
     medium: MemDevice,
     books: Books,
-    /// The unmount reported lost data, so the image must be marked too.
+    /// Whether the unmount reported lost data. The image must then be marked, too.
     lossy: bool,
 }
 
@@ -353,7 +354,8 @@ fn medium(when: &'static str, medium: MemDevice, books: Books) -> Medium {
     Medium { when, medium, books, lossy: false }
 }
 
-/// The workload. When half of the calls have ended, power fails on a copy of the medium.
+/// Runs the workload. When half of the calls have ended, takes the medium that a power failure
+/// would leave.
 fn workload(
     shared: &Arc<Shared>,
     scene: &Scene,
@@ -385,11 +387,11 @@ fn sync_all(shared: &Shared) -> bool {
     each == 0 && all
 }
 
-/// Everything after the workload: fsync, heal, fsync, close.
+/// Runs what follows the workload: fsync, heal, fsync, close.
 fn ending(shared: &Arc<Shared>, seed: u64, heal: bool, media: &mut Media) -> Result<(), (Class, String)> {
     let device = shared.device.clone();
     watched(shared, sync_all)?;
-    // No thread writes any more, so everything that must survive is acknowledged.
+    // No thread writes any more. So the fsyncs have acknowledged everything that must survive.
     let acked = shared.books();
     let taken = device.crash(seed);
     media.push(medium("power failure after the fsyncs", taken, acked.before(&shared.books())));
@@ -400,7 +402,7 @@ fn ending(shared: &Arc<Shared>, seed: u64, heal: bool, media: &mut Media) -> Res
         if !well && !shared.is_down() {
             let calls = shared.calls.lock();
             let last = calls.iter().rev().find_map(|c| c.error.as_ref().map(|e| (c.what, e.to_string())));
-            shared.findings.lock().push((Class::Other, format!("the device is well, and {last:?}")));
+            shared.findings.lock().push((Class::Other, format!("the device works again, but {last:?}")));
         }
         let acked = shared.books();
         media.push(medium("power failure after it healed", device.crash_as(Choice::None), acked));
@@ -417,7 +419,7 @@ fn ending(shared: &Arc<Shared>, seed: u64, heal: bool, media: &mut Media) -> Res
     Ok(())
 }
 
-/// One workload under one fault, and its verdict.
+/// Runs one workload under one fault, and judges it.
 pub fn run(stage: &Stage, scene: &Scene, fault: Fault, seed: u64) -> Report {
     let mut report = Report { runs: 1, ..Report::default() };
     if let Err(e) = try_run(stage, scene, fault, seed, &mut report) {
@@ -444,7 +446,7 @@ fn try_run(stage: &Stage, scene: &Scene, fault: Fault, seed: u64, report: &mut R
         ended: AtomicU64::default(),
         findings: Mutex::default(),
     });
-    // Early faults and late ones: the range of the n-th request grows with the seed.
+    // Some faults come early, some late: the range of the n-th request grows with the seed.
     let nth = rng.random_range(0..4 + 2 * (seed % 40));
     device.set_plan(fault.plan(nth, seed, stage.layout.data.clone()));
     let mut media = Vec::new();
@@ -455,7 +457,7 @@ fn try_run(stage: &Stage, scene: &Scene, fault: Fault, seed: u64, report: &mut R
     if let Err((class, e)) = ended {
         report.find(class, e);
         if class == Class::Hang {
-            // Its threads stay; the calls that ended are still checked.
+            // The threads of the run stay. The calls that ended are still checked.
             device.set_plan(FaultPlan::new(0).fail_from(0, crate::ops::errno::EIO));
         }
     }
@@ -476,7 +478,7 @@ fn try_run(stage: &Stage, scene: &Scene, fault: Fault, seed: u64, report: &mut R
     Ok(())
 }
 
-/// Opens the medium and compares it with the books.
+/// Recovers the medium and compares it with its books.
 fn judge_medium(stage: &Stage, scene: &Scene, medium: Medium) -> Result<(), (Class, String)> {
     let other = |e: String| (Class::Other, e);
     let Medium { medium, books, lossy, .. } = medium;
@@ -484,7 +486,7 @@ fn judge_medium(stage: &Stage, scene: &Scene, medium: Medium) -> Result<(), (Cla
         (Ok(()), false) => {}
         (Err(report), true) if report.contains("data-lost") => {}
         (Ok(()), true) => {
-            return Err((Class::Lie, "the unmount lost data, and the image does not know".to_owned()));
+            return Err((Class::Lie, "the unmount lost data, and the image is not marked".to_owned()));
         }
         (Err(e), _) => return Err(other(e)),
     }

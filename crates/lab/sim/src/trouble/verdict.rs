@@ -9,16 +9,16 @@ use std::collections::{BTreeMap, BTreeSet};
 /// The last call of a run.
 pub(super) const CLOSE: &str = "close";
 
-/// Which failures a call may report, besides those that affect every call.
+/// The failed requests that a call may report, besides those that affect every call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Concern {
-    /// No file's data.
+    /// No request with a file's data.
     Metadata,
-    /// This file's, during the call.
+    /// Requests with data of this file that failed during the call.
     File(usize),
-    /// This file's, since it was last durable.
+    /// Requests with data of this file that failed since the file was last durable.
     Sync(usize),
-    /// All failures.
+    /// All failed requests.
     All,
 }
 
@@ -26,13 +26,13 @@ pub(super) enum Concern {
 pub(super) struct Call {
     pub what: &'static str,
     pub concern: Concern,
-    /// Numbers of failed requests at its begin and at its end.
+    /// Number of failed requests at the call's beginning, and at its end.
     pub start: u64,
     pub end: u64,
-    /// The number at the begin of the oldest call that was in progress when this one began.
+    /// The number at the beginning of the oldest call that was in progress when this one began.
     pub beside: u64,
     pub error: Option<Error>,
-    /// The call failed, and the file system was then shut down.
+    /// The call failed, and the file system was shut down after it.
     pub down: bool,
 }
 
@@ -49,9 +49,9 @@ impl Call {
 /// What a failed request affects.
 #[derive(Debug)]
 enum Hit {
-    /// The log, a flush, a superblock: the file system must shut down.
+    /// Log, flush or superblock: the file system must shut down.
     Deadly,
-    /// A tree node, or a read: any call that needs it.
+    /// A tree node, or any read: a call that needs it may fail.
     Anybody,
     Data(BTreeSet<usize>),
 }
@@ -76,7 +76,7 @@ impl Judge<'_> {
         }
     }
 
-    /// Rules 2 and 3.
+    /// Checks rules 2 and 3 of [`super`].
     pub fn told(&self, report: &mut Report, stats: &str) {
         let hits: Vec<Hit> = self.strikes.iter().map(|strike| self.hit(strike)).collect();
         let down = self.calls.iter().any(|call| call.down);
@@ -90,7 +90,7 @@ impl Judge<'_> {
                     continue;
                 }
                 for file in files {
-                    // The call may have been in progress when the request failed.
+                    // The call may have begun before the request failed.
                     let mut later = self.calls.iter().filter(|c| c.end > at as u64 && c.is_of(*file));
                     if !later.any(|call| call.error.is_some()) {
                         let strike = &self.strikes[at];
@@ -105,9 +105,9 @@ impl Judge<'_> {
         self.innocents(report, &hits);
     }
 
-    /// Failures from this one on happened during a close that then succeeded: it wrote the data
-    /// again, there was no later call to report them, and the final media are judged by its
-    /// success.
+    /// Returns the number of the first failure that happened during a close that succeeded. The
+    /// close wrote the data again, and no later call can report the failure. The last media show
+    /// whether the close was right.
     fn made_good_from(&self) -> u64 {
         let close = self.calls.last().filter(|call| call.what == CLOSE && call.error.is_none());
         close.map_or(u64::MAX, |call| call.start)
@@ -115,7 +115,7 @@ impl Judge<'_> {
 
     fn innocents(&self, report: &mut Report, hits: &[Hit]) {
         let mut since: BTreeMap<usize, u64> = BTreeMap::new();
-        // For each file, failures before this number have been reported.
+        // For each file, the number below which failures have been reported.
         let mut told: BTreeMap<usize, u64> = BTreeMap::new();
         for call in self.calls {
             let Some(error) = &call.error else {
@@ -132,11 +132,11 @@ impl Judge<'_> {
                 Concern::Sync(file) => since.get(&file).copied().unwrap_or(0).min(call.start),
                 Concern::All => 0,
             };
-            // More failures than were recorded: nothing can be judged.
+            // If more requests failed than were recorded, the call cannot be judged.
             if call.end as usize > hits.len() {
                 continue;
             }
-            // A writeback may see its failure while an fsync writes the same bytes: then the next
+            // A writeback may see its failure while an fsync writes the same bytes. Then the next
             // fsync reports it.
             let mut untold = |file: usize| {
                 let first = told.insert(file, call.end).unwrap_or(0).min(call.end);
@@ -152,7 +152,7 @@ impl Judge<'_> {
                     Concern::All => true,
                 },
             });
-            // Threads that need the same block share one read: a thread that joins a read that has
+            // Threads that need the same block share one read. A thread that joins a read that has
             // already failed gets its error.
             let shared = self.strikes[call.beside as usize..call.start as usize]
                 .iter()
@@ -164,7 +164,7 @@ impl Judge<'_> {
     }
 }
 
-/// Writes that failed in one place and succeeded in another, as the file system counts them.
+/// Returns the file system's count of writes that failed in one place and succeeded in another.
 fn healed_elsewhere(stats: &str) -> u64 {
     let stats: serde_json::Value = serde_json::from_str(stats).expect("the file system writes JSON");
     stats["data"]["relocated_writes"].as_u64().unwrap_or(0)

@@ -1,4 +1,5 @@
-//! Checks of results: whole or not at all, reported losses, and the owner of time stamps.
+//! Checks of results: writes are complete or fail, losses are reported, and the kernel's time
+//! stamps stay.
 
 use kedge_base::ManualClock;
 use kedge_device::sim::{Choice, FaultPlan, OpKind, SimDevice};
@@ -21,7 +22,7 @@ fn start() -> Result<(Arc<SimDevice>, FileSystem, Ino), String> {
     Ok((device, fs, ino))
 }
 
-/// The kernel ignores short writes during writeback: on a full image it must get an error.
+/// The kernel ignores short writes during writeback, so a write that does not fit must fail.
 pub fn whole_or_error() -> Result<(), String> {
     let (_, fs, ino) = start()?;
     let free = fs.statfs().blocks_available * 4096;
@@ -32,7 +33,7 @@ pub fn whole_or_error() -> Result<(), String> {
     }
 }
 
-/// After an unmount that lost data, close reports it, and the image is marked.
+/// After an unmount that lost data, close reports the loss, and the image is marked.
 pub fn losses_are_noted() -> Result<(), String> {
     const MARK: [u8; 8] = *b"refused!";
     let (device, fs, ino) = start()?;
@@ -40,7 +41,7 @@ pub fn losses_are_noted() -> Result<(), String> {
     fs.write(ino, 0, &MARK.repeat(8 << 10)).map_err(said)?;
     device.set_plan(FaultPlan::new(1).refuse(MARK, errno::EIO));
     let Err(Error::DataLost(_)) = fs.close() else {
-        return Err("close is content with data that no place takes".to_owned());
+        return Err("close succeeds although no block takes the data".to_owned());
     };
     if device.struck() == 0 {
         return Err("nothing was refused".to_owned());
@@ -51,7 +52,8 @@ pub fn losses_are_noted() -> Result<(), String> {
     }
 }
 
-/// mtime and ctime belong to the kernel where it says so: immediately, and after a power failure.
+/// Where the kernel sets mtime and ctime, a write does not change them, neither at once nor after a
+/// power failure.
 pub fn times_are_kept() -> Result<(), String> {
     let (device, fs, ino) = start()?;
     let mtime = Some(SetTime::At(stamp(77)));
@@ -74,12 +76,12 @@ pub fn times_are_kept() -> Result<(), String> {
     if later.size == 70_000 { Ok(()) } else { Err(format!("{} bytes", later.size)) }
 }
 
-/// What an asynchronous fsync reports durable stays durable, whatever happens next.
+/// What an asynchronous fsync reports as durable survives a power failure.
 pub fn answered_later() -> Result<(), String> {
     const LEN: usize = 60_000;
     const SECOND: u64 = 40_960;
     let (device, fs, ino) = start()?;
-    // Slow enough that a result that waits for nothing comes first.
+    // The device is so slow that a result that waits for nothing comes too early.
     device.set_plan(FaultPlan::new(1).latency(OpKind::Write, Duration::from_millis(20)));
     let synced = |datasync: bool| {
         let (sender, receiver) = channel();
@@ -99,18 +101,18 @@ pub fn answered_later() -> Result<(), String> {
         }
         Ok(())
     };
-    // Few bytes, which go into the log.
+    // Few bytes, which the fsync puts into the log.
     fs.write(ino, 0, &[1; 100]).map_err(said)?;
     read_back(synced(false)?, &[(0, 1), (99, 1)]).map_err(|e| format!("after fsync: {e}"))?;
     fs.write(ino, 0, &[1; LEN]).map_err(said)?;
     fs.sync().map_err(said)?;
-    // Two places, so that no single durable write suffices.
+    // Two distant blocks, which one durable write cannot cover.
     fs.write(ino, 0, &[2; 4096]).map_err(said)?;
     fs.write(ino, SECOND, &[3; 4096]).map_err(said)?;
     read_back(synced(true)?, &[(0, 2), (SECOND, 3)]).map_err(|e| format!("after fdatasync: {e}"))
 }
 
-/// Fsyncs that share a pass are answered when the data of each is durable.
+/// Each of the fsyncs that share a pass returns only when its data is durable.
 pub fn answered_in_groups() -> Result<(), String> {
     const FILES: u8 = 16;
     const LEN: usize = 60_000;
@@ -123,7 +125,8 @@ pub fn answered_in_groups() -> Result<(), String> {
         inos.push(ino);
     }
     fs.sync().map_err(said)?;
-    // So slow that the calls meet, and that an answer that waits for nothing comes first.
+    // The device is so slow that the calls share passes, and that a result that waits for nothing
+    // comes too early.
     device.set_plan(FaultPlan::new(1).latency(OpKind::Write, Duration::from_millis(20)));
     for round in 1..=ROUNDS {
         let (sender, receiver) = channel();

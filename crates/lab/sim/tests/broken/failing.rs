@@ -1,4 +1,4 @@
-//! Checks on a failing device: success is reported only for durable data.
+//! Checks on a failing device: only durable data is reported as durable.
 
 use kedge_base::{ManualClock, spawn_named};
 use kedge_device::MemDevice;
@@ -12,7 +12,7 @@ use std::time::Duration;
 const IMAGE: u64 = 64 << 20;
 const LOG: u64 = 4 << 20;
 const PAGE: usize = 4096;
-/// The race must have a certain outcome, so it is repeated this often.
+/// The outcome depends on a race, so the check is repeated this often.
 const TRIES: u32 = 10;
 
 fn said(e: kedgefs::Error) -> String {
@@ -26,7 +26,7 @@ fn open(medium: MemDevice, cache_size: u64) -> Result<(Arc<SimDevice>, FileSyste
     Ok((device, fs))
 }
 
-/// Whether the bytes survive the loss of everything that is not guaranteed.
+/// Whether the bytes survive a power failure that loses everything unflushed.
 fn is_durable(device: &SimDevice, ino: Ino, at: u64, bytes: &[u8]) -> Result<bool, String> {
     let (_, fs) = open(device.crash_as(Choice::None), 16 << 20)?;
     let mut found = vec![0; bytes.len()];
@@ -34,8 +34,8 @@ fn is_durable(device: &SimDevice, ino: Ino, at: u64, bytes: &[u8]) -> Result<boo
     Ok(n == bytes.len() && found == bytes)
 }
 
-/// The record of a writeback needs a tree node whose read fails once. After the error, a success
-/// must be true.
+/// The record of a writeback needs a tree node whose read fails once. If an fsync succeeds after
+/// that error, the bytes must be durable.
 pub fn failed_record() -> Result<(), String> {
     let (device, fs) = open(rig::format(IMAGE, LOG)?, 16 << 20)?;
     let ino = fs.create(Ino::ROOT, b"sparse", 0o644, OWNER).map_err(said)?.ino;
@@ -66,17 +66,17 @@ pub fn failed_record() -> Result<(), String> {
     unreachable!("some read is the last")
 }
 
-/// Waits until a thread of this process sleeps, because it waits for another one, or has ended.
+/// Waits until a thread of this process sleeps (for another thread) or has ended.
 fn until_it_sleeps(thread: rustix::thread::Pid) {
     let path = format!("/proc/self/task/{}/stat", thread.as_raw_nonzero());
-    // The state follows the name, which may contain anything.
+    // The state follows the name, which may contain any characters.
     let runs = |stat: String| stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('S'));
     while std::fs::read_to_string(&path).is_ok_and(runs) {
         std::thread::yield_now();
     }
 }
 
-/// An fsync that runs concurrently with a failing one does not report success for its data.
+/// An fsync that runs while another one fails does not report success for the data of that one.
 pub fn second_fsync() -> Result<(), String> {
     (0..TRIES).try_for_each(|_| {
         let (device, fs) = open(rig::format(IMAGE, LOG)?, 16 << 20)?;

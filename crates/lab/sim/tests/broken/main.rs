@@ -1,11 +1,11 @@
-//! Proves that the checks can fail: each deliberately broken engine is caught by a named check, and
-//! the unbroken engine passes all of them.
+//! Proves that the checks can fail: a named check detects each deliberately broken engine, and the
+//! correct engine passes all checks.
 //!
 //! A check is a workload on a recording device whose crash states are recovered and judged by fsck
-//! and the oracle. The media are full of garbage before they are formatted, so that a block exposed
-//! before it was written is noticed.
+//! and the oracle. The media are full of garbage before they are formatted, so that a block that
+//! becomes visible before it was written is detected.
 //!
-//! The switch applies to the whole process, so each variant has a process of its own, and as many
+//! The switch applies to the whole process. So each variant has a process of its own, and as many
 //! run at once as the machine has processors.
 
 mod answers;
@@ -39,7 +39,7 @@ const SEEDS: u64 = 20;
 
 type Check = (&'static str, fn() -> Result<(), String>);
 
-/// The quick and targeted ones first.
+/// The checks: quick and targeted ones first.
 const CHECKS: &[Check] = &[
     ("fsync of data in place", fsync_in_place),
     ("fsync of small data", fsync_small),
@@ -86,9 +86,9 @@ const CHECKS: &[Check] = &[
     ("random operations, small log", random_small_log),
 ];
 
-/// Names the one variant that a process of this test checks.
+/// Environment variable with the one variant that a process of this test checks.
 const ONE: &str = "KEDGE_BROKEN_ONE";
-/// Names the one check that a process of this test runs on the engine as it is.
+/// Environment variable with the one check that a process of this test runs on the correct engine.
 const AS_IT_IS: &str = "KEDGE_BROKEN_AS_IT_IS";
 
 #[test]
@@ -116,8 +116,8 @@ fn every_broken_engine_is_caught_and_the_engine_is_not() {
     assert!(failed.is_empty(), "these checks fail, or nothing catches these variants: {failed:?}");
 }
 
-/// Runs this test again for each of these variables and values, in a process of its own. Returns
-/// the values for which it fails.
+/// Runs this test again for each pair of an environment variable and its value, in a process of its
+/// own. Returns the values for which the test fails.
 fn in_processes(jobs: &[(&str, String)]) -> Vec<String> {
     let next = AtomicUsize::new(0);
     let failed = Mutex::new(Vec::new());
@@ -148,8 +148,8 @@ fn in_processes(jobs: &[(&str, String)]) -> Vec<String> {
     failed.into_inner()
 }
 
-/// An asynchronous fsync, as mounts use it, follows the same path as a synchronous one, and breaks
-/// with the same rules.
+/// An asynchronous fsync, which mounts use, follows the same path as a synchronous one. The same
+/// broken engines make it fail.
 fn answered_later_breaks_alike() {
     const CHECK: &fn() -> Result<(), String> = &(answers::answered_later as fn() -> Result<(), String>);
     run(CHECK).0.expect("the engine as it is");
@@ -164,14 +164,14 @@ fn answered_later_breaks_alike() {
     }
 }
 
-/// How the line begins that names the check which caught a variant.
+/// Prefix of the line that names the check which detected a variant.
 const CAUGHT: &str = "caught: ";
-/// How the line begins that names a check which passes on the engine as it is.
+/// Prefix of the line that names a check which the correct engine passes.
 const PASSED: &str = "as it is";
 
-/// Variants that only a late check catches, with that check. It runs first, since the checks before
-/// it would all pass and take up to half a minute. If it does not catch the variant, the others
-/// run, too.
+/// Variants that only a late check detects, with that check, which runs first: the checks before it
+/// would all pass and take up to half a minute. If it does not detect the variant, the others run,
+/// too.
 const CAUGHT_BY: &[(&str, &[Variant])] = &[
     ("logged data overwritten in place", &[Variant::ReplayOldData]),
     ("rename over a file", &[Variant::ForgetRenameVictim]),
@@ -221,11 +221,11 @@ const CAUGHT_BY: &[(&str, &[Variant])] = &[
     ("writers beside checkpoints", &[Variant::TailBeforeSlot]),
 ];
 
-/// How often the named check of a variant runs. Some need threads of the file system to meet, which
-/// they may not do on a busy machine.
+/// How often the named check of a variant runs. In some checks threads of the file system must meet
+/// at one point, which they may not do on a busy machine.
 const TRIES: usize = 3;
 
-/// Runs the checks until one fails.
+/// Runs the checks until one fails. Returns whether one did.
 fn catch(variant: Variant) -> bool {
     let own = CAUGHT_BY.iter().find(|(_, variants)| variants.contains(&variant)).map(|(name, _)| *name);
     let (first, rest): (Vec<_>, Vec<_>) =
@@ -247,7 +247,7 @@ fn catch(variant: Variant) -> bool {
     false
 }
 
-/// A panic or a hang counts as caught, like any other failure.
+/// Runs a check. A panic or a hang counts as a failure.
 #[allow(clippy::disallowed_methods)]
 fn run(check: &'static fn() -> Result<(), String>) -> (Result<(), String>, Duration) {
     let start = std::time::Instant::now();
@@ -309,7 +309,7 @@ fn refilled() -> Result<(), String> {
         .map(drop)
 }
 
-// ----- the apparatus -----
+// ----- recording and exploring -----
 
 fn small() -> Setup {
     Setup { image: 32 << 20, log: 4 << 20, promise: Promise::LastChange, ..Setup::default() }
@@ -341,7 +341,7 @@ fn open(device: &Arc<SimDevice>, setup: &Setup) -> Result<FileSystem, String> {
     rig::open(device, &Arc::new(ManualClock::default()), setup)
 }
 
-/// fsck, then a mount, as after a crash.
+/// Runs fsck, then mounts, as after a crash.
 fn recover(medium: MemDevice, setup: &Setup) -> Result<(Arc<SimDevice>, FileSystem), String> {
     rig::fsck(medium.fork())?;
     let device = Arc::new(SimDevice::new(medium));
@@ -349,7 +349,7 @@ fn recover(medium: MemDevice, setup: &Setup) -> Result<(Arc<SimDevice>, FileSyst
     Ok((device, fs))
 }
 
-/// Operations and the model, on a recording device.
+/// Operations on a recording device, and the model of them.
 struct Tape {
     setup: Setup,
     device: Arc<SimDevice>,
@@ -371,7 +371,7 @@ impl Tape {
         Ok(Tape { setup, device, exec, model, history })
     }
 
-    /// Makes everything so far durable: a clean image, a new recording.
+    /// Makes everything so far durable: continues with a clean image and an empty recording.
     fn begin(mut self) -> Result<Tape, String> {
         self.exec.fs.close().map_err(|e| e.to_string())?;
         self.model.forget_handles();
@@ -402,7 +402,7 @@ impl Tape {
         result.map(|_| ()).map_err(|v| said(v.to_string()))
     }
 
-    /// Power fails at every event.
+    /// Checks the states that power failures at every event leave.
     fn explore(self, subsets: usize, torn: usize) -> Result<(), String> {
         let _ = self.exec.fs.shutdown(false);
         let plan = StatePlan { subsets, torn, ..StatePlan::default() };
@@ -434,7 +434,7 @@ fn chmod(path: &str, mode: u32) -> Op {
     Op::Chmod { on: on(path), mode }
 }
 
-/// Operations on a slow device, with a power failure at every event.
+/// Runs operations on a slow device, and checks power failures at every event.
 fn script(ops: impl IntoIterator<Item = Op>) -> Result<(), String> {
     let mut tape = Tape::new(small())?;
     tape.device.set_plan(FaultPlan::new(1).latency(OpKind::Write, Duration::from_millis(1)));
@@ -442,7 +442,7 @@ fn script(ops: impl IntoIterator<Item = Op>) -> Result<(), String> {
     tape.explore(16, 1)
 }
 
-// ----- scripts -----
+// ----- checks that run a list of operations -----
 
 fn fsync_in_place() -> Result<(), String> {
     script([create("a"), write("a", 0, 100_000, 1), fsync("a"), create("b"), fsync("b")])
@@ -464,7 +464,7 @@ fn fdatasync_overwrite() -> Result<(), String> {
     ])
 }
 
-/// Large overwrites, small ones, and both at the end of the file.
+/// Large and small overwrites, and both at the end of the file.
 fn checksummed() -> Result<(), String> {
     let mut tape = Tape::new(Setup { checksums: true, ..small() })?;
     tape.ops([
@@ -482,8 +482,8 @@ fn checksummed() -> Result<(), String> {
     tape.explore(16, 1)
 }
 
-/// The log holds parts of blocks when the power fails, and it fails again at every write of the
-/// recovery: before some of its blocks are written, and with a torn one.
+/// The log contains parts of blocks when the power fails. It fails again at every write of the
+/// recovery: before some blocks are written, and while one is torn.
 fn checksums_in_the_log() -> Result<(), String> {
     let setup = Setup { checksums: true, ..small() };
     let mut tape = Tape::new(setup.clone())?;
@@ -505,15 +505,15 @@ fn checksums_in_the_log() -> Result<(), String> {
     })
 }
 
-/// A file whose data is in the tree grows until it gets a block.
+/// A file whose data is kept in the tree grows until it gets a block.
 fn out_of_the_tree() -> Result<(), String> {
     let mut tape = Tape::new(Setup { inline_max: 2048, ..small() })?;
     tape.ops([create("a"), write("a", 0, 900, 1), fsync("a"), write("a", 900, 3000, 2), Op::Sync])?;
     tape.explore(16, 1)
 }
 
-/// A durable file whose data is in the tree leaves it for a hole. Another file's fsync forces the
-/// log, so that the record of the first is durable without an fsync of its file.
+/// A durable file whose data is kept in the tree leaves the tree because of a punched hole. Another
+/// file's fsync forces the log, so the record of the first file is durable without an fsync of it.
 fn taken_out() -> Result<(), String> {
     let mut tape = Tape::new(Setup { inline_max: 2048, ..small() })?;
     let punch = Op::Fallocate { on: on("a"), how: Falloc::Punch, offset: 100, len: 50 };
@@ -521,8 +521,9 @@ fn taken_out() -> Result<(), String> {
     tape.explore(16, 1)
 }
 
-/// A file has the contents of before a clone or those of its source. The first clone writes a
-/// checkpoint before its record; the fsync of another file makes the second one durable.
+/// After a crash a file has its contents from before the clone, or those of its source. The first
+/// clone writes a checkpoint before its record. The fsync of another file makes the second clone
+/// durable.
 fn cloned_whole() -> Result<(), String> {
     let clone = |source: &str, target: &str| Op::CloneFile { source: on(source), on: on(target) };
     script([
@@ -542,7 +543,7 @@ fn cloned_whole() -> Result<(), String> {
     ])
 }
 
-/// The log holds a part of a block whose other bytes are in the tree.
+/// The log contains a part of a block whose other bytes are kept in the tree.
 fn small_files_in_the_log() -> Result<(), String> {
     let mut tape = Tape::new(Setup { inline_max: 2048, ..small() })?;
     tape.ops([
@@ -586,7 +587,8 @@ fn logged_then_in_place() -> Result<(), String> {
     ])
 }
 
-/// A large value replaces a small one, a shorter one replaces it, and it is removed.
+/// A large value replaces a small one, then a shorter one replaces the large one, which is then
+/// removed.
 fn large_attributes() -> Result<(), String> {
     let set = |len: usize, letter: &str| {
         let (name, value) = ("user.x".to_owned(), letter.repeat(len));
@@ -616,10 +618,10 @@ fn rename_over() -> Result<(), String> {
     ])
 }
 
-// ----- pointed checks beside the oracle -----
+// ----- targeted checks without the oracle -----
 
-/// A crash leaves a prefix of a file that is only appended to: its size is recorded when its bytes
-/// are durable.
+/// After a crash a file that is only appended to has a prefix of its content: its size is recorded
+/// only when its bytes are durable.
 fn unwritten_size() -> Result<(), String> {
     let mut tape = Tape::new(small())?;
     tape.ops([
@@ -649,8 +651,8 @@ fn is_write(event: &Event) -> bool {
     matches!(event, Event::Write { .. })
 }
 
-/// Two log writes in flight, and the second completes first: neither is acknowledged before the
-/// first completes, and a mount that finds only the second never accepts it.
+/// Two log writes are in flight, and the second completes first. Neither is acknowledged before the
+/// first completes. A mount that finds only the second one never accepts it.
 fn overtaking() -> Result<(), String> {
     let setup = small();
     let device = Arc::new(SimDevice::new(image(&setup)));
@@ -666,11 +668,12 @@ fn overtaking() -> Result<(), String> {
         let done = Box::new(move |result: kedgefs::Result<()>| {
             result.expect("nothing fails here");
             marked.mark(n);
-            // Nothing waits for the answer if the check has failed before.
+            // The receiver is gone if the check has already failed.
             let _ = answered.send(());
         });
         fs.fsync_async(ino, false, done);
-        // The first write is held; the second completes. A broken engine may answer without one.
+        // The first log write is held. The loop ends when the second one has completed, or when a
+        // broken engine reports success without it.
         let is_done = || {
             let recording = device.recording();
             let mut events = recording.events[before..].iter();
@@ -695,7 +698,8 @@ fn overtaking() -> Result<(), String> {
         {
             return Err(format!("{n} was acknowledged, {names:?} is there"));
         }
-        // As long as the lost write, so that the log continues where the completed one begins.
+        // This record is as long as the lost log write, so the log continues where the completed
+        // one begins.
         let backend = InProcess(fs.clone());
         backend.create("x").and_then(|()| backend.fsync("x", false)).map_err(|e| e.to_string())?;
         let _ = fs.shutdown(false);
@@ -713,7 +717,7 @@ fn overtaking() -> Result<(), String> {
 fn stuck_resident() -> Result<(), String> {
     let mut tape = Tape::new(small())?;
     tape.ops([create("a"), write("a", 0, 100, 1), fsync("a")])?;
-    // In its place, and then elsewhere.
+    // The write in place fails, and then the write to another block.
     tape.device.set_plan(FaultPlan::new(1).fail(OpKind::Write, 0, 5).fail(OpKind::Write, 1, 5));
     tape.exec.fs.checkpoint().map_err(|e| e.to_string())?;
     if tape.device.struck() != 2 {
@@ -741,7 +745,7 @@ fn eviction() -> Result<(), String> {
         let (file, mode) = (round * 77, 0o700 + round);
         let ino = look(&fs, file).map_err(engine)?.ino;
         fs.setattr(ino, &SetAttr { mode: Some(mode), ..SetAttr::default() }).map_err(engine)?;
-        // Only reads, so that nothing but the fsync makes the change durable.
+        // Only lookups, so that nothing but the fsync makes the change durable.
         (0..FILES).filter(|i| *i != file).try_for_each(|i| look(&fs, i).map(|_| ())).map_err(engine)?;
         fs.fsync(ino, false).map_err(engine)?;
         let (_, recovered) = recover(device.crash_as(Choice::None), &setup)?;
@@ -772,7 +776,7 @@ fn checkpoints() -> Result<(), String> {
     let mut tape = Tape::new(small())?;
     let name = |i: usize| format!("a-file-with-a-name-of-some-length-{i:04}");
     for i in 0..600 {
-        // These are not part of the history.
+        // These operations are not part of the history.
         let op = create(&name(i));
         tape.model.apply(&op);
         tape.exec.apply(&op);
@@ -785,8 +789,8 @@ fn checkpoints() -> Result<(), String> {
     tape.explore(6, 1)
 }
 
-/// Many threads and constant checkpoints: what is acknowledged survives, and at no moment does a
-/// file contain foreign bytes.
+/// Many threads write while checkpoints run constantly: what is acknowledged survives, and no file
+/// ever contains foreign bytes.
 fn writers() -> Result<(), String> {
     let setup = Setup { image: 48 << 20, log: 4 << 20, ..small() };
     for seed in 0..4 {

@@ -1,4 +1,4 @@
-//! Shared by the suites: seeds, and the report of a failing list of operations.
+//! Shared by the test programs: seeds, and the report of a failing list of operations.
 #![allow(dead_code)]
 
 use kedge_base::HANG;
@@ -11,8 +11,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 /// Factor by which a long run (`cargo xtask test --long`) exceeds an ordinary one.
 const LONG: u64 = 10;
 
-/// The seeds to run: `count` fixed ones (ten times as many with `KEDGE_LONG=1`), or `KEDGE_SEED`,
-/// or `KEDGE_RUNS` seeds from there on.
+/// Returns the seeds to run: `count` fixed ones (ten times as many with `KEDGE_LONG=1`), or only
+/// `KEDGE_SEED`, or `KEDGE_RUNS` seeds from there on.
 pub fn seeds(count: u64) -> Vec<u64> {
     let count = if std::env::var_os("KEDGE_LONG").is_some_and(|v| v == "1") { LONG * count } else { count };
     let runs = std::env::var("KEDGE_RUNS").ok().map(|text| text.parse().expect("KEDGE_RUNS is a number"));
@@ -22,7 +22,8 @@ pub fn seeds(count: u64) -> Vec<u64> {
     }
 }
 
-/// Random operations chosen by the model's state. On failure: the error and the operations so far.
+/// Runs random operations that depend on the model's state. The error contains the operations so
+/// far.
 pub fn run_random(
     setup: &Setup,
     profile: Profile,

@@ -1,4 +1,4 @@
-//! Atomic writes, and power fails at any moment.
+//! Atomic writes, with power failures at any event.
 
 use kedge_device::sim::StatePlan;
 use kedge_sim::atomic::{check, check_beside};

@@ -1,8 +1,9 @@
-//! One flipped bit anywhere in the metadata: opening and using the image gives an error or a state
-//! that it once had; never a panic, a hang, or a tree that never existed.
+//! One bit flips anywhere in the metadata. Opening and using the image then returns errors, or
+//! shows a state that the image once had. It never panics, hangs, or shows a tree that never
+//! existed.
 //!
-//! File data has no checksum, so only superblocks, allocation bitmaps, log and tree nodes are
-//! flipped.
+//! In these images file data has no checksum. So only bits of superblocks, allocation bitmaps, log
+//! and tree nodes are flipped.
 
 use crate::common::seeds;
 use kedge_base::{BLOCK_SIZE, HANG, IoBuf, ManualClock};
@@ -31,7 +32,7 @@ struct Image {
     metadata: Vec<std::ops::Range<u64>>,
 }
 
-/// A small used image: unmounted, or as a power failure leaves it.
+/// Makes a small used image, either unmounted or as a power failure leaves it.
 fn image(seed: u64, unmounted: bool) -> Image {
     let device = Arc::new(rig::format(IMAGE, LOG).expect("format"));
     let mount =
@@ -82,10 +83,10 @@ fn metadata(medium: &MemDevice) -> Vec<std::ops::Range<u64>> {
     ranges
 }
 
-/// Opens, reads everything, changes something, closes.
+/// Opens the image, reads everything, changes something, and closes it.
 fn use_image(medium: MemDevice, history: &History) -> Result<&'static str, String> {
-    // Errors that report corruption: EUCLEAN and its consequence (EIO after a shutdown), EINVAL for
-    // a superblock that requires unknown features.
+    // The errors that report corruption: EUCLEAN, EIO after the shutdown that follows, and EINVAL
+    // for a superblock that requires unknown features.
     let refused = |e: &str| ["errno 117", "errno 5)", "errno 22"].iter().any(|n| e.contains(n));
     let mount =
         MountOptions { commit: Duration::from_secs(3600), cache_size: 8 << 20, ..MountOptions::default() };
@@ -120,7 +121,7 @@ fn a_flipped_bit_is_refused_or_harmless() {
         let mut rng = SmallRng::seed_from_u64(seed);
         let image = &images[rng.random_range(0..images.len())];
         let medium = image.medium.fork();
-        // Half the flips hit bytes that are in use.
+        // Half of the flips hit bytes that are in use.
         let (at, bit) = (0..50)
             .map(|_| {
                 let range = &image.metadata[rng.random_range(0..image.metadata.len())];
@@ -150,7 +151,7 @@ fn a_flipped_bit_is_refused_or_harmless() {
     );
 }
 
-/// Without a flip the images pass.
+/// Without a flip the images pass the check.
 #[test]
 fn unharmed_images_are_allowed() {
     for i in 0..4 {

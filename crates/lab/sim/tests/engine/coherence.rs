@@ -1,5 +1,5 @@
-//! Reads return what was last written, whatever the caches and the writeback do: a cache of few
-//! pages, a slow device, other threads that write, read, sync and truncate other files.
+//! Reads return what was last written, whatever caches and writeback do. The cache has few pages,
+//! the device is slow, and other threads write, read, sync and truncate other files.
 
 use crate::common::seeds;
 use kedge_base::{HANG, ManualClock};
@@ -15,7 +15,7 @@ use std::time::Duration;
 const THREADS: u64 = 6;
 const STEPS: usize = 250;
 
-/// One thread's file, and what it must hold.
+/// The work of one thread: changes its file, and compares it with the expected content.
 fn work(fs: &FileSystem, number: u64, seed: u64) -> Result<(), String> {
     let mut rng = SmallRng::seed_from_u64(seed ^ (number << 32));
     let said = |what: &'static str| move |e: kedgefs::Error| format!("{what}: {e}");

@@ -1,9 +1,9 @@
 //! Power fails at random moments; the recovered state must be clean and allowed.
 //!
-//! 1. *One thread*: random operations on a recording device, then media from any point of the
-//!    recording, also in the middle of an operation: the oracle judges each.
-//! 2. *Many threads*: power fails under running writers; everything acknowledged must survive.
-//!    Recovery itself loses power too, and the file system is used further.
+//! 1. *One thread*: random operations run on a recording device. The oracle judges media from any
+//!    event of the recording, even in the middle of an operation.
+//! 2. *Many threads*: power fails while writers run. Everything acknowledged must survive. Power
+//!    also fails during recovery, and the file system is used further.
 
 use crate::common::seeds;
 use kedge_base::{Clock, HANG, ManualClock};
@@ -28,7 +28,7 @@ fn reopen(medium: MemDevice, setup: &Setup) -> Result<(Arc<SimDevice>, kedgefs::
     Ok((device, fs))
 }
 
-/// Runs operations on a recording device; each mark is the number of operations that have returned.
+/// Runs operations on a recording device. Each mark is the number of operations that have returned.
 fn record(
     setup: &Setup,
     profile: Profile,
@@ -79,7 +79,7 @@ fn crash_one_thread(setup: &Setup, profile: Profile, seed: u64, points: usize) -
         let (recovered, fs) = reopen(recording.state(at, choice), setup).map_err(said)?;
         let persists = history.persists_before(done);
         let first = check_state(&fs, &history, done, &persists).map_err(|v| said(v.to_string()))?;
-        // Recovery is repeatable: power fails again, at any point of it.
+        // Recovery is repeatable: power fails again, at any event of the recovery.
         let second = recovered.recording();
         let _ = fs.shutdown(false);
         let again = rng.random_range(0..=second.events.len());
@@ -138,7 +138,7 @@ fn crash_writers(setup: &Setup, seed: u64) -> Result<(), String> {
             return Err(format!("writers ended: {:?}", begun.errors()));
         }
         let _ = fs.shutdown(false);
-        // A crash of the first recovery.
+        // Power fails during the first recovery.
         let (first, recovering) = reopen(medium, setup)?;
         let medium =
             first.recording().crash(rng.random_range(0..=first.recording().events.len()), rng.random());
@@ -149,7 +149,7 @@ fn crash_writers(setup: &Setup, seed: u64) -> Result<(), String> {
         for (acked, begun) in &past {
             verify_after(&backend, acked, begun).map_err(|e| format!("round {round}: {e}"))?;
         }
-        // Nothing of the earlier rounds changes from here on: once recovered, it stays.
+        // What was recovered stays: files of earlier rounds do not change from here on.
         fs.sync().map_err(|e| e.to_string())?;
     }
     fs.close().map_err(|e| format!("close: {e}"))?;
@@ -183,7 +183,8 @@ fn writers_with_a_small_log_then_power_failure() {
     }
 }
 
-/// The same below an encrypted image: its layer keeps the device model, torn sectors included.
+/// The same on an encrypted image: its layer keeps the guarantees of the device, and its sectors
+/// can be torn.
 #[test]
 fn random_operations_on_an_encrypted_image_then_power_failure() {
     for seed in seeds(16) {
@@ -202,7 +203,7 @@ fn writers_on_an_encrypted_image_then_power_failure() {
     }
 }
 
-/// Files with checksums: their data is never overwritten in place, and each checksum is that of the
+/// Files with checksums: their data is never overwritten in place, and each checksum matches the
 /// bytes that recovery finds.
 #[test]
 fn random_operations_on_files_with_checksums_then_power_failure() {
@@ -222,7 +223,8 @@ fn writers_of_files_with_checksums_then_power_failure() {
     }
 }
 
-/// Sizes around the longest file whose data goes into the tree, which therefore goes in and out.
+/// Sizes around the longest file whose data is kept in the tree, so that data moves into the tree
+/// and out of it.
 const SMALL_FILES: Profile = Profile {
     names: 5,
     depth_max: 2,
@@ -262,7 +264,7 @@ fn power_failure_during_a_paced_checkpoint() {
     run("steady", 0, kedge_sim::steady::check);
 }
 
-/// The shortest history: a fresh image.
+/// The shortest history: power fails on a fresh image.
 #[test]
 fn a_fresh_image_survives() {
     let setup = Setup::default();

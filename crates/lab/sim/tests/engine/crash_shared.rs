@@ -1,9 +1,10 @@
 //! Threads rename, link, unlink and exchange in the same directories while power fails.
 //!
-//! Each thread owns files whose names are in shared directories; all threads also exchange and move
+//! Each thread owns files whose names are in shared directories. All threads also exchange and move
 //! the files of a common pool. Afterwards
 //! 1. an owned file has its bytes, and the names of one of its states since its last acknowledged
-//!    fsync: of each change all or none (link and exchange have intermediate states);
+//!    fsync: each change took effect as a whole or not at all (link and exchange have intermediate
+//!    states);
 //! 2. every file of the pool exists once: an exchange or a move never loses or duplicates one;
 //! 3. fsck finds nothing, and the whole tree can be read.
 
@@ -29,11 +30,11 @@ const POOL: usize = 5;
 
 type Name = (usize, String);
 
-/// A file and all sets of names that it had; the last one may not have been reached.
+/// A file and all sets of names that it had. The last set may not have been reached.
 #[derive(Clone)]
 struct Owned {
     ino: Ino,
-    /// The state at the last acknowledged fsync.
+    /// Index of the state at the last acknowledged fsync.
     acked: usize,
     states: Vec<BTreeSet<Name>>,
 }
@@ -203,7 +204,8 @@ fn run(setup: &Setup, seed: u64, lying: bool) -> Result<u64, String> {
     let snapshot = |lists: &[Arc<Mutex<Vec<Owned>>>]| -> Vec<Vec<Owned>> {
         lists.iter().map(|l| l.lock().clone()).collect()
     };
-    // Acknowledged before the failure, begun after it: the threads continue in between.
+    // The threads continue meanwhile: what was acknowledged is recorded before the failure, what
+    // had begun after it.
     let mut files = snapshot(&lists);
     let medium = device.crash(rng.random());
     shared.stop.store(true, Ordering::Relaxed);
@@ -245,7 +247,7 @@ fn names_in_shared_directories_survive_a_power_failure_with_a_small_log() {
     run_all(Setup::cramped, 80);
 }
 
-/// On a device that ignores flushes fsync's promise is broken, and the check detects it.
+/// On a device that ignores flushes fsync cannot keep its promise, and the check detects that.
 #[test]
 fn a_lying_device_is_found_out() {
     let found = (1..=10).filter(|seed| run(&Setup::default(), *seed, true).is_err()).count();

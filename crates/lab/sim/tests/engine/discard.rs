@@ -1,4 +1,4 @@
-//! Free space is discarded, and after no crash does a file have a discarded block.
+//! Free space is discarded. After no crash does a file have a discarded block.
 
 use kedge_base::ManualClock;
 use kedge_device::Device;
@@ -45,8 +45,8 @@ fn no_crash_finds_a_discarded_block_in_a_file() {
     }
 }
 
-/// Writers, deletions, trims and background discards run together, and power fails at any moment:
-/// every file that was synced and whose deletion has not begun survives, and every file has its own
+/// Writers, deletions, trims and background discards run together, and power fails at any event.
+/// Every file that was synced and whose deletion has not begun survives, and every file has its own
 /// bytes.
 #[test]
 fn no_crash_under_load_finds_a_discarded_block_in_a_file() {
@@ -76,7 +76,8 @@ fn no_crash_under_load_finds_a_discarded_block_in_a_file() {
                 next += 1;
                 if next - first > 20 {
                     let old = next - 20;
-                    // Recorded before the deletion: a crash may find it done or not.
+                    // The deletion is recorded before it begins: after a crash it may be done or
+                    // not.
                     list.lock().remove(&old);
                     fs.unlink(Ino::ROOT, &name(old)).unwrap();
                 }
@@ -152,7 +153,7 @@ fn a_trim_takes_what_is_free_and_nothing_else() {
     let mut read = vec![0; 2 * MIB];
     assert_eq!(fs.read(kept, 0, &mut read).unwrap(), read.len());
     assert!(read.iter().all(|b| *b == 7));
-    // Runs that are too short are skipped, and a range past the end is refused.
+    // A trim skips free ranges shorter than its minimum, and a range past the end is an error.
     assert_eq!(fs.trim(0, u64::MAX, 1 << 40).unwrap(), 0);
     assert_eq!(fs.trim(size, 1, 0).unwrap_err().errno(), 22);
     fs.close().unwrap();

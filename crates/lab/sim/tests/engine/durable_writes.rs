@@ -11,7 +11,7 @@ use std::time::Duration;
 
 const FILE: usize = 256 << 10;
 const PAGE: usize = 4096;
-/// Long enough for several calls to meet.
+/// Latency of a write: so long that several calls run at once.
 const LATENCY: Duration = Duration::from_millis(50);
 
 struct Two {
@@ -21,7 +21,7 @@ struct Two {
     b: Ino,
 }
 
-/// Two files, written in place and durable.
+/// Two files whose data was written in place and is durable.
 fn two_files() -> Two {
     let setup = kedge_sim::explore::setup();
     let device = Arc::new(SimDevice::new(rig::format(setup.image, setup.log).unwrap()));
@@ -40,7 +40,7 @@ impl Two {
         self.fs.write(ino, 8 * PAGE as u64, &[byte; PAGE]).unwrap();
     }
 
-    /// The overwritten byte after the loss of everything that is not guaranteed.
+    /// The overwritten byte after a power failure that loses everything unflushed.
     fn after_power_loss(&self, ino: Ino) -> u8 {
         let device = Arc::new(SimDevice::new(self.device.crash_as(Choice::None)));
         let setup = kedge_sim::explore::setup();
@@ -71,7 +71,7 @@ fn one_overwrite_is_durable_without_a_flush() {
 fn a_durable_write_does_not_answer_for_what_was_written_before() {
     let two = two_files();
     two.overwrite(two.a, 2);
-    // Written back and not flushed.
+    // The seek writes the data back, without a flush.
     two.fs.seek(two.a, 0, SeekKind::Data).unwrap();
     assert_eq!(two.after_power_loss(two.a), 1, "the test's own assumption: it is not durable yet");
     two.device.set_plan(FaultPlan::default());
@@ -92,8 +92,8 @@ fn a_failed_one_is_told_once_and_tried_again() {
     assert_eq!(two.after_power_loss(two.a), 2);
 }
 
-/// On a device without FUA the failed request may have been the flush that emulates it: then other
-/// threads' writes are lost, and a later flush would not report that.
+/// On a device without FUA, the flush that emulates FUA may have failed. Then writes of other
+/// threads are lost, and a later flush would not report that.
 #[test]
 fn a_failed_one_shuts_down_if_others_wait_for_a_flush() {
     let two = two_files();
@@ -105,8 +105,8 @@ fn a_failed_one_shuts_down_if_others_wait_for_a_flush() {
     assert_eq!(two.fs.fsync(two.b, true).unwrap_err().errno(), errno::EIO, "its durability is unknown");
 }
 
-/// The same for writes in flight: they are not counted yet, and the failed flush may have been
-/// theirs.
+/// The same with writes of others in flight: these are not counted yet, but the failed flush may
+/// have lost them.
 #[test]
 fn a_failed_one_shuts_down_if_others_are_writing() {
     let two = two_files();
@@ -126,7 +126,7 @@ fn a_failed_one_shuts_down_if_others_are_writing() {
         "the test's own assumption: one of two went before the other"
     );
     two.device.release();
-    // Although its own write succeeded.
+    // The other thread's write itself succeeded.
     let _ = other.join().unwrap();
     assert_eq!(two.fs.fsync(two.b, true).unwrap_err().errno(), errno::EIO, "its durability is unknown");
 }

@@ -1,6 +1,6 @@
-//! A full image: writers get ENOSPC and nothing else, everything synced stays, everything can be
-//! deleted, and then the image holds as much again; repeatedly, with power failures while it is
-//! full.
+//! A full image: writers get only ENOSPC, everything synced stays, and everything can be deleted.
+//! Then the image has room for as much data again. This is repeated, with power failures while the
+//! image is full.
 
 use crate::common::seeds;
 use kedge_base::{HANG, ManualClock};
@@ -19,7 +19,7 @@ const BLOCK: usize = 4096;
 const THREADS: u32 = 4;
 const ROUNDS: u64 = 6;
 
-/// A thread's files: bytes written, bytes synced.
+/// A thread's files by path: bytes written, and bytes synced if there was a sync.
 type Files = BTreeMap<String, (u64, Option<u64>)>;
 
 fn no_space(e: &io::Error) -> bool {
@@ -55,7 +55,7 @@ fn fill(backend: &dyn Backend, dir: &str, mut rng: SmallRng) -> Result<(Files, u
                     written += len as u64;
                 }
                 Err(e) if no_space(&e) => {
-                    // A part of it may have fitted.
+                    // A part of the write may have fitted.
                     let now = backend.read(&path).map_err(|e| said("read", &path, e))?.len() as u64;
                     files.insert(path.clone(), (now, None));
                     refused += 1;
@@ -75,7 +75,7 @@ fn fill(backend: &dyn Backend, dir: &str, mut rng: SmallRng) -> Result<(Files, u
     Ok((files, written))
 }
 
-/// All bytes (`crashed`: all synced bytes) are present and correct.
+/// Checks that all bytes (`crashed`: all synced bytes) are present and correct.
 fn verify(backend: &dyn Backend, files: &Files, crashed: bool) -> Result<(), String> {
     for (path, (written, synced)) in files {
         let fill = Fill::Seed(
@@ -139,7 +139,8 @@ impl Full {
         Ok(())
     }
 
-    /// Fills, perhaps crashes, checks, deletes. Returns the number of bytes that fitted.
+    /// Fills the image, perhaps crashes, checks, and deletes. Returns the number of bytes that
+    /// fitted.
     fn round(&mut self, round: u64) -> Result<u64, String> {
         let mut threads = Vec::new();
         for i in 0..THREADS {
@@ -215,7 +216,7 @@ fn a_full_image_refuses_keeps_and_empties() {
     }
 }
 
-/// Names and attributes alone fill the tree.
+/// Names and attributes alone can fill the tree, and can be removed then.
 #[test]
 fn a_tree_full_of_names_empties_too() {
     let result = within(HANG, "names", || {
@@ -253,8 +254,8 @@ fn a_tree_full_of_names_empties_too() {
     result.unwrap_or_else(|e| panic!("{e}"));
 }
 
-/// Filled and emptied many times, each time in other blocks, without a checkpoint: replay always
-/// has space for the tree.
+/// An image is filled and emptied many times, each time in other blocks, without a checkpoint:
+/// replay always has space for the tree.
 #[test]
 fn an_image_rewritten_within_one_log_recovers() {
     let result = within(HANG, "rewritten", || {
@@ -280,7 +281,7 @@ fn an_image_rewritten_within_one_log_recovers() {
                     .map_err(|e| format!("round {round}, {path}: {e}"))?;
                 files.insert(path, (1 << 20, Some(1 << 20)));
             }
-            // A tree that was once larger than at the end.
+            // Makes the tree larger than it is at the end.
             for number in 100..1500 {
                 let path = format!("d/{number}");
                 let fs = &full.fs;
@@ -308,9 +309,9 @@ fn an_image_rewritten_within_one_log_recovers() {
     result.unwrap_or_else(|e| panic!("{e}"));
 }
 
-/// Zero range on an image without a free block: over holes it fails without changing a byte; over
-/// blocks that the file already has, on the device or reserved for dirty pages, it needs no new
-/// ones.
+/// Zero range on an image without a free block. Over holes it fails without changing a byte. Over
+/// blocks that the file already has, on the device or promised to dirty pages, it needs no new
+/// blocks.
 fn zero_range_when_full(keep_size: bool) -> Result<(), String> {
     const PIECE: usize = 1 << 20;
     let said = |what: &'static str| move |e: kedgefs::Error| format!("{what}: {e}");
@@ -327,7 +328,7 @@ fn zero_range_when_full(keep_size: bool) -> Result<(), String> {
     fs.mkdir(Ino::ROOT, b"fill", 0o755, OWNER).map_err(said("mkdir"))?;
     let dirty = fs.create(Ino::ROOT, b"dirty", 0o644, OWNER).map_err(said("create"))?.ino;
     let (files, _) = fill(&backend, "fill", SmallRng::seed_from_u64(1))?;
-    // The blocks freed by one file go to pages with dirty bytes.
+    // The blocks that one file frees are promised to the dirty pages of another.
     let large =
         files.iter().find(|(_, (written, _))| *written > 200_000).expect("a large file was written").0;
     backend.unlink(large).map_err(|e| e.to_string())?;
@@ -368,7 +369,7 @@ fn zero_range_when_full(keep_size: bool) -> Result<(), String> {
         return Err("a range that was zeroed is not zero, or bytes beside it are".to_owned());
     }
     if fs.getattr(ino).map_err(said("getattr"))?.blocks != blocks || fs.statfs().blocks_free > free {
-        return Err("zero range gave blocks away".to_owned());
+        return Err("zero range freed blocks".to_owned());
     }
     full.crash()?;
     if read(&full.fs)? != bytes {
@@ -387,7 +388,7 @@ fn zero_range_without_space_changes_nothing() {
 }
 
 /// A small image full of names: operations that free space need tree nodes, and must never need
-/// more than are reserved for them.
+/// more than the reserve holds for them.
 fn names_to_the_brim(image: u64) -> Result<(), String> {
     let said = |what: &'static str| move |e: kedgefs::Error| format!("{what}: {e}");
     let setup = Setup { image, log: 2 << 20, ..Setup::default() };

@@ -1,8 +1,9 @@
 //! A tree much larger than the cache: evicting and rereading inodes makes no rename or fsync slower
 //! or less safe.
 //!
-//! What an evicted inode must still make durable has to be remembered exactly: if too little, an
-//! fsync lies; if too much, an fsync or rename forces the log for nothing.
+//! The engine must remember exactly what an evicted inode still has to make durable. If it
+//! remembers too little, an fsync reports false success; if too much, an fsync or rename forces the
+//! log for nothing.
 
 use kedge_base::ManualClock;
 use kedge_device::sim::{Choice, SimDevice};
@@ -16,7 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 const DIRS: u64 = 100;
-/// Files in each directory: a million in all in an optimised build.
+/// Files in each directory. In an optimised build there are a million in all.
 const FILES: u64 = if cfg!(debug_assertions) { 300 } else { 10_000 };
 const CACHE: u64 = if cfg!(debug_assertions) { 1 << 20 } else { 16 << 20 };
 const IMAGE: u64 = 2 << 30;
@@ -40,11 +41,11 @@ fn name(file: u64) -> Vec<u8> {
     format!("file {file}").into_bytes()
 }
 
-/// Looks up files all over the tree until they fill the cache.
+/// Evicts inodes: looks up files all over the tree until they fill the cache.
 fn push_out(fs: &FileSystem, rng: &mut SmallRng, dirs: &[Ino]) {
     for _ in 0..(CACHE / 256).max(4096) {
         let dir = dirs[rng.random_range(0..dirs.len())];
-        // Some were renamed away.
+        // Some of the names were renamed away.
         let _ = fs.lookup(dir, &name(rng.random_range(0..FILES)));
     }
 }
@@ -73,7 +74,7 @@ fn a_small_cache_makes_no_rename_force_and_no_fsync_lie() {
     }
     assert!(count(&fs, "cache.inodes") * 2 < DIRS * FILES, "most of the inodes are evicted");
 
-    // The inode was fsynced since the last checkpoint, evicted and read again. A new name of it
+    // The inode was fsynced since the last checkpoint, evicted and read again. Giving it a new name
     // then forces no log.
     let forces = ["rename", "fsync", "commit_timer"].map(|cause| count(&fs, &format!("log.forces.{cause}")));
     for &(dir, file) in &chosen {
@@ -83,7 +84,7 @@ fn a_small_cache_makes_no_rename_force_and_no_fsync_lie() {
     let after = ["rename", "fsync", "commit_timer"].map(|cause| count(&fs, &format!("log.forces.{cause}")));
     assert_eq!(after, forces, "a rename forces nothing");
 
-    // Evicted with a new name that is not durable: fsync must force it, once.
+    // The inode was evicted with a new name that is not durable. So fsync must force the log, once.
     let survivors: BTreeSet<usize> = chosen.iter().map(|(dir, _)| (dir + 1) % dirs.len()).collect();
     push_out(&fs, &mut rng, &dirs);
     let mut writes = count(&fs, "log.writes");
@@ -100,7 +101,7 @@ fn a_small_cache_makes_no_rename_force_and_no_fsync_lie() {
     }
     assert_eq!(count(&fs, "log.writes"), writes, "the first force took all names along");
 
-    // Durable, evicted, reread: there is nothing to force.
+    // The inode was durable, evicted and read again. So there is nothing to force.
     push_out(&fs, &mut rng, &dirs);
     for &dir in &survivors {
         let moved = fs.lookup(dirs[dir], b"moved").unwrap().ino;

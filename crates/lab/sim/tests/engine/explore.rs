@@ -1,4 +1,5 @@
-//! Crash exploration: regressions that it found, and a proof that it finds a lying device.
+//! Crash exploration: regressions that it found, and a proof that it detects a device that ignores
+//! flushes.
 
 use kedge_sim::explore::{Explorer, Plan, base_image};
 use kedge_sim::ops::{Op, parse_ops};
@@ -8,7 +9,8 @@ fn explore(text: &str) {
     explore_on(false, text);
 }
 
-/// `inline`: in an image with the data of small files in the tree.
+/// Explores the operations in `text`. `inline`: in an image that keeps the data of small files in
+/// the tree.
 fn explore_on(inline: bool, text: &str) {
     let ops: Vec<Op> = parse_ops(text).expect("operations as JSON lines");
     let id = WorkloadId { seq: 1, seed: 0, skeleton: 0, variant: 0 };
@@ -20,9 +22,9 @@ fn explore_on(inline: bool, text: &str) {
     assert!(explorer.tally.states > 20, "{:?}", explorer.tally);
 }
 
-/// An overwrite past an inserted range went in place, to the block's new offset, before the record
-/// that moved the block was durable: the crash moved the block back to its old offset, with bytes
-/// that had never been written there.
+/// An insert range moved a block, and an overwrite of the block went in place before the record of
+/// the move was durable. A crash undid the move: the old offset then had bytes that had never been
+/// written there.
 #[test]
 fn overwritten_blocks_were_moved_for_good() {
     explore(
@@ -35,7 +37,7 @@ fn overwritten_blocks_were_moved_for_good() {
     );
 }
 
-/// The same for a collapsed range: the data after it is overwritten at its new offset.
+/// The same with a collapsed range: the data after it is overwritten at its new offset.
 #[test]
 fn overwritten_blocks_behind_a_collapsed_range_were_moved_for_good() {
     explore(
@@ -48,7 +50,7 @@ fn overwritten_blocks_behind_a_collapsed_range_were_moved_for_good() {
     );
 }
 
-/// On a device that ignores flushes, most workloads with a persistence point lose something, and
+/// On a device that ignores flushes, the chosen workloads with a persistence point lose data, and
 /// the exploration must report it.
 #[test]
 fn a_lying_device_is_found_out() {
@@ -64,8 +66,8 @@ fn a_lying_device_is_found_out() {
     assert!(found == all, "{found} of {all} workloads fail on a device that ignores flushes");
 }
 
-/// Some workloads of one operation on small files whose data is in the tree; `--inline` explores
-/// all of them.
+/// A sample of the workloads of one operation on small files whose data is kept in the tree.
+/// `--inline` explores all of them.
 #[test]
 fn small_files_survive_each_crash() {
     let base = base_image(true).expect("an image is made");
@@ -83,9 +85,9 @@ fn small_files_survive_each_crash() {
     assert!(explorer.tally.states > 5000, "{:?}", explorer.tally);
 }
 
-/// Workloads of one and of two operations on a file around the length of the longest in the tree:
-/// writes, truncates and appends to below it, to it and beyond it, every fallocate, clones, forks
-/// and a shrink. `KEDGE_LONG=1` explores all of them, as `--edges` does.
+/// Workloads of one and of two operations on a file around the length of the longest one that is
+/// kept in the tree: writes, truncates and appends below, to and beyond that length, every
+/// fallocate, clones, forks and a shrink. `KEDGE_LONG=1` explores all of them, as `--edges` does.
 #[test]
 fn files_around_the_longest_in_the_tree_survive_each_crash() {
     let is_long = std::env::var_os("KEDGE_LONG").is_some_and(|value| value == "1");
@@ -107,8 +109,8 @@ fn files_around_the_longest_in_the_tree_survive_each_crash() {
     }
 }
 
-/// A clone of a whole file was a truncate of the target and then a clone, which begins with a
-/// checkpoint if it is the first. A crash after that left the target empty.
+/// A clone of a whole file used to be a truncate of the target and then a clone. The first clone
+/// begins with a checkpoint. A crash after the checkpoint left the target empty.
 #[test]
 fn a_clone_of_a_file_is_one_change() {
     for target in [20_000, 3000] {
@@ -126,8 +128,9 @@ fn a_clone_of_a_file_is_one_change() {
     }
 }
 
-/// The bytes of a file in the tree, over which newer ones of an fsync lay in the log, were logged
-/// after these when an fallocate took the file out of the tree: a crash brought them back.
+/// A file's older bytes were kept in the tree, and the log held newer ones from an fsync. An
+/// fallocate took the file out of the tree and logged the older bytes after the newer ones. A crash
+/// brought the older bytes back.
 #[test]
 fn older_bytes_of_the_tree_lay_over_newer_ones_of_the_log() {
     for falloc in [
@@ -150,8 +153,8 @@ fn older_bytes_of_the_tree_lay_over_newer_ones_of_the_log() {
     }
 }
 
-/// A block below the new end is promised to bytes in the log while all blocks there were just given
-/// up, and are free only after a checkpoint: the shrink makes one.
+/// A block below the new end is promised to log-resident bytes. But all blocks there were just
+/// freed, and can be reused only after a checkpoint. The shrink makes that checkpoint.
 #[test]
 fn a_shrink_waits_for_blocks_that_were_just_given_up() {
     explore_on(

@@ -1,6 +1,6 @@
-//! The device fails one request, or fails permanently in one place or altogether, or completes
-//! late: affected callers get an error, and no caller gets a false success. The media are checked
-//! at the end of each run.
+//! The device fails one request, or fails permanently in one place or altogether, or completes a
+//! request late. Affected callers get an error, and no caller gets a false success. The media are
+//! checked at the end of each run.
 //!
 //! 1. A failed flush or log write shuts the file system down: every later change and fsync returns
 //!    EIO.
@@ -9,8 +9,9 @@
 //!    the call, or after a shutdown.
 //! 3. Everything acknowledged before and after is present after a remount, with or without a power
 //!    failure.
-//! 4. A late request is no fault: no call gets an error. If power fails while it waits, everything
-//!    acknowledged by then survives, so no call returned success before its request completed.
+//! 4. A late request is no fault: no call gets an error. If power fails while the request is held,
+//!    everything acknowledged by then survives, so no call returned success before its request
+//!    completed.
 
 use crate::common::seeds;
 use kedge_base::JoinHandle;
@@ -27,9 +28,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// Longer than an operation takes in memory, so that other threads reach what they may.
+/// How long the request is late: longer than an operation takes in memory, so that other threads
+/// get as far as they may.
 const LATE: Duration = Duration::from_millis(20);
-/// Interval between two checks for a waiting request.
+/// Interval between two checks whether a request is held.
 const POLL: Duration = Duration::from_micros(200);
 const OPS: usize = 60;
 
@@ -39,32 +41,32 @@ enum Failure {
     Torn,
     Short,
     LostFlush,
-    /// Its first block fails from then on.
+    /// The first block of the request fails from then on.
     Bad(OpKind),
-    /// All later ones of its kind fail too.
+    /// All later requests of this kind fail, too.
     From(OpKind),
     /// The host has no space for blocks that were never written.
     HostFull,
-    /// No failure: completes only when the power has failed and the medium is taken.
+    /// No failure: the request completes only after power has failed and the medium is taken.
     Late(OpKind),
 }
 
 /// The result of a run.
 #[derive(Clone, Copy, Default)]
 struct Met {
-    /// There was an `nth` request.
+    /// Whether there was an `nth` request.
     struck: bool,
-    /// Power failed while the request was late.
+    /// Whether power failed while the request was late.
     cut: bool,
     requests: u64,
     media: u64,
 }
 
-/// A power failure while a request is late: how many operations had been acknowledged just before
-/// and after, and the medium.
+/// A power failure while a request is late: the numbers of operations acknowledged just before and
+/// after it, and the medium.
 type Cut = (usize, usize, MemDevice);
 
-/// Waits for the late request, and takes the medium as a power failure would leave it then.
+/// Waits until the request is held, and takes the medium that a power failure would leave then.
 struct Watch {
     acked: Arc<AtomicUsize>,
     over: Arc<AtomicBool>,
@@ -104,7 +106,7 @@ impl Failure {
         match self {
             Failure::Plain(kind) => plan.fail(kind, nth, errno::EIO),
             Failure::Torn => plan.torn_write(nth, errno::EIO),
-            // Less than a block, or most of a large write.
+            // Less than a block reaches the medium, or most of a large write.
             Failure::Short => {
                 plan.short_write(nth, if seed.is_multiple_of(2) { 512 } else { 12 << 10 }, errno::EIO)
             }
@@ -117,7 +119,7 @@ impl Failure {
     }
 }
 
-/// A used image, so that there is data to read.
+/// Makes a used image, so that there is data to read.
 fn start(setup: &Setup, seed: u64) -> Result<(MemDevice, Model), String> {
     let profile = Profile { remounts: 0, ..Profile::default() };
     let mut rig = rig::Rig::new(setup.clone())?;
@@ -136,7 +138,7 @@ fn is_shut_down(fs: &FileSystem) -> bool {
     !info["shut_down"].is_null()
 }
 
-/// Every change and fsync must be refused.
+/// Checks that every change and fsync is refused.
 fn check_shut_down(fs: &FileSystem) -> Result<(), String> {
     for i in 0..3 {
         let name = format!("\x01probe {i}");
@@ -192,9 +194,9 @@ fn one_fault(
             }
             let changes = expected.effect.ordered || expected.effect.data.is_some();
             let handles = matches!(op, Op::Open { .. } | Op::Close { .. } | Op::Tmpfile { .. });
-            // An operation in progress when power fails may be present or not. A failed change
-            // counts as one of these, and nothing may follow it that the oracle would take for a
-            // later one.
+            // The medium may contain an operation that was in progress when power failed, or not. A
+            // failed change counts as such an operation. It must be the last one, since the oracle
+            // would take later ones for completed.
             if down || changes || handles {
                 history.push(op, outcome, expected.effect, after);
                 under_way = true;
@@ -232,7 +234,7 @@ fn one_fault(
     let done = history.len() - usize::from(under_way);
     let cut = watch.map_or(Ok(None), Watch::stop)?;
     if late {
-        // A thread of the engine may make the request only now, and no watch releases it any more.
+        // A thread of the engine may make the request only now, when no watch would release it.
         device.heal();
     }
     let media = 2 + u64::from(cut.is_some());
@@ -286,7 +288,7 @@ fn sweep(failure: Failure, setup: Setup, count: u64) {
     assert!(all.len() == 1 || struck > 0, "no fault was ever met");
 }
 
-/// The results of many runs.
+/// Sums over many runs.
 #[derive(Default)]
 struct Counts {
     runs: u64,
@@ -306,7 +308,7 @@ impl Counts {
     }
 }
 
-/// The failure begins at every request of a workload in turn, or at every `stride`-th.
+/// Lets the failure begin at every request of a workload in turn, or at every `stride`-th.
 fn enumerate(
     setup: &Setup,
     start: &(MemDevice, Model),
@@ -339,7 +341,7 @@ fn enumerate(
     }
 }
 
-/// Every request of a workload fails in each way once, and is late once.
+/// Each request of a workload fails once in each way, and is late once.
 #[test]
 fn every_request_fails_once() {
     const WAYS: [Failure; 15] = [
@@ -359,7 +361,7 @@ fn every_request_fails_once() {
         Failure::Late(OpKind::Write),
         Failure::Late(OpKind::Flush),
     ];
-    // With debug assertions, fewer seeds.
+    // A build with debug assertions is slower, and runs fewer seeds.
     let all = seeds(if cfg!(debug_assertions) { 2 } else { 20 });
     let mut counts = Counts::default();
     for &seed in &all {
@@ -378,7 +380,7 @@ fn every_request_fails_once() {
     assert!(late > 20 * of_each && cut > late / 10 * 9, "{cut} power failures in {late} late requests");
 }
 
-/// Names that do not change: they make the tree larger than its cache.
+/// Adds names that do not change, so that the tree is larger than its cache.
 fn filled(setup: &Setup, (medium, mut model): (MemDevice, Model)) -> Result<(MemDevice, Model), String> {
     let device = Arc::new(SimDevice::new(medium));
     device.stop_recording();
@@ -449,7 +451,7 @@ fn a_failed_read() {
     sweep(Failure::Plain(OpKind::Read), Setup::cramped(), 46);
 }
 
-/// The device fails completely under writers: all of them end with an error, and everything
+/// The device fails completely while writers run. All writers end with an error, and everything
 /// acknowledged survives.
 #[test]
 fn a_dead_device() {
@@ -483,8 +485,8 @@ fn a_dead_device() {
     }
 }
 
-/// One request of many writers is late: the others continue, and no call that waits for it has
-/// returned when power fails.
+/// One request is late while many writers run. The other writers continue. When power fails, no
+/// call that waits for the request has returned.
 #[test]
 fn a_late_request_under_writers() {
     use kedge_sim::backend::{Backend, InProcess};
@@ -506,8 +508,8 @@ fn a_late_request_under_writers() {
                 std::thread::sleep(POLL);
             }
             let start = writers.operations();
-            // Later in some runs, so that the others have reached what must not overtake the
-            // request.
+            // In some runs the request is released later, so that the other threads have reached
+            // the operations that must not overtake it.
             std::thread::sleep(LATE * (seed % 4) as u32);
             let acked = writers.snapshot();
             let medium = device.crash(seed);
@@ -529,5 +531,5 @@ fn a_late_request_under_writers() {
         went_on += u64::from(result.unwrap_or_else(|e| panic!("{what}: {e}")) > 0);
     }
     println!("{} late requests, in {went_on} of them others went on", all.len());
-    assert!(all.len() == 1 || went_on > 0, "a late request holds up everybody");
+    assert!(all.len() == 1 || went_on > 0, "a late request stops all threads");
 }

@@ -1,4 +1,4 @@
-//! Trees are forked, changed, renamed and deleted, and power fails at any moment.
+//! Trees are forked, changed, renamed and deleted, with power failures at any event.
 
 use crate::common::seeds;
 use kedge_device::sim::StatePlan;

@@ -1,5 +1,5 @@
-//! The written-down fsync cases, with power failures that lose everything unflushed, nothing, or
-//! parts of it.
+//! The written-down fsync cases. A power failure loses everything unflushed, nothing, or parts of
+//! it.
 
 use kedge_base::HANG;
 use kedge_device::sim::Choice;

@@ -1,4 +1,4 @@
-//! Limits are set, changed and removed beside writes, and power fails at any moment.
+//! Limits are set, changed and removed between writes, with power failures at any event.
 
 use kedge_device::sim::StatePlan;
 use kedge_sim::limits::check;

@@ -44,7 +44,7 @@ fn crashes_with_a_small_log_and_cache() {
     }
 }
 
-/// The random clones are no idle calls: most share blocks.
+/// The random clones really share blocks, most of them.
 #[test]
 fn random_clones_share_blocks() {
     let profile = Profile { remounts: 0, extremes: 0, clones: 300, ..Profile::default() };
@@ -62,7 +62,8 @@ fn random_clones_share_blocks() {
     assert!(clones > 100 && done * 3 > clones, "{done} of {clones} clones");
 }
 
-/// One directory with many names: leaves split, hashes collide, readdir continues from cookies.
+/// One directory with many names: leaves are split, hashes collide, and readdir continues from
+/// cookies.
 #[test]
 fn large_files_and_many_names() {
     for seed in seeds(3) {
@@ -91,7 +92,7 @@ fn a_given_list_of_operations() {
     }
 }
 
-/// Forks, deletions and replacements of trees, and limits, among all other operations.
+/// Forks, deletions and replacements of trees, and limits, between all other operations.
 #[test]
 fn trees_are_those_of_the_model() {
     let mut done = 0;

@@ -1,9 +1,9 @@
 //! The file system on a device of another process, through NBD.
 //!
-//! 1. The crash oracle over the protocol: random operations, and the server's power fails.
+//! 1. The crash oracle across the protocol: random operations, and the server's power fails.
 //! 2. nbdkit with its filters: a server that delays, fails, or is killed. Everything acknowledged
 //!    survives.
-//! 3. Servers that lie about flushes and FUA: the same checks must catch them.
+//! 3. Servers that falsely acknowledge flushes and FUA: the same checks must detect them.
 
 use crate::common::seeds;
 use kedge_base::{Clock, HANG, Ino, ManualClock};
@@ -30,8 +30,8 @@ fn connect(uri: &str) -> Result<Arc<dyn Device>, String> {
     kedge_device::open(&location, OpenOptions::default()).map_err(|e| e.to_string())
 }
 
-/// Runs random operations through a server, and returns the server's medium and the history of
-/// promises.
+/// Runs random operations through a server. Returns the server's device and the history for the
+/// oracle.
 fn record(setup: &Setup, seed: u64, manners: Manners) -> Result<(Arc<SimDevice>, History), String> {
     let dir = tempfile::tempdir().map_err(|e| e.to_string())?;
     let medium = Arc::new(SimDevice::new(rig::format(setup.image, setup.log)?));
@@ -60,7 +60,7 @@ fn record(setup: &Setup, seed: u64, manners: Manners) -> Result<(Arc<SimDevice>,
     Ok((medium, history))
 }
 
-/// The server's power fails at random moments.
+/// Lets the server's power fail at random events.
 fn crash(setup: &Setup, seed: u64, manners: Manners) -> Result<(), String> {
     let (medium, history) = record(setup, seed, manners)?;
     let recording = medium.recording();
@@ -91,7 +91,7 @@ fn small() -> Setup {
 #[test]
 fn what_is_promised_holds_through_the_protocol() {
     let honest = Manners::default();
-    // Flags 5: flush, but neither FUA nor several connections.
+    // Flags 5: the server supports flush, but neither FUA nor several connections.
     for seed in seeds(6) {
         let manners = match seed % 3 {
             0 => honest,
@@ -105,7 +105,7 @@ fn what_is_promised_holds_through_the_protocol() {
     }
 }
 
-/// The oracle proves nothing if it misses a server that lies.
+/// The oracle would prove nothing if it missed a server with false acknowledgements.
 #[test]
 fn the_oracle_catches_servers_that_lie() {
     let honest = Manners::default();
@@ -117,14 +117,14 @@ fn the_oracle_catches_servers_that_lie() {
         let caught = (0..40u64)
             .find_map(|seed| within(HANG, "a lying server", move || crash(&small(), seed, manners)).err());
         let caught = caught.unwrap_or_else(|| panic!("{manners:?} was not noticed"));
-        // Caught by the crash, not by an earlier error.
+        // The crash must reveal it, not an earlier error.
         assert!(caught.starts_with("power fails"), "{caught}");
         println!("{manners:?}: {}", caught.lines().next().unwrap_or_default());
     }
 }
 
-/// Writers run until the server gives up, and end with EIO. Then its power fails, and everything it
-/// acknowledged survives.
+/// Runs writers until the server closes the connection; they end with EIO. Then the server's power
+/// fails, and everything that it acknowledged survives.
 fn given_up(seed: u64, manners: Manners) -> Result<(), String> {
     let setup = small();
     let dir = tempfile::tempdir().map_err(|e| e.to_string())?;
@@ -159,7 +159,7 @@ fn given_up(seed: u64, manners: Manners) -> Result<(), String> {
     Ok(())
 }
 
-/// At any point, with many requests in flight.
+/// The server does so at any point, with many requests in flight.
 #[test]
 fn a_server_that_breaks_off_or_falls_silent_loses_nothing() {
     for seed in seeds(6) {
@@ -174,14 +174,14 @@ fn a_server_that_breaks_off_or_falls_silent_loses_nothing() {
             panic!("KEDGE_SEED={seed} {manners:?}: {e}");
         }
     }
-    // The same check catches a server that also lies.
+    // The same check detects a server that also acknowledges falsely.
     let lies = Manners { ignores_flush: true, ignores_fua: true, cut_after: 900, ..Manners::default() };
     let caught =
         within(HANG, "a lying server", move || given_up(1, lies)).expect_err("the lies were not noticed");
     assert!(caught.starts_with("None") || caught.starts_with("Torn"), "{caught}");
 }
 
-/// An nbdkit process, killed on drop.
+/// An nbdkit process, which is killed on drop.
 struct Nbdkit {
     child: Child,
     dir: PathBuf,
@@ -213,7 +213,7 @@ impl Nbdkit {
         FileSystem::open(device, Arc::new(ManualClock::default()), quiet()).unwrap()
     }
 
-    /// Its cache is lost with it.
+    /// Kills the server. Its cache is lost.
     fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
@@ -222,13 +222,13 @@ impl Nbdkit {
 
 impl Drop for Nbdkit {
     fn drop(&mut self) {
-        // It may have been killed before.
+        // The process may already have been killed.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Only fsync makes anything durable.
+/// Options with which only fsync makes anything durable.
 fn quiet() -> MountOptions {
     MountOptions { commit: Duration::from_secs(3600), cache_size: 16 << 20, ..MountOptions::default() }
 }
@@ -251,7 +251,7 @@ fn bytes(n: u32) -> Vec<u8> {
     (0..5000 + n * 700).flat_map(|i| (i ^ n << 20).to_le_bytes()).collect()
 }
 
-/// Creates a file and fsyncs it. Every second one is also overwritten in place.
+/// Creates a file and fsyncs it. Every second file is also overwritten in place.
 fn put(fs: &FileSystem, n: u32) -> Result<(), kedgefs::Error> {
     let name = format!("file-{n}");
     let ino = fs.create(Ino::ROOT, name.as_bytes(), 0o644, Owner::default())?.ino;
@@ -267,7 +267,7 @@ fn put(fs: &FileSystem, n: u32) -> Result<(), kedgefs::Error> {
     fs.fsync(ino, false)
 }
 
-/// Whether the image is clean, and each of these files is as acknowledged.
+/// Checks that the image is clean, and that each acknowledged file is complete.
 fn judge(dir: &Path, acknowledged: &[u32]) -> Result<(), String> {
     let bytes_of_image = std::fs::read(dir.join("image")).map_err(|e| e.to_string())?;
     let medium = MemDevice::new(bytes_of_image.len() as u64);
@@ -294,7 +294,7 @@ fn judge(dir: &Path, acknowledged: &[u32]) -> Result<(), String> {
     Ok(())
 }
 
-/// Kills the server after 20 files; everything acknowledged survives.
+/// Kills the server after 20 files. Everything acknowledged survives.
 fn killed(words: &str) -> Result<(), String> {
     let dir = tempfile::tempdir().unwrap();
     make_image(dir.path());
@@ -322,7 +322,7 @@ fn a_killed_server_loses_nothing_that_was_acknowledged() {
     }
 }
 
-/// The same with servers that acknowledge a flush and keep everything in memory.
+/// The check must fail with servers that acknowledge a flush and keep everything in memory.
 #[test]
 fn a_killed_server_that_lied_is_caught() {
     if no_nbdkit() {
@@ -336,7 +336,7 @@ fn a_killed_server_that_lied_is_caught() {
     }
 }
 
-/// The server begins to fail requests: fsync reports it, and everything acknowledged before
+/// The server begins to fail requests. fsync reports that, and everything acknowledged before
 /// survives.
 #[test]
 fn a_server_that_fails_is_no_lie() {
@@ -364,7 +364,7 @@ fn a_server_that_fails_is_no_lie() {
     }
 }
 
-/// Failed reads are errors of their readers, and of no later call.
+/// A failed read is an error for its reader, and for no later call.
 #[test]
 fn a_server_that_cannot_read_for_a_while_is_told_of() {
     if no_nbdkit() {
@@ -379,7 +379,7 @@ fn a_server_that_cannot_read_for_a_while_is_told_of() {
     );
     let fs = server.open();
     put(&fs, 3).unwrap();
-    // So that nothing is left in memory or in the log.
+    // After the close nothing is left in memory or in the log.
     fs.close().unwrap();
     drop(fs);
     let fs = server.open();

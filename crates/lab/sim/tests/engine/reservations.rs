@@ -1,10 +1,10 @@
 //! No record needs more log bytes or tree nodes than its operation reserved.
 //!
-//! Random operations on files with the worst extents: preallocated pieces, holes, fragments, blocks
-//! whose newest bytes are in the log, written blocks inside unwritten extents. The log has 1 MiB,
-//! and the image fills up repeatedly. A debug build asserts at each commit that the record fits its
-//! reservation. Here the bytes are compared with a model, operations that free space never fail,
-//! and the smallest unused reservation is printed.
+//! Random operations run on files with the most expensive extents: preallocated pieces, holes,
+//! fragments, blocks whose newest bytes are in the log, written blocks inside unwritten extents.
+//! The log has 1 MiB, and the image is full repeatedly. A debug build asserts at each commit that
+//! the record fits its reservation. This test compares the bytes with a model, checks that
+//! operations that free space never fail, and prints the smallest unused part of a reservation.
 
 use crate::common::seeds;
 use kedge_base::{HANG, ManualClock, spawn_named};
@@ -23,7 +23,7 @@ const FILE_BLOCKS: usize = 600;
 const FILES: usize = 4;
 const STEPS: usize = 500;
 
-/// For each kind of record: count, fewest log bytes left, fewest nodes left.
+/// For each kind of record: count, fewest unused log bytes, fewest unused nodes.
 type Slack = BTreeMap<String, [u64; 3]>;
 
 fn slack(fs: &FileSystem) -> Result<Slack, String> {
@@ -57,11 +57,11 @@ struct Sweep {
     fs: Arc<FileSystem>,
     rng: SmallRng,
     files: Vec<File>,
-    /// Something was refused for lack of space.
+    /// Whether an operation was refused for lack of space.
     full: bool,
 }
 
-/// An operation that takes space may fail with ENOSPC only. Returns whether it succeeded.
+/// Accepts success or ENOSPC from an operation that takes space. Returns the result of a success.
 fn done<T>(what: &str, result: kedgefs::Result<T>) -> Result<Option<T>, String> {
     match result {
         Ok(value) => Ok(Some(value)),
@@ -70,7 +70,7 @@ fn done<T>(what: &str, result: kedgefs::Result<T>) -> Result<Option<T>, String> 
     }
 }
 
-/// An operation that frees space never fails.
+/// Accepts only success, since an operation that frees space never fails.
 fn freed<T>(what: &str, result: kedgefs::Result<T>) -> Result<T, String> {
     result.map_err(|e| format!("{what}, which frees space: {e}"))
 }
@@ -92,14 +92,14 @@ impl Sweep {
         Ok(sweep)
     }
 
-    /// A range of blocks, mostly short ones.
+    /// Returns a range of blocks, which is mostly short.
     fn range(&mut self) -> (usize, usize) {
         let most = if self.rng.random_bool(0.1) { 200 } else { 6 };
         let len = self.rng.random_range(1..=most);
         (self.rng.random_range(0..FILE_BLOCKS - len), len)
     }
 
-    /// Separate preallocated pieces, then a write in the middle of each.
+    /// Preallocates separate pieces, then writes to the middle of each.
     fn middles(&mut self, n: usize) -> Result<(), String> {
         let (first, count) = (self.rng.random_range(0..40), self.rng.random_range(8..60));
         for piece in 0..count {
@@ -143,7 +143,7 @@ impl Sweep {
         Ok(())
     }
 
-    /// Every accepted write finds space.
+    /// Syncs a file: every accepted write finds space.
     fn fsync(&mut self, n: usize) -> Result<(), String> {
         self.fs.fsync(self.files[n].ino, self.rng.random()).map_err(|e| format!("fsync: {e}"))
     }
@@ -169,7 +169,7 @@ impl Sweep {
         Ok(())
     }
 
-    /// Collapse or insert.
+    /// Collapses or inserts a range.
     fn shift(&mut self, n: usize, collapse: bool, at: usize, len: usize) -> Result<(), String> {
         let file = &mut self.files[n];
         let size = file.bytes.len();
@@ -185,7 +185,7 @@ impl Sweep {
         Ok(())
     }
 
-    /// Takes all remaining space, and frees it after a few steps.
+    /// Takes all remaining space, runs some steps on the full image, and frees the space.
     fn fill(&mut self) -> Result<(), String> {
         let name = format!("fill {}", self.files[0].name);
         let Some(attr) = done("create", self.fs.create(Ino::ROOT, name.as_bytes(), 0o644, OWNER))? else {
@@ -282,7 +282,7 @@ impl Sweep {
     }
 }
 
-/// Returns the slack, and whether the image was ever full.
+/// Runs the operations. Returns the unused reservations, and whether the image was ever full.
 fn sweep(seed: u64, threads: usize) -> Result<(Slack, bool), String> {
     let image = [20 << 20, 32 << 20, 64 << 20][seed as usize % 3];
     let setup = Setup { image, log: 1 << 20, ..Setup::cramped().switched(seed) };

@@ -1,4 +1,4 @@
-//! An image changes its size, and power fails at any moment.
+//! An image changes its size, with power failures at any event.
 
 use kedge_device::sim::StatePlan;
 use kedge_sim::resize::{Course, GROWTH, SHRINK, check};

@@ -1,4 +1,4 @@
-//! Ways to track dirty inodes: each keeps the rules of [`DirtySet`], and sync keeps its promise
+//! Ways to track dirty inodes: each obeys the rules of [`DirtySet`], and sync keeps its promise
 //! with each.
 
 use crate::common::seeds;
@@ -26,7 +26,7 @@ fn numbers(handles: &[DirtyHandle]) -> BTreeSet<Ino> {
     inos
 }
 
-/// Random calls, compared with a plain map.
+/// Makes random calls and compares the set with a plain map.
 fn keeps_the_rules(set: &dyn DirtySet, seed: u64) {
     let mut rng = SmallRng::seed_from_u64(seed);
     let mut model: BTreeMap<Ino, Duration> = BTreeMap::new();
@@ -65,7 +65,7 @@ fn keeps_the_rules(set: &dyn DirtySet, seed: u64) {
         }
         assert_eq!((set.len(), set.is_empty()), (model.len(), model.is_empty()));
     }
-    // A pass that writes the inodes it is given comes to an end.
+    // A pass that writes the inodes that it is given must end.
     for _ in 0..model.len() {
         for handle in set.batch(8, &|_| false, &OldestFirst) {
             set.remove(handle.ino());
@@ -83,7 +83,7 @@ fn each_way_of_tracking_keeps_the_rules() {
     }
 }
 
-/// Wraps a set, counts its calls, and may lose inodes.
+/// Wraps a set, counts its calls, and loses inodes if `forgets` is set.
 #[derive(Default)]
 struct Watched {
     set: Deltas,
@@ -123,7 +123,7 @@ impl DirtySet for Watched {
     }
 }
 
-/// The sets that the options made, for tests to inspect.
+/// The sets that the mount options made, so that tests can inspect them.
 static MADE: Mutex<Vec<Arc<Watched>>> = Mutex::new(Vec::new());
 
 fn made(forgets: bool) -> Arc<dyn DirtySet> {
@@ -132,7 +132,7 @@ fn made(forgets: bool) -> Arc<dyn DirtySet> {
     set
 }
 
-/// The number of files that a crash after a sync loses.
+/// Returns the number of files that are lost by a crash after a sync.
 fn lost_after_a_sync(make: fn() -> Arc<dyn DirtySet>) -> usize {
     const FILES: u8 = 60;
     let device = Arc::new(SimDevice::new(rig::format(64 << 20, 8 << 20).unwrap()));
@@ -163,8 +163,8 @@ fn lost_after_a_sync(make: fn() -> Arc<dyn DirtySet>) -> usize {
         .count()
 }
 
-/// Files that do not fit into the cache: the background writes what the set yields, and sync the
-/// rest.
+/// The files do not fit into the cache: background writeback writes what the set yields, and sync
+/// the rest.
 #[test]
 fn a_program_may_bring_its_own_tracking() {
     assert_eq!(lost_after_a_sync(|| made(false)), 0);
@@ -173,7 +173,7 @@ fn a_program_may_bring_its_own_tracking() {
     assert!(set.is_empty());
 }
 
-/// Proves that the check above can fail, since sync depends on the set.
+/// Proves that the check above can fail: sync depends on the set.
 #[test]
 fn what_a_set_forgets_is_lost() {
     assert!(lost_after_a_sync(|| made(true)) > 0);

@@ -6,8 +6,7 @@
 use kedge_sim::explore::{Explorer, Plan, Tally, base_image};
 use kedge_sim::workload::Catalogue;
 
-/// Explores the workloads of `skeletons` that have such an operation, of which one in `one_in`
-/// variants.
+/// Explores workloads of `skeletons` that contain such an operation: one in `one_in` variants.
 fn explore(seq: u8, seed: u64, skeletons: impl Iterator<Item = u64>, one_in: u64, plan: Plan) -> Tally {
     let catalogue = Catalogue::new(seq, seed);
     let mut explorer = Explorer::new(&base_image(false).unwrap(), plan);

@@ -1,5 +1,5 @@
-//! Sweeps over failing devices, each run checked by the rules of [`kedge_sim::trouble`]: threads,
-//! small caches, a tree larger than its cache, the commit timer and the flushers.
+//! Sweeps over failing devices. Each run is checked by the rules of [`kedge_sim::trouble`], with
+//! threads, small caches, a tree larger than its cache, the commit timer and the flushers.
 //!
 //! Each sweep prints its counts. `KEDGE_FAULT=BadBlock` selects the faults whose names contain the
 //! text, `KEDGE_SEED` and `KEDGE_RUNS` the seeds.
@@ -42,7 +42,7 @@ fn sweep(name: &str, scene: &Scene, count: u64) {
     );
 }
 
-/// With debug assertions, a few seeds of each.
+/// Returns `count`, or a few seeds in a build with debug assertions, which is slower.
 fn share(count: u64) -> u64 {
     if cfg!(debug_assertions) { count.div_ceil(10) } else { count }
 }

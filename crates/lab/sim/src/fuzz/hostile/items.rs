@@ -1,4 +1,4 @@
-//! Absurd values in nodes of the tree, and items that a tree would not have.
+//! Absurd values in nodes of the tree, and additional items that contradict the tree.
 
 use super::super::damage::{IMAGE, put};
 use super::super::fields::{CORE, LIMIT_FIELDS, NODE_HEADER, TREE_FIELDS};
@@ -38,7 +38,7 @@ impl Liar {
         self.lie(format!("node {addr} of level {level}: {name} {n}"));
     }
 
-    /// An item; all kinds, including a child pointer, are equally likely.
+    /// Changes an item. All kinds of items, and child pointers, are equally likely.
     pub(super) fn item(&mut self) {
         let kind = match self.sb.checkpoint.trees {
             Some(_) if self.rng.random_bool(0.4) => TREE,
@@ -115,7 +115,7 @@ impl Liar {
         format!("{name} {n}")
     }
 
-    /// Inserts an item where the tree would search for it.
+    /// Inserts an item in the leaf in which a lookup would search for it.
     pub(super) fn new_item(&mut self) {
         let (key, value) = self.made_item();
         let mut at = self.sb.checkpoint.root;
@@ -164,7 +164,7 @@ impl Liar {
             2 | 3 => {
                 let name = [b'a' + self.rng.random_range(0..26u8)];
                 let kind = self.one(&FileKind::ALL).dtype();
-                // A directory inside itself or a descendant: a walk along names returns to it.
+                // A directory inside itself or a descendant: a walk along names never ends.
                 let circle = self.rng.random_bool(0.4);
                 let (ino, target, kind) = match circle {
                     true => (self.dir(), self.dir(), FileKind::Directory.dtype()),
@@ -199,7 +199,8 @@ impl Liar {
                 let len = self.one(&[4097, 8192, 9000, 65536]);
                 let items = Xattr { name, value: &vec![7; len] }.items();
                 let nth = self.rng.random_range(0..items.len());
-                // One item alone: an attribute without its parts, or a part without its attribute.
+                // Only one item of the value: an attribute without its parts, or a part without its
+                // attribute.
                 (Key { ino, kind: 2, offset: slot + nth as u64 }, items[nth].clone())
             }
             9 => {
@@ -221,6 +222,4 @@ impl Liar {
             ..InodeCore::default()
         }
     }
-
-    // The log
 }

@@ -1,4 +1,4 @@
-//! What must hold for each image, however absurd its values.
+//! Checks what must hold for each image, however absurd its values are.
 
 use super::super::change_names;
 use super::super::damage::mount_options;
@@ -20,13 +20,13 @@ use std::sync::Arc;
 pub struct Verdict {
     pub opens: bool,
     pub clean: bool,
-    /// Repaired by `fsck -p`, or found clean.
+    /// Whether `fsck -p` repaired the image or found it clean.
     pub preened: bool,
-    /// Repaired by `fsck -y`, or found clean.
+    /// Whether `fsck -y` repaired the image or found it clean.
     pub repaired: bool,
 }
 
-/// Judges an image by the rules of [`super`]. The error names the contradiction.
+/// Judges an image by the rules of [`super`]. The error describes the violation.
 pub fn judge(medium: &MemDevice) -> Result<Verdict, String> {
     let mut verdict = Verdict { opens: use_it(medium.fork()).is_ok(), ..Verdict::default() };
     let report = check(medium.fork());
@@ -70,12 +70,12 @@ fn check(medium: MemDevice) -> kedge_fsck::Report {
     kedge_fsck::check(Arc::new(medium), &options)
 }
 
-/// Checks that a second check finds nothing, mounts of both kinds work, and use leaves a clean
-/// image.
+/// Checks that a second fsck finds nothing, that read-only and read-write mounts work, and that the
+/// image is clean after use.
 fn sound(medium: &MemDevice, why: &str) -> Result<(), String> {
     let report = check(medium.fork());
     if !report.is_clean() {
-        return Err(format!("{why}, yet a second look says: {report}"));
+        return Err(format!("{why}, yet a second fsck reports: {report}"));
     }
     let options = MountOptions { read_only: true, ..mount_options() };
     let fs = FileSystem::open(Arc::new(medium.fork()), Arc::new(ManualClock::default()), options)
@@ -96,8 +96,8 @@ fn sound(medium: &MemDevice, why: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether a counter is so close to its last value that use may pass it. Only a crafted image can
-/// be ended by use in this way.
+/// Whether a counter is so close to its maximum that use may exceed it. Only a crafted image can
+/// come to that.
 fn ends_soon(medium: &MemDevice) -> bool {
     newest(medium).is_some_and(|sb| {
         let c = &sb.checkpoint;
@@ -106,7 +106,8 @@ fn ends_soon(medium: &MemDevice) -> bool {
     })
 }
 
-/// Opens, walks, changes and closes. A hostile image should give errors.
+/// Opens, walks, changes and closes the image. A hostile image may return errors, but must not
+/// panic.
 fn use_it(medium: MemDevice) -> Result<(), kedgefs::Error> {
     let fs = FileSystem::open(Arc::new(medium), Arc::new(ManualClock::default()), mount_options())?;
     let _ = View::of(&fs);
@@ -155,7 +156,7 @@ fn change_trees(fs: &FileSystem) {
     let _ = fs.reclaim();
 }
 
-/// Sets limits, and works below those that there are.
+/// Sets limits, and works in directories below existing ones.
 fn change_limits(fs: &FileSystem) {
     let set = SetLimit { bytes: Some(Some(64 << 10)), files: Some(Some(50)) };
     for limit in fs.limits().iter().take(20) {
@@ -169,10 +170,11 @@ fn change_limits(fs: &FileSystem) {
     let _ = fs.lookup(Ino::ROOT, b"many").map(|many| fs.set_limit(many.ino, set));
 }
 
-/// Names that [`roam`] follows: directories may contain one another in cycles.
+/// Limit of names that [`roam`] follows, since directories may contain one another in cycles.
 const ROAM_MAX: usize = 120;
 
-/// Follows names without remembering where it was, and moves, links and removes what it finds.
+/// Follows names without remembering visited directories, and moves, links and removes what it
+/// finds.
 fn roam(fs: &FileSystem) {
     let (mut queue, mut found) = (vec![Ino::ROOT], Vec::new());
     while let Some(dir) = queue.pop().filter(|_| found.len() < ROAM_MAX) {

@@ -31,7 +31,7 @@ impl Liar {
         self.lie(format!("log: {}", what.join(", ")));
     }
 
-    /// A valid log write at the head of the log.
+    /// Returns a valid log write at the head of the log.
     pub(super) fn log_write(&self, payload: &[u8], records: u32) -> Vec<u8> {
         let blocks = (HEADER_SIZE + payload.len()).div_ceil(BLOCK_SIZE);
         let c = &self.sb.checkpoint;
@@ -127,8 +127,8 @@ impl Liar {
         }
     }
 
-    /// A file of a huge size, and an edit of a huge part of it: neither has an effect without the
-    /// other.
+    /// Appends a huge size of a file and an edit of a huge range of it. Each needs the other to
+    /// have an effect.
     fn huge_file(&mut self, out: &mut Vec<u8>) -> String {
         let (ino, size) = (self.one(&self.inside.keys).ino.max(1), self.one(&[1 << 40, FILE_SIZE_MAX]));
         let (tag, offset) = (self.one(&[7, 8]), self.one(&[0, 1, 4096]));
@@ -161,7 +161,8 @@ impl Liar {
         out.extend_from_slice(&ino.to_le_bytes());
         out.extend_from_slice(&u32::to_le_bytes(mask));
         let core = self.core().encode();
-        // Mode to nlink, size to ctime, then their nanoseconds: the order of the mask's bits.
+        // The order of the mask's bits: mode to nlink, size to ctime, then the nanoseconds of the
+        // times.
         let fields = [0, 4, 8, 12, 16].map(|at| (at, 4)).into_iter();
         let fields = fields.chain([24, 32, 40, 48, 56].map(|at| (at, 8)));
         for (bit, (at, len)) in fields.enumerate() {

@@ -65,8 +65,6 @@ impl Liar {
         put(&self.medium, block.byte_offset(), &bytes);
     }
 
-    // Superblock, index and bitmaps
-
     pub(super) fn slot(&mut self) {
         match self.rng.random_range(0..10) {
             0..3 => self.geometry(),
@@ -108,7 +106,7 @@ impl Liar {
         self.lie(format!("slots: {name} {n}"));
     }
 
-    /// Changes the checkpoint's number in its slot and in its index.
+    /// Changes the checkpoint's generation in its slot and in its index.
     fn generation(&mut self) {
         let was = self.sb.checkpoint.generation;
         let n = self.number(was.0);
@@ -161,6 +159,4 @@ impl Liar {
         put(&self.medium, structure.at, &bytes);
         self.lie(format!("bitmap: {fill:#x} in {range:?}"));
     }
-
-    // Nodes and items
 }
