@@ -1,12 +1,13 @@
 //! A Ceph cluster on this machine, for tests: one monitor and a few OSDs, no manager, a pool `rbd`,
 //! and the users `admin` and `fs`; `fs` has the capabilities that docs/DISTRIBUTED.md requires.
 //!
-//! All its files are in one directory. A shell, the *keeper*, waits for the end of this process,
-//! then kills the daemons and removes the directory. So nothing is left behind when a test panics
-//! or is killed.
+//! All files of the cluster are in one directory. A shell, the *keeper*, waits for the end of this
+//! process, then kills the daemons and removes the directory. So nothing is left behind when a test
+//! panics or is killed.
 //!
-//! A cluster can have its own network: a namespace, in which the keeper runs, with the address
-//! [`ADDRESS`]. [`Cluster::connect`] connects other namespaces to it: those of simulated hosts.
+//! A cluster can have a network namespace of its own, in which the keeper runs. The cluster's
+//! address there is [`ADDRESS`]. [`Cluster::connect`] connects the namespaces of simulated hosts to
+//! it.
 
 #![forbid(unsafe_code)]
 
@@ -25,7 +26,7 @@ use std::time::Duration;
 
 /// The cluster's address in its own network.
 pub const ADDRESS: &str = "10.77.0.1";
-/// The user that mounts file systems, without `client.`.
+/// The Ceph user that mounts file systems, without the prefix `client.`.
 pub const USER: &str = "fs";
 
 /// The pool that every cluster has.
@@ -34,8 +35,9 @@ const MON: &str = "mon.a";
 const PORT: u16 = 3300;
 const PROGRAMS: &[&str] =
     &["ceph-mon", "ceph-osd", "ceph", "rbd", "ceph-authtool", "monmaptool", "ip", "nsenter", "unshare"];
-/// Runs until its standard input ends. `$1` is the directory. Kills a process only if it is one of
-/// Ceph's: a number in a pid file may have been reused.
+/// The script of the keeper; `$1` is the cluster's directory. It waits until its standard input
+/// ends. It kills a process only if that is a Ceph daemon, since a number in a pid file may have
+/// been reused.
 const KEEPER: &str = r#"
 cat >/dev/null
 for file in "$1"/*.pid; do
@@ -44,13 +46,14 @@ for file in "$1"/*.pid; do
 done
 for try in 1 2 3 4 5; do rm -rf "$1" && exit; sleep 0.2; done
 "#;
-/// Limit in seconds for a command of Ceph's.
+/// Limit in seconds for a command of Ceph.
 const COMMAND_SECS: &str = "60";
 
 /// Where the OSDs keep their data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Store {
-    /// In memory: lost when the OSD is killed. After a restart it fetches the data from other OSDs.
+    /// In memory: the data is lost when the OSD is killed. A restarted OSD fetches it from other
+    /// OSDs.
     Memory,
     /// In files, as in production.
     Disk,
@@ -58,17 +61,17 @@ pub enum Store {
 
 #[derive(Clone, Debug)]
 pub struct Layout {
-    /// Each object has this many copies.
+    /// Number of OSDs. Each of them has a copy of each object.
     pub osds: usize,
     pub store: Store,
-    /// In its own network namespace, which needs root.
+    /// Whether the cluster has a network namespace of its own, which needs root.
     pub apart: bool,
-    /// Settings of the monitor and the OSDs.
+    /// Further settings of the monitor and the OSDs: names and values.
     pub settings: Vec<(String, String)>,
 }
 
 impl Layout {
-    /// Two OSDs in memory, or with `KEDGE_LONG=1` three that write files.
+    /// Two OSDs that keep data in memory, or with `KEDGE_LONG=1` three that write files.
     pub fn usual() -> Layout {
         let long = std::env::var_os("KEDGE_LONG").is_some_and(|v| v == "1");
         let (osds, store) = if long { (3, Store::Disk) } else { (2, Store::Memory) };
@@ -84,7 +87,8 @@ pub struct Cluster {
     daemons: Mutex<BTreeMap<String, Child>>,
 }
 
-/// Whether Ceph is not installed; then the calling test is skipped and counted.
+/// Returns whether a program of Ceph is not installed, and then notes that the calling test is
+/// skipped.
 #[track_caller]
 pub fn is_missing() -> bool {
     let missing = missing();
@@ -95,23 +99,24 @@ pub fn is_missing() -> bool {
     !missing.is_empty()
 }
 
-/// What separate hosts need: namespaces, and a veth pair between two of them.
+/// A script that tries what tests with separate hosts need: a UTS and a network namespace, and a
+/// veth pair.
 const APART: &str = "echo probe >/proc/sys/kernel/hostname
 ip link set lo up
 ip link add kedge0 type veth peer name kedge1";
 
-/// Whether this machine allows no network namespaces, as in many containers or without root; then
-/// the calling test is skipped and counted.
+/// Returns whether this machine allows no network namespaces, as many containers do and without
+/// root, and then notes that the calling test is skipped.
 #[track_caller]
 pub fn is_confined() -> bool {
     let why = confinement(APART);
     if let Some(why) = &why {
-        kedge_base::skip::note(&format!("no hosts of their own can be played here: {why}"));
+        kedge_base::skip::note(&format!("no separate hosts can be simulated here: {why}"));
     }
     why.is_some()
 }
 
-/// Why a script fails in its own namespaces.
+/// Runs a script in namespaces of its own. Returns the reason if it fails.
 fn confinement(script: &str) -> Option<String> {
     let mut command = Command::new("unshare");
     command.args(["--mount", "--net", "--uts", "--propagation", "private", "sh", "-euc", script]);
@@ -122,7 +127,7 @@ fn confinement(script: &str) -> Option<String> {
     }
 }
 
-/// Programs that are not installed.
+/// The needed programs that are not installed.
 pub fn missing() -> Vec<&'static str> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let there = |program: &str| std::env::split_paths(&path).any(|dir| dir.join(program).exists());
@@ -156,7 +161,7 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// The configuration, for programs that use the cluster.
+    /// Path of the configuration file, for programs that use the cluster.
     pub fn conf(&self) -> PathBuf {
         self.dir.join("ceph.conf")
     }
@@ -307,17 +312,17 @@ osd_class_update_on_start = false
         noted.with_context(|| format!("note the number of {name}"))
     }
 
-    /// `osd.0` and so on.
+    /// Names of the OSDs: `osd.0` and so on.
     pub fn osds(&self) -> Vec<String> {
         (0..self.layout.osds).map(|number| format!("osd.{number}")).collect()
     }
 
-    /// `mon.a` and the OSDs.
+    /// Names of all daemons: `mon.a` and the OSDs.
     pub fn names(&self) -> Vec<String> {
         [MON.to_owned()].into_iter().chain(self.osds()).collect()
     }
 
-    /// Kills a daemon. Data that an OSD has only in memory is lost.
+    /// Kills a daemon. An OSD that keeps data in memory loses it.
     pub fn kill(&self, name: &str) -> Result<()> {
         let Some(mut child) = self.daemons.lock().remove(name) else { bail!("{name} does not run") };
         child.kill().with_context(|| format!("kill {name}"))?;
@@ -397,8 +402,8 @@ osd_class_update_on_start = false
         Ok(PORT)
     }
 
-    /// Connects the network namespace of a process to the cluster's own one. There the interface is
-    /// `eth0` and has `address`.
+    /// Connects the network namespace of process `pid` to the cluster's network namespace. In that
+    /// of the process the interface is `eth0` and has `address`.
     pub fn connect(&self, pid: u32, address: &str) -> Result<()> {
         let (here, there) = (format!("to{pid}"), pid.to_string());
         let ip = |words: &[&str]| run(self.command("ip").args(words));
@@ -428,7 +433,7 @@ impl Drop for Cluster {
         if let Err(e) = self.keeper.wait() {
             eprintln!("the keeper of {}: {e}", self.dir.display());
         }
-        // The keeper has killed them.
+        // The keeper has killed the daemons.
         for (name, mut child) in std::mem::take(&mut *self.daemons.lock()) {
             if let Err(e) = child.wait() {
                 eprintln!("{name}: {e}");
@@ -437,7 +442,7 @@ impl Drop for Cluster {
     }
 }
 
-/// A free port. Another process could take it before the monitor does, which then fails.
+/// Returns a free port. If another process takes it before the monitor does, the monitor fails.
 fn free_port() -> Result<u16> {
     let listener = TcpListener::bind("127.0.0.1:0").context("find a port")?;
     Ok(listener.local_addr().context("its address")?.port())

@@ -3,7 +3,7 @@
 use super::*;
 use std::path::Path;
 
-/// The cluster serves, and leaves nothing when it ends.
+/// The cluster serves requests, and leaves neither files nor processes when it ends.
 #[test]
 fn a_cluster_serves_and_ends() {
     if is_missing() {
@@ -20,13 +20,14 @@ fn a_cluster_serves_and_ends() {
     assert!(pids.iter().all(|pid| !Path::new(&format!("/proc/{pid}")).exists()));
 }
 
-/// The machine's refusal is the reason of the skip; without a refusal nothing is skipped.
+/// A test is skipped only if the machine refuses namespaces, and the refusal is the reason of the
+/// skip.
 #[test]
 fn a_confined_machine_is_told_from_others() {
     let refused = confinement("echo 'no cable here' >&2; exit 3").unwrap();
     if confinement("true").is_none() {
         assert!(refused.contains("no cable here") && refused.contains('3'), "{refused}");
-        // The probe leaves nothing, so a second one has the same result.
+        // The probe leaves nothing behind, so a second probe has the same result.
         assert_eq!(confinement(APART), confinement(APART));
     } else {
         kedge_base::skip::note("this process gets no namespaces at all");

@@ -1,6 +1,6 @@
-//! The driver: runs a target on its corpus and on mutations of it, for a given processor time.
+//! The driver: runs a target on its corpus and on mutated inputs, for a given processor time.
 //!
-//! A panic on any thread is a find, and so is an input that takes longer than two minutes; that one
+//! A panic on any thread is a find. An input that takes longer than two minutes is a find, too, and
 //! ends the process, since a thread cannot be killed.
 
 use crate::mutate::mutate;
@@ -17,29 +17,30 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Many times what the slowest input takes on a busy machine.
+/// Limit for an input: many times what the slowest input takes on a busy machine.
 const HANG: Duration = Duration::from_secs(120);
 /// Interval between checks of the running input.
 const LOOK: Duration = Duration::from_millis(200);
-/// Inputs that are mutated. At the limit a new one replaces an older one.
+/// Limit of inputs that are mutated. At the limit a new input replaces an older one.
 const POOL_MAX: usize = 4096;
-/// Finds reported, since one cause has many inputs.
+/// Limit of finds, since many inputs find the same fault.
 const FINDS_MAX: usize = 20;
-/// Seconds of an ordinary test.
+/// Processor seconds of a target unless `KEDGE_FUZZ_SECONDS` is set.
 const SECONDS: f64 = 2.0;
 
-/// Panics of all threads of this process, including those that the code under test starts.
+/// Number of panics on all threads of this process, including threads that the code under test
+/// starts.
 static PANICS: AtomicU64 = AtomicU64::new(0);
 
 /// Allows one run at a time, since panics and processor time are counted for the process.
 static ONE: Mutex<()> = Mutex::new(());
 
-/// Code that must cope with any bytes.
+/// Code that must not panic on any input.
 pub struct Target {
     pub name: &'static str,
     /// Returns a digest of the outcome, so that inputs with new outcomes are recognised.
     pub run: fn(&[u8]) -> u64,
-    /// Parts of inputs that random mutation would not find.
+    /// Byte strings of the format that random mutation would not find.
     pub words: &'static [&'static [u8]],
     pub len_max: usize,
 }
@@ -51,14 +52,14 @@ pub struct Outcome {
     pub seed: u64,
     pub executions: u64,
     pub seconds: f64,
-    /// Inputs of the corpus.
+    /// Number of inputs in the corpus.
     pub kept: usize,
-    /// Size of the pool of mutated inputs at the end.
+    /// Number of inputs in the pool at the end.
     pub pool: usize,
     pub outcomes: usize,
     /// The input that took longest.
     pub slowest: (Duration, Vec<u8>),
-    /// Each find, with its input.
+    /// The finds: what happened, and the input.
     pub finds: Vec<(String, Vec<u8>)>,
 }
 
@@ -76,7 +77,7 @@ impl std::fmt::Display for Outcome {
     }
 }
 
-/// Hashes texts and numbers to one number.
+/// Hashes a value to one number.
 pub fn outcome(of: impl Hash) -> u64 {
     let mut hasher = DefaultHasher::new();
     of.hash(&mut hasher);
@@ -98,7 +99,7 @@ fn processor_seconds() -> f64 {
     now.tv_sec as f64 + now.tv_nsec as f64 / 1e9
 }
 
-/// The running input and when it began, if any.
+/// The running input and the time at which it began; `None` between inputs.
 type Running = Option<(Duration, Vec<u8>)>;
 
 /// Ends the process if an input takes too long.
@@ -155,7 +156,7 @@ struct Driver<'t> {
 }
 
 impl Driver<'_> {
-    /// Whether the outcome is new.
+    /// Runs the target on the input. Returns whether the outcome is new.
     fn run(&mut self, input: &[u8]) -> bool {
         self.executions += 1;
         let start = self.watch.clock.monotonic();
@@ -230,7 +231,7 @@ pub fn drive(target: &Target, corpus: &Path, seconds: f64, seed: u64) -> std::io
     })
 }
 
-/// Runs as a test: for `KEDGE_FUZZ_SECONDS`, with the seed `KEDGE_SEED`; a find fails.
+/// Runs a target as a test: for `KEDGE_FUZZ_SECONDS` of processor time, with the seed `KEDGE_SEED`.
 ///
 /// # Panics
 /// If something was found, or the corpus cannot be read.

@@ -1,4 +1,4 @@
-//! FUSE requests that no kernel would send, to the server on a file system in memory.
+//! FUSE requests that no kernel would send, handled by the server for a file system in memory.
 //!
 //! An input is a list of requests: two bytes of length, then the opcode, the node and the body. If
 //! the first byte is odd, requests are whole messages including the header.
@@ -45,7 +45,7 @@ const REQUESTS_MAX: usize = 64;
 const OWNER: Owner = Owner { uid: 1000, gid: 1000 };
 const HEAD: usize = size_of::<InHeader>();
 
-/// Counts the replies.
+/// Records the replies: number of the request, and error.
 #[derive(Default)]
 struct Wire {
     answers: Mutex<Vec<(u64, i32)>>,
@@ -160,8 +160,8 @@ fn run(input: &[u8]) -> u64 {
         handle_killpriv: how & 8 == 0,
         ..FuseOptions::default()
     };
-    // The jobs wait for a kernel, and there is none. Without their receiver each job replies when
-    // it is dropped.
+    // The server hands jobs that wait for the kernel to a receiver. There is no kernel here.
+    // Without a receiver each job replies when it is dropped.
     let (server, jobs) =
         Server::new(Arc::new(fs.clone()), wire.clone(), options, Default::default(), Box::new(|| {}));
     drop(jobs);
@@ -178,12 +178,12 @@ fn run(input: &[u8]) -> u64 {
         }
     }
     drop(server);
-    // Completes requests with asynchronous replies, too.
+    // The sync also completes requests whose replies are asynchronous.
     let synced = fs.sync().is_ok();
     let closed = fs.close().is_ok();
     let answers = std::mem::take(&mut *wire.answers.lock());
     let numbers: BTreeSet<u64> = answers.iter().map(|answer| answer.0).collect();
-    assert_eq!((answers.len(), numbers.len()), (expected, expected), "one answer each: {answers:?}");
+    assert_eq!((answers.len(), numbers.len()), (expected, expected), "one reply each: {answers:?}");
     if closed && synced {
         let report = check(device, &CheckOptions::default());
         assert!(report.is_clean(), "{report}");

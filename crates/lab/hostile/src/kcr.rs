@@ -1,7 +1,7 @@
-//! A foreign recording of `kedge crash`: read, searched, explained, reported, and materialised.
+//! A foreign recording of `kedge crash` is read, searched, explained, reported, and materialised.
 //!
-//! An input is the file, used both as it is and with corrected checksums, since mutations break
-//! them.
+//! An input is a file. It is read as it is, and with corrected checksums, since mutations break the
+//! checksums.
 
 use crate::drive::{Target, outcome, words_of};
 use kedge_base::is_acted_upon;
@@ -32,11 +32,11 @@ pub const TARGET: Target = Target {
     len_max: 6000,
 };
 
-/// States of one search.
+/// Limit of states of one search.
 const STATES: u64 = 30;
-/// One of this many recordings is searched.
+/// One of this many recordings is searched, since the search takes most of the time.
 const SEARCHED: u64 = 4;
-/// A longer recording takes long and reaches no other code.
+/// Limit of events. A longer recording takes long and reaches no other code.
 const EVENTS_MAX: usize = 300;
 const HEAD: usize = 16;
 
@@ -48,7 +48,8 @@ fn run(input: &[u8]) -> u64 {
     }
 }
 
-/// The input with a correct header, and correct checksums as far as its lengths lead.
+/// The input with a correct header and correct checksums, up to the first record whose length is
+/// impossible.
 fn sealed(input: &[u8]) -> Vec<u8> {
     let mut bytes = input.to_vec();
     bytes.resize(bytes.len().max(HEAD), 0);
@@ -77,7 +78,7 @@ fn use_recording(loaded: &Loaded) -> u64 {
     let kinds: Vec<_> = trace.events.iter().map(|e| (e.call.name(), e.ok())).take(12).collect();
     let model = MODELS[trace.events.len() % MODELS.len()];
     make(loaded, model);
-    // The search takes most of the time. Whether it runs depends only on the input.
+    // Whether the search runs depends only on the input, so that a find is repeatable.
     if !outcome(format!("{:?}", trace.events)).is_multiple_of(SEARCHED) {
         return outcome((kinds, trace.events.len().min(30)));
     }
@@ -85,7 +86,7 @@ fn use_recording(loaded: &Loaded) -> u64 {
     outcome((kinds, trace.events.len().min(30)))
 }
 
-/// Searches, explains, and writes every kind of report.
+/// Searches the states, explains the finds, and writes every kind of report.
 fn search(loaded: &Loaded, model: Model) {
     let trace = &loaded.trace;
     let checker = FilesChecker::new(trace);
@@ -94,12 +95,12 @@ fn search(loaded: &Loaded, model: Model) {
     let told = Told { report: &report, trace, name: "run.kcr", checker: "--check-files", cut: None };
     for text in [told.text(), told.json_text(), told.html(), told.junit()] {
         let bad = text.chars().find(|c| is_acted_upon(*c) && !matches!(c, '\n' | '\t'));
-        assert_eq!(bad, None, "a terminal acts upon it: {text:?}");
+        assert_eq!(bad, None, "a terminal would act upon the report: {text:?}");
     }
-    assert!(!told.html().contains("<script") && !told.junit().contains("<script"), "markup of the recording");
+    assert!(!told.html().contains("<script") && !told.junit().contains("<script"), "unescaped markup");
 }
 
-/// Nothing of a state may be outside its directory.
+/// Materialises a state. No file of it may be outside of its directory.
 fn make(loaded: &Loaded, model: Model) {
     let top = tempfile::tempdir().expect("a directory");
     let (place, out) = (top.path().join("place"), top.path().join("out"));
@@ -108,10 +109,10 @@ fn make(loaded: &Loaded, model: Model) {
     }
     let history = History::new(&loaded.trace, model);
     let state = history.state(&Recipe::new(*history.points().end(), Pick::All));
-    // A state may contain what no file system of this machine accepts; that is an error.
+    // This machine's file system may refuse names or sizes of a state. Such an error is no find.
     let _ = check::materialise(&state, &place);
     let names = |dir: &Path| std::fs::read_dir(dir).expect("readable").count();
-    assert_eq!((names(top.path()), names(&out)), (2, 0), "something lies outside");
+    assert_eq!((names(top.path()), names(&out)), (2, 0), "files lie outside of the directory");
     privileged(&place);
 }
 
@@ -119,8 +120,8 @@ fn privileged(dir: &Path) {
     for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
         let Ok(meta) = entry.path().symlink_metadata() else { continue };
         let kind = meta.file_type();
-        assert!(kind.is_file() || kind.is_dir() || kind.is_symlink(), "{kind:?} for a checker");
-        assert_eq!(meta.mode() & 0o6000, 0, "rights for a checker");
+        assert!(kind.is_file() || kind.is_dir() || kind.is_symlink(), "a file of kind {kind:?}");
+        assert_eq!(meta.mode() & 0o6000, 0, "a file with set-id bits");
         if kind.is_dir() {
             privileged(&entry.path());
         }

@@ -19,12 +19,12 @@ use drive::Target;
 /// The targets of this crate. `crates/doors/transfer` has those of its own parsers.
 pub const TARGETS: [&Target; 5] = [&kcr::TARGET, &nbd::TARGET, &uri::TARGET, &fuse::TARGET, &nfs::TARGET];
 
-/// For libFuzzer, which detects a find by a panic.
+/// Runs a target for libFuzzer, which detects a find by a panic.
 pub fn check(target: &Target, input: &[u8]) {
     let _ = (target.run)(&input[..input.len().min(target.len_max)]);
 }
 
-/// Runs a target on the files given on the command line, of which there must be at least one.
+/// Runs a target on the files named on the command line; an error if none is named.
 pub fn run_files(target: &Target) -> std::io::Result<()> {
     let files: Vec<_> = std::env::args_os().skip(1).collect();
     if files.is_empty() {

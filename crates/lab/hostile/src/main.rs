@@ -12,7 +12,7 @@ struct Args {
     /// Processor seconds
     #[arg(long, default_value_t = 60.0)]
     seconds: f64,
-    /// One seed is one run
+    /// The same seed repeats the run
     #[arg(long, default_value_t = 1)]
     seed: u64,
 }

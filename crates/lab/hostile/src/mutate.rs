@@ -3,7 +3,7 @@
 use rand::Rng;
 use rand::rngs::SmallRng;
 
-/// Boundary values, at which code takes other branches.
+/// Boundary values, which make code take its less usual branches.
 const NUMBERS: [u64; 18] = [
     0,
     1,
@@ -25,10 +25,10 @@ const NUMBERS: [u64; 18] = [
     u64::MAX,
 ];
 
-/// A changed copy of one of the inputs.
+/// Returns a changed copy of one of the inputs.
 pub fn mutate(rng: &mut SmallRng, inputs: &[Vec<u8>], words: &[&[u8]], len_max: usize) -> Vec<u8> {
     let mut input = inputs[rng.random_range(0..inputs.len())].clone();
-    // Mostly a single change, so that the bytes after it stay correct.
+    // Half of the copies have a single change, so that the bytes after it stay correct.
     let changes = if rng.random_bool(0.5) { 1 } else { rng.random_range(1..=8) };
     for _ in 0..changes {
         change(rng, &mut input, inputs, words);
@@ -68,7 +68,7 @@ fn change(rng: &mut SmallRng, input: &mut Vec<u8>, inputs: &[Vec<u8>], words: &[
             }
         }
         6 => {
-            // The beginning of one input and the end of another.
+            // Joins the beginning of one input and the end of another.
             let other = &inputs[rng.random_range(0..inputs.len())];
             input.truncate(at);
             input.extend_from_slice(&other[rng.random_range(0..=other.len())..]);

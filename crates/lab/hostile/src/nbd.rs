@@ -1,11 +1,11 @@
 //! A server that sends arbitrary bytes to the real client on a real socket.
 //!
 //! The first byte of an input selects the server's behaviour: whether it negotiates correctly (bit
-//! 0), with structured replies (bit 1), several connections (bit 2). The messages follow, each with
-//! one byte of length. Without correct negotiation all are sent at once. Otherwise the server sends
-//! one message for each request of the client, so that a reply follows its request; if no request
-//! comes, the client waits for the rest of a reply, and gets all remaining messages. After the last
-//! message the server closes.
+//! 0), with structured replies (bit 1), with several connections (bit 2). The messages follow, each
+//! after one byte of length. Without correct negotiation the server sends all messages at once.
+//! Otherwise it sends one message for each request of the client, so that a reply follows its
+//! request. If no request comes, the client waits for the rest of a reply, and the server sends all
+//! remaining messages. After the last message the server closes.
 
 use crate::drive::{Target, outcome, words_of};
 use kedge_base::{BLOCK_SIZE, IoBuf, spawn_named};
@@ -43,7 +43,7 @@ const B: u64 = BLOCK_SIZE as u64;
 const SIZE: u64 = 1 << 20;
 /// Limit of messages in an input, and so of requests that get a reply.
 const MESSAGES_MAX: usize = 64;
-/// After this time without a request, the client is taken to wait for a reply.
+/// If no request comes for this time, the server assumes that the client waits for a reply.
 const PATIENCE: Duration = Duration::from_millis(2);
 const RULES: u8 = 1;
 const STRUCTURED: u8 = 2;
@@ -67,7 +67,7 @@ fn server() -> &'static Server {
         let serve = move || {
             for stream in listener.incoming().flatten() {
                 let input = said.lock().clone();
-                // Each in its own thread, since a client may open several.
+                // Each connection has its own thread, since a client may open several.
                 let serve = move || drop(answer(stream, &input));
                 spawn_named("hostile-server", serve).expect("a test can start a thread");
             }
@@ -88,7 +88,7 @@ fn messages(mut bytes: &[u8]) -> Vec<&[u8]> {
     while let Some((&len, rest)) = bytes.split_first()
         && messages.len() < MESSAGES_MAX
     {
-        // 255 stands for a simple reply to a read of two blocks.
+        // The length 255 stands for that of a simple reply to a read of two blocks.
         let len = if len == 255 { 2 * BLOCK_SIZE + 16 } else { len as usize };
         let (message, rest) = rest.split_at(len.min(rest.len()));
         messages.push(message);
@@ -102,7 +102,7 @@ fn answer(mut stream: UnixStream, input: &[u8]) -> io::Result<()> {
     let mut messages = messages(rest).into_iter();
     if how & RULES != 0 {
         stream.write_all(&negotiation(how))?;
-        // Flags, and two options with their data.
+        // The client's part of the negotiation: its flags, and two options with their data.
         stream.read_exact(&mut [0; 4 + 16 + 16 + 8])?;
     } else {
         for message in messages.by_ref() {
@@ -135,7 +135,7 @@ fn answer(mut stream: UnixStream, input: &[u8]) -> io::Result<()> {
     io::copy(&mut stream, &mut io::sink()).map(drop)
 }
 
-/// The negotiation of a correct server.
+/// Returns the bytes that a correct server sends in the negotiation.
 fn negotiation(how: u8) -> Vec<u8> {
     let reply = |option: u32, kind: u32, data: &[u8]| {
         let mut bytes = 0x0003_e889_0455_65a9u64.to_be_bytes().to_vec();
@@ -144,7 +144,7 @@ fn negotiation(how: u8) -> Vec<u8> {
         bytes
     };
     let structured = if how & STRUCTURED != 0 { 1 } else { 1 << 31 | 1 };
-    // Flush, FUA, trim, zeroing.
+    // The export's flags: flush, FUA, trim, zeroing.
     let flags = 0x6du16 | if how & SEVERAL != 0 { 1 << 8 } else { 0 };
     let info = [&[0, 0], &SIZE.to_be_bytes()[..], &flags.to_be_bytes()].concat();
     [&b"NBDMAGICIHAVEOPT\0\x03"[..], &reply(8, structured, &[]), &reply(7, 3, &info), &reply(7, 1, &[])]
@@ -162,7 +162,8 @@ fn run(input: &[u8]) -> u64 {
     outcome(use_device(&*device))
 }
 
-/// Requests of all kinds. Whatever the server sends, each completes and returns its buffer.
+/// Makes requests of all kinds. Whatever the server sends, each request completes and returns its
+/// buffer.
 fn use_device(device: &dyn Device) -> Vec<u8> {
     let mut seen = vec![device.geometry().size.leading_zeros() as u8];
     let end = device.geometry().size.saturating_sub(2 * B) / B * B;

@@ -1,8 +1,9 @@
-//! Calls that no client would make, to the procedures of the NFS server on a file system in memory.
+//! Calls that no client would make, to the procedures of the NFS server for a file system in
+//! memory.
 //!
 //! An input is a list of calls: two bytes of length, then the procedure, the number of a handle and
-//! the arguments after it. A byte from 0xf0 on before other arguments stands for one more handle.
-//! If the first byte is odd, the calls are whole messages.
+//! the other arguments. If these begin with a byte from 0xf0 on, that byte stands for a second
+//! handle. If the first byte of the input is odd, the calls are whole messages.
 
 use crate::drive::{Target, outcome};
 use kedge_base::ManualClock;
@@ -36,7 +37,7 @@ const LOG: u64 = 1 << 20;
 const CALLS_MAX: usize = 64;
 const OWNER: Owner = Owner { uid: 1000, gid: 1000 };
 const NAMES: [&[u8]; 3] = [b"file", b"dir", b"link"];
-/// Bytes from here on stand for a handle.
+/// Bytes from this value on stand for a handle.
 const HANDLE: u8 = 0xf0;
 
 fn options() -> MountOptions {
@@ -66,7 +67,7 @@ fn base() -> &'static MemDevice {
     })
 }
 
-/// The handles of the root and of its entries, as the server's LOOKUP returns them.
+/// Returns the handles of the root and of its entries, as the server's LOOKUP does.
 fn handles(procedures: &Procedures) -> Vec<Vec<u8>> {
     let mounted = procedures.answer(&call(100_005, 1, &opaque(b"/"))).expect("a call");
     let root = opaque(&mounted[32..68]);
@@ -85,7 +86,7 @@ fn opaque(bytes: &[u8]) -> Vec<u8> {
     out
 }
 
-/// A call of version 3 with the credential of [`OWNER`].
+/// Returns a call of version 3 with the credential of [`OWNER`].
 fn call(program: u32, procedure: u32, arguments: &[u8]) -> Vec<u8> {
     let words = [7, 0, 2, program, 3, procedure, 1, 20, 0, 0, OWNER.uid, OWNER.gid, 0, 0, 0];
     let mut message: Vec<u8> = words.iter().flat_map(|word: &u32| word.to_be_bytes()).collect();
@@ -98,7 +99,7 @@ fn message(bytes: &[u8], handles: &[Vec<u8>]) -> Vec<u8> {
     let (node, mut rest) = rest.split_first().unwrap_or((&0, &[]));
     let handle = |n: u8| handles[n as usize % handles.len()].clone();
     let mut arguments = handle(*node);
-    // RENAME names a second directory after the first name, LINK one at once.
+    // RENAME has its second handle after the first name, LINK directly after the first handle.
     let name_len = match procedure {
         14 => rest.first_chunk().map_or(0, |len| 4 + (u32::from_be_bytes(*len) as usize).next_multiple_of(4)),
         _ => 0,
@@ -142,7 +143,7 @@ fn run(input: &[u8]) -> u64 {
             assert_eq!(reply.len() % 4, 0, "whole words");
         }
         if seen.len() < 16 {
-            // Procedure, and status of the reply.
+            // Extracts a word: the procedure of a call, or the status of a reply.
             let word = |bytes: &[u8], at: usize| bytes.get(at..at + 4).map(<[u8]>::to_vec);
             seen.push((word(&message, 20), reply.map(|reply| word(&reply, 24))));
         }

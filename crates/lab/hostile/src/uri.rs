@@ -1,4 +1,4 @@
-//! The name of an image, as users, fstab and configurations write it.
+//! The name of an image, as users, fstab and configuration files write it.
 
 use crate::drive::{Target, outcome, words_of};
 use kedge_device::Location;

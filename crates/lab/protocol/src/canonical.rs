@@ -1,21 +1,24 @@
-//! States that differ only in what nothing refers to, or in where numbers begin, become one.
+//! Reduces equivalent states to one. States are equivalent if they differ only in data to which
+//! nothing refers, or in where numbers start.
 //!
-//! 1. A slot older than the newest valid one is never chosen, a node to which no slot points or
-//!    will point is never read, and a log write below the tail or of an older epoch ends a scan
-//!    like an empty place.
-//! 2. The content of a block that no tree and no record names may be anything: it counts as
-//!    unwritten, whatever it was.
-//! 3. Positions of the log begin with the tail, and the ring with it. Generations begin with the
-//!    newest slot, which lies in the first place, as its node does. Epochs begin with one.
+//! 1. Recovery never chooses a slot older than the newest valid one, and never reads a node to
+//!    which no slot points or will point. A log write below the tail or of an older epoch ends its
+//!    scan like an empty cell of the ring. All of these are removed.
+//! 2. The content of a block that no tree and no record names may be anything, so it becomes
+//!    unwritten.
+//! 3. Log positions count from the tail, and the ring begins with the tail's cell. Generations
+//!    count from the newest slot's. The newest slot is moved to index 0, and so is its node. Epochs
+//!    count from one.
 //!
-//! Only the protocol with all its rules is explored so: a mutant may read what a rule excludes.
+//! Only the protocol with all its rules is explored in this way: a mutant may read what the missing
+//! rule keeps the protocol from reading.
 
 use crate::engine::{Checkpoint, Engine};
 use crate::medium::{Block, Cell, LogWrite, Medium, Node, Record, Slot, Tree};
 use crate::world::{Phase, World};
 use std::collections::BTreeMap;
 
-/// Brings a state to the one that stands for all that are equal to it.
+/// Replaces a state by the representative of all states that are equivalent to it.
 pub fn canonical(world: &mut World) {
     let Some(newest) = forget_old_slots(&mut world.medium) else { return };
     forget_nodes(world, newest);
@@ -34,7 +37,7 @@ pub fn canonical(world: &mut World) {
     shift.apply(world);
 }
 
-/// Keeps the newest slot, and returns it.
+/// Removes all slots but the newest, and returns that.
 fn forget_old_slots(medium: &mut Medium) -> Option<Slot> {
     let newest = medium.slots.iter().flatten().max_by_key(|slot| slot.generation).copied();
     for slot in &mut medium.slots {
@@ -97,7 +100,8 @@ fn forget_blocks(world: &mut World) {
     }
 }
 
-/// What is subtracted from numbers, and whether places change.
+/// The amounts that are subtracted from numbers, and how the indexes of slots and nodes change: the
+/// new first slot (`place`) and node.
 struct Shift {
     lsn: u64,
     generation: u64,

@@ -1,14 +1,14 @@
-//! The deliberately broken engines beside the mutants of the model.
+//! Which mutant of the model corresponds to each deliberately broken engine.
 
 use crate::rule::Rule;
 use kedge_base::broken::Variant;
 
-/// What corresponds to a broken engine.
+/// The counterpart of a broken engine in the model.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Counterpart {
     /// The protocol without this rule.
     Without(Rule),
-    /// The model has no such thing, for this reason.
+    /// There is none, since the model lacks what is broken. The text names it.
     None(&'static str),
 }
 
@@ -21,12 +21,12 @@ const MEMORY: &str = "the fault is in memory: what reaches the device follows th
 const ANSWERS: &str = "the model has no results of calls but those of fsync and sync";
 const SMALL_FILES: &str = "a file of the model is one block, written as a whole";
 
-/// The counterpart of a broken engine in the model.
+/// Returns the counterpart of a broken engine.
 pub fn counterpart(variant: Variant) -> Counterpart {
     use Counterpart::{None, Without};
     match variant {
         Variant::SkipDataFlush | Variant::InlineOutUnflushed => Without(Rule::FlushBeforeLogWrite),
-        // The numbers that an inode keeps for fsync and for fdatasync are one number here.
+        // The model has one number for the two that an inode keeps for fsync and for fdatasync.
         Variant::AckBeforeForce | Variant::ForgetDatasyncOnSize | Variant::ForgetEvicted => {
             Without(Rule::ForceBeforeAck)
         }
@@ -43,7 +43,7 @@ pub fn counterpart(variant: Variant) -> Counterpart {
         Variant::TailBeforeSlot => Without(Rule::SlotBeforeTail),
         Variant::TailPastResidents => Without(Rule::ResidentsHoldTail),
         Variant::ReplayOldData => Without(Rule::VoidResidents),
-        // The size of a file is a part of its mapping here.
+        // In the model the size of a file is part of its mapping.
         Variant::ExtentBeforeData | Variant::SizeBeyondWritten => Without(Rule::DataBeforeRecord),
         Variant::PartialRecord => Without(Rule::WholeRecords),
         Variant::KeepEpoch => Without(Rule::NewEpoch),

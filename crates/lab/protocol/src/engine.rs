@@ -5,15 +5,15 @@ use crate::event::{Appended, Event, Kind, Range, Span};
 use crate::rule::Rule;
 use std::collections::BTreeMap;
 
-/// Log writes in flight at once.
+/// Limit of log writes in flight.
 const IN_FLIGHT_MAX: usize = 4;
 
-/// A log write that is sealed and not part of the durable prefix.
+/// A sealed batch of the log that is not yet part of the durable prefix.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Flight {
     pub start: u64,
     pub end: u64,
-    /// The last data write that had completed when the batch was closed.
+    /// The number of the last data write that had completed when the batch was sealed.
     pub needs: u64,
     pub stage: Stage,
 }
@@ -25,18 +25,18 @@ pub enum Stage {
     Done,
 }
 
-/// Log-resident data.
+/// A range of log-resident data.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Resident {
     pub range: Range,
     /// Start of the log write that holds the record.
     pub write_start: u64,
-    /// End of the record.
+    /// End of the record that holds the data.
     pub end: u64,
     pub atomic: bool,
 }
 
-/// A checkpoint.
+/// A checkpoint, from its cut on.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Checkpoint {
     pub generation: u64,
@@ -62,21 +62,24 @@ pub struct Engine {
     /// Start of the open batch.
     pub base: u64,
     pub head: u64,
-    /// Bytes between tail and head at most.
+    /// Limit of the bytes between the tail and the head.
     pub ring: u64,
     pub flight: Vec<Flight>,
     pub written: u64,
     pub flushed: u64,
-    /// Blocks that a record freed, and the end of the record, until that is durable.
+    /// Blocks that a record freed, and the end of that record. They stay here until the record is
+    /// durable.
     pub quarantine: Vec<(Span, u64)>,
-    /// Blocks taken for a data write, and whether it has completed, until a record names them.
+    /// Blocks that are allocated for a data write and that no record names yet, and whether the
+    /// write has completed.
     pub placed: BTreeMap<u64, bool>,
     pub residents: Vec<Resident>,
-    /// By thread: what the next record of it must void if it is resident.
+    /// By thread: ranges written in place. The thread's next record must void what is resident of
+    /// them.
     pub in_place: BTreeMap<u64, Vec<Range>>,
-    /// By file: ends of the records that touched it and are not durable, and of the last one.
+    /// By file: ends of the records that touched it: the last durable one, and all later ones.
     pub touched: BTreeMap<u64, Vec<u64>>,
-    /// Freed node slots, and the generation whose checkpoint makes them free.
+    /// By address of a freed node slot: the generation whose checkpoint makes the slot free.
     pub old_nodes: BTreeMap<u64, u64>,
     /// The last durable checkpoint.
     pub slot: Checkpoint,
@@ -106,7 +109,7 @@ impl Engine {
         }
     }
 
-    /// The oldest position that log-resident data holds.
+    /// The oldest log position at which log-resident data holds the tail.
     pub fn oldest_resident(&self) -> Option<u64> {
         self.residents.iter().map(|resident| resident.write_start).min()
     }
@@ -120,7 +123,7 @@ impl Engine {
         self.touched.get(&file).and_then(|ends| ends.last().copied())
     }
 
-    /// The rule, other than `without`, that forbids the event in this state.
+    /// Returns the rule that forbids the event in this state. The rule `without` is not checked.
     pub fn forbids(&self, event: &Event, without: Option<Rule>) -> Option<Rule> {
         let rule = |rule: Rule, holds: bool| (!holds && without != Some(rule)).then_some(rule);
         match event {
@@ -189,7 +192,7 @@ impl Engine {
             .or_else(|| rule(Rule::VoidResidents, !names_data || voided()))
     }
 
-    /// Applies an event, whether a rule forbids it or not.
+    /// Applies an event, even if a rule forbids it.
     pub fn apply(&mut self, event: &Event) {
         match event {
             Event::Opened { epoch, generation, head, .. } => {
@@ -261,14 +264,14 @@ impl Engine {
         self.head = end;
     }
 
-    /// Ends the time of blocks between a data write and a record.
+    /// Removes blocks from `placed`: a record names them, or they were given back.
     fn take(&mut self, span: Span) {
         for block in span.blocks() {
             self.placed.remove(&block);
         }
     }
 
-    /// Ends the residency of a range.
+    /// Removes a range from the log-resident ones.
     fn void(&mut self, range: &Range) {
         let (hit, mut kept): (Vec<_>, Vec<_>) =
             self.residents.drain(..).partition(|resident| resident.range.overlaps(range));
@@ -305,7 +308,7 @@ impl Engine {
         self.flight.retain(|flight| flight.end > durable || flight.stage != Stage::Done);
         self.quarantine.retain(|(_, end)| *end > durable);
         for ends in self.touched.values_mut() {
-            // The last durable one says that there was a record at all.
+            // The last durable end is kept, since it shows that there was a record at all.
             let durable_ones = ends.iter().filter(|end| **end <= durable).count();
             ends.drain(..durable_ones.saturating_sub(1));
         }
@@ -318,7 +321,7 @@ impl Engine {
     }
 }
 
-/// Whether the ranges cover one, together.
+/// Whether the ranges together cover `range`.
 fn covers(ranges: &[Range], range: &Range) -> bool {
     let mut inside: Vec<&Range> = ranges.iter().filter(|other| other.overlaps(range)).collect();
     inside.sort();

@@ -1,6 +1,6 @@
-//! What the engine does, at the grain of the protocol.
+//! The steps of the engine, as far as the protocol distinguishes them.
 
-/// A range of a file: bytes in traces, the whole file in the exploration.
+/// A range of a file: in bytes in traces; the whole file in the exploration.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Range {
     pub file: u64,
@@ -31,29 +31,29 @@ impl Span {
     }
 }
 
-/// What a record is for.
+/// The purpose of a record.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Kind {
     Change,
-    /// Names data that was written in place.
+    /// Names the blocks of data that was written in place.
     WriteBack,
-    /// Has all bytes of an atomic write.
+    /// Contains all bytes of an atomic write.
     Atomic,
 }
 
-/// A record, as far as the protocol depends on it.
+/// A record, reduced to what the protocol depends on.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Appended {
     pub kind: Kind,
-    /// Whether a record of an atomic write has all bytes of it.
+    /// Whether the record of an atomic write has all its bytes; true for other records.
     pub whole: bool,
     pub start: u64,
     pub end: u64,
-    /// Files whose inode, data or names it changes.
+    /// Files whose inode, data or names the record changes.
     pub touches: Vec<u64>,
-    /// Bytes that are log-resident from now on.
+    /// Ranges that the record makes log-resident.
     pub data: Vec<Range>,
-    /// Log-resident bytes that it voids.
+    /// Log-resident ranges that the record voids.
     pub voids: Vec<Range>,
     pub takes: Vec<Span>,
     pub frees: Vec<Span>,
@@ -62,30 +62,31 @@ pub struct Appended {
 /// A step of the engine.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum Event {
-    /// A recovery has ended: the log begins at `head` in `epoch`. The slot from which the recovery
-    /// started was of `before`.
+    /// A recovery has ended, and the log begins at `head` in `epoch`. The slot from which the
+    /// recovery started was of epoch `before`.
     Opened {
         before: u64,
         epoch: u64,
         generation: u64,
         head: u64,
     },
-    /// Blocks were taken for a data write. No record names them yet.
+    /// Blocks were allocated for a data write. No record names them yet.
     Placed(Span),
-    /// Placed blocks were given back.
+    /// Blocks that were allocated for a data write were given back.
     Unplaced(Span),
-    /// A write to these blocks has completed.
+    /// A data write to these blocks has completed.
     Wrote(Span),
-    /// The current bytes of the range are in place: the next record of this thread names them.
+    /// The current bytes of the range are in place. The next record of this thread names their
+    /// blocks.
     InPlace {
         thread: u64,
         range: Range,
     },
-    /// A data write with this number has completed.
+    /// The data write with this number has completed.
     Written {
         seq: u64,
     },
-    /// A device flush has completed that covers the data writes up to this number.
+    /// A device flush has completed. It covers the data writes up to this number.
     Flushed {
         seq: u64,
     },
@@ -93,38 +94,39 @@ pub enum Event {
         thread: u64,
         record: Appended,
     },
-    /// The open batch of the log was closed, and the next begins at `end`.
+    /// The open batch of the log was sealed, and the next one begins at `end`.
     Sealed {
         end: u64,
     },
-    /// The device write of the batch that ends there begins.
+    /// The log write of the batch that ends at `end` begins.
     LogWrite {
         end: u64,
     },
     LogDone {
         end: u64,
     },
-    /// Everything below counts as durable.
+    /// The engine treats the log below `lsn` as durable.
     Durable {
         lsn: u64,
     },
-    /// An fsync of the file that was called at `called` returns. `clean`: none of its bytes were
-    /// left out. `seq`: the last data write of the file.
+    /// An fsync of the file that was called when the log's head was `called` returns. `clean`: all
+    /// bytes of the file are in place or in a record. `seq`: the number of the file's last data
+    /// write.
     Ack {
         file: u64,
         called: u64,
         seq: u64,
         clean: bool,
     },
-    /// Blocks are given back to the device.
+    /// Blocks are discarded on the device.
     Discard(Span),
     Cut {
         generation: u64,
         lsn: u64,
         tail: u64,
     },
-    /// Slots of nodes: taken for a node, or freed by the tree of `generation`. `born`: the
-    /// generation in which the node was made.
+    /// A node slot was allocated for a node, or (`NodeFreed`) freed by the tree of `generation`.
+    /// `born` is the generation in which the node was made.
     NodeTaken {
         addr: u64,
     },
@@ -133,7 +135,7 @@ pub enum Event {
         born: u64,
         generation: u64,
     },
-    /// All nodes of a checkpoint are written, and then flushed.
+    /// All nodes of a checkpoint are written, or (`NodesFlushed`) written and flushed.
     NodesWritten {
         generation: u64,
     },

@@ -1,4 +1,4 @@
-//! The exhaustive exploration: every order of the steps, every crash state.
+//! The exhaustive exploration visits every order of the steps and every crash state.
 
 use crate::canonical::canonical;
 use crate::rule::{Guarantee, Rule};
@@ -6,19 +6,19 @@ use crate::world::{Action, CRASH_STATES, Left, World};
 use stateright::{Checker, HasDiscoveries, Model, Property};
 use std::sync::atomic::Ordering;
 
-/// How much may happen.
+/// Limits of the operations, checkpoints, crashes and discards on a path.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
     pub operations: u8,
     pub checkpoints: u8,
     pub crashes: u8,
     pub discards: u8,
-    /// Records that the ring holds.
+    /// Number of records for which the ring has room.
     pub ring: usize,
 }
 
 impl Bounds {
-    /// What a test covers in seconds.
+    /// Small limits, which a test explores in seconds.
     pub const QUICK: Bounds = Bounds { operations: 2, checkpoints: 1, crashes: 1, discards: 0, ring: 4 };
 }
 
@@ -88,27 +88,28 @@ impl Model for Protocol {
 /// What an exploration found.
 #[derive(Clone, Debug)]
 pub struct Explored {
-    /// Steps taken, and different states.
+    /// Number of steps taken, and of different states.
     pub steps: usize,
     pub states: usize,
     pub depth: usize,
-    /// States after a crash that were recovered and judged, of one different state each, with
-    /// repetitions between them.
+    /// Number of crash states that were recovered and judged. A crash state counts once for each
+    /// state that can crash into it.
     pub crash_states: u64,
-    /// The guarantees that are broken, each with a shortest way there.
+    /// The guarantees that are broken, each with a path that breaks it (a shortest one with
+    /// [`Search::Breadth`]).
     pub violations: Vec<(&'static str, Vec<Action>)>,
 }
 
 /// The order of a search.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Search {
-    /// Finds a shortest way to a violation. With one thread that is always the same one.
+    /// Finds a shortest path to a violation. With one thread that is always the same path.
     Breadth { threads: usize },
-    /// Keeps few states in memory, beside eight bytes for each that was visited.
+    /// Keeps few states in memory, and eight bytes for each visited state.
     Depth { threads: usize },
 }
 
-/// Explores all of it, or until the first violation.
+/// Explores all states, or until the first violation.
 pub fn explore(protocol: Protocol, search: Search) -> Explored {
     let before = CRASH_STATES.load(Ordering::Relaxed);
     let (Search::Breadth { threads } | Search::Depth { threads }) = search;

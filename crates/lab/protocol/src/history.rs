@@ -1,20 +1,20 @@
-//! What was done since the image was mounted, what was promised of it, and the judgement of what a
-//! recovery finds.
+//! What was done and promised since the image was mounted, and the judgement of what a recovery
+//! finds.
 //!
-//! An fsync that would return at once is one: whenever the rules let an fsync of a file return, the
-//! promise counts as given. That is more than any program asks for, and spares the exploration the
-//! moments at which programs ask.
+//! There is no fsync action. Whenever the rules would let an fsync of a file return, its promise
+//! counts as given. No program asks for more, and the exploration does not have to vary the time of
+//! the call.
 
 use crate::medium::{FILES, GARBAGE, Medium, Tree};
 use crate::recovery::Recovered;
 use crate::rule::Guarantee;
 
-/// The content that an operation gives to a file: none occurs twice, and it shows its file.
+/// The content that an operation gives to a file. It is unique, and its parity identifies the file.
 pub fn content(file: u8, operation: u8) -> u8 {
     2 * operation + file
 }
 
-/// An operation, by its number where it gives content to files.
+/// An operation. `number` is that of an operation that gives content to files.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Done {
     Write { file: u8, number: u8 },
@@ -25,16 +25,16 @@ pub enum Done {
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct History {
-    /// The files when the image was mounted.
+    /// The content of each file when the image was mounted.
     pub base: [u8; FILES],
     pub done: Vec<Done>,
-    /// By file: the number of operations that an fsync has made persistent for it.
+    /// By file: the number of operations that an fsync of it has made persistent.
     pub fsynced: [usize; FILES],
     /// The number of operations that a sync has made persistent.
     pub synced: usize,
-    /// The end of the records that are promised.
+    /// The log is promised to be durable up to this position.
     pub durable: u64,
-    /// The tree after each record, from the last promised one on.
+    /// The end of each record from the last promised one on, and the tree after it.
     pub trees: Vec<(u64, Tree)>,
 }
 
@@ -44,14 +44,14 @@ impl History {
         History { base, done: Vec::new(), fsynced: [0; FILES], synced: 0, durable: head, trees }
     }
 
-    /// Promises the records below `durable`.
+    /// Promises that the log is durable up to `durable`.
     pub fn promise(&mut self, durable: u64) {
         self.durable = self.durable.max(durable);
         let durable = self.durable;
         self.trees.retain(|(end, _)| *end >= durable);
     }
 
-    /// Forgets operations that fsyncs of all files have made persistent.
+    /// Drops operations that are persistent for every file.
     pub fn forget(&mut self) {
         let count = self.fsynced.iter().copied().min().unwrap_or(0);
         self.base = std::array::from_fn(|file| self.value(file, count));
@@ -71,12 +71,12 @@ impl History {
         self.done[..count].iter().rev().find_map(of_file).unwrap_or(self.base[file])
     }
 
-    /// Whether the content is that of a moment after the first `from` operations.
+    /// Whether the file had this content after the first `from` operations or after a later one.
     fn since(&self, file: usize, from: usize, content: u8) -> bool {
         (from..=self.done.len()).any(|count| self.value(file, count) == content)
     }
 
-    /// The guarantee that the recovered state breaks.
+    /// Checks the recovered state. The error is the guarantee that it breaks.
     pub fn judge(
         &self,
         medium: &Medium,

@@ -4,15 +4,16 @@
 //!
 //! # Files
 //! A file uses only those before it.
-//! 1. `rule`: the rules, and the guarantees that they hold up; `counterparts`: the broken engines
-//!    beside them; `event`: what the engine does;
+//! 1. `rule`: the rules, and the guarantee that each upholds; `counterparts`: the mutant for each
+//!    broken engine; `event`: the steps of the engine;
 //! 2. `engine`: the state while an image is mounted, and the transition relation: which rule
 //!    forbids an event in a state. The exploration and traces of the real engine share it;
-//! 3. `medium`: the device and its crash states; `recovery`, a function of the medium;
+//! 3. `medium`: the device and its crash states; `recovery`: a function of the medium;
 //! 4. `history`: what was promised, and the judgement of what a recovery finds;
-//! 5. `world`: what may happen next; `canonical`: equal states become one; `explore`: all of it;
-//! 6. `trace`: what the engine has noted, replayed; `runs` of the engine for it, both built with a
-//!    feature.
+//! 5. `world`: the possible next steps; `canonical`: reduces equivalent states to one; `explore`:
+//!    visits all states;
+//! 6. `trace`: replays what the real engine has noted; `runs`: runs of the engine that make such
+//!    traces. Both are built with a feature.
 #![forbid(unsafe_code)]
 
 pub mod canonical;

@@ -1,21 +1,22 @@
-//! The device: what is durable, what a crash may leave, by the rules of docs/CRASH_MODEL.md ("The
-//! device").
+//! The device: what is durable, and what a crash may leave. The rules are those of
+//! docs/CRASH_MODEL.md ("The device").
 //!
-//! A block has a value that is durable, values that were written and not flushed, and the value
-//! that a read returns. A crash leaves the durable one or any of the others. A log write in flight
-//! is lost, torn or whole, and a slot in flight is the old one or the new one. Beyond the model of
-//! the device the slot may also be unreadable afterwards, so that the two slots have a purpose
-//! here.
+//! A block has a durable value, values that were written and not flushed, and the value that a read
+//! returns. A crash leaves the durable value or any of the unflushed ones. A log write in flight is
+//! lost, torn or whole. A slot write in flight leaves the old slot or the new one. In the model it
+//! may also leave an unreadable slot, although the rules of the device exclude that: only then is
+//! the second slot needed.
 
 use std::collections::BTreeSet;
 
 pub const FILES: usize = 2;
 pub const BLOCKS: usize = 2;
 pub const NODES: usize = 2;
-/// The content of a block of which no byte was written for a file.
+/// The content of a block without file data: never written, or discarded.
 pub const GARBAGE: u8 = 15;
 
-/// The tree: the block of each file, and two items that each record of metadata sets to one value.
+/// The tree: the block of each file, and two items. Each record of metadata sets both items to one
+/// value.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Tree {
     pub blocks: [Option<u8>; FILES],
@@ -25,17 +26,18 @@ pub struct Tree {
 /// What a record changes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Record {
-    /// Metadata: two items.
+    /// Metadata: sets both items to this value.
     Items(u8),
-    /// Bytes of files, log-resident from now on.
+    /// Bytes of files, which are log-resident from this record on.
     Data([Option<u8>; FILES]),
-    /// Names the block in which the file's data is, and voids what is resident of it.
+    /// Names the block that holds the file's data. With `voids`, it also voids the log-resident
+    /// data of the file.
     Map { file: u8, block: Option<u8>, voids: bool },
     /// Removes the data of a file.
     Remove { file: u8 },
 }
 
-/// A part of a log write on the medium.
+/// One record of a log write, on the medium.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Cell {
     pub epoch: u64,
@@ -44,13 +46,13 @@ pub struct Cell {
     pub end: u64,
     pub lsn: u64,
     pub record: Record,
-    /// The log write was cut off in its last record.
+    /// The log write was cut off in this record, its last.
     pub torn: bool,
     pub tail: u64,
     pub durable: u64,
 }
 
-/// A log write on its way.
+/// A log write in flight.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct LogWrite {
     pub epoch: u64,
@@ -69,7 +71,7 @@ impl LogWrite {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Block {
     pub durable: u8,
-    /// A bit for each value that was written and not flushed.
+    /// One bit for each value that was written and not flushed.
     pub unflushed: u16,
     pub current: u8,
 }
@@ -93,7 +95,7 @@ impl Block {
     }
 }
 
-/// A tree as a checkpoint wrote it.
+/// The tree of a checkpoint, on the medium.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Node {
     pub generation: u64,
@@ -112,17 +114,17 @@ pub struct Slot {
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Medium {
     pub blocks: [Block; BLOCKS],
-    /// Durable, and written without a flush.
+    /// By address: the durable node, and the node that was written and not flushed.
     pub nodes: [(Option<Node>, Option<Node>); NODES],
     pub slots: [Option<Slot>; 2],
     pub ring: Vec<Option<Cell>>,
     pub log_writes: Vec<LogWrite>,
-    /// The place and the content of a slot in flight.
+    /// The index and the content of a slot in flight.
     pub slot_write: Option<(u8, Slot)>,
 }
 
 impl Medium {
-    /// A new image.
+    /// The medium of a new image.
     pub fn new(ring: usize) -> Medium {
         let node = Node { generation: 0, tree: Tree::default() };
         Medium {
@@ -147,7 +149,7 @@ impl Medium {
         }
     }
 
-    /// A log write that starts at `start` has completed.
+    /// Completes the log write that starts at `start`.
     pub fn log_done(&mut self, start: u64) {
         let at = self.log_writes.iter().position(|write| write.start == start);
         let write = self.log_writes.remove(at.expect("the log write is on its way"));
@@ -176,7 +178,7 @@ impl Medium {
         self.slots[place as usize] = Some(slot);
     }
 
-    /// All media that a crash may leave.
+    /// Returns all media that a crash may leave.
     pub fn crashes(&self) -> BTreeSet<Medium> {
         let still = Medium { log_writes: Vec::new(), slot_write: None, ..self.clone() };
         let mut all = vec![still];
@@ -203,7 +205,7 @@ impl Medium {
     }
 }
 
-/// Each medium with each choice.
+/// Returns a copy of each medium for each choice.
 fn each<T: Clone>(media: Vec<Medium>, choices: Vec<T>, set: impl Fn(&mut Medium, T)) -> Vec<Medium> {
     let mut all = Vec::with_capacity(media.len() * choices.len());
     for medium in media {

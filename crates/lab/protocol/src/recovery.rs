@@ -1,16 +1,17 @@
-//! Recovery: the slot, the scan of the log and the replay. A function of the medium.
+//! Recovery as a function of the medium: it chooses the slot, scans the log and replays the
+//! records.
 
 use crate::medium::{Cell, FILES, Medium, Record, Slot, Tree};
 use crate::rule::Rule;
 
-/// What recovery finds.
+/// The state that recovery finds.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Recovered {
     pub slot: Slot,
     /// The end of the log.
     pub head: u64,
     pub tree: Tree,
-    /// Log-resident bytes.
+    /// By file: the log-resident content.
     pub overlay: [Option<u8>; FILES],
 }
 
@@ -22,7 +23,7 @@ impl Recovered {
     }
 }
 
-/// Recovers a medium that a crash left, or says why it does not mount.
+/// Recovers a medium that a crash left. The error is the reason why it does not mount.
 pub fn recover(medium: &Medium, without: Option<Rule>) -> Result<Recovered, &'static str> {
     let slots = medium.slots.iter().flatten();
     let slot = *slots.max_by_key(|slot| slot.generation).ok_or("no slot is valid")?;
@@ -44,7 +45,7 @@ pub fn recover(medium: &Medium, without: Option<Rule>) -> Result<Recovered, &'st
     Ok(Recovered { slot, head, tree, overlay })
 }
 
-/// The records from the tail on, and whether each is only half there.
+/// Returns the records from the tail on, and whether only half of each record is on the medium.
 fn scan(medium: &Medium, slot: &Slot, without: Option<Rule>) -> Result<Vec<(Record, bool)>, &'static str> {
     let ring = medium.ring.len() as u64;
     let at = |lsn: u64| medium.ring[(lsn % ring) as usize].as_ref();
@@ -77,7 +78,7 @@ fn scan(medium: &Medium, slot: &Slot, without: Option<Rule>) -> Result<Vec<(Reco
     Ok(found)
 }
 
-/// Fails if the log write proves that a newer slot existed.
+/// Fails if a log write proves that a newer slot existed.
 fn newer(cell: &Cell, lsn: u64, slot: &Slot, ring: u64) -> Result<(), &'static str> {
     let ahead = cell.lsn.checked_sub(lsn);
     let same = cell.epoch == slot.epoch && !cell.torn;
@@ -88,8 +89,8 @@ fn newer(cell: &Cell, lsn: u64, slot: &Slot, ring: u64) -> Result<(), &'static s
     Ok(())
 }
 
-/// Applies a record to the tree: the one function of the running engine and of replay. `half`: only
-/// its first edit.
+/// Applies a record to the tree, or with `half` only its first edit. The running engine and replay
+/// share this function.
 pub fn apply(tree: &mut Tree, record: Record, half: bool) {
     match record {
         Record::Items(value) if half => tree.items[0] = value,

@@ -1,8 +1,8 @@
-//! The rules of the protocol, and the guarantees that they hold up.
+//! The rules of the protocol, and the guarantees that depend on them.
 
 use std::fmt;
 
-/// A rule of the durability protocol. A mutant is the protocol without one of them.
+/// A rule of the durability protocol. A mutant is the protocol without one rule.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Rule {
     /// Records are appended one after another, each at the head of the log.
@@ -12,10 +12,11 @@ pub enum Rule {
     /// A log write starts only when the data writes that completed before its last record are
     /// flushed.
     FlushBeforeLogWrite,
-    /// A log write starts within four of the durable prefix: so far does the scan of a recovery
-    /// look for one that proves a loss.
+    /// A log write starts only if fewer than four earlier log writes are not yet durable. The scan
+    /// of a recovery searches only so far past the log's end for a log write that proves a loss.
     BoundedFlight,
-    /// What counts as durable is a prefix of completed log writes.
+    /// The engine treats only a prefix of the log as durable, all of whose log writes have
+    /// completed.
     DurableIsPrefix,
     /// An fsync returns only when the last record that touched the file is durable.
     ForceBeforeAck,
@@ -29,32 +30,32 @@ pub enum Rule {
     BlockQuarantine,
     /// A block is not discarded before the record that freed it is durable.
     DiscardQuarantine,
-    /// A tree node that the last checkpoint uses is not reused before the next one is durable.
+    /// A tree node that the last durable checkpoint uses is not reused before the next one is
+    /// durable.
     NodeQuarantine,
-    /// The view of the tree that a checkpoint writes contains the records below its cut and no
-    /// other.
+    /// The tree that a checkpoint writes contains exactly the records below its cut.
     CutIsExact,
-    /// The superblock slot is written when the log is durable up to the cut.
+    /// The superblock slot is written only after the log is durable up to the cut.
     ForceBeforeSlot,
-    /// The superblock slot is written when the nodes to which it points are flushed.
+    /// The superblock slot is written only after the nodes to which it points are flushed.
     FlushBeforeSlot,
-    /// A checkpoint writes the slot that the last durable one did not write.
+    /// A checkpoint writes the superblock slot that the last durable checkpoint did not write.
     SlotFlip,
-    /// The tail moves only when the slot that names it is durable.
+    /// The tail moves only after the slot that names it is durable.
     SlotBeforeTail,
-    /// Copies of the superblock are written when its slot is durable.
+    /// Copies of the superblock are written only after its slot is durable.
     SlotBeforeCopies,
-    /// The tail does not pass the log write of the oldest log-resident data.
+    /// The tail does not pass the log write that holds the oldest log-resident data.
     ResidentsHoldTail,
     /// The log does not overwrite what lies between its tail and its head.
     TailBoundsHead,
-    /// The record after a write in place voids the log-resident data that was overwritten.
+    /// The record that follows a write in place voids the log-resident data that was overwritten.
     VoidResidents,
     /// Bytes of an atomic write are not written in place before its record is durable.
     AtomicHeldBack,
     /// An atomic write is one record.
     AtomicInOneRecord,
-    /// A log write counts as a whole or not at all.
+    /// Recovery accepts a log write as a whole or not at all.
     WholeWrites,
     /// Replay applies records as a whole.
     WholeRecords,
@@ -62,7 +63,7 @@ pub enum Rule {
     NewEpoch,
     /// A recovery writes log-resident data in place before its checkpoint moves the tail.
     OverlayBeforeSlot,
-    /// A record of metadata waits for no data.
+    /// Appending a record of metadata does not wait for data to be written.
     NoWaitForData,
 }
 
@@ -98,7 +99,7 @@ impl Rule {
         Rule::NoWaitForData,
     ];
 
-    /// The guarantee that the protocol without this rule breaks first.
+    /// The guarantee that the protocol without this rule breaks first; `None` for unexplored rules.
     pub const fn breaks(self) -> Option<Guarantee> {
         match self {
             Rule::OneOrder | Rule::BoundedFlight | Rule::SlotBeforeCopies => None,
@@ -127,7 +128,7 @@ impl Rule {
         }
     }
 
-    /// Why the exploration has no mutant without this rule, if it has none.
+    /// The reason if the exploration has no mutant without this rule.
     pub const fn unexplored(self) -> Option<&'static str> {
         match self {
             Rule::OneOrder => Some("the model has one log with one head, so no record is elsewhere"),
@@ -138,27 +139,27 @@ impl Rule {
     }
 }
 
-/// What must hold: the guarantees of docs/CRASH_MODEL.md that have a meaning in the model, by their
-/// numbers, and two statements of its section "After every crash".
+/// What must hold: the guarantees of docs/CRASH_MODEL.md that have a meaning in the model, with
+/// their numbers, and two statements of its section "After every crash".
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[repr(u8)]
 pub enum Guarantee {
     /// fsync makes the data of a file persistent; so do fdatasync (G8) and a synchronous write
     /// (G10), between which the model does not distinguish.
     G1 = 1,
-    /// A record of two edits is there as a whole or not at all.
+    /// A record of two edits takes effect as a whole or not at all.
     G3 = 3,
-    /// No foreign, stale or unwritten bytes.
+    /// A file never contains foreign, stale or unwritten bytes.
     G9 = 9,
-    /// A record of metadata can be appended whatever data waits.
+    /// A record of metadata can be appended whatever data is dirty, unless the log is full.
     G11 = 11,
-    /// Everything below the durable position is persistent.
+    /// The log below the position that the engine treats as durable is persistent.
     G12 = 12,
-    /// sync makes everything before it persistent.
+    /// sync makes all earlier operations persistent.
     G13 = 13,
-    /// An atomic write is there with all its bytes or with none.
+    /// After a crash an atomic write is there with all its bytes or with none.
     G15 = 15,
-    /// The image mounts.
+    /// The image mounts after a crash.
     Mounts = 20,
     /// The recovered tree is that of a prefix of the records (SOMC).
     Prefix = 21,
@@ -177,7 +178,7 @@ impl Guarantee {
         Guarantee::Prefix,
     ];
 
-    /// The name of the property.
+    /// The name of the property for the checker.
     pub const fn name(self) -> &'static str {
         match self {
             Guarantee::G1 => "G1, G8, G10",

@@ -1,4 +1,4 @@
-//! Runs of the engine whose traces are checked.
+//! Runs of the engine that produce traces, which are checked.
 
 use crate::trace::{Counts, Violation, check};
 use kedge_base::trace;
@@ -12,26 +12,25 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Operations of a run.
+/// Operations of a run with one thread.
 const OPERATIONS: usize = 40;
-/// Operations of a run of several threads, of each thread.
+/// Operations of each thread in a run with several threads.
 const PER_THREAD: u64 = 20;
 const THREADS: usize = 4;
 
-/// Why a run fails.
+/// The reason why a run fails.
 #[derive(Debug)]
 pub enum Failure {
-    /// The trace is none of the protocol.
+    /// The trace violates a rule of the protocol.
     Trace(Box<Violation>),
     /// Another check failed first.
     Run(String),
 }
 
-/// The events of a process are in one list, so one run collects at a time.
+/// Allows one run at a time, since all threads of the process note events in one list.
 static ONE: Mutex<()> = Mutex::new(());
 
-/// Runs `body`, and checks what the engine did meanwhile. The trace is checked even if the body
-/// fails.
+/// Runs `body` and checks the trace of the engine. The trace is checked even if `body` fails.
 pub fn traced(body: impl FnOnce() -> Result<(), String>) -> Result<Counts, Failure> {
     let _one = ONE.lock();
     trace::start();
@@ -44,10 +43,10 @@ pub fn traced(body: impl FnOnce() -> Result<(), String>) -> Result<Counts, Failu
     Ok(counts)
 }
 
-/// Random operations of one thread, a power failure and a recovery.
+/// Runs random operations of one thread, then a power failure and a recovery.
 pub fn history(seed: u64) -> Result<(), String> {
     let setup = if seed.is_multiple_of(2) { Setup::cramped() } else { Setup::default() };
-    // Small images, since each is made for one run.
+    // The image is small, since each run makes its own.
     let setup = Setup { image: 32 << 20, log: setup.log.min(1 << 20), ..setup.switched(seed) };
     let profile = Profile { remounts: 20, crashes: 0, persists: 250, ..Profile::default() };
     let mut generator = Generator::new(seed, profile);
@@ -62,14 +61,14 @@ pub fn history(seed: u64) -> Result<(), String> {
 }
 
 /// Recovers what a power failure would leave now. The running file system is closed first, on its
-/// own medium: the trace has one file system at a time.
+/// own medium, since a trace has one file system at a time.
 fn power_failure(rig: &mut Rig, seed: u64) -> Result<(), String> {
     let medium = rig.device.crash_as(Choice::Torn(seed));
     rig.exec.fs.close().map_err(|e| e.to_string())?;
     rig.restart(medium).map(drop)
 }
 
-/// Threads that write, fsync and rename beside checkpoints, and a power failure.
+/// Runs threads that write, fsync and rename while checkpoints run, then a power failure.
 pub fn writers(seed: u64) -> Result<(), String> {
     let setup = Setup { image: 32 << 20, ..Setup::cramped().switched(seed) };
     let mut rig = Rig::new(setup)?;

@@ -1,5 +1,5 @@
-//! Replays what the engine did against the transition relation: each event must be allowed in the
-//! state that the events before it have led to.
+//! Replays a trace of the engine against the transition relation: each event must be allowed in the
+//! state to which the earlier events have led.
 
 use crate::engine::Engine;
 use crate::event::{Appended, Event, Kind, Range, Span};
@@ -9,16 +9,16 @@ use kedge_base::trace::{self, Bytes, Commits, Noted};
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// Events that a violation shows before it.
+/// Number of events that a violation shows before its own.
 const SHOWN: usize = 12;
 
 /// An event that a rule forbids.
 #[derive(Clone, Debug)]
 pub struct Violation {
     pub rule: Rule,
-    /// The number of the event in the trace.
+    /// The index of the event in the trace.
     pub at: usize,
-    /// The last events until then, with their threads.
+    /// The last events up to this one, with their threads.
     pub events: Vec<Noted>,
     pub state: Engine,
 }
@@ -55,14 +55,15 @@ impl std::ops::AddAssign for Counts {
     }
 }
 
-/// The state of a replay. Before the first recovery of the trace there is none, and nothing is
+/// The state of a replay. Before the first recovery of the trace there is no engine, and nothing is
 /// checked.
 #[derive(Default)]
 struct Replay {
     engine: Option<Engine>,
     /// The epoch of the slot from which the last recovery started.
     before: u64,
-    /// By thread: the record that it is about to append, and the edits of an atomic write.
+    /// By thread: the content of the record that it appends next, and the number of edits of its
+    /// current atomic write.
     commits: BTreeMap<u64, Commits>,
     atomic: BTreeMap<u64, usize>,
     counts: Counts,
@@ -93,12 +94,12 @@ fn range(bytes: Bytes) -> Range {
 }
 
 impl Replay {
-    /// The model's event for what was noted, unless it only prepares one.
+    /// Returns the model's event for a noted one, or `None` if it only prepares a later event.
     fn model_event(&mut self, thread: u64, noted: &trace::Event) -> Option<Event> {
         let event = match noted {
             trace::Event::Recovers { epoch, generation } => {
                 self.before = epoch.0;
-                // Its records, and the ring, come with `Replayed` and `Opened`.
+                // The head of the log follows in `Replayed`, the size of the ring in `Opened`.
                 self.engine = Some(Engine::new(epoch.0, generation.0, 0, u64::MAX));
                 self.commits.clear();
                 self.atomic.clear();
@@ -174,7 +175,8 @@ impl Replay {
     }
 
     fn appended(&mut self, thread: u64, commits: Commits, start: u64, end: u64) -> Appended {
-        // Writeback of other bytes may come first, when an atomic write makes room for itself.
+        // When an atomic write makes room for itself, records of writeback may precede its own
+        // record. The number of edits stays until that one.
         let atomic =
             if commits.write_back || commits.data.is_empty() { None } else { self.atomic.remove(&thread) };
         let kind = match (commits.write_back, atomic) {

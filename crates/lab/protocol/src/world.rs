@@ -1,4 +1,4 @@
-//! The image, its engine and the power: what may happen next in the exploration.
+//! The exploration's state: medium, engine and power, and the possible next steps.
 
 use crate::engine::{CheckpointStage, Engine, Stage};
 use crate::event::{Appended, Event, Kind, Range, Span};
@@ -8,10 +8,10 @@ use crate::recovery::{Recovered, apply, recover};
 use crate::rule::{Guarantee, Rule};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Crash states that were judged, of all explorations of the process.
+/// Number of crash states that were judged, in all explorations of the process.
 pub static CRASH_STATES: AtomicU64 = AtomicU64::new(0);
 
-/// The file number of records that touch metadata alone.
+/// The file number in records that touch only metadata.
 const ITEMS: u64 = 100;
 
 /// A file in memory.
@@ -21,7 +21,7 @@ pub struct File {
     pub dirty: bool,
     /// The number of the last data write to the file.
     pub seq: u64,
-    /// The block that was written and that no record names yet.
+    /// The block to which the content was written, until a record names it.
     pub put: Option<u8>,
 }
 
@@ -31,14 +31,14 @@ pub struct Mounted {
     pub engine: Engine,
     pub files: [File; FILES],
     pub tree: Tree,
-    /// The records of the open batch, and of batches that are sealed and not yet being written.
+    /// The records of the open batch, and of sealed batches whose log write has not begun.
     pub open: Vec<Record>,
     pub sealed: Vec<Vec<Record>>,
-    /// What the running checkpoint writes, and where.
+    /// The tree that the running checkpoint writes, and the address of its node.
     pub frozen: Option<(Tree, u8)>,
-    /// The node of the last durable checkpoint.
+    /// The address of the last durable checkpoint's node.
     pub node: u8,
-    /// An atomic write of which the first of two records is appended.
+    /// The second value of an atomic write whose first of two records is appended.
     pub half: Option<u8>,
 }
 
@@ -48,13 +48,13 @@ pub enum RecoveryStage {
     SlotWriting,
 }
 
-/// A recovery that has begun to write.
+/// A recovery that has begun to write to the medium.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Recovering {
     pub files: [u8; FILES],
     pub head: u64,
     pub tree: Tree,
-    /// The slot that it writes.
+    /// The slot that the recovery writes.
     pub slot: Slot,
     pub stage: RecoveryStage,
 }
@@ -67,7 +67,7 @@ pub enum Phase {
     Recovering(Box<Recovering>),
 }
 
-/// What may still happen.
+/// How many more operations, checkpoints, crashes and discards may happen.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Left {
     pub operations: u8,
@@ -82,9 +82,9 @@ pub struct World {
     pub medium: Medium,
     pub history: History,
     pub left: Left,
-    /// Operations so far.
+    /// Number of operations so far.
     pub number: u8,
-    /// What the state after the last crash breaks.
+    /// The guarantee that the state after the last crash breaks.
     pub broken: Option<Guarantee>,
 }
 
@@ -96,7 +96,7 @@ pub enum Action {
     Remove(u8),
     Atomic,
     AtomicRest,
-    // Their data.
+    // Writeback of their data.
     LogData(u8),
     Put(u8),
     Name { file: u8, voids: bool },
@@ -118,7 +118,7 @@ pub enum Action {
     RecoveryDone,
 }
 
-/// The whole file, as a range.
+/// The range of a whole file.
 fn whole(file: u8) -> Range {
     Range { file: u64::from(file), from: 0, to: 1 }
 }
@@ -161,7 +161,8 @@ impl Mounted {
         self.engine.is_resident(&whole(file))
     }
 
-    /// The events of an action that appends a record, and the record.
+    /// Returns the events and the record of an action that appends one, or `None` for other
+    /// actions.
     fn appends(&self, action: &Action, value: u8) -> Option<(Vec<Event>, Record)> {
         let engine = &self.engine;
         let (record, appended, mut before) = match *action {
@@ -210,7 +211,7 @@ impl Mounted {
         Some((before, record))
     }
 
-    /// The first block that may be taken for data.
+    /// The first block that may be allocated for data.
     fn place(&self, without: Option<Rule>) -> Option<u8> {
         let owned = |number: &u8| self.tree.blocks.contains(&Some(*number));
         let placed = |number: &u8| self.files.iter().any(|file| file.put == Some(*number));
@@ -235,7 +236,7 @@ impl Mounted {
     }
 }
 
-/// Whether no rule but `without` forbids the events, one after another.
+/// Whether the rules allow the events, one after another. The rule `without` is not checked.
 fn allowed(engine: &Engine, events: &[Event], without: Option<Rule>) -> bool {
     let mut engine = std::borrow::Cow::Borrowed(engine);
     for (i, event) in events.iter().enumerate() {
@@ -260,7 +261,7 @@ impl World {
         World { phase: Phase::Mounted(Box::new(mounted)), medium, history, left, number: 0, broken: None }
     }
 
-    /// What may happen next, in the protocol without a rule.
+    /// Lists the possible next steps of the protocol, in which the rule `without` is missing.
     pub fn actions(&self, without: Option<Rule>, out: &mut Vec<Action>) {
         if self.broken.is_some() {
             return;
@@ -284,7 +285,8 @@ impl World {
         }
     }
 
-    /// Nothing follows the last crash, so only those of its states are steps that break something.
+    /// Lists the crashes. Nothing follows the last crash, so of its states only those are listed
+    /// that break a guarantee.
     fn crash(&self, without: Option<Rule>, out: &mut Vec<Action>) {
         if self.left.crashes == 0 {
             return;
@@ -296,12 +298,12 @@ impl World {
         out.extend(media.into_iter().filter(is_step).map(|medium| Action::Crash(Box::new(medium))));
     }
 
-    /// What a state after a crash breaks.
+    /// The guarantee that a state after a crash breaks.
     fn judge(&self, medium: &Medium, without: Option<Rule>) -> Option<Guarantee> {
         self.history.judge(medium, &recover(medium, without)).err()
     }
 
-    /// Whether a record of metadata can be appended now.
+    /// Whether a record of metadata can be appended now, or the log is full.
     pub fn takes_metadata(&self, without: Option<Rule>) -> bool {
         let Phase::Mounted(mounted) = &self.phase else { return true };
         let engine = &mounted.engine;
@@ -310,7 +312,7 @@ impl World {
     }
 
     fn may_append(&self, mounted: &Mounted, action: &Action, without: Option<Rule>) -> bool {
-        // The rule says that nothing is asked here.
+        // Only without this rule does a record of metadata wait for dirty data.
         let waits = without == Some(Rule::NoWaitForData) && matches!(action, Action::Items);
         if waits && mounted.files.iter().any(|file| file.dirty) {
             return false;
@@ -432,7 +434,8 @@ impl World {
         let generation = mounted.engine.slot.generation + 1;
         let mut candidates = vec![(generation, &sealed, sealed.engine.head)];
         if mounted.engine.head > mounted.engine.base {
-            // A view of the tree above the cut.
+            // A cut below the head, although the tree already contains the records above the cut.
+            // `CutIsExact` forbids it.
             candidates.push((generation, mounted, mounted.engine.base));
         }
         if without == Some(Rule::SlotFlip) {
@@ -478,7 +481,7 @@ impl World {
         }
     }
 
-    /// The state after an action.
+    /// Returns the state after an action.
     pub fn after(&self, action: Action, without: Option<Rule>) -> World {
         let mut world = self.clone();
         match action {
@@ -487,7 +490,8 @@ impl World {
                 world.recovery_writes(node, overlay, epoch, without);
             }
             Action::RecoverySlot => {
-                // A crash between the two leaves a state that one before the flush may leave.
+                // The flush and the begin of the slot write are one step: a crash between them
+                // leaves only states that a crash before the flush may leave, too.
                 if without != Some(Rule::FlushBeforeSlot) {
                     world.medium.flush();
                 }
@@ -523,7 +527,7 @@ impl World {
         self.broken = self.judge(&self.medium, without);
     }
 
-    /// Writes what is log-resident, and the nodes of the recovery's checkpoint.
+    /// Writes log-resident data in place, and the node of the recovery's checkpoint.
     fn recovery_writes(&mut self, node: u8, overlay: bool, epoch: u64, without: Option<Rule>) {
         let Ok(found) = recover(&self.medium, without) else { return };
         let files = std::array::from_fn(|file| found.file(&self.medium, file));
@@ -536,7 +540,8 @@ impl World {
             tree.blocks[file] = Some(place);
         }
         let (generation, head) = (found.slot.generation + 1, found.head);
-        // A recovery that is crashed must find the same again, from the old slot or from its own.
+        // If this recovery is interrupted, the next must find the same state, from the old slot or
+        // the new.
         self.history = History::new(files, head, found.tree);
         self.history.trees.push((head, tree));
         self.medium.nodes[usize::from(node)].1 = Some(Node { generation, tree });
@@ -545,8 +550,8 @@ impl World {
         self.phase = Phase::Recovering(Box::new(recovering));
     }
 
-    /// The recovery's slot is durable. What nothing refers to any more is forgotten, and the
-    /// numbers start again, so that equal states are found equal.
+    /// Mounts the image after the recovery's slot is durable. Removes data to which nothing refers
+    /// and restarts the numbers, so that equivalent states compare equal.
     fn mount(&mut self, without: Option<Rule>) {
         let Phase::Recovering(recovering) = &self.phase else { return };
         let Recovering { files, head, tree, slot, .. } = (**recovering).clone();
@@ -628,7 +633,8 @@ impl World {
         }
     }
 
-    /// Without [`Rule::AtomicInOneRecord`], an atomic write is two records.
+    /// Without [`Rule::AtomicInOneRecord`], splits an atomic write: returns the record of its first
+    /// half and notes the second in `half`.
     fn in_parts(
         &self,
         mounted: &mut Mounted,
@@ -713,7 +719,8 @@ impl World {
                 mounted.engine.apply(&Event::NodeFreed { addr, born, generation });
                 mounted.engine.apply(&Event::NodeTaken { addr: u64::from(node) });
                 mounted.engine.apply(&Event::Cut { generation, lsn, tail });
-                // Its nodes are written at once: until the flush a crash may leave them or not.
+                // The checkpoint's node is written in the same step. Until the flush a crash may
+                // leave it or not.
                 mounted.engine.apply(&Event::NodesWritten { generation });
                 mounted.frozen = Some((mounted.tree, node));
                 self.medium.nodes[usize::from(node)].1 = Some(Node { generation, tree: mounted.tree });
@@ -739,7 +746,8 @@ impl World {
         }
     }
 
-    /// Gives the promises that the rules allow, and brings numbers to the smallest equal ones.
+    /// Gives the promises that the rules allow. Resets the numbers of data writes once all are
+    /// flushed, and drops those of durable records, so that equivalent states compare equal.
     fn settle(&mut self, mounted: &mut Mounted, without: Option<Rule>) {
         let engine = &mut mounted.engine;
         let clean = |file: &File| !file.dirty && file.put.is_none();

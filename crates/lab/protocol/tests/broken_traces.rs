@@ -1,7 +1,8 @@
-//! Broken engines that their trace alone gives away: the events are against a rule of the protocol,
+//! Broken engines that are detected by their trace alone: an event violates a rule of the protocol,
 //! whatever a crash would have left.
 //!
-//! A single test, since the switch applies to the whole process. `KEDGE_VARIANT` chooses one.
+//! There is a single test, since the switch applies to the whole process. `KEDGE_VARIANT` chooses
+//! one variant.
 
 use kedge_base::broken::{self, Variant};
 use kedge_device::sim::StatePlan;
@@ -11,7 +12,7 @@ use kedge_sim::discard::Giver;
 use kedge_sim::ops::{Fill, Op, Target};
 use kedge_sim::rig::Rig;
 
-/// Runs that are tried for each.
+/// Limit of runs for each variant.
 const RUNS: u64 = 200;
 
 fn atomic(seed: u64) -> Result<(), String> {
@@ -24,7 +25,8 @@ fn discards(_: u64) -> Result<(), String> {
     kedge_sim::discard::check(Giver::Trim, plan).map(drop)
 }
 
-/// An fdatasync of bytes that are overwritten in two places, so that no durable write covers them.
+/// An fdatasync after overwrites at two offsets. One FUA write cannot cover both, so it needs a
+/// flush.
 fn overwrites(_: u64) -> Result<(), String> {
     let mut rig = Rig::new(kedge_sim::explore::setup())?;
     let on = || Target::Path("a".to_owned());
@@ -39,7 +41,7 @@ fn overwrites(_: u64) -> Result<(), String> {
 
 type Body = fn(u64) -> Result<(), String>;
 
-/// The runs that give the variant away.
+/// The run that detects each variant.
 const CAUGHT: &[(Variant, Body)] = &[
     (Variant::SkipDataFlush, history),
     (Variant::AckBeforeForce, history),
@@ -60,11 +62,11 @@ const CAUGHT: &[(Variant, Body)] = &[
     (Variant::AtomicWrittenEarly, atomic),
 ];
 
-/// The violation in the first run that has one, and the number of runs.
+/// The violation in the first run that has one, and the number of runs until then.
 fn caught(body: Body) -> Option<(Box<kedge_protocol::trace::Violation>, u64)> {
     (0..RUNS).find_map(|seed| match traced(|| body(seed)) {
         Err(Failure::Trace(violation)) => Some((violation, seed + 1)),
-        // Other checks may fail first: of a broken engine anything may.
+        // Another check may fail first, since a broken engine may do anything.
         Err(Failure::Run(_)) | Ok(_) => None,
     })
 }

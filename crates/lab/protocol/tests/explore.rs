@@ -1,6 +1,6 @@
-//! The protocol keeps every guarantee in every state; without any one rule it does not.
+//! The protocol keeps every guarantee in every state. Without any one of its rules it does not.
 //!
-//! `KEDGE_BOUNDS=2,1,2` explores two operations, a checkpoint and two crashes.
+//! `KEDGE_BOUNDS=2,1,2` explores two operations, one checkpoint and two crashes.
 
 use kedge_protocol::explore::{Bounds, Explored, Protocol, Search, explore};
 use kedge_protocol::rule::{Guarantee, Rule};
@@ -17,7 +17,7 @@ fn print(what: &str, bounds: Bounds, found: &Explored) {
     );
 }
 
-/// `KEDGE_BOUNDS`: operations, checkpoints and crashes, as `3,2,2`.
+/// Reads `KEDGE_BOUNDS`: operations, checkpoints and crashes, as `3,2,2`.
 fn bounds() -> Bounds {
     let Ok(text) = std::env::var("KEDGE_BOUNDS") else { return Bounds::QUICK };
     let numbers: Vec<u8> = text.split(',').filter_map(|number| number.parse().ok()).collect();
@@ -71,14 +71,14 @@ fn without_any_rule_a_guarantee_breaks() {
     assert!(missed.is_empty(), "{missed:?}");
 }
 
-/// Enough to break a guarantee without the rule.
+/// Limits at which the protocol without this rule breaks a guarantee.
 fn bounds_for(rule: Rule) -> Bounds {
     let quick = Bounds::QUICK;
     match rule {
         Rule::TailBoundsHead => Bounds { ring: 2, ..quick },
         Rule::BlockQuarantine => Bounds { operations: 3, checkpoints: 0, ..quick },
         Rule::DiscardQuarantine => Bounds { checkpoints: 0, discards: 1, ..quick },
-        // What a recovery does wrong shows in the next one.
+        // A fault in a recovery shows only in the next recovery.
         Rule::NewEpoch => Bounds { operations: 3, checkpoints: 0, crashes: 2, ..quick },
         Rule::OverlayBeforeSlot => Bounds { operations: 1, checkpoints: 0, crashes: 2, ..quick },
         _ => quick,

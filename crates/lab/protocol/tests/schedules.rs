@@ -1,5 +1,5 @@
-//! What the engine does on simulated threads, in orders that seeds choose, is a way through the
-//! model of its protocol.
+//! On simulated threads, in orders that seeds choose, the engine takes only steps that the model of
+//! its protocol allows.
 //!
 //! `KEDGE_RUNS` chooses the number of schedules of each scenario, `KEDGE_SEED` the first.
 
@@ -10,7 +10,7 @@ use kedge_sched::scenarios;
 
 /// Schedules of each scenario.
 const USUAL: u64 = 20;
-/// About the choices of a schedule.
+/// Approximate number of choices in a schedule.
 const LENGTH: u64 = 5000;
 
 fn number(name: &str) -> Option<u64> {

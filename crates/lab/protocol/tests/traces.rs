@@ -1,4 +1,4 @@
-//! What the engine does in simulated runs is a way through the model of its protocol.
+//! In simulated runs the engine takes only steps that the model of its protocol allows.
 //!
 //! `KEDGE_RUNS` and `KEDGE_SEED` choose the runs; `KEDGE_RUNS=10000` is the full number.
 

@@ -1,16 +1,16 @@
-//! Many runs of a scenario.
+//! Runs a scenario under many seeds.
 
 use crate::run::Run;
 use crate::scenarios::Scenario;
 use crate::strategy::Plan;
 
-/// What the runs of a scenario were.
+/// The sums of a scenario's runs.
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
     pub runs: u64,
     pub steps: u64,
     pub switches: u64,
-    /// The first run that failed, and why.
+    /// The first run that failed.
     pub found: Option<Found>,
 }
 
@@ -20,13 +20,13 @@ pub struct Found {
     pub seed: u64,
     pub plan: Plan,
     pub why: String,
-    /// Runs until then, this one included.
+    /// Number of runs up to and including this one.
     pub after: u64,
     pub run: Run,
 }
 
-/// The plan of a seed: every third run is random, one in twelve stalls a thread, the others have
-/// priorities with two to five changes. `length`: the choices of an earlier run.
+/// Returns the plan of a seed: every third run is random, one in twelve stalls a thread, the others
+/// have priorities with two to five changes. `length` is the number of choices of an earlier run.
 pub fn plan_of(seed: u64, length: u64) -> Plan {
     match seed % 6 {
         _ if seed % 12 == 11 => Plan::Stall { depth: 2, length },
@@ -38,7 +38,7 @@ pub fn plan_of(seed: u64, length: u64) -> Plan {
     }
 }
 
-/// Runs the seeds one after another, until one fails.
+/// Runs the seeds one after another, up to the first that fails.
 pub fn campaign(scenario: &Scenario, seeds: impl Iterator<Item = u64>) -> Tally {
     let mut tally = Tally::default();
     let mut length = 5000;

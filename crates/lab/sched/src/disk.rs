@@ -1,5 +1,5 @@
-//! A device on the machine: its requests take virtual time, and batches complete on threads of
-//! their own, as those of a file do.
+//! A device for the machine: its requests take virtual time, and batches complete on threads of
+//! their own, as with a file.
 
 use kedge_base::lock::{Condvar, Mutex, Rank, device_point};
 use kedge_base::machine;
@@ -11,32 +11,33 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-/// Requests of batches that are served at a time.
+/// Number of requests of batches that are served at the same time.
 const DEPTH: usize = 2;
 const NAME: &str = "disk";
 
 type Queued = (Request, Arc<dyn CompletionSink>);
 
-/// See the module. It works until it is dropped.
+/// See the module. Its threads work until it is dropped.
 pub struct Disk {
     shared: Arc<Shared>,
 }
 
 struct Shared {
     below: Arc<SimDevice>,
-    /// The state of a generator of latencies.
+    /// The state of a random generator for latencies.
     random: AtomicU64,
     queue: Mutex<(VecDeque<Queued>, bool)>,
     changed: Condvar,
 }
 
 impl Disk {
-    /// Called by a thread of the machine.
+    /// Must be called by a thread of the machine.
     pub fn new(below: Arc<SimDevice>, seed: u64) -> std::io::Result<Disk> {
         let shared = Arc::new(Shared {
             below,
             random: AtomicU64::new(seed | 1),
-            // A thread submits under any lock that may wait for the device.
+            // The queue's lock is last in the lock order, since a thread may submit with any lock
+            // that may be held across IO.
             queue: Mutex::with_order(Rank::Leaf, u64::MAX - 1, Default::default()),
             changed: Condvar::new(),
         });
@@ -81,7 +82,7 @@ impl Shared {
         }
     }
 
-    /// Runs a request somewhere within its time.
+    /// Lets virtual time pass, runs the request, and lets time pass again.
     fn timed(&self, reads: bool, run: impl FnOnce() -> Result<()>) -> Result<()> {
         device_point(reads);
         let mut random = self.random.load(Relaxed);

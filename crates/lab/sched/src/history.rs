@@ -1,7 +1,7 @@
-//! Concurrent operations and their judge: what was answered must fit some order of the operations
-//! in which each stands between its call and its return (linearizability), by the reference model.
-//! A crash must leave what the oracle allows after one of these orders. An operation whose result
-//! the model leaves open fits no order, so scenarios do without such operations.
+//! Concurrent operations and their judge. By the reference model, the results must fit some order
+//! of the operations in which each lies between its call and its return (linearizability). A crash
+//! must leave what the oracle allows after one of these orders. An operation whose result the model
+//! leaves open fits no order, so scenarios do not use such operations.
 
 use kedge_device::MemDevice;
 use kedge_device::sim::{Choice, SimDevice};
@@ -13,7 +13,8 @@ use kedgefs::FileSystem;
 use parking_lot::Mutex;
 use std::sync::Arc;
 
-/// An operation of a thread: when it was called and, if it has, how and when it returned.
+/// An operation of a thread: when it was called, and, once it has returned, when and with which
+/// result.
 #[derive(Clone, Debug)]
 pub struct Call {
     pub thread: usize,
@@ -29,14 +30,14 @@ pub struct Calls {
     calls: Vec<Call>,
 }
 
-/// What a power failure at one moment left, and the calls until then.
+/// The medium that a power failure left, and the calls until then.
 pub struct Crash {
     pub medium: MemDevice,
     pub calls: Calls,
 }
 
-/// Records the calls of all threads. Its lock is not one of the machine: no thread loses its turn
-/// while it holds it.
+/// Records the calls of all threads. The machine does not know its lock, so no thread loses its
+/// turn while it holds the lock.
 #[derive(Clone, Default)]
 pub struct Recorder(Arc<Mutex<Calls>>);
 
@@ -60,18 +61,18 @@ impl Recorder {
         self.0.lock().clone()
     }
 
-    /// Power fails now.
+    /// Records what a power failure at this moment leaves.
     pub fn crash(&self, device: &SimDevice, choice: Choice) -> Crash {
         Crash { medium: device.crash_as(choice), calls: self.calls() }
     }
 }
 
-/// Orders that a judge of a crash looks at, at most.
+/// Limit of orders that the judge of a crash examines.
 const ORDERS_MAX: usize = 3000;
 
 impl Calls {
-    /// Calls `found` with each order of the calls that explains what was answered, as a history of
-    /// the oracle, until it returns true. Returns whether it did.
+    /// Calls `found` with each order of the calls in which the model gives their results, as a
+    /// history of the oracle, until `found` returns true. Returns whether it did.
     fn orders(
         &self,
         start: &Model,
@@ -90,7 +91,7 @@ impl Calls {
         found: &mut dyn FnMut(&crash::History) -> bool,
     ) -> bool {
         let open: Vec<usize> = (0..placed.len()).filter(|i| !placed[*i]).collect();
-        // A call that began after another one returned stands after it.
+        // A call that began after another one returned comes after it.
         let bound = open.iter().filter_map(|i| Some(self.calls[*i].ended.as_ref()?.0)).min();
         if bound.is_none() && found(history) {
             return true;
@@ -135,8 +136,7 @@ impl Calls {
         out
     }
 
-    /// Whether one order of the calls gives the results that they returned, and then the tree
-    /// `found`.
+    /// Whether the model, in one order of the calls, gives their results and then the tree `found`.
     pub fn judge(&self, start: &Model, found: &View) -> Result<(), String> {
         let mut explained = false;
         let mut last = String::new();
@@ -160,8 +160,9 @@ impl Calls {
 }
 
 impl Crash {
-    /// Whether the oracle allows what `fs`, recovered from the medium, holds. `None`: too many
-    /// orders to look at all, and none of those allows it.
+    /// Checks whether the oracle allows the content of `fs`, which was recovered from the medium.
+    /// Returns `false` if none of the first `ORDERS_MAX` orders allows it and the rest was not
+    /// examined.
     pub fn judge(&self, start: &Model, fs: &FileSystem) -> Result<bool, String> {
         let view = View::of(fs)?;
         let mut looked = 0;

@@ -4,14 +4,14 @@
 //! 1. The thread named by `turn` runs; all others are parked in [`Processor::await_turn`], have not
 //!    begun, or have ended.
 //! 2. The state changes only in the thread that has the turn (and, after a failure, in the thread
-//!    that collects the report), so its lock is never contended for long.
-//! 3. Nothing depends on the real clock, on addresses, or on the numbers that the operating system
-//!    gives, so a seed repeats a run.
+//!    that collects the report). So its lock is never contended for long.
+//! 3. Nothing depends on the real clock, on addresses, or on numbers that the operating system
+//!    assigns. So a seed repeats a run.
 //!
 //! # Time
 //! Each step takes a microsecond. While no thread can run, time jumps to the next end of a sleep.
-//! The strategy may also let it jump earlier, by at most [`JUMP_MAX`]: the other threads are slow
-//! then.
+//! The strategy may let time jump earlier, by at most [`JUMP_MAX`], as if the other threads were
+//! slow.
 
 use crate::strategy::{Choice, Look, Strategy};
 use kedge_base::machine::{Machine, Step};
@@ -24,23 +24,23 @@ use std::thread::Thread;
 use std::time::Duration;
 
 const STEP: Duration = Duration::from_micros(1);
-/// Far below the time after which the engine takes a device or an operation for stuck.
+/// Far below the time after which the engine considers a device or an operation stuck.
 const JUMP_MAX: Duration = Duration::from_millis(100);
-/// No thread has the turn: the run is over.
+/// The value of `turn` after the run: no thread has the turn.
 const NONE: usize = usize::MAX;
 
-/// Why a run ended before its threads did.
+/// The reason why a run ended before its threads did.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Why {
-    /// Every thread waits for another one, or for a timer beyond the time that a run takes: a
+    /// Every thread waits for another thread, or for a timer beyond the time limit of the run: a
     /// deadlock, or a wake-up that was lost.
     AllWait,
-    /// A thread waits for the device or for another thread while it holds a lock under which
-    /// nothing may wait.
+    /// A thread waits for the device or for another thread while it holds a lock that must not be
+    /// held during a wait.
     WaitsWithLock(String),
-    /// More steps than the run may take: threads wake one another forever, or spin.
+    /// The run exceeds its limit of steps: threads wake one another forever, or spin.
     NoEnd,
-    /// The thread that has the turn does not come to a step: it loops or waits outside of the
+    /// The thread that has the turn makes no further step: it loops or waits outside of the
     /// machine.
     Stuck,
 }
@@ -61,9 +61,9 @@ enum Status {
 struct Slot {
     name: String,
     status: Status,
-    /// Known when it has begun.
+    /// The thread's handle, once it has begun.
     thread: Option<Thread>,
-    /// Its last wait ended because its time had come.
+    /// Whether its last wait ended because its time limit was over.
     late: bool,
     last: Option<Step>,
     stack: Option<String>,
@@ -76,12 +76,12 @@ struct State {
     choices: u64,
     trace: u64,
     strategy: Box<dyn Strategy>,
-    /// Choices other than the default one.
+    /// Choices that differ from [`Look::plain`], with their numbers.
     schedule: Vec<(u64, Choice)>,
     switches: u64,
     why: Option<Why>,
     own: HashMap<TypeId, &'static (dyn Any + Send + Sync)>,
-    /// Whether the strategy chooses, or each thread keeps its turn until it waits.
+    /// Whether the strategy chooses. Otherwise each thread keeps its turn until it waits.
     exploring: bool,
 }
 
@@ -95,10 +95,10 @@ pub struct Processor {
     time_max: Duration,
 }
 
-/// What a run did, in numbers, and how it ended.
+/// The numbers of a run, and how it ended.
 #[derive(Clone, Debug)]
 pub struct Account {
-    /// A hash of the schedule and its steps. Equal for two runs that took the same steps.
+    /// A hash of the schedule and the steps: equal for two runs that took the same steps.
     pub trace: u64,
     pub steps: u64,
     pub choices: u64,
@@ -109,11 +109,11 @@ pub struct Account {
     pub failure: Option<Failure>,
 }
 
-/// A run that ended before its threads did, with all of them.
+/// Why a run ended before its threads did, and all of these threads.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Failure {
     pub why: Why,
-    /// For each thread that has not ended: name, what it does, stack.
+    /// For each thread that has not ended: its name, what it does, and its stack.
     pub threads: Vec<(String, String, String)>,
 }
 
@@ -137,7 +137,7 @@ fn mix(trace: u64, value: u64) -> u64 {
 }
 
 impl Processor {
-    /// A machine with one thread, 0, that has the turn.
+    /// A machine with one thread, number 0, which has the turn.
     pub(crate) fn new(strategy: Box<dyn Strategy>, steps_max: u64, time_max: Duration) -> Processor {
         let main = Slot {
             name: "main".to_owned(),
@@ -168,13 +168,14 @@ impl Processor {
         }
     }
 
-    /// Whether the strategy chooses from now on. Opening and closing a file system is most of a
-    /// run, and a scenario that is not about them need not spend its switches there.
+    /// Sets whether the strategy chooses. Opening and closing a file system is most of a run, and a
+    /// scenario that does not test them need not spend its switches there.
     pub(crate) fn explore(&self, on: bool) {
         self.state.lock().exploring = on;
     }
 
-    /// Gives the turn to the thread that the strategy chooses. Returns when `me` has it again.
+    /// Gives the turn to the thread that the strategy chooses. Returns when `me` has the turn
+    /// again.
     fn choose(&self, mut state: MutexGuard<'_, State>, me: usize, what: Option<Step>) {
         if state.why.is_none() && state.steps > self.steps_max {
             state.why = Some(Why::NoEnd);
@@ -202,9 +203,8 @@ impl Processor {
         }
     }
 
-    /// Returns when the thread has the turn. After a failure it never has: the thread notes its
-    /// stack and stays parked, because what it would do by unwinding is nothing that a program
-    /// does.
+    /// Returns when the thread has the turn. After a failure it never returns: the thread notes its
+    /// stack and stays parked, since unwinding would make calls that no program makes.
     fn await_turn(&self, me: usize) {
         while self.turn.load(SeqCst) != me {
             if self.turn.load(SeqCst) == NONE {
@@ -224,7 +224,7 @@ impl Processor {
         }
     }
 
-    /// Waits for the end of the run. `hang`: the longest real time without a step.
+    /// Waits for the end of the run, or until `hang` of real time has passed without a step.
     pub(crate) fn account(&self, hang: Duration) -> Account {
         let mut state = self.state.lock();
         let mut seen = state.steps;
@@ -252,7 +252,7 @@ impl Processor {
                 };
                 state.threads.iter().enumerate().any(waits)
             };
-            // With a thread that is stuck the turn is not over, and the others stay parked.
+            // If the running thread is stuck, the others stay parked and note no stacks.
             while stuck == NONE && missing(&state) {
                 if self.ended.wait_for(&mut state, hang).timed_out() {
                     break;
@@ -296,7 +296,7 @@ impl Slot {
 }
 
 impl State {
-    /// The thread that runs next. `None`: the run is over, or it failed.
+    /// Returns the thread that runs next, or `None` if the run is over or has failed.
     fn next(&mut self, me: usize, what: Option<Step>, time_max: Duration) -> Option<usize> {
         loop {
             let now = self.now;
@@ -365,7 +365,8 @@ impl State {
             _ => None,
         };
         loop {
-            // In the order of their arrival, as the locks of the operating system do.
+            // Waiters wake in the order of their arrival, as with the locks of the operating
+            // system.
             let waiting = self.threads.iter_mut().filter_map(|slot| since(slot).map(|since| (since, slot)));
             let Some((_, slot)) = waiting.min_by_key(|(since, _)| *since) else { return };
             slot.status = Status::Ready;
@@ -462,7 +463,7 @@ impl Machine for Processor {
     }
 }
 
-/// The calling thread's stack, without the frames of libraries and of the machine.
+/// Returns the calling thread's stack, without the frames of libraries and of the machine.
 fn stack() -> String {
     let whole = std::backtrace::Backtrace::force_capture().to_string();
     let (mut out, mut name) = (String::new(), "");
@@ -479,6 +480,6 @@ fn stack() -> String {
             out.push('\n');
         }
     }
-    // Without names of files nothing is known to be a library's.
+    // Without file names in the stack, frames of libraries cannot be recognised.
     if out.is_empty() { whole } else { out }
 }

@@ -1,4 +1,4 @@
-//! One run: a body on a fresh machine.
+//! Runs a body on a machine of its own.
 
 use crate::machine::{Account, Processor};
 use crate::strategy::Plan;
@@ -9,7 +9,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The longest real time between two steps: far above what a busy machine needs for one.
+/// Limit of real time between two steps: far more than a busy machine needs for one.
 const HANG: Duration = Duration::from_secs(20);
 
 #[derive(Clone, Debug)]
@@ -17,7 +17,7 @@ pub struct Config {
     pub seed: u64,
     pub plan: Plan,
     pub steps_max: u64,
-    /// Virtual time up to which the run waits for a timer.
+    /// Limit of virtual time: a later timer counts as never.
     pub time_max: Duration,
 }
 
@@ -27,7 +27,7 @@ impl Config {
     }
 }
 
-/// A run and its result: what the body returned, or why it did not.
+/// A run, and what the body returned, or the reason why it did not.
 #[derive(Clone, Debug)]
 pub struct Run {
     pub account: Account,
@@ -35,12 +35,12 @@ pub struct Run {
 }
 
 thread_local! {
-    /// The machine of a first thread.
+    /// The machine whose first thread this is.
     static MINE: RefCell<Option<Arc<Processor>>> = const { RefCell::new(None) };
 }
 
-/// Whether the strategy chooses the next thread from now on, or every thread keeps its turn until
-/// it waits. Called by the first thread of a machine.
+/// Sets whether the strategy chooses the next thread. Otherwise each thread keeps its turn until it
+/// waits. Must be called by the first thread of a machine.
 pub fn explore(on: bool) {
     MINE.with_borrow(|machine| machine.as_ref().expect("the first thread of a machine").explore(on));
 }
@@ -53,7 +53,7 @@ pub fn run(config: &Config, body: impl FnOnce() -> Result<(), String> + Send + '
     let seat = Seat { machine: machine.clone(), thread: 0 };
     let result = Arc::new(Mutex::new(None));
     let (kept, explored) = (result.clone(), machine.clone());
-    // The thread itself belongs to no machine: it is started by one that does not.
+    // `spawn_named` starts the thread outside of any machine; `run_in` then puts it on this one.
     kedge_base::spawn_named("simulated", move || {
         MINE.set(Some(explored));
         kedge_base::run_in(seat, || {

@@ -1,11 +1,12 @@
-//! Fewer switches that show the same failure: what is left are those that matter.
+//! Removes the switches that a failure does not need.
 
 use crate::run::Run;
 use crate::scenarios::Scenario;
 use crate::strategy::{Choice, Plan};
 
-/// Removes choices from the schedule of a run that failed, as long as a run with the rest fails,
-/// too. At most `tries` runs. Returns the last one that failed and its schedule.
+/// Removes choices from the schedule of a run that failed, as long as a run with the remaining
+/// choices fails, too. Makes at most `tries` runs. Returns the last one that failed and its
+/// schedule.
 pub fn shrink(scenario: &Scenario, seed: u64, failed: Run, tries: usize) -> (Run, Vec<(u64, Choice)>) {
     let mut schedule = failed.account.schedule.clone();
     let mut best = failed;

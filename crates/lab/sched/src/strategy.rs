@@ -1,27 +1,27 @@
-//! Which thread runs next.
+//! Chooses which thread runs next.
 
 use kedge_base::machine::Step;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use std::collections::BTreeMap;
 
-/// The choice before a strategy.
+/// What a strategy knows when it chooses.
 #[derive(Clone, Copy, Debug)]
 pub struct Look<'a> {
-    /// Counts the choices of a run, from 0.
+    /// The number of the choice in the run, from 0.
     pub at: u64,
-    /// Threads that can run, ascending; at least one.
+    /// The threads that can run, in ascending order; at least one.
     pub ready: &'a [usize],
-    /// The thread that has the turn and could keep it.
+    /// The thread that has the turn, if it can keep it.
     pub current: Option<usize>,
     pub what: Option<Step>,
-    /// A thread sleeps that could wake up early: others are slow then.
+    /// Whether a thread sleeps that could be woken early, as if the others were slow.
     pub sleeper: bool,
 }
 
 impl Look<'_> {
-    /// The choice of a schedule without switches: a thread keeps its turn. But one that spins lets
-    /// the next one run, for which it may wait.
+    /// The choice of a schedule without switches: a thread keeps its turn. Only a thread that spins
+    /// passes it on to the next one, for which it may wait.
     pub fn plain(&self) -> usize {
         if self.what != Some(Step::Spin) {
             return self.current.unwrap_or(self.ready[0]);
@@ -35,7 +35,7 @@ impl Look<'_> {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Choice {
     Run(usize),
-    /// Virtual time jumps to the moment at which the next sleeper wakes up.
+    /// Virtual time jumps to the end of the next sleep.
     Jump,
 }
 
@@ -43,23 +43,23 @@ pub trait Strategy: Send {
     fn choose(&mut self, look: &Look<'_>) -> Choice;
 }
 
-/// How a run chooses.
+/// How a run chooses its threads.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Plan {
     /// At random. How often a thread loses its turn is random, too: rarely in some runs, since many
-    /// races need a thread that gets far, and at every second step in others.
+    /// races need a thread that makes many steps in a row; at every second step in others.
     Random,
-    /// Probabilistic concurrency testing (Burckhardt and others, 2010): threads have random
-    /// priorities, the highest one that can run does, and at `depth - 1` random steps of about
-    /// `length` the running thread becomes the lowest. Finds a race of that depth among `n` threads
-    /// with a probability of at least 1 / (n · length^(depth - 1)).
+    /// Probabilistic concurrency testing (Burckhardt and others, 2010). Threads have random
+    /// priorities, and the highest one that can run does. At `depth - 1` random steps of about
+    /// `length` the running thread gets the lowest priority. Finds a race of that depth among `n`
+    /// threads with a probability of at least 1 / (n · length^(depth - 1)).
     Pct { depth: u32, length: u64 },
-    /// As `Pct` with `depth`, but a thread that loses its turn at one of the steps does not run
-    /// until a random number of sleepers have woken up, although nothing else can run: as if its
-    /// processor served another program. For races with whole calls of another thread, which wait
-    /// for the device in between.
+    /// As `Pct` with `depth`, but a thread that loses its turn at one of these steps is stalled
+    /// until a random number of sleepers have woken up, even if no other thread can run: as if its
+    /// processor served another program. Finds races with whole calls of another thread that wait
+    /// for the device.
     Stall { depth: u32, length: u64 },
-    /// As recorded; elsewhere without switches.
+    /// The recorded choices at their numbers; elsewhere [`Look::plain`].
     Replay(Vec<(u64, Choice)>),
 }
 
@@ -104,7 +104,7 @@ impl Strategy for Random {
 struct Pct {
     rng: SmallRng,
     changes: Vec<u64>,
-    /// Above zero: as drawn. Below: lowered, the later the lower.
+    /// By thread. Positive: as drawn. Negative: lowered; a later change is lower.
     priorities: BTreeMap<usize, i64>,
     lowest: i64,
 }
@@ -125,7 +125,7 @@ impl Strategy for Pct {
         if look.sleeper && self.rng.random_ratio(1, JUMP_ONE_IN) {
             return Choice::Jump;
         }
-        // A thread that spins waits for another one, which may have a lower priority.
+        // A spinning thread waits for another thread, which may have a lower priority.
         if let Some(current) = look.current
             && (look.what == Some(Step::Spin) || self.changes.contains(&look.at))
         {
@@ -137,12 +137,12 @@ impl Strategy for Pct {
     }
 }
 
-/// The most sleepers that wake up while a thread is stalled.
+/// Limit of the sleepers that wake up while a thread is stalled.
 const STALL_MAX: u32 = 256;
 
 struct Stall {
     pct: Pct,
-    /// The thread that does not run, and how many sleepers still wake up before it does.
+    /// The stalled thread, and how many sleepers wake up before it runs again.
     stalled: Option<(usize, u32)>,
 }
 
@@ -153,7 +153,7 @@ impl Strategy for Stall {
         }
         let Some((thread, left)) = &mut self.stalled else { return self.pct.choose(look) };
         let others: Vec<usize> = look.ready.iter().copied().filter(|ready| ready != thread).collect();
-        // A thread that spins may wait for the stalled one.
+        // A spinning thread may wait for the stalled one.
         let waits = others.is_empty() || look.what == Some(Step::Spin);
         if waits && (*left == 0 || others.is_empty() && !look.sleeper) {
             self.stalled = None;

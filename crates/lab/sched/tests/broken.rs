@@ -1,18 +1,19 @@
-//! Engines in which a mend of their concurrency is taken back: the search finds each of them.
+//! Engines in which a fix of their concurrency is reverted: the search finds each of them.
 //!
-//! A single test, since the switch applies to the whole process.
+//! There is a single test, since the switch applies to the whole process.
 
 use kedge_base::broken::{self, Variant};
 use kedge_sched::campaign::campaign;
 use kedge_sched::scenarios;
 use kedge_sched::shrink::shrink;
 
-/// Each of them is found within this many schedules.
+/// Limit of schedules within which the search must find each of them.
 const SCHEDULES_MAX: u64 = 10_000;
 
-/// The scenario that finds the variant, and the first seed. A search that would take long from 0
-/// begins shortly before the seed that finds the variant today, since this test shows that the
-/// check can fail, and not how long a search takes. When the engine changes, another seed finds it.
+/// The scenario that finds the variant, and the first seed. If a search from seed 0 would take
+/// long, it begins shortly before the seed that finds the variant today: this test shows that the
+/// check can fail, not how long a search takes. When the engine changes, another seed finds the
+/// variant.
 const FINDS: &[(Variant, &str, u64)] = &[
     (Variant::StaleMarks, "forks", 400),
     (Variant::EarlyRemoval, "truncated", 1100),
@@ -60,7 +61,7 @@ fn each_mend_that_is_taken_back_is_found() {
             found.run.account.schedule.len(),
             schedule.len(),
         );
-        // The same seed and plan on the engine as it is.
+        // The same seed and plan with the correct engine.
         let run = (scenario.play)(found.seed, &found.plan);
         assert!(run.result.is_ok(), "{variant:?}: the engine as it is fails, too: {:?}", run.result);
     }

@@ -1,4 +1,4 @@
-//! The machine itself: it repeats a seed to the byte, finds threads that wait forever with their
+//! The machine itself: it repeats a seed exactly, detects threads that wait forever and shows their
 //! stacks, is fair, and costs little.
 
 use kedge_base::lock::{Condvar, Mutex, Rank, device_point};
@@ -58,7 +58,7 @@ fn seeds_differ() {
     assert!(traces.collect::<BTreeSet<_>>().len() > 15, "the order follows the seed");
 }
 
-/// Two threads, each of which waits until the other has waited.
+/// Two threads wait for each other forever.
 #[test]
 fn threads_that_wait_for_one_another_are_named_with_their_stacks() {
     let run = run(&Config::new(1, Plan::Random), || {
@@ -84,8 +84,8 @@ fn threads_that_wait_for_one_another_are_named_with_their_stacks() {
     }
 }
 
-/// A waiter that looks at its condition without the lock under which it waits: a wake-up between
-/// the two is lost in some orders.
+/// The waiter checks its condition and then takes the lock a second time for its wait. A wake-up
+/// between the two is lost in some orders.
 #[test]
 fn a_lost_wake_up_is_found() {
     let body = || {
@@ -161,7 +161,7 @@ fn a_panic_is_the_result() {
     assert_eq!(run.result, Err("panic: of the body".to_owned()));
 }
 
-/// A day of virtual time takes no time.
+/// Sleeps of hours take virtual time only.
 #[test]
 fn sleeps_take_virtual_time() {
     let config = Config { time_max: Duration::from_secs(24 * 3600), ..Config::new(1, Plan::Random) };
@@ -178,7 +178,7 @@ fn sleeps_take_virtual_time() {
     assert_eq!(run.result, Ok(()));
 }
 
-/// By chance each of four threads that never wait gets its share of the steps.
+/// A random plan gives each of four threads that never wait its share of the steps.
 #[test]
 fn chance_is_fair() {
     const STEPS: u64 = 2000;
@@ -204,7 +204,7 @@ fn chance_is_fair() {
     assert!(firsts.iter().all(|count| (8..60).contains(count)), "{firsts:?}");
 }
 
-/// Prints what a step and a switch cost.
+/// Prints how many steps and switches the machine makes in a second.
 #[test]
 fn steps_and_switches_are_counted() {
     const STEPS: u64 = 20_000;

@@ -6,7 +6,7 @@ use kedge_sched::campaign::campaign;
 use kedge_sched::scenarios::{self, Scenario};
 use kedge_sched::shrink::shrink;
 
-/// Runs that shrink a schedule.
+/// Limit of runs for shrinking a schedule.
 const TRIES: usize = 100;
 
 fn number(name: &str) -> Option<u64> {

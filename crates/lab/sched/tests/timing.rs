@@ -1,5 +1,5 @@
-//! The machine in virtual time: processors, locks, sleeps and wake-ups take what they must. Costs
-//! are fixed but for the last tests, so each time is exact.
+//! The machine in virtual time: processors, locks, sleeps and wake-ups take as long as they must.
+//! Costs are fixed except in the last test, so each time is exact.
 
 use kedge_base::lock::{Condvar, Mutex, Rank, RwLock};
 use kedge_base::machine::{self, Step};
@@ -20,7 +20,8 @@ const FREE: Computing = Computing::Fixed(Duration::ZERO);
 
 type Work = Arc<dyn Fn(&Clockwork, usize) + Send + Sync>;
 
-/// Virtual time from the start of the threads to the end of the last, and where it went.
+/// Returns the virtual time from the start of the threads to the end of the last one, and the
+/// profile.
 fn took(hardware: Hardware, computing: Computing, threads: usize, work: Work) -> (Duration, Profile) {
     let ran = run(hardware, computing, move |machine| {
         let clock = SystemClock::default();
@@ -79,7 +80,7 @@ fn a_slice_ends_and_others_run() {
     });
     took(Hardware::ideal(1), FREE, 2, work);
     let ends = ends.lock().clone();
-    // The short thread ends although the long one came first and never waits.
+    // The thread with little work ends although the other began first and never waits.
     assert_eq!((ends[0].0, ends[1].0), (1, 0));
     assert!(ends[0].1 < ms(4), "{ends:?}");
     assert_eq!(ends[1].1, ms(11));
@@ -98,7 +99,8 @@ fn a_lock_serialises_and_its_waits_are_named() {
     assert_eq!(time, ms(40));
     let row = profile.rows.iter().find(|row| row.kind == Kind::Lock).expect("threads waited");
     assert!(row.site.expect("known").file().ends_with("tests/timing.rs"), "{row:?}");
-    // At best three threads wait for 10, 20 and 30 ms: the lock goes to the thread that is awake.
+    // The lock goes to a thread that is awake. So in the best case three threads wait for 10, 20
+    // and 30 ms.
     assert!(profile.time("worker", Kind::Lock) >= ms(60), "{:?}", profile.rows);
 }
 
@@ -131,9 +133,9 @@ fn a_waiter_that_spins_gets_the_lock_without_a_wake_up() {
         });
         took(hardware, FREE, 2, work).0
     };
-    // A wake-up at the start and one of the joining thread at the end; the waiter spins meanwhile.
+    // Two wake-ups: of the threads at the start, and of the joining thread. The waiter spins.
     assert_eq!(with(us(2)), us(50 + 2 + 2 + 50));
-    // Too long to spin for: the waiter sleeps, and runs after another wake-up.
+    // The lock is held too long for spinning: the waiter sleeps, and runs after another wake-up.
     assert_eq!(with(us(10)), us(50 + 10 + 50 + 10 + 50));
 }
 
@@ -141,7 +143,7 @@ fn a_waiter_that_spins_gets_the_lock_without_a_wake_up() {
 fn sleeps_end_at_their_moment_and_need_no_processor() {
     let work: Work = Arc::new(|_, i| pause(ms(10 + i as u64)));
     assert_eq!(took(Hardware::ideal(1), FREE, 8, work.clone()).0, ms(17));
-    // At the start of the thread, after the sleep, and of the thread that joins.
+    // Three wake-ups: of the thread at its start, after its sleep, and of the joining thread.
     let hardware = Hardware { wake_latency: 5000, ..Hardware::ideal(8) };
     let (time, profile) = took(hardware, FREE, 8, work);
     assert_eq!(time, ms(17) + us(15));
@@ -170,7 +172,8 @@ fn a_wait_with_a_limit_ends_by_time_or_by_a_wake_up() {
 fn switches_wake_ups_and_cache_lines_cost_what_they_are_said_to() {
     let hardware = Hardware { switch: 700, ..Hardware::ideal(1) };
     let sleeps: Work = Arc::new(|_, _| (0..10).for_each(|_| pause(us(1))));
-    // To the thread, and back to the one that joins. A sleep is longer than the switch to nothing.
+    // Two switches: to the thread, and back to the joining one. The switch to idle is shorter than
+    // the sleep.
     let (time, _) = took(hardware, FREE, 1, sleeps);
     assert_eq!(time, us(10) + Duration::from_nanos(2 * 700));
 
@@ -180,15 +183,15 @@ fn switches_wake_ups_and_cache_lines_cost_what_they_are_said_to() {
     let adds: Work = Arc::new(move |_, _| {
         (0..1000).for_each(|_| _ = shared.fetch_add(1, kedge_base::atomic::Ordering::AcqRel));
     });
-    // All four change one line, so each addition waits for the one before it.
+    // All four threads change one line, so each addition waits for the one before it.
     let (time, profile) = took(hardware, Computing::Fixed(Duration::from_nanos(10)), 4, adds);
     assert_eq!(value.load(kedge_base::atomic::Ordering::Relaxed), 4000);
     assert!(time > us(390) && time <= us(405), "{time:?}");
     assert!(profile.time("worker", Kind::CacheLine) > us(1400), "{:?}", profile.rows);
 }
 
-/// A thread that comes to a line at 51 µs does not wait for one that comes at 100 µs, though loads
-/// brought the second one there without a pass of the turn.
+/// A thread that uses a line at 51 µs does not wait for one that uses it at 100 µs, although the
+/// second thread reached that time by loads, which do not pass the turn on.
 #[test]
 fn a_cache_line_goes_to_the_thread_that_comes_first() {
     use kedge_base::atomic::{AtomicU64, Ordering::AcqRel};
@@ -221,7 +224,7 @@ fn a_cache_line_goes_to_the_thread_that_comes_first() {
     assert_eq!(wanted[0].0.load(kedge_base::atomic::Ordering::Relaxed), 2);
 }
 
-/// A thread that spins sees the change, and does not keep the only processor from the other one.
+/// A spinning thread sees the change, and does not keep the only processor from the other thread.
 #[test]
 fn a_spinning_thread_waits_for_another() {
     for processors in [1, 2] {
@@ -277,7 +280,7 @@ fn threads_that_wait_forever_end_the_run() {
     assert!(why.contains("main") && why.contains("tests/timing.rs"), "{why}");
 }
 
-/// Burns processor time of this thread.
+/// Uses that much processor time of this thread.
 fn burn(time: Duration) {
     use rustix::time::{ClockId, clock_gettime};
     let now = || {
@@ -290,8 +293,8 @@ fn burn(time: Duration) {
     }
 }
 
-/// Processor time is measured, so other programs on the machine do not count. What is learnt on one
-/// processor is what two take.
+/// Measured computing is processor time, so other programs on the machine do not count. Costs
+/// learnt on one processor hold on two.
 #[test]
 fn measured_computing_is_processor_time_and_is_learnt() {
     let table = Arc::new(Table::default());

@@ -1,12 +1,13 @@
-//! Circles between the files of a crate: which file names which with `crate::` and `super::` paths,
-//! outside tests. A re-exported name counts as the file's that defines it.
+//! Finds circles between the files of a crate: a file uses each file that it names with `crate::`
+//! or `super::` paths, outside tests. A re-exported name counts as that of the file that defines
+//! it.
 
 use anyhow::{Result, bail};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Module path ("" for the root) to the file's text, without comments and tests.
+/// For each module path ("" for the root): the file's text, without comments and tests.
 pub(crate) type Files = BTreeMap<String, String>;
 
 pub fn check() -> Result<()> {
@@ -86,7 +87,7 @@ fn paths(text: &str) -> Vec<Vec<String>> {
     let mut found = Vec::new();
     for word in ["crate::", "super::"] {
         for (at, _) in text.match_indices(word) {
-            // Skips the second half of a longer path or name.
+            // Skips a match in the middle of a longer path or name.
             if !text[..at].ends_with(|c: char| c.is_alphanumeric() || matches!(c, '_' | ':')) {
                 tree(&text[at..], &mut Vec::new(), &mut found);
             }
@@ -137,7 +138,7 @@ fn resolve(files: &Files, path: &[String]) -> (String, String) {
     (path[..depth].join("::"), path.get(depth).cloned().unwrap_or_default())
 }
 
-/// The origin of a name, if the module only re-exports it.
+/// The module that defines a name, if this module only re-exports it.
 fn follow(files: &Files, module: String, name: &str) -> String {
     let Some(text) = files.get(&module).filter(|_| !name.is_empty()) else { return module };
     for statement in text.split("pub use ").chain(text.split("pub(crate) use ")).skip(1) {
@@ -161,7 +162,7 @@ fn reach<'a>(edges: &BTreeMap<&'a str, BTreeSet<&'a str>>, from: &'a str) -> BTr
     seen
 }
 
-/// Sets of files that reach one another (strongly connected components).
+/// Returns the sets of files that reach one another (strongly connected components).
 pub(crate) fn circles(edges: &BTreeMap<&str, BTreeSet<&str>>) -> Vec<Vec<String>> {
     let reached: BTreeMap<&str, BTreeSet<&str>> = edges.keys().map(|at| (*at, reach(edges, at))).collect();
     let mut found: Vec<Vec<String>> = Vec::new();

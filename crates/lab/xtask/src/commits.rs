@@ -1,9 +1,10 @@
-//! The subjects of a branch's commits: `crates: imperative`, as CONTRIBUTING.md says.
+//! Checks the subjects of a branch's commits: `crates: imperative`, as CONTRIBUTING.md says.
 
 use anyhow::{Result, ensure};
 use std::path::Path;
 
-/// The longest subject that `git log --oneline` shows whole beside a hash in 80 columns.
+/// Limit of a subject's length, so that `git log --oneline` shows it whole beside a hash in 80
+/// columns.
 const LENGTH_MAX: usize = 72;
 
 /// What a subject may start with besides the folder of a crate.
@@ -19,7 +20,7 @@ pub fn check(base: &str) -> Result<()> {
     Ok(())
 }
 
-/// What is wrong with a subject.
+/// Returns what is wrong with a subject.
 fn fault(subject: &str, crates: &[&str]) -> Option<String> {
     if subject.chars().count() > LENGTH_MAX {
         return Some(format!("\"{subject}\" has more than {LENGTH_MAX} characters"));

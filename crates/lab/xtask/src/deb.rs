@@ -1,5 +1,5 @@
-//! Debian packages: of the program, whose files `kedge install-helpers` lays out, and of the
-//! libraries. cargo-deb packs them as specified by the tables `package.metadata.deb`.
+//! Debian packages: one of the program, whose files `kedge install-helpers` lays out, and those of
+//! the libraries. cargo-deb packs them as the tables `package.metadata.deb` specify.
 
 use crate::tools;
 use anyhow::{Context, Result, bail};
@@ -7,9 +7,9 @@ use cargo_metadata::{Metadata, MetadataCommand};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The directory for the files, below the workspace; the table names it.
+/// The directory, below the workspace, for the files of the program's package. The table names it.
 const STAGE: &str = "target/deb/root";
-/// The same for the libraries.
+/// The directory for the files of the libraries' packages.
 const LIBRARY_STAGE: &str = "target/deb/libraries";
 /// The name of the package of the program.
 const PACKAGE: &str = "kedgefs";
@@ -65,7 +65,7 @@ pub fn make_libraries(profile: &str) -> Result<Vec<PathBuf>> {
     ])
 }
 
-/// The debug information is larger than the program.
+/// Strips a file, whose debug information is larger than its code.
 fn strip(file: &Path, how: &str) -> Result<()> {
     tools::run(Command::new("strip").arg(how).arg(file))
 }
@@ -79,7 +79,7 @@ fn pack(root: &Path, name: &str, what: &[&str]) -> Result<PathBuf> {
     Ok(package)
 }
 
-/// Why the package cannot be tested here; `None`: it can.
+/// Returns why the package cannot be tested here, or `None` if it can.
 pub fn untried() -> Option<String> {
     if !rustix::process::geteuid().is_root() {
         return Some("only root can install a package".into());
@@ -98,7 +98,7 @@ pub fn untried() -> Option<String> {
     None
 }
 
-/// Uses the installed package as a person would; `$1` is the working directory.
+/// A script that uses the installed package as a user would. `$1` is the working directory.
 const TRY: &str = r#"
 set -eux
 cd "$1"

@@ -4,10 +4,10 @@ use anyhow::{Result, bail};
 use cargo_metadata::{DependencyKind, MetadataCommand};
 use std::collections::BTreeMap;
 
-/// (crate, crates of the workspace it may use, crates that only its tests may use)
+/// (crate, crates of the workspace that it may use, crates that only its tests may use)
 ///
-/// Tests may use a device to run on, and an independent check of their result, but no interface
-/// above them.
+/// Tests may use a device to run on, and an independent check of their result, but no crate above
+/// these.
 type Rule = (&'static str, &'static [&'static str], &'static [&'static str]);
 
 const BASE: &str = "kedge-base";
@@ -30,7 +30,7 @@ const CEPH: &str = "kedge-ceph";
 const SIM: &str = "kedge-sim";
 const SCHED: &str = "kedge-sched";
 const PROTOCOL: &str = "kedge-protocol";
-/// The feature in which the engine notes what it does.
+/// The feature with which the engine notes what it does.
 const TRACE: &str = "kedge-base/trace";
 const BENCH: &str = "kedge-bench";
 const CRASH: &str = "kedge-crash";
@@ -42,7 +42,7 @@ const XTASK: &str = "xtask";
 
 const RULES: &[Rule] = &[
     (BASE, &[], &[]),
-    // Starts programs; it is independent of images.
+    // Starts programs of Ceph. It is independent of images.
     (CEPH, &[BASE], &[]),
     (DEVICE, &[BASE], &[CEPH]),
     (FORMAT, &[BASE], &[]),
@@ -53,35 +53,36 @@ const RULES: &[Rule] = &[
     (STORE, &[BASE, DEVICE, FORMAT, LOG, BTREE, ALLOC], &[FSCK]),
     (FS, &[BASE, DEVICE, FORMAT, STORE], &[FSCK]),
     (FUSE, &[BASE, FS], &[DEVICE, FSCK, SIM]),
-    // A second door, beside the mount; it knows neither the kernel nor the command line.
+    // An interface beside the mount. It depends on neither the kernel's protocol nor the command
+    // line.
     (NFS, &[BASE, FS], &[DEVICE, FSCK]),
-    // An independent check of the image, which must not share the code that it checks. From the
-    // store it uses only replay.
+    // An independent check of the image, which must not share the code that it checks. It uses only
+    // replay from the store.
     (FSCK, &[BASE, DEVICE, FORMAT, STORE], &[FS]),
-    // Opens, mounts and serves images for programs; it knows no command line.
+    // Opens, mounts and serves images for programs. It is independent of the command line.
     (HOST, &[BASE, DEVICE, FORMAT, FS, FUSE, FSCK], &[]),
-    // The library for C, which opens images as the other doors do. Nothing depends on it.
+    // The library for C, which opens images through the same crates. Nothing depends on it.
     (CAPI, &[BASE, DEVICE, FS, HOST], &[FORMAT, FSCK]),
-    // The library for Python, likewise.
+    // The library for Python, which nothing depends on either.
     (PYTHON, &[BASE, FS, HOST], &[]),
-    // The extension of SQLite, likewise.
+    // The extension of SQLite, which nothing depends on either.
     (SQLITE, &[BASE, DEVICE, FS, HOST], &[FSCK]),
     (TRANSFER, &[BASE, DEVICE, FORMAT, FS, FUSE, HOST], &[FSCK, HOSTILE]),
     (SIM, &[BASE, DEVICE, FORMAT, FS, FSCK], &[]),
-    // The engine's threads in a chosen order, and on processors of a chosen number.
+    // Runs the engine's threads in a chosen order, or on a chosen number of simulated processors.
     (SCHED, &[BASE, DEVICE, FORMAT, LOG, FS, SIM], &[]),
     // The model of the durability protocol, and traces of the engine's runs. Nothing depends on it.
     (PROTOCOL, &[BASE, DEVICE, SIM, SCHED], &[]),
-    // The experiments. Nothing depends on them, so installed programs contain no benchmark code.
-    // From the host they use only signals: what they measure is the program `kedge`.
-    // On simulated processors it measures the library.
+    // The experiments. Nothing depends on them, so installed programs contain no benchmark code. On
+    // real processors they measure the program `kedge`, and use only the host's signals. On
+    // simulated processors they measure the library.
     (BENCH, &[BASE, DEVICE, FS, HOST, SCHED], &[]),
     // Writes the documents' tables from the code that they describe.
     (XTASK, &[BASE, FORMAT], &[]),
-    // A tool for other programs. It has its own rules and is independent of the engine.
+    // A tool for other programs. It has its own models and is independent of the engine.
     (CRASH, &[BASE], &[]),
     (CRASH_RECORD, &[BASE, DEVICE, FS, FUSE, CRASH], &[]),
-    // Compares its rules with the kernel's file systems. Nothing depends on it.
+    // Compares the models with the kernel's file systems. Nothing depends on it.
     (CRASH_REALITY, &[BASE, CRASH, CRASH_RECORD], &[]),
     // Runs parsers on untrusted bytes. Only tests depend on it.
     (HOSTILE, &[BASE, DEVICE, FS, FUSE, NFS, FSCK, CRASH], &[]),
@@ -92,7 +93,7 @@ const RULES: &[Rule] = &[
     ),
 ];
 
-/// A crate's dependencies inside the workspace; `true`: only for its tests.
+/// A crate's dependencies inside the workspace, and for each whether only its tests need it.
 type Edges = BTreeMap<String, Vec<(String, bool)>>;
 
 pub fn check() -> Result<()> {
@@ -122,7 +123,8 @@ fn edges() -> Result<Edges> {
     Ok(members.iter().map(|m| (m.name.to_string(), of(m))).collect())
 }
 
-/// The crates beside [`PROTOCOL`] that ask for the engine's trace: a release has none of it.
+/// Returns the crates besides [`PROTOCOL`] that enable the engine's trace: a release must have
+/// none.
 fn traced() -> Result<Vec<String>> {
     let metadata = MetadataCommand::new().no_deps().exec()?;
     let asks = |package: &&cargo_metadata::Package| {

@@ -1,5 +1,5 @@
 //! Static programs for machines without a toolchain: an archive for each architecture, a list of
-//! what is compiled into them, checksums, and a formula of Homebrew that installs them.
+//! the packages that are compiled into each, checksums, and a Homebrew formula that installs them.
 
 use crate::tools;
 use anyhow::{Context, Result, bail};
@@ -12,7 +12,7 @@ use std::process::Command;
 pub const TARGETS: [&str; 2] = ["x86_64-unknown-linux-musl", "aarch64-unknown-linux-musl"];
 const PACKAGE: &str = "kedge";
 const PROFILE: &str = "release";
-/// The name that every package has, whichever program or library is in it.
+/// The name of all packages, whichever program or library they contain.
 pub const NAME: &str = "kedgefs";
 const FORMULA: &str = "crates/doors/cli/packaging/kedgefs.rb.in";
 const SUMS: &str = "SHA256SUMS";
@@ -27,12 +27,13 @@ pub fn version(metadata: &Metadata) -> Result<String> {
     Ok(metadata.packages.iter().find(of).context("no package kedge")?.version.to_string())
 }
 
-/// The name of an archive without its suffix, which is also that of the directory in it.
+/// The name of an archive without its suffix. The directory in the archive has the same name.
 pub fn archive_name(metadata: &Metadata, target: &str) -> Result<String> {
     Ok(format!("{NAME}-{}-{target}", version(metadata)?))
 }
 
-/// Makes the archives in `target/dist`, and returns that folder. `url` is where they will be had.
+/// Makes the archives in `target/dist`, and returns that folder. `url` is the address from which
+/// users will download them.
 pub fn make(targets: &[String], url: Option<&str>) -> Result<PathBuf> {
     let metadata = MetadataCommand::new().no_deps().exec()?;
     let out = folder(&metadata);
@@ -41,7 +42,8 @@ pub fn make(targets: &[String], url: Option<&str>) -> Result<PathBuf> {
     }
     std::fs::create_dir_all(&out).with_context(|| format!("make {}", out.display()))?;
     let programs = targets.iter().map(|target| build(&metadata, target)).collect::<Result<Vec<_>>>()?;
-    // The helpers are text, and the same for all: a program that runs on this machine writes them.
+    // The helpers are text and the same for all targets, so a program that runs on this machine
+    // writes them.
     let native = targets.iter().position(|target| target.starts_with(std::env::consts::ARCH));
     let native = match native {
         Some(of) => programs[of].clone(),
@@ -83,7 +85,7 @@ pub fn make(targets: &[String], url: Option<&str>) -> Result<PathBuf> {
     Ok(out)
 }
 
-/// The formula of Homebrew, which needs the checksums of all archives.
+/// Makes the Homebrew formula, which contains the checksums of all archives.
 fn formula(metadata: &Metadata, sums: &str, url: &str) -> Result<String> {
     let path = metadata.workspace_root.as_std_path().join(FORMULA);
     let text = std::fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
@@ -104,10 +106,11 @@ fn build(metadata: &Metadata, target: &str) -> Result<PathBuf> {
     let linker = format!("CARGO_TARGET_{}_LINKER", target.to_uppercase().replace('-', "_"));
     let mut cargo = tools::cargo_command(&["rustc", "--locked", "--profile", PROFILE]);
     cargo.args(["-p", PACKAGE, "--target", target]);
-    // Functions with the same code become one: without it the program passes the limit of its size.
-    // A profile that has another `opt-level` for the program's package would not strip it.
+    // `--icf=all` merges functions with identical code; without it the program exceeds the limit of
+    // its size. The symbols are stripped here, since cargo does not strip them in a profile that
+    // overrides `opt-level` for the program's package.
     cargo.args(["--bin", PACKAGE, "--", "-C", "strip=symbols", "-C", "link-arg=--icf=all"]);
-    // Rust brings the linker and the C library of these targets.
+    // For these targets the Rust toolchain contains the linker and the C library.
     cargo.env(linker, "rust-lld");
     tools::run(&mut cargo)
         .with_context(|| format!("is the target installed (rustup target add {target})?"))?;
@@ -119,7 +122,7 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The same files give the same archive: order, owners and times are fixed.
+/// Packs an archive. The same files give the same archive, since order, owners and times are fixed.
 fn pack(dir: &Path, name: &str, archive: &str) -> Result<()> {
     let mut tar = Command::new("tar");
     tar.args(["--sort=name", "--owner=0", "--group=0", "--numeric-owner", "--mtime=@0"]);
@@ -127,7 +130,7 @@ fn pack(dir: &Path, name: &str, archive: &str) -> Result<()> {
     tools::run(&mut tar)
 }
 
-/// What is compiled into the program, in the format CycloneDX.
+/// Lists the packages that are compiled into the program, in the CycloneDX format.
 fn materials(target: &str) -> Result<Value> {
     let mut command = MetadataCommand::new();
     let metadata =
@@ -164,7 +167,8 @@ fn materials(target: &str) -> Result<Value> {
     }))
 }
 
-/// The packages that a package needs in use, not for its build or its tests, and what each needs.
+/// Returns the packages that a package needs at run time, not for its build or its tests, and for
+/// each the packages that it needs.
 fn closure<'a>(
     metadata: &'a Metadata,
     root: &'a PackageId,
@@ -187,7 +191,7 @@ fn closure<'a>(
     Ok(found)
 }
 
-/// Unpacks the archive of this machine, and uses the program without any library of this machine.
+/// Unpacks the archive of this machine, and uses the program in a root without any library.
 pub fn test() -> Result<()> {
     let target = TARGETS.iter().find(|t| t.starts_with(std::env::consts::ARCH)).context("no such archive")?;
     let out = make(&[(*target).to_owned()], None)?;
@@ -198,7 +202,8 @@ pub fn test() -> Result<()> {
     tools::run(&mut tried)
 }
 
-/// `$1` is an empty directory, which becomes the root of the program; `$2` has the archive.
+/// A script. `$1` is an empty directory, which becomes the root of the program; `$2` contains the
+/// archive.
 const TRY: &str = r#"
 set -eux
 tar -xzf "$2"/kedgefs-*.tar.gz -C "$1" --strip-components=1

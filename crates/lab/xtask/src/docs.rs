@@ -1,5 +1,5 @@
-//! Tables of the documents that are generated from the code or from the results of experiments, so
-//! that each fact is stated once; the width of prose; and words that are not used.
+//! Checks of the documents: tables that are generated from the code or from the results of
+//! experiments, so that each fact is stated once; the width of prose; and words that are not used.
 //!
 //! A generated part stands between `<!-- generated: NAME -->` and `<!-- end of generated -->`.
 //! `cargo xtask docs` rewrites it, and wraps the prose of documents and the comments of source
@@ -87,7 +87,7 @@ pub fn run(check: bool) -> Result<()> {
     Ok(())
 }
 
-/// All documents except the results of experiments, which a program writes.
+/// All documents except the results of experiments, which `kedge-lab` writes.
 fn files() -> Result<Vec<String>> {
     let mut files =
         ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "fuzz/README.md"].map(String::from).to_vec();
@@ -133,7 +133,7 @@ fn sources() -> Result<Vec<String>> {
     Ok(sources)
 }
 
-/// The text of `file` with its generated parts updated.
+/// Returns the text of `file` with its generated parts updated.
 fn render(file: &str, text: &str) -> Result<String> {
     let mut text = text.to_owned();
     let parts = PARTS.iter().filter(|part| part.0 == file);
@@ -146,7 +146,7 @@ fn render(file: &str, text: &str) -> Result<String> {
         let len = text[start..].find(END).with_context(|| format!("{file}: {mark} has no end"))?;
         text.replace_range(start..start + len, &format!("\n{}\n", make()?.trim_end()));
     }
-    // The text under a mark that no part names would never be updated.
+    // A mark that no part names is an error, since the text under it would never be updated.
     let found = text.matches("<!-- generated: ").count();
     ensure!(
         found == expected,

@@ -25,7 +25,7 @@ fn a_table_that_differs_is_found_and_mended() {
     }
 }
 
-/// docs/SEMANTICS.md names each guarantee of the crash model by its number.
+/// docs/SEMANTICS.md, which is for users, names each guarantee of the crash model by its number.
 #[test]
 fn no_guarantee_is_kept_from_users() {
     let read = |file: &str| std::fs::read_to_string(root().join(file)).unwrap();
@@ -40,7 +40,7 @@ fn no_guarantee_is_kept_from_users() {
     }
 }
 
-/// What each crate's README must say (CONTRIBUTING.md, "Where things are").
+/// Each crate's README has the sections that CONTRIBUTING.md ("Where things are") requires.
 #[test]
 fn each_crate_has_a_readme_with_its_sections() {
     let crates = crate::circles::crates(&root().join("crates")).unwrap();
@@ -53,7 +53,7 @@ fn each_crate_has_a_readme_with_its_sections() {
     }
 }
 
-/// Each design note has the sections that docs/rfcs/README.md names, and its row there.
+/// Each design note has the sections that docs/rfcs/README.md requires, and a row in its table.
 #[test]
 fn each_design_note_has_its_sections_and_its_row() {
     const SECTIONS: [&str; 5] = ["Decision", "Compatibility", "Crash argument", "Tests", "Alternatives"];
@@ -125,7 +125,7 @@ fn documents_name_source_files_that_exist() {
     assert!(named > 50, "{named} names");
 }
 
-/// Among the programs around the engine only `kedge-host` opens a file system (its README).
+/// Only `kedge-host` among the programs around the engine opens a file system, as its README says.
 #[test]
 fn only_the_host_library_opens_images() {
     let doors = sources().unwrap().into_iter().filter(|source| source.starts_with("crates/doors/"));
@@ -141,8 +141,8 @@ fn only_the_host_library_opens_images() {
     assert_eq!(opens, ["crates/doors/host/src/engine.rs"]);
 }
 
-/// The lists of clippy are found where cargo looks for them, in each crate that must be
-/// reproducible.
+/// Each crate that must be reproducible has a clippy.toml with the longer list, where cargo finds
+/// it.
 #[test]
 fn the_engine_and_its_libraries_have_the_longer_list_of_bans() {
     let list = std::fs::read_to_string(root().join("lints/engine.toml")).unwrap();
@@ -157,7 +157,7 @@ fn the_engine_and_its_libraries_have_the_longer_list_of_bans() {
         let found = std::fs::read_to_string(dir.join("clippy.toml")).ok();
         assert_eq!(found.as_deref(), Some(&*list), "{}", dir.display());
     }
-    // Whatever the workspace bans, the longer list bans too.
+    // The longer list contains everything that the workspace's list bans.
     let workspace = std::fs::read_to_string(root().join("clippy.toml")).unwrap();
     for line in workspace.lines().filter(|line| line.trim_start().starts_with("{ path")) {
         assert!(list.contains(line.trim()), "{line}");
@@ -180,8 +180,8 @@ fn walks_pass_through_functions_that_exist() {
     assert!(steps > 20, "{steps} steps");
 }
 
-/// Where a crate's tests are modules of one program, a file that the program does not name would
-/// not be compiled, and nothing would report it.
+/// If a crate's tests are modules of one program, each file must be named in it. Otherwise it would
+/// not be compiled, and nothing would report that.
 #[test]
 fn each_file_of_tests_is_compiled() {
     let mut modules = 0;
@@ -206,7 +206,7 @@ fn each_file_of_tests_is_compiled() {
     assert!(modules > 100, "{modules} modules");
 }
 
-/// The folders in a folder, which may be missing.
+/// The folders in a folder; none if it does not exist.
 fn folders(dir: &Path) -> Vec<PathBuf> {
     let Ok(entries) = std::fs::read_dir(dir) else { return Vec::new() };
     entries.map(|entry| entry.unwrap().path()).filter(|path| path.is_dir()).collect()

@@ -1,8 +1,8 @@
 //! The header of the C library, `crates/doors/capi/include/kedgefs.h`, which cbindgen makes from
 //! the sources of the crate and its `cbindgen.toml`.
 //!
-//! The header is in the repository, so that nothing but a C compiler is needed to use it. `cargo
-//! xtask header` writes it; `--check`, a step of `ci` and `test`, fails if it would change.
+//! The header is in the repository, so that using the library needs only a C compiler. `cargo xtask
+//! header` writes it; `--check`, a step of `ci` and `test`, fails if it would change.
 
 use crate::tools;
 use anyhow::{Context, Result, bail, ensure};
@@ -11,8 +11,8 @@ use std::process::Stdio;
 const CRATE: &str = "crates/doors/capi";
 const HEADER: &str = "crates/doors/capi/include/kedgefs.h";
 
-/// Why the header cannot be made here; `None`: it can. Another version of cbindgen writes the same
-/// declarations in other lines.
+/// Returns why the header cannot be made here, or `None` if it can. The version must be right:
+/// other versions of cbindgen break the lines of the same declarations differently.
 pub fn missing() -> Option<String> {
     let (name, version) = tools::CBINDGEN;
     let found = tools::installed(name, &["--version"]).and_then(|mut command| Ok(command.output()?));

@@ -1,9 +1,9 @@
-//! Tries each way of installing in a place without a toolchain: containers of a minimal Debian with
-//! the packages that the way needs, and without a network.
+//! Tries each way of installing without a toolchain: in containers of a minimal Debian with only
+//! the packages that this way needs, and without a network.
 //!
 //! mmdebstrap makes the minimal systems from Debian's packages, and podman keeps them as images
-//! until `podman rmi` removes them. The scripts in `installs` run in the containers; each fails at
-//! the first command that does.
+//! until `podman rmi` removes them. The scripts in `installs` run in the containers. A script fails
+//! at the first command that fails.
 
 use crate::dist::{self, TARGETS};
 use crate::{deb, oci, steps::Steps, tools};
@@ -48,15 +48,15 @@ const ALL: [Way; 9] = [
     Way::Cargo,
 ];
 
-/// The release whose packages the containers have.
+/// The Debian release whose packages the containers have.
 const SUITE: &str = "bookworm";
-/// Open files and processes of a container: more than it needs.
+/// Limit of open files and of processes in a container: more than it needs.
 const LIMIT_MAX: u64 = 1000;
 const QEMU: &str = "qemu-aarch64-static";
-/// The program has fewer bytes, whichever way it is installed.
+/// Limit in bytes of the program's size, whichever way it is installed.
 const BYTES_MAX: u64 = 15 << 20;
 
-/// A script, and the Debian packages of the system that it runs in.
+/// A script, and the Debian packages of the system in which it runs.
 struct Try {
     packages: &'static [&'static str],
     script: &'static str,
@@ -144,8 +144,8 @@ fn check_size(program: &str, profile: &str) -> Result<()> {
 
 // ----- containers -----
 
-/// The runtime with which containers start here, as podman's option. The oldest cgroups, or the old
-/// and the new ones together, are refused by crun, which Debian's podman prefers.
+/// The runtime that podman uses to start containers here, as its option. Debian's podman prefers
+/// crun, which does not work with cgroups v1 or with both versions mounted.
 static RUNTIME: LazyLock<Result<Vec<String>, String>> = LazyLock::new(|| {
     if !rustix::process::geteuid().is_root() {
         return Err("only root can mount in a container".into());
@@ -169,7 +169,7 @@ static RUNTIME: LazyLock<Result<Vec<String>, String>> = LazyLock::new(|| {
     Err(format!("podman starts no container: {why}"))
 });
 
-/// Why there are no containers here; `None`: there are.
+/// Returns why there are no containers here, or `None` if there are.
 fn podman() -> Option<String> {
     RUNTIME.as_ref().err().cloned()
 }
@@ -178,12 +178,12 @@ fn runtime() -> Result<&'static [String]> {
     RUNTIME.as_deref().map_err(|why| anyhow::anyhow!("{why}"))
 }
 
-/// `podman run`, without a network, and with what a mount needs.
+/// A `podman run` command without a network, and with the devices and rights that a mount needs.
 fn container(runtime: &[String]) -> Command {
     let mut podman = Command::new("podman");
     podman.args(runtime).args(["--cgroup-manager=cgroupfs", "run", "--network=none"]);
     podman.args(["--device=/dev/fuse", "--cap-add=SYS_ADMIN", "--security-opt=apparmor=unconfined"]);
-    // Podman would raise the limits, which not every root may.
+    // podman would raise these limits, which root may not do everywhere.
     for (name, resource) in [("nofile", Resource::Nofile), ("nproc", Resource::Nproc)] {
         let limit = getrlimit(resource).maximum.map_or(LIMIT_MAX, |limit| limit.min(LIMIT_MAX));
         podman.arg(format!("--ulimit={name}={limit}:{limit}"));
@@ -192,14 +192,14 @@ fn container(runtime: &[String]) -> Command {
 }
 
 impl Try {
-    /// Runs the script in a new container, which has the folder of the packages as `/given`.
+    /// Runs the script in a new container, in which `/given` is the folder of the packages.
     fn run(&self, given: &Path) -> Result<()> {
         let mut podman = container(runtime()?);
         podman.arg(format!("--volume={}:/given:ro", given.display()));
         tools::run(podman.args(["--rm", &self.system()?, "sh", "-euxc", self.script]))
     }
 
-    /// The image of the minimal system, made if there is none.
+    /// Returns the image of the minimal system, which is made if it does not exist.
     fn system(&self) -> Result<String> {
         let tag = if self.packages.is_empty() { "minimal".to_owned() } else { self.packages.join("-") };
         let name = format!("localhost/kedgefs-clean:{SUITE}-{tag}");
@@ -223,7 +223,7 @@ impl Try {
 
 // ----- ways that need more than a script in a container -----
 
-/// In an empty root, as `dist::test` does on the architecture of this machine.
+/// Uses the arm64 program in an empty root, as `dist::test` does with this machine's program.
 fn arm64() -> Result<()> {
     const SCRIPT: &str = include_str!("installs/arm64.sh");
     let place = tempfile::tempdir().context("make a directory")?;
@@ -282,7 +282,7 @@ fn image() -> Result<()> {
     let place = tempfile::tempdir().context("make a directory")?;
     let image = format!("localhost/{}:{}", dist::NAME, dist::version(&metadata)?);
     tools::run(Command::new("podman").args(["load", "--quiet", "--input"]).arg(&file))?;
-    // `podman run` and its options, as words of the script.
+    // The script gets `podman run` and its options as words.
     let run = container(runtime()?);
     let mut tried = Command::new("bash");
     tried.args(["-euxc", MOUNTS, "bash"]).arg(place.path()).arg(image).arg(NFS.system()?);
@@ -293,7 +293,7 @@ fn image() -> Result<()> {
 fn libraries(profile: &str) -> Result<()> {
     let packages = deb::make_libraries(profile)?;
     let folder = packages[0].parent().context("a package has a folder")?;
-    // The program of the document, as a reader would copy it.
+    // The program in the document, as a reader would copy it.
     let document = include_str!("../../../../docs/C.md");
     let block = document.split_once("```c\n").and_then(|(_, rest)| rest.split_once("```"));
     let (program, _) = block.context("docs/C.md has no program")?;

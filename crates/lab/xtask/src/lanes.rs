@@ -1,16 +1,18 @@
-//! Runs the test programs of a `cargo test` in lanes, side by side.
+//! Runs the test programs of a `cargo test` in parallel lanes.
 //!
-//! Most test programs wait for half of their time: for a device, for a server that ends, for a
-//! commit interval. cargo runs them one after another. So cargo's runner only writes down what it
-//! was asked to start, with directory and environment, and the programs run when all are built.
+//! Most test programs wait for half of their time: for a device, for the end of a server, for a
+//! commit interval. cargo runs them one after another. So cargo's runner only writes down which
+//! program it was asked to start, with directory and environment. The programs run when all are
+//! built.
 //!
 //! There are three lanes, and in each the programs run one after another:
 //!
-//! - The programs of one package, the command line's, mount and look for mounts of the whole
-//!   machine. When they have ended, this lane helps the second one.
+//! - The programs of the package `kedge`, which mount, and which examine the mounts of the whole
+//!   machine. When they have ended, this lane takes programs of the second lane.
 //! - The programs of all other packages.
-//! - Programs that use a processor for a third of their time or less. They mount, too, but no test
-//!   sees the mounts of these. When they have ended, this lane helps the second one.
+//! - Programs that use a processor for a third of their time or less. They mount, too, but their
+//!   mounts do not disturb other tests. When they have ended, this lane takes programs of the
+//!   second lane.
 
 use crate::tally::Tally;
 use anyhow::{Context, Result, bail};
@@ -24,13 +26,13 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 
-/// The environment variable that names the directory of the queue.
+/// Environment variable with the directory of the queue.
 pub const QUEUE: &str = "KEDGE_TEST_QUEUE";
-/// The subcommand of this program that is cargo's runner.
+/// The subcommand of xtask that cargo uses as its runner.
 pub const RUNNER: &str = "test-program";
 /// The package whose programs run one after another in a lane of their own.
 const ALONE: &str = "kedge";
-/// Package and name of the programs that mostly wait.
+/// Package and name of the programs that mostly wait, which have a lane of their own.
 const WAITING: &[(&str, &str)] = &[
     ("kedge", "rbd"),
     ("kedge", "waiting"),
@@ -49,14 +51,16 @@ struct Job {
 }
 
 impl Job {
-    /// Whether the program is one of [`WAITING`]. Its file has a hash after the name.
+    /// Whether the program is one of [`WAITING`]. Its file name has a hash after the program's
+    /// name.
     fn waits(&self) -> bool {
         let file = Path::new(&self.words[0]).file_name().unwrap_or_default().to_string_lossy();
         let name = file.rsplit_once('-').map_or(&*file, |(name, _)| name);
         WAITING.contains(&(self.package.as_str(), name))
     }
 
-    /// Four lists, each closed by an empty element. No element is empty, nor holds a zero byte.
+    /// Encodes the job as three lists, each of which ends with an empty element, and the values of
+    /// the environment. No listed element is empty, and no element contains a zero byte.
     fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         let mut list = |elements: &mut dyn Iterator<Item = &OsStr>| {
@@ -69,7 +73,7 @@ impl Job {
         list(&mut [OsStr::new(&self.package), self.dir.as_os_str()].into_iter());
         list(&mut self.words.iter().map(OsString::as_os_str));
         list(&mut self.env.iter().map(|(name, _)| name.as_os_str()));
-        // A value may be empty.
+        // A value may be empty, so no empty element ends the values.
         for (_, value) in &self.env {
             bytes.extend_from_slice(value.as_bytes());
             bytes.push(0);
@@ -87,8 +91,8 @@ impl Job {
     }
 }
 
-/// What cargo's runner does: writes the program down, if it is one that stays after cargo has ended
-/// (a documentation test does not). Returns whether it did.
+/// The work of cargo's runner: writes the program into the queue if its file still exists after
+/// cargo has ended (that of a documentation test does not). Returns whether it did.
 pub fn put_off(words: &[OsString]) -> Result<bool> {
     let Some(queue) = std::env::var_os(QUEUE) else { return Ok(false) };
     let stays = Path::new(&words[0]).parent().is_some_and(|dir| dir.ends_with("deps"));
@@ -107,13 +111,13 @@ pub fn put_off(words: &[OsString]) -> Result<bool> {
     Ok(true)
 }
 
-/// A program that has ended: whether it succeeded, and all that it printed.
+/// A program that has ended: whether it succeeded, and its whole output.
 struct Ended {
     ok: bool,
     output: Vec<u8>,
 }
 
-/// Runs what was put off. The output of a program is printed when it has ended.
+/// Runs the programs of the queue. The output of a program is printed when it has ended.
 pub fn run(queue: &Path, tally: &mut Tally) -> Result<()> {
     run_by(queue, tally, &run_one)
 }
@@ -158,8 +162,8 @@ fn run_by(queue: &Path, tally: &mut Tally, run_one: &(dyn Fn(&Job) -> Result<End
     Ok(())
 }
 
-/// The output goes to a file, since a pipe
-/// stays open as long as a process that the program left behind.
+/// Runs a program. Its output goes to a file: a pipe would stay open as long as any process that
+/// the program left running.
 fn run_one(job: &Job) -> Result<Ended> {
     let mut output = tempfile::tempfile().context("a file for the output")?;
     let status = Command::new(std::env::current_exe()?)

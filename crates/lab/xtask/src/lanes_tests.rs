@@ -18,7 +18,8 @@ fn a_job_is_written_down_and_read_again() {
     assert_eq!(Job::decode(b""), None);
 }
 
-/// Each program runs where and how cargo would have run it, and each failure is named.
+/// Each program runs with the directory and environment that cargo would give it, and each failure
+/// is named.
 #[test]
 fn failures_are_counted_and_named() {
     let queue = tempfile::tempdir().unwrap();
@@ -45,8 +46,8 @@ fn failures_are_counted_and_named() {
     assert!(run_by(queue.path(), &mut tally, &run).is_err(), "a program that is lost is no success");
 }
 
-/// Three programs of other packages wait for each other. They end only if the two lanes that have
-/// no programs of their own each run one of them.
+/// Three programs of other packages wait for each other. They end only if the two other lanes,
+/// which have no programs of their own, each run one of them.
 #[test]
 fn lanes_that_have_ended_help() {
     let (queue, met) = (tempfile::tempdir().unwrap(), Barrier::new(3));
@@ -72,7 +73,7 @@ fn programs_that_wait_are_known_by_package_and_name() {
     assert!(!waits("kedge", "/target/debug/deps/rbd_other-0123456789abcdef"));
 }
 
-/// A name in the list that no program has would put the program back into the lane of all others.
+/// A name in the list that no program has would silently put that program into the second lane.
 #[test]
 fn each_program_that_waits_exists() {
     let packages = cargo_metadata::MetadataCommand::new().no_deps().exec().unwrap().packages;

@@ -1,9 +1,10 @@
-//! The levels that the front page of a crate lists: a file uses only files of its own level and of
-//! those before it.
+//! Checks the levels that the front page of a crate lists: a file uses only files of its own level
+//! and of earlier levels.
 //!
 //! The list follows the sentence [`SENTENCE`]. Each of its numbered entries names modules in
-//! backquotes; a module that is not named has the level of the nearest one around it that is.
-//! `a` -> `b` anywhere on the page allows an edge upwards, and the page says why.
+//! backquotes. A module that is not named has the level of the nearest enclosing module that is.
+//! `a` -> `b` anywhere on the page allows this edge to a later level, and the page gives the
+//! reason.
 
 use crate::circles::{self, Files};
 use anyhow::{Result, bail};
@@ -12,7 +13,7 @@ use std::path::Path;
 
 const SENTENCE: &str = "A file uses only those before it";
 
-/// What the page of a crate says.
+/// The levels and exceptions on the front page of a crate.
 #[derive(Default, PartialEq, Eq, Debug)]
 struct Page {
     levels: BTreeMap<String, u32>,
@@ -51,7 +52,7 @@ fn faults(page: &Page, files: &Files) -> Vec<String> {
     let mut unused = page.allowed.clone();
     for (from, used) in circles::edges(files) {
         for to in used.into_iter().filter(|_| !is_test(files, from)) {
-            // The root puts the crate together and passes names on.
+            // The root has no level: it joins the modules and re-exports names.
             if from.is_empty() || to.is_empty() {
                 continue;
             }
@@ -71,7 +72,7 @@ fn faults(page: &Page, files: &Files) -> Vec<String> {
     faults
 }
 
-/// Whether a module, or one around it, is for tests alone.
+/// Whether a module, or one that encloses it, is compiled only for tests.
 fn is_test(files: &Files, module: &str) -> bool {
     let mut at = module;
     loop {
@@ -87,7 +88,7 @@ fn is_test(files: &Files, module: &str) -> bool {
     }
 }
 
-/// The level of the module, or of the nearest one around it.
+/// The level of the module, or of the nearest enclosing module that has one.
 fn level(page: &Page, module: &str) -> Option<u32> {
     let mut at = module;
     loop {
@@ -98,7 +99,7 @@ fn level(page: &Page, module: &str) -> Option<u32> {
     }
 }
 
-/// `None` if the page has no levels.
+/// Parses the front page. Returns `None` if it lists no levels.
 fn page(text: &str) -> Option<Page> {
     let doc: String =
         text.lines().map_while(|l| l.strip_prefix("//!")).map(|l| format!("{}\n", l.trim())).collect();
@@ -120,12 +121,12 @@ fn page(text: &str) -> Option<Page> {
     Some(page)
 }
 
-/// What stands in backquotes.
+/// The texts in backquotes.
 fn quoted(line: &str) -> impl Iterator<Item = &str> {
     line.split('`').skip(1).step_by(2)
 }
 
-/// `a::{b, c}` names two modules.
+/// Expands `a::{b, c}`, which names two modules.
 fn expand(name: &str) -> Vec<String> {
     match name.split_once("::{") {
         Some((outer, inner)) => {

@@ -1,8 +1,8 @@
 //! `cargo xtask`: the checks that every change must pass.
 //!
-//! `test` runs all of them; the other commands run parts. The steps are independent, so the others
-//! run even if one fails, and one run shows all that has to be fixed. The exit code is that of the
-//! whole run.
+//! `test` runs all of them; the other commands run parts. The steps are independent: if one fails,
+//! the others still run, so that one run shows everything that has to be fixed. The exit code is
+//! that of the whole run.
 #![forbid(unsafe_code)]
 
 mod circles;
@@ -270,14 +270,15 @@ const HEADER: &str = "header of the C library";
 const DEB_TEST: &str = "Debian package: installed, tried, removed";
 const DIST_TEST: &str = "static program: used in an empty root";
 
-/// The profile without debug assertions.
+/// A profile without debug assertions.
 const FULL_SPEED: &[&str] = &["--profile", "soak"];
 
-/// Each crash state is a mount. Returning its memory to the kernel would cost page faults, a fifth
-/// of the time.
+/// Each crash state is a mount. If the allocator returned the memory of each to the kernel, page
+/// faults would cost a fifth of the time.
 const KEEP_MEMORY: (&str, &str) =
     ("GLIBC_TUNABLES", "glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=268435456");
-/// The environment variable that sets how long a slice takes, and the minutes beside a build.
+/// Environment variable with the minutes of a slice. Beside a build a slice takes
+/// [`MINUTES_BESIDE`] by default.
 const MINUTES: &str = "KEDGE_CRASH_MINUTES";
 const MINUTES_BESIDE: &str = "3";
 
@@ -286,14 +287,14 @@ fn crash(args: &[&str]) -> anyhow::Result<()> {
     tools::cargo_with(&[&["run"], FULL_SPEED, &run, args].concat(), &[KEEP_MEMORY])
 }
 
-/// A slice of the crash states, by the program that the tests of the workspace have just built, and
-/// beside it the build of [`BROKEN`]. The engine's crates wait for one another, so that the build
-/// keeps little more than one processor busy.
+/// Explores a slice of the crash states with the program that the tests of the workspace have just
+/// built. Meanwhile builds [`BROKEN`]: that keeps little more than one processor busy, since the
+/// engine's crates wait for one another.
 fn crash_slice_and_build(env: &[(&str, &OsStr)]) -> anyhow::Result<()> {
     let metadata = cargo_metadata::MetadataCommand::new().no_deps().exec()?;
     let dir = metadata.target_directory.as_std_path().join("debug");
     let (program, copy) = (dir.join("crash-states"), dir.join("crash-states-slice"));
-    // The build replaces the program.
+    // The build replaces the program, so a copy runs.
     std::fs::copy(&program, &copy).with_context(|| program.display().to_string())?;
     let minutes = std::env::var_os(MINUTES).unwrap_or_else(|| MINUTES_BESIDE.into());
     let mut slice = std::process::Command::new(&copy)
@@ -318,7 +319,8 @@ fn crash_reality(args: &[String]) -> anyhow::Result<()> {
     tools::cargo(&[&run[..], &args].concat())
 }
 
-/// What takes seconds: these run first, so that a comment fails a run before the tests begin.
+/// The steps that take seconds. They run first, so that a fault in a comment is reported before the
+/// tests begin.
 fn quick_checks(steps: &mut Steps) {
     steps.run("dependency directions", deps::check);
     steps.run("circles between files", circles::check);
@@ -328,8 +330,8 @@ fn quick_checks(steps: &mut Steps) {
     steps.run("documents and folders", || tools::cargo(&["test", "--quiet", "-p", "xtask"]));
 }
 
-/// Each block of the README and of the documents is one that runs, or has its reason not to. The
-/// blocks themselves run with the other tests.
+/// Checks that each block of the README and of the documents is one that runs, or has a reason not
+/// to. The blocks themselves run with the other tests.
 fn documents_run(steps: &mut Steps) {
     let test = ["test", "--quiet", "--workspace", "--test", "documents", "--", "--exact", DOCUMENTED];
     steps.run("blocks of the documents", || tools::cargo(&test));
@@ -405,9 +407,9 @@ fn lint(steps: &mut Steps) {
 }
 
 /// The tests that need a deliberately broken engine, simulated threads, or an engine that notes
-/// what it does. One build serves all: outside of a simulated run the threads are those of the
-/// operating system, and outside of a traced one nothing is noted. The whole workspace is named so
-/// that the dependencies have the features of the other tests, and are not built again.
+/// what it does. One build serves all of them: outside of a simulated run the threads are those of
+/// the operating system, and outside of a traced run nothing is noted. `--workspace` gives the
+/// dependencies the same features as for the other tests, so that they are not built again.
 const BROKEN: &[&str] = &[
     "--workspace",
     "--features",
@@ -442,8 +444,8 @@ const FAST: &[(&str, &[&str])] = &[
 ];
 
 /// Runs all tests with debug assertions (lock ranks among them), in one profile, so that nothing is
-/// built twice. `long`: more work in each test (`KEDGE_LONG`), the complete enumerations, and some
-/// tests again at full speed.
+/// built twice. With `long`, each test does more (`KEDGE_LONG`), the complete enumerations run, and
+/// some tests run again at full speed.
 fn tests(steps: &mut Steps, long: bool) {
     let log = match tally::fresh_log() {
         Ok(log) => log,

@@ -1,5 +1,5 @@
-//! An OCI image for each architecture, with the static program alone: buildah builds it from an
-//! archive of `cargo xtask dist` and the Containerfile.
+//! An OCI image for each architecture, which contains only the static program. buildah builds it
+//! from an archive of `cargo xtask dist` and the Containerfile.
 
 use crate::{dist, tools};
 use anyhow::{Context, Result};
@@ -9,7 +9,7 @@ use std::process::Command;
 
 const CONTAINERFILE: &str = "crates/doors/cli/packaging/Containerfile";
 
-/// Why no image can be built here; `None`: it can.
+/// Returns why no image can be built here, or `None` if it can.
 pub fn missing() -> Option<String> {
     let there = Command::new("buildah").arg("--version").output().is_ok_and(|out| out.status.success());
     (!there).then(|| "buildah is not installed (Debian's package buildah)".into())
@@ -24,7 +24,7 @@ fn arch(target: &str) -> Result<&'static str> {
     }
 }
 
-/// The file of an image, which `podman load` reads.
+/// The path of an image's file, which `podman load` reads.
 pub fn file(out: &Path, archive: &str) -> PathBuf {
     out.join(format!("{archive}.oci.tar"))
 }
@@ -43,7 +43,7 @@ pub fn make(targets: &[&str]) -> Result<()> {
         tools::run(&mut unpack).context("make the archives first: cargo xtask dist")?;
         let image = format!("localhost/{}:{version}", dist::NAME);
         // Nothing runs in the image while it is built, so no kernel of its architecture is needed.
-        // The same archive gives the same layer: the times are fixed.
+        // The times are fixed, so the same archive gives the same layer.
         let mut build = Command::new("buildah");
         build.args(["build", "--isolation", "chroot", "--timestamp", "0", "--format", "oci"]);
         build.args(["--arch", arch(target)?, "--tag", &image, "--file"]);

@@ -1,16 +1,16 @@
-//! `cargo xtask crash-programs`: crash tests of common programs, compared with the promises of
-//! their documentation.
+//! `cargo xtask crash-programs`: crash tests of common programs, whose results are compared with
+//! the promises in their documentation.
 //!
-//! A row that must fail has to fail with the call that the documentation names; a program with a
-//! known violation has to fail with that one. A row that must pass has to have tried all systematic
-//! states, or as many as the budget allows; the table says which. A row whose program is not
-//! available is named at the end and does not count.
+//! A row that must fail has to fail with the call that the documentation names. A program with a
+//! known violation has to fail with that violation. A row that must pass has to have tried all
+//! systematic states, or as many as the budget allows; the table says which. A row whose program is
+//! not available is named at the end and does not count.
 //!
 //! With `--hunt` the rows are those of `programs/hunt`, and the table is `docs/hunt/TABLE.md`:
 //! module `hunt`.
 //!
-//! With `--infer` and `--order` the same recordings are used to measure the search itself: modules
-//! `inferred` and `order`. With `--cost`, other programs measure the recorder: module `cost`.
+//! With `--infer` and `--order` the same recordings measure the search itself: modules `inferred`
+//! and `order`. With `--cost`, other programs measure the recorder: module `cost`.
 //!
 //! `--write` puts the results into the table of `docs/CRASH_TESTING.md`; rows that were not run
 //! keep theirs.
@@ -42,24 +42,25 @@ struct Suite {
     dir: PathBuf,
     cache: Cache,
     temp: PathBuf,
-    /// Names of the program and of the model, and the line of the table.
+    /// For each result: its key, which is the names of program and model, and its line of the
+    /// table.
     results: Vec<(String, String)>,
     wrong: Vec<String>,
     left_out: Vec<String>,
 }
 
-/// What is done with the recordings.
+/// What the run does with the recordings.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
-    /// The verdicts of the written checkers beside the documentation.
+    /// Compares the verdicts of the written checkers with the documentation.
     Documented,
-    /// The verdicts of `explore --infer` beside those of the written checkers.
+    /// Compares the verdicts of `explore --infer` with those of the written checkers.
     Inferred,
-    /// The states to the first failure, in each order of the search.
+    /// Counts the states up to the first failure, in each order of the search.
     Order,
-    /// Programs of `programs/hunt`, in settings that are documented as safe.
+    /// Tests the programs of `programs/hunt`, in settings that are documented as safe.
     Hunt,
-    /// The time of programs that commit, on a plain mount and under the recorder.
+    /// Measures programs that commit, on a plain mount and under the recorder.
     Cost,
 }
 
@@ -96,7 +97,7 @@ pub fn run(words: &[String], write: bool, purpose: Purpose) -> Result<()> {
             Purpose::Cost => suite.cost(row),
             Purpose::Hunt => Ok(()),
         })?;
-        // After each row, so that an interrupted run keeps its results.
+        // Results are written after each row, so that an interrupted run keeps them.
         if write && purpose == Purpose::Documented {
             suite.write()?;
         }
@@ -126,7 +127,7 @@ impl Suite {
         change(DOCUMENT, |text| with_results(text, keys, HEAD, &self.results))
     }
 
-    /// Calls `f` with a temporary directory in place.
+    /// Calls `f` while `temp` is a temporary directory.
     fn with_temp(&mut self, name: &str, f: impl FnOnce(&mut Suite) -> Result<()>) -> Result<()> {
         std::fs::create_dir_all(&self.temp).with_context(|| format!("create {}", self.temp.display()))?;
         if let Err(e) = f(self) {
@@ -135,7 +136,7 @@ impl Suite {
         std::fs::remove_dir_all(&self.temp).with_context(|| format!("remove {}", self.temp.display()))
     }
 
-    /// Names what was not run, and what is wrong.
+    /// Prints which rows were not run. Fails if results are wrong.
     fn end(&self) -> Result<()> {
         for row in &self.left_out {
             println!("left out: {row}");
@@ -146,7 +147,7 @@ impl Suite {
         Ok(())
     }
 
-    /// Keeps a report for the reader: the table has only its verdict.
+    /// Keeps the report of a row, since the table has only its verdict.
     fn save_report(&self, row: &Row, model: &str, report: &str) -> Result<()> {
         let dir = self.cache.reports();
         std::fs::create_dir_all(&dir).with_context(|| format!("create {}", dir.display()))?;
@@ -176,7 +177,7 @@ impl Suite {
         self.end()
     }
 
-    /// Whether the row has all that it needs.
+    /// Whether everything that the row needs is available.
     fn is_available(&mut self, row: &Row) -> bool {
         let missing: Vec<String> = row
             .needs
@@ -203,7 +204,7 @@ impl Suite {
         if wrong.is_empty() { Ok(()) } else { bail!("{}", wrong.join("\n")) }
     }
 
-    /// With the variables that the scripts use.
+    /// A command with the environment variables that the scripts use.
     fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let path = std::env::var("PATH").unwrap_or_default();
         let mut command = Command::new(program);
@@ -236,7 +237,8 @@ impl Suite {
 
     fn record(&self, row: &Row) -> Result<()> {
         let (script, args) = row.run.split_first().context("a script")?;
-        // Programs that were built here are found by their name.
+        // A program that was built for the row is found by its name on the PATH; other rows name a
+        // script.
         let script = match row.program {
             "env" => PathBuf::from(script),
             _ => self.dir.join(script),
@@ -260,7 +262,7 @@ impl Suite {
         Ok(())
     }
 
-    /// What is wrong with the result.
+    /// Searches the recording of a row. Returns what is wrong with the result.
     #[allow(clippy::disallowed_methods)]
     fn explore(&mut self, row: &Row, model: &str, expect: &Expect, check: &str) -> Result<Option<String>> {
         let start = Instant::now();
@@ -273,9 +275,9 @@ impl Suite {
         let report = text(&explored);
         let states = report.split_once(" distinct").and_then(|(before, _)| before.rsplit(' ').next());
         let states = states.unwrap_or("none");
-        // Not all systematic states were tried, which is part of the result.
+        // If not all systematic states were tried, the count of states gets a mark.
         let more = if report.contains("NOT tried") { "+" } else { "" };
-        // 4: it fails only before the first promise.
+        // Exit code 4: the program fails only before its first promise.
         let is_failure = matches!(explored.status.code(), Some(1 | 4));
         let fails_with = |word: &str| is_failure && report.contains(word);
         let (documented, is_right) = match expect {
@@ -316,21 +318,21 @@ fn change(document: &str, change: impl FnOnce(&str) -> Result<String>) -> Result
     std::fs::write(path_of(document), text).with_context(|| document.to_owned())
 }
 
-/// Where the text between two marks begins and ends.
+/// Returns where the text between two marks begins and ends.
 fn bounds(text: &str, begin: &str, end: &str) -> Result<(usize, usize)> {
     let start = text.find(begin).with_context(|| format!("it has no {begin}"))? + begin.len();
     let len = text[start..].find(end).with_context(|| format!("it has no {end}"))?;
     Ok((start, start + len))
 }
 
-/// The document with `new` between the two marks.
+/// Returns the document with `new` between the two marks.
 fn between(text: &str, (begin, end): (&str, &str), new: &str) -> Result<String> {
     let (from, to) = bounds(text, begin, end)?;
     Ok(format!("{}\n{new}{}", &text[..from], &text[to..]))
 }
 
-/// The document with these lines in its table, in the order of the keys. Lines of removed rows are
-/// dropped.
+/// Returns the document with these lines in its table, in the order of the keys. Lines whose key no
+/// longer exists are dropped.
 fn with_results(
     text: &str,
     keys: impl Iterator<Item = String>,

@@ -8,8 +8,8 @@ use cargo_metadata::MetadataCommand;
 use std::collections::BTreeSet;
 use std::path::Path;
 
-/// Crates whose tests mount, start servers or search crash states for minutes: their unit tests
-/// alone.
+/// Crates whose tests mount, start servers or search crash states for minutes. Of these only the
+/// unit tests run.
 const SLOW: &[&str] = &["kedge", "kedge-bench", "kedge-sim", "kedge-ceph", "kedge-crash-reality"];
 
 /// Lints the crates that differ from where this branch left `main`, committed or not, and runs
@@ -49,7 +49,7 @@ fn cargo(before: &[&str], crates: &[String], after: &[&str]) -> Result<()> {
     tools::cargo(&[before, &crates, after].concat())
 }
 
-/// The packages below whose folders a file differs from the common ancestor with `main`.
+/// The packages with a file that differs from the common ancestor with `main`.
 fn changed_crates() -> Result<BTreeSet<String>> {
     let base = base()?;
     let mut files = tools::git(&["diff", "--name-only", base.trim()])?;

@@ -11,7 +11,7 @@ fn a_file_belongs_to_the_crate_in_whose_folder_it_lies() {
     assert_eq!(owner("docs/FORMAT.md"), None);
 }
 
-/// A crate that is renamed would silently run all of its tests.
+/// If a crate of the list were renamed, all of its tests would run without notice.
 #[test]
 fn the_slow_crates_exist() {
     let metadata = MetadataCommand::new().no_deps().exec().unwrap();

@@ -1,31 +1,32 @@
 //! The first table of docs/EXPERIMENTS.md, made from the result files: the published effect of each
 //! change, our result, and a verdict.
 //!
-//! The verdict follows a rule. A place *reaches* the published figure if it changes at least as
-//! much in the same direction. If all measured places reach it, the verdict is *reproduced*; if
-//! some, *in part*; if none, *missed*. The result files list the published change beside ours.
+//! The verdict follows a rule. A place (a part of an experiment) *reaches* the published figure if
+//! it changes at least as much in the same direction. If all measured places reach it, the verdict
+//! is *reproduced*; if some, *in part*; if none, *missed*. The result files list the published
+//! change beside ours.
 //!
-//! The cells of a result file are rounded, so a figure computed from two of them would differ from
-//! the experiment's own. So each change is read from the file: from its column, or from the
-//! experiment's bar.
+//! The cells of a result file are rounded, so a change computed from two of them would differ from
+//! the one that the experiment computed. So each change is read from the file: from its column of
+//! changes, or from one of the experiment's bars.
 
 use anyhow::{Context, Result, ensure};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::Path;
 
-/// Part of a section's title in lower case, and the name that the table uses.
+/// A place: part of a section's title in lower case, and the name that the table uses for it.
 const MODEL: (&str, &str) = ("device in memory", "1 ms");
 const PROCESS: (&str, &str) = ("in this process", "in process");
 const MOUNT: (&str, &str) = ("on the mount", "on the mount");
 const BARS: &str = "bars";
-/// Sections that repeat others with another log.
+/// Part of the title of sections that repeat others with another log; they are skipped.
 const REPEATED: &str = "log of the default size";
 
 struct Row {
     change: &'static str,
     file: &'static str,
-    /// Part of a contest's title; the first contest that contains it is meant.
+    /// Part of a contest's title. The first contest that contains it is used.
     contest: &'static str,
     metric: &'static str,
     places: &'static [(&'static str, &'static str)],
@@ -36,15 +37,15 @@ struct Row {
 enum Kind {
     /// The change from the first to the second contestant, in percent.
     Change,
-    /// The same, with the published change of another metric.
+    /// [`Kind::Change`], with the published change of another metric.
     ChangeAs(&'static str),
     /// The figures themselves, as in the file.
     FromTo,
-    /// The same change as a ratio of the second figure to the first.
+    /// The change of [`Kind::Change`] as the ratio of the second figure to the first.
     Times,
-    /// The value reached for the bar of this title, and the published change of the metric.
+    /// The value reached for the bar of this title, beside the published change of the metric.
     Bar(&'static str),
-    /// The same, if the published change was measured by others.
+    /// [`Kind::Bar`], if the published change was measured by others.
     BarAlone(&'static str),
 }
 
@@ -159,12 +160,12 @@ const ROWS: &[Row] = &[
 const XFS_297: (&str, &str) = ("the load of xfs/297", "in process");
 const PROCESS_SYNC: (&str, &str) = ("two libraries in this process", "in process");
 
-/// The section of a run on simulated processors, and the name that says so.
+/// The place of a run on simulated processors.
 const TWELVE: (&str, &str) = ("on 12 processors that are simulated", "12 simulated processors");
 
 const SIXTEEN: (&str, &str) = ("on 16 processors that are simulated", "16 simulated processors");
 
-/// The rows that two real processors cannot show.
+/// Rows that two real processors cannot show.
 const SIMULATED: &[Row] = &[
     row(
         "Btrfs, latches: files/s",
@@ -250,12 +251,12 @@ const SIMULATED: &[Row] = &[
     ),
 ];
 
-/// The text of the first generated part.
+/// Makes the text of the first generated part.
 pub fn table() -> Result<String> {
     of_files(ROWS)
 }
 
-/// The text of the part about simulated processors.
+/// Makes the text of the part about simulated processors.
 pub fn simulated() -> Result<String> {
     of_files(SIMULATED)
 }
@@ -319,7 +320,7 @@ fn parse(text: &str) -> Result<Vec<Line>> {
     Ok(lines)
 }
 
-/// `12,345.6 ±7 %`, `-3.4 %`, `0.00, once 5`. `None`: `-` and `FAILED`.
+/// Parses `12,345.6 ±7 %`, `-3.4 %` or `0.00, once 5`. Returns `None` for `-` and `FAILED`.
 fn number(cell: &str) -> Option<f64> {
     let word = cell.split(' ').next()?;
     word.trim_end_matches(',').replace(',', "").parse().ok()
@@ -330,7 +331,7 @@ impl Line {
         number(&self.cells.iter().find(|(name, _)| name == column)?.1)
     }
 
-    /// The published figures, as cells.
+    /// The cells with the published figures before and after the change.
     fn published_from_to(&self) -> Option<(&str, &str)> {
         let mut cells = self.cells.iter().filter(|(name, _)| name.starts_with("published: "));
         let mut next = || cells.next().map(|(_, cell)| cell.as_str());
@@ -351,10 +352,10 @@ impl Row {
         })
     }
 
-    /// The published figure, ours, and the verdict.
+    /// Returns the published figure, ours, and the verdict.
     fn cells(&self, lines: &[Line]) -> Result<(String, String, String)> {
-        // A file without the section or the contest is the wrong file. A metric may be newer than
-        // the file.
+        // If the file lacks the section or the contest, it is the wrong file. It may lack a metric
+        // that is newer than the file.
         let known = lines.iter().any(|line| {
             self.places.iter().any(|(place, _)| line.section.contains(place))
                 && line.contest.contains(self.contest)
@@ -422,7 +423,7 @@ fn reached(cells: &[(String, String)]) -> Option<Cell> {
     Some(if cell.ends_with('%') { percent(value) } else { times(value) })
 }
 
-/// With as many digits as the cells.
+/// Our two figures, with as many digits as the cells have.
 fn from_to(from: &str, to: &str, change: Option<f64>) -> Option<Cell> {
     let digits = |cell: &str| cell.split(' ').next().map(str::to_owned);
     Some((format!("{} to {}", digits(from)?, digits(to)?), change?))
@@ -438,7 +439,7 @@ fn percent(change: f64) -> Cell {
     (words, change)
 }
 
-/// Whether ours changes at least as much in the same direction.
+/// Whether our change is at least as large in the same direction.
 fn reaches(ours: f64, published: f64) -> bool {
     if published < 0.0 { ours <= published } else { ours >= published }
 }

@@ -57,13 +57,14 @@ fn each_kind_of_figure() {
     assert_eq!(of("own, ms", Kind::ChangeAs("time, ms")), ["-40 %", "in process -95 %", "reproduced"]);
     assert_eq!(of("own, ms", Kind::Change), ["–", "in process -95 %", "–"]);
     assert_eq!(of("time, ms", Kind::FromTo), ["1,000 to 600", "in process 2.00 to 1.00", "reproduced"]);
-    // The cells alone would give -91 %: from 1.1 to 0.1 after subtracting the 0.9 that null takes.
+    // Computed from the rounded cells, the change would be -91 %: from 1.1 to 0.1, after
+    // subtracting the 0.9 of null.
     let bar = Kind::Bar("load 1: time, less null's");
     assert_eq!(of("time, ms", bar), ["-40 %", "in process -89 %", "reproduced"]);
     let bar = Kind::BarAlone("load 1: time, new by old");
     assert_eq!(of("time, ms", bar), ["–", "in process 0.49 times", "–"]);
     assert_eq!(of("own, ms", Kind::Bar("load 1: longest time"))[1..], ["in process –", "not measured"]);
-    // Nor do the cells 1.00 and 2.00 give this change.
+    // The rounded cells 1.00 and 2.00 would not give this change either.
     let rounded = RESULTS.replace("-50.0 %", "-49.4 %").replace("-40.0 %", "-40.4 %");
     let row = row("c", "f", "load 1", "time, ms", &[PROCESS], Kind::Times);
     let (published, here, _) = row.cells(&parse(&rounded).unwrap()).unwrap();
@@ -84,7 +85,7 @@ fn what_is_not_there_is_an_error() {
     assert!(parse("### t\n| a | b | c |\n|---|---|---|\n| 1 | 2 |\n").is_err());
 }
 
-/// A changed figure in a result file changes the table, so the table cannot drift.
+/// The table is made from the result files: a changed figure in a file changes the table.
 #[test]
 fn the_table_follows_the_files() {
     let rows = [row("c", "f", "load 1", "time, ms", BOTH, Kind::Change)];

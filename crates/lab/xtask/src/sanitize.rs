@@ -1,10 +1,10 @@
-//! The C programs of `crates/doors/capi/tests/c` under sanitizers and under valgrind. They end with
-//! an error at the first access to memory that is not theirs, at undefined behaviour, and if
-//! something is still allocated that nothing points to.
+//! Runs the C programs of `crates/doors/capi/tests/c` under sanitizers and under valgrind. A
+//! program fails at the first access to memory that it does not own, at undefined behaviour, and at
+//! its end if memory is still allocated to which nothing points.
 //!
-//! Without a nightly compiler the sanitizers see the programs, and what the library does through
-//! functions of the C library (memcpy, malloc, free, system calls). With one they see each access
-//! of the library, too.
+//! Without a nightly compiler the sanitizers observe the C programs, and the library only where it
+//! calls the C library (memcpy, malloc, free, system calls). With a nightly compiler they observe
+//! each access of the library, too.
 
 use crate::{steps::Steps, tools};
 use anyhow::{Result, ensure};
@@ -12,14 +12,14 @@ use cargo_metadata::MetadataCommand;
 use std::path::PathBuf;
 use std::process::Command;
 
-/// The library's package and its test program that compiles and runs the C programs.
+/// The command that runs the test program, which compiles and runs the C programs.
 const TEST: [&str; 5] = ["test", "-p", PACKAGE, "--test", "c"];
 const PACKAGE: &str = "kedgefs-capi";
-/// What the test program gives to the C compiler, and the library that it uses.
+/// Environment variable with options that the test program passes to the C compiler.
 const FLAGS: (&str, &str) =
     ("KEDGEFS_C_FLAGS", "-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer");
 const LIBRARY: &str = "KEDGEFS_C_LIBRARY";
-/// The runtime begins in the program, before the library that it loads.
+/// Options of the sanitizers' runtime, which starts with the program, before the library is loaded.
 const OPTIONS: (&str, &str) = ("ASAN_OPTIONS", "detect_leaks=1:detect_stack_use_after_return=1");
 const VALGRIND: &str = "valgrind_finds_no_error";
 
@@ -48,8 +48,9 @@ fn valgrind_missing() -> Option<String> {
     (!there).then(|| "valgrind is not installed".into())
 }
 
-/// Builds the shared library with AddressSanitizer, in its own target directory. Named as a target,
-/// this machine's code is instrumented without the build scripts and macros that run meanwhile.
+/// Builds the shared library with AddressSanitizer, in a target directory of its own. `--target`
+/// restricts the instrumentation to the library: build scripts and macros, which run during the
+/// build, have none.
 fn instrumented() -> Result<PathBuf> {
     let metadata = MetadataCommand::new().no_deps().exec()?;
     let target = metadata.target_directory.as_std_path().join("sanitized");
@@ -57,7 +58,7 @@ fn instrumented() -> Result<PathBuf> {
     let mut cargo = Command::new("cargo");
     cargo.args(["+nightly", "build", "--locked", "-p", PACKAGE, "--lib", "--target", &machine]);
     cargo.arg("--target-dir").arg(&target).env("RUSTFLAGS", "-Zsanitizer=address");
-    // Set by the cargo that runs xtask: they name another toolchain.
+    // The cargo that runs xtask sets these variables, and they name another toolchain.
     tools::run(cargo.env_remove("CARGO").env_remove("RUSTC").env_remove("RUSTUP_TOOLCHAIN"))?;
     let library = target.join(machine).join("debug/libkedgefs_c.so");
     ensure!(library.exists(), "cargo built no {}", library.display());

@@ -1,9 +1,9 @@
 //! `cargo xtask sqlite-suite`: SQLite's own tests on a mount of KedgeFS and in an image through the
-//! extension, beside the same tests on a file system of the host. A test that fails on KedgeFS
-//! alone fails the command.
+//! extension, compared with the same tests on a file system of the host. A test that fails only on
+//! KedgeFS fails the command.
 //!
-//! SQLite's makefile builds `testfixture`, which runs the tests in Tcl, without syncs. `speedtest1`
-//! and `kvtest` sync. All have atomic writes.
+//! SQLite's makefile builds `testfixture`, which runs the tests in Tcl, and does so without syncs.
+//! `speedtest1` and `kvtest` use syncs. All use atomic writes.
 
 use crate::tools;
 use anyhow::{Context, Result, bail, ensure};
@@ -15,11 +15,11 @@ use std::process::{Command, Output, Stdio};
 
 /// The tests that use files most: locks, journals, WAL, shared memory, errors, simulated crashes.
 const FILES: &str = include_str!("sqlite/files.list");
-/// Those that run in an image, too. The others open a database with other means than SQLite and
-/// Tcl's `file`, from a second process, or expect what the extension does not have
+/// The files that also run in an image. The others open a database by means other than SQLite and
+/// Tcl's `file`, open it from a second process, or expect what the extension lacks
 /// (docs/SQLITE.md).
 const IN_IMAGE: &str = include_str!("sqlite/in-image.list");
-/// One file on the host; elsewhere it may take [`SLOWER`] times as long.
+/// Time limit in seconds for one file on the host. Elsewhere it is [`SLOWER`] times as long.
 const SECONDS_MAX: u32 = 120;
 const SLOWER: u32 = 5;
 const IMAGE_SIZE: &str = "8G";
@@ -50,8 +50,8 @@ struct Suite {
     wrong: Vec<String>,
 }
 
-/// `names`: the files to run. Without any it is the list, or its first `files`. `programs` has
-/// `kedge` and the extension; otherwise they are built, with the assertions of the engine.
+/// Runs the files `names`. Without names it runs the list, or its first `files`. `programs` is a
+/// directory with `kedge` and the extension; otherwise they are built, with debug assertions.
 pub fn run(
     names: &[String],
     files: Option<usize>,
@@ -90,7 +90,7 @@ pub fn run(
 struct Found {
     tests: u32,
     failed: BTreeSet<String>,
-    /// It ended by itself, and printed its sums.
+    /// Whether the program ended by itself and printed its sums.
     ended: bool,
 }
 
@@ -110,7 +110,7 @@ impl Found {
         Found { tests: tests.unwrap_or(0), failed, ended: tests.is_some() }
     }
 
-    /// What fails here and not there.
+    /// The tests that fail here and not on the host.
     fn more_than<'a>(&'a self, host: &'a Found) -> Vec<&'a str> {
         self.failed.difference(&host.failed).map(String::as_str).collect()
     }
@@ -167,7 +167,7 @@ impl Suite {
         quiet(Command::new(&self.kedge).args(["fsck", "-f"]).arg(image))
     }
 
-    /// A new directory to run in.
+    /// Makes a new directory in which a program runs.
     fn directory(&self, name: &str, place: Where) -> Result<PathBuf> {
         let below = self.place.path().join(if place == Where::Mount { "mnt" } else { "host" });
         let directory = below.join(name);
@@ -175,7 +175,7 @@ impl Suite {
         Ok(directory)
     }
 
-    /// A program of SQLite in a new directory, with a limit of its time.
+    /// A program of SQLite that runs in a new directory, with a time limit.
     fn program(&self, name: &str, directory: &Path, place: Where) -> Command {
         let mut command = Command::new("timeout");
         let seconds = SECONDS_MAX * if place == Where::Host { 1 } else { SLOWER };
@@ -208,7 +208,7 @@ impl Suite {
         Ok(Found::of(&output))
     }
 
-    /// Keeps what is worse than on the host.
+    /// Notes what fails here and not on the host.
     fn compare(&mut self, name: &str, place: &str, host: &Found, found: &Found) {
         let more = found.more_than(host);
         if !more.is_empty() {
@@ -223,8 +223,8 @@ impl Suite {
 // ----- speedtest1 and kvtest -----
 
 impl Suite {
-    /// `speedtest1` prints a hash of all results, which is the same everywhere. `kvtest` reads
-    /// BLOBs from a database, and from the files that it exports them to.
+    /// `speedtest1` prints a hash of all results, which must be the same everywhere. `kvtest` reads
+    /// BLOBs from a database, and from files to which it exports them.
     fn programs(&mut self) -> Result<()> {
         self.mkfs(&self.image("image"))?;
         for journal in ["delete", "persist", "wal"] {

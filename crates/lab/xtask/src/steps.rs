@@ -16,7 +16,8 @@ enum Outcome {
     Failed(String),
 }
 
-/// Elapsed time for the user, not the file system's time: the only clock of this crate.
+/// The time that has passed for the user. This is the only clock of this crate; no file system uses
+/// it.
 #[allow(clippy::disallowed_methods)]
 fn now() -> Instant {
     Instant::now()

@@ -1,21 +1,21 @@
 //! The totals of a test run, over all test programs: passed, failed, skipped.
 //!
-//! libtest prints one line for each program, which is parsed here. libtest counts a test that skips
-//! something as passed, but the test reports the skip in a file (`kedge_base::skip`). `#[ignore]`
-//! and tests that are filtered out are not reported.
+//! libtest prints one line of results for each program, which is parsed here. libtest counts a test
+//! that skips something as passed, but the test notes the skip in a file (`kedge_base::skip`).
+//! Tests with `#[ignore]` and tests that are filtered out are not reported.
 
 use anyhow::{Context, Result};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-/// The environment variable that names the file; as in `kedge_base::skip`, which this crate must
-/// not depend on.
+/// Environment variable with the path of that file. It must be the same as in `kedge_base::skip`,
+/// on which this crate must not depend.
 pub const LOG: &str = "KEDGE_SKIP_LOG";
 const MARK: &str = "KEDGE-SKIP: ";
 
-/// What stands before the name of a test program, in the line before its output.
+/// Prefix of the line before the output of a test program; the program's name follows.
 pub const PROGRAM: &str = "test program: ";
-/// How many of the slowest tests the closing lines name.
+/// Number of the slowest tests that the closing lines name.
 const SLOWEST: usize = 10;
 
 #[derive(Default, Debug)]
@@ -24,7 +24,7 @@ pub struct Tally {
     pub passed: u64,
     pub failed: u64,
     pub ignored: u64,
-    /// What was skipped, and where. Tests run in several profiles, but each skip counts once.
+    /// What was skipped, and where. A skip counts once, even if the test runs in several profiles.
     pub skips: BTreeSet<String>,
     program: String,
     /// Seconds and name of each test.
@@ -32,10 +32,10 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// Adds a line of output, if it is the last one of a test program: `test result: ok. 30 passed;
-    /// 0 failed; 1 ignored; 0 measured; 24 filtered out; finished in 3.73s`.
+    /// Adds a line of output if it is the last line of a test program, such as `test result: ok. 30
+    /// passed; 0 failed; 1 ignored; 0 measured; 24 filtered out; finished in 3.73s`.
     ///
-    /// Or the time of a test: `test a::b ... ok <1.234s>`.
+    /// A line such as `test a::b ... ok <1.234s>` adds the time of a test.
     pub fn line(&mut self, line: &str) {
         if let Some(program) = line.strip_prefix(PROGRAM) {
             program.clone_into(&mut self.program);
@@ -62,12 +62,12 @@ impl Tally {
         self.ignored += ignored;
     }
 
-    /// Adds what the tests wrote into the file.
+    /// Adds the skips that the tests wrote into the file.
     pub fn skips(&mut self, log: &str) {
         self.skips.extend(log.lines().filter_map(|line| line.strip_prefix(MARK)).map(str::to_owned));
     }
 
-    /// The closing lines.
+    /// Returns the closing lines.
     pub fn print(&self) -> String {
         let mut text = String::new();
         let mut times: Vec<_> = self.times.iter().collect();
@@ -87,14 +87,14 @@ impl Tally {
     }
 }
 
-/// Name and seconds of a test that has ended.
+/// Parses the name and the seconds of a test that has ended.
 fn time(line: &str) -> Option<(&str, f64)> {
     let (name, result) = line.strip_prefix("test ")?.split_once(" ... ")?;
     let seconds = result.split_once(" <")?.1.strip_suffix("s>")?;
     Some((name, seconds.parse().ok()?))
 }
 
-/// Creates an empty file, in which the tests of this run write their skips.
+/// Creates an empty file for the skips of this run.
 pub fn fresh_log() -> Result<PathBuf> {
     let path = std::env::temp_dir().join(format!("kedge-skips-{}", std::process::id()));
     std::fs::write(&path, "").with_context(|| path.display().to_string())?;

@@ -46,7 +46,7 @@ fn a_log_is_read_once() {
     read_log(&path).unwrap_err();
 }
 
-/// Both sides use the same names, although this crate depends on no other crate of the workspace.
+/// This crate and `kedge_base` use the same names, although this crate does not depend on it.
 #[test]
 fn the_names_are_those_that_the_tests_use() {
     let source = include_str!("../../../engine/base/src/skip.rs");

@@ -1,4 +1,4 @@
-//! Other programs: cargo, and the Debian packages that the mount tests use.
+//! Runs cargo and other programs, and installs the Debian packages that the tests use.
 
 use crate::lanes;
 use crate::tally::Tally;
@@ -12,11 +12,11 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Debian packages and their users: fuse3 for unprivileged mounts, e2fsprogs for foreign images
-/// that mkfs must refuse; it and the next two make the file systems that the crash models are
-/// compared with. nbdkit and qemu-utils are NBD servers. man-db to systemd are for what `kedge
-/// install-helpers` installs, the last three for the C library. lmdb-utils and rocksdb-tools make
-/// databases that crash tests judge. The mount tests run the other programs on the file system.
+/// Debian packages and their users. fuse3 is for unprivileged mounts. e2fsprogs makes foreign
+/// images that mkfs must refuse. It and the next two make the file systems with which the crash
+/// models are compared. nbdkit and qemu-utils are NBD servers. man-db to systemd check what `kedge
+/// install-helpers` installs, and the last three the C library. lmdb-utils and rocksdb-tools make
+/// databases for crash tests. The mount tests run the other programs on the file system.
 const PACKAGES: &[&str] = &[
     "fuse3",
     "fsmark",
@@ -47,13 +47,13 @@ const PACKAGES: &[&str] = &[
 /// Additional packages for a long run.
 const LONG_PACKAGES: &[&str] = &["postgresql"];
 
-/// A Ceph cluster, and the networks of the hosts that use it. They are far larger than the rest and
-/// not available everywhere; without them the tests of RBD images are skipped.
+/// A Ceph cluster, and the networks of the hosts that use it. These packages are far larger than
+/// the rest and not available everywhere. Without them the tests of RBD images are skipped.
 const CEPH_PACKAGES: &[&str] = &["ceph-mon", "ceph-osd", "ceph-common", "iproute2"];
 
-/// A program from crates.io that a mount test runs, in the version whose results the test expects.
+/// A program from crates.io that a mount test runs, and the version whose results the test expects.
 const PJDFSTEST: (&str, &str) = ("pjdfstest", "0.2.2");
-/// Makes a Debian package, in a long run.
+/// Makes the Debian package in a long run.
 const CARGO_DEB: (&str, &str) = ("cargo-deb", "3.8.0");
 
 /// Makes the header of the C library.
@@ -78,15 +78,15 @@ pub fn cargo_with(args: &[&str], env: &[(&str, &str)]) -> Result<()> {
 /// The oldest Rust that the workspace promises to build with (`rust-version` in Cargo.toml).
 pub const MSRV: &str = env!("CARGO_PKG_RUST_VERSION");
 
-/// Why the workspace cannot be checked with the oldest Rust; `None`: it can. Installs nothing: a
-/// download would fail offline and be unexpected elsewhere.
+/// Returns why the workspace cannot be checked with the oldest Rust, or `None` if it can. Installs
+/// nothing, since a download would fail offline and be unexpected elsewhere.
 pub fn msrv_missing() -> Option<String> {
     let mut probe = Command::new("rustup");
     let there = succeeds(probe.args(["run", MSRV, "cargo", "--version"]));
     (!there).then(|| format!("Rust {MSRV} is not installed (rustup toolchain install {MSRV})"))
 }
 
-/// Checks the workspace with the oldest Rust, in its own target directory, so that the usual
+/// Checks the workspace with the oldest Rust, in a target directory of its own, so that the usual
 /// artefacts are kept.
 pub fn check_msrv() -> Result<()> {
     let mut command = Command::new("rustup");
@@ -100,12 +100,12 @@ pub fn check_msrv() -> Result<()> {
         "--target-dir",
         "target/msrv",
     ]);
-    // Set by the cargo that runs xtask: they name the newer toolchain.
+    // The cargo that runs xtask sets these variables, and they name the newer toolchain.
     run(command.env_remove("CARGO").env_remove("RUSTC").env_remove("RUSTUP_TOOLCHAIN"))
 }
 
-/// [`cargo_with`] for test runs: adds their results to the tally. The programs run when all are
-/// built, in lanes.
+/// [`cargo_with`] for test runs: adds their results to the tally. The test programs run in lanes
+/// after all are built.
 pub fn cargo_tests(args: &[&str], env: &[(&str, &OsStr)], tally: &mut Tally) -> Result<()> {
     let runner = std::env::current_exe()?;
     let runner = format!("target.'cfg(all())'.runner = ['{}', '{}']", runner.display(), lanes::RUNNER);
@@ -130,7 +130,8 @@ pub fn cargo_tests(args: &[&str], env: &[(&str, &OsStr)], tally: &mut Tally) -> 
     ran
 }
 
-/// Puts a test program off, or becomes it. Returns only if that failed or it is put off.
+/// Puts a test program into the queue, or becomes it. Returns only if it is in the queue or cannot
+/// be started.
 pub fn test_program(words: &[OsString]) -> Result<()> {
     if lanes::put_off(words)? {
         return Ok(());
@@ -138,13 +139,13 @@ pub fn test_program(words: &[OsString]) -> Result<()> {
     Err(become_test_program(words))
 }
 
-/// Becomes a test program that prints how long each test took. Only an unstable option of libtest
-/// does that. The variable allows it for this process alone: set for cargo it would build
-/// everything again. Returns only if the program cannot be started.
+/// Becomes a test program that prints how long each test took, with an unstable option of libtest.
+/// The environment variable allows the option for this process alone: if it were set for cargo,
+/// cargo would build everything again. Returns only if the program cannot be started.
 fn become_test_program(words: &[OsString]) -> anyhow::Error {
     let package = std::env::var("CARGO_PKG_NAME").unwrap_or_default();
     let file = Path::new(&words[0]).file_stem().unwrap_or_default().to_string_lossy();
-    // Without the hash that cargo appends.
+    // The name without the hash that cargo appends.
     let name = file.rsplit_once('-').map_or(&*file, |(name, _)| name);
     println!("{}{package} {name}", crate::tally::PROGRAM);
     let mut command = Command::new(&words[0]);
@@ -152,14 +153,14 @@ fn become_test_program(words: &[OsString]) -> anyhow::Error {
     anyhow::Error::new(command.exec()).context(format!("start {}", words[0].display()))
 }
 
-/// `cargo deb`, perhaps the one that [`install`] built.
+/// A `cargo deb` command, perhaps with the program that [`install`] built.
 pub fn cargo_deb(args: &[&str]) -> Result<Command> {
     let mut command = cargo_command(&[&["deb"], args].concat());
     command.env("PATH", path()?);
     Ok(command)
 }
 
-/// A program that may be one that [`install`] built.
+/// A command of a program that [`install`] may have built.
 pub fn installed(name: &str, args: &[&str]) -> Result<Command> {
     let mut command = Command::new(name);
     command.args(args).env("PATH", path()?);
@@ -172,7 +173,7 @@ pub fn wheel(profile: &str) -> Result<()> {
     let to = metadata.target_directory.as_std_path().join("wheel");
     let mut pip = Command::new("python3");
     pip.args(["-m", "pip", "wheel", "--no-deps", "--wheel-dir"]).arg(&to);
-    // Set by the cargo that runs xtask: they are for this package.
+    // cargo sets this variable for xtask, and it does not fit the package of the wheel.
     pip.arg(metadata.workspace_root.as_std_path().join("python")).env_remove("CARGO");
     pip.env("KEDGEFS_WHEEL_PROFILE", profile);
     run(&mut pip)?;
@@ -180,7 +181,7 @@ pub fn wheel(profile: &str) -> Result<()> {
     Ok(())
 }
 
-/// Why the crates cannot be packed here; `None`: they can.
+/// Returns why the crates cannot be packed here, or `None` if they can.
 pub fn packing_missing() -> Option<String> {
     const ENOUGH: [u32; 2] = [1, 90];
     let version = cargo_command(&["--version"]).output().ok()?.stdout;
@@ -191,10 +192,10 @@ pub fn packing_missing() -> Option<String> {
         .then(|| format!("cargo {number} cannot pack crates that depend on each other"))
 }
 
-/// Packs the crates that are for crates.io, as publishing them would.
+/// Packs the crates that are published on crates.io, as publishing would.
 pub fn pack() -> Result<()> {
     let metadata = MetadataCommand::new().no_deps().exec()?;
-    // An empty list is `publish = false`.
+    // `publish = false` in a manifest becomes an empty list.
     let published = metadata.packages.iter().filter(|package| package.publish.is_none());
     let named: Vec<&str> = published.flat_map(|package| ["-p", package.name.as_str()]).collect();
     cargo(&[&["package", "--offline", "--no-verify", "--allow-dirty"], &named[..]].concat())
@@ -203,20 +204,20 @@ pub fn pack() -> Result<()> {
 /// Another system for which the library must compile.
 pub const MACOS: &str = "aarch64-apple-darwin";
 
-/// Why nothing can be compiled for macOS here; `None`: the library can.
+/// Returns why the library cannot be compiled for macOS here, or `None` if it can.
 pub fn macos_missing() -> Option<String> {
     let libdir = Command::new("rustc").args(["--print", "target-libdir", "--target", MACOS]).output();
     let there = libdir.is_ok_and(|out| Path::new(String::from_utf8_lossy(&out.stdout).trim()).exists());
     (!there).then(|| format!("the target {MACOS} is not installed (rustup target add {MACOS})"))
 }
 
-/// Whether `cargo <args>` succeeds; prints nothing.
+/// Whether `cargo <args>` succeeds. Prints nothing.
 pub fn cargo_quiet(args: &[&str]) -> bool {
     succeeds(&mut cargo_command(args))
 }
 
-/// Whether a program succeeds in a directory of the workspace; prints nothing. It is not run
-/// through the current cargo, which does not accept `+toolchain`.
+/// Whether a program succeeds in a directory of the workspace. Prints nothing. The program is not
+/// run through the current cargo, which does not accept `+toolchain`.
 pub fn succeeds_in(dir: &str, program: &str, args: &[&str]) -> bool {
     succeeds(outside(dir, program).args(args))
 }
@@ -225,8 +226,8 @@ pub fn run_in(dir: &str, program: &str, args: &[&str]) -> Result<()> {
     run(outside(dir, program).args(args))
 }
 
-/// A command without the variables that cargo set for xtask, since the program may be of another
-/// version.
+/// A command without the variables that cargo sets for xtask, since the program may belong to
+/// another version of Rust.
 fn outside(dir: &str, program: &str) -> Command {
     let mut command = Command::new(program);
     command.current_dir(dir).env_remove("CARGO").env_remove("RUSTUP_TOOLCHAIN");
@@ -257,7 +258,8 @@ pub fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// The directory where [`install`] puts programs built here; the tests find them on their PATH.
+/// The directory into which [`install`] puts the programs that it builds. Tests find them on their
+/// PATH.
 pub fn programs() -> Result<PathBuf> {
     let metadata = MetadataCommand::new().no_deps().exec()?;
     Ok(metadata.target_directory.as_std_path().join("programs"))
@@ -269,23 +271,24 @@ pub fn path() -> Result<OsString> {
     Ok(std::env::join_paths([programs()?.join("bin")].into_iter().chain(std::env::split_paths(&path)))?)
 }
 
-/// Builds a program unless it exists. If that fails, the tests that need it are skipped and
-/// reported.
+/// Builds a program unless it exists. If the build fails, the tests that need the program are
+/// skipped and reported.
 fn install_program((name, version): (&str, &str)) -> Result<()> {
     let programs = programs()?;
     if programs.join("bin").join(name).exists() {
         return Ok(());
     }
     let root = programs.to_str().context("the path of the workspace is not text")?;
-    // In its own target directory, which is removed: nothing is shared with the workspace.
+    // The build has a target directory of its own, which is removed, so that it shares nothing with
+    // the workspace.
     if let Err(e) = cargo(&["install", "--debug", "--root", root, name, "--version", version, "--locked"]) {
         println!("could not build {name} ({e:#}); going on without");
     }
     Ok(())
 }
 
-/// Installs what is missing if that is possible; otherwise prints what to run. A missing program
-/// does not fail the run here: the test that needs it fails, and names it.
+/// Installs missing packages if that is possible, or prints the command for it. A missing program
+/// does not fail this step: the test that needs it fails and names it.
 pub fn install(long: bool) -> Result<()> {
     install_program(CBINDGEN)?;
     if std::env::var_os("KEDGE_NO_FUSE").is_some_and(|v| v == "1") {
@@ -303,11 +306,11 @@ pub fn install(long: bool) -> Result<()> {
 }
 
 /// Sets the mode of `/dev/fuse` as udev would. Without udev, as in many containers, only root may
-/// open it, and no test of an unprivileged mount could pass.
+/// open the device, and tests of unprivileged mounts could not pass.
 fn let_users_mount() -> Result<()> {
     const EVERYBODY: u32 = 0o666;
     let fuse = Path::new("/dev/fuse");
-    // The tests report its absence.
+    // If the device is missing, the tests report that.
     let Ok(there) = fuse.metadata() else { return Ok(()) };
     if there.mode() & EVERYBODY == EVERYBODY || !rustix::process::geteuid().is_root() {
         return Ok(());
@@ -339,7 +342,8 @@ fn install_packages(packages: &[&str], tests: &str) -> Result<()> {
     Ok(())
 }
 
-/// Asks the package database if there is one, otherwise searches for the programs.
+/// Whether a package is installed: asks the package database, or searches for its programs if there
+/// is none.
 fn is_installed(package: &str) -> bool {
     if Path::new("/usr/bin/dpkg-query").exists() {
         let status = Command::new("dpkg-query").args(["-W", "-f", "${db:Status-Status}", package]).output();

@@ -8,10 +8,10 @@ use crate::wrap;
 
 /// A phrase that is not used.
 struct Rule {
-    /// Whole words. A phrase that begins with a capital is an opening and matches only so written;
-    /// the others match in any case.
+    /// Whole words. A phrase that begins with a capital is an opening of a sentence and matches
+    /// only with the capital; other phrases match in any case.
     phrase: &'static str,
-    /// Phrases around it that are plain English.
+    /// Longer phrases that contain this one and are plain English.
     except: &'static [&'static str],
     instead: &'static str,
 }
@@ -106,7 +106,8 @@ pub fn applies_to(file: &str) -> bool {
     !EXEMPT.contains(&file)
 }
 
-/// The words in `text`, the content of `file`, that are not used: `file:line: …`, one for each.
+/// Finds the phrases in `text`, the content of `file`, that are not used. Returns one line for
+/// each: `file:line: …`.
 pub fn find(file: &str, text: &str) -> Vec<String> {
     let mut paragraphs = if file.ends_with(".rs") { of_comments(text) } else { of_document(text) };
     if has_messages(file) {
@@ -124,11 +125,11 @@ pub fn find(file: &str, text: &str) -> Vec<String> {
     found.into_iter().map(|(_, fault)| fault).collect()
 }
 
-/// Consecutive lines of prose, joined, since a phrase may span a line break.
+/// Consecutive lines of prose, which are joined, since a phrase may span a line break.
 #[derive(Default)]
 struct Paragraph {
     text: String,
-    /// (offset in `text`, number) of each line
+    /// For each line: its offset in `text`, and its number.
     lines: Vec<(usize, usize)>,
 }
 
@@ -141,7 +142,7 @@ impl Paragraph {
         self.text.push_str(line.trim());
     }
 
-    /// The lines in which the phrase of `rule` begins.
+    /// The numbers of the lines in which the phrase of `rule` begins.
     fn matches<'a>(&'a self, rule: &Rule) -> impl Iterator<Item = usize> + 'a {
         let mut text = without_code(&self.text);
         for plain in rule.except {
@@ -156,7 +157,7 @@ impl Paragraph {
     }
 }
 
-/// Where `phrase` stands in `text` as whole words.
+/// The offsets at which `phrase` occurs in `text` as whole words.
 fn offsets(text: &str, phrase: &str) -> Vec<(usize, usize)> {
     let exact = phrase.starts_with(char::is_uppercase);
     let (text, phrase) = if exact {
@@ -171,7 +172,7 @@ fn offsets(text: &str, phrase: &str) -> Vec<(usize, usize)> {
         .collect()
 }
 
-/// The text with spaces in place of what stands between backticks.
+/// The text with spaces in place of everything between backticks.
 fn without_code(text: &str) -> String {
     let mut parts = text.split('`');
     let mut out = parts.next().unwrap_or_default().to_owned();
@@ -192,7 +193,7 @@ fn of_document(text: &str) -> Vec<Paragraph> {
     of_lines(text.lines().enumerate().map(|(i, line)| (i + 1, Some(line))))
 }
 
-/// A comment after code is a paragraph of its own.
+/// Returns the paragraphs of the comments. A comment after code is a paragraph of its own.
 fn of_comments(text: &str) -> Vec<Paragraph> {
     let comments =
         || text.lines().enumerate().map(|(i, line)| (i + 1, wrap::comment(line).map(|(_, text)| text)));
@@ -208,7 +209,8 @@ fn of_comments(text: &str) -> Vec<Paragraph> {
     paragraphs
 }
 
-/// Whether the string literals of `file` are messages. This file has the words themselves.
+/// Whether the string literals of `file` are messages that are checked. This file is not, since it
+/// contains the words themselves.
 fn has_messages(file: &str) -> bool {
     file.ends_with(".rs")
         && file.contains("/src/")
@@ -216,8 +218,8 @@ fn has_messages(file: &str) -> bool {
         && !file.ends_with("xtask/src/words.rs")
 }
 
-/// The string literals with several words that begin and end on the same line, without the names in
-/// their braces.
+/// Returns the string literals that have several words and begin and end on the same line, without
+/// the names in their braces.
 fn of_literals(text: &str) -> Vec<Paragraph> {
     let mut paragraphs = Vec::new();
     for (i, line) in text.lines().enumerate() {
@@ -239,12 +241,13 @@ fn of_literals(text: &str) -> Vec<Paragraph> {
     paragraphs
 }
 
-/// The quotes that begin or end a string literal.
+/// The number of quotes in `code` that begin or end a string literal.
 fn quotes(code: &str) -> usize {
     code.matches('"').count() - code.matches("\\\"").count()
 }
 
-/// Paragraphs of numbered lines. `None` is a line without prose. Code blocks are left out.
+/// Joins numbered lines into paragraphs. `None` stands for a line without prose. Code blocks are
+/// left out.
 fn of_lines<'a>(lines: impl Iterator<Item = (usize, Option<&'a str>)>) -> Vec<Paragraph> {
     let mut paragraphs = vec![Paragraph::default()];
     let mut in_code = false;

@@ -3,8 +3,8 @@
 
 pub const WIDTH: usize = 100;
 
-/// The document with its paragraphs and list items wrapped. Wrapping a wrapped document changes
-/// nothing.
+/// Returns the document with its paragraphs and list items wrapped. Wrapping a wrapped document
+/// changes nothing.
 pub fn wrap(text: &str) -> String {
     let mut out: Vec<String> = Vec::new();
     let mut paragraph: Vec<&str> = Vec::new();
@@ -26,8 +26,8 @@ pub fn wrap(text: &str) -> String {
     out.join("\n") + "\n"
 }
 
-/// The source text with the paragraphs of its comments wrapped. A paragraph whose lines all fit
-/// keeps its line breaks, so that a change of a word does not move the lines after it. Comments
+/// Returns the source text with the paragraphs of its comments wrapped. A paragraph whose lines all
+/// fit keeps its line breaks, so that a change of a word does not move the lines after it. Comments
 /// after code on the same line stay as they are.
 pub fn wrap_comments(text: &str) -> String {
     let mut out: Vec<String> = Vec::new();
@@ -59,7 +59,8 @@ pub fn is_fence(line: &str) -> bool {
     line.trim_start().starts_with("```")
 }
 
-/// Whether a line is no prose: a table, a heading, a Markdown comment, indented code or blank.
+/// Whether a line is not wrapped: a table, a heading, a Markdown comment, indented code, or a blank
+/// line.
 fn is_verbatim(line: &str, begins_paragraph: bool) -> bool {
     ["#", "<!--"].iter().any(|mark| line.starts_with(mark))
         || line.trim_start().starts_with('|')
@@ -75,7 +76,7 @@ pub fn comment(line: &str) -> Option<(&str, &str)> {
     if rest.is_empty() { Some((mark, "")) } else { Some((mark, rest.strip_prefix(' ')?)) }
 }
 
-/// Bytes of a list item's mark (`- `, `* `, `12. `); 0: no list item.
+/// Length in bytes of a list item's mark (`- `, `* `, `12. `), or 0 if the line is no list item.
 pub fn bullet(line: &str) -> usize {
     if line.starts_with("- ") || line.starts_with("* ") {
         return 2;
@@ -100,7 +101,7 @@ fn flush_comment(paragraph: &mut Vec<&str>, prefix: &str, out: &mut Vec<String>)
     paragraph.clear();
 }
 
-/// The lines of a paragraph of at most `width` characters.
+/// Wraps a paragraph into lines of at most `width` characters.
 fn fill(paragraph: &[&str], width: usize) -> Vec<String> {
     let mut out = Vec::new();
     let Some(first) = paragraph.first() else { return out };
@@ -114,7 +115,7 @@ fn fill(paragraph: &[&str], width: usize) -> Vec<String> {
         text.split_whitespace()
     });
     for word in words {
-        // A number or dash at the start of a line would begin a list.
+        // At the start of a line a number or dash would begin a list item.
         let starts_list = bullet(&format!("{word} ")) > 0;
         if !is_empty && !starts_list && line.chars().count() + 1 + word.chars().count() > width {
             out.push(std::mem::replace(&mut line, hang.clone()));

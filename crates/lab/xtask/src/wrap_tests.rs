@@ -22,7 +22,7 @@ fn tables_and_code_stay() {
     assert_eq!(wrap(&text), text);
 }
 
-/// A dash or number that wrapping moves to the start of a line would turn into a list item.
+/// A dash or number that wrapping moved to the start of a line would begin a list item.
 #[test]
 fn a_word_that_looks_like_a_mark_never_begins_a_line() {
     for mark in ["-", "12."] {

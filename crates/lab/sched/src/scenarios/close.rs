@@ -1,5 +1,5 @@
-//! `FileSystem::close` beside writers: a write that succeeded is in the image, and no write harms
-//! the close.
+//! `FileSystem::close` while writers run: the image contains each write that succeeded, and no
+//! write disturbs the close.
 
 use super::stage::{self, Stage, text};
 use crate::run::Run;
@@ -17,7 +17,7 @@ use std::time::Duration;
 const WRITERS: usize = 2;
 const WRITES: u64 = 3;
 const PIECE: u64 = 5000;
-/// About the virtual time of a close.
+/// The approximate virtual time of a close.
 const SPAN: Duration = Duration::from_micros(500);
 
 static IMAGE: LazyLock<MemDevice> = LazyLock::new(|| {
@@ -25,7 +25,7 @@ static IMAGE: LazyLock<MemDevice> = LazyLock::new(|| {
     rig::format(setup.image, setup.log).expect("an image in memory can be formatted")
 });
 
-/// The bytes of each writer's file that were accepted.
+/// For each writer: its file, and the number of bytes that its writes have returned as written.
 type Accepted = Vec<(Ino, u64)>;
 
 fn body(seed: u64) -> Result<(MemDevice, Accepted), String> {

@@ -1,5 +1,5 @@
-//! Forks and ends of trees beside the opening of a tree and changes in it: a fork shows one moment,
-//! and stays as it was.
+//! Forks and deletions of trees while other threads open a tree and change it: a fork shows the
+//! tree at one moment, and does not change afterwards.
 
 use super::stage::{self, Stage, text};
 use crate::run::{Run, explore};
@@ -16,13 +16,13 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 const BLOCK: usize = 4096;
-/// Bytes of the file, which each write replaces.
+/// Length of the file in bytes. Each write replaces all of them.
 const LEN: usize = 2 * BLOCK;
 const WRITES: u8 = 3;
-/// About the virtual time of a fork.
+/// The approximate virtual time of a fork.
 const SPAN: Duration = Duration::from_millis(2);
 
-/// An image with a tree `t` that holds a file, and a tree `gone` that was forked from it.
+/// An image with a tree `t` that holds a file, and with a fork `gone` of that tree.
 static IMAGE: LazyLock<MemDevice> = LazyLock::new(|| prepare().expect("an image in memory"));
 
 fn prepare() -> Result<MemDevice, String> {
@@ -40,7 +40,7 @@ fn prepare() -> Result<MemDevice, String> {
     Ok(device.view())
 }
 
-/// What the file of the tree holds: one byte, as each write leaves it.
+/// Returns the byte that fills the file of the tree: each write fills it with another byte.
 fn stamp(fs: &FileSystem, name: &[u8]) -> Result<u8, String> {
     let tree = fs.tree_named(Ino::ROOT, name).ok_or("the tree has no name")?;
     let file = fs.lookup(tree, b"f").map_err(text("lookup"))?.ino;
@@ -66,7 +66,7 @@ fn change(fs: &FileSystem) -> Result<(), String> {
     Ok(())
 }
 
-/// The image, and what the fork held at first.
+/// Returns the image, and the byte that the fork's file had at first.
 fn body(seed: u64) -> Result<(MemDevice, u8), String> {
     let stage = Stage::open(IMAGE.fork(), &stage::setup().mount, seed)?;
     let mut rng = SmallRng::seed_from_u64(seed);
@@ -102,7 +102,7 @@ fn body(seed: u64) -> Result<(MemDevice, u8), String> {
     Ok((stage.close()?, first))
 }
 
-/// Changes that overwrite what the tree has for its own, and free nodes.
+/// Makes changes that overwrite blocks that the tree shares with no other, and free nodes.
 fn change_again(fs: &FileSystem) -> Result<(), String> {
     fs.checkpoint().map_err(text("checkpoint"))?;
     let tree = fs.tree_named(Ino::ROOT, b"t").ok_or("the tree has no name")?;

@@ -1,5 +1,5 @@
-//! A freeze beside writers: what was accepted before it is in the image, which is clean and does
-//! not change until the thaw.
+//! A freeze while writers run: the image contains each write that succeeded before the freeze. It
+//! is clean and does not change until the thaw.
 
 use super::stage::{self, Stage, text};
 use crate::run::Run;
@@ -17,7 +17,7 @@ use std::time::Duration;
 
 const WRITES: u64 = 4;
 const PIECE: u64 = 3000;
-/// About the virtual time of a freeze.
+/// The approximate virtual time of a freeze.
 const SPAN: Duration = Duration::from_millis(2);
 
 static IMAGE: LazyLock<MemDevice> = LazyLock::new(|| {
@@ -25,7 +25,7 @@ static IMAGE: LazyLock<MemDevice> = LazyLock::new(|| {
     rig::format(setup.image, setup.log).expect("an image in memory can be formatted")
 });
 
-/// The file, its accepted bytes just before the thaw, and the image at that moment.
+/// Just before the thaw: the file, the number of bytes that writes have accepted, and the image.
 type Frozen = (Ino, u64, MemDevice);
 
 fn body(seed: u64) -> Result<(Frozen, MemDevice), String> {

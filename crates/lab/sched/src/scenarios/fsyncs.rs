@@ -1,5 +1,5 @@
-//! fsyncs of one file and of several, and syncs, some on a device that fails once: a call that
-//! succeeds says the truth, whatever others do. Power fails right after each success.
+//! fsyncs of one file and of several, and syncs, some on a device that fails once: after each call
+//! that succeeds, its bytes survive a power failure, whatever other calls do.
 
 use super::stage::{self, Stage, text};
 use crate::run::Run;
@@ -17,15 +17,15 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-/// More than an fsync puts into the log.
+/// Length in bytes of a write: more than an fsync puts into the log.
 const PIECE: usize = 32 << 10;
 const FILES: usize = 2;
 const PIECES: usize = 5;
 const CALLERS_MAX: usize = 5;
-/// About the virtual time of an fsync.
+/// The approximate virtual time of an fsync.
 const SPAN: Duration = Duration::from_micros(300);
 
-/// An image with files that have all their blocks, so that a write is an overwrite.
+/// An image with files whose blocks are all allocated, so that each write is an overwrite.
 static IMAGE: LazyLock<(MemDevice, [Ino; FILES])> = LazyLock::new(|| prepare().expect("an image in memory"));
 
 fn prepare() -> Result<(MemDevice, [Ino; FILES]), String> {
@@ -41,18 +41,18 @@ fn prepare() -> Result<(MemDevice, [Ino; FILES]), String> {
     Ok((device.view(), files))
 }
 
-/// The pieces of each file that writes have accepted, as bits. A later fsync or sync that succeeds
+/// By file: the pieces that writes have accepted, one bit each. A later fsync or sync that succeeds
 /// makes them durable.
 type Accepted = Arc<[AtomicU64; FILES]>;
 
-/// A file, the pieces that a successful call answered for, and the medium after it.
+/// A file, the pieces that a successful call has made durable, and the medium after the call.
 type Answered = (usize, u64, MemDevice);
 
-/// What makes the pieces durable.
+/// The call that makes the pieces durable.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Call {
     Fsync,
-    /// An fsync whose result another thread passes to the caller.
+    /// An asynchronous fsync: another thread passes the result to the caller.
     Later,
     Sync,
 }
@@ -104,7 +104,7 @@ fn body(seed: u64, syncs: bool) -> Result<Vec<Answered>, String> {
     let mut rng = SmallRng::seed_from_u64(seed);
     let stage = Stage::open(IMAGE.0.fork(), &stage::setup().mount, seed)?;
     let callers = rng.random_range(2..=CALLERS_MAX);
-    // A crowd waits in the queue of a group.
+    // More than three fsyncs at once wait in the queue of a group.
     let later = callers > 3 && !syncs;
     if !later && rng.random() {
         let nth = rng.random_range(0..4);
@@ -133,7 +133,7 @@ fn body(seed: u64, syncs: bool) -> Result<Vec<Answered>, String> {
     for thread in threads {
         answered.extend(thread.join().map_err(|_| "a caller panicked")?);
     }
-    // Its result does not matter: a flush that failed shuts the file system down.
+    // The result of the close does not matter: a flush that failed has shut the file system down.
     let _ = stage.fs.close();
     Ok(answered)
 }

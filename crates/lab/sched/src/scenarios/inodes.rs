@@ -1,6 +1,7 @@
-//! An inode that is not in memory, read by one thread while another one deletes it, links it, cuts
-//! it off or reads its extents; a punch beside a write that lets its file grow; and a truncate of
-//! many steps beside the end of its file.
+//! Races on one inode. A file is deleted while another thread reads its inode from the tree to
+//! change a time stamp. A thread reads a file's extents while writeback cuts one of them. A hole is
+//! punched while a write extends the file. A file loses its last name during the steps of its
+//! truncate.
 
 use super::stage::{self, Stage, text};
 use crate::run::Run;
@@ -19,15 +20,15 @@ use std::time::Duration;
 const BLOCK: u64 = kedge_base::BLOCK_SIZE as u64;
 /// Extents of a file whose truncate takes two steps.
 const EXTENTS: u64 = 600;
-/// Looks of a reader at the extents of a file.
+/// Number of times that a reader examines the extents of a file.
 const LOOKS: usize = 12;
-/// About the virtual time of an operation that reads.
+/// The approximate virtual time of an operation that reads.
 const SPAN: Duration = Duration::from_micros(400);
 
 struct Prepared {
     image: MemDevice,
     small: Ino,
-    /// Three blocks in one extent.
+    /// A file of three blocks in one extent.
     whole: Ino,
     scattered: Ino,
 }
@@ -35,7 +36,7 @@ struct Prepared {
 static IMAGE: LazyLock<Prepared> = LazyLock::new(|| prepare().expect("an image in memory"));
 
 fn prepare() -> Result<Prepared, String> {
-    // A block that has a checksum is not overwritten: a write cuts an extent in three.
+    // With checksums a block is not overwritten in place, so a write cuts an extent in three.
     let setup = Setup { checksums: true, ..stage::setup() };
     let device = Arc::new(SimDevice::new(setup.format()?));
     let fs = rig::open(&device, &Arc::new(ManualClock::default()), &setup)?;
@@ -68,7 +69,7 @@ fn is_gone(fs: &FileSystem, ino: Ino) -> Result<(), String> {
     }
 }
 
-/// A deleted file does not come back with the inode that another thread was reading.
+/// A deleted file does not reappear through the inode that another thread was reading.
 fn deleted(rng: &mut SmallRng, fs: &FileSystem, ino: Ino) -> Result<(), String> {
     let other = fs.clone();
     let touches = stage::start(rng, "touches", SPAN, move || touch(&other, ino))?;
@@ -79,7 +80,7 @@ fn deleted(rng: &mut SmallRng, fs: &FileSystem, ino: Ino) -> Result<(), String> 
     fs.sync().map_err(text("sync"))
 }
 
-/// A file without a hole never shows one, also while writeback cuts its extent in three.
+/// A file without a hole never shows one, even while writeback cuts its extent in three.
 fn cut_in_three(rng: &mut SmallRng, fs: &FileSystem, ino: Ino) -> Result<(), String> {
     let other = fs.clone();
     let overwrite = move || {
@@ -104,7 +105,7 @@ fn cut_in_three(rng: &mut SmallRng, fs: &FileSystem, ino: Ino) -> Result<(), Str
     overwrites.join().map_err(|_| "a thread panicked")?
 }
 
-/// The last name goes beside the steps of a truncate, and with the last pin the file is freed.
+/// The last name is removed during the steps of a truncate. Removing the last pin frees the file.
 fn cut_and_deleted(
     rng: &mut SmallRng,
     fs: &FileSystem,
@@ -128,7 +129,8 @@ fn cut_and_deleted(
     Ok(medium)
 }
 
-/// A punch beside a write to the same bytes, which lets the file grow, is before or after it.
+/// A punch and a concurrent write to the same bytes, which extends the file, take effect one after
+/// the other.
 fn punched(rng: &mut SmallRng, fs: &FileSystem, ino: Ino) -> Result<(), String> {
     let other = fs.clone();
     let punch = move || other.fallocate(ino, FallocateMode::PunchHole, 0, 2 * BLOCK).map_err(text("punch"));
@@ -139,12 +141,13 @@ fn punched(rng: &mut SmallRng, fs: &FileSystem, ino: Ino) -> Result<(), String> 
     let mut bytes = [0; 2 * BLOCK as usize];
     fs.read(ino, 0, &mut bytes).map_err(text("read"))?;
     match bytes.iter().any(|byte| *byte != bytes[0]) {
-        true => Err("a punch has removed a part of what a write beside it has written".into()),
+        true => Err("a punch has removed a part of a concurrent write".into()),
         false => Ok(()),
     }
 }
 
-/// Runs `act` on an open file system. It returns what a crash left, if it saw one, for fsck.
+/// Runs `act` on an open file system. If `act` returns the medium after a crash, fsck checks it,
+/// too.
 fn play_with(
     seed: u64,
     plan: &Plan,
@@ -160,24 +163,24 @@ fn play_with(
     stage::play(seed, plan, body, |media| media.into_iter().flatten().try_for_each(rig::fsck))
 }
 
-/// An inode that is deleted while it is read.
+/// Scenario: an inode is deleted while it is read.
 pub fn play_deleted(seed: u64, plan: &Plan) -> Run {
     play_with(seed, plan, |rng, stage| deleted(rng, &stage.fs, IMAGE.small).map(|()| None))
 }
 
-/// A file that loses its name beside the steps of its truncate.
+/// Scenario: a file loses its last name during the steps of its truncate.
 pub fn play_truncated(seed: u64, plan: &Plan) -> Run {
     play_with(seed, plan, |rng, stage| {
         cut_and_deleted(rng, &stage.fs, &stage.device, IMAGE.scattered).map(Some)
     })
 }
 
-/// A punch beside a write.
+/// Scenario: a punch and a concurrent write.
 pub fn play_punched(seed: u64, plan: &Plan) -> Run {
     play_with(seed, plan, |rng, stage| punched(rng, &stage.fs, IMAGE.small).map(|()| None))
 }
 
-/// Readers of a file's extents beside their change.
+/// Scenario: a thread reads a file's extents while another one changes them.
 pub fn play_extents(seed: u64, plan: &Plan) -> Run {
     play_with(seed, plan, |rng, stage| cut_in_three(rng, &stage.fs, IMAGE.whole).map(|()| None))
 }

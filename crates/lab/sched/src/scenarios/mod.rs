@@ -1,5 +1,5 @@
-//! What runs on the machine: a few threads with a few operations each, and the judge of what they
-//! answered and of what they left.
+//! The programs that run on the machine: a few threads with a few operations each, and the judge of
+//! their results and of what they left.
 
 mod close;
 mod forks;
@@ -36,7 +36,7 @@ pub const ALL: &[Scenario] = &[
     Scenario { name: "punched", play: inodes::play_punched },
 ];
 
-/// The scenario of this name.
+/// Returns the scenario of this name.
 pub fn named(name: &str) -> Option<&'static Scenario> {
     ALL.iter().find(|scenario| scenario.name == name)
 }

@@ -1,9 +1,9 @@
 //! Small random programs: two to four threads with a few operations each on few names and files,
-//! beside a checkpoint, a sync, a freeze or an eviction, judged by the reference model and, at
-//! random moments, by the crash oracle.
+//! and a thread that checkpoints, syncs, freezes or evicts. The reference model judges the results,
+//! and the crash oracle judges crashes at random moments.
 //!
-//! Operations on data name files by handles: a path is resolved before the operation, and a rename
-//! between the two would be no fault.
+//! Operations on data name files by handles. A path would be resolved before the operation, and a
+//! rename between the two would be no fault.
 
 use super::stage::{self, Stage, text};
 use crate::history::{Calls, Crash, Recorder};
@@ -23,10 +23,10 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 const NAMES: [&str; 4] = ["a", "b", "c", "d"];
-/// Files that are there at the start, each with a handle of its number.
+/// Number of files that exist at the start. Each has a handle of its number.
 const FILES: u8 = 3;
 const CRASHES: usize = 2;
-/// About the virtual time of a run.
+/// The approximate virtual time of a run.
 const SPAN: Duration = Duration::from_millis(1);
 
 static IMAGE: LazyLock<MemDevice> = LazyLock::new(|| {
@@ -34,7 +34,7 @@ static IMAGE: LazyLock<MemDevice> = LazyLock::new(|| {
     rig::format(setup.image, setup.log).expect("an image in memory can be formatted")
 });
 
-/// What one thread does, beside the others.
+/// What the additional thread does while the others run.
 #[derive(Clone, Copy, Debug)]
 enum Beside {
     Checkpoint,
@@ -73,7 +73,7 @@ fn program(seed: u64) -> Program {
     if rng.random() {
         before.push(Op::Sync);
     }
-    // The judge looks at each order of the operations: few operations, few orders.
+    // The judge examines each order of the operations, so their number is small.
     let (count, most) = [(2, 3), (2, 4), (3, 2), (4, 1)][rng.random_range(0..4)];
     let mut number = 0;
     let mut ops =
@@ -93,10 +93,10 @@ fn program(seed: u64) -> Program {
     };
     let crashes = (0..CRASHES).map(|_| crash()).collect();
     let setup = stage::setup().switched(rng.random());
-    // Its image has the same format, whatever the switches say.
+    // The image of all programs has one format, whatever the switches choose.
     let mut setup = Setup { checksums: false, ..setup };
     if rng.random_ratio(1, 3) {
-        // The flushers work, too.
+        // With a short interval the flushers write back during the run, too.
         setup.mount.commit = Duration::from_millis(rng.random_range(1..5));
     }
     Program { setup, before, threads, beside, crashes, disk: rng.random() }
@@ -175,7 +175,7 @@ fn body(seed: u64) -> Result<Left, String> {
             return Err(format!("{op:?}: {outcome:?}"));
         }
     }
-    // The oracle begins with what is durable.
+    // The oracle assumes that the state at the start is durable.
     stage.fs.sync().map_err(text("sync"))?;
     let mut rng = SmallRng::seed_from_u64(disk);
     start.forget_atimes();

@@ -1,5 +1,5 @@
-//! A replacement of the first tree beside callers that create and read: an inode number that a
-//! caller got names the file for which the caller got it, or none.
+//! The first tree is replaced while callers create and read files: an inode number that a caller
+//! got refers to the file for which the caller got it, or to none.
 
 use super::stage::{self, Stage, text};
 use crate::run::{Run, explore};
@@ -15,14 +15,15 @@ use rand::rngs::SmallRng;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-/// Files that a caller creates in the first tree, of mode 0600.
+/// Number of files, of mode 0600, that a caller creates in the first tree.
 const CREATED: u32 = 3;
-/// Their mode in the tree that replaces it. Those files have the numbers of the created ones.
+/// Mode of the files in the tree that replaces it. They have the same inode numbers as the created
+/// ones.
 const OTHER_MODE: u32 = 0o644;
-/// About the virtual time of a replacement.
+/// The approximate virtual time of a replacement.
 const SPAN: Duration = Duration::from_millis(2);
 
-/// An image with a fork `t` of the empty first tree, in which the next inode numbers are taken.
+/// An image with a fork `t` of the empty first tree. In `t` the next inode numbers are in use.
 static IMAGE: LazyLock<MemDevice> = LazyLock::new(|| prepare().expect("an image in memory"));
 
 fn prepare() -> Result<MemDevice, String> {
@@ -37,7 +38,7 @@ fn prepare() -> Result<MemDevice, String> {
     Ok(device.view())
 }
 
-/// The permissions of an inode; `None` if the number names none.
+/// Returns the permissions of an inode, or `None` if the number refers to none.
 fn mode(fs: &FileSystem, ino: Ino) -> Option<u32> {
     fs.getattr(ino).ok().map(|attr| attr.mode & 0o7777)
 }

@@ -1,5 +1,5 @@
-//! Reservations of a small log beside one another: each is granted in the end, though no checkpoint
-//! helps, and all bytes are accounted for.
+//! Concurrent reservations of a small log: each is granted in the end without a checkpoint, and all
+//! bytes are accounted for.
 
 use super::stage;
 use crate::run::{Config, Run, explore, run};
@@ -17,7 +17,7 @@ const RING_BLOCKS: u64 = 128;
 const THREADS: usize = 3;
 const TURNS: usize = 3;
 const RECORD: usize = 100;
-/// About the virtual time of a thread's work.
+/// The approximate virtual time of a thread's work.
 const SPAN: Duration = Duration::from_micros(60);
 
 struct NoData;
@@ -44,7 +44,7 @@ fn open() -> Arc<Log> {
     Log::new(device, Arc::new(SystemClock::default()), Arc::new(NoData), config)
 }
 
-/// What one thread does: it reserves most of the log, and appends or gives everything back.
+/// The work of one thread: it reserves most of the log, and appends or returns everything.
 fn work(log: &Log, seed: u64) -> Result<u64> {
     let mut rng = SmallRng::seed_from_u64(seed);
     let mut appended = 0;

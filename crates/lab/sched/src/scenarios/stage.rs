@@ -13,21 +13,21 @@ use rand::rngs::SmallRng;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// An image that is small enough to be checked thousands of times.
+/// The setup for an image that is small enough to be checked thousands of times.
 pub fn setup() -> Setup {
     let mount =
         MountOptions { commit: Duration::from_secs(3600), cache_size: 2 << 20, ..MountOptions::default() };
     Setup { image: 16 << 20, log: 1 << 20, mount, ..Setup::default() }
 }
 
-/// An open file system on the machine.
+/// A file system that is open on the machine, and its device.
 pub struct Stage {
     pub device: Arc<SimDevice>,
     pub fs: FileSystem,
 }
 
-/// Starts a thread that begins at a random moment of the first `span`, or at once: threads that all
-/// begin together meet in the same places only.
+/// Starts a thread that begins at once, or at a random moment within `span`. If all threads began
+/// at once, they would meet only in a few places.
 pub fn start<T: Send + 'static>(
     rng: &mut SmallRng,
     name: &str,
@@ -47,8 +47,8 @@ pub fn text(what: &str) -> impl Fn(kedgefs::Error) -> String {
 }
 
 impl Stage {
-    /// Called by the first thread of the machine. The strategy begins to choose when the file
-    /// system is open.
+    /// Opens the image. Must be called by the first thread of the machine. The strategy begins to
+    /// choose when the file system is open.
     pub fn open(image: MemDevice, mount: &MountOptions, seed: u64) -> Result<Stage, String> {
         let device = Arc::new(SimDevice::new(image));
         device.stop_recording();
@@ -64,7 +64,7 @@ impl Stage {
         Ok(Stage { device, fs })
     }
 
-    /// Closes the file system; its image is clean then.
+    /// Closes the file system and returns its clean image.
     pub fn close(self) -> Result<MemDevice, String> {
         explore(false);
         self.fs.close().map_err(text("close"))?;
@@ -73,7 +73,7 @@ impl Stage {
     }
 }
 
-/// Runs the body on a machine, and the judge outside of it, on what the body returned.
+/// Runs `body` on a machine, then, outside of the machine, `judge` on the result of `body`.
 pub fn play<T: Send + 'static>(
     seed: u64,
     plan: &Plan,
@@ -93,7 +93,7 @@ pub fn play<T: Send + 'static>(
     run
 }
 
-/// Opens an image as after a crash, outside of the machine, once fsck has found nothing in it.
+/// Opens an image after a crash, outside of the machine, if fsck has found nothing in it.
 pub fn recovered(medium: MemDevice, setup: &Setup) -> Result<FileSystem, String> {
     rig::fsck(medium.fork())?;
     let device = Arc::new(SimDevice::new(medium));

@@ -1,11 +1,10 @@
-//! The machine: threads of the operating system, of which the one with the lowest virtual time
-//! runs.
+//! The machine: threads of the operating system. The thread with the lowest virtual time runs.
 //!
 //! # Invariants
 //! 1. The thread named by `turn` runs; all others are parked, have not begun, or have ended.
-//! 2. What a thread does after a call of the machine happens at its virtual time at that moment: no
-//!    other thread, and no event, is earlier. So a load sees each store that was earlier, and a
-//!    lock is taken from its acquisition until its release.
+//! 2. When a call of the machine returns, no other thread and no event has an earlier virtual time
+//!    than the caller. So a load sees each store that was earlier, and a lock is taken from its
+//!    acquisition until its release.
 //! 3. With fixed or learnt costs nothing depends on the real clock.
 
 use super::Computing;
@@ -26,12 +25,12 @@ use std::time::Duration;
 
 const NONE: usize = usize::MAX;
 
-/// What the machine itself takes inside of a stretch, in nanoseconds.
+/// The machine's own time that a measured stretch contains, in nanoseconds.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct Overhead {
-    /// A point that ends a stretch.
+    /// With a point that ends the stretch.
     pub point: u64,
-    /// A call that does not.
+    /// With a call that does not end the stretch.
     pub aside: u64,
 }
 
@@ -54,7 +53,7 @@ impl Clockwork {
         Clockwork {
             turn: AtomicUsize::new(0),
             state: Mutex::new(State::new(hardware)),
-            // Which of the learnt costs a stretch gets. A fixed seed repeats a run.
+            // Chooses among the learnt costs of a stretch. The fixed seed makes a run repeatable.
             rng: Mutex::new(SmallRng::seed_from_u64(1)),
             own: Mutex::default(),
             why: Mutex::default(),
@@ -72,7 +71,7 @@ impl Clockwork {
         if self.measures() { monotonic() } else { 0 }
     }
 
-    /// Ends the stretch of the thread.
+    /// Ends the thread's stretch and charges its cost.
     fn charge(&self, state: &mut State, me: usize, what: What, entered: u64) {
         state.steps += 1;
         let (from, to) = stretch::points(what);
@@ -92,7 +91,7 @@ impl Clockwork {
         state.spend(me, Kind::Computing, None, nanos);
     }
 
-    /// The machine's call is over, and the thread computes again.
+    /// Returns from a call of the machine: the next stretch of the thread begins.
     fn leave_call(&self, state: MutexGuard<'_, State>) {
         drop(state);
         if self.measures() {
@@ -107,7 +106,7 @@ impl Clockwork {
         }
     }
 
-    /// Gives the turn to the thread that is the earliest. Returns when `me` has it again.
+    /// Gives the turn to the thread with the earliest virtual time. Returns when `me` has it again.
     fn pass(&self, mut state: MutexGuard<'_, State>, me: usize) {
         let next = state.next();
         if next == Some(me) {
@@ -142,9 +141,9 @@ impl Clockwork {
         }
     }
 
-    /// [`Clockwork::pass`], and then takes the cache line of that address. The line is taken at the
-    /// thread's virtual time: taken before the turn is passed on, it would delay threads that come
-    /// to it earlier.
+    /// [`Clockwork::pass`], then takes the cache line of `address`. It takes the line at the
+    /// thread's virtual time. If it took the line before it passes the turn on, threads that use
+    /// the line earlier would be delayed.
     fn pass_and_touch(&self, state: MutexGuard<'_, State>, me: usize, address: usize) {
         self.pass(state, me);
         let mut state = self.state.lock();
@@ -156,8 +155,8 @@ impl Clockwork {
         self.why.lock().get_or_insert(why);
     }
 
-    /// After a failure the thread stays parked: what it would do by unwinding is nothing that a
-    /// program does.
+    /// Returns when the thread has the turn. After a failure it stays parked: unwinding would make
+    /// calls that no program makes.
     fn await_turn(&self, me: usize) {
         while self.turn.load(SeqCst) != me {
             if self.turn.load(SeqCst) == NONE && self.state.lock().ended(me) {
@@ -189,7 +188,7 @@ impl Clockwork {
         }
     }
 
-    /// Time that the calling thread computes.
+    /// Lets virtual time pass for the calling thread, as computing.
     pub(super) fn compute(&self, me: usize, time: Duration) {
         let mut state = self.state.lock();
         state.spend(me, Kind::Computing, None, time.as_nanos() as u64);
@@ -197,8 +196,8 @@ impl Clockwork {
         self.pass(state, me);
     }
 
-    /// The profile since the last call, and how much of it was computing between points that the
-    /// table had not seen.
+    /// Returns the profile since the last call, and how much of its computing was between points
+    /// that the table does not know.
     pub(super) fn mark(&self) -> (Profile, Duration) {
         let mut state = self.state.lock();
         let unknown = std::mem::take(&mut state.unknown);
@@ -215,7 +214,7 @@ impl Clockwork {
     }
 }
 
-/// What a run took of the real machine.
+/// What a run took on the real machine.
 #[derive(Clone, Copy, Debug)]
 pub struct Account {
     pub steps: u64,
@@ -231,8 +230,8 @@ impl Machine for Clockwork {
         let entered = self.entered();
         let mut state = self.state.lock();
         match what {
-            // What comes before was charged when the lock was released, the waiter woken, or the
-            // thread added.
+            // The computing before this step was charged when the lock was released, the waiter
+            // woken, or the thread added.
             Step::Unlock | Step::Notify | Step::Spawn => return self.leave_aside(state, entered),
             Step::Spin => {
                 stretch::points(What::Step);
@@ -259,7 +258,7 @@ impl Machine for Clockwork {
         let entered = self.entered();
         let mut state = self.state.lock();
         if !writes {
-            // A load is not a point at which the turn goes on: it reads at most one stretch early.
+            // A load does not pass the turn on. So it reads a value at most one stretch too early.
             state.touch(me, address, false, stretch::site());
             return self.leave_aside(state, entered);
         }

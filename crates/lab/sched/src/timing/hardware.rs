@@ -1,4 +1,4 @@
-//! What depends on the number of processors, and what it costs on this machine.
+//! The number of processors, and the costs that depend on it.
 
 use super::stretch::monotonic;
 use kedge_base::{SystemClock, pause, spawn_named};
@@ -8,27 +8,27 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
 
-/// Times in nanoseconds. Each is measured on this machine, but for the quantum and the tick, which
-/// are the kernel's.
+/// Times in nanoseconds. Each is measured on this machine, except for the quantum and the tick,
+/// which are the kernel's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Hardware {
     pub processors: usize,
-    /// A processor goes from one thread to another, or a thread to sleep.
+    /// Switching a processor to another thread, or putting a thread to sleep.
     pub switch: u64,
     /// The system call that wakes a thread.
     pub wake: u64,
     /// From the wake-up until the thread runs on an idle processor.
     pub wake_latency: u64,
-    /// A cache line comes from another processor.
+    /// Fetching a cache line from another processor.
     pub transfer: u64,
-    /// One look of a thread that spins.
+    /// One check by a thread that spins.
     pub look: u64,
-    /// How long a lock's waiter spins before it sleeps.
+    /// Time for which a lock's waiter spins before it sleeps.
     pub spin: u64,
-    /// How long a thread keeps its processor while others are ready.
+    /// Time for which a thread keeps its processor while others are ready.
     pub quantum: u64,
-    /// How often the wall clock advances. Time stamps of files change no more often than that, so a
-    /// finer clock would have more of them logged than the real machine logs.
+    /// Interval at which the wall clock advances. Time stamps of files change at most once in it.
+    /// With a finer clock more of them would be logged than on the real machine.
     pub tick: u64,
 }
 
@@ -48,37 +48,38 @@ impl Hardware {
         }
     }
 
-    /// With costs that were measured before, in the order of [`Hardware::costs`].
+    /// A machine whose costs were measured before, in the order of [`Hardware::costs`].
     pub fn with_costs(processors: usize, costs: [u64; 6]) -> Hardware {
         let [switch, wake, wake_latency, transfer, look, spin] = costs;
         let (quantum, tick) = (slice(processors), tick());
         Hardware { processors, switch, wake, wake_latency, transfer, look: look.max(1), spin, quantum, tick }
     }
 
-    /// What was measured.
+    /// Returns the measured costs, without the quantum and the tick.
     pub fn costs(&self) -> [u64; 6] {
         [self.switch, self.wake, self.wake_latency, self.transfer, self.look, self.spin]
     }
 
-    /// The same costs with another number of processors.
+    /// Returns the same costs with another number of processors.
     pub fn with_processors(self, processors: usize) -> Hardware {
         Hardware { processors, quantum: slice(processors), ..self }
     }
 
-    /// Measures this machine, which needs at least two processors. Others may use it meanwhile:
-    /// each cost is one of the shortest of many short measurements.
+    /// Measures this machine, which needs at least two processors. Other programs may run
+    /// meanwhile, since each cost is taken from the shortest of many short measurements.
     pub fn measure() -> std::io::Result<Hardware> {
         let (wake, wake_latency) = wake_up(Places::Two)?;
         let (_, both) = wake_up(Places::One)?;
         Ok(Hardware {
             processors: 1,
-            // On one processor the woken thread runs as soon as the waker sleeps.
+            // On one processor the woken thread runs as soon as the waker sleeps, so the latency is
+            // that of a switch.
             switch: both,
             wake,
             wake_latency,
             transfer: line_transfer()?,
             look: per_call(1000, std::hint::spin_loop),
-            // A yield to another program would last as long as its slice.
+            // The minimum, since a yield to another program lasts as long as that program's slice.
             spin: (0..2000).map(|_| spun_before_sleep()).min().unwrap_or(0),
             quantum: slice(1),
             tick: tick(),
@@ -103,7 +104,8 @@ impl fmt::Display for Hardware {
     }
 }
 
-/// Linux's base slice (`sysctl_sched_base_slice`, 0.7 ms), scaled by the processors as it does.
+/// Linux's base slice (`sysctl_sched_base_slice`, 0.7 ms), scaled with the number of processors as
+/// Linux does.
 fn slice(processors: usize) -> u64 {
     700_000 * (1 + u64::from(processors.clamp(1, 8).ilog2()))
 }
@@ -112,8 +114,8 @@ fn tick() -> u64 {
     (SystemClock::tick().as_nanos() as u64).max(1)
 }
 
-/// The twentieth part of all samples is below. Other programs on the machine make most of them
-/// longer, and a single one may be short by accident.
+/// Returns the value below which a twentieth of the samples lies. Other programs on the machine
+/// make most samples longer, and a single one may be short by accident.
 fn undisturbed(mut samples: Vec<u64>) -> u64 {
     samples.sort_unstable();
     samples.get(samples.len() / 20).copied().unwrap_or(0)
@@ -128,8 +130,7 @@ fn per_call(calls: u64, call: impl Fn()) -> u64 {
     undisturbed((0..100).map(|_| sample()).collect()).max(1)
 }
 
-/// What parking_lot does with a lock that is taken before it sleeps: 2, 4 and 8 looks, then seven
-/// times the processor to another thread.
+/// Does what parking_lot does before it sleeps for a lock: 2, 4 and 8 pauses, then seven yields.
 fn spun_before_sleep() -> u64 {
     let start = monotonic();
     for round in 1..=3 {
@@ -145,7 +146,7 @@ enum Places {
     Two,
 }
 
-/// Puts the calling thread on one real processor of those that the process may use.
+/// Pins the calling thread to one of the processors that the process may use.
 fn pin(which: usize) -> std::io::Result<()> {
     use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
     let allowed = sched_getaffinity(None)?;
@@ -158,8 +159,8 @@ fn pin(which: usize) -> std::io::Result<()> {
     Ok(sched_setaffinity(None, &one)?)
 }
 
-/// Two threads wake each other in turns: what the call takes, and the time from its end until the
-/// other thread runs.
+/// Two threads alternately wake each other. Returns the time of the call that wakes, and the time
+/// from its end until the other thread runs.
 fn wake_up(places: Places) -> std::io::Result<(u64, u64)> {
     const TURNS: u64 = 4000;
     let slot = Arc::new((Mutex::new(0u64), Condvar::new(), AtomicU64::new(0)));
@@ -176,11 +177,11 @@ fn wake_up(places: Places) -> std::io::Result<(u64, u64)> {
                     continue;
                 }
                 *turn += 1;
-                // The other one sleeps by now, and its processor may, too.
+                // By now the other thread sleeps, and its processor may sleep, too.
                 parking_lot::MutexGuard::unlocked(&mut turn, || pause(Duration::from_micros(30)));
                 let start = monotonic();
                 slot.2.store(start, SeqCst);
-                // If the other one is not asleep yet, the call wakes nothing and costs little.
+                // If the other thread does not sleep yet, the call wakes nothing and costs little.
                 if parking_lot::MutexGuard::unlocked(&mut turn, || slot.1.notify_one()) {
                     calls.push(monotonic() - start);
                 }
@@ -200,7 +201,7 @@ fn wake_up(places: Places) -> std::io::Result<(u64, u64)> {
     Ok((call, undisturbed(latencies).saturating_sub(call)))
 }
 
-/// Two processors change one line in turns.
+/// Two processors alternately change one cache line.
 fn line_transfer() -> std::io::Result<u64> {
     const TURNS: u64 = 2000;
     const ROUNDS: usize = 40;
@@ -214,7 +215,8 @@ fn line_transfer() -> std::io::Result<u64> {
                 let start = monotonic();
                 for turn in round * TURNS..(round + 1) * TURNS {
                     if turn % 2 == me {
-                        // Lets the other one run if both are on a processor that others use.
+                        // Other programs may use these processors, so the thread periodically lets
+                        // the other one run.
                         let mut looks = 0u32;
                         while line.compare_exchange(turn, turn + 1, SeqCst, SeqCst).is_err() {
                             looks += 1;

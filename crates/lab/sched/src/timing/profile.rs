@@ -1,4 +1,4 @@
-//! Where virtual time went.
+//! How threads spent virtual time.
 
 use std::collections::HashMap;
 use std::panic::Location;
@@ -7,11 +7,11 @@ use std::time::Duration;
 /// What a thread does with its time.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Kind {
-    /// The engine's and the load's own work.
+    /// Does the engine's or the load's own work.
     Computing,
-    /// Ready, and no processor is free.
+    /// Is ready, but no processor is free.
     RunQueue,
-    /// From the wake-up to the first instruction, on an idle processor.
+    /// Is woken, but has not begun to run on its idle processor.
     WakeUp,
     /// Puts threads to sleep, wakes them, and switches between them.
     Switch,
@@ -19,7 +19,7 @@ pub enum Kind {
     CacheLine,
     /// Spins or sleeps until a lock is free.
     Lock,
-    /// Looks again and again at what another thread must change.
+    /// Checks again and again what another thread must change.
     Spin,
     /// Sleeps until another thread wakes it.
     Condition,
@@ -46,12 +46,12 @@ impl Kind {
     }
 }
 
-/// Time of one kind, at one place of the source, of the threads with one name.
+/// The time of one kind, at one place of the source code, of all threads with one name.
 #[derive(Clone, Debug)]
 pub struct Row {
     pub thread: String,
     pub kind: Kind,
-    /// Computing has no place.
+    /// The place in the source code; `None` for computing, the run queue, wake-ups and switches.
     pub site: Option<&'static Location<'static>>,
     pub count: u64,
     pub time: Duration,
@@ -59,25 +59,25 @@ pub struct Row {
 
 type Key = (usize, Kind, Option<&'static Location<'static>>);
 
-/// See the module. The longest time is first.
+/// See the module. The row with the longest time is first.
 #[derive(Clone, Default, Debug)]
 pub struct Profile {
     pub rows: Vec<Row>,
 }
 
 impl Profile {
-    /// The time of the threads with that name.
+    /// The time of this kind of all threads with this name.
     pub fn time(&self, thread: &str, kind: Kind) -> Duration {
         self.rows.iter().filter(|row| row.thread == thread && row.kind == kind).map(|row| row.time).sum()
     }
 
-    /// The time of all threads.
+    /// The time of this kind of all threads.
     pub fn total(&self, kind: Kind) -> Duration {
         self.rows.iter().filter(|row| row.kind == kind).map(|row| row.time).sum()
     }
 }
 
-/// Sums while the machine runs.
+/// The sums that the running machine collects.
 #[derive(Default, Debug)]
 pub(super) struct Sums {
     sums: HashMap<Key, (u64, u64)>,
@@ -85,7 +85,7 @@ pub(super) struct Sums {
 }
 
 impl Sums {
-    /// The number of a name.
+    /// Returns the number of a name, a new one for a new name.
     pub fn name(&mut self, name: &str) -> usize {
         self.names.iter().position(|known| known == name).unwrap_or_else(|| {
             self.names.push(name.to_owned());

@@ -1,4 +1,4 @@
-//! One body on a machine of its own.
+//! Runs a body on a machine of its own.
 
 use super::Computing;
 use super::clockwork::{Account, Clockwork, Overhead};
@@ -13,35 +13,35 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-/// The longest real time between two steps: far above what a busy machine needs for one.
+/// Limit of real time between two steps: far more than a busy machine needs for one.
 const HANG: Duration = Duration::from_secs(60);
 
 thread_local! {
-    /// The machine of a first thread.
+    /// The machine whose first thread this is.
     static MINE: RefCell<Option<Arc<Clockwork>>> = const { RefCell::new(None) };
 }
 
-/// What the body returned, and what the run took.
+/// What the body returned, and the account of the run.
 #[derive(Debug)]
 pub struct Timed<T> {
     pub result: T,
     pub account: Account,
 }
 
-/// Lets the calling thread compute for that time, in virtual time alone. Called by the first thread
-/// of a machine or by a thread that it passed the machine to.
+/// Lets the calling thread compute for that time, in virtual time only. Must be called by the first
+/// thread of a machine, or by a thread that got the machine from it.
 pub fn compute(machine: &Clockwork, time: Duration) {
     machine.compute(machine::thread_number().expect("a thread of a machine"), time);
 }
 
-/// The profile since the last call, and how much of its computing was between points that the
-/// table had not seen. Called by the first thread of a machine.
+/// Returns the profile since the last call, and how much of its computing was between points that
+/// the table does not know. Must be called by the first thread of a machine.
 pub fn mark() -> (Profile, Duration) {
     MINE.with_borrow(|machine| machine.as_ref().expect("the first thread of a machine").mark())
 }
 
-/// Runs `body` as the first thread of a machine. Returns when all its threads have ended. An error:
-/// they never will, and stay parked for the rest of the process; or the body panicked.
+/// Runs `body` as the first thread of a machine. Returns when all its threads have ended. Fails if
+/// the body panicked, or if threads will never end; those stay parked for the rest of the process.
 pub fn run<T: Send + 'static>(
     hardware: Hardware,
     computing: Computing,
@@ -78,8 +78,8 @@ fn run_with<T: Send + 'static>(
     Ok(Timed { result, account })
 }
 
-/// What a point costs inside of the stretches that it separates, measured once: a loop of points
-/// with nothing between them.
+/// Measures once how much of a point's cost lies in the stretches that it separates: a loop of
+/// points with nothing between them.
 fn overhead() -> Result<Overhead, String> {
     const CALLS: usize = 20_000;
     static KNOWN: OnceLock<Result<Overhead, String>> = OnceLock::new();
@@ -104,7 +104,7 @@ fn overhead() -> Result<Overhead, String> {
         let (points, asides, loads) = ran.result;
         let nanos =
             |profile: &Profile| profile.total(super::Kind::Computing).as_nanos() as u64 / CALLS as u64;
-        // What is left of the loads after the time that they set aside.
+        // The time of each load that `stretch::aside` has not subtracted.
         let (point, aside) = (nanos(&points), nanos(&asides).min(loads / CALLS as u64));
         Ok(Overhead { point, aside })
     };

@@ -1,9 +1,10 @@
-//! Processors, the run queue, and what happens at which moment of virtual time.
+//! Processors, the run queue, and the events of virtual time.
 //!
 //! # Model
-//! One run queue for all processors, first in first out: the balance of the operating system is
-//! assumed to be perfect. A woken thread takes an idle processor, its last one if it can, and
-//! preempts no other. A thread that has used its slice while others are ready goes to the end.
+//! There is one run queue for all processors, first in first out: the operating system is assumed
+//! to balance perfectly. A woken thread takes an idle processor, its last one if possible, and
+//! preempts no other thread. A thread that has used its slice while others are ready goes to the
+//! end of the queue.
 
 use super::hardware::Hardware;
 use super::profile::{Kind, Sums};
@@ -13,7 +14,7 @@ use std::thread::Thread;
 
 pub(super) type Site = Option<&'static Location<'static>>;
 
-/// What wakes a thread.
+/// The object for which a thread sleeps.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) enum On {
     Place(usize),
@@ -23,9 +24,10 @@ pub(super) enum On {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Status {
-    /// On a processor; `time` says when.
+    /// On this processor; `time` is its virtual time.
     Runs(usize),
-    /// On a processor, until the lock is free or the thread sleeps for it.
+    /// On a processor: spins for a lock, until it is free or the thread goes to sleep. Lock,
+    /// processor.
     SpinsFor(usize, usize),
     /// Has no processor.
     Ready,
@@ -36,12 +38,12 @@ pub(super) enum Status {
 pub(super) struct Slot {
     pub name: usize,
     pub status: Status,
-    /// Its own virtual time: when it last did something, or will next.
+    /// Its virtual time: that of its last action, or of its next one if that lies ahead.
     pub time: u64,
-    /// When it got its processor.
+    /// The time at which it got its processor.
     pub on_since: u64,
     pub last_processor: usize,
-    /// Counts its waits, so that an old timer is known.
+    /// Number of its waits, which distinguishes the timer of this wait from earlier ones.
     pub waits: u64,
     pub waits_since: u64,
     pub waits_as: (Kind, Site),
@@ -49,16 +51,17 @@ pub(super) struct Slot {
     pub shared: bool,
     pub looks: u32,
     pub spun: u64,
-    /// Known when it has begun.
+    /// The thread's handle, once it has begun.
     pub thread: Option<Thread>,
 }
 
 enum Event {
     /// The thread becomes ready.
     Ready(usize),
-    /// Its wait, of this number, is over by time.
+    /// The time limit of the thread's wait with this number is over.
     Late(usize, u64),
-    /// It spun long enough for the lock, and sleeps.
+    /// In its wait with this number the thread has spun for the lock long enough, and goes to
+    /// sleep.
     Parks(usize, u64),
 }
 
@@ -68,24 +71,25 @@ struct Processor {
     free_at: u64,
 }
 
-/// The processors that have a cache line.
+/// The state of a cache line.
 #[derive(Default)]
 struct Line {
     owner: Option<usize>,
     /// Processors with a copy, one bit each.
     copies: u64,
-    /// When the last change is complete.
+    /// The time at which the last change is complete.
     busy_until: u64,
 }
 
 const LINE: usize = 64;
-/// Then all lines are forgotten, so that a long run does not fill the memory.
+/// Limit of known cache lines. Beyond it all are forgotten, so that a long run does not fill the
+/// memory.
 const LINES_MAX: usize = 1 << 20;
-/// The most that the time between two looks grows to, in looks.
+/// Limit of the time between two checks of a spinning thread, in units of one check.
 const LOOKS_MAX: u64 = 16;
 /// Pauses of parking_lot before it yields the processor.
 const PAUSES: u64 = 2 + 4 + 8;
-/// Looks after which a spinning thread offers its processor to others, as `btree::sync::relax`.
+/// Checks after which a spinning thread yields its processor, as `btree::sync::relax` does.
 const LOOKS_UNTIL_YIELD: u64 = 64;
 
 pub(super) struct State {
@@ -104,7 +108,7 @@ pub(super) struct State {
 }
 
 impl State {
-    /// One thread, 0, which runs.
+    /// A machine with one thread, number 0, which runs.
     pub fn new(hardware: Hardware) -> State {
         let mut processors: Vec<Processor> = Vec::new();
         processors.resize_with(hardware.processors, Processor::default);
@@ -153,7 +157,7 @@ impl State {
         self.events.insert((time, self.event), event);
     }
 
-    /// The thread becomes ready at that time.
+    /// Lets the thread become ready at that time.
     pub fn start(&mut self, thread: usize, time: u64) {
         self.at(time, Event::Ready(thread));
     }
@@ -164,14 +168,14 @@ impl State {
         self.sums.add(slot.name, kind, site, nanos);
     }
 
-    /// The thread that acts next. `None`: nothing will ever happen again.
+    /// Returns the thread that acts next, or `None` if nothing will ever happen again.
     pub fn next(&mut self) -> Option<usize> {
         loop {
             let runs = |(i, slot): (usize, &Slot)| match slot.status {
                 Status::Runs(_) => Some((slot.time, i)),
                 _ => None,
             };
-            // Few processors, many threads: only those on a processor are looked at.
+            // There may be many threads, so only those on a processor are examined.
             let on = self.processors.iter().filter_map(|processor| processor.thread);
             let first = on.filter_map(|i| runs((i, &self.threads[i]))).min();
             let event = self.events.first_key_value().map(|((time, _), _)| *time);
@@ -220,7 +224,7 @@ impl State {
         }
     }
 
-    /// The wait of a thread is over at `time`: it needs a processor.
+    /// Ends the wait of a thread at `time`: it needs a processor.
     fn awake(&mut self, thread: usize, time: u64) {
         let slot = &mut self.threads[thread];
         let (kind, site) = slot.waits_as;
@@ -258,7 +262,7 @@ impl State {
         slot.last_processor = processor;
     }
 
-    /// The processor takes the next thread of the queue.
+    /// Takes the processor from its thread and gives it to the next one of the queue.
     fn release(&mut self, processor: usize, time: u64) {
         let free = time + self.hardware.switch;
         self.processors[processor].thread = None;
@@ -300,8 +304,8 @@ impl State {
         self.release(processor, time);
     }
 
-    /// A lock was taken: spins for it if no other thread sleeps for it already, as parking_lot
-    /// does.
+    /// Waits for a lock that is taken: spins if no thread sleeps for the lock yet, as parking_lot
+    /// does, and otherwise sleeps.
     pub fn wait_for_lock(&mut self, me: usize, place: usize, shared: bool, site: Site) {
         self.threads[me].shared = shared;
         if self.hardware.spin == 0 || self.sleepers.contains_key(&On::Lock(place)) {
@@ -311,15 +315,17 @@ impl State {
         let waits = self.waits(me, Kind::Lock, site);
         let slot = &mut self.threads[me];
         slot.status = Status::SpinsFor(place, processor);
-        // Where other threads are ready, yielding to them is as good as sleeping.
+        // If other threads are ready, the yields after the pauses give them the processor, as
+        // sleeping does.
         let pauses = PAUSES * self.hardware.look;
         let spin = if self.queue.is_empty() { self.hardware.spin } else { pauses.min(self.hardware.spin) };
         let until = slot.time + spin;
         self.at(until, Event::Parks(me, waits));
     }
 
-    /// The lock is free. Those that spin for it look at once; of those that sleep the first is
-    /// woken, and with a reader the readers after it.
+    /// Lets threads continue after a lock was released. Threads that spin for it continue at once.
+    /// The first sleeping thread is woken, and if it is a reader, also the readers directly after
+    /// it.
     pub fn freed(&mut self, me: usize, place: usize) {
         let (time, transfer) = (self.threads[me].time, self.hardware.transfer);
         let on: Vec<usize> = self.processors.iter().filter_map(|processor| processor.thread).collect();
@@ -339,7 +345,7 @@ impl State {
         self.wake(me, On::Lock(place), readers.max(1));
     }
 
-    /// Wakes at most `count` threads. The caller pays for each.
+    /// Wakes at most `count` threads. `me` pays for each.
     pub fn wake(&mut self, me: usize, on: On, count: usize) {
         for _ in 0..count {
             let Some(queue) = self.sleepers.get_mut(&on) else { return };
@@ -353,7 +359,7 @@ impl State {
         }
     }
 
-    /// The processor goes to the thread that waits longest for one.
+    /// Gives the processor of `me` to the thread that waits longest for one, if any does.
     pub fn hand_on(&mut self, me: usize) {
         if self.queue.is_empty() {
             return;
@@ -367,7 +373,7 @@ impl State {
         self.release(processor, time);
     }
 
-    /// At the end of its slice.
+    /// Gives the processor of `me` to another thread if its slice is over.
     pub fn tick(&mut self, me: usize) {
         let slot = &self.threads[me];
         if slot.time.saturating_sub(slot.on_since) >= self.hardware.quantum {
@@ -375,8 +381,8 @@ impl State {
         }
     }
 
-    /// One look of a thread that spins. The looks become rarer, which only makes the simulation
-    /// faster: it may notice a change late, by a few looks.
+    /// One check of a thread that spins. Checks become rarer, which only makes the simulation
+    /// faster: the thread may notice a change late by a few checks.
     pub fn look(&mut self, me: usize, site: Site) {
         let slot = &mut self.threads[me];
         slot.looks += 1;
@@ -389,7 +395,7 @@ impl State {
         }
     }
 
-    /// What it costs to have the line of that address.
+    /// Charges the cost of fetching the cache line of the address.
     pub fn touch(&mut self, me: usize, address: usize, writes: bool, site: Site) {
         if self.hardware.transfer == 0 || self.hardware.processors == 1 {
             return;

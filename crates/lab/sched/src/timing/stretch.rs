@@ -1,4 +1,4 @@
-//! The real clock of one thread between two calls of the machine.
+//! The real time of one thread between two calls of the machine: a *stretch*.
 //!
 //! The monotonic clock is read without a system call. It also counts the time in which the real
 //! processor runs something else, so a stretch that looks long is checked against the processor
@@ -9,17 +9,17 @@ use rustix::time::{ClockId, clock_gettime};
 use std::cell::Cell;
 use std::panic::Location;
 
-/// A stretch that looks longer may contain an interruption. Reading the thread's processor time is
-/// a system call, too slow for each stretch.
+/// Nanoseconds above which a stretch may contain an interruption. Reading the thread's processor
+/// time is a system call, too slow for each stretch.
 const CHECKED: u64 = 20_000;
 
 const BEGIN: Point = Point { site: None, what: What::Begin };
 
 thread_local! {
     static OUT: Cell<u64> = const { Cell::new(0) };
-    /// Processor time of the thread at the last check, and what the monotonic clock said.
+    /// The thread's processor time and the monotonic clock at the last check.
     static BASE: Cell<(u64, u64)> = const { Cell::new((0, 0)) };
-    /// Monotonic time since the check that belongs to no stretch, or to one that ended.
+    /// The point at which the running stretch began.
     static LAST: Cell<Point> = const { Cell::new(BEGIN) };
     static SITE: Cell<Option<&'static Location<'static>>> = const { Cell::new(None) };
 }
@@ -37,7 +37,7 @@ pub(super) fn processor() -> u64 {
     nanos(ClockId::ThreadCPUTime)
 }
 
-/// The place of the next call.
+/// Notes the place in the source code of the next call.
 pub(super) fn at(site: &'static Location<'static>) {
     SITE.set(Some(site));
 }
@@ -46,13 +46,13 @@ pub(super) fn site() -> Option<&'static Location<'static>> {
     SITE.get()
 }
 
-/// Ends the stretch at a point: the last point, and this one.
+/// Ends the stretch at a point. Returns the point at which it began, and this one.
 pub(super) fn points(what: What) -> (Point, Point) {
     let here = Point { site: if what == What::Clock { None } else { SITE.get() }, what };
     (LAST.replace(here), here)
 }
 
-/// The thread runs again after another one.
+/// The thread runs again after another thread ran.
 pub(super) fn resume() {
     BASE.set((processor(), monotonic()));
 }
@@ -62,14 +62,14 @@ pub(super) fn begin() {
     OUT.set(monotonic());
 }
 
-/// Nanoseconds of the stretch that ends at `entered`, with the machine's own cost.
+/// Nanoseconds of the stretch that ends at `entered`, including the machine's own cost.
 pub(super) fn length(entered: u64) -> u64 {
     let length = entered.saturating_sub(OUT.get());
     if length < CHECKED {
         return length;
     }
-    // What the processor did not spend on this thread since the last check was spent on others,
-    // during this stretch: it is the first long one since then.
+    // Time since the last check in which the processor did not run this thread was in this stretch,
+    // since it is the first long one after the check.
     let (processor_then, monotonic_then) = BASE.get();
     let away =
         entered.saturating_sub(monotonic_then).saturating_sub(processor().saturating_sub(processor_then));
@@ -77,7 +77,8 @@ pub(super) fn length(entered: u64) -> u64 {
     length.saturating_sub(away)
 }
 
-/// Moves the begin of the stretch by the time since `entered`, which is the machine's.
+/// Moves the beginning of the stretch by the machine's own time: from `entered` until now, and
+/// `more`.
 pub(super) fn aside(entered: u64, more: u64) {
     OUT.set(OUT.get() + (monotonic() - entered) + more);
 }

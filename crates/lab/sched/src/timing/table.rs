@@ -1,7 +1,7 @@
-//! What computing between two points of the source costs, learnt in a run in which no thread is
-//! interrupted at every point. A run with many processors hands the turn on at nearly every point,
-//! and each switch of threads empties the caches of the real processor: measured there, the engine
-//! would look several times as slow as it is.
+//! What computing between two points of the source code costs, learnt in a run in which no thread
+//! is interrupted at every point. In a run with many processors the turn changes at nearly every
+//! point, and each switch of threads empties the caches of the real processor. Costs measured in
+//! such a run would be several times too high.
 
 use parking_lot::Mutex;
 use rand::Rng;
@@ -9,7 +9,7 @@ use rand::rngs::SmallRng;
 use std::collections::HashMap;
 use std::panic::Location;
 
-/// A point: its place in the source, and what the thread does there.
+/// A point: its place in the source code, and what the thread does there.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) struct Point {
     pub site: Option<&'static Location<'static>>,
@@ -30,7 +30,7 @@ pub(super) enum What {
 
 const BUCKETS: usize = 40;
 
-/// Costs by powers of two, with the exact sum of each.
+/// Measured costs in nanoseconds: count and exact sum for each power of two.
 #[derive(Clone, Debug)]
 struct Costs {
     buckets: [(u32, u64); BUCKETS],
@@ -53,8 +53,8 @@ impl Costs {
         self.sum += nanos;
     }
 
-    /// The mean of a bucket that chance chooses by its count: the distribution and the mean are
-    /// those that were measured.
+    /// Returns the mean of a bucket, which is chosen at random in proportion to its count. So the
+    /// distribution and the mean are the measured ones.
     fn draw(&self, rng: &mut SmallRng) -> u64 {
         let mut left = rng.random_range(0..self.count);
         for (count, sum) in self.buckets {
@@ -70,7 +70,7 @@ impl Costs {
 #[derive(Default, Debug)]
 struct Inner {
     pairs: HashMap<(Point, Point), Costs>,
-    /// By the second point alone, where the pair is new.
+    /// Costs by the second point alone, for pairs that were not learnt.
     ends: HashMap<Point, Costs>,
     all: Costs,
 }
@@ -80,7 +80,7 @@ struct Inner {
 pub struct Table(Mutex<Inner>);
 
 impl Table {
-    /// Pairs of points that have been seen.
+    /// Number of pairs of points that were learnt.
     pub fn pairs(&self) -> usize {
         self.0.lock().pairs.len()
     }
@@ -92,7 +92,7 @@ impl Table {
         inner.all.add(nanos);
     }
 
-    /// The cost, and whether this pair of points was learnt.
+    /// Returns the cost, and whether this pair of points was learnt.
     pub(super) fn cost(&self, from: Point, to: Point, rng: &mut SmallRng) -> (u64, bool) {
         let inner = self.0.lock();
         let pair = inner.pairs.get(&(from, to));

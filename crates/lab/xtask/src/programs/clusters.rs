@@ -1,23 +1,23 @@
-//! Rows of clusters: `run.sh` starts all nodes of a cluster, each on its directory
+//! Rows of clusters. `run.sh` starts all nodes of a cluster, each on its directory
 //! `$KEDGE_DIR/NODE`, and prints `ack …` for each promise to the cluster's user. `check.sh` starts
-//! the cluster after all nodes have lost their power.
+//! the cluster after all nodes have lost power.
 //!
-//! Both have a network of their own, so that two checks can run at a time although the nodes listen
-//! on fixed ports. A failure is not replayed on devices, since a recorded device is that of one
-//! machine.
+//! Each run of a script has a network of its own, so that two checks can run at a time although the
+//! nodes listen on fixed ports. A failure is not replayed on devices, since a recorded device
+//! belongs to one machine.
 
 use super::rows::Row;
 use super::{Suite, text};
 use anyhow::{Context, Result, bail};
 use std::fmt::Write;
 
-/// The words before the options of a search.
+/// The words of the command before the options of a search.
 pub(super) const EXPLORE: [&str; 5] = ["crash", "cluster", "explore", "--jobs", "2"];
-/// The directory of the recordings.
+/// The directory of the nodes' recordings.
 pub(super) const RECORDINGS: &str = "run.cluster";
 
-/// The file that describes the cluster. What the row has prepared for a node is its initial
-/// content.
+/// Returns the text of the file that describes the cluster. Files that the row has prepared for a
+/// node are its initial content.
 fn description(command: &str, nodes: &[String], prepared: impl Fn(&str) -> bool) -> String {
     let mut text = format!("command = {command:?}\n");
     for node in nodes {

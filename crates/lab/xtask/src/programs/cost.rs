@@ -1,9 +1,9 @@
-//! `crash-programs --cost`: what recording costs a program.
+//! `crash-programs --cost`: how much recording slows a program down.
 //!
-//! The program commits again and again on a plain mount and under the recorder, in turns, so that
-//! whatever else the machine does slows all of them. All images are in memory; the recording is a
-//! file in the directory for temporary files. The program measures its commits itself, without its
-//! start and its end.
+//! The program commits repeatedly, on a plain mount and under the recorder in turns, so that other
+//! load on the machine slows all of them alike. All images are in memory. The recording is a file
+//! in the directory for temporary files. The program itself measures the time of its commits,
+//! without its start and its end.
 
 use super::needs::Need;
 use super::rows::{ROW, Row};
@@ -17,15 +17,15 @@ pub const HEAD: &str =
 const ROUNDS: usize = 5;
 /// The capacity of each image.
 const SIZE: &str = "1G";
-/// The directory of the images of the plain mounts.
+/// The directory for the images of the plain mounts.
 const MEMORY: &str = "/dev/shm";
 
 const fn cost(name: &'static str, needs: &'static [Need], run: &'static [&'static str]) -> Row {
     Row { name, needs, program: "python3", run, ..ROW }
 }
 
-/// Programs that commit, each with fsync or msync, for some two seconds on two processors: the
-/// placement of a mount's workers needs the first tenths of a second.
+/// Programs that commit with fsync or msync for about two seconds on two processors: a mount needs
+/// the first tenths of a second to place its workers.
 pub const ROWS: &[Row] = &[
     cost("SQLite WAL, FULL", &[], &["cost.py", "sqlite", "10000"]),
     Row {
@@ -51,11 +51,11 @@ pub const ROWS: &[Row] = &[
     },
 ];
 
-/// Seconds of one round.
+/// Seconds that the program took in one round.
 struct Round {
     plain: f64,
     recorded: f64,
-    /// With `--mappings`.
+    /// Under the recorder with `--mappings`.
     mapped: Option<f64>,
 }
 
@@ -64,7 +64,7 @@ fn median(mut numbers: Vec<f64>) -> f64 {
     numbers[numbers.len() / 2]
 }
 
-/// The seconds that the program printed.
+/// Parses the seconds that the program printed.
 fn seconds(output: &Output) -> Result<f64> {
     ensure!(output.status.success(), "{}", text(output));
     let printed = String::from_utf8_lossy(&output.stdout);
@@ -123,7 +123,7 @@ impl Suite {
         std::fs::create_dir_all(&mount).with_context(|| mount.display().to_string())?;
         self.kedge_ends(&["mount", "--create", SIZE], &[image.as_path(), mount.as_path()])?;
         let result = self.measured(row, &mount);
-        // Also after a failure: the mount must not be left.
+        // This runs even after a failure, so that the mount is not left.
         self.kedge_ends(&["umount"], &[mount.as_path()])?;
         result
     }

@@ -1,12 +1,13 @@
-//! The replay of a row on the kernel's file systems, as root: the program runs on a mount of a
-//! recorded device, the power of that device is cut, and the check runs on what the kernel then
-//! mounts.
+//! Replays a row on the kernel's file systems, as root: the program runs on a mount of a recorded
+//! device, the power of that device is cut, and the check runs on the content that the kernel
+//! mounts afterwards.
 //!
-//! The default mount options are used. In the first try the program has ext4 to itself: what is in
-//! memory reaches the disk with the program's own calls, or at the end. In the second try another
-//! process calls fsync all the time; that commits the journal of ext4 and with it the names and
-//! sizes of all files, but not always their bytes. The third try does the same on XFS, which does
-//! not write the bytes of a file that is renamed over another, as ext4 does.
+//! The file systems have their default mount options. In the first try the program has ext4 to
+//! itself: what is in memory reaches the device only by the program's own calls, or at the end. In
+//! the second try another process, the neighbour, constantly calls fsync. That commits the journal
+//! of ext4 and with it the names and sizes of all files, but not always their bytes. The third try
+//! does the same on XFS. Unlike ext4, XFS does not write the bytes of a file that is renamed over
+//! another one.
 
 use super::needs::Need;
 use super::rows::Row;
@@ -14,23 +15,24 @@ use super::{Suite, states_in, text};
 use anyhow::{Context, Result, bail};
 use std::process::Output;
 
-/// File system, size of the device, and whether there is a neighbour. `mkfs.xfs` makes none that
-/// is smaller.
+/// File system, size of the device, and whether there is a neighbour. XFS has the smallest size
+/// that `mkfs.xfs` accepts.
 const TRIES: [(&str, &str, bool); 3] = [("ext4", "96M", false), ("ext4", "96M", true), ("xfs", "300M", true)];
-/// What makes the file systems of [`TRIES`].
+/// The programs that make the file systems of [`TRIES`].
 const NEEDS: [Need; 2] = [Need::Debian("mkfs.ext4", "e2fsprogs"), Need::Debian("mkfs.xfs", "xfsprogs")];
-/// States of the device for each try, where the row says nothing.
+/// States of the device that each try checks, unless the row gives another number.
 pub(super) const STATES: u32 = 40;
-/// Cache barriers work and sectors are not torn: what any disk in use promises.
+/// The device model: flushes work and sectors are not torn, as any disk in use promises.
 const MODEL: &str = "disk-4k";
 
-/// How a cell of the table begins if a state of a real file system fails.
+/// Prefix of the table cell if a state of a real file system fails.
 pub(super) const FAILS: &str = "fails on";
 
-/// Makes the file system, with the program's initial content in `d`. It has a mount namespace of
-/// its own: a namespace that another process makes meanwhile would keep the file system mounted,
-/// and what umount should have written would be missing in the file.
+/// Words with which `unshare` runs a script in a mount namespace of its own. A namespace that
+/// another process creates meanwhile would otherwise keep the file system mounted: umount would not
+/// write it, and the file of the image would be incomplete.
 const ALONE: [&str; 5] = ["--mount", "--propagation", "private", "sh", "-c"];
+/// Makes the file system, with the program's initial content in `d`.
 const MAKE: &str = r#"set -e
 cd "$PROGRAM_TEMP"; rm -f base; truncate -s "$SIZE" base; 
 case "$1" in ext4) mkfs.ext4 -q -F base ;; xfs) mkfs.xfs -q -f base ;; esac
@@ -38,7 +40,7 @@ mkdir -p base-mount; mount -o loop base base-mount
 cp -a "$PROGRAM_FROM" base-mount/d; touch base-mount/other; chmod --reference="$PROGRAM_FROM" base-mount/d
 umount base-mount"#;
 
-/// Runs the program on the device. The neighbour ends with the mount namespace's command.
+/// Runs the program on the device. The neighbour ends when the program has ended.
 const RUN: &str = r#"mkdir -p "$PROGRAM_TEMP/m"; mount "$KEDGE_CRASH_DEVICE" "$PROGRAM_TEMP/m" || exit 9
 export KEDGE_DIR="$PROGRAM_TEMP/m/d"
 neighbour() { while test ! -e "$PROGRAM_TEMP/end"; do echo x > "$PROGRAM_TEMP/m/other"; sync "$PROGRAM_TEMP/m/other"; done; }
@@ -49,16 +51,17 @@ touch "$PROGRAM_TEMP/end"; wait
 cd /; umount "$PROGRAM_TEMP/m" || exit 9
 exit $code"#;
 
-/// A mount that fails is a fault of the file system and not of the program: it is named apart.
-/// Two states are checked at a time, and XFS mounts no two of one UUID without `nouuid`. A
-/// program that starts in an empty directory had nothing to lose before its first promise.
+/// Mounts a state and runs the check. A mount that fails is a fault of the file system and not of
+/// the program, so it has a message of its own. Two states are checked at a time, and XFS does not
+/// mount two file systems with one UUID without `nouuid`. A program that starts in an empty
+/// directory has nothing to lose before its first promise.
 const CHECK: &str = r#"test "$FROM_EMPTY$KEDGE_ACKED_COUNT" = 10 && exit 0
 mkdir m; mount $OPTIONS "$KEDGE_CRASH_DEVICE" m || { echo "NOT MOUNTED"; exit 1; }
 cd m/d; export KEDGE_DIR="$PWD"; ( eval "$HUNT_CHECK" ); code=$?
 cd ../..; umount m || { sleep 1; umount m || echo "NOT UNMOUNTED"; }; exit $code"#;
 
 impl Suite {
-    /// [`FAILS`] and where, or what the replay did not show.
+    /// Returns [`FAILS`] and the try that failed, or what the replay did not show.
     pub(super) fn cut(&self, row: &Row, check: &str, states: u32) -> Result<String> {
         if !rustix::process::geteuid().is_root() {
             return Ok("not replayed: it needs root".to_owned());

@@ -1,16 +1,17 @@
-//! `crash-programs --hunt`: programs of today in settings that their documentation calls safe.
+//! `crash-programs --hunt`: current programs in settings that their documentation calls safe.
 //!
-//! Each directory below `programs/hunt` describes one row: `row.toml`, and the scripts `run.sh`
-//! (prints `ack …` for each promise), `check.sh` and perhaps `prepare.sh`. Rows may share scripts.
+//! Each directory below `programs/hunt` describes one row by `row.toml` and the scripts `run.sh`
+//! (prints `ack …` for each promise), `check.sh` and optionally `prepare.sh`. Rows may share
+//! scripts.
 //!
-//! A model says which states are legal, and a model may allow too much. So a row that fails is
-//! repeated on the kernel's file systems, see module `cut`, and only then called
-//! shown. Reports are kept in the cache's directory `hunt`.
+//! A model says which states a crash may leave, and may allow too many. So a row that fails is
+//! replayed on the kernel's file systems (module `cut`). Its failure is called shown only if one of
+//! them fails, too. Reports are kept in the cache's directory `hunt`.
 //!
 //! A row with `nodes` is a cluster: module `clusters`.
 //!
-//! A row may also repeat a *published* fault, in a version that has it: then the search has to find
-//! it within its usual limit, and no fault is placed by hand.
+//! A row may also repeat a *published* fault, in a version that has it. The search must find the
+//! fault within its usual limits, and no fault is placed by hand.
 
 use super::needs::Need;
 use super::rows::Row;
@@ -25,17 +26,17 @@ pub const HEAD: &str = "| program | model | version | settings | verdict | state
                         |---|---|---|---|---|---|---|---|";
 /// The marks around the list of promises.
 pub const SOURCES: (&str, &str) = ("<!-- promises -->", "<!-- end of promises -->");
-/// How the verdict of a row begins that cannot run.
+/// Prefix of the verdict of a row that cannot run.
 pub const NOT_RUN: &str = "not run:";
 const FOLDER: &str = "hunt";
-/// Distinct states for each row and model, where the row says nothing.
+/// Distinct states for each row and model, unless the row gives another number.
 const STATES: u32 = 80;
-/// The search of a row ends after this many failing states.
+/// Number of failing states after which the search of a row ends.
 const FAILURES: u32 = 3;
-/// Explaining one row may take this long.
+/// Time limit in seconds for explaining one row.
 const EXPLAIN: &str = "10";
 
-/// `row.toml`.
+/// The content of `row.toml`.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Description {
@@ -44,11 +45,11 @@ pub struct Description {
     /// A command that prints the version.
     #[serde(default)]
     version: String,
-    /// What the documentation promises in these words.
+    /// The promise, in the words of the documentation.
     promise: String,
-    /// Where it says so.
+    /// The address of that text.
     source: String,
-    /// The directory whose scripts are used, by default the row's own.
+    /// The directory with the scripts; by default the row's own.
     scripts: Option<String>,
     /// Arguments of `run.sh` and of `check.sh`.
     #[serde(default)]
@@ -57,33 +58,35 @@ pub struct Description {
     needs: Vec<Requirement>,
     #[serde(default = "usual_models")]
     models: Vec<String>,
-    /// The program is a cluster of these nodes: module `clusters`.
+    /// Names of the nodes if the program is a cluster: module `clusters`.
     #[serde(default)]
     nodes: Vec<String>,
-    /// Stores through shared mappings are recorded before the next call.
+    /// Whether stores through shared mappings are recorded before the next call.
     #[serde(default)]
     mappings: bool,
     states: Option<u32>,
-    /// States of the device for each try of the replay: more where the check is quick and the
-    /// moment is short.
+    /// States of the device for each try of the replay. A row with a quick check has more if its
+    /// fault shows only in few states.
     device_states: Option<u32>,
-    /// The documentation promises nothing after a power failure: a failure is no fault.
+    /// Whether the documentation promises nothing after a power failure. A failure is then no
+    /// fault.
     #[serde(default)]
     promises_nothing: bool,
-    /// The row cannot run here, for this reason.
+    /// The reason if the row cannot run here.
     unavailable: Option<String>,
-    /// The report of a confirmed fault, in docs/hunt.
+    /// File name of the report of a confirmed fault, in docs/hunt.
     report: Option<String>,
-    /// The fault that others have published, and that must be found again.
+    /// The fault that others have published and that the search must find again.
     published: Option<Published>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Published {
-    /// The publication, and its name of the fault.
+    /// The publication, and the fault's name in it.
     by: String,
-    /// What the check prints, and the report of the search contains: other failures do not count.
+    /// Words that the check prints and the search's report contains. Failures without these words
+    /// do not count.
     finds: String,
 }
 
@@ -97,7 +100,7 @@ enum Requirement {
     Python(String, String),
     Go(String),
     Rust(String),
-    /// A directory of `programs/` with a `get.sh`.
+    /// A directory of `programs/` with a script `get.sh`.
     Script(String),
 }
 
@@ -105,7 +108,8 @@ fn usual_models() -> Vec<String> {
     vec!["ext4".to_owned()]
 }
 
-/// Descriptions are read once and live as long as the program, as the rows in the source do.
+/// Makes a text of a description live as long as the program, as the texts of the rows in the
+/// source do.
 fn keep(text: String) -> &'static str {
     Box::leak(text.into_boxed_str())
 }
@@ -154,13 +158,13 @@ impl Quarry {
             show: "",
             expect: &[],
             states: about.states.unwrap_or(STATES),
-            // The published fault need not be the first that is found.
+            // The first failures that the search finds may be others than the published fault.
             failures: if about.published.is_some() { about.states.unwrap_or(STATES) } else { FAILURES },
         };
         Ok(Quarry { row, about })
     }
 
-    /// The start of the lines of this row and model.
+    /// The beginning of this row's line in the table for this model.
     fn key(&self, model: &str) -> String {
         format!("| {} | {model} |", self.row.name)
     }
@@ -169,12 +173,12 @@ impl Quarry {
         self.about.models.iter().map(|model| self.key(model))
     }
 
-    /// What stands in the table in place of results.
+    /// The line of the table for a row without results.
     fn unavailable_line(&self, model: &str, reason: &str) -> String {
         format!("{} | {} | {NOT_RUN} {reason} | | | |", self.key(model), self.about.settings)
     }
 
-    /// What is missing in the description.
+    /// What is missing or wrong in the description.
     #[cfg(test)]
     pub fn complaints(&self, programs: &Path) -> Vec<String> {
         let about = &self.about;
@@ -209,15 +213,15 @@ impl Quarry {
     }
 }
 
-/// The check, failing only with these words: a row of one published fault does not end with
-/// another.
+/// Returns a check that fails only with these words, so that the row of a published fault does not
+/// end with another fault.
 fn only_with(check: &str, words: &str) -> String {
     format!(
         "said=$({check} 2>&1) && exit 0; echo \"$said\"; case \"$said\" in *'{words}'*) exit 1 ;; esac; exit 0"
     )
 }
 
-/// Whether a published fault was found, by the exit code of `explore` and its report.
+/// The verdict on a published fault: whether the exit code and the report of `explore` show it.
 fn found_again(code: Option<i32>, report: &str, finds: &str) -> &'static str {
     match code {
         Some(1) if report.contains(finds) => "found again",
@@ -227,7 +231,7 @@ fn found_again(code: Option<i32>, report: &str, finds: &str) -> &'static str {
     }
 }
 
-/// By the exit code of `explore` and by the replay.
+/// The verdict by the exit code of `explore` and by the replay.
 fn verdict(code: Option<i32>, promises_nothing: bool, is_shown: bool) -> &'static str {
     match (code, promises_nothing, is_shown) {
         (Some(0), ..) => "keeps it",
@@ -254,7 +258,7 @@ pub fn rows(programs: &Path) -> Result<Vec<Quarry>> {
     dirs.iter().map(|dir| Quarry::new(dir)).collect()
 }
 
-/// The promises of the rows that have a line in the table, each with its source.
+/// Lists the promises of the rows that have a line in the table, each with its source.
 pub fn sources(rows: &[Quarry], table: &str) -> String {
     let mut text = String::new();
     let is_listed = |quarry: &&Quarry| quarry.keys().any(|key| table.contains(&key));
@@ -273,7 +277,7 @@ impl Suite {
         let unavailable = match &quarry.about.unavailable {
             Some(reason) => Some(reason.clone()),
             None if self.is_available(&quarry.row) => None,
-            // What is missing is named at the end of the run.
+            // The programs that are missing are named at the end of the run.
             None => return Ok(()),
         };
         if let Some(reason) = unavailable {
@@ -321,8 +325,8 @@ impl Suite {
                 .context("explore")
         };
         let mut explored = explore(row.failures, EXPLAIN)?;
-        // Enough failures ended the search, but all lie before the first promise. Searches on for
-        // failures after it.
+        // Exit code 4: the failures that ended the search all lie before the first promise. A
+        // second search with the limit of all states looks for later failures.
         if explored.status.code() == Some(4) {
             explored = explore(row.states, "0")?;
         }
@@ -333,7 +337,7 @@ impl Suite {
         let code = explored.status.code();
         let about = &quarry.about;
         let real = match code {
-            // Without a promise there is nothing to show.
+            // A row without a promise has no fault to show.
             Some(1) if !about.promises_nothing && about.published.is_none() && about.nodes.is_empty() => {
                 self.cut(row, &check, about.device_states.unwrap_or(cut::STATES))?
             }

@@ -1,8 +1,9 @@
-//! `crash-programs --infer`: the verdicts of `explore --infer`, which needs no check, beside those
-//! of the written checks.
+//! `crash-programs --infer`: compares the verdicts of `explore --infer`, which needs no check, with
+//! those of the written checks.
 //!
-//! The written checks are run by `crash-programs` and their verdicts are in the rows. A row that
-//! judges whether the store is intact, whatever it lost, is compared with `--infer-older`.
+//! `crash-programs` runs the written checks, and the rows contain their verdicts. If a row's check
+//! judges only whether the store is intact, whatever it lost, the row is compared with
+//! `--infer-older`.
 
 use super::Suite;
 use super::rows::{Expect, Row};
@@ -15,13 +16,14 @@ pub const HEAD: &str =
 #[derive(Default)]
 pub struct Tally {
     agreed: u32,
-    /// The written check finds a fault and the comparison does not.
+    /// Rows in which the written check finds a fault and `--infer` does not.
     missed: Vec<String>,
-    /// The comparison finds a fault where there is none.
+    /// Rows of correct programs in which `--infer` finds a fault.
     false_alarms: Vec<String>,
-    /// It fails before the first promise only, which the written checks do not judge.
+    /// Rows of correct programs that fail only before the first promise, which the written checks
+    /// do not judge.
     early: Vec<String>,
-    /// Rows of correct programs.
+    /// Number of rows of correct programs.
     correct: u32,
     unjudged: Vec<String>,
 }
@@ -68,7 +70,8 @@ impl Suite {
                 command.output()
             };
             let mut explored = explore("1")?;
-            // The first failure lies before the first promise: is that all?
+            // Exit code 4: the first failure lies before the first promise. A second search looks
+            // for later failures.
             if explored.status.code() == Some(4) {
                 explored = explore(&row.states.to_string())?;
             }

@@ -1,5 +1,5 @@
-//! The list of all programs in `docs/hunt/TABLE.md`: the rows of the hunt, and those of
-//! `crash-programs` whose settings are safe by the documentation, each with its verdict. It is made
+//! The list of all programs in `docs/hunt/TABLE.md`: the rows of the hunt, and the rows of
+//! `crash-programs` whose settings the documentation calls safe, each with its verdict. It is made
 //! from the tables of the two documents.
 
 use super::hunt::NOT_RUN;
@@ -11,7 +11,7 @@ pub const MARKS: (&str, &str) = ("<!-- all programs -->", "<!-- end of all progr
 const HEAD: &str = "| program | model | verdict | in |\n|---|---|---|---|\n";
 const HUNT: &str = "above";
 const ZOO: &str = "CRASH_TESTING";
-/// How the names of rows end that repeat published faults.
+/// Suffix of the names of rows that repeat published faults.
 const PUBLISHED: &str = "(published)";
 
 fn cells(line: &str) -> Vec<&str> {
@@ -20,7 +20,8 @@ fn cells(line: &str) -> Vec<&str> {
     inner.split('|').map(str::trim).collect()
 }
 
-/// A program that fails where it should pass was compared with its documentation by hand.
+/// The verdict on a row of `crash-programs`. A program that fails where it should pass was compared
+/// with its documentation by hand.
 fn zoo_verdict(documented: &str, found: &str) -> &'static str {
     match (documented, found) {
         (_, "passes") => "keeps it",
@@ -30,7 +31,7 @@ fn zoo_verdict(documented: &str, found: &str) -> &'static str {
     }
 }
 
-/// Program, model and verdict of the lines that have a verdict.
+/// Returns program, model, verdict and document of the lines that have a verdict.
 fn lines(hunt: &str, zoo: &str) -> Vec<(String, String, String, &'static str)> {
     let mut lines = Vec::new();
     for line in hunt.lines() {
@@ -50,12 +51,12 @@ fn lines(hunt: &str, zoo: &str) -> Vec<(String, String, String, &'static str)> {
             lines.push((program.to_owned(), model.to_owned(), verdict, ZOO));
         }
     }
-    // Programs are ordered by name, whatever the case, and their models by their first run.
+    // Programs are sorted by name without regard to case. The models of a program keep their order.
     lines.sort_by_key(|(program, ..)| program.to_lowercase());
     lines
 }
 
-/// The list, and how many rows it has.
+/// Makes the list, which begins with the number of rows.
 pub fn list(hunt: &str, zoo: &str) -> String {
     let lines = lines(hunt, zoo);
     let mut programs: Vec<&str> = lines.iter().map(|(program, ..)| program.as_str()).collect();

@@ -35,7 +35,7 @@ fn the_list_has_the_rows_of_both_tables_that_were_run_in_safe_settings() {
             format!("| sled, flush() | ext4 | fails (model only, see there) | {ZOO} |"),
         ]
     );
-    // The models of one program count once, and a program that was not run does not.
+    // Each program counts once, whatever its models. A program that was not run does not count.
     assert!(text.starts_with("4 rows of programs of today, and 1 of published faults.\n"), "{text}");
 }
 

@@ -1,5 +1,5 @@
-//! Foreign programs and libraries that rows need: found, or installed, or the row is
-//! skipped and the run reports it.
+//! The foreign programs and libraries that rows need. They are found or installed; otherwise the
+//! row is skipped, and the run reports that.
 
 use anyhow::{Context, Result, bail, ensure};
 use std::path::{Path, PathBuf};
@@ -7,21 +7,22 @@ use std::process::Command;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
-    /// A program and its Debian package. It may be in `sbin` or in a versioned directory only.
+    /// A program and its Debian package. The program may be only in `sbin` or in a versioned
+    /// directory.
     Debian(&'static str, &'static str),
     /// A module of Python, and its package.
     Python(&'static str, &'static str),
-    /// A program in Go in a directory of `programs/`.
+    /// A program in Go, built from a directory of `programs/`.
     Go(&'static str),
-    /// A crate in a directory of `programs/`.
+    /// A crate, built from a directory of `programs/`.
     Rust(&'static str),
     /// A directory of `programs/` whose `get.sh` fetches packages and builds what it needs.
     Script(&'static str),
-    /// The row switches to another user.
+    /// The row must run as root, since it switches to another user.
     Root,
 }
 
-/// The directory that is kept between runs.
+/// The directory that is kept between runs of xtask.
 pub struct Cache {
     scripts: PathBuf,
     dir: PathBuf,
@@ -72,7 +73,8 @@ impl Cache {
                     rustix::process::geteuid().is_root(),
                     "{program} is missing: apt-get install {package} as root"
                 );
-                // Another process may be installing packages: wait for its lock, 5 minutes at most.
+                // Another process may be installing packages. apt waits up to 5 minutes for its
+                // lock.
                 let words = ["-o", "DPkg::Lock::Timeout=300", "install", "-y", "-q"];
                 let words = words.into_iter().chain(["--no-install-recommends", package]);
                 output(Command::new("apt-get").args(words).env("DEBIAN_FRONTEND", "noninteractive"))?;
@@ -97,8 +99,8 @@ impl Cache {
                     .arg(".")
                     .current_dir(self.copy(dir)?),
             ),
-            // The script leaves programs in `$BIN`, and keeps what need not be fetched again beside
-            // it in its working directory.
+            // The script puts programs into `$BIN`. In its working directory it keeps what it need
+            // not fetch again.
             Need::Script(dir) => {
                 output(Command::new("sh").arg("get.sh").env("BIN", self.bin()).current_dir(self.copy(dir)?))
             }

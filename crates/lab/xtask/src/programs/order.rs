@@ -1,6 +1,6 @@
-//! `crash-programs --order`: how many crash states each order of the search tries to the first
-//! failure, the failing one included. Before them each search judges the complete state, in which a
-//! crash lost nothing: that is the test of the check itself, and is not counted.
+//! `crash-programs --order`: how many crash states each order of the search tries up to the first
+//! failure, which is included. Each search first judges the complete state, in which a crash lost
+//! nothing. That state tests the check itself and is not counted.
 //!
 //! Only rows that fail are compared. One checker runs at a time, so that the count does not depend
 //! on the machine. Both orders search the same recording.
@@ -10,12 +10,12 @@ use super::rows::{Expect, Row};
 use anyhow::{Context, Result};
 
 pub const HEAD: &str = "| program | model | turns | updates | state |\n|---|---|---|---|---|";
-/// The orders, the older one first.
+/// The orders of the search, the older one first.
 const ORDERS: [&str; 2] = ["turns", "updates"];
 
-/// The states that a report counts and this comparison does not.
+/// Number of states in a report that this comparison does not count.
 const COMPLETE: u64 = 1;
-/// The least that an order can need.
+/// The smallest number of states that an order can need.
 const LEAST: u64 = 1;
 
 #[derive(Default)]

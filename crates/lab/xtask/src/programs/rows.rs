@@ -1,5 +1,5 @@
-//! The rows: a program with its settings, and the result that its documentation lets one expect
-//! under each model.
+//! The rows: a program with its settings, and the result to expect by its documentation under each
+//! model.
 
 use super::needs::Need;
 use Expect::{Fail, Fault, Pass};
@@ -9,10 +9,10 @@ const STATES: u32 = 600;
 
 pub enum Expect {
     Pass,
-    /// The report contains these words.
+    /// The program fails, and the report contains these words.
     Fail(&'static str),
-    /// By its documentation the program should pass, but it is known to fail with these words:
-    /// docs/CRASH_TESTING.md gives the reason.
+    /// By its documentation the program should pass, but it is known to fail, and the report
+    /// contains these words. docs/CRASH_TESTING.md gives the reason.
     Fault(&'static str),
 }
 
@@ -20,26 +20,26 @@ pub struct Row {
     pub name: &'static str,
     pub needs: &'static [Need],
     pub program: &'static str,
-    /// Runs before the recording, to make its initial content (`$PROGRAM_FROM`) and other files it
-    /// needs (`$PROGRAM_TEMP`).
+    /// A script that runs before the recording. It makes the initial content of the recording
+    /// (`$PROGRAM_FROM`), and other files that the program needs (`$PROGRAM_TEMP`).
     pub prepare: Option<&'static str>,
-    /// A script of `programs/`, and its arguments.
+    /// A script of `programs/` (for the program `env`: a program), and its arguments.
     pub run: &'static [&'static str],
-    /// Its stores through shared mappings are recorded before the next call.
+    /// Whether stores through shared mappings are recorded before the next call.
     pub mappings: bool,
-    /// A script of `programs/`, or a whole command.
+    /// The check: a script of `programs/`, or a whole command.
     pub check: &'static str,
-    /// The command of `--infer`: it prints what the program has after its restart. Empty: the row
-    /// is not compared.
+    /// The command for `--infer`, which prints the content of the program's store after a restart.
+    /// Empty if the row is not compared.
     pub show: &'static str,
     pub expect: &'static [(&'static str, Expect)],
     pub states: u32,
-    /// The search ends after this many failing states.
+    /// Number of failing states after which the search ends.
     pub failures: u32,
 }
 
-/// The rows whose settings are safe by the documentation, or that have no safer ones: those that
-/// the list of all programs in `docs/hunt/TABLE.md` names beside the hunt's own.
+/// The rows whose settings the documentation calls safe, or that have no safer settings. The list
+/// of all programs in `docs/hunt/TABLE.md` contains them beside the hunt's rows.
 pub const IN_SAFE_SETTINGS: &[&str] = &[
     "sed -i",
     "vim :wq",
@@ -146,8 +146,8 @@ pub const ROWS: &[Row] = &[
         &[("ext4", Pass), ("xfs", Pass), ("btrfs", Pass), ("posix", Pass)],
     ),
     saver("sed -i", &["save.sh", "sed"], &[("ext4", Fail("rename")), ("xfs", Fail("rename"))]),
-    // :help 'backupcopy': if vim does not rename, it overwrites the file and keeps the old text in
-    // a backup until then. The check reads only the file.
+    // :help 'backupcopy': if vim does not rename, it overwrites the file, and until then keeps the
+    // old text in a backup. The check reads only the file.
     Row {
         needs: &[Need::Debian("vim", "vim-tiny")],
         ..saver("vim :wq", &["save.sh", "vim"], &[("ext4", Fail("truncate(\"doc\", 0)"))])
@@ -193,7 +193,7 @@ pub const ROWS: &[Row] = &[
         check: "sh '$PROGRAMS/sqlite-sound-check.sh'",
         ..sqlite("SQLite WAL, NORMAL: sound", &["sqlite.py", "wal", "normal", "3"], &[("ext4", Pass)])
     },
-    // "the database might become corrupted if the operating system crashes".
+    // The page says of OFF: "the database might become corrupted if the operating system crashes".
     Row {
         check: "sh '$PROGRAMS/sqlite-sound-check.sh'",
         ..sqlite(
@@ -215,7 +215,7 @@ pub const ROWS: &[Row] = &[
         &["git.sh", "-c core.fsync=all"],
         &[("ext4", Fault("fsync(\".git/refs/heads\")"))],
     ),
-    // "committed" leaves out references.
+    // core.fsync=committed leaves out references.
     git(
         "Git, core.fsync=committed",
         &["git.sh", "-c core.fsync=committed"],
@@ -258,8 +258,8 @@ pub const ROWS: &[Row] = &[
         "sh '$PROGRAMS/show.sh' lmdb",
         &[("posix", Fail("data.mdb"))],
     ),
-    // lmdb.h, of MDB_WRITEMAP, names no loss of durability. MDB_MAPASYNC: "As with MDB_NOSYNC, a
-    // system crash can then corrupt the database or lose the last transactions."
+    // lmdb.h names no loss of durability with MDB_WRITEMAP. Of MDB_MAPASYNC it says: "As with
+    // MDB_NOSYNC, a system crash can then corrupt the database or lose the last transactions."
     Row {
         mappings: true,
         ..store(
@@ -311,7 +311,7 @@ pub const ROWS: &[Row] = &[
         "sh '$PROGRAMS/show.sh' leveldb",
         &[("ext4", Fail(".log"))],
     ),
-    // WriteOptions::sync: the same words.
+    // WriteOptions::sync has the same words.
     store(
         "RocksDB, sync",
         ROCKSDB,
@@ -328,7 +328,7 @@ pub const ROWS: &[Row] = &[
         "sh '$PROGRAMS/show.sh' rocksdb",
         &[("ext4", Fail(".log"))],
     ),
-    // Python's documentation of shelve and dbm.dumb promises nothing; sync() writes files and syncs
+    // Python's documentation of shelve and dbm.dumb promises nothing. sync() writes files and syncs
     // none.
     store(
         "shelve on dbm.dumb, sync()",
@@ -338,8 +338,8 @@ pub const ROWS: &[Row] = &[
         "sh '$PROGRAMS/show.sh' shelve",
         &[("ext4", Fail("db."))],
     ),
-    // bbolt's README: NoSync "if the system crashes, it can corrupt"; else each transaction is
-    // fdatasynced.
+    // bbolt's README, of NoSync: "if the system crashes, it can corrupt". Otherwise each
+    // transaction is fdatasynced.
     built(
         "bbolt, default",
         &[Need::Go("bbolt")],
@@ -356,9 +356,9 @@ pub const ROWS: &[Row] = &[
         "bbolt show",
         &[("posix", Fail("fsync(\"db\")"))],
     ),
-    // redb: Durability::Immediate "will be durable as soon as commit() returns"; those with None
-    // "will not be persisted to disk unless followed by a commit with Durability::Immediate": they
-    // are in memory, and there is no call to lose.
+    // redb: a commit with Durability::Immediate "will be durable as soon as commit() returns".
+    // Commits with Durability::None "will not be persisted to disk unless followed by a commit with
+    // Durability::Immediate": they stay in memory, so no call can be lost.
     built(
         "redb, Immediate",
         &[Need::Rust("rust")],
@@ -377,7 +377,7 @@ pub const ROWS: &[Row] = &[
     ),
     // sled 0.34: flush() "Synchronously flushes all dirty IO buffers and calls fsync. If this
     // succeeds, it is guaranteed that all previous writes will be recovered if the system crashes".
-    // What it calls is sync_file_range (src/pagecache/iobuf.rs): github.com/spacejam/sled, issue
+    // In fact it calls sync_file_range (src/pagecache/iobuf.rs): github.com/spacejam/sled, issue
     // 1452.
     built(
         "sled, flush()",
@@ -393,12 +393,13 @@ pub const ROWS: &[Row] = &[
         &["crash-stores", "run", "sled", "none", "4"],
         "crash-stores check sled",
         "crash-stores show sled",
-        // Its own thread may have written some of it by then, so the lost data differs from run to
-        // run.
+        // sled's own thread may have written some of the data by then, so the lost data differs
+        // from run to run.
         &[("ext4", Fail("was promised and is not there"))],
     ),
-    // dpkg(1), --force-unsafe-io: without it dpkg syncs before it renames. That is its default, but
-    // images for containers switch it off in /etc/dpkg/dpkg.cfg.d: each row says what it wants.
+    // dpkg(1), --force-unsafe-io: without it dpkg syncs before it renames. The option is off by
+    // default, but images for containers set it in /etc/dpkg/dpkg.cfg.d. So each row sets it or
+    // unsets it.
     Row {
         name: "dpkg -i",
         needs: &[Need::Debian("dpkg-deb", "dpkg")],
@@ -419,7 +420,7 @@ pub const ROWS: &[Row] = &[
         expect: &[("posix", Fail("opt/zoo"))],
         ..ROW
     },
-    // Neither promises anything after a power failure.
+    // Neither program promises anything after a power failure.
     Row {
         name: "pip install",
         needs: &[Need::Python("pip", "pip")],
@@ -462,7 +463,7 @@ pub const ROWS: &[Row] = &[
         check: "sh '$PROGRAMS/postgres-check.sh'",
         expect: &[("ext4", Fail("fsync("))],
         states: 60,
-        // Each check starts a server.
+        // Each check starts a server, so the search ends at the first failure.
         failures: 1,
         ..ROW
     },

@@ -1,5 +1,5 @@
-//! Stores in Rust, in their versions of today: puts keys, each promised when its commit has
-//! returned, or checks one. Arguments: run STORE COUNT, check STORE.
+//! Current versions of stores in Rust. Puts keys, each of which is promised when its commit has
+//! returned, or checks a store. Arguments: run STORE COUNT, check STORE.
 
 use std::error::Error;
 use std::io::Write;
@@ -103,7 +103,7 @@ fn run(store: &str, count: usize) -> Result<()> {
         println!("ack {n}");
         std::io::stdout().flush()?;
     }
-    // Without a close: power fails while a program runs.
+    // The store is not closed, since power fails while a program runs.
     std::process::exit(0);
 }
 

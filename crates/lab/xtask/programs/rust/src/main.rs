@@ -1,5 +1,6 @@
-//! Puts keys into redb, sled or fjall and promises each when its commit or flush has returned; or
-//! checks one, or prints what it has. Arguments: run STORE MODE COUNT, check STORE, or show STORE.
+//! Puts keys into redb, sled or fjall and promises each when its commit or flush has returned. Or
+//! checks a store, or prints its content. Arguments: run STORE MODE COUNT, check STORE, or show
+//! STORE.
 
 use redb::{Database, Durability, ReadableTable, TableDefinition};
 use std::error::Error;
@@ -34,8 +35,8 @@ fn sync_names(dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Promises each key, whatever the mode. At the end everything is durable, since the end of a
-/// program is no crash.
+/// Promises each key, whatever the mode. At its end the program makes everything durable, since a
+/// program that ends is no crash.
 fn run(store: &str, mode: &str, count: usize) -> Result<()> {
     let dir = std::env::var("KEDGE_DIR")?;
     std::env::set_current_dir(dir)?;
@@ -87,7 +88,8 @@ fn open_fjall() -> Result<(fjall::Keyspace, fjall::PartitionHandle)> {
     Ok((db, keys))
 }
 
-/// Here nothing is promised for the store itself, so each promise is a key.
+/// In this mode fjall promises nothing for the store itself, so the check expects each promise to
+/// be a key.
 fn check_fjall(promised: usize) -> Result<()> {
     let (_db, keys) = open_fjall()?;
     for n in 1..=promised {
