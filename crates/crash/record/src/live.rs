@@ -67,8 +67,8 @@ pub struct Crashed {
     /// The number of crashes of this mount, including this one.
     pub crashes: u64,
     pub model: String,
-    /// The calls that were lost, entirely or in part. Only the first are listed; `lost_count` counts
-    /// all.
+    /// The calls that were lost, entirely or in part. Only the first are listed; `lost_count`
+    /// counts all.
     pub lost: Vec<String>,
     pub lost_count: u64,
     /// The number of earlier calls that counted as durable because too many were kept in memory.

@@ -64,7 +64,8 @@ impl Mail {
         for (path, name, bytes) in mail.kept.iter().flatten() {
             mail.known.entry((path.clone(), name.clone())).or_default().insert(*bytes);
         }
-        // A message that is gone at a later promise may be missing in any crash before that promise.
+        // A message that is gone at a later promise may be missing in any crash before that
+        // promise.
         for at in (1..mail.kept.len()).rev() {
             let (earlier, later) = mail.kept.split_at_mut(at);
             earlier[at - 1].retain(|message| later[0].contains(message));
