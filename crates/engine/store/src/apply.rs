@@ -22,13 +22,13 @@ pub(crate) struct Target<'a> {
     pub forest: &'a Forest,
     pub alloc: &'a Alloc,
     pub residents: &'a Residents,
-    /// What the record uses of what limits have promised.
+    /// Promised blocks and inodes of limits that the record uses up.
     pub spent: &'a [Spent],
-    /// Whether this is replay, which keeps the bytes of data edits.
+    /// Whether this is replay. Replay keeps the bytes of data edits in memory.
     pub replay: bool,
 }
 
-/// What a record adds to limits.
+/// Changes of the counts of limits by one record.
 type Deltas = SmallVec<[Delta; 4]>;
 
 /// Applies the edits of the record at `lsn`. Returns the change in the number of resident pieces.
@@ -42,7 +42,8 @@ pub(crate) fn apply(target: &Target<'_>, lsn: RecordLsn, edits: &[Edit<'_>]) -> 
             Edit::Put { key, value } => {
                 let replaced = target.forest.put(*key, value)?;
                 if target.replay && key.kind == ItemKind::Count as u8 {
-                    // The slot may be the one before the first clone, if the newer one was lost.
+                    // Recovery may have started from the slot before the first clone, because the
+                    // newer slot was lost; that slot lacks the feature bit for clones.
                     target.alloc.set_has_clones();
                 }
                 if key.kind == ItemKind::Orphan as u8 && !replaced {
@@ -79,7 +80,8 @@ pub(crate) fn apply(target: &Target<'_>, lsn: RecordLsn, edits: &[Edit<'_>]) -> 
     Ok(pieces)
 }
 
-/// Notes what an inode counted for its limit, and what it counts now.
+/// Adds to `deltas` the difference between what an inode counted for its limit and what it counts
+/// now.
 fn note(deltas: &mut Deltas, forest: &Forest, ino: Ino, old: Option<InodeCore>, new: Option<InodeCore>) {
     let (before, after) = (old.map_or(0, |core| core.limit), new.map_or(0, |core| core.limit));
     let tree = forest.tree_of(ino);
@@ -103,7 +105,7 @@ fn note(deltas: &mut Deltas, forest: &Forest, ino: Ino, old: Option<InodeCore>, 
     }
 }
 
-/// Applies an edit of log-resident data. Replay applies no other edits of records below the cut.
+/// Applies an edit of log-resident data. Of a record below the cut replay applies only such edits.
 pub(crate) fn apply_resident(residents: &Residents, lsn: Lsn, edit: &Edit<'_>, replay: bool) -> i64 {
     match edit {
         Edit::Data { ino, offset, bytes } => {

@@ -24,7 +24,7 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::atomic::Ordering::{Acquire, Release};
 
-/// The right to change counts, until its drop.
+/// The exclusive right to change reference counts, until it is dropped.
 pub struct CountsLock<'a> {
     _guard: MutexGuard<'a, ()>,
 }
@@ -35,8 +35,9 @@ impl Store {
         self.clones.load(Acquire)
     }
 
-    /// Allows files to share blocks: older versions refuse the image from now on. Durable when the
-    /// call returns, so that no log has a count that such a version would replay.
+    /// Allows files to share blocks. Sets a feature bit, so that older versions refuse the image.
+    /// The bit is durable when the call returns, before the log has any count that such a version
+    /// would replay.
     pub fn allow_clones(&self) -> Result<()> {
         if self.has_clones() {
             return Ok(());
@@ -47,7 +48,7 @@ impl Store {
         Ok(())
     }
 
-    /// Waits for the operation that changes counts now.
+    /// Waits until no other operation changes counts, and takes the right to change them.
     pub fn lock_counts(&self) -> CountsLock<'_> {
         CountsLock { _guard: self.counts.lock() }
     }
@@ -58,14 +59,14 @@ impl Store {
     }
 }
 
-/// A part of the counts that changes, in its old and its new state. [`CountChanges::emit`] records
-/// the difference.
+/// The counts that an operation reads and changes, in their old and new state.
+/// [`CountChanges::emit`] records the difference.
 pub struct CountChanges<'a> {
     forest: &'a Forest,
-    /// Items by tree and first block.
+    /// Count items by tree and first block: as read, and as changed.
     was: BTreeMap<(u32, u64), CountItem>,
     now: BTreeMap<(u32, u64), CountItem>,
-    /// Upper bound on the keys in either state.
+    /// Upper bound on the keys of items in the old and the new state together.
     keys: usize,
 }
 
@@ -79,8 +80,8 @@ impl<'a> CountChanges<'a> {
         self.keys
     }
 
-    /// Reads the counts of blocks of the tree of `of`, as far as the items until `max` keys are
-    /// reached. Returns how many of the blocks, from the first on, have been read.
+    /// Reads the counts of the blocks of `extent`, in the tree of `of`. Stops when all items read
+    /// so far have `max` keys. Returns the number of blocks read, from the first of the extent on.
     pub fn load(&mut self, of: Ino, extent: Extent, max: usize) -> Result<u64> {
         let tree = self.forest.tree_of(of);
         let mut found = Vec::new();
@@ -100,7 +101,7 @@ impl<'a> CountChanges<'a> {
         let room = max.saturating_sub(self.keys).max(1);
         let mut reached = extent.end().0;
         self.forest.scan(key(extent.start.0), key(extent.end().0 - 1), &mut |at, value| {
-            // Each item is one key, and the first and the last one may be cut.
+            // Each item needs one key. Splitting the first and the last item may need two more.
             if found.len() >= room {
                 reached = at.offset;
                 return ControlFlow::Break(());
@@ -135,7 +136,7 @@ impl<'a> CountChanges<'a> {
         self.now.insert((tree, at), CountItem { blocks: item.blocks - head as u32, ..item });
     }
 
-    /// Gives blocks that one extent has for its own a count of one.
+    /// Gives a count of one to blocks to which one extent refers and which have no count yet.
     pub fn begin(&mut self, of: Ino, extent: Extent, birth: u32) -> Result<()> {
         let tree = self.forest.tree_of(of);
         self.load(of, extent, usize::MAX)?;
@@ -148,7 +149,8 @@ impl<'a> CountChanges<'a> {
         Ok(())
     }
 
-    /// One more extent refers to the blocks, which have counts.
+    /// Increments the counts of the blocks: one more extent refers to them. All of them have
+    /// counts.
     pub fn add(&mut self, of: Ino, extent: Extent) -> Result<()> {
         self.change(of, extent, |count| {
             count.checked_add(1).ok_or_else(|| Error::Unsupported("too many files share a block".into()))
@@ -156,8 +158,8 @@ impl<'a> CountChanges<'a> {
         .map(|_| ())
     }
 
-    /// One extent less refers to the blocks. Returns those that become free: nothing else refers to
-    /// them, and they do not belong to a point.
+    /// Decrements the counts of the blocks: one extent less refers to them. Returns the blocks that
+    /// become free: no extent refers to them any more, and they do not belong to a point.
     pub fn remove(&mut self, of: Ino, extent: Extent) -> Result<Vec<Extent>> {
         let below = self.forest.births_below(of);
         let gone = self.change(of, extent, |count| Ok(count - 1))?;
@@ -170,7 +172,8 @@ impl<'a> CountChanges<'a> {
         Ok(freed)
     }
 
-    /// The birth of the blocks, which have been loaded, if all have counts and one birth.
+    /// The birth of the blocks, if all have counts and the same birth. The caller has loaded their
+    /// counts.
     pub fn birth_of(&self, of: Ino, extent: Extent) -> Option<u32> {
         let (mut at, mut birth) = (extent.start.0, None);
         for (start, item) in self.overlapping(self.forest.tree_of(of), extent) {
@@ -191,7 +194,8 @@ impl<'a> CountChanges<'a> {
             .map(|((_, at), i)| (*at, *i))
     }
 
-    /// Changes the count of each of the blocks. Returns the runs whose count is zero now.
+    /// Replaces the count of each block by the result of `edit`. Returns the runs whose count is
+    /// now zero, with their births.
     fn change(
         &mut self,
         of: Ino,

@@ -19,9 +19,11 @@ impl Store {
         let mut waits = 0;
         while waits < NODE_WAITS {
             match self.reserve_now(blocks) {
-                // Some free blocks are being discarded and will be returned in a moment.
+                // Some free blocks are being discarded. They become available when the discard
+                // ends.
                 Err(Error::NoSpace) if self.alloc.wait_for_claims() => waits += 1,
-                // Running operations were promised more nodes than they will use.
+                // Node reservations of running operations hold blocks, most of which they will
+                // return.
                 Err(Error::NoSpace) if self.alloc.available_soon() >= blocks => {
                     self.stats.node_stalls.inc();
                     match self.alloc.wait_for_nodes(NODE_WAIT) {
@@ -36,14 +38,14 @@ impl Store {
         self.reserve_now(blocks)
     }
 
-    /// Promises fewer than `blocks` blocks, after the whole number was refused: as many as there
-    /// are. `None` if there are none.
+    /// Promises as many blocks as are available, fewer than `blocks`. For a caller to which
+    /// [`Store::reserve_data`] has refused the whole number. `None` if no block is available.
     pub fn reserve_some_data(&self, blocks: u64) -> Option<DataReservation> {
         let mut some = self.alloc.available_data().min(blocks);
         while some > 0 {
             match self.alloc.reserve_data(some) {
                 Ok(promise) => return Some(promise),
-                // Other threads have taken a part meanwhile.
+                // Another thread has reserved blocks since the number was read.
                 Err(_) => some /= 2,
             }
         }

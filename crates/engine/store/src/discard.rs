@@ -15,8 +15,8 @@
 //!   the new bytes. Writing those bytes with FUA would not be enough: a FUA write makes nothing
 //!   else durable, and a discard that no flush has covered may land after it.
 //!
-//! The simpler rule, to discard only after a checkpoint, was rejected: the next checkpoint may be
-//! minutes away, and a discard after it is safe for the same reason as before it.
+//! The simpler rule, to discard only after a checkpoint, was rejected. The next checkpoint may be
+//! minutes away, and waiting for it adds no safety: the durable free already protects the block.
 
 use crate::store::Store;
 use kedge_alloc::Which;
@@ -94,8 +94,8 @@ impl Store {
         }
         trace::note(|| Event::Discards(Extent::new(BlockNo(start), end - start)));
         self.device.discard(start * BLOCK, (end - start) * BLOCK)?;
-        // Before the blocks are released, since their next owner may write them at once. Broken on
-        // purpose: no flush is requested.
+        // The write is noted before the blocks are released, since their next owner may write them
+        // at once. Broken on purpose: no flush is requested.
         if !broken::is(Variant::DiscardWithoutFlush) {
             self.note_data_write();
         }

@@ -25,12 +25,12 @@ struct State {
 pub(crate) struct Flusher {
     device: Arc<dyn Device>,
     written: AtomicU64,
-    /// Every write up to this number is durable. Only grows.
+    /// All writes with numbers up to this one are durable. The number only grows.
     flushed: AtomicU64,
     state: Mutex<State>,
     done: Condvar,
     pub flushes: Counter,
-    /// Requests that shared the flush of another.
+    /// Number of requests that were served by a flush of another thread.
     pub shared: Counter,
 }
 
@@ -102,16 +102,16 @@ impl Flusher {
     }
 }
 
-/// The conditions that a log write must wait for.
+/// What a log write waits for.
 pub(crate) struct LogBarrier {
     pub guard: Arc<EpochGuard>,
     pub flusher: Arc<Flusher>,
 }
 
 impl Barrier for LogBarrier {
-    /// First waits for the running commits. They leave the epoch guard when their record is
-    /// applied, or when they have shut the log down because it could not be applied. Then flushes
-    /// the data.
+    /// Waits until the commits now inside the epoch guard have left it, then flushes the data. A
+    /// commit leaves the guard when its record is applied, or when it has shut the log down because
+    /// the record could not be applied.
     fn barrier(&self) -> Result<()> {
         self.guard.wait_for_those_inside();
         self.flusher.flush(self.flusher.newest())

@@ -3,16 +3,17 @@
 //! An image with one tree pays for this with one load of a flag. In an image that was forked, a
 //! tree is opened when an operation first needs it, and stays open until it is dropped.
 //!
-//! No operation and no cut visits all open trees, of which there may be thousands. The sums that
-//! operations ask for are kept as nodes come and go ([`Totals`]). A cut freezes the trees that have
-//! taken nodes since the last one ([`Changed`]); what it learns of their sizes corrects the largest
-//! size ([`Sizes`]).
+//! No operation and no cut visits all open trees, of which there may be thousands. The sums over
+//! all trees that operations read are updated with each node that is taken or freed ([`Totals`]). A
+//! cut freezes only the trees that have taken nodes since the last one ([`Changed`]); their new
+//! sizes correct the largest size ([`Sizes`]).
 //!
 //! # Concurrency
-//! Entries of the table change at a cut alone, under the exclusive epoch guard, so an operation
-//! inside the guard sees one state of them. The lock of `state` guards the maps. A tree is opened
-//! without it, and joins the others under it. All trees share one generation, which each cut ends:
-//! a tree that was last frozen long ago takes its next nodes in the present generation.
+//! Entries of the table change only at a cut, under the exclusive epoch guard. So an operation
+//! inside the guard sees one state of the entries. The lock of `state` guards the maps. A tree is
+//! opened without that lock, and is added to the open trees under it. All trees share one
+//! generation, which each cut ends: a tree that was last frozen long ago takes its next nodes in
+//! the present generation.
 
 mod cut;
 mod entries;
@@ -44,10 +45,10 @@ use std::ops::ControlFlow;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-/// Least memory for the nodes of a tree that is not the first, in bytes.
+/// Minimum of the node cache of each tree other than the first, in bytes.
 const CACHE_MIN: u64 = 1 << 20;
 
-/// How long a thread rests that waits for a checkpoint to write a tree.
+/// Pause between two checks by a thread that waits until a checkpoint has written a tree.
 const WRITING_REST: Duration = Duration::from_millis(1);
 
 /// An open tree.
@@ -67,7 +68,8 @@ pub(crate) struct Common {
     pub lock: TreeLock,
     pub uuid: uuid::Uuid,
     pub secret: LogSecret,
-    /// Of all trees but the table, whose nodes are not evicted and count for no limit.
+    /// Sums over all trees but the table of trees. The table's nodes are not evicted and count for
+    /// no limit.
     pub totals: Arc<Totals>,
     pub changed: Arc<Changed>,
 }
@@ -82,7 +84,8 @@ impl Common {
         TreeConfig { totals: Arc::default(), ..self.config(u64::MAX / 4) }
     }
 
-    /// Number 0 stands for the trees that each cut visits: the first tree and the table.
+    /// The allocator for the nodes of tree `number`, as `btree` uses it. Number 0 stands for the
+    /// trees that each cut visits anyway: the first tree and the table.
     fn space(&self, number: u32, marks: &Arc<Marks>) -> Arc<AllocNodes> {
         let (alloc, generation) = (self.alloc.clone(), self.generation.clone());
         let changes = (number != 0).then(|| ChangeNote::new(number, self.changed.clone()));
@@ -106,26 +109,27 @@ impl Common {
 #[derive(Default)]
 struct State {
     entries: Entries,
-    /// Heads by the directory that names them, and their name.
+    /// Trees in use (heads), by the directory that contains their name, then by the name.
     named: BTreeMap<Ino, BTreeMap<Vec<u8>, u32>>,
     open: BTreeMap<u32, Arc<Member>>,
-    /// The first tree, once it has replaced the one with which the image was opened.
+    /// The present first tree, if it has replaced the one with which the image was opened.
     later_first: Option<Arc<Member>>,
-    /// What the first tree will be after the next cut, if that replaces it.
+    /// The tree that the next cut makes the first one, if that cut replaces the first tree.
     next_first: Option<Arc<Member>>,
     sizes: Sizes,
-    /// Trees whose entries a cut has changed that is not on the device yet, nor is what these name.
+    /// Trees whose entries the last cut has changed, while its checkpoint is not on the device yet.
+    /// The root that such an entry names may not be on the device either.
     unwritten: BTreeSet<u32>,
     /// Where the search for an unused number starts. No number is used twice while an image is
-    /// open, because a caller may still know inodes of a tree that was dropped.
+    /// open, because a caller may still hold inode numbers of a tree that was dropped.
     next_number: u32,
 }
 
 pub(crate) struct Forest {
     /// The first tree with which the image was opened; see [`Forest::first`].
     opened_first: Arc<Member>,
-    /// The number that the contents got which the first tree had before it was replaced; 0 if it
-    /// never was.
+    /// The number of the dying tree with the former contents of the first tree, since the first
+    /// tree was last replaced; 0 if it was not replaced while the image was open.
     replaced: AtomicU32,
     common: Common,
     forked: AtomicBool,
@@ -133,16 +137,20 @@ pub(crate) struct Forest {
     cache_bytes: AtomicU64,
     state: RwLock<State>,
     pub limits: Arc<Limits>,
-    /// Why the checkpoint of the last cut was not written, until a later one is.
+    /// The error with which the checkpoint of the last cut failed, until a later checkpoint is
+    /// written.
     unwritten_why: Mutex<Option<Error>>,
-    /// Made by the first fork. Its nodes are never evicted, because a cut changes them.
+    /// The table of trees, created by the first fork. Its nodes are never evicted, because a cut
+    /// changes them and must not wait for a read.
     table: OnceLock<Tree>,
-    /// Nodes that a cut may need for the table. The promise is kept as long as the image is open.
+    /// Nodes reserved for changes of the table at a cut. The reservation lasts while the image is
+    /// open.
     promised: Mutex<Option<NodeReservation>>,
 }
 
 impl Forest {
-    /// The forest of an image whose superblock names the first tree, with its table if it has one.
+    /// Makes the forest of an image whose superblock names the first tree, with its table if it has
+    /// one.
     pub(crate) fn open(
         common: Common,
         first: Tree,
@@ -237,47 +245,48 @@ impl Forest {
         self.forked.load(Acquire)
     }
 
-    /// The birth of extents that are made now.
+    /// The birth that an extent made now gets.
     pub(crate) fn birth(&self) -> u32 {
         self.birth.load(Relaxed)
     }
 
-    /// The births of extents that belong to the point of an inode's tree are lower than this.
+    /// The extents of an inode whose birth is lower than this belong to the point of the inode's
+    /// tree.
     pub(crate) fn births_below(&self, ino: Ino) -> u32 {
         if !self.is_forked() || broken::is(Variant::BirthIgnored) {
             return 0;
         }
         match ino.tree() {
             0 => self.first().marks.births_below(),
-            // A tree that is gone has no extents to ask about.
+            // A tree that is gone has no extents.
             number => self.state.read().entries.get(&number).map_or(0, |entry| entry.births_below),
         }
     }
 
-    /// Whether the tree of an inode shares its extent of this birth.
+    /// Whether an extent of this inode with this birth is shared with other trees.
     pub(crate) fn is_shared(&self, ino: Ino, birth: u32) -> bool {
         birth < self.births_below(ino)
     }
 
-    /// The tree of an inode.
+    /// The number of the tree that the inode is in.
     pub(crate) fn tree_of(&self, ino: Ino) -> u32 {
         if self.is_forked() { ino.tree() } else { 0 }
     }
 
-    /// The number by which an item of a tree names an inode of the same tree.
+    /// The inode's number as items of its own tree contain it: without the number of the tree.
     pub(crate) fn in_item(&self, ino: Ino) -> Ino {
         if self.is_forked() { ino.local() } else { ino }
     }
 
-    /// The open tree. May read its root.
+    /// Returns a tree, which is opened if necessary. That may read its root.
     pub(crate) fn member(&self, number: u32) -> Result<Arc<Member>> {
         if number == 0 {
             return Ok(self.first().shared());
         }
-        // A fork can be found by its name from the cut on, which is before its root is on the
-        // device. This thread is not inside the epoch guard, for which that checkpoint may wait: a
-        // commit has opened its trees before it enters. Nothing else that a thread holds stops a
-        // checkpoint after its cut.
+        // A fork can be found by its name from the cut on, before its root is on the device.
+        // Waiting for that checkpoint here cannot deadlock. It may wait for the epoch guard, but
+        // this thread is not inside the guard: a commit opens its trees before it enters. After its
+        // cut a checkpoint waits for nothing else that this thread may hold.
         let entry = loop {
             let state = self.state.read();
             if let Some(member) = state.open.get(&number) {
@@ -294,7 +303,8 @@ impl Forest {
             drop(state);
             self.common.clock.sleep(WRITING_REST);
         };
-        // Without the lock, because it reads. The root of a tree that is not open does not change.
+        // The lock is not held, because the open reads from the device. The root of a tree that is
+        // not open does not change.
         let marks = Arc::new(Marks::default());
         marks.set(entry.births_below, entry.nodes_below);
         let counters = Counters::of(entry.next_ino, entry.inodes, entry.orphans);
@@ -305,7 +315,7 @@ impl Forest {
         let Some(current) = current.filter(|now| now.kind == TreeKind::Head) else {
             return Err(Error::NoTree(number));
         };
-        // A fork of the tree, or the end of its point, has changed the marks since then.
+        // The marks may have changed during the read: the tree was forked, or its point was freed.
         if !broken::is(Variant::StaleMarks) {
             member.marks.set(current.births_below, current.nodes_below);
         }
@@ -316,15 +326,15 @@ impl Forest {
         Ok(member)
     }
 
-    /// Whether the last cut that changed the table is not on the device yet.
+    /// Whether the checkpoint of the last cut that changed the table is not on the device yet.
     pub(crate) fn is_unwritten(&self) -> bool {
         !self.state.read().unwritten.is_empty()
     }
 
     // ----- sizes -----
 
-    /// The height and the number of nodes of the largest open tree, or more: without forks those of
-    /// the first, with forks the most since the last cut.
+    /// Upper bounds on the height and the number of nodes of an open tree. Without forks these are
+    /// the values of the first tree, with forks the largest since the last cut.
     pub(crate) fn largest(&self) -> (u32, u64) {
         if self.is_forked() {
             return self.common.totals.largest();
@@ -333,7 +343,8 @@ impl Forest {
         (first.tree.height(), first.tree.node_count())
     }
 
-    /// Notes the size of a tree that joins the open ones. The lock of `state` keeps a cut away.
+    /// Records the size of a tree that has just been opened. The caller holds the lock of `state`,
+    /// so no cut runs meanwhile.
     fn note_size(&self, state: &mut State, number: u32, tree: &Tree) {
         state.sizes.set(number, tree);
         self.common.totals.note_size(tree.node_count(), tree.height());
@@ -356,7 +367,7 @@ impl Forest {
         self.share_cache();
     }
 
-    /// Half of the memory is the first tree's; the others share the other half.
+    /// Divides the node cache: half for the first tree, the other half for all others together.
     fn share_cache(&self) {
         let bytes = self.cache_bytes.load(Relaxed);
         let state = self.state.read();
@@ -365,7 +376,7 @@ impl Forest {
         let has_other = |member: &&Arc<Member>| member.tree.cache_bytes() as u64 != each;
         let others: Vec<_> = state.open.values().filter(has_other).cloned().collect();
         let first = if state.open.is_empty() { bytes } else { bytes / 2 };
-        // What follows may evict nodes.
+        // The lock is released first, since shrinking a cache may evict nodes.
         drop(state);
         if self.first().tree.cache_bytes() as u64 != first {
             self.first().tree.set_cache_bytes(first as usize);
@@ -377,7 +388,7 @@ impl Forest {
 
     // ----- the table -----
 
-    /// The entries, with the present counters of open trees.
+    /// All entries, with the present counters for trees that are open.
     pub(crate) fn entries(&self) -> BTreeMap<u32, TreeEntry> {
         let state = self.state.read();
         let mut entries: BTreeMap<u32, TreeEntry> = (*state.entries).clone();
@@ -393,18 +404,18 @@ impl Forest {
         self.state.read().entries.get(&number).cloned()
     }
 
-    /// What can be freed next; `quiet`: while nothing changes.
+    /// What can be freed next. `quiet`: the caller ensures that nothing changes meanwhile.
     pub(crate) fn to_free(&self, quiet: bool) -> ToFree {
         self.state.read().entries.to_free(quiet)
     }
 
-    /// Whether nothing is left that [`Forest::to_free`] would find, now or while nothing changes.
+    /// Whether [`Forest::to_free`] would find nothing, with or without `quiet`.
     pub(crate) fn is_all_in_use(&self) -> bool {
         self.state.read().entries.is_all_in_use()
     }
 
-    /// The trees that have changed since they were last forked, or never were: these alone have
-    /// blocks and nodes that no point has.
+    /// The trees that were never forked, or have changed since their last fork. Only these have
+    /// blocks and nodes that belong to no point.
     pub(crate) fn changed_heads(&self) -> Vec<u32> {
         let state = self.state.read();
         let changed = |(number, entry): &(&u32, &TreeEntry)| {
@@ -417,13 +428,13 @@ impl Forest {
         }
     }
 
-    /// Whether this tree must not be changed; `None` if it is not there or dying.
+    /// Whether the tree is read-only. `None` if it does not exist or is being deleted.
     pub(crate) fn head_is_read_only(&self, number: u32) -> Option<bool> {
         let state = self.state.read();
         state.entries.get(&number).filter(|entry| entry.kind == TreeKind::Head).map(|entry| entry.read_only)
     }
 
-    /// Whether `tree` has not changed since it was last forked, and `fork` comes from that moment.
+    /// Whether `tree` has not changed since its last fork, and `fork` was made from that state.
     pub(crate) fn is_as_forked(&self, tree: u32, fork: u32) -> bool {
         let state = self.state.read();
         let (Some(entry), Some(fork)) = (state.entries.get(&tree), state.entries.get(&fork)) else {
@@ -431,14 +442,14 @@ impl Forest {
         };
         let root = self.root_generation(&state, tree, entry);
         let mut point = fork.point;
-        // The chain of points was checked to end.
+        // The loop ends: opening the table has checked that chains of points have no circle.
         while point != entry.point && point != 0 {
             point = state.entries.get(&point).map_or(0, |above| above.point);
         }
         entry.point != 0 && point == entry.point && root < entry.nodes_below
     }
 
-    /// The generation of the root of a tree as it is now.
+    /// The generation of the present root of a tree.
     fn root_generation(&self, state: &State, tree: u32, entry: &TreeEntry) -> Generation {
         match (tree, state.open.get(&tree)) {
             (0, _) => self.first_in(&state.later_first).tree.root().1,
@@ -447,7 +458,7 @@ impl Forest {
         }
     }
 
-    /// Whether a tree is as its point is.
+    /// Whether a tree has not changed since its point was made.
     pub(crate) fn is_as_its_point(&self, tree: u32) -> Result<bool> {
         let state = self.state.read();
         let Some(entry) = state.entries.get(&tree).filter(|entry| entry.kind == TreeKind::Head) else {
@@ -456,7 +467,7 @@ impl Forest {
         Ok(entry.point != 0 && self.root_generation(&state, tree, entry) < entry.nodes_below)
     }
 
-    /// The trees that a directory names, with their names.
+    /// The trees whose names are in a directory, with the names.
     pub(crate) fn named_in(&self, dir: Ino) -> Vec<(u32, Vec<u8>)> {
         if !self.is_forked() {
             return Vec::new();
@@ -466,7 +477,7 @@ impl Forest {
         names.map(|(name, number)| (*number, name.clone())).collect()
     }
 
-    /// The number of trees that a directory names.
+    /// The number of trees whose names are in a directory.
     pub(crate) fn named_count(&self, dir: Ino) -> u32 {
         if !self.is_forked() {
             return 0;
@@ -474,7 +485,7 @@ impl Forest {
         self.state.read().named.get(&dir).map_or(0, |names| names.len() as u32)
     }
 
-    /// The tree that a directory gives this name.
+    /// The tree that has this name in a directory.
     pub(crate) fn named(&self, dir: Ino, name: &[u8]) -> Option<u32> {
         if !self.is_forked() {
             return None;
@@ -482,7 +493,7 @@ impl Forest {
         self.state.read().named.get(&dir)?.get(name).copied()
     }
 
-    /// Whether a directory of this tree names another tree.
+    /// Whether a directory of this tree contains the name of another tree.
     pub(crate) fn names_any(&self, number: u32) -> bool {
         let state = self.state.read();
         state.named.range(Ino(0).in_tree(number)..Ino(0).in_tree(number + 1)).next().is_some()
@@ -499,11 +510,11 @@ impl Forest {
             let is_head = *number != 0 && entry.kind == TreeKind::Head;
             is_head.then(|| open().unwrap_or(entry.inodes))
         };
-        // The counts of a corrupt image may be anything.
+        // In a corrupt image the counters may have any value.
         state.entries.iter().filter_map(heads).fold(first, u64::saturating_add)
     }
 
-    /// Numbers that no tree has had since the image was opened.
+    /// Numbers for `N` new trees. No tree has had them since the image was opened.
     pub(crate) fn new_numbers<const N: usize>(&self) -> Result<[u32; N]> {
         let mut state = self.state.write();
         let mut numbers = [0; N];
@@ -521,14 +532,15 @@ impl Forest {
         Ok(numbers)
     }
 
-    /// Promises the nodes that the next cut needs for the table, with `more` new entries. The
-    /// promise lasts: a cut that takes nodes returns as many when its checkpoint is durable.
+    /// Reserves the nodes that the next cut needs for the table, which gets `more` new entries. The
+    /// reservation stays full: when the checkpoint of a cut that took nodes is durable, as many
+    /// nodes are returned to it.
     pub(crate) fn promise_nodes(&self, more: u32) -> Result<()> {
         if !self.is_forked() && more == 0 {
             return Ok(());
         }
         let (nodes, height) = self.table.get().map_or((1, 1), |t| (t.node_count(), t.height()));
-        // The count of a corrupt image may be anything.
+        // In a corrupt image the node count may have any value.
         let want = nodes.saturating_add(u64::from((1 + more) * (height + 2)));
         let want = u32::try_from(want).unwrap_or(u32::MAX);
         let held = self.promised.lock().as_ref().map_or(0, |r| r.slots() as u32);
@@ -537,7 +549,8 @@ impl Forest {
         }
         let class = kedge_alloc::NodeClass::Promised;
         let more = self.common.alloc.reserve_nodes(want - held, class)?.ok_or(Error::NoSpace)?.keep();
-        // Merged without the lock, because a reservation that is dropped takes locks.
+        // The lock of `promised` is not held during the merge, because dropping a reservation takes
+        // other locks.
         let mut all = more;
         let before = self.promised.lock().take();
         if let Some(before) = before {
@@ -548,7 +561,7 @@ impl Forest {
         Ok(())
     }
 
-    /// The generation of the root of a tree as it is now; `None` if the tree is gone.
+    /// The generation of the present root of a tree. `None` if the tree does not exist.
     pub(crate) fn root_generation_of(&self, tree: u32) -> Option<Generation> {
         let state = self.state.read();
         let entry = state.entries.get(&tree).filter(|entry| entry.kind == TreeKind::Head)?;

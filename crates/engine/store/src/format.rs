@@ -22,26 +22,26 @@ use std::sync::Arc;
 /// Parameters of a new image.
 #[derive(Clone, Debug)]
 pub struct FormatParams {
-    /// Bytes; at most the device's size.
+    /// Size of the image in bytes; at most the size of the device.
     pub size: u64,
     pub log_size: u64,
     pub label: String,
     pub uuid: uuid::Uuid,
     pub hash_seed: [u8; 16],
-    /// Random; see [`kedge_format::logwrite`].
+    /// A random secret; see [`kedge_format::logwrite`].
     pub log_secret: LogSecret,
     /// Owner of the root directory.
     pub uid: u32,
     pub gid: u32,
-    /// Files may be made immutable or append-only.
+    /// Whether files may be made immutable or append-only.
     pub immutable: bool,
-    /// File data has checksums.
+    /// Whether file data has checksums.
     pub data_checksums: bool,
-    /// Files of up to this many bytes have their data in the tree; 0 for none.
+    /// The first block of a file of up to this many bytes is stored in the tree; 0 turns that off.
     pub inline_max: u64,
 }
 
-/// First generation; its slot is slot 0.
+/// Generation of the first checkpoint, which is written to slot 0.
 const FIRST: Generation = Generation(2);
 
 /// Formats the device as an image. Its previous contents are lost.
@@ -121,15 +121,15 @@ pub fn format(device: Arc<dyn Device>, clock: Arc<dyn Clock>, params: &FormatPar
     Ok(sb.geometry)
 }
 
-/// The part of the ring that is written at once in a sparse file. The log backs the rest when its
-/// head approaches it (`backing` of `kedge_log`).
+/// Bytes of the ring that are written at once in a sparse file. The log has the host allocate the
+/// rest when its head approaches it (`backing` of `kedge_log`).
 const SPARSE_BYTES: u64 = 64 << 20;
 
 /// Writes the ring with zeros, instead of leaving holes in a sparse file. Otherwise the host would
-/// allocate or convert blocks under log writes, and each force would pay for that. A large ring in
-/// a file with holes is written in part only: the file would take a gigabyte of its host before it
-/// holds anything. The rest becomes a hole, which reads as zeros whatever the file held before,
-/// such as an image with the same key.
+/// allocate or convert blocks under log writes, and each force would pay for that. In a file with
+/// holes only the start of a large ring is written: otherwise an empty image could take a gigabyte
+/// of its host. The rest of the ring becomes a hole. A hole reads as zeros, whatever the file held
+/// before, such as an image with the same key.
 fn write_log_ring(device: &dyn Device, geometry: &Geometry) -> Result<()> {
     const CHUNK: u64 = 256;
     let (start, bytes) = (geometry.log_start.byte_offset(), geometry.log_bytes());

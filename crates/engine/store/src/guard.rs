@@ -29,9 +29,9 @@ impl EpochGuard {
         self.0[stripe()].0.read()
     }
 
-    /// Returns when all commits that were inside at the call have left. Commits that enter later
-    /// are not waited for. A waiting writer of a lane has priority over new readers, so this
-    /// returns however busy the guard is.
+    /// Waits until all commits that are inside the guard now have left. Does not wait for commits
+    /// that enter later: a waiting writer of a lane has priority over new readers, so this returns
+    /// however busy the guard is.
     pub(crate) fn wait_for_those_inside(&self) {
         for lane in &self.0 {
             drop(lane.0.write());

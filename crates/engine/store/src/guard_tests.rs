@@ -5,7 +5,7 @@ use kedge_base::spawn_named;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Two numbers that are equal whenever no thread is inside.
+/// Two numbers that are equal whenever no thread is inside the guard.
 #[derive(Default)]
 struct Pair(AtomicU64, AtomicU64);
 

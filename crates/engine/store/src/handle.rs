@@ -16,27 +16,26 @@ use kedge_log::{Log, RecordLsn, Reservation, ReserveClass};
 use smallvec::SmallVec;
 use std::time::Duration;
 
-/// How long, and how often, an operation or a data reservation waits for other operations to
-/// release node reservations before it fails with `NoSpace`.
+/// An operation or a data reservation that lacks blocks waits for other operations to release node
+/// reservations: up to this long, and up to `NODE_WAITS` times. Then it fails with `NoSpace`.
 pub(crate) const NODE_WAIT: Duration = Duration::from_millis(100);
 pub(crate) const NODE_WAITS: u32 = 100;
 
-/// The reserved space of one running operation. Its drop returns what was not used.
-///
-/// A thread that holds a handle waits neither for space nor for a checkpoint, and takes no second
-/// handle: otherwise threads that wait for space could hold all of it. The place in the lock order
-/// asserts this rule.
+/// The reserved space of one running operation. Dropping it returns what was not used. A thread
+/// that holds a handle waits neither for space nor for a checkpoint, and takes no second handle.
+/// Otherwise waiting threads could together hold all of the space for which they wait. The rank
+/// `LogReservation` of the lock order asserts this rule.
 pub struct Handle<'a> {
     store: &'a Store,
     need: Need,
     log: Reservation,
     nodes: NodeReservation,
-    /// What the next record uses of what limits have promised.
+    /// Promised blocks and inodes of limits that the next record uses up.
     spent: SmallVec<[Spent; 1]>,
     _entered: Entered,
 }
 
-/// The part of the log that a class may use.
+/// The class of log reservation for a class of operation.
 fn log_class(class: Class) -> ReserveClass {
     match class {
         Class::Normal => ReserveClass::Normal,
@@ -45,8 +44,8 @@ fn log_class(class: Class) -> ReserveClass {
     }
 }
 
-/// The part of the node pool that a class may use. Data that a checkpoint writes in place was
-/// promised its nodes, so it uses the promised part.
+/// The class of node reservation for a class of operation. The nodes for data that a checkpoint
+/// writes in place were promised, so `Checkpoint` uses the promised class.
 fn node_class(class: Class) -> NodeClass {
     match class {
         Class::Normal => NodeClass::Normal,
@@ -63,12 +62,14 @@ impl Store {
         self.begin_up_to(need, need)
     }
 
-    /// As `begin`, for an operation that can do with fewer nodes: it gets the nodes of `need` if
-    /// they are free, or waits for those of `least`. [`Handle::need`] is the need that was granted.
+    /// As `begin`, for an operation that can work with fewer nodes: it reserves the nodes of `need`
+    /// if they are free, or else waits for those of `least`. [`Handle::need`] returns the need that
+    /// was granted.
     ///
-    /// The log is reserved first: a thread that waits for log space holds no nodes, because the
-    /// checkpoint for which it waits needs nodes for what it writes in place. A thread that waits
-    /// for nodes holds log space, which is safe: the checkpoint has a part of the log of its own.
+    /// The log is reserved first. A thread that waits for log space must hold no nodes, because the
+    /// checkpoint for which it waits needs nodes for the data that it writes in place. A thread
+    /// that waits for nodes may hold log space, because a part of the log is kept for the
+    /// checkpoint.
     pub fn begin_up_to(&self, need: Need, least: Need) -> Result<Handle<'_>> {
         if self.read_only {
             return Err(Error::ReadOnly);
@@ -112,8 +113,8 @@ impl Store {
         }
     }
 
-    /// For the checkpoint's own records. Fails without waiting if there is no space, because a wait
-    /// for a checkpoint would deadlock on itself.
+    /// `begin` for the checkpoint's own records. Fails without waiting if there is no space: the
+    /// checkpoint would wait for itself.
     fn begin_in_checkpoint(&self, need: Need, least: Need) -> Result<Handle<'_>> {
         let granted = self.nodes_now(need).map(|nodes| (nodes, need));
         let (nodes, need) =
@@ -127,17 +128,17 @@ impl Store {
         need.nodes(height, nodes)
     }
 
-    /// Reserves the nodes if they are free now.
+    /// Reserves the nodes if they are free now. `None` otherwise.
     fn nodes_now(&self, need: Need) -> Option<NodeReservation> {
         self.alloc.reserve_nodes(self.nodes_for(&need), node_class(need.class)).ok().flatten()
     }
 
     fn reserve_nodes(&self, need: Need) -> Result<NodeReservation> {
         let (class, count) = (node_class(need.class), self.nodes_for(&need));
-        // In each round a checkpoint frees the nodes that were replaced before it. On an image this
-        // full, more than a few rounds mean that nothing will become free. Rounds in which other
-        // operations hold reservations do not count: those operations end without waiting for
-        // space, and failing earlier would refuse an operation for which there is room.
+        // In each round a checkpoint frees the nodes that were replaced before it. If a few rounds
+        // free nothing, nothing will become free. Rounds in which other operations hold
+        // reservations do not count: those operations end without waiting for space, and failing
+        // earlier would refuse an operation for which there is room.
         let (mut rounds, mut waits) = (0, 0);
         while rounds < 8 && waits < NODE_WAITS {
             if let Some(nodes) = self.alloc.reserve_nodes(count, class)? {
@@ -157,9 +158,9 @@ impl Store {
     }
 }
 
-/// Shuts the store down if it is dropped while armed, by a panic between append and the end of
-/// apply. It is dropped before the epoch guard is left, so no log write takes the record. (After an
-/// error the store is shut down already.)
+/// Shuts the store down if a panic drops it between append and the end of apply. It is dropped
+/// before the epoch guard, so the log is shut down before any log write can take the record. (After
+/// an error in apply the store is shut down already.)
 struct Poison<'a>(Option<&'a Store>);
 
 impl Drop for Poison<'_> {
@@ -173,8 +174,9 @@ impl Drop for Poison<'_> {
 }
 
 impl Handle<'_> {
-    /// Appends the record and applies it. After a crash all of it is there, or nothing. May
-    /// read leaves that were evicted, before it enters the epoch guard; waits for nothing else.
+    /// Appends the record and applies it. After a crash the record has taken effect as a whole or
+    /// not at all. The call may read evicted leaves before it enters the epoch guard; it waits for
+    /// nothing else.
     ///
     /// The caller holds the meta locks of all inodes that the record touches, so that records of
     /// one inode are appended in the order in which they take effect.
@@ -182,36 +184,37 @@ impl Handle<'_> {
         self.commit_as(record, false)
     }
 
-    /// [`Handle::commit`] for an operation with one record: also returns the rest of the
-    /// reservation. Not for records that make log-resident pieces, whose promises are taken from
-    /// that rest.
+    /// [`Handle::commit`] for an operation with one record. It also returns the rest of the
+    /// reservation. Not for records that make log-resident pieces: the log bytes promised for these
+    /// pieces come out of that rest.
     pub fn commit_only(mut self, record: RecordBuilder) -> Result<RecordLsn> {
         self.commit_as(record, true)
     }
 
-    /// The need for which the handle has reserved.
+    /// The need that was reserved.
     pub fn need(&self) -> Need {
         self.need
     }
 
-    /// Bytes of the longest record that the handle can commit.
+    /// Log bytes left in the reservation: the length of the longest record that can be committed.
     pub fn bytes_left(&self) -> u64 {
         self.log.bytes_left()
     }
 
-    /// The next record uses this of what limits have promised. After it the caller calls
-    /// [`crate::Charge::spent`].
+    /// States that the next record uses up `spent` of the promises of a limit. After the commit the
+    /// caller calls [`crate::Charge::spent`].
     pub fn spend(&mut self, spent: Spent) {
         self.spent.push(spent);
     }
 
-    /// Ensures that the record fits before it takes effect. A record that is longer than the
-    /// reserved log bytes shows a need that was added up wrongly. A debug build panics; a release
-    /// build reserves more if possible, or fails the operation. A panic there would end the mount
-    /// for all users.
+    /// Ensures that the record fits, before it is appended. A record longer than the reserved log
+    /// bytes shows that the need was computed wrongly. A debug build then panics. A release build
+    /// reserves more if possible, or else fails the operation: a panic would end the mount for all
+    /// users.
     ///
-    /// The nodes are exact where each item counts a path. Where neighbours are counted together,
-    /// they may lie in more leaves than assumed, so their leaves are counted here.
+    /// The reserved nodes suffice if the need counts a path for each item. Neighbours are counted
+    /// together, and may lie in more leaves than assumed. So for a record with neighbours the
+    /// leaves are counted here, and more nodes are reserved if necessary.
     fn make_room(&mut self, bytes: usize, keys: &[Key], puts: &[Key]) -> Result<()> {
         let (bytes, left) = (bytes as u64, self.log.bytes_left());
         if bytes > left {
@@ -231,7 +234,7 @@ impl Handle<'_> {
         if keys.len() > self.need.paths() as usize {
             let (leaves, full) = (store.forest.leaves_of(keys)?, store.forest.leaves_of(puts)?);
             let exact = Need { changes: leaves - full.min(leaves), puts: full, neighbours: 0, ..self.need };
-            // Many puts may fill a leaf more than once.
+            // The puts may split a leaf more than once.
             let more = Need { neighbours: puts.len() as u32, ..exact };
             let lack = u64::from(store.nodes_for(&more)).saturating_sub(self.nodes.slots());
             if lack > 0 {
@@ -251,9 +254,9 @@ impl Handle<'_> {
         let keys: SmallVec<[_; 8]> = apply::keys(&decoded.edits).collect();
         let puts: SmallVec<[_; 8]> = apply::new_keys(&decoded.edits).collect();
         self.make_room(bytes.len(), &keys, &puts)?;
-        // Reads the leaves that apply will touch, since a commit inside the epoch guard must not
-        // wait for IO. A tree that is entirely in memory needs no pins. If its first eviction
-        // happens at this moment, this one operation waits for a read inside the guard.
+        // Pins the leaves that apply will touch, since a commit inside the epoch guard must not
+        // wait for IO. A tree that is entirely in memory is not pinned. If its first eviction
+        // happens between this check and apply, this commit reads a leaf inside the guard.
         let _pins = if store.forest.is_in_memory() { None } else { Some(store.forest.pin(&keys)?) };
         let guard = store.guard.enter();
         store.check_alive()?;
@@ -262,7 +265,7 @@ impl Handle<'_> {
         trace::note(|| Event::Commits(commits_of(&decoded)));
         let append = if last { Log::append_last } else { Log::append };
         let lsn = append(&store.log, &mut self.log, &bytes);
-        // Inside the guard, so that what the witness notes precedes the log write.
+        // The witness is called inside the guard, so that its note precedes the log write.
         kedge_base::witness::committed(decoded.op as u8, lsn.end);
         let taken_before = nodes_taken();
         let target = Target {
@@ -272,8 +275,8 @@ impl Handle<'_> {
             spent: &spent,
             replay: false,
         };
-        // The epoch guard is still held, so no log write takes the record before it is applied or
-        // the log is shut down.
+        // The epoch guard is still held. So no log write takes the record before it is applied, or
+        // before the log is shut down.
         let pieces = apply::apply(&target, lsn, &decoded.edits).inspect_err(|e| store.shutdown(e))?;
         let promised = pieces.max(0) as u64 * PROMISE_PER_PIECE;
         if pieces != 0 {

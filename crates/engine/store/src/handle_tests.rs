@@ -24,9 +24,9 @@ fn xattr(n: u64) -> Key {
     Key::new(Ino::ROOT, ItemKind::Xattr, n)
 }
 
-/// A record of many edits of which the last cannot be applied. Milliseconds pass between its append
-/// and the failure, in which other threads force the log. If the record were written, no recovery
-/// could replay it.
+/// Commits a record of many edits, the last of which cannot be applied. Milliseconds pass between
+/// its append and the failure; other threads force the log meanwhile. If the record were written,
+/// no recovery could replay it.
 #[test]
 fn a_record_that_cannot_be_applied_never_becomes_durable() {
     for round in 0..8 {
@@ -71,8 +71,9 @@ fn need(log_bytes: u64, class: Class) -> Need {
     Need { log_bytes, changes: 0, puts: 1, neighbours: 0, trees: 1, class }
 }
 
-/// Operations are promised many more nodes than they will use. Data that finds no other space waits
-/// until the promises end, and statfs counts them as available meanwhile.
+/// Node reservations of operations are much larger than what the operations use. Data that finds no
+/// other space waits until these reservations end; statfs counts their nodes as available
+/// meanwhile.
 #[test]
 fn data_waits_for_what_operations_are_promised() {
     let (_, store) = fresh();
@@ -114,8 +115,8 @@ fn what_an_operation_reserves_comes_back_when_it_ends() {
     assert_eq!(space().0, before.0, "used");
 }
 
-/// Each class leaves the last part of the log to the classes above it. A checkpoint never waits,
-/// and is refused when even its part is taken.
+/// Each class leaves the last part of the log to the classes above it. A reservation of a
+/// checkpoint never waits: it is refused if even the checkpoint's own part is taken.
 #[test]
 fn the_last_part_of_the_log_is_the_checkpoint_s() {
     let (_, store) = fresh();
@@ -151,8 +152,8 @@ fn a_store_that_only_reads_reserves_nothing() {
     }
 }
 
-/// A second reservation of a thread may wait for what its first one holds. Debug builds refuse it
-/// at once, however much is free.
+/// A thread's second reservation may wait for space that its first one holds. Debug builds refuse
+/// it at once, however much space is free.
 #[test]
 #[cfg(debug_assertions)]
 fn a_thread_has_one_handle_at_a_time_and_waits_for_no_checkpoint_with_it() {
@@ -170,7 +171,7 @@ fn a_thread_has_one_handle_at_a_time_and_waits_for_no_checkpoint_with_it() {
     drop(store.begin(need(100, Class::Normal)).unwrap());
 }
 
-/// In release builds a need that was added up wrongly does not end the mount.
+/// In release builds a need that was computed wrongly does not end the mount.
 #[test]
 #[cfg(not(debug_assertions))]
 fn a_record_that_is_longer_than_its_reservation_gets_more_or_is_refused() {

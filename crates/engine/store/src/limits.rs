@@ -1,20 +1,21 @@
-//! Limits of directory trees in memory: what is used, and what is promised.
+//! Counts of the limits of directory trees, in memory: what is used, and what is promised.
 //!
 //! # Counting
-//! A record changes what its inodes count for. [`Limits::settle`] changes the counts of one record
-//! at once, inside the epoch guard, so a cut has the counts of exactly the records below it. The
-//! log holds nothing of them: replay counts again from the checkpoint's counts.
+//! A record changes the blocks and inodes that its inodes count for. [`Limits::settle`] changes the
+//! counts for a record at once, inside the epoch guard. So a cut has the counts of exactly the
+//! records below it. The log does not contain the counts: replay starts from the counts of the
+//! checkpoint and counts again.
 //!
 //! # Promises
 //! An operation that will use blocks or inodes promises them first ([`Charge`]). The sum of what is
-//! used and what is promised never passes a maximum, except where a maximum was set below what was
-//! in use. The record that uses what was promised turns the one into the other in one step
-//! ([`Spent`]). So a write that was accepted finds its blocks, and nothing is refused because a
-//! block counts twice for a moment.
+//! used and what is promised never exceeds a maximum, unless the maximum was set below what was in
+//! use. The record that uses what was promised moves the amount from promised to used in one step
+//! ([`Spent`]). So an accepted write finds its blocks, and no operation is refused because a block
+//! counts twice for a moment.
 //!
 //! # Concurrency
-//! One short lock guards all counts, because each change touches a whole way of parents. An
-//! operation on inodes without a limit never takes it.
+//! One lock, held briefly, guards all counts, because each change touches all limits that contain
+//! the changed one. An operation on inodes without a limit never takes the lock.
 
 use kedge_base::atomic::{AtomicBool, Ordering};
 use kedge_base::broken::{self, Variant};
@@ -25,14 +26,14 @@ use kedge_format::limits::{DEPTH_MAX, LIMITS_MAX, LimitEntry, key};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// A limit of a tree, by its number there.
+/// Identifies a limit: the number of its tree, and its number within that tree.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
 pub struct LimitId {
     pub tree: u32,
     pub number: u32,
 }
 
-/// What a record adds to a limit.
+/// What a record adds to the counts of a limit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Delta {
     pub id: LimitId,
@@ -40,7 +41,7 @@ pub(crate) struct Delta {
     pub inodes: i64,
 }
 
-/// What a record uses of what was promised.
+/// What a record uses up of the promises of a limit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Spent {
     pub id: LimitId,
@@ -48,23 +49,24 @@ pub struct Spent {
     pub inodes: u64,
 }
 
-/// Blocks and inodes.
+/// A number of blocks and a number of inodes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Amount {
     pub blocks: u64,
     pub inodes: u64,
 }
 
-/// What may be used below a directory, and what is.
+/// The maxima, the use and the promises of a limit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LimitState {
     pub id: LimitId,
     pub entry: LimitEntry,
-    /// Promised to operations under way and to delayed allocation.
+    /// What is promised to running operations and to delayed allocation.
     pub promised: Amount,
 }
 
-/// A maximum, and what is left of it: the smallest of a way of parents. `None` without a maximum.
+/// For blocks and for inodes: the smallest maximum, and the smallest amount left, of a limit and
+/// all that contain it. `None` if none of these limits has a maximum.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Room {
     pub blocks: Option<(u64, u64)>,
@@ -74,16 +76,17 @@ pub struct Room {
 struct Limit {
     entry: LimitEntry,
     promised: Amount,
-    /// Differs from its entry in the table.
+    /// Whether the limit differs from its entry in the table.
     changed: bool,
-    /// Its inodes are being assigned, so it stays although it has none yet.
+    /// Whether the limit's number is being assigned to inodes. Then it stays although no inode has
+    /// it yet.
     being_set: bool,
 }
 
 #[derive(Default)]
 struct State {
     limits: BTreeMap<LimitId, Limit>,
-    /// Entries that are gone and still in the table.
+    /// Limits that were removed and still have entries in the table.
     gone: BTreeSet<LimitId>,
 }
 
@@ -100,7 +103,8 @@ pub(crate) struct Limits {
 }
 
 impl State {
-    /// The limit and those that contain it. The entries were checked to form no circle.
+    /// The limit and all that contain it, innermost first. Loading has checked that parents form no
+    /// circle.
     fn way(&self, id: LimitId) -> Vec<LimitId> {
         let mut way = Vec::new();
         let mut number = id.number;
@@ -111,8 +115,9 @@ impl State {
         way
     }
 
-    /// Changes what is used, from a limit on upwards. The counts of a corrupt image may be
-    /// anything, and an inode may name a limit that does not exist.
+    /// Adds to or subtracts from the used amounts of a limit and of all that contain it. The counts
+    /// saturate, because those of a corrupt image may have any value. An inode may name a limit
+    /// that does not exist.
     fn add(&mut self, from: LimitId, step: Step, blocks: u64, inodes: u64) {
         for id in self.way(from) {
             let limit = self.limits.get_mut(&id).expect("just found");
@@ -154,7 +159,7 @@ impl State {
         };
         for id in self.way(id) {
             let Limit { entry, promised, .. } = &self.limits[&id];
-            // Broken on purpose: what is promised and not used yet does not count.
+            // Broken on purpose: promised blocks and inodes that are not used yet do not count.
             let promised = if broken::is(Variant::LimitUnpromised) { &Amount::default() } else { promised };
             let blocks = entry.blocks.saturating_add(promised.blocks);
             let inodes = entry.inodes.saturating_add(promised.inodes);
@@ -164,7 +169,8 @@ impl State {
         room
     }
 
-    /// Gives a limit another parent, and counts what it uses there instead.
+    /// Gives a limit another parent, and moves the counts of the limit from the old parents to the
+    /// new.
     fn nest(&mut self, id: LimitId, parent: u32) {
         let Some(limit) = self.limits.get_mut(&id) else { return };
         let (blocks, inodes) = (limit.entry.blocks, limit.entry.inodes);
@@ -185,20 +191,20 @@ impl Limits {
         self.used.load(Ordering::Acquire)
     }
 
-    /// Takes over the entries of the table, which [`check`] has accepted.
+    /// Loads the entries of the table, which [`check`] has accepted.
     pub(crate) fn load(&self, entries: BTreeMap<LimitId, LimitEntry>) {
         let limit = |entry| Limit { entry, promised: Amount::default(), changed: false, being_set: false };
         self.state.lock().limits = entries.into_iter().map(|(id, entry)| (id, limit(entry))).collect();
     }
 
-    /// The image may have limits, although none is left.
+    /// Notes that the image has had a limit, although none may be left.
     pub(crate) fn set_used(&self) {
         self.used.store(true, Ordering::Release);
     }
 
     // ----- counting and promising -----
 
-    /// Counts a record. The caller is inside the epoch guard.
+    /// Counts the changes of a record. The caller is inside the epoch guard.
     pub(crate) fn settle(&self, deltas: &[Delta], spent: &[Spent], replay: bool) {
         if deltas.is_empty() && spent.is_empty() {
             return;
@@ -207,7 +213,7 @@ impl Limits {
         for delta in deltas {
             state.add_signed(delta);
             if replay && broken::is(Variant::LimitCountedTwice) {
-                state.add_signed(delta); // broken on purpose
+                state.add_signed(delta); // broken on purpose: replay counts twice
             }
         }
         for Spent { id, blocks, inodes } in spent {
@@ -215,7 +221,7 @@ impl Limits {
         }
     }
 
-    /// Promises up to `want` blocks. Returns how many.
+    /// Promises up to `want` blocks. Returns the number promised.
     fn promise_blocks(&self, id: LimitId, want: u64) -> u64 {
         let mut state = self.state.lock();
         let left = state.room(id).blocks.map_or(want, |(_, left)| left.min(want));
@@ -240,7 +246,7 @@ impl Limits {
         self.state.lock().room(id)
     }
 
-    // ----- what there is -----
+    // ----- queries -----
 
     pub(crate) fn get(&self, id: LimitId) -> Option<LimitState> {
         let state = self.state.lock();
@@ -258,14 +264,14 @@ impl Limits {
         state.limits.iter().map(shown).collect()
     }
 
-    /// The limit of a directory itself, by its number within the tree.
+    /// The limit that is set on a directory. `dir`: the inode number within the tree.
     pub(crate) fn of_dir(&self, tree: u32, dir: Ino) -> Option<LimitId> {
         let state = self.state.lock();
         let of_tree = state.limits.range(LimitId { tree, number: 0 }..LimitId { tree: tree + 1, number: 0 });
         of_tree.into_iter().find(|(_, limit)| limit.entry.dir == dir).map(|(id, _)| *id)
     }
 
-    /// Number of limits on the way of parents.
+    /// Number of limits that apply: the limit and all that contain it.
     pub(crate) fn depth(&self, id: LimitId) -> usize {
         self.state.lock().way(id).len()
     }
@@ -294,8 +300,8 @@ impl Limits {
 
     // ----- changes, at a cut -----
 
-    /// Makes or sets a limit. If this begins a change, the limit stays without inodes until the
-    /// change ends.
+    /// Makes a limit, or sets its maxima and its parent. `begins`: the limit's number will be
+    /// assigned to inodes, so the limit stays although no inode has it yet.
     pub(crate) fn set(&self, id: LimitId, new: LimitEntry, begins: bool) {
         let mut state = self.state.lock();
         state.gone.remove(&id);
@@ -321,7 +327,7 @@ impl Limits {
         self.state.lock().nest(id, parent);
     }
 
-    /// A limit whose inodes could not be assigned need not stay.
+    /// Ends what [`Limits::set`] began. A limit that no inode has may now be removed.
     pub(crate) fn end_setting(&self, id: LimitId) {
         if let Some(limit) = self.state.lock().limits.get_mut(&id) {
             limit.being_set = false;
@@ -329,7 +335,7 @@ impl Limits {
         }
     }
 
-    /// Gives the fork of a tree the tree's limits.
+    /// Copies the limits of a tree to its fork.
     pub(crate) fn fork(&self, source: u32, fork: u32) {
         let mut state = self.state.lock();
         let ids = LimitId { tree: source, number: 0 }..LimitId { tree: source + 1, number: 0 };
@@ -351,8 +357,9 @@ impl Limits {
         }
     }
 
-    /// The entries of the table that a cut changes; `None` for those that go. A limit without
-    /// inodes goes: its directory is deleted, and with it everything that counted for it.
+    /// The entries of the table that a cut changes; `None` for an entry that is deleted. A limit
+    /// without inodes is deleted: its directory is gone, and so is everything that counted for the
+    /// limit.
     pub(crate) fn take_changes(&self) -> Vec<(Key, Option<LimitEntry>)> {
         if !self.is_used() {
             return Vec::new();
@@ -385,7 +392,8 @@ impl Limits {
     }
 }
 
-/// What is promised to an operation, or to pages that wait for their blocks. Its drop returns it.
+/// Blocks and inodes promised within a limit, to an operation or to pages that wait for their
+/// blocks. Dropping it ends the promise.
 pub struct Charge {
     limits: Arc<Limits>,
     id: LimitId,
@@ -393,13 +401,13 @@ pub struct Charge {
 }
 
 impl Charge {
-    /// Promises up to `want` blocks, as many as there are.
+    /// Promises up to `want` blocks, fewer if the limit has no more left.
     pub(crate) fn blocks(limits: &Arc<Limits>, id: LimitId, want: u64) -> Charge {
         let blocks = limits.promise_blocks(id, want);
         Charge { limits: limits.clone(), id, held: Amount { blocks, inodes: 0 } }
     }
 
-    /// Promises an inode. `None` if there is none left.
+    /// Promises an inode. `None` if the limit has none left.
     pub(crate) fn inode(limits: &Arc<Limits>, id: LimitId) -> Option<Charge> {
         let held = Amount { blocks: 0, inodes: 1 };
         limits.promise_inode(id).then(|| Charge { limits: limits.clone(), id, held })
@@ -409,17 +417,17 @@ impl Charge {
         self.id
     }
 
-    /// The blocks that it holds.
+    /// The number of blocks promised.
     pub fn held_blocks(&self) -> u64 {
         self.held.blocks
     }
 
-    /// All of it, to be spent by a record.
+    /// The whole promise, for a record that uses all of it.
     pub fn all(&self) -> Spent {
         Spent { id: self.id, blocks: self.held.blocks, inodes: self.held.inodes }
     }
 
-    /// Takes up to `blocks` blocks out of it.
+    /// Moves up to `blocks` blocks into a new promise.
     #[must_use]
     pub fn split(&mut self, blocks: u64) -> Charge {
         let blocks = blocks.min(self.held.blocks);
@@ -427,8 +435,9 @@ impl Charge {
         Charge { limits: self.limits.clone(), id: self.id, held: Amount { blocks, inodes: 0 } }
     }
 
-    /// Takes over the blocks of another, which is for the same limit: the limit of an inode changes
-    /// only while none of its pages waits for a block.
+    /// Adds the blocks of `other`, a promise for the same limit. Pages of one inode always have
+    /// promises for the same limit: the limit of an inode changes only while none of its pages
+    /// waits for a block.
     pub fn merge(&mut self, mut other: Charge) {
         assert_eq!(self.id, other.id, "an inode is charged to one limit");
         let held = std::mem::take(&mut other.held);
@@ -436,7 +445,7 @@ impl Charge {
         self.held.inodes += held.inodes;
     }
 
-    /// Forgets what a record has spent.
+    /// Removes from the promise what a record has used.
     pub fn spent(&mut self, blocks: u64, inodes: u64) {
         self.held.blocks = self.held.blocks.saturating_sub(blocks);
         self.held.inodes = self.held.inodes.saturating_sub(inodes);
@@ -451,8 +460,9 @@ impl Drop for Charge {
     }
 }
 
-/// Checks how the limits refer to each other and to trees: `is_head` returns whether a tree exists
-/// and is in use. A limit that passes has at most [`DEPTH_MAX`] limits on its path of parents.
+/// Checks how the limits refer to each other and to trees. `is_head` returns whether a tree exists
+/// and is not being deleted. A limit that passes has at most [`DEPTH_MAX`] limits on its chain of
+/// parents.
 pub(crate) fn check(entries: &BTreeMap<LimitId, LimitEntry>, is_head: impl Fn(u32) -> bool) -> Result<()> {
     let bad = |id: &LimitId, what: &str| {
         let what = format!("table of trees: limit {} of tree {} {what}", id.number, id.tree);

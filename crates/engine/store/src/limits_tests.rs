@@ -12,7 +12,8 @@ fn entry(dir: u64, parent: u32, blocks_max: Option<u64>) -> LimitEntry {
     LimitEntry { dir: Ino(dir), parent, blocks_max, inodes_max: None, blocks: 0, inodes: 0 }
 }
 
-/// Limit 2 with 8 blocks inside limit 1 with 10, and limit 3 beside it without a maximum.
+/// Limit 1 with 10 blocks, limit 2 inside it with 8 blocks, and limit 3, which has no parent and no
+/// maximum.
 fn limits() -> Arc<Limits> {
     let limits = Limits::new();
     let all = [(1, entry(10, 0, Some(10))), (2, entry(20, 1, Some(8))), (3, entry(30, 1, None))];
@@ -72,7 +73,7 @@ fn a_limit_goes_with_its_last_inode() {
     let changes = limits.take_changes();
     assert!(changes.iter().any(|(key, entry)| key.offset == 2 && entry.is_none()), "{changes:?}");
     assert!(limits.get(id(2)).is_none());
-    // One whose inodes are still to come stays.
+    // A limit whose number is still to be assigned to inodes stays.
     limits.set(id(7), entry(70, 0, None), true);
     limits.take_changes();
     assert!(limits.get(id(7)).is_some());
@@ -88,7 +89,7 @@ fn a_fork_has_limits_of_its_own() {
     assert_eq!(limits.count(5), 3);
     limits.delete_tree(5);
     assert_eq!((limits.count(5), limits.count(0)), (0, 3));
-    // A promise in a tree that is gone has no effect.
+    // A promise for a limit of a deleted tree has no effect.
     assert_eq!(Charge::blocks(&limits, forked, 100).held_blocks(), 100);
 }
 

@@ -1,17 +1,18 @@
 //! Trees as they were at one moment: reading one, and comparing two.
 //!
-//! # A moment
-//! is the root of a point ([`kedge_format::trees`]). Nothing that a point refers to changes or
-//! becomes free while the point exists, so a moment is read from the device, without a lock, beside
-//! all changes of its tree. A tree that has not changed since it was forked has the moment of its
-//! point. Another one gets a point of its own: a checkpoint makes it, as for a fork, and its tree
-//! is the point's only child. [`Store::reclaim`] later merges it; the caller delays that for as
-//! long as it uses moments. In an image that is open for reading only each root is a moment.
+//! # Moments
+//! A moment is the root of a point ([`kedge_format::trees`]). Nothing that a point refers to
+//! changes or becomes free while the point exists. So a moment is read from the device without a
+//! lock, while its tree changes. The moment of a tree that has not changed since it was forked is
+//! its existing point. For a tree that has changed, a checkpoint makes a new point, as for a fork;
+//! the tree is the only child of that point. [`Store::reclaim`] later merges the point into the
+//! tree; the caller delays that for as long as it uses moments. In an image that is open for
+//! reading only, each root is a moment.
 //!
 //! # Comparison
 //! Forks share nodes. A node that two trees share has the same items in both, so the comparison
-//! skips it with everything below it. It reads the nodes that one of the trees has for itself, and
-//! so takes time proportional to what was changed, not to the size of the trees. Its memory is one
+//! skips it and everything below it. It reads only nodes that one of the trees does not share. So
+//! its time is proportional to what was changed, not to the size of the trees. Its memory is one
 //! node for each level of each tree.
 
 use crate::checkpoint::cause::Freed;
@@ -31,8 +32,8 @@ use std::sync::Arc;
 /// The most nodes that [`Nodes`] keeps.
 const KEPT_MAX: usize = 256;
 
-/// Nodes that scans of moments have read, so that a scan of one file does not read the way to its
-/// leaf again.
+/// A cache of nodes that scans of moments have read, so that a scan of one file does not read the
+/// path to its leaf again.
 pub struct Nodes(Mutex<BTreeMap<(u64, u64), Arc<IoBuf>>>);
 
 impl Default for Nodes {
@@ -61,7 +62,7 @@ pub struct Moment {
     /// Number of the tree.
     tree: u32,
     root: Root,
-    /// Point of the tree then, or 0.
+    /// The point of the tree at that moment, or 0.
     point: u32,
 }
 
@@ -71,23 +72,23 @@ impl Moment {
         self.tree
     }
 
-    /// The address and the generation of the root node. No other state of any tree of the image
-    /// ever has both.
+    /// The address and the generation of the root node. Together they identify the state: no other
+    /// state of any tree of the image has the same pair.
     pub fn root(&self) -> (u64, u64) {
         (self.root.addr.0, self.root.generation.0)
     }
 }
 
-/// What a comparison passes on: the key, and the values in the two trees.
+/// The visitor of a comparison. Gets the key, and its values in the first and in the second tree.
 pub type Differs<'a> = dyn FnMut(Key, Option<&[u8]>, Option<&[u8]>) -> Result<ControlFlow<()>> + 'a;
 
-/// Receives items until it breaks.
+/// The visitor of a scan. Gets items until it breaks.
 pub type OnItem<'a> = dyn FnMut(Key, &[u8]) -> Result<ControlFlow<()>> + 'a;
 
-/// The next element of a tree.
+/// The next element at a cursor.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Head {
-    /// A node that was not read: its keys are not below this one.
+    /// A node that was not read. Its keys are not below `low`.
     Node {
         low: Key,
         child: Child,
@@ -106,7 +107,7 @@ impl Head {
     }
 }
 
-/// A node that was read, and the place in it.
+/// A node that was read, and the index of the next entry in it.
 struct Level {
     buf: Arc<IoBuf>,
     at: usize,
@@ -119,12 +120,13 @@ impl Level {
     }
 }
 
-/// A place in a tree at a moment.
+/// A position in a tree at a moment.
 struct Cursor<'a> {
     store: &'a Store,
     root: Option<Root>,
     stack: Vec<Level>,
-    /// Nodes that may still be read: a corrupt image may name a node many times.
+    /// Number of nodes that may still be read. Bounds the walk: a corrupt image may name a node
+    /// many times.
     left: u64,
     reads: u64,
     kept: Option<&'a Nodes>,
@@ -156,12 +158,12 @@ impl<'a> Cursor<'a> {
         Head::End
     }
 
-    /// The value of the item at which the cursor is.
+    /// The value of the item at the cursor.
     fn value(&self) -> &[u8] {
         self.stack.last().map_or(&[], |top| top.view().value(top.at))
     }
 
-    /// Goes past the element at the head.
+    /// Advances past the next element.
     fn skip(&mut self) {
         match self.stack.last_mut() {
             _ if self.root.take().is_some() => {}
@@ -170,7 +172,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Reads the node at the head.
+    /// Reads the node at the cursor, which is the next element, and enters it.
     fn descend(&mut self, child: Child, level: u8) -> Result<()> {
         self.left = self.left.checked_sub(1).ok_or_else(|| {
             Error::corrupt(CorruptKind::Node, child.addr, "a tree has more nodes than there can be")
@@ -195,13 +197,13 @@ impl<'a> Cursor<'a> {
         };
         let view = NodeView::trusted(buf.as_bytes());
         if view.level() != level {
-            check(&buf)?; // a corrupt image names one node at two levels
+            check(&buf)?; // a corrupt image may name one node at two levels
         }
         self.stack.push(Level { buf, at: 0, level });
         Ok(())
     }
 
-    /// Goes to the first item that is not below `key`.
+    /// Advances to the first item whose key is not below `key`.
     fn seek(&mut self, key: Key) -> Result<()> {
         while let Head::Node { child, level, .. } = self.head() {
             self.descend(child, level)?;
@@ -221,8 +223,8 @@ impl<'a> Cursor<'a> {
 
 impl Store {
     /// The moments of the trees with these roots. Unless the image is open for reading only, the
-    /// caller lets no change run, has written everything dirty, and delays [`Store::reclaim`] until
-    /// it is done with them.
+    /// caller stops all changes and has written everything dirty; it delays [`Store::reclaim`]
+    /// until it no longer uses the moments.
     pub fn moments(&self, roots: &[Ino]) -> Result<Vec<Moment>> {
         if self.read_only {
             return roots.iter().map(|root| self.moment(self.forest.tree_of(*root))).collect();
@@ -266,13 +268,14 @@ impl Store {
         Ok(Moment { tree, root, point })
     }
 
-    /// If one of the trees comes from the other, or both from a third: inodes with numbers below
-    /// this are the same in both. Higher numbers were given out in each of the trees for itself.
+    /// The end of the inode numbers that mean the same inode in both trees: numbers below the
+    /// result were given out before the trees separated, higher ones in each tree for itself.
+    /// `None` if the trees have no common origin.
     pub fn same_below(&self, a: &Moment, b: &Moment) -> Option<Ino> {
         if a.tree == b.tree {
             return Some(Ino(u64::MAX));
         }
-        // The chain of points was checked to end.
+        // The iterator ends: opening the table has checked that chains of points have no circle.
         let chain = |of: &Moment| {
             std::iter::successors(Some(of.point), |point| self.forest.entry(*point).map(|at| at.point))
                 .take_while(|point| *point != 0)
@@ -282,17 +285,17 @@ impl Store {
         Some(Ino(self.forest.entry(common)?.next_ino))
     }
 
-    /// Passes the items of nodes that are not shared to `visit`, in the order of their keys, until
-    /// it breaks: those that only one tree has, those that differ, and equal ones. Without `a` all
-    /// items of `b`. Keys have the numbers within the tree. Returns the number of nodes that were
-    /// read.
+    /// Passes the items of nodes that the trees do not share to `visit`, in key order, until it
+    /// breaks: items of one tree, items that differ, and also equal ones. Without `a`, passes all
+    /// items of `b`. The inode numbers in keys are those within the tree. Returns the number of
+    /// nodes read.
     pub fn compare(&self, a: Option<&Moment>, b: &Moment, visit: &mut Differs<'_>) -> Result<u64> {
         let mut a = Cursor::new(self, a.map(|a| a.root));
         let mut b = Cursor::new(self, Some(b.root));
         loop {
             let (at_a, at_b) = (a.head(), b.head());
             let (low_a, low_b) = (at_a.key(), at_b.key());
-            // The end is after every key.
+            // `None` is the end of a tree, which sorts after every key.
             let a_first = low_b.is_none() || low_a.is_some_and(|low| Some(low) < low_b);
             let b_first = low_a.is_none() || low_b.is_some_and(|low| Some(low) < low_a);
             match (at_a, at_b) {
@@ -305,7 +308,8 @@ impl Store {
                 }
                 (Head::Node { child, level, .. }, _) if a_first => a.descend(child, level)?,
                 (_, Head::Node { child, level, .. }) if b_first => b.descend(child, level)?,
-                // Both begin at one key: the higher node first, as the other may be below it.
+                // Both nodes begin at the same key. The higher one is entered first, as the other
+                // may be below it.
                 (Head::Node { child, level, .. }, Head::Node { level: other, .. }) if level > other => {
                     a.descend(child, level)?;
                 }
@@ -344,7 +348,7 @@ impl Store {
     }
 
     /// Passes the items in `[from, to]` of a tree at a moment to `visit` until it breaks. Returns
-    /// the number of nodes that were read.
+    /// the number of nodes read.
     pub fn scan_moment(
         &self,
         moment: &Moment,

@@ -30,7 +30,7 @@ pub(crate) enum Source {
     /// In the page cache of the running store.
     Live,
     Zero,
-    /// In the bytes of an edit: the piece starts `usize` bytes into them.
+    /// Bytes of an edit. The piece starts at offset `usize` in them.
     Bytes(Arc<[u8]>, usize),
 }
 
@@ -58,7 +58,7 @@ pub struct ResidentRange {
     pub lsn: Lsn,
 }
 
-/// By inode and offset.
+/// The pieces by inode and file offset.
 type Pieces = BTreeMap<(Ino, u64), Piece>;
 
 // The bound on memory in the module's head relies on this.
@@ -69,7 +69,7 @@ pub(crate) type DrainedPiece = (u64, u64, Source);
 
 pub(crate) struct Residents {
     shards: Vec<Mutex<Pieces>>,
-    /// The number of pieces by LSN and inode. The oldest piece holds the tail.
+    /// The number of pieces by LSN and inode. The tail cannot pass the first LSN.
     ages: Mutex<BTreeMap<(Lsn, Ino), u32>>,
     pieces: AtomicUsize,
 }

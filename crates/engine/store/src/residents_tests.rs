@@ -2,8 +2,8 @@ use super::*;
 use proptest::prelude::*;
 
 proptest! {
-    /// Compares with a model of one cell for each byte: the overlay holds the newest data edit that
-    /// no later drop covered.
+    /// Compares with a model that has one cell for each byte: the overlay holds the newest data
+    /// edit that no later drop covers.
     #[test]
     fn overlay_is_data_minus_drops_in_order(ops in proptest::collection::vec((any::<bool>(), 0u64..60, 1u64..30), 1..60)) {
         let r = Residents::new();

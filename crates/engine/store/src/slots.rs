@@ -1,6 +1,6 @@
-//! The two superblock slots: each checkpoint writes the one that the last did not write, and an
-//! open takes the valid one of the higher generation. And the copies of the superblock, which only
-//! a repair reads ([`kedge_format::copies`]).
+//! The two superblock slots, and the copies of the superblock. Each checkpoint writes the slot that
+//! the last one did not write; an open takes the valid slot of the higher generation. Only a repair
+//! reads the copies ([`kedge_format::copies`]).
 
 use kedge_base::trace::{self, Event};
 use kedge_base::{BLOCK_SIZE, BlockNo, CorruptKind, Error, IoBuf, Result};
@@ -60,7 +60,8 @@ pub fn read_superblock(device: &dyn Device) -> Result<(Superblock, Option<Error>
     }
 }
 
-/// A valid copy of a superblock, for an error message. An open reads nothing else from it.
+/// Finds a valid copy of the superblock, to name it in an error message. An open never uses its
+/// contents.
 fn find_copy(device: &dyn Device) -> Option<BlockNo> {
     let device_blocks = device.geometry().size / BLOCK_SIZE as u64;
     places_on(device_blocks).find(|place| {
@@ -77,11 +78,11 @@ pub(crate) fn write_slot(device: &dyn Device, sb: &Superblock) -> Result<()> {
     device.write(sb.block().byte_offset(), &block, true)
 }
 
-/// Writes the copies of a superblock whose slot is durable; `durably`: returns once they are
-/// durable too. Tries each place, and returns the first error.
+/// Writes the copies of a superblock whose slot is durable. `durably`: the copies are durable on
+/// return. Tries all of them, and returns the first error.
 ///
-/// The copies need no flush. A crash leaves an older copy or this one, and everything to which
-/// either points was durable before it was written.
+/// No flush must precede the copies. A crash leaves an older copy or this one, and everything to
+/// which either points was already durable when it was written.
 pub(crate) fn write_copies(device: &dyn Device, sb: &Superblock, durably: bool) -> Result<()> {
     let writes = sb.geometry.current_copies().map(|place| {
         let mut buf = IoBuf::zeroed(1);
@@ -96,15 +97,15 @@ pub(crate) fn write_copies(device: &dyn Device, sb: &Superblock, durably: bool) 
     run_batch(device, writes).into_iter().try_for_each(|completion| completion.result.map(drop))
 }
 
-/// [`write_copies`] for an image in use: a fault is reported and does not end the mount. The image
-/// needs no copy while a slot is valid, and fsck names a copy that cannot be read.
+/// [`write_copies`] for an image in use: an error is logged and does not end the mount. The image
+/// needs no copy while a slot is valid, and fsck reports a copy that cannot be read.
 pub(crate) fn refresh_copies(device: &dyn Device, sb: &Superblock, durably: bool) {
     if let Err(e) = write_copies(device, sb, durably) {
         tracing::warn!("a copy of the superblock could not be written: {e}");
     }
 }
 
-/// Removes what remains of the copies of an image that the device held before.
+/// Erases copies of the superblock of an image that was on the device before.
 pub(crate) fn erase_copies(device: &dyn Device) -> Result<()> {
     for place in places_on(device.geometry().size / BLOCK_SIZE as u64) {
         let mut buf = IoBuf::zeroed(1);
@@ -116,12 +117,12 @@ pub(crate) fn erase_copies(device: &dyn Device) -> Result<()> {
     Ok(())
 }
 
-/// Names `losses` in the newest slot, if it does not name them yet.
+/// Records `losses` in the newest slot, unless the slot already has them.
 ///
-/// Crash argument: only these two fields of the slot change. A slot is one sector, so a crash
-/// leaves the old bytes or the new ones, and both name the same checkpoint. The next generation's
-/// slot cannot be used: it would need nodes and bitmaps of its own, for which the host has no
-/// space.
+/// Crash argument: only the fields of the losses change in the slot. A slot is one sector, so a
+/// crash leaves the old bytes or the new ones, and both name the same checkpoint. The slot of the
+/// next generation cannot be used: it would need nodes and bitmaps of its own, for which the host
+/// has no space.
 pub(crate) fn write_losses(device: &dyn Device, losses: Option<Losses>) -> Result<()> {
     let (mut newest, _) = read_superblock(device)?;
     if newest.checkpoint.losses == losses {

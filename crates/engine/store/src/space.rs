@@ -36,16 +36,17 @@ impl NodeIo for DeviceNodes {
 }
 
 thread_local! {
-    /// Nodes that this thread has taken.
+    /// Number of nodes that this thread has taken.
     static TAKEN: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Nodes that the calling thread has taken so far.
+/// Number of nodes that the calling thread has taken since it started.
 pub(crate) fn nodes_taken() -> u64 {
     TAKEN.get()
 }
 
-/// What is older than these belongs to the point of a tree: see [`kedge_format::trees`].
+/// The marks of a tree: extents of lower birth and nodes of lower generation belong to its point
+/// (see [`kedge_format::trees`]).
 #[derive(Default)]
 pub(crate) struct Marks {
     births_below: AtomicU32,
@@ -53,7 +54,7 @@ pub(crate) struct Marks {
 }
 
 impl Marks {
-    /// Called under the exclusive epoch guard, or before the tree is in use.
+    /// Sets the marks. The caller holds the exclusive epoch guard, or the tree is not in use yet.
     pub(crate) fn set(&self, births_below: u32, nodes_below: Generation) {
         self.births_below.store(births_below, Ordering::Relaxed);
         self.nodes_below.store(nodes_below.0, Ordering::Relaxed);
@@ -64,8 +65,8 @@ impl Marks {
     }
 }
 
-/// The trees, other than the first, that have taken nodes since the last cut: only these have nodes
-/// that the next one must write. Each stands here once.
+/// The trees, other than the first, that have taken nodes since the last cut, each once. Only these
+/// have nodes that the next cut must write.
 pub(crate) struct Changed(Mutex<Vec<Arc<ChangeNote>>>);
 
 impl Changed {
@@ -73,14 +74,14 @@ impl Changed {
         Arc::new(Changed(Mutex::new(Rank::Leaf, Vec::new())))
     }
 
-    /// Takes the numbers of the trees. The caller holds the exclusive epoch guard, so no tree
-    /// changes meanwhile.
+    /// Removes and returns the numbers of the listed trees. The caller holds the exclusive epoch
+    /// guard, so no tree changes meanwhile.
     pub(crate) fn take(&self) -> Vec<u32> {
         let mut notes = std::mem::take(&mut *self.0.lock());
         for note in &notes {
             note.is_listed.store(false, Ordering::Release);
         }
-        // Broken on purpose: a cut does without a tree that changed.
+        // Broken on purpose: the cut omits a tree that has changed.
         if broken::is(Variant::ChangedTreeLeftOut) {
             notes.pop();
         }
@@ -88,7 +89,7 @@ impl Changed {
     }
 }
 
-/// Lists a tree among those that changed.
+/// Adds a tree to [`Changed`], once in each generation.
 pub(crate) struct ChangeNote {
     number: u32,
     is_listed: AtomicBool,
@@ -101,7 +102,8 @@ impl ChangeNote {
     }
 
     fn note(self: &Arc<ChangeNote>) {
-        // Several threads may change the tree for the first time; one of them lists it.
+        // Several threads may take the tree's first node of a generation; one of them lists the
+        // tree.
         if !self.is_listed.load(Ordering::Relaxed) && !self.is_listed.swap(true, Ordering::AcqRel) {
             self.list.0.lock().push(self.clone());
         }
@@ -110,11 +112,11 @@ impl ChangeNote {
 
 pub(crate) struct AllocNodes {
     pub alloc: Arc<Alloc>,
-    /// The tree's current generation.
+    /// The present generation, which all trees share.
     pub generation: Arc<AtomicU64>,
     pub marks: Arc<Marks>,
-    /// Every node that a cut must write was taken here, so the first one of a generation shows that
-    /// the tree changes. `None`: each cut visits the tree anyway.
+    /// Lists the tree in [`Changed`] when it takes a node: every node that a cut must write was
+    /// taken in the generation that the cut ends. `None`: each cut visits the tree anyway.
     pub changes: Option<Arc<ChangeNote>>,
 }
 
@@ -130,11 +132,12 @@ impl NodeSpace for AllocNodes {
     fn free_node(&self, addr: BlockNo, born: Generation) {
         // Broken on purpose: a tree frees nodes that it shares.
         if born.0 < self.marks.nodes_below.load(Ordering::Relaxed) && !broken::is(Variant::FreeSharedNode) {
-            return; // the point's
+            return; // the point owns the node
         }
         let current = Generation(self.generation.load(Ordering::Relaxed));
         if let Err(e) = self.alloc.free_node(addr, born, current) {
-            // The tree no longer uses the node. At worst its slot is leaked, which fsck reports.
+            // The tree no longer uses the node. At worst its slot is lost until fsck, which reports
+            // it.
             tracing::error!("freeing the tree node at block {addr}: {e}");
         }
     }

@@ -6,7 +6,7 @@ use kedge_format::record::RecordOp;
 use serde::Serialize;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The least that operations of a kind had left of their reservations.
+/// The smallest unused rest of a reservation, over all operations of a kind.
 #[derive(Debug)]
 pub struct Slack {
     log_bytes: AtomicU64,
@@ -18,15 +18,15 @@ impl Slack {
         Slack { log_bytes: AtomicU64::new(u64::MAX), nodes: AtomicU64::new(u64::MAX) }
     }
 
-    /// Log bytes and nodes. `None` if there was no operation.
+    /// Log bytes and nodes left. `None` if there was no operation of the kind.
     pub fn get(&self) -> Option<(u64, u64)> {
         let least = (self.log_bytes.load(Ordering::Relaxed), self.nodes.load(Ordering::Relaxed));
         (least.0 != u64::MAX).then_some(least)
     }
 }
 
-/// Stores rarely: each operation reads the value, and a store would take the cache line from all
-/// other processors.
+/// Stores only a new minimum: each operation reads the value, and a store would take the cache line
+/// from all other processors.
 fn note_least(least: &AtomicU64, value: u64) {
     if value < least.load(Ordering::Relaxed) {
         least.fetch_min(value, Ordering::Relaxed);
@@ -35,14 +35,14 @@ fn note_least(least: &AtomicU64, value: u64) {
 
 #[derive(Debug)]
 pub struct StoreStats {
-    /// By [`kedge_format::record::RecordOp`].
+    /// Records committed, by [`kedge_format::record::RecordOp`].
     pub records: [Counter; 16],
-    /// By record operation, as `records`.
+    /// Smallest unused rest of the reservations, by record operation as `records`.
     pub slack: [Slack; 16],
     pub checkpoints: [Counter; CheckpointCause::COUNT],
     /// Nanoseconds from the start of a checkpoint to its end.
     pub checkpoint_ns: Histogram,
-    /// Lower bound of the part of it spent in pauses, in nanoseconds.
+    /// Nanoseconds of pauses in a checkpoint; a lower bound.
     pub paused_ns: Histogram,
     /// Nanoseconds under the exclusive epoch guard.
     pub cut_ns: Histogram,
@@ -52,10 +52,10 @@ pub struct StoreStats {
     pub flushing_ns: Histogram,
     /// Nanoseconds from the force to the new superblock slot.
     pub logging_ns: Histogram,
-    /// Nanoseconds by which operations were delayed because the log was nearly full.
+    /// Nanoseconds of the delays of operations while the log was nearly full.
     pub throttle_ns: Histogram,
     pub nodes_written: Counter,
-    /// Of these nodes, those above the leaves.
+    /// Nodes above the leaves among `nodes_written`.
     pub inner_nodes_written: Counter,
     pub checkpoint_bytes: Counter,
     /// Waits of operations for tree nodes, and of data for nodes promised to operations.
@@ -92,7 +92,7 @@ impl StoreStats {
         self.records.iter().map(Counter::get).sum()
     }
 
-    /// Records the log bytes and nodes that an operation had left.
+    /// Records the log bytes and nodes that an operation has not used of its reservation.
     pub(crate) fn note_slack(&self, op: RecordOp, (log_bytes, nodes): (u64, u64)) {
         let least = &self.slack[op as usize];
         note_least(&least.log_bytes, log_bytes);
@@ -105,7 +105,7 @@ impl StoreStats {
 pub struct ReplaySummary {
     /// Whether the image had been unmounted cleanly.
     pub clean: bool,
-    /// Why the other superblock slot does not decode.
+    /// Why the other superblock slot is damaged. `None` if it is valid.
     pub damaged_slot: Option<String>,
     pub log_writes: u64,
     pub records: u64,

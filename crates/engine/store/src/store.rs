@@ -29,10 +29,11 @@ pub struct Store {
     pub(crate) alloc: Arc<Alloc>,
     pub(crate) log: Arc<Log>,
     pub(crate) flusher: Arc<Flusher>,
-    /// The epoch guard.
+    /// Shared by commits, exclusive for a cut.
     pub(crate) guard: Arc<EpochGuard>,
     pub(crate) residents: Residents,
-    /// Generation in which the tree changes now: that of the last cut plus one.
+    /// The present generation: that of the last cut plus one. Nodes that the trees take now belong
+    /// to it.
     pub(crate) generation: Arc<AtomicU64>,
     pub(crate) epoch: Epoch,
     pub(crate) checkpoint: Control,
@@ -40,21 +41,22 @@ pub struct Store {
     pub(crate) stats: StoreStats,
     pub(crate) dirty_limit: AtomicU64,
     pub(crate) summary: ReplaySummary,
-    /// The losses that each superblock written from now on records.
+    /// Losses that are written into each superblock from now on.
     pub(crate) losses: Mutex<Option<Losses>>,
     /// Whether a durable superblock allows files to share blocks.
     pub(crate) clones: AtomicBool,
-    /// Held by an operation that changes counts of shared blocks.
+    /// The right to change counts of shared blocks: see [`Store::lock_counts`].
     pub(crate) counts: Mutex<()>,
-    /// Set by the last checkpoint, under the lock that makes checkpoints single.
+    /// Whether the last checkpoint has been made, after which no other follows. Set under the lock
+    /// that admits one checkpoint at a time.
     pub(crate) closed: AtomicBool,
-    /// To the background checkpoint thread.
+    /// Requests to the background checkpoint thread.
     pub(crate) requests: Arc<Requests>,
 }
 
 impl Store {
-    /// The geometry with which the image was opened. A resize changes the size and the place of
-    /// the allocation maps: see [`Store::geometry_now`].
+    /// The geometry with which the image was opened. A resize changes its size and the location of
+    /// the allocation maps later: see [`Store::geometry_now`].
     pub fn geometry(&self) -> &Geometry {
         &self.geometry
     }
@@ -64,7 +66,7 @@ impl Store {
         self.alloc.geometry()
     }
 
-    /// Blocks of the image.
+    /// Number of blocks of the image, now.
     pub fn total_blocks(&self) -> u64 {
         self.alloc.total()
     }
@@ -73,7 +75,7 @@ impl Store {
         self.read_only
     }
 
-    /// The device, for file data.
+    /// The device, to read and write file data.
     pub fn device(&self) -> &Arc<dyn Device> {
         &self.device
     }
@@ -82,7 +84,7 @@ impl Store {
         &self.clock
     }
 
-    /// The work of recovery when the store was opened.
+    /// What recovery found and did when the store was opened.
     pub fn replay_summary(&self) -> &ReplaySummary {
         &self.summary
     }
@@ -122,8 +124,9 @@ impl Store {
         self.log.durable_lsn()
     }
 
-    /// The cut of the last checkpoint since the image was opened, which contains all records below;
-    /// zero if there was none. The log's tail may be older, because of log-resident data.
+    /// The LSN of the last checkpoint's cut since the image was opened; zero if there was no
+    /// checkpoint. The checkpoint contains all records below. The log's tail may be older, because
+    /// of log-resident data.
     pub fn checkpoint_lsn(&self) -> Lsn {
         Lsn(self.checkpoint.durable_lsn.load(Ordering::Acquire))
     }
@@ -153,7 +156,7 @@ impl Store {
         self.flusher.flushed(seq)
     }
 
-    /// The newest data write.
+    /// The number of the newest completed data write.
     pub fn data_write_seq(&self) -> WriteSeq {
         self.flusher.newest()
     }
@@ -181,9 +184,9 @@ impl Store {
 
     // ----- inode numbers -----
 
-    /// Takes `count` inode numbers, of the tree of `dir`, that no inode ever had. The numbers
-    /// suffice for the life of any image. Only a forged image is near their end; it gets no number
-    /// that recovery would refuse.
+    /// Takes `count` inode numbers in the tree of `dir`. No inode ever had them. The numbers
+    /// suffice for the life of any image; only in a forged image can they run out. The call then
+    /// fails, because recovery would refuse higher numbers.
     pub fn take_inos(&self, dir: Ino, count: u64) -> Result<Ino> {
         let forked = self.forest.is_forked();
         let max = if forked { 1 << Ino::LOCAL_BITS } else { kedge_format::INO_MAX };
@@ -203,8 +206,8 @@ impl Store {
     // ----- losses -----
 
     /// Records that the data of `files` files could not be written and is given up. Each superblock
-    /// written from now on names the losses, until a repair has reported them. Must precede the
-    /// checkpoint that closes the image.
+    /// written from now on names the losses, until a repair has reported them. The caller makes
+    /// this call before the checkpoint that closes the image.
     pub fn note_losses(&self, files: u64) {
         if files == 0 {
             return;
@@ -214,7 +217,7 @@ impl Store {
         *losses = Some(Losses { files: before.files.saturating_add(files), ..before });
     }
 
-    /// Data that was given up since the last repair, in this mount or an earlier one.
+    /// The data that was given up since the last repair, in this mount or an earlier one.
     pub fn losses(&self) -> Option<Losses> {
         *self.losses.lock()
     }
@@ -230,7 +233,8 @@ impl Store {
 
     pub fn check_alive(&self) -> Result<()> {
         match self.log.shutdown_reason() {
-            // The shutdown lasts, so a caller must not take it for a full device and retry.
+            // The store never recovers, so the error must not look like a full device, after which
+            // a caller would retry.
             Some(reason) if reason.is_host_full() => Err(Error::Shutdown(reason.to_string().into())),
             Some(reason) => Err(reason),
             None if self.closed.load(Ordering::Relaxed) => Err(Error::Shutdown("unmounted".into())),
@@ -250,17 +254,18 @@ impl Store {
         &self.alloc
     }
 
-    /// Passes the first tree to `look`.
+    /// Passes the first tree to `look` and returns its result.
     pub fn with_tree<R>(&self, look: impl FnOnce(&Tree) -> R) -> R {
         look(&self.forest.first().tree)
     }
 
-    /// The memory for nodes, in bytes.
+    /// The size of the node cache, in bytes.
     pub fn node_cache_bytes(&self) -> u64 {
         self.forest.cache_bytes()
     }
 
-    /// Memory of the nodes of all trees, in bytes: all, and those that cannot be evicted.
+    /// Memory of the nodes of all trees, in bytes: of all nodes, and of the dirty ones, which
+    /// cannot be evicted.
     pub fn node_bytes(&self) -> (usize, usize) {
         (self.forest.cached_bytes(), self.forest.dirty_bytes())
     }

@@ -1,31 +1,31 @@
-//! Forks of trees, and the space of those that are gone.
+//! Forks of trees, and the space of deleted trees.
 //!
 //! # A fork is a checkpoint
-//! The caller lets no change run and has written everything, so the tree at the cut is what it is
-//! for every reader. The cut adds to the table the fork and the point of both, whose root is that
-//! of the tree at the cut, and the name of the fork. So a fork has no record and no recovery of its
-//! own: before the checkpoint's slot is durable there is none of it, afterwards all. Its cost does
-//! not depend on the size of the tree.
+//! The caller stops all changes and has written everything dirty, so the tree at the cut is the
+//! tree that every reader sees. The cut adds to the table the fork with its name, and the point of
+//! both trees, whose root is that of the tree at the cut. So a fork has no record and no recovery
+//! of its own: before the checkpoint's slot is durable the fork does not exist, afterwards it does.
+//! Its cost does not depend on the size of the tree.
 //!
 //! # Why nothing that is shared is lost
-//! From the cut on both trees carry marks above everything that the point refers to. A tree frees
-//! no node below its marks when it replaces it, names no extent below them in a `Free` edit, and
-//! writes to none of their blocks in place. So the nodes and blocks of a point stay as they are
-//! until nothing refers to the point.
+//! From the cut on both trees carry marks above everything that the point refers to. A tree that
+//! replaces a node below its marks does not free it. A tree names no extent below its marks in a
+//! `Free` edit, and writes to no block of such an extent in place. So the nodes and blocks of a
+//! point stay as they are until nothing refers to the point.
 //!
 //! # Freeing
 //! | what | how |
 //! |---|---|
-//! | a tree is deleted | a checkpoint takes its name; from then on it is dying and nothing reads it |
-//! | a dying tree, or point without children | what is not below its marks is its own: a walk finds it, and checkpoints free it, extents in bounded parts, then nodes with the entry |
-//! | a point with one child | what the child does not refer to has no owner any more; the child takes over the rest with the marks of the point |
+//! | a tree is deleted | a checkpoint removes its name; from then on the tree is dying and nothing reads it |
+//! | a dying tree, or a point without children | it owns what is not below its marks: a walk finds it, and checkpoints free it: first extents, in bounded batches, then nodes together with the entry |
+//! | a point with one child | what the child does not refer to has no owner any more and is freed; the child takes over the rest, with the marks of the point |
 //!
-//! Blocks become free in the cut that takes the last reference to them out of the table, and are
-//! used again when its checkpoint is durable. A crash before that finds the table and the bitmaps
-//! of the checkpoint before, in which the blocks are in use and unchanged.
+//! Blocks become free in the cut that removes the last reference to them from the table, and are
+//! used again when its checkpoint is durable. A crash before that restores the table and the
+//! bitmaps of the checkpoint before, in which the blocks are in use and unchanged.
 //!
-//! A child that is a head must not change while it is compared with its point: the caller stops
-//! changes. The time of that grows with what the child changed since the point was made.
+//! A child in use (a head) must not change while it is compared with its point, so the caller stops
+//! changes. How long they stop grows with what the child changed since the point was made.
 
 use crate::checkpoint::CheckpointCause;
 use crate::checkpoint::cause::Freed;
@@ -45,12 +45,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 use std::time::Duration;
 
-/// Extents that one cut frees: it stops all commits meanwhile.
+/// The most extents that one cut frees: a cut stops all commits meanwhile.
 const EXTENTS_AT_ONCE: usize = 4096;
 
-/// How often the use of a tree is counted while checkpoints may run.
+/// Attempts to measure a tree while checkpoints may run. After them the measurement excludes
+/// checkpoints.
 const USE_ATTEMPTS: usize = 20;
-/// How long a count waits for a running checkpoint.
+/// Pause before the next attempt if a checkpoint is running.
 const USE_REST: Duration = Duration::from_millis(2);
 
 /// What [`Store::reclaim`] did.
@@ -58,20 +59,20 @@ const USE_REST: Duration = Duration::from_millis(2);
 pub enum Reclaimed {
     /// Nothing is left to free.
     Nothing,
-    /// A part was freed; there may be more.
+    /// Something was freed; more may be left.
     Some,
-    /// What is left can be freed only while nothing changes.
+    /// What is left can be freed only while the caller stops all changes: `quiet`.
     NeedsQuiet,
 }
 
-/// What a tree refers to alone, as of the last checkpoint, in bytes.
+/// Bytes of data blocks and nodes that only this tree refers to, as of the last checkpoint.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct TreeUse {
     pub data: u64,
     pub nodes: u64,
 }
 
-/// The name that a tree gets while the first tree is replaced.
+/// A new name for a tree, set in the step that replaces the first tree.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Renamed {
     pub root: Ino,
@@ -86,8 +87,8 @@ struct OwnedRun {
     birth: u32,
 }
 
-/// The runs that the items of a leaf own: those of extents whose blocks have no counts, and those
-/// of counts. So a block to which several extents refer has one owner.
+/// The runs of blocks that the items of a leaf own: extents without counts, and counts. Extents
+/// with counts own nothing, so a block to which several extents refer has one owner.
 fn owned_runs<'a>(view: &'a NodeView<'a>) -> impl Iterator<Item = Result<(Key, OwnedRun)>> + 'a {
     view.iter().filter_map(|(key, value)| match ItemKind::from_u8(key.kind)? {
         ItemKind::Extent => match ExtentItem::decode(value) {
@@ -104,30 +105,30 @@ fn owned_runs<'a>(view: &'a NodeView<'a>) -> impl Iterator<Item = Result<(Key, O
 }
 
 impl Store {
-    // ----- what there is -----
+    // ----- queries -----
 
     /// Whether the image was ever forked.
     pub fn is_forked(&self) -> bool {
         self.forest.is_forked()
     }
 
-    /// The entries of the table, by number. Entry 0 is there once the first tree was forked.
+    /// The entries of the table, by number. Entry 0 exists once the first tree was forked.
     pub fn trees(&self) -> BTreeMap<u32, TreeEntry> {
         self.forest.entries()
     }
 
-    /// The numbers of the trees that can be used and have blocks or nodes that no point has.
+    /// The numbers of the trees in use that have blocks or nodes which belong to no point.
     pub fn changed_trees(&self) -> Vec<u32> {
         self.forest.changed_heads()
     }
 
-    /// The trees that the directory names.
+    /// The root inodes and names of the trees whose names are in the directory.
     pub fn trees_in(&self, dir: Ino) -> Vec<(Ino, Vec<u8>)> {
         let named = self.forest.named_in(dir).into_iter();
         named.map(|(number, name)| (Ino::ROOT.in_tree(number), name)).collect()
     }
 
-    /// The number of trees that the directory names.
+    /// The number of trees whose names are in the directory.
     pub fn trees_named_in(&self, dir: Ino) -> u32 {
         self.forest.named_count(dir)
     }
@@ -142,17 +143,17 @@ impl Store {
         Ok(Some((number, entry.ok_or(Error::NoTree(number))?)))
     }
 
-    /// The root of the tree that the directory gives this name.
+    /// The root inode of the tree that has this name in the directory.
     pub fn tree_named(&self, dir: Ino, name: &[u8]) -> Option<Ino> {
         self.forest.named(dir, name).map(|number| Ino::ROOT.in_tree(number))
     }
 
-    /// Whether the tree of this inode has a directory that names another tree.
+    /// Whether a directory in the tree of this inode contains the name of another tree.
     pub fn has_trees_below(&self, ino: Ino) -> bool {
         self.forest.is_forked() && self.forest.names_any(ino.tree())
     }
 
-    /// Whether two inodes are of one tree.
+    /// Whether two inodes are in the same tree.
     pub fn same_tree(&self, a: Ino, b: Ino) -> bool {
         self.forest.tree_of(a) == self.forest.tree_of(b)
     }
@@ -162,7 +163,7 @@ impl Store {
         self.forest.tree_of(ino) != 0 && ino.local() == Ino::ROOT
     }
 
-    /// Whether the tree of the inode must not be changed. Fails if the tree was deleted.
+    /// Whether the tree of the inode is read-only. Fails if the tree was deleted.
     pub fn check_tree(&self, ino: Ino) -> Result<bool> {
         let number = self.forest.tree_of(ino);
         if number == 0 {
@@ -171,18 +172,19 @@ impl Store {
         self.forest.head_is_read_only(number).ok_or(Error::NoTree(number))
     }
 
-    /// The inode that an item of the tree of `of` names.
+    /// The inode that an item means. `of`: an inode of the same tree as the item. `number`: the
+    /// inode number in the item.
     pub fn named_by(&self, of: Ino, number: Ino) -> Ino {
         let tree = self.forest.tree_of(of);
         if tree == 0 { number } else { number.in_tree(tree) }
     }
 
-    /// The number by which an item names an inode of its tree.
+    /// The inode's number as items of its own tree contain it: without the number of the tree.
     pub fn in_item(&self, ino: Ino) -> Ino {
         self.forest.in_item(ino)
     }
 
-    /// The directory above a directory whose item names `parent`.
+    /// The parent of directory `ino`, whose item gives `parent` as the parent's number.
     pub fn parent_of(&self, ino: Ino, parent: Ino) -> Ino {
         if self.is_tree_root(ino) {
             let entry = self.forest.entry(ino.tree());
@@ -191,12 +193,12 @@ impl Store {
         self.named_by(ino, parent)
     }
 
-    /// The birth of extents that are made now.
+    /// The birth that an extent made now gets.
     pub fn birth(&self) -> u32 {
         self.forest.birth()
     }
 
-    /// The extents of lower birth of this inode must be neither freed nor overwritten.
+    /// Extents of this inode whose birth is lower must be neither freed nor overwritten.
     pub fn births_below(&self, ino: Ino) -> u32 {
         self.forest.births_below(ino)
     }
@@ -213,9 +215,9 @@ impl Store {
 
     // ----- forks -----
 
-    /// Forks the tree whose root is `source`; its name becomes `name` in `dir`. Returns the root of
-    /// the fork, which is durable. The caller lets no change run, has written everything dirty, and
-    /// has checked that `dir` may get the name.
+    /// Forks the tree whose root is `source`, under the name `name` in `dir`. Returns the root of
+    /// the fork, which is durable. The caller stops all changes meanwhile, has written everything
+    /// dirty, and has checked that `dir` may get the name.
     pub fn fork(&self, source: Ino, dir: Ino, name: &[u8], read_only: bool) -> Result<Ino> {
         let source = self.forest.tree_of(source);
         self.check_forkable(source)?;
@@ -227,8 +229,8 @@ impl Store {
         Ok(Ino::ROOT.in_tree(fork))
     }
 
-    /// Makes a read-only tree whose root directory, `core`, is empty, durably. Conditions as for
-    /// [`Store::fork`].
+    /// Makes a read-only tree whose root directory is empty and has the attributes `core`; durable
+    /// on return. Conditions as for [`Store::fork`].
     pub fn create_tree(&self, core: InodeCore, dir: Ino, name: &[u8]) -> Result<Ino> {
         self.check_forkable(0)?;
         let [number] = self.forest.new_numbers()?;
@@ -238,7 +240,8 @@ impl Store {
         Ok(Ino::ROOT.in_tree(number))
     }
 
-    /// The generation of the root node of the tree, which every change of the tree raises.
+    /// The generation of the tree's root node. The tree's first change in a generation raises it to
+    /// that generation.
     pub fn root_generation(&self, root: Ino) -> Option<Generation> {
         self.forest.root_generation_of(self.forest.tree_of(root))
     }
@@ -252,15 +255,15 @@ impl Store {
         if source == 0 { self.forest.count_first_orphans() } else { Ok(()) }
     }
 
-    /// Gives a tree another name, and makes it read-only or not; durable. Conditions as for
-    /// [`Store::fork`].
+    /// Gives a tree another name, and makes it read-only or writable; durable on return. Conditions
+    /// as for [`Store::fork`].
     pub fn name_tree(&self, root: Ino, dir: Ino, name: &[u8], read_only: bool) -> Result<()> {
         let change = Change::Name { number: root.tree(), dir, name: name.to_vec(), read_only };
         self.change_trees(&[change], &Freed::default(), 0)
     }
 
-    /// Deletes a tree: its name is gone, durably, and [`Store::reclaim`] frees its space. The
-    /// caller lets no change run, and knows of no reader in the tree.
+    /// Deletes a tree. The removal of its name is durable on return; [`Store::reclaim`] frees its
+    /// space later. The caller stops all changes, and ensures that no reader is in the tree.
     pub fn delete_tree(&self, root: Ino) -> Result<()> {
         self.settle_tree(root.tree())?;
         self.change_trees(&[Change::Dying { number: root.tree() }], &Freed::default(), 0)
@@ -290,21 +293,22 @@ impl Store {
         self.change_trees(&[Change::Dying { number: old.tree() }, named], &Freed::default(), 0)
     }
 
-    /// Replaces the contents of the first tree by a fork of `source`, in one step, or by `source`
-    /// itself if it `moves`: then that tree is gone. `names`: trees that get another name in the
-    /// same step. Returns the number of what the first tree had, which is being deleted. Conditions
-    /// as for [`Store::fork`] and [`Store::delete_tree`].
+    /// Replaces the contents of the first tree by a fork of `source`, in one step. With `moves` the
+    /// first tree takes over `source` itself, which then no longer exists. `names`: trees that get
+    /// other names in the same step. Returns the number of the dying tree with the former contents.
+    /// Conditions as for [`Store::fork`] and [`Store::delete_tree`].
     ///
     /// The first tree keeps its number, because the superblock names its root, and its table entry
-    /// has its marks as before. So the format knows nothing of this: the cut gives the first tree
-    /// the root of the source, and what it had a number and an entry that is dying.
+    /// has its marks as before. So the replacement needs no change of the format: the cut gives the
+    /// first tree the root of the source, and gives the former contents a new number and a dying
+    /// entry.
     pub fn replace_first(&self, source: Ino, moves: bool, names: &[Renamed]) -> Result<u32> {
         let number = self.forest.tree_of(source);
         self.check_forkable(number)?;
         self.forest.count_first_orphans()?;
         self.settle_tree(number)?;
         self.settle_tree(0)?;
-        // The root of the source is then on the device.
+        // After this checkpoint the root of the source is on the device.
         self.checkpoint(CheckpointCause::Request)?;
         self.forest.prepare_first(number)?;
         let [old, point] = self.forest.new_numbers()?;
@@ -320,7 +324,8 @@ impl Store {
             read_only: to.read_only,
         });
         let more = 3 + self.forest.limits.count(number);
-        // Broken on purpose: a crash between the two leaves names in directories that are gone.
+        // Broken on purpose: names and root change in two steps. A crash in between leaves names in
+        // directories that do not exist.
         if broken::is(Variant::NamesAfterRoot) {
             self.change_trees(&changes, &Freed::default(), more)?;
             self.change_trees(&renamed.collect::<Vec<_>>(), &Freed::default(), 0)?;
@@ -331,20 +336,21 @@ impl Store {
         Ok(old)
     }
 
-    /// The number that a replacement of the first tree gave to what it had before; 0 if the first
-    /// tree was not replaced since the image was opened.
+    /// The number of the dying tree with the former contents of the first tree; 0 if the first tree
+    /// was not replaced since the image was opened.
     pub fn replaced_first(&self) -> u32 {
         self.forest.replaced()
     }
 
-    /// Whether `tree` is as it was when `fork`, or a tree from which that was forked, was forked
-    /// from it. Everything has been written.
+    /// Whether `tree` has not changed since `fork` was forked from it, directly or through other
+    /// trees. The caller has written everything dirty.
     pub fn is_as_forked(&self, tree: Ino, fork: Ino) -> bool {
         self.forest.is_as_forked(self.forest.tree_of(tree), self.forest.tree_of(fork))
     }
 
-    /// Puts log-resident data of the tree in place: records below the cut would otherwise be
-    /// replayed into a tree that does not have the inode, or into one of two.
+    /// Writes log-resident data of the tree in place. Otherwise recovery would replay records below
+    /// the cut into a tree that does not have the inode, or into only one of two trees that have
+    /// it.
     pub(crate) fn settle_tree(&self, number: u32) -> Result<()> {
         let resident = || self.resident_inodes().iter().any(|ino| self.forest.tree_of(*ino) == number);
         if resident() {
@@ -356,15 +362,15 @@ impl Store {
         Ok(())
     }
 
-    /// Writes the cut of a deferred checkpoint, if there is one: what the table says of a tree must
-    /// be on the device before it is read there.
+    /// Writes the cut of a deferred checkpoint, if there is one: before a tree is read from the
+    /// device, the nodes that its entry names must be there.
     pub(crate) fn write_deferred(&self) -> Result<()> {
         if self.forest.is_unwritten() { self.checkpoint(CheckpointCause::Request) } else { Ok(()) }
     }
 
     // ----- freeing -----
 
-    /// Frees a part of what trees that are gone have left. `quiet`: no change runs meanwhile, and
+    /// Frees one batch of the space of deleted trees. `quiet`: the caller stops all changes, and
     /// nothing is dirty.
     pub fn reclaim(&self, quiet: bool) -> Result<Reclaimed> {
         if !self.forest.is_forked() || self.read_only {
@@ -385,7 +391,7 @@ impl Store {
         Ok(Reclaimed::Some)
     }
 
-    /// Whether [`Store::reclaim`] has something to free.
+    /// Whether [`Store::reclaim`] has anything to free, possibly only with `quiet`.
     pub fn has_work_for_reclaim(&self) -> bool {
         !self.forest.is_all_in_use()
     }
@@ -398,7 +404,7 @@ impl Store {
         Root { addr: entry.root, generation: entry.root_generation, level: entry.root_level }
     }
 
-    /// Frees extents of a dying tree; once there are none, its nodes and its entry.
+    /// Frees a batch of extents of a dying tree. If none are left, frees its nodes and its entry.
     fn free_part(&self, number: u32, entry: &TreeEntry) -> Result<()> {
         let root = self.root_of(number, entry);
         let mut freed = Freed::default();
@@ -436,9 +442,11 @@ impl Store {
         self.change_trees(&[Change::Drop { number }], &freed, 0)
     }
 
-    /// Frees what a point has and its one child does not refer to. The child takes its place.
+    /// Frees what a point has and its one child (`heir`) does not refer to. The child takes over
+    /// the rest.
     fn merge(&self, (point, entry): (u32, &TreeEntry), (heir, heir_entry): (u32, &TreeEntry)) -> Result<()> {
-        // The nodes of the heir are then on the device, and its entry names them.
+        // After this checkpoint the nodes of the heir are on the device, and its entry names its
+        // root.
         self.checkpoint(CheckpointCause::Request)?;
         let current = self.forest.entry(heir).ok_or(Error::NoTree(heir))?;
         let root = self.root_of(heir, &current);
@@ -483,16 +491,17 @@ impl Store {
             },
         )?;
         freed.nodes = nodes;
-        // Broken on purpose: the child takes over less than the point had.
+        // Broken on purpose: what the child does not take over is not freed.
         if broken::is(Variant::DeadListLost) {
             freed = Freed::default();
         }
         self.change_trees(&[Change::Drop { number: point }], &freed, 0)
     }
 
-    /// The points, and trees being freed, that own blocks or nodes at or after `end`, and where the
-    /// last of these ends. They cannot move: a point does not change. Reads the nodes of all of
-    /// them. The caller excludes forks and [`Store::reclaim`] meanwhile.
+    /// The points, and the trees being freed, that own blocks or nodes at or after `end`, and the
+    /// end of the last of these. Such blocks cannot move, because a point does not change. Reads
+    /// all nodes that points and trees being freed own. The caller excludes forks and
+    /// [`Store::reclaim`] meanwhile.
     pub fn points_beyond(&self, end: BlockNo) -> Result<(BTreeSet<u32>, BlockNo)> {
         self.write_deferred()?;
         let (mut found, mut last) = (BTreeSet::new(), end);
@@ -509,7 +518,7 @@ impl Store {
         Ok((found, last))
     }
 
-    /// The end of the last node or block that a point or a tree being freed owns.
+    /// The end of the last node or block that this entry, a point or a tree being freed, owns.
     fn reaches(&self, entry: &TreeEntry) -> Result<BlockNo> {
         let (mut nodes, mut blocks) = (BlockNo(0), BlockNo(0));
         let root = Root { addr: entry.root, generation: entry.root_generation, level: entry.root_level };
@@ -535,10 +544,11 @@ impl Store {
         Ok(nodes.max(blocks))
     }
 
-    /// What the tree refers to alone, as of the last checkpoint. Reads the nodes that are its own.
+    /// The space that only this tree refers to, as of the last checkpoint. Reads the nodes that the
+    /// tree does not share.
     ///
-    /// The nodes of a checkpoint stay as they are until the next one ends, so a walk counts if no
-    /// checkpoint ran meanwhile. After some attempts checkpoints wait for the walk.
+    /// The nodes of a checkpoint stay as they are until the next one ends. So a walk is valid if no
+    /// checkpoint ran meanwhile. After some invalid walks the last one excludes checkpoints.
     pub fn tree_use(&self, root: Ino) -> Result<TreeUse> {
         self.write_deferred()?;
         for _ in 0..USE_ATTEMPTS {
@@ -556,12 +566,13 @@ impl Store {
         self.count_use(root)
     }
 
-    /// [`Store::tree_use`], while no checkpoint runs.
+    /// One walk of [`Store::tree_use`]. Valid if no checkpoint runs meanwhile.
     fn count_use(&self, root: Ino) -> Result<TreeUse> {
         let number = self.forest.tree_of(root);
         let Some(entry) = self.forest.entry(number) else { return Ok(TreeUse::default()) };
         let root = match number {
-            // The tree in memory may have a root that is not on the device yet.
+            // The root in memory may not be on the device yet, so the root comes from the
+            // superblock.
             0 => {
                 let (sb, _) = crate::read_superblock(&*self.device)?;
                 let CheckpointState { root, root_generation, root_level, .. } = sb.checkpoint;

@@ -1,5 +1,5 @@
-//! A walk over the nodes of a tree that does not change: a point, a tree that is being freed, or
-//! any tree at rest whose checkpoint is durable. It reads the device and keeps nothing in memory.
+//! A walk over the nodes of a tree that does not change: of a point, of a tree that is being freed,
+//! or of any tree as its last durable checkpoint left it. It reads the device and caches nothing.
 
 use crate::store::Store;
 use kedge_base::{BlockNo, CorruptKind, Error, Generation, IoBuf, Result};
@@ -7,7 +7,7 @@ use kedge_format::Key;
 use kedge_format::node::{Child, NODE_BLOCKS, NodeView};
 use std::ops::ControlFlow;
 
-/// The root of a tree.
+/// The address, generation and level of the root of a tree.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Root {
     pub addr: BlockNo,
@@ -23,9 +23,9 @@ struct Todo {
 }
 
 impl Store {
-    /// Visits the nodes in the order of their keys. `enters` decides whether a node is read, and
-    /// with it everything below it: it gets the node and the bound of its keys. `leaf` gets the
-    /// leaves that were read, until it breaks.
+    /// Visits the nodes in key order. `enters` gets a node and the upper bound of its keys, and
+    /// decides whether the node and everything below it are read. `leaf` gets each leaf that was
+    /// read, and ends the walk if it breaks.
     pub(crate) fn walk(
         &self,
         root: Root,
@@ -34,7 +34,7 @@ impl Store {
     ) -> Result<()> {
         let child = Child { addr: root.addr, generation: root.generation };
         let mut todo = vec![Todo { child, level: root.level, high: None }];
-        // A corrupt image may name a node many times.
+        // The number of reads is bounded, since a corrupt image may name a node many times.
         let mut left = self.total_blocks() / NODE_BLOCKS;
         let mut buf = IoBuf::zeroed(NODE_BLOCKS as usize);
         while let Some(Todo { child, level, high }) = todo.pop() {

@@ -2,10 +2,10 @@
 //!
 //! # Checkpoints that free nothing
 //! Log-resident data that cannot be written in place holds the tail. A checkpoint is then made
-//! without it, and the log after that data stays as full as before. Operations that wait for log
+//! without that data, and the log after it stays as full as before. Operations that wait for log
 //! space keep requesting checkpoints. Without a limit the thread would run thousands of useless
-//! ones each second. So after a checkpoint that did not move the tail the thread pauses, twice as
-//! long each time, up to a bound.
+//! checkpoints each second. So after a checkpoint that did not move the tail the thread pauses,
+//! twice as long each time, up to a bound.
 //!
 //! Space may still become free: the device may recover, or the file may be deleted. While no
 //! operation waits, the thread can wait for that. But no operation may wait forever. After
@@ -27,14 +27,14 @@ use kedge_base::{BLOCK_SIZE, Error, Lsn, without_panic};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// The results of the thread's last checkpoints.
+/// The results of the thread's most recent checkpoints.
 #[derive(Default)]
 struct Progress {
     tail: Lsn,
-    /// Checkpoints in a row that did not move the tail.
+    /// Number of the most recent checkpoints, in a row, that did not move the tail.
     fruitless: u32,
-    /// The most recent of these, without a break, at which log-resident data held the tail and an
-    /// operation waited for space.
+    /// Number of the most recent of these, in a row, at which log-resident data held the tail and
+    /// an operation waited for space.
     stuck: u32,
 }
 
@@ -45,8 +45,9 @@ enum Next {
 }
 
 impl Progress {
-    /// Records a checkpoint. `tail`: the tail after it. `held`: log-resident data holds the tail
-    /// there. `waiting`: an operation waits for log space.
+    /// Records the result of a checkpoint: the `tail` after it, whether log-resident data is `held`
+    /// there, and whether an operation is `waiting` for log space. Returns what the thread does
+    /// next.
     fn after(&mut self, tail: Lsn, held: bool, waiting: bool, retry: &Retry) -> Next {
         if tail != self.tail {
             *self = Progress { tail, ..Progress::default() };
@@ -60,8 +61,8 @@ impl Progress {
 }
 
 impl Store {
-    /// Body of the background thread. Holds the store only while it works, so that dropping the
-    /// store ends it.
+    /// Body of the background thread. It holds a strong reference to the store only while it works,
+    /// so the thread ends when the store is dropped.
     pub(crate) fn background(store: Weak<Store>, requests: Arc<Requests>) {
         let mut progress = Progress::default();
         while let Some(cause) = requests.next() {
@@ -74,8 +75,8 @@ impl Store {
                 store.shutdown(&e);
                 Duration::ZERO
             });
-            // The checkpoint serves the requests that arrived while it ran. If the log is still
-            // short of space, the next one follows.
+            // The checkpoint serves the requests that arrived before its cut. If operations still
+            // wait for log space, another one follows.
             let again = store.check_alive().is_ok() && store.log.has_waiters();
             drop(store);
             requests.pause(pause_for);
@@ -83,14 +84,15 @@ impl Store {
         }
     }
 
-    /// Runs one requested checkpoint. Returns how long to pause.
+    /// Runs one requested checkpoint. Returns how long the thread pauses afterwards.
     fn background_turn(&self, cause: CheckpointCause, progress: &mut Progress) -> Duration {
         if cause == CheckpointCause::Background && !self.is_still_due() {
             return Duration::ZERO;
         }
         if let Err(e) = self.checkpoint_by(cause, By::Background) {
-            // The store is shut down, by this checkpoint or before, and waiting operations have got
-            // the error. Or the checkpoint was deferred, because a caller requested it.
+            // Either the store is shut down, and waiting operations have got the error. Or a thread
+            // that requested the checkpoint caused it to be deferred; the next checkpoint writes
+            // its cut.
             tracing::error!("background checkpoint: {e}");
             return Duration::ZERO;
         }
@@ -107,14 +109,15 @@ impl Store {
     }
 
     /// Whether the reason for a background checkpoint still holds. Since the request an operation
-    /// may have made a checkpoint, or a remount may have switched to `noasync_checkpoint`. An
-    /// operation that waits for log space keeps the reason alive: if its request was the second,
-    /// only the first was recorded.
+    /// may have run a checkpoint, or a remount may have switched to `noasync_checkpoint`. A waiting
+    /// operation is a reason too: its own request was dropped if one with the cause `Background`
+    /// was already pending.
     fn is_still_due(&self) -> bool {
         self.log_below_threshold() || self.log.has_waiters()
     }
 
-    /// An error with the data that holds the tail, and the reason.
+    /// The error of a shutdown because of a full log. Names the inode whose data holds the tail,
+    /// and the reason.
     fn stuck_error(&self) -> Error {
         let inode = match self.residents.oldest_inode() {
             Some(ino) => format!("inode {ino}"),

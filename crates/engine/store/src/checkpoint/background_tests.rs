@@ -20,7 +20,7 @@ fn rests_double_up_to_the_bound_and_begin_anew_when_the_tail_moves() {
             assert_eq!(progress.after(tail, true, true, &retry), Next::Pause(pause * MS));
         }
     }
-    // However often they run.
+    // Without a waiting operation it never gives up.
     for _ in 0..200 {
         assert_eq!(progress.after(Lsn(8192), true, false, &retry), Next::Pause(5 * MS));
     }
@@ -35,7 +35,7 @@ fn it_gives_up_only_what_holds_the_tail_and_only_if_somebody_waits_all_the_time(
     for (held, waiting) in [(true, false), (false, true), (true, true), (true, true), (true, false)] {
         assert_eq!(progress.after(tail, held, waiting, &retry), pause);
     }
-    // Reservations take the space, and will return it.
+    // Here not data but reservations take the space, and running operations will return them.
     for _ in 0..10 {
         assert_eq!(progress.after(tail, false, true, &retry), pause);
     }
@@ -44,7 +44,8 @@ fn it_gives_up_only_what_holds_the_tail_and_only_if_somebody_waits_all_the_time(
     assert_eq!(progress.after(tail, true, true, &retry), Next::GiveUp);
 }
 
-/// A client that cannot write log-resident data in place because its block is bad, or that panics.
+/// A client that fails to write log-resident data in place, as if its block were bad, or that
+/// panics.
 struct BadBlock {
     calls: AtomicU64,
     panics: AtomicBool,
@@ -61,7 +62,7 @@ impl CheckpointClient for BadBlock {
 const NEED: Need =
     Need { log_bytes: 64 << 10, changes: 0, puts: 1, neighbours: 0, trees: 1, class: Class::Normal };
 
-/// A store with data of inode 77 in a log of 1 MiB, and its client.
+/// A store with log-resident data of inode 77 in a log of 1 MiB, and the store's client.
 fn store_with_data(async_checkpoint: Option<u8>) -> (Arc<Store>, Arc<BadBlock>) {
     let device = formatted(32 << 20, 1 << 20);
     let options = OpenOptions { async_checkpoint, ..OpenOptions::default() };
@@ -75,7 +76,7 @@ fn store_with_data(async_checkpoint: Option<u8>) -> (Arc<Store>, Arc<BadBlock>) 
     (store, client)
 }
 
-/// Fills the log with records until an operation fails. Returns the error.
+/// Fills the log with records until an operation fails. Returns that error.
 fn fill(store: &Arc<Store>) -> Error {
     let (send, told) = mpsc::channel();
     let filler = {
@@ -104,14 +105,14 @@ fn who_waits_for_log_space_that_does_not_come_is_told_what_holds_it() {
         for words in ["the log is full", "data in it of inode 77", "block 1234: device write"] {
             assert!(error.contains(words), "{error}");
         }
-        // Operations run checkpoints too when the log fills, but a bounded number of times.
+        // Operations also run checkpoints when the log is full, but a bounded number of them.
         let calls = client.calls.load(Relaxed);
         assert!((tries as u64..100).contains(&calls), "{calls} checkpoints");
         assert!(store.check_alive().is_err() && store.close().is_err());
     }
 }
 
-/// While no operation waits, checkpoints are made without the data, and the store stays alive.
+/// Without a waiting operation checkpoints succeed without the data, and the store stays alive.
 #[test]
 fn data_that_cannot_be_written_fails_no_checkpoint() {
     let (store, client) = store_with_data(None);

@@ -4,7 +4,7 @@ use crate::forest::Change;
 use kedge_base::{BlockNo, Extent, Generation};
 use kedge_format::superblock::Geometry;
 
-/// What a checkpoint frees: nothing of it is used again before the checkpoint is durable.
+/// The blocks that a checkpoint frees. None of them is used again before the checkpoint is durable.
 #[derive(Default)]
 pub(crate) struct Freed {
     pub extents: Vec<Extent>,
@@ -22,11 +22,11 @@ pub enum CheckpointCause {
     LogSpace,
     /// An operation found no tree nodes, or blocks waited for a checkpoint.
     NodeSpace,
-    /// The dirty tree nodes exceed the cache budget.
+    /// Too much of the node cache is dirty.
     DirtyNodes,
     Recovery,
     Unmount,
-    /// Requested by the caller.
+    /// An explicit request, for which the caller waits.
     Request,
     Freeze,
     Thaw,
@@ -46,23 +46,24 @@ impl CheckpointCause {
         "thaw",
     ];
 
-    /// Whether the caller can be given the error that the image's host is full, and then continue.
+    /// Whether a caller waits for the result and can continue after the error that the image's host
+    /// is full.
     pub(crate) fn is_requested(self) -> bool {
         matches!(self, CheckpointCause::Request | CheckpointCause::Freeze | CheckpointCause::Thaw)
     }
 }
 
-/// What a checkpoint does besides the usual.
+/// What a checkpoint does besides its usual work.
 #[derive(Clone, Copy)]
 pub(crate) enum Kind<'a> {
     Plain,
-    /// It marks the image clean.
+    /// Marks the image clean.
     Clean,
-    /// It makes the image larger.
+    /// Makes the image larger.
     Grow(&'a Geometry),
-    /// It makes the image smaller, if nothing uses what lies beyond the new end.
+    /// Makes the image smaller, if nothing uses the blocks beyond the new end.
     Shrink(&'a Geometry),
-    /// It changes the table of trees, and frees what nothing uses any more.
+    /// Changes the table of trees, and frees what nothing uses any more.
     Trees(&'a [Change], &'a Freed),
 }
 

@@ -16,16 +16,17 @@ use kedge_format::superblock::Superblock;
 use kedge_log::ForceCause;
 use std::time::Duration;
 
-/// The reaction to a host without space.
+/// What to do when the host of the image has no space.
 enum HostFull {
     TryAgain,
-    /// The caller gets the error. The next checkpoint writes the cut.
+    /// The caller gets the error. The next checkpoint writes this cut.
     Deferred,
     Fail,
 }
 
 impl Store {
-    /// If the checkpoint is deferred, the cut is in `unwritten` again.
+    /// Writes a cut and makes it valid. If the host is full and the checkpoint is deferred, the cut
+    /// is put back into `unwritten`.
     pub(super) fn write_cut(
         &self,
         unwritten: &mut Unwritten,
@@ -41,8 +42,8 @@ impl Store {
         let clean = clean && cut.tail == cut.lsn;
         let state = cut.state(self.epoch, clean, self.clock.now().sec, self.losses());
         if broken::is(Variant::TailBeforeSlot) {
-            // Broken on purpose: recovery would still use the old slot, which needs the log from
-            // its own tail on.
+            // Broken on purpose: the tail moves before the slot is written. Recovery would still
+            // use the old slot, which needs the log from its own tail on.
             self.log.advance_tail(cut.tail);
         }
         let mut retry = *self.checkpoint.retry.lock();
@@ -62,7 +63,8 @@ impl Store {
             }
         };
         let sb = Superblock { geometry: cut.alloc.geometry().clone(), checkpoint: state };
-        // The last checkpoint of a mount: no later flush would make its copies durable.
+        // After the last checkpoint of a mount no flush would make the copies durable, so they are
+        // written durably.
         refresh_copies(&*self.device, &sb, clean);
         self.stats.logging_ns.record(self.clock.since(forced).as_nanos() as u64);
         self.stats.nodes_written.add(nodes);
@@ -81,23 +83,23 @@ impl Store {
     /// a pause.
     ///
     /// Nothing is lost yet: the log is whole, and no superblock that a mount needs names what was
-    /// written. The same blocks are written to the same places again, so for a crash this is a
-    /// checkpoint that takes long. The alternative, an immediate shutdown, would end a mount that
-    /// can still be read, and written where the host has blocks, and that recovers when the host
-    /// has room. While a thread waits for log space or for this checkpoint, `retry` is used up,
-    /// because an error is better than a hang. The caller of a requested checkpoint gets the error,
-    /// and the store continues. It shuts down only if operations wait, which would otherwise wait
-    /// forever.
+    /// written. The retry writes the same blocks to the same addresses, so for a crash this is one
+    /// checkpoint that takes long. The alternative is an immediate shutdown. It would end a mount
+    /// that still serves reads, that can write where the host has blocks, and that recovers when
+    /// the host has space. While a thread waits for log space or for this checkpoint, each retry
+    /// counts against `retry`, because an error is better than a hang. The caller of a requested
+    /// checkpoint then gets the error, and the store continues; it shuts down only if operations
+    /// wait, which would otherwise wait forever.
     fn on_host_full(&self, cause: CheckpointCause, e: &Error, retry: &mut Retry) -> HostFull {
-        // A file system that was dropped without being closed waits for nothing.
+        // If the file system above was dropped without being closed, nothing waits for the host.
         let in_use = self.client.get().is_none_or(|client| client.strong_count() > 0);
         let can_wait = e.is_host_full() && self.device.host_free().is_some();
         if !can_wait || !in_use || self.check_alive().is_err() {
             return HostFull::Fail;
         }
         let (control, requested) = (&self.checkpoint, cause.is_requested());
-        // The caller of an unmount also needs an end: the log is whole, so the next mount replays
-        // it.
+        // An unmount must not wait forever either. It may fail: the log is whole, so the next mount
+        // replays it.
         let unmount = cause == CheckpointCause::Unmount;
         if requested || unmount || self.log.has_waiters() || control.is_waited_for() {
             if retry.tries == 0 || requested && control.is_closing() {

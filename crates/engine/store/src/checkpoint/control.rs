@@ -1,5 +1,5 @@
-//! The state of checkpoints, which the store holds: the lock that admits one at a time, and what
-//! the threads that request, run, pace or await a checkpoint share.
+//! The state of checkpoints, as a part of the store: the lock that admits one at a time, and what
+//! is shared by the threads that request, run, pace or await a checkpoint.
 
 use super::cause::CheckpointCause;
 use super::cut::Cut;
@@ -11,12 +11,12 @@ use std::time::Duration;
 /// What a checkpoint needs from the file system above the store.
 pub trait CheckpointClient: Send + Sync {
     /// Writes log-resident data in place, oldest first, so that the tail can move. Runs
-    /// concurrently with operations. Only the store's lock that admits one checkpoint at a time is
-    /// held. The error is the reason why some data stays in the log; all other data has been
-    /// written.
+    /// concurrently with operations; of the store's locks only the one that admits one checkpoint
+    /// at a time is held. An error is the reason why some data stays in the log; all other data has
+    /// been written.
     ///
-    /// Calls `wrote` after each part with the number of log-resident pieces that were in it. The
-    /// call may pause, so no lock that an operation needs is held across it.
+    /// Calls `wrote` after each batch with the number of log-resident pieces in that batch. `wrote`
+    /// may pause, so the client must not hold a lock that an operation needs.
     fn prepare_checkpoint(&self, wrote: &dyn Fn(usize)) -> Result<()>;
 }
 
@@ -26,19 +26,21 @@ pub(crate) type Unwritten = Option<Cut>;
 /// The state of checkpoints, and the lock that admits one at a time.
 pub(crate) struct Control {
     single: Mutex<Unwritten>,
-    /// Odd while a checkpoint runs: advances when one starts and when it ends, however it ends.
+    /// Incremented when a checkpoint starts and when it ends, also by an error or a panic. So it is
+    /// odd while a checkpoint runs.
     turn: AtomicU64,
-    /// Number of the last checkpoint that completed. They are numbered from 1 as they start.
+    /// Number of the last checkpoint that completed. Checkpoints are numbered from 1 in the order
+    /// in which they start.
     completed: AtomicU64,
-    /// Start of the last checkpoint in nanoseconds, and the head of the log then; from these
-    /// follows how fast the log fills.
+    /// Start of the last checkpoint, in nanoseconds, and the head of the log at that time. The rate
+    /// at which the log fills is computed from both.
     pub began_at: AtomicU64,
     pub began_lsn: AtomicU64,
     /// Duration of the last checkpoint without its pauses, in nanoseconds.
     pub took: AtomicU64,
     /// Time of the last cut, in nanoseconds.
     pub cut_at: AtomicU64,
-    /// The LSN of the last durable cut; 0 if there was none since the image was opened.
+    /// The LSN of the last durable cut; 0 if there was no checkpoint since the image was opened.
     pub durable_lsn: AtomicU64,
     /// Percentage of free log below which the background thread checkpoints; 0 with
     /// `noasync_checkpoint`.
@@ -46,16 +48,17 @@ pub(crate) struct Control {
     /// Why the last checkpoint could not write some log-resident data in place.
     pub unwritable: Mutex<Option<Error>>,
     pub retry: Mutex<Retry>,
-    /// Number of threads that wait for `single`: operations and the background thread, and callers
-    /// whose cause is a request.
+    /// Number of threads that wait for `single`: with the cause of an operation or of the
+    /// background thread, and (`queued_requests`) with a requested cause.
     queued: AtomicU32,
     queued_requests: AtomicU32,
-    /// The file system is being closed, so requested checkpoints no longer wait for the image's
-    /// host.
+    /// Whether the file system is being closed. Requested checkpoints then do not wait for space on
+    /// the image's host.
     closing: AtomicBool,
     /// Ends the pauses of the running checkpoint.
     pub hurry: Hurry,
-    /// The image is clean and must stay so: no checkpoint is made. Changed with `single` held.
+    /// Whether the image is frozen: it is clean, and no checkpoint is made. Changed with `single`
+    /// held.
     frozen: AtomicBool,
 }
 
@@ -90,7 +93,7 @@ impl Control {
         self.frozen.store(frozen, Ordering::Release);
     }
 
-    /// Requested checkpoints no longer wait for the image's host.
+    /// From now on requested checkpoints do not wait for space on the image's host.
     pub(crate) fn set_closing(&self) {
         self.closing.store(true, Ordering::Release);
     }
@@ -114,7 +117,8 @@ impl Control {
         self.completed.load(Ordering::Acquire) >= number
     }
 
-    /// Waits until no checkpoint runs. A checkpoint in a pause hurries meanwhile.
+    /// Waits until no checkpoint runs, and excludes others. A checkpoint that pauses ends its
+    /// pause.
     pub(crate) fn alone(&self, cause: CheckpointCause) -> MutexGuard<'_, Unwritten> {
         let queued = if cause.is_requested() { &self.queued_requests } else { &self.queued };
         queued.fetch_add(1, Ordering::AcqRel);
@@ -124,17 +128,17 @@ impl Control {
         single
     }
 
-    /// Whether an operation or the background thread waits for the running checkpoint to end.
+    /// Whether an operation or the background thread waits for the running checkpoint.
     pub(crate) fn operations_wait(&self) -> bool {
         self.queued.load(Ordering::Acquire) > 0
     }
 
-    /// Whether a thread waits for the running checkpoint to end.
+    /// Whether any thread waits for the running checkpoint.
     pub(crate) fn is_waited_for(&self) -> bool {
         self.queued.load(Ordering::Acquire) + self.queued_requests.load(Ordering::Acquire) > 0
     }
 
-    /// The caller holds `single`.
+    /// Marks the start of a checkpoint. The caller holds `single`.
     pub(crate) fn start(&self) -> Running<'_> {
         let number = self.next();
         self.turn.fetch_add(1, Ordering::AcqRel);
@@ -142,7 +146,7 @@ impl Control {
     }
 }
 
-/// A running checkpoint, until its end.
+/// A running checkpoint. Dropping it marks the end.
 pub(crate) struct Running<'a> {
     control: &'a Control,
     number: u64,
@@ -160,27 +164,27 @@ impl Drop for Running<'_> {
     }
 }
 
-/// How checkpoints that free nothing, or find no space on the image's host, are retried.
+/// How checkpoints are retried that free nothing, or find no space on the image's host.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Retry {
-    /// Pause after the first such checkpoint.
+    /// Pause after the first such checkpoint. It doubles with each further one.
     pub first: Duration,
     /// Longest pause.
     pub longest: Duration,
-    /// Number of such checkpoints while an operation waits for log space.
+    /// Number of such checkpoints, with an operation waiting during each, before the error.
     pub tries: u32,
 }
 
 impl Default for Retry {
-    /// Some eight seconds in all.
+    /// Waits of some eight seconds in all.
     fn default() -> Retry {
         Retry { first: Duration::from_millis(1), longest: Duration::from_millis(250), tries: 40 }
     }
 }
 
-/// Ends pauses.
+/// Wakes a checkpoint from its pause.
 pub(crate) struct Hurry {
-    /// Number of calls.
+    /// Number of calls so far.
     calls: Mutex<u64>,
     called: Condvar,
 }
@@ -200,8 +204,8 @@ impl Hurry {
         *self.calls.lock()
     }
 
-    /// Waits for a call after the first `seen`, for at most `at_most`. Returns whether there was
-    /// one.
+    /// Waits until the number of calls exceeds `seen`, for at most `at_most`. Returns whether it
+    /// does.
     pub(crate) fn wait_beyond(&self, seen: u64, at_most: Duration) -> bool {
         let mut calls = self.calls.lock();
         if *calls == seen {

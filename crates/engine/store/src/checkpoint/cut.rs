@@ -10,14 +10,14 @@ use std::sync::Arc;
 
 /// The state that a cut takes, to be written as a checkpoint.
 pub(crate) struct Cut {
-    /// The first tree as it was until the cut, and what was frozen of it.
+    /// The first tree until the cut, and its frozen nodes. The cut may replace that tree.
     pub first: Arc<Member>,
     pub tree: Frozen,
     /// Address, generation and level of the root of the first tree from the cut on, and the number
-    /// of its nodes.
+    /// of nodes of that tree.
     pub root: (BlockNo, Generation, u8),
     pub root_nodes: u64,
-    /// The other trees and their table, in an image that was forked.
+    /// The other trees and the table of trees. `None` if the image was never forked.
     pub forest: Option<FrozenForest>,
     pub alloc: FrozenAlloc,
     pub lsn: Lsn,
@@ -28,8 +28,8 @@ pub(crate) struct Cut {
 }
 
 impl Cut {
-    /// Freezes the state at `lsn`, changes the table of trees, and begins the next generation. No
-    /// record may be applied meanwhile.
+    /// Freezes the state at `lsn`, changes the table of trees, and starts the next generation. The
+    /// caller ensures that no record is applied meanwhile.
     pub(crate) fn take(
         forest: &Forest,
         alloc: &Alloc,
@@ -40,15 +40,16 @@ impl Cut {
     ) -> Result<Cut> {
         let first = forest.first().shared();
         let tree = first.tree.freeze();
-        // Changes the table, which takes nodes, so the allocator is frozen after it.
+        // A change of the table takes nodes, so the allocator is frozen after it.
         let others = forest.freeze(&tree, changes).inspect_err(|_| {
-            // The frozen nodes must not change in the moment before the store is shut down.
+            // The caller will shut the store down. Until then no tree may modify the frozen nodes
+            // in place.
             generation.fetch_add(1, Ordering::Relaxed);
         })?;
         if others.is_some() {
             alloc.set_has_trees(forest.limits.is_used());
         }
-        // A change of the table may replace it.
+        // A change of the table may have replaced the first tree.
         let after = forest.first();
         let counters = &after.counters;
         Ok(Cut {
@@ -66,7 +67,7 @@ impl Cut {
         })
     }
 
-    /// The trees to write.
+    /// The frozen trees, whose nodes are to be written.
     pub(crate) fn trees(&self) -> impl Iterator<Item = &Frozen> {
         std::iter::once(&self.tree).chain(self.forest.iter().flat_map(FrozenForest::trees))
     }
@@ -76,7 +77,7 @@ impl Cut {
         self.trees().map(Frozen::len).sum()
     }
 
-    /// The frozen trees are durable.
+    /// Called when the frozen trees are durable.
     pub(crate) fn trees_written(forest: &Forest, cut: (Arc<Member>, Frozen, Option<FrozenForest>)) {
         let (first, tree, others) = cut;
         first.tree.written(tree);

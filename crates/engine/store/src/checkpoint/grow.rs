@@ -2,9 +2,9 @@
 //!
 //! # Steps
 //! | | what | a crash here |
+//! | | what | after a crash here |
 //! |---|---|---|
-//! | 1 | the device gets the room, durably: a file is extended | the file is longer than the image, which is permitted |
-//! | 2 | the host allocates the blocks of allocation maps that move, and of copies of the superblock | as in 1 |
+//! | 1 | the device gets the space, durably: a file is extended | the file is longer than the image, which is permitted |
 //! | 3 | a checkpoint, so that step 4 has little to write | as in 1 |
 //! | 4 | a checkpoint of the next generation in the new layout ([`Alloc::grow`]) | before its slot is durable, the old size; afterwards, the new one |
 //! | 5 | the new blocks are free | the new size |
@@ -47,7 +47,8 @@ impl Store {
             let blocks = maps.end - maps.start;
             self.device.write_zeroes(BlockNo(maps.start).byte_offset(), blocks * BLOCK)?;
         }
-        // Not the present places: the present copies stay until the first checkpoint replaces them.
+        // Only new places. The copies in the present places stay until the first checkpoint
+        // replaces them.
         for place in new.copies().filter(|place| place.0 >= old.total_blocks) {
             self.device.write_zeroes(place.byte_offset(), BLOCK)?;
         }

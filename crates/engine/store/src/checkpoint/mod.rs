@@ -13,9 +13,9 @@
 //!    gap between tail and cut.
 //!
 //! A checkpoint that finds no space on the image's host writes the same blocks again later
-//! (`commit`). For a crash that is a checkpoint that takes longer. The same holds if
-//! its caller gets the error meanwhile: the next checkpoint first writes these blocks, before it
-//! makes a cut of its own.
+//! (`commit`). For a crash that is one checkpoint that takes longer. The same holds if its caller
+//! gets the error meanwhile: the next checkpoint first writes these blocks, before it makes a cut
+//! of its own.
 //!
 //! # Life of a checkpoint
 //! | step | where |
@@ -33,10 +33,10 @@
 //! | the mark that the image is clean, for a freeze and a close | `clean` |
 //!
 //! # Files
-//! The [`crate::Store`] holds the state of checkpoints (`control`, `requests`). That state and what
-//! is written (`cut`, `write`) know nothing of the store. The other files are steps of the store,
-//! and each uses only those before it: `pace`, `prepare`, `commit`, `run`, `trigger`, `clean`,
-//! `grow` and `table`, `shrink`, `background`.
+//! The [`crate::Store`] contains the state of checkpoints (`control`, `requests`). These files, and
+//! those of what is written (`cut`, `write`), do not use the store. The other files are steps of
+//! the store, and each uses only those before it: `pace`, `prepare`, `commit`, `run`, `trigger`,
+//! `clean`, `grow` and `table`, `shrink`, `background`.
 
 mod background;
 pub(crate) mod cause;

@@ -23,8 +23,8 @@ fn fresh() -> (Arc<dyn Device>, Arc<Store>) {
     (device, store)
 }
 
-/// The background thread may have been woken before the close, and run between the last checkpoint
-/// and the end of the log.
+/// The background thread may have been woken before the close. Its checkpoint may then start
+/// between the last checkpoint and the end of the log.
 #[test]
 fn a_checkpoint_that_comes_after_the_last_leaves_the_clean_mark() {
     let (device, store) = fresh();
@@ -58,7 +58,7 @@ fn noted_losses_stay_in_each_superblock_over_checkpoints_mounts_and_crashes() {
     store.close().unwrap();
     assert_eq!(on_device(), store.losses());
 
-    // Opened and never closed: recovery's own checkpoint carries the losses.
+    // The store is opened and never closed: recovery's own checkpoint carries the losses over.
     let first = store.losses();
     drop(reopened(&device));
     assert_eq!(on_device(), first);
@@ -70,8 +70,8 @@ fn noted_losses_stay_in_each_superblock_over_checkpoints_mounts_and_crashes() {
     assert_eq!((both.files, Some(both.since)), (7, first.map(|l| l.since)), "counted on, since the first");
 }
 
-/// A client that reads the turn inside a checkpoint, and on request fails as if the device were
-/// gone.
+/// A client that records the turn inside each checkpoint. On request it panics, or fails as if the
+/// device were gone.
 struct Client {
     store: Weak<Store>,
     fails: AtomicBool,
@@ -116,7 +116,7 @@ fn the_turn_is_odd_inside_a_checkpoint_and_even_behind_it_even_if_it_fails() {
         assert_eq!(store.checkpoint_turn(), before + 2);
         assert!(!store.checkpoint_ran_since(before + 2));
     }
-    // The checkpoint that failed was the last.
+    // The checkpoint that failed was the last: the store is shut down.
     let turn = store.checkpoint_turn();
     client.fails.store(false, Ordering::Relaxed);
     assert!(store.checkpoint(CheckpointCause::Request).is_err());
@@ -142,7 +142,8 @@ fn who_waits_shares_a_checkpoint_that_starts_later_and_completes() {
     assert!(!store.checkpoint.covers(wanted));
 }
 
-/// Requested by an unmount, by an operation that needs space, and by the background thread.
+/// The checkpoint is requested by an unmount, by an operation that needs space, and by the
+/// background thread.
 #[test]
 fn a_checkpoint_that_panics_shuts_the_store_down_with_its_words() {
     let (store, client) = with_client();
@@ -157,8 +158,9 @@ fn a_checkpoint_that_panics_shuts_the_store_down_with_its_words() {
     assert!(store.close().unwrap_err().to_string().contains(words));
 }
 
-/// An image on a host that has space for nothing but the log and the superblock while `full` is
-/// set. Whether that can be found out is `shows_holes`.
+/// An image on a host that, while `full` is set, has space only for the log and the superblock.
+/// `shows_holes`: whether the device reports the holes of the image, so that the lack can be
+/// detected before a write.
 struct OnHost {
     inner: Arc<dyn Device>,
     log: std::ops::Range<u64>,
@@ -235,7 +237,7 @@ impl Device for OnHost {
     }
 }
 
-/// A store on such a host, with this number of tries.
+/// A store on such a host. Its checkpoints are tried `tries` times.
 fn on_host(tries: u32) -> (Arc<OnHost>, Arc<Store>) {
     let inner = formatted(32 << 20, 1 << 20);
     let geometry = read_superblock(&*inner).unwrap().0.geometry;
@@ -262,8 +264,8 @@ fn key(number: u64) -> kedge_format::Key {
     kedge_format::Key::new(Ino::ROOT, kedge_format::ItemKind::Xattr, number)
 }
 
-/// The caller gets the error. The next checkpoint writes the deferred cut before its own, and a
-/// crash in between finds the log.
+/// The caller gets the error. The next checkpoint writes the deferred cut before its own. A crash
+/// in between recovers from the log.
 #[test]
 fn a_checkpoint_that_was_asked_for_does_not_wait_for_its_host_for_ever() {
     let (device, store) = on_host(3);
@@ -277,7 +279,7 @@ fn a_checkpoint_that_was_asked_for_does_not_wait_for_its_host_for_ever() {
         assert_eq!(result.unwrap_err().errno(), 28);
         store.check_alive().unwrap();
         let before = read_superblock(&*device).unwrap().0.checkpoint;
-        // The last record is not in a checkpoint before the crash.
+        // The last record is in no checkpoint before the crash.
         put(&store, 10 + number);
         store.force(Lsn(u64::MAX), ForceCause::Sync).unwrap();
         device.full.store(false, Ordering::SeqCst);
@@ -297,8 +299,9 @@ fn a_checkpoint_that_was_asked_for_does_not_wait_for_its_host_for_ever() {
     store.close().unwrap();
 }
 
-/// A fork is refused before its cut if the host is known to lack the space. Otherwise the cut has
-/// made it: nothing reads what is not on the device, and a later checkpoint writes it.
+/// If the host is known to lack the space, a fork is refused before its cut. Otherwise the cut has
+/// made the fork: nothing reads nodes that are not on the device yet, and a later checkpoint writes
+/// them.
 #[test]
 fn a_fork_without_space_on_the_host_is_not_made_or_completed_later() {
     for known in [true, false] {
@@ -329,7 +332,7 @@ fn a_fork_without_space_on_the_host_is_not_made_or_completed_later() {
     }
 }
 
-/// No entry of the table changes, and yet a shrink has to move it.
+/// A shrink moves the nodes of the table although none of its entries changes.
 #[test]
 fn the_nodes_of_the_table_of_trees_move() {
     let (device, store) = fresh();
@@ -369,7 +372,7 @@ fn a_thaw_without_space_on_the_host_leaves_it_frozen() {
     assert!(is_clean(), "closed as it was frozen");
 }
 
-/// However many tries remain.
+/// The close ends the wait regardless of how many tries are left.
 #[test]
 fn a_close_ends_the_wait_of_a_thaw_for_its_host() {
     let (device, store) = on_host(u32::MAX);
@@ -386,8 +389,8 @@ fn a_close_ends_the_wait_of_a_thaw_for_its_host() {
     store.close().unwrap();
 }
 
-/// A checkpoint without a caller waits as long as its host is full. A freeze that arrives then gets
-/// the error, and the store continues.
+/// A checkpoint without a caller waits while its host is full. A freeze that arrives then gets the
+/// error, and the store continues.
 #[test]
 fn a_freeze_behind_a_checkpoint_that_waits_for_its_host_is_told() {
     let (device, store) = on_host(3);
@@ -406,7 +409,7 @@ fn a_freeze_behind_a_checkpoint_that_waits_for_its_host_is_told() {
     store.freeze().unwrap();
 }
 
-/// The end of a mount is bounded, whatever its host does. The losses are named all the same, and
+/// A close ends after a bounded time even if its host stays full. It still records the losses, and
 /// the contents of the log remain for the next mount.
 #[test]
 fn a_close_without_space_on_the_host_ends_and_names_what_is_lost() {

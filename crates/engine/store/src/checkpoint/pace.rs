@@ -1,53 +1,52 @@
-//! Pacing of background checkpoints: when they start, and how fast they write, follows the rate at
+//! Pacing of background checkpoints. They start, and write, at a rate that follows the rate at
 //! which the log fills.
 //!
 //! If a checkpoint writes as fast as the device can, every concurrent fsync waits after a burst of
-//! its writes. But the checkpoint has time until an operation needs the space that it will free. So
-//! it writes in slices, and pauses while it is ahead of schedule. A part of its work is due when
-//! the same part of its *allowance* is used up. The allowance is half of the log space that was
-//! free at its start, or half of the room for dirty tree nodes, whichever is used up faster. So a
-//! log that fills fast makes the checkpoint fast, and the checkpoint ends while the other half is
-//! still free.
+//! the checkpoint's writes. But the checkpoint has time until an operation needs the space that it
+//! will free. So it writes in slices, and pauses while it is ahead of schedule. A fraction of its
+//! work is due when the same fraction of its *allowance* is used up. The allowance is half of the
+//! log space that was free at its start, or half of the room for dirty tree nodes, whichever is
+//! used up faster. So a log that fills fast makes the checkpoint fast, and the checkpoint ends
+//! while the other half is still free.
 //!
 //! # When it does not pause
 //! 1. An operation waits for a checkpoint ([`Store::checkpoint`], the last one) or for log space,
 //!    or is delayed because the log is nearly full. Likewise after a switch to
-//!    `noasync_checkpoint`, a shutdown, or the end of the file system above the store. The waiting
-//!    operation ends the pause ([`super::control::Hurry`]); the pause notices the other reasons at
-//!    its next check, a millisecond later.
-//! 2. The log fills so fast that an unpaused checkpoint is needed: less is free, beyond the part in
-//!    which operations are delayed, than would come in while a checkpoint like the last one runs
-//!    without pauses. In a log of one MiB that is usual. Half of what was free would otherwise be
-//!    used up by the pauses, and the last steps, which no pause can shorten, would find the log
-//!    nearly full.
-//! 3. The pause after a slice has been as long as its bound. So every checkpoint ends, even if the
-//!    log no longer fills, and frees the tree nodes that only the last checkpoint uses.
+//!    `noasync_checkpoint`, a shutdown, or the end of the file system above the store. A waiting
+//!    operation ends the pause at once ([`super::control::Hurry`]); for the other reasons the pause
+//!    ends at its next check, a millisecond later.
+//! 2. The log fills so fast that an unpaused checkpoint is needed: while a checkpoint like the last
+//!    one runs without pauses, more bytes would come into the log than are free above the part in
+//!    which operations are delayed. In a log of one MiB that is usual. Otherwise the pauses would
+//!    use up half of what was free, and the last steps, which cannot be shortened, would find the
+//!    log nearly full.
+//! 3. The pause after a slice has reached its bound. So every checkpoint ends, even if the log no
+//!    longer fills, and frees the tree nodes that only the last checkpoint uses.
 //!
 //! # A device with a long latency
-//! On a disk that is not slow nothing here depends on the measured latency of the device. Where a
-//! request takes milliseconds, because another machine serves the image,
+//! On a disk that is not slow nothing here depends on the measured latency of the device. If
+//! another machine serves the image and a request takes milliseconds,
 //! - a slice grows if the device serves many requests at a time (`is_far_away`), by its own size
-//!   for each [`SLICE_UNIT`] that a write takes, up to [`SLICE_TIMES_MAX`] times: each slice waits
-//!   for a round trip, so that 512 KiB in 10 ms would bound a checkpoint to 50 MB/s. The writes
-//!   that an fsync may find ahead of it stay below what a network of 1 Gbit/s passes in its own
-//!   round trip;
+//!   for each [`SLICE_UNIT`] that a write takes, up to [`SLICE_TIMES_MAX`] times. Each slice waits
+//!   for a round trip, so 512 KiB in 10 ms would bound a checkpoint to 50 MB/s. The writes that an
+//!   fsync may find ahead of it stay below what a network of 1 Gbit/s transfers in one of its round
+//!   trips;
 //! - the delay of operations near a full log is two durable writes (`throttle_max` of `trigger`),
 //!   as on a disk: 4 ms do not slow down a client that waits 20 ms for each fsync.
 //!
-//! The schedule itself needs no latency, since it follows the log. Neither does the longest pause,
-//! which ensures that a checkpoint ends.
+//! The schedule itself needs no latency, since it follows the log. The bound on a pause needs none
+//! either; it only ensures that a checkpoint ends.
 //!
 //! # Locks
 //! A pause holds the lock that admits one checkpoint at a time, and no other: not the epoch guard,
-//! no lock of an inode, no latch. A thread that wants that lock is counted before it waits, and
-//! ends the pause. Releasing the lock instead would let a second checkpoint cut a generation while
-//! the first is not written, for which the format has no place.
+//! no lock of an inode, no latch. A thread that wants that lock is counted before it waits, which
+//! ends the pause. Releasing the lock during a pause was rejected: a second checkpoint could then
+//! cut a generation while the first is not written, and the format cannot represent that.
 //!
 //! # Crash argument
-//! The pace changes neither what is written nor the order ([`super`]): nodes and
-//! bitmaps, the flush, the slot, the tail. A pause falls between two writes that no flush
-//! separates. Meanwhile the log is not overwritten, because the tail stays where the last
-//! checkpoint left it.
+//! The pace changes neither what is written nor the order ([`super`]): nodes and bitmaps, the
+//! flush, the slot, the tail. A pause falls between two writes that no flush separates. Meanwhile
+//! the log is not overwritten, because the tail stays where the last checkpoint left it.
 
 use super::cause::{By, CheckpointCause};
 use super::write::{FULL, ROUND_TRIP, is_far_away};
@@ -57,31 +56,33 @@ use kedge_base::atomic::Ordering;
 use std::cell::Cell;
 use std::time::Duration;
 
-/// Blocks in a slice. This bounds how much an fsync may find ahead of it in the device's queue.
+/// Blocks in a slice. Bounds the writes that an fsync may find ahead of it in the device's queue.
 const SLICE: usize = 128;
-/// See "A device with a long latency".
+/// A slice grows by its own size for each such period that a write takes, `SLICE_TIMES_MAX` times
+/// at most. See "A device with a long latency".
 const SLICE_UNIT: Duration = Duration::from_millis(4);
 const SLICE_TIMES_MAX: usize = 4;
-/// How often a pause checks whether it is over.
+/// Period of the checks whether a pause is over.
 const CHECK_AGAIN: Duration = Duration::from_millis(1);
-/// Checks in the longest pause, for each MiB written.
+/// Number of checks in the longest pause, for each MiB written.
 const CHECKS_PER_MIB: u64 = 100;
-/// Operations are delayed when less than one part in this many of the log is free to them; the less
-/// is free, the longer.
+/// Operations are delayed when less than this fraction of the log (one in so many) is free to them.
+/// The delay grows as the free part shrinks.
 const THROTTLE_PART: u64 = 8;
-/// Below this percentage the part is smaller: half of what is free when a checkpoint starts.
+/// If `async_checkpoint` is below this percentage, the fraction is smaller: half of that
+/// percentage.
 const THROTTLE_PERCENT: u64 = 25;
 
-/// Space of which a part may be used up while a checkpoint writes.
+/// A resource, half of which may be used up while a checkpoint writes.
 #[derive(Clone, Copy, Debug)]
 struct Allowance {
     left: u64,
-    /// The space at the start. Half of it is the allowance.
+    /// What was free at the start. Half of it is the allowance.
     at_first: u64,
 }
 
 impl Allowance {
-    /// Whether the part of the allowance that is used up is smaller than `done` of `total`.
+    /// Whether a smaller fraction of the allowance is used up than `done` of `total`.
     fn lags_behind(&self, done: u64, total: u64) -> bool {
         let used = self.at_first.saturating_sub(self.left);
         let allowed = self.at_first / 2;
@@ -92,33 +93,34 @@ impl Allowance {
 /// The pace of one checkpoint.
 pub(crate) struct Pace<'a> {
     store: &'a Store,
-    /// Whether it may pause at all.
+    /// Whether the checkpoint may pause at all.
     paced: bool,
     by: By,
-    /// Free log, and room for dirty nodes, at the start.
+    /// Free log space, and room for dirty nodes, at the start of the checkpoint, in bytes.
     log: u64,
     nodes: u64,
-    /// What came into the log, from the start of the last checkpoint to this one's, in the time
-    /// that the last one took without pauses.
+    /// Estimate of the log bytes that come in while this checkpoint runs without pauses: see
+    /// [`Store::incoming`].
     incoming: u64,
-    /// Bytes written, and to be written in all.
+    /// Bytes written so far, and bytes to be written in all.
     done: Cell<u64>,
     total: Cell<u64>,
     paused: Cell<Duration>,
-    /// Checks in all pauses.
+    /// Number of checks in all pauses.
     checks: Cell<u64>,
-    /// Number of references to the file system above that the checkpoint itself holds.
+    /// References to the file system above that the checkpoint itself holds. If these are all
+    /// references, the file system was dropped.
     pub(crate) held: Cell<usize>,
 }
 
 impl Pace<'_> {
-    /// Sets how many bytes are still to be written.
+    /// Sets how many bytes are left to write.
     pub(crate) fn expect(&self, bytes: u64) {
         self.total.set(self.done.get() + bytes);
     }
 
-    /// Counts written bytes, and pauses if that is ahead of schedule. Returns how many blocks the
-    /// next batch may have.
+    /// Counts written bytes, and pauses while the checkpoint is ahead of schedule. Returns how many
+    /// blocks the next batch may have.
     pub(crate) fn wrote(&self, bytes: u64) -> usize {
         self.done.set(self.done.get() + bytes);
         let hurry = &self.store.checkpoint.hurry;
@@ -149,7 +151,7 @@ impl Pace<'_> {
         }
     }
 
-    /// Total duration of its pauses.
+    /// Total duration of the pauses.
     pub(crate) fn paused(&self) -> Duration {
         self.paused.get()
     }
@@ -159,8 +161,8 @@ impl Pace<'_> {
         self.paced && !ended && !self.store.checkpoint_must_hurry() && !self.log_fills_fast()
     }
 
-    /// Whether a background checkpoint is needed without pauses: see rule 2. The operation that
-    /// runs one itself has all others wait, so the log does not fill meanwhile.
+    /// Whether a background checkpoint is needed without pauses: see rule 2. False if an operation
+    /// runs the checkpoint: the others then wait for it, so the log does not fill meanwhile.
     pub(super) fn log_fills_fast(&self) -> bool {
         let needed = self.store.throttle_below().saturating_add(self.incoming);
         self.by == By::Background && self.store.log.free_bytes() < needed
@@ -191,7 +193,7 @@ impl Store {
             checks: Cell::new(0),
             held: Cell::new(0),
         };
-        // An estimate until the cut: a block for each log-resident piece, and the dirty nodes.
+        // An estimate until the cut: one block for each log-resident piece, and the dirty nodes.
         pace.expect(self.residents.len() as u64 * BLOCK_SIZE as u64 + self.forest.dirty_bytes() as u64);
         pace
     }
@@ -200,7 +202,8 @@ impl Store {
         self.dirty_limit.load(Ordering::Relaxed).saturating_sub(self.forest.dirty_bytes() as u64)
     }
 
-    /// Whether an operation waits for the result of a checkpoint, or a pause no longer serves any.
+    /// Whether pauses must end: an operation waits or is delayed, or no further operation will
+    /// come.
     fn checkpoint_must_hurry(&self) -> bool {
         self.async_percent() == 0
             || self.check_alive().is_err()
@@ -213,7 +216,7 @@ impl Store {
         self.checkpoint.async_percent.load(Ordering::Relaxed) as u64
     }
 
-    /// Free log below which operations are delayed; 0 with `noasync_checkpoint`.
+    /// Operations are delayed when fewer bytes of the log are free; 0 with `noasync_checkpoint`.
     pub(super) fn throttle_below(&self) -> u64 {
         let percent = self.async_percent().min(THROTTLE_PERCENT);
         self.log.free_bytes_max() / THROTTLE_PART * percent / THROTTLE_PERCENT

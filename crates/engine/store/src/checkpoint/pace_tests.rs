@@ -16,8 +16,8 @@ const MIB: u64 = 1 << 20;
 #[test]
 fn an_allowance_is_half_of_what_was_left() {
     let half_done = |left| Allowance { left, at_first: 1000 }.lags_behind(50, 100);
-    // The allowance is 500, half of the 1,000 at first. With half of the work done, the log may
-    // have used 250 of it, which leaves 750.
+    // The allowance is 500, half of the 1,000 at first. With half of the work done, 250 of it may
+    // be used, which leaves 750.
     assert!(half_done(1000) && half_done(751));
     assert!(!half_done(750) && !half_done(0));
     assert!(half_done(2000), "more is left than at first");
@@ -26,7 +26,8 @@ fn an_allowance_is_half_of_what_was_left() {
     assert!(!Allowance { left: 1000, at_first: 1000 }.lags_behind(0, 100), "nothing done yet");
 }
 
-/// Number of checks in the pause after the first quarter of a MiB of work.
+/// Returns the number of checks in the pause after a quarter MiB of one MiB of work. The fraction
+/// `meanwhile` of the log is taken before.
 fn pauses(store: &Store, cause: CheckpointCause, by: By, meanwhile: f64) -> u64 {
     let pace = store.pace(cause, by, 0);
     pace.expect(MIB);
@@ -42,7 +43,7 @@ const BOUND: u64 = CHECKS_PER_MIB / 4;
 fn it_pauses_while_the_log_fills_more_slowly_than_it_writes_and_never_for_ever() {
     let store = store(Some(50));
     let pauses = |cause, meanwhile| pauses(&store, cause, By::Background, meanwhile);
-    // A quarter of the work is due with an eighth of the log.
+    // A quarter of the work is due when an eighth of the log is used.
     for has_time in [CheckpointCause::Background, CheckpointCause::DirtyNodes] {
         assert_eq!(pauses(has_time, 0.1), BOUND);
         assert_eq!(pauses(has_time, 0.13), 0, "the log fills faster");
@@ -53,8 +54,8 @@ fn it_pauses_while_the_log_fills_more_slowly_than_it_writes_and_never_for_ever()
     }
 }
 
-/// An operation that finds too many dirty nodes runs a checkpoint itself. There may be fewer dirty
-/// nodes when the checkpoint starts.
+/// If an operation finds too many dirty nodes, it runs a checkpoint itself. When that checkpoint
+/// starts, fewer nodes may be dirty; it must not pause even then.
 #[test]
 fn an_operation_that_checkpoints_never_pauses() {
     let store = store(Some(50));
@@ -78,10 +79,11 @@ fn it_hurries_while_an_operation_waits_and_pauses_otherwise() {
     assert_eq!(pace.batch_blocks(), SLICE, "what was given back is free at once");
 }
 
-/// The sizes on a fast disk, a slow disk, and distant images.
+/// Sizes and delays on a fast disk, on a slow disk, and on distant images.
 #[test]
 fn sizes_follow_the_measured_latency_within_their_bounds() {
-    // Round trip and interval in µs; writes in a batch, blocks in a slice, µs of the longest delay.
+    // Columns: round trip and interval in µs; writes in a batch; blocks in a slice; longest delay
+    // in µs.
     let rows: [(u64, u64, usize, usize, u64); 8] = [
         (0, 0, 8, SLICE, 4_000),
         (20, 5, 8, SLICE, 4_000),
@@ -111,7 +113,7 @@ fn sizes_follow_the_measured_latency_within_their_bounds() {
     }
 }
 
-/// Nodes that are not neighbours, 400 of them.
+/// Writes 400 nodes that are not adjacent.
 #[test]
 fn a_checkpoint_of_scattered_nodes_takes_few_round_trips_to_a_device_far_away() {
     let mut rounds = Vec::new();
@@ -124,7 +126,8 @@ fn a_checkpoint_of_scattered_nodes_takes_few_round_trips_to_a_device_far_away() 
         assert_eq!(device.requests(), 400);
         rounds.push(device.rounds());
     }
-    // The first disk is fast, so that larger batches of a checkpoint that must hurry delay nothing.
+    // On the first disk, which is fast, batches of an unpaused checkpoint are larger: nothing waits
+    // behind them for long.
     assert_eq!(rounds, [13, 50, 16, 4]);
 }
 
@@ -141,8 +144,8 @@ fn only_a_checkpoint_that_must_hurry_has_large_batches_on_a_fast_disk() {
     assert_eq!((rounds(FULL), rounds(SLICE)), (2, 8));
 }
 
-/// Without the rule a checkpoint uses up half of what is free for its pauses, and operations wait
-/// while its last steps take their time.
+/// Without rule 2 the pauses of a checkpoint would use up half of what is free, and operations
+/// would wait during its last steps.
 #[test]
 fn it_does_not_pause_where_the_log_fills_as_fast_as_a_checkpoint_frees_it() {
     let store = store(Some(50));
@@ -165,8 +168,8 @@ impl CheckpointClient for Counting {
     }
 }
 
-/// What is logged while the first data is written in place would hold the tail at the start of the
-/// checkpoint.
+/// The second pass writes in place what was logged during the first. Otherwise the tail could move
+/// only to the start of the checkpoint.
 #[test]
 fn a_background_checkpoint_prepares_twice_if_the_log_fills_fast() {
     let store = store(Some(50));
@@ -185,8 +188,8 @@ fn a_background_checkpoint_prepares_twice_if_the_log_fills_fast() {
     assert_eq!(prepared(CheckpointCause::LogSpace, By::Operation, all), 1);
 }
 
-/// Keeps the first checkpoint from its cut until it hurries, but not forever, so that a checkpoint
-/// that never hurries fails the test.
+/// A client that delays the first checkpoint before its cut until it must hurry. The delay is
+/// bounded, so that a checkpoint that never hurries fails the test.
 struct Pausing {
     store: Weak<Store>,
     began: AtomicUsize,
@@ -213,7 +216,7 @@ impl CheckpointClient for Pausing {
     }
 }
 
-/// A store whose background checkpoint is in one of its pauses.
+/// A store whose background checkpoint is delayed by [`Pausing`].
 fn pausing() -> (Arc<Store>, Arc<Pausing>) {
     let store = filled(0.6);
     let client = Arc::new(Pausing {
@@ -255,7 +258,7 @@ fn one_that_pauses_hurries_for_an_unmount_which_leaves_a_clean_image() {
 #[test]
 fn one_that_pauses_hurries_for_an_operation_that_waits_for_log_space() {
     let (store, client) = pausing();
-    // More than is free now. No operation is delayed yet, because the log is not nearly full.
+    // This is more than is free now, but the log is not so full that operations are delayed.
     let log_bytes = 2 << 20;
     assert!((store.throttle_below()..log_bytes).contains(&store.log.free_bytes()));
     drop(
@@ -331,7 +334,7 @@ fn a_call_ends_a_pause_at_once_also_one_that_came_before_it_began() {
     assert!(!hurry.wait_beyond(hurry.calls(), CHECK_AGAIN), "nobody calls");
 }
 
-/// The longest pause here would be a hundred seconds.
+/// The bound on this pause is a hundred seconds.
 #[test]
 fn a_long_pause_ends_when_the_log_fills() {
     let store = store(Some(50));

@@ -1,4 +1,4 @@
-//! The first steps of a checkpoint: log-resident data is written in place, and the cut.
+//! The first steps of a checkpoint: writing log-resident data in place, and the cut.
 
 use super::cause::{Freed, Kind};
 use super::control::CheckpointClient;
@@ -14,19 +14,20 @@ use std::sync::Weak;
 use std::time::Duration;
 
 impl Store {
-    /// Sets the file system above, for [`CheckpointClient::prepare_checkpoint`].
+    /// Sets the file system above the store, whose [`CheckpointClient::prepare_checkpoint`] is
+    /// called.
     pub fn set_client(&self, client: Weak<dyn CheckpointClient>) {
         assert!(self.client.set(client).is_ok(), "a store has one client");
     }
 
     /// Writes log-resident data in place. Data that cannot be written stays in the log and holds
-    /// the tail. The checkpoint is made without it, since that still frees the log up to that data,
-    /// and the operation that requested it may have nothing to do with that data.
-    /// [`super::background`] has the policy when checkpoints then free nothing.
+    /// the tail. The checkpoint is made without that data: it still frees the log before it, and
+    /// the operation that requested the checkpoint may have nothing to do with that data.
+    /// [`super::background`] has the policy for checkpoints that then free nothing.
     ///
-    /// What fsyncs log meanwhile also holds the tail. So if the log fills fast, that is written in
-    /// place, too, once: the tail then moves nearly to the cut, and not only to the start of the
-    /// checkpoint.
+    /// Data that fsyncs log meanwhile also holds the tail. If the log fills fast, that data is
+    /// written in place in a second pass. The tail then moves nearly to the cut, and not only to
+    /// the start of the checkpoint.
     pub(super) fn prepare(&self, pace: &Pace<'_>) -> Result<()> {
         let Some(client) = self.client.get().and_then(Weak::upgrade) else { return Ok(()) };
         pace.held.set(1);
@@ -41,7 +42,7 @@ impl Store {
         pace.held.set(0);
         match &prepared {
             Ok(()) => {}
-            // The whole device or store is gone.
+            // The device or the store as a whole has failed.
             Err(Error::Shutdown(_) | Error::Fenced | Error::OutcomeUnknown) => return prepared,
             Err(e) => tracing::warn!("log-resident data stays in the log: {e}"),
         }
@@ -55,7 +56,7 @@ impl Store {
         let started = self.clock.monotonic();
         let lsn = self.log.seal();
         if broken::is(Variant::CutNotExact) {
-            // Broken on purpose: the tree gets records from above the cut.
+            // Broken on purpose: the tree gets changes of records above the cut.
             drop(inside);
             self.clock.sleep(Duration::from_millis(2));
             inside = self.guard.close();
@@ -63,7 +64,8 @@ impl Store {
         match kind {
             Kind::Grow(new) => self.alloc.grow(new),
             Kind::Shrink(new) => {
-                // If not, the checkpoint is a plain one; `shrink` looks at the size afterwards.
+                // If blocks beyond the new end are in use, this changes nothing and the checkpoint
+                // is a plain one. `shrink` finds that out from the size afterwards.
                 self.alloc.shrink(new);
             }
             Kind::Plain | Kind::Clean | Kind::Trees(..) => {}
@@ -88,8 +90,8 @@ impl Store {
         Ok(cut)
     }
 
-    /// Frees what a checkpoint's change of the table gives up. The caller holds the exclusive epoch
-    /// guard, before the cut.
+    /// Frees the blocks and nodes that a change of the table of trees gives up. Called just before
+    /// the cut; the caller holds the exclusive epoch guard.
     fn free_at_cut(&self, freed: &Freed) -> Result<()> {
         for extent in &freed.extents {
             self.alloc.free_at_cut(*extent)?;

@@ -4,7 +4,7 @@ use super::cause::CheckpointCause;
 use kedge_base::lock::{Condvar, Mutex, Rank};
 use std::time::Duration;
 
-/// At most one request is pending: a checkpoint serves all that arrived before it.
+/// The pending request. There is at most one: a checkpoint serves all requests that precede it.
 pub(crate) struct Requests {
     pending: Mutex<Pending>,
     changed: Condvar,
@@ -21,13 +21,13 @@ impl Requests {
         Requests { pending: Mutex::new(Rank::Leaf, Pending::default()), changed: Condvar::new() }
     }
 
-    /// The request that the thread has not served yet.
+    /// The cause of the pending request, which the thread has not served yet.
     #[cfg(test)]
     pub(crate) fn wanted(&self) -> Option<CheckpointCause> {
         self.pending.lock().wanted
     }
 
-    /// Wakes the thread, unless a request is pending already.
+    /// Records a request and wakes the thread, unless a request is pending already.
     pub(crate) fn add(&self, cause: CheckpointCause) {
         let mut pending = self.pending.lock();
         if pending.wanted.is_none() {
@@ -43,7 +43,7 @@ impl Requests {
         self.changed.notify_all();
     }
 
-    /// Sleeps until a checkpoint is requested. `None` at the end of the store.
+    /// Sleeps until a checkpoint is requested. Returns `None` when the store is dropped.
     pub(crate) fn next(&self) -> Option<CheckpointCause> {
         let mut pending = self.pending.lock();
         loop {
@@ -55,8 +55,8 @@ impl Requests {
         }
     }
 
-    /// Pauses, at most until the end of the store. A request stays pending meanwhile, so that a
-    /// further request does not wake the thread.
+    /// Pauses for `time`, or until the store is dropped. A request stays pending meanwhile, so that
+    /// a further request does not wake the thread.
     pub(crate) fn pause(&self, time: Duration) {
         let mut pending = self.pending.lock();
         if !time.is_zero() && !pending.stop {
@@ -65,7 +65,7 @@ impl Requests {
         }
     }
 
-    /// The pending requests were served. `next`: the checkpoint that must follow.
+    /// Ends the pending request. `next`: cause of a checkpoint that must follow, if there is one.
     pub(crate) fn served(&self, next: Option<CheckpointCause>) {
         self.pending.lock().wanted = next;
     }

@@ -1,5 +1,5 @@
-//! A checkpoint from its start to its end: one at a time, and one that starts after a request
-//! serves it.
+//! Runs a checkpoint from its start to its end. One runs at a time, and a checkpoint serves all
+//! requests that precede its start.
 
 use super::cause::{By, CheckpointCause, Kind};
 use super::control::Unwritten;
@@ -9,16 +9,18 @@ use kedge_base::{Result, without_panic};
 use std::time::Duration;
 
 impl Store {
-    /// Runs a checkpoint that starts after this call, or shares one that does.
+    /// Returns when a checkpoint has completed that started after this call: its own, or that of
+    /// another thread.
     pub fn checkpoint(&self, cause: CheckpointCause) -> Result<()> {
         self.checkpoint_by(cause, By::Operation)
     }
 
-    /// [`Store::checkpoint`]. Only the background thread's checkpoints are paced.
+    /// [`Store::checkpoint`] in a given thread. Only checkpoints of the background thread are
+    /// paced.
     pub(super) fn checkpoint_by(&self, cause: CheckpointCause, by: By) -> Result<()> {
         let mine = self.checkpoint.next();
         let mut single = self.checkpoint.alone(cause);
-        // No checkpoint may follow the last one, or that of a freeze, because it would remove the
+        // No checkpoint may follow that of a close or of a freeze, because it would remove the
         // clean mark.
         let is_last = self.closed.load(Ordering::Acquire) || self.checkpoint.is_frozen();
         if is_last || self.checkpoint.covers(mine) {
@@ -37,10 +39,10 @@ impl Store {
         !turn.is_multiple_of(2) || self.checkpoint_turn() != turn
     }
 
-    /// A checkpoint that fails shuts the store down: the frozen state cannot be merged back into
-    /// the running one, and the log is complete, so the next mount recovers. A checkpoint that
-    /// panics does the same, because its state is incomplete. A deferred checkpoint does not: its
-    /// frozen state is kept in `unwritten`.
+    /// Runs a checkpoint. One that fails shuts the store down: the frozen state cannot be merged
+    /// back into the running one. The log is complete, so the next mount recovers. A checkpoint
+    /// that panics does the same, because its state is incomplete. A deferred checkpoint does not:
+    /// its frozen state is kept in `unwritten`.
     pub(super) fn run_checkpoint(
         &self,
         unwritten: &mut Unwritten,
@@ -58,13 +60,14 @@ impl Store {
         let pace = self.pace(cause, by, incoming);
         let result = without_panic("a checkpoint", || {
             if let Some(cut) = unwritten.take() {
-                // Not clean, since log records follow it.
+                // This checkpoint is never marked clean, since log records follow its cut.
                 self.write_cut(unwritten, cut, (cause, false), &pace, Duration::ZERO)?;
             }
             self.prepare(&pace)?;
             let prepare = self.clock.since(started);
             let clean = matches!(kind, Kind::Clean);
-            // On a full image the cut may find the nodes without a promise.
+            // On an image too full for the promise the cut may still find free nodes, so it is
+            // tried.
             if let Err(e) = self.forest.promise_nodes(0) {
                 tracing::debug!("nodes for the table of trees: {e}");
             }

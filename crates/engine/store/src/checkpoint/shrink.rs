@@ -2,20 +2,21 @@
 //!
 //! # Steps
 //! | | what | a crash here |
+//! | | what | after a crash here |
 //! |---|---|---|
 //! | 1 | nothing from the new end on is allocated any more ([`Alloc::fence`]) | the old size: the limit is in memory only |
-//! | 2 | the caller moves what files have there, by records | the old size; each record took effect or did not |
-//! | 3 | nodes that lie there are copied, and a checkpoint writes the copies | as in 2: the last checkpoint keeps what it names |
+//! | 2 | the caller moves what files have beyond the new end, by records | the old size; each record took effect or did not |
+//! | 3 | nodes beyond the new end are copied, and a checkpoint writes the copies | as in 2: the last checkpoint keeps what it names |
 //! | 4 | a checkpoint of the next generation in the new layout ([`Alloc::shrink`]) | before its slot is durable, the old size; afterwards, the new one |
 //! | 5 | one more checkpoint, so that the other slot names the new size too | the new size: a mount takes the newer slot |
-//! | 6 | the device gives up the rest: a file is truncated | the file is longer than the image, which is permitted |
 //!
-//! In an image that was forked, steps 2 and 3 move what trees have that can be used. What a point
-//! owns cannot move ([`Store::points_beyond`]); the caller checks that before step 2. The nodes of
-//! the table of trees move in the cut of the second checkpoint of step 3.
+//! In an image that was forked, steps 2 and 3 move what the trees in use own. What a point owns
+//! cannot move; the caller checks before step 2 that no point owns blocks there
+//! ([`Store::points_beyond`]). The nodes of the table of trees move in the cut of the second
+//! checkpoint of step 3.
 //!
-//! Step 4 does nothing if a block beyond the end is in use: an operation had taken it before step
-//! 1, and its record came meanwhile. The caller then repeats 2 and 3.
+//! Step 4 does nothing if a block beyond the end is in use: an operation took the block before step
+//! 1 and committed its record later. The caller then repeats steps 2 and 3.
 //!
 //! [`Alloc::fence`]: kedge_alloc::Alloc::fence
 //! [`Alloc::shrink`]: kedge_alloc::Alloc::shrink
@@ -34,23 +35,24 @@ use kedge_log::ForceCause;
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
 
-/// A shrink under way: its drop lifts the limit for new allocations.
+/// A shrink in progress. Dropping it allows allocations beyond the new end again.
 #[must_use = "dropping it ends the shrink"]
 pub struct Shrinking<'a> {
     store: &'a Store,
     new: Geometry,
-    /// Blocks for allocation maps that move to the data area, until they are the format's.
+    /// New blocks for allocation maps that move to the data area. `None` once the new layout owns
+    /// them.
     maps: Option<Extent>,
 }
 
 impl Store {
-    /// The smallest size, in bytes, that the image can get with what it contains now.
+    /// The smallest size, in bytes, to which the image can shrink with its present contents.
     pub fn smallest_bytes(&self) -> u64 {
         self.alloc.smallest() * BLOCK
     }
 
-    /// Begins to make the image `bytes` long, rounded down to whole blocks and less than it is now.
-    /// Changes nothing on the device.
+    /// Starts a shrink to `bytes`, rounded down to whole blocks, which must be less than the
+    /// present size. Changes nothing on the device.
     pub fn begin_shrink(&self, bytes: u64) -> Result<Shrinking<'_>> {
         if self.read_only {
             return Err(Error::ReadOnly);
@@ -67,7 +69,7 @@ impl Store {
         self.alloc.fence(plan.vacated_from()).map_err(|_| {
             Error::Busy("the space below the new end, which running operations were promised,".into())
         })?;
-        // Its drop lifts the fence.
+        // From here on an error drops `shrinking`, which lifts the fence.
         let mut shrinking = Shrinking { store: self, new: plan, maps: None };
         if let Maps::Move(blocks) = old.maps_after_shrink(total) {
             let maps = self.alloc.claim_maps(blocks).map_err(|_| {
@@ -82,14 +84,15 @@ impl Store {
 }
 
 impl Shrinking<'_> {
-    /// The first block from which on nothing may be used.
+    /// The new end. No block from it on may stay in use.
     pub fn end(&self) -> BlockNo {
         self.new.vacated_from()
     }
 
-    /// Copies the nodes of all trees that lie beyond the end, and makes two checkpoints: the first
-    /// writes nodes that were made before the limit, so that they can be copied, the second the
-    /// copies. A node above one that a tree has alone is its own, too, so nothing shared is copied.
+    /// Copies the nodes of all trees that lie beyond the end, and makes two checkpoints. The first
+    /// writes nodes taken before the fence: only nodes of an older generation are copied. The
+    /// second writes the copies. Nothing shared is copied, because all nodes above an unshared node
+    /// are unshared too.
     pub fn move_nodes(&self) -> Result<()> {
         let store = self.store;
         store.checkpoint(CheckpointCause::Request)?;
@@ -103,7 +106,8 @@ impl Shrinking<'_> {
             }
         }
         if broken::is(Variant::CutBeforeSlot) {
-            // Broken on purpose: what the last checkpoint and the durable records name is gone.
+            // Broken on purpose: the device is cut off while the last checkpoint and durable
+            // records still name blocks there.
             store.device.cut(self.new.total_blocks * BLOCK)?;
         }
         match store.is_forked() {
@@ -116,10 +120,11 @@ impl Shrinking<'_> {
         Ok(())
     }
 
-    /// Makes the image smaller if nothing is left beyond the end. Returns whether it did.
+    /// Makes the image smaller if nothing is left beyond the end. Returns whether the image became
+    /// smaller.
     ///
-    /// After an error the image has its old size, unless the host of the image became full in the
-    /// last step: the next checkpoint then completes the shrink, and the device keeps its size.
+    /// After an error the image has its old size, unless its host became full in the last step: the
+    /// next checkpoint then completes the shrink, and the device keeps its size.
     pub fn finish(&mut self) -> Result<bool> {
         let store = self.store;
         let old = store.alloc.geometry();
@@ -136,13 +141,14 @@ impl Shrinking<'_> {
         if store.total_blocks() != self.new.total_blocks {
             return done.map(|()| false);
         }
-        // They are the format's now.
+        // The new layout owns these blocks now, so the drop must not free them.
         self.maps = None;
         done?;
         run(Kind::Plain)?;
         drop(single);
         store.device.cut(self.new.total_blocks * BLOCK)?;
-        // On a device that keeps its size no later repair must take these for copies of this image.
+        // If the device keeps its size, the copies of the superblock beyond the new end are erased:
+        // a later repair must not take them for copies of this image.
         let has = store.device.geometry().size;
         let stale = old.copies().filter(|copy| copy.0 >= self.new.total_blocks);
         for copy in stale.filter(|copy| (copy.0 + 1) * BLOCK <= has) {
@@ -164,11 +170,11 @@ impl Drop for Shrinking<'_> {
 }
 
 impl Store {
-    /// Copies the nodes of an older generation on the way to a leaf. No record says so: the items
-    /// are the same, and replay needs no such copy.
+    /// Copies the nodes of older generations on the path to a leaf. No record is needed: the items
+    /// stay the same, and replay works without the copies.
     fn renew_path(&self, member: &Member, key: Key) -> Result<()> {
         let handle = self.begin(Need::record(Class::Normal).puts(1, 0))?;
-        // What `Handle::commit` does for the keys of a record.
+        // The leaf is pinned as `Handle::commit` pins the leaves of a record.
         let _pins = member.tree.pin(&[key])?;
         let inside = self.guard.enter();
         let renewed = member.tree.renew(key);

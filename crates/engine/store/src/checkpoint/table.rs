@@ -1,11 +1,11 @@
 //! The checkpoint that changes the table of trees: see [`crate::trees`].
 //!
 //! # A host without space
-//! The cut makes the change for all readers, and only then its checkpoint is written. If the host
-//! of a sparse image has no space for it, the checkpoint is deferred, and the caller gets the error
-//! of a change that a later checkpoint completes. So a change that adds trees is refused before its
-//! cut if the host may not have the space. One that adds none is tried all the same: the deletion
-//! of a tree gives space back.
+//! The cut makes the change visible to all readers; its checkpoint is written afterwards. If the
+//! host of a sparse image has no space for the checkpoint, it is deferred: the caller gets an
+//! error, although a later checkpoint will complete the change. To avoid that, a change that adds
+//! trees is refused before its cut if the host may lack the space. A change that adds none is tried
+//! in any case, since the deletion of a tree gives space back.
 
 use super::cause::{By, CheckpointCause, Freed, Kind};
 use crate::forest::Change;
@@ -13,12 +13,12 @@ use crate::store::Store;
 use kedge_base::atomic::Ordering;
 use kedge_base::{BLOCK_SIZE, Error, Result, errno};
 
-/// Bytes of a checkpoint beside the nodes that are dirty before its cut: nodes of the table,
-/// bitmaps, the superblock and its copies.
+/// Bytes that a checkpoint writes besides the nodes that are dirty before its cut: nodes of the
+/// table, bitmaps, the superblock and its copies.
 const BESIDE_NODES: u64 = 1 << 20;
 
 impl Store {
-    /// Whether the host has space for the next checkpoint, or none is needed, as far as is known.
+    /// Fails if the host is known to lack space that the next checkpoint needs.
     fn check_host(&self) -> Result<()> {
         let bytes = self.forest.dirty_bytes() as u64 + BESIDE_NODES;
         if self.device.host_free().is_none_or(|free| free >= bytes) {
@@ -31,9 +31,9 @@ impl Store {
         }
     }
 
-    /// Runs the checkpoint that changes the table. `more`: entries that it adds. After an error the
-    /// change is not made, or, if the host of the image became full meanwhile, a later checkpoint
-    /// makes it durable.
+    /// Runs a checkpoint that changes the table. `more`: number of entries that it adds. After an
+    /// error the change is not made. The exception: if the host of the image became full meanwhile,
+    /// a later checkpoint makes the change durable.
     pub(crate) fn change_trees(&self, changes: &[Change], freed: &Freed, more: u32) -> Result<()> {
         if self.read_only {
             return Err(Error::ReadOnly);

@@ -1,4 +1,4 @@
-//! Stores whose log is filled to a given part, for the tests of pace and trigger.
+//! Stores whose log is filled to a given fraction, for the tests of `pace` and `trigger`.
 
 use crate::test_images::formatted;
 use crate::{Class, Handle, Need, OpenOptions, Store};
@@ -14,7 +14,7 @@ pub(crate) fn store(async_checkpoint: Option<u8>) -> Arc<Store> {
     Store::open(device, Arc::new(ManualClock::default()), &options).unwrap()
 }
 
-/// Reserves a part of what an empty log has free.
+/// Reserves the fraction `part` of the space that an empty log has free.
 pub(crate) fn take(store: &Store, part: f64) -> Handle<'_> {
     let log_bytes = (store.log.free_bytes_max() as f64 * part) as u64;
     store
@@ -22,12 +22,12 @@ pub(crate) fn take(store: &Store, part: f64) -> Handle<'_> {
         .unwrap()
 }
 
-/// The used part of the log.
+/// The fraction of the log that is used.
 pub(crate) fn used(store: &Store) -> f64 {
     (store.log.head_lsn().0 - store.log.tail_lsn().0) as f64 / store.log.free_bytes_max() as f64
 }
 
-/// Logs 4 KiB.
+/// Logs a record of some 4 KiB.
 pub(crate) fn put(store: &Store) {
     let mut record = RecordBuilder::new(RecordOp::Xattr);
     record.put(Key::new(Ino::ROOT, ItemKind::Xattr, 1), &[3; 4000]);
@@ -40,7 +40,7 @@ pub(crate) fn checkpoints(store: &Store) -> u64 {
     store.stats.checkpoints.iter().map(|c| c.get()).sum()
 }
 
-/// Fills the log while nothing may checkpoint.
+/// A store whose log is filled to the fraction `part`, with no checkpoint.
 pub(crate) fn filled(part: f64) -> Arc<Store> {
     let store = store(None);
     while used(&store) < part {

@@ -1,4 +1,4 @@
-//! When a checkpoint starts, and when operations wait for one or are delayed.
+//! Decides when a checkpoint starts, and when operations wait for one or are delayed.
 
 use super::cause::CheckpointCause;
 use crate::store::Store;
@@ -8,11 +8,11 @@ use kedge_device::{Latency, LatencyKind};
 use kedge_log::SpacePressure;
 use std::time::Duration;
 
-/// Delay of the last operation before the log is full: the value on a disk, and the maximum.
+/// Delay of an operation when the log is full: on a fast disk, and (`THROTTLE_LONGEST`) at most.
 const THROTTLE_MAX: Duration = Duration::from_millis(4);
 const THROTTLE_LONGEST: Duration = Duration::from_millis(50);
 
-/// Delay of the last operation before the log is full, on this device.
+/// Delay on this device of an operation when the log is full. It is shorter while more is free.
 pub(super) fn throttle_max(latency: &Latency) -> Duration {
     let durable_write = latency.typical(LatencyKind::DurableWrite).unwrap_or_default();
     durable_write.saturating_mul(2).clamp(THROTTLE_MAX, THROTTLE_LONGEST)
@@ -29,8 +29,8 @@ impl Store {
         }
     }
 
-    /// Sets the memory for tree nodes, in bytes. Half of it may be dirty: beyond, a checkpoint is
-    /// started, so that nodes become clean and can go.
+    /// Sets the size of the node cache, in bytes. When half of it is dirty, operations wait for a
+    /// checkpoint. When a quarter is dirty, a background checkpoint starts.
     pub fn set_cache_budget(&self, node_bytes: u64) {
         self.dirty_limit.store(node_bytes / 2, Ordering::Relaxed);
         self.forest.set_cache_bytes(node_bytes);
@@ -40,15 +40,15 @@ impl Store {
     }
 
     /// Whether a background checkpoint should start: the free part of the log is below the
-    /// threshold, or below what would be filled while two checkpoints like the last one run, pauses
-    /// aside, and the part in which operations are delayed. Reserved and promised space is not
-    /// free: operations wait for it as for space that holds records.
+    /// threshold, or so small that operations would be delayed before two unpaused checkpoints like
+    /// the last one have run. Never if too little of the log is used. Reserved and promised space
+    /// is not free: operations wait for it as for space that contains records.
     pub(crate) fn log_below_threshold(&self) -> bool {
         let percent = self.async_percent();
         let (free, max) = (self.log.free_bytes(), self.log.free_bytes_max());
         let used = self.log.head_lsn().0.saturating_sub(self.log.tail_lsn().0);
         if percent == 0 || used < (max / 8).min(max * (100 - percent) / 100) {
-            return false; // a checkpoint now would free little
+            return false; // a checkpoint would free little now
         }
         if free < max * percent / 100 {
             return true;
@@ -57,8 +57,8 @@ impl Store {
         incoming > 0 && incoming.saturating_mul(2).saturating_add(self.throttle_below()) > free
     }
 
-    /// Bytes that come into the log while a checkpoint like the last one runs, pauses aside, at the
-    /// rate since that one started.
+    /// Estimate of the bytes that come into the log while a checkpoint like the last one runs
+    /// without pauses: at the rate since the start of that one.
     pub(super) fn incoming(&self) -> u64 {
         let control = &self.checkpoint;
         let now = self.clock.monotonic().as_nanos() as u64;
@@ -69,8 +69,8 @@ impl Store {
         product.checked_div(elapsed.into()).map_or(0, |bytes| u64::try_from(bytes).unwrap_or(u64::MAX))
     }
 
-    /// Delays an operation while the log is nearly full, so that the rest of its space lasts until
-    /// the running checkpoint frees some. Without `async_checkpoint` there is no delay, since
+    /// Delays an operation while the log is nearly full, so that the remaining space lasts until
+    /// the running checkpoint frees more. Without `async_checkpoint` there is no delay, since
     /// operations then run the checkpoint themselves.
     pub(crate) fn throttle(&self) {
         let (free, limit) = (self.log.free_bytes(), self.throttle_below());
@@ -83,8 +83,8 @@ impl Store {
         self.stats.throttle_ns.record(delay.as_nanos() as u64);
     }
 
-    /// Starts a checkpoint if one is due. While a checkpoint runs nothing is to be done: its pace
-    /// already follows the log and the dirty nodes.
+    /// Requests a checkpoint if one is due. Does nothing while a checkpoint runs: its pace already
+    /// follows the log and the dirty nodes.
     pub(crate) fn after_commit(&self) {
         if !self.checkpoint_turn().is_multiple_of(2) {
             return;
@@ -112,9 +112,9 @@ impl Store {
         self.checkpoint(CheckpointCause::DirtyNodes)
     }
 
-    /// Handles a reservation that did not fit. With `async_checkpoint` this wakes the background
-    /// thread, and the reservation then waits. Without it, the operation that found no space runs
-    /// the checkpoint.
+    /// Called when a log reservation did not fit. With `async_checkpoint` it wakes the background
+    /// thread, and the reservation then waits. Without it, the calling operation runs the
+    /// checkpoint.
     pub(crate) fn log_space_short(&self) -> Result<()> {
         if self.checkpoint.async_percent.load(Ordering::Relaxed) == 0 {
             let started = self.clock.monotonic();
@@ -133,7 +133,7 @@ impl SpacePressure for Store {
     }
 }
 
-/// Checks the value of `async_checkpoint`; the error names the option.
+/// Checks the value of `async_checkpoint`. The error names the option.
 pub fn check_async_percent(percent: u8) -> Result<()> {
     if (1..=99).contains(&percent) {
         Ok(())

@@ -32,11 +32,12 @@ fn operations_are_slowed_down_when_the_log_is_nearly_full_and_later_with_smaller
     assert_eq!((slowed(2, 0.98), slowed(2, 0.995)), (0, 1));
 }
 
-/// Fills the log record by record without a checkpoint. Returns the used part at which a checkpoint
-/// would begin.
+/// Fills the log record by record without a checkpoint. Returns the used fraction at which a
+/// background checkpoint would start with this percentage.
 fn begins_at(percent: u8) -> f64 {
     let store = store(None);
-    // Without the background thread, which only a commit that sees the percentage wakes.
+    // The percentage is set only for the check: a commit that saw it would wake the background
+    // thread.
     loop {
         store.checkpoint.async_percent.store(percent as u32, Relaxed);
         let begins = store.log_below_threshold();
@@ -80,7 +81,7 @@ fn a_switch_to_noasync_starts_no_checkpoint_and_one_to_async_only_if_the_log_nee
     assert_eq!(store.stats.checkpoints[CheckpointCause::Background as usize].get(), 1);
 }
 
-/// The checkpoint was requested, and the switch happened before the thread could start it.
+/// A checkpoint is requested, but `noasync_checkpoint` is in force before the thread can start it.
 #[test]
 fn a_wish_for_a_checkpoint_lapses_with_a_switch_to_noasync() {
     let store = filled(0.7);

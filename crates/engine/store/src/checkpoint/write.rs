@@ -1,5 +1,5 @@
-//! The writes of a checkpoint: nodes and bitmaps, in batches that fit the device, the flush, and
-//! the superblock slot.
+//! The writes of a checkpoint: nodes and bitmaps, in batches whose size follows the device; then
+//! the flush and the superblock slot.
 
 use super::cut::Cut;
 use crate::slots::{refresh_copies, write_slot};
@@ -14,25 +14,25 @@ use std::time::Duration;
 pub(crate) const FULL: usize = 2048;
 /// Largest merged write, in blocks.
 const WRITE_BLOCKS_MAX: usize = 256;
-/// Writes in one batch on a disk, which is also the minimum.
+/// Writes in one batch on a disk; also the minimum on any device.
 const BATCH_WRITES: usize = 8;
-/// The same for a checkpoint that may not pause, on a disk that is not slow.
+/// Writes in one batch of a checkpoint that may not pause, on a fast disk.
 const BATCH_WRITES_HURRY: usize = 32;
 /// The most writes in one batch.
 const BATCH_WRITES_MAX: usize = 128;
-/// A device on which a write takes longer is distant, or a slow disk.
+/// A device whose typical write takes at least this long is distant, or a slow disk.
 const FAR: Duration = Duration::from_micros(500);
 
-/// Writes in one batch on this device. Each batch waits for a round trip, and nodes that are not
-/// neighbours are writes of 16 KiB: eight of them in 10 ms are 13 MB/s, whatever the device can do.
-/// So a batch has as many writes as the device completes in one round trip. A concurrent fsync then
-/// waits for at most one more round trip. A disk that serves one request after another keeps its
-/// eight, however slow it is.
+/// Number of writes in one batch on this device. Each batch waits for a round trip, and a node
+/// without adjacent nodes is a write of 16 KiB: eight of these in 10 ms are 13 MB/s, whatever the
+/// device can do. So a batch has as many writes as the device completes in one round trip. A
+/// concurrent fsync then waits for at most one more round trip. A disk that serves one request
+/// after another stays at eight, however slow it is.
 ///
-/// A checkpoint that must `hurry` has larger batches on a fast disk: operations wait for it, or
-/// will soon. After each batch the thread waits for a processor, for milliseconds if all are busy.
-/// With a hundred nodes in batches of eight that was most of the time of a checkpoint of a small
-/// log.
+/// A checkpoint that must `hurry` has larger batches on a fast disk, because operations wait for it
+/// or soon will. After each batch its thread waits for a processor, for milliseconds if all are
+/// busy. With a hundred nodes in batches of eight these waits took most of the time of a checkpoint
+/// of a small log.
 pub(crate) fn batch_writes(device: &dyn Device, hurry: bool) -> usize {
     let latency = device.latency();
     let known = |kind: &LatencyKind| Some((latency.typical(*kind)?, latency.at_once(*kind)?));
@@ -43,18 +43,19 @@ pub(crate) fn batch_writes(device: &dyn Device, hurry: bool) -> usize {
     }
 }
 
-/// Whether single requests take long, but many at a time take no longer.
+/// Whether the device is distant: one request takes long, but many at a time take no longer.
 pub(crate) fn is_far_away(device: &dyn Device) -> bool {
     batch_writes(device, false) > BATCH_WRITES
 }
 
-/// The latencies that stand for the round trip of a write: before the first write, that of a read.
+/// The latencies that give the round trip of a write. Before the first write that of a read is
+/// used.
 pub(crate) const ROUND_TRIP: [LatencyKind; 2] = [LatencyKind::Write, LatencyKind::Read];
 
-/// Writes blocks, merging neighbours that are adjacent in `writes`. Waits for all writes. Calls
-/// `wrote` before the first batch and after each batch, with the bytes of that batch. Its result
-/// bounds the next batch, in blocks, and with it the memory: a batch has at most that many and one
-/// write more. Returns the number of bytes.
+/// Writes blocks, merging adjacent ones that follow each other in `writes`. Waits for all writes.
+/// Calls `wrote` before the first batch and after each batch, with the bytes of that batch. The
+/// result of `wrote` bounds the next batch, in blocks: a batch has at most that many blocks and one
+/// write more, which bounds the memory. Returns the number of bytes.
 pub(crate) fn write_merged(
     device: &dyn Device,
     mut writes: impl Iterator<Item = (BlockNo, IoBuf)>,
@@ -111,11 +112,13 @@ pub(crate) fn write_checkpoint(
     let bitmap_bytes = write_merged(device, bitmaps.into_iter(), wrote)?;
     let sb = Superblock { geometry: geometry.clone(), checkpoint: state };
     trace::note(|| Event::NodesWritten(cut.generation));
-    // Broken on purpose: a copy may name a checkpoint that never becomes valid.
+    // Broken on purpose: the copies are written first, and may name a checkpoint that never becomes
+    // valid.
     if broken::is(Variant::CopyBeforeSlot) {
         refresh_copies(device, &sb, false);
     }
-    // Broken on purpose: the slot may be durable before the blocks to which it points.
+    // Broken on purpose: without the flush the slot may be durable before the blocks to which it
+    // points.
     if !broken::is(Variant::SlotBeforeNodes) {
         device.flush()?;
         trace::note(|| Event::NodesFlushed(cut.generation));

@@ -1,4 +1,4 @@
-//! What a checkpoint takes of the trees at its cut, and the changes of the table that it makes.
+//! The part of a checkpoint's cut that concerns the trees and the table of trees.
 
 use super::{CACHE_MIN, Forest, Member, State, first_entry};
 use crate::counters::Counters;
@@ -17,30 +17,32 @@ use std::sync::Arc;
 /// A change of the table that a checkpoint makes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Change {
-    /// `source` is forked: `fork` is its fork, and `point` the state of both unless `source` has
-    /// not changed since its point was made.
+    /// Forks `source`: `fork` becomes the fork, and `point` the common point of both. No point is
+    /// made if `source` has not changed since its existing one.
     Fork { source: u32, fork: u32, point: u32, dir: Ino, name: Vec<u8>, read_only: bool, created: i64 },
-    /// A tree with an empty root directory, in which nothing can be changed.
+    /// Adds a read-only tree with an empty root directory.
     Create { number: u32, core: InodeCore, dir: Ino, name: Vec<u8>, created: i64 },
-    /// The present state of `source` becomes a point without a fork.
+    /// Makes the present state of `source` a point, without a fork.
     Point { source: u32, point: u32, created: i64 },
-    /// The name of a tree, and whether it may be changed.
+    /// Sets the name of a tree, and whether it is read-only.
     Name { number: u32, dir: Ino, name: Vec<u8>, read_only: bool },
-    /// The tree, or a point without children, is to be freed.
+    /// Makes a tree, or a point without children, one that is to be freed.
     Dying { number: u32 },
-    /// Extents of a dying tree below this key have been freed.
+    /// States that the extents of a dying tree below this key have been freed.
     FreedBelow { number: u32, key: Key },
-    /// All of it is freed. The one child that a point may have takes its place.
+    /// Removes the entry of a tree or point that is freed. If a point has one child, the child
+    /// takes over its point and marks.
     Drop { number: u32 },
-    /// The first tree gets the state of `source`, of which `point` is made unless it has not
-    /// changed since its point was made. What the first tree had is `old`, which is to be freed.
-    /// The tree that [`Forest::prepare_first`] opened takes its place in memory.
+    /// Gives the first tree the state of `source`, which becomes the point `point` unless `source`
+    /// has not changed since its existing point. `old` becomes a dying tree with the former
+    /// contents of the first tree. In memory the tree that [`Forest::prepare_first`] opened becomes
+    /// the first.
     First { source: u32, old: u32, point: u32, created: i64 },
-    /// A limit is made, or its maxima and its parent are set.
+    /// Makes a limit, or sets its maxima and its parent.
     Limit { id: LimitId, entry: LimitEntry, begins: bool, now: i64 },
-    /// A limit gets another parent.
+    /// Gives a limit another parent.
     Nest { id: LimitId, parent: u32 },
-    /// The nodes of the table that lie at or after this block move.
+    /// Copies the nodes of the table that lie at or after this block to other places.
     Vacate { end: BlockNo },
 }
 
@@ -62,14 +64,14 @@ impl FrozenForest {
         }
     }
 
-    /// What is to be written beside the first tree.
+    /// The frozen trees other than the first, with the table.
     pub(crate) fn trees(&self) -> impl Iterator<Item = &Frozen> {
         self.members.iter().map(|(_, frozen)| frozen).chain([&self.table])
     }
 }
 
 impl Forest {
-    /// An open tree with an empty root directory, for the cut that ends this generation.
+    /// Makes an open tree with an empty root directory, which the next cut adds.
     fn create(&self, number: u32, core: &InodeCore) -> Result<Arc<Member>> {
         let marks = Arc::new(Marks::default());
         let space = self.common.space(number, &marks);
@@ -80,15 +82,16 @@ impl Forest {
         Ok(Arc::new(Member { number, tree, counters, marks }))
     }
 
-    /// Freezes the trees that changed, but for the first, which `first` is, and writes the entries
-    /// that change into the table. No record may be applied meanwhile, nor until the caller has
-    /// ended the generation. Returns `None` in an image with one tree.
+    /// Makes the changes of the table. Freezes the trees that changed, except the first, which is
+    /// already frozen as `first`, and writes the changed entries into the table. No record may be
+    /// applied meanwhile, nor until the caller has ended the generation. Returns `None` in an image
+    /// with one tree.
     ///
     /// # Crash argument
     /// A tree that has taken no node since the last cut has no dirty node, and its entry names the
     /// root that an earlier checkpoint has written. So the checkpoint is the same as if the cut had
-    /// frozen it too. A tree is listed before its first node of a generation is linked, within the
-    /// epoch guard, which the cut excludes.
+    /// frozen that tree too. A tree is listed before its first node of a generation is linked,
+    /// within the epoch guard, which the cut excludes.
     pub(crate) fn freeze(&self, first: &Frozen, changes: &[Change]) -> Result<Option<FrozenForest>> {
         if !self.is_forked() && changes.is_empty() {
             return Ok(None);
@@ -117,7 +120,7 @@ impl Forest {
             }
         }
         let listed = self.common.changed.take();
-        // A dropped tree may have changed before.
+        // A listed tree may have been dropped since; it is not open any more.
         let changed_trees = listed.iter().filter_map(|number| state.open.get(number));
         let members: Vec<_> = changed_trees.map(|m| (m.tree.freeze(), m.clone())).collect();
         for (frozen, member) in &members {
@@ -153,8 +156,8 @@ impl Forest {
         Ok(Some(FrozenForest { members, table: table.freeze(), birth: self.birth() }))
     }
 
-    /// Writes the entries that change into the table. Its nodes are in memory, and those that this
-    /// takes are promised.
+    /// Writes the changed entries into the table. The nodes of the table are in memory, and the
+    /// nodes that the changes take are promised.
     fn write_table(
         &self,
         table: &Tree,
@@ -194,7 +197,7 @@ impl Forest {
         dropped: &mut Vec<Arc<Member>>,
     ) {
         match change {
-            Change::Create { .. } | Change::Vacate { .. } => {} // before and after the entries
+            Change::Create { .. } | Change::Vacate { .. } => {} // made before, and after, the others
             Change::Fork { source, fork, point, dir, name, read_only, created } => {
                 self.fork(state, (*source, *fork, *point), first, changed, *created);
                 state.entries.change(*fork, |entry| {
@@ -268,7 +271,7 @@ impl Forest {
         }
     }
 
-    /// The table has an entry of the first tree, even without a fork.
+    /// Adds the entry of the first tree, if the table has none.
     fn ensure_first(&self, state: &mut State, changed: &mut BTreeSet<u32>, now: i64) {
         if !state.entries.contains_key(&0) {
             state.entries.insert(0, first_entry(now));
@@ -291,8 +294,8 @@ impl Forest {
         changed.insert(fork);
     }
 
-    /// Makes the point that the present state of `source` is, unless it is the state of the point
-    /// that it has. Returns the entry that `source` gets.
+    /// Makes the present state of `source` a point, unless `source` has not changed since its
+    /// existing point. Returns the new entry of `source`.
     pub(super) fn make_point(
         &self,
         state: &mut State,
@@ -331,12 +334,12 @@ impl Forest {
         entry
     }
 
-    /// The checkpoint of the last cut was not written.
+    /// Called when the checkpoint of the last cut failed.
     pub(crate) fn not_written(&self, why: &Error) {
         *self.unwritten_why.lock() = Some(why.clone());
     }
 
-    /// The frozen trees are durable.
+    /// Called when the frozen trees are durable.
     pub(crate) fn written(&self, frozen: FrozenForest) {
         for (member, frozen) in frozen.members {
             member.tree.written(frozen);

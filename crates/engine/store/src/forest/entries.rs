@@ -1,4 +1,4 @@
-//! The entries of the table of trees, and how they refer to one another.
+//! The entries of the table of trees, and the references between them.
 
 use kedge_base::{BlockNo, CorruptKind, Error, Generation, Ino, Result};
 use kedge_format::Key;
@@ -6,15 +6,15 @@ use kedge_format::trees::{TreeEntry, TreeKind};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Deref;
 
-/// The entries by number, and what follows from them: finding what can be freed takes no walk over
-/// all of them, of which there may be thousands, each freed by a step of its own.
+/// The entries by number, with indexes. An index finds what can be freed without a walk over all
+/// entries: there may be thousands, and each freeing step searches again.
 #[derive(Default)]
 pub(crate) struct Entries {
     of: BTreeMap<u32, TreeEntry>,
-    /// A point, and an entry whose point it is.
+    /// Pairs of a point and an heir: an entry whose point it is.
     heirs: BTreeSet<(u32, u32)>,
     dying: BTreeSet<u32>,
-    /// Points with one heir or none.
+    /// Points with one heir or none, which can be merged or freed.
     spent: BTreeSet<u32>,
 }
 
@@ -22,17 +22,17 @@ pub(crate) struct Entries {
 #[derive(Debug)]
 pub(crate) enum ToFree {
     Nothing,
-    /// What is left can be freed only while nothing changes.
+    /// What is left can be freed only while the caller stops all changes.
     NeedsQuiet,
     /// A dying tree.
     Tree(u32, TreeEntry),
-    /// A point that nothing refers to.
+    /// A point that is the point of no entry.
     Point(u32),
-    /// A point, and the one entry that has it.
+    /// A point, and its only heir.
     Merge((u32, TreeEntry), (u32, TreeEntry)),
 }
 
-/// To read the entries. They change through the methods of [`Entries`] alone.
+/// Read access to the entries. They are changed only by the methods of [`Entries`].
 impl Deref for Entries {
     type Target = BTreeMap<u32, TreeEntry>;
 
@@ -68,7 +68,7 @@ impl Entries {
         Some(gone)
     }
 
-    /// Changes an entry. Does nothing without it.
+    /// Changes the entry of this number, if there is one.
     pub(crate) fn change(&mut self, number: u32, change: impl FnOnce(&mut TreeEntry)) {
         let Some(entry) = self.of.get_mut(&number) else { return };
         let (kind, point) = (entry.kind, entry.point);
@@ -84,7 +84,7 @@ impl Entries {
         }
     }
 
-    /// Counts an heir of a point; 0 is none.
+    /// Adds an heir to a point. Does nothing for point 0, which means none.
     fn count(&mut self, point: u32, heir: u32) {
         if point != 0 {
             self.heirs.insert((point, heir));
@@ -92,12 +92,12 @@ impl Entries {
         }
     }
 
-    /// The entries whose point `point` is.
+    /// The heirs of a point: the entries whose point it is.
     pub(crate) fn heirs(&self, point: u32) -> impl Iterator<Item = u32> + '_ {
         self.heirs.range((point, 0)..=(point, u32::MAX)).map(|(_, heir)| *heir)
     }
 
-    /// Corrects what is kept of an entry whose kind or heirs have changed.
+    /// Updates `dying` and `spent` for an entry whose kind or heirs have changed.
     fn sort(&mut self, number: u32) {
         let kind = self.of.get(&number).map(|entry| entry.kind);
         let set = |set: &mut BTreeSet<u32>, is_in| match is_in {
@@ -113,8 +113,8 @@ impl Entries {
         self.dying.is_empty() && self.spent.is_empty()
     }
 
-    /// A tree or point that can be freed; `quiet`: while nothing changes. Dying trees come first:
-    /// a point with one of them as its only heir has none afterwards.
+    /// A tree or point that can be freed. `quiet`: the caller stops all changes. Dying trees come
+    /// first: if the only heir of a point is a dying tree, the point has no heir afterwards.
     pub(crate) fn to_free(&self, quiet: bool) -> ToFree {
         let with_entry = |number: u32| (number, self.of[&number].clone());
         if let Some(number) = self.dying.first() {
@@ -156,8 +156,8 @@ pub(super) fn corrupt(what: String) -> Error {
     Error::corrupt(CorruptKind::Item, BlockNo(0), format!("table of trees: {what}"))
 }
 
-/// Checks how the entries refer to each other. Each chain of points, and each way from a tree to
-/// the first one, ends.
+/// Checks the references between entries. Both chains must end: from entry to point to point, and
+/// from a tree through the directories that contain names to the first tree.
 pub(super) fn check_entries(entries: &BTreeMap<u32, TreeEntry>) -> Result<()> {
     let is_first = |entry: &TreeEntry| entry.kind == TreeKind::Head && entry.dir.0 == 0 && !entry.read_only;
     if !entries.get(&0).is_some_and(is_first) {
@@ -183,13 +183,13 @@ pub(super) fn check_entries(entries: &BTreeMap<u32, TreeEntry>) -> Result<()> {
     check_ends(entries, above, |number| format!("the directories above tree {number} form a circle"))
 }
 
-/// Checks that the way from each entry to the next one, and so on, ends. Takes each step once.
+/// Checks that the chain from each entry through `next` ends. Each link is followed once.
 fn check_ends(
     entries: &BTreeMap<u32, TreeEntry>,
     next: impl Fn(u32, &TreeEntry) -> Result<Option<u32>>,
     circle: impl Fn(u32) -> String,
 ) -> Result<()> {
-    // The entry from which the way that reached an entry first started.
+    // For each entry reached: the entry at which the chain that first reached it started.
     let mut reached = BTreeMap::new();
     for start in entries.keys() {
         let mut at = Some(*start);

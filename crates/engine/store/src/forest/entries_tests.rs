@@ -5,7 +5,7 @@ fn entry(kind: TreeKind, point: u32) -> TreeEntry {
     TreeEntry { kind, point, ..first_entry(0) }
 }
 
-/// The number of what is freed next, and its heir if it is merged.
+/// The number of the tree or point that is freed next, with its heir if the two are merged.
 fn next(entries: &Entries, quiet: bool) -> Option<(u32, u32)> {
     match entries.to_free(quiet) {
         ToFree::Nothing | ToFree::NeedsQuiet => None,

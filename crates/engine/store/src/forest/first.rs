@@ -12,9 +12,10 @@ use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-/// The first tree, with a reference that a replacement of the tree does not end.
+/// A reference to the first tree. It stays valid if the tree is replaced.
 pub(crate) enum First<'a> {
-    /// That with which the image was opened: it costs no count of references.
+    /// The first tree of the superblock at open, which is never dropped, so no reference is
+    /// counted.
     AsOpened(&'a Arc<Member>),
     Later(Arc<Member>),
 }
@@ -40,7 +41,7 @@ impl std::ops::Deref for First<'_> {
 }
 
 impl Forest {
-    /// The first tree as it is now.
+    /// The present first tree.
     pub(crate) fn first(&self) -> First<'_> {
         if self.replaced.load(Acquire) == 0 {
             return First::AsOpened(&self.opened_first);
@@ -49,14 +50,14 @@ impl Forest {
         First::Later(later.expect("it is set before the number of what it replaced"))
     }
 
-    /// [`Forest::first`] for a caller that has locked the state.
+    /// [`Forest::first`] for a caller that holds the lock of `state`.
     pub(super) fn first_in<'a>(&'a self, later: &'a Option<Arc<Member>>) -> &'a Arc<Member> {
         later.as_ref().unwrap_or(&self.opened_first)
     }
 
-    /// Opens the tree that the next cut puts in the place of the first one, with the state of
-    /// `source`, which has no dirty node and does not change until then. Reads its root, so that
-    /// the cut need not.
+    /// Opens the tree that the next cut makes the first one, with the state of `source`. `source`
+    /// has no dirty node and does not change until that cut. The open reads the root, so that the
+    /// cut need not.
     pub(crate) fn prepare_first(&self, source: u32) -> Result<()> {
         let entry = self.entry(source).filter(|entry| entry.kind == TreeKind::Head);
         let entry = entry.ok_or(Error::NoTree(source))?;
@@ -68,12 +69,13 @@ impl Forest {
         Ok(())
     }
 
-    /// The number of the contents that the first tree had before it was last replaced, or 0.
+    /// The number of the dying tree with the former contents of the first tree, since it was last
+    /// replaced; 0 if it was not.
     pub(crate) fn replaced(&self) -> u32 {
         self.replaced.load(Acquire)
     }
 
-    /// Counts the orphan items of the first tree. No operation changes it meanwhile.
+    /// Counts the orphan items of the first tree. The caller stops all changes meanwhile.
     pub(crate) fn count_first_orphans(&self) -> Result<()> {
         let mut count = 0;
         self.orphans(0, &mut |_, _| {
@@ -84,8 +86,8 @@ impl Forest {
         Ok(())
     }
 
-    /// Makes the state of `source` that of the first tree, at a cut. What the first tree had
-    /// becomes the dying tree `old`.
+    /// Gives the first tree the state of `source`, at a cut. The former contents of the first tree
+    /// become the dying tree `old`.
     pub(super) fn replace_first(
         &self,
         state: &mut State,
@@ -108,7 +110,8 @@ impl Forest {
         let (dir, name) = (Ino(0), Vec::new());
         let mut in_place = TreeEntry { read_only: false, dir, name, created: since, ..entry.clone() };
         state.entries.insert(source, entry);
-        // Broken on purpose: the tree takes what it shares for its own.
+        // Broken on purpose: the first tree keeps its old marks, and takes what it shares for its
+        // own.
         if broken::is(Variant::ReplacedRootUnmarked) {
             (in_place.births_below, in_place.nodes_below) = (gone_marks.0, gone_marks.1);
         }

@@ -1,4 +1,4 @@
-//! Reads and changes items by keys that name the tree of their inode.
+//! Reads and changes items. A key contains the number of its tree, in the inode number.
 
 use super::Forest;
 use crate::counters::Counters;
@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
 impl Forest {
-    /// The tree of an item, and its key there.
+    /// Splits a key into the number of the tree, and the key within that tree.
     fn split(&self, key: Key) -> (u32, Key) {
         if !self.is_forked() {
             return (0, key);
@@ -23,7 +23,7 @@ impl Forest {
         (ino.tree(), Key { ino: ino.local().0, ..key })
     }
 
-    /// The key outside of its tree.
+    /// The key with the number of its tree: the reverse of `split`.
     fn join(&self, number: u32, key: Key) -> Key {
         if number == 0 {
             return key;
@@ -56,7 +56,7 @@ impl Forest {
         })
     }
 
-    /// Passes the items in `[from, to]`, which are of one tree, to `visit`.
+    /// Passes the items in `[from, to]` to `visit`. Both keys are in the same tree.
     pub(crate) fn scan(
         &self,
         from: Key,
@@ -102,7 +102,7 @@ impl Forest {
         self.with(key, |tree, _, key| tree.update(key, edit))
     }
 
-    /// The keys by tree.
+    /// Groups keys by their tree. The results are keys within the tree.
     fn by_tree(&self, keys: &[Key]) -> BTreeMap<u32, Vec<Key>> {
         let mut of: BTreeMap<u32, Vec<Key>> = BTreeMap::new();
         for key in keys {
@@ -112,7 +112,7 @@ impl Forest {
         of
     }
 
-    /// The number of trees that the keys are in.
+    /// The number of different trees that the keys are in.
     pub(crate) fn trees_of(&self, keys: &[Key]) -> usize {
         if self.is_forked() { self.by_tree(keys).len() } else { 1 }
     }
@@ -136,20 +136,20 @@ impl Forest {
         of.map(|(number, keys)| self.member(number)?.tree.leaves_of(&keys)).sum()
     }
 
-    /// Reads leaves in, as far as possible.
+    /// Reads the leaves of the keys into memory. Errors are ignored.
     pub(crate) fn prefetch(&self, keys: &[Key]) {
         if !self.is_forked() {
             return self.first().tree.prefetch(keys);
         }
         for (number, keys) in self.by_tree(keys) {
-            // A hint: the operation that needs the tree gets the error.
+            // This is only a hint: an operation that needs the tree will get the error.
             if let Ok(member) = self.member(number) {
                 member.tree.prefetch(&keys);
             }
         }
     }
 
-    /// The counters of the tree of an item.
+    /// Passes the counters of the item's tree to `run`, with the inode number within that tree.
     pub(crate) fn counted<R>(&self, key: Key, run: impl FnOnce(&Counters, Ino) -> R) -> Result<R> {
         let (number, local) = self.split(key);
         if number == 0 {

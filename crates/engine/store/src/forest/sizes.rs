@@ -1,5 +1,5 @@
-//! The sizes of the open trees as of the last cut, which finds the largest in the time of those
-//! that changed.
+//! The sizes of the open trees as of the last cut. A cut updates only the trees that changed, and
+//! then finds the largest without a walk over all trees.
 
 use kedge_btree::{Totals, Tree};
 use std::collections::{BTreeMap, BTreeSet};
@@ -37,7 +37,8 @@ impl Sizes {
         (height, self.nodes.last().map_or(0, |(nodes, _)| *nodes))
     }
 
-    /// Corrects the sums, in which sizes only grow between two cuts. No tree changes meanwhile.
+    /// Sets the largest sizes in `totals`. Between two cuts these only grow, so they may be too
+    /// large. No tree changes meanwhile.
     pub(super) fn set_largest(&self, totals: &Totals) {
         let (height, nodes) = self.largest();
         totals.set_largest(height, nodes);

@@ -1,4 +1,4 @@
-//! The state of an image that is being opened, loaded from a checkpoint, and the scan of its log.
+//! The state of an image that is being opened: loading it from a checkpoint, and scanning its log.
 
 use crate::counters::Counters;
 use crate::forest::{Common, Forest};
@@ -16,25 +16,26 @@ use kedge_format::superblock::Superblock;
 use kedge_log::{RecordLsn, ScanConfig, ScanEnd, scan, scan_again};
 use std::sync::Arc;
 
-/// Keys that are gathered before their leaves are read in, in parallel.
+/// The number of keys that are gathered before their leaves are read in parallel.
 pub(super) const KEYS_AT_A_TIME: usize = 4096;
 
 /// How a store is opened.
 #[derive(Clone, Debug)]
 pub struct OpenOptions {
     pub read_only: bool,
-    /// Budget in bytes for tree nodes in memory.
+    /// Size of the node cache, in bytes.
     pub node_cache_bytes: u64,
-    /// `None` for `noasync_checkpoint`.
+    /// Percentage of free log below which a background checkpoint starts. `None` for
+    /// `noasync_checkpoint`.
     pub async_checkpoint: Option<u8>,
     /// The kind of latches in the tree.
     pub tree_lock: TreeLock,
-    /// Log writes in flight at once.
+    /// The most log writes that may be in flight.
     pub log_writes_max: usize,
-    /// Bytes of the log that are used at a time, at most. `None`: all of it.
+    /// The most bytes of the log that are used at a time. `None` for the whole log.
     pub log_use_max: Option<u64>,
-    /// The image was frozen ([`crate::Store::freeze`]) by a process that died: it is clean, and
-    /// nothing is written to it before [`crate::Store::thaw`].
+    /// Whether the image was frozen ([`crate::Store::freeze`]) by a process that died. It is then
+    /// clean, and nothing is written to it before [`crate::Store::thaw`].
     pub frozen: bool,
 }
 
@@ -52,7 +53,7 @@ impl Default for OpenOptions {
     }
 }
 
-/// The log that a slot describes, from the log write at `from` on.
+/// The parameters to scan the log that a slot describes, from the log write at `from` on.
 fn log_of(sb: &Superblock, from: Lsn) -> ScanConfig {
     let (g, c) = (&sb.geometry, &sb.checkpoint);
     ScanConfig {
@@ -65,7 +66,7 @@ fn log_of(sb: &Superblock, from: Lsn) -> ScanConfig {
     }
 }
 
-/// Scans the log that a slot describes.
+/// Scans the log that a slot describes. Fails if it ends before the slot's checkpoint.
 fn scan_log(
     device: &dyn Device,
     sb: &Superblock,
@@ -82,13 +83,13 @@ fn scan_log(
     Ok(end)
 }
 
-/// The number of log writes that an open would replay from this slot. Fails if an open would fail
-/// because of the log.
+/// The number of log writes that an open would replay from this slot. Fails if the log would make
+/// an open fail.
 pub fn count_log_writes(device: &dyn Device, sb: &Superblock) -> Result<u64> {
     Ok(scan_log(device, sb, &mut |_, _| Ok(()))?.writes)
 }
 
-/// A store that is being opened.
+/// The parts of a store that is being opened.
 pub(crate) struct Recovery {
     pub device: Arc<dyn Device>,
     pub clock: Arc<dyn Clock>,
@@ -98,11 +99,12 @@ pub(crate) struct Recovery {
     pub residents: Residents,
     pub generation: Arc<AtomicU64>,
     pub summary: ReplaySummary,
-    /// Bytes of records that replay keeps in memory at most.
+    /// The most bytes of records that replay keeps in memory.
     pub kept_max: u64,
     /// Blocks promised for overlay data that has no block yet.
     pub promised: Option<DataReservation>,
-    /// The overlay device of a read-only open.
+    /// The overlay that takes all writes of a read-only open. `None` if the image itself is
+    /// written.
     pub read_only: Option<Arc<OverlayDevice>>,
 }
 
@@ -183,15 +185,15 @@ impl Recovery {
         scan_again(&*self.device, log_of(&self.sb, from), end, visit)
     }
 
-    /// The end of a record that would follow the replayed log: what a free with this LSN frees is
-    /// busy until the checkpoint of this recovery is durable.
+    /// An LSN just after the replayed log. A block that is freed with this LSN is busy until the
+    /// checkpoint of this recovery is durable.
     pub(super) fn checkpointed(&self) -> Lsn {
         Lsn(self.summary.head_lsn + 1)
     }
 
-    /// The epoch of this mount's log writes.
+    /// The epoch of the log writes that follow this recovery.
     pub(super) fn epoch(&self) -> Epoch {
-        // Broken on purpose: log writes of the last mount pass for those of this mount.
+        // Broken on purpose: log writes before this recovery look like those after it.
         let step = if broken::is(Variant::KeepEpoch) { 0 } else { 1 };
         Epoch(self.sb.checkpoint.epoch.0 + step)
     }

@@ -1,4 +1,4 @@
-//! Opening an image, with all steps of [`super`], and the store that it becomes.
+//! Opens an image by the steps of [`super`], and builds the store from the result.
 
 use super::image::{OpenOptions, Recovery};
 use crate::checkpoint::control::Control;
@@ -48,7 +48,7 @@ impl Store {
         recovery.write_overlay()?;
         recovery.promised = None;
         match options.frozen {
-            // Broken on purpose: the image is not clean any more.
+            // Broken on purpose: the checkpoint removes the clean mark of a frozen image.
             true if !broken::is(Variant::FrozenOpenWrites) => recovery.check_frozen(&end)?,
             _ => recovery.checkpoint(end.head)?,
         }
@@ -56,7 +56,7 @@ impl Store {
     }
 }
 
-/// Returns whether the mount must be read-only.
+/// Checks the feature bits. Returns whether the mount must be read-only.
 fn check_features(sb: &Superblock, read_only: bool) -> Result<bool> {
     let g = &sb.geometry;
     let unknown = g.feature_incompat & !INCOMPAT_KNOWN;
@@ -71,8 +71,8 @@ fn check_features(sb: &Superblock, read_only: bool) -> Result<bool> {
 }
 
 impl Recovery {
-    /// A frozen image needs no checkpoint before the thaw, which makes that of this recovery: it
-    /// names the new epoch, and until then nothing is appended.
+    /// Checks that a frozen image has nothing to replay. It needs no checkpoint now: the thaw makes
+    /// the one that starts the new epoch, and until then no record is appended.
     fn check_frozen(&self, end: &ScanEnd) -> Result<()> {
         if self.sb.checkpoint.clean && end.writes == 0 {
             return Ok(());
@@ -151,7 +151,8 @@ impl Recovery {
             closed: AtomicBool::new(false),
             requests: requests.clone(),
         });
-        // No other thread has the store yet.
+        // No other thread can use the store yet, so the lock that `set_frozen` requires is not
+        // needed.
         store.checkpoint.set_frozen(options.frozen);
         let weak = Arc::downgrade(&store);
         let pressure: std::sync::Weak<dyn kedge_log::SpacePressure> = weak.clone();

@@ -75,7 +75,7 @@ fn replay_begins_at_the_checkpoint() {
     assert_eq!((summary.clean, summary.records), (true, 0));
 }
 
-/// A second crash before anything else happens leaves the same image.
+/// Each round is a recovery followed by a crash, and leaves the same image.
 #[test]
 fn recovery_that_is_itself_cut_off_changes_nothing() {
     let (device, store) = fresh();
@@ -89,7 +89,7 @@ fn recovery_that_is_itself_cut_off_changes_nothing() {
     }
 }
 
-/// A file whose only durable bytes are in the log.
+/// Recovers a file whose only durable bytes are in the log.
 #[test]
 fn log_resident_bytes_are_in_place_after_recovery() {
     let (device, store) = fresh();
@@ -118,8 +118,8 @@ fn log_resident_bytes_are_in_place_after_recovery() {
     assert_eq!(&block.as_bytes()[..7], b"logged\0");
 }
 
-/// Whether or not its records have room in memory, a log leads to the same items. Without room it
-/// is read twice, and else once.
+/// A log leads to the same items whether its records fit into memory or not. Records that do not
+/// fit are read twice, all others once.
 #[test]
 fn records_without_room_in_memory_are_read_again() {
     const RECORDS: u64 = 600;
@@ -131,7 +131,7 @@ fn records_without_room_in_memory_are_read_again() {
         record.inode(ino, InodeMask::CREATE | InodeMask::MODE | InodeMask::NLINK, &core);
         record.put(xattr(n), &n.to_le_bytes().repeat(40));
         let end = commit(&store, record);
-        // Log writes of 16 records: the memory ends within one.
+        // Log writes have 16 records, so that the memory is used up within a log write.
         if n % 16 == 15 || n == RECORDS - 1 {
             force(&store, end);
         }

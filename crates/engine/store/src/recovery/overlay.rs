@@ -1,44 +1,46 @@
-//! Step 4 of [`super`]: writes log-resident data that is left after replay in place.
+//! Step 4 of [`super`]: writes the log-resident data that remains after replay in place.
 //!
 //! # Batches
 //! Blocks of all inodes are gathered, [`BATCH_BLOCKS`] at a time. For each batch,
 //! 1. the leaves with the inodes and extents are read in, in parallel;
-//! 2. places are found, and blocks of which the log holds only a part are read, in parallel;
+//! 2. each block gets a location, and blocks of which the log has only a part are read, in
+//!    parallel;
 //! 3. all blocks are written in parallel, neighbours with one request;
 //! 4. one record for each block maps it, if it was not mapped.
 //!
-//! The crash argument is that of the step as a whole: nothing refers to these writes before the
-//! checkpoint, which flushes first, so their order does not matter.
+//! The crash argument is that of the step as a whole. Nothing refers to these writes before the
+//! checkpoint, and the checkpoint flushes before its slot. So the order of the writes does not
+//! matter.
 //!
 //! # Files with checksums
 //! A written block of such a file is never overwritten ([`kedge_format::sums`]): the bytes go to a
-//! free block, and the record names its checksum. A block of which the log holds only a part is
-//! verified first. If it is damaged, it stays damaged: the new block gets a checksum that does not
-//! match, so that no reader takes the old bytes beside the logged ones for whole. The old block is
-//! not used before the checkpoint is durable, because a crash makes the next recovery read it
-//! again. Each page of the running file system that would need a free block here held a promise for
-//! one, so a full image has the space.
+//! free block, and the record sets its checksum. A block of which the log has only a part is read
+//! and verified first. If it is damaged, the new block gets a checksum that does not match, so that
+//! no reader takes the damaged bytes beside the logged ones for valid. The old block is not reused
+//! before the checkpoint is durable, because after a crash the next recovery reads it again. A full
+//! image has the free blocks: in the running file system each page that would need one here held a
+//! promise for one.
 //!
 //! # Files with data in the tree
-//! A block whose bytes are in an inline item ([`kedge_format::inline`]) counts as a block of which
-//! the log holds a part: its bytes and the logged ones go to a free block together, and the record
+//! A block whose bytes are in an inline item ([`kedge_format::inline`]) is treated like a block of
+//! which the log has a part: its bytes and the logged ones go to a free block together. The record
 //! that maps that block deletes the item.
 //!
 //! # When a write of step 4 fails
-//! The block is set aside (`Alloc::quarantine`) and the bytes go to a free block, as in the running
-//! file system's writeback: one record frees the old block and maps the new one. After
-//! [`PLACES_MAX`] places, or without a free block, the open fails, the error names inode and block,
-//! and the bytes stay in the log. Continuing without them would lose what an fsync promised.
+//! The block goes into quarantine (`Alloc::quarantine`) and the bytes go to a free block, as in the
+//! running file system's writeback: one record frees the old block and maps the new one. After
+//! [`PLACES_MAX`] failed blocks, or without a free block, the open fails, the error names inode and
+//! block, and the bytes stay in the log. Continuing without the bytes would lose what an fsync
+//! promised.
 //!
-//! If the log holds only a part of a block and the rest cannot be read, the block cannot be
-//! completed anywhere. The open then fails too. A read-only open continues, and all reads of that
-//! block fail.
+//! If the log has only a part of a block and the rest cannot be read, the block cannot be completed
+//! anywhere, and the open fails too. A read-only open continues, and all reads of that block fail.
 //!
 //! A crash during such a move leaves the slot and the log as they were, so the next recovery is
 //! unaffected. It finds the old block mapped, perhaps with some sectors of the failed write, and
-//! writes the same bytes over it. The new block has no owner in that slot's view. The old block is
-//! not used again while the image is open. The checkpoint makes its release durable together with
-//! the mapping of the new block.
+//! writes the same bytes over it. In that slot's view the new block has no owner. The old block is
+//! not reused while the image is open. The checkpoint makes its release and the mapping of the new
+//! block durable together.
 
 use super::image::{KEYS_AT_A_TIME, Recovery};
 use crate::apply::{Target, apply};
@@ -56,37 +58,37 @@ use kedge_log::RecordLsn;
 use std::sync::Arc;
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
-/// Places that are tried for a block of data that the device refuses.
+/// The most blocks that are tried for one block of data whose writes fail.
 const PLACES_MAX: usize = 8;
-/// Blocks of a batch: 4 MiB. Bounds the memory and the requests in flight.
+/// Blocks in a batch: 4 MiB. Bounds the memory and the requests in flight.
 const BATCH_BLOCKS: usize = 1024;
-/// Blocks of a merged write at most.
+/// The most blocks in a merged write.
 const RUN_BLOCKS: usize = 64;
 
-/// A block of a file that log-resident data changes.
+/// A block of a file of which log-resident data replaces a part or all.
 struct Wanted<'a> {
     ino: Ino,
     file_block: u64,
-    /// Size of the file.
+    /// Size of the file in bytes.
     size: u64,
     /// Whether the file has checksums.
     sums: bool,
     pieces: &'a [DrainedPiece],
 }
 
-/// A block that is to be written.
+/// A block of a file with its final bytes and its location, ready to be written.
 struct Placed {
     ino: Ino,
     file_block: u64,
     place: BlockNo,
     buf: IoBuf,
-    /// The checksum, if the file has checksums.
+    /// The checksum of the bytes, if the file has checksums.
     sum: Option<u32>,
 }
 
 impl Recovery {
-    /// Blocks of overlay data that no extent maps. This is an upper bound, because bytes beyond the
-    /// end of a file count too.
+    /// The number of new blocks that overlay data needs: for holes, and for blocks that must not be
+    /// overwritten. This is an upper bound, because bytes beyond the end of a file count too.
     pub(crate) fn overlay_holes(&self) -> Result<u64> {
         let (mut holes, mut group) = (0, Vec::new());
         for ino in self.residents.inodes_by_age() {
@@ -101,7 +103,7 @@ impl Recovery {
                         group.clear();
                     }
                     if holes >= self.sb.geometry.total_blocks {
-                        return Ok(holes); // more than there can be, which bounds the loop whatever the log holds
+                        return Ok(holes); // more than the image has, so the loop ends whatever the log contains
                     }
                 }
             }
@@ -185,7 +187,7 @@ impl Recovery {
         Ok(())
     }
 
-    /// Finds a place for each block and composes its bytes. Leaves out zeros over a hole.
+    /// Finds a location for each block and composes its bytes. Omits zeros over a hole.
     fn compose(&mut self, batch: &[Wanted<'_>]) -> Result<Vec<Placed>> {
         let mut found = Vec::with_capacity(batch.len());
         let mut reads = Vec::new();
@@ -193,10 +195,10 @@ impl Recovery {
             let mapped = self.find_extent(wanted.ino, wanted.file_block)?;
             let at = mapped.map(|mapped| place_of(mapped, wanted.file_block));
             let in_use = mapped.is_some_and(|(_, item)| !item.unwritten);
-            // A block that is replaced as a whole need not be read, and may be bad.
+            // A block that is replaced as a whole is not read; it may be unreadable.
             let read = at.filter(|_| in_use && !covers(wanted.pieces, wanted.file_block, wanted.size));
-            // A block that another tree or another file uses too, or that has a checksum, stays as
-            // it is.
+            // A block that another tree or another file also uses, or that has a checksum, must not
+            // be overwritten.
             let counted = |item: &ExtentItem| item.counted && !broken::is(Variant::CountsInReplay);
             let shared = mapped.is_some_and(|(_, item)| self.is_shared(wanted.ino, &item) || counted(&item));
             // Broken on purpose: a block with a checksum is overwritten.
@@ -240,7 +242,7 @@ impl Recovery {
             };
             let sum = wanted.sums.then(|| match (sum_of(buf.as_bytes()), damaged) {
                 (sum, false) => sum,
-                (sum, true) => (!sum).max(1), // does not match
+                (sum, true) => (!sum).max(1), // must not match
             });
             placed.push(Placed { ino: wanted.ino, file_block: wanted.file_block, place, buf, sum });
         }
@@ -259,7 +261,7 @@ impl Recovery {
         Ok((key, item.unwrap_or_default()))
     }
 
-    /// Whether the bytes of a written block match its checksum.
+    /// Whether the bytes of a written block match its checksum. Logs an error if they do not.
     fn matches(&self, wanted: &Wanted<'_>, at: BlockNo, bytes: &[u8]) -> Result<bool> {
         let (ino, file_block) = (wanted.ino, wanted.file_block);
         let matches = self.sums_item(ino, file_block)?.1.get(file_block) == sum_of(bytes);
@@ -272,8 +274,8 @@ impl Recovery {
         Ok(matches)
     }
 
-    /// The present bytes of a block. `None` if they cannot be read; then no read of the block will
-    /// succeed.
+    /// The bytes of a block that was read. An error fails the open; in a read-only open the result
+    /// is then `None`, and all later reads of the block fail.
     fn read_answer(&self, ino: Ino, at: BlockNo, completion: Completion) -> Result<Option<IoBuf>> {
         match (completion.result, completion.op, &self.read_only) {
             (Ok(()), Op::Read(buf), _) => Ok(Some(buf)),
@@ -287,8 +289,8 @@ impl Recovery {
         }
     }
 
-    /// Writes the blocks, each to its place or, if that write fails, to a free block. Returns the
-    /// final place of each.
+    /// Writes the blocks, each to its location or, if that write fails, to a free block. Returns
+    /// the final location of each.
     fn write_all(&self, placed: &[Placed]) -> Result<Vec<BlockNo>> {
         let mut by_place: Vec<usize> = (0..placed.len()).collect();
         by_place.sort_unstable_by_key(|i| placed[*i].place);
@@ -302,24 +304,25 @@ impl Recovery {
             }
             Io { offset: placed[run[0]].place.byte_offset(), op: Op::Write { buf, fua: false } }
         });
-        // Blocks whose writes failed, with the error if they were written alone.
+        // Blocks whose writes failed. The error is that of the block, if it was written alone.
         let mut refused: Vec<(usize, Option<Error>)> = Vec::new();
         for (completion, run) in run_batch(&*self.device, writes.collect()).into_iter().zip(&runs) {
             match (completion.result, *run) {
                 (Ok(()), _) => {}
                 (Err(e @ Error::Io { .. }), &[i]) => refused.push((i, Some(e))),
                 (Err(Error::Io { .. }), run) => refused.extend(run.iter().map(|i| (*i, None))),
-                // The whole device is gone.
+                // The device as a whole has failed.
                 (Err(e), _) => return Err(e),
             }
         }
-        // In the order of inodes, whatever their places, since an error names the first.
+        // Sorted back into the order of inodes, so that an error names the first file.
         refused.sort_unstable_by_key(|(i, _)| *i);
         let mut places: Vec<BlockNo> = placed.iter().map(|block| block.place).collect();
         for (i, error) in refused {
             places[i] = match error {
                 Some(error) => self.write_elsewhere(&placed[i], error)?,
-                // Written alone, to find out which block of the run failed.
+                // A merged write failed: each of its blocks is written again alone, to find the bad
+                // one.
                 None => self.write_somewhere(&placed[i])?,
             };
         }
@@ -334,8 +337,8 @@ impl Recovery {
         }
     }
 
-    /// Sets a block aside whose write has failed with `first_error`, and writes its bytes to a free
-    /// block.
+    /// Called when the write of a block has failed with `first_error`. Puts the block into
+    /// quarantine and writes the bytes to a free block, which is returned.
     fn write_elsewhere(&self, block: &Placed, first_error: Error) -> Result<BlockNo> {
         let (ino, mut at, mut error) = (block.ino, block.place, first_error.clone());
         for _ in 1..PLACES_MAX {
@@ -343,7 +346,8 @@ impl Recovery {
             if !self.alloc.quarantine(Extent::new(at, 1)) {
                 break;
             }
-            // Not from the promise, which is for data that has no block yet.
+            // Not from the recovery's promise, which covers only data that needs a new block
+            // anyway.
             match self.alloc.alloc_data(self.alloc.goal_for(ino, ino), 1, None) {
                 Ok(extent) => at = extent.start,
                 Err(Error::NoSpace) => break,
@@ -358,12 +362,12 @@ impl Recovery {
         Err(unplaced(ino, block.place, first_error))
     }
 
-    /// Maps a block of a file to its present place.
+    /// Maps a block of a file to the block `at` where its bytes are now.
     fn map(&self, block: &Placed, at: BlockNo) -> Result<()> {
         let (ino, file_block) = (block.ino, block.file_block);
         let mut record = RecordBuilder::new(RecordOp::WriteBack);
         let mut waits = block.sum.is_some();
-        // Looked up again, since another block of the batch may have split the extent.
+        // The extent is looked up again, since another block of the batch may have split it.
         if let Some((first, item)) = self.find_extent(ino, file_block)? {
             let old = place_of((first, item), file_block);
             if at != old {
@@ -405,8 +409,9 @@ impl Recovery {
         }
         if !record.is_empty() {
             let bytes = record.finish();
-            // A block that had a checksum, or that files shared, is busy until the checkpoint of
-            // this recovery is durable.
+            // An old block that had a checksum, or that files shared, stays busy until the
+            // checkpoint of this recovery is durable: after a crash the next recovery reads it
+            // again.
             let end = if waits { self.checkpointed() } else { Lsn(0) };
             let lsn = RecordLsn { write_start: Lsn(0), start: Lsn(0), end };
             let target = Target {
@@ -421,7 +426,7 @@ impl Recovery {
         Ok(())
     }
 
-    /// The bytes of a file block that are in the tree. The block has no extent.
+    /// The inline data of a file block, if it is in the tree. Such a block has no extent.
     fn in_tree(&self, ino: Ino, file_block: u64) -> Result<Option<Vec<u8>>> {
         let max = self.sb.geometry.inline_max;
         if max == 0 || file_block != 0 {
@@ -447,14 +452,15 @@ impl Recovery {
     }
 }
 
-/// The place of a block of a file, given the extent that maps it and that extent's first block.
+/// The device block of a file block. `first` and `item`: the extent that maps it, and its first
+/// file block.
 fn place_of((first, item): (u64, ExtentItem), file_block: u64) -> BlockNo {
     BlockNo(item.start.0 + (file_block - first))
 }
 
-/// The pieces of an inode that overlap a block. They are sorted and disjoint, so a binary search
-/// finds them. Checking each piece for each block would take hours if one file filled a log of 1
-/// GiB.
+/// The pieces of an inode that overlap a block. The pieces are sorted and disjoint, so a binary
+/// search finds these. A check of each piece for each block would take hours if one file filled a
+/// log of 1 GiB.
 fn pieces_of(pieces: &[DrainedPiece], file_block: u64) -> &[DrainedPiece] {
     let start = file_block * BLOCK_SIZE as u64;
     let first = pieces.partition_point(|(at, len, _)| at + len <= start);
@@ -462,8 +468,8 @@ fn pieces_of(pieces: &[DrainedPiece], file_block: u64) -> &[DrainedPiece] {
     &pieces[first..first + count]
 }
 
-/// Copies the pieces that overlap a block into it. Returns whether any of them carries bytes rather
-/// than zeros.
+/// Copies the parts of pieces that overlap a block into it. Returns whether any of these pieces is
+/// data rather than zeros.
 fn overlay_bytes(block: &mut [u8], file_block: u64, pieces: &[DrainedPiece]) -> bool {
     let start = file_block * BLOCK_SIZE as u64;
     let end = start + BLOCK_SIZE as u64;
@@ -494,7 +500,7 @@ fn covers(pieces: &[DrainedPiece], file_block: u64, size: u64) -> bool {
     reached >= end
 }
 
-/// Adds inode and block to an error of the device.
+/// Makes an error that names inode and block from an error of the device.
 fn unplaced(ino: Ino, block: BlockNo, error: Error) -> Error {
     match error {
         Error::Io { .. } => Error::Unplaced { ino, block, why: Arc::new(error) },
@@ -502,8 +508,8 @@ fn unplaced(ino: Ino, block: BlockNo, error: Error) -> Error {
     }
 }
 
-/// Splits an extent around one block, which now holds data at `place`. If that is another place
-/// than before, the block has the given birth.
+/// Splits an extent around one file block, which is now written, at device block `place`. If that
+/// block is new, its extent gets the given birth.
 fn map_block(
     record: &mut RecordBuilder,
     ino: Ino,

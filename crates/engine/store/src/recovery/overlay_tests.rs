@@ -11,7 +11,8 @@ use std::time::Duration;
 fn a_search_finds_the_pieces_that_overlap_a_block() {
     let mut pieces: Vec<DrainedPiece> = Vec::new();
     let mut at = 0;
-    // Many in one block, some across two and three blocks, and some blocks without any.
+    // Pieces of many sizes: many in one block, some across two or three blocks, and blocks without
+    // any.
     for (gap, len) in [(0, 1), (0, 4095), (0, 10), (4000, 200), (0, 9000), (20_000, 1), (1, 1), (4094, 2)] {
         pieces.push((at + gap, len, Source::Zero));
         at += gap + len;
@@ -36,7 +37,7 @@ fn commit(store: &Store, record: RecordBuilder) {
     store.force(end, ForceCause::Fsync).unwrap();
 }
 
-/// A new file of this many blocks, none of which has a place.
+/// A new file of this many blocks, all of them holes.
 fn file(store: &Store, blocks: u64) -> Ino {
     let ino = store.take_inos(Ino::ROOT, 1).unwrap();
     let mode = FileKind::Regular.mode_bits() | 0o644;
@@ -54,7 +55,8 @@ fn log_data(store: &Store, ino: Ino, offset: u64, bytes: &[u8]) {
     commit(store, record);
 }
 
-/// The block to which the extents of a file map; `None` for a hole or an unwritten block.
+/// The device block to which a file block is mapped, with its bytes; `None` for a hole or an
+/// unwritten extent.
 fn block(store: &Store, device: &dyn Device, ino: Ino, file_block: u64) -> Option<(BlockNo, Vec<u8>)> {
     let key = Key::new(ino, ItemKind::Extent, file_block);
     let (found, value) = store.with_tree(|tree| tree.prev_at_or_before(key)).unwrap()?;
@@ -121,14 +123,14 @@ fn leaves_that_records_touch_are_read_in_a_few_round_trips() {
     }
 }
 
-/// A part of a block of each file is in the log, and all else is on the device: the file's inode in
-/// one leaf, its extent in another, and the block apart from the others.
+/// The log has a part of one block of each file. The rest is on the device, scattered: the file's
+/// inode in one leaf, its extent in another, and the block away from all others.
 #[test]
 fn parts_of_scattered_blocks_are_read_and_written_in_a_few_round_trips() {
     const FILES: usize = 200;
     let image = formatted(64 << 20, 16 << 20);
     let store = open(image.clone()).unwrap();
-    // More than a leaf holds.
+    // Adds more items to an inode than a leaf can hold.
     let fill = |record: &mut RecordBuilder, ino| {
         (0..40).for_each(|n| record.put(Key::new(ino, ItemKind::Xattr, n), &[7; 500]));
     };
@@ -143,7 +145,7 @@ fn parts_of_scattered_blocks_are_read_and_written_in_a_few_round_trips() {
         let item = ExtentItem { start: extent.start, blocks: 1, unwritten: false, birth: 0, counted: false };
         record.put(Key::new(ino, ItemKind::Extent, 0), &item.encode());
         commit(&store, record);
-        // Keeps the next inode out of the leaf with the extent.
+        // The items keep the next inode out of the leaf that contains the extent.
         let mut record = RecordBuilder::new(RecordOp::Xattr);
         fill(&mut record, file(&store, 1));
         commit(&store, record);
@@ -151,7 +153,7 @@ fn parts_of_scattered_blocks_are_read_and_written_in_a_few_round_trips() {
     };
     let files: Vec<Ino> = (0..FILES).map(made).collect();
     files.iter().for_each(|ino| log_data(&store, *ino, 10, &[2; 100]));
-    // So that replay does not read the leaves.
+    // After a checkpoint replay does not read the leaves, so step 4 has to.
     store.checkpoint(CheckpointCause::Request).unwrap();
     drop(store);
     let distant = Arc::new(DistantDevice::new(image.clone(), Duration::ZERO));
@@ -166,7 +168,7 @@ fn parts_of_scattered_blocks_are_read_and_written_in_a_few_round_trips() {
     }
 }
 
-/// Each block splits the extent, so a place found earlier is not enough to map the next block.
+/// Mapping each block splits the extent, so the extent must be looked up again for the next one.
 #[test]
 fn blocks_of_one_unwritten_extent_are_mapped_together() {
     let image = formatted(32 << 20, 1 << 20);
@@ -196,8 +198,8 @@ fn blocks_of_one_unwritten_extent_are_mapped_together() {
     }
 }
 
-/// A file of eight adjacent blocks, and then new bytes for them in the log: whole blocks, and a
-/// part of the fourth.
+/// A file of eight adjacent blocks, and new bytes for them in the log: whole blocks, and a part of
+/// the fourth.
 fn rewritten() -> (Arc<MemDevice>, Ino, BlockNo) {
     let image = formatted(32 << 20, 1 << 20);
     let store = open(image.clone()).unwrap();
@@ -246,7 +248,7 @@ fn data_that_no_place_takes_fails_the_open_and_is_named() {
         Some(Error::Unplaced { ino: named, block, .. }) => assert_eq!((named, block), (ino, first)),
         other => panic!("{other:?}"),
     }
-    // The bytes are still in the log.
+    // The open has failed, but the bytes are still in the log.
     sim.heal();
     let store = open(sim.clone()).unwrap();
     assert_eq!(block(&store, &*sim, ino, 0).unwrap().1, [2; BLOCK_SIZE]);

@@ -1,12 +1,12 @@
-//! Steps 2 and 3 of [`super`]: the records of the log are applied again.
+//! Steps 2 and 3 of [`super`]: the scan of the log, and the replay of its records.
 //!
-//! The log is read once. The scan of step 2 keeps the records in memory, and step 3 applies them
-//! from there. Records beyond [`Recovery::kept_max`] are read again for step 3, without a look
-//! beyond the end of the log, which step 2 has found.
+//! The log is normally read once: the scan of step 2 keeps the records in memory, and step 3
+//! applies them from there. Records beyond [`Recovery::kept_max`] bytes are read again for step 3,
+//! up to the end of the log that step 2 has found.
 //!
-//! Step 3 must not begin before the end of step 2, although both change memory only: a node that
-//! replay changes gets a new block, and a later record may name that block for data. So all blocks
-//! that records take are held first.
+//! Step 3 must not begin before the end of step 2, although both change only memory. A node that
+//! replay changes gets a new block, and a later record may allocate that block for data. So the
+//! blocks that all records allocate are held first.
 
 use super::image::{KEYS_AT_A_TIME, Recovery};
 use crate::apply::{Target, apply, apply_resident, keys};
@@ -16,14 +16,14 @@ use kedge_format::Key;
 use kedge_format::record::{Edit, Record};
 use kedge_log::{RecordLsn, ScanEnd};
 
-/// Bytes of records that are applied before the next ones are read again.
+/// Bytes of records that are read again and applied at a time.
 const CHUNK_BYTES: usize = 4 << 20;
 
-/// Records to be applied, in log order.
+/// A run of records to be applied, in log order.
 #[derive(Default)]
 struct Chunk {
     bytes: Vec<u8>,
-    /// The position of each record in the log, and its end in `bytes`.
+    /// The LSNs of each record, and the end of the record in `bytes`.
     records: Vec<(RecordLsn, usize)>,
 }
 
@@ -37,7 +37,7 @@ impl Chunk {
         self.bytes.len() >= CHUNK_BYTES
     }
 
-    /// Applies the records, in order, and forgets them. Records below `cut` only feed the overlay.
+    /// Applies the records in order, and removes them. Records below `cut` only feed the overlay.
     fn apply(&mut self, target: &Target<'_>, cut: Lsn) -> Result<()> {
         let (mut from, mut read) = (0, 0);
         for (i, &(lsn, end)) in self.records.iter().enumerate() {
@@ -62,7 +62,7 @@ impl Chunk {
         Ok(())
     }
 
-    /// Reads the leaves that the records from the `first` on touch, which begins at `from` in
+    /// Reads the leaves that records touch, from record `first` on, which starts at `from` in
     /// `bytes`. Returns the first record whose leaves were not read.
     fn prefetch(&self, target: &Target<'_>, cut: Lsn, first: usize, mut from: usize) -> Result<usize> {
         if target.forest.is_in_memory() {
@@ -86,12 +86,12 @@ impl Chunk {
     }
 }
 
-/// The records of a log, as far as they are kept in memory.
+/// The first records of a log, up to the memory that replay may use.
 struct Kept {
     chunks: Vec<Chunk>,
-    /// Bytes that may still be kept.
+    /// Number of bytes that may still be kept.
     room: u64,
-    /// The first record that is not kept.
+    /// The first record that was not kept.
     rest: Option<RecordLsn>,
 }
 
@@ -111,7 +111,7 @@ impl Kept {
 }
 
 impl Recovery {
-    /// Replays the whole log, and promises blocks for what [`Recovery::write_overlay`] will write.
+    /// Replays the whole log, and reserves blocks for what [`Recovery::write_overlay`] will write.
     pub(super) fn replay(&mut self) -> Result<ScanEnd> {
         let cut = self.sb.checkpoint.checkpoint_lsn;
         let mut kept = Kept { chunks: Vec::new(), room: self.kept_max, rest: None };
@@ -144,7 +144,7 @@ impl Recovery {
         Ok(end)
     }
 
-    /// Holds the blocks that a record takes.
+    /// Holds the blocks that a record allocates, so that replay puts no tree node there.
     fn hold(&self, lsn: RecordLsn, record: &[u8]) -> Result<()> {
         for edit in Record::decode(lsn.start, record)?.edits {
             if let Edit::Alloc(extent) = edit {
@@ -154,11 +154,11 @@ impl Recovery {
         Ok(())
     }
 
-    /// Reads the records from `rest` on again, and applies them.
+    /// Reads the records from `rest` to `end` again, and applies them.
     fn replay_rest(&self, target: &Target<'_>, cut: Lsn, rest: RecordLsn, end: Lsn) -> Result<()> {
         let mut chunk = Chunk::default();
         self.scan_again(rest.write_start, end, &mut |lsn, bytes| {
-            // The records before it in its log write are applied.
+            // Earlier records of the same log write are already applied.
             if lsn.start >= rest.start {
                 chunk.push(lsn, bytes);
             }
