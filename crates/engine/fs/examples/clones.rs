@@ -1,9 +1,10 @@
 //! What clones cost, on an image file: `cargo run --release -p kedgefs --example clones -- IMAGE
 //! MIB`.
 //!
-//! Clones a file of MIB MiB and prints the time and the bytes written of the clone and its fsync,
-//! then the time of an overwrite with fdatasync before the clone, when it takes a shared block, and
-//! when the block is the file's own again.
+//! Clones a file of MIB MiB. Prints the time and the bytes written of the clone and of its fsync.
+//! Also prints the time of an overwrite with fdatasync in three cases: before the clone; while the
+//! block is shared, so that the overwrite takes a new block; and when the block is the file's own
+//! again.
 
 use kedge_device::{Device, FileDevice, OpenOptions};
 use kedgefs::{Clock, FileSystem, FormatOptions, Ino, MountOptions, Owner, SystemClock};
@@ -16,7 +17,8 @@ type Outcome<T> = Result<T, Box<dyn Error>>;
 const MIB: u64 = 1 << 20;
 const BLOCKS: u64 = 2000;
 
-/// The time of one overwrite of a block with fdatasync, the blocks far apart.
+/// Returns the mean time of an overwrite of one block with fdatasync. Successive blocks are far
+/// apart.
 fn overwrites(fs: &FileSystem, clock: &SystemClock, file: Ino, size: u64) -> Outcome<Duration> {
     let started = clock.monotonic();
     for i in 0..BLOCKS {

@@ -9,12 +9,12 @@ use kedgefs::{Dir, FileSystem, FormatOptions, MountOptions, SystemClock};
 use std::io::{self, Write};
 use std::sync::Arc;
 
-/// Number of different power failures at each moment.
+/// Simulated power failures for each call of `moment`.
 const FAILURES: u64 = 20;
 
 type Save = fn(&Dir, &[u8], &mut dyn FnMut()) -> io::Result<()>;
 
-/// The correct way. Calls `moment` wherever the power may fail.
+/// Saves a document correctly. Calls `moment` wherever the power may fail.
 fn careful(dir: &Dir, text: &[u8], moment: &mut dyn FnMut()) -> io::Result<()> {
     let mut file = dir.create("document.new")?;
     file.write_all(text)?;
@@ -28,7 +28,8 @@ fn careful(dir: &Dir, text: &[u8], moment: &mut dyn FnMut()) -> io::Result<()> {
     Ok(())
 }
 
-/// Without the fsync of the new file: its name may become durable before its contents.
+/// Saves a document without the fsync of the new file: its name may become durable before its
+/// contents.
 fn careless(dir: &Dir, text: &[u8], moment: &mut dyn FnMut()) -> io::Result<()> {
     let mut file = dir.create("document.new")?;
     file.write_all(text)?;
@@ -43,7 +44,8 @@ fn open(disk: Arc<dyn kedgefs::device::Device>) -> kedgefs::Result<FileSystem> {
     FileSystem::open(disk, Arc::new(SystemClock::default()), MountOptions::default())
 }
 
-/// Saves a second version over a first one. Returns how many power failures leave neither.
+/// Saves a second version over a first one. Returns the number of power failures after which
+/// neither version is there.
 pub fn losses(save: Save) -> io::Result<u64> {
     let memory = Arc::new(MemDevice::new(32 << 20));
     FileSystem::format(memory.clone(), Arc::new(SystemClock::default()), &FormatOptions::default())?;

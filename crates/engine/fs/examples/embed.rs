@@ -5,8 +5,8 @@ use kedgefs::{Dir, FileSystem};
 use std::io::{self, Write};
 use std::path::Path;
 
-/// Replaces a document. After a crash at any moment the old or the new document is there, and after
-/// this has returned, the new one.
+/// Replaces a document. After a crash the old or the new document is there; once the call has
+/// returned, the new one.
 pub fn save(dir: &Dir, name: &str, text: &str) -> io::Result<()> {
     let draft = format!("{name}.draft");
     let mut file = dir.create(&draft)?;
@@ -30,7 +30,7 @@ pub fn count_runs(image: &Path) -> io::Result<u64> {
         Err(e) => return Err(e),
     };
     save(&settings, "runs", &format!("{}\n", runs + 1))?;
-    // Optional: without it nothing is lost, but the next open recovers, which takes a moment.
+    // The close is optional. Without it nothing is lost, but the next open has to recover.
     fs.close()?;
     Ok(runs + 1)
 }

@@ -1,12 +1,12 @@
-//! What operations cost beside forks, to be counted in instructions: `valgrind --tool=callgrind
-//! target/release/examples/fork_cost FORKS OPERATIONS [each|reclaim]`.
+//! What operations cost in an image with forks, to be counted in instructions: `valgrind
+//! --tool=callgrind target/release/examples/fork_cost FORKS OPERATIONS [each|reclaim]`.
 //!
-//! Makes FORKS forks of a small tree in memory, opens all of them, and then creates, writes and
-//! fsyncs OPERATIONS files in one of them (in the tree itself without forks), or with `each` in all
-//! of them, twenty in one after the other. What an operation costs is the difference of two runs
-//! divided by the difference of OPERATIONS. The checkpoints of other threads are part of it. With
-//! `reclaim` all forks are deleted at the end, and their space is freed: the difference from a run
-//! with `each`.
+//! Makes FORKS forks of a small tree in memory and opens all of them. Then creates, writes and
+//! fsyncs OPERATIONS files in the last fork (in the tree itself without forks), or with `each` in
+//! all trees in turn, twenty files at a time. The cost of an operation is the difference of two
+//! runs divided by the difference of their OPERATIONS; checkpoints of other threads are included.
+//! `reclaim` works as `each`, then deletes all forks and frees their space: the cost of that is the
+//! difference from a run with `each`.
 
 use kedge_device::MemDevice;
 use kedgefs::{FileSystem, FormatOptions, Ino, MountOptions, Owner, SystemClock};

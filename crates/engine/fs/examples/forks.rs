@@ -1,10 +1,10 @@
 //! What forks cost, on an image file: `cargo run --release -p kedgefs --example forks -- IMAGE
 //! FILES [BYTES]`.
 //!
-//! Makes a tree of FILES files of BYTES each (4,096 by default, 0 leaves them empty) and prints the
-//! time and the bytes written of a fork of it, then the time of creations and fsyncs in the tree
-//! before it was forked, after it was forked, and in a fork, what a thousand forks do to them, and
-//! what the deletion of a fork does to fsyncs beside it.
+//! Makes a tree of FILES files of BYTES each (4,096 by default; 0 leaves them empty) and forks it.
+//! Prints the time and the bytes written of the fork. Prints the time of creations and fsyncs in
+//! the tree before the fork, in the tree after the fork, in the fork, and beside a thousand forks.
+//! Prints the time of fsyncs while a fork is deleted.
 
 use kedge_base::spawn_named;
 use kedge_device::{Device, FileDevice, OpenOptions};
@@ -17,7 +17,7 @@ type Outcome<T> = Result<T, Box<dyn Error>>;
 
 const ROUND: usize = 500;
 
-/// Files that a fork has alone whose deletion is measured.
+/// Number of files that only the deleted fork has.
 const ALONE: usize = 20_000;
 
 struct Bench {
@@ -33,7 +33,8 @@ impl Bench {
         Ok(self.clock.since(started))
     }
 
-    /// The time of one creation of a file with an fsync, and of one fsync of an overwritten block.
+    /// Returns the mean time of one creation of a file with an fsync, and of one overwrite of a
+    /// block with fdatasync.
     fn round(&mut self, root: Ino) -> Outcome<(Duration, Duration)> {
         let dir = self.fs.mkdir(root, format!("round{}", self.made).as_bytes(), 0o755, Owner::default())?.ino;
         self.made += 1;
@@ -56,7 +57,7 @@ impl Bench {
         Ok((creations / ROUND as u32, overwrites / ROUND as u32))
     }
 
-    /// Prints the medians of rounds that alternate between the roots.
+    /// Prints the medians of several rounds. The rounds take turns between the roots.
     fn rounds(&mut self, roots: &[(&str, Ino)]) -> Outcome<()> {
         let mut times = vec![(Vec::new(), Vec::new()); roots.len()];
         for _ in 0..7 {
@@ -76,7 +77,7 @@ impl Bench {
         Ok(())
     }
 
-    /// The times of fsyncs of an overwritten block for one second.
+    /// Overwrites a block with fdatasync for one second, and records the time of each.
     fn fsyncs(&self, file: Ino, times: &mut Vec<Duration>) -> Outcome<()> {
         let started = self.clock.monotonic();
         while self.clock.since(started) < Duration::from_secs(1) {
@@ -89,8 +90,8 @@ impl Bench {
         Ok(())
     }
 
-    /// Prints what fsyncs take in the second in which a fork is deleted that has files alone, and
-    /// in the second before.
+    /// Prints the times of fsyncs in the second in which a fork with files of its own is deleted,
+    /// and in the second before.
     fn deletions(&self) -> Outcome<()> {
         let file = self.fs.create(Ino::ROOT, b"steady", 0o644, Owner::default())?.ino;
         let (mut before, mut beside) = (Vec::new(), Vec::new());

@@ -2,7 +2,8 @@
 //! FILE`. Run it only when the format changes in a way that makes older images unreadable; the old
 //! file then stays, under its version's name, as a test of the refusal.
 //!
-//! The file holds the image's blocks that are not zero: number (u64, little-endian) and content.
+//! The file contains the blocks of the image that are not zero: number (u64, little-endian) and
+//! content.
 
 use kedge_device::MemDevice;
 use kedgefs::*;
@@ -45,7 +46,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     fs.set_flags(fixed.ino, FileFlags::IMMUTABLE)?;
     fs.setxattr(listed.ino, b"user.large", &[b'L'; 9000], XattrMode::Any)?;
     fs.checkpoint()?;
-    // From here on changes are in the log only.
+    // From here on changes are only in the log, not in a checkpoint.
     fs.setxattr(dir.ino, acl::DEFAULT, &LIST, XattrMode::Any)?;
     fs.set_flags(dir.ino, FileFlags::NODUMP)?;
     fs.setxattr(dir.ino, b"user.large", &[b'D'; 13_000], XattrMode::Any)?;

@@ -1,7 +1,7 @@
 //! Makes the golden images with trees that `tests/golden_trees.rs` opens: `cargo run -p kedgefs
-//! --example golden_trees -- FILE [all]`. Without `all` the image has no checksums of data, no data
-//! in the tree, and its allocation maps before the log. Run it only for an image of another name:
-//! what is there stays.
+//! --example golden_trees -- FILE [all]`. Without `all` the image has no checksums of data and no
+//! data in the tree, and its allocation maps lie before the log. Run it only to make an image with
+//! a new name; existing images must not be replaced.
 //!
 //! The file has the form of that of `examples/golden.rs`.
 
@@ -12,7 +12,7 @@ use std::io::Write;
 use std::sync::Arc;
 
 const SIZE: u64 = 64 << 20;
-/// The size after the growth that moves the maps.
+/// The size in bytes after a growth that moves the allocation maps.
 const GROWN: u64 = 8 << 30;
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -57,7 +57,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     put(in_fork, b"new", b"only in the fork")?;
     fs.fork(Ino::ROOT, Ino::ROOT, b"gone", false)?;
     fs.checkpoint()?;
-    // From here on changes are in the log only.
+    // From here on changes are only in the log, not in a checkpoint.
     fs.delete_tree(Ino::ROOT, b"gone")?;
     fs.fork(fork, Ino::ROOT, b"late", false)?;
     let late = put(dir, b"late clone", b"")?;
@@ -71,7 +71,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     fs.unlink(in_fork, b"clone")?;
     fs.sync()?;
 
-    // One moment of it: the deleted tree is reclaimed in the background.
+    // The image is copied at one moment, because the deleted tree is being reclaimed in the
+    // background.
     let device = device.fork();
     let mut out = std::fs::File::create(path)?;
     for number in 0..device.geometry().size / 4096 {

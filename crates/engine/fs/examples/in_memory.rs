@@ -1,5 +1,5 @@
-//! Code under test gets a file system of its own, in memory, which no other test sees and which
-//! needs no clean-up: `cargo run -p kedgefs --example in_memory`.
+//! Tests code on a file system in memory, which no other test sees and which needs no clean-up:
+//! `cargo run -p kedgefs --example in_memory`.
 
 use kedgefs::{Dir, FileSystem};
 use std::io::{self, BufRead, BufReader, Write};
@@ -22,7 +22,7 @@ pub fn main() -> io::Result<()> {
     let lines: Vec<String> = BufReader::new(root.open("journal")?).lines().collect::<io::Result<_>>()?;
     assert_eq!(lines, ["first", "second"]);
 
-    // A full disk, hard to arrange on a real machine, is easy here.
+    // A full disk is hard to arrange on a real machine, but easy here.
     let mut ballast = root.create("ballast")?;
     while ballast.write_all(&[1; 1 << 16]).is_ok() {}
     let refused = root.write("more", [2; 1 << 16]).expect_err("the disk is full");

@@ -1,10 +1,11 @@
 //! What small files in the tree cost and save, on an image file: `cargo run --release -p kedgefs
 //! --example small_files -- IMAGE FILES BYTES ROUNDS`.
 //!
-//! Each round makes an image without data in the tree and one for each longest length, in turn. In
-//! each it creates FILES files of BYTES bytes in directories of 1,000 and syncs, prints the space
-//! and what was written, opens the image again and reads all of them. Then it creates, writes and
-//! fsyncs 5,000 more with one thread, and writes a checkpoint. The last lines are the medians.
+//! Each round makes an image without data in the tree and one for each `inline_max` to compare, in
+//! turn. In each image it creates FILES files of BYTES bytes in directories of 1,000 and syncs,
+//! prints the space used and the bytes written, opens the image again and reads all files. Then it
+//! creates, writes and fsyncs 5,000 more files with one thread, and writes a checkpoint. The last
+//! lines are the medians.
 
 use kedge_device::{Device, FileDevice, OpenOptions};
 use kedgefs::{Clock, FileSystem, FormatOptions, Ino, MountOptions, Owner, SystemClock};
@@ -46,7 +47,7 @@ impl Meter {
         Ok(Meter { written: device.stats().write_bytes.get(), device, checkpoints })
     }
 
-    /// MiB written since the start, and those of checkpoints among them.
+    /// MiB written since the start: in all, and by checkpoints.
     fn read(&self, fs: &FileSystem) -> Outcome<[f64; 2]> {
         let written = self.device.stats().write_bytes.get() - self.written;
         let checkpoints = Meter::checkpoint_bytes(fs)? - self.checkpoints;

@@ -34,7 +34,7 @@ pub struct FileSystem {
 }
 
 impl FileSystem {
-    /// Makes a file system on the device. Refuses a device that holds an image or another file
+    /// Makes a file system on the device. Refuses a device that contains an image or another file
     /// system, unless [`FormatOptions::overwrite`] allows its loss.
     pub fn format(
         device: Arc<dyn Device>,
@@ -44,17 +44,17 @@ impl FileSystem {
         crate::format::format(device, clock, options)
     }
 
-    /// Opens a file system, recovering it if it was not closed.
+    /// Opens a file system. Recovers it if it was not closed.
     pub fn open(device: Arc<dyn Device>, clock: Arc<dyn Clock>, options: MountOptions) -> Result<FileSystem> {
         let fs = Fs::open(device, clock, options, None)?;
         Ok(FileSystem { _membership: Arc::new(Membership(fs.clone())), fs })
     }
 
-    /// As [`FileSystem::open`], for a server that takes the place of one that died: nameless inodes
-    /// stay until [`FileSystem::delete_forgotten`]. Before anything is appended to the log,
-    /// `recovered` gets its end: of the records that [`kedge_base::witness`] saw, the image has
-    /// exactly those that end there or before. `frozen` is the start of a freeze, in seconds since
-    /// 1970, that goes on: nothing is written to the device before [`FileSystem::thaw`].
+    /// [`FileSystem::open`] for a server that replaces one that died. Nameless inodes stay until
+    /// [`FileSystem::delete_forgotten`]. Before anything is appended to the log, `recovered` gets
+    /// the end of the recovered log: of the records that [`kedge_base::witness`] saw, the image has
+    /// exactly those that end there or before. `frozen` is the start of a freeze that is still in
+    /// force, in seconds since 1970: nothing is written to the device before [`FileSystem::thaw`].
     pub fn open_again(
         device: Arc<dyn Device>,
         clock: Arc<dyn Clock>,
@@ -67,8 +67,8 @@ impl FileSystem {
         Ok(FileSystem { _membership: Arc::new(Membership(fs.clone())), fs })
     }
 
-    /// Deletes the nameless inodes that have no pins, and returns how many. The caller of
-    /// [`FileSystem::open_again`] has pinned those that are in use.
+    /// Deletes the nameless inodes that have no pins, and returns their number. After
+    /// [`FileSystem::open_again`] the caller first pins those that are in use.
     pub fn delete_forgotten(&self) -> Result<u64> {
         self.fs.files().delete_forgotten()
     }
@@ -88,23 +88,24 @@ impl FileSystem {
         self.fs.engine().options()
     }
 
-    /// Changes the memory for tree nodes, file pages and inodes from
-    /// [`MountOptions::cache_size`], which stays what [`FileSystem::options`] says. Clean parts
-    /// beyond it go at once, dirty ones when they have been written, which is started.
+    /// Changes the memory for tree nodes, file pages and inodes, in bytes. [`FileSystem::options`]
+    /// still returns the original [`MountOptions::cache_size`]. Clean nodes and pages beyond the
+    /// new size are dropped at once; dirty ones are dropped when they have been written, and the
+    /// call starts that.
     pub fn set_cache_size(&self, bytes: u64) {
         self.fs.set_cache_size(bytes);
     }
 
-    /// Makes everything durable, writes the last checkpoint and ends. Changes of other threads that
-    /// come meanwhile wait and fail, as later calls do. Nameless inodes that are still pinned are
-    /// deleted by the next open.
+    /// Makes everything durable, writes the last checkpoint and closes the file system. Changes of
+    /// other threads that begin meanwhile wait and then fail, as all later calls do. Nameless
+    /// inodes that are still pinned are deleted by the next open.
     ///
     /// File data that could not be written to any place, after retries, is lost. The call then
     /// returns [`Error::DataLost`], the image records the loss until a repair, and everything else
     /// is durable and closed.
     ///
     /// # Errors
-    /// EBUSY, and nothing is closed: the calling thread holds a [`Pass`].
+    /// EBUSY: the calling thread holds a [`Pass`]. Nothing is closed then.
     pub fn close(&self) -> Result<()> {
         self.fs.close()
     }
@@ -119,11 +120,11 @@ impl FileSystem {
         result
     }
 
-    /// Runs a change at an inode, which waits for the end of a freeze. The time of that wait
-    /// counts.
+    /// Runs a change of an inode. Waits until no freeze is in force; the measured time includes
+    /// that wait.
     ///
-    /// Callers may know the inode by another number than the engine, which `run` gets
-    /// ([`crate::numbers`]).
+    /// `at` is the inode number that callers use. `run` gets the number that the engine uses, which
+    /// may differ ([`crate::numbers`]).
     fn change<R>(&self, op: OpKind, at: Ino, run: impl FnOnce(&Fs, Ino) -> Result<R>) -> Result<R> {
         self.timed(op, |fs| {
             let _inside = fs.engine().gate().change();
@@ -133,14 +134,14 @@ impl FileSystem {
         })
     }
 
-    /// Runs what reads at an inode, whose number in the engine `run` gets.
+    /// Runs an operation that only reads. `run` gets the engine's number of the inode.
     fn look<R>(&self, op: OpKind, at: Ino, run: impl FnOnce(&Fs, Ino) -> Result<R>) -> Result<R> {
         self.timed(op, |fs| fs.steady(at, |at| run(fs, at)))
     }
 
-    /// [`FileSystem::change`] that returns what a caller sees of an inode. The number is that of
-    /// the moment of the change: after a replacement of the first tree it would be that of another
-    /// file.
+    /// [`FileSystem::change`] that returns attributes with the caller's inode number. The number is
+    /// translated inside the gate: after a replacement of the first tree the same number would mean
+    /// another file.
     fn change_attr(&self, op: OpKind, at: Ino, run: impl FnOnce(&Fs, Ino) -> Result<Attr>) -> Result<Attr> {
         if broken::is(Variant::LateNumber) {
             return self.change(op, at, run).map(|attr| self.fs.numbers().attr(attr));
@@ -148,7 +149,8 @@ impl FileSystem {
         self.change(op, at, |fs, at| run(fs, at).map(|attr| fs.numbers().attr(attr)))
     }
 
-    /// [`FileSystem::look`] that returns what a caller sees of an inode, for the same reason.
+    /// [`FileSystem::look`] that returns attributes with the caller's inode number, translated
+    /// before a replacement of the first tree can change it.
     fn look_attr(&self, op: OpKind, at: Ino, run: impl FnOnce(&Fs, Ino) -> Result<Attr>) -> Result<Attr> {
         self.look(op, at, |fs, at| run(fs, at).map(|attr| fs.numbers().attr(attr)))
     }
@@ -163,7 +165,8 @@ impl FileSystem {
         self.look_attr(OpKind::getattr, ino, |fs, ino| fs.names().getattr(ino))
     }
 
-    /// Sets the size first, then owner and mode, then times. Times alone cost no log record.
+    /// Sets the size first, then owner and mode, then times. A change of times alone appends no log
+    /// record.
     pub fn setattr(&self, ino: Ino, set: &SetAttr) -> Result<Attr> {
         self.change_attr(OpKind::setattr, ino, |fs, ino| fs.names().setattr(ino, set))
     }
@@ -184,13 +187,13 @@ impl FileSystem {
         self.fs.names().has_immutable()
     }
 
-    /// A new regular file.
+    /// Creates a regular file.
     pub fn create(&self, dir: Ino, name: &[u8], mode: u32, owner: Owner) -> Result<Attr> {
         let make = Make { kind: FileKind::Regular, mode, rdev: 0, target: b"", owner };
         self.change_attr(OpKind::create, dir, |fs, dir| fs.names().make(dir, name, &make))
     }
 
-    /// A new directory.
+    /// Creates a directory.
     pub fn mkdir(&self, dir: Ino, name: &[u8], mode: u32, owner: Owner) -> Result<Attr> {
         let make = Make { kind: FileKind::Directory, mode, rdev: 0, target: b"", owner };
         self.change_attr(OpKind::mkdir, dir, |fs, dir| fs.names().make(dir, name, &make))
@@ -203,7 +206,7 @@ impl FileSystem {
         self.change_attr(OpKind::mknod, dir, |fs, dir| fs.names().make(dir, name, &make))
     }
 
-    /// A new symbolic link with a target of 1 to 4095 bytes, which is not interpreted.
+    /// Creates a symbolic link. Its target has 1 to 4095 bytes, which are not interpreted.
     pub fn symlink(&self, dir: Ino, name: &[u8], target: &[u8], owner: Owner) -> Result<Attr> {
         if target.is_empty() {
             return Err(Error::NotFound);
@@ -212,26 +215,26 @@ impl FileSystem {
         self.change_attr(OpKind::symlink, dir, |fs, dir| fs.names().make(dir, name, &make))
     }
 
-    /// The target of a symbolic link.
+    /// Returns the target of a symbolic link.
     pub fn readlink(&self, ino: Ino) -> Result<Vec<u8>> {
         self.look(OpKind::readlink, ino, |fs, ino| fs.names().readlink(ino))
     }
 
-    /// A nameless file (O_TMPFILE), pinned once.
+    /// Creates a file without a name (O_TMPFILE), with one pin.
     pub fn tmpfile(&self, dir: Ino, mode: u32, owner: Owner) -> Result<Attr> {
         let make = Make { kind: FileKind::Regular, mode, rdev: 0, target: b"", owner };
         self.change_attr(OpKind::tmpfile, dir, |fs, dir| fs.names().make_nameless(dir, &make))
     }
 
-    /// [`FileSystem::mknod`] without a name, pinned once. Like [`FileSystem::tmpfile`], for all
-    /// kinds but directories and symbolic links.
+    /// [`FileSystem::mknod`] without a name, with one pin. Like [`FileSystem::tmpfile`], for all
+    /// kinds except directories and symbolic links.
     pub fn mknod_nameless(&self, dir: Ino, mode: u32, rdev: u64, owner: Owner) -> Result<Attr> {
         let (kind, rdev) = node_kind(mode, rdev)?;
         let make = Make { kind, mode, rdev, target: b"", owner };
         self.change_attr(OpKind::mknod, dir, |fs, dir| fs.names().make_nameless(dir, &make))
     }
 
-    /// [`FileSystem::symlink`] without a name, pinned once.
+    /// [`FileSystem::symlink`] without a name, with one pin.
     pub fn symlink_nameless(&self, dir: Ino, target: &[u8], owner: Owner) -> Result<Attr> {
         if target.is_empty() {
             return Err(Error::NotFound);
@@ -246,9 +249,9 @@ impl FileSystem {
         self.change_attr(OpKind::link, dir, |fs, dir| fs.names().link(fs.numbers().inward(ino), dir, name))
     }
 
-    /// [`FileSystem::link`], even where another file has the name: that file loses the name in the
+    /// [`FileSystem::link`] that replaces an existing name: the other file loses the name in the
     /// same operation, as in a rename. No crash leaves the directory without the name. Returns the
-    /// file that lost it.
+    /// file that lost the name.
     ///
     /// A careful program replaces a file through [`FileSystem::tmpfile`], [`FileSystem::write`],
     /// [`FileSystem::write_back`], and this call.
@@ -294,8 +297,8 @@ impl FileSystem {
         })
     }
 
-    /// The path of a directory from the root, with a slash before each name. Reads the directories
-    /// above it.
+    /// Returns the path of a directory from the root, with a slash before each name. Reads the
+    /// directories above it.
     ///
     /// # Errors
     /// ENOENT: the directory was removed meanwhile.
@@ -322,9 +325,9 @@ impl FileSystem {
         self.look(OpKind::read, ino, |fs, ino| fs.files().read(ino, offset, buf, Keep::Nothing))
     }
 
-    /// Returns the number of bytes written, which is less than requested if space or the device
-    /// failed on the way. The cause is in the trace, and is the error of a further call that writes
-    /// the rest.
+    /// Returns the number of bytes written. It is less than requested if the space ran out or the
+    /// device failed after a part of the bytes. The cause is in the trace; a further call that
+    /// writes the rest returns it as its error.
     pub fn write(&self, ino: Ino, offset: u64, data: &[u8]) -> Result<usize> {
         self.write_with(ino, offset, data, WriteMode::default())
     }
@@ -337,7 +340,7 @@ impl FileSystem {
         self.change(OpKind::write, ino, |fs, ino| fs.files().write(ino, offset, data, mode))
     }
 
-    /// The end of an [`crate::AtomicWrite`].
+    /// Commits the bytes that an [`crate::AtomicWrite`] has staged.
     pub(crate) fn commit_atomic(&self, ino: Ino, staged: Staged) -> Result<()> {
         self.change(OpKind::commit_atomic, ino, |fs, ino| fs.files().commit_atomic(ino, staged))
     }
@@ -347,31 +350,31 @@ impl FileSystem {
         self.change(OpKind::fallocate, ino, |fs, ino| fs.files().fallocate(ino, mode, offset, len))
     }
 
-    /// Makes the contents of file `target` those of file `source`, of the same tree, by sharing its
-    /// blocks: the time does not depend on their number but on that of the extents, and no space is
-    /// taken. A later write to either file takes new blocks for what it writes. Not durable before
-    /// an fsync of the target.
+    /// Replaces the contents of file `target` by those of file `source`, which is in the same tree.
+    /// The two share their blocks, so the clone takes no space for data, and its time depends on
+    /// the number of extents, not of blocks. A later write to either file gets new blocks. Not
+    /// durable before an fsync of the target.
     ///
     /// The clone is one change: other callers and a crash find the old contents of the target or
-    /// those of the source, and an error leaves the old ones. Files with many extents (128 of
-    /// either file, or more than 256 different counts of shared blocks, or more than 16 MiB with
-    /// checksums) are an exception: the target is truncated, and then the contents arrive from the
-    /// start on. Other callers, a crash and an error may find it empty, with any prefix of the new
-    /// contents as its size, or, where the source ends with a hole, without that hole.
+    /// those of the source, and an error leaves the old ones. The exception are files with many
+    /// extents: 128 in either file, more than 256 different counts of shared blocks, or more than
+    /// 16 MiB with checksums. The target is then truncated, and the contents arrive from the start
+    /// on. Other callers, a crash and an error may find the target empty, or with a prefix of the
+    /// new contents, which is its size then, or without a hole at the end of the source.
     ///
-    /// Fails with [`Error::CrossTree`] for files of two trees, and with [`Error::Invalid`] if only
-    /// one of them has checksums of its data.
+    /// Fails with [`Error::CrossTree`] if the files are in two trees, and with [`Error::Invalid`]
+    /// if only one of them has checksums of its data.
     pub fn clone_file(&self, source: Ino, target: Ino) -> Result<()> {
         self.change(OpKind::clone, target, |fs, target| {
             fs.files().clone_file(fs.numbers().inward(source), target)
         })
     }
 
-    /// [`FileSystem::clone_file`] for `len` bytes at `offset` of the source, or as many as it has
-    /// from there on if `len` is 0, which replace those at `target_offset`. Offsets and length are
-    /// multiples of 4096 bytes, except that the range may end where the source ends, if it ends
-    /// there or beyond in the target too. The files may be the same one, if the ranges do not
-    /// overlap.
+    /// [`FileSystem::clone_file`] for a range: `len` bytes at `offset` of the source replace those
+    /// at `target_offset`. With `len` 0 the range extends to the end of the source. Offsets and
+    /// length are multiples of 4096 bytes, except that the range may end at the end of the source,
+    /// if it then reaches the end of the target or beyond. Both may be the same file, if the ranges
+    /// do not overlap.
     pub fn clone_range(
         &self,
         source: Ino,
@@ -391,8 +394,8 @@ impl FileSystem {
         self.look(OpKind::seek, ino, |fs, ino| fs.files().seek(ino, offset, kind))
     }
 
-    /// Makes the inode durable (`datasync`: only its data and what is needed to read it). For a
-    /// directory: its entries.
+    /// Makes the inode durable; of a directory, its entries. `datasync`: only the data and what is
+    /// needed to read it.
     pub fn fsync(&self, ino: Ino, datasync: bool) -> Result<()> {
         self.look(fsync_kind(datasync), ino, |fs, ino| match fs.engine().sync_work() {
             Some(_work) => fs.syncer().fsync(ino, datasync),
@@ -421,10 +424,10 @@ impl FileSystem {
         }
     }
 
-    /// Writes the dirty data of these files in place, and logs the records that name it. Makes
-    /// nothing durable but establishes an order: a later operation is durable only together with
-    /// all of it. Unlike [`FileSystem::fsync`] it waits for no flush, and writes many files at
-    /// once.
+    /// Writes the dirty data of these files in place, and appends the records that name it to the
+    /// log. Makes nothing durable, but establishes an order: a later operation becomes durable only
+    /// together with all of this data. Unlike [`FileSystem::fsync`] it waits for no flush, and it
+    /// writes many files at once.
     pub fn write_back(&self, inos: &[Ino]) -> Result<()> {
         match self.fs.engine().gate().work() {
             Some(_work) => {
@@ -455,18 +458,19 @@ impl FileSystem {
         }));
     }
 
-    /// The value of an extended attribute. Names include their namespace (`user.`, `trusted.`,
-    /// `security.`).
+    /// Returns the value of an extended attribute. Names include their namespace (`user.`,
+    /// `trusted.`, `security.`).
     pub fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
         self.look(OpKind::getxattr, ino, |fs, ino| fs.names().getxattr(ino, name))
     }
 
-    /// Whether the image may hold POSIX access control lists, as the attributes
+    /// Whether the image supports POSIX access control lists: the attributes
     /// `system.posix_acl_access` and `system.posix_acl_default` in Linux's form. Images of older
     /// versions may not.
     ///
-    /// The list and the mode follow each other, and new files inherit. The caller that creates a
-    /// file in a directory with a default list passes the mode without the umask applied.
+    /// A change of the list changes the mode and the other way round, and new files inherit the
+    /// default list. The caller that creates a file in a directory with a default list passes the
+    /// mode without the umask applied.
     pub fn has_acls(&self) -> bool {
         self.fs.names().has_acls()
     }
@@ -482,7 +486,7 @@ impl FileSystem {
         self.look(OpKind::listxattr, ino, |fs, ino| fs.names().list_xattrs(ino, visit))
     }
 
-    /// The names of all extended attributes.
+    /// Returns the names of all extended attributes.
     pub fn listxattr(&self, ino: Ino) -> Result<Vec<Vec<u8>>> {
         let mut names = Vec::new();
         self.list_xattrs(ino, &mut |name| {
@@ -497,8 +501,8 @@ impl FileSystem {
         self.change(OpKind::removexattr, ino, |fs, ino| fs.names().removexattr(ino, name))
     }
 
-    /// Keeps the inode alive after it loses its last name: one pin for each open handle and kernel
-    /// lookup.
+    /// Adds a pin, which keeps the inode alive after it loses its last name. Each open handle and
+    /// each kernel lookup has one.
     pub fn pin(&self, ino: Ino) -> Result<()> {
         self.fs.inodes().pin(self.fs.numbers().inward(ino));
         Ok(())
@@ -514,16 +518,16 @@ impl FileSystem {
         self.fs.files().unpin(self.fs.numbers().inward(ino), count);
     }
 
-    /// The number of inodes deleted so far whose last name had been removed while they were
-    /// pinned.
+    /// The number of inodes that were deleted some time after their last name was removed, because
+    /// they were pinned.
     pub fn deletions(&self) -> u64 {
         self.fs.files().orphans().removed()
     }
 
-    /// Waits until [`FileSystem::deletions`] is larger than `since`, at most `limit`. Returns
-    /// whether it is. For a server whose pins are released by another party soon after a removal:
-    /// a change that failed for lack of room may then succeed. Returns at once if no nameless
-    /// inode is pinned. After a wait without one, until the next removal, the limit is a tenth.
+    /// Waits until [`FileSystem::deletions`] exceeds `since`, at most `limit`. Returns whether it
+    /// does. For a server whose pins another process releases soon after a removal: a change that
+    /// failed for lack of space may then succeed. Returns at once if no nameless inode is pinned.
+    /// After a wait in vain the limit is a tenth until the next removal.
     pub fn wait_for_deletion(&self, since: u64, limit: std::time::Duration) -> bool {
         self.fs.files().orphans().wait_for_removal(since, limit)
     }
@@ -538,7 +542,7 @@ impl FileSystem {
         flushed
     }
 
-    /// The work of `sync`, even with `volatile`.
+    /// Makes everything durable as `sync` does, even with `volatile`.
     fn make_durable(&self) -> Result<()> {
         match self.fs.engine().gate().work() {
             Some(_work) => self.fs.syncer().sync(ForceCause::Sync),
@@ -551,9 +555,9 @@ impl FileSystem {
     /// device. Until [`FileSystem::thaw`] nothing is written to the device; changes wait, reads
     /// continue, and fsync and sync return at once.
     ///
-    /// Fails with EBUSY if the file system is already frozen, and with the error of the data or the
-    /// device that could not be written; it is then not frozen. [`FileSystem::close`] and
-    /// [`FileSystem::shutdown`] end a freeze, and the waiting changes fail.
+    /// Fails with EBUSY if the file system is already frozen, or with the error of the data or the
+    /// device that could not be written; in the second case it is not frozen. [`FileSystem::close`]
+    /// and [`FileSystem::shutdown`] end a freeze, and the waiting changes fail.
     pub fn freeze(&self) -> Result<()> {
         self.timed(OpKind::freeze, Fs::freeze)
     }
@@ -564,37 +568,37 @@ impl FileSystem {
         self.timed(OpKind::thaw, Fs::thaw)
     }
 
-    /// For a server whose threads must not wait for a thaw: lets the calling thread make one change
-    /// while the pass lives. A freeze waits for the pass. Returns `None` if the file system is
-    /// frozen; the function that `later` returned, if any, is then called when changes continue.
-    /// Neither may block.
+    /// Lets the calling thread make one change while the pass lives. For a server whose threads
+    /// must not wait for a thaw. A freeze waits until the pass is dropped. Returns `None` if the
+    /// file system is frozen; the function that `later` returned, if any, is called when changes
+    /// continue. Neither function may block.
     pub fn pass_or(&self, later: impl FnOnce() -> Option<Thawed>) -> Option<Pass<'_>> {
         self.fs.engine().gate().change_or(later).map(Pass)
     }
 
-    /// For a server at the end of its mount, before it waits for the threads that make changes:
-    /// prevents further freezes, and closes a frozen file system ([`FileSystem::close`]), so that
-    /// no thread continues to wait for a thaw.
+    /// Prevents further freezes, and closes a frozen file system ([`FileSystem::close`]), so that
+    /// no thread continues to wait for a thaw. For a server at the end of its mount, before it
+    /// waits for the threads that make changes.
     pub fn end_freezes(&self) -> Result<()> {
         self.fs.end_freezes()
     }
 
-    /// Start of the freeze, in seconds since 1970.
+    /// Start of the freeze that is in force, in seconds since 1970. `None` if there is none.
     pub fn frozen_since(&self) -> Option<i64> {
         self.fs.engine().gate().since()
     }
 
-    /// Writes a checkpoint now. A frozen file system has none to write.
+    /// Writes a checkpoint now. Does nothing if the file system is frozen.
     pub fn checkpoint(&self) -> Result<()> {
         Ok(self.fs.engine().store().checkpoint(kedge_store::CheckpointCause::Request)?)
     }
 
-    /// The counters as JSON text.
+    /// All counters as JSON text.
     pub fn stats_json(&self) -> String {
         self.fs.stats_value().to_string()
     }
 
-    /// Identity, geometry, options and what recovery did, as JSON text.
+    /// Identity, geometry, options and the work of recovery, as JSON text.
     pub fn info_json(&self) -> String {
         self.fs.info_value().to_string()
     }

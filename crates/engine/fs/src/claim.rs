@@ -1,6 +1,6 @@
-//! One engine for each device in a process. The lock of an image file excludes other processes, and
-//! other opens of the file. It does not detect a second engine on the same [`Device`] in this
-//! process. Two engines would ruin the image: each would write where the other has its log.
+//! Admits one engine for each device in a process. The lock of an image file excludes other
+//! processes and other opens of the file, but not a second engine on the same [`Device`] in this
+//! process. Two engines would destroy the image: each would write over the log of the other.
 //!
 //! Engines that only read may share a device.
 
@@ -11,16 +11,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// The devices in use: the address of each, and whether it is only read. The lock has no rank,
-/// since an engine may be dropped under any lock, and this one is never held while another is
-/// taken.
+/// The claimed devices: the address of each, and whether the claim is read-only. The lock has no
+/// rank, since an engine may be dropped under any lock; no other lock is taken while this one is
+/// held.
 static CLAIMED: Mutex<Vec<(usize, bool)>> = Mutex::new(Vec::new());
 
-/// The threads of an engine that was dropped may hold the claim a little longer.
+/// Number of attempts, with pauses: the threads of an engine that was dropped may hold its claim a
+/// little longer.
 const TRIES: u32 = 100;
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Holds the device, so that its address stays its own.
+/// A claim on a device. It references the device, so that no other device gets its address.
 pub(crate) struct Claim {
     device: Arc<dyn Device>,
     read_only: bool,
@@ -41,7 +42,7 @@ impl Claim {
         Err(Error::invalid(format!("{} is open in this process already", device.name())))
     }
 
-    /// Releases the claim; a second call does nothing.
+    /// Releases the claim. A second call does nothing.
     pub(crate) fn release(&self) {
         if self.held.swap(false, Ordering::Relaxed) {
             let mut claimed = CLAIMED.lock();

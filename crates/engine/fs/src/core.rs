@@ -1,4 +1,4 @@
-//! An open file system: its parts, put together, and its end.
+//! An open file system: how it is assembled from its parts, remounted and closed.
 
 use crate::cache::inodes::Inodes;
 use crate::cache::table::Watch;
@@ -36,7 +36,8 @@ pub(crate) struct Fs {
     numbers: Numbers,
 }
 
-/// Leaves the pool of flusher threads on its drop, with the last clone of a file system.
+/// The membership in the pool of flusher threads. Ends when the last clone of a file system is
+/// dropped.
 pub(crate) struct Membership(pub Arc<Fs>);
 
 impl Drop for Membership {
@@ -45,7 +46,7 @@ impl Drop for Membership {
     }
 }
 
-/// Opens the gate, also after a panic.
+/// Opens the gate when dropped, also after a panic.
 struct OpenOnDrop<'a>(&'a Gate);
 
 impl Drop for OpenOnDrop<'_> {
@@ -54,7 +55,7 @@ impl Drop for OpenOnDrop<'_> {
     }
 }
 
-/// The list of the dirty inodes, and the observer of the inode cache.
+/// The set of dirty inodes, and with `dirty_tracking=shared` the observer of the inode cache.
 fn dirty_set(options: &MountOptions) -> (Arc<dyn DirtySet>, Watch) {
     let set = options.dirty_set.map_or_else(|| Arc::new(OwnSet::default()) as _, |make| make());
     match options.dirty_tracking {
@@ -63,7 +64,7 @@ fn dirty_set(options: &MountOptions) -> (Arc<dyn DirtySet>, Watch) {
     }
 }
 
-/// How the memory of `cache_size` is divided.
+/// The parts into which the memory of `cache_size` is divided.
 struct Shares {
     node_bytes: u64,
     page_bytes: u64,
@@ -81,16 +82,16 @@ impl Shares {
     }
 }
 
-/// An open by a server that takes the place of one that died.
+/// Parameters of an open by a server that replaces one that died.
 pub(crate) struct Again<'a> {
     /// Called with the end of the recovered log before anything is appended to it.
     pub recovered: &'a mut dyn FnMut(Lsn) -> Result<()>,
-    /// Start of the freeze that continues, in seconds since 1970.
+    /// Start of the freeze that is still in force, in seconds since 1970.
     pub frozen: Option<i64>,
 }
 
 impl Fs {
-    /// Opens a file system, recovering it if it was not closed.
+    /// Opens a file system. Recovers it if it was not closed.
     pub(crate) fn open(
         device: Arc<dyn Device>,
         clock: Arc<dyn Clock>,
@@ -159,7 +160,8 @@ impl Fs {
         Arc::new(Fs { engine, inodes, writeback, syncer, files, names, numbers: Numbers::default() })
     }
 
-    /// The work before the first operation.
+    /// Completes the open, before the first operation: deletes orphans and joins the flusher
+    /// threads.
     fn start(&self, member: &Arc<Member>, nameless: Nameless) -> Result<()> {
         let store = self.engine.store();
         let client: Arc<dyn CheckpointClient> = self.writeback.clone();
@@ -223,10 +225,10 @@ impl Fs {
         Ok(())
     }
 
-    /// Makes everything durable, writes the last checkpoint and ends.
+    /// Makes everything durable, writes the last checkpoint and closes the file system.
     ///
     /// The last sync begins when no change is inside the gate, so it includes every change that
-    /// succeeded. Changes that come later wait, and fail when the gate opens.
+    /// succeeded. Changes that begin later wait, and fail when the gate opens.
     pub(crate) fn close(&self) -> Result<()> {
         let gate = self.engine.gate();
         if gate.has_entered() {
@@ -240,12 +242,12 @@ impl Fs {
         if gate.phase() == Phase::Frozen {
             return self.close_frozen();
         }
-        // Most of the work, while changes continue. Data that this cannot write stays dirty, so the
-        // last sync retries it, and returns its error.
+        // The first sync does most of the work while changes continue. Data that it cannot write
+        // stays dirty, so the last sync retries that data and returns its error.
         if let Err(e) = self.syncer.sync(ForceCause::Close) {
             tracing::warn!("the first sync of a close: {e}");
         }
-        // Broken on purpose: changes continue beside the last sync.
+        // Broken on purpose: changes continue during the last sync.
         if !broken::is(Variant::CloseBesideChanges) {
             gate.shut(Door::Change);
         }
@@ -264,17 +266,17 @@ impl Fs {
         }
         let closed = store.close();
         self.engine.release_device();
-        // On a full host the store names the losses in the image although its last checkpoint
-        // failed, and that failure loses nothing else: the next mount replays the log.
+        // On a full host the store records the losses in the image although its last checkpoint
+        // failed. That failure loses nothing else: the next mount replays the log.
         let named = closed.as_ref().err().is_none_or(|e| e.is_host_full());
         match lost {
-            // The causes are in the trace.
+            // The causes of the losses are in the trace.
             Some(lost) if named => Err(Error::DataLost(Arc::new(lost))),
             _ => synced.and(closed.map_err(Error::from)),
         }
     }
 
-    /// Prevents further freezes. A completed freeze ends with the file system.
+    /// Prevents further freezes. Closes the file system if it is frozen.
     pub(crate) fn end_freezes(&self) -> Result<()> {
         let gate = self.engine.gate();
         self.engine.store().end_waits();
@@ -286,8 +288,8 @@ impl Fs {
         Ok(())
     }
 
-    /// Closes a frozen file system: the image is clean already, and may be being copied. Changes
-    /// that wait for the end of the freeze fail.
+    /// Closes a frozen file system. Writes nothing: the image is clean already, and may be being
+    /// copied. Changes that wait for the end of the freeze fail.
     fn close_frozen(&self) -> Result<()> {
         self.engine.set_closed();
         self.writeback.leave_flushers();

@@ -8,17 +8,17 @@ use kedge_base::{BLOCK_SIZE, BlockNo};
 use kedge_store::Which;
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
-/// Requests of one background turn, and of one part of a trim: discards may be slow, while the
-/// thread has other work or a freeze waits. The rest waits for the next turn.
+/// The most requests of one background turn, and between two checks of a trim for a freeze.
+/// Discards may be slow, while the background thread has other work or a freeze waits.
 const TURN_RUNS: u64 = 256;
 
 impl Engine {
     /// Discards free space in the `len` bytes of the device at `offset`, in runs of at least
-    /// `min_len` bytes. Returns the number of bytes.
+    /// `min_len` bytes. Returns the number of bytes discarded.
     ///
-    /// A freeze can start between two parts, and the next part then waits for the thaw. A calling
-    /// thread that has entered the gate already must not wait there: the trim ends, and returns the
-    /// bytes discarded so far.
+    /// The work is done in batches. A freeze can start between two batches; the next batch then
+    /// waits for the thaw. A calling thread that has entered the gate already must not wait there:
+    /// the trim then ends, and returns the bytes discarded so far.
     pub(crate) fn trim(&self, offset: u64, len: u64, min_len: u64) -> Result<u64> {
         self.check_open()?;
         if self.store().is_read_only() {
@@ -47,7 +47,7 @@ impl Engine {
         Ok(blocks * BLOCK)
     }
 
-    /// Switches to `discard` or `nodiscard`.
+    /// Puts `discard` or `nodiscard` into force.
     pub(crate) fn set_discard(&self, on: bool) {
         let can = self.store().can_discard();
         if on && !can && !self.store().is_read_only() {
@@ -60,8 +60,8 @@ impl Engine {
         self.discards.store(on && can, Relaxed);
     }
 
-    /// Discards a part of what was freed since the last turn. An error ends background discards for
-    /// good: a device that refuses one discard refuses the next, and nothing depends on them.
+    /// Discards a batch of what was freed since the last turn. An error turns background discards
+    /// off: a device that refuses one discard refuses the next, and nothing depends on discards.
     pub(crate) fn discard_turn(&self) {
         if !self.discards.load(Relaxed) {
             return;

@@ -1,4 +1,5 @@
-//! State that all operations share: the store, the clock, the options in force, the counters.
+//! State that all operations share: the store, the clock, the options in force, the gate, the
+//! counters.
 
 use crate::claim::Claim;
 use crate::error::{Error, Result};
@@ -20,16 +21,17 @@ pub(crate) struct Engine {
     options: Mutex<MountOptions>,
     /// The options that operations read often, without the lock.
     live: Live,
-    /// With `volatile`, fsync and sync have nothing to do.
+    /// Whether `volatile` is set: fsync and sync then do nothing.
     volatile: bool,
     stats: FsStats,
     closed: AtomicBool,
     gate: Arc<Gate>,
-    /// Set when a write failed because the host of the image is full: see `host`.
+    /// Whether a write failed because the host of the image was full: see `host`.
     pub(crate) host_full: AtomicBool,
-    /// Whether the thread runs that frees the space of deleted trees.
+    /// Whether the thread that frees the space of deleted trees is running.
     pub(crate) reclaiming: AtomicBool,
-    /// Uses of moments of trees ([`crate::moment`]), for which nothing of deleted trees is freed.
+    /// Number of users of tree moments ([`crate::moment`]). While it is not zero, no space of
+    /// deleted trees is freed.
     pub(crate) moments: AtomicU32,
     /// Whether freed space is discarded in the background.
     pub(crate) discards: AtomicBool,
@@ -81,7 +83,7 @@ impl Engine {
         &self.stats
     }
 
-    /// The gate that a freeze closes.
+    /// The gate through which changes and work pass, and which a freeze closes.
     pub(crate) fn gate(&self) -> &Arc<Gate> {
         &self.gate
     }
@@ -96,7 +98,7 @@ impl Engine {
         self.options.lock().clone()
     }
 
-    /// Changes options. Returns the new ones.
+    /// Changes options. Returns the options now in force.
     pub(crate) fn remount(&self, switches: &Switches) -> Result<MountOptions> {
         self.check_open()?;
         if self.gate.phase() != Phase::Open {
@@ -124,7 +126,7 @@ impl Engine {
         self.closed.load(Ordering::Relaxed)
     }
 
-    /// Prevents further operations. Returns whether this call did so.
+    /// Refuses all further operations. Returns false if they were refused already.
     pub(crate) fn set_closed(&self) -> bool {
         !self.closed.swap(true, Ordering::Relaxed)
     }
@@ -134,16 +136,16 @@ impl Engine {
         self.claim.release();
     }
 
-    /// Reserves for an operation. Called before any inode lock is taken, and without another
-    /// handle.
+    /// Reserves what an operation needs. Called before any inode lock is taken, and while the
+    /// thread holds no other handle.
     pub(crate) fn begin(&self, need: Need) -> Result<Handle<'_>> {
         self.begin_up_to(need, need)
     }
 
-    /// As `begin`, for an operation that can do with the nodes of `least`.
+    /// As `begin`, for an operation that can work with the nodes of `least`.
     pub(crate) fn begin_up_to(&self, need: Need, least: Need) -> Result<Handle<'_>> {
         if need.class != Class::Checkpoint {
-            self.check_open()?; // closing ends in a checkpoint
+            self.check_open()?; // a close ends with a checkpoint, which may reserve
         }
         Ok(self.store.begin_up_to(need, least)?)
     }

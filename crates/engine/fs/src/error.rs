@@ -1,4 +1,4 @@
-//! What a file system operation can answer, and its errno.
+//! The errors of file system operations, and their errno.
 
 use kedge_base::{Ino, errno};
 use std::fmt;
@@ -11,57 +11,58 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// Receives the result of an operation that continued in the background.
 pub type Done = Box<dyn FnOnce(Result<()>) + Send>;
 
-/// Why an operation was refused or failed. As an [`std::io::Error`] it has the kind that std
-/// assigns to the same errno, and is the inner error ([`std::io::Error::get_ref`]).
+/// Why an operation was refused or failed. Converted to [`std::io::Error`], it gets the kind that
+/// std assigns to the same errno, and is available as [`std::io::Error::get_ref`].
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// ENOENT: no inode of this number or name.
+    /// ENOENT: there is no inode with this number or name.
     #[error("no such file or directory")]
     NotFound,
     /// EEXIST: the name is taken.
     #[error("file exists")]
     Exists,
-    /// ENOTDIR.
+    /// ENOTDIR: the inode is not a directory.
     #[error("not a directory")]
     NotDirectory,
-    /// EISDIR.
+    /// EISDIR: the inode is a directory.
     #[error("is a directory")]
     IsDirectory,
     /// ENOTEMPTY: the directory has entries.
     #[error("directory not empty")]
     NotEmpty,
-    /// ENAMETOOLONG: more than 255 bytes, or a link target of more than 4095.
+    /// ENAMETOOLONG: a name of more than 255 bytes, or a link target of more than 4095.
     #[error("file name too long")]
     NameTooLong,
-    /// EINVAL, with the argument.
+    /// EINVAL. The text says what is wrong.
     #[error("invalid argument: {0}")]
     Invalid(&'static str),
-    /// EBUSY, with the reason.
+    /// EBUSY. The text gives the reason.
     #[error("busy: {0}")]
     Busy(&'static str),
-    /// EPERM, with the operation.
+    /// EPERM. The text names the operation.
     #[error("operation not permitted: {0}")]
     NotPermitted(&'static str),
-    /// EXDEV: a name of an inode would be in another tree, or a tree would move as a directory.
+    /// EXDEV: an inode would get a name in another tree, or the root of a tree would be renamed
+    /// like a directory.
     #[error("the names are in different trees")]
     CrossTree,
-    /// EXDEV: the names are below different limits.
+    /// EXDEV: the two names are below different limits.
     #[error("the names are below different limits")]
     CrossLimit,
-    /// EDQUOT: more than the limit of a directory allows.
+    /// EDQUOT: the operation needs more than the limit of a directory allows.
     #[error("the limit of a directory is reached")]
     OverLimit,
-    /// EMLINK: a file below a directory that is to get a limit has another name outside.
+    /// EMLINK: a directory cannot get a limit, because this file below it has another name outside.
     #[error("file {1:?} (inode {0}) has another name outside of the directory")]
     LinkedOutside(Ino, Arc<str>),
-    /// EMLINK: 65,000 links.
+    /// EMLINK: the inode has 65,000 names already.
     #[error("too many links")]
     TooManyLinks,
-    /// EFBIG: beyond the largest size of a file.
+    /// EFBIG: the range extends beyond the largest size of a file.
     #[error("file too large")]
     FileTooLarge,
-    /// EFBIG: an atomic write of more than this many bytes.
+    /// EFBIG: an atomic write has more than this many bytes.
     #[error("an atomic write has at most {0} bytes")]
     AtomicTooLarge(u64),
     /// ELOOP: a path leads through more than 40 symbolic links.
@@ -70,27 +71,27 @@ pub enum Error {
     /// ENODATA: the inode has no such extended attribute.
     #[error("no such extended attribute")]
     NoXattr,
-    /// E2BIG: a value of more than 64 KiB; of an access control list, or of an image without the
-    /// feature, of more than 4096 bytes.
+    /// E2BIG: the value has more than 64 KiB. For an access control list, or in an image without
+    /// large attributes, the maximum is 4096 bytes.
     #[error("extended attribute value too large")]
     XattrTooLarge,
-    /// EOPNOTSUPP, with the feature.
+    /// EOPNOTSUPP. The text names the feature.
     #[error("operation not supported: {0}")]
     NotSupported(&'static str),
-    /// ENXIO: the offset is beyond the last data or the end of the file.
+    /// ENXIO: the offset is at or beyond the last data or the end of the file.
     #[error("no data or hole after the offset")]
     NoSuchOffset,
-    /// EIO: data that was accepted earlier could not be written to the device.
+    /// EIO: data of this inode that was accepted earlier could not be written to the device.
     #[error("data of inode {0} could not be written back")]
     WriteBack(Ino),
-    /// Any number: a crash test asked for this failure. The engine makes none of these.
+    /// Any errno, injected by a crash test. The engine itself never returns this error.
     #[cfg(feature = "injected")]
     #[error("errno {0}, asked for by a crash test")]
     Injected(i32),
-    /// File data that unmount could not write.
+    /// EIO: file data could not be written before an unmount or close, and is lost.
     #[error("{0}")]
     DataLost(Arc<LostData>),
-    /// The engine's own errors: device, corruption, space, shutdown.
+    /// An error of the lower layers: device, corruption, space, shutdown.
     #[error(transparent)]
     Engine(#[from] kedge_base::Error),
 }
@@ -126,7 +127,8 @@ impl Error {
     }
 }
 
-/// The numbers are Linux's on every system, so std's table for this system is not used.
+/// Maps an errno to a kind. The numbers are those of Linux on every system, so std's own table,
+/// which is that of the host system, cannot be used.
 fn kind_of(errno: i32) -> ErrorKind {
     match errno {
         1 => ErrorKind::PermissionDenied,         // EPERM
@@ -159,20 +161,20 @@ impl From<Error> for std::io::Error {
     }
 }
 
-/// File data that was accepted and could not be written.
+/// File data that was accepted and could not be written to any block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LostData {
     /// Number of files that lost data.
     pub files: u64,
-    /// Lost bytes, in whole pages.
+    /// Number of bytes lost, in whole pages.
     pub bytes: u64,
-    /// Inode and bytes of some of them, in ascending order.
+    /// Inode and lost bytes of up to 16 of these files, in ascending order.
     pub some: Vec<(Ino, u64)>,
 }
 
 impl LostData {
-    /// Number of files that are named.
+    /// The most files that `some` lists.
     pub(crate) const NAMED_MAX: usize = 16;
 }
 

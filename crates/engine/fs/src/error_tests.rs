@@ -1,7 +1,7 @@
 use super::*;
 use std::io;
 
-/// On Linux std knows most of the numbers, and a program may see both.
+/// On Linux std maps most of these numbers itself, and a program may see both mappings.
 #[test]
 #[cfg(target_os = "linux")]
 fn kinds_are_those_that_std_gives_the_same_number() {

@@ -17,9 +17,9 @@ pub(crate) enum Place {
     Hole,
     Written(BlockNo),
     Unwritten(BlockNo),
-    /// Blocks that must not be overwritten, and whether they count as unwritten: bytes that are
-    /// written get other blocks. Another tree or another file uses them too, or the file has
-    /// checksums ([`crate::sums`]).
+    /// Blocks that must not be overwritten, so bytes written here get other blocks. Another tree or
+    /// another file uses the blocks too, or the file has checksums ([`crate::sums`]). The flag:
+    /// whether the blocks are unwritten.
     Shared(BlockNo, bool),
 }
 
@@ -28,12 +28,12 @@ pub(crate) struct Mapping {
     pub first: u64,
     pub blocks: u64,
     pub place: Place,
-    /// The birth of the blocks; 0 of a hole.
+    /// The birth of the blocks; 0 for a hole.
     pub birth: u32,
-    /// Another tree or another file may use the blocks too, so they do not become free just because
-    /// the file gives them up.
+    /// Whether another tree or another file may use the blocks too. The blocks then do not become
+    /// free just because this file gives them up.
     pub others: bool,
-    /// The blocks have counts ([`kedge_format::counts`]).
+    /// Whether the blocks have counts ([`kedge_format::counts`]).
     pub counted: bool,
 }
 
@@ -42,7 +42,7 @@ impl Mapping {
         Mapping { first, blocks, place: Place::Hole, birth: 0, others: false, counted: false }
     }
 
-    /// The part of the run in file blocks `[from, to)`, which overlap it.
+    /// The part of the run in file blocks `[from, to)`, a range that overlaps the run.
     pub(crate) fn part(self, from: u64, to: u64) -> Mapping {
         let first = self.first.max(from);
         let blocks = (self.first + self.blocks).min(to) - first;
@@ -57,9 +57,10 @@ impl Mapping {
     }
 }
 
-/// Up to `max` extents that overlap file blocks `[from, to)`, in order. A record changes several
-/// items one after the other, so the caller holds `wb`, or `io` exclusively and `wb`, or calls this
-/// through [`Inode::between_records`](crate::cache::inode::Inode::between_records).
+/// Returns up to `max` extents that overlap file blocks `[from, to)`, in order. A record changes
+/// several items one after the other. So that it sees no intermediate state, the caller holds `wb`,
+/// or `io` exclusively and `wb`, or calls this through
+/// [`Inode::between_records`](crate::cache::inode::Inode::between_records).
 pub(crate) fn find(
     store: &Store,
     ino: Ino,
@@ -110,7 +111,7 @@ pub(crate) fn find(
 }
 
 /// The number of extents that begin at or after file block `from`, up to `max`. Needs no lock,
-/// because it does not read their contents.
+/// because it does not read the contents of the items.
 pub(crate) fn count(store: &Store, ino: Ino, from: u64, max: usize) -> Result<usize> {
     let mut count = 0;
     let key = |block| Key::new(ino, ItemKind::Extent, block);
@@ -121,7 +122,7 @@ pub(crate) fn count(store: &Store, ino: Ino, from: u64, max: usize) -> Result<us
     Ok(count)
 }
 
-/// The whole of `[first, first + blocks)` of an inode as runs.
+/// Maps file blocks `[first, first + blocks)` of an inode to runs, holes included.
 pub(crate) fn map(store: &Store, inode: &Inode, first: u64, blocks: u64) -> Result<Vec<Mapping>> {
     let (ino, end) = (inode.ino, first + blocks);
     let below = store.births_below(ino);
@@ -139,7 +140,7 @@ pub(crate) fn map(store: &Store, inode: &Inode, first: u64, blocks: u64) -> Resu
         let place = match item.unwritten {
             unwritten if others => Place::Shared(block, unwritten),
             true => Place::Unwritten(block),
-            // Broken on purpose: it is overwritten in place.
+            // Broken on purpose: a block with a checksum is overwritten in place.
             false if inode.has_sums() && !broken::is(Variant::SumsInPlace) => Place::Shared(block, false),
             false => Place::Written(block),
         };
@@ -152,32 +153,32 @@ pub(crate) fn map(store: &Store, inode: &Inode, first: u64, blocks: u64) -> Resu
     Ok(out)
 }
 
-/// A part of a file's extent map that changes, in its old and its new state. [`ExtentSet::emit`]
-/// records the difference.
+/// The extents of a range of a file that an operation changes, in their old and new state.
+/// [`ExtentSet::emit`] records the difference.
 #[derive(Default)]
 pub(crate) struct ExtentSet {
     was: BTreeMap<u64, ExtentItem>,
     now: BTreeMap<u64, ExtentItem>,
-    /// Upper bound on the keys in either state.
+    /// Upper bound on the keys of extents in the old and the new state together.
     keys: usize,
-    /// Extents of lower birth are not freed: another tree uses them.
+    /// Extents of lower birth do not become free: another tree uses them.
     births_below: u32,
 }
 
 /// What [`ExtentSet::remove`] removed.
 #[derive(Default)]
 pub(crate) struct Removed {
-    /// Number of blocks.
+    /// Number of blocks removed.
     pub blocks: u64,
-    /// Those that become free.
+    /// The blocks that become free.
     pub freed: Vec<Extent>,
-    /// Those with counts, which change.
+    /// The blocks whose reference counts must be decremented.
     pub counted: Vec<Extent>,
 }
 
 impl ExtentSet {
-    /// Reads the extents that overlap or touch `[from, to)` into the set. Ranges already in the set
-    /// keep their changes.
+    /// Reads up to `max` extents that overlap or touch `[from, to)` into the set. Extents already
+    /// in the set keep their changes. Returns the number read.
     pub(crate) fn load(&mut self, store: &Store, ino: Ino, from: u64, to: u64, max: usize) -> Result<usize> {
         self.births_below = store.births_below(ino);
         let found = find(store, ino, from.saturating_sub(1), to.saturating_add(1), max)?;
@@ -211,7 +212,7 @@ impl ExtentSet {
         );
     }
 
-    /// Removes `[from, to)`.
+    /// Removes the extents in file blocks `[from, to)`.
     pub(crate) fn remove(&mut self, from: u64, to: u64) -> Removed {
         self.split(from);
         self.split(to);
@@ -234,19 +235,19 @@ impl ExtentSet {
         self.now.last_key_value().map(|(at, item)| at + item.blocks as u64)
     }
 
-    /// Adds an extent to a hole.
+    /// Adds an extent where the map has a hole.
     pub(crate) fn insert(&mut self, at: u64, item: ExtentItem) {
         self.keys += 1;
         self.now.insert(at, item);
     }
 
-    /// Adds new blocks to a hole.
+    /// Adds newly allocated blocks where the map has a hole.
     pub(crate) fn insert_new(&mut self, at: u64, extent: Extent, unwritten: bool, birth: u32) {
         let (start, blocks) = (extent.start, extent.blocks as u32);
         self.insert(at, ExtentItem { start, blocks, unwritten, birth, counted: false });
     }
 
-    /// The extents in `[from, to)`, cut at its ends, with their first file blocks.
+    /// The extents in `[from, to)`, cut at the ends of the range, with their first file blocks.
     pub(crate) fn parts(&self, from: u64, to: u64) -> Vec<(u64, ExtentItem)> {
         let before = self.now.range(..from).next_back();
         let all = before.into_iter().chain(self.now.range(from..to));
@@ -285,7 +286,7 @@ impl ExtentSet {
         }
     }
 
-    /// Moves all extents from `from` on by `by` blocks.
+    /// Moves all extents that begin at or after `from` by `by` blocks.
     pub(crate) fn shift(&mut self, from: u64, by: i64) {
         self.split(from);
         let tail = self.now.split_off(&from);

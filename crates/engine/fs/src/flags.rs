@@ -1,10 +1,9 @@
 //! The operations that an inode's flags forbid. The rules are those of Linux. On a mount the kernel
-//! does not know the flags, so the engine alone enforces them, and the server of the mount refuses
-//! opens.
+//! does not know the flags, so the engine enforces them, and the FUSE server refuses opens.
 //!
 //! A flag is in force when the call that sets it returns, because it is set under the locks under
 //! which the forbidden operations check it. The exception is an fallocate of many steps that began
-//! earlier: it is finished.
+//! earlier: it continues to its end.
 
 use crate::error::{Error, Result};
 use kedge_format::{FileFlags, InodeCore};
@@ -15,7 +14,7 @@ fn refuse(core: &InodeCore, flags: FileFlags, what: &'static str) -> Result<()> 
     if core.file_flags().has(flags) { Err(Error::NotPermitted(what)) } else { Ok(()) }
 }
 
-/// Checks a change of size, mode, owner, explicit times, extended attributes, or of a name of the
+/// Checks a change of size, mode, owner, explicit times or extended attributes, or of a name of the
 /// inode.
 pub(crate) fn check_change(core: &InodeCore) -> Result<()> {
     refuse(core, FIXED | FileFlags::APPEND, "the file is immutable or append-only")

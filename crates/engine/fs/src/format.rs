@@ -1,4 +1,4 @@
-//! Makes an image, and recognises the previous contents of a device.
+//! Makes an image, and identifies the previous contents of a device.
 
 use crate::claim::Claim;
 use crate::error::Result;
@@ -33,15 +33,15 @@ impl Draw {
         }
     }
 
-    /// Six bits of a random uuid are fixed; in a second uuid, rotated by half, they are at other
-    /// places.
+    /// Draws a secret from two uuids. Six bits of a random uuid are fixed; the second uuid is
+    /// rotated by half, so that its fixed bits fall on random bits of the first.
     fn secret(&mut self) -> LogSecret {
         let [a, b] = [(); 2].map(|()| self.uuid().as_u128());
         LogSecret((a ^ b.rotate_left(64)).to_le_bytes())
     }
 }
 
-/// The present contents of the device.
+/// Identifies the present contents of the device.
 fn content(device: &dyn Device) -> Result<Content> {
     let bytes = device.geometry().size.min(HEAD_BYTES as u64) as usize;
     let mut head = IoBuf::zeroed(bytes / BLOCK_SIZE);

@@ -4,18 +4,19 @@
 //! argument.
 //!
 //! # Why nothing is dirty in a frozen file system
-//! The sync with the first door closed writes everything dirty, and everything that is in flight
-//! and may fail. Only a change makes something dirty again, and none is inside. The sync returns
-//! the error of a write that failed, and the freeze is given up. Log-resident data, which a sync
-//! leaves in the log, is written by the checkpoint before its cut; the second door keeps other
-//! threads from writing it after the cut.
+//! The sync after the first door is closed writes everything dirty, and everything in flight that
+//! may fail. Only a change makes something dirty again, and no change is inside. If a write fails,
+//! the sync returns its error, and the freeze ends. Log-resident data, which a sync leaves in the
+//! log, is written by the checkpoint before its cut; the second door keeps other threads from
+//! writing it after the cut.
 
 use crate::core::Fs;
 use crate::error::{Error, Result};
 use crate::gate::{Door, Phase};
 use kedge_store::{CheckpointCause, ForceCause};
 
-/// Opens the gate on drop, also after a panic, and then does the deferred work.
+/// When dropped, also after a panic, opens the gate. Then deletes the inodes that were unpinned
+/// meanwhile.
 pub(crate) struct Reopen<'a>(pub &'a Fs);
 
 impl Drop for Reopen<'_> {
@@ -44,7 +45,7 @@ impl Fs {
         let store = self.engine().store();
         store.check_alive()?;
         if !store.is_read_only() {
-            // Most of the work, while operations run.
+            // The first sync does most of the work while operations continue.
             self.syncer().sync(ForceCause::Sync)?;
             store.checkpoint(CheckpointCause::Request)?;
         }
@@ -52,19 +53,20 @@ impl Fs {
         let reopen = Reopen(self);
         self.settle()?;
         gate.set_frozen(self.engine().now().sec);
-        // A shutdown before this point did not find the gate frozen, and did not open it.
+        // A shutdown before this point found the gate not frozen yet, and did not open it.
         store.check_alive()?;
         std::mem::forget(reopen);
         Ok(())
     }
 
-    /// The part of a freeze with the first door closed.
+    /// Writes everything, closes the second door and makes the clean checkpoint. The first door is
+    /// closed.
     fn settle(&self) -> Result<()> {
         self.settle_data()?;
         Ok(self.engine().store().freeze()?)
     }
 
-    /// With the first door closed: writes everything dirty, and closes the second door.
+    /// Writes everything dirty, and closes the second door. The first door is closed.
     pub(crate) fn settle_data(&self) -> Result<()> {
         let store = self.engine().store();
         if !store.is_read_only() {
@@ -72,7 +74,8 @@ impl Fs {
         }
         self.engine().gate().shut(Door::Work);
         if self.writeback().dirty_inodes() > 0 {
-            // A write without a waiter has failed between the doors.
+            // A write for which no thread waits has failed between the first sync and the second
+            // door.
             self.syncer().sync(ForceCause::Sync)?;
         }
         Ok(())
@@ -80,8 +83,8 @@ impl Fs {
 
     pub(crate) fn thaw(&self) -> Result<()> {
         let gate = self.engine().gate();
-        // The thread that frees deleted trees, another freeze or a resize may hold the lock for the
-        // moment in which it finds that the file system is frozen.
+        // The lock may be held by the thread that frees deleted trees, by another freeze or by a
+        // resize. They hold it only until they find that the file system is frozen.
         let frozen = || gate.phase() == Phase::Frozen;
         let Some(_single) = frozen().then(|| gate.single()).filter(|_| frozen()) else {
             // A shutdown has ended the freeze; its error is returned.
@@ -92,15 +95,16 @@ impl Fs {
         let reopen = Reopen(self);
         let store = self.engine().store();
         let thawed = store.thaw();
-        // Without a device the waiting changes get the error. Without space on the image's host the
-        // file system stays frozen: the image is still marked clean.
+        // If the device failed, the gate opens and the waiting changes get the error. If the
+        // image's host has no space, the file system stays frozen: the image is still marked clean.
         if thawed.is_err() && store.check_alive().is_ok() {
             std::mem::forget(reopen);
         }
         Ok(thawed?)
     }
 
-    /// At a shutdown: the changes that wait for the end of the freeze fail.
+    /// Called at a shutdown. Opens the gate of a frozen file system, so that the waiting changes
+    /// fail.
     pub(crate) fn stop_waiting(&self) {
         self.engine().gate().open_if_frozen();
     }

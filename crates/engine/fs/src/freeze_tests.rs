@@ -4,8 +4,8 @@ use crate::{FileSystem, Owner};
 use kedge_base::{Clock, Ino, SystemClock};
 use std::time::Duration;
 
-/// The turn of a flusher has left the gate before its panic is handled, so a freeze may have
-/// completed.
+/// A flusher that panics has left the gate before its panic is handled, so a freeze may have
+/// completed in between.
 #[test]
 fn a_panic_of_a_flusher_ends_a_freeze() {
     let fs = FileSystem::in_memory(32 << 20).unwrap();
@@ -15,7 +15,7 @@ fn a_panic_of_a_flusher_ends_a_freeze() {
     assert_eq!(fs.create(Ino::ROOT, b"a", 0o644, Owner::default()).unwrap_err().errno(), 5);
 }
 
-/// The thread that frees deleted trees takes the lock, and finds the file system frozen.
+/// The test holds the lock as the thread that frees deleted trees does until it finds the freeze.
 #[test]
 fn a_thaw_waits_for_a_thread_that_finds_the_freeze() {
     let fs = FileSystem::in_memory(32 << 20).unwrap();
@@ -30,7 +30,7 @@ fn a_thaw_waits_for_a_thread_that_finds_the_freeze() {
         }
     });
     began.recv().unwrap();
-    // Without the wait the thaw has failed by now, or fails.
+    // If the thaw did not wait for the lock, it would fail during this time.
     SystemClock::default().sleep(Duration::from_millis(20));
     drop(held);
     thaw.unwrap().join().unwrap().unwrap();

@@ -1,12 +1,12 @@
 //! The gate that a freeze closes: it admits changes to the file system, or makes them wait.
 //!
 //! There are two [`Door`]s. *Changes* are the operations that change something. *Work* makes
-//! changes durable: fsync, sync, the turns of the flusher threads. A freeze closes the first door,
-//! makes everything durable, and closes the second ([`crate::freeze`]).
+//! changes durable: fsync, sync, the flusher threads. A freeze closes the first door, makes
+//! everything durable, and closes the second ([`crate::freeze`]).
 //!
 //! # Cost
-//! Entry counts are striped by thread. To enter takes an addition in a cache line of the thread's
-//! stripe and a load of the phase, a read-mostly word; to leave takes another addition and load.
+//! Entry counts are striped by thread. Entering takes an addition in a cache line of the thread's
+//! stripe, and a load of the phase, a read-mostly word. Leaving takes another addition and load.
 //!
 //! # Why a freeze overlooks no entrant
 //! An entrant increments its stripe, then loads the phase; a freezer stores the phase, then reads
@@ -14,10 +14,10 @@
 //! phase and leaves again, or the freezer sees the count and waits until it is zero.
 //!
 //! # Why no thread waits forever
-//! The gate is the outermost lock: a thread that waits at it holds no other, so a thread inside
-//! never waits for a thread outside. A thread inside may enter again ([`Gate::change`]) without a
-//! check of the phase. A shutdown and a close open the gate; the operations that waited then fail
-//! by themselves.
+//! The gate is the outermost lock: a thread that waits at it holds no other lock, so a thread
+//! inside never waits for a thread outside. A thread inside may enter again ([`Gate::change`])
+//! without a check of the phase. A shutdown and a close open the gate; the operations that waited
+//! then fail by themselves.
 
 use kedge_base::atomic::Ordering::SeqCst;
 use kedge_base::atomic::{AtomicU8, AtomicU64};
@@ -28,7 +28,7 @@ use std::cell::Cell;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-/// The operations that a freeze excludes.
+/// A class of operations that the gate admits or stops.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Door {
     Change,
@@ -42,9 +42,9 @@ pub(crate) enum Phase {
     Open,
     /// Changes wait. Dirty data is being written.
     Closing,
-    /// Work waits too. Nothing is dirty.
+    /// Work waits too. No data is dirty.
     Settling,
-    /// Nothing is dirty, and no thread writes.
+    /// The freeze is complete: no data is dirty, and no thread writes.
     Frozen,
 }
 
@@ -52,10 +52,10 @@ impl Phase {
     const ALL: [Phase; 4] = [Phase::Open, Phase::Closing, Phase::Settling, Phase::Frozen];
 }
 
-/// Called when changes continue.
+/// A function that is called when changes continue.
 pub type Thawed = Box<dyn FnOnce() + Send>;
 
-/// A count, on cache lines of its own.
+/// One entry count, on cache lines of its own.
 #[repr(align(128))]
 #[derive(Default)]
 struct Lane(AtomicU64);
@@ -64,9 +64,9 @@ struct Lane(AtomicU64);
 struct State {
     /// Start of the freeze, in seconds since 1970.
     since: Option<i64>,
-    /// No further freeze is allowed.
+    /// Whether further freezes are refused.
     ended: bool,
-    /// Calls to make at the thaw, for changes that wait without a thread.
+    /// Functions to call at the thaw, for changes that wait without a thread.
     later: Vec<Thawed>,
 }
 
@@ -77,23 +77,23 @@ pub(crate) struct Gate {
     state: Mutex<State>,
     /// Signalled when the phase changes, and when a thread leaves.
     changed: Condvar,
-    /// One freeze, thaw or close at a time.
+    /// Held by a freeze, thaw or close, so that one runs at a time.
     single: Mutex<()>,
 }
 
 thread_local! {
-    /// The address of the gate that this thread has entered with a change; 0 for none.
+    /// The address of the gate in which this thread makes a change; 0 for none.
     static ENTERED: Cell<usize> = const { Cell::new(0) };
 }
 
-/// A thread inside the gate.
+/// The right of a thread inside the gate to make a change. Dropping it leaves the gate.
 #[must_use]
 pub(crate) struct Entrant<'a> {
     gate: &'a Gate,
-    /// The stripe, and the gate that the thread had entered before. `None` if the thread was inside
-    /// already.
+    /// The stripe in which the entry is counted, and the gate in which the thread was before.
+    /// `None` if the thread was inside this gate already.
     counted: Option<(usize, usize)>,
-    /// Not sent: the thread that entered must leave.
+    /// Makes the type not `Send`: the thread that entered must leave.
     _stays: PhantomData<*const ()>,
 }
 
@@ -106,7 +106,8 @@ impl Drop for Entrant<'_> {
     }
 }
 
-/// Work that continues after its caller's thread has returned.
+/// The right to do work inside the gate, which may continue after the caller's thread has returned.
+/// Dropping it leaves the gate.
 #[must_use]
 pub(crate) struct Working {
     gate: Arc<Gate>,
@@ -119,8 +120,8 @@ impl Drop for Working {
     }
 }
 
-/// Panics in debug builds if the calling thread holds a lock, even while the gate is open, so that
-/// every test would notice.
+/// Panics in debug builds if the calling thread holds a lock. Checks even while the gate is open,
+/// so that every test would fail.
 fn assert_outermost() {
     if cfg!(debug_assertions) {
         drop(Mutex::new(Rank::Freeze, ()).lock());
@@ -174,7 +175,7 @@ impl Gate {
         }
     }
 
-    /// Whether the calling thread is inside with a change.
+    /// Whether the calling thread is making a change inside this gate.
     pub(crate) fn has_entered(&self) -> bool {
         ENTERED.get() == self.address()
     }
@@ -205,7 +206,7 @@ impl Gate {
         }
     }
 
-    /// Enters for a change that can be skipped. May be called with locks held.
+    /// Enters for a change that can be skipped: `None` in a freeze. May be called with locks held.
     pub(crate) fn try_change(&self) -> Option<Entrant<'_>> {
         if self.has_entered() {
             return Some(Entrant { gate: self, counted: None, _stays: PhantomData });
@@ -213,8 +214,8 @@ impl Gate {
         self.try_count(Door::Change).map(|lane| self.changing(lane))
     }
 
-    /// Enters for a change whose thread must not wait. `None` in a freeze; the function that
-    /// `later` returns is then called when changes continue.
+    /// Enters for a change, without waiting. `None` in a freeze; the function that `later` returns
+    /// is then called when changes continue.
     pub(crate) fn change_or(&self, later: impl FnOnce() -> Option<Thawed>) -> Option<Entrant<'_>> {
         loop {
             if let Some(lane) = self.try_count(Door::Change) {
@@ -228,8 +229,8 @@ impl Gate {
         }
     }
 
-    /// Enters for work, which may continue in another thread. `None` if frozen, when there is
-    /// nothing to do. Waits while a freeze is about to complete. The caller holds no lock.
+    /// Enters for work, which may continue in another thread. Waits while a freeze is about to
+    /// complete. `None` if the freeze is complete: nothing is dirty then. The caller holds no lock.
     pub(crate) fn work(self: &Arc<Self>) -> Option<Working> {
         assert_outermost();
         loop {
@@ -246,7 +247,7 @@ impl Gate {
         }
     }
 
-    /// Enters for work without a caller. `None` during a freeze, complete or not.
+    /// Enters for work for which no caller waits. `None` from the start of a freeze to its end.
     pub(crate) fn try_work(self: &Arc<Self>) -> Option<Working> {
         if self.phase() != Phase::Open {
             return None;
@@ -269,7 +270,8 @@ impl Gate {
         };
         let mut state = self.state.lock();
         self.phase.store(phase as u8, SeqCst);
-        // Lane by lane: once a count was zero, only a thread that leaves again at once raises it.
+        // One lane after the other suffices: once a count was zero, only a thread that finds the
+        // door closed and leaves again raises it.
         for lane in &self.inside[door as usize] {
             while lane.0.load(SeqCst) > 0 {
                 self.changed.wait(&mut state);
@@ -317,7 +319,7 @@ impl Gate {
         self.state.lock().ended
     }
 
-    /// Approximate number of changes inside.
+    /// Approximate number of changes inside the gate.
     #[cfg(test)]
     pub(crate) fn changes_inside(&self) -> u64 {
         self.inside[Door::Change as usize].iter().map(|lane| lane.0.load(SeqCst)).sum()

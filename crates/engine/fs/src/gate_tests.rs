@@ -18,7 +18,7 @@ fn who_is_inside_is_waited_for_and_may_enter_again() {
         let _outer = inner.change();
         entered.send(()).unwrap();
         left.recv().unwrap();
-        // The door is shut at this point. A wait here would be a wait for itself.
+        // The door is closed here. If this entry waited, the thread would wait for itself.
         drop(inner.change());
         assert!(inner.try_change().is_some());
         assert_eq!(inner.changes_inside(), 1, "counted once");
@@ -64,7 +64,7 @@ fn what_waits_goes_on_once() {
     assert!(gate.change_or(later).is_some() && gate.try_work().is_some());
 }
 
-/// Changes and work of many threads; while both doors are shut, no thread is inside.
+/// Many threads make changes and do work. While both doors are closed, no thread is inside.
 #[test]
 fn nobody_is_inside_a_shut_gate() {
     const ROUNDS: usize = 200;

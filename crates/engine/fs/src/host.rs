@@ -1,28 +1,28 @@
 //! An image file whose host file system is full.
 //!
-//! The image is sparse: a block that was never written has no place on the host yet, and the first
-//! write to it may fail with ENOSPC although the image has room. Bytes that were accepted before
+//! The image is sparse: the host has no block yet for a block that was never written, and the first
+//! write to it may fail with ENOSPC although the image has space. Bytes that were accepted before
 //! stay dirty and are retried, as after any failed write (`writeback`). This module stops the
 //! acceptance of more such bytes: a write into a hole of a file, which needs a block, fails with
-//! ENOSPC where the program sees the error, at write(2). Without that, memory would fill with bytes
-//! that no fsync can save, until the file system shuts down. Refusing overwrites too would be
-//! wrong, since their blocks have a place.
+//! ENOSPC at write(2), where the program sees the error. Without that, memory would fill with bytes
+//! that no fsync can save, until the file system shuts down. Overwrites are not refused, since the
+//! host has their blocks.
 //!
-//! The state ends when the host has room for everything dirty, or when nothing is dirty any longer.
-//! The second may happen on a full host too: files deleted inside the image have left blocks that
-//! the host has already allocated, and the retries find them. A device that does not know its host
-//! (a thin volume) never refuses here.
+//! The state ends when the host has space for everything dirty, or when nothing is dirty any
+//! longer. The second can happen on a full host too: files deleted inside the image leave blocks
+//! that the host has already allocated, and the retries use them. With a device that does not know
+//! its host (a thin volume) no write is refused here.
 
 use crate::engine::Engine;
 use kedge_base::atomic::Ordering::Relaxed;
 use kedge_base::{BLOCK_SIZE, Error};
 
-/// Free space on the host, besides that for dirty data, from which on writes are accepted again:
-/// tree nodes and the other writers of the host need some too.
+/// Writes are accepted again when the host has this much free space, in bytes, besides that for
+/// dirty data. Tree nodes and other users of the host need some too.
 pub(crate) const SPARE_BYTES: u64 = 4 << 20;
 
 impl Engine {
-    /// Records that a write of file data failed with this error.
+    /// Records the error of a failed write of file data, if it is that of a full host.
     pub(crate) fn note_host_error(&self, e: &Error) {
         if e.is_host_full() && !self.host_full.swap(true, Relaxed) {
             tracing::error!(
@@ -32,13 +32,13 @@ impl Engine {
         }
     }
 
-    /// Whether a write has met a full host, and no check has found space since.
+    /// Whether a write has failed because of a full host, and no check has found space since.
     pub(crate) fn knows_host_full(&self) -> bool {
         self.host_full.load(Relaxed)
     }
 
-    /// Whether the host has no space for new blocks, beside those for `dirty_pages`. Costs a system
-    /// call only while the host is full.
+    /// Whether the host has no space for new blocks, besides those for `dirty_pages`. Makes a
+    /// system call only while the host is known to be full.
     pub(crate) fn host_is_full(&self, dirty_pages: i64) -> bool {
         if !self.host_full.load(Relaxed) {
             return false;

@@ -65,7 +65,7 @@
 //! 7. `names`: directories and attributes;
 //! 8. `core`: the parts together;
 //! 9. what uses all of them: `discard`, `freeze`, `limits`, `report`, `resize`, `trees`;
-//! 10. `api`, and with it `handles`, the second interface, `moment` and `receive`, which compare
+//! 10. `api`; with it `handles`, the second interface, and `moment` and `receive`, which compare
 //!     and make trees.
 //!
 //! # Examples
@@ -116,7 +116,7 @@ pub use error::{Done, Error, LostData, Result};
 pub use gate::Thawed;
 pub use handles::{AtomicWrite, Dir, Entry, File, OpenOptions, ReadDir};
 pub use kedge_base::{Clock, Ino, ManualClock, SystemClock, Timespec};
-/// The devices on which an image can be: files and block devices, memory, the network, and
+/// The devices on which an image can be stored: files and block devices, memory, the network, and
 /// simulators for tests.
 pub use kedge_device as device;
 #[doc(hidden)]

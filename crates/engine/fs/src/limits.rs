@@ -1,20 +1,20 @@
-//! Limits of directory trees: see [`kedge_format::limits`] for what is stored, and
-//! `kedge_store` for how it is counted.
+//! Limits of directory trees. [`kedge_format::limits`] describes what is stored, `kedge_store` how
+//! it is counted.
 //!
 //! # Setting
-//! A directory gets its limit at a moment at which no operation changes anything and nothing is
-//! dirty, as a fork does. Every inode at or below the directory then gets the limit's number,
-//! except those below a directory that has a limit of its own: such a limit is then inside the new
-//! one. The numbers are assigned in records of bounded length, between two checkpoints: the first
-//! makes the limit without a maximum, the second sets the maximum. After a crash in between, the
-//! call can be made again.
+//! A directory gets its limit while changes are stopped and nothing is dirty, as for a fork. Every
+//! inode at or below the directory gets the limit's number, except those below a directory with a
+//! limit of its own: that limit is then inside the new one. The numbers are assigned in records of
+//! bounded length, between two checkpoints: the first makes the limit without a maximum, the second
+//! sets the maximum. After a crash in between, the call can be repeated.
 //!
-//! A file with a name outside of the directory would count for what its users cannot see, so the
-//! call is refused. Later, links and renames between limits fail with EXDEV.
+//! A file with another name outside of the directory would count for a limit whose users may not
+//! see it. So the call is refused if there is such a file. Later, links and renames between limits
+//! fail with EXDEV.
 //!
 //! # Removing
-//! A limit without a maximum refuses nothing. It stays in the table, so that the inodes below it
-//! need not be visited, and goes with its directory.
+//! A limit without a maximum refuses nothing. It stays in the table, so that the inodes below the
+//! directory need not be visited, and is removed with the directory.
 
 use crate::cache::commit::{commit_only, lock_metas};
 use crate::cache::inode::Inode;
@@ -32,10 +32,10 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
-/// Inodes to which one record assigns a number.
+/// The most inodes to which one record assigns a number.
 const ASSIGNED_AT_ONCE: usize = 64;
 
-/// What may be used at and below a directory, and what is.
+/// The limit of a directory: what may be used at and below the directory, and what is used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Limit {
@@ -43,13 +43,13 @@ pub struct Limit {
     pub dir: Ino,
     /// The nearest directory above that has a limit of its own, in the same tree.
     pub inside: Option<Ino>,
-    /// Most bytes of file data, in whole blocks.
+    /// Maximum of bytes of file data, in whole blocks. `None`: no maximum.
     pub bytes_max: Option<u64>,
-    /// Most files, directories and other inodes, the directory itself included.
+    /// Maximum of files, directories and other inodes, including the directory itself.
     pub files_max: Option<u64>,
     /// Bytes in use, or promised to data that was accepted.
     pub bytes: u64,
-    /// Inodes in use, deleted ones that are still open included.
+    /// Inodes in use, including deleted ones that are still open.
     pub files: u64,
 }
 
@@ -57,14 +57,14 @@ pub struct Limit {
 /// it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct SetLimit {
-    /// Most bytes of file data, rounded down to whole blocks of 4 KiB.
+    /// Maximum of bytes of file data; rounded down to whole blocks of 4 KiB.
     pub bytes: Option<Option<u64>>,
-    /// Most inodes, the directory included.
+    /// Maximum of inodes, including the directory itself.
     pub files: Option<Option<u64>>,
 }
 
 impl SetLimit {
-    /// The new maxima, in blocks and inodes.
+    /// Sets the new maxima in `entry`, in blocks and inodes. Fails if one is too small.
     fn apply(self, entry: &mut LimitEntry) -> Result<()> {
         const TOO_SMALL: Error = Error::Invalid("a limit is at least a block of 4096 bytes, and one file");
         let most = kedge_format::BLOCKS_MAX;
@@ -83,16 +83,16 @@ fn has_max(entry: &LimitEntry) -> bool {
     entry.blocks_max.is_some() || entry.inodes_max.is_some()
 }
 
-/// A directory below which numbers are assigned.
+/// What is at and below a directory that gets a limit.
 struct Below {
-    /// Its own inode and all others, in the order in which they were found.
+    /// The inodes that get the number: the directory itself, and all others as they were found.
     inodes: Vec<Ino>,
-    /// Limits of directories on the way.
+    /// The limits of directories below, which the new limit will contain.
     nested: Vec<LimitId>,
 }
 
 impl Fs {
-    // ----- what there is -----
+    // ----- queries -----
 
     fn shown(&self, state: &LimitState) -> Limit {
         let store = self.engine().store();
@@ -111,7 +111,7 @@ impl Fs {
 
     pub(crate) fn limits(&self) -> Vec<Limit> {
         let limits = self.engine().store().limits();
-        // One without inodes is that of a deleted directory, which the next checkpoint removes.
+        // A limit without inodes belongs to a deleted directory. The next checkpoint removes it.
         let is_shown = |limit: &&LimitState| has_max(&limit.entry) && limit.entry.inodes > 0;
         limits.iter().filter(is_shown).map(|limit| self.shown(limit)).collect()
     }
@@ -132,7 +132,7 @@ impl Fs {
         Ok(limit.map(|limit| self.shown(&limit)))
     }
 
-    /// `all` as it looks from a directory: no more than its limits leave.
+    /// Lowers the values of `all` to what the limits that apply to an inode leave.
     pub(crate) fn statfs_at(&self, ino: Ino, all: StatFs) -> Result<StatFs> {
         let store = self.engine().store();
         if !store.has_limits() {
@@ -173,7 +173,7 @@ impl Fs {
             }
             let store = self.engine().store();
             let there = store.limit_of_dir(dir).and_then(|id| store.limit(id));
-            // One without a maximum may be left from a crash while numbers were assigned.
+            // A limit without a maximum may be left from a crash during the assignment of numbers.
             match there.filter(|limit| has_max(&limit.entry)) {
                 Some(LimitState { id, mut entry, .. }) => {
                     change.apply(&mut entry)?;
@@ -187,7 +187,8 @@ impl Fs {
         Ok(self.shown(&limit))
     }
 
-    /// Makes a limit, and assigns it to everything below the directory. Nothing changes meanwhile.
+    /// Makes a limit, and assigns its number to everything below the directory. Changes are
+    /// stopped.
     fn assign(&self, dir: &Inode, change: SetLimit) -> Result<LimitId> {
         let store = self.engine().store();
         let parent = self.limit_above(dir)?;
@@ -209,7 +210,7 @@ impl Fs {
         Ok(id)
     }
 
-    /// The number of the limit around a directory; 0 for the root of a tree.
+    /// The number of the limit that applies to the directory's parent; 0 for the root of a tree.
     fn limit_above(&self, dir: &Inode) -> Result<u32> {
         if dir.ino == Ino::ROOT || self.engine().store().is_tree_root(dir.ino) {
             return Ok(0);
@@ -218,7 +219,7 @@ impl Fs {
         Ok(self.inodes().get(parent)?.meta.lock().core.limit)
     }
 
-    /// Levels of limits from this one on downwards.
+    /// The greatest number of limits inside one another, from this one down.
     fn height(&self, id: LimitId) -> usize {
         let store = self.engine().store();
         let own = store.limit_depth(id);
@@ -237,12 +238,13 @@ impl Fs {
         1 + deepest.unwrap_or(own) - own
     }
 
-    /// Lists what gets the number of the directory's limit. Refuses a file with another name
-    /// outside.
+    /// Lists the inodes that get the number of the directory's limit. Fails if one of them is a
+    /// file with another name outside.
     fn below(&self, dir: Ino) -> Result<Below> {
         let store = self.engine().store();
         let mut below = Below { inodes: vec![dir], nested: Vec::new() };
-        // Names missing of files with several, and one of those that were found.
+        // For files with several names: how many names have not been found yet, and one that was
+        // found.
         let mut missing: BTreeMap<Ino, (u32, Vec<u8>)> = BTreeMap::new();
         let mut dirs = vec![dir];
         while let Some(at) = dirs.pop() {
@@ -299,7 +301,7 @@ impl Fs {
         }
     }
 
-    /// Gives the inodes the number of the limit, in records of bounded length.
+    /// Assigns the number of the limit to the inodes, in records of bounded length.
     fn assign_all(&self, id: LimitId, below: &Below) -> Result<()> {
         for part in below.inodes.chunks(ASSIGNED_AT_ONCE) {
             let handle = self.engine().begin(Need::record(Class::Normal).patches(part.len()))?;

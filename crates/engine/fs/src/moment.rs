@@ -1,7 +1,7 @@
-//! Trees as they were at one moment ([`TreeMoment`]), and what has changed between two.
+//! Trees as they were at one moment ([`TreeMoment`]), and the changes between two moments.
 //!
-//! A moment is read beside all changes of its tree. While one is in use, the space of deleted trees
-//! is not freed: [`kedge_store`] says why that suffices.
+//! A moment is read while its tree changes. While a moment is in use, the space of deleted trees is
+//! not freed; [`kedge_store`] says why that suffices.
 
 use crate::api::FileSystem;
 use crate::core::Fs;
@@ -21,15 +21,15 @@ use std::sync::atomic::Ordering::SeqCst;
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
 
-/// A tree as it was at one moment, whatever is changed meanwhile. Inodes have the numbers within
-/// the tree ([`Ino::local`]): those of a fork and of its source are the same.
+/// A tree as it was at one moment. Later changes do not affect it. Inodes have their numbers within
+/// the tree ([`Ino::local`]), which are the same in a fork and in its source.
 #[derive(Clone)]
 pub struct TreeMoment {
     pin: Arc<Pin>,
     moment: Moment,
 }
 
-/// Keeps what moments need until all of them are dropped.
+/// Delays the freeing of deleted trees until all moments that share it are dropped.
 struct Pin {
     fs: FileSystem,
     nodes: Nodes,
@@ -44,23 +44,24 @@ impl Drop for Pin {
     }
 }
 
-/// What a range of a file holds.
+/// What a range of a file contains.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RangeKind {
-    /// Bytes.
+    /// Data.
     Data,
-    /// Space that was reserved and not written: it reads as zeros.
+    /// Allocated blocks that were not written: they read as zeros.
     Unwritten,
-    /// No space: it reads as zeros.
+    /// No blocks: the range reads as zeros.
     Hole,
 }
 
-/// A difference between two moments. All that concerns an inode comes together, first
-/// [`TreeChange::Inode`]; inodes come in the order of their numbers. Inodes without a name are left
-/// out. A number that means two inodes ([`TreeMoment::same_below`]) is first gone, then new.
+/// A difference between two moments. All changes of an inode come together, [`TreeChange::Inode`]
+/// first; inodes come in the order of their numbers. Inodes without a name are left out. If a
+/// number means different inodes at the two moments ([`TreeMoment::same_below`]), the old one is
+/// reported gone, then the other one new.
 #[derive(Clone, Copy, Debug)]
 pub enum TreeChange<'a> {
-    /// The inode's attributes, or other contents of it, are new, gone or have changed.
+    /// An inode is new or gone, or its attributes or other contents have changed.
     Inode {
         /// The inode.
         ino: Ino,
@@ -69,60 +70,60 @@ pub enum TreeChange<'a> {
         /// `None` if it is gone.
         after: Option<Attr>,
     },
-    /// An extended attribute of an inode that is not gone.
+    /// An extended attribute has changed, of an inode that is not gone.
     Xattr {
         /// The inode.
         ino: Ino,
-        /// With its namespace.
+        /// The name, with its namespace.
         name: &'a [u8],
-        /// The value before; `None` for none.
+        /// The value before; `None` if the attribute did not exist.
         before: Option<&'a [u8]>,
-        /// The value now.
+        /// The value now; `None` if the attribute does not exist any more.
         after: Option<&'a [u8]>,
     },
-    /// The target of a symbolic link that is new.
+    /// The target of a new symbolic link.
     Target {
         /// The symbolic link.
         ino: Ino,
-        /// Where it leads.
+        /// The target.
         target: &'a [u8],
     },
-    /// A name in a directory refers to another inode, or is new or gone.
+    /// A name in a directory is new or gone, or refers to another inode.
     Entry {
         /// The directory.
         dir: Ino,
         /// The name.
         name: &'a [u8],
-        /// The inode to which the name referred before, and its type. `None`: there was no such
-        /// name.
+        /// The inode and its type to which the name referred before; `None` if the name did not
+        /// exist.
         before: Option<(Ino, FileKind)>,
-        /// The same now.
+        /// The inode and its type to which the name refers now; `None` if the name is gone.
         after: Option<(Ino, FileKind)>,
     },
-    /// A range of a file, in whole blocks, is in other blocks than before. Its bytes may be those
-    /// that it had.
+    /// A range of a file, in whole blocks, is in other blocks than before. Its bytes may still be
+    /// the same.
     Data {
         /// The file.
         ino: Ino,
-        /// The first byte.
+        /// Offset of the first byte.
         offset: u64,
-        /// Bytes.
+        /// Length in bytes.
         len: u64,
-        /// What the range holds now.
+        /// What the range contains now.
         kind: RangeKind,
     },
 }
 
-/// Receives changes until it breaks.
+/// Receives changes until it returns a break.
 pub type OnChange<'a> = dyn FnMut(TreeChange<'_>) -> Result<ControlFlow<()>> + 'a;
 
-/// Receives names: the directory, the name, the inode, and its type.
+/// Receives names until it returns a break: the directory, the name, the inode, and its type.
 pub type OnName<'a> = dyn FnMut(Ino, &[u8], Ino, FileKind) -> ControlFlow<()> + 'a;
 
-/// Receives items until it breaks.
+/// Receives items until it returns a break.
 type OnItem<'a> = dyn FnMut(Key, &[u8]) -> Result<ControlFlow<()>> + 'a;
 
-/// Receives ranges of file blocks, with what they hold.
+/// Receives ranges of file blocks, `[first, end)` and their contents, until it returns a break.
 type OnRange<'a> = dyn FnMut(u64, u64, RangeKind) -> Result<ControlFlow<()>> + 'a;
 
 impl Fs {
@@ -141,9 +142,9 @@ impl Fs {
 }
 
 impl FileSystem {
-    /// The trees with these roots, all as they are at one moment. A tree that has changed since it
-    /// was last forked takes the time of a fork; others take none. The space of deleted trees is
-    /// not freed until the moments are dropped.
+    /// Returns the trees with these roots, all as they are at the same moment. For a tree that has
+    /// changed since its last fork this takes as long as a fork. The space of deleted trees is not
+    /// freed until all returned moments are dropped.
     ///
     /// # Errors
     /// EINVAL: a directory is not the root of a tree. Others as for [`FileSystem::fork`].
@@ -158,13 +159,13 @@ fn corrupt(what: String) -> Error {
     kedge_base::Error::corrupt(CorruptKind::Item, BlockNo(0), what).into()
 }
 
-/// A core as an attribute of an inode that has a name.
+/// The attributes of an inode with this core; `None` if the inode has no name.
 fn named(ino: Ino, core: Option<InodeCore>) -> Option<Attr> {
     let core = core.filter(|core| core.nlink > 0)?;
     Some(Attr::from_core(ino, &core, core.kind()?))
 }
 
-/// Passes what fails in a callback of the store on.
+/// Passes an error of this crate through a callback of the store, which knows only its own errors.
 struct Failed(Option<Error>);
 
 impl Failed {
@@ -184,14 +185,15 @@ impl Failed {
 }
 
 impl TreeMoment {
-    /// The address and generation of the root node. No other state of the image's trees, earlier or
-    /// later, has both.
+    /// The address and generation of the root node. Together they identify the state: no other
+    /// state of any tree of the image, earlier or later, has the same pair.
     pub fn root_node(&self) -> (u64, u64) {
         self.moment.root()
     }
 
-    /// If one tree was forked from the other, or both from a third: inodes with numbers below this
-    /// are the same in both. Higher numbers may mean two inodes.
+    /// The end of the inode numbers that mean the same inode in both trees: numbers below the
+    /// result were given out before the trees separated. Higher numbers may mean two inodes. `None`
+    /// if the trees have no common origin.
     pub fn same_below(&self, other: &TreeMoment) -> Option<Ino> {
         self.pin.fs.fs.engine().store().same_below(&self.moment, &other.moment)
     }
@@ -214,18 +216,18 @@ impl TreeMoment {
         Ok(core)
     }
 
-    /// The attributes of an inode that has a name.
+    /// The attributes of an inode. `None` if it does not exist or has no name.
     pub fn attr(&self, ino: Ino) -> Result<Option<Attr>> {
         Ok(named(ino, self.core(ino)?))
     }
 
-    /// The directory above a directory; the root's is the root.
+    /// The parent of a directory; that of the root is the root.
     pub fn parent(&self, dir: Ino) -> Result<Option<Ino>> {
         Ok(self.core(dir)?.map(|core| core.parent))
     }
 
-    /// Passes the names in the directories with the numbers `[from, to]` to `visit`. Names of other
-    /// trees are left out. Returns the number of tree nodes that were read.
+    /// Passes the names in directories with numbers in `[from, to]` to `visit`. Names of other
+    /// trees are left out. Returns the number of tree nodes read.
     pub fn names(&self, from: Ino, to: Ino, visit: &mut OnName<'_>) -> Result<u64> {
         let to = Key::new(to, ItemKind::Dentry, u64::MAX);
         self.scan(Key::new(from, ItemKind::Dentry, 0), to, &mut |key, value| {
@@ -237,7 +239,7 @@ impl TreeMoment {
         })
     }
 
-    /// The extended attributes of an inode, by name.
+    /// The extended attributes of an inode: values by name.
     pub fn xattrs(&self, ino: Ino) -> Result<BTreeMap<Vec<u8>, Vec<u8>>> {
         let mut found = self.all_xattrs(ino)?;
         found.retain(|name, _| !name.starts_with(HIDDEN));
@@ -297,9 +299,8 @@ impl TreeMoment {
         self.pin.fs.fs.engine().store().geometry().uuid
     }
 
-    /// Reads whole blocks of a file from `offset` on, a multiple of a block, and verifies their
-    /// checksums. Blocks without data are zeros, and so is what is beyond the file's end in its
-    /// last block.
+    /// Reads whole blocks of a file from `offset` on, a multiple of the block size, and verifies
+    /// their checksums. Blocks without data, and bytes after the end of the file, are zeros.
     pub fn read(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<()> {
         if !offset.is_multiple_of(BLOCK) || !(buf.len() as u64).is_multiple_of(BLOCK) {
             return Err(Error::Invalid("not whole blocks"));
@@ -363,7 +364,7 @@ impl TreeMoment {
         Ok(sums)
     }
 
-    /// The first bytes of a file, if they are in the tree.
+    /// The inline data of a file, if it has some.
     fn in_tree(&self, ino: Ino) -> Result<Option<Vec<u8>>> {
         let max = self.pin.fs.fs.engine().store().geometry().inline_max;
         let mut found = None;
@@ -380,7 +381,7 @@ impl TreeMoment {
     fn extents(&self, ino: Ino, first: u64, end: u64) -> Result<Vec<(u64, ExtentItem)>> {
         let mut found = Vec::new();
         let key = |block| Key::new(ino, ItemKind::Extent, block);
-        // An extent that begins before the range is at most so long.
+        // An extent that overlaps the range begins at most its greatest length before the range.
         let from = first.saturating_sub(kedge_format::item::EXTENT_BLOCKS_MAX);
         self.scan(key(from), key(end - 1), &mut |at, value| {
             let extent = ExtentItem::decode(value)?;
@@ -392,9 +393,9 @@ impl TreeMoment {
         Ok(found)
     }
 
-    /// Passes to `visit` what differs from `since`, or without it all that the tree has. Takes time
-    /// proportional to the differences, and little memory. Returns the number of tree nodes that
-    /// were read for the comparison.
+    /// Passes the differences from `since` to `visit`; without `since`, everything in the tree. The
+    /// time is proportional to the differences, and the memory small. Returns the number of tree
+    /// nodes read for the comparison.
     ///
     /// # Errors
     /// EINVAL: the two trees are not related.
@@ -420,7 +421,7 @@ impl TreeMoment {
     }
 }
 
-/// A run of file blocks in one of two trees.
+/// A run of file blocks that an extent maps in one of two trees.
 #[derive(Clone, Copy)]
 struct Run {
     first: u64,
@@ -430,19 +431,19 @@ struct Run {
 }
 
 impl Run {
-    /// What a file block has in the run.
+    /// The device block of a file block in the run, and whether it is unwritten.
     fn at(&self, block: u64) -> (u64, bool) {
         (self.start.0 + block - self.first, self.unwritten)
     }
 }
 
-/// Compares the extents of a file in two trees, of which it gets those that differ.
+/// Compares the extents of a file in two trees. It gets only the extents that differ.
 #[derive(Default)]
 struct Runs {
     sides: [VecDeque<Run>; 2],
-    /// File blocks below this are compared.
+    /// File blocks below this one have been compared.
     at: u64,
-    /// A range that may grow.
+    /// A differing range that was not passed on yet, because it may grow.
     open: Option<(u64, u64, RangeKind)>,
 }
 
@@ -455,20 +456,21 @@ impl Runs {
         Ok(())
     }
 
-    /// Adds the first bytes of the file in the two trees, where they are in the tree. Called before
-    /// any extent is added.
+    /// Adds the inline data of the file in the two trees, if it differs. Called before any extent
+    /// is added.
     fn add_in_tree(&mut self, bytes: [Option<Vec<u8>>; 2]) {
         if bytes[0] == bytes[1] {
             return;
         }
         for (side, _) in bytes.iter().enumerate().filter(|(_, bytes)| bytes.is_some()) {
-            // Places that no blocks have, and each side another.
+            // Block numbers that no extent has, and that differ between the two sides.
             let start = BlockNo(u64::MAX - side as u64);
             self.sides[side].push_back(Run { first: 0, end: 1, start, unwritten: false });
         }
     }
 
-    /// Compares the file blocks below `limit`. All extents that begin below it were added.
+    /// Compares the file blocks below `limit`. All extents that begin below `limit` have been
+    /// added.
     fn compare(&mut self, limit: u64, emit: &mut OnRange<'_>) -> Result<ControlFlow<()>> {
         loop {
             for side in &mut self.sides {
@@ -516,10 +518,10 @@ struct Here {
     ino: Ino,
     before: Option<Attr>,
     after: Option<Attr>,
-    /// Another inode had the number before.
+    /// Whether the number meant another inode before.
     replaced: bool,
     has_xattrs: bool,
-    /// All of it was passed on when it was entered.
+    /// Whether everything of the inode was passed on when its items were entered.
     is_done: bool,
     runs: Runs,
 }
@@ -536,7 +538,7 @@ struct Seen<'a, 'b> {
 impl Seen<'_, '_> {
     fn differs(&mut self, key: Key, a: Option<&[u8]>, b: Option<&[u8]>) -> Result<ControlFlow<()>> {
         let ino = Ino(key.ino);
-        // Inode 0 has the inodes without a name, and the counts of shared blocks.
+        // Inode 0 has the orphan items and the counts of shared blocks.
         if ino.0 == 0 || (a == b && self.is_same(key, b)?) {
             return Ok(ControlFlow::Continue(()));
         }
@@ -587,7 +589,7 @@ impl Seen<'_, '_> {
         Ok(ControlFlow::Continue(()))
     }
 
-    /// Whether an item that both trees have means the same in both.
+    /// Whether an item with equal bytes in both trees also means the same inodes in both.
     fn is_same(&self, key: Key, item: Option<&[u8]>) -> Result<bool> {
         let named = match item.filter(|_| key.kind == ItemKind::Dentry as u8) {
             Some(item) => Dentry::decode(item)?.ino,
@@ -596,12 +598,12 @@ impl Seen<'_, '_> {
         Ok(key.ino < self.same_below.0 && named < self.same_below)
     }
 
-    /// Begins with the items of an inode.
+    /// Starts the comparison of an inode at its first item that differs.
     fn enter(&mut self, ino: Ino, key: Key, a: Option<&[u8]>, b: Option<&[u8]>) -> Result<ControlFlow<()>> {
         let (before, after) = if key.kind == ItemKind::Inode as u8 {
             (a.map(InodeCore::decode).transpose()?, b.map(InodeCore::decode).transpose()?)
         } else {
-            // It is the same in both.
+            // The core does not differ, so it is the same in both trees.
             let core = self.after.core(ino)?;
             (core.filter(|_| self.before.is_some()), core)
         };
@@ -609,7 +611,7 @@ impl Seen<'_, '_> {
         let (mut before, after) = (named(ino, before), named(ino, after));
         let replaced = ino >= self.same_below && before.is_some() && after.is_some();
         if replaced {
-            // Two inodes of one number.
+            // Two inodes have the same number: the old one is gone, the other one is new.
             if (self.visit)(TreeChange::Inode { ino, before, after: None })?.is_break() {
                 return Ok(ControlFlow::Break(()));
             }
@@ -628,7 +630,8 @@ impl Seen<'_, '_> {
         if (self.visit)(TreeChange::Inode { ino, before, after })?.is_break() {
             return Ok(ControlFlow::Break(()));
         }
-        // It had no name and has one now: what did not change since is new all the same.
+        // The inode had no name before and has one now. It is reported as new with all its items,
+        // including those that did not change.
         if had_items && before.is_none() && !replaced {
             self.whole(ino)
         } else {
@@ -636,7 +639,7 @@ impl Seen<'_, '_> {
         }
     }
 
-    /// Passes on all that an inode has.
+    /// Passes on everything that an inode has.
     fn whole(&mut self, ino: Ino) -> Result<ControlFlow<()>> {
         let (from, to) = (
             Key::new(ino, ItemKind::Xattr, 0),
@@ -683,7 +686,7 @@ impl Seen<'_, '_> {
         let of = |entry: Dentry<'_>| (entry.ino, entry.kind);
         match (a, b) {
             (Some(a), Some(b)) if a.name != b.name => {
-                // Two names with one hash.
+                // Two different names with the same hash.
                 let gone = TreeChange::Entry { dir, name: a.name, before: Some(of(a)), after: None };
                 if (self.visit)(gone)?.is_break() {
                     return Ok(ControlFlow::Break(()));

@@ -1,21 +1,22 @@
 //! Inode numbers as callers know them.
 //!
-//! A number that a caller knows names one file as long as the file system is open. The first tree
-//! can be replaced ([`crate::FileSystem::roll_back_root`]), and its new contents have inode numbers
-//! that the old ones had too, because both come from one tree and share nodes. So the engine's
-//! numbers of the first tree are not those of callers from then on.
+//! A number that a caller knows means one file as long as the file system is open. The first tree
+//! can be replaced ([`crate::FileSystem::roll_back_root`]). Its new contents have inode numbers
+//! that the old ones had too, because both come from one tree and share nodes. So from then on
+//! callers use other numbers for the first tree than the engine.
 //!
-//! What the first tree had before is a tree that is being deleted, with a number of its own that no
-//! other tree gets. Callers see the numbers of these two trees exchanged: a number from before the
-//! replacement names the deleted tree, and finds nothing there (ESTALE); an inode of the new
-//! contents shows the number of the deleted tree. The root directory keeps its number, for callers
-//! and in the engine. The next open begins with the engine's numbers.
+//! The old contents of the first tree become a tree that is being deleted, with a number that no
+//! other tree gets. Callers see the numbers of these two trees exchanged. A caller's number from
+//! before the replacement means the deleted tree, and finds nothing there (ESTALE). An inode of the
+//! new contents has, for callers, the number of the deleted tree. The root directory keeps its
+//! number, for callers and in the engine. After the next open callers use the engine's numbers
+//! again.
 //!
 //! # Concurrency
 //! The number of the deleted tree changes while the gate admits no change, and changes translate
-//! their numbers inside the gate. Calls that change nothing pass no gate: they wait while the tree
-//! is being replaced, and a call that has begun before fails at its end, so that no caller gets a
-//! mixture of two trees.
+//! their numbers inside the gate. Calls that only read pass no gate. They wait while the tree is
+//! being replaced. A call that began before the replacement fails at its end, so that no caller
+//! gets a mixture of two trees.
 
 use crate::error::Result;
 use crate::types::Attr;
@@ -23,12 +24,12 @@ use kedge_base::atomic::{AtomicU64, Ordering::SeqCst};
 use kedge_base::{Clock, Ino};
 use std::time::Duration;
 
-/// How long a call rests that waits for the end of a replacement.
+/// Pause between two checks by a call that waits for the end of a replacement.
 const REST: Duration = Duration::from_millis(1);
 /// Set while the first tree is being replaced.
 const BUSY: u64 = 1 << 32;
 
-/// The number that the first tree's old contents have; see the module's head.
+/// The number of the dying tree with the first tree's old contents; see the module's head.
 #[derive(Default)]
 pub(crate) struct Numbers(AtomicU64);
 
@@ -45,13 +46,13 @@ fn exchanged(with: u64, ino: Ino) -> Ino {
 }
 
 impl Numbers {
-    /// The engine's number for that of a caller. Only for callers that exclude a replacement, or
-    /// for which a number of either tree is harmless.
+    /// Translates a caller's inode number to the engine's. For callers that exclude a replacement,
+    /// or that can use a number of either tree.
     pub(crate) fn inward(&self, ino: Ino) -> Ino {
         exchanged(self.0.load(SeqCst), ino)
     }
 
-    /// The caller's number for that of the engine.
+    /// Translates the engine's inode number to the caller's.
     pub(crate) fn outward(&self, ino: Ino) -> Ino {
         exchanged(self.0.load(SeqCst), ino)
     }
@@ -60,8 +61,8 @@ impl Numbers {
         Attr { ino: self.outward(attr.ino), ..attr }
     }
 
-    /// Runs what reads at an inode, and gets its number in the engine. Fails if the inode is of the
-    /// first tree and that was replaced meanwhile.
+    /// Runs an operation that only reads, with the engine's number of the inode. Fails if the inode
+    /// is in the first tree and that tree was replaced meanwhile.
     pub(crate) fn steady<R>(
         &self,
         clock: &dyn Clock,
@@ -81,8 +82,8 @@ impl Numbers {
         result
     }
 
-    /// Makes calls that read wait, until the drop of what this returns. The caller excludes changes
-    /// and other replacements.
+    /// Makes calls that read wait until the result is dropped. The caller excludes changes and
+    /// other replacements.
     pub(crate) fn replace(&self) -> Replacing<'_> {
         let before = self.0.load(SeqCst);
         self.0.store(before | BUSY, SeqCst);
@@ -90,7 +91,7 @@ impl Numbers {
     }
 }
 
-/// The first tree is being replaced.
+/// A replacement of the first tree in progress.
 #[must_use]
 pub(crate) struct Replacing<'a> {
     numbers: &'a Numbers,
@@ -98,12 +99,12 @@ pub(crate) struct Replacing<'a> {
 }
 
 impl Replacing<'_> {
-    /// The number that the contents got which the last replacement deleted; 0 if there was none.
+    /// The number of the dying tree that the last replacement left; 0 if there was none.
     pub(crate) fn before(&self) -> u32 {
         self.then as u32
     }
 
-    /// The old contents have this number.
+    /// Records the number of the dying tree that this replacement leaves.
     pub(crate) fn done(&mut self, old: u32) {
         self.then = u64::from(old);
     }

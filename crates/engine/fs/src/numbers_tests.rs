@@ -18,7 +18,7 @@ fn two_trees_exchange_their_numbers_and_the_root_keeps_its_own() {
     assert_eq!(numbers.inward(Ino(57).in_tree(9)), Ino(57));
     assert_eq!(numbers.inward(Ino(57).in_tree(3)), Ino(57).in_tree(3));
     assert_eq!(numbers.outward(Ino(57)), Ino(57).in_tree(9));
-    // After the next replacement those numbers find nothing.
+    // After the next replacement the numbers of the first dying tree are not translated any more.
     numbers.replace().done(12);
     assert_eq!(numbers.inward(Ino(57).in_tree(9)), Ino(57).in_tree(9));
     assert_eq!(numbers.inward(Ino(57)), Ino(57).in_tree(12));
@@ -38,7 +38,7 @@ fn a_call_beside_a_replacement_gets_nothing_of_two_trees() {
     let other = Ino(57).in_tree(77);
     assert_eq!(beside(other).unwrap(), other);
     assert_eq!(numbers.steady(&clock, Ino(5), Ok).unwrap(), Ino(5).in_tree(3));
-    // One that fails leaves the numbers.
+    // A replacement that fails leaves the numbers unchanged.
     drop(numbers.replace());
     assert_eq!(numbers.inward(Ino(5)), Ino(5).in_tree(3));
 }

@@ -1,16 +1,16 @@
-//! Filling a tree from outside, with inode numbers that the caller chooses: [`Receiving`].
+//! Fills a tree with inodes whose numbers the caller chooses: [`Receiving`].
 //!
-//! The tree is read-only for everyone else, under a name of its own, until
-//! [`Receiving::finish`] gives it the name that it shall have. Both are checkpoints
+//! For all other callers the tree is read-only. It has a preliminary name until
+//! [`Receiving::finish`] gives it the final one. Both names are set by checkpoints
 //! ([`kedge_store`]), so after a crash the final name has the whole tree or does not exist.
 //!
 //! # Identity
-//! A state of a tree is identified by the image's uuid and the address and generation of the root
-//! node: no other state has both, since a node is written once. A received tree has the identity of
-//! its source, in an attribute of its root that no caller of the library can set
-//! ([`crate::names::xattr::HIDDEN`]). Forks inherit the attribute with the root. So it also says in
-//! which generation the tree was complete; a change since then gives the root a younger
-//! generation, and the attribute counts no more.
+//! A state of a tree is identified by the image's uuid and the address and generation of its root
+//! node: no other state has the same, since a node is written once. A received tree has the
+//! identity of its source, in an attribute of its root that no caller of the library can set
+//! ([`crate::names::xattr::HIDDEN`]). Forks inherit the attribute with the root. So the attribute
+//! also contains the generation in which the tree was completed: a later change gives the root a
+//! higher generation, and the attribute is then ignored.
 
 use crate::api::FileSystem;
 use crate::error::{Error, Result};
@@ -20,12 +20,12 @@ use crate::types::{Attr, FallocateMode, Owner, RenameMode, SetAttr, WriteMode, X
 use kedge_base::{Generation, Ino};
 use kedge_format::{FileFlags, FileKind, InodeCore};
 
-/// The attribute with the identity of a received tree and the generation of its completion.
+/// Hidden attribute of a received tree: its identity, and the generation in which it was completed.
 pub(crate) const RECEIVED: &[u8] = b"received";
-/// The attribute of a tree that is being received: what the caller has noted.
+/// Hidden attribute of a tree that is being received: the last note of the caller.
 const PROGRESS: &[u8] = b"receiving";
 
-/// Identifies a state of a tree, in all images.
+/// Identifies a state of a tree, across all images.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct TreeIdentity(pub [u8; 32]);
 
@@ -38,7 +38,8 @@ impl TreeIdentity {
         TreeIdentity(id)
     }
 
-    /// The identity in the attribute of a tree whose root has this generation.
+    /// Decodes the attribute of a received tree. `None` if its root, of generation `root`, has
+    /// changed since the tree was completed.
     pub(crate) fn received(value: &[u8], root: Generation) -> Option<TreeIdentity> {
         let (id, generation) = value.split_at_checked(32)?;
         let complete = u64::from_le_bytes(generation.try_into().ok()?);
@@ -52,8 +53,8 @@ impl std::fmt::Display for TreeIdentity {
     }
 }
 
-/// A tree that is being filled. Inodes are named by their numbers within the tree. Dropped without
-/// [`Receiving::finish`] or [`Receiving::abandon`] it stays under its preliminary name.
+/// A tree that is being filled. Inodes have their numbers within the tree. If it is dropped without
+/// [`Receiving::finish`] or [`Receiving::abandon`], the tree stays under its preliminary name.
 pub struct Receiving {
     fs: FileSystem,
     root: Ino,
@@ -62,8 +63,7 @@ pub struct Receiving {
 }
 
 impl FileSystem {
-    /// The identity of the tree with this root, as it is now. Changes since the last checkpoint
-    /// are not in it, so only that of a snapshot means anything.
+    /// The identity of the snapshot with this root. Trees that can change have none.
     ///
     /// # Errors
     /// EINVAL: the directory is not the root of a snapshot.
@@ -76,8 +76,8 @@ impl FileSystem {
         moments.first().expect("one for each root").identity()
     }
 
-    /// Begins to fill a tree with the name `name` in `dir`: an empty one, or a fork of the snapshot
-    /// `base`. Nothing else can change it until it is complete.
+    /// Starts to fill a tree with the preliminary name `name` in `dir`: an empty tree, or a fork of
+    /// the snapshot `base`. Only the result can change the tree until it is complete.
     ///
     /// # Errors
     /// As for [`FileSystem::fork`].
@@ -89,8 +89,8 @@ impl FileSystem {
         Ok(Receiving { fs: self.clone(), root, dir, name: name.to_vec() })
     }
 
-    /// Goes on with a tree that [`FileSystem::receive`] began. Returns what
-    /// [`Receiving::note`] has last noted in it.
+    /// Returns the last [`Receiving::note`] of a tree that [`FileSystem::receive`] began, to
+    /// continue it.
     pub fn receive_noted(&self, root: Ino) -> Result<Option<Vec<u8>>> {
         self.fs.names().hidden(root, PROGRESS)
     }
@@ -124,7 +124,8 @@ impl crate::core::Fs {
             self.check_changeable(dir)?;
             self.names().check_free(dir, name)?;
             loop {
-                // The root gets the generation in which the attribute is set.
+                // Setting the attribute gives the root the present generation. If a cut ends that
+                // generation in between, the attribute is set again.
                 let generation = store.generation();
                 let value = [&id.0[..], &generation.0.to_le_bytes()].concat();
                 self.names().set_hidden(tree.root, RECEIVED, &value)?;
@@ -142,8 +143,8 @@ impl crate::core::Fs {
 }
 
 impl TreeMoment {
-    /// The identity of the tree at the moment: that of the tree which was received, if it did not
-    /// change since, or its own.
+    /// The identity of the tree at this moment. If the tree was received and has not changed since,
+    /// that is the identity of its source.
     pub fn identity(&self) -> Result<TreeIdentity> {
         let generation = Generation(self.root_node().1);
         let received = self.hidden(RECEIVED)?;
@@ -153,7 +154,7 @@ impl TreeMoment {
 }
 
 impl Receiving {
-    /// The root directory, for reading.
+    /// The root directory of the tree, for reading.
     pub fn root(&self) -> Ino {
         self.root
     }
@@ -162,24 +163,24 @@ impl Receiving {
         local.in_tree(self.root.tree())
     }
 
-    /// Runs a change of the tree, which is read-only for others.
+    /// Runs a change of the tree, without the check that refuses other callers.
     fn change<R>(&self, run: impl FnOnce(&crate::core::Fs) -> Result<R>) -> Result<R> {
         let _inside = self.fs.fs.engine().gate().change();
         run(&self.fs.fs)
     }
 
-    /// The attributes of an inode.
+    /// Returns the attributes of an inode.
     pub fn attr(&self, ino: Ino) -> Result<Attr> {
         self.fs.getattr(self.ino(ino))
     }
 
-    /// The inode of a name.
+    /// Returns the attributes of the inode with this name.
     pub fn lookup(&self, dir: Ino, name: &[u8]) -> Result<Attr> {
         self.fs.lookup(self.ino(dir), name)
     }
 
-    /// Makes an inode with this number and name. `mode` has the type bits; `target` is that of a
-    /// symbolic link.
+    /// Creates an inode with this number and name. `mode` has the type bits. `target`: the target
+    /// of a symbolic link.
     ///
     /// # Errors
     /// EEXIST: the number or the name is in use. EINVAL: an impossible number, type or target.
@@ -195,12 +196,12 @@ impl Receiving {
         self.change(|fs| fs.names().make_numbered(self.ino(ino), self.ino(dir), name, &make).map(drop))
     }
 
-    /// Adds a name to an inode that is no directory.
+    /// Adds a name to an inode that is not a directory.
     pub fn link(&self, ino: Ino, dir: Ino, name: &[u8]) -> Result<()> {
         self.change(|fs| fs.names().link(self.ino(ino), self.ino(dir), name).map(drop))
     }
 
-    /// Removes a name of an inode that is no directory.
+    /// Removes a name of an inode that is not a directory.
     pub fn unlink(&self, dir: Ino, name: &[u8]) -> Result<()> {
         self.change(|fs| fs.names().unlink(self.ino(dir), name))
     }
@@ -210,7 +211,7 @@ impl Receiving {
         self.change(|fs| fs.names().rmdir(self.ino(dir), name))
     }
 
-    /// Moves a name; the new one must be free. A directory cannot move into itself.
+    /// Renames. The new name must not exist. A directory cannot move into itself.
     pub fn rename(&self, from: (Ino, &[u8]), to: (Ino, &[u8])) -> Result<()> {
         let moved = self.lookup(from.0, from.1)?;
         let mut at = self.ino(to.0);
@@ -224,7 +225,7 @@ impl Receiving {
         self.change(|fs| fs.names().rename(self.ino(from.0), from.1, self.ino(to.0), to.1, mode))
     }
 
-    /// Writes all of the bytes.
+    /// Writes all bytes or fails.
     pub fn write(&self, ino: Ino, mut offset: u64, mut bytes: &[u8]) -> Result<()> {
         while !bytes.is_empty() {
             let mode = WriteMode::default();
@@ -235,12 +236,12 @@ impl Receiving {
         Ok(())
     }
 
-    /// fallocate(2).
+    /// fallocate(2) for a file of the tree.
     pub fn fallocate(&self, ino: Ino, mode: FallocateMode, offset: u64, len: u64) -> Result<()> {
         self.change(|fs| fs.files().fallocate(self.ino(ino), mode, offset, len))
     }
 
-    /// Sets attributes.
+    /// Sets attributes of an inode.
     pub fn setattr(&self, ino: Ino, set: &SetAttr) -> Result<Attr> {
         self.change(|fs| fs.names().setattr(self.ino(ino), set))
     }
@@ -250,7 +251,7 @@ impl Receiving {
         self.change(|fs| fs.names().set_flags(self.ino(ino), flags))
     }
 
-    /// Sets an extended attribute, or removes it.
+    /// Sets an extended attribute; with `None` removes it.
     pub fn set_xattr(&self, ino: Ino, name: &[u8], value: Option<&[u8]>) -> Result<()> {
         self.change(|fs| match value {
             Some(value) => fs.names().setxattr(self.ino(ino), name, value, XattrMode::Any),
@@ -258,7 +259,7 @@ impl Receiving {
         })
     }
 
-    /// Notes in the tree how far it is, at most 1 KiB. A fork of the tree has the note too.
+    /// Stores the caller's progress in the tree, at most 1 KiB. A fork of the tree inherits it.
     pub fn note(&self, progress: &[u8]) -> Result<()> {
         if progress.len() > 1024 {
             return Err(Error::XattrTooLarge);
@@ -266,8 +267,8 @@ impl Receiving {
         self.change(|fs| fs.names().set_hidden(self.root, PROGRESS, progress))
     }
 
-    /// Gives the tree its name, as a snapshot with this identity: all of it is durable then, or
-    /// after an error or a crash it has the preliminary name.
+    /// Gives the tree its final name, as a snapshot with this identity. On return the whole tree is
+    /// durable. After an error or a crash it has the preliminary name.
     ///
     /// # Errors
     /// EEXIST: the name is taken.

@@ -20,7 +20,8 @@ fn latency(h: &HistogramSnapshot) -> Value {
 }
 
 impl Fs {
-    /// All counters. Times are nanoseconds (histograms: power-of-two buckets of them), sizes bytes.
+    /// All counters. Times are in nanoseconds, sizes in bytes. Histograms have power-of-two
+    /// buckets.
     pub(crate) fn stats_value(&self) -> Value {
         let s = self.engine().stats();
         let operations: Map<String, Value> =
@@ -68,7 +69,7 @@ impl Fs {
         })
     }
 
-    /// The least that operations had left of their reservations, by the kind of their record.
+    /// The smallest unused rests of reservations, by the kind of the operation's record.
     fn reservations_value(&self) -> Value {
         let stats = self.engine().store().stats();
         let slack = RecordOp::ALL.iter().filter_map(|op| {
@@ -150,14 +151,14 @@ impl Fs {
     }
 
     /// The transaction statistics that jbd2 reports. A *commit* is a log write that an operation, a
-    /// sync or the commit timer requested, which is what jbd2 counts as a transaction. It counts as
+    /// sync or the commit timer requested; that is what jbd2 counts as a transaction. It counts as
     /// requested unless only the timer requested it. A *checkpoint* writes the changes between two
-    /// cuts in place. The averages are of checkpoints.
+    /// cuts in place. The averages are those of checkpoints.
     fn transactions_value(&self) -> Value {
         let s = self.engine().store().stats();
         let log = self.engine().store().log().stats();
         let block = kedge_base::BLOCK_SIZE as u64;
-        // Each counter is read once, because it grows meanwhile.
+        // Each counter is read once, because it may grow between two reads.
         let by_cause: Vec<u64> = s.checkpoints.iter().map(|c| c.get()).collect();
         let count: u64 = by_cause.iter().sum();
         let per = |total: u64| total / count.max(1);
@@ -226,7 +227,7 @@ impl Fs {
         })
     }
 
-    /// Requests that the device has failed, by kind. Empty if the device does not count them.
+    /// Failed requests of the device, by kind. Empty if the device does not count them.
     fn device_errors(&self) -> Value {
         let errors = self.engine().store().device().errors();
         errors.map_or_else(
@@ -242,7 +243,7 @@ impl Fs {
         )
     }
 
-    /// Median latencies of small requests, by kind, as far as measured.
+    /// Median latencies of small requests, by kind; only of kinds that were measured.
     fn device_latency(&self) -> Value {
         let latency = self.engine().store().device().latency();
         let of = |kind: &LatencyKind| {

@@ -9,18 +9,19 @@ use kedge_base::{BLOCK_SIZE, BlockNo, CorruptKind};
 use kedge_store::{CheckpointCause, ForceCause, Shrinking};
 use std::time::Duration;
 
-/// The most passes of a shrink. Another pass is needed when an operation that began before the
-/// shrink has placed blocks beyond the new end.
+/// The most passes of a shrink. Another pass is needed if an operation that began before the shrink
+/// has allocated blocks beyond the new end.
 const SHRINK_TRIES: u32 = 64;
-/// The pause between two passes, in which such operations end.
+/// The pause between two passes, in which operations of that kind can end.
 const SHRINK_PAUSE: Duration = Duration::from_millis(10);
-/// Names of trees in a refusal.
+/// The most names of trees in an error message.
 const NAMES_MAX: usize = 8;
-/// Checkpoints after which everything that was given up is free.
+/// Number of checkpoints after which all blocks that were given up are free.
 const SETTLING: u32 = 2;
 
 impl Fs {
-    /// Excludes freeze, thaw and close: a frozen image must not be written. Changes continue.
+    /// Excludes freezes, thaws and closes meanwhile, since a frozen image must not be written.
+    /// Changes continue.
     pub(crate) fn resize(&self, bytes: Option<u64>) -> Result<u64> {
         let gate = self.engine().gate();
         let _single = gate.single();
@@ -42,16 +43,16 @@ impl Fs {
         if store.is_read_only() {
             return Err(kedge_base::Error::ReadOnly.into());
         }
-        // What deleted trees have left is free afterwards, unless a comparison of trees needs it.
+        // Frees the space of deleted trees first, unless a comparison of trees needs it.
         while self.engine().moments.load(SeqCst) == 0 && self.reclaim_alone()? {}
-        // What waits for blocks gets them, so that nothing is promised twice over.
+        // Writes dirty pages first, so that they have blocks and hold no promises.
         self.syncer().sync(ForceCause::Sync)?;
         let mut shrinking = self.begin_shrink(bytes)?;
         self.check_points(bytes, shrinking.end())?;
         for _ in 0..SHRINK_TRIES {
             let stay = self.files().relocate(shrinking.end())?;
             if stay > 0 {
-                // No point has them, and none is made meanwhile.
+                // `check_points` has found no point with blocks there, and none is made meanwhile.
                 let what = "blocks below the marks of a tree belong to no point";
                 return Err(kedge_base::Error::corrupt(CorruptKind::Item, shrinking.end(), what).into());
             }
@@ -59,15 +60,16 @@ impl Fs {
             if shrinking.finish()? {
                 return Ok(bytes);
             }
-            // What was placed there before the limit is recorded now.
+            // Blocks beyond the new end that were allocated before the limit get their records
+            // here.
             self.syncer().sync(ForceCause::Sync)?;
             self.engine().clock().sleep(SHRINK_PAUSE);
         }
         Err(Error::Busy("the end of the image, which is in use,"))
     }
 
-    /// Refuses what only the deletion of trees makes possible: the nodes of a point do not change,
-    /// so what it owns stays where it is. Points come and go only with `gate.single()`.
+    /// Refuses a shrink that needs the deletion of trees: a point does not change, so its blocks
+    /// cannot move. Points are made and removed only with `gate.single()` held.
     fn check_points(&self, bytes: u64, end: BlockNo) -> Result<()> {
         let store = self.engine().store();
         let (points, last) = store.points_beyond(end)?;
@@ -97,8 +99,9 @@ impl Fs {
         Err(kedge_base::Error::invalid(refused).into())
     }
 
-    /// Blocks below the new end that files gave up last are free only after a checkpoint. Without
-    /// them there may be fewer than are promised.
+    /// Starts the shrink in the store. Blocks below the new end that files gave up recently become
+    /// free only with a checkpoint. If there are too few blocks for what is promised, checkpoints
+    /// are made.
     fn begin_shrink(&self, bytes: u64) -> Result<Shrinking<'_>> {
         let store = self.engine().store();
         for _ in 0..SETTLING {

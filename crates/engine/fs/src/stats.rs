@@ -1,11 +1,11 @@
-//! Counters of the file system: per operation as dbench shows them (count, average, maximum,
-//! histogram), and data IO.
+//! Counters of the file system: count, average, maximum and histogram for each operation, as dbench
+//! prints them, and data IO.
 
 use kedge_base::{Counter, Histogram, HistogramSnapshot};
 
 macro_rules! ops {
     ($($name:ident),* $(,)?) => {
-        /// An operation of the interface.
+        /// The operations that are counted and timed.
         #[derive(Clone, Copy, PartialEq, Eq, Debug)]
         #[allow(non_camel_case_types)]
         #[repr(usize)]
@@ -50,30 +50,30 @@ ops!(
 );
 
 pub(crate) struct FsStats {
-    /// Nanoseconds by operation.
+    /// Durations in nanoseconds, by operation.
     ops: Vec<Histogram>,
     pub data_writes: Counter,
     pub data_write_bytes: Counter,
     /// Failed writes of file data.
     pub data_write_errors: Counter,
     pub discarded_blocks: Counter,
-    /// Pages that were written elsewhere after a write to their block had failed.
+    /// Pages that were written to another block after a write to their block had failed.
     pub relocated_writes: Counter,
-    /// Data writes that need no flush.
+    /// Data writes with FUA, which need no flush.
     pub data_writes_durable: Counter,
-    /// Blocks that were read and did not match their checksums.
+    /// Blocks that were read from the device and did not match their checksums.
     pub checksum_errors: Counter,
     pub data_reads: Counter,
     pub data_read_bytes: Counter,
-    /// fsyncs whose data was logged.
+    /// fsyncs that put their data into the log.
     pub logged_data: Counter,
     /// Atomic writes that were committed.
     pub atomic_writes: Counter,
-    /// Writers that had to write back themselves.
+    /// Writers that had to write back dirty pages themselves.
     pub throttled: Counter,
-    /// Writes that accepted less than they were given.
+    /// Writes that accepted fewer bytes than requested.
     pub short_writes: Counter,
-    /// Times that caches became smaller because memory was short.
+    /// Number of times that the caches were made smaller because memory was short.
     pub given_back: Counter,
 }
 
@@ -104,7 +104,7 @@ impl FsStats {
         self.ops[op as usize].record(nanos);
     }
 
-    /// The operations that occurred, by name.
+    /// Histograms of the operations that occurred, by name.
     pub(crate) fn operations(&self) -> impl Iterator<Item = (&'static str, HistogramSnapshot)> {
         let all = OP_NAMES.iter().zip(&self.ops).map(|(name, h)| (*name, h.snapshot()));
         all.filter(|(_, h)| h.count > 0)

@@ -1,32 +1,31 @@
-//! Checksums of file data: verifying what was read, and naming what was written.
+//! Checksums of file data: verified when blocks are read, recorded when they are written.
 //!
 //! A file whose data has checksums ([`kedge_format::sums`]) is never overwritten in place: bytes
-//! that replace others go to another block, as those do that replace a block of another tree
-//! ([`crate::extents::Place::Shared`]). The alternatives were measured or rejected:
-//! - to overwrite in place and to log the block as well: each byte is written twice, the large
-//!   writes too;
-//! - two checksums, one of them for the bytes that may be there after a crash: of several
-//!   overwrites between two records any may be there, and sectors of each.
+//! that replace others go to another block, as for a block that another tree uses
+//! ([`crate::extents::Place::Shared`]). Two alternatives were measured or rejected:
+//! - overwriting in place and also logging the block: each byte is written twice, also those of
+//!   large writes;
+//! - two checksums, one of them for the bytes that may be there after a crash: after several
+//!   overwrites between two records any of them may be there, and sectors of each.
 //!
-//! Few bytes of an fsync still go to the log first, and to their new block later.
+//! The few bytes of a small fsync still go to the log first, and to their new block later.
 //!
 //! # Crash argument
 //! A block that a durable record names is not written again until a durable record has freed it.
-//! The record that names a block names its checksum too. So after any crash each named block has
-//! the bytes of which the checksum was computed. Three places need more than that:
+//! The record that names a block also has its checksum. So after any crash each named block has the
+//! bytes from which the checksum was computed. Three cases need more than that:
 //! - A *preallocated block* is written in place. Until the record that marks it as written is
-//!   durable it reads as zeros, and its checksum is not used.
+//!   durable, it reads as zeros, and its checksum is not used.
 //! - *Zero range* marks written blocks as unwritten, and the next write goes to the same block. So
-//!   it forces the log before anything can be written there (`data::fallocate`).
-//! - *Recovery* puts bytes of the log into blocks of which they are a part. It reads the old block,
-//!   verifies it, and writes the result to a free block, so that a crash of the recovery leaves
-//!   what this one has found (`kedge_store`, recovery).
+//!   zero range forces the log before anything can be written to these blocks (`data::fallocate`).
+//! - *Recovery* completes blocks of which the log has a part. It reads the old block, verifies it,
+//!   and writes the result to a free block. So after a crash of the recovery the next one finds the
+//!   same state (`kedge_store`, recovery).
 //!
 //! Collapse and insert range move checksums with their blocks, in the same record.
 //!
-//! The bytes after a file's end that a truncate cuts off stay in their block, and under its
-//! checksum, until the block is written again; a reader verifies the block as it is on the device
-//! and then zeroes them.
+//! A truncate cuts off bytes that stay in their block, under its checksum, until the block is
+//! written again. A reader verifies the block as it is on the device, and then zeroes these bytes.
 
 use crate::error::Result;
 use kedge_base::{BlockNo, CorruptKind, Error, Ino};
@@ -48,8 +47,8 @@ pub(crate) struct Sums {
 }
 
 impl Sums {
-    /// Reads the checksums of file blocks `[from, to)`. The caller reads the extents with them,
-    /// between the same two records.
+    /// Reads the checksums of file blocks `[from, to)`. The caller reads the extents between the
+    /// same two records.
     pub(crate) fn read(store: &Store, ino: Ino, from: u64, to: u64) -> Result<Sums> {
         let mut sums = vec![0; (to - from) as usize];
         let mut bad = None;
@@ -76,7 +75,7 @@ impl Sums {
         self.sums[(file_block - self.from) as usize]
     }
 
-    /// Verifies the bytes of a written block.
+    /// Verifies the bytes of a written block. An error names the inode and the block.
     pub(crate) fn verify(&self, ino: Ino, file_block: u64, at: BlockNo, bytes: &[u8]) -> Result<()> {
         let sum = self.get(file_block);
         if sum == sum_of(bytes) {
@@ -90,8 +89,8 @@ impl Sums {
     }
 }
 
-/// Adds the edits that give written blocks, in ascending order, their checksums. The caller holds
-/// `wb` of the inode.
+/// Adds the edits that set the checksums of written blocks, given in ascending order. The caller
+/// holds `wb` of the inode.
 pub(crate) fn emit(store: &Store, record: &mut RecordBuilder, ino: Ino, blocks: &[(u64, u32)]) -> Result<()> {
     for group in blocks.chunk_by(|(a, _), (b, _)| SumsItem::first(*a) == SumsItem::first(*b)) {
         let key = key(ino, group[0].0);
@@ -105,8 +104,8 @@ pub(crate) fn emit(store: &Store, record: &mut RecordBuilder, ino: Ino, blocks: 
     Ok(())
 }
 
-/// Adds the edits that remove the items of checksums which lie wholly in file blocks `[from, to)`,
-/// up to `max` of them. Returns their number. The caller holds `wb` of the inode.
+/// Adds the edits that delete checksum items, up to `max`, that lie wholly in file blocks `[from,
+/// to)`. Returns their number. The caller holds `wb` of the inode.
 pub(crate) fn remove(
     store: &Store,
     record: &mut RecordBuilder,
@@ -130,7 +129,7 @@ pub(crate) fn remove(
     Ok(count)
 }
 
-/// The number of items with checksums of file blocks from `first` on, up to `max`.
+/// The number of checksum items of file blocks from `first` on, up to `max`.
 pub(crate) fn count(store: &Store, ino: Ino, first: u64, max: usize) -> Result<usize> {
     if !store.geometry().has_sums() {
         return Ok(0);
@@ -143,9 +142,9 @@ pub(crate) fn count(store: &Store, ino: Ino, first: u64, max: usize) -> Result<u
     Ok(count)
 }
 
-/// Adds the edits that move the checksums of file blocks from `from` on by `by` blocks, and remove
-/// those of blocks from `first` to there. Returns false, without a use for the record, if there are
-/// more than `max` items. The caller holds `wb` of the inode.
+/// Adds the edits that move the checksums of file blocks from `from` on by `by` blocks, and delete
+/// those of blocks in `[first, from)`. Returns false, and adds no edit, if there are more than `max`
+/// items. The caller holds `wb` of the inode.
 pub(crate) fn shift(
     store: &Store,
     record: &mut RecordBuilder,

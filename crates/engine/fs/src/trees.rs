@@ -1,15 +1,16 @@
-//! Trees of one file system that share what they have in common: see [`kedge_format::trees`] for
-//! what is stored, and `kedge_store` for why nothing shared is lost.
+//! Trees of a file system that share nodes and blocks. [`kedge_format::trees`] describes what is
+//! stored, `kedge_store` why nothing shared is lost.
 //!
 //! # Fork and delete
-//! Both need one moment at which no operation changes anything and nothing is dirty. They stop
+//! Both need a moment at which no operation changes anything and nothing is dirty. They stop
 //! changes as a freeze does ([`crate::gate`]), write what is dirty, make one checkpoint, and let
-//! changes continue. Reads go on meanwhile. What a kernel above a mount still holds is not part of
-//! the moment; the mount makes the kernel write it first.
+//! changes continue. Reads continue meanwhile. Data that a kernel above a mount has not written yet
+//! is not part of the fork; the mount makes the kernel write it first.
 //!
 //! # A deleted tree
-//! Its inodes in memory are dead, and the call waits for reads under way in them, before anything
-//! of the tree can be freed. A thread of its own then frees, for as long as there is something.
+//! The inodes of the tree in memory become dead, and the call waits for reads in progress in the
+//! tree, before anything of it can be freed. A thread then frees its space and ends when nothing is
+//! left.
 
 use crate::cache::inode::Inode;
 use crate::core::Fs;
@@ -24,7 +25,7 @@ use kedge_store::{ForceCause, Reclaimed, Renamed, TreeEntry, TreeKind, TreeUse};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// How long the thread that frees waits for a freeze or another fork to end.
+/// Pause of the thread that frees space, while a freeze or another fork is in progress.
 const BUSY_REST: Duration = Duration::from_millis(20);
 
 /// A tree of a file system.
@@ -33,15 +34,15 @@ const BUSY_REST: Duration = Duration::from_millis(20);
 pub struct TreeInfo {
     /// The root directory.
     pub root: Ino,
-    /// The directory that names the tree; its own root for the first tree.
+    /// The directory that contains the tree's name; for the first tree its own root.
     pub dir: Ino,
     /// The name in that directory; empty for the first tree.
     pub name: Vec<u8>,
-    /// Nothing in the tree can be changed.
+    /// Whether the tree is a snapshot, in which nothing can be changed.
     pub read_only: bool,
-    /// When the tree was made, in seconds since 1970; of the first tree, when it was first forked.
+    /// When the tree was made, in seconds since 1970. For the first tree, when it was first forked.
     pub created: i64,
-    /// Inodes, shared ones included.
+    /// Number of inodes, including shared ones.
     pub inodes: u64,
 }
 
@@ -67,7 +68,7 @@ pub(crate) enum Root {
     Committed { force: bool },
 }
 
-/// What trees take, as of the last checkpoint.
+/// The space of a tree, as of the last checkpoint.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct TreeSpace {
@@ -78,13 +79,13 @@ pub struct TreeSpace {
 }
 
 impl Fs {
-    /// Runs `work` while nothing changes and nothing is dirty.
+    /// Runs `work` while changes are stopped and nothing is dirty.
     pub(crate) fn quietly<R>(&self, work: impl FnOnce() -> Result<R>) -> Result<R> {
         let gate = self.engine().gate();
         if gate.has_entered() {
             return Err(Error::Busy("a change of this thread is under way"));
         }
-        // One fork waits for another, and for a step of the thread that frees.
+        // Excludes other forks, and steps of the thread that frees space.
         let _single = gate.single();
         self.quietly_alone(work)
     }
@@ -102,11 +103,11 @@ impl Fs {
         Ok(())
     }
 
-    /// [`Fs::quietly`] for a caller that excludes freezes and others like it.
+    /// [`Fs::quietly`] for a caller that holds `gate.single()`.
     fn quietly_alone<R>(&self, work: impl FnOnce() -> Result<R>) -> Result<R> {
         self.check_usable()?;
         let gate = self.engine().gate();
-        // Most of the work, while operations run.
+        // The first sync does most of the work while operations continue.
         self.syncer().sync(ForceCause::Sync)?;
         gate.shut(Door::Change);
         let _reopen = Reopen(self);
@@ -132,11 +133,11 @@ impl Fs {
         })
     }
 
-    /// The attributes that the root of a fork of `source` gets, but for its number. The caller lets
-    /// nothing change, and nothing is dirty, so those in memory are those of the tree at the cut.
-    /// The new tree is not opened: that would read nodes which the source has in memory.
+    /// The attributes that the root of a fork of `source` gets, except its number. Changes are
+    /// stopped and nothing is dirty, so the attributes in memory are those of the tree at the cut.
+    /// The new tree is not opened, since that would read nodes that the source has in memory.
     fn attr_of_fork(&self, source: Ino) -> Result<Attr> {
-        // Trees that are named in the source are not part of the fork.
+        // Trees whose names are in the source are not part of the fork.
         self.inodes().get(source)?.attr()
     }
 
@@ -155,14 +156,15 @@ impl Fs {
         })
     }
 
-    /// After an error, too: a later checkpoint may make the deletion durable.
+    /// Makes the inodes of a tree dead if the tree is deleted. Called also after an error, since a
+    /// later checkpoint may make the deletion durable.
     fn forget_if_gone(&self, root: Ino) {
         if self.engine().store().check_tree(root).is_err() {
             self.forget_tree(root);
         }
     }
 
-    /// The tree of this name, if it may be replaced by the tree `by`.
+    /// Returns the tree with this name if the tree `by` may replace it.
     fn replaceable(&self, dir: Ino, name: &[u8], by: Ino) -> Result<Ino> {
         self.check_changeable(dir)?;
         let store = self.engine().store();
@@ -241,8 +243,8 @@ impl Fs {
             let names = self.names_kept(source, gone)?;
             let mut replacing = self.numbers().replace();
             let done = store.replace_first(source, gone.is_some(), &names);
-            // After an error that the cut preceded, too: the store is shut down, or the next
-            // checkpoint completes the replacement.
+            // An error may come after the cut. Then the store is shut down, or the next checkpoint
+            // completes the replacement.
             let old = store.replaced_first();
             if done.is_ok() || old != replacing.before() {
                 self.forget_tree(Ino::ROOT);
@@ -256,8 +258,8 @@ impl Fs {
         })
     }
 
-    /// The names of the trees in the first tree once it has the contents of `source`: each tree but
-    /// `gone` keeps its path.
+    /// The names of the trees in the first tree after it has got the contents of `source`: each
+    /// tree except `gone` keeps its path.
     fn names_kept(&self, source: Ino, gone: Option<Ino>) -> Result<Vec<Renamed>> {
         let store = self.engine().store();
         let mut names = Vec::new();
@@ -267,7 +269,7 @@ impl Fs {
                 continue;
             }
             if !store.same_tree(entry.dir, Ino::ROOT) {
-                continue; // its directory stays
+                continue; // its name is in another tree, and stays
             }
             let path = self.names().path_of(entry.dir)?;
             let mut dir = source;
@@ -292,7 +294,7 @@ impl Fs {
         Ok(names)
     }
 
-    /// Makes the inodes of a deleted tree dead. Returns when no thread reads in it.
+    /// Makes the inodes of a deleted tree dead. Returns when no thread reads in the tree.
     fn forget_tree(&self, root: Ino) {
         let store = self.engine().store();
         self.inodes().forget_pins(|ino| store.same_tree(ino, root));
@@ -345,7 +347,7 @@ impl Fs {
         })
     }
 
-    /// Whether the directory is in tree `root` or in one that is named below it.
+    /// Whether the directory is in tree `root`, or in a tree whose name is below `root`.
     fn is_below(&self, dir: Ino, root: Ino) -> Result<bool> {
         let store = self.engine().store();
         let mut at = dir;
@@ -358,7 +360,7 @@ impl Fs {
         Ok(false)
     }
 
-    /// Refuses changes in a tree that is read-only or gone.
+    /// Fails if the tree of the inode is read-only or deleted.
     pub(crate) fn check_changeable(&self, ino: Ino) -> Result<()> {
         let store = self.engine().store();
         if !store.is_forked() {
@@ -405,14 +407,14 @@ impl Fs {
 
     // ----- freeing -----
 
-    /// Frees a part of what deleted trees have left. Returns whether there may be more.
+    /// Frees one batch of the space of deleted trees. Returns whether there may be more.
     pub(crate) fn reclaim(&self) -> Result<bool> {
         let gate = self.engine().gate();
         let _single = gate.single();
         self.reclaim_alone()
     }
 
-    /// [`Fs::reclaim`] for a caller that excludes freezes and others like it.
+    /// [`Fs::reclaim`] for a caller that holds `gate.single()`.
     pub(crate) fn reclaim_alone(&self) -> Result<bool> {
         let store = self.engine().store();
         self.check_usable()?;
@@ -426,7 +428,7 @@ impl Fs {
         Ok(done == Reclaimed::Some)
     }
 
-    /// Starts the thread that frees, unless it runs.
+    /// Starts the thread that frees the space of deleted trees, unless it is running.
     pub(crate) fn start_reclaim(self: &Arc<Fs>) {
         if !self.engine().store().is_forked() || self.engine().reclaiming.swap(true, SeqCst) {
             return;
@@ -439,8 +441,8 @@ impl Fs {
     }
 }
 
-/// The thread that frees. It ends when there is nothing left, with the file system, or with an
-/// error: the next deletion, or the next mount, then starts it again.
+/// Body of the thread that frees space. It ends when nothing is left, when the file system is
+/// dropped, or after an error. The next deletion or mount then starts it again.
 fn reclaim_all(fs: &Weak<Fs>) {
     loop {
         let Some(fs) = fs.upgrade() else { return };
@@ -449,7 +451,7 @@ fn reclaim_all(fs: &Weak<Fs>) {
             Ok(true) => {}
             Ok(false) => {
                 fs.engine().reclaiming.store(false, SeqCst);
-                // A tree that was deleted in between found the thread running.
+                // A tree that was deleted just before this point found the thread still running.
                 match fs.engine().store().has_work_for_reclaim() {
                     true if !fs.engine().reclaiming.swap(true, SeqCst) => {}
                     _ => return,

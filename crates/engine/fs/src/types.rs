@@ -4,30 +4,30 @@ use kedge_base::{Ino, Timespec};
 use kedge_format::{FileFlags, FileKind, InodeCore};
 use serde::Serialize;
 
-/// The result of format.
+/// Properties of the image that format has made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct FormatSummary {
     /// Identity of the image.
     pub uuid: uuid::Uuid,
-    /// Bytes.
+    /// Size of the image in bytes.
     pub size: u64,
-    /// Bytes.
+    /// Size of the log in bytes.
     pub log_size: u64,
-    /// Bytes of a block.
+    /// Size of a block in bytes.
     pub block_size: u32,
-    /// Allocation groups.
+    /// Number of allocation groups.
     pub groups: u64,
-    /// Blocks for tree and data.
+    /// Number of blocks for tree nodes and data.
     pub data_blocks: u64,
 }
 
 /// The owner of a new inode.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Owner {
-    /// User.
+    /// User id.
     pub uid: u32,
-    /// Group.
+    /// Group id.
     pub gid: u32,
 }
 
@@ -40,27 +40,27 @@ pub struct Attr {
     pub kind: FileKind,
     /// Type and permission bits.
     pub mode: u32,
-    /// Number of names; for a directory, 2 + subdirectories.
+    /// Number of names; for a directory, 2 plus the number of subdirectories.
     pub nlink: u32,
-    /// User.
+    /// User id of the owner.
     pub uid: u32,
-    /// Group.
+    /// Group id of the owner.
     pub gid: u32,
-    /// Device number, for a device file.
+    /// Device number of a device file; otherwise 0.
     pub rdev: u64,
-    /// Bytes; for a directory, its entries.
+    /// Size in bytes; for a directory, the number of its entries.
     pub size: u64,
-    /// 512-byte units, as in st_blocks.
+    /// Allocated space in units of 512 bytes, as in st_blocks.
     pub blocks: u64,
-    /// Last read. Updated lazily.
+    /// Time of the last read; may be older (relatime).
     pub atime: Timespec,
-    /// Last change of the contents.
+    /// Time of the last change of the contents.
     pub mtime: Timespec,
-    /// Last change of contents or attributes.
+    /// Time of the last change of contents or attributes.
     pub ctime: Timespec,
-    /// Creation.
+    /// Time of creation.
     pub btime: Timespec,
-    /// The flags that chattr(1) has set.
+    /// Flags set with chattr(1).
     pub flags: FileFlags,
 }
 
@@ -94,27 +94,27 @@ pub enum SetTime {
     At(Timespec),
 }
 
-/// Attributes to change in setattr; `None` leaves a field unchanged. Fields may be added: end an
-/// expression with `..SetAttr::default()`.
+/// Attributes to change with setattr; `None` leaves a field unchanged. Fields may be added in later
+/// versions: end an expression with `..SetAttr::default()`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SetAttr {
-    /// Permission bits (the type bits are ignored).
+    /// Permission bits. Type bits are ignored.
     pub mode: Option<u32>,
-    /// User.
+    /// User id of the owner.
     pub uid: Option<u32>,
-    /// Group.
+    /// Group id of the owner.
     pub gid: Option<u32>,
-    /// Truncates, or extends with zeros.
+    /// Size in bytes. Truncates the file, or extends it with zeros.
     pub size: Option<u64>,
-    /// Last read.
+    /// Time of the last read.
     pub atime: Option<SetTime>,
-    /// Last change of the contents.
+    /// Time of the last change of the contents.
     pub mtime: Option<SetTime>,
-    /// Last change of contents or attributes.
+    /// Time of the last change of contents or attributes.
     pub ctime: Option<Timespec>,
-    /// Only with `mode` alone: removes just set-user-id and set-group-id from the mode, where
-    /// `mode` lacks them. An append-only file permits this, since the bits are removed before
-    /// another user appends.
+    /// Only clears set-user-id and set-group-id where `mode` lacks them. To be set with `mode` and
+    /// no other field. This is permitted for an append-only file too, since a write by another user
+    /// must clear these bits first.
     pub before_append: bool,
 }
 
@@ -125,7 +125,7 @@ pub struct DirEntry<'a> {
     pub ino: Ino,
     /// Type of the file.
     pub kind: FileKind,
-    /// Any bytes but `/` and zero.
+    /// The name: any bytes except `/` and zero.
     pub name: &'a [u8],
     /// Passed to readdir to continue after this entry. Stable while the directory changes.
     pub cookie: u64,
@@ -146,7 +146,7 @@ pub enum RenameMode {
     Whiteout {
         /// The owner of the whiteout.
         owner: Owner,
-        /// Replace the target if it exists; otherwise refuse.
+        /// Whether an existing target is replaced; otherwise the rename is refused.
         replace: bool,
     },
 }
@@ -178,13 +178,13 @@ pub enum FallocateMode {
         /// Keeps the size, even if the range extends beyond it.
         keep_size: bool,
     },
-    /// Removes the range and moves the data after it to its place.
+    /// Removes the range; the data after it moves to its offset.
     CollapseRange,
-    /// Moves the data from the offset on away and leaves a hole.
+    /// Moves the data from the offset on by the length of the range, which becomes a hole.
     InsertRange,
 }
 
-/// Whence of lseek(2) beyond the classic three.
+/// What lseek(2) searches for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SeekKind {
     /// SEEK_DATA.
@@ -196,61 +196,61 @@ pub enum SeekKind {
 /// The result of statfs(2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct StatFs {
-    /// Bytes of a block.
+    /// Size of a block in bytes.
     pub block_size: u32,
-    /// Blocks of the image.
+    /// Number of blocks of the image.
     pub blocks: u64,
-    /// Free blocks.
+    /// Number of free blocks.
     pub blocks_free: u64,
-    /// Free blocks that file data can have.
+    /// Number of free blocks that file data can use.
     pub blocks_available: u64,
-    /// Inodes in use and free.
+    /// Number of inodes in use, plus `inodes_free`.
     pub inodes: u64,
-    /// Inodes that can still be created, as an estimate.
+    /// Estimate of the number of inodes that can still be created.
     pub inodes_free: u64,
-    /// Longest name, in bytes.
+    /// Length of the longest name in bytes.
     pub name_max: u32,
 }
 
-/// How [`crate::FileSystem::write_with`] writes. The default behaves as write(2): as much as there
-/// is space for is copied into memory.
+/// How [`crate::FileSystem::write_with`] writes. The default behaves as write(2): it copies as many
+/// bytes into memory as there is space for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct WriteMode {
-    /// Writes all bytes or fails, for a caller that ignores short counts: the kernel, when it
+    /// Writes all bytes or fails. For a caller that ignores short counts: the kernel, when it
     /// writes back pages of its cache. Bytes accepted before the error stay, since the caller's
-    /// cache shows them.
+    /// cache shows them too.
     pub whole: bool,
-    /// The bytes are on the device, though not flushed, when the call returns, or the call fails
+    /// When the call returns, the bytes are on the device, though not flushed; otherwise it fails
     /// (`O_DIRECT`). A short count is the number of bytes on the device.
     pub through: bool,
-    /// Keeps the time stamps: the caller sets them.
+    /// Leaves the time stamps unchanged: the caller sets them.
     pub keep_times: bool,
 }
 
 impl WriteMode {
-    /// For pages that the kernel writes back from its cache, with time stamps that the kernel
-    /// keeps.
+    /// The mode for pages that the kernel writes back from its cache. The kernel also sets the time
+    /// stamps.
     pub const fn from_cache() -> WriteMode {
         WriteMode { whole: true, through: false, keep_times: true }
     }
 
-    /// For `O_DIRECT`.
+    /// The mode for `O_DIRECT`.
     pub const fn direct() -> WriteMode {
         WriteMode { whole: false, through: true, keep_times: false }
     }
 
-    /// A copy with this `whole`.
+    /// Returns a copy with another `whole`.
     pub const fn with_whole(self, whole: bool) -> WriteMode {
         WriteMode { whole, ..self }
     }
 
-    /// A copy with this `through`.
+    /// Returns a copy with another `through`.
     pub const fn with_through(self, through: bool) -> WriteMode {
         WriteMode { through, ..self }
     }
 
-    /// A copy with this `keep_times`.
+    /// Returns a copy with another `keep_times`.
     pub const fn with_keep_times(self, keep_times: bool) -> WriteMode {
         WriteMode { keep_times, ..self }
     }

@@ -9,7 +9,7 @@ use std::time::Duration;
 const SECOND: Duration = Duration::from_secs(1);
 const DAY: Duration = Duration::from_secs(86_400);
 
-/// A file, a directory and a symbolic link, and a read of each.
+/// A file system with a file, a directory and a symbolic link, all of which are read together.
 struct Read {
     fs: FileSystem,
     inos: [Ino; 3],
@@ -24,7 +24,7 @@ impl Read {
         self.atimes()
     }
 
-    /// Whether reading updates all three access times.
+    /// Checks that reading updates all three access times. Returns the new ones.
     fn moved(&self, before: [Timespec; 3]) -> [Timespec; 3] {
         let now = self.all();
         assert!(before.iter().zip(&now).all(|(before, now)| now > before), "{before:?} {now:?}");
@@ -54,10 +54,10 @@ fn reading_moves_a_time_that_says_less_than_the_last_change_or_is_a_day_old() {
     let link = fs.symlink(Ino::ROOT, b"link", b"target", Owner::default()).unwrap().ino;
     let mut read = Read { fs, inos: [file, dir, link] };
 
-    // Not newer than the change.
+    // The access times are not newer than the last change, so reading updates them.
     device.clock.advance(SECOND);
     let mut last = read.moved(read.atimes());
-    // Newer than the change, and less than a day old: stays, to the nanosecond.
+    // They are newer than the last change and less than a day old, so they stay, to the nanosecond.
     device.clock.advance(DAY.saturating_sub(SECOND));
     assert_eq!(read.all(), last);
     device.clock.advance(SECOND);
@@ -67,7 +67,7 @@ fn reading_moves_a_time_that_says_less_than_the_last_change_or_is_a_day_old() {
     assert_eq!(read.atimes(), last);
     last = read.moved(last);
 
-    // The access times are durable.
+    // The access times survive a close.
     read.fs.close().unwrap();
     read.fs = open(MountOptions { noatime: true, ..MountOptions::default() });
     device.clock.advance(2 * DAY);
@@ -78,7 +78,7 @@ fn reading_moves_a_time_that_says_less_than_the_last_change_or_is_a_day_old() {
     read.fs.close().unwrap();
     read.fs = open(MountOptions::default());
     read.moved(last);
-    // A removed directory that is still open gets no access time, and reading it is harmless.
+    // A removed directory that is still open gets no access time. Reading it is harmless.
     read.fs.pin(dir).unwrap();
     read.fs.rmdir(Ino::ROOT, b"dir").unwrap();
     read.fs.readdir(dir, 0, &mut |_| panic!("an entry")).unwrap();

@@ -1,5 +1,5 @@
-//! Access control lists in the library: the lists that are accepted, their effect on the mode, and
-//! inheritance.
+//! Access control lists in the library: which lists are accepted, how they change the mode, and how
+//! they are inherited.
 
 use crate::common::images::open_still;
 use kedge_device::MemDevice;
@@ -14,7 +14,7 @@ fn fresh() -> (Arc<MemDevice>, FileSystem) {
     (device, fs)
 }
 
-/// A list with the owner, `named` users, the owning group, the mask and the others.
+/// A list with the owner, `named` named users, the owning group, the mask and the others.
 fn list(named: usize, permissions: [u16; 5]) -> Vec<u8> {
     let tags = [Tag::Owner, Tag::User, Tag::OwningGroup, Tag::Mask, Tag::Others];
     let mut entries = Vec::new();
@@ -60,7 +60,7 @@ fn what_is_no_list_or_has_none_is_refused() {
     assert_eq!((mode(&fs, file), fs.listxattr(file).unwrap().len()), (0o644, 0));
 }
 
-/// The record of a new directory holds the longest list twice.
+/// A new directory inherits the longest list twice, and both copies fit into its record.
 #[test]
 fn the_longest_list_is_inherited_and_durable() {
     let (device, fs) = fresh();
@@ -100,8 +100,8 @@ fn the_longest_list_is_inherited_and_durable() {
     assert!(report.is_clean(), "{report}");
 }
 
-/// A whiteout is a new file of its directory. The longest list fits its record, and a crash leaves
-/// both or neither.
+/// A whiteout is a new file in its directory. The longest list fits into its record. After a crash
+/// the whiteout and its list are there, or neither.
 #[test]
 fn a_whiteout_inherits() {
     let (device, fs) = fresh();

@@ -1,4 +1,4 @@
-//! Atomic writes of one file: what readers see, what a commit makes durable, and what refuses it.
+//! Atomic writes of one file: what readers see, what a commit makes durable, and when it fails.
 
 use crate::common::images::{assert_clean, open};
 use kedge_base::{BLOCK_SIZE, SystemClock, spawn_named};
@@ -22,7 +22,7 @@ fn make(size: u64, log: u64, data_checksums: bool) -> Arc<MemDevice> {
     device
 }
 
-/// What a process that is killed now leaves, opened again.
+/// Opens a copy of the device as it is now, as if the process had been killed.
 fn killed(device: &MemDevice) -> FileSystem {
     open(&Arc::new(device.fork()))
 }
@@ -99,7 +99,7 @@ fn a_commit_is_one_log_write_and_leaves_nothing_for_fsync() {
     assert_eq!(writes(), before + 1);
 }
 
-/// Random changes of every kind, against a plain array.
+/// Makes random changes of every kind, and compares with a plain array.
 #[test]
 fn beside_every_other_change_the_bytes_are_those_of_the_model() {
     for (seed, checksums) in (0..30u64).flat_map(|seed| [(seed, false), (seed, true)]) {
@@ -126,7 +126,7 @@ fn beside_every_other_change_the_bytes_are_those_of_the_model() {
                 40..60 => {
                     assert_eq!(fs.write(ino, offset as u64, &data).unwrap(), data.len());
                     put(&mut shall, offset, &data);
-                    // So that a killed process leaves all of it, whatever comes next.
+                    // Durable, so that a later kill preserves this change too.
                     fs.fsync(ino, true).unwrap();
                 }
                 60..70 => {
@@ -170,7 +170,7 @@ fn more_than_the_bound_is_refused_and_the_bound_fits_each_log() {
         let mut write = fs.atomic(ino).unwrap();
         let max = write.bytes_max();
         assert!(max >= 40 * BLOCK && max <= log, "{max} bytes with a log of {log}");
-        // Every other page, so that each has an extent of its own.
+        // Every other page is written, so that each has an extent of its own.
         let pages = max / BLOCK;
         for page in 0..pages {
             write.write_at(2 * page * BLOCK, &[7; BLOCK_SIZE]).unwrap();
@@ -210,7 +210,7 @@ fn a_full_image_or_limit_refuses_the_whole_and_changes_nothing() {
     assert_eq!(write.commit().unwrap_err().errno(), kedge_base::errno::ENOSPC);
     assert!(contents(&fs, ino) == vec![1; 8192]);
     assert!(contents(&killed(&device), ino) == vec![1; 8192]);
-    // What has a block needs none.
+    // Pages that have a block need no new one.
     let mut write = fs.atomic(ino).unwrap();
     write.write_at(0, &[5; 8192]).unwrap();
     write.commit().unwrap();
@@ -255,7 +255,7 @@ fn flags_kinds_and_deletion_refuse_it() {
         assert!(matches!(write.commit(), Err(Error::NotPermitted(_))));
         fs.set_flags(ino, FileFlags::default()).unwrap();
     }
-    // A file without a name is kept by the handle, and deleted with it.
+    // The handle keeps a file without a name alive. The file is deleted with the handle.
     let mut write = fs.atomic(ino).unwrap();
     write.write_at(0, b"last").unwrap();
     fs.unlink(Ino::ROOT, b"f").unwrap();

@@ -16,15 +16,15 @@ fn open(device: Arc<dyn Device>, read_only: bool) -> Result<FileSystem> {
     FileSystem::open(device, Arc::new(ManualClock::default()), options)
 }
 
-/// An image that was not unmounted: the files, with data that an fsync made durable in the log
-/// alone.
+/// An image that was not unmounted. Its files have data that an fsync made durable only in the log.
 struct Image {
     medium: MemDevice,
     files: Vec<(Ino, Vec<u8>)>,
 }
 
-/// Three files: one whose last block, which has data already, has more in the log, one whose data
-/// has no block yet, and one whose data belongs into the middle of preallocated blocks.
+/// Makes three files. The first one's last block has data in place and more in the log. The second
+/// one's data has no block yet. The third one's data belongs into the middle of preallocated
+/// blocks.
 fn image() -> Image {
     let device = Arc::new(MemDevice::new(SIZE));
     let options = FormatOptions { log_size: Some(1 << 20), ..FormatOptions::default() };
@@ -68,8 +68,8 @@ impl Image {
         assert_clean(device, what);
     }
 
-    /// The blocks to which recovery writes data, in the order of the files. They are the first
-    /// writes of an open, in an order of their own.
+    /// The device offsets to which recovery writes the data of the files, in the order of the
+    /// files. These are the first writes of an open, in another order.
     fn places(&self) -> Vec<u64> {
         let places = (0..self.files.len() as u64).map(|nth| {
             let sim = Arc::new(SimDevice::new(self.medium.fork()));
@@ -99,8 +99,8 @@ fn block_at(offset: u64) -> Range<u64> {
     offset..offset + BLOCK as u64
 }
 
-/// Each of the blocks in turn is bad for good. Recovery writes the data elsewhere. Power fails at
-/// each of its writes, and the next recovery, with the block bad or mended, has the same result.
+/// Each of the blocks in turn is bad for good, and recovery writes the data elsewhere. Power fails
+/// at each of its writes. The next recovery, with the block bad or repaired, has the same result.
 #[test]
 fn data_of_the_log_whose_block_is_bad_goes_elsewhere() {
     let image = image();
@@ -144,8 +144,7 @@ fn a_mount_that_only_reads_needs_no_place() {
     }
 }
 
-/// A device on which every data write fails: the open fails, names the file of the data, and loses
-/// nothing.
+/// Every data write fails. The open fails, names the file of the data, and loses nothing.
 #[test]
 fn an_open_that_finds_no_place_names_inode_and_block_and_loses_nothing() {
     let image = image();
@@ -161,9 +160,10 @@ fn an_open_that_finds_no_place_names_inode_and_block_and_loses_nothing() {
     image.assert_good(sim.view(), "on a device that was mended");
 }
 
-/// The log holds a part of a block whose other bytes cannot be read. A writable mount fails. A
-/// read-only mount reads everything but that block, and returns an error for it even if the device
-/// can read it again: the bytes on the device are older than those that an fsync made durable.
+/// The log has a part of a block whose other bytes cannot be read. A writable mount fails. A
+/// read-only mount reads everything except that block. It returns an error for the block even if
+/// the device can read it again: the bytes on the device are older than those that an fsync made
+/// durable.
 #[test]
 fn a_block_that_cannot_be_read_costs_a_mount_that_only_reads_nothing_else() {
     let image = image();
@@ -191,8 +191,7 @@ fn a_block_that_cannot_be_read_costs_a_mount_that_only_reads_nothing_else() {
     image.assert_good(sim.view(), "on a device that was mended");
 }
 
-/// New data for a whole block needs none of the old bytes, so a block that cannot be read does not
-/// matter.
+/// New data for a whole block needs none of the old bytes, so the block may be unreadable.
 #[test]
 fn a_block_that_is_replaced_whole_need_not_be_read() {
     let image = image();
@@ -200,7 +199,7 @@ fn a_block_that_is_replaced_whole_need_not_be_read() {
     let sim = Arc::new(SimDevice::new(image.medium.fork()));
     let fs = open(sim.clone(), false).unwrap();
     let (ino, bytes) = &image.files[0];
-    // The last block is log-resident if it grows, and then rewritten as a whole.
+    // The last block becomes log-resident when the file grows, and is then rewritten as a whole.
     fs.write(*ino, bytes.len() as u64, b"more").unwrap();
     fs.fsync(*ino, false).unwrap();
     fs.write(*ino, 4 * BLOCK as u64, &[b'w'; 1204]).unwrap();

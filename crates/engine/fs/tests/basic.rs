@@ -1,4 +1,4 @@
-//! The first operations in one process: names, data, fsync, reopening, crashing.
+//! Basic operations in one process: names, data, fsync, reopening, crashing.
 
 use crate::common::images::open_still;
 use kedge_device::MemDevice;
@@ -39,8 +39,8 @@ fn names(fs: &FileSystem, dir: Ino) -> Vec<String> {
     out
 }
 
-/// A kernel caches what it reads itself, while data read by a program is cached here. Both see data
-/// that is newer than the device.
+/// A kernel caches what it reads itself, so its reads leave nothing in memory here; reads of a
+/// program do. Both return data that is newer than the device.
 #[test]
 fn an_uncached_read_leaves_nothing_in_memory() {
     let (device, fs) = fresh(32 << 20);
@@ -65,11 +65,11 @@ fn an_uncached_read_leaves_nothing_in_memory() {
     }
     assert_eq!(uncached(&fs, 4095, 5000), bytes[4095..9095]);
     assert_eq!(uncached(&fs, 99_999, 10), bytes[99_999..]);
-    // A page that is in memory only, between others.
+    // One page that is only in memory, between pages on the device.
     fs.write(ino, 50_000, &[7; 100]).unwrap();
     bytes[50_000..50_100].fill(7);
     assert_eq!(uncached(&fs, 0, 200_000), bytes);
-    // Cached from here on.
+    // From here on the pages are cached.
     assert_eq!(content(&fs, ino), bytes);
     let before = reads(&fs);
     assert_eq!(content(&fs, ino), bytes);
@@ -170,8 +170,7 @@ fn cached_pages(fs: &FileSystem) -> u64 {
     stats["cache"]["pages"].as_u64().unwrap()
 }
 
-/// Writes add pages faster, 256 at a time, than an eviction of one page for each operation would
-/// free them.
+/// Large writes add 256 pages at a time. Evicting one page for each operation would be too slow.
 #[test]
 fn a_stream_of_large_writes_keeps_the_page_budget() {
     let (device, fs) = fresh(128 << 20);
@@ -195,8 +194,8 @@ fn a_stream_of_large_writes_keeps_the_page_budget() {
     fs.close().unwrap();
 }
 
-/// All three caches shrink at once to what may stay, and what was dropped is read again. What is
-/// dirty goes when it has been written.
+/// All three caches shrink at once to what must stay. What was dropped is read again; dirty pages
+/// and nodes are dropped when they have been written.
 #[test]
 fn a_smaller_cache_gives_memory_back_and_loses_nothing() {
     const FILES: u64 = 8_000;

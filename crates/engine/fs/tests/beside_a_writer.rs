@@ -1,5 +1,5 @@
-//! fsync and sync while another thread writes to the same files all the time: data written before
-//! the call is durable after it.
+//! fsync and sync while another thread keeps writing to the same files: data that was written
+//! before the call is durable after it.
 
 use crate::common::watched::{Watch, Watched};
 use kedge_base::{IoBuf, Result, spawn_named};
@@ -11,17 +11,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 const PAGE: usize = 4096;
-/// More than one pass of writeback takes.
+/// Pages of a file, more than one pass of writeback takes.
 const PAGES: usize = 3000;
-/// Somewhat more than one pass takes.
+/// Pages that are rewritten, somewhat more than one pass takes.
 const REWRITTEN: usize = 1100;
-/// Writers stop after this many turns, so a call that waits for them to stop returns and is
-/// noticed.
+/// Writers stop after this many turns. So a call that waits for them to stop returns, and the test
+/// fails instead of hanging.
 const TURNS_MAX: u32 = 100;
 
 type Work = Arc<dyn Fn() + Send + Sync>;
 
-/// A device that runs work beside each of its writes, except durable writes.
+/// A device that runs some work before each of its writes, except durable writes.
 struct Beside {
     inner: SimDevice,
     work: Mutex<Option<Work>>,
@@ -36,7 +36,7 @@ impl Beside {
         Arc::new(Watched(Beside { inner, work: Mutex::new(None) }))
     }
 
-    /// The file after a power failure that takes everything that is not durable.
+    /// The contents of a file after a power failure that loses everything not durable.
     fn durable(&self, name: &[u8]) -> Vec<u8> {
         let medium = Arc::new(self.inner.crash_as(Choice::None));
         let options = MountOptions { read_only: true, ..Default::default() };
@@ -53,7 +53,7 @@ impl Watch for Beside {
         &self.inner
     }
 
-    /// In a thread of its own, because the thread that writes back holds locks.
+    /// Runs the work in another thread, because the thread that writes back holds locks.
     fn before_write(&self, fua: bool) {
         let work = if fua { None } else { self.work.lock().clone() };
         if let Some(work) = work {
@@ -78,7 +78,7 @@ fn make(fs: &FileSystem, name: &[u8], pages: usize) -> Ino {
     ino
 }
 
-/// Work that runs in its first [`TURNS_MAX`] turns, and the number of turns.
+/// Work that does something only in its first [`TURNS_MAX`] turns, and a counter of the turns.
 fn turns(work: impl Fn() + Send + Sync + 'static) -> (Work, Arc<Mutex<u32>>) {
     let count = Arc::new(Mutex::new(0));
     let counter = count.clone();
@@ -91,7 +91,7 @@ fn turns(work: impl Fn() + Send + Sync + 'static) -> (Work, Arc<Mutex<u32>>) {
     (Arc::new(turn), count)
 }
 
-/// Rewrites the start of the file beside each write of the device. Returns the number of turns.
+/// Has each write of the device rewrite the start of the file. Returns the counter of the turns.
 fn rewrite_beside(device: &Beside, fs: &FileSystem, ino: Ino) -> Arc<Mutex<u32>> {
     let fs = fs.clone();
     let (work, count) = turns(move || {
@@ -134,7 +134,7 @@ fn sync_reaches_a_file_beside_one_that_is_written_again_and_again() {
     assert!(device.durable(b"busy").iter().all(|b| matches!(b, b'1' | b'2')));
 }
 
-/// One half of a device, as a partition is.
+/// One half of a device, like a partition.
 struct Half {
     whole: Arc<dyn Device>,
     geometry: Geometry,
@@ -194,8 +194,8 @@ fn count(fs: &FileSystem, what: &str) -> u64 {
     what.split('.').fold(&stats, |v, key| &v[key]).as_u64().unwrap_or_else(|| panic!("no counter {what}"))
 }
 
-/// Like sync(2) with writers on each of them that never stop. The work of the writers is done
-/// beside each write of a device, so a sync that chased them would never end.
+/// Like sync(2) while each file system has writers that never stop. The writers run during each
+/// write of a device, so a sync that tried to catch up with them would never end.
 #[test]
 fn a_sync_of_four_file_systems_on_two_devices_ends_beside_writers_on_all_of_them() {
     const BUSY_PAGES: usize = 64;
@@ -245,7 +245,7 @@ fn a_sync_of_four_file_systems_on_two_devices_ends_beside_writers_on_all_of_them
         assert!((1..=most).contains(&bytes), "{bytes} bytes written for {most} that were dirty");
         assert_eq!(dirty(fs), BUSY_PAGES as u64, "the writers went on");
     }
-    // A power failure takes everything that is not durable.
+    // A power failure that loses everything not durable.
     let images: Vec<_> = sims.iter().map(|sim| Arc::new(sim.inner.crash_as(Choice::None))).collect();
     for i in 0..4 {
         let part = Half::of(images[i / 2].clone(), i as u64 % 2);

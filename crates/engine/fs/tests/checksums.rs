@@ -1,5 +1,5 @@
-//! Checksums of file data: what they are of after every kind of change, and what a reader gets when
-//! the device returns other bytes.
+//! Checksums of file data: they match after every kind of change, and a reader gets an error if the
+//! device returns other bytes.
 
 use crate::common::images::{assert_clean, check, contents, noise, open};
 use crate::common::watched::{Watch, Watched};
@@ -25,7 +25,7 @@ fn make(size: u64) -> Arc<MemDevice> {
     device
 }
 
-/// One change of a file, and the same of the bytes that it should have.
+/// Makes one random change of a file, and the same change of the expected bytes.
 fn change(fs: &FileSystem, rng: &mut SmallRng, ino: Ino, shall: &mut Vec<u8>) {
     let size = shall.len() as u64;
     let at = rng.random_range(0..=size + 3 * BLOCK);
@@ -107,7 +107,7 @@ fn every_kind_of_change_leaves_checksums_of_what_is_there() {
                 }
             }
         }
-        // Without files nothing of them is left, checksums included.
+        // Once all files are removed, nothing of them is left, including checksums.
         for n in 0..files.len() {
             fs.unlink(Ino::ROOT, format!("f{n}").as_bytes()).unwrap();
         }
@@ -118,7 +118,7 @@ fn every_kind_of_change_leaves_checksums_of_what_is_there() {
     }
 }
 
-/// The blocks of the image that hold data of the file `name`, as fsck finds them.
+/// The blocks of the device that have the contents of some block of `data`.
 fn blocks_of(device: &MemDevice, data: &[u8]) -> Vec<u64> {
     let mut found = Vec::new();
     let mut block = IoBuf::zeroed(1);
@@ -131,7 +131,8 @@ fn blocks_of(device: &MemDevice, data: &[u8]) -> Vec<u64> {
     found
 }
 
-/// 500 bits, of which a check names each fiftieth; with `KEDGE_LONG=1` 10,000, each of them named.
+/// Flips 500 bits, one after the other. For each fiftieth fsck must name the block. With
+/// `KEDGE_LONG=1` 10,000 bits, each with such a check.
 #[test]
 fn no_flipped_bit_reaches_a_reader() {
     let is_long = std::env::var_os("KEDGE_LONG").is_some_and(|value| value == "1");
@@ -208,8 +209,8 @@ fn a_damaged_block_refuses_to_be_completed_and_takes_whole_blocks() {
     assert!(contents(&fs, ino)[BLOCK_SIZE..2 * BLOCK_SIZE] == new);
 }
 
-/// The log holds a part of a block whose other bytes are damaged: recovery keeps the damage
-/// visible, and the bytes of the log do not make the block whole.
+/// The log has a part of a block whose other bytes are damaged. After recovery the damage is still
+/// detected: the block must not look whole because of the logged bytes.
 #[test]
 fn recovery_does_not_hide_damage() {
     let device = make(64 * MIB);
@@ -277,7 +278,7 @@ fn an_image_without_checksums_has_no_such_flag() {
     assert!(matches!(e, Error::NotSupported(_)), "{e}");
 }
 
-/// Appends until there is no room.
+/// Appends until the image is full.
 fn append_until_full(fs: &FileSystem, ino: Ino, shall: &mut Vec<u8>, rng: &mut SmallRng) {
     loop {
         let more = noise(rng, 16 * BLOCK_SIZE);
@@ -291,8 +292,8 @@ fn append_until_full(fs: &FileSystem, ino: Ino, shall: &mut Vec<u8>, rng: &mut S
     }
 }
 
-/// Overwriting needs a free block for each that is overwritten: a full image refuses it at
-/// write(2), and loses nothing.
+/// Overwriting a block needs a free block. A full image refuses the overwrite at write(2), and
+/// loses nothing.
 #[test]
 fn a_full_image_refuses_to_overwrite_and_keeps_its_data() {
     let mut rng = SmallRng::seed_from_u64(3);
@@ -302,13 +303,13 @@ fn a_full_image_refuses_to_overwrite_and_keeps_its_data() {
     let spare = fs.create(Ino::ROOT, b"spare", 0o644, OWNER).unwrap().ino;
     fs.write(spare, 0, &noise(&mut rng, 256 * BLOCK_SIZE)).unwrap();
     let mut shall = Vec::new();
-    // A checkpoint makes room of nodes that were given up.
+    // A checkpoint frees the nodes that were replaced before it.
     for _ in 0..4 {
         append_until_full(&fs, ino, &mut shall, &mut rng);
         fs.checkpoint().unwrap();
     }
-    // A background checkpoint may make room between the last append and the overwrite. A page that
-    // is dirty already has its room, so each round overwrites another.
+    // A background checkpoint may free blocks between the last append and the overwrite. A page
+    // that is dirty has its block already, so each round overwrites another page.
     let refused = (0..100).find_map(|page| {
         append_until_full(&fs, ino, &mut shall, &mut rng);
         let at = page * BLOCK_SIZE;
@@ -323,7 +324,7 @@ fn a_full_image_refuses_to_overwrite_and_keeps_its_data() {
     let refused = refused.expect("an image without room refuses to overwrite");
     assert_eq!(refused.errno(), kedge_base::errno::ENOSPC, "{refused}");
     fs.sync().unwrap();
-    // Some room, of which the tree needs a part too.
+    // Frees some space, of which the tree needs a part.
     fs.unlink(Ino::ROOT, b"spare").unwrap();
     fs.sync().unwrap();
     let mut refused = 0;
@@ -350,7 +351,7 @@ fn a_full_image_refuses_to_overwrite_and_keeps_its_data() {
     assert!(contents(&open(&device), ino) == shall);
 }
 
-/// Calls a function before its next write.
+/// A device that calls a function before its next write.
 struct Interrupted {
     below: Arc<MemDevice>,
     next: Mutex<Option<Box<dyn FnOnce() + Send>>>,
@@ -364,7 +365,7 @@ impl Watch for Interrupted {
     fn before_write(&self, _fua: bool) {
         let next = self.next.lock().take();
         if let Some(next) = next {
-            // The writing thread holds locks of the file.
+            // Called in another thread, since the writing thread holds locks of the file.
             spawn_named("between", next).unwrap().join().unwrap();
         }
     }
@@ -379,8 +380,8 @@ fn fill(fs: &FileSystem, ino: Ino) {
     }
 }
 
-/// A page that changes while it is being written moves once more. It keeps the space for that,
-/// whether its present block was written before or is a preallocated one.
+/// If a page changes while it is being written, it needs yet another block, and keeps a promise for
+/// that. So it is for a block that was written before, and for a preallocated one.
 #[test]
 fn a_page_that_changes_while_it_is_written_keeps_its_space() {
     for preallocated in [false, true] {

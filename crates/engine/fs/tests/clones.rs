@@ -1,4 +1,5 @@
-//! Clones: files that share blocks, what the sharing never shows, and what is left when it ends.
+//! Clones: files that share blocks without visible effects, and what is freed when the sharing
+//! ends.
 
 use crate::common::images::{assert_clean, noise, open, put};
 use kedge_base::{BLOCK_SIZE, SystemClock};
@@ -78,7 +79,7 @@ fn a_clone_and_its_source_go_their_own_ways() {
     assert_clean(&device);
     expect(&open(&Arc::new(device.fork())));
     fs.unlink(Ino::ROOT, b"source").unwrap();
-    // What the target overwrote, and the first block.
+    // This frees the blocks that the target has overwritten, and the first block.
     let gone = free(&fs);
     assert!((257..270).contains(&(gone - apart)), "{gone} {apart}");
     assert_clean(&device);
@@ -142,7 +143,7 @@ fn ranges_that_cannot_be_shared() {
     let fork = fs.fork(Ino::ROOT, Ino::ROOT, b"fork", false).unwrap().ino;
     let other = fs.lookup(fork, b"target").unwrap().ino;
     assert_eq!(errno(source, 0, other, 0, BLOCK), Err(18));
-    // These can.
+    // These ranges can be cloned.
     fs.clone_range(source, 0, target, 4 * BLOCK, 10_000).unwrap();
     let mut shall = vec![2; 16_384];
     shall.resize(26_384, 1);
@@ -161,7 +162,7 @@ fn sixty_five_thousand_references_to_one_block() {
     let source = put(&fs, Ino::ROOT, "source", &[7; BLOCK_SIZE]);
     let before = free(&fs);
     let target = new(&fs, "target");
-    // Twice as many each time: a clone of the range before.
+    // Doubles the file each time, with a clone of all that it has.
     fs.clone_range(source, 0, target, 0, BLOCK).unwrap();
     let mut blocks = 1;
     while blocks < 65_000 {
@@ -204,7 +205,7 @@ fn an_extent_across_many_counts() {
     let target = new(&fs, "target");
     fs.clone_file(source, target).unwrap();
     let again = new(&fs, "again");
-    // Every second block has another count than its neighbours.
+    // Every second block gets another count than its neighbours.
     for block in (0..blocks as u64).step_by(2) {
         fs.write(target, block * BLOCK, &[9]).unwrap();
     }
@@ -259,7 +260,7 @@ fn an_overwrite_of_shared_blocks_needs_space_and_says_so_at_once() {
     let read = contents(&fs, target);
     assert!(read[..written as usize].iter().all(|byte| *byte == 2));
     assert!(read[written as usize..].iter().all(|byte| *byte == 1));
-    // Files can be cloned and removed in a full image.
+    // In a full image files can be removed and overwritten.
     fs.unlink(Ino::ROOT, b"source").unwrap();
     fs.unlink(Ino::ROOT, b"filler").unwrap();
     fs.write(target, 0, &vec![4; 4 * MIB as usize]).unwrap();
@@ -284,7 +285,7 @@ fn each_reference_counts_for_a_limit() {
     assert_eq!(contents(&fs, other), b"kept", "after a clone that was refused");
     fs.clone_range(source, 0, other, 0, MIB / 2).unwrap();
     assert_eq!(fs.limit_of(dir).unwrap().unwrap().bytes, 3 * MIB / 2);
-    // The range is replaced by as many blocks.
+    // The range replaces as many blocks, so the limit allows it.
     fs.clone_range(source, MIB / 2, other, 0, MIB / 2).unwrap();
     fs.unlink(dir, b"a").unwrap();
     assert_eq!(fs.limit_of(dir).unwrap().unwrap().bytes, MIB / 2);
@@ -292,7 +293,7 @@ fn each_reference_counts_for_a_limit() {
     assert_clean(&device);
 }
 
-/// A reader beside clones of two files of different lengths to a third sees one or the other.
+/// While two files of different lengths are cloned to a third, a reader sees one or the other.
 #[test]
 fn a_clone_of_a_file_is_one_change_for_readers() {
     let device = make(64 * MIB);
@@ -323,7 +324,7 @@ fn a_clone_of_a_file_is_one_change_for_readers() {
     assert_clean(&device);
 }
 
-/// Files of more extents than a record takes, of more counts, and of more checksums.
+/// Clones files with more extents, more counts or more checksums than one record takes.
 #[test]
 fn clones_of_files_that_no_record_holds_are_whole() {
     for data_checksums in [false, true] {
@@ -342,7 +343,7 @@ fn clones_of_files_that_no_record_holds_are_whole() {
             fs.clone_file(source, target).unwrap();
             assert_eq!(contents(&fs, target), contents(&fs, source));
             fs.fsync(target, false).unwrap();
-            // Single counts among those of the whole extents.
+            // Gives single blocks of the source's extents other counts.
             for n in 0..300 {
                 fs.clone_range(source, n % 12 * BLOCK, target, (1000 + 2 * n) * BLOCK, BLOCK).unwrap();
             }
@@ -352,7 +353,7 @@ fn clones_of_files_that_no_record_holds_are_whole() {
     }
 }
 
-/// The files of a tree and what they should have.
+/// The files of a tree with their expected contents.
 struct Model {
     root: Ino,
     files: BTreeMap<String, Vec<u8>>,
@@ -377,7 +378,7 @@ impl Model {
         }
     }
 
-    /// One random change.
+    /// Makes one random change.
     fn change(&mut self, fs: &FileSystem, rng: &mut SmallRng) {
         let name = format!("f{}", rng.random_range(0..5));
         if !self.files.contains_key(&name) {
@@ -443,7 +444,7 @@ impl Model {
             13 => fs.checkpoint().unwrap(),
             _ => self.clone_some(fs, rng, &name, ino),
         }
-        // The small images of the test do not overflow.
+        // Keeps the small images of the test from becoming full.
         if self.files.values().map(Vec::len).sum::<usize>() > 6 * MIB as usize {
             let largest = self.files.iter().max_by_key(|(_, data)| data.len()).unwrap().0.clone();
             truncate(fs, self.ino(fs, &largest), 0);
@@ -464,7 +465,7 @@ impl Model {
         let to = rng.random_range(0..=self.files[name].len() as u64 + 3 * BLOCK) / BLOCK * BLOCK;
         let mut len = rng.random_range(0..20) * BLOCK;
         if from + len >= data.len() as u64 {
-            len = data.len() as u64 - from; // up to the end
+            len = data.len() as u64 - from; // up to the end of the source
         }
         let shall = self.files.get_mut(name).unwrap();
         let is_whole = len.is_multiple_of(BLOCK);
@@ -513,7 +514,8 @@ fn random_changes(seed: u64, data_checksums: bool, steps: usize) {
                 trees.iter().for_each(|tree| tree.verify(&fs, seed, step));
             }
             3 => {
-                // As after a crash of the process: what is not written is lost, so sync first.
+                // A copy of the device is opened, as after the death of the process. The sync
+                // before it preserves everything.
                 fs.sync().unwrap();
                 drop(fs);
                 device = Arc::new(device.fork());

@@ -1,4 +1,4 @@
-//! The end of a file system beside calls of other threads.
+//! A close while other threads make calls.
 
 use crate::common::images::open_still;
 use kedge_base::errno::{EIO, ENOSPC};
@@ -12,14 +12,14 @@ const ROUNDS: usize = 60;
 const THREADS: usize = 4;
 const BLOCK: [u8; 100] = [1; 100];
 
-/// Appends until the file system is closed, without a sync. Returns the bytes that were accepted.
+/// Appends without a sync until the file system is closed. Returns the number of bytes accepted.
 fn append(fs: &FileSystem, ino: Ino, accepted: &AtomicU64) -> u64 {
     loop {
         let at = accepted.load(SeqCst);
         match fs.write(ino, at, &BLOCK) {
             Ok(n) => accepted.store(at + n as u64, SeqCst),
             Err(e) => {
-                // A busy machine may leave the writers time enough to fill the image.
+                // On a busy machine the writers may have enough time to fill the image.
                 assert!([EIO, ENOSPC].contains(&e.errno()), "{e}");
                 return at;
             }

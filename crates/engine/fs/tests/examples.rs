@@ -1,4 +1,4 @@
-//! The examples behave as they claim.
+//! The examples do what they claim.
 
 #[path = "../examples/crash.rs"]
 mod crash;
@@ -12,7 +12,7 @@ fn embedded() {
     let dir = tempfile::tempdir().unwrap();
     let image = dir.path().join("app.kedge");
     assert_eq!((1..4).map(|_| embed::count_runs(&image).unwrap()).collect::<Vec<_>>(), [1, 2, 3]);
-    // Killed in between, so never closed.
+    // The process is killed in between, so the file system is not closed.
     let fs = kedgefs::FileSystem::open_image(&image).unwrap();
     embed::save(&fs.root().dir("settings").unwrap(), "runs", "41").unwrap();
     drop(fs);

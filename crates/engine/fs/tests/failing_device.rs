@@ -1,5 +1,5 @@
-//! A device that fails writes: fsync never lies, every call that the failure concerns reports it,
-//! and no other call does.
+//! A device that fails writes: fsync never falsely returns success, every call that a failure
+//! concerns returns an error, and no other call does.
 #![allow(clippy::disallowed_methods)]
 
 use crate::common::failing::{Failing, MARK, PAGE};
@@ -14,14 +14,15 @@ fn bytes(byte: u8, pages: usize) -> Vec<u8> {
     vec![byte; pages * PAGE]
 }
 
-/// Pages whose writes fail everywhere, if that was requested.
+/// Pages that begin with the mark. While marked pages are refused, their writes fail at every
+/// block.
 fn marked(pages: usize) -> Vec<u8> {
     let mut bytes = bytes(b'x', pages);
     bytes.chunks_exact_mut(PAGE).for_each(|page| page[..MARK.len()].copy_from_slice(MARK));
     bytes
 }
 
-/// The fsync may once report an earlier failure.
+/// An fsync that may return an earlier failure once.
 fn fsync_at_last(fs: &FileSystem, ino: Ino) {
     if let Err(e) = fs.fsync(ino, false) {
         assert!(matches!(e, Error::WriteBack(_)), "{e}");
@@ -29,8 +30,8 @@ fn fsync_at_last(fs: &FileSystem, ino: Ino) {
     }
 }
 
-/// The record of a writeback needs a tree node that cannot be read once. Each read of an fsync
-/// fails in turn.
+/// The record of a writeback needs a tree node that is not in memory. Each read of an fsync fails
+/// in turn, once.
 #[test]
 fn a_writeback_whose_record_fails_is_done_again() {
     let base = Failing::new();
@@ -46,7 +47,7 @@ fn a_writeback_whose_record_fails_is_done_again() {
         let fs = device.open_with(MountOptions { cache_size: 128 << 10, ..Failing::little_memory() });
         let end = 2 * 3000 * PAGE as u64;
         fs.write(ino, end, &bytes(b'n', 20)).unwrap();
-        // Other nodes of the tree replace those that the map and the record need.
+        // These reads evict the nodes that the map and the record need.
         for i in 1000..2000 {
             fs.read(ino, 2 * i * PAGE as u64, &mut [0]).unwrap();
         }
@@ -86,7 +87,7 @@ fn an_fsync_beside_one_that_fails_looks_for_itself() {
             std::thread::yield_now();
         }
         if i == 1 {
-            std::thread::sleep(Duration::from_millis(100)); // it waits for the first one now
+            std::thread::sleep(Duration::from_millis(100)); // it waits for the first fsync now
         }
         thread
     });
@@ -106,7 +107,7 @@ fn a_bad_block_is_left_for_another_one() {
     let fs = device.open();
     let ino = device.file(&fs, b"f", 300);
     fs.write(ino, 100 * PAGE as u64, &bytes(b'n', 100)).unwrap();
-    // The first block of the write.
+    // The first block of the write is bad.
     device.sim.set_plan(device.data().bad_block(OpKind::Write, 0, EIO));
     assert_eq!(errno(fs.fsync(ino, false)), EIO);
     let free = fs.statfs().blocks_free;
@@ -118,7 +119,7 @@ fn a_bad_block_is_left_for_another_one() {
     assert_eq!(fs.statfs().blocks_free, free - 1, "the bad one stays out of use");
     fs.unlink(Ino::ROOT, b"f").unwrap();
     fs.sync().unwrap();
-    // A program that fills the image never meets the bad block.
+    // A program that fills the image gets all blocks except the bad one.
     let other = device.create(&fs, b"other");
     for at in 0.. {
         match fs.write(other, at * (1 << 20), &[b'o'; 1 << 20]) {
@@ -158,15 +159,15 @@ fn as_long_as_bytes_are_not_durable_every_sync_says_so() {
         assert_eq!(errno(fs.fsync(ino, true)), EIO);
         assert_eq!(errno(fs.sync()), EIO);
         assert_eq!(errno(fs.fsync(ino, false)), EIO);
-        fsync_at_last(&fs, other); // its bytes were in a write that failed
+        fsync_at_last(&fs, other); // its data was in the same failed write
     }
     device.refuse_marked(false);
     fsync_at_last(&fs, ino);
     assert_eq!(device.durable(ino)[..2 * PAGE], marked(2));
 }
 
-/// Writes of the page in the middle and of the tail fail; nothing after them may show after a
-/// crash.
+/// Writes of the page in the middle and of the tail fail. After a crash no bytes after them may
+/// show.
 #[test]
 fn a_size_never_covers_what_is_not_written() {
     for bad in [0, 5, 29] {
@@ -219,8 +220,8 @@ fn the_commit_timer_goes_on_beside_a_file_that_cannot_be_written() {
     for name in [b"one", b"two"] {
         let ino = device.create(&fs, name);
         fs.write(ino, 0, &bytes(b'n', 20)).unwrap();
-        // Without an fsync the timer writes it, sooner or later. The bound only turns a hang into a
-        // failure.
+        // The timer writes the file sooner or later, without an fsync. The bound only turns a hang
+        // into a failure of the test.
         let made_durable = (0..HANG.as_millis() / 20).any(|_| {
             std::thread::sleep(Duration::from_millis(20));
             device.is_durable(name, &bytes(b'n', 20))
@@ -230,7 +231,7 @@ fn the_commit_timer_goes_on_beside_a_file_that_cannot_be_written() {
     assert_eq!(errno(fs.fsync(stuck, false)), EIO);
 }
 
-/// A writer that has to help with writeback does not get the error of another file.
+/// A writer that has to write back dirty data does not get the error of another file.
 #[test]
 fn a_writer_hears_nothing_of_other_files() {
     let device = Failing::new();
@@ -239,7 +240,7 @@ fn a_writer_hears_nothing_of_other_files() {
     device.refuse_marked(true);
     fs.write(stuck, 0, &marked(100)).unwrap();
     let ino = device.create(&fs, b"f");
-    // The flusher alone is too slow.
+    // Makes writes slow, so that the flusher alone does not suffice.
     device.sim.set_plan(FaultPlan::default().latency(OpKind::Write, Duration::from_millis(20)));
     for at in 0..10 {
         assert_eq!(fs.write(ino, at << 20, &[b'n'; 1 << 20]).unwrap(), 1 << 20);
@@ -249,7 +250,7 @@ fn a_writer_hears_nothing_of_other_files() {
     assert_eq!(errno(fs.fsync(stuck, false)), EIO);
 }
 
-/// Memory is bounded: when it is full of data that cannot be written to any place, the file system
+/// Memory is bounded: when it is full of data that cannot be written to any block, the file system
 /// shuts down and reports the reason.
 #[test]
 fn what_cannot_be_written_does_not_fill_memory_without_bound() {
@@ -270,14 +271,15 @@ fn what_cannot_be_written_does_not_fill_memory_without_bound() {
     assert_eq!(error.errno(), EIO);
 }
 
-/// Log-resident data whose block is bad does not keep the log's tail from moving.
+/// If the block of log-resident data is bad, the data goes to another block, and the log's tail
+/// moves.
 #[test]
 fn a_bad_block_under_logged_bytes_does_not_hold_the_log() {
     let device = Failing::new();
     let fs = device.open();
     let ino = device.create(&fs, b"f");
     fs.write(ino, 0, &[b'a'; 1000]).unwrap();
-    fs.seek(ino, 0, SeekKind::Data).unwrap(); // puts it in place
+    fs.seek(ino, 0, SeekKind::Data).unwrap(); // writes the data in place
     fs.write(ino, 1000, &[b'b'; 100]).unwrap();
     fs.fsync(ino, false).unwrap();
     assert!(device.stat(&fs, "fsyncs_with_data_in_log") > 0);
@@ -290,9 +292,8 @@ fn a_bad_block_under_logged_bytes_does_not_hold_the_log() {
     assert_eq!(device.durable(ino), [[b'a'; 1000].as_slice(), &[b'b'; 100]].concat());
 }
 
-/// The same where writes fail in every place: the log fills up after the data, and an operation
-/// that needs space gets an error with the reason, not a hang. The device is not retried without
-/// pause.
+/// Here writes fail at every block. The log fills up after the data, and an operation that needs
+/// space gets an error with the reason, not a hang. The device is not retried without pause.
 #[test]
 fn what_no_place_takes_and_a_full_log_end_in_an_error() {
     let device = Failing::with(&FormatOptions { log_size: Some(1 << 20), ..Default::default() });
@@ -365,12 +366,12 @@ fn a_direct_write_is_on_the_device_or_fails() {
     assert_eq!(device.sim.op_counts().flushes, 0);
     device.refuse_marked(true);
     assert_eq!(errno(fs.write_with(ino, 0, &marked(1), WriteMode::direct())), EIO);
-    // A leading part is on the device: two MiB, of which the second fails.
+    // A prefix is on the device: of two MiB the second one fails.
     let mut data = bytes(b'n', 512);
     data[300 * PAGE..][..MARK.len()].copy_from_slice(MARK);
     assert_eq!(fs.write_with(ino, 0, &data, WriteMode::direct()).unwrap(), 1 << 20);
     assert_eq!(errno(fs.write_with(ino, 0, &data, WriteMode::direct().with_whole(true))), EIO);
-    // A direct write beyond the recorded size, while the pages before it are only in the cache.
+    // A direct write beyond the recorded size. The pages before it are only in memory.
     device.refuse_marked(false);
     let new = device.create(&fs, b"new");
     fs.write(new, 0, &bytes(b'b', 30)).unwrap();
@@ -391,8 +392,7 @@ fn fill(device: &Failing, fs: &FileSystem) -> Ino {
     fill
 }
 
-/// The part of an append that a full image accepts is durable after fsync, and is exactly what
-/// write returned.
+/// write returns how much of an append a full image accepts. Exactly that is durable after fsync.
 #[test]
 fn a_full_image_takes_what_it_says() {
     let device = Failing::new();
@@ -430,8 +430,8 @@ fn a_half_allocated_file_on_a_full_image_takes_what_has_blocks() {
     assert_eq!(device.durable(ino)[..2 * PAGE], [bytes(b'b', 1), bytes(0, 1)].concat());
 }
 
-/// A bad block on a full image: without another place the old one is tried again, and no fsync
-/// lies.
+/// A bad block on a full image. Without another block the bad one is tried again, and no fsync
+/// falsely returns success.
 #[test]
 fn a_bad_block_on_a_full_image_is_tried_again() {
     let device = Failing::new();
@@ -448,7 +448,7 @@ fn a_bad_block_on_a_full_image_is_tried_again() {
     assert_eq!(device.durable(ino), bytes(b'n', 40));
 }
 
-/// Accepted data keeps its promise of a block, even if the first place that it got is released.
+/// Accepted data keeps its promise of a block, even if the first block that it got is released.
 #[test]
 fn accepted_bytes_find_a_place_though_others_fill_the_image() {
     let device = Failing::new();
@@ -484,9 +484,9 @@ fn time_stamps_stay_if_the_caller_keeps_them() {
     assert_ne!(fs.getattr(ino).unwrap().mtime, at);
 }
 
-/// Data that a write through to the device could not place is dirty, like that of any other write:
-/// reads show it, and it becomes durable once a write to the device succeeds. So the error does not
-/// mean that the old bytes are kept.
+/// Data of a write-through that failed stays dirty, like that of any other write: reads return it,
+/// and it becomes durable once a write to the device succeeds. So the error does not mean that the
+/// old bytes are kept.
 #[test]
 fn a_write_through_that_failed_takes_effect_later() {
     let device = Failing::new();

@@ -35,7 +35,7 @@ fn bytes(fs: &FileSystem, ino: Ino) -> Vec<u8> {
     bytes
 }
 
-/// Changes a file, its attributes and its names in every way.
+/// Tries to change a file, its attributes and its names in every way.
 fn change_in_every_way(fs: &FileSystem, ino: Ino) -> Vec<Result<()>> {
     let set = |set: SetAttr| fs.setattr(ino, &set).map(drop);
     let at = Some(SetTime::At(Timespec { sec: 5, nsec: 5 }));
@@ -89,7 +89,7 @@ fn an_immutable_file_stays_as_it_is() {
     fs.fsync(ino, false).unwrap();
     drop(fs);
 
-    // Also after a crash, until the flag is cleared.
+    // The flag is in force after a crash, until it is cleared.
     let fs = FileSystem::open(device.clone(), clock, MountOptions::default()).unwrap();
     refused(fs.write(ino, 3, b"changed"));
     assert_eq!(bytes(&fs, ino), b"some bytes");
@@ -115,14 +115,14 @@ fn an_append_only_file_grows_at_its_end() {
     fs.setattr(ino, &SetAttr { mtime: Some(SetTime::Now), ..SetAttr::default() }).unwrap();
     fs.fallocate(ino, FallocateMode::Allocate { keep_size: true }, 0, 1 << 20).unwrap();
     assert_eq!(fs.write(ino, 10, b", and more").unwrap(), 10);
-    // The kernel writes its cached page from the start: the old bytes and the new ones.
+    // The kernel writes its cached page from the start: the old bytes, then the new ones.
     let page = |text: &[u8]| fs.write_with(ino, 0, text, WriteMode::from_cache());
     assert_eq!(page(b"some bytes, and more, and more").unwrap(), 30);
     refused(page(b"some BYTES, and more, and more, and more"));
     assert_eq!(page(b"some").unwrap(), 4);
     refused(fs.write(ino, 0, b"some"));
     assert_eq!(bytes(&fs, ino), b"some bytes, and more, and more");
-    // With both flags not even that is allowed, for any writer.
+    // With both flags not even an append is allowed, for any writer.
     fs.set_flags(ino, FileFlags::APPEND | FileFlags::IMMUTABLE).unwrap();
     refused(page(b"some bytes, and more, and more"));
     refused(fs.write_with(ino, 30, b"!", WriteMode::from_cache()));
@@ -130,7 +130,7 @@ fn an_append_only_file_grows_at_its_end() {
     assert_eq!(bytes(&fs, ino), b"some bytes, and more, and more");
 }
 
-/// As before an append by a user for whom the bits must be cleared.
+/// A caller clears these bits before an append by another user.
 #[test]
 fn an_append_only_file_may_lose_its_set_id_bits() {
     let (_, _, fs) = fresh();
@@ -177,7 +177,7 @@ fn names_of_a_fixed_directory_stay() {
     };
     fs.set_flags(dir, FileFlags::IMMUTABLE).unwrap();
     taking().into_iter().chain(adding()).for_each(refused);
-    // The contents of the directory's files may change.
+    // The contents of files in the directory may change.
     fs.write(ino, 0, b"SOME").unwrap();
     fs.set_flags(dir, FileFlags::APPEND).unwrap();
     taking().into_iter().for_each(refused);

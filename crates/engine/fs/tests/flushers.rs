@@ -1,5 +1,5 @@
-//! File systems of one process share their flusher threads: none suffers from the device of
-//! another.
+//! File systems of one process share their flusher threads. The device of one does not affect the
+//! others.
 #![allow(clippy::unwrap_used, clippy::disallowed_methods)]
 
 #[path = "common/watched.rs"]
@@ -17,14 +17,14 @@ use watched::{Watch, Watched};
 const COMMIT: Duration = Duration::from_millis(100);
 const NAME: &str = "kedge-flusher";
 
-/// The tests count threads of the process.
+/// Held by each test, because the tests count threads of the process.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Writes {
     Work,
     Hang,
-    /// In a flusher thread; panics of other threads are not tested here.
+    /// A write of a flusher thread panics. Panics of other threads are not tested here.
     Panic,
 }
 
@@ -33,7 +33,7 @@ struct Fickle {
     inner: SimDevice,
     writes: Mutex<Writes>,
     changed: Condvar,
-    /// Flusher threads that hang in a write.
+    /// Number of flusher threads that hang in a write.
     hung: Mutex<usize>,
 }
 
@@ -58,7 +58,8 @@ impl Fickle {
         self.changed.notify_all();
     }
 
-    /// The file's bytes after a power failure that takes everything that is not durable.
+    /// The contents of a file after a power failure that loses everything not durable. `None` if
+    /// the file does not exist.
     fn durable(&self, name: &str) -> Option<Vec<u8>> {
         let medium = Arc::new(self.inner.crash_as(Choice::None));
         let options = MountOptions { read_only: true, ..Default::default() };
@@ -128,7 +129,7 @@ fn wait_durable(device: &Fickle, name: &str) {
 
 fn flusher_threads() -> usize {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
-    // The files of a thread that has just ended cannot be read.
+    // A thread may have ended since it was listed; its name cannot be read then.
     let comm = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok());
     comm.filter(|name| name.trim_end() == NAME).count()
 }
@@ -144,7 +145,7 @@ fn devices_that_hang_keep_no_other_file_system_from_being_durable() {
     wait_for("four hang", || hanging.iter().all(|device| *device.hung.lock() == 1));
     put(&open[4], "in time").unwrap();
     wait_durable(well, "in time");
-    // A file system that is opened now works too.
+    // A file system that is opened while four devices hang works too.
     let new = Fickle::new();
     let newly_open = mount(&new);
     put(&newly_open, "new").unwrap();
@@ -175,8 +176,7 @@ fn many_file_systems_share_few_threads() {
             });
         }
     }
-    // Three, or some more on a machine so busy that turns take longer than a healthy device ever
-    // would.
+    // Three threads, or some more on a machine so busy that turns count as hanging.
     assert!((1..=8).contains(&most), "{most} threads");
     open.iter().for_each(|fs| fs.close().unwrap());
 }
@@ -189,7 +189,8 @@ fn closed_file_systems_leave_and_can_be_opened_again() {
         let mut open: Vec<_> = devices.iter().map(mount).collect();
         open.iter().for_each(|fs| put(fs, name).unwrap());
         devices.iter().for_each(|device| wait_durable(device, name));
-        // One is dropped as if the process had died, one is kept, and the others are closed.
+        // One file system is dropped as if the process had died, another stays open, and the rest
+        // are closed.
         drop(open.remove(0));
         open.iter().for_each(|fs| fs.close().unwrap());
         drop(open.remove(0));

@@ -1,4 +1,4 @@
-//! mkfs never overwrites data by mistake, and no device has two engines.
+//! mkfs never overwrites data by mistake, and two engines never use one device.
 
 use kedge_base::IoBuf;
 use kedge_device::{Device, FileDevice, MemDevice, OpenOptions};
@@ -29,7 +29,7 @@ fn format_refuses_what_holds_something() {
     fs.close().unwrap();
     drop(fs);
 
-    // The same two calls again, as in a program that is restarted.
+    // The same two calls again, as by a program that is restarted.
     let e = format(create(), false).unwrap_err();
     assert!(e.to_string().ends_with("image holds a KedgeFS image, which would be lost"), "{e}");
     let fs = FileSystem::open(create(), clock(), MountOptions::default()).unwrap();
@@ -54,7 +54,7 @@ fn foreign_file_systems_are_named_and_left_alone() {
     assert_eq!(&found.as_bytes()[..5], b"XFSB\0");
 }
 
-/// Data need not have a known signature.
+/// A device with data is refused even if the data has no known signature.
 #[test]
 fn data_of_an_unknown_kind_is_left_alone() {
     let device: Arc<dyn Device> = Arc::new(MemDevice::new(SIZE));
@@ -80,13 +80,13 @@ fn one_device_has_one_engine() {
         assert!(e.contains("is open in this process already"), "{e}");
     }
     fs.create(Ino::ROOT, b"file", 0o644, Owner::default()).unwrap();
-    // Closed, although a handle on it still exists.
+    // The device is free after a close, although a handle on the file system still exists.
     fs.close().unwrap();
     let (first, second) = (open(true).unwrap(), open(true).unwrap());
     first.lookup(Ino::ROOT, b"file").and_then(|_| second.lookup(Ino::ROOT, b"file")).unwrap();
     assert!(open(false).is_err(), "readers keep a writer out");
     drop((first, second));
-    // Dropped without a close, as in a crash.
+    // The device is free after a drop without a close, as in a crash.
     drop(open(false).unwrap());
     open(false).unwrap().lookup(Ino::ROOT, b"file").unwrap();
 }

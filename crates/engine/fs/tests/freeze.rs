@@ -1,5 +1,5 @@
-//! Freeze and thaw, through the library: which calls wait, which continue, and what the device
-//! holds.
+//! Freeze and thaw through the library: which calls wait, which continue, and what is on the
+//! device.
 #![allow(clippy::disallowed_methods)]
 
 use crate::common::failing::{Failing, MARK, PAGE};
@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock, mpsc};
 use std::time::Duration;
 
-/// Long enough for what does not wait to be done. Nothing fails if it is too short.
+/// Normally long enough for a call that does not wait to return. A longer call fails no test.
 const A_WHILE: Duration = Duration::from_millis(50);
 
 fn check(medium: MemDevice) -> kedge_fsck::Report {
@@ -22,7 +22,7 @@ fn check(medium: MemDevice) -> kedge_fsck::Report {
     kedge_fsck::check(Arc::new(medium), &options)
 }
 
-/// The durable state of the device is clean, and no log needs to be replayed.
+/// Checks that the durable state of the device is clean, and that no log needs to be replayed.
 fn assert_clean(device: &Failing) {
     assert_eq!(device.sim.pending(), 0, "something waits for a flush");
     let report = check(device.sim.crash_as(Choice::None));
@@ -30,7 +30,7 @@ fn assert_clean(device: &Failing) {
     assert!(matches!(report.replay, ReplayState::None) && device.is_clean(), "{report}");
 }
 
-/// Opens the device's present contents read-only.
+/// Opens the durable state of the device read-only.
 fn copy(device: &Failing) -> FileSystem {
     let medium = Arc::new(device.sim.crash_as(Choice::None));
     let options = MountOptions { read_only: true, ..Default::default() };
@@ -59,7 +59,7 @@ fn state(fs: &FileSystem) -> String {
     info["state"].as_str().unwrap().to_owned()
 }
 
-/// Starts a thread; the receiver gets its result.
+/// Runs work in another thread. The receiver gets the result.
 fn apart<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> mpsc::Receiver<T> {
     let (done, answer) = mpsc::channel();
     spawn_named("apart", move || done.send(work()).unwrap()).unwrap();
@@ -76,7 +76,7 @@ fn a_frozen_image_is_clean_and_has_all_that_had_completed() {
     let ino = device.create(&fs, b"small");
     fs.write(ino, 0, &small).unwrap();
     fs.fsync(ino, false).unwrap();
-    // Open, and without a name: the next mount of the copy deletes it.
+    // This file is open and has no name. The next mount of the copy deletes it.
     let ino = device.create(&fs, b"open");
     fs.write(ino, 0, &large).unwrap();
     fs.pin(ino).unwrap();
@@ -89,8 +89,8 @@ fn a_frozen_image_is_clean_and_has_all_that_had_completed() {
     assert_eq!((read(&copied, "large"), read(&copied, "small")), (large.clone(), small.clone()));
     assert_eq!(read(&fs, "large"), large);
     fs.thaw().unwrap();
-    // The clean mark is removed before the first change. Only the two copies of the superblock may
-    // still be lost.
+    // The removal of the clean mark is durable before the first change. Only the two copies of the
+    // superblock are not durable yet.
     assert_eq!((state(&fs).as_str(), device.is_clean(), device.sim.pending()), ("mounted", false, 2));
     let ino = device.create(&fs, b"after");
     fs.fsync(ino, false).unwrap();
@@ -136,13 +136,13 @@ fn nothing_is_written_while_it_is_frozen() {
     assert_eq!(errno(fs.set_options("noatime")), EBUSY);
     fs.unpin(gone, 1);
     fs.getattr(gone).unwrap();
-    std::thread::sleep(A_WHILE); // turns of the flusher
+    std::thread::sleep(A_WHILE); // the flusher has turns meanwhile
     let atime = fs.getattr(ino).unwrap().atime;
     assert_eq!((writes(&device), discarded(&device, &fs), atime), before);
     assert_clean(&device);
     let freed = fs.statfs().blocks_free;
     fs.thaw().unwrap();
-    // The operations that had to wait.
+    // The deferred operations run now.
     assert!(matches!(fs.getattr(gone), Err(Error::NotFound)));
     assert!(fs.statfs().blocks_free >= freed + 100);
     read(&fs, "a");
@@ -150,7 +150,7 @@ fn nothing_is_written_while_it_is_frozen() {
     fs.set_options("noatime").unwrap();
 }
 
-/// Each kind of change, in a thread of its own.
+/// Makes each kind of change in another thread.
 #[test]
 fn changes_wait_for_the_thaw() {
     type Change = fn(&FileSystem, Ino) -> Result<()>;
@@ -225,8 +225,8 @@ fn a_second_freeze_is_busy_and_a_thaw_without_one_is_invalid() {
     assert_eq!((errno(fs.freeze()), errno(fs.thaw())), (EIO, EIO));
 }
 
-/// A freeze waits for the change that is inside. Until then the file system is not frozen, and a
-/// second freeze returns busy.
+/// A freeze waits for a change that is inside the gate. Until then the file system is not frozen,
+/// and a second freeze returns EBUSY.
 #[test]
 fn a_freeze_waits_for_changes_that_have_begun() {
     let device = Failing::new();
@@ -234,8 +234,8 @@ fn a_freeze_waits_for_changes_that_have_begun() {
     let pass = fs.pass_or(|| panic!("not frozen")).unwrap();
     let freezing = fs.clone();
     let freeze = apart(move || freezing.freeze());
-    // This thread is inside and may always enter; another thread may not as soon as the gate
-    // closes.
+    // This thread is inside the gate and may always enter again. Another thread cannot enter once
+    // the gate is closed.
     let open = || {
         let fs = fs.clone();
         apart(move || fs.pass_or(|| None).is_some()).recv_timeout(HANG).unwrap()
@@ -244,7 +244,7 @@ fn a_freeze_waits_for_changes_that_have_begun() {
         std::thread::yield_now();
     }
     assert_eq!(errno(fs.freeze()), EBUSY);
-    // The change for which the pass was made.
+    // Makes the change for which the pass was taken.
     let ino = device.create(&fs, b"in time");
     fs.write(ino, 0, b"all of it").unwrap();
     assert!(freeze.try_recv().is_err() && fs.frozen_since().is_none());
@@ -273,7 +273,7 @@ fn a_read_only_file_system_freezes_and_writes_nothing() {
     assert_eq!(writes(&device), (0, 0));
 }
 
-/// Closing ends the freeze: the waiting calls fail, and the image is left as it is.
+/// A close ends the freeze: the waiting calls fail, and the image is not written.
 #[test]
 fn a_frozen_file_system_is_closed_without_a_write() {
     let device = Failing::new();
@@ -309,8 +309,8 @@ fn a_shutdown_ends_the_freeze() {
     assert_clean(&device);
 }
 
-/// The device fails at each request of a freeze or of a thaw in turn, and does not recover. No
-/// thread waits forever, and the file system is not frozen.
+/// From each request of a freeze or a thaw on, the device fails and does not recover. No thread
+/// waits forever, and the file system is not frozen.
 #[test]
 fn a_device_that_fails_ends_freeze_and_thaw() {
     let (mut in_freeze, mut in_thaw, mut nth) = (0, 0, 0);
@@ -334,7 +334,8 @@ fn a_device_that_fails_ends_freeze_and_thaw() {
             written.unwrap();
             break;
         }
-        // Data whose write failed may be written elsewhere; the log and the checkpoint may not.
+        // After a failed data write the data may be written to another block. A failed write of log
+        // or checkpoint shuts the file system down.
         let shut_down = state(&fs) == "shut down";
         assert_eq!(written.is_err(), shut_down, "request {nth}");
         device.sim.heal();
@@ -355,7 +356,7 @@ fn data_that_no_place_takes_refuses_the_freeze() {
     fs.write(ino, PAGE as u64, &vec![b'x'; 20 * PAGE]).unwrap();
     device.refuse_marked(true);
     assert_eq!(errno(fs.freeze()), EIO);
-    // Neither frozen nor shut down.
+    // The file system is neither frozen nor shut down.
     assert_eq!(state(&fs), "mounted");
     device.create(&fs, b"goes on");
     device.refuse_marked(false);
@@ -363,8 +364,8 @@ fn data_that_no_place_takes_refuses_the_freeze() {
     assert_clean(&device);
 }
 
-/// Small data is durable in the log alone, and writes to its place fail: a sync succeeds, but the
-/// image would not be clean.
+/// Small data is durable only in the log, and writes of it in place fail. A sync succeeds, but the
+/// image could not be clean.
 #[test]
 fn logged_data_that_no_place_takes_refuses_the_freeze() {
     let device = Failing::new();
@@ -387,7 +388,7 @@ fn logged_data_that_no_place_takes_refuses_the_freeze() {
 
 type Hook = Box<dyn Fn() + Send + Sync>;
 
-/// A clock that does not sleep, and calls a hook at each reading.
+/// A clock that does not sleep, and that calls a hook whenever it is read.
 #[derive(Default)]
 struct Hooked {
     clock: ManualClock,
@@ -418,7 +419,8 @@ fn open_hooked(device: &Failing) -> (FileSystem, Arc<Hooked>) {
     (device.open_by(clock.clone(), options), clock)
 }
 
-/// A freeze fails and leaves the file system as it was, and a thaw leaves it frozen.
+/// On a full host a freeze fails without an effect, and a failed thaw leaves the file system
+/// frozen.
 #[test]
 fn a_full_host_fails_freeze_and_thaw_and_nothing_else() {
     let device = Failing::new();
@@ -443,7 +445,7 @@ fn a_full_host_fails_freeze_and_thaw_and_nothing_else() {
     device.host_full(false);
     fs.thaw().unwrap();
     write.recv_timeout(HANG).unwrap().unwrap();
-    // Closed after a thaw that failed.
+    // The file system is closed after a thaw that failed.
     fs.freeze().unwrap();
     device.host_full(true);
     fs.thaw().unwrap_err();
@@ -456,7 +458,8 @@ fn a_full_host_fails_freeze_and_thaw_and_nothing_else() {
     }
 }
 
-/// Between the last check of the store by a freeze and its end. No thread waits for a thaw then.
+/// The shutdown comes between the freeze's last check of the store and its end. Even then no thread
+/// waits for a thaw.
 #[test]
 fn a_shutdown_while_a_freeze_completes_ends_it() {
     let device = Arc::new(Failing::new());
@@ -465,7 +468,7 @@ fn a_shutdown_while_a_freeze_completes_ends_it() {
     fs.sync().unwrap();
     let (of_hook, dying, done) = (device.clone(), fs.clone(), AtomicBool::new(false));
     let hook = move || {
-        // A freeze writes the mark last.
+        // A freeze writes the clean mark last.
         if of_hook.is_clean() && !done.swap(true, SeqCst) {
             dying.shutdown(false).unwrap();
         }
@@ -478,8 +481,8 @@ fn a_shutdown_while_a_freeze_completes_ends_it() {
     assert_eq!(errno(write.recv_timeout(HANG).unwrap()), EIO);
 }
 
-/// An fsync of a frozen file system returns at once. It does no work later, or the next freeze
-/// would not know of that work.
+/// An fsync of a frozen file system returns at once. It must not do work after the thaw: the next
+/// freeze would not wait for that work.
 #[test]
 fn an_fsync_of_a_frozen_file_does_no_work_after_the_thaw() {
     for is_async in [false, true] {
@@ -491,7 +494,7 @@ fn an_fsync_of_a_frozen_file_does_no_work_after_the_thaw() {
         let (readings, after) = (AtomicU64::new(0), Arc::new(OnceLock::new()));
         let (of_hook, thawing, seen) = (device.clone(), fs.clone(), after.clone());
         let hook = move || {
-            // The first reading precedes the gate.
+            // The first reading is before the fsync passes the gate.
             if std::thread::current().id() == caller && readings.fetch_add(1, SeqCst) == 1 {
                 thawing.thaw().unwrap();
                 thawing.write(ino, 0, &vec![b'1'; 50 * PAGE]).unwrap();
@@ -524,7 +527,7 @@ fn a_frozen_file_system_that_is_shut_down_or_closed_syncs_no_more() {
     assert_eq!((errno(fs.fsync(ino, false)), errno(fs.sync())), (EIO, EIO));
 }
 
-/// A freeze can start between the parts of a trim. On a mount that ends the trim, because its
+/// A freeze can start between two batches of a trim. On a mount that ends the trim, because its
 /// worker must not wait.
 #[test]
 fn a_freeze_does_not_wait_for_the_whole_of_a_trim() {
@@ -578,8 +581,8 @@ fn a_freeze_does_not_wait_for_the_whole_of_a_trim() {
     }
 }
 
-/// Beside threads that write, rename, fsync and read all the time, and the commit timer: each
-/// frozen image is clean, does not change, and has everything that had completed before the freeze.
+/// Threads write, rename, fsync and read all the time, and the commit timer runs. Each frozen image
+/// is clean, does not change, and has everything that had completed before the freeze.
 #[test]
 fn copies_under_load_are_clean_and_complete() {
     const WRITERS: usize = 4;
@@ -626,7 +629,7 @@ fn copies_under_load_are_clean_and_complete() {
         assert_eq!(names(&copied), names(&fs));
         assert_eq!(writes(&device), before);
         fs.thaw().unwrap();
-        // At least one thread makes progress before the next freeze.
+        // Waits until at least one thread has made progress since the last freeze.
         let moved = || done.iter().zip(&completed).any(|(n, before)| n.load(SeqCst) > *before);
         while !moved() {
             let ended = threads.iter().find_map(|thread| thread.try_recv().ok());

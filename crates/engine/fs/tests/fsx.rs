@@ -1,13 +1,13 @@
-//! Random changes of a few files through the library, clones among them, compared with the same
-//! bytes in memory.
+//! Random changes of a few files through the library, compared with copies of their bytes in
+//! memory.
 //!
-//! Writes of all sizes, truncates, every mode of fallocate, clones of whole files and of ranges,
-//! within a file and between files, with small files in the tree and without; fsync, sync,
-//! checkpoints, small caches, and images that are opened again, after a close and after none. After
-//! each operation the sizes are compared, after each read the bytes, and occasionally everything
-//! and fsck.
+//! The changes are writes of all sizes, truncates, every mode of fallocate, and clones of whole
+//! files and of ranges, within a file and between files, with small files in the tree and without.
+//! In between come fsync, sync and checkpoints; caches are small; and the image is opened again,
+//! after a close or without one. The sizes are compared after each operation and the bytes after
+//! each read; occasionally everything is compared, and fsck runs.
 //!
-//! `KEDGE_SEED` repeats one run, `KEDGE_LONG=1` makes a million operations.
+//! `KEDGE_SEED` repeats one run; `KEDGE_LONG=1` makes a million operations.
 
 use kedge_base::ManualClock;
 use kedge_device::MemDevice;
@@ -24,7 +24,7 @@ const BLOCK: u64 = 4096;
 const FILES: usize = 4;
 const SIZE_MAX: u64 = 400_000;
 const LEN_MAX: u64 = 60_000;
-/// The number of latest operations that a failure reports.
+/// Number of the last operations that a failure reports.
 const TOLD: usize = 12;
 const OWNER: Owner = Owner { uid: 0, gid: 0 };
 
@@ -34,11 +34,11 @@ struct Fsx {
     inos: Vec<Ino>,
     bytes: Vec<Vec<u8>>,
     rng: SmallRng,
-    /// If not 0, half of the changes reach only a little beyond this offset.
+    /// If not 0, half of the changes end at most one byte beyond this offset.
     small: u64,
     done: VecDeque<String>,
     clones: u64,
-    /// Fsyncs of files whose data was in the tree.
+    /// Number of fsyncs of files whose data was in the tree.
     in_tree: u64,
 }
 
@@ -48,7 +48,7 @@ fn open(device: &Arc<MemDevice>) -> FileSystem {
 }
 
 impl Fsx {
-    /// `inline_max`: the length of the longest file whose data is in the tree.
+    /// `inline_max`: the largest size of a file whose data is in the tree.
     fn new(seed: u64, data_checksums: bool, inline_max: u64) -> Fsx {
         let device = Arc::new(MemDevice::new(32 << 20));
         let options =
@@ -66,7 +66,7 @@ impl Fsx {
         self.bytes[file].len() as u64
     }
 
-    /// A random length, and an offset at which the largest file has room for it.
+    /// A random offset and length, within the largest size of a file.
     fn range(&mut self) -> (u64, u64) {
         let longest = if self.rng.random_ratio(1, 2) { 5000 } else { LEN_MAX };
         if self.small > 0 && self.rng.random_ratio(1, 2) {
@@ -82,7 +82,7 @@ impl Fsx {
         (self.rng.random_range(0..(SIZE_MAX - len) / BLOCK) * BLOCK, len)
     }
 
-    /// Makes one operation and returns its description.
+    /// Runs one random operation and returns its description.
     fn step(&mut self) -> Result<String, Error> {
         let file = self.rng.random_range(0..FILES);
         match self.rng.random_range(0..1000) {
@@ -90,7 +90,8 @@ impl Fsx {
             280..480 => self.read(file),
             480..560 => self.truncate(file),
             560..700 => self.fallocate(file),
-            // A clone or an fallocate keeps a file out of the tree while it is in memory.
+            // A clone or an fallocate keeps a file out of the tree, so files are removed and
+            // written anew more often.
             700..740 if self.small > 0 => self.remove(file),
             740..800 if self.small > 0 => self.write(file),
             700..860 => self.clone_range(file),
@@ -163,7 +164,7 @@ impl Fsx {
         Ok(format!("{mode:?} {len} at {at} of {file}"))
     }
 
-    /// Collapse or insert range.
+    /// Runs a collapse range or an insert range.
     fn shift(&mut self, file: usize, collapse: bool) -> Result<String, Error> {
         let ((at, len), size) = (self.blocks(), self.size(file));
         if collapse && at + len >= size || !collapse && (at >= size || size + len > SIZE_MAX) {
@@ -190,7 +191,8 @@ impl Fsx {
         Ok(format!("clone {source} to {target}"))
     }
 
-    /// Whole blocks, or up to the ends of both files; within a file too.
+    /// Clones whole blocks, or up to the ends of both files. Source and target may be the same
+    /// file.
     fn clone_range(&mut self, target: usize) -> Result<String, Error> {
         let source = self.rng.random_range(0..FILES);
         let size = self.size(source);
@@ -216,7 +218,7 @@ impl Fsx {
         Ok(format!("clone {len} at {from} of {source} to {to} of {target}"))
     }
 
-    /// Removes the file, and begins again with an empty one: others may still share its blocks.
+    /// Removes the file, whose blocks other files may share, and creates it again.
     fn remove(&mut self, file: usize) -> Result<String, Error> {
         let name = file.to_string();
         self.fs.unlink(Ino::ROOT, name.as_bytes())?;
@@ -225,7 +227,7 @@ impl Fsx {
         Ok(format!("remove {file}"))
     }
 
-    /// What seek calls a hole is zero.
+    /// Checks that what seek calls a hole is zero.
     fn holes(&mut self, file: usize) -> Result<String, Error> {
         let (size, mut at) = (self.size(file), 0);
         while at < size {
@@ -240,7 +242,7 @@ impl Fsx {
         Ok(format!("look for holes in {file}"))
     }
 
-    /// Opens the image again, after a close or as after the death of the process.
+    /// Opens the image again: after a close, or as after the death of the process.
     fn reopen(&mut self) {
         match self.rng.random() {
             true => self.fs.close().unwrap(),

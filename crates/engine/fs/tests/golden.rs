@@ -1,4 +1,4 @@
-//! An image of an earlier build, with records in its log, is read correctly.
+//! An image that an earlier build has made, with records in its log, is read correctly.
 
 use crate::common::images::{assert_clean, open_still};
 use kedge_base::IoBuf;
@@ -6,16 +6,16 @@ use kedge_device::{Device, MemDevice};
 use kedgefs::*;
 use std::sync::Arc;
 
-/// See `examples/golden.rs` for its contents and how it was made.
+/// `examples/golden.rs` describes the contents of the image and how it was made.
 const GOLDEN: &[u8] = include_bytes!("golden/v2.blocks");
 /// `u::rwx,u:1000:r--,g::r-x,m::r-x,o::---`
 const LIST: [u8; 44] = [
     2, 0, 0, 0, 1, 0, 7, 0, 255, 255, 255, 255, 2, 0, 4, 0, 0xe8, 3, 0, 0, 4, 0, 5, 0, 255, 255, 255, 255,
     16, 0, 5, 0, 255, 255, 255, 255, 32, 0, 0, 0, 255, 255, 255, 255,
 ];
-/// Of version 2 with access control lists, file flags and whiteouts.
+/// An image of version 2 with access control lists, file flags and whiteouts.
 const FEATURES: &[u8] = include_bytes!("golden/v2-features.blocks");
-/// The same with attributes of large values.
+/// The same, with large values of extended attributes.
 const LARGE_XATTRS: &[u8] = include_bytes!("golden/v2-large-xattrs.blocks");
 const VERSION_1: &[u8] = include_bytes!("golden/v1.blocks");
 
@@ -29,8 +29,7 @@ fn image(blocks: &[u8]) -> Arc<MemDevice> {
     Arc::new(device)
 }
 
-/// Its log writes have no key that could be checked, so they cannot be read by this version's
-/// rules.
+/// Log writes of version 1 have no keyed hash, so this version cannot verify them.
 #[test]
 fn an_image_of_version_1_is_refused_by_mount_fsck_and_repair_and_stays_as_it_is() {
     let device = image(VERSION_1);
@@ -73,10 +72,10 @@ fn the_golden_image_is_read_as_it_was_meant() {
     let mut bytes = [0; 64];
     assert_eq!(fs.read(logged.ino, 0, &mut bytes).unwrap(), 26);
     assert_eq!(&bytes[..26], b"data that rides in the log");
-    // root, dir, big, the symlink, logged: the orphan is gone.
+    // The root, dir, big, the symlink and logged. The orphan is gone.
     assert_eq!(fs.statfs().inodes - fs.statfs().inodes_free, 5);
-    // The image is of a version without access control lists and flags, and older versions must
-    // still be able to read it.
+    // The image lacks the features of access control lists and flags. Older versions must still be
+    // able to read it.
     assert!(!fs.has_acls());
     assert!(matches!(fs.set_flags(dir.ino, FileFlags::NODUMP), Err(Error::NotSupported(_))));
     for name in [acl::ACCESS, acl::DEFAULT] {

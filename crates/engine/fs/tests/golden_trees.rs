@@ -1,5 +1,5 @@
-//! Images of an earlier build, with trees and with records in their logs, are read correctly and
-//! can be changed. `golden.rs` has those without trees.
+//! Images that an earlier build has made, with trees and with records in their logs, are read
+//! correctly and can be changed. `golden.rs` tests those without trees.
 
 use crate::common::images::{assert_clean, open_still};
 use kedge_base::IoBuf;
@@ -10,7 +10,7 @@ use kedge_format::superblock::{
 use kedgefs::*;
 use std::sync::Arc;
 
-/// See `examples/golden_trees.rs` for the contents of both, and how they were made.
+/// `examples/golden_trees.rs` describes the contents of both images and how they were made.
 const TREES: &[u8] = include_bytes!("golden/v2-trees.blocks");
 const ALL: &[u8] = include_bytes!("golden/v2-all.blocks");
 const SIZES: [u64; 2] = [64 << 20, 8 << 30];
@@ -93,7 +93,7 @@ fn the_golden_images_are_read_as_they_were_meant_and_can_be_changed() {
     }
 }
 
-/// A feature that is added gets a golden image of its own.
+/// Fails if the format has a new feature without a golden image.
 #[test]
 fn together_they_have_every_feature_that_the_format_knows() {
     let features = |blocks: &[u8], size: u64| {

@@ -1,4 +1,4 @@
-//! Paths and open files on an image behave as in std::fs.
+//! Paths and open files on an image behave like those of std::fs.
 
 use kedgefs::device::{FileDevice, OpenOptions as DeviceOptions};
 use kedgefs::*;
@@ -92,8 +92,8 @@ fn an_open_file_stays_until_it_is_closed() {
     assert!(root.file_system().getattr(ino).is_err(), "the last one that had it open is gone");
 }
 
-/// Another thread removes the name all the time: an open finds the file or does not, and a file
-/// that it finds can be used.
+/// Another thread keeps removing the name. An open finds the file or does not; a file that it finds
+/// can be used.
 #[test]
 fn opening_beside_removing() {
     let root = root();
@@ -194,8 +194,8 @@ fn names_are_made_moved_and_removed() {
     root.sync_all().unwrap();
 }
 
-/// More entries than one batch, a tree too deep for recursion, and a link that must not be
-/// followed.
+/// A directory with more entries than one batch, a tree too deep for recursion, and a link that
+/// must not be followed.
 #[test]
 fn large_and_deep_directories() {
     let root = root();
@@ -225,7 +225,7 @@ fn image_files() {
     assert!(FileSystem::create_image(&path, 4096).is_err(), "too small");
     assert!(!path.exists(), "nothing is left of it");
     let fs = FileSystem::create_image(&path, 32 << 20).unwrap();
-    // The owner of the image file can write to a mount of it.
+    // The owner of the image file also owns the root directory, and so can write to a mount.
     let (file, root) = (std::fs::metadata(&path).unwrap(), fs.getattr(Ino::ROOT).unwrap());
     assert_eq!((root.uid, root.gid), (file.uid(), file.gid()));
     refused(FileSystem::create_image(&path, 32 << 20), ErrorKind::AlreadyExists);
@@ -236,7 +236,7 @@ fn image_files() {
     let fs = FileSystem::open_image(&path).unwrap();
     assert_eq!(fs.root().read_to_string("f").unwrap(), "kept");
     drop(fs);
-    // A read-only file system refuses, with the reason.
+    // A read-only file system refuses changes, with the reason.
     let device = FileDevice::open(&path, DeviceOptions::default()).unwrap();
     let options = MountOptions { read_only: true, ..MountOptions::default() };
     let fs = FileSystem::open(device, std::sync::Arc::new(SystemClock::default()), options).unwrap();

@@ -1,5 +1,5 @@
-//! Small files whose data is in the tree: every kind of change, the space that they take, what
-//! shares them, and what a damaged item does.
+//! Small files whose data is in the tree: every kind of change, the space they take, sharing by
+//! forks and clones, and damaged items.
 
 use crate::common::images::{assert_clean, check, contents, noise, open};
 use kedge_base::{BLOCK_SIZE, IoBuf, SystemClock};
@@ -16,7 +16,7 @@ use std::sync::Arc;
 const MIB: u64 = 1 << 20;
 const BLOCK: u64 = BLOCK_SIZE as u64;
 const OWNER: Owner = Owner { uid: 0, gid: 0 };
-/// The longest file in the tree of these images.
+/// The largest size in bytes of a file in the tree of these images.
 const LONGEST: u64 = 1024;
 
 fn make_with(size: u64, data_checksums: bool, inline_max: u64) -> Arc<MemDevice> {
@@ -37,7 +37,8 @@ fn file(fs: &FileSystem, name: &str, data: &[u8]) -> Ino {
     ino
 }
 
-/// Blocks of file data in the image, as fsck counts them, once everything is in place.
+/// The number of blocks of file data in the image, as fsck counts them, after everything was
+/// written.
 fn data_blocks(fs: &FileSystem, device: &MemDevice) -> u64 {
     fs.sync().unwrap();
     fs.checkpoint().unwrap();
@@ -50,8 +51,8 @@ fn set_size(fs: &FileSystem, ino: Ino, size: u64) {
     fs.setattr(ino, &SetAttr { size: Some(size), ..SetAttr::default() }).unwrap();
 }
 
-/// One change of a file, and the same of the bytes that it should have. Sizes are around that of
-/// the longest file in the tree.
+/// Makes one random change of a file, and the same change of the expected bytes. Sizes are near
+/// that of the largest file in the tree.
 fn change(fs: &FileSystem, rng: &mut SmallRng, files: &mut [(Ino, Vec<u8>)]) {
     let (which, other) = (rng.random_range(0..files.len()), rng.random_range(0..files.len()));
     let source = files[other].clone();
@@ -138,7 +139,7 @@ fn changes(data_checksums: bool, seeds: std::ops::Range<u64>) {
                 assert!(data[..shall.len()] == shall[..], "seed {seed}, step {step}: inode {ino}");
             }
             if step % 57 == 56 {
-                // Every second time as after a kill.
+                // Every second time the file system ends as by a kill.
                 match step % 2 {
                     0 => fs.close().unwrap(),
                     _ => {
@@ -189,13 +190,13 @@ fn small_files_take_no_blocks_whether_fsynced_or_not() {
         files.push((ino, data));
     }
     assert_eq!(data_blocks(&fs, &device), 0);
-    // Programs take a file without blocks for a hole.
+    // Not zero, because programs take a file without blocks for a hole.
     assert_eq!(fs.getattr(files[10].0).unwrap().blocks, 1);
     assert_eq!(fs.seek(files[10].0, 3, SeekKind::Data).unwrap(), 3);
     assert_eq!(fs.seek(files[10].0, 3, SeekKind::Hole).unwrap(), files[10].1.len() as u64);
     let long = file(&fs, "long", &noise(&mut rng, LONGEST as usize + 1));
     assert_eq!(data_blocks(&fs, &device), 1);
-    // It stays where it is until it is empty.
+    // The data stays in its block until the file is empty.
     set_size(&fs, long, 10);
     assert_eq!(data_blocks(&fs, &device), 1);
     set_size(&fs, long, 0);
@@ -222,7 +223,7 @@ fn a_small_file_that_grows_gets_a_block() {
     shall.extend(more);
     assert_eq!(data_blocks(&fs, &device), 1);
     assert_eq!(contents(&fs, ino), shall);
-    // Written elsewhere only: the first block stays in the tree.
+    // A write to another block leaves the first block in the tree.
     let other = file(&fs, "g", b"begin");
     fs.sync().unwrap();
     fs.write(other, 3 * BLOCK, b"end").unwrap();
@@ -348,7 +349,7 @@ fn an_image_without_the_feature_has_blocks() {
     assert_eq!(fs.getattr(hole).unwrap().blocks, 0);
 }
 
-/// A full image: what was promised to dirty pages suffices, and small files can be made shorter and
+/// On a full image the promises of dirty pages suffice, and small files can be truncated and
 /// deleted.
 #[test]
 fn a_full_image_keeps_small_files() {
@@ -378,7 +379,7 @@ fn a_full_image_keeps_small_files() {
     assert_clean(&device);
 }
 
-/// An item that the format does not allow: reads and writes fail as for every damaged item, a
+/// An item that the format does not allow. Reads and writes fail as for any damaged item; a
 /// deletion succeeds.
 #[test]
 fn a_forged_item_is_an_error() {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 const X: &[u8] = b"user.x";
 
-/// An image of the smallest size.
+/// An image of the smallest size, opened.
 fn fresh() -> (Arc<MemDevice>, FileSystem) {
     let device = Arc::new(MemDevice::new(16 << 20));
     let options = FormatOptions { log_size: Some(1 << 20), ..Default::default() };
@@ -71,7 +71,7 @@ fn limits_and_modes_are_those_of_small_values() {
     assert!(matches!(list, Err(Error::XattrTooLarge)), "{list:?}");
 }
 
-/// One record holds the whole value, so no crash leaves a part of it.
+/// One record has the whole value, so no crash leaves a part of it.
 #[test]
 fn a_change_is_one_record() {
     let (_, fs) = fresh();
@@ -90,7 +90,7 @@ fn a_change_is_one_record() {
     assert_eq!(records() - before, 1);
 }
 
-/// A deletion takes steps, and power may fail after each.
+/// A deletion takes several steps. Power may fail after each.
 #[test]
 fn a_deleted_inode_leaves_nothing() {
     let (device, fs) = fresh();
@@ -116,7 +116,7 @@ fn a_deleted_inode_leaves_nothing() {
     assert_clean(&device);
 }
 
-/// Until an image is full each value is stored completely or not at all, and stored values can be
+/// While an image becomes full, each value is stored completely or not at all. Stored values can be
 /// removed.
 #[test]
 fn a_full_image_refuses_a_value_as_a_whole_and_gives_all_back() {

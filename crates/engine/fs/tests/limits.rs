@@ -1,4 +1,4 @@
-//! Limits of directory trees: what they refuse, what they count, and what is left after a crash.
+//! Limits of directory trees: what they refuse, what they count, and their state after a crash.
 
 use crate::common::images::{assert_clean, open};
 use kedge_base::SystemClock;
@@ -44,7 +44,7 @@ fn of(fs: &FileSystem, ino: Ino) -> Limit {
     fs.limit_of(ino).unwrap().unwrap()
 }
 
-/// Bytes and inodes that are really there at and below a directory.
+/// Counts the bytes and inodes that really exist at and below a directory.
 fn recount(fs: &FileSystem, dir: Ino) -> (u64, u64) {
     let mut seen = BTreeSet::from([dir]);
     let mut dirs = vec![dir];
@@ -83,13 +83,14 @@ fn a_limit_of_bytes_refuses_the_write_and_nothing_later() {
     assert!(matches!(fs.write(b, 0, b"x"), Err(Error::OverLimit)));
     let allocate = FallocateMode::Allocate { keep_size: false };
     assert!(matches!(fs.fallocate(b, allocate, 0, BLOCK), Err(Error::OverLimit)));
-    // What is there can be overwritten, while it is dirty, on its way, and on the device.
+    // Existing blocks can be overwritten: while they are dirty, while they are being written, and
+    // on the device.
     for _ in 0..3 {
         assert_eq!(fs.write(a, 0, &data[..MIB as usize]).unwrap() as u64, MIB);
         fs.fsync(a, false).unwrap();
     }
     assert_eq!((of(&fs, b).bytes, of(&fs, b).files), (MIB, 3));
-    // Room comes back at once.
+    // Freed space can be used at once.
     fs.setattr(a, &SetAttr { size: Some(MIB - BLOCK), ..SetAttr::default() }).unwrap();
     assert_eq!(fs.write(b, 0, &data).unwrap() as u64, BLOCK);
     fs.unlink(box_, b"a").unwrap();
@@ -105,7 +106,7 @@ fn a_limit_of_files_refuses_each_kind_of_creation() {
     let device = make();
     let fs = open(&device);
     let box_ = dir(&fs, Ino::ROOT, "box");
-    // The directory itself is one of them.
+    // The directory itself counts as one of the three.
     fs.set_limit(box_, files(3)).unwrap();
     let sub = dir(&fs, box_, "sub");
     file(&fs, sub, "a");
@@ -117,7 +118,7 @@ fn a_limit_of_files_refuses_each_kind_of_creation() {
     over(fs.tmpfile(sub, 0o644, OWNER));
     let whiteout = RenameMode::Whiteout { replace: false, owner: OWNER };
     assert!(matches!(fs.rename(sub, b"a", sub, b"c", whiteout), Err(Error::OverLimit)));
-    // Names are free.
+    // Further names of a file do not count.
     fs.link(fs.lookup(sub, b"a").unwrap().ino, box_, b"b").unwrap();
     fs.unlink(sub, b"a").unwrap();
     over(fs.create(sub, b"c", 0o644, OWNER));
@@ -142,7 +143,7 @@ fn limits_inside_one_another_both_hold() {
     let within = file(&fs, inner, "within");
     let data = vec![1; MIB as usize];
     fs.set_limit(inner, bytes(MIB / 2)).unwrap();
-    // The outer limit comes later, and takes in what the inner one uses.
+    // The outer limit is set later. Its count includes what the inner one uses.
     assert_eq!(fs.write(within, 0, &data[..MIB as usize / 4]).unwrap() as u64, MIB / 4);
     let made = fs.set_limit(outer, bytes(MIB)).unwrap();
     assert_eq!((made.bytes, made.files, made.inside), (MIB / 4, 4, None));
@@ -154,14 +155,14 @@ fn limits_inside_one_another_both_hold() {
     let (seen, all) = (fs.statfs_at(within).unwrap(), fs.statfs());
     assert_eq!((seen.blocks * BLOCK, seen.blocks_available, seen.blocks_free), (MIB, 0, 0));
     assert_eq!(fs.statfs_at(Ino::ROOT).unwrap().blocks, all.blocks);
-    // A limit between the two.
+    // A third limit is set between two existing ones.
     let deep = dir(&fs, inner, "deep");
     let deeper = dir(&fs, deep, "deeper");
     fs.set_limit(deeper, files(10)).unwrap();
     fs.set_limit(deep, files(2)).unwrap();
     assert_eq!(of(&fs, deeper).inside, Some(deep));
     assert!(matches!(fs.create(deeper, b"x", 0o644, OWNER), Err(Error::OverLimit)));
-    // Without its maximum a limit refuses nothing; those around it stay.
+    // A limit without a maximum refuses nothing. The limits that contain it stay in force.
     let none = SetLimit { bytes: Some(None), files: Some(None) };
     fs.set_limit(deep, none).unwrap();
     file(&fs, deeper, "x");
@@ -195,12 +196,12 @@ fn names_do_not_leave_a_limit() {
     crosses(fs.link(outside, sub, b"x").map(drop));
     fs.rename(a, b"inside", sub, b"x", mode).unwrap();
     fs.rename(sub, b"x", a, b"inside", mode).unwrap();
-    // The directory itself may move, to where its limit is inside the same ones.
+    // The directory with the limit may move, if the same limits contain its new name.
     fs.rename(Ino::ROOT, b"a", b, b"a", mode).unwrap();
     fs.set_limit(b, files(10)).unwrap();
     crosses(fs.rename(b, b"a", Ino::ROOT, b"a", mode));
     fs.rename(b, b"a", b, b"c", mode).unwrap();
-    // A file with a name outside.
+    // A file with another name outside prevents a limit.
     fs.link(outside, b, b"second").unwrap();
     let d = dir(&fs, Ino::ROOT, "d");
     let shared = file(&fs, d, "one name");
@@ -281,7 +282,7 @@ fn a_fork_has_limits_of_its_own() {
     let forked_box = fs.lookup(fork, b"box").unwrap().ino;
     let forked = fs.lookup(forked_box, b"a").unwrap().ino;
     assert_eq!((of(&fs, forked).dir, of(&fs, forked).bytes), (forked_box, MIB));
-    // A shared block is overwritten by a new one, which takes the place of the old one.
+    // Overwriting a shared block takes a new one, which counts in place of the old one.
     assert_eq!(fs.write(forked, 0, &data).unwrap() as u64, MIB);
     assert!(matches!(fs.write(forked, MIB, b"x"), Err(Error::OverLimit)));
     fs.sync().unwrap();
@@ -355,8 +356,8 @@ fn writers_side_by_side_never_pass_a_limit() {
     assert_clean(&device);
 }
 
-/// Random operations below three limits, and a count of what is really there after each. Half of
-/// the rounds end without a close.
+/// Random operations below three limits. After each, the counts are compared with what really
+/// exists. Half of the rounds end without a close.
 #[test]
 fn counts_are_exact_whatever_happens() {
     for seed in 0..30 {
@@ -383,7 +384,7 @@ fn counts_are_exact_whatever_happens() {
                     let max = (rng.random_range(1..40) * BLOCK, rng.random_range(4..12));
                     let set = SetLimit { bytes: Some(Some(max.0)), files: Some(Some(max.1)) };
                     let limit = fs.set_limit(at, set).unwrap();
-                    // What was in use before may stay.
+                    // What was in use before the limit may exceed its maximum.
                     most.insert(at, (max.0.max(limit.bytes), max.1.max(limit.files)));
                 }
                 (1, _) if rng.random_range(0..4) == 0 => {
@@ -437,7 +438,7 @@ fn counts_are_exact_whatever_happens() {
                 let really = recount(&fs, *dir);
                 assert_eq!((limit.bytes, limit.files), really, "seed {seed}, step {step}: {limit:?}");
                 assert!(limit.bytes <= *bytes && limit.files <= *inodes, "seed {seed}, step {step}");
-                // Once below the maximum, it stays below.
+                // Once the use is below the maximum, it must stay below.
                 *bytes = (*bytes).min(limit.bytes_max.unwrap_or(u64::MAX).max(limit.bytes));
                 *inodes = (*inodes).min(limit.files_max.unwrap_or(u64::MAX).max(limit.files));
             }

@@ -1,4 +1,4 @@
-//! `new_name=sync` makes a new name durable before it releases the directories.
+//! With `new_name=sync` a new name is durable before the directories are unlocked.
 
 use crate::common::watched::{Watch, Watched};
 use kedge_base::spawn_named;
@@ -30,8 +30,8 @@ impl Watch for Before {
     }
 }
 
-/// During the log write of the new name, a creation in each of its directories is tried. It cannot
-/// begin before the write ends, however long the test waits.
+/// During the log write of the new name another thread tries to create a file in one of the
+/// directories. The creation cannot begin before the write ends, however long the test waits.
 #[test]
 fn the_directories_stay_locked_until_the_name_is_durable() {
     let device = Arc::new(Watched(Before { inner: MemDevice::new(64 << 20), work: Mutex::new(None) }));
@@ -46,7 +46,7 @@ fn the_directories_stay_locked_until_the_name_is_durable() {
     let link: &dyn Fn() = &|| assert_eq!(fs.link(f, b, b"f2").unwrap().nlink, 2);
     for (what, operation, dirs) in [("rename", rename, vec![a, b]), ("link", link, vec![b])] {
         for dir in dirs {
-            // A renamed file moves back.
+            // Moves the file back that was renamed.
             if fs.lookup(b, b"f").is_ok() && what == "rename" {
                 fs.rename(b, b"f", a, b"f", RenameMode::Replace).unwrap();
             }
@@ -60,7 +60,7 @@ fn the_directories_stay_locked_until_the_name_is_durable() {
                     let name = format!("{what} in {dir}");
                     let create = move || {
                         let made = other.create(dir, name.as_bytes(), 0o644, Owner::default());
-                        // The receiver may be gone.
+                        // The receiver may not exist any more.
                         let _ = created.send(made.map(drop));
                     };
                     let creator = spawn_named("creator", create).unwrap();

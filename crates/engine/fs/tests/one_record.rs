@@ -1,5 +1,5 @@
-//! Operations that consist of several changes write one record to the log. A record takes effect
-//! completely or not at all, so no crash leaves one change without the others.
+//! Operations with several changes write one record. A record takes effect completely or not at
+//! all, so no crash leaves one change without the others.
 
 use kedge_device::MemDevice;
 use kedgefs::acl::{ACCESS, Acl, DEFAULT, Entry, Tag};
@@ -11,7 +11,7 @@ fn records(fs: &FileSystem) -> u64 {
     stats.pointer("/log/records").unwrap().as_u64().unwrap()
 }
 
-/// A list with a named user, which the mode bits cannot express.
+/// A list with a named user, which mode bits cannot express.
 fn list() -> Vec<u8> {
     let tags = [Tag::Owner, Tag::User, Tag::OwningGroup, Tag::Mask, Tag::Others];
     Acl::new(tags.map(|tag| Entry { tag, permissions: 5, id: 1000 }).to_vec()).unwrap().encode()
@@ -26,7 +26,7 @@ fn what_belongs_together_is_one_record() {
     let (root, owner) = (Ino::ROOT, Owner::default());
     let dir = fs.mkdir(root, b"dir", 0o755, owner).unwrap().ino;
     let file = fs.create(root, b"a", 0o644, owner).unwrap().ino;
-    // The replaced file has another name, since a deletion would be a record of its own.
+    // The replaced file has another name, since its deletion would be a second record.
     let there = fs.create(root, b"there", 0o644, owner).unwrap().ino;
     fs.link(there, root, b"kept").unwrap();
     let whiteout = || RenameMode::Whiteout { owner, replace: true };

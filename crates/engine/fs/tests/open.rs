@@ -1,4 +1,4 @@
-//! Opening: features of later versions, read-only, lost superblock slots.
+//! Opening an image: features of later versions, read-only opens, lost superblock slots.
 
 use kedge_base::{IoBuf, Lsn};
 use kedge_device::{Device, MemDevice, WatchedDevice};
@@ -74,7 +74,8 @@ fn an_unknown_read_only_compatible_feature_opens_read_only() {
     assert_eq!(refused.errno(), 30, "{refused}");
 }
 
-/// Such flags are from damage or from the maker of the image, and no call could clear them.
+/// Flags without the feature come from damage or from a crafted image, and no call could clear
+/// them. So they are ignored.
 #[test]
 fn flags_in_an_image_without_the_feature_are_none() {
     let device = crashed();
@@ -120,8 +121,8 @@ fn a_read_only_open_replays_in_memory_and_leaves_every_byte_alone() {
 
 #[test]
 fn a_damaged_newest_slot_is_noticed_once_the_log_knows_more() {
-    // The mount has begun a new epoch: the older slot's log would end before everything that this
-    // mount made durable.
+    // The mount has begun a new epoch. For the older slot the log ends before everything that this
+    // mount has made durable.
     let device = crashed();
     let at = newest(&device);
     device.corrupt(SLOTS[at].byte_offset() + 300, |rest| rest[0] ^= 1);

@@ -1,4 +1,4 @@
-//! A tree is opened while other trees come and go.
+//! A tree is opened while another thread makes and deletes trees.
 
 use crate::common::watched::{Watch, Watched};
 use kedge_base::{HANG, spawn_named};
@@ -12,7 +12,7 @@ const FILES: u32 = 400;
 
 type Work = Box<dyn FnOnce() + Send>;
 
-/// A device that runs work beside its next read.
+/// A device that runs some work before its next read.
 struct Beside {
     inner: MemDevice,
     work: Mutex<Option<Work>>,
@@ -23,7 +23,7 @@ impl Watch for Beside {
         &self.inner
     }
 
-    /// In a thread of its own, because the thread that reads may be counted inside a gate.
+    /// Runs the work in another thread, because the reading thread may be inside the gate.
     fn before_read(&self, _offset: u64) {
         let Some(work) = self.work.lock().take() else { return };
         let (done, wait) = mpsc::channel();
@@ -46,7 +46,7 @@ fn fill(fs: &FileSystem, dir: Ino, prefix: &str) {
     }
 }
 
-/// An image with a tree `tree` and a fork `fork` of it, each with nodes that the other has not.
+/// An image with a tree `tree` and its fork `fork`. Each has nodes that the other does not have.
 fn image() -> Arc<Watched<Beside>> {
     let inner = MemDevice::new(64 << 20);
     let device = Arc::new(Watched(Beside { inner, work: Mutex::new(None) }));
@@ -61,8 +61,8 @@ fn image() -> Arc<Watched<Beside>> {
     device
 }
 
-/// While `tree` is opened, its fork is deleted, and their point ends: what belonged to the point
-/// belongs to `tree`. A tree that is opened with the marks of before does not free it.
+/// While `tree` is opened, its fork is deleted, and the point of both ends: what the point owned
+/// now belongs to `tree`. If `tree` kept its old marks, it would not free what it has inherited.
 #[test]
 fn a_tree_that_is_opened_while_its_point_ends_frees_what_it_inherits() {
     let device = image();

@@ -1,5 +1,5 @@
-//! A file takes the name of another: it is created without a name, written, and named in one
-//! record.
+//! A file takes the name of another file: it is created without a name, written, and gets the name
+//! by one record.
 
 use crate::common::images::open_still;
 use kedge_device::MemDevice;
@@ -54,7 +54,7 @@ fn a_name_passes_to_another_file_in_one_record() {
     assert_eq!(fs.lookup(Ino::ROOT, b"file").unwrap().ino, new);
     assert_eq!((fs.getattr(new).unwrap().nlink, fs.getattr(old).unwrap().nlink), (1, 1));
     assert_eq!(fs.getattr(Ino::ROOT).unwrap().size, entries, "one name for another");
-    // With its last name the file is deleted, or when it is no longer open.
+    // A file that loses its last name is deleted, at once or when it is no longer open.
     let newer = nameless(&fs, b"newer");
     fs.pin(old).unwrap();
     assert_eq!(fs.link_over(newer, Ino::ROOT, b"second").unwrap(), Some(old));
@@ -62,7 +62,7 @@ fn a_name_passes_to_another_file_in_one_record() {
     assert_eq!(fs.getattr(old).unwrap().nlink, 0);
     fs.unpin(old, 1);
     assert!(matches!(fs.getattr(old), Err(Error::NotFound)), "it is gone");
-    // Its own name, a free name, and a name that it may not take.
+    // The file's own name, a free name, and names that it cannot take.
     assert_eq!(fs.link_over(new, Ino::ROOT, b"file").unwrap(), None);
     assert_eq!(fs.getattr(new).unwrap().nlink, 1);
     assert_eq!(fs.link_over(new, Ino::ROOT, b"third").unwrap(), None);
@@ -89,7 +89,7 @@ fn what_is_fixed_keeps_its_name() {
     assert!(matches!(fs.link_over(new, Ino::ROOT, b"fixed"), Err(Error::NotPermitted(_))));
     assert!(matches!(fs.link_over(new, dir, b"entry"), Err(Error::NotPermitted(_))));
     assert_eq!(fs.lookup(Ino::ROOT, b"fixed").unwrap().ino, fixed);
-    // An additional name is allowed in an append-only directory.
+    // In an append-only directory a further name is allowed.
     fs.link_over(new, dir, b"another").unwrap();
     assert_eq!(fs.getattr(new).unwrap().nlink, 1);
 }
@@ -110,7 +110,7 @@ fn files_of_all_kinds_come_without_a_name() {
     }
     assert_eq!(fs.readlink(link.ino).unwrap(), b"target");
     assert_eq!((fs.getattr(pipe.ino).unwrap().rdev, fs.getattr(null.ino).unwrap().rdev), (0, 0x103));
-    // Those without a name are deleted with their pin, or by the next mount.
+    // An inode without a name is deleted by its last unpin, or by the next mount.
     let gone = fs.symlink_nameless(Ino::ROOT, b"gone", OWNER).unwrap().ino;
     fs.unpin(gone, 1);
     assert!(matches!(fs.getattr(gone), Err(Error::NotFound)));

@@ -1,6 +1,6 @@
-//! An operation never needs more log space or tree nodes than it has reserved, and no thread waits
-//! for either while it holds some. The debug build asserts both at each commit; these tests build
-//! the records that need the most.
+//! No operation needs more log space or tree nodes than it has reserved, and no thread waits for
+//! either while it holds some. The debug build asserts both at each commit. These tests make the
+//! records that need the most.
 
 #![allow(clippy::disallowed_methods)]
 
@@ -34,7 +34,7 @@ fn create(fs: &FileSystem, name: &str) -> Ino {
     fs.create(Ino::ROOT, name.as_bytes(), 0o644, Owner::default()).unwrap().ino
 }
 
-/// A database that preallocates: the middle block of each file is in the log alone, and writing it
+/// Like a database that preallocates: the middle block of each file is only in the log. Writing it
 /// in place splits an unwritten extent into three.
 #[test]
 fn logged_middles_of_unwritten_extents_fit_one_pass() {
@@ -45,7 +45,7 @@ fn logged_middles_of_unwritten_extents_fit_one_pass() {
         fs.write(ino, BLOCK, &[(n % 255) as u8 + 1; BLOCK as usize]).unwrap();
         fs.fsync(ino, false).unwrap();
     }
-    // The same number of extents in one file, whose pass reserves for its own pages alone.
+    // The same number of extents in a single file, whose pass reserves only for its own pages.
     let ino = create(&fs, "pieces");
     for n in 0..200 {
         fs.fallocate(ino, FallocateMode::Allocate { keep_size: false }, 8 * n * BLOCK, 3 * BLOCK).unwrap();
@@ -56,7 +56,7 @@ fn logged_middles_of_unwritten_extents_fit_one_pass() {
     fs.close().unwrap();
 }
 
-/// Runs `bodies` in threads, and fails if they do not end: a deadlock.
+/// Runs `bodies` in threads. Fails if they do not end, since that is a deadlock.
 fn all_end(what: &str, bodies: Vec<Box<dyn FnOnce() + Send>>) {
     let (count, left) = (bodies.len(), Arc::new(AtomicUsize::new(bodies.len())));
     let failed = Arc::new(AtomicBool::new(false));
@@ -82,7 +82,7 @@ fn all_end(what: &str, bodies: Vec<Box<dyn FnOnce() + Send>>) {
     panic!("{what}: {} of {count} threads hang", left.load(Ordering::SeqCst));
 }
 
-/// A file with an extent for every second block.
+/// A file in which every second block has an extent of its own.
 fn fragmented(fs: &FileSystem, name: &str, extents: u64) -> Ino {
     let ino = create(fs, name);
     for n in 0..extents {
@@ -121,7 +121,7 @@ fn many_truncates_of_one_fragmented_file_end() {
     }
 }
 
-/// Fills the rest of an image.
+/// Fills the rest of the image with one file.
 fn fill(fs: &FileSystem, name: &str) -> Ino {
     let ino = create(fs, name);
     let (mut at, mut len) = (0, MIB);
@@ -134,7 +134,7 @@ fn fill(fs: &FileSystem, name: &str) -> Ino {
     ino
 }
 
-/// Files with a second name, each of which has a leaf of the tree for itself.
+/// Makes files with two names, each of which fills a leaf of the tree.
 fn apart(fs: &FileSystem, count: u64) {
     for n in 0..count {
         let ino = create(fs, &format!("apart {n}"));
@@ -145,10 +145,11 @@ fn apart(fs: &FileSystem, count: u64) {
     }
 }
 
-/// A file whose extents lie in about 100 leaves of the tree, each more than a quarter full. Returns
-/// it with a hole in each of these leaves.
+/// Makes a file whose extents are in about 100 leaves of the tree, each more than a quarter full.
+/// Returns the file, and the offset of a hole in each of these leaves.
 fn spread(fs: &FileSystem, name: &str) -> (Ino, Vec<u64>) {
-    // Extents created in descending order leave leaves half full, with some 200 each.
+    // Extents that are created in descending order leave half-full leaves, with some 200 extents
+    // each.
     const LEAF: u64 = 200;
     const END: u64 = 24_000;
     let (ino, mut end) = (create(fs, name), END);
@@ -156,8 +157,8 @@ fn spread(fs: &FileSystem, name: &str) -> (Ino, Vec<u64>) {
         for n in (end - count..end).rev() {
             fs.fallocate(ino, FallocateMode::Allocate { keep_size: false }, 2 * n * BLOCK, BLOCK).unwrap();
         }
-        // Makes room for the next ones. Leaves with fewer extents would be merged. The punched
-        // blocks are adjacent, since otherwise no node would fit between the remaining blocks.
+        // Frees space for the next extents. More holes would make leaves merge. The punched blocks
+        // are adjacent, since no node would fit between single blocks.
         for n in (end - count..end).filter(|n| n % 16 < 7) {
             fs.fallocate(ino, FallocateMode::PunchHole, 2 * n * BLOCK, BLOCK).unwrap();
         }
@@ -183,7 +184,8 @@ fn a_full_image_can_be_emptied_after_fills_of_many_leaves() {
     for hole in &holes {
         fs.write(wide, *hole, &[9; 4096]).unwrap();
     }
-    // Each of these copies a leaf, whose old node returns to the pool with the next checkpoint.
+    // Each of these changes copies a leaf, whose old node returns to the pool with the next
+    // checkpoint.
     for n in 0..30 {
         let ino = fs.lookup(Ino::ROOT, format!("apart {n}").as_bytes()).unwrap().ino;
         fs.setattr(ino, &SetAttr { mode: Some(0o600), ..SetAttr::default() }).unwrap();
@@ -208,7 +210,7 @@ fn a_full_image_can_be_emptied_after_fills_of_many_leaves() {
 }
 
 /// Writeback joins extents while readers run: a write between two extents makes one out of three.
-/// Readers see neither a hole where there is data nor extents that overlap.
+/// Readers see no hole where there is data, and no extents that overlap.
 #[test]
 fn readers_beside_writeback_see_whole_records() {
     const BLOCKS: u64 = 400;
@@ -224,7 +226,8 @@ fn readers_beside_writeback_see_whole_records() {
         fs.fsync(*ino, false).unwrap();
     }
     fs.close().unwrap();
-    // Nothing is cached, so readers search the extents of everything that is not rewritten.
+    // After the open nothing is cached, so readers search the extents of all blocks that are not
+    // rewritten.
     let fs = open(&device);
     let current = Arc::new(AtomicUsize::new(0));
     let over = Arc::new(AtomicBool::new(false));
@@ -256,13 +259,13 @@ fn readers_beside_writeback_see_whole_records() {
     fs.close().unwrap();
 }
 
-/// A write larger than the free space writes what fits, as on other file systems.
+/// A write larger than the free space writes as much as fits, as on other file systems.
 #[test]
 fn a_write_that_does_not_fit_is_short() {
     let fs = new(64 * MIB, MIB);
     let ino = create(&fs, "file");
     fill(&fs, "other");
-    // Some blocks become free, fewer than the write needs.
+    // Some blocks become free, but fewer than the write needs.
     fs.fallocate(fs.lookup(Ino::ROOT, b"other").unwrap().ino, FallocateMode::PunchHole, 0, 255 * BLOCK)
         .unwrap();
     fs.sync().unwrap();
@@ -273,7 +276,7 @@ fn a_write_that_does_not_fit_is_short() {
         matches!(fs.write(ino, written as u64, &bytes), Err(e) if e.errno() == kedge_base::errno::ENOSPC),
         "the rest"
     );
-    // What the kernel passes on from its cache is whole or refused.
+    // A write of the kernel from its cache is written as a whole or refused.
     fs.setattr(ino, &SetAttr { size: Some(0), ..SetAttr::default() }).unwrap();
     fs.sync().unwrap();
     let whole = WriteMode::default().with_whole(true);
@@ -286,7 +289,7 @@ fn a_write_that_does_not_fit_is_short() {
     fs.close().unwrap();
 }
 
-/// Preallocated blocks beyond the end of a file move with the rest of it.
+/// An insertion also moves preallocated blocks beyond the end of the file.
 #[test]
 fn an_insertion_moves_nothing_beyond_the_largest_size() {
     let fs = new(64 * MIB, MIB);

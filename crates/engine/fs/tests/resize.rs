@@ -1,4 +1,4 @@
-//! An image grows while it is used, and after it was full. `shrink.rs` makes images smaller.
+//! An image grows while it is in use, also when it is full. `shrink.rs` tests shrinking.
 
 use crate::common::images::{assert_clean, open};
 use kedge_base::SystemClock;
@@ -54,7 +54,8 @@ fn a_full_image_grows_and_takes_more() {
     let device = make(32 * MIB);
     let fs = open(&device);
     let first = fill(&fs, 0);
-    // Inside the group, past its end so that the maps move, and again so that moved maps move.
+    // The image grows within its group, then beyond it so that the maps move, then again so that
+    // moved maps move.
     let mut files = first;
     for to in [48 * MIB, 3 * GROUP + 4 * MIB, 5 * GROUP + 12 * 4096 + 4 * MIB] {
         let before = fs.statfs();
@@ -99,7 +100,7 @@ fn what_cannot_be_is_refused_and_changes_nothing() {
     assert_eq!(fs.resize(Some(65 * MIB)).unwrap_err().errno(), 30);
 }
 
-/// A group that would have room for nothing but its own maps is left out.
+/// The growth leaves out a last group that would have room only for its own maps.
 #[test]
 fn a_group_without_room_for_more_than_its_maps_is_left_out() {
     let device = make(GROUP);
@@ -110,7 +111,7 @@ fn a_group_without_room_for_more_than_its_maps_is_left_out() {
     assert_clean(&device);
 }
 
-/// Files grow and are fsynced while the image grows again and again; then the process dies.
+/// Files grow and are fsynced while the image grows again and again. Then the process dies.
 #[test]
 fn writers_go_on_while_the_image_grows() {
     let device = make(32 * MIB);

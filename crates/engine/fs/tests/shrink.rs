@@ -1,4 +1,4 @@
-//! An image becomes smaller while it is used: what lies beyond the new end moves.
+//! An image becomes smaller while it is in use: what lies beyond the new end moves.
 
 use crate::common::images::{assert_clean, open};
 use kedge_base::{IoBuf, SystemClock};
@@ -50,7 +50,7 @@ fn has_in(fs: &FileSystem, dir: Ino, name: &str, data: &[u8]) {
     assert!(is == data, "{name}");
 }
 
-/// Fills the image and keeps only each `nth` file of 64 KiB, so that what is left lies everywhere.
+/// Fills the image and keeps only each `nth` file of 64 KiB, so that files are left everywhere.
 fn scatter(fs: &FileSystem, nth: u64) -> Vec<u64> {
     let mut files = 0;
     while fs.statfs().blocks_available > 256 {
@@ -79,7 +79,7 @@ fn an_image_shrinks_to_the_size_that_it_names_and_keeps_its_files() {
         assert!(refused.to_string().contains(&format!("the smallest size is {smallest}")), "{refused}");
         assert!(smallest < group_sizes / 2, "{smallest}");
         assert_eq!(size(&fs), group_sizes);
-        // In two steps, the last to the least that is possible.
+        // Two steps, the second to the smallest possible size.
         for to in [group_sizes / 4 * 3, fs.smallest()] {
             let free = fs.statfs().blocks_free;
             let went = (size(&fs) - to) / 4096;
@@ -89,7 +89,7 @@ fn an_image_shrinks_to_the_size_that_it_names_and_keeps_its_files() {
             assert_clean(&device);
             all_there(&fs, &kept);
         }
-        // It works as before, full or not.
+        // The smaller image works as before.
         fs.unlink(Ino::ROOT, kept[0].to_string().as_bytes()).unwrap();
         fs.sync().unwrap();
         create(&fs, Ino::ROOT, "new", &content(7, 20_000));
@@ -104,7 +104,8 @@ fn an_image_shrinks_to_the_size_that_it_names_and_keeps_its_files() {
     }
 }
 
-/// Maps in the data area stay, go back before the log, or move to free blocks.
+/// Allocation maps in the data area stay, return to their place before the log, or move to free
+/// blocks.
 #[test]
 fn moved_maps_lie_below_the_new_end() {
     let device = make(32 * MIB);
@@ -112,11 +113,11 @@ fn moved_maps_lie_below_the_new_end() {
     create(&fs, Ino::ROOT, "first", &content(1, 3 << 20));
     let sizes = [
         3 * GROUP,           // the maps move to the end of the first 32 MiB
-        9 * GROUP + 3 * MIB, // and to the end of the three groups
-        6 * GROUP,           // they stay, and become shorter
-        2 * GROUP + 5 * MIB, // they lie beyond
-        4 * GROUP + 9 * MIB, // and move again
-        GROUP / 2,           // back before the log
+        9 * GROUP + 3 * MIB, // the maps move to the end of the three groups
+        6 * GROUP,           // the maps stay, and become shorter
+        2 * GROUP + 5 * MIB, // the maps lie beyond the new end, and move
+        4 * GROUP + 9 * MIB, // the maps move again
+        GROUP / 2,           // the maps move back before the log
         5 * GROUP,
         24 * MIB,
     ];
@@ -136,7 +137,7 @@ fn moved_maps_lie_below_the_new_end() {
     }
 }
 
-/// Files with checksums, without, preallocated blocks, and bytes that are only in the log.
+/// Moves files with and without checksums, preallocated blocks, and bytes that are only in the log.
 #[test]
 fn all_kinds_of_blocks_move() {
     let device = make_with(64 * MIB, FormatOptions { data_checksums: true, ..FormatOptions::default() });
@@ -152,10 +153,10 @@ fn all_kinds_of_blocks_move() {
     fs.fallocate(empty, FallocateMode::Allocate { keep_size: true }, 2 << 20, 40_960).unwrap();
     fs.sync().unwrap();
     let blocks = fs.getattr(empty).unwrap().blocks;
-    // Logged, and in no block yet.
+    // These bytes are in the log and have no block yet.
     fs.write(summed, 5_000, &[9; 100]).unwrap();
     fs.fsync(summed, false).unwrap();
-    // Dirty, and not even in the log.
+    // These bytes are dirty and not in the log.
     fs.write(plain, 7_000, &[8; 100]).unwrap();
     let times = fs.getattr(empty).unwrap();
     fs.unlink(Ino::ROOT, b"filler").unwrap();
@@ -192,7 +193,7 @@ fn what_cannot_be_is_refused_and_changes_nothing() {
     assert_eq!(fs.resize(Some(32 * MIB)).unwrap_err().errno(), 16);
     fs.thaw().unwrap();
     assert!(fs.resize(Some(15 * MIB)).unwrap_err().to_string().contains("the smallest size is"));
-    // Blocks that a snapshot has too.
+    // These blocks belong to a snapshot too.
     create(&fs, Ino::ROOT, "filler", &content(0, 35 << 20));
     create(&fs, Ino::ROOT, "kept", &content(1, 1 << 20));
     fs.unlink(Ino::ROOT, b"filler").unwrap();
@@ -200,7 +201,7 @@ fn what_cannot_be_is_refused_and_changes_nothing() {
     let refused = fs.resize(Some(32 * MIB)).unwrap_err();
     assert!(refused.errno() == 22 && refused.to_string().contains("monday"), "{refused}");
     assert_eq!((size(&fs), device.geometry().size), (64 * MIB, 64 * MIB));
-    // The limit is gone: the whole image can be used.
+    // After the refusal the limit is gone: the whole image can be used.
     create(&fs, Ino::ROOT, "large", &content(5, 45 << 20));
     fs.unlink(Ino::ROOT, b"large").unwrap();
     fs.delete_tree(Ino::ROOT, b"monday").unwrap();
@@ -213,7 +214,7 @@ fn what_cannot_be_is_refused_and_changes_nothing() {
     assert_eq!(fs.resize(Some(30 * MIB)).unwrap_err().errno(), 30);
 }
 
-/// Files that share blocks beyond the new end share them below it afterwards.
+/// Files that share blocks beyond the new end share their copies below it afterwards.
 #[test]
 fn clones_move_together() {
     let device = make(64 * MIB);
@@ -223,7 +224,7 @@ fn clones_move_together() {
     let source = create(&fs, Ino::ROOT, "0", &bytes[0]);
     let clones: Vec<Ino> = (1..4).map(|n| create(&fs, Ino::ROOT, &n.to_string(), &[])).collect();
     clones.iter().for_each(|clone| fs.clone_file(source, *clone).unwrap());
-    // Some blocks are no longer shared by all, and one range is a clone of a part.
+    // Some blocks are not shared by all files any more, and one range is a clone of a part.
     for at in (0..40).map(|n| n * 65_536) {
         fs.write(clones[0], at, &[9; 4096]).unwrap();
         bytes[1][at as usize..][..4096].fill(9);
@@ -237,12 +238,12 @@ fn clones_move_together() {
     let used = |fs: &FileSystem| fs.statfs().blocks - fs.statfs().blocks_free;
     let before = used(&fs);
     assert_eq!(fs.resize(Some(32 * MIB)).unwrap(), 32 * MIB);
-    // The maps and the log are smaller or as large; a file that had lost its share would add 768.
+    // The maps and the log do not take more. A file that no longer shared would add 768 blocks.
     assert!(used(&fs) < before + 100, "{} blocks, {before} before", used(&fs));
     for (n, bytes) in bytes.iter().enumerate() {
         has(&fs, &n.to_string(), bytes);
     }
-    // They are independent as before.
+    // Changes of one file do not affect the others.
     fs.write(source, 0, &[5; 8192]).unwrap();
     bytes[0][..8192].fill(5);
     fs.unlink(Ino::ROOT, b"3").unwrap();
@@ -255,7 +256,7 @@ fn clones_move_together() {
     fs.close().unwrap();
 }
 
-/// The blocks of the device, below the size of the image, that have this byte only.
+/// The blocks within the image that contain only this byte.
 fn places(device: &MemDevice, byte: u8) -> Vec<u64> {
     let mut buf = IoBuf::zeroed(1);
     let mut found = Vec::new();
@@ -268,7 +269,7 @@ fn places(device: &MemDevice, byte: u8) -> Vec<u64> {
     found
 }
 
-/// What a point has cannot move: the refusal names the trees that keep it there, and comes before
+/// Blocks of a point cannot move. The error names the trees that have the point, and comes before
 /// anything has moved.
 #[test]
 fn blocks_of_forks_are_refused_by_name() {
@@ -281,7 +282,8 @@ fn blocks_of_forks_are_refused_by_name() {
     fs.sync().unwrap();
     let fork = fs.fork(Ino::ROOT, Ino::ROOT, b"fork", false).unwrap().ino;
     fs.fork(fork, fork, b"inner", true).unwrap();
-    // Below the end are only the blocks that the filler has given up.
+    // Below the new end only blocks of the filler are free, so `own` is beyond the end until it
+    // moves.
     create(&fs, Ino::ROOT, "filler", &content(0, 36 << 20));
     create(&fs, Ino::ROOT, "own", &vec![0xa7; 1 << 20]);
     fs.unlink(Ino::ROOT, b"filler").unwrap();
@@ -293,7 +295,7 @@ fn blocks_of_forks_are_refused_by_name() {
     assert_eq!((size(&fs), places(&device, 0xa7)), (64 * MIB, own));
     has(&fs, "shared", &content(1, 1 << 20));
     assert_clean(&device);
-    // What deleted trees leave is freed on the way.
+    // The shrink frees the space of deleted trees first.
     fs.delete_tree(fork, b"inner").unwrap();
     fs.delete_tree(Ino::ROOT, b"fork").unwrap();
     assert_eq!(fs.resize(Some(32 * MIB)).unwrap(), 32 * MIB);
@@ -305,8 +307,8 @@ fn blocks_of_forks_are_refused_by_name() {
     has(&fs, "own", &vec![0xa7; 1 << 20]);
 }
 
-/// Files, clones and nodes that a fork or the first tree has alone move, and stay shared as far as
-/// they were.
+/// Files, clones and nodes that only a fork or only the first tree has move. Blocks that files of
+/// the tree shared are still shared.
 #[test]
 fn what_a_tree_has_alone_moves() {
     let device = make(64 * MIB);
@@ -330,7 +332,7 @@ fn what_a_tree_has_alone_moves() {
     let before = used(&fs);
     assert_eq!(fs.resize(Some(32 * MIB)).unwrap(), 32 * MIB);
     assert_clean(&device);
-    // The maps are smaller or as large; two files that had lost their share would add 244.
+    // The maps do not take more. Two files that no longer shared would add 244 blocks.
     assert!(used(&fs) < before + 100, "{} blocks, {before} before", used(&fs));
     drop(fs);
     let fs = open(&device);
@@ -348,8 +350,8 @@ fn what_a_tree_has_alone_moves() {
     assert_clean(&device);
 }
 
-/// Files are written, fsynced, renamed and deleted while the image becomes smaller and larger; then
-/// the process dies.
+/// Files are written, fsynced, renamed and deleted while the image shrinks and grows. Then the
+/// process dies.
 #[test]
 fn writers_go_on_while_the_image_shrinks() {
     let device = make(3 * GROUP);
@@ -395,7 +397,8 @@ fn writers_go_on_while_the_image_shrinks() {
     }
 }
 
-/// An image made for a tree of many nodes: those beyond the end move, however the tree is cached.
+/// In an image with a tree of many nodes, the nodes beyond the end move, although the node cache is
+/// small.
 #[test]
 fn nodes_beyond_the_end_move() {
     let device = make(2 * GROUP);
@@ -409,7 +412,7 @@ fn nodes_beyond_the_end_move() {
             .unwrap();
     }
     fs.sync().unwrap();
-    // The table of trees lies there, too.
+    // Makes the table of trees get nodes beyond the new end too.
     fs.rename_tree(Ino::ROOT, b"fork", Ino::ROOT, b"snapshot").unwrap();
     fs.unlink(Ino::ROOT, b"filler").unwrap();
     let to = 64 * MIB;

@@ -1,12 +1,12 @@
-//! statfs reports correct numbers: for a new image, while data waits for its place, and right after
-//! a file is deleted.
+//! statfs reports correct numbers: for a new image, while data waits for blocks, and immediately
+//! after a file is deleted.
 
 use kedge_device::MemDevice;
 use kedgefs::{FileSystem, FormatOptions, Ino, ManualClock, MountOptions, Owner};
 use std::sync::Arc;
 
 const BLOCKS: u64 = 2048;
-/// A file's own cost besides its data: some nodes.
+/// Blocks that a file takes besides its data: some nodes.
 const SLACK: u64 = 64;
 
 fn new() -> FileSystem {
@@ -15,7 +15,7 @@ fn new() -> FileSystem {
     FileSystem::open(device, clock, MountOptions::default()).unwrap()
 }
 
-/// Free and available blocks.
+/// The numbers of free and of available blocks.
 fn room(fs: &FileSystem) -> (u64, u64) {
     let st = fs.statfs();
     assert!(st.blocks_available <= st.blocks_free, "{st:?}");
@@ -31,7 +31,7 @@ fn free_space_is_told_at_once() {
     assert!(available > free / 2, "{available} of {free} blocks");
     let file = fs.create(Ino::ROOT, b"file", 0o644, Owner::default()).unwrap();
     fs.write(file.ino, 0, &vec![1; (BLOCKS * 4096) as usize]).unwrap();
-    // Delayed allocation: promised blocks are not free.
+    // With delayed allocation, promised blocks do not count as free.
     let is_used = |when: &str| {
         let (free_now, available_now) = room(&fs);
         for (then, now) in [(free, free_now), (available, available_now)] {
@@ -44,7 +44,7 @@ fn free_space_is_told_at_once() {
     is_used("synced");
     fs.checkpoint().unwrap();
     is_used("after a checkpoint");
-    // Without a sync, a write or any other operation after it.
+    // The blocks are free without a sync, a write or any other operation.
     fs.unlink(Ino::ROOT, b"file").unwrap();
     let (free_now, available_now) = room(&fs);
     assert!(free_now + SLACK >= free, "{free_now} of {free} blocks are free again");
@@ -67,8 +67,8 @@ fn free_space_is_told_at_once() {
     fs.close().unwrap();
 }
 
-/// Promises to the operations of many threads do not count as used space: no operation is refused,
-/// and statfs shows most of the image all the time.
+/// Promises to operations of many threads do not count as used space. No operation is refused, and
+/// statfs shows most of the image as free all the time.
 #[test]
 fn a_crowd_is_not_refused_on_a_small_image() {
     const THREADS: u64 = 200;

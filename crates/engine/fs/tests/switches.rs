@@ -1,4 +1,4 @@
-//! The old rules that the switches select have their documented costs, and the new ones do not.
+//! The former rules that the switches select have their documented costs; the present rules do not.
 
 use crate::common::watched::{Watch, Watched};
 use kedge_device::{Device, MemDevice};
@@ -88,7 +88,7 @@ fn an_overwrite_and_fdatasync_force_no_log_by_default() {
     );
 }
 
-/// A coarse clock: it stands still until the test moves it.
+/// A coarse clock, which advances only when the test makes it.
 #[derive(Default)]
 struct Ticks(AtomicU64);
 
@@ -102,7 +102,7 @@ impl Clock for Ticks {
     }
 }
 
-/// XFS before and after its change: see `durability::rules`.
+/// The rules of XFS before and after its change: see `durability::rules`.
 #[test]
 fn only_relog_forces_for_time_stamps_and_once_a_tick() {
     let device = Arc::new(MemDevice::new(64 << 20));
@@ -112,8 +112,8 @@ fn only_relog_forces_for_time_stamps_and_once_a_tick() {
     let f = fs.create(Ino::ROOT, b"f", 0o644, Owner::default()).unwrap().ino;
     fs.write(f, 0, &[1; 256 << 10]).unwrap();
     fs.fsync(f, false).unwrap();
-    // Records of time stamps, and forces, by a write in a new tick, by a write in the same tick,
-    // and by the fdatasync after each.
+    // Returns the number of records of time stamps that a write makes, in a new clock tick or in
+    // the same one, and the number of forces of the fdatasync that follows.
     let stamps = || count(&fs, "log.records_by_operation.times");
     let step = |moves: bool| {
         ticks.0.fetch_add(moves as u64, Ordering::Relaxed);
@@ -132,14 +132,14 @@ fn only_relog_forces_for_time_stamps_and_once_a_tick() {
         fs.fsync(f, false).unwrap();
         assert_eq!([step(true), step(false), step(true)], [new, same, new], "{rule}");
     }
-    // What another call has forced is durable for this call.
+    // What another call has forced need not be forced again.
     ticks.0.fetch_add(1, Ordering::Relaxed);
     fs.write(f, 8192, &[3; 4096]).unwrap();
     fs.sync().unwrap();
     let forced = forces(&fs, "fdatasync");
     fs.fsync(f, true).unwrap();
     assert_eq!(forces(&fs, "fdatasync"), forced, "relog: nothing of it is left to force");
-    // The stamps are those of the write, and every rule forces a change of size.
+    // The stamps are those of the write. Under every rule fdatasync forces a change of size.
     assert_eq!(fs.getattr(f).unwrap().mtime, ticks.now());
     for rule in ["fields", "seq"] {
         fs.set_options(&format!("fdatasync={rule}")).unwrap();
@@ -167,7 +167,7 @@ fn a_remount_changes_what_it_names_or_nothing() {
     assert_eq!(info["options"]["new_name"], "lazy");
 }
 
-/// An unlinked file stays unlinked; a file created without a name may get one.
+/// An unlinked file cannot get a name again; a file created without a name can.
 #[test]
 fn only_a_tmpfile_can_be_linked_back() {
     let fs = open(MountOptions::default());
@@ -202,7 +202,7 @@ fn the_slowest_fsyncs_are_kept_slowest_first() {
     }
 }
 
-/// ext4 before its change: no checkpoint runs while the log has room, and the operation that finds
+/// The former rule of ext4: no checkpoint runs while the log has space. The operation that finds
 /// none runs the checkpoint and waits for it.
 #[test]
 fn without_async_checkpoint_only_a_full_log_starts_one() {
@@ -230,8 +230,8 @@ fn without_async_checkpoint_only_a_full_log_starts_one() {
     assert!(most > ring / 2, "it was full but for what is reserved: {most} of {ring} bytes");
 }
 
-/// With a bound, the largest log is like a small one: to operations, which find it full, and to a
-/// recovery, which reads what is used.
+/// With a bound on its use, a large log behaves like a small one: operations find it full, and a
+/// recovery reads only the used part.
 #[test]
 fn a_log_of_which_a_part_is_used_is_full_when_that_part_is() {
     const USED_MAX: u64 = 1 << 20;
@@ -262,8 +262,8 @@ fn a_log_of_which_a_part_is_used_is_full_when_that_part_is() {
     assert!((1..=USED_MAX).contains(&read), "{read}");
 }
 
-/// Files of 4 KiB, written by the timer or by sync. Without `async_checkpoint`, and with one file
-/// that is overwritten, the fsyncs find the log full and checkpoint.
+/// Files of 4 KiB are written by the timer or by sync. Without `async_checkpoint`, and with one
+/// file that is overwritten, the fsyncs find the log full and run the checkpoints.
 #[test]
 fn fsyncs_beside_a_checkpoint_are_counted_by_themselves() {
     let device = Arc::new(MemDevice::new(64 << 20));
@@ -329,7 +329,7 @@ fn a_plug_merges_the_writes_of_many_files() {
     assert!(writes("plug,writeback_order=location") <= 512 / 64);
 }
 
-/// Counts the submissions with writes in them that are not durable by themselves.
+/// A device that counts the submissions with writes other than FUA writes.
 struct Submissions {
     inner: MemDevice,
     count: AtomicU64,
@@ -345,7 +345,8 @@ impl Watch for Submissions {
     }
 }
 
-/// The kernel merges the requests of one submission, so all of them must not be in one.
+/// The kernel merges the requests of one submission, so with `noplug` each inode needs a submission
+/// of its own.
 #[test]
 fn noplug_submits_the_writes_of_each_inode_apart_from_those_of_others() {
     const FILES: u64 = 200;
@@ -364,7 +365,7 @@ fn noplug_submits_the_writes_of_each_inode_apart_from_those_of_others() {
         };
         write_all(0, 8 * 4096, 1);
         fs.sync().unwrap();
-        // Two writes for each file, with a page between them that stays as it is.
+        // Two writes for each file, with an unchanged page between them.
         write_all(0, 4096, 2);
         write_all(2 * 4096, 4096, 3);
         let before = (device.count.load(Ordering::Relaxed), count(&fs, "data.writes"));
@@ -380,11 +381,11 @@ fn noplug_submits_the_writes_of_each_inode_apart_from_those_of_others() {
     };
     let (plugged, apart) = (submissions("plug"), submissions("noplug"));
     assert!(plugged < FILES / 8, "plug: {plugged} submissions");
-    // The writes of the log, which are not data, are in both counts.
+    // Both counts include the log's writes, which are not data.
     assert!((FILES..FILES + plugged).contains(&apart), "noplug: {apart}, plug: {plugged}");
 }
 
-/// Like Linux's sync(2), which visited each file system and walked all of its cached inodes.
+/// As in Linux, where sync(2) visited each file system and walked all of its cached inodes.
 #[test]
 fn a_sync_with_shared_tracking_walks_every_cached_inode_of_its_file_system() {
     let walked = |fs: &FileSystem| {
@@ -448,7 +449,7 @@ fn a_program_may_bring_its_own_order() {
     assert_eq!(info["options"]["writeback_order"], "last first");
 }
 
-/// The reservations of 32 concurrent threads must leave room in a small log for records.
+/// The reservations of 32 concurrent threads must leave room for records in a small log.
 #[test]
 fn an_fsync_in_place_reserves_log_for_the_pages_that_it_writes() {
     let device = Arc::new(MemDevice::new(64 << 20));
@@ -457,11 +458,11 @@ fn an_fsync_in_place_reserves_log_for_the_pages_that_it_writes() {
     FileSystem::format(device.clone(), clock.clone(), &format).unwrap();
     let fs = FileSystem::open(device, clock, MountOptions::default()).unwrap();
     let file = fs.create(Ino::ROOT, b"f", 0o644, Owner::default()).unwrap().ino;
-    fs.write(file, 0, &[7; 20 * 4096]).unwrap(); // more than is written to the log
+    fs.write(file, 0, &[7; 20 * 4096]).unwrap(); // too much for the log, so written in place
     fs.fsync(file, false).unwrap();
     let most = count(&fs, "log.reserved_bytes_max");
     assert!((4096..16 << 10).contains(&most), "{most} bytes");
-    // Pages far apart still go in one pass.
+    // Even pages that are far apart are written in one pass.
     (0..40).for_each(|i| assert_eq!(fs.write(file, i << 20, &[8; 4096]).unwrap(), 4096));
     let records = count(&fs, "log.records_by_operation.writeback");
     fs.fsync(file, false).unwrap();

@@ -1,4 +1,5 @@
-//! Forks of trees: what they share, what they do not, and what is left when they are gone.
+//! Forks of trees: what they share, what they do not share, and what is freed when they are
+//! deleted.
 
 use crate::common::failing::Failing;
 use crate::common::images::{assert_clean, errno, names, open, put};
@@ -82,7 +83,7 @@ fn a_fork_and_its_source_go_their_own_ways() {
     expect(&open(&device));
 }
 
-/// A fork shares its nodes with its source, which has them in memory.
+/// A fork shares its nodes with its source, which has them in memory, so forking reads nothing.
 #[test]
 fn a_fork_of_a_cached_tree_reads_nothing() {
     let device = make(64 * MIB);
@@ -100,10 +101,11 @@ fn a_fork_of_a_cached_tree_reads_nothing() {
         attr
     };
     let first = forked(Ino::ROOT, b"first");
-    // The source has a directory more now, which is no part of its next fork.
+    // In the source the first fork looks like another directory, which is not part of the second
+    // fork.
     let second = forked(Ino::ROOT, b"second");
     assert_eq!((first.size, second.size, second.nlink), (2000, 2000, 2));
-    // A fork that is open, and has changed, is forked without a read, too.
+    // A fork that is open, and has changed, is forked without a read too.
     fs.mkdir(second.ino, b"dir", 0o755, OWNER).unwrap();
     let third = forked(second.ino, b"third");
     let replaced = fs.roll_back(second.ino, Ino::ROOT, b"first").unwrap();
@@ -111,7 +113,7 @@ fn a_fork_of_a_cached_tree_reads_nothing() {
         assert_eq!(attr.mode & 0o7777, 0o711);
     }
     assert_eq!((third.size, third.nlink), (2001, 3));
-    // What the calls returned is what the trees have.
+    // The attributes that the calls returned are those that the trees have.
     let check = |fs: &FileSystem, attr: &Attr| assert_eq!(fs.getattr(attr.ino).unwrap(), *attr);
     let both = [&third, &replaced];
     both.iter().for_each(|attr| check(&fs, attr));
@@ -143,7 +145,7 @@ fn the_space_of_a_fork_comes_back() {
     assert_clean(&device);
     assert_eq!(names(&fs, Ino::ROOT), ["a"]);
     let after = free(&fs);
-    // The table of trees stays.
+    // Only the table of trees still takes space.
     assert!(before - after <= 8, "{before} {after}");
     assert!(get(&fs, Ino::ROOT, "a")[2 * MIB as usize..].iter().all(|b| *b == 1));
 }
@@ -192,16 +194,18 @@ fn names_that_trees_cannot_have() {
     assert_eq!(rename(Ino::ROOT, b"file", fork, b"file2"), Err(18));
     assert_eq!(rename(dir, b"fork", Ino::ROOT, b"file"), Err(17));
     assert_eq!(rename(dir, b"fork", fork, b"inside"), Err(22));
-    // A directory with a tree in it is not empty, though the tree does not count in its size.
+    // A directory with the name of a tree is not empty, although the name does not count in its
+    // logged size.
     fs.mkdir(Ino::ROOT, b"other", 0o755, OWNER).unwrap();
     assert_eq!(rename(Ino::ROOT, b"other", Ino::ROOT, b"dir"), Err(39));
     fs.rmdir(Ino::ROOT, b"other").unwrap();
-    // The directory that names it moves with it, and it moves itself.
+    // The fork moves with the directory that contains its name, and then moves to another
+    // directory.
     rename(Ino::ROOT, b"dir", Ino::ROOT, b"dir2").unwrap();
     rename(dir, b"fork", Ino::ROOT, b"moved").unwrap();
     assert_eq!(fs.lookup(fork, b"..").unwrap().ino, Ino::ROOT);
     fs.rmdir(Ino::ROOT, b"dir2").unwrap();
-    // A tree in a tree goes first, and is not part of a fork.
+    // A tree inside another one is not part of a fork of that, and must be deleted before it.
     let inner = fs.fork(fork, fork, b"inner", false).unwrap().ino;
     let third = fs.fork(fork, Ino::ROOT, b"third", false).unwrap().ino;
     assert_eq!(names(&fs, third), ["dir", "file"]);
@@ -252,7 +256,7 @@ fn nothing_changes_in_a_snapshot() {
     }
 }
 
-/// A file that lost its name while it was open is in the fork as well, where nothing names it.
+/// A file that has lost its name while it is open gets into a fork, where it has no name either.
 #[test]
 fn a_fork_does_not_keep_files_without_names() {
     let device = make(64 * MIB);
@@ -273,8 +277,8 @@ fn a_fork_does_not_keep_files_without_names() {
     assert_eq!(get(&fs, Ino::ROOT, "named"), vec![8; MIB as usize]);
 }
 
-/// Overwriting what a fork shares needs space that overwriting does not need otherwise: a full
-/// image refuses it when the bytes are accepted, and not later.
+/// Overwriting a block that a fork shares needs a free block. A full image refuses the overwrite
+/// when the bytes would be accepted, not later.
 #[test]
 fn a_full_image_refuses_what_it_cannot_move() {
     let device = make(24 * MIB);
@@ -301,7 +305,7 @@ fn a_full_image_refuses_what_it_cannot_move() {
         }
     };
     assert_eq!(full.errno(), 28);
-    // Everything that was accepted is written.
+    // Everything that was accepted can be written.
     fs.fsync(file, false).unwrap();
     fs.sync().unwrap();
     assert_clean(&device);
@@ -314,7 +318,7 @@ fn a_full_image_refuses_what_it_cannot_move() {
     assert_clean(&device);
 }
 
-/// A small random number generator, so that a seed repeats a run.
+/// A small seeded generator of random numbers, so that a seed repeats a run.
 struct Random(u64);
 
 impl Random {
@@ -332,7 +336,7 @@ struct Run {
     random: Random,
     device: Arc<MemDevice>,
     fs: FileSystem,
-    /// The contents of the files of each tree, by name; the first tree has an empty name.
+    /// The expected contents of the files of each tree, by name. The first tree has an empty name.
     model: Model,
     made: u32,
 }
@@ -419,7 +423,7 @@ impl Run {
         }
     }
 
-    /// Opens the image again, after an unmount or after a crash that follows a sync.
+    /// Opens the image again: after a close, or as after a crash that follows a sync.
     fn reopen(&mut self, close: bool) {
         if close {
             self.fs.close().unwrap();
@@ -451,7 +455,7 @@ impl Run {
     }
 }
 
-/// Random operations in forks, beside copies of the files in memory.
+/// Random operations in forks, compared with copies of the files in memory.
 #[test]
 fn forks_are_as_separate_as_copies() {
     for seed in 1..=24u64 {
@@ -469,7 +473,7 @@ fn forks_are_as_separate_as_copies() {
         }
         run.reopen(seed % 2 == 0);
         run.compare();
-        // When all is deleted, all is free.
+        // Once everything is deleted, all space is free again.
         for tree in run.fs.trees().into_iter().skip(1) {
             run.fs.delete_tree(tree.dir, &tree.name).unwrap();
         }
@@ -546,7 +550,7 @@ fn the_space_of_a_tree_is_counted_beside_checkpoints() {
         }
         stop.store(true, std::sync::atomic::Ordering::SeqCst);
     });
-    // All files of the fork are its own once all are written again.
+    // Once all files of the fork are written again, no other tree uses their blocks.
     for i in 0..300 {
         put(&fs, fork, &format!("{i}"), &[3; 5000]);
     }
@@ -568,7 +572,7 @@ fn a_tree_is_replaced_by_a_fork_in_one_step() {
     let now = fs.roll_back(kept, Ino::ROOT, b"base").unwrap().ino;
     assert_eq!(get(&fs, now, "file"), b"of the first tree");
     assert!(fs.lookup(base, b"file").is_err(), "the old tree is gone");
-    // The same tree by another name, and a tree that changed in between.
+    // Replaces the tree by a fork of another one that was forked from it and has changed.
     let work = fs.fork(now, Ino::ROOT, b"work", false).unwrap().ino;
     put(&fs, work, "file", b"worked");
     let of_work = fs.fork(work, Ino::ROOT, b"of work", false).unwrap().ino;
@@ -577,7 +581,7 @@ fn a_tree_is_replaced_by_a_fork_in_one_step() {
     assert_eq!(fs.lookup(of_work, b"..").unwrap().ino, Ino::ROOT);
     assert_eq!(names(&fs, Ino::ROOT), ["base", "file", "kept", "work"]);
     let errno = |result: kedgefs::Result<()>| result.unwrap_err().errno();
-    // It is no fork of the tree that it would replace.
+    // This tree was not forked from the one that it would replace.
     let other = fs.fork(Ino::ROOT, Ino::ROOT, b"other", false).unwrap().ino;
     assert_eq!(errno(fs.commit_tree(other, Ino::ROOT, b"work", false)), 16);
     let again = fs.fork(of_work, Ino::ROOT, b"again", false).unwrap().ino;
@@ -602,7 +606,7 @@ fn a_tree_is_replaced_by_a_fork_in_one_step() {
     fs.close().unwrap();
 }
 
-/// The count of orphan items begins with those that a crash left.
+/// The count of orphan items includes those that a crash has left.
 #[test]
 fn a_tree_with_orphans_of_a_crash_is_forked() {
     let device = make(64 * MIB);
@@ -614,13 +618,13 @@ fn a_tree_with_orphans_of_a_crash_is_forked() {
     }
     put(&fs, Ino::ROOT, "kept", b"kept");
     fs.sync().unwrap();
-    // The orphans are in the checkpoint, and not in the log.
+    // After the checkpoint the orphans are in the tree, not only in the log.
     fs.checkpoint().unwrap();
     let crashed = Arc::new(device.fork());
     let fs = open(&crashed);
     let fork = fs.fork(Ino::ROOT, Ino::ROOT, b"fork", false).unwrap().ino;
     put(&fs, fork, "new", b"new");
-    // An orphan of the fork that a crash leaves in the log is removed too.
+    // An orphan of the fork, which a crash leaves in the log, is removed too.
     let ino = put(&fs, fork, "gone", &[2; 9000]);
     fs.pin(ino).unwrap();
     fs.unlink(fork, b"gone").unwrap();
@@ -662,7 +666,7 @@ fn the_first_tree_is_rolled_back_in_one_step() {
         let dir = fs.lookup(Ino::ROOT, b"dir").unwrap().ino;
         assert_eq!(names(fs, dir), ["deep", "inside"]);
         assert_eq!(fs.lookup(dir, b"..").unwrap().ino, Ino::ROOT);
-        // A tree that was named in the first one has its path and its contents.
+        // A tree whose name was in the first tree keeps its path and its contents.
         assert_eq!(fs.lookup(dir, b"inside").unwrap().ino, inside);
         assert_eq!(fs.lookup(inside, b"..").unwrap().ino, dir);
         assert!(get(fs, inside, "file") == old);
@@ -670,14 +674,14 @@ fn the_first_tree_is_rolled_back_in_one_step() {
         assert_eq!(fs.trees().len(), 3);
     };
     expect(&fs);
-    // Inode numbers of the old contents are stale, of open files, too.
+    // Inode numbers of the old contents are stale, even those of open files.
     assert_eq!(errno(fs.getattr(file)), ESTALE);
     assert_eq!(errno(fs.write(file, 0, b"lost")), ESTALE);
     assert_eq!(errno(fs.read(file, 0, &mut [0; 10])), ESTALE);
     assert_eq!(errno(fs.fsync(file, false)), ESTALE);
     assert_eq!(errno(fs.create(dir, b"new", 0o644, OWNER)), ESTALE);
     fs.unpin(file, 1);
-    // The numbers of the new contents are new, and stay.
+    // The inode numbers of the new contents are new, and do not change.
     let now = fs.lookup(Ino::ROOT, b"file").unwrap().ino;
     assert_ne!(now, file);
     assert_eq!(fs.getattr(now).unwrap().ino, now);
@@ -686,7 +690,7 @@ fn the_first_tree_is_rolled_back_in_one_step() {
     fs.reclaim().unwrap();
     fs.checkpoint().unwrap();
     assert_clean(&device);
-    // The state that a crash leaves is the same.
+    // A crash leaves the same state.
     fs.sync().unwrap();
     let crashed = Arc::new(device.fork());
     let again = open(&crashed);
@@ -717,7 +721,7 @@ fn a_fork_takes_the_place_of_the_first_tree() {
     fs.commit_root(work, false).unwrap();
     assert_eq!(names(&fs, Ino::ROOT), ["done", "file", "kept"]);
     assert_eq!(errno(fs.lookup(work, b"done")), ESTALE);
-    // It changed meanwhile.
+    // The first tree has changed since it was forked.
     let other = fs.fork(Ino::ROOT, Ino::ROOT, b"other", false).unwrap().ino;
     put(&fs, Ino::ROOT, "more", b"more");
     assert_eq!(errno(fs.commit_root(other, false)), 16);
@@ -741,7 +745,7 @@ fn a_fork_takes_the_place_of_the_first_tree() {
     fs.close().unwrap();
 }
 
-/// A tree whose path the new contents do not have stays, and so does all else.
+/// If a tree would lose its path, the replacement is refused and nothing changes.
 #[test]
 fn a_tree_that_would_lose_its_path_prevents_the_replacement() {
     let device = make(64 * MIB);
@@ -756,7 +760,7 @@ fn a_tree_that_would_lose_its_path_prevents_the_replacement() {
     fs.rename_tree(dir, b"tree", Ino::ROOT, b"taken").unwrap();
     assert_eq!(errno(fs.roll_back_root(full)), 39, "a file has the name");
     assert_eq!(names(&fs, Ino::ROOT), ["dir", "empty", "full", "taken"]);
-    // Nothing has changed, and inodes have the numbers that they had.
+    // Nothing has changed, and inodes have their old numbers.
     put(&fs, dir, "file", b"file");
     fs.roll_back_root(empty).unwrap();
     assert_eq!(names(&fs, Ino::ROOT), ["empty", "full", "taken"]);
@@ -764,7 +768,7 @@ fn a_tree_that_would_lose_its_path_prevents_the_replacement() {
     assert_clean(&device);
 }
 
-/// The replaced tree's limits are those of the tree that replaces it, and count what that has.
+/// The first tree gets the limits of the tree that replaces it, with the counts of its contents.
 #[test]
 fn limits_come_with_the_contents() {
     let device = make(64 * MIB);
@@ -787,7 +791,7 @@ fn limits_come_with_the_contents() {
     assert_clean(&device);
 }
 
-/// Threads that read, write and list beside replacements get the bytes of one state or an error.
+/// Threads that read, write and list during replacements get the bytes of one state, or an error.
 #[test]
 fn the_first_tree_is_replaced_beside_readers_and_writers() {
     let device = make(64 * MIB);
@@ -835,8 +839,8 @@ fn the_first_tree_is_replaced_beside_readers_and_writers() {
     assert_clean(&device);
 }
 
-/// The name of a fork is there before its checkpoint has written the root of the fork: a reader
-/// that finds the name must not take what the device holds there for a node.
+/// The name of a fork exists before its checkpoint has written its root. A reader that finds the
+/// name must not take old bytes at the root's address for a node.
 #[test]
 fn a_fork_is_found_while_its_checkpoint_writes_it() {
     const FORKS: u32 = 60;
@@ -868,8 +872,8 @@ fn a_fork_is_found_while_its_checkpoint_writes_it() {
     assert_clean(&device);
 }
 
-/// On a full host of a sparse image a fork fails before anything of it is there. A tree can be
-/// deleted; the error says that the deletion is not durable yet.
+/// If the host of a sparse image is full, a fork fails before anything of it exists. A tree can be
+/// deleted; the error then means that the deletion is not durable yet.
 #[test]
 fn a_full_host_refuses_forks_and_lets_trees_go() {
     const ENOSPC: i32 = 28;
@@ -887,7 +891,7 @@ fn a_full_host_refuses_forks_and_lets_trees_go() {
     assert_eq!(fs.delete_tree(Ino::ROOT, b"old").unwrap_err().errno(), ENOSPC);
     assert!(matches!(fs.lookup(Ino::ROOT, b"old"), Err(Error::NotFound)));
     assert_eq!(fs.getattr(inside).unwrap_err().errno(), 116);
-    // Everything continues, in the log.
+    // All other operations continue, in the log.
     let ino = device.create(&fs, b"later");
     fs.fsync(ino, false).unwrap();
     device.host_full(false);

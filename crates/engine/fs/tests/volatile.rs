@@ -1,4 +1,4 @@
-//! `volatile`: fsync and sync make nothing durable, and nothing else changes.
+//! With `volatile` fsync and sync make nothing durable, and nothing else changes.
 #![allow(clippy::disallowed_methods)]
 
 use crate::common::failing::{Failing, MARK, PAGE};
@@ -11,7 +11,7 @@ fn options() -> MountOptions {
     MountOptions { volatile: true, commit: Duration::from_secs(3600), ..MountOptions::default() }
 }
 
-/// The number of requests that change the device, and of flushes.
+/// The numbers of writes and of flushes of the device.
 fn asked(device: &Failing) -> [u64; 2] {
     let stats = kedgefs::device::Device::stats(&*device.sim);
     [stats.writes.get(), stats.flushes.get()]
@@ -35,13 +35,13 @@ fn nothing_is_asked_of_the_device_until_the_end() {
     answer.recv().unwrap().unwrap();
     answer.recv().unwrap().unwrap();
     assert_eq!(asked(&device), before);
-    // The image at that moment opens, without the file.
+    // The durable image can be opened, and does not have the file.
     assert!(!device.is_durable(b"scratch", &[7; 3 * PAGE]));
     fs.close().unwrap();
     assert!(device.is_durable(b"scratch", &[7; 3 * PAGE]) && device.is_clean());
 }
 
-/// A freeze, and a shutdown with a flush, still make everything durable.
+/// A freeze, and a shutdown with `flush`, still make everything durable.
 #[test]
 fn a_freeze_and_a_shutdown_make_all_durable() {
     let device = Failing::new();

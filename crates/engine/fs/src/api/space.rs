@@ -8,7 +8,7 @@ use crate::types::StatFs;
 use kedge_base::{BLOCK_SIZE, Ino};
 
 impl FileSystem {
-    /// For tests: the work of the commit timer with `discard`.
+    /// For tests: does the work that the commit timer does with `discard`.
     #[doc(hidden)]
     pub fn discard_now(&self) {
         self.fs.engine().discard_turn();
@@ -19,21 +19,21 @@ impl FileSystem {
     /// returns their total in bytes. Includes everything freed before the call, because the log is
     /// forced first.
     ///
-    /// Waits while the file system is frozen; a freeze can start between two parts of the work.
-    /// Under a [`FileSystem::pass_or`] the call then ends early and returns the bytes discarded so
-    /// far.
+    /// Waits while the file system is frozen. The work is done in batches; a freeze can start
+    /// between two of them. Under a [`FileSystem::pass_or`] the call then ends early and returns
+    /// the bytes discarded so far.
     pub fn trim(&self, offset: u64, len: u64, min_len: u64) -> Result<u64> {
         self.fs.engine().trim(offset, len, min_len)
     }
 
-    /// Makes the image larger or smaller, while it is in use: to `bytes`, or by `None` to the size
-    /// that its device has now. Returns the new size in bytes. After a growth it may be a little
-    /// less than `bytes`, if the last group of blocks would have no room for more than the
-    /// allocation maps that it adds.
+    /// Makes the image larger or smaller while it is in use: to `bytes` bytes, or with `None` to
+    /// the present size of its device. Returns the new size in bytes. After a growth it may be a
+    /// little less than `bytes`, if the last group of blocks would have space only for its own
+    /// allocation maps.
     ///
-    /// A file is extended, and stays sparse, or truncated. A block device or an export must have a
-    /// larger size already, and keeps its size when the image becomes smaller. A crash leaves the
-    /// old size or the new one.
+    /// If the image is a file, the file is extended, and stays sparse, or truncated. A block device
+    /// or an export must already have the larger size, and keeps its size when the image becomes
+    /// smaller. A crash leaves the old size or the new one.
     ///
     /// To become smaller, the image moves what lies beyond the new end, which may take long;
     /// changes continue. Blocks that trees share are not moved. [`FileSystem::smallest`] is the
@@ -56,9 +56,9 @@ impl FileSystem {
 
     /// Space and inodes, used and free.
     ///
-    /// Free blocks are those that neither a file nor a tree node has or is promised, including
-    /// blocks that were just freed and wait for the log or a checkpoint. Available blocks are those
-    /// that data can have: some of the free ones are kept for nodes.
+    /// Free blocks are those that no file and no tree node has or was promised. They include blocks
+    /// that were just freed and wait for the log or a checkpoint. Available blocks are the free
+    /// ones that data can use: some are reserved for nodes.
     pub fn statfs(&self) -> StatFs {
         let counts = self.fs.engine().store().alloc().free_counts();
         let free = counts.owned_free.saturating_sub(counts.reserved);
@@ -69,15 +69,16 @@ impl FileSystem {
             blocks: self.fs.engine().store().total_blocks(),
             blocks_free: free,
             blocks_available: available,
-            // Inodes are made on demand, so this many more fit into the available space.
+            // Inodes are made on demand; this is an estimate of how many more fit into the
+            // available space.
             inodes: inodes + available * 8,
             inodes_free: available * 8,
             name_max: kedge_format::item::NAME_MAX as u32,
         }
     }
 
-    /// [`FileSystem::statfs`] as it looks from a directory or file: size and free space are no more
-    /// than the limits above it leave ([`FileSystem::set_limit`]).
+    /// [`FileSystem::statfs`] for a directory or file: size and free space are at most what the
+    /// limits that apply to it leave ([`FileSystem::set_limit`]).
     pub fn statfs_at(&self, ino: Ino) -> Result<StatFs> {
         self.fs.steady(ino, |ino| self.fs.statfs_at(ino, self.statfs()))
     }
@@ -85,12 +86,13 @@ impl FileSystem {
     /// Limits how many bytes of file data and how many inodes may be used at and below a directory,
     /// durably. From then on a write, fallocate or creation that would need more fails with EDQUOT;
     /// data that was accepted is never refused later. A limit below what is in use is allowed: it
-    /// refuses what is new. Directories below may have limits of their own, and both then hold.
+    /// refuses only new use. Directories below may have limits of their own; all limits that
+    /// contain an inode apply to it.
     ///
-    /// The first limit of a directory visits everything below it while changes wait; a change of a
-    /// limit does not. Links and renames into or out of the directory fail with EXDEV from then on.
-    /// A fork has the limits of its source, and counts for itself. A tree that is named below the
-    /// directory is not a part of it.
+    /// When a directory gets its first limit, everything below it is visited while changes wait; a
+    /// later change of the limit visits nothing. From then on links and renames into or out of the
+    /// directory fail with EXDEV. A fork has the limits of its source, with counts of its own. A
+    /// tree whose name is below the directory does not count.
     ///
     /// # Errors
     /// EINVAL: less than a block or a file, or more than 32 limits inside one another. EMLINK: a
@@ -101,18 +103,18 @@ impl FileSystem {
         Ok(self.shown_limit(limit))
     }
 
-    /// The nearest limit at or above an inode.
+    /// Returns the innermost limit that applies to an inode, if there is one.
     pub fn limit_of(&self, ino: Ino) -> Result<Option<Limit>> {
         let limit = self.fs.steady(ino, |ino| self.fs.limit_of(ino))?;
         Ok(limit.map(|limit| self.shown_limit(limit)))
     }
 
-    /// All limits that have a maximum.
+    /// Returns all limits that have a maximum.
     pub fn limits(&self) -> Vec<Limit> {
         self.fs.limits().into_iter().map(|limit| self.shown_limit(limit)).collect()
     }
 
-    /// What a caller sees of a limit.
+    /// Translates the inode numbers of a limit to those of callers.
     fn shown_limit(&self, mut limit: Limit) -> Limit {
         limit.dir = self.fs.numbers().outward(limit.dir);
         limit.inside = limit.inside.map(|dir| self.fs.numbers().outward(dir));

@@ -1,5 +1,5 @@
-//! Memory for file pages: how many may be cached, how many may be dirty, and which writers are
-//! delayed above the limits.
+//! Memory for file pages: how many may be cached, how many may be dirty, and how writers are
+//! delayed when too many are.
 
 use crate::cache::inodes::Inodes;
 use crate::cache::pages::Delta;
@@ -11,18 +11,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
-/// Cached pages that are examined for eviction with each operation, and with each page that it
-/// adds.
+/// Cached pages that each operation examines for eviction; `TURNS_PER_PAGE` more for each page that
+/// it adds.
 const TURNS_MIN: i64 = 64;
 const TURNS_PER_PAGE: i64 = 4;
-/// Longest delay of a writer at the hard limit before it writes back itself.
+/// Longest delay of a writer, at the hard limit. Above the limit writers write back themselves.
 const DELAY_MAX: Duration = Duration::from_millis(1);
 
-/// The numbers of pages in memory and of dirty pages, with their limits for caches and writers.
+/// Counts the pages in memory and the dirty ones, and has the limits of both.
 pub(crate) struct Budget {
     pages: AtomicI64,
     dirty: AtomicI64,
-    /// A quarter of it may be dirty before the flusher writes, and half before writers do.
+    /// Maximum of pages in memory. The flusher writes when a quarter of it is dirty; writers write
+    /// back when half of it is.
     pages_max: AtomicI64,
     shared: Option<Arc<SharedBudget>>,
     tokens: Tokens,
@@ -46,8 +47,8 @@ impl Budget {
         self.pages_max.load(Ordering::Relaxed)
     }
 
-    /// Sets the memory for pages, and drops clean pages beyond it. A page that is not clean goes
-    /// when it has been written and an operation meets it.
+    /// Sets the memory for pages in bytes, and drops clean pages beyond it. A page that is not
+    /// clean is dropped after it has been written, when an operation examines it.
     pub(crate) fn set_bytes(&self, inodes: &Inodes, bytes: u64) {
         self.pages_max.store(pages_of(bytes), Ordering::Relaxed);
         self.enforce(inodes, self.tokens.len() / TURNS_PER_PAGE);
@@ -87,13 +88,14 @@ impl Budget {
         dirty > self.hard_limit() || self.shared.as_ref().is_some_and(|s| s.over_hard(dirty))
     }
 
-    /// In pages.
+    /// Number of dirty pages above which writers write back themselves.
     pub(crate) fn hard_limit(&self) -> i64 {
         2 * self.dirty_background()
     }
 
-    /// Delay of a writer: none up to half way between the limits, then increasing. The flusher gets
-    /// ahead, and few writers ever reach the hard limit, where they wait for whole passes.
+    /// Delay of a writer: none until half way between the limits, then increasing. So the flusher
+    /// gets ahead, and few writers reach the hard limit, at which they would wait for whole passes
+    /// of writeback.
     pub(crate) fn delay(&self) -> Option<Duration> {
         let dirty = self.dirty_pages();
         let own = pressure(dirty, self.dirty_background(), self.hard_limit());
@@ -102,27 +104,30 @@ impl Budget {
         (most > 0.0).then(|| DELAY_MAX.mul_f64(most.min(1.0)))
     }
 
-    /// Adds the token of a new page. May be called with the page lock held.
+    /// Adds a page to the queue for eviction. May be called with the page lock held.
     pub(crate) fn token(&self, ino: Ino, index: u64) {
         self.tokens.push((ino, index));
     }
 
-    /// Adds a clean page, and evicts older ones if necessary. No page lock is held.
+    /// Adds a clean page to the queue, and evicts older pages if necessary. The caller holds no
+    /// page lock.
     pub(crate) fn cached(&self, inodes: &Inodes, ino: Ino, index: u64) {
         self.token(ino, index);
         self.enforce(inodes, 1);
     }
 
-    /// Drops clean pages while there are too many. Pages that are not clean get a new token.
+    /// Evicts clean pages while there are too many. Pages that are not clean return to the end of
+    /// the queue.
     ///
-    /// Examines some more pages than the caller has `added`, so that a stream of large writes
-    /// cannot outrun the eviction. It does not examine as many as are in excess: if memory is full
-    /// of pages that must stay, every small write would examine all of them.
+    /// Examines more pages than the caller has `added`, so that a stream of large writes cannot
+    /// outrun the eviction. The number does not grow with the excess: if memory is full of pages
+    /// that must stay, every small write would examine all of them.
     pub(crate) fn enforce(&self, inodes: &Inodes, added: i64) {
         let mut turns = TURNS_MIN + TURNS_PER_PAGE * added;
         let pages_max = self.pages_max();
         loop {
-            // Tokens of pages that went otherwise (truncate) linger: keep their number bounded too.
+            // A truncate removes pages but not their tokens, so the number of tokens is bounded
+            // too.
             let few = self.cached_pages() <= pages_max && self.tokens.len() <= 2 * pages_max;
             if turns == 0 || few {
                 return;

@@ -1,4 +1,4 @@
-//! Records of inodes: the changes in a record, and how they become visible.
+//! Changes of inodes: how a record contains them, and how they become visible.
 
 use crate::cache::inode::{Inode, Meta};
 use crate::error::Result;
@@ -11,20 +11,20 @@ use kedge_format::{FileKind, InodeCore};
 use kedge_store::{Handle, RecordLsn};
 use smallvec::SmallVec;
 
-/// The fields that fdatasync may leave undurable: time stamps and the change counter.
+/// The fields that fdatasync may leave undurable.
 const TIMES: InodeMask = InodeMask(
     InodeMask::ATIME.0 | InodeMask::MTIME.0 | InodeMask::CTIME.0 | InodeMask::BTIME.0 | InodeMask::CHANGE.0,
 );
 
-/// The change of one existing inode in a record.
+/// The change of an existing inode by a record.
 pub(crate) struct Change<'a> {
     pub inode: &'a Inode,
     pub meta: MutexGuard<'a, Meta>,
-    /// The new attributes.
+    /// The new attributes, of which `mask` names those that change.
     pub core: InodeCore,
     pub mask: InodeMask,
-    /// The size in the record, if it differs from the live size: the bytes after it are not written
-    /// yet.
+    /// The size in the record, if it differs from the live size because the bytes after it are not
+    /// written yet.
     pub logged_size: Option<u64>,
 }
 
@@ -51,7 +51,7 @@ impl<'a> Change<'a> {
 
 pub(crate) type Changes<'a> = SmallVec<[Change<'a>; 4]>;
 
-/// Locks the meta of several inodes, in ascending order, each once.
+/// Locks the meta of several inodes, in ascending order. Each inode is locked once.
 pub(crate) fn lock_metas<'a>(inodes: &[&'a Inode]) -> Changes<'a> {
     let mut sorted: SmallVec<[&'a Inode; 4]> = inodes.into();
     sorted.sort_by_key(|i| i.ino);
@@ -59,8 +59,8 @@ pub(crate) fn lock_metas<'a>(inodes: &[&'a Inode]) -> Changes<'a> {
     sorted.into_iter().map(|inode| Change::of(inode, inode.meta.lock())).collect()
 }
 
-/// Completes `record` with the changes, commits it, and only then makes the changes visible: after
-/// an error everything is unchanged.
+/// Adds the changes to `record`, commits it, and then makes the changes visible. After an error
+/// nothing has changed.
 pub(crate) fn commit(
     handle: &mut Handle<'_>,
     record: RecordBuilder,
@@ -69,7 +69,7 @@ pub(crate) fn commit(
     commit_by(record, changes, |record| handle.commit(record))
 }
 
-/// [`commit`] of an operation with one record, which makes no log-resident data.
+/// [`commit`] of an operation that has one record and makes no log-resident data.
 pub(crate) fn commit_only(
     handle: Handle<'_>,
     record: RecordBuilder,
@@ -93,8 +93,8 @@ fn commit_by(
         let named = InodeCore { size: c.logged_size.unwrap_or(c.core.size), ..c.core };
         record.inode(c.inode.ino, mask, &named);
     }
-    // Edits other than patches (extents, names, attributes) are more than time stamps, for every
-    // inode of the record.
+    // If the record has edits other than patches of inodes (extents, names, attributes), more than
+    // time stamps has changed, for every inode of the record.
     let others = others > 0;
     let lsn = commit(record)?;
     for c in changes.iter_mut() {
@@ -104,7 +104,7 @@ fn commit_by(
         if c.mask.contains(InodeMask::SIZE) {
             c.meta.logged_size = c.logged_size.unwrap_or(c.core.size);
         }
-        // Broken on purpose: a new size counts as a time stamp.
+        // Broken on purpose: a new size counts as a mere time stamp.
         let forgotten = c.mask.contains(InodeMask::SIZE) && broken::is(Variant::ForgetDatasyncOnSize);
         if (!c.mask.without(TIMES).is_empty() || others) && !forgotten {
             c.meta.progress.datasync_lsn = lsn.end;
@@ -113,7 +113,8 @@ fn commit_by(
     Ok(lsn)
 }
 
-/// A new inode's core; a directory passes on some of its flags, and with set-group-ID its group.
+/// The core of a new inode. It inherits the limit and some flags of its directory; from a directory
+/// with the set-group-ID bit also the group.
 pub(crate) fn new_core(
     parent: &InodeCore,
     mode: u32,
@@ -143,7 +144,7 @@ pub(crate) fn new_core(
     core
 }
 
-/// The fields of a new core that are not zero.
+/// The mask of a creation: fields that are always set, and others if they are not zero.
 pub(crate) fn create_mask(core: &InodeCore) -> InodeMask {
     let mut mask = InodeMask::CREATE
         | InodeMask::MODE

@@ -1,19 +1,20 @@
-//! Inodes in memory: their locks, their attributes, and their state that is not yet durable.
+//! Inodes in memory: their locks, their attributes, and their state that is not durable yet.
 //! [`crate::cache::table`] caches them.
 //!
 //! # Locks of an inode, in the order in which they are taken
 //! 1. `io`: shared by reads and lookups; exclusive for writes, truncates and changes of a
-//!    directory's entries. Several inodes': in ascending inode order.
-//! 2. `wb`: one writeback of an inode at a time; excludes truncate, punch and deletion.
-//! 3. `pages`, then 4. `meta`: short, never across IO of file data, a wait for log space or a force
-//!    of the log. `meta` is held across a commit that touches the inode, so that records of one
-//!    inode are appended in the order in which they take effect. A commit may read tree nodes that
-//!    are not in memory.
+//!    directory's entries. Of several inodes: in ascending inode order.
+//! 2. `wb`: admits one writeback of an inode at a time; excludes truncate, punch and deletion.
+//! 3. `pages`, then 4. `meta`: held briefly, never across IO of file data, a wait for log space or
+//!    a force of the log. `meta` is held across a commit that touches the inode, so that records of
+//!    one inode are appended in the order in which they take effect. A commit may read tree nodes
+//!    that are not in memory.
 //!
 //! # LSNs
-//! `commit_lsn` and `datasync_lsn` are ends of records: durable once `durable_lsn` has reached
-//! them. They are numbers, not flags, and survive eviction in a side table until they are durable,
-//! so an inode that is read in again is never wrongly taken for durable.
+//! `commit_lsn` and `datasync_lsn` are ends of records, which are durable once `durable_lsn` has
+//! reached them. They are numbers, not flags. When an inode is evicted, they are kept in a side
+//! table until they are durable. So an inode that is read in again is never wrongly taken for
+//! durable.
 
 use crate::cache::pages::Pages;
 use crate::error::{Error, Result};
@@ -32,30 +33,31 @@ use std::time::Duration;
 /// The unit of st_blocks.
 const UNIT: u64 = 512;
 
-/// The state of an inode that is not known to be durable.
+/// Positions up to which the log and the device must be durable before the inode is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Progress {
     /// End of the last record that touched the inode.
     pub commit_lsn: Lsn,
     /// End of the last record that touched more than its time stamps.
     pub datasync_lsn: Lsn,
-    /// Its last data write in place.
+    /// Number of the inode's last data write in place.
     pub write_seq: WriteSeq,
 }
 
 impl Progress {
-    /// The progress of an inode that the record ending at `lsn` created or changed as a whole.
+    /// The progress of an inode that was created, or changed as a whole, by the record ending at
+    /// `lsn`.
     pub(crate) fn at(lsn: RecordLsn) -> Progress {
         Progress { commit_lsn: lsn.end, datasync_lsn: lsn.end, ..Default::default() }
     }
 
-    /// Whether nothing in it has to outlive eviction.
+    /// Whether the progress is durable, so that it need not be kept after an eviction.
     pub(crate) fn is_durable(&self, store: &Store) -> bool {
         self.commit_lsn <= store.durable_lsn() && store.data_flushed(self.write_seq)
     }
 }
 
-/// Positions of records for `new_name=sync`, explained in `names::new_name`. Zero for none.
+/// LSNs that `new_name=sync` uses; `names::new_name` explains them. Zero: none.
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct NameMarks {
     pub created: Lsn,
@@ -66,31 +68,31 @@ pub(crate) struct NameMarks {
 pub(crate) struct Meta {
     /// The live attributes; `size` includes bytes that no record names yet.
     pub core: InodeCore,
-    /// The size in the records.
+    /// The size in the records; at most the live size.
     pub logged_size: u64,
-    /// Time stamps that changed and are in no record.
+    /// Time stamps that have changed and are in no record yet.
     pub unlogged: InodeMask,
     pub progress: Progress,
-    /// For `new_name=sync`.
+    /// Used by `new_name=sync`.
     pub marks: NameMarks,
-    /// The block after the last one allocated to the file, which is the preferred next block.
+    /// The block after the last one allocated to the file: the preferred next block.
     pub goal: Option<BlockNo>,
-    /// For a directory: inode numbers set aside for its children, next and end.
+    /// For a directory: inode numbers reserved for its children, as next and end.
     pub ino_range: (u64, u64),
     /// For a directory: whether it is known to have no default access control list.
     pub no_default_acl: bool,
-    /// A truncate has set the size and not yet removed all extents beyond it.
+    /// Whether a truncate has set the size and has not removed all extents beyond it yet.
     pub shrinking: bool,
     /// Whether the inode is on the dirty list.
     pub listed: bool,
-    /// Whether its items have been removed.
+    /// Whether the inode was deleted: its items are removed from the tree.
     pub dead: bool,
-    /// A writeback failed, and no fsync has reported it.
+    /// Whether a writeback failed that no fsync has reported yet.
     pub write_failed: bool,
-    /// The last of those failures was caused by a full host of the image.
+    /// Whether the last failure was caused by a full host of the image.
     pub failed_full: bool,
-    /// Number of failed writebacks since the last success, and the time of the next attempt in the
-    /// background.
+    /// Number of failed writebacks since the last success, and (`retry_at`) the time of the next
+    /// attempt in the background.
     pub failures: u32,
     pub retry_at: Duration,
 }
@@ -98,13 +100,15 @@ pub(crate) struct Meta {
 pub(crate) struct Inode {
     pub ino: Ino,
     pub kind: FileKind,
-    /// Whether its data has checksums ([`crate::sums`]). Changes only while it has no data.
+    /// Whether the file's data has checksums ([`crate::sums`]). Changes only while the file has no
+    /// data.
     sums: AtomicBool,
-    /// Whether its data stays out of the tree ([`crate::inline`]), until it is evicted.
+    /// Whether the file's data must stay out of the tree ([`crate::inline`]), until the inode is
+    /// evicted.
     outside: AtomicBool,
-    /// The longest file whose data may be in the tree.
+    /// The largest size in bytes of a file whose data may be in the tree.
     inline_max: u64,
-    /// Number of calls that need its data durable and have not seen it written yet.
+    /// Number of calls that need the file's data durable and for which it is not written yet.
     pub syncing: AtomicU32,
     pub io: RwLock<()>,
     pub wb: Mutex<()>,
@@ -113,7 +117,7 @@ pub(crate) struct Inode {
 }
 
 impl Inode {
-    /// `sums`: its data has checksums.
+    /// Makes an inode. `sums`: the file's data has checksums.
     pub(crate) fn new(ino: Ino, core: InodeCore, kind: FileKind, sums: bool, progress: Progress) -> Inode {
         let meta = Meta {
             core,
@@ -146,19 +150,18 @@ impl Inode {
         }
     }
 
-    /// The same inode in an image in which files of up to this many bytes have their data in the
-    /// tree.
+    /// Sets the largest size in bytes of a file whose data may be in the tree.
     pub(crate) fn with_inline(self, inline_max: u64) -> Inode {
         Inode { inline_max, ..self }
     }
 
-    /// Whether its data stays out of the tree.
+    /// Whether the file's data must stay out of the tree.
     pub(crate) fn is_outside(&self) -> bool {
         self.outside.load(Ordering::SeqCst)
     }
 
-    /// Its data stays out of the tree from now on. What is on its way there is waited for with
-    /// `wb`.
+    /// Keeps the file's data out of the tree from now on. A record that is just moving data into
+    /// the tree holds `wb`, with which the caller waits for it.
     pub(crate) fn stay_outside(&self) {
         self.outside.store(true, Ordering::SeqCst);
     }
@@ -167,13 +170,13 @@ impl Inode {
         self.kind == FileKind::Directory
     }
 
-    /// Whether its data has checksums.
+    /// Whether the file's data has checksums.
     pub(crate) fn has_sums(&self) -> bool {
         self.sums.load(Ordering::Relaxed)
     }
 
-    /// Sets whether its data has checksums. The caller holds `io` exclusively, and the inode has no
-    /// data.
+    /// Sets whether the file's data has checksums. The caller holds `io` exclusively, and the file
+    /// has no data.
     pub(crate) fn set_sums(&self, sums: bool) {
         self.sums.store(sums, Ordering::Relaxed);
         self.pages.lock().never_overwrite(sums);
@@ -184,9 +187,10 @@ impl Inode {
     /// neighbours, takes several edits. A reader between two of them would find a hole where there
     /// is data, or extents that overlap.
     ///
-    /// A commit holds the meta lock and sets `commit_lsn`. So if that is the same before and after,
-    /// no record came between. The first attempts do not hold the lock, since `look` may wait for
-    /// the device; the last attempt does, so that the call ends even beside a steady writer.
+    /// A commit holds the meta lock and sets `commit_lsn`. So if `commit_lsn` is the same before
+    /// and after `look`, no record came between. The first attempts do not hold the lock, since
+    /// `look` may wait for the device. The last attempt does, so that the call ends even while
+    /// another thread writes steadily.
     pub(crate) fn between_records<R>(&self, mut look: impl FnMut() -> R) -> R {
         const TRIES: u32 = 4;
         if broken::is(Variant::LookBetweenEdits) {
@@ -213,18 +217,18 @@ impl Inode {
             return Err(Error::NotFound);
         }
         let mut core = meta.core;
-        // Includes blocks promised to delayed allocation, as in other file systems.
+        // Blocks promised to delayed allocation count, as in other file systems.
         core.blocks += delayed;
         let mut attr = Attr::from_core(self.ino, &core, self.kind);
         if self.kind == FileKind::Regular && core.blocks == 0 && core.size <= self.inline_max {
-            // Its data may be in the tree. Programs take a file without any block for a hole.
+            // The data may be in the tree. Programs take a file without any block for a hole.
             attr.blocks = core.size.div_ceil(UNIT);
         }
         Ok(attr)
     }
 }
 
-/// A call that needs the inode's data durable, until it has seen the data written.
+/// Counts a call in [`Inode::syncing`] until its data is written.
 pub(crate) struct Syncing<'a>(&'a Inode);
 
 impl Syncing<'_> {
@@ -240,13 +244,13 @@ impl Drop for Syncing<'_> {
     }
 }
 
-/// The number of trees that the inodes are in, at least 1.
+/// The number of different trees that the inodes are in, at least 1.
 pub(crate) fn tree_count(inodes: &[Arc<Inode>]) -> usize {
     let trees: BTreeSet<u32> = inodes.iter().map(|inode| inode.ino.tree()).collect();
     trees.len().max(1)
 }
 
-/// The progress to keep for an inode, if the inode may be evicted.
+/// The progress to keep for an inode that may be evicted; `None` if it must stay in memory.
 pub(crate) fn evictable(inode: &Inode) -> Option<Progress> {
     let pages = inode.pages.try_lock_unranked()?;
     if !pages.map.is_empty() {

@@ -1,4 +1,4 @@
-//! Access to the inodes of a file system: from the cache, from the tree, and new ones.
+//! Access to the inodes of a file system: cached ones, those in the tree, and new ones.
 
 use crate::cache::inode::{Inode, Meta, Progress};
 use crate::cache::table::{InodeTable, Watch};
@@ -22,7 +22,7 @@ impl Inodes {
         Inodes { engine, table: InodeTable::new(inodes_max, watch) }
     }
 
-    /// The inode, from the table or the tree.
+    /// Returns the inode, from the table or the tree.
     pub(crate) fn get(&self, ino: Ino) -> Result<Arc<Inode>> {
         let store = self.engine.store();
         self.table.get_or_load(store, ino, || {
@@ -52,23 +52,23 @@ impl Inodes {
         }
     }
 
-    /// The inode, if it is in the table.
+    /// Returns the inode if it is in the table.
     pub(crate) fn cached(&self, ino: Ino) -> Option<Arc<Inode>> {
         self.table.get(ino)
     }
 
-    /// The inodes in the table that are of the tree of `of`.
+    /// Returns the inodes in the table that are in the same tree as `of`.
     pub(crate) fn of_tree(&self, of: Ino) -> Vec<Arc<Inode>> {
         let store = self.engine.store();
         self.table.filtered(|ino| store.same_tree(ino, of))
     }
 
-    /// Returns when no read of such an inode from the tree is under way that was at the call.
+    /// Waits for the reads from the tree that are in progress now, of inodes for which `of` holds.
     pub(crate) fn wait_for_loads(&self, of: impl Fn(Ino) -> bool) {
         self.table.wait_for_loads(of);
     }
 
-    /// Forgets the pins of inodes whose tree is gone.
+    /// Removes the pins of inodes for which `of` holds, because their tree is deleted.
     pub(crate) fn forget_pins(&self, of: impl Fn(Ino) -> bool) {
         self.table.forget_pins(of);
     }
@@ -77,17 +77,17 @@ impl Inodes {
         self.table.len()
     }
 
-    /// How many the table may hold, beside those that cannot go.
+    /// The most inodes in the table, besides those that cannot be evicted.
     pub(crate) fn max(&self) -> usize {
         self.table.max()
     }
 
-    /// Sets how many the table may hold, and evicts inodes beyond it.
+    /// Sets the maximum of inodes in the table, and evicts inodes beyond it.
     pub(crate) fn set_max(&self, inodes_max: usize) {
         self.table.set_max(self.engine.store(), inodes_max);
     }
 
-    /// Forgets a dead inode.
+    /// Removes a dead inode from the table.
     pub(crate) fn remove(&self, ino: Ino) {
         self.table.remove(ino);
     }
@@ -101,7 +101,7 @@ impl Inodes {
         self.table.pin_by(ino, count);
     }
 
-    /// Returns whether that was the last pin.
+    /// Removes `count` pins. Returns whether these were the last.
     pub(crate) fn unpin(&self, ino: Ino, count: u64) -> bool {
         self.table.unpin(ino, count)
     }
@@ -110,9 +110,9 @@ impl Inodes {
         self.table.is_pinned(ino)
     }
 
-    /// An inode number near those of its siblings, the others in the directory `of`. Directories
-    /// draw from ranges of their own, so that threads that create in different directories use
-    /// different leaves.
+    /// Returns an inode number for a new child of the directory `of`, near those of its siblings.
+    /// Each directory has a range of numbers of its own, so that threads that create in different
+    /// directories use different leaves.
     pub(crate) fn new_ino(&self, of: Ino, dir: &mut Meta) -> Result<Ino> {
         let ino = match kedge_base::witness::number() {
             Some(given) => given,
@@ -128,7 +128,7 @@ impl Inodes {
             dir.ino_range.0 += 1;
             return Ok(Ino(next));
         }
-        // A directory that grows takes longer ranges.
+        // A directory gets longer ranges as it grows.
         let count = (dir.core.size.min(1000) + 8).next_power_of_two().clamp(16, 1024);
         let first = self.engine.store().take_inos(of, count)?;
         dir.ino_range = (first.0 + 1, first.0 + count);
@@ -136,10 +136,10 @@ impl Inodes {
     }
 }
 
-/// A new inode from its number to its record. It is in the table with its meta locked, so a thread
-/// that finds it there waits until the record is applied, instead of reading the tree and putting a
-/// second inode of that number into the table. A drop without [`NewInode::created`], after an error
-/// or a panic, marks it dead and removes it.
+/// A new inode until the record that creates it is applied. It is in the table with its meta
+/// locked. So a thread that finds it there waits for the record, instead of reading the tree and
+/// adding a second inode with that number. If it is dropped without [`NewInode::created`], after an
+/// error or a panic, the inode becomes dead and leaves the table.
 pub(crate) struct NewInode<'a> {
     inodes: &'a Inodes,
     meta: MutexGuard<'a, Meta>,
@@ -148,11 +148,11 @@ pub(crate) struct NewInode<'a> {
 }
 
 impl<'a> NewInode<'a> {
-    /// Starts a new inode in `dir`, whose meta lock the caller may hold.
+    /// Adds a new inode to the table. The caller may hold the meta lock of its directory `dir`.
     pub(crate) fn new(inodes: &'a Inodes, dir: Ino, inode: &'a Arc<Inode>) -> Result<NewInode<'a>> {
         let ino = inode.ino;
-        // Numbers ascend: the order of locks relies on it, and so does the assumption that the
-        // number is free. A corrupt image may break it.
+        // Numbers ascend: the order of locks relies on that, and so does the assumption that the
+        // number is free. In a corrupt image neither may hold.
         let ascends = ino > dir;
         let meta = ascends.then(|| inode.meta.lock());
         match meta {
@@ -166,7 +166,7 @@ impl<'a> NewInode<'a> {
         }
     }
 
-    /// Confirms the inode: the record that creates it is applied.
+    /// States that the record that creates the inode is applied.
     pub(crate) fn created(mut self, lsn: RecordLsn) {
         self.meta.progress = Progress::at(lsn);
         self.meta.marks.created = lsn.end;

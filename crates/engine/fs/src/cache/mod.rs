@@ -1,7 +1,7 @@
 //! Inodes in memory, their pages, and the limits on pages.
 //!
-//! [`inode`] has the locks of an inode and its undurable state, [`table`] defines what is cached,
-//! [`commit`] how a record changes inodes.
+//! [`inode`] has the locks of an inode and its undurable state, [`table`] decides what stays
+//! cached, and [`commit`] changes inodes by records.
 
 pub(crate) mod budget;
 pub(crate) mod commit;

@@ -1,33 +1,34 @@
 //! The pages of one file in memory.
 //!
 //! # States of a page
-//! - *clean*: equal to what is in place (or to a hole); may be dropped.
-//! - *dirty* (a byte range): changed since it was last logged or written in place.
-//! - *logged*: its newest durable copy is in the log; it must be written in place before the log's
-//!   tail may pass.
-//! - *being written*: its bytes are on their way to the device, or there but not yet in a record.
+//! - *clean*: equal to the block in place (or to a hole); may be dropped.
+//! - *dirty* (a byte range): changed since the page was last logged or written in place.
+//! - *logged*: the newest durable copy of the page is in the log. It must be written in place
+//!   before the log's tail may pass that copy.
+//! - *being written*: the bytes are on their way to the device, or there but not yet in a record.
 //!   Such a page counts as clean. If the write fails, the page returns to its previous state. All
-//!   of this happens under the inode's `wb` lock, so code that must know that nothing is dirty
+//!   of this happens under the inode's `wb` lock. So code that must know that nothing is dirty
 //!   checks with that lock held, or calls [`Pages::is_written`].
 //!
 //! A page may be logged and dirty at once. Dirty and logged pages stay in memory, and so does their
 //! inode.
 //!
-//! A page records whether its block is *mapped* (has an extent). A page that is not clean, and is
-//! unmapped or has a block that another tree uses too, holds one block of the inode's data
-//! reservation, so writing it in place cannot run out of space. A page whose block is new to a file
-//! with a limit is *charged*: one block of the inode's [`Charge`] belongs to it, from the write
-//! until a record names the block.
+//! A page records whether its block is *mapped* (has an extent). A page that is not clean has one
+//! block of the inode's data reservation if it is unmapped, or if its block must not be
+//! overwritten. So writing it in place cannot run out of space. A page whose block is new to a file
+//! with a limit is *charged*: from the write until a record names the block, one block of the
+//! inode's [`Charge`] belongs to the page.
 
 use kedge_base::BLOCK_SIZE;
 use kedge_store::{Charge, DataReservation};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-/// The block of a page, and whether it has an extent.
+/// The state of a page's block: whether it has an extent, and whether a reserved block belongs to
+/// it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Backing {
-    /// A hole, or not looked up because the page is clean.
+    /// A hole, or not known because the page is clean.
     Unknown,
     /// No extent; one reserved block belongs to the page.
     Reserved,
@@ -36,7 +37,7 @@ pub(crate) enum Backing {
     /// An extent of written blocks that must not be overwritten: another tree uses them too, or the
     /// file has checksums.
     Shared,
-    /// The same, and one reserved block belongs to the page.
+    /// As `Shared`, and one reserved block belongs to the page.
     Moving,
     /// An extent of unwritten (preallocated) blocks.
     Unwritten,
@@ -46,25 +47,25 @@ pub(crate) enum Backing {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Which {
     Dirty,
-    /// Pages that hold the log's tail.
+    /// Pages whose durable copy is in the log and holds its tail.
     Logged,
     All,
 }
 
 pub(crate) struct Page {
     pub data: Box<[u8; BLOCK_SIZE]>,
-    /// First and last changed byte, as a half-open range, since the page was logged or written in
-    /// place.
+    /// First and last byte changed since the page was logged or written in place, as a half-open
+    /// range.
     pub dirty: Option<(u16, u16)>,
     pub logged: bool,
     pub backing: Backing,
-    /// Whether one block of the inode's charge belongs to the page.
+    /// Whether one block of the inode's [`Charge`] belongs to the page.
     charged: bool,
-    /// Whether a writeback is writing it.
+    /// Whether a writeback is writing the page.
     writing: bool,
-    /// Number of holders that need the clean page to stay: a writeback whose record is not
-    /// committed yet (the map still has a hole), or an operation that loaded the page to change a
-    /// part of it.
+    /// Number of holders that need the page to stay although it is clean: a writeback whose record
+    /// is not committed yet (the map still has a hole), or an operation that loaded the page to
+    /// change a part of it.
     holds: u16,
 }
 
@@ -105,7 +106,7 @@ impl Page {
     }
 }
 
-/// The state of a page before it was written.
+/// The state of a page before a writeback began to write it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Before {
     dirty: Option<(u16, u16)>,
@@ -115,24 +116,25 @@ pub(crate) struct Before {
 #[derive(Default)]
 pub(crate) struct Pages {
     pub map: BTreeMap<u64, Page>,
-    /// Indices of the dirty and of the logged pages: a large file in memory has few of either, and
-    /// an fsync of one page must not examine all.
+    /// Indices of the dirty pages, and of the logged ones. A large file in memory has few of
+    /// either, and an fsync of one page must not examine all pages.
     dirty: BTreeSet<u64>,
     logged: BTreeSet<u64>,
-    /// Pages on their way to the device, which count as clean and may become dirty again.
+    /// Number of pages on their way to the device. They count as clean and may become dirty again.
     writing: usize,
-    /// Pages whose blocks failed a write.
+    /// Pages to whose blocks a write has failed.
     bad_homes: BTreeSet<u64>,
-    /// Whether a written block must not be overwritten, since the file has checksums.
+    /// Whether written blocks must not be overwritten, because the file has checksums.
     moves: bool,
-    /// The births below which extents were shared when the pages' backings were looked up.
+    /// The mark of the tree when the `backing` of the pages was set: extents of lower birth were
+    /// shared.
     births_below: u32,
     pub reservation: Option<DataReservation>,
-    /// What the limit of the inode has promised to charged pages.
+    /// Blocks that the inode's limit has promised to charged pages.
     pub charge: Option<Charge>,
 }
 
-/// The effect of a change of pages on the totals of the file system.
+/// The change of the file system's totals by a change of pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Delta {
     pub pages: i64,
@@ -140,7 +142,7 @@ pub(crate) struct Delta {
 }
 
 impl Pages {
-    /// `moves`: a written block must not be overwritten.
+    /// `moves`: written blocks must not be overwritten.
     pub(crate) fn new(moves: bool) -> Pages {
         Pages { moves, ..Pages::default() }
     }
@@ -161,8 +163,9 @@ impl Pages {
         self.map.get(&index)
     }
 
-    /// Follows a fork or the end of one, which happens while no page is dirty or logged: what was
-    /// written may now be shared. Called before the backing of a page is used.
+    /// Adapts `backing` to a new mark of the tree, after a fork or the end of a point. No page was
+    /// dirty or logged at that moment. Blocks that were written may now be shared. Called before
+    /// the backing of a page is used.
     pub(crate) fn follow(&mut self, births_below: u32) {
         if std::mem::replace(&mut self.births_below, births_below) == births_below {
             return;
@@ -176,7 +179,7 @@ impl Pages {
         }
     }
 
-    /// Follows a clone of file blocks, none of which has a page that is dirty or logged.
+    /// Adapts `backing` to a clone of file blocks. No page of these blocks is dirty or logged.
     pub(crate) fn share(&mut self, blocks: Range<u64>) {
         for page in self.map.range_mut(blocks).map(|(_, page)| page) {
             if page.backing == Backing::Written {
@@ -185,7 +188,8 @@ impl Pages {
         }
     }
 
-    /// Makes a page that is about to change the holder of `promise`, one block, if it needs that.
+    /// Gives `promise`, one block, to a page that is about to change, if its block must not be
+    /// overwritten.
     pub(crate) fn move_later(&mut self, index: u64, promise: DataReservation) {
         if let Some(page) = self.map.get_mut(&index).filter(|page| page.backing == Backing::Shared) {
             page.backing = Backing::Moving;
@@ -226,7 +230,7 @@ impl Pages {
         Delta { pages: 0, dirty: !was as i64 }
     }
 
-    /// Marks a byte range of a page dirty that is already changed.
+    /// Marks a byte range of a page dirty. The bytes have been changed already.
     pub(crate) fn mark_dirty(&mut self, index: u64, range: Option<(u16, u16)>) -> Delta {
         match (range, self.map.contains_key(&index)) {
             (Some((lo, hi)), true) => self.change(index, lo as usize, hi as usize, |_| {}),
@@ -234,7 +238,7 @@ impl Pages {
         }
     }
 
-    /// Marks the page's dirty bytes as logged, now that a record has them.
+    /// Marks the page's dirty bytes as logged, after a record with them was committed.
     pub(crate) fn set_logged(&mut self, index: u64) -> Delta {
         let page = self.map.get_mut(&index).expect("a page that is logged is present");
         let was_dirty = page.dirty.take().is_some();
@@ -246,8 +250,8 @@ impl Pages {
         Delta { pages: 0, dirty: -(was_dirty as i64) }
     }
 
-    /// Puts bytes over those of a page that is present, now that a record has them and the page has
-    /// this backing. Other bytes that are in no record stay dirty.
+    /// Replaces bytes of a page by those of a committed record, and sets the page's backing. Other
+    /// bytes of the page that are in no record stay dirty.
     pub(crate) fn log_over(
         &mut self,
         index: u64,
@@ -271,8 +275,8 @@ impl Pages {
         Delta { pages: 0, dirty: -(covered as i64) }
     }
 
-    /// Protects a page, if it is present, from eviction until [`Pages::release_hold`]. Returns
-    /// whether it is present.
+    /// Protects a page from eviction until [`Pages::release_hold`], if it is present. Returns
+    /// whether it is.
     pub(crate) fn hold(&mut self, index: u64) -> bool {
         self.map.get_mut(&index).map(|page| page.holds += 1).is_some()
     }
@@ -302,14 +306,14 @@ impl Pages {
     }
 
     /// Ends [`Pages::set_writing`] with success: the page is in place and a record names its block.
-    /// Returns whether the page has a promise that it no longer needs, from a write that preceded
-    /// the record.
+    /// Returns whether the page still has a reserved block, which it no longer needs: the record
+    /// preceded the write that reserved it.
     pub(crate) fn written(&mut self, index: u64) -> bool {
         self.bad_homes.remove(&index);
         let moves = self.moves;
         let page = self.end_writing(index);
         if moves && !page.is_clean() && page.backing.is_reserved() {
-            // It has changed meanwhile, and will move again.
+            // The page has changed meanwhile, and needs another new block.
             page.backing = Backing::Moving;
             return false;
         }
@@ -318,7 +322,8 @@ impl Pages {
     }
 
     /// Ends [`Pages::set_writing`] with success: the page's bytes are in the tree. Returns whether
-    /// the page has a promise that it no longer needs; one that has changed meanwhile keeps it.
+    /// the page had a reserved block that it no longer needs. A page that has changed meanwhile
+    /// keeps its block.
     pub(crate) fn written_to_tree(&mut self, index: u64) -> bool {
         self.bad_homes.remove(&index);
         let page = self.end_writing(index);
@@ -330,8 +335,8 @@ impl Pages {
         surplus
     }
 
-    /// A record has put the page's bytes into the tree: the page is clean, and returns what was
-    /// promised to it.
+    /// States that a record has put the page's bytes into the tree. The page becomes clean, and
+    /// what was promised to it is returned.
     pub(crate) fn set_in_tree(&mut self, index: u64) -> Delta {
         let page = self.map.get_mut(&index).expect("a page that is recorded is present");
         let was_dirty = page.dirty.take().is_some();
@@ -344,8 +349,8 @@ impl Pages {
         Delta { pages: 0, dirty: -(was_dirty as i64) }
     }
 
-    /// Whether a change of the page needs a promise although the page has an unwritten block: that
-    /// block is just being written, and must not be overwritten afterwards.
+    /// Whether a change of the page needs a promise although its block is unwritten: the block is
+    /// just being written, and must not be overwritten afterwards.
     pub(crate) fn moves_after_write(&self, index: u64) -> bool {
         let page = self.map.get(&index).filter(|page| page.backing == Backing::Unwritten);
         self.moves && page.is_some_and(|page| page.writing)
@@ -375,12 +380,12 @@ impl Pages {
         page
     }
 
-    /// Whether nothing is dirty or on its way to the device, from where it may become dirty again.
+    /// Whether no page is dirty or being written. (A page being written may become dirty again.)
     pub(crate) fn is_written(&self) -> bool {
         self.dirty.is_empty() && self.writing == 0
     }
 
-    /// Records a failed write of the page's block: the next write goes elsewhere.
+    /// Records that a write to the page's block has failed: the next write uses another block.
     pub(crate) fn set_bad_home(&mut self, index: u64) {
         self.bad_homes.insert(index);
     }
@@ -389,12 +394,12 @@ impl Pages {
         !self.bad_homes.is_empty() && self.bad_homes.contains(&index)
     }
 
-    /// The first dirty page from `from` on that is not in `listed`, which ascends.
+    /// The first dirty page from `from` on that is not in `listed`, which is sorted.
     pub(crate) fn first_dirty_beside(&self, from: u64, listed: &[u64]) -> Option<u64> {
         self.dirty.range(from..).find(|index| listed.binary_search(index).is_err()).copied()
     }
 
-    /// Indices of the first `max` pages in `range` that are not clean, ascending.
+    /// Indices of the first `max` pages of kind `which` in `range`, ascending.
     pub(crate) fn unclean(&self, which: Which, range: Range<u64>, max: usize) -> Vec<u64> {
         if range.is_empty() {
             return Vec::new();
@@ -413,7 +418,7 @@ impl Pages {
         }
     }
 
-    /// The index after the last page that is not clean; 0 if there is none.
+    /// The index after the last page of kind `which`; 0 if there is none.
     pub(crate) fn unclean_end(&self, which: Which) -> u64 {
         let (dirty, logged) = (self.dirty.last(), self.logged.last());
         let last = match which {
@@ -424,7 +429,8 @@ impl Pages {
         last.map_or(0, |last| last + 1)
     }
 
-    /// Removes the pages in `[from, to)`, dirty or not, and their reserved blocks.
+    /// Removes the pages in `[from, to)`, dirty or not, and returns their reserved blocks and
+    /// charges.
     pub(crate) fn remove_range(&mut self, from: u64, to: u64) -> Delta {
         let gone: Vec<u64> = self.map.range(from..to).map(|(&i, _)| i).collect();
         let mut delta = Delta::default();
@@ -448,7 +454,7 @@ impl Pages {
         delta
     }
 
-    /// Blocks that are promised and not allocated yet.
+    /// Number of blocks that are promised to the pages.
     pub(crate) fn promised(&self) -> u64 {
         self.reservation.as_ref().map_or(0, DataReservation::blocks)
     }
@@ -460,12 +466,12 @@ impl Pages {
         }
     }
 
-    /// Makes a page that is present the owner of one block of `charge`.
+    /// Gives one block of `charge` to a page that is present.
     pub(crate) fn charge_page(&mut self, index: u64, charge: Charge) {
         self.map.get_mut(&index).expect("the caller made the page present").charged = true;
         match &mut self.charge {
             Some(all) if all.held_blocks() > 0 => all.merge(charge),
-            // The inode may count for another limit than when it was last charged.
+            // The old charge is empty, and the inode may now count for another limit.
             none => *none = Some(charge),
         }
     }
@@ -478,8 +484,8 @@ impl Pages {
         self.map.range(range).filter(|(_, page)| page.charged).count() as u64
     }
 
-    /// A record names the block of the page. `spent`: it has spent what the page was charged;
-    /// otherwise that is returned.
+    /// Ends the charge of a page, because a record names its block. `spent`: the record has used
+    /// the charge up; otherwise the charge is returned.
     pub(crate) fn end_charge(&mut self, index: u64, spent: bool) {
         let Some(page) = self.map.get_mut(&index) else { return };
         if !std::mem::take(&mut page.charged) {
@@ -497,7 +503,7 @@ impl Pages {
         }
     }
 
-    /// Takes over reserved blocks.
+    /// Adds reserved blocks.
     pub(crate) fn reserve(&mut self, more: DataReservation) {
         match &mut self.reservation {
             Some(r) => r.merge(more),
@@ -505,7 +511,8 @@ impl Pages {
         }
     }
 
-    /// Drops a clean page without holders. Returns whether there was one.
+    /// Drops a page if it is clean, has no holder and owns no promised block. Returns whether it was
+    /// dropped.
     pub(crate) fn evict(&mut self, index: u64) -> bool {
         match self.map.get(&index) {
             Some(page)

@@ -1,53 +1,53 @@
 //! The table that caches inodes, the undurable progress of evicted inodes, and pins.
 //!
 //! # Chunks
-//! Inodes of sixteen neighbouring numbers share one entry of the table, a *chunk*. Siblings have
-//! neighbouring numbers ([`crate::cache::inodes::Inodes::new_ino`]). So a directory's inodes take a
-//! sixteenth of the look-ups in cold memory, and a table that grows moves a sixteenth of the
+//! Inodes of sixteen successive numbers share one entry of the table, a *chunk*. Siblings have
+//! successive numbers ([`crate::cache::inodes::Inodes::new_ino`]). So the inodes of a directory
+//! take a sixteenth of the look-ups in cold memory, and a table that grows moves a sixteenth of the
 //! entries.
 //!
 //! # Eviction
-//! Second chance: the chunks of a shard form a ring with a hand. A full shard examines the chunk
-//! under the hand. A chunk that was used since the hand's last visit stays. Otherwise its inodes
-//! are removed that are unreferenced and have no unwritten state, and the chunk with its last
-//! inode. An insertion examines a bounded number of chunks, and the table grows beyond its limit if
-//! their inodes cannot be evicted.
+//! The policy is second chance: the chunks of a shard form a ring with a hand. An insertion into a
+//! full shard examines the chunk under the hand. If the chunk was used since the hand's last visit,
+//! it stays. Otherwise those of its inodes are removed that have no other reference and no
+//! unwritten state, and the chunk with its last inode. An insertion examines a bounded number of
+//! chunks. If their inodes cannot be evicted, the table grows beyond its limit.
 //!
-//! Inodes that cannot be evicted do not count: the limit is for the others. The hand counts them on
-//! its round. Most of them have pages in memory, which the budget of pages bounds. If they counted,
-//! a table full of small files' inodes would have no place for new ones, which would be evicted at
-//! the hand's next round, and each insertion would examine the full bounded number of inodes in
-//! cold memory. Linux keeps inodes with pages off its list for the same reason.
+//! Inodes that cannot be evicted do not count for the limit; the hand counts them on its round.
+//! Most of them have pages in memory, which the budget of pages bounds. If they counted, a table
+//! full of small files' inodes would have no room for new ones: these would be evicted at the
+//! hand's next round, and each insertion would examine the maximum of inodes in cold memory. Linux
+//! keeps inodes with pages off its LRU list for the same reason.
 //!
 //! # Loading
 //! An inode that is not in the table is read from the tree by one thread. Threads that need the
-//! same inode meanwhile wait for its result ([`InodeTable::get_or_load`]). No lock of the table is
-//! held across the read. The read takes no lock of an inode, so threads that wait for it may hold
-//! any.
+//! same inode meanwhile wait for that read ([`InodeTable::get_or_load`]). No lock of the table is
+//! held across the read. The read takes no lock of an inode, so a waiting thread may hold any.
 //!
-//! An inode that was read cannot be stale when it enters the table, because no thread can change it
-//! in the tree meanwhile:
-//! 1. *While an inode is read it is not in the table, and no thread holds an [`Inode`] of it* that
+//! An inode that was read is not stale when it enters the table, because no thread can change it in
+//! the tree during the read:
+//! 1. *While an inode is read, it is not in the table, and no thread holds an [`Inode`] of it* that
 //!    is not dead. Eviction takes only inodes without other references, under the lock of the
-//!    shard, and a thread that arrives later waits for the reader. [`InodeTable::remove`] takes
-//!    only dead inodes.
-//! 2. *Each change of an inode's items in the tree is made by a thread that holds its `Inode`, and
-//!    not of a dead one.* The thread got it from [`crate::cache::inodes::Inodes::get`], before it
-//!    made the record. That holds for namespace operations, rename's displaced inode, attributes,
-//!    truncate, writeback, and the deletion of orphans (at mount also). `dead` is checked under the
-//!    meta lock that the commit needs, or under the io lock that a deletion needs.
-//! 3. *A new inode enters the table before its record is applied*, its meta locked until then. A
-//!    thread that reads before finds nothing in the tree, and a thread that arrives after waits for
+//!    shard, and a thread that arrives later waits for the read. [`InodeTable::remove`] takes only
+//!    dead inodes.
+//! 2. *A change of an inode's items in the tree is made by a thread that holds its `Inode`, which
+//!    is not dead.* The thread got it from [`crate::cache::inodes::Inodes::get`] before it built
+//!    the record. That holds for namespace operations, for the inode that a rename displaces, for
+//!    attributes, truncate and writeback, and for the deletion of orphans (also at mount). `dead`
+//!    is checked under the meta lock that the commit needs, or under the io lock that a deletion
+//!    needs.
+//! 3. *A new inode enters the table before its record is applied*, with its meta locked until then.
+//!    A thread that reads earlier finds nothing in the tree. A thread that arrives later waits for
 //!    the lock ([`crate::cache::inodes::NewInode`]).
-//! 4. *Numbers are not reused*, so a dead inode's number finds nothing in the tree, now and later.
-//!    If the first tree is replaced, the same numbers find other inodes. Then no thread changes
-//!    anything, and after the cut reads from before it are awaited and all inodes of the tree leave
-//!    the table.
+//! 4. *Numbers are not reused*, so the number of a dead inode finds nothing in the tree, now and
+//!    later. Only after a replacement of the first tree do the same numbers find other inodes.
+//!    During the replacement no thread changes anything; after its cut all reads that began before
+//!    it are awaited, and all inodes of the tree leave the table.
 //! 5. Recovery applies records to the tree before the table exists. A checkpoint changes no item;
 //!    the writeback that it requests follows rule 2.
 //!
-//! The alternative, a counter of changes for each shard that is compared before and after the read,
-//! would repeat reads without bound beside many changes.
+//! The alternative is a counter of changes for each shard, compared before and after the read. With
+//! many concurrent changes it would repeat reads without bound.
 
 use crate::cache::inode::{Inode, Progress, evictable};
 use crate::error::Result;
@@ -61,26 +61,29 @@ use kedge_store::Store;
 use std::sync::Arc;
 
 const SHARDS: usize = 32;
-/// Inodes of a chunk.
+/// Inode numbers of a chunk.
 const CHUNK: u64 = 16;
-/// Chunks that one insertion into a full shard examines.
+/// The most chunks that one insertion into a full shard examines.
 const LOOK_AT: usize = 8;
 
-/// Notified of each inode that enters or leaves the table, under the lock of its shard.
+/// An observer that is notified of each inode that enters or leaves the table, under the lock of
+/// its shard.
 pub(crate) trait CacheWatch: Send + Sync {
     fn entered(&self, inode: &Arc<Inode>);
     fn left(&self, ino: Ino);
 
-    /// A sync searches inodes under writeback. Returns the number of other inodes that it visited.
+    /// Called when a sync searches for inodes under writeback. Returns the number of other inodes
+    /// visited.
     fn before_sync(&self) -> usize;
 }
 
-/// `None` if there is no observer.
+/// The observer of the table. `None` if there is none.
 pub(crate) type Watch = Option<Arc<dyn CacheWatch>>;
 
 /// Cached inodes, the undurable progress of evicted inodes, and pins.
 pub(crate) struct InodeTable {
-    /// Look-ups share a shard: all threads that work in one directory look up that directory.
+    /// Each behind a reader-writer lock, since look-ups share a shard: all threads that work in one
+    /// directory look up that directory.
     shards: Vec<RwLock<Shard>>,
     per_shard_max: AtomicUsize,
     watch: Watch,
@@ -90,35 +93,35 @@ pub(crate) struct InodeTable {
 struct Chunk {
     inodes: [Option<Arc<Inode>>; CHUNK as usize],
     count: u8,
-    /// Whether it was used since the hand's last visit. Look-ups set it.
+    /// Whether a look-up has used the chunk since the hand's last visit.
     used: AtomicBool,
-    /// Its place in the ring.
+    /// Index of the chunk in the ring.
     at: usize,
 }
 
 #[derive(Default)]
 struct Shard {
-    /// By the number of a chunk's first inode. No chunk is empty.
+    /// Chunks by the number of their first inode. No chunk is empty.
     chunks: InoMap<Box<Chunk>>,
-    /// The same numbers, each once.
+    /// The keys of `chunks`, each once.
     ring: Vec<Ino>,
     hand: usize,
-    /// In all chunks.
+    /// Number of inodes in all chunks.
     inodes: usize,
-    /// Inodes that could not be evicted at the hand's visit: in this round, and in the last
-    /// complete one.
+    /// Number of inodes that the hand could not evict: in its present round, and (`kept_before`) in
+    /// its last complete one.
     kept: usize,
     kept_before: usize,
     /// Progress of evicted inodes that is not known to be durable.
     evicted: InoMap<Progress>,
     pins: InoMap<u64>,
-    /// Reads from the tree under way.
+    /// Reads from the tree in progress.
     loads: InoMap<Arc<Load>>,
     /// Size of `evicted` at which durable entries are dropped.
     sweep_at: usize,
 }
 
-/// A read of an inode in progress, and its result for the threads that wait.
+/// A read of an inode in progress, with its result for the waiting threads.
 struct Load {
     answer: Mutex<Option<Answer>>,
     answered: Condvar,
@@ -127,7 +130,7 @@ struct Load {
 #[derive(Clone)]
 enum Answer {
     Read(Result<Arc<Inode>>),
-    /// The reader panicked.
+    /// The reading thread panicked.
     Gone,
 }
 
@@ -147,7 +150,8 @@ impl Load {
     }
 }
 
-/// The reader's part. A drop without a result makes the waiting threads try again.
+/// The duty of the reading thread to publish its result. If it is dropped without a result, the
+/// waiting threads try again.
 struct Loading<'a> {
     table: &'a InodeTable,
     ino: Ino,
@@ -157,23 +161,23 @@ struct Loading<'a> {
 
 impl Drop for Loading<'_> {
     fn drop(&mut self) {
-        // Removed from the shard first: a thread that arrives from now on finds the inode there, or
-        // reads it.
+        // The read is removed from the shard first: a thread that arrives from now on finds the
+        // inode in the table, or reads it itself.
         self.table.shard(self.ino).write().loads.remove(&self.ino);
         *self.load.answer.lock() = Some(self.answer.clone());
         self.load.answered.notify_all();
     }
 }
 
-/// The state of an inode that a thread needs.
+/// Where a thread gets an inode from.
 enum Wanted {
     There(Arc<Inode>),
     Awaited(Arc<Load>),
-    /// The caller must read it.
+    /// The calling thread must read the inode.
     Mine(Arc<Load>),
 }
 
-/// The chunk that holds an inode, and its place there.
+/// The key of the chunk that contains an inode, and the index of the inode in that chunk.
 fn place(ino: Ino) -> (Ino, usize) {
     (Ino(ino.0 - ino.0 % CHUNK), (ino.0 % CHUNK) as usize)
 }
@@ -197,7 +201,7 @@ impl InodeTable {
         self.shard(ino).read().get(ino)
     }
 
-    /// The inodes for which `wanted` holds.
+    /// Returns the inodes for which `wanted` holds.
     pub(crate) fn filtered(&self, wanted: impl Fn(Ino) -> bool) -> Vec<Arc<Inode>> {
         let mut found = Vec::new();
         for shard in &self.shards {
@@ -208,7 +212,8 @@ impl InodeTable {
         found
     }
 
-    /// Returns when no read of such an inode is under way that was at the call.
+    /// Waits for the reads in progress of inodes for which `of` holds. Reads that begin later are
+    /// not awaited.
     pub(crate) fn wait_for_loads(&self, of: impl Fn(Ino) -> bool) {
         for shard in &self.shards {
             let loads: Vec<_> = {
@@ -219,7 +224,8 @@ impl InodeTable {
         }
     }
 
-    /// Forgets the pins of such inodes, and what is not durable of those that were evicted.
+    /// Removes the pins of inodes for which `of` holds, and the undurable progress of those that
+    /// were evicted.
     pub(crate) fn forget_pins(&self, of: impl Fn(Ino) -> bool) {
         for shard in &self.shards {
             let mut shard = shard.write();
@@ -236,8 +242,8 @@ impl InodeTable {
         self.per_shard_max.load(Relaxed) * SHARDS
     }
 
-    /// Sets how many inodes there may be, and evicts those beyond it that can go. The hand passes
-    /// each chunk twice at most: the first time it may only take its mark of use.
+    /// Sets the maximum of inodes, and evicts inodes beyond it. The hand passes each chunk at most
+    /// twice: the first pass may only clear the chunk's mark of use.
     pub(crate) fn set_max(&self, store: &Store, inodes_max: usize) {
         let most = per_shard(inodes_max);
         self.per_shard_max.store(most, Relaxed);
@@ -253,9 +259,9 @@ impl InodeTable {
         }
     }
 
-    /// The inode, from the table or from `read`. One thread reads, and all threads that ask for the
-    /// inode meanwhile return its result, an error too. The loop repeats only after a panic of
-    /// the reading thread.
+    /// Returns the inode, from the table or from `read`. One thread reads, and all threads that
+    /// request the inode meanwhile return the same result, including an error. The loop repeats
+    /// only after a panic of the reading thread.
     pub(crate) fn get_or_load(
         &self,
         store: &Store,
@@ -285,12 +291,12 @@ impl InodeTable {
         if let Some(inode) = self.get(ino) {
             return Wanted::There(inode);
         }
-        // Another thread may have added it since.
+        // Another thread may have added the inode since the first look-up.
         let mut shard = self.shard(ino).write();
         if let Some(inode) = shard.get(ino) {
             return Wanted::There(inode);
         }
-        // Broken on purpose: each thread reads, even if the inode changes meanwhile.
+        // Broken on purpose: each thread reads by itself, even if the inode changes meanwhile.
         if broken::is(Variant::StaleInode) {
             return Wanted::Mine(Arc::new(Load::new()));
         }
@@ -302,8 +308,8 @@ impl InodeTable {
         Wanted::Mine(load)
     }
 
-    /// Adds an inode read from the tree. Returns the inode in the table, which is another only if a
-    /// thread requested an inode's number while that inode was being created.
+    /// Adds an inode that was read from the tree. Returns the inode in the table. That is another
+    /// one only if a thread requested the number of an inode that was just being created.
     fn insert_loaded(&self, store: &Store, ino: Ino, core: InodeCore, kind: FileKind) -> Arc<Inode> {
         let mut shard = self.shard(ino).write();
         if let Some(there) = shard.get(ino) {
@@ -341,7 +347,7 @@ impl InodeTable {
         shard.insert(inode);
     }
 
-    /// Forgets a dead inode.
+    /// Removes a dead inode.
     pub(crate) fn remove(&self, ino: Ino) {
         let mut shard = self.shard(ino).write();
         if shard.remove(ino)
@@ -360,7 +366,7 @@ impl InodeTable {
         *self.shard(ino).write().pins.entry(ino).or_insert(0) += count;
     }
 
-    /// Returns whether that was the last pin.
+    /// Removes `count` pins. Returns whether these were the last.
     pub(crate) fn unpin(&self, ino: Ino, count: u64) -> bool {
         let mut shard = self.shard(ino).write();
         let Some(pins) = shard.pins.get_mut(&ino) else { return false };
@@ -385,7 +391,7 @@ fn per_shard(inodes_max: usize) -> usize {
 }
 
 impl Shard {
-    /// Gives back room that chunks have left.
+    /// Releases memory that removed chunks have left.
     fn shrink(&mut self) {
         self.chunks.shrink_to(2 * self.chunks.len());
         self.ring.shrink_to(2 * self.ring.len());
@@ -394,7 +400,7 @@ impl Shard {
     fn get(&self, ino: Ino) -> Option<Arc<Inode>> {
         let (first, index) = place(ino);
         let chunk = self.chunks.get(&first)?;
-        // Stored only if it changes: a store takes the cache line from other threads.
+        // Stored only if the value changes: a store takes the cache line from other threads.
         if !chunk.used.load(Relaxed) {
             chunk.used.store(true, Relaxed);
         }
@@ -406,7 +412,7 @@ impl Shard {
         let ring = &mut self.ring;
         let chunk = self.chunks.entry(first).or_insert_with(|| {
             ring.push(first);
-            // Marked as used, since the hand may be right before it.
+            // A new chunk counts as used, since the hand may be right before it.
             Box::new(Chunk { at: ring.len() - 1, used: true.into(), ..Default::default() })
         });
         if chunk.inodes[index].replace(inode).is_none() {
@@ -415,7 +421,7 @@ impl Shard {
         }
     }
 
-    /// Returns whether it was there.
+    /// Removes an inode. Returns whether it was in the shard.
     fn remove(&mut self, ino: Ino) -> bool {
         let (first, index) = place(ino);
         let Some(chunk) = self.chunks.get_mut(&first) else { return false };
@@ -438,19 +444,19 @@ impl Shard {
         }
     }
 
-    /// Whether an inode must be evicted for a new one, counting those that can be.
+    /// Whether an insertion must evict: inodes that cannot be evicted do not count.
     fn is_full(&self, max: usize) -> bool {
         self.inodes >= max + self.kept.max(self.kept_before)
     }
 
-    /// Examines one chunk. The shard has at least one.
+    /// Examines the chunk under the hand. The shard has at least one chunk.
     fn evict_one(&mut self, store: &Store, watch: &Watch) {
         let at = self.hand % self.ring.len();
         if at == 0 {
             self.kept_before = std::mem::take(&mut self.kept);
         }
-        // The hand advances even where a chunk is removed: the last chunk, normally the newest,
-        // takes its place.
+        // The hand advances even if the chunk is removed: the last chunk of the ring, normally the
+        // newest, then takes the index of the removed one.
         self.hand = at + 1;
         let first = self.ring[at];
         let chunk = self.chunks.get_mut(&first).expect("the ring has the chunks that there are");
@@ -458,8 +464,8 @@ impl Shard {
             return;
         }
         for (slot, ino) in chunk.inodes.iter_mut().zip(first.0..) {
-            // No other thread can obtain a reference: the table's is the only one, and this thread
-            // holds the table's lock.
+            // If the table has the only reference, no other thread can obtain one, since this
+            // thread holds the lock of the shard.
             let held = slot.as_ref().is_none_or(|inode| Arc::strong_count(inode) > 1);
             let Some(progress) = slot.as_deref().filter(|_| !held).and_then(evictable) else { continue };
             *slot = None;
@@ -468,7 +474,7 @@ impl Shard {
             if let Some(watch) = watch {
                 watch.left(Ino(ino));
             }
-            // Broken on purpose: the undurable progress is forgotten.
+            // Broken on purpose: the undurable progress is lost.
             if !progress.is_durable(store) && !broken::is(Variant::ForgetEvicted) {
                 self.evicted.insert(Ino(ino), progress);
             }

@@ -36,7 +36,7 @@ fn inode(ino: u64) -> Arc<Inode> {
     Arc::new(Inode::new(Ino(ino), InodeCore::default(), FileKind::Regular, false, Progress::default()))
 }
 
-/// Checks the shards against their fields. Returns the number of chunks.
+/// Checks the counters and indexes of the shards. Returns the number of chunks.
 fn check(table: &InodeTable) -> usize {
     let mut chunks = 0;
     for shard in &table.shards {
@@ -63,7 +63,7 @@ fn it_has_what_was_put_in_and_not_evicted() {
     let mut held: BTreeMap<u64, Arc<Inode>> = BTreeMap::new();
     let mut evictions = 0;
     for step in 0..60_000 {
-        // Some close together, some alone in their chunks.
+        // Some numbers share chunks; others are alone in theirs.
         let ino =
             if rng.random_bool(0.7) { rng.random_range(1..4000) } else { rng.random_range(1..4000) * 1000 };
         match rng.random_range(0..10) {
@@ -114,7 +114,7 @@ fn what_is_deleted_leaves_nothing() {
 #[test]
 fn what_is_used_stays_and_what_holds_something_unwritten() {
     let (store, table) = (store(), table(SHARDS * 64));
-    // All in the first shard: every SHARDSth chunk.
+    // Every SHARDSth chunk is in the first shard.
     let first_of = |chunk: u64| 1 + chunk * CHUNK * SHARDS as u64;
     let dirty = inode(first_of(0));
     dirty.meta.lock().listed = true;
@@ -139,7 +139,8 @@ fn what_is_oldest_goes_first() {
     for i in 0..1000 {
         assert!(table.insert_new(&store, inode(1 + i * chunk)));
     }
-    // The last 32 of the new inodes have their places among the 64, wherever the hand is.
+    // The table has room for 64, so the last 32 of the new inodes are still in it, wherever the
+    // hand is.
     for i in 968..1000 {
         assert!(table.get(Ino(1 + i * chunk)).is_some(), "newcomer {i} is evicted before older ones");
     }
@@ -162,7 +163,7 @@ fn what_cannot_go_takes_no_place() {
     for i in 968..1000 {
         assert!(table.get(Ino(1 + i * chunk)).is_some(), "newcomer {i} has no place");
     }
-    // After cleaning they can be evicted like any other.
+    // Once clean, these inodes can be evicted like any other.
     for ino in &dirty {
         table.get(Ino(*ino)).expect("dirty").meta.lock().listed = false;
     }
@@ -193,10 +194,10 @@ fn what_is_undurable_of_an_evicted_inode_comes_back_with_it() {
 
 const READERS: usize = 4;
 
-/// Waits until all other readers wait for the thread that reads.
+/// Waits until all other threads wait for the thread that reads.
 fn until_awaited(table: &InodeTable, ino: Ino) {
     loop {
-        // One reference is the shard's, one the reader's.
+        // The shard and the reading thread have one reference each.
         let awaited = table.shard(ino).read().loads.get(&ino).map_or(0, |load| Arc::strong_count(load) - 2);
         if awaited == READERS - 1 {
             return;
@@ -205,8 +206,8 @@ fn until_awaited(table: &InodeTable, ino: Ino) {
     }
 }
 
-/// Some threads request one inode; the first read returns `first`, later reads find the inode.
-/// Returns the results, and the number of reads.
+/// Several threads request one inode. The first read returns the result of `first`, later reads
+/// find the inode. Returns the threads' results, and the number of reads.
 fn load_together(
     table: &InodeTable,
     first: impl Fn() -> Result<(InodeCore, FileKind)> + Sync,

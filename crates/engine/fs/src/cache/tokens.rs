@@ -1,27 +1,27 @@
-//! Tokens of cached pages, about in the order in which the pages came.
+//! Tokens of cached pages, approximately in the order in which the pages were added.
 //!
-//! Each new page adds a token, so one list with one lock was the lock at which writes stopped
-//! scaling. Threads therefore add to lists of their own stripe, and a list that is full moves to
-//! the common one as a whole. The order is exact within a stripe. A page of another stripe is at
-//! most [`TOGETHER`] pages of its stripe too late, which is little beside the smallest cache.
+//! Each new page adds a token. With one list under one lock, writes stopped scaling at that lock.
+//! So each thread adds to the list of its stripe, and a list that is full moves as a whole to the
+//! common queue. The order is exact within a stripe. A page may come too late by up to [`TOGETHER`]
+//! pages of its own stripe, which is little compared with the smallest cache.
 
 use kedge_base::atomic::{AtomicI64, Ordering::Relaxed};
 use kedge_base::lock::{Mutex, Rank};
 use kedge_base::{Ino, STRIPES, stripe};
 use std::collections::VecDeque;
 
-/// Tokens that move together.
+/// Number of tokens that move to the queue together.
 const TOGETHER: usize = 32;
 
-/// A page: its inode, and its place there.
+/// Identifies a page: its inode, and its index in the file.
 pub(crate) type Token = (Ino, u64);
 
-/// See the module.
+/// The tokens of a file system; see the module's head.
 pub(crate) struct Tokens {
     lanes: [Lane; STRIPES],
-    /// Oldest first.
+    /// The common queue, oldest token first.
     queue: Mutex<VecDeque<Token>>,
-    /// In the lanes and the queue.
+    /// Number of tokens in the lanes and the queue.
     len: AtomicI64,
 }
 
@@ -38,13 +38,15 @@ impl Tokens {
         }
     }
 
-    /// Takes no lock; a token that is just being added or taken may be counted or not.
+    /// The number of tokens. Takes no lock, so a token that is being added or removed may be
+    /// counted or not.
     pub(crate) fn len(&self) -> i64 {
         self.len.load(Relaxed)
     }
 
     pub(crate) fn push(&self, token: Token) {
-        // Counted first, so that the number is never below what there is to take.
+        // The token is counted before it is added, so that the count is never below the number of
+        // tokens.
         self.len.fetch_add(1, Relaxed);
         let mut lane = self.lanes[stripe()].0.lock();
         lane.push(token);
@@ -56,7 +58,8 @@ impl Tokens {
         self.queue.lock().extend(full);
     }
 
-    /// Takes the oldest token of the queue. An empty queue first gets what the lanes have.
+    /// Removes and returns the oldest token of the queue. If the queue is empty, the tokens of the
+    /// lanes move to it first.
     pub(crate) fn pop(&self) -> Option<Token> {
         let oldest = self.queue.lock().pop_front();
         let token = oldest.or_else(|| self.pop_of_lanes())?;

@@ -1,25 +1,25 @@
-//! Atomic writes: many pieces of one file become durable together, or not at all.
+//! Atomic writes: writes to several ranges of one file become durable together, or not at all.
 //!
 //! # How
 //! The bytes are staged beside the file. A commit puts all of them, the new size and the new time
-//! stamps into one record, forces the log, and returns. A crash leaves the record whole or not at
-//! all, so no second place for the old bytes is needed. The pages become log-resident, as the small
-//! data of an fsync does, and reach their blocks later.
+//! stamps into one record, and forces the log. A crash leaves the whole record or nothing of it, so
+//! the old bytes need not be saved elsewhere. The pages become log-resident, like the small data of
+//! an fsync, and are written in place later.
 //!
 //! # Crash argument
-//! - Before the record is durable, the blocks of the file keep the bytes before the write: what is
-//!   staged is in no page, and from the record until the end of the force the commit holds `wb`, so
-//!   no writeback can put a page into a block that the file already has. Without that a checkpoint
-//!   beside the commit could overwrite one page in place, and a crash then lose the record with the
-//!   other pages.
-//! - Once the record is durable, replay restores every piece until a later record ends its
-//!   residency, and that is in the log only after the bytes are in place.
-//! - A size beyond the logged one is named only when no page is dirty
-//!   ([`Files::begin_settled`]): it covers no byte that is neither in place nor in the record.
-//! - Bytes of the same pages that other calls wrote before and that are in no record stay dirty.
+//! - Before the record is durable, the blocks of the file keep the old bytes. Staged bytes are in
+//!   no page. From the record until the end of the force the commit holds `wb`, so no writeback can
+//!   write a page to a block that the file already has. Without that, a checkpoint could overwrite
+//!   one page in place, and a crash could then lose the record with the other pages.
+//! - Once the record is durable, replay restores every byte until a later record ends its
+//!   residency. That record is in the log only after the bytes are in place.
+//! - A record sets a size beyond the logged one only when no page is dirty
+//!   ([`Files::begin_settled`]): the new size covers no byte that is neither in place nor in the
+//!   record.
+//! - Bytes that other calls have written to the same pages, and that are in no record, stay dirty.
 //!   They are not part of the atomic write.
 //!
-//! The force is waited for even with `volatile`: the rule above needs it.
+//! The commit waits for the force even with `volatile`, since the first rule needs it.
 
 use super::Files;
 use super::write::place_of;
@@ -42,11 +42,11 @@ use std::ops::Range;
 use std::sync::Arc;
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
-/// The most pages of one atomic write. They and their edits fit into one log write.
+/// The most pages of one atomic write. Their bytes and edits fit into one log write.
 const PAGES_MAX: u64 = 224;
-/// Log bytes of a page with its edit and what each resident piece promises, rounded up.
+/// Log bytes for a page, its edit, and the promises for its resident pieces; rounded up.
 const LOG_BYTES_PER_PAGE: u64 = BLOCK + 1024;
-/// The part of the log that one atomic write may take.
+/// One atomic write may take one part in this many of the log.
 const LOG_SHARE: u64 = 4;
 
 const _: () = {
@@ -54,7 +54,7 @@ const _: () = {
     assert!(edits + 4 * BLOCK <= kedge_format::logwrite::WRITE_BLOCKS_MAX as u64 * BLOCK);
 };
 
-/// Bytes of a page that are staged, as half-open ranges that neither touch nor overlap.
+/// Staged bytes of a page, as half-open ranges that neither touch nor overlap.
 type Ranges = SmallVec<[(u16, u16); 1]>;
 
 struct StagedPage {
@@ -66,7 +66,7 @@ struct StagedPage {
 #[derive(Default)]
 pub(crate) struct Staged {
     pages: BTreeMap<u64, StagedPage>,
-    /// The end of the last byte.
+    /// The file offset after the last staged byte.
     end: u64,
 }
 
@@ -79,7 +79,7 @@ impl Staged {
         self.end
     }
 
-    /// Stages bytes. More than `pages_max` pages are refused, and nothing is staged then.
+    /// Stages bytes. Fails, and stages nothing, if there would be more than `pages_max` pages.
     pub(crate) fn write(&mut self, offset: u64, data: &[u8], pages_max: u64) -> Result<()> {
         if data.is_empty() {
             return Ok(());
@@ -106,7 +106,7 @@ impl Staged {
         Ok(())
     }
 
-    /// Puts the staged bytes over those of a buffer that starts at `offset` of the file.
+    /// Copies staged bytes over those of a buffer that starts at file offset `offset`.
     pub(crate) fn lay_over(&self, offset: u64, buf: &mut [u8]) {
         let end = offset.saturating_add(buf.len() as u64);
         for (index, page) in self.pages.range(offset / BLOCK..end.div_ceil(BLOCK)) {
@@ -129,7 +129,7 @@ impl Staged {
         self.pages.values().flat_map(|page| &page.ranges).map(|(lo, hi)| usize::from(hi - lo)).sum()
     }
 
-    /// The staged pages as runs of neighbours.
+    /// The staged pages as runs of successive file blocks.
     pub(crate) fn runs(&self) -> Vec<Range<u64>> {
         let mut runs: Vec<Range<u64>> = Vec::new();
         for index in self.pages.keys() {
@@ -141,7 +141,7 @@ impl Staged {
         runs
     }
 
-    /// Takes the pages from the middle on away.
+    /// Removes and returns the second half of the pages.
     fn split_half(&mut self) -> Staged {
         let middle = self.pages.keys().nth(self.pages.len() / 2).copied().unwrap_or(u64::MAX);
         let later = self.pages.split_off(&middle);
@@ -167,33 +167,33 @@ impl StagedPage {
     }
 }
 
-/// What a page needs beside its bytes when the record is committed.
+/// What a page gets, besides its bytes, when the record is committed.
 struct PagePlan {
     index: u64,
     backing: Backing,
-    /// It becomes the holder of a promised block.
+    /// Whether a promised block goes to the page.
     promised: bool,
-    /// It becomes the holder of a block of the limit.
+    /// Whether a block of the limit's charge goes to the page.
     charged: bool,
 }
 
-/// The space that the pages of an atomic write need, promised before a lock is taken.
+/// The space promised for the pages of an atomic write, before a lock is taken.
 struct Promises {
     blocks: Option<DataReservation>,
     charge: Option<Charge>,
 }
 
 impl Files {
-    /// The most pages of an atomic write.
+    /// The most pages of an atomic write to this image, whose log may be small.
     pub(crate) fn atomic_pages_max(&self) -> u64 {
         let log = self.engine.store().geometry().log_bytes();
         let share = log.min(self.engine.options().log_use_max.unwrap_or(log)) / LOG_SHARE;
         (share / LOG_BYTES_PER_PAGE).clamp(1, PAGES_MAX)
     }
 
-    /// Makes the staged bytes part of the file, durably and all at once. After an error the file is
-    /// as it was, unless the log could not be written: then the file system is shut down, and
-    /// recovery finds all of the bytes or none.
+    /// Makes the staged bytes part of the file, durably and all together. After an error the file
+    /// is unchanged. The exception: if the log could not be written, the file system is shut down,
+    /// and recovery finds all of the bytes or none.
     pub(crate) fn commit_atomic(&self, ino: Ino, mut staged: Staged) -> Result<()> {
         self.engine.check_open()?;
         let store = self.engine.store();
@@ -219,17 +219,19 @@ impl Files {
         Ok(())
     }
 
-    /// One record with everything that is staged, and its force. Returns the end of the record.
+    /// Commits one record with everything staged, and forces the log. Returns the end of the
+    /// record.
     fn commit_staged(&self, inode: &Arc<Inode>, staged: &Staged) -> Result<Lsn> {
         let store = self.engine.store();
-        // Promised before the lock: finding space may need a checkpoint, which takes inode locks.
+        // Promised before any lock is taken: finding space may need a checkpoint, which takes inode
+        // locks.
         if self.engine.host_is_full(self.writeback.dirty_pages()) {
             return Err(kedge_base::Error::NoSpace.into());
         }
         let most = staged.pages.len() as u64;
         let blocks = match store.reserve_data(most) {
             Ok(blocks) => Some(blocks),
-            // Pages that have a block need none.
+            // Fewer blocks may suffice: pages that already have a block need none.
             Err(kedge_base::Error::NoSpace) => store.reserve_some_data(most),
             Err(e) => return Err(e.into()),
         };
@@ -291,7 +293,7 @@ impl Files {
         Ok(end)
     }
 
-    /// Puts the bytes into the pages, which are log-resident from now on. The record is committed.
+    /// Copies the staged bytes into the pages, which become log-resident. The record is committed.
     fn settle_atomic(
         &self,
         inode: &Inode,
@@ -318,10 +320,10 @@ impl Files {
         delta
     }
 
-    /// Forces the log, with the writeback of the inode locked until then.
+    /// Forces the log while `wb` excludes writeback of the inode.
     fn force_atomic(&self, inode: &Arc<Inode>, end: Lsn, wb: MutexGuard<'_, ()>) -> Result<()> {
         if broken::is(Variant::AtomicWrittenEarly) {
-            // Broken on purpose: the pages reach their blocks before the record is durable.
+            // Broken on purpose: the pages are written in place before the record is durable.
             drop(wb);
             self.writeback.write_range(inode, 0..u64::MAX / BLOCK)?;
             return Ok(self.engine.store().force(end, ForceCause::Fsync)?);
@@ -332,8 +334,8 @@ impl Files {
     }
 }
 
-/// The new state of each staged page. The caller holds `io` exclusively and `wb`, so no page is on
-/// its way to the device.
+/// Computes the new state of each staged page. The caller holds `io` exclusively and `wb`, so no
+/// page is being written.
 fn plan(pages: &Pages, staged: &Staged, map: &[Mapping]) -> Vec<PagePlan> {
     let plan_page = |index: u64| {
         let page = pages.get(index);

@@ -2,7 +2,7 @@ use super::*;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
-/// Random pieces, beside a plain array and the set of its written bytes.
+/// Stages random ranges, and compares with an array and the set of its written bytes.
 #[test]
 fn what_is_staged_is_laid_over_byte_for_byte() {
     const SPAN: usize = 6 * BLOCK_SIZE;

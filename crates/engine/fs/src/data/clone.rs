@@ -1,31 +1,34 @@
-//! Clones: a range of one file becomes the contents of a range of another, or of another range of
-//! the same file, and both share the blocks until one of them is written.
+//! Clones: a range of one file gets the contents of a range of another file, or of another range of
+//! the same file. Both share the blocks until one of them is written.
 //!
-//! A clone writes what is dirty in the source range in place. Then a record marks the extents of
-//! the source as counted, maps them in the target in place of what it had, and changes the counts
-//! ([`kedge_format::counts`]). From then on neither file overwrites the blocks: a write goes to
-//! another block, as in a hole ([`Place::Shared`](crate::extents::Place)).
+//! A clone first writes what is dirty in the source range in place. Then a record marks the extents
+//! of the source as counted, maps them in the target in place of its old extents, and changes the
+//! counts ([`kedge_format::counts`]). From then on neither file overwrites the blocks: a write goes
+//! to another block, as in a hole ([`Place::Shared`](crate::extents::Place)).
 //!
-//! Holes of the source and blocks that it has never written become holes of the target. Checksums
-//! of the blocks are copied, as they belong to file blocks.
+//! Holes and unwritten extents of the source become holes of the target. The checksums of the
+//! blocks are copied, since checksums are stored by file block.
 //!
 //! # Records
-//! A record clones a bounded number of extents. A range with more takes several, from its start
-//! on, and a crash may leave a prefix of it cloned; the target's size grows with the prefix.
+//! A record clones a bounded number of extents. A range with more takes several records, from its
+//! start on. A crash may leave a prefix of the range cloned; the target's size grows with the
+//! prefix.
 //!
-//! A clone of a whole file is one record under the locks of both files, with the end of all that
-//! the target had, and with its new size. If either file has too many extents, counts or checksums
-//! for one record, the target is truncated first, and the clone is that of a range.
+//! A clone of a whole file is one record, made under the locks of both files: it replaces
+//! everything that the target had, and sets the new size. If either file has too many extents,
+//! counts or checksums for one record, the target is truncated first, and then the source's whole
+//! range is cloned.
 //!
 //! # Crash argument
-//! - The blocks hold the source's bytes before a record names them for the target: writeback has
+//! - The blocks have the source's bytes before a record names them for the target: writeback has
 //!   completed, and the log write of the record flushes the device first.
 //! - Marks, extents, counts and freed blocks are in one record.
-//! - Nothing overwrites a shared block in place after the record, durable or not: the mark is in
-//!   the tree when the record is committed, and until then the locks of both files are held. If
-//!   the record is lost, so are all later ones, and the blocks are the source's with its bytes.
-//! - Bytes of either file in the log are for blocks of before the clone, because nothing is
-//!   log-resident in the ranges when it commits.
+//! - After the record nothing overwrites a shared block in place, whether the record is durable or
+//!   not: the mark is in the tree once the record is committed, and until then the locks of both
+//!   files are held. If the record is lost, so are all later ones, and the blocks belong to the
+//!   source alone, with its bytes.
+//! - Bytes of either file in the log never belong to a cloned block, because nothing in the two
+//!   ranges is log-resident when the clone commits.
 
 use super::Files;
 use super::counting::Counting;
@@ -47,14 +50,14 @@ use kedge_store::{Charge, Class, Handle, Need};
 use std::sync::Arc;
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
-/// Extents of the source, and of the target, that one record takes.
+/// The most extents of the source, and of the target, in one record.
 const STEP_EXTENTS: usize = 128;
-/// Keys of counts that one record changes for each of the two.
+/// The most keys of counts that one record changes for the source, and for the target.
 const STEP_COUNTS: usize = 256;
-/// File blocks that one record takes of a file with checksums.
+/// The most file blocks in one record of a file with checksums.
 const STEP_SUMS: u64 = 256 * SUMS_BLOCKS;
 
-/// The need of a record. At both ends of the ranges extents are cut.
+/// The need of one record. Extents at both ends of the ranges are cut.
 fn need(sums: bool) -> Need {
     let need = Need::record(Class::Normal).patches(2).extents(4 * STEP_EXTENTS + 8);
     let need = need.counts(2, 2 * STEP_COUNTS + 4 * STEP_EXTENTS).runs(STEP_EXTENTS + STEP_COUNTS);
@@ -62,7 +65,7 @@ fn need(sums: bool) -> Need {
     if sums { need.sums((STEP_SUMS / SUMS_BLOCKS) as usize + 2) } else { need }
 }
 
-/// What is cloned, in bytes.
+/// The ranges of a clone, in bytes: `len` bytes at `from` of the source replace those at `to`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct CloneRange {
     pub from: u64,
@@ -72,19 +75,20 @@ pub(crate) struct CloneRange {
 
 /// One record of a clone.
 struct Step {
-    /// File blocks of the source.
+    /// The range of file blocks of the source.
     from: (u64, u64),
-    /// The file block of the target that becomes the first of them.
+    /// The file block of the target to which the first of them is mapped.
     to: u64,
-    /// File blocks of the target whose contents end.
+    /// The range of file blocks of the target whose old extents are removed.
     replaced: (u64, u64),
     /// The size of the target afterwards.
     size: u64,
-    /// Items of checksums after the last cloned block that end, at most.
+    /// The most checksum items after the last cloned block that the step deletes.
     sums_max: usize,
 }
 
-/// The two files, with their locks: `io` exclusively, then `wb`, each in ascending order.
+/// A reservation, and the locks of both files: `io` exclusively, then `wb`, each in ascending
+/// order.
 struct Locked<'a> {
     handle: Handle<'a>,
     _wb: Vec<MutexGuard<'a, ()>>,
@@ -92,7 +96,7 @@ struct Locked<'a> {
 }
 
 impl Files {
-    /// Clones a range, whose length 0 stands for up to the end of the source.
+    /// Clones a range. If its length is 0, it extends to the end of the source.
     pub(crate) fn clone_range(&self, source: Ino, target: Ino, range: CloneRange) -> Result<()> {
         let store = self.engine.store();
         if store.is_read_only() {
@@ -123,7 +127,7 @@ impl Files {
         Ok(())
     }
 
-    /// Makes the contents of `target` those of `source`.
+    /// Replaces the contents of `target` by those of `source`.
     pub(crate) fn clone_file(&self, source: Ino, target: Ino) -> Result<()> {
         if source == target {
             return Ok(());
@@ -135,19 +139,19 @@ impl Files {
         if from.has_sums() != to.has_sums() {
             return Err(Error::Invalid("only one of the files has checksums of its data"));
         }
-        // Broken on purpose: readers and a crash find the target empty.
+        // Broken on purpose: readers and a crash can find the target empty.
         if !broken::is(Variant::CloneAfterTruncate) && self.clone_whole(&from, &to)? {
             return Ok(());
         }
         self.truncate(&to, 0)?;
         self.clone_range(source, target, CloneRange { from: 0, to: 0, len: 0 })?;
         let size = from.meta.lock().core.size;
-        // A source that is a hole at its end.
+        // The source ends with a hole, which the clone of its range did not add to the size.
         if to.meta.lock().core.size < size { self.truncate(&to, size) } else { Ok(()) }
     }
 
-    /// [`Files::clone_file`] in one record. Returns false, without a change, if that cannot hold
-    /// it.
+    /// [`Files::clone_file`] in one record. Returns false, without a change, if one record cannot
+    /// hold it.
     fn clone_whole(&self, source: &Arc<Inode>, target: &Arc<Inode>) -> Result<bool> {
         let store = self.engine.store();
         if store.is_read_only() {
@@ -191,8 +195,8 @@ impl Files {
         Ok(true)
     }
 
-    /// Reserves, and locks both files in a state in which no truncate is unfinished and no byte of
-    /// the target, nor of the source range, waits to be written.
+    /// Reserves, and locks both files once no truncate is unfinished, and no byte of the target or
+    /// of the source range waits to be written.
     fn lock_clean<'a>(
         &'a self,
         source: &'a Arc<Inode>,
@@ -233,8 +237,8 @@ impl Files {
         Err(kedge_base::Error::Busy("a file, which is being written without pause,".into()).into())
     }
 
-    /// One record, for file blocks of the range from `done` on, counted from its start. Returns how
-    /// far it got.
+    /// Makes one record for the file blocks of the range from `done` on. Returns how many blocks of
+    /// the range are done then.
     fn clone_some(
         &self,
         source: &Arc<Inode>,
@@ -251,7 +255,7 @@ impl Files {
         if target.has_sums() {
             upto = upto.min(done + STEP_SUMS);
         }
-        // The extents that the record takes.
+        // Limits the step to the extents that fit into the record.
         let found = extents::find(store, source.ino, from + done, from + upto, STEP_EXTENTS)?;
         if let Some((at, item)) = found.last().filter(|_| found.len() >= STEP_EXTENTS) {
             upto = upto.min(at + item.blocks as u64 - from);
@@ -260,7 +264,7 @@ impl Files {
         if set.load(store, target.ino, to + done, to + upto, STEP_EXTENTS)? >= STEP_EXTENTS {
             upto = upto.min(set.end().unwrap_or(0).saturating_sub(to).max(done + 1));
         }
-        // And those whose counts it can change.
+        // Limits the step to the counts that fit into the record.
         let mut counting = self.count();
         let (from_blocks, to_blocks) = ((from + done, from + upto), (to + done, to + upto));
         let mut sources = ExtentSet::default();
@@ -280,7 +284,7 @@ impl Files {
         Ok(upto)
     }
 
-    /// The record of a step, which the caller has found to fit.
+    /// Makes the record of a step. The caller has checked that it fits.
     fn clone_step(
         &self,
         handle: &mut Handle<'_>,
@@ -291,7 +295,7 @@ impl Files {
         let store = self.engine.store();
         let Step { from, to, replaced, size: named, sums_max } = step;
         let mut record = RecordBuilder::new(RecordOp::Clone);
-        // In one file both ranges are parts of one set.
+        // Within one file both ranges are in the same set.
         let mut set = ExtentSet::default();
         set.load(store, source.ino, from.0, from.1, usize::MAX)?;
         let shared: Vec<(u64, ExtentItem)> =
@@ -299,7 +303,7 @@ impl Files {
         for (first, item) in &shared {
             if !item.counted {
                 counting.changes.begin(source.ino, item.extent(), item.birth)?;
-                // Broken on purpose: the source goes on as if the blocks were its own.
+                // Broken on purpose: the source treats the blocks as its own.
                 if !broken::is(Variant::CloneWithoutFlag) {
                     set.set_counted(*first, first + item.blocks as u64);
                 }
@@ -349,14 +353,14 @@ impl Files {
         if let Some(charge) = &mut charge {
             charge.spent(charge.held_blocks(), 0);
         }
-        // What is in memory of the source stays, but its blocks are shared now.
+        // The source's pages stay, but their blocks are shared now.
         source.pages.lock().share(from.0..from.1);
         self.forget_pages(target, replaced.0, replaced.1);
         Ok(())
     }
 
-    /// Charges the limit of a file for blocks that a record adds, which spends them. `None` for a
-    /// file without a limit.
+    /// Charges the limit of a file for `blocks` new blocks, which the next record of the handle
+    /// spends. `None` for a file without a limit.
     fn charge_clone(&self, handle: &mut Handle<'_>, inode: &Inode, blocks: u64) -> Result<Option<Charge>> {
         let number = inode.meta.lock().core.limit;
         if number == 0 || blocks == 0 {
@@ -371,8 +375,8 @@ impl Files {
         Ok(Some(charge))
     }
 
-    /// Gives blocks of the target the checksums of the source. A block of the source that has none
-    /// gets none.
+    /// Adds the edits that give blocks of the target the checksums of the source. A block of the
+    /// source without a checksum is left out.
     fn clone_sums(
         &self,
         record: &mut RecordBuilder,
@@ -391,7 +395,7 @@ impl Files {
     }
 }
 
-/// Whether the range is one that files can share: whole blocks, or up to the ends of both files.
+/// Checks the alignment of the range: whole blocks, or up to the ends of both files.
 fn check(source: &Inode, target: &Inode, range: CloneRange) -> Result<()> {
     let CloneRange { from, to, len } = range;
     if !from.is_multiple_of(BLOCK) || !to.is_multiple_of(BLOCK) {

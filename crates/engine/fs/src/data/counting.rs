@@ -1,4 +1,4 @@
-//! The counts of shared blocks in the records of operations that remove extents.
+//! Counts of shared blocks, for records that remove extents.
 
 use super::Files;
 use crate::error::Result;
@@ -7,13 +7,14 @@ use kedge_base::Ino;
 use kedge_format::record::RecordBuilder;
 use kedge_store::{CountChanges, CountsLock};
 
-/// Changes of counts that a record makes, from the reading of the counts to its commit.
+/// The changes of counts by one record. The lock of the counts is held from the first read to the
+/// commit.
 pub(super) struct Counting<'a> {
     pub changes: CountChanges<'a>,
     _lock: CountsLock<'a>,
 }
 
-/// Keys that the removal of one piece of an item adds: the item, cut in three.
+/// The most keys that the removal from one item needs: the item is cut in three.
 const PIECE_KEYS: usize = 3;
 
 impl Files {
@@ -22,9 +23,9 @@ impl Files {
         Counting { changes: self.engine.store().count_changes(), _lock: lock }
     }
 
-    /// Reads the counts of what a step removes of `set` in file blocks `[from, to)`. An extent may
-    /// lie across any number of counts, so the step may end before `to`: returns where.
-    /// `None` if the blocks there have no counts.
+    /// Reads the counts of the blocks that a step removes from `set` in file blocks `[from, to)`.
+    /// An extent may have any number of counts, so the step may have to end before `to`: returns
+    /// its end. The first result is `None` if no block there has a count.
     pub(super) fn count_removal(
         &self,
         ino: Ino,
@@ -43,8 +44,8 @@ impl Files {
 }
 
 impl Counting<'_> {
-    /// Reads the counts of extents, given with their first file blocks, for at most `max` edits.
-    /// Returns the file block at which that ends; `None` if all are read.
+    /// Reads the counts of extents, given with their first file blocks, until `max` edits may be
+    /// needed. Returns the file block at which the reading stopped; `None` if all counts are read.
     pub(super) fn load(
         &mut self,
         ino: Ino,
@@ -65,7 +66,8 @@ impl Counting<'_> {
         Ok(None)
     }
 
-    /// Adds the edits for removed extents, with their blocks that become free.
+    /// Adds the edits of the counts of removed extents, and the `Free` edits of blocks that nothing
+    /// uses any more.
     pub(super) fn emit(&mut self, record: &mut RecordBuilder, ino: Ino, removed: &Removed) -> Result<()> {
         for extent in &removed.counted {
             self.changes.remove(ino, *extent)?.into_iter().for_each(|extent| record.free(extent));

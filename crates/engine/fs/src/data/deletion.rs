@@ -1,4 +1,5 @@
-//! The deletion of inodes without a name, in bounded steps, now or after a crash.
+//! The deletion of inodes without a name, in bounded steps: at once, at the last unpin, or by
+//! recovery.
 
 use super::Files;
 use super::orphans::{Named, Nameless};
@@ -16,7 +17,7 @@ use kedge_store::{Class, Handle, TreeKind};
 use std::ops::ControlFlow;
 
 impl Files {
-    /// Releases pins of an inode; the last pin of a nameless inode deletes it.
+    /// Removes pins of an inode. The last unpin of a nameless inode deletes it.
     pub(crate) fn unpin(&self, ino: Ino, count: u64) {
         let last = self.inodes.unpin(ino, count);
         if last && self.orphans.contains(ino) && self.engine.check_open().is_ok() {
@@ -25,10 +26,11 @@ impl Files {
         }
     }
 
-    /// Deletes inodes that have lost their last pin. While the file system is frozen it deletes
-    /// none, and after the thaw those that accumulated.
+    /// Deletes inodes that have lost their last pin. Deletes none while the file system is frozen;
+    /// the thaw calls this again.
     pub(crate) fn delete_unpinned(&self) {
-        // The inode is listed first: so either the gate is open here, or the thaw finds the inode.
+        // The caller has listed the inode before. So either the gate is open here, or the thaw
+        // finds the inode on the list.
         while let Some(_change) = self.engine.gate().try_change()
             && let Some(ino) = self.orphans.next_deferred()
         {
@@ -36,10 +38,11 @@ impl Files {
         }
     }
 
-    /// Handles an inode that lost its last name: deletes it now, or with its last pin.
+    /// Handles an inode that has lost its last name: deletes it now, or leaves that to its last
+    /// unpin.
     pub(crate) fn orphaned(&self, ino: Ino) {
-        // Listed before the pins are checked: a thread that releases the last pin meanwhile finds
-        // it.
+        // Listed before the pins are checked, so that a thread that removes the last pin meanwhile
+        // finds the inode on the list.
         self.orphans.add(ino, Named::Never);
         if self.inodes.is_pinned(ino) {
             return;
@@ -47,7 +50,7 @@ impl Files {
         if let Err(e) = self.delete_orphan(ino)
             && self.engine.store().check_alive().is_ok()
         {
-            // It stays an orphan: the next mount deletes it.
+            // The inode stays an orphan, which the next mount deletes.
             tracing::warn!("deletion of inode {ino}: {e}");
         }
     }
@@ -62,7 +65,7 @@ impl Files {
         }
     }
 
-    /// Runs one step. Returns whether the deletion is complete.
+    /// Runs one step. Returns whether no further step is needed.
     fn delete_some(&self, ino: Ino, max: StepMax) -> Result<bool> {
         let mut handle = self.engine.begin(max.need(Class::Reclaim))?;
         let inode = match self.inodes.get(ino) {
@@ -76,8 +79,9 @@ impl Files {
         let _wb = inode.wb.lock();
         let meta = inode.meta.lock();
         if meta.core.nlink > 0 || meta.dead {
-            // Another thread was faster, or gave an O_TMPFILE a name. Under the meta lock, because
-            // a thread that removes the last name comes later and lists the inode again.
+            // Another thread has deleted the inode, or has given an O_TMPFILE a name. The inode
+            // leaves the list under the meta lock: a thread that removes its last name later lists
+            // it again.
             self.orphans.remove(ino);
             return Ok(true);
         }
@@ -88,14 +92,14 @@ impl Files {
         let gone = self.delete_step(&mut handle, &inode, max)?;
         self.forget_pages(&inode, 0, u64::MAX);
         if gone {
-            // Now that its pages have returned what was promised for them: a thread may wait for
-            // that room.
+            // Removed only now, after the pages have returned what was promised to them: a thread
+            // may be waiting for that space.
             self.orphans.remove(ino);
         }
         Ok(gone)
     }
 
-    /// Returns whether the inode is deleted.
+    /// Commits the record of a step. Returns whether it has deleted the inode.
     fn delete_step(&self, handle: &mut Handle<'_>, inode: &Inode, max: StepMax) -> Result<bool> {
         let ino = inode.ino;
         let mut record = RecordBuilder::new(RecordOp::Reclaim);
@@ -119,7 +123,8 @@ impl Files {
         let mut others = 0;
         for kind in [ItemKind::Xattr, ItemKind::Symlink, ItemKind::Inline] {
             let key = |offset| Key::new(ino, kind, offset);
-            // A symlink's target is removed last, with its inode, so that the two agree until then.
+            // The target of a symlink is removed last, together with its inode, so that neither
+            // exists alone.
             if !finished {
                 break;
             }
@@ -155,7 +160,7 @@ impl Files {
         Ok(true)
     }
 
-    /// At mount: finishes the work that the orphan items of all trees name.
+    /// Finishes at mount what the orphan items of all trees require.
     pub(crate) fn recover_orphans(&self, nameless: Nameless) -> Result<u64> {
         let mut count = self.recover_orphans_of(0, nameless)?;
         for (number, entry) in self.engine.store().trees() {
@@ -178,10 +183,10 @@ impl Files {
         Ok(count)
     }
 
-    /// [`Files::recover_orphans_of`] a fork, which nothing else can reach. The fork is durable
-    /// already, so a failure is no error of it: the next mount finishes what is left.
+    /// [`Files::recover_orphans_of`] for a new fork, which no other thread can reach yet. The fork
+    /// is already durable, so a failure is only logged; the next mount finishes the rest.
     pub(crate) fn drop_orphans_of(&self, tree: u32) {
-        // A fork without such items is not opened, which would read its nodes.
+        // A fork without orphan items is not opened, since opening it would read nodes.
         if tree != 0 && self.engine.store().orphan_count(tree) == 0 {
             return;
         }
@@ -192,7 +197,7 @@ impl Files {
         }
     }
 
-    /// Finishes the work that the orphan items of a tree name, before the tree is in use.
+    /// Finishes what the orphan items of a tree require, before the tree is in use.
     fn recover_orphans_of(&self, tree: u32, nameless: Nameless) -> Result<u64> {
         let mut found = Vec::new();
         self.engine.store().orphans(tree, &mut |key, value| {

@@ -2,20 +2,20 @@
 //!
 //! # Crash argument
 //!
-//! Zero range allocates the holes first, in records of their own, which do not change what reads
-//! return: without the space, no byte changes. Then it converts blocks that hold data to unwritten
-//! ones in place. The next write goes to the same place and may be there before the record is: a
-//! crash then shows it beside older bytes, as after any overwrite.
+//! Zero range first allocates the holes of the range, in records of their own that do not change
+//! what reads return: if there is no space, no byte changes. Then it marks the range's written
+//! extents as unwritten, in place. The next write goes to the same blocks, and may be there before
+//! the record is durable. A crash then shows that write beside older bytes, as after any overwrite.
 //!
-//! In a file with checksums older bytes beside a newer checksum would be an error. So zero range
-//! forces the log there before anything can be written to the blocks that it converts.
+//! In a file with checksums older bytes beside a newer checksum would be an error. So in such a
+//! file zero range forces the log before anything can be written to the blocks.
 //!
-//! Collapse and insert range move blocks that hold data to other offsets. An overwrite at the new
-//! offset goes in place. If it were on the device before the record is durable, a crash would show
-//! it at the old offset, where no byte of it was ever written. So the two force the log before
-//! anything can be written to the moved blocks. The alternative is to remember for each inode the
-//! record for which its next write in place must wait. That would save the force, but would have to
-//! survive the inode's eviction, and the operations are too rare for that.
+//! Collapse and insert range move written blocks to other offsets. An overwrite at the new offset
+//! goes in place. If it reached the device before the record is durable, a crash would show its
+//! bytes at the old offset, to which they were never written. So both operations force the log
+//! before anything can be written to the moved blocks. The alternative is to remember, for each
+//! inode, the record for which its next write in place must wait. That would save the force, but
+//! would have to survive the inode's eviction, and the operations are too rare for that.
 
 use super::Files;
 use super::taken::Taken;
@@ -38,18 +38,19 @@ use std::ops::Range;
 use std::sync::Arc;
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
-/// File blocks that one record allocates, or one query of the map covers.
+/// The most file blocks that one record allocates, or that one query of the map covers.
 const STEP_BLOCKS: u64 = 1 << 15;
-/// Extents that collapse and insert range move in one record.
+/// The most extents that collapse and insert range move.
 const SHIFT_ITEMS: usize = 2048;
-/// Extents that one record of a preallocation takes.
+/// The most extents that one record of a preallocation adds.
 const NEW_EXTENTS: usize = 128;
-/// The need of such a record. Each hole that it fills has two neighbours, which may grow.
+/// The need of one record of a preallocation. An extent in a hole may join the extents on both
+/// sides.
 const PREALLOCATE: Need =
     Need::record(Class::Normal).patches(1).extents(3 * NEW_EXTENTS + 2).runs(NEW_EXTENTS).zeros(1);
 
-/// The need of a record that moves this many extents: each moves from its old key to a new one. One
-/// more precedes them, and one may be cut at each end of the range.
+/// The need of a record that moves this many extents: each moves from its old key to a new one. The
+/// extent before the range may change too, and one extent may be cut at each end of the range.
 const fn shift_need(items: usize) -> Need {
     Need::record(Class::Normal).patches(1).extents(2 * (items + 4)).runs(items + 2)
 }
@@ -67,7 +68,7 @@ impl Files {
             return Err(Error::FileTooLarge);
         }
         match mode {
-            // Beyond the end the contents of an append-only file do not change.
+            // A preallocation does not change the contents of an append-only file.
             FallocateMode::Allocate { .. } => flags::check_touch(&inode.meta.lock().core)?,
             _ => flags::check_change(&inode.meta.lock().core)?,
         }
@@ -75,7 +76,7 @@ impl Files {
         match mode {
             FallocateMode::Allocate { keep_size } => self.preallocate(&inode, offset, end, keep_size),
             FallocateMode::PunchHole => {
-                // Broken on purpose: a write that waits may let the file grow.
+                // Broken on purpose: a write for which the punch waits may still let the file grow.
                 let end = match broken::is(Variant::StaleEnd) {
                     true => end.min(inode.meta.lock().core.size.next_multiple_of(BLOCK)),
                     false => end,
@@ -83,7 +84,7 @@ impl Files {
                 self.punch(&inode, offset, end)
             }
             FallocateMode::ZeroRange { keep_size } => {
-                // The space is allocated first: without it, no byte changes.
+                // The holes are allocated first: if there is no space, no byte changes.
                 self.fill_holes(&inode, offset, end)?;
                 self.unwrite(&inode, offset, end, keep_size)
             }
@@ -92,8 +93,8 @@ impl Files {
         }
     }
 
-    /// Removes whole blocks and zeroes the rest, up to the end of the file's last block, a bounded
-    /// number of extents a record.
+    /// Removes the whole blocks of the range and zeroes the rest, up to the end of the file's last
+    /// block. Each record has a bounded number of extents.
     fn punch(&self, inode: &Arc<Inode>, offset: u64, mut end: u64) -> Result<()> {
         let mut from = offset.div_ceil(BLOCK);
         let mut is_first = true;
@@ -108,8 +109,8 @@ impl Files {
         }
     }
 
-    /// One record of a punch; the first zeroes from `head` on. Returns how far it got, and the end
-    /// of the range, as far as the file reaches.
+    /// Makes one record of a punch; the first one zeroes the bytes from `head` on. Returns the file
+    /// block that it reached, and the end of the range, cut to the end of the file.
     fn punch_step(
         &self,
         inode: &Arc<Inode>,
@@ -120,7 +121,8 @@ impl Files {
     ) -> Result<(u64, u64)> {
         let within = |size: u64| end.min(size.next_multiple_of(BLOCK));
         let (mut handle, _io, _wb) = self.begin_settled(inode, max.need(Class::Reclaim), within)?;
-        // The size of this moment: a write beside the punch is before it or after it as a whole.
+        // The size is read under the locks: a concurrent write comes before or after the punch as a
+        // whole.
         let end = within(inode.meta.lock().core.size);
         if end <= head.unwrap_or(from * BLOCK) {
             return Ok((from, end));
@@ -152,8 +154,8 @@ impl Files {
         Ok((upto, end))
     }
 
-    /// The extents of whole blocks from `from` on that one step takes, how far towards `to` the
-    /// step gets, and the number of extents.
+    /// Returns the extents of whole blocks in `[from, to)` that one step takes, the file block at
+    /// which the step ends, and the number of extents.
     fn load_step(&self, ino: Ino, from: u64, to: u64, max: StepMax) -> Result<(ExtentSet, u64, usize)> {
         let mut set = ExtentSet::default();
         let (mut upto, mut loaded) = (to.max(from), 0);
@@ -166,9 +168,9 @@ impl Files {
         Ok((set, upto, loaded))
     }
 
-    /// Converts whole blocks of an allocated range to unwritten ones and zeroes the rest, a bounded
-    /// number of extents for each record; the last record names the size. Blocks stay in place: the
-    /// file owns every block that now reads as zero.
+    /// Marks the whole blocks of an allocated range as unwritten and zeroes the rest. Each record
+    /// has a bounded number of extents; the last one sets the size. The file keeps all of its
+    /// blocks.
     fn unwrite(&self, inode: &Arc<Inode>, offset: u64, end: u64, keep_size: bool) -> Result<()> {
         let mut from = offset.div_ceil(BLOCK);
         let mut is_first = true;
@@ -184,7 +186,8 @@ impl Files {
         }
     }
 
-    /// One record of [`Files::unwrite`]. Returns how far it got, and whether that is the end.
+    /// Makes one record of [`Files::unwrite`]. Returns the file block that it reached, and whether
+    /// it was the last record.
     fn unwrite_step(
         &self,
         inode: &Arc<Inode>,
@@ -199,7 +202,8 @@ impl Files {
         let mut record = RecordBuilder::new(RecordOp::Fallocate);
         let (mut set, upto, _) = self.load_step(inode.ino, from, to, max)?;
         let size = inode.meta.lock().core.size;
-        // Beyond the last block there are only holes and unwritten blocks.
+        // Beyond the file's last block there are only holes and unwritten extents, so nothing to
+        // zero.
         let behind = size.next_multiple_of(BLOCK);
         if is_first {
             self.zero_range_of_block(inode, &mut record, offset, (from * BLOCK).min(end).min(behind))?;
@@ -210,7 +214,7 @@ impl Files {
         }
         let new_size = (finished && !keep_size && end > size).then_some(end);
         if new_size.is_some() {
-            // The part of the last block in the range has already been zeroed.
+            // Only up to `offset`: the part of the last block in the range is zeroed already.
             self.zero_range_of_block(inode, &mut record, size, behind.min(offset))?;
         }
         let sizes = Sizes { named: new_size, shrinking: false };
@@ -227,14 +231,14 @@ impl Files {
         )?;
         self.forget_pages(inode, from, upto);
         if inode.has_sums() && from < upto {
-            // With `wb` held, so that nothing is written to the blocks before.
+            // `wb` is held, so nothing is written to the blocks before the record is durable.
             self.engine.store().force(self.engine.store().head_lsn(), ForceCause::Fallocate)?;
         }
         Ok((upto, finished))
     }
 
-    /// Allocates the holes of a range. Dirty pages hold promises for blocks of their own: if no
-    /// other space is left, they are written in place, which allocates those blocks.
+    /// Allocates the holes of a range. Dirty pages in holes have promises for blocks: if no other
+    /// space is left, these pages are written in place, which allocates their blocks.
     fn fill_holes(&self, inode: &Arc<Inode>, offset: u64, end: u64) -> Result<()> {
         let (first, last) = (offset / BLOCK, end.div_ceil(BLOCK));
         if self.is_allocated(inode, first, last)? {
@@ -252,11 +256,11 @@ impl Files {
         }
     }
 
-    /// Whether no file block of `[at, last)` is a hole.
+    /// Whether the file blocks in `[at, last)` have no hole.
     fn is_allocated(&self, inode: &Inode, mut at: u64, last: u64) -> Result<bool> {
         let _io = inode.io.read();
         let _wb = inode.wb.lock();
-        // The first hole ends the loop, so the file's extents bound it.
+        // The first hole ends the loop, so the number of the file's extents bounds it.
         while at < last {
             let blocks = (last - at).min(STEP_BLOCKS);
             if extents::map(self.engine.store(), inode, at, blocks)?.iter().any(|m| m.place == Place::Hole) {
@@ -267,13 +271,13 @@ impl Files {
         Ok(true)
     }
 
-    /// Allocates the holes in `[offset, end)`, a bounded number of extents for each record.
+    /// Allocates the holes in `[offset, end)`. Each record has a bounded number of extents.
     fn preallocate(&self, inode: &Arc<Inode>, offset: u64, end: u64, keep_size: bool) -> Result<()> {
         let (first, last) = (offset / BLOCK, end.div_ceil(BLOCK));
         let mut at = first;
         loop {
-            // Refused before anything is allocated, unless blocks of the range are allocated
-            // already.
+            // Promises all blocks of the step. If that fails, blocks are allocated without a promise:
+            // the range may have most of its blocks already.
             let want = (last - at).min(STEP_BLOCKS);
             let mut promise = self.engine.store().reserve_data(want).ok();
             let names = |size| if keep_size || end <= size { 0 } else { end };
@@ -306,7 +310,7 @@ impl Files {
                 c.set(InodeMask::SIZE, |core| core.size = end);
             }
             commit(&mut handle, record, &mut changes)?;
-            new.extents.clear(); // the file's now
+            new.extents.clear(); // the file owns them now
             if let Some(charge) = &mut charge {
                 charge.spent(charge.held_blocks(), 0);
             }
@@ -319,8 +323,9 @@ impl Files {
         }
     }
 
-    /// Charges the limit of a file for `fresh` blocks of a range, some of which charged pages wait
-    /// for, and lets the next record spend them. `None` for a file without a limit.
+    /// Charges the limit of a file for `fresh` new blocks of a range; for some of them pages are
+    /// charged already. The next record of the handle spends both. `None` for a file without a
+    /// limit.
     fn charge_extents(
         &self,
         handle: &mut Handle<'_>,
@@ -348,8 +353,8 @@ impl Files {
         Ok(Some(charge))
     }
 
-    /// Allocates extents for the holes of `[at, to)` until a record is full. Returns how far it
-    /// got.
+    /// Allocates extents for the holes of `[at, to)` until the record is full. Returns the file
+    /// block that it reached.
     fn take_holes(
         &self,
         inode: &Inode,
@@ -384,7 +389,7 @@ impl Files {
         Ok(to)
     }
 
-    /// Releases the promises of pages that waited for allocation and now have a block.
+    /// Releases the promises of pages whose blocks have just been allocated.
     fn settle_preallocated(&self, inode: &Inode, from: u64, to: u64) {
         let mut pages = inode.pages.lock();
         let (mut surplus, mut charged) = (0, Vec::new());
@@ -401,8 +406,8 @@ impl Files {
         }
     }
 
-    /// The most keys of counts that giving up file blocks `[from, to)` changes, with room for some
-    /// that others add meanwhile. Fails if that is too many for a record.
+    /// Upper bound on the keys of counts that change if file blocks `[from, to)` are given up,
+    /// doubled because others may add some meanwhile. Fails if these are too many for a record.
     fn counts_max(&self, inode: &Inode, from: u64, to: u64) -> Result<usize> {
         let store = self.engine.store();
         if !store.has_clones() {
@@ -423,15 +428,15 @@ impl Files {
         Ok(2 * (counting.changes.edits_max() + keys))
     }
 
-    /// Collapse (removes a range and closes the gap) and insert (opens a hole), in one record.
+    /// Collapses (removes a range and closes the gap) or inserts (opens a hole), in one record.
     fn shift_range(&self, inode: &Arc<Inode>, offset: u64, len: u64, collapse: bool) -> Result<()> {
         if !offset.is_multiple_of(BLOCK) || !len.is_multiple_of(BLOCK) {
             return Err(Error::Invalid("collapse and insert range take whole blocks"));
         }
         let (first, count) = (offset / BLOCK, len / BLOCK);
         for _ in 0..SETTLE_TRIES {
-            // Dirty or logged data beyond the offset would move with its blocks, so it is put in
-            // place first.
+            // Dirty or logged data after the offset would have to move with its blocks, so it is
+            // written in place first.
             self.writeback.write(std::slice::from_ref(inode), Which::All, Class::Normal)?;
             let behind = extents::count(self.engine.store(), inode.ino, first, SHIFT_ITEMS + 1)?;
             if behind > SHIFT_ITEMS {
@@ -442,9 +447,9 @@ impl Files {
             if sums_behind > SHIFT_ITEMS {
                 return Err(Error::FileTooLarge);
             }
-            // A collapse gives up blocks of the range.
+            // A collapse gives up the blocks of the range, which may have counts.
             let counts = if collapse { self.counts_max(inode, first, first + count)? } else { 0 };
-            // Each item is deleted or put again, and one more may be new.
+            // Each checksum item is deleted and put again, and one more may be new.
             let need = shift_need(items).sums(if sums_behind > 0 { 2 * sums_behind + 2 } else { 0 });
             let need = if counts > 0 { need.counts(1, counts).runs(counts) } else { need };
             let (mut handle, _io) = self.begin_with_io(inode, need)?;
@@ -458,11 +463,11 @@ impl Files {
                 false => (None, first + count),
             };
             if upto < first + count {
-                continue; // more than it reserved for
+                continue; // more than the reservation allows
             }
             let mut pages = inode.pages.lock();
             if pages.dirty_count() + pages.logged_count() > 0 {
-                continue; // dirtied again meanwhile
+                continue; // another thread has made pages dirty
             }
             let size = inode.meta.lock().core.size;
             if (collapse && offset + len >= size) || (!collapse && offset >= size) {
@@ -471,9 +476,9 @@ impl Files {
             let new_size = if collapse { size - len } else { size.saturating_add(len) };
             let mut set = ExtentSet::default();
             if set.load(self.engine.store(), inode.ino, first, u64::MAX, usize::MAX)? > items + 1 {
-                continue; // more than it reserved for
+                continue; // more than the reservation allows
             }
-            // Blocks allocated beyond the end move too.
+            // Blocks that are allocated beyond the end of the file move too.
             let end = set.end().unwrap_or(0).saturating_add(if collapse { 0 } else { count });
             if new_size > FILE_SIZE_MAX || end > FILE_SIZE_MAX.div_ceil(BLOCK) {
                 return Err(Error::FileTooLarge);
@@ -486,7 +491,7 @@ impl Files {
             set.shift(from, by);
             let mut record = RecordBuilder::new(RecordOp::Fallocate);
             if !sums::shift(self.engine.store(), &mut record, inode.ino, first, (from, by), sums_behind)? {
-                continue; // more than it reserved for
+                continue; // more than the reservation allows
             }
             set.emit(&mut record, inode.ino);
             if let Some(counting) = &mut counting {
@@ -506,8 +511,8 @@ impl Files {
             });
             commit(&mut handle, record, &mut changes)?;
             drop(changes);
-            // With `wb` held, so that nothing is written to the moved blocks at their new offsets
-            // before the move is durable.
+            // `wb` is held, so nothing is written to the moved blocks at their new offsets before
+            // the move is durable.
             return Ok(self.engine.store().force(self.engine.store().head_lsn(), ForceCause::Fallocate)?);
         }
         Err(kedge_base::Error::Busy("the file, which is being written without pause,".into()).into())

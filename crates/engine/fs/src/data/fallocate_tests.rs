@@ -10,7 +10,7 @@ fn fresh() -> FileSystem {
     FileSystem::open(device, clock, MountOptions::default()).unwrap()
 }
 
-/// An operation that has looked up an inode and reaches its locks after the inode's deletion finds
+/// An operation looks up an inode, and takes its locks only after the inode was deleted. It finds
 /// nothing, allocates nothing, and leaves the file system unchanged.
 #[test]
 fn operations_on_an_inode_that_just_died_change_nothing() {
@@ -35,7 +35,7 @@ fn operations_on_an_inode_that_just_died_change_nothing() {
         door.unlink(Ino::ROOT, b"f").unwrap();
         assert!(inode.meta.lock().dead);
         door.sync().unwrap();
-        // Reserving returns blocks that durable records have freed.
+        // A reservation makes blocks available that durable records have freed.
         let free = || {
             door.checkpoint().unwrap();
             drop(store.reserve_data(1).unwrap());
@@ -54,7 +54,7 @@ fn operations_on_an_inode_that_just_died_change_nothing() {
     door.close().unwrap();
 }
 
-/// Extents allocated to a file but not named by a record are freed.
+/// Extents that were allocated but are in no record are freed.
 #[test]
 fn extents_that_no_record_names_go_back() {
     let door = fresh();
@@ -70,7 +70,7 @@ fn extents_that_no_record_names_go_back() {
     assert_eq!(store.alloc().free_counts().free, free);
 }
 
-/// Threads that delete one orphan concurrently leave nothing in memory.
+/// Several threads delete the same orphan. Nothing of it stays in memory.
 #[test]
 fn nothing_remembers_an_orphan_that_is_gone() {
     let door = fresh();

@@ -1,5 +1,6 @@
-//! The contents of files: reading, writing, truncate, fallocate, and the deletion of nameless
-//! inodes. It uses extents ([`crate::extents`]) and writeback ([`crate::durability::writeback`]).
+//! The contents of files: reading, writing, truncate, fallocate, clones, and the deletion of
+//! nameless inodes. Uses extents ([`crate::extents`]) and writeback
+//! ([`crate::durability::writeback`]).
 
 pub(crate) mod atomic;
 pub(crate) mod clone;

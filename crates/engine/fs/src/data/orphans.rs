@@ -1,4 +1,4 @@
-//! Inodes without a name that are pinned: the last pin deletes them.
+//! The list of nameless inodes that are pinned. The last unpin deletes an inode.
 
 use kedge_base::Ino;
 use kedge_base::atomic::{AtomicU64, Ordering::SeqCst};
@@ -9,7 +9,7 @@ use std::time::Duration;
 /// Whether a nameless inode may get a name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Named {
-    /// It lost its last name, and can get no other.
+    /// It has lost its last name, and cannot get another.
     Never,
     /// It was created without a name (O_TMPFILE).
     Later,
@@ -19,26 +19,26 @@ pub(crate) enum Named {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Nameless {
     Deleted,
-    /// The clients of a server that died may have them open. The kernel knows which of them may get
-    /// a name.
+    /// Clients of a server that died may have these inodes open, so they stay. Which of them may
+    /// get a name, only the kernel knows.
     Kept,
 }
 
 #[derive(Default)]
 struct Listed {
     inodes: BTreeMap<Ino, Named>,
-    /// The inodes that were ever listed.
+    /// Number of inodes that were ever listed.
     added: u64,
-    /// `added` when a wait for a deletion ended without one.
+    /// The value of `added` when the last wait for a deletion timed out.
     waited: Option<u64>,
 }
 
 /// The nameless inodes of a file system; see the module's head.
 pub(crate) struct Orphans {
     listed: Mutex<Listed>,
-    /// Those whose last pin is gone, until a thread deletes them.
+    /// Inodes that have lost their last pin and are to be deleted.
     unpinned: Mutex<Vec<Ino>>,
-    /// The inodes that have left the list.
+    /// Number of inodes that have left the list.
     removed: AtomicU64,
     /// Signalled when an inode leaves the list.
     left: Condvar,
@@ -66,14 +66,14 @@ impl Orphans {
         }
     }
 
-    /// The inodes that have left the list so far.
+    /// The number of inodes that have left the list since the open.
     pub(crate) fn removed(&self) -> u64 {
         self.removed.load(SeqCst)
     }
 
     /// Waits until more than `since` inodes have left the list, at most `limit`. Returns whether
-    /// they have. Does not wait if the list is empty. If a wait ended without one and no inode has
-    /// been listed since, those on the list are in use, and a wait is limited to a tenth.
+    /// they have. Does not wait if the list is empty. If the last wait timed out and no inode was
+    /// listed since, the listed inodes are in use, and the limit is a tenth.
     pub(crate) fn wait_for_removal(&self, since: u64, limit: Duration) -> bool {
         let mut listed = self.listed.lock();
         while self.removed() <= since && !listed.inodes.is_empty() {
@@ -86,7 +86,8 @@ impl Orphans {
         self.removed() > since
     }
 
-    /// Forgets the inodes for which `gone` holds: their tree is deleted as a whole.
+    /// Removes the inodes for which `gone` holds from the list, because their whole tree is
+    /// deleted.
     pub(crate) fn forget(&self, gone: impl Fn(Ino) -> bool) {
         self.listed.lock().inodes.retain(|ino, _| !gone(*ino));
         self.unpinned.lock().retain(|ino| !gone(*ino));
@@ -100,7 +101,7 @@ impl Orphans {
         self.listed.lock().inodes.contains_key(&ino)
     }
 
-    /// Lists an inode that has lost its last pin, for deletion.
+    /// Notes that an inode has lost its last pin and is to be deleted.
     pub(crate) fn defer(&self, ino: Ino) {
         self.unpinned.lock().push(ino);
     }

@@ -1,4 +1,4 @@
-//! Reading file bytes, and seeking for data and holes.
+//! Reads file bytes, and seeks for data and holes.
 
 use super::Files;
 use crate::cache::inode::Inode;
@@ -16,13 +16,13 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
-/// Extents read in one walk of the tree.
+/// The most extents that one scan of the tree reads.
 const SEEK_EXTENTS: usize = 64;
-/// Blocks read from the device at once.
+/// The most blocks in one read from the device.
 const READ_BLOCKS_MAX: u64 = 256;
 const DAY: i64 = 86_400;
 
-/// Which pages read from the device stay in memory.
+/// Whether pages that were read from the device stay in memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Keep {
     Pages,
@@ -30,12 +30,13 @@ pub(crate) enum Keep {
 }
 
 thread_local! {
-    /// The buffer that the device fills, kept for each thread. A new buffer for each read would
-    /// take as long as the read itself, for zeroing and for memory from the kernel.
+    /// The buffer that the device fills, one for each thread. A new buffer for each read would take
+    /// as long as the read itself: the kernel has to provide the memory, and it has to be zeroed.
     static FILLED: RefCell<IoBuf> = RefCell::new(IoBuf::zeroed(0));
 }
 
-/// Keeps a page in memory until its drop. Must be dropped after any guard of the page lock.
+/// Keeps a page in memory until it is dropped, which takes the page lock: no guard of that lock may
+/// be alive then.
 pub(crate) struct HeldPage<'a> {
     inode: &'a Inode,
     index: u64,
@@ -47,16 +48,18 @@ impl Drop for HeldPage<'_> {
     }
 }
 
-/// Where file blocks are.
+/// The locations of a range of file blocks.
 struct Places {
     map: Vec<Mapping>,
-    /// Their checksums, if the file has them.
+    /// The checksums of the blocks, if the file has checksums.
     sums: Option<Sums>,
-    /// The bytes of file block 0, if it is one of them and in the tree. It is a hole of the map.
+    /// The inline data, if file block 0 is in the range and its data is in the tree. `map` has a
+    /// hole there.
     first: Option<Vec<u8>>,
 }
 
-/// Blocks `[from, to)` of a file of `size` bytes, for a buffer that starts at its byte `offset`.
+/// Blocks `[from, to)` of a file of `size` bytes, to be read into a buffer that starts at file
+/// offset `offset`.
 struct Run {
     from: u64,
     to: u64,
@@ -101,7 +104,7 @@ impl Files {
         true
     }
 
-    /// Reads blocks none of which is cached.
+    /// Reads a run of blocks that are not cached.
     fn read_run(
         &self,
         inode: &Arc<Inode>,
@@ -170,7 +173,7 @@ impl Files {
         })
     }
 
-    /// Verifies a block that was read from the device.
+    /// Verifies a block that was read from the device. Counts and logs a mismatch.
     fn verify(
         &self,
         inode: &Inode,
@@ -194,8 +197,9 @@ impl Files {
         self.writeback.page_cached(delta, inode.ino, index);
     }
 
-    /// Makes a page present for a partial change, and keeps it present while the result lives:
-    /// before the change other threads may evict pages. The caller holds the io lock exclusively.
+    /// Makes a page present for a change of a part of it, and keeps it present while the result
+    /// lives; otherwise other threads could evict it before the change. The caller holds `io`
+    /// exclusively.
     pub(crate) fn load_page<'a>(&self, inode: &'a Arc<Inode>, index: u64) -> Result<HeldPage<'a>> {
         {
             let mut pages = inode.pages.lock();
@@ -236,9 +240,9 @@ impl Files {
         Ok(HeldPage { inode, index })
     }
 
-    /// Updates the access time as relatime does: when it is not newer than the last change, or a
-    /// day old. Not with `noatime`, of the mount or of the file, nor while the file system is
-    /// frozen.
+    /// Updates the access time as relatime does: if it is not newer than the last change, or is a
+    /// day old. Does nothing with `noatime` of the mount or of the file, or while the file system
+    /// is frozen.
     pub(crate) fn accessed(&self, inode: &Arc<Inode>) {
         if self.engine.store().is_read_only() || self.engine.live().noatime() {
             return;
@@ -265,14 +269,15 @@ impl Files {
         if inode.kind != FileKind::Regular {
             return Err(Error::Invalid("seek for data or hole in something not a regular file"));
         }
-        // Delayed allocation shows as holes; after writeback the extents are complete.
+        // Delayed allocation has no extents yet, which would look like holes. After writeback the
+        // extents are complete.
         let unclean = {
-            // Also while pages are being written, since the extents are added with the record,
-            // which may fail.
+            // Pages being written count too: their extents come with the record, and the write may
+            // fail.
             let pages = inode.pages.lock();
             !pages.is_written() || pages.logged_count() > 0
         };
-        // A frozen file system has no unclean pages.
+        // A frozen file system has no dirty pages, so without work nothing is missing.
         if unclean
             && !self.engine.store().is_read_only()
             && let Some(_work) = self.engine.gate().work()
@@ -284,7 +289,7 @@ impl Files {
         if offset >= size {
             return Err(Error::NoSuchOffset);
         }
-        // From extent to extent, because a sparse file may be petabytes long.
+        // Steps from extent to extent, not from block to block: a sparse file may have petabytes.
         let end = size.div_ceil(BLOCK);
         let mut at = offset / BLOCK;
         if at == 0 && inline::is_there(self.engine.store(), ino)? {
@@ -318,7 +323,7 @@ impl Files {
     }
 }
 
-/// Copies the overlap of file block `index` with `buf`, which starts at byte `offset` of the file.
+/// Copies the part of file block `index` that overlaps `buf`, which starts at file offset `offset`.
 fn copy_block(block: &[u8], index: u64, offset: u64, buf: &mut [u8]) {
     let start = (index * BLOCK).max(offset);
     let end = ((index + 1) * BLOCK).min(offset + buf.len() as u64);
@@ -330,7 +335,7 @@ fn copy_block(block: &[u8], index: u64, offset: u64, buf: &mut [u8]) {
     }
 }
 
-/// Zeroes bytes beyond the end of the file, which read as zero whatever the device holds.
+/// Zeroes the bytes of a block beyond the end of the file. The device may have anything there.
 fn zero_behind(block: &mut [u8], index: u64, size: u64) {
     let start = index * BLOCK;
     if start + BLOCK > size {

@@ -1,22 +1,22 @@
-//! Moving the blocks of files that lie beyond a limit: an image that becomes smaller.
+//! Moves blocks of files that lie beyond a limit, for a shrink of the image.
 //!
-//! The bytes are copied to new blocks below the limit, which the allocator keeps. Then one record
-//! names these and frees the old ones. Unwritten extents move without their bytes. Checksums belong
-//! to file blocks and stay as they are, so a block that is damaged stays damaged, and is noticed.
+//! The bytes are copied to new blocks, which the allocator keeps below the limit. Then one record
+//! names the new blocks and frees the old ones. Unwritten extents move without their bytes.
+//! Checksums are stored by file block and stay unchanged, so a damaged block is still found
+//! damaged.
 //!
 //! # Crash argument
-//! - The record takes both steps or none, and the log write flushes the copy first. So a crash
-//!   finds the old blocks or the new ones, each with the bytes that were durable.
-//! - Nothing writes the old blocks after they were read: both locks of the file are held until the
-//!   record is committed, and afterwards nothing names them.
+//! - The record names the new blocks and frees the old ones together, and its log write flushes the
+//!   copy first. So a crash finds the old blocks or the new ones, with the bytes that were durable.
+//! - Nothing writes to the old blocks after they were read: both locks of the file are held until
+//!   the record is committed, and afterwards nothing names the old blocks.
 //! - A write in place after the record goes to the new block. If the record is lost, so is that
-//!   write, and the old block has the bytes of before; an fsync after the write forces the record.
-//! - The old blocks are used by no one again: they are beyond the limit. A crash lifts the limit,
-//!   but then the record that frees them is durable or lost.
+//!   write, and the old block has the older bytes. An fsync after the write forces the record.
+//! - The old blocks are not allocated again: they are beyond the limit. A crash lifts the limit,
+//!   but then the record that frees them is either durable or lost.
 //!
-//! Blocks that files of the tree share move with their counts ([`shared`]). Each tree that can be
-//! used moves what it has alone. Blocks of a point, which several trees may use, are left where
-//! they are.
+//! Blocks that files of one tree share move with their counts ([`shared`]). In each tree in use the
+//! blocks move that only this tree has. Blocks of a point, which several trees may use, stay.
 
 mod shared;
 
@@ -36,14 +36,16 @@ use shared::{Moves, Shared};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-/// Blocks that one record moves at most, which are in memory meanwhile.
+/// The most blocks that one record moves. They are in memory meanwhile.
 const STEP_BLOCKS: u64 = 1024;
-/// Extents that are listed before they are moved.
+/// The most extents that are listed before they are moved.
 const LIST_MAX: usize = 4096;
-/// The need of a record: an extent is cut in three, and the new one may join both neighbours.
+/// The need of one record: an extent is cut in three, and the new extent may join those on both
+/// sides.
 const NEED: Need = Need::record(Class::Normal).patches(1).extents(5).runs(2);
 
-/// The next block after one that is beyond the limit would be there, too.
+/// Moves the file's allocation goal below the limit, if it is beyond: the next block would
+/// otherwise be allocated near a block that has just moved away.
 fn keep_goal_below(change: &mut Change<'_>, end: BlockNo, new: Extent) {
     let meta = &mut change.meta;
     if meta.goal.is_some_and(|goal| goal >= end) {
@@ -51,12 +53,12 @@ fn keep_goal_below(change: &mut Change<'_>, end: BlockNo, new: Extent) {
     }
 }
 
-/// The first key of a tree.
+/// The smallest key of a tree.
 fn first_key(number: u32) -> Key {
     Key { ino: Ino(0).in_tree(number).0, ..Key::MIN }
 }
 
-/// A part of a file that lies beyond the limit.
+/// A range of file blocks whose blocks lie beyond the limit.
 struct Found {
     ino: Ino,
     from: u64,
@@ -64,8 +66,8 @@ struct Found {
 }
 
 impl Files {
-    /// Moves the blocks of files that lie at or after `end`. Returns the number of blocks that
-    /// stay, since a point has them.
+    /// Moves the blocks of files that lie at or after `end`. Returns the number of blocks that stay
+    /// because a point has them.
     pub(crate) fn relocate(&self, end: BlockNo) -> Result<u64> {
         let mut stay = 0;
         for number in self.engine.store().changed_trees() {
@@ -81,7 +83,8 @@ impl Files {
         Ok(stay)
     }
 
-    /// Parts of files beyond the limit, in the order of their keys, and where the list continues.
+    /// Returns ranges of files beyond the limit, in key order, and the key at which the list
+    /// continues.
     fn list_beyond(&self, from: Key, end: BlockNo) -> Result<(Vec<Found>, Option<Key>)> {
         let (mut found, mut next, mut bad) = (Vec::new(), None, None);
         self.engine.store().scan(from, Key::MAX, &mut |key, value| {
@@ -109,11 +112,11 @@ impl Files {
         bad.map_or(Ok((found, next)), |e| Err(e.into()))
     }
 
-    /// Returns the number of blocks that stay.
+    /// Moves a listed range. Returns the number of blocks that stay.
     fn relocate_part(&self, part: &Found, end: BlockNo, moves: &mut Moves) -> Result<u64> {
         let inode = match self.inodes.get_file(part.ino) {
             Ok(inode) => inode,
-            // Deleted meanwhile.
+            // The file was deleted since the list was made.
             Err(Error::NotFound) => return Ok(0),
             Err(e) => return Err(e),
         };
@@ -129,8 +132,8 @@ impl Files {
         Ok(stay)
     }
 
-    /// Moves up to a step of file blocks `[from, to)`. Returns how far it got, and adds up the
-    /// blocks that stay.
+    /// Moves blocks of file blocks `[from, to)`, up to the maximum of a step. Returns the file
+    /// block that it reached, and adds the number of blocks that stay to `stay`.
     fn relocate_step(
         &self,
         inode: &Arc<Inode>,
@@ -140,7 +143,8 @@ impl Files {
         stay: &mut u64,
     ) -> Result<u64> {
         let store = self.engine.store();
-        // Blocks that were just freed may wait for the log, or for a checkpoint.
+        // If the blocks for the whole step are not free, one suffices: others may only become free
+        // after a force of the log or a checkpoint.
         let want = (to - from).min(STEP_BLOCKS);
         let mut promise = match store.reserve_data(want) {
             Err(kedge_base::Error::NoSpace) => store.reserve_data(1)?,
@@ -149,7 +153,7 @@ impl Files {
         let need = if store.has_clones() { shared::NEED } else { NEED };
         let (mut handle, _io) = self.begin_with_io(inode, need)?;
         let _wb = inode.wb.lock();
-        // What lies there may have changed since it was listed.
+        // The extents may have changed since they were listed.
         let found = extents::find(store, inode.ino, from, to, 1)?;
         let Some((start, item)) = found.first() else { return Ok(to) };
         let below = end.0.saturating_sub(item.start.0).min(item.blocks as u64);
@@ -186,13 +190,13 @@ impl Files {
             changes[0].meta.progress.write_seq = seq;
         }
         commit(&mut handle, record, &mut changes)?;
-        taken.extents.clear(); // the file's now
+        taken.extents.clear(); // the file owns them now
         keep_goal_below(&mut changes[0], end, new);
         moves.goal = Some(new.end());
         Ok(first + new.blocks)
     }
 
-    /// Copies blocks on the device.
+    /// Copies blocks on the device. Returns the number of the data write.
     fn copy_blocks(&self, from: Extent, to: Extent) -> Result<kedge_store::WriteSeq> {
         let (store, mut buf) = (self.engine.store(), IoBuf::zeroed(from.blocks as usize));
         store.device().read(from.start.byte_offset(), &mut buf)?;

@@ -1,9 +1,10 @@
-//! Blocks that no record names yet.
+//! Allocated blocks that no record names yet.
 
 use kedge_base::Extent;
 use kedge_store::Store;
 
-/// Extents allocated to a file until a record names them; a failure before that frees them.
+/// Extents allocated for a file whose record is not committed yet. If they are dropped before, they
+/// become free again.
 pub(super) struct Taken<'a> {
     pub store: &'a Store,
     pub extents: Vec<Extent>,
@@ -11,8 +12,8 @@ pub(super) struct Taken<'a> {
 
 impl Drop for Taken<'_> {
     fn drop(&mut self) {
-        // A record that failed half applied has shut the store down: some extents may be owned, and
-        // none will be allocated again.
+        // If applying the record failed half way, the store is shut down. Some extents may be owned
+        // then, and none is allocated again.
         if self.store.check_alive().is_err() {
             return;
         }

@@ -1,19 +1,20 @@
 //! Truncate, and the steps that it shares with punch, zero range and deletion.
 //!
 //! # Crash argument
-//! A truncate that removes more extents than one record can sets the size and an orphan item in its
-//! first record; the rest follows in further records, the last of which removes the orphan item.
-//! Recovery finishes the work of each orphan item. One key holds the reason for an orphan item: the
-//! inode has no name, or its truncate is not finished. The first includes the second, since the
-//! whole inode is deleted. So names and truncates share that key. `unlink` of the last name
-//! replaces the second by the first. `link` of a nameless inode replaces the first by the second if
-//! a truncate still has extents to remove. Otherwise a crash would leave bytes that were cut off,
-//! and they would show once the file grew. Each operation checks the link count and `shrinking`,
-//! and changes them, under the meta lock with which its record is committed.
+//! If a truncate removes more extents than one record can, its first record sets the size and puts
+//! an orphan item. Further records remove the rest, and the last one deletes the orphan item.
+//! Recovery finishes the work of each orphan item. The item's value gives one of two reasons: the
+//! inode has no name, or its truncate is not finished. The first reason includes the second, since
+//! the whole inode is deleted. Both use the same key. So `unlink` of the last name replaces the
+//! second reason by the first. `link` of a nameless inode replaces the first by the second if a
+//! truncate still has extents to remove; otherwise a crash would leave bytes that were cut off, and
+//! they would show once the file grew. Each operation checks and changes the link count and
+//! `shrinking` under the meta lock with which its record is committed.
 //!
-//! A deletion works through the same steps under the orphan item that the unlink left. The same
-//! record ends the log residency of the removed bytes, so replay does not restore them. Cut blocks
-//! (punch, growth beyond a cut end) get `Zero` edits: their zeros are as durable as the record.
+//! A deletion runs the same steps, under the orphan item that the unlink left. A step's record also
+//! ends the log residency of the removed bytes, so replay does not restore them. In cut blocks (by
+//! punch, or by growth beyond a cut end) bytes get `Zero` edits: their zeros are as durable as the
+//! record.
 
 use super::Files;
 use super::counting::Counting;
@@ -37,26 +38,25 @@ use kedge_store::{Class, Handle, Need};
 use std::sync::Arc;
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
-/// How often an operation retries beside a writer that keeps dirtying the file.
+/// The most attempts of an operation while another thread keeps making the file dirty.
 pub(super) const SETTLE_TRIES: u32 = 1000;
-/// The most that one record of a removal removes.
+/// The most items that one record of a removal deletes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct StepMax {
     pub extents: usize,
-    /// A few of the largest attributes fill a leaf.
+    /// Few, because a few of the largest attributes fill a leaf.
     pub xattrs: usize,
-    /// Counts of shared blocks; 0 in an image without them.
+    /// Keys of counts of shared blocks; 0 in an image without clones.
     pub counts: usize,
 }
 
 const WIDE: StepMax = StepMax { extents: 512, xattrs: 8, counts: 0 };
-/// For files with few extents, and for images so full that a wide step finds no tree nodes.
+/// For files with few extents, and for images so full that a wide step gets no tree nodes.
 const NARROW: StepMax = StepMax { extents: 64, xattrs: 4, counts: 0 };
-/// An operation that frees space must never need more nodes than are kept for it: in this step each
-/// extent may lie in a leaf of its own.
+/// An operation that frees space must never need more nodes than are reserved for it. So in this
+/// step each extent may be in a leaf of its own.
 const LEAST: StepMax = StepMax { extents: 8, xattrs: 2, counts: 0 };
-/// The same steps in an image in which files share blocks. The smallest
-/// one changes at most three counts.
+/// The same three steps for an image with clones. The smallest step changes at most three counts.
 const COUNTED: [StepMax; 3] = [
     StepMax { extents: 256, xattrs: 8, counts: 256 },
     StepMax { extents: 32, xattrs: 4, counts: 32 },
@@ -65,8 +65,8 @@ const COUNTED: [StepMax; 3] = [
 const UNCOUNTED: [StepMax; 3] = [WIDE, NARROW, LEAST];
 
 impl StepMax {
-    /// The need of a record that removes, or marks, this many extents. Those at both ends are cut,
-    /// and may join their neighbours.
+    /// The need of a record that removes, or marks, this many extents. The extents at both ends are
+    /// cut, and may join those beside them.
     pub(super) const fn need(self, class: Class) -> Need {
         let need = Need::record(class).patches(1).puts(1, Orphan::SIZE).zeros(3).drops(1);
         let need = need.deletes(self.xattrs).runs(self.extents + 1 + self.counts);
@@ -89,7 +89,7 @@ impl StepMax {
     }
 }
 
-/// The effect of a removal on the file's size.
+/// The effect of a record on the file's size.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Sizes {
     /// The new size, if the record sets one.
@@ -110,7 +110,7 @@ impl Files {
         if more { self.finish_truncate(inode) } else { Ok(()) }
     }
 
-    /// The first record of a truncate. Returns whether there are more extents to remove.
+    /// Makes the first record of a truncate. Returns whether more extents are to be removed.
     fn truncate_step(&self, inode: &Arc<Inode>, size: u64, class: Class, max: StepMax) -> Result<bool> {
         let need = match inline::max(self.engine.store()) {
             0 => max.need(class),
@@ -151,9 +151,9 @@ impl Files {
         Ok(more)
     }
 
-    /// Loads the extents from file block `first` on that a step removes, and names the checksums
-    /// that it removes. Returns the counts that change, the file block at which the step ends, and
-    /// whether there may be more to remove.
+    /// Loads the extents from file block `first` on that a step removes, and adds the edits that
+    /// remove checksums. Returns the counts that change, the file block at which the step ends, and
+    /// whether more may have to be removed.
     fn load_behind(
         &self,
         inode: &Inode,
@@ -176,26 +176,26 @@ impl Files {
         Ok((counting, upto, more))
     }
 
-    /// The narrow step if it suffices for the extents from `first` on, else the wide one. Whether
-    /// it suffices may change until the inode is locked; the step is bounded all the same.
+    /// The smallest usual step that suffices for the extents from `first` on. The number of extents
+    /// may change until the inode is locked, but the step is bounded in any case.
     pub(super) fn step_max(&self, ino: Ino, first: u64) -> Result<StepMax> {
-        // One more extent may extend across `first`.
+        // One is added, since an extent may extend across `first`.
         let counted = self.engine.store().has_clones();
         let steps = if counted { COUNTED } else { UNCOUNTED };
         let count = 1 + extents::count(self.engine.store(), ino, first, steps[1].extents)?;
-        // The smallest that takes all extents. How many counts these have is not known before, so
-        // the least step, with counts for one extent, is for full images only.
+        // The smallest step that takes all extents. How many counts these have is not known yet, so
+        // with clones the least step is used only if a larger one fails on a full image.
         let usual = if counted { &steps[..2] } else { &steps[..] };
         Ok(*usual.iter().rev().find(|step| count < step.extents).unwrap_or(&steps[0]))
     }
 
-    /// Reserves and locks for an operation whose record makes the file at least `names(size)` bytes
-    /// long for recovery, or removes dirty pages below that offset. Bytes that were written beyond
-    /// the logged size and are still dirty are put in place first: their record is what grows the
-    /// logged size, and with it the zeros beyond the old end. A record that grew the size without
-    /// them would show, after a crash, bytes that an earlier truncate cut off.
+    /// Reserves and locks, for an operation whose record sets the logged size to at least
+    /// `names(size)`, or that removes dirty pages below that offset. Dirty bytes beyond the logged
+    /// size are written in place first: their record raises the logged size, and with it come the
+    /// zeros beyond the old end. If another record raised the size without these bytes, a crash
+    /// would show bytes that an earlier truncate cut off.
     ///
-    /// An unfinished truncate is finished first, without the handle, because its steps reserve too.
+    /// An unfinished truncate is finished first, without a handle, because its steps reserve too.
     #[allow(clippy::type_complexity)]
     pub(super) fn begin_settled<'a>(
         &'a self,
@@ -220,7 +220,7 @@ impl Files {
         Err(kedge_base::Error::Busy("the file, which is being written without pause,".into()).into())
     }
 
-    /// [`Files::lock_io`] for an operation that reserves.
+    /// [`Files::lock_io`] for an operation that also reserves.
     pub(super) fn begin_with_io<'a>(
         &'a self,
         inode: &'a Arc<Inode>,
@@ -238,8 +238,8 @@ impl Files {
     }
 
     /// Takes the io lock exclusively once no truncate is unfinished: extents that a truncate still
-    /// has to remove must not be mistaken for new ones. A deletion needs the lock too, so the inode
-    /// does not die while it is held. The caller holds no handle.
+    /// has to remove must not be mistaken for new ones. A deletion needs the same lock, so the
+    /// inode does not die while it is held. The caller holds no handle.
     pub(crate) fn lock_io<'a>(&self, inode: &'a Arc<Inode>) -> Result<WriteGuard<'a, ()>> {
         loop {
             if let Some(io) = self.try_lock_io(inode)? {
@@ -249,7 +249,7 @@ impl Files {
         }
     }
 
-    /// `None` if a truncate is unfinished.
+    /// Takes the io lock exclusively. `None` if a truncate is unfinished.
     fn try_lock_io<'a>(&self, inode: &'a Arc<Inode>) -> Result<Option<WriteGuard<'a, ()>>> {
         let io = inode.io.write();
         let (dead, shrinking) = {
@@ -262,8 +262,8 @@ impl Files {
         Ok((!shrinking).then_some(io))
     }
 
-    /// Takes the first bytes of a file out of the tree, and keeps them out ([`crate::inline`]):
-    /// they are log-resident afterwards. For operations that move, share or preallocate blocks.
+    /// Takes the inline data of a file out of the tree, and keeps it out ([`crate::inline`]). The
+    /// bytes become log-resident. For operations that move, share or preallocate blocks.
     pub(super) fn take_out(&self, inode: &Arc<Inode>) -> Result<()> {
         let store = self.engine.store();
         let longest = inline::max(store);
@@ -272,7 +272,7 @@ impl Files {
         }
         inode.stay_outside();
         {
-            // Waits for what is on its way to the tree.
+            // Waits for a writeback or fsync that is putting data into the tree.
             let _wb = inode.wb.lock();
             if !inline::is_there(store, inode.ino)? {
                 return Ok(());
@@ -289,10 +289,10 @@ impl Files {
         let mut charge = self.charge_new(&pages, inode.ino, &core, &[], 0..1);
         promise_page(&mut pages, 0, &[], charge.as_mut(), Some(&mut promise))?;
         let mut record = RecordBuilder::new(RecordOp::LogData);
-        // Not those of the item: newer ones of an fsync may lie over it in the log, and replay
-        // would put the older ones over these.
+        // The bytes of the page, not those of the item: the log may have newer bytes of an fsync,
+        // which replay would overwrite with those of the item.
         let bytes = pages.get(0).expect("just loaded").data[..len].to_vec();
-        // Broken on purpose: the bytes are in memory alone.
+        // Broken on purpose: the bytes are only in memory.
         if !broken::is(Variant::InlineOutUnlogged) {
             record.data(inode.ino, 0, &bytes);
         }
@@ -302,23 +302,23 @@ impl Files {
         drop(changes);
         let dirty = pages.get(0).and_then(|page| page.dirty);
         let mut delta = pages.set_logged(0);
-        // What is dirty is in no record.
+        // Dirty bytes are in no record, so they stay dirty.
         delta.dirty += pages.mark_dirty(0, dirty).dirty;
         drop(pages);
         self.writeback.account(delta);
         Ok(())
     }
 
-    /// Removes the pages of blocks that a record removed. Called after the record is applied: if
-    /// the record fails, dirty bytes still belong to the file, and logged bytes must still be
-    /// written in place before the log can drop them. The caller holds `io` and `wb`, so no other
-    /// thread accesses the pages in between.
+    /// Removes the pages of blocks that a record has removed. Called after the record is applied:
+    /// if the record failed, dirty bytes would still belong to the file, and logged bytes would
+    /// still have to be written in place before the log can drop them. The caller holds `io` and
+    /// `wb`, so no other thread accesses the pages in between.
     pub(super) fn forget_pages(&self, inode: &Inode, from: u64, to: u64) {
         let delta = inode.pages.lock().remove_range(from, to);
         self.writeback.account(delta);
     }
 
-    /// Removes the pages beyond the new end, and zeroes the rest of the cut page.
+    /// Removes the pages beyond the new end, and zeroes the cut page beyond it.
     fn forget_behind(&self, inode: &Inode, size: u64) {
         let mut pages = inode.pages.lock();
         let delta = pages.remove_range(size.div_ceil(BLOCK), u64::MAX);
@@ -331,9 +331,8 @@ impl Files {
         self.writeback.account(delta);
     }
 
-    /// Zeroes bytes `[from, to)` of one block in memory, and with a `Zero` edit wherever their
-    /// newest durable copy may be: in place or in the log. The caller holds `io` exclusively and
-    /// `wb`.
+    /// Zeroes bytes `[from, to)` of one block: in memory, and with a `Zero` edit if the newest
+    /// durable copy is in place or in the log. The caller holds `io` exclusively and `wb`.
     pub(super) fn zero_range_of_block(
         &self,
         inode: &Arc<Inode>,
@@ -351,7 +350,7 @@ impl Files {
         let page = pages.map.get_mut(&index).expect("just loaded");
         page.data[(from - index * BLOCK) as usize..(to - index * BLOCK) as usize].fill(0);
         if !matches!(page.backing, Backing::Written | Backing::Moving) && !page.logged {
-            return Ok(()); // nothing durable to zero
+            return Ok(()); // no durable bytes need a `Zero` edit
         }
         record.zero(inode.ino, from, to - from);
         let dirty = page.dirty;
@@ -365,8 +364,9 @@ impl Files {
         Ok(())
     }
 
-    /// One record: removes the extents of `set` in file blocks `range`, ends the log residency of
-    /// bytes in `void`, and sets the size if requested. The caller holds `io` and `wb`.
+    /// Makes one record that removes the extents of `set` in file blocks `range`, ends the log
+    /// residency of bytes in `void`, and changes the size as `sizes` says. The caller holds `io`
+    /// and `wb`.
     #[allow(clippy::too_many_arguments)]
     pub(super) fn remove(
         &self,
@@ -383,8 +383,8 @@ impl Files {
         self.change(handle, inode, record, set, &removed, void, sizes, counting)
     }
 
-    /// The record of [`Files::remove`] and [`Files::unwrite`]: names the changed extents and the
-    /// blocks that they free.
+    /// Completes and commits the record of [`Files::remove`] and [`Files::unwrite`]: adds the
+    /// changed extents and the blocks that become free.
     #[allow(clippy::too_many_arguments)]
     pub(super) fn change(
         &self,
@@ -410,7 +410,7 @@ impl Files {
             record.drop_data(ino, void.0, void.1 - void.0);
         }
         let now = self.engine.now();
-        // Broken on purpose: decided without the lock.
+        // Broken on purpose: the state is read before the lock under which the record is committed.
         let early = broken::is(Variant::EarlyRemoval).then(|| {
             let meta = inode.meta.lock();
             (meta.dead, meta.core.nlink)
@@ -426,7 +426,7 @@ impl Files {
         if let Some(size) = sizes.named {
             c.set(InodeMask::SIZE, |core| core.size = size);
         }
-        // A nameless inode has an orphan item that covers the truncate.
+        // A nameless inode has an orphan item already, which covers the truncate.
         match (nlink > 0, c.meta.shrinking, sizes.shrinking) {
             (true, false, true) => record.put(Key::orphan(ino), &Orphan::Truncate.encode()),
             (true, true, false) => record.delete(Key::orphan(ino)),
@@ -440,8 +440,8 @@ impl Files {
         Ok(())
     }
 
-    /// Runs the further steps of a long truncate, or of one that recovery found. Any thread that
-    /// holds no handle may call it.
+    /// Runs the further steps of a long truncate, or of one that recovery found. The caller holds
+    /// no handle.
     pub(crate) fn finish_truncate(&self, inode: &Arc<Inode>) -> Result<()> {
         let mut more = true;
         while more {
@@ -453,7 +453,7 @@ impl Files {
         Ok(())
     }
 
-    /// Returns whether there are more extents to remove.
+    /// Runs one such step. Returns whether more extents are to be removed.
     fn finish_step(&self, inode: &Arc<Inode>, max: StepMax) -> Result<bool> {
         let mut handle = self.engine.begin(max.need(Class::Reclaim))?;
         let _io = inode.io.write();
@@ -474,9 +474,9 @@ impl Files {
     }
 }
 
-/// Runs a step of an operation that frees space: if the tree nodes for a wide step are missing, a
-/// smaller one. That may become known as late as the commit of the record; nothing has changed
-/// then.
+/// Runs a step of an operation that frees space. If there are no tree nodes for the step, it is
+/// retried with smaller ones. The lack may show as late as at the commit of the record; nothing has
+/// changed then.
 pub(super) fn in_steps<R>(
     class: Class,
     mut max: StepMax,

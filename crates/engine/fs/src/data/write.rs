@@ -1,4 +1,4 @@
-//! Writing file bytes into memory.
+//! Writes file bytes into memory.
 
 use super::Files;
 use super::read::HeldPage;
@@ -20,7 +20,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
-/// Bytes written under one hold of the inode's lock.
+/// The most bytes that are written while the inode's lock is held once.
 const WRITE_CHUNK: usize = 1 << 20;
 
 impl Files {
@@ -39,7 +39,8 @@ impl Files {
         let mut done = 0;
         while done < data.len() {
             let at = offset + done as u64;
-            // Chunks end at multiples of the chunk size, so that large writes stay block-aligned.
+            // Chunks end at multiples of the chunk size, so that large aligned writes stay
+            // block-aligned.
             let room = WRITE_CHUNK - (at % WRITE_CHUNK as u64) as usize;
             let chunk = &data[done..data.len().min(done + room)];
             let (n, cause) = self.write_chunk(&inode, at, chunk, mode);
@@ -48,8 +49,8 @@ impl Files {
             if done == 0 || (mode.whole && !broken::is(Variant::ShortWhole)) {
                 return Err(cause);
             }
-            // The caller learns the count; the cause is the error when it writes the rest. So the
-            // event does not belong in the system's log: on a full image there would be a line for
+            // The caller gets the count; when it writes the rest, it gets the cause as the error.
+            // So the cause is only a debug message: on a full image a warning would be logged for
             // each program that tries.
             tracing::debug!("inode {ino}: {done} of {} bytes written: {cause}", data.len());
             self.engine.stats().short_writes.inc();
@@ -58,11 +59,11 @@ impl Files {
         Ok(done)
     }
 
-    /// With an fdatasync rule that requires it: logs the new time stamps, if the clock has advanced
-    /// since the last ones. The write then leaves them unchanged. A crash may show the new stamps
-    /// without the write, as on XFS. Called before any lock of the inode is taken, since the
-    /// reservation may wait for a checkpoint. Without space for the record, the stamps wait as with
-    /// `seq`.
+    /// If the fdatasync rule requires it, logs new time stamps before the write, provided that the
+    /// clock has advanced since the last ones. The write then leaves the stamps unchanged. A crash
+    /// may show the new stamps without the write, as on XFS. Called before any lock of the inode is
+    /// taken, since the reservation may wait for a checkpoint. If there is no space for the record,
+    /// the stamps are logged later, as with `seq`.
     fn stamp_first(&self, inode: &Arc<Inode>, mode: WriteMode) -> Result<WriteMode> {
         if mode.keep_times || !self.engine.live().fdatasync().stamps_at_write() {
             return Ok(mode);
@@ -79,7 +80,7 @@ impl Files {
                 return Err(Error::NotFound);
             }
             flags::check_touch(&changes[0].core)?;
-            // Another write may have logged them first.
+            // Another write may have logged its stamps since the check.
             if is_old(&changes[0].core) {
                 changes[0].touch(now);
                 commit_only(handle, RecordBuilder::new(RecordOp::Times), &mut changes)?;
@@ -88,7 +89,7 @@ impl Files {
         Ok(mode.with_keep_times(true))
     }
 
-    /// Returns how many bytes from the chunk's start were written, and why the rest was not.
+    /// Writes a chunk. Returns how many bytes from its start were written, and why not the rest.
     fn write_chunk(
         &self,
         inode: &Arc<Inode>,
@@ -109,7 +110,8 @@ impl Files {
         (taken, cause)
     }
 
-    /// Copies bytes into memory, as many as there is space for. Returns how many, and why no more.
+    /// Copies as many bytes into memory as there is space for. Returns their number, and why not
+    /// the rest.
     fn take_chunk(
         &self,
         inode: &Arc<Inode>,
@@ -122,12 +124,12 @@ impl Files {
         self.writeback.throttle()?;
         let first = offset / BLOCK;
         let end = (offset + data.len() as u64).div_ceil(BLOCK);
-        // Promised before the lock: finding space may need a checkpoint, which takes inode locks.
-        // Promises for blocks that turn out to be mapped are returned below.
+        // Promised before any lock is taken: finding space may need a checkpoint, which takes inode
+        // locks. Promises for blocks that turn out to exist are returned when they are dropped.
         let mut promise = match self.engine.store().reserve_data(end - first) {
             _ if self.engine.host_is_full(self.writeback.dirty_pages()) => None,
             Ok(r) => Some(r),
-            // Writes what fits, as other file systems do.
+            // As many bytes are written as fit, as in other file systems.
             Err(kedge_base::Error::NoSpace) if !mode.whole => {
                 self.engine.store().reserve_some_data(end - first)
             }
@@ -179,7 +181,8 @@ impl Files {
             }
             if let Err(e) = promise_page(&mut pages, index, &map, charge.as_mut(), promise.as_mut()) {
                 if is_new {
-                    // The file may have a block there, which other files or trees use.
+                    // The page goes, since its zeros are wrong if the file has a shared block
+                    // there.
                     delta.pages += pages.remove_range(index, index + 1).pages;
                 }
                 cause = Some(e);
@@ -196,8 +199,8 @@ impl Files {
         Ok((done, cause))
     }
 
-    /// Charges the limit of a file for the pages of a range that have no block yet, as far as it
-    /// allows. `None` for a file without a limit.
+    /// Charges the limit of a file for those pages of a range that have no block yet, up to what
+    /// the limit allows. `None` for a file without a limit.
     pub(super) fn charge_new(
         &self,
         pages: &Pages,
@@ -220,8 +223,8 @@ impl Files {
         Some(store.charge_blocks(store.limit_id(ino, core.limit), range.filter(is_new).count() as u64))
     }
 
-    /// Whether the kernel's writeback at the end of an append-only file only repeats what is there,
-    /// since the kernel writes whole pages. The caller holds the io lock exclusively.
+    /// Whether a write only repeats bytes that an append-only file already has. The kernel's
+    /// writeback does that, since it writes whole pages. The caller holds `io` exclusively.
     fn repeats(
         &self,
         inode: &Arc<Inode>,
@@ -249,7 +252,7 @@ impl Files {
         Ok(true)
     }
 
-    /// Records that bytes up to `end` were written. The caller holds the page lock.
+    /// Updates size and time stamps after a write up to `end`. The caller holds the page lock.
     fn grown(&self, inode: &Arc<Inode>, end: u64, mode: WriteMode) {
         let now = self.engine.now();
         let mut meta = inode.meta.lock();
@@ -262,8 +265,8 @@ impl Files {
         self.writeback.list_dirty(inode, &mut meta);
     }
 
-    /// Promises a block to a page that is about to change, if another tree uses its present one.
-    /// The caller holds the page and the io lock exclusively.
+    /// Promises a block to a page that is about to change, if its present block must not be
+    /// overwritten. The caller keeps the page present and holds `io` exclusively.
     pub(super) fn promise_move(&self, inode: &Inode, index: u64) -> Result<()> {
         let shared = |page: &Page| page.backing == Backing::Shared;
         if inode.pages.lock().get(index).is_some_and(shared) {
@@ -273,9 +276,9 @@ impl Files {
         Ok(())
     }
 
-    /// Before a file grows past a cut block: zeroes the bytes beyond the old end, in memory and on
-    /// their way to the device. After a crash between data write and size record the device may
-    /// hold anything there.
+    /// Called before a file grows past a cut block. Zeroes the block's bytes beyond the old end in
+    /// memory, and marks them dirty. After a crash between a data write and the record of the size,
+    /// the device may have anything there.
     fn zero_tail_page(&self, inode: &Arc<Inode>, size: u64) -> Result<()> {
         if size.is_multiple_of(BLOCK) {
             return Ok(());
@@ -286,7 +289,7 @@ impl Files {
         let mut pages = inode.pages.lock();
         let page = pages.get(index).expect("just loaded");
         if page.is_clean() && !matches!(page.backing, Backing::Written | Backing::Moving) {
-            return Ok(()); // a hole: nothing on the device
+            return Ok(()); // no bytes of this block are on the device
         }
         let delta = pages.zero(index, (size % BLOCK) as usize, BLOCK_SIZE);
         drop(pages);
@@ -295,8 +298,8 @@ impl Files {
     }
 }
 
-/// Promises what a page that is about to change needs: a block, unless its present one may be
-/// written, and the charge of its limit. The error is why the page cannot have it.
+/// Gives a page that is about to change what it needs: a promised block, unless its present one may
+/// be overwritten, and a charge of its limit. Fails if the space or the limit does not suffice.
 pub(super) fn promise_page(
     pages: &mut Pages,
     index: u64,

@@ -1,10 +1,10 @@
 //! The dirty inodes of a file system, and those under writeback.
 //!
-//! Each open file system owns two lists. An inode is on the *dirty list* ([`DirtySet`]) from its
-//! first dirty page or waiting time stamp until neither is left. It is on the *under-writeback
-//! list* while a pass writes pages of it. `sync` walks these two and nothing else: neither the
-//! cached clean inodes of its own file system nor anything of another one in this process. With
-//! `dirty_tracking=shared` it walks the cached inodes as well, which is what that option is for.
+//! Each open file system has two lists. An inode is on the *dirty list* ([`DirtySet`]) from its
+//! first dirty page or pending time stamp until it has neither. It is on the *under-writeback list*
+//! while a pass writes pages of it. `sync` walks these two lists and nothing else: neither the
+//! cached clean inodes of its own file system nor any inode of another one in this process. With
+//! `dirty_tracking=shared` it walks the cached inodes as well, which is the purpose of that option.
 
 use crate::cache::inode::Inode;
 use crate::cache::table::Watch;
@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 impl Placed for Inode {
-    /// Does not wait for the inode's lock.
+    /// `None` if the inode's lock is not free: does not wait for it.
     fn location(&self) -> Option<u64> {
         self.meta.try_lock_unranked().and_then(|meta| meta.goal).map(|BlockNo(block)| block)
     }
@@ -28,7 +28,7 @@ pub(crate) struct DirtyList {
     set: Arc<dyn DirtySet>,
     under_writeback: Mutex<BTreeMap<Ino, (Arc<Inode>, u32)>>,
     watch: Watch,
-    /// Inodes that syncs examined for a running writeback.
+    /// Number of inodes that syncs examined to find running writeback.
     pub walked: Counter,
 }
 
@@ -54,18 +54,18 @@ impl DirtyList {
         self.set.len()
     }
 
-    /// All dirty inodes, in the order in which a sync writes them.
+    /// Returns all dirty inodes, in the order in which a sync writes them.
     pub(crate) fn all(&self, order: &dyn WritebackOrder) -> Vec<Arc<Inode>> {
         inodes(self.set.all(order))
     }
 
-    /// Up to `max` inodes for the background, none of which is under writeback.
+    /// Returns up to `max` inodes for background writeback, none of which is under writeback.
     pub(crate) fn take(&self, max: usize, order: &dyn WritebackOrder) -> Vec<Arc<Inode>> {
         let busy = |ino| self.under_writeback.lock().contains_key(&ino);
         inodes(self.set.batch(max, &busy, order))
     }
 
-    /// Number of inodes under writeback.
+    /// The number of inodes under writeback.
     pub(crate) fn count_under_writeback(&self) -> usize {
         self.under_writeback.lock().len()
     }
@@ -75,7 +75,7 @@ impl DirtyList {
         self.under_writeback.lock().values().next().map(|(inode, _)| inode.clone())
     }
 
-    /// Adds the inode to the list while a pass writes pages of it.
+    /// Adds an inode to the under-writeback list, for a pass that writes pages of it.
     pub(crate) fn join_writeback(&self, inode: &Arc<Inode>) {
         self.under_writeback.lock().entry(inode.ino).or_insert_with(|| (inode.clone(), 0)).1 += 1;
     }
@@ -89,7 +89,7 @@ impl DirtyList {
         drop(gone);
     }
 
-    /// The inodes for which a sync must wait.
+    /// Returns the inodes whose writeback a sync must await.
     pub(crate) fn under_writeback(&self) -> Vec<Arc<Inode>> {
         let others = self.watch.as_ref().map_or(0, |watch| watch.before_sync());
         let list: Vec<_> = self.under_writeback.lock().values().map(|(inode, _)| inode.clone()).collect();

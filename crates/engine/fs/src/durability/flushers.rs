@@ -1,35 +1,36 @@
-//! The flusher threads, which all file systems of the process share: they make changes durable that
+//! The flusher threads, shared by all file systems of the process: they make changes durable that
 //! no caller has synced.
 //!
 //! A *member* is an open file system. It is due when its commit interval is over, or when it was
-//! woken because too much is dirty; then a worker thread gives it one *turn* ([`Flushed::turn`]).
-//! Threads wait for intervals in real time; the member determines the work of a turn, and the next
-//! wait by its own clock.
+//! woken because too much is dirty. A worker thread then runs one *turn* of it ([`Flushed::turn`]).
+//! Threads wait for the end of intervals in real time. The work of a turn, and the wait until the
+//! next one, are determined by the member's own clock.
 //!
 //! # Scheduling
-//! 1. At most [`AT_WORK_MAX`] members have a turn at the same time; the other due members wait, in
-//!    the order in which they became due. More would only take processors and bandwidth from
+//! 1. At most [`AT_WORK_MAX`] members have a turn at the same time. The other due members wait, in
+//!    the order in which they became due. More turns would only take processors and bandwidth from
 //!    threads that wait for an fsync.
 //! 2. A worker whose turn takes longer than [`HANGING`] counts as *hanging*: its device may never
-//!    complete a request. It no longer counts for rule 1. So a member waits at most [`HANGING`] for
-//!    each [`AT_WORK_MAX`] members that were due before it, and a device that hangs holds up no
-//!    other member.
+//!    complete a request. The worker no longer counts for rule 1. So a member waits at most
+//!    [`HANGING`] for each [`AT_WORK_MAX`] members that were due before it, and a device that hangs
+//!    holds up no other member.
 //! 3. One idle worker is kept while any member has none assigned. It is started when the last idle
-//!    worker takes a turn, not when the turn hangs: at that point no thread would be left to
-//!    notice. A single member needs one thread.
-//! 4. By 1 to 3 there is at most one thread for each worker that hangs, and three. When hanging
-//!    workers return, those above three end at once; an idle worker that rule 3 does not need ends
-//!    after [`LINGER`].
+//!    worker takes a turn, not when that turn hangs: by then no thread would be left to detect it.
+//!    A single member needs one thread.
+//! 4. By rules 1 to 3 there is at most one thread for each hanging worker, and three more. When
+//!    hanging workers return, those above three end at once. An idle worker that rule 3 does not
+//!    need ends after [`LINGER`].
 //! 5. At most one worker is assigned to a member at a time.
 //!
-//! If the system cannot create a thread for rule 3, opening a file system fails; a turn runs
+//! If the system cannot create a thread for rule 3, opening a file system fails. A turn runs
 //! nevertheless, and the next turn or wake-up tries again.
 //!
 //! # Lifetimes
-//! The pool has a weak reference to a file system and holds it only during a turn. A thread that
-//! closes the file system does not wait for the turn, but no later turn begins. A panic in a turn
-//! ends this member alone, because the worker also serves the others. A file system dropped by its
-//! user during a turn is dropped by the worker, as part of the turn, so that drop may hang as well.
+//! The pool has a weak reference to a file system, and a strong one only during a turn. A thread
+//! that closes the file system does not wait for the turn, but no later turn begins. A panic in a
+//! turn removes only this member from the pool, since the worker also serves the others. If the
+//! user drops a file system during a turn, the worker drops the last reference, as part of the
+//! turn, so that this drop may hang as well.
 
 use kedge_base::atomic::{AtomicBool, Ordering};
 use kedge_base::lock::{Condvar, Mutex, MutexGuard, Rank};
@@ -41,26 +42,28 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, LazyLock, Weak};
 use std::time::Duration;
 
-/// Members that have a turn at the same time, without those that hang: while one waits for its
-/// device, a second one can use the processor and other devices.
+/// The most turns at the same time, not counting those that hang. Two, because while one waits for
+/// its device, another can use the processor and other devices.
 const AT_WORK_MAX: usize = 2;
-/// These and one idle worker.
+/// The most threads that do not hang: those with turns, and one idle worker.
 const THREADS_MAX: usize = AT_WORK_MAX + 1;
-/// Far above what a healthy device takes for a flush, far below a commit interval.
+/// A turn that takes longer counts as hanging. Far above what a healthy device takes for a flush,
+/// far below a commit interval.
 const HANGING: Duration = Duration::from_millis(200);
-/// How long an idle worker that is not needed stays: a new one for each pass of a flood would cost
-/// more.
+/// How long an idle worker that is not needed stays. Starting one for each of many successive
+/// passes would cost more.
 const LINGER: Duration = Duration::from_secs(1);
-/// The system shows 15 characters.
+/// Name of the threads. The system shows 15 characters.
 const NAME: &str = "kedge-flusher";
 
-/// The work of the threads for an open file system.
+/// What a flusher thread calls for an open file system.
 pub(crate) trait Flushed: Send + Sync {
-    /// Writes back. `over`: the interval is over; otherwise the member was woken. `last`: when, on
-    /// the member's clock, the last periodic turn began. Returns how long to wait for the next one.
+    /// Runs one turn. `over`: the commit interval is over; otherwise the member was woken. `last`:
+    /// start of the last periodic turn, on the member's clock. Returns the time until the next
+    /// periodic turn.
     fn turn(&self, last: &mut Duration, over: bool) -> Duration;
 
-    /// Called after a panic in a turn, with its message; no further turn follows.
+    /// Called after a panic in a turn, with its message. No further turn follows.
     fn panicked(&self, words: &str);
 }
 
@@ -75,7 +78,7 @@ fn spawn(pool: &'static Flushers) -> io::Result<()> {
 pub(crate) struct Flushers {
     clock: SystemClock,
     state: Mutex<State>,
-    /// Signalled when idle workers must check for work.
+    /// Signalled when idle workers must check whether a member is due.
     changed: Condvar,
     spawn: fn(&'static Flushers) -> io::Result<()>,
     hanging: Duration,
@@ -85,18 +88,18 @@ pub(crate) struct Flushers {
 struct State {
     next_id: u64,
     members: BTreeMap<u64, Entry>,
-    /// Workers without a turn, including those that are starting.
+    /// Number of workers without a turn, including those that are starting.
     free: usize,
-    /// The start of each running turn, by member, including closed members.
+    /// Start of each running turn, by member. Closed members are included.
     turns: BTreeMap<u64, Duration>,
 }
 
 struct Entry {
     member: Arc<Member>,
     target: Weak<dyn Flushed>,
-    /// On the member's clock.
+    /// Start of the last periodic turn, on the member's clock.
     last: Duration,
-    /// The end of the interval, on the pool's clock.
+    /// End of the commit interval, on the pool's clock.
     deadline: Duration,
     woken: Option<Duration>,
     busy: bool,
@@ -108,16 +111,16 @@ impl Entry {
     }
 }
 
-/// A file system's membership in the pool, which it can start and end.
+/// A file system's membership in the pool.
 pub(crate) struct Member {
     pool: &'static Flushers,
     id: u64,
-    /// Set from a wake-up to the start of the next turn. Spares writers the pool's lock, which all
-    /// file systems share.
+    /// Set from a wake-up to the start of the next turn. A writer that finds it set need not take
+    /// the pool's lock, which all file systems share.
     asked: AtomicBool,
 }
 
-/// One turn of a file system, taken from the pool. A worker runs it without the pool's lock.
+/// One turn of a file system. A worker runs it without the pool's lock.
 struct Turn {
     id: u64,
     target: Weak<dyn Flushed>,
@@ -128,18 +131,18 @@ struct Turn {
 /// The next action of an idle worker.
 enum Next {
     Take(u64),
-    /// Wait until that time; `None`: until something changes.
+    /// Wait until that time on the pool's clock; `None`: until a signal.
     Wait(Option<Duration>),
 }
 
 impl Member {
-    /// A member of the pool of the process, or of the simulated machine.
+    /// Makes a member of the pool of the process, or of that of a simulated machine.
     pub(crate) fn new() -> Arc<Member> {
         let own = machine::own(|| Flushers::new(spawn, HANGING));
         own.unwrap_or_else(|| &FLUSHERS).member()
     }
 
-    /// Starts the first interval now: `now` is the time on the member's own clock.
+    /// Adds the member to the pool. Its first interval starts at `now`, on the member's clock.
     pub(crate) fn join(
         self: &Arc<Self>,
         target: Weak<dyn Flushed>,
@@ -169,10 +172,11 @@ impl Member {
         started
     }
 
-    /// Prevents further turns. Does not wait for a running turn.
+    /// Removes the member from the pool, so that no further turn begins. Does not wait for a
+    /// running turn.
     pub(crate) fn leave(&self) {
         if self.pool.state.lock().members.remove(&self.id).is_some() {
-            // Fewer workers may be needed now.
+            // Fewer workers may be needed, which idle ones must check.
             self.pool.changed.notify_all();
         }
     }
@@ -197,12 +201,12 @@ impl Member {
 }
 
 impl State {
-    /// Whether a member has no worker assigned, so that an idle worker must be kept for it.
+    /// Whether some member has no worker assigned, so that an idle worker must be kept.
     fn unattended(&self) -> bool {
         self.members.values().any(|m| !m.busy)
     }
 
-    /// For each turn that does not hang yet, the time at which it will.
+    /// For each turn that does not hang yet, the time from which on it hangs.
     fn at_work(&self, now: Duration, hanging: Duration) -> impl Iterator<Item = Duration> {
         self.turns.values().map(move |since| *since + hanging).filter(move |hangs| *hangs > now)
     }
@@ -225,12 +229,14 @@ impl State {
         let entry = self.members.get_mut(&id).expect("chosen from the members under the same lock");
         entry.busy = true;
         entry.woken = None;
-        // With the stores of the threads that woke the member, which rely on this turn to see them.
+        // Synchronizes with the threads that woke the member: they rely on this turn to see their
+        // stores.
         entry.member.asked.swap(false, Ordering::AcqRel);
         Turn { id, target: entry.target.clone(), last: entry.last, over: entry.deadline <= now }
     }
 
-    /// `left`: time to the next periodic turn; `None` if there is none.
+    /// Ends a turn. `left`: time until the next periodic turn; `None` if the member gets no further
+    /// turn.
     fn end(&mut self, turn: &Turn, left: Option<Duration>, now: Duration) {
         self.free += 1;
         self.turns.remove(&turn.id);
@@ -263,19 +269,20 @@ impl Flushers {
         Arc::new(Member { pool: self, id: state.next_id, asked: AtomicBool::new(false) })
     }
 
-    /// Under the lock, so that no member relies on a worker that then cannot be started.
+    /// Starts a worker. Called with the lock held, so that no member relies on a worker that then
+    /// cannot be started.
     fn start(&'static self, state: &mut State) -> io::Result<()> {
         (self.spawn)(self)?;
         state.free += 1;
         Ok(())
     }
 
-    /// Rule 3.
+    /// Starts an idle worker if rule 3 requires one.
     fn start_if_needed(&'static self, state: &mut State) -> io::Result<()> {
         if state.free == 0 && state.unattended() { self.start(state) } else { Ok(()) }
     }
 
-    /// The body of a thread.
+    /// The body of a worker thread.
     fn work(&'static self) {
         let mut state = self.state.lock();
         let mut idle_since = self.clock.monotonic();
@@ -285,7 +292,7 @@ impl Flushers {
                 Next::Take(id) => {
                     state = self.take(state, id, now);
                     idle_since = self.clock.monotonic();
-                    // Rule 4.
+                    // Ends this worker if rule 4 requires it.
                     if state.at_work(idle_since, self.hanging).count() + state.free > THREADS_MAX {
                         break;
                     }
@@ -305,7 +312,7 @@ impl Flushers {
             }
         }
         state.free -= 1;
-        // Other workers must watch the deadlines for which this worker waited.
+        // This worker no longer waits for deadlines, so another one must.
         self.changed.notify_all();
     }
 
@@ -319,7 +326,7 @@ impl Flushers {
         let mut turn = state.begin(id, now);
         let started = self.start_if_needed(&mut state);
         if state.free > 0 {
-            // Other workers must watch the deadlines for which this worker waited.
+            // This worker no longer waits for deadlines, so another one must.
             self.changed.notify_all();
         }
         drop(state);
@@ -337,8 +344,8 @@ fn warn_of(started: io::Result<()>) {
     }
 }
 
-/// Returns how long to wait for the next periodic turn; `None` if the member is gone or has
-/// panicked.
+/// Runs a turn. Returns the time until the next periodic turn; `None` if the file system was
+/// dropped or the turn has panicked.
 fn carry_out(turn: &mut Turn) -> Option<Duration> {
     // Unwind safe: after a panic only `panicked`, which shuts the file system down, touches the
     // member's state; its locks were released by the unwinding. That call, and dropping the last

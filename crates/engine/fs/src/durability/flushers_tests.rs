@@ -28,7 +28,7 @@ struct Seen {
     most: AtomicUsize,
 }
 
-/// A member whose turns last while its gate is closed.
+/// A member whose turns do not end while its gate is closed.
 struct Fake {
     name: &'static str,
     seen: Arc<Seen>,
@@ -62,7 +62,7 @@ impl Fake {
         (fake, member)
     }
 
-    /// Holds turns until `open`.
+    /// Makes turns wait until `open`.
     fn close(self) -> Fake {
         *self.closed.lock() = true;
         self
@@ -109,7 +109,7 @@ impl Flushed for Fake {
     }
 }
 
-/// Also checks that at most three threads do not hang.
+/// Returns the number of threads. Checks that at most three do not hang.
 #[track_caller]
 fn threads(pool: &Flushers) -> usize {
     let state = pool.state.lock();
@@ -168,7 +168,8 @@ fn those_that_hang_hold_up_nobody() {
     assert!(threads(pool) <= 6 + 3);
     hung.iter().for_each(|(fake, _)| fake.open());
     wait_for("those that hung go on", || threads(pool) > 0 && hung.iter().all(|(fake, _)| fake.turns() > 5));
-    // On a busy machine slow turns count as hanging for a while.
+    // On a busy machine slow turns may count as hanging for a while, so surplus threads are
+    // awaited.
     wait_for("what is too many has ended", || threads(pool) <= 3);
     hung.iter().chain([&well]).for_each(|(_, member)| member.leave());
 }
@@ -263,8 +264,8 @@ fn without_a_thread_nobody_joins() {
     join(&a, &member).unwrap();
     NO_THREADS.store(true, Ordering::SeqCst);
     let (b, other) = Fake::new("b", &seen, HOUR).join(pool); // the thread is there
-    // The turn runs even if no thread is left for the other member, whose wake-up starts a thread
-    // when it can.
+    // The turn runs even if no thread can be started for the other member. The other member's next
+    // wake-up starts one as soon as that is possible.
     member.wake();
     wait_for("a turn", || a.is_inside());
     NO_THREADS.store(false, Ordering::SeqCst);

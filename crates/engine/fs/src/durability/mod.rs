@@ -1,7 +1,7 @@
 //! Durability: the dirty lists, writeback, fsync and sync, the flusher threads.
 //!
-//! [`writeback`] puts file data in place and names it in records. [`sync`] makes data and records
-//! durable, for callers. [`flushers`] does the same in the background.
+//! [`writeback`] writes file data in place and commits the records that name it. [`sync`] makes
+//! data and records durable for callers, [`flushers`] in the background.
 
 pub(crate) mod dirty;
 pub(crate) mod flushers;

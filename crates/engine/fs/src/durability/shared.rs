@@ -1,14 +1,14 @@
-//! Tracking of inodes as in Linux before each file system had a lock of its own for it, kept for
-//! comparison (`dirty_tracking=shared`), and as safe. A file system with another tracking pays
-//! nothing for it.
+//! Tracking of inodes as Linux did it before each file system had a lock of its own for its lists.
+//! It is kept for comparison (`dirty_tracking=shared`), and is as safe. With the other tracking it
+//! costs nothing.
 //!
 //! Each file system has a list of its cached inodes (Linux's `s_inodes`), and one lock guards the
 //! lists of all file systems of the process (`inode_sb_list_lock`). An inode that enters or leaves
-//! a cache takes that lock. A sync of a file system walks its whole list under the lock, to wait
+//! a cache takes that lock. A sync walks the whole list of its file system under the lock, to wait
 //! for the pages that are under writeback. Most inodes have none, but each must be examined
 //! (`wait_sb_inodes`). sync(2) does so for each file system that it visits. Here the lock is held
 //! throughout; Linux released it at each inode with pages, while it waited for them. *Dirty* inodes
-//! were listed for each device, as they are here for each image.
+//! were listed for each device; here they are listed for each image.
 
 use crate::cache::inode::Inode;
 use crate::cache::table::CacheWatch;
@@ -21,11 +21,11 @@ use std::sync::{Arc, Weak};
 /// The cached inodes of each file system that shares the lock.
 type Lists = BTreeMap<u64, BTreeMap<Ino, Weak<Inode>>>;
 
-/// The lock is taken under a shard of the inode table too, hence the order.
+/// The lock has a higher order than the shards of the inode table, under which it may be taken.
 static LISTS: Mutex<Lists> = Mutex::with_order(Rank::Leaf, 1, BTreeMap::new());
 static NEXT_OWNER: AtomicU64 = AtomicU64::new(0);
 
-/// The lists of one file system.
+/// A file system's entry in the shared lists.
 pub(crate) struct SharedLists {
     owner: u64,
 }
@@ -53,7 +53,8 @@ impl CacheWatch for SharedLists {
 
     /// Visits every cached inode of the file system, under the lock that all file systems share.
     fn before_sync(&self) -> usize {
-        // The count is in the inode's own memory: reading it costs what reading its page count did.
+        // The count is in the inode's own memory, so reading it costs as much as reading its page
+        // count did in Linux.
         self.with_list(|list| list.values().filter(|inode| inode.strong_count() > 0).count())
     }
 }

@@ -1,6 +1,6 @@
 //! The slowest fsyncs since the mount, with the time of each phase.
 //!
-//! Only an fsync that enters the list takes its lock: all others read one number.
+//! Only an fsync that enters the list takes the list's lock. All others read one atomic number.
 
 use kedge_base::atomic::{AtomicU64, Ordering};
 use kedge_base::lock::{Mutex, Rank};
@@ -9,34 +9,35 @@ use kedge_store::Store;
 use serde::Serialize;
 use std::time::Duration;
 
-/// Length of the list.
+/// Number of fsyncs in the list.
 const SLOWEST: usize = 16;
 
-/// One fsync or fdatasync. Times are nanoseconds; a phase that did not occur is 0.
+/// One fsync or fdatasync. Times are in nanoseconds; a phase that did not occur is 0.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct SlowFsync {
     pub ino: u64,
     pub datasync: bool,
-    /// Time of its start, since the clock's start.
+    /// Start of the call, since the start of the clock.
     pub at_ns: u64,
     pub total_ns: u64,
-    /// The phase of its data: logging it or writing it in place, with the waits for space and for
-    /// other writeback of the inode.
+    /// Logging the data or writing it in place, including waits for space and for other writeback
+    /// of the inode.
     pub data_ns: u64,
-    /// Until the log write that covered it began: queueing for the group.
+    /// Wait until the log write that covers the call began (group commit).
     pub queue_ns: u64,
-    /// The flush of data before that log write.
+    /// The device flush of data before that log write.
     pub barrier_ns: u64,
     /// The log write.
     pub write_ns: u64,
-    /// From the log write's completion to the return: earlier writes in the log, and the wake-up.
+    /// From the completion of the log write to the return: waiting for earlier log writes, and the
+    /// wake-up.
     pub wake_ns: u64,
-    /// A flush of data without a log write.
+    /// A device flush of data after the force, or without one.
     pub flush_ns: u64,
 }
 
 pub(crate) struct SlowFsyncs {
-    /// Total of the fastest fsync on a full list.
+    /// Duration of the shortest fsync in a full list; 0 if the list is not full.
     bar: AtomicU64,
     list: Mutex<Vec<SlowFsync>>,
 }
@@ -47,11 +48,12 @@ pub(crate) struct Trace {
     pub ino: Ino,
     pub datasync: bool,
     pub start: Duration,
-    /// [`Store::checkpoint_turn`] at its start.
+    /// [`Store::checkpoint_turn`] at the start of the call.
     pub turn: u64,
-    /// When the phase of its data ended.
+    /// Time at which the data was logged or written.
     pub data: Duration,
-    /// When the force returned, and its target; `None` if there was no force.
+    /// Time at which the force returned, and the LSN that it made durable; `None` if there was no
+    /// force.
     pub force: Option<(Duration, Lsn)>,
 }
 
@@ -84,15 +86,16 @@ impl SlowFsyncs {
         if let Some((answered, target)) = trace.force {
             match store.log().write_of(target) {
                 Some(w) => {
-                    // A write that was already running when the force began counts from that
-                    // moment.
+                    // If the log write had begun before the force, it counts from the start of the
+                    // force.
                     let (began, flushed) = (w.began.max(trace.data), w.flushed.max(trace.data));
                     slow.queue_ns = ns(trace.data, began);
                     slow.barrier_ns = ns(began, flushed);
                     slow.write_ns = ns(flushed, w.done);
                     slow.wake_ns = ns(w.done, answered);
                 }
-                // The write is forgotten after many later ones, so only the total wait is known.
+                // The log no longer knows the write, because many later ones followed. Only the
+                // total wait is known.
                 None => slow.wake_ns = ns(trace.data, answered),
             }
         }
@@ -105,7 +108,7 @@ impl SlowFsyncs {
         }
     }
 
-    /// Slowest first.
+    /// The listed fsyncs, slowest first.
     pub(crate) fn list(&self) -> Vec<SlowFsync> {
         self.list.lock().clone()
     }

@@ -9,14 +9,14 @@ use kedge_format::FileKind;
 use std::fmt;
 use std::io;
 
-/// Writes to one file that become part of it all at once, durably, by [`AtomicWrite::commit`]: a
-/// crash leaves all of them or none. Until then they are in memory and only this handle reads them.
-/// Dropping it forgets them.
+/// Writes to one file that take effect together, durably, in [`AtomicWrite::commit`]: a crash
+/// leaves all of them or none. Until then the bytes are in memory, and only this handle reads them.
+/// Dropping the handle discards them.
 ///
-/// [`AtomicWrite::bytes_max`] bounds it, in whole pages of 4 KiB.
+/// [`AtomicWrite::bytes_max`] is the maximum of one atomic write, in whole pages of 4 KiB.
 ///
-/// Two of them may be open for one file. Each commit then changes what it has written, and leaves
-/// the rest as it finds it.
+/// Two atomic writes may be open for one file. Each commit then changes only the bytes that it has
+/// written.
 pub struct AtomicWrite {
     fs: FileSystem,
     ino: Ino,
@@ -37,7 +37,7 @@ impl Drop for AtomicWrite {
 }
 
 impl FileSystem {
-    /// Begins an atomic write of a regular file.
+    /// Starts an atomic write of a regular file.
     pub fn atomic(&self, ino: Ino) -> Result<AtomicWrite> {
         match self.getattr(ino)?.kind {
             FileKind::Regular => {}
@@ -51,7 +51,7 @@ impl FileSystem {
 }
 
 impl File {
-    /// Begins an atomic write.
+    /// Starts an atomic write of the file.
     pub fn atomic(&self) -> io::Result<AtomicWrite> {
         self.check_writable()?;
         Ok(self.fs().atomic(self.ino())?)
@@ -59,21 +59,22 @@ impl File {
 }
 
 impl AtomicWrite {
-    /// The most bytes that it takes, if they fill whole pages: 896 KiB, less with a small log.
+    /// The most bytes of one atomic write, if they fill whole pages: 896 KiB, or less if the log is
+    /// small.
     pub fn bytes_max(&self) -> u64 {
         self.pages_max * BLOCK_SIZE as u64
     }
 
-    /// Writes all bytes at `offset`, beyond the end of the file too.
+    /// Writes all bytes at `offset`, which may be beyond the end of the file.
     ///
     /// # Errors
-    /// EFBIG: more than [`AtomicWrite::bytes_max`]. Nothing of this call is written then, and what
-    /// was written before stays.
+    /// EFBIG: there would be more than [`AtomicWrite::bytes_max`]. Nothing of this call is written
+    /// then; earlier writes stay.
     pub fn write_at(&mut self, offset: u64, data: &[u8]) -> Result<()> {
         self.staged.write(offset, data, self.pages_max)
     }
 
-    /// Reads the file as a commit would leave it.
+    /// Reads the file as it would be after a commit. Returns the number of bytes.
     pub fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<usize> {
         let read = self.fs.read(self.ino, offset, buf)?;
         let staged = usize::try_from(self.staged.end().saturating_sub(offset)).unwrap_or(usize::MAX);
@@ -83,18 +84,18 @@ impl AtomicWrite {
         Ok(len)
     }
 
-    /// Puts the bytes that are written over those of a buffer, which has the bytes of the file from
-    /// `offset` on.
+    /// Copies the written bytes over a buffer that has the file's bytes from `offset` on.
     pub fn lay_over(&self, offset: u64, buf: &mut [u8]) {
         self.staged.lay_over(offset, buf);
     }
 
-    /// The end of the last byte that is written; 0 if nothing is.
+    /// The file offset after the last written byte; 0 if nothing is written.
     pub fn end(&self) -> u64 {
         self.staged.end()
     }
 
-    /// The runs of neighbouring pages that are written to, as offsets and lengths.
+    /// The ranges of pages with written bytes, as offsets and lengths. Adjacent pages are one
+    /// range.
     pub fn ranges(&self) -> impl Iterator<Item = (u64, u64)> {
         let bytes = BLOCK_SIZE as u64;
         self.staged.runs().into_iter().map(move |run| (run.start * bytes, (run.end - run.start) * bytes))
@@ -105,13 +106,13 @@ impl AtomicWrite {
         self.staged.is_empty()
     }
 
-    /// Makes everything that was written part of the file, durably. The file's time stamps and the
-    /// directories on the way to it are durable too.
+    /// Makes the written bytes part of the file, durably. The file's time stamps, and the
+    /// directories above the file, are durable too.
     ///
     /// # Errors
-    /// ENOSPC, EDQUOT, EPERM (flags), ENOENT (the file was deleted): the file is as it was.
-    /// EIO: the log could not be written. The file system is shut down, and the next open finds all
-    /// of the bytes or none.
+    /// ENOSPC, EDQUOT, EPERM (flags), ENOENT (the file was deleted): the file is unchanged. EIO:
+    /// the log could not be written. The file system is shut down, and the next open finds all of
+    /// the bytes or none.
     pub fn commit(mut self) -> Result<()> {
         self.fs.commit_atomic(self.ino, std::mem::take(&mut self.staged))
     }

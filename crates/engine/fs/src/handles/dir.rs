@@ -1,4 +1,4 @@
-//! A directory, and path lookup from it.
+//! A directory handle, and path lookup from it.
 
 use super::file::{File, OpenOptions};
 use super::walk::{Found, walk};
@@ -14,17 +14,17 @@ use std::io::{self, Read, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
-/// Entries that are read in one batch.
+/// The most entries that are read in one batch.
 const BATCH: usize = 256;
 
 /// A directory of the image, where relative paths start. [`FileSystem::root`] is the first one.
 ///
-/// Paths are walked as the kernel does it, symbolic links included. An absolute path, or a link
-/// with an absolute target, starts at the root of the image. A `Dir` does not confine paths: `..`
-/// leads out of it. No path leads out of the image.
+/// Paths are resolved as in the kernel, including symbolic links. An absolute path, or a link with
+/// an absolute target, starts at the root of the image. A `Dir` does not confine paths: `..` may
+/// lead out of it, but never out of the image.
 ///
-/// Errors are those of std::io; the [`Error`] of this crate is the inner error
-/// ([`std::io::Error::get_ref`]).
+/// Errors are those of std::io. The [`Error`] of this crate is available as
+/// [`std::io::Error::get_ref`].
 #[derive(Clone)]
 pub struct Dir {
     fs: FileSystem,
@@ -42,7 +42,7 @@ fn bytes(path: &Path) -> &[u8] {
     path.as_os_str().as_bytes()
 }
 
-/// `DIR/` is accepted for a directory that is to be made or removed.
+/// Removes slashes at the end of a path: `DIR/` may name a directory that is to be made or removed.
 fn without_slash(path: &Path) -> &[u8] {
     let mut path = bytes(path);
     while path.len() > 1 && path.ends_with(b"/") {
@@ -56,7 +56,7 @@ impl Dir {
         Dir { fs, ino, owner: Owner::default() }
     }
 
-    /// The same directory; new entries made through it belong to `owner`.
+    /// Returns the same directory with an owner for new entries.
     pub fn with_owner(self, owner: Owner) -> Dir {
         Dir { owner, ..self }
     }
@@ -75,12 +75,12 @@ impl Dir {
         walk(&self.fs, self.ino, path, follow)
     }
 
-    /// The inode that a path names, after symbolic links are followed.
+    /// Returns the inode that a path names. Follows symbolic links.
     pub fn resolve(&self, path: impl AsRef<Path>) -> io::Result<Ino> {
         Ok(self.find(bytes(path.as_ref()), true)?.attr()?.ino)
     }
 
-    /// The directory that a path names.
+    /// Opens the directory that a path names.
     pub fn dir(&self, path: impl AsRef<Path>) -> io::Result<Dir> {
         let attr = self.find(bytes(path.as_ref()), true)?.attr()?;
         match attr.kind {
@@ -104,23 +104,23 @@ impl Dir {
         Ok(how.open(&self.fs, self.ino, bytes(path.as_ref()), self.owner)?)
     }
 
-    /// The contents of a file.
+    /// Reads a whole file.
     pub fn read(&self, path: impl AsRef<Path>) -> io::Result<Vec<u8>> {
         let mut all = Vec::new();
         self.open(path)?.read_to_end(&mut all)?;
         Ok(all)
     }
 
-    /// The contents of a file, which must be UTF-8.
+    /// Reads a whole file, which must be UTF-8.
     pub fn read_to_string(&self, path: impl AsRef<Path>) -> io::Result<String> {
         let mut all = String::new();
         self.open(path)?.read_to_string(&mut all)?;
         Ok(all)
     }
 
-    /// Writes a whole file, as std::fs::write does: it is durable with the next sync only, and
-    /// until then a crash may leave the file empty or absent. To replace a file so that a crash
-    /// leaves the old or the new version: write another file, [`File::sync_all`], [`Dir::rename`].
+    /// Writes a whole file, as std::fs::write does. The file is durable only with the next sync;
+    /// until then a crash may leave it empty or absent. To replace a file so that a crash leaves
+    /// the old or the new version: write another file, [`File::sync_all`], [`Dir::rename`].
     pub fn write(&self, path: impl AsRef<Path>, data: impl AsRef<[u8]>) -> io::Result<()> {
         self.create(path)?.write_all(data.as_ref())
     }
@@ -130,12 +130,12 @@ impl Dir {
         Ok(self.find(bytes(path.as_ref()), true)?.attr()?)
     }
 
-    /// The attributes that lstat(2) shows: for a symbolic link its own.
+    /// The attributes that lstat(2) shows: those of a symbolic link itself.
     pub fn symlink_metadata(&self, path: impl AsRef<Path>) -> io::Result<Attr> {
         Ok(self.find(bytes(path.as_ref()), false)?.attr()?)
     }
 
-    /// Whether the path names an inode. An error if that cannot be determined.
+    /// Whether the path names an inode. Fails if that cannot be determined.
     pub fn try_exists(&self, path: impl AsRef<Path>) -> io::Result<bool> {
         match self.find(bytes(path.as_ref()), true) {
             Ok(found) => Ok(found.attr.is_some()),
@@ -144,31 +144,31 @@ impl Dir {
         }
     }
 
-    /// Changes attributes, following a symbolic link.
+    /// Changes attributes. Follows a symbolic link.
     pub fn set_attr(&self, path: impl AsRef<Path>, set: &SetAttr) -> io::Result<Attr> {
         Ok(self.fs.setattr(self.resolve(path)?, set)?)
     }
 
-    /// The entries of a directory, without `.` and `..`, in no particular order. Entries that are
-    /// made or removed meanwhile may or may not be among them.
+    /// Returns the entries of a directory, without `.` and `..`, in no particular order. Entries
+    /// that are made or removed meanwhile may be missing or present.
     pub fn read_dir(&self, path: impl AsRef<Path>) -> io::Result<ReadDir> {
         let dir = self.dir(path)?;
         Ok(ReadDir { fs: dir.fs, ino: dir.ino, cookie: Some(0), read: VecDeque::new() })
     }
 
-    /// Makes a directory of mode 0755.
+    /// Creates a directory with mode 0755.
     pub fn create_dir(&self, path: impl AsRef<Path>) -> io::Result<()> {
         self.create_dir_with(path, 0o755)
     }
 
-    /// Makes a directory of these permission bits.
+    /// Creates a directory with these permission bits.
     pub fn create_dir_with(&self, path: impl AsRef<Path>, mode: u32) -> io::Result<()> {
         let found = self.find(without_slash(path.as_ref()), false)?.named(Error::Exists)?;
         self.fs.mkdir(found.dir, &found.name, mode, self.owner)?;
         Ok(())
     }
 
-    /// Makes a directory and its missing ancestors. Succeeds if the directory exists.
+    /// Creates a directory and its missing ancestors. Succeeds if the directory exists.
     pub fn create_dir_all(&self, path: impl AsRef<Path>) -> io::Result<()> {
         let path = bytes(path.as_ref());
         let ends = path.iter().enumerate().filter(|(at, b)| **b == b'/' && *at > 0).map(|(at, _)| at);
@@ -182,7 +182,8 @@ impl Dir {
                 }
             }
             match self.create_dir(here) {
-                // Another thread was faster, or a symbolic link is dangling; checked below.
+                // Another thread has created it, or the name is a dangling symbolic link. The next
+                // step finds out.
                 Err(e) if e.kind() == io::ErrorKind::AlreadyExists => self.dir(here).map(drop)?,
                 made => made?,
             }
@@ -205,8 +206,8 @@ impl Dir {
         Ok(self.fs.rmdir(found.dir, &found.name)?)
     }
 
-    /// Removes a directory and everything below it, without following symbolic links. A crash or an
-    /// error leaves the rest.
+    /// Removes a directory and everything below it, without following symbolic links. After a crash
+    /// or an error the rest is still there.
     pub fn remove_dir_all(&self, path: impl AsRef<Path>) -> io::Result<()> {
         let top = self
             .find(without_slash(path.as_ref()), false)?
@@ -216,8 +217,8 @@ impl Dir {
         if attr.kind != FileKind::Directory {
             return Err(Error::NotDirectory.into());
         }
-        // Without recursion, since a tree may be deeper than a stack. Each element: the parent
-        // directory, the name in it, the directory.
+        // A list replaces recursion, since a tree may be deeper than the stack allows. Each
+        // element: parent directory, name, directory.
         let mut left = vec![(dir, name, attr.ino)];
         while let Some((above, name, here)) = left.last().cloned() {
             let depth = left.len();
@@ -238,12 +239,12 @@ impl Dir {
         Ok(())
     }
 
-    /// Moves a name atomically: no crash leaves both names or neither. Replaces an existing `to`.
+    /// Renames atomically: no crash leaves both names or neither. Replaces an existing `to`.
     pub fn rename(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> io::Result<()> {
         self.rename_with(from, to, RenameMode::Replace)
     }
 
-    /// [`Dir::rename`] that refuses an existing `to`, or swaps the two names, as `mode` says.
+    /// [`Dir::rename`] that fails if `to` exists, or swaps the two names, depending on `mode`.
     pub fn rename_with(
         &self,
         from: impl AsRef<Path>,
@@ -256,8 +257,8 @@ impl Dir {
         Ok(self.fs.rename(from.dir, &from.name, to.dir, &to.name, mode)?)
     }
 
-    /// Adds the name `to` to the file at `from`, which is not a directory. A symbolic link is not
-    /// followed.
+    /// Adds the name `to` to the file `from`, which is not a directory. Does not follow a symbolic
+    /// link.
     pub fn hard_link(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> io::Result<()> {
         let file = self.find(bytes(from.as_ref()), false)?.attr()?;
         let to = self.find(bytes(to.as_ref()), false)?.named(Error::Exists)?;
@@ -265,14 +266,14 @@ impl Dir {
         Ok(())
     }
 
-    /// Creates a symbolic link at `link` with `target`, which is not interpreted.
+    /// Creates a symbolic link at `link`. `target` is not interpreted.
     pub fn symlink(&self, target: impl AsRef<Path>, link: impl AsRef<Path>) -> io::Result<()> {
         let link = self.find(bytes(link.as_ref()), false)?.named(Error::Exists)?;
         self.fs.symlink(link.dir, &link.name, bytes(target.as_ref()), self.owner)?;
         Ok(())
     }
 
-    /// The target of a symbolic link.
+    /// Returns the target of a symbolic link.
     pub fn read_link(&self, path: impl AsRef<Path>) -> io::Result<PathBuf> {
         let link = self.symlink_metadata(path)?;
         Ok(OsString::from_vec(self.fs.readlink(link.ino)?).into())
@@ -293,15 +294,15 @@ pub struct Entry {
     pub name: OsString,
     /// Inode number.
     pub ino: Ino,
-    /// Type of the file; a symbolic link is not followed.
+    /// Type of the file. A symbolic link is not followed.
     pub kind: FileKind,
 }
 
-/// The entries of a directory: [`Dir::read_dir`].
+/// An iterator over the entries of a directory: see [`Dir::read_dir`].
 pub struct ReadDir {
     fs: FileSystem,
     ino: Ino,
-    /// The cookie of the next batch; `None` after the last.
+    /// The cookie from which the next batch starts; `None` after the last batch.
     cookie: Option<u64>,
     read: VecDeque<Entry>,
 }
@@ -313,7 +314,7 @@ impl fmt::Debug for ReadDir {
 }
 
 impl ReadDir {
-    /// Reads the next entries.
+    /// Reads the next batch of entries.
     fn fill(&mut self, from: u64) -> Result<()> {
         let (read, mut next) = (&mut self.read, None);
         self.fs.readdir(self.ino, from, &mut |entry| {
@@ -335,7 +336,7 @@ impl ReadDir {
 impl Iterator for ReadDir {
     type Item = io::Result<Entry>;
 
-    /// Ends after an error.
+    /// After an error the iterator ends.
     fn next(&mut self) -> Option<io::Result<Entry>> {
         while self.read.is_empty() {
             let from = self.cookie.take()?;

@@ -12,8 +12,8 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 
 /// Options for opening a file, like those of std.
 ///
-/// There is no append mode: each of two appending handles would have to know the other's end. A
-/// single shared handle, or a position that the program keeps, serves instead.
+/// There is no append mode: each of two appending handles would have to know the end that the other
+/// has reached. Use one shared handle, or keep the position in the program.
 #[derive(Clone, Debug)]
 pub struct OpenOptions {
     read: bool,
@@ -31,7 +31,7 @@ impl Default for OpenOptions {
 }
 
 impl OpenOptions {
-    /// No access is chosen yet, and the mode of new files is 0644.
+    /// No access is selected yet, and new files get mode 0644.
     pub const fn new() -> OpenOptions {
         OpenOptions {
             read: false,
@@ -55,19 +55,19 @@ impl OpenOptions {
         self
     }
 
-    /// Truncates the file. Needs write.
+    /// Truncates the file. Needs `write`.
     pub const fn truncate(mut self, yes: bool) -> OpenOptions {
         self.truncate = yes;
         self
     }
 
-    /// Creates the file if it does not exist. Needs write.
+    /// Creates the file if it does not exist. Needs `write`.
     pub const fn create(mut self, yes: bool) -> OpenOptions {
         self.create = yes;
         self
     }
 
-    /// Creates the file, and fails if the name exists, even as a symbolic link. Needs write.
+    /// Creates the file. Fails if the name exists, even as a symbolic link. Needs `write`.
     pub const fn create_new(mut self, yes: bool) -> OpenOptions {
         self.create_new = yes;
         self
@@ -98,7 +98,7 @@ impl OpenOptions {
                 Some(attr) => *attr,
                 None if self.create || self.create_new => {
                     match fs.create(found.dir, &found.name, self.mode, owner) {
-                        // Another thread was faster.
+                        // Another thread has created the file meanwhile.
                         Err(Error::Exists) if !self.create_new => continue,
                         made => made?,
                     }
@@ -110,7 +110,7 @@ impl OpenOptions {
                 FileKind::Directory => return Err(Error::IsDirectory),
                 _ => return Err(Error::Invalid("not a regular file")),
             }
-            // Pinned from here on; its drop releases the pin.
+            // From here on the file is pinned. If opening fails, the drop releases the pin.
             let file = File::new(fs, attr.ino, self)?;
             if !still_names(fs, &found, attr.ino)? {
                 continue;
@@ -123,7 +123,7 @@ impl OpenOptions {
     }
 }
 
-/// Whether the name that was found still names the inode.
+/// Whether the name still refers to the inode that was found under it.
 fn still_names(fs: &FileSystem, found: &Found, ino: Ino) -> Result<bool> {
     match fs.lookup(found.dir, &found.name) {
         Ok(attr) => Ok(attr.ino == ino),
@@ -132,18 +132,18 @@ fn still_names(fs: &FileSystem, found: &Found, ino: Ino) -> Result<bool> {
     }
 }
 
-/// An open regular file. It survives the removal of its last name until this handle is dropped.
+/// An open regular file. If its last name is removed, it exists until this handle is dropped.
 ///
-/// Reads and writes move a position, as with std::fs::File, also through `&File`; [`File::read_at`]
-/// and [`File::write_at`] do not. Written data is durable after [`File::sync_all`] or
-/// [`File::sync_data`]; dropping the file makes nothing durable.
+/// Reads and writes through the std traits move a position, as with std::fs::File, also through
+/// `&File`; [`File::read_at`] and [`File::write_at`] do not. Written data is durable after
+/// [`File::sync_all`] or [`File::sync_data`]; dropping the file makes nothing durable.
 pub struct File {
     fs: FileSystem,
     ino: Ino,
     readable: bool,
     writable: bool,
-    /// Held during a read or write that moves the position. It has no rank, since no other lock is
-    /// held when it is taken.
+    /// Locked during a read or write that moves the position. The lock has no rank, since no other
+    /// lock is held when it is taken.
     position: Mutex<u64>,
 }
 
@@ -183,8 +183,8 @@ impl File {
         Ok(())
     }
 
-    /// Reads at `offset`. Returns the number of bytes, which is less than requested only at the end
-    /// of the file.
+    /// Reads at `offset`. Returns the number of bytes read, which is less than requested only at
+    /// the end of the file.
     pub fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
         if !self.readable {
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, "the file is not open to be read"));
@@ -192,8 +192,8 @@ impl File {
         Ok(self.fs.read(self.ino, offset, buf)?)
     }
 
-    /// Writes at `offset`. Returns the number of bytes, which is less than requested if space or
-    /// the device failed on the way.
+    /// Writes at `offset`. Returns the number of bytes written, which is less than requested if the
+    /// space ran out or the device failed after a part of the bytes.
     pub fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<usize> {
         self.check_writable()?;
         Ok(self.fs.write(self.ino, offset, data)?)

@@ -6,17 +6,17 @@ use crate::types::Attr;
 use kedge_base::Ino;
 use kedge_format::FileKind;
 
-/// Symbolic links that one path may follow, as in Linux.
+/// The most symbolic links that one path may follow, as in Linux.
 const LINKS_MAX: u32 = 40;
 
 /// The result of a path lookup.
 pub(super) struct Found {
     /// The directory that contains, or would contain, the last name.
     pub dir: Ino,
-    /// The last name. Empty if the path ends with a directory that was not reached by name: `/`,
-    /// `.` or `..`.
+    /// The last name. Empty if the path ends with `/`, `.` or `..`, and so not with the name of an
+    /// inode.
     pub name: Vec<u8>,
-    /// The attributes of the inode that the path names; `None` if the last name is free.
+    /// The attributes of the inode that the path names; `None` if the last name does not exist.
     pub attr: Option<Attr>,
 }
 
@@ -25,14 +25,14 @@ impl Found {
         self.attr.ok_or(Error::NotFound)
     }
 
-    /// Fails with `without` for a path that ends without a name.
+    /// Fails with the error `without` if the path does not end with a name.
     pub(super) fn named(self, without: Error) -> Result<Found> {
         if self.name.is_empty() { Err(without) } else { Ok(self) }
     }
 }
 
-/// Pushes the names of a path so that they are popped in order. A `/` at the end becomes a `.`: the
-/// name before it must be a directory.
+/// Pushes the names of a path in reverse order, so that they are popped in order. A `/` at the end
+/// becomes a `.`, since the name before it must be that of a directory.
 fn push(left: &mut Vec<Vec<u8>>, path: &[u8]) {
     if path.ends_with(b"/") {
         left.push(b".".to_vec());
@@ -41,10 +41,10 @@ fn push(left: &mut Vec<Vec<u8>>, path: &[u8]) {
     left.extend(names.rev().map(<[u8]>::to_vec));
 }
 
-/// `follow`: a symbolic link at the end is followed too.
+/// Resolves a path from `start`. `follow`: a symbolic link at the end is followed too.
 ///
-/// An absolute path, of the caller or of a link, starts at the root of the image. `..` of the root
-/// is the root.
+/// An absolute path, given by the caller or by a link, starts at the root of the image. `..` in the
+/// root is the root.
 pub(super) fn walk(fs: &FileSystem, start: Ino, path: &[u8], follow: bool) -> Result<Found> {
     if path.is_empty() {
         return Err(Error::NotFound);

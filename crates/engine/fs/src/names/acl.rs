@@ -1,14 +1,14 @@
-//! Access control lists: attributes that follow the mode and are inherited by new files. The
+//! Access control lists: attributes that agree with the mode and that new files inherit. The
 //! kernel, or a program that links the library, enforces them.
 //!
 //! # Invariants
-//! 1. The nine permission bits of the mode are those of the access list ([`Acl::mode`]): the mode's
-//!    group bits are the list's mask.
-//! 2. No minimal access list is stored, because its mode expresses the same.
+//! 1. The nine permission bits of the mode are those of the access list ([`Acl::mode`]). The group
+//!    bits of the mode are the mask of the list.
+//! 2. A minimal access list is not stored, because the mode expresses the same.
 //!
-//! An operation that changes one changes the other in the same record, under the inode's exclusive
-//! io lock. So no crash leaves a mode without its list: a file that denies a user by its list would
-//! be open to that user by its mode.
+//! An operation that changes the mode or the list changes both in one record, under the inode's
+//! exclusive io lock. So no crash leaves a new mode with an old list. Otherwise a file whose list
+//! denies access to a user could be open to that user by its mode.
 
 use super::Names;
 use crate::cache::inode::Inode;
@@ -19,10 +19,11 @@ use kedge_format::item::{VALUE_MAX, Xattr, name_slot};
 use kedge_format::record::RecordBuilder;
 use kedge_format::{FileKind, InodeCore, ItemKind, Key};
 
-/// The longest item of a list.
+/// Bytes of the largest list.
 pub(super) const LIST_MAX: usize = VALUE_MAX;
 
-/// The list in a value; `None` if the attribute is not a list.
+/// Decodes the value of an attribute as a list. `None` if the attribute is not an access control
+/// list.
 pub(super) fn of_value(name: &[u8], value: &[u8]) -> Result<Option<Acl>> {
     if !is_acl_name(name) {
         return Ok(None);
@@ -30,7 +31,7 @@ pub(super) fn of_value(name: &[u8], value: &[u8]) -> Result<Option<Acl>> {
     Acl::decode(value).map(Some).ok_or(Error::Invalid("not a valid access control list"))
 }
 
-/// Whether an attribute is stored as a list.
+/// Whether an attribute is stored. Only a minimal access list is not, since the mode expresses it.
 pub(super) fn is_kept(name: &[u8], list: Option<&Acl>) -> bool {
     name != ACCESS || list.is_none_or(|list| !list.is_minimal())
 }
@@ -45,12 +46,12 @@ pub(super) fn check_kind(kind: FileKind, name: &[u8]) -> Result<()> {
 }
 
 impl Names {
-    /// Whether the image may hold lists: an image of an older version may not.
+    /// Whether the image supports lists. An image of an older version may not.
     pub(crate) fn has_acls(&self) -> bool {
         self.engine.store().geometry().has_acls()
     }
 
-    /// An inode's list. The caller holds the inode's io lock.
+    /// Reads one of an inode's lists, with its slot. The caller holds the inode's io lock.
     fn list(&self, ino: Ino, name: &[u8]) -> Result<Option<(u64, Acl)>> {
         let found = self.find_xattr(ino, name)?;
         let Some(value) = &found.entry else { return Ok(None) };
@@ -63,7 +64,7 @@ impl Names {
         }
     }
 
-    /// Adds the change that a new mode makes to the inode's access list. The caller holds the
+    /// Adds the edit that adapts the inode's access list to a new mode. The caller holds the
     /// inode's io lock exclusively.
     pub(super) fn list_follows_mode(
         &self,
@@ -79,13 +80,13 @@ impl Names {
         Ok(())
     }
 
-    /// Whether a new file in this directory may inherit a list. `false` remains valid while the
-    /// caller holds the directory's io lock.
+    /// Whether a new file in this directory may inherit a list. A result of `false` stays valid
+    /// while the caller holds the directory's io lock.
     pub(super) fn may_inherit(&self, dir: &Inode) -> bool {
         self.has_acls() && !dir.meta.lock().no_default_acl
     }
 
-    /// The default list of a directory. The caller holds the directory's io lock.
+    /// Reads the default list of a directory. The caller holds the directory's io lock.
     pub(super) fn default_list(&self, dir: &Inode) -> Result<Option<Acl>> {
         let list = self.list(dir.ino, DEFAULT)?;
         if list.is_none() {
@@ -94,8 +95,8 @@ impl Names {
         Ok(list.map(|(_, acl)| acl))
     }
 
-    /// Adds the lists that a new file inherits from its directory's default list, and sets its
-    /// mode.
+    /// Adds the lists that a new file inherits from the default list of its directory, and sets the
+    /// file's mode.
     pub(super) fn inherit(&self, default: Acl, ino: Ino, core: &mut InodeCore, record: &mut RecordBuilder) {
         let kind = core.kind().expect("a new inode has a type");
         if kind == FileKind::Symlink {
@@ -109,7 +110,7 @@ impl Names {
         let mut taken = None;
         for (name, acl, _) in lists.into_iter().filter(|(.., kept)| *kept) {
             let first = name_slot(seed, name);
-            // If the two names share a hash, they also share its slots.
+            // If both names have the same hash, they share its slots.
             let slot = if taken == Some(first) { first + 1 } else { first };
             taken = Some(first);
             let value = acl.encode();

@@ -1,4 +1,4 @@
-//! Attributes.
+//! Attributes of inodes: reading and changing them.
 
 use super::Names;
 use super::acl::LIST_MAX;
@@ -13,7 +13,7 @@ use kedge_format::{FileFlags, FileKind, InodeCore};
 use kedge_store::{Class, Need};
 use std::sync::Arc;
 
-/// Set-user-id and set-group-id.
+/// The set-user-id and set-group-id bits of a mode.
 const SET_ID: u32 = 0o6000;
 
 impl Names {
@@ -21,7 +21,8 @@ impl Names {
         self.shown(&*self.inodes.get(ino)?)
     }
 
-    /// The attributes of an inode. The trees that a directory names are subdirectories too.
+    /// The attributes of an inode, as stat(2) shows them. Trees whose names are in a directory
+    /// count as its subdirectories.
     pub(super) fn shown(&self, inode: &Inode) -> Result<Attr> {
         let mut attr = inode.attr()?;
         if inode.kind == FileKind::Directory {
@@ -99,7 +100,7 @@ impl Names {
         self.engine.store().geometry().has_immutable()
     }
 
-    /// Sets the flags of chattr(1). Waits for a write in progress.
+    /// Sets the flags of chattr(1). Waits for writes in progress.
     pub(crate) fn set_flags(&self, ino: Ino, flags: FileFlags) -> Result<()> {
         if !self.engine.store().geometry().has_flags() {
             return Err(Error::NotSupported("file flags, of which an image of an older version has none"));
@@ -125,8 +126,8 @@ impl Names {
             self.check_nocow(inode.kind == FileKind::Directory || empty)?;
         }
         let fixes = |flag| flags.has(flag) && !old.has(flag);
-        // A directory has no pages: each change of a directory is an operation, which checks the
-        // flags.
+        // A directory needs no feature for these flags: it has no pages, so each change of a
+        // directory is an operation that checks the flags.
         let keeps = self.has_immutable() || inode.kind == FileKind::Directory;
         if !keeps && (fixes(FileFlags::IMMUTABLE) || fixes(FileFlags::APPEND)) {
             return Err(Error::NotSupported(
@@ -146,8 +147,8 @@ impl Names {
         Ok(())
     }
 
-    /// Checks a change of the flag that data has no checksums. `may`: the inode has no data of its
-    /// own.
+    /// Checks a change of the flag that turns off checksums of data. `may`: the inode has no data
+    /// of its own.
     fn check_nocow(&self, may: bool) -> Result<()> {
         if !self.engine.store().geometry().has_sums() {
             return Err(Error::NotSupported(
@@ -157,8 +158,8 @@ impl Names {
         if may { Ok(()) } else { Err(Error::Invalid("only an empty file can gain or lose its checksums")) }
     }
 
-    /// Time stamps alone make no record: they wait in the inode until the inode is next logged,
-    /// forced or written back.
+    /// Sets time stamps without a record. They stay pending in the inode until the inode is next
+    /// logged, synced or written back.
     fn set_times(&self, inode: &Arc<Inode>, set: &SetAttr) -> Result<()> {
         if self.engine.store().is_read_only() {
             return Err(kedge_base::Error::ReadOnly.into());
@@ -185,8 +186,8 @@ impl Names {
     }
 }
 
-/// Whether the flags permit new times. A kernel with a writeback cache keeps mtime and ctime
-/// itself, so its times may belong to changes that it accepted before the flags were set.
+/// Checks whether the flags permit new times. A kernel with a writeback cache maintains mtime and
+/// ctime itself, so its times may belong to changes that it accepted before the flags were set.
 fn check_times(core: &InodeCore, set: &SetAttr) -> Result<()> {
     let is_given = |time: Option<SetTime>| matches!(time, Some(SetTime::At(_)));
     if set.ctime.is_some() && set.atime.is_none() {

@@ -1,5 +1,5 @@
-//! Names: lookup, create, link, unlink, rmdir, readdir. A directory's entries change under its
-//! exclusive io lock.
+//! Directories: lookup, create, link, unlink, rmdir, readdir. A directory's entries change under
+//! its exclusive io lock.
 
 use super::Names;
 use super::acl::LIST_MAX;
@@ -21,24 +21,25 @@ use smallvec::SmallVec;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-/// Most names of one inode.
+/// The most names of one inode.
 pub(super) const LINKS_MAX: u32 = 65_000;
-/// Cookies of "." and ".."; entries' cookies are their slots, which start far above.
+/// Cookies of "." and "..". The cookie of any other entry is its slot, which is larger.
 const DOT: u64 = 1;
 const DOT_DOT: u64 = 2;
 
-/// Removing a name: the entry, both inodes, and an orphan if it was the last name.
+/// The need of a removal of a name: the entry, both inodes, and an orphan item if it was the last
+/// name.
 const UNLINK: Need = Need::record(Class::Reclaim).deletes(1).patches(2).puts(1, Orphan::SIZE);
 
-/// Why the root of a tree cannot be removed or moved as a directory.
+/// The error if the root of a tree is removed or moved like a directory.
 pub(super) const TREE_ROOT: &str = "the directory is the root of a tree";
 
-/// Bytes of a name's item.
+/// Bytes of the item of a name.
 pub(super) fn dentry_len(name: &[u8]) -> usize {
     Dentry::encoded_len(name.len())
 }
 
-/// The entry of a name, or the slot for a new one.
+/// The inode and type that a name refers to, or the slot for a new name.
 pub(super) type Found = Slot<(Ino, FileKind)>;
 
 pub(super) fn check_name(name: &[u8]) -> Result<()> {
@@ -60,17 +61,17 @@ pub(crate) struct Make<'a> {
     pub owner: Owner,
 }
 
-/// The number of a new inode.
+/// Where the number of a new inode comes from.
 #[derive(Clone, Copy)]
 enum Number {
     Next,
-    /// This number, in the tree of the directory. The caller prevents that the tree gets other
-    /// inodes meanwhile.
+    /// The caller gives the number, within the tree of the directory. The caller ensures that no
+    /// other inode of the tree is made meanwhile.
     Given(Ino),
 }
 
 impl Names {
-    /// Searches a name. The caller holds the directory's io lock.
+    /// Looks up a name. The caller holds the directory's io lock.
     pub(super) fn find(&self, dir: Ino, name: &[u8]) -> Result<Found> {
         let store = self.engine.store();
         let mut found = slots::find(store, dir, ItemKind::Dentry, name, |value| {
@@ -83,8 +84,8 @@ impl Names {
         Ok(found)
     }
 
-    /// The root of the tree of this name in the directory, if the name is that of a tree. It is not
-    /// an item of the directory.
+    /// The root inode of the tree with this name in the directory. Names of trees are not items of
+    /// the directory.
     pub(crate) fn tree_named(&self, dir: Ino, name: &[u8]) -> Option<Ino> {
         self.engine.store().tree_named(dir, name)
     }
@@ -92,7 +93,7 @@ impl Names {
     /// See [`crate::FileSystem::path_of`].
     pub(crate) fn path_of(&self, dir: Ino) -> Result<Vec<u8>> {
         let mut names: Vec<Vec<u8>> = Vec::new();
-        // Each directory is visited once, so a circle in a corrupt image ends.
+        // No directory is visited twice, so a circle in a corrupt image ends the loop.
         let mut visited = std::collections::BTreeSet::new();
         let mut at = dir;
         while at != Ino::ROOT && visited.insert(at) {
@@ -115,7 +116,7 @@ impl Names {
         Ok(if names.len() == 1 { b"/".to_vec() } else { names.join(&b'/') })
     }
 
-    /// Refuses a name that the directory has, or that none can have, and a directory that was
+    /// Fails if the directory has the name, if the name is impossible, or if the directory was
     /// removed.
     pub(crate) fn check_free(&self, dir: Ino, name: &[u8]) -> Result<()> {
         check_name(name)?;
@@ -141,7 +142,7 @@ impl Names {
         record.put(Key::new(dir, ItemKind::Dentry, slot), &Dentry { ino, kind, name }.encode());
     }
 
-    /// The slot for a name that must be new.
+    /// The slot for a new name. Fails if the name exists.
     fn find_free(&self, dir: Ino, name: &[u8]) -> Result<u64> {
         let found = self.find(dir, name)?;
         if found.entry.is_some() { Err(Error::Exists) } else { found.for_new() }
@@ -179,12 +180,13 @@ impl Names {
         .into()
     }
 
-    /// Reserves for a new entry of a directory, and locks the directory. Whether the entry may
-    /// inherit access control lists is checked before the lock, because it decides how much is
-    /// reserved; if a list is set meanwhile, the call reserves again.
+    /// Reserves for a new entry of a directory, and locks the directory. The result says whether
+    /// the entry may inherit access control lists. That is checked before the lock, because it
+    /// decides how much is reserved. If a default list is set in between, the call reserves again.
     fn begin_in<'a>(&'a self, dir: &'a Inode, need: Need) -> Result<(Handle<'a>, WriteGuard<'a, ()>, bool)> {
         if self.may_inherit(dir) {
-            // There is rarely a list, and the directory remembers that it has none.
+            // Rarely a directory has a default list. If there is none, `default_list` notes that in
+            // the inode.
             let _io = dir.io.read();
             self.default_list(dir)?;
         }
@@ -269,8 +271,8 @@ impl Names {
         Ok(Attr::from_core(ino, &core, make.kind))
     }
 
-    /// Creates a file without a name, of any kind but a directory: an orphan until it is linked.
-    /// Returns it pinned.
+    /// Creates an inode without a name, of any kind but a directory: it is an orphan until it is
+    /// linked. Returns it with one pin.
     pub(crate) fn make_nameless(&self, dir: Ino, make: &Make<'_>) -> Result<Attr> {
         if make.target.len() > SYMLINK_MAX {
             return Err(Error::NameTooLong);
@@ -318,8 +320,8 @@ impl Names {
         Ok(Attr::from_core(ino, &core, make.kind))
     }
 
-    /// Charges a limit for a new inode in the tree of `dir`, and lets the next record spend it.
-    /// `None` without a limit.
+    /// Charges a limit for a new inode in the tree of `dir`. The next record of the handle spends
+    /// the charge. `None` without a limit.
     pub(super) fn charge_inode(
         &self,
         handle: &mut Handle<'_>,
@@ -335,8 +337,8 @@ impl Names {
         Ok(Some(charge))
     }
 
-    /// Refuses a name in a directory that is not below the limit of the inode. A directory that has
-    /// a limit itself may move within the limit around it.
+    /// Checks that a name of `child` in `dir` would count for the same limit as before. A directory
+    /// with a limit of its own may have its name anywhere inside the limit that contains its own.
     pub(super) fn check_limit(&self, child: &Inode, dir: &Inode) -> Result<()> {
         let limit = child.meta.lock().core.limit;
         let around = dir.meta.lock().core.limit;
@@ -367,15 +369,15 @@ impl Names {
     }
 
     /// [`Names::link`] that takes the name from another file, in the same record: no crash leaves
-    /// the directory without the name. Returns the file that had it.
+    /// the directory without the name. Returns the file that lost the name.
     pub(crate) fn link_over(&self, ino: Ino, dir: Ino, name: &[u8]) -> Result<Option<Ino>> {
         self.link_to(ino, dir, name, true)
     }
 
     fn link_to(&self, ino: Ino, dir: Ino, name: &[u8], replaces: bool) -> Result<Option<Ino>> {
         check_name(name)?;
-        // Directory and inode; the name; the item of a nameless inode; and the file that has the
-        // name.
+        // Patches of directory and inode, the name, the orphan item of a nameless inode; and the
+        // file that loses the name.
         let need = Need::record(Class::Normal).patches(2).puts(1, dentry_len(name)).puts(1, Orphan::SIZE);
         let need = if replaces { need.patches(1).puts(1, Orphan::SIZE) } else { need };
         let handle = self.engine.begin(need)?;
@@ -422,7 +424,7 @@ impl Names {
         let paid = self.pay_locked(price);
         drop(io);
         let paid = paid.and_then(|()| self.pay_unlocked(price));
-        // Even if the deletion failed, the name is taken.
+        // The old file has lost the name, even if its deletion fails.
         let victim = victim.as_ref().map(|victim| victim.ino);
         if let Some(victim) = victim.filter(|_| orphaned) {
             self.files.orphaned(victim);
@@ -430,7 +432,7 @@ impl Names {
         paid.map(|()| victim)
     }
 
-    /// Adds a name to a file that is not a directory.
+    /// Adds a name to the link count of a file that is not a directory.
     fn add_link(&self, c: &mut Change<'_>, record: &mut RecordBuilder, now: Timespec) -> Result<()> {
         let ino = c.inode.ino;
         if c.meta.dead {
@@ -441,11 +443,13 @@ impl Names {
             return Err(Error::TooManyLinks);
         }
         if c.core.nlink == 0 {
-            // Only an O_TMPFILE may get a name while it has none; an unlinked file stays unlinked.
+            // Only an inode created without a name (O_TMPFILE) may get its first name. An unlinked
+            // file stays unlinked.
             if !self.files.orphans().may_get_name(ino) {
                 return Err(Error::NotFound);
             }
-            // An unfinished truncate needs the item now that the whole file will not be deleted.
+            // The orphan item stays if a truncate is unfinished, since the file will not be deleted
+            // now.
             if c.meta.shrinking {
                 record.put(Key::orphan(ino), &Orphan::Truncate.encode());
             } else {
@@ -505,8 +509,8 @@ impl Names {
         let mut handle = self.engine.begin(UNLINK)?;
         let dir = self.inodes.get_dir(dir)?;
         loop {
-            // Looked up without the child's lock and checked again under both, since locks are
-            // taken in ascending order.
+            // The child is looked up without its lock, and again under both locks, since locks are
+            // taken in ascending order of inode numbers.
             let child = {
                 let _io = dir.io.read();
                 match self.find(dir.ino, name)?.entry {
@@ -614,8 +618,9 @@ impl Names {
         Ok(())
     }
 
-    /// The trees that a directory names, after `cookie`: slot, root and name, with the lowest slot
-    /// last. Slots of trees are those that names of their hash take last, from the end.
+    /// The trees whose names are in a directory, with slots above `cookie`: slot, root and name,
+    /// lowest slot last. A tree's slot serves only as a cookie. It is one of the last slots of the
+    /// name's hash, which entries use last.
     fn tree_slots(&self, dir: Ino, cookie: u64) -> Vec<(u64, Ino, Vec<u8>)> {
         let store = self.engine.store();
         let seed = store.geometry().hash_seed;
@@ -633,7 +638,7 @@ impl Names {
     }
 }
 
-/// After the record that spends a charge.
+/// Ends a charge of an inode, after the record that spends it.
 pub(super) fn spent(charge: &mut Option<Charge>) {
     if let Some(charge) = charge {
         charge.spent(0, 1);
@@ -644,7 +649,8 @@ fn tree_entry((slot, ino, name): &(u64, Ino, Vec<u8>)) -> DirEntry<'_> {
     DirEntry { ino: *ino, kind: FileKind::Directory, name, cookie: *slot }
 }
 
-/// Takes the io locks of several directories exclusively, in ascending order, each once.
+/// Takes the io locks of several directories exclusively, in ascending order. Each directory is
+/// locked once.
 pub(super) fn lock_dirs<'a>(dirs: &[&'a Arc<Inode>]) -> SmallVec<[WriteGuard<'a, ()>; 4]> {
     let mut sorted: SmallVec<[&'a Arc<Inode>; 4]> = dirs.into();
     sorted.sort_by_key(|i| i.ino);
@@ -652,7 +658,7 @@ pub(super) fn lock_dirs<'a>(dirs: &[&'a Arc<Inode>]) -> SmallVec<[WriteGuard<'a,
     sorted.into_iter().map(|i| i.io.write()).collect()
 }
 
-/// The change of a directory by a link. `taken`: the name exists, for another file.
+/// The change of a directory by a link. `taken`: the name exists, and another file loses it.
 fn name_in(c: &mut Change<'_>, taken: bool, now: Timespec) -> Result<()> {
     if c.core.nlink == 0 {
         return Err(Error::NotFound);
@@ -668,8 +674,8 @@ fn name_in(c: &mut Change<'_>, taken: bool, now: Timespec) -> Result<()> {
     Ok(())
 }
 
-/// Removes one name from an inode. Returns whether it was the last: the inode then becomes an
-/// orphan in the same record.
+/// Removes one name from the link count of an inode. Returns whether it was the last name: the same
+/// record then makes the inode an orphan.
 pub(super) fn drop_name(c: &mut Change<'_>, record: &mut RecordBuilder, now: Timespec) -> Result<bool> {
     let last = c.inode.is_dir() || c.core.nlink == 1;
     if c.core.nlink == 0 {

@@ -21,8 +21,8 @@ pub(crate) struct Names {
     inodes: Arc<Inodes>,
     writeback: Arc<Writeback>,
     files: Arc<Files>,
-    /// Held by renames between directories, so that the shape of the directory tree does not
-    /// change.
+    /// Held by a rename between two directories, so that no other one changes the shape of the
+    /// directory tree meanwhile.
     shape: Mutex<()>,
 }
 

@@ -1,34 +1,36 @@
-//! The cost of a new name with `new_name=sync`, the rule that Btrfs had before "do not commit logs
-//! and transactions during link and rename operations". With the default, none of this runs.
+//! What a new name costs with `new_name=sync`, the rule that Btrfs had before "do not commit logs
+//! and transactions during link and rename operations". With the default nothing in this file runs.
 //!
-//! Btrfs kept three marks of each inode in memory, and so does an [`Inode`] (`NameMarks`). A mark
-//! is the position of a record; it counts until a checkpoint has made that record part of the tree,
-//! as Btrfs's marks counted until their transaction was committed. It is lost when the inode leaves
+//! Btrfs had three marks for each inode in memory, and so has an [`Inode`] (`NameMarks`). A mark is
+//! the LSN of a record. It counts until a checkpoint has made that record part of the tree, as
+//! Btrfs's marks counted until their transaction was committed. It is lost when the inode leaves
 //! the cache, as in Btrfs.
 //! - *logged*: an fsync found the inode changed and put it into the log. A new name that forced the
-//!   log did the same: it marked the inode, the directories above that were made since the
+//!   log did the same: it marked the inode, the directories above it that were made since the
 //!   checkpoint, and the directory in which the checkpoint has a file.
-//! - *moved out*, for a directory: an inode left it for another directory, and neither of the two
-//!   was logged. An inode that is moved to another directory, or linked, is itself marked.
-//! - *created*: the position at which the inode was created.
+//! - *moved out*, for a directory: an inode was moved from it to another directory, and neither the
+//!   inode nor the directory was logged. An inode that is moved to another directory, or linked, is
+//!   marked itself.
+//! - *created*: the LSN at which the inode was created.
 //!
-//! Link checks the inode; rename checks the inode and the directory that it leaves; an exchange
+//! Link checks the inode. Rename checks the inode and the directory that it leaves; an exchange
 //! does so for both of its inodes. If one of them is logged, the log is forced before the call
 //! returns, with the directories still locked. If a directory that has to be logged, or one on the
-//! way from the new name to the root, is marked as moved out, the log did not suffice for Btrfs: it
-//! committed the transaction. Here that is a checkpoint. It runs after the directories are
+//! path from the new name to the root, is marked as moved out, the log did not suffice for Btrfs,
+//! and it committed the transaction. Here that is a checkpoint. It runs after the directories are
 //! unlocked, because a checkpoint precedes an inode in the lock order; Btrfs committed with the
-//! directories locked. Btrfs also committed if forcing failed; here a log that fails has shut the
+//! directories locked. Btrfs also committed if forcing failed. Here a log that fails has shut the
 //! file system down.
 //!
-//! The rule is milder here than it was in Btrfs where a file would have to know its directories:
-//! - An fsync of a file also marked the directories above that were made since the checkpoint and,
-//!   if the file had got a new name since then, those in which the checkpoint has the file.
-//! - A new name marked each directory in which the checkpoint has the file. Here that is the one
-//!   that the file leaves, if it was neither moved nor linked before.
-//! - With such a directory, the inodes that were made in it since the checkpoint were marked.
+//! The rule is milder here than in Btrfs where it would require that a file knows its directories:
+//! - In Btrfs an fsync of a file also marked the directories above it that were made since the
+//!   checkpoint. If the file had got a new name since then, it also marked those in which the
+//!   checkpoint has the file.
+//! - In Btrfs a new name marked each directory in which the checkpoint has the file. Here that is
+//!   the directory that the file leaves, if the file was neither moved nor linked before.
+//! - With such a directory, Btrfs also marked the inodes that were made in it since the checkpoint.
 //!
-//! No crash guarantee needs any of this: G1 to G5 of the crash model hold with either rule. So a
+//! No crash guarantee needs this rule: G1 to G5 of the crash model hold with and without it. So a
 //! mark that is lost or late only makes the comparison less exact.
 
 use super::Names;
@@ -41,10 +43,10 @@ use kedge_base::{Ino, Lsn};
 use kedge_store::{CheckpointCause, ForceCause};
 use std::sync::Arc;
 
-/// Deepest directory tree that the walk to the root follows.
+/// The deepest directory tree in which the path to the root is followed.
 const DEPTH_MAX: usize = 1 << 20;
 
-/// The work of a link or a rename before it returns.
+/// What a link or a rename must do before it returns.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Price {
     Nothing,
@@ -58,7 +60,7 @@ struct Named<'a> {
     /// `None` for a link.
     old_dir: Option<&'a Arc<Inode>>,
     dir: &'a Arc<Inode>,
-    /// Whether it is a file, and `old_dir` is the directory in which the last checkpoint has it.
+    /// Whether the inode is a file that the last checkpoint has in `old_dir`.
     was_at_home: bool,
 }
 
@@ -71,8 +73,8 @@ impl<'a> Named<'a> {
         Named { inode, old_dir: Some(old_dir), dir, was_at_home }
     }
 
-    /// Marks an inode that has left its directory for another, and that directory unless one of
-    /// the two is logged.
+    /// Marks an inode as moved out if it has left its directory for another. Also marks the
+    /// directory that it left, unless one of the two is logged.
     fn mark_moved(&self, since: Lsn) {
         let Some(old_dir) = self.old_dir.filter(|old| old.ino != self.dir.ino) else { return };
         let (at, logged) = {
@@ -89,7 +91,7 @@ impl<'a> Named<'a> {
 }
 
 impl Names {
-    /// The price of a completed rename, determined under the locks of the directories.
+    /// What a completed rename must do. Called with the directories locked.
     pub(super) fn price_of_rename(&self, from: &Side<'_>, to: &Side<'_>, mode: RenameMode) -> Price {
         let Some(source) = from.inode.as_ref().filter(|_| self.pays_for_names()) else {
             return Price::Nothing;
@@ -103,14 +105,14 @@ impl Names {
             target.mark_moved(since);
         }
         match (self.price(&source, since), target) {
-            // The checkpoint makes both durable.
+            // One checkpoint makes both inodes durable.
             (Price::Checkpoint, _) => Price::Checkpoint,
             (price, Some(target)) => price.max(self.price(&target, since)),
             (price, None) => price,
         }
     }
 
-    /// The price of a completed link, determined under the directory's lock.
+    /// What a completed link must do. Called with the directory locked.
     pub(super) fn price_of_link(&self, inode: &Arc<Inode>, dir: &Arc<Inode>) -> Price {
         if !self.pays_for_names() {
             return Price::Nothing;
@@ -121,7 +123,7 @@ impl Names {
         price
     }
 
-    /// Passes the marks of a removed directory to its parent.
+    /// Passes the moved-out mark of a removed directory to its parent.
     pub(super) fn inherit_marks(&self, child: &Inode, dir: &Inode) {
         if !self.pays_for_names() {
             return;
@@ -132,7 +134,7 @@ impl Names {
         }
     }
 
-    /// The part that runs with the directories locked.
+    /// Forces the log if `price` requires it. Called with the directories locked.
     pub(super) fn pay_locked(&self, price: Price) -> Result<()> {
         if price == Price::Force {
             let store = self.engine.store();
@@ -141,7 +143,7 @@ impl Names {
         Ok(())
     }
 
-    /// The part that runs after they are unlocked.
+    /// Runs a checkpoint if `price` requires it. Called after the directories are unlocked.
     pub(super) fn pay_unlocked(&self, price: Price) -> Result<()> {
         if price == Price::Checkpoint {
             self.engine.store().checkpoint(CheckpointCause::Request)?;
@@ -153,7 +155,7 @@ impl Names {
         self.engine.live().new_name() == NewName::Sync
     }
 
-    /// Marks up to this position no longer count.
+    /// LSN of the last checkpoint: marks up to this LSN no longer count.
     fn committed(&self) -> Lsn {
         self.engine.store().checkpoint_lsn()
     }
@@ -182,7 +184,7 @@ impl Names {
         let mut above = named.dir.clone();
         for step in 0..DEPTH_MAX {
             let is_root = above.ino == Ino::ROOT || self.engine.store().is_tree_root(above.ino);
-            // Btrfs did not check the parent of a directory, unless that was the root.
+            // Btrfs did not check the parent of a directory, unless the parent was the root.
             let is_looked_at = !is_dir || step > 0 || is_root;
             let parent = {
                 let mut meta = above.meta.lock();
@@ -202,8 +204,8 @@ impl Names {
                 Err(_) => break,
             }
         }
-        // As in Btrfs where it could not log a name. The next operation that needs the directory
-        // returns the error.
+        // Btrfs also committed if it could not log a name. The next operation that needs the
+        // directory returns the error.
         Price::Checkpoint
     }
 }

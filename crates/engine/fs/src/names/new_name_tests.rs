@@ -4,8 +4,8 @@ use kedge_device::{Device, MemDevice};
 use kedge_store::CheckpointCause;
 use std::sync::Arc;
 
-/// A file system with the rule in force, two directories below the root, and nothing logged since
-/// the last checkpoint.
+/// A file system with `new_name=sync`, two directories below the root, and no record since the last
+/// checkpoint.
 struct Scene {
     fs: FileSystem,
     a: Ino,
@@ -39,7 +39,7 @@ impl Scene {
         self.fs.fsync(ino, false).unwrap();
     }
 
-    /// The forces for names and the checkpoints that `work` caused.
+    /// Returns the numbers of forces for names and of checkpoints that `work` caused.
     fn paid(&self, work: impl FnOnce(&FileSystem)) -> (u64, u64) {
         let count = || {
             let stats: serde_json::Value = serde_json::from_str(&self.fs.stats_json()).unwrap();
@@ -114,12 +114,12 @@ fn an_exchange_counts_both_inodes_and_both_directories() {
             _ => {}
         }
         let paid = s.rename((s.a, "f"), (s.b, "g"), RenameMode::Exchange);
-        // Where one side was logged, the directory of the other side is marked as moved out: each
-        // name is below one of the two.
+        // If one side was logged, the directory of the other side is marked as moved out, and each
+        // name is below one of the two directories.
         let want = if fsynced.is_empty() { NOTHING } else { COMMIT };
         assert_eq!(paid, want, "{fsynced:?} was fsynced");
     }
-    // A rename within a directory moves nothing out.
+    // A rename within one directory moves nothing out of it.
     let s = Scene::new();
     s.make(s.a, "f");
     s.fsync(s.make(s.a, "g"));
@@ -160,7 +160,7 @@ fn a_force_marks_new_directories_above_as_logged() {
     assert_eq!(s.moves((s.a, "h"), (s.b, "h")), NOTHING, "an old directory above is not marked");
 }
 
-/// The directory in which the last checkpoint has the file is marked, not its present one.
+/// The force marks the directory in which the last checkpoint has the file, not its present one.
 #[test]
 fn a_force_marks_the_directory_that_the_checkpoint_knows() {
     let s = Scene::new();
@@ -192,7 +192,7 @@ fn a_file_whose_directory_something_left_unlogged_costs_a_checkpoint() {
     assert_eq!(s.moves((s.a, "f"), (ROOT, "f")), COMMIT, "its old directory must be logged with it");
 }
 
-/// An oddity of Btrfs.
+/// Btrfs had the same exception.
 #[test]
 fn the_parent_of_a_directory_is_not_looked_at() {
     let s = Scene::new();
@@ -206,8 +206,8 @@ fn the_parent_of_a_directory_is_not_looked_at() {
     assert_eq!(s.moves((dir, "f"), (dir, "f2")), COMMIT, "above a file each one counts");
 }
 
-/// Data that cannot be written in place holds the log's tail. Records after it are part of the tree
-/// all the same.
+/// Data that cannot be written in place holds the log's tail. The checkpoint makes the records
+/// after the tail part of the tree nevertheless, and so ends their marks.
 #[test]
 fn a_checkpoint_ends_the_marks_wherever_the_tail_is() {
     let sim = Arc::new(SimDevice::new(MemDevice::new(32 << 20)));

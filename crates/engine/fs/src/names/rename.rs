@@ -1,12 +1,12 @@
-//! Rename: one record that moves names and removes the victim's, and is never visible in part.
+//! Rename: one record that moves names and removes the name of a replaced file. No state in between
+//! is visible.
 //!
-//! With `new_name=lazy` it starts no IO, waits for none and walks no ancestors except to check that
-//! a directory does not move into itself. Child, both directories and victim get the record's LSN,
-//! so an fsync of any of them makes the whole rename durable.
+//! With `new_name=lazy` a rename starts no IO and waits for none. It walks up the directories only
+//! to check that a directory does not move into itself. The moved inode, both directories and the
+//! replaced file get the record's LSN, so an fsync of any of them makes the whole rename durable.
 //!
-//! The same record makes a whiteout, in the slot of the old name. So no crash leaves a state in
-//! which neither the file nor the whiteout has that name, and in which a file of a lower layer of
-//! an overlay would reappear.
+//! The same record makes a whiteout, in the slot of the old name. Otherwise a crash could leave the
+//! old name without file and whiteout, and a file in a lower layer of an overlay would reappear.
 
 use super::Names;
 use super::acl::LIST_MAX;
@@ -26,10 +26,10 @@ use kedge_store::{Class, Handle, Need};
 use smallvec::SmallVec;
 use std::sync::Arc;
 
-/// Deepest directory tree that the ancestor walk follows.
+/// The deepest directory tree in which the walk to the root is followed.
 const DEPTH_MAX: usize = 1 << 20;
 
-/// One side of a rename, under the directories' locks.
+/// One of the two names of a rename. Looked up with the directories locked.
 pub(super) struct Side<'a> {
     pub dir: &'a Arc<Inode>,
     name: &'a [u8],
@@ -39,9 +39,9 @@ pub(super) struct Side<'a> {
 
 /// The effect of a rename.
 enum Renamed {
-    /// Both names belong to one inode.
+    /// None: both names refer to the same inode.
     Nothing,
-    /// With the victim, if it lost its last name.
+    /// The name was moved. The replaced inode, if it lost its last name.
     Moved(Option<Ino>),
 }
 
@@ -70,10 +70,10 @@ impl Names {
             }
             check_name(name)?;
         }
-        // Both directories, both inodes; both names; a whiteout; an orphan.
+        // Both directories and both inodes, both names, a whiteout, an orphan item.
         let need = Need::record(Class::Normal).patches(4).deletes(1).puts(1, dentry_len(name));
         let need = need.puts(1, dentry_len(new_name)).creates(1).puts(1, Orphan::SIZE);
-        // A whiteout may get an access list.
+        // A whiteout may inherit an access list.
         let inherits = matches!(mode, RenameMode::Whiteout { .. }) && self.has_acls();
         let need = need.puts(inherits as usize, LIST_MAX);
         let mut handle = self.engine.begin(need)?;
@@ -83,8 +83,8 @@ impl Names {
             return Err(Error::CrossTree);
         }
         let shape = (dir != new_dir).then(|| self.shape.lock());
-        // A directory that would be replaced must be locked too, in the order of locks, which is
-        // known only after a first lookup.
+        // A directory that is replaced must be locked too, in the order of locks. It is known only
+        // after a first lookup.
         let mut victim_dir: Option<Arc<Inode>> = None;
         loop {
             let mut dirs: SmallVec<[&Arc<Inode>; 4]> = SmallVec::from_slice(&[&from_dir, &to_dir]);
@@ -104,11 +104,11 @@ impl Names {
             drop(handle);
             let price = self.price_of_rename(&from, &to, mode);
             let paid = self.pay_locked(price);
-            // The tree has its new shape. A checkpoint, or a deletion that makes room first, must
-            // not hold up other operations through these locks.
+            // The rename is complete. The locks are released first, since a checkpoint, or a
+            // deletion that has to free space, would hold up other operations.
             drop((guards, shape));
             let paid = paid.and_then(|()| self.pay_unlocked(price));
-            // Even if the deletion failed, the name is gone.
+            // The old file has lost the name, even if its deletion fails.
             if let Some(ino) = orphan {
                 self.files.orphaned(ino);
             }
@@ -171,8 +171,8 @@ impl Names {
         self.replace(handle, from, to, whiteout).map(Renamed::Moved)
     }
 
-    /// Refuses to move a directory into itself or below itself. The rename lock preserves the
-    /// tree's shape.
+    /// Fails if a directory would move into itself or below itself. The caller holds the lock of
+    /// the tree's shape.
     fn check_not_below(&self, moved: Ino, dir: Ino) -> Result<()> {
         let mut at = dir;
         for _ in 0..DEPTH_MAX {
@@ -192,8 +192,8 @@ impl Names {
         .into())
     }
 
-    /// Returns the victim if it lost its last name. `whiteout`: the owner of the whiteout under the
-    /// old name.
+    /// Moves a name to a free name, or to that of a file that it replaces. Returns the replaced
+    /// inode if it lost its last name. `whiteout`: owner of a whiteout under the old name.
     fn replace(
         &self,
         handle: &mut Handle<'_>,
@@ -206,7 +206,7 @@ impl Names {
             match (source.is_dir(), target.is_dir()) {
                 (true, false) => return Err(Error::NotDirectory),
                 (false, true) => return Err(Error::IsDirectory),
-                // Names of trees are no dentries, so they do not count in the directory's size.
+                // Names of trees are not dentries, so the directory's size does not include them.
                 (true, true) if !self.engine.store().trees_in(target.ino).is_empty() => {
                     return Err(Error::NotEmpty);
                 }
@@ -230,7 +230,7 @@ impl Names {
         let victim = to.inode.as_ref().map(|i| i.ino);
         for c in &mut changes {
             let ino = c.inode.ino;
-            // Broken on purpose: the victim keeps its link count and becomes no orphan.
+            // Broken on purpose: the replaced inode keeps its link count and becomes no orphan.
             if Some(ino) == victim && broken::is(Variant::ForgetRenameVictim) {
                 continue;
             }
@@ -254,7 +254,7 @@ impl Names {
                 flags::check_remove(&c.core)?;
             }
             flags::check_add(&c.core)?;
-            // A directory that is both sides gets both changes.
+            // If both names are in the same directory, it gets both changes.
             let mut entries = 0i64;
             let mut links = 0i64;
             if ino == from.dir.ino {
@@ -267,7 +267,8 @@ impl Names {
             }
             change_dir(c, entries, links, now)?;
         }
-        // The last lock in the order: the number is higher than any that is in use.
+        // The new inode's lock is the last in the order, since its number is higher than any in
+        // use.
         let highest = changes.last().expect("at least a directory and the moved inode").inode.ino;
         let new_inode = left.as_ref().map(|left| NewInode::new(&self.inodes, highest, left)).transpose()?;
         let mut charge = self.charge_inode(handle, from.dir.ino, number)?;
@@ -279,8 +280,9 @@ impl Names {
         Ok(orphan)
     }
 
-    /// Adds the whiteout under the old name. Its number is not from the directory's range, because
-    /// its lock is taken while the locks of the other inodes of the rename are held.
+    /// Adds the whiteout under the old name. Its number is not from the directory's range: its lock
+    /// is taken while those of the other inodes of the rename are held, so the number must be
+    /// higher than theirs.
     fn whiteout(
         &self,
         record: &mut RecordBuilder,
@@ -333,7 +335,7 @@ impl Names {
     }
 }
 
-/// The changes of the moved inode: its ctime, and for a directory its parent.
+/// Changes the moved inode: its ctime, and for a directory its parent.
 fn moved(c: &mut Change<'_>, from: &Side<'_>, to: &Side<'_>, now: Timespec) {
     c.set(InodeMask::CTIME, |core| core.ctime = now);
     if c.inode.is_dir() && from.dir.ino != to.dir.ino {

@@ -4,9 +4,9 @@ use kedge_device::MemDevice;
 use kedge_format::FileKind;
 use kedge_format::item::{SLOT_ORDINALS, name_slot};
 
-/// 257 names of one 55-bit hash cannot be found by trying, not even with the key at hand. So
-/// entries with other names are put into all slots of one name's hash, and one into the first slot
-/// after them, which belongs to another hash.
+/// 257 names with the same 55-bit hash cannot be found by trying, even with the key. So entries
+/// with other names are put into all slots of one name's hash, and another entry into the next
+/// slot, which belongs to another hash.
 fn crowded(name: &[u8]) -> (FileSystem, u64) {
     let device = Arc::new(MemDevice::new(32 << 20));
     let clock = Arc::new(ManualClock::default());
@@ -46,7 +46,7 @@ fn a_name_whose_hash_has_no_slot_left_is_refused() {
         no_space("rename", door.rename(Ino::ROOT, b"f", Ino::ROOT, b"new", mode));
     }
     assert_eq!(door.lookup(Ino::ROOT, b"f").unwrap().ino, ino, "the old name is still there");
-    // The entry of another hash was not overwritten.
+    // The entry in the slot of the next hash was not overwritten.
     let value = door.fs.engine().store().get(Key::new(Ino::ROOT, ItemKind::Dentry, behind)).unwrap().unwrap();
     let entry = kedge_format::item::Dentry::decode(&value).unwrap();
     assert_eq!(entry.name, format!("other{behind}").as_bytes());
@@ -83,7 +83,7 @@ fn a_directory_that_is_full_of_directories_takes_no_other() {
     let inner = mkdir(full, b"inner").unwrap().ino;
     let outer = mkdir(Ino::ROOT, b"outer").unwrap().ino;
     let links = |ino| door.getattr(ino).unwrap().nlink;
-    // Set directly, since creating that many takes too long.
+    // The link count is set directly, since creating so many directories takes too long.
     door.fs.inodes().get(full).unwrap().meta.lock().core.nlink = LINKS_MAX;
     let into = |name: &[u8], mode| door.rename(Ino::ROOT, b"outer", full, name, mode);
     for result in [mkdir(full, b"one more").map(drop), into(b"one more", RenameMode::Replace)] {
@@ -91,7 +91,7 @@ fn a_directory_that_is_full_of_directories_takes_no_other() {
     }
     assert_eq!(door.lookup(Ino::ROOT, b"outer").unwrap().ino, outer);
     assert_eq!((links(full), links(Ino::ROOT)), (LINKS_MAX, 4), "a refused rename changes no count");
-    // One directory for another.
+    // The two names are both of directories, so the link count stays.
     into(b"inner", RenameMode::Exchange).unwrap();
     into(b"inner", RenameMode::Replace).unwrap();
     assert_eq!(door.lookup(full, b"inner").unwrap().ino, inner);

@@ -1,5 +1,5 @@
-//! The slots of names: names with one hash share a run of slots, in the order of their creation.
-//! Directory entries and extended attributes use the same search.
+//! The slots of names. Names with the same hash have successive slots, in the order of their
+//! creation. Directory entries and extended attributes use the same search.
 
 use crate::error::{Error, Result};
 use kedge_base::Ino;
@@ -8,29 +8,30 @@ use kedge_format::{ItemKind, Key};
 use kedge_store::Store;
 use std::ops::ControlFlow;
 
-/// The item of a name, or the slot for a new one.
+/// The result of a search: what a name refers to, or the slot for a new name.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Slot<T> {
     pub entry: Option<T>,
-    /// The entry's slot; without an entry, the first free one.
+    /// The slot of the entry; if there is no entry, the first free slot.
     at: u64,
-    /// The slot after those of the name's hash.
+    /// The slot after the last one of the name's hash.
     end: u64,
 }
 
 impl<T> Slot<T> {
-    /// The slot of the entry, which exists.
+    /// The slot of the entry. The caller has checked that there is one.
     pub(super) fn at(&self) -> u64 {
         self.at
     }
 
-    /// The slot for a new item: 256 names may share a hash, and the slot after theirs belongs to
-    /// another hash.
+    /// The slot for a new item. Fails if all slots of the hash are in use: a hash has 256, and the
+    /// next slot belongs to another hash.
     pub(super) fn for_new(&self) -> Result<u64> {
         if self.at < self.end { Ok(self.at) } else { Err(Error::Engine(kedge_base::Error::NoSpace)) }
     }
 
-    /// The first of `count` consecutive slots that are free, or belong to the entry's `own` slots.
+    /// The first of `count` successive slots that are free or among the entry's own, of which there
+    /// are `own`.
     pub(super) fn run(&self, store: &Store, ino: Ino, kind: ItemKind, own: u64, count: u64) -> Result<u64> {
         let first = self.end - SLOT_ORDINALS;
         let mut start = first;
@@ -48,8 +49,7 @@ impl<T> Slot<T> {
     }
 }
 
-/// Searches a name. `read` decodes an item, and returns the caller's value if the item is the
-/// name's.
+/// Searches a name. `read` decodes an item, and returns a value if the item is that of the name.
 pub(super) fn find<T>(
     store: &Store,
     ino: Ino,

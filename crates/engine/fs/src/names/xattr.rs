@@ -2,11 +2,11 @@
 //!
 //! # Bounds
 //! An inode has at most [`NAMES_MAX`] bytes of names, so that each list fits listxattr(2), and
-//! [`VALUES_MAX`] of values. Without a bound, one listing of a file with very many attributes would
-//! keep a thread and its memory busy for long. A name beyond that is refused with ENOSPC, as on
-//! ext4 with a full attribute block. The present sum is computed when an attribute is new or takes
-//! more items than before, since most inodes have two or three attributes. An image of an older
-//! version may exceed the bounds. Its attributes can be read, replaced by values that are not
+//! [`VALUES_MAX`] bytes of values. Without bounds, listing a file with very many attributes would
+//! keep a thread and its memory busy for long. An attribute beyond a bound is refused with ENOSPC,
+//! as on ext4 with a full attribute block. The present sums are computed when an attribute is new
+//! or takes more items than before; most inodes have two or three attributes. An image of an older
+//! version may exceed the bounds. Its attributes can still be read, replaced by values that are not
 //! larger, and removed.
 
 use super::slots::{self, Slot};
@@ -27,26 +27,27 @@ use kedge_format::{ItemKind, Key};
 use kedge_store::{Class, Handle, Need};
 use std::ops::ControlFlow;
 
-/// Slots of an attribute with the largest value.
+/// The most slots of an attribute.
 const SLOTS_MAX: u64 = 1 + (XATTR_VALUE_MAX / XATTR_PART_MAX) as u64;
 
-/// Prefix of the engine's own attributes. No caller can set, read or list them.
+/// Prefix of attributes that only the engine uses. Callers cannot set, read or list them.
 pub(crate) const HIDDEN: &[u8] = b"system.kedgefs.";
 
-/// Bytes of all names of an inode, each with a terminating byte: what listxattr(2) can return.
+/// The most bytes of all names of an inode, each with a terminating byte: what listxattr(2) can
+/// return.
 const NAMES_MAX: usize = 65_536;
-/// Bytes of all values of an inode.
+/// The most bytes of all values of an inode.
 const VALUES_MAX: usize = 1 << 20;
 
 /// The value of an attribute.
 pub(super) enum Value {
     Small(Vec<u8>),
-    /// The length of a value that is stored in parts, after the attribute's slot.
+    /// The length of a value that is stored in parts, in the slots after that of the attribute.
     Large(usize),
 }
 
 impl Value {
-    /// The value, if it is stored in one item.
+    /// The value, if it is stored in a single item.
     pub(super) fn small(&self) -> Option<&[u8]> {
         match self {
             Value::Small(value) => Some(value),
@@ -55,7 +56,7 @@ impl Value {
     }
 }
 
-/// The attribute to set.
+/// An attribute to be set.
 struct New<'a> {
     name: &'a [u8],
     value: &'a [u8],
@@ -63,7 +64,7 @@ struct New<'a> {
 }
 
 impl Names {
-    /// The attribute's value, or the slot for a new one.
+    /// Finds an attribute: its value, or the slot for a new one.
     pub(super) fn find_xattr(&self, ino: Ino, name: &[u8]) -> Result<Slot<Value>> {
         slots::find(self.engine.store(), ino, ItemKind::Xattr, name, |item| {
             let item = XattrItem::decode(item)?;
@@ -87,8 +88,8 @@ impl Names {
         }
     }
 
-    /// The number of slots that the attribute takes. On a damaged image those after it may belong
-    /// to another attribute.
+    /// The number of slots that an attribute takes. Fails if a part is missing: in a damaged image
+    /// the slots after the first may belong to another attribute.
     fn slots_of(&self, ino: Ino, found: &Slot<Value>) -> Result<u64> {
         match found.entry {
             None => Ok(0),
@@ -128,16 +129,16 @@ impl Names {
         }
         let list = acl::of_value(name, value)?;
         let new = New { name, value, mode };
-        // The replaced value is normally small. If it is not, the call is repeated with more
-        // reserved.
+        // The old value is normally small. If it is not, the call is repeated with a larger
+        // reservation.
         let set = self.set_over(ino, &new, list.as_ref(), 1)?
             || self.set_over(ino, &new, list.as_ref(), SLOTS_MAX)?;
         assert!(set, "no attribute takes more slots");
         Ok(())
     }
 
-    /// Sets an attribute whose old value takes up to `slots` slots. If it takes more, returns false
-    /// and changes nothing.
+    /// Sets an attribute whose old value takes at most `slots` slots. If it takes more, returns
+    /// false and changes nothing.
     fn set_over(&self, ino: Ino, new: &New<'_>, list: Option<&Acl>, slots: u64) -> Result<bool> {
         let New { name, value, mode } = *new;
         let count = xattr_slots(value.len());
@@ -148,7 +149,8 @@ impl Names {
         let inode = self.inodes.get(ino)?;
         acl::check_kind(inode.kind, name)?;
         let _io = inode.io.write();
-        // Checked first: the result does not depend on whether the attribute exists.
+        // Checked before the lookup, so that the error does not depend on whether the attribute
+        // exists.
         flags::check_change(&inode.meta.lock().core)?;
         let found = self.find_xattr(ino, name)?;
         let old = self.slots_of(ino, &found)?;
@@ -160,13 +162,13 @@ impl Names {
             (_, Some(_)) => found.at(),
             (_, None) => found.for_new()?,
         };
-        // A value that stays within its slots takes no space from others.
+        // A value that fits into its old slots needs no check of the bounds.
         if count > old {
             self.check_room(ino, new)?;
         }
         let mut record = RecordBuilder::new(RecordOp::Xattr);
         let key = |slot| Key::new(ino, ItemKind::Xattr, slot);
-        // The mode expresses a minimal list completely, and is its only place.
+        // A minimal list is stored only as the mode, which expresses it completely.
         let kept = if acl::is_kept(name, list) { slot..slot + count } else { slot..slot };
         for (slot, item) in kept.clone().zip(items) {
             record.put(key(slot), &item);
@@ -191,15 +193,16 @@ impl Names {
         Ok(())
     }
 
-    /// Removes an attribute that takes up to `slots` slots. If it takes more, returns false and
+    /// Removes an attribute that takes at most `slots` slots. If it takes more, returns false and
     /// changes nothing.
     fn remove_up_to(&self, ino: Ino, name: &[u8], slots: u64) -> Result<bool> {
-        // Parts are neighbours, with two or three in each leaf.
+        // The parts of a value are neighbours: two or three of them fill a leaf.
         let need = Need::record(Class::Reclaim).patches(1).deletes_in(slots.min(7) as usize, slots as usize);
         let mut handle = self.engine.begin(need)?;
         let inode = self.inodes.get(ino)?;
         let _io = inode.io.write();
-        // Checked first: the result does not depend on whether the attribute exists.
+        // Checked before the lookup, so that the error does not depend on whether the attribute
+        // exists.
         flags::check_change(&inode.meta.lock().core)?;
         let found = self.find_xattr(ino, name)?;
         let old = self.slots_of(ino, &found)?;
@@ -217,7 +220,8 @@ impl Names {
         Ok(true)
     }
 
-    /// `mode`: the permission bits that go with a new access control list.
+    /// Commits a change of attributes with the new ctime. `mode`: the permission bits of a new
+    /// access list.
     fn commit_xattr(
         &self,
         handle: &mut Handle<'_>,
@@ -245,7 +249,7 @@ impl Names {
         self.walk_xattrs(ino, &mut |name, _| name.starts_with(HIDDEN) || visit(name))
     }
 
-    /// An attribute of the engine's own.
+    /// Reads an attribute that only the engine uses. `name`: without the prefix.
     pub(crate) fn hidden(&self, ino: Ino, name: &[u8]) -> Result<Option<Vec<u8>>> {
         let inode = self.inodes.get(ino)?;
         let _io = inode.io.read();
@@ -255,8 +259,8 @@ impl Names {
             .and_then(|value| value.small().map(<[u8]>::to_vec)))
     }
 
-    /// Sets an attribute of the engine's own, whatever the flags of the inode are. No caller sees a
-    /// change, so the time of the last change stays.
+    /// Sets an attribute that only the engine uses, regardless of the inode's flags. Callers cannot
+    /// see such a change, so the ctime stays.
     pub(crate) fn set_hidden(&self, ino: Ino, name: &[u8], value: &[u8]) -> Result<()> {
         let name = [HIDDEN, name].concat();
         let item = Xattr { name: &name, value }.encode();
@@ -291,8 +295,8 @@ impl Names {
         bad.map_or(Ok(()), |e| Err(e.into()))
     }
 
-    /// Whether an inode has room for another attribute, or a longer value. The caller holds the
-    /// inode's io lock.
+    /// Checks that the inode's attributes stay within the bounds with a new attribute or a longer
+    /// value. The caller holds the inode's io lock.
     fn check_room(&self, ino: Ino, new: &New<'_>) -> Result<()> {
         let (mut names, mut values) = (new.name.len() + 1, new.value.len());
         self.walk_xattrs(ino, &mut |name, len| {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 const ROOT: Ino = Ino::ROOT;
 const NAME: &[u8] = b"user.large";
 
-/// A file system, and the first slot of the name's hash.
+/// A file system, and the first slot of the hash of the attribute's name.
 fn fresh() -> (FileSystem, u64) {
     let device = Arc::new(MemDevice::new(32 << 20));
     let clock = Arc::new(ManualClock::default());
@@ -46,8 +46,8 @@ fn a_value_takes_slots_in_a_row_and_no_others_slots() {
     let set = |len: usize| door.setxattr(ROOT, NAME, &vec![7; len], XattrMode::Any);
     let others = [first, first + 3, first + 20];
     others.into_iter().for_each(|slot| occupy(&door, slot));
-    // Bytes, and the slot of the attribute: it moves only if the value gets longer, to the first
-    // run of slots that is long enough.
+    // Bytes of the value, and the slot of the attribute. It moves only if the value gets longer: to
+    // the first run of slots that is long enough.
     for (len, slot) in [(10, 1), (5000, 4), (65536, 21), (60_000, 21), (10, 21), (5000, 4), (65536, 21)] {
         set(len).unwrap();
         assert_eq!(door.getxattr(ROOT, NAME).unwrap(), vec![7; len]);
@@ -62,15 +62,15 @@ fn a_value_takes_slots_in_a_row_and_no_others_slots() {
     }
     assert_eq!(door.listxattr(ROOT).unwrap().len(), others.len() + 1);
     door.removexattr(ROOT, NAME).unwrap();
-    // No run of seventeen slots is left.
+    // No run of seventeen free slots is left.
     (first..first + SLOT_ORDINALS).step_by(16).for_each(|slot| occupy(&door, slot));
     let full = set(65536);
     assert!(matches!(full, Err(Error::Engine(kedge_base::Error::NoSpace))), "{full:?}");
     set(9000).unwrap();
 }
 
-/// The slots after its own may belong to another attribute, and a record that removes a missing
-/// item would shut the file system down.
+/// After a missing part the next slot may belong to another attribute, and a record that deletes a
+/// missing item would shut the file system down.
 #[test]
 fn a_value_that_lacks_a_part_is_neither_read_nor_replaced_nor_removed() {
     let (door, first) = fresh();
@@ -94,15 +94,15 @@ fn a_value_that_lacks_a_part_is_neither_read_nor_replaced_nor_removed() {
     assert_eq!(door.listxattr(ROOT).unwrap().len(), 3);
 }
 
-/// As on ext4 a file has a bounded number of attributes, and the present ones can be replaced and
-/// removed. Each list of a file still fits listxattr(2).
+/// As on ext4 the attributes of a file are bounded; the present ones can be replaced and removed.
+/// Each list of a file fits listxattr(2).
 #[test]
 fn a_file_has_a_bounded_amount_of_attributes() {
     let (fs, _) = fresh();
     let file = fs.create(Ino::ROOT, b"f", 0o644, Owner::default()).unwrap().ino;
     let set = |name: &str, value: &[u8]| fs.setxattr(file, name.as_bytes(), value, XattrMode::Any);
     let is_full = |answer: crate::Result<()>| answer.is_err_and(|e| e.errno() == kedge_base::errno::ENOSPC);
-    // 256 bytes with the end of each.
+    // Each name has 256 bytes with its terminating byte.
     let name = |n: usize| format!("user.{n:0250}");
     for n in 0..256 {
         set(&name(n), b"").unwrap();

@@ -1,7 +1,7 @@
-//! Where a file system keeps its dirty inodes, and which of them the background writes next.
+//! Where a file system keeps its dirty inodes, and which of them background writeback takes next.
 //!
-//! That is a policy, [`DirtySet`], chosen when the file system is opened: [`OwnSet`], or one that
-//! the program provides ([`crate::MountOptions::dirty_set`]).
+//! That is a policy, a [`DirtySet`], which is chosen when the file system is opened: [`OwnSet`], or
+//! one that the program provides ([`crate::MountOptions::dirty_set`]).
 
 use crate::policy::order::{DirtyInode, WritebackOrder};
 use kedge_base::Ino;
@@ -12,14 +12,14 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The file system's inode in memory, as far as a policy sees it.
+/// An inode in memory, as a policy sees it.
 pub(crate) trait Placed: Any + Send + Sync {
     /// See [`DirtyInode::location`].
     fn location(&self) -> Option<u64>;
 }
 
-/// A dirty inode, as a [`DirtySet`] keeps it. It holds the inode's memory, which is freed with the
-/// last clone, preferably not under a lock of the set.
+/// A dirty inode, as a [`DirtySet`] keeps it. It references the inode in memory, which is freed
+/// with the last reference; a set should not drop that under a lock of its own.
 #[derive(Clone)]
 pub struct DirtyHandle {
     ino: Ino,
@@ -33,8 +33,8 @@ impl DirtyHandle {
         DirtyHandle { ino, since, inode: Some(inode) }
     }
 
-    /// A handle without a file system, for the tests of a set. A file system that gets it from a
-    /// set ignores it.
+    /// Makes a handle without a file system, for tests of a set. If a set returns it to a file
+    /// system, the file system ignores it.
     pub fn detached(ino: Ino, since: Duration) -> DirtyHandle {
         DirtyHandle { ino, since, inode: None }
     }
@@ -44,12 +44,12 @@ impl DirtyHandle {
         self.ino
     }
 
-    /// On the file system's clock, when it became dirty.
+    /// When the inode became dirty, on the file system's clock.
     pub fn since(&self) -> Duration {
         self.since
     }
 
-    /// The inode with its present place on the device.
+    /// The inode with its present location on the device.
     pub fn look(&self) -> DirtyInode {
         let location = self.inode.as_ref().and_then(|inode| inode.location());
         DirtyInode { ino: self.ino, since: self.since, location }
@@ -68,31 +68,31 @@ impl fmt::Debug for DirtyHandle {
     }
 }
 
-/// The dirty inodes of one open file system, and the choice of a pass of background writeback among
-/// them. A program may provide its own: [`crate::MountOptions::dirty_set`].
+/// The set of dirty inodes of one open file system, which also chooses what a pass of background
+/// writeback takes. A program may provide its own: [`crate::MountOptions::dirty_set`].
 ///
 /// The file system decides how the pages of the chosen inodes reach the device, and when an inode
-/// is clean. It adds an inode that becomes dirty and removes one that is clean or deleted; an inode
-/// that is being written stays.
+/// is clean. It adds an inode that becomes dirty, and removes one that is clean or deleted. An
+/// inode that is being written stays in the set.
 ///
 /// # Rules
 /// - A set must keep every inode: `sync` and the last close write what [`DirtySet::all`] returns,
-///   and nothing else. The data of an inode that a set forgets is lost.
-/// - Many threads call it, some with locks of the inode held. Calls must be quick, must not wait
-///   for one another's IO and must not call the file system.
-/// - [`DirtySet::batch`] returns at least one inode, if there is one that is not busy. Otherwise
-///   writers would fill the memory with data that no thread writes.
+///   and nothing else. If a set loses an inode, its data is lost.
+/// - Many threads call a set, some with locks of an inode held. Calls must be quick, must not wait
+///   for IO, and must not call the file system.
+/// - [`DirtySet::batch`] must return at least one inode, if there is one that is not busy.
+///   Otherwise writers would fill the memory with data that no thread writes.
 pub trait DirtySet: Send + Sync {
-    /// The name shown as `dirty_tracking` in the file system's options.
+    /// The name that the file system's options show as `dirty_tracking`.
     fn name(&self) -> &'static str;
 
-    /// Adds an inode that has become dirty. The set has none with this number.
+    /// Adds an inode that has become dirty. The set contains no inode with this number.
     fn add(&self, inode: DirtyHandle);
 
     /// Removes an inode that is clean or deleted. The set may not contain it.
     fn remove(&self, ino: Ino);
 
-    /// Number of inodes.
+    /// The number of inodes in the set.
     fn len(&self) -> usize;
 
     /// Whether the set is empty.
@@ -100,20 +100,21 @@ pub trait DirtySet: Send + Sync {
         self.len() == 0
     }
 
-    /// All inodes, each once, for a sync, which writes them in this order. `order` is the order in
-    /// the options; a set may have its own.
+    /// Returns all inodes, each once. A sync writes them in this order. `order` is the order that
+    /// the options choose; a set may have another.
     fn all(&self, order: &dyn WritebackOrder) -> Vec<DirtyHandle>;
 
-    /// The inodes that the background writes next, each once: up to `max`, none of which is `busy`.
-    /// Taking an inode that a pass is writing would mean waiting for that pass. The inodes stay in
-    /// the set until they are removed.
+    /// Returns up to `max` inodes that background writeback takes next, each once. None of them is
+    /// `busy`: taking an inode that a pass is writing would mean waiting for that pass. The inodes
+    /// stay in the set until they are removed.
     fn batch(&self, max: usize, busy: &dyn Fn(Ino) -> bool, order: &dyn WritebackOrder) -> Vec<DirtyHandle>;
 }
 
-/// The default: a list in the order of the options. A program's own set may be built around it.
+/// The default: a list in the order that the options choose. A program's own set may be built
+/// around it.
 ///
-/// Batches are taken from a *queue*: all inodes that were dirty when it was last filled. With
-/// hundreds of thousands of dirty inodes, sorting for each batch would cost more than the pass, and
+/// Batches are taken from a *queue*, which is filled with all dirty inodes when it is empty. With
+/// hundreds of thousands of dirty inodes, sorting for each batch would cost more than the pass. And
 /// threads that help to write take different inodes. (Linux moves its dirty inodes to `b_io` for
 /// the same reasons.)
 pub struct OwnSet {
@@ -121,10 +122,10 @@ pub struct OwnSet {
     queue: Mutex<Queue>,
 }
 
-/// Inodes to be written next; some may be clean already.
+/// The inodes to be written next. Some may have become clean since the queue was filled.
 #[derive(Default)]
 struct Queue {
-    /// Name of their order.
+    /// Name of the order in which the queue was sorted.
     order: &'static str,
     inos: VecDeque<Ino>,
 }
@@ -143,7 +144,7 @@ impl OwnSet {
         let inodes = self.all(order);
         let inos = inodes.iter().map(DirtyHandle::ino).filter(|ino| !busy(*ino)).collect();
         let mut queue = self.queue.lock();
-        // Unless another thread was faster.
+        // Another thread may have filled the queue meanwhile.
         if queue.inos.is_empty() {
             *queue = Queue { order: order.name(), inos };
         }
@@ -160,7 +161,7 @@ impl DirtySet for OwnSet {
     }
 
     fn remove(&self, ino: Ino) {
-        // The inode may be freed with its last reference, which must not happen under the lock.
+        // The inode may be freed with this reference, which must not happen under the lock.
         let gone = self.inodes.lock().remove(&ino);
         drop(gone);
     }

@@ -1,5 +1,6 @@
-//! What a user of the file system chooses: options, the switches among them, and the policies that
-//! a program may provide. The rest of the crate follows them; nothing here depends on it.
+//! What a user of the file system chooses: the options, those that can be switched while it is
+//! open, and the policies that a program may provide. The rest of the crate depends on this;
+//! nothing here depends on the rest.
 
 pub(crate) mod dirty_set;
 pub(crate) mod options;

@@ -1,4 +1,4 @@
-//! Options of format and mount, and the words of options that are a choice.
+//! Options of format and mount. Options that are a choice between words are enums.
 
 use crate::error::{Error, Result};
 use crate::policy::dirty_set::DirtySet;
@@ -23,7 +23,7 @@ macro_rules! words {
         impl $name {
             pub(crate) const ALL: &[$name] = &[$($name::$variant),*];
 
-            /// The word of the option.
+            /// The word of this value.
             pub fn word(self) -> &'static str {
                 match self { $($name::$variant => $word),* }
             }
@@ -50,14 +50,14 @@ macro_rules! words {
 }
 
 words! {
-    /// What link and rename do about an inode that was fsynced since the last checkpoint.
+    /// What link and rename do if the inode was fsynced since the last checkpoint.
     NewName as "new_name" {
-        /// Nothing: they append a record, and a later fsync that needs it forces the log.
+        /// Nothing. They append a record, and a later fsync that needs it forces the log.
         #[default]
         Lazy = "lazy",
-        /// They force the log before they return, or even checkpoint, if the inode, or the
-        /// directory that it leaves, was fsynced since the last checkpoint. The old rule of Btrfs,
-        /// kept for comparison (`names::new_name`).
+        /// They force the log before they return, or even checkpoint. They do so if the inode, or
+        /// the directory that it leaves, was fsynced since the last checkpoint. The former rule of
+        /// Btrfs, kept for comparison (`names::new_name`).
         Sync = "sync",
     }
 }
@@ -65,15 +65,15 @@ words! {
 words! {
     /// When fdatasync forces the log.
     FdatasyncRule as "fdatasync" {
-        /// If something that is needed to read the data changed since the last force: the inode's
-        /// `datasync_lsn`.
+        /// If something that is needed to read the data changed since the last force (the inode's
+        /// `datasync_lsn`).
         #[default]
         Seq = "seq",
-        /// As `Seq`, but write() logs the new time stamps: XFS after its change, kept for
-        /// comparison.
+        /// As `Seq`, but write() logs the new time stamps. The rule of XFS after its change, kept
+        /// for comparison.
         Fields = "fields",
-        /// As `Fields`, and also if anything of the inode, even time stamps, is in the log and not
-        /// durable: XFS before its change, kept for comparison.
+        /// As `Fields`, and also if anything of the inode, even a time stamp, is in the log and not
+        /// durable. The rule of XFS before its change, kept for comparison.
         Relog = "relog",
     }
 }
@@ -81,29 +81,30 @@ words! {
 words! {
     /// How dirty inodes are tracked.
     DirtyTracking as "dirty_tracking" {
-        /// Each mounted file system has its own lists.
+        /// Each open file system has its own lists.
         #[default]
         PerSb = "per_sb",
-        /// One lock guards the lists of cached inodes of all file systems of the process; a sync
-        /// walks every cached inode of the file system. The old way of Linux, kept for comparison.
+        /// One lock guards the lists of cached inodes of all file systems of the process, and a
+        /// sync walks every cached inode of its file system. The former rule of Linux, kept for
+        /// comparison.
         Shared = "shared",
     }
 }
 
 words! {
-    /// The orders of writeback that have a word. A program that links the library may provide its
-    /// own [`WritebackOrder`].
+    /// The orders of writeback that can be chosen by a word. A program that links the library may
+    /// provide another [`WritebackOrder`].
     OrderWord as "writeback_order" {
         /// The inode that has been dirty longest is written first.
         #[default]
         Oldest = "oldest",
-        /// In the order of places on the device.
+        /// Inodes are written in the order of their locations on the device.
         Location = "location",
     }
 }
 
 impl OrderWord {
-    /// The order that the word stands for.
+    /// The order that this word selects.
     pub fn order(self) -> Arc<dyn WritebackOrder> {
         match self {
             OrderWord::Oldest => Arc::new(OldestFirst),
@@ -112,79 +113,82 @@ impl OrderWord {
     }
 }
 
-/// How an image is made. Fields may be added: end an expression with `..FormatOptions::default()`.
+/// How an image is made. Fields may be added in later versions: end an expression with
+/// `..FormatOptions::default()`.
 #[derive(Clone, Debug, Default)]
 pub struct FormatOptions {
-    /// Bytes; `None`: the device's size.
+    /// Size of the image in bytes; `None`: the size of the device.
     pub size: Option<u64>,
-    /// Bytes; `None`: a 32nd of the image within 32 MiB and 1 GiB, and at most a quarter.
+    /// Size of the log in bytes. `None`: a 32nd of the image, but between 32 MiB and 1 GiB, and at
+    /// most a quarter of the image.
     pub log_size: Option<u64>,
-    /// At most 64 bytes.
+    /// Label of the image; at most 64 bytes.
     pub label: String,
-    /// `None`: a random one.
+    /// Identity of the image; `None`: a random one.
     pub uuid: Option<uuid::Uuid>,
-    /// `None` for random numbers of the system. With a seed two images of one size and one time are
-    /// equal byte for byte. For tests only: the seed determines the image's secrets.
+    /// Source of random numbers; `None`: the system. With the same seed, size and time two images
+    /// are equal byte for byte. For tests only, because the seed determines the image's secrets.
     pub seed: Option<u64>,
     /// Owner of the root directory.
     pub owner: Owner,
-    /// Whether files may be made immutable or append-only. A mount of such an image sees each
-    /// open(2), which costs it two requests.
+    /// Whether files may be made immutable or append-only. A mount of such an image gets each
+    /// open(2), which costs two requests.
     pub immutable: bool,
-    /// File data has checksums, which each read from the device verifies. Data is then never
-    /// overwritten in place, except that of files with [`kedge_format::FileFlags::NOCOW`].
+    /// Whether file data has checksums, which each read from the device verifies. Data is then
+    /// never overwritten in place, except that of files with [`kedge_format::FileFlags::NOCOW`].
     pub data_checksums: bool,
-    /// The data of files of up to this many bytes is in the tree instead of a block of 4096 bytes;
-    /// at most 2048, and 0 for no file.
+    /// Files of up to this many bytes have their data in the tree instead of a block of 4096 bytes.
+    /// At most 2048; 0 turns that off.
     pub inline_max: u64,
-    /// Overwrites the contents of the device. Without it a device that does not begin with zeros is
-    /// refused.
+    /// Whether the contents of the device are overwritten. If false, a device that does not begin
+    /// with zeros is refused.
     pub overwrite: bool,
 }
 
-/// How an image is opened. Fields may be added: end an expression with `..MountOptions::default()`.
+/// How an image is opened. Fields may be added in later versions: end an expression with
+/// `..MountOptions::default()`.
 #[derive(Clone, Debug)]
 pub struct MountOptions {
-    /// Nothing is written to the device; the log is replayed in memory.
+    /// Whether the image is only read: nothing is written to the device, and the log is replayed in
+    /// memory.
     pub read_only: bool,
-    /// Completed work that no fsync covered is made durable at least this often.
+    /// Completed work that no fsync covered becomes durable at least this often.
     pub commit: Duration,
-    /// Budget in bytes for cached tree nodes and file pages together.
+    /// Memory in bytes for cached tree nodes, file pages and inodes together.
     pub cache_size: u64,
-    /// Background checkpoints start when free log space falls below this percentage (1..=99);
-    /// `None`: the operation that finds no space checkpoints.
+    /// Background checkpoints start when the free log space falls below this percentage (1 to 99).
+    /// `None`: an operation that finds no space runs the checkpoint.
     pub async_checkpoint: Option<u8>,
-    /// Bytes of the log that are used at a time, at most, where the image has a larger one: what a
-    /// recovery reads, and with it the time that it takes, is bounded by it. `None`: all of it.
-    /// Fixed at open.
+    /// The most bytes of the log that are used at a time. Bounds what a recovery reads, and with it
+    /// the time that it takes. `None`: the whole log. Fixed at open.
     pub log_use_max: Option<u64>,
-    /// Whether a new name of an fsynced inode forces the log.
+    /// Whether a new name of an inode that was fsynced forces the log.
     pub new_name: NewName,
-    /// Whether time stamps alone force the log at fdatasync.
+    /// When fdatasync forces the log.
     pub fdatasync: FdatasyncRule,
-    /// Whether one pass of writeback gathers, sorts and merges the IO of many inodes. If false,
-    /// each inode's IO is submitted by itself.
+    /// Whether one pass of writeback gathers, sorts and merges the IO of many inodes. If false, the
+    /// IO of each inode is submitted by itself.
     pub plug: bool,
     /// Which dirty inodes are written first.
     pub writeback_order: Arc<dyn WritebackOrder>,
-    /// Reading does not update access times. Otherwise they follow relatime.
+    /// Whether reads leave access times unchanged. Otherwise access times follow relatime.
     pub noatime: bool,
-    /// Freed space is discarded in the background, on the device or on the host of an image file.
+    /// Whether freed space is discarded in the background, on the device or on the host of an image
+    /// file.
     pub discard: bool,
-    /// fsync and sync make nothing durable, and return at once: for data that is expendable after a
-    /// crash, such as a build. A crash loses as much as without any fsync, at most the last
-    /// `commit`, and the image stays consistent. A write that failed is still reported. Closing and
-    /// freezing make everything durable. Fixed at open.
+    /// Whether fsync and sync return at once and make nothing durable. For data that is expendable
+    /// after a crash, such as a build. A crash then loses as much as without any fsync, at most
+    /// what the last `commit` seconds changed, and the image stays consistent. A write that failed
+    /// is still reported. Closing and freezing make everything durable. Fixed at open.
     pub volatile: bool,
-    /// Fixed at open.
+    /// How dirty inodes are tracked. Fixed at open.
     pub dirty_tracking: DirtyTracking,
-    /// A dirty list of the program's own, which also chooses what background writeback writes. The
-    /// function is called for each file system that is opened. `None` for the file system's own
-    /// list.
+    /// Makes the program's own set of dirty inodes, which also chooses what background writeback
+    /// takes. Called for each file system that is opened. `None`: the file system's own list.
     pub dirty_set: Option<fn() -> Arc<dyn DirtySet>>,
-    /// Limits for dirty pages that it shares with other file systems of this process.
+    /// Limits for dirty pages that the file system shares with others of this process.
     pub shared_budget: Option<Arc<SharedBudget>>,
-    /// How threads exclude each other in the metadata tree.
+    /// The kind of latches in the metadata tree.
     pub tree_lock: TreeLock,
 }
 

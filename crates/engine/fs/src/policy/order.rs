@@ -7,30 +7,32 @@ use std::time::Duration;
 /// A dirty inode, as passed to a [`WritebackOrder`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DirtyInode {
-    /// Its number.
+    /// The inode's number.
     pub ino: Ino,
-    /// On the file system's clock, when it became dirty.
+    /// When the inode became dirty, on the file system's clock.
     pub since: Duration,
-    /// The block after the last one allocated to it; `None` if it has none or that is not known.
+    /// The block after the last one allocated to the inode; `None` if there is none or it is not
+    /// known.
     pub location: Option<u64>,
 }
 
 /// The order in which dirty inodes are written back. Each file system has its own, since the best
-/// order depends on how it places files. An order is a preference: a pass takes the inodes in this
-/// order, some at a time, and an fsync takes precedence.
+/// order depends on how a file system allocates blocks. An order is a preference: a pass takes some
+/// inodes at a time, in this order, and an fsync takes precedence.
 ///
-/// Implementations must be quick and must not call the file system. Any order is safe. An order
-/// that always puts the same inode last can starve it while other inodes are dirtied, which costs
-/// memory, not durability: `sync` and the commit timer write all.
+/// Implementations must be quick and must not call the file system. Any order is safe. If an order
+/// always puts the same inode last, that inode may stay dirty while others become dirty. That costs
+/// memory, not durability: `sync` and the commit timer write all inodes.
 pub trait WritebackOrder: Send + Sync + Debug {
-    /// The name as an option's word.
+    /// The name of the order: the word of the option.
     fn name(&self) -> &'static str;
 
     /// Sorts the inodes; the first is written first.
     fn sort(&self, inodes: &mut [DirtyInode]);
 }
 
-/// The default: the inode that has been dirty longest is first, so that none stays dirty for long.
+/// The default: the inode that has been dirty longest is written first, so that none stays dirty
+/// for long.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct OldestFirst;
 
@@ -44,8 +46,8 @@ impl WritebackOrder for OldestFirst {
     }
 }
 
-/// By place on the device: files that grow are written in one sweep. Files without blocks are last,
-/// in the order of their numbers, in which they will be placed.
+/// By location on the device, so that files that grow are written in one sweep. Files without
+/// blocks come last, in the order of their numbers, in which they get blocks.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ByLocation;
 

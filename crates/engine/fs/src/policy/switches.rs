@@ -1,8 +1,8 @@
-//! Options that may change while a file system is mounted: their words, and where operations read
-//! them.
+//! Options that may change while a file system is open: how they are parsed, and where operations
+//! read them.
 //!
-//! Every value of every switch is safe: they trade speed, never durability. They differ in which
-//! threads wait, and when.
+//! Every value of every switch is safe. The values trade speed, never durability: they differ in
+//! which threads wait, and when.
 
 use crate::error::{Error, Result};
 use crate::policy::options::{FdatasyncRule, MountOptions, NewName, OrderWord};
@@ -14,28 +14,28 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Changes to a mounted file system's options; `None` leaves an option unchanged.
+/// Changes to an open file system's options. `None` leaves an option unchanged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Switches {
-    /// Inner `None`: `noasync_checkpoint`.
+    /// `async_checkpoint` with a percentage; an inner `None` is `noasync_checkpoint`.
     pub async_checkpoint: Option<Option<u8>>,
     /// How often completed work is made durable.
     pub commit: Option<Duration>,
-    /// Whether a new name of an fsynced inode forces the log.
+    /// Whether a new name of an inode that was fsynced forces the log.
     pub new_name: Option<NewName>,
-    /// Whether time stamps alone force the log.
+    /// When fdatasync forces the log.
     pub fdatasync: Option<FdatasyncRule>,
     /// Whether a pass of writeback merges the IO of many inodes.
     pub plug: Option<bool>,
-    /// Reading does not update access times.
+    /// Whether reads leave access times unchanged.
     pub noatime: Option<bool>,
-    /// Freed space is discarded.
+    /// Whether freed space is discarded in the background.
     pub discard: Option<bool>,
     /// Which dirty inodes are written first.
     pub writeback_order: Option<OrderWord>,
 }
 
-/// The words as a message about an unknown option lists them.
+/// The words of all switches, as the error about an unknown option lists them.
 pub const SWITCH_WORDS: &[&str] = &[
     "async_checkpoint[=PERCENT]",
     "noasync_checkpoint",
@@ -51,11 +51,11 @@ pub const SWITCH_WORDS: &[&str] = &[
     "writeback_order=oldest|location",
 ];
 
-/// The percentage of `async_checkpoint` without a number.
+/// The percentage of the word `async_checkpoint` without a number.
 const ASYNC_CHECKPOINT_DEFAULT: u8 = 50;
 
 impl Switches {
-    /// Parses one option. Returns false if it is not one of these.
+    /// Parses one option. Returns false if it is not a switch.
     pub fn take(&mut self, word: &str) -> Result<bool> {
         let (name, value) = word.split_once('=').map_or((word, None), |(n, v)| (n, Some(v)));
         match (name, value) {
@@ -77,7 +77,7 @@ impl Switches {
         Ok(true)
     }
 
-    /// Adds later changes.
+    /// Adds later changes, which take precedence.
     pub fn add(&mut self, later: &Switches) {
         self.async_checkpoint = later.async_checkpoint.or(self.async_checkpoint);
         self.commit = later.commit.or(self.commit);
@@ -107,7 +107,7 @@ impl Switches {
 }
 
 impl std::fmt::Display for Switches {
-    /// The list of words that makes these changes.
+    /// Writes the changes as a comma-separated list of options.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let either = |on: bool, yes: &str, no: &str| if on { yes.to_owned() } else { no.to_owned() };
         let words = [
@@ -129,7 +129,7 @@ impl std::fmt::Display for Switches {
 impl FromStr for Switches {
     type Err = Error;
 
-    /// A comma-separated list; an unknown option is an error that names it.
+    /// Parses a comma-separated list. An unknown option is an error that names it.
     fn from_str(list: &str) -> Result<Switches> {
         let mut switches = Switches::default();
         for word in list.split(',').filter(|w| !w.is_empty()) {
@@ -160,8 +160,8 @@ fn nth<T: Copy + Default>(all: &[T], n: &AtomicU8) -> T {
     all.get(n.load(Ordering::Relaxed) as usize).copied().unwrap_or_default()
 }
 
-/// The switches of an open file system. Relaxed: an operation that runs while a switch changes may
-/// follow either value.
+/// The switches of an open file system, in atomics with relaxed ordering: an operation that runs
+/// while a switch changes may follow either value.
 pub(crate) struct Live {
     new_name: AtomicU8,
     fdatasync: AtomicU8,
@@ -179,7 +179,7 @@ impl Live {
             commit_ms: AtomicU64::new(0),
             plug: AtomicBool::new(true),
             noatime: AtomicBool::new(false),
-            // Set under the lock of the options, hence the order.
+            // Locked while the lock of the options is held, hence the higher order.
             order: Mutex::with_order(Rank::Leaf, 1, options.writeback_order.clone()),
         };
         live.set(options);

@@ -1,4 +1,4 @@
-//! A device that fails by plan, and that on request fails every write of a block that begins with a
+//! A device that fails by plan. On request it also fails every write of a block that begins with a
 //! mark.
 
 use kedge_base::{Clock, IoBuf};
@@ -21,11 +21,11 @@ struct Refusing {
     host: Arc<Host>,
 }
 
-/// The host of the image.
+/// The state of the host of the image.
 #[derive(Default)]
 struct Host {
     full: AtomicBool,
-    /// The log, for which the host has space.
+    /// Byte range of the log, for which the host always has space.
     log: Range<u64>,
     on_discard: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
@@ -115,12 +115,12 @@ impl Device for Refusing {
     }
 }
 
-/// An image on such a device.
+/// An image on a device that fails on request.
 pub struct Failing {
     pub sim: Arc<SimDevice>,
     pub clock: Arc<ManualClock>,
     refuses: Arc<AtomicBool>,
-    /// Writes that failed because of their mark.
+    /// Number of writes that failed because of the mark.
     pub refused: Arc<AtomicU64>,
     host: Arc<Host>,
 }
@@ -146,7 +146,7 @@ impl Failing {
         Failing { sim, clock, refuses, refused, host: Arc::new(host) }
     }
 
-    /// Another device with the same content, and without faults.
+    /// Another device with the same contents, and without faults.
     pub fn fork(&self) -> Failing {
         Failing::on(self.sim.view())
     }
@@ -161,12 +161,13 @@ impl Failing {
         FileSystem::open(Arc::new(device), clock, options).unwrap()
     }
 
-    /// Opens without background work.
+    /// Opens the file system with a commit interval of an hour, so that no background work
+    /// disturbs.
     pub fn open(&self) -> FileSystem {
         self.open_with(MountOptions { commit: Duration::from_secs(3600), ..Default::default() })
     }
 
-    /// 512 pages, of which 256 may be dirty.
+    /// Options with memory for 512 pages, of which 256 may be dirty.
     pub fn little_memory() -> MountOptions {
         MountOptions { commit: Duration::from_secs(3600), cache_size: 1 << 20, ..Default::default() }
     }
@@ -175,7 +176,7 @@ impl Failing {
         fs.create(Ino::ROOT, name, 0o644, Owner::default()).unwrap().ino
     }
 
-    /// A durable file full of `0`, written in place.
+    /// Makes a file of `0` bytes, durable and written in place.
     pub fn file(&self, fs: &FileSystem, name: &[u8], pages: usize) -> Ino {
         let ino = self.create(fs, name);
         fs.write(ino, 0, &vec![b'0'; pages * PAGE]).unwrap();
@@ -188,12 +189,12 @@ impl Failing {
         self.refuses.store(refuse, Ordering::SeqCst);
     }
 
-    /// The host of the image has space for nothing but the log.
+    /// While `full`, the host of the image has space only for the log.
     pub fn host_full(&self, full: bool) {
         self.host.full.store(full, Ordering::SeqCst);
     }
 
-    /// At each discard. Once.
+    /// Sets a function that is called at each discard. May be set once.
     pub fn on_discard(&self, call: impl Fn() + Send + Sync + 'static) {
         assert!(self.host.on_discard.set(Box::new(call)).is_ok());
     }
@@ -202,7 +203,7 @@ impl Failing {
         kedge_store::read_superblock(&self.sim.view()).unwrap().0
     }
 
-    /// A plan for requests beyond the log: file data, and tree nodes at checkpoints.
+    /// A fault plan for requests outside of the log: file data, and the writes of checkpoints.
     pub fn data(&self) -> FaultPlan {
         let start = self.superblock().geometry.data_start.0 * PAGE as u64;
         FaultPlan::new(1).only_in(start..SIZE)
@@ -216,7 +217,7 @@ impl Failing {
         self.superblock().checkpoint.clean
     }
 
-    /// The contents of a file after the loss of everything that is not durable.
+    /// The contents of a file after a power failure that loses everything not durable.
     pub fn durable(&self, ino: Ino) -> Vec<u8> {
         let fs = self.after_power_loss();
         let size = fs.getattr(ino).unwrap().size;
@@ -239,7 +240,7 @@ impl Failing {
         FileSystem::open(medium, self.clock.clone(), options).unwrap()
     }
 
-    /// A counter of file data.
+    /// The value of a counter of file data.
     pub fn stat(&self, fs: &FileSystem, name: &str) -> u64 {
         self.value(fs, &["data", name])
     }

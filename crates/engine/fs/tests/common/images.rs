@@ -13,12 +13,13 @@ pub fn open(device: &Arc<MemDevice>) -> FileSystem {
     FileSystem::open(device.clone(), Arc::new(SystemClock::default()), MountOptions::default()).unwrap()
 }
 
-/// With a clock that stands still: no thread of the file system does anything after a time.
+/// Opens the file system with a clock that stands still, so that no thread does anything when time
+/// passes.
 pub fn open_still(device: &Arc<MemDevice>) -> FileSystem {
     FileSystem::open(device.clone(), Arc::new(ManualClock::default()), MountOptions::default()).unwrap()
 }
 
-/// What fsck finds, data included.
+/// Runs fsck, including the verification of data.
 pub fn check(device: &MemDevice) -> kedge_fsck::Report {
     let replay = Some(Arc::new(StoreReplay) as Arc<dyn kedge_fsck::Replay>);
     let options = CheckOptions { replay, data: true, findings_max: 1 << 20, ..CheckOptions::default() };
@@ -40,7 +41,7 @@ pub fn noise(rng: &mut SmallRng, len: usize) -> Vec<u8> {
     (0..len).map(|_| rng.random()).collect()
 }
 
-/// Writes to the beginning of a file, which is created if there is none.
+/// Writes to the start of a file. Creates the file if it does not exist.
 pub fn put(fs: &FileSystem, dir: Ino, name: &str, data: &[u8]) -> Ino {
     let ino = match fs.lookup(dir, name.as_bytes()) {
         Ok(attr) => attr.ino,
@@ -50,14 +51,14 @@ pub fn put(fs: &FileSystem, dir: Ino, name: &str, data: &[u8]) -> Ino {
     ino
 }
 
-/// The bytes of a file, of which those that are not in memory are read from the device.
+/// The bytes of a file. Bytes that are not in memory are read from the device.
 pub fn contents(fs: &FileSystem, ino: Ino) -> Vec<u8> {
     let mut data = vec![0xee; fs.getattr(ino).unwrap().size as usize];
     assert_eq!(fs.read_uncached(ino, 0, &mut data).unwrap(), data.len());
     data
 }
 
-/// The names of a directory, in order. Reads one entry at a time, as a caller with a small buffer.
+/// The names in a directory, sorted. Reads one entry at a time, like a caller with a small buffer.
 pub fn names(fs: &FileSystem, dir: Ino) -> Vec<String> {
     let (mut names, mut cookie) = (Vec::new(), 0);
     loop {

@@ -8,14 +8,14 @@ use std::sync::Arc;
 pub trait Watch: Send + Sync + 'static {
     fn device(&self) -> &dyn Device;
 
-    /// Called before a write begins. For a batch, called once for each kind of write in it.
+    /// Called before a write begins. For a batch it is called once for each kind of write in it.
     fn before_write(&self, _fua: bool) {}
 
     /// Called before a read at `offset` begins.
     fn before_read(&self, _offset: u64) {}
 }
 
-/// Everything else goes straight to the device below.
+/// A device that calls `W` before reads and writes. All requests go on to the device below.
 pub struct Watched<W>(pub W);
 
 impl<W> Deref for Watched<W> {

@@ -1,22 +1,23 @@
-//! Moving blocks that files of a tree share: they are still shared afterwards.
+//! Moves blocks that files of a tree share. They stay shared.
 //!
 //! The files are moved one after the other. The first one copies the blocks and gets the copy, with
-//! a count of one. Each other file that is found to have the old blocks gets the same copy. Each of
-//! these steps is a record that takes the count of the old blocks down and that of the copy up. So
-//! the counts are right between any two steps, and the record that moves the last file frees the
-//! old blocks.
+//! a count of one. Each other file that has the old blocks gets the same copy. Each of these steps
+//! is a record that decrements the count of the old blocks and increments that of the copy. So the
+//! counts are right between any two steps, and the record that moves the last file frees the old
+//! blocks.
 //!
 //! # Crash argument
 //! - A record changes the extent of one file and both counts, or nothing. After a crash each file
 //!   has the old blocks or the copy, and each of the two has the count of its files.
 //! - Both have the same bytes. Nothing writes to a block that has a count, and the log write of the
 //!   first step flushes the copy first.
-//! - The copy may be gone when the next file is moved: the files that had it were written to, and
-//!   its blocks may hold anything. So a step looks, under the lock of the counts, whether the
-//!   blocks have counts, and compares their bytes with those of the old blocks. That is enough,
-//!   however they came by them. If they differ, the file gets a copy of its own.
+//! - When the next file is moved, the copy may not exist any more: the files that had it were
+//!   written to, and its blocks may have been freed and reused. So a step checks, under the lock of
+//!   the counts, that the blocks have counts, and compares their bytes with those of the old
+//!   blocks. That suffices, whatever happened to the blocks in between. If the check fails, the
+//!   file gets a copy of its own.
 //!
-//! The alternative, one record for all files, is not bounded, and needs the locks of all of them.
+//! The alternative, one record for all files, is not bounded, and needs the locks of all files.
 
 use super::super::Files;
 use super::super::counting::Counting;
@@ -34,25 +35,27 @@ use kedge_store::{Class, DataReservation, Handle, Need, WriteSeq};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Counts of old blocks, and of the copy, that a record changes at most.
+/// The most counts of old blocks, and of the copy, that a record changes.
 const COUNTS: usize = 64;
-/// The need of a record: as without counts, and the counts in two places of the tree, each with a
-/// run that is cut at both ends.
+/// The need of one record: that of `super::NEED`, and counts of two ranges of blocks, with an
+/// item cut at both ends of each.
 pub(super) const NEED: Need =
     Need::record(Class::Normal).patches(1).extents(5).runs(2 + COUNTS).counts(2, 2 * (COUNTS + 3));
-/// Moves that are remembered: those of 256 GiB at most.
+/// The most moves that are remembered. They cover at most 256 GiB.
 const MOVES_MAX: usize = 1 << 16;
 
-/// Where blocks were moved to, so that the next file that has them shares the copy.
+/// The blocks that were moved and their copies, so that the next file with the same blocks gets the
+/// copy.
 #[derive(Default)]
 pub(super) struct Moves {
     copies: BTreeMap<u64, Extent>,
-    /// The place near which the next blocks of the file are allocated.
+    /// The block near which the next blocks of the file are allocated.
     pub(super) goal: Option<BlockNo>,
 }
 
 impl Moves {
-    /// The copy of the first of these blocks, and of those that follow it in one run.
+    /// The copy of the first blocks of `old`, as far as one run of the copy reaches. `None` if
+    /// there is none.
     fn of(&self, old: Extent) -> Option<Extent> {
         let (start, copy) = self.copies.range(..=old.start.0).next_back()?;
         let skip = old.start.0 - start;
@@ -62,34 +65,35 @@ impl Moves {
 
     fn note(&mut self, old: Extent, copy: Extent) {
         if self.copies.len() >= MOVES_MAX {
-            self.copies.clear(); // a later file gets a copy of its own
+            self.copies.clear(); // later files get copies of their own
         }
         self.copies.insert(old.start.0, copy);
     }
 }
 
-/// A part of a file whose blocks have counts.
+/// A range of a file whose blocks have counts.
 pub(super) struct Shared<'a> {
     pub inode: &'a Arc<Inode>,
     pub first: u64,
     pub old: Extent,
     pub unwritten: bool,
-    /// Where a copy is to lie.
+    /// The block near which a copy is allocated.
     pub near: BlockNo,
-    /// The limit.
+    /// The limit of the shrink: blocks from this one on must move.
     pub end: BlockNo,
 }
 
-/// What the file gets.
+/// The blocks to which the range moves.
 struct Place<'a> {
     new: Extent,
     birth: u32,
-    /// A new copy: its blocks until the record names them, and the write that filled them.
+    /// For a new copy: the allocated blocks until the record names them, and the write that filled
+    /// them.
     copied: Option<(Taken<'a>, Option<WriteSeq>)>,
 }
 
 impl Files {
-    /// Makes one record, for as many of the blocks as it takes. Returns their number.
+    /// Makes one record for as many of the blocks as fit into it. Returns their number.
     pub(super) fn relocate_shared(
         &self,
         handle: &mut Handle<'_>,
@@ -122,7 +126,7 @@ impl Files {
                     counting.changes.begin(inode.ino, new, place.birth)?;
                 }
             }
-            // Broken on purpose: the second file has the copy without being counted.
+            // Broken on purpose: the second file gets the copy without an increment of its count.
             None if broken::is(Variant::MoveUncounted) => {}
             None => counting.changes.add(inode.ino, new)?,
         }
@@ -133,7 +137,7 @@ impl Files {
         }
         commit(handle, record, &mut changes)?;
         if let Some((mut taken, _)) = place.copied {
-            taken.extents.clear(); // the file's now
+            taken.extents.clear(); // the file owns them now
             keep_goal_below(&mut changes[0], part.end, new);
             moves.goal = Some(new.end());
             moves.note(old, new);
@@ -141,7 +145,8 @@ impl Files {
         Ok(new.blocks)
     }
 
-    /// The copy, or its first blocks, if it has counts and the bytes of the old blocks.
+    /// Returns the known copy, or its first blocks, if it has counts and the same bytes as the old
+    /// blocks.
     fn usable_copy(
         &self,
         counting: &mut Counting<'_>,

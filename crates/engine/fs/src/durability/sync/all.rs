@@ -1,5 +1,5 @@
-//! sync: makes everything of a file system durable, for a caller, at the end of a mount, or when
-//! the commit interval is over.
+//! sync: makes everything of a file system durable, for a caller, at a close, or when the commit
+//! interval is over.
 
 use super::Syncer;
 use crate::cache::pages::Which;
@@ -10,34 +10,33 @@ use kedge_store::{Class, ForceCause, WriteSeq};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Pauses between the attempts of the last sync.
+/// Pauses between the attempts of the last sync before a close.
 const CLOSE_RESTS: [Duration; 3] =
     [Duration::from_millis(10), Duration::from_millis(50), Duration::from_millis(250)];
-/// The pause after these, while the image's host has no space: some five seconds in all, in which
-/// an administrator may make room. Data that still does not fit is given up, because an unmount
-/// must end.
+/// The pause after these, if the image's host has no space. With `FULL_TRIES` attempts that is some
+/// five seconds, in which an administrator may free space. Data that still does not fit is given
+/// up, because an unmount must end.
 const FULL_REST: Duration = Duration::from_millis(250);
 const FULL_TRIES: usize = 20;
-/// Inodes that a woken flusher writes in one turn.
+/// The most inodes that a woken flusher writes in one turn.
 const TURN_INODES: usize = 1024;
 
-/// A sync whose data is written.
+/// A sync whose data has been written, and whose records must still become durable.
 #[derive(Clone)]
 pub(super) struct Call {
     seq: WriteSeq,
-    /// The first error of the data, returned at the end: it does not keep the rest from becoming
-    /// durable.
+    /// The first error of the data. It is returned at the end, since it must not keep the rest from
+    /// becoming durable.
     prepared: Result<()>,
 }
 
 impl Syncer {
-    /// A sync of the file system itself. Shares its work with no other.
+    /// A sync for the file system itself. Does not share its work with other syncs.
     pub(crate) fn sync(&self, cause: ForceCause) -> Result<()> {
         self.force_sync(self.begin_sync(cause)?, cause)
     }
 
-    /// A sync of a caller. Concurrent ones share the writing of the data: see
-    /// [`super::rounds`].
+    /// A sync for a caller. Concurrent calls share the writing of the data: see [`super::rounds`].
     pub(crate) fn sync_shared(&self) -> Result<()> {
         self.force_sync(self.begin_shared()?, ForceCause::Sync)
     }
@@ -53,8 +52,8 @@ impl Syncer {
         self.end_sync(call, forced)
     }
 
-    /// [`Syncer::sync_shared`]. Calls `done` with the result, without holding the calling thread
-    /// while the log is forced.
+    /// [`Syncer::sync_shared`] without holding the calling thread while the log is forced. Calls
+    /// `done` with the result.
     pub(crate) fn sync_async(self: &Arc<Self>, done: Done) {
         let call = match self.begin_shared() {
             Err(e) => return done(Err(e)),
@@ -65,21 +64,21 @@ impl Syncer {
         store.force_async(store.head_lsn(), ForceCause::Sync, answer);
     }
 
-    /// The result where there is no work to do. See
+    /// The result of a call that has no work to do. See
     /// [`Engine::sync_work`](crate::engine::Engine::sync_work).
     pub(crate) fn sync_at_once(&self) -> Result<()> {
         self.engine.check_open()?;
         Ok(self.engine.store().check_alive()?)
     }
 
-    /// Writes dirty data of some files in place, including the record that names it.
+    /// Writes dirty data of these files in place, and commits the records that name it.
     ///
     /// # Crash argument
-    /// Records become durable in their order, and a log write flushes earlier data writes in place
-    /// before it. So a crash that preserves a later record preserves these bytes, and the sizes
-    /// that belong to them. A writeback of these files by another thread holds their locks, and
-    /// data that it fails to write is dirty again when the locks are taken here: its error becomes
-    /// an error of this call.
+    /// Records become durable in their order, and a log write first flushes the data that was
+    /// written in place before it. So a crash that preserves a later record preserves this data,
+    /// and the sizes that belong to it. If another thread is just writing these files back, it
+    /// holds their locks. Data that it fails to write is dirty again when this call gets the locks:
+    /// the failure becomes an error of this call.
     pub(crate) fn write_back(&self, inos: &[Ino]) -> Result<()> {
         self.engine.check_open()?;
         self.engine.store().check_alive()?;
@@ -92,32 +91,33 @@ impl Syncer {
         forced.and(call.prepared)
     }
 
-    /// Writes everything that completed before the call, up to a force, which the caller makes.
-    /// Data that cannot be written does not keep the rest from being written: the first error is in
-    /// the result.
+    /// Writes all data and commits all records that completed before the call; the caller then
+    /// forces the log. If some data cannot be written, the rest is written nevertheless: the first
+    /// error is in the result.
     fn begin_sync(&self, cause: ForceCause) -> Result<Call> {
         self.engine.check_open()?;
         self.engine.store().check_alive()?;
         if self.engine.store().is_read_only() {
             return Ok(Call { seq: WriteSeq(0), prepared: Ok(()) });
         }
-        // Everything dirty, and everything that a writeback has taken and may fail to write: such
-        // an inode stays on the list.
+        // The list has everything dirty. It also has inodes with data that a writeback has taken
+        // and may fail to write: these stay on the list.
         let dirty = self.writeback.all_dirty();
         let mut result = match cause {
-            // No caller waits for data that failed recently, so the timer skips it for a while.
+            // The timer skips data that failed recently for a while, since no caller waits for it.
             ForceCause::CommitTimer => {
                 self.writeback.write(&self.writeback.due(dirty.clone()), Which::Dirty, Class::Normal)
             }
             _ => self.writeback.write(&dirty, Which::Dirty, Class::Normal),
         };
-        self.writeback.wait_for_passes(); // those that began before this sync
+        self.writeback.wait_for_passes(); // they may have data of before this sync
         result = result.and(self.log_times(&dirty));
         self.writeback.unlist_clean(&dirty);
         Ok(Call { seq: self.engine.store().data_write_seq(), prepared: result })
     }
 
-    /// The last sync: failed writes are retried several times, each time elsewhere.
+    /// The last sync before a close. Failed writes are retried several times, each time to another
+    /// block.
     pub(crate) fn sync_for_close(&self) -> Result<()> {
         let mut result = self.sync(ForceCause::Close);
         let rests = CLOSE_RESTS.into_iter().chain([FULL_REST; FULL_TRIES]).enumerate();
@@ -146,8 +146,8 @@ impl Syncer {
 }
 
 impl Flushed for Syncer {
-    /// At the end of each `commit` interval all completed work becomes durable; in between, a woken
-    /// thread writes because too much is dirty.
+    /// At the end of each `commit` interval all completed work becomes durable. A thread that is
+    /// woken in between writes some dirty data, because too much is dirty.
     fn turn(&self, last: &mut Duration, over: bool) -> Duration {
         let now = self.engine.clock().monotonic();
         let commit = self.engine.live().commit();
@@ -173,7 +173,8 @@ impl Flushed for Syncer {
     fn panicked(&self, words: &str) {
         let reason = format!("the writeback of a flusher thread panicked: {words}");
         self.engine.store().shutdown(&kedge_base::Error::Shutdown(reason.into()));
-        // The turn is over, and a freeze that waited for it may have completed.
+        // The turn has left the gate, so a freeze that waited for it may have completed; it must
+        // end too.
         self.engine.gate().open_if_frozen();
     }
 }

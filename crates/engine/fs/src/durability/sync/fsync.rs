@@ -1,22 +1,23 @@
 //! fsync and fdatasync.
 //!
-//! 1. Data: small new data becomes a record; all other data is written in place and named by a
-//!    record.
-//! 2. fsync (not fdatasync): time stamps that waited become a record.
-//! 3. If the inode's `commit_lsn` (fdatasync, unless `relog`: `datasync_lsn`) is not durable, the
-//!    log is forced to its head: everything that completed before the call is durable with it.
-//! 4. If no force was needed but data was written in place since the last flush: one device flush,
-//!    shared with all threads that wait for one. Step 1 makes it unnecessary where it writes
-//!    durably ("Durable writes" in [`crate::durability::writeback`]).
+//! 1. Data: a small amount of new data becomes a record. All other data is written in place, and a
+//!    record names it.
+//! 2. fsync (not fdatasync): pending time stamps become a record.
+//! 3. If the inode's `commit_lsn` (for fdatasync, unless `relog`, its `datasync_lsn`) is not
+//!    durable, the log is forced to its head. Everything that completed before the call becomes
+//!    durable with it.
+//! 4. If no force was needed but data was written in place since the last flush, the device is
+//!    flushed once, for all threads that wait for a flush. A durable write in step 1 makes that
+//!    unnecessary ("Durable writes" in [`crate::durability::writeback`]).
 //!
-//! An fsync holds no inode lock across a force or a flush, with one exception: a device without FUA
-//! makes a durable write a write and a flush, and the inode's `wb` is held for both. (An atomic
-//! write holds `wb` across its force, see [`crate::data::atomic`].) An inode with nothing undurable
-//! costs nothing.
+//! An fsync holds no inode lock across a force or a flush, with one exception: on a device without
+//! FUA a durable write is a write and a flush, and the inode's `wb` is held for both. (An atomic
+//! write holds `wb` across its force, see [`crate::data::atomic`].) For an inode whose state is
+//! durable an fsync does no IO.
 //!
-//! The call that holds its thread and the asynchronous call share their code: steps 1 and 2 are
+//! The synchronous and the asynchronous call share their code: steps 1 and 2 are
 //! [`Syncer::begin_fsync`], step 4 is [`Syncer::end_fsync`]. They differ in how they wait for the
-//! force between them.
+//! force of step 3.
 
 use super::group::Queued;
 use super::{Arrival, Syncer};
@@ -30,16 +31,16 @@ use kedge_format::FileKind;
 use kedge_store::{ForceCause, WriteSeq};
 use std::sync::Arc;
 
-/// The LSN and the data write for which an fsync must wait.
+/// What an fsync must wait for: an LSN, and a data write.
 #[derive(Clone, Copy, Debug)]
 struct Wanted {
     lsn: Lsn,
     seq: WriteSeq,
-    /// The head of the log when `lsn` was read, for a trace.
+    /// Head of the log when `lsn` was read; for a trace.
     called: Lsn,
 }
 
-/// The action between the two halves of an fsync.
+/// What follows steps 1 and 2.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Next {
     Force,
@@ -48,7 +49,7 @@ enum Next {
     Answer,
 }
 
-/// A running fsync.
+/// A running fsync after steps 1 and 2.
 struct Call {
     wanted: Wanted,
     next: Next,
@@ -61,7 +62,7 @@ impl Call {
     }
 }
 
-/// Takes the error of a failed write that no fsync has reported yet.
+/// Returns, and clears, a failed write of the inode that no fsync has reported yet.
 fn take_failure(meta: &mut Meta, ino: Ino) -> Result<()> {
     match (std::mem::take(&mut meta.write_failed), meta.failed_full) {
         (false, _) => Ok(()),
@@ -81,8 +82,8 @@ impl Syncer {
         self.end_fsync(call, forced)
     }
 
-    /// Calls `done` with the result, without holding the calling thread while the log is forced, or
-    /// while data is written in place beside that of other calls.
+    /// An fsync that does not hold the calling thread while the log is forced, or while data is
+    /// written in place together with that of other calls. Calls `done` with the result.
     pub(crate) fn fsync_async(self: &Arc<Self>, ino: Ino, datasync: bool, done: Done) {
         let arrival = self.arrival();
         match self.joins_group(ino) {
@@ -91,8 +92,9 @@ impl Syncer {
         }
     }
 
-    /// The inode, if its data goes in place and there are other calls to share the pass with. All
-    /// that fails here fails again in [`Syncer::go_on`].
+    /// Returns the inode if the call should join the queue of a group: its data is written in
+    /// place, and other calls can share the pass. An error here leads to `None`, and occurs again
+    /// in [`Syncer::go_on`].
     fn joins_group(&self, ino: Ino) -> Option<Arc<Inode>> {
         let store = self.engine.store();
         if !self.group.wants_call() || self.engine.check_open().is_err() || store.is_read_only() {
@@ -105,12 +107,11 @@ impl Syncer {
     }
 
     fn arrival(&self) -> Arrival {
-        // Before everything else, since the preparation may itself checkpoint, or wait for a
-        // checkpoint.
+        // Read before everything else, since the preparation may run or await a checkpoint itself.
         Arrival { at: self.engine.clock().monotonic(), turn: self.engine.store().checkpoint_turn() }
     }
 
-    /// All steps of an asynchronous call.
+    /// Runs all steps of an asynchronous call in this thread, except for the wait for the log.
     pub(super) fn go_on(self: &Arc<Self>, ino: Ino, datasync: bool, arrival: Arrival, done: Done) {
         let call = match self.begin_fsync(ino, datasync, arrival) {
             Err(e) => return done(Err(e)),
@@ -124,14 +125,14 @@ impl Syncer {
         store.force_async(store.head_lsn(), cause, answer);
     }
 
-    /// The result where there is no work to do: an earlier failure. See
-    /// [`Engine::sync_work`](crate::engine::Engine::sync_work).
+    /// The result of a call that has no work to do: a failure that was not reported yet, if any.
+    /// See [`Engine::sync_work`](crate::engine::Engine::sync_work).
     pub(crate) fn fsync_at_once(&self, ino: Ino) -> Result<()> {
         self.sync_at_once()?;
         take_failure(&mut self.inodes.get(ino)?.meta.lock(), ino)
     }
 
-    /// Steps 1 and 2.
+    /// Runs steps 1 and 2.
     fn begin_fsync(&self, ino: Ino, datasync: bool, arrival: Arrival) -> Result<Call> {
         let (clock, store) = (self.engine.clock(), self.engine.store());
         let Arrival { at: start, turn } = arrival;
@@ -147,21 +148,22 @@ impl Syncer {
         Ok(call)
     }
 
-    /// Step 4, also after a force: a log write that had already begun when the data write completed
-    /// did not flush for it.
+    /// Runs step 4. Needed after a force too: a log write that had already begun when the data
+    /// write completed has not flushed that data.
     fn end_fsync(&self, mut call: Call, forced: kedge_base::Result<()>) -> Result<()> {
         let clock = self.engine.clock();
         if call.next == Next::Force {
             call.trace.force = Some((clock.monotonic(), call.wanted.lsn));
         }
-        // Broken on purpose: data overwritten in place is not flushed.
+        // Broken on purpose: data that was overwritten in place is not flushed.
         let skips = call.trace.datasync && broken::is(Variant::FdatasyncSkipsFlush);
         let flushes = call.next != Next::Answer && !skips;
         let result = forced.map_err(Error::from);
         let result =
             if flushes { result.and_then(|()| self.flush_if_needed(call.wanted.seq)) } else { result };
         if result.is_ok() {
-            // An fdatasync leaves out records that it need not wait for.
+            // An fdatasync does not wait for all records before `called`, so the trace must not
+            // claim that.
             let Wanted { seq, called, .. } = call.wanted;
             let called = if call.trace.datasync { Lsn(0) } else { called };
             trace::note(|| Event::Ack { ino: call.trace.ino, called, seq: seq.0 });
@@ -170,7 +172,7 @@ impl Syncer {
         result
     }
 
-    /// Steps 1 and 2.
+    /// Runs steps 1 and 2, and returns what to wait for.
     fn prepare_fsync(&self, ino: Ino, datasync: bool) -> Result<Wanted> {
         self.engine.check_open()?;
         self.engine.store().check_alive()?;
@@ -185,29 +187,29 @@ impl Syncer {
         let mut meta = inode.meta.lock();
         take_failure(&mut meta, ino)?;
         let p = meta.progress;
-        // For `new_name=sync`. For an inode that did not change since the last checkpoint this is
-        // an old position, which does not count.
+        // Used by `new_name=sync`. If the inode did not change since the last checkpoint, this is a
+        // position before the checkpoint, which does not count.
         meta.marks.logged = p.commit_lsn;
         let called = self.engine.store().head_lsn();
         drop(meta);
         if !self.engine.store().data_flushed(p.write_seq) {
-            // Let a writer in progress finish first, so that one flush covers both. The number is
-            // read before that: a call whose data is durable already, or soon, would otherwise wait
-            // for the writer's flush too.
+            // Waits for a writer in progress, so that one flush covers both. `write_seq` is read
+            // before: otherwise a call whose data is durable already, or will be soon, would also
+            // wait for the flush of that writer's data.
             drop(inode.wb.lock());
         }
         Ok(Wanted { lsn: if all { p.commit_lsn } else { p.datasync_lsn }, seq: p.write_seq, called })
     }
 
-    /// Step 1. The result of the fsync includes its error.
+    /// Runs step 1. If a write fails, this fsync returns the error, so no later one reports it again.
     fn write_dirty(&self, inode: &Arc<Inode>) -> Result<()> {
         let _syncing = Syncing::join(inode);
         if inode.pages.lock().dirty_count() == 0 {
-            // A writeback in another thread may have cleared the dirty marks. If it fails, it
-            // restores them: so wait for it, and check with its lock held. The calls below also
-            // check with that lock held.
+            // A writeback in another thread may have cleared the dirty marks, and restores them if
+            // it fails. So its end is awaited, and the check is made with its lock held. The calls
+            // below also check with that lock held.
             let _wb = inode.wb.lock();
-            // Broken on purpose: the wait alone counts as success.
+            // Broken on purpose: the end of the other writeback counts as success.
             if inode.pages.lock().dirty_count() == 0 || broken::is(Variant::WaitWithoutLook) {
                 return Ok(());
             }

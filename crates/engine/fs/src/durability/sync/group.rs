@@ -1,33 +1,34 @@
-//! Concurrent asynchronous fsyncs whose data goes in place share one pass, and hold no caller's
-//! thread while the device writes.
+//! Groups of concurrent asynchronous fsyncs whose data is written in place. The calls of a group
+//! share one pass, and hold no caller's thread while the device writes.
 //!
-//! Up to [`HELD_MAX`] calls write in their callers' threads, which is the fastest way and leaves a
-//! mount one worker to receive with. A further call joins the *queue*, and its caller's thread
-//! returns. A *group thread* takes the whole queue, writes the data of all these inodes in one
-//! pass, and then finishes each call. Meanwhile further calls join the queue.
+//! Up to [`HELD_MAX`] calls write in their callers' threads. That is fastest, and leaves a mount
+//! one worker that receives requests. A further call joins the *queue*, and its caller's thread
+//! returns. A *group thread* takes the whole queue, writes the data of all its inodes in one pass,
+//! and then finishes each call. Meanwhile further calls join the queue.
 //!
-//! With one caller more than [`HELD_MAX`], a group has one call and only costs a switch of threads.
-//! The number of callers is unknown while callers' threads wait. So one of [`PROBE_EVERY`] such
-//! calls joins the queue as a probe. If other calls arrive meanwhile, calls join the queue until
+//! With only one caller more than [`HELD_MAX`], a group has one call, and costs a switch of threads
+//! for nothing. The number of callers is unknown, since callers whose threads wait make no calls.
+//! So one in [`PROBE_EVERY`] of the calls that find exactly [`HELD_MAX`] others joins the queue as
+//! a probe. If other calls arrive while it is written, all further calls join the queue, until
 //! [`CROWD_LASTS`] of them have found no more than [`HELD_MAX`] others.
 //!
-//! A second group thread takes the queue only when the queue holds at least as many calls as are
+//! A second group thread takes the queue only when the queue has at least as many calls as are
 //! being written. Log writes start by the same rule (`kedge_log::force`), for the same reason. A
-//! thread starts when it is needed, and ends after [`LINGER`] without work.
+//! thread is started when it is needed, and ends after [`LINGER`] without work.
 //!
 //! # Crash argument
 //! The shared pass completes no call. After the pass [`Syncer::go_on`] finishes each call, by the
-//! same steps as a call that is alone: it writes the data that is still dirty, reports the failure
-//! that the pass has recorded in the inode, forces the log if the inode needs that, and flushes the
-//! device if data of the inode has not been flushed. So a pass that fails, or that misses an inode,
-//! costs time, and no call returns before its data is durable. The broken variant
-//! `GroupedAckEarly` returns before the pass.
+//! same steps as for a single call: it writes data that is still dirty, reports a failure that the
+//! pass has recorded in the inode, forces the log if the inode needs that, and flushes the device
+//! if data of the inode has not been flushed. So a pass that fails, or that omits an inode, only
+//! costs time, and no call returns before its data is durable. The broken variant `GroupedAckEarly`
+//! returns before the pass.
 //!
 //! # Ends
 //! A call keeps its right to work (`crate::gate`) until it returns, so a freeze waits for it. After
 //! a close or a shutdown the steps of each call fail, and the call returns that error. A panic
-//! shuts the file system down; a call that the panic drops returns an error when its callback is
-//! dropped.
+//! shuts the file system down. If the panic drops a call, its callback is dropped too, and that
+//! reports an error to the caller.
 
 use super::{Arrival, Syncer};
 use crate::cache::inode::Inode;
@@ -39,12 +40,12 @@ use kedge_base::{Histogram, spawn_named, without_panic};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Calls that write in their callers' threads at a time: one less than the workers that a mount
-/// starts with.
+/// The most calls that write in their callers' threads at the same time: one less than the number
+/// of workers with which a mount starts.
 const HELD_MAX: u32 = 3;
 const CROWD_LASTS: u32 = 64;
 const PROBE_EVERY: u32 = 64;
-/// Group threads of a file system.
+/// The most group threads of a file system.
 const THREADS_MAX: usize = 2;
 /// How long a group thread without work stays.
 const LINGER: Duration = Duration::from_secs(1);
@@ -55,14 +56,14 @@ pub(super) struct Queued {
     pub datasync: bool,
     pub arrival: Arrival,
     pub done: Done,
-    /// Keeps the file system open until the call is answered.
+    /// Keeps the file system open until the call is finished.
     pub syncer: Arc<Syncer>,
 }
 
 #[derive(Default)]
 struct State {
     queue: Vec<Queued>,
-    /// Calls that group threads have taken and not finished.
+    /// Number of calls that group threads have taken and not finished.
     taken: usize,
     threads: usize,
     idle: usize,
@@ -74,22 +75,22 @@ impl State {
     }
 }
 
-/// See the module.
+/// The queue and the threads of a file system; see the module's head.
 pub(super) struct Group {
     state: Mutex<State>,
-    /// There may be something to take.
+    /// Signalled when a group thread may take the queue.
     changed: Condvar,
-    /// Calls under way that write in place, queued ones too.
+    /// Number of calls in progress that write in place, including queued ones.
     calls: AtomicU32,
-    /// The number of further calls that are handled as a part of the crowd.
+    /// Number of further calls that join the queue although they find only [`HELD_MAX`] others.
     crowd: AtomicU32,
-    /// Calls that found [`HELD_MAX`] others and no crowd.
+    /// Number of calls that found exactly [`HELD_MAX`] others while `crowd` was 0.
     borderline: AtomicU32,
-    /// Calls of each group.
+    /// Numbers of calls in the groups.
     pub sizes: Histogram,
 }
 
-/// A call that writes in place, until dropped.
+/// Counts a call that writes in place, until dropped.
 pub(super) struct Counted<'a>(&'a AtomicU32);
 
 impl Drop for Counted<'_> {
@@ -122,14 +123,14 @@ impl Group {
         }
         let left = self.crowd.load(Ordering::Relaxed);
         if left > 0 {
-            // An update that is lost makes the crowd last a call longer.
+            // If a concurrent update is lost, one more call joins the queue.
             self.crowd.store(left - 1, Ordering::Relaxed);
             return true;
         }
         self.borderline.fetch_add(1, Ordering::Relaxed).is_multiple_of(PROBE_EVERY)
     }
 
-    /// A call writes in place in its own thread.
+    /// Counts a call that writes in place in its own thread.
     pub(super) fn count(&self) -> Counted<'_> {
         self.calls.fetch_add(1, Ordering::Relaxed);
         Counted(&self.calls)
@@ -137,7 +138,7 @@ impl Group {
 
     pub(super) fn push(self: &Arc<Self>, mut call: Queued) {
         if broken::is(Variant::GroupedAckEarly) {
-            // Broken on purpose: the call returns before the pass.
+            // Broken on purpose: the call returns before its data is written.
             std::mem::replace(&mut call.done, Box::new(|_| {}))(Ok(()));
         }
         self.calls.fetch_add(1, Ordering::Relaxed);
@@ -153,7 +154,7 @@ impl Group {
             let group = self.clone();
             match spawn_named("kedge-fsync", move || group.work()) {
                 Ok(_detached) => state.threads += 1,
-                // A thread that runs takes the queue when it has finished its group.
+                // The running thread takes the queue when it has finished its group.
                 Err(e) if state.threads > 0 => tracing::warn!("one thread less for fsyncs: {e}"),
                 Err(e) => {
                     tracing::warn!("no thread for fsyncs, the callers' do the work: {e}");
@@ -165,7 +166,7 @@ impl Group {
         }
     }
 
-    /// Body of a thread.
+    /// Body of a group thread.
     fn work(&self) {
         let mut state = self.state.lock();
         loop {
@@ -182,7 +183,8 @@ impl Group {
             state.idle += 1;
             let over = self.changed.wait_for(&mut state, LINGER);
             state.idle -= 1;
-            // The calls that another thread has not finished leave the queue to that thread.
+            // If the queue is not empty but may not be taken, the thread that is finishing a group
+            // will take it.
             if over && !state.may_take() {
                 state.threads -= 1;
                 return;
@@ -209,8 +211,8 @@ impl Group {
 }
 
 impl Syncer {
-    /// Writes the data of a group in place. Finishing each call finds a failure again and reports
-    /// it.
+    /// Writes the data of a group in place. An error need not be returned: finishing each call
+    /// finds and reports it.
     fn write_group(&self, calls: &[Queued]) {
         let mut inodes: Vec<_> = calls.iter().map(|call| call.inode.clone()).collect();
         inodes.sort_by_key(|inode| inode.ino);

@@ -21,7 +21,7 @@ use rounds::Rounds;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The time at which a call arrived.
+/// The time at which an fsync arrived, and the turn of checkpoints then.
 #[derive(Clone, Copy)]
 struct Arrival {
     at: Duration,
@@ -37,7 +37,8 @@ pub(crate) struct Syncer {
     slow: SlowFsyncs,
     group: Arc<Group>,
     rounds: Rounds<Result<Call>>,
-    /// Nanoseconds of fsyncs and fdatasyncs during which a checkpoint ran, even if only for a part.
+    /// Durations, in nanoseconds, of fsyncs and fdatasyncs during some part of which a checkpoint
+    /// ran.
     meanwhile: Histogram,
 }
 
@@ -72,12 +73,12 @@ impl Syncer {
         self.slow.list()
     }
 
-    /// Fsyncs whose data was written in one pass.
+    /// Numbers of fsyncs whose data was written in one pass.
     pub(crate) fn groups(&self) -> HistogramSnapshot {
         self.group.sizes.snapshot()
     }
 
-    /// Times of the fsyncs during which a checkpoint ran.
+    /// Durations of the fsyncs during some part of which a checkpoint ran.
     pub(crate) fn meanwhile(&self) -> HistogramSnapshot {
         self.meanwhile.snapshot()
     }

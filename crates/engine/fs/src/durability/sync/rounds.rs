@@ -1,20 +1,21 @@
-//! Concurrent callers share rounds of the same work.
+//! Rounds of a piece of work that concurrent callers share.
 //!
 //! One round runs at a time. A caller needs a round that begins after its call. So a caller that
-//! finds none running begins one, and the callers that arrive while it runs share the next one.
+//! finds no round running begins one, and all callers that arrive while it runs share the next one.
 //!
 //! # Why syncs share the writing of their data
-//! Each sync writes all dirty data, in passes over many files, and a pass reserves log for the
-//! largest record that it may make: a tenth of a log of one MiB. With one such sequence of passes
-//! for each caller, 32 threads that call sync reserve several times what a small log has, for
-//! records that most of them do not write, because the thread ahead of them has. Meanwhile the log
-//! looks full: creations are delayed, and the checkpoint hurries.
+//! Each sync writes all dirty data, in passes over many files. A pass reserves log for the largest
+//! record that it may make, which is a tenth of a log of one MiB. If each of 32 threads that call
+//! sync ran its own passes, they would reserve several times what a small log has, mostly for
+//! records that they then do not write, because another thread has written the data. Meanwhile the
+//! log would look full: creations would be delayed, and the checkpoint would hurry.
 //!
 //! # Crash argument
 //! A round begins after the call, so it writes and records everything that was complete at the
 //! call. Each caller then forces the log to the head that it reads after the round, and flushes for
-//! the newest data write of the round. So a sync returns when the same records and data are durable
-//! as if it had run alone. The broken variant `SyncJoinsRunning` shares the round that has begun.
+//! the newest data write of the round. So when a sync returns, the same records and data are
+//! durable as if it had run alone. The broken variant `SyncJoinsRunning` shares the round that is
+//! already running.
 
 use kedge_base::broken::{self, Variant};
 use kedge_base::lock::{Condvar, Mutex, Rank};
@@ -23,18 +24,17 @@ struct State<T> {
     /// Number of rounds that have begun.
     begun: u64,
     running: bool,
-    /// The last round that ended, and its result.
+    /// Number and result of the last round that ended.
     last: Option<(u64, T)>,
 }
 
-/// See the module.
+/// Rounds of work with results of type `T`; see the module's head.
 pub(super) struct Rounds<T> {
     state: Mutex<State<T>>,
     ended: Condvar,
 }
 
-/// A running round. If it is dropped without a result, after a panic, a waiting caller begins the
-/// next one.
+/// A running round. If a panic drops it without a result, a waiting caller begins the next round.
 struct Turn<'a, T>(&'a Rounds<T>);
 
 impl<T> Drop for Turn<'_, T> {
@@ -50,12 +50,13 @@ impl<T: Clone> Rounds<T> {
         Rounds { state: Mutex::new(Rank::Leaf, state), ended: Condvar::new() }
     }
 
-    /// The result of a round that begins after the call, in this thread (`run`) or in another.
+    /// Returns the result of a round that begins after the call. The round runs in this thread
+    /// (`run`) or in that of another caller.
     pub(super) fn share(&self, run: impl FnOnce() -> T) -> T {
         let mut state = self.state.lock();
         let mut mine = state.begun + 1;
         if state.running && broken::is(Variant::SyncJoinsRunning) {
-            // Broken on purpose: the running round may have passed data of this call.
+            // Broken on purpose: the running round may have passed this caller's data already.
             mine = state.begun;
         }
         while state.running {

@@ -16,8 +16,8 @@ fn until(what: impl Fn() -> bool) {
     );
 }
 
-/// The running round may have passed the data of a caller that arrives, so each caller gets the
-/// result of a later one. How many share it depends on when they begin to wait.
+/// Each caller gets the result of a round that begins after its call, since the running round may
+/// have passed its data. How many callers share a round depends on when they begin to wait.
 #[test]
 fn no_caller_shares_the_round_that_runs_when_it_arrives() {
     let rounds = Arc::new(Rounds::new());
@@ -50,7 +50,7 @@ fn no_caller_shares_the_round_that_runs_when_it_arrives() {
         assert!(other.join().expect("no panic") > 0, "a caller shared the round that ran");
     }
     assert!(begun.load(SeqCst) >= 2);
-    // No round runs any more, so a call begins one at once.
+    // No round is running any more, so a call begins one at once.
     let before = begun.load(SeqCst);
     assert_eq!(rounds.share(|| before + 100), before + 100);
 }

@@ -1,5 +1,5 @@
-//! Small new data of an fsync: it is written to the log, and in place later, or as part of the
-//! record into the tree ([`crate::inline`]).
+//! Small amounts of new data of an fsync. They are logged, and written in place later; or the
+//! record puts them into the tree ([`crate::inline`]).
 
 use super::Syncer;
 use crate::cache::commit::{commit, lock_metas};
@@ -14,7 +14,7 @@ use kedge_store::{Class, Need};
 use std::sync::Arc;
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
-/// New data up to this many bytes is written to the log.
+/// The most bytes of new data that an fsync logs.
 const LOG_DATA_MAX: usize = 32 << 10;
 const LOG_DATA_PAGES: usize = 16;
 
@@ -28,23 +28,25 @@ impl Syncer {
     /// Puts the inode's dirty bytes into a record if they are few and new. Returns false if they
     /// must be written in place.
     ///
-    /// New bytes are those without a written block, those beyond the logged size, and those of
-    /// pages that are log-resident already: the latter must be logged again, or replay would write
-    /// the older record over them.
+    /// Bytes are new if they have no written block, if they are beyond the logged size, or if their
+    /// page is log-resident already. In the last case they must be logged again, or replay would
+    /// write the older record over them.
     pub(super) fn log_small_data(&self, inode: &Arc<Inode>) -> Result<bool> {
         let room = inode.pages.lock().dirty_count();
         if room > LOG_DATA_PAGES {
             return Ok(false);
         }
-        // Keeps a promise, as writeback does. Reserves for the pages that are dirty now: otherwise
-        // many concurrent fsyncs would hold a good part of a small log that none of them needs.
+        // The class keeps a promise, as that of writeback. Log space is reserved only for the pages
+        // that are dirty now: otherwise many concurrent fsyncs would hold a good part of a small
+        // log without a use for it.
         let store = self.engine.store();
         let longest = inline::max(store);
         let is_small = |size: u64| (1..=longest as u64).contains(&size);
         let may_go = room == 1 && is_small(inode.meta.lock().core.size);
         let with_item = may_go.then(|| self.engine.begin(need(room).puts(1, longest)));
         let (mut handle, may_go) = match with_item {
-            // Without nodes for the tree the bytes take the way of those of larger files.
+            // If there are no nodes for the inline item, the bytes are logged like those of larger
+            // files.
             None | Some(Err(Error::Engine(kedge_base::Error::NoSpace))) => {
                 (self.engine.begin(need(room))?, false)
             }
@@ -90,7 +92,8 @@ impl Syncer {
             let end = (index * BLOCK + hi as u64).min(size);
             let is_new = page.logged || page.backing != Backing::Written || start >= c.meta.logged_size;
             total += (end.saturating_sub(start)) as usize;
-            // Zeros beyond the end of the file have no bytes to log, so they are written in place.
+            // Dirty bytes only beyond the end of the file (zeros) cannot be logged, so they are
+            // written in place.
             if !is_new || start >= end || total > LOG_DATA_MAX {
                 return Ok(false);
             }

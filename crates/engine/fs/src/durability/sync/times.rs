@@ -1,4 +1,4 @@
-//! Logs the time stamps that waited in inodes.
+//! Logs the pending time stamps of inodes.
 
 use super::Syncer;
 use crate::cache::commit::{Change, commit};
@@ -8,24 +8,24 @@ use kedge_format::record::{RecordBuilder, RecordOp};
 use kedge_store::{Class, Need};
 use std::sync::Arc;
 
-/// Inodes whose time stamps go into one record.
+/// The most inodes in one record of time stamps.
 const TIMES_INODES: usize = 256;
-/// The same on a full image.
+/// The most inodes in one record if an image is too full for the larger record.
 const TIMES_INODES_FULL: usize = 8;
 
 impl Syncer {
-    /// Logs the time stamps that waited in the inodes. An inode that fails does not affect the
+    /// Logs the pending time stamps of these inodes. A failure of one inode does not affect the
     /// others.
     pub(super) fn log_times(&self, inodes: &[Arc<Inode>]) -> Result<()> {
         let mut result = Ok(());
         for chunk in inodes.chunks(TIMES_INODES) {
-            // Their metas are locked together, in the order of locks.
+            // The inodes of one record are locked together, so in ascending order.
             let mut chunk = chunk.to_vec();
             chunk.sort_by_key(|i| i.ino);
             let few = match self.log_times_of(&chunk) {
                 Ok(()) => continue,
-                // Many inodes may need more tree nodes than a full image has; few at a time need
-                // few.
+                // A full image may have no tree nodes for a record of many inodes. Records of fewer
+                // inodes need fewer nodes.
                 Err(Error::Engine(kedge_base::Error::NoSpace)) => TIMES_INODES_FULL,
                 Err(_) => 1,
             };

@@ -1,4 +1,5 @@
-//! Writers that dirty more than is written: they are delayed, then help, and never wait forever.
+//! Throttling of writers: they are delayed, then write back dirty data themselves, and never wait
+//! forever.
 
 use super::Writeback;
 use super::pass::PASS_INODES;
@@ -8,15 +9,16 @@ use kedge_base::{BLOCK_SIZE, Ino};
 use kedge_store::Class;
 use std::time::Duration;
 
-/// How often a writer at the hard limit tries to help without success, and how long it pauses after
-/// the first time.
+/// The most attempts of a writer at the hard limit to write back that fail, and (`VAIN_REST`) half
+/// of the pause after the first.
 const VAIN_MAX: u32 = 8;
 const VAIN_REST: Duration = Duration::from_millis(5);
 
 impl Writeback {
-    /// Waits, before any lock is taken, while too much is dirty: briefly at first, then the writer
-    /// helps to write. Failed writes of other files do not affect the writer, unless none of the
-    /// dirty data can be written and memory would grow without bound.
+    /// Waits while too much is dirty. First the writer is delayed briefly; above the hard limit it
+    /// writes back dirty data. Failed writes of other files do not affect the writer, unless so
+    /// much data cannot be written that memory would grow without bound. Called before any lock is
+    /// taken.
     pub(crate) fn throttle(&self) -> Result<()> {
         if self.budget.over_background() {
             self.wake_flusher();
@@ -36,11 +38,11 @@ impl Writeback {
                     vain += 1;
                     self.helped_in_vain(vain, e)?;
                     if vain >= VAIN_MAX {
-                        return Ok(()); // most of what is dirty can be written
+                        return Ok(()); // most of the dirty data can be written
                     }
                 }
             } else if let Some(inode) = self.dirty.any_under_writeback() {
-                drop(inode.wb.lock()); // others write the rest
+                drop(inode.wb.lock()); // other threads write the rest
             } else {
                 return Ok(());
             }
@@ -48,11 +50,12 @@ impl Writeback {
         Ok(())
     }
 
-    /// Handles a writer at the hard limit that could not write back the data of other files: it
-    /// pauses, longer each time. If that does not help, and the data that cannot be written takes
-    /// half of the memory for dirty pages, the file system shuts down. Letting writers continue
-    /// would grow memory without bound; holding them forever would be a hang without a message; and
-    /// failing the write would return the error of another file's data.
+    /// Called when a writer at the hard limit could not write back the data of other files. The
+    /// writer pauses, longer each time. If all attempts fail, and the data that cannot be written
+    /// takes half of the memory for dirty pages, the file system shuts down. Three alternatives
+    /// were rejected. Letting writers continue would grow memory without bound. Holding them
+    /// forever would be a hang without a message. Failing the write would return the error of
+    /// another file's data.
     fn helped_in_vain(&self, times: u32, e: Error) -> Result<()> {
         self.engine.store().check_alive()?;
         self.engine.clock().sleep(VAIN_REST * (1 << times.min(VAIN_MAX)));

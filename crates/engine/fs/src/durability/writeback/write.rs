@@ -1,5 +1,5 @@
-//! The callers of passes: an fsync, a write-through, and all others. The head of
-//! [`crate::durability::writeback`] has their handling of failed writes.
+//! The callers of passes: fsync, write-through, and all others. The head of
+//! [`crate::durability::writeback`] describes how they handle failed writes.
 
 use super::pass::{Kind, PASS_INODES, PASS_SEGMENTS, Pass};
 use super::{BLOCK, Writeback};
@@ -10,21 +10,22 @@ use kedge_store::{CheckpointClient, Class};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// How often a write-through checks again whether its data is in place.
+/// The most attempts of a write-through to have its data in place.
 const RANGE_TRIES: u32 = 3;
 
 impl Writeback {
-    /// Writes pages of the inodes in place, in the order given. Pages dirtied meanwhile may stay
-    /// dirty. Failed writes are retried once, inode by inode; returns the first error of the retry.
+    /// Writes pages of the inodes in place, in the given order. Pages that become dirty meanwhile
+    /// may stay dirty. Failed writes are retried once, inode by inode; the first error of the retry
+    /// is returned.
     pub(crate) fn write(&self, inodes: &[Arc<Inode>], which: Which, class: Class) -> Result<()> {
-        // The data was promised its space when it became dirty, so it may use the space that is
-        // kept back from new promises.
+        // Space was promised to the data when it became dirty. So it may use the reserves that are
+        // closed to new promises.
         let class = if class == Class::Checkpoint { class } else { Class::Promised };
         let kind =
             Kind { which, class, segments_max: PASS_SEGMENTS, durable: false, told: false, in_tree: true };
         let mut result = Ok(());
         for chunk in inodes.chunks(PASS_INODES) {
-            // The inodes of one pass are locked together, in the order of locks.
+            // The inodes of one pass are locked together, so in ascending order.
             let mut chunk = chunk.to_vec();
             chunk.sort_by_key(|i| i.ino);
             chunk.dedup_by_key(|i| i.ino);
@@ -37,8 +38,8 @@ impl Writeback {
         result
     }
 
-    /// Retries after an error, with narrow passes if it was caused by a lack of space, since a wide
-    /// pass may need more tree nodes than a full image has.
+    /// Retries inode by inode after an error. After a lack of space the passes are narrow, since a
+    /// wide pass may need more tree nodes than a full image has.
     fn write_singly(&self, inodes: &[Arc<Inode>], kind: Kind, after: &Error) -> Result<()> {
         let mut result = Ok(());
         for inode in inodes {
@@ -57,13 +58,15 @@ impl Writeback {
         self.write_passes(std::slice::from_ref(inode), kind, None)
     }
 
-    /// Writes some of the dirty data, in the order of writeback, without recent failures.
+    /// Writes up to `inodes_max` dirty inodes, in the order of writeback. Skips inodes that failed
+    /// recently.
     pub(crate) fn write_some(&self, inodes_max: usize) -> Result<()> {
         let next = self.dirty.take(inodes_max, &*self.engine.live().order());
         self.write(&self.due(next), Which::Dirty, Class::Normal)
     }
 
-    /// Writes the dirty data of an inode for an fsync. Data that this makes durable needs no flush.
+    /// Writes the dirty data of an inode for an fsync, by a durable write if that is cheaper than a
+    /// flush.
     pub(crate) fn write_for_fsync(&self, inode: &Arc<Inode>) -> Result<()> {
         self.write_told(inode, Kind::told(Which::Dirty, true), None)
     }
@@ -77,12 +80,12 @@ impl Writeback {
     /// Writes the unclean data of a range of file blocks in place.
     pub(crate) fn write_range(&self, inode: &Arc<Inode>, range: Range<u64>) -> Result<()> {
         for _ in 0..RANGE_TRIES {
-            // Includes the data between the recorded size and the range, which must be recorded
-            // first.
+            // Data between the recorded size and the range is written too, because its record must
+            // come first.
             let start = range.start.min(inode.meta.lock().logged_size / BLOCK);
             self.write_told(inode, Kind::told(Which::All, false), Some(start..range.end))?;
             // A truncate may have changed the recorded size meanwhile, or another thread may have
-            // written again.
+            // written new data. Then the range is not clean yet.
             if inode.pages.lock().unclean(Which::All, range.clone(), 1).is_empty() {
                 break;
             }
@@ -100,9 +103,9 @@ impl Writeback {
     }
 
     /// Runs passes until everything is written that was unclean at the start, or in the range. Each
-    /// continues where the last one stopped, up to the last page that was unclean at the start. So
-    /// a writer that keeps dirtying pages does not hold them up, and its new pages do not displace
-    /// those at the start. A write that fails does not keep the others from being tried.
+    /// pass continues where the last one stopped, up to the last page that was unclean at the
+    /// start. So a writer that keeps making pages dirty does not hold the passes up, and its new
+    /// pages do not displace those of the start. A write that fails does not prevent the others.
     fn write_passes(&self, inodes: &[Arc<Inode>], kind: Kind, range: Option<Range<u64>>) -> Result<()> {
         let mut left = range.map(|range| vec![range; inodes.len()]);
         let mut error = None;
@@ -117,10 +120,10 @@ impl Writeback {
 }
 
 impl CheckpointClient for Writeback {
-    /// Oldest first, so that the tail can move even if the log is too full to complete everything
-    /// at once. Data that cannot be written to any place stays in the log and holds the tail, and
-    /// does not keep other data from being written; the store decides how to handle the first
-    /// error.
+    /// Writes oldest data first, so that the tail can move even if the log is too full for all of
+    /// it. Data that cannot be written to any block stays in the log and holds the tail, but does
+    /// not prevent other data from being written. The first error is returned; the store decides
+    /// what follows.
     fn prepare_checkpoint(&self, wrote: &dyn Fn(usize)) -> kedge_base::Result<()> {
         let resident = self.engine.store().resident_inodes();
         let mut result = Ok(());
@@ -139,7 +142,7 @@ impl CheckpointClient for Writeback {
             let no_space = matches!(error, kedge_base::Error::NoSpace);
             result = result.and(Err(error));
             if no_space || self.engine.store().check_alive().is_err() {
-                break; // nor is there space for younger data
+                break; // there is no space for younger data either
             }
         }
         result

@@ -1,4 +1,4 @@
-//! Fourth phase of a pass: the record that names the written blocks.
+//! Fourth phase of a pass: commits the record that names the written blocks.
 
 use super::super::BLOCK;
 use super::part::{InTree, Part};
@@ -14,12 +14,13 @@ use kedge_format::record::{InodeMask, RecordBuilder, RecordOp, size};
 use kedge_store::Store;
 
 impl Pass<'_> {
-    /// Commits the record of a pass. `durable`: its data is durable already, so no flush is needed.
+    /// Commits the record of a pass. `durable`: its data is durable already, so it gets no number
+    /// for a flush.
     pub(super) fn complete(&mut self, durable: bool) -> Result<()> {
         let store = self.store();
         let in_place = self.parts.iter().flatten().any(|part| !part.is_in_tree());
-        // Broken on purpose: no flush comes between the block and the record that deletes its bytes
-        // in the tree.
+        // Broken on purpose: no flush comes between the write of the block and the record that
+        // deletes its inline item.
         let unflushed =
             broken::is(Variant::InlineOutUnflushed) && self.parts.iter().flatten().any(Part::leaves_tree);
         let seq = (!durable && in_place && !unflushed).then(|| store.note_data_write());
@@ -46,8 +47,8 @@ impl Pass<'_> {
             if record.len() as u64 + patches + counts_bytes > self.handle.bytes_left()
                 && !part.kept.is_empty()
             {
-                // Failed pages have split the part's extents into more pieces than planned. The
-                // whole part stays as it was; the error is already recorded.
+                // Failed pages have split the extents into more pieces than planned. The whole part
+                // is left out of the record; the error is already noted.
                 record.go_back(mark);
                 patches -= size::patch(PATCHED);
                 counts_bytes -= part.counts_bytes_max();
@@ -73,7 +74,7 @@ impl Pass<'_> {
     }
 }
 
-/// Adds one inode's part of the record. Returns whether it has any edits.
+/// Adds the edits of one inode. Returns whether there are any.
 fn record_part(
     store: &Store,
     record: &mut RecordBuilder,
@@ -102,13 +103,13 @@ fn record_part(
     }
     for (from, to) in part.ranges.iter().flat_map(|(from, to)| part.taken(*from, *to)) {
         trace::note(|| Event::InPlace(trace::Bytes { ino, from: from * BLOCK, to: to * BLOCK }));
-        // Broken on purpose: replay will write the logged bytes over these.
+        // Broken on purpose: replay will write the logged bytes over the newer ones in place.
         let kept = broken::is(Variant::ReplayOldData);
         if !kept && store.is_resident(ino, from * BLOCK, (to - from) * BLOCK) {
             record.drop_data(ino, from * BLOCK, (to - from) * BLOCK);
         }
     }
-    // Broken on purpose: the checksums stay those of the bytes before.
+    // Broken on purpose: the checksums stay those of the old bytes.
     if !broken::is(Variant::StaleChecksum) {
         sums::emit(store, record, ino, &part.taken_sums())?;
     }

@@ -1,4 +1,4 @@
-//! Second phase of a pass: copies the pages into few large buffers.
+//! Second phase of a pass: copies the pages into a few large buffers.
 
 use super::super::Writeback;
 use super::part::{Gathered, Part, Segment, Writing};
@@ -9,7 +9,7 @@ use kedge_base::{BLOCK_SIZE, BlockNo, IoBuf};
 use kedge_format::sums::sum_of;
 
 impl Pass<'_> {
-    /// Copies pages into merged buffers.
+    /// Copies pages into buffers, one for each merged write.
     pub(super) fn gather(&mut self, mut segments: Vec<Segment>) -> Vec<Gathered> {
         let plug = self.writeback.engine.live().plug();
         if plug {
@@ -53,7 +53,7 @@ impl Pass<'_> {
     }
 }
 
-/// Copies a segment's pages and marks them as being written.
+/// Copies the pages of a segment, and marks them as being written.
 fn copy_pages(writeback: &Writeback, inode: &Inode, s: &Segment, part: &mut Part, out: &mut [u8]) {
     let mut delta = Delta::default();
     let mut pages = inode.pages.lock();
@@ -66,7 +66,7 @@ fn copy_pages(writeback: &Writeback, inode: &Inode, s: &Segment, part: &mut Part
         let sum = if part.sums { sum_of(bytes) } else { 0 };
         part.writing.push(Writing { index, block, how: s.how, before, sum });
     }
-    // The page lock makes bytes and size one state: a writer changes both under it.
+    // A writer changes bytes and size under the page lock, which is held here. So they match.
     part.size = part.size.max(inode.meta.lock().core.size);
     drop(pages);
     writeback.account(delta);

@@ -1,4 +1,4 @@
-//! One pass of writeback: [`Pass::run`] has its phases, each in a file of its own.
+//! One pass of writeback: [`Pass::run`] runs its phases, each in a file of its own.
 //!
 //! plan → gather → write → complete → settle
 
@@ -29,36 +29,37 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Limits on the inodes and pages of a pass: they bound the record, the locks held and the staging
-/// memory.
+/// The most inodes, pages and segments of a pass. They bound the record, the locks held and the
+/// memory for copies.
 pub(crate) const PASS_INODES: usize = 128;
 const PASS_PAGES: usize = 1024;
 pub(super) const PASS_SEGMENTS: usize = 256;
-/// Segments of a pass on an image without room for a wide one.
+/// Segments of a pass on an image that is too full for a wide one.
 const NARROW_SEGMENTS: usize = 8;
-/// Largest merged write.
+/// Largest merged write, in blocks.
 const MERGE_BLOCKS_MAX: u64 = 256;
-/// Most durable writes in flight.
+/// The most durable writes in flight.
 const DURABLE_MAX: u32 = 4;
-/// Longest durable write: a longer one takes longer than a flush.
+/// Longest durable write, in blocks: a longer one takes longer than a flush.
 const DURABLE_BLOCKS_MAX: usize = 16;
-/// Log bytes for what a pass over several inodes puts into the tree.
+/// Log bytes for inline items of a pass over several inodes.
 const IN_TREE_BYTES: u64 = 64 << 10;
-/// Blocks of failed writes that one pass writes again, each by itself.
+/// The most blocks of failed writes that one pass writes again one by one.
 const SPLIT_BLOCKS_MAX: usize = MERGE_BLOCKS_MAX as usize;
-/// The pages that a pass writes, and how.
+/// Which pages a pass writes, and how.
 #[derive(Clone, Copy)]
 pub(super) struct Kind {
     pub which: Which,
     pub class: Class,
-    /// Number of runs of blocks that it normally writes, for which its log bytes are reserved.
+    /// Normal maximum of runs of blocks; log bytes are reserved for this many.
     pub segments_max: usize,
-    /// Part of an fsync: uses durable writes if that is cheaper than a flush.
+    /// Whether the pass belongs to an fsync, and uses durable writes if these are cheaper than a
+    /// flush.
     pub durable: bool,
-    /// Report every failed write to the caller; do not retry.
+    /// Whether every failed write is returned to the caller, without a retry.
     pub told: bool,
-    /// Small files go into the tree. On an image without nodes for that they get the blocks that
-    /// were promised to their pages.
+    /// Whether small files go into the tree. On an image without nodes for that they get the blocks
+    /// that were promised to their pages.
     pub in_tree: bool,
 }
 
@@ -66,18 +67,18 @@ pub(super) struct Kind {
 #[must_use]
 pub(super) struct Ended {
     pub more: bool,
-    /// The error of a write that failed.
+    /// The error of a failed write, if the caller must get it.
     pub error: Option<Error>,
 }
 
 impl Kind {
-    /// The same for an image without room for a wide pass.
+    /// The same kind of pass for an image that is too full for a wide one.
     pub(super) fn narrow(self) -> Kind {
         Kind { segments_max: NARROW_SEGMENTS, in_tree: false, ..self }
     }
 
-    /// Log-resident bytes have a promise for the record that ends this which is too small for the
-    /// bytes themselves.
+    /// Whether pages may go into the tree. Log-resident bytes may not: the log space promised for
+    /// the record that ends their residency is too small for the bytes themselves.
     fn takes_in_tree(self) -> bool {
         self.in_tree && self.which != Which::Logged
     }
@@ -94,7 +95,7 @@ impl Kind {
     }
 }
 
-/// Fields of an inode that a pass records, including time stamps that waited.
+/// Fields of an inode that a pass records, including pending time stamps.
 const PATCHED: InodeMask = InodeMask(
     InodeMask::SIZE.0
         | InodeMask::BLOCKS.0
@@ -103,18 +104,19 @@ const PATCHED: InodeMask = InodeMask(
         | InodeMask::MTIME.0
         | InodeMask::CTIME.0,
 );
-/// Log bytes of one step of the plan at most: a run of pages that gets a place. Its extent is cut
-/// in three, or put between two others; the step may allocate a run of blocks, free one, and end
-/// the log residency of a range.
+/// Upper bound on the log bytes of one step of the plan, in which a run of pages gets a run of
+/// blocks. An extent is cut in three, or put between two others; the step may allocate a run of
+/// blocks, free one, and end the log residency of a range.
 const STEP_BYTES: u64 = 4 * size::EXTENT_ITEM + 2 * size::RUN + size::RANGE + size::DELETE;
-/// Log bytes of a normal step: in a hole or in an unwritten extent.
+/// Log bytes of a usual step: the pages are in a hole or in an unwritten extent.
 const SEGMENT_BYTES: u64 = 3 * size::EXTENT_ITEM + size::RUN + size::RANGE;
 
-// The record of a checkpoint that finds the log full fits in the part that is kept for it.
+// The record of a pass for a checkpoint fits into the part of a full log that is reserved for
+// checkpoints.
 const _: () = assert!(
     need(Class::Checkpoint, PASS_INODES, PASS_SEGMENTS, 1, Some(0), true).log_bytes <= CHECKPOINT_RECORD_MAX
 );
-// The promise of a piece suffices for the record that ends its residency.
+// The log bytes promised for a resident piece suffice for the record that ends its residency.
 const _: () = assert!(
     size::patch(PATCHED)
         + 3 * size::EXTENT_ITEM
@@ -126,9 +128,9 @@ const _: () = assert!(
         <= PROMISE_PER_PIECE
 );
 
-/// The need of a pass over this many inodes, with extents in this many places of the tree. `sums`:
-/// if the files have checksums, the number of their items for which it reserves beside those of one
-/// step. `counts`: blocks of the files may have counts.
+/// The need of a pass over this many inodes, whose extents change in `places` leaves of the tree.
+/// `sums`: if the files have checksums, the number of their items, besides those of one step.
+/// `counts`: whether blocks of the files may have counts.
 const fn need(
     class: Class,
     inodes: usize,
@@ -154,7 +156,7 @@ const fn need(
     }
 }
 
-/// The inodes of a pass while their pages are being written.
+/// The inodes of a pass while they are on the under-writeback list.
 struct UnderWriteback<'a> {
     dirty: &'a DirtyList,
     inos: Vec<Ino>,
@@ -177,7 +179,7 @@ impl Drop for UnderWriteback<'_> {
     }
 }
 
-/// Durable writes in flight, until the drop.
+/// Durable writes that count as in flight until this is dropped.
 struct DurableTurn<'a> {
     under_way: &'a AtomicU32,
     count: u32,
@@ -189,12 +191,12 @@ impl Drop for DurableTurn<'_> {
     }
 }
 
-/// A pass over some inodes, whose `wb` locks it holds.
+/// A pass over some inodes. It holds their `wb` locks.
 pub(super) struct Pass<'a> {
     writeback: &'a Writeback,
     inodes: &'a [Arc<Inode>],
     kind: Kind,
-    /// One for each inode, once they are planned; `None` if there is nothing to write.
+    /// One for each planned inode; `None` if there is nothing to write.
     parts: Vec<Option<Part>>,
     _wb: Vec<MutexGuard<'a, ()>>,
     handle: Handle<'a>,
@@ -203,8 +205,9 @@ pub(super) struct Pass<'a> {
 impl<'a> Pass<'a> {
     /// Reserves, then takes the locks.
     pub(super) fn begin(writeback: &'a Writeback, inodes: &'a [Arc<Inode>], kind: Kind) -> Result<Pass<'a>> {
-        // Many fsyncs of one inode each may run at once. So such a pass reserves log for the pages
-        // that are unclean now. If there are more when it runs, another pass writes them.
+        // Many fsyncs of one inode each may run at once, so a pass over one inode reserves log only
+        // for the pages that are unclean now. If there are more when it has the lock, another pass
+        // writes them.
         let has_sums = inodes.iter().any(|inode| inode.has_sums());
         let (kind, places, items) = match inodes {
             [one] => {
@@ -217,12 +220,12 @@ impl<'a> Pass<'a> {
             _ => (kind, kind.segments_max, 0),
         };
         let sums = has_sums.then_some(items);
-        // A run whose blocks have counts changes them in another place of the tree.
+        // The counts of a run of blocks are in another leaf than its extent.
         let counts = writeback.engine.store().has_clones();
         let places = if counts { 2 * places } else { places };
-        // Fewer places if there are no nodes for all; the pass then ends early.
+        // If there are no nodes for all places, fewer are reserved; the pass then ends early.
         let trees = tree_count(inodes);
-        // Log-resident bytes do not go into the tree.
+        // Log bytes for inline items, if pages may go into the tree.
         let in_tree = match (inline::max(writeback.engine.store()), inodes) {
             (0, _) => 0,
             _ if !kind.takes_in_tree() => 0,
@@ -237,8 +240,8 @@ impl<'a> Pass<'a> {
             .engine
             .begin_up_to(need(places.max(NARROW_SEGMENTS)), need(NARROW_SEGMENTS.min(kind.segments_max)))
             .inspect_err(|e| {
-                // The log itself may need space on the host, so no more bytes are accepted
-                // meanwhile.
+                // The log itself may have found the host full. Then no more bytes are accepted
+                // until it has space.
                 if let Error::Engine(e) = e {
                     writeback.engine.note_host_error(e);
                 }
@@ -256,10 +259,12 @@ impl<'a> Pass<'a> {
         self.writeback.engine.stats()
     }
 
-    /// Writes the remaining pages, and removes those that it wrote from `left`. `None` for all.
+    /// Writes the pages in `left`, and removes the written ones from it. `None` stands for all
+    /// pages that are unclean now.
     pub(super) fn run(mut self, left: &mut Option<Vec<Range<u64>>>) -> Result<Ended> {
         let (writeback, inodes) = (self.writeback, self.inodes);
-        // Under `wb`: pages that another writeback took and failed to write are unclean again.
+        // Listed with `wb` held: pages that another writeback took and failed to write are unclean
+        // again.
         let left = left.get_or_insert_with(|| {
             inodes.iter().map(|i| 0..i.pages.lock().unclean_end(self.kind.which)).collect()
         });
@@ -280,14 +285,14 @@ impl<'a> Pass<'a> {
         drop(busy);
         writeback.unlist_clean(inodes);
         completed?;
-        // Pages planned before an error are written.
+        // Pages that were planned before the error have been written.
         planned?;
         let failed = self.parts.iter().flatten().any(|part| !part.kept.is_empty());
         Ok(Ended { more, error: written.err().filter(|_| failed || self.kind.told) })
     }
 
-    /// Broken on purpose: commits the record first. The pause makes it likely that another thread
-    /// forces the record meanwhile.
+    /// Broken on purpose: commits the record before the data is written. The pause makes it likely
+    /// that another thread forces the record meanwhile.
     fn complete_early(&mut self) -> Result<()> {
         for (inode, part) in self.inodes.iter().zip(&mut self.parts) {
             if let Some(part) = part {
@@ -299,17 +304,18 @@ impl<'a> Pass<'a> {
         completed
     }
 
-    /// Whether these writes of fsyncs are made durable by themselves. `wb` of the inodes is held.
+    /// Decides whether these writes for fsyncs are durable writes. `wb` of the inodes is held.
     fn durable_turn(&self, ios: &[Gathered]) -> Option<DurableTurn<'a>> {
         let writeback = self.writeback;
-        // The calls of a group are no longer in the inodes' counts.
+        // With several inodes this is the pass of a group, whose calls the inodes' counts do not
+        // include.
         let alone = self.inodes.len() > 1 || self.inodes[0].syncing.load(Ordering::Relaxed) <= 1;
         let count = ios.len() as u32;
         let fits = count <= self.inodes.len() as u32;
         if !alone || !fits || ios.iter().any(|io| io.buf.blocks() > DURABLE_BLOCKS_MAX) {
             return None;
         }
-        // The fsyncs would wait for that flush anyway.
+        // If earlier data of a file waits for a flush, its fsync needs that flush anyway.
         let flushed = |inode: &Inode| {
             let seq = inode.meta.lock().progress.write_seq;
             writeback.engine.store().data_flushed(seq)

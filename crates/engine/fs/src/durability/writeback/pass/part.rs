@@ -1,4 +1,4 @@
-//! The part of a pass for each of its inodes, and the writes of a pass.
+//! The part of a pass that concerns one inode, and the writes of a pass.
 
 use super::super::BLOCK;
 use super::{PATCHED, STEP_BYTES};
@@ -12,51 +12,53 @@ use kedge_format::sums::{SUMS_BLOCKS, SumsItem};
 use kedge_store::{LimitId, Spent};
 use std::collections::BTreeSet;
 
-/// If more pages than this are left out of it, the whole part of a record is left out, because its
-/// extents would be too many.
+/// If more pages of a part than this must be left out of the record, the whole part is left out,
+/// because it would have too many extents.
 const KEPT_MAX: usize = 64;
 
-/// File blocks of one step of the plan at most, in a file with checksums.
+/// The most file blocks of one step of the plan, in a file with checksums.
 pub(super) const SUMS_STEP_BLOCKS: u64 = 4 * SUMS_BLOCKS;
-/// Log bytes of the checksums of such a step at most.
+/// Upper bound on the log bytes of the checksums of such a step.
 pub(super) const SUMS_STEP_BYTES: u64 = (SUMS_STEP_BLOCKS / SUMS_BLOCKS) * SUMS_BYTES;
-/// Log bytes of one item of checksums at most.
+/// Upper bound on the log bytes of one checksum item.
 pub(super) const SUMS_BYTES: u64 = size::put(SumsItem::SIZE_MAX);
 
-/// File blocks of one step of the plan at most, if their present blocks have counts. Another file
-/// may change the counts until the record is made, so each block may have an item of its own then.
+/// The most file blocks of one step of the plan, if their old blocks have counts. Another file may
+/// change the counts before the record is made, so each block may then have a count item of its
+/// own.
 pub(super) const COUNTED_STEP_BLOCKS: u64 = 16;
-/// Log bytes of the counts of such a step at most.
+/// Upper bound on the log bytes of the counts of such a step.
 pub(super) const COUNTED_STEP_BYTES: u64 = counts_bytes(COUNTED_STEP_BLOCKS);
 
-/// Log bytes of the changes of the counts of this many adjacent blocks at most: an item for each,
-/// and one that is cut at each end; each block may become free.
+/// Upper bound on the log bytes of the changed counts of this many adjacent blocks: an item for
+/// each block, and one that is cut at each end; each block may become free.
 const fn counts_bytes(blocks: u64) -> u64 {
     (blocks + 2) * size::put(CountItem::SIZE) + blocks * size::RUN
 }
 
-/// How a page got its run of blocks.
+/// Where the blocks of a run of pages come from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum How {
-    /// The page had it already.
+    /// The pages had these blocks already.
     InPlace,
-    /// The page had none.
+    /// New blocks, for pages without blocks or whose blocks must not be overwritten.
     New,
-    /// The page had one to which a write failed.
+    /// New blocks, for pages to whose blocks a write has failed.
     Moved,
-    /// It got none: its bytes go into the tree.
+    /// No blocks: the bytes go into the tree.
     InTree,
 }
 
 /// A run of pages of one inode that is written to one run of blocks.
 pub(super) struct Segment {
-    /// Index among the pass's inodes.
+    /// Index of the inode in the pass.
     pub inode_index: usize,
     pub index: u64,
     pub count: u64,
     pub block: BlockNo,
     pub how: How,
-    /// Must not be merged with others, because the block is suspect.
+    /// Whether the segment must be a write of its own, because a write to its block has failed
+    /// before.
     pub alone: bool,
 }
 
@@ -64,21 +66,22 @@ pub(super) struct Segment {
 pub(super) struct NewRun {
     pub index: u64,
     pub extent: Extent,
-    /// The previous place of the pages.
+    /// The old blocks of the pages, if they had any.
     pub old: Option<Old>,
     pub how: How,
 }
 
-/// The previous place of pages.
+/// The old blocks of a run of pages.
 #[derive(Clone, Copy)]
 pub(super) struct Old {
     pub start: BlockNo,
-    /// Whether the blocks counted as unwritten.
+    /// Whether the blocks were unwritten.
     pub unwritten: bool,
     pub birth: u32,
-    /// Another tree or another file may use the blocks, so they do not simply become free.
+    /// Whether another tree or another file may use the blocks, so that they do not simply become
+    /// free.
     pub shared: bool,
-    /// The blocks have counts, which change.
+    /// Whether the blocks have counts, which must be decremented.
     pub counted: bool,
 }
 
@@ -92,61 +95,62 @@ pub(super) struct Writing {
     pub sum: u32,
 }
 
-/// One inode's part of a pass.
+/// The part of a pass that concerns one inode.
 pub(super) struct Part {
     /// Whether the file has checksums.
     pub sums: bool,
-    /// Whether its blocks may have counts.
+    /// Whether the file's blocks may have counts.
     pub counts: bool,
     pub set: ExtentSet,
     pub new: Vec<NewRun>,
-    /// File blocks written, as ranges.
+    /// Ranges of file blocks that are written.
     pub ranges: Vec<(u64, u64)>,
-    /// Subranges of `ranges` that lay in unwritten extents before this pass.
+    /// Subranges of `ranges` that were in unwritten extents before this pass.
     pub unwritten: Vec<(u64, u64)>,
-    /// Largest size when pages were copied.
+    /// Largest size of the file while its pages were copied, in bytes.
     pub size: u64,
-    /// The first dirty page beyond the logged size that is not in the pass.
+    /// The first dirty page at or beyond the logged size that is not in the pass.
     pub left_out: Option<u64>,
-    /// The pages, once they are copied.
+    /// The pages that have been copied.
     pub writing: Vec<Writing>,
-    /// Whether a write with pages of it failed, even if only the first time.
+    /// Whether a write with pages of this inode failed, even if a retry succeeded.
     pub met_error: bool,
     /// Whether the last such failure was caused by a full host of the image.
     pub met_full: bool,
     /// Pages whose writes failed.
     pub failed: BTreeSet<u64>,
-    /// These, and those that must not be recorded before them.
+    /// The failed pages, and those that must not be recorded before them.
     pub kept: BTreeSet<u64>,
     pub more: bool,
-    /// Charged pages, ascending, and the limit that has promised their blocks.
+    /// Charged pages in ascending order, and (`limit`) the limit that has promised their blocks.
     pub charged: Vec<u64>,
     pub limit: Option<LimitId>,
-    /// Places in the tree where its extents change, and the file block after the last of them.
+    /// Number of places in the tree at which extents change, and the file block after the last
+    /// place.
     places: u32,
     place_end: u64,
-    /// Items of checksums that change, and the number of the item after the last of them.
+    /// Number of checksum items that change, and the number of the item after the last of them.
     sums_items: u64,
     sums_end: u64,
-    /// Log bytes of the counts that change, at most.
+    /// Upper bound on the log bytes of the counts that change.
     counts_bytes: u64,
-    /// What becomes of the file's bytes in the tree.
+    /// What happens to the inline data of the file.
     pub in_tree: InTree,
 }
 
-/// What a pass does with the first bytes of a file ([`crate::inline`]).
+/// What a pass does with the inline data of a file ([`crate::inline`]).
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) enum InTree {
-    /// Nothing.
+    /// Leaves it unchanged.
     #[default]
     Same,
-    /// They go into the tree: the part writes no block.
+    /// Puts these bytes into the tree. The part writes no block.
     Put(Vec<u8>),
-    /// They leave the tree, because file block 0 gets a block.
+    /// Deletes the item, because file block 0 gets a block.
     Delete,
 }
 
-/// Log bytes of [`InTree::Put`] with this many bytes.
+/// Log bytes of an [`InTree::Put`] of `len` bytes.
 pub(super) const fn put_bytes(len: usize) -> u64 {
     size::patch(PATCHED) + size::put(len) + size::RANGE
 }
@@ -179,31 +183,31 @@ impl Part {
         }
     }
 
-    /// Adds file blocks that are written.
+    /// Adds a range of file blocks that are written.
     pub(super) fn add_range(&mut self, from: u64, to: u64) {
         self.ranges.push((from, to));
         if self.sums {
             let (first, end) = (from / SUMS_BLOCKS, to.div_ceil(SUMS_BLOCKS));
-            // The first item may be the last one of the range before.
+            // The first checksum item may be the last one of the range before.
             self.places += u32::from(first != self.sums_end && first + 1 != self.sums_end);
             self.sums_items += end - first;
             self.sums_end = end;
         }
     }
 
-    /// Counts a change of the extents of `[from, to)`. Adjacent changes share a place.
+    /// Counts a change of the extents of `[from, to)`. Adjacent changes count as one place.
     pub(super) fn touch(&mut self, from: u64, to: u64) {
         self.places += (self.place_end != from) as u32;
         self.place_end = to;
     }
 
-    /// Counts the changes of the counts of this many adjacent blocks.
+    /// Counts changes of the counts of this many adjacent blocks.
     pub(super) fn touch_counts(&mut self, blocks: u64) {
         self.places += 1;
         self.counts_bytes += counts_bytes(blocks);
     }
 
-    /// Whether pages replace blocks that have counts.
+    /// Whether old blocks of the pages have counts, which change.
     pub(super) fn changes_counts(&self) -> bool {
         self.counts_bytes > 0
     }
@@ -213,7 +217,7 @@ impl Part {
         self.counts_bytes
     }
 
-    /// Upper bound on the bytes of its edits, unless pages of it are left out.
+    /// Upper bound on the bytes of the part's edits, unless pages are left out.
     pub(super) fn bytes_max(&self) -> u64 {
         let moved = self.new.iter().filter(|run| run.old.is_some()).count();
         size::patch(PATCHED)
@@ -229,7 +233,7 @@ impl Part {
             }
     }
 
-    /// Makes the part one that puts the file's bytes into the tree, and nothing else.
+    /// Makes the part put the file's bytes into the tree, and nothing else.
     pub(super) fn put_in_tree(&mut self, bytes: Vec<u8>, before: Before) {
         self.size = bytes.len() as u64;
         self.touch(0, 1);
@@ -238,20 +242,20 @@ impl Part {
         self.in_tree = InTree::Put(bytes);
     }
 
-    /// The record that names the new block of file block 0 deletes the bytes in the tree.
+    /// Makes the record delete the inline item when it names the new block of file block 0.
     pub(super) fn delete_from_tree(&mut self) {
         self.places += 1;
         self.in_tree = InTree::Delete;
     }
 
-    /// Whether the record of the part deletes the bytes in the tree: it names a block for them.
+    /// Whether the record deletes the inline item, because it names a block for file block 0.
     pub(super) fn leaves_tree(&self) -> bool {
         self.in_tree == InTree::Delete
             && self.ranges.iter().any(|(from, _)| *from == 0)
             && !self.taken(0, 1).is_empty()
     }
 
-    /// Whether the part puts bytes into the tree and writes no block.
+    /// Whether the part puts bytes into the tree, and writes no block.
     pub(super) fn is_in_tree(&self) -> bool {
         matches!(self.in_tree, InTree::Put(_))
     }
@@ -262,14 +266,14 @@ impl Part {
         self.set = ExtentSet::default();
     }
 
-    /// What its record spends of what a limit has promised.
+    /// What the record uses up of the promises of a limit.
     pub(super) fn spends(&self) -> Option<Spent> {
         let id = self.limit?;
         let blocks = self.charged.iter().filter(|index| !self.kept.contains(index)).count() as u64;
         Some(Spent { id, blocks, inodes: 0 })
     }
 
-    /// The part of `[from, to)` that the record may name, as ranges.
+    /// The subranges of `[from, to)` that the record may name.
     pub(super) fn taken(&self, from: u64, to: u64) -> Vec<(u64, u64)> {
         let mut out = Vec::new();
         let mut at = from;
@@ -282,7 +286,7 @@ impl Part {
         out
     }
 
-    /// Runs of new blocks that the record may name, with the place for which they stand.
+    /// The runs of new blocks that the record may name, each with the old blocks that it replaces.
     pub(super) fn taken_runs(&self) -> Vec<(Extent, Option<(Extent, Old)>)> {
         let mut out = Vec::new();
         for run in &self.new {
@@ -294,10 +298,10 @@ impl Part {
         out
     }
 
-    /// Decides which pages the record leaves out, and restores their previous extents: those that
-    /// failed, and beyond the logged size those after a page that stays dirty. For the size must
-    /// not cover bytes that are not written, and no written block may be beyond the recorded size,
-    /// where a file that grows over it would show it.
+    /// Decides which pages the record leaves out, and restores their previous extents. These are
+    /// the failed pages, and beyond the logged size also all pages after one that stays dirty. The
+    /// recorded size must not cover bytes that are not written. No written block may be beyond the
+    /// recorded size: if the file grew over it, it would show.
     pub(super) fn leave_out_failed(&mut self, logged_size: u64) {
         let end = logged_size / BLOCK;
         let obstacle = self.failed.range(end..).next().copied().into_iter().chain(self.left_out).min();
@@ -335,21 +339,21 @@ impl Part {
         sums
     }
 
-    /// The size that may be recorded: it covers only written bytes.
+    /// The size that the record may set: it covers only written bytes.
     pub(super) fn size_to_record(&self) -> u64 {
         let taken = self.ranges.iter().flat_map(|(from, to)| self.taken(*from, *to));
         taken.map(|(_, to)| to * BLOCK).max().unwrap_or(0).min(self.size)
     }
 }
 
-/// The segments of a pass during planning, and the room in their record.
+/// The segments planned so far, and the room that is left in the record.
 pub(super) struct Plan {
     pub segments: Vec<Segment>,
     pub goal: Option<BlockNo>,
     bytes_left: u64,
-    /// Places in the tree where extents may still change.
+    /// Number of places in the tree at which extents may still change.
     places_left: u32,
-    /// Whether files may have bytes in the tree.
+    /// Whether files may have inline data.
     inline: bool,
 }
 
@@ -358,22 +362,22 @@ impl Plan {
         Plan { segments: Vec::new(), goal: None, bytes_left: bytes, places_left: places, inline }
     }
 
-    /// Whether one more step might not fit into the record.
+    /// Whether one more step of this part might not fit into the record.
     pub(super) fn is_full(&self, part: &Part) -> bool {
         let (bytes, places) = if part.sums { (SUMS_STEP_BYTES, 1) } else { (0, 0) };
         let (counts, paths) = if part.counts { (COUNTED_STEP_BYTES, 1) } else { (0, 0) };
-        // The item in the tree that a block replaces is a place of its own.
+        // The inline item that a block replaces is another place in the tree.
         let paths = paths + u32::from(self.inline);
         self.bytes_left < part.bytes_max() + STEP_BYTES + bytes + counts
             || self.places_left <= part.places + places + paths
     }
 
-    /// Whether a part that puts this many bytes into the tree fits.
+    /// Whether an inline item of this many bytes fits.
     pub(super) fn takes_in_tree(&self, len: usize) -> bool {
         self.bytes_left >= put_bytes(len) && self.places_left > 0
     }
 
-    /// Whether one more inode might not fit.
+    /// Whether another inode might not fit.
     pub(super) fn has_no_room(&self) -> bool {
         self.bytes_left < size::patch(PATCHED) + STEP_BYTES || self.places_left == 0
     }

@@ -1,4 +1,4 @@
-//! First phase of a pass: lists the pages, and finds a place for each.
+//! First phase of a pass: lists the pages, and finds blocks for each.
 
 use super::super::BLOCK;
 use super::part::{COUNTED_STEP_BLOCKS, How, NewRun, Old, Part, Plan, SUMS_STEP_BLOCKS, Segment};
@@ -12,7 +12,8 @@ use kedge_base::{BlockNo, Extent};
 use std::ops::Range;
 
 impl Pass<'_> {
-    /// Lists the pages of a pass and finds their places. Pages planned before an error are written.
+    /// Lists the pages of a pass and finds their blocks. After an error, the pages planned before
+    /// it are still written.
     pub(super) fn plan(&mut self, left: &mut [Range<u64>]) -> (Vec<Segment>, Result<()>) {
         let longest = inline::max(self.store());
         let mut plan = Plan::new(self.handle.bytes_left(), self.handle.need().puts, longest > 0);
@@ -40,7 +41,7 @@ impl Pass<'_> {
                     }
                 };
             if in_tree && !plan.takes_in_tree(longest) {
-                // The next pass takes it.
+                // There is no room for the inline item, so the next pass takes the inode.
                 self.parts.push(None);
                 continue;
             }
@@ -66,7 +67,7 @@ impl Pass<'_> {
         (plan.segments, planned)
     }
 
-    /// Whether the first page of a file, the only one to write, may go into the tree.
+    /// Whether page 0 of the file, the only page to write, may go into the tree.
     fn belongs_in_tree(&self, inode: &Inode, longest: usize) -> Result<bool> {
         if longest == 0 || inode.is_outside() || !self.kind.takes_in_tree() {
             return Ok(false);
@@ -79,13 +80,13 @@ impl Pass<'_> {
             && (blocks == 0 || extents::find(self.store(), inode.ino, 0, 1, 1)?.is_empty()))
     }
 
-    /// Copies the first page for the tree, and marks it as being written. Returns false if it
-    /// cannot go there.
+    /// Copies page 0 for the tree, and marks it as being written. Returns false if it cannot go
+    /// there after all.
     fn copy_for_tree(&self, inode: &Inode, longest: usize, part: &mut Part) -> bool {
         let mut pages = inode.pages.lock();
         let size = inode.meta.lock().core.size as usize;
         let Some(page) = pages.get(0) else { return false };
-        // The file may have grown meanwhile.
+        // The file may have grown since the first check.
         if page.logged || page.backing != Backing::Reserved || !(1..=longest).contains(&size) {
             return false;
         }
@@ -97,8 +98,8 @@ impl Pass<'_> {
         true
     }
 
-    /// Finds or allocates a place for each page. A part whose planning fails writes the pages
-    /// planned before.
+    /// Finds or allocates blocks for each page. After an error, the pages planned before it are
+    /// still written.
     fn plan_inode(
         &self,
         inode: &Inode,
@@ -131,7 +132,7 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// Plans pages without a block, or whose blocks must not be overwritten: they get new ones.
+    /// Plans pages without blocks, or whose blocks must not be overwritten: they get new ones.
     fn plan_new(
         &self,
         inode: &Inode,
@@ -163,7 +164,7 @@ impl Pass<'_> {
             let extent = self.store().alloc_data(near, want, pages.reservation.as_mut())?;
             for index in at..at + extent.blocks {
                 if let Some(p) = pages.map.get_mut(&index) {
-                    p.backing = after; // its reserved block is used
+                    p.backing = after; // the page's reserved block is used up
                     part.charged.extend(p.is_charged().then_some(index));
                 }
             }
@@ -180,7 +181,8 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// Plans mapped pages, in separate runs for those with and without a bad block.
+    /// Plans pages that keep their blocks, unless a write to the block has failed before: those get
+    /// new ones.
     fn plan_mapped(
         &self,
         inode: &Inode,
@@ -221,7 +223,7 @@ impl Pass<'_> {
                 part.set.set_written(at, to);
                 part.unwritten.push((at, to));
             }
-            // Without space elsewhere: the old place again, each block by itself.
+            // Blocks for which there is no other space are tried again, each by itself.
             let step = if bad { 1 } else { to - at };
             for index in (at..to).step_by(step as usize) {
                 let block = BlockNo(start.0 + index - m.first);
@@ -240,7 +242,7 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// `None` if there is no space.
+    /// Allocates blocks for pages whose blocks are bad. `None` if there is no space.
     fn place_elsewhere(&self, inode: &Inode, want: u64, plan: &Plan) -> Result<Option<Extent>> {
         match self.store().alloc_data(self.near(inode, plan.goal), want, None) {
             Ok(extent) => Ok(Some(extent)),
@@ -249,7 +251,7 @@ impl Pass<'_> {
         }
     }
 
-    /// Makes a run of new blocks the place of pages.
+    /// Assigns a run of new blocks to pages.
     fn take_run(&self, inode: &Inode, inode_index: usize, run: NewRun, part: &mut Part, plan: &mut Plan) {
         let NewRun { index, extent, how, .. } = run;
         if run.old.is_some_and(|old| old.counted) {
@@ -271,16 +273,16 @@ impl Pass<'_> {
         inode.meta.lock().goal = Some(extent.end());
     }
 
-    /// After the file's last block, else after the last file of this pass, else the allocator's
-    /// goal for the inode.
+    /// The block near which new blocks are allocated: after the file's last block, else after the
+    /// last allocation of this pass, else the allocator's goal for the inode.
     fn near(&self, inode: &Inode, running: Option<BlockNo>) -> BlockNo {
         let own = inode.meta.lock().goal;
         own.or(running).unwrap_or_else(|| self.store().data_goal(inode.ino, inode.ino))
     }
 }
 
-/// The steps in which a run of pages is planned: if its checksums or its counts have to fit, each
-/// of up to `step` file blocks.
+/// The steps in which a run of pages is planned. If checksums or counts must fit into the record, a
+/// step has at most `step` file blocks.
 fn steps(m: Mapping, step: Option<u64>) -> impl Iterator<Item = Mapping> {
     let end = m.first + m.blocks;
     let mut at = m.first;

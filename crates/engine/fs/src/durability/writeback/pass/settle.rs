@@ -1,4 +1,4 @@
-//! Last phase of a pass: the new state of the pages.
+//! Last phase of a pass: sets the new state of the pages.
 
 use super::Pass;
 use super::part::{How, Writing};
@@ -8,9 +8,9 @@ use kedge_base::broken::{self, Variant};
 use std::time::Duration;
 
 impl Pass<'_> {
-    /// After the record: pages in the record are in place. The others return to their previous
-    /// state: an fsync that finds them retries, and never returns success for bytes that are not in
-    /// place. `wb` of the inodes is held.
+    /// Called after the record. Pages in the record are in place. The others return to their
+    /// previous state: an fsync that finds them dirty retries, and never returns success for bytes
+    /// that are not in place. `wb` of the inodes is held.
     pub(super) fn settle(&self, completed: bool) {
         for (inode, part) in self.inodes.iter().zip(&self.parts) {
             let Some(part) = part else { continue };
@@ -19,7 +19,7 @@ impl Pass<'_> {
             let mut all = true;
             for page in &part.writing {
                 let failed = part.failed.contains(&page.index);
-                // Broken on purpose: a record that failed leaves its pages clean.
+                // Broken on purpose: if the record fails, its pages become clean nevertheless.
                 let recorded = completed || broken::is(Variant::ErrorNotPropagated);
                 if recorded && page.how == How::InTree {
                     surplus += pages.written_to_tree(page.index) as u64;
@@ -48,8 +48,8 @@ impl Pass<'_> {
         }
     }
 
-    /// Handles a page that did not get its place. A place to which a write failed is set aside; one
-    /// that only has no record is freed.
+    /// Releases the block that a page did not get. A block to which the write has failed goes into
+    /// quarantine; a block that only has no record becomes free.
     fn give_up_place(&self, pages: &mut Pages, page: &Writing, failed: bool) {
         let block = Extent::new(page.block, 1);
         let bad = failed && self.store().alloc().quarantine(block);
@@ -60,8 +60,8 @@ impl Pass<'_> {
                 }
             }
             How::InTree => {}
-            // A record that failed half-way has shut the store down; the blocks that it allocated
-            // are then unknown.
+            // A record that failed half-way has shut the store down. It is unknown then which
+            // blocks are owned.
             _ if !bad && self.store().check_alive().is_err() => {}
             How::Moved => {
                 if !bad {
@@ -69,13 +69,15 @@ impl Pass<'_> {
                 }
             }
             How::New => {
-                // Without a promise, on a full image, the page reserves space when it is written.
+                // On a full image there may be no promise. The page then reserves space when it is
+                // written again.
                 let promise = match bad {
                     true => self.store().alloc().reserve_data(1).ok(),
                     false => self.store().alloc().unplace_data(block),
                 };
                 let p = pages.map.get_mut(&page.index).expect("it was just being written");
-                // A writer that found no extent meanwhile has made a promise of its own.
+                // If the page has a promise, a writer has made it meanwhile, and no second one is
+                // needed.
                 let with_promise = match p.backing {
                     Backing::Unknown => Backing::Reserved,
                     Backing::Shared => Backing::Moving,

@@ -1,4 +1,4 @@
-//! Third phase of a pass: the writes, and the pages whose writes failed.
+//! Third phase of a pass: submits the writes, and finds the pages whose writes failed.
 
 use super::part::Gathered;
 use super::{Pass, SPLIT_BLOCKS_MAX};
@@ -16,7 +16,7 @@ fn inode_of(users: &[(usize, u64, u64)]) -> Option<usize> {
     users.first().map(|(inode_index, ..)| *inode_index)
 }
 
-/// A failed write of a page, and its place.
+/// A page whose write failed, and its block.
 struct Piece {
     inode_index: usize,
     index: u64,
@@ -24,10 +24,10 @@ struct Piece {
 }
 
 impl Pass<'_> {
-    /// Submits the gathered writes, and records in the parts the pages whose writes failed. Returns
-    /// the first error, even one that a retry mended.
+    /// Submits the gathered writes, and records in each part the pages whose writes failed. Returns
+    /// the first error, even if a retry succeeded.
     pub(super) fn write(&mut self, gathered: Vec<Gathered>, durable: bool) -> Result<()> {
-        // Broken on purpose: data overwritten in place is not flushed.
+        // Broken on purpose: data that was overwritten in place is not flushed.
         let fua = durable && !broken::is(Variant::FdatasyncSkipsFlush);
         let (mut ios, mut users) = (Vec::new(), Vec::new());
         for io in gathered {
@@ -82,8 +82,8 @@ impl Pass<'_> {
         first_error.map_or(Ok(()), Err)
     }
 
-    /// Submits one batch; with `noplug` one batch for each inode, which does not wait for the
-    /// others.
+    /// Submits the writes in one batch; with `noplug` in one batch for each inode. The batches run
+    /// concurrently.
     fn run_writes(&self, ios: Vec<Io>, users: &[(BlockNo, Users)]) -> Vec<Completion> {
         let device = &**self.store().device();
         if self.writeback.engine.live().plug() {
@@ -94,7 +94,7 @@ impl Pass<'_> {
         run_apart(device, of_one_inode.map(|users| ios.by_ref().take(users.len()).collect()).collect())
     }
 
-    /// Writes the blocks of failed writes again, each by itself.
+    /// Writes each block of failed writes again, by itself.
     fn write_again(&mut self, again: Vec<Io>, pieces: &[Piece]) {
         if again.is_empty() {
             return;
@@ -113,7 +113,7 @@ impl Pass<'_> {
         }
     }
 
-    /// Reports a failed write. A full host is reported once, not for each write.
+    /// Logs a failed write. A full host is logged once, not for each write.
     fn tell_failed(&self, e: &kedge_base::Error, when: &str) {
         if e.is_host_full() {
             self.writeback.engine.note_host_error(e);
@@ -123,8 +123,8 @@ impl Pass<'_> {
         }
     }
 
-    /// For a pass over one inode: the newest data write, if no write waits for a flush and no other
-    /// write is in flight.
+    /// The number of the newest data write, if no write waits for a flush and no other inode is
+    /// being written. `None` in a pass over several inodes.
     fn all_flushed(&self) -> Option<WriteSeq> {
         let newest = self.store().data_write_seq();
         (self.writeback.dirty.count_under_writeback() <= 1 && self.store().data_flushed(newest))
