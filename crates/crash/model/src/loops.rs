@@ -88,7 +88,8 @@ pub fn detach_below(dir: &Path) {
 }
 
 /// The beginning of a command line that runs a command in its own mount namespace, so that the
-/// command's mounts end with it. It is empty for other users than root, who cannot mount.
+/// command's mounts end with it. It is empty unless the caller is root, since other users cannot
+/// mount.
 pub fn with_own_mounts() -> &'static [&'static str] {
     match rustix::process::geteuid().is_root() {
         // With `slave` an unmount outside also unmounts inside.

@@ -40,8 +40,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Describes an image by its superblock. Of an encrypted image without its key, it shows only the
-/// header.
+/// Describes an image by its superblock. Without its key, an encrypted image shows only its header.
 pub fn of_image(image: &Path) -> Result<Value> {
     let Some(header) = key::header_of(image)? else {
         return Ok(status::image_json(image, &Image::open(image)?.superblock()?));

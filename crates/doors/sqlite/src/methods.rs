@@ -197,8 +197,8 @@ unsafe extern "C" fn file_control(
             FCNTL_BEGIN_ATOMIC_WRITE => file.begin_atomic()?,
             FCNTL_COMMIT_ATOMIC_WRITE => file.commit_atomic()?,
             FCNTL_ROLLBACK_ATOMIC_WRITE => file.abort_atomic(),
-            // SAFETY: SQLite documents the type behind `argument` for each operation: an int for
-            // this one.
+            // SAFETY: SQLite documents the type that `argument` points to for each operation: an
+            // int for this one.
             sqlite::SQLITE_FCNTL_LOCKSTATE => unsafe { *argument.cast::<c_int>() = file.level() as c_int },
             // SAFETY: for this operation `argument` points to an int, says SQLite's documentation.
             sqlite::SQLITE_FCNTL_LAST_ERRNO => unsafe { *argument.cast::<c_int>() = file.errno() },

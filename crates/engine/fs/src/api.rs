@@ -527,7 +527,7 @@ impl FileSystem {
     /// Waits until [`FileSystem::deletions`] exceeds `since`, at most `limit`. Returns whether it
     /// does. For a server whose pins another process releases soon after a removal: a change that
     /// failed for lack of space may then succeed. Returns at once if no nameless inode is pinned.
-    /// After a wait in vain the limit is a tenth until the next removal.
+    /// After a wait without a removal the limit is a tenth until the next one.
     pub fn wait_for_deletion(&self, since: u64, limit: std::time::Duration) -> bool {
         self.fs.files().orphans().wait_for_removal(since, limit)
     }

@@ -143,8 +143,8 @@ pub(crate) fn count(store: &Store, ino: Ino, first: u64, max: usize) -> Result<u
 }
 
 /// Adds the edits that move the checksums of file blocks from `from` on by `by` blocks, and delete
-/// those of blocks in `[first, from)`. Returns false, and adds no edit, if there are more than `max`
-/// items. The caller holds `wb` of the inode.
+/// those of blocks in `[first, from)`. Returns false, and adds no edit, if there are more than
+/// `max` items. The caller holds `wb` of the inode.
 pub(crate) fn shift(
     store: &Store,
     record: &mut RecordBuilder,

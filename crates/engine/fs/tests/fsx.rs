@@ -91,7 +91,7 @@ impl Fsx {
             480..560 => self.truncate(file),
             560..700 => self.fallocate(file),
             // A clone or an fallocate keeps a file out of the tree, so files are removed and
-            // written anew more often.
+            // written again more often.
             700..740 if self.small > 0 => self.remove(file),
             740..800 if self.small > 0 => self.write(file),
             700..860 => self.clone_range(file),

@@ -105,7 +105,7 @@ fn note(deltas: &mut Deltas, forest: &Forest, ino: Ino, old: Option<InodeCore>, 
     }
 }
 
-/// Applies an edit of log-resident data. Of a record below the cut replay applies only such edits.
+/// Applies an edit of log-resident data. Replay applies only such edits of a record below the cut.
 pub(crate) fn apply_resident(residents: &Residents, lsn: Lsn, edit: &Edit<'_>, replay: bool) -> i64 {
     match edit {
         Edit::Data { ino, offset, bytes } => {

@@ -11,8 +11,8 @@ use kedge_format::trees::TreeEntry;
 pub(crate) struct Counters {
     pub next_ino: AtomicU64,
     pub inodes: AtomicU64,
-    /// Number of orphan items. Of the first tree this number is correct only from the tree's first
-    /// fork until the image is closed.
+    /// Number of orphan items. For the first tree, this number is correct only from the tree's
+    /// first fork until the image is closed.
     pub orphans: AtomicU64,
 }
 

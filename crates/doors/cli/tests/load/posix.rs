@@ -91,7 +91,7 @@ fn stress_ng_on_files() {
         false => ("--dentry 1 --rename 1 --fallocate 1 --hdd 1 --link 1 --xattr 1 --utime 1 -t 2s", &[0]),
     };
     // The sizes are far below that of the file system. A write that a full file system cuts short
-    // leaves a hole in the file of `hdd`, which continues behind it and later reports the hole as
+    // leaves a hole in the file of `hdd`, which continues after it and later reports the hole as
     // wrong data.
     let sizes = "--hdd-bytes 64M --fallocate-bytes 64M";
     let place = Place::after("mount --create 1G disk.kedge mnt");

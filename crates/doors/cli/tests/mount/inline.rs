@@ -56,7 +56,7 @@ fn change(dir: &Path, contents: &mut Contents) {
                 is.resize(50, 0);
             }
             2 => {
-                // The bytes behind the cut read as zeros.
+                // The bytes past the cut read as zeros.
                 file.set_len(10).unwrap();
                 file.set_len(3000).unwrap();
                 is.resize(10, 0);

@@ -279,7 +279,7 @@ fn a_block_device_and_its_image_change_one_after_the_other() {
     place.kedge(["mount", name, "mnt"]).refused(1, &[name, "truncated"]);
 }
 
-/// The server determines the size of its export anew for each connection.
+/// The server reads the size of its export again for each connection.
 #[test]
 fn an_export_and_its_image_change_one_after_the_other() {
     needs_fuse!();

@@ -511,8 +511,8 @@ impl Pages {
         }
     }
 
-    /// Drops a page if it is clean, has no holder and owns no promised block. Returns whether it was
-    /// dropped.
+    /// Drops a page if it is clean, has no holder and owns no promised block. Returns whether it
+    /// was dropped.
     pub(crate) fn evict(&mut self, index: u64) -> bool {
         match self.map.get(&index) {
             Some(page)

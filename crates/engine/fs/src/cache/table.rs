@@ -82,7 +82,7 @@ pub(crate) type Watch = Option<Arc<dyn CacheWatch>>;
 
 /// Cached inodes, the undurable progress of evicted inodes, and pins.
 pub(crate) struct InodeTable {
-    /// Each behind a reader-writer lock, since look-ups share a shard: all threads that work in one
+    /// Each has a reader-writer lock, since look-ups share a shard: all threads that work in one
     /// directory look up that directory.
     shards: Vec<RwLock<Shard>>,
     per_shard_max: AtomicUsize,

@@ -276,8 +276,8 @@ impl Files {
         let (first, last) = (offset / BLOCK, end.div_ceil(BLOCK));
         let mut at = first;
         loop {
-            // Promises all blocks of the step. If that fails, blocks are allocated without a promise:
-            // the range may have most of its blocks already.
+            // Promises all blocks of the step. If that fails, blocks are allocated without a
+            // promise: the range may have most of its blocks already.
             let want = (last - at).min(STEP_BLOCKS);
             let mut promise = self.engine.store().reserve_data(want).ok();
             let names = |size| if keep_size || end <= size { 0 } else { end };

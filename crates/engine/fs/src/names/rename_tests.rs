@@ -83,7 +83,7 @@ fn a_directory_that_is_full_of_directories_takes_no_other() {
     let inner = mkdir(full, b"inner").unwrap().ino;
     let outer = mkdir(Ino::ROOT, b"outer").unwrap().ino;
     let links = |ino| door.getattr(ino).unwrap().nlink;
-    // The link count is set directly, since creating so many directories takes too long.
+    // The link count is set directly, since creating that many directories takes too long.
     door.fs.inodes().get(full).unwrap().meta.lock().core.nlink = LINKS_MAX;
     let into = |name: &[u8], mode| door.rename(Ino::ROOT, b"outer", full, name, mode);
     for result in [mkdir(full, b"one more").map(drop), into(b"one more", RenameMode::Replace)] {

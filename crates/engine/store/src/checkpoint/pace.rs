@@ -66,7 +66,7 @@ const SLICE_TIMES_MAX: usize = 4;
 const CHECK_AGAIN: Duration = Duration::from_millis(1);
 /// Number of checks in the longest pause, for each MiB written.
 const CHECKS_PER_MIB: u64 = 100;
-/// Operations are delayed when less than this fraction of the log (one in so many) is free to them.
+/// Operations are delayed when less than one part in `THROTTLE_PART` of the log is free to them.
 /// The delay grows as the free part shrinks.
 const THROTTLE_PART: u64 = 8;
 /// If `async_checkpoint` is below this percentage, the fraction is smaller: half of that

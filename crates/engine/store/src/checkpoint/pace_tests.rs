@@ -127,7 +127,7 @@ fn a_checkpoint_of_scattered_nodes_takes_few_round_trips_to_a_device_far_away() 
         rounds.push(device.rounds());
     }
     // On the first disk, which is fast, batches of an unpaused checkpoint are larger: nothing waits
-    // behind them for long.
+    // for them for long.
     assert_eq!(rounds, [13, 50, 16, 4]);
 }
 
