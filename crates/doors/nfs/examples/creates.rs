@@ -23,7 +23,7 @@ const BYTES: [u8; 4096] = [7; 4096];
 const CLIENTS: [u64; 3] = [1, 4, 16];
 const ROUNDS: usize = 5;
 
-/// Runs `work` of each client until the time is over. Returns the files in a second.
+/// Runs `work` of each client for `time`. Returns files per second.
 fn measure(clients: u64, time: Duration, work: impl Fn(u64) -> Box<dyn FnMut(u64) + Send>) -> f64 {
     let (clock, files) = (SystemClock::default(), Arc::new(AtomicU64::new(0)));
     let begun = clock.monotonic();
@@ -66,7 +66,7 @@ fn in_process(fs: &FileSystem, dir: &str) -> Box<dyn FnMut(u64) + Send> {
     })
 }
 
-/// Files in a second on a new image.
+/// Returns files per second on a new image.
 fn round(image: &Path, clients: u64, time: Duration, nfs: bool) -> f64 {
     if image.exists() {
         std::fs::remove_file(image).unwrap();
@@ -94,7 +94,7 @@ fn main() {
     let (image, time) = (Path::new(&image), Duration::from_secs(seconds));
     println!("| clients | library, files/s | NFS, files/s | ratio |\n|---|---|---|---|");
     for clients in CLIENTS {
-        // Alternately, so that a change of the machine meets both.
+        // The two alternate, so that a change in the machine's speed affects both.
         let mut rates: [Vec<f64>; 2] = Default::default();
         for _ in 0..ROUNDS {
             rates[0].push(round(image, clients, time, false));

@@ -1,4 +1,4 @@
-//! Permissions. The library checks none, so the server does, by the rules of POSIX and with the
+//! Permissions. The library checks none, so the server checks them: by the rules of POSIX, with the
 //! user and the groups of the call's credential.
 //!
 //! Two rules are NFS's own, since the protocol has no open files: the owner of a file may read and
@@ -19,14 +19,14 @@ pub(crate) const S_ISGID: u32 = 0o2000;
 const S_ISVTX: u32 = 0o1000;
 const S_IXGRP: u32 = 0o010;
 
-/// Which users of clients act as the anonymous user.
+/// Which users of the clients the server maps to the anonymous user.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Squash {
-    /// None: user 0 of a client is root here.
+    /// No user: user 0 of a client is root here.
     None,
     /// User 0 and group 0.
     Root,
-    /// All.
+    /// All users.
     All,
 }
 
@@ -43,7 +43,7 @@ impl Caller {
         let nobody = Caller { uid: anonymous.uid, gid: anonymous.gid, groups: Vec::new() };
         match (credential, squash) {
             (Credential::Anonymous, _) | (_, Squash::All) => nobody,
-            // This number means "no id" to the kernel, which would not show such a file.
+            // The kernel reserves this number for "no id", and would not show a file with it.
             (Credential::Unix { uid: u32::MAX, .. } | Credential::Unix { gid: u32::MAX, .. }, _) => nobody,
             (Credential::Unix { uid: 0, .. }, Squash::Root) => nobody,
             (Credential::Unix { uid, gid, groups }, Squash::Root) => {
@@ -70,10 +70,10 @@ impl Caller {
         Owner { uid: self.uid, gid: self.gid }
     }
 
-    /// Whether the caller may do all of `wanted`.
+    /// Whether the caller has all permissions in `wanted`.
     pub(crate) fn may(&self, fs: &FileSystem, attr: &Attr, wanted: u32) -> Outcome<bool> {
         if self.is_root() {
-            // Root executes only what some user may execute.
+            // Root may execute a file only if its mode lets some class execute it.
             let executes = attr.kind == FileKind::Directory || attr.mode & 0o111 != 0;
             return Ok(wanted & EXECUTE == 0 || executes);
         }
@@ -81,7 +81,8 @@ impl Caller {
         if self.uid == attr.uid {
             return Ok(has(attr.mode >> 6));
         }
-        // A list grants nothing beyond the mode if the group bits, which are its mask, are zero.
+        // The group bits of the mode are the mask of the list: if they are zero, the list grants
+        // nothing beyond the mode.
         if attr.mode & 0o070 != 0
             && let Some(list) = list_of(fs, attr)?
         {
@@ -90,8 +91,8 @@ impl Caller {
         Ok(has(if self.is_member(attr.gid) { attr.mode >> 3 } else { attr.mode }))
     }
 
-    /// The algorithm of POSIX 1003.1e for a caller that is not the owner. One matching entry must
-    /// grant all that is wanted.
+    /// Evaluates a list by the algorithm of POSIX 1003.1e, for a caller that is not the owner. A
+    /// single matching entry must grant all of `wanted`.
     fn list_grants(&self, list: &Acl, attr: &Attr, wanted: u32) -> bool {
         let has = |bits: u32| bits & wanted == wanted;
         let mask = list.entries().iter().find(|e| e.tag == Tag::Mask).map_or(7, |e| u32::from(e.permissions));
@@ -119,7 +120,8 @@ impl Caller {
         if self.may(fs, attr, wanted)? { Ok(()) } else { Err(Status::Acces) }
     }
 
-    /// For the data of a file that the caller has opened earlier.
+    /// Checks the right to the data of a file that the caller may have opened before its mode
+    /// changed (the second rule of this module: see its head).
     pub(crate) fn check_data(&self, fs: &FileSystem, attr: &Attr, wanted: u32) -> Outcome<()> {
         let is_owner = self.uid == attr.uid;
         let allowed =
@@ -127,15 +129,15 @@ impl Caller {
         if allowed { Ok(()) } else { Err(Status::Acces) }
     }
 
-    /// Whether the caller may remove a name of `victim` from a directory that the caller may
-    /// change: in a sticky directory only the owner of either.
+    /// Checks that the caller may remove a name of `victim` from `dir`, which the caller may
+    /// change. If `dir` is sticky, the caller must own `dir` or `victim`.
     pub(crate) fn check_sticky(&self, dir: &Attr, victim: &Attr) -> Outcome<()> {
         let allowed = dir.mode & S_ISVTX == 0 || self.owns(dir) || self.owns(victim);
         if allowed { Ok(()) } else { Err(Status::Perm) }
     }
 
-    /// The mode without the bits that a change of owner or contents takes away; `None` if it loses
-    /// none. Set-group-id without group execution grants nothing, and stays.
+    /// The mode without the set-id bits that a change of owner or contents clears; `None` if it
+    /// clears none. Set-group-id without group execution grants no privilege, and stays.
     pub(crate) fn without_privilege(attr: &Attr) -> Option<u32> {
         if attr.kind == FileKind::Directory {
             return None;
@@ -147,8 +149,8 @@ impl Caller {
         (lost != 0).then_some(attr.mode & crate::wire::PERMISSIONS & !lost)
     }
 
-    /// The mode of a new file in `dir`: only a member of the group that the file inherits, or
-    /// root, makes a program that runs with this group.
+    /// The mode of a new file in `dir`. Set-group-id with group execution stays only if the caller
+    /// is root or a member of the group that the file inherits.
     pub(crate) fn new_mode(&self, dir: &Attr, mode: u32) -> u32 {
         let runs_as_group = mode & (S_ISGID | S_IXGRP) == S_ISGID | S_IXGRP;
         let inherits = dir.mode & S_ISGID != 0;
@@ -157,7 +159,7 @@ impl Caller {
     }
 }
 
-/// The access control list of an inode that has more than its mode.
+/// The access control list of an inode; `None` if the inode has only a mode.
 fn list_of(fs: &FileSystem, attr: &Attr) -> Outcome<Option<Acl>> {
     if !fs.has_acls() || attr.kind == FileKind::Symlink {
         return Ok(None);

@@ -1,5 +1,5 @@
-//! One connection: a thread reads its requests, another writes its replies. So a peer that does not
-//! take its replies holds up neither the workers nor other peers.
+//! One connection: one thread reads its requests, another writes its replies. So a peer that reads
+//! no replies delays neither the workers nor other peers.
 
 use crate::limits::Limits;
 use kedge_base::Clock;
@@ -8,15 +8,15 @@ use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Write};
 use std::net::{Shutdown, TcpStream};
 
-/// The replies of a connection on their way to the peer.
+/// The replies of a connection that are not yet sent.
 #[derive(Default)]
 struct Outbox {
     replies: VecDeque<Vec<u8>>,
-    /// Requests that were read and whose replies are not written.
+    /// Requests that were read and whose replies are not yet written.
     pending: usize,
-    /// No further request comes.
+    /// No further request will be read.
     is_read: bool,
-    /// The peer takes no reply any more.
+    /// The peer accepts no more replies.
     is_broken: bool,
 }
 
@@ -35,7 +35,8 @@ impl Connection {
         &self.stream
     }
 
-    /// Waits until one more request may be read. Returns false if the connection has ended.
+    /// Waits until the connection may have one more request pending. Returns false if the
+    /// connection has ended.
     pub(crate) fn admit(&self, limits: &Limits) -> bool {
         let mut outbox = self.outbox.lock();
         while outbox.pending >= limits.requests && !outbox.is_broken {
@@ -44,34 +45,34 @@ impl Connection {
         !outbox.is_broken
     }
 
-    /// Counts a request.
+    /// Counts a request as pending.
     pub(crate) fn begin(&self) {
         self.outbox.lock().pending += 1;
     }
 
-    /// Hands in the reply of a request.
+    /// Queues the reply of a request.
     pub(crate) fn answer(&self, reply: Vec<u8>) {
         self.outbox.lock().replies.push_back(reply);
         self.changed.notify_all();
     }
 
-    /// Ends a request without a reply, and with it the connection: its requests are not
-    /// understood, or the file system has failed.
+    /// Ends a request without a reply, and closes its connection: the request cannot be decoded, or
+    /// the file system has failed.
     pub(crate) fn give_up(&self) {
         let mut outbox = self.outbox.lock();
         outbox.pending -= 1;
         self.end(&mut outbox);
     }
 
-    /// No further request is read.
+    /// Notes that no further request will be read.
     pub(crate) fn finish(&self) {
         self.outbox.lock().is_read = true;
         self.changed.notify_all();
     }
 
-    /// Stops reading; what was read is answered.
+    /// Stops reading. Requests that were read still get their replies.
     pub(crate) fn stop_reading(&self) {
-        // An error means that the peer has closed the connection already.
+        // An error means that the peer has already closed the connection.
         let _closed_already = self.stream.shutdown(Shutdown::Read);
     }
 
@@ -81,7 +82,7 @@ impl Connection {
         self.changed.notify_all();
     }
 
-    /// Writes replies until all requests are answered and no further request comes.
+    /// Writes replies until no request is pending and no further one will be read.
     pub(crate) fn write_replies(&self, limits: &Limits, clock: &dyn Clock) {
         let mut outbox = self.outbox.lock();
         loop {
@@ -109,7 +110,8 @@ impl Connection {
     }
 }
 
-/// Writes a reply within the time limit. The stream has a time limit for each write.
+/// Writes a reply within the time limit. Each write returns after a time limit of the stream, so
+/// that the limit of the reply is checked.
 fn write(mut stream: &TcpStream, mut reply: &[u8], limits: &Limits, clock: &dyn Clock) -> io::Result<()> {
     let begun = clock.monotonic();
     while !reply.is_empty() {

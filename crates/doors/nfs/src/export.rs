@@ -1,4 +1,5 @@
-//! The image that is served: handles become inodes, changes are locked and made durable.
+//! The served image: converts handles to inodes, locks inodes for changes, and makes changes
+//! durable.
 
 use crate::access::{Caller, Squash};
 use crate::handle;
@@ -11,22 +12,22 @@ use kedgefs::{Attr, Error, FileKind, FileSystem, Ino, Owner, TreeInfo};
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Locks of inodes, chosen by number. A lock is held for an operation in memory, not while the log
-/// is forced, so that changes of one directory share a force.
+/// Locks of inodes, striped by inode number. A lock is held for an operation in memory, not during
+/// the force of the log, so that changes of one directory share a force.
 const STRIPES: usize = 1024;
 
-/// Whom the server lets do what.
+/// Which clients the server admits, and as which users they act.
 #[derive(Clone, Copy, Debug)]
 pub struct Rights {
-    /// Which users act as `anonymous`.
+    /// Which users of clients act as `anonymous`.
     pub squash: Squash,
-    /// The user that stands for squashed users and for calls without a user.
+    /// The user for squashed users and for calls without a credential.
     pub anonymous: Owner,
-    /// Admits clients on any port. Otherwise only on those below 1024, which on most systems only
-    /// programs of root may use: then the client's kernel names the users, and not any program.
+    /// Admits clients from any port. Otherwise only from ports below 1024. On most systems only
+    /// root may bind these, so the client's kernel vouches for the user in a call.
     pub any_port: bool,
-    /// The root of the tree that clients see, together with the trees that are named in it.
-    /// [`Ino::ROOT`]: all of the image.
+    /// The root of the tree that clients see, together with the trees attached below it.
+    /// [`Ino::ROOT`] is the whole image.
     pub tree: Ino,
 }
 
@@ -38,7 +39,7 @@ impl Rights {
     }
 }
 
-/// One image, to all clients.
+/// One image, as the server exports it to all clients.
 pub(crate) struct Export {
     pub(crate) fs: FileSystem,
     pub(crate) identity: Identity,
@@ -48,7 +49,7 @@ pub(crate) struct Export {
     verifier: AtomicU64,
 }
 
-/// The locks of one inode or of two.
+/// Holds the locks of one or two inodes.
 #[allow(dead_code, reason = "held, not read")]
 pub(crate) struct Locked<'a>(MutexGuard<'a, ()>, Option<MutexGuard<'a, ()>>);
 
@@ -72,7 +73,7 @@ impl Export {
         Caller::new(credential, self.rights.squash, self.rights.anonymous)
     }
 
-    /// The attributes of the inode that a handle names.
+    /// Returns the attributes of the inode that a handle names.
     pub(crate) fn resolve(&self, handle: &[u8]) -> Outcome<Attr> {
         let (ino, generation) = handle::decode(&self.identity.0, handle)?;
         let tree = self.fs.tree_of(ino).map_err(of_handle)?;
@@ -80,22 +81,23 @@ impl Export {
             return Err(Status::Stale);
         }
         let attr = self.fs.getattr(ino).map_err(of_handle)?;
-        // An inode without a name lives only as long as a caller of the library uses it.
+        // An inode without a name exists only while a caller of the library uses it.
         match attr.nlink > 0 && handle::generation(&attr, tree.as_ref()) == generation {
             true => Ok(attr),
             false => Err(Status::Stale),
         }
     }
 
-    /// Whether clients may reach an inode of this tree. A handle can be guessed, so that no name
-    /// leads to an inode is not enough.
+    /// Whether clients may reach the inodes of this tree. A client can guess a handle, so the lack
+    /// of a path to the inode does not protect it.
     fn is_seen(&self, tree: Option<&TreeInfo>) -> bool {
         let shown = self.rights.tree;
         if shown == Ino::ROOT {
             return true;
         }
-        // The way up ends at the first tree, for which this is `None`. It may be as long as an
-        // image has trees, so it is a loop and not a recursion.
+        // The walk goes from tree to parent tree, and ends where `tree_of` returns `None`: in the
+        // image's first tree. An image may nest as many trees as it has, so this is a loop and not
+        // a recursion.
         let mut at = tree.cloned();
         while let Some(tree) = at {
             if tree.root == shown {
@@ -106,24 +108,24 @@ impl Export {
         false
     }
 
-    /// The handle of an inode. Fails if its tree was deleted.
+    /// Returns the handle of an inode. Fails if its tree was deleted.
     pub(crate) fn handle(&self, attr: &Attr) -> Outcome<[u8; handle::LEN]> {
         let tree = self.fs.tree_of(attr.ino).map_err(of_handle)?;
         Ok(handle::encode(&self.identity.0, attr, tree.as_ref()))
     }
 
-    /// `post_op_fh3`. A client looks up what has no handle here.
+    /// Writes a `post_op_fh3`. Without a handle in the reply, the client sends a LOOKUP.
     pub(crate) fn post_op_handle(&self, w: &mut Writer, attr: Option<&Attr>) {
         let handle = attr.and_then(|attr| self.handle(attr).ok());
         w.optional(handle.as_ref(), |w, handle| w.opaque(handle));
     }
 
-    /// Whether `dir` is the root that clients see, above which `..` does not lead.
+    /// Whether `dir` is the root that clients see. Its `..` is `dir` itself.
     pub(crate) fn is_top(&self, dir: Ino) -> bool {
         dir == self.rights.tree
     }
 
-    /// Whether nothing can be changed there: the server or the tree is read-only.
+    /// Whether the inode cannot be changed because the server or the inode's tree is read-only.
     pub(crate) fn is_read_only(&self, ino: Ino) -> Outcome<bool> {
         let tree = self.fs.tree_of(ino).map_err(of_handle)?;
         Ok(self.read_only || tree.is_some_and(|tree| tree.read_only))
@@ -142,15 +144,15 @@ impl Export {
         Locked(self.stripes[Export::stripe(ino)].lock(), None)
     }
 
-    /// Locks two inodes, in the order of their stripes.
+    /// Locks two inodes, in ascending order of their stripes.
     pub(crate) fn lock_both(&self, a: Ino, b: Ino) -> Locked<'_> {
         let (a, b) = (Export::stripe(a), Export::stripe(b));
         let first = self.stripes[a.min(b)].lock();
         Locked(first, (a != b).then(|| self.stripes[a.max(b)].lock()))
     }
 
-    /// Runs a change of the inode that a handle names, under its lock, and notes the attributes
-    /// around it.
+    /// Runs a change of the inode that a handle names, under the inode's lock. Stores the
+    /// attributes from before and after the change in `around`.
     pub(crate) fn change<T>(
         &self,
         handle: &[u8],
@@ -166,18 +168,18 @@ impl Export {
         outcome
     }
 
-    /// Makes the data of a file durable, and what is needed to read it; without `datasync` all of
-    /// its attributes as well.
+    /// Makes the data of a file durable, with the metadata needed to read it. Without `datasync`,
+    /// all of the file's attributes as well.
     pub(crate) fn force_data(&self, ino: Ino, datasync: bool) -> Outcome<()> {
         self.forced(self.fs.fsync(ino, datasync))
     }
 
-    /// Makes a change durable that the inode's last record or an earlier one holds. Concurrent
-    /// calls share a force of the log.
+    /// Makes a change durable whose record is the inode's last or an earlier one. Concurrent calls
+    /// share a force of the log.
     pub(crate) fn force_change(&self, ino: Ino) -> Outcome<()> {
         match self.fs.fsync(ino, false) {
-            // Another client has removed the inode since. The change is made all the same, and is
-            // durable with everything else.
+            // Another client has removed the inode since. Its last record can no longer be found,
+            // so a sync makes everything durable, this change included.
             Err(Error::NotFound) => self.forced(self.fs.sync()),
             forced => self.forced(forced),
         }
@@ -185,7 +187,7 @@ impl Export {
 
     fn forced(&self, result: kedgefs::Result<()>) -> Outcome<()> {
         result.map_err(|e| match of_handle(e) {
-            // The file was removed meanwhile: none of its data is left to be lost.
+            // The file was removed in the meantime, so no data can be lost.
             Status::Stale => Status::Stale,
             status => {
                 self.note_loss();
@@ -194,8 +196,8 @@ impl Export {
         })
     }
 
-    /// Data that was accepted may be lost: clients see another verifier, and send again what they
-    /// have not committed.
+    /// Changes the write verifier, because accepted data may be lost. Clients that see the new
+    /// verifier send all uncommitted data again.
     pub(crate) fn note_loss(&self) {
         self.verifier.fetch_add(1, Ordering::SeqCst);
     }
@@ -205,8 +207,8 @@ impl Export {
     }
 }
 
-/// A number that an earlier start of the server on this image has not used. The epoch rises with
-/// each mount, but the new one may be lost in a crash; then the time differs.
+/// The first write verifier: a value that no earlier start of the server on this image has used.
+/// The epoch rises with each mount. A crash can undo that; then the time differs.
 fn first_verifier(epoch: u64) -> u64 {
     let now = SystemClock::default().now();
     let nanoseconds = (now.sec as u64).wrapping_mul(1_000_000_000).wrapping_add(now.nsec.into());

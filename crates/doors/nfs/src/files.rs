@@ -1,4 +1,4 @@
-//! The procedures on one inode: attributes, data, and making it durable.
+//! The procedures on one inode: they read and change attributes and data, and make them durable.
 
 use crate::access::{Caller, EXECUTE, READ, S_ISGID, WRITE};
 use crate::export::Export;
@@ -54,7 +54,7 @@ fn set(
     export.force_change(ino)
 }
 
-/// The change that the library makes, if the caller has the right to it.
+/// Converts `wanted` into the change that the library makes. Fails if the caller may not make it.
 pub(crate) fn checked(export: &Export, caller: &Caller, attr: &Attr, wanted: &Wanted) -> Outcome<SetAttr> {
     let &Wanted { mut mode, uid, gid, size, atime, mtime } = wanted;
     if size.is_some() {
@@ -67,7 +67,7 @@ pub(crate) fn checked(export: &Export, caller: &Caller, attr: &Attr, wanted: &Wa
     if mode.is_some() && !caller.owns(attr) {
         return Err(Status::Perm);
     }
-    // An owner may name the present user, and any group that the owner is a member of.
+    // An owner may set the uid only to the present one, and the gid only to a group of the owner.
     let keeps_user = uid.is_none_or(|uid| uid == attr.uid);
     let may_group = gid.is_none_or(|gid| gid == attr.gid || caller.is_member(gid));
     let gives_away = uid.is_some() || gid.is_some();
@@ -128,7 +128,8 @@ fn granted(export: &Export, caller: &Caller, attr: &Attr) -> Outcome<u32> {
     if may(EXECUTE)? {
         granted |= if is_dir { ACCESS_LOOKUP } else { ACCESS_EXECUTE };
     }
-    // A device file or a pipe is the client's, whose kernel writes to it.
+    // The client's kernel implements device files and pipes, so they can be written on a read-only
+    // export.
     let is_here = matches!(attr.kind, FileKind::Regular | FileKind::Directory | FileKind::Symlink);
     if !(is_here && export.is_read_only(attr.ino)?) && may(WRITE)? {
         granted |= ACCESS_MODIFY | ACCESS_EXTEND;
@@ -187,7 +188,7 @@ fn read_bytes(
     let mut bytes = vec![0; count.min(IO_MAX) as usize];
     let len = export.fs.read(ino, offset, &mut bytes).map_err(of_handle)?;
     bytes.truncate(len);
-    // The attributes after the read, whose size decides about the end of the file.
+    // The attributes are read after the data: the size decides whether the read reached the end.
     Ok((export.resolve(handle)?, bytes))
 }
 
@@ -212,8 +213,8 @@ pub(crate) fn write(export: &Export, caller: &Caller, args: &mut Reader<'_>, w: 
     }
     let data = data.get(..count as usize).ok_or(Malformed)?;
     let mut around = Around::default();
-    // The verifier of before the write: if data is lost between the write and the reply, the client
-    // learns it at its COMMIT.
+    // Taken before the write: if data is lost between the write and the reply, the verifier
+    // changes, and the client notices at its COMMIT.
     let verifier = export.verifier();
     let outcome = write_bytes(export, caller, handle, (offset, data), &mut around).and_then(|(ino, len)| {
         match stable {
@@ -270,8 +271,8 @@ pub(crate) fn commit(export: &Export, caller: &Caller, args: &mut Reader<'_>, w:
     Ok(())
 }
 
-/// The whole file is made durable, whatever range is named. Returns the verifier of after: a loss
-/// that another call finds meanwhile may concern this file as well.
+/// Makes the whole file durable, whatever range the call names. Returns the verifier as it is
+/// afterwards: a loss that another call detects in the meantime may concern this file as well.
 fn commit_file(export: &Export, caller: &Caller, handle: &[u8], around: &mut Around) -> Outcome<u64> {
     let ino = export.change(handle, around, |attr| {
         check_regular(attr)?;

@@ -4,14 +4,14 @@
 //! magic 4 | uuid of the image 16 | inode number 8 | generation 8
 //! ```
 //!
-//! A handle holds nothing of this process, so it stays valid when the server starts again. Inode
-//! numbers are not reused, but for two cases, which the *generation* covers:
-//! - A number was given out and lost in a crash before it was durable. No reply that makes a file
-//!   is sent before the file is durable, but a LOOKUP of another client may have seen the file a
-//!   moment earlier. So the inode's time of creation, which nothing changes, is in the generation.
-//! - A fork or a snapshot was deleted, and a later mount gave its number to another one. Both may
-//!   come from one tree, and then they have the same inode numbers and times of creation. So the
-//!   second in which the tree was made is in the generation too.
+//! A handle refers to no state of this process, so it stays valid when the server restarts. Inode
+//! numbers are not reused, except in two cases, which the *generation* covers:
+//! - A number was assigned and lost in a crash before it was durable. A reply that creates a file
+//!   is sent only after the file is durable, but a LOOKUP of another client may have seen the file
+//!   earlier. So the generation includes the inode's creation time, which never changes.
+//! - A fork or a snapshot was deleted, and a later mount assigned its number to another tree. Both
+//!   may be forks of one tree, with the same inode numbers and creation times. So the generation
+//!   also includes the second in which the tree was made.
 //!
 //! A handle is no secret: it can be guessed, like the user in a credential.
 
@@ -25,7 +25,7 @@ pub(crate) const LEN: usize = 36;
 /// The longest handle that the protocol allows.
 const PROTOCOL_MAX: usize = 64;
 
-/// Reads a handle of any server.
+/// Reads a handle from a call. The handle may be from any server, so its contents are not checked.
 pub(crate) fn read<'a>(args: &mut Reader<'a>) -> Decoded<&'a [u8]> {
     args.opaque(PROTOCOL_MAX)
 }
@@ -39,7 +39,8 @@ pub(crate) fn encode(uuid: &[u8; 16], attr: &Attr, tree: Option<&TreeInfo>) -> [
     bytes
 }
 
-/// The number and the generation of an inode of the image `uuid`.
+/// Returns inode number and generation from a handle. Fails if the handle is not of the image
+/// `uuid`.
 pub(crate) fn decode(uuid: &[u8; 16], handle: &[u8]) -> Outcome<(Ino, u64)> {
     let mut r = Reader::new(handle);
     let parts = (|| Ok((r.fixed::<4>()?, r.fixed::<16>()?, r.u64()?, r.u64()?)))();
@@ -52,10 +53,11 @@ pub(crate) fn decode(uuid: &[u8; 16], handle: &[u8]) -> Outcome<(Ino, u64)> {
     }
 }
 
-/// Odd, so that trees of different seconds have different products.
+/// An odd multiplier, so that different seconds have different products modulo 2^64.
 const TREE_STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// `tree`: the fork or snapshot that the inode is in.
+/// The generation of an inode (see the head of this module). `tree` is the fork or snapshot that
+/// contains the inode.
 pub(crate) fn generation(attr: &Attr, tree: Option<&TreeInfo>) -> u64 {
     let of_inode = (attr.btime.sec as u64).wrapping_mul(1_000_000_000).wrapping_add(attr.btime.nsec.into());
     of_inode.wrapping_add(tree.map_or(0, |tree| TREE_STEP.wrapping_mul(tree.created as u64)))

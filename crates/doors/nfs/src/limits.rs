@@ -1,4 +1,4 @@
-//! What a peer may use of this process.
+//! Bounds on the resources that peers use.
 
 use std::time::Duration;
 
@@ -6,16 +6,16 @@ use std::time::Duration;
 /// `message_bytes` is 268 MiB.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Connections at the same time. A further one is closed at once.
+    /// Connections at the same time. The server closes a further one at once.
     pub connections: usize,
-    /// Requests of one connection that are read and not yet answered.
+    /// Requests of one connection that are read and not yet replied to.
     pub requests: usize,
-    /// Bytes of a message.
+    /// Bytes of one message.
     pub message_bytes: usize,
-    /// How long the rest of a message may take once it has begun, and a reply until the peer has
-    /// taken it.
+    /// Time limit for a message after its first byte has arrived, and for the peer to accept a
+    /// reply.
     pub message_time: Duration,
-    /// How long a connection may be silent between messages. Clients connect again by themselves.
+    /// Time limit for silence between two messages. Clients reconnect by themselves.
     pub idle_time: Duration,
     /// Threads that execute requests.
     pub workers: usize,

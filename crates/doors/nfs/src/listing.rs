@@ -1,7 +1,7 @@
 //! READDIR and READDIRPLUS.
 //!
-//! The cookies are the library's: they stay valid while the directory changes, and when the server
-//! starts again. So the cookie verifier is always zero.
+//! The cookies are those of the library: they stay valid while the directory changes and after a
+//! restart of the server. So the cookie verifier is always zero.
 
 use crate::access::{Caller, READ};
 use crate::export::Export;
@@ -11,11 +11,12 @@ use crate::wire::ATTR_LEN;
 use crate::xdr::{Decoded, Reader, Writer, padded};
 use kedgefs::{Attr, Ino};
 
-/// The most bytes of one reply.
+/// Limit for the bytes of one reply.
 const REPLY_MAX: usize = 256 << 10;
-/// Status, attributes of the directory, cookie verifier, end of the list.
+/// Bytes of a reply without its entries: status, attributes of the directory, cookie verifier, end
+/// of the list.
 const AROUND: usize = 4 + (4 + ATTR_LEN) + 8 + 8;
-/// Attributes and handle of an entry of READDIRPLUS.
+/// Bytes of the attributes and the handle of an entry of READDIRPLUS.
 const PLUS: usize = (4 + ATTR_LEN) + (4 + 4 + handle::LEN);
 const NO_VERIFIER: u64 = 0;
 
@@ -31,21 +32,21 @@ struct Page {
     is_end: bool,
 }
 
-/// What a client asks for.
+/// The arguments of a READDIR or READDIRPLUS.
 struct Asked<'a> {
     handle: &'a [u8],
     cookie: u64,
     verifier: u64,
-    /// The most bytes of numbers, names and cookies.
+    /// Limit for the bytes of inode numbers, names and cookies.
     names_max: usize,
-    /// The most bytes of the results.
+    /// Limit for the bytes of the whole result.
     reply_max: usize,
-    /// The bytes of an entry besides its number, name and cookie.
+    /// Bytes of each entry besides its inode number, name and cookie.
     extra: usize,
 }
 
-/// Collects entries before their attributes are read: nothing else of the library may be called
-/// while it lists a directory.
+/// Collects a page of entries. Their attributes are read later, because the callback of `readdir`
+/// must not call the library.
 fn collect(export: &Export, caller: &Caller, asked: &Asked<'_>) -> Outcome<Page> {
     let dir = export.resolve_dir(asked.handle)?;
     caller.check(&export.fs, &dir, READ)?;
@@ -69,7 +70,7 @@ fn collect(export: &Export, caller: &Caller, asked: &Asked<'_>) -> Outcome<Page>
     if entries.is_empty() && !is_end {
         return Err(Status::TooSmall);
     }
-    // A read moves the access time.
+    // The attributes are read after the listing, which may change the access time.
     Ok(Page { dir: export.fs.getattr(dir.ino).map_err(of_handle)?, entries, is_end })
 }
 
@@ -126,7 +127,8 @@ pub(crate) fn readdirplus(
     let reply_max = (args.u32()? as usize).min(REPLY_MAX);
     let asked = Asked { handle, cookie, verifier, names_max, reply_max, extra: PLUS };
     write_page(export, collect(export, caller, &asked), handle, w, |w, entry| {
-        // An entry that was removed meanwhile has neither; the client looks it up.
+        // An entry that was removed since the listing gets neither attributes nor handle. The
+        // client sends a LOOKUP if it needs them.
         let attr = export.fs.getattr(entry.ino).ok().filter(|attr| attr.nlink > 0);
         export.identity.post_op(w, attr.as_ref());
         export.post_op_handle(w, attr.as_ref());

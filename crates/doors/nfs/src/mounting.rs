@@ -1,9 +1,9 @@
-//! The MOUNT protocol, version 3 (appendix I of RFC 1813): the handle of the root, or of a
+//! The MOUNT protocol, version 3 (appendix I of RFC 1813): returns the handle of the root, or of a
 //! directory below it.
 //!
-//! The whole image is exported, or one tree. A path leads from its root, through trees that are
-//! named on it and through no symbolic link. The server keeps no list of mounts, because such a
-//! list says nothing reliable.
+//! The server exports the whole image, or one tree. A path is resolved from the exported root,
+//! through trees attached below it, but through no symbolic link. The server keeps no list of
+//! mounts: clients disappear without an unmount, so the list would be unreliable.
 
 use crate::export::Export;
 use crate::handle;
@@ -42,8 +42,8 @@ pub(crate) fn execute(export: &Export, call: &mut Call<'_>, results: &mut Writer
         EXPORT => {
             results.bool(true);
             results.opaque(b"/");
-            results.bool(false); // no groups: everyone
-            results.bool(false); // no further export
+            results.bool(false); // no groups: every client may mount
+            results.bool(false); // end of the list of exports
         }
         _ => return Err(Refusal::Procedure),
     }

@@ -1,6 +1,6 @@
-//! The procedures on names in directories. Each is durable before its reply: the change is made
-//! under the lock of its directories, the force of the log comes after it, so that concurrent
-//! changes share one.
+//! The procedures on names in directories. Each change is durable before its reply. The change is
+//! made under the lock of its directories; the force of the log follows without the lock, so that
+//! concurrent changes share one.
 
 use crate::access::{Caller, EXECUTE, WRITE};
 use crate::export::Export;
@@ -11,9 +11,10 @@ use crate::wire::{Around, PERMISSIONS, Wanted, device};
 use crate::xdr::{Decoded, Malformed, Reader, Writer};
 use kedgefs::{Attr, Error, FileKind, Ino, RenameMode, SetAttr, SetTime, Timespec};
 
-/// The longest name that is read. One beyond the limit of the image is refused with its own error.
+/// Limit for the bytes of a name that the server decodes. A name between [`NAME_MAX`] and this
+/// limit fails with NFS3ERR_NAMETOOLONG.
 const NAME_READ_MAX: usize = 4096;
-/// The longest name of an entry.
+/// Limit for the bytes of an entry's name.
 const NAME_MAX: usize = 255;
 const TARGET_READ_MAX: usize = 16 << 10;
 const CHANGE: u32 = WRITE | EXECUTE;
@@ -30,7 +31,7 @@ impl<'a> Place<'a> {
         Ok(Place { dir: handle::read(args)?, name: args.opaque(NAME_READ_MAX)? })
     }
 
-    /// Refuses what names no entry; `.` and `..` with `dots`.
+    /// Refuses names that no entry can have. `.` and `..` fail with the error `dots`.
     fn check(&self, dots: Status) -> Outcome<()> {
         match self.name {
             b"" => Err(Status::Inval),
@@ -67,9 +68,9 @@ pub(crate) fn lookup(export: &Export, caller: &Caller, args: &mut Reader<'_>, w:
     Ok(())
 }
 
-/// Makes a new entry, and writes the results that all procedures of this kind have.
+/// Makes a new entry, and writes the results that all procedures of this kind share.
 ///
-/// `run` works under the lock of the directory, `then` without it.
+/// `run` runs under the lock of the directory, `then` without it.
 fn make(
     export: &Export,
     caller: &Caller,
@@ -101,13 +102,13 @@ fn make_durable(
 ) -> Outcome<Attr> {
     place.check(Status::Exist)?;
     let made = then(change_dir(export, caller, place.dir, around, run)?)?;
-    // With the new inode everything before it becomes durable: its name, and its directory.
+    // Forcing the new inode's record also forces all earlier ones: its name and its directory.
     export.force_change(made.ino)?;
     Ok(made)
 }
 
-/// Runs a change of a directory that the caller may search, if it has an entry of that name, and
-/// may write to.
+/// Runs a change of a directory, under its lock. Fails if the caller may not search the directory.
+/// `run` checks the right to write, which some errors precede.
 fn change_dir<T>(
     export: &Export,
     caller: &Caller,
@@ -124,7 +125,8 @@ fn change_dir<T>(
     })
 }
 
-/// Refuses a name that exists, before the right to write is checked, as Linux does.
+/// Fails with EXIST if the name exists, and only then checks the right to write: the order of
+/// Linux.
 fn check_new(export: &Export, caller: &Caller, dir: &Attr, name: &[u8]) -> Outcome<()> {
     match export.fs.lookup(dir.ino, name) {
         Ok(_) => Err(Status::Exist),
@@ -160,7 +162,7 @@ pub(crate) fn create(export: &Export, caller: &Caller, args: &mut Reader<'_>, w:
         How::Guarded(wanted) => new_file(export, caller, dir, place.name, wanted),
         How::Exclusive(verifier) => exclusive(export, caller, dir, place.name, *verifier),
     };
-    // An UNCHECKED create of a file that exists changes its size at most.
+    // CREATE with UNCHECKED changes an existing file at most by its size.
     let then = |file: Attr| match &how {
         How::Unchecked(Wanted { size: Some(size), .. }) if *size != file.size => {
             truncate(export, caller, &file, *size)
@@ -171,7 +173,8 @@ pub(crate) fn create(export: &Export, caller: &Caller, args: &mut Reader<'_>, w:
     Ok(())
 }
 
-/// Under the file's own lock, which cannot be taken while the directory's is held.
+/// Sets the file's size under the file's own lock. The caller must not hold the directory's lock:
+/// the two may be one stripe.
 fn truncate(export: &Export, caller: &Caller, file: &Attr, size: u64) -> Outcome<Attr> {
     let handle = export.handle(file)?;
     export.change(&handle, &mut Around::default(), |attr| {
@@ -189,7 +192,7 @@ fn new_file(export: &Export, caller: &Caller, dir: &Attr, name: &[u8], wanted: &
     finish(export, &made, wanted)
 }
 
-/// Refuses owners that the caller may not name, before anything is made.
+/// Refuses owners that the caller may not set, before anything is created.
 fn check_wanted(caller: &Caller, wanted: &Wanted) -> Outcome<()> {
     wanted.check()?;
     let allowed = caller.is_root()
@@ -198,7 +201,7 @@ fn check_wanted(caller: &Caller, wanted: &Wanted) -> Outcome<()> {
     if allowed { Ok(()) } else { Err(Status::Perm) }
 }
 
-/// Gives a new inode the attributes that its creation did not set.
+/// Sets the attributes of a new inode that its creation did not set.
 fn finish(export: &Export, made: &Attr, wanted: &Wanted) -> Outcome<Attr> {
     let set = SetAttr {
         uid: wanted.uid.filter(|uid| *uid != made.uid),
@@ -214,13 +217,13 @@ fn finish(export: &Export, made: &Attr, wanted: &Wanted) -> Outcome<Attr> {
     export.fs.setattr(made.ino, &set).map_err(of_handle)
 }
 
-/// The client's verifier is kept in the time stamps, which the client sets afterwards. So a
-/// repeated call is recognised, also after the server has started again. The file gets its name
-/// together with the verifier: no crash leaves one without the other.
+/// Makes a file with CREATE EXCLUSIVE. The client's verifier is stored in the time stamps, which
+/// the client sets afterwards. So a repeated call is recognised even after a restart of the server.
+/// One record makes the name and the time stamps: no crash leaves the name without the verifier.
 fn exclusive(export: &Export, caller: &Caller, dir: &Attr, name: &[u8], verifier: [u8; 8]) -> Outcome<Attr> {
     let half = |bytes: &[u8]| {
         let n = bytes.iter().fold(0u32, |n, b| n << 8 | u32::from(*b));
-        // Without the highest bit: a date that every client accepts.
+        // The highest bit is dropped, so that every client accepts the number as a date.
         Timespec { sec: i64::from(n & 0x7fff_ffff), nsec: 0 }
     };
     let (atime, mtime) = (half(&verifier[..4]), half(&verifier[4..]));
@@ -395,7 +398,7 @@ fn rename_durably(
         around_to.after = export.fs.getattr(target.ino).ok();
         outcome?;
     }
-    // Both directories are in one record.
+    // One record changes both directories, so forcing the target's is enough.
     export.force_change(target)
 }
 
@@ -416,7 +419,8 @@ fn rename_locked(
         Err(Error::NotFound) => {}
         Err(e) => return Err(e.into()),
     }
-    // A directory that gets another parent has its entry `..` changed.
+    // A new parent changes the entry `..` of a moved directory, so the caller must have write
+    // access to it.
     if moved.kind == FileKind::Directory && source.ino != target.ino {
         caller.check(&export.fs, &moved, WRITE)?;
     }

@@ -1,5 +1,6 @@
-//! The port mapper (RFC 1833, version 2), as far as a client asks it for the port of NFS. A client
-//! that takes no port as an option asks port 111; a server that listens there answers for itself.
+//! The port mapper (RFC 1833, version 2), reduced to the query for the port of NFS. A client that
+//! cannot be given a port as an option asks port 111; a server that listens there replies with its
+//! own port.
 
 use crate::rpc::{Call, Refusal};
 use crate::xdr::Writer;

@@ -1,4 +1,4 @@
-//! Which procedure a call names, and its reply.
+//! Dispatches a call to its procedure, and builds the reply.
 
 use crate::access::Caller;
 use crate::export::{Export, Rights};
@@ -42,19 +42,19 @@ fn null(_: &Export, _: &Caller, _: &mut Reader<'_>, _: &mut Writer) -> Decoded<(
     Ok(())
 }
 
-/// The procedures over one image, without a socket: a message in, a message out.
+/// The procedures on one image, without a socket: they take a message and return a message.
 pub struct Procedures {
     export: Export,
     port: u16,
 }
 
 impl Procedures {
-    /// `port` is what the port mapper answers.
+    /// `port` is the port of NFS that the port mapper returns.
     pub fn new(fs: FileSystem, rights: Rights, port: u16) -> kedgefs::Result<Procedures> {
         Ok(Procedures { export: Export::new(fs, rights)?, port })
     }
 
-    /// Executes the call in a message and returns its reply; `None` if the message is no call.
+    /// Executes the call in a message and returns its reply; `None` if the message is not a call.
     pub fn answer(&self, message: &[u8]) -> Option<Vec<u8>> {
         match rpc::read(message).ok()? {
             Message::Call(call) => Some(rpc::reply(call.xid, execute(&self.export, self.port, call))),

@@ -1,16 +1,17 @@
-//! Record marking (RFC 5531, section 11): messages on a stream.
+//! Record marking (RFC 5531, section 11): splits a stream into messages.
 
 use crate::limits::Limits;
 use kedge_base::Clock;
 use std::io::{self, ErrorKind, Read};
 use std::time::Duration;
 
-/// A read of the stream returns after this time, so that the limits are checked.
+/// Time limit for one read of the stream, after which the limits of the peer are checked.
 pub(crate) const TICK: Duration = Duration::from_secs(1);
 
 const LAST: u32 = 1 << 31;
 
-/// Reads messages. Memory is taken as bytes arrive, not as a length announces them.
+/// Reads messages from a stream. A message's buffer grows as its bytes arrive, not by the announced
+/// length.
 pub(crate) struct Records<'a, S> {
     pub(crate) stream: S,
     pub(crate) limits: &'a Limits,
@@ -62,7 +63,7 @@ impl<S: Read> Records<'_, S> {
                 n => buffer = &mut buffer[n..],
             }
         }
-        // A peer that occasionally sends a byte does not escape the limit.
+        // Otherwise a peer that sends a byte before each read times out would escape the limit.
         self.check(begun, self.limits.message_time)
     }
 
@@ -88,7 +89,7 @@ impl<S: Read> Records<'_, S> {
     }
 }
 
-/// A message as one record.
+/// Returns a message as one record.
 pub(crate) fn framed(message: Vec<u8>) -> Vec<u8> {
     let mut record = Vec::with_capacity(message.len() + 4);
     record.extend_from_slice(&(LAST | message.len() as u32).to_be_bytes());

@@ -34,7 +34,7 @@ fn a_length_beyond_the_limit_is_refused_in_one_fragment_or_many() {
     assert_eq!(read(bytes).unwrap_err().kind(), ErrorKind::InvalidData);
 }
 
-/// Gives one byte at each read, and time passes.
+/// A stream on which each read takes time and returns one byte.
 struct Trickle<'a>(&'a ManualClock);
 
 impl Read for Trickle<'_> {
@@ -53,7 +53,7 @@ fn a_peer_that_trickles_is_given_up() {
     assert!(clock.monotonic() < limits.message_time * 2, "{:?}", clock.monotonic());
 }
 
-/// Gives nothing, and time passes.
+/// A stream on which each read takes time and returns nothing.
 struct Silent<'a>(&'a ManualClock);
 
 impl Read for Silent<'_> {

@@ -13,13 +13,13 @@ const AUTH_BADCRED: u32 = 1;
 const AUTH_TOOWEAK: u32 = 5;
 const AUTH_NONE: u32 = 0;
 pub(crate) const AUTH_SYS: u32 = 1;
-/// The longest body of a credential.
+/// Limit for the bytes of a credential's body.
 const AUTH_BYTES_MAX: usize = 400;
-/// The most groups in a credential of AUTH_SYS.
+/// Limit for the groups in a credential of AUTH_SYS.
 const GROUPS_MAX: u32 = 16;
 const MACHINE_NAME_MAX: usize = 255;
 
-/// The user on whose behalf a client calls, as the client says.
+/// The user for which a client calls. The client states it without proof.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Credential {
     /// AUTH_NONE.
@@ -57,14 +57,14 @@ impl From<Malformed> for Refusal {
     }
 }
 
-/// What a message is.
+/// A decoded message.
 pub(crate) enum Message<'a> {
     Call(Call<'a>),
-    /// A call that is answered with this message and not executed.
+    /// A call that is not executed: this message is its reply.
     Denied(Vec<u8>),
 }
 
-/// Reads the head of a message. After an error the connection is out of step and must be closed.
+/// Decodes the head of a message. After an error the connection is out of step and must be closed.
 pub(crate) fn read(bytes: &[u8]) -> Decoded<Message<'_>> {
     let mut r = Reader::new(bytes);
     let xid = r.u32()?;
@@ -105,7 +105,7 @@ fn denied(xid: u32, words: &[u32]) -> Vec<u8> {
     w.into_bytes()
 }
 
-/// The reply to a call: its head and the results, or the reason for the refusal.
+/// Builds the reply to a call: its head, then the results or the reason for the refusal.
 pub(crate) fn reply(xid: u32, results: Result<Writer, Refusal>) -> Vec<u8> {
     let mut w = Writer::default();
     [xid, REPLY, ACCEPTED, AUTH_NONE, 0].into_iter().for_each(|word| w.u32(word));

@@ -1,8 +1,8 @@
-//! Accepts connections and executes their requests, until it is stopped.
+//! Accepts connections and executes their requests until the caller stops the server.
 //!
 //! Threads: one accepts, two serve each connection ([`crate::connection`]), and a fixed number of
-//! workers execute requests of all connections. A worker may wait for the log; as many requests as
-//! there are workers can share one force.
+//! workers execute requests of all connections. A worker may wait for the log, so one force serves
+//! at most as many requests as there are workers.
 
 use crate::connection::Connection;
 use crate::export::Rights;
@@ -21,10 +21,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// How often the accepting thread looks whether the server is to stop.
+/// How often the accepting thread checks whether it must stop.
 const ACCEPT_TICK: PollTime = PollTime { tv_sec: 0, tv_nsec: 100_000_000 };
 
-/// A request to be executed.
+/// A request that no worker has executed yet.
 struct Job {
     connection: Arc<Connection>,
     message: Vec<u8>,
@@ -81,13 +81,13 @@ impl Server {
         Ok(Server { shared, address, acceptor, workers })
     }
 
-    /// Where the server listens.
+    /// The address on which the server listens.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Accepts and reads no more, answers what was read, and returns when no thread uses the file
-    /// system. The caller then closes it.
+    /// Stops accepting and reading, replies to the requests that were read, and returns when no
+    /// thread uses the file system any more. The caller then closes the file system.
     pub fn stop(self) {
         self.shared.stopping.store(true, Ordering::SeqCst);
         join(self.acceptor);
@@ -108,7 +108,7 @@ impl Shared {
         self.stopping.load(Ordering::SeqCst)
     }
 
-    /// Accepts connections, and ends them all when the server stops.
+    /// Accepts connections until the server stops, then ends all of them.
     fn accept(self: &Arc<Self>, listener: &TcpListener) {
         let mut live: Vec<(Arc<Connection>, JoinHandle<()>)> = Vec::new();
         while !self.is_stopping() {
@@ -133,7 +133,7 @@ impl Shared {
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
                 Err(e) => {
                     tracing::warn!("accept: {e}");
-                    // Without descriptors the next attempt would fail at once.
+                    // If the process has no descriptor left, the next attempt would fail at once.
                     self.clock.sleep(TICK);
                 }
             }
@@ -184,7 +184,7 @@ impl Shared {
 
     fn work(&self) {
         while let Some(job) = self.next_job() {
-            // A panic is a broken invariant: the file system must not be used any more.
+            // A panic means a broken invariant: the file system must not be used any more.
             let run = || self.procedures.answer(&job.message);
             match catch_unwind(AssertUnwindSafe(run)) {
                 Ok(Some(reply)) => job.connection.answer(framed(reply)),

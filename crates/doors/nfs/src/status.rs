@@ -1,8 +1,8 @@
-//! The errors of NFS version 3, and how those of the library become them.
+//! The errors of NFS version 3, and the conversion from the library's errors.
 
 use kedge_base::errno;
 
-/// `nfsstat3` without success.
+/// The errors of `nfsstat3`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum Status {
@@ -64,8 +64,8 @@ impl From<kedgefs::Error> for Status {
     }
 }
 
-/// The error of a call that names an inode by its handle: an inode that is gone makes the handle
-/// stale.
+/// The error of a call that names an inode by its handle: if the inode does not exist, the handle
+/// is stale.
 pub(crate) fn of_handle(e: kedgefs::Error) -> Status {
     match Status::from(e) {
         Status::NoEnt => Status::Stale,

@@ -1,20 +1,21 @@
-//! The structures that several procedures share: attributes, and the attributes around a change.
+//! The structures that several procedures share: attributes, and attributes before and after a
+//! change.
 
 use crate::status::{Outcome, Status};
 use crate::xdr::{Decoded, Reader, Writer};
 use kedgefs::{Attr, FileKind, SetTime, Timespec};
 
-/// The permission bits of a mode, with set-user-id, set-group-id and sticky.
+/// The bits of a mode that SETATTR can set: permissions, set-user-id, set-group-id and sticky.
 pub(crate) const PERMISSIONS: u32 = 0o7777;
 /// The length of `fattr3` in bytes.
 pub(crate) const ATTR_LEN: usize = 84;
 
-/// Identity of the image in attributes and handles.
+/// The UUID of the image, for attributes and handles.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Identity(pub(crate) [u8; 16]);
 
 impl Identity {
-    /// The number that distinguishes the file systems of one server.
+    /// The `fsid` of attributes, which distinguishes the file systems of one server.
     fn fsid(&self) -> u64 {
         let (head, _) = self.0.split_first_chunk().expect("a uuid has 16 bytes");
         u64::from_be_bytes(*head)
@@ -37,12 +38,12 @@ impl Identity {
         }
     }
 
-    /// `post_op_attr`.
+    /// Writes a `post_op_attr`.
     pub(crate) fn post_op(&self, w: &mut Writer, attr: Option<&Attr>) {
         w.optional(attr, |w, attr| self.attr(w, attr));
     }
 
-    /// `wcc_data`.
+    /// Writes a `wcc_data`.
     pub(crate) fn around(&self, w: &mut Writer, around: &Around) {
         w.optional(around.before.as_ref(), |w, attr| {
             w.u64(attr.size);
@@ -53,9 +54,9 @@ impl Identity {
     }
 }
 
-/// The attributes of an inode before and after a change. Both are taken under the lock of the
-/// inode, so that no other change of this server lies between them: a client concludes from
-/// matching attributes that its cache is still valid.
+/// The attributes of an inode before and after a change. Both are read under the inode's lock, so
+/// that no other change of this server lies between them. If a client has the same attributes
+/// cached as those from before, it keeps its cache.
 #[derive(Default, Debug)]
 pub(crate) struct Around {
     pub(crate) before: Option<Attr>,
@@ -74,18 +75,18 @@ fn type_of(kind: FileKind) -> u32 {
     }
 }
 
-/// Major and minor number of a device in the kernel's encoding.
+/// Decodes the kernel's device number into major and minor number.
 fn device_numbers(rdev: u64) -> (u32, u32) {
     (((rdev >> 8) & 0xfff) as u32, ((rdev & 0xff) | ((rdev >> 12) & 0xfff00)) as u32)
 }
 
-/// The kernel's encoding of a device; `None` if a number does not fit.
+/// Encodes a device number as the kernel does; `None` if major or minor number does not fit.
 pub(crate) fn device(major: u32, minor: u32) -> Option<u64> {
     let (major, minor) = (u64::from(major), u64::from(minor));
     (major < 1 << 12 && minor < 1 << 20).then_some((minor & 0xff) | (major << 8) | ((minor & 0xfff00) << 12))
 }
 
-/// The protocol's seconds are unsigned and have 32 bits.
+/// Writes a time stamp. The protocol's seconds have 32 bits, without a sign.
 fn time(w: &mut Writer, stamp: Timespec) {
     w.u32(stamp.sec.clamp(0, u32::MAX.into()) as u32);
     w.u32(stamp.nsec);
@@ -121,7 +122,7 @@ impl Wanted {
     /// Refuses values that no file can have.
     pub(crate) fn check(&self) -> Outcome<()> {
         let is_bad = |time: Option<SetTime>| matches!(time, Some(SetTime::At(t)) if t.nsec >= 1_000_000_000);
-        // The highest number means "unchanged" to the kernel; no user or group has it.
+        // `u32::MAX` means "unchanged" to the kernel; no user or group has this number.
         let is_no_id = |id: Option<u32>| id == Some(u32::MAX);
         match is_bad(self.atime) || is_bad(self.mtime) || is_no_id(self.uid) || is_no_id(self.gid) {
             true => Err(Status::Inval),
@@ -139,12 +140,12 @@ fn read_set_time(r: &mut Reader<'_>) -> Decoded<Option<SetTime>> {
     }
 }
 
-/// `sattrguard3`: the time of the last change that an inode must have.
+/// Reads a `sattrguard3`: the ctime that the inode must have for the change to be made.
 pub(crate) fn read_guard(r: &mut Reader<'_>) -> Decoded<Option<Timespec>> {
     r.optional(read_time)
 }
 
-/// Whether an inode has the time of a guard.
+/// Whether the inode's ctime equals the guard's time. Without a guard, true.
 pub(crate) fn passes(guard: Option<Timespec>, attr: &Attr) -> bool {
     guard.is_none_or(|guard| {
         guard.sec == attr.ctime.sec.clamp(0, u32::MAX.into()) && guard.nsec == attr.ctime.nsec

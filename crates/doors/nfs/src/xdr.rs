@@ -3,13 +3,13 @@
 //! A [`Reader`] never allocates: it returns slices of the message, whose length the transport has
 //! bounded.
 
-/// The arguments are not what the procedure takes.
+/// The arguments of a call cannot be decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Malformed;
 
 pub(crate) type Decoded<T> = Result<T, Malformed>;
 
-/// The length of `len` bytes on the wire, which are padded to words of four.
+/// The length on the wire of `len` bytes, which are padded to a multiple of four.
 pub(crate) const fn padded(len: usize) -> usize {
     len.next_multiple_of(4)
 }
@@ -47,7 +47,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Bytes of variable length, at most `max`.
+    /// Reads opaque data of variable length, at most `max` bytes.
     pub(crate) fn opaque(&mut self, max: usize) -> Decoded<&'a [u8]> {
         let len = self.u32()? as usize;
         if len > max || padded(len) > self.rest.len() {

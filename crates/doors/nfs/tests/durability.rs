@@ -1,4 +1,4 @@
-//! What a reply promises, when the machine or the device fails.
+//! What replies promise about durability, tested with crashes and device errors.
 
 use crate::common::*;
 use kedge_fsck::{CheckOptions, StoreReplay};
@@ -22,7 +22,7 @@ fn sim(bytes: u64) -> Arc<SimDevice> {
     device
 }
 
-/// Serves what a power failure left, checks it, and lets `look` see it.
+/// Serves a device as a power failure left it, runs `look` with a client, then runs fsck.
 fn after_crash(left: MemDevice, look: impl FnOnce(&mut Client)) {
     let left = Arc::new(left);
     let rig = Rig::on(open(left.clone()), Squash::None);
@@ -38,7 +38,7 @@ fn each_reply_is_sent_when_its_change_is_durable() {
     let device = sim(64 << 20);
     let mut rig = Rig::on(open(device.clone()), Squash::None);
     let (c, root) = (&mut rig.client, rig.root.clone());
-    // Nothing but what was flushed survives. The handles of before stay valid.
+    // The crash keeps only what was flushed. Handles from before the crash stay valid.
     let crash = |look: &dyn Fn(&mut Client)| after_crash(device.crash_as(Choice::None), look);
 
     let (dir, _) = c.mkdir(&root, "d", &mode(0o750)).unwrap();
@@ -47,7 +47,7 @@ fn each_reply_is_sent_when_its_change_is_durable() {
     let (file, _) = c.create(&dir, "f", &stamped).unwrap();
     crash(&|c| {
         assert_eq!(c.lookup(&dir, "f").unwrap().0, file);
-        assert_eq!(c.getattr(&file).unwrap().mtime, (5, 6), "times that came with the call");
+        assert_eq!(c.getattr(&file).unwrap().mtime, (5, 6), "the times in the call");
     });
     c.write(&file, 0, &[1; 5000], FILE_SYNC).unwrap();
     crash(&|c| assert_eq!(c.read(&file, 0, 9000).unwrap().0, [1; 5000]));
@@ -85,10 +85,10 @@ fn each_reply_is_sent_when_its_change_is_durable() {
     rig.end();
 }
 
-/// The name and the contents of the files whose WRITE with FILE_SYNC was answered.
+/// Names and contents of the files whose WRITE with FILE_SYNC was replied to.
 type Acked = Mutex<BTreeMap<String, Vec<u8>>>;
 
-/// Writes files while fewer than `wanted` are answered; with zero it ends.
+/// Writes files while `acked` has fewer than `wanted`. Returns when `wanted` is zero.
 fn write_files(address: SocketAddr, writer: usize, acked: &Acked, wanted: &AtomicUsize) {
     let mut c = Client::of(address, 0, 0, &[]);
     let root = c.root();
@@ -121,7 +121,8 @@ fn concurrent_clients_find_what_was_answered_before_a_crash() {
         })
         .collect();
     for seed in 0..20 {
-        // The writers go on beyond `enough`, so that requests are on their way at the crash.
+        // The writers may write 20 files beyond `enough`, so that requests are in flight at the
+        // crash.
         let enough = acked.lock().len() + 5;
         wanted.store(enough + 20, Ordering::SeqCst);
         while acked.lock().len() < enough {
@@ -162,7 +163,8 @@ fn the_verifier_differs_after_each_start() {
     let verifier = c.write(&file, 0, b"lost", UNSTABLE).unwrap().verifier;
     assert_eq!(c.write(&file, 0, b"lost", UNSTABLE).unwrap().verifier, verifier, "no loss, no change");
     seen.push(verifier);
-    // The same medium again and again: the epoch of the first start is lost each time.
+    // Each start is on the same device contents, because the crash loses what the start wrote: its
+    // epoch.
     for _ in 0..5 {
         after_crash(device.crash_as(Choice::None), |c| {
             seen.push(c.commit(&file).unwrap());
@@ -185,7 +187,8 @@ fn a_failed_commit_is_reported_and_changes_the_verifier() {
         device.set_plan(FaultPlan::new(1).fail_kind_from(kind, 0, EIO));
         assert_eq!(c.commit(&file).err(), Some(IO), "{kind:?}");
         device.heal();
-        // What the device does after such an error is no longer known: the file system has stopped.
+        // A device error leaves the device's contents uncertain, so the file system may have shut
+        // down.
         match c.write(&file, 0, b"x", UNSTABLE) {
             Ok(written) => assert_ne!(written.verifier, first, "{kind:?}"),
             Err(status) => assert_eq!(status, IO, "{kind:?}"),
@@ -204,13 +207,13 @@ fn a_bad_place_in_the_data_fails_one_commit_and_the_client_sends_again() {
     let device = sim(64 << 20);
     let (fs, server, mut c, file) = one_file(&device);
     let first = c.write(&file, 0, &[1; 200_000], UNSTABLE).unwrap().verifier;
-    // The write of the data fails, those of the log succeed.
+    // The first write, of the data, fails; the later ones, of the log, succeed.
     device.set_plan(FaultPlan::new(1).fail(OpKind::Write, 0, EIO));
     let outcome = c.commit(&file);
     assert!(device.struck() > 0, "the plan has had no effect");
     match outcome {
         Err(status) => assert_eq!(status, IO),
-        Ok(verifier) => assert_eq!(verifier, first, "a second place was found: nothing is lost"),
+        Ok(verifier) => assert_eq!(verifier, first, "the data was written elsewhere: nothing is lost"),
     }
     let again = c.write(&file, 0, &[1; 200_000], UNSTABLE).unwrap().verifier;
     assert_eq!(outcome.is_err(), again != first, "a failure changes the verifier, and nothing else does");
@@ -222,8 +225,8 @@ fn a_bad_place_in_the_data_fails_one_commit_and_the_client_sends_again() {
     fs.close().unwrap();
 }
 
-/// Its bytes are written back when they need the memory. After a crash each of them is as it was
-/// written, or zero.
+/// The server writes the client's bytes back when it needs the memory. After a crash each byte has
+/// its written value or is zero.
 #[test]
 fn a_client_that_never_commits_takes_no_memory_and_nothing_of_another() {
     const CACHE: u64 = 4 << 20;
@@ -266,7 +269,7 @@ fn a_client_that_never_commits_takes_no_memory_and_nothing_of_another() {
 fn a_stopped_server_has_answered_and_closes_cleanly() {
     let device = sim(64 << 20);
     let (fs, server, mut c, file) = one_file(&device);
-    // Requests that are on their way when the server stops are answered, or not executed.
+    // Requests in flight when the server stops get a reply, or are not executed.
     let mut offsets = BTreeMap::new();
     for n in 0..8u64 {
         let data = [n as u8 + 1; 512];
@@ -275,14 +278,14 @@ fn a_stopped_server_has_answered_and_closes_cleanly() {
         offsets.insert(message[..4].to_vec(), n);
         c.send(&message).unwrap();
     }
-    // The first reply shows that the connection is served.
+    // The first reply proves that the server has accepted the connection.
     let mut replies = vec![c.receive().unwrap()];
     let address = c.stream.peer_addr().unwrap();
     server.stop();
     replies.extend(std::iter::from_fn(|| c.receive().ok()));
     fs.close().unwrap();
     assert!(Client::connect(address).is_err(), "nothing listens any more");
-    // What was answered is there after the orderly end, without a COMMIT.
+    // A write that was replied to survives the orderly end, without a COMMIT.
     after_crash(device.crash_as(Choice::None), |c| {
         for reply in &replies {
             let n = offsets[&reply[..4]];
@@ -292,8 +295,8 @@ fn a_stopped_server_has_answered_and_closes_cleanly() {
     });
 }
 
-/// Clients that make and remove one name get only the errors that another order of their calls
-/// explains, also when an inode disappears before its creation is made durable.
+/// Clients that make and remove the same name get only errors that some order of their calls
+/// explains, even when an inode is removed before its creation is durable.
 #[test]
 fn clients_that_make_and_remove_the_same_name_do_not_fail() {
     const ROUNDS: usize = 1500;

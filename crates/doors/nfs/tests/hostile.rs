@@ -1,4 +1,4 @@
-//! Peers that mean harm: no bytes end the server, and what a peer takes is bounded.
+//! Malicious peers: no bytes stop the server, and the resources of a peer are bounded.
 
 use crate::common::*;
 use kedge_base::HANG;
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 const POLL: Duration = Duration::from_millis(10);
 
-/// Whether the peer has closed the connection.
+/// Whether the server has closed the connection.
 fn is_closed(c: &mut Client) -> bool {
     let mut byte = [0];
     c.stream.set_read_timeout(Some(HANG)).unwrap();
@@ -36,7 +36,7 @@ fn bytes_that_are_no_call_close_the_connection() {
     rig.end();
 }
 
-/// Valid calls with some bytes changed, cut off or added: each is answered, or its connection is
+/// Valid calls with some bytes changed, cut off or added: each gets a reply, or its connection is
 /// closed, and the server goes on.
 #[test]
 fn changed_calls_never_end_the_server() {
@@ -141,7 +141,7 @@ fn connections_beyond_the_limit_are_closed_and_later_ones_served() {
         }
     }
     live.pop();
-    // The server notices the end of a connection a moment later.
+    // The server notices the end of a connection after a delay.
     let served = (0..HANG.as_millis() / POLL.as_millis()).any(|_| {
         kedge_base::pause(POLL);
         let mut c = Client::of(server.address(), 0, 0, &[]);
@@ -154,8 +154,8 @@ fn connections_beyond_the_limit_are_closed_and_later_ones_served() {
     fs.close().unwrap();
 }
 
-/// A peer that takes no replies keeps its own requests waiting, not those of others, and does not
-/// keep the server from stopping.
+/// A peer that reads no replies delays only its own requests, and does not keep the server from
+/// stopping.
 #[test]
 fn a_peer_that_takes_no_replies_harms_only_itself() {
     let fs = open(formatted(64 << 20));
@@ -184,7 +184,7 @@ fn a_peer_that_takes_no_replies_harms_only_itself() {
     fs.close().unwrap();
 }
 
-/// A connection from `port` of this machine.
+/// Connects from the local port `port`.
 fn connect_from(port: u16, to: SocketAddr) -> rustix::io::Result<TcpStream> {
     use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
     let socket = socket(AddressFamily::INET, SocketType::STREAM, None)?;
@@ -193,8 +193,7 @@ fn connect_from(port: u16, to: SocketAddr) -> rustix::io::Result<TcpStream> {
     Ok(TcpStream::from(socket))
 }
 
-/// Other users of the machine cannot connect from a port below 1024, and so cannot claim to be
-/// root.
+/// Users other than root cannot bind a port below 1024, and so cannot claim to be root.
 #[test]
 fn only_programs_of_root_are_admitted_by_default() {
     let fs = open(formatted(64 << 20));

@@ -1,4 +1,4 @@
-//! Each procedure, and its errors.
+//! Each procedure and its errors.
 
 use crate::common::*;
 use kedgefs::{FileFlags, Ino, MountOptions, Owner, SetLimit};
@@ -38,7 +38,8 @@ fn create_has_three_ways() {
     let (file, _) = c.create_guarded(root, "f", &mode(0o600)).unwrap();
     c.write(&file, 0, b"12345", FILE_SYNC).unwrap();
     assert_eq!(c.create_guarded(root, "f", &mode(0o600)).err(), Some(EXIST));
-    // UNCHECKED leaves the mode and the data of a file that exists, and truncates if asked.
+    // CREATE with UNCHECKED keeps mode and data of an existing file; it truncates only if a size is
+    // given.
     let (same, attr) = c.create(root, "f", &mode(0o777)).unwrap();
     assert_eq!((&same, attr.mode, attr.size), (&file, 0o600, 5));
     assert_eq!(c.create(root, "f", &size(0)).unwrap().1.size, 0);
@@ -64,7 +65,7 @@ fn an_exclusive_create_is_recognised_when_it_is_repeated() {
     assert_eq!((attr.size, attr.nlink), (0, 1));
     assert_eq!(rig.client.create_exclusive(&rig.root, "f", verifier).unwrap().0, file);
     assert_eq!(rig.client.create_exclusive(&rig.root, "f", [9; 8]).err(), Some(EXIST));
-    // The server dies and starts again.
+    // The server crashes and restarts.
     rig.die();
     let mut rig = Rig::on(open(device), kedge_nfs::Squash::None);
     assert_eq!(rig.client.create_exclusive(&rig.root, "f", verifier).unwrap().0, file);
@@ -99,7 +100,7 @@ fn attributes_are_set_with_and_without_a_guard() {
     let bad_time = Set { atime: Some(Time::At(1, 1_000_000_000)), ..Set::default() };
     assert_eq!(c.setattr(&file, &bad_time), INVAL);
     assert_eq!(c.setattr(root, &size(0)), ISDIR);
-    // A change of owner takes set-user-id away.
+    // A change of owner clears set-user-id.
     assert_eq!(c.setattr(&file, &Set { uid: Some(9), ..Set::default() }), OK);
     assert_eq!(c.getattr(&file).unwrap().mode, 0o711);
     assert_eq!(c.setattr(&file, &size(u64::MAX)), FBIG);
@@ -193,7 +194,7 @@ fn a_directory_is_listed_in_pages_that_survive_changes() {
             assert_eq!(c.getattr(entry.handle.as_ref().unwrap()).unwrap().ino, entry.ino);
         }
     }
-    // Entries that are listed are removed, and the list goes on.
+    // Listing continues after the entries already listed are removed.
     let (page, end) = c.page(&dir, 0, 1000, false).unwrap();
     assert!(!end);
     for entry in page.iter().filter(|entry| !entry.name.starts_with('.')) {
@@ -238,7 +239,7 @@ fn the_figures_of_the_file_system() {
     r.post_op().unwrap();
     let sizes: Vec<u32> = (0..7).map(|_| r.u32()).collect();
     assert_eq!(sizes[0], 256 << 10);
-    // The largest size that is announced is the largest that works.
+    // A file can have the announced largest size, and no larger one.
     let largest = r.u64();
     let (file, _) = c.create(root, "f", &mode(0o644)).unwrap();
     assert_eq!(c.setattr(&file, &size(largest)), OK);
@@ -269,13 +270,13 @@ fn handles_of_others_and_of_the_dead_are_refused() {
         changed[at] ^= 1;
         assert_eq!(c.getattr(&changed), Err(status), "byte {at}");
     }
-    // No number outside those of files leads to anything.
+    // An inode number that no file has gets an error.
     for ino in [0, 2, 1 << 32, u64::MAX - 1, u64::MAX] {
         let mut changed = root.clone();
         changed[20..28].copy_from_slice(&u64::to_be_bytes(ino));
         assert_eq!(c.getattr(&changed), Err(STALE), "inode {ino}");
     }
-    // A file that the library holds open without a name.
+    // The library holds a file open that has no name.
     let hidden = rig.fs.tmpfile(Ino::ROOT, 0o600, NOBODY).unwrap();
     let (named, _) = c.create(root, "f", &mode(0o600)).unwrap();
     let mut guess = named.clone();
@@ -284,7 +285,7 @@ fn handles_of_others_and_of_the_dead_are_refused() {
     guess[28..].copy_from_slice(&time.to_be_bytes());
     assert_eq!(c.getattr(&guess), Err(STALE));
     rig.fs.unpin(hidden.ino, 1);
-    // Nothing leads above the root.
+    // `..` of the root is the root.
     assert_eq!(c.lookup(root, "..").unwrap().0, *root);
     assert_eq!(other.client.getattr(&other.root).unwrap().kind, 2);
     rig.end();
@@ -310,7 +311,7 @@ fn the_mount_protocol_names_directories() {
     for (procedure, a) in [(0, args()), (2, args()), (3, args().bytes(b"/")), (4, args())] {
         assert_eq!(c.exchange(MOUNT, 3, procedure, &a).unwrap().u32(), 0);
     }
-    // The port mapper: TCP has the port, UDP has none.
+    // The port mapper returns the port for TCP, and none for UDP.
     let port = u32::from(rig.server.address().port());
     for (protocol, expected) in [(6, port), (17, 0)] {
         let asked = args().u32(NFS).u32(3).u32(protocol).u32(0);
@@ -335,7 +336,7 @@ fn what_is_not_served_is_refused_as_the_rpc_protocol_says() {
     assert_eq!(status(MOUNT, 1, 0), (2, Some((3, 3))));
     assert_eq!(status(NFS, 3, 22), (3, None), "no procedure");
     assert_eq!(status(NFS, 3, 1), (4, None), "no arguments");
-    // Another version of RPC, and a credential of Kerberos.
+    // A call with another version of RPC, and one with a Kerberos credential.
     let send = |c: &mut Client, message: Args| {
         c.send(&message.0).unwrap();
         c.receive().unwrap().chunks(4).map(|w| u32::from_be_bytes(w.try_into().unwrap())).collect::<Vec<_>>()

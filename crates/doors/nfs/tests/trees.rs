@@ -1,4 +1,4 @@
-//! Forks and snapshots, to a client.
+//! Forks and snapshots as clients see them.
 
 use crate::common::*;
 use kedge_base::ManualClock;
@@ -8,7 +8,8 @@ use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The forks and snapshots of an image are directories to a client, which can mount each.
+/// Forks and snapshots of an image are directories to a client, and a client can mount each of
+/// them.
 #[test]
 fn trees_are_directories_whose_handles_outlive_the_server() {
     let device = formatted(64 << 20);
@@ -50,7 +51,7 @@ fn trees_are_directories_whose_handles_outlive_the_server() {
     rig.end();
 }
 
-/// A fork that gets the number of a deleted one has its inode numbers and times of creation too.
+/// A fork with the number of a deleted one has the same inode numbers and creation times.
 #[test]
 fn a_handle_of_a_deleted_tree_names_nothing_in_the_next_tree_of_its_number() {
     let (device, clock) = (formatted(64 << 20), Arc::new(ManualClock::default()));
@@ -73,7 +74,7 @@ fn a_handle_of_a_deleted_tree_names_nothing_in_the_next_tree_of_its_number() {
     rig.end();
 }
 
-/// No name and no handle leads out of a tree that is served alone.
+/// From a tree that is exported alone, no name and no handle leads to another tree.
 #[test]
 fn a_tree_is_served_alone() {
     let mut all = Rig::new();

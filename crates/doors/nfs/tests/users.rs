@@ -1,4 +1,4 @@
-//! Permissions, with the user and the groups of the call.
+//! Permissions by the user and the groups of the call.
 
 use crate::common::*;
 use kedge_nfs::Squash;
@@ -9,7 +9,7 @@ fn owned(uid: u32, gid: u32, mode: u32) -> Set {
     Set { uid: Some(uid), gid: Some(gid), mode: Some(mode), ..Set::default() }
 }
 
-/// Read, lookup or execute, and modify, as in a mode.
+/// The granted rights as bits of a mode: read, modify, and lookup or execute.
 fn rights_of(client: &mut Client, handle: &[u8]) -> u32 {
     let granted = client.access(handle).unwrap();
     (granted & 0x01) << 2 | (granted & 0x04) >> 1 | u32::from(granted & 0x22 != 0)
@@ -25,10 +25,10 @@ fn owner_group_and_others() {
         let mut user = rig.user(uid, gid, groups);
         assert_eq!(rights_of(&mut user, &file), expected, "{uid} {gid} {groups:?}");
     }
-    // A class that matches decides, even if another grants more.
+    // The first matching class decides, even if a later one grants more.
     assert_eq!(rig.client.setattr(&file, &mode(0o077)), OK);
     assert_eq!(rights_of(&mut rig.user(1, 10, &[]), &file), 0);
-    // Root executes only what some user may execute.
+    // Root may execute a file only if its mode lets some class execute it.
     assert_eq!(rig.client.setattr(&file, &mode(0o600)), OK);
     assert_eq!(rights_of(&mut rig.client, &file), 6);
     rig.end();
@@ -50,7 +50,7 @@ fn data_of_others_is_protected_and_the_owner_keeps_what_was_opened() {
     let touch = Set { mtime: Some(Time::Now), ..Set::default() };
     assert_eq!(other.setattr(&file, &touch), ACCES);
     assert_eq!(other.setattr(&file, &Set { mtime: Some(Time::At(1, 0)), ..touch }), PERM);
-    // A program may be read to be executed.
+    // A caller that may execute a program may read it.
     assert_eq!(rig.client.setattr(&file, &mode(0o001)), OK);
     assert_eq!(other.read(&file, 0, 9).unwrap().0, b"x");
     assert_eq!(rig.client.setattr(&file, &mode(0o002)), OK);
@@ -77,7 +77,7 @@ fn directories_are_searched_and_changed_with_permission() {
     assert_eq!(member.create_exclusive(&dir, "g", [1; 8]).err(), Some(ACCES));
     assert_eq!(member.remove(&dir, "f"), ACCES);
     assert_eq!(member.rename((&dir, "f"), (&dir, "g")), ACCES);
-    // Only root makes devices and gives files away.
+    // Only root may make devices and give files away.
     let (open, _) = rig.client.mkdir(&rig.root, "open", &mode(0o777)).unwrap();
     assert_eq!(member.mknod(&open, "n", 4, (1, 3)).err(), Some(PERM));
     assert!(member.mknod(&open, "p", 7, (0, 0)).is_ok());
@@ -132,12 +132,12 @@ fn set_user_id_goes_with_a_write_of_another_user() {
     assert_eq!(rig.client.setattr(&file, &mode(0o6777)), OK);
     assert_eq!(rig.user(2, 2, &[]).setattr(&file, &size(0)), OK);
     assert_eq!(rig.client.getattr(&file).unwrap().mode, 0o777);
-    // An owner outside the group does not make a program of the group.
+    // An owner outside the group cannot set set-group-id on a file of the group.
     assert_eq!(rig.user(1, 99, &[]).setattr(&file, &mode(0o2755)), OK);
     assert_eq!(rig.client.getattr(&file).unwrap().mode, 0o755);
     assert_eq!(rig.user(1, 99, &[10]).setattr(&file, &mode(0o2755)), OK);
     assert_eq!(rig.client.getattr(&file).unwrap().mode, 0o2755);
-    // Nor by making it in a directory of the group.
+    // Creating the file in a directory that passes on the group does not help either.
     let (dir, _) = rig.client.mkdir(&rig.root, "d", &owned(1, 10, 0o2777)).unwrap();
     assert_eq!(rig.client.setattr(&dir, &mode(0o2777)), OK);
     let (_, attr) = rig.user(2, 2, &[]).create(&dir, "f", &mode(0o2755)).unwrap();
@@ -196,7 +196,7 @@ fn squashed_users_are_the_anonymous_one() {
         assert_eq!((attr.uid, attr.gid), user_is, "{name}");
         rig.end();
     }
-    // The number that means "no id" owns nothing.
+    // The number that means "no id" is squashed.
     let mut rig = Rig::on(open(device.clone()), Squash::None);
     for (uid, gid) in [(u32::MAX, 5), (5, u32::MAX)] {
         let (_, attr) = rig.user(uid, gid, &[]).create(&rig.root, &format!("{gid}"), &mode(0o644)).unwrap();
@@ -205,8 +205,8 @@ fn squashed_users_are_the_anonymous_one() {
     let no_id = Set { uid: Some(u32::MAX), ..Set::default() };
     assert_eq!(rig.client.setattr(&rig.root, &no_id), INVAL);
     rig.end();
-    // Group 0 of another user is squashed as well, and a call without a user acts as the anonymous
-    // one.
+    // Group 0 of another user is squashed as well, and a call without a credential acts as the
+    // anonymous user.
     let fs = open(device);
     fs.create(Ino::ROOT, b"wheel", 0o060, kedgefs::Owner::default()).unwrap();
     let mut rig = Rig::on(fs, Squash::Root);

@@ -15,7 +15,7 @@ pub const UNSTABLE: u32 = 0;
 pub const DATA_SYNC: u32 = 1;
 pub const FILE_SYNC: u32 = 2;
 
-/// Statuses.
+/// NFS statuses.
 pub const OK: u32 = 0;
 pub const PERM: u32 = 1;
 pub const NOENT: u32 = 2;
@@ -39,7 +39,7 @@ pub const BAD_COOKIE: u32 = 10003;
 pub const TOOSMALL: u32 = 10005;
 pub const BADTYPE: u32 = 10007;
 
-/// Arguments in XDR.
+/// Arguments, encoded in XDR.
 #[derive(Default, Clone)]
 pub struct Args(pub Vec<u8>);
 
@@ -145,7 +145,7 @@ pub struct Around {
     pub after: Option<Attr>,
 }
 
-/// Results in XDR.
+/// Results, decoded from XDR.
 pub struct Results {
     bytes: Vec<u8>,
     at: usize,
@@ -203,7 +203,7 @@ impl Results {
         (self.u32() == 1).then(|| self.bytes())
     }
 
-    /// The length of what has not been read.
+    /// Bytes that are not read yet.
     pub fn rest(&self) -> usize {
         self.bytes.len() - self.at
     }
@@ -266,7 +266,7 @@ impl Client {
         Ok(reply)
     }
 
-    /// The head of a call with the credential of the user.
+    /// Builds the head of a call, with the user's credential.
     pub fn head(&mut self, program: u32, version: u32, procedure: u32) -> Args {
         self.xid += 1;
         let (uid, gid, groups) = &self.user;
@@ -278,7 +278,7 @@ impl Client {
         head.u32(1).bytes(&credential.0).u32(0).u32(0)
     }
 
-    /// The reply of a call, from its status of acceptance on.
+    /// Sends a call and returns its reply, from the acceptance status on.
     pub fn exchange(
         &mut self,
         program: u32,
@@ -376,7 +376,7 @@ impl Client {
         target.ok_or(status)
     }
 
-    /// The bytes, and whether the file ends there.
+    /// Returns the bytes, and whether the file ends after them.
     pub fn read(&mut self, handle: &[u8], offset: u64, count: u32) -> Result<(Vec<u8>, bool), u32> {
         let mut r = self.nfs(6, args().bytes(handle).u64(offset).u32(count));
         let status = r.u32();
@@ -434,7 +434,7 @@ impl Client {
         Ok(Client::made(self.try_nfs(8, &a)?))
     }
 
-    /// An UNCHECKED create.
+    /// CREATE with UNCHECKED.
     pub fn create(&mut self, dir: &[u8], name: &str, set: &Set) -> Result<(Vec<u8>, Attr), u32> {
         self.try_create(dir, name, 0, set).unwrap()
     }
@@ -506,7 +506,7 @@ impl Client {
         (status, attr)
     }
 
-    /// One page, and whether the list ends with it. `plus`: of READDIRPLUS.
+    /// Returns one page, and whether the list ends with it. With `plus`, by READDIRPLUS.
     pub fn page(
         &mut self,
         dir: &[u8],
@@ -588,7 +588,7 @@ pub fn serve(fs: &FileSystem) -> Server {
     serve_with(fs, Squash::None, Limits::default())
 }
 
-/// A served file system in memory, and a client of root.
+/// A served file system in memory, with a client that acts as root.
 pub struct Rig {
     pub fs: FileSystem,
     pub server: Server,
@@ -612,13 +612,13 @@ impl Rig {
         Client::of(self.server.address(), uid, gid, groups)
     }
 
-    /// Stops the server, and drops the file system as a crash of the process does.
+    /// Stops the server, then drops the file system without closing it, as a crash does.
     pub fn die(self) {
         drop(self.client);
         self.server.stop();
     }
 
-    /// Stops the server and closes the file system, which succeeds.
+    /// Stops the server, then closes the file system without an error.
     pub fn end(self) {
         drop(self.client);
         self.server.stop();
