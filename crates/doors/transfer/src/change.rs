@@ -1,8 +1,8 @@
-//! Making and removing names in an image that is not mounted, without FUSE and without privilege.
+//! Makes and removes names in an image that is not mounted, without FUSE and without privilege.
 //!
-//! The image is opened as a mount would open it, and closed before the command succeeds, so the
-//! changes are durable then. One operation of the engine removes or makes each name, so a crash
-//! leaves the state between two such operations.
+//! The image is opened as a mount would open it, and closed before the command returns success, so
+//! the changes are durable by then. Each name is made or removed by one operation of the engine, so
+//! a crash leaves the state between two such operations.
 
 use crate::import;
 use crate::offline::{ImagePath, caller, entries};
@@ -19,7 +19,7 @@ pub(crate) fn change(place: &ImagePath, what: impl FnOnce(&FileSystem) -> Result
     changed.and(closed)
 }
 
-/// The names of the path; there must be one.
+/// The names of the path. Fails if the path has none.
 pub(crate) fn names(place: &ImagePath) -> Result<Vec<&[u8]>> {
     let names = place.names()?;
     if names.is_empty() {
@@ -28,7 +28,7 @@ pub(crate) fn names(place: &ImagePath) -> Result<Vec<&[u8]>> {
     Ok(names)
 }
 
-/// Makes a directory. `parents`: those above it, too, and it may exist.
+/// Makes a directory. With `parents` also its missing ancestors, and it may exist already.
 pub fn mkdir(place: &ImagePath, parents: bool) -> Result<()> {
     let names = names(place)?;
     change(place, |fs| {
@@ -50,10 +50,10 @@ pub fn mkdir(place: &ImagePath, parents: bool) -> Result<()> {
     })
 }
 
-/// Removes a file. `recursive`: or a directory with all it holds.
+/// Removes a file, or with `recursive` a directory and its contents.
 pub fn rm(place: &ImagePath, recursive: bool) -> Result<()> {
     let mut names = names(place)?;
-    let name = names.pop().expect("there is one");
+    let name = names.pop().expect("`names` returns at least one");
     change(place, |fs| {
         let dir = place.walk(fs, &names)?;
         let attr = fs.lookup(dir.ino, name).with_context(|| place.show())?;
@@ -68,8 +68,8 @@ pub fn rm(place: &ImagePath, recursive: bool) -> Result<()> {
     })
 }
 
-/// Removes a tree depth first, without recursion, because an image may have directories of any
-/// depth.
+/// Removes a directory and its contents depth first, without recursion, because directories of an
+/// image may nest to any depth.
 fn remove_tree(fs: &FileSystem, dir: Ino, name: &[u8], top: Ino) -> Result<()> {
     // Each entry: the parent directory, the name, the directory itself.
     let mut left = vec![(dir, name.to_vec(), top)];

@@ -2,11 +2,11 @@
 //! the library, without FUSE and without privilege; and into a mounted image, through the process
 //! that serves it ([`crate::online`]).
 //!
-//! A copy has what the original has: modes, owners, times, extended attributes, holes, and hard
-//! links within a directory that is copied. On this machine owners are for root, as with tar(1),
-//! and what gives rights only if it is asked for ([`crate::to_host`]). A file that cannot be copied
-//! as a whole is absent. All that was copied is durable when the command succeeds, but for a mount
-//! with `volatile`.
+//! A copy has the modes, owners, times, extended attributes and holes of the original, and hard
+//! links between files of one copied directory. On this machine only root sets owners, as with
+//! tar(1), and attributes that grant rights are copied only on request ([`crate::to_host`]). A file
+//! that cannot be copied completely is absent. All copies are durable when the command succeeds,
+//! except on a mount with `volatile`.
 
 use crate::import;
 use crate::offline::{ImagePath, caller};
@@ -39,7 +39,7 @@ impl Place {
     }
 
     /// The last name of the source. `/` and paths that end with `.` or `..` have none: their
-    /// contents go into the target itself.
+    /// contents are copied into the target itself.
     fn name(&self) -> Option<Vec<u8>> {
         let ends_with_dot = |path: &[u8]| path == b"." || path.ends_with(b"/.");
         match self {
@@ -54,15 +54,15 @@ impl Place {
 /// How files are copied.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Options {
-    /// Directories, too.
+    /// Copies directories, too.
     pub recursive: bool,
-    /// From an image to this machine also what only root may have.
+    /// In a copy from an image to this machine: copies attributes that only root may set, too.
     pub privileged: bool,
     /// Whether copies within an image share blocks with their originals.
     pub reflink: Reflink,
 }
 
-/// Copies the sources to a place.
+/// Copies the sources to a target.
 pub fn copy(sources: &[Place], to: &Place, options: Options) -> Result<()> {
     let Options { recursive, privileged, reflink } = options;
     if reflink == Reflink::Always {
@@ -130,7 +130,8 @@ fn to_host(from: &Place, target: &mut Target, recursive: bool) -> Result<()> {
     copied.and_then(|()| target.copy(&fs, &attr, from.name())).with_context(|| from.show())
 }
 
-/// Each source is an archive of its own: what was copied before an error is durable.
+/// Sends each source as an archive of its own, so that the sources copied before an error stay, and
+/// are durable.
 fn into_mount(sources: &[Place], to: &Path, recursive: bool) -> Result<()> {
     let from_host = |from: &Place| match from {
         Place::Host(path) => Ok(path.clone()),
@@ -189,7 +190,7 @@ fn send_directory(
 }
 
 fn send_file(path: &Path, name: &[u8], mounted: &Mounted) -> Result<()> {
-    // Otherwise the target would be replaced before the source is read.
+    // Checked here, because the target would be replaced before the source is read.
     let there = mounted.stat(name)?;
     let meta = std::fs::symlink_metadata(path)?;
     if there.is_some_and(|there| (there.st_dev, there.st_ino) == (meta.dev(), meta.ino())) {
@@ -202,7 +203,7 @@ fn send_file(path: &Path, name: &[u8], mounted: &Mounted) -> Result<()> {
     })
 }
 
-/// Opens the image once, and once more for each other image that is copied from.
+/// Opens the target image once. Each other source image is opened as well.
 fn into_image(sources: &[Place], to: &ImagePath, options: Options) -> Result<()> {
     let fs = engine::open_to_change(to.image())?;
     let several = sources.len() > 1;
@@ -219,8 +220,8 @@ struct Goal {
     name: Option<Vec<u8>>,
 }
 
-/// A directory that is there takes the copy under its own name; else the last name of the path is
-/// the copy's.
+/// An existing directory takes the copy under the copy's own name. Otherwise the last name of the
+/// path becomes the name of the copy.
 fn goal(fs: &FileSystem, to: &ImagePath, from: &Place, several: bool) -> Result<Goal> {
     let mut names = to.names()?;
     match to.walk(fs, &names) {
@@ -255,7 +256,7 @@ fn copy_in(from: &Place, fs: &FileSystem, to: &ImagePath, several: bool, options
     copied.and(finished)
 }
 
-/// The directory that a directory is copied to. It is made if it does not exist.
+/// Returns the directory whose contents a copied directory gets. Makes it if it does not exist.
 fn make_top(goal: &Goal, fs: &FileSystem) -> Result<Ino> {
     let Some(name) = &goal.name else { return Ok(goal.dir) };
     match fs.lookup(goal.dir, name) {
@@ -303,7 +304,7 @@ fn from_image(
     copied.with_context(|| from.show())
 }
 
-/// Copies a file of an image. `same` says that the target lies in the same image.
+/// Copies a file of an image. `same` means that the target is in the same image.
 fn file(
     from: &FileSystem,
     attr: &Attr,

@@ -1,12 +1,12 @@
-//! What differs between two trees, by path: `kedge diff`.
+//! The differences between two trees, by path: `kedge diff`.
 //!
-//! The engine compares the trees by inode ([`TreeMoment::changes`]) and skips what they share. It
-//! does not know the path of a file that was changed under a name that it kept: an inode does not
-//! name its directory. Such names are searched, first near the inode, since a directory usually has
-//! a number shortly below those of its files, and then in all directories, once for all files that
-//! are left. So a difference costs time in proportion to what was changed, unless a file was
-//! changed whose directory is far from it: then the names of the whole tree are read, though no
-//! data.
+//! The engine compares the trees by inode ([`TreeMoment::changes`]) and skips what they share. For
+//! a file that was changed but not renamed it reports no path, because an inode does not refer to
+//! its directory. The names of such files are searched: first near the inode, since the number of a
+//! directory is usually slightly below those of its files, then in all directories, once for all
+//! files that are left. So a comparison costs time in proportion to the changes, unless a changed
+//! file has a number far from that of its directory. Then the names of the whole tree are read, but
+//! no data.
 //!
 //! Memory grows with the number of changed files.
 
@@ -16,30 +16,30 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap};
 use std::ops::ControlFlow;
 
-/// Bytes that are compared at once.
+/// Bytes of each file that are compared at once.
 const CHUNK: u64 = 1 << 20;
 const BLOCK: u64 = kedge_base::BLOCK_SIZE as u64;
-/// How far from an inode its directory is searched first, in inode numbers.
+/// How far below an inode number the first search for its names begins, in inode numbers.
 const NEAR_BELOW: u64 = 2048;
 const NEAR_ABOVE: u64 = 256;
 
-/// What a modification can change.
+/// The attributes that [`What::Modified`] can report.
 pub const PARTS: [&str; 8] = ["data", "size", "mode", "owner", "times", "flags", "device", "xattrs"];
 
-/// Called again and again during a comparison. An error ends it.
+/// A callback that is called repeatedly during a comparison. An error from it ends the comparison.
 pub type GoOn<'a> = &'a dyn Fn() -> Result<()>;
 
-/// What has happened to a path.
+/// The kind of a difference.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum What {
     Created,
     Deleted,
-    /// The file had another name.
+    /// An existing file has this name in place of another one.
     Renamed,
-    /// A further name of a file that was there.
+    /// An existing file has this name in addition.
     Linked,
-    /// A name is gone of a file that is still there.
+    /// An existing file has lost this name.
     Unlinked,
     Modified,
 }
@@ -50,44 +50,44 @@ pub struct Difference {
     pub path: Vec<u8>,
     pub what: What,
     pub kind: FileKind,
-    /// The former path of a file that was renamed.
+    /// The former path, for [`What::Renamed`].
     pub from: Option<Vec<u8>>,
-    /// What a modification has changed: some of [`PARTS`].
+    /// What was modified: a subset of [`PARTS`].
     pub parts: Vec<&'static str>,
-    /// Ranges of bytes that differ, as offset and length, in whole blocks.
+    /// Ranges of bytes that differ, as offset and length in bytes, rounded to whole blocks.
     pub data: Vec<(u64, u64)>,
-    /// Names of attributes that differ.
+    /// Names of extended attributes that differ.
     pub xattrs: Vec<Vec<u8>>,
 }
 
-/// The differences, by path, and the work that they took.
+/// The differences, sorted by path, and the cost of finding them.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Differences {
     pub found: Vec<Difference>,
-    /// Tree nodes that were read to compare the trees, and those to find names.
+    /// Tree nodes that were read: to compare the trees, and to find names.
     pub nodes: (u64, u64),
 }
 
-/// The directory's number, and the name.
+/// The inode number of a directory, and a name in it.
 type Name = (u64, Vec<u8>);
 
-/// An inode's number, and whether it is an inode of the newer tree whose number may mean another
-/// one in the older tree.
+/// An inode number, and whether it is in the range that both trees have assigned independently, and
+/// the inode is in the newer tree. Then the older tree may have another inode of this number.
 type Id = (u64, bool);
 
-/// What is known of an inode.
+/// The differences of one inode.
 #[derive(Default)]
 struct Item {
     before: Option<Attr>,
     after: Option<Attr>,
     xattrs: Vec<Vec<u8>>,
-    /// Ranges that are in other blocks.
+    /// File ranges (offset and length in bytes) whose blocks differ between the trees.
     ranges: Vec<(u64, u64)>,
     gone: Vec<Name>,
     new: Vec<Name>,
 }
 
-/// Compares the trees with these roots, as they are now.
+/// Compares the present states of the trees with these roots.
 pub fn between(fs: &FileSystem, before: Ino, after: Ino, go_on: GoOn<'_>) -> Result<Differences> {
     let moments = fs.moments(&[before, after])?;
     if moments[1].same_below(&moments[0]).is_none() {
@@ -132,7 +132,7 @@ pub fn differences(before: &TreeMoment, after: &TreeMoment, go_on: GoOn<'_>) -> 
     })?;
     ended?;
     for ((ino, _), item) in &mut items {
-        // Its names alone have changed.
+        // If only names of the inode have changed, no [`TreeChange::Inode`] was reported.
         if item.before.is_none() && item.after.is_none() {
             (item.before, item.after) = (before.attr(Ino(*ino))?, after.attr(Ino(*ino))?);
         }
@@ -146,7 +146,8 @@ pub fn differences(before: &TreeMoment, after: &TreeMoment, go_on: GoOn<'_>) -> 
         let mut diff = Difference { xattrs: item.xattrs.clone(), ..blank(What::Modified, new.kind) };
         let mut ranges = item.ranges.clone();
         if new.kind == FileKind::Regular && old.size != new.size {
-            // A block may stay in which the end of the file has moved.
+            // The block in which the file ends may be the same in both trees, although the size
+            // differs. Bytes past the end count as zero, so this block is compared as well.
             ranges.push((old.size.min(new.size) / BLOCK * BLOCK, BLOCK));
             ranges.sort_unstable();
         }
@@ -180,7 +181,8 @@ fn blank(what: What, kind: FileKind) -> Difference {
     Difference { path, what, kind, from, parts: Vec::new(), data: Vec::new(), xattrs: Vec::new() }
 }
 
-/// What was modified. A directory whose names were changed has other times because of that.
+/// Returns what was modified. Time stamps of a directory are ignored if its names were changed,
+/// because that alone changes them.
 fn parts(old: &Attr, new: &Attr, diff: &Difference, names_changed: bool) -> Vec<&'static str> {
     let is_dir = new.kind == FileKind::Directory;
     let differs = [
@@ -196,7 +198,7 @@ fn parts(old: &Attr, new: &Attr, diff: &Difference, names_changed: bool) -> Vec<
     PARTS.into_iter().zip(differs).filter_map(|(part, differs)| differs.then_some(part)).collect()
 }
 
-/// The parts of the ranges in which the bytes differ, up to the end of the longer file.
+/// The subranges in which the bytes differ, up to the end of the longer file.
 fn unlike(
     before: &TreeMoment,
     after: &TreeMoment,
@@ -228,12 +230,12 @@ fn unlike(
     Ok(found)
 }
 
-/// What happened to the names of an inode.
+/// Reports the names that an inode has gained and lost.
 fn named(item: &Item, old: &mut Paths<'_>, new: &mut Paths<'_>, found: &mut Vec<Difference>) -> Result<()> {
     let (stays, kind) = match (&item.before, &item.after) {
         (Some(_), Some(attr)) => (true, attr.kind),
         (_, Some(attr)) | (Some(attr), _) => (false, attr.kind),
-        (None, None) => return Ok(()), // it never had a name
+        (None, None) => return Ok(()), // the inode has a name in neither tree
     };
     let mut gone = item.gone.iter();
     for (dir, name) in &item.new {
@@ -252,7 +254,7 @@ fn named(item: &Item, old: &mut Paths<'_>, new: &mut Paths<'_>, found: &mut Vec<
     Ok(())
 }
 
-/// Finds the names that modified inodes have kept. Returns the number of nodes that were read.
+/// Finds the unchanged names of modified inodes. Returns the number of nodes that were read.
 fn find_names(
     tree: &TreeMoment,
     items: &BTreeMap<Id, Item>,
@@ -277,11 +279,11 @@ fn find_names(
             _ => ranges.push((from, to)),
         }
     }
-    // The second time everywhere, for the inodes that still lack a name.
+    // The second pass reads all names, for the inodes that still lack one.
     for ranges in [ranges, vec![(0, u64::MAX)]] {
         let mut left = wanted.len();
         for ino in &wanted {
-            modified.get_mut(ino).expect("it is modified").1.clear();
+            modified.get_mut(ino).expect("`wanted` has modified inodes").1.clear();
         }
         for (from, to) in ranges {
             if left == 0 {
@@ -293,7 +295,7 @@ fn find_names(
                     return ControlFlow::Break(());
                 }
                 if wanted.binary_search(&ino.0).is_ok() {
-                    let names = &mut modified.get_mut(&ino.0).expect("it is modified").1;
+                    let names = &mut modified.get_mut(&ino.0).expect("`wanted` has modified inodes").1;
                     names.push((dir.0, name.to_vec()));
                     left -= usize::from(names.len() == count(ino.0));
                 }

@@ -1,4 +1,4 @@
-//! Judges differences by a comparison that reads both trees whole.
+//! Compares the reported differences with those that a full read of both trees finds.
 
 use super::{Difference, What, differences};
 use kedge_base::SystemClock;
@@ -46,7 +46,7 @@ impl Random {
     }
 }
 
-/// All that a reader can see of a tree.
+/// Everything that a reader can see of a tree.
 #[derive(Default)]
 pub(crate) struct Whole {
     pub(crate) names: BTreeMap<u64, BTreeSet<Vec<u8>>>,
@@ -81,7 +81,7 @@ pub(crate) fn read(fs: &FileSystem, root: Ino, number: &dyn Fn(u64) -> u64) -> W
             FileKind::Regular => {
                 let whole_file = [(0, attr.size)];
                 let ranges = crate::import::image::ranges(fs, &attr).unwrap();
-                // A large file is sparse.
+                // Only the data ranges of a large file are read, because it is sparse.
                 let ranges = if attr.size < 64 * MIB { &whole_file[..] } else { &ranges };
                 let mut data = Vec::new();
                 for (offset, len) in ranges {
@@ -97,7 +97,7 @@ pub(crate) fn read(fs: &FileSystem, root: Ino, number: &dyn Fn(u64) -> u64) -> W
     whole
 }
 
-/// What a difference must say, without the ranges: path, what, and what was modified.
+/// What a difference must report, apart from its ranges: path, kind, and modified parts.
 type Said = (Vec<u8>, What, Vec<&'static str>);
 
 fn expected(a: &Whole, b: &Whole) -> BTreeSet<Said> {
@@ -105,7 +105,8 @@ fn expected(a: &Whole, b: &Whole) -> BTreeSet<Said> {
     let inodes: BTreeSet<u64> = a.attrs.keys().chain(b.attrs.keys()).copied().collect();
     let none = BTreeSet::new();
     for ino in inodes {
-        // A path differs also because a directory above was renamed: names count by directory.
+        // A renamed ancestor changes the path, but is no difference of this inode. So names are
+        // compared by directory.
         let own = |whole: &Whole| -> BTreeSet<(u64, Vec<u8>)> {
             let in_dir = |(dir, entries): (&u64, &BTreeSet<(Vec<u8>, u64)>)| {
                 let of = entries.iter().filter(|(_, to)| *to == ino);
@@ -122,7 +123,7 @@ fn expected(a: &Whole, b: &Whole) -> BTreeSet<Said> {
         let come: Vec<_> = new.difference(&old).map(|name| path(b, name)).collect();
         let both = a.attrs.contains_key(&ino) && b.attrs.contains_key(&ino);
         let renamed = if both { gone.len().min(come.len()) } else { 0 };
-        // Which new name replaces which old one is not said.
+        // A difference does not define which new name replaces which old one.
         for (i, path) in come.iter().enumerate() {
             let what = match both {
                 true if i < renamed => What::Renamed,
@@ -171,7 +172,7 @@ fn check(fs: &FileSystem, a: Ino, b: Ino, common: &BTreeSet<u64>, seed: u64) {
     let found = compare(fs, a, b).found;
     let own = |side: u64| move |ino: u64| if common.contains(&ino) { ino } else { ino | side << 60 };
     let (a, b) = (read(fs, a, &own(1)), read(fs, b, &own(2)));
-    // Renamed, linked and unlinked names of one inode are interchangeable.
+    // Which of an inode's names count as renamed, linked or unlinked is arbitrary.
     let rough = |(path, what, parts): Said| match what {
         What::Renamed | What::Linked => (path, What::Linked, parts),
         _ => (path, what, parts),
@@ -215,7 +216,7 @@ pub(crate) fn change_at_random(fs: &FileSystem, root: Ino, random: &mut Random) 
         .flat_map(|(dir, entries)| entries.iter().map(|(name, _)| (*dir, name.clone())))
         .collect();
     let old = (!names.is_empty()).then(|| names[random.below(names.len() as u64) as usize].clone());
-    // What is refused, because the name is taken for instance, is no change.
+    // An operation may fail, for instance because the name exists. Then nothing changes.
     let _ = match random.below(14) {
         0 => fs.mkdir(dir, name.as_bytes(), 0o755, OWNER).map(drop),
         1 | 2 => fs.create(dir, name.as_bytes(), 0o644, OWNER).and_then(|attr| {
@@ -331,7 +332,7 @@ fn a_comparison_reads_what_was_changed_and_not_the_tree() {
         reads.push((done.nodes, nodes));
         fs.close().unwrap();
     }
-    // Each changed file costs the way from the root to its leaf, in both trees.
+    // Each changed file costs the nodes from the root to its leaf, in both trees.
     for ((compared, names), _) in &reads {
         assert!(*compared <= 2 * 5 * 3, "{reads:?}");
         assert!(*names <= 5 * 60, "{reads:?}");

@@ -1,5 +1,6 @@
-//! A directory of an image that is not mounted to a tar archive and back,
-//! through the library; the way back also into a mounted image, through the process that serves it.
+//! Copies a directory of an image that is not mounted to a tar archive, and an archive to such a
+//! directory, through the library. An archive can also be unpacked into a mounted image, through
+//! the process that serves it.
 //!
 //! Archives are in the POSIX format (pax) as GNU tar writes it: names of any length, times to the
 //! nanosecond, extended attributes, sparse files in format 1.0. A second name of a file is stored
@@ -41,9 +42,8 @@ pub fn create(place: &ImagePath, named: Option<&Path>) -> Result<()> {
     }
 }
 
-/// Puts the files of an archive into a directory of an image that is not mounted. Each file that
-/// could not be taken as a whole is absent. All that was taken is durable at the
-/// end.
+/// Unpacks an archive into a directory of an image that is not mounted. A file that cannot be
+/// unpacked completely is absent. All others are durable when this returns.
 pub fn extract(place: &ImagePath, archive: Option<&Path>) -> Result<()> {
     place.refuse_mounted()?;
     let fs = engine::open_to_change(place.image())?;
@@ -63,7 +63,7 @@ pub fn extract(place: &ImagePath, archive: Option<&Path>) -> Result<()> {
     filled.and(closed)
 }
 
-/// The same for a directory of a mount.
+/// Unpacks an archive into a directory of a mount.
 pub fn extract_mounted(dir: &Path, archive: Option<&Path>) -> Result<()> {
     let Some(mounted) = Mounted::open(dir)? else {
         let what = "neither IMAGE:/DIR nor a directory of a mounted image: use tar(1)";

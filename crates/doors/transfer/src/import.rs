@@ -2,7 +2,7 @@
 //!
 //! | part | does |
 //! |---|---|
-//! | `sink` | makes files in the image with owners, modes, times and attributes, whatever the source |
+//! | `sink` | makes files in the image with owners, modes, times and attributes, for any source |
 //! | `tree` | reads a directory |
 //! | `image` | reads an image |
 //! | `archive` | reads a tar stream as records, trusting nothing in it |
@@ -37,7 +37,7 @@ pub enum Source {
     Tar(File),
 }
 
-/// An estimate of the contents of a source.
+/// An estimate of a source's contents.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Estimate {
     pub entries: u64,
@@ -59,7 +59,7 @@ impl Estimate {
         const MIB: u64 = 1 << 20;
         let tree = self.entries.saturating_mul(700).saturating_add(self.text_bytes.saturating_mul(2));
         let content = self.data_bytes.saturating_add(tree.saturating_mul(4)).saturating_add(6 * MIB);
-        // The log takes a 32nd within 32 MiB and 1 GiB, and at most a quarter.
+        // mkfs gives the log 1/32 of the image, within 32 MiB and 1 GiB, and at most a quarter.
         let log = (content / 16).max(32 * MIB).min(content / 2);
         let bytes = content.saturating_add(log).saturating_add(content / 50);
         // A size above the largest image is refused when the image is made.
@@ -134,7 +134,8 @@ fn spool(dir: &Path) -> Result<File> {
     Ok(file)
 }
 
-/// Derives the seed of otherwise random values from the options that distinguish images (FNV-1a).
+/// Derives the seed of otherwise random values from the options that must lead to different images
+/// (FNV-1a).
 pub fn seed(date: Timespec, options: &FormatOptions) -> u64 {
     let uuid = options.uuid.unwrap_or_default().into_bytes();
     let size = options.size.unwrap_or(0).to_le_bytes();
@@ -168,12 +169,12 @@ pub fn add_host_file<E: Entries>(path: &Path, at: sink::At<'_, E::Id>, sink: &mu
     tree::add(path, at, sink)
 }
 
-/// Makes the entries of an archive below the top of the sink.
+/// Unpacks an archive below the top of the sink.
 pub fn fill_from_tar(archive: impl Read, sink: &mut Sink<'_>) -> Result<()> {
     tar::fill(archive, sink)
 }
 
-/// Makes the entries of an archive in a directory.
+/// Unpacks an archive into a directory.
 pub fn unpack(fs: &FileSystem, dir: Ino, archive: impl Read) -> Result<()> {
     let mut sink = Sink::new(fs, dir, None, std::io::stderr().is_terminal());
     let filled = tar::fill(archive, &mut sink);

@@ -10,7 +10,7 @@ use std::path::Path;
 /// A limit, and the path of its directory in the image.
 pub struct Listed {
     pub limit: Limit,
-    /// `None` if no path leads there.
+    /// `None` if no path leads to the directory.
     pub path: Option<Vec<u8>>,
 }
 
@@ -25,7 +25,7 @@ pub fn set(place: &ImagePath, new: SetLimit) -> Result<()> {
     })
 }
 
-/// The nearest limit at or above a place.
+/// The limit of the directory, or of its nearest ancestor that has one.
 pub fn nearest(place: &ImagePath) -> Result<Option<Listed>> {
     let fs = place.open()?;
     let limit = fs.limit_of(place.find(&fs)?.ino).with_context(|| place.show())?;

@@ -23,15 +23,16 @@ use std::fs::File;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 
-/// Copies the metadata of an image to a new file, and returns the report. `scramble`: without
-/// names and contents.
+/// Copies the metadata of an image to a new file, and returns the report. With `scramble` names and
+/// contents are replaced.
 pub fn dump(image: &Path, to: &Path, scramble: bool) -> Result<String> {
     if let Some(mount) = mounts::of_image(image)? {
         bail!("{} is mounted on {}: unmount it first", image.display(), mount.dir.display());
     }
     let source = Source::open(engine::open_device(image, true)?)
         .with_context(|| format!("look for metadata in {}", image.display()))?;
-    // The names of an inode stand under different numbers in the log and in its tree.
+    // With several trees, the tree has the names under inode numbers that differ from those in the
+    // log, so [`Scramble`] cannot match the two.
     if scramble && source.superblocks().iter().any(|sb| sb.geometry.has_trees()) {
         bail!(
             "{} has forks, and its names cannot be replaced; only a copy with all names can",
@@ -40,7 +41,7 @@ pub fn dump(image: &Path, to: &Path, scramble: bool) -> Result<String> {
     }
     let scramble = scramble.then(|| Scramble::learn(&source)).transpose();
     let scramble = scramble.with_context(|| format!("scramble the names of {}", image.display()))?;
-    // Only for its owner, as an image.
+    // Only the owner may read the copy, as with an image.
     let file = File::options().write(true).create_new(true).mode(0o600).open(to);
     let out = Out { file: file.with_context(|| format!("make {}", to.display()))?, written: 0 };
     match copy(&source, scramble.as_ref(), out) {
@@ -55,7 +56,7 @@ pub fn dump(image: &Path, to: &Path, scramble: bool) -> Result<String> {
     }
 }
 
-/// The copy.
+/// The file that becomes the copy.
 struct Out {
     file: File,
     written: u64,

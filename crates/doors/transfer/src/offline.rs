@@ -1,9 +1,9 @@
 //! Paths in an image that is not mounted, without FUSE and without privilege.
 //!
-//! To look, the image is opened read-only: a log that was not replayed is replayed in memory, and
-//! nothing is written. Permissions are not checked: a user who can read the image can read all of
-//! it. Links are shown, not followed, but for those on the way to a path that is named, which are
-//! refused: they speak of the machine on which the image is mounted, not of this one.
+//! For reading, the image is opened read-only: the log is replayed in memory, and nothing is
+//! written. Permissions are not checked: a user who can read the image can read all of it. Symbolic
+//! links are shown and not followed. A path that leads through one is refused: the link's target is
+//! a path of the machine that mounts the image, not of this one.
 
 use anyhow::{Context, Result, bail};
 use kedge_device::location::is_window;
@@ -13,20 +13,20 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// `IMAGE:/PATH`.
+/// A path in an image: `IMAGE:/PATH`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImagePath {
     image: PathBuf,
     path: Vec<u8>,
 }
 
-/// What stands before the name of a host, and divides nothing.
+/// URI schemes: the `:/` in them does not separate image and path.
 const SCHEMES: [&[u8]; 2] = [b"nbd://", b"nbd+unix://"];
-/// What stands before the path of a window.
+/// The prefix of a window of a larger file.
 const WINDOW: &[u8] = b"file:";
 
-/// The first `:/` after a URI's scheme divides: an image whose own name has one is named by a path
-/// to it with a link.
+/// Splits the text at the first `:/` after a URI's scheme. An image with `:/` in its own path must
+/// be reached through a symbolic link.
 pub fn parse_image_path(text: OsString) -> Result<ImagePath, String> {
     let bytes = text.as_bytes();
     let window = bytes.strip_prefix(WINDOW).filter(|rest| is_window(rest)).map(|_| WINDOW.len());
@@ -66,12 +66,12 @@ impl ImagePath {
         &self.path
     }
 
-    /// Whether it is to be a directory.
+    /// Whether the path ends with a slash, and so must name a directory.
     pub fn ends_with_slash(&self) -> bool {
         self.path.ends_with(b"/")
     }
 
-    /// The names on the way.
+    /// The names of the path.
     pub fn names(&self) -> Result<Vec<&[u8]>> {
         let parts = self.path.split(|b| *b == b'/');
         let names: Vec<&[u8]> = parts.filter(|name| !name.is_empty() && *name != b".").collect();
@@ -81,7 +81,7 @@ impl ImagePath {
         Ok(names)
     }
 
-    /// Where these names lead.
+    /// Resolves these names from the root.
     pub fn walk(&self, fs: &FileSystem, names: &[&[u8]]) -> Result<Attr> {
         let mut here = fs.getattr(Ino::ROOT)?;
         for name in names {
@@ -102,7 +102,7 @@ impl ImagePath {
     }
 }
 
-/// Entries without `.` and `..`, by name.
+/// The entries of a directory without `.` and `..`, sorted by name.
 pub fn entries(fs: &FileSystem, dir: Ino) -> Result<Vec<(Vec<u8>, Ino)>> {
     let mut found = Vec::new();
     fs.readdir(dir, 0, &mut |entry| {
@@ -115,12 +115,12 @@ pub fn entries(fs: &FileSystem, dir: Ino) -> Result<Vec<(Vec<u8>, Ino)>> {
     Ok(found)
 }
 
-/// Major and minor number, as the kernel passes them to a file system.
+/// Splits a device number as the kernel encodes it into major and minor number.
 pub fn device(rdev: u64) -> (u64, u64) {
     ((rdev >> 8) & 0xfff, (rdev & 0xff) | ((rdev >> 12) & 0xfff00))
 }
 
-/// The user of this process, as the owner of what it makes.
+/// User and group of this process, as the owner of new files.
 pub fn caller() -> Owner {
     Owner { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw() }
 }

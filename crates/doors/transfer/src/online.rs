@@ -1,15 +1,15 @@
-//! Bulk work on a mounted image without passing through the kernel: the process that serves the
-//! mount makes files and trees in its file system through the library, and notifies the kernel of
-//! each change; it compares trees, and sends them.
+//! Bulk work on a mounted image without passing through the kernel. The process that serves the
+//! mount makes files and trees through the library and notifies the kernel of each change. It also
+//! compares and sends trees.
 //!
 //! | part | does |
 //! |---|---|
-//! | `server` | in the serving process: its connections, and archives |
-//! | `guest` | in the serving process: identifies the client, its directories, and what it may do |
+//! | `server` | in the serving process: manages connections, and unpacks archives |
+//! | `guest` | in the serving process: identifies client and directories, and checks rights |
 //! | `requests` | in the serving process: compares, sends and receives trees |
 //! | `client` | in `kedge cp` and `kedge tar -x`: finds the serving process and sends an archive |
 //! | `trees` | in `kedge diff`, `send` and `receive`: asks for the work on trees |
-//! | `frames` | bytes of unknown length, with an end |
+//! | `frames` | splits a stream of unknown length into frames, with an end mark |
 //!
 //! # Protocol
 //! The socket is the mount's status socket (`kedge_fuse::visit`), in a directory that only the user
@@ -18,13 +18,14 @@
 //! Then the client sends a tar archive. The reply is one line of JSON: an error, or that all files
 //! are made, durable (unless the mount is `volatile`), and the kernel notified.
 //!
-//! For trees the line is `kedge-trees 1 read`, with the roots of one or two trees, or `kedge-trees
-//! 1 write`, with the directory of a tree to be made. After the reply the client sends a request,
-//! one line of JSON. A stream to the client comes in frames, and the reply after the last one; a
-//! stream from the client ends with the sending half of the connection.
+//! To work on trees, the client sends the line `kedge-trees 1 read` with the roots of one or two
+//! trees, or `kedge-trees 1 write` with the directory that will contain a new tree. After the reply
+//! the client sends a request, one line of JSON. The server sends a stream in frames, and its reply
+//! after the last frame. The client ends a stream by shutting down its sending half of the
+//! connection.
 //!
 //! A client may copy only files that it could make through the kernel in the directory that it
-//! sends. Page 0017 of `docs/rfcs` has the threats.
+//! sends. Page 0017 of `docs/rfcs` lists the threats.
 //! 1. The peer has the capabilities that root of this user namespace has, or is the ordinary user
 //!    who serves the mount, in the same namespaces. The kernel's record of the peer's process (a
 //!    pidfd) proves it.
@@ -33,11 +34,11 @@
 //!    accepted from the peer. Through a `nosuid` mount no set-id files are made, through a `nodev`
 //!    mount no devices.
 //! 3. An ordinary user gets no more rights than a mount gives: the user owns all files, in
-//!    directories that the user owns; devices and attributes that only root sets are refused.
-//! 4. A snapshot is received with the owners and bits that it has, or not at all. Root needs a
-//!    mount that is neither `nosuid` nor `nodev`. An ordinary user's mount is both, so that nothing
-//!    in the snapshot gives rights, and the user could write the same to the image without the
-//!    mount. To compare and to send, the mount may be read-only.
+//!    directories that the user owns. Devices and attributes that only root may set are refused.
+//! 4. A snapshot is received with its owners and set-id bits, or not at all. Root needs a mount
+//!    that is neither `nosuid` nor `nodev`. An ordinary user's mount is always both, so nothing in
+//!    the snapshot grants rights, and the user could write the same bytes to the image without the
+//!    mount. For comparing and sending, the mount may be read-only.
 //!
 //! If any of this cannot be determined, the client is refused. The client does not trust the server
 //! either: the mount must be a KedgeFS mount made by root or the same user, and the process at the
@@ -58,19 +59,19 @@ pub mod trees;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// The longest first line.
+/// Limit for the bytes of the first line.
 const HELLO_MAX: usize = 32;
-/// The most descriptors with a first line.
+/// Limit for the descriptors sent with the first line.
 const DIRS_MAX: usize = 2;
 
-/// What the first line says, with the version of the protocol.
+/// The client's first line: the purpose of the connection, with the version of the protocol.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Hello {
-    /// The archive of a copy follows.
+    /// An archive with files to copy follows.
     Copy,
-    /// A request follows that changes nothing.
+    /// A request that changes nothing follows.
     Read,
-    /// A request follows that makes or deletes a tree.
+    /// A request that makes or deletes a tree follows.
     Write,
 }
 
@@ -91,7 +92,8 @@ impl Hello {
         if self == Hello::Read { DIRS_MAX } else { 1 }
     }
 
-    /// Why a client is refused that is neither root nor the user who serves the mount.
+    /// The reason for which a client is refused that is neither root nor the user serving the
+    /// mount.
     fn refusal(self) -> &'static str {
         match self {
             Hello::Copy => {
@@ -109,13 +111,13 @@ impl Hello {
 const PATIENCE: Duration = Duration::from_secs(2);
 /// The time limit for the first reply of a process that the client has identified.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
-/// The most bytes read or written with one call.
+/// Limit for the bytes read or written with one call.
 const CHUNK: usize = 256 << 10;
 
 #[derive(Serialize, Deserialize, Debug, Default)]
 struct Answer {
     error: Option<String>,
-    /// How an interrupted transfer goes on.
+    /// The token with which an interrupted transfer can be resumed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     token: Option<String>,
 }
@@ -123,17 +125,17 @@ struct Answer {
 /// A request about trees.
 #[derive(Serialize, Deserialize, Debug)]
 enum Request {
-    /// What differs between the two trees.
+    /// Returns the differences between the two trees.
     Diff,
-    /// The stream of the first tree, from the second one if there is one.
+    /// Sends the first tree as a stream, as the difference from the second one if there are two.
     Send { resume: Option<String> },
-    /// Makes a snapshot with this name of the stream that follows.
+    /// Makes a snapshot with this name from the stream that follows.
     Receive { name: Vec<u8>, resume: bool },
-    /// The token of an interrupted transfer.
+    /// Returns the token of an interrupted transfer.
     Status { name: Vec<u8> },
-    /// Deletes what an interrupted transfer has left.
+    /// Deletes the unfinished trees of an interrupted transfer.
     Forget { name: Vec<u8> },
 }
 
-/// The longest request.
+/// Limit for the bytes of a request.
 const REQUEST_MAX: u64 = 8 << 10;

@@ -10,12 +10,12 @@ use tar::{EntryType, Header};
 /// Bytes of a block of an archive.
 const BLOCK: usize = 512;
 const CHUNK: usize = 1 << 20;
-/// The largest values of the octal fields of a header.
+/// The largest numbers that fit the octal fields of a header.
 const ID_MAX: u32 = 0o7_777_777;
 const NUMBER_MAX: u64 = 0o77_777_777_777;
 const NAME_MAX: usize = 100;
 
-/// An archive that is being written.
+/// A writer of one archive.
 pub struct Pax<W> {
     out: W,
     buf: Vec<u8>,
@@ -47,7 +47,7 @@ impl<W: Write> Pax<W> {
         self.head(header, Records::default(), entry, 0)
     }
 
-    /// Writes a regular file. Fails if the data ends early; the archive is not usable then.
+    /// Writes a regular file. If the data ends early, this fails and the archive is unusable.
     pub fn file(&mut self, path: &[u8], meta: &Meta, data: Data<'_>) -> Result<()> {
         let mut records = Records::default();
         let mut ranges = data.ranges.to_vec();
@@ -78,7 +78,8 @@ impl<W: Write> Pax<W> {
         self.pad(size)
     }
 
-    /// Copies the data; the reader delivers the ranges one after another.
+    /// Copies `bytes` bytes of data. The reader returns the contents of the ranges, one after
+    /// another.
     fn copy(&mut self, bytes: u64, mut data: Data<'_>) -> Result<()> {
         let mut left = bytes;
         while left > 0 {
@@ -164,13 +165,14 @@ impl<W: Write> Pax<W> {
     }
 }
 
-/// Puts as much of the text as fits into the field; a longer text is also in a record.
+/// Copies as much of the text as fits into the field. A longer text is also in an extension record.
 fn put(field: &mut [u8; NAME_MAX], text: &[u8]) {
     let len = text.len().min(NAME_MAX);
     field[..len].copy_from_slice(&text[..len]);
 }
 
-/// Formats seconds with their fraction. A time before 1970 counts back from the next second.
+/// Formats a time as decimal seconds since 1970. The fraction counts forward, so -2 s and
+/// 750,000,000 ns are -1.25.
 fn decimal(time: kedgefs::Timespec) -> String {
     if time.sec >= 0 || time.nsec == 0 {
         return format!("{}.{:09}", time.sec, time.nsec);

@@ -23,7 +23,7 @@ fn times_before_1970_count_back() {
     let text = |sec, nsec| decimal(Timespec { sec, nsec });
     assert_eq!(text(12, 5), "12.000000005");
     assert_eq!(text(-1, 0), "-1.000000000");
-    // Three quarters of a second after -2 is -1.25.
+    // -2 plus three quarters of a second is -1.25.
     assert_eq!(text(-2, 750_000_000), "-1.250000000");
     assert_eq!(text(-1, 750_000_000), "-0.250000000");
 }

@@ -1,20 +1,21 @@
-//! `kedge receive`: makes a snapshot of a stream of `kedge send`.
+//! `kedge receive`: makes a snapshot from a stream of `kedge send`.
 //!
 //! The tree is filled under the preliminary name `.kedge-receive.NAME.part`, where nothing else can
-//! change it, and gets its name when the stream has ended and everything in it was verified: the
-//! checksum of each record, the hash of all, and that link counts and sizes are those of the
-//! source. At each mark of the stream a snapshot of it becomes `.kedge-receive.NAME`, from which
-//! an interrupted transfer goes on.
+//! change it. It gets its name after the stream has ended and everything was verified: the checksum
+//! of each record, the hash of all records, and that link counts and sizes match the source's. At
+//! each mark of the stream, `.kedge-receive.NAME` becomes a snapshot of the tree, from which an
+//! interrupted transfer can be resumed.
 //!
-//! Inodes keep the numbers that they have in the source; all numbers in a stream mean inodes of
-//! the new tree, so nothing outside of it can be reached. Operations of the engine do the work and
-//! refuse what would not be a tree: a directory in itself, two names of a directory, a name with a
-//! slash.
+//! Inodes keep their numbers within the tree. All numbers in a stream refer to inodes of the new
+//! tree, so a stream cannot reach anything outside of it. The operations of the engine apply the
+//! records, and refuse what is not a tree: a directory inside itself, two names of a directory, a
+//! name with a slash.
 //!
-//! Where the image is mounted, the caller passes each change on to the kernel, which may have read
-//! the tree under its preliminary name.
+//! If the image is mounted, the caller passes each change on to the kernel, which may have read the
+//! tree under its preliminary name.
 //!
-//! Inodes between two places have the name `.kedge-NUMBER` with the source's identity in the root.
+//! An inode whose old name is removed before its new name is made has the name
+//! `.kedge-IDENTITY-NUMBER` in the root, with the source's identity.
 
 use crate::import::sink::Changed;
 use crate::stream::{Reader, Record, Token};
@@ -32,7 +33,7 @@ pub struct Partial {
     pub token: Token,
 }
 
-/// The preliminary names of a tree: of the one that is being filled, and of the last mark.
+/// The preliminary names of a tree: of the unfinished tree, and of the snapshot at the last mark.
 fn preliminary(name: &[u8]) -> Result<(Vec<u8>, Vec<u8>)> {
     ensure!(name.len() <= 200, "the name is too long by {} bytes", name.len() - 200);
     let mark = [b".kedge-receive.", name].concat();
@@ -43,7 +44,7 @@ fn root_named(fs: &FileSystem, dir: Ino, name: &[u8]) -> Option<Ino> {
     fs.tree_named(dir, name)
 }
 
-/// How far an interrupted transfer of a tree with this name came, if it reached a mark.
+/// The state of an interrupted transfer of a tree with this name, if it reached a mark.
 pub fn partial(fs: &FileSystem, dir: Ino, name: &[u8]) -> Result<Option<Partial>> {
     let (_, mark) = preliminary(name)?;
     let Some(root) = root_named(fs, dir, &mark) else { return Ok(None) };
@@ -57,7 +58,7 @@ pub fn partial(fs: &FileSystem, dir: Ino, name: &[u8]) -> Result<Option<Partial>
     read().map(Some).context("the tree of an interrupted transfer has no note")
 }
 
-/// Deletes what an interrupted transfer has left.
+/// Deletes the unfinished trees of an interrupted transfer.
 pub fn forget(fs: &FileSystem, dir: Ino, name: &[u8], changed: &dyn Fn(Changed<'_>)) -> Result<()> {
     let (part, mark) = preliminary(name)?;
     for name in [part, mark] {
@@ -70,10 +71,10 @@ pub fn forget(fs: &FileSystem, dir: Ino, name: &[u8], changed: &dyn Fn(Changed<'
     Ok(())
 }
 
-/// Makes the tree `name` in `dir` of a stream; without a name, that of the source. `resume`: goes
-/// on with an interrupted transfer. Returns the name.
+/// Makes a tree in `dir` from a stream. Its name is `name`, or without `name` that of the source.
+/// With `resume` it continues an interrupted transfer. Returns the name.
 ///
-/// After an error everything is deleted up to the last mark, or everything if there is none.
+/// An error deletes what was received since the last mark, or everything if there was no mark.
 pub fn receive(
     fs: &FileSystem,
     dir: Ino,
@@ -97,7 +98,7 @@ pub fn receive(
     done.map(|()| name)
 }
 
-/// The final name, that of the tree that is being filled, and that of the last mark.
+/// The final name, the name of the unfinished tree, and that of the snapshot at the last mark.
 type Names<'a> = (&'a [u8], &'a [u8], &'a [u8]);
 
 fn fill<R: Read>(
@@ -152,7 +153,7 @@ fn fill<R: Read>(
     }
 }
 
-/// The snapshot with this identity.
+/// Returns the root of the snapshot with this identity.
 fn find_base(fs: &FileSystem, base: &TreeIdentity) -> Result<Ino> {
     for tree in fs.trees().into_iter().filter(|tree| tree.read_only) {
         if fs.tree_identity(tree.root)? == *base && !tree.name.starts_with(b".kedge-receive.") {
@@ -171,7 +172,7 @@ struct Receiver<'a> {
     changed: &'a dyn Fn(Changed<'_>),
 }
 
-/// What a record changes: a name, and inodes.
+/// The name and the inodes that a record changes, for the kernel's caches.
 #[derive(Default)]
 struct Touched {
     name: Option<(u64, Vec<u8>)>,
@@ -182,7 +183,7 @@ impl Touched {
     fn of(record: &Record) -> Touched {
         let name = |dir: u64, name: &Vec<u8>, ino: u64| Touched {
             name: Some((dir, name.clone())),
-            // Inodes between two places have a name in the root.
+            // An inode without its final name has a preliminary one in the root.
             inodes: [Some(dir), Some(ino), Some(Ino::ROOT.0)],
         };
         let inode = |ino: u64| Touched { inodes: [Some(ino), None, None], ..Touched::default() };
@@ -231,7 +232,7 @@ impl Receiver<'_> {
         Ok(self.tree.finish(self.dir, name, &self.id)?)
     }
 
-    /// Keeps the state at a mark.
+    /// Makes the snapshot for a mark, which keeps the present state of the tree.
     fn keep(&self, token: &Token) -> Result<()> {
         let note = [&self.id.0[..], &token.mark.to_le_bytes(), &token.hash].concat();
         self.tree.note(&note)?;
@@ -248,7 +249,7 @@ impl Receiver<'_> {
         Ok(())
     }
 
-    /// Reports what a record has changed, a part of it after an error.
+    /// Reports what a record has changed, or after an error may have changed.
     fn pass_on(&self, touched: &Touched) {
         let here = |ino: u64| Ino(ino).in_tree(self.tree.root().tree());
         if let Some((dir, name)) = &touched.name {
@@ -257,7 +258,7 @@ impl Receiver<'_> {
         touched.inodes.iter().flatten().for_each(|ino| (self.changed)(Changed::Inode(here(*ino))));
     }
 
-    /// The name of an inode between two places.
+    /// The preliminary name of an inode.
     fn staged(&self, ino: u64) -> Vec<u8> {
         format!("{}{ino}", self.prefix()).into_bytes()
     }
@@ -266,7 +267,7 @@ impl Receiver<'_> {
         format!(".kedge-{}-", self.id)
     }
 
-    /// Clears the flags that forbid changes. The last record of the inode sets them.
+    /// Clears the flags that forbid changes. The last record of the inode sets them again.
     fn relax(&self, ino: Ino) -> Result<Attr> {
         let attr = self.tree.attr(ino).with_context(|| format!("inode {ino}"))?;
         let hard = FileFlags::IMMUTABLE | FileFlags::APPEND;
@@ -344,7 +345,8 @@ impl Receiver<'_> {
         self.relax(dir)?;
         let made = self.tree.make(Ino(ino), dir, &name, mode, rdev, target);
         made.with_context(|| format!("make inode {ino}"))?;
-        // What it has from its directory is not the source's.
+        // Removes attributes that the inode has inherited from its directory: the source's follow
+        // as records.
         for name in self.fs.listxattr(Ino(ino).in_tree(self.tree.root().tree()))? {
             self.tree.set_xattr(Ino(ino), &name, None)?;
         }
@@ -356,7 +358,8 @@ impl Receiver<'_> {
         Ok(())
     }
 
-    /// Sets flags. Without checksums of data in the image, a file has none anyway.
+    /// Sets flags. An image without data checksums does not support NOCOW (no checksums for this
+    /// file), which has no effect there and is left out.
     fn set_flags(&self, ino: Ino, flags: FileFlags) -> Result<()> {
         match self.tree.set_flags(ino, flags) {
             Err(Error::NotSupported(_)) if flags.has(FileFlags::NOCOW) => {
@@ -378,7 +381,7 @@ impl Receiver<'_> {
         }
     }
 
-    /// Removes a name; of a directory, depth first, what is left in it.
+    /// Removes a name. For a directory, first removes its remaining contents, depth first.
     fn remove(&self, dir: u64, name: &[u8], ino: u64) -> Result<()> {
         let there = self.find(dir, name)?.context("the name is not there")?;
         ensure!(there.ino.local().0 == ino, "inode {ino} does not have the name");
@@ -427,7 +430,7 @@ impl Receiver<'_> {
         Ok(found)
     }
 
-    /// Removes the preliminary names of files, all of which have names of their own now.
+    /// Removes the preliminary names of files. All of these files have their final names by now.
     fn clean(&self) -> Result<()> {
         loop {
             let found = self.entries_staged()?;
@@ -462,7 +465,7 @@ impl Receiver<'_> {
         let flags = FileFlags::from_bits(flags).context("unknown flags")?;
         let fixed = self.tree.attr(ino)?.flags != flags;
         if fixed && matches!(before.kind, FileKind::Regular | FileKind::Directory) {
-            // Those that forbid changes come last.
+            // The flags that forbid changes are set last.
             let hard = FileFlags::IMMUTABLE | FileFlags::APPEND;
             self.set_flags(ino, flags.without(hard))?;
         }

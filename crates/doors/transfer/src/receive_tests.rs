@@ -1,4 +1,5 @@
-//! Trees that were sent are compared with what came out, whatever happens to the stream.
+//! Compares received trees with the trees that were sent, with complete, interrupted and damaged
+//! streams.
 
 use super::{Partial, forget, partial, receive};
 use crate::diff::tests::{Random, Whole, change_at_random, make, put, read};
@@ -43,7 +44,7 @@ fn get(fs: &FileSystem, stream: &[u8], resume: bool) -> anyhow::Result<Vec<u8>> 
     receive(fs, Ino::ROOT, None, stream, resume, &|_| {})
 }
 
-/// All that a reader sees, with targets and ranges, in a form that can be compared.
+/// Everything that a reader sees, with link targets and data ranges, in a comparable form.
 fn all(fs: &FileSystem, root: Ino) -> impl PartialEq + std::fmt::Debug + use<> {
     let Whole { names, attrs, entries, data, xattrs } = read(fs, root, &|ino| ino);
     let more: Vec<_> = attrs
@@ -88,7 +89,7 @@ fn what_arrives_is_what_was_sent() {
             let stream = sent(&from, now, before, &Options::default());
             get(&to, &stream, false).unwrap_or_else(|e| panic!("{what}: {e:#}"));
             same(&from, now, &to, root(&to, &name), &what);
-            // What was received can be sent on, and is what it was.
+            // A received snapshot has the identity of the source, and can be sent on.
             let here = root(&to, &name);
             assert_eq!(to.tree_identity(here).unwrap(), from.tree_identity(now).unwrap());
             let on =
@@ -106,9 +107,9 @@ fn what_arrives_is_what_was_sent() {
     }
 }
 
-/// Power fails at many points of a full and of an incremental receive. The tree has its name and
-/// all that was sent, or no name; once the call has returned it has its name. What an interrupted
-/// receive left can be forgotten.
+/// Power fails at many points of a full and of an incremental receive. Afterwards the tree either
+/// has its name and is complete, or has no name. If `receive` had returned, it has its name. An
+/// interrupted receive can be forgotten.
 #[test]
 fn a_power_failure_leaves_a_received_tree_whole_or_without_its_name() {
     let mut random = Random(SmallRng::seed_from_u64(99));
@@ -130,7 +131,7 @@ fn a_power_failure_leaves_a_received_tree_whole_or_without_its_name() {
         FileSystem::open(device, Arc::new(SystemClock::default()), MountOptions::default()).unwrap()
     };
     let to = open(sim.clone());
-    // The number of events when each call had returned.
+    // For each stream, the number of device events when `receive` had returned.
     let returned = streams.iter().map(|(stream, _)| {
         get(&to, stream, false).unwrap();
         sim.recording().events.len()
@@ -164,7 +165,7 @@ fn a_power_failure_leaves_a_received_tree_whole_or_without_its_name() {
     assert!(present > 0 && absent > 0);
 }
 
-/// A tree with everything that a tree can have.
+/// Makes files with every feature that a tree can have.
 fn everything(fs: &FileSystem) {
     let dir = fs.mkdir(Ino::ROOT, b"dir", 0o2750, OWNER).unwrap().ino;
     let below = fs.mkdir(dir, b"below", 0o700, OWNER).unwrap().ino;
@@ -203,7 +204,7 @@ fn all_kinds_of_files_arrive() {
     let (to, device) = make(64 * MIB, true);
     get(&to, &sent(&from, first, None, &Options::default()), false).unwrap();
     same(&from, first, &to, root(&to, "first"), "first");
-    // Directories that change places, and a directory below one that was below it.
+    // Moves a directory below its own former subdirectory, and exchanges a file and a link.
     let dir = from.lookup(Ino::ROOT, b"dir").unwrap().ino;
     let below = from.lookup(dir, b"below").unwrap().ino;
     from.set_flags(below, FileFlags::default()).unwrap();
@@ -214,7 +215,7 @@ fn all_kinds_of_files_arrive() {
     let second = snapshot(&from, Ino::ROOT, "second");
     get(&to, &sent(&from, second, Some(first), &Options::default()), false).unwrap();
     same(&from, second, &to, root(&to, "second"), "second");
-    // And back.
+    // Back to the first state.
     from.roll_back(first, Ino::ROOT, b"second").unwrap();
     let again = snapshot(&from, root(&from, "second"), "third");
     let second = root(&to, "second");
@@ -258,7 +259,7 @@ fn a_base_that_was_changed_or_is_missing_is_refused() {
     assert!(refused(&to).contains("not here"));
     get(&to, &sent(&from, first, None, &Options::default()), false).unwrap();
     let here = root(&to, "first");
-    // Its attribute cannot be seen, and none can be set.
+    // The attribute with a received tree's identity is internal: no user can list, read or set it.
     assert!(to.listxattr(here).unwrap().is_empty());
     assert_eq!(to.getxattr(here, b"system.kedgefs.received").unwrap_err().errno(), 95);
     let forged = to.setxattr(Ino::ROOT, b"system.kedgefs.received", &[0; 40], XattrMode::Any);
@@ -267,14 +268,14 @@ fn a_base_that_was_changed_or_is_missing_is_refused() {
     put(&to, here, "c", b"3");
     to.set_tree_read_only(here, true).unwrap();
     assert!(refused(&to).contains("not here"));
-    // A fork of what was received counts until it is changed, too.
+    // A fork of a received snapshot also serves as the base, until it is changed.
     to.delete_tree(Ino::ROOT, b"first").unwrap();
     get(&to, &sent(&from, first, None, &Options::default()), false).unwrap();
     to.fork(root(&to, "first"), Ino::ROOT, b"fork", true).unwrap();
     to.delete_tree(Ino::ROOT, b"first").unwrap();
     get(&to, &difference, false).unwrap();
     same(&from, second, &to, root(&to, "second"), "second");
-    // The name is taken now.
+    // A second receive is refused, because the name exists.
     assert!(refused(&to).contains("is there already"));
 }
 
@@ -313,9 +314,9 @@ fn an_interrupted_transfer_goes_on_where_it_was() {
                 get(&to, &rest, false).unwrap();
                 break;
             }
-            // A stream from the beginning does not go on.
+            // With `resume`, a stream from the beginning is refused.
             assert!(get(&to, &stream[..], true).is_err());
-            // Cut once more.
+            // The first resumptions are interrupted as well.
             part = if resumes < 2 { rest[..rest.len().min(300_000)].to_vec() } else { rest };
             resumes += 1;
         }
@@ -354,14 +355,15 @@ fn damaged_and_hostile_streams_are_refused() {
                 let at = random.below(stream.len() as u64) as usize;
                 bad[at] ^= 1 << random.below(8);
             }
-            // Records that have their checksums, and say something else.
+            // Changed records with correct checksums.
             _ => mutate(&mut bad, &mut random),
         }
         let got = catch_unwind(AssertUnwindSafe(|| get(&to, &bad, false)));
         let got = got.unwrap_or_else(|_| panic!("a panic at stream {i}"));
         match got {
             Err(_) => refused += 1,
-            // It means something else, and is a tree all the same.
+            // The changed records are valid. Whatever they describe, the result is a consistent
+            // tree.
             Ok(name) => to.delete_tree(Ino::ROOT, &name).unwrap(),
         }
         forget(&to, Ino::ROOT, b"second", &|_| {}).unwrap();
@@ -381,7 +383,8 @@ fn damaged_and_hostile_streams_are_refused() {
     get(&to, &streams[0], false).unwrap();
 }
 
-/// A damaged block or node of a snapshot ends the stream before its end, which a receiver refuses.
+/// If a block or node of a snapshot is damaged, the stream ends without its end record, and the
+/// receiver refuses it.
 #[test]
 fn a_damaged_snapshot_is_not_sent() {
     let (fs, device) = make(32 * MIB, true);
@@ -409,7 +412,7 @@ fn a_damaged_snapshot_is_not_sent() {
         }
         let damaged = device.fork();
         damaged.corrupt(at + 2000, |bytes| bytes[0] ^= 1);
-        // Without the table of trees nothing is opened.
+        // An image whose table of trees is damaged cannot be opened.
         let Ok(fs) = open(damaged) else { continue };
         let mut stream = Vec::new();
         match send(&fs, root(&fs, "snap"), None, &mut stream, &Options::default()) {
@@ -426,7 +429,7 @@ fn a_damaged_snapshot_is_not_sent() {
     assert!(data == 20 && nodes > 1, "{data} blocks and {nodes} nodes");
 }
 
-/// Changes, drops, repeats or exchanges records, and makes all checksums right again.
+/// Changes, drops, repeats or swaps records, then makes all checksums correct.
 fn mutate(stream: &mut Vec<u8>, random: &mut Random) {
     let mut records: Vec<(u8, Vec<u8>)> = Vec::new();
     let mut at = 12;

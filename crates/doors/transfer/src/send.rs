@@ -1,9 +1,9 @@
 //! `kedge send`: writes a snapshot as a stream, whole or as the difference from an older one.
 //!
-//! The stream names inodes by their numbers within the tree, which the receiver keeps. So a file
-//! that was changed under an unchanged name needs no name in the stream, and the work is
-//! proportional to what was changed. The changes are read four times, for contents, for names that
-//! are given up, for names that are given, and for attributes, so that nothing is kept in memory.
+//! The stream refers to inodes by their numbers within the tree, which the receiver keeps. So a
+//! file that was changed but not renamed needs no name in the stream, and the cost is proportional
+//! to the changes. To keep nothing in memory, the sender reads the changes four times: for
+//! contents, for removed names, for new names, and for attributes.
 
 use crate::stream::{DATA_MAX, Hash, Record, Token, Writer};
 use anyhow::{Result, bail};
@@ -11,13 +11,13 @@ use kedgefs::{Attr, FileFlags, FileKind, FileSystem, Ino, RangeKind, TreeChange,
 use std::io::Write;
 use std::ops::ControlFlow;
 
-/// Bytes between two places at which a transfer can be resumed.
+/// Bytes between two marks, at which a transfer can be resumed.
 pub const MARK_BYTES: u64 = 64 << 20;
 
-/// How to send.
+/// Options of [`send`].
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Goes on after this mark.
+    /// Resumes an interrupted transfer after this mark.
     pub resume: Option<Token>,
     pub mark_bytes: u64,
 }
@@ -55,7 +55,8 @@ pub fn send(fs: &FileSystem, root: Ino, base: Option<Ino>, out: impl Write, opti
     Sender { tree, base, out }.run()
 }
 
-/// What a callback of a comparison returns.
+/// Converts the result of a callback for [`TreeMoment::changes`]: after an error the comparison
+/// ends.
 fn next(result: Result<()>, failed: &mut Option<anyhow::Error>) -> kedgefs::Result<ControlFlow<()>> {
     Ok(match result {
         Ok(()) => ControlFlow::Continue(()),
@@ -83,7 +84,8 @@ impl<W: Write> Sender<'_, W> {
             TreeChange::Inode { after: Some(attr), .. } => sender.attributes(&attr),
             _ => Ok(()),
         })?;
-        // Each new name changes the times of its directory, so the root comes last.
+        // Sent last, and even if the root is unchanged: the preliminary names in it have changed
+        // its times at the receiver.
         let root = last.map_or_else(|| self.tree.attr(Ino::ROOT), |attr| Ok(Some(attr)))?;
         if let Some(attr) = root {
             self.attributes(&attr)?;
@@ -114,7 +116,8 @@ impl<W: Write> Sender<'_, W> {
                     );
                 }
                 self.new_inode(&attr, Ino(0), b"")?;
-                // First, because a file that grows gives up what is reserved after its end.
+                // The size comes before reservations, because extending a file drops what is
+                // reserved past its end.
                 match attr.kind == FileKind::Regular && attr.size > 0 {
                     true => self.out.put(&Record::Size { ino: ino.0, size: attr.size }),
                     false => Ok(()),
@@ -177,7 +180,7 @@ impl<W: Write> Sender<'_, W> {
             self.out.put(&Record::Data { ino: ino.0, offset: at, bytes })?;
             at += n;
         }
-        // Blocks after the end of the file, which fallocate has left.
+        // Blocks past the end of the file, which fallocate has reserved.
         let at = at.max(size.next_multiple_of(block)).max(offset);
         match at < end {
             true => self.out.put(&Record::Reserve { ino: ino.0, offset: at, len: end - at }),
@@ -195,7 +198,7 @@ impl<W: Write> Sender<'_, W> {
 
     fn removed(&mut self, change: TreeChange<'_>) -> Result<()> {
         let TreeChange::Entry { dir, name, before: Some((ino, _)), .. } = change else { return Ok(()) };
-        // What is in a directory that is gone goes with it.
+        // If the directory is removed as well, the receiver removes its contents with it.
         if self.tree.attr(ino)?.is_some() || self.tree.attr(dir)?.is_none() {
             return Ok(());
         }

@@ -5,11 +5,11 @@
 //! record   kind 1 · length 4 · payload · CRC32C 4 of (place in the stream 8 · kind · length · payload)
 //! ```
 //! Numbers are little-endian. The first record is `Begin`, the last one `End`. `Mark` and `End`
-//! have the BLAKE2b hash of the previous mark's hash and of all records since; before the first
-//! mark, of the identities in `Begin`. So the last hash covers all records, also those that an
-//! earlier run of an interrupted transfer has sent.
+//! contain the BLAKE2b hash of the previous mark's hash and all records since. For the first mark,
+//! the identities in `Begin` replace that hash. So the last hash covers all records, including
+//! those that an interrupted run has sent.
 //!
-//! A reader believes nothing: a length is bounded before anything is allocated.
+//! A reader trusts nothing: it checks a length before it allocates memory for it.
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use blake2::digest::consts::U32;
@@ -19,15 +19,15 @@ use std::io::{self, Read, Write};
 
 pub const MAGIC: [u8; 8] = *b"KEDGESND";
 const VERSION: u32 = 1;
-/// The most bytes of file data in a record.
+/// Limit for the bytes of file data in a record.
 pub const DATA_MAX: usize = 256 << 10;
-/// The longest payload.
+/// Limit for the bytes of a payload.
 const PAYLOAD_MAX: usize = DATA_MAX + 1024;
 const HEAD: usize = 5;
 
 pub type Hash = [u8; 32];
 
-/// How far a transfer is: the number of the last mark, and its hash.
+/// The progress of a transfer: the number of the last mark, and its hash.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Token {
     pub mark: u64,
@@ -59,7 +59,7 @@ impl std::str::FromStr for Token {
 
 macro_rules! records {
     ($($(#[$doc:meta])* $number:literal $name:ident { $($field:ident: $kind:ty),* $(,)? })*) => {
-        /// A record. Inodes have the numbers within the tree.
+        /// A record of the stream. Inode numbers are those within the tree.
         #[derive(Clone, PartialEq, Debug)]
         pub enum Record { $($(#[$doc])* $name { $($field: $kind),* }),* }
 
@@ -81,27 +81,27 @@ macro_rules! records {
 }
 
 records! {
-    /// The identity of the tree, that of its base (zeros for none), the mark after which the stream
-    /// begins and its hash, and the name that the tree had.
+    /// The identity of the tree and that of its base (zeros for none), the mark after which the
+    /// stream continues with its hash (zeros for none), and the name of the tree at the source.
     1 Begin { id: Hash, base: Hash, mark: u64, hash: Hash, name: Vec<u8> }
-    /// Makes an inode, unless it exists: under this name, or with `dir` 0 under a preliminary one.
+    /// Makes an inode, unless it exists. Its name is `name`, or with `dir` 0 a preliminary one.
     2 New { ino: u64, dir: u64, name: Vec<u8>, mode: u32, rdev: u64, flags: u32, target: Vec<u8> }
     3 Size { ino: u64, size: u64 }
     4 Data { ino: u64, offset: u64, bytes: Vec<u8> }
-    /// Space without bytes.
+    /// Reserves space without data.
     5 Reserve { ino: u64, offset: u64, len: u64 }
     6 Punch { ino: u64, offset: u64, len: u64 }
     7 Xattr { ino: u64, name: Vec<u8>, value: Vec<u8> }
     8 NoXattr { ino: u64, name: Vec<u8> }
-    /// Takes a name from an inode that gets another one, or has one.
+    /// Removes a name of an inode that stays. An inode without another name gets a preliminary one.
     9 Take { dir: u64, name: Vec<u8>, ino: u64 }
-    /// Removes a name, and a directory with all that is left in it.
+    /// Removes a name of an inode that is deleted: a directory with its remaining contents.
     10 Remove { dir: u64, name: Vec<u8>, ino: u64 }
-    /// Gives an inode a name.
+    /// Adds a name to an inode.
     11 Name { dir: u64, name: Vec<u8>, ino: u64 }
-    /// All names are given.
+    /// All names were added, so the preliminary names of files can be removed.
     12 Named {}
-    /// The attributes of an inode, of which nothing follows.
+    /// The attributes of an inode, after all its other records.
     13 Attr {
         ino: u64, mode: u32, uid: u32, gid: u32, flags: u32, nlink: u32, size: u64,
         atime: Timespec, mtime: Timespec, ctime: Timespec,
@@ -110,7 +110,7 @@ records! {
     15 End { hash: Hash }
 }
 
-/// A part of a record.
+/// A field of a record.
 trait Part: Sized {
     fn put(&self, out: &mut Vec<u8>);
     fn take(from: &mut &[u8]) -> Option<Self>;
@@ -181,12 +181,12 @@ fn crc(place: u64, head: &[u8], payload: &[u8]) -> u32 {
     crc32c::crc32c_append(crc, payload)
 }
 
-/// Writes a stream. After a resumption it first goes without output over what was sent before.
+/// Writes a stream. When it resumes, the records before the mark are hashed but not written again.
 pub struct Writer<W> {
     out: W,
     place: u64,
     hash: Blake2b<U32>,
-    /// Bytes since the last mark, and the number of it.
+    /// Bytes since the last mark, and that mark's number.
     bytes: u64,
     mark: u64,
     mark_bytes: u64,
@@ -213,7 +213,7 @@ impl<W: Write> Writer<W> {
         Ok(writer)
     }
 
-    /// Whether the next record was sent before: its data need not be read.
+    /// Whether an earlier run has sent the next record, so that its data need not be read.
     pub fn is_past(&self) -> bool {
         self.resume.is_some()
     }
@@ -275,7 +275,7 @@ impl<W: Write> Writer<W> {
     }
 }
 
-/// Reads as many bytes. `cut` describes the error if the stream has fewer.
+/// Reads until `bytes` is full. If the stream ends before, `cut` is the text of the error.
 fn fill(input: &mut impl Read, bytes: &mut [u8], cut: impl Fn() -> String) -> Result<()> {
     input.read_exact(bytes).map_err(|e| match e.kind() {
         io::ErrorKind::UnexpectedEof => anyhow!(cut()),
@@ -283,7 +283,7 @@ fn fill(input: &mut impl Read, bytes: &mut [u8], cut: impl Fn() -> String) -> Re
     })
 }
 
-/// Reads a stream, and verifies it.
+/// Reads a stream and verifies its checksums and hashes.
 pub struct Reader<R> {
     input: R,
     place: u64,
@@ -333,7 +333,7 @@ impl<R: Read> Reader<R> {
         Ok(record)
     }
 
-    /// The next record. A `Mark` or `End` is verified.
+    /// Returns the next record. Verifies the hash of a `Mark` or `End`.
     pub fn record(&mut self) -> Result<Record> {
         let record = self.read()?;
         let place = self.place - 1;
@@ -353,13 +353,13 @@ impl<R: Read> Reader<R> {
         Ok(record)
     }
 
-    /// The place of the last record.
+    /// The number of the last record, counted from the beginning of the stream.
     pub fn place(&self) -> u64 {
         self.place.saturating_sub(1)
     }
 }
 
-/// A stream of these records with the right checksums and hashes.
+/// Builds a stream from records, with correct checksums and hashes.
 #[cfg(test)]
 pub fn sealed(records: &[(u8, Vec<u8>)]) -> Vec<u8> {
     let mut out = [&MAGIC[..], &VERSION.to_le_bytes()].concat();

@@ -1,8 +1,8 @@
 //! Copies from an image into a directory of this machine.
 //!
-//! An attacker may have made the image, or the files in the target. Names are used one by one and
-//! contain no `/`; each directory is opened below the target without following a link; each file is
-//! newly made, never written through a name that existed.
+//! An attacker may have made the image, or the files in the target. So paths are resolved name by
+//! name, and no name contains a `/`. Each directory is opened below the target without following a
+//! link. Each file is a new one: nothing is written through an existing name.
 //!
 //! Attributes that grant rights to any local user are left out unless requested: set-id bits,
 //! devices, and attributes that only root can set, such as the capabilities of programs. Root may
@@ -33,7 +33,7 @@ pub struct Target {
     /// The name of the copy; `None` keeps the source's name.
     name: Option<Vec<u8>>,
     root: bool,
-    /// Set-id bits, devices and attributes of root are copied.
+    /// Copies set-id bits, devices and attributes that only root may set.
     privileged: bool,
     left_out: LeftOut,
     /// The first path of each file with several links.
@@ -49,8 +49,7 @@ struct LeftOut {
     attributes: u64,
 }
 
-/// A directory whose attributes are set at the end, because each entry made in it changes its
-/// times.
+/// A copied directory. Its attributes are set at the end, because each new entry changes its times.
 struct Made {
     path: Vec<u8>,
     meta: Meta,
@@ -261,8 +260,8 @@ impl Target {
     }
 }
 
-/// Sets the mode of a new device, pipe or socket, which cannot be opened for reading. A link that
-/// another process puts in its place meanwhile is not followed.
+/// Sets the mode of a new device, pipe or socket, which cannot be opened for reading. If another
+/// process replaces it by a link, the link is not followed.
 fn set_mode(dir: &OwnedFd, name: &OsStr, kind: FileType, mode: Mode) -> Result<()> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let fd = rustix::fs::openat(dir, name, flags, Mode::empty())?;

@@ -55,13 +55,13 @@ fn root_gets_it_where_it_asks_for_it() {
     let meta = |name: &str| dir.path().join(name).metadata().unwrap();
     assert_eq!(meta("program").permissions().mode() & 0o7777, 0o4755);
     assert_eq!(target.left_out, LeftOut::default());
-    // Without the right to make devices, as in some containers, `copied` would have failed.
+    // `copied` fails earlier if this process may not make devices, as in some containers.
     assert!(meta("disk").file_type().is_block_device());
     target.finish().unwrap();
 }
 
-/// A link in the target is replaced if it has the file's name, refused as part of a path, and never
-/// followed.
+/// A link in the target is replaced if it has the file's name. A path through a link is refused. No
+/// link is followed.
 #[test]
 fn links_of_this_machine_are_not_followed() {
     let fs = image();

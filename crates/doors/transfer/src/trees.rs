@@ -1,4 +1,5 @@
-//! Trees of an image that is not mounted: see `kedgefs::FileSystem::fork`.
+//! Forks, deletes, compares, sends and receives trees of an image that is not mounted: see
+//! `kedgefs::FileSystem::fork`.
 
 use crate::change::{change, names};
 use crate::diff::{self, Differences};
@@ -13,15 +14,15 @@ use std::path::Path;
 /// A tree, and its path in the image.
 pub struct Listed {
     pub info: TreeInfo,
-    /// `None` if no path leads there: a directory above was removed meanwhile.
+    /// `None` if no path leads to the tree, because a directory above it was removed.
     pub path: Option<Vec<u8>>,
     pub space: Option<TreeSpace>,
 }
 
-/// The directory of the last name, and the name.
+/// Returns the directory that contains the last name, and the name.
 fn parent<'a>(fs: &FileSystem, place: &'a ImagePath) -> Result<(Ino, &'a [u8])> {
     let mut names = names(place)?;
-    let name = names.pop().expect("there is one");
+    let name = names.pop().expect("`names` returns at least one");
     Ok((place.walk(fs, &names)?.ino, name))
 }
 
@@ -46,7 +47,7 @@ pub fn fork(source: &ImagePath, target: &ImagePath, read_only: bool) -> Result<(
     })
 }
 
-/// What differs between two trees of an image.
+/// Returns the differences between two trees of an image.
 pub fn diff(before: &ImagePath, after: &ImagePath) -> Result<Differences> {
     same_image(before, after)?;
     let fs = before.open()?;
@@ -55,7 +56,7 @@ pub fn diff(before: &ImagePath, after: &ImagePath) -> Result<Differences> {
     found.with_context(|| format!("compare {} and {}", before.show(), after.show()))
 }
 
-/// The root of the tree at a place.
+/// Returns the root of the tree at `place`. Fails if `place` is not such a root.
 fn root(fs: &FileSystem, place: &ImagePath) -> Result<Ino> {
     let ino = place.find(fs)?.ino;
     check_root(fs, ino).with_context(|| place.show())?;
@@ -84,26 +85,26 @@ pub fn send(
     send::send(&fs, tree, base, out, options).with_context(|| format!("send {}", snapshot.show()))
 }
 
-/// Makes a snapshot of a stream.
+/// Makes a snapshot from a stream.
 pub fn receive(target: &ImagePath, input: impl Read, resume: bool) -> Result<()> {
     change(target, |fs| {
         let (dir, name) = parent(fs, target)?;
         let received = receive::receive(fs, dir, Some(name), input, resume, &|_| {});
-        // After an error too: the next attempt may need the space of this one.
+        // Reclaims after an error too: the next attempt may need the space that this one has used.
         let freed = fs.reclaim().context("free what is not needed any more");
         received.with_context(|| format!("receive {}", target.show()))?;
         freed
     })
 }
 
-/// How far an interrupted transfer came.
+/// The state of an interrupted transfer.
 pub fn partial(target: &ImagePath) -> Result<Option<receive::Partial>> {
     let fs = target.open()?;
     let (dir, name) = parent(&fs, target)?;
     receive::partial(&fs, dir, name)
 }
 
-/// Deletes what an interrupted transfer has left.
+/// Deletes the unfinished trees of an interrupted transfer.
 pub fn forget_partial(target: &ImagePath) -> Result<()> {
     change(target, |fs| {
         let (dir, name) = parent(fs, target)?;
@@ -112,7 +113,7 @@ pub fn forget_partial(target: &ImagePath) -> Result<()> {
     })
 }
 
-/// Deletes a tree. Its space is free when this returns.
+/// Deletes a tree, and waits until its space is free.
 pub fn delete(place: &ImagePath) -> Result<()> {
     change(place, |fs| {
         let (dir, name) = parent(fs, place)?;
@@ -128,8 +129,8 @@ pub fn delete(place: &ImagePath) -> Result<()> {
     })
 }
 
-/// Replaces the tree at `target` by a fork of the tree at `source`. The space of the old one is
-/// free when this returns.
+/// Replaces the tree at `target` by a fork of the tree at `source`, and waits until the space of
+/// the old tree is free.
 pub fn roll_back(source: &ImagePath, target: &ImagePath) -> Result<()> {
     same_image(source, target)?;
     change(target, |fs| {
@@ -144,7 +145,8 @@ pub fn roll_back(source: &ImagePath, target: &ImagePath) -> Result<()> {
     })
 }
 
-/// Replaces the tree at `target` by that at `fork`. `force`: although it was changed since.
+/// Replaces the tree at `target` by the tree at `fork`. Unless `force`, fails if the target was
+/// changed since the fork.
 pub fn commit(fork: &ImagePath, target: &ImagePath, force: bool) -> Result<()> {
     same_image(fork, target)?;
     change(target, |fs| {
@@ -159,7 +161,7 @@ pub fn commit(fork: &ImagePath, target: &ImagePath, force: bool) -> Result<()> {
     })
 }
 
-/// [`replaced`] for the root of the image.
+/// Like [`replaced`], for the root of the image.
 fn root_replaced(done: kedgefs::Result<()>, source: &ImagePath, target: &ImagePath) -> Result<()> {
     match done {
         Err(Error::NotEmpty) => bail!(
@@ -198,7 +200,8 @@ pub fn rename(from: &ImagePath, to: &ImagePath) -> Result<()> {
     })
 }
 
-/// The trees of an image, the first one first. `space`: with what each takes alone.
+/// The trees of an image, the first one first. With `space` also the space that each tree uses
+/// alone.
 pub fn list(image: &Path, space: bool) -> Result<Vec<Listed>> {
     let fs = engine::open_to_read(image)?;
     let list = |info: TreeInfo| {

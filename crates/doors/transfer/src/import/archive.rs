@@ -18,7 +18,7 @@ use tar::{EntryType, GnuExtSparseHeader, Header};
 const BLOCK: usize = 512;
 /// The most bytes of a path or of a link's target.
 const NAME_MAX: u64 = 64 << 10;
-/// The most bytes of extension records of an entry: room for many attributes of the largest size.
+/// The most bytes of an entry's extension records: enough for many attributes of the largest size.
 const PAX_MAX: u64 = 4 << 20;
 /// The most data ranges of a sparse file.
 const RANGES_MAX: usize = 1 << 20;
@@ -77,7 +77,7 @@ impl<R: Read> Archive<R> {
                 }
                 EntryType::GNULongName => name = Some(self.long(size)?),
                 EntryType::GNULongLink => link = Some(self.long(size)?),
-                // The label of a volume, which is not a file.
+                // A volume label, which is not a file.
                 kind if kind.as_byte() == b'V' => self.expect_data(size),
                 _ => {
                     let mut records = self.global.clone();

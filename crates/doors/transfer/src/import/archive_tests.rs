@@ -20,8 +20,8 @@ fn records_that_are_none_are_refused() {
     for bytes in [
         &b"path=a\n"[..],
         b"999 path=a\n",
-        b"8 path=a\n", // one short
-        b"6 a=\n",     // one long
+        b"8 path=a\n", // the length is one too small
+        b"6 a=\n",     // the length is one too large
         b"3 \n",
         b"18446744073709551616 a=b\n",
         b"-5 a=b\n",
@@ -47,10 +47,10 @@ fn times_have_fractions_and_signs() {
 #[test]
 fn pieces_of_a_sparse_file_must_add_up() {
     assert!(check_ranges(&[(0, 512), (1024, 512)], 1024, 4096).is_ok());
-    assert!(check_ranges(&[(4096, 0)], 0, 4096).is_ok(), "GNU tar ends its maps so");
+    assert!(check_ranges(&[(4096, 0)], 0, 4096).is_ok(), "GNU tar ends its maps with this range");
     type Case = (&'static [(u64, u64)], u64, u64);
     let wrong: &[Case] = &[
-        (&[(0, 512)], 1024, 4096),              // too little
+        (&[(0, 512)], 1024, 4096),              // less data than the file has
         (&[(1024, 512), (0, 512)], 1024, 4096), // not ascending
         (&[(0, 512), (256, 512)], 1024, 4096),  // overlap
         (&[(4096, 512)], 512, 4096),            // beyond the end

@@ -65,9 +65,9 @@ fn archive() -> Vec<u8> {
     all
 }
 
-/// Keeps the image that a power failure would leave at each crash point. Another program forces the
-/// log before each, so that all logged changes are durable and changes that are only in memory are
-/// lost.
+/// Keeps the image that a power failure would leave at each crash point. The log is forced before
+/// each point, as another program's fsync could do. So all logged changes are durable, and changes
+/// that are only in memory are lost.
 struct Moments<'a> {
     fs: &'a FileSystem,
     sim: &'a SimDevice,

@@ -27,16 +27,16 @@ use std::io::{Read, Write};
 
 /// The most bytes written with one call.
 const CHUNK: usize = 1 << 20;
-/// A third of the threshold at which the flusher wakes, which is a quarter of the page budget; the
-/// page budget is three eighths of the cache that the image is opened with.
+/// Bytes of data between two syncs: a third of the amount of dirty pages at which the flusher
+/// wakes. That amount is a quarter of the page budget, which is three eighths of the cache.
 const SYNC_BYTES: u64 = engine::FILL_CACHE / 8 * 3 / 4 / 3;
-/// The records of this number of entries fit one batch of the log.
+/// Entries between two syncs: so few that their records fit one batch of the log.
 const SYNC_ENTRIES: u64 = 128;
 /// Bytes of names, attributes and targets between two syncs.
 const SYNC_TEXT: u64 = 128 << 10;
 /// Syncs between two checkpoints: so few that no checkpoint starts because of dirty tree nodes.
 const CHECKPOINT_SYNCS: u64 = 64;
-/// The most files of a mount that wait for their names, and the most bytes of these files.
+/// The most files of a mount that wait for their names, and the most bytes in these files.
 const WAITING_MAX: usize = 1024;
 const WAITING_BYTES: u64 = 16 << 20;
 const SHOW_EVERY: u64 = 256;
@@ -94,7 +94,7 @@ pub struct Data<'a> {
     pub ranges: &'a [(u64, u64)],
     /// Reads the ranges one after another.
     pub reader: &'a mut dyn Read,
-    /// The file, if it is one of an image.
+    /// The source inode, if the source is an image.
     pub of: Option<Ino>,
 }
 
@@ -103,9 +103,9 @@ pub struct Data<'a> {
 pub enum Reflink {
     #[default]
     Never,
-    /// If the two can share blocks.
+    /// Shares blocks if image and file allow it, otherwise copies them.
     Auto,
-    /// The copy fails otherwise.
+    /// Shares blocks, or fails.
     Always,
 }
 
@@ -122,8 +122,8 @@ pub enum Changed<'a> {
 /// A mount whose file system is filled.
 pub struct Live<'a> {
     pub changed: &'a dyn Fn(Changed<'_>),
-    /// The user to whom all files belong and whose rights are no greater than through the kernel;
-    /// `None` for root.
+    /// The user who must own all files, and who gets no more rights than through the kernel; `None`
+    /// for root.
     pub only: Option<Owner>,
     /// The client's mount honours no set-id bits and no file capabilities, so even root makes none
     /// through it.
@@ -150,9 +150,10 @@ pub struct Sink<'a> {
     waiting_names: BTreeSet<(Ino, Vec<u8>)>,
     /// The directory to which paths are relative.
     pub top: Ino,
-    /// Files come from the file system that is filled, and share blocks with their copies.
+    /// Whether copies share blocks with their sources. Set only if the sources are in the same file
+    /// system.
     pub reflink: Reflink,
-    /// The latest time that a file may get.
+    /// The latest time stamp that a file may get.
     latest: Option<Timespec>,
     /// Times of directories, to be set at the end.
     dirs: BTreeMap<Ino, Timespec>,
@@ -196,7 +197,7 @@ impl<'a> Sink<'a> {
         Sink { live: Some(live), ..Sink::new(fs, top, None, false) }
     }
 
-    /// The inode of a name, if there is one.
+    /// Returns the inode with this name, if there is one.
     pub fn find(&mut self, dir: Ino, name: &[u8]) -> Result<Option<kedgefs::Attr>> {
         if !self.waiting.is_empty() && self.waiting_names.contains(&(dir, name.to_vec())) {
             self.give_names()?;
@@ -208,7 +209,7 @@ impl<'a> Sink<'a> {
         }
     }
 
-    /// Shares the blocks of the original with the new file. Returns whether it could.
+    /// Lets the new file share the blocks of the original. Returns false if they cannot share.
     fn share(&self, ino: Ino, path: &[u8], data: &Data<'_>) -> Result<bool> {
         let Some(of) = data.of.filter(|_| self.reflink != Reflink::Never) else { return Ok(false) };
         match self.fs.clone_file(of, ino) {
@@ -266,7 +267,7 @@ impl<'a> Sink<'a> {
             self.bytes += n as u64;
             self.unsynced.bytes += (n as u64).next_multiple_of(BLOCK);
         }
-        // Sync names the files before this one; the file being written has no waiting name yet.
+        // The sync names the files that are complete, but not the file that is being written.
         let max = if self.live.is_some() { WAITING_BYTES } else { SYNC_BYTES };
         if self.unsynced.bytes >= max { self.sync() } else { Ok(()) }
     }
@@ -367,7 +368,7 @@ impl<'a> Sink<'a> {
         let mut result = Ok(());
         let mut dirs = BTreeSet::new();
         for Waiting { dir, name, path, ino, is_new } in waiting {
-            // After an error it is not known which files lack bytes.
+            // After a failed write it is unknown which files lack bytes, so none gets its name.
             if written.is_ok() {
                 let given = named(self.fs.link_over(ino, dir, &name), &path).map(|old| {
                     self.changed(Changed::Name(dir, &name));

@@ -42,8 +42,8 @@ const NAMES_MAX: usize = 200_000;
 const DRAWS_MAX: u64 = 64;
 /// The least number of names drawn for each length.
 const POOL_MIN: usize = 64;
-/// The bytes kept of a damaged node: the fields that identify it, and the checksum, which no longer
-/// matches.
+/// Bytes kept of a damaged node: the fields that identify it, and the checksum, which then no
+/// longer matches.
 const NODE_HEADER: usize = 64;
 /// The bytes kept of an invalid superblock slot: magic, version and checksum.
 const SLOT_HEADER: usize = 16;

@@ -37,7 +37,7 @@ fn names_of_many_lengths_keep_their_order() {
         let points = points(names.iter().map(Vec::as_slice));
         let new = chosen(&points, ItemKind::Dentry);
         let same = new.iter().filter(|(old, (_, word))| word.is_some() && *word == points[old]).count();
-        assert!(same * 100 <= count as usize, "{same} of {count} names as they were");
+        assert!(same * 100 <= count as usize, "{same} of {count} names are unchanged");
     }
 }
 

@@ -17,15 +17,15 @@ use std::sync::Arc;
 
 /// The most blocks read with one request.
 const STEP: u64 = 256;
-/// The place of the image's uuid in a node.
+/// The range of bytes in a node that contains the image's UUID.
 const NODE_UUID: std::ops::Range<usize> = 16..32;
 
 pub struct Source {
     device: Arc<dyn Device>,
     pub slots: [Slot; 2],
-    /// The copies of the superblock, by the places that the newest slot gives them.
+    /// The copies of the superblock that the newest slot refers to.
     pub copies: Vec<Slot>,
-    /// Copies that could not be read.
+    /// The number of copies that could not be read.
     pub copies_unreadable: u64,
 }
 

@@ -22,7 +22,7 @@ use std::path::Path;
 use std::rc::Rc;
 use tar::EntryType;
 
-/// The longest reply that is read.
+/// Limit for the bytes of a reply.
 const ANSWER_MAX: u64 = 64 << 10;
 const SHOW_EVERY: u64 = 256;
 
@@ -43,8 +43,8 @@ impl Mounted {
         Mounted::open_for(path, "copy this way", "; use cp(1) or tar(1)", true)
     }
 
-    /// [`Mounted::open`] for something that only root and the user who serves the mount may do, and
-    /// what others may do instead.
+    /// [`Mounted::open`] for work that only root and the user serving the mount may do. The error
+    /// says `what` this is, and what others can do `instead`.
     pub(super) fn open_for(path: &Path, what: &str, instead: &str, changes: bool) -> Result<Option<Mounted>> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let dir = rustix::fs::open(path, flags, Mode::empty())
@@ -185,7 +185,7 @@ pub(super) fn deliver<'a>(
     }
 }
 
-/// The error after a connection that ended without a reply.
+/// The error for a connection that ended without a reply.
 pub(super) fn ended_during(what: &str) -> anyhow::Error {
     anyhow!("the process that serves the mount ended during the {what}")
 }
@@ -195,7 +195,7 @@ fn read_answer(stream: &UnixStream) -> Result<Answer> {
     read_answer_of(&mut BufReader::new(stream))
 }
 
-/// Reads a reply from what is left of a connection.
+/// Reads a reply from the rest of a connection.
 pub(super) fn read_answer_of(stream: &mut impl BufRead) -> Result<Answer> {
     let mut line = String::new();
     stream.take(ANSWER_MAX).read_line(&mut line)?;
@@ -203,7 +203,7 @@ pub(super) fn read_answer_of(stream: &mut impl BufRead) -> Result<Answer> {
 }
 
 impl Answer {
-    /// Its error, as the client's.
+    /// Converts the server's error into an error of the client.
     pub(super) fn accept(self) -> Result<()> {
         self.error.map_or(Ok(()), |error| bail!("{error}"))
     }

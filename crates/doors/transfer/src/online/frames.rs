@@ -1,5 +1,5 @@
-//! Bytes of a length that is not known at their beginning: frames, each with its length in 4 bytes,
-//! and an empty one as the end. What follows the end is not a part of them.
+//! Streams whose length is unknown at their beginning, in frames. A frame has its length in 4 bytes
+//! before its contents. An empty frame ends the stream; other bytes may follow it.
 
 use super::CHUNK;
 use std::io::{self, Read, Write};
@@ -7,7 +7,7 @@ use std::io::{self, Read, Write};
 /// Writes frames of at most [`CHUNK`] bytes.
 pub(super) struct FrameWriter<W> {
     out: W,
-    /// The bytes of the next frame.
+    /// Bytes that are not yet written, for the next frame.
     waiting: Vec<u8>,
 }
 
@@ -16,7 +16,7 @@ impl<W: Write> FrameWriter<W> {
         FrameWriter { out, waiting: Vec::with_capacity(CHUNK) }
     }
 
-    /// Writes the rest and the end.
+    /// Writes the remaining bytes and the end mark.
     pub(super) fn end(mut self) -> io::Result<()> {
         self.flush()?;
         self.out.write_all(&0u32.to_le_bytes())
@@ -43,7 +43,7 @@ impl<W: Write> Write for FrameWriter<W> {
     }
 }
 
-/// Reads frames up to their end. A connection that ends before it is an error.
+/// Reads frames until the end mark. A connection that ends before the mark is an error.
 pub(super) struct FrameReader<'a, R> {
     from: &'a mut R,
     left: usize,

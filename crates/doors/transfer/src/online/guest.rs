@@ -3,9 +3,9 @@
 //! The descriptors of directories are closed as soon as their mounts have been checked. So a copy
 //! in progress does not block a forced unmount, which ends the copy.
 //!
-//! # What the thread holds
-//! The thread holds no lock here: checking the directory may send a request to this process's own
-//! workers, when the kernel checks the user's rights.
+//! # Locks
+//! The thread holds no lock here: when the kernel checks the user's rights to the directory, it may
+//! send a request to the workers of this process.
 
 use super::{DIRS_MAX, HELLO_MAX, Hello, PATIENCE};
 use anyhow::{Context, Result, bail, ensure};
@@ -45,7 +45,8 @@ pub struct Guest {
 pub enum Admitted {
     /// Send an archive.
     Copy(Guest),
-    /// Read the trees with these roots, or find the interrupted transfer in the first directory.
+    /// Read the trees with these roots, or the state of an interrupted transfer in the first
+    /// directory.
     Read(Vec<Ino>),
     /// Make trees in this directory.
     Write(Ino),
@@ -80,8 +81,8 @@ pub fn admit(stream: &UnixStream, device: &str) -> Result<Admitted> {
         Hello::Copy => Admitted::Copy(Guest { top: *top, only, nosuid, nodev }),
         Hello::Read => Admitted::Read(found.iter().map(|(ino, _)| *ino).collect()),
         Hello::Write => {
-            // Of root's mounts. That of an ordinary user is always both, and what a stream brings
-            // has no more effect there.
+            // Only for mounts of root. A mount of an ordinary user is always `nosuid` and `nodev`,
+            // so a received snapshot grants no rights there.
             ensure!(
                 only.is_some() || !nosuid && !nodev,
                 "{}: mounted nosuid or nodev, which a snapshot does not keep to",

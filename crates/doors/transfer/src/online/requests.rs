@@ -1,4 +1,4 @@
-//! Requests about trees, in the serving process: see [`super::Request`].
+//! Serves requests about trees, in the serving process: see [`super::Request`].
 
 use super::frames::FrameWriter;
 use super::{Answer, CHUNK, PATIENCE, REQUEST_MAX, Request};
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 
-/// What a request works with.
+/// The context in which a request is served.
 pub(super) struct Work<'a> {
     pub(super) fs: &'a FileSystem,
     pub(super) stream: &'a UnixStream,
@@ -21,15 +21,15 @@ pub(super) struct Work<'a> {
     pub(super) changed: &'a dyn Fn(Changed<'_>),
 }
 
-/// A difference as it is sent.
+/// A difference in the form in which it is sent.
 #[derive(Serialize, Deserialize, Debug)]
 pub(super) struct Row {
     what: What,
-    /// The bits of a mode that say what kind of file it is.
+    /// The bits of the mode with the file type.
     kind: u32,
     path: Vec<u8>,
     from: Option<Vec<u8>>,
-    /// Places in [`diff::PARTS`].
+    /// Indices into [`diff::PARTS`].
     parts: Vec<usize>,
     data: Vec<(u64, u64)>,
     xattrs: Vec<Vec<u8>>,
@@ -43,7 +43,7 @@ impl Row {
         Row { what, kind: kind.mode_bits(), path, from, parts, data, xattrs }
     }
 
-    /// The difference; `None` if it is of a later version.
+    /// Converts a received row. `None` if it has values of a later version.
     pub(super) fn difference(self) -> Option<Difference> {
         let Row { what, kind, path, from, parts, data, xattrs } = self;
         let kind = kedgefs::FileKind::from_mode(kind)?;
@@ -53,7 +53,7 @@ impl Row {
 }
 
 impl Work<'_> {
-    /// The request, and what follows it.
+    /// Reads the request. The returned reader has the bytes that follow it.
     fn request(&self) -> Result<(Request, BufReader<&UnixStream>)> {
         self.stream.set_read_timeout(Some(PATIENCE))?;
         let mut reader = BufReader::with_capacity(CHUNK, self.stream);
@@ -63,7 +63,7 @@ impl Work<'_> {
         Ok((serde_json::from_slice(&line).context("read the request")?, reader))
     }
 
-    /// Serves a request that changes nothing. The directories are those of the client.
+    /// Serves a request that changes nothing, on the directories that the client has sent.
     pub(super) fn read(&self, dirs: &[Ino]) -> Result<Answer> {
         let first = *dirs.first().context("no directory was sent")?;
         match self.request()?.0 {
@@ -84,8 +84,8 @@ impl Work<'_> {
         }
     }
 
-    /// Serves a request that makes or deletes a tree in the directory. `begin` refuses a tree that
-    /// another client receives.
+    /// Serves a request that makes or deletes a tree in `dir`. `begin` refuses a tree that another
+    /// client is receiving.
     pub(super) fn write<G>(&self, dir: Ino, begin: impl FnOnce(&[u8]) -> Result<G>) -> Result<Answer> {
         let (request, reader) = self.request()?;
         match request {
@@ -94,7 +94,7 @@ impl Work<'_> {
                 let _only = begin(&name)?;
                 let done = receive::receive(self.fs, dir, Some(&name), reader, resume, self.changed);
                 let Err(e) = done else { return Ok(Answer::default()) };
-                // An error here must not hide the first one.
+                // An error of this lookup must not hide the first error.
                 let token = self.state(dir, &name).ok().and_then(|state| state.token);
                 Ok(Answer { error: Some(format!("{e:#}")), token })
             }
@@ -113,8 +113,8 @@ impl Work<'_> {
         Ok(Answer { token: partial.map(|partial| partial.token.to_string()), error: None })
     }
 
-    /// Sends what `work` writes, and its end also after an error, so that the client reads the
-    /// reply.
+    /// Sends what `work` writes in frames. The end mark follows even after an error, so that the
+    /// client reads the reply.
     fn framed(&self, work: impl FnOnce(&mut FrameWriter<&UnixStream>) -> Result<()>) -> Result<Answer> {
         let mut out = FrameWriter::new(self.stream);
         let worked = work(&mut out);

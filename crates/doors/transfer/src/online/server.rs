@@ -30,10 +30,10 @@ const CONNECTIONS_MAX: usize = 8;
 struct Beside {
     fs: FileSystem,
     notifier: Notifier,
-    /// The number of the file system, `major:minor`.
+    /// The device number of the file system: `major:minor`.
     device: Option<String>,
     state: Mutex<State>,
-    /// As in the state, to be read often.
+    /// A copy of the flag in `state` that can be read without its lock.
     stopping: AtomicBool,
 }
 
@@ -41,19 +41,20 @@ struct Beside {
 struct State {
     connections: Vec<Connection>,
     stopping: bool,
-    /// The trees that are being received, by directory and name: two clients would delete each
-    /// other's.
+    /// The trees being received, by directory and name. Two clients that receive the same tree
+    /// would delete each other's.
     receiving: BTreeSet<(Ino, Vec<u8>)>,
 }
 
 struct Connection {
     stream: UnixStream,
     thread: JoinHandle<()>,
-    /// The thread sends more than a reply, to a client that may not read it.
+    /// Whether the thread sends more than a reply. Then it may wait for a client that does not
+    /// read.
     sends: Arc<AtomicBool>,
 }
 
-/// Marks a tree as being received.
+/// Marks a tree as being received; dropping it removes the mark.
 struct OnlyReceiver<'a>(&'a Beside, (Ino, Vec<u8>));
 
 impl Drop for OnlyReceiver<'_> {
@@ -165,7 +166,7 @@ impl Beside {
         }
     }
 
-    /// Notes that the thread sends more than a reply.
+    /// Notes that the thread will send more than a reply.
     fn will_send(&self, sends: &AtomicBool) -> Result<()> {
         let state = self.state.lock();
         ensure!(!state.stopping, "the mount is ending");

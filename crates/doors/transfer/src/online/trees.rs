@@ -17,10 +17,10 @@ use std::path::Path;
 
 const RIGHTS: &str = "may compare, send and receive trees";
 
-/// The end of a transfer to a mount.
+/// The result of a transfer to a mount.
 pub struct Received {
     pub error: Option<anyhow::Error>,
-    /// How it goes on, if it was interrupted after a mark.
+    /// The token for resuming the transfer, if it was interrupted after a mark.
     pub token: Option<String>,
 }
 
@@ -55,10 +55,10 @@ fn ask(mut stream: &UnixStream, request: &Request) -> Result<()> {
     stream.write_all(line.as_bytes()).context("send the request")
 }
 
-/// What differs between two trees of a mount.
+/// Returns the differences between two trees of a mount.
 pub fn diff(before: &Path, after: &Path) -> Result<Vec<Difference>> {
     let (first, second) = two_roots(before, after)?;
-    // Write what the kernel holds. The serving process adds what it holds itself.
+    // Writes back the kernel's dirty pages. The serving process writes back its own.
     rustix::fs::syncfs(first.dir())
         .with_context(|| format!("write what is cached of {}", before.display()))?;
     let compare = || -> Result<Vec<Difference>> {
@@ -105,7 +105,7 @@ pub fn send(
     transfer().with_context(|| format!("send {}", snapshot.display()))
 }
 
-/// Opens the directory of a tree that is not there yet, and returns its name.
+/// Opens the directory that will contain a new tree, and returns it with the tree's name.
 fn parent(target: &Path, changes: bool) -> Result<(Mounted, Vec<u8>)> {
     let name = target.file_name().with_context(|| format!("{} has no name", target.display()))?;
     let dir = target.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -116,7 +116,7 @@ fn parent(target: &Path, changes: bool) -> Result<(Mounted, Vec<u8>)> {
     Ok((mounted, name.as_bytes().to_vec()))
 }
 
-/// Makes a snapshot of a stream.
+/// Makes a snapshot from a stream.
 pub fn receive(target: &Path, mut input: impl Read, resume: bool) -> Result<Received> {
     let (dir, name) = parent(target, true)?;
     let mut transfer = || {
@@ -127,7 +127,7 @@ pub fn receive(target: &Path, mut input: impl Read, resume: bool) -> Result<Rece
             loop {
                 match input.read(&mut buf).context("read the stream")? {
                     0 => return Ok(()),
-                    // The rest may come much later.
+                    // Flushed at once, because the next bytes of the stream may come much later.
                     n => out.write_all(&buf[..n]).and_then(|()| out.flush())?,
                 }
             }
@@ -138,7 +138,7 @@ pub fn receive(target: &Path, mut input: impl Read, resume: bool) -> Result<Rece
     Ok(Received { error, token: answer.token })
 }
 
-/// How an interrupted transfer goes on; `None` if there is none.
+/// The token for resuming an interrupted transfer; `None` if there is none.
 pub fn partial(target: &Path) -> Result<Option<String>> {
     let (dir, name) = parent(target, false)?;
     let stream = dir.begin(Hello::Read, None)?;
@@ -149,7 +149,7 @@ pub fn partial(target: &Path) -> Result<Option<String>> {
     Ok(token)
 }
 
-/// Deletes what an interrupted transfer has left.
+/// Deletes the unfinished trees of an interrupted transfer.
 pub fn forget_partial(target: &Path) -> Result<()> {
     let (dir, name) = parent(target, true)?;
     let stream = dir.begin(Hello::Write, None)?;
